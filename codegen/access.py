@@ -1,0 +1,266 @@
+"""From a value to the scalar computed at one point of it: views become index maps, maps become trees.
+
+Goes in: SSA values and which of them are stored in memory. Comes out: plan Nodes whose Loads read
+stored values only. Used by the passes that decide what is stored, where, and in which order.
+Always holds: resolving moves no data and changes no value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from codegen import expr
+from codegen.expr import Expr, Sym
+from codegen.ir import Op, Shape, Value
+from codegen.plan import Apply, Bound, Integer, Literal, Load, Node, Runtime, Var
+
+Index = tuple[Expr, ...]
+
+
+def strides(shape: Shape) -> Shape:
+    """Row-major strides in elements."""
+    out: list[Expr] = []
+    total = expr.const(1)
+    for extent in reversed(shape):
+        out.append(total)
+        total = total * extent
+    return tuple(reversed(out))
+
+
+def ravel(index: Index, shape: Shape) -> Expr:
+    total = expr.const(0)
+    for i, stride in zip(index, strides(shape), strict=True):
+        total = total + i * stride
+    return total
+
+
+def unravel(offset: Expr, shape: Shape) -> Index:
+    """The index of a row-major offset. The first dim needs no remainder."""
+    out: list[Expr] = []
+    for d, stride in enumerate(strides(shape)):
+        quotient = offset // stride
+        out.append(quotient % shape[d] if d else quotient)
+    return tuple(out)
+
+
+def loop_vars(shape: Shape, prefix: str = "j") -> tuple[Var, ...]:
+    """A loop variable per dim; one that runs over a single element is left out by `positions`."""
+    return tuple(
+        Var(Sym(f"{prefix}{d}", "var", expr.const(0), extent - 1), extent)
+        for d, extent in enumerate(shape)
+    )
+
+
+def positions(loops: Sequence[Var]) -> Index:
+    return tuple(expr.const(0) if v.extent == 1 else expr.symbol(v.sym) for v in loops)
+
+
+@dataclass
+class Resolver:
+    """buffer_of gives what a stored value lives in; ops gives the op that defines a value."""
+
+    ops: Mapping[Value, Op]
+    stored: Callable[[Value], bool]
+    buffer_of: Callable[[Value], Any]
+    constant: Callable[[Value, Any], Any]  # where a const's data lies
+    runtime: Mapping[str, int]  # a run-time scalar's number
+    bounds: int = 0
+
+    def node(self, value: Value, index: Index) -> Node:
+        """What stands at this index of the value."""
+        if self.stored(value):
+            return Load(self.buffer_of(value), ravel(index, value.type.shape))
+        op = self.ops[value]
+        return _RULES[op.kind](self, op, index)
+
+    def at_offset(self, value: Value, offset: Expr) -> Node:
+        """The same, for a row-major offset instead of an index."""
+        if self.stored(value):
+            return Load(self.buffer_of(value), offset)
+        op = self.ops[value]
+        if op.kind == "reshape":
+            return self.at_offset(op.operands[0], offset)
+        return self.node(value, unravel(offset, value.type.shape))
+
+    def bound(self, value: Value, index: Index, limit: Expr) -> Bound:
+        """A symbol for a position that data decides."""
+        self.bounds += 1
+        sym = Sym(f"p{self.bounds}", "var", expr.const(0), limit)
+        return Bound(sym, self.node(value, index), limit)
+
+
+def _const(self: Resolver, op: Op, index: Index) -> Node:
+    data = op.attrs["data"]
+    if data.size == 1:
+        return Literal(data.reshape(-1)[0].item(), op.result.type.dtype)
+    return Load(self.constant(op.result, data), ravel(index, op.result.type.shape))
+
+
+def _full(self: Resolver, op: Op, index: Index) -> Node:
+    return Literal(op.attrs["value"], op.result.type.dtype)
+
+
+def _iota(self: Resolver, op: Op, index: Index) -> Node:
+    return Integer(index[op.attrs["dim"]], op.result.type.dtype)
+
+
+def _expr(self: Resolver, op: Op, index: Index) -> Node:
+    return Integer(op.attrs["value"], op.result.type.dtype)
+
+
+def _scalar(self: Resolver, op: Op, index: Index) -> Node:
+    name = op.attrs["name"]
+    return Runtime(self.runtime[name], name, op.result.type.dtype)
+
+
+def _map(self: Resolver, op: Op, index: Index) -> Node:
+    args = tuple(self.node(v, index) for v in op.operands)
+    operand = op.operands[-1].type.dtype if op.attrs["fn"] == "select" else op.operands[0].type.dtype
+    return Apply(op.attrs["fn"], op.result.type.dtype, args, operand)
+
+
+def _broadcast(self: Resolver, op: Op, index: Index) -> Node:
+    x = op.operands[0]
+    inner = tuple(
+        expr.const(0) if x.type.shape[k] == 1 else index[d] for k, d in enumerate(op.attrs["dims"])
+    )
+    return self.node(x, inner)
+
+
+def _slice(self: Resolver, op: Op, index: Index) -> Node:
+    inner = tuple(
+        a + s * j for a, s, j in zip(op.attrs["start"], op.attrs["step"], index, strict=True)
+    )
+    return self.node(op.operands[0], inner)
+
+
+def _transpose(self: Resolver, op: Op, index: Index) -> Node:
+    inner = list(index)
+    for d, source in enumerate(op.attrs["perm"]):
+        inner[source] = index[d]
+    return self.node(op.operands[0], tuple(inner))
+
+
+def _reshape(self: Resolver, op: Op, index: Index) -> Node:
+    x = op.operands[0]
+    mapped = _match_dims(index, op.result.type.shape, x.type.shape)
+    if mapped is not None:
+        return self.node(x, mapped)
+    return self.at_offset(x, ravel(index, op.result.type.shape))
+
+
+def _match_dims(index: Index, shape: Shape, inner: Shape) -> Index | None:
+    """Where two shapes differ by dims of extent 1 only: the same index without division."""
+    kept = [i for i, e in zip(index, shape, strict=True) if e != 1]
+    if [e for e in shape if e != 1] != [e for e in inner if e != 1]:
+        return None
+    rest = iter(kept)
+    return tuple(expr.const(0) if e == 1 else next(rest) for e in inner)
+
+
+def _dynamic_slice(self: Resolver, op: Op, index: Index) -> Node:
+    x, *starts = op.operands
+    bounds, inner = [], []
+    for d, start in enumerate(starts):
+        extent = x.type.shape[d]
+        limit = extent - op.result.type.shape[d]
+        bound = self.bound(start, (), limit)
+        bounds.append(bound)
+        inner.append(expr.symbol(bound.sym) + index[d])
+    return _with_bounds(self.node(x, tuple(inner)), tuple(bounds))
+
+
+def gather_index(
+    self: Resolver, indices: Sequence[Value], dims: Sequence[int], at: int, shape: Shape, index: Index
+) -> tuple[Index, tuple[Bound, ...]]:
+    """The position in x (of this shape) that `index` of a gather's result (or of a scatter's
+    operand) stands for."""
+    count = indices[0].type.ndim
+    chosen, rest = index[at : at + count], list(index[:at] + index[at + count :])
+    bounds: list[Bound] = []
+    inner: list[Expr] = []
+    for d, extent in enumerate(shape):
+        if d in dims:
+            value = indices[list(dims).index(d)]
+            bound = self.bound(value, chosen, extent - 1)
+            bounds.append(bound)
+            inner.append(expr.symbol(bound.sym))
+        else:
+            inner.append(rest.pop(0))
+    return tuple(inner), tuple(bounds)
+
+
+def _gather(self: Resolver, op: Op, index: Index) -> Node:
+    x, *indices = op.operands
+    inner, bounds = gather_index(
+        self, indices, op.attrs["dims"], op.attrs["at"], x.type.shape, index
+    )
+    return _with_bounds(self.node(x, inner), bounds)
+
+
+def _with_bounds(node: Node, bounds: tuple[Bound, ...]) -> Node:
+    """Attach bound positions to every Load and Integer below that mentions them."""
+    if isinstance(node, Load):
+        return Load(node.buffer, node.offset, bounds + node.bounds)
+    if isinstance(node, Apply):
+        return Apply(
+            node.fn, node.dtype, tuple(_with_bounds(a, bounds) for a in node.args), node.operand
+        )
+    return node
+
+
+_RULES: dict[str, Callable[[Resolver, Op, Index], Node]] = {
+    "const": _const,
+    "full": _full,
+    "iota": _iota,
+    "expr": _expr,
+    "scalar": _scalar,
+    "map": _map,
+    "broadcast": _broadcast,
+    "slice": _slice,
+    "transpose": _transpose,
+    "reshape": _reshape,
+    "dynamic_slice": _dynamic_slice,
+    "gather": _gather,
+}
+
+INLINE = frozenset(_RULES)
+
+
+def loads(node: Node) -> Iterator[Load]:
+    """Every Load below a node, those in bound positions too."""
+    if isinstance(node, Load):
+        yield node
+        for bound in node.bounds:
+            yield from loads(bound.node)
+    elif isinstance(node, Apply):
+        for arg in node.args:
+            yield from loads(arg)
+
+
+def affine(offset: Expr, loops: Sequence[Var]) -> tuple[Expr, Shape] | None:
+    """offset = base + sum of stride * variable, with strides free of the variables; else None."""
+    syms = {v.sym for v in loops}
+    base = offset
+    out: list[Expr] = []
+    for v in loops:
+        if v.extent == 1:
+            out.append(expr.const(0))
+            continue
+        at0 = offset.subst({v.sym: 0})
+        stride = offset.subst({v.sym: 1}) - at0
+        if stride.symbols() & syms:
+            return None
+        if at0 + stride * expr.symbol(v.sym) != offset:
+            return None
+        out.append(stride)
+    base = offset.subst({v.sym: 0 for v in loops})
+    rebuilt = base
+    for v, s in zip(loops, out, strict=True):
+        if v.extent != 1:
+            rebuilt = rebuilt + s * expr.symbol(v.sym)
+    return (base, tuple(out)) if rebuilt == offset else None
+
+

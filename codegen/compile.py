@@ -1,0 +1,64 @@
+"""The compiler, pass after pass: a program in, an image out.
+
+This file lists the passes in order and holds nothing else. Between any two levels a checker runs.
+Always holds: the number of ranks is nowhere; the same program gives the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from codegen import link
+from codegen.describe import manifest_of, notes_of
+from codegen.emit.image import Source, emit
+from codegen.ir import Module
+from codegen.passes.buffers import assign_buffers
+from codegen.passes.check import check
+from codegen.passes.check_plan import check_plan
+from codegen.passes.matching import check as check_matching
+from codegen.passes.partition import partition
+from codegen.passes.schedule import schedule
+from codegen.passes.store import stored_values
+from codegen.plan import Plan
+
+
+@dataclass(frozen=True)
+class Levels:
+    """Every level of one program, for those who want to look."""
+
+    graph: Module
+    program: Module
+    plan: Plan
+    source: Source
+
+
+def lower(graph: Module) -> Levels:
+    """All levels below a Graph. Raises the error classes of codegen.errors."""
+    check(graph)
+    program = check_matching(check(partition(graph)))
+    stored = stored_values(program)
+    assignment = assign_buffers(program, stored)
+    plan = check_plan(schedule(program, stored, assignment.buffers, assignment.of))
+    return Levels(graph, program, plan, emit(plan))
+
+
+def build(program: Any, parameters: Mapping[str, Any], *, target: str = "native") -> bytes:
+    """The image of a program (an ELF shared object) for a target instruction set."""
+    levels = lower(program.capture(**parameters))
+    objects = []
+    if levels.plan.kernels:
+        from codegen.kernels import compile_kernel
+
+        for symbol, (kernel, signature) in levels.plan.kernels:
+            objects.append(compile_kernel(kernel.function, signature, symbol, target))
+    return link.link(
+        levels.source.text,
+        objects=objects,
+        constants=levels.source.constants,
+        manifest=manifest_of(levels.plan, levels.source, target),
+        notes=notes_of(levels),
+        index_words=len(levels.plan.scalars),
+        target=target,
+    )

@@ -1,0 +1,76 @@
+"""Element types: one row per type, read by the tracer, the emitter and the runtime.
+
+Always holds: importing this module imports nothing outside the standard library; `numpy_dtype`
+imports NumPy (and ml_dtypes for bfloat16) when it is called.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class DType:
+    """name: as in NumPy. c: the type in memory. compute: the C type arithmetic is done in."""
+
+    name: str
+    kind: str  # b bool, i signed, u unsigned, f float, c complex
+    size: int  # bytes
+    c: str
+    compute: str
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+_ROWS = (
+    DType("bool", "b", 1, "uint8_t", "uint8_t"),
+    DType("int8", "i", 1, "int8_t", "int8_t"),
+    DType("int16", "i", 2, "int16_t", "int16_t"),
+    DType("int32", "i", 4, "int32_t", "int32_t"),
+    DType("int64", "i", 8, "int64_t", "int64_t"),
+    DType("uint8", "u", 1, "uint8_t", "uint8_t"),
+    DType("uint16", "u", 2, "uint16_t", "uint16_t"),
+    DType("uint32", "u", 4, "uint32_t", "uint32_t"),
+    DType("uint64", "u", 8, "uint64_t", "uint64_t"),
+    DType("float16", "f", 2, "spmd_float16", "float"),
+    DType("bfloat16", "f", 2, "spmd_bfloat16", "float"),
+    DType("float32", "f", 4, "float", "float"),
+    DType("float64", "f", 8, "double", "double"),
+    DType("complex64", "c", 8, "float _Complex", "float _Complex"),
+    DType("complex128", "c", 16, "double _Complex", "double _Complex"),
+)
+
+BY_NAME: dict[str, DType] = {row.name: row for row in _ROWS}
+
+BOOL = BY_NAME["bool"]
+INT64 = BY_NAME["int64"]
+FLOAT32 = BY_NAME["float32"]
+FLOAT64 = BY_NAME["float64"]
+COMPLEX128 = BY_NAME["complex128"]
+
+
+def numpy_dtype(dtype: DType) -> Any:
+    """The NumPy dtype of one of our element types."""
+    import numpy as np
+
+    if dtype.name == "bfloat16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(dtype.name)
+
+
+def from_numpy(dtype: Any) -> DType | None:
+    """Our element type for anything NumPy accepts as a dtype; None when we have none."""
+    if isinstance(dtype, DType):
+        return dtype
+    import numpy as np
+
+    if dtype == "bfloat16":
+        return BY_NAME["bfloat16"]
+    return BY_NAME.get(np.dtype(dtype).name)

@@ -1,0 +1,1 @@
+"""Plan to C: the emitter spells, it decides nothing."""

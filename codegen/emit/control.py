@@ -1,0 +1,379 @@
+"""The control program: one resumable state machine per rank, and what its exchanges name.
+
+Goes in: a Plan. Comes out: C of step(), of every exchange, and of what is evaluated at load.
+step() runs until the rank must wait, returns, and resumes at rank->pc (a switch whose cases stand
+in the middle of loops). Branches on the index stand here; phases never see the index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from codegen import expr
+from codegen.dtypes import DType
+from codegen.emit.phases import PhaseWriter, comment
+from codegen.emit.spell import NodeWriter, abstract, c_expr, identifier
+from codegen.expr import Expr, Sym
+from codegen.mesh import Mesh
+from codegen.plan import (
+    Box, Branch, Buffer, Default, Exchange, Load, Loop, Phase, Plan, Print, Runtime, Step,
+)  # fmt: skip
+
+_KINDS = {
+    "permute": "SPMD_PERMUTE",
+    "barrier": "SPMD_BARRIER",
+    "all_reduce": "SPMD_ALL_REDUCE",
+    "reduce_scatter": "SPMD_REDUCE_SCATTER",
+    "all_gather": "SPMD_PULL",
+    "all_to_all": "SPMD_PULL",
+    "broadcast_from": "SPMD_PULL",
+}
+
+
+class ControlWriter:
+    """Spells the control program of one Plan."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.at_load: dict[str, tuple[Expr, int]] = {}
+        self.phases: list[str] = []
+        self.exchanges: list[str] = []
+        self.combines: dict[tuple[str, DType], str] = {}
+        self.operations: list[tuple[str, Step]] = []
+        self.counters: dict[Sym, int] = {}
+        self.out: list[str] = []
+        self.depth = 1
+        self.cases = 0
+        self.scalars = {s.name: k for k, s in enumerate(plan.scalars)}
+        self.node = NodeWriter(self.load, self.rank_expr, self.runtime)
+        self._names = _buffer_names(plan)
+
+    def write(self) -> str:
+        """step(); the phases and exchanges it needs are in self.phases and self.exchanges."""
+        self.steps(self.plan.steps)
+        body = "\n".join(self.out)
+        return (
+            "static int step(spmd_rank *r)\n{\n"
+            "    switch (r->pc) {\n    case 0:;\n"
+            f"{body}\n"
+            "    }\n    return SPMD_DONE;\n}\n"
+        )
+
+    # ---- names -----------------------------------------------------------------------------------
+
+    def buffer_name(self, buffer: Buffer) -> str:
+        return self._names[id(buffer)]
+
+    def address(self, buffer: Buffer, rank: str = "r") -> str:
+        if buffer.data is not None:
+            return f"({buffer.dtype.c} *)CONSTANT({buffer.number})"
+        return f"({buffer.dtype.c} *)AT({rank}, B_{self.buffer_name(buffer)})"
+
+    def symbol(self, s: Sym) -> str:
+        """A symbol as seen from the rank r."""
+        axes = self.plan.mesh.axes
+        for k, axis in enumerate(axes):
+            if s.name == axis.coord_sym.name and s.kind == "coord":
+                return f"r->coord[{k}]"
+            if s.name == axis.size_sym.name and s.kind == "size":
+                return f"r->world->size[{k}]"
+        if s.kind == "scalar":
+            return f"r->world->scalar[{self.scalars[s.name]}]"
+        if s in self.counters:
+            return f"r->counter[C{self.counters[s]}]"
+        return s.name
+
+    def rank_expr(self, e: Expr) -> str:
+        """An Expr in control code: what never changes comes from the table filled at load."""
+        moving = frozenset(s for s in e.symbols() if s.kind in ("counter", "var"))
+        return c_expr(abstract(e, moving, self.constant_part), self.spelling(e))
+
+    def spelling(self, e: Expr) -> dict[Sym, str]:
+        return {s: self.symbol(s) for s in e.symbols()}
+
+    def constant_part(self, e: Expr) -> Expr:
+        """An entry of the table filled at load, for all but the simplest expressions."""
+        if e.is_const or (len(e.terms) == 1 and len(e.terms[0][0]) == 1 and e.terms[0][1] == 1
+                          and isinstance(e.terms[0][0][0], Sym)):  # fmt: skip
+            return expr.symbol(Sym(self.symbol(_only(e)))) if not e.is_const else e
+        if e.key not in self.at_load:
+            self.at_load[e.key] = (e, len(self.at_load))
+        return expr.symbol(Sym(f"r->at_load[{self.at_load[e.key][1]}]"))
+
+    def load(self, buffer: Buffer, offset: Expr) -> str:
+        return f"({self.address(buffer)})[{self.rank_expr(offset)}]"
+
+    def runtime(self, node: Runtime) -> str:
+        return f"spmd_scalar_f64(r, {node.number})"
+
+    def line(self, text: str) -> None:
+        self.out.append("    " * self.depth + text)
+
+    def operation(self, kind: str, step: Step) -> int:
+        self.operations.append((kind, step))
+        return len(self.operations) - 1
+
+    # ---- steps -----------------------------------------------------------------------------------
+
+    def steps(self, steps: Sequence[Step]) -> None:
+        for step in steps:
+            if isinstance(step, Phase):
+                self.phase(step)
+            elif isinstance(step, Exchange):
+                self.exchange(step)
+            elif isinstance(step, Loop):
+                self.loop(step)
+            elif isinstance(step, Branch):
+                self.branch(step)
+            elif isinstance(step, Default):
+                self.default(step)
+            else:
+                self.print(step)
+
+    def phase(self, phase: Phase) -> None:
+        writer = PhaseWriter(phase, self.buffer_name)
+        self.phases.append(writer.write())
+        arguments = [self.address(b) for b, _ in writer.buffers.values()]
+        arguments += [self.rank_expr(e) for e, _ in writer.parameters.values()]
+        arguments += [self.runtime(s) for s in writer.runtimes.values()]
+        if writer.library:
+            arguments.append("r->engine->library")
+        if phase.place:
+            self.line(f"/* {comment(phase.place)} */")
+        self.line(f"r->operation = {self.operation('compute', phase)};")
+        self.wrapped(f"{phase.name}(", arguments)
+
+    def wrapped(self, head: str, arguments: Sequence[str]) -> None:
+        """A call, broken before column 100."""
+        line = head
+        for k, a in enumerate(arguments):
+            piece = a + (", " if k + 1 < len(arguments) else "")
+            if len(line) + len(piece) + 4 * self.depth > 98 and line.strip():
+                self.line(line.rstrip())
+                line = "    "
+            line += piece
+        self.line(line + ");")
+
+    def exchange(self, x: Exchange) -> None:
+        self.exchanges.append(self.exchange_functions(x))
+        self.cases += 1
+        if x.place:
+            self.line(f"/* {comment(x.place)} */")
+        self.line(f"r->operation = {self.operation(x.kind, x)};")
+        self.line(f"exchange_{x.site}(r);")
+        self.line(f"r->pc = {self.cases};")
+        self.line("/* fall through */")
+        self.out.append("    " * max(self.depth - 1, 1) + f"case {self.cases}:")
+        self.line("if (!r->engine->exchange(r)) return SPMD_WAITS;")
+
+    def loop(self, loop: Loop) -> None:
+        slot = self.counters[loop.counter] = loop.slot
+        c = f"r->counter[C{slot}]"
+        start, step = self.rank_expr(loop.start), self.rank_expr(loop.step)
+        test = ""
+        if loop.stop is not None:
+            stop = self.rank_expr(loop.stop)
+            forward = not (loop.step.is_const and loop.step.value < 0)
+            test = f"{c} {'<' if forward else '>'} {stop}"
+            if not loop.step.is_const:
+                test = f"{step} > 0 ? {c} < {stop} : {step} < 0 && {c} > {stop}"
+        advance = f"{c}++" if step == "1" else f"{c} += {step}"
+        if loop.place:
+            self.line(f"/* {comment(loop.place)} */")
+        self.line(f"for ({c} = {start}; {test}; {advance}) {{")
+        self.depth += 1
+        if loop.flag is not None:
+            self.steps(loop.condition)
+            self.line(f"if (!{self.load(loop.flag.buffer, loop.flag.offset)}) break;")
+        self.steps(loop.body)
+        self.depth -= 1
+        self.line("}")
+
+    def branch(self, branch: Branch) -> None:
+        if isinstance(branch.on, Load):
+            on = f"(int64_t){self.load(branch.on.buffer, branch.on.offset)}"
+        else:
+            on = self.rank_expr(branch.on)
+        if branch.place:
+            what = "data" if isinstance(branch.on, Load) else "the index"
+            self.line(f"/* branch on {what}: {comment(branch.place)} */")
+        last = len(branch.arms) - 1
+        for k, arm in enumerate(branch.arms):
+            if k == 0:
+                test = f"if ({on} <= 0) {{"
+            elif k < last:
+                test = f"}} else if ({on} == {k}) {{"
+            else:
+                test = "} else {"
+            self.line(test)
+            self.depth += 1
+            self.steps(arm)
+            self.depth -= 1
+        self.line("}")
+
+    def default(self, default: Default) -> None:
+        self.line(f"/* default of {default.name} */")
+        self.line(f"if (!r->world->given[{default.input}]) {{")
+        self.depth += 1
+        self.steps(default.steps)
+        self.depth -= 1
+        self.line("}")
+
+    def print(self, step: Print) -> None:
+        if step.place:
+            self.line(f"/* {comment(step.place)} */")
+        self.line("{" if step.every_rank else "if (r->index == 0) {")
+        self.depth += 1
+        self.line("char text[1024], *at = text;")
+        self.line("const char *const end = text + sizeof text;")
+        if step.every_rank:
+            self.line('spmd_print_text(&at, end, "", "rank ");')
+            self.line('spmd_print_i64(&at, end, "", r->index);')
+            self.line('spmd_print_text(&at, end, "", ": ");')
+        self.node.begin()
+        for k, part in enumerate(step.parts):
+            if k % 2 == 0:
+                if part:
+                    self.line(f'spmd_print_text(&at, end, "", {c_string(part)});')
+                continue
+            node = step.operands[k // 2]
+            dtype = node.buffer.dtype if isinstance(node, Load) else node.dtype
+            value = self.node.text(node)
+            for declaration in self.node.lines:
+                self.line(declaration)
+            self.node.lines = []
+            self.line(_print_call(dtype, c_string(part), value))
+        self.line("r->engine->print(r, text, at - text);")
+        self.depth -= 1
+        self.line("}")
+
+    # ---- exchanges -------------------------------------------------------------------------------
+
+    def exchange_functions(self, x: Exchange) -> str:
+        """exchange_K fills rank->exchange; pull_K and send_K name the regions."""
+        out: list[str] = []
+        head = f"/* {comment(x.place)} */\n" if x.place else ""
+        if x.pull_from is not None and x.pull_into is not None and x.send is not None:
+            out.append(self.region_function(f"pull_{x.site}", x, (x.pull_from, x.pull_into)))
+            out.append(self.region_function(f"send_{x.site}", x, (x.send,)))
+        lines = [
+            f"x->site = {x.site};",
+            f"x->kind = {_KINDS[x.kind]};",
+            f"x->size = {x.dtype.size if x.dtype else 0};",
+            *self.members(x),
+        ]
+        if x.kind == "permute":
+            lines += self.peers(x)
+        if out:
+            lines += [f"x->pull = pull_{x.site};", f"x->send = send_{x.site};"]
+        lines.append(f"x->combine = {self.combine(x)};")
+        lines.append("r->stage = 0;")
+        body = "\n".join("    " + ln for ln in ["spmd_exchange *const x = &r->exchange;", *lines])
+        out.append(f"static void exchange_{x.site}(spmd_rank *r)\n{{\n{body}\n}}\n")
+        return head + "\n".join(out)
+
+    def members(self, x: Exchange) -> Iterator[str]:
+        """How many members, which I am, and where the others are: index = first + sum of strides."""
+        mesh = self.plan.mesh
+        yield f"x->members = {self.rank_expr(mesh.size(x.axes))};"
+        yield f"x->position = {self.rank_expr(mesh.position(x.axes))};"
+        first = mesh.index.subst({mesh.axis(a).coord_sym: 0 for a in x.axes})
+        yield f"x->first = {self.rank_expr(first)};"
+        for k in range(3):
+            count, stride = expr.const(1), expr.const(0)
+            if k < len(x.axes):
+                count, stride = mesh.axis(x.axes[k]).size, index_stride(mesh, x.axes[k])
+            yield f"x->count[{k}] = {self.rank_expr(count)};"
+            yield f"x->stride[{k}] = {self.rank_expr(stride)};"
+
+    def peers(self, x: Exchange) -> Iterator[str]:
+        if x.source is None or x.receives is None:
+            yield "x->source = SPMD_UNKNOWN;"
+        else:
+            yield f"x->source = {self.chosen(x.receives, x.source)};"
+        assert x.dest is not None and x.sends is not None
+        yield f"x->dest = {self.chosen(x.sends, x.dest)};"
+
+    def chosen(self, guard: Expr, peer: Expr) -> str:
+        if guard.is_const:
+            return self.rank_expr(peer) if guard.value else "SPMD_NONE"
+        return f"{self.rank_expr(guard)} ? {self.rank_expr(peer)} : SPMD_NONE"
+
+    def region_function(self, name: str, x: Exchange, boxes: Sequence[Box]) -> str:
+        used = False
+        lines: list[str] = []
+        for target, box in zip(("from", "into"), boxes, strict=False):
+            used |= any(
+                x.member in e.symbols() for e in (box.offset, *box.extent, *box.stride)
+            )
+            size = box.buffer.dtype.size
+            where = f"r->world->buffer[B_{self.buffer_name(box.buffer)}]"
+            offset = self.rank_expr(box.offset * size)
+            lines.append(f"{target}->offset = {where}" + (f" + {offset}" if offset != "0" else "") + ";")
+            extents = box.extent or (expr.const(1),)
+            strides = box.stride or (expr.const(1),)
+            lines.append(f"{target}->dims = {len(extents)};")
+            for d, (e, s) in enumerate(zip(extents, strides, strict=True)):
+                s = expr.const(1) if s == 0 and d == len(extents) - 1 else s
+                lines.append(f"{target}->extent[{d}] = {self.rank_expr(e)};")
+                lines.append(f"{target}->stride[{d}] = {self.rank_expr(s * size)};")
+        if not used:
+            lines.insert(0, "(void)member;")
+        if not any("r->" in ln for ln in lines):
+            lines.insert(0, "(void)r;")
+        into = ", spmd_box *into" if len(boxes) == 2 else ""
+        head = f"static void {name}(const spmd_rank *r, int64_t member, spmd_box *from{into})"
+        return head + "\n{\n" + "\n".join("    " + ln for ln in lines) + "\n}\n"
+
+    def combine(self, x: Exchange) -> str:
+        if x.kind not in ("all_reduce", "reduce_scatter") or x.dtype is None:
+            return "0"
+        name = f"combine_{x.fn}_{x.dtype.name}"
+        self.combines[(x.fn, x.dtype)] = name
+        return name
+
+
+def index_stride(mesh: Mesh, axis: str) -> Expr:
+    """How far the index moves when the coordinate along an axis grows by one."""
+    names = list(mesh.names)
+    return expr.product(mesh.axis(n).size for n in names[names.index(axis) + 1 :])
+
+
+def c_string(text: str) -> str:
+    out = "".join(
+        c if 32 <= ord(c) < 127 and c not in '"\\?' else "".join(f"\\{b:03o}" for b in c.encode())
+        for c in text
+    )
+    return f'"{out}"'
+
+
+def _print_call(dtype: DType, spec: str, value: str) -> str:
+    if dtype.kind == "c":
+        return f"spmd_print_c128(&at, end, {spec}, creal({value}), cimag({value}));"
+    kind = {"b": "bool", "i": "i64", "u": "u64", "f": "f64"}[dtype.kind]
+    if dtype.name == "float32":  # the shortest text that gives the same float
+        return f"spmd_print_f64(&at, end, {spec}, (double)({value}));"
+    return f"spmd_print_{kind}(&at, end, {spec}, {value});"
+
+
+def _only(e: Expr) -> Sym:
+    atom = e.terms[0][0][0]
+    assert isinstance(atom, Sym)
+    return atom
+
+
+def _buffer_names(plan: Plan) -> dict[int, str]:
+    """One identifier per buffer and constant."""
+    taken: set[str] = set()
+    names: dict[int, str] = {}
+    for buffer in (*plan.buffers, *plan.constants):
+        name = base = identifier(buffer.name)
+        count = 1
+        while name in taken:
+            count += 1
+            name = f"{base}_{count}"
+        taken.add(name)
+        names[id(buffer)] = name
+    return names
+
+

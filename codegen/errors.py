@@ -1,0 +1,217 @@
+"""Every failure a user can meet: one class per cause, each with its exit code.
+
+A message says where, what was expected, what was found and what to try. `Place` is a position in
+the user's source; an error that has one prints `file:line`, the line and a caret.
+Always holds: importing this module imports nothing at all; every rank does it at start.
+"""
+
+from __future__ import annotations
+
+EXIT_USAGE = 2
+EXIT_DATA = 65
+EXIT_ENVIRONMENT = 69
+EXIT_IO = 74
+EXIT_PEER = 75
+EXIT_CONFIG = 78
+
+
+class Place:
+    """A span of the user's source. `line` counts from 1, columns from 0; end_column may be -1.
+
+    Written out, not a dataclass: that module costs each rank more time than all of ours.
+    """
+
+    __slots__ = ("column", "end_column", "file", "function", "line")
+    file: str
+    line: int
+    column: int
+    end_column: int
+    function: str
+
+    def __init__(
+        self, file: str, line: int, column: int = 0, end_column: int = -1, function: str = ""
+    ) -> None:
+        put = object.__setattr__
+        put(self, "file", file)
+        put(self, "line", line)
+        put(self, "column", column)
+        put(self, "end_column", end_column)
+        put(self, "function", function)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"a Place is constant; cannot set {name}")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Place) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def __repr__(self) -> str:
+        return f"Place({', '.join(map(repr, self._key()))})"
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        return Place, self._key()
+
+    def _key(self) -> tuple[str, int, int, int, str]:
+        return (self.file, self.line, self.column, self.end_column, self.function)
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+    def source_line(self) -> str:
+        import linecache
+
+        return linecache.getline(self.file, self.line).rstrip("\n")
+
+    def caret(self) -> str:
+        """The source line and a caret under the span, or "" when the source cannot be read."""
+        text = self.source_line()
+        if not text.strip():
+            return ""
+        indent = len(text) - len(text.lstrip())
+        start = max(self.column, indent)
+        end = self.end_column if self.end_column > start else start + 1
+        end = min(end, len(text)) if end > start + 1 else end
+        return f"    {text[indent:]}\n    {' ' * (start - indent)}{'^' * max(1, end - start)}"
+
+
+class SpmdError(Exception):
+    """A failure that the user can do something about.
+
+    expected, found, remedy are sentences or fragments without a final full stop; any may be "".
+    """
+
+    exit_code = EXIT_DATA
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        place: Place | None = None,
+        expected: str = "",
+        found: str = "",
+        remedy: str = "",
+        also: tuple[tuple[str, Place], ...] = (),
+    ) -> None:
+        self.message = message
+        self.place = place
+        self.expected = expected
+        self.found = found
+        self.remedy = remedy
+        self.also = also
+        super().__init__(message)
+
+    def __str__(self) -> str:
+        lines = [f"{self.place}: {self.message}" if self.place else self.message]
+        if self.place and (caret := self.place.caret()):
+            lines.append(caret)
+        for text, place in self.also:
+            lines.append(f"  {text} {place}")
+            if caret := place.caret():
+                lines.append(caret)
+        if self.expected:
+            lines.append(f"  expected: {self.expected}")
+        if self.found:
+            lines.append(f"  found:    {self.found}")
+        if self.remedy:
+            lines.append(f"  try:      {self.remedy}")
+        return "\n".join(lines)
+
+
+class UsageError(SpmdError):
+    """A command line or a call that names something that does not exist."""
+
+    exit_code = EXIT_USAGE
+
+
+# What is wrong with a program, found while building.
+
+
+class ProgramError(SpmdError):
+    """A program that cannot be built."""
+
+
+class ShapeError(ProgramError):
+    """Shapes that do not fit each other."""
+
+
+class DtypeError(ProgramError):
+    """Element types that do not fit an operation."""
+
+
+class LayoutError(ProgramError):
+    """A layout that is illegal or names no axis of the mesh."""
+
+
+class UnsupportedError(ProgramError):
+    """Python or NumPy that cannot be compiled, with what can be written instead."""
+
+
+class CarryError(ProgramError):
+    """A name whose shape or dtype changes from one iteration (or branch) to the other."""
+
+
+class TracedValueError(ProgramError):
+    """A value known only at run time where Python needs one while building."""
+
+
+class MatchingError(ProgramError):
+    """Sends and receives that do not match, with the smallest counter-example."""
+
+
+class KernelError(ProgramError):
+    """A kernel that cannot be compiled, allocates or raises."""
+
+
+class InternalError(SpmdError):
+    """A level of the compiler broke one of its own rules. Always a defect of spmd."""
+
+    exit_code = 70
+
+
+# What is wrong with an image, its inputs or the place it runs in.
+
+
+class ImageError(SpmdError):
+    """A file that is no image, or a damaged one."""
+
+
+class InputError(SpmdError):
+    """Input data that does not fit what the program declared."""
+
+
+class VersionError(SpmdError):
+    """An image made by another version than this runtime reads."""
+
+    exit_code = EXIT_CONFIG
+
+
+class MeshError(SpmdError):
+    """A mesh that cannot be formed from the ranks started, or breaks a condition of the program."""
+
+    exit_code = EXIT_CONFIG
+
+
+class AgreementError(SpmdError):
+    """Ranks of one job that hold different images or settings."""
+
+    exit_code = EXIT_CONFIG
+
+
+class EnvironmentFault(SpmdError):
+    """Something missing on this machine: a compiler, an MPI, memory."""
+
+    exit_code = EXIT_ENVIRONMENT
+
+
+class OutputError(SpmdError):
+    """A file that cannot be written or read."""
+
+    exit_code = EXIT_IO
+
+
+class PeerError(SpmdError):
+    """A rank that was lost or did not arrive in time."""
+
+    exit_code = EXIT_PEER

@@ -1,0 +1,142 @@
+"""Scalar functions: one row each, read by the tracer, the oracles and the emitter.
+
+c: the C expression over {0} {1} {2}; {t} is a suffix per compute type (i8 … u64 f32 f64 c64 c128).
+Always holds: a function named like NumPy's gives NumPy's result for operands of its loop's dtypes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from codegen import dtypes
+from codegen.dtypes import DType
+
+
+@dataclass(frozen=True)
+class Function:
+    """ufunc: NumPy's name for it (resolves promotion, computes the reference). c: by dtype kind,
+    or one text for all. result: same (as the first operand), bool, or real (of a complex one)."""
+
+    name: str
+    ufunc: str
+    arity: int
+    c: str
+    result: str = "same"
+    c_float: str = ""
+    c_complex: str = ""
+    c_bool: str = ""
+    c_unsigned: str = ""
+
+    def template(self, dtype: DType) -> str:
+        special = {"f": self.c_float, "c": self.c_complex, "b": self.c_bool, "u": self.c_unsigned}
+        return special.get(dtype.kind, "") or self.c
+
+    def result_dtype(self, first: DType) -> DType:
+        if self.result == "bool":
+            return dtypes.BOOL
+        if self.result == "real" and first.kind == "c":
+            return dtypes.FLOAT32 if first.size == 8 else dtypes.FLOAT64
+        return first
+
+    @property
+    def numpy(self) -> Callable[..., object]:
+        return getattr(np, self.ufunc)
+
+
+def _math(name: str, c: str | None = None) -> Function:
+    """A function of libm: expf for float32, exp for float64, cexpf and cexp for complex."""
+    c = c or {"asin": "asin", "acos": "acos"}.get(name, name)
+    u = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "asinh": "arcsinh",
+         "acosh": "arccosh", "atanh": "arctanh", "ceil": "ceil"}.get(name, name)  # fmt: skip
+    return Function(name, u, 1, f"spmd_{c}_{{t}}({{0}})")
+
+
+_ROWS = (
+    Function("add", "add", 2, "({0} + {1})", c_bool="({0} | {1})"),
+    Function("sub", "subtract", 2, "({0} - {1})"),
+    Function("mul", "multiply", 2, "({0} * {1})", c_bool="({0} & {1})"),
+    Function("div", "divide", 2, "({0} / {1})"),
+    Function("floordiv", "floor_divide", 2, "spmd_floordiv_{t}({0}, {1})"),
+    Function("mod", "remainder", 2, "spmd_mod_{t}({0}, {1})"),
+    Function("pow", "power", 2, "spmd_pow_{t}({0}, {1})"),
+    Function("neg", "negative", 1, "(-{0})"),
+    Function("abs", "absolute", 1, "spmd_abs_{t}({0})", "real", c_unsigned="({0})"),
+    Function("sign", "sign", 1, "spmd_sign_{t}({0})"),
+    Function("maximum", "maximum", 2, "spmd_maximum_{t}({0}, {1})", c_bool="({0} | {1})"),
+    Function("minimum", "minimum", 2, "spmd_minimum_{t}({0}, {1})", c_bool="({0} & {1})"),
+    Function("eq", "equal", 2, "({0} == {1})", "bool"),
+    Function("ne", "not_equal", 2, "({0} != {1})", "bool"),
+    Function("lt", "less", 2, "({0} < {1})", "bool"),
+    Function("le", "less_equal", 2, "({0} <= {1})", "bool"),
+    Function("gt", "greater", 2, "({0} > {1})", "bool"),
+    Function("ge", "greater_equal", 2, "({0} >= {1})", "bool"),
+    Function("logical_and", "logical_and", 2, "({0} && {1})", "bool"),
+    Function("logical_or", "logical_or", 2, "({0} || {1})", "bool"),
+    Function("logical_xor", "logical_xor", 2, "(!{0} != !{1})", "bool"),
+    Function("logical_not", "logical_not", 1, "(!{0})", "bool"),
+    Function("bit_and", "bitwise_and", 2, "({0} & {1})"),
+    Function("bit_or", "bitwise_or", 2, "({0} | {1})"),
+    Function("bit_xor", "bitwise_xor", 2, "({0} ^ {1})"),
+    Function("invert", "invert", 1, "(~{0})", c_bool="(!{0})"),
+    Function("shl", "left_shift", 2, "spmd_shl_{t}({0}, {1})"),
+    Function("shr", "right_shift", 2, "spmd_shr_{t}({0}, {1})"),
+    Function("square", "square", 1, "({0} * {0})"),
+    Function("reciprocal", "reciprocal", 1, "spmd_reciprocal_{t}({0})"),
+    Function("isnan", "isnan", 1, "0", "bool", c_float="({0} != {0})",
+             c_complex="spmd_isnan_{t}({0})"),
+    Function("isinf", "isinf", 1, "0", "bool", c_float="spmd_isinf_{t}({0})",
+             c_complex="spmd_isinf_{t}({0})"),
+    Function("isfinite", "isfinite", 1, "1", "bool", c_float="spmd_isfinite_{t}({0})",
+             c_complex="spmd_isfinite_{t}({0})"),
+    Function("signbit", "signbit", 1, "({0} < 0)", "bool", c_float="spmd_signbit_{t}({0})"),
+    Function("copysign", "copysign", 2, "spmd_copysign_{t}({0}, {1})"),
+    Function("conj", "conjugate", 1, "({0})", c_complex="spmd_conj_{t}({0})"),
+    Function("real", "real", 1, "({0})", "real", c_complex="spmd_real_{t}({0})"),
+    Function("imag", "imag", 1, "0", "real", c_complex="spmd_imag_{t}({0})"),
+    Function("atan2", "arctan2", 2, "spmd_atan2_{t}({0}, {1})"),
+    Function("hypot", "hypot", 2, "spmd_hypot_{t}({0}, {1})"),
+    Function("logaddexp", "logaddexp", 2, "spmd_logaddexp_{t}({0}, {1})"),
+    Function("fmod", "fmod", 2, "spmd_fmod_{t}({0}, {1})"),
+    Function("floor", "floor", 1, "({0})", c_float="spmd_floor_{t}({0})"),
+    Function("ceil", "ceil", 1, "({0})", c_float="spmd_ceil_{t}({0})"),
+    Function("trunc", "trunc", 1, "({0})", c_float="spmd_trunc_{t}({0})"),
+    Function("rint", "rint", 1, "({0})", c_float="spmd_rint_{t}({0})",
+             c_complex="spmd_rint_{t}({0})"),
+    *(_math(n) for n in "sqrt exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan "
+      "sinh cosh tanh asinh acosh atanh cbrt".split()),
+    # no ufunc: the tracer and the oracles know these by name
+    Function("select", "where", 3, "({0} ? {1} : {2})"),
+    Function("cast", "astype", 1, ""),
+)  # fmt: skip
+
+FUNCTIONS: dict[str, Function] = {row.name: row for row in _ROWS}
+# NumPy ufunc name -> our function
+BY_UFUNC: dict[str, Function] = {
+    row.ufunc: row for row in _ROWS if isinstance(getattr(np, row.ufunc, None), np.ufunc)
+}
+
+# Combining functions of reductions and collectives: our map function, and the value it starts from.
+COMBINE: dict[str, str] = {
+    "add": "add", "mul": "mul", "min": "minimum", "max": "maximum",
+    "and": "logical_and", "or": "logical_or",
+    "bit_and": "bit_and", "bit_or": "bit_or", "bit_xor": "bit_xor",
+}  # fmt: skip
+
+
+def neutral(fn: str, dtype: DType) -> int | float | bool:
+    """The value that leaves the other operand of a combining function unchanged."""
+    if fn in ("add", "or", "bit_or", "bit_xor"):
+        return 0
+    if fn in ("mul", "and"):
+        return 1
+    if fn == "bit_and":
+        return 1 if dtype.kind == "b" else (-1 if dtype.kind == "i" else 2 ** (8 * dtype.size) - 1)
+    if dtype.kind == "f":
+        return float("inf") if fn == "min" else float("-inf")
+    if dtype.kind == "b":
+        return fn == "min"
+    info = np.iinfo(dtype.name)
+    return int(info.max if fn == "min" else info.min)

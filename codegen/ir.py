@@ -1,0 +1,183 @@
+"""The intermediate representation of the Graph and Program levels, as a grammar on one page.
+
+    Module  = name, level, mesh, parameters, scalars, inputs, body: Region, outputs, conditions
+    Region  = (args) ops -> results            ops may use values of enclosing regions
+    Op      = results := kind(operands; attrs) {regions}   at place
+    Value   = name : dtype[shape]              defined once, compared by identity
+
+A Graph holds global arrays and `shard_map` ops whose region is one rank's view. A Program holds one
+rank's view only: the shard_maps are opened, every shape is an extent in the index and axis sizes.
+Every op kind is one row of the table in ops.py. The tree is frozen: a pass returns a new one.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from codegen.dtypes import DType
+from codegen.errors import Place
+from codegen.expr import Expr, Sym
+from codegen.mesh import Layout, Mesh
+
+Level = Literal["graph", "program"]
+Shape = tuple[Expr, ...]
+_ids = itertools.count()
+
+
+@dataclass(frozen=True)
+class ArrayType:
+    """dtype and shape. layout: of a global array (Graph level, outside shard_map); None for a local one."""
+
+    dtype: DType
+    shape: Shape
+    layout: Layout | None = None
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def __str__(self) -> str:
+        dims = ", ".join(str(e) for e in self.shape)
+        where = "" if self.layout is None else f" over {layout_text(self.layout)}"
+        return f"{self.dtype}[{dims}]{where}"
+
+
+def layout_text(layout: Layout) -> str:
+    """As the user writes it: ("x", None), (("x", "y"), None)."""
+
+    def entry(e: tuple[str, ...]) -> str:
+        if len(e) == 1:
+            return f'"{e[0]}"'
+        return "None" if not e else "(" + ", ".join(f'"{a}"' for a in e) + ")"
+
+    inner = ", ".join(entry(e) for e in layout)
+    return f"({inner},)" if len(layout) == 1 else f"({inner})"
+
+
+@dataclass(frozen=True, eq=False)
+class Value:
+    """One array, defined once. The name is a hint from the source; identity is what counts."""
+
+    name: str
+    type: ArrayType
+    id: int = field(default_factory=lambda: next(_ids))
+
+    def __repr__(self) -> str:
+        return f"%{self.name}.{self.id}: {self.type}"
+
+
+@dataclass(frozen=True, eq=False)
+class Region:
+    args: tuple[Value, ...]
+    ops: tuple[Op, ...]
+    results: tuple[Value, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Op:
+    kind: str
+    operands: tuple[Value, ...]
+    results: tuple[Value, ...]
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    regions: tuple[Region, ...] = ()
+    place: Place | None = None
+
+    @property
+    def result(self) -> Value:
+        (value,) = self.results
+        return value
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A value patched at launch. dtype int64 (then `sym` is its symbol) or float64."""
+
+    name: str
+    dtype: DType
+    default: int | float | None
+    sym: Sym | None = None
+    place: Place | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Input:
+    """A global array read at launch. default: one rank's code that computes its shard instead.
+
+    The region has no args and one result of the shard's shape; None: the input must be given.
+    """
+
+    value: Value
+    layout: Layout
+    shape: Shape  # global
+    default: Region | None = None
+    place: Place | None = None
+
+    @property
+    def name(self) -> str:
+        return self.value.name
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a program returns. path: where in the returned structure; () for a bare array."""
+
+    name: str
+    value: Value
+    layout: Layout
+    shape: Shape  # global
+
+
+@dataclass(frozen=True)
+class Condition:
+    """Axis sizes and scalars must make `holds` 1, or the launch is refused with `text`."""
+
+    holds: Expr
+    text: str
+    place: Place | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Module:
+    name: str
+    level: Level
+    mesh: Mesh
+    parameters: tuple[tuple[str, Any], ...]
+    scalars: tuple[Scalar, ...]
+    inputs: tuple[Input, ...]
+    body: Region
+    outputs: tuple[Output, ...]
+    conditions: tuple[Condition, ...] = ()
+    # how outputs nest: "array", "tuple" or "dict"
+    returns: str = "dict"
+    # barriers around exchange phases: "least", "before", "after" or "both"
+    sync: str = "least"
+    file: str = ""
+
+
+def walk(region: Region) -> Iterator[Op]:
+    """Every op of a region and of the regions in it, in program order, outer op first."""
+    for op in region.ops:
+        yield op
+        for inner in op.regions:
+            yield from walk(inner)
+
+
+def free_values(region: Region) -> list[Value]:
+    """Values a region uses and does not define, in order of first use."""
+    defined = set(region.args)
+    out: dict[Value, None] = {}
+    for op in region.ops:
+        used = list(op.operands)
+        for inner in op.regions:
+            used += free_values(inner)
+        for v in used:
+            if v not in defined:
+                out.setdefault(v)
+        defined.update(op.results)
+    for v in region.results:
+        if v not in defined:
+            out.setdefault(v)
+    return list(out)

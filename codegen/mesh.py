@@ -1,0 +1,115 @@
+"""Meshes of ranks, and how a dim is cut into balanced blocks.
+
+The index is row-major over the mesh, last axis fastest. Block k of n of a dim of extent e holds
+e // n elements, one more for the first e % n blocks (as numpy.array_split cuts).
+Always holds: everything here is an Expr; no number of ranks is known.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from codegen import expr
+from codegen.expr import Expr, IntLike, Sym
+
+# One layout entry per dim: the mesh axes that split it, () for replicated.
+LayoutEntry = tuple[str, ...]
+Layout = tuple[LayoutEntry, ...]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of a mesh. fixed: its size if the program fixed it, else None."""
+
+    name: str
+    fixed: int | None = None
+
+    @property
+    def size_sym(self) -> Sym:
+        return Sym(f"n_{self.name}", "size", expr.const(1))
+
+    @property
+    def size(self) -> Expr:
+        return expr.const(self.fixed) if self.fixed is not None else expr.symbol(self.size_sym)
+
+    @property
+    def coord_sym(self) -> Sym:
+        return Sym(f"i_{self.name}", "coord", expr.const(0), self.size - 1)
+
+    @property
+    def coord(self) -> Expr:
+        return expr.const(0) if self.fixed == 1 else expr.symbol(self.coord_sym)
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """The axes that the ranks form, in row-major order."""
+
+    axes: tuple[Axis, ...]
+
+    def axis(self, name: str) -> Axis:
+        """Raises KeyError where the mesh has no such axis."""
+        for axis in self.axes:
+            if axis.name == name:
+                return axis
+        raise KeyError(name)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(a.name for a in self.axes)
+
+    @property
+    def ranks(self) -> Expr:
+        return expr.product(a.size for a in self.axes)
+
+    @property
+    def index(self) -> Expr:
+        return self.position(self.names)
+
+    def size(self, names: tuple[str, ...]) -> Expr:
+        """How many ranks lie along these axes taken as one."""
+        return expr.product(self.axis(n).size for n in names)
+
+    def position(self, names: tuple[str, ...]) -> Expr:
+        """A rank's position along these axes taken as one, row-major."""
+        total = expr.const(0)
+        for name in names:
+            axis = self.axis(name)
+            total = total * axis.size + axis.coord
+        return total
+
+    def at(self, names: tuple[str, ...], position: IntLike) -> dict[Sym, Expr]:
+        """Coordinates along these axes of the rank at a position: what to substitute to see its view."""
+        out: dict[Sym, Expr] = {}
+        left = expr.as_expr(position)
+        for k, name in reversed(list(enumerate(names))):
+            axis = self.axis(name)
+            out[axis.coord_sym] = left % axis.size if k else left
+            left = left // axis.size
+        return out
+
+
+def block_extent(extent: IntLike, blocks: IntLike, k: IntLike) -> Expr:
+    """Elements in block k when a dim of this extent is cut into so many balanced blocks."""
+    e = expr.as_expr(extent)
+    return e // blocks + expr.lt(k, e % blocks)
+
+
+def block_offset(extent: IntLike, blocks: IntLike, k: IntLike) -> Expr:
+    """The first element of block k."""
+    e = expr.as_expr(extent)
+    return expr.as_expr(k) * (e // blocks) + expr.minimum(k, e % blocks)
+
+
+def local_extent(mesh: Mesh, extent: IntLike, entry: LayoutEntry) -> Expr:
+    """A rank's extent of a dim laid out over these axes."""
+    if not entry:
+        return expr.as_expr(extent)
+    return block_extent(extent, mesh.size(entry), mesh.position(entry))
+
+
+def local_offset(mesh: Mesh, extent: IntLike, entry: LayoutEntry) -> Expr:
+    """Where a rank's part of a dim begins."""
+    if not entry:
+        return expr.const(0)
+    return block_offset(extent, mesh.size(entry), mesh.position(entry))

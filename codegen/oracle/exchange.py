@@ -1,0 +1,153 @@
+"""What every exchange op gives its members, in NumPy: one rule per row of codegen.ops.
+
+A rule takes the members of a group in the order of their positions; it gives each one's results.
+Always holds: a permute looks only at `to` and `sends`, so that it checks `source` and `receives`;
+offsets that an op states must be those that the members' extents give, or InternalError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from codegen import dtypes
+from codegen.errors import InternalError, MatchingError
+from codegen.expr import IntLike, as_expr
+from codegen.ir import Op
+from codegen.oracle.reference import Array, combine, evaluator, extents
+
+
+@dataclass
+class Member:
+    operands: list[Array]
+    env: dict[str, int]
+
+    def eval(self, e: IntLike, **more: int) -> int:
+        return as_expr(e).evaluate({**self.env, **more})
+
+
+Exchange = Callable[[Sequence[Member], Op], list[list[Array]]]
+
+
+def _permute(members: Sequence[Member], op: Op) -> list[list[Array]]:
+    var = op.attrs["var"].name
+    (stated,) = op.attrs["types"]
+    sender: dict[int, int] = {}
+    for k, member in enumerate(members):
+        if not member.eval(op.attrs["sends"], **{var: k}):
+            continue
+        to = member.eval(op.attrs["to"], **{var: k})
+        if not 0 <= to < len(members):
+            raise MatchingError(
+                f"with {len(members)} ranks, rank {k} sends to {to}, which is none", place=op.place
+            )
+        if to in sender:
+            raise MatchingError(
+                f"with {len(members)} ranks, ranks {sender[to]} and {k} both send to {to}",
+                place=op.place,
+            )
+        sender[to] = k
+    out = []
+    for k, member in enumerate(members):
+        if k in sender:
+            out.append([members[sender[k]].operands[0].copy()])
+        else:
+            shape = extents(stated.shape, evaluator(member.env))
+            out.append([np.zeros(shape, dtypes.numpy_dtype(stated.dtype))])
+        _solved(op, member, var, k, sender.get(k))
+    return out
+
+
+def _solved(op: Op, member: Member, var: str, position: int, sender: int | None) -> None:
+    """The solved inverse must name the member that really sends here."""
+    receives, source = op.attrs["receives"], op.attrs["source"]
+    if receives is None or source is None:
+        return
+    says = member.eval(source, **{var: position}) if (
+        member.eval(receives, **{var: position})) else None  # fmt: skip
+    if says != sender:
+        raise InternalError(
+            f"the solved source of member {position} is {says}, and it receives from {sender}",
+            place=op.place,
+        )
+
+
+def _total(members: Sequence[Member], op: Op) -> Array:
+    arrays = [m.operands[0] for m in members]
+    if any(a.shape != arrays[0].shape for a in arrays):
+        raise MatchingError(
+            f"{op.kind}: the members' arrays differ in shape", place=op.place,
+            found=", ".join(str(a.shape) for a in arrays),
+        )  # fmt: skip
+    ufunc = combine(op.attrs["fn"])
+    total = arrays[0]
+    for a in arrays[1:]:
+        total = ufunc(total, a).astype(total.dtype)
+    return total
+
+
+def _all_reduce(members: Sequence[Member], op: Op) -> list[list[Array]]:
+    total = _total(members, op)
+    return [[total.copy()] for _ in members]
+
+
+def _joined(members: Sequence[Member], op: Op, parts: Sequence[Array], dim: int, at: int) -> Array:
+    """The parts one after the other along dim, as member `at` sees them and their offsets."""
+    first = 0
+    for k, part in enumerate(parts):
+        stated = members[at].eval(op.attrs["offset"], **{op.attrs["var"].name: k})
+        if part.shape[dim] and stated != first:
+            raise InternalError(
+                f"{op.kind}: member {k}'s part begins at {first}, the op says {stated}",
+                place=op.place,
+            )
+        first += part.shape[dim]
+    return np.concatenate(parts, axis=dim)
+
+
+def _all_gather(members: Sequence[Member], op: Op) -> list[list[Array]]:
+    parts = [m.operands[0] for m in members]
+    return [[_joined(members, op, parts, op.attrs["dim"], k)] for k in range(len(members))]
+
+
+def _reduce_scatter(members: Sequence[Member], op: Op) -> list[list[Array]]:
+    total = _total(members, op)
+    parts = np.array_split(total, len(members), axis=op.attrs["dim"])
+    return [[p.copy()] for p in parts]
+
+
+def _all_to_all(members: Sequence[Member], op: Op) -> list[list[Array]]:
+    split, concat = op.attrs["split"], op.attrs["concat"]
+    pieces = [np.array_split(m.operands[0], len(members), axis=split) for m in members]
+    return [
+        [_joined(members, op, [from_[k] for from_ in pieces], concat, k)]
+        for k in range(len(members))
+    ]
+
+
+def _broadcast_from(members: Sequence[Member], op: Op) -> list[list[Array]]:
+    roots = {m.eval(op.attrs["root"]) for m in members}
+    if len(roots) > 1 or not 0 <= min(roots) < len(members):
+        raise MatchingError(
+            f"the members name roots {sorted(roots)}", place=op.place,
+            expected=f"one root from 0 to {len(members) - 1}",
+        )  # fmt: skip
+    value = members[roots.pop()].operands[0]
+    return [[value.copy()] for _ in members]
+
+
+def _barrier(members: Sequence[Member], _: Op) -> list[list[Array]]:
+    return [[] for _ in members]
+
+
+EXCHANGE: dict[str, Exchange] = {
+    "permute": _permute,
+    "all_reduce": _all_reduce,
+    "all_gather": _all_gather,
+    "reduce_scatter": _reduce_scatter,
+    "all_to_all": _all_to_all,
+    "broadcast_from": _broadcast_from,
+    "barrier": _barrier,
+}

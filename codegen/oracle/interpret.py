@@ -1,0 +1,373 @@
+"""Runs a Graph or a Program for given axis sizes, in NumPy: arrays in, global arrays out.
+
+Ranks are generators that stop at every exchange; an exchange completes when all members of a group
+have arrived at the same op. A Graph's shards are cut as numpy.array_split cuts, a Program's by its
+own symbolic extents and offsets, so the two check each other.
+Always holds: every result has the dtype and the evaluated shape of its type, or InternalError.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from codegen import dtypes
+from codegen import mesh as meshes
+from codegen.errors import InputError, InternalError, MatchingError, MeshError, UsageError
+from codegen.expr import Expr, IntLike, as_expr
+from codegen.ir import Input, Module, Op, Region, Shape, Value
+from codegen.mesh import Layout
+from codegen.ops import OPS
+from codegen.oracle.exchange import EXCHANGE, Member
+from codegen.oracle.reference import REFERENCE, Array, evaluator, extents
+
+Running = Generator[Op, list[Array], list[Array]]
+Box = tuple[slice, ...]
+
+
+def run(
+    module: Module,
+    sizes: Mapping[str, int],
+    inputs: Mapping[str, Any] | None = None,
+    scalars: Mapping[str, int | float] | None = None,
+    prints: list[str] | None = None,
+) -> dict[str, Array]:
+    """The outputs, whole, by name. sizes: ranks along each axis; prints collects printed lines.
+
+    Raises MatchingError where ranks wait for each other at different ops or replicas differ,
+    InputError, MeshError and UsageError for what does not fit the program.
+    """
+    world = _World(module, sizes, scalars or {}, [] if prints is None else prints)
+    with np.errstate(all="ignore"):
+        given = {i.name: world.input(i, inputs or {}) for i in module.inputs}
+        return world.run_graph(given) if module.level == "graph" else world.run_program(given)
+
+
+@dataclass
+class _Rank:
+    """One rank, or the global view (coords empty) of a Graph."""
+
+    world: _World
+    env: dict[str, int]
+    values: dict[Value, Array]
+    index: int | None = None
+    waits: tuple[Op, list[Array]] | None = None
+    results: list[Array] | None = None  # when finished
+
+    def eval(self, e: IntLike) -> int:
+        return as_expr(e).evaluate(self.env)
+
+    def region(self, region: Region, args: Sequence[Array]) -> Running:
+        self.values.update(zip(region.args, args, strict=True))
+        for op in region.ops:
+            operands = [self.values[v] for v in op.operands]
+            results = yield from self.op(op, operands)
+            for value, array in zip(op.results, results, strict=True):
+                self.values[value] = self.checked(op, value, array)
+        return [self.values[v] for v in region.results]
+
+    def checked(self, op: Op, value: Value, array: Array) -> Array:
+        shape = extents(value.type.shape, evaluator(self.env))
+        dtype = dtypes.numpy_dtype(value.type.dtype)
+        if array.shape != shape or array.dtype != dtype:
+            raise InternalError(
+                f"{op.kind} gives another type than it states, at {self.env}",
+                place=op.place,
+                expected=f"{value!r}, that is {dtype}{list(shape)}",
+                found=f"{array.dtype}{list(array.shape)}",
+            )
+        return array
+
+    def op(self, op: Op, operands: list[Array]) -> Running:
+        group = OPS[op.kind].group
+        if op.kind == "loop":
+            return (yield from self.loop(op, operands))
+        if op.kind == "branch":
+            return (yield from self.branch(op, operands))
+        if op.kind == "shard_map":
+            return self.world.shard_map(op, operands, self)
+        if group == "exchange":
+            self.waits = (op, operands)
+            return (yield op)
+        if op.kind == "print":
+            self.print(op, operands)
+            return []
+        if op.kind == "scalar":
+            name = op.attrs["name"]
+            return [np.asarray(self.world.scalars[name], dtypes.numpy_dtype(op.attrs["dtype"]))]
+        try:
+            return REFERENCE[op.kind](operands, op.attrs, evaluator(self.env))
+        except InternalError as error:
+            error.place = error.place or op.place
+            raise
+        except (ValueError, TypeError, IndexError, OverflowError) as error:
+            shapes = ", ".join(f"{x.dtype}{list(x.shape)}" for x in operands)
+            raise InternalError(
+                f"{op.kind} cannot be computed: {error}", place=op.place, found=f"operands {shapes}"
+            ) from error
+
+    def loop(self, op: Op, carried: list[Array]) -> Running:
+        counter, stop = op.attrs["counter"], op.attrs["stop"]
+        at, step = self.eval(op.attrs["start"]), self.eval(op.attrs["step"])
+        end = None if stop is None else self.eval(stop)
+        *condition, body = op.regions
+        while end is None or (at < end if step > 0 else at > end):
+            if counter is not None:
+                self.env[counter.name] = at
+            if condition:
+                (holds,) = yield from self.region(condition[0], carried)
+                if not holds:
+                    break
+            carried = yield from self.region(body, carried)
+            for value, array in zip(op.results, carried, strict=True):
+                self.checked(op, value, array)
+            at += step
+        return carried
+
+    def branch(self, op: Op, operands: list[Array]) -> Running:
+        on: Expr | None = op.attrs["on"]
+        chosen = int(operands[0]) if on is None else self.eval(on)
+        region = op.regions[min(max(chosen, 0), len(op.regions) - 1)]
+        args = operands[len(operands) - len(region.args) :]
+        return (yield from self.region(region, args))
+
+    def print(self, op: Op, operands: list[Array]) -> None:
+        if self.index and not op.attrs["every_rank"]:
+            return
+        text = ""
+        shown = iter(operands)
+        for k, part in enumerate(op.attrs["parts"]):
+            if k % 2:
+                x = next(shown)
+                text += format(x.item() if x.ndim == 0 else x, part if x.ndim == 0 else "")
+            else:
+                text += part
+        prefix = f"[{self.index}] " if op.attrs["every_rank"] else ""
+        self.world.prints.append(prefix + text)
+
+
+class _World:
+    """Axis sizes, scalars and the coordinates of every rank; runs ranks against each other."""
+
+    def __init__(
+        self, module: Module, sizes: Mapping[str, int], scalars: Mapping[str, int | float],
+        prints: list[str],
+    ) -> None:  # fmt: skip
+        self.module = module
+        self.prints = prints
+        self.sizes = _sizes(module, sizes)
+        self.scalars = _scalars(module, scalars)
+        self.env = {f"n_{name}": n for name, n in self.sizes.items()}
+        for s in module.scalars:
+            if s.sym is not None:
+                self.env[s.sym.name] = int(self.scalars[s.name])
+        names = list(self.sizes)
+        grid = itertools.product(*(range(n) for n in self.sizes.values()))
+        self.coords = [dict(zip(names, at, strict=True)) for at in grid]
+        for condition in module.conditions:
+            if not condition.holds.evaluate(self.env):
+                raise MeshError(condition.text, place=condition.place, found=str(self.sizes))
+
+    def rank(self, index: int, values: Mapping[Value, Array], env: Mapping[str, int]) -> _Rank:
+        coords = {f"i_{name}": k for name, k in self.coords[index].items()}
+        return _Rank(self, {**env, **coords}, dict(values), index)
+
+    # ---- whole modules ---------------------------------------------------------------------------
+
+    def input(self, declared: Input, given: Mapping[str, Any]) -> Array:
+        """The whole array: as given, or put together from what the default computes per rank."""
+        shape = extents(declared.shape, evaluator(self.env))
+        dtype = dtypes.numpy_dtype(declared.value.type.dtype)
+        if declared.name in given:
+            array = np.asarray(given[declared.name])
+            if array.shape != shape:
+                raise InputError(f"input {declared.name} has another shape",
+                                 expected=str(shape), found=str(array.shape))  # fmt: skip
+            return array.astype(dtype)
+        if declared.default is None:
+            raise InputError(f"input {declared.name} is not given", place=declared.place)
+        region = declared.default
+        ranks = [self.rank(k, {}, self.env) for k in range(len(self.coords))]
+        parts = self.together(ranks, [r.region(region, []) for r in ranks])
+        boxes = [self.split(shape, declared.layout, k) for k in range(len(ranks))]
+        return self.assemble(declared.name, shape, [p[0] for p in parts], boxes)
+
+    def run_graph(self, given: Mapping[str, Array]) -> dict[str, Array]:
+        values = {i.value: given[i.name] for i in self.module.inputs}
+        whole = _Rank(self, dict(self.env), values)
+        self.together([whole], [whole.region(self.module.body, [])])
+        return {o.name: whole.values[o.value] for o in self.module.outputs}
+
+    def run_program(self, given: Mapping[str, Array]) -> dict[str, Array]:
+        ranks = [self.rank(k, {}, self.env) for k in range(len(self.coords))]
+        for rank in ranks:
+            for i in self.module.inputs:
+                part = given[i.name][self.own(i.shape, i.layout, rank)]
+                if part.shape != extents(i.value.type.shape, evaluator(rank.env)):
+                    raise InternalError(f"input {i.name}: shard {part.shape} is not of its type")
+                rank.values[i.value] = part
+        self.together(ranks, [r.region(self.module.body, []) for r in ranks])
+        out = {}
+        for o in self.module.outputs:
+            shape = extents(o.shape, evaluator(self.env))
+            boxes = [self.own(o.shape, o.layout, r) for r in ranks]
+            out[o.name] = self.assemble(o.name, shape, [r.values[o.value] for r in ranks], boxes)
+        return out
+
+    def shard_map(self, op: Op, operands: Sequence[Array], outer: _Rank) -> list[Array]:
+        (body,) = op.regions
+        ranks, running = [], []
+        for k in range(len(self.coords)):
+            rank = self.rank(k, outer.values, outer.env)
+            args = []
+            for arg, x, layout in zip(body.args, operands, op.attrs["in_layouts"], strict=True):
+                args.append(rank.checked(op, arg, x[self.split(x.shape, layout, k)]))
+            ranks.append(rank)
+            running.append(rank.region(body, args))
+        parts = self.together(ranks, running)
+        out = []
+        for j, (value, layout) in enumerate(zip(op.results, op.attrs["out_layouts"], strict=True)):
+            shape = extents(value.type.shape, evaluator(outer.env))
+            boxes = [self.split(shape, layout, k) for k in range(len(ranks))]
+            out.append(self.assemble(value.name, shape, [p[j] for p in parts], boxes, op))
+        return out
+
+    # ---- shards ----------------------------------------------------------------------------------
+
+    def split(self, shape: Sequence[int], layout: Layout, index: int) -> Box:
+        """A rank's box of a global array, as numpy.array_split cuts."""
+        box = []
+        for extent, entry in zip(shape, layout, strict=True):
+            blocks, position = 1, 0
+            for axis in entry:
+                blocks *= self.sizes[axis]
+                position = position * self.sizes[axis] + self.coords[index][axis]
+            cuts = [len(part) for part in np.array_split(np.arange(extent), blocks)]
+            first = sum(cuts[:position])
+            box.append(slice(first, first + cuts[position]))
+        return tuple(box)
+
+    def own(self, shape: Shape, layout: Layout, rank: _Rank) -> Box:
+        """A rank's box of a global array, by the symbolic offset and extent."""
+        mesh = self.module.mesh
+        box = []
+        for extent, entry in zip(shape, layout, strict=True):
+            first = rank.eval(meshes.local_offset(mesh, extent, entry))
+            box.append(slice(first, first + rank.eval(meshes.local_extent(mesh, extent, entry))))
+        return tuple(box)
+
+    def assemble(
+        self, name: str, shape: tuple[int, ...], parts: Sequence[Array], boxes: Sequence[Box],
+        op: Op | None = None,
+    ) -> Array:  # fmt: skip
+        """One array from the ranks' parts; equal boxes must hold equal values."""
+        whole = np.zeros(shape, parts[0].dtype)
+        written: dict[str, int] = {}
+        for rank, (part, box) in enumerate(zip(parts, boxes, strict=True)):
+            expected = tuple(s.stop - s.start for s in box)
+            if part.shape != expected:
+                raise InternalError(
+                    f"rank {rank} has another part of {name} than its layout says",
+                    place=op.place if op else None, expected=str(expected), found=str(part.shape),
+                )  # fmt: skip
+            first = written.setdefault(str(box), rank)
+            if first != rank and part.tobytes() != parts[first].tobytes():
+                raise MatchingError(
+                    f"{name} differs between ranks {first} and {rank}, and its layout says that "
+                    "they hold the same part",
+                    place=op.place if op else None,
+                )
+            whole[box] = part
+        return whole
+
+    # ---- ranks against each other ----------------------------------------------------------------
+
+    def together(self, ranks: Sequence[_Rank], running: Sequence[Running]) -> list[list[Array]]:
+        """Runs the ranks to their ends, in order; the results of each."""
+        for rank, generator in zip(ranks, running, strict=True):
+            self.resume(rank, generator, None)
+        while any(r.results is None for r in ranks):
+            waiting = [r for r in ranks if r.results is None]
+            ready = next((g for r in waiting if (g := self.group(ranks, r))), None)
+            if ready is None:
+                raise _deadlock(waiting[0], self.members(ranks, waiting[0]))
+            op = _waits(ready[0])
+            members = [Member(r.waits[1] if r.waits else [], dict(r.env)) for r in ready]
+            received = EXCHANGE[op.kind](members, op)
+            for rank, results in zip(ready, received, strict=True):
+                self.resume(rank, running[ranks.index(rank)], results)
+        return [r.results or [] for r in ranks]
+
+    def resume(self, rank: _Rank, generator: Running, results: list[Array] | None) -> None:
+        rank.waits = None
+        try:
+            generator.send(results) if results is not None else next(generator)
+        except StopIteration as end:
+            rank.results = end.value
+
+    def group(self, ranks: Sequence[_Rank], rank: _Rank) -> list[_Rank] | None:
+        """The members of the group that `rank` waits in, in their order, once all are there."""
+        op = _waits(rank)
+        members = self.members(ranks, rank)
+        return members if all(r.waits and r.waits[0] is op for r in members) else None
+
+    def members(self, ranks: Sequence[_Rank], rank: _Rank) -> list[_Rank]:
+        op = _waits(rank)
+        if rank.index is None:
+            raise InternalError(f"{op.kind} outside shard_map", place=op.place)
+        axes = op.attrs["axes"]
+        mine = self.coords[rank.index]
+        rest = [a for a in self.sizes if a not in axes]
+        found = [r for r in ranks if all(self.coords[r.index or 0][a] == mine[a] for a in rest)]
+        return sorted(found, key=lambda r: [self.coords[r.index or 0][a] for a in axes])
+
+
+def _waits(rank: _Rank) -> Op:
+    assert rank.waits is not None
+    return rank.waits[0]
+
+
+def _deadlock(first: _Rank, members: Sequence[_Rank]) -> MatchingError:
+    """Names a waiting rank and a member of its group that it waits for in vain."""
+    op = _waits(first)
+    other = next(r for r in members if not r.waits or r.waits[0] is not op)
+    if other.waits is None:
+        where = "has ended"
+    else:
+        where = f"waits in {other.waits[0].kind} at {other.waits[0].place}"
+    return MatchingError(
+        f"rank {first.index} waits in {op.kind} at {op.place}, and rank {other.index} {where}",
+        place=op.place,
+        expected="all ranks of a group at the same exchange",
+    )
+
+
+def _sizes(module: Module, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Ranks along each axis, in the mesh's order; those that the program fixes may be left out."""
+    out = {}
+    for axis in module.mesh.axes:
+        n = sizes.get(axis.name, axis.fixed)
+        if n is None or n < 1 or (axis.fixed is not None and n != axis.fixed):
+            raise MeshError(
+                f"axis {axis.name} cannot have {n} ranks",
+                expected=str(axis.fixed or "a positive number"),
+            )
+        out[axis.name] = n
+    return out
+
+
+def _scalars(module: Module, given: Mapping[str, int | float]) -> dict[str, int | float]:
+    known = {s.name for s in module.scalars}
+    if unknown := set(given) - known:
+        raise UsageError(f"no scalar {sorted(unknown)[0]}", expected=f"one of {sorted(known)}")
+    out = {}
+    for s in module.scalars:
+        value = given.get(s.name, s.default)
+        if value is None:
+            raise UsageError(f"scalar {s.name} is not given", place=s.place)
+        out[s.name] = value
+    return out

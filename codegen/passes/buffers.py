@@ -1,0 +1,262 @@
+"""Which buffer a stored value lives in.
+
+Goes in: a Program and its stored values. Comes out: a Buffer per value. Values that may share memory
+do: an update happens in place, a carried array keeps one buffer round the loop, unless something
+still needs the old content; then they differ and the next pass copies.
+Always holds: two values in one buffer are never both needed at any point (Chaitin's rule).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from codegen import access, expr, prove
+from codegen.access import INLINE, Resolver, loop_vars, positions, ravel
+from codegen.expr import Expr
+from codegen.ir import Module, Op, Region, Value, walk
+from codegen.plan import Buffer
+
+
+@dataclass
+class Assignment:
+    buffers: tuple[Buffer, ...]
+    of: dict[Value, Buffer] = field(default_factory=dict)
+
+
+def assign_buffers(program: Module, stored: frozenset[Value]) -> Assignment:
+    """One Buffer per set of values that share memory, numbered in order of first definition."""
+    work = _Liveness(program, stored)
+    work.run()
+    groups = _Groups(work)
+    for _, a, b in sorted(work.wishes, key=lambda w: -w[0]):
+        groups.join(a, b)
+    groups.reuse_memory([i.value for i in program.inputs] + [o.value for o in program.outputs])
+    return _number(program, work, groups)
+
+
+class _Liveness:
+    """Backwards over the structured program: who is needed where, and who disturbs whom."""
+
+    def __init__(self, program: Module, stored: frozenset[Value]) -> None:
+        self.program = program
+        self.stored = stored
+        self.defs = {v: op for r in _regions(program) for op in walk(r) for v in op.results}
+        self.conflicts: dict[Value, set[Value]] = {}
+        self.order: dict[Value, int] = {}
+        self.forced: list[tuple[Value, Value]] = []
+        self.wishes: list[tuple[int, Value, Value]] = []  # depth, and two values that want to share
+        self.resolver = Resolver(
+            self.defs, lambda v: v in stored, lambda v: v, lambda v, _: None,
+            {s.name: k for k, s in enumerate(program.scalars)},
+        )  # fmt: skip
+        self.cache: dict[Op, tuple[set[Value], set[Value]]] = {}
+
+    def run(self) -> None:
+        for i in self.program.inputs:
+            self.order.setdefault(i.value, len(self.order))
+        for region in _regions(self.program):
+            self.number(region)
+        live = {o.value for o in self.program.outputs}
+        live = self.region(self.program.body, live, 0)
+        inputs = {i.value for i in self.program.inputs}
+        for i in self.program.inputs:
+            self.define(i.value, live | inputs)
+        for i in self.program.inputs:
+            if i.default is not None:
+                # Nobody reads an input while its own default is computed.
+                others = inputs - {i.value}
+                self.region(i.default, others | {i.default.results[0]}, 0)
+                self.wishes.append((0, i.default.results[0], i.value))
+
+    def number(self, region: Region) -> None:
+        for v in region.args:
+            self.order.setdefault(v, len(self.order))
+        for op in region.ops:
+            if op.kind in ("loop", "branch"):
+                for inner in op.regions:
+                    self.number(inner)
+            for v in op.results:
+                self.order.setdefault(v, len(self.order))
+
+    def define(self, value: Value, others: Iterable[Value]) -> None:
+        for other in others:
+            if other is not value:
+                self.conflicts.setdefault(value, set()).add(other)
+                self.conflicts.setdefault(other, set()).add(value)
+
+    def reads(self, op: Op) -> tuple[set[Value], set[Value]]:
+        """The stored values an op reads, and those of them whose memory its result may take."""
+        if op not in self.cache:
+            self.cache[op] = self._reads(op)
+        return self.cache[op]
+
+    def _reads(self, op: Op) -> tuple[set[Value], set[Value]]:
+        everything: set[Value] = set()
+        if op.kind in INLINE:
+            index = positions(loop_vars(op.result.type.shape))
+            # The stored result itself is what is being computed: resolve its operands instead.
+            node = access._RULES[op.kind](self.resolver, op, index)
+            target = ravel(index, op.result.type.shape)
+            moved: set[Value] = set()
+            for load in access.loads(node):
+                if load.buffer is not None:
+                    everything.add(load.buffer)
+                    if load.offset != target or load.bounds:
+                        moved.add(load.buffer)
+            return everything, everything - moved
+        for v in op.operands:
+            for load in access.loads(self.resolver.node(v, positions(loop_vars(v.type.shape)))):
+                if load.buffer is not None:
+                    everything.add(load.buffer)
+        if op.kind in ("update", "dynamic_update", "scatter"):
+            rest: set[Value] = set()
+            for v in op.operands[2:]:
+                rest |= {ld.buffer for ld in access.loads(self.resolver.node(v, positions(
+                    loop_vars(v.type.shape)))) if ld.buffer is not None}  # fmt: skip
+            same = {op.operands[0]} if op.operands[0] not in rest else set()
+            if op.operands[1] is op.operands[0]:
+                same = set()
+            return everything, same
+        return everything, set()
+
+    def region(self, region: Region, live: set[Value], depth: int) -> set[Value]:
+        """Values needed before the region, given those needed after it."""
+        live = set(live)
+        for op in reversed(region.ops):
+            if op.kind == "loop":
+                live = self.loop(op, live, depth)
+            elif op.kind == "branch":
+                live = self.branch(op, live, depth)
+            elif op.kind not in INLINE or op.result in self.stored:
+                live = self.op(op, live, depth)
+        return live
+
+    def op(self, op: Op, live: set[Value], depth: int) -> set[Value]:
+        reads, reusable = self.reads(op)
+        for v in op.results:
+            self.define(v, (live | (reads - reusable) | set(op.results)) - {v})
+            for r in sorted(reusable, key=lambda r: self.order[r]):
+                if r.type == v.type:
+                    self.wishes.append((depth + (op.kind not in INLINE), r, v))
+        return (live - set(op.results)) | reads
+
+    def loop(self, op: Op, live: set[Value], depth: int) -> set[Value]:
+        outer = live - set(op.results)
+        body = op.regions[-1]
+        for v in op.results:
+            self.define(v, (live | set(op.results)) - {v})
+        head = set(outer)
+        for _ in range(3):  # what an iteration needs, the one before must keep
+            inside = self.region(body, head | set(body.results), depth + 1)
+            if len(op.regions) == 2:
+                condition = op.regions[0]
+                keep = head | inside | set(condition.args) | set(condition.results)
+                inside |= self.region(condition, keep, depth + 1)
+            args = set(body.args) | (set(op.regions[0].args) if len(op.regions) == 2 else set())
+            new = head | (inside - args)
+            if new == head:
+                break
+            head = new
+        for k, (init, arg, result) in enumerate(
+            zip(op.operands, body.args, op.results, strict=True)
+        ):
+            others = head | set(body.args) - {arg}
+            others |= {v for j, v in enumerate(op.operands) if j != k and v is not init}
+            others |= {v for j, v in enumerate(body.results) if j != k} - {body.results[k], arg}
+            self.define(arg, others)
+            if len(op.regions) == 2:
+                self.define(op.regions[0].args[k], others - {op.regions[0].args[k]})
+                self.forced.append((arg, op.regions[0].args[k]))
+            self.forced.append((arg, result))
+            self.wishes.append((depth + 2, arg, body.results[k]))
+            self.wishes.append((depth + 1, init, arg))
+        return head | set(op.operands)
+
+    def branch(self, op: Op, live: set[Value], depth: int) -> set[Value]:
+        outer = live - set(op.results)
+        before: set[Value] = set()
+        for v in op.results:
+            self.define(v, (live | set(op.results)) - {v})
+        for arm in op.regions:
+            before |= self.region(arm, outer | set(arm.results), depth)
+            for k, (result, y) in enumerate(zip(op.results, arm.results, strict=True)):
+                self.define(result, {v for j, v in enumerate(arm.results) if j != k} - {y})
+                self.wishes.append((depth + 1, y, result))
+        return before | outer | set(op.operands)
+
+
+class _Groups:
+    """Values joined into shared memory; a union-find that remembers what disturbs a whole group."""
+
+    def __init__(self, work: _Liveness) -> None:
+        self.conflicts = work.conflicts
+        self.members: dict[Value, list[Value]] = {v: [v] for v in work.stored}
+        self.root: dict[Value, Value] = {v: v for v in work.stored}
+        for a, b in work.forced:
+            self.merge(self.root[a], self.root[b])
+
+    def merge(self, a: Value, b: Value) -> None:
+        if a is b:
+            return
+        for v in self.members[b]:
+            self.root[v] = a
+        self.members[a] += self.members.pop(b)
+
+    def disturb(self, a: Value, b: Value) -> bool:
+        other = set(self.members[b])
+        return any(self.conflicts.get(v, set()) & other for v in self.members[a])
+
+    def join(self, a: Value, b: Value) -> None:
+        if a not in self.root or b not in self.root or a.type != b.type:
+            return
+        a, b = self.root[a], self.root[b]
+        if a is not b and not self.disturb(a, b):
+            self.merge(a, b)
+
+    def reuse_memory(self, keep: list[Value]) -> None:
+        """Temporaries of one type that are never needed together share a buffer."""
+        fixed = {self.root[v] for v in keep}
+        homes: list[Value] = []
+        for root in sorted(self.members, key=lambda v: v.id):
+            if root in fixed:
+                continue
+            for home in homes:
+                if home.type == root.type and not self.disturb(home, root):
+                    self.merge(home, root)
+                    break
+            else:
+                homes.append(root)
+
+
+def _regions(program: Module) -> list[Region]:
+    return [i.default for i in program.inputs if i.default is not None] + [program.body]
+
+
+def _number(program: Module, work: _Liveness, groups: _Groups) -> Assignment:
+    first = {root: min(work.order.get(v, 0) for v in vs) for root, vs in groups.members.items()}
+    out = Assignment(())
+    names: dict[str, int] = {}
+    buffers = []
+    for root in sorted(groups.members, key=lambda r: first[r]):
+        members = sorted(groups.members[root], key=lambda v: work.order.get(v, 0))
+        hint = next((v.name for v in members if v.name not in _DULL), members[0].name)
+        names[hint] = names.get(hint, 0) + 1
+        name = hint if names[hint] == 1 else f"{hint}_{names[hint]}"
+        buffer = Buffer(len(buffers), name, root.type.dtype, _capacity(members[0]))
+        buffers.append(buffer)
+        for v in members:
+            out.of[v] = buffer
+    out.buffers = tuple(buffers)
+    return out
+
+
+# Names that say how a value came about, not what the user called it.
+_DULL = frozenset(access.INLINE | {"update", "arg", "loop", "branch", "reduce"})
+
+
+def _capacity(value: Value) -> Expr:
+    """Elements that any rank needs at any time: no coordinate, counter or variable is left."""
+    elements = expr.product(value.type.shape)
+    gone = {s for s in elements.symbols() if s.kind not in ("size", "scalar")}
+    return prove.upper_bound(elements, gone) if gone else elements

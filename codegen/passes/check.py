@@ -1,0 +1,110 @@
+"""The executable specification of the IR: runs between passes, on Graphs and Programs.
+
+Goes in: a Module. Comes out: the same Module, or an InternalError that names the op.
+Checks: every value is defined once and before use, result types follow from the op's rule, attrs
+are those of the table, regions fit their op, and each level holds only what belongs to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from codegen import ops
+from codegen.errors import InternalError
+from codegen.ir import ArrayType, Module, Op, Region, Value
+
+
+def check(module: Module) -> Module:
+    """Raises InternalError at the first op that breaks a rule."""
+    defined = {i.value for i in module.inputs}
+    for i in module.inputs:
+        if i.default is not None:
+            _region(module, i.default, set())
+            _expect(i.default.results[0].type.shape == _local(i.value).shape or
+                    module.level == "graph", None, f"default of {i.name} has the shard's shape")
+    _region(module, module.body, defined)
+    scope = defined | {v for op in module.body.ops for v in op.results}
+    for out in module.outputs:
+        _expect(out.value in scope, None, f"output {out.name} is a value of the body")
+        _expect(len(out.layout) == out.value.type.ndim, None, f"output {out.name}: layout per dim")
+    return module
+
+
+def _local(value: Value) -> ArrayType:
+    return value.type
+
+
+def _expect(condition: bool, op: Op | None, rule: str) -> None:
+    if not condition:
+        raise InternalError(
+            f"the compiler broke a rule of its own: {rule}",
+            place=op.place if op else None,
+            found=f"op {op.kind}" if op else "",
+            remedy="report this program: it is a defect of spmd",
+        )
+
+
+def _region(module: Module, region: Region, outer: set[Value]) -> None:
+    scope = set(outer)
+    for value in region.args:
+        _expect(value not in scope, None, f"{value} is defined once")
+        scope.add(value)
+    for op in region.ops:
+        _op(module, op, scope)
+        scope.update(op.results)
+    for value in region.results:
+        _expect(value in scope, None, f"a region's result {value} is defined in it")
+
+
+def _op(module: Module, op: Op, scope: set[Value]) -> None:
+    rule = ops.OPS.get(op.kind)
+    if rule is None:
+        _expect(False, op, "an op's kind is a row of the table")
+        return
+    names = {n for n in rule.attrs if not n.endswith("?")}
+    _expect(names <= set(op.attrs), op, f"{op.kind} carries {', '.join(sorted(names))}")
+    for value in op.operands:
+        _expect(value in scope, op, f"operand {value} is defined before its use")
+    for value in op.results:
+        _expect(value not in scope, op, f"{value} is defined once")
+    inferred = ops.infer(op.kind, [v.type for v in op.operands], op.attrs)
+    _expect(_same_types(inferred, [v.type for v in op.results]), op,
+            f"results follow from the rule: {[str(t) for t in inferred]} "
+            f"against {[str(v.type) for v in op.results]}")
+    for inner in op.regions:
+        _region(module, inner, scope)
+    _level(module, op)
+    if op.kind == "loop":
+        _loop(op)
+    elif op.kind == "branch":
+        for inner in op.regions:
+            _expect(_same_types([v.type for v in inner.results], [v.type for v in op.results]), op,
+                    "every arm of a branch yields the branch's types")
+
+
+def _level(module: Module, op: Op) -> None:
+    _expect(module.level == "graph" or op.kind != "shard_map", op, "a Program holds no shard_map")
+    if module.level == "program":
+        for value in op.results:
+            _expect(value.type.layout is None, op, "a Program holds local arrays only")
+
+
+def _loop(op: Op) -> None:
+    carried = [v.type for v in op.operands]
+    _expect(len(op.regions) in (1, 2), op, "a loop has a body, or a condition and a body")
+    for inner in op.regions:
+        _expect(_same_types([v.type for v in inner.args], carried), op,
+                "the regions of a loop take what it carries")
+    _expect(_same_types([v.type for v in op.regions[-1].results], carried), op,
+            "the body of a loop yields what it carries")
+    if len(op.regions) == 2:
+        _expect(len(op.regions[0].results) == 1, op, "a loop's condition yields one truth value")
+    else:
+        _expect(op.attrs["stop"] is not None, op, "a loop without a condition has a stop")
+
+
+def _same_types(a: Sequence[ArrayType], b: Sequence[ArrayType]) -> bool:
+    return len(a) == len(b) and all(
+        x.dtype == y.dtype and x.shape == y.shape and (x.layout or None) == (y.layout or None)
+        for x, y in zip(a, b, strict=True)
+    )

@@ -1,0 +1,112 @@
+"""The executable specification of a Plan: runs before C is printed.
+
+Goes in: a Plan. Comes out: the same Plan, or an InternalError that names the step.
+Checks: every buffer used is in the table; no phase mentions a symbol of the index that is not handed
+to it as an expression; an exchange pulls into other memory than it reads; phases never stand side
+by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from codegen.access import loads
+from codegen.errors import InternalError, Place
+from codegen.plan import (
+    Branch, Buffer, Default, Exchange, KernelCall, Lane, Load, Loop, Phase, Plan, Print, Product,
+    Reduce, Step, Store, Work,
+)  # fmt: skip
+
+
+def check_plan(plan: Plan) -> Plan:
+    """Raises InternalError at the first step that breaks a rule."""
+    known = {id(b) for b in (*plan.buffers, *plan.constants)}
+    _rule([b.number for b in plan.buffers] == list(range(len(plan.buffers))), None,
+          "buffers are numbered in order")
+    for b in plan.buffers:
+        _rule(all(s.kind in ("size", "scalar") for s in b.capacity.symbols()), None,
+              f"the capacity of buffer {b.name} mentions axis sizes and scalars only")
+    for step in walk_steps(plan.steps):
+        place = getattr(step, "place", None)
+        for buffer in step_buffers(step):
+            _rule(id(buffer) in known, place, f"buffer {buffer.name} is in the table")
+        if isinstance(step, Exchange) and step.pull_from and step.pull_into:
+            _rule(step.pull_from.buffer is not step.pull_into.buffer, place,
+                  "an exchange does not write what its peers read")
+            _rule(step.site < plan.sites, place, "every exchange has a site")
+            _rule(len(step.pull_from.extent) == len(step.pull_into.extent), place,
+                  "both sides of an exchange have the same dims")
+    _side_by_side(plan.steps)
+    return plan
+
+
+def _rule(holds: bool, place: Place | None, rule: str) -> None:
+    if not holds:
+        raise InternalError(
+            f"the compiler broke a rule of its own: {rule}", place=place,
+            remedy="report this program: it is a defect of spmd",
+        )  # fmt: skip
+
+
+def walk_steps(steps: Sequence[Step]) -> Iterator[Step]:
+    """Every step, outer first."""
+    for step in steps:
+        yield step
+        for inner in inner_steps(step):
+            yield from walk_steps(inner)
+
+
+def inner_steps(step: Step) -> tuple[tuple[Step, ...], ...]:
+    if isinstance(step, Loop):
+        return (step.condition, step.body)
+    if isinstance(step, Branch):
+        return step.arms
+    if isinstance(step, Default):
+        return (step.steps,)
+    return ()
+
+
+def step_buffers(step: Step) -> Iterator[Buffer]:
+    """Every buffer that a step itself (not a step inside it) touches."""
+    if isinstance(step, Phase):
+        for work in step.work:
+            yield from work_buffers(work)
+    elif isinstance(step, Exchange):
+        for box in (step.pull_from, step.pull_into, step.send):
+            if box is not None:
+                yield box.buffer
+    elif isinstance(step, Loop) and step.flag is not None:
+        yield step.flag.buffer
+    elif isinstance(step, Branch) and isinstance(step.on, Load):
+        yield step.on.buffer
+    elif isinstance(step, Print):
+        for node in step.operands:
+            for load in loads(node):
+                yield load.buffer
+
+
+def work_buffers(work: Work) -> Iterator[Buffer]:
+    if isinstance(work, Product):
+        for m in (work.a, work.b, work.c):
+            yield m.buffer
+        return
+    if isinstance(work, KernelCall):
+        for a in work.arguments:
+            if isinstance(a.what, Buffer):
+                yield a.what
+        return
+    yield work.buffer
+    if isinstance(work, Lane):
+        yield from work.scratch
+    if isinstance(work, (Store, Reduce, Lane)) and work.value is not None:
+        for load in loads(work.value):
+            yield load.buffer
+
+
+def _side_by_side(steps: Sequence[Step]) -> None:
+    for a, b in zip(steps, steps[1:], strict=False):
+        _rule(not (isinstance(a, Phase) and isinstance(b, Phase)), getattr(b, "place", None),
+              "two compute phases do not stand side by side")
+    for step in steps:
+        for inner in inner_steps(step):
+            _side_by_side(inner)

@@ -1,0 +1,488 @@
+"""Program to Plan: ops in order become compute phases, exchange phases and control steps.
+
+Goes in: a Program, its stored values and their buffers. Comes out: the Plan; nothing is left for the
+emitter to decide. Where a value that wants another's buffer could not have it, a copy stands here.
+Always holds: between two exchanges there is at most one compute phase; no phase mentions a rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from codegen import access, expr, mesh
+from codegen.access import INLINE, Resolver, gather_index, loop_vars, positions, ravel, strides
+from codegen.dtypes import INT64, DType
+from codegen.errors import InternalError
+from codegen.expr import Expr, Sym
+from codegen.ir import Module, Op, Region, Shape, Value, walk
+from codegen.plan import (
+    Argument, Array, Bound, Box, Branch, Buffer, Default, Exchange, KernelCall, Lane, Load, Loop,
+    Matrix, Phase, Plan, Print, Product, Reduce, Step, Store, Var, Work,
+)  # fmt: skip
+
+_ROUTINES = {"float32": "sgemm", "float64": "dgemm", "complex64": "cgemm", "complex128": "zgemm"}
+
+
+def schedule(
+    program: Module, stored: frozenset[Value], buffers: Sequence[Buffer], of: Mapping[Value, Buffer]
+) -> Plan:
+    """The Plan of a Program."""
+    work = _Schedule(program, stored, list(buffers), of)
+    steps: list[Step] = []
+    for k, i in enumerate(program.inputs):
+        if i.default is not None:
+            copy = [(of[i.default.results[0]], i.default.results[0], of[i.value])]
+            steps.append(Default(k, i.name, work.region(i.default, copy)))
+    steps += work.region(program.body, [])
+    inputs = tuple(
+        Array(i.name, of[i.value], i.value.type.dtype, i.shape, i.layout, i.default is not None)
+        for i in program.inputs
+    )
+    outputs = tuple(
+        Array(o.name, of[o.value], o.value.type.dtype, o.shape, o.layout) for o in program.outputs
+    )
+    return Plan(
+        program.name, program.file, program.mesh, program.parameters, program.scalars,
+        tuple(work.buffers), tuple(work.constants.values()), inputs, outputs, program.returns,
+        tuple(steps), program.conditions, work.counters, work.sites, tuple(work.libraries),
+        tuple(work.kernels.items()),
+    )  # fmt: skip
+
+
+# A copy that a control step needs: from buffer, the value, into buffer.
+_Copy = tuple[Buffer, Value, Buffer]
+
+
+class _Schedule:
+    def __init__(
+        self, program: Module, stored: frozenset[Value], buffers: list[Buffer],
+        of: Mapping[Value, Buffer],
+    ) -> None:  # fmt: skip
+        self.mesh = program.mesh
+        self.buffers = buffers
+        self.of = of
+        self.stored = stored
+        self.constants: dict[Value, Buffer] = {}
+        regions = [i.default for i in program.inputs if i.default is not None] + [program.body]
+        defs = {v: op for r in regions for op in walk(r) for v in op.results}
+        self.resolver = Resolver(
+            defs, lambda v: v in stored, lambda v: of[v], self.constant,
+            {s.name: k for k, s in enumerate(program.scalars)},
+        )  # fmt: skip
+        self.phases = self.sites = self.counters = 0
+        self.libraries: list[str] = []
+        self.kernels: dict[str, Any] = {}
+        self.pending: list[Work] = []
+        self.steps: list[Step] = []
+
+    def constant(self, value: Value, data: Any) -> Buffer:
+        if value not in self.constants:
+            number = len(self.constants)
+            self.constants[value] = Buffer(
+                number, f"constant_{number}", value.type.dtype, expr.const(data.size), data
+            )
+        return self.constants[value]
+
+    # ---- regions and control ---------------------------------------------------------------------
+
+    def region(self, region: Region, copies: Sequence[_Copy]) -> tuple[Step, ...]:
+        """The steps of a region, with the copies that its end asks for."""
+        outer, self.steps = (self.steps, self.pending), []
+        self.pending = []
+        for op in region.ops:
+            self.op(op)
+        self.copies(copies)
+        self.flush()
+        done = tuple(self.steps)
+        self.steps, self.pending = outer
+        return done
+
+    def flush(self) -> None:
+        if self.pending:
+            place = next((w.place for w in self.pending if w.place), None)
+            name = f"phase_{self.phases}"
+            self.steps.append(Phase(self.phases, name, tuple(self.pending), place))
+            self.phases += 1
+            self.pending = []
+
+    def copies(self, copies: Sequence[_Copy]) -> None:
+        """Copies that happen at once: ordered so that none destroys another's source."""
+        left = [c for c in copies if c[0] is not c[2]]
+        while left:
+            for c in left:
+                if not any(o[0] is c[2] for o in left if o is not c):
+                    break
+            else:  # a cycle: save one source
+                c = left[0]
+                spare = self.new_buffer(f"{c[2].name}_old", c[2].dtype, c[2].capacity)
+                self.copy(c[2], c[1], spare)
+                left = [(spare, v, to) if src is c[2] else (src, v, to) for src, v, to in left]
+                continue
+            self.copy(*c)
+            left.remove(c)
+
+    def copy(self, source: Buffer, value: Value, into: Buffer) -> None:
+        loops = loop_vars(value.type.shape)
+        offset = ravel(positions(loops), value.type.shape)
+        self.pending.append(Store(loops, into, offset, Load(source, offset)))
+
+    def new_buffer(self, name: str, dtype: DType, capacity: Expr) -> Buffer:
+        buffer = Buffer(len(self.buffers), name, dtype, capacity)
+        self.buffers.append(buffer)
+        return buffer
+
+    def op(self, op: Op) -> None:
+        if op.kind in INLINE:
+            if op.result in self.stored:
+                self.store_inline(op)
+            return
+        _OPS[op.kind](self, op)
+
+    def loop(self, op: Op) -> None:
+        body = op.regions[-1]
+        entry = [(self.of[i], i, self.of[a]) for i, a in zip(op.operands, body.args, strict=True)]
+        self.copies(entry)
+        self.flush()
+        slot, self.counters = self.counters, self.counters + 1
+        condition: tuple[Step, ...] = ()
+        flag = None
+        if len(op.regions) == 2:
+            condition = self.region(op.regions[0], ())
+            flag = Load(self.of[op.regions[0].results[0]], expr.const(0))
+        again = [(self.of[y], y, self.of[a]) for y, a in zip(body.results, body.args, strict=True)]
+        steps = self.region(body, again)
+        a = op.attrs
+        self.steps.append(
+            Loop(a["counter"], slot, a["start"], a["stop"], a["step"], steps, condition, flag,
+                 op.place)
+        )  # fmt: skip
+        for r, arg in zip(op.results, body.args, strict=True):
+            if self.of[r] is not self.of[arg]:
+                raise InternalError(f"loop result {r} left its buffer", place=op.place)
+
+    def branch(self, op: Op) -> None:
+        self.flush()
+        arms = tuple(
+            self.region(
+                arm, [(self.of[y], y, self.of[r]) for y, r in zip(arm.results, op.results,
+                                                                  strict=True)]
+            )
+            for arm in op.regions
+        )  # fmt: skip
+        on = op.attrs["on"]
+        if on is None:
+            on = Load(self.of[op.operands[0]], expr.const(0))
+        self.steps.append(Branch(on, arms, op.place))
+
+    def print(self, op: Op) -> None:
+        self.flush()
+        nodes = tuple(self.resolver.node(v, ()) for v in op.operands)
+        self.steps.append(
+            Print(tuple(op.attrs["parts"]), nodes, bool(op.attrs["every_rank"]), op.place)
+        )
+
+    # ---- compute ---------------------------------------------------------------------------------
+
+    def add(self, work: Work) -> None:
+        self.pending.append(work)
+
+    def store_inline(self, op: Op) -> None:
+        loops = loop_vars(op.result.type.shape)
+        index = positions(loops)
+        node = access._RULES[op.kind](self.resolver, op, index)
+        into = self.of[op.result]
+        offset = ravel(index, op.result.type.shape)
+        if isinstance(node, Load) and node.buffer is into and node.offset == offset:
+            return  # a reshape in place
+        self.add(Store(loops, into, offset, node, place=op.place))
+
+    def take_over(self, op: Op) -> Buffer:
+        """The buffer that an update writes; the old content is copied where it is still needed."""
+        x, result = op.operands[0], op.result
+        self.copies([(self.of[x], x, self.of[result])])
+        return self.of[result]
+
+    def update(self, op: Op) -> None:
+        into = self.take_over(op)
+        v = op.operands[1]
+        loops = loop_vars(v.type.shape)
+        index = positions(loops)
+        at = tuple(
+            a + s * j for a, s, j in zip(op.attrs["start"], op.attrs["step"], index, strict=True)
+        )
+        node = self.resolver.node(v, index)
+        self.add(Store(loops, into, ravel(at, op.result.type.shape), node, place=op.place))
+
+    def dynamic_update(self, op: Op) -> None:
+        into = self.take_over(op)
+        x, v, *starts = op.operands
+        loops = loop_vars(v.type.shape)
+        index = positions(loops)
+        bounds, at = [], []
+        for d, start in enumerate(starts):
+            bound = self.resolver.bound(start, (), x.type.shape[d] - 1)
+            bounds.append(Bound(bound.sym, bound.node, bound.limit, index[d]))
+            at.append(expr.symbol(bound.sym) + index[d])
+        self.add(Store(loops, into, ravel(tuple(at), x.type.shape),
+                       self.resolver.node(v, index), "set", tuple(bounds), op.place))  # fmt: skip
+
+    def scatter(self, op: Op) -> None:
+        into = self.take_over(op)
+        x, v, *indices = op.operands
+        loops = loop_vars(v.type.shape)
+        index = positions(loops)
+        inner, bounds = gather_index(
+            self.resolver, indices, op.attrs["dims"], op.attrs["at"], x.type.shape, index
+        )
+        self.add(Store(loops, into, ravel(inner, x.type.shape), self.resolver.node(v, index),
+                       op.attrs["fn"], bounds, op.place))  # fmt: skip
+
+    def reduce(self, op: Op) -> None:
+        x = op.operands[0]
+        loops = loop_vars(x.type.shape)
+        index = positions(loops)
+        dims = op.attrs["dims"]
+        kept = tuple(v for d, v in enumerate(loops) if d not in dims)
+        inner = tuple(v for d, v in enumerate(loops) if d in dims)
+        offset = ravel(positions(kept), op.result.type.shape)
+        long = [d for d, v in enumerate(loops) if v.extent != 1]
+        rows = bool(kept) and bool(long) and long[-1] not in dims and op.result.type.dtype.size != 2
+        node = self.resolver.node(x, index)
+        self.add(Reduce(kept, inner, rows, self.of[op.result], offset, node, op.attrs["fn"],
+                        op.result.type.dtype, op.place))  # fmt: skip
+
+    def lane(self, op: Op) -> None:
+        x, dim = op.operands[0], op.attrs["dim"]
+        loops = loop_vars(x.type.shape)
+        rest = tuple(v for d, v in enumerate(loops) if d != dim)
+        node = self.resolver.node(x, positions(loops))
+        shape = op.result.type.shape
+        if op.kind == "argreduce":
+            offset, stride = ravel(positions(rest), shape), expr.const(0)
+        else:
+            at = list(positions(loops))
+            at[dim] = expr.const(0)
+            offset, stride = ravel(tuple(at), shape), strides(shape)[dim]
+        scratch: tuple[Buffer, ...] = ()
+        if op.kind in ("sort", "argsort"):
+            room = self.of[op.result].capacity  # a lane is never longer than the whole
+            scratch = (self.new_buffer(f"{op.result.name}_lane", x.type.dtype, room),)
+            if op.kind == "argsort":
+                scratch += (self.new_buffer(f"{op.result.name}_order", INT64, room * 2),)
+        self.add(Lane(op.kind, rest, loops[dim], self.of[op.result], offset, stride, x.type.dtype,
+                      op.attrs.get("fn", ""), node, scratch, op.place))  # fmt: skip
+
+    def matmul(self, op: Op) -> None:
+        a, b = op.operands
+        c = op.result
+        batch = loop_vars(c.type.shape[:-2])
+        m, n = c.type.shape[-2:]
+        k = a.type.shape[-1]
+        mats = tuple(self.matrix(v, batch) for v in (a, b, c))
+        library = None
+        routine = _ROUTINES.get(c.type.dtype.name)
+        shapes = ((m, k), (k, n), (m, n))
+        if routine and all(_blas_can_read(x, s) for x, s in zip(mats, shapes, strict=True)):
+            if routine not in self.libraries:
+                self.libraries.append(routine)
+            library = self.libraries.index(routine)
+        self.add(Product(batch, m, n, k, *mats, c.type.dtype, library, op.place))
+
+    def matrix(self, value: Value, batch: tuple[Var, ...]) -> Matrix:
+        last = loop_vars(value.type.shape[-2:], "k")
+        node = self.resolver.node(value, positions(batch) + positions(last))
+        assert isinstance(node, Load), "an operand of matmul lies in memory"
+        found = access.affine(node.offset, last)
+        assert found is not None, "an operand of matmul is strided"
+        base, (row, column) = found
+        return Matrix(node.buffer, base, row, column)
+
+    def kernel(self, op: Op) -> None:
+        kernel = op.attrs["kernel"]
+        arguments: list[Argument] = []
+        for how, what in op.attrs["args"]:
+            if how == "out":
+                v = op.results[what]
+                arguments.append(Argument(self.of[v], v.type.dtype, v.type.shape, True))
+            elif how == "in" and op.operands[what].type.ndim:
+                v = op.operands[what]
+                arguments.append(Argument(self.of[v], v.type.dtype, v.type.shape))
+            elif how in ("in", "scalar"):
+                v = op.operands[what]
+                arguments.append(Argument(self.resolver.node(v, ()), v.type.dtype))
+            else:
+                arguments.append(Argument(what, INT64))
+        signature = tuple((a.dtype, len(a.shape), a.writes) for a in arguments)
+        symbol = next((s for s, (k, sig) in self.kernels.items() if k is kernel and
+                       sig == signature), None)  # fmt: skip
+        if symbol is None:
+            symbol = f"kernel_{len(self.kernels)}_{kernel.name}"
+            self.kernels[symbol] = (kernel, signature)
+        self.add(KernelCall(symbol, tuple(arguments), op.place))
+
+    # ---- exchange --------------------------------------------------------------------------------
+
+    def exchange(self, op: Op) -> None:
+        self.flush()
+        axes = tuple(op.attrs["axes"])
+        size, me = self.mesh.size(axes), self.mesh.position(axes)
+        member = Sym("member", "var", expr.const(0), size - 1)
+        there = self.mesh.at(axes, expr.symbol(member))
+        details = _EXCHANGES[op.kind](self, op, me, expr.symbol(member), there)
+        dtype = op.operands[0].type.dtype if op.operands else None
+        self.steps.append(
+            Exchange(self.sites, op.kind, axes, member, dtype, fn=op.attrs.get("fn", ""),
+                     place=op.place, **details)
+        )  # fmt: skip
+        self.sites += 1
+
+    def box(self, value: Value) -> Box:
+        """Where a value lies: a strided region of a buffer."""
+        loops = loop_vars(value.type.shape)
+        node = self.resolver.node(value, positions(loops))
+        assert isinstance(node, Load), "what is sent lies in memory"
+        found = access.affine(node.offset, loops)
+        assert found is not None, "what is sent is strided"
+        return Box(node.buffer, found[0], value.type.shape, found[1])
+
+    def permute(
+        self, op: Op, me: Expr, member: Expr, there: Mapping[Sym, Expr]
+    ) -> dict[str, Any]:
+        a = op.attrs
+        mine, into = self.box(op.operands[0]), self.box(op.result)
+        at_me = {a["var"]: me}
+        solved = a["source"] is not None
+        return {
+            "pull_from": _with_extent(_seen_from(mine, there), into.extent),
+            "pull_into": into,
+            "send": mine,
+            "source": a["source"].subst(at_me) if solved else None,
+            "receives": a["receives"].subst(at_me) if solved else None,
+            "dest": a["to"].subst(at_me),
+            "sends": a["sends"].subst(at_me),
+        }
+
+    def all_reduce(
+        self, op: Op, me: Expr, member: Expr, there: Mapping[Sym, Expr]
+    ) -> dict[str, Any]:
+        return {"pull_from": _flat(_seen_from(self.box(op.operands[0]), there)),
+                "pull_into": _flat(self.box(op.result)),
+                "send": _flat(self.box(op.operands[0]))}  # fmt: skip
+
+    def all_gather(
+        self, op: Op, me: Expr, member: Expr, there: Mapping[Sym, Expr]
+    ) -> dict[str, Any]:
+        mine, whole = self.box(op.operands[0]), self.box(op.result)
+        from_ = _seen_from(mine, there)
+        offset = op.attrs["offset"].subst({op.attrs["var"]: member})
+        into = _part(whole, op.attrs["dim"], offset, from_.extent)
+        return {"pull_from": from_, "pull_into": into, "send": mine}
+
+    def all_to_all(
+        self, op: Op, me: Expr, member: Expr, there: Mapping[Sym, Expr]
+    ) -> dict[str, Any]:
+        a = op.attrs
+        mine, whole = self.box(op.operands[0]), self.box(op.result)
+        size = self.mesh.size(tuple(a["axes"]))
+        theirs = _block(_seen_from(mine, there), a["split"], size, me)
+        offset = a["offset"].subst({a["var"]: member})
+        into = _part(whole, a["concat"], offset, theirs.extent)
+        return {"pull_from": theirs, "pull_into": into,
+                "send": _block(mine, a["split"], size, member)}  # fmt: skip
+
+    def reduce_scatter(
+        self, op: Op, me: Expr, member: Expr, there: Mapping[Sym, Expr]
+    ) -> dict[str, Any]:
+        mine = self.box(op.operands[0])
+        dim, size = op.attrs["dim"], self.mesh.size(tuple(op.attrs["axes"]))
+        return {"pull_from": _block(_seen_from(mine, there), dim, size, me),
+                "pull_into": self.box(op.result), "send": _block(mine, dim, size, member)}  # fmt: skip
+
+    def broadcast_from(
+        self, op: Op, me: Expr, member: Expr, there: Mapping[Sym, Expr]
+    ) -> dict[str, Any]:
+        mine, into = self.box(op.operands[0]), self.box(op.result)
+        only = expr.eq(member, op.attrs["root"])
+        is_root = expr.eq(me, op.attrs["root"])
+        return {"pull_from": _times(_seen_from(mine, there), only), "pull_into": _times(into, only),
+                "send": _times(mine, is_root)}  # fmt: skip
+
+    def barrier(
+        self, op: Op, me: Expr, member: Expr, there: Mapping[Sym, Expr]
+    ) -> dict[str, Any]:
+        return {}
+
+
+# ---- boxes -------------------------------------------------------------------------------------------
+
+
+def _seen_from(box: Box, there: Mapping[Sym, Expr]) -> Box:
+    """The same region in another member's view."""
+    return Box(
+        box.buffer, box.offset.subst(there), tuple(e.subst(there) for e in box.extent),
+        tuple(s.subst(there) for s in box.stride),
+    )  # fmt: skip
+
+
+def _with_extent(box: Box, extent: Shape) -> Box:
+    return Box(box.buffer, box.offset, extent, box.stride)
+
+
+def _part(box: Box, dim: int, offset: Expr, extent: Shape) -> Box:
+    return Box(box.buffer, box.offset + box.stride[dim] * offset, extent, box.stride)
+
+
+def _block(box: Box, dim: int, blocks: Expr, k: Expr) -> Box:
+    """Balanced block k of a dim."""
+    e = box.extent[dim]
+    extent = (*box.extent[:dim], mesh.block_extent(e, blocks, k), *box.extent[dim + 1 :])
+    return _part(box, dim, mesh.block_offset(e, blocks, k), extent)
+
+
+def _times(box: Box, condition: Expr) -> Box:
+    """Empty where the condition is 0."""
+    extent = box.extent or (expr.const(1),)
+    stride = box.stride or (expr.const(1),)
+    return Box(box.buffer, box.offset, (extent[0] * condition, *extent[1:]), stride)
+
+
+def _flat(box: Box) -> Box:
+    return Box(box.buffer, box.offset, (expr.product(box.extent),), (expr.const(1),))
+
+
+def _blas_can_read(x: Matrix, shape: tuple[Expr, Expr]) -> bool:
+    """One stride is 1 (or its extent is), the other is not negative."""
+    rows, columns = shape
+    along_row = x.column == 1 or columns == 1
+    along_column = x.row == 1 or rows == 1
+    return (along_row and expr.nonneg(x.row)) or (along_column and expr.nonneg(x.column))
+
+
+_OPS: dict[str, Callable[[_Schedule, Op], None]] = {
+    "loop": _Schedule.loop,
+    "branch": _Schedule.branch,
+    "print": _Schedule.print,
+    "update": _Schedule.update,
+    "dynamic_update": _Schedule.dynamic_update,
+    "scatter": _Schedule.scatter,
+    "reduce": _Schedule.reduce,
+    "argreduce": _Schedule.lane,
+    "cumulative": _Schedule.lane,
+    "sort": _Schedule.lane,
+    "argsort": _Schedule.lane,
+    "matmul": _Schedule.matmul,
+    "kernel": _Schedule.kernel,
+}
+
+_EXCHANGES: dict[str, Callable[..., dict[str, Any]]] = {
+    "permute": _Schedule.permute,
+    "all_reduce": _Schedule.all_reduce,
+    "all_gather": _Schedule.all_gather,
+    "all_to_all": _Schedule.all_to_all,
+    "reduce_scatter": _Schedule.reduce_scatter,
+    "broadcast_from": _Schedule.broadcast_from,
+    "barrier": _Schedule.barrier,
+}
+_OPS.update(dict.fromkeys(_EXCHANGES, _Schedule.exchange))
+

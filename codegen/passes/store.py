@@ -1,0 +1,198 @@
+"""Which values live in memory, and which are computed where they are used.
+
+Goes in: a Program. Comes out: the set of stored values. Everything else is a view (an index map) or
+an element-wise value that one consumer's loop computes on the way: chains become one loop.
+Always holds: a value that is not stored reads nothing that may be overwritten before its consumer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from codegen.access import INLINE, Resolver, loads, loop_vars, positions, ravel
+from codegen.ir import Module, Op, Region, Value
+
+_VIEWS = ("slice", "broadcast", "transpose", "reshape")
+_SOURCES = ("full", "iota", "expr", "scalar", "const")
+# Functions so cheap that computing them again beats a trip through memory.
+_CHEAP = frozenset("add sub mul neg cast eq ne lt le gt ge select logical_and logical_or".split())
+# Ops that want to take over the memory of their first operands.
+_TAKES_OVER = ("update", "dynamic_update", "scatter")
+
+
+@dataclass(frozen=True)
+class _Use:
+    op: Op | None  # None: the end of a region, or an output
+    operand: int
+    position: int
+    region: Region
+
+
+def stored_values(program: Module) -> frozenset[Value]:
+    """The values that need memory of their own."""
+    return frozenset(_Storing(program).run())
+
+
+class _Storing:
+    def __init__(self, program: Module) -> None:
+        self.program = program
+        self.defs: dict[Value, Op] = {}
+        self.place: dict[Value, tuple[int, Region]] = {}
+        self.uses: dict[Value, list[_Use]] = {}
+        self.order: list[Op] = []
+        self.stored: set[Value] = {i.value for i in program.inputs}
+        self.clock = 0
+
+    def run(self) -> set[Value]:
+        for i in self.program.inputs:
+            if i.default is not None:
+                self.region(i.default)
+        self.region(self.program.body, outputs=True)
+        for op in self.order:
+            self.demand(op)
+        for op in self.order:
+            for value in op.results:
+                if op.kind in INLINE and value not in self.stored and self.shared(op, value):
+                    self.stored.add(value)
+        for op in self.order:
+            if op.kind in _TAKES_OVER or op.kind == "loop":
+                for x in op.operands if op.kind == "loop" else op.operands[:1]:
+                    self.keep_old_views(op, x)
+        for op in self.order:
+            if op.kind in ("update", "scatter"):
+                self.separate(op)
+        return self.stored
+
+    # ---- facts -----------------------------------------------------------------------------------
+
+    def region(self, region: Region, outputs: bool = False) -> None:
+        self.stored.update(region.args)
+        for op in region.ops:
+            self.clock += 1
+            start = self.clock
+            self.order.append(op)
+            for k, v in enumerate(op.operands):
+                self.uses.setdefault(v, []).append(_Use(op, k, start, region))
+            for inner in op.regions:
+                self.region(inner)
+            for v in op.results:
+                self.defs[v] = op
+                self.place[v] = (start, region)
+                if op.kind not in INLINE:
+                    self.stored.add(v)
+        self.clock += 1
+        ends = list(region.results)
+        if outputs:
+            ends += [o.value for o in self.program.outputs]
+        for v in ends:
+            self.uses.setdefault(v, []).append(_Use(None, 0, self.clock, region))
+            self.stored.add(v)
+
+    def demand(self, op: Op) -> None:
+        """Operands that must lie in memory for an op to work on them."""
+        if op.kind in INLINE or op.kind in ("reduce", "argreduce", "cumulative", "print", "branch"):
+            if op.kind == "branch":
+                self.stored.update(op.operands)
+            return
+        if op.kind in _TAKES_OVER:
+            self.stored.add(op.operands[0])
+        elif op.kind in ("permute", "all_gather", "all_to_all", "broadcast_from", "matmul"):
+            for v in op.operands:
+                if not self.is_plain_view(v):
+                    self.stored.add(v)
+        else:  # all_reduce, reduce_scatter, loop, kernel, sort, argsort: whole and contiguous
+            for v in op.operands:
+                self.stored.add(v)
+
+    def is_plain_view(self, value: Value) -> bool:
+        """A chain of slices and transposes of something that is stored anyway."""
+        while value not in self.stored:
+            op = self.defs[value]
+            if op.kind == "reshape":
+                small = [e for e in op.result.type.shape if e != 1]
+                if small != [e for e in op.operands[0].type.shape if e != 1]:
+                    return False
+            elif op.kind not in ("slice", "transpose"):
+                return False
+            value = op.operands[0]
+        return True
+
+    def consumers(self, value: Value) -> Iterator[_Use]:
+        """The uses that really read a value: through views, to whoever is stored or no op at all."""
+        for use in self.uses.get(value, ()):
+            if use.op is not None and use.op.kind in _VIEWS and use.op.result not in self.stored:
+                yield from self.consumers(use.op.result)
+            else:
+                yield use
+
+    def shared(self, op: Op, value: Value) -> bool:
+        """An element-wise value read more than once, in another region, or stretched, is stored."""
+        if op.kind in _VIEWS or op.kind in _SOURCES:
+            return False
+        uses = list(self.consumers(value))
+        cheap = op.kind == "map" and op.attrs["fn"] in _CHEAP
+        if cheap and value.type.ndim == 0 and all(
+            self.defs[v].kind in _SOURCES for v in op.operands if v in self.defs
+        ) and all(v in self.defs for v in op.operands):  # fmt: skip
+            return False
+        if len(uses) > 1:
+            return True
+        here = self.place[value][1]
+        if any(u.region is not here for u in uses):
+            return True
+        return any(self.stretches(u, value) for u in self.uses.get(value, ())) and not cheap
+
+    def stretches(self, use: _Use, value: Value) -> bool:
+        op = use.op
+        if op is None or op.kind not in ("broadcast", "matmul", "gather", "dynamic_slice"):
+            return False
+        return any(r.type.shape != value.type.shape for r in op.results)
+
+    # ---- what is overwritten ---------------------------------------------------------------------
+
+    def keep_old_views(self, op: Op, x: Value) -> None:
+        """A view made before x is overwritten and read afterwards becomes a copy of the part."""
+        at = self.uses_position(op)
+        for use in list(self.uses.get(x, ())):
+            if use.op is None or use.op is op or use.op.kind not in INLINE:
+                continue
+            value = use.op.result
+            if value in self.stored or use.position > at:
+                continue
+            if any(p > at for p in self.read_positions(value)):
+                self.stored.add(value)
+
+    def uses_position(self, op: Op) -> int:
+        return next(u.position for u in self.uses[op.operands[0]] if u.op is op)
+
+    def read_positions(self, value: Value) -> Iterator[int]:
+        for use in self.uses.get(value, ()):
+            if use.op is not None and use.op.kind in INLINE and use.op.result not in self.stored:
+                yield from self.read_positions(use.op.result)
+            else:
+                yield use.position
+
+    def separate(self, op: Op) -> None:
+        """What is written into x must not read x elsewhere than where it writes: else store it."""
+        x, v = op.operands[0], op.operands[1]
+        if v in self.stored:
+            return
+        resolver = Resolver(
+            self.defs, lambda a: a in self.stored, lambda a: a, lambda a, _: None,
+            {s.name: k for k, s in enumerate(self.program.scalars)},
+        )  # fmt: skip
+        index = positions(loop_vars(v.type.shape))
+        target = None
+        if op.kind == "update":
+            at = tuple(
+                a + s * j
+                for a, s, j in zip(op.attrs["start"], op.attrs["step"], index, strict=True)
+            )
+            target = ravel(at, x.type.shape)
+        for load in loads(resolver.node(v, index)):
+            if load.buffer is x and (target is None or load.offset != target or load.bounds):
+                self.stored.add(v)
+                return
+
+

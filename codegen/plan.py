@@ -1,0 +1,324 @@
+"""The Plan: supersteps over numbered buffers, as a grammar on one page.
+
+    Plan     = buffers, steps, exchanges, arrays in and out, conditions, libraries, kernels
+    Step     = Phase | Exchange | Loop | Branch | Default | Print
+    Phase    = a compute phase: Work in order
+    Work     = Store | Reduce | Lane | Product | KernelCall      over loop variables
+    Node     = Literal | Integer | Runtime | Load | Apply        the scalar computed at one point
+
+Offsets, extents and peers are Exprs over coordinates, axis sizes, scalars, counters and the loop
+variables of the Work they stand in. What an exchange takes from a member is written in the
+member's own view. A buffer's capacity mentions sizes and scalars only, so addresses are arithmetic.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Union
+
+from codegen.dtypes import DType
+from codegen.errors import Place
+from codegen.expr import Expr, Sym
+from codegen.ir import Condition, Scalar, Shape
+from codegen.mesh import Layout, Mesh
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Memory of one rank. number: its logical number; the same on all ranks of all jobs."""
+
+    number: int
+    name: str
+    dtype: DType
+    capacity: Expr  # elements, an upper bound over all ranks and counters
+    data: Any = None  # the NumPy array, for a constant in the image
+
+
+# ---- what is computed at one point ---------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Literal:
+    value: Any
+    dtype: DType
+
+
+@dataclass(frozen=True)
+class Integer:
+    """A symbolic integer as a number: positions, extents, the index itself."""
+
+    value: Expr
+    dtype: DType
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """A run-time scalar that is no integer, by its place among the program's scalars."""
+
+    number: int
+    name: str
+    dtype: DType
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A position that data decides: sym stands for max(min(node, limit), 0) in offsets."""
+
+    sym: Sym
+    node: Node
+    limit: Expr
+    shift: Expr | None = None  # of a Store: the point is dropped unless 0 <= sym + shift <= limit
+
+
+@dataclass(frozen=True)
+class Load:
+    buffer: Buffer
+    offset: Expr  # elements
+    bounds: tuple[Bound, ...] = ()
+
+
+@dataclass(frozen=True)
+class Apply:
+    """A row of FUNCTIONS. dtype: of the result; operands: dtype of the first operand's loop."""
+
+    fn: str
+    dtype: DType
+    args: tuple[Node, ...]
+    operand: DType
+
+
+Node = Union[Literal, Integer, Runtime, Load, Apply]
+
+
+# ---- work of a compute phase -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Var:
+    """A loop variable of a nest: 0 <= sym < extent."""
+
+    sym: Sym
+    extent: Expr
+
+
+@dataclass(frozen=True)
+class Store:
+    """buffer[offset] = value, for every point. combine: a COMBINE or "set". A point whose
+    bound positions do not all lie within 0 … limit is dropped."""
+
+    loops: tuple[Var, ...]
+    buffer: Buffer
+    offset: Expr
+    value: Node
+    combine: str = "set"
+    bounds: tuple[Bound, ...] = ()
+    place: Place | None = None
+
+
+@dataclass(frozen=True)
+class Reduce:
+    """buffer[offset] = COMBINE[fn] of value over `inner`, for every point of `loops`.
+
+    rows: the last of `loops` runs innermost, over a row of results, as memory lies.
+    """
+
+    loops: tuple[Var, ...]
+    inner: tuple[Var, ...]
+    rows: bool
+    buffer: Buffer
+    offset: Expr
+    value: Node
+    fn: str
+    dtype: DType
+    place: Place | None = None
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One lane after the other: kind cumulative, argreduce, sort or argsort.
+
+    `value` stands at position `along` of the lane; what comes out is stored at offset + stride * k
+    (argreduce: at offset). sort and argsort copy the lane into scratch[0] and work there.
+    """
+
+    kind: str
+    loops: tuple[Var, ...]
+    along: Var
+    buffer: Buffer
+    offset: Expr
+    stride: Expr
+    dtype: DType
+    fn: str = ""
+    value: Node | None = None
+    scratch: tuple[Buffer, ...] = ()
+    place: Place | None = None
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """An operand of a product: element (i, j) at offset + i * row + j * column."""
+
+    buffer: Buffer
+    offset: Expr
+    row: Expr
+    column: Expr
+
+
+@dataclass(frozen=True)
+class Product:
+    """c = a @ b for every point of `loops`; library: logical number of the routine, or None."""
+
+    loops: tuple[Var, ...]
+    m: Expr
+    n: Expr
+    k: Expr
+    a: Matrix
+    b: Matrix
+    c: Matrix
+    dtype: DType
+    library: int | None
+    place: Place | None = None
+
+
+@dataclass(frozen=True)
+class Argument:
+    """what: a Buffer (with its shape) or a Node. writes: an output of the kernel."""
+
+    what: Any
+    dtype: DType
+    shape: Shape = ()
+    writes: bool = False
+
+
+@dataclass(frozen=True)
+class KernelCall:
+    """symbol(arguments): an array is passed as its address and extents, a scalar by value."""
+
+    symbol: str
+    arguments: tuple[Argument, ...]
+    place: Place | None = None
+
+
+Work = Union[Store, Reduce, Lane, Product, KernelCall]
+
+
+# ---- steps of the control program -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Phase:
+    number: int
+    name: str
+    work: tuple[Work, ...]
+    place: Place | None = None
+
+
+@dataclass(frozen=True)
+class Box:
+    """A region of a buffer: dims of extent elements at offset + stride * position (elements)."""
+
+    buffer: Buffer
+    offset: Expr
+    extent: Shape
+    stride: Shape
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """An exchange phase. `member` is the symbol of a member's position along `axes`.
+
+    pull_from: what I take from a member, in that member's view. pull_into: where it goes, in mine.
+    send: what a member takes from me, in mine. source, dest: of a permute (None: not solved).
+    """
+
+    site: int
+    kind: str  # permute barrier all_reduce all_gather reduce_scatter all_to_all broadcast_from
+    axes: tuple[str, ...]
+    member: Sym
+    dtype: DType | None = None
+    pull_from: Box | None = None
+    pull_into: Box | None = None
+    send: Box | None = None
+    source: Expr | None = None
+    receives: Expr | None = None
+    dest: Expr | None = None
+    sends: Expr | None = None
+    fn: str = ""
+    place: Place | None = None
+
+
+@dataclass(frozen=True)
+class Loop:
+    """slot: where the rank keeps the counter. condition: steps, then the truth value to look at."""
+
+    counter: Sym
+    slot: int
+    start: Expr
+    stop: Expr | None
+    step: Expr
+    body: tuple[Step, ...]
+    condition: tuple[Step, ...] = ()
+    flag: Load | None = None
+    place: Place | None = None
+
+
+@dataclass(frozen=True)
+class Branch:
+    """Arm number `on` (clamped to the arms): an Expr (branch on the index) or a 0-d buffer."""
+
+    on: Expr | Load
+    arms: tuple[tuple[Step, ...], ...]
+    place: Place | None = None
+
+
+@dataclass(frozen=True)
+class Default:
+    """Steps that compute input number `input` where it was not given."""
+
+    input: int
+    name: str
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class Print:
+    parts: tuple[str, ...]
+    operands: tuple[Node, ...]
+    every_rank: bool
+    place: Place | None = None
+
+
+Step = Union[Phase, Exchange, Loop, Branch, Default, Print]
+
+
+@dataclass(frozen=True)
+class Array:
+    """An input or output: which buffer, and its place in the global array."""
+
+    name: str
+    buffer: Buffer
+    dtype: DType
+    shape: Shape  # global
+    layout: Layout
+    default: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    name: str
+    file: str
+    mesh: Mesh
+    parameters: tuple[tuple[str, Any], ...]
+    scalars: tuple[Scalar, ...]
+    buffers: tuple[Buffer, ...]
+    constants: tuple[Buffer, ...]
+    inputs: tuple[Array, ...]
+    outputs: tuple[Array, ...]
+    returns: str
+    steps: tuple[Step, ...]
+    conditions: tuple[Condition, ...]
+    counters: int
+    sites: int
+    libraries: tuple[str, ...] = ()
+    kernels: tuple[Any, ...] = ()
+    notes: dict[str, str] = field(default_factory=dict)

@@ -1,0 +1,125 @@
+"""A Plan as text: buffers, then supersteps in order; golden tests compare it and `show` prints it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from codegen.expr import Expr
+from codegen.plan import (
+    Apply, Box, Branch, Buffer, Default, Exchange, Integer, KernelCall, Lane, Literal, Load, Loop,
+    Node, Phase, Plan, Print, Product, Reduce, Runtime, Step, Store, Var, Work,
+)  # fmt: skip
+
+
+def plan_text(plan: Plan) -> str:
+    """The whole plan; ends with a newline."""
+    axes = ", ".join(a.name if a.fixed is None else f"{a.name}={a.fixed}" for a in plan.mesh.axes)
+    lines = [f"plan {plan.name} over mesh ({axes})"]
+    for b in plan.buffers:
+        lines.append(f"buffer {b.number} {b.name}: {b.dtype}[{b.capacity}]")
+    for b in plan.constants:
+        lines.append(f"constant {b.number} {b.name}: {b.dtype}[{b.capacity}]")
+    lines += [f"input {a.name} in buffer {a.buffer.number}" for a in plan.inputs]
+    lines += list(_steps(plan.steps, "  "))
+    lines += [f"output {a.name} in buffer {a.buffer.number}" for a in plan.outputs]
+    lines += [f"library {k} {name}" for k, name in enumerate(plan.libraries)]
+    return "\n".join(lines) + "\n"
+
+
+def _steps(steps: Sequence[Step], indent: str) -> Iterator[str]:
+    for step in steps:
+        place = getattr(step, "place", None)
+        where = f"  # line {place.line}" if place else ""
+        if isinstance(step, Phase):
+            yield f"{indent}compute {step.name}{where}"
+            for work in step.work:
+                yield f"{indent}  {work_text(work)}"
+        elif isinstance(step, Exchange):
+            yield f"{indent}exchange {step.site} {_exchange(step)}{where}"
+        elif isinstance(step, Loop):
+            stop = "" if step.stop is None else f" to {step.stop}"
+            yield f"{indent}loop {step.counter.name} from {step.start}{stop} step {step.step}{where}"
+            if step.flag is not None:
+                yield f"{indent}  while {node_text(step.flag)}:"
+                yield from _steps(step.condition, indent + "    ")
+            yield from _steps(step.body, indent + "  ")
+        elif isinstance(step, Branch):
+            on = node_text(step.on) if isinstance(step.on, Load) else f"index: {step.on}"
+            yield f"{indent}branch on {on}{where}"
+            for k, arm in enumerate(step.arms):
+                yield f"{indent}  arm {k}"
+                yield from _steps(arm, indent + "    ")
+        elif isinstance(step, Default):
+            yield f"{indent}default of input {step.name}"
+            yield from _steps(step.steps, indent + "  ")
+        elif isinstance(step, Print):
+            who = "every rank" if step.every_rank else "index 0"
+            yield f"{indent}print by {who}: {'{}'.join(step.parts[::2])!r}{where}"
+
+
+def _exchange(x: Exchange) -> str:
+    text = f"{x.kind}{'.' + x.fn if x.fn else ''} over ({', '.join(x.axes)})"
+    if x.kind == "permute":
+        source = "by route slot" if x.source is None else f"{x.source} if {x.receives}"
+        text += f": to {x.dest} if {x.sends}, from {source}"
+    if x.pull_from is not None and x.pull_into is not None:
+        text += f"; pull {_box(x.pull_from)} into {_box(x.pull_into)}"
+    return text
+
+
+def _box(box: Box) -> str:
+    dims = ", ".join(f"{e}:{s}" for e, s in zip(box.extent, box.stride, strict=True))
+    return f"{box.buffer.name}+{box.offset}[{dims}]"
+
+
+def _loops(loops: Sequence[Var]) -> str:
+    return "".join(f" for {v.sym.name} < {v.extent}" for v in loops if v.extent != 1)
+
+
+def _at(buffer: Buffer, offset: Expr) -> str:
+    return f"{buffer.name}[{offset}]"
+
+
+def work_text(work: Work) -> str:
+    if isinstance(work, Store):
+        how = "=" if work.combine == "set" else f"{work.combine}="
+        tests = "".join(f" where {b.sym.name} = {node_text(b.node)}" for b in work.bounds)
+        target = _at(work.buffer, work.offset)
+        return f"{target} {how} {node_text(work.value)}{tests}{_loops(work.loops)}"
+    if isinstance(work, Reduce):
+        target = _at(work.buffer, work.offset)
+        inner = _loops(work.inner)
+        return f"{target} = {work.fn}({node_text(work.value)}{inner}){_loops(work.loops)}"
+    if isinstance(work, Lane):
+        value = node_text(work.value) if work.value is not None else ""
+        name = f"{work.kind}{'.' + work.fn if work.fn else ''}"
+        along = _loops((work.along,))
+        return f"{_at(work.buffer, work.offset)} = {name}({value}{along}){_loops(work.loops)}"
+    if isinstance(work, Product):
+        by = "loops" if work.library is None else f"library {work.library}"
+        return (
+            f"{work.c.buffer.name} = {work.a.buffer.name} @ {work.b.buffer.name} "
+            f"({work.m} x {work.k} x {work.n}) by {by}{_loops(work.loops)}"
+        )
+    assert isinstance(work, KernelCall)
+    args = ", ".join(
+        a.what.name if isinstance(a.what, Buffer)
+        else str(a.what) if isinstance(a.what, Expr) else node_text(a.what)
+        for a in work.arguments
+    )  # fmt: skip
+    return f"{work.symbol}({args})"
+
+
+def node_text(node: Node) -> str:
+    if isinstance(node, Literal):
+        return str(node.value)
+    if isinstance(node, Integer):
+        return f"({node.value})"
+    if isinstance(node, Runtime):
+        return node.name
+    if isinstance(node, Load):
+        where = "".join(f"; {b.sym.name} = {node_text(b.node)}" for b in node.bounds)
+        return f"{node.buffer.name}[{node.offset}{where}]"
+    assert isinstance(node, Apply)
+    name = f"cast {node.dtype}" if node.fn == "cast" else node.fn
+    return f"{name}({', '.join(node_text(a) for a in node.args)})"

@@ -1,0 +1,100 @@
+"""Graph and Program as text: stable names, one op per line, the source line where it changes.
+
+Goes in: a Module. Comes out: text that golden tests compare and `show` prints.
+Always holds: equal modules print equally, whatever the value ids are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from codegen.errors import Place
+from codegen.expr import Expr
+from codegen.ir import ArrayType, Module, Op, Region, Value, layout_text
+
+
+class _Names:
+    """One readable name per value: its hint, numbered where the hint is taken."""
+
+    def __init__(self) -> None:
+        self._names: dict[Value, str] = {}
+        self._count: dict[str, int] = {}
+
+    def __call__(self, value: Value) -> str:
+        if value not in self._names:
+            count = self._count[value.name] = self._count.get(value.name, 0) + 1
+            self._names[value] = value.name if count == 1 else f"{value.name}_{count}"
+        return f"%{self._names[value]}"
+
+
+def attr_text(value: Any) -> str:
+    """An attribute as text that holds no address and no id."""
+    if isinstance(value, (tuple, list)):
+        inner = ", ".join(attr_text(v) for v in value)
+        return f"({inner},)" if len(value) == 1 else f"({inner})"
+    if isinstance(value, (Expr, ArrayType)) or value is None or isinstance(value, (int, float)):
+        return str(value)
+    if isinstance(value, str):
+        return value
+    if hasattr(value, "dtype") and hasattr(value, "tolist"):
+        flat = value.ravel()
+        head = ", ".join(str(x) for x in flat[:4].tolist())
+        return f"[{head}{', …' if flat.size > 4 else ''}]"
+    return str(getattr(value, "name", value))
+
+
+# Attributes that repeat the result's type.
+_IN_TYPE = ("shape", "dtype", "types")
+
+
+def _op_text(op: Op, name: Callable[[Value], str]) -> str:
+    results = ", ".join(f"{name(v)}: {v.type}" for v in op.results)
+    attrs = ", ".join(
+        f"{k}={attr_text(v)}" for k, v in op.attrs.items() if k not in _IN_TYPE and k != "fn"
+    )
+    fn = f".{op.attrs['fn']}" if "fn" in op.attrs else ""
+    operands = ", ".join(name(v) for v in op.operands)
+    inside = "; ".join(part for part in (operands, attrs) if part)
+    call = f"{op.kind}{fn}({inside})"
+    return f"{results} = {call}" if results else call
+
+
+def _region_lines(
+    region: Region, name: Callable[[Value], str], indent: str, last: list[Place | None]
+) -> Iterator[str]:
+    for op in region.ops:
+        if op.place and (last[0] is None or (op.place.file, op.place.line) != last[1:][0]):
+            yield f"{indent}# line {op.place.line}: {op.place.source_line().strip()}".rstrip(": ")
+            last[:] = [op.place, (op.place.file, op.place.line)]  # type: ignore[list-item]
+        yield indent + _op_text(op, name)
+        for k, inner in enumerate(op.regions):
+            args = ", ".join(f"{name(v)}: {v.type}" for v in inner.args)
+            yield f"{indent}  region {k} ({args}):"
+            yield from _region_lines(inner, name, indent + "    ", last)
+            results = ", ".join(name(v) for v in inner.results)
+            yield f"{indent}    yield {results}".rstrip()
+
+
+def module_text(module: Module) -> str:
+    """The whole module; ends with a newline."""
+    name = _Names()
+    axes = ", ".join(a.name if a.fixed is None else f"{a.name}={a.fixed}" for a in module.mesh.axes)
+    lines = [f"{module.level} {module.name} over mesh ({axes})"]
+    lines += [f"parameter {k} = {v!r}" for k, v in module.parameters]
+    lines += [f"scalar {s.name}: {s.dtype} = {s.default}" for s in module.scalars]
+    for i in module.inputs:
+        shape = ", ".join(str(e) for e in i.shape)
+        lines.append(
+            f"input {name(i.value)}: {i.value.type.dtype}[{shape}] over {layout_text(i.layout)}"
+        )
+        if i.default is not None:
+            lines.append("  default:")
+            lines += _region_lines(i.default, name, "    ", [None, None])
+            lines.append("    yield " + ", ".join(name(v) for v in i.default.results))
+    lines += [f"condition {c.holds}  # {c.text}" for c in module.conditions]
+    lines += _region_lines(module.body, name, "  ", [None, None])
+    for o in module.outputs:
+        shape = ", ".join(str(e) for e in o.shape)
+        lines.append(f"output {o.name} = {name(o.value)}: [{shape}] over {layout_text(o.layout)}")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,1 @@
+"""From a Python function to a Graph: run once on arrays that record what is done to them."""

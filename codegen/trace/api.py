@@ -1,0 +1,185 @@
+"""The functions users reach as `spmd.NAME`: recorded while a program is captured, run while eager.
+
+Always holds: inside a capture the tracing function runs; inside an eager run the runtime's method of
+the same name; anywhere else the call is an error that says where it may stand.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from codegen.errors import UsageError
+from codegen.trace.context import Context, require_context, user_place
+from codegen.trace.layouts import replicated
+from codegen.trace.program import Program, parse_parameter, program
+
+__all__ = ["EAGER", "Program", "parse_parameter", "program", "replicated", "running_eagerly"]
+
+
+class _Eager(threading.local):
+    """The eager runtime of this thread, if one runs."""
+
+    runtime: Any = None
+
+
+EAGER = _Eager()
+
+
+@contextmanager
+def running_eagerly(runtime: Any) -> Iterator[None]:
+    """While it is open, this thread's calls of spmd functions go to the runtime's methods."""
+    before = EAGER.runtime
+    EAGER.runtime = runtime
+    try:
+        yield
+    finally:
+        EAGER.runtime = before
+
+
+def eager_current() -> Any:
+    """The eager runtime that calls go to, or None."""
+    return EAGER.runtime if Context.current() is None else None
+
+
+# JAX's names of arguments, and ours.
+_JAX = {"axis_name": "axis", "fun": "f", "fill_value": "value", "device": None}
+
+
+def _public(name: str, module: str, attribute: str = "") -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        for theirs, ours in _JAX.items():
+            if ours and theirs in kwargs:
+                kwargs[ours] = kwargs.pop(theirs)
+        runtime = eager_current()
+        if runtime is not None:
+            method = getattr(runtime, name, None)
+            if method is None:
+                raise UsageError(
+                    f"spmd.{name} is not available in an eager run",
+                    place=user_place(),
+                    remedy="build the program and run the image",
+                )
+            return method(*args, **kwargs)
+        require_context(f"spmd.{name}")
+        return traced()(*args, **kwargs)
+
+    def traced() -> Callable[..., Any]:
+        function: Callable[..., Any] = getattr(
+            importlib.import_module(f"codegen.trace.{module}"), attribute or name
+        )
+        try:
+            functools.update_wrapper(call, function)
+        finally:
+            call.__name__ = name
+        return function
+
+    call.__name__ = call.__qualname__ = name
+    call.__module__ = __name__
+    return call
+
+
+# name -> module of codegen.trace (and the name there, where it differs)
+_TABLE: dict[str, tuple[str, ...]] = {
+    # declarations
+    "input": ("declare", "input_"), "scalar": ("declare",), "require": ("declare",),
+    "mesh": ("declare",), "print": ("declare", "print_"),
+    # the mesh
+    "axis_index": ("communicate",), "axis_size": ("communicate",),
+    "index": ("communicate", "axis_index"), "ranks": ("declare", "number_of_ranks"),
+    # exchange
+    "ppermute": ("communicate",), "psum": ("communicate",), "pprod": ("communicate",),
+    "pmax": ("communicate",), "pmin": ("communicate",), "pmean": ("communicate",),
+    "all_gather": ("communicate",), "psum_scatter": ("communicate",),
+    "all_to_all": ("communicate",), "pbroadcast": ("communicate",), "barrier": ("communicate",),
+    "all_ranks": ("communicate",), "any_ranks": ("communicate",),
+    # arrays
+    "blocks": ("blocks", "Blocks"), "zeros": ("creation",), "ones": ("creation",),
+    "empty": ("creation",), "full": ("creation",), "arange": ("creation",), "eye": ("creation",),
+    "identity": ("creation",), "linspace": ("creation",), "asarray": ("creation",),
+    "array": ("creation",), "zeros_like": ("creation",), "ones_like": ("creation",),
+    "empty_like": ("creation",), "full_like": ("creation",), "like": ("creation",),
+    "dynamic_slice": ("creation",), "dynamic_update_slice": ("creation",),
+    # control flow
+    "range": ("control", "spmd_range"), "fori_loop": ("control",), "while_loop": ("control",),
+    "cond": ("control",), "switch": ("control",), "scan": ("control",),
+}  # fmt: skip
+
+PUBLIC: dict[str, Callable[..., Any]] = {
+    name: _public(name, *where) for name, where in _TABLE.items()
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in PUBLIC:
+        return PUBLIC[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+# ---- shard_map ------------------------------------------------------------------------------------------------
+
+
+def shard_map(
+    f: Callable[..., Any] | None = None,
+    *,
+    mesh: Any = None,
+    in_layouts: Any = None,
+    out_layouts: Any = ...,
+    in_specs: Any = None,
+    out_specs: Any = ...,
+    **jax_options: Any,
+) -> Any:
+    """f as one rank's view: called with global arrays, f gets this rank's shards.
+
+    in_layouts default to the arguments' own. out_layouts say how the results' shards form global
+    arrays. JAX's in_specs and out_specs are other names for them.
+    """
+    unknown = set(jax_options) - {"check_vma", "check_rep", "axis_names"}
+    if unknown:
+        raise UsageError(f"shard_map has no argument {sorted(unknown)[0]!r}", place=user_place(),
+                         expected="mesh, in_layouts, out_layouts")  # fmt: skip
+    pad = in_specs is not None or out_specs is not ...
+    ins = in_layouts if in_layouts is not None else in_specs
+    outs = out_layouts if out_layouts is not ... else out_specs
+    if f is None:
+        names = ("in_specs", "out_specs") if pad else ("in_layouts", "out_layouts")
+        return functools.partial(shard_map, mesh=mesh, **dict(zip(names, (ins, outs))))
+    function = f
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        runtime = eager_current()
+        if runtime is not None:
+            return _eager_shard_map(runtime, function, args, kwargs, ins, outs)
+        context = require_context("a function given to spmd.shard_map")
+        from codegen.trace import mapping
+        from codegen.trace.source import convert
+
+        return mapping.call(context, convert(function), args, kwargs, mesh, ins, outs, pad)
+
+    return call
+
+
+def _eager_shard_map(
+    runtime: Any, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any],
+    ins: Any, outs: Any,
+) -> Any:  # fmt: skip
+    """The runtime takes positional arguments, and a layout spec as the user gave it."""
+    bound = inspect.signature(function).bind(*args, **kwargs)
+    return runtime.shard_map(function, ins, None if outs is ... else outs, bound.args)
+
+
+# ---- kernels ----------------------------------------------------------------------------------------------------
+
+
+def kernel(function: Callable[..., Any]) -> Any:
+    """Decorator: a Python function compiled by numba into the image."""
+    from codegen.trace.kernel_call import Kernel
+
+    return Kernel(function, user_place())
+

@@ -1,0 +1,553 @@
+"""Array: what the user's function computes with while it is captured.
+
+An Array is a view of a Storage. Reading emits the view, writing replaces the storage's value, so
+two names of one array see each other's writes. Local arrays (one rank's part) take every operation;
+global ones only travel to and from shard_map.
+Always holds: a 0-d result of an operation is a NumPy scalar: immutable, `scalar` is True.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+import numpy as np
+
+from codegen import dtypes, expr
+from codegen.dtypes import DType
+from codegen.errors import DtypeError, Place, TracedValueError, UnsupportedError
+from codegen.expr import Expr
+from codegen.ir import ArrayType, Shape, Value, layout_text
+from codegen.trace import view as views
+from codegen.trace.context import Context, Storage, require_context, user_place
+from codegen.trace.number import Number, choose, maximum, minimum, number
+
+__all__ = ["Array", "Number", "as_array", "as_value", "choose", "is_traced", "maximum", "minimum",
+           "number", "wrap"]  # fmt: skip
+
+
+def wrap(
+    context: Context, value: Value, weak: bool = False, scalar: bool | None = None
+) -> Array:
+    """A new array around a value. scalar: immutable, as NumPy's scalars; by default where 0-d."""
+    is_scalar = not value.type.shape if scalar is None else scalar
+    return Array(context, Storage(context, value), (), weak, is_scalar)
+
+
+def is_traced(x: object) -> bool:
+    """Whether x is known only at run time: an Array or a Number."""
+    return isinstance(x, (Array, Number))
+
+
+def _binary(ufunc: str) -> Any:
+    def forward(self: Array, other: object) -> Any:
+        from codegen.trace.elementwise import operate
+
+        return operate(getattr(np, ufunc), self, other)
+
+    def reflected(self: Array, other: object) -> Any:
+        from codegen.trace.elementwise import operate
+
+        return operate(getattr(np, ufunc), other, self)
+
+    def in_place(self: Array, other: object) -> Any:
+        from codegen.trace.elementwise import operate
+
+        if self.scalar:
+            return operate(getattr(np, ufunc), self, other)
+        return operate(getattr(np, ufunc), self, other, out=self)
+
+    return forward, reflected, in_place
+
+
+def _unary(ufunc: str) -> Any:
+    def forward(self: Array) -> Any:
+        from codegen.trace.elementwise import operate
+
+        return operate(getattr(np, ufunc), self)
+
+    return forward
+
+
+def _method(name: str) -> Any:
+    """The ndarray method that is the NumPy function of this name with the array first."""
+
+    def call(self: Array, *args: Any, **kwargs: Any) -> Any:
+        from codegen.trace import dispatch
+
+        return dispatch.by_name(name)(self, *args, **kwargs)
+
+    call.__name__ = name
+    return call
+
+
+class Array:
+    """An array whose elements exist at run time only. weak: promotes as a Python number does."""
+
+    __array_priority__ = 2000
+    __hash__ = None  # type: ignore[assignment]  # as NumPy's arrays
+
+    def __init__(
+        self,
+        context: Context,
+        storage: Storage,
+        view: views.View = (),
+        weak: bool = False,
+        scalar: bool = False,
+    ) -> None:
+        self.context = context
+        self.storage = storage
+        self.view = view
+        self.weak = weak
+        self.scalar = scalar
+
+    # ---- content ------------------------------------------------------------------------------------
+
+    @property
+    def base(self) -> Value:
+        """The storage's value as seen here: inside a shard_map, this rank's shard of a global one."""
+        value = self.storage.value
+        if value.type.layout is not None and self.context.rank_view:
+            from codegen.trace.mapping import shard_of_captured
+
+            return shard_of_captured(self.context, value)
+        return value
+
+    @property
+    def type(self) -> ArrayType:
+        t = self.base.type
+        if not self.view:
+            return t
+        return ArrayType(t.dtype, views.shape_of(self.view, t.shape))
+
+    @property
+    def extents(self) -> Shape:
+        return self.type.shape
+
+    @property
+    def is_global(self) -> bool:
+        return self.base.type.layout is not None
+
+    def read(self) -> Value:
+        """The value of the elements seen now; emits the view."""
+        return views.get(self.context, self.base, self.view)
+
+    def write(self, value: Value) -> None:
+        """Replace the elements seen; `value` has this array's shape and dtype."""
+        if self.scalar:
+            raise UnsupportedError(
+                "this is a NumPy scalar, which is immutable",
+                place=user_place(),
+                found="an element that was read, or the 0-d result of an operation",
+                remedy="bind the name again: x = y",
+            )
+        if self.storage.value.type.layout is not None:
+            raise global_error("writing into a global array")
+        self.storage.write(self.context, views.put(self.context, self.base, self.view, value))
+
+    def viewed(self, step: views.Step) -> Array:
+        """Another array that shows part of the same storage."""
+        view = views.then(self.view, step, self.extents)
+        return Array(self.context, self.storage, view, self.weak)
+
+    # ---- what ndarray has -----------------------------------------------------------------------------
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        return tuple(number(e) for e in self.extents)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        out: np.dtype[Any] = dtypes.numpy_dtype(self.type.dtype)
+        return out
+
+    @property
+    def ndim(self) -> int:
+        return len(self.extents)
+
+    @property
+    def size(self) -> Any:
+        return number(expr.product(self.extents))
+
+    @property
+    def itemsize(self) -> int:
+        return self.type.dtype.size
+
+    @property
+    def nbytes(self) -> Any:
+        return self.size * self.itemsize
+
+    @property
+    def layout(self) -> Any:
+        """As the user wrote it, of a global array; None for a local one."""
+        layout = self.base.type.layout
+        if layout is None:
+            return None
+        return tuple(e[0] if len(e) == 1 else (e or None) for e in layout)
+
+    @property
+    def T(self) -> Array:  # noqa: N802
+        return self.transpose()
+
+    @property
+    def mT(self) -> Array:  # noqa: N802
+        return self.swapaxes(-1, -2)
+
+    @property
+    def real(self) -> Array:
+        from codegen.trace import dispatch
+
+        return dispatch.by_name("real")(self)
+
+    @property
+    def imag(self) -> Array:
+        from codegen.trace import dispatch
+
+        return dispatch.by_name("imag")(self)
+
+    @property
+    def flat(self) -> NoReturn:
+        raise unsupported("ndarray.flat", "x.ravel() is the same elements in one dim")
+
+    @property
+    def at(self) -> Any:
+        from codegen.trace.index import At
+
+        return At(self)
+
+    def __array_namespace__(self, api_version: str | None = None) -> Any:
+        from codegen.trace.dispatch import namespace
+
+        return namespace()
+
+    __add__, __radd__, __iadd__ = _binary("add")
+    __sub__, __rsub__, __isub__ = _binary("subtract")
+    __mul__, __rmul__, __imul__ = _binary("multiply")
+    __truediv__, __rtruediv__, __itruediv__ = _binary("divide")
+    __floordiv__, __rfloordiv__, __ifloordiv__ = _binary("floor_divide")
+    __mod__, __rmod__, __imod__ = _binary("remainder")
+    __pow__, __rpow__, __ipow__ = _binary("power")
+    __and__, __rand__, __iand__ = _binary("bitwise_and")
+    __or__, __ror__, __ior__ = _binary("bitwise_or")
+    __xor__, __rxor__, __ixor__ = _binary("bitwise_xor")
+    __lshift__, __rlshift__, __ilshift__ = _binary("left_shift")
+    __rshift__, __rrshift__, __irshift__ = _binary("right_shift")
+    __lt__, _, _ = _binary("less")
+    __le__, _, _ = _binary("less_equal")
+    __gt__, _, _ = _binary("greater")
+    __ge__, _, _ = _binary("greater_equal")
+    __matmul__, __rmatmul__, __imatmul__ = _binary("matmul")
+    __neg__ = _unary("negative")
+    __abs__ = _unary("absolute")
+    __invert__ = _unary("invert")
+
+    def __pos__(self) -> Array:
+        return self.copy()
+
+    def __eq__(self, other: object) -> Any:
+        return self._equal(other, np.equal)
+
+    def __ne__(self, other: object) -> Any:
+        return self._equal(other, np.not_equal)
+
+    def _equal(self, other: object, ufunc: np.ufunc) -> Any:
+        if other is None or isinstance(other, (str, bytes)):
+            return NotImplemented
+        from codegen.trace.elementwise import operate
+
+        return operate(ufunc, self, other)
+
+    def __divmod__(self, other: object) -> Any:
+        return self // other, self % other
+
+    def __rdivmod__(self, other: object) -> Any:
+        return other // self, other % self
+
+    sum, prod, mean, var, std = map(_method, ("sum", "prod", "mean", "var", "std"))
+    min, max, argmin, argmax = map(_method, ("min", "max", "argmin", "argmax"))
+    any, all, cumsum, cumprod = map(_method, ("any", "all", "cumsum", "cumprod"))
+    dot, trace, diagonal = map(_method, ("dot", "trace", "diagonal"))
+    clip, round, take, repeat = map(_method, ("clip", "round", "take", "repeat"))
+    ravel, squeeze, swapaxes = map(_method, ("ravel", "squeeze", "swapaxes"))
+    argsort, searchsorted, conj = map(_method, ("argsort", "searchsorted", "conj"))
+    conjugate, copy, astype = map(_method, ("conj", "copy", "astype"))
+    nonzero, compress, choose, partition = map(
+        _method, ("nonzero", "compress", "choose", "partition")
+    )
+
+    def reshape(self, *shape: Any, order: str = "C") -> Array:
+        from codegen.trace import dispatch
+
+        wanted = shape[0] if len(shape) == 1 else shape
+        return dispatch.by_name("reshape")(self, wanted, order=order)
+
+    def transpose(self, *axes: Any) -> Array:
+        from codegen.trace import dispatch
+
+        perm = axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes or None
+        return dispatch.by_name("transpose")(self, perm)
+
+    def flatten(self, order: str = "C") -> Array:
+        return self.ravel(order=order).copy()
+
+    def sort(self, axis: int = -1, kind: str | None = None) -> None:
+        from codegen.trace import dispatch
+
+        self[...] = dispatch.by_name("sort")(self, axis=axis)
+
+    def fill(self, value: object) -> None:
+        self[...] = value
+
+    def relayout(self, layout: object) -> NoReturn:
+        raise global_error("relayout")
+
+    def __getitem__(self, key: object) -> Any:
+        from codegen.trace import index
+
+        return index.get(self, key)
+
+    def __setitem__(self, key: object, value: object) -> None:
+        from codegen.trace import index
+
+        index.set_(self, key, value)
+
+    def __len__(self) -> int:
+        if not self.extents:
+            raise TypeError("len() of unsized object")
+        return constant(self.extents[0], "len(x)", "x.shape[0] is the same as a number")
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self.extents:
+            raise TypeError("iteration over a 0-d array")
+        remedy = "for k in spmd.range(x.shape[0]): row = x[k]"
+        return (self[k] for k in range(constant(self.extents[0], "iterating an array", remedy)))
+
+    def __repr__(self) -> str:
+        return f"<spmd array {self.type}>"
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        from codegen.trace import dispatch
+
+        return dispatch.call_ufunc(ufunc, method, inputs, kwargs)
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        from codegen.trace import dispatch
+
+        return dispatch.call_function(function, args, kwargs)
+
+    # ---- where Python needs a value while building -------------------------------------------------
+
+    def __bool__(self) -> bool:
+        self._unknown("a truth value", "if, while, and, or, not in the program's own source are "
+                      "compiled (use .any() or .all() of an array); elsewhere np.where or "
+                      "spmd.cond")  # fmt: skip
+
+    def __int__(self) -> int:
+        self._unknown("a Python integer", "x.astype(np.int64) converts at run time")
+
+    def __index__(self) -> int:
+        self._unknown("a Python integer", "spmd.range for loops; subscripts take the array itself; "
+                      "an extent must be known while building")  # fmt: skip
+
+    def __float__(self) -> float:
+        self._unknown("a Python float", "use the 0-d array as it is, or x.astype(np.float64)")
+
+    def __complex__(self) -> complex:
+        self._unknown("a Python complex", "use the 0-d array as it is")
+
+    def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        self._unknown("a NumPy array", "NumPy functions take the array itself; np.stack makes one "
+                      "of several")  # fmt: skip
+
+    def item(self, *index: Any) -> NoReturn:
+        self._unknown("a Python number", "x[k] is the element as a 0-d array")
+
+    def tolist(self) -> NoReturn:
+        self._unknown("a Python list", "return the array from the program")
+
+    def tobytes(self) -> NoReturn:
+        self._unknown("bytes", "return the array from the program")
+
+    def __format__(self, spec: str) -> str:
+        self._unknown("text", 'spmd.print("... {}", value) prints it while the program runs')
+
+    def _unknown(self, needed: str, remedy: str) -> NoReturn:
+        raise TracedValueError(
+            f"the elements of {self.type} are not known while building",
+            place=user_place(),
+            expected=needed,
+            found="an array that exists at run time only",
+            remedy=remedy,
+        )
+
+
+def constant(e: Expr, what: str, remedy: str) -> int:
+    """A Python integer, or an error that teaches."""
+    if e.is_const:
+        return e.value
+    raise TracedValueError(
+        f"{what} needs a Python integer",
+        place=user_place(),
+        expected="an extent known while building",
+        found=f"{e}, known at launch only",
+        remedy=remedy,
+    )
+
+
+def global_error(what: str, place: Place | None = None) -> UnsupportedError:
+    return UnsupportedError(
+        f"{what}: operations on global arrays are not available yet",
+        place=place or user_place(),
+        expected="a global array that is passed to spmd.shard_map or returned",
+        remedy="write it inside a function given to spmd.shard_map, where the array is "
+        "this rank's shard",
+    )
+
+
+def unsupported(what: str, remedy: str = "") -> UnsupportedError:
+    return UnsupportedError(f"{what} cannot be compiled", place=user_place(), remedy=remedy)
+
+
+# ---- values -------------------------------------------------------------------------------------------
+
+
+def element_type(dtype: Any) -> DType:
+    """Our element type for a NumPy dtype, scalar type, name or Python type."""
+    try:
+        found = dtypes.from_numpy(dtype)
+    except TypeError:
+        found = None
+    if found is None:
+        raise DtypeError(
+            f"{dtype} is not an element type",
+            place=user_place(),
+            expected=", ".join(dtypes.BY_NAME),
+            found=str(dtype),
+        )
+    return found
+
+
+def rounded(value: Any, dtype: DType) -> int | float | complex | bool:
+    """A Python number as it is in this element type. Raises where an integer does not fit."""
+    if dtype.kind == "b":
+        return bool(value)
+    if dtype.kind in "iu":
+        info = np.iinfo(dtype.name)
+        if not info.min <= int(value) <= info.max:
+            raise DtypeError(
+                f"Python integer {value} out of bounds for {dtype}",
+                place=user_place(),
+                expected=f"{info.min} to {info.max}",
+                found=str(value),
+                remedy="convert the array first: x.astype(np.int64)",
+            )
+        return int(value)
+    kept = np.asarray(value).astype(dtypes.numpy_dtype(dtype))
+    return complex(kept) if dtype.kind == "c" else float(kept)
+
+
+def full_value(context: Context, value: Any, dtype: DType, shape: Shape = ()) -> Value:
+    """A Python number everywhere."""
+    kept = rounded(value, dtype)
+    return context.remember(
+        ("full", repr(kept), dtype, shape),
+        lambda: context.emit_one("full", value=kept, dtype=dtype, shape=shape),
+    )
+
+
+def cast_value(context: Context, value: Value, dtype: DType) -> Value:
+    if value.type.dtype == dtype:
+        return value
+    return context.emit_one("map", value, fn="cast", dtype=dtype)
+
+
+def constant_value(context: Context, data: np.ndarray[Any, Any]) -> Value:
+    """A NumPy array as a constant of the image; a uniform one is no data."""
+    dtype = element_type(data.dtype)
+    shape = tuple(expr.const(n) for n in data.shape)
+    if data.size and (data == data.flat[0]).all() and not _negative_zero(data.flat[0]):
+        return full_value(context, data.flat[0].item(), dtype, shape)
+    if not data.size:
+        return full_value(context, 0, dtype, shape)
+    kept = np.ascontiguousarray(data).reshape(data.shape).astype(dtypes.numpy_dtype(dtype))
+    return context.emit_one("const", data=kept)
+
+
+def _negative_zero(x: Any) -> bool:
+    return bool(x.dtype.kind in "fc" and x == 0)
+
+
+def default_dtype(x: object) -> DType:
+    """The element type that NumPy gives a Python number or list."""
+    return element_type(np.asarray(x).dtype)
+
+
+def as_value(context: Context, x: Any, dtype: Any = None) -> Value:
+    """The value of an Array, Number, Python number, list or NumPy array; cast where dtype is given."""
+    wanted = None if dtype is None else element_type(dtype)
+    if isinstance(x, Array):
+        value = x.read()
+    elif isinstance(x, Number):
+        value = _number_value(context, x)
+    elif isinstance(x, (bool, int, float, complex)):
+        return full_value(context, x, wanted or default_dtype(x))
+    else:
+        value = constant_value(context, _numpy_array(x, wanted))
+    return value if wanted is None else cast_value(context, value, wanted)
+
+
+def _number_value(context: Context, x: Number) -> Value:
+    if not x.truth:
+        return views.index_value(context, x.expr)
+    return context.remember(
+        ("truth", x.expr), lambda: context.emit_one("expr", value=x.expr, dtype=dtypes.BOOL)
+    )
+
+
+def _numpy_array(x: Any, wanted: DType | None) -> np.ndarray[Any, Any]:
+    data = np.asarray(x)
+    if wanted is not None and dtypes.from_numpy(data.dtype) != wanted:
+        data = data.astype(dtypes.numpy_dtype(wanted))
+    if data.dtype == object or dtypes.from_numpy(data.dtype) is None:
+        raise DtypeError(
+            f"{type(x).__name__} of {data.dtype} is no array of numbers",
+            place=user_place(),
+            expected=", ".join(dtypes.BY_NAME),
+            found=repr(x)[:60],
+        )
+    return data
+
+
+def as_array(x: Any, dtype: Any = None) -> Array:
+    """The same array, or a new one around anything that `as_value` takes. Refuses global arrays."""
+    if isinstance(x, Array):
+        if x.is_global:
+            raise global_error("this operation")
+        if dtype is None or element_type(dtype) == x.type.dtype:
+            return x
+        return wrap(x.context, as_value(x.context, x, dtype))
+    context = require_context("an array operation")
+    if isinstance(x, (list, tuple)) and any(is_traced(e) for e in _leaves(x)):
+        from codegen.trace import dispatch
+
+        x = dispatch.by_name("array")(x)
+        return as_array(x, dtype)
+    weak = dtype is None and isinstance(x, (Number, int, float, complex))
+    weak = weak and not (isinstance(x, (bool, np.generic)) or getattr(x, "truth", False))
+    return wrap(context, as_value(context, x, dtype), weak)
+
+
+def _leaves(x: Any) -> Iterator[Any]:
+    if isinstance(x, (list, tuple)):
+        for e in x:
+            yield from _leaves(e)
+    else:
+        yield x
+
+
+def layout_words(array: Array) -> str:
+    layout = array.base.type.layout
+    return "replicated" if layout is None else layout_text(layout)
+
+
+Method = Callable[..., Any]

@@ -1,0 +1,456 @@
+"""Exchange between ranks inside a shard_map: ppermute, the psum family, gathers, barriers.
+
+Shapes of results are seen from the receiver: the sender's extents with the mesh coordinates of
+the axes replaced by the sender's.
+Always holds: reductions have one shape on all members; everything else is proved by the passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from codegen import dtypes, expr, prove
+from codegen.errors import MatchingError, ProgramError, ShapeError, UsageError
+from codegen.expr import Expr, Sym
+from codegen.ir import ArrayType, Shape, Value
+from codegen.mesh import block_extent
+from codegen.trace import tree
+from codegen.trace.array import Array, as_array, cast_value, number, wrap
+from codegen.trace.context import Context, require_context, user_place
+from codegen.trace.elementwise import same_extent, shape_text
+from codegen.trace.layouts import axes_of
+from codegen.trace.number import expr_of, maybe
+
+Axes = tuple[str, ...]
+
+
+def _inside(what: str) -> Context:
+    """The context, which must be in a rank's view."""
+    context = require_context(what)
+    if not context.rank_view:
+        raise ProgramError(
+            f"{what} stands outside a shard_map",
+            place=user_place(),
+            expected="one rank's view, where the index can be read",
+            remedy="write it inside a function given to spmd.shard_map",
+        )
+    return context
+
+
+def _member(context: Context, axes: Axes) -> Sym:
+    """The position of a member along these axes."""
+    return Sym("p", "var", expr.const(0), context.mesh.size(axes) - 1)
+
+
+def at_member(context: Context, axes: Axes, e: Expr, position: Expr) -> Expr:
+    """e as the member at this position sees it."""
+    return e.subst(context.mesh.at(axes, position))
+
+
+def _independent(context: Context, axes: Axes, shape: Shape, dims: Sequence[int], what: str) -> None:
+    """Raises ShapeError where an extent among `dims` differs between the members."""
+    var = expr.symbol(_member(context, axes))
+    for d in dims:
+        if not same_extent(shape[d], at_member(context, axes, shape[d], var)):
+            raise ShapeError(
+                f"{what}: dim {d} has another extent on other members",
+                place=user_place(),
+                expected=f"one shape on all ranks along {', '.join(axes)}",
+                found=f"{shape_text(shape)}, in which {shape[d]} depends on the index",
+                remedy="pad to one extent, or reduce over that dim first",
+            )
+
+
+# ---- ppermute --------------------------------------------------------------------------------------------
+
+
+def ppermute(
+    x: Any,
+    axis: Any,
+    perm: Any = None,
+    *,
+    shift: Any = None,
+    to: Callable[..., Any] | None = None,
+) -> Any:
+    """Send x (a pytree) to another rank along `axis`; zeros where nothing is received."""
+    context = _inside("ppermute")
+    axes = axes_of(context, axis, "ppermute")
+    if sum(given is not None for given in (perm, shift, to)) != 1:
+        raise UsageError(
+            "ppermute needs one of shift=, to= and perm=",
+            place=user_place(),
+            expected="shift=k, to=lambda i, n: ..., or perm=[(source, destination), ...]",
+        )
+    n = context.mesh.size(axes)
+    p = _member(context, axes)
+    if shift is not None:
+        route = _shifted(context, p, n, shift)
+    else:
+        to_, sends = _destination(context, axes, p, to) if to else _pairs(p, perm)
+        route = (to_, sends, *(prove.inverse(to_, sends, p, n) or (None, None)))
+    return tree.map_tree(lambda leaf: _permute(context, axes, p, route, leaf), x)
+
+
+Route = tuple[Expr, Expr, "Expr | None", "Expr | None"]
+
+
+def _shifted(context: Context, p: Sym, n: Expr, shift: Any) -> Route:
+    k = expr_of(shift)
+    if k is None:
+        raise UsageError(
+            "the shift of a ppermute must be an integer known at launch",
+            place=user_place(),
+            expected="an integer, or a formula of axis sizes, scalars and loop counters",
+            found=repr(shift),
+        )
+    at = expr.symbol(p)
+    _same_on_all(context, k, "shift")
+    return (at + k) % n, expr.const(1), (at - k) % n, expr.const(1)
+
+
+def _same_on_all(context: Context, e: Expr, what: str) -> None:
+    coords = [s for s in e.symbols() if s.kind == "coord"]
+    if coords:
+        raise MatchingError(
+            f"{what} differs between the ranks, so that routes may cross",
+            place=user_place(),
+            expected="one value on all ranks",
+            found=str(e),
+            remedy="ppermute(..., to=lambda i, n: ...) gives each rank's destination",
+        )
+
+
+def _destination(
+    context: Context, axes: Axes, p: Sym, to: Callable[..., Any]
+) -> tuple[Expr, Expr]:
+    """What the user's `to` gives for member p: the destination, and whether there is one."""
+    from codegen.trace.source import convert
+
+    context.selecting += 1
+    try:
+        result = convert(to)(number(expr.symbol(p)), number(context.mesh.size(axes)))
+    finally:
+        context.selecting -= 1
+    found = maybe(result)
+    if found is None:
+        raise UsageError(
+            "to= must give a destination",
+            place=user_place(),
+            expected="an integer made of i, n, scalars and loop counters; None sends nothing",
+            found=f"{type(result).__name__}: {result!r}"[:80],
+        )
+    # the function may have read this rank's own coordinates: they are member p's
+    own = context.mesh.at(axes, expr.symbol(p))
+    return found.value.subst(own), found.holds.subst(own)
+
+
+def _pairs(p: Sym, perm: Any) -> tuple[Expr, Expr]:
+    """JAX's spelling: sends where p is one of the sources."""
+    to, sends = expr.const(0), expr.const(0)
+    seen: set[int] = set()
+    for source, destination in perm:
+        if int(source) in seen:
+            raise MatchingError(
+                f"rank {source} stands twice as a source in perm",
+                place=user_place(),
+                expected="each source once",
+                found=repr(list(perm))[:80],
+            )
+        seen.add(int(source))
+        here = expr.eq(expr.symbol(p), int(source))
+        to, sends = to + here * int(destination), sends + here
+    return to, sends
+
+
+def _permute(context: Context, axes: Axes, p: Sym, route: Route, leaf: Any) -> Array:
+    to, sends, source, receives = route
+    array = as_array(leaf)
+    value = array.read()
+    if source is None:
+        _independent(context, axes, value.type.shape, range(value.type.ndim),
+                     "ppermute with a destination that cannot be inverted")  # fmt: skip
+        shape = value.type.shape
+    else:
+        here = source.subst({p: context.mesh.position(axes)})
+        shape = tuple(at_member(context, axes, e, here) for e in value.type.shape)
+    attrs = {
+        "axes": axes, "var": p, "to": to, "sends": sends, "source": source, "receives": receives,
+        "types": (ArrayType(value.type.dtype, shape),),
+    }  # fmt: skip
+    (result,) = context.emit("permute", [value], attrs, names=["received"])
+    return wrap(context, result)
+
+
+# ---- reductions --------------------------------------------------------------------------------------------
+
+
+def _all_reduce(x: Any, axis: Any, fn: str, what: str) -> Any:
+    context = _inside(what)
+    axes = axes_of(context, axis, what)
+
+    def one(leaf: Any) -> Any:
+        if fn == "add" and isinstance(leaf, (int, float)) and not isinstance(leaf, bool):
+            return leaf * number(context.mesh.size(axes))  # psum(1, axis): the number of members
+        value = _contributed(as_array(leaf), fn)
+        _independent(context, axes, value.type.shape, range(value.type.ndim), what)
+        return wrap(context, context.emit_one("all_reduce", value, axes=axes, fn=fn))
+
+    return tree.map_tree(one, x)
+
+
+def _contributed(array: Array, fn: str) -> Value:
+    """Bools are counted, as NumPy's sum and product of them do; their min and max stay bools."""
+    value = array.read()
+    if value.type.dtype.kind == "b" and fn in ("add", "mul"):
+        return cast_value(array.context, value, dtypes.INT64)
+    return value
+
+
+def psum(x: Any, axis: Any) -> Any:
+    """The sum over all ranks along the axis, on each of them. x: a pytree."""
+    return _all_reduce(x, axis, "add", "psum")
+
+
+def pprod(x: Any, axis: Any) -> Any:
+    """The product over all ranks along the axis."""
+    return _all_reduce(x, axis, "mul", "pprod")
+
+
+def pmax(x: Any, axis: Any) -> Any:
+    """The maximum over all ranks along the axis."""
+    return _all_reduce(x, axis, "max", "pmax")
+
+
+def pmin(x: Any, axis: Any) -> Any:
+    """The minimum over all ranks along the axis."""
+    return _all_reduce(x, axis, "min", "pmin")
+
+
+def pmean(x: Any, axis: Any) -> Any:
+    """The mean over all ranks along the axis."""
+    context = _inside("pmean")
+    size = number(context.mesh.size(axes_of(context, axis, "pmean")))
+    return tree.map_tree(lambda leaf: psum(as_array(leaf), axis) / size, x)
+
+
+def _flag(flag: Any, axis: Any, fn: str, what: str) -> Array:
+    context = _inside(what)
+    axes = context.mesh.names if axis is None else axes_of(context, axis, what)
+    array = as_array(flag, dtypes.BOOL)
+    _independent(context, axes, array.extents, range(array.ndim), what)
+    return wrap(context, context.emit_one("all_reduce", array.read(), axes=axes, fn=fn))
+
+
+def all_ranks(flag: Any, axis: Any = None) -> Array:
+    """Whether the flag holds on all ranks (along the axis)."""
+    return _flag(flag, axis, "and", "all_ranks")
+
+
+def any_ranks(flag: Any, axis: Any = None) -> Array:
+    """Whether the flag holds on any rank (along the axis)."""
+    return _flag(flag, axis, "or", "any_ranks")
+
+
+def barrier(axis: Any = None) -> None:
+    """All ranks (along the axis) have arrived."""
+    context = require_context("barrier")
+    axes = context.mesh.names if axis is None else axes_of(context, axis, "barrier")
+    context.emit("barrier", (), {"axes": axes})
+
+
+# ---- gathers -----------------------------------------------------------------------------------------------
+
+
+def _dim(d: Any, ndim: int, what: str) -> int:
+    value = expr_of(d)
+    if value is None or not value.is_const or not -ndim <= value.value < ndim:
+        raise ShapeError(
+            f"{what}: no dim {d}",
+            place=user_place(),
+            expected=f"a dim from {-ndim} to {ndim - 1}",
+            found=str(d),
+        )
+    return value.value % ndim
+
+
+def _pieces(context: Context, axes: Axes, extent: Expr, p: Sym, what: str) -> tuple[Expr, Expr]:
+    """Where member p's piece begins when all members' pieces are joined, and the whole extent."""
+    n = context.mesh.size(axes)
+    k = Sym("k", "var", expr.const(0), n - 1)
+    each = at_member(context, axes, extent, expr.symbol(k))
+    offset = prove.prefix_sum(each, k, expr.symbol(p))
+    total = prove.prefix_sum(each, k, n)
+    if offset is None or total is None:
+        raise ShapeError(
+            f"{what}: the extents of the members have no closed sum",
+            place=user_place(),
+            expected="equal extents, balanced blocks, or extents linear in the index",
+            found=str(extent),
+            remedy="pad to one extent",
+        )
+    return offset, total
+
+
+def all_gather(
+    x: Any, axis: Any, dim: int = 0, tiled: bool = False, *, gather_axis: int | None = None
+) -> Any:
+    """All members' x along a new dim (tiled: joined along an existing one). x: a pytree."""
+    context = _inside("all_gather")
+    axes = axes_of(context, axis, "all_gather")
+    dim = dim if gather_axis is None else gather_axis
+
+    def one(leaf: Any) -> Array:
+        array = as_array(leaf)
+        d = _dim(dim, array.ndim + (not tiled), "all_gather")
+        if not tiled:
+            array = array.reshape((*array.shape[:d], 1, *array.shape[d:]))
+        value = array.read()
+        shape = value.type.shape
+        _independent(context, axes, shape, [k for k in range(len(shape)) if k != d], "all_gather")
+        p = _member(context, axes)
+        offset, total = _pieces(context, axes, shape[d], p, "all_gather")
+        result = ArrayType(value.type.dtype, (*shape[:d], total, *shape[d + 1 :]))
+        attrs = {"axes": axes, "dim": d, "var": p, "offset": offset, "types": (result,)}
+        (gathered,) = context.emit("all_gather", [value], attrs)
+        return wrap(context, gathered)
+
+    return tree.map_tree(one, x)
+
+
+def psum_scatter(
+    x: Any, axis: Any, dim: int = 0, tiled: bool = False, *, scatter_dimension: int | None = None
+) -> Any:
+    """The sum over all members, of which each keeps its block of `dim` (not tiled: one element,
+    and the dim, whose extent is the number of members, is dropped)."""
+    context = _inside("psum_scatter")
+    axes = axes_of(context, axis, "psum_scatter")
+    dim = dim if scatter_dimension is None else scatter_dimension
+    n, k = context.mesh.size(axes), context.mesh.position(axes)
+
+    def one(leaf: Any) -> Array:
+        value = _contributed(as_array(leaf), "add")
+        shape = value.type.shape
+        d = _dim(dim, len(shape), "psum_scatter")
+        _independent(context, axes, shape, range(len(shape)), "psum_scatter")
+        if not tiled:
+            _one_per_member(shape, d, n, "psum_scatter")
+        own = expr.const(1) if not tiled else block_extent(shape[d], n, k)
+        result = ArrayType(value.type.dtype, (*shape[:d], own, *shape[d + 1 :]))
+        attrs = {"axes": axes, "dim": d, "fn": "add", "types": (result,)}
+        (scattered,) = context.emit("reduce_scatter", [value], attrs)
+        array = wrap(context, scattered)
+        return array if tiled else array.squeeze(d)
+
+    return tree.map_tree(one, x)
+
+
+def _one_per_member(shape: Shape, d: int, n: Expr, what: str) -> None:
+    if not same_extent(shape[d], n):
+        raise ShapeError(
+            f"{what}: without tiled=True, dim {d} has one element per member",
+            place=user_place(),
+            expected=f"extent {n}",
+            found=f"{shape[d]} in shape {shape_text(shape)}",
+            remedy="tiled=True cuts any extent into balanced blocks",
+        )
+
+
+def all_to_all(
+    x: Any,
+    axis: Any,
+    split_dim: int | None = None,
+    concat_dim: int | None = None,
+    tiled: bool = False,
+    *,
+    split_axis: int | None = None,
+    concat_axis: int | None = None,
+) -> Any:
+    """Block k of dim split_dim goes to member k; what arrives is joined along concat_dim."""
+    context = _inside("all_to_all")
+    axes = axes_of(context, axis, "all_to_all")
+    split = split_axis if split_dim is None else split_dim
+    concat = concat_axis if concat_dim is None else concat_dim
+    if split is None or concat is None:
+        raise UsageError("all_to_all needs split_dim and concat_dim", place=user_place())
+
+    def one(leaf: Any) -> Array:
+        array = as_array(leaf)
+        s, c = (_dim(d, array.ndim, "all_to_all") for d in (split, concat))
+        if tiled:
+            return _exchange_blocks(context, axes, array, s, c)
+        _one_per_member(array.extents, s, context.mesh.size(axes), "all_to_all")
+        at = c if c <= s else c + 1
+        wide = array.reshape((*array.shape[:at], 1, *array.shape[at:]))
+        s = s + 1 if at <= s else s
+        return _exchange_blocks(context, axes, wide, s, at).squeeze(s)
+
+    return tree.map_tree(one, x)
+
+
+def _exchange_blocks(context: Context, axes: Axes, array: Array, s: int, c: int) -> Array:
+    value = array.read()
+    shape = list(value.type.shape)
+    n, k = context.mesh.size(axes), context.mesh.position(axes)
+    rest = [d for d in range(len(shape)) if d != c]
+    _independent(context, axes, tuple(shape), rest, "all_to_all")
+    p = _member(context, axes)
+    if s == c:  # what member k gets from each is its own block, joined along the same dim
+        _independent(context, axes, tuple(shape), [c], "all_to_all")
+        block = block_extent(shape[s], n, k)
+        offset, shape[c] = block * expr.symbol(p), block * n
+    else:
+        offset, total = _pieces(context, axes, shape[c], p, "all_to_all")
+        shape[s], shape[c] = block_extent(shape[s], n, k), total
+    attrs = {"axes": axes, "split": s, "concat": c, "var": p, "offset": offset,
+             "types": (ArrayType(value.type.dtype, tuple(shape)),)}  # fmt: skip
+    (result,) = context.emit("all_to_all", [value], attrs)
+    return wrap(context, result)
+
+
+def pbroadcast(x: Any, axis: Any, source: Any = 0, *, root: Any = None) -> Any:
+    """The x of the member at position `source` along the axis, on all members."""
+    context = _inside("pbroadcast")
+    axes = axes_of(context, axis, "pbroadcast")
+    at = expr_of(source if root is None else root)
+    n = context.mesh.size(axes)
+    if at is None:
+        raise UsageError(
+            "the source of a pbroadcast must be known at launch",
+            place=user_place(),
+            expected="an integer, or a formula of axis sizes, scalars and loop counters",
+            found=repr(source),
+        )
+    _same_on_all(context, at, "the source")
+    if expr.nonneg(at - n) or expr.nonneg(-at - 1):
+        raise MatchingError(
+            f"pbroadcast from member {at}, which is none",
+            place=user_place(),
+            expected=f"a position from 0 to {n - 1}",
+            found=str(at),
+        )
+
+    def one(leaf: Any) -> Array:
+        value = as_array(leaf).read()
+        shape = tuple(at_member(context, axes, e, at) for e in value.type.shape)
+        attrs = {"axes": axes, "root": at, "types": (ArrayType(value.type.dtype, shape),)}
+        (result,) = context.emit("broadcast_from", [value], attrs)
+        return wrap(context, result)
+
+    return tree.map_tree(one, x)
+
+
+def axis_index(axis: Any = None) -> Any:
+    """This rank's position along the axis (several: taken as one, row-major)."""
+    context = _inside("axis_index")
+    axes = context.mesh.names if axis is None else axes_of(context, axis, "axis_index")
+    return number(context.mesh.position(axes))
+
+
+def axis_size(axis: Any = None) -> Any:
+    """How many ranks lie along the axis."""
+    context = require_context("axis_size")
+    axes = context.mesh.names if axis is None else axes_of(context, axis, "axis_size")
+    return number(context.mesh.size(axes))
+
+

@@ -1,0 +1,208 @@
+"""What one capture of a program keeps while the user's function runs: open regions and storages.
+
+A Storage is memory as the user sees it: several Array objects (views) may share one. Its `value` is
+the SSA value that stands for its present content; writing through a view replaces it.
+Always holds: ops are appended to the innermost open block only, in program order.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from codegen import ops
+from codegen.errors import Place, ProgramError
+from codegen.ir import ArrayType, Condition, Input, Op, Region, Scalar, Value
+from codegen.mesh import Mesh
+
+
+class Storage:
+    """Memory under one or more arrays. serial grows with every storage made during a capture."""
+
+    def __init__(self, context: Context, value: Value) -> None:
+        self.serial = context.next_serial()
+        self.value = value
+        context.storages.append(self)
+
+    def write(self, context: Context, value: Value) -> None:
+        """Replace the content. Every write goes through here, so that loops see what is carried."""
+        self.value = value
+        for log in context.write_logs:
+            log.setdefault(self)
+
+
+@dataclass
+class Block:
+    """An open region."""
+
+    args: tuple[Value, ...] = ()
+    ops: list[Op] = field(default_factory=list)
+    # what was computed in this region already: views read, expressions, constants
+    memo: dict[Any, Value] = field(default_factory=dict)
+
+    def close(self, results: Sequence[Value]) -> Region:
+        return Region(self.args, tuple(self.ops), tuple(results))
+
+
+class Context:
+    """One capture. `current()` gives the innermost one; None outside any program."""
+
+    _stack: list[Context] = []
+
+    def __init__(self, name: str, mesh: Mesh, user_files: set[str] | None = None) -> None:
+        self.name = name
+        self.mesh = mesh
+        self.blocks: list[Block] = [Block()]
+        self.storages: list[Storage] = []
+        self.write_logs: list[dict[Storage, None]] = []
+        self.scalars: dict[str, Scalar] = {}
+        self.inputs: dict[str, Input] = {}
+        self.conditions: list[Condition] = []
+        self.rank_view = 0  # how many shard_maps are open; arrays inside are local
+        # while > 0, a conditional expression on a Number evaluates both arms (array.choose)
+        self.selecting = 0
+        self.mesh_names: dict[str, tuple[str, ...]] = {}  # meshes named by spmd.mesh("ring")
+        # global arrays that an open shard_map met by closure: innermost last
+        self.captured: list[dict[Value, Value]] = []
+        self._serial = 0
+        self._names: dict[str, int] = {}
+
+    @classmethod
+    def current(cls) -> Context | None:
+        return cls._stack[-1] if cls._stack else None
+
+    @contextmanager
+    def active(self) -> Iterator[Context]:
+        Context._stack.append(self)
+        try:
+            yield self
+        finally:
+            Context._stack.pop()
+
+    def next_serial(self) -> int:
+        self._serial += 1
+        return self._serial
+
+    def unique(self, hint: str) -> str:
+        """A name for a symbol: the hint, or hint_2, hint_3 … when it is taken."""
+        count = self._names.get(hint, 0) + 1
+        self._names[hint] = count
+        return hint if count == 1 else f"{hint}_{count}"
+
+    # ---- building ops ------------------------------------------------------------------------------
+
+    def emit(
+        self,
+        kind: str,
+        operands: Sequence[Value] = (),
+        attrs: Mapping[str, Any] | None = None,
+        regions: Sequence[Region] = (),
+        names: Sequence[str] = (),
+        place: Place | None = None,
+    ) -> tuple[Value, ...]:
+        """Append an op to the open block; its results."""
+        attrs = dict(attrs or {})
+        types = ops.infer(kind, [v.type for v in operands], attrs)
+        results = tuple(
+            Value(names[k] if k < len(names) else kind, t) for k, t in enumerate(types)
+        )
+        op = Op(kind, tuple(operands), results, attrs, tuple(regions), place or user_place())
+        self.blocks[-1].ops.append(op)
+        return results
+
+    def emit_one(self, kind: str, *operands: Value, **attrs: Any) -> Value:
+        (value,) = self.emit(kind, operands, attrs)
+        return value
+
+    def remember(self, key: Any, make: Callable[[], Value]) -> Value:
+        """The value computed under this key in an open region, or a new one made now."""
+        for block in self.blocks:
+            if key in block.memo:
+                return block.memo[key]
+        value = make()
+        self.blocks[-1].memo[key] = value
+        return value
+
+    @contextmanager
+    def block(self, arg_types: Sequence[ArrayType] = (), names: Sequence[str] = ()) -> Iterator[Block]:
+        """Open a region with these arguments; close it with block.close(results) afterwards."""
+        args = tuple(
+            Value(names[k] if k < len(names) else "arg", t) for k, t in enumerate(arg_types)
+        )
+        opened = Block(args)
+        self.blocks.append(opened)
+        try:
+            yield opened
+        finally:
+            self.blocks.remove(opened)
+
+    @contextmanager
+    def watching_writes(self) -> Iterator[dict[Storage, None]]:
+        """Collects the storages written while it is open, in order of the first write."""
+        log: dict[Storage, None] = {}
+        self.write_logs.append(log)
+        try:
+            yield log
+        finally:
+            self.write_logs.remove(log)
+
+
+def require_context(what: str) -> Context:
+    """The current capture, or an error that says where `what` may stand."""
+    context = Context.current()
+    if context is None:
+        raise ProgramError(
+            f"{what} stands outside a program",
+            place=user_place(),
+            expected="a call while a function decorated with @spmd.program is being built",
+            remedy="move it into the function, or run the program with image.run(...)",
+        )
+    return context
+
+
+_OURS = ("codegen/", "spmd/")
+
+
+def is_user_file(filename: str) -> bool:
+    """Whether a frame's file belongs to the user: not ours, not NumPy's, not the standard library's."""
+    if filename.startswith("<"):
+        return filename.startswith("<ipython") or filename.startswith("<stdin")
+    return not any(part in filename for part in _library_roots())
+
+
+def _library_roots() -> tuple[str, ...]:
+    import os
+    import sysconfig
+
+    global _roots
+    if _roots is None:
+        here = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+        paths = sysconfig.get_paths()
+        _roots = tuple(os.path.join(here, ours) for ours in _OURS) + (
+            paths["stdlib"] + os.sep,
+            paths["platlib"] + os.sep,
+            paths["purelib"] + os.sep,
+        )
+    return _roots
+
+
+_roots: tuple[str, ...] | None = None
+
+
+def user_place() -> Place | None:
+    """The innermost position in the user's source: file, line and columns of the running expression."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if is_user_file(code.co_filename):
+            positions = list(code.co_positions())
+            line, _, column, end = positions[frame.f_lasti // 2]
+            return Place(
+                code.co_filename, line or frame.f_lineno, column or 0,
+                end if end is not None and line is not None else -1, code.co_name,
+            )  # fmt: skip
+        frame = frame.f_back  # type: ignore[assignment]
+    return None

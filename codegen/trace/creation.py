@@ -1,0 +1,268 @@
+"""New arrays: zeros, arange, asarray …; local inside a shard_map, global (with layout=) outside.
+
+Always holds: a global array is made by a shard_map without arguments, each rank making its shard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from codegen import dtypes, expr
+from codegen.dtypes import DType
+from codegen.errors import ShapeError, UsageError
+from codegen.expr import Expr
+from codegen.ir import Shape
+from codegen.mesh import Layout, local_offset
+from codegen.trace import elementwise, mapping, view
+from codegen.trace.array import (
+    Array,
+    Number,
+    as_array,
+    as_value,
+    element_type,
+    full_value,
+    is_traced,
+    unsupported,
+    wrap,
+)
+from codegen.trace.context import require_context, user_place
+from codegen.trace.declare import global_indices, shape_of
+from codegen.trace.layouts import layout_of
+from codegen.trace.number import expr_of
+
+Make = Callable[[Shape, Sequence[Expr]], Array]
+
+
+def _make(what: str, shape: Shape, layout: Any, make: Make) -> Array:
+    """make(local shape, offsets) here, or on every rank of a new global array."""
+    context = require_context(what)
+    if context.rank_view or (not shape and layout is None):
+        return make(shape, [expr.const(0)] * len(shape))
+    chosen: Layout = layout_of(context, layout, len(shape), what)
+    offsets = [local_offset(context.mesh, e, entry) for e, entry in zip(shape, chosen)]
+    local = mapping.local_shape(context.mesh, shape, chosen)
+    return mapping.per_rank(context, shape, chosen, lambda: make(local, offsets))
+
+
+def full(shape: Any, value: Any, dtype: Any = None, layout: Any = None) -> Array:
+    """An array of one value."""
+    context = require_context("full")
+    kind = element_type(dtype) if dtype is not None else _default_type(value)
+    extents = shape_of(shape, "the shape of an array")
+
+    def make(local: Shape, _: Sequence[Expr]) -> Array:
+        if isinstance(value, (bool, int, float, complex)):
+            return wrap(context, full_value(context, value, kind, local), scalar=False)
+        made = elementwise.operand_value(context, elementwise.normal(value), kind, local)
+        return wrap(context, made, scalar=False)
+
+    return _make("spmd.full", extents, layout, make)
+
+
+def _default_type(value: Any) -> DType:
+    if isinstance(value, Array):
+        return value.type.dtype
+    if isinstance(value, Number):
+        return dtypes.BOOL if value.truth else dtypes.INT64
+    return element_type(np.asarray(value).dtype)
+
+
+def zeros(shape: Any, dtype: Any = None, layout: Any = None) -> Array:
+    return full(shape, 0, dtype or np.float64, layout)
+
+
+def ones(shape: Any, dtype: Any = None, layout: Any = None) -> Array:
+    return full(shape, 1, dtype or np.float64, layout)
+
+
+empty = zeros  # an empty array may hold anything; zeros are the same in every run
+
+
+def full_like(x: Any, value: Any, dtype: Any = None, layout: Any = None, **other: Any) -> Array:
+    """The same shape (and dtype, layout) as x, one value everywhere."""
+    shape = other.get("shape")
+    if isinstance(x, Array):
+        wide = x.is_global and layout is None and shape is None
+        kind = x.type.dtype if dtype is None else dtype
+        return full(x.shape if shape is None else shape, value, kind, x.layout if wide else layout)
+    data = np.asarray(x) if not isinstance(x, Number) else np.zeros((), x.dtype)
+    return full(data.shape if shape is None else shape, value, dtype or data.dtype, layout)
+
+
+def zeros_like(x: Any, dtype: Any = None, layout: Any = None, **other: Any) -> Array:
+    return full_like(x, 0, dtype, layout, **other)
+
+
+def ones_like(x: Any, dtype: Any = None, layout: Any = None, **other: Any) -> Array:
+    return full_like(x, 1, dtype, layout, **other)
+
+
+empty_like = zeros_like
+like = zeros_like  # spmd.like(x): an output of a kernel with x's shape, dtype and layout
+
+
+def arange(
+    start: Any, stop: Any = None, step: Any = 1, dtype: Any = None, layout: Any = None
+) -> Array:
+    """start, start + step, …; bounds are numbers, the extent follows from them."""
+    context = require_context("arange")
+    if stop is None:
+        start, stop = 0, start
+    if any(isinstance(x, (float, np.floating)) for x in (start, stop, step)):
+        data = np.arange(start, stop, step, dtype=dtype)
+        return asarray(data, layout=layout)
+    first, last, by = (expr_of(x) for x in (start, stop, step))
+    if first is None or last is None or by is None or not by.is_const or by == 0:
+        raise UsageError(
+            "arange takes integers and formulas of axis sizes and the index",
+            place=user_place(),
+            expected="a step known while building, bounds known at launch",
+            found=f"arange({start!r}, {stop!r}, {step!r})",
+        )
+    size = abs(by.value)
+    span = last - first if by.value > 0 else first - last
+    extents = shape_of(Number(expr.maximum((span + (size - 1)) // size, 0)), "the extent of arange")
+    kind = dtypes.INT64 if dtype is None else element_type(dtype)
+
+    def make(local: Shape, offsets: Sequence[Expr]) -> Array:
+        grid = global_indices(context, local[0], offsets[0], 0, 1)
+        made = grid * by.value if by != 1 else grid
+        made = made + Number(first) if first != 0 else made
+        return wrap(context, as_value(context, made, kind), scalar=False)
+
+    return _make("spmd.arange", extents, layout, make)
+
+
+def linspace(
+    start: Any, stop: Any, num: Any = 50, endpoint: bool = True, dtype: Any = None,
+    layout: Any = None,
+) -> Array:  # fmt: skip
+    """num numbers from start to stop; with a symbolic num, the same formula."""
+    count = expr_of(num)
+    if count is None:
+        raise unsupported("linspace with a number of points that depends on data")
+    if count.is_const and not is_traced(start) and not is_traced(stop):
+        return asarray(np.linspace(start, stop, count.value, endpoint, dtype=dtype), layout=layout)
+    parts = elementwise.operate(np.subtract, num, 1) if endpoint else num
+    step = (as_array(stop) - start) / as_array(parts, np.float64)
+    values = arange(num, layout=layout) * step + start
+    return values if dtype is None else values.astype(dtype)
+
+
+def eye(
+    n: Any, m: Any = None, k: int = 0, dtype: Any = None, layout: Any = None
+) -> Array:
+    """Ones on the k-th diagonal."""
+    context = require_context("eye")
+    extents = shape_of((n, n if m is None else m), "the shape of eye")
+    kind = element_type(dtype or np.float64)
+
+    def make(local: Shape, offsets: Sequence[Expr]) -> Array:
+        rows, columns = (global_indices(context, local[d], offsets[d], d, 2) for d in (0, 1))
+        return wrap(context, as_value(context, elementwise.apply(np.equal, rows + k, columns), kind))
+
+    return _make("spmd.eye", extents, layout, make)
+
+
+def identity(n: Any, dtype: Any = None) -> Array:
+    return eye(n, dtype=dtype)
+
+
+def asarray(x: Any, dtype: Any = None, layout: Any = None, **_: Any) -> Array:
+    """x as an array of the program; an array stays itself. Lists may hold traced numbers."""
+    context = require_context("asarray")
+    if isinstance(x, Array):
+        if dtype is None or element_type(dtype) == x.type.dtype:
+            return x
+        return as_array(x, dtype)
+    if context.rank_view or is_traced(x) or _has_traced(x):
+        return _local_array(x, dtype)
+    data = np.asarray(x)
+    data = data if dtype is None else data.astype(dtypes.numpy_dtype(element_type(dtype)))
+    shape = tuple(expr.const(n) for n in data.shape)
+    chosen = layout_of(context, layout, data.ndim, "spmd.asarray")
+    if not data.ndim:
+        return wrap(context, as_value(context, data), scalar=False)
+    return mapping.per_rank(
+        context, shape, chosen, lambda: mapping.shard_of_constant(context, data, chosen)
+    )
+
+
+def array(x: Any, dtype: Any = None, layout: Any = None, **_: Any) -> Array:
+    """A new array with the elements of x."""
+    made = asarray(x, dtype, layout)
+    return wrap(made.context, made.read(), scalar=False) if not made.is_global else made
+
+
+def _has_traced(x: Any) -> bool:
+    if isinstance(x, (list, tuple)):
+        return any(_has_traced(i) for i in x)
+    return is_traced(x)
+
+
+def _local_array(x: Any, dtype: Any) -> Array:
+    """A local array of a list that may hold arrays and numbers at its leaves."""
+    if not (isinstance(x, (list, tuple)) and _has_traced(x)):
+        made = as_array(x, dtype)
+        return wrap(made.context, made.read(), scalar=False)
+    from codegen.trace import shaping
+
+    parts = [_local_array(i, None) if isinstance(i, (list, tuple)) else i for i in x]
+    kind = element_type(dtype) if dtype is not None else elementwise.result_type(*parts)
+    return shaping.stack([as_array(p, kind) for p in parts])
+
+
+# ---- boxes at run-time places ------------------------------------------------------------------------------------
+
+
+def _starts(x: Array, starts: Any) -> tuple[Any, ...]:
+    items = tuple(starts) if isinstance(starts, (tuple, list)) else (starts,)
+    if len(items) != x.ndim:
+        raise ShapeError(
+            "as many starts as the array has dims are needed",
+            place=user_place(),
+            expected=f"{x.ndim} starts",
+            found=f"{len(items)}",
+        )
+    out = []
+    for start, extent in zip(items, x.extents):
+        e = expr_of(start)
+        if e is None:
+            out.append(as_array(start).read())
+        else:
+            out.append(e if expr.nonneg(e) else expr.select(expr.ge0(e), e, e + extent))
+    return tuple(out)
+
+
+def dynamic_slice(x: Any, starts: Any, sizes: Any) -> Array:
+    """The box of these extents that begins at `starts`, which may be known only at run time."""
+    x = as_array(x)
+    extents = shape_of(sizes, "the sizes of dynamic_slice", scalars=True)
+    if len(extents) != x.ndim:
+        raise ShapeError(
+            "as many sizes as the array has dims are needed", place=user_place(),
+            expected=f"{x.ndim} sizes", found=f"{len(extents)}",
+        )  # fmt: skip
+    return x.viewed(view.Dynamic(_starts(x, starts), extents)).copy()
+
+
+def dynamic_update_slice(x: Any, update: Any, starts: Any) -> Array:
+    """x with `update` written at a box that begins at `starts`; JAX clamps it into x, so do we."""
+    x, update = as_array(x), as_array(update, as_array(x).type.dtype)
+    limits = [a - b for a, b in zip(x.extents, update.extents)]
+    clamped = []
+    for start, limit in zip(_starts(x, starts), limits):
+        if isinstance(start, Expr):
+            clamped.append(expr.maximum(expr.minimum(start, limit), 0))
+        else:
+            at = wrap(x.context, start)
+            top = as_array(Number(limit))
+            clamped.append(elementwise.apply(np.minimum, at, top).read())
+    new: Array = x.copy()
+    new.viewed(view.Dynamic(tuple(clamped), update.extents)).write(update.read())
+    return new
+
+

@@ -1,0 +1,382 @@
+"""What a program declares: inputs, run-time scalars, conditions, other meshes, messages.
+
+Always holds: a name is declared once; declaring it again from the same place (a body traced twice)
+gives the same thing.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from codegen import dtypes, expr
+from codegen.dtypes import DType
+from codegen.errors import LayoutError, ProgramError, ShapeError, TracedValueError, UsageError
+from codegen.expr import Expr, Sym
+from codegen.ir import ArrayType, Condition, Input, Region, Scalar, Shape, Value, free_values
+from codegen.mesh import Layout, local_offset
+from codegen.trace import elementwise, mapping, view
+from codegen.trace.array import Array, Number, as_array, element_type, number, wrap
+from codegen.trace.context import Context, require_context, user_place
+from codegen.trace.layouts import MeshName, layout_of
+from codegen.trace.number import condition_of, expr_of
+
+
+def shape_of(shape: Any, what: str, scalars: bool = False) -> Shape:
+    """Extents the user gave: Python integers, or formulas in axis sizes (and the index, locally)."""
+    items = shape if isinstance(shape, (tuple, list)) else (shape,)
+    out = []
+    for item in items:
+        e = expr_of(item)
+        if e is None or (expr.nonneg(-e - 1)):
+            raise TracedValueError(
+                f"{what}: {item!r} is no extent",
+                place=user_place(),
+                expected="a non-negative Python integer, or a formula of axis sizes",
+                found="an array" if isinstance(item, Array) else repr(item),
+                remedy="parameters of the program are Python integers" if e is None else "",
+            )
+        kinds = {s.kind for s in e.symbols()}
+        if not scalars and kinds & {"scalar", "counter"}:
+            raise TracedValueError(
+                f"{what}: the extent {e} depends on a run-time scalar or a loop counter",
+                place=user_place(),
+                expected="a Python integer, or a formula of axis sizes",
+                found=str(e),
+                remedy="make it a parameter of the program, which is set at build",
+            )
+        out.append(e)
+    return tuple(out)
+
+
+# ---- scalars ----------------------------------------------------------------------------------------------
+
+
+def scalar(name: str, default: Any = None, dtype: Any = None) -> Any:
+    """A run-time scalar, patched at launch. int64 ones are numbers; float64 ones weak 0-d arrays."""
+    context = require_context("spmd.scalar")
+    kind = _scalar_dtype(default, dtype)
+    known = context.scalars.get(name)
+    if known is None:
+        _check_name(context, name, "scalar")
+        sym = Sym(context.unique(name), "scalar") if kind is dtypes.INT64 else None
+        value = default if default is None else (int(default) if sym else float(default))
+        known = context.scalars[name] = Scalar(name, kind, value, sym, user_place())
+    elif known.place != user_place():
+        raise _declared_twice(name, "scalar", known.place)
+    if known.sym is not None:
+        plain = Number(expr.symbol(known.sym))
+        return plain != 0 if isinstance(default, bool) else plain
+    value = context.emit("scalar", (), {"name": name, "dtype": kind}, names=(name,))[0]
+    return wrap(context, value, weak=True)
+
+
+def _scalar_dtype(default: Any, dtype: Any) -> DType:
+    if dtype is not None:
+        return dtypes.INT64 if element_type(dtype).kind in "iub" else dtypes.FLOAT64
+    if isinstance(default, (bool, int, np.integer, np.bool_)):
+        return dtypes.INT64
+    if default is None or isinstance(default, (float, np.floating)):
+        return dtypes.FLOAT64
+    raise UsageError(
+        "the default of a scalar is a number",
+        place=user_place(),
+        expected="an int or a float",
+        found=f"{type(default).__name__}",
+        remedy="an array is declared by spmd.input",
+    )
+
+
+def _check_name(context: Context, name: Any, what: str) -> None:
+    if not isinstance(name, str) or not name.isidentifier():
+        raise UsageError(
+            f"the name of a{'n' if what == 'input' else ''} {what} is an identifier",
+            place=user_place(),
+            expected='text such as "u" or "steps"',
+            found=repr(name),
+        )
+    for declared in (*context.scalars.values(), *context.inputs.values()):
+        if declared.name == name:
+            raise _declared_twice(name, what, declared.place)
+
+
+def _declared_twice(name: str, what: str, before: Any) -> ProgramError:
+    return ProgramError(
+        f'"{name}" is declared twice',
+        place=user_place(),
+        expected=f"one name per {what}",
+        found=f'another "{name}"',
+        also=(("declared before at", before),) if before else (),
+        remedy="choose another name, or keep the result of the first declaration",
+    )
+
+
+# ---- inputs ------------------------------------------------------------------------------------------------
+
+
+def input_(
+    name: str,
+    shape: Any,
+    dtype: Any = np.float64,
+    layout: Any = None,
+    default: Any = None,
+) -> Array:
+    """A global array read at launch; default: an array, or a function of the global indices."""
+    context = require_context("spmd.input")
+    known = context.inputs.get(name)
+    if known is not None:
+        if known.place != user_place():
+            raise _declared_twice(name, "input", known.place)
+        return wrap(context, known.value, scalar=False)
+    _check_name(context, name, "input")
+    if context.rank_view:
+        raise ProgramError(
+            "spmd.input stands inside a shard_map",
+            place=user_place(),
+            expected="inputs declared in the program, outside shard_map",
+            remedy="pass the input to the function as an argument",
+        )
+    extents = shape_of(shape, f'input "{name}"')
+    kind = element_type(dtype)
+    chosen = layout_of(context, layout, len(extents), f'input "{name}"')
+    _check_split(extents, chosen, name)
+    value = Value(name, ArrayType(kind, extents, chosen))
+    region = None
+    if default is not None:
+        region = _default_region(context, name, default, extents, kind, chosen)
+    context.inputs[name] = Input(value, chosen, extents, region, user_place())
+    return wrap(context, value, scalar=False)
+
+
+def _check_split(extents: Shape, layout: Layout, name: str) -> None:
+    for d, (e, entry) in enumerate(zip(extents, layout)):
+        if not entry and any(s.kind == "coord" for s in e.symbols()):
+            raise LayoutError(
+                f'input "{name}": dim {d} depends on the index but is not split',
+                place=user_place(),
+                expected="an extent that is equal on all ranks",
+                found=str(e),
+            )
+
+
+def _default_region(
+    context: Context, name: str, default: Any, extents: Shape, dtype: DType, layout: Layout
+) -> Region:
+    """One rank's code that computes its shard."""
+    with mapping.rank_view(context), context.block() as block:
+        local = mapping.local_shape(context.mesh, extents, layout)
+        if callable(default):
+            array = _from_function(context, default, extents, local, layout)
+        else:
+            array = _from_array(context, name, default, extents, layout)
+        if array.extents != local:
+            shape = elementwise.broadcast_shapes([array.extents, local], f'default of "{name}"')
+            if len(shape) != len(local) or not all(map(elementwise.same_extent, shape, local)):
+                raise ShapeError(
+                    f'the default of input "{name}" has another shape',
+                    place=user_place(),
+                    expected=f"what broadcasts to {elementwise.shape_text(local)}",
+                    found=elementwise.shape_text(array.extents),
+                )
+        value = elementwise.operand_value(context, array, dtype, local)
+        region = block.close([value])
+    if free_values(region):
+        raise ProgramError(
+            f'the default of input "{name}" uses arrays of the program',
+            place=user_place(),
+            expected="a function of the global indices, constants and integer scalars only",
+            found=", ".join(v.name for v in free_values(region)),
+            remedy="compute it inside shard_map from the indices",
+        )
+    return region
+
+
+def _from_function(
+    context: Context, default: Callable[..., Any], extents: Shape, local: Shape, layout: Layout
+) -> Array:
+    """The function called with open grids of global indices, int64, as numpy.indices(sparse=True)."""
+    from codegen.trace.source import convert
+
+    grids = []
+    for d, entry in enumerate(layout):
+        offset = local_offset(context.mesh, extents[d], entry)
+        grids.append(global_indices(context, local[d], offset, d, len(local)))
+    return as_array(convert(default)(*grids))
+
+
+def global_indices(context: Context, extent: Expr, offset: Expr, dim: int, ndim: int) -> Array:
+    """offset, offset + 1, … along dim of an array of ndim dims whose others have extent 1."""
+    value = context.emit_one("iota", dim=0, dtype=dtypes.INT64, shape=(extent,))
+    if offset != 0:
+        first = elementwise.broadcast_value(context, view.index_value(context, offset), (extent,))
+        value = context.emit_one("map", value, first, fn="add")
+    one = expr.const(1)
+    shape = tuple(extent if d == dim else one for d in range(ndim))
+    if shape != (extent,):
+        value = context.emit_one("reshape", value, shape=shape)
+    return wrap(context, value, scalar=False)
+
+
+def _from_array(
+    context: Context, name: str, default: Any, extents: Shape, layout: Layout
+) -> Array:
+    if isinstance(default, (Number, Array)):
+        return as_array(default)
+    data = np.asarray(default)
+    if data.ndim == 0:
+        return as_array(data)
+    shape = tuple(expr.const(n) for n in data.shape)
+    if shape != extents:
+        raise ShapeError(
+            f'the default of input "{name}" has another shape',
+            place=user_place(),
+            expected=elementwise.shape_text(extents),
+            found=elementwise.shape_text(shape),
+        )
+    return mapping.shard_of_constant(context, data, layout)
+
+
+# ---- conditions and meshes ----------------------------------------------------------------------------------
+
+
+def require(condition: Any, text: str = "") -> None:
+    """Launches for which the condition does not hold are refused."""
+    context = require_context("spmd.require")
+    place = user_place()
+    holds = condition_of(condition)
+    if holds is None or any(s.kind in ("coord", "counter", "var") for s in holds.symbols()):
+        raise TracedValueError(
+            "spmd.require takes a condition that is known at launch",
+            place=place,
+            expected="a comparison of axis sizes, run-time int scalars and integers",
+            found=repr(condition),
+        )
+    if holds == 0:
+        raise ProgramError(
+            "a condition of the program can never hold",
+            place=place,
+            expected=text or "a condition that holds for some mesh sizes",
+            found="False",
+        )
+    if holds != 1:
+        wording = text or (_source_of(place) if place else str(holds))
+        context.conditions.append(Condition(holds, wording, place))
+
+
+def _source_of(place: Any) -> str:
+    line = place.source_line()
+    text = line[place.column : place.end_column].strip() if place.end_column > 0 else line.strip()
+    inner = text.removeprefix("spmd.").removeprefix("require(")
+    return inner.removesuffix(")") if inner != text else text
+
+
+def mesh(name: str) -> MeshName:
+    """Another mesh over the same ranks: one dim, in the order of the index."""
+    context = require_context("spmd.mesh")
+    known = context.mesh_names.get(name)
+    if name in context.mesh.names and context.mesh.names != (name,):
+        raise UsageError(
+            f'"{name}" is an axis of the program\'s mesh already',
+            place=user_place(),
+            expected="another name",
+            found=repr(name),
+        )
+    if known is None:
+        context.mesh_names[name] = context.mesh.names
+    return MeshName(name, context.mesh.names)
+
+
+# ---- messages ------------------------------------------------------------------------------------------------
+
+
+def print_(text: Any, *values: Any, every_rank: bool = False, **named: Any) -> None:
+    """Print once, from index 0 (or on every rank, prefixed by the index), while the program runs."""
+    context = require_context("spmd.print")
+    if not isinstance(text, str):
+        values, text = (text, *values), " ".join(["{}"] * (len(values) + 1))
+    parts: list[str] = [""]
+    operands: list[Value] = []
+    fields = _fields(text, values, named)
+    for literal, spec, value in fields:
+        parts[-1] += literal
+        if value is _NOTHING:
+            continue
+        if not isinstance(value, (Array, Number)):
+            parts[-1] += format(value, spec)
+            continue
+        _print_array(as_array(value), spec, parts, operands)
+    context.emit("print", operands, {"parts": tuple(parts), "every_rank": bool(every_rank)})
+
+
+_NOTHING = object()
+
+
+def _fields(text: str, values: tuple[Any, ...], named: dict[str, Any]) -> list[Any]:
+    """(literal text, format spec, value) in turn."""
+    out: list[Any] = []
+    used = 0
+    try:
+        parsed = list(string.Formatter().parse(text))
+    except ValueError as error:
+        raise _print_error(text, str(error)) from None
+    for literal, field, spec, conversion in parsed:
+        if field is None:
+            out.append((literal, "", _NOTHING))
+            continue
+        if "{" in (spec or "") or conversion:
+            raise _print_error(text, "nested formats and conversions are not compiled")
+        key: Any = field
+        if field == "":
+            key, used = used, used + 1
+        elif field.isdigit():
+            key, used = int(field), max(used, int(field) + 1)
+        try:
+            value = values[key] if isinstance(key, int) else named[key]
+        except (IndexError, KeyError):
+            raise _print_error(text, f"no value for {{{field}}}") from None
+        out.append((literal, spec or "", value))
+    if used < len(values):
+        raise _print_error(text, f"{len(values)} values for {used} places")
+    return out
+
+
+def _print_error(text: str, reason: str) -> UsageError:
+    return UsageError(
+        f"spmd.print: {reason}",
+        place=user_place(),
+        expected='a place {} per value, as in "epoch {} loss {:.4f}"',
+        found=repr(text),
+    )
+
+
+def _print_array(array: Array, spec: str, parts: list[str], operands: list[Value]) -> None:
+    """A 0-d array is one operand; a short 1-D one is printed as NumPy prints a list."""
+    try:
+        format(np.zeros((), array.dtype)[()].item(), spec)
+    except (ValueError, TypeError) as error:
+        raise _print_error(spec, f"{error} (for {array.dtype})") from None
+    if array.ndim == 0:
+        parts += [spec, ""]
+        operands.append(array.read())
+        return
+    extent = array.extents[0]
+    if array.ndim > 1 or not extent.is_const or extent.value > 64:
+        raise UsageError(
+            "spmd.print takes 0-d arrays and 1-D ones of up to 64 elements",
+            place=user_place(),
+            expected="a number",
+            found=str(array.type),
+            remedy="print one element or a reduction, or return the array from the program",
+        )
+    parts[-1] += "["
+    for k in range(extent.value):
+        parts += [spec, " " if k + 1 < extent.value else ""]
+        operands.append(as_array(array[k]).read())
+    parts[-1] += "]"
+
+
+def number_of_ranks() -> Any:
+    return number(require_context("spmd.ranks").mesh.ranks)

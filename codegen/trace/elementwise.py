@@ -1,0 +1,283 @@
+"""Element-wise functions: NumPy's promotion and broadcasting, then one `map` per function.
+
+Weak operands (Python numbers, Numbers, run-time scalars) promote as Python numbers do; an operator
+between weak operands gives a weak result, a NumPy function a strong one.
+Always holds: operands of an emitted map have one shape, and the dtypes of one loop of the ufunc.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from codegen import dtypes, expr
+from codegen.dtypes import DType
+from codegen.errors import DtypeError, ShapeError
+from codegen.expr import Expr
+from codegen.functions import BY_UFUNC
+from codegen.ir import Shape, Value
+from codegen.trace.array import (
+    Array,
+    Number,
+    as_array,
+    as_value,
+    cast_value,
+    element_type,
+    full_value,
+    unsupported,
+    wrap,
+)
+from codegen.trace.context import Context, require_context, user_place
+
+Operand = Any  # Array, Number, Python number or NumPy array
+
+
+def same_extent(a: Expr, b: Expr) -> bool:
+    """Whether two extents are proved equal."""
+    return a == b or expr.equal(a, b)
+
+
+def shape_text(shape: Shape) -> str:
+    inner = ", ".join(str(e) for e in shape)
+    return f"({inner},)" if len(shape) == 1 else f"({inner})"
+
+
+def broadcast_shapes(shapes: Sequence[Shape], what: str = "operands") -> Shape:
+    """NumPy's rule: from the right, extents are equal or one of them is the constant 1."""
+    ndim = max((len(s) for s in shapes), default=0)
+    out = []
+    for d in range(-ndim, 0):
+        extent = expr.const(1)
+        for s in shapes:
+            if len(s) < -d or s[d] == 1:
+                continue
+            if extent == 1:
+                extent = s[d]
+            elif not same_extent(extent, s[d]):
+                raise _cannot_broadcast(shapes, what, extent, s[d])
+        out.append(extent)
+    return tuple(out)
+
+
+def _cannot_broadcast(shapes: Sequence[Shape], what: str, a: Expr, b: Expr) -> ShapeError:
+    symbolic = not (a.is_const and b.is_const)
+    reason = f"{a} and {b} are not equal for every mesh size" if symbolic else f"{a} is not {b}"
+    return ShapeError(
+        f"{what} could not be broadcast together",
+        place=user_place(),
+        expected="equal extents, or 1, counted from the last dim",
+        found=f"shapes {' and '.join(shape_text(s) for s in shapes)}: {reason}",
+        remedy="slice both to one extent, or give the mesh axis a fixed size" if symbolic else "",
+    )
+
+
+def broadcast_value(context: Context, value: Value, shape: Shape) -> Value:
+    """Stretch to a shape that `broadcast_shapes` gave; extents proved equal are taken as equal."""
+    if value.type.shape == shape:
+        return value
+    first = len(shape) - value.type.ndim
+    dims = tuple(range(first, len(shape)))
+    return context.remember(
+        (value, "broadcast", shape),
+        lambda: context.emit_one("broadcast", value, dims=dims, shape=shape),
+    )
+
+
+# ---- promotion --------------------------------------------------------------------------------------------
+
+
+def kind_of(x: Operand) -> Any:
+    """What NumPy's promotion sees: a dtype, or int, float, complex for weak operands."""
+    if isinstance(x, Array):
+        if x.weak:
+            return {"i": int, "u": int, "f": float, "c": complex}.get(x.type.dtype.kind, x.dtype)
+        return x.dtype
+    if isinstance(x, Number):
+        return np.dtype(np.bool_) if x.truth else int
+    if isinstance(x, bool):
+        return np.dtype(np.bool_)
+    if isinstance(x, np.generic):
+        return x.dtype
+    if isinstance(x, (int, float, complex)):
+        return complex if isinstance(x, complex) else float if isinstance(x, float) else int
+    return np.asarray(x).dtype
+
+
+def is_weak(x: Operand) -> bool:
+    return isinstance(kind_of(x), type)
+
+
+def result_type(*operands: Operand) -> DType:
+    """np.result_type with weak operands."""
+    samples = {int: 0, float: 0.0, complex: 0j}
+    kinds = [kind_of(x) for x in operands]
+    try:
+        return element_type(np.result_type(*(samples.get(k, k) for k in kinds)))
+    except TypeError as error:
+        raise _no_common_type(operands, str(error)) from None
+
+
+def _no_common_type(operands: Sequence[Operand], reason: str) -> DtypeError:
+    return DtypeError(
+        reason.split("\n")[0],
+        place=user_place(),
+        expected="element types that NumPy combines",
+        found=" and ".join(_kind_text(x) for x in operands),
+        remedy="convert one with x.astype(...)",
+    )
+
+
+def _kind_text(x: Operand) -> str:
+    kind = kind_of(x)
+    return f"a Python {kind.__name__}" if isinstance(kind, type) else str(kind)
+
+
+def loop_dtypes(ufunc: np.ufunc, operands: Sequence[Operand], dtype: Any) -> list[DType]:
+    """Element types of the inputs, then of the outputs, of the loop that NumPy would run."""
+    kinds: list[Any] = [kind_of(x) for x in operands]
+    if kinds and all(isinstance(k, type) for k in kinds):  # weak ones alone: as default dtypes
+        kinds = [np.dtype({int: np.int64}.get(k, k)) for k in kinds]
+    signature = None
+    if dtype is not None:
+        signature = (None,) * ufunc.nin + (np.dtype(dtypes.numpy_dtype(element_type(dtype))),)
+    try:
+        loop = ufunc.resolve_dtypes((*kinds, *[None] * ufunc.nout), signature=signature)
+    except TypeError as error:
+        raise _no_common_type(operands, f"np.{ufunc.__name__}: {error}") from None
+    return [element_type(d) for d in loop]
+
+
+# ---- application ------------------------------------------------------------------------------------------
+
+
+def normal(x: Any) -> Operand:
+    """Lists become arrays; everything else stays."""
+    if isinstance(x, (list, tuple)):
+        return as_array(x)
+    if isinstance(x, (Array, Number, bool, int, float, complex, np.ndarray, np.generic)):
+        return as_array(x) if isinstance(x, Array) else x
+    raise TypeError(f"unsupported operand for an spmd array: {type(x).__name__!r}")
+
+
+def extents_of(x: Operand) -> Shape:
+    if isinstance(x, Array):
+        return x.extents
+    return tuple(expr.const(n) for n in np.shape(x)) if not isinstance(x, Number) else ()
+
+
+def operand_value(context: Context, x: Operand, dtype: DType, shape: Shape) -> Value:
+    """An operand in the loop's dtype and shape."""
+    if isinstance(x, (bool, int, float, complex)) and not isinstance(x, np.generic):
+        return full_value(context, x, dtype, shape)
+    value = as_value(context, x, None if isinstance(x, Number) else dtype)
+    return broadcast_value(context, cast_value(context, value, dtype), shape)
+
+
+def operate(ufunc: np.ufunc, *inputs: Any, out: Array | None = None) -> Any:
+    """An operator of Python on arrays: weak operands give a weak result."""
+    if any(x is None or isinstance(x, (str, bytes, dict)) for x in inputs):
+        return NotImplemented
+    operands = [normal(x) for x in inputs]
+    result = apply(ufunc, *operands, out=out)
+    if out is None and all(is_weak(x) for x in operands) and isinstance(result, Array):
+        result.weak = result.type.dtype.kind != "b"
+    return result
+
+
+def apply(
+    ufunc: np.ufunc,
+    *inputs: Any,
+    out: Array | None = None,
+    where: Any = True,
+    dtype: Any = None,
+) -> Any:
+    """A ufunc on arrays. Raises DtypeError, ShapeError, UnsupportedError."""
+    from codegen.trace import composite, products
+
+    if ufunc is np.matmul:
+        return store(products.matmul(*inputs), out)
+    operands = [normal(x) for x in inputs]
+    if ufunc.__name__ in composite.UFUNCS:
+        return store(composite.UFUNCS[ufunc.__name__](*operands), out, where)
+    function = BY_UFUNC.get(ufunc.__name__)
+    if function is None:
+        raise unsupported(f"np.{ufunc.__name__}", composite.REMEDIES.get(ufunc.__name__, ""))
+    context = require_context(f"np.{ufunc.__name__}")
+    loop = loop_dtypes(ufunc, operands, dtype)
+    if len(set(loop[:-1])) > 1:  # int64 with uint64: NumPy compares them exactly
+        return store(composite.compare_mixed(ufunc, *operands), out, where)
+    shape = broadcast_shapes([extents_of(x) for x in operands])
+    values = [operand_value(context, x, d, shape) for x, d in zip(operands, loop)]
+    result = wrap(context, context.emit_one("map", *values, fn=function.name))
+    return store(result, out, where, casting=True)
+
+
+def store(result: Any, out: Any, where: Any = True, casting: bool = True) -> Any:
+    """Write a result into `out=` (where the mask holds), as a ufunc does."""
+    if isinstance(out, tuple):
+        (out,) = out
+    if out is None:
+        if where is not True:
+            raise unsupported("where= without out=", "np.where(mask, f(x), other)")
+        return result
+    if not isinstance(out, Array):
+        raise unsupported("out= that is a NumPy array", "an array of the program, or no out=")
+    result = as_array(result)
+    if casting and not np.can_cast(result.dtype, out.dtype, "same_kind"):
+        raise DtypeError(
+            f"cannot store {result.dtype} in an array of {out.dtype}",
+            place=user_place(),
+            expected=f"a result that casts to {out.dtype} with casting 'same_kind'",
+            found=f"{result.dtype}",
+            remedy=f"x = x + y makes a new array of {result.dtype}; or convert with "
+            f".astype(np.{out.dtype})",
+        )
+    if where is not True:
+        result = select(where, result, out)
+    assign(out, result)
+    return out
+
+
+def assign(target: Array, value: Any) -> None:
+    """target[...] = value: broadcast to its shape, cast to its dtype."""
+    context = target.context
+    value = normal(value)
+    shape = target.extents
+    check_assignable(extents_of(value), shape)
+    if isinstance(value, (bool, int, float, complex)) and not isinstance(value, np.generic):
+        target.write(full_value(context, value, target.type.dtype, shape))
+        return
+    if isinstance(value, Array) and len(value.extents) > len(shape):
+        value = value.reshape(tuple(value.shape[len(value.extents) - len(shape) :]))
+    target.write(operand_value(context, value, target.type.dtype, shape))
+
+
+def check_assignable(source: Shape, target: Shape) -> None:
+    extra = len(source) - len(target)
+    fits = all(e == 1 for e in source[: max(extra, 0)])
+    for a, b in zip(reversed(source), reversed(target)):
+        fits = fits and (a == 1 or same_extent(a, b))
+    if not fits:
+        raise ShapeError(
+            f"could not broadcast input array from shape {shape_text(source)} "
+            f"into shape {shape_text(target)}",
+            place=user_place(),
+            expected=f"a value of shape {shape_text(target)}, or one that broadcasts to it",
+            found=f"shape {shape_text(source)}",
+        )
+
+
+def select(mask: Any, a: Any, b: Any) -> Array:
+    """np.where(mask, a, b)."""
+    context = require_context("np.where")
+    operands = [normal(x) for x in (mask, a, b)]
+    dtype = result_type(*operands[1:])
+    shape = broadcast_shapes([extents_of(x) for x in operands])
+    condition = operand_value(context, operands[0], dtypes.BOOL, shape)
+    values = [operand_value(context, x, dtype, shape) for x in operands[1:]]
+    return wrap(context, context.emit_one("map", condition, *values, fn="select"))
+
+
+Compose = Callable[..., Any]

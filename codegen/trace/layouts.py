@@ -1,0 +1,140 @@
+"""Layouts and mesh axes as the user writes them, made into codegen.mesh's form and checked.
+
+An axis is a name of the program's mesh, a tuple of names taken as one (row-major), or a mesh that
+`spmd.mesh("ring")` named. A layout has one entry per dim.
+Always holds: what is returned names axes of the mesh only, each at most once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from codegen.errors import LayoutError, UnsupportedError
+from codegen.ir import layout_text
+from codegen.mesh import Layout, LayoutEntry, Mesh
+from codegen.trace.context import Context, user_place
+
+
+class _Replicated:
+    """spmd.replicated: every rank holds the whole array."""
+
+    def __repr__(self) -> str:
+        return "spmd.replicated"
+
+
+replicated = _Replicated()
+
+
+@dataclass(frozen=True)
+class MeshName:
+    """Another mesh over the same ranks: one dim, all ranks in the order of their index."""
+
+    name: str
+    axes: tuple[str, ...]
+
+
+def axes_text(mesh: Mesh) -> str:
+    return ", ".join(f'"{n}"' for n in mesh.names)
+
+
+def axes_of(context: Context, axis: Any, what: str) -> tuple[str, ...]:
+    """The program's mesh axes that an axis argument means, in the order given."""
+    if isinstance(axis, MeshName):
+        return axis.axes
+    if isinstance(axis, str):
+        if axis in context.mesh.names:
+            return (axis,)
+        if axis in context.mesh_names:
+            return context.mesh_names[axis]
+    elif isinstance(axis, (tuple, list)) and axis:
+        out = tuple(n for a in axis for n in axes_of(context, a, what))
+        if len(set(out)) == len(out):
+            return out
+        raise LayoutError(
+            f"{what}: an axis stands twice in {axis!r}",
+            place=user_place(),
+            expected="each axis once",
+            found=repr(axis),
+        )
+    named = "".join(f', "{n}"' for n in context.mesh_names)
+    raise LayoutError(
+        f"{what}: {axis!r} is no axis of this program's mesh",
+        place=user_place(),
+        expected=f"one of {axes_text(context.mesh)}{named}, or a tuple of them",
+        found=repr(axis),
+        remedy='@spmd.program(mesh=("x", "y")) names the axes',
+    )
+
+
+def is_layout(spec: Any) -> bool:
+    """One layout, not several: a tuple of axes, Nones and tuples of axes; or None, a name."""
+    if spec is None or spec is replicated or isinstance(spec, (str, MeshName)):
+        return True
+    return isinstance(spec, (tuple, list)) and all(
+        e is None or isinstance(e, (str, MeshName))
+        or (isinstance(e, tuple) and e != () and all(isinstance(a, (str, MeshName)) for a in e))
+        for e in spec
+    )  # fmt: skip
+
+
+def layout_of(context: Context, spec: Any, ndim: int, what: str, pad: bool = False) -> Layout:
+    """A layout for an array of so many dims. None, "auto" and spmd.replicated: replicated.
+
+    pad: missing entries at the end are None, as in JAX's partition specs.
+    """
+    if spec is None or spec is replicated or (spec == "auto" and "auto" not in context.mesh.names):
+        return ((),) * ndim
+    if spec in ("data", "model", "data+model") and spec not in context.mesh.names:
+        raise UnsupportedError(
+            f'{what}: the layout rule "{spec}" is not available yet',
+            place=user_place(),
+            remedy='give one axis or None per dim: layout=("x", None)',
+        )
+    if isinstance(spec, (str, MeshName)):
+        spec = (spec,)
+    if not is_layout(spec):
+        raise LayoutError(
+            f"{what}: {spec!r} is no layout",
+            place=user_place(),
+            expected="one entry per dim: a mesh axis, None, or a tuple of mesh axes",
+            found=repr(spec),
+            remedy=f"axes are {axes_text(context.mesh)}",
+        )
+    entries = [() if e is None else axes_of(context, e, what) for e in spec]
+    if all(not e for e in entries):
+        return ((),) * ndim
+    if pad and len(entries) < ndim:
+        entries += [()] * (ndim - len(entries))
+    _check(context.mesh, entries, ndim, spec, what)
+    return tuple(entries)
+
+
+def _check(mesh: Mesh, entries: Sequence[LayoutEntry], ndim: int, spec: Any, what: str) -> None:
+    if len(entries) != ndim:
+        nearest = (*entries, *[()] * ndim)[:ndim]
+        raise LayoutError(
+            f"{what}: a layout has one entry per dim",
+            place=user_place(),
+            expected=f"{ndim} entries for an array of {ndim} dims",
+            found=f"{len(entries)} in {spec!r}",
+            remedy=f"layout={layout_text(tuple(nearest))}",
+        )
+    seen: set[str] = set()
+    nearest_legal: list[LayoutEntry] = []
+    double = ""
+    for entry in entries:
+        repeated = [a for a in entry if a in seen]
+        double = double or (repeated[0] if repeated else "")
+        nearest_legal.append(tuple(a for a in entry if a not in seen))
+        seen.update(entry)
+    if double:
+        raise LayoutError(
+            f'{what}: axis "{double}" splits two dims, so each rank would hold only the blocks on '
+            "the diagonal and the others would be lost",
+            place=user_place(),
+            expected="each mesh axis in one place at most",
+            found=repr(spec),
+            remedy=f"layout={layout_text(tuple(nearest_legal))}",
+        )

@@ -1,0 +1,392 @@
+"""shard_map: one rank's view of global arrays, captured into the region of one op.
+
+Inside, every argument is a new local array of this rank's extents; a global array met by closure
+becomes one more argument with its own layout. Results are new global arrays.
+Always holds: a split dim of a result has the local extents of balanced blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from codegen import expr, prove
+from codegen.errors import LayoutError, ProgramError, ShapeError, UsageError
+from codegen.expr import Expr, Sym
+from codegen.ir import ArrayType, Shape, Value, layout_text
+from codegen.mesh import Layout, LayoutEntry, Mesh, block_extent, local_extent, local_offset
+from codegen.trace import tree
+from codegen.trace.array import Array, Number, as_array, as_value, wrap
+from codegen.trace.context import Context, user_place
+from codegen.trace.elementwise import same_extent, shape_text
+from codegen.trace.layouts import axes_of, is_layout, layout_of
+
+
+def local_shape(mesh: Mesh, shape: Shape, layout: Layout) -> Shape:
+    return tuple(local_extent(mesh, e, entry) for e, entry in zip(shape, layout))
+
+
+def local_type(mesh: Mesh, t: ArrayType) -> ArrayType:
+    assert t.layout is not None
+    return ArrayType(t.dtype, local_shape(mesh, t.shape, t.layout))
+
+
+def coords_of(e: Expr) -> set[Sym]:
+    """Positions on mesh axes that an extent depends on."""
+    return {s for s in e.symbols() if s.kind == "coord"}
+
+
+def shard_of_captured(context: Context, value: Value) -> Value:
+    """This rank's shard of a global value that the open shard_map met by closure."""
+    if not context.captured:
+        raise ProgramError(
+            "a global array is used where only local ones exist",
+            place=user_place(),
+            remedy="the default of an input may use global indices and constants only",
+        )
+    captured = context.captured[-1]
+    if value not in captured:
+        captured[value] = Value(value.name, local_type(context.mesh, value.type))
+    return captured[value]
+
+
+# ---- layouts of arguments and results -------------------------------------------------------------------
+
+
+def _several(spec: Any, count: int, ndims: Sequence[int]) -> list[Any] | None:
+    """One layout per item where `spec` is a tuple of them; None where it is one layout for all."""
+    if not isinstance(spec, (tuple, list)):
+        return None
+    flat = all(e is None or isinstance(e, str) for e in spec)
+    fits = is_layout(spec) and all(n == len(spec) for n in ndims)
+    if count == 1 and len(spec) == 1 and not flat and not fits:
+        return list(spec)
+    if count > 1 and len(spec) == count and not (flat and spec):
+        return list(spec)
+    if count > 1 and flat and all(e is None for e in spec) and len(spec) == count:
+        return list(spec)
+    if is_layout(spec):
+        return None
+    if len(spec) != count:
+        raise LayoutError(
+            "as many layouts as arrays are needed",
+            place=user_place(),
+            expected=f"{count} layouts, or one for all",
+            found=f"{len(spec)} in {spec!r}",
+        )
+    return list(spec)
+
+
+def spread(spec: Any, item: Any) -> list[Any]:
+    """One layout spec per leaf of a pytree, from a spec that may stop at an inner node."""
+    if isinstance(item, dict):
+        if isinstance(spec, dict):
+            missing = [k for k in item if k not in spec]
+            if missing:
+                raise LayoutError(
+                    f"no layout for {missing[0]!r}",
+                    place=user_place(),
+                    expected=f"layouts for {', '.join(map(repr, item))}",
+                    found=", ".join(map(repr, spec)),
+                )
+            return [s for k, x in item.items() for s in spread(spec[k], x)]
+        return [s for x in item.values() for s in spread(spec, x)]
+    if isinstance(item, (tuple, list)):
+        ndims = [np.ndim(x) if not isinstance(x, (Array, Number)) else x.ndim
+                 for x in tree.leaves(item)]  # fmt: skip
+        several = _several(spec, len(item), ndims)
+        specs = [spec] * len(item) if several is None else several
+        return [s for one, x in zip(specs, item) for s in spread(one, x)]
+    return [spec]
+
+
+# ---- arguments ------------------------------------------------------------------------------------------
+
+
+class _Arguments:
+    """Operands, their layouts, and the arrays that the function is called with."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        self.operands: list[Value] = []
+        self.layouts: list[Layout] = []
+        self.makers: list[Callable[[Sequence[Value]], Any]] = []
+
+    def add(self, x: Any, spec: Any, given: bool, pad: bool) -> None:
+        """One leaf; `given`: the user named a layout for it."""
+        context = self.context
+        if isinstance(x, Array) and x.is_global:
+            value = x.read()
+            layout = value.type.layout
+            assert layout is not None
+            if given:
+                wanted = layout_of(context, spec, x.ndim, "in_layouts", pad)
+                if wanted != layout:
+                    raise LayoutError(
+                        "in_layouts differ from the layout of the argument",
+                        place=user_place(),
+                        expected=f"{layout_text(layout)}, the array's own",
+                        found=layout_text(wanted),
+                        remedy="declare the array with that layout (relayout is not available "
+                        "yet), or leave in_layouts out",
+                    )
+            position = len(self.operands)
+            self.operands.append(value)
+            self.layouts.append(layout)
+            self.makers.append(lambda args: wrap(context, args[position], scalar=False))
+        elif isinstance(x, Array):
+            self.makers.append(lambda _: wrap(context, x.read(), x.weak, x.scalar))
+        elif isinstance(x, np.ndarray):
+            layout = layout_of(context, spec, x.ndim, "in_layouts", pad)
+            self.makers.append(lambda _: shard_of_constant(context, x, layout))
+        else:
+            self.makers.append(lambda _: x)
+
+
+def shard_of_constant(context: Context, data: np.ndarray[Any, Any], layout: Layout) -> Array:
+    """This rank's shard of a constant, as a new local array."""
+    shape = tuple(expr.const(n) for n in data.shape)
+    mesh = context.mesh
+    value = as_value(context, data)
+    start = tuple(local_offset(mesh, e, entry) for e, entry in zip(shape, layout))
+    local = local_shape(mesh, shape, layout)
+    if local != shape:
+        value = context.emit_one("slice", value, start=start, step=(1,) * len(shape), shape=local)
+    return wrap(context, value, scalar=False)
+
+
+# ---- results --------------------------------------------------------------------------------------------
+
+
+def _global_extent(
+    mesh: Mesh, extent: Expr, entry: LayoutEntry, known: Sequence[Expr]
+) -> Expr | None:
+    """The extent of a dim whose balanced blocks have these local extents; None: there is none."""
+    n, k = mesh.size(entry), mesh.position(entry)
+    for candidate in known:
+        if same_extent(block_extent(candidate, n, k), extent):
+            return candidate
+    var = Sym("member", "var", expr.const(0), n - 1)
+    at_member = extent.subst(mesh.at(entry, expr.symbol(var)))
+    total = prove.prefix_sum(at_member, var, n)
+    if total is None or coords_of(total):
+        return None
+    return total if same_extent(block_extent(total, n, k), extent) else None
+
+
+def global_shape(
+    context: Context, local: Shape, layout: Layout, known: Sequence[Expr], what: str
+) -> Shape:
+    """The shape of the global array whose shards have this local shape. Raises ShapeError."""
+    mesh = context.mesh
+    out = []
+    for d, (extent, entry) in enumerate(zip(local, layout)):
+        if not entry:
+            if (found := coords_of(extent)):
+                raise ShapeError(
+                    f"{what}: dim {d} is not split, and its extent differs between ranks",
+                    place=user_place(),
+                    expected="one extent on all ranks",
+                    found=f"{extent} in shape {shape_text(local)}",
+                    remedy=f"out_layouts with an axis for dim {d}, or an all_gather"
+                    + (f" over {', '.join(s.name.removeprefix('i_') for s in found)}"),
+                )
+            out.append(extent)
+            continue
+        total = _global_extent(mesh, extent, entry, known)
+        if total is None:
+            raise ShapeError(
+                f"{what}: dim {d} has extents that are no balanced blocks",
+                place=user_place(),
+                expected="local extents as numpy.array_split cuts, larger ones first",
+                found=f"{extent} in shape {shape_text(local)}",
+                remedy="return a part of the extent of an argument's shard",
+            )
+        out.append(total)
+    return tuple(out)
+
+
+def _known_extents(operands: Sequence[Value]) -> list[Expr]:
+    return list(dict.fromkeys(e for v in operands for e in v.type.shape))
+
+
+# ---- the call ---------------------------------------------------------------------------------------------
+
+
+def call(
+    context: Context,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    mesh: Any = None,
+    in_layouts: Any = None,
+    out_layouts: Any = ...,
+    pad: bool = False,
+) -> Any:
+    """Capture function(*args) as one rank's view; its results as global arrays."""
+    if context.rank_view:
+        raise ProgramError(
+            "a shard_map inside a shard_map",
+            place=user_place(),
+            expected="one shard_map at a time: arrays are local already",
+            remedy="call the function itself",
+        )
+    if out_layouts is ...:
+        raise UsageError(
+            "shard_map needs out_layouts",
+            place=user_place(),
+            expected='the layouts of the results: out_layouts=("x", None)',
+            remedy="out_layouts=spmd.replicated when all ranks return the same",
+        )
+    if mesh is not None:
+        axes_of(context, mesh, "shard_map")
+    arguments = _Arguments(context)
+    given = in_layouts is not None
+    for x, spec in zip(tree.leaves((args, kwargs)), _argument_specs(in_layouts, args, kwargs)):
+        arguments.add(x, spec, given, pad)
+    return _capture(context, function, (args, kwargs), arguments, out_layouts, pad)
+
+
+def _argument_specs(in_layouts: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    if len(args) == 1 and not isinstance(args[0], (tuple, list, dict)):
+        first = spread(in_layouts, args)
+    elif len(args) == 1 and isinstance(in_layouts, (tuple, list)) and len(in_layouts) == 1:
+        first = spread(in_layouts[0], args[0])
+    else:
+        first = spread(in_layouts, args if len(args) != 1 else args[0])
+    return first + [None for _ in tree.leaves(kwargs)]
+
+
+def _capture(
+    context: Context,
+    function: Callable[..., Any],
+    inputs: Any,
+    arguments: _Arguments,
+    out_layouts: Any,
+    pad: bool,
+) -> Any:
+    place = user_place()
+    types = [local_type(context.mesh, v.type) for v in arguments.operands]
+    names = [v.name for v in arguments.operands]
+    captured: dict[Value, Value] = {}
+    context.captured.append(captured)
+    context.rank_view += 1
+    try:
+        with context.block(types, names) as block:
+            made = iter([make(block.args) for make in arguments.makers])
+            args, kwargs = _rebuild(inputs, made)
+            returned = function(*args, **kwargs)
+            leaves = [x for x in tree.leaves(returned) if x is not None]
+            _check_returned(leaves)
+            values = [as_value(context, x) for x in leaves]
+    finally:
+        context.rank_view -= 1
+        context.captured.pop()
+    block.args += tuple(captured.values())
+    operands = [*arguments.operands, *captured]
+    in_layouts = [v.type.layout for v in operands]
+    outs = _result_types(context, returned, values, out_layouts, operands, pad)
+    results = context.emit(
+        "shard_map",
+        operands,
+        {"in_layouts": tuple(in_layouts), "out_layouts": tuple(t.layout for t in outs),
+         "types": tuple(outs)},
+        [block.close(values)],
+        [getattr(function, "__name__", "result")] * len(outs),
+        place,
+    )  # fmt: skip
+    arrays = iter([wrap(context, v, scalar=False) for v in results])
+    return tree.map_tree(lambda _: next(arrays), returned)
+
+
+def _rebuild(inputs: Any, made: Any) -> Any:
+    """The arguments with their leaves replaced; a None argument took a maker too."""
+
+    def again(x: Any) -> Any:
+        if isinstance(x, tuple) and hasattr(x, "_fields"):
+            return type(x)(*(again(i) for i in x))
+        if isinstance(x, (tuple, list)):
+            return type(x)(again(i) for i in x)
+        if isinstance(x, dict):
+            return {k: again(i) for k, i in x.items()}
+        return next(made)
+
+    return again(inputs)
+
+
+def _check_returned(leaves: Sequence[Any]) -> None:
+    for x in leaves:
+        if not isinstance(x, (Array, Number, int, float, complex, np.ndarray, np.generic)):
+            raise ProgramError(
+                f"a function given to shard_map returned a {type(x).__name__}",
+                place=user_place(),
+                expected="arrays, or tuples, lists and dicts of arrays",
+                found=repr(x)[:60],
+            )
+    if not leaves:
+        raise ProgramError(
+            "a function given to shard_map returned nothing",
+            place=user_place(),
+            expected="arrays: arguments are by value, so writing into them changes nothing outside",
+            found="None",
+            remedy="return the arrays that were written",
+        )
+
+
+def _result_types(
+    context: Context,
+    returned: Any,
+    values: Sequence[Value],
+    out_layouts: Any,
+    operands: Sequence[Value],
+    pad: bool,
+) -> list[ArrayType]:
+    if isinstance(returned, (tuple, list, dict)):
+        specs = spread(out_layouts, returned)
+    else:
+        specs = spread(out_layouts, (as_array_or_number(returned),))
+    known = _known_extents(operands)
+    out = []
+    for k, (value, spec) in enumerate(zip(values, specs)):
+        what = "out_layouts" if len(values) == 1 else f"out_layouts, result {k}"
+        layout = layout_of(context, spec, value.type.ndim, what, pad)
+        shape = global_shape(context, value.type.shape, layout, known, what)
+        out.append(ArrayType(value.type.dtype, shape, layout))
+    return out
+
+
+def as_array_or_number(x: Any) -> Any:
+    return x if isinstance(x, (Array, Number)) else np.asarray(x)
+
+
+def per_rank(context: Context, shape: Shape, layout: Layout, make: Callable[[], Array]) -> Array:
+    """A global array whose shards `make` computes on each rank: a shard_map without arguments."""
+    with rank_view(context), context.block() as block:
+        value = as_array(make()).read()
+        region = block.close([value])
+    result = ArrayType(value.type.dtype, shape, layout)
+    attrs = {"in_layouts": (), "out_layouts": (layout,), "types": (result,)}
+    (array,) = context.emit("shard_map", (), attrs, (region,), ("made",))
+    return wrap(context, array, scalar=False)
+
+
+def replicated_constant(context: Context, data: np.ndarray[Any, Any]) -> Array:
+    """A NumPy array as a global array that every rank holds whole."""
+    layout: Layout = ((),) * data.ndim
+    shape = tuple(expr.const(n) for n in data.shape)
+    return per_rank(context, shape, layout, lambda: shard_of_constant(context, data, layout))
+
+
+class rank_view:  # noqa: N801
+    """While it is open, arrays are local."""
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+
+    def __enter__(self) -> None:
+        self.context.rank_view += 1
+
+    def __exit__(self, *_: object) -> None:
+        self.context.rank_view -= 1

@@ -1,0 +1,294 @@
+"""@spmd.program: from a Python function and its parameters to a Graph.
+
+Goes in: the function, mesh axes, values of the parameters. Comes out: an ir.Module of level "graph".
+Always holds: equal parameters give the same Module; every output is a global array or a number.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from codegen.errors import Place, ProgramError, UnsupportedError, UsageError
+from codegen.ir import Module, Output, Value
+from codegen.mesh import Axis, Mesh
+from codegen.trace import mapping, tree
+from codegen.trace.array import Array, Number, as_value
+from codegen.trace.context import Context, user_place
+
+SYNC = ("least", "before", "after", "both")
+
+
+def make_mesh(spec: Any) -> Mesh:
+    """("x", "y"), "x", or {"x": 4, "y": None}. Raises UsageError."""
+    items: list[tuple[Any, Any]]
+    if isinstance(spec, str):
+        items = [(spec, None)]
+    elif isinstance(spec, Mapping):
+        items = list(spec.items())
+    else:
+        items = [(name, None) for name in spec]
+    names = [name for name, _ in items]
+    legal = all(isinstance(n, str) and n.isidentifier() for n in names)
+    sizes = all(s is None or (isinstance(s, int) and s >= 1) for _, s in items)
+    if not items or not legal or not sizes or len(set(names)) != len(names):
+        raise UsageError(
+            f"{spec!r} names no mesh",
+            place=user_place(),
+            expected='different names of axes: mesh=("x", "y"), or {"x": 4, "y": None} to fix a size',
+            found=repr(spec),
+        )
+    if len(items) > 3:
+        raise UnsupportedError(
+            "meshes have one to three axes",
+            place=user_place(),
+            expected="at most 3 axes",
+            found=f"{len(items)}: {', '.join(names)}",
+        )
+    return Mesh(tuple(Axis(name, size) for name, size in items))
+
+
+def parse_parameter(text: str) -> Any:
+    """A value from the command line: a Python literal, else the text itself."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return {"true": True, "false": False}.get(text.lower(), text)
+
+
+class Program:
+    """A function decorated with @spmd.program. Called, it runs inside another program's capture."""
+
+    def __init__(
+        self, function: Callable[..., Any], mesh: Any = ("x",), layout: Any = None, sync: str = "least"
+    ) -> None:
+        self.function = function
+        self.name = function.__name__
+        self.mesh = make_mesh(mesh)
+        self.sync = sync
+        self.__doc__ = function.__doc__
+        self.__wrapped__ = function
+        code = function.__code__
+        self.file = code.co_filename
+        self.place = Place(code.co_filename, code.co_firstlineno, 0, -1, self.name)
+        self._captured: dict[Any, Module] = {}
+        if layout:
+            raise UnsupportedError(
+                "layout rules of a program are not available yet",
+                place=user_place(),
+                found=f"layout={layout!r}",
+                remedy="give layout= to each spmd.input",
+            )
+        if sync not in SYNC:
+            raise UsageError(
+                f"sync={sync!r} is no placement of barriers",
+                place=user_place(),
+                expected=", ".join(repr(s) for s in SYNC),
+                found=repr(sync),
+            )
+
+    def __repr__(self) -> str:
+        return f"<spmd program {self.name} over {', '.join(self.mesh.names)}>"
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """Names and defaults; inspect.Parameter.empty where a parameter has none."""
+        return {k: p.default for k, p in inspect.signature(self.function).parameters.items()}
+
+    def bind(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Every parameter's value. Raises UsageError for unknown names and missing values."""
+        signature = inspect.signature(self.function).parameters
+        for name in given:
+            if name not in signature:
+                known = ", ".join(signature) or "none"
+                raise UsageError(
+                    f'program "{self.name}" has no parameter "{name}"',
+                    place=self.place,
+                    expected=f"parameters: {known}",
+                    found=f"{name}={given[name]!r}",
+                )
+        out = {}
+        for name, parameter in signature.items():
+            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+                raise UnsupportedError(
+                    f'program "{self.name}" takes *{name}', place=self.place,
+                    expected="named parameters with defaults",
+                )  # fmt: skip
+            value = given.get(name, parameter.default)
+            if value is parameter.empty:
+                raise UsageError(
+                    f'parameter "{name}" of program "{self.name}" has no value',
+                    place=self.place,
+                    expected=f"a default, or --set {name}=value",
+                )
+            out[name] = self._typed(name, value, parameter.annotation) if name in given else value
+        return out
+
+    def _typed(self, name: str, value: Any, annotation: Any) -> Any:
+        """A value as its annotation (int, float, bool, str) says; text is parsed."""
+        kinds: dict[Any, type] = {k.__name__: k for k in (int, float, bool, str)}
+        kind = kinds.get(annotation, annotation)
+        if isinstance(value, str) and kind is not str:
+            value = parse_parameter(value)
+        if kind not in (int, float, bool, str) or type(value) is kind:
+            return value
+        try:
+            converted = kind(value)
+        except (TypeError, ValueError):
+            converted = None
+        if converted is None or (kind in (int, bool) and converted != value):
+            raise UsageError(
+                f'parameter "{name}" of program "{self.name}" is of another type',
+                place=self.place,
+                expected=kind.__name__,
+                found=repr(value),
+            )
+        return converted
+
+    def capture(self, **parameters: Any) -> Module:
+        """The Graph for these parameters."""
+        values = self.bind(parameters)
+        key = tuple((k, repr(v)) for k, v in values.items())
+        if key not in self._captured:
+            self._captured[key] = self._capture(values)
+        return self._captured[key]
+
+    def _capture(self, values: dict[str, Any]) -> Module:
+        from codegen.trace.source import convert
+
+        context = Context(self.name, self.mesh)
+        for axis in self.mesh.axes:  # scalars and counters must not be named like these
+            context.unique(axis.size_sym.name)
+            context.unique(axis.coord_sym.name)
+        with context.active():
+            returned = convert(self.function)(**values)
+            outputs, returns = _outputs(context, returned, self.place)
+        body = context.blocks[0].close([o.value for o in outputs])
+        return Module(
+            name=self.name,
+            level="graph",
+            mesh=self.mesh,
+            parameters=tuple(values.items()),
+            scalars=tuple(context.scalars.values()),
+            inputs=tuple(context.inputs.values()),
+            body=body,
+            outputs=tuple(outputs),
+            conditions=tuple(context.conditions),
+            returns=returns,
+            sync=self.sync,
+            file=self.file,
+        )
+
+    def eager(self, ranks: int = 1, mesh: Mapping[str, int] | None = None, **given: Any) -> Any:
+        """Run the function as plain Python on NumPy arrays; parameters, inputs and scalars by name."""
+        from codegen.oracle import eager
+
+        fixed = {a.name: a.fixed for a in self.mesh.axes} | dict(mesh or {})
+        if mesh and all(fixed.values()):
+            ranks = int(np.prod(list(fixed.values())))
+        axes = eager.mesh_sizes(self.mesh.names, fixed, ranks)
+        known = {k: v for k, v in given.items() if k in self.parameters}
+        rest = {k: v for k, v in given.items() if k not in self.parameters}
+        return eager.run(self.function, axes, {**self.bind(known), **rest})
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if Context.current() is not None:
+            from codegen.trace.source import convert
+
+            return convert(self.function)(*args, **kwargs)
+        raise ProgramError(
+            f'program "{self.name}" is called like a function',
+            place=user_place(),
+            expected="spmd.build, or a run as plain NumPy",
+            remedy=f"spmd.build({self.name}).run(ranks=4), or {self.name}.eager()",
+        )
+
+
+def program(
+    function: Callable[..., Any] | None = None,
+    *,
+    mesh: Any = ("x",),
+    layout: Any = None,
+    sync: str = "least",
+) -> Any:
+    """Decorator: @spmd.program(mesh=("x", "y")). The sizes of the axes are bound at launch."""
+    if function is not None and not callable(function):
+        raise UsageError('write @spmd.program(mesh=("x",))', place=user_place())
+    if function is not None:
+        return Program(function, mesh, layout, sync)
+    return lambda f: Program(f, mesh, layout, sync)
+
+
+# ---- what a program returns ---------------------------------------------------------------------------------
+
+
+def _outputs(context: Context, returned: Any, place: Place) -> tuple[list[Output], str]:
+    named: list[tuple[str, Any]]
+    if isinstance(returned, dict):
+        returns, named = "dict", [(_output_name(k, place), v) for k, v in returned.items()]
+    elif isinstance(returned, (tuple, list)):
+        returns, named = "tuple", [(str(k), v) for k, v in enumerate(returned)]
+    else:
+        returns, named = "array", [("result", returned)]
+    if not named or returned is None:
+        raise _returned_error("nothing", place)
+    outputs = [_output(context, name, x, place) for name, x in _flat(named)]
+    return outputs, returns
+
+
+def _flat(named: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """Nested containers get dotted names."""
+    out = []
+    for name, x in named:
+        if isinstance(x, dict):
+            out += _flat([(f"{name}.{k}", v) for k, v in x.items()])
+        elif isinstance(x, (tuple, list)) and any(
+            isinstance(i, (Array, dict, tuple, list)) for i in tree.leaves(x)
+        ):
+            out += _flat([(f"{name}.{k}", v) for k, v in enumerate(x)])
+        else:
+            out.append((name, x))
+    return out
+
+
+def _output_name(key: Any, place: Place) -> str:
+    if isinstance(key, str) and key and "/" not in key:
+        return key
+    raise ProgramError(
+        "the names of what a program returns are text",
+        place=place,
+        expected='return {"u": u}',
+        found=repr(key),
+    )
+
+
+def _output(context: Context, name: str, x: Any, place: Place) -> Output:
+    if isinstance(x, np.ndarray) and x.ndim:
+        x = mapping.replicated_constant(context, x)
+    if not isinstance(x, (Array, Number, bool, int, float, complex, np.generic, np.ndarray)):
+        raise _returned_error(f"{name}: {type(x).__name__}", place)
+    value: Value = as_value(context, x)
+    if value.type.layout is None and value.type.ndim:
+        raise ProgramError(
+            f'output "{name}" is one rank\'s array, not a global one',
+            place=place,
+            expected="what a function given to spmd.shard_map returned",
+            found=str(value.type),
+            remedy="return it from that function, with out_layouts",
+        )
+    layout = value.type.layout or ()
+    return Output(name, value, layout, value.type.shape)
+
+
+def _returned_error(found: str, place: Place) -> ProgramError:
+    return ProgramError(
+        "a program returns arrays",
+        place=place,
+        expected="an array, a number, or a tuple or dict of them",
+        found=found,
+        remedy='return {"u": u}',
+    )

@@ -1,0 +1,31 @@
+"""Pytrees: tuples, lists and dicts (named tuples too) of leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+
+def leaves(tree: Any) -> Iterator[Any]:
+    """The leaves, in order; dicts in their own order."""
+    if isinstance(tree, (tuple, list)):
+        for item in tree:
+            yield from leaves(item)
+    elif isinstance(tree, dict):
+        for item in tree.values():
+            yield from leaves(item)
+    else:
+        yield tree
+
+
+def map_tree(function: Callable[[Any], Any], tree: Any) -> Any:
+    """The same structure with function(leaf) at every leaf; None stays."""
+    if tree is None:
+        return None
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return type(tree)(*(map_tree(function, item) for item in tree))
+    if isinstance(tree, (tuple, list)):
+        return type(tree)(map_tree(function, item) for item in tree)
+    if isinstance(tree, dict):
+        return {key: map_tree(function, item) for key, item in tree.items()}
+    return function(tree)

@@ -1,0 +1,171 @@
+"""Views of a storage: how to read the elements that a view shows, and how to write through it.
+
+A view is a tuple of steps from the storage's value to the array that the user holds.
+Always holds: `put` gives a value of the storage's type; steps are compared to recognise
+`x[k] += v`, whose last act assigns a view to itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Union
+
+from codegen import dtypes, expr
+from codegen.errors import ProgramError
+from codegen.expr import Expr
+from codegen.ir import Shape, Value
+from codegen.trace.context import Context, user_place
+
+
+@dataclass(frozen=True)
+class Slice:
+    """start + step * j per dim, always in bounds."""
+
+    start: tuple[Expr, ...]
+    step: tuple[int, ...]
+    shape: Shape
+
+
+@dataclass(frozen=True)
+class Transpose:
+    perm: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Reshape:
+    shape: Shape
+
+
+@dataclass(frozen=True)
+class Broadcast:
+    """Read-only, as NumPy's."""
+
+    dims: tuple[int, ...]
+    shape: Shape
+
+
+@dataclass(frozen=True)
+class Dynamic:
+    """A box whose starts are not proved in bounds: Exprs, or 0-d values known only at run time.
+
+    Negative values count from the end. Reads are clamped, writes beyond the ends dropped.
+    """
+
+    starts: tuple[Union[Expr, Value], ...]
+    shape: Shape
+
+
+Step = Union[Slice, Transpose, Reshape, Broadcast, Dynamic]
+View = tuple[Step, ...]
+
+
+def then(view: View, step: Step, before: Shape) -> View:
+    """The view followed by one more step; `before` is the shape that the step meets."""
+    if isinstance(step, Slice):
+        if step.shape == before and set(step.step) <= {1} and all(s == 0 for s in step.start):
+            return view
+        if view and isinstance(view[-1], Slice):
+            last = view[-1]
+            start = tuple(a + k * b for a, k, b in zip(last.start, last.step, step.start))
+            steps = tuple(a * b for a, b in zip(last.step, step.step))
+            return (*view[:-1], Slice(start, steps, step.shape))
+    if isinstance(step, Reshape):
+        if step.shape == before:
+            return view
+        if view and isinstance(view[-1], Reshape):
+            view = view[:-1]
+    if isinstance(step, Transpose) and step.perm == tuple(range(len(step.perm))):
+        return view
+    return (*view, step)
+
+
+def shape_of(view: View, base: Shape) -> Shape:
+    shape = base
+    for step in view:
+        if isinstance(step, Transpose):
+            shape = tuple(shape[d] for d in step.perm)
+        else:
+            shape = step.shape
+    return shape
+
+
+def _starts(context: Context, base: Value, step: Dynamic) -> list[Value]:
+    """0-d int64 values, negative ones already counted from the end."""
+    out = []
+    for start, extent in zip(step.starts, base.type.shape):
+        if isinstance(start, Expr):
+            out.append(index_value(context, start))
+            continue
+        emit = context.emit_one
+        if start.type.dtype != dtypes.INT64:
+            start = emit("map", start, fn="cast", dtype=dtypes.INT64)
+        zero = emit("full", value=0, dtype=dtypes.INT64, shape=())
+        moved = emit("map", start, index_value(context, extent), fn="add")
+        out.append(emit("map", emit("map", start, zero, fn="lt"), moved, start, fn="select"))
+    return out
+
+
+def index_value(context: Context, e: Expr) -> Value:
+    """A symbolic integer as a 0-d int64 value."""
+    if e.is_const:
+        make: Callable[[], Value] = lambda: context.emit_one(  # noqa: E731
+            "full", value=e.value, dtype=dtypes.INT64, shape=()
+        )
+    else:
+        make = lambda: context.emit_one("expr", value=e, dtype=dtypes.INT64)  # noqa: E731
+    return context.remember(("index", e), make)
+
+
+def _apply(context: Context, base: Value, step: Step) -> Value:
+    emit = context.emit_one
+    if isinstance(step, Slice):
+        return emit("slice", base, start=step.start, step=step.step, shape=step.shape)
+    if isinstance(step, Transpose):
+        return emit("transpose", base, perm=step.perm)
+    if isinstance(step, Reshape):
+        return emit("reshape", base, shape=step.shape)
+    if isinstance(step, Broadcast):
+        return emit("broadcast", base, dims=step.dims, shape=step.shape)
+    return emit("dynamic_slice", base, *_starts(context, base, step), shape=step.shape)
+
+
+def get(context: Context, base: Value, view: View) -> Value:
+    """The elements that a view of `base` shows."""
+    value = base
+    for step in view:
+        held = value
+        value = context.remember((held, step), lambda: _apply(context, held, step))
+    return value
+
+
+def put(context: Context, base: Value, view: View, new: Value) -> Value:
+    """`base` with the elements that the view shows replaced by `new`, a value of the view's shape."""
+    if not view:
+        return new
+    step, rest = view[0], view[1:]
+    if rest:
+        new = put(context, get(context, base, (step,)), rest, new)
+    emit = context.emit_one
+    if isinstance(step, Slice):
+        return emit("update", base, new, start=step.start, step=step.step)
+    if isinstance(step, Transpose):
+        return emit("transpose", new, perm=inverse(step.perm))
+    if isinstance(step, Reshape):
+        return emit("reshape", new, shape=base.type.shape)
+    if isinstance(step, Dynamic):
+        return emit("dynamic_update", base, new, *_starts(context, base, step))
+    raise ProgramError(
+        "this array is a broadcast view, which is read-only",
+        place=user_place(),
+        expected="an array whose elements are stored once each",
+        found="the result of np.broadcast_to",
+        remedy="write into a copy: x = np.broadcast_to(...).copy()",
+    )
+
+
+def inverse(perm: tuple[int, ...]) -> tuple[int, ...]:
+    out = [0] * len(perm)
+    for k, d in enumerate(perm):
+        out[d] = k
+    return tuple(out)

@@ -1,0 +1,287 @@
+/* All-reduce and reduce-scatter. Whatever the algorithm, every member ends with the same bits:
+ * an element is combined once, in one order, or by everybody in the order of the members. */
+#include "parts.h"
+
+#include <string.h>
+
+#define CHUNK_BYTES (16 * 1024)  /* stays in the first-level cache while members pass over it */
+#define MESSAGE_MEMBERS 32       /* up to here everyone reads everyone's words */
+#define FLAT_BYTES (32 * 1024)   /* read by each member: below it one meeting less is worth more */
+#define FLAT_MEMBERS 16
+
+static int64_t least(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* The contiguous operand and result of an all-reduce, as one member sees them. */
+typedef struct spmd_operand {
+    const char *from;
+    char *into;
+    int64_t into_offset, elements, bytes;
+} spmd_operand;
+
+static spmd_operand operand_of(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *exchange,
+                               int64_t member)
+{
+    spmd_box from, into;
+    exchange->pull(rank, member, &from, &into);
+    int64_t elements = spmd_box_elements(&into);
+    return (spmd_operand){
+        .from = spmd_member_memory(me, exchange, member) + from.offset,
+        .into = rank->memory + into.offset,
+        .into_offset = into.offset,
+        .elements = elements,
+        .bytes = elements * exchange->size,
+    };
+}
+
+/* into[begin, end) = all members' elements, in the order of the members. */
+static void members_combine(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *exchange,
+                            int64_t begin, int64_t end)
+{
+    int64_t at = begin * exchange->size, bytes = (end - begin) * exchange->size;
+    for (int64_t member = 0; member < exchange->members; member++) {
+        spmd_operand operand = operand_of(me, rank, exchange, member);
+        if (member == 0)
+            memcpy(operand.into + at, operand.from + at, (size_t)bytes);
+        else
+            exchange->combine(operand.into + at, operand.from + at, end - begin);
+    }
+}
+
+static int64_t chunk_elements(const spmd_exchange *exchange)
+{
+    int64_t elements = CHUNK_BYTES / exchange->size;
+    return elements > 0 ? elements : 1;
+}
+
+/* Short vectors: the operand travels in the line that announces it. One meeting is enough, since
+ * nobody reads the operand itself; see spmd_site about the two messages. */
+enum { MESSAGE_POSTED = 1 };
+
+static int reduce_messages(spmd_hosted *me, spmd_rank *rank, spmd_exchange *exchange)
+{
+    spmd_site *mine = &me->record->site[exchange->site];
+    uint64_t count = atomic_load_explicit(&mine->posted, memory_order_relaxed);
+
+    if (rank->stage == 0) {
+        spmd_operand own = operand_of(me, rank, exchange, exchange->position);
+        memcpy(mine->message[++count & 1].bytes, own.from, (size_t)own.bytes);
+        atomic_store_explicit(&mine->posted, count, memory_order_release);
+        me->next = 0;
+        rank->stage = MESSAGE_POSTED;
+    }
+    spmd_operand own = {0};
+    while (me->next < exchange->members) {
+        spmd_site *site = spmd_member_site(me, exchange, me->next);
+        if (atomic_load_explicit(&site->posted, memory_order_acquire) < count)
+            return 0;
+        if (!own.into)
+            own = operand_of(me, rank, exchange, exchange->position);
+        if (me->next == 0)
+            memcpy(own.into, site->message[count & 1].bytes, (size_t)own.bytes);
+        else
+            exchange->combine(own.into, site->message[count & 1].bytes, own.elements);
+        me->next++;
+    }
+    return 1;
+}
+
+/* Everyone combines everything. */
+enum { FLAT_READY = 1, FLAT_TAKEN };
+
+static int reduce_flat(spmd_hosted *me, spmd_rank *rank, spmd_exchange *exchange)
+{
+    if (rank->stage == 0) {
+        spmd_group_arrive(me, exchange);
+        rank->stage = FLAT_READY;
+    }
+    if (rank->stage == FLAT_READY) {
+        if (!spmd_group_passed(me, exchange))
+            return 0;
+        int64_t n = operand_of(me, rank, exchange, exchange->position).elements;
+        int64_t chunk = chunk_elements(exchange);
+        for (int64_t begin = 0; begin < n; begin += chunk)
+            members_combine(me, rank, exchange, begin, least(n, begin + chunk));
+        spmd_group_arrive(me, exchange);
+        rank->stage = FLAT_TAKEN;
+    }
+    return spmd_group_passed(me, exchange);
+}
+
+/* Hands elements of my result to all other members, straight into their result buffers. */
+static void block_push(spmd_hosted *me, const spmd_exchange *exchange, const spmd_operand *own,
+                       int64_t begin, int64_t end)
+{
+    spmd_site *mine = &me->record->site[exchange->site];
+    uint64_t count = atomic_load_explicit(&mine->posted, memory_order_relaxed);
+    int64_t at = begin * exchange->size, bytes = (end - begin) * exchange->size;
+
+    for (int64_t k = 1; k < exchange->members; k++) {
+        int64_t member = (exchange->position + k) % exchange->members;
+        spmd_site *site = spmd_member_site(me, exchange, member);
+        char *into = spmd_member_memory(me, exchange, member) + site->message[count & 1].into;
+        memcpy(into + at, own->into + at, (size_t)bytes);
+    }
+}
+
+/* Member k combines block k over all members, chunk by chunk, and hands each chunk on while it is
+ * in the cache. A block has whole lines: of a short vector the first few members own all. */
+static void block_reduce(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *exchange)
+{
+    spmd_operand own = operand_of(me, rank, exchange, exchange->position);
+    int64_t line = exchange->size < SPMD_LINE ? SPMD_LINE / exchange->size : 1;
+    int64_t block = (own.elements + exchange->members - 1) / exchange->members;
+    block = (block + line - 1) / line * line;
+    int64_t end = least(own.elements, (exchange->position + 1) * block);
+    int64_t chunk = chunk_elements(exchange);
+
+    for (int64_t begin = exchange->position * block; begin < end; begin += chunk) {
+        members_combine(me, rank, exchange, begin, least(end, begin + chunk));
+        block_push(me, exchange, &own, begin, least(end, begin + chunk));
+    }
+}
+
+enum { BLOCKS_READY = 1, BLOCKS_GIVEN };
+
+static int reduce_blocks(spmd_hosted *me, spmd_rank *rank, spmd_exchange *exchange)
+{
+    spmd_site *mine = &me->record->site[exchange->site];
+
+    if (rank->stage == 0) {
+        spmd_operand own = operand_of(me, rank, exchange, exchange->position);
+        uint64_t count = atomic_load_explicit(&mine->posted, memory_order_relaxed) + 1;
+        mine->message[count & 1].into = own.into_offset;
+        atomic_store_explicit(&mine->posted, count, memory_order_release);
+        spmd_group_arrive(me, exchange);
+        rank->stage = BLOCKS_READY;
+    }
+    if (rank->stage == BLOCKS_READY) {
+        if (!spmd_group_passed(me, exchange))
+            return 0;
+        block_reduce(me, rank, exchange);
+        spmd_group_arrive(me, exchange);
+        rank->stage = BLOCKS_GIVEN;
+    }
+    return spmd_group_passed(me, exchange);
+}
+
+/* One hop: half of a fragment comes from a neighbour's result into mine, combined or as it is. */
+static void ring_hop(spmd_hosted *me, const spmd_exchange *exchange, const spmd_operand *own,
+                     int64_t neighbour, int64_t fragment, int half, bool combine)
+{
+    int64_t members = exchange->members;
+    fragment = ((fragment % members) + members) % members;
+    int64_t begin = fragment * own->elements / members;
+    int64_t end = (fragment + 1) * own->elements / members;
+    int64_t middle = begin + (end - begin + 1) / 2;
+    spmd_site *site = spmd_member_site(me, exchange, neighbour);
+    const char *from = spmd_member_memory(me, exchange, neighbour) +
+                       site->message[me->base & 1].into;
+
+    begin = half == 0 ? begin : middle;
+    end = half == 0 ? middle : end;
+    if (begin == end)
+        return;
+    int64_t at = begin * exchange->size;
+    if (combine)
+        exchange->combine(own->into + at, from + at, end - begin);
+    else
+        memcpy(own->into + at, from + at, (size_t)((end - begin) * exchange->size));
+}
+
+/* Both neighbours have made `steps` steps: what I read of them is complete. */
+static bool ring_ready(spmd_hosted *me, const spmd_exchange *exchange, int64_t steps)
+{
+    int64_t members = exchange->members;
+    for (int64_t side = 1; side < members; side += members - 2 > 0 ? members - 2 : 1) {
+        int64_t neighbour = (exchange->position + side) % members;
+        spmd_site *site = spmd_member_site(me, exchange, neighbour);
+        if (atomic_load_explicit(&site->posted, memory_order_acquire) < me->base + (uint64_t)steps)
+            return false;
+    }
+    return true;
+}
+
+/* Reduce-scatter, then all-gather, over as many virtual rings as there are members: in ring f,
+ * fragment f starts at member f. Its first half travels upwards, its second half downwards at the
+ * same time. The slot that the all-gather overwrites was read before: a fragment is complete only
+ * after it has passed every member. */
+static int reduce_ring(spmd_hosted *me, spmd_rank *rank, spmd_exchange *exchange)
+{
+    spmd_site *mine = &me->record->site[exchange->site];
+    int64_t members = exchange->members, last = 2 * (members - 1), k = exchange->position;
+    int64_t left = (k + members - 1) % members, right = (k + 1) % members;
+
+    if (rank->stage == 0) {
+        spmd_operand own = operand_of(me, rank, exchange, k);
+        memcpy(own.into, own.from, (size_t)own.bytes);
+        me->base = atomic_load_explicit(&mine->posted, memory_order_relaxed) + 1;
+        mine->message[me->base & 1].into = own.into_offset;
+        atomic_store_explicit(&mine->posted, me->base, memory_order_release);
+        rank->stage = 1;
+    }
+    for (int64_t step = rank->stage - 1; step < last; step++) {
+        if (!ring_ready(me, exchange, step))
+            return 0;
+        spmd_operand own = operand_of(me, rank, exchange, k);
+        bool combine = step < members - 1;
+        int64_t hop = combine ? step + 1 : step - (members - 1);
+        ring_hop(me, exchange, &own, left, k - hop, 0, combine);
+        ring_hop(me, exchange, &own, right, k + hop, 1, combine);
+        atomic_store_explicit(&mine->posted, me->base + (uint64_t)step + 1, memory_order_release);
+        rank->stage++;
+    }
+    return ring_ready(me, exchange, last);
+}
+
+int spmd_all_reduce(spmd_hosted *me, spmd_rank *rank, spmd_exchange *exchange)
+{
+    int64_t algorithm = me->job->algorithm, members = exchange->members;
+    int64_t bytes = rank->stage == 0 ? operand_of(me, rank, exchange, exchange->position).bytes
+                                     : me->bytes;
+    me->bytes = bytes;
+    if (members == 1) {
+        members_combine(me, rank, exchange, 0, bytes / exchange->size);
+        return 1;
+    }
+    if (algorithm == SPMD_AUTO)
+        algorithm = members <= FLAT_MEMBERS && members * bytes <= FLAT_BYTES ? SPMD_FLAT
+                                                                             : SPMD_BLOCKS;
+    if (bytes <= SPMD_MESSAGE_BYTES && members <= MESSAGE_MEMBERS &&
+        me->job->algorithm <= SPMD_FLAT)
+        return reduce_messages(me, rank, exchange);
+    if (algorithm == SPMD_RING)
+        return reduce_ring(me, rank, exchange);
+    if (algorithm == SPMD_BLOCKS)
+        return reduce_blocks(me, rank, exchange);
+    return reduce_flat(me, rank, exchange);
+}
+
+enum { SCATTER_READY = 1, SCATTER_TAKEN };
+
+int spmd_reduce_scatter(spmd_hosted *me, spmd_rank *rank, spmd_exchange *exchange)
+{
+    if (rank->stage == 0) {
+        spmd_group_arrive(me, exchange);
+        rank->stage = SCATTER_READY;
+    }
+    if (rank->stage == SCATTER_READY) {
+        if (!spmd_group_passed(me, exchange))
+            return 0;
+        for (int64_t member = 0; member < exchange->members; member++) {
+            spmd_box from, into;
+            const char *memory = spmd_member_memory(me, exchange, member);
+            exchange->pull(rank, member, &from, &into);
+            if (member == 0)
+                spmd_box_copy(rank->memory, &into, memory, &from, exchange->size);
+            else
+                spmd_box_combine(rank->memory, &into, memory, &from, exchange->size,
+                                 exchange->combine);
+        }
+        spmd_group_arrive(me, exchange);
+        rank->stage = SCATTER_TAKEN;
+    }
+    return spmd_group_passed(me, exchange);
+}

@@ -1,0 +1,178 @@
+/* Strided copies. Dims that lie contiguous on both sides are merged first, so that the common
+ * cases end as one memcpy; a copy never looks at element types, only at their size. */
+#include "parts.h"
+
+#include <string.h>
+
+/* A region of two arrays at once, after merging: dims from outer to inner. */
+typedef struct spmd_region {
+    int64_t dims;
+    int64_t extent[SPMD_DIMS];
+    int64_t into[SPMD_DIMS], from[SPMD_DIMS]; /* strides in bytes */
+} spmd_region;
+
+/* false: there is nothing in the region. */
+static bool region_merge(spmd_region *region, const int64_t *extent, const int64_t *into,
+                         const int64_t *from, int64_t dims)
+{
+    region->dims = 0;
+    for (int64_t d = 0; d < dims; d++) {
+        if (extent[d] <= 0)
+            return false;
+        if (extent[d] == 1)
+            continue;
+        int64_t last = region->dims - 1;
+        if (last >= 0 && region->into[last] == into[d] * extent[d] &&
+            region->from[last] == from[d] * extent[d]) {
+            region->extent[last] *= extent[d];
+            region->into[last] = into[d];
+            region->from[last] = from[d];
+            continue;
+        }
+        region->extent[region->dims] = extent[d];
+        region->into[region->dims] = into[d];
+        region->from[region->dims] = from[d];
+        region->dims++;
+    }
+    return true;
+}
+
+static void swap_element(char *into, const char *from, int64_t size, int64_t swap)
+{
+    for (int64_t part = 0; part < size; part += swap)
+        for (int64_t byte = 0; byte < swap; byte++)
+            into[part + byte] = from[part + swap - 1 - byte];
+}
+
+#define COPY_STRIDED(bytes)                                                                        \
+    for (int64_t k = 0; k < n; k++)                                                                \
+    memcpy(into + k * into_stride, from + k * from_stride, bytes)
+
+/* One innermost dim. The constant sizes become single loads and stores. */
+static void row_copy(char *into, int64_t into_stride, const char *from, int64_t from_stride,
+                     int64_t n, int64_t size, int64_t swap)
+{
+    if (swap)
+        for (int64_t k = 0; k < n; k++)
+            swap_element(into + k * into_stride, from + k * from_stride, size, swap);
+    else if (into_stride == size && from_stride == size)
+        memcpy(into, from, (size_t)(n * size));
+    else if (size == 4)
+        COPY_STRIDED(4);
+    else if (size == 8)
+        COPY_STRIDED(8);
+    else if (size == 1)
+        COPY_STRIDED(1);
+    else if (size == 2)
+        COPY_STRIDED(2);
+    else if (size == 16)
+        COPY_STRIDED(16);
+    else
+        COPY_STRIDED((size_t)size);
+}
+
+/* Advances `at`, a position over the outer dims, as an odometer does; false after the last one. */
+static bool region_next(const spmd_region *region, int64_t outer, int64_t *at, char **into,
+                        const char **from)
+{
+    for (int64_t d = outer - 1; d >= 0; d--) {
+        *into += region->into[d];
+        if (from)
+            *from += region->from[d];
+        if (++at[d] < region->extent[d])
+            return true;
+        *into -= at[d] * region->into[d];
+        if (from)
+            *from -= at[d] * region->from[d];
+        at[d] = 0;
+    }
+    return false;
+}
+
+void spmd_array_copy(char *into, const int64_t *into_stride, const char *from,
+                     const int64_t *from_stride, const int64_t *extent, int64_t dims,
+                     int64_t size, int64_t swap)
+{
+    spmd_region region;
+    int64_t at[SPMD_DIMS] = {0};
+
+    if (!region_merge(&region, extent, into_stride, from_stride, dims))
+        return;
+    if (region.dims == 0) {
+        row_copy(into, size, from, size, 1, size, swap);
+        return;
+    }
+    int64_t inner = region.dims - 1;
+    do
+        row_copy(into, region.into[inner], from, region.from[inner], region.extent[inner], size,
+                 swap);
+    while (region_next(&region, inner, at, &into, &from));
+}
+
+int64_t spmd_box_elements(const spmd_box *box)
+{
+    int64_t elements = 1;
+    for (int32_t d = 0; d < box->dims; d++)
+        elements *= box->extent[d] > 0 ? box->extent[d] : 0;
+    return elements;
+}
+
+void spmd_box_copy(char *into_memory, const spmd_box *into, const char *from_memory,
+                   const spmd_box *from, int64_t size)
+{
+    assert(into->dims == from->dims && "both boxes of a transfer have the same dims");
+    spmd_array_copy(into_memory + into->offset, into->stride, from_memory + from->offset,
+                    from->stride, into->extent, into->dims, size, 0);
+}
+
+void spmd_box_zero(char *memory, const spmd_box *box, int64_t size)
+{
+    static const char zeros[256];
+    spmd_region region;
+    int64_t at[SPMD_DIMS] = {0};
+    char *into = memory + box->offset;
+
+    if (!region_merge(&region, box->extent, box->stride, box->stride, box->dims))
+        return;
+    if (region.dims == 0) {
+        memset(into, 0, (size_t)size);
+        return;
+    }
+    int64_t inner = region.dims - 1;
+    do
+        if (region.into[inner] == size)
+            memset(into, 0, (size_t)(region.extent[inner] * size));
+        else if (size <= (int64_t)sizeof zeros)
+            row_copy(into, region.into[inner], zeros, 0, region.extent[inner], size, 0);
+        else
+            for (int64_t k = 0; k < region.extent[inner]; k++)
+                memset(into + k * region.into[inner], 0, (size_t)size);
+    while (region_next(&region, inner, at, &into, NULL));
+}
+
+void spmd_box_combine(char *into_memory, const spmd_box *into, const char *from_memory,
+                      const spmd_box *from, int64_t size, spmd_combine combine)
+{
+    spmd_region region;
+    int64_t at[SPMD_DIMS] = {0};
+    char *to = into_memory + into->offset;
+    const char *part = from_memory + from->offset;
+
+    if (!region_merge(&region, into->extent, into->stride, from->stride, into->dims))
+        return;
+    if (region.dims == 0) {
+        combine(to, part, 1);
+        return;
+    }
+    int64_t inner = region.dims - 1;
+    if (region.into[inner] != size || region.from[inner] != size) {
+        /* The innermost dim has one element and was merged away: element by element. */
+        region.into[region.dims] = region.from[region.dims] = size;
+        region.extent[region.dims] = 1;
+        assert(region.dims < SPMD_DIMS && "the innermost stride of a combined box is its element");
+        inner = region.dims++;
+    }
+    do
+        combine(to, part, region.extent[inner]);
+    while (region_next(&region, inner, at, &to, &part));
+}

@@ -1,0 +1,106 @@
+/* Global arrays in and out. A rank's part of an array is a box of the global array, given by the
+ * image, and contiguous row-major memory in the rank's buffer. */
+#include "parts.h"
+
+typedef struct spmd_shard {
+    int64_t dims, elements;
+    int64_t offset[SPMD_DIMS], extent[SPMD_DIMS];
+    char *memory;
+} spmd_shard;
+
+static int shard_find(const spmd_job *job, int64_t array, int64_t rank, spmd_shard *shard)
+{
+    const spmd_image *image = job->image;
+    if (!job->hosted || array < 0 || array >= (int64_t)image->inputs + image->outputs ||
+        rank < job->first || rank >= job->first + job->count)
+        return SPMD_RANGE;
+    const spmd_rank *record = &job->hosted[rank - job->first].record->rank;
+    shard->dims = image->array_dims[array];
+    image->shard(record, (uint32_t)array, shard->offset, shard->extent);
+    shard->elements = 1;
+    for (int64_t d = 0; d < shard->dims; d++)
+        shard->elements *= shard->extent[d] > 0 ? shard->extent[d] : 0;
+    shard->memory = record->memory + job->world.buffer[image->array_buffer[array]];
+    return SPMD_OK;
+}
+
+/* The image and the caller must mean the same array: checked before a byte is copied. */
+static int global_check(const spmd_global *global, const spmd_shard *shard)
+{
+    if (global->dims != shard->dims || global->size <= 0 || global->swap < 0 ||
+        (global->swap && global->size % global->swap))
+        return SPMD_RANGE;
+    for (int64_t d = 0; d < shard->dims; d++)
+        if (shard->elements && (shard->offset[d] < 0 || shard->extent[d] < 0 ||
+                                shard->offset[d] + shard->extent[d] > global->shape[d]))
+            return SPMD_RANGE;
+    return SPMD_OK;
+}
+
+static int shard_copy(const spmd_shard *shard, const spmd_global *global, bool scatter)
+{
+    int64_t stride[SPMD_DIMS];
+    int64_t next = global->size;
+    char *base = global->base;
+
+    for (int64_t d = shard->dims - 1; d >= 0; d--) {
+        stride[d] = next;
+        next *= shard->extent[d];
+        base += shard->offset[d] * global->stride[d];
+    }
+    if (shard->elements == 0)
+        return SPMD_OK;
+    if (scatter)
+        spmd_array_copy(shard->memory, stride, base, global->stride, shard->extent, shard->dims,
+                        global->size, global->swap);
+    else
+        spmd_array_copy(base, global->stride, shard->memory, stride, shard->extent, shard->dims,
+                        global->size, global->swap);
+    return SPMD_OK;
+}
+
+static int job_copy(spmd_job *job, int64_t array, int64_t rank, const spmd_global *global,
+                    bool scatter)
+{
+    int64_t first = rank == SPMD_EVERY_RANK ? job->first : rank;
+    int64_t end = rank == SPMD_EVERY_RANK ? job->first + job->count : rank + 1;
+    spmd_shard shard;
+
+    if (job->active)
+        return SPMD_BUSY;
+    for (int64_t k = first; k < end; k++) {
+        int status = shard_find(job, array, k, &shard);
+        if (status == SPMD_OK)
+            status = global_check(global, &shard);
+        if (status == SPMD_OK)
+            status = shard_copy(&shard, global, scatter);
+        if (status != SPMD_OK)
+            return status;
+    }
+    return SPMD_OK;
+}
+
+int spmd_job_scatter(spmd_job *job, int64_t array, int64_t rank, const spmd_global *from)
+{
+    return job_copy(job, array, rank, from, true);
+}
+
+int spmd_job_gather(spmd_job *job, int64_t array, int64_t rank, const spmd_global *into)
+{
+    return job_copy(job, array, rank, into, false);
+}
+
+int spmd_job_shard(spmd_job *job, int64_t array, int64_t rank, int64_t *offset, int64_t *extent,
+                   void **address)
+{
+    spmd_shard shard;
+    int status = shard_find(job, array, rank, &shard);
+    if (status != SPMD_OK)
+        return status;
+    for (int64_t d = 0; d < shard.dims; d++) {
+        offset[d] = shard.offset[d];
+        extent[d] = shard.extent[d];
+    }
+    *address = shard.memory;
+    return SPMD_OK;
+}

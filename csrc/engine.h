@@ -1,0 +1,131 @@
+/* The engine: hosts some ranks of a job on a few threads and exchanges data between all of them.
+ *
+ * A job is used in this order: new, (bytes), load with an arena, then any number of times scatter,
+ * start, wait until it is no longer running, gather; then free. The section between the two marker
+ * comments is also read by spmd/engine/build_engine.py: plain declarations only.
+ */
+#ifndef SPMD_ENGINE_H
+#define SPMD_ENGINE_H
+
+#include <stdint.h>
+
+/* <cdef> */
+typedef struct spmd_job spmd_job;
+typedef struct spmd_arena spmd_arena;
+
+enum spmd_status {
+    SPMD_OK = 0,
+    SPMD_NO_MEMORY = 1, /* the machine has not enough memory */
+    SPMD_SYSTEM = 2,    /* a system call failed; errno says why */
+    SPMD_MISMATCH = 3,  /* another interface version, or not the memory that was agreed on */
+    SPMD_RANGE = 4,     /* an argument out of its range */
+    SPMD_BUSY = 5,      /* not while the job runs */
+};
+
+enum spmd_job_state {
+    SPMD_IDLE = 0,     /* loaded, not started */
+    SPMD_RUNNING = 1,  /* text may be waiting: take it, then wait again */
+    SPMD_FINISHED = 2, /* every hosted rank is done */
+    SPMD_ABORTED = 3,  /* the failure says why; the job can only be freed */
+};
+
+enum spmd_algorithm {
+    SPMD_AUTO = 0,   /* chosen by members and bytes */
+    SPMD_FLAT = 1,   /* every member combines everything itself */
+    SPMD_BLOCKS = 2, /* member k combines block k and hands it to all */
+    SPMD_RING = 3,   /* reduce-scatter and all-gather, fragments travel in both directions */
+};
+
+#define SPMD_EVERY_RANK (-1)
+#define SPMD_TEXT_BYTES 1024
+
+/* What a job is made of. Everything is copied except the image, which must outlive the job. */
+typedef struct spmd_settings {
+    const void *image;     /* its spmd_image_table */
+    int64_t ranks;         /* of the whole job */
+    const int64_t *size;   /* SPMD_AXES of them; 1 beyond the last axis */
+    const int64_t *scalar; /* as many as the image declares */
+    int64_t scalars;
+    int64_t first, count;  /* the ranks that this process hosts */
+    int64_t threads;       /* that run them; 0: one per core, at most one per rank */
+    int64_t cores;         /* usable by all processes of this arena; 0: ask the system */
+    int64_t algorithm;     /* enum spmd_algorithm, of all-reduce */
+    void *const *library;  /* routines by logical number */
+    int64_t libraries;
+} spmd_settings;
+
+/* A global array in the host language's memory. Strides are bytes and may be negative or 0. */
+typedef struct spmd_global {
+    char *base;           /* of the element with all indices 0 */
+    int64_t dims;
+    const int64_t *shape;
+    const int64_t *stride;
+    int64_t size;         /* bytes of one element */
+    int64_t swap;         /* reverse every so many bytes (foreign byte order); 0: do not */
+} spmd_global;
+
+/* Why a job was aborted: the first cause wins, on all processes. */
+typedef struct spmd_failure {
+    int64_t code;      /* the exit code that was asked for */
+    int64_t rank;      /* -1: no rank in particular */
+    int64_t superstep;
+    int64_t site;      /* row of the manifest's exchange table; -1: in no exchange */
+    char text[SPMD_TEXT_BYTES];
+} spmd_failure;
+
+/* Where a rank is; of any rank of the arena, hosted here or not. */
+typedef struct spmd_rank_state {
+    int64_t process;   /* that hosts it; 0: not loaded yet */
+    int64_t operation; /* row of the manifest's operation table */
+    int64_t superstep; /* exchanges completed in this run */
+    int64_t site;      /* the exchange in which it waits; -1: in none */
+    int64_t runs;      /* completed by this rank */
+    int64_t done;      /* 1: it has finished the latest run that was started here */
+} spmd_rank_state;
+
+const char *spmd_status_text(int status);
+
+/* Memory that all processes of one host see. shared 0: private to this process. */
+int spmd_arena_new(int64_t bytes, int shared, spmd_arena **arena);
+/* path is /proc/PID/fd/FD of the process that made it; the nonce proves that it is the same. */
+int spmd_arena_attach(const char *path, int64_t bytes, uint64_t nonce, spmd_arena **arena);
+int spmd_arena_fd(const spmd_arena *arena); /* -1 when private or closed */
+uint64_t spmd_arena_nonce(const spmd_arena *arena);
+void spmd_arena_close_fd(spmd_arena *arena); /* once all have attached */
+void spmd_arena_free(spmd_arena *arena);     /* after the jobs in it */
+
+int spmd_job_new(const spmd_settings *settings, spmd_job **job);
+int64_t spmd_job_bytes(const spmd_job *job);      /* that its arena needs */
+int64_t spmd_job_rank_bytes(const spmd_job *job); /* the part of it that each rank needs */
+int64_t spmd_job_threads(const spmd_job *job);
+/* Takes all memory of the hosted ranks and lets the image evaluate what depends on the index. */
+int spmd_job_load(spmd_job *job, spmd_arena *arena);
+/* SPMD_BUSY: a thread is still inside a compute phase; nothing was freed. */
+int spmd_job_free(spmd_job *job);
+
+/* Arrays are numbered inputs first, then outputs. rank may be SPMD_EVERY_RANK. */
+int spmd_job_scatter(spmd_job *job, int64_t array, int64_t rank, const spmd_global *from);
+int spmd_job_gather(spmd_job *job, int64_t array, int64_t rank, const spmd_global *into);
+/* A hosted rank's part: where it lies in the global array, and its row-major memory. */
+int spmd_job_shard(spmd_job *job, int64_t array, int64_t rank, int64_t *offset, int64_t *extent,
+                   void **address);
+
+/* given: one byte per input, 1 when it was scattered. May be called again after SPMD_FINISHED. */
+int spmd_job_start(spmd_job *job, const uint8_t *given);
+/* enum spmd_job_state; SPMD_RUNNING after timeout_ms, or as soon as text is waiting. */
+int spmd_job_wait(spmd_job *job, int64_t timeout_ms);
+/* Takes whole lines, each with its newline; returns the bytes written, 0 when there are none. */
+int64_t spmd_job_text(spmd_job *job, char *into, int64_t capacity);
+/* Ends the run of all processes in this arena, promptly; wait then says SPMD_ABORTED. */
+void spmd_job_abort(spmd_job *job, int64_t code, int64_t rank, const char *text);
+int spmd_job_failure(const spmd_job *job, spmd_failure *failure); /* 1: there is one */
+int spmd_job_watch(const spmd_job *job, int64_t rank, spmd_rank_state *state);
+
+/* Images and the libraries they call, by the dynamic linker. NULL: spmd_library_error says why. */
+void *spmd_library_open(const char *path);
+void *spmd_library_symbol(void *library, const char *name);
+const char *spmd_library_error(void);
+int spmd_library_close(void *library);
+/* </cdef> */
+
+#endif

@@ -1,0 +1,173 @@
+/* What the files of the engine share with each other; neither images nor the host language see it.
+ *
+ *   arena.c       memory that all processes of a host see
+ *   job.c         a job: its tables, where things lie in the arena, loading, failure
+ *   run.c         threads that advance ranks, and how they wait
+ *   exchange.c    permute, barrier, pull
+ *   collective.c  all-reduce and reduce-scatter
+ *   copy.c        strided copies
+ *   data.c        global arrays in and out
+ *   print.c       lines of text on their way to the host language
+ *   library.c     the dynamic linker
+ */
+#ifndef SPMD_PARTS_H
+#define SPMD_PARTS_H
+
+#include <assert.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "engine.h"
+#include "spmd_image.h"
+
+#define SPMD_LINE 64         /* bytes that move between cores as one */
+#define SPMD_PAGE 4096
+#define SPMD_MESSAGE_BYTES 24 /* what fits beside `posted` twice in one line */
+
+/* The words of one rank at one exchange site. Counts only ever grow, over all runs of a job, so
+ * that no process has to reset anything. Two lines: what all peers read, and what one side or the
+ * other writes. `message` alternates by the parity of `posted`: nobody can be two exchanges of a
+ * group ahead of a member that still reads the last but one. */
+typedef struct spmd_site {
+    _Alignas(SPMD_LINE) _Atomic uint64_t posted; /* exchanges (or ring steps) I have made ready */
+    union {
+        char bytes[SPMD_MESSAGE_BYTES];
+        int64_t into; /* offset of my result buffer */
+    } message[2];
+    _Alignas(SPMD_LINE) _Atomic uint64_t pulled;  /* permutes whose data I have taken */
+    _Atomic uint64_t arrivals; /* of all members, where I am member 0 */
+    uint64_t arrived;          /* what `arrivals` must reach before I go on; only I read it */
+    _Atomic int64_t route[2];  /* position + 1 of whoever sends to me; by parity, as messages */
+} spmd_site;
+
+/* One rank in the arena: every process can see where it is, its host alone writes it. */
+typedef struct spmd_record {
+    spmd_rank rank;
+    _Alignas(SPMD_LINE) _Atomic int64_t process;
+    _Atomic int64_t runs; /* completed */
+    _Atomic int64_t done; /* with the latest run */
+    spmd_site site[];
+} spmd_record;
+
+/* The first page of an arena. */
+typedef struct spmd_header {
+    uint64_t nonce;
+    int64_t bytes;
+    _Atomic uint64_t layout;  /* digest of ranks and sizes: all processes must compute the same */
+    _Atomic int64_t threads;  /* of all processes: more than cores means that nobody spins */
+    _Alignas(SPMD_LINE) _Atomic uint32_t abort; /* SPMD_FINE, then _CLAIMED, then _SAID */
+    _Alignas(SPMD_LINE) spmd_failure failure;   /* valid once SAID */
+} spmd_header;
+
+enum { SPMD_FINE = 0, SPMD_CLAIMED = 1, SPMD_SAID = 2 };
+
+struct spmd_arena {
+    spmd_header *header;
+    int64_t bytes;
+    int fd;
+};
+
+/* One thread and the ranks it hosts: a range of the job's. */
+typedef struct spmd_worker {
+    _Alignas(SPMD_LINE) struct spmd_job *job;
+    pthread_t thread;
+    int64_t first, count;
+    uint64_t advances; /* stages entered since the job was loaded */
+    _Atomic uint64_t still; /* the job's `advances` that a whole fruitless sweep began with */
+} spmd_worker;
+
+/* What the engine knows of a rank that it hosts, beside the record in the arena. */
+typedef struct spmd_hosted {
+    spmd_record *record;
+    struct spmd_job *job;
+    spmd_worker *worker;
+    uint64_t target; /* what the word I wait for must reach */
+    int64_t next;    /* the member I deal with next */
+    int64_t source;  /* of a permute, once known */
+    uint64_t base;   /* `posted` when a ring began */
+    int64_t bytes;   /* of the operand of an all-reduce */
+} spmd_hosted;
+
+typedef struct spmd_text {
+    pthread_mutex_t lock;
+    char *bytes;
+    int64_t begin, end, capacity;
+} spmd_text;
+
+struct spmd_job {
+    const spmd_image *image;
+    spmd_engine engine;
+    spmd_world world;
+    int64_t first, count, threads, cores, algorithm;
+    int64_t *tables;  /* scalars, buffer offsets; one allocation */
+    void **library;
+    uint8_t *given;
+    int64_t rank_bytes, record_bytes, records_at, memory_at, arena_bytes;
+
+    spmd_arena *arena; /* from load on */
+    spmd_hosted *hosted;
+    int64_t *words;    /* at_load and counters of the hosted ranks */
+    spmd_worker *worker;
+    int64_t started;   /* threads that were created */
+    _Atomic uint64_t advances; /* of all workers */
+
+    pthread_mutex_t lock; /* of the fields below */
+    pthread_cond_t go;    /* workers wait for a run or the end */
+    pthread_cond_t news;  /* the host language waits for the end of a run, or text */
+    int64_t run;          /* runs started */
+    int64_t active;       /* workers that have not finished this run */
+    bool closing;
+    spmd_text text;
+};
+
+/* arena.c */
+spmd_record *spmd_job_record(const spmd_job *job, int64_t rank);
+char *spmd_job_memory(const spmd_job *job, int64_t rank);
+int spmd_pages_take(char *from, int64_t bytes);
+
+/* job.c */
+void spmd_arena_abort(spmd_arena *arena, const spmd_failure *failure);
+void spmd_rank_fail(const spmd_rank *rank, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+static inline bool spmd_job_aborted(const spmd_job *job)
+{
+    return atomic_load_explicit(&job->arena->header->abort, memory_order_acquire) != SPMD_FINE;
+}
+
+/* run.c */
+int spmd_workers_start(spmd_job *job);
+int spmd_workers_stop(spmd_job *job);
+
+/* exchange.c */
+int spmd_exchange_advance(spmd_rank *rank);
+int64_t spmd_member_rank(const spmd_exchange *exchange, int64_t member);
+spmd_site *spmd_member_site(const spmd_hosted *me, const spmd_exchange *exchange, int64_t member);
+char *spmd_member_memory(const spmd_hosted *me, const spmd_exchange *exchange, int64_t member);
+const char *spmd_exchange_name(uint32_t kind);
+void spmd_group_arrive(spmd_hosted *me, const spmd_exchange *exchange);
+bool spmd_group_passed(const spmd_hosted *me, const spmd_exchange *exchange);
+
+/* collective.c */
+int spmd_all_reduce(spmd_hosted *me, spmd_rank *rank, spmd_exchange *exchange);
+int spmd_reduce_scatter(spmd_hosted *me, spmd_rank *rank, spmd_exchange *exchange);
+
+/* copy.c */
+int64_t spmd_box_elements(const spmd_box *box);
+void spmd_box_copy(char *into_memory, const spmd_box *into, const char *from_memory,
+                   const spmd_box *from, int64_t size);
+void spmd_box_zero(char *memory, const spmd_box *box, int64_t size);
+void spmd_box_combine(char *into_memory, const spmd_box *into, const char *from_memory,
+                      const spmd_box *from, int64_t size, spmd_combine combine);
+void spmd_array_copy(char *into, const int64_t *into_stride, const char *from,
+                     const int64_t *from_stride, const int64_t *extent, int64_t dims,
+                     int64_t size, int64_t swap);
+
+/* print.c */
+int spmd_text_open(spmd_text *text);
+void spmd_text_close(spmd_text *text);
+void spmd_rank_print(spmd_rank *rank, const char *line, int64_t length);
+bool spmd_text_waits(spmd_text *text);
+
+#endif

@@ -1,0 +1,129 @@
+/* The interface between an image and the engine: the one header that both include.
+ *
+ * An image is machine code that is compiled once, knows no number of ranks, and reads nothing but
+ * the spmd_rank it is handed. The engine owns memory, threads and exchange. Neither calls the other
+ * except through the two tables below. Change anything here: raise SPMD_INTERFACE.
+ */
+#ifndef SPMD_IMAGE_H
+#define SPMD_IMAGE_H
+
+#include <stdint.h>
+
+#define SPMD_INTERFACE 1
+#define SPMD_AXES 3 /* axes of a mesh, at most */
+#define SPMD_DIMS 8 /* dims of an array, at most */
+
+typedef struct spmd_rank spmd_rank;
+
+/* What all ranks of a job share: bound at launch, constant while the program runs. */
+typedef struct spmd_world {
+    int64_t ranks;
+    int64_t size[SPMD_AXES];  /* ranks along each mesh axis; 1 beyond the last axis */
+    const int64_t *scalar;    /* run-time scalars; a double is stored by its bits */
+    const int64_t *buffer;    /* where each buffer begins in a rank's memory, bytes */
+    const uint8_t *given;     /* per input: 1 when it was read, 0 when its default is computed */
+} spmd_world;
+
+/* A strided region of one rank's memory. Offsets and strides are bytes, extents elements. */
+typedef struct spmd_box {
+    int64_t offset; /* of the first element, from the rank's memory */
+    int32_t dims;
+    int64_t extent[SPMD_DIMS];
+    int64_t stride[SPMD_DIMS];
+} spmd_box;
+
+/* What an exchange does. The engine chooses how. */
+enum spmd_exchange_kind {
+    SPMD_PERMUTE = 0,        /* pull one box from `source`; `dest` pulls one from me */
+    SPMD_BARRIER = 1,        /* arrive; move nothing */
+    SPMD_PULL = 2,           /* pull one box from every member (gather, all-to-all, broadcast) */
+    SPMD_ALL_REDUCE = 3,     /* combine every member's contiguous box into mine */
+    SPMD_REDUCE_SCATTER = 4, /* combine my block of every member's box into mine */
+};
+
+#define SPMD_NONE (-1)    /* sends to nobody, receives from nobody */
+#define SPMD_UNKNOWN (-2) /* the source was not solved at build: found through the route slot */
+
+/* into[k] = combine(into[k], from[k]) for n elements; never overlapping. */
+typedef void (*spmd_combine)(void *into, const void *from, int64_t n);
+
+/* Filled by generated code each time an exchange begins; it stays until the exchange is complete.
+ * Members are the ranks along some mesh axes taken as one, row-major; a group is one set of them. */
+typedef struct spmd_exchange {
+    uint32_t site; /* which exchange of the program: row of the manifest's table */
+    uint32_t kind;
+    uint32_t size; /* bytes of one element */
+    int64_t members, position; /* how many, and which I am */
+    int64_t first;             /* index of member 0 */
+    int64_t count[SPMD_AXES], stride[SPMD_AXES]; /* members along each axis, and their index stride */
+    int64_t source, dest; /* SPMD_PERMUTE: member positions, or SPMD_NONE, SPMD_UNKNOWN */
+    /* What I pull from a member: `from` in its memory, `into` in mine; both have the same extents.
+     * The innermost stride of a box that is combined is the element's size. */
+    void (*pull)(const spmd_rank *rank, int64_t member, spmd_box *from, spmd_box *into);
+    /* The box in my memory that this member pulls. */
+    void (*send)(const spmd_rank *rank, int64_t member, spmd_box *from);
+    spmd_combine combine;
+} spmd_exchange;
+
+/* What the engine offers to an image. */
+typedef struct spmd_engine {
+    uint32_t interface_version;
+    /* Advances rank->exchange. 1: complete. 0: must wait; call again. rank->stage is 0 at first. */
+    int (*exchange)(spmd_rank *rank);
+    /* One line of text from the program, in order, while it runs. */
+    void (*print)(spmd_rank *rank, const char *text, int64_t length);
+    /* Library routines by the manifest's logical number. */
+    void *const *library;
+} spmd_engine;
+
+/* One rank: everything that generated code may read, and where it resumes. */
+struct spmd_rank {
+    int64_t index;
+    int64_t coord[SPMD_AXES];
+    char *memory; /* this rank's buffers */
+    const spmd_world *world;
+    const spmd_engine *engine;
+    int64_t *at_load; /* extents, offsets and peers, evaluated once */
+    int64_t *counter; /* loop counters and bounds */
+    uint32_t pc;      /* where step() resumes; 0 at first */
+    uint32_t stage;   /* where the engine's exchange resumes */
+    uint32_t operation;  /* row of the manifest's operation table: for the watchdog and timelines */
+    uint64_t superstep;  /* exchanges completed */
+    spmd_exchange exchange;
+    void *engine_data; /* the engine's own record of this rank */
+};
+
+enum spmd_step_result { SPMD_DONE = 0, SPMD_WAITS = 1 };
+
+/* What an image offers to the engine; exported as `spmd_image_table`. Arrays are numbered inputs
+ * first, then outputs. */
+typedef struct spmd_image {
+    uint32_t interface_version;
+    uint32_t axes, scalars, inputs, outputs, buffers, at_load, counters, sites;
+    const uint32_t *array_buffer; /* the buffer of each input, then of each output */
+    const uint32_t *array_dims;
+    /* Bytes of each buffer: the most any rank needs, for these sizes and scalars. */
+    void (*reserve)(const spmd_world *world, int64_t *bytes);
+    /* Fills rank->at_load. */
+    void (*load)(spmd_rank *rank);
+    /* Where this rank's part of an array lies in the global array. */
+    void (*shard)(const spmd_rank *rank, uint32_t array, int64_t *offset, int64_t *extent);
+    /* Runs until the rank must wait (SPMD_WAITS: call again) or has finished (SPMD_DONE). */
+    int (*step)(spmd_rank *rank);
+} spmd_image;
+
+/* The index words, in section .spmd.index: all that differs between two local programs of a job.
+ * check is the low 63 bits of FNV-1a (64 bit) over the bytes of all other words, in order. */
+typedef struct spmd_index_words {
+    int64_t magic; /* SPMD_INDEX_MAGIC */
+    int64_t check;
+    int64_t patched;            /* 0 in the image file, 1 in a local program */
+    int64_t first, count;       /* the ranks that this process hosts */
+    int64_t size[SPMD_AXES];    /* of each mesh axis */
+    int64_t scalars;            /* how many follow */
+    int64_t scalar[];
+} spmd_index_words;
+
+#define SPMD_INDEX_MAGIC 0x78646e69646d7073 /* "spmdindx" */
+
+#endif

@@ -1,0 +1,337 @@
+/* What generated code calls, element by element: static inline, nothing external but libc, libm.
+ *
+ * A name ends in the type it computes in: i8 … i64 u8 … u64 f32 f64 c64 c128 (bool uses u8).
+ * Results are NumPy's; an integer divided by zero gives 0. Loops over these functions vectorise
+ * where the machine can: selects instead of branches, no tables, no errno.
+ */
+#ifndef SPMD_SUPPORT_H
+#define SPMD_SUPPORT_H
+
+#include <complex.h>
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+/* X(suffix, type, unsigned type of the same width) */
+#define SPMD_SIGNED(X)                                                                             \
+    X(i8, int8_t, uint8_t) X(i16, int16_t, uint16_t) X(i32, int32_t, uint32_t)                     \
+    X(i64, int64_t, uint64_t)
+#define SPMD_UNSIGNED(X)                                                                           \
+    X(u8, uint8_t, uint8_t) X(u16, uint16_t, uint16_t) X(u32, uint32_t, uint32_t)                  \
+    X(u64, uint64_t, uint64_t)
+/* X(suffix, type, libm's ending) */
+#define SPMD_FLOATS(X) X(f32, float, f) X(f64, double, )
+/* X(suffix, type, part's type, libm's ending, part's suffix) */
+#define SPMD_COMPLEXES(X)                                                                          \
+    X(c64, float _Complex, float, f, f32) X(c128, double _Complex, double, , f64)
+
+/* ---- index arithmetic: what expressions print as ---- */
+
+static inline int64_t spmd_floordiv(int64_t a, int64_t b)
+{
+    if (b == 0 || b == -1)
+        return b == 0 ? 0 : (int64_t)(0 - (uint64_t)a);
+    return a / b - ((a % b != 0) & ((a ^ b) < 0));
+}
+
+static inline int64_t spmd_mod(int64_t a, int64_t b)
+{
+    if (b == 0 || b == -1)
+        return 0;
+    int64_t rest = a % b;
+    return rest + (((rest != 0) & ((rest ^ b) < 0)) ? b : 0);
+}
+
+static inline int64_t spmd_min(int64_t a, int64_t b) { return a < b ? a : b; }
+static inline int64_t spmd_max(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* ---- integers ---- */
+
+#define SPMD_INTEGER(S, T, U)                                                                      \
+    static inline T spmd_maximum_##S(T a, T b) { return a > b ? a : b; }                           \
+    static inline T spmd_minimum_##S(T a, T b) { return a < b ? a : b; }                           \
+    static inline T spmd_shl_##S(T a, T b)                                                         \
+    {                                                                                              \
+        T shifted = (T)((U)a << ((U)b & (8 * sizeof(T) - 1)));                                     \
+        return (uint64_t)b < 8 * sizeof(T) ? shifted : 0;                                          \
+    }                                                                                              \
+    static inline T spmd_shr_##S(T a, T b)                                                         \
+    {                                                                                              \
+        T last = (T)(a >> (8 * sizeof(T) - 1));                                                    \
+        T rest = (T)(sizeof(T) > 0 && (T)-1 > 0 ? 0 : last); /* the sign, for signed types */      \
+        T shifted = (T)(a >> ((U)b & (8 * sizeof(T) - 1)));                                        \
+        return (uint64_t)b < 8 * sizeof(T) ? shifted : rest;                                       \
+    }                                                                                              \
+    static inline T spmd_power_loop_##S(T a, T b)                                                  \
+    {                                                                                              \
+        uint64_t result = 1, base = (uint64_t)a;                                                   \
+        for (U left = (U)b; left; left = (U)(left >> 1), base *= base)                             \
+            result *= left & 1 ? base : 1;                                                         \
+        return (T)result;                                                                          \
+    }
+
+SPMD_SIGNED(SPMD_INTEGER)
+SPMD_UNSIGNED(SPMD_INTEGER)
+
+#define SPMD_SIGNED_ONLY(S, T, U)                                                                  \
+    static inline T spmd_floordiv_##S(T a, T b)                                                    \
+    {                                                                                              \
+        T d = (b == 0 || b == -1) ? 1 : b; /* neither traps below */                               \
+        T quotient = (T)(a / d - ((a % d != 0) & ((a ^ d) < 0)));                                  \
+        return b == 0 ? 0 : b == -1 ? (T)((U)0 - (U)a) : quotient;                                 \
+    }                                                                                              \
+    static inline T spmd_mod_##S(T a, T b)                                                         \
+    {                                                                                              \
+        T d = (b == 0 || b == -1) ? 1 : b;                                                         \
+        T rest = (T)(a % d);                                                                       \
+        return (T)(rest + (((rest != 0) & ((rest ^ d) < 0)) ? d : 0));                             \
+    }                                                                                              \
+    static inline T spmd_fmod_##S(T a, T b)                                                        \
+    {                                                                                              \
+        return (T)(a % ((b == 0 || b == -1) ? 1 : b));                                             \
+    }                                                                                              \
+    static inline T spmd_abs_##S(T a) { return (T)(a < 0 ? (U)0 - (U)a : (U)a); }                  \
+    static inline T spmd_sign_##S(T a) { return (T)((a > 0) - (a < 0)); }                          \
+    static inline T spmd_reciprocal_##S(T a) { return (T)(a == 1 || a == -1 ? a : 0); }            \
+    static inline T spmd_pow_##S(T a, T b) /* a negative power is 1 / a^-b, cut off */             \
+    {                                                                                              \
+        if (b < 0)                                                                                 \
+            return (T)(a == 1 ? 1 : a == -1 ? (b & 1 ? -1 : 1) : 0);                               \
+        return spmd_power_loop_##S(a, b);                                                          \
+    }
+
+SPMD_SIGNED(SPMD_SIGNED_ONLY)
+
+#define SPMD_UNSIGNED_ONLY(S, T, U)                                                                \
+    static inline T spmd_floordiv_##S(T a, T b) { return (T)(b == 0 ? 0 : a / (b == 0 ? 1 : b)); } \
+    static inline T spmd_mod_##S(T a, T b) { return (T)(b == 0 ? 0 : a % (b == 0 ? 1 : b)); }      \
+    static inline T spmd_fmod_##S(T a, T b) { return spmd_mod_##S(a, b); }                         \
+    static inline T spmd_abs_##S(T a) { return a; }                                                \
+    static inline T spmd_sign_##S(T a) { return a > 0; }                                           \
+    static inline T spmd_reciprocal_##S(T a) { return a == 1; }                                    \
+    static inline T spmd_pow_##S(T a, T b) { return spmd_power_loop_##S(a, b); }
+
+SPMD_UNSIGNED(SPMD_UNSIGNED_ONLY)
+
+/* ---- floating point ---- */
+
+/* With equal operands maximum and minimum give the second one, as the vector instruction does. */
+#define SPMD_FLOAT(S, T, F)                                                                        \
+    static inline T spmd_maximum_##S(T a, T b) { return (a > b) | (a != a) ? a : b; }              \
+    static inline T spmd_minimum_##S(T a, T b) { return (a < b) | (a != a) ? a : b; }              \
+    static inline T spmd_abs_##S(T a) { return fabs##F(a); }                                       \
+    static inline T spmd_sign_##S(T a)                                                             \
+    {                                                                                              \
+        T sign = (T)((a > 0) - (a < 0));                                                           \
+        return a != a ? a : sign;                                                                  \
+    }                                                                                              \
+    static inline T spmd_reciprocal_##S(T a) { return 1 / a; }                                     \
+    static inline int spmd_isnan_##S(T a) { return a != a; }                                       \
+    static inline int spmd_isinf_##S(T a) { return fabs##F(a) == (T)INFINITY; }                    \
+    static inline int spmd_isfinite_##S(T a) { return fabs##F(a) < (T)INFINITY; }                  \
+    static inline int spmd_signbit_##S(T a) { return signbit(a) != 0; }                            \
+    static inline T spmd_copysign_##S(T a, T b) { return copysign##F(a, b); }                      \
+    static inline T spmd_fmod_##S(T a, T b) { return fmod##F(a, b); }                              \
+    static inline T spmd_mod_##S(T a, T b)                                                         \
+    {                                                                                              \
+        T rest = fmod##F(a, b);                                                                    \
+        if (b == 0 || rest != rest)                                                                \
+            return rest;                                                                           \
+        if (rest == 0)                                                                             \
+            return copysign##F(0, b);                                                              \
+        return (b < 0) != (rest < 0) ? rest + b : rest;                                            \
+    }                                                                                              \
+    static inline T spmd_floordiv_##S(T a, T b)                                                    \
+    {                                                                                              \
+        if (b == 0)                                                                                \
+            return a / b;                                                                          \
+        T rest = fmod##F(a, b), quotient = (a - rest) / b;                                         \
+        if (rest != 0 && (b < 0) != (rest < 0))                                                    \
+            quotient -= 1;                                                                         \
+        if (quotient == 0)                                                                         \
+            return copysign##F(0, a / b);                                                          \
+        T down = floor##F(quotient);                                                               \
+        return quotient - down > (T)0.5 ? down + 1 : down;                                         \
+    }                                                                                              \
+    static inline T spmd_pow_##S(T a, T b) { return pow##F(a, b); }                                \
+    static inline T spmd_atan2_##S(T a, T b) { return atan2##F(a, b); }                            \
+    static inline T spmd_hypot_##S(T a, T b) { return hypot##F(a, b); }                            \
+    static inline T spmd_logaddexp_##S(T a, T b)                                                   \
+    {                                                                                              \
+        if (a == b) /* also infinities of one sign */                                              \
+            return a + (T)0.693147180559945309417232121458176568;                                  \
+        T gap = a - b;                                                                             \
+        if (gap != gap)                                                                            \
+            return gap;                                                                            \
+        return gap > 0 ? a + log1p##F(exp##F(-gap)) : b + log1p##F(exp##F(gap));                   \
+    }                                                                                              \
+    static inline T spmd_conj_##S(T a) { return a; }                                               \
+    static inline T spmd_real_##S(T a) { return a; }                                               \
+    static inline T spmd_imag_##S(T a) { return a * 0; }
+
+SPMD_FLOATS(SPMD_FLOAT)
+
+/* One implementation for the vectorised part of a loop and for its tail: libm's scalar function. */
+#define SPMD_LIBM(X)                                                                               \
+    X(floor) X(ceil) X(trunc) X(rint) X(sqrt) X(exp) X(exp2) X(expm1) X(log) X(log2) X(log10)      \
+    X(log1p) X(sin) X(cos) X(tan) X(asin) X(acos) X(atan) X(sinh) X(cosh) X(tanh) X(asinh)         \
+    X(acosh) X(atanh) X(cbrt)
+#define SPMD_UNARY(name)                                                                           \
+    static inline float spmd_##name##_f32(float a) { return name##f(a); }                          \
+    static inline double spmd_##name##_f64(double a) { return name(a); }
+
+SPMD_LIBM(SPMD_UNARY)
+
+/* ---- complex ---- */
+
+static inline float _Complex spmd_make_c64(float re, float im) { return CMPLXF(re, im); }
+static inline double _Complex spmd_make_c128(double re, double im) { return CMPLX(re, im); }
+
+/* Products and quotients are written out, because C's own would test for infinities (Annex G) and
+ * round otherwise; the quotient scales by the larger part of the divisor (Smith, CACM 5:435). */
+#define SPMD_COMPLEX(S, C, T, F, P)                                                                \
+    static inline T spmd_real_##S(C a) { return creal##F(a); }                                     \
+    static inline T spmd_imag_##S(C a) { return cimag##F(a); }                                     \
+    static inline C spmd_conj_##S(C a) { return spmd_make_##S(creal##F(a), -cimag##F(a)); }        \
+    static inline T spmd_abs_##S(C a) { return hypot##F(creal##F(a), cimag##F(a)); }               \
+    static inline C spmd_mul_##S(C a, C b)                                                         \
+    {                                                                                              \
+        T ar = creal##F(a), ai = cimag##F(a), br = creal##F(b), bi = cimag##F(b);                  \
+        return spmd_make_##S(ar * br - ai * bi, ar * bi + ai * br);                                \
+    }                                                                                              \
+    static inline C spmd_div_##S(C a, C b)                                                         \
+    {                                                                                              \
+        T ar = creal##F(a), ai = cimag##F(a), br = creal##F(b), bi = cimag##F(b);                  \
+        if (fabs##F(br) >= fabs##F(bi)) {                                                          \
+            if (br == 0 && bi == 0)                                                                \
+                return spmd_make_##S(ar / fabs##F(br), ai / fabs##F(br));                          \
+            T ratio = bi / br, scale = 1 / (br + bi * ratio);                                      \
+            return spmd_make_##S((ar + ai * ratio) * scale, (ai - ar * ratio) * scale);            \
+        }                                                                                          \
+        T ratio = br / bi, scale = 1 / (bi + br * ratio);                                          \
+        return spmd_make_##S((ar * ratio + ai) * scale, (ai * ratio - ar) * scale);                \
+    }                                                                                              \
+    static inline C spmd_reciprocal_##S(C a)                                                       \
+    {                                                                                              \
+        T re = creal##F(a), im = cimag##F(a);                                                      \
+        if (fabs##F(im) <= fabs##F(re)) {                                                          \
+            T ratio = im / re, d = re + im * ratio;                                                \
+            return spmd_make_##S(1 / d, -ratio / d);                                               \
+        }                                                                                          \
+        T ratio = re / im, d = re * ratio + im;                                                    \
+        return spmd_make_##S(ratio / d, -1 / d);                                                   \
+    }                                                                                              \
+    static inline int spmd_isnan_##S(C a)                                                          \
+    {                                                                                              \
+        return creal##F(a) != creal##F(a) || cimag##F(a) != cimag##F(a);                           \
+    }                                                                                              \
+    static inline int spmd_isinf_##S(C a)                                                          \
+    {                                                                                              \
+        return spmd_isinf_##P(creal##F(a)) | spmd_isinf_##P(cimag##F(a));                          \
+    }                                                                                              \
+    static inline int spmd_isfinite_##S(C a)                                                       \
+    {                                                                                              \
+        return spmd_isfinite_##P(creal##F(a)) & spmd_isfinite_##P(cimag##F(a));                    \
+    }                                                                                              \
+    /* complex numbers are ordered by real part, then imaginary part */                            \
+    static inline int spmd_ge_##S(C a, C b)                                                        \
+    {                                                                                              \
+        T ar = creal##F(a), ai = cimag##F(a), br = creal##F(b), bi = cimag##F(b);                  \
+        return (ar > br && ai == ai && bi == bi) || (ar == br && ai >= bi);                        \
+    }                                                                                              \
+    static inline int spmd_gt_##S(C a, C b)                                                        \
+    {                                                                                              \
+        T ar = creal##F(a), ai = cimag##F(a), br = creal##F(b), bi = cimag##F(b);                  \
+        return (ar > br && ai == ai && bi == bi) || (ar == br && ai > bi);                         \
+    }                                                                                              \
+    static inline int spmd_le_##S(C a, C b) { return spmd_ge_##S(b, a); }                          \
+    static inline int spmd_lt_##S(C a, C b) { return spmd_gt_##S(b, a); }                          \
+    static inline C spmd_maximum_##S(C a, C b)                                                     \
+    {                                                                                              \
+        return spmd_ge_##S(a, b) || spmd_isnan_##S(a) ? a : b;                                     \
+    }                                                                                              \
+    static inline C spmd_minimum_##S(C a, C b)                                                     \
+    {                                                                                              \
+        return spmd_le_##S(a, b) || spmd_isnan_##S(a) ? a : b;                                     \
+    }                                                                                              \
+    static inline C spmd_sign_##S(C a)                                                             \
+    {                                                                                              \
+        T re = creal##F(a), im = cimag##F(a), size = hypot##F(re, im);                             \
+        if (spmd_isnan_##S(a) || (spmd_isinf_##P(re) && spmd_isinf_##P(im)))                       \
+            return spmd_make_##S((T)NAN, (T)NAN);                                                  \
+        if (spmd_isinf_##P(re))                                                                    \
+            return spmd_make_##S(re > 0 ? 1 : -1, 0);                                              \
+        if (spmd_isinf_##P(im))                                                                    \
+            return spmd_make_##S(0, im > 0 ? 1 : -1);                                              \
+        return size == 0 ? spmd_make_##S(0, 0) : spmd_make_##S(re / size, im / size);              \
+    }                                                                                              \
+    static inline C spmd_rint_##S(C a)                                                             \
+    {                                                                                              \
+        return spmd_make_##S(rint##F(creal##F(a)), rint##F(cimag##F(a)));                          \
+    }                                                                                              \
+    static inline C spmd_pow_##S(C a, C b)                                                         \
+    {                                                                                              \
+        T br = creal##F(b), bi = cimag##F(b);                                                      \
+        if (br == 0 && bi == 0)                                                                    \
+            return spmd_make_##S(1, 0);                                                            \
+        if (creal##F(a) == 0 && cimag##F(a) == 0)                                                  \
+            return br > 0 && bi == 0 ? spmd_make_##S(0, 0) : spmd_make_##S((T)NAN, (T)NAN);        \
+        if (bi != 0 || br != rint##F(br) || fabs##F(br) >= 100)                                    \
+            return cpow##F(a, b);                                                                  \
+        C result = spmd_make_##S(1, 0), base = a; /* a small whole power: by squaring */           \
+        for (int left = (int)fabs##F(br);;) {                                                      \
+            if (left & 1)                                                                          \
+                result = spmd_mul_##S(result, base);                                               \
+            if (!(left >>= 1))                                                                     \
+                break;                                                                             \
+            base = spmd_mul_##S(base, base);                                                       \
+        }                                                                                          \
+        return br < 0 ? spmd_div_##S(spmd_make_##S(1, 0), result) : result;                        \
+    }                                                                                              \
+    static inline C spmd_log_scaled_##S(C a, T scale)                                              \
+    {                                                                                              \
+        C log = clog##F(a);                                                                        \
+        return spmd_make_##S(creal##F(log) * scale, cimag##F(log) * scale);                        \
+    }                                                                                              \
+    static inline C spmd_log2_##S(C a)                                                             \
+    {                                                                                              \
+        return spmd_log_scaled_##S(a, (T)1.442695040888963407359924681);                           \
+    }                                                                                              \
+    static inline C spmd_log10_##S(C a)                                                            \
+    {                                                                                              \
+        return spmd_log_scaled_##S(a, (T)0.434294481903251827651128918);                           \
+    }                                                                                              \
+    static inline C spmd_exp2_##S(C a)                                                             \
+    {                                                                                              \
+        const T ln2 = (T)0.693147180559945309417232121458176568;                                   \
+        return cexp##F(spmd_make_##S(creal##F(a) * ln2, cimag##F(a) * ln2));                       \
+    }                                                                                              \
+    static inline C spmd_expm1_##S(C a)                                                            \
+    {                                                                                              \
+        T re, im = cimag##F(a), half = sin##F(im / 2);                                             \
+        re = expm1##F(creal##F(a)) * cos##F(im) - 2 * half * half;                                 \
+        return spmd_make_##S(re, exp##F(creal##F(a)) * sin##F(im));                                \
+    }                                                                                              \
+    static inline C spmd_log1p_##S(C a)                                                            \
+    {                                                                                              \
+        T re = creal##F(a) + 1, im = cimag##F(a);                                                  \
+        return spmd_make_##S(log##F(hypot##F(re, im)), atan2##F(im, re));                          \
+    }
+
+SPMD_COMPLEXES(SPMD_COMPLEX)
+
+#define SPMD_COMPLEX_LIBM(X)                                                                       \
+    X(sqrt) X(exp) X(log) X(sin) X(cos) X(tan) X(asin) X(acos) X(atan) X(sinh) X(cosh) X(tanh)     \
+    X(asinh) X(acosh) X(atanh)
+#define SPMD_COMPLEX_UNARY(name)                                                                   \
+    static inline float _Complex spmd_##name##_c64(float _Complex a) { return c##name##f(a); }     \
+    static inline double _Complex spmd_##name##_c128(double _Complex a) { return c##name(a); }
+
+SPMD_COMPLEX_LIBM(SPMD_COMPLEX_UNARY)
+
+#include "spmd_cast.h"
+#include "spmd_half.h"
+#include "spmd_print.h"
+#include "spmd_sort.h"
+
+#endif

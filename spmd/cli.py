@@ -1,0 +1,187 @@
+"""The command line: what was asked for, who does it, and the exit code.
+
+In: arguments. Out: an exit code of FAULTS.md; one message on standard error when it is not 0.
+Always holds: nothing that only one command needs is imported for another.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+
+from codegen.errors import UsageError
+from spmd import launch, report
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn
+
+
+class Terminated(BaseException):
+    """SIGTERM: leave as promptly as for an interrupt."""
+
+    exit_code = 143
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises instead of printing: under mpirun one process speaks for all."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}\n{self.format_usage().rstrip()}")
+
+    def print_help(self, file: Any = None) -> None:
+        if launch.launcher()[0] == 0:
+            super().print_help(file)
+
+
+def _pair(text: str) -> tuple[str, str]:
+    """name=value."""
+    name, equals, value = text.partition("=")
+    if not equals or not name or not value:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    return name, value
+
+
+def _mesh(text: str) -> dict[str, int]:
+    """x=4,y=4."""
+    sizes = {}
+    for part in text.split(","):
+        name, equals, size = part.partition("=")
+        if not equals or not size.isdigit() or not name or name in sizes:
+            raise argparse.ArgumentTypeError(f"{text!r} is not AXIS=SIZE,AXIS=SIZE")
+        sizes[name] = int(size)
+    return sizes
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1")
+    return int(text)
+
+
+def parser() -> Parser:
+    top = Parser(
+        prog="python -m spmd",
+        description="Write NumPy. Ship one image. Run it on any number of ranks.",
+        allow_abbrev=False,
+    )
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
+
+    build = commands.add_parser("build", help="compile a program into an image", allow_abbrev=False)
+    build.add_argument("program", metavar="FILE[:NAME]", help="a Python file with a program in it")
+    build.add_argument("-o", "--output", metavar="IMAGE", help="default: FILE with .img")
+    _add_set(build, "a parameter of the program")
+    build.add_argument(
+        "--target", default="native", help="instruction set; default: this machine's"
+    )
+
+    run = commands.add_parser("run", help="run an image, or a program", allow_abbrev=False)
+    run.add_argument("image", metavar="IMAGE|FILE.py[:NAME]")
+    run.add_argument(
+        "-i", "--input", metavar="NAME=FILE.npy", type=_pair, action="append", default=[]
+    )
+    run.add_argument(
+        "-o", "--output", metavar="NAME=FILE.npy", type=_pair, action="append", default=[]
+    )
+    _add_set(run, "a run-time scalar; for a FILE.py also a parameter")
+    run.add_argument("--mesh", metavar="AXIS=SIZE,…", type=_mesh, default={})
+    run.add_argument("--ranks", metavar="N", type=_count, help="default: one for every process")
+    run.add_argument("--threads", metavar="W", type=_count, help="of each process")
+    run.add_argument("--eager", action="store_true", help="run FILE.py as plain NumPy")
+
+    show = commands.add_parser("show", help="look into an image, running nothing of it")
+    show.add_argument("image", metavar="IMAGE")
+    for what in ("manifest", "sizes", "graph", "program", "plan", "c", "asm"):
+        show.add_argument(f"--{what}", dest="what", action="append_const", const=what)
+    show.add_argument("--json", action="store_true")
+    return top
+
+
+def _add_set(command: argparse.ArgumentParser, what: str) -> None:
+    command.add_argument(
+        "--set", metavar="NAME=VALUE", type=_pair, action="append", default=[], help=what
+    )
+
+
+def parsed(arguments: list[str]) -> argparse.Namespace:
+    """The options; those of NAME=VALUE as dicts. Raises UsageError, before MPI is started."""
+    options = parser().parse_args(arguments)
+    for option in ("set", "input", "output"):
+        pairs = getattr(options, option, None)
+        if isinstance(pairs, list):
+            setattr(options, option, dict(pairs))
+            twice = [name for k, (name, _) in enumerate(pairs) if name in dict(pairs[:k])]
+            if twice:
+                raise UsageError(f"--{option} {twice[0]} is given twice")
+    if getattr(options, "eager", False) and launch.launcher()[1] > 1:
+        raise UsageError("--eager runs in one process", remedy="leave mpirun out")
+    return options
+
+
+def main(arguments: list[str]) -> int:
+    """Does what the arguments say; returns the exit code."""
+    signal.signal(signal.SIGTERM, _terminate)
+    processes = launch.Processes()
+    try:
+        options = parsed(arguments)
+        if options.command == "run" and not options.eager:
+            processes = launch.find()
+        code = _commands()[options.command](options, processes)
+        sys.stdout.flush()
+        return code
+    except launch.Elsewhere as error:
+        return error.exit_code
+    except (KeyboardInterrupt, Terminated) as error:
+        _leave_now(processes, report.exit_code(error))
+    except BrokenPipeError:
+        # Whoever read our output has gone: nothing to say, and nothing left to flush.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        _leave_now(processes, 74)
+    except Exception as error:
+        met = getattr(error, "met", False)
+        if met or processes.comm is not None or launch.launcher()[0] == 0:
+            report.print_error(error)
+        code = report.exit_code(error)
+        if processes.count > 1 and not met:
+            processes.abort(code)
+        return code
+
+
+def _terminate(*_: object) -> NoReturn:
+    raise Terminated
+
+
+def _leave_now(processes: launch.Processes, code: int) -> NoReturn:
+    """Ends without waiting for threads or other processes; memory without a name goes with us."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        sys.stdout.flush()
+    except OSError:
+        pass
+    processes.abort(code)
+    os._exit(code)
+
+
+def _commands() -> dict[str, Any]:
+    return {"build": _build, "run": _run, "show": _show}
+
+
+def _build(options: argparse.Namespace, _: launch.Processes) -> int:
+    from spmd import source
+
+    source.build_file(options.program, options.output, options.set, options.target)
+    return 0
+
+
+def _run(options: argparse.Namespace, processes: launch.Processes) -> int:
+    from spmd import run
+
+    return run.run(options, processes)
+
+
+def _show(options: argparse.Namespace, _: launch.Processes) -> int:
+    from spmd import show
+
+    return show.main(options.image, options.what or ["manifest"], options.json)

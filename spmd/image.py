@@ -1,0 +1,309 @@
+"""Images from Python: build, save, load, run, and open to be run many times.
+
+In: programs, paths, NumPy arrays. Out: what the program returns, as NumPy arrays, or one part per
+process where a communicator was given.
+"""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+
+from codegen.errors import InputError, UsageError
+from spmd import launch, report, sizes, source
+from spmd import load as loading
+from spmd.arguments import check_array, check_given, check_names, scalars_of
+from spmd.job import Global, Job, Setup
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+
+def build(program: Any, *, target: str = "native", **parameters: Any) -> Image:
+    """The image of a program, or of the one in "FILE.py[:NAME]", with these parameters.
+
+    Raises ProgramError and its kin, with the line, for what cannot be compiled.
+    """
+    if isinstance(program, str | os.PathLike):
+        program = source.find_program(os.fspath(program))
+    if not hasattr(program, "parameters"):
+        raise UsageError(
+            "spmd.build takes a program or the path of a Python file",
+            found=type(program).__name__,
+            remedy="decorate the function with @spmd.program(mesh=...)",
+        )
+    for name in parameters:
+        if name not in program.parameters:
+            raise UsageError(
+                f"the program has no parameter {name!r}",
+                expected=", ".join(program.parameters) or "no parameters",
+            )
+    return Image(source.build_program(program, parameters, target))
+
+
+def load(path: str | os.PathLike[str]) -> Image:
+    """The image in a file. Raises ImageError, with what is wrong with the file."""
+    return Image(loading.read(os.fspath(path)))
+
+
+class Local:
+    """This process's part of an input: see `local`."""
+
+    def __init__(self, part: Any) -> None:
+        self.part = np.asarray(part)
+
+
+def local(part: Any) -> Local:
+    """Marks an array as this rank's shard of an input, where a global array is the rule."""
+    return Local(part)
+
+
+class Image:
+    """One executable image. `data` are its bytes, `manifest` its description."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = bytes(data)
+        self._checked = loading.check(self.data)
+        self.manifest: dict[str, Any] = self._checked.manifest
+        self.digest: str = self._checked.digest
+
+    def __repr__(self) -> str:
+        return (
+            f"<spmd image {self.manifest['program']}, {len(self.data)} bytes, {self.digest[:12]}>"
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the image to a file, in one step. Raises OutputError."""
+        source.write_whole(os.fspath(path), self.data)
+
+    def run(
+        self,
+        *,
+        ranks: int | None = None,
+        mesh: Mapping[str, int] | None = None,
+        threads: int | None = None,
+        comm: Any = None,
+        **arguments: Any,
+    ) -> Any:
+        """Runs once; inputs and scalars by name. Returns what the program returns.
+
+        ranks: hosted by this process, 1 unless `mesh` says more. mesh: sizes of axes. comm: an
+        mpi4py communicator, one rank per process; the outputs are then `Distributed`.
+        """
+        with self.open(ranks=ranks, mesh=mesh, threads=threads, comm=comm) as job:
+            return job(**arguments)
+
+    def open(
+        self,
+        *,
+        ranks: int | None = None,
+        mesh: Mapping[str, int] | None = None,
+        threads: int | None = None,
+        comm: Any = None,
+    ) -> Opened:
+        """A context whose value is called as `run` is; the image is loaded once for all calls."""
+        return Opened(self, ranks, dict(mesh or {}), threads, comm)
+
+
+class Opened:
+    """An image that stays loaded. It is loaded again only when a scalar changes."""
+
+    def __init__(
+        self,
+        image: Image,
+        ranks: int | None,
+        mesh: dict[str, int],
+        threads: int | None,
+        comm: Any,
+    ) -> None:
+        if comm is not None and ranks not in (None, comm.Get_size()):
+            raise UsageError("with comm= every process is one rank", found=f"ranks={ranks}")
+        self.image, self.ranks, self.mesh, self.threads = image, ranks, mesh, threads
+        self.processes = launch.Processes(comm)
+        self.distributed = comm is not None
+        self._checked = image._checked
+        self._job: Job | None = None
+
+    def __enter__(self) -> Opened:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Gives the job's memory back."""
+        if self._job is not None:
+            self._job.close()
+            self._job = None
+
+    def __call__(self, **arguments: Any) -> Any:
+        """Runs the program once with these inputs and scalars, by name."""
+        manifest = self.image.manifest
+        met = self.processes.meet(lambda: self._prepare(arguments))
+        cores = launch.agree(self.processes, met)
+        setup = self._setup(cores)
+        if self._job is None or self._job.setup.words != setup.words:
+            self.close()
+            self._job = Job(self._checked, setup, self.processes)
+        job = self._job
+        try:
+            self.processes.together(lambda: self._compute(job))
+        except BaseException:
+            self.close()
+            raise
+        outputs = [self._output(job, k) for k in range(len(manifest["outputs"]))]
+        names = [output["name"] for output in manifest["outputs"]]
+        return structure(manifest["returns"], dict(zip(names, outputs, strict=True)))
+
+    def _prepare(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Sorts the arguments and checks them; returns what all processes must share."""
+        manifest = self.image.manifest
+        known = [array["name"] for array in manifest["inputs"]]
+        names = [scalar["name"] for scalar in manifest["scalars"]]
+        for name in arguments:
+            if name not in known + names and name not in manifest["parameters"]:
+                raise UsageError(
+                    f"the program has no input or scalar {name!r}",
+                    expected=", ".join(known + names) or "no inputs and no scalars",
+                )
+        given = {name: value for name, value in arguments.items() if name in known}
+        self.scalars = scalars_of(
+            manifest, {name: value for name, value in arguments.items() if name not in known}
+        )
+        check_names(manifest["inputs"], given, "input", "")
+        check_given(manifest, given)
+        self.bound = sizes.bind_mesh(
+            manifest, self.ranks, self.mesh, self.scalars, self.processes.count
+        )
+        shapes = self._setup(0).shapes
+        self.arrays = {
+            array["name"]: _fitting(array, shapes[array["name"]], given[array["name"]])
+            for array in manifest["inputs"]
+            if array["name"] in given
+        }
+        return launch.mine(
+            self.image.digest, (self.bound, sorted(self.scalars.items()), sorted(given))
+        )
+
+    def _setup(self, cores: int) -> Setup:
+        return Setup(
+            self.image.manifest, self.processes, self.bound, self.scalars, self.threads, cores
+        )
+
+    def _compute(self, job: Job) -> None:
+        try:
+            job.forget()
+            for number, array in enumerate(self.image.manifest["inputs"]):
+                value = self.arrays.get(array["name"])
+                if isinstance(value, Local):
+                    self._put_part(job, number, array, value.part)
+                elif value is not None:
+                    job.put(array["name"], _global(value, array["dtype"]))
+        except BaseException as error:
+            job.abort(report.exit_code(error), str(error))
+            raise
+        finally:
+            self.arrays = {}
+        job.run()
+
+    def _put_part(self, job: Job, number: int, array: dict[str, Any], part: np.ndarray) -> None:
+        """One rank's shard: a global array of which only this part is there."""
+        rank = job.setup.first
+        offset, extent, _ = job.shard(number, rank)
+        check_array(array, tuple(extent), part)
+        start = sum(o * s for o, s in zip(offset, part.strides, strict=True))
+        shape = job.setup.shapes[array["name"]]
+        base = _address(part) - start
+        job.put(array["name"], Global(base, 0, array["dtype"], shape, part.strides), rank)
+
+    def _output(self, job: Job, number: int) -> Any:
+        output = self.image.manifest["outputs"][number]
+        shape = job.setup.shapes[output["name"]]
+        dtype = report.numpy_dtype(output["dtype"])
+        if self.distributed:
+            return Distributed(job, number, output, shape, dtype)
+        array = np.empty(shape, dtype)
+        job.get(number, _global(array, output["dtype"]))
+        return array
+
+
+class Distributed:
+    """An output of which every process of a communicator holds one part.
+
+    shape, dtype: of the global array. local: this rank's part, an array of its own. offsets: where
+    it begins in the global array, per dim.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        number: int,
+        output: dict[str, Any],
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+    ) -> None:
+        self.shape, self.dtype, self._comm = shape, dtype, job.processes.comm
+        offset, extent, _ = job.shard(job.outputs + number, job.setup.first)
+        self.offsets = tuple(offset)
+        self.local = np.empty(extent, dtype)
+        start = sum(o * s for o, s in zip(offset, self.local.strides, strict=True))
+        into = Global(_address(self.local) - start, 0, output["dtype"], shape, self.local.strides)
+        job.get(number, into, job.setup.first)
+
+    def gather(self, root: int = 0) -> np.ndarray | None:
+        """The global array in process `root`, None in the others. Every process must call it."""
+        parts = self._comm.gather((self.offsets, self.local), root=root)
+        if parts is None:
+            return None
+        whole = np.empty(self.shape, self.dtype)
+        for offsets, part in parts:
+            place = tuple(slice(o, o + e) for o, e in zip(offsets, part.shape, strict=True))
+            whole[place] = part
+        return whole
+
+
+def structure(returns: str, outputs: dict[str, Any]) -> Any:
+    """Outputs as the program returned them: what was nested has names with dots."""
+    if returns == "array":
+        return next(iter(outputs.values()))
+    inner: dict[str, dict[str, Any]] = {}
+    for name, value in outputs.items():
+        head, _, rest = name.partition(".")
+        inner.setdefault(head, {})[rest] = value
+    built = {}
+    for head, parts in inner.items():
+        numbered = list(parts) == [str(k) for k in range(len(parts))]
+        leaf = list(parts) == [""]
+        built[head] = parts[""] if leaf else structure("tuple" if numbered else "dict", parts)
+    return tuple(built.values()) if returns == "tuple" else built
+
+
+def _address(array: np.ndarray) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+def _global(array: np.ndarray, dtype: str) -> Global:
+    return Global(_address(array), 0, dtype, array.shape, array.strides)
+
+
+def _fitting(declared: dict[str, Any], shape: tuple[int, ...], value: Any) -> np.ndarray | Local:
+    """An array of the declared dtype. Only conversions that lose nothing are made."""
+    part = value.part if isinstance(value, Local) else np.asarray(value)
+    wanted = report.numpy_dtype(declared["dtype"])
+    # Lists and Python numbers have no dtype of their own: they adapt, as in NumPy.
+    casting = "safe" if hasattr(value, "dtype") or isinstance(value, Local) else "same_kind"
+    if not np.can_cast(part.dtype, wanted, casting):
+        raise InputError(
+            f"input {declared['name']} has dtype {part.dtype}, which does not fit {wanted}",
+            expected=str(wanted),
+            found=str(part.dtype),
+            remedy=f"array.astype({declared['dtype']!r})",
+        )
+    part = part.astype(wanted, copy=False)
+    if isinstance(value, Local):
+        return Local(part)
+    check_array(declared, shape, part)
+    return part

@@ -1,0 +1,356 @@
+"""The ranks that this process hosts, over the engine: memory, arrays in and out, running.
+
+In: a checked image, sizes of the mesh axes, scalars. Out: text while it runs, arrays afterwards.
+Always holds: what one process fails at, all processes of the job leave; memory is checked before
+it is taken, and nothing is left when the last process is gone.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import sys
+
+from codegen.errors import EXIT_PEER, EnvironmentFault, InternalError, SpmdError, VersionError
+from codegen.manifest import evaluate
+from spmd import launch, load
+from spmd.engine import ffi, lib
+from spmd.memory import available_memory, bytes_text
+from spmd.sizes import mesh_symbols
+from spmd.npy import SIZES
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+AXES = 3  # SPMD_AXES
+EVERY_RANK = -1
+IDLE, RUNNING, FINISHED, ABORTED = range(4)
+WAIT_MS = 100  # how long a signal may go unnoticed
+LEAVE_MS = 2000  # how long an interrupted compute phase may take to notice
+
+
+class RunError(SpmdError):
+    """The program stopped while it ran; the exit code is the engine's."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.exit_code = code
+
+
+class Setup:
+    """What a launch binds: mesh axes, scalars, ranks of this process, threads.
+
+    sizes: of each mesh axis. scalars: by name. shapes: of each input and output, by name.
+    """
+
+    def __init__(
+        self,
+        manifest: dict[str, Any],
+        processes: launch.Processes,
+        sizes: tuple[int, ...],
+        scalars: dict[str, int | float],
+        threads: int | None = None,
+        cores: int = 0,
+    ) -> None:
+        self.manifest, self.sizes, self.scalars = manifest, sizes, scalars
+        self.ranks = 1
+        for size in sizes:
+            self.ranks *= size
+        self.first, self.count = launch.hosted(self.ranks, processes)
+        self.cores = cores or len(os.sched_getaffinity(0))
+        share = max(1, self.cores // processes.count)
+        self.threads = max(1, min(self.count, threads or share))
+        values = {**scalars, **mesh_symbols(manifest, sizes)}
+        self.shapes = {
+            array["name"]: tuple(int(evaluate(extent, values)) for extent in array["shape"])
+            for array in (*manifest["inputs"], *manifest["outputs"])
+        }
+        self.words = [
+            _word(scalar["dtype"], scalars[scalar["name"]]) for scalar in manifest["scalars"]
+        ]
+
+    def owners(self, layout: list[list[str]]) -> list[int]:
+        """Hosted ranks that between them hold every element of an array once.
+
+        Along an axis that splits no dim all ranks hold the same: the first of them speaks.
+        """
+        used = {name for entry in layout for name in entry}
+        spare = []
+        stride = self.ranks
+        for axis, size in zip(self.manifest["mesh"], self.sizes, strict=True):
+            stride //= size
+            if axis["name"] not in used and size > 1:
+                spare.append((stride, size))
+        hosted = range(self.first, self.first + self.count)
+        if not spare:
+            return [EVERY_RANK]
+        return [r for r in hosted if all(r // stride % size == 0 for stride, size in spare)]
+
+
+def _word(dtype: str, value: int | float) -> int:
+    """A scalar as the 64 bits that the index words and the engine hold."""
+    if dtype == "float64":
+        return int(struct.unpack("=q", struct.pack("=d", value))[0])
+    return int(value)
+
+
+class Job:
+    """The hosted ranks of one job, loaded. Use as a context; run it any number of times."""
+
+    def __init__(self, checked: load.Checked, setup: Setup, processes: launch.Processes) -> None:
+        self.setup, self.processes = setup, processes
+        self.manifest = setup.manifest
+        self.numbers = {a["name"]: k for k, a in enumerate(self.manifest["inputs"])}
+        self.outputs = len(self.numbers)
+        self.given = bytearray(self.outputs)
+        self.image: Any = None
+        self._job = self._arena = ffi.NULL
+        try:
+            self._load(checked)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _load(self, checked: load.Checked) -> None:
+        """Process 0 makes the arena, all attach to it, then every rank is loaded."""
+        shared = self.processes.count > 1
+        path, nonce = self.processes.meet(lambda: self._make(checked, shared))[0]
+
+        def attach() -> None:
+            if self.processes.number:
+                need = lib.spmd_job_bytes(self._job)
+                self._take(lambda to: lib.spmd_arena_attach(path.encode(), need, nonce, to))
+            self._check(lib.spmd_job_load(self._job, self._arena))
+
+        self.processes.together(attach)
+        lib.spmd_arena_close_fd(self._arena)
+
+    def _make(self, checked: load.Checked, shared: bool) -> tuple[str, int]:
+        """This process's job, and in process 0 its arena: where others find it, and its nonce."""
+        setup = self.setup
+        self.image = checked.load(setup.first, setup.count, setup.sizes, setup.words)
+        sizes = ffi.new("int64_t[]", [*setup.sizes, *[1] * (AXES - len(setup.sizes))])
+        words = ffi.new("int64_t[]", setup.words or [0])
+        routines = ffi.new("void *[]", self.image.library or [ffi.NULL])
+        settings = ffi.new(
+            "spmd_settings *",
+            {
+                "image": self.image.table,
+                "ranks": setup.ranks,
+                "size": sizes,
+                "scalar": words,
+                "scalars": len(setup.words),
+                "first": setup.first,
+                "count": setup.count,
+                "threads": setup.threads,
+                "cores": setup.cores,
+                "library": routines,
+                "libraries": len(self.image.library),
+            },
+        )
+        made = ffi.new("spmd_job **")
+        self._check(lib.spmd_job_new(settings, made))
+        self._job = made[0]
+        if self.processes.number:
+            return "", 0
+        need = lib.spmd_job_bytes(self._job)
+        have = available_memory()
+        if need > have:
+            raise self._no_memory(need, have)
+        self._take(lambda to: lib.spmd_arena_new(need, int(shared), to))
+        descriptor = lib.spmd_arena_fd(self._arena)
+        return f"/proc/{os.getpid()}/fd/{descriptor}", lib.spmd_arena_nonce(self._arena)
+
+    def _take(self, make: Any) -> None:
+        to = ffi.new("spmd_arena **")
+        self._check(make(to))
+        self._arena = to[0]
+
+    def _no_memory(self, need: int, have: int) -> EnvironmentFault:
+        return EnvironmentFault(
+            f"not enough memory: needs {bytes_text(need)}, have {bytes_text(have)}",
+            expected=f"{bytes_text(lib.spmd_job_rank_bytes(self._job))} for each of "
+            f"{self.setup.ranks} ranks",
+            found=f"{bytes_text(have)} available",
+            remedy="fewer ranks, or smaller arrays",
+        )
+
+    def _check(self, status: int) -> None:
+        """Turns a status of the engine into the error it stands for."""
+        if status == lib.SPMD_OK:
+            return
+        text = ffi.string(lib.spmd_status_text(status)).decode()
+        if status == lib.SPMD_NO_MEMORY:
+            if self._job != ffi.NULL:
+                raise self._no_memory(lib.spmd_job_bytes(self._job), available_memory())
+            raise EnvironmentFault(text)
+        if status == lib.SPMD_SYSTEM:
+            raise EnvironmentFault(f"{text}: {os.strerror(ffi.errno)}")
+        if status == lib.SPMD_MISMATCH:
+            raise VersionError(f"image and engine do not fit: {text}", remedy="build it again")
+        raise InternalError(f"engine: {text}")
+
+    def put(self, name: str, array: Global, rank: int = EVERY_RANK) -> None:
+        """Copies the hosted ranks' parts of a global array into their memory."""
+        number = self.numbers[name]
+        self._check(lib.spmd_job_scatter(self._job, number, rank, array.pointer))
+        self.given[number] = 1
+
+    def forget(self) -> None:
+        """The next run computes the defaults of all inputs that are not put again."""
+        self.given = bytearray(self.outputs)
+
+    def get(self, number: int, into: Global, rank: int | None = None) -> None:
+        """Copies the hosted ranks' parts of output `number`, or one's, into a global array."""
+        layout = self.manifest["outputs"][number]["layout"]
+        for k in self.setup.owners(layout) if rank is None else [rank]:
+            self._check(lib.spmd_job_gather(self._job, self.outputs + number, k, into.pointer))
+
+    def shard(self, array: int, rank: int) -> tuple[list[int], list[int], int]:
+        """Offset and extent of a hosted rank's part of an array, and the address of its memory."""
+        offset, extent = ffi.new("int64_t[8]"), ffi.new("int64_t[8]")
+        address = ffi.new("void **")
+        self._check(lib.spmd_job_shard(self._job, array, rank, offset, extent, address))
+        arrays = (*self.manifest["inputs"], *self.manifest["outputs"])
+        dims = len(arrays[array]["shape"])
+        return list(offset[0:dims]), list(extent[0:dims]), int(ffi.cast("intptr_t", address[0]))
+
+    def run(self, progress: bool = False) -> None:
+        """Runs the program once; its text goes to sys.stdout as it comes."""
+        given = ffi.new("uint8_t[]", bytes(self.given) or b"\0")
+        self._check(lib.spmd_job_start(self._job, given))
+        try:
+            state = self._wait(progress)
+        except BaseException as error:
+            code = getattr(error, "exit_code", 130 if isinstance(error, KeyboardInterrupt) else 70)
+            self.abort(code, f"{type(error).__name__} on process {self.processes.number}")
+            raise
+        if state == ABORTED:
+            raise self._failure()
+
+    def _wait(self, progress: bool) -> int:
+        text = ffi.new("char[]", 1 << 16)
+        shown = Progress(self) if progress else None
+        while True:
+            state = lib.spmd_job_wait(self._job, WAIT_MS)
+            while length := lib.spmd_job_text(self._job, text, len(text)):
+                if shown:
+                    shown.clear()
+                sys.stdout.write(ffi.buffer(text, length)[:].decode("utf-8", "replace"))
+                sys.stdout.flush()
+            if state != RUNNING:
+                if shown:
+                    shown.clear()
+                return int(state)
+            if shown:
+                shown.show()
+
+    def abort(self, code: int, text: str) -> None:
+        """Ends the run of all processes of the job, and waits a moment until it has ended here."""
+        lib.spmd_job_abort(self._job, code, -1, text.encode())
+        for _ in range(LEAVE_MS // WAIT_MS):
+            if lib.spmd_job_wait(self._job, WAIT_MS) != RUNNING:
+                return
+
+    def _failure(self) -> Exception:
+        """Why the engine says the run was aborted."""
+        failure = ffi.new("spmd_failure *")
+        lib.spmd_job_failure(self._job, failure)
+        text = ffi.string(failure.text).decode("utf-8", "replace")
+        where = ""
+        if failure.rank >= 0:
+            where = f"rank {failure.rank} in superstep {failure.superstep}: "
+            if 0 <= failure.site < len(self.manifest["sites"]):
+                where = f"{self.manifest['sites'][failure.site].get('place') or ''}: {where}"
+        elif failure.code in (130, 143) or self.processes.count > 1:
+            return launch.Elsewhere(int(failure.code))
+        return RunError(f"{where.removeprefix(': ')}{text}", int(failure.code) or EXIT_PEER)
+
+    def superstep(self) -> int:
+        """How many exchanges the first hosted rank has completed."""
+        state = ffi.new("spmd_rank_state *")
+        lib.spmd_job_watch(self._job, self.setup.first, state)
+        return int(state.superstep)
+
+    def close(self) -> None:
+        """Gives all memory back, unless a compute phase that was interrupted still uses it."""
+        if self._job != ffi.NULL:
+            if lib.spmd_job_free(self._job) != lib.SPMD_OK:
+                return
+            self._job = ffi.NULL
+        if self._arena != ffi.NULL:
+            lib.spmd_arena_free(self._arena)
+            self._arena = ffi.NULL
+        if self.image is not None:
+            self.image.close()
+            self.image = None
+
+
+class Global:
+    """A global array for the engine: a buffer (or an address), where it starts, bytes of strides.
+
+    swapped: its byte order is not this machine's.
+    """
+
+    def __init__(
+        self,
+        buffer: Any,
+        start: int,
+        dtype: str,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
+        swapped: bool = False,
+        writable: bool = False,
+    ) -> None:
+        if isinstance(buffer, int):
+            base = ffi.cast("char *", buffer)
+        else:
+            base = ffi.from_buffer("char[]", buffer, require_writable=writable)
+        self._keep = (base, ffi.new("int64_t[8]", shape), ffi.new("int64_t[8]", strides))
+        size = SIZES[dtype]
+        unit = size // 2 if dtype.startswith("complex") else size
+        self.pointer = ffi.new(
+            "spmd_global *",
+            {
+                "base": ffi.cast("char *", base) + start,
+                "dims": len(shape),
+                "shape": self._keep[1],
+                "stride": self._keep[2],
+                "size": size,
+                "swap": unit if swapped else 0,
+            },
+        )
+
+    def release(self) -> None:
+        """Lets go of the buffer, so that what it belongs to can be closed."""
+        self.pointer = None
+        base = self._keep[0]
+        self._keep = ()
+        if ffi.typeof(base).kind == "array":
+            ffi.release(base)
+
+
+class Progress:
+    """One line on standard error, while nothing else is written there: the current superstep."""
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.turns, self.width = job, 0, 0
+
+    def show(self) -> None:
+        self.turns += 1
+        if self.turns % 5 == 0:
+            line = f"superstep {self.job.superstep()}"
+            self.width = max(self.width, len(line))
+            print(f"\r{line.ljust(self.width)}", end="", file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        if self.width:
+            print(f"\r{' ' * self.width}\r", end="", file=sys.stderr, flush=True)
+        self.width = 0

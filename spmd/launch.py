@@ -1,0 +1,198 @@
+"""Starting a job: which processes there are, what they agree on, which ranks each of them hosts.
+
+In: the launcher's environment or a communicator. Out: `Processes`.
+Always holds: an error on one process becomes an error of all at the next meeting; it is printed
+once; nobody waits for a process that failed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from codegen.errors import AgreementError, EnvironmentFault, MeshError, SpmdError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+# What launchers set: (number of this process, number of processes, family of MPI).
+_LAUNCHERS = (
+    ("PMI_RANK", "PMI_SIZE", "MPICH"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "Open MPI"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "Slurm"),
+)
+
+
+class Elsewhere(Exception):
+    """Another process failed, and says so itself; this one leaves with the same exit code."""
+
+    def __init__(self, exit_code: int) -> None:
+        self.exit_code = exit_code
+        super().__init__(f"another process failed with exit code {exit_code}")
+
+
+def launcher() -> tuple[int, int, str]:
+    """This process's number, how many there are and who started them, from the environment."""
+    for number, count, family in _LAUNCHERS:
+        if count in os.environ and number in os.environ:
+            return int(os.environ[number]), int(os.environ[count]), family
+    return 0, 1, ""
+
+
+class Processes:
+    """The processes of one job. comm: an mpi4py communicator, or None for this process alone."""
+
+    def __init__(self, comm: Any = None) -> None:
+        self.comm = comm
+        self.number: int = comm.Get_rank() if comm is not None else 0
+        self.count: int = comm.Get_size() if comm is not None else 1
+
+    def all_gather(self, value: Any) -> list[Any]:
+        """One value per process, in every process."""
+        return [value] if self.count == 1 else self.comm.allgather(value)
+
+    def broadcast(self, value: Any) -> Any:
+        """Process 0's value, in every process."""
+        return value if self.count == 1 else self.comm.bcast(value, root=0)
+
+    def together(self, step: Callable[[], Any]) -> Any:
+        """This process's result of `step`, once every process has succeeded at it.
+
+        The failing process of the lowest number raises its own error, the others `Elsewhere`.
+        """
+        return self.meet(step)[self.number]
+
+    def meet(self, step: Callable[[], Any]) -> list[Any]:
+        """Every process's result of `step`, in every process; fails as `together` does."""
+        if self.count == 1:
+            return [step()]
+        value, failure, code = None, None, 0
+        try:
+            value = step()
+        except Exception as error:
+            failure, code = error, getattr(error, "exit_code", 70)
+        met = self.comm.allgather((code, None if code else value))
+        failed = [number for number, (code, _) in enumerate(met) if code]
+        if not failed:
+            return [value for _, value in met]
+        if failure is not None and failed[0] == self.number:
+            failure.met = True  # whoever prints it knows that nobody waits for this process
+            raise failure
+        raise Elsewhere(met[failed[0]][0])
+
+    def from_first(self, step: Callable[[], Any]) -> Any:
+        """Process 0's result of `step`, in every process; it alone runs it."""
+        return self.meet(step if self.number == 0 else lambda: None)[0]
+
+    def abort(self, code: int) -> None:
+        """Ends every process of the job at once, where there are others."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if self.count > 1:
+            self.comm.Abort(code)
+
+
+def find() -> Processes:
+    """The processes that the launcher started; without a launcher, this one alone."""
+    _, count, family = launcher()
+    if not family:
+        return Processes()
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        if count == 1:
+            return Processes()
+        raise EnvironmentFault(
+            f"started by {family}, but mpi4py cannot be loaded: {error}",
+            remedy="pip install 'spmd[mpich]'",
+        ) from None
+    if MPI.COMM_WORLD.Get_size() != count:
+        library = MPI.Get_library_version().split(",")[0].split("\n")[0].strip()
+        raise EnvironmentFault(
+            f"launcher is {family}, library is {library}",
+            expected=f"{count} processes in one job",
+            found="every process thinks it is alone",
+            remedy="start with the mpirun of the library, or install mpi4py for the launcher",
+        )
+    return Processes(MPI.COMM_WORLD)
+
+
+def mine(digest: str, settings: object) -> dict[str, Any]:
+    """What this process brings to `agree`."""
+    return {
+        "digest": digest,
+        "settings": repr(settings),
+        "host": os.uname().nodename,
+        "cores": tuple(os.sched_getaffinity(0)),
+    }
+
+
+def agree(processes: Processes, everyones: list[dict[str, Any]]) -> int:
+    """Every process holds the same image and settings, on one host; returns its usable cores.
+
+    Raises AgreementError or EnvironmentFault in process 0, `Elsewhere` in the others.
+    """
+    try:
+        _compare(everyones)
+    except SpmdError as error:
+        if processes.number:
+            raise Elsewhere(error.exit_code) from None
+        error.met = True
+        raise
+    return len({core for theirs in everyones for core in theirs["cores"]})
+
+
+def _compare(everyones: list[dict[str, Any]]) -> None:
+    for key, what in (("digest", "images"), ("settings", "settings")):
+        groups: dict[Any, list[int]] = {}
+        for number, theirs in enumerate(everyones):
+            groups.setdefault(theirs[key], []).append(number)
+        if len(groups) == 1:
+            continue
+        usual = max(groups.values(), key=len)
+        odd = [number for number in range(len(everyones)) if number not in usual]
+        one = len(odd) == 1
+        raise AgreementError(
+            f"processes of one job hold different {what}: "
+            f"process{'' if one else 'es'} {listed(odd)} differ{'s' if one else ''}",
+            expected=f"{key} {everyones[usual[0]][key]} (process {usual[0]})",
+            found=f"{key} {everyones[odd[0]][key]} (process {odd[0]})",
+            remedy="give every process the same image and the same options",
+        )
+    host = everyones[0]["host"]
+    strangers = [n for n, theirs in enumerate(everyones) if theirs["host"] != host]
+    if strangers:
+        raise EnvironmentFault(
+            f"processes {listed(strangers)} run on {everyones[strangers[0]]['host']}, "
+            f"process 0 on {host}",
+            expected="all processes on one host; several hosts come with a later version",
+            remedy="start fewer processes, or host more ranks in each with --ranks",
+        )
+
+
+def listed(numbers: list[int], most: int = 8) -> str:
+    text = ", ".join(map(str, numbers[:most]))
+    return text + (", …" if len(numbers) > most else "")
+
+
+def ranks_text(count: int) -> str:
+    return "1 rank" if count == 1 else f"{count} ranks"
+
+
+def block(total: int, blocks: int, k: int) -> tuple[int, int]:
+    """First element and size of block k of a balanced cut."""
+    size, longer = divmod(total, blocks)
+    return k * size + min(k, longer), size + (k < longer)
+
+
+def hosted(ranks: int, processes: Processes) -> tuple[int, int]:
+    """The first rank of this process and how many it hosts."""
+    if ranks < processes.count:
+        raise MeshError(
+            f"{processes.count} processes were started for {ranks_text(ranks)}",
+            expected="at least one rank for every process",
+            remedy=f"mpirun -n {ranks}, or --ranks {processes.count}",
+        )
+    return block(ranks, processes.count, processes.number)

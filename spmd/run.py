@@ -1,0 +1,182 @@
+"""`python -m spmd run`: an image from its file to its outputs, in every process of the job.
+
+In: the options. Out: text of the program and its outputs on standard output, files, an exit code.
+Always holds: whatever can be refused is refused before anything is computed; an output file takes
+its name only when every process has written its part.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+
+from spmd import launch, load, report, sizes
+from spmd.arguments import check_array, check_given, check_names, scalars_of
+from spmd.job import Global, Job, Setup
+from spmd.memory import available_memory
+from spmd.npy import SIZES, ArrayFile, OutputFile, contiguous_strides
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+    from typing import Any
+
+
+def run(options: argparse.Namespace, processes: launch.Processes) -> int:
+    """Runs an image, or a program that is built first; returns the exit code."""
+    if options.eager:
+        from spmd import source
+
+        return source.run_eager(options)
+    data, parameters = None, {}
+    if is_source(options.image):
+        data, parameters = processes.from_first(lambda: built(options.image, options.set))
+    launched = Launch(options, {k: v for k, v in options.set.items() if k not in parameters})
+    met = processes.meet(lambda: launched.prepare(data, processes))
+    cores = launch.agree(processes, met)
+    setup = launched.setup(processes, cores)
+    with Job(launched.checked, setup, processes) as job:
+        try:
+            parts = processes.meet(lambda: launched.compute(job))[0]
+            processes.together(lambda: launched.collect(job, parts))
+            processes.together(launched.finish)
+        finally:
+            launched.discard()
+    return 0
+
+
+def is_source(path: str) -> bool:
+    return path.endswith(".py") or ".py:" in path
+
+
+def built(path: str, settings: dict[str, str]) -> tuple[bytes, dict[str, Any]]:
+    """The image of a program, and those of the settings that are its parameters."""
+    from spmd import source
+
+    program = source.find_program(path)
+    parameters = source.parameters_of(program, settings)
+    return source.build_program(program, parameters), parameters
+
+
+class Launch:
+    """One `run` in one process: the image, what was asked for, and the arrays on their way."""
+
+    def __init__(self, options: argparse.Namespace, settings: dict[str, str]) -> None:
+        self.options, self.settings = options, settings
+        self.inputs, self.outputs = options.input, options.output
+        self.files: list[OutputFile | None] = []
+        self.first = False
+        self.rooms: dict[int, int] = {}
+        self.views: dict[int, mmap.mmap] = {}
+
+    def prepare(self, data: bytes | None, processes: launch.Processes) -> dict[str, Any]:
+        """Checks everything that can be checked alone; returns what all processes must share."""
+        self.first = processes.number == 0
+        self.checked = load.check(load.read(self.options.image) if data is None else data)
+        self.manifest = self.checked.manifest
+        self.scalars = scalars_of(self.manifest, self.settings)
+        check_names(self.manifest["inputs"], self.inputs, "input", "-i")
+        check_names(self.manifest["outputs"], self.outputs, "output", "-o")
+        check_given(self.manifest, self.inputs)
+        self.sizes = sizes.bind_mesh(
+            self.manifest, self.options.ranks, self.options.mesh, self.scalars, processes.count
+        )
+        self.opened = {name: ArrayFile(path, name) for name, path in self.inputs.items()}
+        shapes = self.setup(processes, 0).shapes
+        for array in self.manifest["inputs"]:
+            if array["name"] in self.opened:
+                check_array(array, shapes[array["name"]], self.opened[array["name"]])
+        for array in self.manifest["outputs"]:
+            name, file = array["name"], None
+            if name in self.outputs:
+                file = OutputFile(self.outputs[name], name, array["dtype"], shapes[name])
+                file.check()
+            self.files.append(file)
+        return launch.mine(
+            self.checked.digest,
+            (self.sizes, sorted(self.scalars.items()), sorted(self.inputs), sorted(self.outputs)),
+        )
+
+    def setup(self, processes: launch.Processes, cores: int) -> Setup:
+        return Setup(
+            self.manifest, processes, self.sizes, self.scalars, self.options.threads, cores
+        )
+
+    def compute(self, job: Job) -> list[tuple[str, int]]:
+        """Reads the inputs and runs; process 0 then makes room for every output."""
+        try:
+            for name, file in self.opened.items():
+                array = Global(
+                    file.buffer, file.start, file.dtype, file.shape, file.strides, file.swapped
+                )
+                job.put(name, array)
+                array.release()
+                file.close()
+        except BaseException as error:
+            job.abort(report.exit_code(error), str(error))
+            raise
+        job.run(progress=self.first and sys.stderr.isatty())
+        return [self._room(job, k) for k in range(len(self.files))] if self.first else []
+
+    def _room(self, job: Job, number: int) -> tuple[str, int]:
+        """Where output `number` goes: a path that every process can open, and its first byte."""
+        output = self.manifest["outputs"][number]
+        file = self.files[number]
+        if file is not None:
+            return file.create(), file.start
+        size = report.output_bytes(output["dtype"], job.setup.shapes[output["name"]])
+        if size > available_memory() // 2:
+            return "", 0
+        fd = os.memfd_create(output["name"], os.MFD_CLOEXEC)
+        os.ftruncate(fd, max(1, size))
+        self.rooms[number] = fd
+        return f"/proc/{os.getpid()}/fd/{fd}", 0
+
+    def collect(self, job: Job, parts: list[tuple[str, int]]) -> None:
+        """Copies the hosted ranks' parts of every output to where it goes."""
+        for number, (path, start) in enumerate(parts):
+            if not path:
+                continue
+            output = self.manifest["outputs"][number]
+            dtype, shape = output["dtype"], job.setup.shapes[output["name"]]
+            view = mapped(path)
+            strides = contiguous_strides(shape, SIZES[dtype])
+            array = Global(view, start, dtype, shape, strides, writable=True)
+            job.get(number, array)
+            array.release()
+            if self.first and self.files[number] is None:
+                self.views[number] = view
+            else:
+                view.close()
+        self.shapes = job.setup.shapes
+
+    def finish(self) -> None:
+        """Process 0 names the files and prints the outputs that no file takes."""
+        if not self.first:
+            return
+        for number, output in enumerate(self.manifest["outputs"]):
+            file = self.files[number]
+            name, dtype, shape = output["name"], output["dtype"], self.shapes[output["name"]]
+            if file is not None:
+                file.commit()
+            elif number in self.views:
+                array = report.as_array(self.views[number], 0, dtype, shape)
+                print(report.output_text(name, dtype, array), flush=True)
+            else:
+                print(f"{name}: {dtype} {shape} too large to summarise; use -o {name}=FILE.npy")
+
+    def discard(self) -> None:
+        """Removes unfinished files; does nothing after `finish`."""
+        for file in self.files:
+            if file is not None:
+                file.discard()
+
+
+def mapped(path: str) -> mmap.mmap:
+    """A whole file, mapped for writing by all."""
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        return mmap.mmap(fd, 0)
+    finally:
+        os.close(fd)

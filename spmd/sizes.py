@@ -1,0 +1,158 @@
+"""The mesh of a job: a size for every axis, bound at launch.
+
+In: a manifest, the number of ranks, what --mesh says. Out: sizes that satisfy every condition of
+the program, or a MeshError that says which sizes would.
+"""
+
+from __future__ import annotations
+
+from codegen.manifest import evaluate
+
+from codegen.errors import MeshError, UsageError
+from spmd.launch import listed, ranks_text
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+SUGGESTED_RANKS = 64  # how far to look for numbers of ranks that satisfy a program's conditions
+
+
+def divisors(number: int) -> list[int]:
+    low = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return low + [number // d for d in reversed(low) if d * d != number]
+
+
+def factorings(number: int, parts: int) -> Iterator[tuple[int, ...]]:
+    """Every way to write a number as an ordered product of so many factors."""
+    if parts == 0:
+        if number == 1:
+            yield ()
+        return
+    if parts == 1:
+        yield (number,)
+        return
+    for first in divisors(number):
+        for rest in factorings(number // first, parts - 1):
+            yield (first, *rest)
+
+
+def balanced_sizes(number: int, fixed: list[int | None]) -> tuple[int, ...] | None:
+    """Axis sizes as MPI_Dims_create makes them: free ones as equal as possible, not increasing.
+
+    None where the fixed ones do not divide the number.
+    """
+    known = 1
+    for size in fixed:
+        known *= size or 1
+    free = sum(size is None for size in fixed)
+    if number % known:
+        return None
+    best: tuple[int, ...] | None = None
+    for sizes in factorings(number // known, free):
+        if list(sizes) != sorted(sizes, reverse=True):
+            continue
+        if best is None or (sizes[0] - sizes[-1], sizes) < (best[0] - best[-1], best):
+            best = sizes
+    if best is None:
+        return None
+    left = iter(best)
+    return tuple(next(left) if size is None else size for size in fixed)
+
+
+def broken_condition(
+    manifest: dict[str, Any], sizes: tuple[int, ...], scalars: dict[str, Any]
+) -> dict[str, Any] | None:
+    """The first condition of the program that a mesh of these sizes breaks."""
+    values = {**scalars, **mesh_symbols(manifest, sizes)}
+    for condition in manifest["conditions"]:
+        if not evaluate(condition["holds"], values):
+            return condition
+    return None
+
+
+def mesh_symbols(manifest: dict[str, Any], sizes: tuple[int, ...]) -> dict[str, int]:
+    return {f"n_{axis['name']}": size for axis, size in zip(manifest["mesh"], sizes, strict=True)}
+
+
+def bind_mesh(
+    manifest: dict[str, Any],
+    ranks: int | None,
+    given: dict[str, int],
+    scalars: dict[str, Any],
+    processes: int = 1,
+) -> tuple[int, ...]:
+    """The size of every mesh axis. ranks: None takes what --mesh says, else one per process.
+
+    Raises MeshError, which says which sizes would work; UsageError for an axis that is not there.
+    """
+    names = [axis["name"] for axis in manifest["mesh"]]
+    for name, size in given.items():
+        if name not in names:
+            raise UsageError(
+                f"--mesh: the program has no mesh axis {name!r}", expected=", ".join(names)
+            )
+        if size < 1:
+            raise MeshError(f"mesh axis {name} cannot have {size} ranks", expected="1 or more")
+    fixed: list[int | None] = []
+    for axis in manifest["mesh"]:
+        size = given.get(axis["name"], axis["size"])
+        if axis["size"] is not None and size != axis["size"]:
+            raise MeshError(
+                f"mesh axis {axis['name']} has {axis['size']} ranks in this image",
+                expected=f"{axis['name']}={axis['size']}, fixed when the image was built",
+                found=f"{axis['name']}={size}",
+            )
+        fixed.append(size)
+    if ranks is None:
+        ranks = _product(fixed) if None not in fixed and processes == 1 else processes
+    sizes = balanced_sizes(ranks, fixed)
+    if sizes is None:
+        raise MeshError(
+            f"{ranks_text(ranks)} cannot form the mesh ({_written(names, fixed)})",
+            expected=f"a multiple of {_product(fixed)}" if None in fixed else str(_product(fixed)),
+            found=ranks_text(ranks),
+            remedy=suggestion(manifest, ranks, scalars),
+        )
+    broken = broken_condition(manifest, sizes, scalars)
+    if broken is not None:
+        raise MeshError(
+            f"the mesh ({_written(names, list(sizes))}) breaks a condition of the program",
+            expected=f"{broken['text']} ({broken['place']})",
+            found=_written(names, list(sizes)),
+            remedy=suggestion(manifest, ranks, scalars),
+        )
+    return sizes
+
+
+def suggestion(manifest: dict[str, Any], ranks: int, scalars: dict[str, Any]) -> str:
+    """Which meshes of this many ranks would work, and which other numbers of ranks."""
+    names = [axis["name"] for axis in manifest["mesh"]]
+    fixed = [axis["size"] for axis in manifest["mesh"]]
+
+    def works(sizes: tuple[int, ...] | None) -> bool:
+        if sizes is None or any(f not in (None, s) for f, s in zip(fixed, sizes, strict=True)):
+            return False
+        return broken_condition(manifest, sizes, scalars) is None
+
+    if ranks <= SUGGESTED_RANKS:
+        same = [sizes for sizes in factorings(ranks, len(names)) if works(sizes)]
+        if same:
+            best = min(same, key=lambda sizes: max(sizes) - min(sizes))
+            return f"--mesh {_written(names, list(best))}"
+    counts = [n for n in range(1, SUGGESTED_RANKS + 1) if works(balanced_sizes(n, fixed))]
+    if not counts:
+        return f"no number of ranks up to {SUGGESTED_RANKS} satisfies the program"
+    return f"one of these numbers of ranks: {listed(counts, 16)}"
+
+
+def _product(sizes: list[int | None]) -> int:
+    total = 1
+    for size in sizes:
+        total *= size or 1
+    return total
+
+
+def _written(names: list[str], sizes: list[int | None]) -> str:
+    return ",".join(f"{n}={'any' if s is None else s}" for n, s in zip(names, sizes, strict=True))

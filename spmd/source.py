@@ -1,0 +1,209 @@
+"""Programs in Python files: finding them, their parameters, building, running them as NumPy.
+
+In: FILE.py[:NAME] and settings as text. Out: a program, an image, printed outputs.
+Always holds: a mistake in the user's file is shown with its line, never as a traceback of ours.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from codegen.errors import InputError, OutputError, Place, ProgramError, SpmdError, UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+    from typing import Any
+
+HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+OURS = tuple(os.path.join(HERE, folder, "") for folder in ("codegen", "spmd"))
+
+
+def find_program(path: str) -> Any:
+    """The program that FILE.py[:NAME] names; NAME may be left out where there is one only."""
+    from codegen.trace.program import Program
+
+    path, _, name = path.partition(":") if ".py:" in path else (path, "", "")
+    try:
+        with open(path, "rb") as file:
+            text = file.read()
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from None
+    found = {
+        key: value for key, value in _executed(path, text).items() if isinstance(value, Program)
+    }
+    names = ", ".join(found) or "no function under @spmd.program"
+    if name:
+        if name not in found:
+            raise UsageError(f"{path} has no program {name!r}", expected=names)
+        return found[name]
+    if len({id(program) for program in found.values()}) != 1:
+        raise UsageError(
+            f"{path} holds {len(found)} programs",
+            expected="one program, or FILE.py:NAME",
+            found=names,
+        )
+    return next(iter(found.values()))
+
+
+def _executed(path: str, text: bytes) -> dict[str, Any]:
+    """The names that a Python file defines. Its own folder can be imported from, as in a script."""
+    from types import ModuleType
+
+    stem = os.path.splitext(os.path.basename(path))[0]
+    module = ModuleType(stem)
+    module.__file__ = os.path.abspath(path)
+    folder = os.path.dirname(module.__file__)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    taken = sys.modules.get(stem)
+    if taken is None:
+        sys.modules[stem] = module  # dataclasses and pickle look their module up
+    return guarded(lambda: _execute(module, path, text))
+
+
+def _execute(module: Any, path: str, text: bytes) -> dict[str, Any]:
+    exec(compile(text, path, "exec"), module.__dict__)
+    return dict(module.__dict__)
+
+
+def guarded(step: Any) -> Any:
+    """The result of code that runs a user's Python; its exceptions become errors with a place."""
+    try:
+        return step()
+    except SpmdError:
+        raise
+    except SyntaxError as error:
+        place = Place(error.filename or "?", error.lineno or 1, max(0, (error.offset or 1) - 1))
+        raise ProgramError(f"{type(error).__name__}: {error.msg}", place=place) from error
+    except Exception as error:
+        place = user_place(error)
+        if place is None:
+            raise
+        raise ProgramError(f"{type(error).__name__}: {error}", place=place) from error
+
+
+def user_place(error: BaseException) -> Place | None:
+    """Where the user's own code raised; None where ours did."""
+    frame = error.__traceback__
+    place = None
+    ours = True
+    while frame is not None:
+        code = frame.tb_frame.f_code
+        file = code.co_filename
+        ours = file.startswith(OURS)
+        if not ours and not file.startswith(("<", sys.prefix, sys.base_prefix)):
+            position = list(code.co_positions())[frame.tb_lasti // 2]
+            line, column, end = frame.tb_lineno, position[2] or 0, position[3]
+            same = position[0] == position[1] and end is not None
+            place = Place(file, line, column, end if same else -1, code.co_name)
+        frame = frame.tb_next
+    return None if ours else place
+
+
+def parameters_of(program: Any, settings: dict[str, str]) -> dict[str, str]:
+    """Those of the settings that are parameters of the program, which reads them as annotated."""
+    return {name: text for name, text in settings.items() if name in program.parameters}
+
+
+def build_program(program: Any, parameters: dict[str, Any], target: str = "native") -> bytes:
+    """The image of a program."""
+    from codegen import compile as compiler
+
+    return guarded(lambda: compiler.build(program, parameters, target=target))
+
+
+def build_file(path: str, output: str | None, settings: dict[str, str], target: str) -> None:
+    """`python -m spmd build`: writes the image beside the program, or where it was asked for."""
+    program = find_program(path)
+    parameters = parameters_of(program, settings)
+    for name in settings:
+        if name not in parameters:
+            raise UsageError(
+                f"--set {name}: the program has no parameter {name!r}",
+                expected=", ".join(program.parameters) or "no parameters",
+            )
+    started = time.perf_counter()
+    data = build_program(program, parameters, target)
+    seconds = time.perf_counter() - started
+    image = output or os.path.splitext(path.partition(".py:")[0])[0] + ".img"
+    write_whole(image, data)
+    print(f"{image}: {len(data)} bytes, built in {seconds:.2f} s", file=sys.stderr)
+
+
+def write_whole(path: str, data: bytes) -> None:
+    """Writes a file in one step: it is there with all of its bytes, or the old one stays."""
+    path = os.path.realpath(path)
+    folder, base = os.path.split(path)
+    part = os.path.join(folder, f".{base}.{os.getpid()}.{os.urandom(4).hex()}.part")
+    try:
+        if os.path.exists(path) and not os.path.isfile(path):
+            raise OutputError(f"cannot write {path}: it exists and is not a file")
+        with open(part, "xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror}") from None
+    finally:
+        try:
+            os.unlink(part)
+        except OSError:
+            pass
+
+
+def run_eager(options: argparse.Namespace) -> int:
+    """`run FILE.py --eager`: the program as plain NumPy, its outputs printed or saved."""
+    import numpy as np
+
+    from spmd import report
+    from spmd.npy import ArrayFile, OutputFile
+
+    if ".py" not in options.image:
+        raise UsageError("--eager runs a program, not an image", remedy="run FILE.py --eager")
+    program = find_program(options.image)
+    inputs = {}
+    for name, path in options.input.items():
+        file = ArrayFile(path, name)
+        dtype = report.numpy_dtype(file.dtype).newbyteorder(">" if file.swapped else "=")
+        inputs[name] = np.ndarray(file.shape, dtype, file.buffer, file.start, file.strides)
+    values = {
+        name: text if name in program.parameters else _number(text)
+        for name, text in options.set.items()
+    }
+    where = {"ranks": options.ranks or 1, "mesh": options.mesh or None}
+    result = guarded(lambda: program.eager(**where, **values, **inputs))
+    for name, value in named(result).items():
+        array = np.asarray(value)
+        if name in options.output:
+            out = OutputFile(options.output[name], name, str(array.dtype), array.shape)
+            out.check()
+            view = out.attach(out.create())
+            view[out.start :] = array.tobytes()
+            view.close()
+            out.commit()
+        else:
+            print(report.output_text(name, str(array.dtype), array))
+    return 0
+
+
+def _number(text: str) -> int | float:
+    try:
+        return int(text)
+    except ValueError:
+        try:
+            return float(text)
+        except ValueError:
+            raise UsageError(f"--set: {text!r} is not a number") from None
+
+
+def named(result: Any) -> dict[str, Any]:
+    """What a program returned, by name: as the outputs of its image are named."""
+    if isinstance(result, dict):
+        return result
+    if isinstance(result, tuple | list):
+        return {str(number): value for number, value in enumerate(result)}
+    return {} if result is None else {"result": result}

@@ -1,0 +1,230 @@
+"""What all tests share: real launches that cannot hang, images built once, golden files.
+
+A launch runs in its own session under a time limit; afterwards every process it left is killed and
+reported. Order: pure Python first, tests that use `mpirun` last.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+GOLDEN = ROOT / "tests" / "golden"
+EXAMPLES = ROOT / "examples"
+MARK = "SPMD_TEST_LAUNCH"  # in the environment of everything a test starts
+
+# Open MPI refuses root and more ranks than cores unless told; MPICH does not read these.
+LAUNCH_ENVIRONMENT = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+    "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+}
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A command that ended by itself. code: negative for a signal, as subprocess has it."""
+
+    code: int
+    out: str
+    err: str
+    seconds: float
+
+    @property
+    def text(self) -> str:
+        return self.out + self.err
+
+    def expect(self, code: int, *fragments: str) -> Finished:
+        """Fails the test unless this exit code and all fragments were seen, and no traceback."""
+        assert self.code == code, f"exit code {self.code}, expected {code}\n{self.text}"
+        missing = [f for f in fragments if f not in self.text]
+        assert not missing, f"missing {missing} in:\n{self.text}"
+        assert "Traceback (most recent call last)" not in self.text, self.text
+        return self
+
+
+class Launch:
+    """A command in a session of its own. Use as a context; leaving it leaves no process behind."""
+
+    def __init__(
+        self, argv: Iterable[object], cwd: Path | str | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        self.mark = uuid.uuid4().hex
+        self.started = time.monotonic()
+        environment = {**os.environ, **LAUNCH_ENVIRONMENT, "PYTHONPATH": str(ROOT), **(env or {})}
+        environment[MARK] = self.mark
+        environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
+        self.process = subprocess.Popen(
+            [str(a) for a in argv], cwd=cwd, env=environment, text=True, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    def __enter__(self) -> Launch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pid in self.alive():
+            _kill(pid)
+        self.process.wait(10)
+        for stream in (self.process.stdout, self.process.stderr):
+            if stream:
+                stream.close()
+
+    def alive(self) -> list[int]:
+        """Every process started by this launch that still runs."""
+        needle = f"{MARK}={self.mark}".encode()
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                try:
+                    if needle in (entry / "environ").read_bytes().split(b"\0"):
+                        found.append(int(entry.name))
+                except OSError:  # gone meanwhile, or not ours
+                    continue
+        return found
+
+    def finish(self, timeout: float = 60) -> Finished:
+        """Waits for the end. Fails the test on a hang and on processes left behind."""
+        try:
+            out, err = self.process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            for pid in self.alive():
+                _kill(pid)
+            out, err = self.process.communicate()
+            pytest.fail(f"no end after {timeout} s: {self.process.args}\n{out}{err}")
+        deadline = time.monotonic() + 3
+        while (left := self.alive()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        if left:
+            names = [_command_line(pid) for pid in left]
+            for pid in left:
+                _kill(pid)
+            pytest.fail(f"processes left behind by {self.process.args}: {names}\n{out}{err}")
+        return Finished(self.process.returncode, out, err, time.monotonic() - self.started)
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+def _command_line(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        return f"pid {pid}"
+
+
+def run(
+    argv: Iterable[object], *, timeout: float = 60, cwd: Path | str | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Finished:  # fmt: skip
+    """Runs a command to its end under a time limit."""
+    with Launch(argv, cwd, env) as launch:
+        return launch.finish(timeout)
+
+
+@pytest.fixture(scope="session")
+def mpirun() -> Callable[..., Finished]:
+    """mpirun(4, "-m", "spmd", "run", image): python with these arguments on 4 real processes."""
+
+    def start(n: int, *args: object, **keywords: object) -> Finished:
+        return run(["mpirun", "-n", n, sys.executable, *args], **keywords)  # type: ignore[arg-type]
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def spmd_command() -> Callable[..., Finished]:
+    """spmd_command("build", file): `python -m spmd` in one process."""
+
+    def start(*args: object, **keywords: object) -> Finished:
+        return run([sys.executable, "-m", "spmd", *args], **keywords)  # type: ignore[arg-type]
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def built(
+    tmp_path_factory: pytest.TempPathFactory, spmd_command: Callable[..., Finished]
+) -> Callable[..., Path]:
+    """built(path or source text, count=10): the image of a program, built once per session."""
+    folder = tmp_path_factory.mktemp("images")
+
+    def build(program: Path | str, **parameters: object) -> Path:
+        text = program.read_text() if isinstance(program, Path) else program
+        key = hashlib.sha256(repr((text, sorted(parameters.items()))).encode()).hexdigest()[:12]
+        image = folder / f"{key}.img"
+        if not image.exists():
+            if not isinstance(program, Path):
+                program = folder / f"{key}.py"
+                program.write_text(text)
+            settings = [x for k, v in parameters.items() for x in ("--set", f"{k}={v}")]
+            spmd_command("build", program, "-o", image, *settings, timeout=120).expect(0)
+        return image
+
+    return build
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """golden("ring.plan", text): equal to tests/golden/ring.plan, or --update-golden writes it."""
+
+    def compare(name: str, text: str) -> None:
+        path = GOLDEN / name
+        if request.config.getoption("--update-golden"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+            return
+        assert path.exists(), f"no golden file {path}; write it with `make golden`, and read it"
+        assert text == path.read_text(), f"{path} differs; if that is right: `make golden`"
+
+    return compare
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--update-golden", action="store_true", help="rewrite tests/golden instead of comparing"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Profiles of hypothesis: short by default, `--hypothesis-profile=long` for `make random`."""
+    from hypothesis import HealthCheck, settings
+
+    checks = [HealthCheck.too_slow, HealthCheck.data_too_large]
+    settings.register_profile(
+        "long", max_examples=2000, deadline=None, suppress_health_check=checks
+    )
+    settings.register_profile(
+        "short", max_examples=25, deadline=None, derandomize=True, suppress_health_check=checks
+    )
+    if not config.getoption("--hypothesis-profile", default=None):
+        settings.load_profile("short")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "mpirun" in getattr(item, "fixturenames", ()):
+            item.add_marker("mpi")
+
+    def tier(item: pytest.Item) -> int:
+        kept = {mark.name for mark in item.iter_markers()}
+        return 2 if "mpi" in kept else 1 if "slow" in kept else 0
+
+    items.sort(key=tier)

@@ -1,0 +1,151 @@
+"""Meshes that cannot be formed, failures of one rank, signals (12, 15, 22): never a hang."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from tests.conftest import Launch, run
+
+SQUARE = '''
+import numpy as np
+import spmd
+
+@spmd.program(mesh=("r", "c"))
+def square():
+    spmd.require(spmd.axis_size("r") == spmd.axis_size("c"))
+    x = spmd.input("x", (12, 12), np.float32, layout=("r", "c"), default=lambda i, j: i + j)
+
+    @spmd.shard_map(mesh=("r", "c"), out_layouts=("r", "c"))
+    def twice(x):
+        return x + x
+
+    return twice(x)
+'''
+
+ENDLESS = '''
+import numpy as np
+import spmd
+
+@spmd.program(mesh=("r",))
+def endless():
+    x = spmd.input("x", (1000,), np.float32, layout=("r",), default=lambda i: i)
+
+    @spmd.shard_map(mesh="r", out_layouts=("r",))
+    def turn(x):
+        spmd.print("started")
+        for _ in spmd.range(10**15):
+            x = spmd.ppermute(x, "r", shift=2) * 0.5
+        return x
+
+    return turn(x)
+'''
+
+TAKES_INPUT = '''
+import numpy as np
+import spmd
+
+@spmd.program(mesh=("r",))
+def total():
+    x = spmd.input("x", (1000,), np.float64, layout=("r",))
+
+    @spmd.shard_map(mesh="r", out_layouts=())
+    def add(x):
+        return spmd.psum(np.sum(x), "r")
+
+    return {"total": add(x)}
+'''
+
+
+def test_a_condition_on_sizes(built, spmd_command):
+    image = built(SQUARE)
+    spmd_command("run", image, "--ranks", "4").expect(0)
+    done = spmd_command("run", image, "--ranks", "3").expect(78)
+    assert "axis_size" in done.err or " == " in done.err
+    assert "4" in done.err, "no size that would work is named"
+
+
+def test_a_condition_under_mpirun(built, mpirun):
+    done = mpirun(3, "-m", "spmd", "run", built(SQUARE))
+    assert done.code == 78, done.text
+    assert "Traceback" not in done.text
+
+
+@pytest.mark.parametrize("mesh", ["r=3,c=3", "r=2,c=1"])
+def test_a_mesh_that_is_not_the_ranks(built, spmd_command, mesh):
+    done = spmd_command("run", built(SQUARE), "--ranks", "4", "--mesh", mesh).expect(78)
+    assert "4" in done.err
+
+
+def test_an_axis_that_is_not_there(built, spmd_command):
+    done = spmd_command("run", built(SQUARE), "--ranks", "4", "--mesh", "rows=2,c=2")
+    assert done.code in (2, 78), done.text
+    assert "rows" in done.err and '"r"' in done.err.replace("'", '"') or "r, c" in done.err
+
+
+def test_an_unknown_scalar(built, spmd_command):
+    spmd_command("run", built(SQUARE), "--ranks", "1", "--set", "stops=3").expect(2, "stops")
+
+
+def test_one_rank_cannot_read(built, tmp_path):
+    """The file is there for rank 0 only; both end, and the reason is said once."""
+    image = built(TAKES_INPUT)
+    np.save(tmp_path / "good.npy", np.ones(1000))
+    start = [sys.executable, "-m", "spmd", "run", image, "-i"]
+    done = run(
+        ["mpirun", "-n", "1", *start, f"x={tmp_path}/good.npy",
+         ":", "-n", "1", *start, f"x={tmp_path}/gone.npy"],
+    )  # fmt: skip
+    assert done.code != 0
+    assert done.err.count("gone.npy") == 1, done.text
+    assert "Traceback" not in done.text
+
+
+def test_a_program_that_fails_on_one_rank(built, tmp_path):
+    """image.run(comm=...) inside a user's script: a bad argument on one rank ends all of them."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, numpy as np, spmd\n"
+        "from mpi4py import MPI\n"
+        "size = 1000 if MPI.COMM_WORLD.rank != 1 else 999\n"
+        "spmd.load(sys.argv[1]).run(comm=MPI.COMM_WORLD, x=np.ones(size))\n"
+    )
+    done = run(["mpirun", "-n", "3", sys.executable, script, built(TAKES_INPUT)])
+    assert done.code != 0
+    assert "999" in done.text and "1000" in done.text
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signals_in_one_process(built, number, code):
+    argv = [sys.executable, "-m", "spmd", "run", built(ENDLESS), "--ranks", "4"]
+    with Launch(argv) as launch:
+        _wait_for_start(launch)
+        sent = time.monotonic()
+        launch.process.send_signal(number)
+        done = launch.finish(20)
+        assert time.monotonic() - sent < 5
+    assert done.code in (code, -number), done.text
+    assert "Traceback" not in done.text
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_under_mpirun(built, number):
+    """The launcher decides the exit code; what counts is a prompt end with nothing left."""
+    argv = ["mpirun", "-n", "3", sys.executable, "-m", "spmd", "run", built(ENDLESS)]
+    with Launch(argv) as launch:
+        _wait_for_start(launch)
+        launch.process.send_signal(number)
+        done = launch.finish(20)
+    assert done.code != 0
+    assert "Traceback" not in done.text
+
+
+def _wait_for_start(launch: Launch) -> None:
+    assert launch.process.stdout is not None
+    line = launch.process.stdout.readline()
+    assert "started" in line, (line, launch.process.poll())

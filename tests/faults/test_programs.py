@@ -1,0 +1,137 @@
+"""Programs and kernels that cannot be built, and a machine without a compiler (27-29)."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+HEAD = """import numpy as np
+import spmd
+
+@spmd.program(mesh=("r",))
+def program():
+    x = spmd.input("x", (12, 5), np.float32, layout=("r", None), default=lambda i, j: i + j)
+
+    @spmd.shard_map(mesh="r", out_layouts=("r", None))
+    def body(x):
+"""
+TAIL = """
+        return x
+
+    return body(x)
+"""
+
+# name: lines of the body (the faulty one is marked), what the message must say
+PROGRAMS = {
+    "shapes": ("y = x + np.ones(7)  # fault", ["5", "7"]),
+    "inner extents": ("y = x @ np.ones((4, 3))  # fault", ["5", "4"]),
+    "index": ("y = x[:, 9]  # fault", ["9", "5"]),
+    "carried dtype": (
+        "t = np.sum(x)\n        for i in spmd.range(3):\n            t = t > 1  # fault",
+        ["t", "float32", "bool"],
+    ),
+    "carried shape": (
+        "y = x\n        for i in spmd.range(3):\n            y = y[:, 0]  # fault",
+        ["y", "float32"],
+    ),
+    "data-dependent shape": ("y = np.nonzero(x)  # fault", ["nonzero", "where"]),
+    "Python needs the value": ("y = float(np.sum(x))  # fault", ["float"]),
+    "axis": ('y = spmd.psum(x, "rows")  # fault', ["rows", "r"]),
+    "not injective": (
+        'y = spmd.ppermute(x, "r", to=lambda i, n: i // 2)  # fault',
+        ["ranks 0 and 1 both send to 0"],
+    ),
+    "layout": (
+        'y = spmd.input("y", (4, 4), np.float32, layout=("r", "r"))  # fault', ["r"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", PROGRAMS)
+def test_program_errors(spmd_command, tmp_path, fault):
+    body, fragments = PROGRAMS[fault]
+    source = HEAD + "        " + body + TAIL
+    path = tmp_path / "program.py"
+    path.write_text(source)
+    line = next(k for k, text in enumerate(source.splitlines(), 1) if "# fault" in text)
+    done = spmd_command("build", path).expect(65, *fragments)
+    assert re.search(rf"program\.py:{line}\b", done.err), f"not line {line}:\n{done.err}"
+    assert source.splitlines()[line - 1].split("#")[0].strip() in done.err
+    assert "^" in done.err
+    assert re.search(r"expected|try", done.err), done.err
+    assert not path.with_suffix(".img").exists()
+
+
+def test_python_that_is_wrong(spmd_command, tmp_path):
+    path = tmp_path / "program.py"
+    path.write_text("import spmd\ndef program(:\n")
+    spmd_command("build", path).expect(65, "program.py:2", "^")
+
+
+@pytest.mark.parametrize("text", ["", "import spmd\nx = 1\n"])
+def test_no_program_in_the_file(spmd_command, tmp_path, text):
+    path = tmp_path / "program.py"
+    path.write_text(text)
+    done = spmd_command("build", path)
+    assert done.code in (2, 65) and "program.py" in done.err and "Traceback" not in done.err
+
+
+def test_an_unknown_parameter(spmd_command, tmp_path):
+    path = tmp_path / "program.py"
+    path.write_text(HEAD.replace("program():", "program(rows: int = 3):") + TAIL)
+    spmd_command("build", path, "--set", "columns=3").expect(2, "columns", "rows")
+
+
+KERNEL = """import numpy as np
+import spmd
+
+@spmd.kernel
+def work(x, out):
+    for i in range(x.shape[0]):
+        {line}  # fault
+
+@spmd.program(mesh=("r",))
+def program():
+    x = spmd.input("x", (12,), np.float64, layout=("r",), default=lambda i: i)
+
+    @spmd.shard_map(mesh="r", out_layouts=("r",))
+    def body(x):
+        return work(x, out=spmd.like(x))
+
+    return body(x)
+"""
+
+KERNELS = {
+    "cannot be compiled": ("out[i] = x[i].no_such_thing", ["no_such_thing"]),
+    "unknown name": ("out[i] = undefined_name(x[i])", ["undefined_name"]),
+    "allocates": ("out[i] = np.zeros(i + 1)[0] + x[i]", ["allocat"]),
+    "raises": ("if x[i] < 0: raise ValueError('negative')", ["rais"]),
+}
+
+
+@pytest.mark.parametrize("fault", KERNELS)
+def test_kernel_errors(spmd_command, tmp_path, fault):
+    line, fragments = KERNELS[fault]
+    path = tmp_path / "program.py"
+    path.write_text(KERNEL.format(line=line))
+    done = spmd_command("build", path).expect(65, *fragments)
+    found = re.search(r"program\.py:(\d+)", done.err)
+    assert found and 4 <= int(found[1]) <= 7, f"the kernel's own line is not named:\n{done.err}"
+
+
+def test_a_good_kernel(spmd_command, tmp_path):
+    path = tmp_path / "program.py"
+    path.write_text(KERNEL.format(line="out[i] = 2 * x[i]"))
+    spmd_command("build", path).expect(0)
+    spmd_command("run", tmp_path / "program.img", "--ranks", "5").expect(0, "22")
+
+
+@pytest.mark.parametrize("environment", [{"CC": "no-such-compiler"}, {"CC": "false"}])
+def test_no_compiler(spmd_command, tmp_path, environment):
+    path = tmp_path / "program.py"
+    path.write_text(HEAD + "        pass" + TAIL)
+    done = spmd_command("build", path, env=environment).expect(69)
+    if environment["CC"] != "false":
+        assert "not found" in done.err and "install" in done.err and "CC" in done.err
+    assert not path.with_suffix(".img").exists()

@@ -1,0 +1,187 @@
+"""The figures of the README, measured on this machine: `make figures`.
+
+In: names of figures, or nothing for all of them. Out: Markdown on standard output. Every figure is
+a median; runs that are compared alternate, so that both meet the same disturbances.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from tests.conftest import EXAMPLES, run
+
+EMPTY = """import spmd
+
+@spmd.program(mesh=("r",))
+def empty():
+    return {}
+"""
+
+PROCESSES = (1, 2, 3, 5, 16)
+RANKS = (1, 7, 64, 1000)
+
+
+def spmd_command(*args: object, timeout: float = 300) -> str:
+    return run([sys.executable, "-m", "spmd", *args], timeout=timeout).expect(0).out
+
+
+def table(head: Iterable[object], rows: Iterable[Iterable[object]]) -> None:
+    head = list(head)
+    for row in (head, ["---"] * len(head), *rows):
+        print("| " + " | ".join(str(cell) for cell in row) + " |")
+    print(flush=True)
+
+
+def start_up(folder: Path, rounds: int = 11) -> None:
+    """An empty program beside importing mpi4py, 16 processes, alternating."""
+    (folder / "empty.py").write_text(EMPTY)
+    spmd_command("build", folder / "empty.py")
+    commands = {
+        '`python -c "from mpi4py import MPI"`': ["-c", "from mpi4py import MPI"],
+        "`python -m spmd run empty.img`": ["-m", "spmd", "run", folder / "empty.img"],
+    }
+    times: dict[str, list[float]] = {name: [] for name in commands}
+    for _ in range(rounds):
+        for name, args in commands.items():
+            done = run(["mpirun", "-n", 16, sys.executable, *args], cwd=folder, timeout=120)
+            times[name].append(done.expect(0).seconds)
+    base, ours = (statistics.median(t) for t in times.values())
+    print(f"Start-up, `mpirun -n 16`, median (fastest to slowest) of {rounds}:\n")
+    rows = [
+        (name, f"{statistics.median(t):.2f} ({min(t):.2f} to {max(t):.2f})")
+        for name, t in times.items()
+    ]
+    table(["command", "seconds"], [*rows, ("ratio", f"{ours / base:.2f}")])
+
+
+BUILD = """
+import sys, time
+import numpy, numba, spmd
+from pathlib import Path
+from spmd.source import find_program
+program = find_program(sys.argv[1])
+start = time.perf_counter()
+image = spmd.build(program)
+seconds = time.perf_counter() - start
+image.save(sys.argv[2])
+print(seconds, Path(sys.argv[2]).stat().st_size)
+"""
+
+
+def build_times(folder: Path, rounds: int = 3) -> None:
+    """Building each example after imports, each time in a new process."""
+    rows = []
+    for path in sorted(EXAMPLES.glob("*.py")):
+        image = folder / f"{path.stem}.img"
+        results = [
+            run([sys.executable, "-c", BUILD, path, image], timeout=120).expect(0).out.split()
+            for _ in range(rounds)
+        ]
+        seconds = statistics.median(float(r[0]) for r in results)
+        rows.append((path.name, f"{seconds:.2f}", f"{int(results[0][1]) / 1024:.0f}"))
+    print(f"Building the examples, after imports, median of {rounds}:\n")
+    table(["example", "seconds", "image, KiB"], rows)
+
+
+def image_sizes(folder: Path) -> None:
+    """The image and what one rank needs, for 1 to 1,000,000 ranks."""
+    image = folder / "ring.img"
+    spmd_command("build", EXAMPLES / "ring_allreduce.py", "-o", image)
+    print("One image for any number of ranks, `python -m spmd show ring_allreduce.img --sizes`:\n")
+    print("```\n" + spmd_command("show", image, "--sizes").strip() + "\n```\n")
+
+
+LOAD = """
+import statistics, sys, time
+import spmd
+image = spmd.load(sys.argv[1])
+def once(ranks):
+    start = time.perf_counter()
+    with image.open(ranks=ranks):
+        return time.perf_counter() - start
+once(10)
+counts = [int(a) for a in sys.argv[2:]]
+times = {n: [] for n in counts}
+for _ in range(7):
+    for n in counts:
+        times[n].append(once(n))
+for n in counts:
+    print(n, statistics.median(times[n]))
+"""
+
+
+def load_costs(folder: Path, counts: tuple[int, ...] = (100, 1000, 4000)) -> None:
+    """What each further rank in a process costs when an image is opened."""
+    image = folder / "small.img"
+    spmd_command("build", EXAMPLES / "ring_allreduce.py", "-o", image, "--set", "count=16")
+    done = run([sys.executable, "-c", LOAD, image, *counts], timeout=120).expect(0)
+    found = {int(n): float(t) for n, t in (line.split() for line in done.out.splitlines())}
+    rows = [(n, f"{t * 1e3:.2f}") for n, t in found.items()]
+    low, high = counts[0], counts[-1]
+    slope = (found[high] - found[low]) / (high - low) * 1e6
+    print("Opening an image with many ranks in one process, median of 7:\n")
+    table(["ranks", "milliseconds"], [*rows, ("each further rank", f"{slope:.2f} µs")])
+
+
+def digits(folder: Path) -> None:
+    """The same training from one image on every number of ranks."""
+    import numpy as np
+
+    image = folder / "digits.img"
+    spmd_command("build", EXAMPLES / "train_digits.py", "-o", image)
+    rows, first = [], None
+    launches = [(f"`mpirun -n {n}`", ["mpirun", "-n", n], []) for n in PROCESSES]
+    launches += [(f"`--ranks {n}`", [], ["--ranks", n]) for n in RANKS]
+    for name, before, after in launches:
+        losses, accuracy = folder / "losses.npy", folder / "accuracy.npy"
+        done = run(
+            [*before, sys.executable, "-m", "spmd", "run", image, *after,
+             "-o", f"losses={losses}", "-o", f"accuracy={accuracy}"], timeout=300,
+        ).expect(0)  # fmt: skip
+        got = np.load(losses)[:20].astype(float)
+        first = got if first is None else first
+        rows.append((
+            name, f"{np.abs(got / first - 1).max():.1e}",
+            f"{100 * float(np.load(accuracy)):.2f} %", f"{done.seconds:.1f}",
+        ))  # fmt: skip
+    print("Training on digits, one image:\n")
+    table(["ranks", "losses of 20 steps differ by", "accuracy held out", "seconds"], rows)
+
+
+FIGURES: dict[str, Callable[[Path], None]] = {
+    "start": start_up,
+    "build": build_times,
+    "sizes": image_sizes,
+    "load": load_costs,
+    "digits": digits,
+}
+
+
+def machine() -> str:
+    info = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((x.split(":")[1].strip() for x in info if x.startswith("model name")), "")
+    cc = subprocess.run(
+        [os.environ.get("CC", "cc"), "-dumpversion"], capture_output=True, text=True
+    ).stdout.strip()
+    cores = len(os.sched_getaffinity(0))
+    python = platform.python_version()
+    return f"{cores} cores of {model or platform.machine()}, cc {cc}, Python {python}"
+
+
+def main(names: list[str]) -> None:
+    print(f"Measured {time.strftime('%Y-%m-%d')} on {machine()}.\n", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        for name in names or FIGURES:
+            FIGURES[name](Path(folder))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

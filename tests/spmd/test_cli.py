@@ -1,0 +1,61 @@
+"""The command line without a job: usage, and what is refused before anything starts."""
+
+from __future__ import annotations
+
+import pytest
+
+from spmd import cli
+
+
+def refused(capsys: pytest.CaptureFixture[str], code: int, *arguments: str) -> str:
+    assert cli.main(list(arguments)) == code
+    shown = capsys.readouterr()
+    assert shown.out == "" and "Traceback" not in shown.err
+    return shown.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        ("launch",),
+        ("run",),
+        ("run", "a.img", "--rank", "3"),
+        ("run", "a.img", "--ranks", "0"),
+        ("run", "a.img", "--ranks", "two"),
+        ("run", "a.img", "--mesh", "x"),
+        ("run", "a.img", "--mesh", "x=1,x=2"),
+        ("run", "a.img", "-i", "u"),
+        ("run", "a.img", "--set", "=3"),
+        ("build",),
+    ],
+)
+def test_usage(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]) -> None:
+    assert "usage: python -m spmd" in refused(capsys, 2, *arguments)
+
+
+def test_options() -> None:
+    found = cli.parsed(
+        "run a.img -i u=a.npy -i v=b=c.npy -o w=x.npy --set k=1e-3 --mesh x=4,y=2 "
+        "--ranks 8 --threads 2".split()
+    )
+    assert found.input == {"u": "a.npy", "v": "b=c.npy"}
+    assert found.output == {"w": "x.npy"} and found.set == {"k": "1e-3"}
+    assert found.mesh == {"x": 4, "y": 2} and (found.ranks, found.threads) == (8, 2)
+
+
+def test_what_is_named_twice(capsys: pytest.CaptureFixture[str]) -> None:
+    text = refused(capsys, 2, "run", "a.img", "--set", "k=1", "--set", "k=2")
+    assert "--set k is given twice" in text
+    text = refused(capsys, 2, "run", "a.img", "-i", "u=a.npy", "-i", "u=b.npy")
+    assert "--input u is given twice" in text
+
+
+def test_eager_is_for_one_process(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PMI_RANK", "0")
+    monkeypatch.setenv("PMI_SIZE", "4")
+    assert "one process" in refused(capsys, 2, "run", "a.py", "--eager")
+    monkeypatch.setenv("PMI_RANK", "1")
+    assert refused(capsys, 2, "run", "a.py", "--eager") == ""

@@ -1,0 +1,117 @@
+"""Agreement between processes: an error of one is an error of all, and is told once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from codegen.errors import AgreementError, EnvironmentFault, InputError
+from spmd import launch
+
+
+class Together:
+    """The collective calls of a communicator, between threads."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.slots = count, [None] * count
+        self.barrier = threading.Barrier(count, timeout=10)
+
+    def member(self, number: int) -> launch.Processes:
+        together = self
+
+        class Member:
+            def Get_rank(self) -> int:
+                return number
+
+            def Get_size(self) -> int:
+                return together.count
+
+            def allgather(self, value: Any) -> list[Any]:
+                together.slots[number] = value
+                together.barrier.wait()
+                found = list(together.slots)
+                together.barrier.wait()
+                return found
+
+        return launch.Processes(Member())
+
+    def run(self, step: Callable[[launch.Processes], Any]) -> list[Any]:
+        """What `step` returned or raised, for every process."""
+        found: list[Any] = [None] * self.count
+
+        def one(number: int) -> None:
+            try:
+                found[number] = step(self.member(number))
+            except Exception as error:
+                found[number] = error
+
+        threads = [threading.Thread(target=one, args=(k,)) for k in range(self.count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+        return found
+
+
+def test_results_of_all_in_all() -> None:
+    found = Together(3).run(lambda p: (p.meet(lambda: p.number**2), p.together(lambda: p.number)))
+    assert found == [([0, 1, 4], k) for k in range(3)]
+    assert Together(3).run(lambda p: p.from_first(lambda: p.number + 7)) == [7, 7, 7]
+
+
+def test_the_lowest_failing_process_speaks_for_all() -> None:
+    def step(processes: launch.Processes) -> None:
+        def fail() -> None:
+            if processes.number in (1, 3):
+                raise InputError(f"from {processes.number}")
+
+        processes.together(fail)
+
+    found = Together(4).run(step)
+    assert isinstance(found[1], InputError) and found[1].met
+    assert [type(f) for f in found] == [launch.Elsewhere, InputError] + [launch.Elsewhere] * 2
+    assert {getattr(f, "exit_code", None) for f in found} == {65}
+
+
+def test_a_defect_on_one_process_ends_all() -> None:
+    found = Together(2).run(lambda p: p.together(lambda: 1 // (p.number - 1 + 1)))
+    assert isinstance(found[0], ZeroDivisionError)
+    assert isinstance(found[1], launch.Elsewhere) and found[1].exit_code == 70
+
+
+def agreement(**changes: dict[int, Any]) -> list[dict[str, Any]]:
+    everyones = [launch.mine("d0", (4,)) for _ in range(8)]
+    for key, values in changes.items():
+        for number, value in values.items():
+            everyones[number][key] = value
+    return everyones
+
+
+def test_those_who_differ_are_named() -> None:
+    assert launch.agree(launch.Processes(), agreement()) >= 1
+    with pytest.raises(AgreementError, match="processes 3, 7 differ") as caught:
+        launch.agree(launch.Processes(), agreement(digest={3: "d1", 7: "d1"}))
+    assert caught.value.exit_code == 78
+    assert "d0 (process 0)" in str(caught.value) and "d1 (process 3)" in str(caught.value)
+    with pytest.raises(AgreementError, match="different settings: process 2 differs"):
+        launch.agree(launch.Processes(), agreement(settings={2: "other"}))
+    with pytest.raises(EnvironmentFault, match="run on elsewhere") as fault:
+        launch.agree(launch.Processes(), agreement(host={5: "elsewhere"}))
+    assert fault.value.exit_code == 69
+
+
+def test_cores_are_those_of_all_processes() -> None:
+    assert launch.agree(launch.Processes(), agreement(cores={k: (k, 90) for k in range(8)})) == 9
+
+
+def test_a_launcher_of_another_family_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PMI_RANK", "PMI_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    assert launch.launcher() == (0, 1, "")
+    assert launch.find().count == 1
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "2")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
+    assert launch.launcher() == (2, 4, "Open MPI")

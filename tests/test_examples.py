@@ -1,0 +1,83 @@
+"""Every example is a test: it checks itself in one process, and runs under mpirun too."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+
+from tests.conftest import EXAMPLES, run
+
+ALL = sorted(p.name for p in EXAMPLES.glob("*.py"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("example", ALL)
+def test_checks_itself(example, tmp_path):
+    run([sys.executable, EXAMPLES / example], cwd=tmp_path, timeout=240).expect(0)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 16])
+def test_ring_under_mpirun(mpirun, built, tmp_path, n):
+    image = built(EXAMPLES / "ring_allreduce.py", count=10)
+    out = tmp_path / "sum.npy"
+    mpirun(n, "-m", "spmd", "run", image, "-o", f"sum={out}").expect(0)
+    part = np.add.outer(np.arange(n), np.arange(10) % 7).astype(np.float32)
+    np.testing.assert_array_equal(np.load(out), np.tile(part.sum(axis=0), (n, 1)))
+
+
+@pytest.mark.parametrize("n", [1, 4, 6])
+def test_heat_under_mpirun(mpirun, built, tmp_path, n):
+    u = np.random.default_rng(1).random((40, 40)).astype(np.float32)
+    np.save(tmp_path / "start.npy", u)
+    end = tmp_path / "end.npy"
+    done = mpirun(
+        n, "-m", "spmd", "run", built(EXAMPLES / "heat.py", n=40), "--set", "steps=20",
+        "-i", f"u={tmp_path / 'start.npy'}", "-o", f"u={end}",
+    ).expect(0, "after 20 steps")  # fmt: skip
+    assert done.text.count("after 20 steps") == 1  # printed once, not by every rank
+    v = np.pad(u, 1)
+    for _ in range(20):
+        v[1:-1, 1:-1] += 0.1 * (
+            v[:-2, 1:-1] + v[2:, 1:-1] + v[1:-1, :-2] + v[1:-1, 2:] - 4 * v[1:-1, 1:-1]
+        )
+    np.testing.assert_array_equal(np.load(end), v[1:-1, 1:-1])
+
+
+@pytest.fixture(scope="module")
+def digits(built):
+    return built(EXAMPLES / "train_digits.py")
+
+
+@pytest.fixture(scope="module")
+def digits_alone(digits, spmd_command, tmp_path_factory):
+    """Losses and accuracy on one rank: what every other number of ranks is compared with."""
+    return _train(digits, tmp_path_factory.mktemp("one"), spmd_command, "--ranks", "1")
+
+
+def _train(image, folder, start, *args, timeout=120):
+    outputs = [x for k in ("losses", "accuracy", "w1") for x in ("-o", f"{k}={folder}/{k}.npy")]
+    start("run", image, *args, *outputs, timeout=timeout).expect(0, "epoch 1 loss", "accuracy")
+    return {k: np.load(folder / f"{k}.npy") for k in ("losses", "accuracy", "w1")}
+
+
+def _agree(got, alone):
+    np.testing.assert_allclose(got["losses"][:20], alone["losses"][:20], rtol=1e-5)
+    assert got["w1"].shape == (64, 32)
+    assert abs(got["accuracy"] - alone["accuracy"]) <= 0.005
+    assert got["accuracy"] > 0.95
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [7, 64, 1000])
+def test_digits_in_one_process(digits, digits_alone, spmd_command, tmp_path, ranks):
+    _agree(_train(digits, tmp_path, spmd_command, "--ranks", ranks), digits_alone)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 16])
+def test_digits_under_mpirun(mpirun, digits, digits_alone, tmp_path, n):
+    def start(*args, **keywords):
+        return mpirun(n, "-m", "spmd", *args, **keywords)
+
+    _agree(_train(digits, tmp_path, start), digits_alone)

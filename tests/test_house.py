@@ -1,0 +1,291 @@
+"""The rules of the house, read from the sources: who imports whom, sizes, the map in the README.
+
+Nothing is imported here; a rule that a file breaks is named with file and line.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ("codegen", "spmd", "examples", "tests")
+
+# A module imports only modules of its own level or a lower one. The longest prefix counts.
+LEVELS = {
+    "codegen.errors": 0,
+    "codegen.dtypes": 1, "codegen.expr": 1,
+    "codegen.prove": 2, "codegen.mesh": 2, "codegen.functions": 2,
+    "codegen.ir": 3,
+    "codegen.ops": 4,
+    "codegen.access": 5, "codegen.plan": 5, "codegen.printer": 5, "codegen.manifest": 5,
+    "codegen.target": 5, "codegen.link": 5,
+    "codegen.trace": 6, "codegen.kernels": 6, "codegen.oracle": 6,
+    "codegen.emit": 7,
+    "codegen.passes": 8,
+    "codegen.compile": 9,
+    "spmd": 10,
+}  # fmt: skip
+
+# Who alone may import what.
+ONLY = {
+    "numba": ("codegen.kernels",),
+    "llvmlite": ("codegen.kernels",),
+    "cffi": ("spmd.engine",),
+    "_cffi_backend": ("spmd.engine",),
+    "subprocess": ("codegen.link",),
+    "mpi4py": ("spmd.launch",),
+}
+
+# What ranks under mpirun never import at start: these may use NumPy and the compiler.
+HEAVY = ("spmd.image", "spmd.numpy", "spmd.show", "spmd.source")
+LIGHT = ("codegen", "codegen.manifest", "codegen.errors")
+
+# A grammar stands on one page, in the docstring of its module.
+GRAMMARS = ("codegen/ir.py", "codegen/plan.py", "codegen/expr.py")
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported module, by its full name. lazy: inside a function."""
+
+    importer: str
+    module: str
+    line: int
+    lazy: bool
+
+    def __str__(self) -> str:
+        return f"{self.importer} line {self.line} imports {self.module}"
+
+
+def python_files(*folders: str) -> list[Path]:
+    return sorted(p for f in folders for p in (ROOT / f).rglob("*.py")) + [ROOT / "setup.py"]
+
+
+def c_files() -> list[Path]:
+    return sorted((ROOT / "csrc").glob("*.[ch]"))
+
+
+def name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def module_name(path: Path) -> str:
+    return name(path).removesuffix(".py").replace("/", ".")
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), str(path))
+
+
+@cache
+def modules() -> frozenset[str]:
+    return frozenset(module_name(p) for p in python_files("codegen", "spmd"))
+
+
+def is_within(module: str, prefix: str) -> bool:
+    return module == prefix or module.startswith(prefix + ".")
+
+
+@cache
+def imports(path: Path) -> tuple[Import, ...]:
+    return tuple(_imports(path))
+
+
+def _imports(path: Path) -> Iterator[Import]:
+    """Imports under `if TYPE_CHECKING:` are left out: they are for readers."""
+    importer = module_name(path)
+    package = importer.removesuffix(".__init__") if path.stem == "__init__" else (
+        importer.rpartition(".")[0])  # fmt: skip
+
+    def visit(node: ast.AST, lazy: bool) -> Iterator[Import]:
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            return
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(importer, alias.name, node.lineno, lazy)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parts = package.split(".")
+                base = ".".join(parts[: len(parts) - node.level + 1] + ([base] if base else []))
+            for alias in node.names:
+                full = f"{base}.{alias.name}"
+                known = full in modules() or (ROOT / full.replace(".", "/")).is_dir()
+                yield Import(importer, full if known else base, node.lineno, lazy)
+        inside = lazy or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for child in ast.iter_child_nodes(node):
+            yield from visit(child, inside)
+
+    yield from visit(tree(path), False)
+
+
+def all_imports(*folders: str) -> list[Import]:
+    return [i for p in python_files(*folders) if p.name != "setup.py" for i in imports(p)]
+
+
+def level(module: str) -> int | None:
+    found = [prefix for prefix in LEVELS if is_within(module, prefix)]
+    return LEVELS[max(found, key=len)] if found else None
+
+
+# ---- who imports whom
+
+
+def test_every_module_has_a_level():
+    files = [p for p in python_files("codegen") if p.name not in ("__init__.py", "setup.py")]
+    assert files
+    assert [name(p) for p in files if level(module_name(p)) is None] == []
+
+
+def test_levels_import_downwards_only():
+    wrong = [
+        str(i)
+        for i in all_imports("codegen")
+        if (mine := level(i.importer)) is not None
+        and (theirs := level(i.module)) is not None
+        and theirs > mine
+    ]
+    assert wrong == []
+
+
+def test_codegen_knows_no_spmd_and_no_mpi():
+    banned = ("spmd", "mpi4py", "multiprocessing", "socket")
+    wrong = [i for i in all_imports("codegen") if any(is_within(i.module, b) for b in banned)]
+    assert [str(i) for i in wrong] == []
+
+
+@pytest.mark.parametrize("module", ONLY)
+def test_imported_in_one_place_only(module):
+    found = [i for i in all_imports("codegen", "spmd") if is_within(i.module, module)]
+    wrong = [i for i in found if not any(is_within(i.importer, p) for p in ONLY[module])]
+    assert [str(i) for i in wrong] == []
+
+
+def test_mpi_starts_only_when_asked():
+    early = [i for i in all_imports("spmd") if is_within(i.module, "mpi4py") and not i.lazy]
+    assert [str(i) for i in early] == []
+
+
+def test_no_pass_imports_a_pass():
+    wrong = [
+        str(i)
+        for i in all_imports("codegen/passes", "codegen/oracle")
+        if is_within(i.module, "codegen.passes") and i.importer != "codegen.passes.__init__"
+    ]
+    assert wrong == []
+
+
+def test_run_path_is_light():
+    """What ranks import at module level; the process-level test looks at sys.modules."""
+    mine = [i for i in all_imports("spmd") if i.importer not in HEAVY and not i.lazy]
+    heavy = [
+        i for i in mine
+        if is_within(i.module, "numpy")
+        or (is_within(i.module, "codegen") and i.module not in LIGHT)
+    ]  # fmt: skip
+    assert mine and [str(i) for i in heavy] == []
+
+
+def test_manifest_imports_nothing_heavy():
+    heavy = [
+        str(i)
+        for i in imports(ROOT / "codegen" / "manifest.py")
+        if not i.lazy and (is_within(i.module, "numpy") or is_within(i.module, "codegen"))
+        and i.module not in LIGHT
+    ]  # fmt: skip
+    assert heavy == []
+
+
+# ---- sizes
+
+
+def test_files_are_short():
+    long = {name(p): n for p in python_files(*FOLDERS) + c_files()
+            if (n := len(p.read_text().splitlines())) > 600}  # fmt: skip
+    assert long == {}
+
+
+def test_lines_are_short():
+    long = [
+        f"{name(p)}:{k}"
+        for p in python_files(*FOLDERS) + c_files()
+        for k, line in enumerate(p.read_text().splitlines(), 1)
+        if len(line) > 100
+    ]
+    assert long == []
+
+
+def test_functions_fit_a_screen():
+    long = [
+        f"{name(p)}:{node.lineno} {node.name}: {size} lines"
+        for p in python_files(*FOLDERS)
+        for node in ast.walk(tree(p))
+        if isinstance(node, ast.FunctionDef)
+        and (size := (node.end_lineno or 0) - node.lineno + 1) > 70
+    ]
+    assert long == []
+
+
+def test_c_functions_fit_a_screen():
+    long = []
+    for path in c_files():
+        start = 0
+        for k, line in enumerate(path.read_text().splitlines(), 1):
+            if re.match(r"\w.*\)\s*\{$|\{$", line):
+                start = k
+            elif line.startswith("}") and start:
+                if k - start + 1 > 70:
+                    long.append(f"{name(path)}:{start}")
+                start = 0
+    assert long == []
+
+
+def test_module_docstrings():
+    wrong = []
+    for path in python_files(*FOLDERS):
+        text = ast.get_docstring(tree(path), clean=False)
+        if text is None:
+            wrong.append(f"{name(path)}: none")
+        elif len(text.strip().splitlines()) > 6 and name(path) not in GRAMMARS:
+            wrong.append(f"{name(path)}: {len(text.strip().splitlines())} lines")
+    assert wrong == []
+
+
+# ---- words
+
+
+def test_no_paths_of_one_machine():
+    pattern = re.compile(r"/(?:work|root|home/\w+)/")
+    files = [*python_files(*FOLDERS), *c_files(), ROOT / "README.md", ROOT / "Makefile"]
+    found = [
+        f"{name(p)}:{k}"
+        for p in files
+        for k, line in enumerate(p.read_text().splitlines(), 1)
+        if pattern.search(line) and p != Path(__file__).resolve()
+    ]
+    assert found == []
+
+
+def test_mpi_calls_of_the_engine_stand_in_one_file():
+    users = [name(p) for p in c_files() if re.search(r"\bMPI_[A-Z][a-z]\w*\s*\(", p.read_text())]
+    assert len([u for u in users if u.endswith(".c")]) <= 1
+
+
+def test_map_of_the_code_is_true():
+    text = (ROOT / "README.md").read_text()
+    section = text.split("### Map of the code", 1)[1].split("\n### ", 1)[0]
+    listed = set(re.findall(r"^\s*\|?\s*`([\w./-]+\.(?:py|c|h))`", section, re.MULTILINE))
+    empty = {p for p in python_files("codegen", "spmd") if p.name == "__init__.py"
+             and len(p.read_text().splitlines()) <= 2}  # fmt: skip
+    real = {name(p) for p in (*python_files("codegen", "spmd", "examples"), *c_files())
+            if p not in empty}  # fmt: skip
+    assert listed - real == set(), "listed, but not there"
+    assert real - listed == set(), "there, but not listed"

@@ -72,7 +72,10 @@ class Resolver:
         """What stands at this index of the value."""
         if self.stored(value):
             return Load(self.buffer_of(value), ravel(index, value.type.shape))
-        op = self.ops[value]
+        return self.computed(self.ops[value], index)
+
+    def computed(self, op: Op, index: Index) -> Node:
+        """What an op computes at this index of its result, whether that is stored or not."""
         return _RULES[op.kind](self, op, index)
 
     def at_offset(self, value: Value, offset: Expr) -> Node:
@@ -117,7 +120,9 @@ def _scalar(self: Resolver, op: Op, index: Index) -> Node:
 
 def _map(self: Resolver, op: Op, index: Index) -> Node:
     args = tuple(self.node(v, index) for v in op.operands)
-    operand = op.operands[-1].type.dtype if op.attrs["fn"] == "select" else op.operands[0].type.dtype
+    operand = (
+        op.operands[-1].type.dtype if op.attrs["fn"] == "select" else op.operands[0].type.dtype
+    )
     return Apply(op.attrs["fn"], op.result.type.dtype, args, operand)
 
 
@@ -173,7 +178,12 @@ def _dynamic_slice(self: Resolver, op: Op, index: Index) -> Node:
 
 
 def gather_index(
-    self: Resolver, indices: Sequence[Value], dims: Sequence[int], at: int, shape: Shape, index: Index
+    self: Resolver,
+    indices: Sequence[Value],
+    dims: Sequence[int],
+    at: int,
+    shape: Shape,
+    index: Index,
 ) -> tuple[Index, tuple[Bound, ...]]:
     """The position in x (of this shape) that `index` of a gather's result (or of a scatter's
     operand) stands for."""
@@ -262,5 +272,3 @@ def affine(offset: Expr, loops: Sequence[Var]) -> tuple[Expr, Shape] | None:
         if v.extent != 1:
             rebuilt = rebuilt + s * expr.symbol(v.sym)
     return (base, tuple(out)) if rebuilt == offset else None
-
-

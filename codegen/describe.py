@@ -95,5 +95,3 @@ def _buffer(b: Buffer, uses: dict[int, list[int]]) -> dict[str, Any]:
 
 def _place(place: Place | None) -> str:
     return f"{os.path.basename(place.file)}:{place.line}" if place else ""
-
-

@@ -313,25 +313,24 @@ def _subst_atom(atom: Atom, mapping: Mapping[Sym, IntLike]) -> Expr:
 
 
 def _split_by(x: Expr, d: Expr) -> tuple[Expr, Expr]:
-    """x = d * quotient + rest, by terms; d is a constant or one monomial with coefficient 1."""
+    """x = d * quotient + rest, by terms; d is one monomial with a positive coefficient."""
     quotient, rest = const(0), const(0)
+    monomial, factor = d.terms[0]
     for m, c in x.terms:
-        term = _make({m: c})
-        if d.is_const:
-            quotient, rest = quotient + _make({m: c // d.value}), rest + _make({m: c % d.value})
-            continue
         left = list(m)
         try:
-            for factor in d.terms[0][0]:
-                left.remove(factor)
-            quotient = quotient + _make({tuple(left): c})
+            for atom in monomial:
+                left.remove(atom)
         except ValueError:
-            rest = rest + term
+            rest = rest + _make({m: c})
+            continue
+        quotient = quotient + _make({tuple(left): c // factor})
+        rest = rest + _make({m: c % factor})
     return quotient, rest
 
 
 def _can_split(d: Expr) -> bool:
-    return d.is_const or (len(d.terms) == 1 and d.terms[0][1] == 1)
+    return len(d.terms) == 1 and d.terms[0][1] >= 1
 
 
 def floordiv(x: IntLike, d: IntLike) -> Expr:

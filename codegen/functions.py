@@ -43,7 +43,8 @@ class Function:
 
     @property
     def numpy(self) -> Callable[..., object]:
-        return getattr(np, self.ufunc)
+        function: Callable[..., object] = getattr(np, self.ufunc)
+        return function
 
 
 def _math(name: str, c: str | None = None) -> Function:
@@ -57,8 +58,9 @@ def _math(name: str, c: str | None = None) -> Function:
 _ROWS = (
     Function("add", "add", 2, "({0} + {1})", c_bool="({0} | {1})"),
     Function("sub", "subtract", 2, "({0} - {1})"),
-    Function("mul", "multiply", 2, "({0} * {1})", c_bool="({0} & {1})"),
-    Function("div", "divide", 2, "({0} / {1})"),
+    Function("mul", "multiply", 2, "({0} * {1})", c_bool="({0} & {1})",
+             c_complex="spmd_mul_{t}({0}, {1})"),
+    Function("div", "divide", 2, "({0} / {1})", c_complex="spmd_div_{t}({0}, {1})"),
     Function("floordiv", "floor_divide", 2, "spmd_floordiv_{t}({0}, {1})"),
     Function("mod", "remainder", 2, "spmd_mod_{t}({0}, {1})"),
     Function("pow", "power", 2, "spmd_pow_{t}({0}, {1})"),
@@ -69,10 +71,14 @@ _ROWS = (
     Function("minimum", "minimum", 2, "spmd_minimum_{t}({0}, {1})", c_bool="({0} & {1})"),
     Function("eq", "equal", 2, "({0} == {1})", "bool"),
     Function("ne", "not_equal", 2, "({0} != {1})", "bool"),
-    Function("lt", "less", 2, "({0} < {1})", "bool"),
-    Function("le", "less_equal", 2, "({0} <= {1})", "bool"),
-    Function("gt", "greater", 2, "({0} > {1})", "bool"),
-    Function("ge", "greater_equal", 2, "({0} >= {1})", "bool"),
+    Function("lt", "less", 2, "({0} < {1})", "bool",
+             c_complex="spmd_lt_{t}({0}, {1})"),
+    Function("le", "less_equal", 2, "({0} <= {1})", "bool",
+             c_complex="spmd_le_{t}({0}, {1})"),
+    Function("gt", "greater", 2, "({0} > {1})", "bool",
+             c_complex="spmd_gt_{t}({0}, {1})"),
+    Function("ge", "greater_equal", 2, "({0} >= {1})", "bool",
+             c_complex="spmd_ge_{t}({0}, {1})"),
     Function("logical_and", "logical_and", 2, "({0} && {1})", "bool"),
     Function("logical_or", "logical_or", 2, "({0} || {1})", "bool"),
     Function("logical_xor", "logical_xor", 2, "(!{0} != !{1})", "bool"),
@@ -83,7 +89,7 @@ _ROWS = (
     Function("invert", "invert", 1, "(~{0})", c_bool="(!{0})"),
     Function("shl", "left_shift", 2, "spmd_shl_{t}({0}, {1})"),
     Function("shr", "right_shift", 2, "spmd_shr_{t}({0}, {1})"),
-    Function("square", "square", 1, "({0} * {0})"),
+    Function("square", "square", 1, "({0} * {0})", c_complex="spmd_mul_{t}({0}, {0})"),
     Function("reciprocal", "reciprocal", 1, "spmd_reciprocal_{t}({0})"),
     Function("isnan", "isnan", 1, "0", "bool", c_float="({0} != {0})",
              c_complex="spmd_isnan_{t}({0})"),

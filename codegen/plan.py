@@ -249,9 +249,9 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Loop:
-    """slot: where the rank keeps the counter. condition: steps, then the truth value to look at."""
+    """slot: where the rank keeps the counter (None: a while loop counts nothing). condition: steps, then the truth value to look at."""
 
-    counter: Sym
+    counter: Sym | None
     slot: int
     start: Expr
     stop: Expr | None

@@ -6,8 +6,29 @@ from collections.abc import Iterator, Sequence
 
 from codegen.expr import Expr
 from codegen.plan import (
-    Apply, Box, Branch, Buffer, Default, Exchange, Integer, KernelCall, Lane, Literal, Load, Loop,
-    Node, Phase, Plan, Print, Product, Reduce, Runtime, Step, Store, Var, Work,
+    Apply,
+    Box,
+    Branch,
+    Buffer,
+    Default,
+    Exchange,
+    Integer,
+    KernelCall,
+    Lane,
+    Literal,
+    Load,
+    Loop,
+    Node,
+    Phase,
+    Plan,
+    Print,
+    Product,
+    Reduce,
+    Runtime,
+    Step,
+    Store,
+    Var,
+    Work,
 )  # fmt: skip
 
 
@@ -38,7 +59,9 @@ def _steps(steps: Sequence[Step], indent: str) -> Iterator[str]:
             yield f"{indent}exchange {step.site} {_exchange(step)}{where}"
         elif isinstance(step, Loop):
             stop = "" if step.stop is None else f" to {step.stop}"
-            yield f"{indent}loop {step.counter.name} from {step.start}{stop} step {step.step}{where}"
+            name = step.counter.name if step.counter is not None else ""
+            count = f" {name} from {step.start}{stop} step {step.step}"
+            yield f"{indent}loop{count if step.counter is not None else ''}{where}"
             if step.flag is not None:
                 yield f"{indent}  while {node_text(step.flag)}:"
                 yield from _steps(step.condition, indent + "    ")

@@ -194,14 +194,12 @@ static void ring_hop(spmd_hosted *me, const spmd_exchange *exchange, const spmd_
 /* Both neighbours have made `steps` steps: what I read of them is complete. */
 static bool ring_ready(spmd_hosted *me, const spmd_exchange *exchange, int64_t steps)
 {
-    int64_t members = exchange->members;
-    for (int64_t side = 1; side < members; side += members - 2 > 0 ? members - 2 : 1) {
-        int64_t neighbour = (exchange->position + side) % members;
-        spmd_site *site = spmd_member_site(me, exchange, neighbour);
-        if (atomic_load_explicit(&site->posted, memory_order_acquire) < me->base + (uint64_t)steps)
-            return false;
-    }
-    return true;
+    int64_t members = exchange->members, position = exchange->position;
+    spmd_site *left = spmd_member_site(me, exchange, (position + members - 1) % members);
+    spmd_site *right = spmd_member_site(me, exchange, (position + 1) % members);
+    uint64_t least_posted = me->base + (uint64_t)steps;
+    return atomic_load_explicit(&left->posted, memory_order_acquire) >= least_posted &&
+           atomic_load_explicit(&right->posted, memory_order_acquire) >= least_posted;
 }
 
 /* Reduce-scatter, then all-gather, over as many virtual rings as there are members: in ring f,

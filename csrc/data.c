@@ -66,7 +66,7 @@ static int job_copy(spmd_job *job, int64_t array, int64_t rank, const spmd_globa
     int64_t end = rank == SPMD_EVERY_RANK ? job->first + job->count : rank + 1;
     spmd_shard shard;
 
-    if (job->active)
+    if (spmd_job_runs(job))
         return SPMD_BUSY;
     for (int64_t k = first; k < end; k++) {
         int status = shard_find(job, array, k, &shard);

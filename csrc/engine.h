@@ -36,7 +36,7 @@ enum spmd_algorithm {
     SPMD_RING = 3,   /* reduce-scatter and all-gather, fragments travel in both directions */
 };
 
-#define SPMD_EVERY_RANK (-1)
+#define SPMD_EVERY_RANK -1
 #define SPMD_TEXT_BYTES 1024
 
 /* What a job is made of. Everything is copied except the image, which must outlive the job. */

@@ -139,6 +139,7 @@ static inline bool spmd_job_aborted(const spmd_job *job)
 /* run.c */
 int spmd_workers_start(spmd_job *job);
 int spmd_workers_stop(spmd_job *job);
+bool spmd_job_runs(spmd_job *job);
 
 /* exchange.c */
 int spmd_exchange_advance(spmd_rank *rank);

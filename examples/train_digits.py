@@ -65,10 +65,8 @@ def train(hidden: int = 32, batch: int = 100, epochs: int = 30):
             mean = spmd.zeros((), np.float32)
             for s in spmd.range(steps):
                 d1, e1, d2, e2, loss = spmd.psum(deltas(x[s], t[s], w1, b1, w2, b2), "data")
-                w1 -= rate / batch * d1
-                b1 -= rate / batch * e1
-                w2 -= rate / batch * d2
-                b2 -= rate / batch * e2
+                w1, b1 = w1 - rate / batch * d1, b1 - rate / batch * e1
+                w2, b2 = w2 - rate / batch * d2, b2 - rate / batch * e2
                 losses[epoch * steps + s] = loss / batch
                 mean += loss / (batch * steps)
             spmd.print("epoch {} loss {:.4f}", epoch + 1, mean)

@@ -217,7 +217,7 @@ class Opened:
         start = sum(o * s for o, s in zip(offset, part.strides, strict=True))
         shape = job.setup.shapes[array["name"]]
         base = _address(part) - start
-        job.put(array["name"], Global(base, 0, array["dtype"], shape, part.strides), rank)
+        job.put(array["name"], Global(base, array["dtype"], shape, part.strides), rank)
 
     def _output(self, job: Job, number: int) -> Any:
         output = self.image.manifest["outputs"][number]
@@ -250,7 +250,7 @@ class Distributed:
         self.offsets = tuple(offset)
         self.local = np.empty(extent, dtype)
         start = sum(o * s for o, s in zip(offset, self.local.strides, strict=True))
-        into = Global(_address(self.local) - start, 0, output["dtype"], shape, self.local.strides)
+        into = Global(_address(self.local) - start, output["dtype"], shape, self.local.strides)
         job.get(number, into, job.setup.first)
 
     def gather(self, root: int = 0) -> np.ndarray | None:
@@ -286,7 +286,7 @@ def _address(array: np.ndarray) -> int:
 
 
 def _global(array: np.ndarray, dtype: str) -> Global:
-    return Global(_address(array), 0, dtype, array.shape, array.strides)
+    return Global(_address(array), dtype, array.shape, array.strides)
 
 
 def _fitting(declared: dict[str, Any], shape: tuple[int, ...], value: Any) -> np.ndarray | Local:

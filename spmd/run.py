@@ -107,11 +107,8 @@ class Launch:
         """Reads the inputs and runs; process 0 then makes room for every output."""
         try:
             for name, file in self.opened.items():
-                array = Global(
-                    file.buffer, file.start, file.dtype, file.shape, file.strides, file.swapped
-                )
-                job.put(name, array)
-                array.release()
+                with memoryview(file.buffer)[file.start :] as base:
+                    job.put(name, Global(base, file.dtype, file.shape, file.strides, file.swapped))
                 file.close()
         except BaseException as error:
             job.abort(report.exit_code(error), str(error))
@@ -142,9 +139,8 @@ class Launch:
             dtype, shape = output["dtype"], job.setup.shapes[output["name"]]
             view = mapped(path)
             strides = contiguous_strides(shape, SIZES[dtype])
-            array = Global(view, start, dtype, shape, strides, writable=True)
-            job.get(number, array)
-            array.release()
+            with memoryview(view)[start:] as base:
+                job.get(number, Global(base, dtype, shape, strides))
             if self.first and self.files[number] is None:
                 self.views[number] = view
             else:

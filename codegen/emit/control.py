@@ -16,7 +16,18 @@ from codegen.emit.spell import NodeWriter, abstract, c_expr, identifier
 from codegen.expr import Expr, Sym
 from codegen.mesh import Mesh
 from codegen.plan import (
-    Box, Branch, Buffer, Default, Exchange, Load, Loop, Phase, Plan, Print, Runtime, Step,
+    Box,
+    Branch,
+    Buffer,
+    Default,
+    Exchange,
+    Load,
+    Loop,
+    Phase,
+    Plan,
+    Print,
+    Runtime,
+    Step,
 )  # fmt: skip
 
 _KINDS = {
@@ -35,7 +46,8 @@ class ControlWriter:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.at_load: dict[str, tuple[Expr, int]] = {}
+        self.at_load: dict[str, tuple[Expr, str]] = {}  # by key: what, and the name of its entry
+        self.hint = "value"  # what the next entry is for
         self.phases: list[str] = []
         self.exchanges: list[str] = []
         self.combines: dict[tuple[str, DType], str] = {}
@@ -72,16 +84,19 @@ class ControlWriter:
     def symbol(self, s: Sym) -> str:
         """A symbol as seen from the rank r."""
         axes = self.plan.mesh.axes
-        for k, axis in enumerate(axes):
+        for axis in axes:
             if s.name == axis.coord_sym.name and s.kind == "coord":
-                return f"r->coord[{k}]"
+                return f"r->coord[AXIS_{axis.name}]"
             if s.name == axis.size_sym.name and s.kind == "size":
-                return f"r->world->size[{k}]"
+                return f"r->world->size[AXIS_{axis.name}]"
         if s.kind == "scalar":
-            return f"r->world->scalar[{self.scalars[s.name]}]"
+            return f"r->world->scalar[SCALAR_{identifier(s.name)}]"
         if s in self.counters:
-            return f"r->counter[C{self.counters[s]}]"
+            return f"r->counter[{self.counter_name(s)}]"
         return s.name
+
+    def counter_name(self, s: Sym) -> str:
+        return f"C_{identifier(s.name)}"
 
     def rank_expr(self, e: Expr) -> str:
         """An Expr in control code: what never changes comes from the table filled at load."""
@@ -97,8 +112,13 @@ class ControlWriter:
                           and isinstance(e.terms[0][0][0], Sym)):  # fmt: skip
             return expr.symbol(Sym(self.symbol(_only(e)))) if not e.is_const else e
         if e.key not in self.at_load:
-            self.at_load[e.key] = (e, len(self.at_load))
-        return expr.symbol(Sym(f"r->at_load[{self.at_load[e.key][1]}]"))
+            taken = {name for _, name in self.at_load.values()}
+            name, count = self.hint, 1
+            while name in taken:
+                count += 1
+                name = f"{self.hint}_{count}"
+            self.at_load[e.key] = (e, name)
+        return expr.symbol(Sym(f"r->at_load[X_{self.at_load[e.key][1]}]"))
 
     def load(self, buffer: Buffer, offset: Expr) -> str:
         return f"({self.address(buffer)})[{self.rank_expr(offset)}]"
@@ -134,7 +154,9 @@ class ControlWriter:
         writer = PhaseWriter(phase, self.buffer_name)
         self.phases.append(writer.write())
         arguments = [self.address(b) for b, _ in writer.buffers.values()]
-        arguments += [self.rank_expr(e) for e, _ in writer.parameters.values()]
+        for e, name in writer.parameters.values():
+            self.hint = f"{phase.name}_{name}"
+            arguments.append(self.rank_expr(e))
         arguments += [self.runtime(s) for s in writer.runtimes.values()]
         if writer.library:
             arguments.append("r->engine->library")
@@ -167,8 +189,24 @@ class ControlWriter:
         self.line("if (!r->engine->exchange(r)) return SPMD_WAITS;")
 
     def loop(self, loop: Loop) -> None:
-        slot = self.counters[loop.counter] = loop.slot
-        c = f"r->counter[C{slot}]"
+        if loop.place:
+            self.line(f"/* {comment(loop.place)} */")
+        self.line(f"for ({self.loop_head(loop)}) {{")
+        self.depth += 1
+        if loop.flag is not None:
+            self.steps(loop.condition)
+            self.line(f"if (!{self.load(loop.flag.buffer, loop.flag.offset)}) break;")
+        self.steps(loop.body)
+        self.depth -= 1
+        self.line("}")
+
+    def loop_head(self, loop: Loop) -> str:
+        """start; test; advance of a loop. A while loop has none of them."""
+        if loop.counter is None:
+            return ";;"
+        self.counters[loop.counter] = loop.slot
+        self.hint = f"loop_{loop.counter.name}"
+        c = f"r->counter[{self.counter_name(loop.counter)}]"
         start, step = self.rank_expr(loop.start), self.rank_expr(loop.step)
         test = ""
         if loop.stop is not None:
@@ -178,21 +216,13 @@ class ControlWriter:
             if not loop.step.is_const:
                 test = f"{step} > 0 ? {c} < {stop} : {step} < 0 && {c} > {stop}"
         advance = f"{c}++" if step == "1" else f"{c} += {step}"
-        if loop.place:
-            self.line(f"/* {comment(loop.place)} */")
-        self.line(f"for ({c} = {start}; {test}; {advance}) {{")
-        self.depth += 1
-        if loop.flag is not None:
-            self.steps(loop.condition)
-            self.line(f"if (!{self.load(loop.flag.buffer, loop.flag.offset)}) break;")
-        self.steps(loop.body)
-        self.depth -= 1
-        self.line("}")
+        return f"{c} = {start}; {test}; {advance}"
 
     def branch(self, branch: Branch) -> None:
         if isinstance(branch.on, Load):
             on = f"(int64_t){self.load(branch.on.buffer, branch.on.offset)}"
         else:
+            self.hint = "branch"
             on = self.rank_expr(branch.on)
         if branch.place:
             what = "data" if isinstance(branch.on, Load) else "the index"
@@ -275,10 +305,14 @@ class ControlWriter:
     def members(self, x: Exchange) -> Iterator[str]:
         """How many members, which I am, and where the others are: index = first + sum of strides."""
         mesh = self.plan.mesh
+        self.hint = f"exchange_{x.site}_members"
         yield f"x->members = {self.rank_expr(mesh.size(x.axes))};"
+        self.hint = f"exchange_{x.site}_position"
         yield f"x->position = {self.rank_expr(mesh.position(x.axes))};"
         first = mesh.index.subst({mesh.axis(a).coord_sym: 0 for a in x.axes})
+        self.hint = f"exchange_{x.site}_first"
         yield f"x->first = {self.rank_expr(first)};"
+        self.hint = f"exchange_{x.site}_stride"
         for k in range(3):
             count, stride = expr.const(1), expr.const(0)
             if k < len(x.axes):
@@ -290,7 +324,9 @@ class ControlWriter:
         if x.source is None or x.receives is None:
             yield "x->source = SPMD_UNKNOWN;"
         else:
+            self.hint = f"exchange_{x.site}_source"
             yield f"x->source = {self.chosen(x.receives, x.source)};"
+        self.hint = f"exchange_{x.site}_dest"
         assert x.dest is not None and x.sends is not None
         yield f"x->dest = {self.chosen(x.sends, x.dest)};"
 
@@ -303,13 +339,14 @@ class ControlWriter:
         used = False
         lines: list[str] = []
         for target, box in zip(("from", "into"), boxes, strict=False):
-            used |= any(
-                x.member in e.symbols() for e in (box.offset, *box.extent, *box.stride)
-            )
+            used |= any(x.member in e.symbols() for e in (box.offset, *box.extent, *box.stride))
             size = box.buffer.dtype.size
+            self.hint = f"{name}_{target}"
             where = f"r->world->buffer[B_{self.buffer_name(box.buffer)}]"
             offset = self.rank_expr(box.offset * size)
-            lines.append(f"{target}->offset = {where}" + (f" + {offset}" if offset != "0" else "") + ";")
+            lines.append(
+                f"{target}->offset = {where}" + (f" + {offset}" if offset != "0" else "") + ";"
+            )
             extents = box.extent or (expr.const(1),)
             strides = box.stride or (expr.const(1),)
             lines.append(f"{target}->dims = {len(extents)};")
@@ -375,5 +412,3 @@ def _buffer_names(plan: Plan) -> dict[int, str]:
         taken.add(name)
         names[id(buffer)] = name
     return names
-
-

@@ -11,13 +11,32 @@ from collections.abc import Callable, Sequence
 from codegen import expr
 from codegen.dtypes import DType
 from codegen.emit.spell import (
-    NodeWriter, abstract, c_expr, element, identifier, literal, storage_suffix, stored, suffix,
+    NodeWriter,
+    abstract,
+    c_expr,
+    element,
+    identifier,
+    literal,
+    storage_suffix,
+    stored,
+    suffix,
 )  # fmt: skip
 from codegen.errors import Place
 from codegen.expr import Expr, Sym
 from codegen.functions import COMBINE, FUNCTIONS, neutral
 from codegen.plan import (
-    Buffer, KernelCall, Lane, Matrix, Node, Phase, Product, Reduce, Runtime, Store, Var, Work,
+    Buffer,
+    KernelCall,
+    Lane,
+    Matrix,
+    Node,
+    Phase,
+    Product,
+    Reduce,
+    Runtime,
+    Store,
+    Var,
+    Work,
 )  # fmt: skip
 
 LANES = 8  # accumulators of a floating-point sum: enough for one AVX-512 register of doubles
@@ -179,12 +198,15 @@ def _reduce(self: PhaseWriter, work: Reduce) -> None:
         self.close(opened)
         return
     opened = self.open(work.loops)
-    if work.dtype.kind in "fc" and work.fn in ("add", "mul", "min", "max") and work.inner:
+    short = all(v.extent.is_const and v.extent.value < 2 * LANES for v in work.inner[-1:])
+    if work.dtype.kind in "fc" and work.fn in ("add", "mul", "min", "max") and not short:
         _reduce_lanes(self, work, name)
     else:
         self.line("{")
         self.depth += 1
-        self.line(f"{work.dtype.compute} total = {literal(neutral(work.fn, work.dtype), work.dtype)};")
+        self.line(
+            f"{work.dtype.compute} total = {literal(neutral(work.fn, work.dtype), work.dtype)};"
+        )
         inside = self.open(work.inner)
         self.statement(lambda: _assign(work.dtype, "total", combined(
             work.fn, work.dtype, "total", self.value(work.value))))  # fmt: skip
@@ -284,7 +306,9 @@ def _cumulative(self: PhaseWriter, work: Lane, name: str) -> None:
     at = work.offset + work.stride * expr.symbol(work.along.sym)
 
     def step() -> str:
-        new = _assign(work.dtype, "total", combined(work.fn, work.dtype, "total", self.value(value)))
+        new = _assign(
+            work.dtype, "total", combined(work.fn, work.dtype, "total", self.value(value))
+        )
         return f"{new} {name}[{self.integer(at)}] = {stored(work.dtype, 'total')};"
 
     _along(self, work, step)
@@ -385,7 +409,9 @@ def _plain_product(self: PhaseWriter, work: Product) -> None:
         "b": self.integer(work.b.offset + work.b.row * k + work.b.column * j),
         "c": self.integer(work.c.offset + work.c.row * i + work.c.column * j),
     }
-    product = combined("mul", dtype, element(dtype, f"{a}[{at['a']}]"), element(dtype, f"{b}[{at['b']}]"))
+    product = combined(
+        "mul", dtype, element(dtype, f"{a}[{at['a']}]"), element(dtype, f"{b}[{at['b']}]")
+    )
     total = combined("add", dtype, "total", product)
     m, n, kk = (self.integer(e) for e in (work.m, work.n, work.k))
     self.line(f"for (int64_t i = 0; i < {m}; i++)")
@@ -419,4 +445,3 @@ _WRITE: dict[type, Callable[[PhaseWriter, Work], None]] = {
     Product: _product,  # type: ignore[dict-item]
     KernelCall: _kernel,  # type: ignore[dict-item]
 }
-

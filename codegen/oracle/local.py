@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ class EagerArray(np.ndarray[Any, Any]):
     """An ndarray that also has the language's own attributes."""
 
     layout: Any = None
+    made_empty = False  # by spmd.like or spmd.empty: an output where a kernel takes it by name
 
     @property
     def at(self) -> At:
@@ -99,6 +100,3 @@ class Blocks:
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.parts)
-
-
-Combining = Callable[..., Any]

@@ -37,7 +37,7 @@ class Call:
 
 
 class _Abandoned(BaseException):
-    """Unwinds a rank whose job has failed elsewhere; not an Exception, so user code lets it pass."""
+    """Unwinds a rank whose job has failed; no Exception, so that user code lets it pass."""
 
 
 class _Worker:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from codegen import access, expr, prove
 from codegen.access import INLINE, Resolver, loop_vars, positions, ravel
@@ -96,29 +97,35 @@ class _Liveness:
         if op.kind in INLINE:
             index = positions(loop_vars(op.result.type.shape))
             # The stored result itself is what is being computed: resolve its operands instead.
-            node = access._RULES[op.kind](self.resolver, op, index)
+            node = self.resolver.computed(op, index)
             target = ravel(index, op.result.type.shape)
             moved: set[Value] = set()
             for load in access.loads(node):
-                if load.buffer is not None:
-                    everything.add(load.buffer)
+                source: Any = load.buffer  # the value itself, as long as no buffer is assigned
+                if source is not None:
+                    everything.add(source)
                     if load.offset != target or load.bounds:
-                        moved.add(load.buffer)
+                        moved.add(source)
             return everything, everything - moved
         for v in op.operands:
-            for load in access.loads(self.resolver.node(v, positions(loop_vars(v.type.shape)))):
-                if load.buffer is not None:
-                    everything.add(load.buffer)
+            everything |= self.loaded(v)
         if op.kind in ("update", "dynamic_update", "scatter"):
-            rest: set[Value] = set()
-            for v in op.operands[2:]:
-                rest |= {ld.buffer for ld in access.loads(self.resolver.node(v, positions(
-                    loop_vars(v.type.shape)))) if ld.buffer is not None}  # fmt: skip
+            rest = {r for v in op.operands[2:] for r in self.loaded(v)}
             same = {op.operands[0]} if op.operands[0] not in rest else set()
             if op.operands[1] is op.operands[0]:
                 same = set()
             return everything, same
         return everything, set()
+
+    def loaded(self, value: Value) -> set[Value]:
+        """The stored values that a value is made of."""
+        found: set[Any] = {
+            load.buffer
+            for load in access.loads(
+                self.resolver.node(value, positions(loop_vars(value.type.shape)))
+            )
+        }
+        return found - {None}
 
     def region(self, region: Region, live: set[Value], depth: int) -> set[Value]:
         """Values needed before the region, given those needed after it."""
@@ -237,7 +244,7 @@ def _number(program: Module, work: _Liveness, groups: _Groups) -> Assignment:
     first = {root: min(work.order.get(v, 0) for v in vs) for root, vs in groups.members.items()}
     out = Assignment(())
     names: dict[str, int] = {}
-    buffers = []
+    buffers: list[Buffer] = []
     for root in sorted(groups.members, key=lambda r: first[r]):
         members = sorted(groups.members[root], key=lambda v: work.order.get(v, 0))
         hint = next((v.name for v in members if v.name not in _DULL), members[0].name)

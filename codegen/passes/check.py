@@ -20,8 +20,11 @@ def check(module: Module) -> Module:
     for i in module.inputs:
         if i.default is not None:
             _region(module, i.default, set())
-            _expect(i.default.results[0].type.shape == _local(i.value).shape or
-                    module.level == "graph", None, f"default of {i.name} has the shard's shape")
+            _expect(
+                i.default.results[0].type.shape == _local(i.value).shape or module.level == "graph",
+                None,
+                f"default of {i.name} has the shard's shape",
+            )
     _region(module, module.body, defined)
     scope = defined | {v for op in module.body.ops for v in op.results}
     for out in module.outputs:
@@ -68,9 +71,12 @@ def _op(module: Module, op: Op, scope: set[Value]) -> None:
     for value in op.results:
         _expect(value not in scope, op, f"{value} is defined once")
     inferred = ops.infer(op.kind, [v.type for v in op.operands], op.attrs)
-    _expect(_same_types(inferred, [v.type for v in op.results]), op,
-            f"results follow from the rule: {[str(t) for t in inferred]} "
-            f"against {[str(v.type) for v in op.results]}")
+    _expect(
+        _same_types(inferred, [v.type for v in op.results]),
+        op,
+        f"results follow from the rule: {[str(t) for t in inferred]} "
+        f"against {[str(v.type) for v in op.results]}",
+    )
     for inner in op.regions:
         _region(module, inner, scope)
     _level(module, op)
@@ -78,8 +84,11 @@ def _op(module: Module, op: Op, scope: set[Value]) -> None:
         _loop(op)
     elif op.kind == "branch":
         for inner in op.regions:
-            _expect(_same_types([v.type for v in inner.results], [v.type for v in op.results]), op,
-                    "every arm of a branch yields the branch's types")
+            _expect(
+                _same_types([v.type for v in inner.results], [v.type for v in op.results]),
+                op,
+                "every arm of a branch yields the branch's types",
+            )
 
 
 def _level(module: Module, op: Op) -> None:
@@ -93,10 +102,16 @@ def _loop(op: Op) -> None:
     carried = [v.type for v in op.operands]
     _expect(len(op.regions) in (1, 2), op, "a loop has a body, or a condition and a body")
     for inner in op.regions:
-        _expect(_same_types([v.type for v in inner.args], carried), op,
-                "the regions of a loop take what it carries")
-    _expect(_same_types([v.type for v in op.regions[-1].results], carried), op,
-            "the body of a loop yields what it carries")
+        _expect(
+            _same_types([v.type for v in inner.args], carried),
+            op,
+            "the regions of a loop take what it carries",
+        )
+    _expect(
+        _same_types([v.type for v in op.regions[-1].results], carried),
+        op,
+        "the body of a loop yields what it carries",
+    )
     if len(op.regions) == 2:
         _expect(len(op.regions[0].results) == 1, op, "a loop's condition yields one truth value")
     else:

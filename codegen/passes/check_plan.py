@@ -13,29 +13,55 @@ from collections.abc import Iterator, Sequence
 from codegen.access import loads
 from codegen.errors import InternalError, Place
 from codegen.plan import (
-    Branch, Buffer, Default, Exchange, KernelCall, Lane, Load, Loop, Phase, Plan, Print, Product,
-    Reduce, Step, Store, Work,
+    Branch,
+    Buffer,
+    Default,
+    Exchange,
+    KernelCall,
+    Lane,
+    Load,
+    Loop,
+    Phase,
+    Plan,
+    Print,
+    Product,
+    Reduce,
+    Step,
+    Store,
+    Work,
 )  # fmt: skip
 
 
 def check_plan(plan: Plan) -> Plan:
     """Raises InternalError at the first step that breaks a rule."""
     known = {id(b) for b in (*plan.buffers, *plan.constants)}
-    _rule([b.number for b in plan.buffers] == list(range(len(plan.buffers))), None,
-          "buffers are numbered in order")
+    _rule(
+        [b.number for b in plan.buffers] == list(range(len(plan.buffers))),
+        None,
+        "buffers are numbered in order",
+    )
     for b in plan.buffers:
-        _rule(all(s.kind in ("size", "scalar") for s in b.capacity.symbols()), None,
-              f"the capacity of buffer {b.name} mentions axis sizes and scalars only")
+        _rule(
+            all(s.kind in ("size", "scalar") for s in b.capacity.symbols()),
+            None,
+            f"the capacity of buffer {b.name} mentions axis sizes and scalars only",
+        )
     for step in walk_steps(plan.steps):
         place = getattr(step, "place", None)
         for buffer in step_buffers(step):
             _rule(id(buffer) in known, place, f"buffer {buffer.name} is in the table")
         if isinstance(step, Exchange) and step.pull_from and step.pull_into:
-            _rule(step.pull_from.buffer is not step.pull_into.buffer, place,
-                  "an exchange does not write what its peers read")
+            _rule(
+                step.pull_from.buffer is not step.pull_into.buffer,
+                place,
+                "an exchange does not write what its peers read",
+            )
             _rule(step.site < plan.sites, place, "every exchange has a site")
-            _rule(len(step.pull_from.extent) == len(step.pull_into.extent), place,
-                  "both sides of an exchange have the same dims")
+            _rule(
+                len(step.pull_from.extent) == len(step.pull_into.extent),
+                place,
+                "both sides of an exchange have the same dims",
+            )
     _side_by_side(plan.steps)
     return plan
 
@@ -105,8 +131,11 @@ def work_buffers(work: Work) -> Iterator[Buffer]:
 
 def _side_by_side(steps: Sequence[Step]) -> None:
     for a, b in zip(steps, steps[1:], strict=False):
-        _rule(not (isinstance(a, Phase) and isinstance(b, Phase)), getattr(b, "place", None),
-              "two compute phases do not stand side by side")
+        _rule(
+            not (isinstance(a, Phase) and isinstance(b, Phase)),
+            getattr(b, "place", None),
+            "two compute phases do not stand side by side",
+        )
     for step in steps:
         for inner in inner_steps(step):
             _side_by_side(inner)

@@ -27,9 +27,7 @@ def partition(graph: Module) -> Module:
         work.local[i.value] = local
         inputs.append(replace(i, value=local))
     body = work.region(graph.body)
-    outputs = tuple(
-        Output(o.name, work.local[o.value], o.layout, o.shape) for o in graph.outputs
-    )
+    outputs = tuple(Output(o.name, work.local[o.value], o.layout, o.shape) for o in graph.outputs)
     return replace(graph, level="program", inputs=tuple(inputs), body=body, outputs=outputs)
 
 
@@ -74,7 +72,9 @@ class _Partition:
 
     def shard_map(self, op: Op) -> None:
         (body,) = op.regions
-        for arg, operand, layout in zip(body.args, op.operands, op.attrs["in_layouts"], strict=True):
+        for arg, operand, layout in zip(
+            body.args, op.operands, op.attrs["in_layouts"], strict=True
+        ):
             self.local[arg] = self.relayout(operand, layout, op)
         for inner in body.ops:
             self.op(inner)
@@ -120,7 +120,9 @@ class _Partition:
             "slice", (x,), {"start": tuple(start), "step": step, "shape": tuple(extents)}, op
         )
 
-    def emit(self, kind: str, operands: tuple[Value, ...], attrs: Mapping[str, Any], op: Op) -> Value:
+    def emit(
+        self, kind: str, operands: tuple[Value, ...], attrs: Mapping[str, Any], op: Op
+    ) -> Value:
         (t,) = ops.infer(kind, [v.type for v in operands], attrs)
         result = Value(operands[0].name, t)
         self.ops.append(Op(kind, operands, (result,), attrs, (), op.place))

@@ -17,8 +17,28 @@ from codegen.errors import InternalError
 from codegen.expr import Expr, Sym
 from codegen.ir import Module, Op, Region, Shape, Value, walk
 from codegen.plan import (
-    Argument, Array, Bound, Box, Branch, Buffer, Default, Exchange, KernelCall, Lane, Load, Loop,
-    Matrix, Phase, Plan, Print, Product, Reduce, Step, Store, Var, Work,
+    Argument,
+    Array,
+    Bound,
+    Box,
+    Branch,
+    Buffer,
+    Default,
+    Exchange,
+    KernelCall,
+    Lane,
+    Load,
+    Loop,
+    Matrix,
+    Phase,
+    Plan,
+    Print,
+    Product,
+    Reduce,
+    Step,
+    Store,
+    Var,
+    Work,
 )  # fmt: skip
 
 _ROUTINES = {"float32": "sgemm", "float64": "dgemm", "complex64": "cgemm", "complex128": "zgemm"}
@@ -144,7 +164,9 @@ class _Schedule:
         entry = [(self.of[i], i, self.of[a]) for i, a in zip(op.operands, body.args, strict=True)]
         self.copies(entry)
         self.flush()
-        slot, self.counters = self.counters, self.counters + 1
+        a = op.attrs
+        slot = self.counters
+        self.counters += a["counter"] is not None
         condition: tuple[Step, ...] = ()
         flag = None
         if len(op.regions) == 2:
@@ -152,10 +174,10 @@ class _Schedule:
             flag = Load(self.of[op.regions[0].results[0]], expr.const(0))
         again = [(self.of[y], y, self.of[a]) for y, a in zip(body.results, body.args, strict=True)]
         steps = self.region(body, again)
-        a = op.attrs
+        stop = None if a["stop"] is None else expr.as_expr(a["stop"])
         self.steps.append(
-            Loop(a["counter"], slot, a["start"], a["stop"], a["step"], steps, condition, flag,
-                 op.place)
+            Loop(a["counter"], slot, expr.as_expr(a["start"]), stop, expr.as_expr(a["step"]), steps,
+                 condition, flag, op.place)
         )  # fmt: skip
         for r, arg in zip(op.results, body.args, strict=True):
             if self.of[r] is not self.of[arg]:
@@ -190,7 +212,7 @@ class _Schedule:
     def store_inline(self, op: Op) -> None:
         loops = loop_vars(op.result.type.shape)
         index = positions(loops)
-        node = access._RULES[op.kind](self.resolver, op, index)
+        node = self.resolver.computed(op, index)
         into = self.of[op.result]
         offset = ravel(index, op.result.type.shape)
         if isinstance(node, Load) and node.buffer is into and node.offset == offset:
@@ -279,7 +301,7 @@ class _Schedule:
         batch = loop_vars(c.type.shape[:-2])
         m, n = c.type.shape[-2:]
         k = a.type.shape[-1]
-        mats = tuple(self.matrix(v, batch) for v in (a, b, c))
+        mats = [self.matrix(v, batch) for v in (a, b, c)]
         library = None
         routine = _ROUTINES.get(c.type.dtype.name)
         shapes = ((m, k), (k, n), (m, n))
@@ -287,7 +309,9 @@ class _Schedule:
             if routine not in self.libraries:
                 self.libraries.append(routine)
             library = self.libraries.index(routine)
-        self.add(Product(batch, m, n, k, *mats, c.type.dtype, library, op.place))
+        self.add(
+            Product(batch, m, n, k, mats[0], mats[1], mats[2], c.type.dtype, library, op.place)
+        )
 
     def matrix(self, value: Value, batch: tuple[Var, ...]) -> Matrix:
         last = loop_vars(value.type.shape[-2:], "k")
@@ -346,9 +370,7 @@ class _Schedule:
         assert found is not None, "what is sent is strided"
         return Box(node.buffer, found[0], value.type.shape, found[1])
 
-    def permute(
-        self, op: Op, me: Expr, member: Expr, there: Mapping[Sym, Expr]
-    ) -> dict[str, Any]:
+    def permute(self, op: Op, me: Expr, member: Expr, there: Mapping[Sym, Expr]) -> dict[str, Any]:
         a = op.attrs
         mine, into = self.box(op.operands[0]), self.box(op.result)
         at_me = {a["var"]: me}
@@ -408,9 +430,7 @@ class _Schedule:
         return {"pull_from": _times(_seen_from(mine, there), only), "pull_into": _times(into, only),
                 "send": _times(mine, is_root)}  # fmt: skip
 
-    def barrier(
-        self, op: Op, me: Expr, member: Expr, there: Mapping[Sym, Expr]
-    ) -> dict[str, Any]:
+    def barrier(self, op: Op, me: Expr, member: Expr, there: Mapping[Sym, Expr]) -> dict[str, Any]:
         return {}
 
 
@@ -485,4 +505,3 @@ _EXCHANGES: dict[str, Callable[..., dict[str, Any]]] = {
     "barrier": _Schedule.barrier,
 }
 _OPS.update(dict.fromkeys(_EXCHANGES, _Schedule.exchange))
-

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from codegen.access import INLINE, Resolver, loads, loop_vars, positions, ravel
 from codegen.ir import Module, Op, Region, Value
@@ -191,8 +192,7 @@ class _Storing:
             )
             target = ravel(at, x.type.shape)
         for load in loads(resolver.node(v, index)):
-            if load.buffer is x and (target is None or load.offset != target or load.bounds):
+            source: Any = load.buffer  # the value itself, as long as no buffer is assigned
+            if source is x and (target is None or load.offset != target or load.bounds):
                 self.stored.add(v)
                 return
-
-

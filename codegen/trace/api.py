@@ -65,7 +65,10 @@ def _public(name: str, module: str, attribute: str = "") -> Callable[..., Any]:
                     place=user_place(),
                     remedy="build the program and run the image",
                 )
-            return method(*args, **kwargs)
+            result = method(*args, **kwargs)
+            if name in ("empty", "empty_like", "like"):
+                result.made_empty = True  # so that a kernel knows its outputs
+            return result
         require_context(f"spmd.{name}")
         return traced()(*args, **kwargs)
 

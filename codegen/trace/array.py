@@ -8,7 +8,7 @@ Always holds: a 0-d result of an operation is a NumPy scalar: immutable, `scalar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import numpy as np
@@ -85,6 +85,7 @@ class Array:
     """An array whose elements exist at run time only. weak: promotes as a Python number does."""
 
     __array_priority__ = 2000
+    made_empty = False  # by spmd.like or spmd.empty: as a kernel's argument it is an output
     __hash__ = None  # type: ignore[assignment]  # as NumPy's arrays
 
     def __init__(
@@ -549,5 +550,3 @@ def layout_words(array: Array) -> str:
     layout = array.base.type.layout
     return "replicated" if layout is None else layout_text(layout)
 
-
-Method = Callable[..., Any]

@@ -7,7 +7,9 @@ Always holds: ops are appended to the innermost open block only, in program orde
 
 from __future__ import annotations
 
+import re
 import sys
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -106,10 +108,12 @@ class Context:
         """Append an op to the open block; its results."""
         attrs = dict(attrs or {})
         types = ops.infer(kind, [v.type for v in operands], attrs)
+        place = place or user_place()
+        hint = assigned_name(place) or kind
         results = tuple(
-            Value(names[k] if k < len(names) else kind, t) for k, t in enumerate(types)
+            Value(names[k] if k < len(names) else hint, t) for k, t in enumerate(types)
         )
-        op = Op(kind, tuple(operands), results, attrs, tuple(regions), place or user_place())
+        op = Op(kind, tuple(operands), results, attrs, tuple(regions), place)
         self.blocks[-1].ops.append(op)
         return results
 
@@ -148,6 +152,15 @@ class Context:
             yield log
         finally:
             self.write_logs.remove(log)
+
+
+_ASSIGNED = re.compile(r"\s*([A-Za-z_]\w*)\s*(?:\[.*\]\s*)?(?:[-+*/%@&|^]|//|\*\*|<<|>>)?=(?!=)")
+
+
+def assigned_name(place: Place | None) -> str:
+    """The name that a source line assigns to, or "": what the user calls the value."""
+    found = _ASSIGNED.match(place.source_line()) if place else None
+    return found.group(1) if found else ""
 
 
 def require_context(what: str) -> Context:
@@ -192,17 +205,28 @@ def _library_roots() -> tuple[str, ...]:
 _roots: tuple[str, ...] | None = None
 
 
+def user_frame() -> types.FrameType | None:
+    """The innermost frame that runs the user's own source."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None and not is_user_file(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
+
+
 def user_place() -> Place | None:
     """The innermost position in the user's source: file, line and columns of the running expression."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        code = frame.f_code
-        if is_user_file(code.co_filename):
-            positions = list(code.co_positions())
-            line, _, column, end = positions[frame.f_lasti // 2]
-            return Place(
-                code.co_filename, line or frame.f_lineno, column or 0,
-                end if end is not None and line is not None else -1, code.co_name,
-            )  # fmt: skip
-        frame = frame.f_back  # type: ignore[assignment]
-    return None
+    frame = user_frame()
+    if frame is None:
+        return None
+    return place_in(frame.f_code, frame.f_lasti, frame.f_lineno)
+
+
+def place_in(code: types.CodeType, at: int, fallback_line: int) -> Place:
+    """The position of the instruction at a byte offset of a code object."""
+    line, end_line, column, end = list(code.co_positions())[at // 2]
+    if line is None or end_line != line:
+        end = None
+    return Place(
+        code.co_filename, line or fallback_line, column or 0, -1 if end is None else end,
+        code.co_name,
+    )  # fmt: skip

@@ -78,7 +78,11 @@ def ones(shape: Any, dtype: Any = None, layout: Any = None) -> Array:
     return full(shape, 1, dtype or np.float64, layout)
 
 
-empty = zeros  # an empty array may hold anything; zeros are the same in every run
+def empty(shape: Any, dtype: Any = None, layout: Any = None) -> Array:
+    """An array to be written: as a kernel's argument, an output. Holds zeros until then."""
+    made = zeros(shape, dtype, layout)
+    made.made_empty = True
+    return made
 
 
 def full_like(x: Any, value: Any, dtype: Any = None, layout: Any = None, **other: Any) -> Array:
@@ -100,8 +104,14 @@ def ones_like(x: Any, dtype: Any = None, layout: Any = None, **other: Any) -> Ar
     return full_like(x, 1, dtype, layout, **other)
 
 
-empty_like = zeros_like
-like = zeros_like  # spmd.like(x): an output of a kernel with x's shape, dtype and layout
+def empty_like(x: Any, dtype: Any = None, layout: Any = None, **other: Any) -> Array:
+    """spmd.like(x): an array to be written, with x's shape, dtype and layout."""
+    made = zeros_like(x, dtype, layout, **other)
+    made.made_empty = True
+    return made
+
+
+like = empty_like
 
 
 def arange(

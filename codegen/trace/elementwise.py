@@ -7,7 +7,7 @@ Always holds: operands of an emitted map have one shape, and the dtypes of one l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -139,11 +139,12 @@ def loop_dtypes(ufunc: np.ufunc, operands: Sequence[Operand], dtype: Any) -> lis
     kinds: list[Any] = [kind_of(x) for x in operands]
     if kinds and all(isinstance(k, type) for k in kinds):  # weak ones alone: as default dtypes
         kinds = [np.dtype({int: np.int64}.get(k, k)) for k in kinds]
-    signature = None
+    options: dict[str, Any] = {}
     if dtype is not None:
-        signature = (None,) * ufunc.nin + (np.dtype(dtypes.numpy_dtype(element_type(dtype))),)
+        wanted = dtypes.numpy_dtype(element_type(dtype))
+        options["signature"] = (*[None] * ufunc.nin, *[wanted] * ufunc.nout)
     try:
-        loop = ufunc.resolve_dtypes((*kinds, *[None] * ufunc.nout), signature=signature)
+        loop = ufunc.resolve_dtypes((*kinds, *[None] * ufunc.nout), **options)
     except TypeError as error:
         raise _no_common_type(operands, f"np.{ufunc.__name__}: {error}") from None
     return [element_type(d) for d in loop]
@@ -279,5 +280,3 @@ def select(mask: Any, a: Any, b: Any) -> Array:
     values = [operand_value(context, x, dtype, shape) for x in operands[1:]]
     return wrap(context, context.emit_one("map", condition, *values, fn="select"))
 
-
-Compose = Callable[..., Any]

@@ -87,7 +87,7 @@ class Input:
             return random.integers(0, 2, self.shape).astype(bool)
         if self.dtype.kind == "f":
             x = random.normal(0, 3, n).astype(self.dtype)
-            special = [0.0, 1.0, -2.0, np.inf, -np.inf, np.nan, 0.5]
+            special: list[Any] = [0.0, 1.0, -2.0, np.inf, -np.inf, np.nan, 0.5]
         else:
             info = np.iinfo(self.dtype)
             x = random.integers(max(info.min, -20), min(info.max, 20), n).astype(self.dtype)
@@ -150,9 +150,7 @@ class Writer:
         self.count += 1
         return f"{prefix}{self.count}"
 
-    def define(
-        self, text: str, dtype: Any, dims: Sequence[Dim], exact: bool = True
-    ) -> Var:
+    def define(self, text: str, dtype: Any, dims: Sequence[Dim], exact: bool = True) -> Var:
         """A new name for an expression."""
         group = Group(exact, self.loops)
         v = Var(self.name(), np.dtype(dtype), tuple(dims), group, depth=self.indent)
@@ -380,7 +378,7 @@ class Writer:
         self.define(" @ ".join(texts), v.dtype, dims, v.kind != "f")
         return True
 
-    # ---- subscripts known at run time --------------------------------------------------------------
+    # ---- subscripts known at run time ------------------------------------------------------------
 
     def position(self, extent: int) -> str | None:
         """An index within an extent (or below it by a whole turn), known at run time."""
@@ -426,7 +424,7 @@ class Writer:
             self.define(f"{v.name}.at[{key}].max(1)", v.dtype, v.dims, v.exact)
         return True
 
-    # ---- writes ------------------------------------------------------------------------------------
+    # ---- writes ----------------------------------------------------------------------------------
 
     def frozen(self, v: Var) -> bool:
         return not v.dims or not v.writable

@@ -1,0 +1,213 @@
+"""What every part of an eager run has: the mesh, new arrays, and control flow as Python's own.
+
+Methods are named and called as the functions of `spmd`; `index_` is None outside shard_map.
+"""
+
+from __future__ import annotations
+
+import builtins
+import string
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from codegen.errors import LayoutError, ProgramError
+from codegen.oracle.local import Blocks, EagerArray, local
+from codegen.trace.context import user_place
+from codegen.trace.layouts import MeshName
+from codegen.trace.tree import leaves, map_tree
+
+Axes = Any  # as the user writes them: a name, several, a MeshName, or None for all
+
+
+class Common:
+    """The part of the runtime that is the same for the program and for one rank in shard_map."""
+
+    index_: int | None = None
+
+    def __init__(self, axes: Mapping[str, int], prints: list[str] | None) -> None:
+        self.axes = dict(axes)
+        self.prints = prints
+
+    # ---- the mesh --------------------------------------------------------------------------------
+
+    def names(self, axes: Axes) -> tuple[str, ...]:
+        """The axes of the mesh that an argument means, in its order."""
+        if axes is None:
+            return tuple(self.axes)
+        if isinstance(axes, MeshName):
+            return axes.axes
+        if isinstance(axes, str):
+            if axes in self.axes:
+                return (axes,)
+            raise LayoutError(
+                f"{axes!r} is no axis of this program's mesh",
+                place=user_place(),
+                expected=f"one of {', '.join(self.axes)}, or a tuple of them",
+            )
+        return tuple(name for a in axes for name in self.names(a))
+
+    def axis_size(self, axis: Axes = None) -> int:
+        return int(np.prod([self.axes[a] for a in self.names(axis)], dtype=np.int64))
+
+    def ranks(self) -> int:
+        return self.axis_size()
+
+    def outside(self, what: str) -> ProgramError:
+        return ProgramError(
+            f"{what} stands outside a shard_map",
+            place=user_place(),
+            expected="one rank's view, where the index can be read",
+            remedy="write it inside a function given to spmd.shard_map",
+        )
+
+    # ---- arrays ----------------------------------------------------------------------------------
+
+    def made(self, x: Any, layout: Any = None) -> EagerArray:
+        out = local(x)
+        if self.index_ is None:
+            out.layout = layout
+        return out
+
+    def asarray(self, x: Any, dtype: Any = None, layout: Any = None, **_: Any) -> EagerArray:
+        return self.made(np.asarray(x, dtype), layout)
+
+    def array(self, x: Any, dtype: Any = None, layout: Any = None, **_: Any) -> EagerArray:
+        return self.made(np.array(x, dtype), layout)
+
+    def full(self, shape: Any, value: Any, dtype: Any = None, layout: Any = None) -> EagerArray:
+        return self.made(np.full(shape, value, dtype), layout)
+
+    def zeros(self, shape: Any, dtype: Any = None, layout: Any = None) -> EagerArray:
+        return self.made(np.zeros(shape, dtype or np.float64), layout)
+
+    empty = zeros  # an empty array may hold anything; zeros are the same in every run
+
+    def ones(self, shape: Any, dtype: Any = None, layout: Any = None) -> EagerArray:
+        return self.made(np.ones(shape, dtype or np.float64), layout)
+
+    def arange(self, *bounds: Any, dtype: Any = None, layout: Any = None) -> EagerArray:
+        return self.made(np.arange(*bounds, dtype=dtype), layout)
+
+    def linspace(self, *args: Any, layout: Any = None, **more: Any) -> EagerArray:
+        return self.made(np.linspace(*args, **more), layout)
+
+    def eye(self, n: int, m: Any = None, k: int = 0, dtype: Any = None,
+            layout: Any = None) -> EagerArray:  # fmt: skip
+        return self.made(np.eye(n, m, k, dtype or np.float64), layout)
+
+    def identity(self, n: int, dtype: Any = None) -> EagerArray:
+        return self.eye(n, dtype=dtype)
+
+    def full_like(self, x: Any, value: Any, dtype: Any = None, layout: Any = None,
+                  **other: Any) -> EagerArray:  # fmt: skip
+        made = np.full_like(np.asarray(x), value, dtype, shape=other.get("shape"))
+        same = layout is None and other.get("shape") is None
+        return self.made(made, getattr(x, "layout", None) if same else layout)
+
+    def zeros_like(self, x: Any, dtype: Any = None, layout: Any = None, **k: Any) -> EagerArray:
+        return self.full_like(x, 0, dtype, layout, **k)
+
+    empty_like = like = zeros_like
+
+    def ones_like(self, x: Any, dtype: Any = None, layout: Any = None, **k: Any) -> EagerArray:
+        return self.full_like(x, 1, dtype, layout, **k)
+
+    def blocks(self, x: Any, n: Any, dim: int = 0) -> Blocks:
+        return Blocks(x, int(n), dim)
+
+    def dynamic_slice(self, x: Any, starts: Any, sizes: Any) -> EagerArray:
+        return local(x[_box(np.shape(x), starts, sizes)].copy())
+
+    def dynamic_update_slice(self, x: Any, update: Any, starts: Any) -> EagerArray:
+        out = local(np.array(x))
+        out[_box(out.shape, starts, np.shape(update))] = update
+        return out
+
+    # ---- control flow: Python's own --------------------------------------------------------------
+
+    def range(self, *bounds: Any) -> Any:
+        return builtins.range(*(int(b) for b in bounds))
+
+    def fori_loop(self, lower: Any, upper: Any, body: Any, init: Any) -> Any:
+        state = map_tree(_copied, init)
+        for i in self.range(lower, upper):
+            state = body(i, state)
+        return state
+
+    def while_loop(self, condition: Any, body: Any, init: Any) -> Any:
+        state = map_tree(_copied, init)
+        while condition(state):
+            state = body(state)
+        return state
+
+    def cond(self, predicate: Any, true: Any, false: Any, *args: Any) -> Any:
+        return (true if predicate else false)(*map_tree(_copied, args))
+
+    def switch(self, index: Any, branches: Sequence[Any], *args: Any) -> Any:
+        at = min(max(int(index), 0), len(branches) - 1)
+        return branches[at](*map_tree(_copied, args))
+
+    def scan(self, f: Any, init: Any, xs: Any = None, length: Any = None,
+             reverse: bool = False) -> Any:  # fmt: skip
+        """f(carry, x) for every x of the first dim: the last carry, and all second results."""
+        carry, outs = map_tree(_copied, init), []
+        steps = range(int(length) if xs is None else len(next(leaves(xs))))
+        order = reversed(steps) if reverse else steps
+        for k in order:
+            carry, y = f(carry, map_tree(lambda x, k=k: _copied(x[k]), xs))  # type: ignore[misc]
+            outs.append(y)
+        outs = outs[::-1] if reverse else outs
+        if not outs or outs[0] is None:
+            return carry, None
+        columns = iter(zip(*(leaves(y) for y in outs), strict=True))
+        return carry, map_tree(lambda _: local(np.stack(next(columns))), outs[0])
+
+    def kernel(self, function: Any, args: Sequence[Any]) -> None:
+        """A kernel's Python function; it writes into its outputs in place."""
+        function(*args)
+
+    # ---- effects ---------------------------------------------------------------------------------
+
+    def print(self, text: Any, *values: Any, every_rank: bool = False, **named: Any) -> None:
+        if self.index_ and not every_rank:
+            return
+        if not isinstance(text, str):
+            values, text = (text, *values), " ".join(["{}"] * (len(values) + 1))
+        shown = [_Shown(v) for v in values]
+        line = string.Formatter().vformat(text, shown, {k: _Shown(v) for k, v in named.items()})
+        line = f"[{self.index_}] {line}" if every_rank and self.index_ is not None else line
+        if self.prints is None:
+            builtins.print(line)
+        else:
+            self.prints.append(line)
+
+
+class _Shown:
+    """A value that formats element by element where it is an array."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __format__(self, spec: str) -> str:
+        if isinstance(self.value, np.ndarray) and self.value.ndim:
+            return f"[{' '.join(format(x, spec) for x in self.value.tolist())}]"
+        plain = self.value.item() if hasattr(self.value, "item") else self.value
+        return format(plain, spec)
+
+
+def _copied(x: Any) -> Any:
+    return x.copy() if isinstance(x, np.ndarray) else x
+
+
+def _box(shape: Sequence[int], starts: Any, sizes: Any) -> tuple[slice, ...]:
+    """The box of these extents that begins at starts, moved so that it fits."""
+    firsts = starts if isinstance(starts, (tuple, list)) else (starts,)
+    extents = sizes if isinstance(sizes, (tuple, list)) else (sizes,)
+    box = []
+    for first, n, have in zip(firsts, extents, shape, strict=True):
+        at = int(first) + (have if first < 0 else 0)
+        at = min(max(at, 0), have - int(n))
+        box.append(slice(at, at + int(n)))
+    return tuple(box)

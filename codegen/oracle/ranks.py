@@ -1,0 +1,275 @@
+"""One rank of an eager run: its index, and exchange with the ranks on the other threads.
+
+Always holds: what a rank receives is its own copy; all members of a collective get the same bits.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from codegen.errors import LayoutError, MatchingError
+from codegen.functions import COMBINE, FUNCTIONS
+from codegen.oracle.common import Axes, Common
+from codegen.oracle.local import EagerArray, local, received
+from codegen.oracle.threads import Call, Combine, Crew
+from codegen.trace.context import user_place
+from codegen.trace.tree import map_tree
+
+Entries = tuple[tuple[str, ...], ...]
+
+
+class Shards:
+    """Who holds what: coordinates, groups, and boxes of global arrays."""
+
+    def __init__(self, common: Common, coords: Sequence[dict[str, int]]) -> None:
+        self.common = common
+        self.coords = coords
+
+    def position(self, rank: int, axes: Sequence[str]) -> int:
+        at = 0
+        for name in axes:
+            at = at * self.common.axes[name] + self.coords[rank][name]
+        return at
+
+    def group(self, rank: int, axes: tuple[str, ...]) -> list[int]:
+        """The ranks that differ from this one along `axes` only, by position along them."""
+        rest = [a for a in self.common.axes if a not in axes]
+        mine = self.coords[rank]
+        members = [k for k, c in enumerate(self.coords) if all(c[a] == mine[a] for a in rest)]
+        return sorted(members, key=lambda k: self.position(k, axes))
+
+    def entries(self, layout: Any, ndim: int) -> Entries:
+        """A layout as the user writes it, as the axes of every dim."""
+        if layout is None or not isinstance(layout, (tuple, list)):
+            layout = (layout,) if isinstance(layout, str) and layout != "auto" else ()
+        if len(layout) > ndim:
+            raise LayoutError(f"layout {layout} has more entries than the array has dims",
+                              place=user_place(), expected=f"{ndim} entries")  # fmt: skip
+        out = [() if e is None else self.common.names(e) for e in layout]
+        return (*out, *[()] * (ndim - len(out)))
+
+    def box(self, shape: Sequence[int], layout: Entries, rank: int) -> tuple[slice, ...]:
+        out = []
+        for extent, axes in zip(shape, layout, strict=True):
+            cuts = np.array_split(np.arange(extent), self.common.axis_size(axes) if axes else 1)
+            at = self.position(rank, axes)
+            first = sum(len(c) for c in cuts[:at])
+            out.append(slice(first, first + len(cuts[at])))
+        return tuple(out)
+
+    def shard(self, x: Any, layout: Any, rank: int) -> Any:
+        """A rank's own copy of its part."""
+        if not isinstance(x, np.ndarray):
+            return x
+        return local(x[self.box(x.shape, self.entries(layout, x.ndim), rank)].copy())
+
+    def join(self, parts: Sequence[Any], spec: Any) -> EagerArray:
+        """The global array whose shards these are; ranks that hold one part must agree."""
+        arrays = [np.asarray(p) for p in parts]
+        layout = self.entries(spec, arrays[0].ndim)
+        extents = [
+            sum(arrays[k].shape[d] for k in self.group(0, axes)) if axes else arrays[0].shape[d]
+            for d, axes in enumerate(layout)
+        ]
+        out = np.zeros(extents, arrays[0].dtype)
+        held: dict[str, int] = {}
+        for k, part in enumerate(arrays):
+            box = self.box(extents, layout, k)
+            expected = tuple(s.stop - s.start for s in box)
+            if part.shape != expected:
+                raise LayoutError(
+                    f"rank {k} returns a part of shape {part.shape}", place=user_place(),
+                    expected=f"{expected}, its block of {tuple(extents)} laid out as {spec}",
+                )  # fmt: skip
+            first = held.setdefault(str(box), k)
+            if part.tobytes() != arrays[first].tobytes():
+                raise MatchingError(
+                    f"a result laid out as {spec} differs between ranks {first} and {k}",
+                    place=user_place(), expected="equal values on all ranks that hold one part",
+                )  # fmt: skip
+            out[box] = part
+        whole = local(out)
+        whole.layout = spec
+        return whole
+
+    def view_of(self, function: Any, rank: int) -> Any:
+        """The function with global arrays that it met by closure replaced by a rank's shards."""
+        if not isinstance(function, types.FunctionType) or not function.__closure__:
+            return function
+        cells = [self._cell(cell, rank) for cell in function.__closure__]
+        if all(a is b for a, b in zip(cells, function.__closure__, strict=True)):
+            return function
+        out = types.FunctionType(function.__code__, function.__globals__, function.__name__,
+                                 function.__defaults__, tuple(cells))  # fmt: skip
+        out.__kwdefaults__ = function.__kwdefaults__
+        return out
+
+    def _cell(self, cell: types.CellType, rank: int) -> types.CellType:
+        try:
+            held = cell.cell_contents
+        except ValueError:  # not bound yet
+            return cell
+        if isinstance(held, EagerArray) and held.layout is not None:
+            return types.CellType(self.shard(held, held.layout, rank))
+        seen = self.view_of(held, rank)
+        return cell if seen is held else types.CellType(seen)
+
+
+class Rank(Common):
+    """The functions of `spmd` inside shard_map."""
+
+    def __init__(self, common: Common, shards: Shards, crew: Crew, index: int) -> None:
+        super().__init__(common.axes, common.prints)
+        self.shards = shards
+        self.crew = crew
+        self.index_: int = index
+
+    def axis_index(self, axis: Axes = None) -> int:
+        return self.shards.position(self.index_, self.names(axis))
+
+    index = axis_index
+
+    def exchange(self, kind: str, axes: Axes, payload: Any, combine: Combine) -> Any:
+        call = Call(kind, self.names(axes), user_place(), payload, combine)
+        return self.crew.exchange(self.index_, call)
+
+    def each(self, kind: str, x: Any, axes: Axes, combine: Combine) -> Any:
+        """One exchange per leaf of x."""
+        return map_tree(lambda leaf: self.exchange(kind, axes, np.array(leaf), combine), x)
+
+    # ---- permutations ----------------------------------------------------------------------------
+
+    def ppermute(self, x: Any, axis: Axes, perm: Any = None, *, shift: Any = None,
+                 to: Any = None) -> Any:  # fmt: skip
+        n, i = self.axis_size(axis), self.axis_index(axis)
+        target: Any
+        if shift is not None:
+            target = (i + int(shift)) % n
+        elif to is not None:
+            target = to(i, n)
+        else:
+            target = {int(a): b for a, b in perm}.get(i)
+        target = None if target is None else int(target)
+        return map_tree(
+            lambda leaf: self.exchange("ppermute", axis, (target, np.array(leaf)), _permute), x
+        )
+
+    def pbroadcast(self, x: Any, axis: Axes, source: Any = 0, *, root: Any = None) -> Any:
+        at = int(source if root is None else root)
+        return self.each("pbroadcast", x, axis, lambda p: [received(p[at].copy()) for _ in p])
+
+    # ---- reductions ------------------------------------------------------------------------------
+
+    def psum(self, x: Any, axis: Axes) -> Any:
+        return self.each("psum", x, axis, _reduction("add"))
+
+    def pprod(self, x: Any, axis: Axes) -> Any:
+        return self.each("pprod", x, axis, _reduction("mul"))
+
+    def pmax(self, x: Any, axis: Axes) -> Any:
+        return self.each("pmax", x, axis, _reduction("max"))
+
+    def pmin(self, x: Any, axis: Axes) -> Any:
+        return self.each("pmin", x, axis, _reduction("min"))
+
+    def pmean(self, x: Any, axis: Axes) -> Any:
+        n = self.axis_size(axis)
+        return map_tree(lambda leaf: leaf / n, self.each("pmean", x, axis, _reduction("add")))
+
+    def all_ranks(self, flag: Any, axis: Axes = None) -> Any:
+        return self.each("all_ranks", np.asarray(flag, bool), axis, _reduction("and"))
+
+    def any_ranks(self, flag: Any, axis: Axes = None) -> Any:
+        return self.each("any_ranks", np.asarray(flag, bool), axis, _reduction("or"))
+
+    def barrier(self, axis: Axes = None) -> None:
+        self.exchange("barrier", axis, None, lambda payloads: payloads)
+
+    # ---- gathers ---------------------------------------------------------------------------------
+
+    def all_gather(self, x: Any, axis: Axes, dim: int = 0, tiled: bool = False, *,
+                   gather_axis: int | None = None) -> Any:  # fmt: skip
+        d = dim if gather_axis is None else gather_axis
+        join: Callable[..., Any] = np.concatenate if tiled else np.stack
+
+        def combine(parts: Sequence[Any]) -> list[Any]:
+            return [local(join(parts, axis=d)) for _ in parts]
+
+        return self.each("all_gather", x, axis, combine)
+
+    def psum_scatter(self, x: Any, axis: Axes, dim: int = 0, tiled: bool = False, *,
+                     scatter_dimension: int | None = None) -> Any:  # fmt: skip
+        d = dim if scatter_dimension is None else scatter_dimension
+
+        def combine(parts: Sequence[Any]) -> list[Any]:
+            total = np.asarray(_reduction("add")(parts)[0])
+            blocks = _pieces(total, len(parts), d, tiled)
+            return [received(b.copy()) for b in blocks]
+
+        return self.each("psum_scatter", x, axis, combine)
+
+    def all_to_all(self, x: Any, axis: Axes, split_dim: Any = None, concat_dim: Any = None,
+                   tiled: bool = False, *, split_axis: Any = None,
+                   concat_axis: Any = None) -> Any:  # fmt: skip
+        split = split_dim if split_axis is None else split_axis
+        concat = concat_dim if concat_axis is None else concat_axis
+        join: Callable[..., Any] = np.concatenate if tiled else np.stack
+
+        def combine(parts: Sequence[Any]) -> list[Any]:
+            pieces = [_pieces(p, len(parts), split, tiled) for p in parts]
+            return [local(join([p[k] for p in pieces], axis=concat)) for k in range(len(parts))]
+
+        return self.each("all_to_all", x, axis, combine)
+
+
+def _pieces(x: np.ndarray[Any, Any], n: int, dim: int, tiled: bool) -> list[Any]:
+    """Balanced blocks of a dim; not tiled: its n elements, the dim dropped."""
+    if tiled:
+        return np.array_split(x, n, axis=dim)
+    if x.shape[dim] != n:
+        raise MatchingError(
+            f"without tiled=True, dim {dim} has one element per member",
+            expected=f"extent {n}", found=str(x.shape),
+        )  # fmt: skip
+    return [x.take(k, axis=dim) for k in range(n)]
+
+
+def _permute(payloads: Sequence[Any]) -> list[Any]:
+    """payloads: (target or None, array) per member."""
+    n = len(payloads)
+    sender: dict[int, int] = {}
+    for k, (target, _) in enumerate(payloads):
+        if target is None:
+            continue
+        if not 0 <= target < n:
+            raise MatchingError(f"with {n} ranks, rank {k} sends to {target}, which is none")
+        if target in sender:
+            raise MatchingError(
+                f"with {n} ranks, ranks {sender[target]} and {k} both send to {target}"
+            )
+        sender[target] = k
+    return [
+        received(payloads[sender[k]][1].copy() if k in sender else np.zeros_like(x))
+        for k, (_, x) in enumerate(payloads)
+    ]
+
+
+def _reduction(fn: str) -> Combine:
+    ufunc = FUNCTIONS[COMBINE[fn]].numpy
+
+    def combine(payloads: Sequence[Any]) -> list[Any]:
+        arrays = list(payloads)
+        if arrays[0].dtype == bool and fn in ("add", "mul"):
+            arrays = [a.astype(np.int64) for a in arrays]
+        total = arrays[0]
+        for x in arrays[1:]:
+            if x.shape != total.shape:
+                raise MatchingError(f"members' arrays differ in shape: {total.shape}, {x.shape}")
+            total = np.asarray(ufunc(total, x)).astype(total.dtype)
+        return [received(total.copy()) for _ in payloads]
+
+    return combine

@@ -1,0 +1,125 @@
+"""Ufuncs that have no function of their own: written with those that have one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from codegen import dtypes
+from codegen.trace.array import Array, as_array, unsupported
+from codegen.trace.elementwise import apply, result_type, select
+
+
+def _float(x: Any) -> Array:
+    """x as NumPy's floating loops take it: float64 for integers, itself otherwise."""
+    kind = np.result_type(as_array(x).dtype, np.float16 if _small(x) else np.float64)
+    return as_array(x) if as_array(x).type.dtype.kind in "fc" else as_array(x).astype(kind)
+
+
+def _small(x: Any) -> bool:
+    d = as_array(x).type.dtype
+    return d.kind == "b" or (d.kind in "iu" and d.size == 1)
+
+
+def _positive(x: Any) -> Array:
+    if as_array(x).type.dtype.kind == "b":
+        raise unsupported("np.positive of bools")
+    return as_array(x).copy()
+
+
+def _scaled(factor: float) -> Callable[[Any], Array]:
+    return lambda x: apply(np.multiply, _float(x), factor)
+
+
+def _first_number(ufunc: np.ufunc) -> Callable[[Any, Any], Array]:
+    """fmin and fmax: the other operand where one is NaN."""
+
+    def call(a: Any, b: Any) -> Array:
+        best = apply(ufunc, a, b)
+        if best.type.dtype.kind not in "fc":
+            return best
+        return select(apply(np.isnan, a), b, select(apply(np.isnan, b), a, best)).astype(best.dtype)
+
+    return call
+
+
+def _divmod(a: Any, b: Any) -> tuple[Array, Array]:
+    return apply(np.floor_divide, a, b), apply(np.remainder, a, b)
+
+
+def _modf(x: Any) -> tuple[Array, Array]:
+    x = _float(x)
+    whole = apply(np.trunc, x)
+    rest = select(apply(np.isinf, x), 0.0, apply(np.subtract, x, whole))
+    return apply(np.copysign, rest, x), whole
+
+
+def _heaviside(x: Any, at_zero: Any) -> Array:
+    x = _float(x)
+    step = select(apply(np.less, x, 0), 0.0, select(apply(np.equal, x, 0), at_zero, 1.0))
+    return select(apply(np.isnan, x), x, step).astype(np.result_type(x.dtype, 0.0))
+
+
+def _float_power(a: Any, b: Any) -> Array:
+    wide = np.complex128 if result_type(a, b).kind == "c" else np.float64
+    return apply(np.power, as_array(a, wide), as_array(b, wide))
+
+
+def _fabs(x: Any) -> Array:
+    return apply(np.absolute, _float(x))
+
+
+def _logaddexp2(a: Any, b: Any) -> Array:
+    ln2 = math.log(2)
+    return apply(
+        np.divide, apply(np.logaddexp, apply(np.multiply, a, ln2), apply(np.multiply, b, ln2)), ln2
+    )
+
+
+UFUNCS: dict[str, Callable[..., Any]] = {
+    "positive": _positive,
+    "deg2rad": _scaled(math.pi / 180),
+    "radians": _scaled(math.pi / 180),
+    "rad2deg": _scaled(180 / math.pi),
+    "degrees": _scaled(180 / math.pi),
+    "fmax": _first_number(np.maximum),
+    "fmin": _first_number(np.minimum),
+    "divmod": _divmod,
+    "modf": _modf,
+    "heaviside": _heaviside,
+    "float_power": _float_power,
+    "fabs": _fabs,
+    "logaddexp2": _logaddexp2,
+}
+
+REMEDIES = {
+    "gcd": "a loop of remainders: while np.any(b != 0): a, b = b, a % b",
+    "lcm": "a * b // gcd with a loop of remainders",
+    "frexp": "np.floor(np.log2(np.abs(x))) is the exponent",
+    "ldexp": "x * 2.0 ** k",
+    "nextafter": "x + np.spacing as a constant",
+    "bitwise_count": "shifts and masks: (x >> k) & 1",
+    "matvec": "a @ x",
+    "vecmat": "x @ a",
+    "vecdot": "np.sum(a * b, axis=-1)",
+}
+
+
+def compare_mixed(ufunc: np.ufunc, a: Any, b: Any) -> Array:
+    """Comparison of int64 with uint64, exact as NumPy's."""
+    name = ufunc.__name__
+    a, b = as_array(a), as_array(b)
+    if a.type.dtype.kind == "u":
+        mirrored = {"less": np.greater, "less_equal": np.greater_equal, "greater": np.less,
+                    "greater_equal": np.less_equal}  # fmt: skip
+        return compare_mixed(mirrored.get(name, ufunc), b, a)
+    if name not in ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal"):
+        raise unsupported(f"np.{name} of {a.dtype} and {b.dtype}", "convert one with .astype")
+    negative = apply(np.less, a, 0)
+    as_unsigned = apply(ufunc, a.astype(np.uint64), as_array(b, dtypes.BY_NAME["uint64"]))
+    return select(negative, name in ("less", "less_equal", "not_equal"), as_unsigned)
+
+

@@ -1,0 +1,279 @@
+"""NumPy's dispatch: one table from NumPy's functions to ours, read by __array_function__ and
+__array_ufunc__, by the methods of Array, and by the namespace spmd.numpy.
+
+Always holds: a NumPy function that has no row is refused with its name and the nearest alternative.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from codegen.trace import (
+    array,
+    creation,
+    elementwise,
+    index,
+    picking,
+    products,
+    reducing,
+    shaping,
+)
+from codegen.trace.array import Array, is_traced, unsupported
+
+Function = Callable[..., Any]
+
+# Rows whose name in our module is the name in NumPy.
+_SAME: dict[Any, str] = {
+    creation: "arange array asarray empty empty_like eye full full_like identity linspace ones "
+    "ones_like zeros zeros_like",
+    reducing: "argmax argmin argsort average count_nonzero cumprod cumsum mean median prod ptp sort "
+    "std trapezoid var",
+    shaping: "append array_split astype atleast_1d atleast_2d atleast_3d block broadcast_arrays "
+    "broadcast_to column_stack concatenate copy diag diagonal dstack expand_dims flip fliplr "
+    "flipud hsplit hstack ix_ matrix_transpose meshgrid moveaxis pad ravel repeat reshape roll "
+    "rollaxis rot90 split squeeze stack swapaxes tile trace transpose tril triu unstack vsplit "
+    "vstack",
+    products: "dot einsum inner kron outer tensordot vdot",
+    picking: "allclose angle array_equal clip convolve copyto diff fill_diagonal imag "
+    "interp isclose iscomplexobj isin isneginf isposinf isreal isrealobj nan_to_num ndim "
+    "put_along_axis real searchsorted shape size take take_along_axis where",
+}
+
+# Rows whose names differ.
+_OTHER: dict[str, Function] = {
+    "sum": reducing.sum_, "min": reducing.min_, "max": reducing.max_, "amin": reducing.min_,
+    "amax": reducing.max_, "any": reducing.any_, "all": reducing.all_, "conj": picking.conj,
+    "round": picking.round_, "around": picking.round_, "select": picking.select_,
+    "result_type": picking.result_type_, "permute_dims": shaping.transpose,
+    "concat": shaping.concatenate, "cumulative_sum": reducing.cumsum,
+    "cumulative_prod": reducing.cumprod, "linalg.norm": products.norm,
+    "linalg.vector_norm": lambda x, *, axis=None, keepdims=False, ord=2: products.norm(
+        shaping.ravel(x) if axis is None else x, ord, 0 if axis is None else axis, keepdims),
+    "linalg.matmul": products.matmul, "linalg.outer": products.outer,
+    "linalg.trace": shaping.trace, "linalg.diagonal": shaping.diagonal,
+    "linalg.tensordot": products.tensordot, "linalg.matrix_transpose": shaping.matrix_transpose,
+    "linalg.vecdot": products.vecdot,
+}  # fmt: skip
+
+_REMEDIES: dict[str, str] = {
+    "nonzero": "np.where(mask, x, other) keeps the shape; np.argmax(mask) is the first position",
+    "flatnonzero": "np.where(mask, x, other); np.argmax(mask) is the first position",
+    "argwhere": "np.where(mask, x, other) keeps the shape",
+    "extract": "np.where(mask, x, other) keeps the shape",
+    "compress": "np.where(mask, x, other) keeps the shape",
+    "delete": "slices and np.concatenate",
+    "insert": "slices and np.concatenate",
+    "unique": "np.sort(x), then np.where(x[1:] != x[:-1], ...) marks the first of each",
+    "trim_zeros": "np.where keeps the shape",
+    "union1d": "np.isin with np.where",
+    "intersect1d": "np.isin with np.where",
+    "setdiff1d": "np.isin with np.where",
+    "partition": "np.sort",
+    "argpartition": "np.argsort",
+    "choose": "np.select, or np.take_along_axis",
+    "lexsort": "np.argsort by one key after the other, last key first (it is stable)",
+    "bincount": "counts = np.zeros(k, int); np.add.at(counts, x, 1)",
+    "histogram": "np.searchsorted(edges, x), then np.add.at(counts, k, 1)",
+    "digitize": "np.searchsorted(bins, x, side='right')",
+    "percentile": "np.sort(x)[k]",
+    "quantile": "np.sort(x)[k]",
+    "nansum": "np.sum(np.where(np.isnan(x), 0, x))",
+    "nanmean": "np.mean(x, where=~np.isnan(x))",
+    "nanmax": "np.max(np.where(np.isnan(x), -np.inf, x))",
+    "nanmin": "np.min(np.where(np.isnan(x), np.inf, x))",
+    "cross": "the three components by hand, and np.stack",
+    "gradient": "np.diff, or slices: (u[2:] - u[:-2]) / 2",
+    "vectorize": "the function itself on arrays; @spmd.kernel for a loop over elements",
+    "apply_along_axis": "the function itself with axis=, or spmd.range",
+    "linalg.inv": "a solver written with spmd.range",
+    "linalg.solve": "a solver written with spmd.range",
+    "linalg.det": "a factorisation written with spmd.range",
+    "save": "return the array from the program; run -o name=file.npy writes it",
+    "load": "spmd.input; run -i name=file.npy reads it",
+}
+
+
+@cache
+def table() -> dict[str, Function]:
+    """NumPy's name (dotted in a submodule) -> ours."""
+    rows = {name: getattr(module, name) for module, names in _SAME.items() for name in names.split()}
+    return {**rows, **_OTHER}
+
+
+@cache
+def _by_function() -> dict[Any, Function]:
+    """NumPy's function objects -> ours."""
+    return {
+        found: ours for name, ours in table().items() if (found := _numpy(name)) is not None
+    }
+
+
+def _numpy(name: str) -> Any:
+    found: Any = np
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def by_name(name: str) -> Function:
+    """Our function for NumPy's of this name, or one that refuses it."""
+    found = table().get(name)
+    return found if found is not None else _refuse(name)
+
+
+def _refuse(name: str) -> Function:
+    def call(*_: Any, **__: Any) -> Any:
+        raise unsupported(f"np.{name}", _REMEDIES.get(name, ""))
+
+    return call
+
+
+def call_function(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Array.__array_function__: what NumPy does when one of its functions meets an Array."""
+    ours = _by_function().get(function)
+    if ours is None:
+        module = getattr(function, "__module__", "numpy").removeprefix("numpy").removeprefix(".")
+        name = f"{module}.{function.__name__}" if module == "linalg" else function.__name__
+        ours = _refuse(name)
+    if kwargs.get("like") is not None:
+        kwargs = {k: v for k, v in kwargs.items() if k != "like"}
+    return ours(*args, **kwargs)
+
+
+# ---- ufuncs -------------------------------------------------------------------------------------------------
+
+_REDUCE: dict[str, Function] = {
+    "add": reducing.sum_, "multiply": reducing.prod, "minimum": reducing.min_,
+    "maximum": reducing.max_, "logical_and": reducing.all_, "logical_or": reducing.any_,
+}  # fmt: skip
+_BITS = {"bitwise_and": "bit_and", "bitwise_or": "bit_or", "bitwise_xor": "bit_xor"}
+_ACCUMULATE: dict[str, Function] = {
+    "add": reducing.cumsum, "multiply": reducing.cumprod, "maximum": reducing.cummax,
+    "minimum": reducing.cummin,
+}  # fmt: skip
+
+
+def call_ufunc(
+    ufunc: np.ufunc, method: str, inputs: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Array.__array_ufunc__: a call, or ufunc.reduce, accumulate, outer, at."""
+    name = ufunc.__name__
+    if method == "__call__":
+        return _call(ufunc, inputs, kwargs)
+    if isinstance(kwargs.get("out"), tuple):
+        kwargs = {**kwargs, "out": kwargs["out"][0]}
+    if method == "reduce" and name in _REDUCE:
+        return _REDUCE[name](*_with_axis(inputs, kwargs)[0], **_with_axis(inputs, kwargs)[1])
+    if method == "reduce" and name in _BITS:
+        (x, *rest), options = _with_axis(inputs, kwargs)
+        return reducing.reduce(_BITS[name], f"np.{name}.reduce", x, *rest, **options)
+    if method == "accumulate" and name in _ACCUMULATE:
+        args, options = _with_axis(inputs, kwargs)
+        return _ACCUMULATE[name](*args, **options)
+    if method == "outer":
+        a, b = (array.as_array(x) for x in inputs)
+        return _call(ufunc, (a.reshape((*a.shape, *[1] * b.ndim)), b), kwargs)
+    if method == "at":
+        return index.ufunc_at(ufunc, *inputs)
+    raise unsupported(f"np.{name}.{method}", "np.sum, np.prod, np.min, np.max, np.cumsum")
+
+
+def _with_axis(inputs: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """ufunc.reduce and accumulate go along dim 0 unless told otherwise."""
+    if len(inputs) == 1 and "axis" not in kwargs:
+        kwargs = {**kwargs, "axis": 0}
+    return inputs, kwargs
+
+
+_IGNORED = ("casting", "order", "subok", "signature")
+
+
+def _call(ufunc: np.ufunc, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    options = {k: v for k, v in kwargs.items() if k not in _IGNORED}
+    out = options.pop("out", None)
+    out = out[0] if isinstance(out, tuple) and len(out) == 1 else out
+    if out is not None and not isinstance(out, (Array, tuple)):
+        raise unsupported(
+            f"np.{ufunc.__name__} into a NumPy array, which is a constant of the image,",
+            "make the array with spmd.zeros or spmd.asarray",
+        )
+    return elementwise.apply(ufunc, *inputs, out=out, **options)
+
+
+# ---- functions that NumPy cannot dispatch ------------------------------------------------------------------------
+
+# Their arguments are extents, numbers or lists, so NumPy would ask those for Python integers.
+_UNDISPATCHED = (
+    np.zeros, np.ones, np.empty, np.full, np.arange, np.eye, np.identity, np.linspace, np.array,
+    np.asarray, np.ascontiguousarray,
+)  # fmt: skip
+
+
+def replacement(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Function | None:
+    """Our function, where NumPy's is called with traced extents or numbers; else None."""
+    try:
+        known = function in _UNDISPATCHED
+    except (TypeError, ValueError):
+        return None
+    if not known or not any(_traced(x) for x in (*args, *kwargs.values())):
+        return None
+    name = "asarray" if function is np.ascontiguousarray else function.__name__
+    return by_name(name)
+
+
+def _traced(x: Any) -> bool:
+    if isinstance(x, (list, tuple)):
+        return any(_traced(i) for i in x)
+    return is_traced(x)
+
+
+# ---- spmd.numpy ---------------------------------------------------------------------------------------------
+
+_ALIASES = {
+    "acos": "arccos", "acosh": "arccosh", "asin": "arcsin", "asinh": "arcsinh", "atan": "arctan",
+    "atan2": "arctan2", "atanh": "arctanh", "bitwise_invert": "invert", "pow": "power",
+    "bitwise_left_shift": "left_shift", "bitwise_right_shift": "right_shift",
+}  # fmt: skip
+
+
+def attribute(name: str) -> Any:
+    """A name of the namespace spmd.numpy. Raises AttributeError."""
+    if name == "linalg":
+        return types.SimpleNamespace(
+            **{k.removeprefix("linalg."): v for k, v in table().items() if k.startswith("linalg.")}
+        )
+    if name in table():
+        return table()[name]
+    found = getattr(np, _ALIASES.get(name, name), None)
+    if isinstance(found, np.ufunc):
+        return _ufunc(found)
+    if isinstance(found, type) or isinstance(found, (float, np.dtype)) or name in (
+        "newaxis", "finfo", "iinfo", "can_cast", "broadcast_shapes", "isdtype", "dtype",
+    ):  # fmt: skip
+        return found
+    if found is not None:
+        return _refuse(name)
+    raise AttributeError(f"spmd.numpy has no {name!r}")
+
+
+def _ufunc(ufunc: np.ufunc) -> Function:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if any(is_traced(x) or isinstance(x, (list, tuple)) for x in args):
+            return _call(ufunc, args, kwargs)
+        return ufunc(*args, **kwargs)
+
+    call.__name__ = ufunc.__name__
+    return call
+
+
+@cache
+def namespace() -> types.ModuleType:
+    """spmd.numpy's twin inside the compiler, for __array_namespace__."""
+    module = types.ModuleType("spmd.numpy", "NumPy's functions on arrays of a program.")
+    module.__getattr__ = attribute  # type: ignore[method-assign]
+    return module

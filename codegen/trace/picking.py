@@ -1,0 +1,286 @@
+"""Functions that pick, compare and round: take, clip, where, isclose, diff, searchsorted …"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from codegen import dtypes, expr
+from codegen.errors import ShapeError
+from codegen.trace import shaping
+from codegen.trace.array import Array, as_array, number, unsupported, wrap
+from codegen.trace.context import user_place
+from codegen.trace.elementwise import apply, normal, result_type, select, store
+from codegen.trace.index import Gather, from_the_end
+from codegen.trace.reducing import all_, dims_of
+
+
+def where(condition: Any, x: Any = None, y: Any = None) -> Array:
+    if x is None or y is None:
+        raise unsupported("np.where(mask), whose shape depends on data,",
+                          "np.where(mask, x, y) keeps the shape")  # fmt: skip
+    return select(condition, x, y)
+
+
+def select_(conditions: Any, choices: Any, default: Any = 0) -> Array:
+    out: Any = default
+    for mask, choice in reversed(list(zip(conditions, choices))):
+        out = select(mask, choice, out)
+    return as_array(out)
+
+
+def clip(x: Any, a_min: Any = None, a_max: Any = None, out: Any = None, *, min: Any = None,
+         max: Any = None, dtype: Any = None) -> Any:  # fmt: skip
+    low, high = (a_min if min is None else min), (a_max if max is None else max)
+    low = None if low is np._NoValue else low
+    high = None if high is np._NoValue else high
+    result: Any = normal(x)
+    if low is not None:
+        result = apply(np.maximum, result, low)
+    if high is not None:
+        result = apply(np.minimum, result, high)
+    return store(as_array(result), out)
+
+
+def take(x: Any, indices: Any, axis: Any = None, out: Any = None, mode: str = "raise") -> Any:
+    array = as_array(x)
+    if axis is None:
+        array, axis = shaping.ravel(array), 0
+    d = dims_of(axis, array.ndim, "np.take")[0]
+    if mode == "wrap":
+        indices = as_array(indices) % as_array(array.shape[d])
+    elif mode == "clip":
+        indices = clip(indices, 0, array.shape[d] - 1)
+    key = indices if isinstance(indices, (Array, int)) or not np.ndim(indices) else np.asarray(indices)
+    return store(array[(*[slice(None)] * d, key)], out)
+
+
+def take_along_axis(x: Any, indices: Any, axis: Any = -1) -> Array:
+    """x at one index per place along a dim."""
+    array, at = as_array(x), as_array(indices, dtypes.INT64)
+    if axis is None:
+        array, axis = shaping.ravel(array), 0
+    d = dims_of(axis, array.ndim, "np.take_along_axis")[0]
+    plan = _along(array, at, d)
+    return wrap(array.context, plan.read(array), scalar=False)
+
+
+def put_along_axis(x: Any, indices: Any, values: Any, axis: Any) -> None:
+    array, at = as_array(x), as_array(indices, dtypes.INT64)
+    d = dims_of(axis, array.ndim, "np.put_along_axis")[0]
+    _along(array, at, d).write(array, values, "set")
+
+
+def _along(array: Array, at: Array, d: int) -> Gather:
+    from codegen.trace.declare import global_indices
+
+    if at.ndim != array.ndim:
+        raise ShapeError("`indices` and `arr` must have the same number of dimensions",
+                         place=user_place(), expected=f"{array.ndim} dims",
+                         found=f"{at.ndim}")  # fmt: skip
+    grids = []
+    wide = tuple(
+        at.shape[k] if k == d else array.shape[k] for k in range(array.ndim)
+    )
+    for k in range(array.ndim):
+        if k == d:
+            grid = from_the_end(at, array.extents[d])
+        else:
+            grid = global_indices(array.context, array.extents[k], expr.const(0), k, array.ndim)
+        grids.append(shaping.broadcast_to(grid, wide).read())
+    return Gather(array.context, tuple(range(array.ndim)), 0, tuple(grids))
+
+
+def round_(x: Any, decimals: int = 0, out: Any = None) -> Any:
+    """NumPy's: half to even, scaled by a power of ten."""
+    array = as_array(x)
+    if array.type.dtype.kind in "biu" and decimals >= 0:
+        return store(array.copy(), out)
+    if array.type.dtype.kind in "iu":
+        raise unsupported("rounding integers to tens", "(x + 5) // 10 * 10")
+    if decimals == 0:
+        return store(apply(np.rint, array), out)
+    scale = 10.0 ** abs(decimals)
+    if decimals > 0:
+        return store(apply(np.divide, apply(np.rint, apply(np.multiply, array, scale)), scale), out)
+    return store(apply(np.multiply, apply(np.rint, apply(np.divide, array, scale)), scale), out)
+
+
+def real(x: Any) -> Array:
+    array = as_array(x)
+    if array.type.dtype.kind != "c":
+        return array
+    return wrap(array.context, array.context.emit_one("map", array.read(), fn="real"))
+
+
+def imag(x: Any) -> Array:
+    from codegen.trace.creation import zeros_like
+
+    array = as_array(x)
+    if array.type.dtype.kind != "c":
+        return zeros_like(array)
+    return wrap(array.context, array.context.emit_one("map", array.read(), fn="imag"))
+
+
+def conj(x: Any, out: Any = None) -> Any:
+    return store(apply(np.conjugate, as_array(x)), out)
+
+
+def angle(z: Any, deg: bool = False) -> Array:
+    turned = apply(np.arctan2, imag(z), real(z))
+    return apply(np.multiply, turned, 180 / np.pi) if deg else turned
+
+
+def isclose(a: Any, b: Any, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bool = False) -> Array:
+    a, b = normal(a), normal(b)
+    if result_type(a, b).kind in "biu":
+        b = as_array(b, np.float64)
+    finite = apply(np.isfinite, b)
+    near = apply(np.absolute, apply(np.subtract, a, b)) <= atol + rtol * apply(np.absolute, b)
+    result = (near & finite) | apply(np.equal, a, b)
+    return result | (apply(np.isnan, a) & apply(np.isnan, b)) if equal_nan else as_array(result)
+
+
+def allclose(a: Any, b: Any, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bool = False) -> Any:
+    return all_(isclose(a, b, rtol, atol, equal_nan))
+
+
+def array_equal(a: Any, b: Any, equal_nan: bool = False) -> Any:
+    from codegen.trace.elementwise import same_extent
+
+    a, b = as_array(a), as_array(b)
+    if a.ndim != b.ndim or not all(map(same_extent, a.extents, b.extents)):
+        return False
+    return all_(apply(np.equal, a, b))
+
+
+def isneginf(x: Any, out: Any = None) -> Array:
+    return apply(np.isinf, x) & apply(np.signbit, x)
+
+
+def isposinf(x: Any, out: Any = None) -> Array:
+    return apply(np.isinf, x) & apply(np.logical_not, apply(np.signbit, x))
+
+
+def nan_to_num(x: Any, copy: bool = True, nan: Any = 0.0, posinf: Any = None,
+               neginf: Any = None) -> Array:  # fmt: skip
+    array = as_array(x)
+    if array.type.dtype.kind != "f":
+        return array.copy()
+    top, bottom = np.finfo(array.dtype).max, np.finfo(array.dtype).min
+    out = select(apply(np.isnan, array), nan, array)
+    out = select(isposinf(array), float(top) if posinf is None else posinf, out)
+    return select(isneginf(array), float(bottom) if neginf is None else neginf, out)
+
+
+def diff(x: Any, n: int = 1, axis: Any = -1, prepend: Any = None, append: Any = None) -> Array:
+    array = as_array(x)
+    d = dims_of(axis, array.ndim, "np.diff")[0]
+    for extra, first in ((prepend, True), (append, False)):
+        if extra is None or extra is np._NoValue:
+            continue
+        part = as_array(extra)
+        if part.ndim == 0:
+            part = shaping.broadcast_to(part, (*array.shape[:d], 1, *array.shape[d + 1 :]))
+        array = shaping.concatenate([part, array] if first else [array, part], d)
+    lead = [slice(None)] * d
+    ufunc = np.not_equal if array.type.dtype.kind == "b" else np.subtract
+    for _ in range(n):
+        array = apply(ufunc, array[(*lead, slice(1, None))], array[(*lead, slice(None, -1))])
+    return array
+
+
+def searchsorted(a: Any, v: Any, side: str = "left", sorter: Any = None) -> Array:
+    """How many elements stand before v: counted, so that no search depends on data."""
+    ordered = as_array(a) if sorter is None else as_array(a)[sorter]
+    values = as_array(v)
+    wide = shaping.expand_dims(values, values.ndim)
+    from codegen.trace.reducing import sum_
+
+    before = apply(np.less if side == "left" else np.less_equal, ordered, wide)
+    return as_array(sum_(before, axis=-1))
+
+
+def interp(x: Any, xp: Any, fp: Any, left: Any = None, right: Any = None, period: Any = None) -> Array:
+    if period is not None:
+        raise unsupported("np.interp with period=", "x % period")
+    xs, ys, at = as_array(xp, np.float64), as_array(fp, np.float64), as_array(x, np.float64)
+    k = clip(searchsorted(xs, at, "right") - 1, 0, xs.shape[0] - 2)
+    slope = (ys[k + 1] - ys[k]) / (xs[k + 1] - xs[k])
+    inside = ys[k] + slope * (at - xs[k])
+    inside = select(at <= xs[0], ys[0] if left is None else left, inside)
+    inside = select(at >= xs[-1], ys[-1], inside)
+    return inside if right is None else select(at > xs[-1], right, inside)
+
+
+def isin(element: Any, test_elements: Any, invert: bool = False, **_: Any) -> Array:
+    from codegen.trace.reducing import any_
+
+    array, tests = as_array(element), shaping.ravel(test_elements)
+    found = any_(apply(np.equal, shaping.expand_dims(array, array.ndim), tests), axis=-1)
+    return apply(np.logical_not, found) if invert else as_array(found)
+
+
+def isreal(x: Any) -> Array:
+    return apply(np.equal, imag(x), 0)
+
+
+def iscomplexobj(x: Any) -> bool:
+    return as_array(x).type.dtype.kind == "c"
+
+
+def isrealobj(x: Any) -> bool:
+    return not iscomplexobj(x)
+
+
+def convolve(a: Any, v: Any, mode: str = "full") -> Array:
+    """By shifted products; the shorter operand's extent must be known while building."""
+    from codegen.trace.creation import zeros
+
+    x, kernel = as_array(a), as_array(v)
+    if not kernel.extents[0].is_const:
+        x, kernel = kernel, x
+    if not kernel.extents[0].is_const or kernel.extents[0].value > 64:
+        raise unsupported("np.convolve with a long kernel", "a kernel of at most 64 elements")
+    count = kernel.extents[0].value
+    n = x.shape[0]
+    out = zeros(n + count - 1, result_type(x, kernel))
+    for k in range(count):
+        out[k : k + n] += x * kernel[k]
+    if mode == "full":
+        return out
+    if mode == "same":
+        return out[(count - 1) // 2 : (count - 1) // 2 + n]
+    return out[count - 1 : n]
+
+
+def shape(x: Any) -> tuple[Any, ...]:
+    return as_array(x).shape
+
+
+def size(x: Any, axis: Any = None) -> Any:
+    array = as_array(x)
+    return array.size if axis is None else array.shape[axis]
+
+
+def ndim(x: Any) -> int:
+    return as_array(x).ndim
+
+
+def result_type_(*operands: Any) -> Any:
+    return dtypes.numpy_dtype(result_type(*operands))
+
+
+def copyto(dst: Any, src: Any, casting: str = "same_kind", where: Any = True) -> None:
+    store(src if where is True else as_array(src), dst, where)
+
+
+def fill_diagonal(a: Any, val: Any, wrap: bool = False) -> None:
+    from codegen.trace.creation import arange
+
+    array = as_array(a)
+    at = arange(number(expr.minimum(*array.extents[:2])))
+    array[at, at] = val
+
+

@@ -1,0 +1,594 @@
+"""Shapes: reshape, transpose, joining, cutting, repeating. Views where NumPy's are views.
+
+Always holds: arrays are joined by writing each into its place of one new array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from codegen import expr
+from codegen.errors import ShapeError
+from codegen.expr import Expr
+from codegen.ir import Shape
+from codegen.trace import view
+from codegen.trace.array import (
+    Array,
+    Number,
+    as_array,
+    as_value,
+    constant,
+    element_type,
+    full_value,
+    number,
+    unsupported,
+    wrap,
+)
+from codegen.trace.context import require_context, user_place
+from codegen.trace.elementwise import (
+    broadcast_shapes,
+    normal,
+    operand_value,
+    result_type,
+    same_extent,
+    shape_text,
+)
+from codegen.trace.number import expr_of
+from codegen.trace.reducing import dims_of
+
+ZERO, ONE = expr.const(0), expr.const(1)
+
+
+def _dim(axis: Any, ndim: int, what: str) -> int:
+    return dims_of((axis,), ndim, what)[0]
+
+
+# ---- reshape ------------------------------------------------------------------------------------------------
+
+
+def _wanted(shape: Any) -> list[Expr | None]:
+    items = shape if isinstance(shape, (tuple, list)) else (shape,)
+    out: list[Expr | None] = []
+    for item in items:
+        e = expr_of(item)
+        if e is None:
+            raise ShapeError("reshape takes integers", place=user_place(),
+                             expected="extents known while building or at launch",
+                             found=repr(item))  # fmt: skip
+        out.append(None if e == -1 else e)
+    return out
+
+
+def _missing(have: Shape, given: Sequence[Expr]) -> Expr | None:
+    """The extent x with product(given) * x = product(have); None: there is none."""
+    left, over = list(have), []
+    for e in given:
+        match = next((k for k, h in enumerate(left) if same_extent(h, e)), None)
+        if match is None:
+            over.append(e)
+        else:
+            left.pop(match)
+    top, bottom = expr.product(left), expr.product(over)
+    x = expr.floordiv(top, bottom)
+    if bottom == 0:
+        return None
+    return x if same_extent(x * bottom, top) else None
+
+
+def reshape(x: Any, shape: Any, order: str = "C", *, copy: Any = None, newshape: Any = None) -> Array:
+    """The same elements in row-major order; a view."""
+    if order not in ("C", "A", None):
+        raise unsupported(f"reshape with order={order!r}", "x.T.reshape(...)")
+    array = as_array(x)
+    wanted = _wanted(shape)
+    given = [e for e in wanted if e is not None]
+    fill = _missing(array.extents, given) if len(given) < len(wanted) else ONE
+    fits = fill is not None and len(wanted) - len(given) <= 1
+    if fits and len(given) == len(wanted):
+        fits = same_extent(expr.product(given), expr.product(array.extents))
+    if not fits:
+        text = ", ".join("-1" if e is None else str(e) for e in wanted)
+        raise ShapeError(
+            f"cannot reshape {shape_text(array.extents)} into ({text})",
+            place=user_place(),
+            expected=f"a shape of {expr.product(array.extents)} elements",
+            found=f"({text})",
+        )
+    assert fill is not None
+    result = array.viewed(view.Reshape(tuple(fill if e is None else e for e in wanted)))
+    return _copied(result) if copy else result
+
+
+def _copied(array: Array) -> Array:
+    return wrap(array.context, array.read(), scalar=False)
+
+
+def ravel(x: Any, order: str = "C") -> Array:
+    return reshape(x, -1, order) if as_array(x).ndim != 1 else as_array(x)
+
+
+def transpose(x: Any, axes: Any = None) -> Array:
+    """A view with its dims in another order; reversed by default."""
+    array = as_array(x)
+    perm = tuple(reversed(range(array.ndim))) if axes is None else dims_of(
+        axes, array.ndim, "transpose"
+    )  # fmt: skip
+    if len(perm) != array.ndim:
+        raise ShapeError("axes don't match array", place=user_place(),
+                         expected=f"{array.ndim} dims", found=str(axes))  # fmt: skip
+    return array.viewed(view.Transpose(perm))
+
+
+def swapaxes(x: Any, axis1: Any, axis2: Any) -> Array:
+    ndim = as_array(x).ndim
+    a, b = _dim(axis1, ndim, "swapaxes"), _dim(axis2, ndim, "swapaxes")
+    perm = list(range(ndim))
+    perm[a], perm[b] = b, a
+    return transpose(x, perm)
+
+
+def moveaxis(x: Any, source: Any, destination: Any) -> Array:
+    ndim = as_array(x).ndim
+    src, dst = dims_of(source, ndim, "moveaxis"), dims_of(destination, ndim, "moveaxis")
+    order = [d for d in range(ndim) if d not in src]
+    for to, d in sorted(zip(dst, src)):
+        order.insert(to, d)
+    return transpose(x, order)
+
+
+def rollaxis(x: Any, axis: int, start: int = 0) -> Array:
+    return moveaxis(x, axis, start if start <= axis else start - 1)
+
+
+def matrix_transpose(x: Any) -> Array:
+    return swapaxes(x, -1, -2)
+
+
+def squeeze(x: Any, axis: Any = None) -> Array:
+    array = as_array(x)
+    if axis is None:
+        dims = tuple(d for d, e in enumerate(array.extents) if e == 1)
+    else:
+        dims = dims_of(axis, array.ndim, "squeeze")
+    for d in dims:
+        if array.extents[d] != 1:
+            raise ShapeError("cannot squeeze a dim whose extent is not 1", place=user_place(),
+                             expected=f"extent 1 in dim {d}", found=shape_text(array.extents))  # fmt: skip
+    kept = tuple(e for d, e in enumerate(array.extents) if d not in dims)
+    return array.viewed(view.Reshape(kept))
+
+
+def expand_dims(x: Any, axis: Any) -> Array:
+    array = as_array(x)
+    items = axis if isinstance(axis, (tuple, list)) else (axis,)
+    dims = dims_of(items, array.ndim + len(items), "expand_dims")
+    shape = list(array.extents)
+    for d in sorted(dims):
+        shape.insert(d, ONE)
+    return array.viewed(view.Reshape(tuple(shape)))
+
+
+def _at_least(n: int) -> Any:
+    def call(*arrays: Any) -> Any:
+        def one(x: Any) -> Array:
+            a = as_array(x)
+            if a.ndim >= n:
+                return a
+            if n == 3 and a.ndim == 2:
+                return expand_dims(a, 2)
+            if n == 3 and a.ndim == 1:
+                return expand_dims(a, (0, 2))
+            return reshape(a, (*[1] * (n - a.ndim), *a.shape))
+
+        made = [one(x) for x in arrays]
+        return made[0] if len(made) == 1 else tuple(made)
+
+    return call
+
+
+atleast_1d, atleast_2d, atleast_3d = _at_least(1), _at_least(2), _at_least(3)
+
+
+def broadcast_to(x: Any, shape: Any, subok: bool = False) -> Array:
+    """A read-only view of a larger shape."""
+    array = as_array(x)
+    wanted = tuple(e if e is not None else ZERO for e in _wanted(shape))
+    joined = broadcast_shapes([array.extents, wanted], "broadcast_to")
+    if len(joined) != len(wanted) or not all(map(same_extent, joined, wanted)):
+        raise ShapeError(
+            f"{shape_text(array.extents)} cannot be broadcast to {shape_text(wanted)}",
+            place=user_place(), expected=shape_text(wanted), found=shape_text(array.extents),
+        )  # fmt: skip
+    if array.extents == wanted:
+        return array
+    dims = tuple(range(len(wanted) - array.ndim, len(wanted)))
+    return array.viewed(view.Broadcast(dims, wanted))
+
+
+def broadcast_arrays(*arrays: Any, subok: bool = False) -> tuple[Array, ...]:
+    made = [as_array(x) for x in arrays]
+    shape = broadcast_shapes([a.extents for a in made])
+    return tuple(broadcast_to(a, tuple(number(e) for e in shape)) for a in made)
+
+
+# ---- joining ------------------------------------------------------------------------------------------------
+
+
+def concatenate(arrays: Any, axis: Any = 0, out: Any = None, *, dtype: Any = None,
+                casting: Any = None) -> Array:  # fmt: skip
+    """Arrays one after the other along a dim."""
+    context = require_context("np.concatenate")
+    parts = [as_array(x) for x in arrays]
+    if not parts:
+        raise ShapeError("need at least one array to concatenate", place=user_place(),
+                         expected="one or more arrays", found="none")  # fmt: skip
+    if axis is None:
+        parts, axis = [ravel(p) for p in parts], 0
+    first = parts[0]
+    d = _dim(axis, first.ndim, "np.concatenate")
+    for p in parts[1:]:
+        same = p.ndim == first.ndim and all(
+            k == d or same_extent(a, b) for k, (a, b) in enumerate(zip(p.extents, first.extents))
+        )
+        if not same:
+            raise ShapeError(
+                "all the input array dimensions except for the concatenation axis must match",
+                place=user_place(),
+                expected=f"the dims of {shape_text(first.extents)}, but for dim {d}",
+                found=shape_text(p.extents),
+            )
+    kind = result_type(*parts) if dtype is None else element_type(dtype)
+    total = expr.const(0)
+    for p in parts:
+        total = total + p.extents[d]
+    shape = (*first.extents[:d], total, *first.extents[d + 1 :])
+    value = full_value(context, 0, kind, shape)
+    at = ZERO
+    for p in parts:
+        start = tuple(at if k == d else ZERO for k in range(len(shape)))
+        inner = (*first.extents[:d], p.extents[d], *first.extents[d + 1 :])
+        piece = operand_value(context, p, kind, inner)
+        if p.extents[d] != 0:
+            value = context.emit_one("update", value, piece, start=start, step=(1,) * len(shape))
+        at = at + p.extents[d]
+    made = wrap(context, value, scalar=False)
+    if out is not None:
+        out[...] = made
+        return as_array(out)
+    return made
+
+
+def stack(arrays: Any, axis: Any = 0, out: Any = None, *, dtype: Any = None,
+          casting: Any = None) -> Array:  # fmt: skip
+    parts = [as_array(x) for x in arrays]
+    if not parts:
+        return concatenate(parts)
+    for p in parts[1:]:
+        if p.ndim != parts[0].ndim or not all(map(same_extent, p.extents, parts[0].extents)):
+            raise ShapeError("all input arrays must have the same shape", place=user_place(),
+                             expected=shape_text(parts[0].extents),
+                             found=shape_text(p.extents))  # fmt: skip
+    d = _dim(axis, parts[0].ndim + 1, "np.stack")
+    return concatenate([expand_dims(p, d) for p in parts], d, out, dtype=dtype)
+
+
+def vstack(arrays: Any, **more: Any) -> Array:
+    return concatenate([atleast_2d(x) for x in arrays], 0, **more)
+
+
+def hstack(arrays: Any, **more: Any) -> Array:
+    parts = [atleast_1d(x) for x in arrays]
+    return concatenate(parts, 0 if parts and parts[0].ndim == 1 else 1, **more)
+
+
+def dstack(arrays: Any) -> Array:
+    return concatenate([atleast_3d(x) for x in arrays], 2)
+
+
+def column_stack(arrays: Any) -> Array:
+    parts = [as_array(x) for x in arrays]
+    return concatenate([expand_dims(p, 1) if p.ndim == 1 else p for p in parts], 1)
+
+
+def append(x: Any, values: Any, axis: Any = None) -> Array:
+    return concatenate([x, values], axis)
+
+
+def block(arrays: Any) -> Array:
+    """np.block of nested lists."""
+
+    def depth(x: Any) -> int:
+        return 1 + depth(x[0]) if isinstance(x, list) else 0
+
+    levels = depth(arrays)
+
+    def join(x: Any, level: int) -> Array:
+        if not isinstance(x, list):
+            a = as_array(x)
+            return a if a.ndim >= levels else reshape(a, (*[1] * (levels - a.ndim), *a.shape))
+        return concatenate([join(i, level - 1) for i in x], -level)
+
+    return join(arrays, levels)
+
+
+def pad(x: Any, pad_width: Any, mode: Any = "constant", **options: Any) -> Array:
+    """Modes constant, edge, wrap, reflect and symmetric."""
+    array = as_array(x)
+    if isinstance(pad_width, (Number, Array)):
+        pad_width = ((pad_width, pad_width),) * array.ndim
+    elif isinstance(pad_width, dict):
+        pad_width = [pad_width.get(d, pad_width.get(d - array.ndim, 0)) for d in range(array.ndim)]
+        pad_width = [(w, w) if not isinstance(w, (tuple, list)) else w for w in pad_width]
+    else:
+        pad_width = np.broadcast_to(np.asarray(pad_width, object), (array.ndim, 2)).tolist()
+    if mode == "constant":
+        values = options.get("constant_values", 0)
+        return _pad_constant(array, pad_width, values)
+    if mode not in ("edge", "wrap", "reflect", "symmetric"):
+        raise unsupported(f"np.pad with mode={mode!r}", "constant, edge, wrap, reflect, symmetric")
+    for d, (before, after) in enumerate(pad_width):
+        array = _pad_from(array, d, before, after, mode)
+    return array
+
+
+def _pad_constant(array: Array, widths: Any, values: Any) -> Array:
+    context = array.context
+    if np.ndim(values) if not isinstance(values, (Array, Number)) else values.ndim:
+        raise unsupported("np.pad with several constant_values", "one value, or np.concatenate")
+    before = [_extent(b) for b, _ in widths]
+    after = [_extent(a) for _, a in widths]
+    shape = tuple(b + e + a for b, e, a in zip(before, array.extents, after))
+    base = operand_value(context, normal(values), array.type.dtype, shape)
+    step = (1,) * array.ndim
+    value = context.emit_one("update", base, array.read(), start=tuple(before), step=step)
+    return wrap(context, value, scalar=False)
+
+
+def _extent(x: Any) -> Expr:
+    e = expr_of(x)
+    if e is None or expr.nonneg(-e - 1):
+        raise ShapeError("pad widths are non-negative integers", place=user_place(),
+                         expected="an integer known while building or at launch",
+                         found=repr(x))  # fmt: skip
+    return e
+
+
+def _pad_from(array: Array, d: int, before: Any, after: Any, mode: str) -> Array:
+    n = array.shape[d]
+
+    def part(start: Any, stop: Any, step: int = 1) -> Array:
+        got: Array = array[(*[slice(None)] * d, slice(start, stop, step))]
+        return got
+
+    def wide(edge: Array, count: Any) -> Array:
+        shape = (*array.shape[:d], count, *array.shape[d + 1 :])
+        return broadcast_to(edge, shape)
+
+    if mode == "edge":
+        left, right = wide(part(0, 1), before), wide(part(n - 1, n), after)
+    elif mode == "wrap":
+        left, right = part(n - before, n), part(0, after)
+    elif mode == "reflect":
+        left, right = flip(part(1, before + 1), d), flip(part(n - 1 - after, n - 1), d)
+    else:
+        left, right = flip(part(0, before), d), flip(part(n - after, n), d)
+    return concatenate([left, array, right], d)
+
+
+# ---- cutting and turning ------------------------------------------------------------------------------------
+
+
+def array_split(x: Any, indices: Any, axis: Any = 0) -> list[Array]:
+    array = as_array(x)
+    d = _dim(axis, array.ndim, "np.array_split")
+    lead = [slice(None)] * d
+    if isinstance(indices, (list, tuple, np.ndarray)):
+        cuts = [0, *indices, array.shape[d]]
+        return [array[(*lead, slice(a, b))] for a, b in zip(cuts, cuts[1:])]
+    from codegen.trace.blocks import Blocks
+
+    return list(Blocks(array, indices, d))
+
+
+def split(x: Any, indices: Any, axis: Any = 0) -> list[Array]:
+    array = as_array(x)
+    d = _dim(axis, array.ndim, "np.split")
+    count = expr_of(indices) if not isinstance(indices, (list, tuple, np.ndarray)) else None
+    if count is not None and not same_extent(array.extents[d] % count, ZERO):
+        raise ShapeError("array split does not result in an equal division", place=user_place(),
+                         expected=f"a multiple of {count} in dim {d}",
+                         found=shape_text(array.extents),
+                         remedy="np.array_split, or spmd.blocks")  # fmt: skip
+    return array_split(x, indices, axis)
+
+
+def hsplit(x: Any, indices: Any) -> list[Array]:
+    return split(x, indices, 0 if as_array(x).ndim == 1 else 1)
+
+
+def vsplit(x: Any, indices: Any) -> list[Array]:
+    return split(x, indices, 0)
+
+
+def unstack(x: Any, *, axis: int = 0) -> tuple[Array, ...]:
+    return tuple(moveaxis(x, axis, 0))
+
+
+def flip(x: Any, axis: Any = None) -> Array:
+    """A view, reversed along dims."""
+    array = as_array(x)
+    dims = dims_of(axis, array.ndim, "np.flip")
+    got: Array = array[tuple(slice(None, None, -1 if d in dims else 1) for d in range(array.ndim))]
+    return got
+
+
+def fliplr(x: Any) -> Array:
+    return flip(x, 1)
+
+
+def flipud(x: Any) -> Array:
+    return flip(x, 0)
+
+
+def rot90(x: Any, k: int = 1, axes: Any = (0, 1)) -> Array:
+    a, b = axes
+    turns = k % 4
+    if turns == 0:
+        return as_array(x)
+    if turns == 2:
+        return flip(x, (a, b))
+    return flip(swapaxes(x, a, b), a) if turns == 1 else swapaxes(flip(x, a), a, b)
+
+
+def roll(x: Any, shift: Any, axis: Any = None) -> Array:
+    """Elements moved along dims, around the end; shifts may be symbolic."""
+    array = as_array(x)
+    if axis is None:
+        return reshape(roll(ravel(array), shift, 0), array.shape)
+    dims = dims_of(axis, array.ndim, "np.roll")
+    shifts = shift if isinstance(shift, (tuple, list)) else (shift,) * len(dims)
+    for s, d in zip(shifts, dims if len(dims) > 1 else dims * len(shifts)):
+        array = _rolled(array, s, d)
+    return _copied(array) if array.storage is getattr(x, "storage", None) else array
+
+
+def _rolled(array: Array, shift: Any, d: int) -> Array:
+    e = expr_of(shift)
+    lead = [slice(None)] * d
+    if e is None:  # known only at run time
+        from codegen.trace.creation import arange
+
+        at = (arange(array.shape[d]) - shift) % as_array(array.shape[d])
+        got: Array = array[(*lead, at)]
+        return got
+    n = array.extents[d]
+    k = number(expr.mod(e, n))
+    if isinstance(k, int) and k == 0:
+        return array
+    cut = number(n - expr.mod(e, n))
+    return concatenate([array[(*lead, slice(cut, None))], array[(*lead, slice(None, cut))]], d)
+
+
+def tile(x: Any, reps: Any) -> Array:
+    array = as_array(x)
+    counts = list(reps) if isinstance(reps, (tuple, list)) else [reps]
+    counts = [1] * (array.ndim - len(counts)) + counts
+    array = reshape(array, (*[1] * (len(counts) - array.ndim), *array.shape))
+    wide: list[Any] = []
+    pairs: list[Any] = []
+    for n, e in zip(counts, array.shape):
+        wide += [n, e]
+        pairs += [1, e]
+    full = broadcast_to(reshape(array, tuple(pairs)), tuple(wide))
+    return _copied(reshape(full, tuple(n * e for n, e in zip(counts, array.shape))))
+
+
+def repeat(x: Any, repeats: Any, axis: Any = None) -> Array:
+    array = ravel(x) if axis is None else as_array(x)
+    d = _dim(axis or 0, array.ndim, "np.repeat")
+    if expr_of(repeats) is None:
+        data = repeats if not isinstance(repeats, Array) else None
+        if data is None:
+            raise unsupported("np.repeat with counts that depend on data", "one count for all")
+        got: Array = array[(*[slice(None)] * d, np.repeat(np.arange(len(data)), data))]
+        return got
+    shape = array.shape
+    wide = expand_dims(array, d + 1)
+    wide = broadcast_to(wide, (*shape[: d + 1], repeats, *shape[d + 1 :]))
+    return _copied(reshape(wide, (*shape[:d], shape[d] * repeats, *shape[d + 1 :])))
+
+
+# ---- copies -------------------------------------------------------------------------------------------------
+
+
+def copy(x: Any, order: str = "K", subok: bool = False) -> Array:
+    return _copied(as_array(x))
+
+
+def astype(x: Any, dtype: Any, order: str = "K", casting: Any = None, subok: Any = None,
+           copy: Any = True, *, device: Any = None) -> Array:  # fmt: skip
+    """A new array of another element type."""
+    array = as_array(x)
+    value = as_value(array.context, array, dtype)
+    return wrap(array.context, value, scalar=array.scalar or None if array.ndim == 0 else False)
+
+
+def triangle(keep_lower: bool, what: str) -> Any:
+    def call(m: Any, k: Any = 0) -> Array:
+        from codegen.trace.elementwise import apply, select
+
+        array = as_array(m)
+        if array.ndim < 2:
+            raise ShapeError(f"{what} needs two dims", place=user_place(), expected="2 dims",
+                             found=shape_text(array.extents))  # fmt: skip
+        rows, columns = _grid(array, -2), _grid(array, -1)
+        compare = np.greater_equal if keep_lower else np.less_equal
+        mask = apply(compare, rows + k, columns)
+        zero = as_array(np.zeros((), array.dtype))
+        return select(mask, array, zero)
+
+    return call
+
+
+def _grid(array: Array, dim: int) -> Array:
+    """Positions along one of the last two dims, as a column or a row."""
+    from codegen.trace.declare import global_indices
+
+    return global_indices(array.context, array.extents[dim], ZERO, dim + 2, 2)
+
+
+tril, triu = triangle(True, "np.tril"), triangle(False, "np.triu")
+
+
+def diagonal(x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Array:
+    from codegen.trace.creation import arange
+
+    array = moveaxis(x, (axis1, axis2), (0, 1))
+    n, m = array.extents[:2]
+    k = constant(expr_of(offset) or ZERO, "the offset of a diagonal", "")
+    count = expr.maximum(expr.minimum(n + min(k, 0), m - max(k, 0)), 0)
+    at = arange(number(count))
+    picked: Array = array[at + max(-k, 0), at + max(k, 0)]
+    return moveaxis(picked, 0, -1)
+
+
+def diag(x: Any, k: int = 0) -> Array:
+    array = as_array(x)
+    if array.ndim == 2:
+        return diagonal(array, k)
+    from codegen.trace.creation import arange, zeros
+
+    n = array.shape[0] + abs(k)
+    made = zeros((n, n), array.dtype)
+    at = arange(array.shape[0])
+    made[at + max(-k, 0), at + max(k, 0)] = array
+    return made
+
+
+def trace(x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = None,
+          out: Any = None) -> Any:  # fmt: skip
+    from codegen.trace.reducing import sum_
+
+    return sum_(diagonal(x, offset, axis1, axis2), axis=-1, dtype=dtype, out=out)
+
+
+def meshgrid(*arrays: Any, copy: bool = True, sparse: bool = False, indexing: str = "xy") -> Any:
+    parts = [ravel(x) for x in arrays]
+    order = list(range(len(parts)))
+    if indexing == "xy" and len(parts) > 1:
+        order[:2] = [1, 0]
+    out = []
+    for k, p in enumerate(parts):
+        shape = [1] * len(parts)
+        shape[order[k]] = p.shape[0]
+        out.append(reshape(p, tuple(shape)))
+    return tuple(out) if sparse else tuple(_copied(a) for a in broadcast_arrays(*out))
+
+
+def ix_(*arrays: Any) -> tuple[Array, ...]:
+    grids: tuple[Array, ...] = meshgrid(*arrays, sparse=True, indexing="ij")
+    return grids
+

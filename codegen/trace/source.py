@@ -1,0 +1,189 @@
+"""From a user's function to the same function with its control flow visible to a capture.
+
+`convert` finds the function in its file, rewrites the syntax tree (exits.py, rewrite.py), compiles
+it under the original file name and positions, and binds it to the original closure and globals.
+Always holds: on plain Python values the converted function behaves as the original does.
+"""
+
+from __future__ import annotations
+
+import __future__
+
+import ast
+import functools
+import linecache
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from codegen.trace import rewrite
+from codegen.trace.context import is_user_file, user_frame
+
+_FUTURE = functools.reduce(
+    lambda a, b: a | b, (getattr(__future__, n).compiler_flag for n in __future__.all_feature_names)
+)
+_Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+
+_converted: weakref.WeakKeyDictionary[Callable[..., Any], Callable[..., Any]] = (
+    weakref.WeakKeyDictionary()
+)
+_codes: dict[tuple[str, types.CodeType], types.CodeType | str] = {}
+# by id: code objects compare by content. The values keep the ids from being used again.
+_made: dict[int, types.CodeType] = {}
+_trees: dict[str, tuple[str, ast.Module]] = {}
+
+
+def convert(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with compiled control flow; itself where it is not the user's own Python."""
+    if isinstance(function, types.MethodType):
+        inner = convert(function.__func__)
+        return function if inner is function.__func__ else types.MethodType(inner, function.__self__)
+    if isinstance(function, functools.partial):
+        inner = convert(function.func)
+        if inner is function.func:
+            return function
+        return functools.partial(inner, *function.args, **function.keywords)
+    if isinstance(function, types.FunctionType):
+        return _convert_function(function)
+    method = getattr(type(function), "__call__", None)
+    if isinstance(method, types.FunctionType) and not isinstance(function, type):
+        inner = convert(method)
+        return function if inner is method else types.MethodType(inner, function)
+    return function
+
+
+def why_unconverted() -> str:
+    """Why the user's function that runs now was not converted; "" when it was."""
+    frame = user_frame()
+    if frame is None or id(frame.f_code) in _made:
+        return ""
+    reason = _codes.get((frame.f_code.co_filename, frame.f_code))
+    if isinstance(reason, str):
+        return reason
+    return f"{frame.f_code.co_name} was called by code that is not compiled"
+
+
+def _convert_function(function: types.FunctionType) -> Callable[..., Any]:
+    code = function.__code__
+    if id(code) in _made or not is_user_file(code.co_filename):
+        return function
+    known = _converted.get(function)
+    if known is not None and known.__kwdefaults__ == function.__kwdefaults__:
+        return known
+    key = (code.co_filename, code)
+    if key not in _codes:
+        _codes[key] = _convert_code(code, function.__globals__)
+    new = _codes[key]
+    if isinstance(new, str):
+        return function
+    made = _bind(function, new)
+    _converted[function] = made
+    return made
+
+
+def _convert_code(code: types.CodeType, namespace: dict[str, Any]) -> types.CodeType | str:
+    """The rewritten code, or the reason why there is none."""
+    found = find(code, namespace)
+    if found is None:
+        return f"the source of {code.co_name} cannot be read (it was typed in, or its file changed)"
+    node, class_name = found
+    try:
+        tree = rewrite.function_module(node, code.co_freevars, class_name)
+        flags = code.co_flags & _FUTURE
+        module = compile(tree, code.co_filename, "exec", flags=flags, dont_inherit=True)
+    except (SyntaxError, RecursionError) as error:
+        return f"{code.co_name} nests too deeply to be compiled ({error})"
+    inner = module
+    for _ in range(2 if class_name is None else 3):  # module, factory, perhaps a class
+        inner = next(c for c in inner.co_consts if isinstance(c, types.CodeType))
+    inner = _renamed(inner, inner.co_qualname, code.co_qualname)
+    _register(inner)
+    return inner
+
+
+def _bind(function: types.FunctionType, code: types.CodeType) -> types.FunctionType:
+    """A function of the new code in the old one's surroundings: same cells, same globals."""
+    from codegen.trace import control
+
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or ()))
+    cells[rewrite.RUNTIME] = types.CellType(control)
+    closure = tuple(cells[name] for name in code.co_freevars)
+    new = types.FunctionType(
+        code, function.__globals__, function.__name__, function.__defaults__, closure
+    )
+    new.__kwdefaults__ = function.__kwdefaults__
+    new.__dict__.update(function.__dict__)
+    new.__annotations__ = function.__annotations__
+    new.__doc__, new.__module__ = function.__doc__, function.__module__
+    new.__qualname__ = function.__qualname__
+    return new
+
+
+def _renamed(code: types.CodeType, old: str, new: str) -> types.CodeType:
+    """The code with its qualified name, and those of the functions in it, as in the source."""
+    consts = tuple(
+        _renamed(c, old, new) if isinstance(c, types.CodeType) else c for c in code.co_consts
+    )
+    name = code.co_qualname
+    name = new + name[len(old) :] if name.startswith(old) else name
+    return code.replace(co_consts=consts, co_qualname=name)
+
+
+def _register(code: types.CodeType) -> None:
+    _made[id(code)] = code
+    for c in code.co_consts:
+        if isinstance(c, types.CodeType):
+            _register(c)
+
+
+# ---- finding a function in its file -----------------------------------------------------------------
+
+
+def find(code: types.CodeType, namespace: dict[str, Any]) -> tuple[_Function, str | None] | None:
+    """The node of a code object and the class around it (for private names); None: not found."""
+    tree = _tree(code.co_filename, namespace)
+    if tree is None:
+        return None
+    fits = [(n, c) for n, c in _functions(tree, None) if _is_source_of(n, code)]
+    if len(fits) > 1 and code.co_name == "<lambda>":  # several lambdas begin on this line
+        spans = set(code.co_positions())
+        fits = [(n, c) for n, c in fits if isinstance(n, ast.Lambda) and _span(n.body) in spans]
+        fits.sort(key=lambda f: len(ast.dump(f[0])), reverse=True)  # outer ones hold inner bodies
+    return fits[0] if fits else None
+
+
+def _tree(filename: str, namespace: dict[str, Any]) -> ast.Module | None:
+    lines = linecache.getlines(filename, namespace)
+    if not lines:
+        return None
+    text = "".join(lines)
+    if filename not in _trees or _trees[filename][0] != text:
+        try:
+            _trees[filename] = (text, ast.parse(text))
+        except SyntaxError:
+            return None
+    return _trees[filename][1]
+
+
+def _functions(node: ast.AST, class_name: str | None) -> Iterator[tuple[_Function, str | None]]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, _Function):
+            yield child, class_name
+        inner = child.name if isinstance(child, ast.ClassDef) else class_name
+        yield from _functions(child, inner)
+
+
+def _is_source_of(node: _Function, code: types.CodeType) -> bool:
+    a = node.args
+    names = [x.arg for x in (*a.posonlyargs, *a.args, *a.kwonlyargs)]
+    if len(names) != code.co_argcount + code.co_kwonlyargcount:
+        return False
+    if isinstance(node, ast.Lambda):
+        return code.co_name == "<lambda>" and node.lineno == code.co_firstlineno
+    first = node.decorator_list[0].lineno if node.decorator_list else node.lineno
+    return node.name == code.co_name and first == code.co_firstlineno
+
+
+def _span(node: ast.expr) -> tuple[int | None, int | None, int | None, int | None]:
+    return node.lineno, node.end_lineno, node.col_offset, node.end_col_offset

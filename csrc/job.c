@@ -1,0 +1,357 @@
+/* A job: the tables of an image for given sizes and scalars, where everything lies in the arena,
+ * the records of the hosted ranks, and the one failure that ends all of it. */
+#define _GNU_SOURCE
+#include "parts.h"
+
+#include <errno.h>
+#include <sched.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MOST_BYTES ((int64_t)1 << 56) /* beyond any machine; sums of two cannot overflow */
+
+static int64_t round_up(int64_t value, int64_t unit)
+{
+    return (value + unit - 1) / unit * unit;
+}
+
+const char *spmd_status_text(int status)
+{
+    static const char *const text[] = {
+        [SPMD_OK] = "done",
+        [SPMD_NO_MEMORY] = "the machine has not enough memory",
+        [SPMD_SYSTEM] = "a system call failed",
+        [SPMD_MISMATCH] = "not the interface version or the memory that was agreed on",
+        [SPMD_RANGE] = "an argument is out of its range",
+        [SPMD_BUSY] = "the job is running",
+    };
+    bool known = status >= 0 && status < (int)(sizeof text / sizeof *text);
+    return known ? text[status] : "unknown status";
+}
+
+static int settings_check(const spmd_settings *settings)
+{
+    const spmd_image *image = settings->image;
+    int64_t product = 1;
+
+    if (!image)
+        return SPMD_RANGE;
+    if (image->interface_version != SPMD_INTERFACE)
+        return SPMD_MISMATCH;
+    for (int axis = 0; axis < SPMD_AXES; axis++) {
+        if (settings->size[axis] < 1 || settings->size[axis] > settings->ranks / product)
+            return SPMD_RANGE;
+        product *= settings->size[axis];
+    }
+    bool fits = product == settings->ranks && settings->scalars == image->scalars &&
+                settings->first >= 0 && settings->count >= 1 &&
+                settings->count <= settings->ranks - settings->first && settings->threads >= 0 &&
+                settings->cores >= 0 && settings->algorithm >= SPMD_AUTO &&
+                settings->algorithm <= SPMD_RING && settings->libraries >= 0;
+    for (uint32_t array = 0; fits && array < image->inputs + image->outputs; array++)
+        fits = image->array_dims[array] <= SPMD_DIMS &&
+               image->array_buffer[array] < image->buffers;
+    return fits ? SPMD_OK : SPMD_RANGE;
+}
+
+/* Buffers begin on lines. Large memories begin a few lines off a page: ranks that read the same
+ * offset of all others would otherwise meet in one set of the first-level cache. */
+static int buffers_place(spmd_job *job, int64_t *buffer)
+{
+    uint32_t buffers = job->image->buffers;
+    int64_t *bytes = calloc((size_t)buffers + 1, sizeof *bytes);
+    int64_t end = 0;
+
+    if (!bytes)
+        return SPMD_NO_MEMORY;
+    job->image->reserve(&job->world, bytes);
+    bool fits = true;
+    for (uint32_t k = 0; fits && k < buffers; k++) {
+        fits = bytes[k] >= 0 && bytes[k] < MOST_BYTES && end < MOST_BYTES;
+        buffer[k] = end;
+        end = fits ? end + round_up(bytes[k], SPMD_LINE) : end;
+    }
+    free(bytes);
+    if (end >= SPMD_PAGE)
+        end = round_up(end, SPMD_PAGE) + 5 * SPMD_LINE;
+    job->rank_bytes = end;
+    return fits && end <= MOST_BYTES / job->world.ranks ? SPMD_OK : SPMD_NO_MEMORY;
+}
+
+static int arena_plan(spmd_job *job)
+{
+    int64_t ranks = job->world.ranks, sites = job->image->sites;
+    job->record_bytes = (int64_t)sizeof(spmd_record) + sites * (int64_t)sizeof(spmd_site);
+    job->record_bytes = round_up(job->record_bytes, 2 * SPMD_LINE);
+    if (job->record_bytes > MOST_BYTES / ranks)
+        return SPMD_NO_MEMORY;
+    job->records_at = round_up((int64_t)sizeof(spmd_header), SPMD_PAGE);
+    job->memory_at = round_up(job->records_at + ranks * job->record_bytes, SPMD_PAGE);
+    job->arena_bytes = round_up(job->memory_at + ranks * job->rank_bytes, SPMD_PAGE);
+    return SPMD_OK;
+}
+
+static int64_t cores_usable(void)
+{
+    cpu_set_t set;
+    if (sched_getaffinity(0, sizeof set, &set) == 0)
+        return CPU_COUNT(&set);
+    long online = sysconf(_SC_NPROCESSORS_ONLN);
+    return online > 0 ? online : 1;
+}
+
+static int tables_fill(spmd_job *job, const spmd_settings *settings)
+{
+    const spmd_image *image = job->image;
+    size_t scalars = image->scalars, buffers = image->buffers;
+    size_t libraries = (size_t)settings->libraries;
+
+    job->tables = calloc(scalars + buffers + 1, sizeof *job->tables);
+    job->library = calloc(libraries + 1, sizeof *job->library);
+    job->given = calloc((size_t)image->inputs + 1, 1);
+    if (!job->tables || !job->library || !job->given)
+        return SPMD_NO_MEMORY;
+    if (scalars)
+        memcpy(job->tables, settings->scalar, scalars * sizeof *job->tables);
+    if (libraries)
+        memcpy(job->library, settings->library, libraries * sizeof *job->library);
+    job->world.ranks = settings->ranks;
+    memcpy(job->world.size, settings->size, sizeof job->world.size);
+    job->world.scalar = job->tables;
+    job->world.given = job->given;
+    job->world.buffer = job->tables + scalars;
+    job->engine.interface_version = SPMD_INTERFACE;
+    job->engine.exchange = spmd_exchange_advance;
+    job->engine.print = spmd_rank_print;
+    job->engine.library = job->library;
+    int status = buffers_place(job, job->tables + scalars);
+    return status == SPMD_OK ? arena_plan(job) : status;
+}
+
+int spmd_job_new(const spmd_settings *settings, spmd_job **made)
+{
+    pthread_condattr_t monotonic;
+    int status = settings_check(settings);
+    if (status != SPMD_OK)
+        return status;
+    spmd_job *job = calloc(1, sizeof *job);
+    if (!job)
+        return SPMD_NO_MEMORY;
+    job->image = settings->image;
+    job->first = settings->first;
+    job->count = settings->count;
+    job->cores = settings->cores ? settings->cores : cores_usable();
+    job->threads = settings->threads ? settings->threads : job->cores;
+    if (job->threads > job->count)
+        job->threads = job->count;
+    job->algorithm = settings->algorithm;
+    pthread_mutex_init(&job->lock, NULL);
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&job->go, NULL);
+    pthread_cond_init(&job->news, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    status = tables_fill(job, settings);
+    if (status != SPMD_OK) {
+        spmd_job_free(job);
+        return status;
+    }
+    *made = job;
+    return SPMD_OK;
+}
+
+int64_t spmd_job_bytes(const spmd_job *job)
+{
+    return job->arena_bytes;
+}
+
+int64_t spmd_job_rank_bytes(const spmd_job *job)
+{
+    return job->rank_bytes;
+}
+
+int64_t spmd_job_threads(const spmd_job *job)
+{
+    return job->threads;
+}
+
+/* Processes that computed different sizes would read each other's memory in the wrong places. */
+static int layout_agree(spmd_job *job)
+{
+    const int64_t number[] = {job->world.ranks, job->record_bytes, job->rank_bytes,
+                              job->world.size[0], job->world.size[1], job->world.size[2]};
+    uint64_t digest = 0xcbf29ce484222325u, none = 0;
+    for (size_t k = 0; k < sizeof number / sizeof *number; k++)
+        digest = (digest ^ (uint64_t)number[k]) * 0x100000001b3u;
+    digest |= 1;
+    bool first = atomic_compare_exchange_strong(&job->arena->header->layout, &none, digest);
+    return first || none == digest ? SPMD_OK : SPMD_MISMATCH;
+}
+
+static void rank_load(spmd_job *job, int64_t k, int64_t *words)
+{
+    spmd_hosted *hosted = &job->hosted[k];
+    int64_t index = job->first + k, rest = index;
+
+    hosted->job = job;
+    hosted->record = spmd_job_record(job, index);
+    spmd_rank *rank = &hosted->record->rank;
+    rank->index = index;
+    for (int axis = SPMD_AXES - 1; axis >= 0; axis--) {
+        rank->coord[axis] = rest % job->world.size[axis];
+        rest /= job->world.size[axis];
+    }
+    rank->memory = spmd_job_memory(job, index);
+    rank->world = &job->world;
+    rank->engine = &job->engine;
+    rank->at_load = words;
+    rank->counter = words + job->image->at_load;
+    rank->engine_data = hosted;
+    job->image->load(rank);
+    atomic_store_explicit(&hosted->record->process, getpid(), memory_order_release);
+}
+
+static int ranks_load(spmd_job *job)
+{
+    const spmd_image *image = job->image;
+    int64_t words = round_up((int64_t)image->at_load + image->counters + 1, SPMD_LINE / 8);
+
+    int status = spmd_pages_take((char *)spmd_job_record(job, job->first),
+                                 job->count * job->record_bytes);
+    if (status == SPMD_OK)
+        status = spmd_pages_take(spmd_job_memory(job, job->first), job->count * job->rank_bytes);
+    if (status != SPMD_OK)
+        return status;
+    job->hosted = calloc((size_t)job->count, sizeof *job->hosted);
+    job->words = aligned_alloc(SPMD_LINE, (size_t)(job->count * words) * sizeof *job->words);
+    if (!job->hosted || !job->words)
+        return SPMD_NO_MEMORY;
+    memset(job->words, 0, (size_t)(job->count * words) * sizeof *job->words);
+    for (int64_t k = 0; k < job->count; k++)
+        rank_load(job, k, job->words + k * words);
+    return SPMD_OK;
+}
+
+int spmd_job_load(spmd_job *job, spmd_arena *arena)
+{
+    if (job->arena)
+        return SPMD_BUSY;
+    if (arena->bytes < job->arena_bytes)
+        return SPMD_RANGE;
+    job->arena = arena;
+    int status = layout_agree(job);
+    if (status == SPMD_OK)
+        status = spmd_text_open(&job->text);
+    if (status == SPMD_OK)
+        status = ranks_load(job);
+    if (status == SPMD_OK)
+        status = spmd_workers_start(job);
+    return status;
+}
+
+int spmd_job_free(spmd_job *job)
+{
+    if (!job)
+        return SPMD_OK;
+    int status = spmd_workers_stop(job);
+    if (status != SPMD_OK)
+        return status;
+    spmd_text_close(&job->text);
+    pthread_cond_destroy(&job->go);
+    pthread_cond_destroy(&job->news);
+    pthread_mutex_destroy(&job->lock);
+    free(job->hosted);
+    free(job->words);
+    free(job->tables);
+    free(job->library);
+    free(job->given);
+    free(job);
+    return SPMD_OK;
+}
+
+/* The first failure wins, on all processes; the others keep theirs to themselves. */
+void spmd_arena_abort(spmd_arena *arena, const spmd_failure *failure)
+{
+    uint32_t fine = SPMD_FINE;
+    spmd_header *header = arena->header;
+    if (!atomic_compare_exchange_strong(&header->abort, &fine, SPMD_CLAIMED))
+        return;
+    header->failure = *failure;
+    atomic_store_explicit(&header->abort, SPMD_SAID, memory_order_release);
+}
+
+void spmd_rank_fail(const spmd_rank *rank, const char *format, ...)
+{
+    spmd_failure failure = {
+        .code = 70, /* a defect: the compiler proves that this cannot happen */
+        .rank = rank->index,
+        .superstep = (int64_t)rank->superstep,
+        .site = rank->exchange.site,
+    };
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(failure.text, sizeof failure.text, format, arguments);
+    va_end(arguments);
+    spmd_arena_abort(((spmd_hosted *)rank->engine_data)->job->arena, &failure);
+}
+
+void spmd_job_abort(spmd_job *job, int64_t code, int64_t rank, const char *text)
+{
+    spmd_failure failure = {.code = code, .rank = rank, .site = -1};
+    spmd_rank_state state;
+
+    if (!job->arena)
+        return;
+    if (spmd_job_watch(job, rank, &state) == SPMD_OK) {
+        failure.superstep = state.superstep;
+        failure.site = state.site;
+    }
+    snprintf(failure.text, sizeof failure.text, "%s", text);
+    spmd_arena_abort(job->arena, &failure);
+    pthread_mutex_lock(&job->lock);
+    pthread_cond_broadcast(&job->news);
+    pthread_mutex_unlock(&job->lock);
+}
+
+int spmd_job_failure(const spmd_job *job, spmd_failure *failure)
+{
+    const struct timespec moment = {.tv_nsec = 1000000};
+
+    if (!job->arena || !spmd_job_aborted(job))
+        return 0;
+    spmd_header *header = job->arena->header;
+    /* Whoever claimed the word may have been killed before it said why. */
+    for (int tries = 0; tries < 100; tries++) {
+        if (atomic_load_explicit(&header->abort, memory_order_acquire) == SPMD_SAID) {
+            *failure = header->failure;
+            return 1;
+        }
+        nanosleep(&moment, NULL);
+    }
+    *failure = (spmd_failure){.code = 75, .rank = -1, .site = -1};
+    snprintf(failure->text, sizeof failure->text, "a process was lost while it failed");
+    return 1;
+}
+
+/* Reads what its rank writes without a lock: numbers for people, at most a moment old. */
+__attribute__((no_sanitize("thread"))) int spmd_job_watch(const spmd_job *job, int64_t rank,
+                                                         spmd_rank_state *state)
+{
+    if (!job->arena || rank < 0 || rank >= job->world.ranks)
+        return SPMD_RANGE;
+    const spmd_record *record = spmd_job_record(job, rank);
+    const volatile spmd_rank *seen = &record->rank;
+    *state = (spmd_rank_state){
+        .process = atomic_load_explicit(&record->process, memory_order_acquire),
+        .operation = seen->operation,
+        .superstep = (int64_t)seen->superstep,
+        .site = seen->stage ? (int64_t)seen->exchange.site : -1,
+        .runs = atomic_load_explicit(&record->runs, memory_order_relaxed),
+        .done = atomic_load_explicit(&record->done, memory_order_relaxed),
+    };
+    return SPMD_OK;
+}

@@ -1,0 +1,276 @@
+/* Threads that advance ranks. Each calls the step of its own ranks in turn, again and again; no
+ * rank ever blocks its thread. When none of them advances, a thread spins while there is a core for
+ * every thread of the arena, then yields, then sleeps ever longer. */
+#define _GNU_SOURCE
+#include "parts.h"
+
+#include <errno.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <time.h>
+
+#define STACK_BYTES (8 * 1024 * 1024) /* compute phases are the user's code */
+#define SPIN_NS 50000
+#define YIELD_NS 500000
+#define SLEEP_SHARE 8 /* of the time waited so far: the delay it adds stays below an eighth */
+#define SLEEP_NS 1000000
+#define NOTICE_NS 20000000 /* within which the host language sees another process' failure */
+#define FINISHED_WORKER UINT64_MAX
+
+static int64_t now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+static void worker_pause(const spmd_job *job, int64_t waited)
+{
+    bool crowded = atomic_load_explicit(&job->arena->header->threads, memory_order_relaxed) >
+                   job->cores;
+    if (!crowded && waited < SPIN_NS)
+        return;
+    if (waited < YIELD_NS) {
+        sched_yield();
+        return;
+    }
+    int64_t sleep = waited / SLEEP_SHARE < SLEEP_NS ? waited / SLEEP_SHARE : SLEEP_NS;
+    nanosleep(&(struct timespec){.tv_nsec = sleep}, NULL);
+}
+
+/* Every rank of the job is hosted here and a whole sweep of every worker that began with this
+ * number of advances was fruitless: nothing can ever change. Say so instead of waiting for ever. */
+static void stillness_check(spmd_job *job, uint64_t advances)
+{
+    if (job->count != job->world.ranks)
+        return;
+    for (int64_t k = 0; k < job->threads; k++) {
+        uint64_t still = atomic_load(&job->worker[k].still);
+        if (still != advances + 1 && still != FINISHED_WORKER)
+            return;
+    }
+    if (atomic_load(&job->advances) != advances)
+        return;
+    for (int64_t k = 0; k < job->count; k++) {
+        const spmd_record *record = job->hosted[k].record;
+        const spmd_rank *rank = &record->rank;
+        if (atomic_load_explicit(&record->done, memory_order_acquire))
+            continue;
+        spmd_rank_fail(rank, "rank %lld waits in exchange %u (%s) and no rank can advance",
+                       (long long)rank->index, rank->exchange.site,
+                       spmd_exchange_name(rank->exchange.kind));
+        return;
+    }
+}
+
+/* One step of each rank that is not done. Returns how many became done; -1 when aborted. */
+static int64_t worker_sweep(spmd_worker *worker, bool *moved)
+{
+    spmd_job *job = worker->job;
+    uint64_t advances = worker->advances;
+    int64_t finished = 0;
+
+    for (int64_t k = worker->first; k < worker->first + worker->count; k++) {
+        spmd_record *record = job->hosted[k].record;
+        if (atomic_load_explicit(&record->done, memory_order_relaxed))
+            continue;
+        if (spmd_job_aborted(job))
+            return -1;
+        if (job->image->step(&record->rank) == SPMD_DONE) {
+            atomic_fetch_add_explicit(&record->runs, 1, memory_order_relaxed);
+            atomic_store_explicit(&record->done, 1, memory_order_release);
+            finished++;
+        }
+    }
+    *moved = finished > 0 || worker->advances != advances;
+    return finished;
+}
+
+static void worker_run(spmd_worker *worker)
+{
+    spmd_job *job = worker->job;
+    int64_t left = worker->count, idle_since = 0;
+    bool moved = true;
+
+    while (left > 0) {
+        uint64_t advances = atomic_load(&job->advances);
+        int64_t finished = worker_sweep(worker, &moved);
+        if (finished < 0)
+            return;
+        left -= finished;
+        if (moved) {
+            atomic_fetch_add(&job->advances, 1);
+            idle_since = 0;
+            continue;
+        }
+        atomic_store(&worker->still, advances + 1);
+        stillness_check(job, advances);
+        int64_t now = now_ns();
+        idle_since = idle_since ? idle_since : now;
+        worker_pause(job, now - idle_since);
+    }
+    atomic_store(&worker->still, FINISHED_WORKER);
+}
+
+static void *worker_main(void *argument)
+{
+    spmd_worker *worker = argument;
+    spmd_job *job = worker->job;
+    int64_t run = 0;
+
+    prctl(PR_SET_TIMERSLACK, 1000UL); /* the usual 50 us would double a short sleep */
+    pthread_mutex_lock(&job->lock);
+    for (;;) {
+        while (!job->closing && job->run == run)
+            pthread_cond_wait(&job->go, &job->lock);
+        if (job->closing)
+            break;
+        run = job->run;
+        pthread_mutex_unlock(&job->lock);
+        worker_run(worker);
+        pthread_mutex_lock(&job->lock);
+        if (--job->active == 0)
+            pthread_cond_broadcast(&job->news);
+    }
+    pthread_mutex_unlock(&job->lock);
+    return NULL;
+}
+
+/* Signals are the host language's business: its own thread must be the one they interrupt. */
+static int worker_create(spmd_worker *worker)
+{
+    pthread_attr_t attributes;
+    sigset_t all, before;
+
+    sigfillset(&all);
+    sigdelset(&all, SIGSEGV);
+    sigdelset(&all, SIGBUS);
+    sigdelset(&all, SIGFPE);
+    sigdelset(&all, SIGILL);
+    pthread_attr_init(&attributes);
+    pthread_attr_setstacksize(&attributes, STACK_BYTES);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int failed = pthread_create(&worker->thread, &attributes, worker_main, worker);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_attr_destroy(&attributes);
+    errno = failed;
+    return failed == 0 ? SPMD_OK : SPMD_SYSTEM;
+}
+
+int spmd_workers_start(spmd_job *job)
+{
+    size_t bytes = (size_t)job->threads * sizeof *job->worker;
+    job->worker = aligned_alloc(SPMD_LINE, bytes);
+    if (!job->worker)
+        return SPMD_NO_MEMORY;
+    memset(job->worker, 0, bytes);
+    atomic_fetch_add(&job->arena->header->threads, job->threads);
+    for (int64_t k = 0; k < job->threads; k++) {
+        spmd_worker *worker = &job->worker[k];
+        worker->job = job;
+        worker->first = k * job->count / job->threads;
+        worker->count = (k + 1) * job->count / job->threads - worker->first;
+        for (int64_t rank = worker->first; rank < worker->first + worker->count; rank++)
+            job->hosted[rank].worker = worker;
+        int status = worker_create(worker);
+        if (status != SPMD_OK)
+            return status;
+        job->started++;
+    }
+    return SPMD_OK;
+}
+
+bool spmd_job_runs(spmd_job *job)
+{
+    pthread_mutex_lock(&job->lock);
+    bool runs = job->active > 0;
+    pthread_mutex_unlock(&job->lock);
+    return runs;
+}
+
+int spmd_workers_stop(spmd_job *job)
+{
+    pthread_mutex_lock(&job->lock);
+    bool busy = job->active > 0;
+    if (!busy) {
+        job->closing = true;
+        pthread_cond_broadcast(&job->go);
+    }
+    pthread_mutex_unlock(&job->lock);
+    if (busy)
+        return SPMD_BUSY;
+    for (int64_t k = 0; k < job->started; k++)
+        pthread_join(job->worker[k].thread, NULL);
+    if (job->worker)
+        atomic_fetch_sub(&job->arena->header->threads, job->threads);
+    free(job->worker);
+    job->worker = NULL;
+    job->started = 0;
+    return SPMD_OK;
+}
+
+/* Words at exchange sites keep growing over runs, so only what is private to a rank is reset: a
+ * process may start its next run while others still finish this one. */
+static void rank_reset(const spmd_job *job, spmd_record *record)
+{
+    spmd_rank *rank = &record->rank;
+    if (job->image->counters)
+        memset(rank->counter, 0, job->image->counters * sizeof *rank->counter);
+    rank->pc = rank->stage = rank->operation = 0;
+    rank->superstep = 0;
+    atomic_store_explicit(&record->done, 0, memory_order_release);
+}
+
+int spmd_job_start(spmd_job *job, const uint8_t *given)
+{
+    if (!job->started || job->started != job->threads)
+        return SPMD_RANGE;
+    pthread_mutex_lock(&job->lock);
+    bool busy = job->active > 0 || spmd_job_aborted(job);
+    if (!busy) {
+        if (job->image->inputs)
+            memcpy(job->given, given, job->image->inputs);
+        for (int64_t k = 0; k < job->count; k++)
+            rank_reset(job, job->hosted[k].record);
+        for (int64_t k = 0; k < job->threads; k++)
+            atomic_store(&job->worker[k].still, 0);
+        job->active = job->threads;
+        job->run++;
+        pthread_cond_broadcast(&job->go);
+    }
+    pthread_mutex_unlock(&job->lock);
+    return busy ? SPMD_BUSY : SPMD_OK;
+}
+
+/* A failure is told at once, though a thread may still be inside a long compute phase. */
+static int job_state(spmd_job *job)
+{
+    if (spmd_job_aborted(job))
+        return SPMD_ABORTED;
+    if (job->active > 0)
+        return SPMD_RUNNING;
+    return job->run > 0 ? SPMD_FINISHED : SPMD_IDLE;
+}
+
+int spmd_job_wait(spmd_job *job, int64_t timeout_ms)
+{
+    if (!job->arena)
+        return SPMD_IDLE;
+    int64_t end = now_ns() + timeout_ms * 1000000;
+    pthread_mutex_lock(&job->lock);
+    int state = job_state(job);
+    while (state == SPMD_RUNNING && !spmd_text_waits(&job->text)) {
+        int64_t now = now_ns();
+        if (now >= end)
+            break;
+        int64_t until = end - now < NOTICE_NS ? end : now + NOTICE_NS;
+        struct timespec at = {.tv_sec = until / 1000000000, .tv_nsec = until % 1000000000};
+        pthread_cond_timedwait(&job->news, &job->lock, &at);
+        state = job_state(job);
+    }
+    pthread_mutex_unlock(&job->lock);
+    return state;
+}

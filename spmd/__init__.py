@@ -1,0 +1,63 @@
+"""Write NumPy. Ship one image. Run it on any number of ranks.
+
+Always holds: importing this package imports nothing else; a name brings in what it needs when it is
+first used.
+"""
+
+from __future__ import annotations
+
+__version__ = "0.1.0"
+
+# Names of the language, defined in codegen.trace.api.
+_LANGUAGE = frozenset(
+    """all_gather all_ranks all_to_all any_ranks arange array asarray axis_index axis_size barrier
+    blocks cond dynamic_slice dynamic_update_slice empty empty_like eye fori_loop full full_like
+    identity index input kernel like linspace mesh ones ones_like parse_parameter pbroadcast pmax
+    pmean pmin ppermute pprod print program Program psum psum_scatter range ranks replicated require
+    scalar scan shard_map switch while_loop zeros zeros_like""".split()
+)
+
+# Names of the runtime, defined in spmd.image.
+_RUNTIME = frozenset("Distributed Image Local Opened build load local".split())
+
+# What is planned but not there yet, with what to write instead.
+_LATER = {
+    "c_kernel": "@spmd.kernel compiles a Python function",
+    "random": "np.random while building makes constants",
+    "Dim": "extents are integers; give layout= to each spmd.input",
+    "start": "spmd.axis_index gives the position on the mesh",
+}
+
+__all__ = sorted(_LANGUAGE | _RUNTIME | {"numpy"})
+
+TYPE_CHECKING = False  # typing costs every rank more time than this package
+if TYPE_CHECKING:
+    from typing import Any
+
+    from spmd import numpy as numpy
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LANGUAGE:
+        from codegen.trace import api
+
+        value = getattr(api, name)
+        globals()[name] = value
+        return value
+    if name in _RUNTIME:
+        from spmd import image
+
+        return getattr(image, name)
+    if name == "numpy":
+        import importlib
+
+        return importlib.import_module("spmd.numpy")
+    if name in _LATER:
+        from codegen.errors import UnsupportedError
+
+        raise UnsupportedError(f"spmd.{name} is not available yet", remedy=_LATER[name])
+    raise AttributeError(f"module 'spmd' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

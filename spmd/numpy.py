@@ -1,0 +1,13 @@
+"""NumPy's functions on arrays of a program: the same set as `np.…` inside one, as a namespace."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    from codegen.trace import dispatch
+
+    return dispatch.attribute(name)

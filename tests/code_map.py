@@ -1,0 +1,59 @@
+"""The map of the code in the README: one line per file, from the first sentence of its docstring.
+
+In: the sources. Out: Markdown tables. A test compares them with the README; `make golden` rewrites.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+HEADING, END = "### Map of the code\n", "\n`examples/` holds programs"
+
+# Title, where its files are, files that come first because others are read after them.
+GROUPS = (
+    ("The compiler", ("codegen/*.py",), "compile errors dtypes expr prove mesh ir ops plan"),
+    ("Source to Graph", ("codegen/trace/*.py",), "program source control context api"),
+    ("Passes: Graph to Program to Plan", ("codegen/passes/*.py",), "check partition matching"),
+    ("Plan to C", ("codegen/emit/*.py",), "image"),
+    ("Oracles", ("codegen/oracle/*.py",), "eager interpret"),
+    ("What users import and run", ("spmd/*.py", "spmd/engine/*.py"), "__main__ cli run"),
+    ("Engine, and headers of images", ("csrc/*.h", "csrc/*.c"), "spmd_image engine parts"),
+    ("Examples", ("examples/*.py",), ""),
+)
+
+
+def first_sentence(path: Path) -> str:
+    source = path.read_text()
+    if path.suffix == ".py":
+        text = ast.get_docstring(ast.parse(source)) or ""
+    else:
+        comment = re.match(r"/\*(.*?)\*/", source, re.DOTALL)
+        text = re.sub(r"\n \* ?", "\n", comment[1]).strip() if comment else ""
+    text = " ".join(text.split("\n\n")[0].split())
+    return re.split(r"(?<=[^.])\.(?:\s|$)", text)[0].replace("|", "\\|")
+
+
+def is_listed(path: Path) -> bool:
+    """Not the __init__.py of a package that holds nothing but its docstring."""
+    return path.name != "__init__.py" or len(path.read_text().splitlines()) > 2
+
+
+def code_map() -> str:
+    tables = []
+    for title, patterns, first in GROUPS:
+        order = {stem: k for k, stem in enumerate(first.split())}
+        files = [p for pattern in patterns for p in ROOT.glob(pattern) if is_listed(p)]
+        files.sort(key=lambda p: (p.parent, order.get(p.stem, len(order)), p.name))
+        rows = [f"| `{p.relative_to(ROOT).as_posix()}` | {first_sentence(p)} |" for p in files]
+        tables.append("\n".join([f"| {title} | |", "|---|---|", *rows]))
+    return "\n" + "\n\n".join(tables) + "\n"
+
+
+def in_readme() -> tuple[str, str, str]:
+    """The README before the map, the map, and what follows."""
+    before, rest = (ROOT / "README.md").read_text().split(HEADING, 1)
+    middle, after = rest.split(END, 1)
+    return before + HEADING, middle, END + after

@@ -1,0 +1,434 @@
+"""Every row of FUNCTIONS, compiled from its C template, against NumPy; casts, halves, sort, text."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from codegen.dtypes import BY_NAME, DType
+from codegen.functions import FUNCTIONS, Function
+
+CSRC = Path(__file__).resolve().parents[2] / "csrc"
+FLAGS = (
+    "-std=c11 -O3 -fPIC -shared -fvisibility=default -ffp-contract=off -fwrapv -fcx-fortran-rules "
+    "-fno-math-errno -fno-trapping-math -Wall -Wextra -Wshadow -Werror"
+).split()
+
+SUFFIX = {
+    "bool": "u8", "int8": "i8", "int16": "i16", "int32": "i32", "int64": "i64", "uint8": "u8",
+    "uint16": "u16", "uint32": "u32", "uint64": "u64", "float32": "f32", "float64": "f64",
+    "complex64": "c64", "complex128": "c128",
+}  # fmt: skip
+TYPES = [BY_NAME[name] for name in SUFFIX]
+
+# Within how many units in the last place of NumPy's result; all other functions: to the bit.
+LIBM = "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh " \
+       "atanh cbrt pow hypot atan2 logaddexp".split()  # fmt: skip
+ULPS = 8
+
+
+def compile_c(directory: Path, source: str) -> ctypes.CDLL:
+    """The source as a loaded library, compiled under the flags that images are compiled with."""
+    (directory / "test.c").write_text(source)
+    library = directory / "test.so"
+    command = ["cc", *FLAGS, f"-I{CSRC}", str(directory / "test.c"), "-o", str(library), "-lm"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return ctypes.CDLL(str(library))
+
+
+def loop_exists(fn: Function, dtype: DType) -> bool:
+    """NumPy has a loop of this function for operands of this dtype that gives our result type."""
+    if fn.name in ("select", "cast"):
+        return False
+    if not isinstance(fn.numpy, np.ufunc):
+        return dtype.kind == "c"
+    char = np.dtype(dtype.name).char
+    result = np.dtype(fn.result_dtype(dtype).name).char
+    return f"{char * fn.arity}->{result}" in fn.numpy.types
+
+
+ROWS = [(fn, dtype) for fn in FUNCTIONS.values() for dtype in TYPES if loop_exists(fn, dtype)]
+
+
+def c_loop(fn: Function, dtype: DType) -> str:
+    result = fn.result_dtype(dtype)
+    operands = ("a[i]", "b[i]")[: fn.arity]
+    text = fn.template(dtype).format(*operands, t=SUFFIX[dtype.name])
+    return (
+        f"void test_{fn.name}_{dtype}(const {dtype.c} *a, const {dtype.c} *b, "
+        f"{result.c} *out, int64_t n)\n"
+        f"{{\n    (void)b;\n    for (int64_t i = 0; i < n; i++)\n        out[i] = {text};\n}}\n"
+    )
+
+
+@pytest.fixture(scope="module")
+def loops(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    source = '#include "spmd_support.h"\n' + "".join(c_loop(fn, dtype) for fn, dtype in ROWS)
+    return compile_c(tmp_path_factory.mktemp("loops"), source)
+
+
+def address(x: np.ndarray) -> ctypes.c_void_p:
+    return ctypes.c_void_p(x.ctypes.data)
+
+
+def edge_values(dtype: DType) -> np.ndarray:
+    if dtype.kind == "b":
+        return np.array([False, True])
+    if dtype.kind in "iu":
+        info = np.iinfo(dtype.name)
+        near = {info.min, info.min + 1, -3, -2, -1, 0, 1, 2, 3, 5, 7, 8, 31, 32, 63, 64, info.max}
+        return np.array(sorted(v for v in near if info.min <= v <= info.max), dtype.name)
+    real = "float32" if dtype.name in ("float32", "complex64") else "float64"
+    tiny, big = np.finfo(real).tiny, np.finfo(real).max
+    edge = [0.0, -0.0, 1, -1, 0.5, -0.5, 1.5, 2.5, 3, -7, 1e-3, tiny, -tiny / 4, big, -big]
+    edge += [np.inf, -np.inf, np.nan]
+    if dtype.kind == "f":
+        return np.array(edge, dtype.name)
+    few = [0.0, -0.0, 1, -1, 0.5, -2.5, 3, 1e-3, np.inf, -np.inf, np.nan]
+    return np.array([complex(re, im) for re in few for im in few], dtype.name)
+
+
+def operands(fn: Function, dtype: DType) -> tuple[np.ndarray, np.ndarray]:
+    """All pairs of edge values, then random ones."""
+    edge = edge_values(dtype)
+    if fn.name == "floordiv" and dtype.kind == "i":  # NumPy's own result varies with its loop
+        edge = edge[1:]
+    a, b = (x.ravel() for x in np.meshgrid(edge, edge))
+    rng = np.random.default_rng(3)
+    n = 1000
+    if dtype.kind in "biu":
+        more = [rng.integers(0, 256, n * dtype.size, np.uint8).view(dtype.name) for _ in "ab"]
+        if dtype.kind == "b":
+            more = [rng.integers(0, 2, n).astype(bool) for _ in "ab"]
+    elif dtype.kind == "f":
+        more = [(rng.normal(size=n) * 10 ** rng.uniform(-3, 3, n)).astype(dtype.name) for _ in "ab"]
+    else:
+        parts = rng.normal(size=(4, n)) * 10 ** rng.uniform(-2, 2, (4, n))
+        more = [(parts[k] + 1j * parts[k + 2]).astype(dtype.name) for k in (0, 1)]
+    a, b = np.concatenate([a, more[0]]), np.concatenate([b, more[1]])
+    if fn.name == "pow" and dtype.kind in "iu":
+        b = b % 9
+        b = b.astype(dtype.name)
+    return a, b
+
+
+def units_apart(got: np.ndarray, want: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    both = np.isnan(got) & np.isnan(want) | (got == want)
+    with np.errstate(all="ignore"):
+        apart = np.abs(got.astype(np.float64) - want) / np.spacing(np.abs(scale))
+    return np.where(both, 0, np.where(np.isfinite(apart), apart, np.inf))
+
+
+def assert_same_bits(got: np.ndarray, want: np.ndarray, *inputs: np.ndarray) -> None:
+    """Equal bits, except that any NaN equals any other."""
+    parts = (got.view(got.real.dtype), want.view(want.real.dtype))
+    bits = [np.ascontiguousarray(p).view(f"u{p.itemsize}") for p in parts]
+    same = bits[0] == bits[1]
+    if got.dtype.kind in "fc":
+        same |= np.isnan(parts[0]) & np.isnan(parts[1])
+    same = same.reshape(len(got), -1).all(axis=1)
+    wrong = np.flatnonzero(~same)[:6]
+    shown = [(*(x[k] for x in inputs), got[k], want[k]) for k in wrong]
+    assert same.all(), f"{(~same).sum()} differ, (operands, got, want): {shown}"
+
+
+@pytest.mark.parametrize("fn, dtype", ROWS, ids=lambda x: x.name)
+def test_function_equals_numpy(loops: ctypes.CDLL, fn: Function, dtype: DType) -> None:
+    a, b = operands(fn, dtype)
+    out = np.zeros(len(a), fn.result_dtype(dtype).name)
+    call = getattr(loops, f"test_{fn.name}_{dtype}")
+    call(address(a), address(b), address(out), ctypes.c_int64(len(a)))
+    with np.errstate(all="ignore"):
+        want = fn.numpy(*((a, b)[: fn.arity])).astype(out.dtype)
+    if fn.name == "reciprocal" and dtype.kind in "iu":
+        want[a == 0] = 0  # NumPy casts infinity, which is another value for each width
+    if fn.name == "maximum" or fn.name == "minimum":
+        zero = (a == 0) & (b == 0)  # of 0.0 and -0.0 NumPy's loops give either
+        out, want = out[~zero], want[~zero]
+        assert_same_bits(out, want)
+        return
+    if fn.name in LIBM and dtype.kind in "f":
+        apart = units_apart(out, want, want)
+        worst = int(apart.argmax())
+        assert apart[worst] <= ULPS, (a[worst], b[worst], out[worst], want[worst])
+    elif dtype.kind == "c" and fn.name in (*LIBM, "sqrt", "abs", "sign"):
+        assert_complex_close(out, want, a, b)
+    else:
+        assert_same_bits(out, want, a, b)
+
+
+def assert_complex_close(out: np.ndarray, want: np.ndarray, a: np.ndarray, b: np.ndarray) -> None:
+    """Parts relative to the size of the number; where infinities and NaNs meet, NumPy and C's own
+    library agree on which parts are finite."""
+    finite = np.isfinite(want) & np.isfinite(out) & np.isfinite(a) & np.isfinite(b)
+    scale = np.abs(want[finite].astype(np.complex128)).astype(want.real.dtype)
+    for part in ("real", "imag"):
+        got, wanted = getattr(out, part)[finite], getattr(want, part)[finite]
+        apart = units_apart(got, wanted, scale)
+        if len(apart):
+            worst = int(apart.argmax())
+            ok = apart[worst] <= 64 or np.isinf(scale[worst])
+            assert ok, (a[finite][worst], b[finite][worst], got[worst], wanted[worst])
+    assert finite.sum() > 0.5 * len(out)
+
+
+# ---- casts ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def casts(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    out = ['#include "spmd_support.h"\n']
+    for a in TYPES:
+        for b in TYPES:
+            to = "b" if b.name == "bool" else SUFFIX[b.name]
+            out.append(
+                f"void cast_{a}_{b}(const {a.c} *x, {b.c} *y, int64_t n) "
+                f"{{ for (int64_t i = 0; i < n; i++) "
+                f"y[i] = spmd_cast_{SUFFIX[a.name]}_{to}(x[i]); }}\n"
+            )
+    return compile_c(tmp_path_factory.mktemp("casts"), "".join(out))
+
+
+@pytest.mark.parametrize("a", TYPES, ids=str)
+@pytest.mark.parametrize("b", TYPES, ids=str)
+@pytest.mark.filterwarnings("ignore")
+def test_cast_equals_numpy(casts: ctypes.CDLL, a: DType, b: DType) -> None:
+    x = edge_values(a)
+    if a.kind in "fc":
+        far = [300.7, -300.2, 70000, -70000, 3e9, -3e9, 1e19, -1e19, 2**31, -(2**31), 2**63, 2**62]
+        x = np.concatenate([x, np.array(far, a.name)])
+    x = np.tile(x, 5)
+    out = np.zeros(len(x), b.name)
+    getattr(casts, f"cast_{a}_{b}")(address(x), address(out), ctypes.c_int64(len(x)))
+    assert_same_bits(out, x.astype(b.name), x)
+
+
+def test_cast_out_of_range_is_fixed(casts: ctypes.CDLL) -> None:
+    """What C leaves undefined has one value on every machine."""
+    x = np.array([np.nan, np.inf, -np.inf, 2.0**31, -(2.0**31) - 0.5, 2.0**80])
+    out = np.zeros(len(x), np.int32)
+    casts.cast_float64_int32(address(x), address(out), ctypes.c_int64(len(x)))
+    least = -(2**31)
+    assert out.tolist() == [least] * 6
+
+
+# ---- float16 and bfloat16 ------------------------------------------------------------------------
+
+HALF = """#include "spmd_support.h"
+void load16(const spmd_float16 *x, float *y, int64_t n)
+{ for (int64_t i = 0; i < n; i++) y[i] = spmd_float16_load(x[i]); }
+void store16(const float *x, spmd_float16 *y, int64_t n)
+{ for (int64_t i = 0; i < n; i++) y[i] = spmd_float16_store(x[i]); }
+void store16d(const double *x, spmd_float16 *y, int64_t n)
+{ for (int64_t i = 0; i < n; i++) y[i] = spmd_float16_store_f64(x[i]); }
+void loadb(const spmd_bfloat16 *x, float *y, int64_t n)
+{ for (int64_t i = 0; i < n; i++) y[i] = spmd_bfloat16_load(x[i]); }
+void storeb(const float *x, spmd_bfloat16 *y, int64_t n)
+{ for (int64_t i = 0; i < n; i++) y[i] = spmd_bfloat16_store(x[i]); }
+"""
+
+
+@pytest.fixture(scope="module")
+def halves(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    return compile_c(tmp_path_factory.mktemp("halves"), HALF)
+
+
+@pytest.mark.parametrize("name, dtype", [("16", np.float16), ("b", ml_dtypes.bfloat16)])
+def test_half_loads_every_value(halves: ctypes.CDLL, name: str, dtype: type) -> None:
+    x = np.arange(65536, dtype=np.uint16)
+    out = np.zeros(65536, np.float32)
+    getattr(halves, f"load{name}")(address(x), address(out), ctypes.c_int64(65536))
+    assert_same_bits(out, x.view(dtype).astype(np.float32))
+
+
+def near_ties(dtype: type) -> np.ndarray:
+    """Every half value, the midpoints between neighbours, and floats just beside both."""
+    x = np.arange(65536, dtype=np.uint16).view(dtype).astype(np.float32)
+    x = x[np.isfinite(x)]
+    ordered = np.unique(x)
+    middle = (ordered[1:].astype(np.float64) + ordered[:-1]) / 2
+    base = np.concatenate([x, middle.astype(np.float32), [np.float32(3e38), np.inf, np.nan]])
+    with np.errstate(over="ignore"):
+        beside = [np.nextafter(base, s) for s in (np.float32(-np.inf), np.float32(np.inf))]
+    bits = np.random.default_rng(1).integers(0, 2**32, 50000, np.uint32).view(np.float32)
+    return np.concatenate([base, *beside, bits]).astype(np.float32)
+
+
+@pytest.mark.parametrize("name, dtype", [("16", np.float16), ("b", ml_dtypes.bfloat16)])
+@pytest.mark.filterwarnings("ignore")
+def test_half_store_rounds_to_nearest_even(halves: ctypes.CDLL, name: str, dtype: type) -> None:
+    x = near_ties(dtype)
+    out = np.zeros(len(x), np.uint16)
+    getattr(halves, f"store{name}")(address(x), address(out), ctypes.c_int64(len(x)))
+    got, want = out.view(dtype), x.astype(dtype)
+    nan = np.isnan(x)
+    assert np.isnan(got[nan].astype(np.float32)).all()
+    assert np.array_equal(out[~nan], want.view(np.uint16)[~nan])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_float16_from_double_rounds_once(halves: ctypes.CDLL) -> None:
+    near = near_ties(np.float16).astype(np.float64)
+    x = np.concatenate([near, np.nextafter(near, np.inf), np.nextafter(near, -np.inf), [1e300]])
+    out = np.zeros(len(x), np.uint16)
+    halves.store16d(address(x), address(out), ctypes.c_int64(len(x)))
+    keep = ~np.isnan(x)
+    assert np.array_equal(out[keep], x.astype(np.float16).view(np.uint16)[keep])
+
+
+# ---- sorting -------------------------------------------------------------------------------------
+
+SORTED = {**{n: s for n, s in SUFFIX.items() if n != "bool"}, "float16": "f16", "bfloat16": "bf16"}
+
+
+@pytest.fixture(scope="module")
+def sorts(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    source = '#include "spmd_support.h"\n' + "".join(
+        f"void sort_{s}(void *x, int64_t n) {{ spmd_sort_{s}(x, n); }}\n"
+        f"void argsort_{s}(const void *x, int64_t n, int64_t *out, int64_t *scratch) "
+        f"{{ spmd_argsort_{s}(x, n, out, scratch); }}\n"
+        for s in dict.fromkeys(SORTED.values())
+    )
+    return compile_c(tmp_path_factory.mktemp("sorts"), source)
+
+
+def lanes(dtype: np.dtype) -> list[np.ndarray]:
+    rng = np.random.default_rng(7)
+    out = []
+    for n in (0, 1, 2, 3, 15, 16, 17, 33, 100, 1000, 5000):
+        few, many = rng.integers(0, 5, n), rng.integers(0, 100, n)
+        shapes = [few, many, np.sort(many), np.sort(many)[::-1], few * 0]
+        if dtype.kind in "fcV":
+            shapes.append(np.where(few == 0, np.nan, many - 50.0))
+        if dtype.kind == "c":
+            shapes = [s + 1j * rng.permutation(s) for s in shapes]
+            shapes.append(np.where(few == 0, np.nan, 1) + 1j * np.where(few == 1, np.nan, many))
+        out += [s.astype(dtype) for s in shapes]
+    return out
+
+
+@pytest.mark.parametrize("name", SORTED)
+@pytest.mark.filterwarnings("ignore")
+def test_sort_equals_numpy(sorts: ctypes.CDLL, name: str) -> None:
+    dtype = np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+    for lane in lanes(dtype):
+        key = lane.astype(np.float32) if name == "bfloat16" else lane
+        n = ctypes.c_int64(len(lane))
+        out, scratch = np.zeros(len(lane), np.int64), np.zeros(len(lane), np.int64)
+        getattr(sorts, f"argsort_{SORTED[name]}")(address(lane), n, address(out), address(scratch))
+        assert np.array_equal(out, np.argsort(key, kind="stable"))
+        got = lane.copy()
+        getattr(sorts, f"sort_{SORTED[name]}")(address(got), n)
+        want = lane[np.argsort(key, kind="stable")]
+        got, want = (x.astype(np.float32) if name == "bfloat16" else x for x in (got, want))
+        parts = [x.view(x.real.dtype) if x.dtype.kind == "c" else x for x in (got, want)]
+        assert np.array_equal(*parts, equal_nan=dtype.kind in "fcV")
+
+
+def test_sort_of_a_hostile_lane_stays_fast(sorts: ctypes.CDLL) -> None:
+    """A lane that makes the median of three bad at each step would take n^2 = 4e10 steps."""
+    n = 200_000
+    half = n // 2
+    lane = np.empty(n, np.int64)
+    lane[:half:2], lane[1:half:2] = np.arange(0, half, 2), np.arange(half + 1, n, 2)
+    lane[half:] = np.arange(half) * 2
+    want = np.sort(lane)
+    sorts.sort_i64(address(lane), ctypes.c_int64(n))
+    assert np.array_equal(lane, want)
+
+
+# ---- text ----------------------------------------------------------------------------------------
+
+PRINT = """#include "spmd_support.h"
+int64_t text_f64(const char *spec, double x, char *out, int64_t n)
+{ char *at = out; spmd_print_f64(&at, out + n, spec, x); return at - out; }
+int64_t text_c128(const char *spec, double re, double im, char *out, int64_t n)
+{ char *at = out; spmd_print_c128(&at, out + n, spec, re, im); return at - out; }
+int64_t text_i64(const char *spec, int64_t x, char *out, int64_t n)
+{ char *at = out; spmd_print_i64(&at, out + n, spec, x); return at - out; }
+int64_t text_u64(const char *spec, uint64_t x, char *out, int64_t n)
+{ char *at = out; spmd_print_u64(&at, out + n, spec, x); return at - out; }
+int64_t text_bool(const char *spec, int x, char *out, int64_t n)
+{ char *at = out; spmd_print_bool(&at, out + n, spec, x); return at - out; }
+int64_t text_text(const char *spec, const char *x, char *out, int64_t n)
+{ char *at = out; spmd_print_text(&at, out + n, spec, x); return at - out; }
+"""
+C_TYPES = {
+    "f64": [ctypes.c_double], "c128": [ctypes.c_double] * 2, "i64": [ctypes.c_int64],
+    "u64": [ctypes.c_uint64], "bool": [ctypes.c_int], "text": [ctypes.c_char_p],
+}  # fmt: skip
+
+
+class Printer:
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.library = library
+
+    def __call__(self, kind: str, spec: str, *values: object, room: int = 8192) -> str:
+        out = ctypes.create_string_buffer(room + 8)
+        function = getattr(self.library, f"text_{kind}")
+        function.argtypes = [ctypes.c_char_p, *C_TYPES[kind], ctypes.c_char_p, ctypes.c_int64]
+        function.restype = ctypes.c_int64
+        n = function(spec.encode(), *values, out, room)
+        assert out.raw[room:] == b"\0" * 8, "wrote past the end"
+        return out.raw[:n].decode()
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Printer:
+    return Printer(compile_c(tmp_path_factory.mktemp("text"), PRINT))
+
+
+FLOATS = [0.0, -0.0, 0.1, 0.5, 1.0, -1.5, 100.0, 1e-7, 1e-5, 1e-4, 123456.789, 1e15, 1e16, 1e17,
+          1.7976931348623157e308, 5e-324, 2.5e-320, 1 / 3, 2 / 3, 1e22, 123456789012345678.0,
+          float("inf"), -float("inf"), float("nan")]  # fmt: skip
+FLOAT_SPECS = ["", ".4f", "8.3f", "e", ".2e", "g", ".3g", "5.2%", ".0f", ">8", "<12", "^11", "+",
+               " .2f", "010.3f", ",.2f", "*>9.1f", ".3", ".1", "G", "#g", "+.3e", "=+9.2f",
+               "012,.1f", "_.1f", "20", ".17g"]  # fmt: skip
+
+
+@pytest.mark.parametrize("spec", FLOAT_SPECS)
+def test_float_text_is_pythons(text: Printer, spec: str) -> None:
+    for x in FLOATS:
+        assert text("f64", spec, x) == format(x, spec), x
+
+
+def test_float_repr_of_random_bits(text: Printer) -> None:
+    bits = np.random.default_rng(5).integers(0, 2**63, 3000, np.uint64).view(np.float64)
+    decimal = np.round(np.random.default_rng(6).uniform(-1000, 1000, 3000), 3)
+    for x in [*bits.tolist(), *decimal.tolist()]:
+        got = text("f64", "", x)
+        assert got == repr(x) or (float(got) == x and len(got) <= len(repr(x))), x
+
+
+@pytest.mark.parametrize(
+    "spec", ["", "d", ">8", "08d", "+d", ",", "x", "#x", "#X", "b", "#o", "^9", "_", "08,", ".2f",
+             "e", "-<7d", "_b", "#010x", "%"]  # fmt: skip
+)
+def test_integer_text_is_pythons(text: Printer, spec: str) -> None:
+    for x in (0, 1, -1, 7, 1234, -123456, 2**63 - 1, -(2**63)):
+        assert text("i64", spec, x) == format(x, spec), x
+    assert text("u64", spec, 2**64 - 1) == format(2**64 - 1, spec)
+
+
+def test_bool_complex_and_text(text: Printer) -> None:
+    for x in (True, False):
+        for spec in ("", "d", ">4"):
+            assert text("bool", spec, x) == format(x, spec)
+    for z in (1 + 2j, 0.5 - 1e-7j, 2j, -1.5 + 0j, complex(-0.0, 1), complex("nan+infj")):
+        for spec in ("", ".2f", ".3e", ">24"):
+            assert text("c128", spec, z.real, z.imag) == format(z, spec), (z, spec)
+    for spec in ("", "s", ">8", "^9", ".2", "*<6"):
+        assert text("text", spec, b"loss") == format("loss", spec)
+
+
+@pytest.mark.parametrize("room", range(0, 9))
+def test_text_is_cut_off_at_the_end(text: Printer, room: int) -> None:
+    assert text("f64", ">12.4f", 3.25, room=room) == format(3.25, ">12.4f")[:room]
+    assert text("f64", "4000.120f", 1e300, room=room) == format(1e300, "4000.120f")[:room]
+    assert text("text", "", b"0123456789", room=room) == "0123456789"[:room]

@@ -22,6 +22,7 @@ from codegen.passes.partition import partition
 from codegen.passes.schedule import schedule
 from codegen.passes.store import stored_values
 from codegen.plan import Plan
+from codegen.target import resolve
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ def lower(graph: Module) -> Levels:
 
 def build(program: Any, parameters: Mapping[str, Any], *, target: str = "native") -> bytes:
     """The image of a program (an ELF shared object) for a target instruction set."""
+    target = resolve(target)
     levels = lower(program.capture(**parameters))
     objects = []
     if levels.plan.kernels:

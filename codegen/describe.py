@@ -11,16 +11,30 @@ from typing import TYPE_CHECKING, Any
 
 from codegen.emit.image import Source
 from codegen.errors import Place
-from codegen.expr import Expr, to_json
+from codegen.expr import Expr, Sym
+from codegen.manifest import FORMAT, INTERFACE
 from codegen.plan import Array, Buffer, Plan
 from codegen.plan_text import plan_text
 from codegen.printer import module_text
+from codegen.target import describe
 
 if TYPE_CHECKING:
     from codegen.compile import Levels
 
-FORMAT = 1
-INTERFACE = 1
+
+
+def to_json(e: Expr) -> Any:
+    """Prefix form: int, symbol, or [op, argument …]."""
+    terms: list[Any] = []
+    for monomial, coefficient in e.terms:
+        factors: list[Any] = [coefficient] if coefficient != 1 or not monomial else []
+        for atom in monomial:
+            one = atom.name if isinstance(atom, Sym) else [atom.op, *map(to_json, atom.args)]
+            factors.append(one)
+        terms.append(factors[0] if len(factors) == 1 else ["*", *factors])
+    if len(terms) == 1:
+        return terms[0]
+    return ["+", *terms] if terms else 0
 
 
 def manifest_of(plan: Plan, source: Source, target: str) -> dict[str, Any]:
@@ -34,7 +48,7 @@ def manifest_of(plan: Plan, source: Source, target: str) -> dict[str, Any]:
         "interface": INTERFACE,
         "program": plan.name,
         "parameters": {k: _plain(v) for k, v in plan.parameters},
-        "target": target,
+        "target": describe(target),
         "mesh": [{"name": a.name, "size": a.fixed} for a in plan.mesh.axes],
         "scalars": [
             {"name": s.name, "dtype": s.dtype.name, "default": s.default} for s in plan.scalars

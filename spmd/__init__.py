@@ -37,7 +37,26 @@ if TYPE_CHECKING:
     from spmd import numpy as numpy
 
 
+def foreign_codegen() -> str:
+    """What is wrong when the `codegen` that Python finds is not this project's, else ""."""
+    try:
+        import codegen.errors  # noqa: F401
+    except ImportError:
+        import sys
+
+        found = getattr(sys.modules.get("codegen"), "__file__", None) or "nothing"
+        return (
+            "the package `codegen` that Python finds is not spmd's\n"
+            f"  expected: the compiler that is installed with {__path__[0]}\n"
+            f"  found:    {found}\n"
+            "  try:      pip uninstall codegen, then install spmd again; or rename that file"
+        )
+    return ""
+
+
 def __getattr__(name: str) -> Any:
+    if name in _LANGUAGE | _RUNTIME and (problem := foreign_codegen()):
+        raise ImportError(problem)
     if name in _LANGUAGE:
         from codegen.trace import api
 

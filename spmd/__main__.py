@@ -2,7 +2,12 @@
 
 import sys
 
-from spmd.cli import main
+from spmd import foreign_codegen
 
 if __name__ == "__main__":
+    if problem := foreign_codegen():
+        print(problem, file=sys.stderr)
+        sys.exit(69)
+    from spmd.cli import main
+
     sys.exit(main(sys.argv[1:]))

@@ -25,8 +25,17 @@ class Terminated(BaseException):
     exit_code = 143
 
 
+def _formatter(prog: str) -> argparse.HelpFormatter:
+    """Of fixed width: asking the terminal imports every compression module Python has."""
+    return argparse.HelpFormatter(prog, max_help_position=32, width=96)
+
+
 class Parser(argparse.ArgumentParser):
     """Raises instead of printing: under mpirun one process speaks for all."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(formatter_class=_formatter, allow_abbrev=False, **options)
+        self.set_defaults(parser=self)
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}\n{self.format_usage().rstrip()}")
@@ -65,11 +74,12 @@ def parser() -> Parser:
     top = Parser(
         prog="python -m spmd",
         description="Write NumPy. Ship one image. Run it on any number of ranks.",
-        allow_abbrev=False,
     )
-    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    commands = top.add_subparsers(
+        dest="command", metavar="COMMAND", required=True, prog="python -m spmd"
+    )
 
-    build = commands.add_parser("build", help="compile a program into an image", allow_abbrev=False)
+    build = commands.add_parser("build", help="compile a program into an image")
     build.add_argument("program", metavar="FILE[:NAME]", help="a Python file with a program in it")
     build.add_argument("-o", "--output", metavar="IMAGE", help="default: FILE with .img")
     _add_set(build, "a parameter of the program")
@@ -77,7 +87,7 @@ def parser() -> Parser:
         "--target", default="native", help="instruction set; default: this machine's"
     )
 
-    run = commands.add_parser("run", help="run an image, or a program", allow_abbrev=False)
+    run = commands.add_parser("run", help="run an image, or a program")
     run.add_argument("image", metavar="IMAGE|FILE.py[:NAME]")
     run.add_argument(
         "-i", "--input", metavar="NAME=FILE.npy", type=_pair, action="append", default=[]
@@ -107,7 +117,9 @@ def _add_set(command: argparse.ArgumentParser, what: str) -> None:
 
 def parsed(arguments: list[str]) -> argparse.Namespace:
     """The options; those of NAME=VALUE as dicts. Raises UsageError, before MPI is started."""
-    options = parser().parse_args(arguments)
+    options, unknown = parser().parse_known_args(arguments)
+    if unknown:
+        options.parser.error(f"unknown: {' '.join(unknown)}")
     for option in ("set", "input", "output"):
         pairs = getattr(options, option, None)
         if isinstance(pairs, list):

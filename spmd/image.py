@@ -11,8 +11,8 @@ import os
 import numpy as np
 
 from codegen.errors import InputError, UsageError
-from spmd import launch, report, sizes, source
-from spmd import load as loading
+from spmd import launch, loader, report, sizes, source
+
 from spmd.arguments import check_array, check_given, check_names, scalars_of
 from spmd.job import Global, Job, Setup
 
@@ -46,7 +46,7 @@ def build(program: Any, *, target: str = "native", **parameters: Any) -> Image:
 
 def load(path: str | os.PathLike[str]) -> Image:
     """The image in a file. Raises ImageError, with what is wrong with the file."""
-    return Image(loading.read(os.fspath(path)))
+    return Image(loader.read(os.fspath(path)))
 
 
 class Local:
@@ -66,7 +66,7 @@ class Image:
 
     def __init__(self, data: bytes) -> None:
         self.data = bytes(data)
-        self._checked = loading.check(self.data)
+        self._checked = loader.check(self.data)
         self.manifest: dict[str, Any] = self._checked.manifest
         self.digest: str = self._checked.digest
 

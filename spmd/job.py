@@ -11,17 +11,20 @@ import os
 import struct
 import sys
 
-from codegen.errors import EXIT_PEER, EnvironmentFault, SpmdError
+from codegen.errors import EXIT_PEER, EnvironmentFault, InternalError, SpmdError, VersionError
 from codegen.manifest import evaluate
-from spmd import engine, launch, load
+from spmd import launch, loader
+from spmd.engine import ffi, lib
 from spmd.memory import available_memory, bytes_text
-from spmd.npy import SIZES
 from spmd.sizes import mesh_symbols
+from spmd.npy import SIZES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+AXES = 3  # SPMD_AXES
+EVERY_RANK: int = lib.SPMD_EVERY_RANK
 WAIT_MS = 100  # how long a signal may go unnoticed
 LEAVE_MS = 2000  # how long an interrupted compute phase may take to notice
 
@@ -80,7 +83,7 @@ class Setup:
                 spare.append((stride, size))
         hosted = range(self.first, self.first + self.count)
         if not spare:
-            return [engine.EVERY_RANK]
+            return [EVERY_RANK]
         return [r for r in hosted if all(r // stride % size == 0 for stride, size in spare)]
 
 
@@ -94,15 +97,14 @@ def _word(dtype: str, value: int | float) -> int:
 class Job:
     """The hosted ranks of one job, loaded. Use as a context; run it any number of times."""
 
-    def __init__(self, checked: load.Checked, setup: Setup, processes: launch.Processes) -> None:
+    def __init__(self, checked: loader.Checked, setup: Setup, processes: launch.Processes) -> None:
         self.setup, self.processes = setup, processes
         self.manifest = setup.manifest
         self.numbers = {a["name"]: k for k, a in enumerate(self.manifest["inputs"])}
         self.outputs = len(self.numbers)
         self.given = bytearray(self.outputs)
         self.image: Any = None
-        self._job: engine.Job | None = None
-        self._arena: engine.Arena | None = None
+        self._job = self._arena = ffi.NULL
         try:
             self._load(checked)
         except BaseException:
@@ -115,58 +117,89 @@ class Job:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @property
-    def ranks(self) -> engine.Job:
-        """The engine's side of this job."""
-        assert self._job is not None, "a closed job runs nothing"
-        return self._job
-
-    def _load(self, checked: load.Checked) -> None:
+    def _load(self, checked: loader.Checked) -> None:
         """Process 0 makes the arena, all attach to it, then every rank is loaded."""
-        path, nonce = self.processes.meet(lambda: self._make(checked))[0]
-        self.processes.together(lambda: self._attach(path, nonce))
-        if self._arena is not None:
-            self._arena.close_fd()
+        shared = self.processes.count > 1
+        path, nonce = self.processes.meet(lambda: self._make(checked, shared))[0]
 
-    def _make(self, checked: load.Checked) -> tuple[str, int]:
+        def attach() -> None:
+            if self.processes.number:
+                need = lib.spmd_job_bytes(self._job)
+                self._take(lambda to: lib.spmd_arena_attach(path.encode(), need, nonce, to))
+            self._check(lib.spmd_job_load(self._job, self._arena))
+
+        self.processes.together(attach)
+        lib.spmd_arena_close_fd(self._arena)
+
+    def _make(self, checked: loader.Checked, shared: bool) -> tuple[str, int]:
         """This process's job, and in process 0 its arena: where others find it, and its nonce."""
         setup = self.setup
         self.image = checked.load(setup.first, setup.count, setup.sizes, setup.words)
-        self._job = engine.Job(
-            self.image.table,
-            ranks=setup.ranks,
-            size=setup.sizes,
-            scalars=setup.words,
-            first=setup.first,
-            count=setup.count,
-            threads=setup.threads,
-            cores=setup.cores,
-            library=self.image.library,
+        sizes = ffi.new("int64_t[]", [*setup.sizes, *[1] * (AXES - len(setup.sizes))])
+        words = ffi.new("int64_t[]", setup.words or [0])
+        routines = ffi.new("void *[]", self.image.library or [ffi.NULL])
+        settings = ffi.new(
+            "spmd_settings *",
+            {
+                "image": self.image.table,
+                "ranks": setup.ranks,
+                "size": sizes,
+                "scalar": words,
+                "scalars": len(setup.words),
+                "first": setup.first,
+                "count": setup.count,
+                "threads": setup.threads,
+                "cores": setup.cores,
+                "library": routines,
+                "libraries": len(self.image.library),
+            },
         )
+        made = ffi.new("spmd_job **")
+        self._check(lib.spmd_job_new(settings, made))
+        self._job = made[0]
         if self.processes.number:
             return "", 0
-        need, have = self.ranks.bytes, available_memory()
+        need = lib.spmd_job_bytes(self._job)
+        have = available_memory()
         if need > have:
-            raise EnvironmentFault(
-                f"not enough memory: needs {bytes_text(need)}, have {bytes_text(have)}",
-                expected=f"{bytes_text(self.ranks.rank_bytes)} for each of {setup.ranks} ranks",
-                found=f"{bytes_text(have)} available on {os.uname().nodename}",
-                remedy="fewer ranks, or smaller arrays",
-            )
-        self._arena = engine.Arena(need, self.processes.count > 1)
-        return self._arena.path, self._arena.nonce
+            raise self._no_memory(need, have)
+        self._take(lambda to: lib.spmd_arena_new(need, int(shared), to))
+        descriptor = lib.spmd_arena_fd(self._arena)
+        return f"/proc/{os.getpid()}/fd/{descriptor}", lib.spmd_arena_nonce(self._arena)
 
-    def _attach(self, path: str, nonce: int) -> None:
-        if self._arena is None:
-            self._arena = engine.Arena.attach(path, self.ranks.bytes, nonce)
-        self.ranks.load(self._arena)
+    def _take(self, make: Any) -> None:
+        to = ffi.new("spmd_arena **")
+        self._check(make(to))
+        self._arena = to[0]
 
-    def put(self, name: str, array: Global, rank: int = engine.EVERY_RANK) -> None:
+    def _no_memory(self, need: int, have: int) -> EnvironmentFault:
+        return EnvironmentFault(
+            f"not enough memory: needs {bytes_text(need)}, have {bytes_text(have)}",
+            expected=f"{bytes_text(lib.spmd_job_rank_bytes(self._job))} for each of "
+            f"{self.setup.ranks} ranks",
+            found=f"{bytes_text(have)} available",
+            remedy="fewer ranks, or smaller arrays",
+        )
+
+    def _check(self, status: int) -> None:
+        """Turns a status of the engine into the error it stands for."""
+        if status == lib.SPMD_OK:
+            return
+        text = ffi.string(lib.spmd_status_text(status)).decode()
+        if status == lib.SPMD_NO_MEMORY:
+            if self._job != ffi.NULL:
+                raise self._no_memory(lib.spmd_job_bytes(self._job), available_memory())
+            raise EnvironmentFault(text)
+        if status == lib.SPMD_SYSTEM:
+            raise EnvironmentFault(f"{text}: {os.strerror(ffi.errno)}")
+        if status == lib.SPMD_MISMATCH:
+            raise VersionError(f"image and engine do not fit: {text}", remedy="build it again")
+        raise InternalError(f"engine: {text}")
+
+    def put(self, name: str, array: Global, rank: int = EVERY_RANK) -> None:
         """Copies the hosted ranks' parts of a global array into their memory."""
         number = self.numbers[name]
-        self.ranks.scatter(
-            number, array.base, array.shape, array.strides, array.size, array.swap, rank
-        )
+        self._check(lib.spmd_job_scatter(self._job, number, rank, array.pointer))
         self.given[number] = 1
 
     def forget(self) -> None:
@@ -177,79 +210,88 @@ class Job:
         """Copies the hosted ranks' parts of output `number`, or one's, into a global array."""
         layout = self.manifest["outputs"][number]["layout"]
         for k in self.setup.owners(layout) if rank is None else [rank]:
-            self.ranks.gather(
-                self.outputs + number, into.base, into.shape, into.strides, into.size, 0, k
-            )
+            self._check(lib.spmd_job_gather(self._job, self.outputs + number, k, into.pointer))
 
-    def shard(self, array: int, rank: int) -> engine.Shard:
-        """A hosted rank's part of an array; inputs are numbered first, then outputs."""
+    def shard(self, array: int, rank: int) -> tuple[list[int], list[int], int]:
+        """Offset and extent of a hosted rank's part of an array, and the address of its memory."""
+        offset, extent = ffi.new("int64_t[8]"), ffi.new("int64_t[8]")
+        address = ffi.new("void **")
+        self._check(lib.spmd_job_shard(self._job, array, rank, offset, extent, address))
         arrays = (*self.manifest["inputs"], *self.manifest["outputs"])
-        return self.ranks.shard(array, rank, len(arrays[array]["shape"]))
+        dims = len(arrays[array]["shape"])
+        return list(offset[0:dims]), list(extent[0:dims]), int(ffi.cast("intptr_t", address[0]))
 
     def run(self, progress: bool = False) -> None:
         """Runs the program once; its text goes to sys.stdout as it comes."""
-        self.ranks.start(self.given)
+        given = ffi.new("uint8_t[]", bytes(self.given) or b"\0")
+        self._check(lib.spmd_job_start(self._job, given))
         try:
             state = self._wait(progress)
         except BaseException as error:
             code = getattr(error, "exit_code", 130 if isinstance(error, KeyboardInterrupt) else 70)
             self.abort(code, f"{type(error).__name__} on process {self.processes.number}")
             raise
-        if state == engine.ABORTED:
+        if state == lib.SPMD_ABORTED:
             raise self._failure()
 
     def _wait(self, progress: bool) -> int:
+        text = ffi.new("char[]", 1 << 16)
         shown = Progress(self) if progress else None
         while True:
-            state = self.ranks.wait(WAIT_MS)
-            while text := self.ranks.text():
+            state = lib.spmd_job_wait(self._job, WAIT_MS)
+            while length := lib.spmd_job_text(self._job, text, len(text)):
                 if shown:
                     shown.clear()
-                sys.stdout.write(text.decode("utf-8", "replace"))
+                sys.stdout.write(ffi.buffer(text, length)[:].decode("utf-8", "replace"))
                 sys.stdout.flush()
-            if state != engine.RUNNING:
+            if state != lib.SPMD_RUNNING:
                 if shown:
                     shown.clear()
-                return state
+                return int(state)
             if shown:
                 shown.show()
 
     def abort(self, code: int, text: str) -> None:
         """Ends the run of all processes of the job, and waits a moment until it has ended here."""
-        self.ranks.abort(code, text)
+        lib.spmd_job_abort(self._job, code, -1, text.encode())
         for _ in range(LEAVE_MS // WAIT_MS):
-            if self.ranks.wait(WAIT_MS) != engine.RUNNING:
+            if lib.spmd_job_wait(self._job, WAIT_MS) != lib.SPMD_RUNNING:
                 return
 
     def _failure(self) -> Exception:
         """Why the engine says the run was aborted."""
-        failure = self.ranks.failure()
-        if failure is None:
-            return RunError("the run was aborted", EXIT_PEER)
+        failure = ffi.new("spmd_failure *")
+        lib.spmd_job_failure(self._job, failure)
         if failure.rank < 0:
-            return launch.Elsewhere(failure.code)
-        operation = self.ranks.watch(failure.rank).operation
+            return launch.Elsewhere(int(failure.code))
         rows = self.manifest["operations"]
+        operation = self._watch(failure.rank).operation
         place = rows[operation].get("place") if 0 <= operation < len(rows) else ""
         where = f"{place}: " if place else ""
+        text = ffi.string(failure.text).decode("utf-8", "replace")
         return RunError(
-            f"{where}rank {failure.rank} in superstep {failure.superstep}: {failure.text}",
-            failure.code or EXIT_PEER,
+            f"{where}rank {failure.rank} in superstep {failure.superstep}: {text}",
+            int(failure.code) or EXIT_PEER,
         )
+
+    def _watch(self, rank: int) -> Any:
+        state = ffi.new("spmd_rank_state *")
+        lib.spmd_job_watch(self._job, rank, state)
+        return state
 
     def superstep(self) -> int:
         """How many exchanges the first hosted rank has completed."""
-        return self.ranks.watch(self.setup.first).superstep
+        return int(self._watch(self.setup.first).superstep)
 
     def close(self) -> None:
         """Gives all memory back, unless a compute phase that was interrupted still uses it."""
-        if self._job is not None:
-            if not self._job.free():
+        if self._job != ffi.NULL:
+            if lib.spmd_job_free(self._job) != lib.SPMD_OK:
                 return
-            self._job = None
-        if self._arena is not None:
-            self._arena.free()
-            self._arena = None
+            self._job = ffi.NULL
+        if self._arena != ffi.NULL:
+            lib.spmd_arena_free(self._arena)
+            self._arena = ffi.NULL
         if self.image is not None:
             self.image.close()
             self.image = None
@@ -269,10 +311,21 @@ class Global:
         strides: tuple[int, ...],
         swapped: bool = False,
     ) -> None:
-        self.base, self.shape, self.strides = base, shape, strides
-        self.size = SIZES[dtype]
-        unit = self.size // 2 if dtype.startswith("complex") else self.size
-        self.swap = unit if swapped else 0
+        at = ffi.cast("char *", base) if isinstance(base, int) else ffi.from_buffer("char[]", base)
+        self._keep = (at, ffi.new("int64_t[8]", shape), ffi.new("int64_t[8]", strides))
+        size = SIZES[dtype]
+        unit = size // 2 if dtype.startswith("complex") else size
+        self.pointer = ffi.new(
+            "spmd_global *",
+            {
+                "base": ffi.cast("char *", at),
+                "dims": len(shape),
+                "shape": self._keep[1],
+                "stride": self._keep[2],
+                "size": size,
+                "swap": unit if swapped else 0,
+            },
+        )
 
 
 class Progress:

@@ -11,7 +11,7 @@ import mmap
 import os
 import sys
 
-from spmd import launch, load, report, sizes
+from spmd import launch, loader, report, sizes
 from spmd.arguments import check_array, check_given, check_names, scalars_of
 from spmd.job import Global, Job, Setup
 from spmd.memory import available_memory
@@ -73,7 +73,7 @@ class Launch:
     def prepare(self, data: bytes | None, processes: launch.Processes) -> dict[str, Any]:
         """Checks everything that can be checked alone; returns what all processes must share."""
         self.first = processes.number == 0
-        self.checked = load.check(load.read(self.options.image) if data is None else data)
+        self.checked = loader.check(loader.read(self.options.image) if data is None else data)
         self.manifest = self.checked.manifest
         self.scalars = scalars_of(self.manifest, self.settings)
         check_names(self.manifest["inputs"], self.inputs, "input", "-i")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from codegen.manifest import evaluate
 
 from codegen.errors import MeshError, UsageError
-from spmd.launch import listed, ranks_text
+from spmd.launch import ranks_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -144,7 +144,19 @@ def suggestion(manifest: dict[str, Any], ranks: int, scalars: dict[str, Any]) ->
     counts = [n for n in range(1, SUGGESTED_RANKS + 1) if works(balanced_sizes(n, fixed))]
     if not counts:
         return f"no number of ranks up to {SUGGESTED_RANKS} satisfies the program"
-    return f"one of these numbers of ranks: {listed(counts, 16)}"
+    return f"one of these numbers of ranks: {runs_text(counts)}"
+
+
+def runs_text(numbers: list[int], most: int = 16) -> str:
+    """[1, 2, 3, 4, 9] as "1 to 4, 9"."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    parts = [f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
+    return ", ".join(parts[:most]) + (", …" if len(parts) > most else "")
 
 
 def _product(sizes: list[int | None]) -> int:

@@ -80,6 +80,7 @@ class _Schedule:
         of: Mapping[Value, Buffer],
     ) -> None:  # fmt: skip
         self.mesh = program.mesh
+        self.sync = program.sync
         self.buffers = buffers
         self.of = of
         self.stored = stored
@@ -348,17 +349,27 @@ class _Schedule:
     # ---- exchange --------------------------------------------------------------------------------
 
     def exchange(self, op: Op) -> None:
+        """An exchange phase, with the barriers that the program asked for around it."""
         self.flush()
+        around = self.sync if op.kind != "barrier" else "least"
+        if around in ("before", "both"):
+            self.add_exchange(op, "barrier")
+        self.add_exchange(op, op.kind)
+        if around in ("after", "both"):
+            self.add_exchange(op, "barrier")
+
+    def add_exchange(self, op: Op, kind: str) -> None:
         axes = tuple(op.attrs["axes"])
         size, me = self.mesh.size(axes), self.mesh.position(axes)
         member = Sym("member", "var", expr.const(0), size - 1)
         there = self.mesh.at(axes, expr.symbol(member))
-        details = _EXCHANGES[op.kind](self, op, me, expr.symbol(member), there)
-        dtype = op.operands[0].type.dtype if op.operands else None
+        details = _EXCHANGES[kind](self, op, me, expr.symbol(member), there)
+        moves = kind != "barrier"
+        dtype = op.operands[0].type.dtype if moves else None
+        fn = op.attrs.get("fn", "") if moves else ""
         self.steps.append(
-            Exchange(self.sites, op.kind, axes, member, dtype, fn=op.attrs.get("fn", ""),
-                     place=op.place, **details)
-        )  # fmt: skip
+            Exchange(self.sites, kind, axes, member, dtype, fn=fn, place=op.place, **details)
+        )
         self.sites += 1
 
     def box(self, value: Value) -> Box:

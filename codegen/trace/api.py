@@ -1,6 +1,6 @@
 """The functions users reach as `spmd.NAME`: recorded while a program is captured, run while eager.
 
-Always holds: inside a capture the tracing function runs; inside an eager run the runtime's method of
+Always holds: inside a capture the tracing function runs; in an eager run the runtime's method of
 the same name; anywhere else the call is an error that says where it may stand.
 """
 
@@ -109,7 +109,7 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "empty_like": ("creation",), "full_like": ("creation",), "like": ("creation",),
     "dynamic_slice": ("creation",), "dynamic_update_slice": ("creation",),
     # control flow
-    "range": ("control", "spmd_range"), "fori_loop": ("control",), "while_loop": ("control",),
+    "range": ("ranges", "spmd_range"), "fori_loop": ("control",), "while_loop": ("control",),
     "cond": ("control",), "switch": ("control",), "scan": ("control",),
 }  # fmt: skip
 
@@ -124,7 +124,7 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-# ---- shard_map ------------------------------------------------------------------------------------------------
+# ---- shard_map -------------------------------------------------------------------------------
 
 
 def shard_map(
@@ -177,7 +177,7 @@ def _eager_shard_map(
     return runtime.shard_map(function, ins, None if outs is ... else outs, bound.args)
 
 
-# ---- kernels ----------------------------------------------------------------------------------------------------
+# ---- kernels ---------------------------------------------------------------------------------
 
 
 def kernel(function: Callable[..., Any]) -> Any:

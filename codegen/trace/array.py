@@ -15,7 +15,13 @@ import numpy as np
 
 from codegen import dtypes, expr
 from codegen.dtypes import DType
-from codegen.errors import DtypeError, Place, TracedValueError, UnsupportedError
+from codegen.errors import (
+    DtypeError,
+    Place,
+    ProgramError,
+    TracedValueError,
+    UnsupportedError,
+)
 from codegen.expr import Expr
 from codegen.ir import ArrayType, Shape, Value, layout_text
 from codegen.trace import view as views
@@ -102,12 +108,21 @@ class Array:
         self.weak = weak
         self.scalar = scalar
 
-    # ---- content ------------------------------------------------------------------------------------
+    # ---- content -----------------------------------------------------------------------------
 
     @property
     def base(self) -> Value:
-        """The storage's value as seen here: inside a shard_map, this rank's shard of a global one."""
+        """The storage's value as seen here: in a shard_map, this rank's shard of a global one."""
         value = self.storage.value
+        home = self.storage.home
+        if home is not None and not any(frame is home for frame in self.context.captured):
+            raise ProgramError(
+                "one rank's array is used outside the function it was made in",
+                place=user_place(),
+                expected="what a function given to spmd.shard_map returned",
+                found=str(value.type),
+                remedy="return it from that function, with out_layouts",
+            )
         if value.type.layout is not None and self.context.rank_view:
             from codegen.trace.mapping import shard_of_captured
 
@@ -151,7 +166,7 @@ class Array:
         view = views.then(self.view, step, self.extents)
         return Array(self.context, self.storage, view, self.weak)
 
-    # ---- what ndarray has -----------------------------------------------------------------------------
+    # ---- what ndarray has --------------------------------------------------------------------
 
     @property
     def shape(self) -> tuple[Any, ...]:
@@ -187,21 +202,21 @@ class Array:
         return tuple(e[0] if len(e) == 1 else (e or None) for e in layout)
 
     @property
-    def T(self) -> Array:  # noqa: N802
+    def T(self) -> Any:
         return self.transpose()
 
     @property
-    def mT(self) -> Array:  # noqa: N802
+    def mT(self) -> Any:
         return self.swapaxes(-1, -2)
 
     @property
-    def real(self) -> Array:
+    def real(self) -> Any:
         from codegen.trace import dispatch
 
         return dispatch.by_name("real")(self)
 
     @property
-    def imag(self) -> Array:
+    def imag(self) -> Any:
         from codegen.trace import dispatch
 
         return dispatch.by_name("imag")(self)
@@ -242,7 +257,7 @@ class Array:
     __abs__ = _unary("absolute")
     __invert__ = _unary("invert")
 
-    def __pos__(self) -> Array:
+    def __pos__(self) -> Any:
         return self.copy()
 
     def __eq__(self, other: object) -> Any:
@@ -276,19 +291,19 @@ class Array:
         _method, ("nonzero", "compress", "choose", "partition")
     )
 
-    def reshape(self, *shape: Any, order: str = "C") -> Array:
+    def reshape(self, *shape: Any, order: str = "C") -> Any:
         from codegen.trace import dispatch
 
         wanted = shape[0] if len(shape) == 1 else shape
         return dispatch.by_name("reshape")(self, wanted, order=order)
 
-    def transpose(self, *axes: Any) -> Array:
+    def transpose(self, *axes: Any) -> Any:
         from codegen.trace import dispatch
 
         perm = axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes or None
         return dispatch.by_name("transpose")(self, perm)
 
-    def flatten(self, order: str = "C") -> Array:
+    def flatten(self, order: str = "C") -> Any:
         return self.ravel(order=order).copy()
 
     def sort(self, axis: int = -1, kind: str | None = None) -> None:
@@ -336,7 +351,7 @@ class Array:
 
         return dispatch.call_function(function, args, kwargs)
 
-    # ---- where Python needs a value while building -------------------------------------------------
+    # ---- where Python needs a value while building -------------------------------------------
 
     def __bool__(self) -> bool:
         self._unknown("a truth value", "if, while, and, or, not in the program's own source are "
@@ -409,7 +424,7 @@ def unsupported(what: str, remedy: str = "") -> UnsupportedError:
     return UnsupportedError(f"{what} cannot be compiled", place=user_place(), remedy=remedy)
 
 
-# ---- values -------------------------------------------------------------------------------------------
+# ---- values ----------------------------------------------------------------------------------
 
 
 def element_type(dtype: Any) -> DType:
@@ -470,8 +485,53 @@ def constant_value(context: Context, data: np.ndarray[Any, Any]) -> Value:
         return full_value(context, data.flat[0].item(), dtype, shape)
     if not data.size:
         return full_value(context, 0, dtype, shape)
+    if data.size > _SMALL and (steps := _affine(data)) is not None:
+        return _affine_value(context, data, steps, dtype)
     kept = np.ascontiguousarray(data).reshape(data.shape).astype(dtypes.numpy_dtype(dtype))
     return context.emit_one("const", data=kept)
+
+
+_SMALL = 64  # elements; smaller constants stay data, which is easier to read
+
+
+def _affine(data: np.ndarray[Any, Any]) -> tuple[int, ...] | None:
+    """Steps per dim of a grid of integers such as np.arange(n)[:, None]; None for other data."""
+    if data.dtype.kind not in "iuf" or not np.isfinite(data).all() or abs(data).max() >= 2**52:
+        return None
+    whole = data.astype(np.int64)
+    first = whole[(0,) * data.ndim]
+    steps = []
+    grid = np.full((1,) * data.ndim, first)
+    for d, n in enumerate(data.shape):
+        second = tuple(int(k == d) for k in range(data.ndim))
+        step = int(whole[second] - first) if n > 1 else 0
+        shape = [1] * data.ndim
+        shape[d] = n
+        grid = grid + (step * np.arange(n)).reshape(shape)
+        steps.append(step)
+    negative_zero = data.dtype.kind == "f" and bool((np.signbit(data) & (data == 0)).any())
+    return tuple(steps) if not negative_zero and (grid == data).all() else None
+
+
+def _affine_value(
+    context: Context, data: np.ndarray[Any, Any], steps: tuple[int, ...], dtype: DType
+) -> Value:
+    """first + step * position, summed over the dims."""
+    emit = context.emit_one
+    shape = tuple(expr.const(n) for n in data.shape)
+    value = full_value(context, int(data.flat[0]), dtypes.INT64, shape) if data.flat[0] else None
+    for d, step in enumerate(steps):
+        if not step:
+            continue
+        part = emit("iota", dim=0, dtype=dtypes.INT64, shape=(shape[d],))
+        if step != 1:
+            by = full_value(context, step, dtypes.INT64, (shape[d],))
+            part = emit("map", part, by, fn="mul")
+        if len(shape) > 1:
+            part = emit("broadcast", part, dims=(d,), shape=shape)
+        value = part if value is None else emit("map", value, part, fn="add")
+    assert value is not None  # a grid of zeros is a `full`
+    return cast_value(context, value, dtype)
 
 
 def _negative_zero(x: Any) -> bool:
@@ -484,7 +544,7 @@ def default_dtype(x: object) -> DType:
 
 
 def as_value(context: Context, x: Any, dtype: Any = None) -> Value:
-    """The value of an Array, Number, Python number, list or NumPy array; cast where dtype is given."""
+    """The value of an Array, Number, Python number, list or NumPy array; cast to dtype if given."""
     wanted = None if dtype is None else element_type(dtype)
     if isinstance(x, Array):
         value = x.read()

@@ -48,7 +48,9 @@ def at_member(context: Context, axes: Axes, e: Expr, position: Expr) -> Expr:
     return e.subst(context.mesh.at(axes, position))
 
 
-def _independent(context: Context, axes: Axes, shape: Shape, dims: Sequence[int], what: str) -> None:
+def _independent(
+    context: Context, axes: Axes, shape: Shape, dims: Sequence[int], what: str
+) -> None:
     """Raises ShapeError where an extent among `dims` differs between the members."""
     var = expr.symbol(_member(context, axes))
     for d in dims:
@@ -62,7 +64,7 @@ def _independent(context: Context, axes: Axes, shape: Shape, dims: Sequence[int]
             )
 
 
-# ---- ppermute --------------------------------------------------------------------------------------------
+# ---- ppermute --------------------------------------------------------------------------------
 
 
 def ppermute(
@@ -182,7 +184,7 @@ def _permute(context: Context, axes: Axes, p: Sym, route: Route, leaf: Any) -> A
     return wrap(context, result)
 
 
-# ---- reductions --------------------------------------------------------------------------------------------
+# ---- reductions ------------------------------------------------------------------------------
 
 
 def _all_reduce(x: Any, axis: Any, fn: str, what: str) -> Any:
@@ -259,7 +261,7 @@ def barrier(axis: Any = None) -> None:
     context.emit("barrier", (), {"axes": axes})
 
 
-# ---- gathers -----------------------------------------------------------------------------------------------
+# ---- gathers ---------------------------------------------------------------------------------
 
 
 def _dim(d: Any, ndim: int, what: str) -> int:
@@ -374,7 +376,7 @@ def all_to_all(
     if split is None or concat is None:
         raise UsageError("all_to_all needs split_dim and concat_dim", place=user_place())
 
-    def one(leaf: Any) -> Array:
+    def one(leaf: Any) -> Any:
         array = as_array(leaf)
         s, c = (_dim(d, array.ndim, "all_to_all") for d in (split, concat))
         if tiled:

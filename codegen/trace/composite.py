@@ -24,7 +24,7 @@ def _small(x: Any) -> bool:
     return d.kind == "b" or (d.kind in "iu" and d.size == 1)
 
 
-def _positive(x: Any) -> Array:
+def _positive(x: Any) -> Any:
     if as_array(x).type.dtype.kind == "b":
         raise unsupported("np.positive of bools")
     return as_array(x).copy()
@@ -37,7 +37,7 @@ def _scaled(factor: float) -> Callable[[Any], Array]:
 def _first_number(ufunc: np.ufunc) -> Callable[[Any, Any], Array]:
     """fmin and fmax: the other operand where one is NaN."""
 
-    def call(a: Any, b: Any) -> Array:
+    def call(a: Any, b: Any) -> Any:
         best = apply(ufunc, a, b)
         if best.type.dtype.kind not in "fc":
             return best
@@ -57,22 +57,22 @@ def _modf(x: Any) -> tuple[Array, Array]:
     return apply(np.copysign, rest, x), whole
 
 
-def _heaviside(x: Any, at_zero: Any) -> Array:
+def _heaviside(x: Any, at_zero: Any) -> Any:
     x = _float(x)
     step = select(apply(np.less, x, 0), 0.0, select(apply(np.equal, x, 0), at_zero, 1.0))
     return select(apply(np.isnan, x), x, step).astype(np.result_type(x.dtype, 0.0))
 
 
-def _float_power(a: Any, b: Any) -> Array:
+def _float_power(a: Any, b: Any) -> Any:
     wide = np.complex128 if result_type(a, b).kind == "c" else np.float64
     return apply(np.power, as_array(a, wide), as_array(b, wide))
 
 
-def _fabs(x: Any) -> Array:
+def _fabs(x: Any) -> Any:
     return apply(np.absolute, _float(x))
 
 
-def _logaddexp2(a: Any, b: Any) -> Array:
+def _logaddexp2(a: Any, b: Any) -> Any:
     ln2 = math.log(2)
     return apply(
         np.divide, apply(np.logaddexp, apply(np.multiply, a, ln2), apply(np.multiply, b, ln2)), ln2

@@ -27,6 +27,8 @@ class Storage:
     def __init__(self, context: Context, value: Value) -> None:
         self.serial = context.next_serial()
         self.value = value
+        # the shard_map it was made in, whose arrays exist there only
+        self.home = context.captured[-1] if context.captured else None
         context.storages.append(self)
 
     def write(self, context: Context, value: Value) -> None:
@@ -36,7 +38,7 @@ class Storage:
             log.setdefault(self)
 
 
-@dataclass
+@dataclass(eq=False)
 class Block:
     """An open region."""
 
@@ -94,7 +96,7 @@ class Context:
         self._names[hint] = count
         return hint if count == 1 else f"{hint}_{count}"
 
-    # ---- building ops ------------------------------------------------------------------------------
+    # ---- building ops ------------------------------------------------------------------------
 
     def emit(
         self,
@@ -131,7 +133,9 @@ class Context:
         return value
 
     @contextmanager
-    def block(self, arg_types: Sequence[ArrayType] = (), names: Sequence[str] = ()) -> Iterator[Block]:
+    def block(
+        self, arg_types: Sequence[ArrayType] = (), names: Sequence[str] = ()
+    ) -> Iterator[Block]:
         """Open a region with these arguments; close it with block.close(results) afterwards."""
         args = tuple(
             Value(names[k] if k < len(names) else "arg", t) for k, t in enumerate(arg_types)
@@ -141,7 +145,7 @@ class Context:
         try:
             yield opened
         finally:
-            self.blocks.remove(opened)
+            self.blocks = [b for b in self.blocks if b is not opened]
 
     @contextmanager
     def watching_writes(self) -> Iterator[dict[Storage, None]]:
@@ -151,7 +155,7 @@ class Context:
         try:
             yield log
         finally:
-            self.write_logs.remove(log)
+            self.write_logs = [kept for kept in self.write_logs if kept is not log]
 
 
 _ASSIGNED = re.compile(r"\s*([A-Za-z_]\w*)\s*(?:\[.*\]\s*)?(?:[-+*/%@&|^]|//|\*\*|<<|>>)?=(?!=)")
@@ -180,9 +184,9 @@ _OURS = ("codegen/", "spmd/")
 
 
 def is_user_file(filename: str) -> bool:
-    """Whether a frame's file belongs to the user: not ours, not NumPy's, not the standard library's."""
+    """Whether a file belongs to the user: not ours, not NumPy's, not the standard library's."""
     if filename.startswith("<"):
-        return filename.startswith("<ipython") or filename.startswith("<stdin")
+        return filename.startswith(("<ipython", "<stdin"))
     return not any(part in filename for part in _library_roots())
 
 
@@ -214,7 +218,7 @@ def user_frame() -> types.FrameType | None:
 
 
 def user_place() -> Place | None:
-    """The innermost position in the user's source: file, line and columns of the running expression."""
+    """The innermost position in the user's source: the running expression's line and columns."""
     frame = user_frame()
     if frame is None:
         return None

@@ -149,7 +149,7 @@ def arange(
 def linspace(
     start: Any, stop: Any, num: Any = 50, endpoint: bool = True, dtype: Any = None,
     layout: Any = None,
-) -> Array:  # fmt: skip
+) -> Any:  # fmt: skip
     """num numbers from start to stop; with a symbolic num, the same formula."""
     count = expr_of(num)
     if count is None:
@@ -172,7 +172,8 @@ def eye(
 
     def make(local: Shape, offsets: Sequence[Expr]) -> Array:
         rows, columns = (global_indices(context, local[d], offsets[d], d, 2) for d in (0, 1))
-        return wrap(context, as_value(context, elementwise.apply(np.equal, rows + k, columns), kind))
+        ones = elementwise.apply(np.equal, rows + k, columns)
+        return wrap(context, as_value(context, ones, kind))
 
     return _make("spmd.eye", extents, layout, make)
 
@@ -225,7 +226,7 @@ def _local_array(x: Any, dtype: Any) -> Array:
     return shaping.stack([as_array(p, kind) for p in parts])
 
 
-# ---- boxes at run-time places ------------------------------------------------------------------------------------
+# ---- boxes at run-time places ----------------------------------------------------------------
 
 
 def _starts(x: Array, starts: Any) -> tuple[Any, ...]:
@@ -237,7 +238,7 @@ def _starts(x: Array, starts: Any) -> tuple[Any, ...]:
             expected=f"{x.ndim} starts",
             found=f"{len(items)}",
         )
-    out = []
+    out: list[Any] = []
     for start, extent in zip(items, x.extents):
         e = expr_of(start)
         if e is None:
@@ -247,7 +248,7 @@ def _starts(x: Array, starts: Any) -> tuple[Any, ...]:
     return tuple(out)
 
 
-def dynamic_slice(x: Any, starts: Any, sizes: Any) -> Array:
+def dynamic_slice(x: Any, starts: Any, sizes: Any) -> Any:
     """The box of these extents that begins at `starts`, which may be known only at run time."""
     x = as_array(x)
     extents = shape_of(sizes, "the sizes of dynamic_slice", scalars=True)

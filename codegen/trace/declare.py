@@ -14,7 +14,14 @@ import numpy as np
 
 from codegen import dtypes, expr
 from codegen.dtypes import DType
-from codegen.errors import LayoutError, ProgramError, ShapeError, TracedValueError, UsageError
+from codegen.errors import (
+    LayoutError,
+    Place,
+    ProgramError,
+    ShapeError,
+    TracedValueError,
+    UsageError,
+)
 from codegen.expr import Expr, Sym
 from codegen.ir import ArrayType, Condition, Input, Region, Scalar, Shape, Value, free_values
 from codegen.mesh import Layout, local_offset
@@ -26,7 +33,7 @@ from codegen.trace.number import condition_of, expr_of
 
 
 def shape_of(shape: Any, what: str, scalars: bool = False) -> Shape:
-    """Extents the user gave: Python integers, or formulas in axis sizes (and the index, locally)."""
+    """Extents the user gave: Python integers, or formulas in axis sizes (locally: the index)."""
     items = shape if isinstance(shape, (tuple, list)) else (shape,)
     out = []
     for item in items:
@@ -52,19 +59,19 @@ def shape_of(shape: Any, what: str, scalars: bool = False) -> Shape:
     return tuple(out)
 
 
-# ---- scalars ----------------------------------------------------------------------------------------------
+# ---- scalars ---------------------------------------------------------------------------------
 
 
 def scalar(name: str, default: Any = None, dtype: Any = None) -> Any:
-    """A run-time scalar, patched at launch. int64 ones are numbers; float64 ones weak 0-d arrays."""
+    """A run-time scalar, patched at launch. int64: a number; float64: a weak 0-d array."""
     context = require_context("spmd.scalar")
     kind = _scalar_dtype(default, dtype)
     known = context.scalars.get(name)
     if known is None:
         _check_name(context, name, "scalar")
         sym = Sym(context.unique(name), "scalar") if kind is dtypes.INT64 else None
-        value = default if default is None else (int(default) if sym else float(default))
-        known = context.scalars[name] = Scalar(name, kind, value, sym, user_place())
+        held = default if default is None else (int(default) if sym else float(default))
+        known = context.scalars[name] = Scalar(name, kind, held, sym, user_place())
     elif known.place != user_place():
         raise _declared_twice(name, "scalar", known.place)
     if known.sym is not None:
@@ -98,7 +105,8 @@ def _check_name(context: Context, name: Any, what: str) -> None:
             expected='text such as "u" or "steps"',
             found=repr(name),
         )
-    for declared in (*context.scalars.values(), *context.inputs.values()):
+    known: list[Scalar | Input] = [*context.scalars.values(), *context.inputs.values()]
+    for declared in known:
         if declared.name == name:
             raise _declared_twice(name, what, declared.place)
 
@@ -114,7 +122,7 @@ def _declared_twice(name: str, what: str, before: Any) -> ProgramError:
     )
 
 
-# ---- inputs ------------------------------------------------------------------------------------------------
+# ---- inputs ----------------------------------------------------------------------------------
 
 
 def input_(
@@ -197,7 +205,7 @@ def _default_region(
 def _from_function(
     context: Context, default: Callable[..., Any], extents: Shape, local: Shape, layout: Layout
 ) -> Array:
-    """The function called with open grids of global indices, int64, as numpy.indices(sparse=True)."""
+    """The function called with open grids of global indices, as numpy.indices(sparse=True)."""
     from codegen.trace.source import convert
 
     grids = []
@@ -239,7 +247,7 @@ def _from_array(
     return mapping.shard_of_constant(context, data, layout)
 
 
-# ---- conditions and meshes ----------------------------------------------------------------------------------
+# ---- conditions and meshes -------------------------------------------------------------------
 
 
 def require(condition: Any, text: str = "") -> None:
@@ -266,7 +274,7 @@ def require(condition: Any, text: str = "") -> None:
         context.conditions.append(Condition(holds, wording, place))
 
 
-def _source_of(place: Any) -> str:
+def _source_of(place: Place) -> str:
     line = place.source_line()
     text = line[place.column : place.end_column].strip() if place.end_column > 0 else line.strip()
     inner = text.removeprefix("spmd.").removeprefix("require(")
@@ -289,11 +297,11 @@ def mesh(name: str) -> MeshName:
     return MeshName(name, context.mesh.names)
 
 
-# ---- messages ------------------------------------------------------------------------------------------------
+# ---- messages --------------------------------------------------------------------------------
 
 
 def print_(text: Any, *values: Any, every_rank: bool = False, **named: Any) -> None:
-    """Print once, from index 0 (or on every rank, prefixed by the index), while the program runs."""
+    """Print while the program runs: once, from index 0, or on every rank, prefixed by it."""
     context = require_context("spmd.print")
     if not isinstance(text, str):
         values, text = (text, *values), " ".join(["{}"] * (len(values) + 1))

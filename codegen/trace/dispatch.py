@@ -24,6 +24,7 @@ from codegen.trace import (
     shaping,
 )
 from codegen.trace.array import Array, is_traced, unsupported
+from codegen.trace.context import Context
 
 Function = Callable[..., Any]
 
@@ -31,8 +32,8 @@ Function = Callable[..., Any]
 _SAME: dict[Any, str] = {
     creation: "arange array asarray empty empty_like eye full full_like identity linspace ones "
     "ones_like zeros zeros_like",
-    reducing: "argmax argmin argsort average count_nonzero cumprod cumsum mean median prod ptp sort "
-    "std trapezoid var",
+    reducing: "argmax argmin argsort average count_nonzero cumprod cumsum mean median prod ptp "
+    "sort std trapezoid var",
     shaping: "append array_split astype atleast_1d atleast_2d atleast_3d block broadcast_arrays "
     "broadcast_to column_stack concatenate copy diag diagonal dstack expand_dims flip fliplr "
     "flipud hsplit hstack ix_ matrix_transpose meshgrid moveaxis pad ravel repeat reshape roll "
@@ -101,7 +102,7 @@ _REMEDIES: dict[str, str] = {
 @cache
 def table() -> dict[str, Function]:
     """NumPy's name (dotted in a submodule) -> ours."""
-    rows = {name: getattr(module, name) for module, names in _SAME.items() for name in names.split()}
+    rows = {n: getattr(module, n) for module, names in _SAME.items() for n in names.split()}
     return {**rows, **_OTHER}
 
 
@@ -145,7 +146,7 @@ def call_function(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return ours(*args, **kwargs)
 
 
-# ---- ufuncs -------------------------------------------------------------------------------------------------
+# ---- ufuncs ----------------------------------------------------------------------------------
 
 _REDUCE: dict[str, Function] = {
     "add": reducing.sum_, "multiply": reducing.prod, "minimum": reducing.min_,
@@ -195,7 +196,7 @@ _IGNORED = ("casting", "order", "subok", "signature")
 
 def _call(ufunc: np.ufunc, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     options = {k: v for k, v in kwargs.items() if k not in _IGNORED}
-    out = options.pop("out", None)
+    out: Any = options.pop("out", None)
     out = out[0] if isinstance(out, tuple) and len(out) == 1 else out
     if out is not None and not isinstance(out, (Array, tuple)):
         raise unsupported(
@@ -205,25 +206,39 @@ def _call(ufunc: np.ufunc, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     return elementwise.apply(ufunc, *inputs, out=out, **options)
 
 
-# ---- functions that NumPy cannot dispatch ------------------------------------------------------------------------
+# ---- functions that NumPy cannot dispatch ----------------------------------------------------
 
 # Their arguments are extents, numbers or lists, so NumPy would ask those for Python integers.
 _UNDISPATCHED = (
     np.zeros, np.ones, np.empty, np.full, np.arange, np.eye, np.identity, np.linspace, np.array,
     np.asarray, np.ascontiguousarray,
 )  # fmt: skip
+# These make arrays to be written, so in a rank's view they are arrays of the program.
+_FRESH = (np.zeros, np.ones, np.empty, np.full)
 
 
-def replacement(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Function | None:
-    """Our function, where NumPy's is called with traced extents or numbers; else None."""
-    try:
-        known = function in _UNDISPATCHED
-    except (TypeError, ValueError):
-        return None
-    if not known or not any(_traced(x) for x in (*args, *kwargs.values())):
-        return None
-    name = "asarray" if function is np.ascontiguousarray else function.__name__
-    return by_name(name)
+def aware(function: Any) -> Function | None:
+    """What a converted call runs instead of one of these; None for other functions."""
+    return _aware().get(id(function))
+
+
+@cache
+def _aware() -> dict[int, Function]:
+    """By id: what is called need not be hashable."""
+    return {id(f): _aware_of(f, f in _FRESH) for f in _UNDISPATCHED}
+
+
+def _aware_of(function: Function, fresh: bool) -> Function:
+    ours = by_name("asarray" if function is np.ascontiguousarray else function.__name__)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        context = Context.current()
+        local = fresh and context is not None and context.rank_view > 0
+        if local or any(_traced(x) for x in (*args, *kwargs.values())):
+            return ours(*args, **kwargs)
+        return function(*args, **kwargs)
+
+    return call
 
 
 def _traced(x: Any) -> bool:
@@ -232,7 +247,7 @@ def _traced(x: Any) -> bool:
     return is_traced(x)
 
 
-# ---- spmd.numpy ---------------------------------------------------------------------------------------------
+# ---- spmd.numpy ------------------------------------------------------------------------------
 
 _ALIASES = {
     "acos": "arccos", "acosh": "arccosh", "asin": "arcsin", "asinh": "arcsinh", "atan": "arctan",

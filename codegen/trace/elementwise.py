@@ -85,7 +85,7 @@ def broadcast_value(context: Context, value: Value, shape: Shape) -> Value:
     )
 
 
-# ---- promotion --------------------------------------------------------------------------------------------
+# ---- promotion -------------------------------------------------------------------------------
 
 
 def kind_of(x: Operand) -> Any:
@@ -150,7 +150,7 @@ def loop_dtypes(ufunc: np.ufunc, operands: Sequence[Operand], dtype: Any) -> lis
     return [element_type(d) for d in loop]
 
 
-# ---- application ------------------------------------------------------------------------------------------
+# ---- application -----------------------------------------------------------------------------
 
 
 def normal(x: Any) -> Operand:
@@ -190,7 +190,7 @@ def operate(ufunc: np.ufunc, *inputs: Any, out: Array | None = None) -> Any:
 def apply(
     ufunc: np.ufunc,
     *inputs: Any,
-    out: Array | None = None,
+    out: Any = None,
     where: Any = True,
     dtype: Any = None,
 ) -> Any:
@@ -200,6 +200,8 @@ def apply(
     if ufunc is np.matmul:
         return store(products.matmul(*inputs), out)
     operands = [normal(x) for x in inputs]
+    if ufunc is np.power:
+        ufunc, operands = _simple_power(operands)
     if ufunc.__name__ in composite.UFUNCS:
         return store(composite.UFUNCS[ufunc.__name__](*operands), out, where)
     function = BY_UFUNC.get(ufunc.__name__)
@@ -215,10 +217,23 @@ def apply(
     return store(result, out, where, casting=True)
 
 
+_POWERS: dict[float, np.ufunc] = {2: np.square, 0.5: np.sqrt, -1: np.reciprocal}
+
+
+def _simple_power(operands: list[Operand]) -> tuple[np.ufunc, list[Operand]]:
+    """x ** 2, 0.5 and -1 as NumPy computes them: square, sqrt and reciprocal, to the bit."""
+    x, exponent = operands
+    kind = x.type.dtype.kind if isinstance(x, Array) else ""
+    plain = type(exponent) in (int, float) and (kind == "f" or (kind in "iu" and exponent == 2))
+    if plain and exponent in _POWERS and (kind == "f" or type(exponent) is int):
+        return _POWERS[exponent], [x]
+    return np.power, operands
+
+
 def store(result: Any, out: Any, where: Any = True, casting: bool = True) -> Any:
     """Write a result into `out=` (where the mask holds), as a ufunc does."""
     if isinstance(out, tuple):
-        (out,) = out
+        return tuple(store(r, o, where) for r, o in zip(result, out))
     if out is None:
         if where is not True:
             raise unsupported("where= without out=", "np.where(mask, f(x), other)")

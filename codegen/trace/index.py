@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Union
+from typing import Any
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from codegen.trace.number import expr_of
 class Whole:
     """An integer: an Expr, or a 0-d array."""
 
-    at: Union[Expr, Value]
+    at: Expr | Value
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def _index_error(message: str, expected: str, found: str, remedy: str = "") -> S
     return ShapeError(message, place=user_place(), expected=expected, found=found, remedy=remedy)
 
 
-# ---- reading the key ------------------------------------------------------------------------------
+# ---- reading the key -------------------------------------------------------------------------
 
 
 def _bound(x: Any, extent: Expr) -> Expr | None:
@@ -90,7 +90,7 @@ def _smallest(values: Sequence[Expr]) -> Expr:
 
 
 def part_of(key: slice, extent: Expr) -> Part:
-    """NumPy's clamping as formulas; written so that u[1:-1], u[:-2] and u[2:] have equal extents."""
+    """NumPy's clamping as formulas, so that u[1:-1], u[:-2] and u[2:] have equal extents."""
     step_expr = expr.const(1) if key.step is None else expr_of(key.step)
     if step_expr is None or not step_expr.is_const or step_expr == 0:
         raise _index_error("the step of a slice must be known while building",
@@ -168,7 +168,9 @@ def _expand(array: Array, key: Any) -> tuple[list[Any], bool]:
 
 
 def _traced(items: list[Any]) -> bool:
-    return any(isinstance(i, (Array, Number)) or (isinstance(i, list) and _traced(i)) for i in items)
+    return any(
+        isinstance(i, (Array, Number)) or (isinstance(i, list) and _traced(i)) for i in items
+    )
 
 
 def parse(array: Array, key: Any) -> tuple[list[Item], bool]:
@@ -213,10 +215,10 @@ def _mask_error() -> UnsupportedError:
     )
 
 
-# ---- views ---------------------------------------------------------------------------------------------
+# ---- views -----------------------------------------------------------------------------------
 
 
-def _static(at: Union[Expr, Value], extent: Expr) -> bool:
+def _static(at: Expr | Value, extent: Expr) -> bool:
     return isinstance(at, Expr) and expr.nonneg(at) and expr.nonneg(extent - 1 - at)
 
 
@@ -278,7 +280,7 @@ def _refuse_global(array: Array) -> None:
         raise global_error("a subscript")
 
 
-# ---- masks -----------------------------------------------------------------------------------------------
+# ---- masks -----------------------------------------------------------------------------------
 
 
 def _single_mask(array: Array, key: Any) -> Array | None:
@@ -316,12 +318,12 @@ def _as(value: Any, array: Array) -> Any:
     return as_array(value, array.type.dtype)
 
 
-# ---- integer arrays -----------------------------------------------------------------------------------------
+# ---- integer arrays --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Gather:
-    """dims of the viewed array that index values of one shape address; the result has them at `at`."""
+    """The dims of a viewed array that index values of one shape address; `at`: in the result."""
 
     context: Context
     dims: tuple[int, ...]
@@ -404,7 +406,7 @@ def _scatter(array: Array, items: Sequence[Item], value: Any, fn: str) -> None:
     plan.write(base, value, fn)
 
 
-# ---- x.at[key].add(v), np.add.at(x, key, v) --------------------------------------------------------------------
+# ---- x.at[key].add(v), np.add.at(x, key, v) --------------------------------------------------
 
 _SCATTER = {"add": np.add, "mul": np.multiply, "min": np.minimum, "max": np.maximum}
 

@@ -52,7 +52,7 @@ def shard_of_captured(context: Context, value: Value) -> Value:
     return captured[value]
 
 
-# ---- layouts of arguments and results -------------------------------------------------------------------
+# ---- layouts of arguments and results --------------------------------------------------------
 
 
 def _several(spec: Any, count: int, ndims: Sequence[int]) -> list[Any] | None:
@@ -102,7 +102,7 @@ def spread(spec: Any, item: Any) -> list[Any]:
     return [spec]
 
 
-# ---- arguments ------------------------------------------------------------------------------------------
+# ---- arguments -------------------------------------------------------------------------------
 
 
 class _Arguments:
@@ -157,7 +157,7 @@ def shard_of_constant(context: Context, data: np.ndarray[Any, Any], layout: Layo
     return wrap(context, value, scalar=False)
 
 
-# ---- results --------------------------------------------------------------------------------------------
+# ---- results ---------------------------------------------------------------------------------
 
 
 def _global_extent(
@@ -212,7 +212,7 @@ def _known_extents(operands: Sequence[Value]) -> list[Expr]:
     return list(dict.fromkeys(e for v in operands for e in v.type.shape))
 
 
-# ---- the call ---------------------------------------------------------------------------------------------
+# ---- the call --------------------------------------------------------------------------------
 
 
 def call(
@@ -281,13 +281,13 @@ def _capture(
             leaves = [x for x in tree.leaves(returned) if x is not None]
             _check_returned(leaves)
             values = [as_value(context, x) for x in leaves]
+            operands = [*arguments.operands, *captured]
+            outs = _result_types(context, returned, values, out_layouts, operands, pad)
     finally:
         context.rank_view -= 1
         context.captured.pop()
     block.args += tuple(captured.values())
-    operands = [*arguments.operands, *captured]
     in_layouts = [v.type.layout for v in operands]
-    outs = _result_types(context, returned, values, out_layouts, operands, pad)
     results = context.emit(
         "shard_map",
         operands,
@@ -379,7 +379,7 @@ def replicated_constant(context: Context, data: np.ndarray[Any, Any]) -> Array:
     return per_rank(context, shape, layout, lambda: shard_of_constant(context, data, layout))
 
 
-class rank_view:  # noqa: N801
+class rank_view:
     """While it is open, arrays are local."""
 
     def __init__(self, context: Context) -> None:

@@ -201,7 +201,7 @@ class Number:
     def __abs__(self) -> Any:
         return number(expr.maximum(self.expr, -self.expr))
 
-    # ---- what a Python number also has ----------------------------------------------------------
+    # ---- what a Python number also has -------------------------------------------------------
 
     @property
     def dtype(self) -> Any:
@@ -238,7 +238,7 @@ class Number:
 
         return dispatch.call_function(function, args, kwargs)
 
-    # ---- where Python needs a value while building --------------------------------------------------
+    # ---- where Python needs a value while building -------------------------------------------
 
     def __bool__(self) -> bool:
         self._unknown("a truth value", "if, while, and, or, not in the program's own source are "
@@ -251,7 +251,7 @@ class Number:
     __int__ = __index__
 
     def __float__(self) -> float:
-        self._unknown("a Python float", "use the number as it is: it is a 0-d array to NumPy functions")
+        self._unknown("a Python float", "use the number as it is: NumPy functions take it")
 
     def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
         self._unknown("a NumPy array", "use the number as it is, or spmd.asarray(x)")

@@ -52,7 +52,8 @@ def take(x: Any, indices: Any, axis: Any = None, out: Any = None, mode: str = "r
         indices = as_array(indices) % as_array(array.shape[d])
     elif mode == "clip":
         indices = clip(indices, 0, array.shape[d] - 1)
-    key = indices if isinstance(indices, (Array, int)) or not np.ndim(indices) else np.asarray(indices)
+    plain = isinstance(indices, (Array, int)) or not np.ndim(indices)
+    key = indices if plain else np.asarray(indices)
     return store(array[(*[slice(None)] * d, key)], out)
 
 
@@ -127,7 +128,7 @@ def conj(x: Any, out: Any = None) -> Any:
     return store(apply(np.conjugate, as_array(x)), out)
 
 
-def angle(z: Any, deg: bool = False) -> Array:
+def angle(z: Any, deg: bool = False) -> Any:
     turned = apply(np.arctan2, imag(z), real(z))
     return apply(np.multiply, turned, 180 / np.pi) if deg else turned
 
@@ -155,16 +156,16 @@ def array_equal(a: Any, b: Any, equal_nan: bool = False) -> Any:
     return all_(apply(np.equal, a, b))
 
 
-def isneginf(x: Any, out: Any = None) -> Array:
+def isneginf(x: Any, out: Any = None) -> Any:
     return apply(np.isinf, x) & apply(np.signbit, x)
 
 
-def isposinf(x: Any, out: Any = None) -> Array:
+def isposinf(x: Any, out: Any = None) -> Any:
     return apply(np.isinf, x) & apply(np.logical_not, apply(np.signbit, x))
 
 
 def nan_to_num(x: Any, copy: bool = True, nan: Any = 0.0, posinf: Any = None,
-               neginf: Any = None) -> Array:  # fmt: skip
+               neginf: Any = None) -> Any:  # fmt: skip
     array = as_array(x)
     if array.type.dtype.kind != "f":
         return array.copy()
@@ -202,7 +203,9 @@ def searchsorted(a: Any, v: Any, side: str = "left", sorter: Any = None) -> Arra
     return as_array(sum_(before, axis=-1))
 
 
-def interp(x: Any, xp: Any, fp: Any, left: Any = None, right: Any = None, period: Any = None) -> Array:
+def interp(
+    x: Any, xp: Any, fp: Any, left: Any = None, right: Any = None, period: Any = None
+) -> Array:
     if period is not None:
         raise unsupported("np.interp with period=", "x % period")
     xs, ys, at = as_array(xp, np.float64), as_array(fp, np.float64), as_array(x, np.float64)
@@ -222,7 +225,7 @@ def isin(element: Any, test_elements: Any, invert: bool = False, **_: Any) -> Ar
     return apply(np.logical_not, found) if invert else as_array(found)
 
 
-def isreal(x: Any) -> Array:
+def isreal(x: Any) -> Any:
     return apply(np.equal, imag(x), 0)
 
 
@@ -234,7 +237,7 @@ def isrealobj(x: Any) -> bool:
     return not iscomplexobj(x)
 
 
-def convolve(a: Any, v: Any, mode: str = "full") -> Array:
+def convolve(a: Any, v: Any, mode: str = "full") -> Any:
     """By shifted products; the shorter operand's extent must be known while building."""
     from codegen.trace.creation import zeros
 

@@ -127,7 +127,7 @@ def tensordot(x: Any, y: Any, axes: Any = 2) -> Any:
     return wrap(made.context, made.read()) if made.ndim == 0 else made
 
 
-# ---- einsum -------------------------------------------------------------------------------------------------
+# ---- einsum ----------------------------------------------------------------------------------
 
 
 def _subscripts(text: str, arrays: Sequence[Array]) -> tuple[list[str], str]:
@@ -242,7 +242,7 @@ def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> A
     array = as_array(x)
     size = apply(np.absolute, array)
     size = size if size.type.dtype.kind in "fc" else as_array(size, np.float64)
-    if ord in (None, 2, "fro") and (ord is None or array.ndim == 1 or axis is not None or ord == "fro"):
+    if ord in (None, "fro") or (ord == 2 and (array.ndim == 1 or axis is not None)):
         return apply(np.sqrt, sum_(apply(np.multiply, size, size), axis=axis, keepdims=keepdims))
     if array.ndim == 1 or isinstance(axis, int):
         if ord == 1:

@@ -1,6 +1,6 @@
 """@spmd.program: from a Python function and its parameters to a Graph.
 
-Goes in: the function, mesh axes, values of the parameters. Comes out: an ir.Module of level "graph".
+Goes in: the function, mesh axes, values of the parameters. Comes out: a Module of level "graph".
 Always holds: equal parameters give the same Module; every output is a global array or a number.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -39,7 +40,7 @@ def make_mesh(spec: Any) -> Mesh:
         raise UsageError(
             f"{spec!r} names no mesh",
             place=user_place(),
-            expected='different names of axes: mesh=("x", "y"), or {"x": 4, "y": None} to fix a size',
+            expected='different names: mesh=("x", "y"), or {"x": 4, "y": None} to fix a size',
             found=repr(spec),
         )
     if len(items) > 3:
@@ -64,7 +65,11 @@ class Program:
     """A function decorated with @spmd.program. Called, it runs inside another program's capture."""
 
     def __init__(
-        self, function: Callable[..., Any], mesh: Any = ("x",), layout: Any = None, sync: str = "least"
+        self,
+        function: Callable[..., Any],
+        mesh: Any = ("x",),
+        layout: Any = None,
+        sync: str = "least",
     ) -> None:
         self.function = function
         self.name = function.__name__
@@ -184,12 +189,12 @@ class Program:
         )
 
     def eager(self, ranks: int = 1, mesh: Mapping[str, int] | None = None, **given: Any) -> Any:
-        """Run the function as plain Python on NumPy arrays; parameters, inputs and scalars by name."""
+        """Run the function as plain Python on NumPy arrays; everything is given by name."""
         from codegen.oracle import eager
 
         fixed = {a.name: a.fixed for a in self.mesh.axes} | dict(mesh or {})
         if mesh and all(fixed.values()):
-            ranks = int(np.prod(list(fixed.values())))
+            ranks = math.prod(n for n in fixed.values() if n)
         axes = eager.mesh_sizes(self.mesh.names, fixed, ranks)
         known = {k: v for k, v in given.items() if k in self.parameters}
         rest = {k: v for k, v in given.items() if k not in self.parameters}
@@ -223,7 +228,7 @@ def program(
     return lambda f: Program(f, mesh, layout, sync)
 
 
-# ---- what a program returns ---------------------------------------------------------------------------------
+# ---- what a program returns ------------------------------------------------------------------
 
 
 def _outputs(context: Context, returned: Any, place: Place) -> tuple[list[Output], str]:

@@ -235,7 +235,7 @@ def average(x: Any, axis: Any = None, weights: Any = None, returned: bool = Fals
     return apply(np.divide, sum_(wide, axis, keepdims=keepdims), total)
 
 
-# ---- positions, running totals, order ------------------------------------------------------------------------
+# ---- positions, running totals, order --------------------------------------------------------
 
 
 def _flat_or(x: Any, axis: Any, what: str) -> tuple[Array, int]:

@@ -46,7 +46,7 @@ def _dim(axis: Any, ndim: int, what: str) -> int:
     return dims_of((axis,), ndim, what)[0]
 
 
-# ---- reshape ------------------------------------------------------------------------------------------------
+# ---- reshape ---------------------------------------------------------------------------------
 
 
 def _wanted(shape: Any) -> list[Expr | None]:
@@ -78,7 +78,7 @@ def _missing(have: Shape, given: Sequence[Expr]) -> Expr | None:
     return x if same_extent(x * bottom, top) else None
 
 
-def reshape(x: Any, shape: Any, order: str = "C", *, copy: Any = None, newshape: Any = None) -> Array:
+def reshape(x: Any, shape: Any, order: str = "C", *, copy: Any = None) -> Array:
     """The same elements in row-major order; a view."""
     if order not in ("C", "A", None):
         raise unsupported(f"reshape with order={order!r}", "x.T.reshape(...)")
@@ -156,7 +156,8 @@ def squeeze(x: Any, axis: Any = None) -> Array:
     for d in dims:
         if array.extents[d] != 1:
             raise ShapeError("cannot squeeze a dim whose extent is not 1", place=user_place(),
-                             expected=f"extent 1 in dim {d}", found=shape_text(array.extents))  # fmt: skip
+                             expected=f"extent 1 in dim {d}",
+                             found=shape_text(array.extents))  # fmt: skip
     kept = tuple(e for d, e in enumerate(array.extents) if d not in dims)
     return array.viewed(view.Reshape(kept))
 
@@ -214,7 +215,7 @@ def broadcast_arrays(*arrays: Any, subok: bool = False) -> tuple[Array, ...]:
     return tuple(broadcast_to(a, tuple(number(e) for e in shape)) for a in made)
 
 
-# ---- joining ------------------------------------------------------------------------------------------------
+# ---- joining ---------------------------------------------------------------------------------
 
 
 def concatenate(arrays: Any, axis: Any = 0, out: Any = None, *, dtype: Any = None,
@@ -378,7 +379,7 @@ def _pad_from(array: Array, d: int, before: Any, after: Any, mode: str) -> Array
     return concatenate([left, array, right], d)
 
 
-# ---- cutting and turning ------------------------------------------------------------------------------------
+# ---- cutting and turning ---------------------------------------------------------------------
 
 
 def array_split(x: Any, indices: Any, axis: Any = 0) -> list[Array]:
@@ -465,11 +466,18 @@ def _rolled(array: Array, shift: Any, d: int) -> Array:
         got: Array = array[(*lead, at)]
         return got
     n = array.extents[d]
-    k = number(expr.mod(e, n))
-    if isinstance(k, int) and k == 0:
+    k = expr.mod(e, n)
+    if k == 0:
         return array
-    cut = number(n - expr.mod(e, n))
-    return concatenate([array[(*lead, slice(cut, None))], array[(*lead, slice(None, cut))]], d)
+    zeros, step = [ZERO] * array.ndim, (1,) * array.ndim
+    value = full_value(array.context, 0, array.type.dtype, array.extents)
+    for source, target, extent in ((n - k, ZERO, k), (ZERO, k, n - k)):
+        start, box = (*zeros[:d], source, *zeros[d + 1 :]), list(array.extents)
+        box[d] = extent
+        piece = array.viewed(view.Slice(start, step, tuple(box))).read()
+        at = (*zeros[:d], target, *zeros[d + 1 :])
+        value = array.context.emit_one("update", value, piece, start=at, step=step)
+    return wrap(array.context, value, scalar=False)
 
 
 def tile(x: Any, reps: Any) -> Array:
@@ -501,7 +509,7 @@ def repeat(x: Any, repeats: Any, axis: Any = None) -> Array:
     return _copied(reshape(wide, (*shape[:d], shape[d] * repeats, *shape[d + 1 :])))
 
 
-# ---- copies -------------------------------------------------------------------------------------------------
+# ---- copies ----------------------------------------------------------------------------------
 
 
 def copy(x: Any, order: str = "K", subok: bool = False) -> Array:

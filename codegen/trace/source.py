@@ -6,7 +6,6 @@ Always holds: on plain Python values the converted function behaves as the origi
 """
 
 from __future__ import annotations
-
 import __future__
 
 import ast
@@ -137,7 +136,7 @@ def _register(code: types.CodeType) -> None:
             _register(c)
 
 
-# ---- finding a function in its file -----------------------------------------------------------------
+# ---- finding a function in its file ----------------------------------------------------------
 
 
 def find(code: types.CodeType, namespace: dict[str, Any]) -> tuple[_Function, str | None] | None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Union
+from functools import partial
 
-from codegen import dtypes, expr
+from codegen import dtypes
 from codegen.errors import ProgramError
 from codegen.expr import Expr
 from codegen.ir import Shape, Value
@@ -52,11 +52,11 @@ class Dynamic:
     Negative values count from the end. Reads are clamped, writes beyond the ends dropped.
     """
 
-    starts: tuple[Union[Expr, Value], ...]
+    starts: tuple[Expr | Value, ...]
     shape: Shape
 
 
-Step = Union[Slice, Transpose, Reshape, Broadcast, Dynamic]
+Step = Slice | Transpose | Reshape | Broadcast | Dynamic
 View = tuple[Step, ...]
 
 
@@ -134,13 +134,12 @@ def get(context: Context, base: Value, view: View) -> Value:
     """The elements that a view of `base` shows."""
     value = base
     for step in view:
-        held = value
-        value = context.remember((held, step), lambda: _apply(context, held, step))
+        value = context.remember((value, step), partial(_apply, context, value, step))
     return value
 
 
 def put(context: Context, base: Value, view: View, new: Value) -> Value:
-    """`base` with the elements that the view shows replaced by `new`, a value of the view's shape."""
+    """`base` with the elements that the view shows replaced by `new`, of the view's shape."""
     if not view:
         return new
     step, rest = view[0], view[1:]

@@ -1,6 +1,7 @@
-"""Describes the extension `spmd.engine._engine` to cffi; setup.py builds it.
+"""Describes the extension `spmd.engine._engine` to cffi.
 
-Goes in: csrc/engine.h, whose marked section is the declarations, and csrc/*.c. Comes out: ffibuilder.
+Goes in: csrc/engine.h, whose marked section is the declarations, and csrc/*.c. Comes out:
+ffibuilder, which setup.py names.
 Always holds: nothing of the engine's interface is written down a second time.
 """
 

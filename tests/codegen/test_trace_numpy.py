@@ -1,4 +1,6 @@
-"""Every NumPy function and method the tracer knows, against NumPy, through the Graph interpreter."""
+"""Every NumPy function and method the tracer knows, against NumPy, by the interpreter."""
+
+import math
 
 import numpy as np
 import pytest
@@ -136,7 +138,8 @@ SHAPE = [
     lambda u: np.broadcast_to(u[0], (3, 6)), lambda u: np.tril(u), lambda u: np.triu(u, 1),
     lambda u: np.eye(4) @ u, lambda u: np.diag(u[0]), lambda u: np.meshgrid(u[0], u[1]),
     lambda u: np.meshgrid(u[0], u[:, 1], indexing="ij"), lambda u: np.atleast_3d(u),
-    lambda u: np.column_stack([u[0], u[1]]), lambda u: np.zeros_like(u), lambda u: np.full_like(u, 3),
+    lambda u: np.column_stack([u[0], u[1]]), lambda u: np.zeros_like(u),
+    lambda u: np.full_like(u, 3),
     lambda u: np.append(u, u[:1], axis=0), lambda u: np.block([[u, u], [u, u]]), lambda u: u.copy(),
     lambda u: [r * 2 for r in u], lambda u: np.asarray(u), lambda u: np.zeros_like(u, dtype=int),
 ]  # fmt: skip
@@ -155,7 +158,8 @@ PRODUCTS = [
     lambda a, t: np.einsum("ij,kj->ik", a, a), lambda a, t: np.einsum("ij->ji", a),
     lambda a, t: np.einsum("ij,ij->", a, a), lambda a, t: np.einsum("ij,ij->i", a, a),
     lambda a, t: np.einsum("bij,bkj->bik", t, t), lambda a, t: np.einsum("ii->i", a[:, :4]),
-    lambda a, t: np.einsum("ij,kl->ijkl", a[:2], a[2:]), lambda a, t: np.einsum("ij,jk,kl", a, a.T, a),
+    lambda a, t: np.einsum("ij,kl->ijkl", a[:2], a[2:]),
+    lambda a, t: np.einsum("ij,jk,kl", a, a.T, a),
     lambda a, t: np.einsum("...ij,...kj->...ik", t, t), lambda a, t: np.vdot(a, a),
     lambda a, t: np.kron(a[:2, :2], a[2:, :2]), lambda a, t: a.dot(a.T),
     lambda a, t: np.convolve(a[0], a[1, :3], "same"), lambda a, t: np.trace(a @ a.T),
@@ -170,7 +174,8 @@ def test_products(k):
 
 INDEX = [
     lambda u, k: u[0], lambda u, k: u[-1, 2:], lambda u, k: u[1:3, ::2], lambda u, k: u[::-1],
-    lambda u, k: u[5:1:-2], lambda u, k: u[:, ::-2], lambda u, k: u[..., 1], lambda u, k: u[None, 1],
+    lambda u, k: u[5:1:-2], lambda u, k: u[:, ::-2], lambda u, k: u[..., 1],
+    lambda u, k: u[None, 1],
     lambda u, k: u[2, 3], lambda u, k: u[10:], lambda u, k: u[-9:2], lambda u, k: u[:, -3:-1],
     lambda u, k: u[k], lambda u, k: u[:, k], lambda u, k: u[[0, 2, -1]], lambda u, k: u[k, k],
     lambda u, k: u[k[:, None], k], lambda u, k: u[1, k], lambda u, k: u[k, 1:3],
@@ -321,7 +326,8 @@ REFUSED = [
     (lambda u: u.reshape(5, 5), "cannot reshape", "24"),
     (lambda u: u[:, 9], "out of bounds", "extent 6"),
     (lambda u: u[0, 0, 0], "too many indices", "at most 2"),
-    (lambda u: float(u[0, 0]), "not known while building", "Python float"),
+    (lambda u: complex(u[0, 0]), "not known while building", "Python complex"),
+    (lambda u: math.sqrt(u[0, 0]), "not known while building", "Python float"),
     (lambda u: u.item(), "not known while building", "Python number"),
     (lambda u: u.tolist(), "not known while building", "return the array"),
     (lambda u: f"{u[0, 0]:.2f}", "not known while building", "spmd.print"),
@@ -332,7 +338,7 @@ REFUSED = [
     (lambda u: u.astype("datetime64[s]"), "not an element type", "float32"),
     (lambda u: u.sum(axis=2), "out of bounds", "from -2 to 1"),
     (lambda u: np.concatenate([u, u.T]), "must match", "(6, 4)"),
-    (lambda u: np.sin(u, out=np.zeros((4, 6))), "NumPy array", "spmd.zeros"),
+    (lambda u: np.sin(u, out=np.arange(24.0).reshape(4, 6)), "NumPy array", "spmd.zeros"),
     (lambda u: u.astype(np.uint8) + 300, "out of bounds", "0 to 255"),
 ]
 
@@ -421,6 +427,16 @@ def test_dynamic_boxes():
     want = U.copy()
     want[2:4, 3:6] = 0
     np.testing.assert_array_equal(new, want)
+
+
+def test_grids_of_indices_are_formulas():
+    grid = np.arange(100)[:, None] * 3 - np.arange(50.0) + 2
+
+    def f(u):
+        return u[0, 0] * 0 + grid, u[0, 0] * 0 + np.arange(100)[::-1], u[0, 0] * 0 + U[0]
+
+    for got, want in zip(traced(f, U), (grid, np.arange(100)[::-1], U[0])):
+        np.testing.assert_array_equal(got, want)
 
 
 def test_the_array_api_namespace():

@@ -1,4 +1,4 @@
-"""The per-rank view: shards, exchange, layouts, symbolic extents; against NumPy at several sizes."""
+"""The per-rank view: shards, exchange, layouts, symbolic extents; against NumPy."""
 
 import itertools
 
@@ -110,7 +110,7 @@ def test_constant_rows_of_a_shard_are_read_and_written():
         np.testing.assert_allclose(run(program, n, u=U)["result"], want)
 
 
-# ---- exchange -------------------------------------------------------------------------------------
+# ---- exchange --------------------------------------------------------------------------------
 
 
 def per_rank(f, out=("r", None)):
@@ -138,7 +138,9 @@ def test_ppermute_shift(n, shift):
 
 @pytest.mark.parametrize("n", SIZES)
 def test_ppermute_to_every_second_sends_nothing(n):
-    program = per_rank(lambda x: spmd.ppermute(x, "r", to=lambda i, n: i + 1 if i < n - 1 else None))
+    program = per_rank(
+        lambda x: spmd.ppermute(x, "r", to=lambda i, n: i + 1 if i < n - 1 else None)
+    )
     want = np.zeros((n, 4))
     want[1:] = rows(n)[:-1]
     np.testing.assert_array_equal(run(program, n)["result"], want)
@@ -294,7 +296,25 @@ def test_a_named_mesh_takes_all_axes_as_one():
     np.testing.assert_array_equal(run(case, {"x": 2, "y": 2})["result"], 2 * np.arange(9.0))
 
 
-# ---- shard_map --------------------------------------------------------------------------------------
+def test_numpy_makes_arrays_of_symbolic_extents():
+    def f(x):
+        n, i = spmd.axis_size("r"), spmd.axis_index("r")
+        total = np.zeros((n, 2))
+        total[i] += 3
+        grid = np.arange(n) * np.ones(n, np.int64)
+        pair = np.array([i, n])
+        return (total + grid[:, None] + np.full((n, 1), 0.5) + np.eye(n)[:, :1] + pair)[None]
+
+    program = per_rank(f, ("r", None, None))
+    for n in SIZES:
+        for i, got in enumerate(run(program, n)["result"]):
+            want = np.zeros((n, 2))
+            want[i] += 3
+            want += np.arange(n)[:, None] + 0.5 + np.eye(n)[:, :1] + np.array([i, n])
+            np.testing.assert_array_equal(got, want)
+
+
+# ---- shard_map -------------------------------------------------------------------------------
 
 
 def test_arguments_by_value_and_captured_globals():
@@ -382,8 +402,9 @@ def test_scalars_and_symbolic_numbers():
         u = np.arange(10, dtype=np.float32)
         rate, out = 0.25, list(run(case, n, steps=steps, rate=0.25).values())
         want = [
-            u * np.float32(rate), u[steps % 10], (steps + 1) / 2, u[:2] + np.float32(n), rate * 2 + 1,
-            -steps // 7, u[1] if steps > 50 else u[2], np.sqrt(rate), steps * 2.5, 8 + steps,
+            u * np.float32(rate), u[steps % 10], (steps + 1) / 2, u[:2] + np.float32(n),
+            rate * 2 + 1, -steps // 7, u[1] if steps > 50 else u[2], np.sqrt(rate), steps * 2.5,
+            8 + steps,
         ]  # fmt: skip
         for got, expected in zip(out, want):
             assert got.dtype == np.asarray(expected).dtype
@@ -408,7 +429,7 @@ def test_blocks_are_views_along_any_dim():
     np.testing.assert_allclose(run(program, 3, u=U)["result"], want * 2)
 
 
-# ---- refusals -----------------------------------------------------------------------------------------
+# ---- refusals --------------------------------------------------------------------------------
 
 
 def refuse(kind, f, *needles, out=("r", None)):
@@ -428,7 +449,7 @@ def test_illegal_exchange_is_refused():
     refuse(MatchingError, lambda x: spmd.pbroadcast(x, "r", spmd.axis_size("r")), "which is none")
     refuse(SpmdError, lambda x: spmd.psum(x[:, : spmd.axis_index("r")], "r"), "other members")
     refuse(SpmdError, lambda x: spmd.psum_scatter(x, "r"), "tiled=True")
-    refuse(SpmdError, lambda x: np.zeros(3)[spmd.axis_index("r")], "Python integer")
+    refuse(SpmdError, lambda x: np.arange(3)[spmd.axis_index("r")], "Python integer")
 
 
 def test_illegal_results_are_refused():

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from hypothesis import strategies as st
 
-from tests.programs.generate import Group, Var, Writer
+from tests.programs.generate import Group, Var
+from tests.programs.library import Library
 
 
 def cast(v: Var) -> str:
     return "bool" if v.kind == "b" else f"np.{v.dtype}"
 
 
-class Flow(Writer):
-    """A Writer that also knows control flow."""
+class Flow(Library):
+    """A Library that also knows control flow."""
 
     # ---- rebinding -------------------------------------------------------------------------------
 
@@ -56,6 +58,9 @@ class Flow(Writer):
 
     def kinds(self) -> list[Any]:
         out = [self.elementwise] * 5 + [self.write] * 3 + [self.reduction] * 2 + [
+            self.call,
+            self.call,
+            self.call,
             self.where, self.view, self.view, self.reshaped, self.ordered, self.matmul,
             self.element, self.element, self.gather, self.augmented, self.alias, self.helper,
             self.switch, self.conditional,
@@ -175,6 +180,16 @@ class Flow(Writer):
             text = (f"spmd.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, s[1] + s[0]), "
                     f"(0, {v.name}))[1]")  # fmt: skip
         self.define(text, v.dtype, v.dims, True)
+        return True
+
+    def kernel(self) -> bool:
+        v = self.var(lambda w: len(w.dims) == 1 and w.dtype in (np.int64, np.float64) and w.exact)
+        if v is None:
+            return False
+        w = self.same(v, lambda w: w.dtype == v.dtype and w.exact) or v
+        k = self.choice(self.numbers)
+        text = f"scaled_sum({v.name}, {w.name}, {k}, out=spmd.like({v.name}))"
+        self.define(text, v.dtype, v.dims)
         return True
 
     def helper(self) -> bool:

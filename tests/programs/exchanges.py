@@ -63,7 +63,7 @@ class Author(Flow):
 
     def collective(self) -> bool:
         text, axes = self.along()
-        v = self.var(lambda w: self.alike(w, axes) and w.dtype != np.float16)
+        v = self.var(lambda w: self.alike(w, axes) and w.dtype != np.float16 and w.kind != "c")
         if v is None:
             return False
         what = self.choice(("psum", "pmax", "pmin", "pbroadcast", "all_ranks", "psum", "pmean"))
@@ -100,7 +100,7 @@ class Author(Flow):
             self.define(f"spmd.all_gather({v.name}, {text}, {d}, tiled=True)", v.dtype, dims,
                         v.exact)  # fmt: skip
             return True
-        v = self.var(lambda w: bool(w.dims) and self.alike(w, axes) and w.kind != "b"
+        v = self.var(lambda w: bool(w.dims) and self.alike(w, axes) and w.kind not in "bc"
                      and isinstance(w.dims[0], int) and w.dtype != np.float16)  # fmt: skip
         if v is None:
             return False
@@ -125,7 +125,7 @@ class Author(Flow):
     def ring(self) -> bool:
         """The all-reduce of the language page, on any local array."""
         text, axes = self.along()
-        v = self.var(lambda w: bool(w.dims) and self.alike(w, axes) and w.kind != "b"
+        v = self.var(lambda w: bool(w.dims) and self.alike(w, axes) and w.kind not in "bc"
                      and w.writable and w.dtype != np.float16
                      and self.may_store(w, w.kind != "f"))  # fmt: skip
         if v is None:

@@ -16,6 +16,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 FLOATS = ("float32", "float64", "float16")
+COMPLEX = ("complex64", "complex128")
 INTS = ("int64", "int32", "int8", "uint8", "uint16", "uint64")
 EXTENTS = (1, 2, 3, 4, 5)
 SPLIT = (1, 2, 3, 5, 7, 12, 0)
@@ -85,6 +86,12 @@ class Input:
         n = int(np.prod(self.shape))
         if self.dtype.kind == "b":
             return random.integers(0, 2, self.shape).astype(bool)
+        if self.dtype.kind == "c":
+            return (
+                (random.normal(0, 3, (2, n)).round(1).T @ [1, 1j])
+                .astype(self.dtype)
+                .reshape(self.shape)
+            )
         if self.dtype.kind == "f":
             x = random.normal(0, 3, n).astype(self.dtype)
             special: list[Any] = [0.0, 1.0, -2.0, np.inf, -np.inf, np.nan, 0.5]
@@ -206,6 +213,9 @@ class Writer:
                       "{a} / np.abs({b})", "np.where({a} > {b}, {a}, {b})"]  # fmt: skip
             if v.kind == "f":
                 forms += ["{a} // np.abs({b})", "{a} % np.abs({b})"]
+        if v.kind == "c" or getattr(sample, "dtype", a.dtype).kind == "c":  # not ordered
+            forms = ["{a} + {b}", "{a} * {b}", "{a} - {b}", "{b} - {a}"]
+            forms += ["{a} == {b}", "{b} != {a}"] if exact else []
         form = self.choice(forms)
         dtype = self.sample(form.format(a="a", b="b"), a, sample)
         if dtype is None:
@@ -235,6 +245,15 @@ class Writer:
         else:
             forms += [(f"{{a}}.astype(np.{t})", True) for t in ("int8", "float64", "uint32")]
             forms += [("{a}.astype(bool)", True), ("{a}.astype(np.float32)", True)]
+        if v.kind == "c":
+            plain = (
+                "-{a}",
+                "np.conj({a})",
+                "{a}.real",
+                "np.imag({a})",
+                "{a}.astype(np.complex128)",
+            )
+            forms = [(form, v.exact) for form in plain]
         form, exact = self.choice(forms)
         dtype = self.sample(form.format(a="a"), a, 0)
         return None if dtype is None else (form.format(a=v.name), dtype, exact)
@@ -327,7 +346,7 @@ class Writer:
         return True
 
     def reduction(self) -> bool:
-        v = self.var(lambda w: bool(w.dims) and w.dtype != np.float16)
+        v = self.var(lambda w: bool(w.dims) and w.dtype != np.float16 and w.kind != "c")
         if v is None:
             return False
         d = self.draw(st.integers(0, len(v.dims)))
@@ -355,7 +374,7 @@ class Writer:
         return True
 
     def ordered(self) -> bool:
-        v = self.var(lambda w: bool(w.dims))
+        v = self.var(lambda w: bool(w.dims) and w.kind != "c")
         if v is None:
             return False
         d = self.draw(st.integers(0, len(v.dims) - 1))
@@ -366,7 +385,7 @@ class Writer:
         return True
 
     def matmul(self) -> bool:
-        v = self.var(lambda w: len(w.dims) == 2 and w.kind != "b" and w.dtype != np.float16)
+        v = self.var(lambda w: len(w.dims) == 2 and w.kind not in "bc" and w.dtype != np.float16)
         if v is None:
             return False
         w = self.var(lambda w: len(w.dims) in (1, 2) and w.dims[0] == v.dims[1]
@@ -415,7 +434,7 @@ class Writer:
         if self.chance(60):
             self.define(f"{v.name}[{key}]", v.dtype, (*index.dims, *v.dims[1:]), v.exact)
             return True
-        if len(v.dims) != 1 or v.kind == "b" or not v.writable or self.frozen(v):
+        if len(v.dims) != 1 or v.kind in "bc" or not v.writable or self.frozen(v):
             return False
         if v.kind in "iu":
             form = self.choice(("{v}[{k}] = {x}", "np.add.at({v}, {k}, {x})"))

@@ -10,7 +10,18 @@ import numpy as np
 from hypothesis import strategies as st
 
 from tests.programs.exchanges import Author
-from tests.programs.generate import EXTENTS, FLOATS, INTS, SPLIT, Cut, Input, Local, Program, Var
+from tests.programs.generate import (
+    COMPLEX,
+    EXTENTS,
+    FLOATS,
+    INTS,
+    SPLIT,
+    Cut,
+    Input,
+    Local,
+    Program,
+    Var,
+)
 
 HELPERS = """
 def bump(x, k):
@@ -37,6 +48,14 @@ def pair(x, y):
 
 def steps_are_even(k):
     return k % 2 == 0
+
+
+@spmd.kernel
+def scaled_sum(u, w, k, out):
+    total = u[:1].sum() * 0
+    for j in range(out.shape[0]):
+        total += u[j]
+        out[j] = u[j] * k + w[j] if j % 2 == 0 else total
 """
 
 
@@ -44,7 +63,7 @@ def output(axes: Sequence[str], v: Var) -> tuple[str, tuple[Any, ...]] | None:
     """An expression of a shape that can be returned, and its layout."""
     used = [a for d in v.dims if isinstance(d, Local) for a in d.axes]
     if any(isinstance(d, Cut) for d in v.dims) or len(set(used)) < len(used):
-        if v.kind == "f":
+        if v.kind in "fc":
             return None
         return output(axes, Var(f"np.sum({v.name})", np.dtype(np.int64), ()))
     rest = tuple(a for a in axes if a not in used)
@@ -89,7 +108,9 @@ def programs(draw: Any, size: int = 22) -> Program:
             shape.append(n)
             layout.append(entry if entry is None or len(entry) > 1 else entry[0])
             dims.append(Local(n, entry) if entry else n)
-        dtype = np.dtype(author.choice((*FLOATS, *INTS, "float64", "int64", "float32", "bool")))
+        dtype = np.dtype(
+            author.choice((*FLOATS, *INTS, *COMPLEX[:1], "float64", "int64", "float32", "bool"))
+        )
         one = Input(f"a{k}", dtype, tuple(shape), tuple(layout))
         inputs.append(one)
         author.vars.append(Var(one.name, dtype, tuple(dims), depth=2))

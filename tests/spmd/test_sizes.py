@@ -73,6 +73,8 @@ def test_a_refusal_names_axis_condition_and_what_would_work() -> None:
     assert "x=2,y=3" in refused(manifest(("x", None), ("y", None)), None, {"x": 2, "y": 3}, 5)
     never = manifest(("x", None), conditions=((["ge0", ["+", -100, "n_x"]], "many"),))
     assert "no number of ranks up to 64" in refused(never, 3, {})
+    most = manifest(("x", None), conditions=((["ge0", ["+", 5, ["*", -1, "n_x"]]], "few"),))
+    assert "1 to 5" in refused(most, 6, {})
     assert "1 or more" in refused(manifest(("x", None)), None, {"x": 0})
 
 

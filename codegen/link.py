@@ -1,0 +1,141 @@
+"""C source, kernels and constants to an image: the only file that starts other programs.
+
+Goes in: C text, object files, bytes, dicts. Comes out: the bytes of an ELF shared object.
+Always holds: the same input and compiler give the same bytes; no path, date or build id is in them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from codegen import manifest as reader
+from codegen.errors import EnvironmentFault, InternalError
+
+# NumPy's arithmetic: no fast-math, no fused multiply-add, wrapping integers, and complex products
+# and quotients by the plain formula and Smith's.
+FLAGS = (
+    "-std=c11 -O3 -fPIC -fvisibility=hidden -fno-semantic-interposition -ffp-contract=off -fwrapv "
+    "-fcx-fortran-rules -fno-math-errno -fno-ident -fno-asynchronous-unwind-tables"
+).split()
+WARNINGS = "-Wall -Wextra -Wshadow -Werror".split()
+LINK = "-shared -nostartfiles -Wl,--build-id=none,-z,now,-z,noexecstack,-Bsymbolic".split()
+
+_ASSEMBLY = """
+    .section .spmd.index, "a", @progbits
+    .balign 8
+    .incbin "index"
+    .section .spmd.manifest, "", @progbits
+    .incbin "manifest"
+    .section .spmd.notes, "", @progbits
+    .incbin "notes"
+    .section .spmd.digest, "", @progbits
+    .zero {room}
+    .section .rodata
+    .balign 64
+    .globl spmd_constants
+    .hidden spmd_constants
+spmd_constants:
+    .incbin "constants"
+    .byte 0
+    .section .note.GNU-stack, "", @progbits
+"""
+
+
+def include_dir() -> str:
+    """Where the headers are that images include: in the package, or beside it in a source tree."""
+    here = Path(__file__).resolve().parent
+    for place in (here / "include", here.parent / "csrc"):
+        if (place / "spmd_image.h").is_file():
+            return str(place)
+    raise EnvironmentFault("the headers of spmd are missing", expected=str(here / "include"),
+                           found="no spmd_image.h", remedy="install spmd again")  # fmt: skip
+
+
+def compiler() -> list[str]:
+    """The C compiler: CC, or cc, gcc, clang. Raises EnvironmentFault where there is none."""
+    named = os.environ.get("CC", "").split()
+    for command in [named] if named else [["cc"], ["gcc"], ["clang"]]:
+        if shutil.which(command[0]):
+            return command
+    raise EnvironmentFault(
+        f"{named[0] if named else 'cc'} not found; install gcc or set CC",
+        expected="a C compiler", found="none on PATH", remedy="apt install gcc, or CC=/path/to/cc",
+    )  # fmt: skip
+
+
+def link(
+    source: str, *, objects: Sequence[bytes], constants: bytes, manifest: dict[str, Any],
+    notes: dict[str, Any], index_words: int, target: str,
+) -> bytes:  # fmt: skip
+    """The image. index_words: how many run-time scalars stand behind the index. target: -march."""
+    empty = reader.index_words(0, 0, 0, [1] * reader.AXES, [0] * index_words)
+    files: dict[str, bytes] = {
+        "image.c": source.encode(),
+        "index": empty,
+        "manifest": json.dumps(manifest, separators=(",", ":"), ensure_ascii=True).encode(),
+        "notes": zlib.compress(json.dumps(notes).encode(), 6),
+        "constants": constants,
+        "tables.s": _ASSEMBLY.format(room=reader.DIGEST_ROOM).encode(),
+    }
+    for k, content in enumerate(objects):
+        files[f"kernel_{k}.o"] = content
+    with _folder() as folder:
+        for name, content in files.items():
+            Path(folder, name).write_bytes(content)
+        inputs = ["image.c", "tables.s", *[f"kernel_{k}.o" for k in range(len(objects))]]
+        command = [*compiler(), *FLAGS, *WARNINGS, f"-march={target}", "-I", include_dir(), *LINK,
+                   "-o", "image.so", *inputs, "-lm"]  # fmt: skip
+        _run(command, folder)
+        data = bytearray(Path(folder, "image.so").read_bytes())
+    _, sections = reader.read_sections(bytes(data))
+    offset, size = sections[".spmd.digest"]
+    data[offset : offset + size] = reader.make_digest(bytes(data), sections)
+    reader.check_dynamic(reader.Image(bytes(data)))
+    return bytes(data)
+
+
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    """Somewhere to write: the temporary directory, the shared memory file system, or here."""
+    for place in (None, "/dev/shm", "."):
+        try:
+            return tempfile.TemporaryDirectory(prefix="spmd-", dir=place)
+        except OSError:
+            continue
+    raise EnvironmentFault("no directory can be written", expected="a temporary directory",
+                           found="none", remedy="set TMPDIR to a directory of yours")  # fmt: skip
+
+
+def _run(command: list[str], folder: str) -> None:
+    environment = {**os.environ, "LC_ALL": "C", "SOURCE_DATE_EPOCH": "0"}
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL
+    )
+    if done.returncode:
+        lines = [ln for ln in done.stderr.splitlines() if "error" in ln] or done.stderr.splitlines()
+        raise InternalError(
+            "the C compiler refused what spmd generated",
+            expected="code that compiles without a warning",
+            found="; ".join(lines[:3])[:500] or f"exit code {done.returncode}",
+            remedy="report this program: it is a defect of spmd",
+        )
+
+
+def disassemble(data: bytes) -> str:
+    """The machine code as text. Raises EnvironmentFault where objdump is missing."""
+    if not shutil.which("objdump"):
+        raise EnvironmentFault("objdump not found", remedy="apt install binutils")
+    with _folder() as folder:
+        Path(folder, "image.so").write_bytes(data)
+        done = subprocess.run(
+            ["objdump", "-d", "--no-show-raw-insn", "-M", "intel", "image.so"],
+            cwd=folder, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+    return done.stdout

@@ -1,0 +1,364 @@
+"""Loops captured as ops: the body is run until what it carries, and as what type, is settled.
+
+The first pass carries nothing and only shows what the body changes; from then on changed leaves
+and written storages enter as region arguments.
+Always holds: what a finished loop carries has one type at entry and at the end of every pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from codegen import dtypes, expr
+from codegen.errors import ProgramError, UnsupportedError
+from codegen.expr import Expr, Sym
+from codegen.ir import ArrayType, Region, Value
+from codegen.trace.array import Array, as_value
+from codegen.trace.context import Block, Context, Storage, user_place
+from codegen.trace.number import number
+from codegen.trace.regions import (
+    Gone,
+    Piece,
+    array_of,
+    carry_error,
+    condition,
+    hint,
+    is_known,
+    value_of,
+)
+from codegen.trace.state import UNDEFINED, Held, LeafType, Names, fill, joined, leaf_type, same
+
+_PASSES = 24  # more never settle: every pass carries more, or a wider type
+
+
+class Counter:
+    """start, stop and step of a captured `for`; stop None: until the condition fails."""
+
+    def __init__(self, context: Context, name: str, start: Expr, stop: Expr | None, step: Expr):
+        self.start, self.stop, self.step = start, stop, step
+        lo, hi = start, None if stop is None else stop - 1
+        if step.is_const and step.value < 0:
+            lo, hi = None if stop is None else stop + 1, start  # type: ignore[assignment]
+        self.sym = Sym(context.unique(name), "counter", lo, hi)
+
+    @property
+    def value(self) -> Any:
+        return number(expr.symbol(self.sym))
+
+    @property
+    def attrs(self) -> dict[str, Any]:
+        return {"counter": self.sym, "start": self.start, "stop": self.stop, "step": self.step}
+
+
+class Loop(Piece):
+    """One loop. flags: variables that end it when true; they are False when a pass begins."""
+
+    def __init__(
+        self, context: Context, names: Names, bound: Sequence[str], touched: Sequence[str],
+        flags: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        super().__init__(context, names, bound, touched, "loop")
+        self.flags = flags
+        self.carried: dict[tuple[str, int], LeafType] = {}
+        self.stored: dict[Storage, None] = {}
+        self.stale: dict[Storage, None] = {}
+        self.start: dict[str, list[Any]] = {}
+        self.body: Region | None = None
+        self.passes = 0
+
+    # ---- one pass -------------------------------------------------------------------------------------
+
+    def start_pass(self) -> None:
+        self.passes += 1
+        if self.passes > _PASSES:
+            names = ", ".join(sorted({name for name, _ in self.carried}))
+            raise UnsupportedError("what this loop carries does not settle", place=self.place,
+                                   found=f"{names} change in every pass")  # fmt: skip
+        block = self.block()
+        self.begin(block)
+        self.enter(block.args)
+
+    def block(self) -> Block:
+        """A new block with arguments for all that is carried."""
+        named = [(hint(n, self._path(n, j)), t.array) for (n, j), t in self.carried.items()]
+        named += [("memory", s.value.type) for s in self.stored]
+        return Block(tuple(Value(name, t) for name, t in named))
+
+    def _path(self, name: str, j: int) -> str:
+        held = self.entry[name]
+        assert held is not None
+        return list(held.tree.paths())[j]
+
+    def enter(self, args: Sequence[Value]) -> None:
+        """Variables and storages show the arguments."""
+        values = iter(args)
+        self.start = {n: list(h.leaves) for n, h in self.entry.items() if h is not None}
+        self.fresh: dict[Storage, Storage] = {}
+        for (name, j), t in self.carried.items():
+            array = array_of(self.context, next(values), t)
+            before = self.start[name][j]
+            if isinstance(before, Array):
+                self.fresh[array.storage] = before.storage
+            self.start[name][j] = array
+        for flag in self.flags:
+            self.start[flag] = [False]
+        for name, leaves in self.start.items():
+            held = self.entry[name]
+            assert held is not None
+            value = fill(held.tree, iter(leaves))
+            if self.names.get(name) is not value:
+                self.names.put(name, value)
+        for storage in self.stored:
+            storage.value = next(values)
+
+    def end_pass(self) -> bool:
+        """Whether this pass was the last: nothing new is carried. Else all is put back."""
+        after = self.after()
+        settled = self._compare(after)
+        stale = {old: None for new, old in self.fresh.items() if new in self.log}
+        stored = {}
+        for storage in self.written():
+            kind = stale if isinstance(storage.value, Gone) else stored
+            kind[storage] = None
+        settled = settled and stored.keys() == self.stored.keys()
+        if settled:
+            self.stale = stale
+            self._final = {k: after[k[0]] for k in self.carried}
+            self._after = after
+            values = [value_of(self.context, self._leaf(after, k), t)
+                      for k, t in self.carried.items()]  # fmt: skip
+            values += [s.value for s in self.stored]
+            self.body = self.close().close(values)
+        else:
+            if self.passes > 3:  # only grow, so that it settles
+                stored = self.stored | stored
+            self.stored = stored
+            self.close()
+        self.put_back()
+        self.mark.forget_later(self.context, "loop", self.place)
+        if not settled:
+            self.mark.restore_declared(self.context)
+        return settled
+
+    @staticmethod
+    def _leaf(variables: dict[str, Held | None], key: tuple[str, int]) -> Any:
+        held = variables[key[0]]
+        assert held is not None
+        return held.leaves[key[1]]
+
+    def _compare(self, after: dict[str, Held | None]) -> bool:
+        """Record what the pass changed; whether that was known."""
+        settled = True
+        for name, before in self.entry.items():
+            if before is None:
+                continue  # first bound in the body: local to it
+            now = after.get(name)
+            if now is None:
+                raise carry_error("loop", name, "", self.place, before.value, UNDEFINED)
+            if not before.tree.like(now.tree):
+                self._refuse_structure(name, before, now)
+            for j, (start, end) in enumerate(zip(self.start[name], now.leaves)):
+                if same(start, end):
+                    continue
+                t = self._type(name, j, before.leaves[j], end)
+                if self.carried.get((name, j)) != t:
+                    self.carried[name, j] = t
+                    settled = False
+        return settled
+
+    def _type(self, name: str, j: int, before: Any, end: Any) -> LeafType:
+        a, b = self.carried.get((name, j)) or leaf_type(before), leaf_type(end)
+        path = self._path(name, j)
+        if a is None or b is None:
+            raise carry_error("loop", name, path, self.place, before, end)
+        t = joined(a, b)
+        if t is None or (not a.weak and t.dtype != a.dtype):
+            raise carry_error("loop", name, path, self.place, a, b)
+        return t
+
+    def _refuse_structure(self, name: str, before: Held, now: Held) -> None:
+        a = leaf_type(before.value) or before.value
+        b = leaf_type(now.value) or now.value
+        if before.tree.kind == now.tree.kind != "leaf":
+            kind = type(before.value).__name__
+            a, b = (f"a {kind} of {len(h.leaves)}" for h in (before, now))
+            raise UnsupportedError(
+                f'"{name}" grows, shrinks or changes its keys in a loop',
+                place=self.place, expected=a, found=b,
+                remedy="an array with one row per iteration, written by out[k] = …",
+            )  # fmt: skip
+        raise carry_error("loop", name, "", self.place, a, b)
+
+    # ---- the op ---------------------------------------------------------------------------------------
+
+    def test(self, evaluate: Callable[[], Any] | None) -> Region | None:
+        """The condition region: the loop's own test, and no flag up."""
+        flags = [f for f in self.flags if (f, 0) in self.carried]
+        if evaluate is None and not flags:
+            return None
+        block = self.block()
+        self.begin(block)
+        self.enter(block.args)
+        up = [self._flag(block, f) for f in flags]
+        values = [] if evaluate is None else [condition(evaluate(), "while")]
+        holds = None
+        for value in values:
+            holds = value if isinstance(value, Value) else as_value(
+                self.context, number(value, True), dtypes.BOOL
+            )  # fmt: skip
+        for flag in up:
+            down = self.context.emit_one("map", flag, fn="logical_not")
+            holds = down if holds is None else self.context.emit_one(
+                "map", holds, down, fn="logical_and"
+            )  # fmt: skip
+        changed = self.written()
+        region = self.close().close([holds])  # type: ignore[list-item]
+        self.put_back()
+        self.mark.forget_later(self.context, "loop", self.place)
+        if changed:
+            raise UnsupportedError("the test of a while writes into an array", place=self.place,
+                                   remedy="do it in the body")  # fmt: skip
+        return region
+
+    def _flag(self, block: Block, flag: str) -> Value:
+        return block.args[list(self.carried).index((flag, 0))]
+
+    def finish(self, counter: Counter, evaluate: Callable[[], Any] | None = None) -> None:
+        """Emit the op; variables and storages show its results."""
+        assert self.body is not None
+        context, keys = self.context, list(self.carried)
+        test = self.test(evaluate)
+        operands = [value_of(context, self._leaf(self.entry, k), self.carried[k]) for k in keys]
+        operands += [s.value for s in self.stored]
+        regions = (self.body,) if test is None else (test, self.body)
+        results = context.emit(
+            "loop", operands, counter.attrs, regions, [a.name for a in self.body.args], self.place
+        )
+        leaves = {n: list(h.leaves) for n, h in self.entry.items() if h is not None}
+        for (name, j), value in zip(keys, results):
+            leaves[name][j] = array_of(context, value, self.carried[name, j])
+        for storage, value in zip(self.stored, results[len(keys) :]):
+            storage.write(context, value)
+        for storage in self.stale:
+            storage.write(context, _stale(self.place))  # type: ignore[arg-type]
+        for name, held in self.entry.items():
+            if held is None:
+                lost = f"it is first bound in the loop at {self.place}, so it is local to that loop"
+                self.names.put(name, UNDEFINED, lost)
+                continue
+            now = self._after[name]
+            moved = now is not None and now.value is not held.value and held.tree.mutable
+            self.names.put(name, fill(held.tree, iter(leaves[name]), fresh=moved))
+
+
+def _stale(place: Any) -> Gone:
+    return Gone(
+        "this array was written in a loop through a name that the loop rebinds",
+        "read it through that name, or copy it before the loop: x = x.copy()",
+        place,
+    )
+
+
+# ---- while ------------------------------------------------------------------------------------------------
+
+
+class Attempt(Piece):
+    """One iteration of a `while` whose test is known so far: kept if it stays so, else undone."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args, "loop")
+        self.begin(Block())
+
+    def kept(self) -> None:
+        self.keep(self.close())
+
+    def undone(self) -> None:
+        self.close()
+        self.put_back()
+        self.mark.forget_later(self.context, "loop", self.place)
+        self.mark.restore_declared(self.context)
+
+
+def captured_while(
+    context: Context, test: Callable[[], Any], names: Names, bound: Sequence[str],
+    touched: Sequence[str], flags: Sequence[str], loop_number: int,
+) -> Iterator[None]:  # fmt: skip
+    """Python's own iterations while the test is known; from the first unknown one on, an op."""
+    where = (context, names, bound, touched)
+    first = Attempt(*where)
+    try:
+        holds = test()
+        if is_known(holds):
+            first.kept()
+    finally:
+        if first.open is not None:
+            first.undone()
+    while is_known(holds):
+        if not holds:
+            return
+        attempt = Attempt(*where)
+        try:
+            yield
+            holds = test() if all(is_known(names.get(f)) for f in flags) else names.get(flags[0])
+            unknown = any(not is_known(names.get(f)) for f in flags)
+            if unknown or not is_known(holds):
+                attempt.undone()
+                break
+        finally:
+            if attempt.open is not None:
+                attempt.kept()
+    counter = Counter(context, "pass", expr.const(0), None, expr.const(1))
+    loop = Loop(*where, flags)
+    yield from passes(loop, loop_number, lambda: None)
+    loop.finish(counter, test)
+
+
+def passes(loop: Loop, loop_number: int, item: Callable[[], Any]) -> Iterator[Any]:
+    """Run the body, by yielding, until the loop is settled."""
+    names = loop.names
+    try:
+        while True:
+            loop.start_pass()
+            names.tracing.append(loop_number)
+            try:
+                yield item()
+            finally:
+                names.tracing.remove(loop_number)
+            if loop.end_pass():
+                break
+    finally:
+        loop.abort()
+
+
+def refuse_return(names: Names) -> None:
+    if names.tracing:
+        raise UnsupportedError(
+            "return inside a loop that is compiled",
+            place=user_place(),
+            expected="a loop that runs to its end or to a break",
+            remedy="set a variable, break, and return after the loop",
+        )
+
+
+def refuse_raise(names: Names) -> None:
+    if names.arms:
+        raise UnsupportedError(
+            "raise under a condition known only at run time",
+            place=user_place(),
+            remedy="spmd.require(...) checks sizes at launch; np.where or a flag that is returned "
+            "reports data",
+        )
+
+
+def explained(name: str, names: Names, place: Any) -> ProgramError | None:
+    """Why a variable has no value, if a loop or branch took it away."""
+    lost = names.lost.get(name)
+    if lost is None:
+        return None
+    return ProgramError(
+        f'"{name}" has no value here',
+        place=place,
+        found=lost,
+        remedy=f"bind {name} before it",
+    )

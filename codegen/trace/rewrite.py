@@ -1,0 +1,385 @@
+"""The syntax tree of a function with its control flow handed to control.py.
+
+    if c: A else: B    for arm in if_(c, names, …):  if arm == 0: A  else: B
+    for x in it: A     for x in for_(it, names, …): A
+    while c: A         for _ in while_(lambda: c, names, …): A
+Bodies stay in place, run by the user's own frame: once per arm, pass or plain iteration, as the
+iterator decides. `names` gives the iterator the variables (cells) that a statement may change.
+Always holds: positions are the user's; hidden names begin and end with two underscores.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from codegen.trace.exits import Lowering, Stmts, at, cannot_lower, none_of, own_nodes
+
+RUNTIME = "__spmd__"
+_NAMES, _ARM, _ITEM, _ERROR = "__names__", "__arm__", "__item__", "__error__"
+_COMPILED_ELSEWHERE = {"kernel", "njit", "jit", "vectorize", "guvectorize", "cfunc", "stencil"}
+_BINDS = (ast.NamedExpr, ast.Yield, ast.YieldFrom, ast.Await)
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def function_module(
+    node: _Function | ast.Lambda, free: Sequence[str], class_name: str | None
+) -> ast.Module:
+    """A module with a factory of the rewritten function; `free` are its variables from outside."""
+    node = _copy(node)
+    _bare_arguments(node.args)
+    inner: ast.stmt
+    if isinstance(node, ast.Lambda):
+        inner = ast.Expr(_Rewriter(class_name).visit(node))
+    else:
+        node.decorator_list, node.returns = [], None
+        inner = _rewrite_function(node, class_name)
+    body = [inner]
+    if class_name is not None:  # private names are spelt with their class
+        body = [ast.ClassDef(class_name, [], [], [inner], [])]
+    made = class_name or getattr(inner, "name", "")
+    if made and made not in free:  # the factory must not hide the name from the function
+        body.insert(0, ast.Global([made]))
+    arguments = ast.arguments([], [ast.arg(n) for n in (*free, RUNTIME)], None, [], [], None, [])
+    factory = ast.FunctionDef("__factory__", arguments, body, [], None)
+    return ast.Module([at(node, factory)], [])
+
+
+def _copy(node: Any) -> Any:
+    """A deep copy; the parsed file is kept for the next function."""
+    if isinstance(node, list):
+        return [_copy(n) for n in node]
+    if not isinstance(node, ast.AST):
+        return node
+    new = type(node)(**{f: _copy(v) for f, v in ast.iter_fields(node)})
+    for attribute in node._attributes:
+        if hasattr(node, attribute):
+            setattr(new, attribute, getattr(node, attribute))
+    return new
+
+
+def _bare_arguments(args: ast.arguments) -> None:
+    """Defaults and annotations were evaluated when the original function was made."""
+    args.defaults, args.kw_defaults = [], [None] * len(args.kwonlyargs)
+    for arg in (*args.posonlyargs, *args.args, *args.kwonlyargs, args.vararg, args.kwarg):
+        if arg is not None:
+            arg.annotation = None
+
+
+def _rewrite_function(node: Any, class_name: str | None) -> Any:
+    """A def with its body rewritten; decorators, defaults and annotations are the caller's."""
+    if any(_last_name(d) in _COMPILED_ELSEWHERE for d in node.decorator_list):
+        return node
+    reason = cannot_lower(node.body)
+    doc: Stmts = []
+    if ast.get_docstring(node, clean=False) is not None:
+        doc, node.body = node.body[:1], node.body[1:]
+    body: Stmts = node.body
+    if not reason and body:
+        body = Lowering().function(body)
+    rewriter = _Rewriter(class_name, reason, [node.args, *body])
+    body = rewriter.block(body)
+    if rewriter.state:
+        body = _with_names(node, body, rewriter)
+    node.body = doc + body
+    return node
+
+
+def _with_names(node: _Function, body: Stmts, rewriter: _Rewriter) -> Stmts:
+    """The variables of the function made first; a NameError of one that a loop dropped explained."""
+    first = [s for s in body if isinstance(s, (ast.Global, ast.Nonlocal))]
+    rest = [s for s in body if s not in first] or [ast.Pass()]
+    cells = ast.Lambda(_no_arguments(), ast.Tuple([_load(n) for n in rewriter.state], ast.Load()))
+    make = ast.Assign([_store(_NAMES)], _runtime("Names", cells))
+    explain = ast.Expr(_runtime("explain", _load(_ERROR), _load(_NAMES)))
+    caught = ast.ExceptHandler(_attribute("NameError"), _ERROR, [explain, ast.Raise()])
+    return [*first, at(node, make), at(node, ast.Try(rest, [caught], [], []))]
+
+
+# ---- which names a statement binds and touches ------------------------------------------------------------
+
+
+def bound_names(nodes: Sequence[ast.AST]) -> Iterator[str]:
+    """Names that the nodes (re)bind in the function that they stand in."""
+    for node in nodes:
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            yield node.id
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield node.name
+            continue
+        elif isinstance(node, ast.Lambda):
+            continue
+        elif isinstance(node, _COMPREHENSIONS):
+            for inner in ast.walk(node):
+                if isinstance(inner, ast.NamedExpr) and isinstance(inner.target, ast.Name):
+                    yield inner.target.id
+            continue
+        elif isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.alias):
+            yield (node.asname or node.name).split(".")[0]
+        elif isinstance(node, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)) and node.name:
+            yield node.name
+        elif isinstance(node, ast.MatchMapping) and node.rest:
+            yield node.rest
+        yield from bound_names(list(ast.iter_child_nodes(node)))
+
+
+def _loaded_names(nodes: Sequence[ast.AST]) -> Iterator[str]:
+    """Names read anywhere in the nodes, nested functions included."""
+    for top in nodes:
+        for node in ast.walk(top):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+                yield node.id
+
+
+def _nonlocals(nodes: Sequence[ast.AST], deep: bool = True) -> Iterator[str]:
+    """Names declared nonlocal in the nodes, and below them where `deep`."""
+    for top in nodes:
+        for node in ast.walk(top) if deep else (top,):
+            if isinstance(node, ast.Nonlocal):
+                yield from node.names
+
+
+def _last_name(node: ast.expr) -> str:
+    if isinstance(node, ast.Call):
+        return _last_name(node.func)
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+
+
+# ---- small trees --------------------------------------------------------------------------------------------
+
+
+def _load(name: str) -> ast.expr:
+    return ast.Name(name, ast.Load())
+
+
+def _store(name: str) -> ast.expr:
+    return ast.Name(name, ast.Store())
+
+
+def _attribute(name: str) -> ast.expr:
+    return ast.Attribute(_load(RUNTIME), name, ast.Load())
+
+
+def _runtime(name: str, *args: ast.expr) -> ast.Call:
+    return ast.Call(_attribute(name), list(args), [])
+
+
+def _no_arguments() -> ast.arguments:
+    return ast.arguments([], [], None, [], [], None, [])
+
+
+def _later(value: ast.expr) -> ast.expr:
+    return at(value, ast.Lambda(_no_arguments(), value))
+
+
+class _Rewriter(ast.NodeTransformer):
+    """Statements and expressions of one function; nested ones get a rewriter of their own.
+
+    reason: why control flow stays Python's own ("" where it is compiled). state: names to keep.
+    """
+
+    def __init__(
+        self, class_name: str | None, reason: str = "", scope: Sequence[ast.AST] = ()
+    ) -> None:
+        self.class_name = class_name
+        self.reason = reason
+        self.state: dict[str, None] = {}
+        self.conditional = 0  # how many `if`s and loops are around
+        # variables of this function that a call of a nested one may rebind
+        own = set(bound_names(scope)) | set(_nonlocals(list(own_nodes(scope)), deep=False))
+        self.shared = sorted(own & set(_nonlocals(scope)))
+
+    def block(self, stmts: Stmts) -> Stmts:
+        out: Stmts = []
+        for s in stmts:
+            new = self.visit(s)
+            out += new if isinstance(new, list) else [new]
+        return out
+
+    def _names(self, *nodes: ast.AST) -> tuple[ast.expr, ast.expr]:
+        """Constants: the names that the nodes bind, and others through which they may change data."""
+        bound = dict.fromkeys(n for n in bound_names(nodes) if n != _ITEM)
+        bound |= dict.fromkeys(self.shared)
+        touched = dict.fromkeys(
+            n for n in _loaded_names(nodes) if n not in bound and not n.startswith("__")
+        )
+        self.state |= bound | touched
+        return tuple(  # type: ignore[return-value]
+            ast.Constant(tuple(self._spelt(n) for n in names)) for names in (bound, touched)
+        )
+
+    def _spelt(self, name: str) -> str:
+        """A private name as the compiler spells it."""
+        if self.class_name and name.startswith("__") and not name.endswith("__"):
+            stripped = self.class_name.lstrip("_")
+            return f"_{stripped}{name}" if stripped else name
+        return name
+
+    # ---- statements -------------------------------------------------------------------------------------
+
+    def visit_If(self, node: ast.If) -> Any:  # noqa: N802
+        if self.reason:
+            node.test = self._plain(self.visit(node.test), "if")
+            node.body, node.orelse = self.block(node.body), self.block(node.orelse)
+            return node
+        bound, touched = self._names(node)
+        tests, arms, rest = [node.test], [node.body], node.orelse
+        while len(rest) == 1 and isinstance(rest[0], ast.If):  # elif: no deeper nesting
+            if _stays(rest[0].test):
+                break
+            tests.append(rest[0].test)
+            arms.append(rest[0].body)
+            rest = rest[0].orelse
+        self.conditional += 1
+        chosen: Stmts = self.block(rest)
+        for k in reversed(range(len(arms))):
+            is_k = ast.Compare(_load(_ARM), [ast.Eq()], [ast.Constant(k)])
+            chosen = [at(arms[k][0], ast.If(is_k, self.block(arms[k]), chosen))]
+        self.conditional -= 1
+        first, *others = [self.visit(t) for t in tests]
+        call = _runtime("if_", first, _load(_NAMES), bound, touched, *map(_later, others))
+        return at(node, ast.For(_store(_ARM), at(first, call), chosen, []))
+
+    def visit_For(self, node: ast.For) -> Any:  # noqa: N802
+        if self.reason:
+            return self.generic_visit(node)
+        bound, touched = self._names(node)
+        flags: tuple[str, ...] = getattr(node, "flags", ())
+        hint = node.target.id if isinstance(node.target, ast.Name) else "i"
+        self.conditional += 1
+        if flags:
+            item = f"__item{node.number}__"  # type: ignore[attr-defined]
+            bind = ast.Assign([node.target], _load(item))
+            guarded = ast.If(none_of(flags), [at(node.target, bind), *node.body], [])
+            node.body = [self.visit(at(node.target, guarded))]
+            node.target = at(node.target, _store(item))
+        else:
+            node.body = self.block(node.body)
+            node.target = self.visit(node.target)
+        self.conditional -= 1
+        node.body += self._leave(node, flags)
+        place = node.iter
+        call = _runtime(
+            "for_", self.visit(node.iter), _load(_NAMES), bound, touched,
+            ast.Constant(flags), ast.Constant(node.number), ast.Constant(hint),  # type: ignore[attr-defined]
+        )  # fmt: skip
+        node.iter = at(place, call)
+        return at(node, node)
+
+    def visit_While(self, node: ast.While) -> Any:  # noqa: N802
+        if self.reason:
+            node.test = self._plain(self.visit(node.test), "while")
+            node.body, node.orelse = self.block(node.body), self.block(node.orelse)
+            return node
+        bound, touched = self._names(node)
+        flags: tuple[str, ...] = getattr(node, "flags", ())
+        self.conditional += 1
+        body = self.block(node.body)
+        self.conditional -= 1
+        test = _later(self.visit(node.test))
+        call = _runtime(
+            "while_", test, _load(_NAMES), bound, touched, ast.Constant(flags),
+            ast.Constant(node.number),  # type: ignore[attr-defined]
+        )  # fmt: skip
+        loop = ast.For(_store(_ITEM), at(node.test, call), body + self._leave(node, flags), [])
+        return at(node, loop)
+
+    def _leave(self, node: Any, flags: Sequence[str]) -> Stmts:
+        """`if` a flag is up: break, which a capture of the loop's body must not do."""
+        if not flags:
+            return []
+        number = ast.Constant(node.number)
+        test = _runtime("left", _load(_NAMES), number, *map(_load, flags))
+        return [at(node, ast.If(test, [ast.Break()], []))]
+
+    def visit_Expr(self, node: ast.Expr) -> Any:  # noqa: N802
+        if isinstance(node.value, ast.Name) and node.value.id == "__returning__":
+            return at(node, ast.Expr(_runtime("returning", _load(_NAMES))))
+        return self.generic_visit(node)
+
+    def visit_Raise(self, node: ast.Raise) -> Any:  # noqa: N802
+        new = self.generic_visit(node)
+        if self.reason or not self.conditional or node.exc is None:
+            return new
+        return [at(node, ast.Expr(_runtime("raising", _load(_NAMES)))), new]
+
+    def visit_Assert(self, node: ast.Assert) -> Any:  # noqa: N802
+        node.test = self._plain(self.visit(node.test), "assert")
+        node.msg = self.visit(node.msg) if node.msg else None
+        return node
+
+    def _plain(self, test: ast.expr, what: str) -> ast.expr:
+        words = (ast.Constant(what), ast.Constant(self.reason))
+        return at(test, _runtime("plain", test, *words))
+
+    # ---- scopes ---------------------------------------------------------------------------------------------
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:  # noqa: N802
+        if not any(_last_name(d) in _COMPILED_ELSEWHERE for d in node.decorator_list):
+            self._defaults(node.args)
+            node.decorator_list = [self.visit(d) for d in node.decorator_list]
+        return _rewrite_function(node, self.class_name)
+
+    visit_AsyncFunctionDef = visit_FunctionDef  # noqa: N815
+
+    def _defaults(self, args: ast.arguments) -> None:
+        args.defaults = [self.visit(d) for d in args.defaults]
+        args.kw_defaults = [d and self.visit(d) for d in args.kw_defaults]
+
+    def visit_Lambda(self, node: ast.Lambda) -> Any:  # noqa: N802
+        self._defaults(node.args)
+        node.body = _Rewriter(self.class_name, self.reason).visit(node.body)
+        return node
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> Any:  # noqa: N802
+        """Methods are rewritten; the statements of the class body stay as they are."""
+        for k, s in enumerate(node.body):
+            if isinstance(s, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                node.body[k] = _rewrite_function(s, node.name)
+        return node
+
+    # ---- expressions --------------------------------------------------------------------------------------
+
+    def visit_Call(self, node: ast.Call) -> Any:  # noqa: N802
+        is_super = isinstance(node.func, ast.Name) and node.func.id == "super"
+        self.generic_visit(node)
+        if not is_super:
+            node.func = at(node.func, _runtime("call", node.func))
+        return node
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> Any:  # noqa: N802
+        self.generic_visit(node)
+        if _stays(node):
+            return node
+        name = "and_" if isinstance(node.op, ast.And) else "or_"
+        first, *rest = node.values
+        return at(node, _runtime(name, first, *map(_later, rest)))
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:  # noqa: N802
+        self.generic_visit(node)
+        if isinstance(node.op, ast.Not):
+            return at(node, _runtime("not_", node.operand))
+        return node
+
+    def visit_Compare(self, node: ast.Compare) -> Any:  # noqa: N802
+        self.generic_visit(node)
+        if len(node.ops) < 2 or _stays(node):
+            return node
+        ops = ast.Constant(tuple(type(op).__name__ for op in node.ops))
+        return at(node, _runtime("compare", ops, node.left, *map(_later, node.comparators)))
+
+    def visit_IfExp(self, node: ast.IfExp) -> Any:  # noqa: N802
+        self.generic_visit(node)
+        if _stays(node):
+            return node
+        arms = (_later(node.body), _later(node.orelse))
+        return at(node, _runtime("ifexp", node.test, *arms))
+
+
+def _stays(node: ast.expr) -> bool:
+    """Whether an expression binds or waits, which a lambda around it would change."""
+    return any(isinstance(n, _BINDS) or getattr(n, "is_async", 0) for n in own_nodes([node]))

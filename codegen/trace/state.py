@@ -1,0 +1,299 @@
+"""What the user's variables hold: read before and after a piece of code, compared, put back.
+
+A variable holds a tree of lists, tuples, dicts and the user's own objects, with leaves that are
+arrays, numbers or anything else. Lists, dicts and objects keep their identity when they are filled.
+Always holds: a variable without a value is UNDEFINED here and really unbound in the user's frame.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+import types
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from codegen import dtypes, expr
+from codegen.dtypes import DType
+from codegen.ir import ArrayType, Shape
+from codegen.mesh import Layout
+from codegen.trace.array import Array, Number
+from codegen.trace.context import is_user_file
+
+UNDEFINED = type("Undefined", (), {"__repr__": lambda self: "no value"})()
+
+
+class Names:
+    """The variables of one activation of a user's function; made at its start.
+
+    lost: why a name has no value. tracing: numbers of the loops being captured. arms: how many
+    branches are being captured.
+    """
+
+    def __init__(self, cells: Callable[[], Any]) -> None:
+        assert isinstance(cells, types.FunctionType)
+        self._cells = dict(zip(cells.__code__.co_freevars, cells.__closure__ or ()))
+        self._globals = cells.__globals__
+        self.hidden: dict[str, Any] = {}  # variables that the source does not have
+        self.lost: dict[str, str] = {}
+        self.tracing: list[int] = []
+        self.arms = 0
+
+    def get(self, name: str) -> Any:
+        if name in self._cells:
+            try:
+                return self._cells[name].cell_contents
+            except ValueError:
+                return UNDEFINED
+        if name in self.hidden:
+            return self.hidden[name]
+        return self._globals.get(name, UNDEFINED)
+
+    def put(self, name: str, value: Any, lost: str = "") -> None:
+        cell = self._cells.get(name)
+        if value is UNDEFINED and lost:
+            self.lost[name] = lost
+        if cell is not None and value is not UNDEFINED:
+            cell.cell_contents = value
+        elif cell is not None:
+            if self.get(name) is not UNDEFINED:
+                del cell.cell_contents
+        elif name in self.hidden:
+            self.hidden[name] = value
+        elif value is UNDEFINED:
+            self._globals.pop(name, None)
+        else:
+            self._globals[name] = value
+
+
+NO_NAMES = Names(lambda: ())
+
+# ---- trees --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Tree:
+    """kind: leaf, tuple, list, dict or object. `value` is the thing itself, as it was."""
+
+    kind: str
+    value: Any
+    keys: tuple[Any, ...] = ()
+    children: tuple[Tree, ...] = ()
+
+    def like(self, other: Tree) -> bool:
+        return (
+            self.kind == other.kind
+            and self.keys == other.keys
+            and (self.kind == "leaf" or type(self.value) is type(other.value))
+            and all(a.like(b) for a, b in zip(self.children, other.children, strict=True))
+        )
+
+    @property
+    def mutable(self) -> bool:
+        return self.kind in ("list", "dict", "object") or any(c.mutable for c in self.children)
+
+    def paths(self) -> Iterator[str]:
+        """One text per leaf: "", "[0]", "['w']", ".weight" …"""
+        if self.kind == "leaf":
+            yield ""
+        for key, child in zip(self.keys, self.children):
+            step = f".{key}" if self.kind == "object" else f"[{key!r}]"
+            yield from (step + path for path in child.paths())
+
+
+def flatten(value: Any) -> tuple[Tree, list[Any]]:
+    leaves: list[Any] = []
+    return _flatten(value, leaves, set()), leaves
+
+
+def _flatten(value: Any, leaves: list[Any], above: set[int]) -> Tree:
+    keys: Iterable[Any]
+    if id(value) in above:
+        keys, kind = (), ""  # it contains itself
+    elif isinstance(value, (tuple, list)):
+        kind, keys, items = "tuple" if isinstance(value, tuple) else "list", range(len(value)), value
+    elif isinstance(value, dict):
+        kind, keys, items = "dict", value.keys(), list(value.values())
+    elif _is_users_object(value):
+        kind, keys, items = "object", vars(value).keys(), list(vars(value).values())
+    else:
+        kind = ""
+    if not kind:
+        leaves.append(value)
+        return Tree("leaf", value)
+    inside = above | {id(value)}
+    return Tree(kind, value, tuple(keys), tuple(_flatten(v, leaves, inside) for v in items))
+
+
+def _is_users_object(value: Any) -> bool:
+    cls = type(value)
+    if isinstance(value, (type, types.ModuleType, types.FunctionType, np.ndarray, np.generic)):
+        return False
+    if cls.__module__ in ("builtins", "numpy") or not isinstance(
+        getattr(value, "__dict__", None), dict
+    ):
+        return False
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    return file is not None and is_user_file(file)
+
+
+def fill(tree: Tree, leaves: Iterator[Any], fresh: bool = False) -> Any:
+    """The tree with these leaves: lists, dicts and objects themselves, or fresh copies of them."""
+    if tree.kind == "leaf":
+        return next(leaves)
+    items = [fill(child, leaves, fresh) for child in tree.children]
+    value = tree.value
+    if tree.kind == "tuple":
+        if all(a is b for a, b in zip(items, value)):
+            return value
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    if fresh:
+        value = copy.copy(value)
+    if tree.kind == "list":
+        value[:] = items
+        return value
+    target = value if tree.kind == "dict" else vars(value)
+    target.clear()
+    target.update(zip(tree.keys, items))
+    return value
+
+
+# ---- leaves -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LeafType:
+    """What a leaf is as an array. weak: promotes as a Python number. scalar: immutable."""
+
+    dtype: DType
+    shape: Shape = ()
+    layout: Layout | None = None
+    weak: bool = field(default=False, compare=True)
+    scalar: bool = field(default=True, compare=False)
+
+    @property
+    def array(self) -> ArrayType:
+        return ArrayType(self.dtype, self.shape, self.layout)
+
+    def __str__(self) -> str:
+        return str(self.array)
+
+
+def leaf_type(x: Any) -> LeafType | None:
+    """None for what is no array and no number."""
+    if isinstance(x, Array):
+        t = x.type
+        return LeafType(t.dtype, t.shape, t.layout, x.weak and t.dtype.kind != "b", x.scalar)
+    if isinstance(x, Number):
+        return LeafType(dtypes.BOOL) if x.truth else LeafType(dtypes.INT64, weak=True)
+    if isinstance(x, bool):
+        return LeafType(dtypes.BOOL)
+    if isinstance(x, (np.generic, np.ndarray)):
+        dtype = dtypes.from_numpy(x.dtype)
+        if dtype is None:
+            return None
+        scalar = isinstance(x, np.generic)
+        return LeafType(dtype, tuple(expr.const(n) for n in x.shape), scalar=scalar)
+    for kind, dtype in ((int, dtypes.INT64), (float, dtypes.FLOAT64), (complex, dtypes.COMPLEX128)):
+        if isinstance(x, kind):
+            return LeafType(dtype, weak=True)
+    return None
+
+
+_KINDS = "biufc"
+_GRADE = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}
+
+
+def joined(a: LeafType, b: LeafType) -> LeafType | None:
+    """One type for both: a weak one adapts to the other; None where they do not agree."""
+    from codegen.trace.elementwise import same_extent
+
+    if len(a.shape) != len(b.shape) or a.layout != b.layout:
+        return None
+    if not all(same_extent(m, n) for m, n in zip(a.shape, b.shape)):
+        return None
+    if a.dtype == b.dtype:
+        return LeafType(a.dtype, a.shape, a.layout, a.weak and b.weak, a.scalar and b.scalar)
+    if not (a.weak or b.weak):
+        return None
+    strong, weak = (b, a) if a.weak else (a, b)
+    if strong.weak:
+        dtype = max(strong.dtype, weak.dtype, key=lambda d: _GRADE[d.kind])
+        return LeafType(dtype, a.shape, a.layout, True, a.scalar and b.scalar)
+    if _GRADE[weak.dtype.kind] > _GRADE[strong.dtype.kind]:
+        return None
+    return LeafType(strong.dtype, a.shape, a.layout, False, a.scalar and b.scalar)
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two leaves are one thing, or equal Python values."""
+    if a is b:
+        return True
+    if isinstance(a, Number) and isinstance(b, Number):
+        return bool(a.expr == b.expr) and a.truth == b.truth
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, Array):
+        return (a.storage, a.view) == (b.storage, b.view)
+    if isinstance(a, (bool, int, float, complex, str, bytes, np.generic)):
+        return repr(a) == repr(b)
+    return False
+
+
+def describe(x: Any) -> str:
+    """A leaf as an error shows it."""
+    if x is UNDEFINED:
+        return "no value"
+    if isinstance(x, (Array, np.ndarray, np.generic)) and (t := leaf_type(x)) is not None:
+        return str(t)
+    if isinstance(x, Number):
+        return f"the number {x.expr}"
+    text = repr(x)
+    return f"{text} ({type(x).__name__})" if len(text) <= 40 else type(x).__name__
+
+
+# ---- capture ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Held:
+    """What one variable holds at some moment. prints: contents of NumPy arrays, to see changes."""
+
+    tree: Tree
+    leaves: list[Any]
+    prints: tuple[int, ...] = ()
+
+    @property
+    def value(self) -> Any:
+        return self.tree.value
+
+
+Variables = dict[str, Held | None]
+
+
+def hold(value: Any) -> Held | None:
+    if value is UNDEFINED:
+        return None
+    tree, leaves = flatten(value)
+    prints = tuple(hash(x.tobytes()) for x in leaves if isinstance(x, np.ndarray))
+    return Held(tree, leaves, prints)
+
+
+def capture(names: Names, bound: Sequence[str], touched: Sequence[str]) -> Variables:
+    """bound: names that may be rebound. touched: others, kept where data can be changed through."""
+    out = {name: hold(names.get(name)) for name in bound}
+    for name in touched:
+        held = hold(names.get(name))
+        if held is not None and (held.tree.mutable or held.prints):
+            out[name] = held
+    return out
+
+
+def restore(names: Names, variables: Variables) -> None:
+    for name, held in variables.items():
+        value = UNDEFINED if held is None else fill(held.tree, iter(held.leaves))
+        if names.get(name) is not value:
+            names.put(name, value)

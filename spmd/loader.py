@@ -1,0 +1,160 @@
+"""From a file to machine code in memory: check the bytes, patch the index words, load those bytes.
+
+Goes in: a path or bytes. Comes out: a checked image, and from it a loaded local program.
+Always holds: the bytes that were hashed are the bytes that are loaded; no name is ever used twice,
+so the dynamic linker cannot hand back another image.
+"""
+
+from __future__ import annotations
+
+import os
+
+from codegen import manifest as reader
+from codegen.errors import EnvironmentFault, ImageError, OutputError
+from spmd.engine import ffi, lib
+
+TYPE_CHECKING = False  # typing is not imported: every rank pays for what this file imports
+if TYPE_CHECKING:
+    from typing import Any
+
+# What the routines of the manifest are called in OpenBLAS.
+_BLAS_PREFIXES = ("scipy_cblas_", "cblas_")
+
+
+def read(path: str) -> bytes:
+    """The bytes of an image file. Raises ImageError for what is no regular file, OutputError else."""
+    import stat
+
+    try:
+        mode = os.stat(path).st_mode
+        if not stat.S_ISREG(mode):
+            raise ImageError(f"{path}: not an spmd image", expected="a regular file",
+                             found="a directory" if stat.S_ISDIR(mode) else "a special file")  # fmt: skip
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise OutputError(f"cannot read {path}", found=error.strerror or str(error)) from None
+
+
+def check(data: bytes) -> Checked:
+    """The image in these bytes, if it may run here. Raises ImageError or VersionError."""
+    return Checked(reader.read(data))
+
+
+class Checked:
+    """An image that passed every check. manifest: its description. digest: hexadecimal."""
+
+    def __init__(self, image: reader.Image) -> None:
+        self.image = image
+        self.manifest = image.manifest
+        self.digest = image.digest
+
+    def load(self, first: int, count: int, sizes: list[int], words: list[int]) -> Loaded:
+        """The local program of these ranks, as machine code in this process."""
+        data = reader.patch(self.image, first, count, list(sizes), list(words))
+        return Loaded(data, [row["routine"] for row in self.manifest["libraries"]])
+
+
+class Loaded:
+    """Machine code in memory. table: its spmd_image_table. library: routines by logical number."""
+
+    def __init__(self, data: bytes, routines: list[str]) -> None:
+        self._file, path = _executable_file(data)
+        self._handle = lib.spmd_library_open(path.encode())
+        if self._handle == ffi.NULL:
+            os.close(self._file)
+            raise EnvironmentFault("the image cannot be loaded", expected="an executable mapping",
+                                   found=_linker_error())  # fmt: skip
+        self.table = lib.spmd_library_symbol(self._handle, b"spmd_image_table")
+        if self.table == ffi.NULL:
+            self.close()
+            raise ImageError("not an spmd image", expected="the symbol spmd_image_table",
+                             found="none")  # fmt: skip
+        self.library = [_routine(name) for name in routines]
+
+    def close(self) -> None:
+        """Unload. The descriptor is closed last: its number names the mapping until then."""
+        if self._handle != ffi.NULL:
+            lib.spmd_library_close(self._handle)
+            os.close(self._file)
+            self._handle = ffi.NULL
+
+
+def _executable_file(data: bytes) -> tuple[int, str]:
+    """A private file that holds the bytes and is never written again, and a path to it."""
+    import fcntl
+
+    try:
+        file = os.memfd_create("spmd-image", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.write(file, data)
+        fcntl.fcntl(file, fcntl.F_ADD_SEALS, 0xF)  # seal, shrink, grow, write
+    except (OSError, AttributeError):
+        file = _temporary_file(data)
+    # The linker knows an image by its path: a number that was never used names only this one.
+    global _serial
+    while True:
+        _serial += 1
+        number = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, _serial)
+        if number >= _serial:
+            _serial = number
+            break
+    os.close(file)
+    return number, f"/proc/self/fd/{number}"
+
+
+_serial = 100
+
+
+def _temporary_file(data: bytes) -> int:
+    """The fallback where memory files may not be executed: a file without a name."""
+    import tempfile
+
+    file, path = tempfile.mkstemp(prefix="spmd-")
+    os.unlink(path)
+    os.write(file, data)
+    os.set_inheritable(file, False)
+    return file
+
+
+def _linker_error() -> str:
+    return str(ffi.string(lib.spmd_library_error()).decode(errors="replace"))
+
+
+# ---- OpenBLAS ----------------------------------------------------------------------------------------
+
+_openblas: Any = None
+
+
+def _routine(name: str) -> Any:
+    """The address of a BLAS routine; OpenBLAS is opened once, single-threaded."""
+    global _openblas
+    if _openblas is None:
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+        path = _openblas_path()
+        _openblas = lib.spmd_library_open(path.encode())
+        if _openblas == ffi.NULL:
+            _openblas = None
+            raise EnvironmentFault("OpenBLAS cannot be loaded", found=_linker_error(),
+                                   remedy="pip install --force-reinstall scipy-openblas32")  # fmt: skip
+    for prefix in _BLAS_PREFIXES:
+        found = lib.spmd_library_symbol(_openblas, (prefix + name).encode())
+        if found != ffi.NULL:
+            return found
+    raise EnvironmentFault(f"OpenBLAS has no routine {name}", remedy="pip install scipy-openblas32")
+
+
+def _openblas_path() -> str:
+    """The library of the package scipy_openblas32, found without importing it (or NumPy)."""
+    import sys
+
+    for folder in sys.path:
+        place = os.path.join(folder or ".", "scipy_openblas32", "lib")
+        if os.path.isdir(place):
+            for name in sorted(os.listdir(place)):
+                if name.startswith("libscipy_openblas") and ".so" in name:
+                    return os.path.join(place, name)
+    raise EnvironmentFault(
+        "this image multiplies matrices with OpenBLAS, which is not installed",
+        expected="the package scipy-openblas32", found="none on sys.path",
+        remedy="pip install scipy-openblas32",
+    )  # fmt: skip

@@ -1,0 +1,253 @@
+"""Programs as a whole: parameters, declarations, messages, kernels, the golden Graph, imports."""
+
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import spmd
+from codegen.errors import KernelError, ProgramError, SpmdError, UsageError
+from codegen.oracle import interpret
+from codegen.printer import module_text
+
+
+@spmd.program(mesh=("ring",))
+def ring_allreduce(count: int = 1 << 20):
+    n = spmd.axis_size("ring")
+    part = spmd.input("part", (n, count), np.float32, layout=("ring", None),   # one row per rank
+                      default=lambda r, c: r + c % 7)  # fmt: skip
+
+    @spmd.shard_map(mesh="ring", out_layouts=("ring", None))
+    def reduce(row):                                   # row: (1, count)
+        i = spmd.axis_index("ring")
+        b = spmd.blocks(row[0], n)                     # n balanced fragments of a local array
+        for s in spmd.range(n - 1):                    # reduce-scatter
+            b[(i - s - 1) % n] += spmd.ppermute(b[(i - s) % n], "ring", shift=1)
+        for s in spmd.range(n - 1):                    # all-gather
+            b[(i - s) % n] = spmd.ppermute(b[(i + 1 - s) % n], "ring", shift=1)
+        return row
+
+    return {"sum": reduce(part)}
+
+
+def test_the_graph_of_the_ring(golden):
+    text = module_text(ring_allreduce.capture(count=10)).replace(__file__, "ring.py")
+    golden("ring_allreduce.graph", text)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("count", [1, 4, 10])
+def test_the_ring_sums(n, count):
+    part = np.random.default_rng(n).integers(-5, 5, (n, count)).astype(np.float32)
+    out = interpret.run(ring_allreduce.capture(count=count), {"ring": n}, {"part": part})
+    np.testing.assert_array_equal(out["sum"], np.tile(part.sum(0), (n, 1)))
+    r, c = np.indices((n, count))
+    out = interpret.run(ring_allreduce.capture(count=count), {"ring": n})
+    np.testing.assert_array_equal(out["sum"], np.tile((r + c % 7).sum(0), (n, 1)))
+
+
+# ---- parameters ------------------------------------------------------------------------------
+
+
+@spmd.program(mesh={"x": 2, "y": None})
+def small(n: int = 4, scale: float = 1.5, name: str = "u", flag: bool = False):
+    u = spmd.input(name, (n,), layout=("x",), default=lambda k: k * scale)
+    return u if flag else (u, u)
+
+
+def test_parameters_and_their_types():
+    assert small.name == "small" and list(small.parameters) == ["n", "scale", "name", "flag"]
+    assert small.capture() is small.capture(n=4) is small.capture(n="4")
+    module = small.capture(n="6", scale="2", name="v", flag="true")
+    assert dict(module.parameters) == {"n": 6, "scale": 2.0, "name": "v", "flag": True}
+    assert small.capture(n=6, scale=2).parameters[1] == ("scale", 2.0)
+    assert module.returns == "array" and small.capture().returns == "tuple"
+    assert [o.name for o in small.capture().outputs] == ["0", "1"]
+    with pytest.raises(UsageError, match='no parameter "m"') as caught:
+        small.capture(m=3)
+    assert "n, scale, name, flag" in str(caught.value)
+    with pytest.raises(UsageError, match="another type"):
+        small.capture(n="many")
+    with pytest.raises(ProgramError, match="like a function"):
+        small()
+
+
+def test_parse_parameter():
+    texts = ["3", "2.5", "True", "false", "abc", "(1, 2)"]
+    assert [spmd.parse_parameter(t) for t in texts] == [3, 2.5, True, False, "abc", (1, 2)]
+
+
+def build(body, mesh=("x",)):
+    return spmd.program(mesh=mesh)(body).capture()
+
+
+def refuse(kind, body, *needles, mesh=("x",)):
+    with pytest.raises(kind) as caught:
+        build(body, mesh)
+    text = str(caught.value)
+    assert __file__ in text, text
+    for needle in needles:
+        assert needle in text, text
+
+
+def test_meshes():
+    fixed = build(lambda: spmd.axis_size("x"), {"x": 3, "y": None})
+    assert fixed.mesh.axis("x").fixed == 3 and fixed.outputs[0].value.type.shape == ()
+    for mesh in ((), ("x", "x"), ("1",), {"x": 0}, 3):
+        with pytest.raises((UsageError, TypeError)):
+            spmd.program(mesh=mesh)(lambda: 1)
+    with pytest.raises(SpmdError, match="one to three"):
+        spmd.program(mesh=("a", "b", "c", "d"))(lambda: 1)
+    with pytest.raises(UsageError, match="sync"):
+        spmd.program(mesh=("a",), sync="never")(lambda: 1)
+
+
+def test_layouts_are_checked():
+    def layout(value, ndim=2):
+        return lambda: spmd.input("u", (4,) * ndim, layout=value)
+
+    refuse(SpmdError, layout(("x", "x")), "splits two dims", 'layout=("x", None)')
+    refuse(SpmdError, layout(("x",)), "one entry per dim", 'layout=("x", None)')
+    refuse(SpmdError, layout(("y", None)), 'one of "x"')
+    refuse(SpmdError, layout("data"), "not available yet")
+    refuse(SpmdError, layout((3, None)), "is no layout")
+    both = build(layout((("x", "y"), None)), ("x", "y"))
+    assert both.inputs[0].layout == (("x", "y"), ())
+    for whole in (None, "auto", spmd.replicated, (None, None)):
+        assert build(layout(whole)).inputs[0].layout == ((), ())
+
+
+def test_declarations():
+    def twice():
+        spmd.input("u", (4,))
+        return spmd.scalar("u", 3)
+
+    def loop():
+        return tuple(spmd.input("u", (4,)) for _ in range(2))
+
+    def extent():
+        return spmd.input("u", (spmd.scalar("n", 4),))
+
+    def default():
+        return spmd.input("u", (4,), default=np.zeros(5))
+
+    def uses():
+        rate = spmd.scalar("rate", 0.5)
+        return spmd.input("u", (4,), default=lambda k: k * rate)
+
+    refuse(ProgramError, twice, '"u" is declared twice', "declared before at")
+    assert len(build(loop).inputs) == 1
+    refuse(ProgramError, extent, "run-time scalar", "parameter of the program")
+    refuse(ProgramError, default, "another shape", "(4,)", "(5,)")
+    refuse(ProgramError, uses, "uses arrays of the program", "rate")
+    refuse(ProgramError, lambda: None, "returns arrays")
+    refuse(ProgramError, lambda: "text", "returns arrays", "str")
+    refuse(ProgramError, lambda: {1: 2}, "are text")
+
+
+def test_require():
+    def square():
+        spmd.require(spmd.axis_size("r") == spmd.axis_size("c"))
+        spmd.require(spmd.scalar("steps", 3) > 0, "steps must be positive")
+        return spmd.input("u", (4,))
+
+    (first, second) = build(square, ("r", "c")).conditions
+    assert first.text == 'spmd.axis_size("r") == spmd.axis_size("c")'
+    assert second.text == "steps must be positive"
+    assert first.holds.evaluate({"n_r": 3, "n_c": 3}) == 1
+    assert first.holds.evaluate({"n_r": 3, "n_c": 2}) == 0
+
+    def never():
+        spmd.require(spmd.axis_size("x") > 0)  # always: no condition
+        spmd.require(spmd.axis_size("x") < 1)
+
+    refuse(ProgramError, never, "can never hold")
+
+
+def test_messages():
+    def body():
+        epoch, loss = spmd.scalar("epoch", 3), spmd.scalar("loss", 0.25)
+
+        @spmd.shard_map(out_layouts=())
+        def f():
+            i = spmd.index()
+            spmd.print("epoch {} loss {:.4f} {name}", epoch, loss, name="digits")
+            spmd.print("rank {1} of {0}", spmd.ranks(), i, every_rank=True)
+            spmd.print(spmd.asarray([epoch, epoch + 1]))
+            return np.sum(spmd.zeros(3))
+
+        return f()
+
+    lines = []
+    interpret.run(build(body), {"x": 2}, {}, {"epoch": 7, "loss": 0.5}, lines)
+    assert "epoch 7 loss 0.5000 digits" in lines and "[7 8]" in lines
+    assert any("rank 1 of 2" in line for line in lines)
+
+    def bad(text, *values):
+        return lambda: spmd.print(text, *values)
+
+    refuse(UsageError, bad("{} {}", 1), "no value")
+    refuse(UsageError, bad("{}", 1, 2), "2 values for 1")
+    refuse(UsageError, lambda: spmd.print("{:.2q}", spmd.scalar("a", 0.5)), "float64")
+
+
+# ---- kernels ---------------------------------------------------------------------------------
+
+
+@spmd.kernel
+def smooth(u, k, out):
+    for i in range(out.shape[0]):
+        out[i] = u[i] * k
+
+
+def test_kernel_calls():
+    def body():
+        u = spmd.input("u", (6,), layout=("x",))
+
+        @spmd.shard_map(out_layouts=("x",))
+        def f(u):
+            return smooth(u, spmd.axis_size("x"), out=spmd.like(u))
+
+        return f(u)
+
+    module = build(body)
+    (op,) = [o for o in module.body.ops[0].regions[0].ops if o.kind == "kernel"]
+    kinds = [kind for kind, _ in op.attrs["args"]]
+    assert kinds == ["in", "expr", "out"] and op.attrs["kernel"] is smooth
+    assert op.result.type == module.body.ops[0].regions[0].args[0].type
+
+    def inside(call):
+        def g():
+            return spmd.shard_map(call, out_layouts=None)(spmd.input("u", (6,)))
+
+        return g
+
+    refuse(KernelError, inside(lambda u: smooth(u, 2, u)), "without an output", "spmd.like")
+    refuse(KernelError, inside(lambda u: smooth(u, out=spmd.like(u))), "missing a required")
+    refuse(KernelError, inside(lambda u: smooth(u, "a", out=spmd.like(u))), "is a str")
+    refuse(SpmdError, inside(lambda u: smooth(u, 2, out=spmd.like(u), halo={"u": 1})), "halo")
+
+
+# ---- the package -----------------------------------------------------------------------------
+
+
+def test_importing_spmd_imports_nothing_heavy():
+    code = "import sys, spmd; print(*sorted(m for m in sys.modules if m.split('.')[0] in {}))"
+    heavy = ("numpy", "mpi4py", "codegen", "numba", "cffi", "ctypes")
+    root = str(Path(inspect.getfile(spmd)).parents[1])
+    out = subprocess.run([sys.executable, "-c", code.format(heavy)], cwd=root, text=True,
+                         capture_output=True, timeout=60)  # fmt: skip
+    assert out.stdout.strip() == "", out.stdout + out.stderr
+
+
+def test_names_of_the_package():
+    with pytest.raises(AttributeError):
+        spmd.nothing_like_it  # noqa: B018
+    with pytest.raises(SpmdError, match="not available yet"):
+        spmd.c_kernel  # noqa: B018
+    assert spmd.numpy.sin is not None and spmd.numpy.float32 is np.float32
+    assert spmd.numpy.concat is not None and spmd.numpy.pi == np.pi
+    np.testing.assert_array_equal(spmd.numpy.add(np.ones(2), 1), [2, 2])

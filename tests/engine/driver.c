@@ -1,0 +1,152 @@
+/* The engine without Python: every checking image, at several numbers of ranks and threads, run
+ * twice, with and without random delays. Compiled together with the engine under the sanitizers.
+ * Exit code 0: no rank saw a wrong value. */
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine.h"
+#include "spmd_image.h"
+
+#define PROGRAMS(use)                                                                              \
+    use(ring) use(edge) use(route) use(reduce) use(axes) use(gather) use(swap) use(scatter)        \
+        use(halo) use(print)
+
+#define DECLARE(name) extern const spmd_image name##_image;
+#define ROW(name) {#name, &name##_image},
+PROGRAMS(DECLARE)
+DECLARE(stuck)
+DECLARE(collide)
+
+static const struct {
+    const char *name;
+    const spmd_image *image;
+} program[] = {PROGRAMS(ROW)};
+
+static const struct {
+    int64_t size[SPMD_AXES], threads;
+} shape[] = {{{1, 1, 1}, 1}, {{4, 1, 1}, 1}, {{2, 2, 1}, 2}, {{7, 1, 1}, 3}, {{4, 4, 2}, 4}};
+
+static int must(int status, const char *doing)
+{
+    if (status == SPMD_OK)
+        return status;
+    fprintf(stderr, "%s: %s\n", doing, spmd_status_text(status));
+    exit(1);
+}
+
+/* The state that the run ends in. */
+static int run_once(spmd_job *job, int64_t *lines)
+{
+    char text[4096];
+    int state;
+    must(spmd_job_start(job, NULL), "start");
+    do {
+        state = spmd_job_wait(job, 1000);
+        for (int64_t bytes; (bytes = spmd_job_text(job, text, sizeof text)) > 0;)
+            for (int64_t k = 0; k < bytes; k++)
+                *lines += text[k] == '\n';
+    } while (state == SPMD_RUNNING);
+    return state;
+}
+
+static int64_t errors_sum(spmd_job *job, int64_t ranks)
+{
+    int64_t *error = calloc((size_t)ranks, sizeof *error), stride = sizeof *error, total = 0;
+    spmd_global global = {.base = (char *)error, .dims = 1, .shape = &ranks, .stride = &stride,
+                          .size = sizeof *error};
+    must(spmd_job_gather(job, 0, SPMD_EVERY_RANK, &global), "gather");
+    for (int64_t k = 0; k < ranks; k++)
+        total += error[k];
+    free(error);
+    return total;
+}
+
+static spmd_job *job_make(const spmd_image *image, int which, const int64_t *scalar,
+                          int64_t algorithm, spmd_arena **arena)
+{
+    const int64_t *size = shape[which].size;
+    spmd_settings settings = {
+        .image = image, .ranks = size[0] * size[1] * size[2], .size = size, .scalar = scalar,
+        .scalars = 3, .count = size[0] * size[1] * size[2], .threads = shape[which].threads,
+        .algorithm = algorithm,
+    };
+    spmd_job *job;
+    must(spmd_job_new(&settings, &job), "new");
+    must(spmd_arena_new(spmd_job_bytes(job), 1, arena), "arena");
+    must(spmd_job_load(job, *arena), "load");
+    return job;
+}
+
+static int64_t check(int which_program, int which_shape, int64_t elements, int64_t seed,
+                     int64_t algorithm)
+{
+    const int64_t scalar[] = {elements, 9, seed};
+    const int64_t *size = shape[which_shape].size;
+    int64_t ranks = size[0] * size[1] * size[2], wrong = 0;
+    spmd_arena *arena;
+    spmd_job *job = job_make(program[which_program].image, which_shape, scalar, algorithm, &arena);
+
+    for (int run = 0; run < 2; run++) {
+        int64_t lines = 0;
+        wrong += run_once(job, &lines) != SPMD_FINISHED;
+        wrong += errors_sum(job, ranks);
+        if (strcmp(program[which_program].name, "print") == 0)
+            wrong += lines != 9 * ranks;
+    }
+    must(spmd_job_free(job), "free");
+    spmd_arena_free(arena);
+    if (wrong)
+        fprintf(stderr, "%s: %lld ranks, %lld elements, algorithm %lld: %lld wrong\n",
+                program[which_program].name, (long long)ranks, (long long)elements,
+                (long long)algorithm, (long long)wrong);
+    return wrong;
+}
+
+/* What must be refused in the middle of a run is, on all threads. */
+static int64_t check_failure(const spmd_image *image, const char *part)
+{
+    const int64_t scalar[] = {8, 3, 0};
+    spmd_arena *arena;
+    spmd_failure failure;
+    int64_t lines = 0;
+    spmd_job *job = job_make(image, 3, scalar, SPMD_AUTO, &arena);
+    int64_t wrong = run_once(job, &lines) != SPMD_ABORTED;
+
+    wrong += !spmd_job_failure(job, &failure) || !strstr(failure.text, part);
+    while (spmd_job_free(job) == SPMD_BUSY)
+        continue;
+    spmd_arena_free(arena);
+    if (wrong)
+        fprintf(stderr, "expected a failure with \"%s\"\n", part);
+    return wrong;
+}
+
+/* All algorithms of the all-reduce; the other programs do not depend on it. */
+static int64_t check_all(int which_program, int which_shape, int64_t elements, int64_t seed)
+{
+    const char *name = program[which_program].name;
+    bool reduces = strcmp(name, "reduce") == 0 || strcmp(name, "axes") == 0;
+    int64_t last = reduces ? SPMD_RING : SPMD_AUTO, wrong = 0;
+    for (int64_t algorithm = SPMD_AUTO; algorithm <= last; algorithm++)
+        wrong += check(which_program, which_shape, elements, seed, algorithm);
+    return wrong;
+}
+
+int main(void)
+{
+    static const int64_t elements[] = {1, 3, 5, 130};
+    int64_t wrong = 0;
+
+    for (int k = 0; k < (int)(sizeof program / sizeof *program); k++)
+        for (int s = 0; s < (int)(sizeof shape / sizeof *shape); s++)
+            for (int e = 0; e < 4; e++)
+                wrong += check_all(k, s, elements[e], e % 2 ? 77 : 0);
+    for (int s = 0; s < 4; s++) /* several chunks to each block */
+        wrong += check_all(3, s, 9001, 0);
+    wrong += check_failure(&stuck_image, "no rank can advance");
+    wrong += check_failure(&collide_image, "both send to rank 0");
+    printf("%lld wrong\n", (long long)wrong);
+    return wrong != 0;
+}

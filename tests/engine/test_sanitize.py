@@ -1,0 +1,43 @@
+"""The engine and the images without Python: warnings, and the sanitizers of the compiler.
+
+`make sanitize-address` and `make sanitize-thread` run one of these each.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.engine.harness import CSRC, HERE, compile_c
+
+SOURCES = [str(path) for path in sorted(CSRC.glob("*.c"))]
+DRIVER = [str(HERE / "driver.c"), str(HERE / "images.c")]
+
+
+def runs_clean(tmp_path: Path, *flags: str) -> None:
+    try:
+        probe = tmp_path / "probe.c"
+        probe.write_text("int main(void) { return 0; }\n")
+        compile_c(tmp_path / "probe", *flags, str(probe))
+        subprocess.run([tmp_path / "probe"], check=True, capture_output=True, timeout=20)
+    except (AssertionError, subprocess.CalledProcessError):
+        pytest.skip(f"this machine's compiler has no {' '.join(flags)}")
+    compile_c(tmp_path / "driver", "-O1", *flags, *DRIVER, *SOURCES)
+    done = subprocess.run([tmp_path / "driver"], capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0 wrong\n", "")
+
+
+def test_no_warning_and_no_wrong_value(tmp_path):
+    compile_c(tmp_path / "driver", "-O2", *DRIVER, *SOURCES)
+    done = subprocess.run([tmp_path / "driver"], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0 wrong\n", "")
+
+
+def test_sanitize_address(tmp_path):
+    runs_clean(tmp_path, "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+
+
+def test_sanitize_thread(tmp_path):
+    runs_clean(tmp_path, "-fsanitize=thread")

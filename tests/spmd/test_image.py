@@ -1,0 +1,225 @@
+"""Images from Python: arrays in and out, scalars, many runs, text, interrupts, communicators."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import spmd
+from codegen.errors import EnvironmentFault, InputError, MeshError, OutputError, UsageError
+from tests.conftest import run
+
+
+@spmd.program(mesh=("x",))
+def scale(n: int = 10):
+    factor = spmd.scalar("factor", 2.0)
+    steps = spmd.scalar("steps", 1)
+    u = spmd.input("u", (n,), np.float64, layout=("x",), default=lambda i: i + 0.5)
+
+    @spmd.shard_map(mesh="x", out_layouts=(("x",), ()))
+    def body(u):
+        spmd.print("{} steps", steps)
+        for _ in spmd.range(steps):
+            u = u * factor
+        return u, spmd.psum(np.sum(u), "x")
+
+    v, total = body(u)
+    return {"v": v, "total": total}
+
+
+@spmd.program(mesh=("x", "y"))
+def transposed(n: int = 7):
+    u = spmd.input("u", (n, n + 1), np.float32, layout=("x", "y"))
+    small = spmd.input("small", (3,), np.int16, layout=(None,), default=lambda i: i)
+
+    @spmd.shard_map(mesh=("x", "y"), out_layouts=(("y", "x"), (None,)))
+    def body(u, small):
+        return u.T, small + 1
+
+    return body(u, small)
+
+
+@spmd.program(mesh=("x",))
+def one():
+    u = spmd.input("u", (4,), np.float64, layout=("x",), default=lambda i: i)
+    return spmd.shard_map(lambda u: -u, mesh="x", out_layouts=("x",))(u)
+
+
+@spmd.program(mesh=("x",))
+def endless():
+    u = spmd.input("u", (64,), np.float32, layout=("x",), default=lambda i: i)
+
+    @spmd.shard_map(mesh="x", out_layouts=("x",))
+    def turn(u):
+        for _ in spmd.range(10**15):
+            u = spmd.ppermute(u, "x", shift=1) * 0.5
+        return u
+
+    return turn(u)
+
+
+@pytest.fixture(scope="module")
+def image() -> Any:
+    return spmd.build(scale)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 7, 10, 16])
+def test_a_dict_of_arrays(image: Any, ranks: int) -> None:
+    u = np.random.default_rng(0).random(10)
+    out = image.run(ranks=ranks, u=u, factor=3.0, steps=2)
+    assert list(out) == ["v", "total"]
+    np.testing.assert_array_equal(out["v"], u * 3.0 * 3.0)
+    np.testing.assert_allclose(out["total"], (u * 9).sum(), rtol=1e-14)
+    assert out["total"].shape == () and out["v"].dtype == np.float64
+
+
+def test_defaults(image: Any) -> None:
+    np.testing.assert_array_equal(image.run()["v"], (np.arange(10) + 0.5) * 2)
+    np.testing.assert_array_equal(image.run(ranks=3, factor=1)["v"], np.arange(10) + 0.5)
+
+
+def test_a_tuple_and_a_single_array() -> None:
+    u = np.arange(56, dtype=np.float32).reshape(7, 8)
+    built = spmd.build(transposed)
+    for ranks in (1, 4, 6):
+        out = built.run(ranks=ranks, u=u)
+        assert type(out) is tuple
+        np.testing.assert_array_equal(out[0], u.T)
+        np.testing.assert_array_equal(out[1], [1, 2, 3])
+        assert out[1].dtype == np.int16
+    out = built.run(mesh={"x": 1, "y": 3}, u=np.asfortranarray(u), small=np.arange(9, 3, -2, "i1"))
+    np.testing.assert_array_equal(out[0], u.T)
+    np.testing.assert_array_equal(out[1], [10, 8, 6])
+    np.testing.assert_array_equal(built.run(ranks=4, u=u[::-1, ::-1])[0], u[::-1, ::-1].T)
+    np.testing.assert_array_equal(spmd.build(one).run(ranks=2), -np.arange(4.0))
+
+
+def test_loaded_once_and_run_many_times(image: Any) -> None:
+    with image.open(ranks=3) as job:
+        first = job._job
+        for k in range(5):
+            np.testing.assert_array_equal(job(u=np.full(10, k))["v"], np.full(10, 2.0 * k))
+            assert job._job is first or k == 0
+            first = job._job
+        np.testing.assert_array_equal(job()["v"], (np.arange(10) + 0.5) * 2)
+        np.testing.assert_array_equal(job(factor=5.0)["v"], (np.arange(10) + 0.5) * 5)
+        with pytest.raises(InputError):
+            job(u=np.ones(3))
+        np.testing.assert_array_equal(job(u=np.ones(10))["v"], np.full(10, 2.0))
+
+
+def test_nothing_is_left_open(image: Any) -> None:
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    image.run(ranks=2)
+    before, threads = descriptors(), threading.active_count()
+    for _ in range(3):
+        image.run(ranks=5)
+    assert descriptors() == before and threading.active_count() == threads
+    assert len(os.listdir("/proc/self/task")) < 40
+
+
+def test_saved_and_loaded(image: Any, tmp_path: Path) -> None:
+    image.save(tmp_path / "a.img")
+    again = spmd.load(tmp_path / "a.img")
+    assert again.digest == image.digest and again.data == image.data
+    assert "scale" in repr(again)
+    np.testing.assert_array_equal(again.run(ranks=2)["v"], image.run(ranks=3)["v"])
+    assert os.listdir(tmp_path) == ["a.img"]
+    with pytest.raises(OutputError):
+        image.save(tmp_path / "none" / "a.img")
+
+
+def test_text_is_seen_by_python(image: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    image.run(ranks=4, steps=3)
+    assert capsys.readouterr().out == "3 steps\n"
+
+
+def test_inputs_are_checked(image: Any) -> None:
+    def refused(kind: type, **arguments: Any) -> str:
+        with pytest.raises(kind) as caught:
+            image.run(ranks=2, **arguments)
+        return str(caught.value)
+
+    assert "(10,)" in refused(InputError, u=np.ones(9)) and "(9,)" in refused(
+        InputError, u=np.ones(9)
+    )
+    text = refused(InputError, u=np.ones(10, complex))
+    assert "complex128" in text and "float64" in text
+    assert "u, factor, steps" in refused(UsageError, w=1)
+    assert "integer" in refused(UsageError, steps=1.5)
+    assert "parameter" in refused(UsageError, n=11)
+    image.run(ranks=2, u=np.arange(10, dtype=np.float32))  # nothing is lost
+    image.run(ranks=2, u=list(range(10)))
+    with pytest.raises(UsageError, match="u was not given"):
+        spmd.build(transposed).run()
+    with pytest.raises(MeshError):
+        image.run(ranks=3, mesh={"x": 2})
+
+
+def test_too_much_memory_is_refused_before_it_is_taken() -> None:
+    with pytest.raises(EnvironmentFault, match="needs .* have ") as caught:
+        spmd.build(scale, n=1 << 44).run(ranks=4)
+    assert caught.value.exit_code == 69
+
+
+def test_an_interrupt_ends_a_run() -> None:
+    image = spmd.build(endless)
+    timer = threading.Timer(0.5, signal.raise_signal, [signal.SIGINT])
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        image.run(ranks=4)
+    timer.join()
+    np.testing.assert_array_equal(spmd.build(one).run(ranks=2), -np.arange(4.0))
+
+
+COMM = """
+import sys
+import numpy as np
+import spmd
+from mpi4py import MPI
+
+comm = MPI.COMM_WORLD
+image = spmd.load(sys.argv[1])
+u = np.arange(10.0) ** 2
+out = image.run(comm=comm, u=u, factor=3.0)
+v = out["v"]
+assert v.shape == (10,) and v.dtype == np.float64
+(begin,) = v.offsets
+np.testing.assert_array_equal(v.local, 3 * u[begin : begin + len(v.local)])
+whole = v.gather(root=0)
+assert (whole is None) == (comm.rank != 0)
+if comm.rank == 0:
+    np.testing.assert_array_equal(whole, 3 * u)
+np.testing.assert_allclose(out["total"].local, 3 * u.sum())
+with image.open(comm=comm) as job:
+    for k in range(3):
+        part = u[begin : begin + len(v.local)] + k
+        again = job(u=spmd.local(part))
+        np.testing.assert_array_equal(again["v"].local, 2 * part)
+alone = image.run(ranks=3, u=u)["v"]
+np.testing.assert_array_equal(alone, 2 * u)
+try:
+    job = image.run(comm=comm, u=spmd.local(np.ones(77)))
+except Exception as error:
+    assert getattr(error, "exit_code", 0) == 65, error
+print("right", flush=True)
+"""
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("processes", [1, 3])
+def test_inside_an_mpi_program(image: Any, tmp_path: Path, processes: int) -> None:
+    image.save(tmp_path / "a.img")
+    (tmp_path / "script.py").write_text(COMM)
+    done = run(["mpirun", "-n", processes, sys.executable, tmp_path / "script.py",
+                tmp_path / "a.img"]).expect(0)  # fmt: skip
+    assert done.out.count("right") == processes

@@ -63,6 +63,7 @@ $(STAMP): pyproject.toml setup.py $(ENGINE) | $(PY)
 	  $(PY) -m pip install --quiet --no-build-isolation --editable ".[mpich]" && $(MPI_WORKS); } || \
 	  { echo "mpirun does not start two ranks that see each other" >&2; \
 	    echo "try: $(RUN) mpirun -n 2 python -m mpi4py.bench helloworld" >&2; exit 69; }
+	@$(PY) -m compileall -q spmd codegen  # every rank imports them; PYTHONDONTWRITEBYTECODE or not
 	@touch $@
 
 test: setup

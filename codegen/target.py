@@ -5,7 +5,7 @@ Always holds: importing this imports nothing outside the standard library.
 
 from __future__ import annotations
 
-import platform
+import os
 
 from codegen.errors import UsageError
 
@@ -21,7 +21,7 @@ _OTHERS = {"aarch64": "armv8-a"}
 
 def native() -> str:
     """The highest level of this machine."""
-    machine = platform.machine()
+    machine = os.uname().machine
     if machine not in ("x86_64", "AMD64"):
         return _OTHERS.get(machine, machine)
     have = host_features()

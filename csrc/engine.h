@@ -100,7 +100,8 @@ int64_t spmd_job_rank_bytes(const spmd_job *job); /* the part of it that each ra
 int64_t spmd_job_threads(const spmd_job *job);
 /* Takes all memory of the hosted ranks and lets the image evaluate what depends on the index. */
 int spmd_job_load(spmd_job *job, spmd_arena *arena);
-/* SPMD_BUSY: a thread is still inside a compute phase; nothing was freed. */
+/* SPMD_BUSY: it runs, or was aborted and a thread is still inside a compute phase; nothing was
+ * freed. The arena and the image must then stay as well. */
 int spmd_job_free(spmd_job *job);
 
 /* Arrays are numbered inputs first, then outputs. rank may be SPMD_EVERY_RANK. */

@@ -18,6 +18,8 @@
 #define SLEEP_SHARE 8 /* of the time waited so far: the delay it adds stays below an eighth */
 #define SLEEP_NS 1000000
 #define NOTICE_NS 20000000 /* within which the host language sees another process' failure */
+#define LEAVE_NS 200000000
+#define LONGEST_MS 1000000000
 #define FINISHED_WORKER UINT64_MAX
 
 static int64_t now_ns(void)
@@ -191,9 +193,19 @@ bool spmd_job_runs(spmd_job *job)
     return runs;
 }
 
+/* After a failure the workers leave as soon as they look up: give them that moment. */
+static void workers_leave(spmd_job *job)
+{
+    int64_t end = now_ns() + LEAVE_NS;
+    struct timespec at = {.tv_sec = end / 1000000000, .tv_nsec = end % 1000000000};
+    while (job->active > 0 && spmd_job_aborted(job) && now_ns() < end)
+        pthread_cond_timedwait(&job->news, &job->lock, &at);
+}
+
 int spmd_workers_stop(spmd_job *job)
 {
     pthread_mutex_lock(&job->lock);
+    workers_leave(job);
     bool busy = job->active > 0;
     if (!busy) {
         job->closing = true;
@@ -259,7 +271,7 @@ int spmd_job_wait(spmd_job *job, int64_t timeout_ms)
 {
     if (!job->arena)
         return SPMD_IDLE;
-    int64_t end = now_ns() + timeout_ms * 1000000;
+    int64_t end = now_ns() + (timeout_ms < LONGEST_MS ? timeout_ms : LONGEST_MS) * 1000000;
     pthread_mutex_lock(&job->lock);
     int state = job_state(job);
     while (state == SPMD_RUNNING && !spmd_text_waits(&job->text)) {

@@ -70,7 +70,8 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def parser() -> Parser:
+def parser(command: str = "") -> Parser:
+    """The options of one command only, where it is known: each costs every rank some time."""
     top = Parser(
         prog="python -m spmd",
         description="Write NumPy. Ship one image. Run it on any number of ranks.",
@@ -78,35 +79,44 @@ def parser() -> Parser:
     commands = top.add_subparsers(
         dest="command", metavar="COMMAND", required=True, prog="python -m spmd"
     )
+    for name, (what, add) in _OPTIONS.items():
+        if command in (name, "") or command not in _OPTIONS:
+            add(commands.add_parser(name, help=what))
+    return top
 
-    build = commands.add_parser("build", help="compile a program into an image")
+
+def _build_options(build: Parser) -> None:
     build.add_argument("program", metavar="FILE[:NAME]", help="a Python file with a program in it")
     build.add_argument("-o", "--output", metavar="IMAGE", help="default: FILE with .img")
     _add_set(build, "a parameter of the program")
-    build.add_argument(
-        "--target", default="native", help="instruction set; default: this machine's"
-    )
+    build.add_argument("--target", default="native", help="default: what this machine has")
 
-    run = commands.add_parser("run", help="run an image, or a program")
+
+def _run_options(run: Parser) -> None:
     run.add_argument("image", metavar="IMAGE|FILE.py[:NAME]")
-    run.add_argument(
-        "-i", "--input", metavar="NAME=FILE.npy", type=_pair, action="append", default=[]
-    )
-    run.add_argument(
-        "-o", "--output", metavar="NAME=FILE.npy", type=_pair, action="append", default=[]
-    )
+    for short, name in (("-i", "--input"), ("-o", "--output")):
+        run.add_argument(
+            short, name, metavar="NAME=FILE.npy", type=_pair, action="append", default=[]
+        )
     _add_set(run, "a run-time scalar; for a FILE.py also a parameter")
     run.add_argument("--mesh", metavar="AXIS=SIZE,…", type=_mesh, default={})
     run.add_argument("--ranks", metavar="N", type=_count, help="default: one for every process")
     run.add_argument("--threads", metavar="W", type=_count, help="of each process")
     run.add_argument("--eager", action="store_true", help="run FILE.py as plain NumPy")
 
-    show = commands.add_parser("show", help="look into an image, running nothing of it")
+
+def _show_options(show: Parser) -> None:
     show.add_argument("image", metavar="IMAGE")
     for what in ("manifest", "sizes", "graph", "program", "plan", "c", "asm"):
         show.add_argument(f"--{what}", dest="what", action="append_const", const=what)
     show.add_argument("--json", action="store_true")
-    return top
+
+
+_OPTIONS = {
+    "build": ("compile a program into an image", _build_options),
+    "run": ("run an image, or a program", _run_options),
+    "show": ("look into an image, running nothing of it", _show_options),
+}
 
 
 def _add_set(command: argparse.ArgumentParser, what: str) -> None:
@@ -117,7 +127,7 @@ def _add_set(command: argparse.ArgumentParser, what: str) -> None:
 
 def parsed(arguments: list[str]) -> argparse.Namespace:
     """The options; those of NAME=VALUE as dicts. Raises UsageError, before MPI is started."""
-    options, unknown = parser().parse_known_args(arguments)
+    options, unknown = parser(arguments[0] if arguments else "").parse_known_args(arguments)
     if unknown:
         options.parser.error(f"unknown: {' '.join(unknown)}")
     for option in ("set", "input", "output"):

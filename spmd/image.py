@@ -41,12 +41,12 @@ def build(program: Any, *, target: str = "native", **parameters: Any) -> Image:
                 f"the program has no parameter {name!r}",
                 expected=", ".join(program.parameters) or "no parameters",
             )
-    return Image(source.build_program(program, parameters, target))
+    return Image(loader.check(source.build_program(program, parameters, target)))
 
 
 def load(path: str | os.PathLike[str]) -> Image:
     """The image in a file. Raises ImageError, with what is wrong with the file."""
-    return Image(loader.read(os.fspath(path)))
+    return Image(loader.open_file(os.fspath(path)))
 
 
 class Local:
@@ -64,9 +64,9 @@ def local(part: Any) -> Local:
 class Image:
     """One executable image. `data` are its bytes, `manifest` its description."""
 
-    def __init__(self, data: bytes) -> None:
-        self.data = bytes(data)
-        self._checked = loader.check(self.data)
+    def __init__(self, checked: loader.Checked) -> None:
+        self._checked = checked
+        self.data = checked.image.data
         self.manifest: dict[str, Any] = self._checked.manifest
         self.digest: str = self._checked.digest
 

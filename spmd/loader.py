@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 
 from codegen import manifest as reader
-from codegen.errors import EnvironmentFault, ImageError, OutputError
+from codegen.errors import EnvironmentFault, ImageError, OutputError, VersionError
 from spmd.engine import ffi, lib
 
 TYPE_CHECKING = False  # typing is not imported: every rank pays for what this file imports
@@ -39,6 +39,16 @@ def read(path: str) -> bytes:
 def check(data: bytes) -> Checked:
     """The image in these bytes, if it may run here. Raises ImageError or VersionError."""
     return Checked(reader.read(data))
+
+
+def open_file(path: str) -> Checked:
+    """The checked image in a file; what is wrong with it is said with its path."""
+    try:
+        return check(read(path))
+    except (ImageError, VersionError) as error:
+        if path not in error.message:
+            error.message = f"{path}: {error.message}"
+        raise
 
 
 class Checked:
@@ -86,7 +96,7 @@ def _executable_file(data: bytes) -> tuple[int, str]:
 
     try:
         file = os.memfd_create("spmd-image", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.write(file, data)
+        _write(file, data)
         fcntl.fcntl(file, fcntl.F_ADD_SEALS, 0xF)  # seal, shrink, grow, write
     except (OSError, AttributeError):
         file = _temporary_file(data)
@@ -105,13 +115,20 @@ def _executable_file(data: bytes) -> tuple[int, str]:
 _serial = 100
 
 
+def _write(file: int, data: bytes) -> None:
+    """All of the bytes: a part of an image would be a bus error in the dynamic linker."""
+    written = 0
+    while written < len(data):
+        written += os.write(file, memoryview(data)[written:])
+
+
 def _temporary_file(data: bytes) -> int:
     """The fallback where memory files may not be executed: a file without a name."""
     import tempfile
 
     file, path = tempfile.mkstemp(prefix="spmd-")
     os.unlink(path)
-    os.write(file, data)
+    _write(file, data)
     os.set_inheritable(file, False)
     return file
 

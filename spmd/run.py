@@ -39,8 +39,9 @@ def run(options: argparse.Namespace, processes: launch.Processes) -> int:
     with Job(launched.checked, setup, processes) as job:
         try:
             parts = processes.meet(lambda: launched.compute(job))[0]
-            processes.together(lambda: launched.collect(job, parts))
-            processes.together(launched.finish)
+            if parts:
+                processes.together(lambda: launched.collect(job, parts))
+                processes.together(launched.finish)
         finally:
             launched.discard()
     return 0
@@ -73,7 +74,7 @@ class Launch:
     def prepare(self, data: bytes | None, processes: launch.Processes) -> dict[str, Any]:
         """Checks everything that can be checked alone; returns what all processes must share."""
         self.first = processes.number == 0
-        self.checked = loader.check(loader.read(self.options.image) if data is None else data)
+        self.checked = loader.open_file(self.options.image) if data is None else loader.check(data)
         self.manifest = self.checked.manifest
         self.scalars = scalars_of(self.manifest, self.settings)
         check_names(self.manifest["inputs"], self.inputs, "input", "-i")

@@ -7,11 +7,12 @@ in the middle of loops). Branches on the index stand here; phases never see the 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from codegen import expr
 from codegen.dtypes import DType
-from codegen.emit.phases import PhaseWriter, comment
+from codegen.emit.phases import PhaseWriter, comment, wrapped
 from codegen.emit.spell import NodeWriter, abstract, c_expr, identifier
 from codegen.expr import Expr, Sym
 from codegen.mesh import Mesh
@@ -48,6 +49,8 @@ class ControlWriter:
         self.plan = plan
         self.at_load: dict[str, tuple[Expr, str]] = {}  # by key: what, and the name of its entry
         self.hint = "value"  # what the next entry is for
+        self.used: set[Sym] = set()
+        self.in_step = True  # where counters move, and cannot be copied to locals
         self.phases: list[str] = []
         self.exchanges: list[str] = []
         self.combines: dict[tuple[str, DType], str] = {}
@@ -63,12 +66,9 @@ class ControlWriter:
     def write(self) -> str:
         """step(); the phases and exchanges it needs are in self.phases and self.exchanges."""
         self.steps(self.plan.steps)
-        body = "\n".join(self.out)
+        body = "\n".join(self.with_locals(["    switch (r->pc) {", "    case 0:;", *self.out]))
         return (
-            "static int step(spmd_rank *r)\n{\n"
-            "    switch (r->pc) {\n    case 0:;\n"
-            f"{body}\n"
-            "    }\n    return SPMD_DONE;\n}\n"
+            f"static int step(spmd_rank *r)\n{{\n{body}\n    }}\n    return SPMD_DONE;\n}}\n"
         )
 
     # ---- names -----------------------------------------------------------------------------------
@@ -82,12 +82,11 @@ class ControlWriter:
         return f"({buffer.dtype.c} *)AT({rank}, B_{self.buffer_name(buffer)})"
 
     def symbol(self, s: Sym) -> str:
-        """A symbol as seen from the rank r."""
-        axes = self.plan.mesh.axes
-        for axis in axes:
-            if s.name == axis.coord_sym.name and s.kind == "coord":
+        """Where a rank finds the value of a symbol."""
+        for axis in self.plan.mesh.axes:
+            if s == axis.coord_sym:
                 return f"r->coord[AXIS_{axis.name}]"
-            if s.name == axis.size_sym.name and s.kind == "size":
+            if s == axis.size_sym:
                 return f"r->world->size[AXIS_{axis.name}]"
         if s.kind == "scalar":
             return f"r->world->scalar[SCALAR_{identifier(s.name)}]"
@@ -99,26 +98,54 @@ class ControlWriter:
         return f"C_{identifier(s.name)}"
 
     def rank_expr(self, e: Expr) -> str:
-        """An Expr in control code: what never changes comes from the table filled at load."""
-        moving = frozenset(s for s in e.symbols() if s.kind in ("counter", "var"))
-        return c_expr(abstract(e, moving, self.constant_part), self.spelling(e))
+        """An Expr in control code: divisions that never change come from the table filled at load.
 
-    def spelling(self, e: Expr) -> dict[Sym, str]:
-        return {s: self.symbol(s) for s in e.symbols()}
+        Symbols are spelled by their own names; `with_locals` declares those a function uses.
+        """
+        moving = frozenset(s for s in e.symbols() if s.kind in ("counter", "var"))
+        names = {s: local_name(s) for s in e.symbols()}
+        if self.in_step:
+            names.update({s: self.symbol(s) for s in e.symbols() if s.kind == "counter"})
+        self.used.update(e.symbols())
+        return c_expr(abstract(e, moving, self.constant_part), names)
 
     def constant_part(self, e: Expr) -> Expr:
-        """An entry of the table filled at load, for all but the simplest expressions."""
-        if e.is_const or (len(e.terms) == 1 and len(e.terms[0][0]) == 1 and e.terms[0][1] == 1
-                          and isinstance(e.terms[0][0][0], Sym)):  # fmt: skip
-            return expr.symbol(Sym(self.symbol(_only(e)))) if not e.is_const else e
+        """What does not change while the program runs: an entry of the table if it needs a division."""
+        calls = [a for a in e.atoms() if not isinstance(a, Sym)]
+        if not calls:
+            return e
+        if len(calls) > 1:
+            return self.entry(e)
+        one = Expr((((calls[0],), 1),))
+        stands_for = self.entry(one)
+        total = expr.const(0)
+        for monomial, coefficient in e.terms:
+            product = expr.const(coefficient)
+            for atom in monomial:
+                product = product * (stands_for if atom == calls[0] else Expr((((atom,), 1),)))
+            total = total + product
+        return total
+
+    def entry(self, e: Expr) -> Expr:
+        """An entry of the table filled at load, as a symbol."""
         if e.key not in self.at_load:
             taken = {name for _, name in self.at_load.values()}
-            name, count = self.hint, 1
+            base = entry_name(e) or self.hint
+            name, count = base, 1
             while name in taken:
                 count += 1
-                name = f"{self.hint}_{count}"
+                name = f"{base}_{count}"
             self.at_load[e.key] = (e, name)
         return expr.symbol(Sym(f"r->at_load[X_{self.at_load[e.key][1]}]"))
+
+    def with_locals(self, lines: Sequence[str], indent: str = "    ") -> list[str]:
+        """Declarations of the symbols that some lines of a function of rank r use, then the lines."""
+        names = {local_name(s): self.symbol(s) for s in self.used if self.symbol(s) != s.name}
+        if self.in_step:
+            names = {n: text for n, text in names.items() if "->counter[" not in text}
+        text = "\n".join(lines)
+        needed = [n for n in sorted(names) if re.search(rf"\b{n}\b", text)]
+        return [*(f"{indent}const int64_t {n} = {names[n]};" for n in needed), *lines]
 
     def load(self, buffer: Buffer, offset: Expr) -> str:
         return f"({self.address(buffer)})[{self.rank_expr(offset)}]"
@@ -163,21 +190,13 @@ class ControlWriter:
         if phase.place:
             self.line(f"/* {comment(phase.place)} */")
         self.line(f"r->operation = {self.operation('compute', phase)};")
-        self.wrapped(f"{phase.name}(", arguments)
-
-    def wrapped(self, head: str, arguments: Sequence[str]) -> None:
-        """A call, broken before column 100."""
-        line = head
-        for k, a in enumerate(arguments):
-            piece = a + (", " if k + 1 < len(arguments) else "")
-            if len(line) + len(piece) + 4 * self.depth > 98 and line.strip():
-                self.line(line.rstrip())
-                line = "    "
-            line += piece
-        self.line(line + ");")
+        indent = "    " * self.depth
+        self.out.append(wrapped(f"{indent}{phase.name}(", arguments or [""], ");", indent + "    "))
 
     def exchange(self, x: Exchange) -> None:
+        self.in_step = False
         self.exchanges.append(self.exchange_functions(x))
+        self.in_step = True
         self.cases += 1
         if x.place:
             self.line(f"/* {comment(x.place)} */")
@@ -298,7 +317,8 @@ class ControlWriter:
             lines += [f"x->pull = pull_{x.site};", f"x->send = send_{x.site};"]
         lines.append(f"x->combine = {self.combine(x)};")
         lines.append("r->stage = 0;")
-        body = "\n".join("    " + ln for ln in ["spmd_exchange *const x = &r->exchange;", *lines])
+        lines = ["    " + ln for ln in ["spmd_exchange *const x = &r->exchange;", *lines]]
+        body = "\n".join(self.with_locals(lines))
         out.append(f"static void exchange_{x.site}(spmd_rank *r)\n{{\n{body}\n}}\n")
         return head + "\n".join(out)
 
@@ -313,12 +333,11 @@ class ControlWriter:
         self.hint = f"exchange_{x.site}_first"
         yield f"x->first = {self.rank_expr(first)};"
         self.hint = f"exchange_{x.site}_stride"
-        for k in range(3):
-            count, stride = expr.const(1), expr.const(0)
-            if k < len(x.axes):
-                count, stride = mesh.axis(x.axes[k]).size, index_stride(mesh, x.axes[k])
-            yield f"x->count[{k}] = {self.rank_expr(count)};"
-            yield f"x->stride[{k}] = {self.rank_expr(stride)};"
+        counts = [mesh.axis(a).size for a in x.axes] + [expr.const(1)] * (3 - len(x.axes))
+        strides = [index_stride(mesh, a) for a in x.axes] + [expr.const(0)] * (3 - len(x.axes))
+        for name, values in (("count", counts), ("stride", strides)):
+            texts = (f"x->{name}[{k}] = {self.rank_expr(e)}" for k, e in enumerate(values))
+            yield ", ".join(texts) + ";"
 
     def peers(self, x: Exchange) -> Iterator[str]:
         if x.source is None or x.receives is None:
@@ -359,8 +378,9 @@ class ControlWriter:
         if not any("r->" in ln for ln in lines):
             lines.insert(0, "(void)r;")
         into = ", spmd_box *into" if len(boxes) == 2 else ""
+        lines = self.with_locals(["    " + ln for ln in lines])
         head = f"static void {name}(const spmd_rank *r, int64_t member, spmd_box *from{into})"
-        return head + "\n{\n" + "\n".join("    " + ln for ln in lines) + "\n}\n"
+        return head + "\n{\n" + "\n".join(lines) + "\n}\n"
 
     def combine(self, x: Exchange) -> str:
         if x.kind not in ("all_reduce", "reduce_scatter") or x.dtype is None:
@@ -368,6 +388,26 @@ class ControlWriter:
         name = f"combine_{x.fn}_{x.dtype.name}"
         self.combines[(x.fn, x.dtype)] = name
         return name
+
+
+def local_name(s: Sym) -> str:
+    """The C variable that holds a symbol inside a function."""
+    return s.name if s.kind == "var" else identifier(s.name)
+
+
+_OPERATORS = {"floordiv": "div", "mod": "mod"}
+
+
+def entry_name(e: Expr) -> str:
+    """A name that says what the entry is, for a short division: 10 // n_x is 10_div_n_x."""
+    if len(e.terms) != 1 or len(e.terms[0][0]) != 1 or e.terms[0][1] != 1:
+        return ""
+    call = e.terms[0][0][0]
+    if isinstance(call, Sym) or call.op not in _OPERATORS:
+        return ""
+    text = f"{call.args[0]} {_OPERATORS[call.op]} {call.args[1]}"
+    text = text.replace(" - ", " minus ").replace(" + ", " plus ").replace(" * ", " times ")
+    return text.replace(" ", "_") if re.fullmatch(r"[\w ]{1,48}", text) else ""
 
 
 def index_stride(mesh: Mesh, axis: str) -> Expr:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from codegen import mesh
-from codegen.emit.control import ControlWriter
+from codegen.emit.control import ControlWriter, local_name
 from codegen.emit.phases import combined, comment
 from codegen.emit.spell import c_expr, element, identifier, stored
 from codegen.errors import Place
@@ -79,7 +79,23 @@ def emit(plan: Plan) -> Source:
     parts.append(_tables(plan, control))
     operations = tuple(_operation(k, kind, s) for k, (kind, s) in enumerate(control.operations))
     at_load = tuple(e for e, _ in control.at_load.values())
-    return Source("\n".join(parts), constants, operations, at_load)
+    text = "\n".join(fold(line) for line in "\n".join(parts).split("\n"))
+    return Source(text, constants, operations, at_load)
+
+
+def fold(line: str, width: int = 99) -> str:
+    """A long line broken at an operator or comma; the rest is indented once more."""
+    if len(line) <= width or line.lstrip().startswith(("/*", "#")):
+        return line
+    indent = len(line) - len(line.lstrip())
+    continued = line[:indent] + (" *     " if line.lstrip().startswith("*") else "    ")
+    cuts = [line.rfind(mark, indent + 8, width) + len(mark) - 1 for mark in (" + ", " - ", ", ")]
+    at = max(cuts) if max(cuts) > indent + 8 else -1
+    if at < 0:
+        return line
+    if line[at - 1] in "+-":  # the operator begins the next line
+        at -= 2
+    return line[:at] + "\n" + fold(continued + line[at:].lstrip(), width)
 
 
 def _enums(plan: Plan, control: ControlWriter) -> str:
@@ -163,14 +179,15 @@ def _shard(plan: Plan, control: ControlWriter) -> str:
             control.hint = f"{identifier(a.name)}_extent_{d}"
             lines.append(f"        extent[{d}] = {control.rank_expr(n)};")
         lines.append("        break;")
-    unused = "".join(
-        f"    (void){n};\n" for n, use in (("r", "r->"), ("offset", "offset["), ("extent", "extent["))
-        if not any(use in ln for ln in lines[1:])
-    )  # fmt: skip
     lines.append("    default:\n        break;\n    }")
+    lines = control.with_locals(lines)
+    used = "\n".join(lines)
+    for name, use in (("r", "r->"), ("offset", "offset["), ("extent", "extent[")):
+        if use not in used:
+            lines.insert(0, f"    (void){name};")
     return (
         "static void shard(const spmd_rank *r, uint32_t array, int64_t *offset, int64_t *extent)\n"
-        "{\n" + unused + "\n".join(lines) + "\n}\n"
+        "{\n" + "\n".join(lines) + "\n}\n"
     )
 
 
@@ -179,7 +196,7 @@ def _load(control: ControlWriter) -> str:
     entries = list(control.at_load.values())
     names = _symbol_names(control, [e for e, _ in entries], "r->world->")
     lines = [f"    const int64_t {n} = {text};" for n, text in names.items()]
-    lines += [f"    r->at_load[X_{name}] = {c_expr(e)};" for e, name in entries]
+    lines += [f"    r->at_load[X_{name}] = {spelled(e)};" for e, name in entries]
     body = "\n".join(lines) if entries else "    (void)r;"
     return f"static void load(spmd_rank *r)\n{{\n{body}\n}}\n"
 
@@ -189,7 +206,7 @@ def _reserve(plan: Plan, control: ControlWriter) -> str:
     names = _symbol_names(control, [b.capacity for b in plan.buffers], "world->")
     lines = [f"    const int64_t {n} = {text};" for n, text in names.items()]
     for b in plan.buffers:
-        size = c_expr(b.capacity * b.dtype.size)
+        size = spelled(b.capacity * b.dtype.size)
         lines.append(f"    bytes[B_{control.buffer_name(b)}] = {size};")
     unused = "" if names else "    (void)world;\n"
     unused += "" if plan.buffers else "    (void)bytes;\n"
@@ -200,7 +217,11 @@ def _reserve(plan: Plan, control: ControlWriter) -> str:
 def _symbol_names(control: ControlWriter, exprs: list[Expr], world: str) -> dict[str, str]:
     """The symbols of some expressions, and where each is found."""
     symbols = sorted({s for e in exprs for s in e.symbols()}, key=lambda s: s.name)
-    return {s.name: control.symbol(s).replace("r->world->", world) for s in symbols}
+    return {local_name(s): control.symbol(s).replace("r->world->", world) for s in symbols}
+
+
+def spelled(e: Expr) -> str:
+    return c_expr(e, {s: local_name(s) for s in e.symbols()})
 
 
 def _tables(plan: Plan, control: ControlWriter) -> str:

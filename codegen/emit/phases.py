@@ -64,7 +64,7 @@ class PhaseWriter:
                 place = work.place
                 self.line(f"/* {comment(place)} */")
             _WRITE[type(work)](self, work)
-        head = f"static void {self.phase.name}({', '.join(self.signature()) or 'void'})"
+        head = wrapped(f"static void {self.phase.name}(", self.signature() or ["void"], ")")
         notes = [f" *   {n} = {e}" for e, n in self.parameters.values()]
         intro = ["/* compute phase", *notes, " */"] if notes else ["/* compute phase */"]
         return "\n".join([*intro, head, "{", *self.out, "}"]) + "\n"
@@ -145,11 +145,24 @@ class PhaseWriter:
         return self.writer.text(node)
 
 
+def wrapped(head: str, parts: Sequence[str], end: str, indent: str = "    ") -> str:
+    """head, the parts with commas, end; broken before column 100."""
+    lines = [head]
+    for k, part in enumerate(parts):
+        piece = part + (end if k + 1 == len(parts) else ",")
+        if len(lines[-1]) + len(piece) + 1 > 99:
+            lines.append(indent + piece)
+        else:
+            lines[-1] += ("" if lines[-1] == head else " ") + piece
+    return "\n".join(lines)
+
+
 def comment(place: Place) -> str:
     import os
 
     source = place.source_line().strip().replace("*/", "* /").replace("/*", "/ *")
-    return f"{os.path.basename(place.file)}:{place.line}: {source}".rstrip(": ")
+    text = f"{os.path.basename(place.file)}:{place.line}: {source}".rstrip(": ")
+    return text if len(text) <= 84 else text[:83] + "…"
 
 
 def combined(fn: str, dtype: DType, a: str, b: str) -> str:

@@ -144,7 +144,7 @@ class _Liveness:
         for v in op.results:
             self.define(v, (live | (reads - reusable) | set(op.results)) - {v})
             for r in sorted(reusable, key=lambda r: self.order[r]):
-                if r.type == v.type:
+                if _fits(r, v):
                     self.wishes.append((depth + (op.kind not in INLINE), r, v))
         return (live - set(op.results)) | reads
 
@@ -215,25 +215,34 @@ class _Groups:
         return any(self.conflicts.get(v, set()) & other for v in self.members[a])
 
     def join(self, a: Value, b: Value) -> None:
-        if a not in self.root or b not in self.root or a.type != b.type:
+        if a not in self.root or b not in self.root or not _fits(a, b):
             return
         a, b = self.root[a], self.root[b]
         if a is not b and not self.disturb(a, b):
             self.merge(a, b)
 
     def reuse_memory(self, keep: list[Value]) -> None:
-        """Temporaries of one type that are never needed together share a buffer."""
+        """Temporaries of one size that are never needed together share a buffer."""
         fixed = {self.root[v] for v in keep}
-        homes: list[Value] = []
+        homes: list[tuple[Value, Expr]] = []
         for root in sorted(self.members, key=lambda v: v.id):
             if root in fixed:
                 continue
-            for home in homes:
-                if home.type == root.type and not self.disturb(home, root):
+            size = _capacity(root) * root.type.dtype.size
+            for home, room in homes:
+                same = room == size and home.type.dtype == root.type.dtype
+                if same and not self.disturb(home, root):
                     self.merge(home, root)
                     break
             else:
-                homes.append(root)
+                homes.append((root, size))
+
+
+def _fits(a: Value, b: Value) -> bool:
+    """Whether one memory can hold either: the same elements, perhaps in another shape."""
+    if a.type.dtype != b.type.dtype:
+        return False
+    return a.type.shape == b.type.shape or expr.product(a.type.shape) == expr.product(b.type.shape)
 
 
 def _regions(program: Module) -> list[Region]:

@@ -109,8 +109,8 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "empty_like": ("creation",), "full_like": ("creation",), "like": ("creation",),
     "dynamic_slice": ("creation",), "dynamic_update_slice": ("creation",),
     # control flow
-    "range": ("ranges", "spmd_range"), "fori_loop": ("control",), "while_loop": ("control",),
-    "cond": ("control",), "switch": ("control",), "scan": ("control",),
+    "range": ("ranges", "spmd_range"), "fori_loop": ("functional",), "while_loop": ("functional",),
+    "cond": ("functional",), "switch": ("functional",), "scan": ("functional",),
 }  # fmt: skip
 
 PUBLIC: dict[str, Callable[..., Any]] = {

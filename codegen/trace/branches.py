@@ -120,7 +120,7 @@ class Branch(Piece):
             if not first.tree.like(h.tree):
                 if self._selecting():
                     return self._chosen(first, h)
-                a, b = (leaf_type(x.value) or x.value for x in (first, h))
+                a, b = (leaf_type(x.value) or x.value for x in (h, first))
                 raise carry_error("branch", name, "", self.place, a, b)
         if self._unchanged(name, helds):
             return None
@@ -180,13 +180,13 @@ class Branch(Piece):
         for x, t in zip(known, types):
             if t is None:
                 other = next((y for y in known if not same(x, y)), x)
-                raise carry_error("branch", name, path, self.place, x, other)
+                raise carry_error("branch", name, path, self.place, other, x)
         found = [t for t in types if t is not None]
         t = found[0]
         for u in found[1:]:
             agreed = joined(t, u)
             if agreed is None:
-                raise carry_error("branch", name, path, self.place, t, u)
+                raise carry_error("branch", name, path, self.place, u, t)
             t = agreed
         self.results.append((hint(name, path), t, leaves))
         return _Result(len(self.results) - 1)
@@ -290,9 +290,7 @@ def _chosen_arms(
     yield k + len(later)
 
 
-def captured_switch(
-    on: Expr | Value, arms: Sequence[Callable[[], Any]], names: Names
-) -> Any:
+def captured_switch(on: Expr | Value, arms: Sequence[Callable[[], Any]], names: Names) -> Any:
     """The value of the arm whose number `on` is; arms are functions of nothing."""
     context = Context.current()
     assert context is not None

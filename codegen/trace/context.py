@@ -187,7 +187,12 @@ def is_user_file(filename: str) -> bool:
     """Whether a file belongs to the user: not ours, not NumPy's, not the standard library's."""
     if filename.startswith("<"):
         return filename.startswith(("<ipython", "<stdin"))
-    return not any(part in filename for part in _library_roots())
+    return not is_library_file(filename)
+
+
+def is_library_file(filename: str) -> bool:
+    """Whether a file is ours, NumPy's or the standard library's."""
+    return filename.startswith("<frozen") or any(part in filename for part in _library_roots())
 
 
 def _library_roots() -> tuple[str, ...]:

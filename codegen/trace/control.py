@@ -161,14 +161,15 @@ def _truth(x: Any) -> Array:
     found = condition(x, "and, or, not")
     if isinstance(found, expr.Expr):
         return as_array(number(found, True))
-    return as_array(x).astype(np.bool_).reshape(())
+    truth: Array = as_array(x).astype(np.bool_).reshape(())
+    return truth
 
 
 def not_(x: Any) -> Any:
     if not isinstance(x, _TRACED):
         return not x
     c = condition_of(x)
-    return number(expr.not_(c), True) if c is not None else np.logical_not(_truth(x))  # type: ignore[call-overload]
+    return number(expr.not_(c), True) if c is not None else np.logical_not(_truth(x))
 
 
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
@@ -178,13 +179,12 @@ _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 
 
-def compare(ops: Sequence[str], first: Any, *rest: Callable[[], Any]) -> Any:
+def compare(ops: Sequence[str], first: Any, second: Any, *rest: Callable[[], Any]) -> Any:
     """A chain of comparisons; every operand is evaluated at most once."""
-    right = rest[0]()
-    held = _COMPARE[ops[0]](first, right)
-    if len(ops) == 1:
+    held = _COMPARE[ops[0]](first, second)
+    if not rest:
         return held
-    return and_(held, lambda: compare(ops[1:], right, *rest[1:]))
+    return and_(held, lambda: compare(ops[1:], second, rest[0](), *rest[1:]))
 
 
 def ifexp(test: Any, then: Callable[[], Any], other: Callable[[], Any]) -> Any:

@@ -219,11 +219,11 @@ def _local_array(x: Any, dtype: Any) -> Array:
     if not (isinstance(x, (list, tuple)) and _has_traced(x)):
         made = as_array(x, dtype)
         return wrap(made.context, made.read(), scalar=False)
-    from codegen.trace import shaping
+    from codegen.trace import joining
 
     parts = [_local_array(i, None) if isinstance(i, (list, tuple)) else i for i in x]
     kind = element_type(dtype) if dtype is not None else elementwise.result_type(*parts)
-    return shaping.stack([as_array(p, kind) for p in parts])
+    return joining.stack([as_array(p, kind) for p in parts])
 
 
 # ---- boxes at run-time places ----------------------------------------------------------------

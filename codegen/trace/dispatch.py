@@ -18,6 +18,7 @@ from codegen.trace import (
     creation,
     elementwise,
     index,
+    joining,
     picking,
     products,
     reducing,
@@ -34,11 +35,11 @@ _SAME: dict[Any, str] = {
     "ones_like zeros zeros_like",
     reducing: "argmax argmin argsort average count_nonzero cumprod cumsum mean median prod ptp "
     "sort std trapezoid var",
-    shaping: "append array_split astype atleast_1d atleast_2d atleast_3d block broadcast_arrays "
-    "broadcast_to column_stack concatenate copy diag diagonal dstack expand_dims flip fliplr "
-    "flipud hsplit hstack ix_ matrix_transpose meshgrid moveaxis pad ravel repeat reshape roll "
-    "rollaxis rot90 split squeeze stack swapaxes tile trace transpose tril triu unstack vsplit "
-    "vstack",
+    shaping: "array_split astype atleast_1d atleast_2d atleast_3d broadcast_arrays "
+    "broadcast_to copy diag diagonal expand_dims flip fliplr flipud hsplit ix_ "
+    "matrix_transpose meshgrid moveaxis ravel repeat reshape roll rollaxis rot90 "
+    "split squeeze swapaxes tile trace transpose tril triu unstack vsplit",
+    joining: "append block column_stack concatenate dstack hstack pad stack vstack",
     products: "dot einsum inner kron outer tensordot vdot",
     picking: "allclose angle array_equal clip convolve copyto diff fill_diagonal imag "
     "interp isclose iscomplexobj isin isneginf isposinf isreal isrealobj nan_to_num ndim "
@@ -51,7 +52,7 @@ _OTHER: dict[str, Function] = {
     "amax": reducing.max_, "any": reducing.any_, "all": reducing.all_, "conj": picking.conj,
     "round": picking.round_, "around": picking.round_, "select": picking.select_,
     "result_type": picking.result_type_, "permute_dims": shaping.transpose,
-    "concat": shaping.concatenate, "cumulative_sum": reducing.cumsum,
+    "concat": joining.concatenate, "cumulative_sum": reducing.cumsum,
     "cumulative_prod": reducing.cumprod, "linalg.norm": products.norm,
     "linalg.vector_norm": lambda x, *, axis=None, keepdims=False, ord=2: products.norm(
         shaping.ravel(x) if axis is None else x, ord, 0 if axis is None else axis, keepdims),

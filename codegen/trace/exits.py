@@ -133,7 +133,9 @@ class Lowering:
         lowered = self.block(body)
         lowered.insert(0, assign(RETURNED, ast.Constant(False), first))
         if not ends:
-            lowered.append(self._guard({"return"}, [assign(RESULT, ast.Constant(None), last)], last))
+            lowered.append(
+                self._guard({"return"}, [assign(RESULT, ast.Constant(None), last)], last)
+            )
         lowered.append(at(last, ast.Return(ast.Name(RESULT, ast.Load()))))
         return lowered
 

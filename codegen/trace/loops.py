@@ -8,12 +8,13 @@ Always holds: what a finished loop carries has one type at entry and at the end 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
 from typing import Any
 
 from codegen import dtypes, expr
 from codegen.errors import ProgramError, UnsupportedError
 from codegen.expr import Expr, Sym
-from codegen.ir import ArrayType, Region, Value
+from codegen.ir import Region, Value
 from codegen.trace.array import Array, as_value
 from codegen.trace.context import Block, Context, Storage, user_place
 from codegen.trace.number import number
@@ -66,6 +67,8 @@ class Loop(Piece):
         self.start: dict[str, list[Any]] = {}
         self.body: Region | None = None
         self.passes = 0
+        self.types = {(n, j): leaf_type(leaf) for n, h in self.entry.items() if h is not None
+                      for j, leaf in enumerate(h.leaves)}  # fmt: skip
 
     # ---- one pass -------------------------------------------------------------------------------------
 
@@ -117,7 +120,7 @@ class Loop(Piece):
         after = self.after()
         settled = self._compare(after)
         stale = {old: None for new, old in self.fresh.items() if new in self.log}
-        stored = {}
+        stored: dict[Storage, None] = {}
         for storage in self.written():
             kind = stale if isinstance(storage.value, Gone) else stored
             kind[storage] = None
@@ -168,7 +171,7 @@ class Loop(Piece):
         return settled
 
     def _type(self, name: str, j: int, before: Any, end: Any) -> LeafType:
-        a, b = self.carried.get((name, j)) or leaf_type(before), leaf_type(end)
+        a, b = self.carried.get((name, j)) or self.types[name, j], leaf_type(end)
         path = self._path(name, j)
         if a is None or b is None:
             raise carry_error("loop", name, path, self.place, before, end)
@@ -178,48 +181,53 @@ class Loop(Piece):
         return t
 
     def _refuse_structure(self, name: str, before: Held, now: Held) -> None:
-        a = leaf_type(before.value) or before.value
-        b = leaf_type(now.value) or now.value
         if before.tree.kind == now.tree.kind != "leaf":
             kind = type(before.value).__name__
-            a, b = (f"a {kind} of {len(h.leaves)}" for h in (before, now))
             raise UnsupportedError(
                 f'"{name}" grows, shrinks or changes its keys in a loop',
-                place=self.place, expected=a, found=b,
+                place=self.place,
+                expected=f"a {kind} of {len(before.leaves)}",
+                found=f"a {kind} of {len(now.leaves)}",
                 remedy="an array with one row per iteration, written by out[k] = …",
-            )  # fmt: skip
-        raise carry_error("loop", name, "", self.place, a, b)
+            )
+        first = self.types[name, 0] if before.tree.kind == "leaf" else None
+        shown = (first or before.value, leaf_type(now.value) or now.value)
+        raise carry_error("loop", name, "", self.place, *shown)
 
     # ---- the op ---------------------------------------------------------------------------------------
 
     def test(self, evaluate: Callable[[], Any] | None) -> Region | None:
-        """The condition region: the loop's own test, and no flag up."""
+        """The condition region: the loop's own test, and no flag up. None: there is neither."""
         flags = [f for f in self.flags if (f, 0) in self.carried]
         if evaluate is None and not flags:
             return None
         block = self.block()
         self.begin(block)
-        self.enter(block.args)
-        up = [self._flag(block, f) for f in flags]
-        values = [] if evaluate is None else [condition(evaluate(), "while")]
-        holds = None
-        for value in values:
-            holds = value if isinstance(value, Value) else as_value(
-                self.context, number(value, True), dtypes.BOOL
-            )  # fmt: skip
-        for flag in up:
-            down = self.context.emit_one("map", flag, fn="logical_not")
-            holds = down if holds is None else self.context.emit_one(
-                "map", holds, down, fn="logical_and"
-            )  # fmt: skip
-        changed = self.written()
-        region = self.close().close([holds])  # type: ignore[list-item]
+        try:
+            self.enter(block.args)
+            holds = self._holds(evaluate, [self._flag(block, f) for f in flags])
+            changed = self.written()
+        except BaseException:
+            self.abort()
+            raise
+        region = self.close().close([holds])
         self.put_back()
         self.mark.forget_later(self.context, "loop", self.place)
         if changed:
             raise UnsupportedError("the test of a while writes into an array", place=self.place,
                                    remedy="do it in the body")  # fmt: skip
         return region
+
+    def _holds(self, evaluate: Callable[[], Any] | None, flags: Sequence[Value]) -> Value:
+        context = self.context
+        parts = [context.emit_one("map", f, fn="logical_not") for f in flags]
+        test = True if evaluate is None else evaluate()
+        if not (is_known(test) and test and parts):
+            on = condition(test, "while")
+            if not isinstance(on, Value):
+                on = as_value(context, number(on, True), dtypes.BOOL)
+            parts.insert(0, on)
+        return reduce(lambda a, b: context.emit_one("map", a, b, fn="logical_and"), parts)
 
     def _flag(self, block: Block, flag: str) -> Value:
         return block.args[list(self.carried).index((flag, 0))]
@@ -264,14 +272,11 @@ def _stale(place: Any) -> Gone:
 
 
 class Attempt(Piece):
-    """One iteration of a `while` whose test is known so far: kept if it stays so, else undone."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args, "loop")
-        self.begin(Block())
+    """A stretch of a `while` whose test is known so far: kept if it stays so, else undone."""
 
     def kept(self) -> None:
-        self.keep(self.close())
+        if self.open is not None:
+            self.keep(self.close())
 
     def undone(self) -> None:
         self.close()
@@ -286,32 +291,27 @@ def captured_while(
 ) -> Iterator[None]:  # fmt: skip
     """Python's own iterations while the test is known; from the first unknown one on, an op."""
     where = (context, names, bound, touched)
-    first = Attempt(*where)
-    try:
-        holds = test()
-        if is_known(holds):
-            first.kept()
-    finally:
-        if first.open is not None:
-            first.undone()
-    while is_known(holds):
-        if not holds:
-            return
-        attempt = Attempt(*where)
+    started = False
+    while True:
+        attempt = Attempt(*where, "loop")
+        attempt.begin(Block())
         try:
-            yield
-            holds = test() if all(is_known(names.get(f)) for f in flags) else names.get(flags[0])
-            unknown = any(not is_known(names.get(f)) for f in flags)
-            if unknown or not is_known(holds):
+            if started:
+                yield
+            known = all(is_known(names.get(f)) for f in flags)
+            holds = known and test()
+            known = known and is_known(holds)
+            if not known:
                 attempt.undone()
                 break
-        finally:
-            if attempt.open is not None:
-                attempt.kept()
-    counter = Counter(context, "pass", expr.const(0), None, expr.const(1))
-    loop = Loop(*where, flags)
+        finally:  # also where the body leaves by break or an exception
+            attempt.kept()
+        if not holds:
+            return
+        started = True
+    loop = Loop(context, names, bound, touched, flags)
     yield from passes(loop, loop_number, lambda: None)
-    loop.finish(counter, test)
+    loop.finish(Counter(context, "pass", expr.const(0), None, expr.const(1)), test)
 
 
 def passes(loop: Loop, loop_number: int, item: Callable[[], Any]) -> Iterator[Any]:

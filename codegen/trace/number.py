@@ -267,9 +267,17 @@ class Number:
             f"{self.expr} is not known while building",
             place=user_place(),
             expected=needed,
-            found="a number that depends on the index, the mesh, a scalar or a loop counter",
+            found="a number that depends on the index, the mesh, a scalar or a loop counter" + where_asked(needed),
             remedy=remedy,
         )
+
+
+def where_asked(needed: str) -> str:
+    """Why the `if` that asks for a truth value is not compiled."""
+    from codegen.trace.source import why_unconverted
+
+    why = why_unconverted() if needed == "a truth value" else ""
+    return f"; {why}" if why else ""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import numpy as np
 
 from codegen import dtypes, expr
 from codegen.errors import ShapeError
-from codegen.trace import shaping
+from codegen.trace import joining, shaping
 from codegen.trace.array import Array, as_array, number, unsupported, wrap
 from codegen.trace.context import user_place
 from codegen.trace.elementwise import apply, normal, result_type, select, store
@@ -184,7 +184,7 @@ def diff(x: Any, n: int = 1, axis: Any = -1, prepend: Any = None, append: Any = 
         part = as_array(extra)
         if part.ndim == 0:
             part = shaping.broadcast_to(part, (*array.shape[:d], 1, *array.shape[d + 1 :]))
-        array = shaping.concatenate([part, array] if first else [array, part], d)
+        array = joining.concatenate([part, array] if first else [array, part], d)
     lead = [slice(None)] * d
     ufunc = np.not_equal if array.type.dtype.kind == "b" else np.subtract
     for _ in range(n):

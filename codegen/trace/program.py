@@ -239,7 +239,7 @@ def _outputs(context: Context, returned: Any, place: Place) -> tuple[list[Output
         returns, named = "tuple", [(str(k), v) for k, v in enumerate(returned)]
     else:
         returns, named = "array", [("result", returned)]
-    if not named or returned is None:
+    if returned is None or (not named and returns != "dict"):  # {} is a program that only acts
         raise _returned_error("nothing", place)
     outputs = [_output(context, name, x, place) for name, x in _flat(named)]
     return outputs, returns

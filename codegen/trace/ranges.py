@@ -123,6 +123,6 @@ def captured_for(
 
 def _weak(x: Any) -> Array:
     """A bound as a 0-d int64 array that promotes as a Python integer."""
-    array = as_array(x).astype(np.int64)
+    array: Array = as_array(x).astype(np.int64)
     array.weak = True
     return array

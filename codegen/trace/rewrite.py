@@ -168,6 +168,10 @@ def _runtime(name: str, *args: ast.expr) -> ast.Call:
     return ast.Call(_attribute(name), list(args), [])
 
 
+def _constant(value: Any) -> ast.expr:
+    return ast.Constant(value)
+
+
 def _no_arguments() -> ast.arguments:
     return ast.arguments([], [], None, [], [], None, [])
 
@@ -209,7 +213,7 @@ class _Rewriter(ast.NodeTransformer):
         )
         self.state |= bound | touched
         return tuple(  # type: ignore[return-value]
-            ast.Constant(tuple(self._spelt(n) for n in names)) for names in (bound, touched)
+            _constant(tuple(self._spelt(n) for n in names)) for names in (bound, touched)
         )
 
     def _spelt(self, name: str) -> str:
@@ -221,7 +225,7 @@ class _Rewriter(ast.NodeTransformer):
 
     # ---- statements -------------------------------------------------------------------------------------
 
-    def visit_If(self, node: ast.If) -> Any:  # noqa: N802
+    def visit_If(self, node: ast.If) -> Any:
         if self.reason:
             node.test = self._plain(self.visit(node.test), "if")
             node.body, node.orelse = self.block(node.body), self.block(node.orelse)
@@ -244,7 +248,7 @@ class _Rewriter(ast.NodeTransformer):
         call = _runtime("if_", first, _load(_NAMES), bound, touched, *map(_later, others))
         return at(node, ast.For(_store(_ARM), at(first, call), chosen, []))
 
-    def visit_For(self, node: ast.For) -> Any:  # noqa: N802
+    def visit_For(self, node: ast.For) -> Any:
         if self.reason:
             return self.generic_visit(node)
         bound, touched = self._names(node)
@@ -265,12 +269,12 @@ class _Rewriter(ast.NodeTransformer):
         place = node.iter
         call = _runtime(
             "for_", self.visit(node.iter), _load(_NAMES), bound, touched,
-            ast.Constant(flags), ast.Constant(node.number), ast.Constant(hint),  # type: ignore[attr-defined]
+            _constant(flags), ast.Constant(node.number), ast.Constant(hint),  # type: ignore[attr-defined]
         )  # fmt: skip
         node.iter = at(place, call)
         return at(node, node)
 
-    def visit_While(self, node: ast.While) -> Any:  # noqa: N802
+    def visit_While(self, node: ast.While) -> Any:
         if self.reason:
             node.test = self._plain(self.visit(node.test), "while")
             node.body, node.orelse = self.block(node.body), self.block(node.orelse)
@@ -282,7 +286,7 @@ class _Rewriter(ast.NodeTransformer):
         self.conditional -= 1
         test = _later(self.visit(node.test))
         call = _runtime(
-            "while_", test, _load(_NAMES), bound, touched, ast.Constant(flags),
+            "while_", test, _load(_NAMES), bound, touched, _constant(flags),
             ast.Constant(node.number),  # type: ignore[attr-defined]
         )  # fmt: skip
         loop = ast.For(_store(_ITEM), at(node.test, call), body + self._leave(node, flags), [])
@@ -296,18 +300,18 @@ class _Rewriter(ast.NodeTransformer):
         test = _runtime("left", _load(_NAMES), number, *map(_load, flags))
         return [at(node, ast.If(test, [ast.Break()], []))]
 
-    def visit_Expr(self, node: ast.Expr) -> Any:  # noqa: N802
+    def visit_Expr(self, node: ast.Expr) -> Any:
         if isinstance(node.value, ast.Name) and node.value.id == "__returning__":
             return at(node, ast.Expr(_runtime("returning", _load(_NAMES))))
         return self.generic_visit(node)
 
-    def visit_Raise(self, node: ast.Raise) -> Any:  # noqa: N802
+    def visit_Raise(self, node: ast.Raise) -> Any:
         new = self.generic_visit(node)
         if self.reason or not self.conditional or node.exc is None:
             return new
         return [at(node, ast.Expr(_runtime("raising", _load(_NAMES)))), new]
 
-    def visit_Assert(self, node: ast.Assert) -> Any:  # noqa: N802
+    def visit_Assert(self, node: ast.Assert) -> Any:
         node.test = self._plain(self.visit(node.test), "assert")
         node.msg = self.visit(node.msg) if node.msg else None
         return node
@@ -318,24 +322,25 @@ class _Rewriter(ast.NodeTransformer):
 
     # ---- scopes ---------------------------------------------------------------------------------------------
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:  # noqa: N802
+    def visit_FunctionDef(self, node: _Function) -> Any:
         if not any(_last_name(d) in _COMPILED_ELSEWHERE for d in node.decorator_list):
             self._defaults(node.args)
             node.decorator_list = [self.visit(d) for d in node.decorator_list]
         return _rewrite_function(node, self.class_name)
 
-    visit_AsyncFunctionDef = visit_FunctionDef  # noqa: N815
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> Any:
+        return self.visit_FunctionDef(node)
 
     def _defaults(self, args: ast.arguments) -> None:
         args.defaults = [self.visit(d) for d in args.defaults]
         args.kw_defaults = [d and self.visit(d) for d in args.kw_defaults]
 
-    def visit_Lambda(self, node: ast.Lambda) -> Any:  # noqa: N802
+    def visit_Lambda(self, node: ast.Lambda) -> Any:
         self._defaults(node.args)
         node.body = _Rewriter(self.class_name, self.reason).visit(node.body)
         return node
 
-    def visit_ClassDef(self, node: ast.ClassDef) -> Any:  # noqa: N802
+    def visit_ClassDef(self, node: ast.ClassDef) -> Any:
         """Methods are rewritten; the statements of the class body stay as they are."""
         for k, s in enumerate(node.body):
             if isinstance(s, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -344,37 +349,38 @@ class _Rewriter(ast.NodeTransformer):
 
     # ---- expressions --------------------------------------------------------------------------------------
 
-    def visit_Call(self, node: ast.Call) -> Any:  # noqa: N802
+    def visit_Call(self, node: ast.Call) -> Any:
         is_super = isinstance(node.func, ast.Name) and node.func.id == "super"
         self.generic_visit(node)
         if not is_super:
             node.func = at(node.func, _runtime("call", node.func))
         return node
 
-    def visit_BoolOp(self, node: ast.BoolOp) -> Any:  # noqa: N802
+    def visit_BoolOp(self, node: ast.BoolOp) -> Any:
         self.generic_visit(node)
-        if _stays(node):
+        first, *rest = node.values
+        if any(map(_stays, rest)):
             return node
         name = "and_" if isinstance(node.op, ast.And) else "or_"
-        first, *rest = node.values
         return at(node, _runtime(name, first, *map(_later, rest)))
 
-    def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:  # noqa: N802
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:
         self.generic_visit(node)
         if isinstance(node.op, ast.Not):
             return at(node, _runtime("not_", node.operand))
         return node
 
-    def visit_Compare(self, node: ast.Compare) -> Any:  # noqa: N802
+    def visit_Compare(self, node: ast.Compare) -> Any:
         self.generic_visit(node)
-        if len(node.ops) < 2 or _stays(node):
+        second, *rest = node.comparators
+        if not rest or any(map(_stays, rest)):
             return node
-        ops = ast.Constant(tuple(type(op).__name__ for op in node.ops))
-        return at(node, _runtime("compare", ops, node.left, *map(_later, node.comparators)))
+        ops = _constant(tuple(type(op).__name__ for op in node.ops))
+        return at(node, _runtime("compare", ops, node.left, second, *map(_later, rest)))
 
-    def visit_IfExp(self, node: ast.IfExp) -> Any:  # noqa: N802
+    def visit_IfExp(self, node: ast.IfExp) -> Any:
         self.generic_visit(node)
-        if _stays(node):
+        if _stays(node.body) or _stays(node.orelse):
             return node
         arms = (_later(node.body), _later(node.orelse))
         return at(node, _runtime("ifexp", node.test, *arms))

@@ -11,13 +11,14 @@ import __future__
 import ast
 import functools
 import linecache
+import sys
 import types
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from codegen.trace import rewrite
-from codegen.trace.context import is_user_file, user_frame
+from codegen.trace.context import is_library_file, is_user_file
 
 _FUTURE = functools.reduce(
     lambda a, b: a | b, (getattr(__future__, n).compiler_flag for n in __future__.all_feature_names)
@@ -37,7 +38,9 @@ def convert(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function with compiled control flow; itself where it is not the user's own Python."""
     if isinstance(function, types.MethodType):
         inner = convert(function.__func__)
-        return function if inner is function.__func__ else types.MethodType(inner, function.__self__)
+        return (
+            function if inner is function.__func__ else types.MethodType(inner, function.__self__)
+        )
     if isinstance(function, functools.partial):
         inner = convert(function.func)
         if inner is function.func:
@@ -53,14 +56,23 @@ def convert(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def why_unconverted() -> str:
-    """Why the user's function that runs now was not converted; "" when it was."""
-    frame = user_frame()
+    """Why the function that asks for a value now is not compiled; "" when it is."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None and is_library_file(frame.f_code.co_filename):
+        frame = frame.f_back
     if frame is None or id(frame.f_code) in _made:
         return ""
-    reason = _codes.get((frame.f_code.co_filename, frame.f_code))
+    code = frame.f_code
+    reason = _codes.get((code.co_filename, code))
     if isinstance(reason, str):
         return reason
-    return f"{frame.f_code.co_name} was called by code that is not compiled"
+    if not is_user_file(code.co_filename):
+        return _unread(code)
+    return f"{code.co_name} was called by code that is not compiled"
+
+
+def _unread(code: types.CodeType) -> str:
+    return f"the source of {code.co_name} cannot be read, so its control flow is not compiled"
 
 
 def _convert_function(function: types.FunctionType) -> Callable[..., Any]:
@@ -85,7 +97,7 @@ def _convert_code(code: types.CodeType, namespace: dict[str, Any]) -> types.Code
     """The rewritten code, or the reason why there is none."""
     found = find(code, namespace)
     if found is None:
-        return f"the source of {code.co_name} cannot be read (it was typed in, or its file changed)"
+        return _unread(code)
     node, class_name = found
     try:
         tree = rewrite.function_module(node, code.co_freevars, class_name)

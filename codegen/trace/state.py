@@ -114,7 +114,11 @@ def _flatten(value: Any, leaves: list[Any], above: set[int]) -> Tree:
     if id(value) in above:
         keys, kind = (), ""  # it contains itself
     elif isinstance(value, (tuple, list)):
-        kind, keys, items = "tuple" if isinstance(value, tuple) else "list", range(len(value)), value
+        kind, keys, items = (
+            "tuple" if isinstance(value, tuple) else "list",
+            range(len(value)),
+            value,
+        )
     elif isinstance(value, dict):
         kind, keys, items = "dict", value.keys(), list(value.values())
     elif _is_users_object(value):

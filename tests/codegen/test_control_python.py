@@ -16,7 +16,7 @@ from codegen.mesh import Axis, Mesh
 from codegen.trace import source
 from codegen.trace.context import Context
 
-# ruff: noqa: B007, B904, C416, E731, PLR1711, RET503, SIM102, SIM103, SIM108, SIM110, SIM114
+# ruff: noqa
 # mypy: ignore-errors
 
 
@@ -390,55 +390,80 @@ def exceptions_chain(n):
 
 
 def deep_elif(n):
-    if n == 0: return "0"
-    elif n == 1: r = 1
-    elif n == 2: r = 2
-    elif n == 3: r = 3
-    elif n == 4: r = 4
-    elif n == 5: r = 5
-    elif n == 6: r = 6
-    elif n == 7: r = 7
-    elif n == 8: r = 8
-    elif n == 9: r = 9
-    elif n == 10: r = 10
-    elif n == 11: r = 11
-    elif n == 12: r = 12
-    elif n == 13: r = 13
-    elif n == 14: r = 14
-    elif n == 15: r = 15
-    elif n == 16: r = 16
-    elif n == 17: r = 17
-    elif n == 18: r = 18
-    elif n == 19: r = 19
-    elif n == 20: r = 20
-    elif n == 21: r = 21
-    else: r = None
+    if n == 0:
+        return "0"
+    elif n == 1:
+        r = 1
+    elif n == 2:
+        r = 2
+    elif n == 3:
+        r = 3
+    elif n == 4:
+        r = 4
+    elif n == 5:
+        r = 5
+    elif n == 6:
+        r = 6
+    elif n == 7:
+        r = 7
+    elif n == 8:
+        r = 8
+    elif n == 9:
+        r = 9
+    elif n == 10:
+        r = 10
+    elif n == 11:
+        r = 11
+    elif n == 12:
+        r = 12
+    elif n == 13:
+        r = 13
+    elif n == 14:
+        r = 14
+    elif n == 15:
+        r = 15
+    elif n == 16:
+        r = 16
+    elif n == 17:
+        r = 17
+    elif n == 18:
+        r = 18
+    elif n == 19:
+        r = 19
+    elif n == 20:
+        r = 20
+    elif n == 21:
+        r = 21
+    else:
+        r = None
     return r  # fmt: skip
 
 
 def too_deep(n):
     if n != 0:
-     if n != 1:
-      if n != 2:
-       if n != 3:
-        if n != 4:
-         if n != 5:
-          if n != 6:
-           if n != 7:
-            if n != 8:
-             if n != 9:
-              if n != 10:
-               if n != 11:
-                if n != 12:
-                 if n != 13:
-                  if n != 14:
-                   if n != 15:
-                    if n != 16:
-                     if n != 17:
-                      if n != 18:
-                       if n != 19:
-                        if n != 20:
-                         return "deep"
+        if n != 1:
+            if n != 2:
+                if n != 3:
+                    if n != 4:
+                        if n != 5:
+                            if n != 6:
+                                if n != 7:
+                                    if n != 8:
+                                        if n != 9:
+                                            if n != 10:
+                                                if n != 11:
+                                                    if n != 12:
+                                                        if n != 13:
+                                                            if n != 14:
+                                                                if n != 15:
+                                                                    if n != 16:
+                                                                        if n != 17:
+                                                                            if n != 18:
+                                                                                if n != 19:
+                                                                                    if n != 20:
+                                                                                        return (
+                                                                                            "deep"
+                                                                                        )
     return n  # fmt: skip
 
 
@@ -476,7 +501,7 @@ FUNCTIONS = [
 def outcome(f: Callable[..., Any], n: int) -> tuple[Any, ...]:
     try:
         return ("returned", f(n))
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:
         tb = error.__traceback__
         while tb.tb_next:
             tb = tb.tb_next

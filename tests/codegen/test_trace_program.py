@@ -35,7 +35,7 @@ def ring_allreduce(count: int = 1 << 20):
 
 def test_the_graph_of_the_ring(golden):
     text = module_text(ring_allreduce.capture(count=10)).replace(__file__, "ring.py")
-    golden("ring_allreduce.graph", text)
+    golden("trace_ring.graph", text)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 8])

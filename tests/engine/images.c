@@ -187,7 +187,7 @@ static void edge_check(spmd_rank *rank)
 }
 LOOP(edge, edge_prepare, edge_check)
 
-/* route: the source is found at run time; even steps mirror, odd ones shift and rank 0 is silent. */
+/* route: the source is found at run time. Even steps mirror; in odd ones rank 0 sends nothing. */
 static int64_t route_dest(int64_t n, int64_t index, int64_t step)
 {
     if (step % 2 == 0)
@@ -394,7 +394,8 @@ static void pull_halo(const spmd_rank *rank, int64_t member, spmd_box *from, spm
 {
     int64_t n = scalar(rank, ELEMENTS), width = n + 2, direction = rank->counter[STEP] % 4;
     static const int64_t axis_of[] = {0, 0, 1, 1};
-    int64_t step = axis_of[direction] == 0 ? width : 1, across = axis_of[direction] == 0 ? 1 : width;
+    int64_t step = axis_of[direction] == 0 ? width : 1;
+    int64_t across = axis_of[direction] == 0 ? 1 : width;
     (void)member;
     *from = row(rank, OPERAND, across + step * (direction % 2 == 0 ? n : 1), n);
     *into = row(rank, OPERAND, across + step * (direction % 2 == 0 ? 0 : n + 1), n);

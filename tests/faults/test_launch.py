@@ -33,7 +33,8 @@ import spmd
 
 @spmd.program(mesh=("r",))
 def endless():
-    x = spmd.input("x", (1000,), np.float32, layout=("r",), default=lambda i: i)
+    n = spmd.axis_size("r")
+    x = spmd.input("x", (100 * n,), np.float32, layout=("r",), default=lambda i: i)
 
     @spmd.shard_map(mesh="r", out_layouts=("r",))
     def turn(x):

@@ -54,7 +54,8 @@ def one():
 
 @spmd.program(mesh=("x",))
 def endless():
-    u = spmd.input("u", (64,), np.float32, layout=("x",), default=lambda i: i)
+    n = spmd.axis_size("x")
+    u = spmd.input("u", (8 * n,), np.float32, layout=("x",), default=lambda i: i)
 
     @spmd.shard_map(mesh="x", out_layouts=("x",))
     def turn(u):

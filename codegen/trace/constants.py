@@ -1,0 +1,132 @@
+"""Constants as SSA values: element types, numbers rounded to them, NumPy arrays, grids of indices.
+
+Always holds: uniform arrays and affine grids are formulas (`full`, `iota`), not data of the image.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from codegen import dtypes, expr
+from codegen.dtypes import DType
+from codegen.errors import DtypeError
+from codegen.ir import Shape, Value
+from codegen.trace.context import Context, user_place
+
+
+def element_type(dtype: Any) -> DType:
+    """Our element type for a NumPy dtype, scalar type, name or Python type."""
+    try:
+        found = dtypes.from_numpy(dtype)
+    except TypeError:
+        found = None
+    if found is None:
+        raise DtypeError(
+            f"{dtype} is not an element type",
+            place=user_place(),
+            expected=", ".join(dtypes.BY_NAME),
+            found=str(dtype),
+        )
+    return found
+
+
+def rounded(value: Any, dtype: DType) -> int | float | complex | bool:
+    """A Python number as it is in this element type. Raises where an integer does not fit."""
+    if dtype.kind == "b":
+        return bool(value)
+    if dtype.kind in "iu":
+        info = np.iinfo(dtype.name)
+        if not info.min <= int(value) <= info.max:
+            raise DtypeError(
+                f"Python integer {value} out of bounds for {dtype}",
+                place=user_place(),
+                expected=f"{info.min} to {info.max}",
+                found=str(value),
+                remedy="convert the array first: x.astype(np.int64)",
+            )
+        return int(value)
+    kept = np.asarray(value).astype(dtypes.numpy_dtype(dtype))
+    return complex(kept) if dtype.kind == "c" else float(kept)
+
+
+def full_value(context: Context, value: Any, dtype: DType, shape: Shape = ()) -> Value:
+    """A Python number everywhere."""
+    kept = rounded(value, dtype)
+    return context.remember(
+        ("full", repr(kept), dtype, shape),
+        lambda: context.emit_one("full", value=kept, dtype=dtype, shape=shape),
+    )
+
+
+def cast_value(context: Context, value: Value, dtype: DType) -> Value:
+    if value.type.dtype == dtype:
+        return value
+    return context.emit_one("map", value, fn="cast", dtype=dtype)
+
+
+def constant_value(context: Context, data: np.ndarray[Any, Any]) -> Value:
+    """A NumPy array as a constant of the image; a uniform one is no data."""
+    dtype = element_type(data.dtype)
+    shape = tuple(expr.const(n) for n in data.shape)
+    if data.size and (data == data.flat[0]).all() and not _negative_zero(data.flat[0]):
+        return full_value(context, data.flat[0].item(), dtype, shape)
+    if not data.size:
+        return full_value(context, 0, dtype, shape)
+    if data.size > _SMALL and (steps := _affine(data)) is not None:
+        return _affine_value(context, data, steps, dtype)
+    kept = np.ascontiguousarray(data).reshape(data.shape).astype(dtypes.numpy_dtype(dtype))
+    return context.emit_one("const", data=kept)
+
+
+_SMALL = 64  # elements; smaller constants stay data, which is easier to read
+
+
+def _affine(data: np.ndarray[Any, Any]) -> tuple[int, ...] | None:
+    """Steps per dim of a grid of integers such as np.arange(n)[:, None]; None for other data."""
+    if data.dtype.kind not in "iuf" or not np.isfinite(data).all() or abs(data).max() >= 2**52:
+        return None
+    whole = data.astype(np.int64)
+    first = whole[(0,) * data.ndim]
+    steps = []
+    grid = np.full((1,) * data.ndim, first)
+    for d, n in enumerate(data.shape):
+        second = tuple(int(k == d) for k in range(data.ndim))
+        step = int(whole[second] - first) if n > 1 else 0
+        shape = [1] * data.ndim
+        shape[d] = n
+        grid = grid + (step * np.arange(n)).reshape(shape)
+        steps.append(step)
+    negative_zero = data.dtype.kind == "f" and bool((np.signbit(data) & (data == 0)).any())
+    return tuple(steps) if not negative_zero and (grid == data).all() else None
+
+
+def _affine_value(
+    context: Context, data: np.ndarray[Any, Any], steps: tuple[int, ...], dtype: DType
+) -> Value:
+    """first + step * position, summed over the dims."""
+    emit = context.emit_one
+    shape = tuple(expr.const(n) for n in data.shape)
+    value = full_value(context, int(data.flat[0]), dtypes.INT64, shape) if data.flat[0] else None
+    for d, step in enumerate(steps):
+        if not step:
+            continue
+        part = emit("iota", dim=0, dtype=dtypes.INT64, shape=(shape[d],))
+        if step != 1:
+            by = full_value(context, step, dtypes.INT64, (shape[d],))
+            part = emit("map", part, by, fn="mul")
+        if len(shape) > 1:
+            part = emit("broadcast", part, dims=(d,), shape=shape)
+        value = part if value is None else emit("map", value, part, fn="add")
+    assert value is not None  # a grid of zeros is a `full`
+    return cast_value(context, value, dtype)
+
+
+def _negative_zero(x: Any) -> bool:
+    return bool(x.dtype.kind in "fc" and x == 0)
+
+
+def default_dtype(x: object) -> DType:
+    """The element type that NumPy gives a Python number or list."""
+    return element_type(np.asarray(x).dtype)

@@ -1,0 +1,169 @@
+"""Loops and branches as functions: fori_loop, while_loop, cond, switch, scan, as in jax.lax.
+
+Always holds: arguments are by value; what a function of the user returns has the structure, shapes
+and dtypes of what it was given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from codegen import dtypes, expr
+from codegen.errors import ShapeError, UsageError
+from codegen.trace.array import Array, as_array, as_value, full_value, wrap
+from codegen.trace.branches import captured_switch
+from codegen.trace.context import Context, require_context, user_place
+from codegen.trace.loops import Counter, Loop, passes
+from codegen.trace.number import expr_of, number
+from codegen.trace.ranges import captured_for, spmd_range
+from codegen.trace.regions import condition, is_known
+from codegen.trace.source import convert
+from codegen.trace.state import NO_NAMES, LeafType, Names, Tree, fill, flatten, leaf_type
+
+_STATE = "init"  # the hidden variable that a loop carries; errors name it
+
+
+def fori_loop(lower: Any, upper: Any, body: Callable[[Any, Any], Any], init: Any) -> Any:
+    """state = body(i, state) for i from lower to upper - 1; the last state."""
+    require_context("spmd.fori_loop")
+    names = _holding(init)
+    body = convert(body)
+    for i in captured_for(spmd_range(lower, upper), names, (_STATE,), (), (), 0, "i"):
+        names.put(_STATE, body(i, names.get(_STATE)))
+    return names.get(_STATE)
+
+
+def while_loop(cond: Callable[[Any], Any], body: Callable[[Any], Any], init: Any) -> Any:
+    """state = body(state) while cond(state); the last state."""
+    context = require_context("spmd.while_loop")
+    names = _holding(init)
+    cond, body = convert(cond), convert(body)
+    loop = Loop(context, names, (_STATE,), ())
+    for _ in passes(loop, 0, lambda: None):
+        names.put(_STATE, body(names.get(_STATE)))
+    counter = Counter(context, "pass", expr.const(0), None, expr.const(1))
+    loop.finish(counter, lambda: cond(names.get(_STATE)))
+    return names.get(_STATE)
+
+
+def cond(pred: Any, true_fun: Callable[..., Any], false_fun: Callable[..., Any], *args: Any) -> Any:
+    """true_fun(*args) where pred holds, else false_fun(*args); only that one runs."""
+    require_context("spmd.cond")
+    if is_known(pred):
+        return convert(true_fun if pred else false_fun)(*map(_by_value, args))
+    return captured_switch(condition(pred, "cond"), _arms((false_fun, true_fun), args), NO_NAMES)
+
+
+def switch(index: Any, branches: Sequence[Callable[..., Any]], *args: Any) -> Any:
+    """branches[index](*args); an index beyond the ends is clamped. On the index: ranks differ."""
+    context = require_context("spmd.switch")
+    if not branches:
+        raise UsageError("spmd.switch needs at least one branch", place=user_place())
+    e = expr_of(index)
+    if e is not None and e.is_const:
+        return convert(branches[min(max(e.value, 0), len(branches) - 1)])(*map(_by_value, args))
+    on: Any = e
+    if e is None:
+        array = as_array(index)
+        if array.ndim or array.type.dtype.kind not in "biu":
+            raise ShapeError(
+                "the index of spmd.switch is no integer",
+                place=user_place(),
+                expected="an integer, a number or a 0-d integer array",
+                found=str(array.type),
+            )
+        on = as_value(context, array, dtypes.INT64)
+    elif len(branches) == 2:
+        on = expr.ge(e, 1)
+    if isinstance(on, expr.Expr) and on.is_const:
+        return switch(on.value, branches, *args)
+    return captured_switch(on, _arms(branches, args), NO_NAMES)
+
+
+def scan(
+    f: Callable[[Any, Any], Any], init: Any, xs: Any = None, length: Any = None,
+    reverse: bool = False,
+) -> Any:  # fmt: skip
+    """carry, y = f(carry, x) for every row x of xs; the last carry, and the y's stacked."""
+    context = require_context("spmd.scan")
+    f = convert(f)
+    xs_tree, rows = flatten(_by_value(xs))
+    count = _length(rows, length)
+
+    def step(names: Names, k: Any) -> Any:
+        at = number(expr.as_expr(expr_of(count) or 0) - 1) - k if reverse else k
+        x = fill(xs_tree, iter([None if r is None else r[at] for r in rows]), fresh=True)
+        pair = f(names.get(_STATE), x)
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise UsageError("the function of spmd.scan returns a pair", place=user_place(),
+                             expected="return carry, y", found=type(pair).__name__)  # fmt: skip
+        names.put(_STATE, pair[0])
+        return pair[1]
+
+    ys_tree, types = _types_of_rows(context, _holding(init), count, step)
+    stacks = [_stack(context, t, count) for t in types]
+    names = _holding(init)
+    for k in captured_for(spmd_range(count), names, (_STATE,), (), (), 0, "k"):
+        for stack, y in zip(stacks, flatten(step(names, k))[1]):
+            if stack is not None:
+                stack[k] = y
+    return names.get(_STATE), fill(ys_tree, iter(stacks), fresh=True)
+
+
+def _types_of_rows(
+    context: Context, names: Names, count: Any, step: Callable[[Names, Any], Any]
+) -> tuple[Tree, list[LeafType | None]]:
+    """What f returns for one row, once the carry is settled; nothing of it is kept."""
+    loop = Loop(context, names, (_STATE,), ())
+    end = expr_of(count)
+    counter = Counter(context, "k", expr.const(0), end, expr.const(1))
+    found: tuple[Tree, list[LeafType | None]] | None = None
+    for k in passes(loop, 0, lambda: counter.value):
+        tree, leaves = flatten(step(names, k))
+        found = tree, [leaf_type(y) for y in leaves]
+    assert found is not None
+    loop.mark.restore_declared(context)
+    return found
+
+
+def _stack(context: Context, t: LeafType | None, count: Any) -> Array | None:
+    if t is None:
+        return None
+    shape = (expr.as_expr(expr_of(count) or 0), *t.shape)
+    return wrap(context, full_value(context, 0, t.dtype, shape), scalar=False)
+
+
+def _length(rows: Sequence[Any], length: Any) -> Any:
+    counts = [r.shape[0] for r in rows if r is not None]
+    counts += [] if length is None else [length]
+    if not counts:
+        raise UsageError("spmd.scan needs xs or length=", place=user_place())
+    for c in counts[1:]:
+        if not expr.equal(expr_of(c) or 0, expr_of(counts[0]) or 0):
+            raise ShapeError("spmd.scan: the rows differ in number", place=user_place(),
+                             expected=str(counts[0]), found=str(c))  # fmt: skip
+    return counts[0]
+
+
+def _holding(init: Any) -> Names:
+    names = Names(lambda: ())
+    names.hidden[_STATE] = _by_value(init)
+    return names
+
+
+def _by_value(x: Any) -> Any:
+    """The same tree around arrays of their own."""
+    tree, leaves = flatten(x)
+    copies = [
+        wrap(leaf.context, leaf.read(), leaf.weak, leaf.scalar) if isinstance(leaf, Array) else leaf
+        for leaf in leaves
+    ]
+    return fill(tree, iter(copies), fresh=True)
+
+
+def _arms(functions: Sequence[Callable[..., Any]], args: Sequence[Any]) -> list[Callable[[], Any]]:
+    def arm(function: Callable[..., Any]) -> Callable[[], Any]:
+        return lambda: convert(function)(*map(_by_value, args))
+
+    return [arm(f) for f in functions]

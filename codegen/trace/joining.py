@@ -1,0 +1,206 @@
+"""Arrays joined: concatenate, stack, block, pad.
+
+Always holds: arrays are joined by writing each into its place of one new array.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from codegen import expr
+from codegen.errors import ShapeError
+from codegen.expr import Expr
+from codegen.trace.array import (
+    Array,
+    Number,
+    as_array,
+    element_type,
+    full_value,
+    unsupported,
+    wrap,
+)
+from codegen.trace.context import require_context, user_place
+from codegen.trace.elementwise import (
+    normal,
+    operand_value,
+    result_type,
+    same_extent,
+    shape_text,
+)
+from codegen.trace.number import expr_of
+from codegen.trace.reducing import dims_of
+from codegen.trace.shaping import (
+    atleast_1d,
+    atleast_2d,
+    atleast_3d,
+    broadcast_to,
+    expand_dims,
+    flip,
+    ravel,
+    reshape,
+)
+
+ZERO = expr.const(0)
+
+
+def concatenate(arrays: Any, axis: Any = 0, out: Any = None, *, dtype: Any = None,
+                casting: Any = None) -> Array:  # fmt: skip
+    """Arrays one after the other along a dim."""
+    context = require_context("np.concatenate")
+    parts = [as_array(x) for x in arrays]
+    if not parts:
+        raise ShapeError("need at least one array to concatenate", place=user_place(),
+                         expected="one or more arrays", found="none")  # fmt: skip
+    if axis is None:
+        parts, axis = [ravel(p) for p in parts], 0
+    first = parts[0]
+    d = dims_of((axis,), first.ndim, "np.concatenate")[0]
+    for p in parts[1:]:
+        same = p.ndim == first.ndim and all(
+            k == d or same_extent(a, b) for k, (a, b) in enumerate(zip(p.extents, first.extents))
+        )
+        if not same:
+            raise ShapeError(
+                "all the input array dimensions except for the concatenation axis must match",
+                place=user_place(),
+                expected=f"the dims of {shape_text(first.extents)}, but for dim {d}",
+                found=shape_text(p.extents),
+            )
+    kind = result_type(*parts) if dtype is None else element_type(dtype)
+    total = expr.const(0)
+    for p in parts:
+        total = total + p.extents[d]
+    shape = (*first.extents[:d], total, *first.extents[d + 1 :])
+    value = full_value(context, 0, kind, shape)
+    at = ZERO
+    for p in parts:
+        start = tuple(at if k == d else ZERO for k in range(len(shape)))
+        inner = (*first.extents[:d], p.extents[d], *first.extents[d + 1 :])
+        piece = operand_value(context, p, kind, inner)
+        if p.extents[d] != 0:
+            value = context.emit_one("update", value, piece, start=start, step=(1,) * len(shape))
+        at = at + p.extents[d]
+    made = wrap(context, value, scalar=False)
+    if out is not None:
+        out[...] = made
+        return as_array(out)
+    return made
+
+
+def stack(arrays: Any, axis: Any = 0, out: Any = None, *, dtype: Any = None,
+          casting: Any = None) -> Array:  # fmt: skip
+    parts = [as_array(x) for x in arrays]
+    if not parts:
+        return concatenate(parts)
+    for p in parts[1:]:
+        if p.ndim != parts[0].ndim or not all(map(same_extent, p.extents, parts[0].extents)):
+            raise ShapeError("all input arrays must have the same shape", place=user_place(),
+                             expected=shape_text(parts[0].extents),
+                             found=shape_text(p.extents))  # fmt: skip
+    d = dims_of((axis,), parts[0].ndim + 1, "np.stack")[0]
+    return concatenate([expand_dims(p, d) for p in parts], d, out, dtype=dtype)
+
+
+def vstack(arrays: Any, **more: Any) -> Array:
+    return concatenate([atleast_2d(x) for x in arrays], 0, **more)
+
+
+def hstack(arrays: Any, **more: Any) -> Array:
+    parts = [atleast_1d(x) for x in arrays]
+    return concatenate(parts, 0 if parts and parts[0].ndim == 1 else 1, **more)
+
+
+def dstack(arrays: Any) -> Array:
+    return concatenate([atleast_3d(x) for x in arrays], 2)
+
+
+def column_stack(arrays: Any) -> Array:
+    parts = [as_array(x) for x in arrays]
+    return concatenate([expand_dims(p, 1) if p.ndim == 1 else p for p in parts], 1)
+
+
+def append(x: Any, values: Any, axis: Any = None) -> Array:
+    return concatenate([x, values], axis)
+
+
+def block(arrays: Any) -> Array:
+    """np.block of nested lists."""
+
+    def depth(x: Any) -> int:
+        return 1 + depth(x[0]) if isinstance(x, list) else 0
+
+    levels = depth(arrays)
+
+    def join(x: Any, level: int) -> Array:
+        if not isinstance(x, list):
+            a = as_array(x)
+            return a if a.ndim >= levels else reshape(a, (*[1] * (levels - a.ndim), *a.shape))
+        return concatenate([join(i, level - 1) for i in x], -level)
+
+    return join(arrays, levels)
+
+
+def pad(x: Any, pad_width: Any, mode: Any = "constant", **options: Any) -> Array:
+    """Modes constant, edge, wrap, reflect and symmetric."""
+    array = as_array(x)
+    if isinstance(pad_width, (Number, Array)):
+        pad_width = ((pad_width, pad_width),) * array.ndim
+    elif isinstance(pad_width, dict):
+        pad_width = [pad_width.get(d, pad_width.get(d - array.ndim, 0)) for d in range(array.ndim)]
+        pad_width = [(w, w) if not isinstance(w, (tuple, list)) else w for w in pad_width]
+    else:
+        pad_width = np.broadcast_to(np.asarray(pad_width, object), (array.ndim, 2)).tolist()
+    if mode == "constant":
+        values = options.get("constant_values", 0)
+        return _pad_constant(array, pad_width, values)
+    if mode not in ("edge", "wrap", "reflect", "symmetric"):
+        raise unsupported(f"np.pad with mode={mode!r}", "constant, edge, wrap, reflect, symmetric")
+    for d, (before, after) in enumerate(pad_width):
+        array = _pad_from(array, d, before, after, mode)
+    return array
+
+
+def _pad_constant(array: Array, widths: Any, values: Any) -> Array:
+    context = array.context
+    if np.ndim(values) if not isinstance(values, (Array, Number)) else values.ndim:
+        raise unsupported("np.pad with several constant_values", "one value, or np.concatenate")
+    before = [_extent(b) for b, _ in widths]
+    after = [_extent(a) for _, a in widths]
+    shape = tuple(b + e + a for b, e, a in zip(before, array.extents, after))
+    base = operand_value(context, normal(values), array.type.dtype, shape)
+    step = (1,) * array.ndim
+    value = context.emit_one("update", base, array.read(), start=tuple(before), step=step)
+    return wrap(context, value, scalar=False)
+
+
+def _extent(x: Any) -> Expr:
+    e = expr_of(x)
+    if e is None or expr.nonneg(-e - 1):
+        raise ShapeError("pad widths are non-negative integers", place=user_place(),
+                         expected="an integer known while building or at launch",
+                         found=repr(x))  # fmt: skip
+    return e
+
+
+def _pad_from(array: Array, d: int, before: Any, after: Any, mode: str) -> Array:
+    n = array.shape[d]
+
+    def part(start: Any, stop: Any, step: int = 1) -> Array:
+        got: Array = array[(*[slice(None)] * d, slice(start, stop, step))]
+        return got
+
+    def wide(edge: Array, count: Any) -> Array:
+        shape = (*array.shape[:d], count, *array.shape[d + 1 :])
+        return broadcast_to(edge, shape)
+
+    if mode == "edge":
+        left, right = wide(part(0, 1), before), wide(part(n - 1, n), after)
+    elif mode == "wrap":
+        left, right = part(n - before, n), part(0, after)
+    elif mode == "reflect":
+        left, right = flip(part(1, before + 1), d), flip(part(n - 1 - after, n - 1), d)
+    else:
+        left, right = flip(part(0, before), d), flip(part(n - after, n), d)
+    return concatenate([left, array, right], d)

@@ -1,0 +1,273 @@
+"""What control flow refuses: the class, the line and caret, and what the message teaches."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import spmd
+from codegen.errors import (
+    CarryError,
+    ProgramError,
+    ShapeError,
+    TracedValueError,
+    UnsupportedError,
+    UsageError,
+)
+from tests.codegen.test_control import graph
+
+# ruff: noqa: F841
+# mypy: ignore-errors
+
+
+def forgotten_range(x, steps, limit):
+    for i in range(steps):  # here
+        x = x + 1
+    return x
+
+
+def over_a_number(x, steps, limit):
+    for i in steps:  # here
+        x = x + 1
+    return x
+
+
+def enumerated(x, steps, limit):
+    for k, i in enumerate(spmd.range(steps)):  # here
+        x = x + i
+    return x
+
+
+def shape_changes(x, steps, limit):
+    y = x[:, :2]
+    for i in spmd.range(steps):  # here
+        y = x
+    return y
+
+
+def dtype_changes(x, steps, limit):
+    y = x.astype(np.float32)
+    for i in spmd.range(steps):  # here
+        y = y + x
+    return y
+
+
+def number_becomes_array(x, steps, limit):
+    acc = 0
+    for i in spmd.range(steps):  # here
+        acc = acc + x
+    return acc
+
+
+def text_changes(x, steps, limit):
+    mode = "a"
+    for i in spmd.range(steps):  # here
+        mode = mode + "a"
+    return x
+
+
+def list_grows(x, steps, limit):
+    rows = []
+    for i in spmd.range(steps):  # here
+        rows.append(x * i)
+    return rows[0]
+
+
+def dict_entry_changes(x, steps, limit):
+    p = {"w": x, "n": None}
+    for i in spmd.range(steps):  # here
+        p["n"] = x
+    return x
+
+
+def arms_differ(x, steps, limit):
+    if steps > 1:  # here
+        y = x
+    else:
+        y = x[:, 0]
+    return y
+
+
+def arms_differ_in_kind(x, steps, limit):
+    if x.sum() > 0:  # here
+        y = "up"
+    else:
+        y = "down"
+    return x
+
+
+def local_to_the_loop(x, steps, limit):
+    for i in spmd.range(steps):
+        y = x * i
+    return y  # here
+
+
+def local_counter(x, steps, limit):
+    for i in spmd.range(steps):
+        x = x * i
+    return x + i  # here
+
+
+def one_arm_only(x, steps, limit):
+    if steps > 2:
+        y = x
+    return y  # here
+
+
+def return_in_loop(x, steps, limit):
+    for i in spmd.range(steps):
+        if x.sum() > i:
+            return x  # here
+    return x
+
+
+def raise_in_branch(x, steps, limit):
+    if x.sum() > 0:
+        raise ValueError("positive")  # here
+    return x
+
+
+def assert_on_data(x, steps, limit):
+    assert x.sum() > 0  # here
+    return x
+
+
+def in_a_generator(x, steps, limit):
+    def rows():
+        if x.sum() > 0:  # here
+            yield x[0]
+        yield x[0]
+
+    return sum(rows()) + x
+
+
+def several_elements(x, steps, limit):
+    if x > 0:  # here
+        x = x + 1
+    return x
+
+
+def falls_off_the_end(x, steps, limit):
+    if steps > 1:  # here
+        return x
+
+
+def numpy_constant_written(x, steps, limit, table=np.zeros(3)):  # noqa: B008
+    for i in spmd.range(steps):  # here
+        table[1] = 5
+        x = x + table[1]
+    return x
+
+
+def leaked(x, steps, limit):
+    kept = {}.setdefault
+
+    def keep(value, box=[]):  # noqa: B006
+        box[:] = [value]
+        return box
+
+    for i in spmd.range(steps):
+        box = keep(x * 2)
+    return keep.__defaults__[0][0] + x  # here
+
+
+def stale_alias(x, steps, limit):
+    y = x
+    for i in spmd.range(steps):
+        x += 1
+        x = x * 2
+    return y + x  # here
+
+
+def zero_step(x, steps, limit):
+    for i in spmd.range(0, steps, 0):  # here
+        x = x + 1
+    return x
+
+
+def unknown_step(x, steps, limit):
+    for i in spmd.range(0, 10, steps):  # here
+        x = x + 1
+    return x
+
+
+def any_of_traced(x, steps, limit):
+    ok = any([x.sum() > 0, x.sum() > 1])  # here
+    return x
+
+
+def deleted_in_loop(x, steps, limit):
+    y = x
+    for i in spmd.range(steps):  # here
+        del y
+    return x
+
+
+ERRORS = [
+    (forgotten_range, TracedValueError, "spmd.range"),
+    (over_a_number, TracedValueError, r"for i in spmd\.range\(n\)"),
+    (enumerated, TracedValueError, "enumerate"),
+    (shape_changes, CarryError, r'"y" changes its type.*float64\[.*, 2\].*float64\[.*, 4\]'),
+    (dtype_changes, CarryError, r'"y".*float32.*float64.*y\.astype\(float32\)'),
+    (number_becomes_array, CarryError, r'"acc".*int64\[\].*float64\[.*spmd\.zeros'),
+    (text_changes, CarryError, r"\"mode\" changes.*'a'.*'aa'"),
+    (list_grows, UnsupportedError, r'"rows" grows.*a list of 0.*a list of 1.*out\[k\]'),
+    (dict_entry_changes, CarryError, r"p\['n'\].*None.*float64"),
+    (arms_differ, CarryError, r'"y".*branch'),
+    (arms_differ_in_kind, CarryError, r"\"y\".*'up'.*'down'"),
+    (local_to_the_loop, ProgramError, r'"y" has no value here.*first bound in the loop at.*bind y'),
+    (local_counter, ProgramError, r'"i" has no value here'),
+    (one_arm_only, ProgramError, r'"y" has no value here.*one arm only'),
+    (return_in_loop, UnsupportedError, "return inside a loop.*return after the loop"),
+    (raise_in_branch, UnsupportedError, "raise under a condition"),
+    (assert_on_data, UnsupportedError, "assert.*spmd.require"),
+    (in_a_generator, UnsupportedError, "generator"),
+    (several_elements, ShapeError, r"\.any\(\) or \.all\(\)"),
+    (falls_off_the_end, CarryError, "the returned value.*None"),
+    (numpy_constant_written, UnsupportedError, "table = spmd.asarray"),
+    (leaked, ProgramError, "made inside a loop"),
+    (stale_alias, ProgramError, r"copy it before the loop"),
+    (zero_step, UsageError, "zero"),
+    (unknown_step, UnsupportedError, "sign of a step"),
+    (any_of_traced, TracedValueError, "truth value"),
+    (deleted_in_loop, CarryError, '"y".*no value'),
+]
+
+
+@pytest.mark.parametrize(("f", "kind", "pattern"), ERRORS, ids=lambda p: getattr(p, "__name__", ""))
+def test_refused(f: Callable[..., Any], kind: type[ProgramError], pattern: str) -> None:
+    with pytest.raises(kind) as caught:
+        graph(f)
+    text = str(caught.value)
+    assert type(caught.value) is kind
+    assert re.search(pattern, text, re.DOTALL), text
+    assert text.startswith(__file__ + ":"), text
+    shown = text.split("\n")[1]
+    assert "# here" in shown, text
+    assert set(text.split("\n")[2].strip()) == {"^"}, text
+
+
+def test_source_that_cannot_be_read() -> None:
+    space: dict[str, Any] = {}
+    exec("def helper(x):\n    if x.sum() > 0:\n        x = x + 1\n    return x", space)
+    helper = space["helper"]
+    with pytest.raises(TracedValueError, match="cannot be read"):
+        graph(lambda x, steps, limit: helper(x))
+
+
+def test_called_by_python() -> None:
+    def key(x):
+        return 1 if x else 2
+
+    with pytest.raises(TracedValueError, match="called by code that is not compiled"):
+        graph(lambda x, steps, limit: x + sorted([steps], key=library_of(key))[0])
+
+
+def library_of(f: Callable[..., Any]) -> Callable[..., Any]:
+    space: dict[str, Any] = {"f": f}
+    exec("def g(x):\n    return f(x)", space)
+    return space["g"]

@@ -1,0 +1,37 @@
+"""Every level of some small programs as text; read a golden file before you update it."""
+
+import pytest
+
+from codegen.compile import lower
+from codegen.plan_text import plan_text
+from codegen.printer import module_text
+from tests.codegen import sample_programs
+
+PROGRAMS = ("ring_allreduce", "branches", "in_place")
+
+
+@pytest.fixture(scope="module", params=PROGRAMS)
+def levels(request):
+    return lower(getattr(sample_programs, request.param).capture())
+
+
+def test_graph(levels, golden):
+    golden(f"{levels.graph.name}.graph", module_text(levels.graph))
+
+
+def test_program(levels, golden):
+    golden(f"{levels.graph.name}.program", module_text(levels.program))
+
+
+def test_plan(levels, golden):
+    golden(f"{levels.graph.name}.plan", plan_text(levels.plan))
+
+
+def test_c(levels, golden):
+    golden(f"{levels.graph.name}.c", levels.source.text)
+
+
+def test_the_same_program_gives_the_same_text(levels):
+    again = getattr(sample_programs, levels.graph.name)
+    again._captured.clear()
+    assert lower(again.capture()).source.text == levels.source.text

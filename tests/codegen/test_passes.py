@@ -1,0 +1,108 @@
+"""What the passes between Program and C decide: what is stored, shared, copied, and where."""
+
+import dataclasses
+
+import pytest
+
+from codegen.compile import lower
+from codegen.errors import InternalError
+from codegen.ir import walk
+from codegen.passes.check import check
+from codegen.passes.check_plan import check_plan, walk_steps
+from codegen.plan import Branch, Exchange, Load, Loop, Phase, Reduce, Store
+from tests.codegen import sample_programs
+
+
+def plan_of(name):
+    return lower(getattr(sample_programs, name).capture()).plan
+
+
+def work_of(plan):
+    return [w for s in walk_steps(plan.steps) if isinstance(s, Phase) for w in s.work]
+
+
+def copies(plan):
+    return [w for w in work_of(plan) if isinstance(w, Store) and isinstance(w.value, Load)
+            and w.value.offset == w.offset and w.value.buffer is not w.buffer]  # fmt: skip
+
+
+def test_the_ring_works_in_place_and_copies_nothing():
+    plan = plan_of("ring_allreduce")
+    assert copies(plan) == []
+    assert {b.name for b in plan.buffers} >= {"part"}
+    assert len(plan.buffers) <= 3  # the row, and what is received
+
+
+def test_what_is_sent_is_read_where_it_lies():
+    plan = plan_of("ring_allreduce")
+    for step in walk_steps(plan.steps):
+        if isinstance(step, Exchange):
+            assert step.pull_from.buffer.name == "part"
+
+
+def test_values_read_before_they_are_overwritten_are_kept():
+    # a[:, 0] and a[:, 5] change places: one column is saved, never the whole array.
+    plan = plan_of("in_place")
+    whole = next(b for b in plan.buffers if b.name == "u").capacity
+    for other in plan.buffers:
+        assert other.name == "u" or other.capacity != whole
+
+
+def test_a_chain_and_the_reduction_that_ends_it_are_one_loop():
+    plan = plan_of("branches")
+    reductions = [w for w in work_of(plan) if isinstance(w, Reduce) and w.fn == "max"]
+    assert len(reductions) == 1
+    assert type(reductions[0].value).__name__ == "Apply"  # abs, computed on the way
+
+
+def test_branches_on_the_index_and_on_data():
+    plan = plan_of("branches")
+    branches = [s for s in walk_steps(plan.steps) if isinstance(s, Branch)]
+    assert any(not isinstance(b.on, Load) for b in branches)
+    loops = [s for s in walk_steps(plan.steps) if isinstance(s, Loop)]
+    assert {s.flag is not None for s in loops} == {True, False}
+
+
+def test_capacities_mention_sizes_and_scalars_only():
+    for name in ("ring_allreduce", "branches", "halo", "in_place"):
+        for b in plan_of(name).buffers:
+            assert all(s.kind in ("size", "scalar") for s in b.capacity.symbols())
+
+
+@pytest.mark.parametrize("name", ["ring_allreduce", "branches", "halo"])
+def test_no_shard_map_is_left_in_a_program(name):
+    levels = lower(getattr(sample_programs, name).capture())
+    assert any(op.kind == "shard_map" for op in walk(levels.graph.body))
+    assert not any(op.kind == "shard_map" for op in walk(levels.program.body))
+
+
+def test_the_checker_sees_a_use_before_its_definition():
+    program = lower(sample_programs.halo.capture()).program
+    body = program.body
+    broken = dataclasses.replace(body, ops=tuple(reversed(body.ops)))
+    with pytest.raises(InternalError, match="defined before its use"):
+        check(dataclasses.replace(program, body=broken))
+
+
+def test_the_checker_sees_a_missing_attribute():
+    program = lower(sample_programs.halo.capture()).program
+    ops = list(program.body.ops)
+    k = next(k for k, op in enumerate(ops) if op.kind == "permute")
+    ops[k] = dataclasses.replace(ops[k], attrs={**ops[k].attrs, "types": ()})
+    with pytest.raises(InternalError):
+        check(dataclasses.replace(program, body=dataclasses.replace(program.body, ops=tuple(ops))))
+
+
+def test_the_plan_checker_sees_an_unknown_buffer():
+    plan = plan_of("halo")
+    with pytest.raises(InternalError, match="numbered in order|in the table"):
+        check_plan(dataclasses.replace(plan, buffers=plan.buffers[1:]))
+
+
+def test_the_plan_checker_sees_an_exchange_into_its_own_source():
+    plan = plan_of("halo")
+    steps = list(plan.steps)
+    k = next(k for k, s in enumerate(steps) if isinstance(s, Exchange))
+    steps[k] = dataclasses.replace(steps[k], pull_into=steps[k].send)
+    with pytest.raises(InternalError, match="peers read"):
+        check_plan(dataclasses.replace(plan, steps=tuple(steps)))

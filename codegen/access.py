@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from codegen import expr
+from codegen.dtypes import INT64
 from codegen.expr import Expr, Sym
 from codegen.ir import Op, Shape, Value
 from codegen.plan import Apply, Bound, Integer, Literal, Load, Node, Runtime, Var
@@ -168,13 +169,23 @@ def _match_dims(index: Index, shape: Shape, inner: Shape) -> Index | None:
 def _dynamic_slice(self: Resolver, op: Op, index: Index) -> Node:
     x, *starts = op.operands
     bounds, inner = [], []
+    fits = expr.const(1)
     for d, start in enumerate(starts):
         extent = x.type.shape[d]
         limit = extent - op.result.type.shape[d]
+        fits = fits * expr.ge0(limit)
         bound = self.bound(start, (), limit)
         bounds.append(bound)
         inner.append(expr.symbol(bound.sym) + index[d])
-    return _with_bounds(self.node(x, tuple(inner)), tuple(bounds))
+    return _or_zero(fits, _with_bounds(self.node(x, tuple(inner)), tuple(bounds)), op)
+
+
+def _or_zero(holds: Expr, node: Node, op: Op) -> Node:
+    """Zero where there is nothing to read: an array that is empty on this rank."""
+    dtype = op.result.type.dtype
+    if holds == 1:
+        return node
+    return Apply("select", dtype, (Integer(holds, INT64), node, Literal(0, dtype)), dtype)
 
 
 def gather_index(
@@ -207,7 +218,8 @@ def _gather(self: Resolver, op: Op, index: Index) -> Node:
     inner, bounds = gather_index(
         self, indices, op.attrs["dims"], op.attrs["at"], x.type.shape, index
     )
-    return _with_bounds(self.node(x, inner), bounds)
+    fits = expr.product(expr.ge(x.type.shape[d], 1) for d in op.attrs["dims"])
+    return _or_zero(fits, _with_bounds(self.node(x, inner), bounds), op)
 
 
 def _with_bounds(node: Node, bounds: tuple[Bound, ...]) -> Node:

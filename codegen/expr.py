@@ -258,21 +258,27 @@ def _sum(a: Expr, b: Expr, sign: int) -> Expr:
     terms = dict(a.terms)
     for m, c in b.terms:
         terms[m] = terms.get(m, 0) + sign * c
-    return _make(terms)
+    return _collected(terms)
 
 
 def _product(a: Expr, b: Expr) -> Expr:
     terms: dict[Monomial, int] = {}
-    extra = const(0)
     for ma, ca in a.terms:
         for mb, cb in b.terms:
             m = _times(ma, mb)
-            undone = _undo_division(m)
-            if undone is not None:
-                extra = extra + undone * (ca * cb)
-            else:
-                terms[m] = terms.get(m, 0) + ca * cb
-    return _make(terms) + extra
+            terms[m] = terms.get(m, 0) + ca * cb
+    return _collected(terms)
+
+
+def _collected(terms: dict[Monomial, int]) -> Expr:
+    """The sum of the terms, with every d * (x // d) written as x - x % d."""
+    extra = const(0)
+    for m, c in list(terms.items()):
+        undone = _undo_division(m, c) if c else None
+        if undone is not None:
+            terms[m] -= undone[1]
+            extra = extra + undone[0]
+    return _make(terms) + extra if extra.terms else _make(terms)
 
 
 def _times(a: Monomial, b: Monomial) -> Monomial:
@@ -285,21 +291,25 @@ def _times(a: Monomial, b: Monomial) -> Monomial:
     return tuple(out)
 
 
-def _undo_division(m: Monomial) -> Expr | None:
-    """d * (x // d) is x - x % d, when d is a product of atoms that stand in the monomial (d != 0)."""
+def _undo_division(m: Monomial, c: int) -> tuple[Expr, int] | None:
+    """Part of c * m, rewritten, and its coefficient: d * (x // d) is x - x % d where d >= 1."""
     for i, atom in enumerate(m):
         if not (isinstance(atom, Call) and atom.op == "floordiv"):
             continue
         x, d = atom.args
-        if len(d.terms) != 1 or d.terms[0][1] != 1:
+        if len(d.terms) != 1 or abs(c) < d.terms[0][1]:
             continue
+        monomial, factor = d.terms[0]
         rest = list(m[:i] + m[i + 1 :])
         try:
-            for factor in d.terms[0][0]:
-                rest.remove(factor)
+            for other in monomial:
+                rest.remove(other)
         except ValueError:
             continue
-        return (x - mod(x, d)) * _make({tuple(rest): 1})
+        if not nonneg(d - 1):  # x // 0 is 0
+            continue
+        times = abs(c) // factor * (1 if c > 0 else -1)
+        return (x - mod(x, d)) * _make({tuple(rest): times}), times * factor
     return None
 
 

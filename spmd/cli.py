@@ -162,7 +162,7 @@ def main(arguments: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         _leave_now(processes, 74)
     except Exception as error:
-        met = getattr(error, "met", False)
+        met = processes.met is error
         if met or processes.comm is not None or launch.launcher()[0] == 0:
             report.print_error(error)
         code = report.exit_code(error)

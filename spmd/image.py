@@ -12,7 +12,6 @@ import numpy as np
 
 from codegen.errors import InputError, UsageError
 from spmd import launch, loader, report, sizes, source
-
 from spmd.arguments import check_array, check_given, check_names, scalars_of
 from spmd.job import Global, Job, Setup
 
@@ -178,14 +177,18 @@ class Opened:
         self.bound = sizes.bind_mesh(
             manifest, self.ranks, self.mesh, self.scalars, self.processes.count
         )
-        shapes = self._setup(0).shapes
+        setup = self._setup(0)
+        shapes = setup.shapes
         self.arrays = {
             array["name"]: _fitting(array, shapes[array["name"]], given[array["name"]])
             for array in manifest["inputs"]
             if array["name"] in given
         }
         return launch.mine(
-            self.image.digest, (self.bound, sorted(self.scalars.items()), sorted(given))
+            self.image.digest,
+            (self.bound, sorted(self.scalars.items()), sorted(given)),
+            setup.first,
+            setup.count,
         )
 
     def _setup(self, cores: int) -> Setup:
@@ -294,7 +297,7 @@ def _fitting(declared: dict[str, Any], shape: tuple[int, ...], value: Any) -> np
     part = value.part if isinstance(value, Local) else np.asarray(value)
     wanted = report.numpy_dtype(declared["dtype"])
     # Lists and Python numbers have no dtype of their own: they adapt, as in NumPy.
-    casting = "safe" if hasattr(value, "dtype") or isinstance(value, Local) else "same_kind"
+    casting: Any = "safe" if hasattr(value, "dtype") or isinstance(value, Local) else "same_kind"
     if not np.can_cast(part.dtype, wanted, casting):
         raise InputError(
             f"input {declared['name']} has dtype {part.dtype}, which does not fit {wanted}",

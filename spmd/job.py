@@ -16,8 +16,8 @@ from codegen.manifest import evaluate
 from spmd import launch, loader
 from spmd.engine import ffi, lib
 from spmd.memory import available_memory, bytes_text
-from spmd.sizes import mesh_symbols
 from spmd.npy import SIZES
+from spmd.sizes import mesh_symbols
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Setup:
         self.cores = cores or len(os.sched_getaffinity(0))
         share = max(1, self.cores // processes.count)
         self.threads = max(1, min(self.count, threads or share))
-        values = {**scalars, **mesh_symbols(manifest, sizes)}
+        values: dict[str, Any] = {**scalars, **mesh_symbols(manifest, sizes)}
         self.shapes = {
             array["name"]: tuple(int(evaluate(extent, values)) for extent in array["shape"])
             for array in (*manifest["inputs"], *manifest["outputs"])
@@ -134,7 +134,7 @@ class Job:
     def _make(self, checked: loader.Checked, shared: bool) -> tuple[str, int]:
         """This process's job, and in process 0 its arena: where others find it, and its nonce."""
         setup = self.setup
-        self.image = checked.load(setup.first, setup.count, setup.sizes, setup.words)
+        self.image = checked.load(setup.first, setup.count, list(setup.sizes), setup.words)
         sizes = ffi.new("int64_t[]", [*setup.sizes, *[1] * (AXES - len(setup.sizes))])
         words = ffi.new("int64_t[]", setup.words or [0])
         routines = ffi.new("void *[]", self.image.library or [ffi.NULL])

@@ -48,6 +48,8 @@ class Processes:
         self.comm = comm
         self.number: int = comm.Get_rank() if comm is not None else 0
         self.count: int = comm.Get_size() if comm is not None else 1
+        # The error that all processes know of: nobody waits for this one any more.
+        self.met: Exception | None = None
 
     def all_gather(self, value: Any) -> list[Any]:
         """One value per process, in every process."""
@@ -78,7 +80,7 @@ class Processes:
         if not failed:
             return [value for _, value in met]
         if failure is not None and failed[0] == self.number:
-            failure.met = True  # whoever prints it knows that nobody waits for this process
+            self.met = failure
             raise failure
         raise Elsewhere(met[failed[0]][0])
 
@@ -119,9 +121,10 @@ def find() -> Processes:
     return Processes(MPI.COMM_WORLD)
 
 
-def mine(digest: str, settings: object) -> dict[str, Any]:
-    """What this process brings to `agree`."""
+def mine(digest: str, settings: object, first: int, count: int) -> dict[str, Any]:
+    """What this process, host of so many ranks, brings to `agree`."""
     return {
+        "ranks": range(first, first + count),
         "digest": digest,
         "settings": repr(settings),
         "host": os.uname().nodename,
@@ -139,7 +142,7 @@ def agree(processes: Processes, everyones: list[dict[str, Any]]) -> int:
     except SpmdError as error:
         if processes.number:
             raise Elsewhere(error.exit_code) from None
-        error.met = True
+        processes.met = error
         raise
     return len({core for theirs in everyones for core in theirs["cores"]})
 
@@ -152,14 +155,16 @@ def _compare(everyones: list[dict[str, Any]]) -> None:
         if len(groups) == 1:
             continue
         usual = max(groups.values(), key=len)
-        odd = [number for number in range(len(everyones)) if number not in usual]
+        others = [theirs for number, theirs in enumerate(everyones) if number not in usual]
+        odd = [rank for theirs in others for rank in theirs["ranks"]]
         one = len(odd) == 1
+        expected, found = everyones[usual[0]], others[0]
         raise AgreementError(
-            f"processes of one job hold different {what}: "
-            f"process{'' if one else 'es'} {listed(odd)} differ{'s' if one else ''}",
-            expected=f"{key} {everyones[usual[0]][key]} (process {usual[0]})",
-            found=f"{key} {everyones[odd[0]][key]} (process {odd[0]})",
-            remedy="give every process the same image and the same options",
+            f"ranks of one job hold different {what}: "
+            f"rank{'' if one else 's'} {listed(odd)} differ{'s' if one else ''}",
+            expected=f"{key} {expected[key]} (rank {expected['ranks'][0]})",
+            found=f"{key} {found[key]} (rank {found['ranks'][0]})",
+            remedy="give every rank the same image and the same options",
         )
     host = everyones[0]["host"]
     strangers = [n for n, theirs in enumerate(everyones) if theirs["host"] != host]

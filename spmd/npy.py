@@ -12,6 +12,10 @@ import os
 
 from codegen.errors import InputError, OutputError
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 MAGIC = b"\x93NUMPY"
 LONGEST_HEADER = 1 << 16
 DEEPEST_HEADER = 8
@@ -136,7 +140,7 @@ class ArrayFile:
         return self._wrong("is truncated", f"{expected} bytes", f"{found} bytes")
 
 
-def parse_literal(text: str) -> dict[str, object]:
+def parse_literal(text: str) -> dict[str, Any]:
     """The Python literal of a .npy header: a dict of strings, numbers, truth values and tuples.
 
     Written here because `ast` costs every rank more time than its whole input. ValueError.
@@ -153,7 +157,7 @@ def _skip(text: str, at: int) -> int:
     return at
 
 
-def _value(text: str, at: int, depth: int) -> tuple[object, int]:
+def _value(text: str, at: int, depth: int) -> tuple[Any, int]:
     at = _skip(text, at)
     if depth > DEEPEST_HEADER or at >= len(text):
         raise ValueError("too deep, or nothing there")
@@ -174,7 +178,7 @@ def _value(text: str, at: int, depth: int) -> tuple[object, int]:
     return int(word.rstrip("L")), end
 
 
-def _sequence(text: str, at: int, depth: int) -> tuple[object, int]:
+def _sequence(text: str, at: int, depth: int) -> tuple[Any, int]:
     """A tuple, a list or a dict that begins at `at`."""
     first = text[at]
     close = {"(": ")", "[": "]", "{": "}"}[first]
@@ -289,5 +293,5 @@ class OutputFile:
                 pass
         self.part = ""
 
-    def _failed(self, why: str) -> OutputError:
+    def _failed(self, why: str | None) -> OutputError:
         return OutputError(f"output {self.name}: cannot write {self.path}: {why}")

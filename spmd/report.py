@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-SMALL = 1000  # elements that are printed in full
+SMALL = 100  # elements that are printed in full
 CHUNK = 1 << 20  # elements that are summarised at a time: no second copy of a large array
 
 

@@ -84,7 +84,8 @@ class Launch:
             self.manifest, self.options.ranks, self.options.mesh, self.scalars, processes.count
         )
         self.opened = {name: ArrayFile(path, name) for name, path in self.inputs.items()}
-        shapes = self.setup(processes, 0).shapes
+        setup = self.setup(processes, 0)
+        shapes = setup.shapes
         for array in self.manifest["inputs"]:
             if array["name"] in self.opened:
                 check_array(array, shapes[array["name"]], self.opened[array["name"]])
@@ -97,6 +98,8 @@ class Launch:
         return launch.mine(
             self.checked.digest,
             (self.sizes, sorted(self.scalars.items()), sorted(self.inputs), sorted(self.outputs)),
+            setup.first,
+            setup.count,
         )
 
     def setup(self, processes: launch.Processes, cores: int) -> Setup:
@@ -157,6 +160,9 @@ class Launch:
             name, dtype, shape = output["name"], output["dtype"], self.shapes[output["name"]]
             if file is not None:
                 file.commit()
+                if dtype == "bfloat16":
+                    how = f"numpy.load({file.path!r}).view(ml_dtypes.bfloat16)"
+                    print(f"spmd: output {name} is bfloat16: read it by {how}", file=sys.stderr)
             elif number in self.views:
                 array = report.as_array(self.views[number], 0, dtype, shape)
                 print(report.output_text(name, dtype, array), flush=True)

@@ -6,9 +6,8 @@ the program, or a MeshError that says which sizes would.
 
 from __future__ import annotations
 
-from codegen.manifest import evaluate
-
 from codegen.errors import MeshError, UsageError
+from codegen.manifest import evaluate
 from spmd.launch import ranks_text
 
 TYPE_CHECKING = False

@@ -79,10 +79,10 @@ def guarded(step: Any) -> Any:
         place = Place(error.filename or "?", error.lineno or 1, max(0, (error.offset or 1) - 1))
         raise ProgramError(f"{type(error).__name__}: {error.msg}", place=place) from error
     except Exception as error:
-        place = user_place(error)
-        if place is None:
+        where = user_place(error)
+        if where is None:
             raise
-        raise ProgramError(f"{type(error).__name__}: {error}", place=place) from error
+        raise ProgramError(f"{type(error).__name__}: {error}", place=where) from error
 
 
 def user_place(error: BaseException) -> Place | None:
@@ -97,8 +97,9 @@ def user_place(error: BaseException) -> Place | None:
         if not ours and not file.startswith(("<", sys.prefix, sys.base_prefix)):
             position = list(code.co_positions())[frame.tb_lasti // 2]
             line, column, end = frame.tb_lineno, position[2] or 0, position[3]
-            same = position[0] == position[1] and end is not None
-            place = Place(file, line, column, end if same else -1, code.co_name)
+            if position[0] != position[1] or end is None:
+                end = -1
+            place = Place(file, line, column, end, code.co_name)
         frame = frame.tb_next
     return None if ours else place
 

@@ -1,4 +1,4 @@
-"""Branches captured as ops: every arm is run in a region of its own, then their outcomes are merged.
+"""Branches captured as ops: every arm runs in a region of its own, then they are merged.
 
 A leaf that the arms leave different becomes a result of the op; under a condition on numbers,
 integers stay numbers (a formula), so that they may stand in subscripts.
@@ -20,7 +20,16 @@ from codegen.trace.array import Array
 from codegen.trace.context import Block, Context, Storage
 from codegen.trace.exits import RESULT
 from codegen.trace.number import Number, choose, expr_of, number
-from codegen.trace.regions import Gone, Piece, array_of, carry_error, condition, hint, value_of
+from codegen.trace.regions import (
+    Gone,
+    Piece,
+    array_of,
+    carry_error,
+    condition,
+    hint,
+    link,
+    value_of,
+)
 from codegen.trace.state import (
     UNDEFINED,
     Held,
@@ -68,10 +77,10 @@ class Branch(Piece):
         self.arms.append(_Arm(self.close(), after, written))
         self.put_back()
 
-    # ---- merging ----------------------------------------------------------------------------------------
+    # ---- merging --------------------------------------------------------------------------------
 
     def finish(self) -> Any:
-        """Emit the op; variables and storages show what the arm that runs leaves. The extra value."""
+        """Emit the op; variables and storages show what the arm that runs leaves."""
         self.results: list[tuple[str, LeafType, list[Any]]] = []
         made: dict[str, _Merged] = {}
         for name in self.arms[0].variables | self.entry:
@@ -89,7 +98,20 @@ class Branch(Piece):
             storage.write(self.context, next(values))
         for storage, why in gone.items():
             storage.write(self.context, why)
+        self._link(arrays)
         return self._put(made, arrays)
+
+    def _link(self, arrays: Sequence[Array]) -> None:
+        """A result may be the memory of what the arms had: of something older, or of each other."""
+        for k in range(len(self.arms)):
+            owner: dict[Storage, Storage] = {}
+            for array, (_, _, leaves) in zip(arrays, self.results):
+                leaf = leaves[k]
+                if not isinstance(leaf, Array) or leaf.scalar:
+                    continue
+                old = leaf.storage
+                twin = old if old in self.serials else owner.setdefault(old, array.storage)
+                link(array.storage, twin, "branch", self.place)
 
     def _put(self, made: dict[str, _Merged], arrays: list[Array]) -> Any:
         extra = None
@@ -191,10 +213,10 @@ class Branch(Piece):
         self.results.append((hint(name, path), t, leaves))
         return _Result(len(self.results) - 1)
 
-    # ---- the op -----------------------------------------------------------------------------------------
+    # ---- the op ---------------------------------------------------------------------------------
 
     def _emit(self, stored: Sequence[Storage]) -> tuple[Value, ...]:
-        """The op with one region per arm, which gives the results and then the storages' contents."""
+        """The op with one region per arm, which gives results, then storages."""
         context = self.context
         regions: list[Region] = []
         for k, arm in enumerate(self.arms):
@@ -247,7 +269,7 @@ def _blank(like: Held) -> Held:
     return Held(like.tree, [_Blank()] * len(like.leaves))
 
 
-# ---- forms ------------------------------------------------------------------------------------------------
+# ---- forms -------------------------------------------------------------------------------------
 
 
 def captured_if(

@@ -29,13 +29,19 @@ class Storage:
         self.value = value
         # the shard_map it was made in, whose arrays exist there only
         self.home = context.captured[-1] if context.captured else None
+        # storages that may be the same memory, for all that is known while building, with what
+        # stands for their content once this one is written
+        self.shadows: dict[Storage, Any] = {}
         context.storages.append(self)
 
     def write(self, context: Context, value: Value) -> None:
         """Replace the content. Every write goes through here, so that loops see what is carried."""
         self.value = value
+        for shadow, gone in self.shadows.items():
+            shadow.value = gone
         for log in context.write_logs:
             log.setdefault(self)
+            log.update(dict.fromkeys(self.shadows))
 
 
 @dataclass(eq=False)

@@ -1,4 +1,4 @@
-"""What rewritten functions call (as `__spmd__`): control flow and operators on possibly unknown values.
+"""What rewritten functions call (as `__spmd__`): statements and operators on unknown values.
 
 Always holds: on plain Python values, and outside a capture, every function here does exactly what
 the statement or operator does that it stands for.
@@ -30,7 +30,7 @@ NameError = builtins.NameError
 _TRACED = (Array, Number)
 
 
-# ---- statements -----------------------------------------------------------------------------------------------
+# ---- statements --------------------------------------------------------------------------------
 
 
 def if_(
@@ -123,7 +123,7 @@ def explain(error: builtins.NameError, names: Names) -> None:
         raise found from None
 
 
-# ---- operators ------------------------------------------------------------------------------------------------
+# ---- operators ---------------------------------------------------------------------------------
 
 
 def and_(first: Any, *rest: Callable[[], Any]) -> Any:
@@ -193,7 +193,7 @@ def ifexp(test: Any, then: Callable[[], Any], other: Callable[[], Any]) -> Any:
     return captured_switch(condition(test, "if"), (other, then), NO_NAMES)
 
 
-# ---- calls ----------------------------------------------------------------------------------------------------
+# ---- calls -------------------------------------------------------------------------------------
 
 
 def call(function: Any) -> Any:

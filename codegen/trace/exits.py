@@ -146,7 +146,7 @@ class Lowering:
                 return False
         return True
 
-    # ---- statements ---------------------------------------------------------------------------------
+    # ---- statements -----------------------------------------------------------------------------
 
     def block(self, stmts: Stmts) -> Stmts:
         out: Stmts = []

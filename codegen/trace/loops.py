@@ -26,11 +26,15 @@ from codegen.trace.regions import (
     condition,
     hint,
     is_known,
+    link,
     value_of,
 )
 from codegen.trace.state import UNDEFINED, Held, LeafType, Names, fill, joined, leaf_type, same
 
 _PASSES = 24  # more never settle: every pass carries more, or a wider type
+
+
+_Key = tuple[str, int]  # a carried leaf: the variable, and which leaf of it
 
 
 class Counter:
@@ -61,16 +65,19 @@ class Loop(Piece):
     ) -> None:  # fmt: skip
         super().__init__(context, names, bound, touched, "loop")
         self.flags = flags
-        self.carried: dict[tuple[str, int], LeafType] = {}
+        self.carried: dict[_Key, LeafType] = {}
         self.stored: dict[Storage, None] = {}
         self.stale: dict[Storage, None] = {}
         self.start: dict[str, list[Any]] = {}
+        self.made: dict[_Key, Array] = {}
+        # memory that a carried array may be: storages from before the loop, other carried leaves
+        self.aliases: dict[_Key, dict[Storage | _Key, None]] = {}
         self.body: Region | None = None
         self.passes = 0
         self.types = {(n, j): leaf_type(leaf) for n, h in self.entry.items() if h is not None
                       for j, leaf in enumerate(h.leaves)}  # fmt: skip
 
-    # ---- one pass -------------------------------------------------------------------------------------
+    # ---- one pass -------------------------------------------------------------------------------
 
     def start_pass(self) -> None:
         self.passes += 1
@@ -97,12 +104,15 @@ class Loop(Piece):
         """Variables and storages show the arguments."""
         values = iter(args)
         self.start = {n: list(h.leaves) for n, h in self.entry.items() if h is not None}
-        self.fresh: dict[Storage, Storage] = {}
-        for (name, j), t in self.carried.items():
-            array = array_of(self.context, next(values), t)
+        self.made = {k: array_of(self.context, next(values), t) for k, t in self.carried.items()}
+        self._link(self.made)
+        first: dict[Storage, Storage] = {}
+        for (name, j), array in self.made.items():
             before = self.start[name][j]
-            if isinstance(before, Array):
-                self.fresh[array.storage] = before.storage
+            if isinstance(before, Array) and not before.scalar:
+                link(array.storage, before.storage, "loop", self.place)
+                twin = first.setdefault(before.storage, array.storage)
+                link(array.storage, twin, "loop", self.place)
             self.start[name][j] = array
         for flag in self.flags:
             self.start[flag] = [False]
@@ -119,15 +129,14 @@ class Loop(Piece):
         """Whether this pass was the last: nothing new is carried. Else all is put back."""
         after = self.after()
         settled = self._compare(after)
-        stale = {old: None for new, old in self.fresh.items() if new in self.log}
+        stale: dict[Storage, None] = {}
         stored: dict[Storage, None] = {}
         for storage in self.written():
             kind = stale if isinstance(storage.value, Gone) else stored
             kind[storage] = None
-        settled = settled and stored.keys() == self.stored.keys()
+        settled = self._find_aliases(after) and settled and stored.keys() == self.stored.keys()
         if settled:
             self.stale = stale
-            self._final = {k: after[k[0]] for k in self.carried}
             self._after = after
             values = [value_of(self.context, self._leaf(after, k), t)
                       for k, t in self.carried.items()]  # fmt: skip
@@ -145,7 +154,7 @@ class Loop(Piece):
         return settled
 
     @staticmethod
-    def _leaf(variables: dict[str, Held | None], key: tuple[str, int]) -> Any:
+    def _leaf(variables: dict[str, Held | None], key: _Key) -> Any:
         held = variables[key[0]]
         assert held is not None
         return held.leaves[key[1]]
@@ -169,6 +178,35 @@ class Loop(Piece):
                     self.carried[name, j] = t
                     settled = False
         return settled
+
+    def _find_aliases(self, after: dict[str, Held | None]) -> bool:
+        """Record what memory the carried arrays are at the end of a pass; whether it was known."""
+        owner = {a.storage: key for key, a in self.made.items()}
+        maker: dict[Storage, _Key] = {}
+        found: dict[_Key, dict[Storage | _Key, None]] = {}
+        for key in self.carried:
+            leaf = self._leaf(after, key)
+            if not isinstance(leaf, Array) or leaf.scalar or leaf is self.made.get(key):
+                continue
+            storage, others = leaf.storage, found.setdefault(key, {})
+            if storage in self.serials:
+                others[storage] = None
+            elif storage in owner:
+                before = self._leaf(self.entry, owner[storage])
+                if isinstance(before, Array) and owner[storage] != key:
+                    others[before.storage] = None
+            elif maker.setdefault(storage, key) != key:  # made in the body, for two names
+                others[maker[storage]] = None
+        known = all(o in self.aliases.get(k, {}) for k, others in found.items() for o in others)
+        for key, others in found.items():
+            self.aliases.setdefault(key, {}).update(others)
+        return known
+
+    def _link(self, arrays: dict[_Key, Array]) -> None:
+        for key, others in self.aliases.items():
+            for other in others:
+                twin = other if isinstance(other, Storage) else arrays[other].storage
+                link(arrays[key].storage, twin, "loop", self.place)
 
     def _type(self, name: str, j: int, before: Any, end: Any) -> LeafType:
         a, b = self.carried.get((name, j)) or self.types[name, j], leaf_type(end)
@@ -194,7 +232,7 @@ class Loop(Piece):
         shown = (first or before.value, leaf_type(now.value) or now.value)
         raise carry_error("loop", name, "", self.place, *shown)
 
-    # ---- the op ---------------------------------------------------------------------------------------
+    # ---- the op ---------------------------------------------------------------------------------
 
     def test(self, evaluate: Callable[[], Any] | None) -> Region | None:
         """The condition region: the loop's own test, and no flag up. None: there is neither."""
@@ -244,12 +282,14 @@ class Loop(Piece):
             "loop", operands, counter.attrs, regions, [a.name for a in self.body.args], self.place
         )
         leaves = {n: list(h.leaves) for n, h in self.entry.items() if h is not None}
-        for (name, j), value in zip(keys, results):
-            leaves[name][j] = array_of(context, value, self.carried[name, j])
+        arrays = {k: array_of(context, v, self.carried[k]) for k, v in zip(keys, results)}
+        for (name, j), array in arrays.items():
+            leaves[name][j] = array
         for storage, value in zip(self.stored, results[len(keys) :]):
             storage.write(context, value)
         for storage in self.stale:
             storage.write(context, _stale(self.place))  # type: ignore[arg-type]
+        self._link(arrays)
         for name, held in self.entry.items():
             if held is None:
                 lost = f"it is first bound in the loop at {self.place}, so it is local to that loop"
@@ -268,7 +308,7 @@ def _stale(place: Any) -> Gone:
     )
 
 
-# ---- while ------------------------------------------------------------------------------------------------
+# ---- while -------------------------------------------------------------------------------------
 
 
 class Attempt(Piece):

@@ -47,8 +47,8 @@ class Range:
 def spmd_range(start: Any, stop: Any = None, step: Any = 1) -> Range:
     """Like range, and compiled to a loop: `for i in spmd.range(a, b, step)`.
 
-    Bounds may depend on the index, on sizes, scalars, counters and data; the sign of the step must be
-    known while building.
+    Bounds may depend on the index, on sizes, scalars, counters and data; the sign of the step must
+    be known while building.
     """
     require_context("spmd.range")
     start, stop = (0, start) if stop is None else (start, stop)

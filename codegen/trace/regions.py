@@ -1,4 +1,4 @@
-"""Capturing one piece of the user's code as a region: begin, run it, end; what changed becomes known.
+"""Capturing a piece of the user's code as a region: begin, run it, end, see what changed.
 
 A piece is run in a block of its own; variables and storages are put back before the next piece.
 Always holds: after `drop` the capture is as it was at `begin`; arrays made inside a region cannot
@@ -52,11 +52,23 @@ def _made_inside(what: str, place: Place | None) -> Gone:
     )
 
 
+def link(a: Storage, b: Storage, what: str, place: Place | None) -> None:
+    """Whether two storages are one memory depends on what runs: a write to one ends the other."""
+    gone = Gone(
+        f"this array may or may not share memory with one that was written: a {what} decides it",
+        "read it through the name that was written, or copy it before: x = x.copy()",
+        place,
+    )
+    if a is not b:
+        a.shadows = {**a.shadows, b: gone}
+        b.shadows = {**b.shadows, a: gone}
+
+
 @dataclass
 class Mark:
     """Where a capture stands: what `drop` goes back to."""
 
-    storages: list[tuple[Storage, Any]]
+    storages: list[tuple[Storage, Any, dict[Storage, Any]]]
     scalars: dict[str, Any]
     inputs: dict[str, Any]
     conditions: int
@@ -65,14 +77,14 @@ class Mark:
     @classmethod
     def of(cls, context: Context) -> Mark:
         return cls(
-            [(s, s.value) for s in context.storages],
+            [(s, s.value, s.shadows) for s in context.storages],
             dict(context.scalars), dict(context.inputs), len(context.conditions),
             dict(context._names),
         )  # fmt: skip
 
     def restore_storages(self) -> None:
-        for storage, value in self.storages:
-            storage.value = value
+        for storage, value, shadows in self.storages:
+            storage.value, storage.shadows = value, shadows
 
     def forget_later(self, context: Context, what: str, place: Place | None) -> None:
         """Storages made since then are gone: nothing outside may read them."""
@@ -99,7 +111,7 @@ class Piece:
         self.place = user_place()
         self.entry: Variables = capture(names, bound, touched)
         self.mark = Mark.of(context)
-        self.serials = {s for s, _ in self.mark.storages}
+        self.serials = {s for s, *_ in self.mark.storages}
         self.log: dict[Storage, None] = {}
         self.open: Block | None = None
 
@@ -158,7 +170,7 @@ def _same_arrays(a: Any, b: Any) -> bool:
     return len(a.leaves) == len(b.leaves) and all(x is y for x, y in zip(a.leaves, b.leaves))
 
 
-# ---- values of leaves ---------------------------------------------------------------------------------------
+# ---- values of leaves --------------------------------------------------------------------------
 
 
 def value_of(context: Context, leaf: Any, t: LeafType) -> Value:

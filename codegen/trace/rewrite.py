@@ -88,7 +88,7 @@ def _rewrite_function(node: Any, class_name: str | None) -> Any:
 
 
 def _with_names(node: _Function, body: Stmts, rewriter: _Rewriter) -> Stmts:
-    """The variables of the function made first; a NameError of one that a loop dropped explained."""
+    """First the variables of the function; a NameError of one that a loop dropped is explained."""
     first = [s for s in body if isinstance(s, (ast.Global, ast.Nonlocal))]
     rest = [s for s in body if s not in first] or [ast.Pass()]
     cells = ast.Lambda(_no_arguments(), ast.Tuple([_load(n) for n in rewriter.state], ast.Load()))
@@ -98,7 +98,7 @@ def _with_names(node: _Function, body: Stmts, rewriter: _Rewriter) -> Stmts:
     return [*first, at(node, make), at(node, ast.Try(rest, [caught], [], []))]
 
 
-# ---- which names a statement binds and touches ------------------------------------------------------------
+# ---- which names a statement binds and touches -------------------------------------------------
 
 
 def bound_names(nodes: Sequence[ast.AST]) -> Iterator[str]:
@@ -149,7 +149,7 @@ def _last_name(node: ast.expr) -> str:
     return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
 
 
-# ---- small trees --------------------------------------------------------------------------------------------
+# ---- small trees -------------------------------------------------------------------------------
 
 
 def _load(name: str) -> ast.expr:
@@ -205,7 +205,7 @@ class _Rewriter(ast.NodeTransformer):
         return out
 
     def _names(self, *nodes: ast.AST) -> tuple[ast.expr, ast.expr]:
-        """Constants: the names that the nodes bind, and others through which they may change data."""
+        """Constants: names that the nodes bind, and others through which they may change data."""
         bound = dict.fromkeys(n for n in bound_names(nodes) if n != _ITEM)
         bound |= dict.fromkeys(self.shared)
         touched = dict.fromkeys(
@@ -223,7 +223,7 @@ class _Rewriter(ast.NodeTransformer):
             return f"_{stripped}{name}" if stripped else name
         return name
 
-    # ---- statements -------------------------------------------------------------------------------------
+    # ---- statements -----------------------------------------------------------------------------
 
     def visit_If(self, node: ast.If) -> Any:
         if self.reason:
@@ -320,7 +320,7 @@ class _Rewriter(ast.NodeTransformer):
         words = (ast.Constant(what), ast.Constant(self.reason))
         return at(test, _runtime("plain", test, *words))
 
-    # ---- scopes ---------------------------------------------------------------------------------------------
+    # ---- scopes ---------------------------------------------------------------------------------
 
     def visit_FunctionDef(self, node: _Function) -> Any:
         if not any(_last_name(d) in _COMPILED_ELSEWHERE for d in node.decorator_list):
@@ -347,7 +347,7 @@ class _Rewriter(ast.NodeTransformer):
                 node.body[k] = _rewrite_function(s, node.name)
         return node
 
-    # ---- expressions --------------------------------------------------------------------------------------
+    # ---- expressions ----------------------------------------------------------------------------
 
     def visit_Call(self, node: ast.Call) -> Any:
         is_super = isinstance(node.func, ast.Name) and node.func.id == "super"

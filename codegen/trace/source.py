@@ -48,7 +48,7 @@ def convert(function: Callable[..., Any]) -> Callable[..., Any]:
         return functools.partial(inner, *function.args, **function.keywords)
     if isinstance(function, types.FunctionType):
         return _convert_function(function)
-    method = getattr(type(function), "__call__", None)
+    method = getattr(type(function), "__call__", None)  # noqa: B004
     if isinstance(method, types.FunctionType) and not isinstance(function, type):
         inner = convert(method)
         return function if inner is method else types.MethodType(inner, function)

@@ -13,7 +13,7 @@ from functools import partial
 
 from codegen import dtypes
 from codegen.errors import ProgramError
-from codegen.expr import Expr
+from codegen.expr import Expr, const
 from codegen.ir import Shape, Value
 from codegen.trace.context import Context, user_place
 
@@ -70,14 +70,49 @@ def then(view: View, step: Step, before: Shape) -> View:
             start = tuple(a + k * b for a, k, b in zip(last.start, last.step, step.start))
             steps = tuple(a * b for a, b in zip(last.step, step.step))
             return (*view[:-1], Slice(start, steps, step.shape))
+        if view and isinstance(view[-1], Transpose):  # a part of x.T is the transposed part of x
+            back = inverse(view[-1].perm)
+            part = _permuted(step, back)
+            return (*then(view[:-1], part, tuple(before[d] for d in back)), view[-1])
+        if len(view) > 1 and isinstance(view[-1], Reshape) and isinstance(view[-2], Slice):
+            inner = _under_unit_dims(view[-2].shape, before, step)
+            if inner is not None:
+                return (*then(view[:-1], inner, view[-2].shape), Reshape(step.shape))
     if isinstance(step, Reshape):
         if step.shape == before:
             return view
         if view and isinstance(view[-1], Reshape):
             view = view[:-1]
-    if isinstance(step, Transpose) and step.perm == tuple(range(len(step.perm))):
-        return view
+    if isinstance(step, Transpose):
+        if view and isinstance(view[-1], Transpose):
+            step = Transpose(tuple(view[-1].perm[d] for d in step.perm))
+            view = view[:-1]
+        if step.perm == tuple(range(len(step.perm))):
+            return view
     return (*view, step)
+
+
+def _permuted(step: Slice, perm: tuple[int, ...]) -> Slice:
+    return Slice(
+        tuple(step.start[d] for d in perm), tuple(step.step[d] for d in perm),
+        tuple(step.shape[d] for d in perm),
+    )  # fmt: skip
+
+
+def _under_unit_dims(inner: Shape, outer: Shape, step: Slice) -> Slice | None:
+    """A slice of `outer` as a slice of `inner`, where the two differ by dims of extent 1 only."""
+    if [e for e in inner if e != 1] != [e for e in outer if e != 1]:
+        return None
+    if any(e == 1 and n != 1 for e, n in zip(outer, step.shape)):
+        return None
+    long = iter([k for k, e in enumerate(outer) if e != 1])
+    start, steps, shape = [], [], []
+    for e in inner:
+        k = -1 if e == 1 else next(long)
+        start.append(const(0) if k < 0 else step.start[k])
+        steps.append(1 if k < 0 else step.step[k])
+        shape.append(e if k < 0 else step.shape[k])
+    return Slice(tuple(start), tuple(steps), tuple(shape))
 
 
 def shape_of(view: View, base: Shape) -> Shape:

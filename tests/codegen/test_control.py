@@ -12,7 +12,7 @@ import spmd
 from codegen.ir import Module, walk
 from codegen.oracle import interpret
 
-# ruff: noqa: B007
+# ruff: noqa: C408, C416, B007
 # mypy: ignore-errors
 
 U = np.round(np.random.default_rng(7).standard_normal((7, 4)), 2)
@@ -52,7 +52,7 @@ def agree(f: Callable[..., Any], out: Any = ("r", None), steps: Any = (0, 1, 4))
     return module
 
 
-# ---- for ------------------------------------------------------------------------------------------------------
+# ---- for ---------------------------------------------------------------------------------------
 
 
 def rebinding(x, steps, limit):
@@ -134,6 +134,22 @@ def swapping(x, steps, limit):
     for i in spmd.range(steps):
         x, y = y, x * 0.5 + i
     return x - y
+
+
+def double_buffer(x, steps, limit):
+    now, new = x.copy(), x.copy()
+    for i in spmd.range(steps):
+        new[:, 1:] = now[:, :-1] * 0.5 + i
+        now, new = new, now
+    return now * 10 + new
+
+
+def two_names_of_one(x, steps, limit):
+    u = v = x
+    for i in spmd.range(steps):
+        w = u + i
+        u = v = w * 2
+    return u - 0.5 * v
 
 
 def containers(x, steps, limit):
@@ -238,7 +254,7 @@ def zero_dim_memory(x, steps, limit):
     return x + alias
 
 
-# ---- while ------------------------------------------------------------------------------------------------------
+# ---- while -------------------------------------------------------------------------------------
 
 
 def while_data(x, steps, limit):
@@ -299,7 +315,7 @@ def while_else(x, steps, limit):
     return x + k
 
 
-# ---- if ---------------------------------------------------------------------------------------------------------
+# ---- if ----------------------------------------------------------------------------------------
 
 
 def on_the_index(x, steps, limit):
@@ -423,7 +439,8 @@ def recursion(x, steps, limit):
 
 PROGRAMS = [
     rebinding, in_place, through_a_view, through_a_helper, python_numbers, nested, negative_step,
-    bounds_by_the_index, bounds_by_data, swapping, containers, rebuilt_containers, objects,
+    bounds_by_the_index, bounds_by_data, swapping, double_buffer, two_names_of_one, containers,
+    rebuilt_containers, objects,
     unrolled, break_and_continue, break_in_inner, break_unrolled, counter_after, zero_dim_memory,
     while_data, while_known_at_first, while_true, while_plain, while_walrus, while_else,
     on_the_index, on_data, numbers_stay_numbers, early_returns, returns_in_unrolled_loop,

@@ -20,7 +20,7 @@ from codegen.errors import (
 )
 from tests.codegen.test_control import graph
 
-# ruff: noqa: F841
+# ruff: noqa: B007, F841
 # mypy: ignore-errors
 
 
@@ -103,7 +103,7 @@ def arms_differ_in_kind(x, steps, limit):
 def local_to_the_loop(x, steps, limit):
     for i in spmd.range(steps):
         y = x * i
-    return y  # here
+    return y * 1  # here
 
 
 def local_counter(x, steps, limit):
@@ -115,7 +115,7 @@ def local_counter(x, steps, limit):
 def one_arm_only(x, steps, limit):
     if steps > 2:
         y = x
-    return y  # here
+    return y * 1  # here
 
 
 def return_in_loop(x, steps, limit):
@@ -183,6 +183,56 @@ def stale_alias(x, steps, limit):
     return y + x  # here
 
 
+def buffers_read_by_their_first_names(x, steps, limit):
+    a, b = x.copy(), x.copy()
+    now, new = a, b
+    for i in spmd.range(steps):
+        new[:, 1:] = now[:, :-1]
+        now, new = new, now
+    return a + now  # here
+
+
+def one_memory_two_names(x, steps, limit):
+    u = v = x
+    for i in spmd.range(steps):
+        u += 1
+        x = v * 2  # here
+        u = v = x
+    return u
+
+
+def one_memory_at_first(x, steps, limit):
+    u = v = x
+    for i in spmd.range(steps):
+        u += 1
+        u, v = u * 2, v + 1  # here
+    return u
+
+
+def alias_written_in_the_body(x, steps, limit):
+    y = x
+    for i in spmd.range(steps):
+        y[:, 0] = 0
+        x = x + 1  # here
+    return x
+
+
+def alias_made_by_a_branch(x, steps, limit):
+    y = x + 1
+    z = y if steps > 2 else x
+    z += 1
+    return y + z  # here
+
+
+def alias_of_a_branch_written(x, steps, limit):
+    if x.sum() > 0:
+        y = x
+    else:
+        y = x * 2
+    x += 1
+    return y * 1  # here
+
+
 def zero_step(x, steps, limit):
     for i in spmd.range(0, steps, 0):  # here
         x = x + 1
@@ -231,6 +281,12 @@ ERRORS = [
     (numpy_constant_written, UnsupportedError, "table = spmd.asarray"),
     (leaked, ProgramError, "made inside a loop"),
     (stale_alias, ProgramError, r"copy it before the loop"),
+    (buffers_read_by_their_first_names, ProgramError, "share memory|written in a loop"),
+    (one_memory_two_names, ProgramError, "may or may not share memory"),
+    (one_memory_at_first, ProgramError, "may or may not share memory"),
+    (alias_written_in_the_body, ProgramError, "may or may not share memory.*loop decides"),
+    (alias_made_by_a_branch, ProgramError, "branch decides.*x.copy"),
+    (alias_of_a_branch_written, ProgramError, "may or may not share memory"),
     (zero_step, UsageError, "zero"),
     (unknown_step, UnsupportedError, "sign of a step"),
     (any_of_traced, TracedValueError, "truth value"),

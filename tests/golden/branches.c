@@ -65,7 +65,7 @@ static void combine_max_float64(void *into, const void *from, int64_t n)
  */
 static void phase_0(double *restrict u_2, double *restrict u, const int64_t e0, const int64_t e1)
 {
-    /* sample_programs.py:33: u = spmd.input("u", (n, 4), np.float64, layout=("x", None), default=lambda i, j: i + j / 10) */
+    /* sample_programs.py:33: u = spmd.input("u", (n, 4), np.float64, layout=("x", None), … */
     for (int64_t j1 = 0; j1 < 4; j1++) {
         u_2[j1] = (spmd_cast_i64_f64((j1)) / 10.0);
     }
@@ -268,7 +268,7 @@ static int step(spmd_rank *r)
     case 0:;
     /* default of u */
     if (!r->world->given[0]) {
-        /* sample_programs.py:33: u = spmd.input("u", (n, 4), np.float64, layout=("x", None), default=lambda i, j: i + j / 10) */
+        /* sample_programs.py:33: u = spmd.input("u", (n, 4), np.float64, layout=("x", None), … */
         r->operation = 0;
         phase_0((double *)AT(r, B_u_2), (double *)AT(r, B_u), r->at_load[X_u_extent_0],
             r->at_load[X_u_offset_0]);

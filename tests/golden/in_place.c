@@ -13,8 +13,6 @@ enum {
     B_u = 0,
     B_a = 1,
     B_a_2 = 2,
-    B_transpose = 3,
-    B_transpose_2 = 4,
 };
 /* axes of the mesh */
 enum {
@@ -24,7 +22,6 @@ enum {
 enum {
     X_u_offset_0,
     X_u_extent_0,
-    X_phase_1_e1,
 };
 
 /* compute phase
@@ -33,7 +30,7 @@ enum {
  */
 static void phase_0(double *restrict u, const int64_t e0, const int64_t e1)
 {
-    /* sample_programs.py:71: u = spmd.input("u", (n, 6), np.float64, layout=("x", None), default=lambda i, j: i * 6 + j) */
+    /* sample_programs.py:71: u = spmd.input("u", (n, 6), np.float64, layout=("x", None), … */
     for (int64_t j0 = 0; j0 < e0; j0++) {
         for (int64_t j1 = 0; j1 < 6; j1++) {
             u[6 * j0 + j1] = spmd_cast_i64_f64(((((j0) + (e1)) * 6) + (j1)));
@@ -43,10 +40,8 @@ static void phase_0(double *restrict u, const int64_t e0, const int64_t e1)
 
 /* compute phase
  *   e0 = (12 // n_x) - (i_x - (12 % n_x) >= 0) + 1
- *   e1 = 2 * (12 // n_x) - 2 * (i_x - (12 % n_x) >= 0) + 2
  */
-static void phase_1(double *restrict a, double *restrict u, double *restrict a_2,
-    double *restrict transpose, double *restrict transpose_2, const int64_t e0, const int64_t e1)
+static void phase_1(double *restrict a, double *restrict u, double *restrict a_2, const int64_t e0)
 {
     /* sample_programs.py:76: a[:, 0] = a[:, 5] */
     for (int64_t j0 = 0; j0 < e0; j0++) {
@@ -74,18 +69,8 @@ static void phase_1(double *restrict a, double *restrict u, double *restrict a_2
         }
     }
     /* sample_programs.py:79: a.T[2] *= 2 */
-    for (int64_t j0 = 0; j0 < 6; j0++) {
-        for (int64_t j1 = 0; j1 < e0; j1++) {
-            transpose[e0 * j0 + j1] = u[j0 + 6 * j1];
-        }
-    }
-    for (int64_t j1 = 0; j1 < e0; j1++) {
-        transpose[e1 + j1] = (transpose[e1 + j1] * 2.0);
-    }
     for (int64_t j0 = 0; j0 < e0; j0++) {
-        for (int64_t j1 = 0; j1 < 6; j1++) {
-            transpose_2[6 * j0 + j1] = transpose[e0 * j1 + j0];
-        }
+        u[6 * j0 + 2] = (u[6 * j0 + 2] * 2.0);
     }
 }
 
@@ -96,15 +81,14 @@ static int step(spmd_rank *r)
     case 0:;
     /* default of u */
     if (!r->world->given[0]) {
-        /* sample_programs.py:71: u = spmd.input("u", (n, 6), np.float64, layout=("x", None), default=lambda i, j: i * 6 + j) */
+        /* sample_programs.py:71: u = spmd.input("u", (n, 6), np.float64, layout=("x", None), … */
         r->operation = 0;
         phase_0((double *)AT(r, B_u), r->at_load[X_u_extent_0], r->at_load[X_u_offset_0]);
     }
     /* sample_programs.py:76: a[:, 0] = a[:, 5] */
     r->operation = 1;
     phase_1((double *)AT(r, B_a), (double *)AT(r, B_u), (double *)AT(r, B_a_2),
-        (double *)AT(r, B_transpose), (double *)AT(r, B_transpose_2), r->at_load[X_u_extent_0],
-        r->at_load[X_phase_1_e1]);
+        r->at_load[X_u_extent_0]);
     }
     return SPMD_DONE;
 }
@@ -135,7 +119,6 @@ static void load(spmd_rank *r)
     const int64_t n_x = r->world->size[AXIS_x];
     r->at_load[X_u_offset_0] = spmd_floordiv(12, n_x) * i_x + spmd_min(i_x, spmd_mod(12, n_x));
     r->at_load[X_u_extent_0] = spmd_floordiv(12, n_x) - (i_x - spmd_mod(12, n_x) >= 0) + 1;
-    r->at_load[X_phase_1_e1] = 2 * spmd_floordiv(12, n_x) - 2 * (i_x - spmd_mod(12, n_x) >= 0) + 2;
 }
 
 static void reserve(const spmd_world *world, int64_t *bytes)
@@ -144,11 +127,9 @@ static void reserve(const spmd_world *world, int64_t *bytes)
     bytes[B_u] = 48 * spmd_floordiv(12, n_x) + 48 * (spmd_mod(12, n_x) - 1 >= 0);
     bytes[B_a] = 8 * spmd_floordiv(12, n_x) + 8 * (spmd_mod(12, n_x) - 1 >= 0);
     bytes[B_a_2] = 32 * spmd_floordiv(12, n_x) + 32 * (spmd_mod(12, n_x) - 1 >= 0);
-    bytes[B_transpose] = 48 * spmd_floordiv(12, n_x) + 48 * (spmd_mod(12, n_x) - 1 >= 0);
-    bytes[B_transpose_2] = 48 * spmd_floordiv(12, n_x) + 48 * (spmd_mod(12, n_x) - 1 >= 0);
 }
 
-static const uint32_t array_buffer[] = {B_u, B_transpose_2};
+static const uint32_t array_buffer[] = {B_u, B_u};
 static const uint32_t array_dims[] = {2, 2};
 
 __attribute__((visibility("default"))) extern const spmd_image spmd_image_table;
@@ -158,8 +139,8 @@ const spmd_image spmd_image_table = {
     .scalars = 0,
     .inputs = 1,
     .outputs = 1,
-    .buffers = 5,
-    .at_load = 3,
+    .buffers = 3,
+    .at_load = 2,
     .counters = 0,
     .sites = 0,
     .array_buffer = array_buffer,

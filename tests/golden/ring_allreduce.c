@@ -49,7 +49,7 @@ static void phase_0(float *restrict part, const int64_t e0)
 static void phase_1(float *restrict part, const float *restrict received, const int64_t e0,
     const int64_t e1)
 {
-    /* sample_programs.py:20: b[(i - s - 1) % n] += spmd.ppermute(b[(i - s) % n], "ring", shift=1) */
+    /* sample_programs.py:20: b[(i - s - 1) % n] += spmd.ppermute(b[(i - s) % n], "ring", … */
     for (int64_t j0 = 0; j0 < e0; j0++) {
         part[e1 + j0] = (part[e1 + j0] + received[j0]);
     }
@@ -63,13 +63,13 @@ static void phase_1(float *restrict part, const float *restrict received, const 
 static void phase_2(float *restrict part, const float *restrict received, const int64_t e0,
     const int64_t e1)
 {
-    /* sample_programs.py:22: b[(i - s) % n] = spmd.ppermute(b[(i + 1 - s) % n], "ring", shift=1) */
+    /* sample_programs.py:22: b[(i - s) % n] = spmd.ppermute(b[(i + 1 - s) % n], "ring", s… */
     for (int64_t j0 = 0; j0 < e0; j0++) {
         part[e1 + j0] = received[j0];
     }
 }
 
-/* sample_programs.py:20: b[(i - s - 1) % n] += spmd.ppermute(b[(i - s) % n], "ring", shift=1) */
+/* sample_programs.py:20: b[(i - s - 1) % n] += spmd.ppermute(b[(i - s) % n], "ring", … */
 static void pull_0(const spmd_rank *r, int64_t member, spmd_box *from, spmd_box *into)
 {
     const int64_t i_ring = r->coord[AXIS_ring];
@@ -125,7 +125,7 @@ static void exchange_0(spmd_rank *r)
     r->stage = 0;
 }
 
-/* sample_programs.py:22: b[(i - s) % n] = spmd.ppermute(b[(i + 1 - s) % n], "ring", shift=1) */
+/* sample_programs.py:22: b[(i - s) % n] = spmd.ppermute(b[(i + 1 - s) % n], "ring", s… */
 static void pull_1(const spmd_rank *r, int64_t member, spmd_box *from, spmd_box *into)
 {
     const int64_t i_ring = r->coord[AXIS_ring];
@@ -196,14 +196,14 @@ static int step(spmd_rank *r)
     }
     /* sample_programs.py:19: for s in spmd.range(n - 1) */
     for (r->counter[C_s] = 0; r->counter[C_s] < n_ring - 1; r->counter[C_s]++) {
-        /* sample_programs.py:20: b[(i - s - 1) % n] += spmd.ppermute(b[(i - s) % n], "ring", shift=1) */
+        /* sample_programs.py:20: b[(i - s - 1) % n] += spmd.ppermute(b[(i - s) % n], "ring", … */
         r->operation = 1;
         exchange_0(r);
         r->pc = 1;
         /* fall through */
     case 1:
         if (!r->engine->exchange(r)) return SPMD_WAITS;
-        /* sample_programs.py:20: b[(i - s - 1) % n] += spmd.ppermute(b[(i - s) % n], "ring", shift=1) */
+        /* sample_programs.py:20: b[(i - s - 1) % n] += spmd.ppermute(b[(i - s) % n], "ring", … */
         r->operation = 2;
         phase_1((float *)AT(r, B_part), (float *)AT(r, B_received),
             -(spmd_mod(i_ring - r->counter[C_s] - 1, n_ring) - r->at_load[X_10_mod_n_ring] >= 0)
@@ -214,14 +214,14 @@ static int step(spmd_rank *r)
     }
     /* sample_programs.py:21: for s in spmd.range(n - 1) */
     for (r->counter[C_s_2] = 0; r->counter[C_s_2] < n_ring - 1; r->counter[C_s_2]++) {
-        /* sample_programs.py:22: b[(i - s) % n] = spmd.ppermute(b[(i + 1 - s) % n], "ring", shift=1) */
+        /* sample_programs.py:22: b[(i - s) % n] = spmd.ppermute(b[(i + 1 - s) % n], "ring", s… */
         r->operation = 3;
         exchange_1(r);
         r->pc = 2;
         /* fall through */
     case 2:
         if (!r->engine->exchange(r)) return SPMD_WAITS;
-        /* sample_programs.py:22: b[(i - s) % n] = spmd.ppermute(b[(i + 1 - s) % n], "ring", shift=1) */
+        /* sample_programs.py:22: b[(i - s) % n] = spmd.ppermute(b[(i + 1 - s) % n], "ring", s… */
         r->operation = 4;
         phase_2((float *)AT(r, B_part), (float *)AT(r, B_received),
             -(spmd_mod(i_ring - r->counter[C_s_2], n_ring) - r->at_load[X_10_mod_n_ring] >= 0)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from codegen import dtypes
 from codegen.errors import InputError, OutputError
 from spmd import npy
 
@@ -49,6 +50,10 @@ def test_numpy_reads_what_is_written(tmp_path: Path, dtype: str, shape: tuple[in
     reference = tmp_path / "c.npy"
     np.save(reference, wanted)
     assert reference.read_bytes() == (tmp_path / "b.npy").read_bytes()
+
+
+def test_sizes_are_those_of_the_compiler() -> None:
+    assert {name: d.size for name, d in dtypes.BY_NAME.items()} == npy.SIZES
 
 
 def test_bfloat16_is_spelt_as_ml_dtypes_spells_it(tmp_path: Path) -> None:

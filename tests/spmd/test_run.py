@@ -51,7 +51,8 @@ OURS = {
     "spmd.sizes",
 }  # fmt: skip
 THEIRS = {
-    "__future__", "_cffi_backend", "_json", "_locale", "_sha2", "_sha256", "_sha512", "argparse", "errno",
+    "__future__", "_cffi_backend", "_json", "_locale", "_sha2", "_sha256", "_sha512", "argparse",
+    "errno",
     "fcntl", "gettext", "json", "json.decoder", "json.encoder", "json.scanner", "locale", "mmap",
     "signal", "_blake2", "_hashlib", "hashlib", "_md5", "_sha1", "_sha3", "platform",
 }  # fmt: skip
@@ -139,7 +140,7 @@ def test_processes_that_differ_are_named(built: Callable[..., Path], tmp_path: P
     start = [sys.executable, "-m", "spmd", "run"]
     other = built(PROGRAM, n=13)
     done = run(["mpirun", "-n", 2, *start, built(PROGRAM), ":", "-n", 1, *start, other])
-    assert done.code == 78 and "process 2 differs" in done.err, done.text
+    assert done.code == 78 and "rank 2 differs" in done.err, done.text
     assert done.err.count("spmd: ") == 1
 
 

@@ -1,4 +1,4 @@
-"""From a value to the scalar computed at one point of it: views become index maps, maps become trees.
+"""From a value to the scalar at one point of it: views become index maps, maps become trees.
 
 Goes in: SSA values and which of them are stored in memory. Comes out: plan Nodes whose Loads read
 stored values only. Used by the passes that decide what is stored, where, and in which order.

@@ -29,7 +29,7 @@ _ids = itertools.count()
 
 @dataclass(frozen=True)
 class ArrayType:
-    """dtype and shape. layout: of a global array (Graph level, outside shard_map); None for a local one."""
+    """dtype and shape. layout: of a global array (Graph level); None for a local one."""
 
     dtype: DType
     shape: Shape

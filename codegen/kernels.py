@@ -2,7 +2,7 @@
 
 Goes in: the function and one (dtype, number of dims, is output) per parameter. Comes out: an object
 with one C function: per array its address and extents, per scalar its value, in order.
-Always holds: the object needs nothing but libm; it allocates nothing, raises nothing, calls no Python.
+Always holds: the object needs libm only; it allocates nothing, raises nothing, calls no Python.
 This is the only file that imports numba.
 """
 
@@ -23,9 +23,9 @@ Signature = Sequence[tuple[DType, int, bool]]
 
 # What a kernel may call: libm, memory moves, and the compiler's own arithmetic.
 _MATH = frozenset(
-    "acos asin atan atan2 acosh asinh atanh cos sin tan cosh sinh tanh exp exp2 expm1 log log2 log10 "
-    "log1p pow sqrt cbrt hypot erf erfc lgamma tgamma floor ceil trunc rint nearbyint round fabs fmod "
-    "remainder copysign ldexp frexp modf fmin fmax fma memcpy memset memmove __powidf2 __powisf2 "
+    "acos asin atan atan2 acosh asinh atanh cos sin tan cosh sinh tanh exp exp2 expm1 log log2 "
+    "log10 log1p pow sqrt cbrt hypot erf erfc lgamma tgamma floor ceil trunc rint nearbyint "
+    "round fabs fmod remainder copysign ldexp frexp modf fmin fmax fma memcpy memset memmove __powidf2 __powisf2 "
     "__divti3 __modti3 __muldc3 __divdc3 __mulsc3 __divsc3".split()
 )
 _ALLOCATES = frozenset("zeros empty ones full zeros_like empty_like ones_like array copy".split())
@@ -82,8 +82,9 @@ def _c_signature(signature: Signature) -> Any:
         element = types.boolean if dtype.kind == "b" else getattr(types, dtype.name, None)
         if element is None or dtype.name in ("float16", "bfloat16"):
             raise KernelError(
-                f"kernels know no {dtype}", expected="float32, float64, an integer, bool or complex",
-                found=str(dtype), remedy="convert with x.astype(np.float32) before the call",
+                f"kernels know no {dtype}",
+                expected="float32, float64, an integer, bool or complex", found=str(dtype),
+                remedy="convert with x.astype(np.float32) before the call",
             )  # fmt: skip
         if ndim:
             arguments += [types.CPointer(element), *[types.int64] * ndim]
@@ -143,7 +144,7 @@ def _optimised(wrapped: Any, symbol: str, target: str) -> Any:
     return module
 
 
-# ---- refusals ---------------------------------------------------------------------------------------
+# ---- refusals ------------------------------------------------------------------------------------
 
 
 def _refuse_outside(function: Callable[..., Any], names: set[str]) -> None:

@@ -138,7 +138,7 @@ def check_machine(machine: str) -> None:
                          remedy="build the image on a machine of this kind")  # fmt: skip
 
 
-# ---- digest ------------------------------------------------------------------------------------------
+# ---- digest --------------------------------------------------------------------------------------
 
 
 def blanked(data: bytes, sections: dict[str, tuple[int, int]]) -> bytearray:
@@ -182,7 +182,7 @@ def check_digest(image: Image) -> None:
                      remedy="the file was changed: copy or build it again")  # fmt: skip
 
 
-# ---- manifest ------------------------------------------------------------------------------------------
+# ---- manifest ------------------------------------------------------------------------------------
 
 
 def parse(text: bytes) -> dict[str, Any]:
@@ -285,7 +285,7 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else "\\x%02x" % ord(c) for c in text)
 
 
-# ---- index words ---------------------------------------------------------------------------------------
+# ---- index words ---------------------------------------------------------------------------------
 
 
 def fnv(words: bytes) -> int:

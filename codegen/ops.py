@@ -105,35 +105,37 @@ def _nothing(_: Types, __: Attrs) -> list[ArrayType]:
 
 _ROWS = (
     # -- sources -----------------------------------------------------------------------------------
-    OpRule("const", "source", ("data",), lambda t, a: [_const_type(a)], "a NumPy array in the image"),
+    OpRule("const", "source", ("data",), lambda t, a: [_const_type(a)],
+           "a NumPy array in the image"),
     OpRule("full", "source", ("value", "dtype", "shape"), _given, "a Python number everywhere"),
-    OpRule("iota", "source", ("dim", "dtype", "shape"), _given, "0, 1, 2 … along a dim (0-based, local)"),
+    OpRule("iota", "source", ("dim", "dtype", "shape"), _given, "0, 1, 2 … along a dim (local)"),
     OpRule("expr", "source", ("value", "dtype"), lambda t, a: [ArrayType(a["dtype"], ())],
            "a symbolic integer as a 0-d array"),
     OpRule("scalar", "source", ("name", "dtype"), lambda t, a: [ArrayType(a["dtype"], ())],
            "a run-time scalar as a 0-d array"),
-    # -- element by element --------------------------------------------------------------------------
-    OpRule("map", "map", ("fn", "dtype?"), _map, "FUNCTIONS[fn] of operands of one shape; cast has dtype"),
-    # -- views: another index map of the operand, no work of their own ---------------------------------
+    # -- element by element ------------------------------------------------------------------------
+    OpRule("map", "map", ("fn", "dtype?"), _map,
+           "FUNCTIONS[fn] of operands of one shape; cast has dtype"),
+    # -- views: another index map of the operand, no work of their own -----------------------------
     OpRule("broadcast", "view", ("dims", "shape"), _reshaped,
            "dims[k]: the result dim of operand dim k (increasing); a 1 may stretch"),
     OpRule("slice", "view", ("start", "step", "shape"), _reshaped,
-           "result[j] = operand[start + step * j]; start Exprs, step ints (not 0), always in bounds"),
+           "result[j] = operand[start + step * j]; start Exprs, step ints (not 0), in bounds"),
     OpRule("transpose", "view", ("perm",), _transpose, "result dim d is operand dim perm[d]"),
     OpRule("reshape", "view", ("shape",), _reshaped, "the same elements in row-major order"),
-    # -- writes: the operand with something replaced -----------------------------------------------------
+    # -- writes: the operand with something replaced -----------------------------------------------
     OpRule("update", "update", ("start", "step"), _same,
            "x with x[start + step * j] = v[j]; operands x, v; always in bounds"),
-    # -- indices known only at run time; reads are clamped, writes beyond the ends dropped -------------
+    # -- indices known only at run time; reads are clamped, writes beyond the ends dropped ---------
     OpRule("dynamic_slice", "compute", ("shape",), _reshaped,
            "operands x, one 0-d int64 start per dim; starts are clamped so that the box fits"),
     OpRule("dynamic_update", "update", (), _same,
            "operands x, v, starts; elements that fall outside x are dropped"),
     OpRule("gather", "compute", ("dims", "at"), _gather,
-           "operands x, index arrays of one shape for dims; indexed dims stand at `at` in the result"),
+           "operands x, index arrays of one shape for dims; they stand at `at` in the result"),
     OpRule("scatter", "update", ("dims", "at", "fn"), _same,
            "operands x, v, index arrays; fn set add mul min max; v has gather's result shape"),
-    # -- reductions and friends ---------------------------------------------------------------------------
+    # -- reductions and friends --------------------------------------------------------------------
     OpRule("reduce", "reduce", ("fn", "dims"), _reduce, "COMBINE[fn] over dims, which are dropped"),
     OpRule("argreduce", "compute", ("fn", "dim"), _argreduce, "fn min or max: first position"),
     OpRule("cumulative", "compute", ("fn", "dim"), _same, "running COMBINE[fn] along a dim"),
@@ -142,28 +144,30 @@ _ROWS = (
     OpRule("argsort", "compute", ("dim",), _argsort, "stable"),
     OpRule("kernel", "compute", ("kernel", "args", "types"), _stated,
            "a user's kernel; args: per parameter ('in', k), ('out', k) or ('expr', Expr)"),
-    # -- exchange; axes: mesh axes taken as one, row-major; var: a member's position along them ---------
-    OpRule("permute", "exchange", ("axes", "var", "to", "sends", "source", "receives", "types"), _stated,
-           "member var sends its operand to member `to` where `sends`; as seen by the receiver, it comes "
-           "from member `source` where `receives` (both in var; None when not solved); else zeros"),
+    # -- exchange; axes: mesh axes taken as one, row-major; var: a member's position along them ----
+    OpRule("permute", "exchange",
+           ("axes", "var", "to", "sends", "source", "receives", "types"), _stated,
+           "member var sends its operand to member `to` where `sends`; as seen by the receiver, it "
+           "comes from member `source` where `receives` (both in var; None when not solved); else zeros"),
     OpRule("all_reduce", "exchange", ("axes", "fn"), _same, "COMBINE[fn] over the members"),
     OpRule("all_gather", "exchange", ("axes", "dim", "var", "offset", "types"), _stated,
            "members' operands one after the other along dim; member var's begins at `offset`"),
     OpRule("reduce_scatter", "exchange", ("axes", "dim", "fn", "types"), _stated,
            "COMBINE[fn] over the members; member k keeps balanced block k of dim"),
     OpRule("all_to_all", "exchange", ("axes", "split", "concat", "var", "offset", "types"), _stated,
-           "balanced block k of dim split goes to member k; pieces are joined along dim concat, member "
-           "var's begins at `offset`"),
-    OpRule("broadcast_from", "exchange", ("axes", "root", "types"), _stated, "the root member's operand"),
+           "balanced block k of dim split goes to member k; pieces are joined along dim concat, "
+           "member var's begins at `offset`"),
+    OpRule("broadcast_from", "exchange", ("axes", "root", "types"), _stated,
+           "the root member's operand"),
     OpRule("barrier", "exchange", ("axes",), _nothing, "all members have arrived"),
-    # -- effects ---------------------------------------------------------------------------------------------
+    # -- effects -----------------------------------------------------------------------------------
     OpRule("print", "effect", ("parts", "every_rank"), _nothing,
            "parts: texts and format specs in turn, one spec per operand"),
-    # -- control ---------------------------------------------------------------------------------------------
+    # -- control -----------------------------------------------------------------------------------
     OpRule("loop", "control", ("counter", "start", "stop", "step"), _carried,
-           "regions (body) or (condition, body) over the carried values; stop None: until the condition"),
+           "regions (body) or (condition, body) over the carried; stop None: until the condition"),
     OpRule("branch", "control", ("on", "types"), _stated,
-           "region number `on` (an Expr, clamped), or the 0-d operand when `on` is None; if: (else, then)"),
+           "region number `on` (an Expr, clamped), or the operand where it is None; if: (else, then)"),
     OpRule("shard_map", "control", ("in_layouts", "out_layouts", "types"), _stated,
            "Graph level: the region is one rank's view of the operands' shards"),
 )  # fmt: skip

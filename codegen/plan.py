@@ -90,7 +90,7 @@ class Apply:
 Node = Union[Literal, Integer, Runtime, Load, Apply]
 
 
-# ---- work of a compute phase -----------------------------------------------------------------------
+# ---- work of a compute phase ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,7 @@ class KernelCall:
 Work = Union[Store, Reduce, Lane, Product, KernelCall]
 
 
-# ---- steps of the control program -------------------------------------------------------------------
+# ---- steps of the control program ----------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A Plan as text: buffers, then supersteps in order; golden tests compare it and `show` prints it."""
+"""A Plan as text: buffers, then supersteps; golden tests compare it and `show` prints it."""
 
 from __future__ import annotations
 

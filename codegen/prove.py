@@ -101,8 +101,7 @@ def _cut(
     if lo == hi:
         _pin(to, sends, var, size, guard, lo, out)
         return
-    narrow = symbol(Sym(var.name, "var", lo, hi))
-    to, sends = to.subst({var: narrow}), sends.subst({var: narrow})
+    to, sends = _within(to, var, lo, hi), _within(sends, var, lo, hi)
     atom = _next_truth(to, sends, var)
     if atom is None:
         if sends != 0:
@@ -131,6 +130,12 @@ def _cut(
          guard * truth, *yes_range, out)  # fmt: skip
     _cut(expr.replace(to, no), expr.replace(sends, no), var, size,
          guard * (1 - truth), *no_range, out)  # fmt: skip
+
+
+def _within(e: Expr, var: Sym, lo: Expr, hi: Expr) -> Expr:
+    """e simplified for lo <= var <= hi, in var itself."""
+    narrow = Sym(var.name, "var", lo, hi)
+    return e.subst({var: symbol(narrow)}).subst({narrow: symbol(var)})
 
 
 def _pin(

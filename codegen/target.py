@@ -42,7 +42,7 @@ def host_features() -> set[str]:
 
 
 def resolve(name: str) -> str:
-    """A target as the user names it; "native" is this machine. Raises UsageError for unknown ones."""
+    """A target as the user names it; "native" is this machine. Raises UsageError."""
     if name == "native":
         return native()
     if name in _ADDS or name in _OTHERS.values():

@@ -137,7 +137,7 @@ def _linker_error() -> str:
     return str(ffi.string(lib.spmd_library_error()).decode(errors="replace"))
 
 
-# ---- OpenBLAS ----------------------------------------------------------------------------------------
+# ---- OpenBLAS ------------------------------------------------------------------------------------
 
 _openblas: Any = None
 

@@ -110,7 +110,7 @@ class ControlWriter:
         return c_expr(abstract(e, moving, self.constant_part), names)
 
     def constant_part(self, e: Expr) -> Expr:
-        """What does not change while the program runs: an entry of the table if it needs a division."""
+        """What stays while the program runs: an entry of the table if it needs a division."""
         calls = [a for a in e.atoms() if not isinstance(a, Sym)]
         if not calls:
             return e
@@ -139,7 +139,7 @@ class ControlWriter:
         return expr.symbol(Sym(f"r->at_load[X_{self.at_load[e.key][1]}]"))
 
     def with_locals(self, lines: Sequence[str], indent: str = "    ") -> list[str]:
-        """Declarations of the symbols that some lines of a function of rank r use, then the lines."""
+        """Declarations of the symbols that some lines of a function use, then the lines."""
         names = {local_name(s): self.symbol(s) for s in self.used if self.symbol(s) != s.name}
         if self.in_step:
             names = {n: text for n, text in names.items() if "->counter[" not in text}
@@ -323,7 +323,7 @@ class ControlWriter:
         return head + "\n".join(out)
 
     def members(self, x: Exchange) -> Iterator[str]:
-        """How many members, which I am, and where the others are: index = first + sum of strides."""
+        """How many members, which I am, where the others are: index = first + sum of strides."""
         mesh = self.plan.mesh
         self.hint = f"exchange_{x.site}_members"
         yield f"x->members = {self.rank_expr(mesh.size(x.axes))};"

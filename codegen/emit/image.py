@@ -122,7 +122,7 @@ def _enums(plan: Plan, control: ControlWriter) -> str:
 
 
 def _constants(plan: Plan) -> tuple[bytes, str]:
-    """All constants one after the other, each aligned to 64 bytes, and the table of their places."""
+    """All constants one after the other, aligned to 64 bytes, and the table of their places."""
     data = b""
     rows = ""
     for c in plan.constants:

@@ -95,7 +95,7 @@ class PhaseWriter:
         return f"{self.buffer(buffer)}[{self.integer(offset)}]"
 
     def runtime(self, node: Runtime) -> str:
-        name = identifier(node.name)
+        name = f"scalar_{identifier(node.name)}"
         self.runtimes[name] = node
         return name
 
@@ -170,7 +170,7 @@ def combined(fn: str, dtype: DType, a: str, b: str) -> str:
     return FUNCTIONS[COMBINE[fn]].template(dtype).format(a, b, t=suffix(dtype))
 
 
-# ---- one function per kind of work ---------------------------------------------------------------------
+# ---- one function per kind of work ---------------------------------------------------------------
 
 
 def _store(self: PhaseWriter, work: Store) -> None:

@@ -18,11 +18,13 @@ from codegen.functions import FUNCTIONS
 from codegen.plan import Apply, Bound, Buffer, Integer, Literal, Load, Node, Runtime
 
 _WORDS = frozenset(
-    "auto break case char const continue default do double else enum extern float for goto if inline "
-    "int long register restrict return short signed sizeof static struct switch typedef union unsigned "
-    "void volatile while main errno I r w x member index div abs exp log sin cos tan pow sqrt floor "
+    "auto break case char const continue default do double else enum extern float for goto if "
+    "inline int long register restrict return short signed sizeof static struct switch typedef "
+    "union unsigned void volatile while main errno I r w x member index div abs exp log sin cos "
+    "tan pow sqrt floor "
     "ceil round y0 y1 yn j0 j1 jn gamma signal time step load shard reserve from into linux unix "
-    "total best where value lane library i j k l t text at end send pull bytes offset extent".split()
+    "total best where value lane library i j k l t text at end send pull bytes offset "
+    "extent".split()
 )
 
 

@@ -1,9 +1,8 @@
 """The executable specification of a Plan: runs before C is printed.
 
 Goes in: a Plan. Comes out: the same Plan, or an InternalError that names the step.
-Checks: every buffer used is in the table; no phase mentions a symbol of the index that is not handed
-to it as an expression; an exchange pulls into other memory than it reads; phases never stand side
-by side.
+Checks: every buffer used is in the table and its capacity knows no rank; an exchange pulls into
+other memory than it reads; two compute phases never stand side by side.
 """
 
 from __future__ import annotations

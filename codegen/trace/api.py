@@ -56,6 +56,8 @@ def _public(name: str, module: str, attribute: str = "") -> Callable[..., Any]:
         for theirs, ours in _JAX.items():
             if ours and theirs in kwargs:
                 kwargs[ours] = kwargs.pop(theirs)
+        if name == "all_gather" and len(args) > 1 and "axis" in kwargs:
+            kwargs["dim"] = kwargs.pop("axis")  # JAX: behind the mesh axis it is the dim
         runtime = eager_current()
         if runtime is not None:
             method = getattr(runtime, name, None)

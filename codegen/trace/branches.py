@@ -97,7 +97,7 @@ class Branch(Piece):
         for storage in stored:
             storage.write(self.context, next(values))
         for storage, why in gone.items():
-            storage.write(self.context, why)
+            storage.lose(self.context, why)
         self._link(arrays)
         return self._put(made, arrays)
 

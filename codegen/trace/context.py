@@ -43,6 +43,12 @@ class Storage:
             log.setdefault(self)
             log.update(dict.fromkeys(self.shadows))
 
+    def lose(self, context: Context, why: Any) -> None:
+        """The content cannot be read any more; what may be the same memory keeps its own."""
+        self.value = why
+        for log in context.write_logs:
+            log.setdefault(self)
+
 
 @dataclass(eq=False)
 class Block:

@@ -1,10 +1,8 @@
 """The syntax tree of a function with its control flow handed to control.py.
-
     if c: A else: B    for arm in if_(c, names, …):  if arm == 0: A  else: B
     for x in it: A     for x in for_(it, names, …): A
     while c: A         for _ in while_(lambda: c, names, …): A
-Bodies stay in place, run by the user's own frame: once per arm, pass or plain iteration, as the
-iterator decides. `names` gives the iterator the variables (cells) that a statement may change.
+Bodies stay in the user's frame, run as often as the iterator says; `names` gives it the variables.
 Always holds: positions are the user's; hidden names begin and end with two underscores.
 """
 

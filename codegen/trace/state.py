@@ -23,7 +23,7 @@ from codegen.mesh import Layout
 from codegen.trace.array import Array, Number
 from codegen.trace.context import is_user_file
 
-UNDEFINED = type("Undefined", (), {"__repr__": lambda self: "no value"})()
+UNDEFINED: Any = type("Undefined", (), {"__repr__": lambda self: "no value"})()
 
 
 class Names:
@@ -207,7 +207,6 @@ def leaf_type(x: Any) -> LeafType | None:
     return None
 
 
-_KINDS = "biufc"
 _GRADE = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}
 
 

@@ -1,0 +1,258 @@
+"""How an Expr is written: for people, for C and for Python; and in prefix form for the manifest.
+
+A polynomial that chooses (c * a + (1 - c) * b) is written as a choice, 1 - (i - n + 1 >= 0) as
+`i < n - 1`.
+Always holds: C and Python texts give the value of the Expr in 64 bits; every operand stands in
+parentheses where its operator could bind less tightly than what is around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from codegen.terms import EVALUATE, ONE, SPELL, TRUTH, ZERO, Call, Expr, Sym, linear_in
+
+Name = Callable[[Sym], str]
+
+# How tightly a text binds: a choice least, an atom most.
+_CHOICE, _OR, _AND, _NOT, _COMPARE, _SUM, _PRODUCT, _ATOM = range(8)
+
+
+@dataclass(frozen=True)
+class Style:
+    """Spellings of one language. {0} {1} {2} are operands, already in parentheses where needed."""
+
+    choice: str
+    and_: str
+    or_: str
+    equal: str
+    floordiv: str
+    mod: str
+    infix: bool  # whether floordiv and mod are operators, with operands to protect
+
+
+_TEXT = Style("{1} if {0} else {2}", "and", "or", "==", "{0} // {1}", "{0} % {1}", True)
+_PYTHON = Style("{1} if {0} else {2}", "and", "or", "==", "floordiv({0}, {1})", "mod({0}, {1})",
+                False)  # fmt: skip
+_C = Style("{0} ? {1} : {2}", "&&", "||", "==", "spmd_floordiv({0}, {1})", "spmd_mod({0}, {1})",
+           False)  # fmt: skip
+_C_NAMES = {"min": "spmd_min", "max": "spmd_max"}
+
+Text = tuple[str, int]  # what is written, and how tightly it binds
+
+
+class _Writer:
+    def __init__(self, style: Style, name: Name) -> None:
+        self.style = style
+        self.name = name
+
+    def within(self, text: Text, level: int) -> str:
+        return text[0] if text[1] >= level else f"({text[0]})"
+
+    def expr(self, e: Expr) -> Text:
+        truth = _is_truth(e)
+        if truth and not e.is_const:
+            return self.condition(e)
+        split = _choice(e)
+        if split is None:
+            return self.sum(e)
+        call, yes, no = split
+        test = self.within(self.condition(_literal(call)), _OR)
+        a, b = self.within(self.expr(yes), _COMPARE), self.within(self.expr(no), _COMPARE)
+        if len(call.args[0].terms) and _prefers_else(call, yes, no):
+            test = self.within(self.condition(ONE - _literal(call)), _OR)
+            a, b = b, a
+        return self.style.choice.format(test, a, b), _CHOICE
+
+    def condition(self, e: Expr) -> Text:
+        """An Expr whose value is 0 or 1, as a comparison or a combination of them."""
+        if e.is_const:
+            return str(e.value), _ATOM
+        positive, negative = _as_literal(e)
+        if positive is not None:
+            return self.comparison(positive, False)
+        if negative is not None:
+            return self.comparison(negative, True)
+        for call in _outer_truths(e):
+            slope, rest = linear_in(e, call)
+            assert slope is not None
+            yes, no = slope + rest, rest
+            both = {ONE: self.style.or_, ZERO: self.style.and_}
+            if no is ZERO or yes is ONE:  # c and yes, or c or no
+                word = both[ZERO if no is ZERO else ONE]
+                other = yes if no is ZERO else no
+                if _is_truth(other):
+                    return self.joined(word, _literal(call), other)
+            if yes is ZERO or no is ONE:  # not c and no, or not c or yes
+                word = both[ZERO if yes is ZERO else ONE]
+                other = no if yes is ZERO else yes
+                if _is_truth(other):
+                    return self.joined(word, ONE - _literal(call), other)
+        return self.sum(e)
+
+    def joined(self, word: str, a: Expr, b: Expr) -> Text:
+        level = _AND if word == self.style.and_ else _OR
+        # C compilers warn of && inside || without parentheses: comparisons only stand bare
+        left, right = self.condition(a), self.condition(b)
+        if left[1] == level or right[1] == level:  # a chain of one word needs none
+            inner = level
+        else:
+            inner = _COMPARE
+        return f"{self.within(left, inner)} {word} {self.within(right, inner)}", level
+
+    def comparison(self, call: Call, negate: bool) -> Text:
+        left, right, shift = _sides(call.args[0])
+        if call.op == "eq0":
+            sign = "!=" if negate else self.style.equal
+            right = right - shift
+        elif shift == -1 and right.terms:
+            sign = "<=" if negate else ">"
+        else:
+            sign = "<" if negate else ">="
+            right = right - shift
+        a, b = self.within(self.expr(left), _SUM), self.within(self.expr(right), _SUM)
+        return f"{a} {sign} {b}", _COMPARE
+
+    def sum(self, e: Expr) -> Text:
+        if not e.terms:
+            return "0", _ATOM
+        terms = sorted(e.terms, key=lambda t: (not t[0], t[1] < 0))  # constants last, plus first
+        if len(terms) == 2 and terms[0][1] < 0 < terms[1][1]:
+            terms.reverse()
+        out = ""
+        for monomial, coefficient in terms:
+            factors = [self.within(self.atom(a), _PRODUCT + 1) for a in monomial]
+            size = abs(coefficient)
+            if size != 1 or not factors:
+                factors.insert(0, str(size))
+            sign = "-" if coefficient < 0 else "+"
+            body = " * ".join(factors)
+            if out:
+                out += f" {sign} {body}"
+            else:
+                out = body if sign == "+" else f"-{body}"
+            alone = sign == "+" and len(factors) == 1
+        if len(terms) > 1 or out.startswith("-"):
+            return out, _SUM
+        if not alone:
+            return out, _PRODUCT
+        return (out, _ATOM) if not terms[0][0] else self.atom(terms[0][0][0])
+
+    def atom(self, a: Sym | Call) -> Text:
+        if isinstance(a, Sym):
+            return self.name(a), _ATOM
+        if a.op in TRUTH:
+            return self.comparison(a, False)
+        args = [self.expr(arg) for arg in a.args]
+        if a.op in ("min", "max"):
+            word = _C_NAMES[a.op] if self.style is _C else a.op
+            return f"{word}({args[0][0]}, {args[1][0]})", _ATOM
+        pattern = self.style.floordiv if a.op == "floordiv" else self.style.mod
+        if not self.style.infix:
+            return pattern.format(args[0][0], args[1][0]), _ATOM
+        return pattern.format(*(self.within(x, _ATOM) for x in args)), _PRODUCT
+
+
+def _literal(call: Call) -> Expr:
+    return Expr((((call,), 1),))
+
+
+def _as_literal(e: Expr) -> tuple[Call | None, Call | None]:
+    """(c, None) for e = c, (None, c) for e = 1 - c."""
+    for terms, negate in ((e.terms, False), ((ONE - e).terms, True)):
+        if len(terms) == 1 and terms[0][1] == 1 and len(terms[0][0]) == 1:
+            call = terms[0][0][0]
+            if isinstance(call, Call) and call.op in TRUTH:
+                return (None, call) if negate else (call, None)
+    return None, None
+
+
+def _outer_truths(e: Expr) -> list[Call]:
+    found = {a for a in e.atoms() if isinstance(a, Call) and a.op in TRUTH}
+    return sorted(found, key=lambda a: a.order)
+
+
+def _is_truth(e: Expr, depth: int = 8) -> bool:
+    """Whether e is made of truth values only and is 0 or 1 for all of theirs."""
+    if e.is_const:
+        return e.value in (0, 1)
+    truths = _outer_truths(e)
+    if len(truths) > depth or any(a not in truths for a in e.atoms()):
+        return False
+    slope, rest = linear_in(e, truths[0])
+    if slope is None:
+        return False
+    return _is_truth(slope + rest, depth - 1) and _is_truth(rest, depth - 1)
+
+
+def _choice(e: Expr) -> tuple[Call, Expr, Expr] | None:
+    """(c, a, b) of c * a + (1 - c) * b where that reads better than the sum."""
+    for call in _outer_truths(e):
+        slope, rest = linear_in(e, call)
+        if slope is not None and not slope.is_const:
+            return call, slope + rest, rest
+    return None
+
+
+def _prefers_else(call: Call, yes: Expr, no: Expr) -> bool:
+    """`a if i < n - 1 else b`: the longer value stands first."""
+    return call.op == "ge0" and len(no.terms) > len(yes.terms)
+
+
+def _sides(e: Expr) -> tuple[Expr, Expr, int]:
+    """(left, right, constant) of e = left - right + constant, without negative terms."""
+    left = Expr(tuple((m, c) for m, c in e.terms if m and c > 0))
+    right = Expr(tuple((m, -c) for m, c in e.terms if m and c < 0))
+    return left, right, sum(c for m, c in e.terms if not m)
+
+
+def text(e: Expr, name: Name) -> str:
+    """For people."""
+    return _Writer(_TEXT, name).expr(e)[0]
+
+
+def c_text(e: Expr, name: Name) -> str:
+    """C source of an int64_t, in parentheses where it is not a sum, a product or an atom."""
+    writer = _Writer(_C, name)
+    return writer.within(writer.expr(e), _SUM)
+
+
+def python_text(e: Expr, name: Name) -> str:
+    return _Writer(_PYTHON, name).expr(e)[0]
+
+
+SPELL.update({"text": text, "c": c_text, "python": python_text})
+
+_PYTHON_NAMES = {
+    "floordiv": EVALUATE["floordiv"], "mod": EVALUATE["mod"], "min": min, "max": max, "int": int,
+}  # fmt: skip
+
+
+def function(e: Expr, names: Iterable[str]) -> Callable[..., int]:
+    """A Python function of the named symbols' values, in that order; fast, for enumeration."""
+    spelled = {n: f"v{k}" for k, n in enumerate(names)}
+    body = python_text(e, lambda s: spelled[s.name])
+    made: Callable[..., int] = eval(
+        f"lambda {', '.join(spelled.values())}: int({body})", dict(_PYTHON_NAMES)
+    )
+    return made
+
+
+def to_json(e: Expr) -> Any:
+    """Prefix form: an integer, a symbol's name, or [op, ...] with ops + * and those of calls."""
+    terms = [_term_json(m, c) for m, c in e.terms]
+    if not terms:
+        return 0
+    return terms[0] if len(terms) == 1 else ["+", *terms]
+
+
+def _term_json(monomial: tuple[Sym | Call, ...], coefficient: int) -> Any:
+    factors: list[Any] = [
+        a.name if isinstance(a, Sym) else [a.op, *(to_json(arg) for arg in a.args)]
+        for a in monomial
+    ]
+    if coefficient != 1 or not factors:
+        factors.insert(0, coefficient)
+    return factors[0] if len(factors) == 1 else ["*", *factors]

@@ -263,6 +263,9 @@ def _lower(atom: Atom, e: Expr, facts: tuple[Expr, ...]) -> list[Expr]:
         bounds.append(ZERO)
     if atom.op == "floordiv":
         bounds += _alike(atom, e, 1)
+        most = _largest(y)
+        if most is not None and nonneg(x) and nonneg(y - 1):
+            bounds.append(CONSTRUCT["floordiv"](x, const(most)))
         if ZERO not in bounds and nonneg(x) and nonneg(y):
             bounds.append(ZERO)
     elif atom.op == "mod" and ZERO not in bounds and nonneg(y):
@@ -270,6 +273,18 @@ def _lower(atom: Atom, e: Expr, facts: tuple[Expr, ...]) -> list[Expr]:
     elif atom.op == "min" and ZERO not in bounds and nonneg(x) and nonneg(y):
         bounds.append(ZERO)
     return bounds
+
+
+def _largest(e: Expr) -> int | None:
+    """The most that a product of positive symbols can be, where each is bounded by a constant."""
+    if len(e.terms) != 1:
+        return None
+    (monomial, most), = e.terms
+    for a in monomial:
+        if not (isinstance(a, Sym) and a.positive and a.hi is not None and a.hi.is_const):
+            return None
+        most *= a.hi.value
+    return most
 
 
 def _upper(atom: Atom, e: Expr, facts: tuple[Expr, ...]) -> list[Expr]:

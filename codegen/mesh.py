@@ -19,14 +19,16 @@ Layout = tuple[LayoutEntry, ...]
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis of a mesh. fixed: its size if the program fixed it, else None."""
+    """One axis of a mesh. fixed: its size if the program fixed it; most: an upper bound of it."""
 
     name: str
     fixed: int | None = None
+    most: int | None = None
 
     @property
     def size_sym(self) -> Sym:
-        return Sym(f"n_{self.name}", "size", expr.const(1))
+        most = None if self.most is None else expr.const(self.most)
+        return Sym(f"n_{self.name}", "size", expr.const(1), most)
 
     @property
     def size(self) -> Expr:

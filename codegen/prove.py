@@ -177,8 +177,9 @@ def inverse(to: Expr, sends: Expr, var: Sym, size: Expr) -> tuple[Expr, Expr] | 
     source lies in [0, size-1] always; receives is 1 exactly where some member sends to var.
     None where it cannot be solved.
     """
-    position = Sym(var.name, var.kind, const(0), size - 1)
-    parts = pieces(to, sends, position, size)
+    position = Sym(var.name, "var", const(0), size - 1)
+    here = {var: symbol(position)}
+    parts = pieces(to.subst(here), sends.subst(here), position, size)
     if parts is None:
         return None
     if not parts:
@@ -189,7 +190,9 @@ def inverse(to: Expr, sends: Expr, var: Sym, size: Expr) -> tuple[Expr, Expr] | 
         if back is None:
             return None
         solved.append(back)
-    return _join(solved, position, size)
+    back_again = {position: symbol(var)}
+    source, receives = _join(solved, position, size)
+    return source.subst(back_again), receives.subst(back_again)
 
 
 def _solve_piece(piece: Piece, var: Sym, size: Expr) -> tuple[Expr, Expr] | None:
@@ -222,8 +225,9 @@ def _solve_piece(piece: Piece, var: Sym, size: Expr) -> tuple[Expr, Expr] | None
     if receives == 0:
         return const(0), const(0)
     # the guard's own linear bounds are in [lo, hi]; inside it the rest of the guard is left
-    narrow = symbol(Sym(var.name, "var", piece.lo, piece.hi))
-    return source, receives * piece.guard.subst({var: narrow}).subst({var: source})
+    narrow = Sym(var.name, "var", piece.lo, piece.hi)
+    guard = piece.guard.subst({var: symbol(narrow)}).subst({narrow: source})
+    return source, receives * guard
 
 
 def _guard_at(piece: Piece, var: Sym, source: Expr) -> Expr:
@@ -279,7 +283,9 @@ def injective(
 
     given: conditions on sizes that the program states; only sizes that meet them count.
     """
-    var = Sym(var.name, var.kind, const(0), size - 1)
+    position = Sym(var.name, "var", const(0), size - 1)
+    here = {var: symbol(position)}
+    to, sends, var = to.subst(here), sends.subst(here), position
     condition = _prove_injective(to, sends, var, size)
     if condition is not None and condition == 1:
         return Proof("always")

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from codegen.terms import EVALUATE, ONE, SPELL, TRUTH, ZERO, Call, Expr, Sym, linear_in
+from codegen.bounds import nonneg
+from codegen.terms import EVALUATE, ONE, SPELL, TRUTH, ZERO, Call, Expr, Sym, linear_in, times
 
 Name = Callable[[Sym], str]
 
@@ -76,9 +77,7 @@ class _Writer:
         if negative is not None:
             return self.comparison(negative, True)
         for call in _outer_truths(e):
-            slope, rest = linear_in(e, call)
-            assert slope is not None
-            yes, no = slope + rest, rest
+            yes, no = _when(e, call, True), _when(e, call, False)
             both = {ONE: self.style.or_, ZERO: self.style.and_}
             if no is ZERO or yes is ONE:  # c and yes, or c or no
                 word = both[ZERO if no is ZERO else ONE]
@@ -104,7 +103,11 @@ class _Writer:
 
     def comparison(self, call: Call, negate: bool) -> Text:
         left, right, shift = _sides(call.args[0])
-        if call.op == "eq0":
+        if call.op == "ge0" and nonneg(call.args[0] + 1):  # lowest is -1: `i > 0`, `i == 0`
+            sign, right = self.style.equal if negate else ">", right - shift - 1
+        elif call.op == "ge0" and nonneg(-call.args[0]):  # highest is 0: `i == n - 1`, `i < n - 1`
+            sign, right = "<" if negate else self.style.equal, right - shift
+        elif call.op == "eq0":
             sign = "!=" if negate else self.style.equal
             right = right - shift
         elif shift == -1 and right.terms:
@@ -181,10 +184,24 @@ def _is_truth(e: Expr, depth: int = 8) -> bool:
     truths = _outer_truths(e)
     if len(truths) > depth or any(a not in truths for a in e.atoms()):
         return False
-    slope, rest = linear_in(e, truths[0])
-    if slope is None:
-        return False
-    return _is_truth(slope + rest, depth - 1) and _is_truth(rest, depth - 1)
+    return all(_is_truth(_when(e, truths[0], v), depth - 1) for v in (True, False))
+
+
+def _when(e: Expr, call: Call, holds: bool) -> Expr:
+    """e where a truth value holds (or does not), without what that excludes (or would imply it)."""
+    if holds:
+        slope, rest = linear_in(e * _literal(call), call)
+        assert slope is not None
+        return slope + rest
+    kept = []
+    for m, c in e.terms:
+        if call not in m and not any(times((a,), (call,)) == (a,) for a in m if a in _truths(m)):
+            kept.append((m, c))
+    return Expr(tuple(kept))
+
+
+def _truths(monomial: Iterable[Sym | Call]) -> list[Call]:
+    return [a for a in monomial if isinstance(a, Call) and a.op in TRUTH]
 
 
 def _choice(e: Expr) -> tuple[Call, Expr, Expr] | None:
@@ -192,7 +209,7 @@ def _choice(e: Expr) -> tuple[Call, Expr, Expr] | None:
     for call in _outer_truths(e):
         slope, rest = linear_in(e, call)
         if slope is not None and not slope.is_const:
-            return call, slope + rest, rest
+            return call, _when(e, call, True), _when(e, call, False)
     return None
 
 

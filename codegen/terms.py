@@ -350,7 +350,7 @@ def _sum(a: Expr, b: Expr, sign: int) -> Expr:
     terms = dict(a.terms)
     for m, c in b.terms:
         terms[m] = terms.get(m, 0) + sign * c
-    return make(terms)
+    return _collected(terms)
 
 
 def _product(a: Expr, b: Expr) -> Expr:
@@ -359,17 +359,23 @@ def _product(a: Expr, b: Expr) -> Expr:
     if not b.terms or a is ONE:
         return b
     terms: dict[Monomial, int] = {}
-    extra = ZERO
     for ma, ca in a.terms:
         for mb, cb in b.terms:
             m = times(ma, mb)
-            if m is None:
-                continue
-            undone = _undo_division(m)
-            if undone is not None:
-                extra = extra + undone * (ca * cb)
-            else:
+            if m is not None:
                 terms[m] = terms.get(m, 0) + ca * cb
+    return _collected(terms)
+
+
+def _collected(terms: dict[Monomial, int]) -> Expr:
+    """The sum of the terms, with every d * (x // d) written as x - x % d."""
+    extra = ZERO
+    for m, c in list(terms.items()):
+        if c and any(isinstance(a, Call) and a.op == "floordiv" for a in m):
+            undone = _undo_division(m, c)
+            if undone is not None:
+                terms[m] -= undone[1]
+                extra = extra + undone[0]
     return make(terms) + extra if extra.terms else make(terms)
 
 
@@ -428,23 +434,25 @@ def _meet(truths: list[Call]) -> list[Call] | None:
     return kept
 
 
-def _undo_division(m: Monomial) -> Expr | None:
-    """d * (x // d) is x - x % d, where d is a product of positive symbols of the monomial."""
+def _undo_division(m: Monomial, c: int) -> tuple[Expr, int] | None:
+    """Part of c * m, rewritten, and its coefficient: d * (x // d) is x - x % d where d >= 1."""
     for i, atom in enumerate(m):
         if not (isinstance(atom, Call) and atom.op == "floordiv"):
             continue
         x, d = atom.args
-        if len(d.terms) != 1 or d.terms[0][1] != 1 or not d.terms[0][0]:
+        if len(d.terms) != 1 or not 0 < d.terms[0][1] <= abs(c):
             continue
+        monomial, factor = d.terms[0]
         rest = list(m[:i] + m[i + 1 :])
-        if not all(f.positive for f in d.terms[0][0]):
+        if not all(f.positive for f in monomial):  # x // 0 is 0
             continue
         try:
-            for factor in d.terms[0][0]:
-                rest.remove(factor)
+            for other in monomial:
+                rest.remove(other)
         except ValueError:
             continue
-        return (x - CONSTRUCT["mod"](x, d)) * Expr(((tuple(rest), 1),))
+        turns = abs(c) // factor * (1 if c > 0 else -1)
+        return (x - CONSTRUCT["mod"](x, d)) * Expr(((tuple(rest), turns),)), turns * factor
     return None
 
 

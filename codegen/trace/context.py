@@ -15,8 +15,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from codegen import ops
+from codegen import expr, ops
 from codegen.errors import Place, ProgramError
+from codegen.expr import Expr, Sym
 from codegen.ir import ArrayType, Condition, Input, Op, Region, Scalar, Value
 from codegen.mesh import Mesh
 
@@ -77,6 +78,7 @@ class Context:
         self.scalars: dict[str, Scalar] = {}
         self.inputs: dict[str, Input] = {}
         self.conditions: list[Condition] = []
+        self.learned: dict[str, int] = {}  # upper bounds of axis sizes
         self.rank_view = 0  # how many shard_maps are open; arrays inside are local
         # while > 0, a conditional expression on a Number evaluates both arms (array.choose)
         self.selecting = 0
@@ -97,6 +99,17 @@ class Context:
             yield self
         finally:
             Context._stack.pop()
+
+    def learn(self, holds: Expr) -> None:
+        """What a condition says of axis sizes alone: an upper bound that the next attempt knows."""
+        for axis in self.mesh.axes:
+            if holds.symbols() != {axis.size_sym} or axis.most is not None:
+                continue
+            for call in holds.atoms():  # size <= most is kept as 1 - (size - most - 1 >= 0)
+                if not isinstance(call, Sym) and call.op == "ge0":
+                    most = -call.args[0].subst({axis.size_sym: 1}).evaluate({})
+                    if most > 0 and holds == expr.le(axis.size, most):
+                        self.learned[axis.name] = most
 
     def next_serial(self) -> int:
         self._serial += 1

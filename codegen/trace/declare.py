@@ -272,6 +272,7 @@ def require(condition: Any, text: str = "") -> None:
     if holds != 1:
         wording = text or (_source_of(place) if place else str(holds))
         context.conditions.append(Condition(holds, wording, place))
+        context.learn(holds)
 
 
 def _source_of(place: Place) -> str:

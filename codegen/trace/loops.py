@@ -288,7 +288,7 @@ class Loop(Piece):
         for storage, value in zip(self.stored, results[len(keys) :]):
             storage.write(context, value)
         for storage in self.stale:
-            storage.write(context, _stale(self.place))  # type: ignore[arg-type]
+            storage.lose(context, _stale(self.place))
         self._link(arrays)
         for name, held in self.entry.items():
             if held is None:

@@ -10,11 +10,12 @@ import ast
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from codegen.errors import Place, ProgramError, UnsupportedError, UsageError
+from codegen.errors import Place, ProgramError, SpmdError, UnsupportedError, UsageError
 from codegen.ir import Module, Output, Value
 from codegen.mesh import Axis, Mesh
 from codegen.trace import mapping, tree
@@ -163,10 +164,25 @@ class Program:
         return self._captured[key]
 
     def _capture(self, values: dict[str, Any]) -> Module:
+        """A program is traced again with what spmd.require said of its axes: that proves more."""
+        mesh = self.mesh
+        while True:
+            context = Context(self.name, mesh)
+            try:
+                module = self._trace(context, values)
+            except SpmdError:
+                if not context.learned:
+                    raise
+            else:
+                if not context.learned:
+                    return module
+            learned = context.learned
+            mesh = Mesh(tuple(replace(a, most=learned.get(a.name, a.most)) for a in mesh.axes))
+
+    def _trace(self, context: Context, values: dict[str, Any]) -> Module:
         from codegen.trace.source import convert
 
-        context = Context(self.name, self.mesh)
-        for axis in self.mesh.axes:  # scalars and counters must not be named like these
+        for axis in context.mesh.axes:  # scalars and counters must not be named like these
             context.unique(axis.size_sym.name)
             context.unique(axis.coord_sym.name)
         with context.active():
@@ -176,7 +192,7 @@ class Program:
         return Module(
             name=self.name,
             level="graph",
-            mesh=self.mesh,
+            mesh=context.mesh,
             parameters=tuple(values.items()),
             scalars=tuple(context.scalars.values()),
             inputs=tuple(context.inputs.values()),

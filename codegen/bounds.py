@@ -27,16 +27,16 @@ from codegen.terms import (
     replace,
 )
 
-# Steps of one search, by how deep searches stand in each other: inner ones must stay small.
-_STEPS = (160, 24, 6)
-_DEPTH = (9, 6, 4)
+# (depth, steps) of the attempts at one proof, by how deep searches stand in each other: short
+# proofs are found first, inner searches must stay small.
+_ATTEMPTS = (((2, 8), (4, 30), (7, 120)), ((2, 6), (4, 16)), ((2, 5),))
 _known: tuple[dict[Expr, bool], ...] = ({}, {}, {})
 _nesting = 0
 
 
 def nesting() -> int:
     """How many searches are under way, at most 2: what is built then is remembered apart."""
-    return min(_nesting, len(_STEPS) - 1)
+    return min(_nesting, len(_ATTEMPTS) - 1)
 
 
 def nonneg(e: Expr) -> bool:
@@ -49,7 +49,10 @@ def nonneg(e: Expr) -> bool:
     if found is None:
         _nesting += 1
         try:
-            found = _Search(_STEPS[level]).prove(e, (), _DEPTH[level])
+            found = _evident(e) or (
+                not refuted(e)
+                and any(_Search(steps).prove(e, (), depth) for depth, steps in _ATTEMPTS[level])
+            )
         finally:
             _nesting -= 1
         _known[level][e] = found
@@ -97,7 +100,7 @@ class _Search:
         self.left -= 1
         self.failed.add((e, facts))
         return (
-            any(self.prove(e - f, facts, 1) for f in facts)
+            any(_evident(e - f) for f in facts)
             or self.by_bounds(e, facts, depth)
             or self.by_scaling(e, facts, depth)
             or self.by_cases(e, facts, depth)

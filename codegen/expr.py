@@ -71,29 +71,28 @@ def _remembered(construct: Callable[..., Expr]) -> Callable[..., Expr]:
 
 
 def _can_split(d: Expr) -> bool:
-    """A constant, or one product of symbols that are positive by their own bounds."""
+    """A constant, or one product of symbols (and a constant) that is positive by their bounds."""
     if d.is_const:
         return d.value > 1
-    return len(d.terms) == 1 and d.terms[0][1] == 1 and nonneg(d - 1)
+    return len(d.terms) == 1 and d.terms[0][1] >= 1 and nonneg(d - 1)
 
 
 def _split_by(x: Expr, d: Expr, cut: Callable[[int, int], int]) -> tuple[Expr, Expr]:
     """x = d * quotient + rest, by terms; `cut` gives the quotient of a coefficient by a constant."""
     quotient: list[tuple[Monomial, int]] = []
     rest: list[tuple[Monomial, int]] = []
+    factors, constant = d.terms[0]
     for m, c in x.terms:
-        if d.is_const:
-            q = cut(c, d.value) if m else c // d.value
-            quotient.append((m, q))
-            rest.append((m, c - q * d.value))
-            continue
         left = list(m)
         try:
-            for factor in d.terms[0][0]:
+            for factor in factors:
                 left.remove(factor)
-            quotient.append((tuple(left), c))
         except ValueError:
             rest.append((m, c))
+            continue
+        q = cut(c, constant) if left else c // constant
+        quotient.append((tuple(left), q))
+        rest.append((m, c - q * constant))
     return _added(quotient), _added(rest)
 
 

@@ -23,7 +23,7 @@ from codegen.errors import EnvironmentFault, InternalError
 # and quotients by the plain formula and Smith's.
 FLAGS = (
     "-std=c11 -O3 -fPIC -fvisibility=hidden -fno-semantic-interposition -ffp-contract=off -fwrapv "
-    "-fcx-fortran-rules -fno-math-errno -fno-ident -fno-asynchronous-unwind-tables"
+    "-fcx-fortran-rules -fno-math-errno -fno-trapping-math -fno-ident -fno-asynchronous-unwind-tables"
 ).split()
 WARNINGS = "-Wall -Wextra -Wshadow -Werror".split()
 LINK = "-shared -nostartfiles -Wl,--build-id=none,-z,now,-z,noexecstack,-Bsymbolic".split()

@@ -6,12 +6,14 @@ Always holds: equal modules print equally, whatever the value ids are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from codegen.errors import Place
 from codegen.expr import Expr
 from codegen.ir import ArrayType, Module, Op, Region, Value, layout_text
+from codegen.mesh import Mesh
+from codegen.spelling import text
 
 
 class _Names:
@@ -26,6 +28,31 @@ class _Names:
             count = self._count[value.name] = self._count.get(value.name, 0) + 1
             self._names[value] = value.name if count == 1 else f"{value.name}_{count}"
         return f"%{self._names[value]}"
+
+
+# What users call an exchange; an all-reduce is named by what it combines with.
+_CALLS = {"permute": "ppermute", "reduce_scatter": "psum_scatter", "broadcast_from": "pbroadcast"}
+_REDUCTIONS = {
+    "add": "psum", "mul": "pprod", "max": "pmax", "min": "pmin", "and": "all_ranks",
+    "or": "any_ranks",
+}  # fmt: skip
+
+
+def exchange_text(op: Op) -> str:
+    """An exchange as its user knows it: psum over "x"."""
+    name = _REDUCTIONS[op.attrs["fn"]] if op.kind == "all_reduce" else _CALLS.get(op.kind, op.kind)
+    return f"{name} over {axes_text(op.attrs['axes'])}"
+
+
+def axes_text(axes: Iterable[str]) -> str:
+    return ", ".join(f'"{a}"' for a in axes)
+
+
+def user_text(mesh: Mesh, e: Expr) -> str:
+    """An Expr in the user's words: axis_index("x") % 2 == 0."""
+    words = {axis.size_sym.name: f'axis_size("{axis.name}")' for axis in mesh.axes}
+    words |= {axis.coord_sym.name: f'axis_index("{axis.name}")' for axis in mesh.axes}
+    return text(e, lambda s: words.get(s.name, s.name))
 
 
 def attr_text(value: Any) -> str:

@@ -121,13 +121,15 @@ class _Writer:
     def sum(self, e: Expr) -> Text:
         if not e.terms:
             return "0", _ATOM
-        terms = sorted(e.terms, key=lambda t: (not t[0], t[1] < 0))  # constants last, plus first
-        if len(terms) == 2 and terms[0][1] < 0 < terms[1][1]:
-            terms.reverse()
+        terms, negated = _unfolded(e)
         out = ""
         for monomial, coefficient in terms:
-            factors = [self.within(self.atom(a), _PRODUCT + 1) for a in monomial]
             size = abs(coefficient)
+            level = _ATOM if len(monomial) > 1 or size != 1 or coefficient < 0 else _PRODUCT
+            factors = [
+                self.within(self.comparison(a, True) if a in negated else self.atom(a), level)
+                for a in monomial
+            ]
             if size != 1 or not factors:
                 factors.insert(0, str(size))
             sign = "-" if coefficient < 0 else "+"
@@ -216,6 +218,23 @@ def _choice(e: Expr) -> tuple[Call, Expr, Expr] | None:
 def _prefers_else(call: Call, yes: Expr, no: Expr) -> bool:
     """`a if i < n - 1 else b`: the longer value stands first."""
     return call.op == "ge0" and len(no.terms) > len(yes.terms)
+
+
+def _unfolded(e: Expr) -> tuple[list[tuple[tuple[Sym | Call, ...], int]], set[Sym | Call]]:
+    """Terms in the order of writing, positive ones first; -c + 1 as the negation of c."""
+    left = sum(c for m, c in e.terms if not m)
+    terms, negated = [], set()
+    for m, c in e.terms:
+        if len(m) == 1 and c < 0 and c + left >= 0 and m[0] in _outer_truths(e):
+            left += c
+            terms.append((m, -c))
+            negated.add(m[0])
+        elif m:
+            terms.append((m, c))
+    terms.sort(key=lambda t: t[1] < 0)
+    if left > 0 and terms and terms[0][1] < 0:
+        return [((), left), *terms], negated
+    return terms + [((), left)] * bool(left), negated
 
 
 def _sides(e: Expr) -> tuple[Expr, Expr, int]:

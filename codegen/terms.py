@@ -18,7 +18,7 @@ CONSTRUCT: dict[str, Callable[..., Expr]] = {}
 SPELL: dict[str, Callable[[Expr, Callable[[Sym], str]], str]] = {}
 
 TRUTH = ("ge0", "eq0")
-POINTS = 12  # samples at which every Expr is known: they refute most of what is not true
+POINTS = 14  # samples at which every Expr is known: they refute most of what is not true
 
 
 class Sym:
@@ -461,9 +461,9 @@ ONE = Expr((((), 1),))
 
 # ---- samples -----------------------------------------------------------------------------------
 
-_SIZES = (1, 2, 3, 4, 1, 5, 7, 2, 8, 3, 16, 6)
-_FREE = (0, 1, -1, 2, -5, 7, 3, -2, 100, 4, 13, -37)
-_ABOVE = (0, 9, 1, 0, 2, 30, 4, 3, 17, 1, 5, 100)
+_SIZES = (1, 2, 3, 4, 1, 5, 7, 2, 8, 3, 16, 6, 1500, 40)
+_FREE = (0, 1, -1, 2, -5, 7, 3, -2, 100, 4, 13, -37, 5000, -5000)
+_ABOVE = (0, 9, 1, 0, 2, 30, 4, 3, 17, 1, 5, 100, 5000, 64)
 
 
 def _sample(sym: Sym, point: int) -> int | None:

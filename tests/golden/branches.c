@@ -60,8 +60,8 @@ static void combine_max_float64(void *into, const void *from, int64_t n)
 }
 
 /* compute phase
- *   e0 = (9 // n_x) - (i_x - (9 % n_x) >= 0) + 1
- *   e1 = (9 // n_x) * i_x + min(i_x, (9 % n_x))
+ *   e0 = (9 // n_x) - (i_x >= 9 % n_x) + 1
+ *   e1 = (9 // n_x) * i_x + min(i_x, 9 % n_x)
  */
 static void phase_0(double *restrict u_2, double *restrict u, const int64_t e0, const int64_t e1)
 {
@@ -77,7 +77,7 @@ static void phase_0(double *restrict u_2, double *restrict u, const int64_t e0, 
 }
 
 /* compute phase
- *   e0 = (9 // n_x) - (i_x - (9 % n_x) >= 0) + 1
+ *   e0 = (9 // n_x) - (i_x >= 9 % n_x) + 1
  */
 static void phase_1(double *restrict u_2, const double *restrict u, const int64_t e0)
 {
@@ -97,10 +97,10 @@ static void phase_1(double *restrict u_2, const double *restrict u, const int64_
 
 /* compute phase
  *   e0 = n_x
- *   e1 = (9 // n_x) - (i_x - (9 % n_x) >= 0) + 1
+ *   e1 = (9 // n_x) - (i_x >= 9 % n_x) + 1
  */
 static void phase_2(double *restrict a, double *restrict u, const int64_t e0, const int64_t e1,
-    const double rate)
+    const double scalar_rate)
 {
     /* sample_programs.py:39: a = a - rate * (a - spmd.pmean(np.mean(a, axis=0), "x")) */
     for (int64_t j0 = 0; j0 < 4; j0++) {
@@ -108,13 +108,13 @@ static void phase_2(double *restrict a, double *restrict u, const int64_t e0, co
     }
     for (int64_t j0 = 0; j0 < e1; j0++) {
         for (int64_t j1 = 0; j1 < 4; j1++) {
-            u[4 * j0 + j1] = (u[4 * j0 + j1] - (rate * (u[4 * j0 + j1] - a[j1])));
+            u[4 * j0 + j1] = (u[4 * j0 + j1] - (scalar_rate * (u[4 * j0 + j1] - a[j1])));
         }
     }
 }
 
 /* compute phase
- *   e0 = (9 // n_x) - (i_x - (9 % n_x) >= 0) + 1
+ *   e0 = (9 // n_x) - (i_x >= 9 % n_x) + 1
  */
 static void phase_3(double *restrict u, const int64_t e0)
 {
@@ -125,7 +125,7 @@ static void phase_3(double *restrict u, const int64_t e0)
 }
 
 /* compute phase
- *   e0 = (9 // n_x) - (i_x - (9 % n_x) >= 0) + 1
+ *   e0 = (9 // n_x) - (i_x >= 9 % n_x) + 1
  */
 static void phase_4(double *restrict u, const int64_t e0)
 {
@@ -136,7 +136,7 @@ static void phase_4(double *restrict u, const int64_t e0)
 }
 
 /* compute phase
- *   e0 = (9 // n_x) - (i_x - (9 % n_x) >= 0) + 1
+ *   e0 = (9 // n_x) - (i_x >= 9 % n_x) + 1
  */
 static void phase_5(double *restrict largest, const double *restrict u, const int64_t e0)
 {
@@ -161,7 +161,7 @@ static void phase_6(uint8_t *restrict map, const double *restrict largest_2)
 }
 
 /* compute phase
- *   e0 = (9 // n_x) - (i_x - (9 % n_x) >= 0) + 1
+ *   e0 = (9 // n_x) - (i_x >= 9 % n_x) + 1
  */
 static void phase_7(double *restrict largest_2, double *restrict u, const int64_t e0)
 {
@@ -291,7 +291,7 @@ static int step(spmd_rank *r)
             spmd_scalar_f64(r, 1));
     }
     /* branch on the index: sample_programs.py:40: if i % 2 == 0 */
-    if (r->at_load[X_branch] <= 0) {
+    if (1 - r->at_load[X_branch] <= 0) {
         /* sample_programs.py:43: a[:, 0] = 1 */
         r->operation = 4;
         phase_3((double *)AT(r, B_u), r->at_load[X_u_extent_0]);
@@ -349,14 +349,14 @@ static void load(spmd_rank *r)
     const int64_t i_x = r->coord[AXIS_x];
     const int64_t n_x = r->world->size[AXIS_x];
     r->at_load[X_u_offset_0] = spmd_floordiv(9, n_x) * i_x + spmd_min(i_x, spmd_mod(9, n_x));
-    r->at_load[X_u_extent_0] = spmd_floordiv(9, n_x) - (i_x - spmd_mod(9, n_x) >= 0) + 1;
-    r->at_load[X_branch] = (spmd_mod(i_x, 2) == 0);
+    r->at_load[X_u_extent_0] = spmd_floordiv(9, n_x) - (i_x >= spmd_mod(9, n_x)) + 1;
+    r->at_load[X_branch] = (spmd_mod(i_x, 2) > 0);
 }
 
 static void reserve(const spmd_world *world, int64_t *bytes)
 {
     const int64_t n_x = world->size[AXIS_x];
-    bytes[B_u] = 32 * spmd_floordiv(9, n_x) + 32 * (spmd_mod(9, n_x) - 1 >= 0);
+    bytes[B_u] = 32 * spmd_floordiv(9, n_x) + 32 * (spmd_mod(9, n_x) > 0);
     bytes[B_u_2] = 32;
     bytes[B_a] = 32;
     bytes[B_largest] = 8;

@@ -42,9 +42,9 @@ static void phase_0(float *restrict part, const int64_t e0)
 }
 
 /* compute phase
- *   e0 = (10 // n_ring) - (((i_ring - s - 1) % n_ring) - (10 % n_ring) >= 0) + 1
- *   e1 = (10 // n_ring) * ((i_ring - s - 1) % n_ring) + min(((i_ring - s - 1) % n_ring),
-  *     (10 % n_ring))
+ *   e0 = (10 // n_ring) - ((i_ring - s - 1) % n_ring >= 10 % n_ring) + 1
+ *   e1 = (10 // n_ring) * ((i_ring - s - 1) % n_ring) + min((i_ring - s - 1) % n_ring,
+  *     10 % n_ring)
  */
 static void phase_1(float *restrict part, const float *restrict received, const int64_t e0,
     const int64_t e1)
@@ -56,9 +56,8 @@ static void phase_1(float *restrict part, const float *restrict received, const 
 }
 
 /* compute phase
- *   e0 = (10 // n_ring) - (((i_ring - s_2) % n_ring) - (10 % n_ring) >= 0) + 1
- *   e1 = (10 // n_ring) * ((i_ring - s_2) % n_ring) + min(((i_ring - s_2) % n_ring),
-  *     (10 % n_ring))
+ *   e0 = (10 // n_ring) - ((i_ring - s_2) % n_ring >= 10 % n_ring) + 1
+ *   e1 = (10 // n_ring) * ((i_ring - s_2) % n_ring) + min((i_ring - s_2) % n_ring, 10 % n_ring)
  */
 static void phase_2(float *restrict part, const float *restrict received, const int64_t e0,
     const int64_t e1)
@@ -79,13 +78,13 @@ static void pull_0(const spmd_rank *r, int64_t member, spmd_box *from, spmd_box 
         n_ring) * r->at_load[X_10_div_n_ring] + 4 * spmd_min(spmd_mod(member - s, n_ring),
             r->at_load[X_10_mod_n_ring]);
     from->dims = 1;
-    from->extent[0] = -(spmd_mod(i_ring - s - 1, n_ring) - r->at_load[X_10_mod_n_ring] >= 0)
-        + r->at_load[X_10_div_n_ring] + 1;
+    from->extent[0] = r->at_load[X_10_div_n_ring] - (spmd_mod(i_ring - s - 1,
+        n_ring) >= r->at_load[X_10_mod_n_ring]) + 1;
     from->stride[0] = 4;
     into->offset = r->world->buffer[B_received];
     into->dims = 1;
-    into->extent[0] = -(spmd_mod(i_ring - s - 1, n_ring) - r->at_load[X_10_mod_n_ring] >= 0)
-        + r->at_load[X_10_div_n_ring] + 1;
+    into->extent[0] = r->at_load[X_10_div_n_ring] - (spmd_mod(i_ring - s - 1,
+        n_ring) >= r->at_load[X_10_mod_n_ring]) + 1;
     into->stride[0] = 4;
 }
 
@@ -99,8 +98,8 @@ static void send_0(const spmd_rank *r, int64_t member, spmd_box *from)
         n_ring) * r->at_load[X_10_div_n_ring] + 4 * spmd_min(spmd_mod(i_ring - s, n_ring),
             r->at_load[X_10_mod_n_ring]);
     from->dims = 1;
-    from->extent[0] = -(spmd_mod(i_ring - s, n_ring) - r->at_load[X_10_mod_n_ring] >= 0)
-        + r->at_load[X_10_div_n_ring] + 1;
+    from->extent[0] = r->at_load[X_10_div_n_ring] - (spmd_mod(i_ring - s,
+        n_ring) >= r->at_load[X_10_mod_n_ring]) + 1;
     from->stride[0] = 4;
 }
 
@@ -135,13 +134,13 @@ static void pull_1(const spmd_rank *r, int64_t member, spmd_box *from, spmd_box 
         n_ring) * r->at_load[X_10_div_n_ring] + 4 * spmd_min(spmd_mod(member - s_2 + 1, n_ring),
             r->at_load[X_10_mod_n_ring]);
     from->dims = 1;
-    from->extent[0] = -(spmd_mod(i_ring - s_2, n_ring) - r->at_load[X_10_mod_n_ring] >= 0)
-        + r->at_load[X_10_div_n_ring] + 1;
+    from->extent[0] = r->at_load[X_10_div_n_ring] - (spmd_mod(i_ring - s_2,
+        n_ring) >= r->at_load[X_10_mod_n_ring]) + 1;
     from->stride[0] = 4;
     into->offset = r->world->buffer[B_received];
     into->dims = 1;
-    into->extent[0] = -(spmd_mod(i_ring - s_2, n_ring) - r->at_load[X_10_mod_n_ring] >= 0)
-        + r->at_load[X_10_div_n_ring] + 1;
+    into->extent[0] = r->at_load[X_10_div_n_ring] - (spmd_mod(i_ring - s_2,
+        n_ring) >= r->at_load[X_10_mod_n_ring]) + 1;
     into->stride[0] = 4;
 }
 
@@ -155,8 +154,8 @@ static void send_1(const spmd_rank *r, int64_t member, spmd_box *from)
         n_ring) * r->at_load[X_10_div_n_ring] + 4 * spmd_min(spmd_mod(i_ring - s_2 + 1, n_ring),
             r->at_load[X_10_mod_n_ring]);
     from->dims = 1;
-    from->extent[0] = -(spmd_mod(i_ring - s_2 + 1, n_ring) - r->at_load[X_10_mod_n_ring] >= 0)
-        + r->at_load[X_10_div_n_ring] + 1;
+    from->extent[0] = r->at_load[X_10_div_n_ring] - (spmd_mod(i_ring - s_2 + 1,
+        n_ring) >= r->at_load[X_10_mod_n_ring]) + 1;
     from->stride[0] = 4;
 }
 
@@ -206,8 +205,8 @@ static int step(spmd_rank *r)
         /* sample_programs.py:20: b[(i - s - 1) % n] += spmd.ppermute(b[(i - s) % n], "ring", … */
         r->operation = 2;
         phase_1((float *)AT(r, B_part), (float *)AT(r, B_received),
-            -(spmd_mod(i_ring - r->counter[C_s] - 1, n_ring) - r->at_load[X_10_mod_n_ring] >= 0)
-                + r->at_load[X_10_div_n_ring] + 1,
+            r->at_load[X_10_div_n_ring] - (spmd_mod(i_ring - r->counter[C_s] - 1,
+                n_ring) >= r->at_load[X_10_mod_n_ring]) + 1,
             spmd_mod(i_ring - r->counter[C_s] - 1, n_ring) * r->at_load[X_10_div_n_ring]
                 + spmd_min(spmd_mod(i_ring - r->counter[C_s] - 1, n_ring),
                     r->at_load[X_10_mod_n_ring]));
@@ -224,8 +223,8 @@ static int step(spmd_rank *r)
         /* sample_programs.py:22: b[(i - s) % n] = spmd.ppermute(b[(i + 1 - s) % n], "ring", s… */
         r->operation = 4;
         phase_2((float *)AT(r, B_part), (float *)AT(r, B_received),
-            -(spmd_mod(i_ring - r->counter[C_s_2], n_ring) - r->at_load[X_10_mod_n_ring] >= 0)
-                + r->at_load[X_10_div_n_ring] + 1,
+            r->at_load[X_10_div_n_ring] - (spmd_mod(i_ring - r->counter[C_s_2],
+                n_ring) >= r->at_load[X_10_mod_n_ring]) + 1,
             spmd_mod(i_ring - r->counter[C_s_2], n_ring) * r->at_load[X_10_div_n_ring]
                 + spmd_min(spmd_mod(i_ring - r->counter[C_s_2], n_ring),
                     r->at_load[X_10_mod_n_ring]));
@@ -269,7 +268,7 @@ static void reserve(const spmd_world *world, int64_t *bytes)
 {
     const int64_t n_ring = world->size[AXIS_ring];
     bytes[B_part] = 40;
-    bytes[B_received] = 4 * spmd_floordiv(10, n_ring) + 4 * (spmd_mod(10, n_ring) - 1 >= 0);
+    bytes[B_received] = 4 * spmd_floordiv(10, n_ring) + 4 * (spmd_mod(10, n_ring) > 0);
 }
 
 static const uint32_t array_buffer[] = {B_part, B_part};

@@ -1,0 +1,236 @@
+"""Where ranks may differ: which values vary over which mesh axes, and whether all members of an
+exchange reach it together.
+
+In: a Program. Out: axes per value; or a MatchingError where only some ranks may come to an exchange.
+Always holds: a value that is not said to vary over an axis is equal on all ranks along it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from codegen import expr, ops
+from codegen.errors import MatchingError, Place
+from codegen.expr import Expr
+from codegen.ir import ArrayType, Module, Op, Output, Region, Value
+from codegen.printer import axes_text, exchange_text, user_text
+
+Axes = frozenset[str]
+_NONE: Axes = frozenset()
+
+
+def variance(program: Module) -> dict[Value, Axes]:
+    """The mesh axes along which each value may differ between ranks."""
+    return _analyse(program).of
+
+
+def check_uniform(program: Module) -> Module:
+    """The Program itself, in which every exchange is reached by all its members or by none.
+
+    Raises MatchingError where a branch or a loop around it may part them.
+    """
+    found = _analyse(program)
+    for region in _regions(program):
+        _Check(program, found).region(region, ())
+    return program
+
+
+def differing_outputs(program: Module) -> list[tuple[Output, Axes]]:
+    """Outputs that are not proved equal along axes over which their layout says they are."""
+    of = variance(program)
+    held = [{a for entry in o.layout for a in entry} for o in program.outputs]
+    apart = [(o, of[o.value] - axes) for o, axes in zip(program.outputs, held, strict=True)]
+    return [(o, axes) for o, axes in apart if axes]
+
+
+def _regions(program: Module) -> list[Region]:
+    return [i.default for i in program.inputs if i.default is not None] + [program.body]
+
+
+def _analyse(program: Module) -> _Variance:
+    found = _Variance(program)
+    for region in _regions(program):
+        found.region(region)
+    return found
+
+
+# ---- what varies -------------------------------------------------------------------------------
+
+
+class _Variance:
+    """of: per value. counters: per loop counter, by name. trips: how often a loop runs."""
+
+    def __init__(self, program: Module) -> None:
+        self.coords = {
+            a.coord_sym.name: frozenset({a.name}) for a in program.mesh.axes if a.fixed != 1
+        }
+        self.alone = frozenset(a.name for a in program.mesh.axes if a.fixed == 1)
+        self.counters: dict[str, Axes] = {}
+        self.trips: dict[Op, Axes] = {}
+        self.of: dict[Value, Axes] = {
+            i.value: frozenset(a for entry in i.layout for a in entry) - self.alone
+            for i in program.inputs
+        }
+
+    def region(self, region: Region) -> None:
+        for op in region.ops:
+            self.op(op)
+
+    def op(self, op: Op) -> None:
+        if op.kind == "loop":
+            self.loop(op)
+        elif op.kind == "branch":
+            self.branch(op)
+        else:
+            axes = self.values(op.operands) | self.attr(list(op.attrs.values()))
+            if ops.OPS[op.kind].group == "exchange":
+                axes = self.exchanged(op, axes)
+            for value in op.results:
+                self.of[value] = axes | self.type(value.type)
+
+    def values(self, values: Iterable[Value]) -> Axes:
+        return _NONE.union(*(self.of[v] for v in values))
+
+    def attr(self, attr: Any) -> Axes:
+        """The axes that Exprs anywhere in an attribute vary over."""
+        if isinstance(attr, Expr):
+            return self.expr(attr)
+        if isinstance(attr, ArrayType):
+            return self.type(attr)
+        if isinstance(attr, (tuple, list)):
+            return _NONE.union(*(self.attr(a) for a in attr))
+        return _NONE
+
+    def expr(self, e: Expr) -> Axes:
+        names = [s.name for s in e.symbols()]
+        return _NONE.union(*(self.coords.get(n) or self.counters.get(n, _NONE) for n in names))
+
+    def type(self, t: ArrayType) -> Axes:
+        return _NONE.union(*(self.expr(e) for e in t.shape))
+
+    def exchanged(self, op: Op, axes: Axes) -> Axes:
+        members = frozenset(op.attrs["axes"])
+        if op.kind in ("all_reduce", "all_gather", "broadcast_from"):
+            return axes - members
+        return axes | (members - self.alone)
+
+    def branch(self, op: Op) -> None:
+        on = self.on(op)
+        for arm in op.regions:
+            self.region(arm)
+        for k, value in enumerate(op.results):
+            given = [arm.results[k] for arm in op.regions]
+            one = all(v is given[0] for v in given)
+            self.of[value] = self.values(given) | (_NONE if one else on)
+
+    def on(self, op: Op) -> Axes:
+        """What decides which arm of a branch is taken."""
+        if op.attrs["on"] is None:
+            return self.values(op.operands)
+        return self.expr(expr.as_expr(op.attrs["on"]))
+
+    def loop(self, op: Op) -> None:
+        bounds = self.attr([op.attrs[k] for k in ("start", "stop", "step")])
+        if op.attrs["counter"] is not None:
+            self.counters[op.attrs["counter"].name] = bounds
+        carried = [self.of[v] for v in op.operands]
+        while True:
+            for region in op.regions:
+                for value, axes in zip(region.args, carried, strict=True):
+                    self.of[value] = axes
+                self.region(region)
+            again = [a | self.of[v] for a, v in zip(carried, op.regions[-1].results, strict=True)]
+            if again == carried:
+                break
+            carried = again
+        test = self.values(op.regions[0].results) if len(op.regions) == 2 else _NONE
+        self.trips[op] = bounds | test
+        for value, axes in zip(op.results, carried, strict=True):
+            self.of[value] = axes | self.trips[op]
+
+
+# ---- who comes to an exchange ------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Around:
+    """A loop or branch around an exchange, and the axes along which ranks pass it differently."""
+
+    op: Op
+    axes: Axes
+
+
+class _Check:
+    def __init__(self, program: Module, found: _Variance) -> None:
+        self.mesh = program.mesh
+        self.found = found
+
+    def region(self, region: Region, around: tuple[_Around, ...]) -> None:
+        for op in region.ops:
+            if ops.OPS[op.kind].group == "exchange":
+                self.exchange(op, around)
+            elif op.regions:
+                axes = self.found.trips[op] if op.kind == "loop" else self.found.on(op)
+                for inner in op.regions:
+                    self.region(inner, (*around, _Around(op, axes)))
+
+    def exchange(self, op: Op, around: tuple[_Around, ...]) -> None:
+        members = frozenset(op.attrs["axes"])
+        for outer in reversed(around):
+            if apart := outer.axes & members:
+                raise self.refused(op, outer.op, tuple(a for a in op.attrs["axes"] if a in apart))
+        for name, e in self.routes(op):
+            if apart := self.found.expr(e) & members:
+                raise MatchingError(
+                    f"{exchange_text(op)}: {name} differs between the ranks along "
+                    f"{axes_text(sorted(apart))}",
+                    place=op.place,
+                    expected="one formula on all ranks, in which each is named by its position",
+                    found=user_text(self.mesh, e),
+                    remedy="ppermute(..., to=lambda i, n: ...) gives each rank's destination",
+                )
+
+    @staticmethod
+    def routes(op: Op) -> Iterator[tuple[str, Expr]]:
+        """What all members must agree on."""
+        for name in ("to", "sends", "source", "receives", "root"):
+            if op.attrs.get(name) is not None:
+                yield name, expr.as_expr(op.attrs[name])
+
+    def refused(self, op: Op, outer: Op, apart: tuple[str, ...]) -> MatchingError:
+        along = axes_text(apart)
+        if outer.kind == "loop":
+            where = f"inside a loop that ranks along {along} may run differently often"
+            what = "the loop runs differently often:"
+        else:
+            where = f"inside a branch that only some ranks along {along} may take"
+            what = "the branch is taken by some ranks only:"
+        found, remedy = self.cause(outer, along)
+        also: tuple[tuple[str, Place], ...] = ((what, outer.place),) if outer.place else ()
+        return MatchingError(
+            f"{exchange_text(op)} {where}",
+            place=op.place,
+            also=also,
+            expected=f"all ranks along {along} come to it together, or none",
+            found=found,
+            remedy=remedy,
+        )
+
+    def cause(self, outer: Op, along: str) -> tuple[str, str]:
+        """What parts the ranks, and the way out."""
+        if outer.kind == "branch" and outer.attrs["on"] is not None:
+            on = user_text(self.mesh, expr.as_expr(outer.attrs["on"]))
+            return on, "compute the value on every rank and choose with np.where"
+        if outer.kind == "loop":
+            for name in ("start", "stop", "step"):
+                e = outer.attrs[name]
+                if e is not None and self.found.expr(expr.as_expr(e)) & set(along.split('"')):
+                    text = f"{name} = {user_text(self.mesh, expr.as_expr(e))}"
+                    return text, ("run the loop equally often on every rank, from one start, and "
+                                  "choose with np.where")  # fmt: skip
+        return (
+            f"a condition computed from values that may differ along {along}",
+            f"reduce the condition first: spmd.any_ranks(condition, {along}), or all_ranks",
+        )

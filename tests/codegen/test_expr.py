@@ -1,0 +1,388 @@
+"""Symbolic integers against brute force: every operation, every small value, every spelling."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from codegen import expr, mesh
+from codegen.expr import EVALUATE, Expr, Sym, const, symbol
+
+N = Sym("n", "size", const(1))
+I = Sym("i", "coord", const(0), symbol(N) - 1)  # noqa: E741
+S = Sym("s", "counter", const(0), symbol(N) - 2)
+E = Sym("e", "scalar", const(0))
+Z = Sym("z", "scalar")
+n, i, s, e, z = (symbol(x) for x in (N, I, S, E, Z))
+
+
+def points(names: str = "nisez", top: int = 6) -> list[dict[str, int]]:
+    """Every assignment within the bounds, small values."""
+    out = []
+    for size in range(1, top):
+        ranges = {"n": [size], "i": range(size), "s": range(size - 1), "e": range(0, 14, 3),
+                  "z": range(-4, 5)}  # fmt: skip
+        for values in itertools.product(*(ranges[k] for k in names)):
+            out.append(dict(zip(names, values, strict=True)))
+    return out
+
+
+ALL = points()
+
+# ---- every operation, exhaustively ---------------------------------------------------------------
+
+OPERANDS = [const(-3), const(0), const(1), const(2), const(5), n, i, e, z, n - 1, i - s, 2 * i + 1,
+            z - n, i * n + s, -e, 3 * z - 2]  # fmt: skip
+BINARY = ["floordiv", "mod", "min", "max"]
+
+
+@pytest.mark.parametrize("op", BINARY)
+def test_binary_operations_on_all_small_values(op: str) -> None:
+    build = {"floordiv": expr.floordiv, "mod": expr.mod, "min": expr.minimum,
+             "max": expr.maximum}[op]  # fmt: skip
+    for a, b in itertools.product(OPERANDS, repeat=2):
+        made = expr.function(build(a, b), "nisez")
+        left, right = expr.function(a, "nisez"), expr.function(b, "nisez")
+        for p in ALL:
+            v = p.values()
+            assert made(*v) == EVALUATE[op](left(*v), right(*v)), (op, a, b, p)
+
+
+def test_comparisons_and_logic_on_all_small_values() -> None:
+    table = {
+        expr.ge: int.__ge__, expr.gt: int.__gt__, expr.le: int.__le__, expr.lt: int.__lt__,
+        expr.eq: int.__eq__, expr.ne: int.__ne__,
+    }  # fmt: skip
+    for a, b in itertools.product(OPERANDS, repeat=2):
+        for build, reference in table.items():
+            made = expr.function(build(a, b), "nisez")
+            left, right = expr.function(a, "nisez"), expr.function(b, "nisez")
+            for p in ALL[::3]:
+                v = p.values()
+                assert made(*v) == int(reference(left(*v), right(*v))), (build, a, b, p)
+
+
+@pytest.mark.parametrize("d", [-7, -2, -1, 0, 1, 2, 3, 8])
+def test_division_by_constants_is_pythons(d: int) -> None:
+    for a in (z, 5 * z + 3, -z, 8 * z - 1, 2 * z + 7 * i, i - 3 * s):
+        for p in points("nisz"):
+            x = a.evaluate(p)
+            assert (a // d).evaluate(p) == (x // d if d else 0)
+            assert (a % d).evaluate(p) == (x % d if d else 0)
+
+
+def test_blocks_are_numpys() -> None:
+    import numpy as np
+
+    for count, blocks in itertools.product(range(12), range(1, 7)):
+        parts = np.array_split(np.arange(count), blocks)
+        for k in range(blocks):
+            values = {"n": blocks, "i": k, "e": count}
+            assert mesh.block_extent(e, n, i).evaluate(values) == len(parts[k])
+            assert mesh.block_offset(e, n, i).evaluate(values) == sum(map(len, parts[:k]))
+
+
+# ---- random trees --------------------------------------------------------------------------------
+
+Tree = tuple
+
+
+def trees() -> st.SearchStrategy[Tree]:
+    leaf = st.one_of(
+        st.integers(-4, 6).map(lambda v: ("const", v)), st.sampled_from("nisez").map(lambda x: (x,))
+    )
+    ops = ["+", "-", "*", "floordiv", "mod", "min", "max", "ge", "eq", "select"]
+    return st.recursive(
+        leaf, lambda t: st.tuples(st.sampled_from(ops), t, t, t), max_leaves=9
+    )
+
+
+def build(t: Tree) -> Expr:
+    if t[0] == "const":
+        return const(t[1])
+    if len(t) == 1:
+        return {"n": n, "i": i, "s": s, "e": e, "z": z}[t[0]]
+    a, b, c = (build(x) for x in t[1:])
+    return {
+        "+": lambda: a + b, "-": lambda: a - b, "*": lambda: a * b,
+        "floordiv": lambda: a // b, "mod": lambda: a % b,
+        "min": lambda: expr.minimum(a, b), "max": lambda: expr.maximum(a, b),
+        "ge": lambda: expr.ge(a, b), "eq": lambda: expr.eq(a, b),
+        "select": lambda: expr.select(expr.lt(a, b), c, a),
+    }[t[0]]()  # fmt: skip
+
+
+def value(t: Tree, p: dict[str, int]) -> int:
+    if t[0] == "const":
+        return int(t[1])
+    if len(t) == 1:
+        return p[t[0]]
+    a, b, c = (value(x, p) for x in t[1:])
+    simple = {"+": a + b, "-": a - b, "*": a * b, "min": min(a, b), "max": max(a, b),
+              "ge": int(a >= b), "eq": int(a == b), "select": c if a < b else a}  # fmt: skip
+    return simple[t[0]] if t[0] in simple else EVALUATE[t[0]](a, b)
+
+
+SOME = points(top=5)[::7]
+
+
+def json_value(x: object, p: dict[str, int]) -> int:
+    if isinstance(x, int):
+        return x
+    if isinstance(x, str):
+        return p[x]
+    assert isinstance(x, list)
+    args = [json_value(a, p) for a in x[1:]]
+    if x[0] == "+":
+        return sum(args)
+    if x[0] == "*":
+        total = 1
+        for a in args:
+            total *= a
+        return total
+    return EVALUATE[x[0]](*args)
+
+
+@settings(max_examples=250, deadline=None)
+@given(trees())
+def test_random_trees_keep_their_value(t: Tree) -> None:
+    made = build(t)
+    fast, slow = expr.function(made, "nisez"), [value(t, p) for p in SOME]
+    assert [fast(*p.values()) for p in SOME] == slow
+    assert [made.evaluate(p) for p in SOME[::9]] == slow[::9]
+    prefix = expr.to_json(made)
+    assert [json_value(prefix, p) for p in SOME[::9]] == slow[::9]
+
+
+def c_value(text: str, p: dict[str, int]) -> int:
+    """C text read by Python: the operators used mean the same there, but for ?: and the words."""
+    return int(_C(text.replace("&&", " and ").replace("||", " or "), p))
+
+
+def _C(text: str, p: dict[str, int]) -> int:
+    names = {"spmd_floordiv": EVALUATE["floordiv"], "spmd_mod": EVALUATE["mod"],
+             "spmd_min": min, "spmd_max": max, **p}  # fmt: skip
+    return eval(_choices(text), names)
+
+
+def _choices(text: str) -> str:
+    """a ? b : c inside each pair of parentheses, as Python writes it."""
+    out, at = "", 0
+    while at < len(text):
+        if text[at] == "(":
+            end = _closing(text, at)
+            out += f"({_choices(text[at + 1 : end])})"
+            at = end + 1
+        else:
+            out += text[at]
+            at += 1
+    return ",".join(_one_choice(part) for part in _top_split(out, ","))
+
+
+def _one_choice(text: str) -> str:
+    parts = _top_split(text, "?")
+    if len(parts) == 1:
+        return text
+    yes, no = _top_split(parts[1], ":")
+    return f"({yes}) if ({parts[0]}) else ({no})"
+
+
+def _closing(text: str, at: int) -> int:
+    depth = 0
+    for k in range(at, len(text)):
+        depth += {"(": 1, ")": -1}.get(text[k], 0)
+        if not depth:
+            return k
+    raise AssertionError(f"unbalanced: {text}")
+
+
+def _top_split(text: str, mark: str) -> list[str]:
+    parts, depth = [""], 0
+    for ch in text:
+        depth += {"(": 1, ")": -1}.get(ch, 0)
+        if ch == mark and not depth:
+            parts.append("")
+        else:
+            parts[-1] += ch
+    return parts
+
+
+@settings(max_examples=150, deadline=None)
+@given(trees())
+def test_c_text_has_the_value(t: Tree) -> None:
+    made = build(t)
+    text = made.c(lambda sym: sym.name)
+    for p in SOME[::5]:
+        assert c_value(text, p) == made.evaluate(p), text
+
+
+@settings(max_examples=250, deadline=None)
+@given(trees())
+def test_what_is_proved_is_true(t: Tree) -> None:
+    made = build(t)
+    values = [made.evaluate(p) for p in SOME]
+    if expr.nonneg(made):
+        assert min(values) >= 0, made
+    if expr.nonneg(-made - 1):
+        assert max(values) < 0, made
+    if expr.equal(made, 3):
+        assert set(values) == {3}
+
+
+@settings(max_examples=100, deadline=None)
+@given(trees(), trees())
+def test_substitution_is_evaluation(t: Tree, u: Tree) -> None:
+    """z := u, then evaluate, is evaluate u, then t."""
+    inner = build(u)
+    made = build(t).subst({Z: inner})
+    for p in SOME[::11]:
+        assert made.evaluate(p) == value(t, {**p, "z": inner.evaluate(p)})
+
+
+def test_a_name_with_other_bounds_is_another_symbol() -> None:
+    wide, narrow = symbol(Sym("k")), symbol(Sym("k", "var", const(0)))
+    assert expr.nonneg(narrow) and not expr.nonneg(wide)
+    assert wide != narrow
+    assert wide - wide == 0
+
+
+# ---- facts that must be provable -----------------------------------------------------------------
+
+E1 = symbol(Sym("e1", "scalar", const(1)))
+J = Sym("j", "coord", const(0), symbol(Sym("m", "size", const(1))) - 1)
+j, m = symbol(J), symbol(Sym("m", "size", const(1)))
+turn = (i - s) % n
+extent, offset = (lambda k, c=e: mesh.block_extent(c, n, k)), (lambda k, c=e: mesh.block_offset(c, n, k))
+
+NONNEG = {
+    "an offset": offset(i),
+    "an extent": extent(i),
+    "a block ends within the dim": e - offset(i) - extent(i),
+    "a block of a constant": 1000 - offset(i, 1000) - extent(i, 1000),
+    "a turned block ends within the dim": e - offset(turn) - extent(turn),
+    "a turned block of a constant": 1000 - offset(turn, 1000) - extent(turn, 1000),
+    "a turn is below n": n - 1 - turn,
+    "a turn by one": n - 1 - (i + 1) % n,
+    "an offset grows": offset(i + 1) - offset(i),
+    "offset plus extent is the next offset": offset(i) + extent(i) - offset(i + 1),
+    "and not less": offset(i + 1) - offset(i) - extent(i),
+    "blocks differ by one at most": extent(i) + 1 - extent(const(0)),
+    "the first is the largest": extent(const(0)) - extent(i),
+    "min": i - expr.minimum(i, z),
+    "max": expr.maximum(i, z) - i,
+    "max of min": expr.maximum(0, expr.minimum(z, n - 1)),
+    "clamped": n - 1 - expr.maximum(0, expr.minimum(z, n - 1)),
+    "choice in range": n - 1 - expr.select(expr.lt(i, n - 1), i + 1, 0),
+    "product of sizes": n * m - n,
+    "position on two axes": n * m - 1 - (i * m + j),
+    "a quotient": n - 1 - (i * m + j) // m,
+    "half": e - e // 2,
+    "remainder": e - e % n,
+    "square": n * n - n,
+    "halo": extent(i) + 2 - 1 - extent(i),
+    "quotients of one divisor": (e + 3) // n - e // n,
+}
+
+
+@pytest.mark.parametrize("name", NONNEG)
+def test_nonneg_facts(name: str) -> None:
+    fact = NONNEG[name]
+    names = sorted({x.name for x in fact.symbols()})
+    for size, other in itertools.product(range(1, 5), repeat=2):
+        free = {"n": [size], "m": [other], "i": range(size), "j": range(other),
+                "s": range(size - 1), "e": range(9), "z": range(-4, 8), "e1": range(1, 9)}  # fmt: skip
+        for values in itertools.product(*(free[x] for x in names)):
+            assert fact.evaluate(dict(zip(names, values, strict=True))) >= 0, "the fact is false"
+    assert expr.nonneg(fact)
+
+
+EQUAL = {
+    "wrap by choice": ((i + 1) % n, expr.select(expr.lt(i, n - 1), i + 1, 0)),
+    "wrap down": ((i - 1) % n, expr.select(expr.gt(i, 0), i - 1, n - 1)),
+    "mod of mods": (((i + 1) % n - s) % n, (i - s + 1) % n),
+    "mod adds n": ((i + n - 1) % n, (i - 1) % n),
+    "there and back": (((i + 1) % n - 1) % n, i),
+    "neighbours' shards": (
+        extent((i - s - 1) % n), extent(((i + 1) % n - s - 2) % n)),
+    "division undone": (n * (e // n) + e % n, e),
+    "division by two undone": (2 * (e // 2) + e % 2, e),
+    "min and max": (expr.minimum(i, z) + expr.maximum(i, z), i + z),
+    "not not": (1 - (1 - expr.lt(i, z)), expr.lt(i, z)),
+    "interval": (expr.ge(i, 2) * expr.ge(i, 1), expr.ge(i, 2)),
+    "empty interval": (expr.ge(i, 2) * expr.lt(i, 1), const(0)),
+    "either": (expr.lt(z, 3) + expr.ge(z, 3), const(1)),
+    "scaled comparison": (expr.ge(2 * z, 5), expr.ge(z, 3)),
+    "scaled equation": (expr.eq(2 * z, 5), const(0)),
+    "position of coordinates": (((i * m + j) // m) * m + (i * m + j) % m, i * m + j),
+    "the last": (expr.eq(i, n - 1), 1 - expr.lt(i, n - 1)),
+    "all blocks": (offset(n), e),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EQUAL)
+def test_equal_facts(name: str) -> None:
+    a, b = EQUAL[name]
+    assert expr.equal(a, b), f"{a}  ==  {b}"
+
+
+def test_unequal_is_not_proved() -> None:
+    for a, b in [(i, s), (i + 1, (i + 1) % n), (e // n, e), (offset(i), offset(i + 1))]:
+        assert not expr.equal(a, b)
+
+
+# ---- reading and speed ---------------------------------------------------------------------------
+
+TEXTS = {
+    "i < n - 1": expr.lt(i, n - 1),
+    "i == 0": expr.eq(i, 0),
+    "i > 0": expr.ne(i, 0),
+    "z >= 3": expr.ge(z, 3),
+    "e == z": expr.eq(e, z),
+    "i + 1 if i < n - 1 else 0": expr.select(expr.lt(i, n - 1), i + 1, 0),
+    "e // n + (i < e % n)": extent(i),
+    "(e // n) * i + min(i, e % n)": offset(i),
+    "(i - s) % n": turn,
+    "n - 1": n - 1,
+    "0": const(0),
+    "-2 * z": -2 * z,
+    "i > 0 and z >= 2": expr.ge(i, 1) * expr.ge(z, 2),
+}
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_text_reads_well(text: str) -> None:
+    assert str(TEXTS[text]) == text
+
+
+def test_c_text_is_in_parentheses() -> None:
+    def name(sym: Sym) -> str:
+        return sym.name
+
+    assert extent(i).c(name) == "spmd_floordiv(e, n) + (i < spmd_mod(e, n))"
+    assert expr.select(expr.lt(i, n - 1), i + 1, 0).c(name) == "(i < n - 1 ? i + 1 : 0)"
+    assert expr.lt(i, n - 1).c(name) == "(i < n - 1)"
+
+
+def test_prefix_form() -> None:
+    assert expr.to_json(const(0)) == 0
+    assert expr.to_json(2 * i + 1) == ["+", ["*", 2, "i"], 1]
+    assert expr.to_json((i + z) % n) == ["mod", ["+", "i", "z"], "n"]
+
+
+def test_construction_is_fast() -> None:
+    """The whole of a ring's addresses, new each time: microseconds per operation, with room."""
+    start, operations = time.perf_counter(), 0
+    for k in range(60):
+        size = symbol(Sym(f"n{k}", "size", const(1)))
+        at = symbol(Sym(f"i{k}", "coord", const(0), size - 1))
+        step = symbol(Sym(f"s{k}", "counter", const(0), size - 2))
+        for back in range(3):
+            block = (at - step - back) % size
+            where = mesh.block_offset(1000 + k, size, block)
+            expr.minimum(where + mesh.block_extent(1000 + k, size, block), 1000 + k)
+            operations += 20
+    assert (time.perf_counter() - start) / operations < 500e-6

@@ -1,8 +1,8 @@
 """A prover of e >= 0 for symbolic integers within the bounds of their symbols.
 
-In: an Expr. Out: True where a proof was found. An atom is replaced by a bound of it in the direction
-in which e falls, truth values, minima and wraps are split into cases, and what a sample point
-refutes is given up at once.
+In: an Expr. Out: True where a proof was found. An atom is replaced by a bound of it where
+e falls, truth values, minima and wraps are split into cases, and what a sample point refutes is
+given up at once.
 Always holds: True is never wrong; the answer depends on the expression only, not on what was asked
 before.
 """

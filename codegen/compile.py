@@ -21,6 +21,7 @@ from codegen.passes.matching import check as check_matching
 from codegen.passes.partition import partition
 from codegen.passes.schedule import schedule
 from codegen.passes.store import stored_values
+from codegen.passes.uniform import check_uniform
 from codegen.plan import Plan
 from codegen.target import resolve
 
@@ -38,7 +39,7 @@ class Levels:
 def lower(graph: Module) -> Levels:
     """All levels below a Graph. Raises the error classes of codegen.errors."""
     check(graph)
-    program = check_matching(check(partition(graph)))
+    program = check_matching(check_uniform(check(partition(graph))))
     stored = stored_values(program)
     assignment = assign_buffers(program, stored)
     plan = check_plan(schedule(program, stored, assignment.buffers, assignment.of))

@@ -78,7 +78,7 @@ def _can_split(d: Expr) -> bool:
 
 
 def _split_by(x: Expr, d: Expr, cut: Callable[[int, int], int]) -> tuple[Expr, Expr]:
-    """x = d * quotient + rest, by terms; `cut` gives the quotient of a coefficient by a constant."""
+    """x = d * quotient + rest, by terms; `cut` divides a coefficient by a constant."""
     quotient: list[tuple[Monomial, int]] = []
     rest: list[tuple[Monomial, int]] = []
     factors, constant = d.terms[0]

@@ -2,7 +2,7 @@
 
 In: Exprs in one member's position `var` along mesh axes taken as one, 0 <= var < size. Out: the
 receiver's side of a permute, a Proof with the smallest counter-example, or an Expr without `var`.
-Always holds: what is called proved is true for every size; what is not is tried up to LIMIT members.
+Always holds: what is called proved is true for every size; the rest is tried up to LIMIT members.
 """
 
 from __future__ import annotations
@@ -439,7 +439,7 @@ def environments(
     """Values for symbols, those of the smallest `size` first: bounded work, for enumeration.
 
     Sizes that make up `size` run through every shape of at most `limit` members; other sizes to 3;
-    coordinates through all their positions (the ends when many); scalars and counters through a few.
+    coordinates through all positions (the ends when many); scalars and counters through a few.
     """
     wanted = _with_bounds(symbols)
     if size is None:
@@ -449,7 +449,8 @@ def environments(
     others = sorted((s for s in wanted if s not in main), key=_dependency_order)
     for shape in shapes(len(main), limit):
         start = {s.name: v for s, v in zip(main, shape, strict=True)}
-        yield from _fill(others, start)
+        if all(s.hi is None or start[s.name] <= s.hi.evaluate(start) for s in main):
+            yield from _fill(others, start)
 
 
 def _with_bounds(symbols: Iterable[Sym]) -> set[Sym]:
@@ -622,7 +623,7 @@ def _elimination_order(a: Atom) -> tuple[int, int, str]:
 
 
 def _choice(e: Expr, away: frozenset[Sym]) -> Call | None:
-    """A truth value over eliminated symbols that chooses between values: its slope is no constant."""
+    """A truth value over eliminated symbols that chooses between values."""
     for call in expr.calls(e):
         if call.op not in _TRUTH or not (call.args[0].symbols() & away):
             continue

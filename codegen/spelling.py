@@ -13,7 +13,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from codegen.bounds import nonneg
-from codegen.terms import EVALUATE, ONE, SPELL, TRUTH, ZERO, Call, Expr, Sym, linear_in, times
+from codegen.terms import (
+    EVALUATE,
+    ONE,
+    SPELL,
+    TRUTH,
+    ZERO,
+    Atom,
+    Call,
+    Expr,
+    Monomial,
+    Sym,
+    linear_in,
+    times,
+)
 
 Name = Callable[[Sym], str]
 
@@ -127,7 +140,7 @@ class _Writer:
             size = abs(coefficient)
             level = _ATOM if len(monomial) > 1 or size != 1 or coefficient < 0 else _PRODUCT
             factors = [
-                self.within(self.comparison(a, True) if a in negated else self.atom(a), level)
+                self.within(self.atom(a, a in negated), level)
                 for a in monomial
             ]
             if size != 1 or not factors:
@@ -145,11 +158,11 @@ class _Writer:
             return out, _PRODUCT
         return (out, _ATOM) if not terms[0][0] else self.atom(terms[0][0][0])
 
-    def atom(self, a: Sym | Call) -> Text:
+    def atom(self, a: Atom, negate: bool = False) -> Text:
         if isinstance(a, Sym):
             return self.name(a), _ATOM
         if a.op in TRUTH:
-            return self.comparison(a, False)
+            return self.comparison(a, negate)
         args = [self.expr(arg) for arg in a.args]
         if a.op in ("min", "max"):
             word = _C_NAMES[a.op] if self.style is _C else a.op
@@ -202,7 +215,7 @@ def _when(e: Expr, call: Call, holds: bool) -> Expr:
     return Expr(tuple(kept))
 
 
-def _truths(monomial: Iterable[Sym | Call]) -> list[Call]:
+def _truths(monomial: Iterable[Atom]) -> list[Call]:
     return [a for a in monomial if isinstance(a, Call) and a.op in TRUTH]
 
 
@@ -220,10 +233,11 @@ def _prefers_else(call: Call, yes: Expr, no: Expr) -> bool:
     return call.op == "ge0" and len(no.terms) > len(yes.terms)
 
 
-def _unfolded(e: Expr) -> tuple[list[tuple[tuple[Sym | Call, ...], int]], set[Sym | Call]]:
+def _unfolded(e: Expr) -> tuple[list[tuple[Monomial, int]], set[Atom]]:
     """Terms in the order of writing, positive ones first; -c + 1 as the negation of c."""
     left = sum(c for m, c in e.terms if not m)
-    terms, negated = [], set()
+    terms: list[tuple[Monomial, int]] = []
+    negated: set[Atom] = set()
     for m, c in e.terms:
         if len(m) == 1 and c < 0 and c + left >= 0 and m[0] in _outer_truths(e):
             left += c
@@ -284,7 +298,7 @@ def to_json(e: Expr) -> Any:
     return terms[0] if len(terms) == 1 else ["+", *terms]
 
 
-def _term_json(monomial: tuple[Sym | Call, ...], coefficient: int) -> Any:
+def _term_json(monomial: Monomial, coefficient: int) -> Any:
     factors: list[Any] = [
         a.name if isinstance(a, Sym) else [a.op, *(to_json(arg) for arg in a.args)]
         for a in monomial

@@ -10,7 +10,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
-from typing import Any, Union
+from typing import Any, TypeAlias
 
 # op -> constructor from argument Exprs; filled by codegen.expr
 CONSTRUCT: dict[str, Callable[..., Expr]] = {}
@@ -109,9 +109,9 @@ class Call:
         return tuple(None if None in column else compute(*column) for column in columns)
 
 
-Atom = Union[Sym, Call]
-Monomial = tuple[Atom, ...]
-IntLike = Union["Expr", int]
+Atom: TypeAlias = Sym | Call
+Monomial: TypeAlias = tuple[Atom, ...]
+IntLike: TypeAlias = "Expr | int"
 
 
 class Expr:
@@ -184,7 +184,7 @@ class Expr:
 
     @cached_property
     def samples(self) -> tuple[int | None, ...]:
-        """Values at POINTS assignments within the bounds; None where a symbol has no value there."""
+        """Values at POINTS assignments within the bounds; None where a symbol has none there."""
         rows = [(c, [a.samples for a in m]) for m, c in self.terms]
         return tuple(_sum_at(rows, p) for p in range(POINTS))
 
@@ -314,7 +314,7 @@ def replace(e: Expr, mapping: Mapping[Any, IntLike]) -> Expr:
 
 
 def linear_in(e: Expr, atom: Atom) -> tuple[Expr | None, Expr]:
-    """(slope, rest) of e = slope * atom + rest, atom in neither as a factor; slope None if squared."""
+    """(slope, rest) of e = slope * atom + rest, atom a factor of neither; None if squared."""
     slope: list[tuple[Monomial, int]] = []
     rest: list[tuple[Monomial, int]] = []
     for m, c in e.terms:
@@ -380,7 +380,7 @@ def _collected(terms: dict[Monomial, int]) -> Expr:
 
 
 def times(a: Monomial, b: Monomial) -> Monomial | None:
-    """The product of two monomials; None where it is 0 because two truth values exclude each other."""
+    """The product of two monomials; None where it is 0: two truth values exclude each other."""
     if not a or not b:
         return a or b
     out = sorted(a + b, key=_atom_order)
@@ -390,8 +390,8 @@ def times(a: Monomial, b: Monomial) -> Monomial | None:
         if kept is None:
             return None
         if len(kept) < len(truths):
-            others = [x for x in out if not (isinstance(x, Call) and x.op in TRUTH)]
-            out = sorted(others + kept, key=_atom_order)
+            others: list[Atom] = [x for x in out if not (isinstance(x, Call) and x.op in TRUTH)]
+            out = sorted([*others, *kept], key=_atom_order)
     return tuple(out)
 
 

@@ -104,8 +104,9 @@ class _Variance:
         return _NONE
 
     def expr(self, e: Expr) -> Axes:
-        names = [s.name for s in e.symbols()]
-        return _NONE.union(*(self.coords.get(n) or self.counters.get(n, _NONE) for n in names))
+        tables = {"coord": self.coords, "counter": self.counters}
+        return _NONE.union(*(tables[s.kind].get(s.name, _NONE) for s in e.symbols()
+                             if s.kind in tables))  # fmt: skip
 
     def type(self, t: ArrayType) -> Axes:
         return _NONE.union(*(self.expr(e) for e in t.shape))
@@ -207,7 +208,7 @@ class _Check:
         else:
             where = f"inside a branch that only some ranks along {along} may take"
             what = "the branch is taken by some ranks only:"
-        found, remedy = self.cause(outer, along)
+        found, remedy = self.cause(outer, apart)
         also: tuple[tuple[str, Place], ...] = ((what, outer.place),) if outer.place else ()
         return MatchingError(
             f"{exchange_text(op)} {where}",
@@ -218,19 +219,21 @@ class _Check:
             remedy=remedy,
         )
 
-    def cause(self, outer: Op, along: str) -> tuple[str, str]:
+    def cause(self, outer: Op, apart: tuple[str, ...]) -> tuple[str, str]:
         """What parts the ranks, and the way out."""
-        if outer.kind == "branch" and outer.attrs["on"] is not None:
-            on = user_text(self.mesh, expr.as_expr(outer.attrs["on"]))
-            return on, "compute the value on every rank and choose with np.where"
-        if outer.kind == "loop":
-            for name in ("start", "stop", "step"):
-                e = outer.attrs[name]
-                if e is not None and self.found.expr(expr.as_expr(e)) & set(along.split('"')):
-                    text = f"{name} = {user_text(self.mesh, expr.as_expr(e))}"
-                    return text, ("run the loop equally often on every rank, from one start, and "
-                                  "choose with np.where")  # fmt: skip
+        for name in ("on", "start", "stop", "step"):
+            e = outer.attrs.get(name)
+            if e is None or not self.found.expr(expr.as_expr(e)) & set(apart):
+                continue
+            words = user_text(self.mesh, expr.as_expr(e))
+            if name == "on":
+                return words, "compute the value on every rank and choose with np.where"
+            return (
+                f"{name} = {words}",
+                "run the loop equally often on every rank, from one start, and choose with np.where",
+            )
+        axes = axes_text(apart) if len(apart) == 1 else f"({axes_text(apart)})"
         return (
-            f"a condition computed from values that may differ along {along}",
-            f"reduce the condition first: spmd.any_ranks(condition, {along}), or all_ranks",
+            f"a condition computed from values that may differ along {axes_text(apart)}",
+            f"reduce the condition first: spmd.any_ranks(condition, {axes}), or all_ranks",
         )

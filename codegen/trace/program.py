@@ -185,6 +185,7 @@ class Program:
         for axis in context.mesh.axes:  # scalars and counters must not be named like these
             context.unique(axis.size_sym.name)
             context.unique(axis.coord_sym.name)
+        context.unique("p")  # a member of an exchange
         with context.active():
             returned = convert(self.function)(**values)
             outputs, returns = _outputs(context, returned, self.place)

@@ -1,10 +1,8 @@
 """A prover of e >= 0 for symbolic integers within the bounds of their symbols.
 
-In: an Expr. Out: True where a proof was found. An atom is replaced by a bound of it where
-e falls, truth values, minima and wraps are split into cases, and what a sample point refutes is
-given up at once.
-Always holds: True is never wrong; the answer depends on the expression only, not on what was asked
-before.
+In: an Expr. Out: True where a proof was found: atoms are replaced by their bounds, truth values,
+minima and wraps split into cases; what a sample point refutes is given up at once.
+Always holds: True is never wrong, and the answer does not depend on what was asked before.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from codegen.emit.image import Source
 from codegen.errors import Place
-from codegen.expr import Expr, Sym
+from codegen.expr import Expr, to_json
 from codegen.manifest import FORMAT, INTERFACE
 from codegen.plan import Array, Buffer, Plan
 from codegen.plan_text import plan_text
@@ -20,21 +20,6 @@ from codegen.target import describe
 
 if TYPE_CHECKING:
     from codegen.compile import Levels
-
-
-
-def to_json(e: Expr) -> Any:
-    """Prefix form: int, symbol, or [op, argument …]."""
-    terms: list[Any] = []
-    for monomial, coefficient in e.terms:
-        factors: list[Any] = [coefficient] if coefficient != 1 or not monomial else []
-        for atom in monomial:
-            one = atom.name if isinstance(atom, Sym) else [atom.op, *map(to_json, atom.args)]
-            factors.append(one)
-        terms.append(factors[0] if len(factors) == 1 else ["*", *factors])
-    if len(terms) == 1:
-        return terms[0]
-    return ["+", *terms] if terms else 0
 
 
 def manifest_of(plan: Plan, source: Source, target: str) -> dict[str, Any]:

@@ -25,7 +25,8 @@ Signature = Sequence[tuple[DType, int, bool]]
 _MATH = frozenset(
     "acos asin atan atan2 acosh asinh atanh cos sin tan cosh sinh tanh exp exp2 expm1 log log2 "
     "log10 log1p pow sqrt cbrt hypot erf erfc lgamma tgamma floor ceil trunc rint nearbyint "
-    "round fabs fmod remainder copysign ldexp frexp modf fmin fmax fma memcpy memset memmove __powidf2 __powisf2 "
+    "round fabs fmod "
+    "remainder copysign ldexp frexp modf fmin fmax fma memcpy memset memmove __powidf2 __powisf2 "
     "__divti3 __modti3 __muldc3 __divdc3 __mulsc3 __divsc3".split()
 )
 _ALLOCATES = frozenset("zeros empty ones full zeros_like empty_like ones_like array copy".split())

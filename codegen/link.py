@@ -23,7 +23,8 @@ from codegen.errors import EnvironmentFault, InternalError
 # and quotients by the plain formula and Smith's.
 FLAGS = (
     "-std=c11 -O3 -fPIC -fvisibility=hidden -fno-semantic-interposition -ffp-contract=off -fwrapv "
-    "-fcx-fortran-rules -fno-math-errno -fno-trapping-math -fno-ident -fno-asynchronous-unwind-tables"
+    "-fcx-fortran-rules -fno-math-errno -fno-trapping-math -fno-ident "
+    "-fno-asynchronous-unwind-tables"
 ).split()
 WARNINGS = "-Wall -Wextra -Wshadow -Werror".split()
 LINK = "-shared -nostartfiles -Wl,--build-id=none,-z,now,-z,noexecstack,-Bsymbolic".split()
@@ -116,8 +117,9 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 def _run(command: list[str], folder: str) -> None:
     environment = {**os.environ, "LC_ALL": "C", "SOURCE_DATE_EPOCH": "0"}
     done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, stdin=subprocess.DEVNULL
-    )
+        command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True,
+        text=True,
+    )  # fmt: skip
     if done.returncode:
         lines = [ln for ln in done.stderr.splitlines() if "error" in ln] or done.stderr.splitlines()
         raise InternalError(

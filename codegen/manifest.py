@@ -19,7 +19,7 @@ FORMAT = 1
 INTERFACE = 1
 INDEX_MAGIC = 0x78646E69646D7073
 AXES = 3
-INDEX_FIXED = 5 + AXES + 1  # words before the scalars: magic check patched first count size[] scalars
+INDEX_FIXED = 5 + AXES + 1  # words before the scalars: see spmd_index_words
 
 _MACHINES = {62: "x86-64", 183: "aarch64", 243: "riscv64", 21: "ppc64", 22: "s390x"}
 _HOSTS = {"x86_64": "x86-64", "amd64": "x86-64", "aarch64": "aarch64", "arm64": "aarch64"}
@@ -48,7 +48,7 @@ def blake2b(data: bytes, size: int) -> bytes:
 
 
 class Image:
-    """A checked image. sections: name -> (offset, size). manifest: its JSON. digest: hexadecimal."""
+    """An image. sections: name -> (offset, size). manifest: its JSON. digest: hexadecimal."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -151,7 +151,7 @@ def blanked(data: bytes, sections: dict[str, tuple[int, int]]) -> bytearray:
 
 
 def make_digest(data: bytes, sections: dict[str, tuple[int, int]]) -> bytes:
-    """The content of .spmd.digest: of the whole file, then of each section in order, then the rest."""
+    """The content of .spmd.digest: of the whole file, then of each section in order."""
     plain = bytes(blanked(data, sections))
     out = blake2b(plain, DIGEST_SIZE)
     for offset, size in sections.values():
@@ -282,7 +282,7 @@ _OPERATIONS = {
 
 def printable(text: str) -> str:
     """Without terminal escapes: what is no plain character is shown as \\xNN."""
-    return "".join(c if c.isprintable() else "\\x%02x" % ord(c) for c in text)
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
 
 
 # ---- index words ---------------------------------------------------------------------------------

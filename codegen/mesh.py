@@ -81,7 +81,7 @@ class Mesh:
         return total
 
     def at(self, names: tuple[str, ...], position: IntLike) -> dict[Sym, Expr]:
-        """Coordinates along these axes of the rank at a position: substitute them to see its view."""
+        """Coordinates along these axes of the rank at a position: what to substitute."""
         out: dict[Sym, Expr] = {}
         left = expr.as_expr(position)
         for k, name in reversed(list(enumerate(names))):

@@ -148,7 +148,7 @@ _ROWS = (
     OpRule("permute", "exchange",
            ("axes", "var", "to", "sends", "source", "receives", "types"), _stated,
            "member var sends its operand to member `to` where `sends`; as seen by the receiver, it "
-           "comes from member `source` where `receives` (both in var; None when not solved); else zeros"),
+           "comes from member `source` where `receives` (both in var; None: not solved); else zeros"),
     OpRule("all_reduce", "exchange", ("axes", "fn"), _same, "COMBINE[fn] over the members"),
     OpRule("all_gather", "exchange", ("axes", "dim", "var", "offset", "types"), _stated,
            "members' operands one after the other along dim; member var's begins at `offset`"),
@@ -167,7 +167,7 @@ _ROWS = (
     OpRule("loop", "control", ("counter", "start", "stop", "step"), _carried,
            "regions (body) or (condition, body) over the carried; stop None: until the condition"),
     OpRule("branch", "control", ("on", "types"), _stated,
-           "region number `on` (an Expr, clamped), or the operand where it is None; if: (else, then)"),
+           "region number `on` (an Expr, clamped), or the operand if None; if: (else, then)"),
     OpRule("shard_map", "control", ("in_layouts", "out_layouts", "types"), _stated,
            "Graph level: the region is one rank's view of the operands' shards"),
 )  # fmt: skip

@@ -14,7 +14,7 @@ member's own view. A buffer's capacity mentions sizes and scalars only, so addre
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Union
+from typing import Any
 
 from codegen.dtypes import DType
 from codegen.errors import Place
@@ -87,7 +87,7 @@ class Apply:
     operand: DType
 
 
-Node = Union[Literal, Integer, Runtime, Load, Apply]
+Node = Literal | Integer | Runtime | Load | Apply
 
 
 # ---- work of a compute phase ---------------------------------------------------------------------
@@ -199,7 +199,7 @@ class KernelCall:
     place: Place | None = None
 
 
-Work = Union[Store, Reduce, Lane, Product, KernelCall]
+Work = Store | Reduce | Lane | Product | KernelCall
 
 
 # ---- steps of the control program ----------------------------------------------------------------
@@ -249,7 +249,8 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Loop:
-    """slot: where the rank keeps the counter (None: a while loop counts nothing). condition: steps, then the truth value to look at."""
+    """slot: where the rank keeps the counter (None: a while loop counts nothing). condition: the
+    steps that compute the truth value `flag`."""
 
     counter: Sym | None
     slot: int
@@ -288,7 +289,7 @@ class Print:
     place: Place | None = None
 
 
-Step = Union[Phase, Exchange, Loop, Branch, Default, Print]
+Step = Phase | Exchange | Loop | Branch | Default | Print
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from codegen import expr
-from codegen.errors import ProgramError
-from codegen.expr import Atom, Call, Expr, Sym, const, symbol
+from codegen.estimate import depth, lower_bound, prefix_sum, root, upper_bound
+from codegen.expr import Call, Expr, Sym, const, symbol
 
 LIMIT = 64  # members tried when there is no proof
 _BRANCHES = 128  # pieces of one `to`
@@ -98,7 +98,7 @@ def _cut(
         return
     if len(out) >= _BRANCHES:
         raise _TooManyPieces
-    if lo == hi:
+    if expr.nonneg(lo - hi):
         _pin(to, sends, var, size, guard, lo, out)
         return
     to, sends = _within(to, var, lo, hi), _within(sends, var, lo, hi)
@@ -108,7 +108,7 @@ def _cut(
             out.append(Piece(guard * sends, to, lo, hi))
         return
     truth = expr.from_atom(atom)
-    at = _solve_linear(atom.args[0], var)
+    at = root(atom.args[0], var)
     yes = {atom: const(1)}
     no = {atom: const(0)}
     if at is not None and atom.op == "eq0":
@@ -153,19 +153,9 @@ def _next_truth(to: Expr, sends: Expr, var: Sym) -> Call | None:
     found = [a for a in found if var in a.args[0].symbols()]
     inner = [a for a in found if not any(c.op in _TRUTH for c in expr.calls(a.args[0]))]
     for a in inner:
-        if a.op == "eq0" and _solve_linear(a.args[0], var) is not None:
+        if a.op == "eq0" and root(a.args[0], var) is not None:
             return a
     return inner[0] if inner else None
-
-
-def _solve_linear(e: Expr, var: Sym) -> tuple[Expr, int] | None:
-    """(root, slope) of e = slope * (var - root), slope 1 or -1."""
-    slope, rest = expr.linear_in(e, var)
-    if slope is None or var in rest.symbols() or not slope.is_const:
-        return None
-    if slope.value not in (1, -1):
-        return None
-    return -rest * slope.value, slope.value
 
 
 # ---- the receiver's side -----------------------------------------------------------------------
@@ -294,9 +284,15 @@ def injective(
     found = counter_example(to, sends, var, size, given)
     if found is not None:
         return Proof("refuted", counter_example=found)
-    if size.is_const and size.value <= LIMIT and not ((to.symbols() | sends.symbols()) - {var}):
+    if _all_tried(size, (to.symbols() | sends.symbols()) - {var}):
         return Proof("always")
     return Proof("checked", checked=LIMIT)
+
+
+def _all_tried(size: Expr, symbols: set[Sym]) -> bool:
+    """Whether no more than LIMIT members are possible, and nothing else matters."""
+    largest = size.subst({s: s.hi for s in size.symbols() if s.hi is not None})
+    return largest.is_const and largest.value <= LIMIT and symbols <= size.symbols()
 
 
 def _prove_injective(to: Expr, sends: Expr, var: Sym, size: Expr) -> Expr | None:
@@ -380,6 +376,9 @@ def _holds_at_large(condition: Expr, given: Sequence[Expr]) -> bool:
     symbols = sorted(condition.symbols() | _all_symbols(given), key=lambda s: s.name)
     if any(s.kind != "size" for s in symbols):
         return True
+    if any(s.hi is not None for s in symbols):
+        return any(condition.evaluate(v) and all(g.evaluate(v) for g in given)
+                   for v in environments(symbols) if max(v.values()) > 1)  # fmt: skip
     ranges = [range(97, 97 + 121)] if len(symbols) == 1 else [range(11, 24)] * len(symbols)
     for point in itertools.product(*ranges):
         values = {s.name: v for s, v in zip(symbols, point, strict=True)}
@@ -471,12 +470,7 @@ _KINDS = ("size", "scalar", "coord", "counter", "var")
 
 
 def _dependency_order(s: Sym) -> tuple[int, int, str]:
-    return _KINDS.index(s.kind), _depth(s), s.name
-
-
-def _depth(s: Sym) -> int:
-    below = [b.symbols() for b in (s.lo, s.hi) if b is not None]
-    return max((1 + _depth(t) for group in below for t in group), default=0)
+    return _KINDS.index(s.kind), depth(s), s.name
 
 
 def shapes(axes: int, limit: int = LIMIT) -> list[tuple[int, ...]]:
@@ -517,208 +511,6 @@ def _candidates(sym: Sym, values: Mapping[str, int]) -> list[int]:
     if hi is not None:
         return [hi - 5, hi - 1, hi]
     return [0, 1, 2, 5, -1, -3]
-
-
-# ---- sums ----------------------------------------------------------------------------------------
-
-
-def prefix_sum(extent: Expr, var: Sym, count: Expr) -> Expr | None:
-    """The sum of extent(k) over 0 <= var = k < count, for count >= 0; None where not known.
-
-    Known: powers of var up to two, truth values linear in var, and sums of them: so also balanced
-    blocks e // n + (var < e % n).
-    """
-    total = const(0)
-    for monomial, coefficient in extent.terms:
-        inside = [a for a in monomial if var in expr.from_atom(a).symbols()]
-        outside = expr.from_monomial([a for a in monomial if a not in inside], coefficient)
-        part = _sum_of(inside, var, count)
-        if part is None:
-            return None
-        total = total + outside * part
-    return total
-
-
-def _sum_of(atoms: Sequence[Atom], var: Sym, count: Expr) -> Expr | None:
-    if not atoms:
-        return count
-    if all(a == var for a in atoms):
-        if len(atoms) == 1:
-            return (count * (count - 1)) // 2
-        return (count * (count - 1) * (2 * count - 1)) // 6 if len(atoms) == 2 else None
-    (atom, *more) = atoms
-    if more or not isinstance(atom, Call) or atom.op not in _TRUTH:
-        return None
-    at = _solve_linear(atom.args[0], var)
-    if at is None:
-        return None
-    root, slope = at
-    if atom.op == "eq0":
-        return expr.ge0(root) * expr.lt(root, count)
-    if slope < 0:  # var <= root
-        return expr.minimum(count, expr.maximum(root + 1, 0))
-    return count - expr.minimum(count, expr.maximum(root, 0))
-
-
-# ---- bounds without some symbols -----------------------------------------------------------------
-
-
-def upper_bound(e: Expr, eliminate: Iterable[Sym]) -> Expr:
-    """An Expr >= e for all values of the symbols to eliminate within their bounds, without them.
-
-    Raises ProgramError where e has no upper bound.
-    """
-    return _bound(e, frozenset(eliminate), 1)
-
-
-def lower_bound(e: Expr, eliminate: Iterable[Sym]) -> Expr:
-    """An Expr <= e for all values of the symbols to eliminate; see upper_bound."""
-    return _bound(e, frozenset(eliminate), -1)
-
-
-class _Unbounded(Exception):
-    pass
-
-
-def _bound(e: Expr, away: frozenset[Sym], sign: int) -> Expr:
-    try:
-        return _reach(e, away, sign, 4)
-    except _Unbounded:
-        names = ", ".join(sorted(s.name for s in e.symbols() & away))
-        raise ProgramError(
-            f"{e} has no {'upper' if sign > 0 else 'lower'} bound",
-            expected=f"an extent that is bounded for all values of {names}",
-            found=str(e),
-            remedy="bound it with min(...) or max(...)",
-        ) from None
-
-
-def _reach(e: Expr, away: frozenset[Sym], sign: int, splits: int) -> Expr:
-    """The bound of e upwards (sign 1) or downwards (-1)."""
-    if not (e.symbols() & away):
-        return e
-    choice = _choice(e, away) if splits else None
-    if choice is not None:
-        arms = [
-            _reach(expr.replace(e, {choice: const(v)}), away, sign, splits - 1) for v in (0, 1)
-        ]
-        return expr.maximum(*arms) if sign > 0 else expr.minimum(*arms)
-    for atom in sorted(e.atoms(), key=_elimination_order):
-        if not (expr.from_atom(atom).symbols() & away):
-            continue
-        slope, rest = expr.linear_in(e, atom)
-        if slope is None:
-            return _by_terms(e, away, sign)
-        if expr.nonneg(slope):
-            return _reach(slope * _atom_bound(atom, away, sign) + rest, away, sign, splits)
-        if expr.nonneg(-slope):
-            return _reach(slope * _atom_bound(atom, away, -sign) + rest, away, sign, splits)
-        return _by_terms(e, away, sign)
-    raise _Unbounded
-
-
-def _elimination_order(a: Atom) -> tuple[int, int, str]:
-    """Calls first, then symbols whose bounds mention others."""
-    return (0, 0, a.key) if isinstance(a, Call) else (1, -_depth(a), a.key)
-
-
-def _choice(e: Expr, away: frozenset[Sym]) -> Call | None:
-    """A truth value over eliminated symbols that chooses between values."""
-    for call in expr.calls(e):
-        if call.op not in _TRUTH or not (call.args[0].symbols() & away):
-            continue
-        slope, rest = expr.linear_in(e, call)
-        nested = any(call in expr.calls(expr.from_atom(a)) and a != call for a in e.atoms())
-        if slope is None or nested or not (expr.nonneg(slope) or expr.nonneg(-slope)):
-            return call
-        if slope.symbols() & away:
-            return call
-    return None
-
-
-def _by_terms(e: Expr, away: frozenset[Sym], sign: int) -> Expr:
-    """Bounds of the monomials, added: always possible where the atoms are bounded."""
-    total = const(0)
-    for monomial, coefficient in e.terms:
-        low = high = const(coefficient)
-        for atom in monomial:
-            if expr.from_atom(atom).symbols() & away:
-                a_low, a_high = _atom_bound(atom, away, -1), _atom_bound(atom, away, 1)
-            else:
-                a_low = a_high = expr.from_atom(atom)
-            corners = [x * y for x in (low, high) for y in (a_low, a_high)]
-            low, high = corners[0], corners[0]
-            for corner in corners[1:]:
-                low, high = expr.minimum(low, corner), expr.maximum(high, corner)
-        total = total + (high if sign > 0 else low)
-    return _reach(total, away, sign, 0)
-
-
-def _atom_bound(atom: Atom, away: frozenset[Sym], sign: int) -> Expr:
-    """A bound of one atom that mentions eliminated symbols; it mentions none."""
-    if isinstance(atom, Sym):
-        bound = atom.hi if sign > 0 else atom.lo
-        if bound is None:
-            raise _Unbounded
-        return _reach(bound, away, sign, 4)
-    if atom.op in _TRUTH:
-        return _truth_bound(atom, away, sign)
-    x, y = atom.args
-    if atom.op in ("min", "max"):
-        return _extreme_bound(atom, away, sign)
-    if y.symbols() & away:
-        return _division_interval(atom, away, sign)
-    if atom.op == "floordiv":
-        if expr.nonneg(y):  # x // 0 is 0 for every x
-            return _reach(x, away, sign, 4) // y
-        return _division_interval(atom, away, sign)
-    if not expr.nonneg(y):
-        return _division_interval(atom, away, sign)
-    return expr.maximum(y - 1, 0) if sign > 0 else const(0)
-
-
-def _truth_bound(atom: Call, away: frozenset[Sym], sign: int) -> Expr:
-    if atom.op == "eq0":
-        return const(1 if sign > 0 else 0)
-    try:
-        return expr.ge0(_reach(atom.args[0], away, sign, 2))
-    except _Unbounded:
-        return const(1 if sign > 0 else 0)
-
-
-def _extreme_bound(atom: Call, away: frozenset[Sym], sign: int) -> Expr:
-    """min is bounded above by either argument, max below."""
-    bounds = []
-    for arg in atom.args:
-        try:
-            bounds.append(_reach(arg, away, sign, 4))
-        except _Unbounded:
-            if (atom.op == "min") != (sign > 0):
-                raise
-    if not bounds:
-        raise _Unbounded
-    if len(bounds) == 1:
-        return bounds[0]
-    return expr.minimum(*bounds) if atom.op == "min" else expr.maximum(*bounds)
-
-
-def _division_interval(atom: Call, away: frozenset[Sym], sign: int) -> Expr:
-    """|x // d| <= |x| and |x % d| < |d| or 0, whatever d is."""
-    x, y = atom.args
-    if atom.op == "floordiv":
-        low, high = _reach(x, away, -1, 4), _reach(x, away, 1, 4)
-        if expr.nonneg(x) and expr.nonneg(y):
-            if sign < 0:
-                return const(0)
-            least = _reach(y, away, -1, 4)
-            return high // least if expr.nonneg(least - 1) else high
-        size = expr.maximum(expr.maximum(-low, high), 0)
-        return size if sign > 0 else -size
-    if expr.nonneg(y):
-        return expr.maximum(_reach(y, away, 1, 4) - 1, 0) if sign > 0 else const(0)
-    if sign > 0:
-        return expr.maximum(_reach(y, away, 1, 4) - 1, 0)
-    return expr.minimum(_reach(y, away, -1, 4) + 1, 0)
 
 
 __all__ = [

@@ -38,8 +38,8 @@ def first_failure(claim: Claim, facts: Facts, unless: Facts) -> Values | None:
         return None
     if kind == "nonneg" and expr.nonneg(e):
         return None
-    related = _related({*e.symbols()}.union(*(u.symbols() for u in unless)), facts)
-    return _tried(kind, e, related, tuple(u for u in unless if not u.is_const or u == 0))
+    near = related({*e.symbols()}.union(*(u.symbols() for u in unless)), facts)
+    return _tried(kind, e, near, tuple(u for u in unless if not u.is_const or u == 0))
 
 
 @lru_cache(maxsize=8192)
@@ -74,7 +74,7 @@ def _with_bounds(used: Iterable[Sym]) -> set[Sym]:
     return out
 
 
-def _related(used: set[Sym], facts: Facts) -> Facts:
+def related(used: set[Sym], facts: Facts) -> Facts:
     """The facts that share symbols with the used ones, through each other and through bounds."""
     used, left, out = _with_bounds(used), list(facts), []
     while True:
@@ -92,7 +92,7 @@ def route_fault(route: Route, var: Sym, size: Expr, facts: Facts) -> str | None:
     """The first member, on meshes of up to 16, that looks for its sender in the wrong place."""
     to, sends, source, receives = route
     used = to.symbols().union(*(e.symbols() for e in (sends, source, receives, size))) - {var}
-    facts = _related(used, facts)
+    facts = related(used, facts)
     used = used.union(*(f.symbols() for f in facts))
     names = [var.name, *sorted(s.name for s in used)]
     functions = [expr.function(e, names) for e in route]

@@ -116,21 +116,33 @@ class _Writer:
 
     def comparison(self, call: Call, negate: bool) -> Text:
         left, right, shift = _sides(call.args[0])
-        if call.op == "ge0" and nonneg(call.args[0] + 1):  # lowest is -1: `i > 0`, `i == 0`
-            sign, right = self.style.equal if negate else ">", right - shift - 1
-        elif call.op == "ge0" and nonneg(-call.args[0]):  # highest is 0: `i == n - 1`, `i < n - 1`
-            sign, right = "<" if negate else self.style.equal, right - shift
-        elif call.op == "eq0":
-            sign = "!=" if negate else self.style.equal
-            right = right - shift
-        elif shift == -1 and right.terms:
-            sign = "<=" if negate else ">"
+        if call.op == "eq0":
+            sign, right = ("!=" if negate else self.style.equal), right - shift
+        elif _kind(right) < _kind(left):  # what moves most stands on the left: `i < n - 1`
+            sign, by = self.order(call, shift + 1, ("<", ">="), ("<=", ">"), negate)
+            left, right = right, left + by
         else:
-            sign = "<" if negate else ">="
-            right = right - shift
+            sign, by = self.order(call, -shift, (">=", "<"), (">", "<="), negate)
+            right = right + by
         a, b = self.within(self.expr(left), _SUM), self.within(self.expr(right), _SUM)
         return f"{a} {sign} {b}", _COMPARE
 
+    def order(
+        self, call: Call, by: int, sign: tuple[str, str], other: tuple[str, str], negate: bool
+    ) -> tuple[str, int]:
+        """A sign, and what is added on the right; `other` is for a right side one less."""
+        e = call.args[0]
+        if nonneg(e + 1):  # lowest is -1: `i > 0`, `i == 0`; `i < n`, `i == n`
+            if sign[0] == ">=":
+                return (self.style.equal if negate else ">"), by - 1
+            return (self.style.equal, by) if negate else ("<", by)
+        if nonneg(-e):  # highest is 0: `i == n - 1`, `i < n - 1`
+            if sign[0] == ">=":
+                return ("<" if negate else self.style.equal), by
+            return (">", by - 1) if negate else (self.style.equal, by - 1)
+        if by == 1 and e.terms and any(c < 0 for m, c in e.terms if m):
+            return other[negate], by - 1
+        return sign[negate], by
     def sum(self, e: Expr) -> Text:
         if not e.terms:
             return "0", _ATOM
@@ -249,6 +261,14 @@ def _unfolded(e: Expr) -> tuple[list[tuple[Monomial, int]], set[Atom]]:
     if left > 0 and terms and terms[0][1] < 0:
         return [((), left), *terms], negated
     return terms + [((), left)] * bool(left), negated
+
+
+_KINDS = ("var", "counter", "coord", "scalar", "size")
+
+
+def _kind(e: Expr) -> int:
+    """How little an Expr moves: the place of its symbols that move most."""
+    return min((_KINDS.index(s.kind) for s in e.symbols()), default=len(_KINDS))
 
 
 def _sides(e: Expr) -> tuple[Expr, Expr, int]:

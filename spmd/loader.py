@@ -22,14 +22,15 @@ _BLAS_PREFIXES = ("scipy_cblas_", "cblas_")
 
 
 def read(path: str) -> bytes:
-    """The bytes of an image file. Raises ImageError for what is no regular file, OutputError else."""
+    """The bytes of an image file. Raises ImageError for what is no regular file."""
     import stat
 
     try:
         mode = os.stat(path).st_mode
         if not stat.S_ISREG(mode):
             raise ImageError(f"{path}: not an spmd image", expected="a regular file",
-                             found="a directory" if stat.S_ISDIR(mode) else "a special file")  # fmt: skip
+                             found="a directory" if stat.S_ISDIR(mode)
+                             else "a special file")  # fmt: skip
         with open(path, "rb") as file:
             return file.read()
     except OSError as error:
@@ -151,8 +152,10 @@ def _routine(name: str) -> Any:
         _openblas = lib.spmd_library_open(path.encode())
         if _openblas == ffi.NULL:
             _openblas = None
-            raise EnvironmentFault("OpenBLAS cannot be loaded", found=_linker_error(),
-                                   remedy="pip install --force-reinstall scipy-openblas32")  # fmt: skip
+            raise EnvironmentFault(
+                "OpenBLAS cannot be loaded", found=_linker_error(),
+                remedy="pip install --force-reinstall scipy-openblas32",
+            )  # fmt: skip
     for prefix in _BLAS_PREFIXES:
         found = lib.spmd_library_symbol(_openblas, (prefix + name).encode())
         if found != ffi.NULL:

@@ -22,12 +22,13 @@ FOLDERS = ("codegen", "spmd", "examples", "tests")
 # A module imports only modules of its own level or a lower one. The longest prefix counts.
 LEVELS = {
     "codegen.errors": 0,
-    "codegen.dtypes": 1, "codegen.expr": 1,
-    "codegen.prove": 2, "codegen.mesh": 2, "codegen.functions": 2,
+    "codegen.dtypes": 1, "codegen.expr": 1, "codegen.terms": 1, "codegen.bounds": 1,
+    "codegen.spelling": 1,
+    "codegen.estimate": 2, "codegen.prove": 2, "codegen.mesh": 2, "codegen.functions": 2,
     "codegen.ir": 3,
     "codegen.ops": 4,
     "codegen.access": 5, "codegen.plan": 5, "codegen.printer": 5, "codegen.manifest": 5,
-    "codegen.target": 5, "codegen.link": 5, "codegen.plan_text": 5,
+    "codegen.target": 5, "codegen.link": 5, "codegen.plan_text": 5, "codegen.steps": 5,
     "codegen.trace": 6, "codegen.kernels": 6, "codegen.oracle": 6,
     "codegen.emit": 7,
     "codegen.passes": 8, "codegen.describe": 8,

@@ -143,7 +143,7 @@ class ControlWriter:
         names = {local_name(s): self.symbol(s) for s in self.used if self.symbol(s) != s.name}
         if self.in_step:
             names = {n: text for n, text in names.items() if "->counter[" not in text}
-        text = "\n".join(lines)
+        text = re.sub(r"/\*.*?\*/", "", "\n".join(lines), flags=re.DOTALL)  # comments quote source
         needed = [n for n in sorted(names) if re.search(rf"\b{n}\b", text)]
         return [*(f"{indent}const int64_t {n} = {names[n]};" for n in needed), *lines]
 

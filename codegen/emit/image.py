@@ -16,6 +16,7 @@ from codegen.emit.spell import c_expr, element, identifier, stored
 from codegen.errors import Place
 from codegen.expr import Expr
 from codegen.plan import Array, Exchange, KernelCall, Phase, Plan, Product, Step
+from codegen.steps import step_buffers
 
 _HEAD = """#include "spmd_image.h"
 #include "spmd_print.h"
@@ -262,11 +263,10 @@ def _operation(number: int, kind: str, step: Step) -> dict[str, Any]:
 
         row["place"] = f"{os.path.basename(place.file)}:{place.line}"
         row["text"] = place.source_line().strip()
+    row["buffers"] = sorted({b.number for b in step_buffers(step) if b.data is None})
     if isinstance(step, Exchange):
         row["site"] = step.site
         row["axes"] = list(step.axes)
-        buffers = [b.buffer.number for b in (step.pull_from, step.pull_into) if b is not None]
-        row["buffers"] = sorted(set(buffers))
     elif isinstance(step, Phase):
         row["phase"] = step.name
         row["libraries"] = sorted({w.library for w in step.work if isinstance(w, Product)

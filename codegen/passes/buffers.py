@@ -1,8 +1,8 @@
 """Which buffer a stored value lives in.
 
 Goes in: a Program and its stored values. Comes out: a Buffer per value. Values that may share
-memory do: an update happens in place, a carried array keeps one buffer round the loop, unless something
-still needs the old content; then they differ and the next pass copies.
+memory do: an update happens in place, a carried array keeps one buffer round the loop, unless
+something still needs the old content; then they differ and the next pass copies.
 Always holds: two values in one buffer are never both needed at any point (Chaitin's rule).
 """
 

@@ -37,26 +37,31 @@ def _local(value: Value) -> ArrayType:
     return value.type
 
 
-def _expect(condition: bool, op: Op | None, rule: str) -> None:
+def _expect(condition: bool, op: Op | None, rule: str, *about: object) -> None:
+    """about: what stands for each {} of the rule; spelled only when it is broken."""
     if not condition:
         raise InternalError(
-            f"the compiler broke a rule of its own: {rule}",
+            f"the compiler broke a rule of its own: {rule.format(*map(_text, about))}",
             place=op.place if op else None,
             found=f"op {op.kind}" if op else "",
             remedy="report this program: it is a defect of spmd",
         )
 
 
+def _text(x: object) -> str:
+    return str([str(i) for i in x]) if isinstance(x, list) else str(x)
+
+
 def _region(module: Module, region: Region, outer: set[Value]) -> None:
     scope = set(outer)
     for value in region.args:
-        _expect(value not in scope, None, f"{value} is defined once")
+        _expect(value not in scope, None, "{} is defined once", value)
         scope.add(value)
     for op in region.ops:
         _op(module, op, scope)
         scope.update(op.results)
     for value in region.results:
-        _expect(value in scope, None, f"a region's result {value} is defined in it")
+        _expect(value in scope, None, "a region's result {} is defined in it", value)
 
 
 def _op(module: Module, op: Op, scope: set[Value]) -> None:
@@ -65,18 +70,15 @@ def _op(module: Module, op: Op, scope: set[Value]) -> None:
         _expect(False, op, "an op's kind is a row of the table")
         return
     names = {n for n in rule.attrs if not n.endswith("?")}
-    _expect(names <= set(op.attrs), op, f"{op.kind} carries {', '.join(sorted(names))}")
+    _expect(names <= set(op.attrs), op, "{} carries {}", op.kind, sorted(names))
     for value in op.operands:
-        _expect(value in scope, op, f"operand {value} is defined before its use")
+        _expect(value in scope, op, "operand {} is defined before its use", value)
     for value in op.results:
-        _expect(value not in scope, op, f"{value} is defined once")
+        _expect(value not in scope, op, "{} is defined once", value)
     inferred = ops.infer(op.kind, [v.type for v in op.operands], op.attrs)
-    _expect(
-        _same_types(inferred, [v.type for v in op.results]),
-        op,
-        f"results follow from the rule: {[str(t) for t in inferred]} "
-        f"against {[str(v.type) for v in op.results]}",
-    )
+    stated = [v.type for v in op.results]
+    follows = "results follow from the rule: {} against {}"
+    _expect(_same_types(inferred, stated), op, follows, inferred, stated)
     for inner in op.regions:
         _region(module, inner, scope)
     _level(module, op)

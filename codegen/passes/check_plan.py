@@ -7,28 +7,11 @@ other memory than it reads; two compute phases never stand side by side.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from codegen.access import loads
 from codegen.errors import InternalError, Place
-from codegen.plan import (
-    Branch,
-    Buffer,
-    Default,
-    Exchange,
-    KernelCall,
-    Lane,
-    Load,
-    Loop,
-    Phase,
-    Plan,
-    Print,
-    Product,
-    Reduce,
-    Step,
-    Store,
-    Work,
-)  # fmt: skip
+from codegen.plan import Exchange, Phase, Plan, Step
+from codegen.steps import inner_steps, step_buffers, walk_steps
 
 
 def check_plan(plan: Plan) -> Plan:
@@ -71,61 +54,6 @@ def _rule(holds: bool, place: Place | None, rule: str) -> None:
             f"the compiler broke a rule of its own: {rule}", place=place,
             remedy="report this program: it is a defect of spmd",
         )  # fmt: skip
-
-
-def walk_steps(steps: Sequence[Step]) -> Iterator[Step]:
-    """Every step, outer first."""
-    for step in steps:
-        yield step
-        for inner in inner_steps(step):
-            yield from walk_steps(inner)
-
-
-def inner_steps(step: Step) -> tuple[tuple[Step, ...], ...]:
-    if isinstance(step, Loop):
-        return (step.condition, step.body)
-    if isinstance(step, Branch):
-        return step.arms
-    if isinstance(step, Default):
-        return (step.steps,)
-    return ()
-
-
-def step_buffers(step: Step) -> Iterator[Buffer]:
-    """Every buffer that a step itself (not a step inside it) touches."""
-    if isinstance(step, Phase):
-        for work in step.work:
-            yield from work_buffers(work)
-    elif isinstance(step, Exchange):
-        for box in (step.pull_from, step.pull_into, step.send):
-            if box is not None:
-                yield box.buffer
-    elif isinstance(step, Loop) and step.flag is not None:
-        yield step.flag.buffer
-    elif isinstance(step, Branch) and isinstance(step.on, Load):
-        yield step.on.buffer
-    elif isinstance(step, Print):
-        for node in step.operands:
-            for load in loads(node):
-                yield load.buffer
-
-
-def work_buffers(work: Work) -> Iterator[Buffer]:
-    if isinstance(work, Product):
-        for m in (work.a, work.b, work.c):
-            yield m.buffer
-        return
-    if isinstance(work, KernelCall):
-        for a in work.arguments:
-            if isinstance(a.what, Buffer):
-                yield a.what
-        return
-    yield work.buffer
-    if isinstance(work, Lane):
-        yield from work.scratch
-    if isinstance(work, (Store, Reduce, Lane)) and work.value is not None:
-        for load in loads(work.value):
-            yield load.buffer
 
 
 def _side_by_side(steps: Sequence[Step]) -> None:

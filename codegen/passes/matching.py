@@ -1,9 +1,7 @@
 """Sends and receives that match, extents that fit, boxes in bounds: proved, or tried.
 
-In: a Program. Out: the same Program, with the conditions on sizes under which its permutes are
-right, to be checked at launch. What the user stated wrongly is a MatchingError with the smallest
-counter-example; what the compiler derived wrongly (the receiver's side, extents, offsets, boxes) is
-an InternalError.
+In: a Program. Out: the same, with conditions on sizes that its permutes need at launch. Raises
+MatchingError for what the user stated, InternalError for what the compiler derived from it.
 Always holds: what is not proved has been tried at small sizes, the smallest first.
 """
 
@@ -20,7 +18,7 @@ from codegen.ir import Condition, Module, Op, Region, Shape, Value, layout_text
 from codegen.mesh import Layout, block_extent, local_extent
 from codegen.ops import OPS
 from codegen.printer import axes_text, exchange_text, user_text
-from codegen.sampling import Claim, Facts, first_failure, route_fault
+from codegen.sampling import Claim, Facts, first_failure, related, route_fault
 
 Axes = tuple[str, ...]
 
@@ -68,17 +66,17 @@ class _Matching:
 
     def same(self, op: Op, a: Expr, b: Expr, facts: Facts, what: str) -> None:
         """Raises InternalError where a and b may differ."""
-        self.hold(op, [("equal", a - b)], facts, what, f"{a}, where {b} is expected")
+        self.hold(op, [("equal", a - b)], facts, what, lambda: f"{a}, where {b} is expected")
 
     def hold(
-        self, op: Op, claims: Sequence[Claim], facts: Facts, what: str, found: str,
+        self, op: Op, claims: Sequence[Claim], facts: Facts, what: str, found: Callable[[], str],
         unless: tuple[Expr, ...] = (),
     ) -> None:  # fmt: skip
         """Raises InternalError where a claim fails. unless: extents of which none may be 0."""
         for claim in claims:
             at = first_failure(claim, facts, unless)
             if at is not None:
-                _broken(op, what, f"{found} ({_where(at)})")
+                _broken(op, what, f"{found()} ({_where(at)})")
 
     def independent(self, op: Op, shape: Shape, axes: Axes, facts: Facts) -> None:
         """Raises MatchingError where an extent differs between the members."""
@@ -129,7 +127,8 @@ class _Matching:
     def injective(
         self, op: Op, to: Expr, sends: Expr, var: Sym, size: Expr, facts: Facts
     ) -> None:  # fmt: skip
-        proof = prove.injective(to, sends, var, size, facts)
+        used = to.symbols() | sends.symbols() | size.symbols()
+        proof = prove.injective(to, sends, var, size, related(used - {var}, facts))
         if proof.condition is not None:
             self.require(op, proof.condition, "no two ranks send to one")
         if proof.holds:
@@ -212,18 +211,21 @@ class _Matching:
 
     def joined(self, op: Op, axes: Axes, extent: Expr, facts: Facts, own: bool = False) -> Expr:
         """The extent of all members' pieces together; checks `offset`. own: all have mine."""
-        n, var, offset = self.mesh.size(axes), op.attrs["var"], op.attrs["offset"]
+        n, var, offset = self.mesh.size(axes), op.attrs["var"], expr.as_expr(op.attrs["offset"])
         p = Sym(var.name, "var", const(0), n - 1)
         at = expr.symbol(p)
         stated = offset.subst({var: at})
         piece = extent if own else extent.subst(self.mesh.at(axes, at))
-        d = op.attrs.get("concat", op.attrs.get("dim"))
-        total = op.result.type.shape[d]
+        d: int = op.attrs["concat" if "concat" in op.attrs else "dim"]
+        total: Expr = op.result.type.shape[d]
         sums = prove.prefix_sum(piece, p, at), prove.prefix_sum(piece, p, n)
         if sums == (stated, total):
             return total
         what = "`offset` is where a member's piece begins, and the result ends with the last"
-        found = f"offset {stated}, extent {total} of pieces of {piece}"
+
+        def found() -> str:
+            return f"offset {stated}, extent {total} of pieces of {piece}"
+
         after = stated.subst({p: at + 1})
         inner = (*self.among(facts, axes), expr.lt(at, n - 1))
         self.same(op, stated.subst({p: const(0)}), const(0), facts, what)
@@ -249,24 +251,26 @@ class _Matching:
         self.box(op, op.operands[0].type.shape, op.operands[1].type.shape, facts)
 
     def box(self, op: Op, whole: Shape, part: Shape, facts: Facts) -> None:
-        start, step = op.attrs["start"], op.attrs["step"]
-        for first, by, m, e in zip(start, step, part, whole, strict=True):
-            first, by = expr.as_expr(first), int(by)
-            if by == 1 and first == 0 and m == e:
-                continue
-            last = first + (m - 1) * by
-            low, high = (first, last) if by > 0 else (last, first)
-            found = f"elements {first} to {last} of an extent of {e}"
-            self.hold(op, [("nonneg", m)], facts, "an extent is not negative", f"extent {m}")
-            self.hold(op, [("nonneg", low), ("nonneg", e - 1 - high)], facts,
-                      f"the box of {op.kind} lies in bounds", found, part)  # fmt: skip
+        for dim in zip(op.attrs["start"], op.attrs["step"], part, whole, strict=True):
+            self.range(op, *dim, part, facts)
+
+    def range(
+        self, op: Op, start: Expr, step: int, m: Expr, e: Expr, part: Shape, facts: Facts
+    ) -> None:
+        """The m elements of one dim; where the box `part` is empty, they may lie anywhere."""
+        first = expr.as_expr(start)
+        if step == 1 and first == 0 and m == e:
+            return
+        last = first + (m - 1) * step
+        low, high = (first, last) if step > 0 else (last, first)
+        self.hold(op, [("nonneg", m)], facts, "an extent is not negative", lambda: f"extent {m}")
+        self.hold(op, [("nonneg", low), ("nonneg", e - 1 - high)], facts,
+                  f"the box of {op.kind} lies in bounds",
+                  lambda: f"elements {first} to {last} of an extent of {e}", part)  # fmt: skip
 
     def dynamic(self, op: Op, facts: Facts) -> None:
-        whole = op.operands[0].type.shape
-        part = op.result.type.shape if op.kind == "dynamic_slice" else ()
-        for m, e in zip(part, whole):
-            self.hold(op, [("nonneg", m), ("nonneg", e - m)], facts,
-                      f"the box of {op.kind} fits", f"extent {m} in {e}")  # fmt: skip
+        for m, e in zip(op.result.type.shape, op.operands[0].type.shape, strict=True):
+            self.range(op, const(0), 1, m, e, (), facts)
 
     # ---- the edges of a program ------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """Program to Plan: ops in order become compute phases, exchange phases and control steps.
 
-Goes in: a Program, its stored values and their buffers. Comes out: the Plan; nothing is left for the
-emitter to decide. Where a value that wants another's buffer could not have it, a copy stands here.
+Goes in: a Program, its stored values and their buffers. Comes out: the Plan; nothing is left for
+the emitter to decide. Where a value could not have the buffer it wanted, a copy stands here.
 Always holds: between two exchanges there is at most one compute phase; no phase mentions a rank.
 """
 
@@ -429,8 +429,11 @@ class _Schedule:
     ) -> dict[str, Any]:
         mine = self.box(op.operands[0])
         dim, size = op.attrs["dim"], self.mesh.size(tuple(op.attrs["axes"]))
-        return {"pull_from": _block(_seen_from(mine, there), dim, size, me),
-                "pull_into": self.box(op.result), "send": _block(mine, dim, size, member)}  # fmt: skip
+        return {
+            "pull_from": _block(_seen_from(mine, there), dim, size, me),
+            "pull_into": self.box(op.result),
+            "send": _block(mine, dim, size, member),
+        }
 
     def broadcast_from(
         self, op: Op, me: Expr, member: Expr, there: Mapping[Sym, Expr]

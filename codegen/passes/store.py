@@ -120,7 +120,7 @@ class _Storing:
         return True
 
     def consumers(self, value: Value) -> Iterator[_Use]:
-        """The uses that really read a value: through views, to whoever is stored or no op at all."""
+        """The uses that really read a value: through views, to whoever is stored."""
         for use in self.uses.get(value, ()):
             if use.op is not None and use.op.kind in _VIEWS and use.op.result not in self.stored:
                 yield from self.consumers(use.op.result)

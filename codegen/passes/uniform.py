@@ -1,7 +1,6 @@
-"""Where ranks may differ: which values vary over which mesh axes, and whether all members of an
-exchange reach it together.
+"""Where ranks may differ: which values vary over which axes, and who comes to an exchange.
 
-In: a Program. Out: axes per value; or a MatchingError where only some ranks may come to an exchange.
+In: a Program. Out: axes per value; or a MatchingError where some ranks alone may reach an exchange.
 Always holds: a value that is not said to vary over an axis is equal on all ranks along it.
 """
 
@@ -228,10 +227,8 @@ class _Check:
             words = user_text(self.mesh, expr.as_expr(e))
             if name == "on":
                 return words, "compute the value on every rank and choose with np.where"
-            return (
-                f"{name} = {words}",
-                "run the loop equally often on every rank, from one start, and choose with np.where",
-            )
+            remedy = "run the loop from one start, equally often on every rank; np.where chooses"
+            return f"{name} = {words}", remedy
         axes = axes_text(apart) if len(apart) == 1 else f"({axes_text(apart)})"
         return (
             f"a condition computed from values that may differ along {axes_text(apart)}",

@@ -267,7 +267,8 @@ class Number:
             f"{self.expr} is not known while building",
             place=user_place(),
             expected=needed,
-            found="a number that depends on the index, the mesh, a scalar or a loop counter" + where_asked(needed),
+            found="a number that depends on the index, the mesh, a scalar or a loop counter"
+            + where_asked(needed),
             remedy=remedy,
         )
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from codegen.errors import Place, ProgramError, SpmdError, UnsupportedError, UsageError
-from codegen.ir import Module, Output, Value
+from codegen.ir import Condition, Module, Output, Value
 from codegen.mesh import Axis, Mesh
 from codegen.trace import mapping, tree
 from codegen.trace.array import Array, Number, as_value
@@ -166,6 +166,7 @@ class Program:
     def _capture(self, values: dict[str, Any]) -> Module:
         """A program is traced again with what spmd.require said of its axes: that proves more."""
         mesh = self.mesh
+        stated: dict[tuple[str, Place | None], Condition] = {}
         while True:
             context = Context(self.name, mesh)
             try:
@@ -175,8 +176,11 @@ class Program:
                     raise
             else:
                 if not context.learned:
-                    return module
+                    # a bound that is known proves the condition it came from: keep that one
+                    kept = stated | {(c.text, c.place): c for c in module.conditions}
+                    return replace(module, conditions=tuple(kept.values()))
             learned = context.learned
+            stated |= {(c.text, c.place): c for c in context.conditions}
             mesh = Mesh(tuple(replace(a, most=learned.get(a.name, a.most)) for a in mesh.axes))
 
     def _trace(self, context: Context, values: dict[str, Any]) -> Module:

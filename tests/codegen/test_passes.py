@@ -8,8 +8,9 @@ from codegen.compile import lower
 from codegen.errors import InternalError
 from codegen.ir import walk
 from codegen.passes.check import check
-from codegen.passes.check_plan import check_plan, walk_steps
+from codegen.passes.check_plan import check_plan
 from codegen.plan import Branch, Exchange, Load, Loop, Phase, Reduce, Store
+from codegen.steps import walk_steps
 from tests.codegen import sample_programs
 
 

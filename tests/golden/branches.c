@@ -60,7 +60,7 @@ static void combine_max_float64(void *into, const void *from, int64_t n)
 }
 
 /* compute phase
- *   e0 = (9 // n_x) - (i_x >= 9 % n_x) + 1
+ *   e0 = 9 // n_x + (i_x < 9 % n_x)
  *   e1 = (9 // n_x) * i_x + min(i_x, 9 % n_x)
  */
 static void phase_0(double *restrict u_2, double *restrict u, const int64_t e0, const int64_t e1)
@@ -77,7 +77,7 @@ static void phase_0(double *restrict u_2, double *restrict u, const int64_t e0, 
 }
 
 /* compute phase
- *   e0 = (9 // n_x) - (i_x >= 9 % n_x) + 1
+ *   e0 = 9 // n_x + (i_x < 9 % n_x)
  */
 static void phase_1(double *restrict u_2, const double *restrict u, const int64_t e0)
 {
@@ -97,7 +97,7 @@ static void phase_1(double *restrict u_2, const double *restrict u, const int64_
 
 /* compute phase
  *   e0 = n_x
- *   e1 = (9 // n_x) - (i_x >= 9 % n_x) + 1
+ *   e1 = 9 // n_x + (i_x < 9 % n_x)
  */
 static void phase_2(double *restrict a, double *restrict u, const int64_t e0, const int64_t e1,
     const double scalar_rate)
@@ -114,7 +114,7 @@ static void phase_2(double *restrict a, double *restrict u, const int64_t e0, co
 }
 
 /* compute phase
- *   e0 = (9 // n_x) - (i_x >= 9 % n_x) + 1
+ *   e0 = 9 // n_x + (i_x < 9 % n_x)
  */
 static void phase_3(double *restrict u, const int64_t e0)
 {
@@ -125,7 +125,7 @@ static void phase_3(double *restrict u, const int64_t e0)
 }
 
 /* compute phase
- *   e0 = (9 // n_x) - (i_x >= 9 % n_x) + 1
+ *   e0 = 9 // n_x + (i_x < 9 % n_x)
  */
 static void phase_4(double *restrict u, const int64_t e0)
 {
@@ -136,7 +136,7 @@ static void phase_4(double *restrict u, const int64_t e0)
 }
 
 /* compute phase
- *   e0 = (9 // n_x) - (i_x >= 9 % n_x) + 1
+ *   e0 = 9 // n_x + (i_x < 9 % n_x)
  */
 static void phase_5(double *restrict largest, const double *restrict u, const int64_t e0)
 {
@@ -161,7 +161,7 @@ static void phase_6(uint8_t *restrict map, const double *restrict largest_2)
 }
 
 /* compute phase
- *   e0 = (9 // n_x) - (i_x >= 9 % n_x) + 1
+ *   e0 = 9 // n_x + (i_x < 9 % n_x)
  */
 static void phase_7(double *restrict largest_2, double *restrict u, const int64_t e0)
 {
@@ -349,7 +349,7 @@ static void load(spmd_rank *r)
     const int64_t i_x = r->coord[AXIS_x];
     const int64_t n_x = r->world->size[AXIS_x];
     r->at_load[X_u_offset_0] = spmd_floordiv(9, n_x) * i_x + spmd_min(i_x, spmd_mod(9, n_x));
-    r->at_load[X_u_extent_0] = spmd_floordiv(9, n_x) - (i_x >= spmd_mod(9, n_x)) + 1;
+    r->at_load[X_u_extent_0] = spmd_floordiv(9, n_x) + (i_x < spmd_mod(9, n_x));
     r->at_load[X_branch] = (spmd_mod(i_x, 2) > 0);
 }
 

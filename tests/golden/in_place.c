@@ -25,7 +25,7 @@ enum {
 };
 
 /* compute phase
- *   e0 = (12 // n_x) - (i_x >= 12 % n_x) + 1
+ *   e0 = 12 // n_x + (i_x < 12 % n_x)
  *   e1 = (12 // n_x) * i_x + min(i_x, 12 % n_x)
  */
 static void phase_0(double *restrict u, const int64_t e0, const int64_t e1)
@@ -39,7 +39,7 @@ static void phase_0(double *restrict u, const int64_t e0, const int64_t e1)
 }
 
 /* compute phase
- *   e0 = (12 // n_x) - (i_x >= 12 % n_x) + 1
+ *   e0 = 12 // n_x + (i_x < 12 % n_x)
  */
 static void phase_1(double *restrict a, double *restrict u, double *restrict a_2, const int64_t e0)
 {
@@ -118,7 +118,7 @@ static void load(spmd_rank *r)
     const int64_t i_x = r->coord[AXIS_x];
     const int64_t n_x = r->world->size[AXIS_x];
     r->at_load[X_u_offset_0] = spmd_floordiv(12, n_x) * i_x + spmd_min(i_x, spmd_mod(12, n_x));
-    r->at_load[X_u_extent_0] = spmd_floordiv(12, n_x) - (i_x >= spmd_mod(12, n_x)) + 1;
+    r->at_load[X_u_extent_0] = spmd_floordiv(12, n_x) + (i_x < spmd_mod(12, n_x));
 }
 
 static void reserve(const spmd_world *world, int64_t *bytes)

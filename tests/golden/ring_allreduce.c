@@ -42,7 +42,7 @@ static void phase_0(float *restrict part, const int64_t e0)
 }
 
 /* compute phase
- *   e0 = (10 // n_ring) - ((i_ring - s - 1) % n_ring >= 10 % n_ring) + 1
+ *   e0 = 10 // n_ring + ((i_ring - s - 1) % n_ring < 10 % n_ring)
  *   e1 = (10 // n_ring) * ((i_ring - s - 1) % n_ring) + min((i_ring - s - 1) % n_ring,
   *     10 % n_ring)
  */
@@ -56,7 +56,7 @@ static void phase_1(float *restrict part, const float *restrict received, const 
 }
 
 /* compute phase
- *   e0 = (10 // n_ring) - ((i_ring - s_2) % n_ring >= 10 % n_ring) + 1
+ *   e0 = 10 // n_ring + ((i_ring - s_2) % n_ring < 10 % n_ring)
  *   e1 = (10 // n_ring) * ((i_ring - s_2) % n_ring) + min((i_ring - s_2) % n_ring, 10 % n_ring)
  */
 static void phase_2(float *restrict part, const float *restrict received, const int64_t e0,
@@ -78,13 +78,13 @@ static void pull_0(const spmd_rank *r, int64_t member, spmd_box *from, spmd_box 
         n_ring) * r->at_load[X_10_div_n_ring] + 4 * spmd_min(spmd_mod(member - s, n_ring),
             r->at_load[X_10_mod_n_ring]);
     from->dims = 1;
-    from->extent[0] = r->at_load[X_10_div_n_ring] - (spmd_mod(i_ring - s - 1,
-        n_ring) >= r->at_load[X_10_mod_n_ring]) + 1;
+    from->extent[0] = (r->at_load[X_10_mod_n_ring] > spmd_mod(i_ring - s - 1, n_ring))
+        + r->at_load[X_10_div_n_ring];
     from->stride[0] = 4;
     into->offset = r->world->buffer[B_received];
     into->dims = 1;
-    into->extent[0] = r->at_load[X_10_div_n_ring] - (spmd_mod(i_ring - s - 1,
-        n_ring) >= r->at_load[X_10_mod_n_ring]) + 1;
+    into->extent[0] = (r->at_load[X_10_mod_n_ring] > spmd_mod(i_ring - s - 1, n_ring))
+        + r->at_load[X_10_div_n_ring];
     into->stride[0] = 4;
 }
 
@@ -98,8 +98,8 @@ static void send_0(const spmd_rank *r, int64_t member, spmd_box *from)
         n_ring) * r->at_load[X_10_div_n_ring] + 4 * spmd_min(spmd_mod(i_ring - s, n_ring),
             r->at_load[X_10_mod_n_ring]);
     from->dims = 1;
-    from->extent[0] = r->at_load[X_10_div_n_ring] - (spmd_mod(i_ring - s,
-        n_ring) >= r->at_load[X_10_mod_n_ring]) + 1;
+    from->extent[0] = (r->at_load[X_10_mod_n_ring] > spmd_mod(i_ring - s, n_ring))
+        + r->at_load[X_10_div_n_ring];
     from->stride[0] = 4;
 }
 
@@ -134,13 +134,13 @@ static void pull_1(const spmd_rank *r, int64_t member, spmd_box *from, spmd_box 
         n_ring) * r->at_load[X_10_div_n_ring] + 4 * spmd_min(spmd_mod(member - s_2 + 1, n_ring),
             r->at_load[X_10_mod_n_ring]);
     from->dims = 1;
-    from->extent[0] = r->at_load[X_10_div_n_ring] - (spmd_mod(i_ring - s_2,
-        n_ring) >= r->at_load[X_10_mod_n_ring]) + 1;
+    from->extent[0] = (r->at_load[X_10_mod_n_ring] > spmd_mod(i_ring - s_2, n_ring))
+        + r->at_load[X_10_div_n_ring];
     from->stride[0] = 4;
     into->offset = r->world->buffer[B_received];
     into->dims = 1;
-    into->extent[0] = r->at_load[X_10_div_n_ring] - (spmd_mod(i_ring - s_2,
-        n_ring) >= r->at_load[X_10_mod_n_ring]) + 1;
+    into->extent[0] = (r->at_load[X_10_mod_n_ring] > spmd_mod(i_ring - s_2, n_ring))
+        + r->at_load[X_10_div_n_ring];
     into->stride[0] = 4;
 }
 
@@ -154,8 +154,8 @@ static void send_1(const spmd_rank *r, int64_t member, spmd_box *from)
         n_ring) * r->at_load[X_10_div_n_ring] + 4 * spmd_min(spmd_mod(i_ring - s_2 + 1, n_ring),
             r->at_load[X_10_mod_n_ring]);
     from->dims = 1;
-    from->extent[0] = r->at_load[X_10_div_n_ring] - (spmd_mod(i_ring - s_2 + 1,
-        n_ring) >= r->at_load[X_10_mod_n_ring]) + 1;
+    from->extent[0] = (r->at_load[X_10_mod_n_ring] > spmd_mod(i_ring - s_2 + 1, n_ring))
+        + r->at_load[X_10_div_n_ring];
     from->stride[0] = 4;
 }
 
@@ -205,8 +205,8 @@ static int step(spmd_rank *r)
         /* sample_programs.py:20: b[(i - s - 1) % n] += spmd.ppermute(b[(i - s) % n], "ring", … */
         r->operation = 2;
         phase_1((float *)AT(r, B_part), (float *)AT(r, B_received),
-            r->at_load[X_10_div_n_ring] - (spmd_mod(i_ring - r->counter[C_s] - 1,
-                n_ring) >= r->at_load[X_10_mod_n_ring]) + 1,
+            (r->at_load[X_10_mod_n_ring] > spmd_mod(i_ring - r->counter[C_s] - 1, n_ring))
+                + r->at_load[X_10_div_n_ring],
             spmd_mod(i_ring - r->counter[C_s] - 1, n_ring) * r->at_load[X_10_div_n_ring]
                 + spmd_min(spmd_mod(i_ring - r->counter[C_s] - 1, n_ring),
                     r->at_load[X_10_mod_n_ring]));
@@ -223,8 +223,8 @@ static int step(spmd_rank *r)
         /* sample_programs.py:22: b[(i - s) % n] = spmd.ppermute(b[(i + 1 - s) % n], "ring", s… */
         r->operation = 4;
         phase_2((float *)AT(r, B_part), (float *)AT(r, B_received),
-            r->at_load[X_10_div_n_ring] - (spmd_mod(i_ring - r->counter[C_s_2],
-                n_ring) >= r->at_load[X_10_mod_n_ring]) + 1,
+            (r->at_load[X_10_mod_n_ring] > spmd_mod(i_ring - r->counter[C_s_2], n_ring))
+                + r->at_load[X_10_div_n_ring],
             spmd_mod(i_ring - r->counter[C_s_2], n_ring) * r->at_load[X_10_div_n_ring]
                 + spmd_min(spmd_mod(i_ring - r->counter[C_s_2], n_ring),
                     r->at_load[X_10_mod_n_ring]));

@@ -1,0 +1,160 @@
+"""What is in an image, for people: summary, sizes, every level of the compiler, machine code.
+
+Goes in: the path of an image. Comes out: text or JSON on standard output.
+Always holds: nothing of the image is executed; an image for another machine can be looked at too;
+what an image says of itself is printed without terminal escapes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from codegen import manifest as reader
+from codegen.manifest import evaluate, printable
+from spmd import loader, memory, sizes
+
+RANKS = (1, 10, 100, 1_000, 10_000, 100_000, 1_000_000)
+LEVELS = ("graph", "program", "plan", "c")
+
+
+def main(path: str, what: list[str], as_json: bool) -> int:
+    """Print the parts that were asked for. Raises ImageError and its like."""
+    image = reader.read(loader.read(path), host=False)
+    parts: dict[str, Any] = {}
+    for part in what:
+        if part == "manifest":
+            parts[part] = {**image.manifest, "digest": image.digest, "sections": _sections(image)}
+        elif part == "sizes":
+            parts[part] = size_table(image)
+        elif part == "asm":
+            from codegen.link import disassemble
+
+            parts[part] = disassemble(image.data)
+        else:
+            parts[part] = image.notes()[part]
+    if as_json:
+        print(json.dumps(parts if len(parts) > 1 else next(iter(parts.values())), indent=1))
+        return 0
+    for part, content in parts.items():
+        if part == "manifest":
+            text = "\n".join(summary(image))
+        elif part == "sizes":
+            text = "\n".join(sizes_text(image, content))
+        else:
+            text = content
+        print("\n".join(printable(line) for line in text.rstrip("\n").split("\n")))
+    return 0
+
+
+def _sections(image: reader.Image) -> dict[str, int]:
+    return {name: size for name, (_, size) in image.sections.items() if name}
+
+
+# ---- expressions -------------------------------------------------------------------------------
+
+_INFIX = {"floordiv": "//", "mod": "%"}
+
+
+def infix(e: Any) -> str:
+    """An expression in prefix form as people write it."""
+    if not isinstance(e, list):
+        return str(e)
+    op, *args = e
+    texts = [infix(a) for a in args]
+    if op in ("min", "max"):
+        return f"{op}({', '.join(texts)})"
+    if op in ("ge0", "eq0"):
+        return f"({texts[0]} {'>=' if op == 'ge0' else '=='} 0)"
+    if op == "+":
+        return " + ".join(texts).replace("+ -1 * ", "- ").replace("+ -", "- ")
+    wrapped = [f"({t})" if " " in t and t[0] != "(" else t for t in texts]
+    return f" {_INFIX.get(op, op)} ".join(wrapped)
+
+
+def _layout(layout: list[list[str]]) -> str:
+    entries = ["None" if not e else e[0] if len(e) == 1 else f"({', '.join(e)})" for e in layout]
+    return f"({', '.join(entries)})"
+
+
+# ---- the summary -------------------------------------------------------------------------------
+
+
+def summary(image: reader.Image) -> Iterator[str]:
+    """One screen: what the image is, takes, gives and does."""
+    m = image.manifest
+    target = m["target"]
+    yield f"program     {m['program']}"
+    for name, value in m["parameters"].items():
+        yield f"parameter   {name} = {value}"
+    axes = (a["name"] if a["size"] is None else f"{a['name']}={a['size']}" for a in m["mesh"])
+    yield f"mesh        ({', '.join(axes)}), sizes bound at launch"
+    for s in m["scalars"]:
+        yield f"scalar      {s['name']}: {s['dtype']} = {s['default']}"
+    for kind, arrays in (("input", m["inputs"]), ("output", m["outputs"])):
+        for a in arrays:
+            shape = ", ".join(infix(e) for e in a["shape"])
+            given = ", has a default" if a.get("default") else ""
+            yield (
+                f"{kind:<12}{a['name']}: {a['dtype']}[{shape}] over {_layout(a['layout'])}, "
+                f"buffer {a['buffer']}{given}"
+            )
+    for c in m["conditions"]:
+        yield f"condition   {c['text']}  ({c['place']})"
+    for b in m["buffers"]:
+        used = ", ".join(str(k) for k in b["operations"])
+        yield (
+            f"buffer {b['number']:<5}{b['name']}: {b['dtype']}, {infix(b['bytes'])} bytes"
+            + (f", operations {used}" if used else "")
+        )
+    for row in m["libraries"]:
+        used = ", ".join(str(k) for k in row["operations"])
+        yield f"library {row['number']:<4}{row['routine']} of OpenBLAS, operations {used}"
+    for row in m["operations"]:
+        over = f" over ({', '.join(row['axes'])})" if "axes" in row else ""
+        where = f"  {row['place']}: {row['text']}" if "place" in row else ""
+        yield f"operation {row['number']:<3}{row['kind']}{over}{where}"
+    yield f"target      {target['machine']}, {target['level']}"
+    yield f"digest      {image.digest}"
+    sections = _sections(image)
+    code = sections.get(".text", 0)
+    yield f"file        {len(image.data)} bytes, of which {code} machine code"
+
+
+# ---- sizes -------------------------------------------------------------------------------------
+
+
+def size_table(image: reader.Image) -> list[dict[str, Any]]:
+    """Per number of ranks: the mesh, the image's bytes, and memory per rank and in all."""
+    scalars = {s["name"]: s["default"] for s in image.manifest["scalars"] if s["dtype"] == "int64"}
+    rows: list[dict[str, Any]] = []
+    for ranks in RANKS:
+        row: dict[str, Any] = {"ranks": ranks, "image_bytes": len(image.data)}
+        try:
+            mesh = sizes.bind_mesh(image.manifest, ranks, {}, scalars, ranks)
+            values = {**scalars, **sizes.mesh_symbols(image.manifest, mesh)}
+            per_rank = sum(
+                -(-evaluate(b["bytes"], values) // 64) * 64 for b in image.manifest["buffers"]
+            )
+            row.update(mesh=list(mesh), rank_bytes=per_rank, total_bytes=per_rank * ranks)
+        except Exception as error:  # a mesh that this program cannot form
+            row["refused"] = str(error).split("\n")[0]
+        rows.append(row)
+    return rows
+
+
+def sizes_text(image: reader.Image, rows: list[dict[str, Any]]) -> Iterator[str]:
+    yield "The image is built once; no number of ranks is in it."
+    yield f"{'ranks':>9}  {'image':>14}  {'buffers of a rank':>18}  {'of all ranks':>14}  mesh"
+    for row in rows:
+        head = f"{row['ranks']:>9}  {row['image_bytes']:>8} bytes"
+        if "refused" in row:
+            yield f"{head}  {row['refused']}"
+            continue
+        names = (a["name"] for a in image.manifest["mesh"])
+        mesh = ", ".join(f"{n}={s}" for n, s in zip(names, row["mesh"], strict=True))
+        yield (
+            f"{head}  {memory.bytes_text(row['rank_bytes']):>18}  "
+            f"{memory.bytes_text(row['total_bytes']):>14}  {mesh}"
+        )

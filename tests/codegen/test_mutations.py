@@ -1,0 +1,533 @@
+"""Correct Programs, broken in one place: some check between the levels must notice every one.
+
+A mutation is tried on every op that it fits, in every program; each is named in the test's id.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import spmd
+from codegen import expr
+from codegen.dtypes import BOOL, INT64
+from codegen.errors import InternalError, LayoutError, MatchingError
+from codegen.expr import const
+from codegen.ir import ArrayType, Op, Region, Value, walk
+from codegen.ops import OPS
+from codegen.passes.check import check
+from codegen.passes.matching import check as check_matching
+from codegen.passes.partition import partition
+from codegen.passes.uniform import check_uniform
+from examples.heat import heat
+from tests.codegen.sample_programs import branches, halo, in_place, ring_allreduce
+
+
+@spmd.program(mesh=("x", "y"))
+def moves(n: int = 11, m: int = 7):
+    """Every exchange that moves parts of uneven shards."""
+    u = spmd.input("u", (n, m), np.float64, layout=("x", "y"), default=lambda i, j: i + j)
+
+    @spmd.shard_map(out_layouts=(("x", None), ("x", "y"), ("y", None), ("x", "y")))
+    def parts(a):
+        rows = spmd.all_gather(a, "y", 1, tiled=True)
+        columns = spmd.all_gather(a, "x", 0, tiled=True)
+        own = spmd.psum_scatter(np.ones((n, m)), ("x", "y"), 0, tiled=True)
+        mine = spmd.all_to_all(columns, "y", 0, 1, tiled=True)
+        first = spmd.pbroadcast(a, "x")
+        total = np.sum(first) + np.sum(own)
+        return rows, a + total, mine, a[:, ::-1]
+
+    return parts(u)
+
+
+@spmd.program(mesh=("x",))
+def settle(n: int = 9):
+    """Exchange in a loop and in a branch whose conditions are reduced first."""
+    u = spmd.input("u", (n,), np.float64, layout=("x",), default=lambda i: i)
+
+    @spmd.shard_map(out_layouts=("x",))
+    def run(a):
+        largest = spmd.pmax(np.max(a, initial=0), "x")
+        while largest > 1:
+            a = a / 2
+            largest = spmd.pmax(np.max(a, initial=0), "x")
+        if spmd.any_ranks(np.sum(a) > 1, "x"):
+            a = a - spmd.pmin(np.min(a, initial=0), "x")
+        return a
+
+    return run(u)
+
+
+@spmd.program(mesh=("r", "c"))
+def transposed():
+    """A square mesh turned over its diagonal."""
+    rows = spmd.axis_size("r")
+    spmd.require(rows == spmd.axis_size("c"))
+    u = spmd.input("u", (rows, spmd.axis_size("c")), np.float64, layout=("r", "c"),
+                   default=lambda i, j: 10 * i + j)  # fmt: skip
+
+    @spmd.shard_map(out_layouts=("r", "c"))
+    def turn(a):
+        return spmd.ppermute(a, ("r", "c"), to=lambda i, n: (i % rows) * rows + i // rows)
+
+    return turn(u)
+
+
+PROGRAMS = {p.name: p for p in (
+    ring_allreduce, branches, halo, in_place, heat, moves, settle, transposed,
+)}  # fmt: skip
+_programs = {}
+
+
+def program_of(name):
+    if name not in _programs:
+        _programs[name] = check(partition(PROGRAMS[name].capture()))
+    return _programs[name]
+
+
+def checked(program):
+    return check_matching(check_uniform(check(program)))
+
+
+# ---- rewriting ---------------------------------------------------------------------------------
+
+
+def rewritten(program, target, new):
+    """The program with `target` replaced by the ops `new`."""
+
+    def region(r):
+        ops = []
+        for op in r.ops:
+            if op is target:
+                ops += new
+            elif op.regions:
+                ops.append(replace(op, regions=tuple(region(i) for i in op.regions)))
+            else:
+                ops.append(op)
+        return replace(r, ops=tuple(ops))
+
+    return replace(program, body=region(program.body))
+
+
+def with_attrs(op, **changed):
+    return [replace(op, attrs={**op.attrs, **changed})]
+
+
+def with_extent(op, dim, extent):
+    """The op with another extent of its result, said everywhere that an op says it."""
+    shape = list(op.result.type.shape)
+    shape[dim] = extent
+    t = ArrayType(op.result.type.dtype, tuple(shape))
+    attrs = dict(op.attrs)
+    if "types" in attrs:
+        attrs["types"] = (t,)
+    if "shape" in attrs:
+        attrs["shape"] = t.shape
+    return replace(op, attrs=attrs, results=(Value(op.result.name, t),))
+
+
+def renamed(program, old, new):
+    """The program with every use of one value replaced by another."""
+
+    def swap(values):
+        return tuple(new if v is old else v for v in values)
+
+    def region(r):
+        ops = tuple(
+            replace(op, operands=swap(op.operands), regions=tuple(region(i) for i in op.regions))
+            for op in r.ops
+        )
+        return Region(r.args, ops, swap(r.results))
+
+    outputs = tuple(replace(o, value=swap([o.value])[0]) for o in program.outputs)
+    return replace(program, body=region(program.body), outputs=outputs)
+
+
+# ---- mutations of one op: op, program -> ops in its place; None or False where it does not fit ---
+# Where no source is solved, another permutation is as good as the one that stood there.
+
+
+def _size(op, program):
+    return program.mesh.size(op.attrs["axes"])
+
+
+def _var(op):
+    return expr.symbol(op.attrs["var"])
+
+
+def to_the_next(op, program):
+    return with_attrs(op, to=op.attrs["to"] + 1)
+
+
+def to_the_next_wrapped(op, program):
+    return _solved(op) and with_attrs(op, to=(op.attrs["to"] + 1) % _size(op, program))
+
+
+def to_reversed(op, program):
+    return _solved(op) and with_attrs(op, to=_size(op, program) - 1 - op.attrs["to"])
+
+
+def to_the_first(op, program):
+    return with_attrs(op, to=const(0))
+
+
+def to_by_own_index(op, program):
+    own = program.mesh.position(op.attrs["axes"])
+    return with_attrs(op, to=op.attrs["to"].subst({op.attrs["var"]: own}))
+
+
+def to_doubled(op, program):
+    return with_attrs(op, to=2 * op.attrs["to"] % _size(op, program))
+
+
+def sends_always(op, program):
+    return None if op.attrs["sends"] == 1 else with_attrs(op, sends=const(1))
+
+
+def sends_never(op, program):
+    return _solved(op) and with_attrs(op, sends=const(0))
+
+
+def sends_but_the_first(op, program):
+    guard = expr.ge(_var(op), 1)
+    if op.attrs["sends"] == guard or not _solved(op):
+        return None
+    return with_attrs(op, sends=op.attrs["sends"] * guard)
+
+
+def sends_but_the_second(op, program):
+    return _solved(op) and with_attrs(op, sends=op.attrs["sends"] * expr.ne(_var(op), 1))
+
+
+def source_next(op, program):
+    return _solved(op) and with_attrs(op, source=(op.attrs["source"] + 1) % _size(op, program))
+
+
+def source_none_such(op, program):
+    return _solved(op) and with_attrs(op, source=_size(op, program))
+
+
+def source_itself(op, program):
+    return _solved(op) and with_attrs(op, source=_var(op))
+
+
+def source_forgotten(op, program):
+    """Without a solved source, all must send one shape."""
+    shape = op.operands[0].type.shape
+    own = {s for a in op.attrs["axes"] for s in [program.mesh.axis(a).coord_sym]}
+    varies = any(e.symbols() & own for e in shape)
+    return with_attrs(op, source=None, receives=None) if _solved(op) and varies else None
+
+
+def receives_always(op, program):
+    return _solved(op) and op.attrs["receives"] != 1 and with_attrs(op, receives=const(1))
+
+
+def receives_never(op, program):
+    return _solved(op) and with_attrs(op, receives=const(0))
+
+
+def receives_but_the_last(op, program):
+    last = expr.lt(_var(op), _size(op, program) - 1)
+    if not _solved(op) or op.attrs["receives"] == last:
+        return None
+    return with_attrs(op, receives=op.attrs["receives"] * last)
+
+
+def _solved(op):
+    return op.attrs["source"] is not None
+
+
+PERMUTE = [
+    to_the_next, to_the_next_wrapped, to_reversed, to_the_first, to_by_own_index, to_doubled,
+    sends_always, sends_never, sends_but_the_first, sends_but_the_second, source_next,
+    source_none_such, source_itself, source_forgotten, receives_always, receives_never,
+    receives_but_the_last,
+]  # fmt: skip
+
+
+def offset_later(op, program):
+    return with_attrs(op, offset=op.attrs["offset"] + 1)
+
+
+def offset_even(op, program):
+    """As if all pieces were equal."""
+    d = op.attrs.get("concat", op.attrs.get("dim"))
+    n = _size(op, program)
+    return with_attrs(op, offset=_var(op) * (op.result.type.shape[d] // n))
+
+
+def offset_zero(op, program):
+    return with_attrs(op, offset=const(0))
+
+
+def dim_other(op, program):
+    name = "dim" if "dim" in op.attrs else "split"
+    return with_attrs(op, **{name: 1 - op.attrs[name]})
+
+
+def dims_exchanged(op, program):
+    if op.kind != "all_to_all":
+        return None
+    return with_attrs(op, split=op.attrs["concat"], concat=op.attrs["split"])
+
+
+GATHER = [offset_later, offset_even, offset_zero, dims_exchanged]
+
+
+def root_beyond(op, program):
+    return with_attrs(op, root=_size(op, program))
+
+
+def root_before(op, program):
+    return with_attrs(op, root=const(-1))
+
+
+def root_own(op, program):
+    return with_attrs(op, root=program.mesh.position(op.attrs["axes"]))
+
+
+def axes_unknown(op, program):
+    return with_attrs(op, axes=("z",))
+
+
+def axes_twice(op, program):
+    return with_attrs(op, axes=op.attrs["axes"] * 2)
+
+
+def axes_other(op, program):
+    """Along the other axis of the mesh; what is one for all may be reduced along any."""
+    if len(program.mesh.axes) < 2 or len(op.attrs["axes"]) > 1 or op.kind == "all_reduce":
+        return None
+    return with_attrs(op, axes=tuple(a for a in program.mesh.names if a != op.attrs["axes"][0]))
+
+
+def dropped(op, program):
+    return [] if op.results else None
+
+
+def _parted(op, program, on, operands=(), before=()):
+    """The op in one arm of a branch, zeros in the other."""
+    inner = tuple(Value(v.name, v.type) for v in op.results)
+    zeros = [
+        Op("full", (), (Value("zeros", v.type),),
+           {"value": 0, "dtype": v.type.dtype, "shape": v.type.shape})
+        for v in op.results
+    ]  # fmt: skip
+    arms = (
+        Region((), tuple(zeros), tuple(z.result for z in zeros)),
+        Region((), (replace(op, results=inner),), inner),
+    )
+    attrs = {"on": on, "types": tuple(v.type for v in op.results)}
+    return [*before, Op("branch", tuple(operands), op.results, attrs, arms, op.place)]
+
+
+def _own(op, program):
+    return program.mesh.axis(op.attrs["axes"][0]).coord
+
+
+def into_a_branch_on_the_index(op, program):
+    return _parted(op, program, expr.eq(_own(op, program), 0))
+
+
+def into_a_branch_on_varying_data(op, program):
+    index, flag = Value("index", ArrayType(INT64, ())), Value("flag", ArrayType(BOOL, ()))
+    before = [
+        Op("expr", (), (index,), {"value": _own(op, program), "dtype": INT64}),
+        Op("map", (index,), (flag,), {"fn": "cast", "dtype": BOOL}),
+    ]
+    return _parted(op, program, None, (flag,), before)
+
+
+def _looped(op, start, stop):
+    """The op in a loop that carries its results."""
+    zeros = [
+        Op("full", (), (Value("zeros", v.type),),
+           {"value": 0, "dtype": v.type.dtype, "shape": v.type.shape})
+        for v in op.results
+    ]  # fmt: skip
+    args = tuple(Value(v.name, v.type) for v in op.results)
+    inner = tuple(Value(v.name, v.type) for v in op.results)
+    counter = expr.Sym("again", "counter", start, stop - 1)
+    attrs = {"counter": counter, "start": start, "stop": stop, "step": const(1)}
+    body = Region(args, (replace(op, results=inner),), inner)
+    loop = Op("loop", tuple(z.result for z in zeros), op.results, attrs, (body,), op.place)
+    return [*zeros, loop]
+
+
+def into_a_loop_whose_count_varies(op, program):
+    return _looped(op, const(0), _own(op, program))
+
+
+def into_a_loop_whose_start_varies(op, program):
+    return _looped(op, _own(op, program), _own(op, program) + 2)
+
+
+EXCHANGE = [
+    axes_unknown, axes_twice, axes_other, dropped, into_a_branch_on_the_index,
+    into_a_branch_on_varying_data, into_a_loop_whose_count_varies, into_a_loop_whose_start_varies,
+]  # fmt: skip
+
+
+def _box(op, program):
+    """Whether one rank alone has an element of the box, and knows so without counters."""
+    part = (op.operands[1] if op.kind == "update" else op.result).type.shape
+    extents = (*part, *op.operands[0].type.shape, *map(expr.as_expr, op.attrs["start"]))
+    alone = {s.name: v for a in program.mesh.axes for s, v in ((a.size_sym, 1), (a.coord_sym, 0))}
+    if not {s.name for e in extents for s in e.symbols()} <= alone.keys():
+        return None
+    whole, part = ([e.evaluate(alone) for e in s] for s in (op.operands[0].type.shape, part))
+    return (whole, part) if all(part) else None
+
+
+def start_beyond(op, program):
+    start = (op.operands[0].type.shape[0], *op.attrs["start"][1:])
+    return _box(op, program) and with_attrs(op, start=start)
+
+
+def start_one_too_far(op, program):
+    part = (op.operands[1] if op.kind == "update" else op.result).type.shape
+    far = op.operands[0].type.shape[-1] - (part[-1] - 1) * abs(op.attrs["step"][-1])
+    return _box(op, program) and with_attrs(op, start=(*op.attrs["start"][:-1], far))
+
+
+def start_negative(op, program):
+    return _box(op, program) and with_attrs(op, start=(const(-1), *op.attrs["start"][1:]))
+
+
+def start_by_the_index(op, program):
+    """Beyond the end on some ranks only."""
+    first = op.attrs["start"][0] + program.mesh.axes[0].coord * op.operands[0].type.shape[0]
+    return _box(op, program) and with_attrs(op, start=(first, *op.attrs["start"][1:]))
+
+
+def step_doubled(op, program):
+    if not (box := _box(op, program)) or not any(2 * (m - 1) >= e for e, m in zip(*box)):
+        return None
+    return with_attrs(op, step=tuple(2 * s for s in op.attrs["step"]))
+
+
+BOX = [start_beyond, start_one_too_far, start_negative, start_by_the_index, step_doubled]
+
+FITS = {
+    "permute": PERMUTE + EXCHANGE,
+    "all_reduce": EXCHANGE,
+    "all_gather": GATHER + EXCHANGE + [dim_other],
+    "all_to_all": GATHER + EXCHANGE,
+    "reduce_scatter": EXCHANGE + [dim_other],
+    "broadcast_from": EXCHANGE + [root_beyond, root_before, root_own],
+    "slice": BOX,
+    "update": BOX,
+}
+MUTATIONS = {m.__name__: m for group in FITS.values() for m in group}
+
+
+def mutants(program, mutation):
+    for op in walk(program.body):
+        if mutation in FITS.get(op.kind, ()):
+            new = mutation(op, program)
+            if new is not None and new is not False:  # [] drops the op
+                yield op, rewritten(program, op, new)
+
+
+CASES = [
+    (name, mutation) for name in PROGRAMS for mutation, function in MUTATIONS.items()
+    if any(True for _ in mutants(program_of(name), function))
+]  # fmt: skip
+
+
+def survivors(broken):
+    """Places of the mutants that no check notices."""
+    out = []
+    for op, program in broken:
+        try:
+            checked(program)
+        except (MatchingError, InternalError, LayoutError):
+            continue
+        out.append(f"{op.kind} at {op.place}: {op.attrs}")
+    return out
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_whole_programs_pass(name):
+    assert checked(program_of(name)).conditions == program_of(name).conditions
+
+
+def test_every_mutation_fits_some_program():
+    assert {m for _, m in CASES} == set(MUTATIONS)
+
+
+@pytest.mark.parametrize(("name", "mutation"), CASES, ids=[f"{n}-{m}" for n, m in CASES])
+def test_noticed(name, mutation):
+    assert survivors(mutants(program_of(name), MUTATIONS[mutation])) == []
+
+
+# ---- mutations of more than one op --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("by", [1, -1, None], ids=["longer", "shorter", "as_sent"])
+def test_extents_of_what_is_received(name, by):
+    """Told to all its users, so that only the senders' extents can tell."""
+    program = program_of(name)
+    for op in walk(program.body):
+        if OPS[op.kind].group != "exchange" or not op.results or not op.result.type.ndim:
+            continue
+        for d, extent in enumerate(op.result.type.shape):
+            other = op.operands[0].type.shape[d] if by is None else extent + by
+            if op.kind == "all_reduce" or other == extent:
+                continue
+            new = with_extent(op, d, other)
+            broken = renamed(rewritten(program, op, [new]), op.result, new.result)
+            with pytest.raises((MatchingError, InternalError, LayoutError)):
+                check_matching(broken)
+
+
+def test_a_condition_that_is_no_longer_reduced():
+    program = program_of("settle")
+    reductions = [op for op in walk(program.body) if op.kind == "all_reduce"]
+    deciding = [op for op in reductions if op.attrs["fn"] in ("max", "or")]
+    assert len(deciding) == 3
+    for op in deciding:
+        broken = renamed(program, op.result, op.operands[0])
+        with pytest.raises(MatchingError, match="inside a (loop|branch)"):
+            check_uniform(rewritten(broken, op, []) if op in program.body.ops else broken)
+
+
+def test_a_branch_on_data_becomes_one_on_the_index():
+    program = program_of("settle")
+    (branch,) = [op for op in walk(program.body) if op.kind == "branch"]
+    on = program.mesh.axes[0].coord
+    new = replace(branch, operands=(), attrs={**branch.attrs, "on": on})
+    with pytest.raises(MatchingError, match="inside a branch"):
+        checked(rewritten(program, branch, [new]))
+
+
+def test_the_bounds_of_a_loop_differ_between_ranks():
+    program = program_of("ring_allreduce")
+    loops = [op for op in walk(program.body) if op.kind == "loop"]
+    for loop in loops:
+        for name in ("start", "stop", "step"):
+            value = expr.as_expr(loop.attrs[name]) + program.mesh.axes[0].coord
+            new = replace(loop, attrs={**loop.attrs, name: value})
+            with pytest.raises(MatchingError, match="inside a loop"):
+                check_uniform(rewritten(program, loop, [new]))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_layouts_and_shapes_at_the_edges(name):
+    program = program_of(name)
+    out = program.outputs[0]
+    for layout in (out.layout[::-1], ((),) * len(out.layout)):
+        if layout == out.layout or (name == "transposed" and any(layout)):
+            continue  # a square mesh may be turned over
+        with pytest.raises(LayoutError, match="balanced blocks"):
+            check_matching(replace(program, outputs=(replace(out, layout=layout),)))
+    longer = replace(out, shape=(out.shape[0] + 1, *out.shape[1:]))
+    with pytest.raises(LayoutError, match="balanced blocks"):
+        check_matching(replace(program, outputs=(longer,)))
+    for i in program.inputs:
+        longer = replace(i, shape=(i.shape[0] + 1, *i.shape[1:]))
+        with pytest.raises(LayoutError, match="balanced blocks"):
+            check_matching(replace(program, inputs=(longer,)))

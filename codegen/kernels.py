@@ -52,7 +52,8 @@ def _is_math(name: str) -> bool:
 
 def _typed(function: Callable[..., Any], signature: Signature) -> Any:
     """numba's C-callable wrapper around the function, typed for contiguous arrays."""
-    from numba import carray, cfunc, njit
+    import numba
+    from numba import cfunc, njit
     from numba.core import errors
 
     inner = njit(error_model="numpy", boundscheck=False)(_with_helpers(function))
@@ -65,10 +66,10 @@ def _typed(function: Callable[..., Any], signature: Signature) -> Any:
         arguments.append(f"a{k}" if ndim else f"p{k}")
     text = "\n".join([f"def wrapper({', '.join(names)}):", *lines,
                       f"    inner({', '.join(arguments)})"])  # fmt: skip
-    scope: dict[str, Any] = {"carray": carray, "inner": inner}
+    scope: dict[str, Any] = {"carray": vars(numba)["carray"], "inner": inner}
     exec(text, scope)
     try:
-        return cfunc(_c_signature(signature), nopython=True, error_model="numpy")(scope["wrapper"])
+        return cfunc(_c_signature(signature), error_model="numpy")(scope["wrapper"])
     except errors.NumbaError as error:
         raise _not_typed(function, str(error)) from None
     except NotImplementedError as error:
@@ -88,7 +89,8 @@ def _c_signature(signature: Signature) -> Any:
                 remedy="convert with x.astype(np.float32) before the call",
             )  # fmt: skip
         if ndim:
-            arguments += [types.CPointer(element), *[types.int64] * ndim]
+            pointer: Any = types.CPointer
+            arguments += [pointer(element), *[types.int64] * ndim]
         else:
             arguments.append(types.uint8 if dtype.kind == "b" else element)
     return types.void(*arguments)

@@ -242,14 +242,20 @@ def check_dynamic(image: Image) -> None:
         elif tag in _FORBIDDEN:
             raise ImageError(f"image has {_FORBIDDEN[tag]}", expected="none",
                              found=f"dynamic entry {tag}")  # fmt: skip
+    if _has_indirect_function(image):
+        raise ImageError("image has an indirect function", expected="none",
+                         found="code that runs while the file is loaded")  # fmt: skip
+
+
+def _has_indirect_function(image: Image) -> bool:
+    """A relocation that calls a resolver, or a symbol that is one (STT_GNU_IFUNC)."""
     for name in (".rela.dyn", ".rela.plt"):
-        if name in image.sections:
-            rows = image.section(name)
-            for at in range(0, len(rows) - 23, 24):
-                kind = struct.unpack_from("<Q", rows, at + 8)[0] & 0xFFFFFFFF
-                if kind in (37, 1032):
-                    raise ImageError("image has an indirect function", expected="none",
-                                     found=f"a relocation of type {kind}")  # fmt: skip
+        rows = image.section(name) if name in image.sections else b""
+        for at in range(0, len(rows) - 23, 24):
+            if struct.unpack_from("<Q", rows, at + 8)[0] & 0xFFFFFFFF in (37, 1032):
+                return True
+    symbols = image.section(".dynsym") if ".dynsym" in image.sections else b""
+    return any(symbols[at + 4] & 15 == 10 for at in range(0, len(symbols) - 23, 24))
 
 
 def evaluate(e: Any, values: dict[str, int]) -> int:
@@ -270,7 +276,7 @@ def evaluate(e: Any, values: dict[str, int]) -> int:
     return int(_OPERATIONS[op](*args))
 
 
-_OPERATIONS = {
+_OPERATIONS: dict[str, Any] = {
     "floordiv": lambda a, b: a // b if b else 0,
     "mod": lambda a, b: a % b if b else 0,
     "min": min,

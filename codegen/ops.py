@@ -148,7 +148,7 @@ _ROWS = (
     OpRule("permute", "exchange",
            ("axes", "var", "to", "sends", "source", "receives", "types"), _stated,
            "member var sends its operand to member `to` where `sends`; as seen by the receiver, it "
-           "comes from member `source` where `receives` (both in var; None: not solved); else zeros"),
+           "comes from member `source` where `receives` (in var; None: not solved); else zeros"),
     OpRule("all_reduce", "exchange", ("axes", "fn"), _same, "COMBINE[fn] over the members"),
     OpRule("all_gather", "exchange", ("axes", "dim", "var", "offset", "types"), _stated,
            "members' operands one after the other along dim; member var's begins at `offset`"),

@@ -45,18 +45,22 @@ def first_failure(claim: Claim, facts: Facts, unless: Facts) -> Values | None:
 @lru_cache(maxsize=8192)
 def _tried(kind: str, e: Expr, facts: Facts, unless: Facts) -> Values | None:
     used = e.symbols().union(*(f.symbols() for f in (*facts, *unless)))
+    names = sorted(s.name for s in used)
+    value, *extents = (expr.function(x, names) for x in (e, *unless))
     for values in samples(used, facts, _LIMITS.get(_sizes(used), _MANY)):
-        if any(u.evaluate(values) <= 0 for u in unless):
-            continue
-        if not _TRUE[kind](e.evaluate(values)):
-            return tuple(sorted((s.name, values[s.name]) for s in used))
+        at = [values[n] for n in names]
+        if not any(extent(*at) <= 0 for extent in extents) and not _TRUE[kind](value(*at)):
+            return tuple(zip(names, at, strict=True))
     return None
 
 
 def samples(used: Iterable[Sym], facts: Facts, limit: int) -> Iterator[dict[str, int]]:
     """Values of the symbols, and of those in their bounds, at which all facts are 1."""
+    names = sorted({s.name for s in used})
+    holds = [expr.function(f, names) for f in facts]
     for values in islice(prove.environments(used, None, limit), _POINTS):
-        if all(f.evaluate(values) for f in facts):
+        at = [values[n] for n in names]
+        if all(h(*at) for h in holds):
             yield values
 
 

@@ -48,14 +48,14 @@ enum spmd_exchange_kind {
 typedef void (*spmd_combine)(void *into, const void *from, int64_t n);
 
 /* Filled by generated code each time an exchange begins; it stays until the exchange is complete.
- * Members are the ranks along some mesh axes taken as one, row-major; a group is one set of them. */
+ * Members are the ranks along some mesh axes taken as one, row-major; a group is a set of them. */
 typedef struct spmd_exchange {
     uint32_t site; /* which exchange of the program: row of the manifest's table */
     uint32_t kind;
     uint32_t size; /* bytes of one element */
     int64_t members, position; /* how many, and which I am */
     int64_t first;             /* index of member 0 */
-    int64_t count[SPMD_AXES], stride[SPMD_AXES]; /* members along each axis, and their index stride */
+    int64_t count[SPMD_AXES], stride[SPMD_AXES]; /* members along an axis, their index stride */
     int64_t source, dest; /* SPMD_PERMUTE: member positions, or SPMD_NONE, SPMD_UNKNOWN */
     /* What I pull from a member: `from` in its memory, `into` in mine; both have the same extents.
      * The innermost stride of a box that is combined is the element's size. */

@@ -378,8 +378,8 @@ def varying(body, mesh=("x", "y")):
     (lambda u: spmd.pbroadcast(u, "y"), {"x"}),
     (lambda u: spmd.ppermute(spmd.psum(u, ("x", "y")), "x", to=lambda i, n: 0 if i == 0 else None),
      {"x"}),
-    (lambda u: np.where(spmd.axis_index("x") == 0, 1.0, 0.0) + 0 * spmd.psum(u, ("x", "y")), {"x"}),
-], ids=["shard", "psum_x", "psum_xy", "index", "size", "broadcast", "permute", "where"])  # fmt: skip
+    (lambda u: np.where(spmd.axis_index("x") == 0, 1, 0) + 0 * spmd.psum(u, ("x", "y")), {"x"}),
+], ids="shard psum_x psum_xy index size broadcast permute where".split())  # fmt: skip
 def test_variance(body, axes):
     assert varying(body) == axes
 

@@ -63,7 +63,8 @@ def c_loop(fn: Function, dtype: DType) -> str:
     return (
         f"void test_{fn.name}_{dtype}(const {dtype.c} *a, const {dtype.c} *b, "
         f"{result.c} *out, int64_t n)\n"
-        f"{{\n    (void)b;\n    for (int64_t i = 0; i < n; i++)\n        out[i] = {text};\n}}\n"
+        "{\n    (void)a, (void)b;\n    for (int64_t i = 0; i < n; i++)\n"
+        f"        out[i] = {text};\n}}\n"
     )
 
 

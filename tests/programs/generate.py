@@ -100,7 +100,8 @@ class Input:
             x = random.integers(max(info.min, -20), min(info.max, 20), n).astype(self.dtype)
             special = [0, 1, 2, info.max, info.min, 3]
         odd = random.random(n) < 0.15
-        x[odd] = random.choice(np.array(special).astype(self.dtype), n)[odd]
+        with np.errstate(invalid="ignore"):
+            x[odd] = random.choice(np.array(special).astype(self.dtype), n)[odd]
         return x.reshape(self.shape)
 
 

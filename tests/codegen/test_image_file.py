@@ -1,0 +1,218 @@
+"""The image file: ELF, digest, index words, target, machine code. Damage is refused by name."""
+
+import random
+import re
+import shutil
+import struct
+import subprocess
+
+import pytest
+
+from codegen import link, manifest
+from codegen.compile import build, lower
+from codegen.errors import EnvironmentFault, ImageError, InputError, VersionError
+from tests.codegen import sample_programs
+
+
+@pytest.fixture(scope="module")
+def data():
+    return build(sample_programs.branches, {})
+
+
+@pytest.fixture(scope="module")
+def image(data):
+    return manifest.read(data)
+
+
+def rebuilt(image, **changes):
+    """The same image with another manifest."""
+    return link.link(
+        "int unused;\n", objects=[], constants=b"", manifest={**image.manifest, **changes},
+        notes={}, index_words=0, target=image.manifest["target"]["level"],
+    )  # fmt: skip
+
+
+def test_one_flipped_bit_anywhere_is_refused(data, image):
+    draw = random.Random(1)
+    places = [draw.randrange(len(data)) for _ in range(300)]
+    places += [start + size // 2 for start, size in image.sections.values() if size]
+    for at in places:
+        broken = bytearray(data)
+        broken[at] ^= 1 << draw.randrange(8)
+        with pytest.raises((ImageError, VersionError, InputError)):
+            manifest.patch(manifest.read(bytes(broken)), 0, 1, [1], [3, 0])
+
+
+@pytest.mark.parametrize("name", [".text", ".rodata", ".spmd.manifest", ".spmd.notes"])
+def test_the_damaged_section_is_named(data, image, name):
+    offset, size = image.sections[name]
+    broken = bytearray(data)
+    broken[offset + size // 2] ^= 4
+    with pytest.raises(ImageError, match=f"digest mismatch in section {re.escape(name)}"):
+        manifest.read(bytes(broken))
+
+
+@pytest.mark.parametrize("length", [0, 3, 40, 64, 1000, -1])
+def test_truncated(data, length):
+    part = data[:length]
+    with pytest.raises(ImageError) as caught:
+        manifest.read(part)
+    if len(part) >= 4:
+        assert f"got {len(part)}" in str(caught.value)
+        assert re.search(r"expected \d+ bytes", str(caught.value))
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", b"\x7fELF" + bytes(100), b"#!/bin/sh\n" * 20])
+def test_not_an_image(content):
+    with pytest.raises(ImageError, match="not an spmd image|truncated"):
+        manifest.read(content)
+
+
+def test_other_architecture(data):
+    other = bytearray(data)
+    struct.pack_into("<H", other, 18, 183)
+    with pytest.raises(ImageError, match="built for aarch64, this machine is x86-64"):
+        manifest.read(bytes(other))
+
+
+def test_missing_cpu_feature(image):
+    target = {**image.manifest["target"], "level": "x86-64-v9", "features": ["sse2", "warp"]}
+    with pytest.raises(ImageError, match="needs x86-64-v9.*warp"):
+        manifest.read(rebuilt_with(image, target=target))
+
+
+def rebuilt_with(image, **changes):
+    return link.link(
+        "int unused;\n", objects=[], constants=b"", manifest={**image.manifest, **changes},
+        notes={}, index_words=0, target="x86-64",
+    )  # fmt: skip
+
+
+def test_newer_format(image):
+    with pytest.raises(VersionError, match="image format 3, this runtime reads up to 1"):
+        manifest.read(rebuilt(image, format=3))
+
+
+def test_other_interface(image):
+    with pytest.raises(VersionError, match="engine interface"):
+        manifest.read(rebuilt(image, interface=99))
+
+
+@pytest.mark.parametrize(
+    "source, what",
+    [
+        ("volatile int n;\n__attribute__((constructor)) static void f(void) { n = 1; }\n",
+         "constructors"),
+        ("static void f(void) {}\nstatic void (*g(void))(void) { return f; }\n"
+         'void h(void) __attribute__((ifunc("g"), visibility("default")));\n', "indirect function"),
+    ],
+    ids=["constructor", "ifunc"],
+)  # fmt: skip
+def test_code_that_runs_when_loaded_is_refused(image, source, what):
+    with pytest.raises(ImageError, match=what):
+        link.link(source, objects=[], constants=b"", manifest=image.manifest, notes={},
+                  index_words=0, target="x86-64")  # fmt: skip
+
+
+# ---- index words -------------------------------------------------------------------------------
+
+
+def test_local_programs_differ_in_the_index_words_only(data, image):
+    offset, size = image.sections[".spmd.index"]
+    programs = [manifest.patch(image, i, 1, [4], [3, 0]) for i in range(4)]
+    assert len(set(programs)) == 4
+    for program in programs:
+        assert program[:offset] == data[:offset]
+        assert program[offset + size :] == data[offset + size :]
+        assert manifest.read(program).digest == image.digest
+
+
+@pytest.mark.parametrize("first, count, sizes", [(-1, 1, [4]), (4, 1, [4]), (0, 5, [4]),
+                                                 (0, 0, [4]), (0, 1, [0])])  # fmt: skip
+def test_index_words_out_of_range(image, first, count, sizes):
+    with pytest.raises(InputError, match="index words out of range"):
+        manifest.patch(image, first, count, sizes, [3, 0])
+
+
+def test_index_words_that_fail_their_check_value(image):
+    program = bytearray(manifest.patch(image, 1, 1, [4], [3, 0]))
+    offset, _ = image.sections[".spmd.index"]
+    program[offset + 24] ^= 1  # the first rank
+    with pytest.raises(InputError, match="check value"):
+        manifest.patch(manifest.read(bytes(program)), 0, 1, [4], [3, 0])
+
+
+def test_index_words_of_another_program(image):
+    with pytest.raises(InputError, match="do not fit"):
+        manifest.patch(image, 0, 1, [4], [])
+
+
+# ---- making one --------------------------------------------------------------------------------
+
+
+def test_the_same_program_gives_the_same_bytes(data, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert build(sample_programs.branches, {}) == data
+
+
+def test_no_path_is_in_it(data):
+    for path in (b"/tmp", b"/home", b"/root", str(link.include_dir()).encode()):
+        assert path not in data
+
+
+def test_no_compiler(monkeypatch):
+    monkeypatch.setenv("CC", "no-such-compiler")
+    with pytest.raises(EnvironmentFault, match="not found; install gcc or set CC") as caught:
+        build(sample_programs.halo, {})
+    assert caught.value.exit_code == 69
+
+
+# ---- machine code --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def functions(data):
+    """Assembly by function: the source compiled as an image is, but with phases kept apart."""
+    if not shutil.which("objdump"):
+        pytest.skip("objdump is not installed")
+    levels = lower(sample_programs.branches.capture())
+    kept = levels.source.text.replace(
+        "static void phase_", "__attribute__((noinline)) static void phase_"
+    )
+    data = link.link(kept, objects=[], constants=levels.source.constants, manifest={}, notes={},
+                     index_words=2, target="x86-64")  # fmt: skip
+    text = link.disassemble(data)
+    found = re.findall(r"^[0-9a-f]+ <(\w+)[^>]*>:\n((?:.+\n)+)", text, re.M)
+    offset = manifest.read_sections(data)[1][".spmd.index"][0]
+    return dict(found), offset
+
+
+def test_phases_never_load_the_index(functions):
+    """Neither the index words of the file nor the rank's record: extents are handed to them."""
+    code, index = functions
+    phases = {n: body for n, body in code.items() if n.startswith("phase_")}
+    assert phases
+    for name, body in code.items():
+        assert f"{index:x} <" not in body, f"{name} reads the index words"
+    source = lower(sample_programs.branches.capture()).source.text
+    for head in re.findall(r"^static void phase_\d+\([^)]*\)", source, re.M):
+        assert "spmd_rank" not in head
+
+
+def test_both_ways_of_using_the_index_are_generated():
+    source = lower(sample_programs.branches.capture()).source.text
+    step = source[source.index("static int step") :]
+    assert re.search(r"branch on the index", step)  # a branch gives the instructions
+    ring = lower(sample_programs.ring_allreduce.capture()).source.text
+    assert re.search(r"spmd_mod\(member - s, n_ring\)", ring)  # arithmetic gives the address
+
+
+def test_tools_can_read_it(data, tmp_path):
+    if not shutil.which("nm"):
+        pytest.skip("nm is not installed")
+    (tmp_path / "image.so").write_bytes(data)
+    done = subprocess.run(["nm", "-D", str(tmp_path / "image.so")], capture_output=True, text=True)
+    assert "spmd_image_table" in done.stdout
+    outside = {ln.split()[-1].split("@")[0] for ln in done.stdout.splitlines() if " U " in ln}
+    libc = {"memcpy", "memset", "memmove", "strlen", "strchr", "snprintf", "strtod"}
+    assert outside <= libc

@@ -267,7 +267,9 @@ class _Rewriter(ast.NodeTransformer):
         place = node.iter
         call = _runtime(
             "for_", self.visit(node.iter), _load(_NAMES), bound, touched,
-            _constant(flags), ast.Constant(node.number), ast.Constant(hint),  # type: ignore[attr-defined]
+            _constant(flags),
+            ast.Constant(node.number),  # type: ignore[attr-defined]
+            ast.Constant(hint),
         )  # fmt: skip
         node.iter = at(place, call)
         return at(node, node)

@@ -19,7 +19,7 @@ Facts = tuple[Expr, ...]  # each is 1
 Values = tuple[tuple[str, int], ...]
 Route = tuple[Expr, Expr, Expr, Expr]  # to, sends; source, receives
 
-_POINTS = 4000  # samples of one claim
+_POINTS = 2000  # samples of one claim
 _LIMITS = {0: 1, 1: 64, 2: 24}  # members, by how many axis sizes vary
 _MANY = 12
 _ROUTES = 16  # members up to which every route is followed

@@ -1,0 +1,47 @@
+"""The C that is printed compiles without a warning, whatever the user's names are."""
+
+import numpy as np
+import pytest
+
+import spmd
+
+
+@spmd.program(mesh=("r",))
+def names_in_comments():
+    """The names of a scalar and of the counter stand in comments of functions that do not use them."""
+    steps = spmd.scalar("steps", 3)
+    total = spmd.scalar("total", 2.0)
+    u = spmd.input("u", (7,), np.float64, layout=("r",), default=lambda i: i * 1.0)
+
+    @spmd.shard_map(out_layouts=("r",))
+    def f(lane):
+        where = lane * total
+        for value in spmd.range(steps):  # steps and value are words of the generated code too
+            where = where + total + (value if steps > 1 else 0)
+            where = spmd.ppermute(where[:0], "r", shift=1).sum() + where
+        return where  # steps
+
+    return f(u)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+def test_users_names_are_no_obstacle(ranks):
+    np.testing.assert_array_equal(
+        spmd.build(names_in_comments).run(ranks=ranks),
+        names_in_comments.eager(ranks=ranks),
+    )
+
+
+@spmd.program(mesh=("r",))
+def predicates_of_integers():
+    u = spmd.input("u", (6,), np.uint8, layout=("r",), default=lambda i: i)
+
+    @spmd.shard_map(out_layouts=("r",))
+    def f(a):
+        return np.isfinite(a) & ~np.isnan(a) & ~np.isinf(a) & ~np.signbit(a * 1.0)
+
+    return f(u)
+
+
+def test_functions_that_ignore_their_operand():
+    assert spmd.build(predicates_of_integers).run(ranks=2).all()

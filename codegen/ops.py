@@ -128,7 +128,7 @@ _ROWS = (
            "x with x[start + step * j] = v[j]; operands x, v; always in bounds"),
     # -- indices known only at run time; reads are clamped, writes beyond the ends dropped ---------
     OpRule("dynamic_slice", "compute", ("shape",), _reshaped,
-           "operands x, one 0-d int64 start per dim; starts are clamped so that the box fits"),
+           "operands x, one 0-d int64 start per dim, clamped so that the box fits; else zeros"),
     OpRule("dynamic_update", "update", (), _same,
            "operands x, v, starts; elements that fall outside x are dropped"),
     OpRule("gather", "compute", ("dims", "at"), _gather,

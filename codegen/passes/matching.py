@@ -269,8 +269,9 @@ class _Matching:
                   lambda: f"elements {first} to {last} of an extent of {e}", part)  # fmt: skip
 
     def dynamic(self, op: Op, facts: Facts) -> None:
-        for m, e in zip(op.result.type.shape, op.operands[0].type.shape, strict=True):
-            self.range(op, const(0), 1, m, e, (), facts)
+        """The box may be larger than the array, which gives zeros, but not less than nothing."""
+        for m in op.result.type.shape:
+            self.hold(op, [("nonneg", m)], facts, "an extent is not negative", lambda: "a box")
 
     # ---- the edges of a program ------------------------------------------------------------------
 

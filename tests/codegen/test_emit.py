@@ -8,7 +8,7 @@ import spmd
 
 @spmd.program(mesh=("r",))
 def names_in_comments():
-    """The names of a scalar and of the counter stand in comments of functions that do not use them."""
+    """A scalar and a counter are named in comments of functions that do not use them."""
     steps = spmd.scalar("steps", 3)
     total = spmd.scalar("total", 2.0)
     u = spmd.input("u", (7,), np.float64, layout=("r",), default=lambda i: i * 1.0)
@@ -45,3 +45,24 @@ def predicates_of_integers():
 
 def test_functions_that_ignore_their_operand():
     assert spmd.build(predicates_of_integers).run(ranks=2).all()
+
+
+@spmd.program(mesh=("r",))
+def first_and_last(n: int = 3):
+    """Rows of shards that are empty on some ranks: nothing is there, so zeros are read."""
+    u = spmd.input("u", (n, 2), np.float64, layout=("r", None), default=lambda i, j: 10 * i + j + 1)
+
+    @spmd.shard_map(out_layouts=((None,), (None,)))
+    def f(a):
+        return spmd.psum(a[0] + a[-1], "r"), spmd.psum(a[np.array([0, 0])].sum(axis=0), "r")
+
+    return f(u)
+
+
+@pytest.mark.parametrize("ranks", [1, 3, 5])
+def test_an_empty_shard_reads_as_zeros(ranks):
+    ends, twice = spmd.build(first_and_last).run(ranks=ranks)
+    rows = np.array([[1.0, 2.0], [11.0, 12.0], [21.0, 22.0]])
+    parts = [p for p in np.array_split(rows, ranks) if len(p)]
+    np.testing.assert_array_equal(ends, sum(p[0] + p[-1] for p in parts))
+    np.testing.assert_array_equal(twice, sum(2 * p[0] for p in parts))

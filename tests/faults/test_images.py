@@ -1,10 +1,13 @@
-"""Damaged files, and files that are no images: refused before anything of them is loaded (1-3)."""
+"""Damaged files, and files that are no images: refused before any of it is loaded (1-6, 31)."""
 
 from __future__ import annotations
 
 import os
+import re
 
 import pytest
+
+from codegen import manifest
 
 PROGRAM = '''
 import numpy as np
@@ -95,3 +98,43 @@ def test_another_shared_object(spmd_command):
     import _ctypes
 
     spmd_command("run", _ctypes.__file__, "--ranks", "2").expect(65, "not an spmd image")
+
+
+def _edited(data, old, new):
+    """The image with its manifest changed and a digest that fits: made so, not damaged."""
+    sections = manifest.read_sections(bytes(data))[1]
+    offset, size = sections[".spmd.manifest"]
+    text = bytes(data[offset : offset + size])
+    edited, count = re.subn(old, new, text)
+    assert count == 1 and len(edited) <= size, text[:300]
+    data[offset : offset + size] = edited.ljust(size)
+    at, room = sections[".spmd.digest"]
+    data[at : at + room] = manifest.make_digest(bytes(data), sections)
+    return data
+
+
+def test_another_architecture(damaged, spmd_command):
+    def other(data):
+        data[18:20] = (183).to_bytes(2, "little")
+
+    done = spmd_command("run", damaged(other), "--ranks", "2")
+    done.expect(65, "built for aarch64, this machine is x86-64")
+
+
+def test_a_newer_format(damaged, spmd_command):
+    path = damaged(lambda data: _edited(data, rb'"format": ?1', b'"format":3'))
+    spmd_command("run", path, "--ranks", "2").expect(78, "image format 3", "reads up to 1")
+
+
+def test_a_missing_cpu_feature(damaged, spmd_command):
+    path = damaged(lambda data: _edited(data, rb'"features": ?\["[^"]*"', b'"features":["zz"'))
+    spmd_command("run", path, "--ranks", "2").expect(65, "needs", "zz")
+
+
+@pytest.mark.parametrize("word", [0, 1, 3, 5])
+def test_damaged_index_words(damaged, spmd_command, word):
+    def flip(data):
+        offset, _ = manifest.read_sections(bytes(data))[1][".spmd.index"]
+        data[offset + 8 * word] ^= 64
+
+    spmd_command("run", damaged(flip), "--ranks", "2").expect(65, "index words")

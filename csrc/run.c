@@ -14,7 +14,7 @@
 
 #define STACK_BYTES (8 * 1024 * 1024) /* compute phases are the user's code */
 #define SPIN_NS 50000
-#define YIELD_NS 500000
+#define YIELD_NS 5000 /* among many processes a yield costs more than a short sleep */
 #define SLEEP_SHARE 8 /* of the time waited so far: the delay it adds stays below an eighth */
 #define SLEEP_NS 1000000
 #define NOTICE_NS 20000000 /* within which the host language sees another process' failure */

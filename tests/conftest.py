@@ -205,15 +205,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Profiles of hypothesis: short by default, `--hypothesis-profile=long` for `make random`."""
-    from hypothesis import HealthCheck, settings
+    from hypothesis import HealthCheck, Phase, settings
 
     checks = [HealthCheck.too_slow, HealthCheck.data_too_large]
     settings.register_profile(
         "long", max_examples=2000, deadline=None, suppress_health_check=checks
     )
     settings.register_profile(
-        "short", max_examples=25, deadline=None, derandomize=True, suppress_health_check=checks
-    )
+        "short", max_examples=25, deadline=None, derandomize=True, suppress_health_check=checks,
+        phases=[Phase.explicit, Phase.generate],  # a failure is shown as it was found, at once
+    )  # fmt: skip
     if not config.getoption("--hypothesis-profile", default=None):
         settings.load_profile("short")
 

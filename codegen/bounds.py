@@ -7,6 +7,9 @@ Always holds: True is never wrong, and the answer does not depend on what was as
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import product
+
 from codegen.terms import (
     CONSTRUCT,
     ONE,
@@ -28,6 +31,7 @@ from codegen.terms import (
 # (depth, steps) of the attempts at one proof, by how deep searches stand in each other: short
 # proofs are found first, inner searches must stay small.
 _ATTEMPTS = (((2, 8), (4, 30), (7, 120)), ((2, 6), (4, 16)), ((2, 5),))
+_POINTS = 256  # so few are tried one by one
 _known: tuple[dict[Expr, bool], ...] = ({}, {}, {})
 _nesting = 0
 
@@ -51,6 +55,8 @@ def nonneg(e: Expr) -> bool:
                 not refuted(e)
                 and any(_Search(steps).prove(e, (), depth) for depth, steps in _ATTEMPTS[level])
             )
+            if not found and level == 0:
+                found = bool(_at_every_point(e, lambda value: value >= 0))
         finally:
             _nesting -= 1
         _known[level][e] = found
@@ -64,7 +70,26 @@ def equal(a: IntLike, b: IntLike) -> bool:
         return gap.value == 0
     if any(gap.samples):
         return False
-    return nonneg(gap) and nonneg(-gap)
+    everywhere = _at_every_point(gap, lambda value: value == 0)
+    return (nonneg(gap) and nonneg(-gap)) if everywhere is None else everywhere
+
+
+def _at_every_point(e: Expr, holds: Callable[[int], bool]) -> bool | None:
+    """Whether it holds everywhere, where all symbols run over a few constants; None elsewhere."""
+    symbols = sorted(e.symbols(), key=lambda s: s.name)
+    ranges: list[range] = []
+    points = 1
+    for s in symbols:
+        if s.lo is None or s.hi is None or not (s.lo.is_const and s.hi.is_const):
+            return None
+        ranges.append(range(s.lo.value, s.hi.value + 1))
+        points *= len(ranges[-1])
+        if points > _POINTS:
+            return None
+    names = [s.name for s in symbols]
+    return all(
+        holds(e.evaluate(dict(zip(names, values, strict=True)))) for values in product(*ranges)
+    )
 
 
 def refuted(e: Expr, facts: tuple[Expr, ...] = ()) -> bool:

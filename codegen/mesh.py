@@ -84,8 +84,8 @@ class Mesh:
         """Coordinates along these axes of the rank at a position: what to substitute."""
         out: dict[Sym, Expr] = {}
         left = expr.as_expr(position)
-        for k, name in reversed(list(enumerate(names))):
-            axis = self.axis(name)
+        axes = [self.axis(name) for name in names if self.axis(name).fixed != 1]
+        for k, axis in reversed(list(enumerate(axes))):
             out[axis.coord_sym] = left % axis.size if k else left
             left = left // axis.size
         return out

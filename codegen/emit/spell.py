@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from codegen import expr
@@ -180,6 +180,8 @@ class NodeWriter:
         args = [self.text(a) for a in node.args]
         if node.fn == "cast":
             return cast_text(args[0], suffix(node.operand), node.dtype)
+        if node.fn in _OF_ITSELF and (known := _decided(node, args)):
+            return known
         template = FUNCTIONS[node.fn].template(node.operand)
         text = template.format(*args, t=suffix(node.operand))
         if node.dtype.kind in "iu" and node.dtype.size < 4:
@@ -187,6 +189,29 @@ class NodeWriter:
         if node.dtype.size == 2 and node.dtype.kind == "f":
             return rounded(text, node.dtype)
         return text
+
+
+_OF_ITSELF = {"eq": "1", "le": "1", "ge": "1", "ne": "0", "lt": "0", "gt": "0"}
+# a op limit, for the smallest and the largest value of the type
+_AT_LOW, _AT_HIGH = {"ge": "1", "lt": "0"}, {"le": "1", "gt": "0"}
+_SWAPPED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}
+
+
+def _decided(node: Apply, args: Sequence[str]) -> str:
+    """What an integer comparison always gives, where C compilers warn about it; "" where open."""
+    if node.operand.kind not in "biu":
+        return ""
+    if args[0] == args[1]:
+        return _OF_ITSELF[node.fn]
+    for fn, other in ((node.fn, node.args[1]), (_SWAPPED.get(node.fn, ""), node.args[0])):
+        if isinstance(other, Literal):
+            bits = 8 * node.operand.size
+            low = -(2 ** (bits - 1)) if node.operand.kind == "i" else 0
+            high = 1 if node.operand.kind == "b" else low + 2**bits - 1
+            table = {low: _AT_LOW, high: _AT_HIGH}.get(int(other.value), {})
+            if fn in table:
+                return table[fn]
+    return ""
 
 
 def cast_text(text: str, source: str, to: DType) -> str:

@@ -212,9 +212,29 @@ def apply(
     if len(set(loop[:-1])) > 1:  # int64 with uint64: NumPy compares them exactly
         return store(composite.compare_mixed(ufunc, *operands), out, where)
     shape = broadcast_shapes([extents_of(x) for x in operands])
+    if (known := _beyond(ufunc, operands)) is not None:
+        made = full_value(context, known, dtypes.BOOL, shape)
+        return store(wrap(context, made), out, where, casting=True)
     values = [operand_value(context, x, d, shape) for x, d in zip(operands, loop)]
     result = wrap(context, context.emit_one("map", *values, fn=function.name))
     return store(result, out, where, casting=True)
+
+
+_COMPARISONS = (np.equal, np.not_equal, np.less, np.less_equal, np.greater, np.greater_equal)
+
+
+def _beyond(ufunc: np.ufunc, operands: list[Operand]) -> bool | None:
+    """What NumPy says of integers and a Python integer that their dtype cannot hold."""
+    if ufunc not in _COMPARISONS or not any(type(x) is int for x in operands):
+        return None
+    plain = [np.zeros((), x.dtype) if isinstance(x, Array) and not x.weak else x for x in operands]
+    dtype = next((x.dtype for x in plain if isinstance(x, np.ndarray)), None)
+    value = next(x for x in operands if type(x) is int)
+    if dtype is None or dtype.kind not in "iu":
+        return None
+    if np.iinfo(dtype).min <= value <= np.iinfo(dtype).max:
+        return None
+    return bool(ufunc(*plain))
 
 
 _POWERS: dict[float, np.ufunc] = {2: np.square, 0.5: np.sqrt, -1: np.reciprocal}

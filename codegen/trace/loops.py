@@ -49,7 +49,8 @@ class Counter:
 
     @property
     def value(self) -> Any:
-        return number(expr.symbol(self.sym))
+        only = self.sym.lo if self.sym.lo is not None and self.sym.lo == self.sym.hi else None
+        return number(expr.symbol(self.sym) if only is None else only)
 
     @property
     def attrs(self) -> dict[str, Any]:

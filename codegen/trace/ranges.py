@@ -96,6 +96,8 @@ def captured_for(
     step, sign = _step(bounds.step)
     start, stop = expr_of(bounds.start), expr_of(bounds.stop)
     if start is not None and stop is not None:
+        if expr.nonneg((start - stop) * sign):
+            return  # never runs: what holds of its counter would hold of no number
         counter = Counter(context, hint.strip("_") or "i", start, stop, step)
         loop = Loop(context, names, bound, touched, flags)
         yield from passes(loop, loop_number, lambda: counter.value)

@@ -115,7 +115,7 @@ class Flow(Library):
             return None
         v = self.var(lambda w: w.dims == () and w.exact)
         if v is None or self.chance(40):
-            return self.choice(("i % 2 == 0", "0 < i < 3", "not i == n - 1", "i > 0 or n == 1"))
+            return self.choice(("i % 2 == 0", "0 < i < 3", "not i == n - 1", "(i > 0 or n == 1)"))
         return f"{v.name} > {self.draw(st.integers(0, 4))}" if v.kind != "b" else v.name
 
     def branch(self) -> bool:

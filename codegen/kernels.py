@@ -1,7 +1,7 @@
 """Kernels: a user's Python function, compiled by numba into an object file for the image.
 
 Goes in: the function and one (dtype, number of dims, is output) per parameter. Comes out: an object
-with one C function: per array its address and extents, per scalar its value, in order.
+with one C function: per array its address and extents, per scalar its value (a complex one: parts).
 Always holds: the object needs libm only; it allocates nothing, raises nothing, calls no Python.
 This is the only file that imports numba.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import pickle
 import re
 import textwrap
 import types as pytypes
@@ -29,6 +30,10 @@ _MATH = frozenset(
     "remainder copysign ldexp frexp modf fmin fmax fma memcpy memset memmove __powidf2 __powisf2 "
     "__divti3 __modti3 __muldc3 __divdc3 __mulsc3 __divsc3".split()
 )
+# What numba calls by another name, with the same arguments.
+_ALIASES = {"numba_gamma": "tgamma", "numba_gammaf": "tgammaf", "numba_ldexp": "ldexp",
+            "numba_frexp": "frexp"}  # fmt: skip
+_RAISED = ".const.pickledata."  # how numba names what a raise statement holds
 _ALLOCATES = frozenset("zeros empty ones full zeros_like empty_like ones_like array copy".split())
 
 
@@ -39,9 +44,11 @@ def compile_kernel(
     import llvmlite.binding as llvm
 
     module = _optimised(_typed(function, signature), symbol, target)
-    names = {f.name for f in module.functions if f.is_declaration}
-    outside = {n for n in names if not n.startswith("llvm.")}
-    _refuse_outside(function, {n for n in outside if not _is_math(n)})
+    declared = [*module.functions, *module.global_variables]
+    names = {f.name for f in declared if f.is_declaration and not f.name.startswith("llvm.")}
+    outside = {n for n in names if not _is_math(n)}
+    if outside:
+        raise _not_linkable(function, outside, list(_raised(module)))
     object_file: bytes = _machine(llvm, target).emit_object(module)
     return object_file
 
@@ -53,27 +60,29 @@ def _is_math(name: str) -> bool:
 def _typed(function: Callable[..., Any], signature: Signature) -> Any:
     """numba's C-callable wrapper around the function, typed for contiguous arrays."""
     import numba
-    from numba import cfunc, njit
-    from numba.core import errors
+    from numba import cfunc
 
-    inner = njit(error_model="numpy", boundscheck=False)(_with_helpers(function))
+    c_signature = _c_signature(signature)
     names, lines, arguments = [], [], []
-    for k, (_, ndim, _) in enumerate(signature):
-        extents = [f"n{k}_{d}" for d in range(ndim)]
-        names += [f"p{k}", *extents]
+    for k, (dtype, ndim, _) in enumerate(signature):
+        parts = [f"n{k}_{d}" for d in range(ndim)]
         if ndim:
-            lines.append(f"    a{k} = carray(p{k}, ({', '.join(extents)},))")
-        arguments.append(f"a{k}" if ndim else f"p{k}")
+            lines.append(f"    a{k} = carray(p{k}, ({', '.join(parts)},))")
+        elif dtype.kind == "c":
+            parts = [f"q{k}"]
+            lines.append(f"    a{k} = {dtype.name}(complex(p{k}, q{k}))")
+        names += [f"p{k}", *parts]
+        arguments.append(f"a{k}" if parts else f"p{k}")
     text = "\n".join([f"def wrapper({', '.join(names)}):", *lines,
                       f"    inner({', '.join(arguments)})"])  # fmt: skip
-    scope: dict[str, Any] = {"carray": vars(numba)["carray"], "inner": inner}
-    exec(text, scope)
+    members = vars(numba)
+    scope: dict[str, Any] = {n: members[n] for n in ("carray", "complex64", "complex128")}
     try:
-        return cfunc(_c_signature(signature), error_model="numpy")(scope["wrapper"])
-    except errors.NumbaError as error:
-        raise _not_typed(function, str(error)) from None
-    except NotImplementedError as error:
-        raise _not_typed(function, str(error)) from None
+        scope["inner"] = _with_helpers(function, {})
+        exec(text, scope)
+        return cfunc(c_signature, error_model="numpy")(scope["wrapper"])
+    except Exception as error:  # numba raises many classes for what it cannot compile
+        raise _not_typed(function, str(error) or type(error).__name__) from None
 
 
 def _c_signature(signature: Signature) -> Any:
@@ -91,27 +100,34 @@ def _c_signature(signature: Signature) -> Any:
         if ndim:
             pointer: Any = types.CPointer
             arguments += [pointer(element), *[types.int64] * ndim]
+        elif dtype.kind == "c":  # how C passes one by value is another matter on every machine
+            arguments += [types.float32 if dtype.name == "complex64" else types.float64] * 2
         else:
             arguments.append(types.uint8 if dtype.kind == "b" else element)
     return types.void(*arguments)
 
 
-def _with_helpers(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with the plain Python functions that it names compiled as well."""
+def _with_helpers(function: Any, made: dict[Any, Any]) -> Any:
+    """The function, and the plain Python functions that it names, for numba to compile.
+
+    made: those that were met before; functions may call each other, and themselves.
+    """
     from numba import njit
 
-    code = function.__code__
-    scope = dict(function.__globals__)
+    if function in made:
+        return made[function]
+    code, scope = function.__code__, dict(function.__globals__)
+    closure = function.__closure__ or ()
+    cells = tuple(pytypes.CellType(c.cell_contents) for c in closure)
+    copy = pytypes.FunctionType(code, scope, function.__name__, function.__defaults__, cells)
+    made[function] = njit(error_model="numpy", boundscheck=False)(copy)
     for name in _global_names(code):
-        helper = scope.get(name)
-        if isinstance(helper, pytypes.FunctionType):
-            scope[name] = njit(error_model="numpy")(_with_helpers(helper))
-    cells = tuple(
-        pytypes.CellType(njit(error_model="numpy")(_with_helpers(c.cell_contents)))
-        if isinstance(c.cell_contents, pytypes.FunctionType) else c
-        for c in function.__closure__ or ()
-    )  # fmt: skip
-    return pytypes.FunctionType(code, scope, function.__name__, function.__defaults__, cells)
+        if isinstance(helper := scope.get(name), pytypes.FunctionType):
+            scope[name] = _with_helpers(helper, made)
+    for cell in cells:
+        if isinstance(cell.cell_contents, pytypes.FunctionType):
+            cell.cell_contents = _with_helpers(cell.cell_contents, made)
+    return made[function]
 
 
 def _global_names(code: pytypes.CodeType) -> Iterator[str]:
@@ -123,8 +139,9 @@ def _global_names(code: pytypes.CodeType) -> Iterator[str]:
 
 def _machine(llvm: Any, target: str) -> Any:
     triple = llvm.get_process_triple()
+    cpu = target if target.startswith("x86-64") else ""
     return llvm.Target.from_triple(triple).create_target_machine(
-        cpu=target, features="", opt=3, reloc="pic", codemodel="small"
+        cpu=cpu, features="", opt=3, reloc="pic", codemodel="small"
     )
 
 
@@ -132,7 +149,10 @@ def _optimised(wrapped: Any, symbol: str, target: str) -> Any:
     """The module with `symbol` as its only visible function, optimised for the target."""
     import llvmlite.binding as llvm
 
-    module = llvm.parse_assembly(wrapped._library.get_llvm_str())
+    # A function that calls itself is declared under another name, for numba's own linker.
+    text = wrapped._library.get_llvm_str()
+    text = re.sub(r"(?m)^declare [^\n]*\.numba\.unresolved\$.*\n", "", text)
+    module = llvm.parse_assembly(text.replace(".numba.unresolved$", ""))
     entry = wrapped._wrapper_name
     for f in module.functions:
         if not f.is_declaration:
@@ -141,36 +161,72 @@ def _optimised(wrapped: Any, symbol: str, target: str) -> Any:
         if not g.is_declaration:
             g.linkage = "internal"
     module.get_function(entry).name = symbol
+    for f in module.functions:
+        f.name = _ALIASES.get(f.name, f.name) if f.is_declaration else f.name
     machine = _machine(llvm, target)
     builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(3))
     builder.getModulePassManager().run(module, builder)
+    module.name = symbol
+    kept = [v for v in (*module.functions, *module.global_variables) if not v.is_declaration]
+    for k, value in enumerate(v for v in kept if v.name != symbol):
+        if not value.name.startswith(_RAISED):
+            value.name = f"{symbol}_{k}"  # numba's own names count what was compiled before
     return module
 
 
 # ---- refusals ------------------------------------------------------------------------------------
 
 
-def _refuse_outside(function: Callable[..., Any], names: set[str]) -> None:
+def _not_linkable(
+    function: Callable[..., Any], names: set[str], raised: list[tuple[str, str, int]]
+) -> KernelError:
     """A kernel that needs the Python runtime allocates memory or can raise."""
-    if not names:
-        return
     allocation = _find(function, _is_allocation)
-    raising = _find(function, lambda n: isinstance(n, (ast.Raise, ast.Assert)))
-    if any("alloc" in n for n in names) or (allocation and not raising):
-        raise KernelError(
+    own = function.__code__.co_filename
+    if any("alloc" in n or n.startswith("NRT_MemInfo_new") for n in names):
+        return KernelError(
             f'kernel "{function.__name__}" allocates memory',
             place=allocation or _place(function),
             expected="a kernel that works on the arrays it is given",
-            found=", ".join(sorted(names)[:4]),
+            found="a new array, list or other object",
             remedy="pass scratch space as one more output made by spmd.empty(...), or use scalars",
         )
-    raise KernelError(
-        f'kernel "{function.__name__}" can raise or calls what an image does not hold',
-        place=raising or _place(function),
+    if raised:
+        lines = [line for _, file, line in raised if file == own]
+        return KernelError(
+            f'kernel "{function.__name__}" can raise',
+            place=_place(function, lines[0]) if lines else _place(function),
+            expected="arithmetic, loops, branches, math and the arrays it is given",
+            found="; ".join(dict.fromkeys(text for text, _, _ in raised))[:300],
+            remedy="return the problem in an output array and test it outside",
+        )
+    return KernelError(
+        f'kernel "{function.__name__}" calls what an image does not hold',
+        place=_place(function),
         expected="arithmetic, loops, branches, math and the arrays it is given",
-        found=", ".join(sorted(names)[:4]),
-        remedy="return the problem in an output array and test it outside",
+        found="a function that calls itself, or Python" if "numba_gil_ensure" in names
+        else ", ".join(sorted(names)[:4]),
+        remedy="write it out with loops and math, or do it outside of the kernel",
     )
+
+
+def _raised(module: Any) -> Iterator[tuple[str, str, int]]:
+    """What the optimised code can still raise: text, file and line, as numba keeps them."""
+    for g in module.global_variables:
+        if not re.fullmatch(re.escape(_RAISED) + "[0-9a-f]+", g.name):
+            continue
+        quoted = re.search(r' c"((?:[^"\\]|\\..)*)"', str(g))
+        if quoted is None:
+            continue
+        escapes = re.compile(rb"\\([0-9A-F]{2})")
+        content = escapes.sub(lambda m: bytes([int(m[1], 16)]), quoted[1].encode("latin-1"))
+        try:
+            kind, arguments, where = pickle.loads(content)  # written by numba in this process
+        except Exception:
+            continue
+        text = ": ".join([kind.__name__, *(str(a) for a in arguments or ())])
+        text = "a call into Python" if "missing Environment" in text else text
+        yield (text, where[1], where[2]) if where else (text, "", 0)
 
 
 def _is_allocation(node: ast.AST) -> bool:
@@ -197,9 +253,9 @@ def _find(function: Callable[..., Any], wanted: Callable[[ast.AST], bool]) -> Pl
     return None
 
 
-def _place(function: Callable[..., Any]) -> Place:
+def _place(function: Callable[..., Any], line: int = 0) -> Place:
     code = function.__code__
-    return Place(code.co_filename, code.co_firstlineno, 0, -1, function.__name__)
+    return Place(code.co_filename, line or code.co_firstlineno, 0, -1, function.__name__)
 
 
 def _not_typed(function: Callable[..., Any], text: str) -> KernelError:

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from codegen import elf
 from codegen import manifest as reader
 from codegen.errors import EnvironmentFault, InternalError
 
@@ -26,19 +27,25 @@ FLAGS = (
     "-fcx-fortran-rules -fno-math-errno -fno-trapping-math -fno-ident "
     "-fno-asynchronous-unwind-tables"
 ).split()
-WARNINGS = "-Wall -Wextra -Wshadow -Werror".split()
-LINK = "-shared -nostartfiles -Wl,--build-id=none,-z,now,-z,noexecstack,-Bsymbolic".split()
+# The last one is clang's, for options that only gcc or only linking uses.
+WARNINGS = "-Wall -Wextra -Wshadow -Werror -Wno-unused-command-line-argument".split()
+LINK = "-shared -nostartfiles -Wl,--build-id=none,-z,defs,-z,now,-z,noexecstack,-Bsymbolic".split()
 
 _ASSEMBLY = """
     .section .spmd.index, "a", @progbits
     .balign 8
+    .globl spmd_index
+spmd_index:
     .incbin "index"
+    .section .spmd.digest, "a", @progbits
+    .balign 8
+    .globl spmd_digest
+spmd_digest:
+    .zero {room}
     .section .spmd.manifest, "", @progbits
     .incbin "manifest"
     .section .spmd.notes, "", @progbits
     .incbin "notes"
-    .section .spmd.digest, "", @progbits
-    .zero {room}
     .section .rodata
     .balign 64
     .globl spmd_constants
@@ -48,6 +55,16 @@ spmd_constants:
     .byte 0
     .section .note.GNU-stack, "", @progbits
 """
+
+# What compilers say when they are incomplete or older than the target: no defect of ours.
+_LACKS = (
+    ("-march", "does not know this target", "a newer compiler, or --target x86-64"),
+    ("unknown target CPU", "does not know this target", "a newer compiler, or --target x86-64"),
+    (".h: No such file", "has no C library headers", "apt install libc6-dev"),
+    (".h' file not found", "has no C library headers", "apt install libc6-dev"),
+    ("cannot find -l", "has no C library to link with", "apt install libc6-dev"),
+    ("No space left", "has no room to write", "set TMPDIR to a directory with room"),
+)
 
 
 def include_dir() -> str:
@@ -95,11 +112,14 @@ def link(
         command = [*compiler(), *FLAGS, *WARNINGS, f"-march={target}", "-I", include_dir(), *LINK,
                    "-o", "image.so", *inputs, "-lm"]  # fmt: skip
         _run(command, folder)
+        if not Path(folder, "image.so").is_file():
+            raise EnvironmentFault(f"{command[0]} is no C compiler", expected="an output file",
+                                   found="none", remedy="install gcc or set CC")  # fmt: skip
         data = bytearray(Path(folder, "image.so").read_bytes())
-    _, sections = reader.read_sections(bytes(data))
+    _, sections = elf.read_sections(bytes(data))
     offset, size = sections[".spmd.digest"]
     data[offset : offset + size] = reader.make_digest(bytes(data), sections)
-    reader.check_dynamic(reader.Image(bytes(data)))
+    elf.check_dynamic(bytes(data))
     return bytes(data)
 
 
@@ -122,6 +142,10 @@ def _run(command: list[str], folder: str) -> None:
     )  # fmt: skip
     if done.returncode:
         lines = [ln for ln in done.stderr.splitlines() if "error" in ln] or done.stderr.splitlines()
+        for sign, lacks, remedy in _LACKS:
+            if sign in done.stderr:
+                raise EnvironmentFault(f"the C compiler {command[0]} {lacks}",
+                                       found=lines[0][:300], remedy=remedy)  # fmt: skip
         raise InternalError(
             "the C compiler refused what spmd generated",
             expected="code that compiles without a warning",

@@ -1,7 +1,7 @@
-"""Reading an image: ELF sections, digest, target, manifest, index words. The run path imports this.
+"""Reading an image: digest, target, manifest, index words. The run path imports this.
 
 Goes in: the bytes of a file. Comes out: an Image description, or the error that FAULTS names.
-Always holds: nothing is executed; every offset is checked against the file before it is used; only
+Always holds: nothing is executed; what a hostile file can make us do is bounded by its length; only
 cheap modules of the standard library are imported.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 
+from codegen.elf import MACHINES, Sections, check_dynamic, damaged, printable, read_sections
 from codegen.errors import ImageError, InputError, VersionError
 
 TYPE_CHECKING = False  # typing is not imported: every rank pays for what this file imports
@@ -21,30 +22,11 @@ INDEX_MAGIC = 0x78646E69646D7073
 AXES = 3
 INDEX_FIXED = 5 + AXES + 1  # words before the scalars: see spmd_index_words
 
-_MACHINES = {62: "x86-64", 183: "aarch64", 243: "riscv64", 21: "ppc64", 22: "s390x"}
 _HOSTS = {"x86_64": "x86-64", "amd64": "x86-64", "aarch64": "aarch64", "arm64": "aarch64"}
-_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
-_SECTION = struct.Struct("<IIQQQQIIQQ")
 DIGEST_SIZE = 32
 SECTION_DIGEST_SIZE = 16
-MOST_SECTIONS = 64
-DIGEST_ROOM = DIGEST_SIZE + SECTION_DIGEST_SIZE * (MOST_SECTIONS + 1)
-
-_LIBRARIES = ("libm.so.6", "libc.so.6", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1")
-# Dynamic entries that run code or change where libraries are looked for.
-_FORBIDDEN = {
-    12: "an initialiser", 13: "a finaliser", 15: "a library run path", 25: "constructors",
-    26: "destructors", 29: "a library run path", 32: "constructors",
-}  # fmt: skip
-
-
-def blake2b(data: bytes, size: int) -> bytes:
-    try:  # without hashlib, which loads OpenSSL
-        from _blake2 import blake2b as hashed
-    except ImportError:
-        from hashlib import blake2b as hashed
-    digest: bytes = hashed(data, digest_size=size).digest()
-    return digest
+DIGEST_ROOM = 1088  # of the file, and of 64 sections with 2 to spare
+MOST_NOTES = 1 << 26  # bytes of text for people
 
 
 class Image:
@@ -57,10 +39,6 @@ class Image:
         self.manifest: dict[str, Any] = {}
 
     def section(self, name: str) -> bytes:
-        if name not in self.sections:
-            raise ImageError("not an spmd image", expected=f"an ELF file with section {name}",
-                             found="an ELF file without it",
-                             remedy="python -m spmd build program.py makes one")  # fmt: skip
         offset, size = self.sections[name]
         return self.data[offset : offset + size]
 
@@ -69,64 +47,35 @@ class Image:
         import json
         import zlib
 
-        notes: dict[str, Any] = json.loads(zlib.decompress(self.section(".spmd.notes")))
+        try:
+            text = zlib.decompressobj().decompress(self.section(".spmd.notes"), MOST_NOTES)
+            notes = json.loads(text)
+        except (ValueError, RecursionError, zlib.error):
+            notes = None
+        if not (isinstance(notes, dict) and all(isinstance(v, str | list) for v in notes.values())):
+            raise damaged("something else", "notes in JSON")
         return notes
 
 
 def read(data: bytes, *, host: bool = True) -> Image:
     """Check an image's bytes and read its manifest.
 
-    host: it must also run on this machine. Raises ImageError or VersionError.
+    host: it must also run on this machine. Raises ImageError, VersionError or InputError.
     """
     image = Image(data)
+    if host and image.machine in MACHINES.values():  # else a damaged header: the digest says so
+        check_machine(image.machine)
+    check_digest(image)
     if host:
         check_machine(image.machine)
-    image.section(".spmd.index")
-    check_digest(image)
+    IndexWords(image.section(".spmd.index"))
     image.manifest = parse(image.section(".spmd.manifest"))
     check_version(image.manifest)
-    check_dynamic(image)
+    check_manifest(image.manifest)
+    check_dynamic(data)
     if host:
         check_features(image.manifest["target"])
     return image
-
-
-def read_sections(data: bytes) -> tuple[str, dict[str, tuple[int, int]]]:
-    """The machine and the sections of an ELF file: name -> (offset, size)."""
-    if len(data) < 4 or data[:4] != b"\x7fELF":
-        found = "an empty file" if not data else f"{len(data)} bytes that begin with {data[:4]!r}"
-        raise ImageError("not an spmd image", expected="an ELF shared object", found=found,
-                         remedy="python -m spmd build program.py makes an image")  # fmt: skip
-    if len(data) < _HEADER.size:
-        raise _truncated(_HEADER.size, len(data))
-    ident, _, machine, _, _, _, table, _, _, _, _, entry, count, names = _HEADER.unpack_from(data)
-    if ident[4:6] != b"\x02\x01" or entry != _SECTION.size or not 0 < count <= MOST_SECTIONS:
-        raise ImageError("not an spmd image", expected="a 64-bit little-endian ELF shared object",
-                         found="an ELF file of another kind")  # fmt: skip
-    end = table + count * entry
-    if end != len(data):
-        raise _truncated(end, len(data))
-    rows = [_SECTION.unpack_from(data, table + k * entry) for k in range(count)]
-    for row in rows:
-        if row[1] != 8 and row[4] + row[5] > len(data):  # 8: occupies no space in the file
-            raise ImageError("damaged image", expected=f"sections within {len(data)} bytes",
-                             found=f"a section up to byte {row[4] + row[5]}")  # fmt: skip
-    if names >= count:
-        raise ImageError("damaged image", expected="a table of section names", found="none")
-    text = data[rows[names][4] : rows[names][4] + rows[names][5]]
-    sections: dict[str, tuple[int, int]] = {}
-    for row in rows:
-        name = text[row[0] : text.find(b"\0", row[0])].decode("ascii", "replace")
-        if name in sections and name.startswith(".spmd"):
-            raise ImageError("damaged image", expected=f"one section {name}", found="two")
-        sections[name] = (row[4], row[5] if row[1] != 8 else 0)
-    return _MACHINES.get(machine, f"machine {machine}"), sections
-
-
-def _truncated(expected: int, found: int) -> ImageError:
-    what = "truncated image" if found < expected else "image with bytes behind its end"
-    return ImageError(f"{what}: expected {expected} bytes, got {found}",
-                      remedy="copy or build the image again")  # fmt: skip
 
 
 def check_machine(machine: str) -> None:
@@ -141,45 +90,64 @@ def check_machine(machine: str) -> None:
 # ---- digest --------------------------------------------------------------------------------------
 
 
-def blanked(data: bytes, sections: dict[str, tuple[int, int]]) -> bytearray:
-    """The file with the index words and the digest zeroed: what the digest is taken over."""
-    out = bytearray(data)
-    for name in (".spmd.index", ".spmd.digest"):
-        offset, size = sections[name]
-        out[offset : offset + size] = bytes(size)
-    return out
+def digest_of(data: bytes, size: int, *blank: tuple[int, int]) -> bytes:
+    """BLAKE2b of the bytes, as if the blank ranges (offset, size) were zero."""
+    try:  # without hashlib, which loads OpenSSL
+        from _blake2 import blake2b as hashed
+    except ImportError:
+        from hashlib import blake2b as hashed
+
+    state, view, at = hashed(digest_size=size), memoryview(data), 0
+    for offset, length in sorted(blank):
+        state.update(view[at:offset])
+        state.update(bytes(length))
+        at = offset + length
+    state.update(view[at:])
+    digest: bytes = state.digest()
+    return digest
 
 
-def make_digest(data: bytes, sections: dict[str, tuple[int, int]]) -> bytes:
-    """The content of .spmd.digest: of the whole file, then of each section in order."""
-    plain = bytes(blanked(data, sections))
-    out = blake2b(plain, DIGEST_SIZE)
-    for offset, size in sections.values():
-        out += blake2b(plain[offset : offset + size], SECTION_DIGEST_SIZE)
-    return out.ljust(DIGEST_ROOM, b"\0")
+def make_digest(data: bytes, sections: Sections) -> bytes:
+    """The content of .spmd.digest: of the whole file, then of each section in order.
+
+    The index words count as zero; so do, in the first, its own bytes.
+    """
+    at, room = sections[".spmd.digest"]
+    parts = b""
+    for name, (offset, size) in sections.items():
+        content = bytes(size) if name in (".spmd.index", ".spmd.digest") else data[offset:][:size]
+        parts += digest_of(content, SECTION_DIGEST_SIZE)
+    parts = parts.ljust(room - DIGEST_SIZE, b"\0")
+    whole = data[: at + DIGEST_SIZE] + parts + data[at + room :]
+    return digest_of(whole, DIGEST_SIZE, sections[".spmd.index"], (at, DIGEST_SIZE)) + parts
 
 
 def check_digest(image: Image) -> None:
-    found = image.section(".spmd.digest")
-    if len(found) != DIGEST_ROOM:
-        raise ImageError("digest mismatch in section .spmd.digest",
-                         expected=f"{DIGEST_ROOM} bytes", found=f"{len(found)}")  # fmt: skip
-    wanted = make_digest(image.data, image.sections)
-    whole = wanted[:DIGEST_SIZE]
-    if wanted == found:
-        image.digest = whole.hex()
-        return
-    name = ".spmd.digest" if whole == found[:DIGEST_SIZE] else "headers"
-    for k, section in enumerate(image.sections):
-        at = DIGEST_SIZE + k * SECTION_DIGEST_SIZE
-        if name == ".spmd.digest":
-            break
-        if wanted[at : at + SECTION_DIGEST_SIZE] != found[at : at + SECTION_DIGEST_SIZE]:
-            name = section
-            break
+    """Sets the image's digest. Sections are looked at one by one only to name the damaged one."""
+    data, sections, found = image.data, image.sections, image.section(".spmd.digest")
+    name = "headers"
+    if len(found) == DIGEST_ROOM:
+        blank = (sections[".spmd.index"], (sections[".spmd.digest"][0], DIGEST_SIZE))
+        whole = digest_of(data, DIGEST_SIZE, *blank)
+        if whole == found[:DIGEST_SIZE]:
+            image.digest = whole.hex()
+            return
+        name = _damaged_section(sections, found, make_digest(data, sections), whole)
     raise ImageError(f"digest mismatch in section {printable(name)}",
-                     expected=found[:DIGEST_SIZE].hex()[:16], found=whole.hex()[:16],
                      remedy="the file was changed: copy or build it again")  # fmt: skip
+
+
+def _damaged_section(sections: Sections, found: bytes, wanted: bytes, whole: bytes) -> str:
+    if found[:DIGEST_SIZE] == wanted[:DIGEST_SIZE]:
+        return ".spmd.digest"  # the digest of one section was damaged, not the section
+    for k, name in enumerate(sections):
+        at = DIGEST_SIZE + k * SECTION_DIGEST_SIZE
+        if wanted[at : at + SECTION_DIGEST_SIZE] != found[at : at + SECTION_DIGEST_SIZE]:
+            return name
+    # Every section is sound. Two digests differ in about half of their bits, unless one of them
+    # was damaged itself.
+    differ = int.from_bytes(whole, "big") ^ int.from_bytes(found[:DIGEST_SIZE], "big")
+    return ".spmd.digest" if differ.bit_count() <= DIGEST_SIZE else "headers"
 
 
 # ---- manifest ------------------------------------------------------------------------------------
@@ -189,17 +157,130 @@ def parse(text: bytes) -> dict[str, Any]:
     import json
 
     try:
-        manifest = json.loads(text)
+        manifest = json.loads(text, object_pairs_hook=_distinct)
+        if b"\\" in text:  # only then can a string hold what is not printable
+            manifest = _escaped(manifest)
     except (ValueError, RecursionError):
         manifest = None
     if not isinstance(manifest, dict):
-        raise ImageError("damaged image", expected="a manifest in JSON", found="something else")
+        raise damaged("something else", "a manifest in JSON")
     return manifest
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    out = dict(pairs)
+    if len(out) != len(pairs):
+        raise damaged("one that stands twice", "distinct keys in the manifest")
+    return out
+
+
+def _escaped(value: Any) -> Any:
+    """Nothing that the manifest says can move a terminal's cursor, wherever it is printed."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, list):
+        return [_escaped(v) for v in value]
+    if isinstance(value, dict):
+        return {printable(k): _escaped(v) for k, v in value.items()}
+    return value
+
+
+# What the runtime reads, and of which type: of the manifest, and of the rows of its tables.
+_FIELDS = {
+    "program": str, "parameters": dict, "target": dict, "mesh": list, "scalars": list,
+    "inputs": list, "outputs": list, "returns": str, "conditions": list, "operations": list,
+    "buffers": list, "libraries": list,
+}  # fmt: skip
+_ARRAY = {"name": str, "dtype": str, "shape": list, "layout": list, "buffer": int}
+_ROWS: dict[str, dict[str, Any]] = {
+    "mesh": {"name": str, "size": (int, type(None))},
+    "scalars": {"name": str, "dtype": str, "default": (int, float, type(None))},
+    "inputs": _ARRAY,
+    "outputs": _ARRAY,
+    "conditions": {"holds": (int, str, list), "text": str, "place": str},
+    "operations": {"number": int, "kind": str},
+    "buffers": {"number": int, "name": str, "dtype": str, "bytes": (int, str, list),
+                "operations": list},
+    "libraries": {"number": int, "routine": str, "operations": list},
+}  # fmt: skip
+_ARGUMENTS = {"floordiv": 2, "mod": 2, "min": 2, "max": 2, "ge0": 1, "eq0": 1}
+_MOST_NODES = 10_000
+_MOST_DEPTH = 100
+
+
+def check_manifest(m: dict[str, Any]) -> None:
+    """Types, ranges and expressions of all that the runtime reads: a hostile file is refused."""
+    _check_row("manifest", m, _FIELDS)
+    _check_row("target", m["target"], {"machine": str, "level": str, "features": list})
+    for table, fields in _ROWS.items():
+        for row in m[table]:
+            _check_row(table, row, fields)
+        if "name" in fields and table != "buffers":
+            names = {row["name"] for row in m[table]}
+            _require(len(names) == len(m[table]), f"distinct names in {table}")
+        if "number" in fields:
+            _require([row["number"] for row in m[table]] == list(range(len(m[table]))),
+                     f"{table} numbered in order")  # fmt: skip
+    _require(len(m["mesh"]) <= AXES, f"at most {AXES} mesh axes")
+    _require(all(a["size"] is None or 0 < a["size"] < 2**31 for a in m["mesh"]), "axis sizes")
+    _require(all(s["dtype"] in ("int64", "float64") for s in m["scalars"]), "int64 or float64")
+    symbols = {s["name"] for s in m["scalars"]}
+    axes = {axis["name"] for axis in m["mesh"]}
+    symbols |= {f"n_{name}" for name in axes}
+    for array in (*m["inputs"], *m["outputs"]):
+        _require(0 <= array["buffer"] < len(m["buffers"]), f"a buffer of {len(m['buffers'])}")
+        _require(len(array["shape"]) == len(array["layout"]) <= 8, "a layout entry per dim")
+        _require(all(isinstance(e, list) and axes.issuperset(e) for e in array["layout"]), "axes")
+        for e in array["shape"]:
+            check_expression(e, symbols)
+    for condition in m["conditions"]:
+        check_expression(condition["holds"], symbols)
+    for buffer in m["buffers"]:
+        check_expression(buffer["bytes"], symbols)
+
+
+def _require(holds: bool, expected: str) -> None:
+    if not holds:
+        raise damaged("another manifest", expected)
+
+
+def _check_row(table: str, row: Any, fields: dict[str, Any]) -> None:
+    _require(isinstance(row, dict), f"rows in {table}")
+    for name, kind in fields.items():
+        value = row.get(name, _require)  # _require: what no JSON value is
+        _require(isinstance(value, kind) and value is not True and value is not False,
+                 f"{name} in {table}")  # fmt: skip
+        _require(not isinstance(value, int) or -(2**63) <= value < 2**63, f"64 bits in {table}")
+
+
+def check_expression(e: Any, symbols: set[str]) -> None:
+    """Raises ImageError unless `evaluate` can do it, in bounded time."""
+    level, nodes = [e], 0
+    for _ in range(_MOST_DEPTH):
+        below: list[Any] = []
+        for node in level:
+            if isinstance(node, list):
+                op, count = (node[0] if node else None), len(node) - 1
+                known = op in ("+", "*") or (isinstance(op, str) and _ARGUMENTS.get(op) == count)
+                _require(known, "an expression")
+                below += node[1:]
+            elif isinstance(node, str):
+                _require(node in symbols, "symbols that the manifest declares")
+            else:
+                _require(type(node) is int and -(2**63) <= node < 2**63, "integers of 64 bits")
+        nodes += len(level)
+        if not below:
+            return
+        _require(nodes + len(below) <= _MOST_NODES, "a shorter expression")
+        level = below
+    _require(False, "an expression that nests less deeply")
 
 
 def check_version(manifest: dict[str, Any]) -> None:
     found = manifest.get("format")
-    if not isinstance(found, int) or found > FORMAT:
+    if type(found) is not int:
+        raise damaged("none", "a format version in the manifest")
+    if found > FORMAT:
         raise VersionError(f"image format {found}, this runtime reads up to {FORMAT}",
                            remedy="install a newer spmd, or build the image again")  # fmt: skip
     if manifest.get("interface") != INTERFACE:
@@ -214,48 +295,20 @@ def check_features(target: dict[str, Any]) -> None:
     needed = target.get("features") or []
     if not needed:
         return
-    from codegen.target import host_features
+    from codegen.target import host_features, mark, native
 
     have = host_features()
     missing = [f for f in needed if f not in have]
     if missing and have:
+        needs, has = mark(target["level"]), mark(native())
+        if needs == has:  # of one level, and yet something is missing
+            needs = ", ".join(printable(str(f)) for f in missing[:3])
         raise ImageError(
-            f"needs {target['level']} ({', '.join(missing[:3])}); this host lacks it",
-            expected=target["level"], found=f"a CPU without {', '.join(missing)}",
-            remedy="build with --target x86-64-v2 or on this machine",
+            f"needs {printable(needs)}; this host has {has}",
+            expected=f"a CPU with {printable(target['level'])}",
+            found=f"a CPU without {', '.join(printable(str(f)) for f in missing[:12])}",
+            remedy="build with --target native on this machine, or with --target x86-64-v2",
         )  # fmt: skip
-
-
-def check_dynamic(image: Image) -> None:
-    """No foreign library, no run path, nothing that runs when the file is only loaded."""
-    data = image.section(".dynamic") if ".dynamic" in image.sections else b""
-    strings = image.section(".dynstr") if ".dynstr" in image.sections else b""
-    for at in range(0, len(data) - 15, 16):
-        tag, value = struct.unpack_from("<QQ", data, at)
-        if tag == 0:
-            break
-        if tag == 1:
-            name = strings[value : strings.find(b"\0", value)].decode("ascii", "replace")
-            if name not in _LIBRARIES:
-                raise ImageError(f"image asks for the library {printable(name)}",
-                                 expected="libm and libc only", found=printable(name))  # fmt: skip
-        elif tag in _FORBIDDEN:
-            raise ImageError(f"image has {_FORBIDDEN[tag]}", expected="none",
-                             found=f"dynamic entry {tag}")  # fmt: skip
-    if _has_indirect_function(image):
-        raise ImageError("image has an indirect function", expected="none",
-                         found="code that runs while the file is loaded")  # fmt: skip
-
-
-def _has_indirect_function(image: Image) -> bool:
-    """A relocation that calls a resolver, or a symbol that is one (STT_GNU_IFUNC)."""
-    for name in (".rela.dyn", ".rela.plt"):
-        rows = image.section(name) if name in image.sections else b""
-        for at in range(0, len(rows) - 23, 24):
-            if struct.unpack_from("<Q", rows, at + 8)[0] & 0xFFFFFFFF in (37, 1032):
-                return True
-    symbols = image.section(".dynsym") if ".dynsym" in image.sections else b""
-    return any(symbols[at + 4] & 15 == 10 for at in range(0, len(symbols) - 23, 24))
 
 
 def evaluate(e: Any, values: dict[str, int]) -> int:
@@ -286,11 +339,6 @@ _OPERATIONS: dict[str, Any] = {
 }
 
 
-def printable(text: str) -> str:
-    """Without terminal escapes: what is no plain character is shown as \\xNN."""
-    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
-
-
 # ---- index words ---------------------------------------------------------------------------------
 
 
@@ -311,29 +359,38 @@ def index_words(
     return magic + struct.pack("<q", fnv(magic + rest)) + rest
 
 
+def damaged_words(expected: str, found: str) -> InputError:
+    return InputError("damaged index words", expected=expected, found=found,
+                      remedy="patch or build the image again")  # fmt: skip
+
+
 class IndexWords:
     """What a local program says of itself."""
 
     def __init__(self, data: bytes) -> None:
         if len(data) < 8 * INDEX_FIXED or len(data) % 8:
-            raise InputError("damaged index words", expected=f"at least {8 * INDEX_FIXED} bytes",
-                             found=f"{len(data)} bytes")  # fmt: skip
+            raise damaged_words(f"at least {8 * INDEX_FIXED} bytes", f"{len(data)} bytes")
         words = struct.unpack(f"<{len(data) // 8}q", data)
-        if words[0] != INDEX_MAGIC:
-            raise InputError("damaged index words", expected="their magic number",
-                             found=hex(words[0] & (2**64 - 1)))  # fmt: skip
         check = fnv(data[:8] + data[16:])
         if words[1] != check:
-            raise InputError("index words fail their check value", expected=str(check),
-                             found=str(words[1]), remedy="patch the image again")  # fmt: skip
+            raise InputError(
+                "digest mismatch in section .spmd.index: index words fail their check value",
+                expected=str(check), found=str(words[1]), remedy="patch or build the image again",
+            )  # fmt: skip
+        if words[0] != INDEX_MAGIC:
+            raise damaged_words(hex(INDEX_MAGIC), hex(words[0] & (2**64 - 1)))
         self.patched, self.first, self.count = words[2:5]
         self.sizes = words[5 : 5 + AXES]
         self.scalars = words[INDEX_FIXED:]
         if words[INDEX_FIXED - 1] != len(self.scalars):
-            raise InputError("damaged index words", expected=f"{words[INDEX_FIXED - 1]} scalars",
-                             found=str(len(self.scalars)))  # fmt: skip
+            raise damaged_words(f"{words[INDEX_FIXED - 1]} scalars", str(len(self.scalars)))
         if self.patched:
             self.check_range()
+
+    def __str__(self) -> str:
+        ranks = f"{self.first} to {self.first + self.count - 1}" if self.count > 1 else self.first
+        sizes = " x ".join(map(str, self.sizes))
+        return f"rank {ranks} of {sizes}, scalars {list(self.scalars)}"
 
     def check_range(self) -> None:
         ranks = 1
@@ -350,12 +407,20 @@ class IndexWords:
 
 
 def patch(image: Image, first: int, count: int, sizes: list[int], scalars: list[int]) -> bytes:
-    """A local program: the image with its index words. Raises InputError where they do not fit."""
-    IndexWords(image.section(".spmd.index"))
+    """A local program: the image with its index words. Raises InputError where they do not fit.
+
+    What is a local program already stays what it is: it runs on its own ranks only.
+    """
+    own = IndexWords(image.section(".spmd.index"))
     offset, size = image.sections[".spmd.index"]
     words = index_words(1, first, count, sizes, scalars)
     if len(words) != size:
         raise InputError("index words do not fit the image", expected=f"{size // 8} words",
                          found=f"{len(words) // 8}")  # fmt: skip
-    IndexWords(words)
+    wanted = IndexWords(words)
+    if own.patched and words != image.section(".spmd.index"):
+        raise InputError(
+            "index words are not those of this rank", expected=str(wanted), found=str(own),
+            remedy="give each process its own local program, or all of them the image",
+        )  # fmt: skip
     return image.data[:offset] + words + image.data[offset + size :]

@@ -17,6 +17,8 @@ _ADDS = {
     "x86-64-v4": ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"),
 }
 _OTHERS = {"aarch64": "armv8-a"}
+# What people call a level.
+_MARKS = {"x86-64": "SSE2", "x86-64-v2": "SSE4.2", "x86-64-v3": "AVX2", "x86-64-v4": "AVX-512"}
 
 
 def native() -> str:
@@ -31,6 +33,11 @@ def native() -> str:
             break
         best = level
     return best
+
+
+def mark(level: str) -> str:
+    """The instruction set that a level is known by, for messages."""
+    return _MARKS.get(level, level)
 
 
 def host_features() -> set[str]:

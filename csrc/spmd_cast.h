@@ -13,7 +13,7 @@
     static inline int32_t spmd_truncate_##S##_i32(T x)                                             \
     {                                                                                              \
         int in = (x > (T)-2147483648.0 - (sizeof(T) == 8)) & (x < (T)2147483648.0);                \
-        return in | (x == (T)-2147483648.0) ? (int32_t)x : INT32_MIN;                              \
+        return (in | (x == (T)-2147483648.0)) ? (int32_t)x : INT32_MIN;                            \
     }                                                                                              \
     static inline int64_t spmd_truncate_##S##_i64(T x)                                             \
     {                                                                                              \

@@ -12,6 +12,11 @@
 #include <stdint.h>
 #include <string.h>
 
+#ifndef CMPLX /* the C library hides them from clang */
+#define CMPLX(re, im) __builtin_complex((double)(re), (double)(im))
+#define CMPLXF(re, im) __builtin_complex((float)(re), (float)(im))
+#endif
+
 /* X(suffix, type, unsigned type of the same width) */
 #define SPMD_SIGNED(X)                                                                             \
     X(i8, int8_t, uint8_t) X(i16, int16_t, uint16_t) X(i32, int32_t, uint32_t)                     \
@@ -117,8 +122,8 @@ SPMD_UNSIGNED(SPMD_UNSIGNED_ONLY)
 
 /* With equal operands maximum and minimum give the second one, as the vector instruction does. */
 #define SPMD_FLOAT(S, T, F)                                                                        \
-    static inline T spmd_maximum_##S(T a, T b) { return (a > b) | (a != a) ? a : b; }              \
-    static inline T spmd_minimum_##S(T a, T b) { return (a < b) | (a != a) ? a : b; }              \
+    static inline T spmd_maximum_##S(T a, T b) { return ((a > b) | (a != a)) ? a : b; }            \
+    static inline T spmd_minimum_##S(T a, T b) { return ((a < b) | (a != a)) ? a : b; }            \
     static inline T spmd_abs_##S(T a) { return fabs##F(a); }                                       \
     static inline T spmd_sign_##S(T a)                                                             \
     {                                                                                              \

@@ -1,8 +1,8 @@
 """From a file to machine code in memory: check the bytes, patch the index words, load those bytes.
 
 Goes in: a path or bytes. Comes out: a checked image, and from it a loaded local program.
-Always holds: the bytes that were hashed are the bytes that are loaded; no name is ever used twice,
-so the dynamic linker cannot hand back another image.
+Always holds: the bytes that were hashed are the bytes that are loaded; what the dynamic linker
+hands back is compared with them, for it knows files by names that can return.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from spmd.engine import ffi, lib
 
 TYPE_CHECKING = False  # typing is not imported: every rank pays for what this file imports
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any
 
 # What the routines of the manifest are called in OpenBLAS.
@@ -63,25 +64,34 @@ class Checked:
     def load(self, first: int, count: int, sizes: list[int], words: list[int]) -> Loaded:
         """The local program of these ranks, as machine code in this process."""
         data = reader.patch(self.image, first, count, list(sizes), list(words))
-        return Loaded(data, [row["routine"] for row in self.manifest["libraries"]])
+        proof = {
+            symbol: data[offset : offset + size]
+            for symbol, (offset, size) in (
+                (b"spmd_index", self.image.sections[".spmd.index"]),
+                (b"spmd_digest", self.image.sections[".spmd.digest"]),
+            )
+        }
+        return Loaded(data, proof, [row["routine"] for row in self.manifest["libraries"]])
 
 
 class Loaded:
-    """Machine code in memory. table: its spmd_image_table. library: routines by logical number."""
+    """Machine code in memory. table: its spmd_image_table. library: routines by logical number.
 
-    def __init__(self, data: bytes, routines: list[str]) -> None:
-        self._file, path = _executable_file(data)
-        self._handle = lib.spmd_library_open(path.encode())
-        if self._handle == ffi.NULL:
-            os.close(self._file)
-            raise EnvironmentFault("the image cannot be loaded", expected="an executable mapping",
-                                   found=_linker_error())  # fmt: skip
+    proof: what must stand at some symbols, or the dynamic linker gave us another image.
+    """
+
+    def __init__(self, data: bytes, proof: dict[bytes, bytes], routines: list[str]) -> None:
+        self._handle, self._file = _open(data, proof)
         self.table = lib.spmd_library_symbol(self._handle, b"spmd_image_table")
         if self.table == ffi.NULL:
             self.close()
             raise ImageError("not an spmd image", expected="the symbol spmd_image_table",
                              found="none")  # fmt: skip
-        self.library = [_routine(name) for name in routines]
+        try:
+            self.library = [_routine(name) for name in routines]
+        except EnvironmentFault:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Unload. The descriptor is closed last: its number names the mapping until then."""
@@ -91,47 +101,77 @@ class Loaded:
             self._handle = ffi.NULL
 
 
-def _executable_file(data: bytes) -> tuple[int, str]:
-    """A private file that holds the bytes and is never written again, and a path to it."""
-    import fcntl
-
+def _open(data: bytes, proof: dict[bytes, bytes]) -> tuple[Any, int]:
+    """The bytes, loaded: the dynamic linker's handle and the descriptor to close after it."""
+    held: list[int] = []  # open until the end: a number names one file only
+    reasons: list[str] = []
     try:
-        file = os.memfd_create("spmd-image", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        _write(file, data)
-        fcntl.fcntl(file, fcntl.F_ADD_SEALS, 0xF)  # seal, shrink, grow, write
-    except (OSError, AttributeError):
-        file = _temporary_file(data)
-    # The linker knows an image by its path: a number that was never used names only this one.
-    global _serial
-    while True:
-        _serial += 1
-        number = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, _serial)
-        if number >= _serial:
-            _serial = number
-            break
-    os.close(file)
-    return number, f"/proc/self/fd/{number}"
+        for place in _places():
+            try:
+                file, path = _file(data, place)
+            except OSError as error:
+                reasons.append(f"{place or 'memory'}: {error.strerror}")
+                continue
+            held.append(file)
+            handle = lib.spmd_library_open(path.encode())
+            if place:
+                os.unlink(path)
+            if handle == ffi.NULL:
+                reasons.append(_linker_error())
+            elif _is_proved(handle, proof):
+                held.remove(file)
+                return handle, file
+            else:
+                lib.spmd_library_close(handle)
+                reasons.append("the dynamic linker returned another image")
+    finally:
+        for file in held:
+            os.close(file)
+    raise EnvironmentFault(
+        "the image cannot be loaded", expected="memory files, or a directory, that may be executed",
+        found="; ".join(dict.fromkeys(reasons)), remedy="set TMPDIR to a directory without noexec",
+    )  # fmt: skip
 
 
-_serial = 100
+def _is_proved(handle: Any, proof: dict[bytes, bytes]) -> bool:
+    for symbol, wanted in proof.items():
+        address = lib.spmd_library_symbol(handle, symbol)
+        if address == ffi.NULL or bytes(ffi.buffer(address, len(wanted))) != wanted:
+            return False
+    return True
 
 
-def _write(file: int, data: bytes) -> None:
-    """All of the bytes: a part of an image would be a bus error in the dynamic linker."""
-    written = 0
-    while written < len(data):
-        written += os.write(file, memoryview(data)[written:])
-
-
-def _temporary_file(data: bytes) -> int:
-    """The fallback where memory files may not be executed: a file without a name."""
+def _places() -> Iterator[str]:
+    """Where an image can be put to be loaded: in memory (""), else in a directory."""
+    yield ""
     import tempfile
 
-    file, path = tempfile.mkstemp(prefix="spmd-")
-    os.unlink(path)
-    _write(file, data)
-    os.set_inheritable(file, False)
-    return file
+    yield from (tempfile.gettempdir(), "/var/tmp", "/dev/shm", os.getcwd())
+
+
+def _file(data: bytes, place: str) -> tuple[int, str]:
+    """A private file that holds the bytes, and its path. In memory it is sealed for good."""
+    import fcntl
+
+    if place:
+        import tempfile
+
+        file, path = tempfile.mkstemp(prefix="spmd-", dir=place)
+    else:
+        file = os.memfd_create("spmd-image", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        path = f"/proc/self/fd/{file}"
+    try:
+        written = 0
+        while written < len(data):  # a part of an image would be a bus error while it is loaded
+            written += os.write(file, memoryview(data)[written:])
+        if not place:
+            fcntl.fcntl(file, fcntl.F_ADD_SEALS, 0xF)  # seal, shrink, grow, write
+    except OSError:
+        os.close(file)
+        if place:
+            os.unlink(path)
+        raise
+    return file, path
 
 
 def _linker_error() -> str:

@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from codegen import manifest as reader
-from codegen.manifest import evaluate, printable
+from codegen.elf import printable
+from codegen.errors import ImageError, MeshError
+from codegen.manifest import evaluate
 from spmd import loader, memory, sizes
 
 RANKS = (1, 10, 100, 1_000, 10_000, 100_000, 1_000_000)
-LEVELS = ("graph", "program", "plan", "c")
 
 
 def main(path: str, what: list[str], as_json: bool) -> int:
@@ -33,7 +34,7 @@ def main(path: str, what: list[str], as_json: bool) -> int:
 
             parts[part] = disassemble(image.data)
         else:
-            parts[part] = image.notes()[part]
+            parts[part] = _level(image, part)
     if as_json:
         print(json.dumps(parts if len(parts) > 1 else next(iter(parts.values())), indent=1))
         return 0
@@ -44,8 +45,15 @@ def main(path: str, what: list[str], as_json: bool) -> int:
             text = "\n".join(sizes_text(image, content))
         else:
             text = content
-        print("\n".join(printable(line) for line in text.rstrip("\n").split("\n")))
+        print("\n".join(printable(line.expandtabs()) for line in text.rstrip("\n").split("\n")))
     return 0
+
+
+def _level(image: reader.Image, level: str) -> str:
+    text = image.notes().get(level)
+    if not isinstance(text, str):
+        raise ImageError("damaged image", expected=f"the text of the {level}", found="none")
+    return text
 
 
 def _sections(image: reader.Image) -> dict[str, int]:
@@ -54,23 +62,38 @@ def _sections(image: reader.Image) -> dict[str, int]:
 
 # ---- expressions -------------------------------------------------------------------------------
 
-_INFIX = {"floordiv": "//", "mod": "%"}
+# How tightly each operation binds, and how it is written.
+_INFIX = {"+": (1, "+"), "*": (2, "*"), "floordiv": (2, "//"), "mod": (2, "%")}
 
 
-def infix(e: Any) -> str:
-    """An expression in prefix form as people write it."""
+def infix(e: Any, outer: int = 0) -> str:
+    """An expression in prefix form as people write it. outer: how tightly its place binds."""
     if not isinstance(e, list):
-        return str(e)
+        return str(e) if not isinstance(e, int) or e >= 0 or not outer else f"({e})"
     op, *args = e
-    texts = [infix(a) for a in args]
-    if op in ("min", "max"):
-        return f"{op}({', '.join(texts)})"
     if op in ("ge0", "eq0"):
-        return f"({texts[0]} {'>=' if op == 'ge0' else '=='} 0)"
+        return f"({infix(args[0])} {'>=' if op == 'ge0' else '=='} 0)"
+    if op not in _INFIX:
+        return f"{op}({', '.join(infix(a) for a in args)})"
+    binds, sign = _INFIX[op]
     if op == "+":
-        return " + ".join(texts).replace("+ -1 * ", "- ").replace("+ -", "- ")
-    wrapped = [f"({t})" if " " in t and t[0] != "(" else t for t in texts]
-    return f" {_INFIX.get(op, op)} ".join(wrapped)
+        text = infix(args[0])
+        for a in args[1:]:
+            negative = _negated(a)
+            text += f" + {infix(a, 1)}" if negative is None else f" - {infix(negative, 2)}"
+    else:  # from the left, so that only the first may be another product
+        text = f" {sign} ".join(infix(a, binds + (k > 0 or op == "*")) for k, a in enumerate(args))
+    return f"({text})" if binds < outer else text
+
+
+def _negated(e: Any) -> Any:
+    """-e where e is a negative number or has a negative factor, else None."""
+    if isinstance(e, int) and e < 0:
+        return -e
+    if isinstance(e, list) and e[0] == "*" and isinstance(e[1], int) and e[1] < 0:
+        rest = e[2:] if e[1] == -1 else [-e[1], *e[2:]]
+        return rest[0] if len(rest) == 1 else ["*", *rest]
+    return None
 
 
 def _layout(layout: list[list[str]]) -> str:
@@ -138,8 +161,8 @@ def size_table(image: reader.Image) -> list[dict[str, Any]]:
                 -(-evaluate(b["bytes"], values) // 64) * 64 for b in image.manifest["buffers"]
             )
             row.update(mesh=list(mesh), rank_bytes=per_rank, total_bytes=per_rank * ranks)
-        except Exception as error:  # a mesh that this program cannot form
-            row["refused"] = str(error).split("\n")[0]
+        except MeshError as error:
+            row["refused"] = error.message
         rows.append(row)
     return rows
 

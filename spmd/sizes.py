@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
+MOST_RANKS = 1 << 31  # of one job: a mesh is searched for in the square root of this
 SUGGESTED_RANKS = 64  # how far to look for numbers of ranks that satisfy a program's conditions
 
 
@@ -106,6 +107,9 @@ def bind_mesh(
         fixed.append(size)
     if ranks is None:
         ranks = _product(fixed) if None not in fixed and processes == 1 else processes
+    if max(ranks, _product(fixed)) > MOST_RANKS:
+        raise MeshError(f"a job has at most {MOST_RANKS} ranks",
+                        found=str(max(ranks, _product(fixed))))  # fmt: skip
     sizes = balanced_sizes(ranks, fixed)
     if sizes is None:
         raise MeshError(

@@ -27,7 +27,7 @@ LEVELS = {
     "codegen.estimate": 2, "codegen.prove": 2, "codegen.sampling": 2, "codegen.mesh": 2,
     "codegen.functions": 2,
     "codegen.ir": 3,
-    "codegen.ops": 4,
+    "codegen.ops": 4, "codegen.elf": 4,
     "codegen.access": 5, "codegen.plan": 5, "codegen.printer": 5, "codegen.manifest": 5,
     "codegen.target": 5, "codegen.link": 5, "codegen.plan_text": 5, "codegen.steps": 5,
     "codegen.trace": 6, "codegen.kernels": 6, "codegen.oracle": 6,
@@ -49,7 +49,7 @@ ONLY = {
 
 # What ranks under mpirun never import at start: these may use NumPy and the compiler.
 HEAVY = ("spmd.image", "spmd.numpy", "spmd.show", "spmd.source")
-LIGHT = ("codegen", "codegen.manifest", "codegen.errors")
+LIGHT = ("codegen", "codegen.elf", "codegen.manifest", "codegen.errors")
 
 # A grammar stands on one page, in the docstring of its module.
 GRAMMARS = ("codegen/ir.py", "codegen/plan.py", "codegen/expr.py")

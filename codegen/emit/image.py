@@ -144,7 +144,11 @@ def _kernels(plan: Plan) -> list[str]:
     for symbol, (kernel, signature) in plan.kernels:
         types: list[str] = []
         for dtype, ndim, _ in signature:
-            types += ["void *"] + ["int64_t"] * ndim if ndim else [dtype.compute]
+            if ndim:
+                types += ["void *"] + ["int64_t"] * ndim
+            else:  # a complex number by its parts
+                part = dtype.compute.removesuffix(" _Complex")
+                types += [part] * (2 if dtype.kind == "c" else 1)
         where = f" ({comment(kernel.place)})" if getattr(kernel, "place", None) else ""
         out.append(f"/* kernel {kernel.name}{where} */\nvoid {symbol}({', '.join(types)});\n")
     return out

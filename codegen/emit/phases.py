@@ -67,6 +67,8 @@ class PhaseWriter:
         head = wrapped(f"static void {self.phase.name}(", self.signature() or ["void"], ")")
         notes = [f" *   {n} = {e}" for e, n in self.parameters.values()]
         intro = ["/* compute phase", *notes, " */"] if notes else ["/* compute phase */"]
+        # A function of its own: a symbol for objdump, gdb and perf, and all it gets are arguments.
+        head = f"__attribute__((noinline))\n{head}"
         return "\n".join([*intro, head, "{", *self.out, "}"]) + "\n"
 
     def signature(self) -> list[str]:
@@ -444,6 +446,9 @@ def _kernel(self: PhaseWriter, work: KernelCall) -> None:
             arguments += [self.integer(e) for e in a.shape]
         elif isinstance(a.what, Expr):
             arguments.append(self.integer(a.what))
+        elif a.dtype.kind == "c":  # by its parts
+            value = self.value(a.what)
+            arguments += [f"spmd_{part}_{suffix(a.dtype)}({value})" for part in ("real", "imag")]
         else:
             arguments.append(self.value(a.what))
     for declaration in self.writer.lines:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from codegen import expr
@@ -172,16 +172,17 @@ class NodeWriter:
         if isinstance(node, Runtime):
             return cast_text(self.runtime(node), "f64", node.dtype)
         if isinstance(node, Load):
-            self.bounds(node.bounds)
+            used = node.offset.symbols()  # a stride of 0 needs no position
+            self.bounds(tuple(b for b in node.bounds if b.sym in used))
             return element(node.buffer.dtype, self.load(node.buffer, node.offset))
         return self.apply(node)
 
     def apply(self, node: Apply) -> str:
+        if node.fn in _OF_ITSELF and (known := _decided(node)):
+            return known
         args = [self.text(a) for a in node.args]
         if node.fn == "cast":
             return cast_text(args[0], suffix(node.operand), node.dtype)
-        if node.fn in _OF_ITSELF and (known := _decided(node, args)):
-            return known
         template = FUNCTIONS[node.fn].template(node.operand)
         text = template.format(*args, t=suffix(node.operand))
         if node.dtype.kind in "iu" and node.dtype.size < 4:
@@ -197,11 +198,11 @@ _AT_LOW, _AT_HIGH = {"ge": "1", "lt": "0"}, {"le": "1", "gt": "0"}
 _SWAPPED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}
 
 
-def _decided(node: Apply, args: Sequence[str]) -> str:
+def _decided(node: Apply) -> str:
     """What an integer comparison always gives, where C compilers warn about it; "" where open."""
     if node.operand.kind not in "biu":
         return ""
-    if args[0] == args[1]:
+    if node.args[0] == node.args[1]:
         return _OF_ITSELF[node.fn]
     for fn, other in ((node.fn, node.args[1]), (_SWAPPED.get(node.fn, ""), node.args[0])):
         if isinstance(other, Literal):

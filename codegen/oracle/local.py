@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from codegen.trace.tree import map_tree
+
 
 class EagerArray(np.ndarray[Any, Any]):
     """An ndarray that also has the language's own attributes."""
@@ -23,9 +25,18 @@ class EagerArray(np.ndarray[Any, Any]):
         out.layout = layout
         return out
 
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """NumPy's functions as they are, with results that have the language's attributes too."""
+        result = super().__array_function__(function, types, args, kwargs)
+        return map_tree(_dressed, result)
+
     def __array_finalize__(self, other: Any) -> None:
         if other is not None and other.shape == self.shape:
             self.layout = getattr(other, "layout", None)
+
+
+def _dressed(x: Any) -> Any:
+    return local(x) if type(x) is np.ndarray else x
 
 
 def local(x: Any) -> EagerArray:

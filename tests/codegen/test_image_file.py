@@ -1,7 +1,6 @@
 """The image file: ELF, digest, index words, target, machine code. Damage is refused by name."""
 
 import random
-import re
 import shutil
 import struct
 import subprocess
@@ -9,7 +8,7 @@ import subprocess
 import pytest
 
 from codegen import link, manifest
-from codegen.compile import build, lower
+from codegen.compile import build
 from codegen.errors import EnvironmentFault, ImageError, InputError, VersionError
 from tests.codegen import sample_programs
 
@@ -43,25 +42,6 @@ def test_one_flipped_bit_anywhere_is_refused(data, image):
             manifest.patch(manifest.read(bytes(broken)), 0, 1, [1], [3, 0])
 
 
-@pytest.mark.parametrize("name", [".text", ".rodata", ".spmd.manifest", ".spmd.notes"])
-def test_the_damaged_section_is_named(data, image, name):
-    offset, size = image.sections[name]
-    broken = bytearray(data)
-    broken[offset + size // 2] ^= 4
-    with pytest.raises(ImageError, match=f"digest mismatch in section {re.escape(name)}"):
-        manifest.read(bytes(broken))
-
-
-@pytest.mark.parametrize("length", [0, 3, 40, 64, 1000, -1])
-def test_truncated(data, length):
-    part = data[:length]
-    with pytest.raises(ImageError) as caught:
-        manifest.read(part)
-    if len(part) >= 4:
-        assert f"got {len(part)}" in str(caught.value)
-        assert re.search(r"expected \d+ bytes", str(caught.value))
-
-
 @pytest.mark.parametrize("content", [b"", b"hello", b"\x7fELF" + bytes(100), b"#!/bin/sh\n" * 20])
 def test_not_an_image(content):
     with pytest.raises(ImageError, match="not an spmd image|truncated"):
@@ -77,7 +57,7 @@ def test_other_architecture(data):
 
 def test_missing_cpu_feature(image):
     target = {**image.manifest["target"], "level": "x86-64-v9", "features": ["sse2", "warp"]}
-    with pytest.raises(ImageError, match="needs x86-64-v9.*warp"):
+    with pytest.raises(ImageError, match="needs x86-64-v9; this host has (?s:.*)warp"):
         manifest.read(rebuilt_with(image, target=target))
 
 
@@ -155,56 +135,11 @@ def test_the_same_program_gives_the_same_bytes(data, tmp_path, monkeypatch):
     assert build(sample_programs.branches, {}) == data
 
 
-def test_no_path_is_in_it(data):
-    for path in (b"/tmp", b"/home", b"/root", str(link.include_dir()).encode()):
-        assert path not in data
-
-
 def test_no_compiler(monkeypatch):
     monkeypatch.setenv("CC", "no-such-compiler")
     with pytest.raises(EnvironmentFault, match="not found; install gcc or set CC") as caught:
         build(sample_programs.halo, {})
     assert caught.value.exit_code == 69
-
-
-# ---- machine code --------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def functions(data):
-    """Assembly by function: the source compiled as an image is, but with phases kept apart."""
-    if not shutil.which("objdump"):
-        pytest.skip("objdump is not installed")
-    levels = lower(sample_programs.branches.capture())
-    kept = levels.source.text.replace(
-        "static void phase_", "__attribute__((noinline)) static void phase_"
-    )
-    data = link.link(kept, objects=[], constants=levels.source.constants, manifest={}, notes={},
-                     index_words=2, target="x86-64")  # fmt: skip
-    text = link.disassemble(data)
-    found = re.findall(r"^[0-9a-f]+ <(\w+)[^>]*>:\n((?:.+\n)+)", text, re.M)
-    offset = manifest.read_sections(data)[1][".spmd.index"][0]
-    return dict(found), offset
-
-
-def test_phases_never_load_the_index(functions):
-    """Neither the index words of the file nor the rank's record: extents are handed to them."""
-    code, index = functions
-    phases = {n: body for n, body in code.items() if n.startswith("phase_")}
-    assert phases
-    for name, body in code.items():
-        assert f"{index:x} <" not in body, f"{name} reads the index words"
-    source = lower(sample_programs.branches.capture()).source.text
-    for head in re.findall(r"^static void phase_\d+\([^)]*\)", source, re.M):
-        assert "spmd_rank" not in head
-
-
-def test_both_ways_of_using_the_index_are_generated():
-    source = lower(sample_programs.branches.capture()).source.text
-    step = source[source.index("static int step") :]
-    assert re.search(r"branch on the index", step)  # a branch gives the instructions
-    ring = lower(sample_programs.ring_allreduce.capture()).source.text
-    assert re.search(r"spmd_mod\(member - s, n_ring\)", ring)  # arithmetic gives the address
 
 
 def test_tools_can_read_it(data, tmp_path):

@@ -104,3 +104,129 @@ def test_the_object_is_for_the_target():
     old = compile_kernel(copy, signature, "k", "x86-64")
     new = compile_kernel(copy, signature, "k", "x86-64-v4")
     assert old != new and b"k" in old
+
+
+# ---- what users write --------------------------------------------------------------------------
+
+
+def factorial(n):
+    return 1 if n < 2 else n * factorial(n - 1)
+
+
+@spmd.kernel
+def mixed(x, a, b, flag, n, out):
+    for i in range(x.shape[0]):
+        out[i] = x[i] * a + b + factorial(i)
+        if flag:
+            out[i] += n
+
+
+@spmd.program(mesh=("r",))
+def mixed_scalars(n: int = 6, dtype: str = "complex64"):
+    x = spmd.input("x", (n,), dtype, layout=("r",), default=lambda i: i)
+
+    @spmd.shard_map(out_layouts=(("r",),))
+    def f(x):
+        a = np.sum(x[:0]) + x.dtype.type(1 + 2j)  # run-time values of all kinds, among each other
+        b = np.sum(x[:0].real) + x.real.dtype.type(0.5)
+        return mixed(x, a, b, spmd.axis_index("r") >= 0, spmd.axis_size("r"), out=spmd.like(x))
+
+    return f(x)
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+def test_scalars_of_every_kind_and_a_helper_that_calls_itself(dtype):
+    """Complex numbers by value have no calling convention that C and LLVM agree on."""
+    out = spmd.build(mixed_scalars, dtype=dtype).run(ranks=1)
+    i = np.arange(6)
+    expected = i * (1 + 2j) + 0.5 + np.array([math.factorial(k) for k in i]) + 1
+    assert out.dtype == dtype
+    np.testing.assert_array_equal(out, expected.astype(dtype))
+
+
+def gamma(x):
+    x[0] = math.gamma(x[0]) + math.ldexp(x[0], 3) + math.frexp(x[0])[0]
+
+
+def elements(x):
+    x[0] = np.cbrt(x[0]) + np.hypot(x[0], x[1]) + math.erf(x[1]) + np.logaddexp(x[0], x[1])
+
+
+def integers(x, n):
+    x[0] = 7 // n + 7 % n + (n << 3) + abs(n) + int(n / 3.7)
+
+
+def views(x):
+    y = x[1:3]
+    y[0] = y.sum() + TABLE[int(x[0])]
+
+
+TABLE = np.arange(5.0)
+
+
+@pytest.mark.parametrize(
+    "function, scalars", [(gamma, []), (elements, []), (integers, [(I64, 0, False)]), (views, [])]
+)
+def test_what_a_kernel_may_use(function, scalars):
+    first = I64 if scalars else F64
+    assert compile_kernel(function, [(first, 1, True), *scalars], "k", "x86-64-v2")
+
+
+def divides(z, w):
+    z[0] = z[0] / w
+
+
+def largest(x):
+    x[0] = x.max()
+
+
+def powers(x, n):
+    x[0] = 2**n
+
+
+def imports(x):
+    import math as m
+
+    x[0] = m.sin(1.0)
+
+
+def prints(x):
+    print(x[0])
+
+
+def draws(x):
+    x[0] = np.random.rand()
+
+
+COMPLEX = BY_NAME["complex128"]
+
+
+@pytest.mark.parametrize(
+    "function, scalars, text, line",
+    [
+        (divides, [(COMPLEX, 0, False)], "ZeroDivisionError: complex division by zero", "def div"),
+        (largest, [], "zero-size array", "def largest"),
+        (powers, [(I64, 0, False)], "OverflowError", "def powers"),
+        (imports, [], "cannot be compiled", "def imports"),
+        (prints, [], "a call into Python", "def prints"),
+        (draws, [], "numba_get_np_random_state", "def draws"),
+    ],
+)  # fmt: skip
+def test_the_refusal_says_what_could_be_raised(function, scalars, text, line):
+    first = COMPLEX if function is divides else I64 if scalars else F64
+    with pytest.raises(KernelError) as caught:
+        compile_kernel(function, [(first, 1, True), *scalars], "k", "x86-64-v2")
+    assert text in str(caught.value) and line in str(caught.value)
+    assert caught.value.remedy and caught.value.place.file == __file__
+
+
+def recursive(x):
+    for i in range(x.shape[0]):
+        x[i] = factorial(int(x[i])) + TABLE[i % 5]
+
+
+def test_compiling_twice_gives_the_same_bytes():
+    """Neither numba's counters nor a path of this machine are in the object."""
+    once, twice = (compile_kernel(recursive, [(F64, 1, True)], "k", "x86-64") for _ in range(2))
+    assert once == twice
+    assert b"/" not in once.replace(b"//", b"") and b"numba" not in once.lower()

@@ -1,15 +1,16 @@
-"""Damaged files, and files that are no images: refused before any of it is loaded (1-6, 31)."""
+"""Damaged files, and files that are no images: refused before any is loaded (1-6, 9, 31)."""
 
 from __future__ import annotations
 
 import os
 import re
+import sys
 
 import pytest
 
 from codegen import manifest
 
-PROGRAM = '''
+PROGRAM = """
 import numpy as np
 import spmd
 
@@ -22,7 +23,7 @@ def total():
         return spmd.psum(np.sum(x), "r")
 
     return {"total": add(x)}
-'''
+"""
 
 
 @pytest.fixture(scope="module")
@@ -138,3 +139,83 @@ def test_damaged_index_words(damaged, spmd_command, word):
         data[offset + 8 * word] ^= 64
 
     spmd_command("run", damaged(flip), "--ranks", "2").expect(65, "index words")
+
+
+# ---- index words of a local program: 31 ----------------------------------------------------------
+
+
+@pytest.fixture
+def local(image, tmp_path):
+    """local(2, 4): the local program of rank 2 of 4, in a file."""
+
+    def write(first, ranks, count=1):
+        checked = manifest.read(image.read_bytes())
+        offset, size = checked.sections[".spmd.index"]
+        words = manifest.index_words(1, first, count, [ranks], [])
+        path = tmp_path / f"rank{first}of{ranks}.img"
+        path.write_bytes(checked.data[:offset] + words + checked.data[offset + size :])
+        return path
+
+    return write
+
+
+def test_a_local_program_runs_on_its_own_rank(local, spmd_command):
+    spmd_command("run", local(0, 3, count=3), "--ranks", "3").expect(0, "42")
+
+
+def test_index_words_out_of_range(local, spmd_command):
+    done = spmd_command("run", local(9, 4), "--ranks", "4")
+    done.expect(65, "index words out of range", "ranks within 0 … 3", "from 9")
+
+
+def test_index_words_of_another_rank(local, spmd_command):
+    done = spmd_command("run", local(3, 4), "--ranks", "1")
+    done.expect(65, "index words are not those of this rank", "rank 0 of 1", "rank 3 of 4")
+
+
+def _processes(mpirun, *images):
+    """One process per image file, in one job."""
+    rest = [x for i in images[1:] for x in (":", "-n", 1, sys.executable, "-m", "spmd", "run", i)]
+    return mpirun(1, "-m", "spmd", "run", images[0], *rest)
+
+
+def test_local_programs_of_one_job(local, mpirun):
+    _processes(mpirun, local(0, 2), local(1, 2)).expect(0, "42")
+
+
+def test_duplicate_index_words(local, mpirun):
+    done = _processes(mpirun, local(1, 2), local(1, 2))
+    assert done.code == 65, done.text
+    assert done.err.count("index words are not those of this rank") == 1, done.text
+    assert "expected: rank 0 of 2" in done.err and "found:    rank 1 of 2" in done.err
+
+
+# ---- what else a launch may be given ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("option", [("--ranks", "9" * 20), ("--mesh", "r=" + "9" * 20)])
+def test_more_ranks_than_can_be_counted(image, spmd_command, option):
+    spmd_command("run", image, *option).expect(78, "at most 2147483648 ranks", "9" * 20)
+
+
+def test_the_message_says_what_was_expected_and_found(image, damaged, spmd_command):
+    size = image.stat().st_size
+    path = damaged(lambda data: data[: size // 2])
+    done = spmd_command("show", path)
+    done.expect(65, f"expected {size} bytes, got {size // 2}")
+
+
+@pytest.mark.parametrize("command", ["run", "show"])
+def test_code_that_runs_when_loaded_is_refused(damaged, spmd_command, command):
+    """A dynamic entry for a constructor in place of a harmless one, and a digest that fits: 9."""
+
+    def hostile(data):
+        sections = manifest.read_sections(bytes(data))[1]
+        at, size = sections[".dynamic"]
+        for entry in range(at, at + size, 16):
+            if int.from_bytes(data[entry : entry + 8], "little") == 0x6FFFFFF9:  # RELACOUNT
+                data[entry : entry + 8] = (12).to_bytes(8, "little")  # INIT
+        at, room = sections[".spmd.digest"]
+        data[at : at + room] = manifest.make_digest(bytes(data), sections)
+
+    spmd_command(command, damaged(hostile)).expect(65, "initialiser")

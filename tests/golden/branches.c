@@ -63,6 +63,7 @@ static void combine_max_float64(void *into, const void *from, int64_t n)
  *   e0 = 9 // n_x + (i_x < 9 % n_x)
  *   e1 = (9 // n_x) * i_x + min(i_x, 9 % n_x)
  */
+__attribute__((noinline))
 static void phase_0(double *restrict u_2, double *restrict u, const int64_t e0, const int64_t e1)
 {
     /* sample_programs.py:33: u = spmd.input("u", (n, 4), np.float64, layout=("x", None), … */
@@ -79,6 +80,7 @@ static void phase_0(double *restrict u_2, double *restrict u, const int64_t e0, 
 /* compute phase
  *   e0 = 9 // n_x + (i_x < 9 % n_x)
  */
+__attribute__((noinline))
 static void phase_1(double *restrict u_2, const double *restrict u, const int64_t e0)
 {
     /* sample_programs.py:39: a = a - rate * (a - spmd.pmean(np.mean(a, axis=0), "x")) */
@@ -99,6 +101,7 @@ static void phase_1(double *restrict u_2, const double *restrict u, const int64_
  *   e0 = n_x
  *   e1 = 9 // n_x + (i_x < 9 % n_x)
  */
+__attribute__((noinline))
 static void phase_2(double *restrict a, double *restrict u, const int64_t e0, const int64_t e1,
     const double scalar_rate)
 {
@@ -116,6 +119,7 @@ static void phase_2(double *restrict a, double *restrict u, const int64_t e0, co
 /* compute phase
  *   e0 = 9 // n_x + (i_x < 9 % n_x)
  */
+__attribute__((noinline))
 static void phase_3(double *restrict u, const int64_t e0)
 {
     /* sample_programs.py:43: a[:, 0] = 1 */
@@ -127,6 +131,7 @@ static void phase_3(double *restrict u, const int64_t e0)
 /* compute phase
  *   e0 = 9 // n_x + (i_x < 9 % n_x)
  */
+__attribute__((noinline))
 static void phase_4(double *restrict u, const int64_t e0)
 {
     /* sample_programs.py:41: a[:, 0] = -1 */
@@ -138,6 +143,7 @@ static void phase_4(double *restrict u, const int64_t e0)
 /* compute phase
  *   e0 = 9 // n_x + (i_x < 9 % n_x)
  */
+__attribute__((noinline))
 static void phase_5(double *restrict largest, const double *restrict u, const int64_t e0)
 {
     /* sample_programs.py:44: largest = spmd.pmax(np.max(np.abs(a), initial=0), "x") */
@@ -154,6 +160,7 @@ static void phase_5(double *restrict largest, const double *restrict u, const in
 }
 
 /* compute phase */
+__attribute__((noinline))
 static void phase_6(uint8_t *restrict map, const double *restrict largest_2)
 {
     /* sample_programs.py:45: while largest > 1 */
@@ -163,6 +170,7 @@ static void phase_6(uint8_t *restrict map, const double *restrict largest_2)
 /* compute phase
  *   e0 = 9 // n_x + (i_x < 9 % n_x)
  */
+__attribute__((noinline))
 static void phase_7(double *restrict largest_2, double *restrict u, const int64_t e0)
 {
     /* sample_programs.py:46: largest = largest / 2 */

@@ -28,6 +28,7 @@ enum {
  *   e0 = 12 // n_x + (i_x < 12 % n_x)
  *   e1 = (12 // n_x) * i_x + min(i_x, 12 % n_x)
  */
+__attribute__((noinline))
 static void phase_0(double *restrict u, const int64_t e0, const int64_t e1)
 {
     /* sample_programs.py:71: u = spmd.input("u", (n, 6), np.float64, layout=("x", None), … */
@@ -41,6 +42,7 @@ static void phase_0(double *restrict u, const int64_t e0, const int64_t e1)
 /* compute phase
  *   e0 = 12 // n_x + (i_x < 12 % n_x)
  */
+__attribute__((noinline))
 static void phase_1(double *restrict a, double *restrict u, double *restrict a_2, const int64_t e0)
 {
     /* sample_programs.py:76: a[:, 0] = a[:, 5] */

@@ -33,6 +33,7 @@ enum {
 /* compute phase
  *   e0 = i_ring
  */
+__attribute__((noinline))
 static void phase_0(float *restrict part, const int64_t e0)
 {
     /* sample_programs.py:11: part = spmd.input( */
@@ -46,6 +47,7 @@ static void phase_0(float *restrict part, const int64_t e0)
  *   e1 = (10 // n_ring) * ((i_ring - s - 1) % n_ring) + min((i_ring - s - 1) % n_ring,
   *     10 % n_ring)
  */
+__attribute__((noinline))
 static void phase_1(float *restrict part, const float *restrict received, const int64_t e0,
     const int64_t e1)
 {
@@ -59,6 +61,7 @@ static void phase_1(float *restrict part, const float *restrict received, const 
  *   e0 = 10 // n_ring + ((i_ring - s_2) % n_ring < 10 % n_ring)
  *   e1 = (10 // n_ring) * ((i_ring - s_2) % n_ring) + min((i_ring - s_2) % n_ring, 10 % n_ring)
  */
+__attribute__((noinline))
 static void phase_2(float *restrict part, const float *restrict received, const int64_t e0,
     const int64_t e1)
 {

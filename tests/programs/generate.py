@@ -277,8 +277,8 @@ class Writer:
         other, sample, exact = self.operand(v)
         condition = mask.name if mask else f"{self.choice(self.numbers)} % 2 == 0"
         dtype = self.sample("np.where(a == a, a, b)", np.ones(1, v.dtype), sample)
-        if dtype is None:
-            return False
+        if dtype is None or self.sample("a + b", np.ones(1, v.dtype), sample) is None:
+            return False  # np.where wraps a number that the dtype cannot hold; spmd refuses it
         self.define(f"np.where({condition}, {v.name}, {other})", dtype, v.dims, exact and v.exact)
         return True
 
@@ -467,7 +467,8 @@ class Writer:
         if source is not None and self.chance(70):
             if self.may_store(v, source.exact):
                 value, exact = source.name, source.exact
-        sign = self.choice(("=", "=", "+=", "*=")) if v.kind != "b" else "="
+        signs = {"b": ("=",), "c": ("=", "+=")}.get(v.kind, ("=", "=", "+=", "*="))
+        sign = self.choice(signs)
         self.emit(f"{v.name}[{key}] {sign} {value}")
         self.taint(v, exact)
         return True
@@ -490,7 +491,7 @@ class Writer:
         if v is None or not v.dims:
             return False
         text, sample, exact = self.operand(v)
-        op = self.choice(("+", "*", "-"))
+        op = self.choice(("+", "-") if v.kind == "c" else ("+", "*", "-"))
         dtype = self.sample(f"a {op} b", np.ones(1, v.dtype), sample)
         if dtype is None or not np.can_cast(dtype, v.dtype, "same_kind"):
             return False

@@ -1,0 +1,257 @@
+"""What people see of an image: a summary, sizes, every level; nothing of it is executed."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import random
+import re
+import shutil
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from codegen import link, manifest
+from codegen.compile import build
+from codegen.errors import ImageError
+from codegen.manifest import evaluate
+from spmd import loader, show
+from spmd.engine import ffi
+from tests.codegen import sample_programs
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("show") / "branches.img"
+    path.write_bytes(build(sample_programs.branches, {}))
+    return path
+
+
+@pytest.fixture
+def shown(path: Path, capsys: pytest.CaptureFixture[str]) -> Any:
+    def call(*what: str, as_json: bool = False, file: Path = path) -> str:
+        capsys.readouterr()
+        assert show.main(str(file), list(what), as_json) == 0
+        return capsys.readouterr().out
+
+    return call
+
+
+def test_the_summary(shown: Any, path: Path) -> None:
+    text = shown("manifest")
+    for line in (
+        r"program +branches",
+        r"parameter +n = 9",
+        r"mesh +\(x\), sizes bound at launch",
+        r"scalar +steps: int64 = 3",
+        r"input +u: float64\[9, 4\] over \(x, None\), buffer 0, has a default",
+        r"output +result: float64\[9, 4\] over \(x, None\)",
+        r"buffer 0 +u: float64, .*9 // n_x.* bytes, operations 0, 1",
+        r"operation 2 +all_reduce over \(x\)  sample_programs.py:\d+: a = a - rate",
+        r"target +x86-64",
+        rf"digest +{manifest.read(path.read_bytes()).digest}",
+        rf"file +{path.stat().st_size} bytes",
+    ):
+        assert re.search(rf"^{line}", text, re.M), f"no line {line} in:\n{text}"
+
+
+@pytest.mark.parametrize(
+    "level, line",
+    [
+        ("graph", "graph branches over mesh (x)"),
+        ("program", "program branches over mesh (x)"),
+        ("plan", "plan branches over mesh (x)"),
+        ("c", "static int step(spmd_rank *r)"),
+        ("asm", "<step>:"),
+    ],
+)
+def test_every_level(shown: Any, level: str, line: str) -> None:
+    if level == "asm" and not shutil.which("objdump"):
+        pytest.skip("objdump is not installed")
+    assert line in shown(level)
+
+
+def test_what_is_shown_is_what_was_built(shown: Any, path: Path) -> None:
+    assert shown("c").rstrip("\n") == manifest.read(path.read_bytes()).notes()["c"].rstrip("\n")
+
+
+def test_json(shown: Any, path: Path) -> None:
+    image = manifest.read(path.read_bytes())
+    one = json.loads(shown("manifest", as_json=True))
+    assert one["digest"] == image.digest and one["buffers"] == image.manifest["buffers"]
+    assert one["sections"][".text"] == image.sections[".text"][1]
+    both = json.loads(shown("sizes", "plan", as_json=True))
+    assert [row["ranks"] for row in both["sizes"]] == [10**k for k in range(7)]
+    assert both["plan"].startswith("plan branches")
+
+
+# ---- sizes -------------------------------------------------------------------------------------
+
+
+def test_sizes_of_a_million_ranks(shown: Any, path: Path) -> None:
+    """The image is one and the same; a rank's memory is that of its shard."""
+    rows = json.loads(shown("sizes", as_json=True))
+    assert {row["image_bytes"] for row in rows} == {path.stat().st_size}
+    assert rows[-1]["mesh"] == [1_000_000]
+    buffers = manifest.read(path.read_bytes()).manifest["buffers"]
+    for row in rows:
+        rounded = [-(-evaluate(b["bytes"], {"n_x": row["ranks"]}) // 64) * 64 for b in buffers]
+        assert row["rank_bytes"] == sum(rounded)
+        assert row["total_bytes"] == row["ranks"] * row["rank_bytes"]
+    assert "built once; no number of ranks is in it" in shown("sizes")
+
+
+class World(ctypes.Structure):
+    """spmd_world, of spmd_image.h."""
+
+    _fields_ = (
+        ("ranks", ctypes.c_int64), ("size", ctypes.c_int64 * 3), ("scalar", ctypes.c_void_p),
+        ("buffer", ctypes.c_void_p), ("given", ctypes.c_void_p),
+    )  # fmt: skip
+
+
+class Table(ctypes.Structure):
+    """spmd_image, as far as `reserve`."""
+
+    _fields_ = (
+        *((n, ctypes.c_uint32) for n in ("version", "axes", "scalars", "inputs", "outputs",
+                                         "buffers", "at_load", "counters", "sites")),
+        ("array_buffer", ctypes.c_void_p), ("array_dims", ctypes.c_void_p),
+        ("reserve", ctypes.CFUNCTYPE(None, ctypes.POINTER(World), ctypes.POINTER(ctypes.c_int64))),
+    )  # fmt: skip
+
+
+def test_sizes_are_what_the_image_reserves(path: Path) -> None:
+    """The expressions of the manifest and the machine code agree, buffer by buffer."""
+    image = manifest.read(path.read_bytes())
+    buffers = image.manifest["buffers"]
+    local = loader.check(path.read_bytes()).load(0, 1, [1], [3, 0])
+    table = Table.from_address(int(ffi.cast("intptr_t", local.table)))
+    assert table.buffers == len(buffers)
+    for ranks in show.RANKS:
+        found = (ctypes.c_int64 * len(buffers))()
+        table.reserve(World(ranks, (ranks, 1, 1)), found)
+        assert list(found) == [evaluate(b["bytes"], {"n_x": ranks}) for b in buffers]
+    local.close()
+
+
+# ---- expressions -------------------------------------------------------------------------------
+
+
+def drawn(draw: random.Random, depth: int) -> Any:
+    if depth == 0 or draw.random() < 0.3:
+        return draw.choice([draw.randint(-5, 9), "n_x", "n_y"])
+    op, count = draw.choice(
+        [("+", 2), ("+", 3), ("*", 2), ("*", 3), ("floordiv", 2), ("mod", 2), ("min", 2),
+         ("max", 2), ("ge0", 1), ("eq0", 1)]
+    )  # fmt: skip
+    return [op, *(drawn(draw, depth - 1) for _ in range(count))]
+
+
+def test_infix_means_the_same() -> None:
+    draw = random.Random(5)
+    compared = 0
+    for _ in range(3000):
+        e, values = drawn(draw, 3), {"n_x": draw.randint(1, 6), "n_y": draw.randint(1, 6)}
+        try:
+            found = eval(show.infix(e), {}, dict(values))
+        except ZeroDivisionError:  # which an Expr defines, and Python does not
+            continue
+        assert found == evaluate(e, values), f"{e} is written {show.infix(e)}"
+        compared += 1
+    assert compared > 1000
+
+
+@pytest.mark.parametrize(
+    "e, text",
+    [
+        (1437, "1437"),
+        (["*", 10, "n_ring"], "10 * n_ring"),
+        (["+", "a", ["*", -1, "b"], -3], "a - b - 3"),
+        (["*", 3, ["floordiv", ["+", "n", 1], 2]], "3 * ((n + 1) // 2)"),
+        (["min", ["+", "n", 1], 4], "min(n + 1, 4)"),
+    ],
+)
+def test_infix(e: Any, text: str) -> None:
+    assert show.infix(e) == text
+
+
+# ---- images that cannot be trusted, or run elsewhere -------------------------------------------
+
+
+def made(path: Path, change: Any = lambda m: None, **notes: str) -> Path:
+    """An image without a program, with a manifest changed by `change`."""
+    original = manifest.read(build(sample_programs.in_place, {}))
+    changed = json.loads(json.dumps(original.manifest))
+    change(changed)
+    data = link.link(
+        "int unused;\n", objects=[], constants=b"", manifest=changed,
+        notes={**original.notes(), **notes}, index_words=0, target="x86-64",
+    )  # fmt: skip
+    path.write_bytes(data)
+    return path
+
+
+def test_strings_are_printed_escaped(shown: Any, tmp_path: Path) -> None:
+    evil = "\x1b[2J\x1b]0;title\x07../../etc\u202e"
+
+    def change(m: dict[str, Any]) -> None:
+        m["program"] = evil
+        m["buffers"][0]["name"] = evil
+        m["parameters"] = {evil: evil}
+
+    file = made(tmp_path / "evil.img", change, graph=evil, c=f"/*\t{evil} */")
+    for what in ("manifest", "graph", "c", "sizes"):
+        text = shown(what, file=file)
+        assert not set(text) & set("\x1b\x07\u202e\t"), what
+    assert "title" in shown("manifest", file=file)
+    assert "\x1b" not in shown("manifest", as_json=True, file=file)
+
+
+class NoLinker:
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"the engine was asked for {name}")
+
+
+def test_nothing_is_executed(shown: Any, monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+    """It is not even loaded: neither by the engine nor by anything else in this process."""
+    monkeypatch.setattr(loader, "lib", NoLinker())
+    monkeypatch.setattr(ctypes, "CDLL", NoLinker())
+    for what in ("manifest", "sizes", "graph", "program", "plan", "c"):
+        assert shown(what)
+    with pytest.raises(AssertionError):
+        loader.check(path.read_bytes()).load(0, 1, [1], [3, 0])
+
+
+def test_an_image_for_a_newer_processor(shown: Any, tmp_path: Path) -> None:
+    def newer(m: dict[str, Any]) -> None:
+        m["target"].update(level="x86-64-v9", features=["warp"])
+
+    file = made(tmp_path / "newer.img", newer)
+    with pytest.raises(ImageError, match="needs"):
+        manifest.read(file.read_bytes())
+    assert "x86-64-v9" in shown("manifest", file=file)
+
+
+def test_an_image_for_another_machine(shown: Any, path: Path, tmp_path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    struct.pack_into("<H", data, 18, 183)
+    sections = manifest.read_sections(bytes(data))[1]
+    at, room = sections[".spmd.digest"]
+    data[at : at + room] = manifest.make_digest(bytes(data), sections)
+    file = tmp_path / "other.img"
+    file.write_bytes(data)
+    with pytest.raises(ImageError, match="built for aarch64, this machine is"):
+        manifest.read(bytes(data))
+    assert "program     branches" in shown("manifest", file=file)
+    assert "ranks" in shown("sizes", file=file)
+
+
+def test_a_damaged_image_is_refused(path: Path, tmp_path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[manifest.read(bytes(data)).sections[".spmd.notes"][0] + 5] ^= 1
+    (tmp_path / "broken.img").write_bytes(data)
+    with pytest.raises(ImageError, match="digest mismatch in section .spmd.notes"):
+        show.main(str(tmp_path / "broken.img"), ["manifest"], False)

@@ -185,7 +185,7 @@ def _or_zero(holds: Expr, node: Node, op: Op) -> Node:
     dtype = op.result.type.dtype
     if holds == 1:
         return node
-    return Apply("select", dtype, (Integer(holds, INT64), node, Literal(0, dtype)), dtype)
+    return Apply("guard", dtype, (Integer(holds, INT64), node, Literal(0, dtype)), dtype)
 
 
 def gather_index(

@@ -96,6 +96,18 @@ def _split_by(x: Expr, d: Expr, cut: Callable[[int, int], int]) -> tuple[Expr, E
     return _added(quotient), _added(rest)
 
 
+def _divided(x: Expr, d: Expr) -> tuple[Expr, Expr]:
+    """x = d * quotient + rest, where d is a symbol that is known to divide some number."""
+    (sym,) = d.atoms() if len(d.atoms()) == 1 else (None,)
+    known = sym.divides if isinstance(sym, Sym) and d == symbol(sym) else 0
+    if not known:
+        return ZERO, x
+    once = from_atom(Call("floordiv", (const(known), d)))
+    whole = [(m, c) for m, c in x.terms if c % known == 0]
+    rest = _added([(m, c) for m, c in x.terms if c % known])
+    return _added([(m, c // known) for m, c in whole]) * once, rest
+
+
 def _added(terms: list[tuple[Monomial, int]]) -> Expr:
     total = ZERO
     for m, c in terms:
@@ -121,9 +133,10 @@ def floordiv(x: Expr, d: Expr) -> Expr:
         return floordiv(-x, -d)
     if d == 1 or d == 0 or x == 0:
         return x if d == 1 else ZERO
-    quotient = ZERO
+    quotient, x = _divided(x, d)
     if _can_split(d):
-        quotient, x = _split_by(x, d, _towards_zero)
+        more, x = _split_by(x, d, _towards_zero)
+        quotient = quotient + more
     if nonneg(x) and nonneg(d - 1 - x):
         return quotient
     if nonneg(-x - 1) and nonneg(x + d):
@@ -139,6 +152,7 @@ def mod(x: Expr, d: Expr) -> Expr:
     if d == 1 or d == -1 or d == 0 or x == 0:
         return ZERO
     if nonneg(d - 1):
+        x = _divided(x, d)[1]
         if nonneg(x) and nonneg(d - 1 - x):
             return x
         if _can_split(d):

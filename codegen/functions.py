@@ -79,8 +79,10 @@ _ROWS = (
              c_complex="spmd_gt_{t}({0}, {1})"),
     Function("ge", "greater_equal", 2, "({0} >= {1})", "bool",
              c_complex="spmd_ge_{t}({0}, {1})"),
-    Function("logical_and", "logical_and", 2, "({0} && {1})", "bool"),
-    Function("logical_or", "logical_or", 2, "({0} || {1})", "bool"),
+    Function("logical_and", "logical_and", 2, "(({0} != 0) & ({1} != 0))", "bool",
+             c_bool="({0} & {1})"),
+    Function("logical_or", "logical_or", 2, "(({0} != 0) | ({1} != 0))", "bool",
+             c_bool="({0} | {1})"),
     Function("logical_xor", "logical_xor", 2, "(!{0} != !{1})", "bool"),
     Function("logical_not", "logical_not", 1, "(!{0})", "bool"),
     Function("bit_and", "bitwise_and", 2, "({0} & {1})"),
@@ -115,7 +117,8 @@ _ROWS = (
     *(_math(n) for n in "sqrt exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan "
       "sinh cosh tanh asinh acosh atanh cbrt".split()),
     # no ufunc: the tracer and the oracles know these by name
-    Function("select", "where", 3, "({0} ? {1} : {2})"),
+    Function("select", "where", 3, "spmd_select_{t}({0}, {1}, {2})"),
+    Function("guard", "where", 3, "({0} ? {1} : {2})"),  # reads {1} only where {0} holds
     Function("cast", "astype", 1, ""),
 )  # fmt: skip
 

@@ -21,10 +21,10 @@ from codegen import manifest as reader
 from codegen.errors import EnvironmentFault, InternalError
 
 # NumPy's arithmetic: no fast-math, no fused multiply-add, wrapping integers, and complex products
-# and quotients by the plain formula and Smith's.
+# and quotients by the plain formula and Smith's. No if-conversion: see csrc/spmd_select.h.
 FLAGS = (
     "-std=c11 -O3 -fPIC -fvisibility=hidden -fno-semantic-interposition -ffp-contract=off -fwrapv "
-    "-fcx-fortran-rules -fno-math-errno -fno-trapping-math -fno-ident "
+    "-fcx-fortran-rules -fno-math-errno -fno-trapping-math -fno-tree-loop-if-convert -fno-ident "
     "-fno-asynchronous-unwind-tables"
 ).split()
 # The last one is clang's, for options that only gcc or only linking uses.

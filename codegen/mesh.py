@@ -7,7 +7,9 @@ Always holds: everything here is an Expr; no number of ranks is known.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import gcd
 
 from codegen import expr
 from codegen.expr import Expr, IntLike, Sym
@@ -19,16 +21,27 @@ Layout = tuple[LayoutEntry, ...]
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis of a mesh. fixed: its size if the program fixed it; most: an upper bound of it."""
+    """One axis of a mesh, and what is known of its size.
+
+    fixed: the program fixed it. most: an upper bound. divides: a number that it divides.
+    like: the axis that has the same size; the two share one symbol.
+    """
 
     name: str
     fixed: int | None = None
     most: int | None = None
+    divides: int = 0
+    like: str = ""
+
+    @property
+    def size_name(self) -> str:
+        """What its size is called in conditions and manifests."""
+        return f"n_{self.name}"
 
     @property
     def size_sym(self) -> Sym:
         most = None if self.most is None else expr.const(self.most)
-        return Sym(f"n_{self.name}", "size", expr.const(1), most)
+        return Sym(f"n_{self.like or self.name}", "size", expr.const(1), most, self.divides)
 
     @property
     def size(self) -> Expr:
@@ -55,6 +68,17 @@ class Mesh:
             if axis.name == name:
                 return axis
         raise KeyError(name)
+
+    def told(self, more: Mapping[str, Axis]) -> Mesh:
+        """The mesh of which more is known; what is known of one axis holds for those like it."""
+        axes = [more.get(a.name, a) for a in self.axes]
+        out = []
+        for axis in axes:
+            same = [a for a in axes if (a.like or a.name) == (axis.like or axis.name)]
+            most = min((a.most for a in same if a.most is not None), default=None)
+            divides = gcd(*(a.divides for a in same))
+            out.append(replace(axis, most=most, divides=divides))
+        return Mesh(tuple(out))
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -50,7 +50,7 @@ def axes_text(axes: Iterable[str]) -> str:
 
 def user_text(mesh: Mesh, e: Expr) -> str:
     """An Expr in the user's words: axis_index("x") % 2 == 0."""
-    words = {axis.size_sym.name: f'axis_size("{axis.name}")' for axis in mesh.axes}
+    words = {axis.size_sym.name: f'axis_size("{axis.name}")' for axis in reversed(mesh.axes)}
     words |= {axis.coord_sym.name: f'axis_index("{axis.name}")' for axis in mesh.axes}
     return text(e, lambda s: words.get(s.name, s.name))
 

@@ -448,8 +448,18 @@ def environments(
     others = sorted((s for s in wanted if s not in main), key=_dependency_order)
     for shape in shapes(len(main), limit):
         start = {s.name: v for s, v in zip(main, shape, strict=True)}
-        if all(s.hi is None or start[s.name] <= s.hi.evaluate(start) for s in main):
+        if size is not None and size.evaluate(start) > limit:  # axes that share one symbol
+            continue
+        if all(_may_be(s, start[s.name], start) for s in main):
             yield from _fill(others, start)
+
+
+def _may_be(size: Sym, n: int, values: Mapping[str, int]) -> bool:
+    if size.divides and size.divides % n:
+        return False
+    return (size.lo is None or n >= size.lo.evaluate(values)) and (
+        size.hi is None or n <= size.hi.evaluate(values)
+    )
 
 
 def _with_bounds(symbols: Iterable[Sym]) -> set[Sym]:
@@ -501,7 +511,7 @@ def _candidates(sym: Sym, values: Mapping[str, int]) -> list[int]:
     lo = sym.lo.evaluate(values) if sym.lo is not None else None
     hi = sym.hi.evaluate(values) if sym.hi is not None else None
     if sym.kind == "size":
-        return [n for n in (1, 2, 3) if (lo is None or n >= lo) and (hi is None or n <= hi)]
+        return [n for n in (1, 2, 3) if _may_be(sym, n, values)]
     if lo is not None and hi is not None:
         if hi - lo < 8:
             return list(range(lo, hi + 1))

@@ -24,7 +24,8 @@ POINTS = 14  # samples at which every Expr is known: they refute most of what is
 class Sym:
     """A named integer with bounds (both inclusive; None means unbounded).
 
-    Equal by name and bounds: what was proved of one must not be believed of another.
+    divides: a number that it is known to divide; 0 where nothing is known.
+    Equal by name and what is known: what was proved of one must not be believed of another.
 
     kind: coord (position on a mesh axis), size (ranks along an axis), scalar (bound at launch),
     counter (of a loop), var (bound by whoever made it: a loop nest's variable, a peer).
@@ -34,20 +35,22 @@ class Sym:
     kind: str
     lo: Expr | None
     hi: Expr | None
-    _known: dict[tuple[str, str, Expr | None, Expr | None], Sym] = {}
+    divides: int
+    _known: dict[tuple[str, str, Expr | None, Expr | None, int], Sym] = {}
 
     def __new__(
-        cls, name: str, kind: str = "var", lo: Expr | None = None, hi: Expr | None = None
-    ) -> Sym:
-        known = cls._known.get((name, kind, lo, hi))
+        cls, name: str, kind: str = "var", lo: Expr | None = None, hi: Expr | None = None,
+        divides: int = 0,
+    ) -> Sym:  # fmt: skip
+        known = cls._known.get((name, kind, lo, hi, divides))
         if known is None:
             known = super().__new__(cls)
-            known.name, known.kind, known.lo, known.hi = name, kind, lo, hi
-            cls._known[name, kind, lo, hi] = known
+            known.name, known.kind, known.lo, known.hi, known.divides = name, kind, lo, hi, divides
+            cls._known[name, kind, lo, hi, divides] = known
         return known
 
     def __reduce__(self) -> Any:
-        return Sym, (self.name, self.kind, self.lo, self.hi)
+        return Sym, (self.name, self.kind, self.lo, self.hi, self.divides)
 
     def __repr__(self) -> str:
         return f"Sym({self.name!r}, {self.kind!r}, {self.lo}, {self.hi})"
@@ -56,7 +59,8 @@ class Sym:
     def key(self) -> str:
         lo = "" if self.lo is None else self.lo.key
         hi = "" if self.hi is None else self.hi.key
-        return f"{self.name}[{lo},{hi}]" if lo or hi else self.name
+        known = f"{lo},{hi},{self.divides}" if self.divides else f"{lo},{hi}"
+        return f"{self.name}[{known}]" if known != "," else self.name
 
     @cached_property
     def order(self) -> str:
@@ -472,6 +476,9 @@ def _sample(sym: Sym, point: int) -> int | None:
     if (sym.lo is not None and lo is None) or (sym.hi is not None and hi is None):
         return None
     mixed = zlib.crc32(f"{sym.name} {point}".encode())
+    if sym.divides:
+        found = [k for k in range(lo or 1, (hi or sym.divides) + 1) if sym.divides % k == 0]
+        return found[(0, -1, 0, -1)[point] if point < 4 else mixed % len(found)] if found else None
     if lo is not None and hi is not None:
         if hi < lo:
             return None

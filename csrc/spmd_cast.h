@@ -13,12 +13,12 @@
     static inline int32_t spmd_truncate_##S##_i32(T x)                                             \
     {                                                                                              \
         int in = (x > (T)-2147483648.0 - (sizeof(T) == 8)) & (x < (T)2147483648.0);                \
-        return (in | (x == (T)-2147483648.0)) ? (int32_t)x : INT32_MIN;                            \
+        return spmd_select_i32(in, (int32_t)spmd_select_##S(in, x, 0), INT32_MIN);                 \
     }                                                                                              \
     static inline int64_t spmd_truncate_##S##_i64(T x)                                             \
     {                                                                                              \
         int in = (x >= (T)-9223372036854775808.0) & (x < (T)9223372036854775808.0);                \
-        return in ? (int64_t)x : INT64_MIN;                                                        \
+        return spmd_select_i64(in, (int64_t)spmd_select_##S(in, x, 0), INT64_MIN);                 \
     }                                                                                              \
     static inline int8_t spmd_cast_##S##_i8(T x) { return (int8_t)spmd_truncate_##S##_i32(x); }    \
     static inline int16_t spmd_cast_##S##_i16(T x) { return (int16_t)spmd_truncate_##S##_i32(x); } \
@@ -32,14 +32,16 @@
     static inline uint32_t spmd_cast_##S##_u32(T x)                                                \
     {                                                                                              \
         int low = !(x >= (T)2147483648.0);                                                         \
-        uint32_t cut = (uint32_t)spmd_truncate_##S##_i32(low ? x : x - (T)2147483648.0);           \
-        return cut ^ (low ? 0 : 0x80000000u);                                                      \
+        T within = spmd_select_##S(low, x, x - (T)2147483648.0);                                   \
+        uint32_t cut = (uint32_t)spmd_truncate_##S##_i32(within);                                  \
+        return cut ^ ((uint32_t)!low << 31);                                                       \
     }                                                                                              \
     static inline uint64_t spmd_cast_##S##_u64(T x)                                                \
     {                                                                                              \
         int low = !(x >= (T)9223372036854775808.0);                                                \
-        uint64_t cut = (uint64_t)spmd_truncate_##S##_i64(low ? x : x - (T)9223372036854775808.0);  \
-        return cut ^ (low ? 0 : 0x8000000000000000u);                                              \
+        T within = spmd_select_##S(low, x, x - (T)9223372036854775808.0);                          \
+        uint64_t cut = (uint64_t)spmd_truncate_##S##_i64(within);                                  \
+        return cut ^ ((uint64_t)!low << 63);                                                       \
     }
 
 SPMD_TRUNCATE(f32, float)

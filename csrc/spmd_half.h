@@ -5,8 +5,11 @@
 #ifndef SPMD_HALF_H
 #define SPMD_HALF_H
 
+#include <math.h>
 #include <stdint.h>
 #include <string.h>
+
+#include "spmd_select.h"
 
 typedef struct spmd_float16 {
     uint16_t bits;
@@ -37,8 +40,8 @@ static inline float spmd_float16_load(spmd_float16 h)
     uint32_t special = magnitude + ((255u - 31) << 23); /* infinities and NaNs */
     /* Below 2^-14 the significand has no leading one: put one there, then subtract it exactly. */
     float tiny = spmd_from_bits_f32(magnitude + (113u << 23)) - spmd_from_bits_f32(113u << 23);
-    uint32_t bits = exponent == 0x1fu << 23 ? special : normal;
-    bits = exponent == 0 ? spmd_bits_f32(tiny) : bits;
+    uint32_t bits = spmd_select_u32(exponent == 0x1fu << 23, special, normal);
+    bits = spmd_select_u32(exponent == 0, spmd_bits_f32(tiny), bits);
     return spmd_from_bits_f32(bits | (uint32_t)(h.bits & 0x8000) << 16);
 }
 
@@ -46,12 +49,12 @@ static inline spmd_float16 spmd_float16_store(float x)
 {
     uint32_t bits = spmd_bits_f32(x), sign = bits & 0x80000000u, size = bits ^ sign;
     /* Adding 0.5 aligns the last place of a subnormal half with a float's; the sum rounds. */
-    float aligned = spmd_from_bits_f32(size < (113u << 23) ? size : 0) + 0.5f;
+    float aligned = spmd_from_bits_f32(spmd_select_u32(size < (113u << 23), size, 0)) + 0.5f;
     uint32_t tiny = spmd_bits_f32(aligned) - (126u << 23);
     uint32_t normal = (size - (112u << 23) + 0xfff + ((size >> 13) & 1)) >> 13;
-    uint32_t half = size < (113u << 23) ? tiny : normal;
-    half = size >= (143u << 23) ? 0x7c00 : half;
-    half = size > (255u << 23) ? 0x7e00 : half;
+    uint32_t half = spmd_select_u32(size < (113u << 23), tiny, normal);
+    half = spmd_select_u32(size >= (143u << 23), 0x7c00, half);
+    half = spmd_select_u32(size > (255u << 23), 0x7e00, half);
     return (spmd_float16){(uint16_t)(half | sign >> 16)};
 }
 
@@ -61,10 +64,10 @@ static inline spmd_float16 spmd_float16_store_f64(double x)
     float near = (float)x;
     double back = (double)near;
     uint32_t bits = spmd_bits_f32(near);
-    uint32_t outward = (back < 0 ? -back : back) > (x < 0 ? -x : x);
+    uint32_t outward = fabs(back) > fabs(x);
     uint32_t inexact = (back != x) & (x == x) & ((bits & 0x7fffffff) != 0x7f800000);
     uint32_t odd = (bits - (inexact & outward)) | inexact;
-    return spmd_float16_store(spmd_from_bits_f32(inexact ? odd : bits));
+    return spmd_float16_store(spmd_from_bits_f32(spmd_select_u32(inexact, odd, bits)));
 }
 
 static inline float spmd_bfloat16_load(spmd_bfloat16 h)
@@ -77,7 +80,8 @@ static inline spmd_bfloat16 spmd_bfloat16_store(float x)
     uint32_t bits = spmd_bits_f32(x);
     uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
     uint32_t nan = (bits >> 16 & 0x8000) | 0x7fc0;
-    return (spmd_bfloat16){(uint16_t)((bits & 0x7fffffff) > 0x7f800000u ? nan : rounded)};
+    return (spmd_bfloat16){
+        (uint16_t)spmd_select_u32((bits & 0x7fffffff) > 0x7f800000u, nan, rounded)};
 }
 
 #endif

@@ -2,7 +2,7 @@
  *
  * A name ends in the type it computes in: i8 … i64 u8 … u64 f32 f64 c64 c128 (bool uses u8).
  * Results are NumPy's; an integer divided by zero gives 0. Loops over these functions vectorise
- * where the machine can: selects instead of branches, no tables, no errno.
+ * where the machine can: masks instead of branches, no tables, no errno.
  */
 #ifndef SPMD_SUPPORT_H
 #define SPMD_SUPPORT_H
@@ -11,6 +11,8 @@
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
+
+#include "spmd_select.h"
 
 #ifndef CMPLX /* the C library hides them from clang */
 #define CMPLX(re, im) __builtin_complex((double)(re), (double)(im))
@@ -58,14 +60,14 @@ static inline int64_t spmd_max(int64_t a, int64_t b) { return a > b ? a : b; }
     static inline T spmd_shl_##S(T a, T b)                                                         \
     {                                                                                              \
         T shifted = (T)((U)a << ((U)b & (8 * sizeof(T) - 1)));                                     \
-        return (uint64_t)b < 8 * sizeof(T) ? shifted : 0;                                          \
+        return spmd_select_##S((uint64_t)b < 8 * sizeof(T), shifted, 0);                           \
     }                                                                                              \
     static inline T spmd_shr_##S(T a, T b)                                                         \
     {                                                                                              \
         T last = (T)(a >> (8 * sizeof(T) - 1));                                                    \
         T rest = (T)(sizeof(T) > 0 && (T)-1 > 0 ? 0 : last); /* the sign, for signed types */      \
         T shifted = (T)(a >> ((U)b & (8 * sizeof(T) - 1)));                                        \
-        return (uint64_t)b < 8 * sizeof(T) ? shifted : rest;                                       \
+        return spmd_select_##S((uint64_t)b < 8 * sizeof(T), shifted, rest);                        \
     }                                                                                              \
     static inline T spmd_power_loop_##S(T a, T b)                                                  \
     {                                                                                              \
@@ -122,13 +124,19 @@ SPMD_UNSIGNED(SPMD_UNSIGNED_ONLY)
 
 /* With equal operands maximum and minimum give the second one, as the vector instruction does. */
 #define SPMD_FLOAT(S, T, F)                                                                        \
-    static inline T spmd_maximum_##S(T a, T b) { return ((a > b) | (a != a)) ? a : b; }            \
-    static inline T spmd_minimum_##S(T a, T b) { return ((a < b) | (a != a)) ? a : b; }            \
+    static inline T spmd_maximum_##S(T a, T b)                                                     \
+    {                                                                                              \
+        return spmd_select_##S((a > b) | (a != a), a, b);                                          \
+    }                                                                                              \
+    static inline T spmd_minimum_##S(T a, T b)                                                     \
+    {                                                                                              \
+        return spmd_select_##S((a < b) | (a != a), a, b);                                          \
+    }                                                                                              \
     static inline T spmd_abs_##S(T a) { return fabs##F(a); }                                       \
     static inline T spmd_sign_##S(T a)                                                             \
     {                                                                                              \
         T sign = (T)((a > 0) - (a < 0));                                                           \
-        return a != a ? a : sign;                                                                  \
+        return spmd_select_##S(a != a, a, sign);                                                   \
     }                                                                                              \
     static inline T spmd_reciprocal_##S(T a) { return 1 / a; }                                     \
     static inline int spmd_isnan_##S(T a) { return a != a; }                                       \
@@ -280,7 +288,7 @@ static inline double _Complex spmd_make_c128(double re, double im) { return CMPL
         if (br == 0 && bi == 0)                                                                    \
             return spmd_make_##S(1, 0);                                                            \
         if (creal##F(a) == 0 && cimag##F(a) == 0)                                                  \
-            return br > 0 && bi == 0 ? spmd_make_##S(0, 0) : spmd_make_##S((T)NAN, (T)NAN);        \
+            return br > 0 ? spmd_make_##S(0, 0) : spmd_make_##S((T)NAN, (T)NAN);                   \
         if (bi != 0 || br != rint##F(br) || fabs##F(br) >= 100)                                    \
             return cpow##F(a, b);                                                                  \
         C result = spmd_make_##S(1, 0), base = a; /* a small whole power: by squaring */           \

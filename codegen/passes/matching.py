@@ -43,7 +43,7 @@ class _Matching:
         # what was said of sizes is known of their symbols as well: one symbol per axis
         self.sizes = {s: a.size for a in program.mesh.axes
                       for c in program.conditions for s in c.holds.symbols()
-                      if s.name == a.size_sym.name}  # fmt: skip
+                      if s.name == a.size_name}  # fmt: skip
         given = [c.holds.subst(self.sizes) for c in program.conditions]
         self.stated = set(given)
         self.facts: Facts = tuple(g for g in given if g != 1)

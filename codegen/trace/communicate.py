@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from codegen import dtypes, expr, prove
-from codegen.errors import MatchingError, ProgramError, ShapeError, UsageError
+from codegen.errors import CarryError, MatchingError, ProgramError, ShapeError, UsageError
 from codegen.expr import Expr, Sym
 from codegen.ir import ArrayType, Shape, Value
 from codegen.mesh import block_extent
@@ -49,7 +49,7 @@ def at_member(context: Context, axes: Axes, e: Expr, position: Expr) -> Expr:
 
 
 def _independent(
-    context: Context, axes: Axes, shape: Shape, dims: Sequence[int], what: str
+    context: Context, axes: Axes, shape: Shape, dims: Sequence[int], what: str, remedy: str = ""
 ) -> None:
     """Raises ShapeError where an extent among `dims` differs between the members."""
     var = expr.symbol(_member(context, axes))
@@ -60,7 +60,8 @@ def _independent(
                 place=user_place(),
                 expected=f"one shape on all ranks along {', '.join(axes)}",
                 found=f"{shape_text(shape)}, in which {shape[d]} depends on the index",
-                remedy="pad to one extent, or reduce over that dim first",
+                remedy=remedy or "spmd.require(extent % axis_size == 0) states that all are equal; "
+                "else pad to one extent, or reduce over that dim first",
             )
 
 
@@ -132,19 +133,26 @@ def _destination(
     context.selecting += 1
     try:
         result = convert(to)(number(expr.symbol(p)), number(context.mesh.size(axes)))
+    except CarryError:
+        raise _no_destination("a choice by a value that is known at run time only") from None
     finally:
         context.selecting -= 1
     found = maybe(result)
     if found is None:
-        raise UsageError(
-            "to= must give a destination",
-            place=user_place(),
-            expected="an integer made of i, n, scalars and loop counters; None sends nothing",
-            found=f"{type(result).__name__}: {result!r}"[:80],
-        )
+        raise _no_destination(f"{type(result).__name__}: {result!r}"[:80])
     # the function may have read this rank's own coordinates: they are member p's
     own = context.mesh.at(axes, expr.symbol(p))
     return found.value.subst(own), found.holds.subst(own)
+
+
+def _no_destination(found: str) -> UsageError:
+    return UsageError(
+        "to= must give a destination",
+        place=user_place(),
+        expected="an integer made of i, n, scalars and loop counters; None sends nothing",
+        found=found,
+        remedy="with d = 2**k, `for k in range(20):` unrolls, so that d is known at build",
+    )
 
 
 def _pairs(p: Sym, perm: Any) -> tuple[Expr, Expr]:
@@ -309,7 +317,8 @@ def all_gather(
             array = array.reshape((*array.shape[:d], 1, *array.shape[d:]))
         value = array.read()
         shape = value.type.shape
-        _independent(context, axes, shape, [k for k in range(len(shape)) if k != d], "all_gather")
+        _independent(context, axes, shape, [k for k in range(len(shape)) if k != d], "all_gather",
+                     "" if tiled else "tiled=True joins parts of different extents")  # fmt: skip
         p = _member(context, axes)
         offset, total = _pieces(context, axes, shape[d], p, "all_gather")
         result = ArrayType(value.type.dtype, (*shape[:d], total, *shape[d + 1 :]))

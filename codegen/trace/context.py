@@ -12,14 +12,15 @@ import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import gcd
 from typing import Any
 
 from codegen import expr, ops
 from codegen.errors import Place, ProgramError
-from codegen.expr import Expr, Sym
+from codegen.expr import Expr
 from codegen.ir import ArrayType, Condition, Input, Op, Region, Scalar, Value
-from codegen.mesh import Mesh
+from codegen.mesh import Axis, Mesh
 
 
 class Storage:
@@ -78,7 +79,7 @@ class Context:
         self.scalars: dict[str, Scalar] = {}
         self.inputs: dict[str, Input] = {}
         self.conditions: list[Condition] = []
-        self.learned: dict[str, int] = {}  # upper bounds of axis sizes
+        self.learned: dict[str, Axis] = {}  # axes of which a condition says more
         self.rank_view = 0  # how many shard_maps are open; arrays inside are local
         # while > 0, a conditional expression on a Number evaluates both arms (array.choose)
         self.selecting = 0
@@ -101,15 +102,15 @@ class Context:
             Context._stack.pop()
 
     def learn(self, holds: Expr) -> None:
-        """What a condition says of axis sizes alone: an upper bound that the next attempt knows."""
+        """What a condition says of axis sizes alone: the next attempt knows it of their symbols.
+
+        Understood are size <= number, size == number, size == size, number % size == 0.
+        """
         for axis in self.mesh.axes:
-            if holds.symbols() != {axis.size_sym} or axis.most is not None:
-                continue
-            for call in holds.atoms():  # size <= most is kept as 1 - (size - most - 1 >= 0)
-                if not isinstance(call, Sym) and call.op == "ge0":
-                    most = -call.args[0].subst({axis.size_sym: 1}).evaluate({})
-                    if most > 0 and holds == expr.le(axis.size, most):
-                        self.learned[axis.name] = most
+            now = self.learned.get(axis.name, axis)
+            told = replace(now, **_told(axis, holds, self.mesh))
+            if told != now:
+                self.learned[axis.name] = told
 
     def next_serial(self) -> int:
         self._serial += 1
@@ -237,6 +238,33 @@ def _library_roots() -> tuple[str, ...]:
 
 
 _roots: tuple[str, ...] | None = None
+
+
+def _told(axis: Axis, holds: Expr, mesh: Mesh) -> dict[str, Any]:
+    """The fields of an axis that a condition decides."""
+    if axis.fixed is not None or axis.size_sym not in holds.symbols():
+        return {}
+    for other in mesh.axes:
+        if other.name == axis.name:
+            break
+        if other.fixed is None and not axis.like and holds == expr.eq(other.size, axis.size):
+            return {"like": other.like or other.name}
+    for call in expr.calls(holds):
+        first = call.args[0]
+        if call.op == "eq0" and holds == expr.eq(axis.size, n := (axis.size - first)):
+            return {"fixed": n.value} if n.is_const else {}
+        if call.op == "ge0" and holds.symbols() == {axis.size_sym}:
+            # size <= most is kept as 1 - (size - most - 1 >= 0)
+            most = -first.subst({axis.size_sym: 1}).evaluate({})
+            if most > 0 and holds == expr.le(axis.size, most):
+                return {"most": min(most, axis.most or most)}
+        elif call.op == "mod" and first.is_const and first.value > 0:
+            ((factors, scale), *more) = call.args[1].terms
+            if not more and axis.size_sym in factors and first.value % scale == 0:
+                if holds == expr.eq(expr.mod(first, call.args[1]), 0):
+                    known = gcd(axis.divides, first.value // scale)
+                    return {"divides": known, "most": min(known, axis.most or known)}
+    return {}
 
 
 def user_frame() -> types.FrameType | None:

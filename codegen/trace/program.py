@@ -181,13 +181,13 @@ class Program:
                     return replace(module, conditions=tuple(kept.values()))
             learned = context.learned
             stated |= {(c.text, c.place): c for c in context.conditions}
-            mesh = Mesh(tuple(replace(a, most=learned.get(a.name, a.most)) for a in mesh.axes))
+            mesh = mesh.told(learned)
 
     def _trace(self, context: Context, values: dict[str, Any]) -> Module:
         from codegen.trace.source import convert
 
         for axis in context.mesh.axes:  # scalars and counters must not be named like these
-            context.unique(axis.size_sym.name)
+            context.unique(axis.size_name)
             context.unique(axis.coord_sym.name)
         context.unique("p")  # a member of an exchange
         with context.active():

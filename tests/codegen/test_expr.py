@@ -394,3 +394,29 @@ def test_construction_is_fast() -> None:
             expr.minimum(where + mesh.block_extent(1000 + k, size, block), 1000 + k)
             operations += 20
     assert (time.process_time() - start) / operations < 1e-3
+
+# ---- divisibility ------------------------------------------------------------------------------
+
+D = Sym("d", "size", const(1), const(12), 12)
+K = Sym("k", "coord", const(0), symbol(D) - 1)
+DIVISORS = [{"d": d, "k": k, "z": z} for d in (1, 2, 3, 4, 6, 12) for k in range(d)
+            for z in range(-7, 8)]  # fmt: skip
+
+
+def test_a_size_that_divides_a_number() -> None:
+    """Equal values at all divisors; and whole blocks have one extent, whatever the index."""
+    d, k = symbol(D), symbol(K)
+    operands = [const(c) for c in (-24, -12, -5, 0, 7, 12, 30, 36)]
+    operands += [12 * z + k, 24 * z - 12 * k + 5, z * d + 12, 12 - k, 12 * k * z]
+    for a in operands:
+        for op in BINARY:
+            build = {"floordiv": expr.floordiv, "mod": expr.mod, "min": expr.minimum,
+                     "max": expr.maximum}[op]  # fmt: skip
+            made, left = expr.function(build(a, d), "dkz"), expr.function(a, "dkz")
+            for p in DIVISORS:
+                v = p.values()
+                assert made(*v) == EVALUATE[op](left(*v), p["d"]), (op, a, p)
+    for extent in (12, 24, 36):
+        assert mesh.block_extent(extent, d, k) == const(extent) // d
+        assert (const(extent) // d) * d == extent
+    assert mesh.block_extent(18, d, k) != const(18) // d

@@ -44,7 +44,7 @@ def compile_c(directory: Path, source: str) -> ctypes.CDLL:
 
 def loop_exists(fn: Function, dtype: DType) -> bool:
     """NumPy has a loop of this function for operands of this dtype that gives our result type."""
-    if fn.name in ("select", "cast"):
+    if fn.name in ("select", "guard", "cast"):
         return False
     if not isinstance(fn.numpy, np.ufunc):
         return dtype.kind == "c"

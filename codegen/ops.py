@@ -166,6 +166,8 @@ _ROWS = (
     # -- control -----------------------------------------------------------------------------------
     OpRule("loop", "control", ("counter", "start", "stop", "step"), _carried,
            "regions (body) or (condition, body) over the carried; stop None: until the condition"),
+    OpRule("let", "control", ("counter",), _nothing,
+           "from here on the symbol `counter` is the operand, a 0-d int64 that ranks agree on"),
     OpRule("branch", "control", ("on", "types"), _stated,
            "region number `on` (an Expr, clamped), or the operand if None; if: (else, then)"),
     OpRule("shard_map", "control", ("in_layouts", "out_layouts", "types"), _stated,

@@ -264,6 +264,16 @@ class Loop:
 
 
 @dataclass(frozen=True)
+class Let:
+    """The symbol `counter`, kept in this slot, is what stands in a 0-d buffer."""
+
+    counter: Sym
+    slot: int
+    value: Load
+    place: Place | None = None
+
+
+@dataclass(frozen=True)
 class Branch:
     """Arm number `on` (clamped to the arms): an Expr (branch on the index) or a 0-d buffer."""
 
@@ -289,7 +299,7 @@ class Print:
     place: Place | None = None
 
 
-Step = Phase | Exchange | Loop | Branch | Default | Print
+Step = Phase | Exchange | Loop | Let | Branch | Default | Print
 
 
 @dataclass(frozen=True)

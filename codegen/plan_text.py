@@ -15,6 +15,7 @@ from codegen.plan import (
     Integer,
     KernelCall,
     Lane,
+    Let,
     Literal,
     Load,
     Loop,
@@ -66,6 +67,8 @@ def _steps(steps: Sequence[Step], indent: str) -> Iterator[str]:
                 yield f"{indent}  while {node_text(step.flag)}:"
                 yield from _steps(step.condition, indent + "    ")
             yield from _steps(step.body, indent + "  ")
+        elif isinstance(step, Let):
+            yield f"{indent}let {step.counter.name} be {node_text(step.value)}{where}"
         elif isinstance(step, Branch):
             on = node_text(step.on) if isinstance(step.on, Load) else f"index: {step.on}"
             yield f"{indent}branch on {on}{where}"

@@ -12,6 +12,7 @@ from codegen.plan import (
     Exchange,
     KernelCall,
     Lane,
+    Let,
     Load,
     Loop,
     Phase,
@@ -53,6 +54,8 @@ def step_buffers(step: Step) -> Iterator[Buffer]:
                 yield box.buffer
     elif isinstance(step, Loop) and step.flag is not None:
         yield step.flag.buffer
+    elif isinstance(step, Let):
+        yield step.value.buffer
     elif isinstance(step, Branch) and isinstance(step.on, Load):
         yield step.on.buffer
     elif isinstance(step, Print):

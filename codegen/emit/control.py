@@ -22,6 +22,7 @@ from codegen.plan import (
     Buffer,
     Default,
     Exchange,
+    Let,
     Load,
     Loop,
     Phase,
@@ -170,6 +171,8 @@ class ControlWriter:
                 self.exchange(step)
             elif isinstance(step, Loop):
                 self.loop(step)
+            elif isinstance(step, Let):
+                self.let(step)
             elif isinstance(step, Branch):
                 self.branch(step)
             elif isinstance(step, Default):
@@ -236,6 +239,11 @@ class ControlWriter:
                 test = f"{step} > 0 ? {c} < {stop} : {step} < 0 && {c} > {stop}"
         advance = f"{c}++" if step == "1" else f"{c} += {step}"
         return f"{c} = {start}; {test}; {advance}"
+
+    def let(self, let: Let) -> None:
+        self.counters[let.counter] = let.slot
+        value = self.load(let.value.buffer, let.value.offset)
+        self.line(f"r->counter[{self.counter_name(let.counter)}] = {value};")
 
     def branch(self, branch: Branch) -> None:
         if isinstance(branch.on, Load):

@@ -88,6 +88,9 @@ class _Rank:
             return (yield from self.loop(op, operands))
         if op.kind == "branch":
             return (yield from self.branch(op, operands))
+        if op.kind == "let":
+            self.env[op.attrs["counter"].name] = int(operands[0])
+            return []
         if op.kind == "shard_map":
             return self.world.shard_map(op, operands, self)
         if group == "exchange":

@@ -27,6 +27,7 @@ from codegen.plan import (
     Exchange,
     KernelCall,
     Lane,
+    Let,
     Load,
     Loop,
     Matrix,
@@ -183,6 +184,12 @@ class _Schedule:
         for r, arg in zip(op.results, body.args, strict=True):
             if self.of[r] is not self.of[arg]:
                 raise InternalError(f"loop result {r} left its buffer", place=op.place)
+
+    def let(self, op: Op) -> None:
+        self.flush()
+        value = Load(self.of[op.operands[0]], expr.const(0))
+        self.steps.append(Let(op.attrs["counter"], self.counters, value, op.place))
+        self.counters += 1
 
     def branch(self, op: Op) -> None:
         self.flush()
@@ -495,6 +502,7 @@ def _blas_can_read(x: Matrix, shape: tuple[Expr, Expr]) -> bool:
 
 _OPS: dict[str, Callable[[_Schedule, Op], None]] = {
     "loop": _Schedule.loop,
+    "let": _Schedule.let,
     "branch": _Schedule.branch,
     "print": _Schedule.print,
     "update": _Schedule.update,

@@ -82,6 +82,8 @@ class _Variance:
             self.loop(op)
         elif op.kind == "branch":
             self.branch(op)
+        elif op.kind == "let":
+            self.counters[op.attrs["counter"].name] = self.values(op.operands)
         else:
             axes = self.values(op.operands) | self.attr(list(op.attrs.values()))
             if ops.OPS[op.kind].group == "exchange":

@@ -20,6 +20,7 @@ from codegen.trace.array import Array, as_array, cast_value, number, wrap
 from codegen.trace.context import Context, require_context, user_place
 from codegen.trace.elementwise import same_extent, shape_text
 from codegen.trace.layouts import axes_of
+from codegen.trace.letting import as_symbol
 from codegen.trace.number import expr_of, maybe
 
 Axes = tuple[str, ...]
@@ -99,12 +100,12 @@ Route = tuple[Expr, Expr, "Expr | None", "Expr | None"]
 
 
 def _shifted(context: Context, p: Sym, n: Expr, shift: Any) -> Route:
-    k = expr_of(shift)
+    k = expr_of(as_symbol(shift))
     if k is None:
         raise UsageError(
-            "the shift of a ppermute must be an integer known at launch",
+            "the shift of a ppermute must be an integer",
             place=user_place(),
-            expected="an integer, or a formula of axis sizes, scalars and loop counters",
+            expected="an integer on which all ranks agree",
             found=repr(shift),
         )
     at = expr.symbol(p)
@@ -130,14 +131,14 @@ def _destination(
     """What the user's `to` gives for member p: the destination, and whether there is one."""
     from codegen.trace.source import convert
 
-    context.selecting += 1
+    context.selecting = len(context.blocks)
     try:
         result = convert(to)(number(expr.symbol(p)), number(context.mesh.size(axes)))
     except CarryError:
         raise _no_destination("a choice by a value that is known at run time only") from None
     finally:
-        context.selecting -= 1
-    found = maybe(result)
+        context.selecting = 0
+    found = maybe(as_symbol(result))
     if found is None:
         raise _no_destination(f"{type(result).__name__}: {result!r}"[:80])
     # the function may have read this rank's own coordinates: they are member p's
@@ -149,9 +150,9 @@ def _no_destination(found: str) -> UsageError:
     return UsageError(
         "to= must give a destination",
         place=user_place(),
-        expected="an integer made of i, n, scalars and loop counters; None sends nothing",
+        expected="a formula (+ - * // % and comparisons) of i, n and integers on which all ranks "
+        "agree; None sends nothing",
         found=found,
-        remedy="with d = 2**k, `for k in range(20):` unrolls, so that d is known at build",
     )
 
 

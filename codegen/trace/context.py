@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import gcd
-from typing import Any
+from typing import Any, TypeVar
 
 from codegen import expr, ops
 from codegen.errors import Place, ProgramError
@@ -52,6 +52,9 @@ class Storage:
             log.setdefault(self)
 
 
+T = TypeVar("T")
+
+
 @dataclass(eq=False)
 class Block:
     """An open region."""
@@ -59,7 +62,7 @@ class Block:
     args: tuple[Value, ...] = ()
     ops: list[Op] = field(default_factory=list)
     # what was computed in this region already: views read, expressions, constants
-    memo: dict[Any, Value] = field(default_factory=dict)
+    memo: dict[Any, Any] = field(default_factory=dict)
 
     def close(self, results: Sequence[Value]) -> Region:
         return Region(self.args, tuple(self.ops), tuple(results))
@@ -80,8 +83,10 @@ class Context:
         self.inputs: dict[str, Input] = {}
         self.conditions: list[Condition] = []
         self.learned: dict[str, Axis] = {}  # axes of which a condition says more
+        self.least: dict[str, int] = {}  # lower bounds of computed integers: see letting
         self.rank_view = 0  # how many shard_maps are open; arrays inside are local
-        # while > 0, a conditional expression on a Number evaluates both arms (array.choose)
+        # while > 0, a formula is made: integers are symbols, a conditional expression evaluates
+        # both arms (number.choose). So many blocks were open when it began.
         self.selecting = 0
         self.mesh_names: dict[str, tuple[str, ...]] = {}  # meshes named by spmd.mesh("ring")
         # global arrays that an open shard_map met by closure: innermost last
@@ -149,11 +154,12 @@ class Context:
         (value,) = self.emit(kind, operands, attrs)
         return value
 
-    def remember(self, key: Any, make: Callable[[], Value]) -> Value:
-        """The value computed under this key in an open region, or a new one made now."""
+    def remember(self, key: Any, make: Callable[[], T]) -> T:
+        """What was computed under this key in an open region, or a new one made now."""
         for block in self.blocks:
             if key in block.memo:
-                return block.memo[key]
+                found: T = block.memo[key]
+                return found
         value = make()
         self.blocks[-1].memo[key] = value
         return value

@@ -7,6 +7,7 @@ Always holds: operands of an emitted map have one shape, and the dtypes of one l
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,6 +31,8 @@ from codegen.trace.array import (
     wrap,
 )
 from codegen.trace.context import Context, require_context, user_place
+from codegen.trace.letting import as_symbol
+from codegen.trace.number import expr_of
 
 Operand = Any  # Array, Number, Python number or NumPy array
 
@@ -176,11 +179,25 @@ def operand_value(context: Context, x: Operand, dtype: DType, shape: Shape) -> V
     return broadcast_value(context, cast_value(context, value, dtype), shape)
 
 
+_SYMBOLIC: dict[np.ufunc, Any] = {
+    np.add: operator.add, np.subtract: operator.sub, np.multiply: operator.mul,
+    np.floor_divide: operator.floordiv, np.remainder: operator.mod, np.negative: operator.neg,
+    np.less: operator.lt, np.less_equal: operator.le, np.greater: operator.gt,
+    np.greater_equal: operator.ge, np.equal: operator.eq, np.not_equal: operator.ne,
+    np.bitwise_and: operator.and_, np.bitwise_or: operator.or_, np.bitwise_xor: operator.xor,
+}  # fmt: skip
+
+
 def operate(ufunc: np.ufunc, *inputs: Any, out: Array | None = None) -> Any:
     """An operator of Python on arrays: weak operands give a weak result."""
     if any(x is None or isinstance(x, (str, bytes, dict)) for x in inputs):
         return NotImplemented
     operands = [normal(x) for x in inputs]
+    context = Context.current()
+    if context is not None and context.selecting:  # in a formula, what is computed is a symbol
+        operands = [as_symbol(x) for x in operands]
+        if ufunc in _SYMBOLIC and all(expr_of(x) is not None for x in operands):
+            return _SYMBOLIC[ufunc](*operands)
     result = apply(ufunc, *operands, out=out)
     if out is None and all(is_weak(x) for x in operands) and isinstance(result, Array):
         result.weak = result.type.dtype.kind != "b"

@@ -78,11 +78,33 @@ def _logic(symbolic: Callable[[Expr, Expr], Expr], ufunc: str) -> Any:
         right = expr_of(other)
         if self.truth and bits and right is not None:
             return number(symbolic(self.expr, right), True)
+        if not bits and not self.truth and right is not None and right.is_const:
+            both = _bits(self.expr, right.value)
+            if both is not None:
+                return number(_BITWISE[ufunc](self.expr, right, both))
         from codegen.trace.elementwise import operate
 
         return operate(getattr(np, ufunc), self, other)
 
     return forward
+
+
+# From a, b and a & b.
+_BITWISE: dict[str, Callable[[Expr, Expr, Expr], Expr]] = {
+    "bitwise_and": lambda a, b, both: both,
+    "bitwise_or": lambda a, b, both: a + b - both,
+    "bitwise_xor": lambda a, b, both: a + b - 2 * both,
+}
+
+
+def _bits(e: Expr, mask: int) -> Expr | None:
+    """e & mask as a formula; None where the mask has many bits apart, or all of them."""
+    if mask < 0 or mask.bit_count() > 4 and mask & (mask + 1):
+        return None
+    if mask & (mask + 1) == 0:
+        return expr.mod(e, expr.const(mask + 1))
+    places = [1 << k for k in range(mask.bit_length()) if mask >> k & 1]
+    return sum((e // bit % 2 * bit for bit in places), expr.const(0))
 
 
 def _power(a: Expr, b: Expr) -> Expr | None:

@@ -21,6 +21,7 @@ from codegen.mesh import Axis, Mesh
 from codegen.trace import mapping, tree
 from codegen.trace.array import Array, Number, as_value
 from codegen.trace.context import Context, user_place
+from codegen.trace.letting import least
 
 SYNC = ("least", "before", "after", "both")
 
@@ -167,18 +168,22 @@ class Program:
         """A program is traced again with what spmd.require said of its axes: that proves more."""
         mesh = self.mesh
         stated: dict[tuple[str, Place | None], Condition] = {}
+        bounds: dict[str, int] = {}
         while True:
             context = Context(self.name, mesh)
+            context.least = bounds
             try:
                 module = self._trace(context, values)
             except SpmdError:
                 if not context.learned:
                     raise
             else:
-                if not context.learned:
+                found = least(module)
+                if not context.learned and found == bounds:
                     # a bound that is known proves the condition it came from: keep that one
                     kept = stated | {(c.text, c.place): c for c in module.conditions}
                     return replace(module, conditions=tuple(kept.values()))
+                bounds = found
             learned = context.learned
             stated |= {(c.text, c.place): c for c in context.conditions}
             mesh = mesh.told(learned)

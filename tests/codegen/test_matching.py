@@ -96,6 +96,44 @@ def test_a_counter_named_as_the_member():
     lower(on_ranks(body).capture())
 
 
+def test_a_computed_distance_must_be_agreed_on():
+    def shifted(u):
+        return spmd.ppermute(u, "x", shift=u[0, 0].astype(np.int64))
+
+    def sent(u):
+        far = spmd.index() + np.sum(u).astype(np.int64)
+        return spmd.ppermute(u, "x", to=lambda i, n: (i + far) % n)
+
+    for body in (shifted, sent):
+        error = refusal(body)
+        assert "differs between the ranks along" in error.message
+        assert "axis_size" in error.found
+
+
+def test_a_computed_distance_may_be_negative():
+    """Nothing is known of a sum of data; a loop that doubles 1 never gives less than 1."""
+
+    def unknown(u):
+        far = spmd.psum(np.sum(u).astype(np.int64), "x")
+        return spmd.ppermute(u, "x", to=lambda i, n: i + far if i + far < n else None)
+
+    error = refusal(unknown)
+    assert error.message == "with 1 rank, rank 0 sends to -1, which does not exist"
+    assert "= -1)" in error.found
+
+    def growing(u, step):
+        d = 1
+        while d < spmd.axis_size("x"):
+            u = u + spmd.ppermute(u, "x", to=lambda i, n: i + d if i + d < n else None)
+            d = step(d)
+        return u
+
+    for step in (lambda d: d * 2, lambda d: d << 1, lambda d: d + d, lambda d: max(d + 1, 3)):
+        lower(on_ranks(lambda u, step=step: growing(u, step)).capture())
+    for step in (lambda d: d - 1, lambda d: -2 * d, lambda d: d * (d - 2)):
+        assert "which does not exist" in refusal(lambda u, step=step: growing(u, step)).message
+
+
 def test_right_for_some_sizes_is_a_condition_of_the_launch():
     def body(u):
         return spmd.ppermute(u, "x", to=lambda i, n: 2 * i % n)

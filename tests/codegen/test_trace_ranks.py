@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 import spmd
+from codegen import expr
 from codegen.errors import LayoutError, MatchingError, ProgramError, SpmdError, UsageError
 from codegen.oracle import interpret
+from codegen.trace.number import number
 
 SIZES = (1, 2, 3, 5, 8)
 
@@ -490,3 +492,16 @@ def test_outside_a_shard_map():
             program.capture()
     with pytest.raises(ProgramError, match="outside a program"):
         spmd.axis_size("r")
+
+
+@pytest.mark.parametrize("mask", [0, 1, 2, 3, 5, 6, 8, 255, 1 << 20])
+def test_bits_of_an_index(mask):
+    """Masks with few bits stay formulas, also of negative numbers."""
+    sym = expr.Sym("k", "scalar")
+    k = number(expr.symbol(sym))
+    pairs = [(k & mask, lambda v: v & mask), (k | mask, lambda v: v | mask),
+             (k ^ mask, lambda v: v ^ mask), (mask ^ k, lambda v: v ^ mask)]  # fmt: skip
+    for made, plain in pairs:
+        for v in (*range(-20, 21), 255, 256, 1 << 20, (1 << 20) + 7):
+            found = made.expr.evaluate({"k": v}) if hasattr(made, "expr") else made
+            assert found == plain(v)

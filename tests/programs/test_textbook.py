@@ -9,6 +9,9 @@ import pytest
 
 import spmd
 from codegen.errors import MeshError
+from codegen.oracle import interpret
+from codegen.oracle.eager import mesh_sizes
+from codegen.passes.partition import partition
 
 DRAW = np.random.default_rng(7)
 
@@ -68,12 +71,10 @@ def prefix_sum(n: int = 10):
     @spmd.shard_map(mesh="r", out_layouts=("r",))
     def sums(x):
         total = own = np.sum(x)
-        for k in range(5):
-            d = 2**k
-            if d < spmd.axis_size("r"):
-                total = total + spmd.ppermute(
-                    total, "r", to=lambda i, n: i + d if i + d < n else None
-                )
+        d = 1
+        while d < spmd.axis_size("r"):
+            total = total + spmd.ppermute(total, "r", to=lambda i, n: i + d if i + d < n else None)
+            d *= 2
         return np.cumsum(x) + (total - own)
 
     return {"y": sums(x)}
@@ -89,14 +90,36 @@ def broadcast_tree():
         v = np.zeros(1)
         if p == 0:
             v = v + 42.0
-        for k in range(4):
+        for k in spmd.range(4):
             d = 2**k
-            got = spmd.ppermute(v, "r", to=lambda i, n: i + d if (i < d) & (i + d < n) else None)
+            got = spmd.ppermute(v, "r", to=lambda i, n: i + d if i < d and i + d < n else None)
             if (p >= d) & (p < 2 * d):
                 v = got
         return v
 
     return {"y": sent()}
+
+
+@spmd.program(mesh=("r",))
+def rotated(n: int = 24):
+    """How far is read from the data, and agreed on; then neighbours in pairs exchange."""
+    x = spmd.input("x", (n,), np.float64, layout=("r",))
+    spmd.require(n % spmd.axis_size("r") == 0)
+
+    @spmd.shard_map(mesh="r", out_layouts=("r",))
+    def moved(x):
+        far = spmd.pmax(np.max(x).astype(np.int64), "r")
+        x = spmd.ppermute(x, "r", shift=far % 5)
+        return spmd.ppermute(x, "r", to=lambda i, n: i ^ 1 if i ^ 1 < n else None)
+
+    return {"y": moved(x)}
+
+
+def rotated_in_numpy(x: Any, ranks: int) -> Any:
+    parts = np.split(x, ranks)
+    parts = [parts[(k - int(x.max()) % 5) % ranks] for k in range(ranks)]
+    none = np.zeros_like(parts[0])
+    return np.concatenate([parts[k ^ 1] if k ^ 1 < ranks else none for k in range(ranks)])
 
 
 @spmd.program(mesh=("x", "y"))
@@ -158,6 +181,7 @@ def conjugate_gradient(n: int = 12):
 
 A, B = DRAW.random((12, 12)), DRAW.random((12, 12))
 SPD, V = A @ A.T + 12 * np.eye(12), DRAW.random(12)
+V2 = DRAW.random(24)
 X = DRAW.permutation(40).astype(np.int32)
 G = (DRAW.random((11, 13)) < 0.4).astype(np.uint8)
 
@@ -166,6 +190,7 @@ CASES: list[tuple[Any, list[int], dict[str, Any], Any]] = [
     (odd_even_sort, [1, 2, 4, 5, 8, 40], {"x": X}, lambda n: np.sort(X)),
     (prefix_sum, [1, 2, 3, 5, 8, 12, 32], {"x": V[:10]}, lambda n: np.cumsum(V[:10])),
     (broadcast_tree, [1, 2, 3, 5, 8, 16], {}, lambda n: np.full(n, 42.0)),
+    (rotated, [1, 2, 3, 8, 24], {"x": 9 * V2}, lambda n: rotated_in_numpy(9 * V2, n)),
     (life, [1, 2, 4, 6, 9, 100], {"g": G}, lambda n: life_in_numpy(G)),
     (conjugate_gradient, [1, 2, 5, 12, 16], {"a": SPD, "b": V}, lambda n: np.linalg.solve(SPD, V)),
 ]
@@ -175,13 +200,17 @@ CASES: list[tuple[Any, list[int], dict[str, Any], Any]] = [
     "program, sizes, inputs, wanted", CASES, ids=lambda c: getattr(c, "name", "")
 )
 def test_agrees_with_numpy(program: Any, sizes: Any, inputs: Any, wanted: Any) -> None:
-    image = spmd.build(program)
+    image, graph = spmd.build(program), program.capture()
     for n in sizes:
         (found,) = image.run(ranks=n, **inputs).values()
         np.testing.assert_allclose(found, wanted(n), rtol=1e-9, err_msg=f"{n} ranks")
-        if n <= 9:
-            (plain,) = program.eager(ranks=n, **inputs).values()
-            np.testing.assert_allclose(plain, wanted(n), rtol=1e-9, err_msg=f"{n} ranks, eager")
+        if n > 9:
+            continue
+        plain = program.eager(ranks=n, **inputs)
+        sizes_of_mesh = mesh_sizes(program.mesh.names, {}, n)
+        levels = [interpret.run(m, sizes_of_mesh, inputs, {}) for m in (graph, partition(graph))]
+        for found in (plain, *levels):
+            np.testing.assert_allclose(*found.values(), wanted(n), rtol=1e-9, err_msg=f"{n} ranks")
 
 
 def test_what_was_required_is_checked_at_launch() -> None:

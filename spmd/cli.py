@@ -58,14 +58,18 @@ def _mesh(text: str) -> dict[str, int]:
     sizes = {}
     for part in text.split(","):
         name, equals, size = part.partition("=")
-        if not equals or not size.isdigit() or not name or name in sizes:
+        if not equals or not _is_number(size) or not name or name in sizes:
             raise argparse.ArgumentTypeError(f"{text!r} is not AXIS=SIZE,AXIS=SIZE")
         sizes[name] = int(size)
     return sizes
 
 
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 20
+
+
 def _count(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
+    if not _is_number(text) or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1")
     return int(text)
 
@@ -99,7 +103,10 @@ def _run_options(run: Parser) -> None:
             short, name, metavar="NAME=FILE.npy", type=_pair, action="append", default=[]
         )
     _add_set(run, "a run-time scalar; for a FILE.py also a parameter")
-    run.add_argument("--mesh", metavar="AXIS=SIZE,…", type=_mesh, default={})
+    run.add_argument(
+        "--mesh", metavar="AXIS=SIZE,…", type=_mesh, action="append", default=[],
+        help="default: as equal as possible"
+    )  # fmt: skip
     run.add_argument("--ranks", metavar="N", type=_count, help="default: one for every process")
     run.add_argument("--threads", metavar="W", type=_count, help="of each process")
     run.add_argument("--eager", action="store_true", help="run FILE.py as plain NumPy")
@@ -130,7 +137,9 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     options, unknown = parser(arguments[0] if arguments else "").parse_known_args(arguments)
     if unknown:
         options.parser.error(f"unknown: {' '.join(unknown)}")
-    for option in ("set", "input", "output"):
+    if isinstance(getattr(options, "mesh", None), list):
+        options.mesh = [pair for given in options.mesh for pair in given.items()]
+    for option in ("set", "input", "output", "mesh"):
         pairs = getattr(options, option, None)
         if isinstance(pairs, list):
             setattr(options, option, dict(pairs))
@@ -145,6 +154,9 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
 def main(arguments: list[str]) -> int:
     """Does what the arguments say; returns the exit code."""
     signal.signal(signal.SIGTERM, _terminate)
+    for name in ("stdout", "stderr"):  # a shell may have closed them
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))
     processes = launch.Processes()
     try:
         options = parsed(arguments)

@@ -37,7 +37,8 @@ def dtype_of(descr: str) -> str:
     if descr[1:] == "b1":
         return "bool"
     kind, digits = descr[1:2], descr[2:]
-    name = f"{_CODES.get(kind, '')}{8 * int(digits)}" if digits.isdigit() else ""
+    number = digits.isascii() and digits.isdigit()
+    name = f"{_CODES.get(kind, '')}{8 * int(digits)}" if number else ""
     return name if name in SIZES and descr[:1] in "<>|=" else ""
 
 
@@ -71,7 +72,8 @@ class ArrayFile:
     """A .npy file mapped for reading.
 
     buffer: the whole file; the first element is at `start`; `strides` are in bytes; `swapped` says
-    that its byte order is not this machine's. Raises InputError for whatever is wrong with it.
+    that its byte order is not this machine's. Raises InputError for whatever is wrong with it,
+    OutputError where it cannot be opened.
     """
 
     def __init__(self, path: str, name: str) -> None:
@@ -79,7 +81,7 @@ class ArrayFile:
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
-            raise InputError(f"input {name}: cannot open {path}: {error.strerror}") from None
+            raise OutputError(f"input {name}: cannot open {path}: {error.strerror}") from None
         try:
             self._open(fd)
         finally:
@@ -115,7 +117,7 @@ class ArrayFile:
             whole = all(type(extent) is int and extent >= 0 for extent in shape)
         except (ValueError, KeyError, TypeError):
             whole = False
-        if not whole or not isinstance(shape, tuple) or len(header) != 3:
+        if not whole or type(fortran) is not bool or type(shape) is not tuple or len(header) != 3:
             raise self._wrong(
                 "has a damaged header", "descr, fortran_order and shape", ascii(raw[:80])
             )
@@ -126,7 +128,7 @@ class ArrayFile:
             )
         self.dtype: str = dtype
         self.shape: tuple[int, ...] = shape
-        self.fortran = bool(fortran)
+        self.fortran = fortran
         self.swapped = descr[0] == ">" and SIZES[dtype] > 1
         self.strides = contiguous_strides(shape, SIZES[dtype], self.fortran)
 

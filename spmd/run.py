@@ -11,6 +11,7 @@ import mmap
 import os
 import sys
 
+from codegen.errors import UsageError
 from spmd import launch, loader, report, sizes
 from spmd.arguments import check_array, check_given, check_names, scalars_of
 from spmd.job import Global, Job, Setup
@@ -45,6 +46,15 @@ def run(options: argparse.Namespace, processes: launch.Processes) -> int:
         finally:
             launched.discard()
     return 0
+
+
+def _refuse_shared(outputs: dict[str, str]) -> None:
+    names: dict[str, str] = {}
+    for name, path in outputs.items():
+        other = names.setdefault(os.path.realpath(path), name)
+        if other != name:
+            raise UsageError(f"outputs {other} and {name} cannot share a file",
+                             expected="a file for each", found=path)  # fmt: skip
 
 
 def is_source(path: str) -> bool:
@@ -83,6 +93,7 @@ class Launch:
         self.sizes = sizes.bind_mesh(
             self.manifest, self.options.ranks, self.options.mesh, self.scalars, processes.count
         )
+        _refuse_shared(self.outputs)
         self.opened = {name: ArrayFile(path, name) for name, path in self.inputs.items()}
         setup = self.setup(processes, 0)
         shapes = setup.shapes

@@ -105,6 +105,7 @@ def bind_mesh(
                 found=f"{axis['name']}={size}",
             )
         fixed.append(size)
+    free = ranks is None or None not in fixed  # --mesh says more than the number of ranks
     if ranks is None:
         ranks = _product(fixed) if None not in fixed and processes == 1 else processes
     if max(ranks, _product(fixed)) > MOST_RANKS:
@@ -116,7 +117,7 @@ def bind_mesh(
             f"{ranks_text(ranks)} cannot form the mesh ({_written(names, fixed)})",
             expected=f"a multiple of {_product(fixed)}" if None in fixed else str(_product(fixed)),
             found=ranks_text(ranks),
-            remedy=suggestion(manifest, ranks, scalars),
+            remedy=suggestion(manifest, ranks, scalars, fixed if free else None),
         )
     broken = broken_condition(manifest, sizes, scalars)
     if broken is not None:
@@ -124,13 +125,15 @@ def bind_mesh(
             f"the mesh ({_written(names, list(sizes))}) breaks a condition of the program",
             expected=f"{broken['text']} ({broken['place']})",
             found=_written(names, list(sizes)),
-            remedy=suggestion(manifest, ranks, scalars),
+            remedy=suggestion(manifest, ranks, scalars, fixed if free else None),
         )
     return sizes
 
 
-def suggestion(manifest: dict[str, Any], ranks: int, scalars: dict[str, Any]) -> str:
-    """Which meshes of this many ranks would work, and which other numbers of ranks."""
+def suggestion(
+    manifest: dict[str, Any], ranks: int, scalars: dict[str, Any], wanted: list[int | None] | None
+) -> str:
+    """What would work: other ranks for the wanted mesh, other meshes, other numbers of ranks."""
     names = [axis["name"] for axis in manifest["mesh"]]
     fixed = [axis["size"] for axis in manifest["mesh"]]
 
@@ -139,6 +142,12 @@ def suggestion(manifest: dict[str, Any], ranks: int, scalars: dict[str, Any]) ->
             return False
         return broken_condition(manifest, sizes, scalars) is None
 
+    if wanted is not None and wanted != fixed:
+        every = [_product(wanted)] if None not in wanted else range(1, SUGGESTED_RANKS + 1)
+        counts = [n for n in every if works(balanced_sizes(n, wanted))]
+        if counts:
+            several = len(counts) > 1
+            return f"--ranks {'with one of ' if several else ''}{runs_text(counts)}"
     if ranks <= SUGGESTED_RANKS:
         same = [sizes for sizes in factorings(ranks, len(names)) if works(sizes)]
         if same:

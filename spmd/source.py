@@ -30,7 +30,11 @@ def find_program(path: str) -> Any:
         with open(path, "rb") as file:
             text = file.read()
     except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from None
+        raise OutputError(f"cannot read {path}: {error.strerror}") from None
+    if b"\0" in text:
+        raise InputError(f"{path} is not a Python file", expected="the source of a program",
+                         found="an image" if text[:4] == b"\x7fELF" else "a binary file",
+                         remedy="build takes FILE.py, run and show take images")  # fmt: skip
     found = {
         key: value for key, value in _executed(path, text).items() if isinstance(value, Program)
     }

@@ -46,6 +46,10 @@ def shape_of(shape: Any, what: str, scalars: bool = False) -> Shape:
                 found="an array" if isinstance(item, Array) else repr(item),
                 remedy="parameters of the program are Python integers" if e is None else "",
             )
+        if e.is_const and e.value >= 2**62:
+            raise ShapeError(f"{what}: this extent is beyond all memory",
+                             place=user_place(), expected="less than 2**62",
+                             found=str(e.value))  # fmt: skip
         kinds = {s.kind for s in e.symbols()}
         if not scalars and kinds & {"scalar", "counter"}:
             raise TracedValueError(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -20,6 +23,21 @@ def weigh():
         return x * np.arange(4.0)
 
     return {"y": scale(x)}
+'''
+
+
+PRINTS = '''
+import numpy as np
+import spmd
+
+@spmd.program(mesh=("r",))
+def says():
+    @spmd.shard_map(mesh="r", out_layouts=())
+    def f():
+        spmd.print("all of {}", spmd.psum(np.ones(3).sum(), "r"))
+        return spmd.psum(np.float64(1), "r")
+
+    return f()
 '''
 
 
@@ -90,6 +108,30 @@ def test_an_input_of_another_name(built, spmd_command, tmp_path):
     done = spmd_command("run", built(TAKES_INPUT), "--ranks", "2", "-i", f"y={tmp_path}/a.npy")
     assert done.code in (2, 65), done.text
     assert "y" in done.err and "x" in done.err
+
+
+def test_files_that_cannot_be_read(built, spmd_command, tmp_path):
+    spmd_command("run", built(TAKES_INPUT), "-i", f"x={tmp_path}/no.npy").expect(74, "no.npy")
+    spmd_command("build", f"{tmp_path}/no.py").expect(74, "no.py")
+    (tmp_path / "image.img").write_bytes(b"\x7fELF\0\0")
+    spmd_command("build", f"{tmp_path}/image.img").expect(65, "image.img", "an image", "run")
+
+
+def test_two_outputs_of_one_name(built, spmd_command, tmp_path):
+    np.save(tmp_path / "a.npy", np.ones((6, 4)))
+    image = built(WIDE.replace('{"y": scale(x)}', '{"y": scale(x), "z": scale(x)}'))
+    done = spmd_command("run", image, "-i", f"x={tmp_path}/a.npy",
+                        "-o", f"y={tmp_path}/o.npy", "-o", f"z={tmp_path}/./o.npy")  # fmt: skip
+    done.expect(2, "y and z", "o.npy")
+    assert not (tmp_path / "o.npy").exists()
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_closed_streams(built, closed):
+    """A shell may start a job without them."""
+    command = f"{sys.executable} -m spmd run {built(PRINTS)} {closed}"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, "defect" in done.stdout + done.stderr) == (0, False)
 
 
 def test_an_output_that_cannot_be_written(built, spmd_command, tmp_path):

@@ -23,6 +23,8 @@ def refused(capsys: pytest.CaptureFixture[str], code: int, *arguments: str) -> s
         ("run", "a.img", "--rank", "3"),
         ("run", "a.img", "--ranks", "0"),
         ("run", "a.img", "--ranks", "two"),
+        ("run", "a.img", "--ranks", "²"),
+        ("run", "a.img", "--mesh", "x=²"),
         ("run", "a.img", "--mesh", "x"),
         ("run", "a.img", "--mesh", "x=1,x=2"),
         ("run", "a.img", "-i", "u"),
@@ -47,6 +49,9 @@ def test_options() -> None:
 def test_what_is_named_twice(capsys: pytest.CaptureFixture[str]) -> None:
     text = refused(capsys, 2, "run", "a.img", "--set", "k=1", "--set", "k=2")
     assert "--set k is given twice" in text
+    assert cli.parsed("run a.img --mesh x=2 --mesh y=3".split()).mesh == {"x": 2, "y": 3}
+    text = refused(capsys, 2, "run", "a.img", "--mesh", "x=2", "--mesh", "x=3")
+    assert "--mesh x is given twice" in text
     text = refused(capsys, 2, "run", "a.img", "-i", "u=a.npy", "-i", "u=b.npy")
     assert "--input u is given twice" in text
 

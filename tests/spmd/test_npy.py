@@ -85,6 +85,9 @@ def test_damaged_files_are_named_with_expected_and_found(tmp_path: Path) -> None
     assert "damaged header" in damaged(tmp_path, whole.replace(b"(3, 4)", b"((((( "))
     assert "truncated" in damaged(tmp_path, whole.replace(b"(3, 4), } ", b"(999999,)}"))
     assert "type" in damaged(tmp_path, whole.replace(b"<f4", b"<U4"))
+    assert "type" in damaged(tmp_path, whole.replace(b"'<f4'", "'<f²'".encode()))
+    text = damaged(tmp_path, whole.replace(b"False, ", b"'no',  "))
+    assert "damaged header" in text
     np.save(tmp_path / "s.npy", np.zeros(2, [("a", "i4"), ("b", "f8")]))
     assert "type" in damaged(tmp_path, (tmp_path / "s.npy").read_bytes())
 
@@ -94,10 +97,11 @@ def test_directories_pipes_and_missing_files_are_refused_without_waiting(tmp_pat
     for path, what in (
         (tmp_path, "not a file"),
         (tmp_path / "pipe", "not a file"),
-        (tmp_path / "none.npy", "No such file"),
     ):
         with pytest.raises(InputError, match=what):
             npy.ArrayFile(str(path), "u")
+    with pytest.raises(OutputError, match="No such file"):
+        npy.ArrayFile(str(tmp_path / "none.npy"), "u")
 
 
 @given(st.binary(max_size=60))

@@ -70,7 +70,11 @@ def test_a_refusal_names_axis_condition_and_what_would_work() -> None:
     assert "--mesh x=4,y=4" in refused(square, 16, {"x": 8})
     assert "multiple of 4" in refused(manifest(("x", 4), ("y", None)), 6, {})
     assert "x=4" in refused(manifest(("x", 4)), None, {"x": 5})
-    assert "x=2,y=3" in refused(manifest(("x", None), ("y", None)), None, {"x": 2, "y": 3}, 5)
+    xy = manifest(("x", None), ("y", None))
+    text = refused(xy, None, {"x": 2, "y": 3}, 5)
+    assert "x=2,y=3" in text and "--ranks 6" in text
+    assert "--ranks 150" in refused(xy, 4, {"x": 15, "y": 10})
+    assert "--ranks with one of 3, 6, 9" in refused(xy, None, {"x": 3})
     never = manifest(("x", None), conditions=((["ge0", ["+", -100, "n_x"]], "many"),))
     assert "no number of ranks up to 64" in refused(never, 3, {})
     most = manifest(("x", None), conditions=((["ge0", ["+", 5, ["*", -1, "n_x"]]], "few"),))

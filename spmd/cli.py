@@ -65,7 +65,7 @@ def _mesh(text: str) -> dict[str, int]:
 
 
 def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) < 20
+    return text.isascii() and text.isdigit() and len(text) < 4000
 
 
 def _count(text: str) -> int:

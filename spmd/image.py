@@ -178,9 +178,8 @@ class Opened:
             manifest, self.ranks, self.mesh, self.scalars, self.processes.count
         )
         setup = self._setup(0)
-        shapes = setup.shapes
         self.arrays = {
-            array["name"]: _fitting(array, shapes[array["name"]], given[array["name"]])
+            array["name"]: _fitting(array, setup.shape(array), given[array["name"]])
             for array in manifest["inputs"]
             if array["name"] in given
         }
@@ -218,13 +217,13 @@ class Opened:
         offset, extent, _ = job.shard(number, rank)
         check_array(array, tuple(extent), part)
         start = sum(o * s for o, s in zip(offset, part.strides, strict=True))
-        shape = job.setup.shapes[array["name"]]
+        shape = job.setup.shape(array)
         base = _address(part) - start
         job.put(array["name"], Global(base, array["dtype"], shape, part.strides), rank)
 
     def _output(self, job: Job, number: int) -> Any:
         output = self.image.manifest["outputs"][number]
-        shape = job.setup.shapes[output["name"]]
+        shape = job.setup.shape(output)
         dtype = report.numpy_dtype(output["dtype"])
         if self.distributed:
             return Distributed(job, number, output, shape, dtype)

@@ -40,7 +40,7 @@ class RunError(SpmdError):
 class Setup:
     """What a launch binds: mesh axes, scalars, ranks of this process, threads.
 
-    sizes: of each mesh axis. scalars: by name. shapes: of each input and output, by name.
+    sizes: of each mesh axis. scalars: by name.
     """
 
     def __init__(
@@ -60,14 +60,14 @@ class Setup:
         self.cores = cores or len(os.sched_getaffinity(0))
         share = max(1, self.cores // processes.count)
         self.threads = max(1, min(self.count, threads or share))
-        values: dict[str, Any] = {**scalars, **mesh_symbols(manifest, sizes)}
-        self.shapes = {
-            array["name"]: tuple(int(evaluate(extent, values)) for extent in array["shape"])
-            for array in (*manifest["inputs"], *manifest["outputs"])
-        }
+        self.values: dict[str, Any] = {**scalars, **mesh_symbols(manifest, sizes)}
         self.words = [
             _word(scalar["dtype"], scalars[scalar["name"]]) for scalar in manifest["scalars"]
         ]
+
+    def shape(self, array: dict[str, Any]) -> tuple[int, ...]:
+        """The global extents of an input or output: a row of the manifest."""
+        return tuple(int(evaluate(extent, self.values)) for extent in array["shape"])
 
     def owners(self, layout: list[list[str]]) -> list[int]:
         """Hosted ranks that between them hold every element of an array once.

@@ -96,14 +96,13 @@ class Launch:
         _refuse_shared(self.outputs)
         self.opened = {name: ArrayFile(path, name) for name, path in self.inputs.items()}
         setup = self.setup(processes, 0)
-        shapes = setup.shapes
         for array in self.manifest["inputs"]:
             if array["name"] in self.opened:
-                check_array(array, shapes[array["name"]], self.opened[array["name"]])
+                check_array(array, setup.shape(array), self.opened[array["name"]])
         for array in self.manifest["outputs"]:
             name, file = array["name"], None
             if name in self.outputs:
-                file = OutputFile(self.outputs[name], name, array["dtype"], shapes[name])
+                file = OutputFile(self.outputs[name], name, array["dtype"], setup.shape(array))
                 file.check()
             self.files.append(file)
         return launch.mine(
@@ -137,7 +136,7 @@ class Launch:
         file = self.files[number]
         if file is not None:
             return file.create(), file.start
-        size = report.output_bytes(output["dtype"], job.setup.shapes[output["name"]])
+        size = report.output_bytes(output["dtype"], job.setup.shape(output))
         if size > available_memory() // 2:
             return "", 0
         fd = os.memfd_create(output["name"], os.MFD_CLOEXEC)
@@ -151,7 +150,7 @@ class Launch:
             if not path:
                 continue
             output = self.manifest["outputs"][number]
-            dtype, shape = output["dtype"], job.setup.shapes[output["name"]]
+            dtype, shape = output["dtype"], job.setup.shape(output)
             view = mapped(path)
             strides = contiguous_strides(shape, SIZES[dtype])
             with memoryview(view)[start:] as base:
@@ -160,7 +159,7 @@ class Launch:
                 self.views[number] = view
             else:
                 view.close()
-        self.shapes = job.setup.shapes
+        self.shapes = [job.setup.shape(output) for output in self.manifest["outputs"]]
 
     def finish(self) -> None:
         """Process 0 names the files and prints the outputs that no file takes."""
@@ -168,7 +167,7 @@ class Launch:
             return
         for number, output in enumerate(self.manifest["outputs"]):
             file = self.files[number]
-            name, dtype, shape = output["name"], output["dtype"], self.shapes[output["name"]]
+            name, dtype, shape = output["name"], output["dtype"], self.shapes[number]
             if file is not None:
                 file.commit()
                 if dtype == "bfloat16":

@@ -17,6 +17,7 @@ from codegen.ir import Module, Op, Region, Value
 _VIEWS = ("slice", "broadcast", "transpose", "reshape")
 _SOURCES = ("full", "iota", "expr", "scalar", "const")
 # Functions so cheap that computing them again beats a trip through memory.
+DEEPEST = 40  # ops in one expression: unrolled loops chain without end, compilers recurse
 _CHEAP = frozenset("add sub mul neg cast eq ne lt le gt ge select logical_and logical_or".split())
 # Ops that want to take over the memory of their first operands.
 _TAKES_OVER = ("update", "dynamic_update", "scatter")
@@ -52,10 +53,15 @@ class _Storing:
         self.region(self.program.body, outputs=True)
         for op in self.order:
             self.demand(op)
+        depth: dict[Value, int] = {}  # of the expression that stands for a value not stored
         for op in self.order:
+            if op.kind not in INLINE:
+                continue
+            below = max((depth.get(x, 0) for x in op.operands), default=0)
             for value in op.results:
-                if op.kind in INLINE and value not in self.stored and self.shared(op, value):
+                if value not in self.stored and (below >= DEEPEST or self.shared(op, value)):
                     self.stored.add(value)
+                depth[value] = 0 if value in self.stored else below + 1
         for op in self.order:
             if op.kind in _TAKES_OVER or op.kind == "loop":
                 for x in op.operands if op.kind == "loop" else op.operands[:1]:

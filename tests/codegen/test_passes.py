@@ -2,13 +2,16 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
+import spmd
 from codegen.compile import lower
 from codegen.errors import InternalError
 from codegen.ir import walk
 from codegen.passes.check import check
 from codegen.passes.check_plan import check_plan
+from codegen.passes.store import DEEPEST
 from codegen.plan import Branch, Exchange, Load, Loop, Phase, Reduce, Store
 from codegen.steps import walk_steps
 from tests.codegen import sample_programs
@@ -107,3 +110,24 @@ def test_the_plan_checker_sees_an_exchange_into_its_own_source():
     steps[k] = dataclasses.replace(steps[k], pull_into=steps[k].send)
     with pytest.raises(InternalError, match="peers read"):
         check_plan(dataclasses.replace(plan, steps=tuple(steps)))
+
+
+def test_chains_without_end_are_cut():
+    """An unrolled loop is no expression that the compiler, or gcc, must recurse over."""
+
+    @spmd.program(mesh=("r",))
+    def unrolled(n: int = 0):
+        x = spmd.input("x", (4,), np.float64, layout=("r",), default=lambda i: i)
+
+        @spmd.shard_map(mesh="r", out_layouts=("r",))
+        def many(x):
+            for k in range(n):
+                x = x * 0.5 + k
+            return x
+
+        return many(x)
+
+    plan = lower(unrolled.capture(n=600)).plan
+    stores = work_of(plan)
+    assert 2 * 600 / DEEPEST <= len(stores) <= 2 * 600 / DEEPEST + 5
+    assert len(lower(unrolled.capture(n=10)).plan.steps) == 2  # the default, and one loop

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,24 @@ def test_a_tuple_and_a_single_array() -> None:
     np.testing.assert_array_equal(out[1], [10, 8, 6])
     np.testing.assert_array_equal(built.run(ranks=4, u=u[::-1, ::-1])[0], u[::-1, ::-1].T)
     np.testing.assert_array_equal(spmd.build(one).run(ranks=2), -np.arange(4.0))
+
+
+@spmd.program(mesh=("x",))
+def doubled():
+    c = spmd.input("c", (4,), np.float64, layout=(None,))
+    return {"c": spmd.shard_map(lambda c: np.concatenate([c, c]), out_layouts=(None,))(c)}
+
+
+def test_an_output_may_be_called_as_an_input_and_have_another_shape(
+    tmp_path: Path, spmd_command: Callable[..., Any]
+) -> None:
+    image, c = spmd.build(doubled), np.arange(4.0)
+    np.testing.assert_array_equal(image.run(ranks=2, c=c)["c"], np.concatenate([c, c]))
+    image.save(tmp_path / "d.img")
+    np.save(tmp_path / "in.npy", c)
+    spmd_command("run", tmp_path / "d.img", "-i", f"c={tmp_path}/in.npy",
+                 "-o", f"c={tmp_path}/out.npy").expect(0)  # fmt: skip
+    np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), np.concatenate([c, c]))
 
 
 def test_loaded_once_and_run_many_times(image: Any) -> None:

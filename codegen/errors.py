@@ -100,6 +100,8 @@ class SpmdError(Exception):
         self.found = found
         self.remedy = remedy
         self.also = also
+        if place is not None and self.exit_code == EXIT_USAGE:
+            self.exit_code = EXIT_DATA  # inside a program, not on the command line
         super().__init__(message)
 
     def __str__(self) -> str:

@@ -20,6 +20,13 @@ _LANGUAGE = frozenset(
 # Names of the runtime, defined in spmd.image.
 _RUNTIME = frozenset("Distributed Image Local Opened build load local".split())
 
+# What can be raised, defined in codegen.errors; all are SpmdErrors, with an exit_code.
+_ERRORS = frozenset(
+    """AgreementError CarryError DtypeError EnvironmentFault ImageError InputError InternalError
+    KernelError LayoutError MatchingError MeshError OutputError ProgramError ShapeError SpmdError
+    TracedValueError UnsupportedError UsageError VersionError""".split()
+)
+
 # What is planned but not there yet, with what to write instead.
 _LATER = {
     "c_kernel": "@spmd.kernel compiles a Python function",
@@ -28,7 +35,19 @@ _LATER = {
     "start": "spmd.axis_index gives the position on the mesh",
 }
 
-__all__ = sorted(_LANGUAGE | _RUNTIME | {"numpy"})
+# What people know from MPI, and its name here.
+_INSTEAD = {
+    **dict.fromkeys("send recv isend irecv sendrecv".split(), "spmd.ppermute sends and receives"),
+    **dict.fromkeys("allreduce all_reduce reduce".split(), "spmd.psum, pmax, pmin, pprod, pmean"),
+    **dict.fromkeys("bcast broadcast".split(), "spmd.pbroadcast"),
+    **dict.fromkeys("allgather gather".split(), "spmd.all_gather"),
+    **dict.fromkeys("scatter reduce_scatter".split(), "spmd.psum_scatter; inputs have layouts"),
+    **dict.fromkeys("alltoall".split(), "spmd.all_to_all"),
+    **dict.fromkeys("rank get_rank".split(), "spmd.index, or spmd.axis_index of one axis"),
+    **dict.fromkeys("size get_size comm".split(), "spmd.ranks, or spmd.axis_size of one axis"),
+}
+
+__all__ = sorted(_LANGUAGE | _RUNTIME | _ERRORS | {"numpy"})
 
 TYPE_CHECKING = False  # typing costs every rank more time than this package
 if TYPE_CHECKING:
@@ -55,7 +74,7 @@ def foreign_codegen() -> str:
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LANGUAGE | _RUNTIME and (problem := foreign_codegen()):
+    if name in _LANGUAGE | _RUNTIME | _ERRORS and (problem := foreign_codegen()):
         raise ImportError(problem)
     if name in _LANGUAGE:
         from codegen.trace import api
@@ -67,6 +86,10 @@ def __getattr__(name: str) -> Any:
         from spmd import image
 
         return getattr(image, name)
+    if name in _ERRORS:
+        from codegen import errors
+
+        return getattr(errors, name)
     if name == "numpy":
         import importlib
 
@@ -75,7 +98,13 @@ def __getattr__(name: str) -> Any:
         from codegen.errors import UnsupportedError
 
         raise UnsupportedError(f"spmd.{name} is not available yet", remedy=_LATER[name])
-    raise AttributeError(f"module 'spmd' has no attribute {name!r}")
+    import sys
+
+    instead = _INSTEAD.get(name.lower(), "")
+    raise AttributeError(
+        f"module 'spmd' has no attribute {name!r}" + (f": {instead}" if instead else ""),
+        name=name, obj=sys.modules[__name__],
+    )  # fmt: skip
 
 
 def __dir__() -> list[str]:

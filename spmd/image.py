@@ -10,7 +10,7 @@ import os
 
 import numpy as np
 
-from codegen.errors import InputError, UsageError
+from codegen.errors import InputError, InternalError, SpmdError, UsageError
 from spmd import launch, loader, report, sizes, source
 from spmd.arguments import check_array, check_given, check_names, scalars_of
 from spmd.job import Global, Job, Setup
@@ -40,7 +40,12 @@ def build(program: Any, *, target: str = "native", **parameters: Any) -> Image:
                 f"the program has no parameter {name!r}",
                 expected=", ".join(program.parameters) or "no parameters",
             )
-    return Image(loader.check(source.build_program(program, parameters, target)))
+    try:
+        return Image(loader.check(source.build_program(program, parameters, target)))
+    except SpmdError as error:
+        if report.debugging() or isinstance(error, InternalError):
+            raise
+        raise error.with_traceback(None) from None  # its message has the place: no frames of ours
 
 
 def load(path: str | os.PathLike[str]) -> Image:

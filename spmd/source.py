@@ -10,7 +10,15 @@ import os
 import sys
 import time
 
-from codegen.errors import InputError, OutputError, Place, ProgramError, SpmdError, UsageError
+from codegen.errors import (
+    InputError,
+    InternalError,
+    OutputError,
+    Place,
+    ProgramError,
+    SpmdError,
+    UsageError,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -82,15 +90,23 @@ def guarded(step: Any) -> Any:
     except SyntaxError as error:
         place = Place(error.filename or "?", error.lineno or 1, max(0, (error.offset or 1) - 1))
         raise ProgramError(f"{type(error).__name__}: {error.msg}", place=place) from error
+    except RecursionError as error:
+        raise ProgramError("recursion without end, or deeper than Python allows",
+                           place=user_place(error)[0],
+                           expected="functions that call each other while building only",
+                           remedy="a loop: spmd.range, or Python's range") from None  # fmt: skip
     except Exception as error:
-        where = user_place(error)
+        where, ours = user_place(error)
         if where is None:
             raise
-        raise ProgramError(f"{type(error).__name__}: {error}", place=where) from error
+        text = f"{type(error).__name__}: {error}"
+        if ours and getattr(error, "obj", None) is not sys.modules["spmd"]:
+            raise InternalError(text, place=where) from error
+        raise ProgramError(text, place=where) from error
 
 
-def user_place(error: BaseException) -> Place | None:
-    """Where the user's own code raised; None where ours did."""
+def user_place(error: BaseException) -> tuple[Place | None, bool]:
+    """The innermost position in the user's own code, and whether it was ours that raised."""
     frame = error.__traceback__
     place = None
     ours = True
@@ -105,7 +121,7 @@ def user_place(error: BaseException) -> Place | None:
                 end = -1
             place = Place(file, line, column, end, code.co_name)
         frame = frame.tb_next
-    return None if ours else place
+    return place, ours
 
 
 def parameters_of(program: Any, settings: dict[str, str]) -> dict[str, str]:

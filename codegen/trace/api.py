@@ -72,7 +72,11 @@ def _public(name: str, module: str, attribute: str = "") -> Callable[..., Any]:
                 result.made_empty = True  # so that a kernel knows its outputs
             return result
         require_context(f"spmd.{name}")
-        return traced()(*args, **kwargs)
+        from codegen.trace.source import check_call
+
+        function = traced()
+        check_call(function, f"spmd.{name}", *args, **kwargs)
+        return function(*args, **kwargs)
 
     def traced() -> Callable[..., Any]:
         function: Callable[..., Any] = getattr(

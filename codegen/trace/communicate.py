@@ -129,11 +129,12 @@ def _destination(
     context: Context, axes: Axes, p: Sym, to: Callable[..., Any]
 ) -> tuple[Expr, Expr]:
     """What the user's `to` gives for member p: the destination, and whether there is one."""
-    from codegen.trace.source import convert
+    from codegen.trace.source import given
 
+    called = given(to, "to= of ppermute", "i", "n")
     context.selecting = len(context.blocks)
     try:
-        result = convert(to)(number(expr.symbol(p)), number(context.mesh.size(axes)))
+        result = called(number(expr.symbol(p)), number(context.mesh.size(axes)))
     except CarryError:
         raise _no_destination("a choice by a value that is known at run time only") from None
     finally:
@@ -159,16 +160,17 @@ def _no_destination(found: str) -> UsageError:
 def _pairs(p: Sym, perm: Any) -> tuple[Expr, Expr]:
     """JAX's spelling: sends where p is one of the sources."""
     to, sends = expr.const(0), expr.const(0)
-    seen: set[int] = set()
-    for source, destination in perm:
-        if int(source) in seen:
+    for k, what in enumerate(("source", "destination")):
+        ends = [int(pair[k]) for pair in perm]
+        twice = next((e for j, e in enumerate(ends) if e in ends[:j]), None)
+        if twice is not None:
             raise MatchingError(
-                f"rank {source} stands twice as a source in perm",
+                f"rank {twice} stands twice as a {what} in perm",
                 place=user_place(),
-                expected="each source once",
+                expected=f"each {what} once",
                 found=repr(list(perm))[:80],
             )
-        seen.add(int(source))
+    for source, destination in perm:
         here = expr.eq(expr.symbol(p), int(source))
         to, sends = to + here * int(destination), sends + here
     return to, sends

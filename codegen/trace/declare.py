@@ -210,13 +210,15 @@ def _from_function(
     context: Context, default: Callable[..., Any], extents: Shape, local: Shape, layout: Layout
 ) -> Array:
     """The function called with open grids of global indices, as numpy.indices(sparse=True)."""
-    from codegen.trace.source import convert
+    from codegen.trace.source import given
 
+    names = [f"index {d}" for d in range(len(layout))]
+    function = given(default, "the default of an input", *names)
     grids = []
     for d, entry in enumerate(layout):
         offset = local_offset(context.mesh, extents[d], entry)
         grids.append(global_indices(context, local[d], offset, d, len(local)))
-    return as_array(convert(default)(*grids))
+    return as_array(function(*grids))
 
 
 def global_indices(context: Context, extent: Expr, offset: Expr, dim: int, ndim: int) -> Array:

@@ -18,7 +18,7 @@ from codegen.trace.loops import Counter, Loop, passes
 from codegen.trace.number import expr_of, number
 from codegen.trace.ranges import captured_for, spmd_range
 from codegen.trace.regions import condition, is_known
-from codegen.trace.source import convert
+from codegen.trace.source import given
 from codegen.trace.state import NO_NAMES, LeafType, Names, Tree, fill, flatten, leaf_type
 
 _STATE = "init"  # the hidden variable that a loop carries; errors name it
@@ -28,7 +28,7 @@ def fori_loop(lower: Any, upper: Any, body: Callable[[Any, Any], Any], init: Any
     """state = body(i, state) for i from lower to upper - 1; the last state."""
     require_context("spmd.fori_loop")
     names = _holding(init)
-    body = convert(body)
+    body = given(body, "the body of spmd.fori_loop", "i", "state")
     for i in captured_for(spmd_range(lower, upper), names, (_STATE,), (), (), 0, "i"):
         names.put(_STATE, body(i, names.get(_STATE)))
     return names.get(_STATE)
@@ -38,7 +38,8 @@ def while_loop(cond: Callable[[Any], Any], body: Callable[[Any], Any], init: Any
     """state = body(state) while cond(state); the last state."""
     context = require_context("spmd.while_loop")
     names = _holding(init)
-    cond, body = convert(cond), convert(body)
+    cond = given(cond, "the condition of spmd.while_loop", "state")
+    body = given(body, "the body of spmd.while_loop", "state")
     loop = Loop(context, names, (_STATE,), ())
     for _ in passes(loop, 0, lambda: None):
         names.put(_STATE, body(names.get(_STATE)))
@@ -51,7 +52,7 @@ def cond(pred: Any, true_fun: Callable[..., Any], false_fun: Callable[..., Any],
     """true_fun(*args) where pred holds, else false_fun(*args); only that one runs."""
     require_context("spmd.cond")
     if is_known(pred):
-        return convert(true_fun if pred else false_fun)(*map(_by_value, args))
+        return _arms((true_fun if pred else false_fun,), args)[0]()
     return captured_switch(condition(pred, "cond"), _arms((false_fun, true_fun), args), NO_NAMES)
 
 
@@ -62,7 +63,7 @@ def switch(index: Any, branches: Sequence[Callable[..., Any]], *args: Any) -> An
         raise UsageError("spmd.switch needs at least one branch", place=user_place())
     e = expr_of(index)
     if e is not None and e.is_const:
-        return convert(branches[min(max(e.value, 0), len(branches) - 1)])(*map(_by_value, args))
+        return _arms(branches, args)[min(max(e.value, 0), len(branches) - 1)]()
     on: Any = e
     if e is None:
         array = as_array(index)
@@ -87,7 +88,7 @@ def scan(
 ) -> Any:  # fmt: skip
     """carry, y = f(carry, x) for every row x of xs; the last carry, and the y's stacked."""
     context = require_context("spmd.scan")
-    f = convert(f)
+    f = given(f, "the function of spmd.scan", "carry", "x")
     xs_tree, rows = flatten(_by_value(xs))
     count = _length(rows, length)
 
@@ -164,6 +165,8 @@ def _by_value(x: Any) -> Any:
 
 def _arms(functions: Sequence[Callable[..., Any]], args: Sequence[Any]) -> list[Callable[[], Any]]:
     def arm(function: Callable[..., Any]) -> Callable[[], Any]:
-        return lambda: convert(function)(*map(_by_value, args))
+        names = [f"argument {k}" for k in range(len(args))]
+        called = given(function, "a branch", *names)
+        return lambda: called(*map(_by_value, args))
 
     return [arm(f) for f in functions]

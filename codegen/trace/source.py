@@ -10,6 +10,7 @@ import __future__
 
 import ast
 import functools
+import inspect
 import linecache
 import sys
 import types
@@ -17,8 +18,9 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from codegen.errors import ProgramError
 from codegen.trace import rewrite
-from codegen.trace.context import is_library_file, is_user_file
+from codegen.trace.context import is_library_file, is_user_file, user_place
 
 _FUTURE = functools.reduce(
     lambda a, b: a | b, (getattr(__future__, n).compiler_flag for n in __future__.all_feature_names)
@@ -73,6 +75,40 @@ def why_unconverted() -> str:
 
 def _unread(code: types.CodeType) -> str:
     return f"the source of {code.co_name} cannot be read, so its control flow is not compiled"
+
+
+def given(function: Any, what: str, *names: str) -> Callable[..., Any]:
+    """convert(function), for a function that we call with so many arguments, called `names`."""
+    check_call(function, what, *names, expected=f"a function of {', '.join(names) or 'nothing'}")
+    return convert(function)
+
+
+def check_call(
+    function: Any, what: str, /, *args: Any, expected: str = "", **kwargs: Any
+) -> None:  # fmt: skip
+    """Raises ProgramError where a function cannot be called with these arguments."""
+    problem = "" if callable(function) else f"{type(function).__name__}: {function!r}"[:80]
+    try:
+        signature = inspect.signature(function) if not problem else None
+    except (ValueError, TypeError):  # of a builtin
+        return
+    if signature is not None:
+        try:
+            signature.bind(*args, **kwargs)
+            return
+        except TypeError as error:
+            problem = str(error)
+        expected = expected or f"{what}{_plain(signature)}"
+    raise ProgramError(
+        f"{what} cannot be called like this", place=user_place(), expected=expected, found=problem
+    )
+
+
+def _plain(signature: inspect.Signature) -> str:
+    """The parameters without their types."""
+    empty = inspect.Parameter.empty
+    bare = [p.replace(annotation=empty) for p in signature.parameters.values()]
+    return str(signature.replace(parameters=bare, return_annotation=empty))
 
 
 def _convert_function(function: types.FunctionType) -> Callable[..., Any]:

@@ -38,7 +38,8 @@ help:
 
 demo: setup
 	$(RUN) python -m spmd build examples/train_digits.py -o digits.img
-	$(RUN) mpirun -n 16 python -m spmd run digits.img -o w1=digits_w1.npy -o w2=digits_w2.npy
+	$(RUN) mpirun -n 16 python -m spmd run digits.img \
+	  -o w1=digits_w1.npy -o b1=digits_b1.npy -o w2=digits_w2.npy -o b2=digits_b2.npy
 
 setup: $(STAMP)
 
@@ -93,6 +94,6 @@ sanitize-address sanitize-thread: setup
 	$(RUN) python -m pytest $(SANITIZED) -k $(subst -,_,$@) $(ARGS) </dev/null
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info *.img digits_*.npy .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) build dist *.egg-info *.img *.pgm digits_*.npy .pytest_cache .mypy_cache .ruff_cache
 	rm -f spmd/engine/*.so spmd/engine/_engine.c
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -49,6 +49,7 @@ class ControlWriter:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.at_load: dict[str, tuple[Expr, str]] = {}  # by key: what, and the name of its entry
+        self.entries: dict[str, str] = {}  # the symbol of an entry, and its place in the table
         self.hint = "value"  # what the next entry is for
         self.used: set[Sym] = set()
         self.in_step = True  # where counters move, and cannot be copied to locals
@@ -58,7 +59,7 @@ class ControlWriter:
         self.operations: list[tuple[str, Step]] = []
         self.counters: dict[Sym, int] = {}
         self.out: list[str] = []
-        self.depth = 1
+        self.depth = 2  # inside step() and its switch
         self.cases = 0
         self.scalars = {s.name: k for k, s in enumerate(plan.scalars)}
         self.node = NodeWriter(self.load, self.rank_expr, self.runtime)
@@ -67,7 +68,8 @@ class ControlWriter:
     def write(self) -> str:
         """step(); the phases and exchanges it needs are in self.phases and self.exchanges."""
         self.steps(self.plan.steps)
-        body = "\n".join(self.with_locals(["    switch (r->pc) {", "    case 0:;", *self.out]))
+        out = self.out or ["        break;"]
+        body = "\n".join(self.with_locals(["    switch (r->pc) {", "    case 0:", *out]))
         return (
             f"static int step(spmd_rank *r)\n{{\n{body}\n    }}\n    return SPMD_DONE;\n}}\n"
         )
@@ -93,6 +95,8 @@ class ControlWriter:
             return f"r->world->scalar[SCALAR_{identifier(s.name)}]"
         if s in self.counters:
             return f"r->counter[{self.counter_name(s)}]"
+        if s.name in self.entries:
+            return f"r->at_load[{self.entries[s.name]}]"
         return s.name
 
     def counter_name(self, s: Sym) -> str:
@@ -104,11 +108,12 @@ class ControlWriter:
         Symbols are spelled by their own names; `with_locals` declares those a function uses.
         """
         moving = frozenset(s for s in e.symbols() if s.kind in ("counter", "var"))
+        e = abstract(e, moving, self.constant_part)
         names = {s: local_name(s) for s in e.symbols()}
         if self.in_step:
             names.update({s: self.symbol(s) for s in e.symbols() if s.kind == "counter"})
         self.used.update(e.symbols())
-        return c_expr(abstract(e, moving, self.constant_part), names)
+        return c_expr(e, names)
 
     def constant_part(self, e: Expr) -> Expr:
         """What stays while the program runs: an entry of the table if it needs a division."""
@@ -137,7 +142,8 @@ class ControlWriter:
                 count += 1
                 name = f"{base}_{count}"
             self.at_load[e.key] = (e, name)
-        return expr.symbol(Sym(f"r->at_load[X_{self.at_load[e.key][1]}]"))
+            self.entries[f"x_{name}"] = f"X_{name}"
+        return expr.symbol(Sym(f"x_{self.at_load[e.key][1]}", "size"))
 
     def with_locals(self, lines: Sequence[str], indent: str = "    ") -> list[str]:
         """Declarations of the symbols that some lines of a function use, then the lines."""
@@ -309,7 +315,7 @@ class ControlWriter:
     def exchange_functions(self, x: Exchange) -> str:
         """exchange_K fills rank->exchange; pull_K and send_K name the regions."""
         out: list[str] = []
-        head = f"/* {comment(x.place)} */\n" if x.place else ""
+        head = f"/* exchange {x.site}: {comment(x.place)} */\n" if x.place else ""
         if x.pull_from is not None and x.pull_into is not None and x.send is not None:
             out.append(self.region_function(f"pull_{x.site}", x, (x.pull_from, x.pull_into)))
             out.append(self.region_function(f"send_{x.site}", x, (x.send,)))
@@ -379,7 +385,9 @@ class ControlWriter:
             lines.append(f"{target}->dims = {len(extents)};")
             for d, (e, s) in enumerate(zip(extents, strides, strict=True)):
                 s = expr.const(1) if s == 0 and d == len(extents) - 1 else s
-                lines.append(f"{target}->extent[{d}] = {self.rank_expr(e)};")
+                same = target == "into" and boxes[0].extent[d : d + 1] == (e,) and not e.is_const
+                extent = f"from->extent[{d}]" if same else self.rank_expr(e)
+                lines.append(f"{target}->extent[{d}] = {extent};")
                 lines.append(f"{target}->stride[{d}] = {self.rank_expr(s * size)};")
         if not used:
             lines.insert(0, "(void)member;")

@@ -13,6 +13,7 @@ from codegen.dtypes import DType
 from codegen.emit.spell import (
     NodeWriter,
     abstract,
+    bare,
     c_expr,
     element,
     identifier,
@@ -234,7 +235,7 @@ def _reduce(self: PhaseWriter, work: Reduce) -> None:
 
 
 def _assign(dtype: DType, name: str, value: str) -> str:
-    return f"{name} = ({dtype.compute})({value});"
+    return f"{name} = ({dtype.compute})({bare(value)});"
 
 
 def _combine_into(self: PhaseWriter, work: Reduce, name: str) -> str:

@@ -45,6 +45,16 @@ def suffix(dtype: DType) -> str:
     return "f32" if dtype.size == 2 and dtype.kind == "f" else f"{dtype.kind}{8 * dtype.size}"
 
 
+def bare(text: str) -> str:
+    """Without the parentheses around the whole of it."""
+    depth = 0
+    for k, c in enumerate(text):
+        depth += (c == "(") - (c == ")")
+        if (depth == 0 and k < len(text) - 1) or (depth == 1 and c == ","):
+            return text
+    return text[1:-1] if text[:1] == "(" else text
+
+
 def storage_suffix(dtype: DType) -> str:
     """The ending of functions that work on elements in memory (sorting)."""
     if dtype.kind == "f" and dtype.size == 2:
@@ -168,7 +178,9 @@ class NodeWriter:
         if isinstance(node, Literal):
             return literal(node.value, node.dtype)
         if isinstance(node, Integer):
-            return cast_text(f"({self.integer(node.value)})", "i64", node.dtype)
+            text = self.integer(node.value)
+            plain = re.fullmatch(r"\w+(\([^()]*\))?", text)
+            return cast_text(text if plain else f"({text})", "i64", node.dtype)
         if isinstance(node, Runtime):
             return cast_text(self.runtime(node), "f64", node.dtype)
         if isinstance(node, Load):
@@ -180,10 +192,16 @@ class NodeWriter:
     def apply(self, node: Apply) -> str:
         if node.fn in _OF_ITSELF and (known := _decided(node)):
             return known
+        if node.fn == "add" and node.dtype.kind in "iu":  # the first row of a shard of one row
+            rest = [a for a in node.args if not (isinstance(a, Integer) and a.value == 0)]
+            if len(rest) == 1:
+                return self.text(rest[0])
         args = [self.text(a) for a in node.args]
         if node.fn == "cast":
             return cast_text(args[0], suffix(node.operand), node.dtype)
         template = FUNCTIONS[node.fn].template(node.operand)
+        if template.startswith("spmd_"):
+            args = [bare(a) for a in args]
         text = template.format(*args, t=suffix(node.operand))
         if node.dtype.kind in "iu" and node.dtype.size < 4:
             return f"({node.dtype.compute}){text}"
@@ -224,7 +242,7 @@ def cast_text(text: str, source: str, to: DType) -> str:
             return rounded(f"(float){text}", to)
         return rounded(text if source == "f32" else f"spmd_cast_{source}_f32({text})", to)
     target = "b" if to.kind == "b" else suffix(to)
-    return text if source == target else f"spmd_cast_{source}_{target}({text})"
+    return text if source == target else f"spmd_cast_{source}_{target}({bare(text)})"
 
 
 def rounded(text: str, dtype: DType) -> str:
@@ -238,4 +256,5 @@ def element(dtype: DType, text: str) -> str:
 
 def stored(dtype: DType, text: str) -> str:
     """A value of the compute type as it is stored."""
+    text = bare(text)
     return f"spmd_{dtype.name}_store({text})" if dtype.c.startswith("spmd_") else text

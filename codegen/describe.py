@@ -45,6 +45,11 @@ def manifest_of(plan: Plan, source: Source, target: str) -> dict[str, Any]:
             {"holds": to_json(c.holds), "text": c.text, "place": _place(c.place)}
             for c in plan.conditions
         ],
+        "routes": [
+            {"member": r.member.name, "to": to_json(r.to), "sends": to_json(r.sends),
+             "size": to_json(r.size), "text": r.text, "place": _place(r.place)}
+            for r in plan.routes
+        ],
         "operations": list(source.operations),
         "buffers": [_buffer(b, uses) for b in plan.buffers],
         "libraries": [

@@ -1,6 +1,7 @@
 """The intermediate representation of the Graph and Program levels, as a grammar on one page.
 
-    Module  = name, level, mesh, parameters, scalars, inputs, body: Region, outputs, conditions
+    Module  = name, level, mesh, parameters, scalars, inputs, body: Region, outputs, conditions,
+              routes
     Region  = (args) ops -> results            ops may use values of enclosing regions
     Op      = results := kind(operands; attrs) {regions}   at place
     Value   = name : dtype[shape]              defined once, compared by identity
@@ -139,6 +140,21 @@ class Condition:
     place: Place | None = None
 
 
+@dataclass(frozen=True)
+class Route:
+    """A permutation that is right wherever it was tried, not proved: tried again at launch.
+
+    member: the symbol of a position; of `size` positions, those where `sends` is 1 send to `to`.
+    """
+
+    to: Expr
+    sends: Expr
+    member: Sym
+    size: Expr
+    text: str
+    place: Place | None = None
+
+
 @dataclass(frozen=True, eq=False)
 class Module:
     name: str
@@ -150,6 +166,7 @@ class Module:
     body: Region
     outputs: tuple[Output, ...]
     conditions: tuple[Condition, ...] = ()
+    routes: tuple[Route, ...] = ()
     # how outputs nest: "array", "tuple" or "dict"
     returns: str = "dict"
     # barriers around exchange phases: "least", "before", "after" or "both"

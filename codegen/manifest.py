@@ -188,8 +188,8 @@ def _escaped(value: Any) -> Any:
 # What the runtime reads, and of which type: of the manifest, and of the rows of its tables.
 _FIELDS = {
     "program": str, "parameters": dict, "target": dict, "mesh": list, "scalars": list,
-    "inputs": list, "outputs": list, "returns": str, "conditions": list, "operations": list,
-    "buffers": list, "libraries": list,
+    "inputs": list, "outputs": list, "returns": str, "conditions": list, "routes": list,
+    "operations": list, "buffers": list, "libraries": list,
 }  # fmt: skip
 _ARRAY = {"name": str, "dtype": str, "shape": list, "layout": list, "buffer": int}
 _ROWS: dict[str, dict[str, Any]] = {
@@ -198,6 +198,8 @@ _ROWS: dict[str, dict[str, Any]] = {
     "inputs": _ARRAY,
     "outputs": _ARRAY,
     "conditions": {"holds": (int, str, list), "text": str, "place": str},
+    "routes": {"member": str, "to": (int, str, list), "sends": (int, str, list),
+               "size": (int, str, list), "text": str, "place": str},
     "operations": {"number": int, "kind": str},
     "buffers": {"number": int, "name": str, "dtype": str, "bytes": (int, str, list),
                 "operations": list},
@@ -235,6 +237,9 @@ def check_manifest(m: dict[str, Any]) -> None:
             check_expression(e, symbols)
     for condition in m["conditions"]:
         check_expression(condition["holds"], symbols)
+    for route in m["routes"]:
+        for part in ("to", "sends", "size"):
+            check_expression(route[part], symbols | {route["member"]})
     for buffer in m["buffers"]:
         check_expression(buffer["bytes"], symbols)
 

@@ -1,7 +1,8 @@
 """The Plan: supersteps over numbered buffers, as a grammar on one page.
 
-    Plan     = buffers, steps, exchanges, arrays in and out, conditions, libraries, kernels
-    Step     = Phase | Exchange | Loop | Branch | Default | Print
+    Plan     = buffers, steps, exchanges, arrays in and out, conditions, routes, libraries,
+               kernels
+    Step     = Phase | Exchange | Loop | Let | Branch | Default | Print
     Phase    = a compute phase: Work in order
     Work     = Store | Reduce | Lane | Product | KernelCall      over loop variables
     Node     = Literal | Integer | Runtime | Load | Apply        the scalar computed at one point
@@ -19,7 +20,7 @@ from typing import Any
 from codegen.dtypes import DType
 from codegen.errors import Place
 from codegen.expr import Expr, Sym
-from codegen.ir import Condition, Scalar, Shape
+from codegen.ir import Condition, Route, Scalar, Shape
 from codegen.mesh import Layout, Mesh
 
 
@@ -330,6 +331,7 @@ class Plan:
     conditions: tuple[Condition, ...]
     counters: int
     sites: int
+    routes: tuple[Route, ...] = ()
     libraries: tuple[str, ...] = ()
     kernels: tuple[Any, ...] = ()
     notes: dict[str, str] = field(default_factory=dict)

@@ -106,7 +106,7 @@ static bool route_announce(spmd_hosted *me, spmd_rank *rank, const spmd_exchange
                                              memory_order_acq_rel);
     if (other == 0)
         return true;
-    spmd_rank_fail(rank, "rank %lld and rank %lld both send to rank %lld in exchange %u",
+    spmd_rank_fail(rank, 65, "rank %lld and rank %lld both send to rank %lld in exchange %u",
                    (long long)spmd_member_rank(exchange, other - 1), (long long)rank->index,
                    (long long)spmd_member_rank(exchange, exchange->dest), exchange->site);
     return false;
@@ -132,12 +132,25 @@ static void permute_take(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *
                       exchange->size);
 }
 
+/* Distances that a program computes can wrap round. */
+static bool is_peer(const spmd_exchange *exchange, int64_t member)
+{
+    return member == SPMD_NONE || (member >= 0 && member < exchange->members);
+}
+
 static int permute(spmd_hosted *me, spmd_rank *rank, spmd_exchange *exchange)
 {
     spmd_site *mine = &me->record->site[exchange->site];
     uint64_t count = atomic_load_explicit(&mine->posted, memory_order_relaxed);
 
     if (rank->stage == PERMUTE_BEGIN) {
+        if (!is_peer(exchange, exchange->dest) ||
+            (exchange->source != SPMD_UNKNOWN && !is_peer(exchange, exchange->source))) {
+            spmd_rank_fail(rank, 65, "rank %lld sends to member %lld of %lld in exchange %u",
+                           (long long)rank->index, (long long)exchange->dest,
+                           (long long)exchange->members, exchange->site);
+            return 0;
+        }
         me->source = exchange->source;
         atomic_store_explicit(&mine->posted, ++count, memory_order_release);
         rank->stage = PERMUTE_POSTED;

@@ -284,10 +284,10 @@ void spmd_arena_abort(spmd_arena *arena, const spmd_failure *failure)
     atomic_store_explicit(&header->abort, SPMD_SAID, memory_order_release);
 }
 
-void spmd_rank_fail(const spmd_rank *rank, const char *format, ...)
+void spmd_rank_fail(const spmd_rank *rank, int64_t code, const char *format, ...)
 {
     spmd_failure failure = {
-        .code = 70, /* a defect: the compiler proves that this cannot happen */
+        .code = code,
         .rank = rank->index,
         .superstep = (int64_t)rank->superstep,
         .site = rank->exchange.site,

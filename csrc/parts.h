@@ -129,8 +129,8 @@ int spmd_pages_take(char *from, int64_t bytes);
 
 /* job.c */
 void spmd_arena_abort(spmd_arena *arena, const spmd_failure *failure);
-void spmd_rank_fail(const spmd_rank *rank, const char *format, ...)
-    __attribute__((format(printf, 2, 3)));
+void spmd_rank_fail(const spmd_rank *rank, int64_t code, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 static inline bool spmd_job_aborted(const spmd_job *job)
 {
     return atomic_load_explicit(&job->arena->header->abort, memory_order_acquire) != SPMD_FINE;

@@ -63,7 +63,7 @@ void spmd_rank_print(spmd_rank *rank, const char *line, int64_t length)
     }
     pthread_mutex_unlock(&text->lock);
     if (!room)
-        spmd_rank_fail(rank, "no memory for %lld bytes of printed text", (long long)length);
+        spmd_rank_fail(rank, 69, "no memory for %lld bytes of printed text", (long long)length);
     else if (first) {
         pthread_mutex_lock(&job->lock);
         pthread_cond_broadcast(&job->news);

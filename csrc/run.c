@@ -61,7 +61,7 @@ static void stillness_check(spmd_job *job, uint64_t advances)
         const spmd_rank *rank = &record->rank;
         if (atomic_load_explicit(&record->done, memory_order_acquire))
             continue;
-        spmd_rank_fail(rank, "rank %lld waits in exchange %u (%s) and no rank can advance",
+        spmd_rank_fail(rank, 70, "rank %lld waits in exchange %u (%s) and no rank can advance",
                        (long long)rank->index, rank->exchange.site,
                        spmd_exchange_name(rank->exchange.kind));
         return;

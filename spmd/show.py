@@ -125,6 +125,8 @@ def summary(image: reader.Image) -> Iterator[str]:
             )
     for c in m["conditions"]:
         yield f"condition   {c['text']}  ({c['place']})"
+    for r in m["routes"]:
+        yield f"route       {r['member']} sends to {r['text']}; tried at launch  ({r['place']})"
     for b in m["buffers"]:
         used = ", ".join(str(k) for k in b["operations"])
         yield (

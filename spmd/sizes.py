@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 MOST_RANKS = 1 << 31  # of one job: a mesh is searched for in the square root of this
+MOST_TRIED = 1 << 14  # members of a permutation that is tried at launch
 SUGGESTED_RANKS = 64  # how far to look for numbers of ranks that satisfy a program's conditions
 
 
@@ -69,6 +70,29 @@ def broken_condition(
     for condition in manifest["conditions"]:
         if not evaluate(condition["holds"], values):
             return condition
+    return None
+
+
+def broken_route(
+    manifest: dict[str, Any], sizes: tuple[int, ...], scalars: dict[str, Any]
+) -> tuple[dict[str, Any], str] | None:
+    """The first permutation that is wrong on this mesh, of those not proved; and how it is wrong.
+
+    Beyond MOST_TRIED members the engine notices two messages for one rank when they meet.
+    """
+    values = {**scalars, **mesh_symbols(manifest, sizes)}
+    for route in manifest["routes"]:
+        size, senders = evaluate(route["size"], values), dict[int, int]()
+        for member in range(size if size <= MOST_TRIED else 0):
+            values[route["member"]] = member
+            if not evaluate(route["sends"], values):
+                continue
+            to = evaluate(route["to"], values)
+            if not 0 <= to < size:
+                return route, f"rank {member} sends to {to}, which does not exist"
+            if to in senders:
+                return route, f"ranks {senders[to]} and {member} both send to {to}"
+            senders[to] = member
     return None
 
 
@@ -126,6 +150,15 @@ def bind_mesh(
             expected=f"{broken['text']} ({broken['place']})",
             found=_written(names, list(sizes)),
             remedy=suggestion(manifest, ranks, scalars, fixed if free else None),
+        )
+    wrong = broken_route(manifest, sizes, scalars)
+    if wrong is not None:
+        route, how = wrong
+        raise MeshError(
+            f"with the mesh ({_written(names, list(sizes))}), {how}",
+            expected="a permutation in which each rank receives from one rank at most",
+            found=f"rank {route['member']} sends to {route['text']} ({route['place']})",
+            remedy="other numbers of ranks, or mend the program; spmd.require states the sizes",
         )
     return sizes
 

@@ -14,7 +14,7 @@ from typing import NoReturn
 from codegen import expr, prove
 from codegen.errors import InternalError, LayoutError, MatchingError
 from codegen.expr import Expr, Sym, const
-from codegen.ir import Condition, Module, Op, Region, Shape, Value, layout_text
+from codegen.ir import Condition, Module, Op, Region, Route, Shape, Value, layout_text
 from codegen.mesh import Layout, block_extent, local_extent
 from codegen.ops import OPS
 from codegen.printer import axes_text, exchange_text, user_text
@@ -34,7 +34,9 @@ def check(program: Module) -> Module:
     for o in program.outputs:
         work.blocks(o.value, o.layout, o.shape, f'output "{o.name}"')
     new = tuple(work.conditions.values())
-    return replace(program, conditions=program.conditions + new) if new else program
+    if not new and not work.routes:
+        return program
+    return replace(program, conditions=program.conditions + new, routes=tuple(work.routes))
 
 
 class _Matching:
@@ -48,6 +50,7 @@ class _Matching:
         self.stated = set(given)
         self.facts: Facts = tuple(g for g in given if g != 1)
         self.conditions: dict[Expr, Condition] = {}
+        self.routes: list[Route] = []
 
     # ---- what is known where ---------------------------------------------------------------------
 
@@ -131,14 +134,17 @@ class _Matching:
         proof = prove.injective(to, sends, var, size, related(used - {var}, facts))
         if proof.condition is not None:
             self.require(op, proof.condition, "no two ranks send to one")
+        words = user_text(self.mesh, to) + ("" if sends == 1 else
+                                            f" where {user_text(self.mesh, sends)}")  # fmt: skip
         if proof.holds:
+            known = {s for s in used - {var} if s.kind in ("size", "scalar")}
+            if proof.verdict == "checked" and used - {var} == known:
+                self.routes.append(Route(to, sends, var, size, words, op.place))
             return
         wrong = proof.counter_example
         assert wrong is not None
         axes = {a.size_sym.name for a in self.mesh.axes}
         more = [f"{n} = {v}" for n, v in wrong.values.items() if len(axes) > 1 or n not in axes]
-        words = user_text(self.mesh, to) + ("" if sends == 1 else
-                                            f" where {user_text(self.mesh, sends)}")  # fmt: skip
         raise MatchingError(
             str(wrong),
             place=op.place,

@@ -66,8 +66,8 @@ def schedule(
     return Plan(
         program.name, program.file, program.mesh, program.parameters, program.scalars,
         tuple(work.buffers), tuple(work.constants.values()), inputs, outputs, program.returns,
-        tuple(steps), program.conditions, work.counters, work.sites, tuple(work.libraries),
-        tuple(work.kernels.items()),
+        tuple(steps), program.conditions, work.counters, work.sites, program.routes,
+        tuple(work.libraries), tuple(work.kernels.items()),
     )  # fmt: skip
 
 

@@ -86,6 +86,32 @@ def test_a_mesh_that_is_not_the_ranks(built, spmd_command, mesh, remedy):
     )
 
 
+LATE = '''
+import numpy as np
+import spmd
+
+@spmd.program(mesh=("r",))
+def late():
+    @spmd.shard_map(mesh="r", out_layouts=("r",))
+    def sent():
+        spmd.print("before")
+        return spmd.ppermute(np.ones(1), "r", to=lambda i, n: i if i < 70 else 0)
+
+    return sent()
+'''
+
+
+def test_a_permutation_that_nobody_could_prove(built, spmd_command):
+    """Right on every mesh that was tried at build; tried again on the one that is started."""
+    image = built(LATE)
+    spmd_command("run", image, "--ranks", "70").expect(0, "before")
+    done = spmd_command("run", image, "--ranks", "71").expect(
+        78, "with the mesh (r=71), ranks 0 and 70 both send to 0", "rank p sends to", ".py:10",
+    )  # fmt: skip
+    assert "before" not in done.out
+    assert "tried at launch" in spmd_command("show", image).expect(0).out
+
+
 def test_an_axis_that_is_not_there(built, spmd_command):
     spmd_command("run", built(SQUARE), "--ranks", "4", "--mesh", "rows=2,c=2").expect(
         2, "no mesh axis 'rows'", "expected: r, c"

@@ -15,6 +15,7 @@ def manifest(*axes: tuple[str, int | None], conditions: tuple[Any, ...] = ()) ->
     return {
         "mesh": [{"name": name, "size": size} for name, size in axes],
         "scalars": [],
+        "routes": [],
         "conditions": [
             {"holds": holds, "text": text, "place": "p.py:3"} for holds, text in conditions
         ],

@@ -10,12 +10,14 @@ import argparse
 import os
 import signal
 import sys
+from contextlib import contextmanager
 
 from codegen.errors import UsageError
 from spmd import launch, report
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any, NoReturn
 
 
@@ -153,15 +155,20 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
 
 def main(arguments: list[str]) -> int:
     """Does what the arguments say; returns the exit code."""
-    signal.signal(signal.SIGTERM, _terminate)
     for name in ("stdout", "stderr"):  # a shell may have closed them
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))
     processes = launch.Processes()
     try:
-        options = parsed(arguments)
-        if options.command == "run" and not options.eager:
-            processes = launch.find()
+        if _is_one_of_several(arguments):
+            # MPI may wait for a process that never comes, and Python's handlers with it: a signal
+            # ends us as it ends any program. A process with wrong arguments must come, to say so.
+            with _plain_signals():
+                processes = launch.find()
+            options = processes.together(lambda: parsed(arguments), shared=False)
+        else:
+            options = parsed(arguments)
+        signal.signal(signal.SIGTERM, _terminate)
         code = _commands()[options.command](options, processes)
         sys.stdout.flush()
         return code
@@ -181,6 +188,20 @@ def main(arguments: list[str]) -> int:
         if processes.count > 1 and not met:
             processes.abort(code)
         return code
+
+
+def _is_one_of_several(arguments: list[str]) -> bool:
+    return launch.launcher()[1] > 1 and arguments[:1] == ["run"] and "--eager" not in arguments
+
+
+@contextmanager
+def _plain_signals() -> Iterator[None]:
+    before = [(n, signal.signal(n, signal.SIG_DFL)) for n in (signal.SIGINT, signal.SIGTERM)]
+    try:
+        yield
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
 
 
 def _terminate(*_: object) -> NoReturn:

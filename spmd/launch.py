@@ -59,12 +59,17 @@ class Processes:
         """Process 0's value, in every process."""
         return value if self.count == 1 else self.comm.bcast(value, root=0)
 
-    def together(self, step: Callable[[], Any]) -> Any:
+    def together(self, step: Callable[[], Any], *, shared: bool = True) -> Any:
         """This process's result of `step`, once every process has succeeded at it.
 
         The failing process of the lowest number raises its own error, the others `Elsewhere`.
+        shared: the result may travel to the others.
         """
-        return self.meet(step)[self.number]
+        if shared:
+            return self.meet(step)[self.number]
+        kept: list[Any] = []
+        self.meet(lambda: kept.append(step()))
+        return kept[0]
 
     def meet(self, step: Callable[[], Any]) -> list[Any]:
         """Every process's result of `step`, in every process; fails as `together` does."""

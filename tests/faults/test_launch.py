@@ -136,6 +136,24 @@ def test_one_rank_cannot_read(built, tmp_path):
     assert "Traceback" not in done.text
 
 
+def test_one_process_was_started_with_a_wrong_option(built):
+    """It comes to the others before it says so: they would wait for it in MPI_Init."""
+    start = [sys.executable, "-m", "spmd", "run", built(SQUARE)]
+    argv = ["mpirun", "-n", "2", *start, ":", "-n", "1", *start, "--threads", "0"]
+    done = run(argv, timeout=30).expect(2, "--threads: '0' is not a number")
+    assert done.err.count("spmd: ") == 1, done.text
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_while_mpi_waits_for_a_process(built, number):
+    start = [sys.executable, "-m", "spmd", "run", built(SQUARE)]
+    with Launch(["mpirun", "-n", "2", *start, ":", "-n", "1", "sleep", "60"]) as launch:
+        time.sleep(2)
+        launch.process.send_signal(number)
+        assert launch.finish(20).code != 0
+
+
 def test_a_program_that_fails_on_one_rank(built, tmp_path):
     """image.run(comm=...) inside a user's script: a bad argument on one rank ends all of them."""
     script = tmp_path / "script.py"

@@ -9,7 +9,7 @@ Always holds: positions are the user's; hidden names begin and end with two unde
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from codegen.trace.exits import Lowering, Stmts, at, cannot_lower, none_of, own_nodes
@@ -225,7 +225,7 @@ class _Rewriter(ast.NodeTransformer):
 
     def visit_If(self, node: ast.If) -> Any:
         if self.reason:
-            node.test = self._plain(self.visit(node.test), "if")
+            node.test = self._plain(self._test(node.test), "if")
             node.body, node.orelse = self.block(node.body), self.block(node.orelse)
             return node
         bound, touched = self._names(node)
@@ -242,7 +242,7 @@ class _Rewriter(ast.NodeTransformer):
             is_k = ast.Compare(_load(_ARM), [ast.Eq()], [ast.Constant(k)])
             chosen = [at(arms[k][0], ast.If(is_k, self.block(arms[k]), chosen))]
         self.conditional -= 1
-        first, *others = [self.visit(t) for t in tests]
+        first, *others = [self._test(t) for t in tests]
         call = _runtime("if_", first, _load(_NAMES), bound, touched, *map(_later, others))
         return at(node, ast.For(_store(_ARM), at(first, call), chosen, []))
 
@@ -276,7 +276,7 @@ class _Rewriter(ast.NodeTransformer):
 
     def visit_While(self, node: ast.While) -> Any:
         if self.reason:
-            node.test = self._plain(self.visit(node.test), "while")
+            node.test = self._plain(self._test(node.test), "while")
             node.body, node.orelse = self.block(node.body), self.block(node.orelse)
             return node
         bound, touched = self._names(node)
@@ -284,7 +284,7 @@ class _Rewriter(ast.NodeTransformer):
         self.conditional += 1
         body = self.block(node.body)
         self.conditional -= 1
-        test = _later(self.visit(node.test))
+        test = _later(self._test(node.test))
         call = _runtime(
             "while_", test, _load(_NAMES), bound, touched, _constant(flags),
             ast.Constant(node.number),  # type: ignore[attr-defined]
@@ -303,6 +303,8 @@ class _Rewriter(ast.NodeTransformer):
     def visit_Expr(self, node: ast.Expr) -> Any:
         if isinstance(node.value, ast.Name) and node.value.id == "__returning__":
             return at(node, ast.Expr(_runtime("returning", _load(_NAMES))))
+        if isinstance(node.value, ast.BoolOp):
+            return self.visit(_as_if(node.value))
         return self.generic_visit(node)
 
     def visit_Raise(self, node: ast.Raise) -> Any:
@@ -312,7 +314,7 @@ class _Rewriter(ast.NodeTransformer):
         return [at(node, ast.Expr(_runtime("raising", _load(_NAMES)))), new]
 
     def visit_Assert(self, node: ast.Assert) -> Any:
-        node.test = self._plain(self.visit(node.test), "assert")
+        node.test = self._plain(self._test(node.test), "assert")
         node.msg = self.visit(node.msg) if node.msg else None
         return node
 
@@ -357,33 +359,57 @@ class _Rewriter(ast.NodeTransformer):
         return node
 
     def visit_BoolOp(self, node: ast.BoolOp) -> Any:
-        self.generic_visit(node)
-        first, *rest = node.values
-        if any(map(_stays, rest)):
-            return node
-        name = "and_" if isinstance(node.op, ast.And) else "or_"
-        return at(node, _runtime(name, first, *map(_later, rest)))
+        return self._logic(node, ("and_", "or_"), self.visit)
+
+    def _test(self, node: ast.expr) -> Any:
+        """An expression whose truth alone is asked: `and`, `or` in it need not give an operand."""
+        if isinstance(node, ast.BoolOp):
+            return self._logic(node, ("both", "either"), self._test)
+        return self.visit(node)
+
+    def _logic(
+        self, node: ast.BoolOp, names: tuple[str, str], visit: Callable[[ast.expr], ast.expr]
+    ) -> ast.expr:
+        is_and = isinstance(node.op, ast.And)
+        first, *rest = node.values = [visit(v) for v in node.values]
+        if not any(map(_stays, rest)):
+            return at(node, _runtime(names[not is_and], first, *map(_later, rest)))
+        node.values[:-1] = [_known(v, "and" if is_and else "or") for v in node.values[:-1]]
+        return node
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:
-        self.generic_visit(node)
-        if isinstance(node.op, ast.Not):
-            return at(node, _runtime("not_", node.operand))
-        return node
+        if not isinstance(node.op, ast.Not):
+            return self.generic_visit(node)
+        return at(node, _runtime("not_", self._test(node.operand)))
 
     def visit_Compare(self, node: ast.Compare) -> Any:
         self.generic_visit(node)
         second, *rest = node.comparators
-        if not rest or any(map(_stays, rest)):
+        among = any(isinstance(op, (ast.In, ast.NotIn)) for op in node.ops)
+        if not (rest or among) or any(map(_stays, rest)):
             return node
         ops = _constant(tuple(type(op).__name__ for op in node.ops))
         return at(node, _runtime("compare", ops, node.left, second, *map(_later, rest)))
 
     def visit_IfExp(self, node: ast.IfExp) -> Any:
-        self.generic_visit(node)
-        if _stays(node.body) or _stays(node.orelse):
-            return node
-        arms = (_later(node.body), _later(node.orelse))
-        return at(node, _runtime("ifexp", node.test, *arms))
+        test, body, orelse = self._test(node.test), self.visit(node.body), self.visit(node.orelse)
+        if _stays(body) or _stays(orelse):
+            return at(node, ast.IfExp(_known(test, "if"), body, orelse))
+        return at(node, _runtime("ifexp", test, _later(body), _later(orelse)))
+
+
+def _as_if(node: ast.BoolOp) -> ast.If:
+    """The statement `a and b`, whose value nobody reads: `if a: b`; `a or b`: `if not a: b`."""
+    *tests, last = node.values
+    test = tests[0] if len(tests) == 1 else at(node, ast.BoolOp(node.op, tests))
+    if isinstance(node.op, ast.Or):
+        test = at(test, ast.UnaryOp(ast.Not(), test))
+    return at(node, ast.If(test, [at(last, ast.Expr(last))], []))
+
+
+def _known(node: ast.expr, what: str) -> ast.expr:
+    """A value that decides whether Python itself evaluates an operand that stays."""
+    return at(node, _runtime("known", node, ast.Constant(what)))
 
 
 def _stays(node: ast.expr) -> bool:

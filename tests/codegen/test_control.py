@@ -393,6 +393,34 @@ def logic(x, steps, limit):
     return x + np.where(a, 1, 2) * np.where(b, 3, 5) + c * 7 + d * 11 + e[1] + np.where(e[0], 1, 0)
 
 
+def operands(x, steps, limit):
+    i, n, first = spmd.axis_index("r"), spmd.axis_size("r"), x.sum()
+    a = (i or 9) + 10 * (i and 7) + 100 * (steps or 5) + 1000 * (steps and i and 3)
+    b = (n > 1 and 4) + (first or 5) + (first * 0 or 6.5) + (first and 7)
+    return x + a * b + ((np.ones(1) * first) and (np.ones(1) * limit))
+
+
+def membership(x, steps, limit):
+    i, first = spmd.axis_index("r"), x.sum()
+    a = (i in (0, 2)) + 2 * (i not in [1, steps]) + 4 * (i in {0: "a", 3: "b"})
+    return x + a + 8 * (first in (0.0, limit)) + 16 * (0.75 in x) + (1 in (1, i)) + (i in range(2))
+
+
+def guarded_operands(x, steps, limit):
+    def halve(v):  # what stands behind `and` runs only where Python runs it
+        v[...] = v / 2
+        return v.sum() > 0
+
+    y, k = x.copy(), 0
+    if x.sum() > 0 and halve(y) or y.sum() < -5:
+        y = y + 1
+    x.sum() > 1 and halve(y)
+    x.sum() > 2 or halve(y)
+    while k < 3 and spmd.pmax(k + x.size * 0, "r") < steps:
+        k += 1
+    return y + k + (1 if not (x.sum() < 0 or 0 < x.sum() < limit) else 2)
+
+
 def builtins(x, steps, limit):
     i = spmd.axis_index("r")
     k = min(i, 2, steps) + max(x.sum(), 0.0) + abs(i - 3) + abs(x.sum())
@@ -444,8 +472,8 @@ PROGRAMS = [
     unrolled, break_and_continue, break_in_inner, break_unrolled, counter_after, zero_dim_memory,
     while_data, while_known_at_first, while_true, while_plain, while_walrus, while_else,
     on_the_index, on_data, numbers_stay_numbers, early_returns, returns_in_unrolled_loop,
-    conditional_expressions, logic, builtins, memory_written_in_both_arms, undefined_is_rebound,
-    trying, recursion,
+    conditional_expressions, logic, operands, membership, guarded_operands, builtins,
+    memory_written_in_both_arms, undefined_is_rebound, trying, recursion,
 ]  # fmt: skip
 
 

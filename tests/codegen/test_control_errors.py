@@ -257,6 +257,16 @@ def deleted_in_loop(x, steps, limit):
     return x
 
 
+def operands_of_two_types(x, steps, limit):
+    return x + (x.sum() > 0 and steps)  # here
+
+
+def walrus_behind_and(x, steps, limit):
+    if x.sum() > 0 and (y := x.sum()) > 1:  # here
+        x = x + y
+    return x
+
+
 ERRORS = [
     (forgotten_range, TracedValueError, "spmd.range"),
     (over_a_number, TracedValueError, r"for i in spmd\.range\(n\)"),
@@ -290,6 +300,8 @@ ERRORS = [
     (zero_step, UsageError, "zero"),
     (unknown_step, UnsupportedError, "sign of a step"),
     (any_of_traced, TracedValueError, "truth value"),
+    (operands_of_two_types, CarryError, r"`and`.*bool\[\] and int64\[\].*bool\(a\) and bool\(b\)"),
+    (walrus_behind_and, UnsupportedError, "`and` decides.*:=.*in a statement before"),
     (deleted_in_loop, CarryError, '"y".*no value'),
 ]
 

@@ -243,6 +243,31 @@ def test_an_exchange_in_a_branch_on_data_that_varies():
     assert 'spmd.any_ranks(condition, "x")' in error.remedy
 
 
+def behind_and(u):
+    return u + 1 if u[0, 0] > 0 and spmd.pmax(u[0, 0], "x") > 3 else u
+
+
+def behind_or(u):
+    return u * (not (u[0, 0] > 0 or spmd.pmax(u[0, 0], "x") > 3))
+
+
+def in_a_chain_of_comparisons(u):
+    return np.where(0 < u[0, 0] < spmd.pmax(u[0, 0], "x"), u, 0)
+
+
+def in_a_conditional_expression(u):
+    return u + (1 if u[0, 0] > 0 else spmd.pmax(u[0, 0], "x"))
+
+
+@pytest.mark.parametrize(
+    "body", [behind_and, behind_or, in_a_chain_of_comparisons, in_a_conditional_expression],
+    ids=lambda f: f.__name__,
+)  # fmt: skip
+def test_an_exchange_that_python_evaluates_on_some_ranks(body):
+    error = refusal(body)
+    assert error.message == 'pmax over "x" inside a branch that only some ranks along "x" may take'
+
+
 def test_an_exchange_in_a_while_on_data_that_varies():
     def body(u):
         while np.max(u) > 1:

@@ -74,22 +74,14 @@ def _public(name: str, module: str, attribute: str = "") -> Callable[..., Any]:
         require_context(f"spmd.{name}")
         from codegen.trace.source import check_call
 
-        function = traced()
+        function: Callable[..., Any] = call.__wrapped__  # type: ignore[attr-defined]
         check_call(function, f"spmd.{name}", *args, **kwargs)
         return function(*args, **kwargs)
 
-    def traced() -> Callable[..., Any]:
-        function: Callable[..., Any] = getattr(
-            importlib.import_module(f"codegen.trace.{module}"), attribute or name
-        )
-        try:
-            functools.update_wrapper(call, function)
-        finally:
-            call.__name__ = name
-        return function
-
+    traced = getattr(importlib.import_module(f"codegen.trace.{module}"), attribute or name)
+    functools.update_wrapper(call, traced)
     call.__name__ = call.__qualname__ = name
-    call.__module__ = __name__
+    call.__module__ = "spmd"
     return call
 
 
@@ -119,13 +111,13 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "cond": ("functional",), "switch": ("functional",), "scan": ("functional",),
 }  # fmt: skip
 
-PUBLIC: dict[str, Callable[..., Any]] = {
-    name: _public(name, *where) for name, where in _TABLE.items()
-}
+PUBLIC: dict[str, Callable[..., Any]] = {}  # those that were asked for
 
 
 def __getattr__(name: str) -> Any:
-    if name in PUBLIC:
+    if name in _TABLE:
+        if name not in PUBLIC:
+            PUBLIC[name] = _public(name, *_TABLE[name])
         return PUBLIC[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -17,7 +17,15 @@ from codegen.trace.number import expr_of
 
 
 class Blocks:
-    """b[k] is block k of n: as numpy.array_split cuts, larger ones first; k from -n to n - 1."""
+    """x cut along `dim` into n balanced blocks, as numpy.array_split does: the larger ones first.
+
+    b[k] is a view of block k, k from -n to n - 1, a formula of the index too; it may be written.
+
+    On 4 ranks:
+
+    >>> blocks(np.arange(10), 4)[axis_index("r")]
+    [0 1 2], [3 4 5], [6 7], [8 9]
+    """
 
     def __init__(self, x: Any, n: Any, dim: int = 0) -> None:
         self.array = as_array(x)

@@ -77,7 +77,20 @@ def ppermute(
     shift: Any = None,
     to: Callable[..., Any] | None = None,
 ) -> Any:
-    """Send x (a pytree) to another rank along `axis`; zeros where nothing is received."""
+    """Send x (arrays, in any nest of tuples, lists and dicts) to another rank along `axis`.
+
+    Exactly one of: shift=k, to the rank k places on, wrapping round; to=f, where f(i, n) of a
+    position and the number of ranks is the receiver's position, or None; perm=[(source, dest), …].
+    A rank to which nothing is sent gets zeros of the sender's shape. `axis` may be a tuple of axes,
+    taken as one, row-major. Two senders for one receiver are refused: MatchingError.
+
+    On 4 ranks, x is [index]:
+
+    >>> ppermute(x, "r", shift=1)
+    [3.], [0.], [1.], [2.]
+    >>> ppermute(x, "r", to=lambda i, n: i - 1 if i > 0 else None)
+    [1.], [2.], [3.], [0.]
+    """
     context = _inside("ppermute")
     axes = axes_of(context, axis, "ppermute")
     if sum(given is not None for given in (perm, shift, to)) != 1:
@@ -221,27 +234,52 @@ def _contributed(array: Array, fn: str) -> Value:
 
 
 def psum(x: Any, axis: Any) -> Any:
-    """The sum over all ranks along the axis, on each of them. x: a pytree."""
+    """The sum of x over all ranks along the axis (or axes), element by element, on each of them.
+
+    x: arrays of one shape on all ranks, in any nest; the results have the same shapes and dtypes,
+    and the same bits on all ranks. ShapeError where a shape depends on the index.
+
+    On 4 ranks, x is [index]:
+
+    >>> psum(x, "r")
+    [6.], [6.], [6.], [6.]
+    """
     return _all_reduce(x, axis, "add", "psum")
 
 
 def pprod(x: Any, axis: Any) -> Any:
-    """The product over all ranks along the axis."""
+    """The product over all ranks along the axis, as psum.
+
+    >>> pprod(x + 1, "r")
+    [24.], [24.], [24.], [24.]
+    """
     return _all_reduce(x, axis, "mul", "pprod")
 
 
 def pmax(x: Any, axis: Any) -> Any:
-    """The maximum over all ranks along the axis."""
+    """The maximum over all ranks along the axis, as psum; NaN wins.
+
+    >>> pmax(x, "r")
+    [3.], [3.], [3.], [3.]
+    """
     return _all_reduce(x, axis, "max", "pmax")
 
 
 def pmin(x: Any, axis: Any) -> Any:
-    """The minimum over all ranks along the axis."""
+    """The minimum over all ranks along the axis, as psum; NaN wins.
+
+    >>> pmin(x, "r")
+    [0.], [0.], [0.], [0.]
+    """
     return _all_reduce(x, axis, "min", "pmin")
 
 
 def pmean(x: Any, axis: Any) -> Any:
-    """The mean over all ranks along the axis."""
+    """The mean over all ranks along the axis, as psum, divided by their number.
+
+    >>> pmean(x, "r")
+    [1.5], [1.5], [1.5], [1.5]
+    """
     context = _inside("pmean")
     size = number(context.mesh.size(axes_of(context, axis, "pmean")))
     return tree.map_tree(lambda leaf: psum(as_array(leaf), axis) / size, x)
@@ -308,7 +346,16 @@ def _pieces(context: Context, axes: Axes, extent: Expr, p: Sym, what: str) -> tu
 def all_gather(
     x: Any, axis: Any, dim: int = 0, tiled: bool = False, *, gather_axis: int | None = None
 ) -> Any:
-    """All members' x along a new dim (tiled: joined along an existing one). x: a pytree."""
+    """x of all ranks along the axis, on each of them: stacked along a new dim, in their order.
+
+    tiled=True joins them along the existing dim instead; then their extents may differ. All other
+    extents are equal on all ranks, else ShapeError.
+
+    On 4 ranks, x is [index]:
+
+    >>> all_gather(x, "r", tiled=True)
+    [0. 1. 2. 3.], [0. 1. 2. 3.], [0. 1. 2. 3.], [0. 1. 2. 3.]
+    """
     context = _inside("all_gather")
     axes = axes_of(context, axis, "all_gather")
     dim = dim if gather_axis is None else gather_axis
@@ -335,8 +382,16 @@ def all_gather(
 def psum_scatter(
     x: Any, axis: Any, dim: int = 0, tiled: bool = False, *, scatter_dimension: int | None = None
 ) -> Any:
-    """The sum over all members, of which each keeps its block of `dim` (not tiled: one element,
-    and the dim, whose extent is the number of members, is dropped)."""
+    """The sum over all ranks along the axis, of which each keeps its part of `dim`.
+
+    As JAX: dim has one element per rank, and is dropped. tiled=True keeps dim and cuts it into
+    balanced blocks, so that any extent will do.
+
+    On 4 ranks, x is [index]:
+
+    >>> psum_scatter(x + np.arange(8), "r", tiled=True)
+    [ 6. 10.], [14. 18.], [22. 26.], [30. 34.]
+    """
     context = _inside("psum_scatter")
     axes = axes_of(context, axis, "psum_scatter")
     dim = dim if scatter_dimension is None else scatter_dimension
@@ -380,7 +435,14 @@ def all_to_all(
     split_axis: int | None = None,
     concat_axis: int | None = None,
 ) -> Any:
-    """Block k of dim split_dim goes to member k; what arrives is joined along concat_dim."""
+    """Block k of split_dim goes to rank k along the axis; what arrives is joined along concat_dim.
+
+    As JAX: split_dim has one element per rank, and is dropped; tiled=True cuts any extent into
+    balanced blocks and keeps it. MatchingError, ShapeError where the pieces do not fit.
+
+    >>> all_to_all(np.arange(4) + 10 * x, "r", split_dim=0, concat_dim=0, tiled=True)
+    [ 0. 10. 20. 30.], [ 1. 11. 21. 31.], [ 2. 12. 22. 32.], [ 3. 13. 23. 33.]
+    """
     context = _inside("all_to_all")
     axes = axes_of(context, axis, "all_to_all")
     split = split_axis if split_dim is None else split_dim
@@ -423,7 +485,11 @@ def _exchange_blocks(context: Context, axes: Axes, array: Array, s: int, c: int)
 
 
 def pbroadcast(x: Any, axis: Any, source: Any = 0, *, root: Any = None) -> Any:
-    """The x of the member at position `source` along the axis, on all members."""
+    """The x of the rank at position `source` along the axis, on all ranks.
+
+    >>> pbroadcast(x, "r", 2)
+    [2.], [2.], [2.], [2.]
+    """
     context = _inside("pbroadcast")
     axes = axes_of(context, axis, "pbroadcast")
     at = expr_of(source if root is None else root)
@@ -455,14 +521,25 @@ def pbroadcast(x: Any, axis: Any, source: Any = 0, *, root: Any = None) -> Any:
 
 
 def axis_index(axis: Any = None) -> Any:
-    """This rank's position along the axis (several: taken as one, row-major)."""
+    """This rank's position along the axis, from 0; several axes are taken as one, row-major.
+
+    A number that may stand in subscripts, extents of blocks and conditions: an `if` on it makes
+    ranks run different code.
+
+    >>> x * 10 + axis_index("r")
+    [0.], [11.], [22.], [33.]
+    """
     context = _inside("axis_index")
     axes = context.mesh.names if axis is None else axes_of(context, axis, "axis_index")
     return number(context.mesh.position(axes))
 
 
 def axis_size(axis: Any = None) -> Any:
-    """How many ranks lie along the axis."""
+    """How many ranks lie along the axis (or axes): a number, bound at launch.
+
+    >>> x + axis_size("r")
+    [4.], [5.], [6.], [7.]
+    """
     context = require_context("axis_size")
     axes = context.mesh.names if axis is None else axes_of(context, axis, "axis_size")
     return number(context.mesh.size(axes))

@@ -106,6 +106,12 @@ class Context:
         finally:
             Context._stack.pop()
 
+    def hold(self, holds: Expr, text: str) -> None:
+        """Launches for which this does not hold are refused; the next attempt knows it."""
+        if holds != 1:
+            self.conditions.append(Condition(holds, text, user_place()))
+            self.learn(holds)
+
     def learn(self, holds: Expr) -> None:
         """What a condition says of axis sizes alone: the next attempt knows it of their symbols.
 

@@ -71,10 +71,12 @@ def _default_type(value: Any) -> DType:
 
 
 def zeros(shape: Any, dtype: Any = None, layout: Any = None) -> Array:
+    """Zeros of this shape; inside shard_map a local array, outside a global one."""
     return full(shape, 0, dtype or np.float64, layout)
 
 
 def ones(shape: Any, dtype: Any = None, layout: Any = None) -> Array:
+    """Ones of this shape, as zeros."""
     return full(shape, 1, dtype or np.float64, layout)
 
 
@@ -97,10 +99,12 @@ def full_like(x: Any, value: Any, dtype: Any = None, layout: Any = None, **other
 
 
 def zeros_like(x: Any, dtype: Any = None, layout: Any = None, **other: Any) -> Array:
+    """Zeros with the shape (and dtype, layout) of x."""
     return full_like(x, 0, dtype, layout, **other)
 
 
 def ones_like(x: Any, dtype: Any = None, layout: Any = None, **other: Any) -> Array:
+    """Ones with the shape (and dtype, layout) of x."""
     return full_like(x, 1, dtype, layout, **other)
 
 
@@ -179,6 +183,7 @@ def eye(
 
 
 def identity(n: Any, dtype: Any = None) -> Array:
+    """Ones on the diagonal of n rows and columns."""
     return eye(n, dtype=dtype)
 
 

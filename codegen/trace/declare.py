@@ -23,7 +23,7 @@ from codegen.errors import (
     UsageError,
 )
 from codegen.expr import Expr, Sym
-from codegen.ir import ArrayType, Condition, Input, Region, Scalar, Shape, Value, free_values
+from codegen.ir import ArrayType, Input, Region, Scalar, Shape, Value, free_values
 from codegen.mesh import Layout, local_offset
 from codegen.trace import elementwise, mapping, view
 from codegen.trace.array import Array, Number, as_array, element_type, number, wrap
@@ -59,6 +59,10 @@ def shape_of(shape: Any, what: str, scalars: bool = False) -> Shape:
                 found=str(e),
                 remedy="make it a parameter of the program, which is set at build",
             )
+        context = Context.current()
+        if kinds <= {"size", "scalar"} and context is not None and not context.write_logs:
+            # in every launch: not in a loop or branch, which might not be entered
+            context.hold(expr.ge0(e), f"the extent {e} is not negative")
         out.append(e)
     return tuple(out)
 
@@ -277,8 +281,7 @@ def require(condition: Any, text: str = "") -> None:
         )
     if holds != 1:
         wording = text or (_source_of(place) if place else str(holds))
-        context.conditions.append(Condition(holds, wording, place))
-        context.learn(holds)
+        context.hold(holds, wording)
 
 
 def _source_of(place: Place) -> str:
@@ -394,4 +397,5 @@ def _print_array(array: Array, spec: str, parts: list[str], operands: list[Value
 
 
 def number_of_ranks() -> Any:
+    """How many ranks the mesh has: a number, bound at launch."""
     return number(require_context("spmd.ranks").mesh.ranks)

@@ -152,6 +152,16 @@ def test_right_for_some_sizes_is_a_condition_of_the_launch():
     assert "one of these numbers of ranks: 1, 3, 5" in caught.value.remedy
 
 
+def test_an_extent_that_would_be_negative_is_a_condition_of_the_launch():
+    def body(u):
+        return np.concatenate([u[0], np.zeros(6 - spmd.axis_size("x"))])[None, :4]
+
+    image = spmd.build(on_ranks(body))
+    assert image.run(ranks=6).shape == (6, 4)
+    with pytest.raises(MeshError, match="the extent 6 - n_x is not negative"):
+        image.run(ranks=7)
+
+
 def test_a_transposed_mesh_must_be_square():
     def swap(u):
         rows = spmd.axis_size("x")

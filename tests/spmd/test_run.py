@@ -71,7 +71,10 @@ def test_files_in_and_out(
     v = np.load(tmp_path / "v.npy")
     np.testing.assert_array_equal(v, u * np.float32(0.5))
     np.testing.assert_allclose(np.load(tmp_path / "rows.npy"), v.sum(axis=1), rtol=1e-5)
-    assert done.out == f"on {ranks} ranks\npeak: float32 {v.max()!s}\n"
+    assert done.out.splitlines() == [
+        f"on {ranks} ranks", f"v: float32 (12, 5) in {tmp_path}/v.npy",
+        f"peak: float32 {v.max()!s}", f"rows: float32 (12,) in {tmp_path}/rows.npy",
+    ]  # fmt: skip
     assert done.err == ""
     assert sorted(os.listdir(tmp_path)) == ["rows.npy", "u.npy", "v.npy"]
 
@@ -107,7 +110,8 @@ def test_under_mpirun(
                   "-o", f"v={tmp_path}/v.npy").expect(0)  # fmt: skip
     i, j = np.ogrid[:12, :5]
     np.testing.assert_array_equal(np.load(tmp_path / "v.npy"), (i + 10 * j) * np.float32(0.25))
-    assert done.out.startswith("on 8 ranks\npeak: float32 12.75\nrows: float32 (12,) [")
+    assert f"on 8 ranks\nv: float32 (12, 5) in {tmp_path}/v.npy\npeak: float32 12.75\n" in done.out
+    assert "\nrows: float32 (12,) [" in done.out
     assert os.listdir(tmp_path) == ["v.npy"]
 
 

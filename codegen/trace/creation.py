@@ -31,7 +31,7 @@ from codegen.trace.array import (
 from codegen.trace.context import require_context, user_place
 from codegen.trace.declare import global_indices, shape_of
 from codegen.trace.layouts import layout_of
-from codegen.trace.number import expr_of
+from codegen.trace.number import expr_of, number
 
 Make = Callable[[Shape, Sequence[Expr]], Array]
 
@@ -266,17 +266,21 @@ def dynamic_slice(x: Any, starts: Any, sizes: Any) -> Any:
 
 
 def dynamic_update_slice(x: Any, update: Any, starts: Any) -> Array:
-    """x with `update` written at a box that begins at `starts`; JAX clamps it into x, so do we."""
+    """x with `update` written at a box that begins at `starts`; as JAX, it is clamped into x.
+
+    Negative starts count from the end. The result is a new array of x's shape and dtype.
+    """
     x, update = as_array(x), as_array(update, as_array(x).type.dtype)
     limits = [a - b for a, b in zip(x.extents, update.extents)]
     clamped = []
-    for start, limit in zip(_starts(x, starts), limits):
+    for start, limit, extent in zip(_starts(x, starts), limits, x.extents):
         if isinstance(start, Expr):
             clamped.append(expr.maximum(expr.minimum(start, limit), 0))
         else:
             at = wrap(x.context, start)
-            top = as_array(Number(limit))
-            clamped.append(elementwise.apply(np.minimum, at, top).read())
+            at = at + (at < 0) * as_array(number(extent))
+            at = elementwise.apply(np.minimum, at, number(limit))
+            clamped.append(elementwise.apply(np.maximum, at, 0).read())
     new: Array = x.copy()
     new.viewed(view.Dynamic(tuple(clamped), update.extents)).write(update.read())
     return new

@@ -231,7 +231,8 @@ def average(x: Any, axis: Any = None, weights: Any = None, returned: bool = Fals
         shape[axis] = weights.shape[0]
         weights = weights.reshape(tuple(shape))
     wide = apply(np.multiply, array, weights)
-    total = sum_(stretched(weights, array), axis, keepdims=keepdims)
+    weights = stretched(weights, array).astype(wide.dtype)  # NumPy sums both in the wider type
+    total = sum_(weights, axis, keepdims=keepdims)
     return apply(np.divide, sum_(wide, axis, keepdims=keepdims), total)
 
 

@@ -429,6 +429,28 @@ def test_dynamic_boxes():
     np.testing.assert_array_equal(new, want)
 
 
+@pytest.mark.parametrize("k", [-9, -4, -1, 0, 1, 2, 3, 9])
+def test_boxes_are_clamped_as_by_jax(k):
+    """A negative start counts from the end; then the whole box is moved inside."""
+
+    def f(x, k):
+        return spmd.dynamic_slice(x, (k,), (2,)), spmd.dynamic_update_slice(x, x[:2] * 0 - 1, (k,))
+
+    x = np.arange(4.0)
+    first = int(np.clip(k + 4 if k < 0 else k, 0, 2))
+    box, new = traced(f, x, np.array(k))
+    np.testing.assert_array_equal(box, x[first : first + 2])
+    x[first : first + 2] = -1
+    np.testing.assert_array_equal(new, x)
+
+
+def test_weights_are_summed_as_wide_as_the_data():
+    draw = np.random.default_rng(1)
+    x, w = draw.standard_normal((30, 5)), draw.standard_normal((30, 5)).astype(np.float32)
+    found = traced(lambda x, w: np.average(x, weights=w), x, w)
+    np.testing.assert_allclose(found, np.average(x, weights=w), rtol=1e-12)
+
+
 def test_grids_of_indices_are_formulas():
     grid = np.arange(100)[:, None] * 3 - np.arange(50.0) + 2
 

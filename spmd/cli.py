@@ -116,6 +116,8 @@ def _run_options(run: Parser) -> None:
     )  # fmt: skip
     run.add_argument("--ranks", metavar="N", type=_count, help="default: one for every process")
     run.add_argument("--threads", metavar="W", type=_count, help="of each process")
+    run.add_argument("--algorithm", choices=("auto", "flat", "blocks", "ring"), default="auto",
+                     help="of all-reduce; ring: fragments travel in both directions")  # fmt: skip
     run.add_argument("--eager", action="store_true", help="run FILE.py as plain NumPy")
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from codegen.errors import InputError, InternalError, SpmdError, UsageError
 from spmd import launch, loader, report, sizes, source
 from spmd.arguments import check_array, check_given, check_names, scalars_of
-from spmd.job import Global, Job, Setup
+from spmd.job import ALGORITHMS, Global, Job, Setup
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -89,15 +89,19 @@ class Image:
         ranks: int | None = None,
         mesh: Mapping[str, int] | None = None,
         threads: int | None = None,
+        algorithm: str = "auto",
         comm: Any = None,
         **arguments: Any,
     ) -> Any:
         """Runs once; inputs and scalars by name. Returns what the program returns.
 
         ranks: hosted by this process, 1 unless `mesh` says more. mesh: sizes of axes. comm: an
-        mpi4py communicator, one rank per process; the outputs are then `Distributed`.
+        mpi4py communicator, one rank per process; the outputs are then `Distributed`. algorithm: of
+        all-reduce: auto, flat, blocks, or ring (in both directions).
         """
-        with self.open(ranks=ranks, mesh=mesh, threads=threads, comm=comm) as job:
+        with self.open(
+            ranks=ranks, mesh=mesh, threads=threads, algorithm=algorithm, comm=comm
+        ) as job:
             return job(**arguments)
 
     def open(
@@ -106,10 +110,11 @@ class Image:
         ranks: int | None = None,
         mesh: Mapping[str, int] | None = None,
         threads: int | None = None,
+        algorithm: str = "auto",
         comm: Any = None,
     ) -> Opened:
         """A context whose value is called as `run` is; the image is loaded once for all calls."""
-        return Opened(self, ranks, dict(mesh or {}), threads, comm)
+        return Opened(self, ranks, dict(mesh or {}), threads, algorithm, comm)
 
 
 class Opened:
@@ -121,11 +126,15 @@ class Opened:
         ranks: int | None,
         mesh: dict[str, int],
         threads: int | None,
+        algorithm: str,
         comm: Any,
     ) -> None:
+        if algorithm not in ALGORITHMS:
+            raise UsageError(f"there is no algorithm {algorithm!r}", expected=", ".join(ALGORITHMS))
         if comm is not None and ranks not in (None, comm.Get_size()):
             raise UsageError("with comm= every process is one rank", found=f"ranks={ranks}")
         self.image, self.ranks, self.mesh, self.threads = image, ranks, mesh, threads
+        self.algorithm = algorithm
         self.processes = launch.Processes(comm)
         self.distributed = comm is not None
         self._checked = image._checked
@@ -190,14 +199,15 @@ class Opened:
         }
         return launch.mine(
             self.image.digest,
-            (self.bound, sorted(self.scalars.items()), sorted(given)),
+            (self.bound, sorted(self.scalars.items()), sorted(given), self.algorithm),
             setup.first,
             setup.count,
         )
 
     def _setup(self, cores: int) -> Setup:
         return Setup(
-            self.image.manifest, self.processes, self.bound, self.scalars, self.threads, cores
+            self.image.manifest, self.processes, self.bound, self.scalars, self.threads, cores,
+            self.algorithm,
         )
 
     def _compute(self, job: Job) -> None:

@@ -37,10 +37,14 @@ class RunError(SpmdError):
         self.exit_code = code
 
 
+# Of all-reduce, as the engine numbers them.
+ALGORITHMS = ("auto", "flat", "blocks", "ring")
+
+
 class Setup:
     """What a launch binds: mesh axes, scalars, ranks of this process, threads.
 
-    sizes: of each mesh axis. scalars: by name.
+    sizes: of each mesh axis. scalars: by name. algorithm: of all-reduce.
     """
 
     def __init__(
@@ -51,6 +55,7 @@ class Setup:
         scalars: dict[str, int | float],
         threads: int | None = None,
         cores: int = 0,
+        algorithm: str = "auto",
     ) -> None:
         self.manifest, self.sizes, self.scalars = manifest, sizes, scalars
         self.ranks = 1
@@ -59,6 +64,7 @@ class Setup:
         self.first, self.count = launch.hosted(self.ranks, processes)
         self.cores = cores or len(os.sched_getaffinity(0))
         share = max(1, self.cores // processes.count)
+        self.algorithm = ALGORITHMS.index(algorithm)
         self.threads = max(1, min(self.count, threads or share))
         self.values: dict[str, Any] = {**scalars, **mesh_symbols(manifest, sizes)}
         self.words = [
@@ -150,6 +156,7 @@ class Job:
                 "count": setup.count,
                 "threads": setup.threads,
                 "cores": setup.cores,
+                "algorithm": setup.algorithm,
                 "library": routines,
                 "libraries": len(self.image.library),
             },

@@ -107,14 +107,16 @@ class Launch:
             self.files.append(file)
         return launch.mine(
             self.checked.digest,
-            (self.sizes, sorted(self.scalars.items()), sorted(self.inputs), sorted(self.outputs)),
+            (self.sizes, sorted(self.scalars.items()), sorted(self.inputs), sorted(self.outputs),
+             self.options.algorithm),  # fmt: skip
             setup.first,
             setup.count,
         )
 
     def setup(self, processes: launch.Processes, cores: int) -> Setup:
         return Setup(
-            self.manifest, processes, self.sizes, self.scalars, self.options.threads, cores
+            self.manifest, processes, self.sizes, self.scalars, self.options.threads, cores,
+            self.options.algorithm,
         )
 
     def compute(self, job: Job) -> list[tuple[str, int]]:

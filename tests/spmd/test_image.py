@@ -121,6 +121,25 @@ def test_an_output_may_be_called_as_an_input_and_have_another_shape(
     np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), np.concatenate([c, c]))
 
 
+@spmd.program(mesh=("x",))
+def total(n: int = 5000):
+    u = spmd.input("u", (spmd.axis_size("x"), n), np.float64, layout=("x", None))
+    local = spmd.shard_map(lambda u: spmd.psum(u, "x"), out_layouts=("x", None))
+    return local(u)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+def test_every_algorithm_gives_the_same_sum_on_all_ranks(ranks: int) -> None:
+    image = spmd.build(total)
+    u = np.random.default_rng(0).random((ranks, 5000))
+    for algorithm in ("auto", "flat", "blocks", "ring"):
+        found = image.run(ranks=ranks, threads=2, algorithm=algorithm, u=u)
+        np.testing.assert_allclose(found[0], u.sum(0), rtol=1e-12)
+        assert all(np.array_equal(row, found[0]) for row in found)
+    with pytest.raises(UsageError, match="no algorithm 'tree'"):
+        image.run(algorithm="tree", u=u)
+
+
 def test_loaded_once_and_run_many_times(image: Any) -> None:
     with image.open(ranks=3) as job:
         first = job._job

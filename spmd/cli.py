@@ -213,12 +213,15 @@ def _is_one_of_several(arguments: list[str]) -> bool:
 
 @contextmanager
 def _plain_signals() -> Iterator[None]:
-    before = [(n, signal.signal(n, signal.SIG_DFL)) for n in (signal.SIGINT, signal.SIGTERM)]
+    before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
+    changed = [n for n, handler in before.items() if handler is not signal.SIG_IGN]
+    for number in changed:
+        signal.signal(number, signal.SIG_DFL)
     try:
         yield
     finally:
-        for number, handler in before:
-            signal.signal(number, handler)
+        for number in changed:
+            signal.signal(number, before[number])
 
 
 def _terminate(*_: object) -> NoReturn:

@@ -204,9 +204,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Profiles of hypothesis: short by default, `--hypothesis-profile=long` for `make random`."""
+    """Profiles of hypothesis: short by default, `--hypothesis-profile=long` for `make random`.
+
+    Ctrl-C means what it means at a terminal, wherever the tests are started.
+    """
     from hypothesis import HealthCheck, Phase, settings
 
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # as shells start what runs in the background; the programs under test would inherit it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     checks = [HealthCheck.too_slow, HealthCheck.data_too_large]
     settings.register_profile(
         "long", max_examples=2000, deadline=None, suppress_health_check=checks

@@ -163,7 +163,10 @@ class _Search:
         return -1 if self.prove(-slope, facts, min(depth - 1, 3)) else 0
 
     def by_scaling(self, e: Expr, facts: tuple[Expr, ...], depth: int) -> bool:
-        """With q = x // d and d >= 1: d * e has the sign of e, and d * q is x - x % d."""
+        """With q = x // d and d >= 1: d * e has the sign of e, and d * q is x - x % d.
+
+        Where e is r - q or r + q there is no remainder: q <= r means x < d * (r + 1).
+        """
         for atom in e.atoms():
             if not (isinstance(atom, Call) and atom.op == "floordiv"):
                 continue
@@ -171,6 +174,10 @@ class _Search:
             slope, rest = linear_in(e, atom)
             if slope is None or not _evident(d - 1):
                 continue
+            if slope == -1 and self.prove(d * rest + d - 1 - x, facts, depth - 1):
+                return True
+            if slope == 1 and self.prove(d * rest + x, facts, depth - 1):
+                return True
             if self.prove(slope * (x - CONSTRUCT["mod"](x, d)) + d * rest, facts, depth - 2):
                 return True
         return False

@@ -420,3 +420,12 @@ def test_a_size_that_divides_a_number() -> None:
         assert mesh.block_extent(extent, d, k) == const(extent) // d
         assert (const(extent) // d) * d == extent
     assert mesh.block_extent(18, d, k) != const(18) // d
+
+
+def test_halves_are_within_the_whole() -> None:
+    """What `blocks(x, n)[n // 2]` needs: n // 2 <= n - 1 for every n >= 1, n = 1 included."""
+    for e in (n // 2, (n - 1) // 2, n // 3, (n + i) // 2, (2 * n - 1) // 2, (n - 1) * 2 // 3):
+        assert expr.nonneg(e) and expr.nonneg(n - 1 - e), e
+    for e in ((n + 1) // 2, n // 1, (n + 2) // 3):
+        assert not expr.nonneg(n - 1 - e), e
+    assert expr.nonneg((n + 3) // 2 - 2) and not expr.nonneg((n + 2) // 2 - 2)

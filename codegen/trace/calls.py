@@ -6,11 +6,12 @@ Always holds: on plain Python values every function here does what the built-in 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 import numpy as np
 
-from codegen.errors import TracedValueError
+from codegen.errors import ProgramError, TracedValueError
 from codegen.trace.array import Array, as_array, is_traced, maximum, minimum
 from codegen.trace.context import Context, user_place
 from codegen.trace.logic import truth
@@ -45,14 +46,45 @@ def _scalar_type(cls: type[np.generic]) -> Callable[..., Any]:
 
 def _extreme(plain_: Callable[..., Any], unknown: Callable[..., Any]) -> Callable[..., Any]:
     def extreme(*args: Any, **kwargs: Any) -> Any:
-        values = args
-        if len(args) == 1 and isinstance(args[0], (list, tuple)):
-            values = tuple(args[0])
-        if kwargs or len(values) < 2 or not any(is_traced(v) for v in values):
+        if kwargs:
             return plain_(*args, **kwargs)
+        if len(args) == 1 and _is_row(args[0]):
+            return getattr(args[0], plain_.__name__)()
+        values = tuple(args[0]) if len(args) == 1 and not is_traced(args[0]) else args
+        if len(values) < 2 or not any(is_traced(v) for v in values):
+            return plain_(values) if len(args) == 1 else plain_(*args)
         return unknown(*values)
 
     return extreme
+
+
+def _is_row(x: Any) -> bool:
+    """An array whose elements Python would go through, one by one."""
+    return isinstance(x, Array) and x.ndim == 1
+
+
+def _of_truths(plain_: Callable[..., bool], join: np.ufunc) -> Callable[..., Any]:
+    def whether(values: Any) -> Any:
+        if _is_row(values):
+            return getattr(values, plain_.__name__)()
+        held = list(values)
+        if not any(is_traced(v) for v in held):
+            return plain_(held)
+        return reduce(join, [truth(v) for v in held])
+
+    return whether
+
+
+def _sorted(values: Any, **options: Any) -> Any:
+    if is_traced(values):
+        raise TracedValueError(
+            "sorted() compares elements while building",
+            place=user_place(),
+            expected="elements known while building",
+            found=f"{values!r}, known only at run time",
+            remedy="np.sort(x), and [::-1] for the other order",
+        )
+    return sorted(values, **options)
 
 
 def _range(*args: Any) -> Any:
@@ -89,6 +121,9 @@ def _converted(plain_: type, dtype: Any) -> Callable[..., Any]:
 def _len(x: Any) -> Any:
     if isinstance(x, Array) and x.ndim:
         return x.shape[0]
+    if not hasattr(x, "__len__"):
+        raise ProgramError(f"TypeError: object of type '{type(x).__name__}' has no len()",
+                           place=user_place())  # fmt: skip
     return len(x)
 
 
@@ -96,6 +131,9 @@ def _len(x: Any) -> Any:
 _BUILTINS: dict[int, Callable[..., Any]] = {
     id(min): _extreme(min, minimum),
     id(max): _extreme(max, maximum),
+    id(any): _of_truths(any, np.logical_or),
+    id(all): _of_truths(all, np.logical_and),
+    id(sorted): _sorted,
     id(range): _range,
     id(int): _converted(int, np.int64),
     id(float): _converted(float, np.float64),

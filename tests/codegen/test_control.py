@@ -465,6 +465,18 @@ def recursion(x, steps, limit):
     return power(x, 5)
 
 
+def builtins_over_elements(x, steps, limit):
+    """min, max, any, all and sum go through an array's elements, a generator's, a list's."""
+    i = spmd.axis_index("r")
+    row = np.sum(x * x, axis=0)
+    y = x + min(row) - max(v * v for v in row) + max(row[0], 1.0, i)
+    if any(v > 9 for v in row) or all([row[0] > 2, row[1] > -1]):
+        y = y * 2
+    if any([i == 0, i == 3]) and all(row >= 0) and not any(()):
+        y = y + 1
+    return y + sum(row) + min(3, 2) + max([1, 2])
+
+
 PROGRAMS = [
     rebinding, in_place, through_a_view, through_a_helper, python_numbers, nested, negative_step,
     bounds_by_the_index, bounds_by_data, swapping, double_buffer, two_names_of_one, containers,
@@ -473,6 +485,7 @@ PROGRAMS = [
     while_data, while_known_at_first, while_true, while_plain, while_walrus, while_else,
     on_the_index, on_data, numbers_stay_numbers, early_returns, returns_in_unrolled_loop,
     conditional_expressions, logic, operands, membership, guarded_operands, builtins,
+    builtins_over_elements,
     memory_written_in_both_arms, undefined_is_rebound, trying, recursion,
 ]  # fmt: skip
 

@@ -177,11 +177,16 @@ class Common:
             values, text = (text, *values), " ".join(["{}"] * (len(values) + 1))
         shown = [_Shown(v) for v in values]
         line = string.Formatter().vformat(text, shown, {k: _Shown(v) for k, v in named.items()})
-        line = f"[{self.index_}] {line}" if every_rank and self.index_ is not None else line
+        line = rank_prefix(self.index_) + line if every_rank and self.index_ is not None else line
         if self.prints is None:
             builtins.print(line)
         else:
             self.prints.append(line)
+
+
+def rank_prefix(index: int) -> str:
+    """What stands before a line that every rank prints, in an image too."""
+    return f"rank {index}: "
 
 
 class _Shown:

@@ -22,6 +22,7 @@ from codegen.expr import Expr, IntLike, as_expr
 from codegen.ir import Input, Module, Op, Region, Shape, Value
 from codegen.mesh import Layout
 from codegen.ops import OPS
+from codegen.oracle.common import rank_prefix
 from codegen.oracle.exchange import EXCHANGE, Member
 from codegen.oracle.reference import REFERENCE, Array, evaluator, extents
 
@@ -149,8 +150,9 @@ class _Rank:
                 text += format(x.item() if x.ndim == 0 else x, part if x.ndim == 0 else "")
             else:
                 text += part
-        prefix = f"[{self.index}] " if op.attrs["every_rank"] else ""
-        self.world.prints.append(prefix + text)
+        if op.attrs["every_rank"] and self.index is not None:
+            text = rank_prefix(self.index) + text
+        self.world.prints.append(text)
 
 
 class _World:

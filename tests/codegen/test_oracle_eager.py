@@ -236,7 +236,8 @@ def test_prints(capsys):
         return u
 
     noisy.eager(ranks=2)
-    assert capsys.readouterr().out.splitlines() == ["sum 6.0 of [0.0 1.0]", "[0] here", "[1] here"]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == ["sum 6.0 of [0.0 1.0]", "rank 0: here", "rank 1: here"]
 
 
 def test_where_functions_may_stand():

@@ -395,4 +395,4 @@ def test_prints_come_from_index_0_or_from_every_rank():
 
     lines: list[str] = []
     run(program(make), {"r": 2}, {"u": np.zeros(7)}, prints=lines)
-    assert sorted(lines) == ["[0] at 0", "[1] at 1", "at 00!"]
+    assert sorted(lines) == ["at 00!", "rank 0: at 0", "rank 1: at 1"]

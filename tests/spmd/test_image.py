@@ -262,3 +262,22 @@ def test_inside_an_mpi_program(image: Any, tmp_path: Path, processes: int) -> No
     done = run(["mpirun", "-n", processes, sys.executable, tmp_path / "script.py",
                 tmp_path / "a.img"]).expect(0)  # fmt: skip
     assert done.out.count("right") == processes
+
+
+def test_what_every_rank_prints_reads_as_in_an_eager_run(capfd: Any) -> None:
+    @spmd.program(mesh=("x",))
+    def talking():
+        u = spmd.input("u", (4,), np.float32, layout=("x",), default=lambda i: (i + 1) * 2e30)
+
+        @spmd.shard_map(mesh="x", out_layouts=("x",))
+        def body(u):
+            spmd.print("{} of {:.1e}", u[0], u[0], every_rank=True)
+            return u
+
+        return body(u)
+
+    spmd.build(talking).run(ranks=2)
+    printed = sorted(capfd.readouterr().out.splitlines())
+    talking.eager(ranks=2)
+    assert printed == sorted(capfd.readouterr().out.splitlines())
+    assert printed[1] == f"rank 1: {np.float32(6e30)} of 6.0e+30"

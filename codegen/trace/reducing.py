@@ -20,7 +20,15 @@ from codegen.trace.array import (
     wrap,
 )
 from codegen.trace.context import user_place
-from codegen.trace.elementwise import apply, broadcast_value, operate, select, shape_text, store
+from codegen.trace.elementwise import (
+    apply,
+    broadcast_value,
+    operate,
+    result_type,
+    select,
+    shape_text,
+    store,
+)
 from codegen.trace.number import expr_of
 
 
@@ -230,10 +238,16 @@ def average(x: Any, axis: Any = None, weights: Any = None, returned: bool = Fals
         shape = [1] * array.ndim
         shape[axis] = weights.shape[0]
         weights = weights.reshape(tuple(shape))
-    wide = apply(np.multiply, array, weights)
-    weights = stretched(weights, array).astype(wide.dtype)  # NumPy sums both in the wider type
-    total = sum_(weights, axis, keepdims=keepdims)
+    kind = _average_type(array, weights)
+    wide = apply(np.multiply, as_array(array, kind), as_array(weights, kind))
+    total = sum_(stretched(weights, array), axis, kind, keepdims=keepdims)
     return apply(np.divide, sum_(wide, axis, keepdims=keepdims), total)
+
+
+def _average_type(array: Array, weights: Array) -> DType:
+    """What NumPy multiplies, sums and divides in: at least float64 where it averages integers."""
+    least = [np.float64(0)] if array.type.dtype.kind in "biu" else []
+    return result_type(array, weights, *least)
 
 
 # ---- positions, running totals, order --------------------------------------------------------

@@ -245,11 +245,6 @@ def unknown_step(x, steps, limit):
     return x
 
 
-def any_of_traced(x, steps, limit):
-    ok = any([x.sum() > 0, x.sum() > 1])  # here
-    return x
-
-
 def deleted_in_loop(x, steps, limit):
     y = x
     for i in spmd.range(steps):  # here
@@ -299,7 +294,6 @@ ERRORS = [
     (alias_of_a_branch_written, ProgramError, "may or may not share memory"),
     (zero_step, UsageError, "zero"),
     (unknown_step, UnsupportedError, "sign of a step"),
-    (any_of_traced, TracedValueError, "truth value"),
     (operands_of_two_types, CarryError, r"`and`.*bool\[\] and int64\[\].*bool\(a\) and bool\(b\)"),
     (walrus_behind_and, UnsupportedError, "`and` decides.*:=.*in a statement before"),
     (deleted_in_loop, CarryError, '"y".*no value'),

@@ -15,7 +15,7 @@ from codegen import expr
 from codegen.dtypes import INT64
 from codegen.expr import Expr, Sym
 from codegen.ir import Op, Shape, Value
-from codegen.plan import Apply, Bound, Integer, Literal, Load, Node, Runtime, Var
+from codegen.plan import Apply, Bound, Integer, Literal, Load, Node, Runtime, Var, apply
 
 Index = tuple[Expr, ...]
 
@@ -124,7 +124,7 @@ def _map(self: Resolver, op: Op, index: Index) -> Node:
     operand = (
         op.operands[-1].type.dtype if op.attrs["fn"] == "select" else op.operands[0].type.dtype
     )
-    return Apply(op.attrs["fn"], op.result.type.dtype, args, operand)
+    return apply(op.attrs["fn"], op.result.type.dtype, args, operand)
 
 
 def _broadcast(self: Resolver, op: Op, index: Index) -> Node:

@@ -127,6 +127,23 @@ def block_offset(extent: IntLike, blocks: IntLike, k: IntLike) -> Expr:
     return expr.as_expr(k) * (e // blocks) + expr.minimum(k, e % blocks)
 
 
+def part_of_block(e: Expr) -> str:
+    """"extent" or "offset" where e is that of some block of some dim, else ""."""
+    for call in expr.calls(e):
+        if call.op != "floordiv":
+            continue
+        whole, blocks = call.args
+        left = whole % blocks
+        slope, _ = expr.linear_in(e, call)
+        if slope is not None and e == block_offset(whole, blocks, slope):
+            return "offset"
+        tests = [c.args[0] for c in expr.calls(e) if c.op == "ge0"]
+        numbers = [k for t in tests for k in (left - 1 - t, left + t)]  # k < left, k >= left
+        if any(e == block_extent(whole, blocks, k) for k in (expr.const(0), *numbers)):
+            return "extent"
+    return ""
+
+
 def local_extent(mesh: Mesh, extent: IntLike, entry: LayoutEntry) -> Expr:
     """A rank's extent of a dim laid out over these axes."""
     if not entry:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any
 
 from codegen.bounds import nonneg
@@ -30,8 +31,30 @@ from codegen.terms import (
 
 Name = Callable[[Sym], str]
 
-# How tightly a text binds: a choice least, an atom most.
-_CHOICE, _OR, _AND, _NOT, _COMPARE, _SUM, _PRODUCT, _ATOM = range(8)
+
+class Binds(IntEnum):
+    """How tightly a text binds. C compilers warn of & | ^ and ! beside other operators without
+    parentheses: here they bind less tightly than C has it."""
+
+    CHOICE = 0
+    OR = 1
+    AND = 2
+    BITS = 3
+    NOT = 4
+    COMPARE = 5
+    SUM = 6
+    PRODUCT = 7
+    UNARY = 8
+    ATOM = 9
+
+
+Text = tuple[str, Binds]
+
+
+def within(text: Text, least: Binds) -> str:
+    """A text where something binds this tightly: in parentheses if need be."""
+    return text[0] if text[1] >= least else f"({text[0]})"
+
 
 
 @dataclass(frozen=True)
@@ -54,16 +77,10 @@ _C = Style("{0} ? {1} : {2}", "&&", "||", "==", "spmd_floordiv({0}, {1})", "spmd
            False)  # fmt: skip
 _C_NAMES = {"min": "spmd_min", "max": "spmd_max"}
 
-Text = tuple[str, int]  # what is written, and how tightly it binds
-
-
 class _Writer:
     def __init__(self, style: Style, name: Name) -> None:
         self.style = style
         self.name = name
-
-    def within(self, text: Text, level: int) -> str:
-        return text[0] if text[1] >= level else f"({text[0]})"
 
     def expr(self, e: Expr) -> Text:
         truth = _is_truth(e)
@@ -73,17 +90,17 @@ class _Writer:
         if split is None:
             return self.sum(e)
         call, yes, no = split
-        test = self.within(self.condition(_literal(call)), _OR)
-        a, b = self.within(self.expr(yes), _COMPARE), self.within(self.expr(no), _COMPARE)
+        test = within(self.condition(_literal(call)), Binds.OR)
+        a, b = within(self.expr(yes), Binds.COMPARE), within(self.expr(no), Binds.COMPARE)
         if len(call.args[0].terms) and _prefers_else(call, yes, no):
-            test = self.within(self.condition(ONE - _literal(call)), _OR)
+            test = within(self.condition(ONE - _literal(call)), Binds.OR)
             a, b = b, a
-        return self.style.choice.format(test, a, b), _CHOICE
+        return self.style.choice.format(test, a, b), Binds.CHOICE
 
     def condition(self, e: Expr) -> Text:
         """An Expr whose value is 0 or 1, as a comparison or a combination of them."""
         if e.is_const:
-            return str(e.value), _ATOM
+            return str(e.value), Binds.ATOM
         positive, negative = _as_literal(e)
         if positive is not None:
             return self.comparison(positive, False)
@@ -105,14 +122,14 @@ class _Writer:
         return self.sum(e)
 
     def joined(self, word: str, a: Expr, b: Expr) -> Text:
-        level = _AND if word == self.style.and_ else _OR
+        level = Binds.AND if word == self.style.and_ else Binds.OR
         # C compilers warn of && inside || without parentheses: comparisons only stand bare
         left, right = self.condition(a), self.condition(b)
         if left[1] == level or right[1] == level:  # a chain of one word needs none
             inner = level
         else:
-            inner = _COMPARE
-        return f"{self.within(left, inner)} {word} {self.within(right, inner)}", level
+            inner = Binds.COMPARE
+        return f"{within(left, inner)} {word} {within(right, inner)}", level
 
     def comparison(self, call: Call, negate: bool) -> Text:
         left, right, shift = _sides(call.args[0])
@@ -124,8 +141,8 @@ class _Writer:
         else:
             sign, by = self.order(call, -shift, (">=", "<"), (">", "<="), negate)
             right = right + by
-        a, b = self.within(self.expr(left), _SUM), self.within(self.expr(right), _SUM)
-        return f"{a} {sign} {b}", _COMPARE
+        a, b = within(self.expr(left), Binds.SUM), within(self.expr(right), Binds.SUM)
+        return f"{a} {sign} {b}", Binds.COMPARE
 
     def order(
         self, call: Call, by: int, sign: tuple[str, str], other: tuple[str, str], negate: bool
@@ -143,18 +160,17 @@ class _Writer:
         if by == 1 and e.terms and any(c < 0 for m, c in e.terms if m):
             return other[negate], by - 1
         return sign[negate], by
+
     def sum(self, e: Expr) -> Text:
         if not e.terms:
-            return "0", _ATOM
+            return "0", Binds.ATOM
         terms, negated = _unfolded(e)
         out = ""
         for monomial, coefficient in terms:
             size = abs(coefficient)
-            level = _ATOM if len(monomial) > 1 or size != 1 or coefficient < 0 else _PRODUCT
-            factors = [
-                self.within(self.atom(a, a in negated), level)
-                for a in monomial
-            ]
+            alone = len(monomial) == 1 and coefficient == 1
+            level = Binds.PRODUCT if alone else Binds.ATOM
+            factors = [within(self.atom(a, a in negated), level) for a in monomial]
             if size != 1 or not factors:
                 factors.insert(0, str(size))
             sign = "-" if coefficient < 0 else "+"
@@ -163,26 +179,25 @@ class _Writer:
                 out += f" {sign} {body}"
             else:
                 out = body if sign == "+" else f"-{body}"
-            alone = sign == "+" and len(factors) == 1
         if len(terms) > 1 or out.startswith("-"):
-            return out, _SUM
-        if not alone:
-            return out, _PRODUCT
-        return (out, _ATOM) if not terms[0][0] else self.atom(terms[0][0][0])
+            return out, Binds.SUM
+        if len(factors) > 1:
+            return out, Binds.PRODUCT
+        return (out, Binds.ATOM) if not terms[0][0] else self.atom(terms[0][0][0])
 
     def atom(self, a: Atom, negate: bool = False) -> Text:
         if isinstance(a, Sym):
-            return self.name(a), _ATOM
+            return self.name(a), Binds.ATOM
         if a.op in TRUTH:
             return self.comparison(a, negate)
         args = [self.expr(arg) for arg in a.args]
         if a.op in ("min", "max"):
             word = _C_NAMES[a.op] if self.style is _C else a.op
-            return f"{word}({args[0][0]}, {args[1][0]})", _ATOM
+            return f"{word}({args[0][0]}, {args[1][0]})", Binds.ATOM
         pattern = self.style.floordiv if a.op == "floordiv" else self.style.mod
         if not self.style.infix:
-            return pattern.format(args[0][0], args[1][0]), _ATOM
-        return pattern.format(*(self.within(x, _ATOM) for x in args)), _PRODUCT
+            return pattern.format(args[0][0], args[1][0]), Binds.ATOM
+        return pattern.format(*(within(x, Binds.ATOM) for x in args)), Binds.PRODUCT
 
 
 def _literal(call: Call) -> Expr:
@@ -246,21 +261,29 @@ def _prefers_else(call: Call, yes: Expr, no: Expr) -> bool:
 
 
 def _unfolded(e: Expr) -> tuple[list[tuple[Monomial, int]], set[Atom]]:
-    """Terms in the order of writing, positive ones first; -c + 1 as the negation of c."""
+    """Terms in the order of writing, and -c + 1 as the negation of c.
+
+    Positive ones come first; among them loop variables after what stays, comparisons last.
+    """
+    truths = _outer_truths(e)
     left = sum(c for m, c in e.terms if not m)
     terms: list[tuple[Monomial, int]] = []
     negated: set[Atom] = set()
     for m, c in e.terms:
-        if len(m) == 1 and c < 0 and c + left >= 0 and m[0] in _outer_truths(e):
+        if len(m) == 1 and c < 0 and c + left >= 0 and m[0] in truths:
             left += c
             terms.append((m, -c))
             negated.add(m[0])
         elif m:
             terms.append((m, c))
-    terms.sort(key=lambda t: t[1] < 0)
+    terms.sort(key=lambda t: (t[1] < 0, len(t[0]) == 1 and t[0][0] in truths, _moves(t[0])))
     if left > 0 and terms and terms[0][1] < 0:
         return [((), left), *terms], negated
     return terms + [((), left)] * bool(left), negated
+
+
+def _moves(monomial: Monomial) -> bool:
+    return any(isinstance(a, Sym) and a.kind == "var" for a in monomial)
 
 
 _KINDS = ("var", "counter", "coord", "scalar", "size")
@@ -285,8 +308,12 @@ def text(e: Expr, name: Name) -> str:
 
 def c_text(e: Expr, name: Name) -> str:
     """C source of an int64_t, in parentheses where it is not a sum, a product or an atom."""
-    writer = _Writer(_C, name)
-    return writer.within(writer.expr(e), _SUM)
+    return within(c_operand(e, name), Binds.SUM)
+
+
+def c_operand(e: Expr, name: Name) -> Text:
+    """The same, for what decides about parentheses itself."""
+    return _Writer(_C, name).expr(e)
 
 
 def python_text(e: Expr, name: Name) -> str:

@@ -12,8 +12,10 @@ from collections.abc import Iterator, Sequence
 
 from codegen import expr
 from codegen.dtypes import DType
-from codegen.emit.phases import PhaseWriter, comment, wrapped
+from codegen.emit.lines import comment, source, wrapped
+from codegen.emit.phases import PhaseWriter
 from codegen.emit.spell import NodeWriter, abstract, c_expr, identifier
+from codegen.errors import Place
 from codegen.expr import Expr, Sym
 from codegen.mesh import Mesh
 from codegen.plan import (
@@ -31,6 +33,7 @@ from codegen.plan import (
     Runtime,
     Step,
 )  # fmt: skip
+from codegen.spelling import Binds, Text, within
 
 _KINDS = {
     "permute": "SPMD_PERMUTE",
@@ -59,10 +62,11 @@ class ControlWriter:
         self.operations: list[tuple[str, Step]] = []
         self.counters: dict[Sym, int] = {}
         self.out: list[str] = []
+        self.quoted: Place | None = None  # the source line of what was written last
         self.depth = 2  # inside step() and its switch
         self.cases = 0
         self.scalars = {s.name: k for k, s in enumerate(plan.scalars)}
-        self.node = NodeWriter(self.load, self.rank_expr, self.runtime)
+        self.node = NodeWriter(self.load, self.symbolic, self.runtime)
         self._names = _buffer_names(plan)
 
     def write(self) -> str:
@@ -79,10 +83,10 @@ class ControlWriter:
     def buffer_name(self, buffer: Buffer) -> str:
         return self._names[id(buffer)]
 
-    def address(self, buffer: Buffer, rank: str = "r") -> str:
+    def address(self, buffer: Buffer) -> str:
         if buffer.data is not None:
-            return f"({buffer.dtype.c} *)CONSTANT({buffer.number})"
-        return f"({buffer.dtype.c} *)AT({rank}, B_{self.buffer_name(buffer)})"
+            return f"CONSTANT({buffer.number})"
+        return f"AT(r, B_{self.buffer_name(buffer)})"
 
     def symbol(self, s: Sym) -> str:
         """Where a rank finds the value of a symbol."""
@@ -102,7 +106,11 @@ class ControlWriter:
     def counter_name(self, s: Sym) -> str:
         return f"C_{identifier(s.name)}"
 
-    def rank_expr(self, e: Expr) -> str:
+    def rank_expr(self, e: Expr, least: Binds = Binds.CHOICE) -> str:
+        """An Expr in control code, where something binds this tightly."""
+        return within(self.symbolic(e), least)
+
+    def symbolic(self, e: Expr) -> Text:
         """An Expr in control code: divisions that never change come from the table filled at load.
 
         Symbols are spelled by their own names; `with_locals` declares those a function uses.
@@ -155,13 +163,19 @@ class ControlWriter:
         return [*(f"{indent}const int64_t {n} = {names[n]};" for n in needed), *lines]
 
     def load(self, buffer: Buffer, offset: Expr) -> str:
-        return f"({self.address(buffer)})[{self.rank_expr(offset)}]"
+        return f"(({buffer.dtype.c} *){self.address(buffer)})[{self.rank_expr(offset)}]"
 
     def runtime(self, node: Runtime) -> str:
         return f"spmd_scalar_f64(r, {node.number})"
 
     def line(self, text: str) -> None:
         self.out.append("    " * self.depth + text)
+
+    def quote(self, place: Place | None, what: str = "") -> None:
+        """The line of the source that what follows comes from, where it is another one."""
+        if place and (what or self.quoted is None or self.quoted.line != place.line):
+            self.out.append(comment(what + source(place), indent="    " * self.depth))
+        self.quoted = place
 
     def operation(self, kind: str, step: Step) -> int:
         self.operations.append((kind, step))
@@ -187,7 +201,7 @@ class ControlWriter:
                 self.print(step)
 
     def phase(self, phase: Phase) -> None:
-        writer = PhaseWriter(phase, self.buffer_name)
+        writer = PhaseWriter(phase, self.buffer_name, self._names.values())
         self.phases.append(writer.write())
         arguments = [self.address(b) for b, _ in writer.buffers.values()]
         for e, name in writer.parameters.values():
@@ -196,8 +210,7 @@ class ControlWriter:
         arguments += [self.runtime(s) for s in writer.runtimes.values()]
         if writer.library:
             arguments.append("r->engine->library")
-        if phase.place:
-            self.line(f"/* {comment(phase.place)} */")
+        self.quote(phase.place)
         self.line(f"r->operation = {self.operation('compute', phase)};")
         indent = "    " * self.depth
         self.out.append(wrapped(f"{indent}{phase.name}(", arguments or [""], ");", indent + "    "))
@@ -207,8 +220,7 @@ class ControlWriter:
         self.exchanges.append(self.exchange_functions(x))
         self.in_step = True
         self.cases += 1
-        if x.place:
-            self.line(f"/* {comment(x.place)} */")
+        self.quote(x.place)
         self.line(f"r->operation = {self.operation(x.kind, x)};")
         self.line(f"exchange_{x.site}(r);")
         self.line(f"r->pc = {self.cases};")
@@ -217,8 +229,7 @@ class ControlWriter:
         self.line("if (!r->engine->exchange(r)) return SPMD_WAITS;")
 
     def loop(self, loop: Loop) -> None:
-        if loop.place:
-            self.line(f"/* {comment(loop.place)} */")
+        self.quote(loop.place)
         self.line(f"for ({self.loop_head(loop)}) {{")
         self.depth += 1
         if loop.flag is not None:
@@ -238,11 +249,12 @@ class ControlWriter:
         start, step = self.rank_expr(loop.start), self.rank_expr(loop.step)
         test = ""
         if loop.stop is not None:
-            stop = self.rank_expr(loop.stop)
+            stop = self.rank_expr(loop.stop, Binds.SUM)
             forward = not (loop.step.is_const and loop.step.value < 0)
             test = f"{c} {'<' if forward else '>'} {stop}"
             if not loop.step.is_const:
-                test = f"{step} > 0 ? {c} < {stop} : {step} < 0 && {c} > {stop}"
+                by = self.rank_expr(loop.step, Binds.SUM)
+                test = f"{by} > 0 ? {c} < {stop} : {by} < 0 && {c} > {stop}"
         advance = f"{c}++" if step == "1" else f"{c} += {step}"
         return f"{c} = {start}; {test}; {advance}"
 
@@ -252,27 +264,26 @@ class ControlWriter:
         self.line(f"r->counter[{self.counter_name(let.counter)}] = {value};")
 
     def branch(self, branch: Branch) -> None:
-        if isinstance(branch.on, Load):
-            on = f"(int64_t){self.load(branch.on.buffer, branch.on.offset)}"
-        else:
-            self.hint = "branch"
-            on = self.rank_expr(branch.on)
-        if branch.place:
-            what = "data" if isinstance(branch.on, Load) else "the index"
-            self.line(f"/* branch on {what}: {comment(branch.place)} */")
+        on = "data" if isinstance(branch.on, Load) else "the index"
+        self.quote(branch.place, f"branch on {on}: ")
         last = len(branch.arms) - 1
         for k, arm in enumerate(branch.arms):
-            if k == 0:
-                test = f"if ({on} <= 0) {{"
-            elif k < last:
-                test = f"}} else if ({on} == {k}) {{"
-            else:
-                test = "} else {"
-            self.line(test)
+            test = f"if ({self.chooses(branch, k)}) {{" if k < last else "{"
+            self.line(f"}} else {test}" if k else test)
             self.depth += 1
             self.steps(arm)
             self.depth -= 1
         self.line("}")
+
+    def chooses(self, branch: Branch, arm: int) -> str:
+        """Whether this is the arm: the first one for all numbers up to 0."""
+        if isinstance(branch.on, Load):
+            on = self.load(branch.on.buffer, branch.on.offset)
+            if branch.on.buffer.dtype.kind == "b":
+                return on if arm else f"!{on}"
+            return f"{on} {'==' if arm else '<='} {arm}"
+        self.hint = "branch"
+        return self.rank_expr(expr.eq(branch.on, arm) if arm else expr.le(branch.on, 0))
 
     def default(self, default: Default) -> None:
         self.line(f"/* default of {default.name} */")
@@ -283,8 +294,7 @@ class ControlWriter:
         self.line("}")
 
     def print(self, step: Print) -> None:
-        if step.place:
-            self.line(f"/* {comment(step.place)} */")
+        self.quote(step.place)
         self.line("{" if step.every_rank else "if (r->index == 0) {")
         self.depth += 1
         self.line("char text[1024], *at = text;")
@@ -314,11 +324,8 @@ class ControlWriter:
 
     def exchange_functions(self, x: Exchange) -> str:
         """exchange_K fills rank->exchange; pull_K and send_K name the regions."""
+        place = [source(x.place)] if x.place else []
         out: list[str] = []
-        head = f"/* exchange {x.site}: {comment(x.place)} */\n" if x.place else ""
-        if x.pull_from is not None and x.pull_into is not None and x.send is not None:
-            out.append(self.region_function(f"pull_{x.site}", x, (x.pull_from, x.pull_into)))
-            out.append(self.region_function(f"send_{x.site}", x, (x.send,)))
         lines = [
             f"x->site = {x.site};",
             f"x->kind = {_KINDS[x.kind]};",
@@ -327,14 +334,23 @@ class ControlWriter:
         ]
         if x.kind == "permute":
             lines += self.peers(x)
-        if out:
+        if x.pull_from is not None and x.pull_into is not None and x.send is not None:
+            pull = self.region_function(f"pull_{x.site}", x, (x.pull_from, x.pull_into))
+            send = self.region_function(f"send_{x.site}", x, (x.send,))
+            asked, taken = f"exchange {x.site}, asked by the engine", "combine" if x.fn else "copy"
+            out += [
+                comment(f"{asked}: what I {taken} from `member`, and into what", *place), pull,
+                comment(f"{asked}: what is for `member` to {taken} from me", *place), send,
+            ]  # fmt: skip
             lines += [f"x->pull = pull_{x.site};", f"x->send = send_{x.site};"]
         lines.append(f"x->combine = {self.combine(x)};")
         lines.append("r->stage = 0;")
         lines = ["    " + ln for ln in ["spmd_exchange *const x = &r->exchange;", *lines]]
         body = "\n".join(self.with_locals(lines))
+        over = f"{x.kind} over {', '.join(x.axes)}"
+        out.append(comment(f"exchange {x.site}, begun by step(): {over}", *place))
         out.append(f"static void exchange_{x.site}(spmd_rank *r)\n{{\n{body}\n}}\n")
-        return head + "\n".join(out)
+        return "\n".join(out)
 
     def members(self, x: Exchange) -> Iterator[str]:
         """How many members, which I am, where the others are: index = first + sum of strides."""
@@ -366,7 +382,8 @@ class ControlWriter:
     def chosen(self, guard: Expr, peer: Expr) -> str:
         if guard.is_const:
             return self.rank_expr(peer) if guard.value else "SPMD_NONE"
-        return f"{self.rank_expr(guard)} ? {self.rank_expr(peer)} : SPMD_NONE"
+        test, value = self.rank_expr(guard, Binds.OR), self.rank_expr(peer, Binds.COMPARE)
+        return f"{test} ? {value} : SPMD_NONE"
 
     def region_function(self, name: str, x: Exchange, boxes: Sequence[Box]) -> str:
         used = False
@@ -376,7 +393,7 @@ class ControlWriter:
             size = box.buffer.dtype.size
             self.hint = f"{name}_{target}"
             where = f"r->world->buffer[B_{self.buffer_name(box.buffer)}]"
-            offset = self.rank_expr(box.offset * size)
+            offset = self.rank_expr(box.offset * size, Binds.SUM)
             lines.append(
                 f"{target}->offset = {where}" + (f" + {offset}" if offset != "0" else "") + ";"
             )
@@ -447,12 +464,6 @@ def _print_call(dtype: DType, spec: str, value: str) -> str:
     if dtype.name == "float32":  # the shortest text that gives the same float
         return f"spmd_print_f64(&at, end, {spec}, (double)({value}));"
     return f"spmd_print_{kind}(&at, end, {spec}, {value});"
-
-
-def _only(e: Expr) -> Sym:
-    atom = e.terms[0][0][0]
-    assert isinstance(atom, Sym)
-    return atom
 
 
 def _buffer_names(plan: Plan) -> dict[int, str]:

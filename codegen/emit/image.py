@@ -11,8 +11,8 @@ from typing import Any
 
 from codegen import mesh
 from codegen.emit.control import ControlWriter, local_name
-from codegen.emit.phases import combined, comment
-from codegen.emit.spell import c_expr, element, identifier, stored
+from codegen.emit.lines import comment, fold, source
+from codegen.emit.spell import c_expr, combined, element, identifier, stored
 from codegen.errors import Place
 from codegen.expr import Expr
 from codegen.plan import Array, Exchange, KernelCall, Phase, Plan, Product, Step
@@ -32,7 +32,7 @@ _HEADERS = {"spmd_print.h": "spmd_print_", "spmd_sort.h": "sort_"}  # and what n
 
 _TOP = """
 /* a buffer of a rank */
-#define AT(r, number) ((r)->memory + (r)->world->buffer[number])
+#define AT(r, number) ((void *)((r)->memory + (r)->world->buffer[number]))
 """
 
 _BLAS = """
@@ -97,32 +97,6 @@ def emit(plan: Plan) -> Source:
     return Source(text, constants, operations, at_load)
 
 
-def fold(line: str, width: int = 99) -> str:
-    """A long line broken at operators or commas; what follows is indented once more."""
-    if len(line) <= width or line.lstrip().startswith(("/*", "#")):
-        return line
-    indent = len(line) - len(line.lstrip())
-    inner = line[:indent] + ("*     " if line.lstrip().startswith("*") else "    ")
-    out: list[str] = []
-    while len(line) > width and (at := _cut(line, indent + 8, width)) > 0:
-        if line[at - 1] in "+-":  # the operator begins the next line
-            at -= 2
-        out.append(line[:at])
-        line = inner + line[at:].lstrip()
-    return "\n".join([*out, line])
-
-
-def _cut(line: str, first: int, width: int) -> int:
-    """Where to break: the last place within the width among those in the fewest parentheses."""
-    depth, best, least = 0, -1, 0
-    for k, c in enumerate(line[:width]):
-        depth += (c in "([") - (c in ")]")
-        after = next((len(m) - 1 for m in (" + ", " - ", ", ") if line.startswith(m, k)), 0)
-        if after and first < k + after < width and (best < 0 or depth <= least):
-            best, least = k + after, depth
-    return best
-
-
 def _enums(plan: Plan, control: ControlWriter) -> str:
     out = ""
     if plan.buffers:
@@ -158,7 +132,8 @@ def _constants(plan: Plan) -> tuple[bytes, str]:
         "/* NumPy arrays that the program met */\n"
         "extern const char spmd_constants[];\n"
         f"static const int64_t constant_offset[] = {{\n{rows}}};\n"
-        "#define CONSTANT(number) ((char *)(uintptr_t)spmd_constants + constant_offset[number])\n"
+        "#define CONSTANT(number) \\\n"
+        "    ((void *)((char *)(uintptr_t)spmd_constants + constant_offset[number]))\n"
     )
     return data, table
 
@@ -173,14 +148,14 @@ def _kernels(plan: Plan) -> list[str]:
             else:  # a complex number by its parts
                 part = dtype.compute.removesuffix(" _Complex")
                 types += [part] * (2 if dtype.kind == "c" else 1)
-        where = f" ({comment(kernel.place)})" if getattr(kernel, "place", None) else ""
-        out.append(f"/* kernel {kernel.name}{where} */\nvoid {symbol}({', '.join(types)});\n")
+        where = f" ({source(kernel.place)})" if getattr(kernel, "place", None) else ""
+        head = comment(f"kernel {kernel.name}{where}")
+        out.append(f"{head}\nvoid {symbol}({', '.join(types)});\n")
     return out
 
 
 def _combine(fn: str, dtype: Any, name: str) -> str:
-    into, other = element(dtype, "a[i]"), element(dtype, "b[i]")
-    value = stored(dtype, f"({dtype.compute})({combined(fn, dtype, into, other)})")
+    value = stored(dtype, combined(fn, dtype, element(dtype, "a[i]"), element(dtype, "b[i]")))
     return (
         f"static void {name}(void *into, const void *from, int64_t n)\n{{\n"
         f"    {dtype.c} *restrict a = into;\n"
@@ -250,7 +225,7 @@ def _symbol_names(control: ControlWriter, exprs: list[Expr], world: str) -> dict
 
 
 def spelled(e: Expr) -> str:
-    return c_expr(e, {s: local_name(s) for s in e.symbols()})
+    return c_expr(e, {s: local_name(s) for s in e.symbols()})[0]
 
 
 def _tables(plan: Plan, control: ControlWriter) -> str:

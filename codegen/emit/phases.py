@@ -6,15 +6,17 @@ Always holds: a phase function is handed everything; it reads neither the rank n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from math import gcd
 
 from codegen import expr
-from codegen.dtypes import DType
+from codegen.emit.lines import comment, source, wrapped
+from codegen.emit.operators import call, cast, infix, single
 from codegen.emit.spell import (
     NodeWriter,
     abstract,
-    bare,
     c_expr,
+    combined,
     element,
     identifier,
     literal,
@@ -24,7 +26,8 @@ from codegen.emit.spell import (
 )  # fmt: skip
 from codegen.errors import Place
 from codegen.expr import Expr, Sym
-from codegen.functions import COMBINE, FUNCTIONS, neutral
+from codegen.functions import neutral
+from codegen.mesh import part_of_block
 from codegen.plan import (
     Buffer,
     KernelCall,
@@ -39,6 +42,7 @@ from codegen.plan import (
     Var,
     Work,
 )  # fmt: skip
+from codegen.spelling import Binds, Text, within
 
 LANES = 8  # accumulators of a floating-point sum: enough for one AVX-512 register of doubles
 
@@ -46,9 +50,12 @@ LANES = 8  # accumulators of a floating-point sum: enough for one AVX-512 regist
 class PhaseWriter:
     """One compute phase. After write(): text, and what the caller hands over."""
 
-    def __init__(self, phase: Phase, buffer_name: Callable[[Buffer], str]) -> None:
+    def __init__(
+        self, phase: Phase, buffer_name: Callable[[Buffer], str], taken: Collection[str]
+    ) -> None:
         self.phase = phase
         self.buffer_name = buffer_name
+        self.taken = set(taken)  # names that parameters cannot have
         self.buffers: dict[str, tuple[Buffer, bool]] = {}
         self.parameters: dict[str, tuple[Expr, str]] = {}  # by key: what, and its name
         self.runtimes: dict[str, Runtime] = {}
@@ -56,21 +63,21 @@ class PhaseWriter:
         self.out: list[str] = []
         self.depth = 1
         self.local: frozenset[Sym] = frozenset()
-        self.writer = NodeWriter(self.load, self.integer, self.runtime)
+        self.writer = NodeWriter(self.load, self.symbolic, self.runtime)
 
     def write(self) -> str:
         place: Place | None = None
         for work in self.phase.work:
             if work.place and (place is None or work.place.line != place.line):
                 place = work.place
-                self.line(f"/* {comment(place)} */")
+                self.out.append(comment(source(place), indent="    " * self.depth))
             _WRITE[type(work)](self, work)
         head = wrapped(f"static void {self.phase.name}(", self.signature() or ["void"], ")")
-        notes = [f" *   {n} = {e}" for e, n in self.parameters.values()]
-        intro = ["/* compute phase", *notes, " */"] if notes else ["/* compute phase */"]
+        named = ((n, str(e)) for e, n in self.parameters.values())
+        intro = comment("compute phase", *(f"  {n} = {text}" for n, text in named if n != text))
         # A function of its own: a symbol for objdump, gdb and perf, and all it gets are arguments.
         head = f"__attribute__((noinline))\n{head}"
-        return "\n".join([*intro, head, "{", *self.out, "}"]) + "\n"
+        return "\n".join([intro, head, "{", *self.out, "}"]) + "\n"
 
     def signature(self) -> list[str]:
         out = []
@@ -95,7 +102,7 @@ class PhaseWriter:
         return name
 
     def load(self, buffer: Buffer, offset: Expr) -> str:
-        return f"{self.buffer(buffer)}[{self.integer(offset)}]"
+        return f"{self.buffer(buffer)}[{self.integer(offset, Binds.CHOICE)}]"
 
     def runtime(self, node: Runtime) -> str:
         name = f"scalar_{identifier(node.name)}"
@@ -103,14 +110,32 @@ class PhaseWriter:
         return name
 
     def parameter(self, e: Expr) -> Expr:
-        """What the caller computes: a symbol for it."""
-        if e.key not in self.parameters:
-            self.parameters[e.key] = (e, f"e{len(self.parameters)}")
-        return expr.symbol(Sym(self.parameters[e.key][1]))
+        """What the caller computes, by the symbol that stands for it here.
 
-    def integer(self, e: Expr) -> str:
+        `2 * extent + 1` is computed here from an extent, so that few parameters say much.
+        """
+        name, unit, times, plus = _obvious_name(e), e, 1, 0
+        if not name:
+            unit, times, plus = _unit(e)
+            name = _obvious_name(unit)
+        if not name:
+            name, unit, times, plus = f"e{len(self.parameters)}", e, 1, 0
+        if unit.key not in self.parameters:
+            base, count = name, 1
+            while name in self.taken:
+                count += 1
+                name = f"{base}_{count}"
+            self.taken.add(name)
+            self.parameters[unit.key] = (unit, name)
+        return expr.symbol(Sym(self.parameters[unit.key][1], "size")) * times + plus
+
+    def symbolic(self, e: Expr) -> Text:
         bound = {s for s in e.symbols() if s.name in self.writer.done}
-        return c_expr(abstract(e, self.local | frozenset(bound), self.parameter))
+        return c_expr(abstract(e, self.local | frozenset(bound), self.parameter), {})
+
+    def integer(self, e: Expr, least: Binds = Binds.SUM) -> str:
+        """An Expr where something binds this tightly."""
+        return within(self.symbolic(e), least)
 
     # ---- nests -----------------------------------------------------------------------------------
 
@@ -144,33 +169,28 @@ class PhaseWriter:
             self.line(declaration)
         self.line(text)
 
-    def value(self, node: Node) -> str:
-        return self.writer.text(node)
+    def value(self, node: Node) -> Text:
+        return self.writer.operand(node)
+
+    def target(self, buffer: Buffer, offset: Expr) -> str:
+        """An element that is written."""
+        return f"{self.buffer(buffer, written=True)}[{self.integer(offset, Binds.CHOICE)}]"
 
 
-def wrapped(head: str, parts: Sequence[str], end: str, indent: str = "    ") -> str:
-    """head, the parts with commas, end; broken before column 100."""
-    lines = [head]
-    for k, part in enumerate(parts):
-        piece = part + (end if k + 1 == len(parts) else ",")
-        if len(lines[-1]) + len(piece) + 1 > 99:
-            lines.append(indent + piece)
-        else:
-            lines[-1] += ("" if lines[-1] == head else " ") + piece
-    return "\n".join(lines)
+def _unit(e: Expr) -> tuple[Expr, int, int]:
+    """(unit, times, plus) of e = unit * times + plus."""
+    terms = [(m, c) for m, c in e.terms if m]
+    times = gcd(*(c for _, c in terms)) * (1 if any(c > 0 for _, c in terms) else -1)
+    plus = sum(c for m, c in e.terms if not m)
+    return Expr(tuple((m, c // times) for m, c in terms)), times, plus
 
 
-def comment(place: Place) -> str:
-    import os
-
-    source = place.source_line().strip().replace("*/", "* /").replace("/*", "/ *")
-    text = f"{os.path.basename(place.file)}:{place.line}: {source}".rstrip(": ")
-    return text if len(text) <= 84 else text[:83] + "…"
-
-
-def combined(fn: str, dtype: DType, a: str, b: str) -> str:
-    """COMBINE[fn] of two values of a dtype's compute type."""
-    return FUNCTIONS[COMBINE[fn]].template(dtype).format(a, b, t=suffix(dtype))
+def _obvious_name(e: Expr) -> str:
+    """A symbol's own name; extent or offset of a block; or ""."""
+    symbols = list(e.symbols())
+    if len(symbols) == 1 and e == expr.symbol(symbols[0]):
+        return identifier(symbols[0].name)
+    return part_of_block(e)
 
 
 # ---- one function per kind of work ---------------------------------------------------------------
@@ -179,18 +199,18 @@ def combined(fn: str, dtype: DType, a: str, b: str) -> str:
 def _store(self: PhaseWriter, work: Store) -> None:
     self.begin(work.loops)
     opened = self.open(work.loops)
-    name = self.buffer(work.buffer, written=True)
+    self.buffer(work.buffer, written=True)
     dtype = work.buffer.dtype
     self.writer.begin()
     tests = []
     for b in work.bounds:
-        raw = self.value(b.node)
+        raw = self.writer.position(b.node)
         self.writer.done.add(b.sym.name)
-        self.writer.lines.append(f"const int64_t {b.sym.name} = (int64_t)({raw});")
+        self.writer.lines.append(f"const int64_t {b.sym.name} = {raw};")
         at = self.integer(expr.symbol(b.sym) + (b.shift if b.shift is not None else 0))
         tests.append(f"{at} >= 0 && {at} <= {self.integer(b.limit)}")
     value = self.value(work.value)
-    target = f"{name}[{self.integer(work.offset)}]"
+    target = self.target(work.buffer, work.offset)
     if work.combine != "set":
         value = combined(work.combine, dtype, element(dtype, target), value)
     for declaration in self.writer.lines:
@@ -201,104 +221,106 @@ def _store(self: PhaseWriter, work: Store) -> None:
 
 
 def _reduce(self: PhaseWriter, work: Reduce) -> None:
-    name = self.buffer(work.buffer, written=True)
+    self.buffer(work.buffer, written=True)
     self.begin(work.loops + work.inner)
     first = stored(work.dtype, literal(neutral(work.fn, work.dtype), work.dtype))
     if work.rows:
         opened = self.open(work.loops)
-        self.statement(lambda: f"{name}[{self.integer(work.offset)}] = {first};")
+        self.statement(lambda: f"{self.target(work.buffer, work.offset)} = {first};")
         self.close(opened)
         *outer, row = work.loops
         opened = self.open((*outer, *work.inner, row))
-        self.statement(lambda: _combine_into(self, work, name))
+        self.statement(lambda: _combine_into(self, work))
         self.close(opened)
         return
     opened = self.open(work.loops)
     short = all(v.extent.is_const and v.extent.value < 2 * LANES for v in work.inner[-1:])
     if work.dtype.kind in "fc" and work.fn in ("add", "mul", "min", "max") and not short:
-        _reduce_lanes(self, work, name)
+        _reduce_lanes(self, work)
     else:
         self.line("{")
         self.depth += 1
-        self.line(
-            f"{work.dtype.compute} total = {literal(neutral(work.fn, work.dtype), work.dtype)};"
-        )
+        _start(self, work)
         inside = self.open(work.inner)
-        self.statement(lambda: _assign(work.dtype, "total", combined(
-            work.fn, work.dtype, "total", self.value(work.value))))  # fmt: skip
+        self.statement(lambda: _advance(work, self.value(work.value)))
         self.close(inside)
         self.writer.begin()
-        self.line(f"{name}[{self.integer(work.offset)}] = {stored(work.dtype, 'total')};")
+        self.line(f"{self.target(work.buffer, work.offset)} = {stored(work.dtype, _TOTAL)};")
         self.depth -= 1
         self.line("}")
     self.close(opened)
 
 
-def _assign(dtype: DType, name: str, value: str) -> str:
-    return f"{name} = ({dtype.compute})({bare(value)});"
+_TOTAL = single("total")
 
 
-def _combine_into(self: PhaseWriter, work: Reduce, name: str) -> str:
+def _start(self: PhaseWriter, work: Reduce | Lane) -> None:
+    first = literal(neutral(work.fn, work.dtype), work.dtype)[0]
+    self.line(f"{work.dtype.compute} total = {first};")
+
+
+def _advance(work: Reduce | Lane, value: Text) -> str:
+    return f"total = {combined(work.fn, work.dtype, _TOTAL, value)[0]};"
+
+
+def _combine_into(self: PhaseWriter, work: Reduce) -> str:
     value = self.value(work.value)
-    target = f"{name}[{self.integer(work.offset)}]"
+    target = self.target(work.buffer, work.offset)
     new = combined(work.fn, work.dtype, element(work.dtype, target), value)
     return f"{target} = {stored(work.dtype, new)};"
 
 
-def _reduce_lanes(self: PhaseWriter, work: Reduce, name: str) -> None:
+def _reduce_lanes(self: PhaseWriter, work: Reduce) -> None:
     """Independent accumulators, so that the loop vectorises; float sums accumulate in double."""
     wide = work.dtype.name == "float32" and work.fn == "add"
     total = "double" if wide else work.dtype.compute
-    start = literal(neutral(work.fn, work.dtype), work.dtype)
+    start = literal(neutral(work.fn, work.dtype), work.dtype)[0]
     long = [v for v in work.inner if v.extent != 1] or [work.inner[-1]]
     *outer, last = long
     self.line("{")
     self.depth += 1
-    n, j = self.integer(last.extent), last.sym.name
+    n, j = self.integer(last.extent, Binds.ATOM), last.sym.name
     self.line(f"{total} lane[{LANES}];")
     self.line(f"for (int l = 0; l < {LANES}; l++) lane[l] = {start};")
     opened = self.open(outer)
     self.local |= {last.sym}
 
-    def put(lane: str) -> str:
-        value = self.value(work.value)
-        new = f"lane[{lane}] + {value}" if wide else combined(
-            work.fn, work.dtype, f"lane[{lane}]", value)  # fmt: skip
-        return f"lane[{lane}] = {new};"
+    def put(lane: str, value: Text) -> str:
+        into = single(f"lane[{lane}]")
+        new = infix(into, "+", value) if wide else combined(work.fn, work.dtype, into, value)
+        return f"{into[0]} = {new[0]};"
 
     self.line(f"for (int64_t t = 0; t + {LANES} <= {n}; t += {LANES}) {{")
     self.depth += 1
     self.line(f"for (int l = 0; l < {LANES}; l++) {{")
     self.depth += 1
     self.line(f"const int64_t {j} = t + l;")
-    self.statement(lambda: put("l"))
+    self.statement(lambda: put("l", self.value(work.value)))
     self.depth -= 1
     self.line("}")
     self.depth -= 1
     self.line("}")
     self.line(f"for (int64_t {j} = {n} - {n} % {LANES}; {j} < {n}; {j}++) {{")
     self.depth += 1
-    self.statement(lambda: put(f"{j} % {LANES}"))
+    self.statement(lambda: put(f"{j} % {LANES}", self.value(work.value)))
     self.depth -= 1
     self.line("}")
     self.close(opened)
-    self.line(f"for (int l = 1; l < {LANES}; l++) " + (
-        "lane[0] += lane[l];" if wide else
-        f"lane[0] = {combined(work.fn, work.dtype, 'lane[0]', 'lane[l]')};"))  # fmt: skip
+    self.line(f"for (int l = 1; l < {LANES}; l++) {put('0', single('lane[l]'))}")
     self.writer.begin()
-    result = "(float)lane[0]" if wide else "lane[0]"
-    self.line(f"{name}[{self.integer(work.offset)}] = {stored(work.dtype, result)};")
+    result = cast("float", single("lane[0]")) if wide else single("lane[0]")
+    self.line(f"{self.target(work.buffer, work.offset)} = {stored(work.dtype, result)};")
     self.depth -= 1
     self.line("}")
 
 
 def _lane(self: PhaseWriter, work: Lane) -> None:
-    name = self.buffer(work.buffer, written=True)
+    self.buffer(work.buffer, written=True)
     self.begin((*work.loops, work.along))
     opened = self.open(work.loops)
     self.line("{")
     self.depth += 1
-    _LANES[work.kind](self, work, name)
+    _LANES[work.kind](self, work)
     self.depth -= 1
     self.line("}")
     self.close(opened)
@@ -315,22 +337,20 @@ def _along(self: PhaseWriter, work: Lane, make: Callable[[], str]) -> None:
     self.line("}")
 
 
-def _cumulative(self: PhaseWriter, work: Lane, name: str) -> None:
+def _cumulative(self: PhaseWriter, work: Lane) -> None:
     assert work.value is not None
     value = work.value
-    self.line(f"{work.dtype.compute} total = {literal(neutral(work.fn, work.dtype), work.dtype)};")
+    _start(self, work)
     at = work.offset + work.stride * expr.symbol(work.along.sym)
 
     def step() -> str:
-        new = _assign(
-            work.dtype, "total", combined(work.fn, work.dtype, "total", self.value(value))
-        )
-        return f"{new} {name}[{self.integer(at)}] = {stored(work.dtype, 'total')};"
+        new = _advance(work, self.value(value))
+        return f"{new} {self.target(work.buffer, at)} = {stored(work.dtype, _TOTAL)};"
 
     _along(self, work, step)
 
 
-def _argreduce(self: PhaseWriter, work: Lane, name: str) -> None:
+def _argreduce(self: PhaseWriter, work: Lane) -> None:
     """The first extreme; NaN is more extreme than any number, as in NumPy."""
     assert work.value is not None
     value = work.value
@@ -343,16 +363,16 @@ def _argreduce(self: PhaseWriter, work: Lane, name: str) -> None:
         nan = " || (value != value && best == best)" if work.dtype.kind == "f" else ""
         test = f"{j} == 0 || value {sign} best{nan}"
         return (
-            f"const {compute} value = {self.value(value)}; "
+            f"const {compute} value = {self.value(value)[0]}; "
             f"if ({test}) {{ best = value; where = {j}; }}"
         )
 
     _along(self, work, step)
     self.writer.begin()
-    self.line(f"{name}[{self.integer(work.offset)}] = where;")
+    self.line(f"{self.target(work.buffer, work.offset)} = where;")
 
 
-def _sort(self: PhaseWriter, work: Lane, name: str) -> None:
+def _sort(self: PhaseWriter, work: Lane) -> None:
     assert work.value is not None
     value, j = work.value, work.along.sym.name
     lane = self.buffer(work.scratch[0], written=True)
@@ -366,7 +386,7 @@ def _sort(self: PhaseWriter, work: Lane, name: str) -> None:
     else:
         source = self.buffer(work.scratch[1], written=True)
         self.line(f"spmd_argsort_{ending}({lane}, {n}, {source}, {source} + {n});")
-    _along(self, work, lambda: f"{name}[{self.integer(at)}] = {source}[{j}];")
+    _along(self, work, lambda: f"{self.target(work.buffer, at)} = {source}[{j}];")
 
 
 _LANES = {"cumulative": _cumulative, "argreduce": _argreduce, "sort": _sort, "argsort": _sort}
@@ -384,58 +404,68 @@ def _product(self: PhaseWriter, work: Product) -> None:
 
 def _gemm(self: PhaseWriter, work: Product, library: int) -> None:
     self.library = True
-    m, n, k = (self.integer(e) for e in (work.m, work.n, work.k))
+    m, n, k = (cast("int", self.symbolic(e))[0] for e in (work.m, work.n, work.k))
     a, ta, lda = _blas_operand(self, work.a, work.m, work.k)
     b, tb, ldb = _blas_operand(self, work.b, work.k, work.n)
-    c = f"{self.buffer(work.c.buffer, written=True)} + {self.integer(work.c.offset)}"
+    self.buffer(work.c.buffer, written=True)
+    c = _address(self, work.c)
     kind = {"float32": "s", "float64": "d", "complex64": "c", "complex128": "z"}[work.dtype.name]
     one, zero = ("1", "0") if kind in "sd" else (f"(const {work.dtype.c}[]){{1}}",
                                                  f"(const {work.dtype.c}[]){{0}}")  # fmt: skip
-    self.line(f"if ({m} > 0 && {n} > 0)")
-    self.line(
-        f"    ((spmd_{kind}gemm)library[{library}])(SPMD_ROW_MAJOR, {ta}, {tb}, (int)({m}), "
-        f"(int)({n}),"
-    )
-    self.line(
-        f"        (int)({k}), {one}, {a}, (int)spmd_max({lda}, 1), {b}, (int)spmd_max({ldb}, 1), "
-        f"{zero},"
-    )
-    self.line(f"        {c}, (int)({n}));")
+    rows = [
+        f"((spmd_{kind}gemm)library[{library}])(SPMD_ROW_MAJOR, {ta}, {tb}, {m}, {n}, {k}, {one},",
+        f"    {a}, {lda}, {b}, {ldb}, {zero}, {c}, {n});",
+    ]
+    tests = [f"{self.integer(e)} > 0" for e in (work.m, work.n) if not expr.nonneg(e - 1)]
+    if tests:
+        self.line(f"if ({' && '.join(tests)}) {{")
+    self.depth += bool(tests)
+    for row in rows:
+        self.line(row)
+    self.close(bool(tests))
+
+
+def _address(self: PhaseWriter, x: Matrix) -> str:
+    name = self.buffer(x.buffer)
+    return name if x.offset == 0 else f"{name} + {self.integer(x.offset)}"
+
+
+def _element(self: PhaseWriter, x: Matrix, row: Sym, column: Sym) -> str:
+    at = x.offset + x.row * expr.symbol(row) + x.column * expr.symbol(column)
+    return f"{self.buffer(x.buffer)}[{self.integer(at, Binds.CHOICE)}]"
 
 
 def _blas_operand(self: PhaseWriter, x: Matrix, rows: Expr, columns: Expr) -> tuple[str, str, str]:
     """Address, transposition and leading dimension of an operand (rows x columns)."""
-    at = f"{self.buffer(x.buffer)} + {self.integer(x.offset)}"
-    if (x.column == 1 or columns == 1) and expr.nonneg(x.row):
+    plain = (x.column == 1 or columns == 1) and expr.nonneg(x.row)
+    if plain:
         lead = columns if rows == 1 or x.row == 0 else x.row
-        return at, "SPMD_PLAIN", self.integer(lead)
-    lead = rows if columns == 1 or x.column == 0 else x.column
-    return at, "SPMD_TRANSPOSED", self.integer(lead)
+    else:
+        lead = rows if columns == 1 or x.column == 0 else x.column
+    text = self.symbolic(lead)
+    if not expr.nonneg(lead - 1):
+        text = call("spmd_max", text, single("1"))
+    how = "SPMD_PLAIN" if plain else "SPMD_TRANSPOSED"
+    return _address(self, x), how, cast("int", text)[0]
 
 
 def _plain_product(self: PhaseWriter, work: Product) -> None:
     """For types that no library multiplies: row by row, in the order of k."""
     dtype = work.dtype
-    a, b = self.buffer(work.a.buffer), self.buffer(work.b.buffer)
-    c = self.buffer(work.c.buffer, written=True)
-    i, j, k = (expr.symbol(Sym(n)) for n in "ijk")
-    self.local |= {Sym("i"), Sym("j"), Sym("k")}
-    at = {
-        "a": self.integer(work.a.offset + work.a.row * i + work.a.column * k),
-        "b": self.integer(work.b.offset + work.b.row * k + work.b.column * j),
-        "c": self.integer(work.c.offset + work.c.row * i + work.c.column * j),
-    }
-    product = combined(
-        "mul", dtype, element(dtype, f"{a}[{at['a']}]"), element(dtype, f"{b}[{at['b']}]")
-    )
-    total = combined("add", dtype, "total", product)
-    m, n, kk = (self.integer(e) for e in (work.m, work.n, work.k))
-    self.line(f"for (int64_t i = 0; i < {m}; i++)")
-    self.line(f"    for (int64_t j = 0; j < {n}; j++) {{")
+    i, j, k = (Sym(n) for n in "ijk")
+    self.local |= {i, j, k}
+    a, b = _element(self, work.a, i, k), _element(self, work.b, k, j)
+    c = _element(self, work.c, i, j)
+    self.buffer(work.c.buffer, written=True)
+    product = combined("mul", dtype, element(dtype, a), element(dtype, b))
+    total = combined("add", dtype, _TOTAL, product)[0]
+    self.line(f"for (int64_t i = 0; i < {self.integer(work.m)}; i++) {{")
+    self.line(f"    for (int64_t j = 0; j < {self.integer(work.n)}; j++) {{")
     self.line(f"        {dtype.compute} total = 0;")
-    self.line(f"        for (int64_t k = 0; k < {kk}; k++) total = ({dtype.compute})({total});")
-    self.line(f"        {c}[{at['c']}] = {stored(dtype, 'total')};")
+    self.line(f"        for (int64_t k = 0; k < {self.integer(work.k)}; k++) total = {total};")
+    self.line(f"        {c} = {stored(dtype, _TOTAL)};")
     self.line("    }")
+    self.line("}")
 
 
 def _kernel(self: PhaseWriter, work: KernelCall) -> None:
@@ -444,14 +474,14 @@ def _kernel(self: PhaseWriter, work: KernelCall) -> None:
     for a in work.arguments:
         if isinstance(a.what, Buffer):
             arguments.append(f"(void *){self.buffer(a.what, written=True)}")
-            arguments += [self.integer(e) for e in a.shape]
+            arguments += [self.integer(e, Binds.CHOICE) for e in a.shape]
         elif isinstance(a.what, Expr):
-            arguments.append(self.integer(a.what))
+            arguments.append(self.integer(a.what, Binds.CHOICE))
         elif a.dtype.kind == "c":  # by its parts
-            value = self.value(a.what)
+            value = self.value(a.what)[0]
             arguments += [f"spmd_{part}_{suffix(a.dtype)}({value})" for part in ("real", "imag")]
         else:
-            arguments.append(self.value(a.what))
+            arguments.append(self.value(a.what)[0])
     for declaration in self.writer.lines:
         self.line(declaration)
     self.line(f"{work.symbol}({', '.join(arguments)});")

@@ -13,9 +13,11 @@ from typing import Any
 
 from codegen import expr
 from codegen.dtypes import DType
+from codegen.emit.operators import call, cast, filled, single
 from codegen.expr import Call, Expr, Sym
-from codegen.functions import FUNCTIONS
+from codegen.functions import COMBINE, FUNCTIONS
 from codegen.plan import Apply, Bound, Buffer, Integer, Literal, Load, Node, Runtime
+from codegen.spelling import Binds, Text, c_operand
 
 _WORDS = frozenset(
     "auto break case char const continue default do double else enum extern float for goto if "
@@ -43,16 +45,6 @@ def suffix(dtype: DType) -> str:
     if dtype.kind == "c":
         return "c64" if dtype.size == 8 else "c128"
     return "f32" if dtype.size == 2 and dtype.kind == "f" else f"{dtype.kind}{8 * dtype.size}"
-
-
-def bare(text: str) -> str:
-    """Without the parentheses around the whole of it."""
-    depth = 0
-    for k, c in enumerate(text):
-        depth += (c == "(") - (c == ")")
-        if (depth == 0 and k < len(text) - 1) or (depth == 1 and c == ","):
-            return text
-    return text[1:-1] if text[:1] == "(" else text
 
 
 def storage_suffix(dtype: DType) -> str:
@@ -95,31 +87,37 @@ def abstract(e: Expr, local: frozenset[Sym], outside: Callable[[Expr], Expr]) ->
     return total
 
 
-def c_expr(e: Expr, names: Mapping[Sym, str] | None = None) -> str:
-    """C text of an int64_t; symbols not in `names` are spelled by their name."""
-    spelled = names or {}
-    return e.c(lambda s: spelled.get(s, s.name))
+def c_expr(e: Expr, names: Mapping[Sym, str]) -> Text:
+    """C of an int64_t; symbols not in `names` are spelled by their name."""
+    return c_operand(e, lambda s: names.get(s, s.name))
 
 
-def literal(value: Any, dtype: DType) -> str:
+def literal(value: Any, dtype: DType) -> Text:
     """A constant of a dtype's compute type, exact."""
     if dtype.kind == "b":
-        return "1" if value else "0"
+        return single("1" if value else "0")
     if dtype.kind in "iu":
-        number = int(value)
-        if number == -(2**63):
-            return "INT64_MIN"
-        text = str(number)
-        if dtype.kind == "u" and dtype.size == 8:
-            text += "u" if number < 2**32 else "ull"
-        elif abs(number) >= 2**31:
-            text += "ll" if dtype.kind == "i" else "u"
-        return text if number >= 0 else f"({text})"
+        return _signed(_integer(int(value), dtype))
     if dtype.kind == "c":
         part = "f" if dtype.size == 8 else ""
         z = complex(value)
-        return f"CMPLX{part.upper()}({_real(z.real, part)}, {_real(z.imag, part)})"
-    return _rounded(value, dtype)
+        return single(f"CMPLX{part.upper()}({_real(z.real, part)}, {_real(z.imag, part)})")
+    return _signed(_rounded(value, dtype))
+
+
+def _signed(text: str) -> Text:
+    return text, Binds.UNARY if text.startswith(("-", "(")) else Binds.ATOM
+
+
+def _integer(number: int, dtype: DType) -> str:
+    if number == -(2**63):
+        return "INT64_MIN"
+    ending = ""
+    if dtype.kind == "u" and dtype.size == 8:
+        ending = "u" if number < 2**32 else "ull"
+    elif abs(number) >= 2**31:
+        ending = "ll" if dtype.kind == "i" else "u"
+    return f"{number}{ending}"
 
 
 def _rounded(value: Any, dtype: DType) -> str:
@@ -142,21 +140,20 @@ def _real(value: Any, part: str, text: str = "") -> str:
     spelled = text or repr(number)
     if "." not in spelled and "e" not in spelled:
         spelled += ".0"
-    spelled += part
-    return f"({spelled})" if spelled.startswith("-") else spelled
+    return spelled + part
 
 
 class NodeWriter:
-    """Spells Nodes. load spells an element in memory; integer an Expr; runtime a scalar."""
+    """Spells Nodes. load spells an element in memory; symbolic an Expr; runtime a scalar."""
 
     def __init__(
         self,
         load: Callable[[Buffer, Expr], str],
-        integer: Callable[[Expr], str],
+        symbolic: Callable[[Expr], Text],
         runtime: Callable[[Runtime], str],
     ) -> None:
         self.load = load
-        self.integer = integer
+        self.symbolic = symbolic
         self.runtime = runtime
         self.lines: list[str] = []  # statements that must stand before the expression
         self.done: set[str] = set()
@@ -164,47 +161,52 @@ class NodeWriter:
     def begin(self) -> None:
         self.lines, self.done = [], set()
 
+    def integer(self, e: Expr) -> str:
+        return self.symbolic(e)[0]
+
     def bounds(self, bounds: tuple[Bound, ...]) -> None:
         """Declare the positions that data decides, kept within their limits."""
         for b in bounds:
             if b.sym.name in self.done:
                 continue
-            raw = self.text(b.node)
+            raw = self.position(b.node)
             self.done.add(b.sym.name)
-            clamped = f"spmd_max(spmd_min((int64_t)({raw}), {self.integer(b.limit)}), 0)"
+            clamped = f"spmd_max(spmd_min({raw}, {self.integer(b.limit)}), 0)"
             self.lines.append(f"const int64_t {b.sym.name} = {clamped};")
 
+    def position(self, node: Node) -> str:
+        """A number that the program computes, as an int64_t."""
+        dtype = node.buffer.dtype if isinstance(node, Load) else node.dtype
+        text = self.operand(node)
+        return text[0] if dtype.compute == "int64_t" else cast("int64_t", text)[0]
+
     def text(self, node: Node) -> str:
+        return self.operand(node)[0]
+
+    def operand(self, node: Node) -> Text:
+        """What a Node computes, in its dtype's compute type."""
         if isinstance(node, Literal):
             return literal(node.value, node.dtype)
         if isinstance(node, Integer):
-            text = self.integer(node.value)
-            plain = re.fullmatch(r"\w+(\([^()]*\))?", text)
-            return cast_text(text if plain else f"({text})", "i64", node.dtype)
+            return converted(self.symbolic(node.value), "i64", node.dtype)
         if isinstance(node, Runtime):
-            return cast_text(self.runtime(node), "f64", node.dtype)
+            return converted(single(self.runtime(node)), "f64", node.dtype)
         if isinstance(node, Load):
             used = node.offset.symbols()  # a stride of 0 needs no position
             self.bounds(tuple(b for b in node.bounds if b.sym in used))
             return element(node.buffer.dtype, self.load(node.buffer, node.offset))
         return self.apply(node)
 
-    def apply(self, node: Apply) -> str:
+    def apply(self, node: Apply) -> Text:
         if node.fn in _OF_ITSELF and (known := _decided(node)):
-            return known
-        if node.fn == "add" and node.dtype.kind in "iu":  # the first row of a shard of one row
-            rest = [a for a in node.args if not (isinstance(a, Integer) and a.value == 0)]
-            if len(rest) == 1:
-                return self.text(rest[0])
-        args = [self.text(a) for a in node.args]
+            return single(known)
+        args = [self.operand(a) for a in node.args]
         if node.fn == "cast":
-            return cast_text(args[0], suffix(node.operand), node.dtype)
+            return converted(args[0], suffix(node.operand), node.dtype)
         template = FUNCTIONS[node.fn].template(node.operand)
-        if template.startswith("spmd_"):
-            args = [bare(a) for a in args]
-        text = template.format(*args, t=suffix(node.operand))
+        text = filled(template, args, suffix(node.operand))
         if node.dtype.kind in "iu" and node.dtype.size < 4:
-            return f"({node.dtype.compute}){text}"
+            return cast(node.dtype.compute, text)
         if node.dtype.size == 2 and node.dtype.kind == "f":
             return rounded(text, node.dtype)
         return text
@@ -233,28 +235,33 @@ def _decided(node: Apply) -> str:
     return ""
 
 
-def cast_text(text: str, source: str, to: DType) -> str:
+def converted(value: Text, source: str, to: DType) -> Text:
     """A value of compute type `source` as another dtype, as NumPy casts."""
     if to.size == 2 and to.kind == "f":
         if source == "f64":
             if to.name == "float16":
-                return f"spmd_float16_load(spmd_float16_store_f64({text}))"
-            return rounded(f"(float){text}", to)
-        return rounded(text if source == "f32" else f"spmd_cast_{source}_f32({text})", to)
+                return call("spmd_float16_load", call("spmd_float16_store_f64", value))
+            return rounded(cast("float", value), to)
+        return rounded(value if source == "f32" else call(f"spmd_cast_{source}_f32", value), to)
     target = "b" if to.kind == "b" else suffix(to)
-    return text if source == target else f"spmd_cast_{source}_{target}({bare(text)})"
+    return value if source == target else call(f"spmd_cast_{source}_{target}", value)
 
 
-def rounded(text: str, dtype: DType) -> str:
-    return f"spmd_{dtype.name}_load(spmd_{dtype.name}_store({text}))"
+def rounded(value: Text, dtype: DType) -> Text:
+    return call(f"spmd_{dtype.name}_load", call(f"spmd_{dtype.name}_store", value))
 
 
-def element(dtype: DType, text: str) -> str:
+def element(dtype: DType, place: str) -> Text:
     """What stands in memory, in the compute type."""
-    return f"spmd_{dtype.name}_load({text})" if dtype.c.startswith("spmd_") else text
+    text = single(place)
+    return call(f"spmd_{dtype.name}_load", text) if dtype.c.startswith("spmd_") else text
 
 
-def stored(dtype: DType, text: str) -> str:
+def stored(dtype: DType, value: Text) -> str:
     """A value of the compute type as it is stored."""
-    text = bare(text)
-    return f"spmd_{dtype.name}_store({text})" if dtype.c.startswith("spmd_") else text
+    return call(f"spmd_{dtype.name}_store", value)[0] if dtype.c.startswith("spmd_") else value[0]
+
+
+def combined(fn: str, dtype: DType, a: Text, b: Text) -> Text:
+    """COMBINE[fn] of two values of a dtype's compute type."""
+    return filled(FUNCTIONS[COMBINE[fn]].template(dtype), (a, b), suffix(dtype))

@@ -11,7 +11,7 @@
 #include "spmd_support.h"
 
 /* a buffer of a rank */
-#define AT(r, number) ((r)->memory + (r)->world->buffer[number])
+#define AT(r, number) ((void *)((r)->memory + (r)->world->buffer[number]))
 
 /* buffers by logical number */
 enum {
@@ -54,109 +54,110 @@ static void combine_add_float64(void *into, const void *from, int64_t n)
 {
     double *restrict a = into;
     const double *restrict b = from;
-    for (int64_t i = 0; i < n; i++) a[i] = (double)((a[i] + b[i]));
+    for (int64_t i = 0; i < n; i++) a[i] = a[i] + b[i];
 }
 
 static void combine_max_float64(void *into, const void *from, int64_t n)
 {
     double *restrict a = into;
     const double *restrict b = from;
-    for (int64_t i = 0; i < n; i++) a[i] = (double)(spmd_maximum_f64(a[i], b[i]));
+    for (int64_t i = 0; i < n; i++) a[i] = spmd_maximum_f64(a[i], b[i]);
 }
 
 /* compute phase
- *   e0 = 9 // n_x + (i_x < 9 % n_x)
- *   e1 = (9 // n_x) * i_x + min(i_x, 9 % n_x)
+ *   extent = 9 // n_x + (i_x < 9 % n_x)
+ *   offset = (9 // n_x) * i_x + min(i_x, 9 % n_x)
  */
 __attribute__((noinline))
-static void phase_0(double *restrict u_2, double *restrict u, const int64_t e0, const int64_t e1)
+static void phase_0(double *restrict u_2, double *restrict u, const int64_t extent,
+    const int64_t offset)
 {
-    /* sample_programs.py:33: u = spmd.input("u", (n, 4), np.float64, layout=("x", None), … */
+    /* sample_programs.py:33: u = spmd.input("u", (n, 4), np.float64, layout=("x", None),
+     * default=lambda i, j: i + j / 10) */
     for (int64_t j1 = 0; j1 < 4; j1++) {
         u_2[j1] = spmd_cast_i64_f64(j1) / 10.0;
     }
-    for (int64_t j0 = 0; j0 < e0; j0++) {
+    for (int64_t j0 = 0; j0 < extent; j0++) {
         for (int64_t j1 = 0; j1 < 4; j1++) {
-            u[4 * j0 + j1] = spmd_cast_i64_f64(j0 + e1) + u_2[j1];
+            u[4 * j0 + j1] = spmd_cast_i64_f64(offset + j0) + u_2[j1];
         }
     }
 }
 
 /* compute phase
- *   e0 = 9 // n_x + (i_x < 9 % n_x)
+ *   extent = 9 // n_x + (i_x < 9 % n_x)
  */
 __attribute__((noinline))
-static void phase_1(double *restrict u_2, const double *restrict u, const int64_t e0)
+static void phase_1(double *restrict u_2, const double *restrict u, const int64_t extent)
 {
     /* sample_programs.py:39: a = a - rate * (a - spmd.pmean(np.mean(a, axis=0), "x")) */
     for (int64_t j1 = 0; j1 < 4; j1++) {
         u_2[j1] = 0.0;
     }
-    for (int64_t j0 = 0; j0 < e0; j0++) {
+    for (int64_t j0 = 0; j0 < extent; j0++) {
         for (int64_t j1 = 0; j1 < 4; j1++) {
             u_2[j1] = u_2[j1] + u[4 * j0 + j1];
         }
     }
     for (int64_t j0 = 0; j0 < 4; j0++) {
-        u_2[j0] = u_2[j0] / spmd_cast_i64_f64(e0);
+        u_2[j0] = u_2[j0] / spmd_cast_i64_f64(extent);
     }
 }
 
 /* compute phase
- *   e0 = n_x
- *   e1 = 9 // n_x + (i_x < 9 % n_x)
+ *   extent = 9 // n_x + (i_x < 9 % n_x)
  */
 __attribute__((noinline))
-static void phase_2(double *restrict a, double *restrict u, const int64_t e0, const int64_t e1,
-    const double scalar_rate)
+static void phase_2(double *restrict a, double *restrict u, const int64_t n_x,
+    const int64_t extent, const double scalar_rate)
 {
     /* sample_programs.py:39: a = a - rate * (a - spmd.pmean(np.mean(a, axis=0), "x")) */
     for (int64_t j0 = 0; j0 < 4; j0++) {
-        a[j0] = a[j0] / spmd_cast_i64_f64(e0);
+        a[j0] = a[j0] / spmd_cast_i64_f64(n_x);
     }
-    for (int64_t j0 = 0; j0 < e1; j0++) {
+    for (int64_t j0 = 0; j0 < extent; j0++) {
         for (int64_t j1 = 0; j1 < 4; j1++) {
-            u[4 * j0 + j1] = u[4 * j0 + j1] - (scalar_rate * (u[4 * j0 + j1] - a[j1]));
+            u[4 * j0 + j1] = u[4 * j0 + j1] - scalar_rate * (u[4 * j0 + j1] - a[j1]);
         }
     }
 }
 
 /* compute phase
- *   e0 = 9 // n_x + (i_x < 9 % n_x)
+ *   extent = 9 // n_x + (i_x < 9 % n_x)
  */
 __attribute__((noinline))
-static void phase_3(double *restrict u, const int64_t e0)
+static void phase_3(double *restrict u, const int64_t extent)
 {
     /* sample_programs.py:43: a[:, 0] = 1 */
-    for (int64_t j0 = 0; j0 < e0; j0++) {
+    for (int64_t j0 = 0; j0 < extent; j0++) {
         u[4 * j0] = 1.0;
     }
 }
 
 /* compute phase
- *   e0 = 9 // n_x + (i_x < 9 % n_x)
+ *   extent = 9 // n_x + (i_x < 9 % n_x)
  */
 __attribute__((noinline))
-static void phase_4(double *restrict u, const int64_t e0)
+static void phase_4(double *restrict u, const int64_t extent)
 {
     /* sample_programs.py:41: a[:, 0] = -1 */
-    for (int64_t j0 = 0; j0 < e0; j0++) {
+    for (int64_t j0 = 0; j0 < extent; j0++) {
         u[4 * j0] = -1.0;
     }
 }
 
 /* compute phase
- *   e0 = 9 // n_x + (i_x < 9 % n_x)
+ *   extent = 9 // n_x + (i_x < 9 % n_x)
  */
 __attribute__((noinline))
-static void phase_5(double *restrict largest, const double *restrict u, const int64_t e0)
+static void phase_5(double *restrict largest, const double *restrict u, const int64_t extent)
 {
     /* sample_programs.py:44: largest = spmd.pmax(np.max(np.abs(a), initial=0), "x") */
     {
         double total = -(double)INFINITY;
-        for (int64_t j0 = 0; j0 < e0; j0++) {
+        for (int64_t j0 = 0; j0 < extent; j0++) {
             for (int64_t j1 = 0; j1 < 4; j1++) {
-                total = (double)(spmd_maximum_f64(total, spmd_abs_f64(u[4 * j0 + j1])));
+                total = spmd_maximum_f64(total, spmd_abs_f64(u[4 * j0 + j1]));
             }
         }
         largest[0] = total;
@@ -173,22 +174,24 @@ static void phase_6(uint8_t *restrict map, const double *restrict largest_2)
 }
 
 /* compute phase
- *   e0 = 9 // n_x + (i_x < 9 % n_x)
+ *   extent = 9 // n_x + (i_x < 9 % n_x)
  */
 __attribute__((noinline))
-static void phase_7(double *restrict largest_2, double *restrict u, const int64_t e0)
+static void phase_7(double *restrict largest_2, double *restrict u, const int64_t extent)
 {
     /* sample_programs.py:46: largest = largest / 2 */
     largest_2[0] = largest_2[0] / 2.0;
     /* sample_programs.py:47: a = a / 2 */
-    for (int64_t j0 = 0; j0 < e0; j0++) {
+    for (int64_t j0 = 0; j0 < extent; j0++) {
         for (int64_t j1 = 0; j1 < 4; j1++) {
             u[4 * j0 + j1] = u[4 * j0 + j1] / 2.0;
         }
     }
 }
 
-/* exchange 0: sample_programs.py:39: a = a - rate * (a - spmd.pmean(np.mean(a, axis=0), "x")) */
+/* exchange 0, asked by the engine: what I combine from `member`, and into what
+ * sample_programs.py:39: a = a - rate * (a - spmd.pmean(np.mean(a, axis=0), "x"))
+ */
 static void pull_0(const spmd_rank *r, int64_t member, spmd_box *from, spmd_box *into)
 {
     (void)member;
@@ -202,6 +205,9 @@ static void pull_0(const spmd_rank *r, int64_t member, spmd_box *from, spmd_box 
     into->stride[0] = 8;
 }
 
+/* exchange 0, asked by the engine: what is for `member` to combine from me
+ * sample_programs.py:39: a = a - rate * (a - spmd.pmean(np.mean(a, axis=0), "x"))
+ */
 static void send_0(const spmd_rank *r, int64_t member, spmd_box *from)
 {
     (void)member;
@@ -211,6 +217,9 @@ static void send_0(const spmd_rank *r, int64_t member, spmd_box *from)
     from->stride[0] = 8;
 }
 
+/* exchange 0, begun by step(): all_reduce over x
+ * sample_programs.py:39: a = a - rate * (a - spmd.pmean(np.mean(a, axis=0), "x"))
+ */
 static void exchange_0(spmd_rank *r)
 {
     const int64_t i_x = r->coord[AXIS_x];
@@ -230,7 +239,9 @@ static void exchange_0(spmd_rank *r)
     r->stage = 0;
 }
 
-/* exchange 1: sample_programs.py:44: largest = spmd.pmax(np.max(np.abs(a), initial=0), "x") */
+/* exchange 1, asked by the engine: what I combine from `member`, and into what
+ * sample_programs.py:44: largest = spmd.pmax(np.max(np.abs(a), initial=0), "x")
+ */
 static void pull_1(const spmd_rank *r, int64_t member, spmd_box *from, spmd_box *into)
 {
     (void)member;
@@ -244,6 +255,9 @@ static void pull_1(const spmd_rank *r, int64_t member, spmd_box *from, spmd_box 
     into->stride[0] = 8;
 }
 
+/* exchange 1, asked by the engine: what is for `member` to combine from me
+ * sample_programs.py:44: largest = spmd.pmax(np.max(np.abs(a), initial=0), "x")
+ */
 static void send_1(const spmd_rank *r, int64_t member, spmd_box *from)
 {
     (void)member;
@@ -253,6 +267,9 @@ static void send_1(const spmd_rank *r, int64_t member, spmd_box *from)
     from->stride[0] = 8;
 }
 
+/* exchange 1, begun by step(): all_reduce over x
+ * sample_programs.py:44: largest = spmd.pmax(np.max(np.abs(a), initial=0), "x")
+ */
 static void exchange_1(spmd_rank *r)
 {
     const int64_t i_x = r->coord[AXIS_x];
@@ -284,41 +301,38 @@ static int step(spmd_rank *r)
     case 0:
         /* default of u */
         if (!r->world->given[0]) {
-            /* sample_programs.py:33: u = spmd.input("u", (n, 4), np.float64, layout=("x", None), … */
+            /* sample_programs.py:33: u = spmd.input("u", (n, 4), np.float64, layout=("x",
+             * None), default=lambda i, j: i + j / 10) */
             r->operation = 0;
-            phase_0((double *)AT(r, B_u_2), (double *)AT(r, B_u), x_u_extent_0, x_u_offset_0);
+            phase_0(AT(r, B_u_2), AT(r, B_u), x_u_extent_0, x_u_offset_0);
         }
         /* sample_programs.py:38: for _ in spmd.range(steps) */
         for (r->counter[C_i_] = 0; r->counter[C_i_] < steps; r->counter[C_i_]++) {
             /* sample_programs.py:39: a = a - rate * (a - spmd.pmean(np.mean(a, axis=0), "x")) */
             r->operation = 1;
-            phase_1((double *)AT(r, B_u_2), (double *)AT(r, B_u), x_u_extent_0);
-            /* sample_programs.py:39: a = a - rate * (a - spmd.pmean(np.mean(a, axis=0), "x")) */
+            phase_1(AT(r, B_u_2), AT(r, B_u), x_u_extent_0);
             r->operation = 2;
             exchange_0(r);
             r->pc = 1;
             /* fall through */
         case 1:
             if (!r->engine->exchange(r)) return SPMD_WAITS;
-            /* sample_programs.py:39: a = a - rate * (a - spmd.pmean(np.mean(a, axis=0), "x")) */
             r->operation = 3;
-            phase_2((double *)AT(r, B_a), (double *)AT(r, B_u), n_x, x_u_extent_0,
-                spmd_scalar_f64(r, 1));
+            phase_2(AT(r, B_a), AT(r, B_u), n_x, x_u_extent_0, spmd_scalar_f64(r, 1));
         }
         /* branch on the index: sample_programs.py:40: if i % 2 == 0 */
-        if (1 - x_branch <= 0) {
+        if (x_branch) {
             /* sample_programs.py:43: a[:, 0] = 1 */
             r->operation = 4;
-            phase_3((double *)AT(r, B_u), x_u_extent_0);
+            phase_3(AT(r, B_u), x_u_extent_0);
         } else {
             /* sample_programs.py:41: a[:, 0] = -1 */
             r->operation = 5;
-            phase_4((double *)AT(r, B_u), x_u_extent_0);
+            phase_4(AT(r, B_u), x_u_extent_0);
         }
         /* sample_programs.py:44: largest = spmd.pmax(np.max(np.abs(a), initial=0), "x") */
         r->operation = 6;
-        phase_5((double *)AT(r, B_largest), (double *)AT(r, B_u), x_u_extent_0);
-        /* sample_programs.py:44: largest = spmd.pmax(np.max(np.abs(a), initial=0), "x") */
+        phase_5(AT(r, B_largest), AT(r, B_u), x_u_extent_0);
         r->operation = 7;
         exchange_1(r);
         r->pc = 2;
@@ -327,13 +341,12 @@ static int step(spmd_rank *r)
         if (!r->engine->exchange(r)) return SPMD_WAITS;
         /* sample_programs.py:45: while largest > 1 */
         for (r->counter[C_pass] = 0; ; r->counter[C_pass]++) {
-            /* sample_programs.py:45: while largest > 1 */
             r->operation = 8;
-            phase_6((uint8_t *)AT(r, B_map), (double *)AT(r, B_largest_2));
+            phase_6(AT(r, B_map), AT(r, B_largest_2));
             if (!((uint8_t *)AT(r, B_map))[0]) break;
             /* sample_programs.py:46: largest = largest / 2 */
             r->operation = 9;
-            phase_7((double *)AT(r, B_largest_2), (double *)AT(r, B_u), x_u_extent_0);
+            phase_7(AT(r, B_largest_2), AT(r, B_u), x_u_extent_0);
         }
     }
     return SPMD_DONE;
@@ -369,7 +382,7 @@ static void load(spmd_rank *r)
     const int64_t n_x = r->world->size[AXIS_x];
     r->at_load[X_u_offset_0] = spmd_floordiv(9, n_x) * i_x + spmd_min(i_x, spmd_mod(9, n_x));
     r->at_load[X_u_extent_0] = spmd_floordiv(9, n_x) + (i_x < spmd_mod(9, n_x));
-    r->at_load[X_branch] = (spmd_mod(i_x, 2) > 0);
+    r->at_load[X_branch] = (spmd_mod(i_x, 2) > 0) > 0;
 }
 
 /* bytes of each buffer, the same on all ranks */

@@ -11,7 +11,7 @@
 #include "spmd_support.h"
 
 /* a buffer of a rank */
-#define AT(r, number) ((r)->memory + (r)->world->buffer[number])
+#define AT(r, number) ((void *)((r)->memory + (r)->world->buffer[number]))
 
 /* buffers by logical number */
 enum {
@@ -30,53 +30,55 @@ enum {
 };
 
 /* compute phase
- *   e0 = 12 // n_x + (i_x < 12 % n_x)
- *   e1 = (12 // n_x) * i_x + min(i_x, 12 % n_x)
+ *   extent = 12 // n_x + (i_x < 12 % n_x)
+ *   offset = (12 // n_x) * i_x + min(i_x, 12 % n_x)
  */
 __attribute__((noinline))
-static void phase_0(double *restrict u, const int64_t e0, const int64_t e1)
+static void phase_0(double *restrict u, const int64_t extent, const int64_t offset)
 {
-    /* sample_programs.py:71: u = spmd.input("u", (n, 6), np.float64, layout=("x", None), … */
-    for (int64_t j0 = 0; j0 < e0; j0++) {
+    /* sample_programs.py:71: u = spmd.input("u", (n, 6), np.float64, layout=("x", None),
+     * default=lambda i, j: i * 6 + j) */
+    for (int64_t j0 = 0; j0 < extent; j0++) {
         for (int64_t j1 = 0; j1 < 6; j1++) {
-            u[6 * j0 + j1] = spmd_cast_i64_f64(((j0 + e1) * 6) + j1);
+            u[6 * j0 + j1] = spmd_cast_i64_f64(6 * offset + 6 * j0 + j1);
         }
     }
 }
 
 /* compute phase
- *   e0 = 12 // n_x + (i_x < 12 % n_x)
+ *   extent = 12 // n_x + (i_x < 12 % n_x)
  */
 __attribute__((noinline))
-static void phase_1(double *restrict a, double *restrict u, double *restrict a_2, const int64_t e0)
+static void phase_1(double *restrict a, double *restrict u, double *restrict a_2,
+    const int64_t extent)
 {
     /* sample_programs.py:76: a[:, 0] = a[:, 5] */
-    for (int64_t j0 = 0; j0 < e0; j0++) {
+    for (int64_t j0 = 0; j0 < extent; j0++) {
         a[j0] = u[6 * j0 + 5];
     }
-    for (int64_t j0 = 0; j0 < e0; j0++) {
+    for (int64_t j0 = 0; j0 < extent; j0++) {
         u[6 * j0] = a[j0];
     }
     /* sample_programs.py:77: a[:, 5] = old */
-    for (int64_t j0 = 0; j0 < e0; j0++) {
+    for (int64_t j0 = 0; j0 < extent; j0++) {
         a[j0] = u[6 * j0];
     }
-    for (int64_t j0 = 0; j0 < e0; j0++) {
+    for (int64_t j0 = 0; j0 < extent; j0++) {
         u[6 * j0 + 5] = a[j0];
     }
     /* sample_programs.py:78: a[:, 1:5] += a[:, 2:6] */
-    for (int64_t j0 = 0; j0 < e0; j0++) {
+    for (int64_t j0 = 0; j0 < extent; j0++) {
         for (int64_t j1 = 0; j1 < 4; j1++) {
             a_2[4 * j0 + j1] = u[6 * j0 + j1 + 1] + u[6 * j0 + j1 + 2];
         }
     }
-    for (int64_t j0 = 0; j0 < e0; j0++) {
+    for (int64_t j0 = 0; j0 < extent; j0++) {
         for (int64_t j1 = 0; j1 < 4; j1++) {
             u[6 * j0 + j1 + 1] = a_2[4 * j0 + j1];
         }
     }
     /* sample_programs.py:79: a.T[2] *= 2 */
-    for (int64_t j0 = 0; j0 < e0; j0++) {
+    for (int64_t j0 = 0; j0 < extent; j0++) {
         u[6 * j0 + 2] = u[6 * j0 + 2] * 2.0;
     }
 }
@@ -90,13 +92,14 @@ static int step(spmd_rank *r)
     case 0:
         /* default of u */
         if (!r->world->given[0]) {
-            /* sample_programs.py:71: u = spmd.input("u", (n, 6), np.float64, layout=("x", None), … */
+            /* sample_programs.py:71: u = spmd.input("u", (n, 6), np.float64, layout=("x",
+             * None), default=lambda i, j: i * 6 + j) */
             r->operation = 0;
-            phase_0((double *)AT(r, B_u), x_u_extent_0, x_u_offset_0);
+            phase_0(AT(r, B_u), x_u_extent_0, x_u_offset_0);
         }
         /* sample_programs.py:76: a[:, 0] = a[:, 5] */
         r->operation = 1;
-        phase_1((double *)AT(r, B_a), (double *)AT(r, B_u), (double *)AT(r, B_a_2), x_u_extent_0);
+        phase_1(AT(r, B_a), AT(r, B_u), AT(r, B_a_2), x_u_extent_0);
     }
     return SPMD_DONE;
 }

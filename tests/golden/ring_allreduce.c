@@ -11,7 +11,7 @@
 #include "spmd_support.h"
 
 /* a buffer of a rank */
-#define AT(r, number) ((r)->memory + (r)->world->buffer[number])
+#define AT(r, number) ((void *)((r)->memory + (r)->world->buffer[number]))
 
 /* buffers by logical number */
 enum {
@@ -29,54 +29,57 @@ enum {
 };
 /* evaluated once, at load */
 enum {
-    X_10_mod_n_ring,
-    X_10_div_n_ring,
     X_i_ring_minus_1_mod_n_ring,
     X_i_ring_plus_1_mod_n_ring,
+    X_10_mod_n_ring,
+    X_10_div_n_ring,
 };
 
-/* compute phase
- *   e0 = i_ring
- */
+/* compute phase */
 __attribute__((noinline))
-static void phase_0(float *restrict part, const int64_t e0)
+static void phase_0(float *restrict part, const int64_t i_ring)
 {
     /* sample_programs.py:11: part = spmd.input( */
     for (int64_t j1 = 0; j1 < 10; j1++) {
-        part[j1] = spmd_cast_i64_f32(e0 + spmd_mod_i64(j1, 7));
+        part[j1] = spmd_cast_i64_f32(i_ring + spmd_mod_i64(j1, 7));
     }
 }
 
 /* compute phase
- *   e0 = 10 // n_ring + ((i_ring - s - 1) % n_ring < 10 % n_ring)
- *   e1 = (10 // n_ring) * ((i_ring - s - 1) % n_ring)
- *     + min((i_ring - s - 1) % n_ring, 10 % n_ring)
+ *   extent = 10 // n_ring + ((i_ring - s - 1) % n_ring < 10 % n_ring)
+ *   offset = (10 // n_ring) * ((i_ring - s - 1) % n_ring)
+ *       + min((i_ring - s - 1) % n_ring, 10 % n_ring)
  */
 __attribute__((noinline))
-static void phase_1(float *restrict part, const float *restrict received, const int64_t e0,
-    const int64_t e1)
+static void phase_1(float *restrict part, const float *restrict received, const int64_t extent,
+    const int64_t offset)
 {
-    /* sample_programs.py:20: b[(i - s - 1) % n] += spmd.ppermute(b[(i - s) % n], "ring", … */
-    for (int64_t j0 = 0; j0 < e0; j0++) {
-        part[e1 + j0] = part[e1 + j0] + received[j0];
+    /* sample_programs.py:20: b[(i - s - 1) % n] += spmd.ppermute(b[(i - s) % n], "ring",
+     * shift=1) */
+    for (int64_t j0 = 0; j0 < extent; j0++) {
+        part[offset + j0] = part[offset + j0] + received[j0];
     }
 }
 
 /* compute phase
- *   e0 = 10 // n_ring + ((i_ring - s_2) % n_ring < 10 % n_ring)
- *   e1 = (10 // n_ring) * ((i_ring - s_2) % n_ring) + min((i_ring - s_2) % n_ring, 10 % n_ring)
+ *   extent = 10 // n_ring + ((i_ring - s_2) % n_ring < 10 % n_ring)
+ *   offset = (10 // n_ring) * ((i_ring - s_2) % n_ring)
+ *       + min((i_ring - s_2) % n_ring, 10 % n_ring)
  */
 __attribute__((noinline))
-static void phase_2(float *restrict part, const float *restrict received, const int64_t e0,
-    const int64_t e1)
+static void phase_2(float *restrict part, const float *restrict received, const int64_t extent,
+    const int64_t offset)
 {
-    /* sample_programs.py:22: b[(i - s) % n] = spmd.ppermute(b[(i + 1 - s) % n], "ring", s… */
-    for (int64_t j0 = 0; j0 < e0; j0++) {
-        part[e1 + j0] = received[j0];
+    /* sample_programs.py:22: b[(i - s) % n] = spmd.ppermute(b[(i + 1 - s) % n], "ring",
+     * shift=1) */
+    for (int64_t j0 = 0; j0 < extent; j0++) {
+        part[offset + j0] = received[j0];
     }
 }
 
-/* exchange 0: sample_programs.py:20: b[(i - s - 1) % n] += spmd.ppermute(b[(i - s) % n], "ring", … */
+/* exchange 0, asked by the engine: what I copy from `member`, and into what
+ * sample_programs.py:20: b[(i - s - 1) % n] += spmd.ppermute(b[(i - s) % n], "ring", shift=1)
+ */
 static void pull_0(const spmd_rank *r, int64_t member, spmd_box *from, spmd_box *into)
 {
     const int64_t i_ring = r->coord[AXIS_ring];
@@ -87,7 +90,7 @@ static void pull_0(const spmd_rank *r, int64_t member, spmd_box *from, spmd_box 
     from->offset = r->world->buffer[B_part] + 4 * spmd_mod(member - s, n_ring) * x_10_div_n_ring
         + 4 * spmd_min(spmd_mod(member - s, n_ring), x_10_mod_n_ring);
     from->dims = 1;
-    from->extent[0] = (spmd_mod(i_ring - s - 1, n_ring) < x_10_mod_n_ring) + x_10_div_n_ring;
+    from->extent[0] = x_10_div_n_ring + (spmd_mod(i_ring - s - 1, n_ring) < x_10_mod_n_ring);
     from->stride[0] = 4;
     into->offset = r->world->buffer[B_received];
     into->dims = 1;
@@ -95,6 +98,9 @@ static void pull_0(const spmd_rank *r, int64_t member, spmd_box *from, spmd_box 
     into->stride[0] = 4;
 }
 
+/* exchange 0, asked by the engine: what is for `member` to copy from me
+ * sample_programs.py:20: b[(i - s - 1) % n] += spmd.ppermute(b[(i - s) % n], "ring", shift=1)
+ */
 static void send_0(const spmd_rank *r, int64_t member, spmd_box *from)
 {
     const int64_t i_ring = r->coord[AXIS_ring];
@@ -106,10 +112,13 @@ static void send_0(const spmd_rank *r, int64_t member, spmd_box *from)
     from->offset = r->world->buffer[B_part] + 4 * spmd_mod(i_ring - s, n_ring) * x_10_div_n_ring
         + 4 * spmd_min(spmd_mod(i_ring - s, n_ring), x_10_mod_n_ring);
     from->dims = 1;
-    from->extent[0] = (spmd_mod(i_ring - s, n_ring) < x_10_mod_n_ring) + x_10_div_n_ring;
+    from->extent[0] = x_10_div_n_ring + (spmd_mod(i_ring - s, n_ring) < x_10_mod_n_ring);
     from->stride[0] = 4;
 }
 
+/* exchange 0, begun by step(): permute over ring
+ * sample_programs.py:20: b[(i - s - 1) % n] += spmd.ppermute(b[(i - s) % n], "ring", shift=1)
+ */
 static void exchange_0(spmd_rank *r)
 {
     const int64_t i_ring = r->coord[AXIS_ring];
@@ -133,7 +142,9 @@ static void exchange_0(spmd_rank *r)
     r->stage = 0;
 }
 
-/* exchange 1: sample_programs.py:22: b[(i - s) % n] = spmd.ppermute(b[(i + 1 - s) % n], "ring", s… */
+/* exchange 1, asked by the engine: what I copy from `member`, and into what
+ * sample_programs.py:22: b[(i - s) % n] = spmd.ppermute(b[(i + 1 - s) % n], "ring", shift=1)
+ */
 static void pull_1(const spmd_rank *r, int64_t member, spmd_box *from, spmd_box *into)
 {
     const int64_t i_ring = r->coord[AXIS_ring];
@@ -145,7 +156,7 @@ static void pull_1(const spmd_rank *r, int64_t member, spmd_box *from, spmd_box 
         + 4 * spmd_mod(member - s_2 + 1, n_ring) * x_10_div_n_ring
         + 4 * spmd_min(spmd_mod(member - s_2 + 1, n_ring), x_10_mod_n_ring);
     from->dims = 1;
-    from->extent[0] = (spmd_mod(i_ring - s_2, n_ring) < x_10_mod_n_ring) + x_10_div_n_ring;
+    from->extent[0] = x_10_div_n_ring + (spmd_mod(i_ring - s_2, n_ring) < x_10_mod_n_ring);
     from->stride[0] = 4;
     into->offset = r->world->buffer[B_received];
     into->dims = 1;
@@ -153,6 +164,9 @@ static void pull_1(const spmd_rank *r, int64_t member, spmd_box *from, spmd_box 
     into->stride[0] = 4;
 }
 
+/* exchange 1, asked by the engine: what is for `member` to copy from me
+ * sample_programs.py:22: b[(i - s) % n] = spmd.ppermute(b[(i + 1 - s) % n], "ring", shift=1)
+ */
 static void send_1(const spmd_rank *r, int64_t member, spmd_box *from)
 {
     const int64_t i_ring = r->coord[AXIS_ring];
@@ -165,10 +179,13 @@ static void send_1(const spmd_rank *r, int64_t member, spmd_box *from)
         + 4 * spmd_mod(i_ring - s_2 + 1, n_ring) * x_10_div_n_ring
         + 4 * spmd_min(spmd_mod(i_ring - s_2 + 1, n_ring), x_10_mod_n_ring);
     from->dims = 1;
-    from->extent[0] = (spmd_mod(i_ring - s_2 + 1, n_ring) < x_10_mod_n_ring) + x_10_div_n_ring;
+    from->extent[0] = x_10_div_n_ring + (spmd_mod(i_ring - s_2 + 1, n_ring) < x_10_mod_n_ring);
     from->stride[0] = 4;
 }
 
+/* exchange 1, begun by step(): permute over ring
+ * sample_programs.py:22: b[(i - s) % n] = spmd.ppermute(b[(i + 1 - s) % n], "ring", shift=1)
+ */
 static void exchange_1(spmd_rank *r)
 {
     const int64_t i_ring = r->coord[AXIS_ring];
@@ -205,38 +222,38 @@ static int step(spmd_rank *r)
         if (!r->world->given[0]) {
             /* sample_programs.py:11: part = spmd.input( */
             r->operation = 0;
-            phase_0((float *)AT(r, B_part), i_ring);
+            phase_0(AT(r, B_part), i_ring);
         }
         /* sample_programs.py:19: for s in spmd.range(n - 1) */
         for (r->counter[C_s] = 0; r->counter[C_s] < n_ring - 1; r->counter[C_s]++) {
-            /* sample_programs.py:20: b[(i - s - 1) % n] += spmd.ppermute(b[(i - s) % n], "ring", … */
+            /* sample_programs.py:20: b[(i - s - 1) % n] += spmd.ppermute(b[(i - s) % n],
+             * "ring", shift=1) */
             r->operation = 1;
             exchange_0(r);
             r->pc = 1;
             /* fall through */
         case 1:
             if (!r->engine->exchange(r)) return SPMD_WAITS;
-            /* sample_programs.py:20: b[(i - s - 1) % n] += spmd.ppermute(b[(i - s) % n], "ring", … */
             r->operation = 2;
-            phase_1((float *)AT(r, B_part), (float *)AT(r, B_received),
-                (spmd_mod(i_ring - r->counter[C_s] - 1, n_ring) < x_10_mod_n_ring)
-                    + x_10_div_n_ring,
+            phase_1(AT(r, B_part), AT(r, B_received),
+                x_10_div_n_ring
+                    + (spmd_mod(i_ring - r->counter[C_s] - 1, n_ring) < x_10_mod_n_ring),
                 spmd_mod(i_ring - r->counter[C_s] - 1, n_ring) * x_10_div_n_ring
                     + spmd_min(spmd_mod(i_ring - r->counter[C_s] - 1, n_ring), x_10_mod_n_ring));
         }
         /* sample_programs.py:21: for s in spmd.range(n - 1) */
         for (r->counter[C_s_2] = 0; r->counter[C_s_2] < n_ring - 1; r->counter[C_s_2]++) {
-            /* sample_programs.py:22: b[(i - s) % n] = spmd.ppermute(b[(i + 1 - s) % n], "ring", s… */
+            /* sample_programs.py:22: b[(i - s) % n] = spmd.ppermute(b[(i + 1 - s) % n], "ring",
+             * shift=1) */
             r->operation = 3;
             exchange_1(r);
             r->pc = 2;
             /* fall through */
         case 2:
             if (!r->engine->exchange(r)) return SPMD_WAITS;
-            /* sample_programs.py:22: b[(i - s) % n] = spmd.ppermute(b[(i + 1 - s) % n], "ring", s… */
             r->operation = 4;
-            phase_2((float *)AT(r, B_part), (float *)AT(r, B_received),
-                (spmd_mod(i_ring - r->counter[C_s_2], n_ring) < x_10_mod_n_ring) + x_10_div_n_ring,
+            phase_2(AT(r, B_part), AT(r, B_received),
+                x_10_div_n_ring + (spmd_mod(i_ring - r->counter[C_s_2], n_ring) < x_10_mod_n_ring),
                 spmd_mod(i_ring - r->counter[C_s_2], n_ring) * x_10_div_n_ring
                     + spmd_min(spmd_mod(i_ring - r->counter[C_s_2], n_ring), x_10_mod_n_ring));
         }
@@ -271,10 +288,10 @@ static void load(spmd_rank *r)
 {
     const int64_t i_ring = r->coord[AXIS_ring];
     const int64_t n_ring = r->world->size[AXIS_ring];
-    r->at_load[X_10_mod_n_ring] = spmd_mod(10, n_ring);
-    r->at_load[X_10_div_n_ring] = spmd_floordiv(10, n_ring);
     r->at_load[X_i_ring_minus_1_mod_n_ring] = spmd_mod(i_ring - 1, n_ring);
     r->at_load[X_i_ring_plus_1_mod_n_ring] = spmd_mod(i_ring + 1, n_ring);
+    r->at_load[X_10_mod_n_ring] = spmd_mod(10, n_ring);
+    r->at_load[X_10_div_n_ring] = spmd_floordiv(10, n_ring);
 }
 
 /* bytes of each buffer, the same on all ranks */

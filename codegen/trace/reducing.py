@@ -86,7 +86,9 @@ def reduce(
     kind = dtype or array.type.dtype
     array = as_array(array, kind)
     if where is not True:
-        start = neutral(fn, kind) if _default_no(initial) else initial
+        # initial counts once; for min and max it may stand for every element left out
+        once = _default_no(initial) or fn in ("add", "mul")
+        start = neutral(fn, kind) if once else initial
         array = as_array(select(where, array, as_array(start, kind)), kind)
     value = array.read()
     if fn in ("min", "max") and _default_no(initial):

@@ -444,6 +444,15 @@ def test_boxes_are_clamped_as_by_jax(k):
     np.testing.assert_array_equal(new, x)
 
 
+def test_an_initial_value_counts_once_whatever_the_mask():
+    def f(u):
+        return [r(u, axis=a, initial=2, where=u > 0)
+                for r in (np.sum, np.prod, np.max, np.min) for a in (None, 0, 1)]  # fmt: skip
+
+    for got, want in zip(traced(f, U), f(U)):
+        np.testing.assert_allclose(got, want, rtol=1e-12)
+
+
 def test_weights_are_summed_as_wide_as_the_data():
     draw = np.random.default_rng(1)
     x, w = draw.standard_normal((30, 5)), draw.standard_normal((30, 5)).astype(np.float32)

@@ -39,6 +39,21 @@ enum spmd_algorithm {
 #define SPMD_EVERY_RANK -1
 #define SPMD_TEXT_BYTES 1024
 
+/* MPI as this process loaded it: functions, and handles of its family (4-byte integers in MPICH,
+ * pointers in Open MPI and in the standard ABI). comm is the job's alone, and returns errors. */
+typedef struct spmd_mpi {
+    void *isend, *issend, *irecv, *test, *iprobe, *recv, *error_string;
+    int64_t handle_bytes, comm, byte, any_source;
+} spmd_mpi;
+
+/* The processes of a job: which ranks each of them hosts, and with whom it shares memory. */
+typedef struct spmd_processes {
+    int64_t count, number;       /* how many, and which this one is */
+    const int64_t *first;        /* rank of each; behind the last one the number of ranks */
+    const int64_t *arena;        /* number of the arena of each: 0 for process 0, then in order */
+    const spmd_mpi *mpi;         /* between arenas; NULL where there is only one */
+} spmd_processes;
+
 /* What a job is made of. Everything is copied except the image, which must outlive the job. */
 typedef struct spmd_settings {
     const void *image;     /* its spmd_image_table */
@@ -48,10 +63,12 @@ typedef struct spmd_settings {
     int64_t scalars;
     int64_t first, count;  /* the ranks that this process hosts */
     int64_t threads;       /* that run them; 0: one per core, at most one per rank */
-    int64_t cores;         /* usable by all processes of this arena; 0: ask the system */
+    int64_t cores;         /* usable by all processes of this host; 0: ask the system */
+    int64_t strangers;     /* threads of this job on the host, in other arenas than this one */
     int64_t algorithm;     /* enum spmd_algorithm, of all-reduce */
     void *const *library;  /* routines by logical number */
     int64_t libraries;
+    const spmd_processes *processes; /* NULL: all ranks share one arena */
 } spmd_settings;
 
 /* A global array in the host language's memory. Strides are bytes and may be negative or 0. */
@@ -73,7 +90,7 @@ typedef struct spmd_failure {
     char text[SPMD_TEXT_BYTES];
 } spmd_failure;
 
-/* Where a rank is; of any rank of the arena, hosted here or not. */
+/* Where a rank is: of any rank of this process's arena. */
 typedef struct spmd_rank_state {
     int64_t process;   /* that hosts it; 0: not loaded yet */
     int64_t operation; /* row of the manifest's operation table */
@@ -100,8 +117,8 @@ int64_t spmd_job_rank_bytes(const spmd_job *job); /* the part of it that each ra
 int64_t spmd_job_threads(const spmd_job *job);
 /* Takes all memory of the hosted ranks and lets the image evaluate what depends on the index. */
 int spmd_job_load(spmd_job *job, spmd_arena *arena);
-/* SPMD_BUSY: it runs, or was aborted and a thread is still inside a compute phase; nothing was
- * freed. The arena and the image must then stay as well. */
+/* SPMD_BUSY: it runs, or was aborted and a thread is still inside a compute phase, or MPI may still
+ * write into its memory; nothing was freed. The arena and the image must then stay as well. */
 int spmd_job_free(spmd_job *job);
 
 /* Arrays are numbered inputs first, then outputs. rank may be SPMD_EVERY_RANK. */

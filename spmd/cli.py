@@ -118,6 +118,9 @@ def _run_options(run: Parser) -> None:
     run.add_argument("--threads", metavar="W", type=_count, help="of each process")
     run.add_argument("--algorithm", choices=("auto", "flat", "blocks", "ring"), default="auto",
                      help="of all-reduce; ring: fragments travel in both directions")  # fmt: skip
+    run.add_argument("--transport", choices=launch.TRANSPORTS, default="auto",
+                     help="auto: shared memory inside a host, MPI between hosts; "
+                          "shm, mpi: all of it by one of them")  # fmt: skip
     run.add_argument("--eager", action="store_true", help="run FILE.py as plain NumPy")
 
 

@@ -90,6 +90,7 @@ class Image:
         mesh: Mapping[str, int] | None = None,
         threads: int | None = None,
         algorithm: str = "auto",
+        transport: str = "auto",
         comm: Any = None,
         **arguments: Any,
     ) -> Any:
@@ -97,11 +98,13 @@ class Image:
 
         ranks: hosted by this process, 1 unless `mesh` says more. mesh: sizes of axes. comm: an
         mpi4py communicator, one rank per process; the outputs are then `Distributed`. algorithm: of
-        all-reduce: auto, flat, blocks, or ring (in both directions).
+        all-reduce: auto, flat, blocks, or ring (in both directions). transport: auto (shared memory
+        inside a host, MPI between hosts), shm or mpi.
         """
         with self.open(
-            ranks=ranks, mesh=mesh, threads=threads, algorithm=algorithm, comm=comm
-        ) as job:
+            ranks=ranks, mesh=mesh, threads=threads, algorithm=algorithm, transport=transport,
+            comm=comm,
+        ) as job:  # fmt: skip
             return job(**arguments)
 
     def open(
@@ -111,10 +114,11 @@ class Image:
         mesh: Mapping[str, int] | None = None,
         threads: int | None = None,
         algorithm: str = "auto",
+        transport: str = "auto",
         comm: Any = None,
     ) -> Opened:
         """A context whose value is called as `run` is; the image is loaded once for all calls."""
-        return Opened(self, ranks, dict(mesh or {}), threads, algorithm, comm)
+        return Opened(self, ranks, dict(mesh or {}), threads, algorithm, transport, comm)
 
 
 class Opened:
@@ -127,14 +131,18 @@ class Opened:
         mesh: dict[str, int],
         threads: int | None,
         algorithm: str,
+        transport: str,
         comm: Any,
     ) -> None:
-        if algorithm not in ALGORITHMS:
-            raise UsageError(f"there is no algorithm {algorithm!r}", expected=", ".join(ALGORITHMS))
+        for what, name, known in (
+            ("algorithm", algorithm, ALGORITHMS), ("transport", transport, launch.TRANSPORTS),
+        ):  # fmt: skip
+            if name not in known:
+                raise UsageError(f"there is no {what} {name!r}", expected=", ".join(known))
         if comm is not None and ranks not in (None, comm.Get_size()):
             raise UsageError("with comm= every process is one rank", found=f"ranks={ranks}")
         self.image, self.ranks, self.mesh, self.threads = image, ranks, mesh, threads
-        self.algorithm = algorithm
+        self.algorithm, self.transport = algorithm, transport
         self.processes = launch.Processes(comm)
         self.distributed = comm is not None
         self._checked = image._checked
@@ -156,8 +164,7 @@ class Opened:
         """Runs the program once with these inputs and scalars, by name."""
         manifest = self.image.manifest
         met = self.processes.meet(lambda: self._prepare(arguments))
-        cores = launch.agree(self.processes, met)
-        setup = self._setup(cores)
+        setup = self._setup(launch.agree(self.processes, met, self.transport))
         if self._job is None or self._job.setup.words != setup.words:
             self.close()
             self._job = Job(self._checked, setup, self.processes)
@@ -191,7 +198,7 @@ class Opened:
         self.bound = sizes.bind_mesh(
             manifest, self.ranks, self.mesh, self.scalars, self.processes.count
         )
-        setup = self._setup(0)
+        setup = self._setup()
         self.arrays = {
             array["name"]: _fitting(array, setup.shape(array), given[array["name"]])
             for array in manifest["inputs"]
@@ -199,14 +206,15 @@ class Opened:
         }
         return launch.mine(
             self.image.digest,
-            (self.bound, sorted(self.scalars.items()), sorted(given), self.algorithm),
+            (self.bound, sorted(self.scalars.items()), sorted(given), self.algorithm,
+             self.transport),  # fmt: skip
             setup.first,
             setup.count,
         )
 
-    def _setup(self, cores: int) -> Setup:
+    def _setup(self, hosts: launch.Hosts | None = None) -> Setup:
         return Setup(
-            self.image.manifest, self.processes, self.bound, self.scalars, self.threads, cores,
+            self.image.manifest, self.processes, self.bound, self.scalars, self.threads, hosts,
             self.algorithm,
         )
 

@@ -54,7 +54,7 @@ class Setup:
         sizes: tuple[int, ...],
         scalars: dict[str, int | float],
         threads: int | None = None,
-        cores: int = 0,
+        hosts: launch.Hosts | None = None,
         algorithm: str = "auto",
     ) -> None:
         self.manifest, self.sizes, self.scalars = manifest, sizes, scalars
@@ -62,8 +62,10 @@ class Setup:
         for size in sizes:
             self.ranks *= size
         self.first, self.count = launch.hosted(self.ranks, processes)
-        self.cores = cores or len(os.sched_getaffinity(0))
-        share = max(1, self.cores // processes.count)
+        if hosts is None:
+            hosts = launch.Hosts(0, [launch.mine("", None, 0, self.ranks)])
+        self.hosts = hosts
+        share = max(1, hosts.cores // len(hosts.here))
         self.algorithm = ALGORITHMS.index(algorithm)
         self.threads = max(1, min(self.count, threads or share))
         self.values: dict[str, Any] = {**scalars, **mesh_symbols(manifest, sizes)}
@@ -110,6 +112,8 @@ class Job:
         self.outputs = len(self.numbers)
         self.given = bytearray(self.outputs)
         self.image: Any = None
+        self.transport: Any = None
+        self.broken = False  # nobody may wait for the other processes any more
         self._job = self._arena = ffi.NULL
         try:
             self._load(checked)
@@ -124,12 +128,21 @@ class Job:
         self.close()
 
     def _load(self, checked: loader.Checked) -> None:
-        """Process 0 makes the arena, all attach to it, then every rank is loaded."""
-        shared = self.processes.count > 1
-        path, nonce = self.processes.meet(lambda: self._make(checked, shared))[0]
+        """The first process of an arena makes it, the others attach; then each loads its ranks."""
+        hosts = self.setup.hosts
+        mates = hosts.together_with()
+        leads = self.processes.number == mates[0]
+        if hosts.parted:
+            from spmd.transport import Transport
+
+            self.transport = self.processes.together(
+                lambda: Transport(self.processes, hosts), shared=False
+            )
+        made = self.processes.meet(lambda: self._make(checked, mates if leads else []))
+        path, nonce = made[mates[0]]
 
         def attach() -> None:
-            if self.processes.number:
+            if not leads:
                 need = lib.spmd_job_bytes(self._job)
                 self._take(lambda to: lib.spmd_arena_attach(path.encode(), need, nonce, to))
             self._check(lib.spmd_job_load(self._job, self._arena))
@@ -137,13 +150,15 @@ class Job:
         self.processes.together(attach)
         lib.spmd_arena_close_fd(self._arena)
 
-    def _make(self, checked: loader.Checked, shared: bool) -> tuple[str, int]:
-        """This process's job, and in process 0 its arena: where others find it, and its nonce."""
+    def _make(self, checked: loader.Checked, mates: list[int]) -> tuple[str, int]:
+        """This process's job; for its mates an arena: where they find it, and its nonce."""
         setup = self.setup
         self.image = checked.load(setup.first, setup.count, list(setup.sizes), setup.words)
         sizes = ffi.new("int64_t[]", [*setup.sizes, *[1] * (AXES - len(setup.sizes))])
         words = ffi.new("int64_t[]", setup.words or [0])
         routines = ffi.new("void *[]", self.image.library or [ffi.NULL])
+        processes = self._processes()
+        hosts = setup.hosts
         settings = ffi.new(
             "spmd_settings *",
             {
@@ -155,24 +170,36 @@ class Job:
                 "first": setup.first,
                 "count": setup.count,
                 "threads": setup.threads,
-                "cores": setup.cores,
+                "cores": hosts.cores,
+                "strangers": setup.threads * (len(hosts.here) - len(hosts.together_with())),
                 "algorithm": setup.algorithm,
                 "library": routines,
                 "libraries": len(self.image.library),
+                "processes": processes[0],
             },
         )
         made = ffi.new("spmd_job **")
         self._check(lib.spmd_job_new(settings, made))
         self._job = made[0]
-        if self.processes.number:
+        if not mates:
             return "", 0
-        need = lib.spmd_job_bytes(self._job)
+        need = lib.spmd_job_rank_bytes(self._job) * hosts.ranks_of(hosts.here)
         have = available_memory()
         if need > have:
             raise self._no_memory(need, have)
-        self._take(lambda to: lib.spmd_arena_new(need, int(shared), to))
+        need, shared = lib.spmd_job_bytes(self._job), int(len(mates) > 1)
+        self._take(lambda to: lib.spmd_arena_new(need, shared, to))
         descriptor = lib.spmd_arena_fd(self._arena)
         return f"/proc/{os.getpid()}/fd/{descriptor}", lib.spmd_arena_nonce(self._arena)
+
+    def _processes(self) -> tuple[Any, ...]:
+        """The processes of the job for the engine, and what must live as long."""
+        hosts = self.setup.hosts
+        first, arena = ffi.new("int64_t[]", hosts.first), ffi.new("int64_t[]", hosts.arenas)
+        mpi = self.transport.settings if self.transport else ffi.NULL
+        given = {"count": len(hosts.arenas), "number": hosts.number, "first": first,
+                 "arena": arena, "mpi": mpi}  # fmt: skip
+        return ffi.new("spmd_processes *", given), first, arena
 
     def _take(self, make: Any) -> None:
         to = ffi.new("spmd_arena **")
@@ -183,7 +210,7 @@ class Job:
         return EnvironmentFault(
             f"not enough memory: needs {bytes_text(need)}, have {bytes_text(have)}",
             expected=f"{bytes_text(lib.spmd_job_rank_bytes(self._job))} for each of "
-            f"{self.setup.ranks} ranks",
+            f"{self.setup.hosts.ranks_of(self.setup.hosts.here)} ranks",
             found=f"{bytes_text(have)} available",
             remedy="fewer ranks, or smaller arrays",
         )
@@ -195,7 +222,9 @@ class Job:
         text = ffi.string(lib.spmd_status_text(status)).decode()
         if status == lib.SPMD_NO_MEMORY:
             if self._job != ffi.NULL:
-                raise self._no_memory(lib.spmd_job_bytes(self._job), available_memory())
+                ranks = self.setup.hosts.ranks_of(self.setup.hosts.here)
+                need = lib.spmd_job_rank_bytes(self._job) * ranks
+                raise self._no_memory(need, available_memory())
             raise EnvironmentFault(text)
         if status == lib.SPMD_SYSTEM:
             raise EnvironmentFault(f"{text}: {os.strerror(ffi.errno)}")
@@ -235,10 +264,12 @@ class Job:
         try:
             state = self._wait(progress)
         except BaseException as error:
+            self.broken = True
             code = getattr(error, "exit_code", 130 if isinstance(error, KeyboardInterrupt) else 70)
             self.abort(code, f"{type(error).__name__} on process {self.processes.number}")
             raise
         if state == lib.SPMD_ABORTED:
+            self.broken = True
             raise self._failure()
 
     def _wait(self, progress: bool) -> int:
@@ -291,11 +322,14 @@ class Job:
         return int(self._watch(self.setup.first).superstep)
 
     def close(self) -> None:
-        """Gives all memory back, unless a compute phase that was interrupted still uses it."""
+        """Gives all memory back, unless an interrupted compute phase, or MPI, still uses it."""
         if self._job != ffi.NULL:
             if lib.spmd_job_free(self._job) != lib.SPMD_OK:
                 return
             self._job = ffi.NULL
+        if self.transport is not None and not self.broken:
+            self.transport.close()
+        self.transport = None
         if self._arena != ffi.NULL:
             lib.spmd_arena_free(self._arena)
             self._arena = ffi.NULL

@@ -25,6 +25,13 @@ _LAUNCHERS = (
 )
 
 
+# One name per process, "a,a,b": hosts that this one host plays, so that one machine can try what
+# several do. For tests.
+PRETENDED = "SPMD_PRETEND_HOSTS"
+
+TRANSPORTS = ("auto", "shm", "mpi")
+
+
 class Elsewhere(Exception):
     """Another process failed, and says so itself; this one leaves with the same exit code."""
 
@@ -50,6 +57,12 @@ class Processes:
         self.count: int = comm.Get_size() if comm is not None else 1
         # The error that all processes know of: nobody waits for this one any more.
         self.met: Exception | None = None
+
+    def mpi(self) -> Any:
+        """The module mpi4py.MPI, where there is a communicator."""
+        from mpi4py import MPI
+
+        return MPI
 
     def all_gather(self, value: Any) -> list[Any]:
         """One value per process, in every process."""
@@ -133,23 +146,86 @@ def mine(digest: str, settings: object, first: int, count: int) -> dict[str, Any
         "digest": digest,
         "settings": repr(settings),
         "host": os.uname().nodename,
+        "place": _place(),
         "cores": tuple(os.sched_getaffinity(0)),
     }
 
 
-def agree(processes: Processes, everyones: list[dict[str, Any]]) -> int:
-    """Every process holds the same image and settings, on one host; returns its usable cores.
+def _place() -> tuple[str, ...]:
+    """Equal for two processes that can reach each other's memory: kernel and process table."""
+    parts = [os.uname().nodename]
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            parts.append(file.read().strip())
+        parts.append(os.readlink("/proc/self/ns/pid"))
+    except OSError:
+        pass
+    return tuple(parts)
+
+
+class Hosts:
+    """Where the processes of a job are. Lists have one entry per process.
+
+    names: their hosts. arenas: the arena, by number, whose memory each of them shares. first: rank
+    of each, and behind the last one the number of ranks. cores: usable on this process's host.
+    """
+
+    def __init__(
+        self, number: int, everyones: list[dict[str, Any]], transport: str = "auto"
+    ) -> None:
+        places = [theirs["place"] for theirs in everyones]
+        pretended = os.environ.get(PRETENDED, "").split(",")
+        if len(pretended) == len(places):
+            places = [(*place, "pretended", name) for place, name in zip(places, pretended)]
+        order = list(dict.fromkeys(places))
+        self.number = number
+        self.count = len(order)
+        self.names = [
+            f"{theirs['host']}#{place[-1]}" if "pretended" in place else theirs["host"]
+            for theirs, place in zip(everyones, places)
+        ]
+        alone = transport == "mpi"
+        self.arenas = [k if alone else order.index(place) for k, place in enumerate(places)]
+        self.first = [theirs["ranks"].start for theirs in everyones] + [everyones[-1]["ranks"].stop]
+        mine = everyones[number]["place"]  # pretended hosts share what cores there are
+        self.here = [k for k, theirs in enumerate(everyones) if theirs["place"] == mine]
+        self.cores = len({core for k in self.here for core in everyones[k]["cores"]})
+
+    @property
+    def parted(self) -> bool:
+        """Whether data must travel by MPI."""
+        return len(set(self.arenas)) > 1
+
+    def ranks_of(self, processes: list[int]) -> int:
+        """How many ranks these processes host."""
+        return sum(self.first[k + 1] - self.first[k] for k in processes)
+
+    def together_with(self) -> list[int]:
+        """The processes of this one's arena."""
+        return [k for k, arena in enumerate(self.arenas) if arena == self.arenas[self.number]]
+
+
+def agree(processes: Processes, everyones: list[dict[str, Any]], transport: str = "auto") -> Hosts:
+    """Every process holds the same image and settings; where they are.
 
     Raises AgreementError or EnvironmentFault in process 0, `Elsewhere` in the others.
     """
     try:
         _compare(everyones)
+        hosts = Hosts(processes.number, everyones, transport)
+        if transport == "shm" and hosts.count > 1:
+            raise EnvironmentFault(
+                f"the processes run on {hosts.count} hosts",
+                expected="one host, where --transport shm is asked for",
+                found=", ".join(dict.fromkeys(hosts.names)),
+                remedy="--transport auto",
+            )
     except SpmdError as error:
         if processes.number:
             raise Elsewhere(error.exit_code) from None
         processes.met = error
         raise
-    return len({core for theirs in everyones for core in theirs["cores"]})
+    return hosts
 
 
 def _compare(everyones: list[dict[str, Any]]) -> None:
@@ -170,15 +246,6 @@ def _compare(everyones: list[dict[str, Any]]) -> None:
             expected=f"{key} {expected[key]} (rank {expected['ranks'][0]})",
             found=f"{key} {found[key]} (rank {found['ranks'][0]})",
             remedy="give every rank the same image and the same options",
-        )
-    host = everyones[0]["host"]
-    strangers = [n for n, theirs in enumerate(everyones) if theirs["host"] != host]
-    if strangers:
-        raise EnvironmentFault(
-            f"processes {listed(strangers)} run on {everyones[strangers[0]]['host']}, "
-            f"process 0 on {host}",
-            expected="all processes on one host; several hosts come with a later version",
-            remedy="start fewer processes, or host more ranks in each with --ranks",
         )
 
 

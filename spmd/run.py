@@ -35,8 +35,8 @@ def run(options: argparse.Namespace, processes: launch.Processes) -> int:
         data, parameters = processes.from_first(lambda: built(options.image, options.set))
     launched = Launch(options, {k: v for k, v in options.set.items() if k not in parameters})
     met = processes.meet(lambda: launched.prepare(data, processes))
-    cores = launch.agree(processes, met)
-    setup = launched.setup(processes, cores)
+    hosts = launch.agree(processes, met, options.transport)
+    setup = launched.setup(processes, hosts)
     with Job(launched.checked, setup, processes) as job:
         try:
             parts = processes.meet(lambda: launched.compute(job))[0]
@@ -95,7 +95,7 @@ class Launch:
         )
         _refuse_shared(self.outputs)
         self.opened = {name: ArrayFile(path, name) for name, path in self.inputs.items()}
-        setup = self.setup(processes, 0)
+        setup = self.setup(processes)
         for array in self.manifest["inputs"]:
             if array["name"] in self.opened:
                 check_array(array, setup.shape(array), self.opened[array["name"]])
@@ -108,14 +108,14 @@ class Launch:
         return launch.mine(
             self.checked.digest,
             (self.sizes, sorted(self.scalars.items()), sorted(self.inputs), sorted(self.outputs),
-             self.options.algorithm),  # fmt: skip
+             self.options.algorithm, self.options.transport),  # fmt: skip
             setup.first,
             setup.count,
         )
 
-    def setup(self, processes: launch.Processes, cores: int) -> Setup:
+    def setup(self, processes: launch.Processes, hosts: launch.Hosts | None = None) -> Setup:
         return Setup(
-            self.manifest, processes, self.sizes, self.scalars, self.options.threads, cores,
+            self.manifest, processes, self.sizes, self.scalars, self.options.threads, hosts,
             self.options.algorithm,
         )
 

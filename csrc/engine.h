@@ -100,6 +100,29 @@ typedef struct spmd_rank_state {
     int64_t done;      /* 1: it has finished the latest run that was started here */
 } spmd_rank_state;
 
+enum spmd_notice_kind {
+    SPMD_NOTICE_END = 0,  /* the watch was ended */
+    SPMD_NOTICE_LATE = 1, /* a process has given no sign of life for half the limit */
+    SPMD_NOTICE_SLOW = 2, /* a rank computes while others have waited for half the limit */
+    SPMD_NOTICE_LOST = 3, /* a process is gone, or silent for too long: the job is aborted */
+};
+
+enum spmd_cause {
+    SPMD_SILENT = 0,  /* no sign of life, the reason is not known */
+    SPMD_STOPPED = 1, /* by a signal, or in a debugger */
+    SPMD_GONE = 2,    /* the process has ended */
+};
+
+/* What the watch found; for exactly one process of the job. */
+typedef struct spmd_notice {
+    int64_t kind, cause;
+    int64_t process;      /* number in the job */
+    int64_t pid;          /* 0: on another host */
+    int64_t rank, ranks;  /* the first one that it hosts (or the slow one), and how many it hosts */
+    int64_t operation, superstep, site; /* of that rank, as in spmd_rank_state */
+    int64_t milliseconds; /* that it has been silent, or computing */
+} spmd_notice;
+
 const char *spmd_status_text(int status);
 
 /* Memory that all processes of one host see. shared 0: private to this process. */
@@ -138,6 +161,12 @@ int64_t spmd_job_text(spmd_job *job, char *into, int64_t capacity);
 void spmd_job_abort(spmd_job *job, int64_t code, int64_t rank, const char *text);
 int spmd_job_failure(const spmd_job *job, spmd_failure *failure); /* 1: there is one */
 int spmd_job_watch(const spmd_job *job, int64_t rank, spmd_rank_state *state);
+
+/* Shows the other processes that this one is alive and looks whether they are; blocks, in a thread
+ * of the host language, until there is something to say. limit_ms: of silence; 0: for ever. */
+int spmd_job_heed(spmd_job *job, int64_t limit_ms, spmd_notice *notice);
+/* From now on others may leave: whoever heeds returns SPMD_NOTICE_END. */
+void spmd_job_heed_end(spmd_job *job);
 
 /* Images and the libraries they call, by the dynamic linker. NULL: spmd_library_error says why. */
 void *spmd_library_open(const char *path);

@@ -158,6 +158,7 @@ int spmd_job_new(const spmd_settings *settings, spmd_job **made)
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_cond_init(&job->go, NULL);
     pthread_cond_init(&job->news, &monotonic);
+    pthread_cond_init(&job->heed, &monotonic);
     pthread_condattr_destroy(&monotonic);
     status = tables_fill(job, settings);
     if (status != SPMD_OK) {
@@ -278,6 +279,8 @@ int spmd_job_free(spmd_job *job)
     spmd_text_close(&job->text);
     pthread_cond_destroy(&job->go);
     pthread_cond_destroy(&job->news);
+    pthread_cond_destroy(&job->heed);
+    spmd_watch_free(job);
     pthread_mutex_destroy(&job->lock);
     pthread_mutex_destroy(&job->mpi_lock);
     for (int64_t k = 0; job->hosted && k < job->count; k++) {

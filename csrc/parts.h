@@ -10,6 +10,7 @@
  *   packet.c      data of the hosted ranks on its way between arenas
  *   mpi.c         the one file that calls MPI
  *   copy.c        strided copies
+ *   watch.c       signs of life, and who is late
  *   data.c        global arrays in and out
  *   print.c       lines of text on their way to the host language
  *   library.c     the dynamic linker
@@ -53,6 +54,11 @@ typedef struct spmd_record {
     _Alignas(SPMD_LINE) _Atomic int64_t process;
     _Atomic int64_t runs; /* completed */
     _Atomic int64_t done; /* with the latest run */
+    /* Of the process, where this is its first rank. */
+    _Alignas(SPMD_LINE) _Atomic uint64_t beats; /* signs of life */
+    _Atomic int64_t waiting; /* milliseconds that one of its ranks has waited in an exchange */
+    _Atomic uint64_t warned; /* the beat after which it was late, and somebody said so */
+    _Atomic bool leaves;     /* no signs of life are to be expected any more */
     spmd_site site[];
 } spmd_record;
 
@@ -62,6 +68,8 @@ typedef struct spmd_header {
     int64_t bytes;
     _Atomic uint64_t layout;  /* digest of ranks and sizes: all processes must compute the same */
     _Atomic int64_t threads;  /* of all processes: more than cores means that nobody spins */
+    _Atomic int64_t waiting;  /* milliseconds that a rank of another arena has waited */
+    _Atomic int64_t warned;   /* when a slow rank was last reported, in milliseconds */
     _Alignas(SPMD_LINE) _Atomic uint32_t abort; /* SPMD_FINE, then _CLAIMED, then _SAID */
     _Alignas(SPMD_LINE) spmd_failure failure;   /* valid once SAID */
 } spmd_header;
@@ -167,6 +175,9 @@ struct spmd_job {
     int64_t run;          /* runs started */
     int64_t active;       /* workers that have not finished this run */
     bool closing;
+    bool heeding, heed_over;
+    pthread_cond_t heed; /* the watch sleeps here */
+    struct spmd_watch *watch;
     spmd_text text;
 };
 
@@ -189,9 +200,13 @@ int spmd_workers_start(spmd_job *job);
 int spmd_workers_stop(spmd_job *job);
 bool spmd_job_runs(spmd_job *job);
 
+/* watch.c */
+void spmd_watch_free(spmd_job *job);
+
 /* team.c */
 int spmd_processes_take(spmd_job *job, const spmd_settings *settings);
 int64_t spmd_rank_process(const spmd_job *job, int64_t rank);
+bool spmd_process_near(const spmd_job *job, int64_t process); /* shares this arena */
 bool spmd_rank_near(const spmd_job *job, int64_t rank); /* in this arena */
 bool spmd_team_find(spmd_hosted *me, const spmd_exchange *exchange);
 void spmd_teams_free(spmd_hosted *hosted, uint32_t sites);

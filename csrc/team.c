@@ -83,6 +83,11 @@ static int64_t rank_arena(const spmd_job *job, int64_t rank)
     return job->processes.arena[spmd_rank_process(job, rank)];
 }
 
+bool spmd_process_near(const spmd_job *job, int64_t process)
+{
+    return job->processes.arena[process] == job->processes.arena[job->processes.number];
+}
+
 bool spmd_rank_near(const spmd_job *job, int64_t rank)
 {
     return !job->parted || rank_arena(job, rank) == job->processes.arena[job->processes.number];

@@ -76,6 +76,16 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _seconds(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < 1e6:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+    return number
+
+
 def parser(command: str = "") -> Parser:
     """The options of one command only, where it is known: each costs every rank some time."""
     top = Parser(
@@ -121,6 +131,8 @@ def _run_options(run: Parser) -> None:
     run.add_argument("--transport", choices=launch.TRANSPORTS, default="auto",
                      help="auto: shared memory inside a host, MPI between hosts; "
                           "shm, mpi: all of it by one of them")  # fmt: skip
+    run.add_argument("--time-limit", metavar="SECONDS", type=_seconds, default=5.0,
+                     help="a process silent for longer is lost; 0: wait for ever; default: 5")
     run.add_argument("--eager", action="store_true", help="run FILE.py as plain NumPy")
 
 

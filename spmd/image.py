@@ -13,7 +13,7 @@ import numpy as np
 from codegen.errors import InputError, InternalError, SpmdError, UsageError
 from spmd import launch, loader, report, sizes, source
 from spmd.arguments import check_array, check_given, check_names, scalars_of
-from spmd.job import ALGORITHMS, Global, Job, Setup
+from spmd.job import ALGORITHMS, TIME_LIMIT, Global, Job, Setup
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -91,6 +91,7 @@ class Image:
         threads: int | None = None,
         algorithm: str = "auto",
         transport: str = "auto",
+        time_limit: float = TIME_LIMIT,
         comm: Any = None,
         **arguments: Any,
     ) -> Any:
@@ -99,11 +100,12 @@ class Image:
         ranks: hosted by this process, 1 unless `mesh` says more. mesh: sizes of axes. comm: an
         mpi4py communicator, one rank per process; the outputs are then `Distributed`. algorithm: of
         all-reduce: auto, flat, blocks, or ring (in both directions). transport: auto (shared memory
-        inside a host, MPI between hosts), shm or mpi.
+        inside a host, MPI between hosts), shm or mpi. time_limit: seconds of silence after which a
+        process counts as lost, and the job ends with exit code 75; 0 waits for ever.
         """
         with self.open(
             ranks=ranks, mesh=mesh, threads=threads, algorithm=algorithm, transport=transport,
-            comm=comm,
+            time_limit=time_limit, comm=comm,
         ) as job:  # fmt: skip
             return job(**arguments)
 
@@ -115,10 +117,13 @@ class Image:
         threads: int | None = None,
         algorithm: str = "auto",
         transport: str = "auto",
+        time_limit: float = TIME_LIMIT,
         comm: Any = None,
     ) -> Opened:
         """A context whose value is called as `run` is; the image is loaded once for all calls."""
-        return Opened(self, ranks, dict(mesh or {}), threads, algorithm, transport, comm)
+        return Opened(
+            self, ranks, dict(mesh or {}), threads, algorithm, transport, time_limit, comm
+        )
 
 
 class Opened:
@@ -132,6 +137,7 @@ class Opened:
         threads: int | None,
         algorithm: str,
         transport: str,
+        time_limit: float,
         comm: Any,
     ) -> None:
         for what, name, known in (
@@ -142,7 +148,7 @@ class Opened:
         if comm is not None and ranks not in (None, comm.Get_size()):
             raise UsageError("with comm= every process is one rank", found=f"ranks={ranks}")
         self.image, self.ranks, self.mesh, self.threads = image, ranks, mesh, threads
-        self.algorithm, self.transport = algorithm, transport
+        self.algorithm, self.transport, self.time_limit = algorithm, transport, time_limit
         self.processes = launch.Processes(comm)
         self.distributed = comm is not None
         self._checked = image._checked
@@ -167,7 +173,7 @@ class Opened:
         setup = self._setup(launch.agree(self.processes, met, self.transport))
         if self._job is None or self._job.setup.words != setup.words:
             self.close()
-            self._job = Job(self._checked, setup, self.processes)
+            self._job = Job(self._checked, setup, self.processes, self.time_limit)
         job = self._job
         try:
             self.processes.together(lambda: self._compute(job))

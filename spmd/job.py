@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 AXES = 3  # SPMD_AXES
 EVERY_RANK: int = lib.SPMD_EVERY_RANK
 WAIT_MS = 100  # how long a signal may go unnoticed
+TIME_LIMIT = 5.0  # seconds of silence until a process counts as lost
 LEAVE_MS = 2000  # how long an interrupted compute phase may take to notice
 
 
@@ -105,8 +106,11 @@ def _word(dtype: str, value: int | float) -> int:
 class Job:
     """The hosted ranks of one job, loaded. Use as a context; run it any number of times."""
 
-    def __init__(self, checked: loader.Checked, setup: Setup, processes: launch.Processes) -> None:
-        self.setup, self.processes = setup, processes
+    def __init__(
+        self, checked: loader.Checked, setup: Setup, processes: launch.Processes,
+        time_limit: float = TIME_LIMIT,
+    ) -> None:  # fmt: skip
+        self.setup, self.processes, self.time_limit = setup, processes, time_limit
         self.manifest = setup.manifest
         self.numbers = {a["name"]: k for k, a in enumerate(self.manifest["inputs"])}
         self.outputs = len(self.numbers)
@@ -114,6 +118,7 @@ class Job:
         self.image: Any = None
         self.transport: Any = None
         self.broken = False  # nobody may wait for the other processes any more
+        self.watch: Any = None
         self._job = self._arena = ffi.NULL
         try:
             self._load(checked)
@@ -149,6 +154,10 @@ class Job:
 
         self.processes.together(attach)
         lib.spmd_arena_close_fd(self._arena)
+        if self.processes.count > 1 and self.time_limit > 0:
+            from spmd.watch import Watch
+
+            self.watch = Watch(self)
 
     def _make(self, checked: loader.Checked, mates: list[int]) -> tuple[str, int]:
         """This process's job; for its mates an arena: where they find it, and its nonce."""
@@ -301,28 +310,37 @@ class Job:
         failure = ffi.new("spmd_failure *")
         lib.spmd_job_failure(self._job, failure)
         if failure.rank < 0:
+            if failure.code == EXIT_PEER:
+                launch.end_with_the_job()
             return launch.Elsewhere(int(failure.code))
-        rows = self.manifest["operations"]
-        operation = self._watch(failure.rank).operation
-        place = rows[operation].get("place") if 0 <= operation < len(rows) else ""
-        where = f"{place}: " if place else ""
+        row = self.row(self.state(failure.rank).operation)
+        where = f"{row['place']}: " if "place" in row else ""
         text = ffi.string(failure.text).decode("utf-8", "replace")
         return RunError(
             f"{where}rank {failure.rank} in superstep {failure.superstep}: {text}",
             int(failure.code) or EXIT_PEER,
         )
 
-    def _watch(self, rank: int) -> Any:
+    def row(self, operation: int) -> dict[str, Any]:
+        """The row of the manifest's table of operations, {} for none."""
+        rows = self.manifest["operations"]
+        return rows[operation] if 0 <= operation < len(rows) else {}
+
+    def state(self, rank: int) -> Any:
+        """Where a rank of this arena is: a spmd_rank_state."""
         state = ffi.new("spmd_rank_state *")
         lib.spmd_job_watch(self._job, rank, state)
         return state
 
     def superstep(self) -> int:
         """How many exchanges the first hosted rank has completed."""
-        return int(self._watch(self.setup.first).superstep)
+        return int(self.state(self.setup.first).superstep)
 
     def close(self) -> None:
         """Gives all memory back, unless an interrupted compute phase, or MPI, still uses it."""
+        if self.watch is not None:
+            self.watch.end()
+            self.watch = None
         if self._job != ffi.NULL:
             if lib.spmd_job_free(self._job) != lib.SPMD_OK:
                 return

@@ -37,7 +37,7 @@ def run(options: argparse.Namespace, processes: launch.Processes) -> int:
     met = processes.meet(lambda: launched.prepare(data, processes))
     hosts = launch.agree(processes, met, options.transport)
     setup = launched.setup(processes, hosts)
-    with Job(launched.checked, setup, processes) as job:
+    with Job(launched.checked, setup, processes, options.time_limit) as job:
         try:
             parts = processes.meet(lambda: launched.compute(job))[0]
             if parts:

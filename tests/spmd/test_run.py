@@ -48,7 +48,7 @@ OURS = {
     "spmd", "spmd.arguments", "spmd.cli", "spmd.engine", "spmd.engine._engine",
     "spmd.engine._engine.lib", "spmd.job",
     "spmd.launch", "spmd.loader", "spmd.memory", "spmd.npy", "spmd.report", "spmd.run",
-    "spmd.sizes",
+    "spmd.sizes", "spmd.watch",
 }  # fmt: skip
 THEIRS = {
     "__future__", "_cffi_backend", "_json", "_locale", "_sha2", "_sha256", "_sha512", "argparse",

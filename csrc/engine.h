@@ -42,8 +42,8 @@ enum spmd_algorithm {
 /* MPI as this process loaded it: functions, and handles of its family (4-byte integers in MPICH,
  * pointers in Open MPI and in the standard ABI). comm is the job's alone, and returns errors. */
 typedef struct spmd_mpi {
-    void *isend, *issend, *irecv, *test, *iprobe, *recv, *error_string;
-    int64_t handle_bytes, comm, byte, any_source;
+    void *isend, *issend, *irecv, *test, *error_string;
+    int64_t handle_bytes, comm, byte;
 } spmd_mpi;
 
 /* The processes of a job: which ranks each of them hosts, and with whom it shares memory. */

@@ -28,17 +28,6 @@
     {                                                                                              \
         int (*call)(handle *, int *, void *) = mpi->test;                                          \
         return call(&request->field, flag, status);                                                \
-    }                                                                                              \
-    static int family##_probe(const spmd_mpi *mpi, int tag, int *flag, void *status)               \
-    {                                                                                              \
-        int (*call)(int, int, handle, int *, void *) = mpi->iprobe;                                \
-        return call((int)mpi->any_source, tag, (handle)mpi->comm, flag, status);                   \
-    }                                                                                              \
-    static int family##_take(const spmd_mpi *mpi, void *into, int bytes, int tag, void *status)    \
-    {                                                                                              \
-        int (*call)(void *, int, handle, int, int, handle, void *) = mpi->recv;                    \
-        return call(into, bytes, (handle)mpi->byte, (int)mpi->any_source, tag, (handle)mpi->comm,  \
-                    status);                                                                       \
     }
 
 INSTANTIATE(number, int, number)
@@ -91,21 +80,5 @@ bool spmd_mpi_test(spmd_job *job, spmd_handle *request, bool *complete, spmd_mpi
     int flag = 0;
     CALL(job, code, test, request, &flag, status);
     *complete = flag != 0;
-    return succeeded(job, code, error);
-}
-
-bool spmd_mpi_probe(spmd_job *job, int tag, bool *waits, spmd_mpi_error *error)
-{
-    _Alignas(16) char status[STATUS_BYTES];
-    int flag = 0;
-    CALL(job, code, probe, tag, &flag, status);
-    *waits = flag != 0;
-    return succeeded(job, code, error);
-}
-
-bool spmd_mpi_take(spmd_job *job, void *into, int bytes, int tag, spmd_mpi_error *error)
-{
-    _Alignas(16) char status[STATUS_BYTES];
-    CALL(job, code, take, into, bytes, tag, status);
     return succeeded(job, code, error);
 }

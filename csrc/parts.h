@@ -251,8 +251,6 @@ bool spmd_mpi_send(spmd_job *job, bool synchronous, const void *from, int bytes,
 bool spmd_mpi_receive(spmd_job *job, void *into, int bytes, int from, int tag,
                       spmd_handle *request, spmd_mpi_error *error);
 bool spmd_mpi_test(spmd_job *job, spmd_handle *request, bool *complete, spmd_mpi_error *error);
-bool spmd_mpi_probe(spmd_job *job, int tag, bool *waits, spmd_mpi_error *error);
-bool spmd_mpi_take(spmd_job *job, void *into, int bytes, int tag, spmd_mpi_error *error);
 
 /* copy.c */
 int64_t spmd_box_elements(const spmd_box *box);

@@ -49,9 +49,11 @@ typedef struct spmd_progress {
 typedef struct spmd_far {
     int64_t arena, process; /* its number, and its first process */
     int64_t heard;          /* when */
-    spmd_beat last, sent;   /* from it; to it, until the request is complete */
-    spmd_handle request;
-    bool busy, late, told;
+    spmd_beat last, coming; /* from it; `coming` is MPI's while I listen */
+    spmd_beat sent;         /* to it; MPI's while it is busy */
+    spmd_handle request, hearing;
+    bool listens;
+    bool busy, late, told, left; /* told: of the failure; left: has my last beat */
     bool alone;             /* nobody shares its arena, and would notice sooner */
 } spmd_far;
 
@@ -143,9 +145,9 @@ void spmd_watch_free(spmd_job *job)
             close(watch->seen[p].descriptor);
     free(watch->seen);
     free(watch->progress);
-    bool busy = false; /* MPI still reads what was sent last */
+    bool busy = false; /* MPI still reads what was sent last, or waits to write */
     for (int64_t k = 0; k < watch->fars; k++)
-        busy |= watch->far[k].busy;
+        busy |= watch->far[k].busy || watch->far[k].listens;
     if (!busy)
         free(watch->far);
     free(watch);
@@ -337,27 +339,39 @@ static bool ranks_watch(spmd_job *job, int64_t now, spmd_notice *notice)
 
 /* ---- other arenas ------------------------------------------------------------------------------*/
 
-/* Takes what has come. What one arena fails at, the centre tells the others. */
-static void fars_hear(spmd_job *job, int64_t now)
+/* Takes what has come, and listens for the next one. What one arena fails at, the centre tells the
+ * others. */
+static bool far_hear(spmd_job *job, spmd_far *far, int64_t now)
 {
     spmd_mpi_error error;
-    spmd_beat beat;
-    bool waits = true;
+    bool complete = false;
 
-    while (spmd_mpi_probe(job, WATCH_TAG, &waits, &error) && waits) {
-        if (!spmd_mpi_take(job, &beat, sizeof beat, WATCH_TAG, &error))
-            return;
-        spmd_far *far = far_of(job->watch, beat.arena);
-        if (!far)
-            continue;
+    if (far->last.leaves)
+        return false;
+    if (far->listens && !spmd_mpi_test(job, &far->hearing, &complete, &error))
+        return false;
+    if (complete) {
         far->heard = now;
         far->late = false;
-        far->last = beat;
-        if (beat.failed) {
+        far->last = far->coming;
+        if (far->last.failed) {
             far->told = true;
-            spmd_arena_abort(job->arena, &beat.failure);
+            spmd_arena_abort(job->arena, &far->last.failure);
         }
     }
+    if ((complete && !far->last.leaves) || !far->listens)
+        far->listens = spmd_mpi_receive(job, &far->coming, sizeof far->coming, (int)far->process,
+                                        WATCH_TAG, &far->hearing, &error);
+    else if (complete)
+        far->listens = false;
+    return complete;
+}
+
+static void fars_hear(spmd_job *job, int64_t now)
+{
+    for (int64_t k = 0; k < job->watch->fars; k++)
+        while (far_hear(job, &job->watch->far[k], now))
+            continue;
 }
 
 /* The longest wait of all arenas but one, as far as is known here. */
@@ -372,16 +386,24 @@ static int64_t waiting_beside(const spmd_job *job, const spmd_far *beside)
     return longest;
 }
 
-static void far_tell(spmd_job *job, spmd_far *far, bool leaves)
+static bool far_idle(spmd_job *job, spmd_far *far)
 {
     spmd_mpi_error error;
     bool complete = true;
 
     if (far->busy && !spmd_mpi_test(job, &far->request, &complete, &error))
-        return;
+        return false;
     far->busy = !complete;
-    if (far->busy)
-        return;
+    return complete;
+}
+
+/* false: the beat before it is still on its way. */
+static bool far_tell(spmd_job *job, spmd_far *far, bool leaves)
+{
+    spmd_mpi_error error;
+
+    if (!far_idle(job, far))
+        return false;
     far->sent = (spmd_beat){.arena = job->processes.arena[job->processes.number],
                             .waiting = waiting_beside(job, far),
                             .leaves = leaves};
@@ -392,6 +414,7 @@ static void far_tell(spmd_job *job, spmd_far *far, bool leaves)
     }
     far->busy = spmd_mpi_send(job, false, &far->sent, sizeof far->sent, (int)far->process,
                               WATCH_TAG, &far->request, &error);
+    return far->busy;
 }
 
 static bool far_watch(spmd_job *job, spmd_far *far, int64_t now, spmd_notice *notice)
@@ -437,6 +460,27 @@ static bool fars_watch(spmd_job *job, int64_t now, spmd_notice *notice)
     return false;
 }
 
+/* No beat may be on its way when the job's communicator is given up: the last one says that it is
+ * the last, and everybody waits for the other's. */
+static void fars_leave(spmd_job *job)
+{
+    const struct timespec moment = {.tv_nsec = MS / 5};
+    spmd_watch *watch = job->watch;
+    int64_t end = now_ns() + watch->limit, left = watch->fars;
+
+    while (left > 0 && !spmd_job_aborted(job) && now_ns() < end) {
+        fars_hear(job, now_ns());
+        left = 0;
+        for (int64_t k = 0; k < watch->fars; k++) {
+            spmd_far *far = &watch->far[k];
+            far->left = far->left || far_tell(job, far, true);
+            left += !far->left || !far_idle(job, far) || !far->last.leaves;
+        }
+        if (left > 0)
+            nanosleep(&moment, NULL);
+    }
+}
+
 /* ---- turns -------------------------------------------------------------------------------------*/
 
 static bool watch_turn(spmd_job *job, spmd_notice *notice)
@@ -478,8 +522,8 @@ int spmd_job_heed(spmd_job *job, int64_t limit_ms, spmd_notice *notice)
             pthread_cond_timedwait(&job->heed, &job->lock, &at);
     }
     pthread_mutex_unlock(&job->lock);
-    for (int64_t k = 0; !news && k < job->watch->fars; k++)
-        far_tell(job, &job->watch->far[k], true);
+    if (!news)
+        fars_leave(job);
     return (int)(news ? notice->kind : SPMD_NOTICE_END);
 }
 

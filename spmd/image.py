@@ -11,7 +11,7 @@ import os
 import numpy as np
 
 from codegen.errors import InputError, InternalError, SpmdError, UsageError
-from spmd import launch, loader, report, sizes, source
+from spmd import launch, loader, parts, report, sizes, source
 from spmd.arguments import check_array, check_given, check_names, scalars_of
 from spmd.job import ALGORITHMS, TIME_LIMIT, Global, Job, Setup
 
@@ -286,14 +286,7 @@ class Distributed:
 
     def gather(self, root: int = 0) -> np.ndarray | None:
         """The global array in process `root`, None in the others. Every process must call it."""
-        parts = self._comm.gather((self.offsets, self.local), root=root)
-        if parts is None:
-            return None
-        whole = np.empty(self.shape, self.dtype)
-        for offsets, part in parts:
-            place = tuple(slice(o, o + e) for o, e in zip(offsets, part.shape, strict=True))
-            whole[place] = part
-        return whole
+        return parts.gather(self._comm, [(self.offsets, self.local)], self.shape, self.dtype, root)
 
 
 def structure(returns: str, outputs: dict[str, Any]) -> Any:
@@ -305,10 +298,10 @@ def structure(returns: str, outputs: dict[str, Any]) -> Any:
         head, _, rest = name.partition(".")
         inner.setdefault(head, {})[rest] = value
     built = {}
-    for head, parts in inner.items():
-        numbered = list(parts) == [str(k) for k in range(len(parts))]
-        leaf = list(parts) == [""]
-        built[head] = parts[""] if leaf else structure("tuple" if numbered else "dict", parts)
+    for head, within in inner.items():
+        numbered = list(within) == [str(k) for k in range(len(within))]
+        leaf = list(within) == [""]
+        built[head] = within[""] if leaf else structure("tuple" if numbered else "dict", within)
     return tuple(built.values()) if returns == "tuple" else built
 
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     import argparse
     from typing import Any
 
+    import numpy as np
+
 
 def run(options: argparse.Namespace, processes: launch.Processes) -> int:
     """Runs an image, or a program that is built first; returns the exit code."""
@@ -42,6 +44,7 @@ def run(options: argparse.Namespace, processes: launch.Processes) -> int:
             parts = processes.meet(lambda: launched.compute(job))[0]
             if parts:
                 processes.together(lambda: launched.collect(job, parts))
+                launched.gather(job)
                 processes.together(launched.finish)
         finally:
             launched.discard()
@@ -79,7 +82,7 @@ class Launch:
         self.files: list[OutputFile | None] = []
         self.first = False
         self.rooms: dict[int, int] = {}
-        self.views: dict[int, mmap.mmap] = {}
+        self.arrays: dict[int, np.ndarray] = {}  # outputs that no file takes
 
     def prepare(self, data: bytes | None, processes: launch.Processes) -> dict[str, Any]:
         """Checks everything that can be checked alone; returns what all processes must share."""
@@ -139,7 +142,7 @@ class Launch:
         if file is not None:
             return file.create(), file.start
         size = report.output_bytes(output["dtype"], job.setup.shape(output))
-        if size > available_memory() // 2:
+        if job.setup.hosts.count > 1 or size > available_memory() // 2:
             return "", 0
         fd = os.memfd_create(output["name"], os.MFD_CLOEXEC)
         os.ftruncate(fd, max(1, size))
@@ -158,10 +161,27 @@ class Launch:
             with memoryview(view)[start:] as base:
                 job.get(number, Global(base, dtype, shape, strides))
             if self.first and self.files[number] is None:
-                self.views[number] = view
+                self.arrays[number] = report.as_array(view, 0, dtype, shape)
             else:
                 view.close()
         self.shapes = [job.setup.shape(output) for output in self.manifest["outputs"]]
+
+    def gather(self, job: Job) -> None:
+        """Brings to process 0 what other hosts hold of the outputs that no file takes."""
+        hosts = job.setup.hosts
+        if hosts.count == 1:
+            return
+        from spmd import parts
+
+        for number, output in enumerate(self.manifest["outputs"]):
+            size = report.output_bytes(output["dtype"], self.shapes[number])
+            if self.files[number] is not None or size > parts.MOST_GATHERED:
+                continue
+            mine = parts.hosted_parts(job, number)
+            dtype = report.numpy_dtype(output["dtype"])
+            array = parts.gather(job.processes.comm, mine, self.shapes[number], dtype)
+            if array is not None:
+                self.arrays[number] = array
 
     def finish(self) -> None:
         """Process 0 names the files and prints the outputs that no file takes."""
@@ -177,9 +197,8 @@ class Launch:
                 if dtype == "bfloat16":
                     how = f"numpy.load({file.path!r}).view(ml_dtypes.bfloat16)"
                     print(f"spmd: output {name} is bfloat16: read it by {how}", file=sys.stderr)
-            elif number in self.views:
-                array = report.as_array(self.views[number], 0, dtype, shape)
-                print(report.output_text(name, dtype, array), flush=True)
+            elif number in self.arrays:
+                print(report.output_text(name, dtype, self.arrays[number]), flush=True)
             else:
                 print(f"{name}: {dtype} {shape} too large to summarise; use -o {name}=FILE.npy")
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _FUNCTIONS = {
     "isend": b"MPI_Isend", "issend": b"MPI_Issend", "irecv": b"MPI_Irecv", "test": b"MPI_Test",
-    "iprobe": b"MPI_Iprobe", "recv": b"MPI_Recv", "error_string": b"MPI_Error_string",
+    "error_string": b"MPI_Error_string",
 }  # fmt: skip
 
 
@@ -43,7 +43,6 @@ class Transport:
             "handle_bytes": MPI._sizeof(MPI.Comm),
             "comm": ffi.cast("int64_t", MPI._handleof(self.comm)),
             "byte": ffi.cast("int64_t", MPI._handleof(MPI.BYTE)),
-            "any_source": MPI.ANY_SOURCE,
         }
         self.settings: Any = ffi.new("spmd_mpi *", {**found, **handles})
 

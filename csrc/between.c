@@ -14,7 +14,7 @@ static int64_t leader_rank(const spmd_hosted *me, const spmd_exchange *exchange,
     return spmd_member_rank(exchange, me->team->leader[arena]);
 }
 
-/* ---- barrier ---------------------------------------------------------------------------------*/
+/* ---- barrier -------------------------------------------------------------------------------- */
 
 /* Dissemination: in step k a leader hears, through others, of 2^k more arenas (Hensgen, Finkel and
  * Manber 1988). */
@@ -39,7 +39,7 @@ int spmd_barrier_between(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *
     }
 }
 
-/* ---- reductions among leaders ----------------------------------------------------------------*/
+/* ---- reductions among leaders --------------------------------------------------------------- */
 
 /* One step of an all-reduce: what goes to an arena, what comes from one and what becomes of it. */
 enum what { REPLACE, COMBINE_AFTER, COMBINE_BEFORE }; /* mine with theirs; theirs with mine */
@@ -163,7 +163,7 @@ int spmd_reduce_between(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *e
     }
 }
 
-/* ---- pull and reduce-scatter -----------------------------------------------------------------*/
+/* ---- pull and reduce-scatter ---------------------------------------------------------------- */
 
 /* In round r, pairs r * PAIRS and the following: I send to those so far above me, and receive from
  * those so far below. A pair that shares my arena is served there. */

@@ -1,6 +1,7 @@
 /* All-reduce and reduce-scatter among the members of a team, by their places in it; then, where
- * there are several arenas, among the leaders, who hand the result on. Whatever the algorithm, every member ends with the same bits:
- * an element is combined once, in one order, or by everybody in the order of the members. */
+ * there are several arenas, among the leaders, who hand the result on. Whatever the algorithm,
+ * every member ends with the same bits: an element is combined once, in one order, or by everybody
+ * in the order of the members. */
 #include "parts.h"
 
 #include <string.h>

@@ -1,5 +1,5 @@
-/* Exchange inside an arena: the receiver copies straight from the sender's memory into its own; what
- * goes to another arena, or comes from one, is a packet.
+/* Exchange inside an arena: the receiver copies straight from the sender's memory into its own.
+ * What goes to another arena, or comes from one, is a packet.
  * Every function here is called again and again until it returns 1, and never blocks: rank->stage
  * and the hosted record hold where it resumes. A word is written by release after the data that it
  * announces, and read by acquire before them. */
@@ -118,7 +118,7 @@ static int pull(spmd_hosted *me, spmd_rank *rank, spmd_exchange *exchange)
     return spmd_pull_between(me, rank, exchange);
 }
 
-/* ---- permute ---------------------------------------------------------------------------------*/
+/* ---- permute -------------------------------------------------------------------------------- */
 
 enum {
     PERMUTE_BEGIN,

@@ -50,7 +50,8 @@ static int settings_check(const spmd_settings *settings)
     bool fits = product == settings->ranks && settings->scalars == image->scalars &&
                 settings->first >= 0 && settings->count >= 1 &&
                 settings->count <= settings->ranks - settings->first && settings->threads >= 0 &&
-                settings->cores >= 0 && settings->strangers >= 0 && settings->algorithm >= SPMD_AUTO &&
+                settings->cores >= 0 && settings->strangers >= 0 &&
+                settings->algorithm >= SPMD_AUTO &&
                 settings->algorithm <= SPMD_RING && settings->libraries >= 0;
     for (uint32_t array = 0; fits && array < image->inputs + image->outputs; array++)
         fits = image->array_dims[array] <= SPMD_DIMS &&

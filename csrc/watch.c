@@ -165,7 +165,7 @@ static void times_begin(spmd_job *job, spmd_watch *watch, int64_t now)
         watch->far[k].heard = now;
 }
 
-/* ---- processes of this arena -------------------------------------------------------------------*/
+/* ---- processes of this arena ---------------------------------------------------------------- */
 
 /* A descriptor stays with the process even when its number is given to another one. */
 static bool is_gone(spmd_seen *seen, int64_t pid)
@@ -266,7 +266,7 @@ static bool process_watch(spmd_job *job, int64_t process, int64_t now, spmd_noti
     return true;
 }
 
-/* ---- ranks of this process ---------------------------------------------------------------------*/
+/* ---- ranks of this process ------------------------------------------------------------------ */
 
 /* How long the ranks here have been where they are; returns the one that has computed longest. */
 __attribute__((no_sanitize("thread"))) static int64_t ranks_look(spmd_job *job, int64_t now,
@@ -337,7 +337,7 @@ static bool ranks_watch(spmd_job *job, int64_t now, spmd_notice *notice)
     return true;
 }
 
-/* ---- other arenas ------------------------------------------------------------------------------*/
+/* ---- other arenas --------------------------------------------------------------------------- */
 
 /* Takes what has come, and listens for the next one. What one arena fails at, the centre tells the
  * others. */
@@ -481,7 +481,7 @@ static void fars_leave(spmd_job *job)
     }
 }
 
-/* ---- turns -------------------------------------------------------------------------------------*/
+/* ---- turns ---------------------------------------------------------------------------------- */
 
 static bool watch_turn(spmd_job *job, spmd_notice *notice)
 {

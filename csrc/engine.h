@@ -46,12 +46,14 @@ typedef struct spmd_mpi {
     int64_t handle_bytes, comm, byte;
 } spmd_mpi;
 
-/* The processes of a job: which ranks each of them hosts, and with whom it shares memory. */
+/* The processes of a job: which ranks each of them hosts, and with whom it shares memory. Arenas and
+ * hosts are numbered: 0 is that of process 0, then in order. */
 typedef struct spmd_processes {
-    int64_t count, number;       /* how many, and which this one is */
-    const int64_t *first;        /* rank of each; behind the last one the number of ranks */
-    const int64_t *arena;        /* number of the arena of each: 0 for process 0, then in order */
-    const spmd_mpi *mpi;         /* between arenas; NULL where there is only one */
+    int64_t count, number; /* how many, and which this one is */
+    const int64_t *first;  /* rank of each; behind the last one the number of ranks */
+    const int64_t *arena;  /* whose memory each of them shares */
+    const int64_t *host;   /* where it runs: processes of one host share a board */
+    const spmd_mpi *mpi;   /* between arenas; NULL where there is only one */
 } spmd_processes;
 
 /* What a job is made of. Everything is copied except the image, which must outlive the job. */
@@ -162,8 +164,13 @@ void spmd_job_abort(spmd_job *job, int64_t code, int64_t rank, const char *text)
 int spmd_job_failure(const spmd_job *job, spmd_failure *failure); /* 1: there is one */
 int spmd_job_watch(const spmd_job *job, int64_t rank, spmd_rank_state *state);
 
-/* Shows the other processes that this one is alive and looks whether they are; blocks, in a thread
- * of the host language, until there is something to say. limit_ms: of silence; 0: for ever. */
+/* A board: a little memory that all processes of a host see, whatever carries their data. There
+ * each of them shows that it is alive. The first one makes it, as an arena; the others attach. */
+int64_t spmd_board_bytes(int64_t processes);
+/* After load. The board outlives the job. */
+int spmd_job_board(spmd_job *job, spmd_arena *board);
+/* Shows that this process is alive and looks whether the others are; blocks, in a thread of the host
+ * language, until there is something to say. limit_ms: of silence; 0: any. */
 int spmd_job_heed(spmd_job *job, int64_t limit_ms, spmd_notice *notice);
 /* From now on others may leave: whoever heeds returns SPMD_NOTICE_END. */
 void spmd_job_heed_end(spmd_job *job);

@@ -54,31 +54,27 @@ static bool succeeded(const spmd_job *job, int code, spmd_mpi_error *error)
     return false;
 }
 
-#define CALL(job, code, name, ...)                                                                 \
-    pthread_mutex_lock(&(job)->mpi_lock);                                                          \
-    int code = is_pointer(job) ? pointer_##name(&(job)->mpi, __VA_ARGS__)                          \
-                               : number_##name(&(job)->mpi, __VA_ARGS__);                          \
-    pthread_mutex_unlock(&(job)->mpi_lock)
+#define CALL(job, name, ...)                                                                       \
+    (is_pointer(job) ? pointer_##name(&(job)->mpi, __VA_ARGS__)                                    \
+                     : number_##name(&(job)->mpi, __VA_ARGS__))
 
 bool spmd_mpi_send(spmd_job *job, bool synchronous, const void *from, int bytes, int to, int tag,
                    spmd_handle *request, spmd_mpi_error *error)
 {
-    CALL(job, code, send, synchronous, from, bytes, to, tag, request);
-    return succeeded(job, code, error);
+    return succeeded(job, CALL(job, send, synchronous, from, bytes, to, tag, request), error);
 }
 
 bool spmd_mpi_receive(spmd_job *job, void *into, int bytes, int from, int tag,
                       spmd_handle *request, spmd_mpi_error *error)
 {
-    CALL(job, code, receive, into, bytes, from, tag, request);
-    return succeeded(job, code, error);
+    return succeeded(job, CALL(job, receive, into, bytes, from, tag, request), error);
 }
 
 bool spmd_mpi_test(spmd_job *job, spmd_handle *request, bool *complete, spmd_mpi_error *error)
 {
     _Alignas(16) char status[STATUS_BYTES];
     int flag = 0;
-    CALL(job, code, test, request, &flag, status);
+    int code = CALL(job, test, request, &flag, status);
     *complete = flag != 0;
     return succeeded(job, code, error);
 }

@@ -46,10 +46,12 @@ static bool piece_start(spmd_hosted *me, spmd_packet *packet)
     /* A short message is gone as soon as it is sent: now and then wait until it was received, or a
      * fast rank would fill a slow one's memory. */
     bool synchronous = me->record->rank.superstep % HEADWAY == 0;
+    pthread_mutex_lock(&job->mpi_lock);
     bool fine = packet->send ? spmd_mpi_send(job, synchronous, at, bytes, packet->process,
                                              packet->tag, &packet->request, &error)
                              : spmd_mpi_receive(job, at, bytes, packet->process, packet->tag,
                                                 &packet->request, &error);
+    pthread_mutex_unlock(&job->mpi_lock);
     packet->done += bytes;
     if (!fine)
         spmd_rank_fail(&me->record->rank, 75, "MPI: %s", error.text);
@@ -103,7 +105,10 @@ bool spmd_packets_done(spmd_hosted *me)
     while (packets->complete < packets->count) {
         spmd_packet *packet = &packets->packet[packets->complete];
         bool complete;
-        if (!spmd_mpi_test(me->job, &packet->request, &complete, &error)) {
+        pthread_mutex_lock(&me->job->mpi_lock);
+        bool fine = spmd_mpi_test(me->job, &packet->request, &complete, &error);
+        pthread_mutex_unlock(&me->job->mpi_lock);
+        if (!fine) {
             spmd_rank_fail(&me->record->rank, 75, "MPI: %s", error.text);
             return false;
         }

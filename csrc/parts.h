@@ -10,7 +10,8 @@
  *   packet.c      data of the hosted ranks on its way between arenas
  *   mpi.c         the one file that calls MPI
  *   copy.c        strided copies
- *   watch.c       signs of life, and who is late
+ *   watch.c       signs of life on a host, and who is late
+ *   far.c         signs of life between hosts
  *   data.c        global arrays in and out
  *   print.c       lines of text on their way to the host language
  *   library.c     the dynamic linker
@@ -54,11 +55,6 @@ typedef struct spmd_record {
     _Alignas(SPMD_LINE) _Atomic int64_t process;
     _Atomic int64_t runs; /* completed */
     _Atomic int64_t done; /* with the latest run */
-    /* Of the process, where this is its first rank. */
-    _Alignas(SPMD_LINE) _Atomic uint64_t beats; /* signs of life */
-    _Atomic int64_t waiting; /* milliseconds that one of its ranks has waited in an exchange */
-    _Atomic uint64_t warned; /* the beat after which it was late, and somebody said so */
-    _Atomic bool leaves;     /* no signs of life are to be expected any more */
     spmd_site site[];
 } spmd_record;
 
@@ -68,13 +64,28 @@ typedef struct spmd_header {
     int64_t bytes;
     _Atomic uint64_t layout;  /* digest of ranks and sizes: all processes must compute the same */
     _Atomic int64_t threads;  /* of all processes: more than cores means that nobody spins */
-    _Atomic int64_t waiting;  /* milliseconds that a rank of another arena has waited */
-    _Atomic int64_t warned;   /* when a slow rank was last reported, in milliseconds */
     _Alignas(SPMD_LINE) _Atomic uint32_t abort; /* SPMD_FINE, then _CLAIMED, then _SAID */
     _Alignas(SPMD_LINE) spmd_failure failure;   /* valid once SAID */
 } spmd_header;
 
 enum { SPMD_FINE = 0, SPMD_CLAIMED = 1, SPMD_SAID = 2 };
+
+/* What a process shows the others of its host; it alone writes it, except `warned`. */
+typedef struct spmd_sign {
+    _Alignas(SPMD_LINE) _Atomic int64_t pid;
+    _Atomic uint64_t beats;
+    _Atomic int64_t waiting; /* milliseconds that one of its ranks has waited in an exchange */
+    _Atomic int64_t operation, superstep, site; /* of its first rank, as in spmd_rank_state */
+    _Atomic bool leaves;     /* no more beats are to be expected */
+    _Atomic uint64_t warned; /* the beat after which it was late, and somebody said so */
+} spmd_sign;
+
+/* Behind the first page of a board. */
+typedef struct spmd_signs {
+    _Atomic int64_t waiting; /* milliseconds that a rank on another host has waited */
+    _Atomic int64_t warned;  /* when a slow rank was last reported, in milliseconds */
+    spmd_sign of[];          /* by process */
+} spmd_signs;
 
 struct spmd_arena {
     spmd_header *header;
@@ -175,8 +186,9 @@ struct spmd_job {
     int64_t run;          /* runs started */
     int64_t active;       /* workers that have not finished this run */
     bool closing;
-    bool heeding, heed_over;
-    pthread_cond_t heed; /* the watch sleeps here */
+    pthread_cond_t heed;  /* the watch sleeps here */
+    bool heed_over;
+    spmd_arena *board;
     struct spmd_watch *watch;
     spmd_text text;
 };
@@ -200,13 +212,28 @@ int spmd_workers_start(spmd_job *job);
 int spmd_workers_stop(spmd_job *job);
 bool spmd_job_runs(spmd_job *job);
 
-/* watch.c */
+/* watch.c and far.c */
+typedef struct spmd_far spmd_far;
+typedef struct spmd_fars {
+    spmd_far *far; /* the hosts that this process exchanges beats with */
+    int64_t count;
+} spmd_fars;
+int64_t spmd_now(void);
+spmd_signs *spmd_job_signs(const spmd_job *job);
+int64_t spmd_signs_waiting(const spmd_job *job);
+bool spmd_watch_lost(spmd_job *job, spmd_notice *notice, int64_t cause);
 void spmd_watch_free(spmd_job *job);
+bool spmd_fars_open(spmd_job *job, spmd_fars *fars);
+void spmd_fars_begin(spmd_fars *fars, int64_t now);
+bool spmd_fars_watch(spmd_job *job, spmd_fars *fars, int64_t turn, int64_t limit,
+                     spmd_notice *notice);
+void spmd_fars_leave(spmd_job *job, spmd_fars *fars, int64_t limit);
+void spmd_fars_free(spmd_fars *fars);
 
 /* team.c */
 int spmd_processes_take(spmd_job *job, const spmd_settings *settings);
 int64_t spmd_rank_process(const spmd_job *job, int64_t rank);
-bool spmd_process_near(const spmd_job *job, int64_t process); /* shares this arena */
+bool spmd_process_here(const spmd_job *job, int64_t process); /* on this host */
 bool spmd_rank_near(const spmd_job *job, int64_t rank); /* in this arena */
 bool spmd_team_find(spmd_hosted *me, const spmd_exchange *exchange);
 void spmd_teams_free(spmd_hosted *hosted, uint32_t sites);
@@ -242,7 +269,7 @@ void spmd_packet_receive(spmd_hosted *me, int64_t from, void *into, int64_t byte
 bool spmd_packets_done(spmd_hosted *me);
 void spmd_packets_free(spmd_hosted *hosted);
 
-/* mpi.c; false: the error says what MPI says */
+/* mpi.c; the caller holds job->mpi_lock. false: the error says what MPI says */
 typedef struct spmd_mpi_error {
     char text[512];
 } spmd_mpi_error;

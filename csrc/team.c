@@ -32,7 +32,7 @@ static bool processes_fit(const spmd_job *job, const spmd_processes *given)
         return false;
     for (int64_t p = 0; p < given->count; p++)
         if (given->first[p] >= given->first[p + 1] || given->arena[p] < 0 ||
-            given->arena[p] >= given->count)
+            given->arena[p] >= given->count || given->host[p] < 0 || given->host[p] >= given->count)
             return false;
     return given->first[given->number] == job->first &&
            given->first[given->number + 1] == job->first + job->count;
@@ -49,13 +49,17 @@ int spmd_processes_take(spmd_job *job, const spmd_settings *settings)
     if (!processes_fit(job, given))
         return SPMD_RANGE;
     size_t words = (size_t)given->count + 1;
-    int64_t *tables = calloc(2 * words, sizeof *tables);
+    int64_t *tables = calloc(3 * words, sizeof *tables);
     if (!tables)
         return SPMD_NO_MEMORY;
     memcpy(tables, given->first, words * sizeof *tables);
     memcpy(tables + words, given->arena, (words - 1) * sizeof *tables);
-    job->processes = (spmd_processes){
-        .count = given->count, .number = given->number, .first = tables, .arena = tables + words};
+    memcpy(tables + 2 * words, given->host, (words - 1) * sizeof *tables);
+    job->processes = (spmd_processes){.count = given->count,
+                                      .number = given->number,
+                                      .first = tables,
+                                      .arena = tables + words,
+                                      .host = tables + 2 * words};
     arena_span(job);
     if (given->mpi)
         job->mpi = *given->mpi;
@@ -83,9 +87,9 @@ static int64_t rank_arena(const spmd_job *job, int64_t rank)
     return job->processes.arena[spmd_rank_process(job, rank)];
 }
 
-bool spmd_process_near(const spmd_job *job, int64_t process)
+bool spmd_process_here(const spmd_job *job, int64_t process)
 {
-    return job->processes.arena[process] == job->processes.arena[job->processes.number];
+    return job->processes.host[process] == job->processes.host[job->processes.number];
 }
 
 bool spmd_rank_near(const spmd_job *job, int64_t rank)

@@ -1,7 +1,6 @@
-/* Signs of life. One thread of every process beats, and looks at the others: inside an arena at
- * their counts of beats; between arenas the first process of each sends beats to the first of all,
- * the centre, and hears from it. A compute phase may take as long as it likes: it does not stop the
- * beats. Whoever was away itself (a stopped job, a sleeping machine) accuses nobody. */
+/* Signs of life. One thread of every process beats, on a board that all processes of its host see,
+ * and looks at the others' beats. A compute phase may take as long as it likes: it does not stop
+ * them. Whoever was away itself (a stopped job, a sleeping machine) accuses nobody. */
 #define _GNU_SOURCE
 #include "parts.h"
 
@@ -19,22 +18,14 @@
 #define TURNS 40        /* in the limit */
 #define LOST_SHARE 80   /* per cent of the limit: reported before it is over */
 #define STARVED 3       /* limits, for a process of this host that is neither gone nor stopped */
-#define BEAT_TURNS 4    /* between two beats for another arena */
-#define WATCH_TAG 0
+#define AWAY_SHARE 4    /* turns later than such a part of the limit: I was away */
+#define WARN_LIMITS 10  /* between two reports of slow ranks */
+#define USUAL_LIMIT_MS 5000
 #define MS 1000000
-
-/* What travels between the first processes of arenas. */
-typedef struct spmd_beat {
-    int64_t arena;
-    int64_t waiting;      /* as in spmd_header */
-    spmd_rank_state state; /* of the sender's first rank */
-    int64_t failed, leaves;
-    spmd_failure failure;
-} spmd_beat;
 
 typedef struct spmd_seen {
     uint64_t beats;
-    int64_t since; /* when they last changed */
+    int64_t since;  /* when they last changed */
     int descriptor; /* of the process; -1: none */
     bool opened, late;
 } spmd_seen;
@@ -45,94 +36,51 @@ typedef struct spmd_progress {
     int64_t since;
 } spmd_progress;
 
-/* An arena that this process exchanges beats with. */
-typedef struct spmd_far {
-    int64_t arena, process; /* its number, and its first process */
-    int64_t heard;          /* when */
-    spmd_beat last, coming; /* from it; `coming` is MPI's while I listen */
-    spmd_beat sent;         /* to it; MPI's while it is busy */
-    spmd_handle request, hearing;
-    bool listens;
-    bool busy, late, told, left; /* told: of the failure; left: has my last beat */
-    bool alone;             /* nobody shares its arena, and would notice sooner */
-} spmd_far;
-
 typedef struct spmd_watch {
     int64_t limit, last, turn; /* nanoseconds; turns so far */
+    bool mute;                 /* no limit: carry messages, accuse nobody */
     spmd_seen *seen;           /* by process */
     spmd_progress *progress;   /* by hosted rank */
-    spmd_far *far;
-    int64_t fars;
+    spmd_fars fars;
 } spmd_watch;
 
-static int64_t now_ns(void)
+int64_t spmd_now(void)
 {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-static spmd_record *process_record(const spmd_job *job, int64_t process)
+int64_t spmd_board_bytes(int64_t processes)
 {
-    return spmd_job_record(job, job->processes.first[process]);
+    return SPMD_PAGE + (int64_t)sizeof(spmd_signs) + processes * (int64_t)sizeof(spmd_sign);
 }
 
-static int64_t first_process(const spmd_job *job, int64_t arena)
+spmd_signs *spmd_job_signs(const spmd_job *job)
 {
-    int64_t process = 0;
-    while (job->processes.arena[process] != arena)
-        process++;
-    return process;
+    return (spmd_signs *)((char *)job->board->header + SPMD_PAGE);
 }
 
-static spmd_far *far_of(spmd_watch *watch, int64_t arena)
+static spmd_sign *own_sign(const spmd_job *job)
 {
-    for (int64_t k = 0; k < watch->fars; k++)
-        if (watch->far[k].arena == arena)
-            return &watch->far[k];
-    return NULL;
+    return &spmd_job_signs(job)->of[job->processes.number];
 }
 
-/* The first process of an arena speaks with the centre; the centre with all of them. */
-static int fars_open(spmd_job *job, spmd_watch *watch)
+int spmd_job_board(spmd_job *job, spmd_arena *board)
 {
-    const spmd_processes *all = &job->processes;
-    int64_t mine = all->arena[all->number], centre = all->arena[0];
-
-    if (!job->parted || all->number != first_process(job, mine))
-        return SPMD_OK;
-    watch->far = calloc((size_t)all->count, sizeof *watch->far);
-    if (!watch->far)
-        return SPMD_NO_MEMORY;
-    bool *known = calloc((size_t)all->count, sizeof *known);
-    if (!known)
-        return SPMD_NO_MEMORY;
-    for (int64_t p = 0; p < all->count; p++) {
-        int64_t arena = all->arena[p];
-        bool partner = arena != mine && (mine == centre || arena == centre);
-        if (partner && !known[arena])
-            watch->far[watch->fars++] = (spmd_far){.arena = arena, .process = p, .alone = true};
-        else if (far_of(watch, arena))
-            far_of(watch, arena)->alone = false;
-        known[arena] = true;
-    }
-    free(known);
-    return SPMD_OK;
-}
-
-static int watch_open(spmd_job *job)
-{
-    if (job->watch)
-        return SPMD_OK;
+    if (job->processes.count < 1 || board->bytes < spmd_board_bytes(job->processes.count))
+        return SPMD_RANGE;
     spmd_watch *watch = calloc(1, sizeof *watch);
-    job->watch = watch;
     if (!watch)
         return SPMD_NO_MEMORY;
+    job->watch = watch;
+    job->board = board;
     watch->seen = calloc((size_t)job->processes.count, sizeof *watch->seen);
     watch->progress = calloc((size_t)job->count, sizeof *watch->progress);
-    if (!watch->seen || !watch->progress)
+    if (!watch->seen || !watch->progress || !spmd_fars_open(job, &watch->fars))
         return SPMD_NO_MEMORY;
-    return fars_open(job, watch);
+    atomic_store_explicit(&own_sign(job)->pid, getpid(), memory_order_release);
+    return SPMD_OK;
 }
 
 void spmd_watch_free(spmd_job *job)
@@ -143,29 +91,63 @@ void spmd_watch_free(spmd_job *job)
     for (int64_t p = 0; watch->seen && p < job->processes.count; p++)
         if (watch->seen[p].opened && watch->seen[p].descriptor >= 0)
             close(watch->seen[p].descriptor);
+    spmd_fars_free(&watch->fars);
     free(watch->seen);
     free(watch->progress);
-    bool busy = false; /* MPI still reads what was sent last, or waits to write */
-    for (int64_t k = 0; k < watch->fars; k++)
-        busy |= watch->far[k].busy || watch->far[k].listens;
-    if (!busy)
-        free(watch->far);
     free(watch);
     job->watch = NULL;
 }
 
 /* After an absence, or at the start, everybody's time begins again. */
-static void times_begin(spmd_job *job, spmd_watch *watch, int64_t now)
+static void times_begin(spmd_job *job, int64_t now)
 {
     for (int64_t p = 0; p < job->processes.count; p++)
-        watch->seen[p].since = now;
+        job->watch->seen[p].since = now;
     for (int64_t k = 0; k < job->count; k++)
-        watch->progress[k].since = now;
-    for (int64_t k = 0; k < watch->fars; k++)
-        watch->far[k].heard = now;
+        job->watch->progress[k].since = now;
+    spmd_fars_begin(&job->watch->fars, now);
 }
 
-/* ---- processes of this arena ---------------------------------------------------------------- */
+/* ---- failures, to and from the other arenas of this host ------------------------------------- */
+
+static void failure_carry(const spmd_failure *from, spmd_header *into)
+{
+    uint32_t fine = SPMD_FINE;
+    if (!atomic_compare_exchange_strong(&into->abort, &fine, SPMD_CLAIMED))
+        return;
+    into->failure = *from;
+    atomic_store_explicit(&into->abort, SPMD_SAID, memory_order_release);
+}
+
+static void failures_carry(spmd_job *job)
+{
+    spmd_failure failure;
+    spmd_header *board = job->board->header;
+
+    if (atomic_load_explicit(&board->abort, memory_order_acquire) == SPMD_SAID)
+        failure_carry(&board->failure, job->arena->header);
+    else if (spmd_job_failure(job, &failure))
+        failure_carry(&failure, board);
+}
+
+/* true: this process is the one of its host that reports it. */
+bool spmd_watch_lost(spmd_job *job, spmd_notice *notice, int64_t cause)
+{
+    const spmd_failure failure = {.code = 75, .rank = -1, .site = -1, .text = "lost"};
+    uint32_t fine = SPMD_FINE;
+    spmd_header *board = job->board->header;
+
+    notice->kind = SPMD_NOTICE_LOST;
+    notice->cause = cause;
+    if (!atomic_compare_exchange_strong(&board->abort, &fine, SPMD_CLAIMED))
+        return false;
+    board->failure = failure;
+    atomic_store_explicit(&board->abort, SPMD_SAID, memory_order_release);
+    failure_carry(&failure, job->arena->header);
+    return true;
+}
+
+/* ---- processes of this host ------------------------------------------------------------------ */
 
 /* A descriptor stays with the process even when its number is given to another one. */
 static bool is_gone(spmd_seen *seen, int64_t pid)
@@ -198,44 +180,29 @@ static bool is_stopped(int64_t pid)
     return end && (end[2] == 'T' || end[2] == 't');
 }
 
-static void notice_fill(const spmd_job *job, spmd_notice *notice, int64_t process,
-                        const spmd_rank_state *state)
+static void notice_fill(const spmd_job *job, spmd_notice *notice, int64_t process, int64_t pid,
+                        int64_t silent)
 {
+    const spmd_sign *sign = &spmd_job_signs(job)->of[process];
     notice->process = process;
-    notice->pid = spmd_process_near(job, process) ? state->process : 0;
+    notice->pid = pid;
     notice->rank = job->processes.first[process];
     notice->ranks = job->processes.first[process + 1] - notice->rank;
-    notice->operation = state->operation;
-    notice->superstep = state->superstep;
-    notice->site = state->site;
-}
-
-/* true: this process is the one that reports it. */
-static bool lost(spmd_job *job, spmd_notice *notice, int64_t cause)
-{
-    spmd_failure failure = {.code = 75, .rank = -1, .site = -1, .text = "lost"};
-    uint32_t fine = SPMD_FINE;
-    spmd_header *header = job->arena->header;
-
-    notice->kind = SPMD_NOTICE_LOST;
-    notice->cause = cause;
-    if (!atomic_compare_exchange_strong(&header->abort, &fine, SPMD_CLAIMED))
-        return false;
-    header->failure = failure;
-    atomic_store_explicit(&header->abort, SPMD_SAID, memory_order_release);
-    return true;
+    notice->operation = atomic_load(&sign->operation);
+    notice->superstep = atomic_load(&sign->superstep);
+    notice->site = atomic_load(&sign->site);
+    notice->milliseconds = silent / MS;
 }
 
 static bool process_watch(spmd_job *job, int64_t process, int64_t now, spmd_notice *notice)
 {
     spmd_watch *watch = job->watch;
     spmd_seen *seen = &watch->seen[process];
-    spmd_record *record = process_record(job, process);
-    int64_t pid = atomic_load_explicit(&record->process, memory_order_acquire);
-    uint64_t beats = atomic_load_explicit(&record->beats, memory_order_relaxed);
-    spmd_rank_state state;
+    spmd_sign *sign = &spmd_job_signs(job)->of[process];
+    int64_t pid = atomic_load_explicit(&sign->pid, memory_order_acquire);
+    uint64_t beats = atomic_load_explicit(&sign->beats, memory_order_relaxed);
 
-    if (atomic_load(&record->leaves) || pid == 0)
+    if (atomic_load(&sign->leaves) || pid == 0)
         return false;
     if (beats != seen->beats) {
         seen->beats = beats;
@@ -243,30 +210,28 @@ static bool process_watch(spmd_job *job, int64_t process, int64_t now, spmd_noti
         seen->late = false;
     }
     int64_t silent = now - seen->since;
-    bool gone = is_gone(seen, pid) && !atomic_load(&record->leaves);
+    bool gone = is_gone(seen, pid) && !atomic_load(&sign->leaves);
     if (!gone && silent < watch->limit / 2)
         return false;
-    spmd_job_watch(job, job->processes.first[process], &state);
-    notice_fill(job, notice, process, &state);
-    notice->milliseconds = silent / MS;
+    notice_fill(job, notice, process, pid, silent);
     if (gone)
-        return lost(job, notice, SPMD_GONE);
+        return spmd_watch_lost(job, notice, SPMD_GONE);
     bool stopped = is_stopped(pid);
     if (stopped && silent > watch->limit / 100 * LOST_SHARE)
-        return lost(job, notice, SPMD_STOPPED);
+        return spmd_watch_lost(job, notice, SPMD_STOPPED);
     if (silent > STARVED * watch->limit)
-        return lost(job, notice, SPMD_SILENT);
+        return spmd_watch_lost(job, notice, SPMD_SILENT);
     if (seen->late)
         return false;
     seen->late = true; /* one warning is enough, and one process gives it */
-    if (atomic_exchange(&record->warned, beats + 1) == beats + 1)
+    if (atomic_exchange(&sign->warned, beats + 1) == beats + 1)
         return false;
     notice->kind = SPMD_NOTICE_LATE;
     notice->cause = stopped ? SPMD_STOPPED : SPMD_SILENT;
     return true;
 }
 
-/* ---- ranks of this process ------------------------------------------------------------------ */
+/* ---- ranks of this process ------------------------------------------------------------------- */
 
 /* How long the ranks here have been where they are; returns the one that has computed longest. */
 __attribute__((no_sanitize("thread"))) static int64_t ranks_look(spmd_job *job, int64_t now,
@@ -295,19 +260,18 @@ __attribute__((no_sanitize("thread"))) static int64_t ranks_look(spmd_job *job, 
             slowest = k;
         }
     }
-    atomic_store_explicit(&process_record(job, job->processes.number)->waiting, waiting / MS,
-                          memory_order_relaxed);
+    atomic_store_explicit(&own_sign(job)->waiting, waiting / MS, memory_order_relaxed);
     return slowest;
 }
 
-static int64_t arena_waiting(const spmd_job *job)
+int64_t spmd_signs_waiting(const spmd_job *job)
 {
     int64_t longest = 0;
     for (int64_t p = 0; p < job->processes.count; p++) {
-        if (!spmd_process_near(job, p))
+        if (!spmd_process_here(job, p))
             continue;
         int64_t waiting =
-            atomic_load_explicit(&process_record(job, p)->waiting, memory_order_relaxed);
+            atomic_load_explicit(&spmd_job_signs(job)->of[p].waiting, memory_order_relaxed);
         longest = waiting > longest ? waiting : longest;
     }
     return longest;
@@ -316,189 +280,60 @@ static int64_t arena_waiting(const spmd_job *job)
 /* A rank that computes is never an error; but whoever waits for it wants to know. */
 static bool ranks_watch(spmd_job *job, int64_t now, spmd_notice *notice)
 {
-    spmd_header *header = job->arena->header;
+    spmd_signs *signs = spmd_job_signs(job);
     int64_t half = job->watch->limit / 2, computing;
     int64_t slowest = ranks_look(job, now, &computing);
-    int64_t waiting = arena_waiting(job), elsewhere = atomic_load(&header->waiting);
+    int64_t waiting = spmd_signs_waiting(job), elsewhere = atomic_load(&signs->waiting);
     spmd_rank_state state;
 
     waiting = waiting > elsewhere ? waiting : elsewhere;
     if (slowest < 0 || computing < half || waiting * MS < half)
         return false;
-    int64_t warned = atomic_load(&header->warned);
-    bool again = warned && now / MS - warned < 20 * half / MS;
-    if (again || !atomic_compare_exchange_strong(&header->warned, &warned, now / MS))
+    int64_t warned = atomic_load(&signs->warned);
+    bool again = warned && now / MS - warned < WARN_LIMITS * job->watch->limit / MS;
+    if (again || !atomic_compare_exchange_strong(&signs->warned, &warned, now / MS))
         return false;
+    notice_fill(job, notice, job->processes.number, getpid(), computing);
     spmd_job_watch(job, job->first + slowest, &state);
-    notice_fill(job, notice, job->processes.number, &state);
     notice->kind = SPMD_NOTICE_SLOW;
     notice->rank = job->first + slowest;
-    notice->milliseconds = computing / MS;
+    notice->operation = state.operation;
+    notice->superstep = state.superstep;
+    notice->site = state.site;
     return true;
 }
 
-/* ---- other arenas --------------------------------------------------------------------------- */
+/* ---- turns ----------------------------------------------------------------------------------- */
 
-/* Takes what has come, and listens for the next one. What one arena fails at, the centre tells the
- * others. */
-static bool far_hear(spmd_job *job, spmd_far *far, int64_t now)
+static void sign_show(spmd_job *job)
 {
-    spmd_mpi_error error;
-    bool complete = false;
+    spmd_sign *sign = own_sign(job);
+    spmd_rank_state state;
 
-    if (far->last.leaves)
-        return false;
-    if (far->listens && !spmd_mpi_test(job, &far->hearing, &complete, &error))
-        return false;
-    if (complete) {
-        far->heard = now;
-        far->late = false;
-        far->last = far->coming;
-        if (far->last.failed) {
-            far->told = true;
-            spmd_arena_abort(job->arena, &far->last.failure);
-        }
-    }
-    if ((complete && !far->last.leaves) || !far->listens)
-        far->listens = spmd_mpi_receive(job, &far->coming, sizeof far->coming, (int)far->process,
-                                        WATCH_TAG, &far->hearing, &error);
-    else if (complete)
-        far->listens = false;
-    return complete;
+    spmd_job_watch(job, job->first, &state);
+    atomic_store_explicit(&sign->operation, state.operation, memory_order_relaxed);
+    atomic_store_explicit(&sign->superstep, state.superstep, memory_order_relaxed);
+    atomic_store_explicit(&sign->site, state.site, memory_order_relaxed);
+    atomic_fetch_add(&sign->beats, 1);
 }
-
-static void fars_hear(spmd_job *job, int64_t now)
-{
-    for (int64_t k = 0; k < job->watch->fars; k++)
-        while (far_hear(job, &job->watch->far[k], now))
-            continue;
-}
-
-/* The longest wait of all arenas but one, as far as is known here. */
-static int64_t waiting_beside(const spmd_job *job, const spmd_far *beside)
-{
-    int64_t longest = arena_waiting(job);
-    for (int64_t k = 0; k < job->watch->fars; k++) {
-        const spmd_far *far = &job->watch->far[k];
-        if (far != beside && far->last.waiting > longest)
-            longest = far->last.waiting;
-    }
-    return longest;
-}
-
-static bool far_idle(spmd_job *job, spmd_far *far)
-{
-    spmd_mpi_error error;
-    bool complete = true;
-
-    if (far->busy && !spmd_mpi_test(job, &far->request, &complete, &error))
-        return false;
-    far->busy = !complete;
-    return complete;
-}
-
-/* false: the beat before it is still on its way. */
-static bool far_tell(spmd_job *job, spmd_far *far, bool leaves)
-{
-    spmd_mpi_error error;
-
-    if (!far_idle(job, far))
-        return false;
-    far->sent = (spmd_beat){.arena = job->processes.arena[job->processes.number],
-                            .waiting = waiting_beside(job, far),
-                            .leaves = leaves};
-    spmd_job_watch(job, job->first, &far->sent.state);
-    if (spmd_job_aborted(job) && !far->told) {
-        far->sent.failed = spmd_job_failure(job, &far->sent.failure);
-        far->told = true;
-    }
-    far->busy = spmd_mpi_send(job, false, &far->sent, sizeof far->sent, (int)far->process,
-                              WATCH_TAG, &far->request, &error);
-    return far->busy;
-}
-
-static bool far_watch(spmd_job *job, spmd_far *far, int64_t now, spmd_notice *notice)
-{
-    int64_t limit = job->watch->limit, silent = now - far->heard;
-    /* If it is the centre that is lost, the next arena says so; later ones only if that is lost. */
-    int64_t order = job->processes.arena[job->processes.number];
-    int64_t patience = limit / 100 * LOST_SHARE + (order > 1 ? limit * order : 0) +
-                       (far->alone ? 0 : limit / 10);
-
-    if (far->last.leaves || silent < limit / 2)
-        return false;
-    notice_fill(job, notice, far->process, &far->last.state);
-    notice->milliseconds = silent / MS;
-    if (silent > patience)
-        return lost(job, notice, SPMD_SILENT);
-    if (far->late || order > 1 || !far->alone)
-        return false;
-    far->late = true;
-    notice->kind = SPMD_NOTICE_LATE;
-    notice->cause = SPMD_SILENT;
-    return true;
-}
-
-static bool fars_watch(spmd_job *job, int64_t now, spmd_notice *notice)
-{
-    spmd_watch *watch = job->watch;
-    int64_t waiting = 0;
-    bool aborted = spmd_job_aborted(job);
-
-    fars_hear(job, now);
-    for (int64_t k = 0; k < watch->fars; k++) {
-        spmd_far *far = &watch->far[k];
-        if (far->last.waiting > waiting)
-            waiting = far->last.waiting;
-        if (watch->turn % BEAT_TURNS == 0 || (aborted && !far->told))
-            far_tell(job, far, false);
-    }
-    atomic_store(&job->arena->header->waiting, waiting);
-    for (int64_t k = 0; !aborted && k < watch->fars; k++)
-        if (far_watch(job, &watch->far[k], now, notice))
-            return true;
-    return false;
-}
-
-/* No beat may be on its way when the job's communicator is given up: the last one says that it is
- * the last, and everybody waits for the other's. */
-static void fars_leave(spmd_job *job)
-{
-    const struct timespec moment = {.tv_nsec = MS / 5};
-    spmd_watch *watch = job->watch;
-    int64_t end = now_ns() + watch->limit, left = watch->fars;
-
-    while (left > 0 && !spmd_job_aborted(job) && now_ns() < end) {
-        fars_hear(job, now_ns());
-        left = 0;
-        for (int64_t k = 0; k < watch->fars; k++) {
-            spmd_far *far = &watch->far[k];
-            far->left = far->left || far_tell(job, far, true);
-            left += !far->left || !far_idle(job, far) || !far->last.leaves;
-        }
-        if (left > 0)
-            nanosleep(&moment, NULL);
-    }
-}
-
-/* ---- turns ---------------------------------------------------------------------------------- */
 
 static bool watch_turn(spmd_job *job, spmd_notice *notice)
 {
     spmd_watch *watch = job->watch;
-    int64_t now = now_ns(), away = watch->limit / 4;
+    int64_t now = spmd_now();
 
-    if (watch->last == 0 || now - watch->last > away)
-        times_begin(job, watch, now);
+    if (watch->last == 0 || now - watch->last > watch->limit / AWAY_SHARE)
+        times_begin(job, now);
     watch->last = now;
     watch->turn++;
-    atomic_fetch_add(&process_record(job, job->processes.number)->beats, 1);
-    if (watch->fars && fars_watch(job, now, notice))
+    sign_show(job);
+    failures_carry(job);
+    if (spmd_fars_watch(job, &watch->fars, watch->turn, watch->mute ? 0 : watch->limit, notice))
         return true;
-    if (spmd_job_aborted(job))
+    if (spmd_job_aborted(job) || watch->mute)
         return false;
     for (int64_t p = 0; p < job->processes.count; p++)
-        if (p != job->processes.number && spmd_process_near(job, p) &&
+        if (p != job->processes.number && spmd_process_here(job, p) &&
             process_watch(job, p, now, notice))
             return true;
     return ranks_watch(job, now, notice);
@@ -506,31 +341,34 @@ static bool watch_turn(spmd_job *job, spmd_notice *notice)
 
 int spmd_job_heed(spmd_job *job, int64_t limit_ms, spmd_notice *notice)
 {
+    spmd_watch *watch = job->watch;
+
     *notice = (spmd_notice){.kind = SPMD_NOTICE_END, .site = -1};
-    if (job->processes.count < 2 || limit_ms <= 0 || watch_open(job) != SPMD_OK)
+    if (!watch || !watch->progress)
         return SPMD_NOTICE_END;
-    job->watch->limit = limit_ms * MS;
+    watch->mute = limit_ms <= 0;
+    watch->limit = (watch->mute ? USUAL_LIMIT_MS : limit_ms) * MS;
     bool news = false;
     pthread_mutex_lock(&job->lock);
     while (!job->heed_over && !news) {
         pthread_mutex_unlock(&job->lock);
         news = watch_turn(job, notice);
         pthread_mutex_lock(&job->lock);
-        int64_t until = now_ns() + job->watch->limit / TURNS;
+        int64_t until = spmd_now() + watch->limit / TURNS;
         struct timespec at = {.tv_sec = until / 1000000000, .tv_nsec = until % 1000000000};
         if (!news && !job->heed_over)
             pthread_cond_timedwait(&job->heed, &job->lock, &at);
     }
     pthread_mutex_unlock(&job->lock);
     if (!news)
-        fars_leave(job);
+        spmd_fars_leave(job, &watch->fars, watch->limit);
     return (int)(news ? notice->kind : SPMD_NOTICE_END);
 }
 
 void spmd_job_heed_end(spmd_job *job)
 {
-    if (job->arena && job->processes.count > 1)
-        atomic_store(&process_record(job, job->processes.number)->leaves, true);
+    if (job->board)
+        atomic_store(&own_sign(job)->leaves, true);
     pthread_mutex_lock(&job->lock);
     job->heed_over = true;
     pthread_cond_broadcast(&job->heed);

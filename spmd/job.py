@@ -119,7 +119,7 @@ class Job:
         self.transport: Any = None
         self.broken = False  # nobody may wait for the other processes any more
         self.watch: Any = None
-        self._job = self._arena = ffi.NULL
+        self._job = self._arena = self._board = ffi.NULL
         try:
             self._load(checked)
         except BaseException:
@@ -149,15 +149,42 @@ class Job:
         def attach() -> None:
             if not leads:
                 need = lib.spmd_job_bytes(self._job)
-                self._take(lambda to: lib.spmd_arena_attach(path.encode(), need, nonce, to))
+                self._arena = self._take(
+                    lambda to: lib.spmd_arena_attach(path.encode(), need, nonce, to)
+                )
             self._check(lib.spmd_job_load(self._job, self._arena))
 
         self.processes.together(attach)
         lib.spmd_arena_close_fd(self._arena)
-        if self.processes.count > 1 and self.time_limit > 0:
-            from spmd.watch import Watch
+        if self.processes.count > 1:
+            self._watch()
 
-            self.watch = Watch(self)
+    def _watch(self) -> None:
+        """The first process of every host makes a board, the others attach; then all heed it."""
+        mates = self.setup.hosts.beside()
+        leads = self.processes.number == mates[0]
+        need = lib.spmd_board_bytes(self.processes.count)
+
+        def make() -> tuple[str, int]:
+            if not leads:
+                return "", 0
+            self._board = self._take(lambda to: lib.spmd_arena_new(need, int(len(mates) > 1), to))
+            return _address(self._board)
+
+        path, nonce = self.processes.meet(make)[mates[0]]
+
+        def attach() -> None:
+            if not leads:
+                self._board = self._take(
+                    lambda to: lib.spmd_arena_attach(path.encode(), need, nonce, to)
+                )
+            self._check(lib.spmd_job_board(self._job, self._board))
+
+        self.processes.together(attach)
+        lib.spmd_arena_close_fd(self._board)
+        from spmd.watch import Watch
+
+        self.watch = Watch(self)
 
     def _make(self, checked: loader.Checked, mates: list[int]) -> tuple[str, int]:
         """This process's job; for its mates an arena: where they find it, and its nonce."""
@@ -197,23 +224,23 @@ class Job:
         if need > have:
             raise self._no_memory(need, have)
         need, shared = lib.spmd_job_bytes(self._job), int(len(mates) > 1)
-        self._take(lambda to: lib.spmd_arena_new(need, shared, to))
-        descriptor = lib.spmd_arena_fd(self._arena)
-        return f"/proc/{os.getpid()}/fd/{descriptor}", lib.spmd_arena_nonce(self._arena)
+        self._arena = self._take(lambda to: lib.spmd_arena_new(need, shared, to))
+        return _address(self._arena)
 
     def _processes(self) -> tuple[Any, ...]:
         """The processes of the job for the engine, and what must live as long."""
         hosts = self.setup.hosts
         first, arena = ffi.new("int64_t[]", hosts.first), ffi.new("int64_t[]", hosts.arenas)
         mpi = self.transport.settings if self.transport else ffi.NULL
+        host = ffi.new("int64_t[]", hosts.hosts)
         given = {"count": len(hosts.arenas), "number": hosts.number, "first": first,
-                 "arena": arena, "mpi": mpi}  # fmt: skip
-        return ffi.new("spmd_processes *", given), first, arena
+                 "arena": arena, "host": host, "mpi": mpi}  # fmt: skip
+        return ffi.new("spmd_processes *", given), first, arena, host
 
-    def _take(self, make: Any) -> None:
+    def _take(self, make: Any) -> Any:
         to = ffi.new("spmd_arena **")
         self._check(make(to))
-        self._arena = to[0]
+        return to[0]
 
     def _no_memory(self, need: int, have: int) -> EnvironmentFault:
         return EnvironmentFault(
@@ -348,12 +375,17 @@ class Job:
         if self.transport is not None and not self.broken:
             self.transport.close()
         self.transport = None
-        if self._arena != ffi.NULL:
-            lib.spmd_arena_free(self._arena)
-            self._arena = ffi.NULL
+        lib.spmd_arena_free(self._arena)
+        lib.spmd_arena_free(self._board)
+        self._arena = self._board = ffi.NULL
         if self.image is not None:
             self.image.close()
             self.image = None
+
+
+def _address(arena: Any) -> tuple[str, int]:
+    """Where the other processes of this host find an arena, and how they know it again."""
+    return f"/proc/{os.getpid()}/fd/{lib.spmd_arena_fd(arena)}", lib.spmd_arena_nonce(arena)
 
 
 class Global:

@@ -174,8 +174,9 @@ def _place() -> tuple[str, ...]:
 class Hosts:
     """Where the processes of a job are. Lists have one entry per process.
 
-    names: their hosts. arenas: the arena, by number, whose memory each of them shares. first: rank
-    of each, and behind the last one the number of ranks. cores: usable on this process's host.
+    names: of their hosts; hosts: their numbers. arenas: the number of the arena whose memory each
+    of them shares. first: rank of each, and behind the last one the number of ranks. cores: usable
+    on this process's host.
     """
 
     def __init__(
@@ -192,8 +193,8 @@ class Hosts:
             f"{theirs['host']}#{place[-1]}" if "pretended" in place else theirs["host"]
             for theirs, place in zip(everyones, places)
         ]
-        alone = transport == "mpi"
-        self.arenas = [k if alone else order.index(place) for k, place in enumerate(places)]
+        self.hosts = [order.index(place) for place in places]
+        self.arenas = list(range(len(places))) if transport == "mpi" else self.hosts
         self.first = [theirs["ranks"].start for theirs in everyones] + [everyones[-1]["ranks"].stop]
         mine = everyones[number]["place"]  # pretended hosts share what cores there are
         self.here = [k for k, theirs in enumerate(everyones) if theirs["place"] == mine]
@@ -211,6 +212,10 @@ class Hosts:
     def together_with(self) -> list[int]:
         """The processes of this one's arena."""
         return [k for k, arena in enumerate(self.arenas) if arena == self.arenas[self.number]]
+
+    def beside(self) -> list[int]:
+        """The processes of this one's host, pretended or not."""
+        return [k for k, host in enumerate(self.hosts) if host == self.hosts[self.number]]
 
 
 def agree(processes: Processes, everyones: list[dict[str, Any]], transport: str = "auto") -> Hosts:

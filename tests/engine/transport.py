@@ -35,7 +35,9 @@ def run(images: Images, name: str, size: tuple[int, ...], arenas: list[int], **o
     hosts = hosts_of(_product(size), arenas)
     moved = transport.Transport(launch.Processes(comm), hosts)
     first, arena = ffi.new("int64_t[]", hosts.first), ffi.new("int64_t[]", hosts.arenas)
-    processes = ffi.new("spmd_processes *", [comm.size, comm.rank, first, arena, moved.settings])
+    processes = ffi.new(
+        "spmd_processes *", [comm.size, comm.rank, first, arena, arena, moved.settings]
+    )
     mine = hosts.first[comm.rank], hosts.first[comm.rank + 1] - hosts.first[comm.rank]
     mates = hosts.together_with()
     job = made = None

@@ -106,9 +106,9 @@ def _open(data: bytes, proof: dict[bytes, bytes]) -> tuple[Any, int]:
     held: list[int] = []  # open until the end: a number names one file only
     reasons: list[str] = []
     try:
-        for place in _places():
+        for place in places():
             try:
-                file, path = _file(data, place)
+                file, path = private_file(data, place)
             except OSError as error:
                 reasons.append(f"{place or 'memory'}: {error.strerror}")
                 continue
@@ -141,15 +141,19 @@ def _is_proved(handle: Any, proof: dict[bytes, bytes]) -> bool:
     return True
 
 
-def _places() -> Iterator[str]:
+def places() -> Iterator[str]:
     """Where an image can be put to be loaded: in memory (""), else in a directory."""
     yield ""
     import tempfile
 
-    yield from (tempfile.gettempdir(), "/var/tmp", "/dev/shm", os.getcwd())
+    try:
+        yield tempfile.gettempdir()
+    except OSError:  # none can be written
+        pass
+    yield from ("/var/tmp", "/dev/shm", os.getcwd())
 
 
-def _file(data: bytes, place: str) -> tuple[int, str]:
+def private_file(data: bytes, place: str) -> tuple[int, str]:
     """A private file that holds the bytes, and its path. In memory it is sealed for good."""
     import fcntl
 

@@ -188,11 +188,21 @@ _openblas: Any = None
 
 
 def _routine(name: str) -> Any:
-    """The address of a BLAS routine; OpenBLAS is opened once, single-threaded."""
+    """The address of a BLAS routine."""
+    openblas()
+    for prefix in _BLAS_PREFIXES:
+        found = lib.spmd_library_symbol(_openblas, (prefix + name).encode())
+        if found != ffi.NULL:
+            return found
+    raise EnvironmentFault(f"OpenBLAS has no routine {name}", remedy="pip install scipy-openblas32")
+
+
+def openblas() -> str:
+    """The file of OpenBLAS, which is opened once, single-threaded."""
     global _openblas
+    path = _openblas_path()
     if _openblas is None:
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-        path = _openblas_path()
         _openblas = lib.spmd_library_open(path.encode())
         if _openblas == ffi.NULL:
             _openblas = None
@@ -200,11 +210,7 @@ def _routine(name: str) -> Any:
                 "OpenBLAS cannot be loaded", found=_linker_error(),
                 remedy="pip install --force-reinstall scipy-openblas32",
             )  # fmt: skip
-    for prefix in _BLAS_PREFIXES:
-        found = lib.spmd_library_symbol(_openblas, (prefix + name).encode())
-        if found != ffi.NULL:
-            return found
-    raise EnvironmentFault(f"OpenBLAS has no routine {name}", remedy="pip install scipy-openblas32")
+    return path
 
 
 def _openblas_path() -> str:

@@ -19,6 +19,7 @@ from spmd.launchers import launcher
 from spmd.memory import available_memory, bytes_text, memory_limit
 
 OK, WARNING, MISSING = "ok", "warning", "missing"
+OPEN_MPI_FOLDER = "PRTE_MCA_prte_tmpdir_base=/dev/shm"  # where its launcher keeps a session
 SMALL = 1 << 30  # bytes of memory below which a warning is due
 
 
@@ -213,13 +214,17 @@ def _places() -> Check:
 def _temporary() -> Check:
     import tempfile
 
+    meant = os.environ.get("TMPDIR") or "/tmp"
     try:
         place = tempfile.gettempdir()
     except OSError:
-        return Check("TMPDIR", WARNING, "no temporary directory can be written; "
-                     "builds use /dev/shm or the current directory",
-                     "set TMPDIR to a directory of yours")  # fmt: skip
-    return Check("TMPDIR", OK, _size(place, place))
+        place = ""
+    if os.access(meant, os.W_OK | os.X_OK):
+        return Check("TMPDIR", OK, _size(meant, meant))
+    instead = f"{place} is used" if place else "/dev/shm or the current directory is used"
+    return Check("TMPDIR", WARNING, f"{meant} cannot be written; {instead}",
+                 f"TMPDIR of yours; for the mpirun of Open MPI: export {OPEN_MPI_FOLDER}",
+                 )  # fmt: skip
 
 
 def _shared_files() -> Check:

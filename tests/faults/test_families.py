@@ -152,9 +152,11 @@ def test_what_launchers_set(monkeypatch, variables, expected):
 @pytest.mark.parametrize(
     ("text", "family"),
     [
-        ("Open MPI v5.0.11, package: Open MPI", "Open MPI"), ("mpirun (Open MPI) 4.1.4", "Open MPI"),
+        ("Open MPI v5.0.11, package: Open MPI", "Open MPI"),
+        ("mpirun (Open MPI) 4.1.4", "Open MPI"),
         ("MPICH Version:      5.0.2\nMPICH ABI: 18", "MPICH"), ("HYDRA build details:", "MPICH"),
-        ("Intel(R) MPI Library 2021.13 for Linux* OS", "MPICH"), ("MVAPICH2 Version: 2.3", "MPICH"),
+        ("Intel(R) MPI Library 2021.13 for Linux* OS", "MPICH"),
+        ("MVAPICH2 Version: 2.3", "MPICH"),
         ("MPI VERSION    : CRAY MPICH version 8.1.30", "MPICH"), ("another", ""),
     ],
 )  # fmt: skip

@@ -65,7 +65,7 @@ $(STAMP): pyproject.toml setup.py $(ENGINE) | $(PY)
 	@$(PY) -m pip install --quiet --no-build-isolation --editable ".[examples,dev]"
 	@test -z "$(MPI)" || $(PY) -m pip install --quiet --no-build-isolation --editable ".[$(MPI)]"
 	@test -n "$(MPI)" || $(MPI_WORKS) || ! command -v mpicc >/dev/null || \
-	  { echo "building mpi4py with this machine's mpicc"; $(PY) -m pip install --quiet \
+	  { echo "building mpi4py with this machine's mpicc"; CFLAGS=-O0 $(PY) -m pip install --quiet \
 	    --no-binary=mpi4py --no-deps --force-reinstall "mpi4py>=4.1" || :; }
 	@$(MPI_WORKS) || { echo "no MPI of this machine works with mpi4py: taking MPICH from PyPI"; \
 	  $(PY) -m pip install --quiet --no-build-isolation --editable ".[mpich]" && \

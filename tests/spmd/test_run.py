@@ -47,7 +47,7 @@ OURS = {
     "codegen", "codegen.elf", "codegen.errors", "codegen.manifest", "codegen.target",
     "spmd", "spmd.arguments", "spmd.cli", "spmd.engine", "spmd.engine._engine",
     "spmd.engine._engine.lib", "spmd.job",
-    "spmd.launch", "spmd.loader", "spmd.memory", "spmd.npy", "spmd.report", "spmd.run",
+    "spmd.launch", "spmd.launchers", "spmd.loader", "spmd.memory", "spmd.npy", "spmd.report", "spmd.run",
     "spmd.sizes",
 }  # fmt: skip
 THEIRS = {

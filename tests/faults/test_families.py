@@ -33,6 +33,7 @@ def mean(n: int = 1000):
 
 FAMILIES = {".venv": launchers.MPICH, ".venv-openmpi": launchers.OPEN_MPI}
 SLURM = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "2"}
+VERSION = "from spmd import launchers; print(launchers.library().Get_library_version())"
 # As srun --mpi=none starts two processes; $0 is Python.
 SRUN = """
 SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 "$0" "$@" & other=$!
@@ -108,6 +109,21 @@ def test_srun_without_an_mpi_plugin(built):
         "expected: 2 processes in one job", "found:    every process thinks it is alone",
     )  # fmt: skip
     assert done.err.count("spmd: ") == 1, done.err
+
+
+@pytest.mark.mpi
+def test_srun_with_a_plugin_for_the_other_family(built):
+    """PMIx serves Open MPI; MPICH, unless it was built for it, would abort in every process."""
+    version = run([sys.executable, "-c", VERSION]).expect(0).out
+    if not version.startswith("MPICH") or "pmix" in version:
+        pytest.skip("for an MPICH without PMIx")
+    pmix = {**SLURM, "PMIX_NAMESPACE": "slurm.pmix.7.0"}
+    argv = ["sh", "-c", SRUN, sys.executable, "-m", "spmd", "run", built(MEAN)]
+    done = run(argv, env=pmix).expect(
+        0, "ended with 69 and 69", "launcher is Slurm with PMIx, library is MPICH",
+        "expected: a library that speaks PMIx", "try:      srun --mpi=pmi2",
+    )  # fmt: skip
+    assert done.err.count("spmd: ") == 1 and "Abort(" not in done.err, done.err
 
 
 def test_a_batch_script_is_no_launcher(built, spmd_command):

@@ -5,6 +5,7 @@ They are really mounted, in a mount namespace of their own; where that is not pe
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -29,6 +30,8 @@ def big(n: int = 24_000_000):
 
     return {"total": total(x)}
 '''
+# Who is not root becomes it in a user namespace.
+UNSHARE = ["unshare", "-m"] if os.geteuid() == 0 else ["unshare", "-rm"]
 TOTAL = f"total: float64 {sum(k % 7 for k in range(24_000_000 % 7)) + 24_000_000 // 7 * 21:.1f}"
 
 # $1: what to mount over, $2: how, $3: a file to take along. Proves that it is as it says.
@@ -57,15 +60,15 @@ def mounted(tmp_path: Path) -> Callable[..., Finished]:
             over = str(tmp_path)
         elif any(str(Path(p).resolve()).startswith("/tmp/") for p in (ROOT, sys.prefix)):
             pytest.skip("this source tree or this Python is in /tmp itself")
-        done = run(["unshare", "-m", "sh", "-c", MOUNTED, "sh", over, how, file, *argv],
+        done = run([*UNSHARE, "sh", "-c", MOUNTED, "sh", over, how, file, *argv],
                    env={"PRTE_MCA_prte_tmpdir_base": "/dev/shm"})  # fmt: skip
         if done.code == 97:
             pytest.skip("a file system cannot be mounted here")
         return done
 
     try:
-        if subprocess.run(["unshare", "-m", "true"], capture_output=True, timeout=20).returncode:
-            pytest.skip("unshare -m is not permitted here")
+        if subprocess.run([*UNSHARE, "true"], capture_output=True, timeout=20).returncode:
+            pytest.skip(f"{' '.join(UNSHARE)} is not permitted here")
     except OSError:
         pytest.skip("unshare is not installed")
     return start

@@ -38,7 +38,7 @@ TOTAL = f"total: float64 {sum(k % 7 for k in range(24_000_000 % 7)) + 24_000_000
 MOUNTED = """
 mount --make-rprivate / && mount -t tmpfs -o size=64m tmpfs /dev/shm || exit 97
 cp "$3" /dev/shm/taken && cp /bin/true /dev/shm/true
-mount -t tmpfs -o size=16m tmpfs "$1" && cp /dev/shm/true "$1" && mount -o "remount,$2" "$1" ||
+mount -t tmpfs -o size=16m tmpfs "$1" && cp /dev/shm/true "$1" && mount -o "remount,bind,$2" "$1" ||
   exit 97
 cd /dev/shm
 case $2 in

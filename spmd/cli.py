@@ -143,6 +143,11 @@ def _show_options(show: Parser) -> None:
     show.add_argument("--json", action="store_true", help="the same, for programs to read")
 
 
+def _doctor_options(doctor: Parser) -> None:
+    doctor.add_argument("--ranks", metavar="N", type=_count, help="how many are meant")
+    doctor.add_argument("--json", action="store_true", help="the same, for programs to read")
+
+
 _PARTS = {
     "manifest": "arrays, scalars, conditions, buffers (what is shown without options)",
     "sizes": "bytes of the image, and of a rank's memory on 1 to 1,000,000 ranks",
@@ -157,6 +162,7 @@ _OPTIONS = {
     "build": ("compile a program into an image", _build_options),
     "run": ("run an image, or a program", _run_options),
     "show": ("look into an image, running nothing of it", _show_options),
+    "doctor": ("say what is installed, what is missing and what to do", _doctor_options),
 }
 
 
@@ -255,7 +261,7 @@ def _leave_now(processes: launch.Processes, code: int) -> NoReturn:
 
 
 def _commands() -> dict[str, Any]:
-    return {"build": _build, "run": _run, "show": _show}
+    return {"build": _build, "run": _run, "show": _show, "doctor": _doctor}
 
 
 def _build(options: argparse.Namespace, _: launch.Processes) -> int:
@@ -275,3 +281,9 @@ def _show(options: argparse.Namespace, _: launch.Processes) -> int:
     from spmd import show
 
     return show.main(options.image, options.what or ["manifest"], options.json)
+
+
+def _doctor(options: argparse.Namespace, _: launch.Processes) -> int:
+    from spmd import doctor
+
+    return doctor.main(options.ranks, options.json)

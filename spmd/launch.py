@@ -11,19 +11,13 @@ import os
 import sys
 
 from codegen.errors import AgreementError, EnvironmentFault, MeshError, SpmdError
+from spmd.launchers import launcher as launcher  # for those who ask about processes here
+from spmd.launchers import library, world
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, NoReturn
-
-# What launchers set: (number of this process, number of processes, family of MPI).
-_LAUNCHERS = (
-    ("PMI_RANK", "PMI_SIZE", "MPICH"),
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "Open MPI"),
-    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "Slurm"),
-)
-
 
 # One name per process, "a,a,b": hosts that this one host plays, so that one machine can try what
 # several do. For tests.
@@ -38,14 +32,6 @@ class Elsewhere(Exception):
     def __init__(self, exit_code: int) -> None:
         self.exit_code = exit_code
         super().__init__(f"another process failed with exit code {exit_code}")
-
-
-def launcher() -> tuple[int, int, str]:
-    """This process's number, how many there are and who started them, from the environment."""
-    for number, count, family in _LAUNCHERS:
-        if count in os.environ and number in os.environ:
-            return int(os.environ[number]), int(os.environ[count]), family
-    return 0, 1, ""
 
 
 def end_with_the_job() -> NoReturn:
@@ -68,9 +54,7 @@ class Processes:
 
     def mpi(self) -> Any:
         """The module mpi4py.MPI, where there is a communicator."""
-        from mpi4py import MPI
-
-        return MPI
+        return library()
 
     def all_gather(self, value: Any) -> list[Any]:
         """One value per process, in every process."""
@@ -124,27 +108,7 @@ class Processes:
 
 def find() -> Processes:
     """The processes that the launcher started; without a launcher, this one alone."""
-    _, count, family = launcher()
-    if not family:
-        return Processes()
-    try:
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:
-        if count == 1:
-            return Processes()
-        raise EnvironmentFault(
-            f"started by {family}, but mpi4py cannot be loaded: {error}",
-            remedy="pip install 'spmd[mpich]'",
-        ) from None
-    if MPI.COMM_WORLD.Get_size() != count:
-        library = MPI.Get_library_version().split(",")[0].split("\n")[0].strip()
-        raise EnvironmentFault(
-            f"launcher is {family}, library is {library}",
-            expected=f"{count} processes in one job",
-            found="every process thinks it is alone",
-            remedy="start with the mpirun of the library, or install mpi4py for the launcher",
-        )
-    return Processes(MPI.COMM_WORLD)
+    return Processes(world())
 
 
 def mine(digest: str, settings: object, first: int, count: int) -> dict[str, Any]:

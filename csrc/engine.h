@@ -46,8 +46,8 @@ typedef struct spmd_mpi {
     int64_t handle_bytes, comm, byte;
 } spmd_mpi;
 
-/* The processes of a job: which ranks each of them hosts, and with whom it shares memory. Arenas and
- * hosts are numbered: 0 is that of process 0, then in order. */
+/* The processes of a job: which ranks each of them hosts, and with whom it shares memory. Arenas
+ * and hosts are numbered: 0 is that of process 0, then in order. */
 typedef struct spmd_processes {
     int64_t count, number; /* how many, and which this one is */
     const int64_t *first;  /* rank of each; behind the last one the number of ranks */
@@ -169,8 +169,8 @@ int spmd_job_watch(const spmd_job *job, int64_t rank, spmd_rank_state *state);
 int64_t spmd_board_bytes(int64_t processes);
 /* After load. The board outlives the job. */
 int spmd_job_board(spmd_job *job, spmd_arena *board);
-/* Shows that this process is alive and looks whether the others are; blocks, in a thread of the host
- * language, until there is something to say. limit_ms: of silence; 0: any. */
+/* Shows that this process is alive and looks whether the others are; blocks, in a thread of the
+ * host language, until there is something to say. limit_ms: of silence; 0: any. */
 int spmd_job_heed(spmd_job *job, int64_t limit_ms, spmd_notice *notice);
 /* From now on others may leave: whoever heeds returns SPMD_NOTICE_END. */
 void spmd_job_heed_end(spmd_job *job);

@@ -99,7 +99,8 @@ def across(network: Network, folder, *argv: object) -> list[object]:
         return [*inside, "mpirun", "-launcher", "ssh", "-launcher-exec", network.agent, "-iface",
                 "ve0", "-hosts", f"{first},{second}", "-ppn", 2, "-n", 4, *python]  # fmt: skip
     return [*inside, "mpirun", "--mca", "plm_ssh_agent", network.agent, "--host",
-            f"{first}:2,{second}:2", "-x", "PYTHONPATH", "-n", 4, *python]  # fmt: skip
+            f"{first}:2,{second}:2", "--map-by", "ppr:2:node:oversubscribe", "-x", "PYTHONPATH",
+            "-n", 4, *python]  # fmt: skip
 
 
 # MPICH's UCX finds a network by /sys only if it is told its name.
@@ -115,6 +116,8 @@ def test_two_hosts_with_addresses_of_their_own(built, spmd_command, network, tmp
     done = run(argv, env=ENVIRONMENT).expect(0, "peak: float32")
     np.testing.assert_array_equal(np.load(apart), np.load(alone))
     assert "spmd:" not in done.err, done.err
+    refused = run(across(network, tmp_path, image, "--transport", "shm"), env=ENVIRONMENT)
+    assert "found:    hosta, hostb" in refused.err, refused.err
 
 
 @pytest.mark.mpi

@@ -151,7 +151,7 @@ def _open(path: str, member: str, name: str) -> Input:
 def _no_member(file: InputFile, member: str, known: list[str]) -> InputError:
     error = file.wrong(f"has no member {member!r}", listed(known) or "any member", "none of them")
     if known:
-        error.remedy = f"-i {file.name}={file.path}:{known[0]}"
+        error.remedy = f"-i {file.name}={file.path}:{listed(known[:1])}"
     return error
 
 

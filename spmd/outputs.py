@@ -44,7 +44,8 @@ def open_outputs(
         places.setdefault(real, path)
         inside = members.setdefault(real, {})
         member = member or name
-        if archive_format(path) is None and inside:
+        archive = archive_format(path)
+        if inside and (archive is None or archive is not archive_format(places[real])):
             raise _taken(next(iter(inside.values()))[0], name, "cannot share a file", path)
         if member in inside:
             raise _taken(inside[member][0], name, "cannot both be one member", f"{path}:{member}")
@@ -159,9 +160,9 @@ class OutputFile:
 
     def reading(self, name: str, dtype: str) -> str:
         """How NumPy reads an output of a type that it does not know; "" where it does."""
-        if dtype != "bfloat16" or self.path.endswith(".safetensors"):
+        if dtype != "bfloat16" or self.given.endswith(".safetensors"):
             return ""
-        member = f"[{self.members[name]!r}]" if archive_format(self.path) else ""
+        member = f"[{self.members[name]!r}]" if archive_format(self.given) else ""
         return f"numpy.load({self.path!r}){member}.view(ml_dtypes.bfloat16)"
 
     def discard(self) -> None:

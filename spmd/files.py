@@ -98,21 +98,27 @@ class Input:
     """An input's elements: buffer[start] is the first byte, `strides` are in bytes.
 
     swapped: their byte order is not this machine's. buffer: the mapped file; of a compressed
-    member the inflated bytes, from the first use on.
+    member the inflated bytes, from the first use on: all, or what was reserved.
     """
 
     def __init__(self, file: InputFile, elements: npy.Elements) -> None:
         self.path, self._file, self._elements = file.label, file, elements
         self.dtype, self.shape, self.start = elements.dtype, elements.shape, elements.start
         self.strides, self.swapped = elements.strides, elements.swapped
+        self.compressed = elements.inflate is not None
         self._inflated: mmap.mmap | None = None
+        self._reserved = (0, elements.end, 1)
+
+    def reserve(self, low: int, high: int, processes: int) -> None:
+        """Only bytes low to high of a compressed member are used here, as many in others."""
+        self._reserved = (low, high, processes)
 
     @property
     def buffer(self) -> mmap.mmap | bytes:
         if self._elements.inflate is None:
             return self._file.data
         if self._inflated is None:
-            self._inflated = self._elements.inflate()
+            self._inflated = self._elements.inflate(*self._reserved)
         return self._inflated
 
     def close(self) -> None:

@@ -38,6 +38,7 @@ JANUARY_1980 = 0x21  # the first day there is: files do not differ by when they 
 DENSEST = 1032  # bytes that one byte of a deflated member stands for, at most
 ALIGNMENT = 64
 CHUNK = 1 << 18
+MAP_NORESERVE = 0x4000  # of Linux; Python's mmap has no name for it
 
 
 class Member:
@@ -161,7 +162,7 @@ def elements(file: InputFile, member: Member) -> npy.Elements:
         )
     head = next(_inflated(file, start, member, npy.LONGEST_HEADER + 12), b"")
     found = npy.elements(head, 0, member.size, file.wrong)
-    found.inflate = lambda: _inflate(file, start, member)
+    found.inflate = lambda low, high, processes: _inflate(file, start, member, low, high, processes)
     return found
 
 
@@ -204,23 +205,30 @@ def _inflated(file: InputFile, start: int, member: Member, most: int) -> Iterato
         raise file.wrong("is damaged", "deflated data", str(error)) from None
 
 
-def _inflate(file: InputFile, start: int, member: Member) -> mmap.mmap:
-    """The content of a deflated member, in memory of this process."""
+def _inflate(
+    file: InputFile, start: int, member: Member, low: int, high: int, processes: int
+) -> mmap.mmap:
+    """The content of a deflated member, in memory of this process: its bytes low to high.
+
+    The rest is looked at for the checksum only. Pages that nothing is written to take no memory.
+    """
     from zlib import crc32
 
     have = available_memory()
-    if member.size > have:
+    if (high - low) * processes > have:
+        each = f" in each of {processes} processes" if processes > 1 else ""
         raise EnvironmentFault(
             f"input {file.name}: {file.label} does not fit into memory inflated",
-            expected=f"{bytes_text(member.size)} in each process",
+            expected=f"{bytes_text(high - low)}{each}",
             found=f"{bytes_text(have)} available",
             remedy="numpy.savez: of a file that is not compressed, each process reads its part",
         )
-    memory = mmap.mmap(-1, member.size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory = mmap.mmap(-1, member.size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
     at = crc = 0
     for piece in _inflated(file, start, member, CHUNK):
-        if at + len(piece) <= member.size:
-            memory[at : at + len(piece)] = piece
+        first, end = max(at, low), min(at + len(piece), high)
+        if first < end:
+            memory[first:end] = piece[first - at : end - at]
         at += len(piece)
         if at > member.size:
             break

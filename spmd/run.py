@@ -130,6 +130,8 @@ class Launch:
         """Reads the inputs and runs; process 0 then makes room for every output."""
         try:
             for name, file in self.opened.items():
+                if file.compressed:
+                    file.reserve(*_span(job, name, file), job.processes.count)
                 with memoryview(file.buffer)[file.start :] as base:
                     job.put(name, Global(base, file.dtype, file.shape, file.strides, file.swapped))
                 file.close()
@@ -195,6 +197,20 @@ class Launch:
         for file in self.files:
             if file is not None:
                 file.discard()
+
+
+def _span(job: Job, name: str, file: Input) -> tuple[int, int]:
+    """The bytes of an input's buffer, low to high, that the hosted ranks' parts lie between."""
+    low, high = file.start, file.start
+    for rank in range(job.setup.first, job.setup.first + job.setup.count):
+        offset, extent, _ = job.shard(job.numbers[name], rank)
+        if 0 in extent:
+            continue
+        first = file.start + sum(o * s for o, s in zip(offset, file.strides))
+        last = first + sum((e - 1) * s for e, s in zip(extent, file.strides))
+        low = first if high == file.start else min(low, first)
+        high = max(high, last + SIZES[file.dtype])
+    return low, high
 
 
 def mapped(path: str) -> mmap.mmap:

@@ -55,6 +55,16 @@ def _pair(text: str) -> tuple[str, str]:
     return name, value
 
 
+def _file(text: str) -> tuple[str, str]:
+    """name=path; a file of many arrays may stand alone: its name is then ""."""
+    name, equals, path = text.partition("=")
+    if (not equals or "/" in name) and text.endswith((".npz", ".safetensors")):
+        return "", text
+    if not equals or not name or not path:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=FILE, FILE.npz or FILE.safetensors")
+    return name, path
+
+
 def _mesh(text: str) -> dict[str, int]:
     """x=4,y=4."""
     sizes = {}
@@ -113,11 +123,13 @@ def _run_options(run: Parser) -> None:
         "image", metavar="IMAGE|FILE.py[:NAME]", help="an image, or a program, which is built first"
     )
     files = {
-        ("-i", "--input"): "a file for an input; each process reads its own part",
-        ("-o", "--output"): "a file for an output; those without one are printed",
+        ("-i", "--input"): "a .npy, .npz or .safetensors file for an input, also FILE.npz:MEMBER; "
+        "FILE.npz alone: for all inputs it has; each process reads its own part",
+        ("-o", "--output"): "a file for an output; several may share one .npz or .safetensors; "
+        "FILE.npz alone: for all; those without one are printed",
     }
     for names, text in files.items():
-        run.add_argument(*names, metavar="NAME=FILE.npy", type=_pair, action="append", default=[],
+        run.add_argument(*names, metavar="[NAME=]FILE", type=_file, action="append", default=[],
                          help=text)  # fmt: skip
     _add_set(run, "a run-time scalar; for a FILE.py also a parameter")
     run.add_argument(
@@ -182,6 +194,8 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
     for option in ("set", "input", "output", "mesh"):
         pairs = getattr(options, option, None)
         if isinstance(pairs, list):
+            setattr(options, f"{option}_all", [file for name, file in pairs if not name])
+            pairs = [(name, value) for name, value in pairs if name]
             setattr(options, option, dict(pairs))
             twice = [name for k, (name, _) in enumerate(pairs) if name in dict(pairs[:k])]
             if twice:

@@ -1,24 +1,25 @@
-"""NumPy's .npy files without NumPy: mapped for reading, written in place part by part.
+"""NumPy's .npy format without NumPy: element types, headers read and written.
 
-In: a path. Out: where the elements lie, as an address, a dtype and strides in bytes.
-Always holds: a file is checked against its own header before any element is touched; an output
-takes its name only when it is whole.
+In: bytes, or a dtype and a shape. Out: where the elements lie, or all of a file but those.
+Always holds: a file is checked against its own header before any element is touched.
 """
 
 from __future__ import annotations
 
-import mmap
-import os
-
-from codegen.errors import InputError, OutputError
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import mmap
+    from collections.abc import Callable, Iterable
     from typing import Any
+
+    from codegen.errors import InputError
+
+    Wrong = Callable[[str, str, str], InputError]
 
 MAGIC = b"\x93NUMPY"
 LONGEST_HEADER = 1 << 16
 DEEPEST_HEADER = 8
+MOST_DIMS = 64
 
 # Our element types and how a header spells them, without the byte order. NumPy knows no bfloat16:
 # ml_dtypes writes two bytes of no type, and so do we.
@@ -61,85 +62,104 @@ def contiguous_strides(shape: tuple[int, ...], size: int, fortran: bool = False)
     return tuple(strides)
 
 
-def element_count(shape: tuple[int, ...]) -> int:
+def element_count(shape: Iterable[int]) -> int:
     total = 1
     for extent in shape:
         total *= extent
     return total
 
 
-class ArrayFile:
-    """A .npy file mapped for reading.
+class Elements:
+    """Where the elements of an array lie: from byte `start`, neighbours `strides` bytes apart.
 
-    buffer: the whole file; the first element is at `start`; `strides` are in bytes; `swapped` says
-    that its byte order is not this machine's. Raises InputError for whatever is wrong with it,
-    OutputError where it cannot be opened.
+    end: behind the last of them, in C order. swapped: their byte order is not this machine's.
+    inflate(low, high, processes): the bytes that `start` counts in, where those of the file are
+    compressed; only low to high need to be there, and as much again in other processes.
     """
 
-    def __init__(self, path: str, name: str) -> None:
-        self.path, self.name = path, name
-        try:
-            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError as error:
-            raise OutputError(f"input {name}: cannot open {path}: {error.strerror}") from None
-        try:
-            self._open(fd)
-        finally:
-            os.close(fd)
+    def __init__(
+        self,
+        start: int,
+        dtype: str,
+        shape: tuple[int, ...],
+        fortran: bool = False,
+        swapped: bool = False,
+    ) -> None:
+        self.start, self.dtype, self.shape, self.swapped = start, dtype, shape, swapped
+        self.strides = contiguous_strides(shape, SIZES[dtype], fortran)
+        self.end = start + element_count(shape) * SIZES[dtype]
+        self.inflate: Callable[[int, int, int], mmap.mmap] | None = None
 
-    def _open(self, fd: int) -> None:
-        status = os.fstat(fd)
-        if status.st_mode & 0o170000 != 0o100000:
-            raise self._wrong("is not a file", "a .npy file", "a directory, a pipe or a device")
-        head = os.read(fd, 12)
-        if head[:6] != MAGIC or len(head) < 10:
-            found = "an empty file" if not head else f"a file that begins with {head[:6]!r}"
-            raise self._wrong("is not a .npy file", "a file made by numpy.save", found)
-        wide = head[6] > 1
-        length = int.from_bytes(head[8:12] if wide else head[8:10], "little")
-        self.start = (12 if wide else 10) + length
-        if length > LONGEST_HEADER:
-            raise self._wrong(
-                "is damaged", f"a header of up to {LONGEST_HEADER} bytes", str(length)
-            )
-        if self.start > status.st_size:
-            raise self._truncated(self.start, status.st_size)
-        self._read_header(os.pread(fd, length, self.start - length))
-        expected = self.start + element_count(self.shape) * SIZES[self.dtype]
-        if status.st_size < expected:
-            raise self._truncated(expected, status.st_size)
-        self.buffer = mmap.mmap(fd, status.st_size, access=mmap.ACCESS_READ)
 
-    def _read_header(self, raw: bytes) -> None:
-        try:
-            header = parse_literal(raw.decode("utf-8"))
-            descr, fortran, shape = header["descr"], header["fortran_order"], header["shape"]
-            whole = all(type(extent) is int and extent >= 0 for extent in shape)
-        except (ValueError, KeyError, TypeError):
-            whole = False
-        if not whole or type(fortran) is not bool or type(shape) is not tuple or len(header) != 3:
-            raise self._wrong(
-                "has a damaged header", "descr, fortran_order and shape", ascii(raw[:80])
-            )
-        dtype = dtype_of(descr) if isinstance(descr, str) else ""
-        if not dtype:
-            raise self._wrong(
-                "holds a type that programs do not have", ", ".join(SIZES), repr(descr)
-            )
-        self.dtype: str = dtype
-        self.shape: tuple[int, ...] = shape
-        self.fortran = fortran
-        self.swapped = descr[0] == ">" and SIZES[dtype] > 1
-        self.strides = contiguous_strides(shape, SIZES[dtype], self.fortran)
+class Frame:
+    """All of a file but its elements. starts: where those of each array begin.
 
-    def close(self) -> None:
-        self.buffer.close()
+    pieces: bytes and where they lie. sums: (first, end, places): the CRC-32 of these bytes, which
+    are known last, goes to each of these places.
+    """
 
-    def _wrong(self, what: str, expected: str, found: str) -> InputError:
-        return InputError(f"input {self.name}: {self.path} {what}", expected=expected, found=found)
+    def __init__(
+        self,
+        size: int,
+        pieces: list[tuple[int, bytes]],
+        starts: list[int],
+        sums: list[tuple[int, int, tuple[int, ...]]] | None = None,
+    ) -> None:
+        self.size, self.pieces, self.starts, self.sums = size, pieces, starts, sums or []
 
-    def _truncated(self, expected: int, found: int) -> InputError:
-        return self._wrong("is truncated", f"{expected} bytes", f"{found} bytes")
+
+def frame(arrays: list[tuple[str, str, tuple[int, ...]]]) -> Frame:
+    """A file of the one array (its name, dtype, shape)."""
+    _, dtype, shape = arrays[0]
+    head = header(dtype, shape)
+    return Frame(len(head) + element_count(shape) * SIZES[dtype], [(0, head)], [len(head)])
+
+
+def elements(data: mmap.mmap | bytes, start: int, length: int, wrong: Wrong) -> Elements:
+    """What the `length` bytes of a .npy file say of its elements; they begin at data[start].
+
+    Only the header needs to be there. Raises what wrong(what, expected, found) makes.
+    """
+    head = bytes(data[start : start + min(12, length)])
+    if head[:6] != MAGIC or len(head) < 10:
+        found = "an empty file" if not head else f"a file that begins with {head[:6]!r}"
+        raise wrong("is not a .npy file", "a file made by numpy.save", found)
+    wide = head[6] > 1
+    size = int.from_bytes(head[8:12] if wide else head[8:10], "little")
+    first = (12 if wide else 10) + size
+    if size > LONGEST_HEADER:
+        raise wrong("is damaged", f"a header of up to {LONGEST_HEADER} bytes", str(size))
+    if first > length:
+        raise truncated(wrong, first, length)
+    raw = bytes(data[start + first - size : start + first])
+    described = _described(raw, start + first, wrong)
+    if described.end > start + length:
+        raise truncated(wrong, described.end - start, length)
+    return described
+
+
+def _described(raw: bytes, start: int, wrong: Wrong) -> Elements:
+    try:
+        header = parse_literal(raw.decode("utf-8"))
+        descr, fortran, shape = header["descr"], header["fortran_order"], header["shape"]
+        whole = is_shape(shape)
+    except (ValueError, KeyError, TypeError):
+        whole = False
+    if not whole or type(fortran) is not bool or type(shape) is not tuple or len(header) != 3:
+        raise wrong("has a damaged header", "descr, fortran_order and shape", ascii(raw[:80]))
+    dtype = dtype_of(descr) if isinstance(descr, str) else ""
+    if not dtype:
+        raise wrong("holds a type that programs do not have", ", ".join(SIZES), repr(descr))
+    return Elements(start, dtype, shape, fortran, descr[0] == ">" and SIZES[dtype] > 1)
+
+
+def is_shape(shape: Any) -> bool:
+    """Extents from 0, as many as NumPy allows: a product of more would take its time."""
+    return len(shape) <= MOST_DIMS and all(type(n) is int and 0 <= n < 1 << 63 for n in shape)
+
+
+def truncated(wrong: Wrong, expected: int, found: int) -> InputError:
+    return wrong("is truncated", f"{expected} bytes", f"{found} bytes")
 
 
 def parse_literal(text: str) -> dict[str, Any]:
@@ -215,85 +235,3 @@ def header(dtype: str, shape: tuple[int, ...]) -> bytes:
     return (
         MAGIC + b"\x01\x00" + length.to_bytes(2, "little") + text.ljust(length - 1).encode() + b"\n"
     )
-
-
-class OutputFile:
-    """A .npy file under construction: `create` in one process, `attach` in every, then `commit`.
-
-    The file is complete in length before anything is written (a full disk is noticed then), lies in
-    the target's directory under another name, and replaces the target in one step.
-    """
-
-    def __init__(self, path: str, name: str, dtype: str, shape: tuple[int, ...]) -> None:
-        self.path = os.path.realpath(path)
-        self.name, self.dtype, self.shape = name, dtype, shape
-        self.head = header(dtype, shape)
-        self.start = len(self.head)
-        self.strides = contiguous_strides(shape, SIZES[dtype])
-        self.part = ""
-
-    def check(self) -> None:
-        """Refuses what can be refused before anything has been computed."""
-        folder = os.path.dirname(self.path)
-        if not os.path.isdir(folder):
-            raise self._failed(f"there is no directory {folder}")
-        if os.path.exists(self.path) and not os.path.isfile(self.path):
-            raise self._failed("it exists and is not a file")
-        if not os.access(folder, os.W_OK):
-            raise self._failed(f"directory {folder} may not be written to")
-
-    def create(self) -> str:
-        """Makes the file under another name, with all of its space, and returns that name."""
-        folder, base = os.path.split(self.path)
-        self.part = os.path.join(folder, f".{base}.{os.getpid()}.{os.urandom(4).hex()}.part")
-        try:
-            fd = os.open(self.part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        except OSError as error:
-            self.part = ""
-            raise self._failed(error.strerror) from None
-        try:
-            os.posix_fallocate(fd, 0, self.start + element_count(self.shape) * SIZES[self.dtype])
-            os.pwrite(fd, self.head, 0)
-        except OSError as error:
-            self.discard()
-            raise self._failed(error.strerror) from None
-        finally:
-            os.close(fd)
-        return self.part
-
-    def attach(self, part: str) -> mmap.mmap:
-        """The whole file, mapped for writing; the first element is at `start`."""
-        try:
-            fd = os.open(part, os.O_RDWR | os.O_CLOEXEC)
-            try:
-                return mmap.mmap(fd, 0)
-            finally:
-                os.close(fd)
-        except OSError as error:
-            raise self._failed(error.strerror) from None
-
-    def commit(self) -> None:
-        """Gives the whole file its name; the one that was there before is replaced."""
-        try:
-            fd = os.open(self.part, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
-            os.replace(self.part, self.path)
-        except OSError as error:
-            self.discard()
-            raise self._failed(error.strerror) from None
-        self.part = ""
-
-    def discard(self) -> None:
-        """Removes an unfinished file; the target stays as it was."""
-        if self.part:
-            try:
-                os.unlink(self.part)
-            except OSError:
-                pass
-        self.part = ""
-
-    def _failed(self, why: str | None) -> OutputError:
-        return OutputError(f"output {self.name}: cannot write {self.path}: {why}")

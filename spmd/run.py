@@ -11,12 +11,11 @@ import mmap
 import os
 import sys
 
-from codegen.errors import UsageError
 from spmd import launch, loader, report, sizes
 from spmd.arguments import check_array, check_given, check_names, scalars_of
 from spmd.job import Global, Job, Setup
 from spmd.memory import available_memory
-from spmd.npy import SIZES, ArrayFile, OutputFile, contiguous_strides
+from spmd.npy import SIZES, contiguous_strides
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,6 +23,9 @@ if TYPE_CHECKING:
     from typing import Any
 
     import numpy as np
+
+    from spmd.files import Input
+    from spmd.outputs import OutputFile
 
 
 def run(options: argparse.Namespace, processes: launch.Processes) -> int:
@@ -51,15 +53,6 @@ def run(options: argparse.Namespace, processes: launch.Processes) -> int:
     return 0
 
 
-def _refuse_shared(outputs: dict[str, str]) -> None:
-    names: dict[str, str] = {}
-    for name, path in outputs.items():
-        other = names.setdefault(os.path.realpath(path), name)
-        if other != name:
-            raise UsageError(f"outputs {other} and {name} cannot share a file",
-                             expected="a file for each", found=path)  # fmt: skip
-
-
 def is_source(path: str) -> bool:
     return path.endswith(".py") or ".py:" in path
 
@@ -78,7 +71,7 @@ class Launch:
 
     def __init__(self, options: argparse.Namespace, settings: dict[str, str]) -> None:
         self.options, self.settings = options, settings
-        self.inputs, self.outputs = options.input, options.output
+        self.opened: dict[str, Input] = {}
         self.files: list[OutputFile | None] = []
         self.first = False
         self.rooms: dict[int, int] = {}
@@ -90,31 +83,46 @@ class Launch:
         self.checked = loader.open_file(self.options.image) if data is None else loader.check(data)
         self.manifest = self.checked.manifest
         self.scalars = scalars_of(self.manifest, self.settings)
-        check_names(self.manifest["inputs"], self.inputs, "input", "-i")
-        check_names(self.manifest["outputs"], self.outputs, "output", "-o")
-        check_given(self.manifest, self.inputs)
+        check_names(self.manifest["inputs"], self.options.input, "input", "-i")
+        check_names(self.manifest["outputs"], self.options.output, "output", "-o")
+        self._open_inputs()
         self.sizes = sizes.bind_mesh(
             self.manifest, self.options.ranks, self.options.mesh, self.scalars, processes.count
         )
-        _refuse_shared(self.outputs)
-        self.opened = {name: ArrayFile(path, name) for name, path in self.inputs.items()}
         setup = self.setup(processes)
         for array in self.manifest["inputs"]:
             if array["name"] in self.opened:
                 check_array(array, setup.shape(array), self.opened[array["name"]])
-        for array in self.manifest["outputs"]:
-            name, file = array["name"], None
-            if name in self.outputs:
-                file = OutputFile(self.outputs[name], name, array["dtype"], setup.shape(array))
-                file.check()
-            self.files.append(file)
+        self._plan_outputs(setup)
         return launch.mine(
             self.checked.digest,
-            (self.sizes, sorted(self.scalars.items()), sorted(self.inputs), sorted(self.outputs),
-             self.options.algorithm, self.options.transport),  # fmt: skip
+            (self.sizes, sorted(self.scalars.items()), sorted(self.opened),
+             [file is not None for file in self.files], self.options.algorithm,
+             self.options.transport),  # fmt: skip
             setup.first,
             setup.count,
         )
+
+    def _open_inputs(self) -> None:
+        options = self.options
+        if options.input or options.input_all:
+            from spmd.files import open_inputs
+
+            known = [array["name"] for array in self.manifest["inputs"]]
+            self.opened = open_inputs(options.input, options.input_all, known)
+        check_given(self.manifest, self.opened)
+
+    def _plan_outputs(self, setup: Setup) -> None:
+        outputs, options = self.manifest["outputs"], self.options
+        self.files = [None] * len(outputs)
+        if options.output or options.output_all:
+            from spmd.outputs import open_outputs
+
+            rows = [(array["name"], array["dtype"], setup.shape(array)) for array in outputs]
+            self.files = open_outputs(options.output, options.output_all, rows)
+            for file in self.files:
+                if file is not None:
+                    file.check()
 
     def setup(self, processes: launch.Processes, hosts: launch.Hosts | None = None) -> Setup:
         return Setup(
@@ -126,6 +134,8 @@ class Launch:
         """Reads the inputs and runs; process 0 then makes room for every output."""
         try:
             for name, file in self.opened.items():
+                if file.compressed:
+                    file.reserve(*_span(job, name, file), job.processes.count)
                 with memoryview(file.buffer)[file.start :] as base:
                     job.put(name, Global(base, file.dtype, file.shape, file.strides, file.swapped))
                 file.close()
@@ -140,7 +150,7 @@ class Launch:
         output = self.manifest["outputs"][number]
         file = self.files[number]
         if file is not None:
-            return file.create(), file.start
+            return file.create(), file.starts[output["name"]]
         size = report.output_bytes(output["dtype"], job.setup.shape(output))
         if job.setup.hosts.count > 1 or size > available_memory() // 2:
             return "", 0
@@ -191,12 +201,12 @@ class Launch:
             file = self.files[number]
             name, dtype, shape = output["name"], output["dtype"], self.shapes[number]
             if file is not None:
-                file.commit()
+                if file.part:  # the first of its outputs: all of them are whole
+                    file.commit()
                 extents = ", ".join(map(str, shape)) + ("," if len(shape) == 1 else "")
-                print(f"{name}: {dtype} ({extents}) in {self.outputs[name]}", flush=True)
-                if dtype == "bfloat16":
-                    how = f"numpy.load({file.path!r}).view(ml_dtypes.bfloat16)"
-                    print(f"spmd: output {name} is bfloat16: read it by {how}", file=sys.stderr)
+                print(f"{name}: {dtype} ({extents}) in {file.given}", flush=True)
+                if how := file.reading(name, dtype):
+                    print(f"spmd: output {name} is {dtype}: read it by {how}", file=sys.stderr)
             elif number in self.arrays:
                 print(report.output_text(name, dtype, self.arrays[number]), flush=True)
             else:
@@ -207,6 +217,20 @@ class Launch:
         for file in self.files:
             if file is not None:
                 file.discard()
+
+
+def _span(job: Job, name: str, file: Input) -> tuple[int, int]:
+    """The bytes of an input's buffer, low to high, that the hosted ranks' parts lie between."""
+    low, high = file.start, file.start
+    for rank in range(job.setup.first, job.setup.first + job.setup.count):
+        offset, extent, _ = job.shard(job.numbers[name], rank)
+        if 0 in extent:
+            continue
+        first = file.start + sum(o * s for o, s in zip(offset, file.strides))
+        last = first + sum((e - 1) * s for e, s in zip(extent, file.strides))
+        low = first if high == file.start else min(low, first)
+        high = max(high, last + SIZES[file.dtype])
+    return low, high
 
 
 def mapped(path: str) -> mmap.mmap:

@@ -181,33 +181,41 @@ def run_eager(options: argparse.Namespace) -> int:
     import numpy as np
 
     from spmd import report
-    from spmd.npy import ArrayFile, OutputFile
+    from spmd.files import open_inputs
+    from spmd.outputs import open_outputs
 
     if ".py" not in options.image:
         raise UsageError("--eager runs a program, not an image", remedy="run FILE.py --eager")
     program = find_program(options.image)
     inputs = {}
-    for name, path in options.input.items():
-        file = ArrayFile(path, name)
-        dtype = report.numpy_dtype(file.dtype).newbyteorder(">" if file.swapped else "=")
-        inputs[name] = np.ndarray(file.shape, dtype, file.buffer, file.start, file.strides)
+    for name, given in open_inputs(options.input, options.input_all).items():
+        dtype = report.numpy_dtype(given.dtype).newbyteorder(">" if given.swapped else "=")
+        inputs[name] = np.ndarray(given.shape, dtype, given.buffer, given.start, given.strides)
     values = {
         name: text if name in program.parameters else _number(text)
         for name, text in options.set.items()
     }
     where = {"ranks": options.ranks or 1, "mesh": options.mesh or None}
     result = guarded(lambda: program.eager(**where, **values, **inputs))
-    for name, value in named(result).items():
-        array = np.asarray(value)
-        if name in options.output:
-            out = OutputFile(options.output[name], name, str(array.dtype), array.shape)
-            out.check()
-            view = out.attach(out.create())
-            view[out.start :] = array.tobytes()
-            view.close()
-            out.commit()
-        else:
-            print(report.output_text(name, str(array.dtype), array))
+    arrays = {name: np.asarray(value) for name, value in named(result).items()}
+    rows = [(name, str(array.dtype), array.shape) for name, array in arrays.items()]
+    files = open_outputs(options.output, options.output_all, rows)
+    try:
+        for file, (name, array) in zip(files, arrays.items()):
+            if file is None:
+                print(report.output_text(name, str(array.dtype), array))
+                continue
+            file.check()
+            start, data = file.starts[name], array.tobytes()
+            with file.attach(file.create()) as view:
+                view[start : start + len(data)] = data
+        for file in files:
+            if file is not None and file.part:
+                file.commit()
+    finally:
+        for file in files:
+            if file is not None:
+                file.discard()
     return 0
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.faults.test_launch import TAKES_INPUT
+from tests.spmd.array_files import write
 
 WIDE = '''
 import numpy as np
@@ -94,6 +95,64 @@ def test_converted_or_named(give, tmp_path, change):
         np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), x * np.arange(4.0))
     else:
         done.expect(65, "x.npy", change)
+
+
+@pytest.mark.parametrize("change", ["cut", "longer", "overlap", "type", "twice"])
+@pytest.mark.parametrize("suffix", ["npz", "safetensors"])
+def test_archives_that_are_damaged(built, spmd_command, mpirun, tmp_path, suffix, change):
+    """The one message names the file, what was expected and what was found."""
+    path = tmp_path / f"x.{suffix}"
+    write(path, {"x": np.ones(1000), "y": np.ones(3)})
+    data = path.read_bytes()
+    row = data.rindex(b"PK\1\2") if suffix == "npz" else 0  # of y
+    data = {
+        "cut": lambda: data[:-30],
+        "longer": lambda: data.replace(b"1000", b"9000"),
+        "overlap": lambda: data[: row + 42] + bytes(4) + data[row + 46 :] if row
+        else data.replace(b"[8000,8024]", b"[7976,8000]"),
+        "type": lambda: data.replace(b"<f8", b"<U8").replace(b'"F64"', b'"F61"'),
+        "twice": lambda: data[: row + 46] + b"x" + data[row + 47 :] if row
+        else data.replace(b'"y"', b'"x"'),
+    }[change]()  # fmt: skip
+    path.write_bytes(data)
+    arguments = ("run", built(TAKES_INPUT), "-i", f"x={path}", "-o", f"total={tmp_path}/t.npz")
+    done = spmd_command(*arguments).expect(65, str(path), "expected: ", "found: ")
+    words = {"cut": "truncated", "longer": "bytes", "overlap": "y"}
+    assert words.get(change, change) in done.err
+    if change == "cut":
+        both = mpirun(2, "-m", "spmd", *arguments).expect(65)
+        assert both.err == done.err
+    assert sorted(p.name for p in tmp_path.iterdir()) == [path.name]
+
+
+def test_a_compressed_member_that_is_damaged(built, mpirun, tmp_path):
+    """Noticed while it is inflated, in every process at once: told once, and nothing is left."""
+    path = tmp_path / "x.npz"
+    np.savez_compressed(path, x=np.random.default_rng(0).random(1000))
+    data = bytearray(path.read_bytes())
+    data[4000] ^= 1
+    path.write_bytes(data)
+    done = mpirun(3, "-m", "spmd", "run", built(TAKES_INPUT), "-i", f"x={path}",
+                  "-o", f"total={tmp_path}/t.npz")  # fmt: skip
+    done.expect(65, f"{path}:x is damaged", "expected: ", "found: ")
+    assert done.err.count("spmd: ") == 1, done.err
+    assert [p.name for p in tmp_path.iterdir()] == ["x.npz"]
+
+
+def test_archives_that_cannot_be_read(built, spmd_command, tmp_path):
+    (tmp_path / "d.npz").mkdir()
+    image = built(TAKES_INPUT)
+    for option in (f"x={tmp_path}/no.npz:x", f"{tmp_path}/no.safetensors", f"x={tmp_path}/no.npz"):
+        spmd_command("run", image, "-i", option).expect(74, f"{tmp_path}/no.", "No such file")
+    spmd_command("run", image, "-i", f"{tmp_path}/d.npz").expect(65, "d.npz is not a file")
+
+
+def test_archives_of_other_arrays(built, spmd_command, tmp_path):
+    np.savez(tmp_path / "x.npz", y=np.ones(1000), x=np.ones((10, 100)))
+    run = ("run", built(TAKES_INPUT), "-i")
+    spmd_command(*run, f"x={tmp_path}/x.npz").expect(65, "x.npz:x", "(1000,)", "(10, 100)")
+    spmd_command(*run, f"x={tmp_path}/x.npz:z").expect(65, "no member 'z'", "expected: y, x")
+    spmd_command(*run, f"{tmp_path}/x.npz").expect(65, "no input of the program: y", "inputs x")
 
 
 def test_no_input_given(built, spmd_command):

@@ -46,6 +46,15 @@ def test_options() -> None:
     assert found.mesh == {"x": 4, "y": 2} and (found.ranks, found.threads) == (8, 2)
 
 
+def test_files_for_all_inputs_and_outputs(capsys: pytest.CaptureFixture[str]) -> None:
+    found = cli.parsed(
+        "run a.img -i a.npz -i ./k=1/b.safetensors -i u=c.npz:v -o o.npz -o w=o.npz".split()
+    )
+    assert found.input_all == ["a.npz", "./k=1/b.safetensors"] and found.input == {"u": "c.npz:v"}
+    assert found.output_all == ["o.npz"] and found.output == {"w": "o.npz"}
+    assert "NAME=FILE" in refused(capsys, 2, "run", "a.img", "-o", "out.npy")
+
+
 def test_what_is_named_twice(capsys: pytest.CaptureFixture[str]) -> None:
     text = refused(capsys, 2, "run", "a.img", "--set", "k=1", "--set", "k=2")
     assert "--set k is given twice" in text

@@ -13,13 +13,11 @@ from hypothesis import strategies as st
 from codegen import dtypes
 from codegen.errors import InputError, OutputError
 from spmd import npy
+from spmd.files import open_input
+from spmd.outputs import OutputFile
+from tests.spmd.array_files import elements, open_array, refused
 
 NUMPY_NAMES = [name for name in npy.SIZES if name != "bfloat16"]
-
-
-def elements(file: npy.ArrayFile) -> np.ndarray:
-    dtype = np.dtype(file.dtype).newbyteorder(">" if file.swapped else "<")
-    return np.ndarray(file.shape, dtype, file.buffer, file.start, file.strides)
 
 
 @pytest.mark.parametrize("dtype", NUMPY_NAMES)
@@ -28,7 +26,7 @@ def elements(file: npy.ArrayFile) -> np.ndarray:
 def test_reads_what_numpy_writes(tmp_path: Path, dtype: str, order: str, swap: str) -> None:
     wanted = np.arange(24).reshape(2, 3, 4).astype(np.dtype(dtype).newbyteorder(swap), order=order)
     np.save(tmp_path / "a.npy", wanted)
-    file = npy.ArrayFile(str(tmp_path / "a.npy"), "a")
+    file = open_input(str(tmp_path / "a.npy"), "a")
     assert (file.dtype, file.shape) == (dtype, (2, 3, 4))
     assert file.swapped == (swap == ">" and wanted.dtype.itemsize > 1)
     assert np.array_equal(elements(file), wanted)
@@ -38,10 +36,10 @@ def test_reads_what_numpy_writes(tmp_path: Path, dtype: str, order: str, swap: s
 @pytest.mark.parametrize("shape", [(), (0,), (5,), (2, 0, 3), (3, 4)])
 def test_numpy_reads_what_is_written(tmp_path: Path, dtype: str, shape: tuple[int, ...]) -> None:
     wanted = np.arange(npy.element_count(shape)).reshape(shape).astype(dtype)
-    out = npy.OutputFile(str(tmp_path / "b.npy"), "b", dtype, shape)
+    out = OutputFile(str(tmp_path / "b.npy"), {"b": ("b", dtype, shape)})
     out.check()
     view = out.attach(out.create())
-    view[out.start :] = wanted.tobytes()
+    view[out.starts["b"] :] = wanted.tobytes()
     view.close()
     out.commit()
     found = np.load(tmp_path / "b.npy")
@@ -59,18 +57,12 @@ def test_sizes_are_those_of_the_compiler() -> None:
 def test_bfloat16_is_spelt_as_ml_dtypes_spells_it(tmp_path: Path) -> None:
     ml_dtypes = pytest.importorskip("ml_dtypes")
     np.save(tmp_path / "a.npy", np.arange(3, dtype=ml_dtypes.bfloat16))
-    assert npy.ArrayFile(str(tmp_path / "a.npy"), "a").dtype == "bfloat16"
+    assert open_array(tmp_path / "a.npy").dtype == ml_dtypes.bfloat16
     assert npy.header("bfloat16", (3,)) == (tmp_path / "a.npy").read_bytes()[:128]
 
 
 def damaged(tmp_path: Path, data: bytes) -> str:
-    path = tmp_path / "d.npy"
-    path.write_bytes(data)
-    with pytest.raises(InputError) as caught:
-        npy.ArrayFile(str(path), "u")
-    assert "input u: " in str(caught.value) and str(path) in str(caught.value)
-    assert caught.value.exit_code == 65
-    return str(caught.value)
+    return refused(tmp_path / "d.npy", data)
 
 
 def test_damaged_files_are_named_with_expected_and_found(tmp_path: Path) -> None:
@@ -99,9 +91,9 @@ def test_directories_pipes_and_missing_files_are_refused_without_waiting(tmp_pat
         (tmp_path / "pipe", "not a file"),
     ):
         with pytest.raises(InputError, match=what):
-            npy.ArrayFile(str(path), "u")
+            open_input(str(path), "u")
     with pytest.raises(OutputError, match="No such file"):
-        npy.ArrayFile(str(tmp_path / "none.npy"), "u")
+        open_input(str(tmp_path / "none.npy"), "u")
 
 
 @given(st.binary(max_size=60))
@@ -118,14 +110,14 @@ def test_an_output_that_cannot_be_written_is_an_output_error(tmp_path: Path) -> 
     (tmp_path / "folder").mkdir()
     for path, what in (("none/u.npy", "no directory"), ("folder", "not a file")):
         with pytest.raises(OutputError, match=what) as caught:
-            npy.OutputFile(str(tmp_path / path), "u", "float32", (3,)).check()
+            OutputFile(str(tmp_path / path), {"u": ("u", "float32", (3,))}).check()
         assert caught.value.exit_code == 74
 
 
 def test_a_full_disk_leaves_the_previous_file(tmp_path: Path) -> None:
     target = tmp_path / "u.npy"
     np.save(target, np.arange(3))
-    out = npy.OutputFile(str(target), "u", "float64", (1 << 50,))
+    out = OutputFile(str(target), {"u": ("u", "float64", (1 << 50,))})
     with pytest.raises(OutputError, match="cannot write"):
         out.create()
     assert os.listdir(tmp_path) == ["u.npy"]

@@ -1,0 +1,201 @@
+"""Files that inputs come from: which format a path means, which member of it, mapped for reading.
+
+In: paths as `-i` has them. Out: for every input where its elements lie: buffer, start, dtype,
+shape, strides in bytes, byte order.
+Always holds: a file is checked as far as it says anything of an input before any element is read.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+
+from codegen.errors import InputError, OutputError, UsageError
+from spmd import npy
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+ARCHIVES = (".npz", ".safetensors")  # files that hold arrays by name
+
+
+def archive_format(path: str) -> Any:
+    """The module that reads and lays out files of many arrays; None for a .npy file."""
+    if path.endswith(".npz"):
+        from spmd import npz
+
+        return npz
+    if path.endswith(".safetensors"):
+        from spmd import safetensors
+
+        return safetensors
+    return None
+
+
+def split(path: str, existing: bool) -> tuple[str, str]:
+    """FILE.npz:MEMBER in two; the member is "" where none is named.
+
+    existing: what there is decides where the file's name ends; a file of the whole name comes
+    first.
+    """
+    if existing and os.path.exists(path):
+        return path, ""
+    cuts = sorted(
+        at + len(suffix)
+        for suffix in ARCHIVES
+        for at in range(len(path))
+        if path.startswith(f"{suffix}:", at)
+    )
+    real = [cut for cut in cuts if existing and os.path.isfile(path[:cut])]
+    for cut in real or cuts:
+        return path[:cut], path[cut + 1 :]
+    return path, ""
+
+
+class InputFile:
+    """A file mapped for reading. data: its bytes. label: what messages call it."""
+
+    def __init__(self, path: str, name: str) -> None:
+        self.path, self.name, self.label = path, name, path
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except (OSError, ValueError) as error:
+            raise self._unreadable(error) from None
+        try:
+            status = os.fstat(fd)
+            if status.st_mode & 0o170000 != 0o100000:
+                found = "a directory, a pipe or a device"
+                raise self.wrong("is not a file", "a file of arrays", found)
+            self.length = status.st_size
+            self.data: mmap.mmap | bytes = b""
+            if self.length:
+                self.data = mmap.mmap(fd, self.length, access=mmap.ACCESS_READ)
+        except OSError as error:
+            raise self._unreadable(error) from None
+        finally:
+            os.close(fd)
+
+    def read(self, at: int, count: int) -> bytes:
+        """These bytes, as far as there are so many."""
+        return bytes(self.data[at : at + count])
+
+    def close(self) -> None:
+        if isinstance(self.data, mmap.mmap):
+            self.data.close()
+
+    def wrong(self, what: str, expected: str, found: str) -> InputError:
+        title = f"input {self.name}: " if self.name else "input "
+        return InputError(f"{title}{self.label} {what}", expected=expected, found=found)
+
+    def _unreadable(self, error: Exception) -> OutputError:
+        title = f"input {self.name}" if self.name else "input"
+        why = error.strerror if isinstance(error, OSError) else error
+        return OutputError(f"{title}: cannot open {self.path}: {why}")
+
+
+class Input:
+    """An input's elements: buffer[start] is the first byte, `strides` are in bytes.
+
+    swapped: their byte order is not this machine's. buffer: the mapped file; of a compressed
+    member the inflated bytes, from the first use on: all, or what was reserved.
+    """
+
+    def __init__(self, file: InputFile, elements: npy.Elements) -> None:
+        self.path, self._file, self._elements = file.label, file, elements
+        self.dtype, self.shape, self.start = elements.dtype, elements.shape, elements.start
+        self.strides, self.swapped = elements.strides, elements.swapped
+        self.compressed = elements.inflate is not None
+        self._inflated: mmap.mmap | None = None
+        self._reserved = (0, elements.end, 1)
+
+    def reserve(self, low: int, high: int, processes: int) -> None:
+        """Only bytes low to high of a compressed member are used here, as many in others."""
+        self._reserved = (low, high, processes)
+
+    @property
+    def buffer(self) -> mmap.mmap | bytes:
+        if self._elements.inflate is None:
+            return self._file.data
+        if self._inflated is None:
+            self._inflated = self._elements.inflate(*self._reserved)
+        return self._inflated
+
+    def close(self) -> None:
+        if self._inflated is not None:
+            self._inflated.close()
+        self._file.close()
+
+
+def open_input(path: str, name: str) -> Input:
+    """The array for input `name` in FILE.npy, or in FILE.npz[:MEMBER], FILE.safetensors[:MEMBER].
+
+    Without MEMBER: that of the input's name, or the only one. Raises InputError for whatever is
+    wrong with the file, OutputError where it cannot be opened.
+    """
+    return _open(*split(path, existing=True), name)
+
+
+def _open(path: str, member: str, name: str) -> Input:
+    archive = archive_format(path)
+    file = InputFile(path, name)
+    try:
+        if archive is None:
+            return Input(file, npy.elements(file.data, 0, file.length, file.wrong))
+        members = archive.members(file)
+        if not member:
+            member = next(iter(members)) if len(members) == 1 else name
+        if member not in members:
+            raise _no_member(file, member, list(members))
+        file.label = f"{path}:{listed([member])}"
+        return Input(file, archive.elements(file, members[member]))
+    except BaseException:
+        file.close()
+        raise
+
+
+def _no_member(file: InputFile, member: str, known: list[str]) -> InputError:
+    error = file.wrong(f"has no member {member!r}", listed(known) or "any member", "none of them")
+    if known:
+        error.remedy = f"-i {file.name}={file.path}:{listed(known[:1])}"
+    return error
+
+
+def listed(names: list[str], most: int = 20) -> str:
+    """Names as messages list them; those of a file may hold anything."""
+    shown = [name if name.isprintable() else ascii(name) for name in names[:most]]
+    return ", ".join(shown) + (", …" if len(names) > most else "")
+
+
+def open_inputs(
+    named: dict[str, str], whole: list[str], known: list[str] | None = None
+) -> dict[str, Input]:
+    """The inputs that were given, by name: files for one input, and files for all their members.
+
+    An input that is named takes its own file. known: the inputs there are; None: any.
+    """
+    chosen = {name: split(path, existing=True) for name, path in named.items()}
+    for path in whole:
+        file = InputFile(path, "")
+        try:
+            members = list(archive_format(path).members(file))
+        finally:
+            file.close()
+        for member in members:
+            if known is not None and member not in known:
+                error = file.wrong(
+                    f"has a member that is no input of the program: {listed([member])}",
+                    f"inputs {listed(known)}" if known else "no inputs",
+                    f"members {listed(members)}",
+                )
+                if known:
+                    error.remedy = f"-i {known[0]}={path}:MEMBER for each input"
+                raise error
+            if member in chosen and member not in named:
+                raise UsageError(
+                    f"input {member} is given twice",
+                    found=f"{chosen[member][0]} and {path}",
+                    remedy=f"-i {member}=FILE for one of them",
+                )
+            chosen.setdefault(member, (path, member))
+    return {name: _open(path, member, name) for name, (path, member) in chosen.items()}

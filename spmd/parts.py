@@ -6,11 +6,15 @@ Always holds: an element that several ranks hold travels once.
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 
+from codegen.errors import OutputError
 from spmd import report
 from spmd.engine import ffi
 from spmd.job import EVERY_RANK, Job
+from spmd.npy import contiguous_strides
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,6 +38,49 @@ def hosted_parts(job: Job, number: int) -> list[tuple[tuple[int, ...], np.ndarra
         memory = ffi.buffer(ffi.cast("char *", address), max(1, count * dtype.itemsize))
         parts.append((tuple(offset), np.frombuffer(memory, dtype, count).reshape(extent)))
     return parts
+
+
+def store(job: Job, number: int, path: str, start: int) -> None:
+    """Writes the hosted ranks' parts of output `number` into a file whose elements begin at start.
+
+    Byte by byte, where hosts share a file but not its pages in memory. Raises OutputError.
+    """
+    output = job.manifest["outputs"][number]
+    shape = job.setup.shape(output)
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            for offsets, part in hosted_parts(job, number):
+                _store_part(fd, start, shape, offsets, part)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise OutputError(
+            f"output {output['name']}: cannot write {path}: {error.strerror}",
+            expected="a directory that all hosts see", found=f"host {os.uname().nodename}",
+            remedy=f"a shared directory, or leave -o {output['name']} out",
+        ) from None  # fmt: skip
+
+
+def _store_part(
+    fd: int, start: int, shape: tuple[int, ...], offsets: tuple[int, ...], part: np.ndarray
+) -> None:
+    """A part lies in runs: the trailing dims that it has in full, and one more."""
+    inner = len(shape)
+    while inner > 0 and part.shape[inner - 1] == shape[inner - 1]:
+        inner -= 1
+    outer = max(0, inner - 1)
+    strides = contiguous_strides(shape, part.itemsize)
+    first = start + sum(o * s for o, s in zip(offsets, strides, strict=True))
+    if part.size == 0:
+        return
+    for at in np.ndindex(part.shape[:outer]):
+        run = np.ascontiguousarray(part[at]).reshape(-1).view(np.uint8).data
+        place = first + sum(k * s for k, s in zip(at, strides))
+        while run:
+            written = os.pwrite(fd, run, place)
+            run, place = run[written:], place + written
 
 
 def gather(

@@ -43,6 +43,35 @@ def test_printed_outputs_come_from_all_hosts(built, mpirun, spmd_command):
     assert many.out == one.out and "[" in one.out
 
 
+PARTS = '''
+import numpy as np
+import spmd
+
+@spmd.program(mesh=("x", "y"))
+def parts(n: int = 37, m: int = 23):
+    a = spmd.input("a", (n, m, 3), np.float32, layout=("x", "y", None),
+                   default=lambda i, j, k: i * 1000 + j * 10 + k)
+    b = spmd.input("b", (n, m), np.int16, layout=(None, "y"), default=lambda i, j: i * 100 + j)
+    c = spmd.input("c", (5, n), np.complex64, layout=(None, ("x", "y")),
+                   default=lambda i, j: i * 100 + j)
+    d = spmd.input("d", (2,), np.uint8, layout=("x",), default=lambda i: i)
+    return {"a": a, "b": b, "c": c, "d": d}
+'''
+
+
+@pytest.mark.parametrize("hosts", ["a,a,b,b,b,b", "a,b,c,a,b,c"])
+def test_every_host_writes_its_parts_of_a_file(built, mpirun, spmd_command, tmp_path, hosts):
+    """Runs of a few bytes, whole rows, empty shards, and what several ranks hold alike."""
+    image = built(PARTS)
+    spmd_command("run", image, "--ranks", 1, "-o", tmp_path / "one.npz").expect(0)
+    mpirun(6, "-m", "spmd", "run", image, "-o", tmp_path / "six.npz",
+           env={"SPMD_PRETEND_HOSTS": hosts}).expect(0)  # fmt: skip
+    one, six = np.load(tmp_path / "one.npz"), np.load(tmp_path / "six.npz")
+    assert one.files == six.files == ["a", "b", "c", "d"]
+    for name in one.files:
+        np.testing.assert_array_equal(six[name], one[name])
+
+
 def test_shared_memory_is_for_one_host(built, mpirun):
     done = mpirun(2, "-m", "spmd", "run", built(EXAMPLES / "heat.py"), "--transport", "shm",
                   env={"SPMD_PRETEND_HOSTS": "a,b"})  # fmt: skip

@@ -64,8 +64,12 @@ $(STAMP): pyproject.toml setup.py $(ENGINE) | $(PY)
 	@$(PY) -m pip install --quiet "setuptools>=68" "cffi>=1.17"
 	@$(PY) -m pip install --quiet --no-build-isolation --editable ".[examples,dev]"
 	@test -z "$(MPI)" || $(PY) -m pip install --quiet --no-build-isolation --editable ".[$(MPI)]"
+	@test -n "$(MPI)" || $(MPI_WORKS) || ! command -v mpicc >/dev/null || \
+	  { echo "building mpi4py with this machine's mpicc"; CFLAGS=-O0 $(PY) -m pip install --quiet \
+	    --no-binary=mpi4py --no-deps --force-reinstall "mpi4py>=4.1" || :; }
 	@$(MPI_WORKS) || { echo "no MPI of this machine works with mpi4py: taking MPICH from PyPI"; \
-	  $(PY) -m pip install --quiet --no-build-isolation --editable ".[mpich]" && $(MPI_WORKS); } || \
+	  $(PY) -m pip install --quiet --no-build-isolation --editable ".[mpich]" && \
+	    $(PY) -m pip install --quiet --no-deps --force-reinstall "mpi4py>=4.1" && $(MPI_WORKS); } || \
 	  { echo "mpirun does not start two ranks that see each other" >&2; \
 	    echo "try: $(RUN) mpirun -n 2 python -m mpi4py.bench helloworld" >&2; exit 69; }
 	@$(PY) -m compileall -q spmd codegen  # every rank imports them; PYTHONDONTWRITEBYTECODE or not

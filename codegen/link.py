@@ -1,4 +1,4 @@
-"""C source, kernels and constants to an image: the only file that starts other programs.
+"""C source, kernels and constants to an image: by the C compiler of this machine.
 
 Goes in: C text, object files, bytes, dicts. Comes out: the bytes of an ELF shared object.
 Always holds: the same input and compiler give the same bytes; no path, date or build id is in them.
@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import subprocess
 import tempfile
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from codegen import elf
+from codegen import elf, programs
 from codegen import manifest as reader
 from codegen.errors import EnvironmentFault, InternalError
 
@@ -81,7 +79,7 @@ def compiler() -> list[str]:
     """The C compiler: CC, or cc, gcc, clang. Raises EnvironmentFault where there is none."""
     named = os.environ.get("CC", "").split()
     for command in [named] if named else [["cc"], ["gcc"], ["clang"]]:
-        if shutil.which(command[0]):
+        if programs.found(command[0]):
             return command
     raise EnvironmentFault(
         f"{named[0] if named else 'cc'} not found; install gcc or set CC",
@@ -105,22 +103,37 @@ def link(
     }
     for k, content in enumerate(objects):
         files[f"kernel_{k}.o"] = content
+    inputs = ["image.c", "tables.s", *[f"kernel_{k}.o" for k in range(len(objects))]]
+    data = bytearray(_linked(files, inputs, target))
+    _, sections = elf.read_sections(bytes(data))
+    offset, size = sections[".spmd.digest"]
+    data[offset : offset + size] = reader.make_digest(bytes(data), sections)
+    elf.check_dynamic(bytes(data))
+    return bytes(data)
+
+
+def _linked(files: dict[str, bytes], inputs: list[str], target: str) -> bytes:
+    """The shared object that the compiler makes of these files."""
     with _folder() as folder:
         for name, content in files.items():
             Path(folder, name).write_bytes(content)
-        inputs = ["image.c", "tables.s", *[f"kernel_{k}.o" for k in range(len(objects))]]
         command = [*compiler(), *FLAGS, *WARNINGS, f"-march={target}", "-I", include_dir(), *LINK,
                    "-o", "image.so", *inputs, "-lm"]  # fmt: skip
         _run(command, folder)
         if not Path(folder, "image.so").is_file():
             raise EnvironmentFault(f"{command[0]} is no C compiler", expected="an output file",
                                    found="none", remedy="install gcc or set CC")  # fmt: skip
-        data = bytearray(Path(folder, "image.so").read_bytes())
-    _, sections = elf.read_sections(bytes(data))
-    offset, size = sections[".spmd.digest"]
-    data[offset : offset + size] = reader.make_digest(bytes(data), sections)
-    elf.check_dynamic(bytes(data))
-    return bytes(data)
+        return Path(folder, "image.so").read_bytes()
+
+
+def trial(target: str) -> str:
+    """Builds a small shared object as images are built; returns what the compiler calls itself."""
+    text = b'#include "spmd_image.h"\n#include <math.h>\ndouble spmd_trial(double x);\n' + (
+        b"double spmd_trial(double x) { return sqrt(x); }\n"
+    )
+    _linked({"trial.c": text}, ["trial.c"], target)
+    lines = programs.run([*compiler(), "--version"], limit_s=10).out.splitlines()
+    return lines[0] if lines else compiler()[0]
 
 
 def _folder() -> tempfile.TemporaryDirectory[str]:
@@ -136,32 +149,30 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 
 def _run(command: list[str], folder: str) -> None:
     environment = {**os.environ, "LC_ALL": "C", "SOURCE_DATE_EPOCH": "0"}
-    done = subprocess.run(
-        command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True,
-        text=True,
-    )  # fmt: skip
-    if done.returncode:
-        lines = [ln for ln in done.stderr.splitlines() if "error" in ln] or done.stderr.splitlines()
+    done = programs.run(command, folder=folder, environment=environment)
+    if done.code:
+        lines = [ln for ln in done.err.splitlines() if "error" in ln] or done.err.splitlines()
         for sign, lacks, remedy in _LACKS:
-            if sign in done.stderr:
+            if sign in done.err:
                 raise EnvironmentFault(f"the C compiler {command[0]} {lacks}",
                                        found=lines[0][:300], remedy=remedy)  # fmt: skip
         raise InternalError(
             "the C compiler refused what spmd generated",
             expected="code that compiles without a warning",
-            found="; ".join(lines[:3])[:500] or f"exit code {done.returncode}",
+            found="; ".join(lines[:3])[:500] or f"exit code {done.code}",
             remedy="report this program: it is a defect of spmd",
         )
 
 
 def disassemble(data: bytes) -> str:
     """The machine code as text. Raises EnvironmentFault where objdump is missing."""
-    if not shutil.which("objdump"):
+    if not programs.found("objdump"):
         raise EnvironmentFault("objdump not found", remedy="apt install binutils")
     with _folder() as folder:
         Path(folder, "image.so").write_bytes(data)
-        done = subprocess.run(
-            ["objdump", "-d", "--no-show-raw-insn", "-M", "intel", "image.so"],
-            cwd=folder, capture_output=True, text=True, check=True,
-        )  # fmt: skip
-    return done.stdout
+        command = ["objdump", "-d", "--no-show-raw-insn", "-M", "intel", "image.so"]
+        done = programs.run(command, folder=folder)
+    if done.code:
+        raise EnvironmentFault("objdump cannot read this image", found=done.err.strip()[:300],
+                               remedy="apt install binutils")  # fmt: skip
+    return done.out

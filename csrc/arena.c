@@ -155,13 +155,13 @@ int spmd_pages_take(char *from, int64_t bytes)
 
 spmd_record *spmd_job_record(const spmd_job *job, int64_t rank)
 {
-    assert(rank >= 0 && rank < job->world.ranks && "a peer is a rank of the job");
+    assert(rank >= job->lowest && rank <= job->highest && "a record is a rank's of this arena");
     return (spmd_record *)((char *)job->arena->header + job->records_at +
-                           rank * job->record_bytes);
+                           (rank - job->lowest) * job->record_bytes);
 }
 
 char *spmd_job_memory(const spmd_job *job, int64_t rank)
 {
-    assert(rank >= 0 && rank < job->world.ranks && "a peer is a rank of the job");
-    return (char *)job->arena->header + job->memory_at + rank * job->rank_bytes;
+    assert(rank >= job->lowest && rank <= job->highest && "memory is of a rank of this arena");
+    return (char *)job->arena->header + job->memory_at + (rank - job->lowest) * job->rank_bytes;
 }

@@ -1,5 +1,7 @@
-/* All-reduce and reduce-scatter. Whatever the algorithm, every member ends with the same bits:
- * an element is combined once, in one order, or by everybody in the order of the members. */
+/* All-reduce and reduce-scatter among the members of a team, by their places in it; then, where
+ * there are several arenas, among the leaders, who hand the result on. Whatever the algorithm,
+ * every member ends with the same bits: an element is combined once, in one order, or by everybody
+ * in the order of the members. */
 #include "parts.h"
 
 #include <string.h>
@@ -14,6 +16,16 @@ static int64_t least(int64_t a, int64_t b)
     return a < b ? a : b;
 }
 
+static spmd_site *place_site(const spmd_hosted *me, const spmd_exchange *exchange, int64_t place)
+{
+    return spmd_member_site(me, exchange, spmd_team_member(me->team, place));
+}
+
+static char *place_memory(const spmd_hosted *me, const spmd_exchange *exchange, int64_t place)
+{
+    return spmd_member_memory(me, exchange, spmd_team_member(me->team, place));
+}
+
 /* The contiguous operand and result of an all-reduce, as one member sees them. */
 typedef struct spmd_operand {
     const char *from;
@@ -22,13 +34,13 @@ typedef struct spmd_operand {
 } spmd_operand;
 
 static spmd_operand operand_of(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *exchange,
-                               int64_t member)
+                               int64_t place)
 {
     spmd_box from, into;
-    exchange->pull(rank, member, &from, &into);
+    exchange->pull(rank, spmd_team_member(me->team, place), &from, &into);
     int64_t elements = spmd_box_elements(&into);
     return (spmd_operand){
-        .from = spmd_member_memory(me, exchange, member) + from.offset,
+        .from = place_memory(me, exchange, place) + from.offset,
         .into = rank->memory + into.offset,
         .into_offset = into.offset,
         .elements = elements,
@@ -41,9 +53,9 @@ static void members_combine(spmd_hosted *me, spmd_rank *rank, const spmd_exchang
                             int64_t begin, int64_t end)
 {
     int64_t at = begin * exchange->size, bytes = (end - begin) * exchange->size;
-    for (int64_t member = 0; member < exchange->members; member++) {
-        spmd_operand operand = operand_of(me, rank, exchange, member);
-        if (member == 0)
+    for (int64_t place = 0; place < me->team->count; place++) {
+        spmd_operand operand = operand_of(me, rank, exchange, place);
+        if (place == 0)
             memcpy(operand.into + at, operand.from + at, (size_t)bytes);
         else
             exchange->combine(operand.into + at, operand.from + at, end - begin);
@@ -66,19 +78,19 @@ static int reduce_messages(spmd_hosted *me, spmd_rank *rank, spmd_exchange *exch
     uint64_t count = atomic_load_explicit(&mine->posted, memory_order_relaxed);
 
     if (rank->stage == 0) {
-        spmd_operand own = operand_of(me, rank, exchange, exchange->position);
+        spmd_operand own = operand_of(me, rank, exchange, me->team->position);
         memcpy(mine->message[++count & 1].bytes, own.from, (size_t)own.bytes);
         atomic_store_explicit(&mine->posted, count, memory_order_release);
         me->next = 0;
         rank->stage = MESSAGE_POSTED;
     }
     spmd_operand own = {0};
-    while (me->next < exchange->members) {
-        spmd_site *site = spmd_member_site(me, exchange, me->next);
+    while (me->next < me->team->count) {
+        spmd_site *site = place_site(me, exchange, me->next);
         if (atomic_load_explicit(&site->posted, memory_order_acquire) < count)
             return 0;
         if (!own.into)
-            own = operand_of(me, rank, exchange, exchange->position);
+            own = operand_of(me, rank, exchange, me->team->position);
         if (me->next == 0)
             memcpy(own.into, site->message[count & 1].bytes, (size_t)own.bytes);
         else
@@ -94,20 +106,20 @@ enum { FLAT_READY = 1, FLAT_TAKEN };
 static int reduce_flat(spmd_hosted *me, spmd_rank *rank, spmd_exchange *exchange)
 {
     if (rank->stage == 0) {
-        spmd_group_arrive(me, exchange);
+        spmd_team_arrive(me, exchange);
         rank->stage = FLAT_READY;
     }
     if (rank->stage == FLAT_READY) {
-        if (!spmd_group_passed(me, exchange))
+        if (!spmd_team_passed(me, exchange))
             return 0;
-        int64_t n = operand_of(me, rank, exchange, exchange->position).elements;
+        int64_t n = operand_of(me, rank, exchange, me->team->position).elements;
         int64_t chunk = chunk_elements(exchange);
         for (int64_t begin = 0; begin < n; begin += chunk)
             members_combine(me, rank, exchange, begin, least(n, begin + chunk));
-        spmd_group_arrive(me, exchange);
+        spmd_team_arrive(me, exchange);
         rank->stage = FLAT_TAKEN;
     }
-    return spmd_group_passed(me, exchange);
+    return spmd_team_passed(me, exchange);
 }
 
 /* Hands elements of my result to all other members, straight into their result buffers. */
@@ -118,10 +130,10 @@ static void block_push(spmd_hosted *me, const spmd_exchange *exchange, const spm
     uint64_t count = atomic_load_explicit(&mine->posted, memory_order_relaxed);
     int64_t at = begin * exchange->size, bytes = (end - begin) * exchange->size;
 
-    for (int64_t k = 1; k < exchange->members; k++) {
-        int64_t member = (exchange->position + k) % exchange->members;
-        spmd_site *site = spmd_member_site(me, exchange, member);
-        char *into = spmd_member_memory(me, exchange, member) + site->message[count & 1].into;
+    for (int64_t k = 1; k < me->team->count; k++) {
+        int64_t place = (me->team->position + k) % me->team->count;
+        spmd_site *site = place_site(me, exchange, place);
+        char *into = place_memory(me, exchange, place) + site->message[count & 1].into;
         memcpy(into + at, own->into + at, (size_t)bytes);
     }
 }
@@ -130,14 +142,14 @@ static void block_push(spmd_hosted *me, const spmd_exchange *exchange, const spm
  * in the cache. A block has whole lines: of a short vector the first few members own all. */
 static void block_reduce(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *exchange)
 {
-    spmd_operand own = operand_of(me, rank, exchange, exchange->position);
+    spmd_operand own = operand_of(me, rank, exchange, me->team->position);
     int64_t line = exchange->size < SPMD_LINE ? SPMD_LINE / exchange->size : 1;
-    int64_t block = (own.elements + exchange->members - 1) / exchange->members;
+    int64_t block = (own.elements + me->team->count - 1) / me->team->count;
     block = (block + line - 1) / line * line;
-    int64_t end = least(own.elements, (exchange->position + 1) * block);
+    int64_t end = least(own.elements, (me->team->position + 1) * block);
     int64_t chunk = chunk_elements(exchange);
 
-    for (int64_t begin = exchange->position * block; begin < end; begin += chunk) {
+    for (int64_t begin = me->team->position * block; begin < end; begin += chunk) {
         members_combine(me, rank, exchange, begin, least(end, begin + chunk));
         block_push(me, exchange, &own, begin, least(end, begin + chunk));
     }
@@ -150,35 +162,34 @@ static int reduce_blocks(spmd_hosted *me, spmd_rank *rank, spmd_exchange *exchan
     spmd_site *mine = &me->record->site[exchange->site];
 
     if (rank->stage == 0) {
-        spmd_operand own = operand_of(me, rank, exchange, exchange->position);
+        spmd_operand own = operand_of(me, rank, exchange, me->team->position);
         uint64_t count = atomic_load_explicit(&mine->posted, memory_order_relaxed) + 1;
         mine->message[count & 1].into = own.into_offset;
         atomic_store_explicit(&mine->posted, count, memory_order_release);
-        spmd_group_arrive(me, exchange);
+        spmd_team_arrive(me, exchange);
         rank->stage = BLOCKS_READY;
     }
     if (rank->stage == BLOCKS_READY) {
-        if (!spmd_group_passed(me, exchange))
+        if (!spmd_team_passed(me, exchange))
             return 0;
         block_reduce(me, rank, exchange);
-        spmd_group_arrive(me, exchange);
+        spmd_team_arrive(me, exchange);
         rank->stage = BLOCKS_GIVEN;
     }
-    return spmd_group_passed(me, exchange);
+    return spmd_team_passed(me, exchange);
 }
 
 /* One hop: half of a fragment comes from a neighbour's result into mine, combined or as it is. */
 static void ring_hop(spmd_hosted *me, const spmd_exchange *exchange, const spmd_operand *own,
                      int64_t neighbour, int64_t fragment, int half, bool combine)
 {
-    int64_t members = exchange->members;
+    int64_t members = me->team->count;
     fragment = ((fragment % members) + members) % members;
     int64_t begin = fragment * own->elements / members;
     int64_t end = (fragment + 1) * own->elements / members;
     int64_t middle = begin + (end - begin + 1) / 2;
-    spmd_site *site = spmd_member_site(me, exchange, neighbour);
-    const char *from = spmd_member_memory(me, exchange, neighbour) +
-                       site->message[me->base & 1].into;
+    spmd_site *site = place_site(me, exchange, neighbour);
+    const char *from = place_memory(me, exchange, neighbour) + site->message[me->base & 1].into;
 
     begin = half == 0 ? begin : middle;
     end = half == 0 ? middle : end;
@@ -194,9 +205,9 @@ static void ring_hop(spmd_hosted *me, const spmd_exchange *exchange, const spmd_
 /* Both neighbours have made `steps` steps: what I read of them is complete. */
 static bool ring_ready(spmd_hosted *me, const spmd_exchange *exchange, int64_t steps)
 {
-    int64_t members = exchange->members, position = exchange->position;
-    spmd_site *left = spmd_member_site(me, exchange, (position + members - 1) % members);
-    spmd_site *right = spmd_member_site(me, exchange, (position + 1) % members);
+    int64_t members = me->team->count, position = me->team->position;
+    spmd_site *left = place_site(me, exchange, (position + members - 1) % members);
+    spmd_site *right = place_site(me, exchange, (position + 1) % members);
     uint64_t least_posted = me->base + (uint64_t)steps;
     return atomic_load_explicit(&left->posted, memory_order_acquire) >= least_posted &&
            atomic_load_explicit(&right->posted, memory_order_acquire) >= least_posted;
@@ -209,7 +220,7 @@ static bool ring_ready(spmd_hosted *me, const spmd_exchange *exchange, int64_t s
 static int reduce_ring(spmd_hosted *me, spmd_rank *rank, spmd_exchange *exchange)
 {
     spmd_site *mine = &me->record->site[exchange->site];
-    int64_t members = exchange->members, last = 2 * (members - 1), k = exchange->position;
+    int64_t members = me->team->count, last = 2 * (members - 1), k = me->team->position;
     int64_t left = (k + members - 1) % members, right = (k + 1) % members;
 
     if (rank->stage == 0) {
@@ -234,10 +245,10 @@ static int reduce_ring(spmd_hosted *me, spmd_rank *rank, spmd_exchange *exchange
     return ring_ready(me, exchange, last);
 }
 
-int spmd_all_reduce(spmd_hosted *me, spmd_rank *rank, spmd_exchange *exchange)
+static int reduce_here(spmd_hosted *me, spmd_rank *rank, spmd_exchange *exchange)
 {
-    int64_t algorithm = me->job->algorithm, members = exchange->members;
-    int64_t bytes = rank->stage == 0 ? operand_of(me, rank, exchange, exchange->position).bytes
+    int64_t algorithm = me->job->algorithm, members = me->team->count;
+    int64_t bytes = rank->stage == 0 ? operand_of(me, rank, exchange, me->team->position).bytes
                                      : me->bytes;
     me->bytes = bytes;
     if (members == 1) {
@@ -257,29 +268,88 @@ int spmd_all_reduce(spmd_hosted *me, spmd_rank *rank, spmd_exchange *exchange)
     return reduce_flat(me, rank, exchange);
 }
 
+/* The leader's result for everybody of its arena. All post, as in every all-reduce, where theirs
+ * is; the leader comes when it has the result, and waits until all have taken it. */
+enum { HAND_READY = SPMD_BETWEEN - 2, HAND_TAKEN = SPMD_BETWEEN - 1 };
+
+static int hand_on(spmd_hosted *me, spmd_rank *rank, spmd_exchange *exchange)
+{
+    spmd_operand own = operand_of(me, rank, exchange, me->team->position);
+
+    if (rank->stage >= SPMD_BETWEEN) {
+        spmd_site *mine = &me->record->site[exchange->site];
+        uint64_t count = atomic_load_explicit(&mine->posted, memory_order_relaxed) + 1;
+        mine->message[count & 1].into = own.into_offset;
+        atomic_store_explicit(&mine->posted, count, memory_order_release);
+        spmd_team_arrive(me, exchange);
+        rank->stage = HAND_READY;
+    }
+    if (rank->stage == HAND_READY) {
+        if (!spmd_team_passed(me, exchange))
+            return 0;
+        if (me->team->position > 0) {
+            spmd_site *leader = place_site(me, exchange, 0);
+            uint64_t count = atomic_load_explicit(&leader->posted, memory_order_relaxed);
+            memcpy(own.into, place_memory(me, exchange, 0) + leader->message[count & 1].into,
+                   (size_t)own.bytes);
+        }
+        spmd_team_arrive(me, exchange);
+        rank->stage = HAND_TAKEN;
+    }
+    return spmd_team_passed(me, exchange);
+}
+
+int spmd_all_reduce(spmd_hosted *me, spmd_rank *rank, spmd_exchange *exchange)
+{
+    if (rank->stage < HAND_READY) {
+        if (!reduce_here(me, rank, exchange))
+            return 0;
+        if (me->team->arenas == 1)
+            return 1;
+        rank->stage = SPMD_BETWEEN;
+    }
+    if (rank->stage >= SPMD_BETWEEN) {
+        spmd_operand own = operand_of(me, rank, exchange, me->team->position);
+        if (me->team->position == 0 &&
+            !spmd_reduce_between(me, rank, exchange, own.into, own.elements, exchange->size,
+                                 exchange->combine))
+            return 0;
+        if (me->team->count == 1)
+            return 1;
+    }
+    return hand_on(me, rank, exchange);
+}
+
 enum { SCATTER_READY = 1, SCATTER_TAKEN };
 
 int spmd_reduce_scatter(spmd_hosted *me, spmd_rank *rank, spmd_exchange *exchange)
 {
     if (rank->stage == 0) {
-        spmd_group_arrive(me, exchange);
+        spmd_team_arrive(me, exchange);
         rank->stage = SCATTER_READY;
     }
     if (rank->stage == SCATTER_READY) {
-        if (!spmd_group_passed(me, exchange))
+        if (!spmd_team_passed(me, exchange))
             return 0;
-        for (int64_t member = 0; member < exchange->members; member++) {
+        for (int64_t place = 0; place < me->team->count; place++) {
             spmd_box from, into;
-            const char *memory = spmd_member_memory(me, exchange, member);
-            exchange->pull(rank, member, &from, &into);
-            if (member == 0)
+            const char *memory = place_memory(me, exchange, place);
+            exchange->pull(rank, spmd_team_member(me->team, place), &from, &into);
+            if (place == 0)
                 spmd_box_copy(rank->memory, &into, memory, &from, exchange->size);
             else
                 spmd_box_combine(rank->memory, &into, memory, &from, exchange->size,
                                  exchange->combine);
         }
-        spmd_group_arrive(me, exchange);
+        spmd_team_arrive(me, exchange);
         rank->stage = SCATTER_TAKEN;
     }
-    return spmd_group_passed(me, exchange);
+    if (rank->stage == SCATTER_TAKEN) {
+        if (!spmd_team_passed(me, exchange))
+            return 0;
+        if (me->team->arenas == 1)
+            return 1;
+        rank->stage = SPMD_BETWEEN;
+    }
+    return spmd_pull_between(me, rank, exchange);
 }

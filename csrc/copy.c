@@ -125,6 +125,52 @@ void spmd_box_copy(char *into_memory, const spmd_box *into, const char *from_mem
                     from->stride, into->extent, into->dims, size, 0);
 }
 
+/* Strides of a row-major array of these extents. */
+static void packed_strides(int64_t *stride, const spmd_box *box, int64_t size)
+{
+    int64_t next = size;
+    for (int32_t d = box->dims - 1; d >= 0; d--) {
+        stride[d] = next;
+        next *= box->extent[d];
+    }
+}
+
+bool spmd_box_contiguous(const spmd_box *box, int64_t size)
+{
+    int64_t packed[SPMD_DIMS];
+    packed_strides(packed, box, size);
+    for (int32_t d = 0; d < box->dims; d++)
+        if (box->extent[d] > 1 && box->stride[d] != packed[d])
+            return false;
+    return true;
+}
+
+void spmd_box_pack(char *into, const char *memory, const spmd_box *from, int64_t size)
+{
+    int64_t packed[SPMD_DIMS];
+    packed_strides(packed, from, size);
+    spmd_array_copy(into, packed, memory + from->offset, from->stride, from->extent, from->dims,
+                    size, 0);
+}
+
+void spmd_box_unpack(char *memory, const spmd_box *into, const char *from, int64_t size)
+{
+    int64_t packed[SPMD_DIMS];
+    packed_strides(packed, into, size);
+    spmd_array_copy(memory + into->offset, into->stride, from, packed, into->extent, into->dims,
+                    size, 0);
+}
+
+/* Combines elements that lie packed into a box. */
+void spmd_box_combine_packed(char *memory, const spmd_box *into, const char *from, int64_t size,
+                             spmd_combine combine)
+{
+    spmd_box packed = *into;
+    packed.offset = 0;
+    packed_strides(packed.stride, into, size);
+    spmd_box_combine(memory, into, from, &packed, size, combine);
+}
+
 void spmd_box_zero(char *memory, const spmd_box *box, int64_t size)
 {
     static const char zeros[256];

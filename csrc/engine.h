@@ -39,6 +39,23 @@ enum spmd_algorithm {
 #define SPMD_EVERY_RANK -1
 #define SPMD_TEXT_BYTES 1024
 
+/* MPI as this process loaded it: functions, and handles of its family (4-byte integers in MPICH,
+ * pointers in Open MPI and in the standard ABI). comm is the job's alone, and returns errors. */
+typedef struct spmd_mpi {
+    void *isend, *issend, *irecv, *test, *error_string;
+    int64_t handle_bytes, comm, byte;
+} spmd_mpi;
+
+/* The processes of a job: which ranks each of them hosts, and with whom it shares memory. Arenas and
+ * hosts are numbered: 0 is that of process 0, then in order. */
+typedef struct spmd_processes {
+    int64_t count, number; /* how many, and which this one is */
+    const int64_t *first;  /* rank of each; behind the last one the number of ranks */
+    const int64_t *arena;  /* whose memory each of them shares */
+    const int64_t *host;   /* where it runs: processes of one host share a board */
+    const spmd_mpi *mpi;   /* between arenas; NULL where there is only one */
+} spmd_processes;
+
 /* What a job is made of. Everything is copied except the image, which must outlive the job. */
 typedef struct spmd_settings {
     const void *image;     /* its spmd_image_table */
@@ -48,10 +65,12 @@ typedef struct spmd_settings {
     int64_t scalars;
     int64_t first, count;  /* the ranks that this process hosts */
     int64_t threads;       /* that run them; 0: one per core, at most one per rank */
-    int64_t cores;         /* usable by all processes of this arena; 0: ask the system */
+    int64_t cores;         /* usable by all processes of this host; 0: ask the system */
+    int64_t strangers;     /* threads of this job on the host, in other arenas than this one */
     int64_t algorithm;     /* enum spmd_algorithm, of all-reduce */
     void *const *library;  /* routines by logical number */
     int64_t libraries;
+    const spmd_processes *processes; /* NULL: all ranks share one arena */
 } spmd_settings;
 
 /* A global array in the host language's memory. Strides are bytes and may be negative or 0. */
@@ -73,7 +92,7 @@ typedef struct spmd_failure {
     char text[SPMD_TEXT_BYTES];
 } spmd_failure;
 
-/* Where a rank is; of any rank of the arena, hosted here or not. */
+/* Where a rank is: of any rank of this process's arena. */
 typedef struct spmd_rank_state {
     int64_t process;   /* that hosts it; 0: not loaded yet */
     int64_t operation; /* row of the manifest's operation table */
@@ -82,6 +101,29 @@ typedef struct spmd_rank_state {
     int64_t runs;      /* completed by this rank */
     int64_t done;      /* 1: it has finished the latest run that was started here */
 } spmd_rank_state;
+
+enum spmd_notice_kind {
+    SPMD_NOTICE_END = 0,  /* the watch was ended */
+    SPMD_NOTICE_LATE = 1, /* a process has given no sign of life for half the limit */
+    SPMD_NOTICE_SLOW = 2, /* a rank computes while others have waited for half the limit */
+    SPMD_NOTICE_LOST = 3, /* a process is gone, or silent for too long: the job is aborted */
+};
+
+enum spmd_cause {
+    SPMD_SILENT = 0,  /* no sign of life, the reason is not known */
+    SPMD_STOPPED = 1, /* by a signal, or in a debugger */
+    SPMD_GONE = 2,    /* the process has ended */
+};
+
+/* What the watch found; for exactly one process of the job. */
+typedef struct spmd_notice {
+    int64_t kind, cause;
+    int64_t process;      /* number in the job */
+    int64_t pid;          /* 0: on another host */
+    int64_t rank, ranks;  /* the first one that it hosts (or the slow one), and how many it hosts */
+    int64_t operation, superstep, site; /* of that rank, as in spmd_rank_state */
+    int64_t milliseconds; /* that it has been silent, or computing */
+} spmd_notice;
 
 const char *spmd_status_text(int status);
 
@@ -100,8 +142,8 @@ int64_t spmd_job_rank_bytes(const spmd_job *job); /* the part of it that each ra
 int64_t spmd_job_threads(const spmd_job *job);
 /* Takes all memory of the hosted ranks and lets the image evaluate what depends on the index. */
 int spmd_job_load(spmd_job *job, spmd_arena *arena);
-/* SPMD_BUSY: it runs, or was aborted and a thread is still inside a compute phase; nothing was
- * freed. The arena and the image must then stay as well. */
+/* SPMD_BUSY: it runs, or was aborted and a thread is still inside a compute phase, or MPI may still
+ * write into its memory; nothing was freed. The arena and the image must then stay as well. */
 int spmd_job_free(spmd_job *job);
 
 /* Arrays are numbered inputs first, then outputs. rank may be SPMD_EVERY_RANK. */
@@ -121,6 +163,17 @@ int64_t spmd_job_text(spmd_job *job, char *into, int64_t capacity);
 void spmd_job_abort(spmd_job *job, int64_t code, int64_t rank, const char *text);
 int spmd_job_failure(const spmd_job *job, spmd_failure *failure); /* 1: there is one */
 int spmd_job_watch(const spmd_job *job, int64_t rank, spmd_rank_state *state);
+
+/* A board: a little memory that all processes of a host see, whatever carries their data. There
+ * each of them shows that it is alive. The first one makes it, as an arena; the others attach. */
+int64_t spmd_board_bytes(int64_t processes);
+/* After load. The board outlives the job. */
+int spmd_job_board(spmd_job *job, spmd_arena *board);
+/* Shows that this process is alive and looks whether the others are; blocks, in a thread of the host
+ * language, until there is something to say. limit_ms: of silence; 0: any. */
+int spmd_job_heed(spmd_job *job, int64_t limit_ms, spmd_notice *notice);
+/* From now on others may leave: whoever heeds returns SPMD_NOTICE_END. */
+void spmd_job_heed_end(spmd_job *job);
 
 /* Images and the libraries they call, by the dynamic linker. NULL: spmd_library_error says why. */
 void *spmd_library_open(const char *path);

@@ -50,7 +50,8 @@ static int settings_check(const spmd_settings *settings)
     bool fits = product == settings->ranks && settings->scalars == image->scalars &&
                 settings->first >= 0 && settings->count >= 1 &&
                 settings->count <= settings->ranks - settings->first && settings->threads >= 0 &&
-                settings->cores >= 0 && settings->algorithm >= SPMD_AUTO &&
+                settings->cores >= 0 && settings->strangers >= 0 &&
+                settings->algorithm >= SPMD_AUTO &&
                 settings->algorithm <= SPMD_RING && settings->libraries >= 0;
     for (uint32_t array = 0; fits && array < image->inputs + image->outputs; array++)
         fits = image->array_dims[array] <= SPMD_DIMS &&
@@ -84,7 +85,7 @@ static int buffers_place(spmd_job *job, int64_t *buffer)
 
 static int arena_plan(spmd_job *job)
 {
-    int64_t ranks = job->world.ranks, sites = job->image->sites;
+    int64_t ranks = job->highest - job->lowest + 1, sites = job->image->sites;
     job->record_bytes = (int64_t)sizeof(spmd_record) + sites * (int64_t)sizeof(spmd_site);
     job->record_bytes = round_up(job->record_bytes, 2 * SPMD_LINE);
     if (job->record_bytes > MOST_BYTES / ranks)
@@ -128,7 +129,9 @@ static int tables_fill(spmd_job *job, const spmd_settings *settings)
     job->engine.exchange = spmd_exchange_advance;
     job->engine.print = spmd_rank_print;
     job->engine.library = job->library;
-    int status = buffers_place(job, job->tables + scalars);
+    int status = spmd_processes_take(job, settings);
+    if (status == SPMD_OK)
+        status = buffers_place(job, job->tables + scalars);
     return status == SPMD_OK ? arena_plan(job) : status;
 }
 
@@ -148,12 +151,15 @@ int spmd_job_new(const spmd_settings *settings, spmd_job **made)
     job->threads = settings->threads ? settings->threads : job->cores;
     if (job->threads > job->count)
         job->threads = job->count;
+    job->strangers = settings->strangers;
     job->algorithm = settings->algorithm;
     pthread_mutex_init(&job->lock, NULL);
+    pthread_mutex_init(&job->mpi_lock, NULL);
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_cond_init(&job->go, NULL);
     pthread_cond_init(&job->news, &monotonic);
+    pthread_cond_init(&job->heed, &monotonic);
     pthread_condattr_destroy(&monotonic);
     status = tables_fill(job, settings);
     if (status != SPMD_OK) {
@@ -164,6 +170,7 @@ int spmd_job_new(const spmd_settings *settings, spmd_job **made)
     return SPMD_OK;
 }
 
+/* Of ranks of this arena only: other arenas' ranks that lie between them take no memory. */
 int64_t spmd_job_bytes(const spmd_job *job)
 {
     return job->arena_bytes;
@@ -211,6 +218,7 @@ static void rank_load(spmd_job *job, int64_t k, int64_t *words)
     rank->at_load = words;
     rank->counter = words + job->image->at_load;
     rank->engine_data = hosted;
+    hosted->whole.arenas = 1;
     job->image->load(rank);
     atomic_store_explicit(&hosted->record->process, getpid(), memory_order_release);
 }
@@ -231,8 +239,14 @@ static int ranks_load(spmd_job *job)
     if (!job->hosted || !job->words)
         return SPMD_NO_MEMORY;
     memset(job->words, 0, (size_t)(job->count * words) * sizeof *job->words);
-    for (int64_t k = 0; k < job->count; k++)
+    for (int64_t k = 0; k < job->count; k++) {
         rank_load(job, k, job->words + k * words);
+        if (!job->parted)
+            continue;
+        job->hosted[k].teams = calloc((size_t)image->sites + 1, sizeof(spmd_team *));
+        if (!job->hosted[k].teams)
+            return SPMD_NO_MEMORY;
+    }
     return SPMD_OK;
 }
 
@@ -260,10 +274,22 @@ int spmd_job_free(spmd_job *job)
     int status = spmd_workers_stop(job);
     if (status != SPMD_OK)
         return status;
+    for (int64_t k = 0; job->hosted && k < job->count; k++)
+        if (!spmd_packets_done(&job->hosted[k]))
+            return SPMD_BUSY;
     spmd_text_close(&job->text);
     pthread_cond_destroy(&job->go);
     pthread_cond_destroy(&job->news);
+    pthread_cond_destroy(&job->heed);
+    spmd_watch_free(job);
     pthread_mutex_destroy(&job->lock);
+    pthread_mutex_destroy(&job->mpi_lock);
+    for (int64_t k = 0; job->hosted && k < job->count; k++) {
+        spmd_teams_free(&job->hosted[k], job->image->sites);
+        spmd_packets_free(&job->hosted[k]);
+        free(job->hosted[k].routes);
+    }
+    free((void *)job->processes.first);
     free(job->hosted);
     free(job->words);
     free(job->tables);
@@ -341,7 +367,7 @@ int spmd_job_failure(const spmd_job *job, spmd_failure *failure)
 __attribute__((no_sanitize("thread"))) int spmd_job_watch(const spmd_job *job, int64_t rank,
                                                          spmd_rank_state *state)
 {
-    if (!job->arena || rank < 0 || rank >= job->world.ranks)
+    if (!job->arena || rank < 0 || rank >= job->world.ranks || !spmd_rank_near(job, rank))
         return SPMD_RANGE;
     const spmd_record *record = spmd_job_record(job, rank);
     const volatile spmd_rank *seen = &record->rank;

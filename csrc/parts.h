@@ -3,9 +3,15 @@
  *   arena.c       memory that all processes of a host see
  *   job.c         a job: its tables, where things lie in the arena, loading, failure
  *   run.c         threads that advance ranks, and how they wait
+ *   team.c        who hosts whom, and the members of a group that share this arena
  *   exchange.c    permute, barrier, pull
- *   collective.c  all-reduce and reduce-scatter
+ *   collective.c  all-reduce and reduce-scatter inside an arena
+ *   between.c     collectives between arenas
+ *   packet.c      data of the hosted ranks on its way between arenas
+ *   mpi.c         the one file that calls MPI
  *   copy.c        strided copies
+ *   watch.c       signs of life on a host, and who is late
+ *   far.c         signs of life between hosts
  *   data.c        global arrays in and out
  *   print.c       lines of text on their way to the host language
  *   library.c     the dynamic linker
@@ -35,6 +41,7 @@ typedef struct spmd_site {
     union {
         char bytes[SPMD_MESSAGE_BYTES];
         int64_t into; /* offset of my result buffer */
+        int64_t dest; /* to whom I send */
     } message[2];
     _Alignas(SPMD_LINE) _Atomic uint64_t pulled;  /* permutes whose data I have taken */
     _Atomic uint64_t arrivals; /* of all members, where I am member 0 */
@@ -63,6 +70,23 @@ typedef struct spmd_header {
 
 enum { SPMD_FINE = 0, SPMD_CLAIMED = 1, SPMD_SAID = 2 };
 
+/* What a process shows the others of its host; it alone writes it, except `warned`. */
+typedef struct spmd_sign {
+    _Alignas(SPMD_LINE) _Atomic int64_t pid;
+    _Atomic uint64_t beats;
+    _Atomic int64_t waiting; /* milliseconds that one of its ranks has waited in an exchange */
+    _Atomic int64_t operation, superstep, site; /* of its first rank, as in spmd_rank_state */
+    _Atomic bool leaves;     /* no more beats are to be expected */
+    _Atomic uint64_t warned; /* the beat after which it was late, and somebody said so */
+} spmd_sign;
+
+/* Behind the first page of a board. */
+typedef struct spmd_signs {
+    _Atomic int64_t waiting; /* milliseconds that a rank on another host has waited */
+    _Atomic int64_t warned;  /* when a slow rank was last reported, in milliseconds */
+    spmd_sign of[];          /* by process */
+} spmd_signs;
+
 struct spmd_arena {
     spmd_header *header;
     int64_t bytes;
@@ -78,16 +102,53 @@ typedef struct spmd_worker {
     _Atomic uint64_t still; /* the job's `advances` that a whole fruitless sweep began with */
 } spmd_worker;
 
+/* The members of a group that share this arena, and one leader for each arena that has members.
+ * Where one arena holds all, the team is the group. */
+typedef struct spmd_team {
+    int64_t count, position; /* of the members here; which of them I am */
+    int64_t *member;         /* their positions in the group, ascending; NULL: all members */
+    int64_t arenas, arena;   /* that have members; which of them is mine */
+    int64_t *leader;         /* position in the group of the first member of each */
+} spmd_team;
+
+typedef union spmd_handle {
+    int number;
+    void *pointer;
+} spmd_handle;
+
+/* One message on its way. Long ones travel in pieces that MPI can count. */
+typedef struct spmd_packet {
+    spmd_handle request;
+    char *at;
+    int64_t bytes, done;
+    int process, tag;
+    bool send;
+} spmd_packet;
+
+/* The packets of one rank that are under way, and room for what must be packed or combined. */
+typedef struct spmd_packets {
+    spmd_packet *packet;
+    int64_t count, capacity, complete; /* the first so many are complete */
+    char *room;
+    int64_t room_bytes;
+    bool under_way;
+} spmd_packets;
+
 /* What the engine knows of a rank that it hosts, beside the record in the arena. */
 typedef struct spmd_hosted {
     spmd_record *record;
     struct spmd_job *job;
     spmd_worker *worker;
+    const spmd_team *team; /* of the exchange under way */
+    spmd_team whole;       /* the team where one arena holds all ranks */
+    spmd_team **teams;     /* by site, made when first needed, where there are several arenas */
+    spmd_packets packets;
     uint64_t target; /* what the word I wait for must reach */
     int64_t next;    /* the member I deal with next */
     int64_t source;  /* of a permute, once known */
     uint64_t base;   /* `posted` when a ring began */
     int64_t bytes;   /* of the operand of an all-reduce */
+    int64_t *routes; /* while leaders agree on who sends to whom */
 } spmd_hosted;
 
 typedef struct spmd_text {
@@ -100,10 +161,16 @@ struct spmd_job {
     const spmd_image *image;
     spmd_engine engine;
     spmd_world world;
-    int64_t first, count, threads, cores, algorithm;
+    int64_t first, count, threads, cores, strangers, algorithm;
     int64_t *tables;  /* scalars, buffer offsets; one allocation */
     void **library;
     uint8_t *given;
+    spmd_processes processes; /* count 0: all ranks share one arena, hosted by whomever */
+    spmd_mpi mpi;
+    pthread_mutex_t mpi_lock;
+    bool parted;              /* there are several arenas */
+    int64_t widest;           /* most ranks that one process hosts */
+    int64_t lowest, highest;  /* ranks of this arena; others may lie between them */
     int64_t rank_bytes, record_bytes, records_at, memory_at, arena_bytes;
 
     spmd_arena *arena; /* from load on */
@@ -119,6 +186,10 @@ struct spmd_job {
     int64_t run;          /* runs started */
     int64_t active;       /* workers that have not finished this run */
     bool closing;
+    pthread_cond_t heed;  /* the watch sleeps here */
+    bool heed_over;
+    spmd_arena *board;
+    struct spmd_watch *watch;
     spmd_text text;
 };
 
@@ -141,23 +212,82 @@ int spmd_workers_start(spmd_job *job);
 int spmd_workers_stop(spmd_job *job);
 bool spmd_job_runs(spmd_job *job);
 
+/* watch.c and far.c */
+typedef struct spmd_far spmd_far;
+typedef struct spmd_fars {
+    spmd_far *far; /* the hosts that this process exchanges beats with */
+    int64_t count;
+} spmd_fars;
+int64_t spmd_now(void);
+spmd_signs *spmd_job_signs(const spmd_job *job);
+int64_t spmd_signs_waiting(const spmd_job *job);
+bool spmd_watch_lost(spmd_job *job, spmd_notice *notice, int64_t cause);
+void spmd_watch_free(spmd_job *job);
+bool spmd_fars_open(spmd_job *job, spmd_fars *fars);
+void spmd_fars_begin(spmd_fars *fars, int64_t now);
+bool spmd_fars_watch(spmd_job *job, spmd_fars *fars, int64_t turn, int64_t limit,
+                     spmd_notice *notice);
+void spmd_fars_leave(spmd_job *job, spmd_fars *fars, int64_t limit);
+void spmd_fars_free(spmd_fars *fars);
+
+/* team.c */
+int spmd_processes_take(spmd_job *job, const spmd_settings *settings);
+int64_t spmd_rank_process(const spmd_job *job, int64_t rank);
+bool spmd_process_here(const spmd_job *job, int64_t process); /* on this host */
+bool spmd_rank_near(const spmd_job *job, int64_t rank); /* in this arena */
+bool spmd_team_find(spmd_hosted *me, const spmd_exchange *exchange);
+void spmd_teams_free(spmd_hosted *hosted, uint32_t sites);
+static inline int64_t spmd_team_member(const spmd_team *team, int64_t k)
+{
+    return team->member ? team->member[k] : k;
+}
+
 /* exchange.c */
 int spmd_exchange_advance(spmd_rank *rank);
 int64_t spmd_member_rank(const spmd_exchange *exchange, int64_t member);
 spmd_site *spmd_member_site(const spmd_hosted *me, const spmd_exchange *exchange, int64_t member);
 char *spmd_member_memory(const spmd_hosted *me, const spmd_exchange *exchange, int64_t member);
 const char *spmd_exchange_name(uint32_t kind);
-void spmd_group_arrive(spmd_hosted *me, const spmd_exchange *exchange);
-bool spmd_group_passed(const spmd_hosted *me, const spmd_exchange *exchange);
+void spmd_team_arrive(spmd_hosted *me, const spmd_exchange *exchange);
+bool spmd_team_passed(const spmd_hosted *me, const spmd_exchange *exchange);
 
 /* collective.c */
 int spmd_all_reduce(spmd_hosted *me, spmd_rank *rank, spmd_exchange *exchange);
 int spmd_reduce_scatter(spmd_hosted *me, spmd_rank *rank, spmd_exchange *exchange);
 
+/* between.c; rank->stage is SPMD_BETWEEN when they begin, and beyond it until they are complete */
+#define SPMD_BETWEEN (1u << 24)
+int spmd_barrier_between(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *exchange);
+int spmd_pull_between(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *exchange);
+int spmd_reduce_between(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *exchange, char *into,
+                        int64_t elements, int64_t size, spmd_combine combine);
+
+/* packet.c */
+char *spmd_packets_room(spmd_hosted *me, int64_t bytes);
+void spmd_packet_send(spmd_hosted *me, int64_t to, const void *from, int64_t bytes);
+void spmd_packet_receive(spmd_hosted *me, int64_t from, void *into, int64_t bytes);
+bool spmd_packets_done(spmd_hosted *me);
+void spmd_packets_free(spmd_hosted *hosted);
+
+/* mpi.c; the caller holds job->mpi_lock. false: the error says what MPI says */
+typedef struct spmd_mpi_error {
+    char text[512];
+} spmd_mpi_error;
+bool spmd_mpi_send(spmd_job *job, bool synchronous, const void *from, int bytes, int to, int tag,
+                   spmd_handle *request, spmd_mpi_error *error);
+bool spmd_mpi_receive(spmd_job *job, void *into, int bytes, int from, int tag,
+                      spmd_handle *request, spmd_mpi_error *error);
+bool spmd_mpi_test(spmd_job *job, spmd_handle *request, bool *complete, spmd_mpi_error *error);
+
 /* copy.c */
 int64_t spmd_box_elements(const spmd_box *box);
 void spmd_box_copy(char *into_memory, const spmd_box *into, const char *from_memory,
                    const spmd_box *from, int64_t size);
+bool spmd_box_contiguous(const spmd_box *box, int64_t size);
+void spmd_box_pack(char *into, const char *memory, const spmd_box *from, int64_t size);
+void spmd_box_unpack(char *memory, const spmd_box *into, const char *from, int64_t size);
+void spmd_box_combine_packed(char *memory, const spmd_box *into, const char *from, int64_t size,
+                             spmd_combine combine);
 void spmd_box_zero(char *memory, const spmd_box *box, int64_t size);
 void spmd_box_combine(char *into_memory, const spmd_box *into, const char *from_memory,
                       const spmd_box *from, int64_t size, spmd_combine combine);

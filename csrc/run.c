@@ -31,8 +31,8 @@ static int64_t now_ns(void)
 
 static void worker_pause(const spmd_job *job, int64_t waited)
 {
-    bool crowded = atomic_load_explicit(&job->arena->header->threads, memory_order_relaxed) >
-                   job->cores;
+    int64_t threads = atomic_load_explicit(&job->arena->header->threads, memory_order_relaxed);
+    bool crowded = threads + job->strangers > job->cores;
     if (!crowded && waited < SPIN_NS)
         return;
     if (waited < YIELD_NS) {

@@ -86,6 +86,16 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _seconds(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number < 1e6:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+    return number
+
+
 def parser(command: str = "") -> Parser:
     """The options of one command only, where it is known: each costs every rank some time."""
     top = Parser(
@@ -130,6 +140,11 @@ def _run_options(run: Parser) -> None:
     run.add_argument("--threads", metavar="W", type=_count, help="of each process")
     run.add_argument("--algorithm", choices=("auto", "flat", "blocks", "ring"), default="auto",
                      help="of all-reduce; ring: fragments travel in both directions")  # fmt: skip
+    run.add_argument("--transport", choices=launch.TRANSPORTS, default="auto",
+                     help="auto: shared memory inside a host, MPI between hosts; "
+                          "shm, mpi: all of it by one of them")  # fmt: skip
+    run.add_argument("--time-limit", metavar="SECONDS", type=_seconds, default=5.0,
+                     help="a process silent for longer is lost; 0: wait for ever; default: 5")
     run.add_argument("--eager", action="store_true", help="run FILE.py as plain NumPy")
 
 
@@ -138,6 +153,11 @@ def _show_options(show: Parser) -> None:
     for what, text in _PARTS.items():
         show.add_argument(f"--{what}", dest="what", action="append_const", const=what, help=text)
     show.add_argument("--json", action="store_true", help="the same, for programs to read")
+
+
+def _doctor_options(doctor: Parser) -> None:
+    doctor.add_argument("--ranks", metavar="N", type=_count, help="how many are meant")
+    doctor.add_argument("--json", action="store_true", help="the same, for programs to read")
 
 
 _PARTS = {
@@ -154,6 +174,7 @@ _OPTIONS = {
     "build": ("compile a program into an image", _build_options),
     "run": ("run an image, or a program", _run_options),
     "show": ("look into an image, running nothing of it", _show_options),
+    "doctor": ("say what is installed, what is missing and what to do", _doctor_options),
 }
 
 
@@ -254,7 +275,7 @@ def _leave_now(processes: launch.Processes, code: int) -> NoReturn:
 
 
 def _commands() -> dict[str, Any]:
-    return {"build": _build, "run": _run, "show": _show}
+    return {"build": _build, "run": _run, "show": _show, "doctor": _doctor}
 
 
 def _build(options: argparse.Namespace, _: launch.Processes) -> int:
@@ -274,3 +295,9 @@ def _show(options: argparse.Namespace, _: launch.Processes) -> int:
     from spmd import show
 
     return show.main(options.image, options.what or ["manifest"], options.json)
+
+
+def _doctor(options: argparse.Namespace, _: launch.Processes) -> int:
+    from spmd import doctor
+
+    return doctor.main(options.ranks, options.json)

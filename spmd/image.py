@@ -11,9 +11,9 @@ import os
 import numpy as np
 
 from codegen.errors import InputError, InternalError, SpmdError, UsageError
-from spmd import launch, loader, report, sizes, source
+from spmd import launch, loader, parts, report, sizes, source
 from spmd.arguments import check_array, check_given, check_names, scalars_of
-from spmd.job import ALGORITHMS, Global, Job, Setup
+from spmd.job import ALGORITHMS, TIME_LIMIT, Global, Job, Setup
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -90,6 +90,8 @@ class Image:
         mesh: Mapping[str, int] | None = None,
         threads: int | None = None,
         algorithm: str = "auto",
+        transport: str = "auto",
+        time_limit: float = TIME_LIMIT,
         comm: Any = None,
         **arguments: Any,
     ) -> Any:
@@ -97,11 +99,14 @@ class Image:
 
         ranks: hosted by this process, 1 unless `mesh` says more. mesh: sizes of axes. comm: an
         mpi4py communicator, one rank per process; the outputs are then `Distributed`. algorithm: of
-        all-reduce: auto, flat, blocks, or ring (in both directions).
+        all-reduce: auto, flat, blocks, or ring (in both directions). transport: auto (shared memory
+        inside a host, MPI between hosts), shm or mpi. time_limit: seconds of silence after which a
+        process counts as lost, and the job ends with exit code 75; 0 waits for ever.
         """
         with self.open(
-            ranks=ranks, mesh=mesh, threads=threads, algorithm=algorithm, comm=comm
-        ) as job:
+            ranks=ranks, mesh=mesh, threads=threads, algorithm=algorithm, transport=transport,
+            time_limit=time_limit, comm=comm,
+        ) as job:  # fmt: skip
             return job(**arguments)
 
     def open(
@@ -111,10 +116,14 @@ class Image:
         mesh: Mapping[str, int] | None = None,
         threads: int | None = None,
         algorithm: str = "auto",
+        transport: str = "auto",
+        time_limit: float = TIME_LIMIT,
         comm: Any = None,
     ) -> Opened:
         """A context whose value is called as `run` is; the image is loaded once for all calls."""
-        return Opened(self, ranks, dict(mesh or {}), threads, algorithm, comm)
+        return Opened(
+            self, ranks, dict(mesh or {}), threads, algorithm, transport, time_limit, comm
+        )
 
 
 class Opened:
@@ -127,14 +136,19 @@ class Opened:
         mesh: dict[str, int],
         threads: int | None,
         algorithm: str,
+        transport: str,
+        time_limit: float,
         comm: Any,
     ) -> None:
-        if algorithm not in ALGORITHMS:
-            raise UsageError(f"there is no algorithm {algorithm!r}", expected=", ".join(ALGORITHMS))
+        for what, name, known in (
+            ("algorithm", algorithm, ALGORITHMS), ("transport", transport, launch.TRANSPORTS),
+        ):  # fmt: skip
+            if name not in known:
+                raise UsageError(f"there is no {what} {name!r}", expected=", ".join(known))
         if comm is not None and ranks not in (None, comm.Get_size()):
             raise UsageError("with comm= every process is one rank", found=f"ranks={ranks}")
         self.image, self.ranks, self.mesh, self.threads = image, ranks, mesh, threads
-        self.algorithm = algorithm
+        self.algorithm, self.transport, self.time_limit = algorithm, transport, time_limit
         self.processes = launch.Processes(comm)
         self.distributed = comm is not None
         self._checked = image._checked
@@ -156,11 +170,10 @@ class Opened:
         """Runs the program once with these inputs and scalars, by name."""
         manifest = self.image.manifest
         met = self.processes.meet(lambda: self._prepare(arguments))
-        cores = launch.agree(self.processes, met)
-        setup = self._setup(cores)
+        setup = self._setup(launch.agree(self.processes, met, self.transport))
         if self._job is None or self._job.setup.words != setup.words:
             self.close()
-            self._job = Job(self._checked, setup, self.processes)
+            self._job = Job(self._checked, setup, self.processes, self.time_limit)
         job = self._job
         try:
             self.processes.together(lambda: self._compute(job))
@@ -191,7 +204,7 @@ class Opened:
         self.bound = sizes.bind_mesh(
             manifest, self.ranks, self.mesh, self.scalars, self.processes.count
         )
-        setup = self._setup(0)
+        setup = self._setup()
         self.arrays = {
             array["name"]: _fitting(array, setup.shape(array), given[array["name"]])
             for array in manifest["inputs"]
@@ -199,14 +212,15 @@ class Opened:
         }
         return launch.mine(
             self.image.digest,
-            (self.bound, sorted(self.scalars.items()), sorted(given), self.algorithm),
+            (self.bound, sorted(self.scalars.items()), sorted(given), self.algorithm,
+             self.transport),  # fmt: skip
             setup.first,
             setup.count,
         )
 
-    def _setup(self, cores: int) -> Setup:
+    def _setup(self, hosts: launch.Hosts | None = None) -> Setup:
         return Setup(
-            self.image.manifest, self.processes, self.bound, self.scalars, self.threads, cores,
+            self.image.manifest, self.processes, self.bound, self.scalars, self.threads, hosts,
             self.algorithm,
         )
 
@@ -272,14 +286,7 @@ class Distributed:
 
     def gather(self, root: int = 0) -> np.ndarray | None:
         """The global array in process `root`, None in the others. Every process must call it."""
-        parts = self._comm.gather((self.offsets, self.local), root=root)
-        if parts is None:
-            return None
-        whole = np.empty(self.shape, self.dtype)
-        for offsets, part in parts:
-            place = tuple(slice(o, o + e) for o, e in zip(offsets, part.shape, strict=True))
-            whole[place] = part
-        return whole
+        return parts.gather(self._comm, [(self.offsets, self.local)], self.shape, self.dtype, root)
 
 
 def structure(returns: str, outputs: dict[str, Any]) -> Any:
@@ -291,10 +298,10 @@ def structure(returns: str, outputs: dict[str, Any]) -> Any:
         head, _, rest = name.partition(".")
         inner.setdefault(head, {})[rest] = value
     built = {}
-    for head, parts in inner.items():
-        numbered = list(parts) == [str(k) for k in range(len(parts))]
-        leaf = list(parts) == [""]
-        built[head] = parts[""] if leaf else structure("tuple" if numbered else "dict", parts)
+    for head, within in inner.items():
+        numbered = list(within) == [str(k) for k in range(len(within))]
+        leaf = list(within) == [""]
+        built[head] = within[""] if leaf else structure("tuple" if numbered else "dict", within)
     return tuple(built.values()) if returns == "tuple" else built
 
 

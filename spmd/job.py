@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 AXES = 3  # SPMD_AXES
 EVERY_RANK: int = lib.SPMD_EVERY_RANK
 WAIT_MS = 100  # how long a signal may go unnoticed
+TIME_LIMIT = 5.0  # seconds of silence until a process counts as lost
 LEAVE_MS = 2000  # how long an interrupted compute phase may take to notice
 
 
@@ -54,7 +55,7 @@ class Setup:
         sizes: tuple[int, ...],
         scalars: dict[str, int | float],
         threads: int | None = None,
-        cores: int = 0,
+        hosts: launch.Hosts | None = None,
         algorithm: str = "auto",
     ) -> None:
         self.manifest, self.sizes, self.scalars = manifest, sizes, scalars
@@ -62,8 +63,10 @@ class Setup:
         for size in sizes:
             self.ranks *= size
         self.first, self.count = launch.hosted(self.ranks, processes)
-        self.cores = cores or len(os.sched_getaffinity(0))
-        share = max(1, self.cores // processes.count)
+        if hosts is None:
+            hosts = launch.Hosts(0, [launch.mine("", None, 0, self.ranks)])
+        self.hosts = hosts
+        share = max(1, hosts.cores // len(hosts.here))
         self.algorithm = ALGORITHMS.index(algorithm)
         self.threads = max(1, min(self.count, threads or share))
         self.values: dict[str, Any] = {**scalars, **mesh_symbols(manifest, sizes)}
@@ -103,14 +106,20 @@ def _word(dtype: str, value: int | float) -> int:
 class Job:
     """The hosted ranks of one job, loaded. Use as a context; run it any number of times."""
 
-    def __init__(self, checked: loader.Checked, setup: Setup, processes: launch.Processes) -> None:
-        self.setup, self.processes = setup, processes
+    def __init__(
+        self, checked: loader.Checked, setup: Setup, processes: launch.Processes,
+        time_limit: float = TIME_LIMIT,
+    ) -> None:  # fmt: skip
+        self.setup, self.processes, self.time_limit = setup, processes, time_limit
         self.manifest = setup.manifest
         self.numbers = {a["name"]: k for k, a in enumerate(self.manifest["inputs"])}
         self.outputs = len(self.numbers)
         self.given = bytearray(self.outputs)
         self.image: Any = None
-        self._job = self._arena = ffi.NULL
+        self.transport: Any = None
+        self.broken = False  # nobody may wait for the other processes any more
+        self.watch: Any = None
+        self._job = self._arena = self._board = ffi.NULL
         try:
             self._load(checked)
         except BaseException:
@@ -124,26 +133,68 @@ class Job:
         self.close()
 
     def _load(self, checked: loader.Checked) -> None:
-        """Process 0 makes the arena, all attach to it, then every rank is loaded."""
-        shared = self.processes.count > 1
-        path, nonce = self.processes.meet(lambda: self._make(checked, shared))[0]
+        """The first process of an arena makes it, the others attach; then each loads its ranks."""
+        hosts = self.setup.hosts
+        mates = hosts.together_with()
+        leads = self.processes.number == mates[0]
+        if hosts.parted:
+            from spmd.transport import Transport
+
+            self.transport = self.processes.together(
+                lambda: Transport(self.processes, hosts), shared=False
+            )
+        made = self.processes.meet(lambda: self._make(checked, mates if leads else []))
+        path, nonce = made[mates[0]]
 
         def attach() -> None:
-            if self.processes.number:
+            if not leads:
                 need = lib.spmd_job_bytes(self._job)
-                self._take(lambda to: lib.spmd_arena_attach(path.encode(), need, nonce, to))
+                self._arena = self._take(
+                    lambda to: lib.spmd_arena_attach(path.encode(), need, nonce, to)
+                )
             self._check(lib.spmd_job_load(self._job, self._arena))
 
         self.processes.together(attach)
         lib.spmd_arena_close_fd(self._arena)
+        if self.processes.count > 1:
+            self._watch()
 
-    def _make(self, checked: loader.Checked, shared: bool) -> tuple[str, int]:
-        """This process's job, and in process 0 its arena: where others find it, and its nonce."""
+    def _watch(self) -> None:
+        """The first process of every host makes a board, the others attach; then all heed it."""
+        mates = self.setup.hosts.beside()
+        leads = self.processes.number == mates[0]
+        need = lib.spmd_board_bytes(self.processes.count)
+
+        def make() -> tuple[str, int]:
+            if not leads:
+                return "", 0
+            self._board = self._take(lambda to: lib.spmd_arena_new(need, int(len(mates) > 1), to))
+            return _address(self._board)
+
+        path, nonce = self.processes.meet(make)[mates[0]]
+
+        def attach() -> None:
+            if not leads:
+                self._board = self._take(
+                    lambda to: lib.spmd_arena_attach(path.encode(), need, nonce, to)
+                )
+            self._check(lib.spmd_job_board(self._job, self._board))
+
+        self.processes.together(attach)
+        lib.spmd_arena_close_fd(self._board)
+        from spmd.watch import Watch
+
+        self.watch = Watch(self)
+
+    def _make(self, checked: loader.Checked, mates: list[int]) -> tuple[str, int]:
+        """This process's job; for its mates an arena: where they find it, and its nonce."""
         setup = self.setup
         self.image = checked.load(setup.first, setup.count, list(setup.sizes), setup.words)
         sizes = ffi.new("int64_t[]", [*setup.sizes, *[1] * (AXES - len(setup.sizes))])
         words = ffi.new("int64_t[]", setup.words or [0])
         routines = ffi.new("void *[]", self.image.library or [ffi.NULL])
+        processes = self._processes()
+        hosts = setup.hosts
         settings = ffi.new(
             "spmd_settings *",
             {
@@ -155,35 +206,47 @@ class Job:
                 "first": setup.first,
                 "count": setup.count,
                 "threads": setup.threads,
-                "cores": setup.cores,
+                "cores": hosts.cores,
+                "strangers": setup.threads * (len(hosts.here) - len(hosts.together_with())),
                 "algorithm": setup.algorithm,
                 "library": routines,
                 "libraries": len(self.image.library),
+                "processes": processes[0],
             },
         )
         made = ffi.new("spmd_job **")
         self._check(lib.spmd_job_new(settings, made))
         self._job = made[0]
-        if self.processes.number:
+        if not mates:
             return "", 0
-        need = lib.spmd_job_bytes(self._job)
+        need = lib.spmd_job_rank_bytes(self._job) * hosts.ranks_of(hosts.here)
         have = available_memory()
         if need > have:
             raise self._no_memory(need, have)
-        self._take(lambda to: lib.spmd_arena_new(need, int(shared), to))
-        descriptor = lib.spmd_arena_fd(self._arena)
-        return f"/proc/{os.getpid()}/fd/{descriptor}", lib.spmd_arena_nonce(self._arena)
+        need, shared = lib.spmd_job_bytes(self._job), int(len(mates) > 1)
+        self._arena = self._take(lambda to: lib.spmd_arena_new(need, shared, to))
+        return _address(self._arena)
 
-    def _take(self, make: Any) -> None:
+    def _processes(self) -> tuple[Any, ...]:
+        """The processes of the job for the engine, and what must live as long."""
+        hosts = self.setup.hosts
+        first, arena = ffi.new("int64_t[]", hosts.first), ffi.new("int64_t[]", hosts.arenas)
+        mpi = self.transport.settings if self.transport else ffi.NULL
+        host = ffi.new("int64_t[]", hosts.hosts)
+        given = {"count": len(hosts.arenas), "number": hosts.number, "first": first,
+                 "arena": arena, "host": host, "mpi": mpi}  # fmt: skip
+        return ffi.new("spmd_processes *", given), first, arena, host
+
+    def _take(self, make: Any) -> Any:
         to = ffi.new("spmd_arena **")
         self._check(make(to))
-        self._arena = to[0]
+        return to[0]
 
     def _no_memory(self, need: int, have: int) -> EnvironmentFault:
         return EnvironmentFault(
             f"not enough memory: needs {bytes_text(need)}, have {bytes_text(have)}",
             expected=f"{bytes_text(lib.spmd_job_rank_bytes(self._job))} for each of "
-            f"{self.setup.ranks} ranks",
+            f"{self.setup.hosts.ranks_of(self.setup.hosts.here)} ranks",
             found=f"{bytes_text(have)} available",
             remedy="fewer ranks, or smaller arrays",
         )
@@ -195,7 +258,9 @@ class Job:
         text = ffi.string(lib.spmd_status_text(status)).decode()
         if status == lib.SPMD_NO_MEMORY:
             if self._job != ffi.NULL:
-                raise self._no_memory(lib.spmd_job_bytes(self._job), available_memory())
+                ranks = self.setup.hosts.ranks_of(self.setup.hosts.here)
+                need = lib.spmd_job_rank_bytes(self._job) * ranks
+                raise self._no_memory(need, available_memory())
             raise EnvironmentFault(text)
         if status == lib.SPMD_SYSTEM:
             raise EnvironmentFault(f"{text}: {os.strerror(ffi.errno)}")
@@ -235,10 +300,12 @@ class Job:
         try:
             state = self._wait(progress)
         except BaseException as error:
+            self.broken = True
             code = getattr(error, "exit_code", 130 if isinstance(error, KeyboardInterrupt) else 70)
             self.abort(code, f"{type(error).__name__} on process {self.processes.number}")
             raise
         if state == lib.SPMD_ABORTED:
+            self.broken = True
             raise self._failure()
 
     def _wait(self, progress: bool) -> int:
@@ -270,38 +337,55 @@ class Job:
         failure = ffi.new("spmd_failure *")
         lib.spmd_job_failure(self._job, failure)
         if failure.rank < 0:
+            if failure.code == EXIT_PEER:
+                launch.end_with_the_job()
             return launch.Elsewhere(int(failure.code))
-        rows = self.manifest["operations"]
-        operation = self._watch(failure.rank).operation
-        place = rows[operation].get("place") if 0 <= operation < len(rows) else ""
-        where = f"{place}: " if place else ""
+        row = self.row(self.state(failure.rank).operation)
+        where = f"{row['place']}: " if "place" in row else ""
         text = ffi.string(failure.text).decode("utf-8", "replace")
         return RunError(
             f"{where}rank {failure.rank} in superstep {failure.superstep}: {text}",
             int(failure.code) or EXIT_PEER,
         )
 
-    def _watch(self, rank: int) -> Any:
+    def row(self, operation: int) -> dict[str, Any]:
+        """The row of the manifest's table of operations, {} for none."""
+        rows = self.manifest["operations"]
+        return rows[operation] if 0 <= operation < len(rows) else {}
+
+    def state(self, rank: int) -> Any:
+        """Where a rank of this arena is: a spmd_rank_state."""
         state = ffi.new("spmd_rank_state *")
         lib.spmd_job_watch(self._job, rank, state)
         return state
 
     def superstep(self) -> int:
         """How many exchanges the first hosted rank has completed."""
-        return int(self._watch(self.setup.first).superstep)
+        return int(self.state(self.setup.first).superstep)
 
     def close(self) -> None:
-        """Gives all memory back, unless a compute phase that was interrupted still uses it."""
+        """Gives all memory back, unless an interrupted compute phase, or MPI, still uses it."""
+        if self.watch is not None:
+            self.watch.end()
+            self.watch = None
         if self._job != ffi.NULL:
             if lib.spmd_job_free(self._job) != lib.SPMD_OK:
                 return
             self._job = ffi.NULL
-        if self._arena != ffi.NULL:
-            lib.spmd_arena_free(self._arena)
-            self._arena = ffi.NULL
+        if self.transport is not None and not self.broken:
+            self.transport.close()
+        self.transport = None
+        lib.spmd_arena_free(self._arena)
+        lib.spmd_arena_free(self._board)
+        self._arena = self._board = ffi.NULL
         if self.image is not None:
             self.image.close()
             self.image = None
+
+
+def _address(arena: Any) -> tuple[str, int]:
+    """Where the other processes of this host find an arena, and how they know it again."""
+    return f"/proc/{os.getpid()}/fd/{lib.spmd_arena_fd(arena)}", lib.spmd_arena_nonce(arena)
 
 
 class Global:

@@ -11,18 +11,19 @@ import os
 import sys
 
 from codegen.errors import AgreementError, EnvironmentFault, MeshError, SpmdError
+from spmd.launchers import launcher as launcher  # for those who ask about processes here
+from spmd.launchers import library, world
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
+    from typing import Any, NoReturn
 
-# What launchers set: (number of this process, number of processes, family of MPI).
-_LAUNCHERS = (
-    ("PMI_RANK", "PMI_SIZE", "MPICH"),
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "Open MPI"),
-    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "Slurm"),
-)
+# One name per process, "a,a,b": hosts that this one host plays, so that one machine can try what
+# several do. For tests.
+PRETENDED = "SPMD_PRETEND_HOSTS"
+
+TRANSPORTS = ("auto", "shm", "mpi")
 
 
 class Elsewhere(Exception):
@@ -33,12 +34,12 @@ class Elsewhere(Exception):
         super().__init__(f"another process failed with exit code {exit_code}")
 
 
-def launcher() -> tuple[int, int, str]:
-    """This process's number, how many there are and who started them, from the environment."""
-    for number, count, family in _LAUNCHERS:
-        if count in os.environ and number in os.environ:
-            return int(os.environ[number]), int(os.environ[count]), family
-    return 0, 1, ""
+def end_with_the_job() -> NoReturn:
+    """Waits for the process that reports a lost one: it ends all of us."""
+    import time
+
+    time.sleep(10)
+    os._exit(75)
 
 
 class Processes:
@@ -50,6 +51,10 @@ class Processes:
         self.count: int = comm.Get_size() if comm is not None else 1
         # The error that all processes know of: nobody waits for this one any more.
         self.met: Exception | None = None
+
+    def mpi(self) -> Any:
+        """The module mpi4py.MPI, where there is a communicator."""
+        return library()
 
     def all_gather(self, value: Any) -> list[Any]:
         """One value per process, in every process."""
@@ -103,27 +108,7 @@ class Processes:
 
 def find() -> Processes:
     """The processes that the launcher started; without a launcher, this one alone."""
-    _, count, family = launcher()
-    if not family:
-        return Processes()
-    try:
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:
-        if count == 1:
-            return Processes()
-        raise EnvironmentFault(
-            f"started by {family}, but mpi4py cannot be loaded: {error}",
-            remedy="pip install 'spmd[mpich]'",
-        ) from None
-    if MPI.COMM_WORLD.Get_size() != count:
-        library = MPI.Get_library_version().split(",")[0].split("\n")[0].strip()
-        raise EnvironmentFault(
-            f"launcher is {family}, library is {library}",
-            expected=f"{count} processes in one job",
-            found="every process thinks it is alone",
-            remedy="start with the mpirun of the library, or install mpi4py for the launcher",
-        )
-    return Processes(MPI.COMM_WORLD)
+    return Processes(world())
 
 
 def mine(digest: str, settings: object, first: int, count: int) -> dict[str, Any]:
@@ -133,23 +118,91 @@ def mine(digest: str, settings: object, first: int, count: int) -> dict[str, Any
         "digest": digest,
         "settings": repr(settings),
         "host": os.uname().nodename,
+        "place": _place(),
         "cores": tuple(os.sched_getaffinity(0)),
     }
 
 
-def agree(processes: Processes, everyones: list[dict[str, Any]]) -> int:
-    """Every process holds the same image and settings, on one host; returns its usable cores.
+def _place() -> tuple[str, ...]:
+    """Equal for two processes that can reach each other's memory: kernel and process table."""
+    parts = [os.uname().nodename]
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            parts.append(file.read().strip())
+        parts.append(os.readlink("/proc/self/ns/pid"))
+    except OSError:
+        pass
+    return tuple(parts)
+
+
+class Hosts:
+    """Where the processes of a job are. Lists have one entry per process.
+
+    names: of their hosts; hosts: their numbers. arenas: the number of the arena whose memory each
+    of them shares. first: rank of each, and behind the last one the number of ranks. cores: usable
+    on this process's host.
+    """
+
+    def __init__(
+        self, number: int, everyones: list[dict[str, Any]], transport: str = "auto"
+    ) -> None:
+        places = [theirs["place"] for theirs in everyones]
+        pretended = os.environ.get(PRETENDED, "").split(",")
+        if len(pretended) == len(places):
+            places = [(*place, "pretended", name) for place, name in zip(places, pretended)]
+        order = list(dict.fromkeys(places))
+        self.number = number
+        self.count = len(order)
+        self.names = [
+            f"{theirs['host']}#{place[-1]}" if "pretended" in place else theirs["host"]
+            for theirs, place in zip(everyones, places)
+        ]
+        self.hosts = [order.index(place) for place in places]
+        self.arenas = list(range(len(places))) if transport == "mpi" else self.hosts
+        self.first = [theirs["ranks"].start for theirs in everyones] + [everyones[-1]["ranks"].stop]
+        mine = everyones[number]["place"]  # pretended hosts share what cores there are
+        self.here = [k for k, theirs in enumerate(everyones) if theirs["place"] == mine]
+        self.cores = len({core for k in self.here for core in everyones[k]["cores"]})
+
+    @property
+    def parted(self) -> bool:
+        """Whether data must travel by MPI."""
+        return len(set(self.arenas)) > 1
+
+    def ranks_of(self, processes: list[int]) -> int:
+        """How many ranks these processes host."""
+        return sum(self.first[k + 1] - self.first[k] for k in processes)
+
+    def together_with(self) -> list[int]:
+        """The processes of this one's arena."""
+        return [k for k, arena in enumerate(self.arenas) if arena == self.arenas[self.number]]
+
+    def beside(self) -> list[int]:
+        """The processes of this one's host, pretended or not."""
+        return [k for k, host in enumerate(self.hosts) if host == self.hosts[self.number]]
+
+
+def agree(processes: Processes, everyones: list[dict[str, Any]], transport: str = "auto") -> Hosts:
+    """Every process holds the same image and settings; where they are.
 
     Raises AgreementError or EnvironmentFault in process 0, `Elsewhere` in the others.
     """
     try:
         _compare(everyones)
+        hosts = Hosts(processes.number, everyones, transport)
+        if transport == "shm" and hosts.count > 1:
+            raise EnvironmentFault(
+                f"the processes run on {hosts.count} hosts",
+                expected="one host, where --transport shm is asked for",
+                found=", ".join(dict.fromkeys(hosts.names)),
+                remedy="--transport auto",
+            )
     except SpmdError as error:
         if processes.number:
             raise Elsewhere(error.exit_code) from None
         processes.met = error
         raise
-    return len({core for theirs in everyones for core in theirs["cores"]})
+    return hosts
 
 
 def _compare(everyones: list[dict[str, Any]]) -> None:
@@ -170,15 +223,6 @@ def _compare(everyones: list[dict[str, Any]]) -> None:
             expected=f"{key} {expected[key]} (rank {expected['ranks'][0]})",
             found=f"{key} {found[key]} (rank {found['ranks'][0]})",
             remedy="give every rank the same image and the same options",
-        )
-    host = everyones[0]["host"]
-    strangers = [n for n, theirs in enumerate(everyones) if theirs["host"] != host]
-    if strangers:
-        raise EnvironmentFault(
-            f"processes {listed(strangers)} run on {everyones[strangers[0]]['host']}, "
-            f"process 0 on {host}",
-            expected="all processes on one host; several hosts come with a later version",
-            remedy="start fewer processes, or host more ranks in each with --ranks",
         )
 
 

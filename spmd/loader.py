@@ -106,9 +106,9 @@ def _open(data: bytes, proof: dict[bytes, bytes]) -> tuple[Any, int]:
     held: list[int] = []  # open until the end: a number names one file only
     reasons: list[str] = []
     try:
-        for place in _places():
+        for place in places():
             try:
-                file, path = _file(data, place)
+                file, path = private_file(data, place)
             except OSError as error:
                 reasons.append(f"{place or 'memory'}: {error.strerror}")
                 continue
@@ -141,15 +141,19 @@ def _is_proved(handle: Any, proof: dict[bytes, bytes]) -> bool:
     return True
 
 
-def _places() -> Iterator[str]:
+def places() -> Iterator[str]:
     """Where an image can be put to be loaded: in memory (""), else in a directory."""
     yield ""
     import tempfile
 
-    yield from (tempfile.gettempdir(), "/var/tmp", "/dev/shm", os.getcwd())
+    try:
+        yield tempfile.gettempdir()
+    except OSError:  # none can be written
+        pass
+    yield from ("/var/tmp", "/dev/shm", os.getcwd())
 
 
-def _file(data: bytes, place: str) -> tuple[int, str]:
+def private_file(data: bytes, place: str) -> tuple[int, str]:
     """A private file that holds the bytes, and its path. In memory it is sealed for good."""
     import fcntl
 
@@ -184,11 +188,21 @@ _openblas: Any = None
 
 
 def _routine(name: str) -> Any:
-    """The address of a BLAS routine; OpenBLAS is opened once, single-threaded."""
+    """The address of a BLAS routine."""
+    openblas()
+    for prefix in _BLAS_PREFIXES:
+        found = lib.spmd_library_symbol(_openblas, (prefix + name).encode())
+        if found != ffi.NULL:
+            return found
+    raise EnvironmentFault(f"OpenBLAS has no routine {name}", remedy="pip install scipy-openblas32")
+
+
+def openblas() -> str:
+    """The file of OpenBLAS, which is opened once, single-threaded."""
     global _openblas
+    path = _openblas_path()
     if _openblas is None:
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-        path = _openblas_path()
         _openblas = lib.spmd_library_open(path.encode())
         if _openblas == ffi.NULL:
             _openblas = None
@@ -196,11 +210,7 @@ def _routine(name: str) -> Any:
                 "OpenBLAS cannot be loaded", found=_linker_error(),
                 remedy="pip install --force-reinstall scipy-openblas32",
             )  # fmt: skip
-    for prefix in _BLAS_PREFIXES:
-        found = lib.spmd_library_symbol(_openblas, (prefix + name).encode())
-        if found != ffi.NULL:
-            return found
-    raise EnvironmentFault(f"OpenBLAS has no routine {name}", remedy="pip install scipy-openblas32")
+    return path
 
 
 def _openblas_path() -> str:

@@ -31,6 +31,12 @@ def available_memory() -> int:
     return max(0, have)
 
 
+def memory_limit() -> int:
+    """Bytes that the control groups of this process may take together; 0 where none is limited."""
+    limits = [_number(f"{folder}/memory.max") for folder in _control_groups()]
+    return min((limit for limit in limits if limit is not None), default=0)
+
+
 def _control_groups() -> list[str]:
     """Folders of this process's control group and of all above it, version 2."""
     try:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import argparse
     from typing import Any
 
+    import numpy as np
+
     from spmd.files import Input
     from spmd.outputs import OutputFile
 
@@ -37,13 +39,14 @@ def run(options: argparse.Namespace, processes: launch.Processes) -> int:
         data, parameters = processes.from_first(lambda: built(options.image, options.set))
     launched = Launch(options, {k: v for k, v in options.set.items() if k not in parameters})
     met = processes.meet(lambda: launched.prepare(data, processes))
-    cores = launch.agree(processes, met)
-    setup = launched.setup(processes, cores)
-    with Job(launched.checked, setup, processes) as job:
+    hosts = launch.agree(processes, met, options.transport)
+    setup = launched.setup(processes, hosts)
+    with Job(launched.checked, setup, processes, options.time_limit) as job:
         try:
             parts = processes.meet(lambda: launched.compute(job))[0]
             if parts:
                 processes.together(lambda: launched.collect(job, parts))
+                launched.gather(job)
                 processes.together(launched.finish)
         finally:
             launched.discard()
@@ -72,7 +75,7 @@ class Launch:
         self.files: list[OutputFile | None] = []
         self.first = False
         self.rooms: dict[int, int] = {}
-        self.views: dict[int, mmap.mmap] = {}
+        self.arrays: dict[int, np.ndarray] = {}  # outputs that no file takes
 
     def prepare(self, data: bytes | None, processes: launch.Processes) -> dict[str, Any]:
         """Checks everything that can be checked alone; returns what all processes must share."""
@@ -86,7 +89,7 @@ class Launch:
         self.sizes = sizes.bind_mesh(
             self.manifest, self.options.ranks, self.options.mesh, self.scalars, processes.count
         )
-        setup = self.setup(processes, 0)
+        setup = self.setup(processes)
         for array in self.manifest["inputs"]:
             if array["name"] in self.opened:
                 check_array(array, setup.shape(array), self.opened[array["name"]])
@@ -94,7 +97,8 @@ class Launch:
         return launch.mine(
             self.checked.digest,
             (self.sizes, sorted(self.scalars.items()), sorted(self.opened),
-             [file is not None for file in self.files], self.options.algorithm),  # fmt: skip
+             [file is not None for file in self.files],
+             self.options.algorithm, self.options.transport),  # fmt: skip
             setup.first,
             setup.count,
         )
@@ -120,9 +124,9 @@ class Launch:
                 if file is not None:
                     file.check()
 
-    def setup(self, processes: launch.Processes, cores: int) -> Setup:
+    def setup(self, processes: launch.Processes, hosts: launch.Hosts | None = None) -> Setup:
         return Setup(
-            self.manifest, processes, self.sizes, self.scalars, self.options.threads, cores,
+            self.manifest, processes, self.sizes, self.scalars, self.options.threads, hosts,
             self.options.algorithm,
         )
 
@@ -131,7 +135,7 @@ class Launch:
         try:
             for name, file in self.opened.items():
                 if file.compressed:
-                    file.reserve(*_span(job, name, file), job.processes.count)
+                    file.reserve(*_span(job, name, file), len(job.setup.hosts.here))
                 with memoryview(file.buffer)[file.start :] as base:
                     job.put(name, Global(base, file.dtype, file.shape, file.strides, file.swapped))
                 file.close()
@@ -148,7 +152,7 @@ class Launch:
         if file is not None:
             return file.create(), file.starts[output["name"]]
         size = report.output_bytes(output["dtype"], job.setup.shape(output))
-        if size > available_memory() // 2:
+        if job.setup.hosts.count > 1 or size > available_memory() // 2:
             return "", 0
         fd = os.memfd_create(output["name"], os.MFD_CLOEXEC)
         os.ftruncate(fd, max(1, size))
@@ -167,10 +171,27 @@ class Launch:
             with memoryview(view)[start:] as base:
                 job.get(number, Global(base, dtype, shape, strides))
             if self.first and self.files[number] is None:
-                self.views[number] = view
+                self.arrays[number] = report.as_array(view, 0, dtype, shape)
             else:
                 view.close()
         self.shapes = [job.setup.shape(output) for output in self.manifest["outputs"]]
+
+    def gather(self, job: Job) -> None:
+        """Brings to process 0 what other hosts hold of the outputs that no file takes."""
+        hosts = job.setup.hosts
+        if hosts.count == 1:
+            return
+        from spmd import parts
+
+        for number, output in enumerate(self.manifest["outputs"]):
+            size = report.output_bytes(output["dtype"], self.shapes[number])
+            if self.files[number] is not None or size > parts.MOST_GATHERED:
+                continue
+            mine = parts.hosted_parts(job, number)
+            dtype = report.numpy_dtype(output["dtype"])
+            array = parts.gather(job.processes.comm, mine, self.shapes[number], dtype)
+            if array is not None:
+                self.arrays[number] = array
 
     def finish(self) -> None:
         """Process 0 names the files and prints the outputs that no file takes."""
@@ -186,9 +207,8 @@ class Launch:
                 print(f"{name}: {dtype} ({extents}) in {file.given}", flush=True)
                 if how := file.reading(name, dtype):
                     print(f"spmd: output {name} is {dtype}: read it by {how}", file=sys.stderr)
-            elif number in self.views:
-                array = report.as_array(self.views[number], 0, dtype, shape)
-                print(report.output_text(name, dtype, array), flush=True)
+            elif number in self.arrays:
+                print(report.output_text(name, dtype, self.arrays[number]), flush=True)
             else:
                 print(f"{name}: {dtype} {shape} too large to summarise; use -o {name}=FILE.npy")
 

@@ -22,6 +22,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 GOLDEN = ROOT / "tests" / "golden"
 EXAMPLES = ROOT / "examples"
+RANK_WORDS = (b"PMI_RANK", b"OMPI_COMM_WORLD_RANK")
 MARK = "SPMD_TEST_LAUNCH"  # in the environment of everything a test starts
 
 # Open MPI refuses root and more ranks than cores unless told; MPICH does not read these.
@@ -96,6 +97,23 @@ class Launch:
                     continue
         return found
 
+    def ranks(self, count: int) -> dict[int, int]:
+        """Rank to process, of the Python processes that a launcher has started for this launch."""
+        deadline = time.monotonic() + 30
+        found: dict[int, int] = {}
+        while len(found) < count and time.monotonic() < deadline:
+            for pid in self.alive():
+                try:
+                    words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+                    name = Path(f"/proc/{pid}/comm").read_text()
+                except OSError:
+                    continue
+                numbers = [int(w.split(b"=")[1]) for w in words if w.split(b"=")[0] in RANK_WORDS]
+                if numbers and name.startswith("python"):
+                    found[numbers[0]] = pid
+        assert len(found) == count, found
+        return found
+
     def finish(self, timeout: float = 60) -> Finished:
         """Waits for the end. Fails the test on a hang and on processes left behind."""
         try:
@@ -137,6 +155,13 @@ def run(
     """Runs a command to its end under a time limit."""
     with Launch(argv, cwd, env) as launch:
         return launch.finish(timeout)
+
+
+@pytest.fixture(scope="session")
+def survivors() -> list[str]:
+    """The launcher, such that it lets the others live when one process dies, where it can."""
+    text = run(["mpirun", "--version"]).text
+    return ["mpirun", "-disable-auto-cleanup"] if "HYDRA" in text else ["mpirun"]
 
 
 @pytest.fixture(scope="session")
@@ -227,7 +252,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if "mpirun" in getattr(item, "fixturenames", ()):
+        if {"mpirun", "survivors"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("mpi")
 
     def tier(item: pytest.Item) -> int:

@@ -27,7 +27,7 @@ LEVELS = {
     "codegen.estimate": 2, "codegen.prove": 2, "codegen.sampling": 2, "codegen.mesh": 2,
     "codegen.functions": 2,
     "codegen.ir": 3,
-    "codegen.ops": 4, "codegen.elf": 4,
+    "codegen.ops": 4, "codegen.elf": 4, "codegen.programs": 4,
     "codegen.access": 5, "codegen.plan": 5, "codegen.printer": 5, "codegen.manifest": 5,
     "codegen.target": 5, "codegen.link": 5, "codegen.plan_text": 5, "codegen.steps": 5,
     "codegen.trace": 6, "codegen.kernels": 6, "codegen.oracle": 6,
@@ -43,12 +43,15 @@ ONLY = {
     "llvmlite": ("codegen.kernels",),
     "cffi": ("spmd.engine",),
     "_cffi_backend": ("spmd.engine",),
-    "subprocess": ("codegen.link",),
-    "mpi4py": ("spmd.launch",),
+    "subprocess": ("codegen.programs",),
+    "mpi4py": ("spmd.launchers",),
 }
 
 # What ranks under mpirun never import at start: these may use NumPy and the compiler.
-HEAVY = ("spmd.image", "spmd.numpy", "spmd.show", "spmd.source")
+HEAVY = (
+    "spmd.doctor", "spmd.doctor_mpi", "spmd.image", "spmd.numpy", "spmd.parts", "spmd.show",
+    "spmd.source",
+)
 LIGHT = ("codegen", "codegen.elf", "codegen.manifest", "codegen.errors")
 
 # A grammar stands on one page, in the docstring of its module.

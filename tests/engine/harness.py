@@ -73,6 +73,7 @@ class Job:
         count: int | None = None,
         shared: bool = False,
         arena: tuple[str, int] | None = None,
+        processes: Any = ffi.NULL,
     ) -> None:
         self.ranks = math.prod(size)
         self.first, self.elements = first, elements
@@ -93,6 +94,7 @@ class Job:
                 "count": self.count,
                 "threads": threads,
                 "algorithm": ALGORITHMS[algorithm],
+                "processes": processes,
             },
         )
         made, mapped = ffi.new("spmd_job **"), ffi.new("spmd_arena **")

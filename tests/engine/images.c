@@ -122,6 +122,12 @@ static void pull_row(const spmd_rank *rank, int64_t member, spmd_box *from, spmd
     *into = row(rank, RESULT, 0, scalar(rank, ELEMENTS));
 }
 
+static void send_row(const spmd_rank *rank, int64_t member, spmd_box *from)
+{
+    (void)member;
+    *from = row(rank, OPERAND, 0, scalar(rank, ELEMENTS));
+}
+
 static void fill_row(spmd_rank *rank)
 {
     int64_t *operand = buffer(rank, OPERAND);
@@ -165,6 +171,7 @@ static void ring_prepare(spmd_rank *rank)
     exchange->source = wrap(rank->index - shift, n);
     exchange->dest = wrap(rank->index + shift, n);
     exchange->pull = pull_row;
+    exchange->send = send_row;
 }
 
 static void ring_check(spmd_rank *rank)
@@ -300,10 +307,18 @@ static void pull_gather(const spmd_rank *rank, int64_t member, spmd_box *from, s
     *into = row(rank, RESULT, given_before(member, elements), member % elements);
 }
 
+static void send_gather(const spmd_rank *rank, int64_t member, spmd_box *from)
+{
+    (void)member;
+    *from = row(rank, OPERAND, 0, rank->index % scalar(rank, ELEMENTS));
+}
+
 static void gather_prepare(spmd_rank *rank)
 {
     fill_row(rank);
-    begin(rank, SPMD_PULL, 0)->pull = pull_gather;
+    spmd_exchange *exchange = begin(rank, SPMD_PULL, 0);
+    exchange->pull = pull_gather;
+    exchange->send = send_gather;
 }
 
 static void gather_check(spmd_rank *rank)
@@ -325,13 +340,21 @@ static void pull_swap(const spmd_rank *rank, int64_t member, spmd_box *from, spm
     *into = row(rank, RESULT, member * elements, elements);
 }
 
+static void send_swap(const spmd_rank *rank, int64_t member, spmd_box *from)
+{
+    *from = row(rank, OPERAND, member, scalar(rank, ELEMENTS));
+    from->stride[0] = 8 * rank->world->ranks;
+}
+
 static void swap_prepare(spmd_rank *rank)
 {
     int64_t n = rank->world->ranks, *operand = buffer(rank, OPERAND);
     for (int64_t k = 0; k < scalar(rank, ELEMENTS); k++)
         for (int64_t to = 0; to < n; to++)
             operand[k * n + to] = value(rank->index, rank->counter[STEP], k) + 1000 * to;
-    begin(rank, SPMD_PULL, 0)->pull = pull_swap;
+    spmd_exchange *exchange = begin(rank, SPMD_PULL, 0);
+    exchange->pull = pull_swap;
+    exchange->send = send_swap;
 }
 
 static void swap_check(spmd_rank *rank)
@@ -345,15 +368,19 @@ static void swap_check(spmd_rank *rank)
 LOOP(swap, swap_prepare, swap_check)
 
 /* scatter: the sum of my column block of everybody's (elements, ranks) matrix. */
-static void pull_scatter(const spmd_rank *rank, int64_t member, spmd_box *from, spmd_box *into)
+static void send_scatter(const spmd_rank *rank, int64_t member, spmd_box *from)
 {
-    int64_t n = rank->world->ranks;
-    (void)member;
-    *from = row(rank, OPERAND, rank->index, scalar(rank, ELEMENTS));
+    *from = row(rank, OPERAND, member, scalar(rank, ELEMENTS));
     from->dims = 2;
     from->extent[1] = 1;
-    from->stride[0] = 8 * n;
+    from->stride[0] = 8 * rank->world->ranks;
     from->stride[1] = 8;
+}
+
+static void pull_scatter(const spmd_rank *rank, int64_t member, spmd_box *from, spmd_box *into)
+{
+    (void)member;
+    send_scatter(rank, rank->index, from);
     *into = row(rank, RESULT, 0, scalar(rank, ELEMENTS));
     into->dims = 2;
     into->extent[1] = 1;
@@ -368,6 +395,7 @@ static void scatter_prepare(spmd_rank *rank)
         operand[k] = (double)value(rank->index, rank->counter[STEP], k);
     spmd_exchange *exchange = begin(rank, SPMD_REDUCE_SCATTER, 0);
     exchange->pull = pull_scatter;
+    exchange->send = send_scatter;
     exchange->combine = sum;
 }
 
@@ -402,6 +430,12 @@ static void pull_halo(const spmd_rank *rank, int64_t member, spmd_box *from, spm
     from->stride[0] = into->stride[0] = 8 * across;
 }
 
+static void send_halo(const spmd_rank *rank, int64_t member, spmd_box *from)
+{
+    spmd_box into;
+    pull_halo(rank, member, from, &into);
+}
+
 static void halo_prepare(spmd_rank *rank)
 {
     int64_t n = scalar(rank, ELEMENTS), width = n + 2, direction = rank->counter[STEP] % 4;
@@ -414,6 +448,7 @@ static void halo_prepare(spmd_rank *rank)
     exchange->source = wrap(exchange->position - shift, exchange->members);
     exchange->dest = wrap(exchange->position + shift, exchange->members);
     exchange->pull = pull_halo;
+    exchange->send = send_halo;
 }
 
 static void halo_check(spmd_rank *rank)

@@ -1,0 +1,163 @@
+/* Who hosts whom: ranks to processes to arenas; and for every exchange the members of its group
+ * that share this arena. Where one arena holds all ranks, nothing here costs anything. */
+#include "parts.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* The ranks of this process's arena lie between `lowest` and `highest`; memory is reserved for all
+ * between them, and taken only for those that are here. */
+static void arena_span(spmd_job *job)
+{
+    const spmd_processes *processes = &job->processes;
+    int64_t mine = processes->arena[processes->number];
+
+    job->lowest = job->world.ranks;
+    job->highest = 0;
+    for (int64_t p = 0; p < processes->count; p++) {
+        int64_t hosted = processes->first[p + 1] - processes->first[p];
+        job->widest = hosted > job->widest ? hosted : job->widest;
+        job->parted |= processes->arena[p] != mine;
+        if (processes->arena[p] != mine)
+            continue;
+        job->lowest = processes->first[p] < job->lowest ? processes->first[p] : job->lowest;
+        job->highest = processes->first[p + 1] - 1;
+    }
+}
+
+static bool processes_fit(const spmd_job *job, const spmd_processes *given)
+{
+    if (given->count < 1 || given->number < 0 || given->number >= given->count ||
+        given->first[0] != 0 || given->first[given->count] != job->world.ranks)
+        return false;
+    for (int64_t p = 0; p < given->count; p++)
+        if (given->first[p] >= given->first[p + 1] || given->arena[p] < 0 ||
+            given->arena[p] >= given->count || given->host[p] < 0 || given->host[p] >= given->count)
+            return false;
+    return given->first[given->number] == job->first &&
+           given->first[given->number + 1] == job->first + job->count;
+}
+
+int spmd_processes_take(spmd_job *job, const spmd_settings *settings)
+{
+    const spmd_processes *given = settings->processes;
+
+    job->lowest = 0;
+    job->highest = settings->ranks - 1;
+    if (!given)
+        return SPMD_OK;
+    if (!processes_fit(job, given))
+        return SPMD_RANGE;
+    size_t words = (size_t)given->count + 1;
+    int64_t *tables = calloc(3 * words, sizeof *tables);
+    if (!tables)
+        return SPMD_NO_MEMORY;
+    memcpy(tables, given->first, words * sizeof *tables);
+    memcpy(tables + words, given->arena, (words - 1) * sizeof *tables);
+    memcpy(tables + 2 * words, given->host, (words - 1) * sizeof *tables);
+    job->processes = (spmd_processes){.count = given->count,
+                                      .number = given->number,
+                                      .first = tables,
+                                      .arena = tables + words,
+                                      .host = tables + 2 * words};
+    arena_span(job);
+    if (given->mpi)
+        job->mpi = *given->mpi;
+    return job->parted && !given->mpi ? SPMD_RANGE : SPMD_OK;
+}
+
+/* The process whose first rank is the last one not above `rank`. */
+int64_t spmd_rank_process(const spmd_job *job, int64_t rank)
+{
+    const int64_t *first = job->processes.first;
+    int64_t low = 0, high = job->processes.count;
+
+    while (high - low > 1) {
+        int64_t middle = low + (high - low) / 2;
+        if (first[middle] <= rank)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+static int64_t rank_arena(const spmd_job *job, int64_t rank)
+{
+    return job->processes.arena[spmd_rank_process(job, rank)];
+}
+
+bool spmd_process_here(const spmd_job *job, int64_t process)
+{
+    return job->processes.host[process] == job->processes.host[job->processes.number];
+}
+
+bool spmd_rank_near(const spmd_job *job, int64_t rank)
+{
+    return !job->parted || rank_arena(job, rank) == job->processes.arena[job->processes.number];
+}
+
+/* One pass over the members: those of my arena, and the first of every arena. */
+static bool team_fill(spmd_team *team, const spmd_job *job, const spmd_exchange *exchange)
+{
+    int64_t mine = job->processes.arena[job->processes.number];
+    int64_t *leader_of = malloc((size_t)job->processes.count * sizeof *leader_of);
+
+    team->member = malloc((size_t)exchange->members * sizeof *team->member);
+    team->leader = malloc((size_t)job->processes.count * sizeof *team->leader);
+    if (leader_of && team->member && team->leader) {
+        memset(leader_of, 0, (size_t)job->processes.count * sizeof *leader_of);
+        for (int64_t member = 0; member < exchange->members; member++) {
+            int64_t arena = rank_arena(job, spmd_member_rank(exchange, member));
+            if (!leader_of[arena]) {
+                leader_of[arena] = 1;
+                if (arena == mine)
+                    team->arena = team->arenas;
+                team->leader[team->arenas++] = member;
+            }
+            if (member == exchange->position)
+                team->position = team->count;
+            if (arena == mine)
+                team->member[team->count++] = member;
+        }
+    }
+    free(leader_of);
+    return team->count > 0;
+}
+
+/* Sets me->team. false: the rank has failed. */
+bool spmd_team_find(spmd_hosted *me, const spmd_exchange *exchange)
+{
+    spmd_job *job = me->job;
+
+    if (!job->parted) {
+        me->whole.count = exchange->members;
+        me->whole.position = exchange->position;
+        me->team = &me->whole;
+        return true;
+    }
+    spmd_team **team = &me->teams[exchange->site];
+    if (!*team) {
+        *team = calloc(1, sizeof **team);
+        if (!*team || !team_fill(*team, job, exchange)) {
+            spmd_rank_fail(&me->record->rank, 69, "no memory for a group of %lld ranks",
+                           (long long)exchange->members);
+            return false;
+        }
+    }
+    me->team = *team;
+    return true;
+}
+
+void spmd_teams_free(spmd_hosted *hosted, uint32_t sites)
+{
+    if (!hosted->teams)
+        return;
+    for (uint32_t site = 0; site < sites; site++)
+        if (hosted->teams[site]) {
+            free(hosted->teams[site]->member);
+            free(hosted->teams[site]->leader);
+            free(hosted->teams[site]);
+        }
+    free(hosted->teams);
+}

@@ -1,0 +1,271 @@
+"""`python -m spmd doctor`: what builds and runs need, what of it is here, and what to do.
+
+In: how many ranks are meant. Out: a table for people or JSON, and an exit code for scripts: 69 when
+something is missing that builds or runs need. What only mpirun needs is a warning.
+Always holds: nothing is changed; every program that is tried has a time limit.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+
+from codegen import link, programs, target
+from codegen.errors import EXIT_ENVIRONMENT, EnvironmentFault, SpmdError
+from spmd.launchers import launcher
+from spmd.memory import available_memory, bytes_text, memory_limit
+
+OK, WARNING, MISSING = "ok", "warning", "missing"
+OPEN_MPI_FOLDER = "PRTE_MCA_prte_tmpdir_base=/dev/shm"  # where its launcher keeps a session
+SMALL = 1 << 30  # bytes of memory below which a warning is due
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line. state: OK, WARNING, or MISSING: builds or runs fail without it."""
+
+    name: str
+    state: str
+    found: str
+    remedy: str = ""
+
+
+def main(ranks: int | None, as_json: bool) -> int:
+    """Prints what was found; returns 0 or 69. Under a launcher the first process speaks for all."""
+    if launcher()[0]:
+        return 0
+    checks = [check for group in _groups(ranks) for check in group()]
+    code = EXIT_ENVIRONMENT if any(c.state == MISSING for c in checks) else 0
+    if as_json:
+        print(json.dumps({"exit_code": code, "checks": [asdict(c) for c in checks]}, indent=1))
+    else:
+        print(table(checks))
+    return code
+
+
+def table(checks: list[Check]) -> str:
+    """The lines, aligned, and what to make of them."""
+    widths = [max(len(getattr(c, part)) for c in checks) for part in ("name", "state")]
+    lines = []
+    for check in checks:
+        lines.append(f"{check.name:{widths[0]}}  {check.state:{widths[1]}}  {check.found}")
+        if check.remedy:
+            lines.append(f"{'':{sum(widths) + 4}}try: {check.remedy}")
+    missing = [c.name for c in checks if c.state == MISSING]
+    launch = next((c for c in checks if c.name == "mpirun" and c.state == WARNING), None)
+    if missing:
+        lines.append(f"\nmissing: {', '.join(missing)}")
+    elif launch:
+        lines.append(f"\nimage.run(ranks=4) works; for mpirun: {launch.remedy}")
+    else:
+        lines.append("\nimage.run(ranks=4) and mpirun work")
+    return "\n".join(lines)
+
+
+def _groups(ranks: int | None) -> list[Callable[[], Iterator[Check]]]:
+    from spmd import doctor_mpi
+
+    return [software, doctor_mpi.checks, lambda: machine(ranks)]
+
+
+# ---- what is installed ---------------------------------------------------------------------------
+
+
+def software() -> Iterator[Check]:
+    import sysconfig
+
+    header = os.path.join(sysconfig.get_path("include"), "Python.h")
+    headers = "with headers" if os.path.exists(header) else "without headers"
+    engine = _engine()
+    lacks = engine.state == MISSING and headers.startswith("without")
+    yield Check("Python", MISSING if lacks else OK,
+                f"{sys.version.split()[0]}, {headers}, {sys.executable}",
+                "apt install python3-dev: the engine is built with its headers" if lacks else "",
+                )  # fmt: skip
+    yield engine
+    yield _compiler()
+    for name, module, need in (
+        ("NumPy", "numpy", ""), ("cffi", "cffi", ""), ("ml_dtypes", "ml_dtypes", ""),
+        ("numba", "numba", "@spmd.kernel"),
+    ):  # fmt: skip
+        yield _package(name, module, need)
+    yield _openblas()
+
+
+def version_of(package: str) -> str:
+    from importlib import metadata
+
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _package(name: str, module: str, need: str) -> Check:
+    """need: what alone cannot be done without it; "" for everything."""
+    from importlib.util import find_spec
+
+    if find_spec(module) is not None:
+        return Check(name, OK, version_of(module) or "of unknown version")
+    return Check(name, WARNING if need else MISSING,
+                 f"not installed{f'; only {need} needs it' if need else ''}",
+                 f"pip install {module}")  # fmt: skip
+
+
+def _engine() -> Check:
+    text = f"spmd {version_of('spmd') or 'in a source tree'}"
+    try:
+        from spmd.engine import _engine
+    except ImportError as error:
+        return Check("engine", MISSING, f"{text}; not built: {error}",
+                     "pip install . in the source tree, or make setup")  # fmt: skip
+    return Check("engine", OK, f"{text}, {_engine.__file__}")
+
+
+def _compiler() -> Check:
+    try:
+        text = link.trial(target.native())
+    except (SpmdError, OSError) as error:
+        if not isinstance(error, SpmdError):
+            return Check("C compiler", MISSING, str(error), "install gcc or set CC")
+        found = f"; {error.found}" if error.found else ""
+        return Check("C compiler", MISSING, error.message + found, error.remedy)
+    return Check("C compiler", OK, f"{text}; builds shared objects")
+
+
+def _openblas() -> Check:
+    name, need = "OpenBLAS", "only matrix products need it"
+    try:
+        from spmd import loader
+
+        path = loader.openblas()
+    except EnvironmentFault as error:
+        return Check(name, WARNING, f"{error.message}; {need}", error.remedy)
+    except ImportError:
+        return Check(name, WARNING, f"not tried without the engine; {need}")
+    return Check(name, OK, path)
+
+
+# ---- this machine --------------------------------------------------------------------------------
+
+
+def machine(ranks: int | None) -> Iterator[Check]:
+    yield _memory()
+    yield Check("/dev/shm", OK, _size("/dev/shm", "not needed: ranks share a memory file"))
+    yield _places()
+    yield _temporary()
+    yield _shared_files()
+    yield _cores(ranks)
+    level = target.native()
+    yield Check("processor", OK, f"{os.uname().machine}, {level} ({target.mark(level)})")
+    yield _limits()
+
+
+def _memory() -> Check:
+    have, limit = available_memory(), memory_limit()
+    text = f"{bytes_text(have)} available, " + (
+        f"control group limit {bytes_text(limit)}" if limit else "no control group limit"
+    )
+    if have < SMALL:
+        return Check("memory", WARNING, text, "smaller arrays, or ask the scheduler for more")
+    return Check("memory", OK, text)
+
+
+def _size(place: str, note: str) -> str:
+    try:
+        found = os.statvfs(place)
+    except OSError as error:
+        return f"{error.strerror}; {note}"
+    return f"{bytes_text(found.f_blocks * found.f_frsize)}; {note}"
+
+
+def _places() -> Check:
+    """Where images can be loaded from: memory files, else directories without noexec."""
+    import mmap
+
+    try:
+        from spmd import loader
+    except ImportError:
+        return Check("loading", WARNING, "not tried without the engine")
+    good = []
+    for place in loader.places():
+        try:
+            file, path = loader.private_file(b"\x7fELF" + bytes(4092), place)
+        except OSError:
+            continue
+        try:
+            mmap.mmap(file, 4096, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC).close()
+            good.append(place or "memory files")
+        except OSError:  # noexec
+            pass
+        finally:
+            os.close(file)
+            if place:
+                os.unlink(path)
+    if not good:
+        return Check("loading", MISSING, "no memory file and no directory may be executed",
+                     "set TMPDIR to a directory without noexec")  # fmt: skip
+    return Check("loading", OK, f"images can be executed from {', '.join(dict.fromkeys(good))}")
+
+
+def _temporary() -> Check:
+    import tempfile
+
+    meant = os.environ.get("TMPDIR") or "/tmp"
+    try:
+        place = tempfile.gettempdir()
+    except OSError:
+        place = ""
+    if os.access(meant, os.W_OK | os.X_OK):
+        return Check("TMPDIR", OK, _size(meant, meant))
+    instead = f"{place} is used" if place else "/dev/shm or the current directory is used"
+    return Check("TMPDIR", WARNING, f"{meant} cannot be written; {instead}",
+                 f"TMPDIR of yours; for the mpirun of Open MPI: export {OPEN_MPI_FOLDER}",
+                 )  # fmt: skip
+
+
+def _shared_files() -> Check:
+    """Processes of a user reach each other's memory files by /proc/PID/fd."""
+    file = os.memfd_create("spmd-doctor", os.MFD_CLOEXEC)
+    try:
+        code = f"open('/proc/{os.getpid()}/fd/{file}', 'r+b').close()"
+        tried = programs.run([sys.executable, "-I", "-S", "-c", code], limit_s=20)
+    finally:
+        os.close(file)
+    if tried.code == 0:
+        return Check("sharing", OK, "processes of one user open each other's memory files")
+    last = (tried.err.strip().splitlines() or [f"exit code {tried.code}"])[-1]
+    return Check("sharing", WARNING, f"/proc/PID/fd of another process does not open: {last}",
+                 "host all ranks in one process: --ranks N without mpirun; or mount /proc "
+                 "without hidepid and allow ptrace of own processes")  # fmt: skip
+
+
+def _cores(ranks: int | None) -> Check:
+    usable = len(os.sched_getaffinity(0))
+    text = f"{usable} of {os.cpu_count()} usable"
+    if ranks is None:
+        tasks = os.environ.get("SLURM_NTASKS", "")
+        ranks = int(tasks) if tasks.isascii() and tasks.isdigit() else None
+    if ranks is None:
+        return Check("cores", OK, text)
+    if ranks > usable:
+        return Check("cores", WARNING, f"{text} for {ranks} ranks: they take turns",
+                     "fine for trying; for speed at most a rank for each core")  # fmt: skip
+    return Check("cores", OK, f"{text} for {ranks} ranks")
+
+
+def _limits() -> Check:
+    import resource
+
+    parts = []
+    for name, what in (("RLIMIT_AS", "address space (ulimit -v)"),
+                       ("RLIMIT_MEMLOCK", "locked memory (ulimit -l)")):  # fmt: skip
+        soft = resource.getrlimit(getattr(resource, name))[0]
+        parts.append(f"{what} {'unlimited' if soft < 0 else bytes_text(soft)}")
+    if resource.getrlimit(resource.RLIMIT_AS)[0] >= 0:
+        return Check("limits", WARNING, "; ".join(parts),
+                     "ulimit -v unlimited: ranks map all memory of a job")  # fmt: skip
+    return Check("limits", OK, "; ".join(parts))

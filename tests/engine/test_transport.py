@@ -1,0 +1,13 @@
+"""Every exchange between processes that share no memory, or share it in part, over real MPI."""
+
+from __future__ import annotations
+
+from tests.engine.harness import Images
+from tests.engine.transport import ARENAS, PROGRAMS, SIZES
+
+
+def test_every_exchange_between_arenas(images: Images, mpirun) -> None:
+    done = mpirun(4, "-m", "tests.engine.transport", images.path, timeout=240).expect(0)
+    lines = done.out.splitlines()
+    assert [line for line in lines if not line.endswith(": right")] == []
+    assert len(lines) == len(ARENAS) * (len(PROGRAMS) * len(SIZES) * 2 + 3)

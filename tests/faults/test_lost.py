@@ -1,0 +1,200 @@
+"""Ranks that are killed, stopped or slow (14, 16, 17, 20, 21): named, in time, once."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.conftest import Launch
+
+LIMIT = 5  # seconds, the default: a lost rank is reported before it is over
+
+TURNS = '''
+import numpy as np
+import spmd
+
+@spmd.program(mesh=("r",))
+def turns():
+    n = spmd.axis_size("r")
+    steps = spmd.scalar("steps", 10**15)
+    work = spmd.scalar("work", 0)
+    x = spmd.input("x", (n,), np.float64, layout=("r",), default=lambda i: i)
+
+    @spmd.shard_map(mesh="r", out_layouts=("r",))
+    def turn(x):
+        i = spmd.axis_index("r")
+        spmd.print("started")
+        for _ in spmd.range(steps):
+            if i == 1:
+                for _ in spmd.range(work):
+                    x = np.cos(x)
+            x = spmd.ppermute(x, "r", shift=1)
+        return x
+
+    return {"x": turn(x)}
+'''
+
+
+def start(launcher: list[str], ranks: int, image: Path, *options: object, **keywords) -> Launch:
+    argv = [*launcher, "-n", ranks, sys.executable, "-m", "spmd", "run", image, *options]
+    return Launch(argv, **keywords)
+
+
+def wait_for_text(launch: Launch, text: str = "started") -> None:
+    line = launch.process.stdout.readline()
+    assert text in line, (line, launch.process.poll())
+    time.sleep(0.7)  # beats between hosts come every quarter of a second
+
+
+def pretend(*names: str) -> dict[str, str]:
+    """Hosts that this one plays. MPI then uses its network between all of them, as it would: who is
+    stopped inside a queue in shared memory holds up whoever reads it."""
+    if not names:
+        return {}
+    return {
+        "SPMD_PRETEND_HOSTS": ",".join(names),
+        "MPIR_CVAR_NOLOCAL": "1", "UCX_TLS": "tcp,self",
+        "OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "tcp,self",
+    }  # fmt: skip
+
+
+def test_a_killed_rank(built, survivors):
+    """The launcher may end the others at once; where it lets them live, one of them says it."""
+    with start(survivors, 4, built(TURNS)) as launch:
+        victim = launch.ranks(4)[2]
+        wait_for_text(launch)
+        sent = time.monotonic()
+        os.kill(victim, signal.SIGKILL)
+        done = launch.finish(20)
+    assert time.monotonic() - sent < LIMIT + 1
+    assert done.code in (75, 9, 137), done.text  # 9 and 137 are the launchers' own
+    assert "Traceback" not in done.err
+    assert done.err.count("lost in superstep") <= 1
+    if len(survivors) > 1:
+        assert f"rank 2 on {os.uname().nodename} lost in superstep" in done.err
+        assert f"process {victim} has ended" in done.err
+        assert ".py:20: x = spmd.ppermute" in done.err
+
+
+@pytest.mark.parametrize("options, hosts", [
+    ((), ()), (("--transport", "mpi"), ()), ((), ("a", "a", "b", "b")), ((), ("a", "b", "b", "c")),
+])  # fmt: skip
+@pytest.mark.parametrize("rank", [0, 3])
+def test_a_stopped_rank(built, survivors, options, hosts, rank):
+    with start(survivors, 4, built(TURNS), *options, env=pretend(*hosts)) as launch:
+        victim = launch.ranks(4)[rank]
+        wait_for_text(launch)
+        sent = time.monotonic()
+        os.kill(victim, signal.SIGSTOP)
+        done = launch.finish(30)
+    assert time.monotonic() - sent < LIMIT + 1, done.text  # reported within; then it is ended
+    done.expect(75, f"spmd: rank {rank} on {os.uname().nodename}", "lost in superstep",
+                "a sign of life within 5 s", ".py:20: x = spmd.ppermute")  # fmt: skip
+    assert done.err.count("lost in superstep") == 1, done.err
+    assert done.err.count("late: no sign of life") == 1, done.err
+
+
+def test_a_rank_that_stops_for_a_while(built, mpirun, tmp_path):
+    """A warning at half the limit, which names it; a correct result."""
+    options = ("--set", "steps=40000", "-o", f"x={tmp_path}/x.npy")
+    with start(["mpirun"], 4, built(TURNS), *options) as launch:
+        victim = launch.ranks(4)[3]
+        wait_for_text(launch)
+        os.kill(victim, signal.SIGSTOP)
+        time.sleep(0.6 * LIMIT)
+        os.kill(victim, signal.SIGCONT)
+        done = launch.finish(60).expect(0)
+    name = os.uname().nodename
+    assert f"warning: rank 3 on {name} late: no sign of life for 2.5 s" in done.err
+    assert f"process {victim} is stopped" in done.err and done.err.count("warning") == 1
+    np.testing.assert_array_equal(np.load(tmp_path / "x.npy"), [0, 1, 2, 3])
+
+
+@pytest.mark.parametrize("options", [(), ("--transport", "mpi")])
+def test_a_rank_that_computes_for_long(built, mpirun, options):
+    """Longer than the limit; the others wait for it, are told for whom, and nothing is lost."""
+    image = built(TURNS)
+    done = mpirun(3, "-m", "spmd", "run", image, "--time-limit", "1", "--set", "steps=1",
+                  "--set", "work=150000000", *options).expect(0, "x: float64")  # fmt: skip
+    assert done.err.count("warning") == 1, done.err
+    assert "rank 1 on" in done.err and "is slow: others wait for it" in done.err
+    assert "ran operation" in done.err
+
+
+def test_a_limit_of_0_waits_for_ever(built, mpirun):
+    with start(["mpirun"], 2, built(TURNS), "--time-limit", 0) as launch:
+        victim = launch.ranks(2)[1]
+        wait_for_text(launch)
+        os.kill(victim, signal.SIGSTOP)
+        time.sleep(LIMIT + 1)
+        assert launch.process.poll() is None
+        os.kill(victim, signal.SIGCONT)
+        launch.process.send_signal(signal.SIGTERM)
+        done = launch.finish(20)
+    assert "spmd:" not in done.err, done.err
+
+
+def test_all_stopped_together_is_nobodys_fault(built, mpirun):
+    """As Ctrl-Z does, or a laptop that is closed."""
+    with start(["mpirun"], 2, built(TURNS), "--time-limit", 1) as launch:
+        victims = launch.ranks(2).values()
+        wait_for_text(launch)
+        for number in (signal.SIGSTOP, signal.SIGCONT):
+            for pid in victims:
+                os.kill(pid, number)
+            time.sleep(2.5)
+        assert launch.process.poll() is None, launch.finish().text
+        launch.process.send_signal(signal.SIGTERM)
+        done = launch.finish(60)
+    assert "spmd:" not in done.err, done.err
+
+
+KILLS = int(os.environ.get("SPMD_TEST_KILLS", "6"))  # make kills: 100
+
+
+@pytest.mark.parametrize("seed", range(KILLS))
+def test_killed_at_a_random_moment(built, mpirun, seed, tmp_path):
+    """A rank or the launcher; from before MPI starts to the end. `finish` looks for processes."""
+    chance = random.Random(seed)
+    before = left_behind()
+    options = ("--set", "steps=30000", "-o", f"x={tmp_path}/x.npy")
+    with start(["mpirun"], 4, built(TURNS), *options) as launch:
+        time.sleep(chance.uniform(0.0, 2.0))
+        pids = [launch.process.pid] if chance.random() < 0.3 else launch.alive()
+        number = chance.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+        try:
+            os.kill(chance.choice(pids or [launch.process.pid]), number)
+        except ProcessLookupError:
+            pass  # it was over
+        done = launch.finish(30)
+    assert "Traceback" not in done.err, done.err
+    assert left_behind() <= before
+    parts = [name for name in os.listdir(tmp_path) if name != "x.npy"]
+    assert parts == [] or number == signal.SIGKILL, parts  # who is killed cannot tidy up
+
+
+def left_behind() -> set[str]:
+    """Our names in the places where shared memory and temporary files have names."""
+    folders = ("/dev/shm", "/tmp", "/var/tmp")
+    return {f"{f}/{n}" for f in folders if os.path.isdir(f) for n in os.listdir(f) if "spmd" in n}
+
+
+def test_two_runs_at_once(built, mpirun, tmp_path):
+    """The same user, image and folder: no shared names, both right."""
+    image, launches = built(TURNS), []
+    for k in (1, 2):
+        options = ("--set", f"steps={1000 + k}", "-o", f"x={tmp_path}/{k}.npy")
+        launches.append(start(["mpirun"], 3, image, *options))
+    for k, launch in enumerate(launches, 1):
+        with launch:
+            launch.finish(60).expect(0)
+        np.testing.assert_array_equal(
+            np.load(tmp_path / f"{k}.npy"), np.roll(np.arange(3), 1000 + k)
+        )

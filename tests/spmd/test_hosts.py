@@ -1,0 +1,135 @@
+"""Several hosts: pretended ones, and two that have nothing but a network between them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from tests.conftest import EXAMPLES, ROOT, Launch, run
+from tests.spmd.network import ADDRESSES, Network
+
+BY_MPI = ("--transport", "mpi")
+
+
+@pytest.mark.parametrize(("options", "hosts"), [
+    (BY_MPI, ""), ((), "a,a,b"), ((), "a,b,a"), ((), "a,b,c"), (("--ranks", "7"), "a,a,b"),
+    ((*BY_MPI, "--ranks", "8", "--threads", "2"), ""),
+])  # fmt: skip
+def test_examples_on_hosts_that_share_no_memory(
+    built, mpirun, spmd_command, tmp_path, options, hosts
+):
+    """The same files and the same text as one process writes, up to rounding in sums."""
+    image = built(EXAMPLES / "heat.py")
+    ranks = options[options.index("--ranks") + 1] if "--ranks" in options else "3"
+    alone, apart = tmp_path / "alone.npy", tmp_path / "apart.npy"
+    first = spmd_command("run", image, "--ranks", ranks, "-o", f"u={alone}").expect(0)
+    second = mpirun(
+        3, "-m", "spmd", "run", image, "-o", f"u={apart}", *options,
+        env={"SPMD_PRETEND_HOSTS": hosts},
+    ).expect(0)  # fmt: skip
+    np.testing.assert_array_equal(np.load(apart), np.load(alone))
+    assert second.out.replace("apart", "alone") == first.out
+
+
+def test_printed_outputs_come_from_all_hosts(built, mpirun, spmd_command):
+    image = built(EXAMPLES / "ring_allreduce.py", count=20)
+    one = spmd_command("run", image, "--ranks", 4).expect(0)
+    many = mpirun(4, "-m", "spmd", "run", image, env={"SPMD_PRETEND_HOSTS": "a,b,b,c"}).expect(0)
+    assert many.out == one.out and "[" in one.out
+
+
+def test_shared_memory_is_for_one_host(built, mpirun):
+    done = mpirun(2, "-m", "spmd", "run", built(EXAMPLES / "heat.py"), "--transport", "shm",
+                  env={"SPMD_PRETEND_HOSTS": "a,b"})  # fmt: skip
+    done.expect(69, "the processes run on 2 hosts", "--transport auto")
+
+
+SCRIPT = """
+import sys
+import numpy as np, spmd
+from mpi4py import MPI
+comm = MPI.COMM_WORLD
+image = spmd.load(sys.argv[1])
+with image.open(comm=comm, transport=sys.argv[2]) as job:
+    for steps in (3, 3, 5):
+        out = job(steps=steps)
+        whole = out["u"].gather(root=1)
+        part = out["u"].local
+        place = tuple(slice(o, o + e) for o, e in zip(out["u"].offsets, part.shape))
+        assert (whole is None) == (comm.rank != 1)
+        whole = comm.bcast(whole, root=1)
+        assert np.array_equal(whole[place], part)
+alone = image.run(ranks=comm.size, steps=5)
+assert np.array_equal(alone["u"], whole)
+if comm.rank == 0:
+    print("right")
+"""
+
+
+@pytest.mark.parametrize(("transport", "hosts"), [("mpi", ""), ("auto", "a,b,b"), ("shm", "")])
+def test_inside_an_mpi4py_program(built, mpirun, tmp_path, transport, hosts):
+    """Loaded once, run several times; again when a scalar changes; ends without a word."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = mpirun(3, tmp_path / "script.py", built(EXAMPLES / "heat.py"), transport,
+                  env={"SPMD_PRETEND_HOSTS": hosts}).expect(0)  # fmt: skip
+    assert "right" in done.out.splitlines() and done.err == ""
+
+
+@pytest.fixture
+def network(tmp_path):
+    try:
+        opened = Network(tmp_path).__enter__()
+    except OSError as error:
+        pytest.skip(f"no network namespaces here: {error}")
+    yield opened
+    opened.__exit__()
+
+
+def across(network: Network, folder, *argv: object) -> list[object]:
+    """Four processes of a launcher on the first host, two on each."""
+    first, second = ADDRESSES.values()
+    python = [sys.executable, "-m", "spmd", "run", *argv]
+    inside = network.enter("hosta", folder)
+    if "HYDRA" in run(["mpirun", "--version"]).text:
+        return [*inside, "mpirun", "-launcher", "ssh", "-launcher-exec", network.agent, "-iface",
+                "ve0", "-hosts", f"{first},{second}", "-ppn", 2, "-n", 4, *python]  # fmt: skip
+    return [*inside, "mpirun", "--mca", "plm_ssh_agent", network.agent, "--host",
+            f"{first}:2,{second}:2", "-x", "PYTHONPATH", "-n", 4, *python]  # fmt: skip
+
+
+# MPICH's UCX finds a network by /sys only if it is told its name.
+ENVIRONMENT = {"UCX_NET_DEVICES": "ve0", "PYTHONPATH": str(ROOT)}
+
+
+@pytest.mark.mpi
+def test_two_hosts_with_addresses_of_their_own(built, spmd_command, network, tmp_path):
+    image = built(EXAMPLES / "heat.py")
+    alone, apart = tmp_path / "alone.npy", tmp_path / "apart.npy"
+    spmd_command("run", image, "--ranks", 4, "-o", f"u={alone}").expect(0)
+    argv = across(network, tmp_path, image, "-o", f"u={apart}")
+    done = run(argv, env=ENVIRONMENT).expect(0, "peak: float32")
+    np.testing.assert_array_equal(np.load(apart), np.load(alone))
+    assert "spmd:" not in done.err, done.err
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("rank", [1, 2])
+def test_a_rank_stops_on_another_host(built, network, tmp_path, rank):
+    """Named with its host, within the limit, by one process of the four."""
+    image = built(EXAMPLES / "heat.py")
+    argv = across(network, tmp_path, image, "--set", "steps=1000000000")
+    with Launch(argv, env=ENVIRONMENT) as launch:
+        victim = launch.ranks(4)[rank]
+        time.sleep(3)
+        os.kill(victim, signal.SIGSTOP)
+        sent = time.monotonic()
+        done = launch.finish(30)
+    assert time.monotonic() - sent < 6
+    host = list(ADDRESSES)[rank // 2]
+    done.expect(75, f"spmd: rank {rank} on {host} lost in superstep", "heat.py:")
+    assert done.err.count("lost in superstep") == 1, done.err

@@ -57,8 +57,10 @@ def _pair(text: str) -> tuple[str, str]:
 
 def _file(text: str) -> tuple[str, str]:
     """name=path; a file of many arrays may stand alone: its name is then ""."""
+    from spmd.files import ARCHIVES
+
     name, equals, path = text.partition("=")
-    if (not equals or "/" in name) and text.endswith((".npz", ".safetensors")):
+    if (not equals or "/" in name) and text.endswith(ARCHIVES):
         return "", text
     if not equals or not name or not path:
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=FILE, FILE.npz or FILE.safetensors")

@@ -97,8 +97,8 @@ class Launch:
         return launch.mine(
             self.checked.digest,
             (self.sizes, sorted(self.scalars.items()), sorted(self.opened),
-             [file is not None for file in self.files], self.options.algorithm,
-             self.options.transport),  # fmt: skip
+             [file is not None for file in self.files],
+             self.options.algorithm, self.options.transport),  # fmt: skip
             setup.first,
             setup.count,
         )
@@ -135,7 +135,7 @@ class Launch:
         try:
             for name, file in self.opened.items():
                 if file.compressed:
-                    file.reserve(*_span(job, name, file), job.processes.count)
+                    file.reserve(*_span(job, name, file), len(job.setup.hosts.here))
                 with memoryview(file.buffer)[file.start :] as base:
                     job.put(name, Global(base, file.dtype, file.shape, file.strides, file.swapped))
                 file.close()

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from spmd.launch import PRETENDED
 from tests.conftest import ROOT, Finished
 from tests.spmd.array_files import open_array, write
 
@@ -123,6 +124,15 @@ def test_what_numpy_writes(
          k=np.asfortranarray(given["k"]), c=given["c"].astype(">c8"))  # fmt: skip
     mpirun(4, "-m", "spmd", "run", built(PROGRAM, n=130, m=41), "-i", "in.npz",
            "-o", "out.npz", cwd=tmp_path).expect(0)  # fmt: skip
+    check(tmp_path / "out.npz", given)
+
+
+def test_between_hosts(built: Callable[..., Path], mpirun: Start, tmp_path: Path) -> None:
+    """Processes that share no memory, only the files; one of them has empty parts only."""
+    given = inputs(2, 3)
+    np.savez_compressed(tmp_path / "in.npz", **given)
+    mpirun(4, "-m", "spmd", "run", built(PROGRAM, n=2, m=3), "--mesh", "x=4,y=1", "-i", "in.npz",
+           "-o", "out.npz", cwd=tmp_path, env={PRETENDED: "a,a,b,b"}).expect(0)  # fmt: skip
     check(tmp_path / "out.npz", given)
 
 

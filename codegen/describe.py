@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from codegen.emit.image import Source
 from codegen.errors import Place
 from codegen.expr import Expr, to_json
+from codegen.ledger import coordinate_names, exchange_rows
 from codegen.manifest import FORMAT, INTERFACE
 from codegen.plan import Array, Buffer, Plan
 from codegen.plan_text import plan_text
@@ -68,7 +69,9 @@ def notes_of(levels: Levels) -> dict[str, Any]:
         "program": module_text(levels.program),
         "plan": plan_text(levels.plan),
         "c": levels.source.text,
-        "load": [str(e) for e in levels.source.at_load],
+        "load": [to_json(e) for e in levels.source.at_load],
+        "coordinates": coordinate_names(levels.plan),
+        "exchanges": exchange_rows(levels.plan),
     }
 
 

@@ -344,6 +344,11 @@ _OPERATIONS: dict[str, Any] = {
 }
 
 
+def operations() -> dict[str, Any]:
+    """What the names of operations in expressions mean, `+` and `*` apart."""
+    return _OPERATIONS
+
+
 # ---- index words ---------------------------------------------------------------------------------
 
 
@@ -416,16 +421,25 @@ def patch(image: Image, first: int, count: int, sizes: list[int], scalars: list[
 
     What is a local program already stays what it is: it runs on its own ranks only.
     """
+    data = local_program(image, first, count, sizes, scalars)
     own = IndexWords(image.section(".spmd.index"))
+    if own.patched and data != image.data:
+        wanted = IndexWords(index_words(1, first, count, sizes, scalars))
+        raise InputError(
+            "index words are not those of this rank", expected=str(wanted), found=str(own),
+            remedy="give each process its own local program, or all of them the image",
+        )  # fmt: skip
+    return data
+
+
+def local_program(
+    image: Image, first: int, count: int, sizes: list[int], scalars: list[int]
+) -> bytes:
+    """An image, or a local program of it, with other index words. Raises InputError."""
     offset, size = image.sections[".spmd.index"]
     words = index_words(1, first, count, sizes, scalars)
     if len(words) != size:
         raise InputError("index words do not fit the image", expected=f"{size // 8} words",
                          found=f"{len(words) // 8}")  # fmt: skip
-    wanted = IndexWords(words)
-    if own.patched and words != image.section(".spmd.index"):
-        raise InputError(
-            "index words are not those of this rank", expected=str(wanted), found=str(own),
-            remedy="give each process its own local program, or all of them the image",
-        )  # fmt: skip
+    IndexWords(words)
     return image.data[:offset] + words + image.data[offset + size :]

@@ -175,6 +175,11 @@ int spmd_job_heed(spmd_job *job, int64_t limit_ms, spmd_notice *notice);
 /* From now on others may leave: whoever heeds returns SPMD_NOTICE_END. */
 void spmd_job_heed_end(spmd_job *job);
 
+/* What the image's plan functions say for one rank of a job that need not be loaded: bytes of every
+ * buffer, the at_load words, and SPMD_DIMS offsets and extents of every array. */
+int spmd_job_probe(const spmd_job *job, int64_t rank, int64_t *bytes, int64_t *at_load,
+                   int64_t *offset, int64_t *extent);
+
 /* Images and the libraries they call, by the dynamic linker. NULL: spmd_library_error says why. */
 void *spmd_library_open(const char *path);
 void *spmd_library_symbol(void *library, const char *name);

@@ -13,6 +13,7 @@
  *   watch.c       signs of life on a host, and who is late
  *   far.c         signs of life between hosts
  *   data.c        global arrays in and out
+ *   probe.c       an image's plan functions alone
  *   print.c       lines of text on their way to the host language
  *   library.c     the dynamic linker
  */

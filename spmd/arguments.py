@@ -6,11 +6,16 @@ what the program knows.
 
 from __future__ import annotations
 
+import struct
+
 from codegen.errors import InputError, UsageError
+from codegen.manifest import IndexWords
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+    from codegen.manifest import Image
 
 
 def scalars_of(manifest: dict[str, Any], settings: dict[str, Any]) -> dict[str, int | float]:
@@ -49,6 +54,51 @@ def scalar_value(scalar: dict[str, Any], value: Any) -> int | float:
             expected="a number" if scalar["dtype"] == "float64" else "an integer of 64 bits",
         )
     return int(number)
+
+
+def scalar_words(manifest: dict[str, Any], scalars: dict[str, int | float]) -> list[int]:
+    """The scalars as the 64 bits that the index words and the engine hold."""
+    return [
+        struct.unpack("=q", struct.pack("=d", scalars[scalar["name"]]))[0]
+        if scalar["dtype"] == "float64" else int(scalars[scalar["name"]])
+        for scalar in manifest["scalars"]
+    ]  # fmt: skip
+
+
+def patched_in(
+    image: Image, settings: dict[str, Any], mesh: dict[str, int], ranks: int | None
+) -> tuple[dict[str, Any], dict[str, int], int | None]:
+    """Settings, mesh and ranks of a launch; those of a local program are what was patched in.
+
+    Raises InputError where something else is asked for.
+    """
+    own = IndexWords(image.section(".spmd.index"))
+    if not own.patched:
+        return settings, mesh, ranks
+    manifest = image.manifest
+    sizes = {a["name"]: n for a, n in zip(manifest["mesh"], own.sizes)}
+    values = {
+        s["name"]: struct.unpack("=d", struct.pack("=q", word))[0]
+        if s["dtype"] == "float64" else word
+        for s, word in zip(manifest["scalars"], own.scalars)
+    }  # fmt: skip
+    product = 1
+    for n in own.sizes:
+        product *= n
+    known = {**{s["name"]: s for s in manifest["scalars"]}}
+    wrong = [f"{k}={v}" for k, v in mesh.items() if k in sizes and sizes[k] != v]
+    wrong += [f"{ranks} ranks"] if ranks not in (None, product) else []
+    wrong += [f"{k}={v}" for k, v in settings.items()
+              if k in known and scalar_value(known[k], v) != values[k]]  # fmt: skip
+    if wrong:
+        raise InputError(
+            f"this is a local program: {wrong[0]} is not what was patched into it",
+            expected=", ".join(f"{k}={v}" for k, v in {**sizes, **values}.items()),
+            found=", ".join(wrong), remedy="patch the image again, or run the image itself",
+        )  # fmt: skip
+    others = {k: v for k, v in settings.items() if k not in values}
+    unknown = {k: v for k, v in mesh.items() if k not in sizes}
+    return {**values, **others}, {**sizes, **unknown}, product
 
 
 def check_names(arrays: list[dict[str, Any]], given: Any, what: str, option: str) -> None:

@@ -88,6 +88,23 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _index(text: str) -> int:
+    if not _is_number(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not an index from 0")
+    return int(text)
+
+
+def _range(text: str) -> range:
+    """4, or 1-64."""
+    low, dash, high = text.partition("-")
+    if not _is_number(low) or (dash and not _is_number(high)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not N or N-M")
+    numbers = range(int(low), int(high or low) + 1)
+    if not numbers or numbers[0] < 1 or len(numbers) > 4096:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a range of at most 4096 from 1")
+    return numbers
+
+
 def _seconds(text: str) -> float:
     try:
         number = float(text)
@@ -134,10 +151,7 @@ def _run_options(run: Parser) -> None:
         run.add_argument(*names, metavar="[NAME=]FILE", type=_file, action="append", default=[],
                          help=text)  # fmt: skip
     _add_set(run, "a run-time scalar; for a FILE.py also a parameter")
-    run.add_argument(
-        "--mesh", metavar="AXIS=SIZE,…", type=_mesh, action="append", default=[],
-        help="default: as equal as possible"
-    )  # fmt: skip
+    _add_mesh(run)
     run.add_argument("--ranks", metavar="N", type=_count, help="default: one for every process")
     run.add_argument("--threads", metavar="W", type=_count, help="of each process")
     run.add_argument("--algorithm", choices=("auto", "flat", "blocks", "ring"), default="auto",
@@ -162,6 +176,28 @@ def _doctor_options(doctor: Parser) -> None:
     doctor.add_argument("--json", action="store_true", help="the same, for programs to read")
 
 
+def _patch_options(patch: Parser) -> None:
+    patch.add_argument("image", metavar="IMAGE", help="or a local program of it")
+    patch.add_argument("--index", metavar="I", type=_index, help="of one rank")
+    patch.add_argument("--ranks", metavar="N", type=_count, help="of the job")
+    patch.add_argument("--all", metavar="N", type=_count, help="all local programs of N ranks")
+    patch.add_argument("-o", "--output", metavar="FILE",
+                       help="or a folder; default: IMAGE.I-of-N.img, beside IMAGE")  # fmt: skip
+    _add_mesh(patch)
+    _add_set(patch, "a run-time scalar")
+
+
+def _verify_options(verify: Parser) -> None:
+    verify.add_argument("image", metavar="IMAGE", nargs="+")
+    verify.add_argument("--ranks", metavar="N|N-M", type=_range, default=None,
+                        help="numbers of ranks to evaluate the plan for; default: 1-64")
+    _add_mesh(verify)
+    _add_set(verify, "a run-time scalar")
+    verify.add_argument("--execute", action="store_true",
+                        help="compare the machine code's plan functions too, in a child process")
+    verify.add_argument("--json", action="store_true", help="the same, for programs to read")
+
+
 _PARTS = {
     "manifest": "arrays, scalars, conditions, buffers (what is shown without options)",
     "sizes": "bytes of the image, and of a rank's memory on 1 to 1,000,000 ranks",
@@ -176,8 +212,17 @@ _OPTIONS = {
     "build": ("compile a program into an image", _build_options),
     "run": ("run an image, or a program", _run_options),
     "show": ("look into an image, running nothing of it", _show_options),
+    "patch": ("write the local program of one index, or of all", _patch_options),
+    "verify": ("check an image and its plan, running nothing of it", _verify_options),
     "doctor": ("say what is installed, what is missing and what to do", _doctor_options),
 }
+
+
+def _add_mesh(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--mesh", metavar="AXIS=SIZE,…", type=_mesh, action="append", default=[],
+        help="default: as equal as possible"
+    )  # fmt: skip
 
 
 def _add_set(command: argparse.ArgumentParser, what: str) -> None:
@@ -277,7 +322,8 @@ def _leave_now(processes: launch.Processes, code: int) -> NoReturn:
 
 
 def _commands() -> dict[str, Any]:
-    return {"build": _build, "run": _run, "show": _show, "doctor": _doctor}
+    return {"build": _build, "run": _run, "show": _show, "patch": _patch, "verify": _verify,
+            "doctor": _doctor}  # fmt: skip
 
 
 def _build(options: argparse.Namespace, _: launch.Processes) -> int:
@@ -297,6 +343,18 @@ def _show(options: argparse.Namespace, _: launch.Processes) -> int:
     from spmd import show
 
     return show.main(options.image, options.what or ["manifest"], options.json)
+
+
+def _patch(options: argparse.Namespace, _: launch.Processes) -> int:
+    from spmd import patch
+
+    return patch.main(options)
+
+
+def _verify(options: argparse.Namespace, _: launch.Processes) -> int:
+    from spmd import verify
+
+    return verify.main(options)
 
 
 def _doctor(options: argparse.Namespace, _: launch.Processes) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 
 from codegen.errors import InputError, InternalError, SpmdError, UsageError
 from spmd import launch, loader, parts, report, sizes, source
-from spmd.arguments import check_array, check_given, check_names, scalars_of
+from spmd.arguments import check_array, check_given, check_names, patched_in, scalars_of
 from spmd.job import ALGORITHMS, TIME_LIMIT, Global, Job, Setup
 
 TYPE_CHECKING = False
@@ -196,14 +196,16 @@ class Opened:
                     expected=", ".join(known + names) or "no inputs and no scalars",
                 )
         given = {name: value for name, value in arguments.items() if name in known}
-        self.scalars = scalars_of(
-            manifest, {name: value for name, value in arguments.items() if name not in known}
+        settings, mesh, ranks = patched_in(
+            self._checked.image,
+            {name: value for name, value in arguments.items() if name not in known},
+            self.mesh,
+            self.ranks,
         )
+        self.scalars = scalars_of(manifest, settings)
         check_names(manifest["inputs"], given, "input", "")
         check_given(manifest, given)
-        self.bound = sizes.bind_mesh(
-            manifest, self.ranks, self.mesh, self.scalars, self.processes.count
-        )
+        self.bound = sizes.bind_mesh(manifest, ranks, mesh, self.scalars, self.processes.count)
         setup = self._setup()
         self.arrays = {
             array["name"]: _fitting(array, setup.shape(array), given[array["name"]])

@@ -8,12 +8,12 @@ it is taken, and nothing is left when the last process is gone.
 from __future__ import annotations
 
 import os
-import struct
 import sys
 
 from codegen.errors import EXIT_PEER, EnvironmentFault, InternalError, SpmdError, VersionError
 from codegen.manifest import evaluate
 from spmd import launch, loader
+from spmd.arguments import scalar_words
 from spmd.engine import ffi, lib
 from spmd.memory import available_memory, bytes_text
 from spmd.npy import SIZES
@@ -70,9 +70,7 @@ class Setup:
         self.algorithm = ALGORITHMS.index(algorithm)
         self.threads = max(1, min(self.count, threads or share))
         self.values: dict[str, Any] = {**scalars, **mesh_symbols(manifest, sizes)}
-        self.words = [
-            _word(scalar["dtype"], scalars[scalar["name"]]) for scalar in manifest["scalars"]
-        ]
+        self.words = scalar_words(manifest, scalars)
 
     def shape(self, array: dict[str, Any]) -> tuple[int, ...]:
         """The global extents of an input or output: a row of the manifest."""
@@ -94,13 +92,6 @@ class Setup:
         if not spare:
             return [EVERY_RANK]
         return [r for r in hosted if all(r // stride % size == 0 for stride, size in spare)]
-
-
-def _word(dtype: str, value: int | float) -> int:
-    """A scalar as the 64 bits that the index words and the engine hold."""
-    if dtype == "float64":
-        return int(struct.unpack("=q", struct.pack("=d", value))[0])
-    return int(value)
 
 
 class Job:

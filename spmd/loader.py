@@ -74,6 +74,14 @@ class Checked:
         return Loaded(data, proof, [row["routine"] for row in self.manifest["libraries"]])
 
 
+    def load_any(self, scalars: int) -> Loaded:
+        """Some local program, for functions that read no index words."""
+        words = reader.IndexWords(self.image.section(".spmd.index"))
+        if words.patched:
+            return self.load(words.first, words.count, list(words.sizes), list(words.scalars))
+        return self.load(0, 1, [1] * len(self.manifest["mesh"]), [0] * scalars)
+
+
 class Loaded:
     """Machine code in memory. table: its spmd_image_table. library: routines by logical number.
 

@@ -12,7 +12,7 @@ import os
 import sys
 
 from spmd import launch, loader, report, sizes
-from spmd.arguments import check_array, check_given, check_names, scalars_of
+from spmd.arguments import check_array, check_given, check_names, patched_in, scalars_of
 from spmd.job import Global, Job, Setup
 from spmd.memory import available_memory
 from spmd.npy import SIZES, contiguous_strides
@@ -82,13 +82,14 @@ class Launch:
         self.first = processes.number == 0
         self.checked = loader.open_file(self.options.image) if data is None else loader.check(data)
         self.manifest = self.checked.manifest
-        self.scalars = scalars_of(self.manifest, self.settings)
+        settings, mesh, ranks = patched_in(
+            self.checked.image, self.settings, self.options.mesh, self.options.ranks
+        )
+        self.scalars = scalars_of(self.manifest, settings)
         check_names(self.manifest["inputs"], self.options.input, "input", "-i")
         check_names(self.manifest["outputs"], self.options.output, "output", "-o")
         self._open_inputs()
-        self.sizes = sizes.bind_mesh(
-            self.manifest, self.options.ranks, self.options.mesh, self.scalars, processes.count
-        )
+        self.sizes = sizes.bind_mesh(self.manifest, ranks, mesh, self.scalars, processes.count)
         setup = self.setup(processes)
         for array in self.manifest["inputs"]:
             if array["name"] in self.opened:

@@ -111,6 +111,9 @@ def summary(image: reader.Image) -> Iterator[str]:
     yield f"program     {m['program']}"
     for name, value in m["parameters"].items():
         yield f"parameter   {name} = {value}"
+    words = reader.IndexWords(image.section(".spmd.index"))
+    if words.patched:
+        yield f"local       {words}: it runs on its own ranks only"
     axes = (a["name"] if a["size"] is None else f"{a['name']}={a['size']}" for a in m["mesh"])
     yield f"mesh        ({', '.join(axes)}), sizes bound at launch"
     for s in m["scalars"]:

@@ -32,7 +32,7 @@ LEVELS = {
     "codegen.target": 5, "codegen.link": 5, "codegen.plan_text": 5, "codegen.steps": 5,
     "codegen.trace": 6, "codegen.kernels": 6, "codegen.oracle": 6,
     "codegen.emit": 7,
-    "codegen.passes": 8, "codegen.describe": 8,
+    "codegen.passes": 8, "codegen.ledger": 8, "codegen.describe": 8,
     "codegen.compile": 9,
     "spmd": 10,
 }  # fmt: skip

@@ -1,0 +1,79 @@
+"""The exchanges of a Plan as a table in prefix form: what `verify` evaluates, for any mesh.
+
+Goes in: a Plan. Comes out: plain dicts, one per exchange: who sends to whom, which boxes of which
+buffers, inside which loops and branches.
+Always holds: an expression names coordinates, axis sizes, scalars, counters, the member; no C.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from codegen.expr import Expr, to_json
+from codegen.plan import Box, Branch, Default, Exchange, Load, Loop, Plan, Step
+
+Rows = Iterator[dict[str, Any]]
+
+
+def exchange_rows(plan: Plan) -> list[dict[str, Any]]:
+    """One row per exchange, in the order of the program."""
+    return list(_rows(plan.steps, [], []))
+
+
+def coordinate_names(plan: Plan) -> list[str]:
+    """The symbol of a rank's position along every mesh axis."""
+    return [axis.coord_sym.name for axis in plan.mesh.axes]
+
+
+def _rows(steps: Sequence[Step], loops: list[Any], guards: list[Any]) -> Rows:
+    for step in steps:
+        if isinstance(step, Exchange):
+            yield _row(step, loops, guards)
+        elif isinstance(step, Loop):
+            inside = [*loops, _loop(step)] if step.counter is not None else loops
+            yield from _rows((*step.condition, *step.body), inside, guards)
+        elif isinstance(step, Branch):
+            on = None if isinstance(step.on, Load) else to_json(step.on)
+            for k, arm in enumerate(step.arms):
+                yield from _rows(arm, loops, [*guards, [on, k, len(step.arms)]])
+        elif isinstance(step, Default):
+            yield from _rows(step.steps, loops, guards)
+
+
+def _loop(step: Loop) -> list[Any]:
+    assert step.counter is not None
+    stop = None if step.stop is None else to_json(step.stop)
+    return [step.counter.name, to_json(step.start), stop, to_json(step.step)]
+
+
+def _row(x: Exchange, loops: list[Any], guards: list[Any]) -> dict[str, Any]:
+    where = f"{os.path.basename(x.place.file)}:{x.place.line}" if x.place else ""
+    return {
+        "site": x.site,
+        "kind": x.kind,
+        "axes": list(x.axes),
+        "place": where,
+        "member": x.member.name,
+        "loops": list(loops),
+        "guards": list(guards),
+        "sends": _maybe(x.sends), "dest": _maybe(x.dest),
+        "receives": _maybe(x.receives), "source": _maybe(x.source),
+        "from": _box(x.pull_from), "into": _box(x.pull_into), "send": _box(x.send),
+    }  # fmt: skip
+
+
+def _maybe(e: Expr | None) -> Any:
+    return None if e is None else to_json(e)
+
+
+def _box(box: Box | None) -> dict[str, Any] | None:
+    if box is None:
+        return None
+    return {
+        "buffer": box.buffer.number,
+        "offset": to_json(box.offset),
+        "extent": [to_json(e) for e in box.extent],
+        "stride": [to_json(e) for e in box.stride],
+    }

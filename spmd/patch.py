@@ -1,0 +1,59 @@
+"""`python -m spmd patch`: local programs, each an image with the index words of its own ranks.
+
+In: the path of an image (or of a local program), an index and how many, sizes, scalars. Out: files.
+Always holds: nothing of the image is executed; two local programs of one job differ in the index
+words only.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+from codegen import manifest as reader
+from codegen.errors import UsageError
+from spmd import loader, sizes, source
+from spmd.arguments import scalar_words, scalars_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+
+
+def main(options: argparse.Namespace) -> int:
+    """Writes one local program, or all of a job. Raises what is wrong with image or options."""
+    image = reader.read(loader.read(options.image), host=False)
+    if options.all and (options.index is not None or options.ranks):
+        raise UsageError("--all says how many there are", remedy="--all N, or --index I --ranks N")
+    if not options.all and options.index is None:
+        raise UsageError("which index is to be patched in?",
+                         remedy="--index I --ranks N, or --all N")  # fmt: skip
+    scalars = scalars_of(image.manifest, options.set)
+    mesh = sizes.bind_mesh(image.manifest, options.all or options.ranks, options.mesh, scalars)
+    ranks = 1
+    for size in mesh:
+        ranks *= size
+    if options.index is not None and options.index >= ranks:
+        raise UsageError(f"there is no index {options.index} among {ranks} ranks",
+                         expected=f"0 to {ranks - 1}")  # fmt: skip
+    indices = range(ranks) if options.all else [options.index]
+    words = scalar_words(image.manifest, scalars)
+    for index in indices:
+        path = _path(options, index, ranks)
+        source.write_whole(path, reader.local_program(image, index, 1, list(mesh), words))
+        print(f"{path}: rank {index} of {ranks}")
+    return 0
+
+
+def _path(options: argparse.Namespace, index: int, ranks: int) -> str:
+    """heat.img gives heat.3-of-16.img, beside it or in the folder asked for."""
+    folder, base = os.path.split(options.image)
+    stem = re.sub(r"\.\d+-of-\d+$", "", base.removesuffix(".img"))
+    digits = len(str(ranks - 1))
+    name = f"{stem}.{index:0{digits}}-of-{ranks}.img"
+    if not options.output:
+        return os.path.join(folder, name)
+    if options.all or os.path.isdir(options.output):
+        os.makedirs(options.output, exist_ok=True)
+        return os.path.join(options.output, name)
+    return str(options.output)

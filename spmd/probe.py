@@ -1,0 +1,95 @@
+"""The child process of `verify --execute`: an image's plan functions, beside what it says of them.
+
+In: a path, meshes and settings, as JSON in the first argument. Out: JSON: the first difference,
+and how many ranks were compared.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from codegen.manifest import evaluate
+from spmd import loader
+from spmd.arguments import scalar_words, scalars_of
+from spmd.engine import ffi, lib
+from spmd.ledger import Ledger
+
+DIMS, AXES = 8, 3
+
+
+def main(text: str) -> None:
+    asked = json.loads(text)
+    checked = loader.open_file(asked["path"])
+    scalars = scalars_of(checked.manifest, asked["set"])
+    words = scalar_words(checked.manifest, scalars)
+    image = None
+    compared = 0
+    for mesh in asked["meshes"]:
+        probe = Probe(checked, Ledger(checked.image, asked["path"]), tuple(mesh), scalars, words)
+        image = image or checked.load_any(len(words))
+        wrong = probe.differs(image)
+        compared += probe.ranks
+        if wrong:
+            print(json.dumps({"wrong": wrong, "ranks": compared}))
+            return
+    print(json.dumps({"wrong": None, "ranks": compared}))
+
+
+class Probe:
+    """One mesh."""
+
+    def __init__(
+        self, checked: loader.Checked, ledger: Ledger, mesh: tuple[int, ...],
+        scalars: dict[str, Any], words: list[int],
+    ) -> None:  # fmt: skip
+        self.manifest, self.ledger, self.mesh = checked.manifest, ledger, mesh
+        self.scalars, self.words = scalars, words
+        self.arrays = [*self.manifest["inputs"], *self.manifest["outputs"]]
+        self.everyone = list(ledger.ranks(mesh, scalars))
+        self.ranks = len(self.everyone)
+
+    def differs(self, image: loader.Loaded) -> dict[str, str] | None:
+        """The first difference, as the words of an error."""
+        sizes = ffi.new("int64_t[]", [*self.mesh, *[1] * (AXES - len(self.mesh))])
+        words = ffi.new("int64_t[]", self.words or [0])
+        settings = ffi.new("spmd_settings *", {
+            "image": image.table, "ranks": self.ranks, "size": sizes, "scalar": words,
+            "scalars": len(self.words), "count": self.ranks, "threads": 1, "cores": 1,
+        })  # fmt: skip
+        made = ffi.new("spmd_job **")
+        status = lib.spmd_job_new(settings, made)
+        if status != lib.SPMD_OK:
+            return {"expected": f"a job on {self.mesh}",
+                    "found": ffi.string(lib.spmd_status_text(status)).decode()}  # fmt: skip
+        try:
+            for index, values in enumerate(self.everyone):
+                for what, said, found in self.compare(made[0], index, values):
+                    if said != found:
+                        where = f"{what} of rank {index} on the mesh {self.mesh}"
+                        return {"expected": f"{where}: {said}", "found": str(found)}
+        finally:
+            lib.spmd_job_free(made[0])
+        return None
+
+    def compare(self, job: Any, index: int, values: dict[str, int]) -> Any:
+        """What the manifest says and what the machine code computes."""
+        buffers = self.manifest["buffers"]
+        taken = ffi.new("int64_t[]", len(buffers) + 1)
+        load = ffi.new("int64_t[]", len(self.ledger.at_load) + 1)
+        offset, extent = (ffi.new("int64_t[]", DIMS * len(self.arrays) + 1) for _ in range(2))
+        lib.spmd_job_probe(job, index, taken, load, offset, extent)
+        for k, buffer in enumerate(buffers):
+            yield f"bytes of buffer {k}", evaluate(buffer["bytes"], values), taken[k]
+        for k, e in enumerate(self.ledger.at_load):
+            yield f"at_load word {k}", evaluate(e, values) + 0, load[k]
+        for k, array in enumerate(self.arrays):
+            said = self.ledger.shard(array, self.mesh, values)
+            dims = range(DIMS * k, DIMS * k + len(array["shape"]))
+            found = ([offset[d] for d in dims], [extent[d] for d in dims])
+            yield f"part of {array['name']}", said, found
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

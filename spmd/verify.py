@@ -1,0 +1,135 @@
+"""`python -m spmd verify`: what can be known of an image without running it.
+
+In: paths of images, meshes. Out: a line for each, or the error that says what does not fit.
+Always holds: nothing of the image is executed here; with --execute its plan functions run in a
+child process, which cannot hurt this one.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from codegen import manifest as reader
+from codegen.errors import ImageError, MeshError
+from spmd import loader, sizes
+from spmd.arguments import scalars_of
+from spmd.ledger import Ledger
+from spmd.memory import bytes_text
+
+RANKS = range(1, 65)
+EXECUTE_S = 120  # how long a child process may take
+
+
+def main(options: Any) -> int:
+    """Verifies every image. Raises what is wrong with the first that does not pass."""
+    found = [verify(path, options) for path in options.image]
+    if options.json:
+        print(json.dumps(found if len(found) > 1 else found[0], indent=1))
+        return 0
+    for one in found:
+        print(_text(one))
+    return 0
+
+
+def verify(path: str, options: Any) -> dict[str, Any]:
+    """What was checked of one image."""
+    image = reader.read(loader.read(path), host=False)
+    scalars = scalars_of(image.manifest, options.set)
+    meshes, refused = _meshes(image.manifest, options, scalars)
+    ledger = Ledger(image, path)
+    pairs = 0
+    for mesh in meshes:
+        ledger.check_arrays(mesh, scalars)
+        pairs += ledger.check_exchanges(mesh, scalars)
+    executed = 0
+    if options.execute:
+        reader.check_machine(image.machine)
+        reader.check_features(image.manifest["target"])
+        executed = _execute(path, meshes, options.set)
+    return {
+        "image": path, "bytes": len(image.data), "digest": image.digest,
+        "local": _local(image), "meshes": len(meshes),
+        "ranks": [_product(mesh) for mesh in meshes], "refused": refused,
+        "exchanges": len(ledger.rows), "at_run_time": sorted(ledger.unknown),
+        "transfers": pairs, "executed": executed,
+    }  # fmt: skip
+
+
+def _meshes(
+    manifest: dict[str, Any], options: Any, scalars: dict[str, Any]
+) -> tuple[list[tuple[int, ...]], list[int]]:
+    """The meshes to look at, and the numbers of ranks that the program refuses.
+
+    What was asked for alone must be possible. Raises MeshError.
+    """
+    asked = options.ranks or ([None] if options.mesh else RANKS)
+    meshes, refused = [], []
+    for ranks in asked:
+        try:
+            meshes.append(sizes.bind_mesh(manifest, ranks, options.mesh, scalars))
+        except MeshError:
+            if len(asked) == 1:
+                raise
+            refused.append(ranks)
+    if not meshes:
+        raise MeshError("the program can run on none of these numbers of ranks",
+                        found=sizes.runs_text(list(asked)))  # fmt: skip
+    return meshes, refused
+
+
+def _execute(path: str, meshes: list[tuple[int, ...]], settings: dict[str, str]) -> int:
+    """Has a child process compare the machine code's plan functions; how many ranks it did."""
+    from codegen import programs
+
+    job = json.dumps({"path": path, "meshes": meshes, "set": settings})
+    ended = programs.run([sys.executable, "-m", "spmd.probe", job], limit_s=EXECUTE_S)
+    if ended.code == programs.TOO_LATE:
+        raise ImageError(f"{path}: its plan functions do not end", expected=f"{EXECUTE_S} s",
+                         found="they were stopped")  # fmt: skip
+    try:
+        answer = json.loads(ended.out)
+        wrong, ranks = answer["wrong"], int(answer["ranks"])
+    except (ValueError, KeyError, TypeError):
+        how = f"signal {-ended.code}" if ended.code < 0 else f"exit code {ended.code}"
+        last = ended.err.strip().split("\n")[-1]
+        raise ImageError(f"{path}: its plan functions crash", expected="numbers",
+                         found=f"{how} {last}".strip()) from None  # fmt: skip
+    if wrong:
+        raise ImageError(f"{path}: the machine code and the manifest differ", **wrong)
+    return ranks
+
+
+def _local(image: reader.Image) -> str:
+    words = reader.IndexWords(image.section(".spmd.index"))
+    return str(words) if words.patched else ""
+
+
+def _product(mesh: Iterable[int]) -> int:
+    total = 1
+    for size in mesh:
+        total *= size
+    return total
+
+
+def _text(one: dict[str, Any]) -> str:
+    ranks, refused = sizes.runs_text(one["ranks"]), sizes.runs_text(one["refused"])
+    lines = [
+        f"{one['image']}: whole, {bytes_text(one['bytes'])}, digest {one['digest'][:16]}…",
+        f"  ranks      {ranks}: every expression of the plan evaluated for all of them",
+    ]
+    if one["local"]:
+        lines.insert(1, f"  local      {one['local']}")
+    if one["refused"]:
+        lines.append(f"  refused    {refused}: by the program's conditions")
+    known = one["exchanges"] - len(one["at_run_time"])
+    lines.append(f"  exchanges  {known} match: {one['transfers']} transfers have equal boxes, "
+                 "inside their buffers, on both sides")  # fmt: skip
+    if one["at_run_time"]:
+        sites = ", ".join(map(str, one["at_run_time"]))
+        lines.append(f"  at run time: exchange {sites}, which depends on what the program computes")
+    if one["executed"]:
+        lines.append(f"  executed   plan functions of {one['executed']} ranks say the same")
+    return "\n".join(lines)

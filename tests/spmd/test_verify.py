@@ -1,0 +1,202 @@
+"""`verify`: what an image says of its exchanges is evaluated; what does not fit is named."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import zlib
+
+import pytest
+
+from codegen import elf, manifest
+from tests.conftest import EXAMPLES
+
+HALO = '''
+import numpy as np
+import spmd
+
+@spmd.program(mesh=("x", "y"))
+def halo(n: int = 200):
+    u = spmd.input("u", (n, n), np.float32, layout=("x", "y"), default=lambda i, j: i + j)
+
+    @spmd.shard_map(mesh=("x", "y"), out_layouts=("x", "y"))
+    def exchange(u):
+        left = spmd.ppermute(u[:, -1], "y", to=lambda i, n: i + 1 if i + 1 < n else None)
+        both = spmd.all_gather(np.sum(u), "x")
+        total = spmd.psum(u[0, 0] + both[0], ("x", "y"))
+        if spmd.axis_index("x") == 1:
+            left = spmd.ppermute(left, "y", shift=1)
+        return u + left[:, None] + total
+
+    return {"u": exchange(u)}
+'''
+
+COMPUTED = '''
+import numpy as np
+import spmd
+
+@spmd.program(mesh=("r",))
+def computed():
+    @spmd.shard_map(mesh="r", out_layouts=("r",))
+    def scan():
+        x, d = np.ones(1), 1
+        while d < spmd.axis_size("r"):
+            x += spmd.ppermute(x, "r", to=lambda i, n: i + d if i + d < n else None)
+            d = d * 2
+        return x
+
+    return scan()
+'''
+
+
+def edited(path, folder, notes=None, old=b"", new=b""):
+    """A copy with other notes, or other bytes, and a digest that fits it."""
+    data = bytearray(path.read_bytes())
+    sections = elf.read_sections(bytes(data))[1]
+    if notes is not None:
+        at, room = sections[".spmd.notes"]
+        whole = manifest.Image(bytes(data)).notes()
+        notes(whole)
+        text = zlib.compress(json.dumps({**whole, "c": "", "graph": ""}).encode(), 9)
+        assert len(text) <= room
+        data[at : at + room] = text.ljust(room, b"\0")
+    if old:
+        assert len(old) == len(new) and data.count(old) >= 1
+        data = data.replace(old, new, 1)
+    at, room = sections[".spmd.digest"]
+    data[at : at + room] = manifest.make_digest(bytes(data), sections)
+    copy = folder / "edited.img"
+    copy.write_bytes(data)
+    return copy
+
+
+@pytest.mark.parametrize("name", ["heat", "ring_allreduce", "train_digits", "mandelbrot"])
+def test_examples_pass(built, spmd_command, name):
+    done = spmd_command("verify", built(EXAMPLES / f"{name}.py"), "--execute").expect(
+        0, "whole", "ranks      1 to 64", "plan functions of 2080 ranks say the same"
+    )
+    assert "at run time" not in done.out and "refused" not in done.out
+
+
+def test_what_is_said(built, spmd_command):
+    image = built(HALO)
+    done = spmd_command("verify", image, "--json", "--ranks", "1-9").expect(0)
+    found = json.loads(done.out)
+    assert found["ranks"] == list(range(1, 10)) and found["exchanges"] == 4
+    assert found["transfers"] > 100 and found["executed"] == 0
+    assert found["digest"] == manifest.read(image.read_bytes()).digest
+
+
+def test_what_the_program_computes_is_left_to_run_time(built, spmd_command):
+    spmd_command("verify", built(COMPUTED)).expect(0, "at run time: exchange 0")
+
+
+@pytest.mark.parametrize(("change", "text"), [
+    (lambda row: row.update(dest=["+", row["dest"], 1]), "a receiver of its own"),
+    (lambda row: row.update(dest=0), "receives from"),
+    (lambda row: row.update(source=["+", row["source"], 1]), "receives from"),
+    (lambda row: row["send"].update(offset=["+", row["send"]["offset"], 1]), "box 'send' within"),
+    (lambda row: row["send"]["extent"].__setitem__(0, 1), "both name one box"),
+    (lambda row: row["into"].update(offset=1), "box 'into' within"),
+    (lambda row: row["into"].update(offset=-1), "elements -1 to"),
+])  # fmt: skip
+def test_a_permute_that_does_not_match(built, spmd_command, tmp_path, change, text):
+    copy = edited(built(HALO), tmp_path, lambda notes: change(notes["exchanges"][0]))
+    spmd_command("verify", copy).expect(
+        65, "exchange 0 (permute, ", "does not match with the mesh (x=", text
+    )
+
+
+def test_a_gather_that_does_not_match(built, spmd_command, tmp_path):
+    def change(notes):
+        row = next(row for row in notes["exchanges"] if row["kind"] == "all_gather")
+        row["into"]["offset"] = ["+", row["into"]["offset"], 1]
+
+    spmd_command("verify", edited(built(HALO), tmp_path, change)).expect(65, "all_gather")
+
+
+@pytest.mark.parametrize("change", [
+    lambda notes: notes.update(exchanges=[{}]),
+    lambda notes: notes.update(coordinates=["a"]),
+    lambda notes: notes["exchanges"][0].update(dest=["os.system", 1]),
+    lambda notes: notes["exchanges"][0]["from"].update(buffer=99),
+    lambda notes: notes["exchanges"][0].update(axes=["z"]),
+    lambda notes: notes.update(load=[["+"] * 3]),
+])  # fmt: skip
+def test_damaged_notes_are_refused(built, spmd_command, tmp_path, change):
+    done = spmd_command("verify", edited(built(HALO), tmp_path, change))
+    done.expect(65, "damaged")
+
+
+def test_a_manifest_that_the_machine_code_does_not_follow(built, spmd_command, tmp_path):
+    """Buffers are said to be larger than the code makes them: only running it shows that."""
+    image = built(HALO)
+    data = image.read_bytes()
+    at, size = elf.read_sections(data)[1][".spmd.manifest"]
+    buffer = re.search(rb'"bytes": ?\["\*", ?4', data[at : at + size]) or re.search(
+        rb'"bytes": ?\["\+", ?\["\*", ?4', data[at : at + size]
+    )
+    assert buffer
+    old = buffer.group(0)
+    copy = edited(image, tmp_path, old=old, new=old[:-1] + b"8")
+    spmd_command("verify", copy).expect(0)
+    spmd_command("verify", copy, "--execute").expect(
+        65, "the machine code and the manifest differ", "bytes of buffer"
+    )
+
+
+@pytest.mark.parametrize(("code", "text"), [
+    (b"\x0f\x0b", "crash"), (b"\xeb\xfe", "do not end"),
+])  # fmt: skip
+def test_plan_functions_that_crash_or_hang(
+    built, tmp_path, capsys, monkeypatch, code, text
+):
+    """In a child process: this one goes on."""
+    from spmd import cli, verify
+
+    image = built(HALO)
+    symbols = subprocess.run(["nm", image], capture_output=True, text=True, check=True).stdout
+    address = int(re.search(r"^(\w+) t load$", symbols, re.MULTILINE).group(1), 16)
+    sections = subprocess.run(["readelf", "-SW", image], capture_output=True, text=True).stdout
+    start, offset = (int(x, 16) for x in re.search(r"\.text +PROGBITS +(\w+) (\w+)",
+                                                   sections).groups())  # fmt: skip
+    data = image.read_bytes()
+    at = address - start + offset
+    old = data[at : at + 16]
+    assert data.count(old) == 1
+    copy = edited(image, tmp_path, old=old, new=code + old[2:])
+    monkeypatch.setattr(verify, "EXECUTE_S", 5)
+    assert cli.main(["verify", str(copy)]) == 0
+    assert cli.main(["verify", str(copy), "--execute", "--ranks", "2"]) == 65
+    assert text in capsys.readouterr().err
+
+
+def test_nothing_is_executed_without_being_asked(built, spmd_command, tmp_path):
+    """An image of another machine can be verified as far as its plan goes."""
+    data = bytearray(built(HALO).read_bytes())
+    data[18:20] = (183).to_bytes(2, "little")  # e_machine: aarch64
+    sections = elf.read_sections(bytes(data))[1]
+    at, room = sections[".spmd.digest"]
+    data[at : at + room] = manifest.make_digest(bytes(data), sections)
+    copy = tmp_path / "other.img"
+    copy.write_bytes(data)
+    spmd_command("verify", copy).expect(0, "exchanges  4 match")
+    spmd_command("verify", copy, "--execute").expect(65, "built for aarch64")
+
+
+SHARD = "    @spmd.shard"
+TWO = HALO.replace(SHARD, f'    spmd.require(spmd.axis_size("x") == 2)\n\n{SHARD}')
+
+
+def test_numbers_of_ranks_that_the_program_refuses(built, spmd_command):
+    image = built(TWO)
+    spmd_command("verify", image, "--ranks", "1-8").expect(0, "ranks      2, 4", "refused    1, 3")
+    spmd_command("verify", image, "--ranks", "9").expect(78, "cannot form the mesh")
+    spmd_command("verify", image, "--mesh", "x=2,y=3").expect(0, "ranks      6")
+    spmd_command("verify", image, "--ranks", "0-3").expect(2, "from 1")
+
+
+def test_what_is_no_image(spmd_command, tmp_path):
+    spmd_command("verify", tmp_path).expect(65, "not an spmd image")
+    spmd_command("verify", tmp_path / "gone").expect(74, "gone")

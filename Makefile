@@ -23,7 +23,7 @@ SANITIZED := tests/engine
 MPI_WORKS := $(RUN) timeout 60 mpirun -n 2 python -c \
 	'from mpi4py import MPI; raise SystemExit(MPI.COMM_WORLD.size != 2)' </dev/null >/dev/null 2>&1
 
-.PHONY: help demo setup test test-openmpi check lint types format golden random figures clean
+.PHONY: help demo setup test test-openmpi check lint types format golden random kills figures clean
 .PHONY: sanitize-address sanitize-thread
 
 help:
@@ -33,6 +33,7 @@ help:
 	@echo "make check             lint, types, tests: what .ci/run runs"
 	@echo "make figures           the figures of the README, measured here"
 	@echo "make random            a long run of random programs against the oracles"
+	@echo "make kills             a hundred runs killed at random moments"
 	@echo "make golden            rewrite the golden files"
 	@echo "make sanitize-address  the engine under AddressSanitizer and UBSan"
 	@echo "make sanitize-thread   the engine under ThreadSanitizer"
@@ -98,6 +99,9 @@ golden: setup
 
 random: setup
 	$(RUN) python -m pytest tests/programs --hypothesis-profile=long $(ARGS) </dev/null
+
+kills: setup
+	$(RUN) SPMD_TEST_KILLS=100 python -m pytest tests/faults/test_lost.py -k random_moment $(ARGS) </dev/null
 
 figures: setup
 	$(RUN) python -m tests.figures $(ARGS)

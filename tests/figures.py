@@ -6,6 +6,7 @@ a median; runs that are compared alternate, so that both meet the same disturban
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import statistics
@@ -177,12 +178,31 @@ def digits(folder: Path) -> None:
     table(["ranks", "losses of 20 steps differ by", "accuracy held out", "seconds"], rows)
 
 
+def transports(folder: Path, rounds: int = 7) -> None:
+    """The heat example over MPI beside hand-written mpi4py, alternating in the same processes."""
+    rows = []
+    for n, steps in ((256, 400), (1024, 100)):
+        image = folder / f"heat{n}.img"
+        spmd_command("build", EXAMPLES / "heat.py", "-o", image, "--set", f"n={n}")
+        for ranks in (2, 4, 16):
+            argv = ["mpirun", "-n", ranks, sys.executable, "-m", "tests.heat_by_hand"]
+            done = run([*argv, image, n, steps, rounds], timeout=600).expect(0)
+            found = json.loads(done.out.splitlines()[-1])
+            numpy, numba, ours = (1e6 * statistics.median(t) / steps for t in found.values())
+            rows.append((n, ranks, f"{numpy:.0f}", f"{numba:.0f}", f"{ours:.0f}",
+                         f"{ours / numpy:.2f}", f"{ours / numba:.2f}"))  # fmt: skip
+    print(f"Heat, µs per step, median of {rounds}, the worst rank of each round:\n")
+    table(["n", "ranks", "mpi4py and NumPy", "mpi4py and numba", "`--transport mpi`",
+           "beside NumPy", "beside numba"], rows)  # fmt: skip
+
+
 FIGURES: dict[str, Callable[[Path], None]] = {
     "start": start_up,
     "build": build_times,
     "sizes": image_sizes,
     "load": load_costs,
     "digits": digits,
+    "transports": transports,
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
@@ -182,16 +183,26 @@ def test_signals_in_one_process(built, number, code):
 
 
 @pytest.mark.mpi
+@pytest.mark.parametrize("everybody", [False, True])
+@pytest.mark.parametrize("options", [(), ("--transport", "mpi")])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signals_under_mpirun(built, number):
-    """The launcher decides the exit code; what counts is a prompt end with nothing left."""
-    argv = ["mpirun", "-n", "3", sys.executable, "-m", "spmd", "run", built(ENDLESS)]
+def test_signals_under_mpirun(built, number, options, everybody):
+    """The launcher decides the exit code; what counts is a prompt end with nothing left.
+
+    everybody: as a terminal sends it to all processes in the foreground.
+    """
+    argv = ["mpirun", "-n", "3", sys.executable, "-m", "spmd", "run", built(ENDLESS), *options]
     with Launch(argv) as launch:
         _wait_for_start(launch)
-        launch.process.send_signal(number)
+        sent = time.monotonic()
+        if everybody:
+            os.killpg(launch.process.pid, number)
+        else:
+            launch.process.send_signal(number)
         done = launch.finish(20)
+    assert time.monotonic() - sent < 8  # Open MPI's launcher takes its time
     assert done.code != 0
-    assert "Traceback" not in done.text
+    assert "Traceback" not in done.text and "spmd:" not in done.err, done.err
 
 
 def _wait_for_start(launch: Launch) -> None:

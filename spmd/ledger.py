@@ -54,6 +54,9 @@ class Ledger:
     def __init__(self, image: reader.Image, path: str) -> None:
         self.manifest, self.path = image.manifest, path
         notes = image.notes()
+        if "exchanges" not in notes:
+            raise ImageError(f"{path}: the image has no table of its exchanges",
+                             remedy="build it again with this version of spmd")  # fmt: skip
         self.rows: list[Any] = notes.get("exchanges") or []
         self.coordinates: list[str] = notes.get("coordinates") or []
         self.at_load: list[Any] = notes.get("load") or []

@@ -85,7 +85,7 @@ class OutputFile:
             raise UsageError(f"{self.title}: no name for a member: {ascii(list(members))}",
                              expected="text in UTF-8") from None  # fmt: skip
         self.starts = dict(zip(names, self.frame.starts))
-        self.part = ""
+        self.part, self.fd = "", -1
 
     def check(self) -> None:
         """Refuses what can be refused before anything has been computed."""
@@ -97,17 +97,23 @@ class OutputFile:
         if not os.access(folder, os.W_OK):
             raise self._failed(f"directory {folder} may not be written to")
 
-    def create(self) -> str:
-        """Makes the file under another name, with all of its space, and returns that name."""
+    def create(self, named: bool = True) -> str:
+        """Makes the file, with all of its space; returns a path by which processes can open it.
+
+        named: under another name, for other hosts. Else without any, where the file system can do
+        that: whatever kills this process then leaves nothing.
+        """
         if self.part:
             return self.part
-        folder, base = os.path.split(self.path)
-        self.part = os.path.join(folder, f".{base}.{os.getpid()}.{os.urandom(4).hex()}.part")
         try:
-            fd = os.open(self.part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            fd = -1 if named else self._unnamed()
+            if fd < 0:
+                self.part = self._other_name()
+                fd = os.open(self.part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         except OSError as error:
             self.part = ""
             raise self._failed(error.strerror) from None
+        self.fd = fd
         try:
             os.posix_fallocate(fd, 0, self.frame.size)
             for at, piece in self.frame.pieces:
@@ -115,9 +121,20 @@ class OutputFile:
         except OSError as error:
             self.discard()
             raise self._failed(error.strerror) from None
-        finally:
-            os.close(fd)
         return self.part
+
+    def _unnamed(self) -> int:
+        """A file in the target's directory that is gone when it is closed; -1: not there."""
+        try:
+            fd = os.open(os.path.dirname(self.path), os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666)
+        except OSError:
+            return -1
+        self.part = f"/proc/{os.getpid()}/fd/{fd}"
+        return fd
+
+    def _other_name(self) -> str:
+        folder, base = os.path.split(self.path)
+        return os.path.join(folder, f".{base}.{os.getpid()}.{os.urandom(4).hex()}.part")
 
     def attach(self, part: str) -> mmap.mmap:
         """The whole file, mapped for writing."""
@@ -135,16 +152,22 @@ class OutputFile:
         if self.frame.sums:
             self._sum()
         try:
-            fd = os.open(self.part, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+            os.fsync(self.fd)
+            if self.part.startswith("/proc/"):
+                name = self._other_name()
+                # Only with a folder given does Python follow the link that /proc shows.
+                os.link(self.part, name, src_dir_fd=self.fd, follow_symlinks=True)
+                self.part = name
             os.replace(self.part, self.path)
         except OSError as error:
             self.discard()
             raise self._failed(error.strerror) from None
-        self.part = ""
+        self._close()
+
+    def _close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+        self.part, self.fd = "", -1
 
     def _sum(self) -> None:
         """Reads back what was written, for the CRC-32 of every member."""
@@ -167,12 +190,12 @@ class OutputFile:
 
     def discard(self) -> None:
         """Removes an unfinished file; the target stays as it was."""
-        if self.part:
+        if self.part and not self.part.startswith("/proc/"):
             try:
                 os.unlink(self.part)
             except OSError:
                 pass
-        self.part = ""
+        self._close()
 
     def _failed(self, why: str | None) -> OutputError:
         return OutputError(f"{self.title}: cannot write {self.path}: {why}")

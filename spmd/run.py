@@ -151,7 +151,7 @@ class Launch:
         output = self.manifest["outputs"][number]
         file = self.files[number]
         if file is not None:
-            return file.create(), file.starts[output["name"]]
+            return file.create(job.setup.hosts.count > 1), file.starts[output["name"]]
         size = report.output_bytes(output["dtype"], job.setup.shape(output))
         if job.setup.hosts.count > 1 or size > available_memory() // 2:
             return "", 0

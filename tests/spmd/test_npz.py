@@ -86,7 +86,8 @@ def test_members_beyond_4_gib(tmp_path: Path) -> None:
         file.seek(frame.starts[1])
         file.write(np.arange(5, dtype=np.int32).tobytes())
     out = OutputFile(str(path), {"after": ("after", "int32", (5,))})
-    out.frame, out.part = npz.frame([("large", "uint8", (count,)), ("after", "int32", (5,))]), path
+    out.frame = npz.frame([("large", "uint8", (count,)), ("after", "int32", (5,))])
+    out.part, out.fd = str(path), os.open(path, os.O_RDWR)
     out.frame.sums = out.frame.sums[1:]  # reading 4 GiB back takes too long here
     out.commit()
     with zipfile.ZipFile(path) as archive:

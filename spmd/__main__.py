@@ -1,10 +1,14 @@
 """`python -m spmd`."""
 
+import signal
 import sys
 
-from spmd import foreign_codegen
-
 if __name__ == "__main__":
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        # While modules are imported, an interrupt ends us as it ends any program; then cli takes it.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from spmd import foreign_codegen
+
     if problem := foreign_codegen():
         print(problem, file=sys.stderr)
         sys.exit(69)

@@ -254,6 +254,8 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
 
 def main(arguments: list[str]) -> int:
     """Does what the arguments say; returns the exit code."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     for name in ("stdout", "stderr"):  # a shell may have closed them
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))

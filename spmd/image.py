@@ -140,24 +140,35 @@ class Opened:
         time_limit: float,
         comm: Any,
     ) -> None:
-        for what, name, known in (
-            ("algorithm", algorithm, ALGORITHMS), ("transport", transport, launch.TRANSPORTS),
-        ):  # fmt: skip
-            if name not in known:
-                raise UsageError(f"there is no {what} {name!r}", expected=", ".join(known))
-        if comm is not None and ranks not in (None, comm.Get_size()):
-            raise UsageError("with comm= every process is one rank", found=f"ranks={ranks}")
         self.image, self.ranks, self.mesh, self.threads = image, ranks, mesh, threads
         self.algorithm, self.transport, self.time_limit = algorithm, transport, time_limit
         self.processes = launch.Processes(comm)
         self.distributed = comm is not None
         self._checked = image._checked
         self._job: Job | None = None
+        if self.processes.count > 1:
+            launch.end_all_on_error()
+        else:
+            self._check()
+
+    def _check(self) -> None:
+        """The options. With several processes all of them must hear of a wrong one."""
+        for what, name, known in (
+            ("algorithm", self.algorithm, ALGORITHMS),
+            ("transport", self.transport, launch.TRANSPORTS),
+        ):
+            if name not in known:
+                raise UsageError(f"there is no {what} {name!r}", expected=", ".join(known))
+        if self.distributed and self.ranks not in (None, self.processes.count):
+            raise UsageError("with comm= every process is one rank", found=f"ranks={self.ranks}")
 
     def __enter__(self) -> Opened:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        if self._job is not None and error is not None and self.processes.count > 1:
+            self._job.broken = True  # the others are not leaving, they may be running
+            self._job.abort(report.exit_code(error), f"process {self.processes.number} left")
         self.close()
 
     def close(self) -> None:
@@ -186,6 +197,7 @@ class Opened:
 
     def _prepare(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Sorts the arguments and checks them; returns what all processes must share."""
+        self._check()
         manifest = self.image.manifest
         known = [array["name"] for array in manifest["inputs"]]
         names = [scalar["name"] for scalar in manifest["scalars"]]

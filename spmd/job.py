@@ -329,7 +329,7 @@ class Job:
         lib.spmd_job_failure(self._job, failure)
         if failure.rank < 0:
             if failure.code == EXIT_PEER:
-                launch.end_with_the_job()
+                launch.end_with_the_job(EXIT_PEER)
             return launch.Elsewhere(int(failure.code))
         row = self.row(self.state(failure.rank).operation)
         where = f"{row['place']}: " if "place" in row else ""

@@ -26,20 +26,20 @@ PRETENDED = "SPMD_PRETEND_HOSTS"
 TRANSPORTS = ("auto", "shm", "mpi")
 
 
-class Elsewhere(Exception):
+class Elsewhere(SpmdError):
     """Another process failed, and says so itself; this one leaves with the same exit code."""
 
-    def __init__(self, exit_code: int) -> None:
+    def __init__(self, exit_code: int, text: str = "") -> None:
         self.exit_code = exit_code
-        super().__init__(f"another process failed with exit code {exit_code}")
+        super().__init__(f"another process failed: {text or f'exit code {exit_code}'}")
 
 
-def end_with_the_job() -> NoReturn:
-    """Waits for the process that reports a lost one: it ends all of us."""
+def end_with_the_job(code: int) -> NoReturn:
+    """Waits for the process that says what is wrong: it ends all of us."""
     import time
 
     time.sleep(10)
-    os._exit(75)
+    os._exit(code)
 
 
 class Processes:
@@ -85,14 +85,14 @@ class Processes:
             value = step()
         except Exception as error:
             failure, code = error, getattr(error, "exit_code", 70)
-        met = self.comm.allgather((code, None if code else value))
+        met = self.comm.allgather((code, str(failure) if code else value))
         failed = [number for number, (code, _) in enumerate(met) if code]
         if not failed:
             return [value for _, value in met]
         if failure is not None and failed[0] == self.number:
             self.met = failure
             raise failure
-        raise Elsewhere(met[failed[0]][0])
+        raise Elsewhere(*met[failed[0]])
 
     def from_first(self, step: Callable[[], Any]) -> Any:
         """Process 0's result of `step`, in every process; it alone runs it."""
@@ -104,6 +104,31 @@ class Processes:
         sys.stderr.flush()
         if self.count > 1:
             self.comm.Abort(code)
+
+
+_hooked = False
+
+
+def end_all_on_error() -> None:
+    """From now on an exception that nobody catches ends all processes, as `python -m mpi4py` does.
+
+    The others would wait for this one for ever, in their next exchange or in MPI_Finalize. What is
+    `Elsewhere` is said by that process.
+    """
+    global _hooked
+    if _hooked:
+        return
+    _hooked = True
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        code = getattr(error, "exit_code", 130 if kind is KeyboardInterrupt else 1)
+        if isinstance(error, Elsewhere):
+            end_with_the_job(code)
+        before(kind, error, trace)
+        Processes(library().COMM_WORLD).abort(code)
+
+    sys.excepthook = hook
 
 
 def find() -> Processes:

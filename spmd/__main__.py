@@ -5,7 +5,7 @@ import sys
 
 if __name__ == "__main__":
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        # While modules are imported, an interrupt ends us as it ends any program; then cli takes it.
+        # While modules are imported, an interrupt ends us as it ends any program.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from spmd import foreign_codegen
 

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 
 #define PIECE_BYTES ((int64_t)1 << 30) /* MPI counts in int */
-#define HEADWAY 16 /* exchanges that a sender may be ahead before it waits for its receiver */
+#define HEADWAY 17 /* one message of so many waits for its receiver; prime: not always the same */
 
 /* Tag 0 belongs to the watch. */
 static int tag_of(const spmd_job *job, int64_t to, int64_t from)
@@ -45,7 +45,7 @@ static bool piece_start(spmd_hosted *me, spmd_packet *packet)
     char *at = packet->at + packet->done;
     /* A short message is gone as soon as it is sent: now and then wait until it was received, or a
      * fast rank would fill a slow one's memory. */
-    bool synchronous = me->record->rank.superstep % HEADWAY == 0;
+    bool synchronous = packet->send && me->packets.sent++ % HEADWAY == 0;
     pthread_mutex_lock(&job->mpi_lock);
     bool fine = packet->send ? spmd_mpi_send(job, synchronous, at, bytes, packet->process,
                                              packet->tag, &packet->request, &error)

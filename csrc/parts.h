@@ -132,6 +132,7 @@ typedef struct spmd_packets {
     int64_t count, capacity, complete; /* the first so many are complete */
     char *room;
     int64_t room_bytes;
+    uint64_t sent; /* messages, so far */
     bool under_way;
 } spmd_packets;
 

@@ -10,14 +10,12 @@ import argparse
 import os
 import signal
 import sys
-from contextlib import contextmanager
 
 from codegen.errors import UsageError
 from spmd import launch, report
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from typing import Any, NoReturn
 
 
@@ -264,16 +262,19 @@ def main(arguments: list[str]) -> int:
         if _is_one_of_several(arguments):
             # MPI may wait for a process that never comes, and Python's handlers with it: a signal
             # ends us as it ends any program. A process with wrong arguments must come, to say so.
-            with _plain_signals():
-                processes = launch.find()
+            _plain_signals()
+            processes = launch.find()
             options = processes.together(lambda: parsed(arguments), shared=False)
+            processes.be_patient(options.time_limit)
         else:
             options = parsed(arguments)
-        signal.signal(signal.SIGTERM, _terminate)
+            signal.signal(signal.SIGTERM, _terminate)
         code = _commands()[options.command](options, processes)
         sys.stdout.flush()
+        processes.finish()
         return code
     except launch.Elsewhere as error:
+        processes.finish()
         return error.exit_code
     except (KeyboardInterrupt, Terminated) as error:
         _leave_now(processes, report.exit_code(error))
@@ -286,7 +287,9 @@ def main(arguments: list[str]) -> int:
         if met or processes.comm is not None or launch.launcher()[0] == 0:
             report.print_error(error)
         code = report.exit_code(error)
-        if processes.count > 1 and not met:
+        if met:
+            processes.finish()
+        else:
             processes.abort(code)
         return code
 
@@ -295,17 +298,10 @@ def _is_one_of_several(arguments: list[str]) -> bool:
     return launch.launcher()[1] > 1 and arguments[:1] == ["run"] and "--eager" not in arguments
 
 
-@contextmanager
-def _plain_signals() -> Iterator[None]:
-    before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
-    changed = [n for n, handler in before.items() if handler is not signal.SIG_IGN]
-    for number in changed:
-        signal.signal(number, signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        for number in changed:
-            signal.signal(number, before[number])
+def _plain_signals() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _terminate(*_: object) -> NoReturn:

@@ -176,6 +176,8 @@ class Job:
         from spmd.watch import Watch
 
         self.watch = Watch(self)
+        if self.processes.patience:
+            self.processes.patience.trusted = True
 
     def _make(self, checked: loader.Checked, mates: list[int]) -> tuple[str, int]:
         """This process's job; for its mates an arena: where they find it, and its nonce."""
@@ -357,6 +359,9 @@ class Job:
     def close(self) -> None:
         """Gives all memory back, unless an interrupted compute phase, or MPI, still uses it."""
         if self.watch is not None:
+            if self.processes.patience:
+                self.processes.patience.may_leave = not self.broken
+                self.processes.patience.trusted = False
             self.watch.end()
             self.watch = None
         if self._job != ffi.NULL:

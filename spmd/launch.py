@@ -51,6 +51,7 @@ class Processes:
         self.count: int = comm.Get_size() if comm is not None else 1
         # The error that all processes know of: nobody waits for this one any more.
         self.met: Exception | None = None
+        self.patience: Any = None
 
     def mpi(self) -> Any:
         """The module mpi4py.MPI, where there is a communicator."""
@@ -84,7 +85,9 @@ class Processes:
         try:
             value = step()
         except Exception as error:
-            failure, code = error, getattr(error, "exit_code", 70)
+            from spmd import report
+
+            failure, code = error, report.exit_code(error)
         met = self.comm.allgather((code, str(failure) if code else value))
         failed = [number for number, (code, _) in enumerate(met) if code]
         if not failed:
@@ -104,6 +107,19 @@ class Processes:
         sys.stderr.flush()
         if self.count > 1:
             self.comm.Abort(code)
+
+
+    def be_patient(self, limit: float) -> None:
+        """Before and after a job's own watch: nobody waits for a process that will not come."""
+        from spmd.patience import Patience
+
+        self.patience = Patience(self, self.all_gather((os.getpid(), _place())), limit)
+
+    def finish(self) -> None:
+        """The last meeting. MPI_Finalize would hold up whoever looks for those who do not come."""
+        if self.patience:
+            self.patience.may_leave = True
+            self.comm.Barrier()
 
 
 _hooked = False

@@ -7,6 +7,7 @@ stopped, ends it within the time limit, and is named.
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 from _thread import allocate_lock, start_new_thread
@@ -29,10 +30,12 @@ class Watch:
         self.job = job
         self.done = allocate_lock()
         self.done.acquire()
+        atexit.register(self.end)  # of a job that nobody closes
         start_new_thread(self._run, ())
 
     def end(self) -> None:
         """From now on the other processes may leave. Returns when the thread has ended."""
+        atexit.unregister(self.end)
         lib.spmd_job_heed_end(self.job._job)
         self.done.acquire()
 
@@ -43,13 +46,19 @@ class Watch:
             while (kind := lib.spmd_job_heed(self.job._job, limit, notice)) != lib.SPMD_NOTICE_END:
                 if kind == lib.SPMD_NOTICE_LOST:
                     self._end_job(notice)
-                print(f"spmd: warning: {self._warning(notice)}", file=sys.stderr, flush=True)
+                self._say(f"spmd: warning: {self._warning(notice)}")
         finally:
             self.done.release()
 
+    def _say(self, text: str) -> None:
+        try:
+            print(text, file=sys.stderr, flush=True)
+        except (OSError, ValueError):
+            pass  # nobody reads it; the signs of life go on
+
     def _end_job(self, notice: Any) -> None:
         """Says who was lost, and ends all processes: there is nothing that MPI could go on with."""
-        report.print_error(self._lost(notice))
+        self._say(report.error_text(self._lost(notice)))
         self.job.processes.abort(EXIT_PEER)
         os._exit(EXIT_PEER)
 

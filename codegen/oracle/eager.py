@@ -13,6 +13,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import ml_dtypes  # noqa: F401  so that NumPy knows the name bfloat16
 import numpy as np
 
 from codegen.errors import InputError, MeshError, UsageError

@@ -278,3 +278,11 @@ def test_kernels_run_their_python_function():
         return u * 0 + smooth(u, 0.5, out=spmd.like(u)) + u
 
     np.testing.assert_array_equal(smoothed.eager(), [0, 2, 4, 6, 8, 10, 6])
+
+
+def test_bfloat16_by_name():
+    @spmd.program(mesh=("r",))
+    def half():
+        return spmd.input("x", (3,), "bfloat16", layout=("r",), default=lambda i: i)
+
+    assert str(half.eager(ranks=2).dtype) == "bfloat16"

@@ -1,0 +1,86 @@
+"""Whether the other processes live before a job's watch begins, and after it has ended.
+
+In: the processes of a launcher. Out: a message and exit code 75 where one of this host is stopped,
+or has gone before the job began.
+Always holds: nobody waits longer than the limit in MPI, which cannot be interrupted, for a process
+of its host that will not come.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from _thread import start_new_thread
+from time import monotonic, sleep
+
+from codegen.errors import EXIT_PEER, PeerError
+from spmd import report
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from spmd.launch import Processes
+
+TURN_S = 0.25
+SHARE = 0.8  # of the limit: reported before it is over
+
+
+class Patience:
+    """A thread that looks at the other processes of this host, except while `trusted` is set.
+
+    may_leave: the work is done, and a process that has ended is none of our business.
+    """
+
+    def __init__(
+        self, processes: Processes, places: list[tuple[int, object]], limit: float
+    ) -> None:
+        self.processes, self.limit = processes, limit
+        mine = places[processes.number][1]
+        self.mates = {
+            number: pid for number, (pid, place) in enumerate(places)
+            if place == mine and number != processes.number
+        }  # fmt: skip
+        self.trusted = self.may_leave = False
+        if self.mates and limit:
+            start_new_thread(self._run, ())
+
+    def _run(self) -> None:
+        since: dict[int, float] = {}
+        last = monotonic()
+        while True:
+            sleep(TURN_S)
+            now, before, last = monotonic(), last, monotonic()
+            if self.trusted or now - before > self.limit / 4:  # or I was away myself
+                since.clear()
+                continue
+            still = {number for number, pid in self.mates.items() if self._absent(pid)}
+            since = {number: since.get(number, now) for number in still}
+            lost = [number for number in still if now - since[number] > SHARE * self.limit]
+            if lost and all(k in still for k in self.mates if k < self.processes.number):
+                self._end(lost[0])  # of those who are here, the first one says it
+
+    def _absent(self, pid: int) -> str:
+        """Why this process will not come; "" while it may."""
+        try:
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                state = file.read().rpartition(b")")[2].split()[0]
+        except (OSError, IndexError):
+            return "" if self.may_leave else "has ended"
+        if state in (b"Z", b"X"):
+            return "" if self.may_leave else "has ended"
+        return "is stopped" if state in (b"T", b"t") else ""
+
+    def _end(self, number: int) -> None:
+        pid = self.mates[number]
+        when = "at its end" if self.may_leave else "before the program ran"
+        error = PeerError(
+            f"process {number} of {self.processes.count} on {os.uname().nodename} lost {when}",
+            expected=f"it to come within {self.limit:g} s (--time-limit)",
+            found=f"process {pid} {self._absent(pid) or 'was stopped'}",
+            remedy="look why; a longer --time-limit, or 0 for none",
+        )
+        try:
+            print(report.error_text(error), file=sys.stderr, flush=True)
+        except (OSError, ValueError):
+            pass
+        self.processes.abort(EXIT_PEER)
+        os._exit(EXIT_PEER)

@@ -97,10 +97,10 @@ def _range(text: str) -> range:
     low, dash, high = text.partition("-")
     if not _is_number(low) or (dash and not _is_number(high)):
         raise argparse.ArgumentTypeError(f"{text!r} is not N or N-M")
-    numbers = range(int(low), int(high or low) + 1)
-    if not numbers or numbers[0] < 1 or len(numbers) > 4096:
+    first, last = int(low), int(high or low)
+    if not 1 <= first <= last < first + 4096:
         raise argparse.ArgumentTypeError(f"{text!r} is not a range of at most 4096 from 1")
-    return numbers
+    return range(first, last + 1)
 
 
 def _seconds(text: str) -> float:
@@ -264,7 +264,13 @@ def main(arguments: list[str]) -> int:
             # ends us as it ends any program. A process with wrong arguments must come, to say so.
             _plain_signals()
             processes = launch.find()
-            options = processes.together(lambda: parsed(arguments), shared=False)
+            options = processes.together(lambda: _asked(arguments), shared=False)
+            helped = processes.all_gather(options is None)
+            if all(helped):
+                return 0
+            if any(helped):
+                processes.refuse(UsageError(f"process {helped.index(True)} was asked for help",
+                                            expected="the same options for all"))  # fmt: skip
             processes.be_patient(options.time_limit)
         else:
             options = parsed(arguments)
@@ -292,6 +298,14 @@ def main(arguments: list[str]) -> int:
         else:
             processes.abort(code)
         return code
+
+
+def _asked(arguments: list[str]) -> argparse.Namespace | None:
+    """The options; None where help was all that was wanted."""
+    try:
+        return parsed(arguments)
+    except SystemExit:
+        return None
 
 
 def _is_one_of_several(arguments: list[str]) -> bool:

@@ -226,8 +226,10 @@ class Opened:
         }
         return launch.mine(
             self.image.digest,
-            (self.bound, sorted(self.scalars.items()), sorted(given), self.algorithm,
-             self.transport),  # fmt: skip
+            {
+                "mesh": self.bound, **self.scalars, "inputs": sorted(given),
+                "algorithm": self.algorithm, "transport": self.transport,
+            },  # fmt: skip
             setup.first,
             setup.count,
         )

@@ -64,7 +64,7 @@ class Setup:
             self.ranks *= size
         self.first, self.count = launch.hosted(self.ranks, processes)
         if hosts is None:
-            hosts = launch.Hosts(0, [launch.mine("", None, 0, self.ranks)])
+            hosts = launch.Hosts(0, [launch.mine("", {}, 0, self.ranks)])
         self.hosts = hosts
         share = max(1, hosts.cores // len(hosts.here))
         self.algorithm = ALGORITHMS.index(algorithm)
@@ -248,6 +248,8 @@ class Job:
         """Turns a status of the engine into the error it stands for."""
         if status == lib.SPMD_OK:
             return
+        if status == lib.SPMD_BUSY and lib.spmd_job_failure(self._job, ffi.new("spmd_failure *")):
+            raise self._failure()  # it was aborted by another process
         text = ffi.string(lib.spmd_status_text(status)).decode()
         if status == lib.SPMD_NO_MEMORY:
             if self._job != ffi.NULL:

@@ -88,14 +88,24 @@ class Processes:
             from spmd import report
 
             failure, code = error, report.exit_code(error)
-        met = self.comm.allgather((code, str(failure) if code else value))
-        failed = [number for number, (code, _) in enumerate(met) if code]
+        # Who only heard of a failure elsewhere does not speak of it, unless nobody else does.
+        heard = isinstance(failure, Elsewhere)
+        met = self.comm.allgather((code, heard, str(failure) if code else value))
+        failed = sorted((heard, k) for k, (code, heard, _) in enumerate(met) if code)
         if not failed:
-            return [value for _, value in met]
-        if failure is not None and failed[0] == self.number:
+            return [value for _, _, value in met]
+        speaker = failed[0][1]
+        if failure is not None and speaker == self.number:
             self.met = failure
             raise failure
-        raise Elsewhere(*met[failed[0]])
+        raise Elsewhere(met[speaker][0], met[speaker][2])
+
+    def refuse(self, error: SpmdError) -> NoReturn:
+        """What all processes have found wrong: the first one says it."""
+        if self.number:
+            raise Elsewhere(error.exit_code, str(error)) from None
+        self.met = error
+        raise error
 
     def from_first(self, step: Callable[[], Any]) -> Any:
         """Process 0's result of `step`, in every process; it alone runs it."""
@@ -152,12 +162,12 @@ def find() -> Processes:
     return Processes(world())
 
 
-def mine(digest: str, settings: object, first: int, count: int) -> dict[str, Any]:
-    """What this process, host of so many ranks, brings to `agree`."""
+def mine(digest: str, settings: dict[str, Any], first: int, count: int) -> dict[str, Any]:
+    """What this process, host of so many ranks, brings to `agree`. settings: by name."""
     return {
         "ranks": range(first, first + count),
         "digest": digest,
-        "settings": repr(settings),
+        "settings": {name: repr(value) for name, value in settings.items()},
         "host": os.uname().nodename,
         "place": _place(),
         "cores": tuple(os.sched_getaffinity(0)),
@@ -239,10 +249,7 @@ def agree(processes: Processes, everyones: list[dict[str, Any]], transport: str 
                 remedy="--transport auto",
             )
     except SpmdError as error:
-        if processes.number:
-            raise Elsewhere(error.exit_code) from None
-        processes.met = error
-        raise
+        processes.refuse(error)
     return hosts
 
 
@@ -250,7 +257,7 @@ def _compare(everyones: list[dict[str, Any]]) -> None:
     for key, what in (("digest", "images"), ("settings", "settings")):
         groups: dict[Any, list[int]] = {}
         for number, theirs in enumerate(everyones):
-            groups.setdefault(theirs[key], []).append(number)
+            groups.setdefault(repr(theirs[key]), []).append(number)
         if len(groups) == 1:
             continue
         usual = max(groups.values(), key=len)
@@ -261,10 +268,18 @@ def _compare(everyones: list[dict[str, Any]]) -> None:
         raise AgreementError(
             f"ranks of one job hold different {what}: "
             f"rank{'' if one else 's'} {listed(odd)} differ{'s' if one else ''}",
-            expected=f"{key} {expected[key]} (rank {expected['ranks'][0]})",
-            found=f"{key} {found[key]} (rank {found['ranks'][0]})",
+            expected=f"{_different(key, expected, found)} (rank {expected['ranks'][0]})",
+            found=f"{_different(key, found, expected)} (rank {found['ranks'][0]})",
             remedy="give every rank the same image and the same options",
         )
+
+
+def _different(key: str, one: dict[str, Any], other: dict[str, Any]) -> str:
+    """What one process holds that the other does not, by name."""
+    value = one[key]
+    if not isinstance(value, dict):
+        return f"{key} {value}"
+    return ", ".join(f"{k} {v}" for k, v in value.items() if other[key].get(k) != v)
 
 
 def listed(numbers: list[int], most: int = 8) -> str:

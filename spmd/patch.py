@@ -13,7 +13,8 @@ import re
 from codegen import manifest as reader
 from codegen.errors import UsageError
 from spmd import loader, sizes, source
-from spmd.arguments import scalar_words, scalars_of
+from spmd.arguments import patched_in, scalar_words, scalars_of
+from spmd.launch import ranks_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,13 +29,19 @@ def main(options: argparse.Namespace) -> int:
     if not options.all and options.index is None:
         raise UsageError("which index is to be patched in?",
                          remedy="--index I --ranks N, or --all N")  # fmt: skip
-    scalars = scalars_of(image.manifest, options.set)
-    mesh = sizes.bind_mesh(image.manifest, options.all or options.ranks, options.mesh, scalars)
+    asked = options.all or options.ranks
+    # A local program is patched anew: what is not said stays as it was.
+    settings, own, count = patched_in(image, {}, {}, None)
+    scalars = scalars_of(image.manifest, {**settings, **options.set})
+    mesh = sizes.bind_mesh(
+        image.manifest, asked or (None if options.mesh else count),
+        options.mesh or ({} if asked else own), scalars,
+    )  # fmt: skip
     ranks = 1
     for size in mesh:
         ranks *= size
     if options.index is not None and options.index >= ranks:
-        raise UsageError(f"there is no index {options.index} among {ranks} ranks",
+        raise UsageError(f"there is no index {options.index} among {ranks_text(ranks)}",
                          expected=f"0 to {ranks - 1}")  # fmt: skip
     indices = range(ranks) if options.all else [options.index]
     words = scalar_words(image.manifest, scalars)

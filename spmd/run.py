@@ -11,6 +11,7 @@ import mmap
 import os
 import sys
 
+from codegen.errors import AgreementError
 from spmd import launch, loader, report, sizes
 from spmd.arguments import check_array, check_given, check_names, patched_in, scalars_of
 from spmd.job import Global, Job, Setup
@@ -35,7 +36,13 @@ def run(options: argparse.Namespace, processes: launch.Processes) -> int:
 
         return source.run_eager(options)
     data, parameters = None, {}
-    if is_source(options.image):
+    sources = processes.meet(lambda: is_source(options.image))
+    if any(sources) and not all(sources):
+        processes.refuse(AgreementError(
+            "some processes were given a program, others an image",
+            expected="the same file for all", found=f"a program on process {sources.index(True)}",
+        ))  # fmt: skip
+    if sources[0]:
         data, parameters = processes.from_first(lambda: built(options.image, options.set))
     launched = Launch(options, {k: v for k, v in options.set.items() if k not in parameters})
     met = processes.meet(lambda: launched.prepare(data, processes))
@@ -97,9 +104,11 @@ class Launch:
         self._plan_outputs(setup)
         return launch.mine(
             self.checked.digest,
-            (self.sizes, sorted(self.scalars.items()), sorted(self.opened),
-             [file is not None for file in self.files],
-             self.options.algorithm, self.options.transport),  # fmt: skip
+            {
+                "mesh": self.sizes, **{f"--set {k}": v for k, v in self.scalars.items()},
+                "-i": sorted(self.opened), "-o": [file is not None for file in self.files],
+                "--algorithm": self.options.algorithm, "--transport": self.options.transport,
+            },  # fmt: skip
             setup.first,
             setup.count,
         )
@@ -137,8 +146,9 @@ class Launch:
             for name, file in self.opened.items():
                 if file.compressed:
                     file.reserve(*_span(job, name, file), len(job.setup.hosts.here))
-                with memoryview(file.buffer)[file.start :] as base:
-                    job.put(name, Global(base, file.dtype, file.shape, file.strides, file.swapped))
+                base = memoryview(file.buffer)[file.start :]
+                job.put(name, Global(base, file.dtype, file.shape, file.strides, file.swapped))
+                base.release()
                 file.close()
         except BaseException as error:
             job.abort(report.exit_code(error), str(error))
@@ -174,8 +184,9 @@ class Launch:
                 continue
             view = mapped(path)
             strides = contiguous_strides(shape, SIZES[dtype])
-            with memoryview(view)[start:] as base:
-                job.get(number, Global(base, dtype, shape, strides))
+            base = memoryview(view)[start:]
+            job.get(number, Global(base, dtype, shape, strides))
+            base.release()
             if self.first and self.files[number] is None:
                 self.arrays[number] = report.as_array(view, 0, dtype, shape)
             else:

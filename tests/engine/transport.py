@@ -25,7 +25,7 @@ def hosts_of(ranks: int, arenas: list[int]) -> launch.Hosts:
     everyones = []
     for number in range(comm.size):
         first, count = launch.block(ranks, comm.size, number)
-        everyones.append(launch.mine("", None, first, count))
+        everyones.append(launch.mine("", {}, first, count))
         everyones[-1]["place"] = (str(arenas[number]),)
     return launch.Hosts(comm.rank, everyones)
 

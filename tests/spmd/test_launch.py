@@ -83,7 +83,7 @@ def test_a_defect_on_one_process_ends_all() -> None:
 
 
 def agreement(**changes: dict[int, Any]) -> list[dict[str, Any]]:
-    everyones = [launch.mine("d0", (8,), k, 1) for k in range(8)]
+    everyones = [launch.mine("d0", {"mesh": (8,), "steps": 3}, k, 1) for k in range(8)]
     for key, values in changes.items():
         for number, value in values.items():
             everyones[number][key] = value
@@ -97,8 +97,10 @@ def test_those_who_differ_are_named() -> None:
         launch.agree(launch.Processes(), agreement(digest={3: "d1", 7: "d1"}))
     assert caught.value.exit_code == 78
     assert "d0 (rank 0)" in str(caught.value) and "d1 (rank 3)" in str(caught.value)
-    with pytest.raises(AgreementError, match="different settings: rank 2 differs"):
-        launch.agree(launch.Processes(), agreement(settings={2: "other"}))
+    with pytest.raises(AgreementError, match="different settings: rank 2 differs") as caught:
+        launch.agree(launch.Processes(), agreement(settings={2: {"mesh": "(8,)", "steps": "5"}}))
+    assert "expected: steps 3 (rank 0)" in str(caught.value)
+    assert "found:    steps 5 (rank 2)" in str(caught.value)
     with pytest.raises(EnvironmentFault, match="run on 2 hosts") as fault:
         launch.agree(launch.Processes(), agreement(place={5: ("elsewhere",)}), "shm")
     assert fault.value.exit_code == 69

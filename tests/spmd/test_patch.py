@@ -104,6 +104,8 @@ def test_any_of_them_can_be_patched_again(programs, built, spmd_command, tmp_pat
                  "--set", "steps=5", "-o", again).expect(0)  # fmt: skip
     assert again.read_bytes() == programs[1].read_bytes()
     spmd_command("show", again).expect(0, "local       rank 1 of 3")
+    spmd_command("patch", again, "--index", 2, "-o", again).expect(0)  # the rest stays as it was
+    assert again.read_bytes() == programs[2].read_bytes()
 
 
 def test_names(built, spmd_command, tmp_path):

@@ -264,14 +264,9 @@ def main(arguments: list[str]) -> int:
             # ends us as it ends any program. A process with wrong arguments must come, to say so.
             _plain_signals()
             processes = launch.find()
-            options = processes.together(lambda: _asked(arguments), shared=False)
-            helped = processes.all_gather(options is None)
-            if all(helped):
+            options = _agreed(arguments, processes)
+            if options is None:
                 return 0
-            if any(helped):
-                processes.refuse(UsageError(f"process {helped.index(True)} was asked for help",
-                                            expected="the same options for all"))  # fmt: skip
-            processes.be_patient(options.time_limit)
         else:
             options = parsed(arguments)
             signal.signal(signal.SIGTERM, _terminate)
@@ -300,12 +295,26 @@ def main(arguments: list[str]) -> int:
         return code
 
 
-def _asked(arguments: list[str]) -> argparse.Namespace | None:
-    """The options; None where help was all that was wanted."""
-    try:
-        return parsed(arguments)
-    except SystemExit:
+def _agreed(arguments: list[str], processes: launch.Processes) -> argparse.Namespace | None:
+    """The options, where every process has some; None where help was all that was wanted."""
+    asked: list[argparse.Namespace] = []
+
+    def come() -> tuple[bool, tuple[int, object]]:
+        try:
+            asked.append(parsed(arguments))
+        except SystemExit:
+            pass
+        return bool(asked), (os.getpid(), launch.place())
+
+    met = processes.meet(come)
+    helped = [not has_options for has_options, _ in met]
+    if any(helped) and not all(helped):
+        processes.refuse(UsageError(f"process {helped.index(True)} was asked for help",
+                                    expected="the same options for all"))  # fmt: skip
+    if not asked:
         return None
+    processes.be_patient([where for _, where in met], asked[0].time_limit)
+    return asked[0]
 
 
 def _is_one_of_several(arguments: list[str]) -> bool:

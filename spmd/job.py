@@ -127,60 +127,56 @@ class Job:
         """The first process of an arena makes it, the others attach; then each loads its ranks."""
         hosts = self.setup.hosts
         mates = hosts.together_with()
-        leads = self.processes.number == mates[0]
         if hosts.parted:
             from spmd.transport import Transport
 
             self.transport = self.processes.together(
                 lambda: Transport(self.processes, hosts), shared=False
             )
-        made = self.processes.meet(lambda: self._make(checked, mates if leads else []))
-        path, nonce = made[mates[0]]
+        made = self.processes.meet(lambda: self._make(checked, mates))
+        (path, nonce), arena = made[mates[0]][0], lib.spmd_job_bytes(self._job)
+        several = self.processes.count > 1
 
         def attach() -> None:
-            if not leads:
-                need = lib.spmd_job_bytes(self._job)
+            if self._arena == ffi.NULL:
                 self._arena = self._take(
-                    lambda to: lib.spmd_arena_attach(path.encode(), need, nonce, to)
+                    lambda to: lib.spmd_arena_attach(path.encode(), arena, nonce, to)
                 )
             self._check(lib.spmd_job_load(self._job, self._arena))
+            if several:
+                self._attach_board(*made[hosts.beside()[0]][1])
 
         self.processes.together(attach)
         lib.spmd_arena_close_fd(self._arena)
-        if self.processes.count > 1:
-            self._watch()
+        if several:
+            from spmd.watch import Watch
 
-    def _watch(self) -> None:
-        """The first process of every host makes a board, the others attach; then all heed it."""
+            lib.spmd_arena_close_fd(self._board)
+            self.watch = Watch(self)
+            if self.processes.patience:
+                self.processes.patience.trusted = True
+
+    def _make_board(self) -> tuple[str, int]:
+        """The first process of every host makes a board for all of them."""
         mates = self.setup.hosts.beside()
-        leads = self.processes.number == mates[0]
+        if self.processes.count == 1 or self.processes.number != mates[0]:
+            return "", 0
         need = lib.spmd_board_bytes(self.processes.count)
+        self._board = self._take(lambda to: lib.spmd_arena_new(need, int(len(mates) > 1), to))
+        return _address(self._board)
 
-        def make() -> tuple[str, int]:
-            if not leads:
-                return "", 0
-            self._board = self._take(lambda to: lib.spmd_arena_new(need, int(len(mates) > 1), to))
-            return _address(self._board)
+    def _attach_board(self, path: str, nonce: int) -> None:
+        need = lib.spmd_board_bytes(self.processes.count)
+        if self._board == ffi.NULL:
+            self._board = self._take(
+                lambda to: lib.spmd_arena_attach(path.encode(), need, nonce, to)
+            )
+        self._check(lib.spmd_job_board(self._job, self._board))
 
-        path, nonce = self.processes.meet(make)[mates[0]]
-
-        def attach() -> None:
-            if not leads:
-                self._board = self._take(
-                    lambda to: lib.spmd_arena_attach(path.encode(), need, nonce, to)
-                )
-            self._check(lib.spmd_job_board(self._job, self._board))
-
-        self.processes.together(attach)
-        lib.spmd_arena_close_fd(self._board)
-        from spmd.watch import Watch
-
-        self.watch = Watch(self)
-        if self.processes.patience:
-            self.processes.patience.trusted = True
-
-    def _make(self, checked: loader.Checked, mates: list[int]) -> tuple[str, int]:
-        """This process's job; for its mates an arena: where they find it, and its nonce."""
+    def _make(
+        self, checked: loader.Checked, mates: list[int]
+    ) -> tuple[tuple[str, int], tuple[str, int]]:
+        """This process's job; for its mates an arena, and a board: where they find them."""
         setup = self.setup
         self.image = checked.load(setup.first, setup.count, list(setup.sizes), setup.words)
         sizes = ffi.new("int64_t[]", [*setup.sizes, *[1] * (AXES - len(setup.sizes))])
@@ -210,15 +206,15 @@ class Job:
         made = ffi.new("spmd_job **")
         self._check(lib.spmd_job_new(settings, made))
         self._job = made[0]
-        if not mates:
-            return "", 0
+        if self.processes.number != mates[0]:
+            return ("", 0), self._make_board()
         need = lib.spmd_job_rank_bytes(self._job) * hosts.ranks_of(hosts.here)
         have = available_memory()
         if need > have:
             raise self._no_memory(need, have)
         need, shared = lib.spmd_job_bytes(self._job), int(len(mates) > 1)
         self._arena = self._take(lambda to: lib.spmd_arena_new(need, shared, to))
-        return _address(self._arena)
+        return _address(self._arena), self._make_board()
 
     def _processes(self) -> tuple[Any, ...]:
         """The processes of the job for the engine, and what must live as long."""

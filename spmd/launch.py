@@ -119,11 +119,14 @@ class Processes:
             self.comm.Abort(code)
 
 
-    def be_patient(self, limit: float) -> None:
-        """Before and after a job's own watch: nobody waits for a process that will not come."""
+    def be_patient(self, everyones: list[tuple[int, object]], limit: float) -> None:
+        """Before and after a job's own watch: nobody waits for a process that will not come.
+
+        everyones: the number that the system gives each process, and its `place`.
+        """
         from spmd.patience import Patience
 
-        self.patience = Patience(self, self.all_gather((os.getpid(), _place())), limit)
+        self.patience = Patience(self, everyones, limit)
 
     def finish(self) -> None:
         """The last meeting. MPI_Finalize would hold up whoever looks for those who do not come."""
@@ -169,12 +172,12 @@ def mine(digest: str, settings: dict[str, Any], first: int, count: int) -> dict[
         "digest": digest,
         "settings": {name: repr(value) for name, value in settings.items()},
         "host": os.uname().nodename,
-        "place": _place(),
+        "place": place(),
         "cores": tuple(os.sched_getaffinity(0)),
     }
 
 
-def _place() -> tuple[str, ...]:
+def place() -> tuple[str, ...]:
     """Equal for two processes that can reach each other's memory: kernel and process table."""
     parts = [os.uname().nodename]
     try:

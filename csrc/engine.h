@@ -37,6 +37,7 @@ enum spmd_algorithm {
 };
 
 #define SPMD_EVERY_RANK -1
+#define SPMD_NOT_RUNNING -2 /* reading inputs, writing outputs */
 #define SPMD_TEXT_BYTES 1024
 
 /* MPI as this process loaded it: functions, and handles of its family (4-byte integers in MPICH,
@@ -121,7 +122,8 @@ typedef struct spmd_notice {
     int64_t process;      /* number in the job */
     int64_t pid;          /* 0: on another host */
     int64_t rank, ranks;  /* the first one that it hosts (or the slow one), and how many it hosts */
-    int64_t operation, superstep, site; /* of that rank, as in spmd_rank_state */
+    int64_t operation, superstep; /* of that rank, as in spmd_rank_state */
+    int64_t site;         /* so is this; or SPMD_NOT_RUNNING */
     int64_t milliseconds; /* that it has been silent, or computing */
 } spmd_notice;
 

@@ -58,7 +58,8 @@ bool spmd_fars_open(spmd_job *job, spmd_fars *fars)
         if (seen[host])
             fars->far[seen[host] - 1].alone = false;
         else {
-            fars->far[fars->count] = (spmd_far){.process = p, .last.site = -1, .alone = true};
+            fars->far[fars->count] = (spmd_far){
+                .process = p, .last.site = SPMD_NOT_RUNNING, .alone = true};
             seen[host] = ++fars->count;
         }
     }
@@ -150,7 +151,7 @@ static bool far_tell(spmd_job *job, const spmd_fars *fars, spmd_far *far, bool l
     far->sent = (spmd_beat){.waiting = waiting_beside(job, fars, far),
                             .operation = state.operation,
                             .superstep = state.superstep,
-                            .site = state.site,
+                            .site = spmd_job_runs(job) ? state.site : SPMD_NOT_RUNNING,
                             .leaves = leaves};
     if (spmd_job_aborted(job) && !far->told) {
         far->sent.failed = spmd_job_failure(job, &far->sent.failure);

@@ -313,7 +313,8 @@ static void sign_show(spmd_job *job)
     spmd_job_watch(job, job->first, &state);
     atomic_store_explicit(&sign->operation, state.operation, memory_order_relaxed);
     atomic_store_explicit(&sign->superstep, state.superstep, memory_order_relaxed);
-    atomic_store_explicit(&sign->site, state.site, memory_order_relaxed);
+    atomic_store_explicit(&sign->site, spmd_job_runs(job) ? state.site : SPMD_NOT_RUNNING,
+                          memory_order_relaxed);
     atomic_fetch_add(&sign->beats, 1);
 }
 

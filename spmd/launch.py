@@ -12,7 +12,7 @@ import sys
 
 from codegen.errors import AgreementError, EnvironmentFault, MeshError, SpmdError
 from spmd.launchers import launcher as launcher  # for those who ask about processes here
-from spmd.launchers import library, world
+from spmd.launchers import library, unname_memory, world
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -126,6 +126,7 @@ class Processes:
         """
         from spmd.patience import Patience
 
+        unname_memory()
         self.patience = Patience(self, everyones, limit)
 
     def finish(self) -> None:
@@ -241,6 +242,8 @@ def agree(processes: Processes, everyones: list[dict[str, Any]], transport: str 
 
     Raises AgreementError or EnvironmentFault in process 0, `Elsewhere` in the others.
     """
+    if processes.count > 1 and not processes.patience:
+        unname_memory()
     try:
         _compare(everyones)
         hosts = Hosts(processes.number, everyones, transport)

@@ -68,6 +68,8 @@ class Watch:
         return f"{ranks} on {self.job.setup.hosts.names[notice.process]}"
 
     def _where(self, notice: Any) -> str:
+        if notice.site == lib.SPMD_NOT_RUNNING:
+            return "was reading inputs or writing outputs"
         row = self.job.row(notice.operation)
         doing = "waited in" if notice.site >= 0 else "ran"
         over = f" over ({', '.join(row['axes'])})" if row.get("axes") else ""

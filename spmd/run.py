@@ -35,17 +35,13 @@ def run(options: argparse.Namespace, processes: launch.Processes) -> int:
         from spmd import source
 
         return source.run_eager(options)
-    data, parameters = None, {}
-    sources = processes.meet(lambda: is_source(options.image))
-    if any(sources) and not all(sources):
-        processes.refuse(AgreementError(
-            "some processes were given a program, others an image",
-            expected="the same file for all", found=f"a program on process {sources.index(True)}",
-        ))  # fmt: skip
-    if sources[0]:
+    checked, parameters = _same_image(options, processes), {}
+    if checked is None:
         data, parameters = processes.from_first(lambda: built(options.image, options.set))
-    launched = Launch(options, {k: v for k, v in options.set.items() if k not in parameters})
-    met = processes.meet(lambda: launched.prepare(data, processes))
+        checked = processes.together(lambda: loader.check(data), shared=False)
+    settings = {k: v for k, v in options.set.items() if k not in parameters}
+    launched = Launch(options, settings, checked)
+    met = processes.meet(lambda: launched.prepare(processes))
     hosts = launch.agree(processes, met, options.transport)
     setup = launched.setup(processes, hosts)
     with Job(launched.checked, setup, processes, options.time_limit) as job:
@@ -58,6 +54,31 @@ def run(options: argparse.Namespace, processes: launch.Processes) -> int:
         finally:
             launched.discard()
     return 0
+
+
+def _same_image(
+    options: argparse.Namespace, processes: launch.Processes
+) -> loader.Checked | None:
+    """The image that every process was given; None where it is a program that is to be built."""
+    opened: list[loader.Checked] = []
+
+    def come() -> str:
+        if is_source(options.image):
+            return ""
+        opened.append(loader.open_file(options.image))
+        return opened[0].digest
+
+    digests = processes.meet(come)
+    odd = [k for k, digest in enumerate(digests) if digest != digests[0]]
+    if odd:
+        kinds = [f"image {digest}" if digest else "a program" for digest in digests]
+        holder = "process" if options.ranks else "rank"
+        processes.refuse(AgreementError(
+            f"ranks of one job hold different images: {holder} {launch.listed(odd)} "
+            f"differ{'s' if len(odd) == 1 else ''}", expected=f"{kinds[0]} ({holder} 0)",
+            found=f"{kinds[odd[0]]} ({holder} {odd[0]})", remedy="give every rank the same file",
+        ))  # fmt: skip
+    return opened[0] if opened else None
 
 
 def is_source(path: str) -> bool:
@@ -76,19 +97,20 @@ def built(path: str, settings: dict[str, str]) -> tuple[bytes, dict[str, Any]]:
 class Launch:
     """One `run` in one process: the image, what was asked for, and the arrays on their way."""
 
-    def __init__(self, options: argparse.Namespace, settings: dict[str, str]) -> None:
-        self.options, self.settings = options, settings
+    def __init__(
+        self, options: argparse.Namespace, settings: dict[str, str], checked: loader.Checked
+    ) -> None:
+        self.options, self.settings, self.checked = options, settings, checked
+        self.manifest = checked.manifest
         self.opened: dict[str, Input] = {}
         self.files: list[OutputFile | None] = []
         self.first = False
         self.rooms: dict[int, int] = {}
         self.arrays: dict[int, np.ndarray] = {}  # outputs that no file takes
 
-    def prepare(self, data: bytes | None, processes: launch.Processes) -> dict[str, Any]:
+    def prepare(self, processes: launch.Processes) -> dict[str, Any]:
         """Checks everything that can be checked alone; returns what all processes must share."""
         self.first = processes.number == 0
-        self.checked = loader.open_file(self.options.image) if data is None else loader.check(data)
-        self.manifest = self.checked.manifest
         settings, mesh, ranks = patched_in(
             self.checked.image, self.settings, self.options.mesh, self.options.ranks
         )

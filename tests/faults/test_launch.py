@@ -146,6 +146,26 @@ def test_one_process_was_started_with_a_wrong_option(built):
 
 
 @pytest.mark.mpi
+def test_another_image_on_one_rank(built):
+    """One agreement at the start (11)."""
+    start = [sys.executable, "-m", "spmd", "run"]
+    argv = ["mpirun", "-n", "2", *start, built(SQUARE), ":", "-n", "1", *start, built(LATE)]
+    done = run(argv, timeout=30).expect(78, "hold different images: rank 2 differs")
+    assert done.err.count("spmd: ") == 1, done.text
+
+
+@pytest.mark.parametrize("transport", ["auto", "mpi"])
+def test_more_memory_than_there_is(built, mpirun, spmd_command, transport):
+    """Refused before it is taken (19): no late bus error."""
+    large = TAKES_INPUT.replace("(1000,)", "(1 << 45,)")
+    image = built(large.replace('layout=("r",))', 'layout=("r",), default=0)'))
+    needs = "not enough memory: needs 256.0 TiB, have "
+    spmd_command("run", image, "--ranks", "2").expect(69, needs)
+    done = mpirun(2, "-m", "spmd", "run", image, "--transport", transport).expect(69, needs)
+    assert done.err.count("spmd: ") == 1, done.text
+
+
+@pytest.mark.mpi
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_while_mpi_waits_for_a_process(built, number):
     start = [sys.executable, "-m", "spmd", "run", built(SQUARE)]

@@ -101,5 +101,5 @@ def test_a_program_on_one_process_and_an_image_on_the_others(built, tmp_path):
     usual = [sys.executable, "-m", "spmd", "run"]
     done = run(["mpirun", "-n", 2, *usual, built(TURNS), ":", "-n", 1, *usual,
                 tmp_path / "turns.py"], timeout=40)  # fmt: skip
-    done.expect(78, "some processes were given a program, others an image", "process 2")
+    done.expect(78, "different images: rank 2 differs", "found:    a program (rank 2)")
     assert done.err.count("spmd:") == 1, done.err

@@ -17,7 +17,7 @@ from spmd.launchers import library, unname_memory, world
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any, NoReturn
+    from typing import Any, NoReturn, TextIO
 
 # One name per process, "a,a,b": hosts that this one host plays, so that one machine can try what
 # several do. For tests.
@@ -52,6 +52,8 @@ class Processes:
         # The error that all processes know of: nobody waits for this one any more.
         self.met: Exception | None = None
         self.patience: Any = None
+        if self.count > 1:
+            unname_memory()
 
     def mpi(self) -> Any:
         """The module mpi4py.MPI, where there is a communicator."""
@@ -116,6 +118,7 @@ class Processes:
         sys.stdout.flush()
         sys.stderr.flush()
         if self.count > 1:
+            _until_read(sys.stdout, sys.stderr)
             self.comm.Abort(code)
 
 
@@ -126,7 +129,6 @@ class Processes:
         """
         from spmd.patience import Patience
 
-        unname_memory()
         self.patience = Patience(self, everyones, limit)
 
     def finish(self) -> None:
@@ -134,6 +136,26 @@ class Processes:
         if self.patience:
             self.patience.may_leave = True
             self.comm.Barrier()
+
+
+def _until_read(*streams: TextIO) -> None:
+    """Waits, a second at most, until the launcher has read these pipes: it drops what is in them
+    when it is told to end the job.
+    """
+    import array
+    import fcntl
+    import termios
+    import time
+
+    deadline = time.monotonic() + 1
+    for stream in streams:
+        left = array.array("i", [1])
+        try:
+            while left[0] and time.monotonic() < deadline:
+                fcntl.ioctl(stream, termios.FIONREAD, left)
+                time.sleep(0.01)
+        except (OSError, TypeError, ValueError):
+            pass  # no pipe, or closed
 
 
 _hooked = False
@@ -242,8 +264,6 @@ def agree(processes: Processes, everyones: list[dict[str, Any]], transport: str 
 
     Raises AgreementError or EnvironmentFault in process 0, `Elsewhere` in the others.
     """
-    if processes.count > 1 and not processes.patience:
-        unname_memory()
     try:
         _compare(everyones)
         hosts = Hosts(processes.number, everyones, transport)

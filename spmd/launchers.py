@@ -110,7 +110,7 @@ def library(name: str = "", family: str = "") -> Any:
 
 
 def unname_memory() -> None:
-    """Takes the names of MPICH's shared memory away, once all processes have it.
+    """Takes the names of MPICH's shared memory away: MPI_Init ends when all processes have it.
 
     It gives them up itself only in MPI_Finalize: every killed run would leave some megabytes.
     """

@@ -88,6 +88,7 @@ typedef struct spmd_global {
 typedef struct spmd_failure {
     int64_t code;      /* the exit code that was asked for */
     int64_t rank;      /* -1: no rank in particular */
+    int64_t operation; /* row of the manifest's operation table; -1: not known */
     int64_t superstep;
     int64_t site;      /* row of the manifest's exchange table; -1: in no exchange */
     char text[SPMD_TEXT_BYTES];

@@ -315,6 +315,7 @@ void spmd_rank_fail(const spmd_rank *rank, int64_t code, const char *format, ...
     spmd_failure failure = {
         .code = code,
         .rank = rank->index,
+        .operation = rank->operation,
         .superstep = (int64_t)rank->superstep,
         .site = rank->exchange.site,
     };
@@ -327,12 +328,13 @@ void spmd_rank_fail(const spmd_rank *rank, int64_t code, const char *format, ...
 
 void spmd_job_abort(spmd_job *job, int64_t code, int64_t rank, const char *text)
 {
-    spmd_failure failure = {.code = code, .rank = rank, .site = -1};
+    spmd_failure failure = {.code = code, .rank = rank, .operation = -1, .site = -1};
     spmd_rank_state state;
 
     if (!job->arena)
         return;
     if (spmd_job_watch(job, rank, &state) == SPMD_OK) {
+        failure.operation = state.operation;
         failure.superstep = state.superstep;
         failure.site = state.site;
     }
@@ -358,7 +360,7 @@ int spmd_job_failure(const spmd_job *job, spmd_failure *failure)
         }
         nanosleep(&moment, NULL);
     }
-    *failure = (spmd_failure){.code = 75, .rank = -1, .site = -1};
+    *failure = (spmd_failure){.code = 75, .rank = -1, .operation = -1, .site = -1};
     snprintf(failure->text, sizeof failure->text, "a process was lost while it failed");
     return 1;
 }

@@ -15,7 +15,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#define TURNS 40        /* in the limit */
+#define TURNS 40        /* in the limit, at least */
+#define TURN_MS 125     /* at most: turns also carry news of failures */
 #define LOST_SHARE 80   /* per cent of the limit: reported before it is over */
 #define STARVED 3       /* limits, for a process of this host that is neither gone nor stopped */
 #define AWAY_SHARE 4    /* turns later than such a part of the limit: I was away */
@@ -133,7 +134,8 @@ static void failures_carry(spmd_job *job)
 /* true: this process is the one of its host that reports it. */
 bool spmd_watch_lost(spmd_job *job, spmd_notice *notice, int64_t cause)
 {
-    const spmd_failure failure = {.code = 75, .rank = -1, .site = -1, .text = "lost"};
+    const spmd_failure failure = {
+        .code = 75, .rank = -1, .operation = -1, .site = -1, .text = "lost"};
     uint32_t fine = SPMD_FINE;
     spmd_header *board = job->board->header;
 
@@ -355,7 +357,8 @@ int spmd_job_heed(spmd_job *job, int64_t limit_ms, spmd_notice *notice)
         pthread_mutex_unlock(&job->lock);
         news = watch_turn(job, notice);
         pthread_mutex_lock(&job->lock);
-        int64_t until = spmd_now() + watch->limit / TURNS;
+        int64_t turn = watch->limit / TURNS;
+        int64_t until = spmd_now() + (turn < TURN_MS * MS ? turn : TURN_MS * MS);
         struct timespec at = {.tv_sec = until / 1000000000, .tv_nsec = until % 1000000000};
         if (!news && !job->heed_over)
             pthread_cond_timedwait(&job->heed, &job->lock, &at);

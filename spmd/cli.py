@@ -108,7 +108,7 @@ def _seconds(text: str) -> float:
         number = float(text)
     except ValueError:
         number = -1.0
-    if not 0 <= number < 1e6:
+    if not 0 <= number < launch.MOST_SECONDS:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
     return number
 
@@ -157,7 +157,7 @@ def _run_options(run: Parser) -> None:
     run.add_argument("--transport", choices=launch.TRANSPORTS, default="auto",
                      help="auto: shared memory inside a host, MPI between hosts; "
                           "shm, mpi: all of it by one of them")  # fmt: skip
-    run.add_argument("--time-limit", metavar="SECONDS", type=_seconds, default=5.0,
+    run.add_argument("--time-limit", metavar="SECONDS", type=_seconds, default=launch.TIME_LIMIT,
                      help="a process silent for longer is lost; 0: wait for ever; default: 5")
     run.add_argument("--eager", action="store_true", help="run FILE.py as plain NumPy")
 

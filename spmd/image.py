@@ -13,7 +13,7 @@ import numpy as np
 from codegen.errors import InputError, InternalError, SpmdError, UsageError
 from spmd import launch, loader, parts, report, sizes, source
 from spmd.arguments import check_array, check_given, check_names, patched_in, scalars_of
-from spmd.job import ALGORITHMS, TIME_LIMIT, Global, Job, Setup
+from spmd.job import ALGORITHMS, Global, Job, Setup
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class Image:
         threads: int | None = None,
         algorithm: str = "auto",
         transport: str = "auto",
-        time_limit: float = TIME_LIMIT,
+        time_limit: float = launch.TIME_LIMIT,
         comm: Any = None,
         **arguments: Any,
     ) -> Any:
@@ -117,7 +117,7 @@ class Image:
         threads: int | None = None,
         algorithm: str = "auto",
         transport: str = "auto",
-        time_limit: float = TIME_LIMIT,
+        time_limit: float = launch.TIME_LIMIT,
         comm: Any = None,
     ) -> Opened:
         """A context whose value is called as `run` is; the image is loaded once for all calls."""
@@ -159,6 +159,12 @@ class Opened:
         ):
             if name not in known:
                 raise UsageError(f"there is no {what} {name!r}", expected=", ".join(known))
+        limit = self.time_limit
+        if not isinstance(limit, (int, float)) or not 0 <= limit < launch.MOST_SECONDS:
+            raise UsageError(
+                f"time_limit {limit!r} is not a number of seconds",
+                expected=f"0 (for ever) to {launch.MOST_SECONDS:.0f}",
+            )
         if self.distributed and self.ranks not in (None, self.processes.count):
             raise UsageError("with comm= every process is one rank", found=f"ranks={self.ranks}")
 
@@ -229,6 +235,7 @@ class Opened:
             {
                 "mesh": self.bound, **self.scalars, "inputs": sorted(given),
                 "algorithm": self.algorithm, "transport": self.transport,
+                "time_limit": self.time_limit,
             },  # fmt: skip
             setup.first,
             setup.count,

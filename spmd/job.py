@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 AXES = 3  # SPMD_AXES
 EVERY_RANK: int = lib.SPMD_EVERY_RANK
 WAIT_MS = 100  # how long a signal may go unnoticed
-TIME_LIMIT = 5.0  # seconds of silence until a process counts as lost
 LEAVE_MS = 2000  # how long an interrupted compute phase may take to notice
 
 
@@ -99,7 +98,7 @@ class Job:
 
     def __init__(
         self, checked: loader.Checked, setup: Setup, processes: launch.Processes,
-        time_limit: float = TIME_LIMIT,
+        time_limit: float = launch.TIME_LIMIT,
     ) -> None:  # fmt: skip
         self.setup, self.processes, self.time_limit = setup, processes, time_limit
         self.manifest = setup.manifest
@@ -331,7 +330,7 @@ class Job:
             if failure.code == EXIT_PEER:
                 launch.end_with_the_job(EXIT_PEER)
             return launch.Elsewhere(int(failure.code))
-        row = self.row(self.state(failure.rank).operation)
+        row = self.row(failure.operation)
         where = f"{row['place']}: " if "place" in row else ""
         text = ffi.string(failure.text).decode("utf-8", "replace")
         return RunError(
@@ -347,7 +346,7 @@ class Job:
     def state(self, rank: int) -> Any:
         """Where a rank of this arena is: a spmd_rank_state."""
         state = ffi.new("spmd_rank_state *")
-        lib.spmd_job_watch(self._job, rank, state)
+        self._check(lib.spmd_job_watch(self._job, rank, state))
         return state
 
     def superstep(self) -> int:

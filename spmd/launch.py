@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 PRETENDED = "SPMD_PRETEND_HOSTS"
 
 TRANSPORTS = ("auto", "shm", "mpi")
+TIME_LIMIT = 5.0  # seconds of silence until a process counts as lost
+MOST_SECONDS = 1e6
 
 
 class Elsewhere(SpmdError):
@@ -165,7 +167,7 @@ def end_all_on_error() -> None:
     """From now on an exception that nobody catches ends all processes, as `python -m mpi4py` does.
 
     The others would wait for this one for ever, in their next exchange or in MPI_Finalize. What is
-    `Elsewhere` is said by that process.
+    `Elsewhere` is said by that process. Of a `sys.exit` only mpi4py's runner is told.
     """
     global _hooked
     if _hooked:

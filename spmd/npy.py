@@ -38,7 +38,7 @@ def dtype_of(descr: str) -> str:
     if descr[1:] == "b1":
         return "bool"
     kind, digits = descr[1:2], descr[2:]
-    number = digits.isascii() and digits.isdigit()
+    number = digits.isascii() and digits.isdigit() and len(digits) <= 2
     name = f"{_CODES.get(kind, '')}{8 * int(digits)}" if number else ""
     return name if name in SIZES and descr[:1] in "<>|=" else ""
 

@@ -60,7 +60,7 @@ def _path(options: argparse.Namespace, index: int, ranks: int) -> str:
     name = f"{stem}.{index:0{digits}}-of-{ranks}.img"
     if not options.output:
         return os.path.join(folder, name)
-    if options.all or os.path.isdir(options.output):
+    if options.all or options.output.endswith("/") or os.path.isdir(options.output):
         os.makedirs(options.output, exist_ok=True)
         return os.path.join(options.output, name)
     return str(options.output)

@@ -130,6 +130,7 @@ class Launch:
                 "mesh": self.sizes, **{f"--set {k}": v for k, v in self.scalars.items()},
                 "-i": sorted(self.opened), "-o": [file is not None for file in self.files],
                 "--algorithm": self.options.algorithm, "--transport": self.options.transport,
+                "--time-limit": self.options.time_limit,
             },  # fmt: skip
             setup.first,
             setup.count,

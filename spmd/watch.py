@@ -41,8 +41,8 @@ class Watch:
 
     def _run(self) -> None:
         notice = ffi.new("spmd_notice *")
-        limit = int(1000 * self.job.time_limit)
         try:
+            limit = int(1000 * self.job.time_limit)
             while (kind := lib.spmd_job_heed(self.job._job, limit, notice)) != lib.SPMD_NOTICE_END:
                 if kind == lib.SPMD_NOTICE_LOST:
                     self._end_job(notice)

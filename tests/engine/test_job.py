@@ -153,6 +153,8 @@ def test_two_senders_to_one_rank_are_named(images: Images):
         assert job.wait(5) == lib.SPMD_ABORTED
         assert "both send to rank 0 in exchange 0" in job.reason()
         assert "rank 3" in job.reason() and "rank 4" in job.reason()
+        failure = job.failure()
+        assert failure.operation == job.watch(failure.rank).operation
 
 
 def test_arguments_out_of_range_are_refused(images: Images):

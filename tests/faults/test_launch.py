@@ -154,6 +154,20 @@ def test_another_image_on_one_rank(built):
     assert done.err.count("spmd: ") == 1, done.text
 
 
+@pytest.mark.mpi
+@pytest.mark.parametrize(("option", "one", "other"), [
+    ("--time-limit", "200.0", "1.0"), ("--algorithm", "'ring'", "'flat'"),
+])  # fmt: skip
+def test_other_options_on_one_rank(built, option, one, other):
+    image = built(TAKES_INPUT.replace('layout=("r",))', 'layout=("r",), default=0)'))
+    start = [sys.executable, "-m", "spmd", "run", image, option]
+    argv = ["mpirun", "-n", "2", *start, one.strip("'"), ":", "-n", "1", *start, other.strip("'")]
+    done = run(argv, timeout=30).expect(
+        78, "rank 2 differs", f"expected: {option} {one} (rank 0)", f"found:    {option} {other}",
+    )  # fmt: skip
+    assert done.err.count("spmd: ") == 1, done.text
+
+
 @pytest.mark.parametrize("transport", ["auto", "mpi"])
 def test_more_memory_than_there_is(built, mpirun, spmd_command, transport):
     """Refused before it is taken (19): no late bus error."""

@@ -32,6 +32,8 @@ if case == "outside":
     image.run(x=x, **how)
 if case == "option":
     image.run(x=x, **{**how, "transport": "tcp" if comm.rank == 1 else transport})
+if case == "limit":
+    image.run(x=x, **how, time_limit=float("inf"))
 if case == "input":
     image.run(x=x if comm.rank != 1 else x[:999], **how)
 if case == "caught":
@@ -51,8 +53,8 @@ if case == "halves":
 @pytest.mark.parametrize("transport", ["auto", "mpi"])
 @pytest.mark.parametrize(("case", "code", "text"), [
     ("inside", 1, "KeyError: 'inside'"), ("outside", 1, "KeyError: 'outside'"),
-    ("option", 2, "there is no transport 'tcp'"), ("input", 65, "(999,)"),
-    ("caught", 0, ""), ("halves", 0, ""),
+    ("option", 2, "there is no transport 'tcp'"), ("limit", 2, "time_limit inf"),
+    ("input", 65, "(999,)"), ("caught", 0, ""), ("halves", 0, ""),
 ])  # fmt: skip
 def test_an_exception_on_one_rank(built, tmp_path, case, code, text, transport):
     script = tmp_path / "script.py"

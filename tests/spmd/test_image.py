@@ -138,6 +138,9 @@ def test_every_algorithm_gives_the_same_sum_on_all_ranks(ranks: int) -> None:
         assert all(np.array_equal(row, found[0]) for row in found)
     with pytest.raises(UsageError, match="no algorithm 'tree'"):
         image.run(algorithm="tree", u=u)
+    for limit in (-1, float("inf"), float("nan"), "5", None):
+        with pytest.raises(UsageError, match="time_limit"):
+            image.run(time_limit=limit, u=u)
 
 
 def test_loaded_once_and_run_many_times(image: Any) -> None:

@@ -113,7 +113,9 @@ def test_names(built, spmd_command, tmp_path):
     image.write_bytes(built(TURN).read_bytes())
     spmd_command("patch", image, "--index", 3, "--ranks", 16).expect(0)
     spmd_command("patch", tmp_path / "turn.03-of-16.img", "--index", 1, "--ranks", 2).expect(0)
-    assert sorted(p.name for p in tmp_path.iterdir()) == [
+    spmd_command("patch", image, "--index", 0, "--ranks", 2, "-o", f"{tmp_path}/new/").expect(0)
+    assert [p.name for p in (tmp_path / "new").iterdir()] == ["turn.0-of-2.img"]
+    assert sorted(p.name for p in tmp_path.glob("*.img")) == [
         "turn.03-of-16.img", "turn.1-of-2.img", "turn.img",
     ]  # fmt: skip
 

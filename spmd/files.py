@@ -12,6 +12,7 @@ import os
 
 from codegen.errors import InputError, OutputError, UsageError
 from spmd import npy
+from spmd.memory import available_memory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -107,11 +108,15 @@ class Input:
         self.strides, self.swapped = elements.strides, elements.swapped
         self.compressed = elements.inflate is not None
         self._inflated: mmap.mmap | None = None
-        self._reserved = (0, elements.end, 1)
+        # Before anybody takes any: processes that look later would see what others have taken.
+        self.available = available_memory() if self.compressed else 0
+        self._reserved = (0, elements.end, 1, self.available)
 
-    def reserve(self, low: int, high: int, processes: int) -> None:
-        """Only bytes low to high of a compressed member are used here, as many in others."""
-        self._reserved = (low, high, processes)
+    def reserve(self, low: int, high: int, processes: int, taken: int) -> None:
+        """Only bytes low to high of a compressed member are used here, as many in each of the
+        other processes of this host; together they have `taken` since this input was opened.
+        """
+        self._reserved = (low, high, processes, self.available - taken)
 
     @property
     def buffer(self) -> mmap.mmap | bytes:

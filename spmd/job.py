@@ -207,10 +207,9 @@ class Job:
         self._job = made[0]
         if self.processes.number != mates[0]:
             return ("", 0), self._make_board()
-        need = lib.spmd_job_rank_bytes(self._job) * hosts.ranks_of(hosts.here)
         have = available_memory()
-        if need > have:
-            raise self._no_memory(need, have)
+        if self.host_bytes() > have:
+            raise self._no_memory(have)
         need, shared = lib.spmd_job_bytes(self._job), int(len(mates) > 1)
         self._arena = self._take(lambda to: lib.spmd_arena_new(need, shared, to))
         return _address(self._arena), self._make_board()
@@ -230,9 +229,14 @@ class Job:
         self._check(make(to))
         return to[0]
 
-    def _no_memory(self, need: int, have: int) -> EnvironmentFault:
+    def host_bytes(self) -> int:
+        """What all ranks of this host take together."""
+        ranks = self.setup.hosts.ranks_of(self.setup.hosts.here)
+        return int(lib.spmd_job_rank_bytes(self._job)) * ranks
+
+    def _no_memory(self, have: int) -> EnvironmentFault:
         return EnvironmentFault(
-            f"not enough memory: needs {bytes_text(need)}, have {bytes_text(have)}",
+            f"not enough memory: needs {bytes_text(self.host_bytes())}, have {bytes_text(have)}",
             expected=f"{bytes_text(lib.spmd_job_rank_bytes(self._job))} for each of "
             f"{self.setup.hosts.ranks_of(self.setup.hosts.here)} ranks",
             found=f"{bytes_text(have)} available",
@@ -248,9 +252,7 @@ class Job:
         text = ffi.string(lib.spmd_status_text(status)).decode()
         if status == lib.SPMD_NO_MEMORY:
             if self._job != ffi.NULL:
-                ranks = self.setup.hosts.ranks_of(self.setup.hosts.here)
-                need = lib.spmd_job_rank_bytes(self._job) * ranks
-                raise self._no_memory(need, available_memory())
+                raise self._no_memory(available_memory())
             raise EnvironmentFault(text)
         if status == lib.SPMD_SYSTEM:
             raise EnvironmentFault(f"{text}: {os.strerror(ffi.errno)}")

@@ -73,8 +73,9 @@ class Elements:
     """Where the elements of an array lie: from byte `start`, neighbours `strides` bytes apart.
 
     end: behind the last of them, in C order. swapped: their byte order is not this machine's.
-    inflate(low, high, processes): the bytes that `start` counts in, where those of the file are
-    compressed; only low to high need to be there, and as much again in other processes.
+    inflate(low, high, processes, available): the bytes that `start` counts in, where those of the
+    file are compressed; only low to high need to be there, and as much again in other processes;
+    available: bytes for all of them together.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class Elements:
         self.start, self.dtype, self.shape, self.swapped = start, dtype, shape, swapped
         self.strides = contiguous_strides(shape, SIZES[dtype], fortran)
         self.end = start + element_count(shape) * SIZES[dtype]
-        self.inflate: Callable[[int, int, int], mmap.mmap] | None = None
+        self.inflate: Callable[[int, int, int, int], mmap.mmap] | None = None
 
 
 class Frame:

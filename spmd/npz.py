@@ -12,7 +12,7 @@ from struct import Struct, pack, unpack_from
 
 from codegen.errors import EnvironmentFault
 from spmd import npy
-from spmd.memory import available_memory, bytes_text
+from spmd.memory import bytes_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def elements(file: InputFile, member: Member) -> npy.Elements:
         )
     head = next(_inflated(file, start, member, npy.LONGEST_HEADER + 12), b"")
     found = npy.elements(head, 0, member.size, file.wrong)
-    found.inflate = lambda low, high, processes: _inflate(file, start, member, low, high, processes)
+    found.inflate = lambda *span: _inflate(file, start, member, *span)
     return found
 
 
@@ -206,7 +206,7 @@ def _inflated(file: InputFile, start: int, member: Member, most: int) -> Iterato
 
 
 def _inflate(
-    file: InputFile, start: int, member: Member, low: int, high: int, processes: int
+    file: InputFile, start: int, member: Member, low: int, high: int, processes: int, available: int
 ) -> mmap.mmap:
     """The content of a deflated member, in memory of this process: its bytes low to high.
 
@@ -214,13 +214,12 @@ def _inflate(
     """
     from zlib import crc32
 
-    have = available_memory()
-    if (high - low) * processes > have:
+    if (high - low) * processes > available:
         each = f" in each of {processes} processes" if processes > 1 else ""
         raise EnvironmentFault(
             f"input {file.name}: {file.label} does not fit into memory inflated",
             expected=f"{bytes_text(high - low)}{each}",
-            found=f"{bytes_text(have)} available",
+            found=f"{bytes_text(available)} available",
             remedy="numpy.savez: of a file that is not compressed, each process reads its part",
         )
     memory = mmap.mmap(-1, member.size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)

@@ -168,7 +168,8 @@ class Launch:
         try:
             for name, file in self.opened.items():
                 if file.compressed:
-                    file.reserve(*_span(job, name, file), len(job.setup.hosts.here))
+                    here = job.setup.hosts.here
+                    file.reserve(*_span(job, name, file), len(here), job.host_bytes())
                 base = memoryview(file.buffer)[file.start :]
                 job.put(name, Global(base, file.dtype, file.shape, file.strides, file.swapped))
                 base.release()

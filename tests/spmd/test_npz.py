@@ -127,12 +127,24 @@ def test_only_what_is_reserved_is_kept(tmp_path: Path) -> None:
     wanted = np.arange(4_000_000.0)
     np.savez_compressed(tmp_path / "a.npz", u=wanted)
     file = files.open_input(f"{tmp_path}/a.npz", "u")
-    file.reserve(file.start + 8_000, file.start + 80_000, 2)
+    file.reserve(file.start + 8_000, file.start + 80_000, 2, 0)
     before = resident()
     found = elements(file)
     assert np.array_equal(found[1000:10_000], wanted[1000:10_000])
     assert resident() - before < wanted.nbytes // 2
     assert found[20_000] == 0
+
+
+def test_what_does_not_fit_is_refused_before_it_is_taken(tmp_path: Path) -> None:
+    """Counted from what was available when the file was opened, in all processes of a host."""
+    np.savez_compressed(tmp_path / "a.npz", u=np.arange(1000.0))
+    file = files.open_input(f"{tmp_path}/a.npz", "u")
+    taken = file.available - 20_000
+    file.reserve(file.start, file.start + 8_000, 3, taken)
+    with pytest.raises(EnvironmentFault, match="7.8 KiB in each of 3 processes"):
+        elements(file)
+    file.reserve(file.start, file.start + 8_000, 2, taken)
+    assert np.array_equal(elements(file), np.arange(1000.0))
 
 
 def resident() -> int:

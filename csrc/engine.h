@@ -128,7 +128,19 @@ typedef struct spmd_notice {
     int64_t milliseconds; /* that it has been silent, or computing */
 } spmd_notice;
 
+/* While processes wait for each other in MPI_Init. The texts must last until the end. */
+typedef struct spmd_start {
+    int64_t warn_ms, end_ms; /* milliseconds after the beginning */
+    int64_t code;            /* to end with */
+    const char *warning, *error;
+} spmd_start;
+
 const char *spmd_status_text(int status);
+
+/* Writes the warning, then the error, to standard error, and ends the process; unless the end of
+ * the start comes first. */
+int spmd_start_begin(const spmd_start *given);
+void spmd_start_end(void);
 
 /* Memory that all processes of one host see. shared 0: private to this process. */
 int spmd_arena_new(int64_t bytes, int shared, spmd_arena **arena);
@@ -179,9 +191,13 @@ int spmd_job_heed(spmd_job *job, int64_t limit_ms, spmd_notice *notice);
 void spmd_job_heed_end(spmd_job *job);
 
 /* What the image's plan functions say for one rank of a job that need not be loaded: bytes of every
- * buffer, the at_load words, and SPMD_DIMS offsets and extents of every array. */
-int spmd_job_probe(const spmd_job *job, int64_t rank, int64_t *bytes, int64_t *at_load,
-                   int64_t *offset, int64_t *extent);
+ * buffer, the at_load words, and SPMD_DIMS offsets and extents of every array. SPMD_RANGE where the
+ * image has another number of any of them. */
+typedef struct spmd_plan {
+    int64_t buffers, at_loads, arrays;
+    int64_t *bytes, *at_load, *offset, *extent;
+} spmd_plan;
+int spmd_job_probe(const spmd_job *job, int64_t rank, const spmd_plan *into);
 
 /* Images and the libraries they call, by the dynamic linker. NULL: spmd_library_error says why. */
 void *spmd_library_open(const char *path);

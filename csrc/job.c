@@ -299,15 +299,17 @@ int spmd_job_free(spmd_job *job)
     return SPMD_OK;
 }
 
-/* The first failure wins, on all processes; the others keep theirs to themselves. */
-void spmd_arena_abort(spmd_arena *arena, const spmd_failure *failure)
+/* The first failure wins, on all processes; the others keep theirs to themselves. true: it is
+ * this one. */
+bool spmd_arena_abort(spmd_arena *arena, const spmd_failure *failure)
 {
     uint32_t fine = SPMD_FINE;
     spmd_header *header = arena->header;
     if (!atomic_compare_exchange_strong(&header->abort, &fine, SPMD_CLAIMED))
-        return;
+        return false;
     header->failure = *failure;
     atomic_store_explicit(&header->abort, SPMD_SAID, memory_order_release);
+    return true;
 }
 
 void spmd_rank_fail(const spmd_rank *rank, int64_t code, const char *format, ...)

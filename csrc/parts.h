@@ -13,6 +13,7 @@
  *   watch.c       signs of life on a host, and who is late
  *   far.c         signs of life between hosts
  *   data.c        global arrays in and out
+ *   start.c       processes that do not come
  *   probe.c       an image's plan functions alone
  *   print.c       lines of text on their way to the host language
  *   library.c     the dynamic linker
@@ -201,7 +202,7 @@ char *spmd_job_memory(const spmd_job *job, int64_t rank);
 int spmd_pages_take(char *from, int64_t bytes);
 
 /* job.c */
-void spmd_arena_abort(spmd_arena *arena, const spmd_failure *failure);
+bool spmd_arena_abort(spmd_arena *arena, const spmd_failure *failure);
 void spmd_rank_fail(const spmd_rank *rank, int64_t code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 static inline bool spmd_job_aborted(const spmd_job *job)

@@ -22,13 +22,6 @@
 #define LONGEST_MS 1000000000
 #define FINISHED_WORKER UINT64_MAX
 
-static int64_t now_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
-}
-
 static void worker_pause(const spmd_job *job, int64_t waited)
 {
     int64_t threads = atomic_load_explicit(&job->arena->header->threads, memory_order_relaxed);
@@ -110,7 +103,7 @@ static void worker_run(spmd_worker *worker)
         }
         atomic_store(&worker->still, advances + 1);
         stillness_check(job, advances);
-        int64_t now = now_ns();
+        int64_t now = spmd_now();
         idle_since = idle_since ? idle_since : now;
         worker_pause(job, now - idle_since);
     }
@@ -196,9 +189,9 @@ bool spmd_job_runs(spmd_job *job)
 /* After a failure the workers leave as soon as they look up: give them that moment. */
 static void workers_leave(spmd_job *job)
 {
-    int64_t end = now_ns() + LEAVE_NS;
+    int64_t end = spmd_now() + LEAVE_NS;
     struct timespec at = {.tv_sec = end / 1000000000, .tv_nsec = end % 1000000000};
-    while (job->active > 0 && spmd_job_aborted(job) && now_ns() < end)
+    while (job->active > 0 && spmd_job_aborted(job) && spmd_now() < end)
         pthread_cond_timedwait(&job->news, &job->lock, &at);
 }
 
@@ -271,11 +264,11 @@ int spmd_job_wait(spmd_job *job, int64_t timeout_ms)
 {
     if (!job->arena)
         return SPMD_IDLE;
-    int64_t end = now_ns() + (timeout_ms < LONGEST_MS ? timeout_ms : LONGEST_MS) * 1000000;
+    int64_t end = spmd_now() + (timeout_ms < LONGEST_MS ? timeout_ms : LONGEST_MS) * 1000000;
     pthread_mutex_lock(&job->lock);
     int state = job_state(job);
     while (state == SPMD_RUNNING && !spmd_text_waits(&job->text)) {
-        int64_t now = now_ns();
+        int64_t now = spmd_now();
         if (now >= end)
             break;
         int64_t until = end - now < NOTICE_NS ? end : now + NOTICE_NS;

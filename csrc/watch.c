@@ -111,24 +111,15 @@ static void times_begin(spmd_job *job, int64_t now)
 
 /* ---- failures, to and from the other arenas of this host ------------------------------------- */
 
-static void failure_carry(const spmd_failure *from, spmd_header *into)
-{
-    uint32_t fine = SPMD_FINE;
-    if (!atomic_compare_exchange_strong(&into->abort, &fine, SPMD_CLAIMED))
-        return;
-    into->failure = *from;
-    atomic_store_explicit(&into->abort, SPMD_SAID, memory_order_release);
-}
-
 static void failures_carry(spmd_job *job)
 {
     spmd_failure failure;
     spmd_header *board = job->board->header;
 
     if (atomic_load_explicit(&board->abort, memory_order_acquire) == SPMD_SAID)
-        failure_carry(&board->failure, job->arena->header);
+        spmd_arena_abort(job->arena, &board->failure);
     else if (spmd_job_failure(job, &failure))
-        failure_carry(&failure, board);
+        spmd_arena_abort(job->board, &failure);
 }
 
 /* true: this process is the one of its host that reports it. */
@@ -136,16 +127,12 @@ bool spmd_watch_lost(spmd_job *job, spmd_notice *notice, int64_t cause)
 {
     const spmd_failure failure = {
         .code = 75, .rank = -1, .operation = -1, .site = -1, .text = "lost"};
-    uint32_t fine = SPMD_FINE;
-    spmd_header *board = job->board->header;
 
     notice->kind = SPMD_NOTICE_LOST;
     notice->cause = cause;
-    if (!atomic_compare_exchange_strong(&board->abort, &fine, SPMD_CLAIMED))
+    if (!spmd_arena_abort(job->board, &failure))
         return false;
-    board->failure = failure;
-    atomic_store_explicit(&board->abort, SPMD_SAID, memory_order_release);
-    failure_carry(&failure, job->arena->header);
+    spmd_arena_abort(job->arena, &failure);
     return true;
 }
 

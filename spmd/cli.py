@@ -263,8 +263,10 @@ def main(arguments: list[str]) -> int:
             # MPI may wait for a process that never comes, and Python's handlers with it: a signal
             # ends us as it ends any program. A process with wrong arguments must come, to say so.
             _plain_signals()
-            processes = launch.find()
-            options = _agreed(arguments, processes)
+            options, wrong = _attempt(arguments)
+            limit = options.time_limit if options else launch.TIME_LIMIT
+            processes = launch.find(limit)
+            options = _agreed(options, wrong, processes)
             if options is None:
                 return 0
         else:
@@ -295,26 +297,35 @@ def main(arguments: list[str]) -> int:
         return code
 
 
-def _agreed(arguments: list[str], processes: launch.Processes) -> argparse.Namespace | None:
+def _attempt(arguments: list[str]) -> tuple[argparse.Namespace | None, Exception | None]:
+    """The options, or what is wrong with them; neither where only help was wanted."""
+    try:
+        return parsed(arguments), None
+    except SystemExit:
+        return None, None
+    except Exception as error:
+        return None, error
+
+
+def _agreed(
+    options: argparse.Namespace | None, wrong: Exception | None, processes: launch.Processes
+) -> argparse.Namespace | None:
     """The options, where every process has some; None where help was all that was wanted."""
-    asked: list[argparse.Namespace] = []
 
     def come() -> tuple[bool, tuple[int, object]]:
-        try:
-            asked.append(parsed(arguments))
-        except SystemExit:
-            pass
-        return bool(asked), (os.getpid(), launch.place())
+        if wrong:
+            raise wrong
+        return options is not None, (os.getpid(), launch.place())
 
     met = processes.meet(come)
+    processes.have_come()
     helped = [not has_options for has_options, _ in met]
     if any(helped) and not all(helped):
         processes.refuse(UsageError(f"process {helped.index(True)} was asked for help",
                                     expected="the same options for all"))  # fmt: skip
-    if not asked:
-        return None
-    processes.be_patient([where for _, where in met], asked[0].time_limit)
-    return asked[0]
+    if options:
+        processes.be_patient([where for _, where in met], options.time_limit)
+    return options
 
 
 def _is_one_of_several(arguments: list[str]) -> bool:

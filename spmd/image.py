@@ -172,6 +172,8 @@ class Opened:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        if isinstance(error, SystemExit) and error.code and self.processes.count > 1:
+            launch.end_all(error)
         if self._job is not None and error is not None and self.processes.count > 1:
             self._job.broken = True  # the others are not leaving, they may be running
             self._job.abort(report.exit_code(error), f"process {self.processes.number} left")

@@ -54,6 +54,7 @@ class Processes:
         # The error that all processes know of: nobody waits for this one any more.
         self.met: Exception | None = None
         self.patience: Any = None
+        self.start: Any = None
         if self.count > 1:
             unname_memory()
 
@@ -124,6 +125,11 @@ class Processes:
             self.comm.Abort(code)
 
 
+    def have_come(self) -> None:
+        """After the first meeting."""
+        if self.start:
+            self.start.end()
+
     def be_patient(self, everyones: list[tuple[int, object]], limit: float) -> None:
         """Before and after a job's own watch: nobody waits for a process that will not come.
 
@@ -185,9 +191,29 @@ def end_all_on_error() -> None:
     sys.excepthook = hook
 
 
-def find() -> Processes:
-    """The processes that the launcher started; without a launcher, this one alone."""
-    return Processes(world())
+def end_all(error: SystemExit) -> NoReturn:
+    """`sys.exit` with a code or a text, where the others are not leaving: ends all processes."""
+    if not isinstance(error.code, int):
+        print(error.code, file=sys.stderr)
+    code = error.code if isinstance(error.code, int) else 1
+    Processes(library().COMM_WORLD).abort(code)
+    os._exit(code)
+
+
+def find(limit: float = 0) -> Processes:
+    """The processes that the launcher started; without a launcher, this one alone.
+
+    limit: seconds, of --time-limit; how long they may take to come goes by it. 0: for ever.
+    """
+    number, count, _ = launcher()
+    start = None
+    if count > 1 and limit:
+        from spmd.patience import Start
+
+        start = Start(number, count, limit)
+    processes = Processes(world())
+    processes.start = start
+    return processes
 
 
 def mine(digest: str, settings: dict[str, Any], first: int, count: int) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import os
 from codegen.errors import OutputError, UsageError
 from spmd import npy
 from spmd.files import archive_format, split
+from spmd.memory import bytes_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -96,6 +97,10 @@ class OutputFile:
             raise self._failed("it exists and is not a file")
         if not os.access(folder, os.W_OK):
             raise self._failed(f"directory {folder} may not be written to")
+        space = os.statvfs(folder)
+        have = space.f_bavail * space.f_frsize
+        if space.f_blocks and have < self.frame.size:
+            raise self._failed(f"needs {bytes_text(self.frame.size)}, have {bytes_text(have)}")
 
     def create(self, named: bool = True) -> str:
         """Makes the file, with all of its space; returns a path by which processes can open it.

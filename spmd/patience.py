@@ -1,9 +1,8 @@
-"""Whether the other processes live before a job's watch begins, and after it has ended.
+"""Whether the other processes come, and whether they live before and after a job's own watch.
 
-In: the processes of a launcher. Out: a message and exit code 75 where one of this host is stopped,
-or has gone before the job began.
-Always holds: nobody waits longer than the limit in MPI, which cannot be interrupted, for a process
-of its host that will not come.
+In: the processes of a launcher. Out: a message and exit code 75 where one does not come, or one of
+this host is stopped, or has gone before the job began.
+Always holds: nobody waits for ever in MPI, which cannot be interrupted, for one that will not come.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from time import monotonic, sleep
 
 from codegen.errors import EXIT_PEER, PeerError
 from spmd import report
+from spmd.engine import ffi, lib
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,8 +24,39 @@ TURN_S = 0.25
 SHARE = 0.8  # of the limit: reported before it is over
 
 
+# Limits that processes may take to come: a thousand of them read Python from one disk.
+WARN_LIMITS, END_LIMITS = 6, 60
+ORDER_S = 5, 30  # each later than the one before, at most: of those who come, the first one says it
+
+
+class Start:
+    """Says, from a thread without Python, that not all processes have come to MPI_Init."""
+
+    def __init__(self, number: int, count: int, limit: float) -> None:
+        warn, end = WARN_LIMITS * limit, END_LIMITS * limit
+        what = f"of {count} processes not all have come to MPI_Init after {{:g}} s"
+        warning = f"spmd: warning: {what.format(warn)}\n" if number == 0 else ""
+        error = PeerError(
+            what.format(end), expected=f"all of them within {END_LIMITS} times --time-limit",
+            remedy="look for one that is stopped, or for a host that does not answer; "
+            "a longer --time-limit, or 0 to wait for ever",
+        )  # fmt: skip
+        self.texts = [ffi.new("char[]", text.encode())
+                      for text in (warning, report.error_text(error) + "\n")]  # fmt: skip
+        self.given = ffi.new("spmd_start *", {
+            "warn_ms": int(1000 * warn), "end_ms": int(1000 * (end + min(number * ORDER_S[0], ORDER_S[1]))),
+            "code": EXIT_PEER, "warning": self.texts[0], "error": self.texts[1],
+        })  # fmt: skip
+        lib.spmd_start_begin(self.given)
+
+    def end(self) -> None:
+        """They have come."""
+        lib.spmd_start_end()
+
+
 class Patience:
-    """A thread that looks at the other processes of this host, except while `trusted` is set.
+    """A thread that looks at the launcher, and at the other processes of this host except while
+    `trusted` is set.
 
     may_leave: the work is done, and a process that has ended is none of our business.
     """
@@ -40,7 +71,8 @@ class Patience:
             if place == mine and number != processes.number
         }  # fmt: skip
         self.trusted = self.may_leave = False
-        if self.mates and limit:
+        self.launcher = os.getppid()
+        if limit:
             start_new_thread(self._run, ())
 
     def _run(self) -> None:
@@ -49,6 +81,8 @@ class Patience:
         while True:
             sleep(TURN_S)
             now, before, last = monotonic(), last, monotonic()
+            if os.getppid() != self.launcher:
+                os._exit(EXIT_PEER)  # whoever read what we print has ended, and the job with it
             if self.trusted or now - before > self.limit / 4:  # or I was away myself
                 since.clear()
                 continue

@@ -79,7 +79,15 @@ class Probe:
         taken = ffi.new("int64_t[]", len(buffers) + 1)
         load = ffi.new("int64_t[]", len(self.ledger.at_load) + 1)
         offset, extent = (ffi.new("int64_t[]", DIMS * len(self.arrays) + 1) for _ in range(2))
-        lib.spmd_job_probe(job, index, taken, load, offset, extent)
+        plan = ffi.new("spmd_plan *", {
+            "buffers": len(buffers), "at_loads": len(self.ledger.at_load),
+            "arrays": len(self.arrays), "bytes": taken, "at_load": load,
+            "offset": offset, "extent": extent,
+        })  # fmt: skip
+        if lib.spmd_job_probe(job, index, plan) != lib.SPMD_OK:
+            numbers = (plan.buffers, plan.at_loads, plan.arrays)
+            yield "numbers of buffers, at_load words and arrays", numbers, "others"
+            return
         for k, buffer in enumerate(buffers):
             yield f"bytes of buffer {k}", evaluate(buffer["bytes"], values), taken[k]
         for k, e in enumerate(self.ledger.at_load):

@@ -128,7 +128,7 @@ class Launch:
             self.checked.digest,
             {
                 "mesh": self.sizes, **{f"--set {k}": v for k, v in self.scalars.items()},
-                "-i": sorted(self.opened), "-o": [file is not None for file in self.files],
+                "-i": sorted(self.opened), "-o": [file and file.given for file in self.files],
                 "--algorithm": self.options.algorithm, "--transport": self.options.transport,
                 "--time-limit": self.options.time_limit,
             },  # fmt: skip

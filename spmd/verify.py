@@ -15,7 +15,7 @@ from typing import Any
 from codegen import manifest as reader
 from codegen.errors import ImageError, MeshError
 from spmd import loader, sizes
-from spmd.arguments import scalars_of
+from spmd.arguments import patched_in, scalars_of
 from spmd.ledger import Ledger
 from spmd.memory import bytes_text
 
@@ -37,8 +37,9 @@ def main(options: Any) -> int:
 def verify(path: str, options: Any) -> dict[str, Any]:
     """What was checked of one image."""
     image = reader.read(loader.read(path), host=False)
-    scalars = scalars_of(image.manifest, options.set)
-    meshes, refused = _meshes(image.manifest, options, scalars)
+    settings, given, _ = patched_in(image, options.set, options.mesh, None)
+    scalars = scalars_of(image.manifest, settings)
+    meshes, refused = _meshes(image.manifest, options.ranks, given, scalars)
     ledger = Ledger(image, path)
     pairs = 0
     for mesh in meshes:
@@ -59,17 +60,18 @@ def verify(path: str, options: Any) -> dict[str, Any]:
 
 
 def _meshes(
-    manifest: dict[str, Any], options: Any, scalars: dict[str, Any]
+    manifest: dict[str, Any], asked: Any, given: dict[str, int], scalars: dict[str, Any]
 ) -> tuple[list[tuple[int, ...]], list[int]]:
-    """The meshes to look at, and the numbers of ranks that the program refuses.
+    """The meshes to look at, and the numbers of ranks that cannot form one.
 
     What was asked for alone must be possible. Raises MeshError.
     """
-    asked = options.ranks or ([None] if options.mesh else RANKS)
+    whole = all(axis["size"] or axis["name"] in given for axis in manifest["mesh"])
+    asked = asked or ([None] if given and whole else RANKS)
     meshes, refused = [], []
     for ranks in asked:
         try:
-            meshes.append(sizes.bind_mesh(manifest, ranks, options.mesh, scalars))
+            meshes.append(sizes.bind_mesh(manifest, ranks, given, scalars))
         except MeshError:
             if len(asked) == 1:
                 raise
@@ -123,7 +125,7 @@ def _text(one: dict[str, Any]) -> str:
     if one["local"]:
         lines.insert(1, f"  local      {one['local']}")
     if one["refused"]:
-        lines.append(f"  refused    {refused}: by the program's conditions")
+        lines.append(f"  refused    {refused}: by the mesh, or by the program's conditions")
     known = one["exchanges"] - len(one["at_run_time"])
     lines.append(f"  exchanges  {known} match: {one['transfers']} transfers have equal boxes, "
                  "inside their buffers, on both sides")  # fmt: skip

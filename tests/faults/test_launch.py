@@ -189,6 +189,41 @@ def test_signals_while_mpi_waits_for_a_process(built, number):
         assert launch.finish(20).code != 0
 
 
+STOPPED = """
+import os, signal, sys
+if "1" in (os.environ.get("PMI_RANK"), os.environ.get("OMPI_COMM_WORLD_RANK")):
+    os.kill(os.getpid(), signal.SIGSTOP)
+os.execv(sys.executable, [sys.executable, "-m", "spmd", *sys.argv[1:]])
+"""
+
+
+@pytest.mark.mpi
+def test_a_process_that_never_comes(built, tmp_path):
+    """Stopped before MPI_Init, where the others wait and nothing of Python runs."""
+    script = tmp_path / "stopped.py"
+    script.write_text(STOPPED)
+    argv = [sys.executable, script, "run", built(SQUARE), "--time-limit", "0.1"]
+    done = run(["mpirun", "-n", "4", *argv], timeout=30)
+    assert done.code in (75, 9), done.text
+    assert done.err.count("of 4 processes not all have come to MPI_Init after 0.6 s") == 1
+    assert done.err.count("of 4 processes not all have come to MPI_Init after 6 s") == 1
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("options", [(), ("--transport", "mpi")])
+def test_the_launcher_is_killed(built, options):
+    """Nobody is left to end the ranks: they end themselves."""
+    argv = [sys.executable, "-m", "spmd", "run", built(ENDLESS), *options]
+    with Launch(["mpirun", "-n", "3", *argv]) as launch:
+        _wait_for_start(launch)
+        ranks = launch.ranks(3).values()
+        launch.process.kill()
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline and any(os.path.exists(f"/proc/{k}") for k in ranks):
+            time.sleep(0.05)
+        assert not any(os.path.exists(f"/proc/{k}") for k in ranks)
+
+
 def test_a_program_that_fails_on_one_rank(built, tmp_path):
     """image.run(comm=...) inside a user's script: a bad argument on one rank ends all of them."""
     script = tmp_path / "script.py"

@@ -25,6 +25,12 @@ if case == "inside":
         if comm.rank == 1:
             raise KeyError("inside")
         job(x=x)
+if case == "exit":
+    with image.open(**how) as job:
+        job(x=x)
+        if comm.rank == 1:
+            sys.exit("rank 1 has had enough")
+        job(x=x)
 if case == "outside":
     image.run(x=x, **how)
     if comm.rank == 1:
@@ -52,7 +58,8 @@ if case == "halves":
 @pytest.mark.mpi
 @pytest.mark.parametrize("transport", ["auto", "mpi"])
 @pytest.mark.parametrize(("case", "code", "text"), [
-    ("inside", 1, "KeyError: 'inside'"), ("outside", 1, "KeyError: 'outside'"),
+    ("inside", 1, "KeyError: 'inside'"), ("exit", 1, "rank 1 has had enough"),
+    ("outside", 1, "KeyError: 'outside'"),
     ("option", 2, "there is no transport 'tcp'"), ("limit", 2, "time_limit inf"),
     ("input", 65, "(999,)"), ("caught", 0, ""), ("halves", 0, ""),
 ])  # fmt: skip
@@ -63,4 +70,4 @@ def test_an_exception_on_one_rank(built, tmp_path, case, code, text, transport):
     done = run(["mpirun", "-n", 4, sys.executable, script, image, case, transport], timeout=40)
     assert done.code == code, done.text
     assert text in done.err
-    assert done.err.count("Traceback") == (code != 0), done.err
+    assert done.err.count("Traceback") == (code != 0 and case != "exit"), done.err

@@ -197,6 +197,16 @@ def test_numbers_of_ranks_that_the_program_refuses(built, spmd_command):
     spmd_command("verify", image, "--ranks", "0-3").expect(2, "from 1")
 
 
+def test_a_part_of_the_mesh_and_local_programs(built, spmd_command, tmp_path):
+    """What is given stays; a local program runs on the mesh that was patched in, and no other."""
+    image = built(EXAMPLES / "heat.py")
+    spmd_command("verify", image, "--mesh", "x=3").expect(0, "ranks      3, 6, 9, 12,")
+    spmd_command("patch", image, "--index", 1, "--mesh", "x=3,y=2", "-o", tmp_path).expect(0)
+    (local,) = tmp_path.iterdir()
+    spmd_command("verify", local).expect(0, "ranks      6:", "rank 1 of")
+    spmd_command("verify", local, "--ranks", 4).expect(78, "4 ranks cannot form the mesh")
+
+
 def test_what_is_no_image(spmd_command, tmp_path):
     spmd_command("verify", tmp_path).expect(65, "not an spmd image")
     spmd_command("verify", tmp_path / "gone").expect(74, "gone")

@@ -26,7 +26,7 @@ SHARE = 0.8  # of the limit: reported before it is over
 
 # Limits that processes may take to come: a thousand of them read Python from one disk.
 WARN_LIMITS, END_LIMITS = 6, 60
-ORDER_S = 5, 30  # each later than the one before, at most: of those who come, the first one says it
+LATER_S, LATEST_S = 5, 30  # than the process before: of those who come, the first one says it
 
 
 class Start:
@@ -43,8 +43,9 @@ class Start:
         )  # fmt: skip
         self.texts = [ffi.new("char[]", text.encode())
                       for text in (warning, report.error_text(error) + "\n")]  # fmt: skip
+        end += min(number * LATER_S, LATEST_S)
         self.given = ffi.new("spmd_start *", {
-            "warn_ms": int(1000 * warn), "end_ms": int(1000 * (end + min(number * ORDER_S[0], ORDER_S[1]))),
+            "warn_ms": int(1000 * warn), "end_ms": int(1000 * end),
             "code": EXIT_PEER, "warning": self.texts[0], "error": self.texts[1],
         })  # fmt: skip
         lib.spmd_start_begin(self.given)

@@ -161,6 +161,31 @@ int spmd_job_load(spmd_job *job, spmd_arena *arena);
  * write into its memory; nothing was freed. The arena and the image must then stay as well. */
 int spmd_job_free(spmd_job *job);
 
+/* What one rank did: a compute phase, an exchange, or a wait in one (kept before the exchange, which
+ * it is a part of). Times are of the system's monotonic clock, in
+ * nanoseconds: one for all processes of a host. */
+typedef struct spmd_event {
+    int64_t begin, end;
+    int64_t busy;      /* of that time, what was not spent waiting */
+    int64_t bytes;     /* that an exchange brought */
+    int64_t operation; /* row of the manifest's operation table */
+    int64_t waits;     /* 1: a wait */
+} spmd_event;
+
+/* The events of one rank and operation, all together. */
+typedef struct spmd_total {
+    int64_t count, time, busy, bytes;
+    int64_t longest; /* event */
+} spmd_total;
+
+/* After load. From the next run on, that many events of every hosted rank are kept, and totals of
+ * so many operations. */
+int spmd_job_timeline(spmd_job *job, int64_t operations, int64_t events);
+/* Of the latest run, once it has finished; until the next one or the end of the job. Returns how
+ * many events there were, also where there was no room for all of them; -1: none are kept. */
+int64_t spmd_job_events(const spmd_job *job, int64_t rank, const spmd_event **events,
+                        const spmd_total **totals);
+
 /* Arrays are numbered inputs first, then outputs. rank may be SPMD_EVERY_RANK. */
 int spmd_job_scatter(spmd_job *job, int64_t array, int64_t rank, const spmd_global *from);
 int spmd_job_gather(spmd_job *job, int64_t array, int64_t rank, const spmd_global *into);

@@ -287,6 +287,7 @@ int spmd_job_free(spmd_job *job)
     for (int64_t k = 0; job->hosted && k < job->count; k++) {
         spmd_teams_free(&job->hosted[k], job->image->sites);
         spmd_packets_free(&job->hosted[k]);
+        spmd_timeline_free(&job->hosted[k]);
         free(job->hosted[k].routes);
     }
     free((void *)job->processes.first);

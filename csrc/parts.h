@@ -14,6 +14,7 @@
  *   far.c         signs of life between hosts
  *   data.c        global arrays in and out
  *   start.c       processes that do not come
+ *   timeline.c    what ranks did when
  *   probe.c       an image's plan functions alone
  *   print.c       lines of text on their way to the host language
  *   library.c     the dynamic linker
@@ -152,6 +153,7 @@ typedef struct spmd_hosted {
     uint64_t base;   /* `posted` when a ring began */
     int64_t bytes;   /* of the operand of an all-reduce */
     int64_t *routes; /* while leaders agree on who sends to whom */
+    struct spmd_timeline *timeline; /* NULL: none is kept */
 } spmd_hosted;
 
 typedef struct spmd_text {
@@ -168,6 +170,7 @@ struct spmd_job {
     int64_t *tables;  /* scalars, buffer offsets; one allocation */
     void **library;
     uint8_t *given;
+    int64_t operations, events; /* recorded of every hosted rank */
     spmd_processes processes; /* count 0: all ranks share one arena, hosted by whomever */
     spmd_mpi mpi;
     pthread_mutex_t mpi_lock;
@@ -232,6 +235,11 @@ bool spmd_fars_watch(spmd_job *job, spmd_fars *fars, int64_t turn, int64_t limit
                      spmd_notice *notice);
 void spmd_fars_leave(spmd_job *job, spmd_fars *fars, int64_t limit);
 void spmd_fars_free(spmd_fars *fars);
+
+/* timeline.c */
+void spmd_timeline_begin(spmd_hosted *me);
+void spmd_timeline_end(spmd_hosted *me);
+void spmd_timeline_free(spmd_hosted *me);
 
 /* team.c */
 int spmd_processes_take(spmd_job *job, const spmd_settings *settings);

@@ -75,6 +75,7 @@ static int64_t worker_sweep(spmd_worker *worker, bool *moved)
         if (spmd_job_aborted(job))
             return -1;
         if (job->image->step(&record->rank) == SPMD_DONE) {
+            spmd_timeline_end(&job->hosted[k]);
             atomic_fetch_add_explicit(&record->runs, 1, memory_order_relaxed);
             atomic_store_explicit(&record->done, 1, memory_order_release);
             finished++;
@@ -219,9 +220,12 @@ int spmd_workers_stop(spmd_job *job)
 
 /* Words at exchange sites keep growing over runs, so only what is private to a rank is reset: a
  * process may start its next run while others still finish this one. */
-static void rank_reset(const spmd_job *job, spmd_record *record)
+static void rank_reset(const spmd_job *job, spmd_hosted *hosted)
 {
+    spmd_record *record = hosted->record;
     spmd_rank *rank = &record->rank;
+
+    spmd_timeline_begin(hosted);
     if (job->image->counters)
         memset(rank->counter, 0, job->image->counters * sizeof *rank->counter);
     rank->pc = rank->stage = rank->operation = 0;
@@ -239,7 +243,7 @@ int spmd_job_start(spmd_job *job, const uint8_t *given)
         if (job->image->inputs)
             memcpy(job->given, given, job->image->inputs);
         for (int64_t k = 0; k < job->count; k++)
-            rank_reset(job, job->hosted[k].record);
+            rank_reset(job, &job->hosted[k]);
         for (int64_t k = 0; k < job->threads; k++)
             atomic_store(&job->worker[k].still, 0);
         job->active = job->threads;

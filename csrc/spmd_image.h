@@ -9,7 +9,7 @@
 
 #include <stdint.h>
 
-#define SPMD_INTERFACE 1
+#define SPMD_INTERFACE 2
 #define SPMD_AXES 3 /* axes of a mesh, at most */
 #define SPMD_DIMS 8 /* dims of an array, at most */
 
@@ -74,6 +74,8 @@ typedef struct spmd_engine {
     void (*print)(spmd_rank *rank, const char *text, int64_t length);
     /* Library routines by the manifest's logical number. */
     void *const *library;
+    /* Sets rank->operation, and the time. NULL: nobody wants to know when. */
+    void (*enter)(spmd_rank *rank, uint32_t operation);
 } spmd_engine;
 
 /* One rank: everything that generated code may read, and where it resumes. */
@@ -92,6 +94,15 @@ struct spmd_rank {
     spmd_exchange exchange;
     void *engine_data; /* the engine's own record of this rank */
 };
+
+/* An operation begins. */
+static inline void spmd_enter(spmd_rank *rank, uint32_t operation)
+{
+    if (rank->engine->enter)
+        rank->engine->enter(rank, operation);
+    else
+        rank->operation = operation;
+}
 
 enum spmd_step_result { SPMD_DONE = 0, SPMD_WAITS = 1 };
 

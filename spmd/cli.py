@@ -159,6 +159,11 @@ def _run_options(run: Parser) -> None:
                           "shm, mpi: all of it by one of them")  # fmt: skip
     run.add_argument("--time-limit", metavar="SECONDS", type=_seconds, default=launch.TIME_LIMIT,
                      help="a process silent for longer is lost; 0: wait for ever; default: 5")
+    run.add_argument("--timeline", metavar="FILE.json",
+                     help="what every rank did when, for ui.perfetto.dev")  # fmt: skip
+    run.add_argument("--profile", action="store_true",
+                     help="a table: time, waiting, bytes and source line of every operation")
+    run.add_argument("--json", action="store_true", help="the profile, for programs to read")
     run.add_argument("--eager", action="store_true", help="run FILE.py as plain NumPy")
 
 

@@ -109,6 +109,7 @@ class Job:
         self.transport: Any = None
         self.broken = False  # nobody may wait for the other processes any more
         self.watch: Any = None
+        self.events = 0  # of every rank, that are kept
         self._job = self._arena = self._board = ffi.NULL
         try:
             self._load(checked)
@@ -265,6 +266,11 @@ class Job:
         number = self.numbers[name]
         self._check(lib.spmd_job_scatter(self._job, number, rank, array.pointer))
         self.given[number] = 1
+
+    def keep_times(self, operations: int, events: int) -> None:
+        """Has the engine keep times, from the next run on: spmd_job_timeline."""
+        self._check(lib.spmd_job_timeline(self._job, operations, events))
+        self.events = events
 
     def forget(self) -> None:
         """The next run computes the defaults of all inputs that are not put again."""

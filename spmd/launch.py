@@ -66,6 +66,10 @@ class Processes:
         """One value per process, in every process."""
         return [value] if self.count == 1 else self.comm.allgather(value)
 
+    def to_first(self, value: Any) -> list[Any]:
+        """One value per process, in process 0; nothing in the others."""
+        return [value] if self.count == 1 else self.comm.gather(value, root=0) or []
+
     def broadcast(self, value: Any) -> Any:
         """Process 0's value, in every process."""
         return value if self.count == 1 else self.comm.bcast(value, root=0)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from spmd.files import Input
     from spmd.outputs import OutputFile
+    from spmd.timeline import Rank
 
 
 def run(options: argparse.Namespace, processes: launch.Processes) -> int:
@@ -46,11 +47,18 @@ def run(options: argparse.Namespace, processes: launch.Processes) -> int:
     setup = launched.setup(processes, hosts)
     with Job(launched.checked, setup, processes, options.time_limit) as job:
         try:
+            if options.timeline or options.profile:
+                from spmd import timeline
+
+                processes.together(lambda: timeline.keep(job, bool(options.timeline)))
             parts = processes.meet(lambda: launched.compute(job))[0]
             if parts:
                 processes.together(lambda: launched.collect(job, parts))
                 launched.gather(job)
                 processes.together(launched.finish)
+            if options.timeline or options.profile:
+                times = timeline.gather(job)
+                processes.from_first(lambda: launched.report_times(job, times))
         finally:
             launched.discard()
     return 0
@@ -131,6 +139,7 @@ class Launch:
                 "-i": sorted(self.opened), "-o": [file and file.given for file in self.files],
                 "--algorithm": self.options.algorithm, "--transport": self.options.transport,
                 "--time-limit": self.options.time_limit,
+                "--timeline": bool(self.options.timeline), "--profile": self.options.profile,
             },  # fmt: skip
             setup.first,
             setup.count,
@@ -147,6 +156,10 @@ class Launch:
 
     def _plan_outputs(self, setup: Setup) -> None:
         outputs, options = self.manifest["outputs"], self.options
+        if options.timeline:
+            from spmd import timeline
+
+            timeline.check(options.timeline)
         self.files = [None] * len(outputs)
         if options.output or options.output_all:
             from spmd.outputs import open_outputs
@@ -252,6 +265,21 @@ class Launch:
                 print(report.output_text(name, dtype, self.arrays[number]), flush=True)
             else:
                 print(f"{name}: {dtype} {shape} too large to summarise; use -o {name}=FILE.npy")
+
+    def report_times(self, job: Job, times: list[Rank]) -> None:
+        """Process 0 writes the timeline and prints the profile."""
+        from spmd import timeline
+
+        if self.options.timeline:
+            print(timeline.write(self.options.timeline, job, times), flush=True)
+        if self.options.profile:
+            rows = timeline.profile(job, times)
+            if self.options.json:
+                import json
+
+                print(json.dumps(rows), flush=True)
+            else:
+                print(timeline.profile_text(job, rows), flush=True)
 
     def discard(self) -> None:
         """Removes unfinished files; does nothing after `finish`."""

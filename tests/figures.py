@@ -196,6 +196,49 @@ def transports(folder: Path, rounds: int = 7) -> None:
            "beside NumPy", "beside numba"], rows)  # fmt: skip
 
 
+TIMED = """
+import json, sys, time
+import spmd
+from mpi4py import MPI
+from spmd import timeline
+
+comm = MPI.COMM_WORLD
+image, events, rounds, settings = sys.argv[1], sys.argv[2] == "1", int(sys.argv[3]), sys.argv[4:]
+settings = {k: int(v) for k, v in (pair.split("=") for pair in settings)}
+with spmd.load(image).open(comm=comm) as plain, spmd.load(image).open(comm=comm) as timed:
+    plain(**settings), timed(**settings)
+    timeline.keep(timed._job, events)
+    times = [], []
+    for k in range(rounds):
+        for job, into in zip((plain, timed), times):
+            comm.Barrier()
+            begin = time.perf_counter()
+            job(**settings)
+            into.append(comm.allreduce(time.perf_counter() - begin, MPI.MAX))
+if comm.rank == 0:
+    print(json.dumps(times))
+"""
+
+
+def timelines(folder: Path, rounds: int = 15) -> None:
+    """What keeping times costs: the same job with and without, alternating in one process."""
+    (folder / "timed.py").write_text(TIMED)
+    rows = []
+    for example, settings in (("heat", ["steps=1000"]), ("train_digits", [])):
+        image = folder / f"{example}.img"
+        spmd_command("build", EXAMPLES / f"{example}.py", "-o", image)
+        for ranks in (1, 2, 16):
+            for events, what in ((0, "`--profile`"), (1, "`--timeline`")):
+                argv = ["mpirun", "-n", ranks, sys.executable, folder / "timed.py", image, events]
+                done = run([*argv, rounds, *settings], timeout=600).expect(0)
+                plain, timed = json.loads(done.out.splitlines()[-1])
+                ratio = statistics.median(b / a for a, b in zip(plain, timed))
+                rows.append((example, ranks, what, f"{statistics.median(plain):.3f}",
+                             f"{100 * (ratio - 1):+.1f} %"))  # fmt: skip
+    print(f"What keeping times costs, median of {rounds} pairs:\n")
+    table(["example", "ranks", "kept", "seconds without", "with"], rows)
+
+
 FIGURES: dict[str, Callable[[Path], None]] = {
     "start": start_up,
     "build": build_times,
@@ -203,6 +246,7 @@ FIGURES: dict[str, Callable[[Path], None]] = {
     "load": load_costs,
     "digits": digits,
     "transports": transports,
+    "timelines": timelines,
 }
 
 

@@ -211,7 +211,7 @@ class ControlWriter:
         if writer.library:
             arguments.append("r->engine->library")
         self.quote(phase.place)
-        self.line(f"r->operation = {self.operation('compute', phase)};")
+        self.line(f"spmd_enter(r, {self.operation('compute', phase)});")
         indent = "    " * self.depth
         self.out.append(wrapped(f"{indent}{phase.name}(", arguments or [""], ");", indent + "    "))
 
@@ -221,7 +221,7 @@ class ControlWriter:
         self.in_step = True
         self.cases += 1
         self.quote(x.place)
-        self.line(f"r->operation = {self.operation(x.kind, x)};")
+        self.line(f"spmd_enter(r, {self.operation(x.kind, x)});")
         self.line(f"exchange_{x.site}(r);")
         self.line(f"r->pc = {self.cases};")
         self.line("/* fall through */")

@@ -272,6 +272,8 @@ def _operation(number: int, kind: str, step: Step) -> dict[str, Any]:
         row["axes"] = list(step.axes)
     elif isinstance(step, Phase):
         row["phase"] = step.name
+        if lines := sorted({w.place.line for w in step.work if w.place}):
+            row["lines"] = [lines[0], lines[-1]]
         row["libraries"] = sorted({w.library for w in step.work if isinstance(w, Product)
                                    and w.library is not None})  # fmt: skip
         row["kernels"] = sorted({w.symbol for w in step.work if isinstance(w, KernelCall)})

@@ -1,0 +1,209 @@
+"""What every rank did when: a timeline for a trace viewer, and a profile as a table.
+
+In: a job that has run with its times kept. Out: a file in the Chrome trace format, which
+ui.perfetto.dev and chrome://tracing open, and rows of numbers by operation.
+Always holds: the events stay with the ranks until the run is over; only process 0 has all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from array import array
+
+from codegen.errors import OutputError
+from spmd.engine import ffi, lib
+from spmd.launch import ranks_text
+from spmd.memory import bytes_text
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+    from spmd.job import Job
+
+MOST_EVENTS = 2_000_000  # of all ranks together: what a browser still opens
+EVENT, TOTAL = 6, 5  # numbers in each, as csrc/engine.h has them
+NS = 1e9
+
+
+class Rank:
+    """One rank's events and totals. dropped: events that there was no room for."""
+
+    def __init__(self, process: int, rank: int, count: int, events: bytes, totals: bytes) -> None:
+        self.process, self.rank = process, rank
+        self.numbers, self.totals = array("q", events), array("q", totals)
+        self.dropped = count - len(self.numbers) // EVENT
+
+    def events(self) -> Iterator[tuple[int, ...]]:
+        """begin, end, busy (nanoseconds), bytes, operation, whether it is a wait."""
+        for k in range(0, len(self.numbers), EVENT):
+            yield tuple(self.numbers[k : k + EVENT])
+
+    def total(self, operation: int) -> tuple[int, ...]:
+        """count; time, busy (nanoseconds); bytes; the longest (nanoseconds)."""
+        return tuple(self.totals[operation * TOTAL : (operation + 1) * TOTAL])
+
+
+def check(path: str) -> None:
+    """Refuses before anything has been computed what cannot be written. Raises OutputError."""
+    folder = os.path.dirname(os.path.abspath(path))
+    if not os.access(folder, os.W_OK | os.X_OK) or os.path.isdir(path):
+        raise OutputError(f"timeline: cannot write {path}", expected="a file in a directory that "
+                          "may be written to", found=folder)  # fmt: skip
+
+
+def keep(job: Job, events: bool) -> None:
+    """From the next run on, times are kept: totals, and single events where they are wanted."""
+    most = MOST_EVENTS // job.setup.ranks if events else 0
+    job.keep_times(len(job.manifest["operations"]), most)
+
+
+def gather(job: Job) -> list[Rank]:
+    """The times of all ranks, in process 0; nothing elsewhere. Every process must come."""
+    setup, number = job.setup, job.processes.number
+    rows = len(job.manifest["operations"])
+    events, totals = ffi.new("spmd_event **"), ffi.new("spmd_total **")
+    mine = []
+    for rank in range(setup.first, setup.first + setup.count):
+        count = lib.spmd_job_events(job._job, rank, events, totals)
+        kept = min(count, job.events)
+        mine.append((
+            number, rank, count, bytes(ffi.buffer(events[0], kept * ffi.sizeof("spmd_event"))),
+            bytes(ffi.buffer(totals[0], rows * ffi.sizeof("spmd_total"))),
+        ))  # fmt: skip
+    return [Rank(*row) for rows in job.processes.to_first(mine) for row in rows]
+
+
+# ---- timeline --------------------------------------------------------------------------------
+
+
+def write(path: str, job: Job, ranks: list[Rank]) -> str:
+    """Writes the timeline; returns what there is to say of it. Raises OutputError."""
+    rows, names = job.manifest["operations"], job.setup.hosts.names
+    begins = _host_begins(job, ranks)
+    part = f"{path}.part"
+    try:
+        with open(part, "w") as file:
+            file.write('{"displayTimeUnit": "ns", "traceEvents": [\n')
+            for process, host in enumerate(names):
+                file.write(_line({"ph": "M", "pid": process, "name": "process_name",
+                                  "args": {"name": f"process {process} on {host}"}}))  # fmt: skip
+            for rank in ranks:
+                base = begins[job.setup.hosts.hosts[rank.process]]
+                file.write(_line({"ph": "M", "pid": rank.process, "tid": rank.rank,
+                                  "name": "thread_name", "args": {"name": f"rank {rank.rank}"}}))
+                for event in rank.events():
+                    file.write(_line(_slice(rank, event, base, rows)))
+            file.write('{"ph": "M", "pid": 0, "name": "process_labels"}\n]}\n')  # without a comma
+        os.replace(part, path)
+    except OSError as error:
+        raise OutputError(f"timeline: cannot write {path}: {error.strerror}") from None
+    dropped = sum(rank.dropped for rank in ranks)
+    text = f"timeline: {path} (open it in ui.perfetto.dev)"
+    if dropped:
+        text += f"; the last {dropped:,} events had no room"
+    if job.setup.hosts.count > 1:
+        text += "; the clocks of the hosts are set to one at the first event of each"
+    return text
+
+
+def _line(value: dict[str, Any]) -> str:
+    return json.dumps(value) + ",\n"
+
+
+def _host_begins(job: Job, ranks: list[Rank]) -> dict[int, int]:
+    """The first event of every host: each has a clock of its own."""
+    begins: dict[int, int] = {}
+    for rank in ranks:
+        host = job.setup.hosts.hosts[rank.process]
+        first = min((event[0] for event in rank.events()), default=0)
+        begins[host] = min(begins.get(host, first), first)
+    return begins
+
+
+def _slice(
+    rank: Rank, event: tuple[int, ...], base: int, rows: list[dict[str, Any]]
+) -> dict[str, Any]:
+    begin, end, busy, moved, operation, waits = event
+    row = rows[operation] if operation < len(rows) else {}
+    kind = row.get("kind", "operation")
+    args: dict[str, Any] = {"source": f"{_place(row)}: {row.get('text', '')}"}
+    if kind != "compute" and not waits:
+        args |= {"axes": row.get("axes", []), "bytes": moved, "wait us": (end - begin - busy) / 1e3}
+    return {
+        "ph": "X", "pid": rank.process, "tid": rank.rank, "ts": (begin - base) / 1e3,
+        "dur": (end - begin) / 1e3, "cat": "wait" if waits else kind,
+        "name": "wait" if waits else f"{_what(row)} {_place(row)}".strip(), "args": args,
+    }  # fmt: skip
+
+
+def _what(row: dict[str, Any]) -> str:
+    return str(row.get("kind", "operation")).replace("_", "-")
+
+
+def _place(row: dict[str, Any]) -> str:
+    """heat.py:36, or heat.py:39-41 for a phase that several lines became."""
+    place = str(row.get("place", ""))
+    first, last = row.get("lines", (0, 0))
+    return f"{place.rpartition(':')[0]}:{first}-{last}" if first < last else place
+
+
+# ---- profile ---------------------------------------------------------------------------------
+
+
+def profile(job: Job, ranks: list[Rank]) -> list[dict[str, Any]]:
+    """A row for every operation that ran, the longest first. Seconds are means over the ranks.
+
+    imbalance: of the time without waiting, the largest over the mean. bytes: brought to a rank, the
+    mean; bandwidth: bytes over the time without waiting, per second and rank.
+    """
+    found = []
+    for row in job.manifest["operations"]:
+        totals = [rank.total(row["number"]) for rank in ranks]
+        count, time, busy, moved, longest = (list(column) for column in zip(*totals))
+        if not sum(count):
+            continue
+        mean = sum(busy) / len(ranks)
+        found.append({
+            "operation": row["number"], "kind": row["kind"], "axes": row.get("axes", []),
+            "place": _place(row), "text": row.get("text", "").strip(),
+            "count": max(count), "seconds": sum(time) / len(ranks) / NS,
+            "waiting": 1 - sum(busy) / max(1, sum(time)), "longest": max(longest) / NS,
+            "imbalance": max(busy) / mean if mean else 1.0, "bytes": sum(moved) // len(ranks),
+            "bandwidth": sum(moved) / (sum(busy) / NS) if sum(moved) and sum(busy) else 0.0,
+        })  # fmt: skip
+    return sorted(found, key=lambda row: -row["seconds"])
+
+
+def profile_text(job: Job, rows: list[dict[str, Any]]) -> str:
+    """The profile as a table."""
+    whole = sum(row["seconds"] for row in rows) or 1.0
+    lines = [
+        f"profile: {whole:.3f} s on each of {ranks_text(job.setup.ranks)}, the mean; "
+        "times are of all turns together",
+        f"{'time':>10} {'share':>6} {'waits':>6} {'turns':>8} {'longest':>10} {'uneven':>7} "
+        f"{'bytes':>10} {'rate':>12}  operation",
+    ]
+    for row in rows:
+        exchange = row["kind"] != "compute"
+        over = f" over {', '.join(row['axes'])}" if row["axes"] else ""
+        lines.append(
+            f"{_time(row['seconds']):>10} {row['seconds'] / whole:>6.1%} "
+            f"{format(row['waiting'], '.1%') if exchange else '':>6} {row['count']:>8} "
+            f"{_time(row['longest']):>10} {row['imbalance']:>6.2f}x "
+            f"{bytes_text(row['bytes']) if exchange else '':>10} "
+            f"{bytes_text(int(row['bandwidth'])) + '/s' if row['bandwidth'] else '':>12}  "
+            f"{_what(row)}{over}, {row['place']}: {row['text']}"
+        )
+    waiting = sum(row["seconds"] * row["waiting"] for row in rows) / whole
+    lines.append(f"waiting: {waiting:.1%} of the time")
+    return "\n".join(lines)
+
+
+def _time(seconds: float) -> str:
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}" if seconds < 1000 * size else f"{seconds:.0f} s"
+    return f"{seconds / 1e-9:.0f} ns"

@@ -224,6 +224,37 @@ typedef struct spmd_plan {
 } spmd_plan;
 int spmd_job_probe(const spmd_job *job, int64_t rank, const spmd_plan *into);
 
+/* MPI's own collectives, to be measured beside ours. */
+enum spmd_collective {
+    SPMD_MPI_BARRIER = 0,
+    SPMD_MPI_BCAST = 1,
+    SPMD_MPI_REDUCE = 2,
+    SPMD_MPI_ALLREDUCE = 3,
+    SPMD_MPI_REDUCE_SCATTER = 4, /* in equal blocks */
+    SPMD_MPI_ALLGATHER = 5,
+    SPMD_MPI_GATHER = 6,
+    SPMD_MPI_SCATTER = 7,
+    SPMD_MPI_ALLTOALL = 8,
+    SPMD_MPI_SCAN = 9,
+    SPMD_MPI_EXSCAN = 10,
+    SPMD_MPI_SENDRECV = 11, /* to the next rank, from the one before */
+};
+
+typedef struct spmd_mpi_turns {
+    void *barrier, *collective; /* MPI's functions */
+    int64_t handle_bytes, comm, type, op; /* as in spmd_mpi; float, and its sum */
+    int64_t kind;         /* enum spmd_collective */
+    int64_t rank, ranks;
+    int64_t count;        /* elements that a rank gives, of gathers and all-to-all per receiver */
+    float *from;          /* room for what a rank gives */
+    float *into;          /* and for what it gets */
+} spmd_mpi_turns;
+
+/* So many turns, each of a barrier and the collective, of which only the latter is timed; what goes
+ * in differs from turn to turn, and what comes out is checked. Returns how many elements were
+ * wrong; -1: MPI failed. */
+int64_t spmd_mpi_measure(const spmd_mpi_turns *turns, int64_t count, int64_t *nanoseconds);
+
 /* Images and the libraries they call, by the dynamic linker. NULL: spmd_library_error says why. */
 void *spmd_library_open(const char *path);
 void *spmd_library_symbol(void *library, const char *name);

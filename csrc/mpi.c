@@ -78,3 +78,136 @@ bool spmd_mpi_test(spmd_job *job, spmd_handle *request, bool *complete, spmd_mpi
     *complete = flag != 0;
     return succeeded(job, code, error);
 }
+
+/* ---- MPI's collectives, timed ---------------------------------------------------------------- */
+
+#define INSTANTIATE_TURN(family, handle)                                                           \
+    static int family##_turn(const spmd_mpi_turns *m)                                              \
+    {                                                                                              \
+        typedef handle h;                                                                          \
+        h type = (h)m->type, op = (h)m->op, comm = (h)m->comm;                                     \
+        int n = (int)m->count, next = (int)((m->rank + 1) % m->ranks);                             \
+        int before = (int)((m->rank + m->ranks - 1) % m->ranks);                                   \
+        void *call = m->collective, *from = m->from, *into = m->into;                      \
+        switch (m->kind) {                                                                         \
+        case SPMD_MPI_BARRIER:                                                                     \
+            return ((int (*)(h))call)(comm);                                                       \
+        case SPMD_MPI_BCAST:                                                                       \
+            return ((int (*)(void *, int, h, int, h))call)(into, n, type, 0, comm);                \
+        case SPMD_MPI_REDUCE:                                                                      \
+            return ((int (*)(void *, void *, int, h, h, int, h))call)(from, into, n, type, op, 0,  \
+                                                                      comm);                       \
+        case SPMD_MPI_ALLREDUCE:                                                                   \
+        case SPMD_MPI_SCAN:                                                                        \
+        case SPMD_MPI_EXSCAN:                                                                      \
+            return ((int (*)(void *, void *, int, h, h, h))call)(from, into, n, type, op, comm);   \
+        case SPMD_MPI_REDUCE_SCATTER:                                                              \
+            return ((int (*)(void *, void *, int, h, h, h))call)(from, into, n / (int)m->ranks,    \
+                                                                 type, op, comm);                  \
+        case SPMD_MPI_ALLGATHER:                                                                   \
+        case SPMD_MPI_ALLTOALL:                                                                    \
+            return ((int (*)(void *, int, h, void *, int, h, h))call)(from, n, type, into, n,      \
+                                                                      type, comm);                 \
+        case SPMD_MPI_GATHER:                                                                      \
+        case SPMD_MPI_SCATTER:                                                                     \
+            return ((int (*)(void *, int, h, void *, int, h, int, h))call)(from, n, type, into, n, \
+                                                                           type, 0, comm);         \
+        case SPMD_MPI_SENDRECV:                                                                    \
+            return ((int (*)(void *, int, h, int, int, void *, int, h, int, int, h, void *))call)( \
+                from, n, type, next, 0, into, n, type, before, 0, comm,                            \
+                (_Alignas(16) char[STATUS_BYTES]){0});                                             \
+        default:                                                                                   \
+            return -1;                                                                             \
+        }                                                                                          \
+    }                                                                                              \
+    static int family##_barrier(const spmd_mpi_turns *m)                                           \
+    {                                                                                              \
+        return ((int (*)(handle))m->barrier)((handle)m->comm);                                     \
+    }
+
+INSTANTIATE_TURN(number, int)
+INSTANTIATE_TURN(pointer, void *)
+
+/* Element j of what a rank gives in a turn; small whole numbers, so that sums are exact. */
+static float given(int64_t rank, int64_t turn, int64_t j)
+{
+    return (float)(j % 7 + rank + turn % 5);
+}
+
+/* Elements that a rank gives, and gets. */
+static int64_t turn_elements(const spmd_mpi_turns *m, bool gives)
+{
+    bool root = m->rank == 0;
+    switch (m->kind) {
+    case SPMD_MPI_BARRIER:
+        return 0;
+    case SPMD_MPI_ALLTOALL:
+        return m->count * m->ranks;
+    case SPMD_MPI_ALLGATHER:
+        return gives ? m->count : m->count * m->ranks;
+    case SPMD_MPI_GATHER:
+        return gives ? m->count : root ? m->count * m->ranks : 0;
+    case SPMD_MPI_SCATTER:
+        return !gives ? m->count : root ? m->count * m->ranks : 0;
+    case SPMD_MPI_REDUCE_SCATTER:
+        return gives ? m->count : m->count / m->ranks;
+    case SPMD_MPI_REDUCE:
+        return gives || root ? m->count : 0;
+    case SPMD_MPI_EXSCAN:
+        return gives || !root ? m->count : 0;
+    default:
+        return m->count;
+    }
+}
+
+/* Element j of what this rank gets in a turn. */
+static float gotten(const spmd_mpi_turns *m, int64_t turn, int64_t j)
+{
+    int64_t n = m->ranks, me = m->rank, members = n, own = j;
+    switch (m->kind) {
+    case SPMD_MPI_BCAST:
+        return given(0, turn, j);
+    case SPMD_MPI_SENDRECV:
+        return given((me + n - 1) % n, turn, j);
+    case SPMD_MPI_ALLGATHER:
+    case SPMD_MPI_GATHER:
+        return given(j / m->count, turn, j % m->count);
+    case SPMD_MPI_SCATTER:
+        return given(0, turn, me * m->count + j);
+    case SPMD_MPI_ALLTOALL:
+        return given(j / m->count, turn, me * m->count + j % m->count);
+    case SPMD_MPI_REDUCE_SCATTER:
+        own = me * (m->count / n) + j;
+        break;
+    case SPMD_MPI_SCAN:
+        members = me + 1;
+        break;
+    case SPMD_MPI_EXSCAN:
+        members = me;
+        break;
+    default:
+        break;
+    }
+    return (float)(members * (own % 7 + turn % 5) + members * (members - 1) / 2);
+}
+
+int64_t spmd_mpi_measure(const spmd_mpi_turns *m, int64_t count, int64_t *nanoseconds)
+{
+    bool pointers = m->handle_bytes == (int64_t)sizeof(void *);
+    int64_t gives = turn_elements(m, true), gets = turn_elements(m, false), wrong = 0;
+    float *from = m->kind == SPMD_MPI_BCAST ? m->into : m->from;
+
+    for (int64_t turn = 0; turn < count; turn++) {
+        for (int64_t j = 0; j < gives && (m->kind != SPMD_MPI_BCAST || m->rank == 0); j++)
+            from[j] = given(m->rank, turn, j);
+        if (pointers ? pointer_barrier(m) : number_barrier(m))
+            return -1;
+        int64_t begin = spmd_now();
+        if (pointers ? pointer_turn(m) : number_turn(m))
+            return -1;
+        nanoseconds[turn] = spmd_now() - begin;
+        for (int64_t j = 0; j < gets; j++)
+            wrong += m->into[j] != gotten(m, turn, j);
+    }
+    return wrong;
+}

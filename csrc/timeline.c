@@ -88,7 +88,7 @@ static int timed_exchange(spmd_rank *rank)
     spmd_timeline *timeline = me->timeline;
     uint64_t advances = me->worker->advances;
     bool first = rank->stage == 0;
-    int64_t begin = spmd_now();
+    int64_t begin = first ? timeline->since : spmd_now();
     int complete = spmd_exchange_advance(rank);
 
     if (!complete && me->worker->advances == advances)

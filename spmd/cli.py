@@ -103,6 +103,19 @@ def _range(text: str) -> range:
     return range(first, last + 1)
 
 
+def _sizes(text: str) -> tuple[int, int]:
+    """Bytes: 8-16m."""
+    import re
+
+    units = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+    found = re.fullmatch(r"(\d{1,12})([kmg]?)(?:-(\d{1,12})([kmg]?))?", text.lower())
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text!r} is no range of sizes, as 8-16m")
+    low, low_unit, high, high_unit = found.groups()
+    least = max(1, int(low) * units[low_unit])
+    return least, int(high) * units[high_unit] if high else least
+
+
 def _seconds(text: str) -> float:
     try:
         number = float(text)
@@ -152,13 +165,7 @@ def _run_options(run: Parser) -> None:
     _add_mesh(run)
     run.add_argument("--ranks", metavar="N", type=_count, help="default: one for every process")
     run.add_argument("--threads", metavar="W", type=_count, help="of each process")
-    run.add_argument("--algorithm", choices=("auto", "flat", "blocks", "ring"), default="auto",
-                     help="of all-reduce; ring: fragments travel in both directions")  # fmt: skip
-    run.add_argument("--transport", choices=launch.TRANSPORTS, default="auto",
-                     help="auto: shared memory inside a host, MPI between hosts; "
-                          "shm, mpi: all of it by one of them")  # fmt: skip
-    run.add_argument("--time-limit", metavar="SECONDS", type=_seconds, default=launch.TIME_LIMIT,
-                     help="a process silent for longer is lost; 0: wait for ever; default: 5")
+    _add_how(run)
     run.add_argument("--timeline", metavar="FILE.json",
                      help="what every rank did when, for ui.perfetto.dev")  # fmt: skip
     run.add_argument("--profile", action="store_true",
@@ -177,6 +184,20 @@ def _show_options(show: Parser) -> None:
 def _doctor_options(doctor: Parser) -> None:
     doctor.add_argument("--ranks", metavar="N", type=_count, help="how many are meant")
     doctor.add_argument("--json", action="store_true", help="the same, for programs to read")
+
+
+def _bench_options(bench: Parser) -> None:
+    bench.add_argument("collective", metavar="COLLECTIVE", nargs="*", help="default: all of them")
+    bench.add_argument("--sizes", metavar="N-M", type=_sizes, default=(8, 16 << 20),
+                       help="bytes of a rank's operand, also 4k, 16m; default: 8-16m")
+    bench.add_argument("--step", metavar="K", type=_count, default=8,
+                       help="from one size to the next; default: 8")  # fmt: skip
+    bench.add_argument("--vs", choices=("mpi",), help="MPI's own in the same processes, in turn")
+    bench.add_argument("--rounds", metavar="N", type=_count, default=5, help="default: 5")
+    bench.add_argument("--ranks", metavar="N", type=_count, help="default: one for every process")
+    bench.add_argument("--threads", metavar="W", type=_count, help="of each process")
+    _add_how(bench)
+    bench.add_argument("--json", action="store_true", help="the same, for programs to read")
 
 
 def _patch_options(patch: Parser) -> None:
@@ -217,6 +238,7 @@ _OPTIONS = {
     "show": ("look into an image, running nothing of it", _show_options),
     "patch": ("write the local program of one index, or of all", _patch_options),
     "verify": ("check an image and its plan, running nothing of it", _verify_options),
+    "bench": ("time collectives, also beside MPI's own", _bench_options),
     "doctor": ("say what is installed, what is missing and what to do", _doctor_options),
 }
 
@@ -226,6 +248,16 @@ def _add_mesh(command: argparse.ArgumentParser) -> None:
         "--mesh", metavar="AXIS=SIZE,…", type=_mesh, action="append", default=[],
         help="default: as equal as possible"
     )  # fmt: skip
+
+
+def _add_how(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--algorithm", choices=("auto", "flat", "blocks", "ring"), default="auto",
+                     help="of all-reduce; ring: fragments travel in both directions")  # fmt: skip
+    command.add_argument("--transport", choices=launch.TRANSPORTS, default="auto",
+                     help="auto: shared memory inside a host, MPI between hosts; "
+                          "shm, mpi: all of it by one of them")  # fmt: skip
+    command.add_argument("--time-limit", metavar="SECONDS", type=_seconds,
+                     default=launch.TIME_LIMIT, help="a process silent for longer is lost; 0: wait for ever; default: 5")
 
 
 def _add_set(command: argparse.ArgumentParser, what: str) -> None:
@@ -334,7 +366,8 @@ def _agreed(
 
 
 def _is_one_of_several(arguments: list[str]) -> bool:
-    return launch.launcher()[1] > 1 and arguments[:1] == ["run"] and "--eager" not in arguments
+    together = arguments[:1] in (["run"], ["bench"]) and "--eager" not in arguments
+    return together and launch.launcher()[1] > 1
 
 
 def _plain_signals() -> None:
@@ -360,7 +393,7 @@ def _leave_now(processes: launch.Processes, code: int) -> NoReturn:
 
 def _commands() -> dict[str, Any]:
     return {"build": _build, "run": _run, "show": _show, "patch": _patch, "verify": _verify,
-            "doctor": _doctor}  # fmt: skip
+            "bench": _bench, "doctor": _doctor}  # fmt: skip
 
 
 def _build(options: argparse.Namespace, _: launch.Processes) -> int:
@@ -392,6 +425,12 @@ def _verify(options: argparse.Namespace, _: launch.Processes) -> int:
     from spmd import verify
 
     return verify.main(options)
+
+
+def _bench(options: argparse.Namespace, processes: launch.Processes) -> int:
+    from spmd import bench
+
+    return bench.main(options, processes)
 
 
 def _doctor(options: argparse.Namespace, _: launch.Processes) -> int:

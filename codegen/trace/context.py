@@ -221,6 +221,10 @@ def require_context(what: str) -> Context:
 _OURS = ("codegen/", "spmd/")
 
 
+# Files with a function decorated with @spmd.program: a user's, wherever they are installed.
+program_files: set[str] = set()
+
+
 def is_user_file(filename: str) -> bool:
     """Whether a file belongs to the user: not ours, not NumPy's, not the standard library's."""
     if filename.startswith("<"):
@@ -230,6 +234,8 @@ def is_user_file(filename: str) -> bool:
 
 def is_library_file(filename: str) -> bool:
     """Whether a file is ours, NumPy's or the standard library's."""
+    if filename in program_files:
+        return False
     return filename.startswith("<frozen") or any(part in filename for part in _library_roots())
 
 

@@ -20,7 +20,7 @@ from codegen.ir import Condition, Module, Output, Value
 from codegen.mesh import Axis, Mesh
 from codegen.trace import mapping, tree
 from codegen.trace.array import Array, Number, as_value
-from codegen.trace.context import Context, user_place
+from codegen.trace.context import Context, program_files, user_place
 from codegen.trace.letting import least
 
 SYNC = ("least", "before", "after", "both")
@@ -81,6 +81,7 @@ class Program:
         self.__wrapped__ = function
         code = function.__code__
         self.file = code.co_filename
+        program_files.add(self.file)
         self.place = Place(code.co_filename, code.co_firstlineno, 0, -1, self.name)
         self._captured: dict[Any, Module] = {}
         if layout:

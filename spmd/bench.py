@@ -1,0 +1,240 @@
+"""`python -m spmd bench`: collectives, as programs use them, beside MPI's own.
+
+In: names of collectives, sizes. Out: a table like those of the OSU micro-benchmarks, or JSON.
+Always holds: ours is timed inside a real image, by the timeline that `run --profile` keeps; MPI's
+in C, in the same processes; they alternate, every turn begins with a barrier and is checked.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from array import array
+from typing import TYPE_CHECKING, Any
+
+from codegen.errors import EnvironmentFault, UsageError
+from spmd import launch, loader, sizes, timeline
+from spmd.engine import ffi, lib
+from spmd.job import Job, Setup
+from spmd.memory import available_memory
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator
+
+NAMES = ("barrier", "permute", "broadcast", "all-reduce", "reduce-scatter", "all-gather",
+         "all-to-all")  # fmt: skip
+ELEMENT = 4  # bytes: float32
+BATCH_BYTES = 16 << 20  # that a batch of turns moves, about
+MOST_TURNS, LEAST_TURNS = 400, 6
+MEMORY_SHARE = 4  # of what is available, at most, for the arrays of all ranks
+
+# How the field counts bandwidth on the bus (nccl-tests, doc/PERFORMANCE.md): times size over time.
+BUS = {
+    "all-reduce": lambda n: 2 * (n - 1) / n,
+    "reduce-scatter": lambda n: (n - 1) / n,
+    "all-gather": lambda n: n - 1,  # our sizes are of a rank's own part
+    "all-to-all": lambda n: n - 1,
+    "broadcast": lambda n: 1.0,
+    "permute": lambda n: 1.0,
+    "barrier": lambda n: 0.0,
+}
+MPI_FUNCTIONS = {
+    "barrier": (b"MPI_Barrier", lib.SPMD_MPI_BARRIER),
+    "permute": (b"MPI_Sendrecv", lib.SPMD_MPI_SENDRECV),
+    "broadcast": (b"MPI_Bcast", lib.SPMD_MPI_BCAST),
+    "all-reduce": (b"MPI_Allreduce", lib.SPMD_MPI_ALLREDUCE),
+    "reduce-scatter": (b"MPI_Reduce_scatter_block", lib.SPMD_MPI_REDUCE_SCATTER),
+    "all-gather": (b"MPI_Allgather", lib.SPMD_MPI_ALLGATHER),
+    "all-to-all": (b"MPI_Alltoall", lib.SPMD_MPI_ALLTOALL),
+}
+
+
+def main(options: argparse.Namespace, processes: launch.Processes) -> int:
+    """Measures and prints what was asked for; every process must come."""
+    names = options.collective or list(NAMES)
+    unknown = [name for name in names if name not in NAMES]
+    if unknown:
+        raise UsageError(f"no collective {unknown[0]!r}", expected=", ".join(NAMES))
+    if options.vs and processes.count == 1:
+        raise UsageError("--vs mpi wants several processes", remedy="mpirun -n 4 python -m spmd …")
+    bench = Bench(options, processes)
+    rows = []
+    for name in names:
+        first = True
+        for row in bench.measure(name):
+            if processes.number == 0 and not options.json:
+                print((head(bench, name) if first else "") + line(row), flush=True)
+            first = False
+            rows.append(row)
+    if processes.number == 0 and options.json:
+        print(json.dumps(rows, indent=1))
+    return 1 if any(row["wrong"] for row in rows) else 0
+
+
+class Bench:
+    """What is measured, and on how many ranks."""
+
+    def __init__(self, options: argparse.Namespace, processes: launch.Processes) -> None:
+        self.options, self.processes = options, processes
+        self.ranks = options.ranks or processes.count
+
+    def measure(self, name: str) -> Iterator[dict[str, Any]]:
+        """A row for every size; empty rows in all processes but the first."""
+        least, most = (0, 0) if name == "barrier" else self.options.sizes
+        size = least
+        while size <= most:
+            count = max(1, size // ELEMENT)
+            if name == "reduce-scatter":  # equal blocks, as MPI wants them
+                count = max(1, count // self.ranks) * self.ranks
+            if self._memory(name, count) > available_memory() // MEMORY_SHARE:
+                return
+            yield self._row(name, count)
+            size = size * self.options.step if size else 1
+
+    def _memory(self, name: str, count: int) -> int:
+        """Bytes of the arrays of all ranks."""
+        pieces = self.ranks if name in ("all-gather", "all-to-all") else 1
+        return 6 * count * ELEMENT * pieces * self.ranks
+
+    def _row(self, name: str, count: int) -> dict[str, Any]:
+        moved = count * ELEMENT * (self.ranks if name in ("all-gather", "all-to-all") else 1)
+        turns = max(LEAST_TURNS, min(MOST_TURNS, BATCH_BYTES // moved))
+        ours: list[list[list[int]]] = []
+        theirs: list[list[list[int]]] = []
+        wrong = [0, 0]
+        with self._job(name, count, turns) as job:
+            job.keep_times(len(job.manifest["operations"]), 16 * turns)
+            peer = Peer(name, self.processes, count) if self.options.vs else None
+            for batch in range(self.options.rounds + 1):  # the first one warms up
+                times, bad = self._ours(job, name)
+                wrong[0] += bad
+                ours += [times] if batch else []
+                if peer:
+                    times, bad = peer.turns(turns)
+                    wrong[1] += bad
+                    theirs += [times] if batch else []
+        row = {"collective": name, "ranks": self.ranks, "processes": self.processes.count,
+               "bytes": 0 if name == "barrier" else count * ELEMENT, "turns": turns * len(ours)}
+        if self.processes.number:
+            return {**row, "wrong": 0}
+        row |= {**summary(ours), "wrong": wrong[0]}
+        row["bus"] = BUS[name](self.ranks) * row["bytes"] / (row["worst"] / 1e6)
+        if peer:
+            row["mpi"] = {**summary(theirs), "wrong": wrong[1]}
+            row["ratio"] = statistics.median(
+                statistics.median(map(max, zip(*b))) / statistics.median(map(max, zip(*a)))
+                for a, b in zip(ours, theirs)
+            )
+        return row
+
+    def _job(self, name: str, count: int, turns: int) -> Job:
+        data = self.processes.from_first(lambda: _built(name, count))
+        checked = self.processes.together(lambda: loader.check(data), shared=False)
+        scalars = {"turns": turns}
+
+        def prepare() -> dict[str, Any]:
+            self.bound = sizes.bind_mesh(checked.manifest, self.ranks, {}, scalars)
+            setup = self._setup(checked.manifest, scalars, None)
+            return launch.mine(checked.digest, {"sizes": self.bound}, setup.first, setup.count)
+
+        met = self.processes.meet(prepare)
+        hosts = launch.agree(self.processes, met, self.options.transport)
+        setup = self._setup(checked.manifest, scalars, hosts)
+        return Job(checked, setup, self.processes, self.options.time_limit)
+
+    def _setup(self, manifest: Any, scalars: Any, hosts: launch.Hosts | None) -> Setup:
+        return Setup(manifest, self.processes, self.bound, scalars, self.options.threads, hosts,
+                     self.options.algorithm)  # fmt: skip
+
+    def _ours(self, job: Job, name: str) -> tuple[list[list[int]], int]:
+        """Nanoseconds of every turn, by rank, and how much was wrong; in the first process."""
+        self.processes.together(job.run)
+        operation = [row["number"] for row in job.manifest["operations"]
+                     if row["kind"] != "compute"][-1]  # fmt: skip
+        times = []
+        for rank in timeline.gather(job):
+            times.append([end - begin for begin, end, _, _, row, waits in rank.events()
+                          if row == operation and not waits])  # fmt: skip
+        wrong = 0
+        for rank in range(job.setup.first, job.setup.first + job.setup.count):
+            _, _, address = job.shard(len(job.numbers), rank)
+            wrong += int(ffi.cast("int64_t *", address)[0])
+        return times, sum(self.processes.to_first(wrong))
+
+
+class Peer:
+    """MPI's own collective, in the same processes."""
+
+    def __init__(self, name: str, processes: launch.Processes, count: int) -> None:
+        MPI = processes.mpi()
+        self.processes = processes
+        library = lib.spmd_library_open(MPI.__file__.encode())
+        symbol, kind = MPI_FUNCTIONS[name]
+        functions = [lib.spmd_library_symbol(library, s) for s in (b"MPI_Barrier", symbol)]
+        if not all(functions):
+            raise EnvironmentFault(f"the MPI library has no {symbol.decode()}")
+        many = count * (processes.count if name in ("all-gather", "all-to-all") else 1)
+        self.rooms = [ffi.new("float[]", many) for _ in range(2)]
+        handle = {
+            key: ffi.cast("int64_t", MPI._handleof(what))
+            for key, what in (("comm", processes.comm), ("type", MPI.FLOAT), ("op", MPI.SUM))
+        }
+        self.given = ffi.new("spmd_mpi_turns *", {
+            "barrier": functions[0], "collective": functions[1], "kind": kind, "count": count,
+            "handle_bytes": MPI._sizeof(MPI.Comm), **handle, "rank": processes.number,
+            "ranks": processes.count, "from": self.rooms[0], "into": self.rooms[1],
+        })  # fmt: skip
+
+    def turns(self, count: int) -> tuple[list[list[int]], int]:
+        """As Bench._ours."""
+        times = array("q", bytes(8 * count))
+        wrong = lib.spmd_mpi_measure(self.given, count, ffi.from_buffer("int64_t[]", times))
+        met = self.processes.to_first((times.tolist(), wrong))
+        if any(bad < 0 for _, bad in met):
+            raise EnvironmentFault("MPI's own collective failed")
+        return [own for own, _ in met], sum(bad for _, bad in met)
+
+
+def _built(name: str, count: int) -> bytes:
+    from spmd import source
+    from spmd.bench_programs import PROGRAMS
+
+    return source.build_program(PROGRAMS[name], {"count": count})
+
+
+def summary(batches: list[list[list[int]]]) -> dict[str, float]:
+    """Microseconds. average, least, most: over the ranks, of each one's median turn; worst: the
+    median over the turns of the rank that took longest."""
+    if not batches:
+        return {}
+    by_rank = [statistics.median(t for batch in batches for t in batch[rank]) / 1e3
+               for rank in range(len(batches[0]))]  # fmt: skip
+    worst = statistics.median(max(turn) for batch in batches for turn in zip(*batch)) / 1e3
+    return {"average": statistics.fmean(by_rank), "least": min(by_rank), "most": max(by_rank),
+            "worst": worst}  # fmt: skip
+
+
+def head(bench: Bench, name: str) -> str:
+    ranks, count = bench.ranks, bench.processes.count
+    text = (
+        f"# {name}, float32, {ranks} ranks in {count} process{'es' if count > 1 else ''}; "
+        "microseconds after a barrier\n"
+        f"{'# bytes':>10} {'avg':>10} {'min':>10} {'max':>10} {'worst':>10} {'bus GB/s':>9} "
+        f"{'#wrong':>6}"
+    )
+    if bench.options.vs:
+        text += f" {'MPI worst':>10} {'MPI/ours':>9}"
+    return text + "\n"
+
+
+def line(row: dict[str, Any]) -> str:
+    text = f"{row['bytes']:>10}" + "".join(
+        f" {row[key]:>10.2f}" for key in ("average", "least", "most", "worst")
+    )
+    text += f" {row['bus'] / 1e9:>9.2f} {row['wrong']:>6}"
+    if "mpi" in row:
+        text += f" {row['mpi']['worst']:>10.2f} {row['ratio']:>8.2f}x"
+        if row["mpi"]["wrong"]:
+            text += f" MPI: {row['mpi']['wrong']} wrong"
+    return text

@@ -72,8 +72,10 @@ static int64_t chunk_elements(const spmd_exchange *exchange)
  * nobody reads the operand itself; see spmd_site about the two messages. */
 enum { MESSAGE_POSTED = 1 };
 
+/* Where threads share cores, the last one to come wakes the others, once. */
 static int reduce_messages(spmd_hosted *me, spmd_rank *rank, spmd_exchange *exchange)
 {
+    bool crowded = spmd_job_crowded(me->job);
     spmd_site *mine = &me->record->site[exchange->site];
     uint64_t count = atomic_load_explicit(&mine->posted, memory_order_relaxed);
 
@@ -83,7 +85,13 @@ static int reduce_messages(spmd_hosted *me, spmd_rank *rank, spmd_exchange *exch
         atomic_store_explicit(&mine->posted, count, memory_order_release);
         me->next = 0;
         rank->stage = MESSAGE_POSTED;
+        if (crowded)
+            spmd_team_arrive(me, exchange);
+        else
+            spmd_team_ring(me, exchange);
     }
+    if (crowded && !spmd_team_passed(me, exchange))
+        return 0;
     spmd_operand own = {0};
     while (me->next < me->team->count) {
         spmd_site *site = place_site(me, exchange, me->next);
@@ -213,6 +221,15 @@ static bool ring_ready(spmd_hosted *me, const spmd_exchange *exchange, int64_t s
            atomic_load_explicit(&right->posted, memory_order_acquire) >= least_posted;
 }
 
+static void ring_neighbours(const spmd_hosted *me, const spmd_exchange *exchange)
+{
+    int64_t members = me->team->count, position = me->team->position;
+    for (int64_t k = 1; k < members; k += members > 2 ? members - 2 : 1) {
+        int64_t member = spmd_team_member(me->team, (position + k) % members);
+        spmd_rank_ring(me->job, spmd_member_rank(exchange, member));
+    }
+}
+
 /* Reduce-scatter, then all-gather, over as many virtual rings as there are members: in ring f,
  * fragment f starts at member f. Its first half travels upwards, its second half downwards at the
  * same time. The slot that the all-gather overwrites was read before: a fragment is complete only
@@ -229,6 +246,7 @@ static int reduce_ring(spmd_hosted *me, spmd_rank *rank, spmd_exchange *exchange
         me->base = atomic_load_explicit(&mine->posted, memory_order_relaxed) + 1;
         mine->message[me->base & 1].into = own.into_offset;
         atomic_store_explicit(&mine->posted, me->base, memory_order_release);
+        ring_neighbours(me, exchange);
         rank->stage = 1;
     }
     for (int64_t step = rank->stage - 1; step < last; step++) {
@@ -240,6 +258,7 @@ static int reduce_ring(spmd_hosted *me, spmd_rank *rank, spmd_exchange *exchange
         ring_hop(me, exchange, &own, left, k - hop, 0, combine);
         ring_hop(me, exchange, &own, right, k + hop, 1, combine);
         atomic_store_explicit(&mine->posted, me->base + (uint64_t)step + 1, memory_order_release);
+        ring_neighbours(me, exchange);
         rank->stage++;
     }
     return ring_ready(me, exchange, last);

@@ -49,7 +49,8 @@ void spmd_team_arrive(spmd_hosted *me, const spmd_exchange *exchange)
     spmd_site *group = spmd_member_site(me, exchange, spmd_team_member(me->team, 0));
     mine->arrived += (uint64_t)me->team->count;
     me->target = mine->arrived;
-    atomic_fetch_add_explicit(&group->arrivals, 1, memory_order_acq_rel);
+    if (atomic_fetch_add_explicit(&group->arrivals, 1, memory_order_acq_rel) + 1 == me->target)
+        spmd_team_ring(me, exchange);
 }
 
 bool spmd_team_passed(const spmd_hosted *me, const spmd_exchange *exchange)
@@ -299,6 +300,8 @@ static int permute_begin(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *
         return 0;
     }
     atomic_fetch_add_explicit(&mine->posted, 1, memory_order_release);
+    if (exchange->dest != SPMD_NONE && !is_far(me, exchange, exchange->dest))
+        spmd_rank_ring(me->job, spmd_member_rank(exchange, exchange->dest));
     return 1;
 }
 
@@ -328,6 +331,8 @@ static int permute(spmd_hosted *me, spmd_rank *rank, spmd_exchange *exchange)
             return 0;
         permute_take(me, rank, exchange);
         atomic_store_explicit(&mine->pulled, count, memory_order_release);
+        if (me->source != SPMD_NONE && !is_far(me, exchange, me->source))
+            spmd_rank_ring(me->job, spmd_member_rank(exchange, me->source));
         rank->stage = PERMUTE_TAKEN;
     }
     if (exchange->dest == SPMD_NONE || is_far(me, exchange, exchange->dest))
@@ -336,24 +341,33 @@ static int permute(spmd_hosted *me, spmd_rank *rank, spmd_exchange *exchange)
     return atomic_load_explicit(&dest->pulled, memory_order_acquire) >= count;
 }
 
-int spmd_exchange_advance(spmd_rank *rank)
+static int try_once(spmd_hosted *me, spmd_rank *rank, spmd_exchange *exchange)
 {
-    static int (*const advance[])(spmd_hosted *, spmd_rank *, spmd_exchange *) = {
+    static const spmd_advance advance[] = {
         [SPMD_PERMUTE] = permute,
         [SPMD_BARRIER] = barrier,
         [SPMD_PULL] = pull,
         [SPMD_ALL_REDUCE] = spmd_all_reduce,
         [SPMD_REDUCE_SCATTER] = spmd_reduce_scatter,
     };
+    assert(exchange->kind < sizeof advance / sizeof *advance && "an exchange has a known kind");
+    if (me->timeline)
+        return spmd_timeline_try(me, rank, exchange, advance[exchange->kind]);
+    return advance[exchange->kind](me, rank, exchange);
+}
+
+int spmd_exchange_advance(spmd_rank *rank)
+{
     spmd_hosted *me = rank->engine_data;
     spmd_exchange *exchange = &rank->exchange;
     uint32_t before = rank->stage;
 
-    assert(exchange->kind < sizeof advance / sizeof *advance && "an exchange has a known kind");
     assert(exchange->site < me->job->image->sites && "an exchange is in the manifest's table");
     if (before == 0 && !spmd_team_find(me, exchange))
         return 0;
-    int complete = advance[exchange->kind](me, rank, exchange);
+    int complete = try_once(me, rank, exchange);
+    for (int64_t spins = me->worker->spins; !complete && spins > 0; spins--)
+        complete = try_once(me, rank, exchange);
     if (complete) {
         rank->stage = 0;
         rank->superstep++;

@@ -326,7 +326,9 @@ void spmd_rank_fail(const spmd_rank *rank, int64_t code, const char *format, ...
     va_start(arguments, format);
     vsnprintf(failure.text, sizeof failure.text, format, arguments);
     va_end(arguments);
-    spmd_arena_abort(((spmd_hosted *)rank->engine_data)->job->arena, &failure);
+    const spmd_job *job = ((spmd_hosted *)rank->engine_data)->job;
+    if (spmd_arena_abort(job->arena, &failure))
+        spmd_job_ring(job);
 }
 
 void spmd_job_abort(spmd_job *job, int64_t code, int64_t rank, const char *text)
@@ -342,7 +344,8 @@ void spmd_job_abort(spmd_job *job, int64_t code, int64_t rank, const char *text)
         failure.site = state.site;
     }
     snprintf(failure.text, sizeof failure.text, "%s", text);
-    spmd_arena_abort(job->arena, &failure);
+    if (spmd_arena_abort(job->arena, &failure))
+        spmd_job_ring(job);
     pthread_mutex_lock(&job->lock);
     pthread_cond_broadcast(&job->news);
     pthread_mutex_unlock(&job->lock);

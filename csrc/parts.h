@@ -2,7 +2,8 @@
  *
  *   arena.c       memory that all processes of a host see
  *   job.c         a job: its tables, where things lie in the arena, loading, failure
- *   run.c         threads that advance ranks, and how they wait
+ *   run.c         threads that advance ranks
+ *   wait.c        how they wait, and are woken
  *   team.c        who hosts whom, and the members of a group that share this arena
  *   exchange.c    permute, barrier, pull
  *   collective.c  all-reduce and reduce-scatter inside an arena
@@ -52,10 +53,18 @@ typedef struct spmd_site {
     _Atomic int64_t route[2];  /* position + 1 of whoever sends to me; by parity, as messages */
 } spmd_site;
 
+/* Where a thread sleeps. Whoever rings does not need to know who it is. */
+typedef struct spmd_bell {
+    _Alignas(SPMD_LINE) _Atomic uint32_t rung; /* a futex */
+    _Atomic uint32_t sleeps; /* 1: or is about to */
+} spmd_bell;
+
 /* One rank in the arena: every process can see where it is, its host alone writes it. */
 typedef struct spmd_record {
     spmd_rank rank;
+    spmd_bell bell; /* of the thread that hosts this rank first */
     _Alignas(SPMD_LINE) _Atomic int64_t process;
+    _Atomic int64_t bell_at; /* the rank whose bell wakes this one */
     _Atomic int64_t runs; /* completed */
     _Atomic int64_t done; /* with the latest run */
     spmd_site site[];
@@ -102,6 +111,11 @@ typedef struct spmd_worker {
     pthread_t thread;
     int64_t first, count;
     uint64_t advances; /* stages entered since the job was loaded */
+    int64_t spins;     /* that an exchange tries at once: with one rank and a core for each thread */
+    spmd_bell *bell;
+    int64_t idle_since, yields; /* of the wait under way */
+    uint32_t heard;    /* what `rung` was */
+    bool sleepy;
     _Atomic uint64_t still; /* the job's `advances` that a whole fruitless sweep began with */
 } spmd_worker;
 
@@ -218,6 +232,14 @@ int spmd_workers_start(spmd_job *job);
 int spmd_workers_stop(spmd_job *job);
 bool spmd_job_runs(spmd_job *job);
 
+/* wait.c */
+bool spmd_job_crowded(const spmd_job *job);
+void spmd_wait(spmd_worker *worker);
+void spmd_wait_over(spmd_worker *worker);
+void spmd_rank_ring(const spmd_job *job, int64_t rank);
+void spmd_team_ring(const spmd_hosted *me, const spmd_exchange *exchange);
+void spmd_job_ring(const spmd_job *job);
+
 /* watch.c and far.c */
 typedef struct spmd_far spmd_far;
 typedef struct spmd_fars {
@@ -237,6 +259,9 @@ void spmd_fars_leave(spmd_job *job, spmd_fars *fars, int64_t limit);
 void spmd_fars_free(spmd_fars *fars);
 
 /* timeline.c */
+typedef int (*spmd_advance)(spmd_hosted *me, spmd_rank *rank, spmd_exchange *exchange);
+int spmd_timeline_try(spmd_hosted *me, spmd_rank *rank, spmd_exchange *exchange,
+                      spmd_advance advance);
 void spmd_timeline_begin(spmd_hosted *me);
 void spmd_timeline_end(spmd_hosted *me);
 void spmd_timeline_free(spmd_hosted *me);

@@ -1,6 +1,5 @@
 /* Threads that advance ranks. Each calls the step of its own ranks in turn, again and again; no
- * rank ever blocks its thread. When none of them advances, a thread spins while there is a core for
- * every thread of the arena, then yields, then sleeps ever longer. */
+ * rank ever blocks its thread. */
 #define _GNU_SOURCE
 #include "parts.h"
 
@@ -13,28 +12,11 @@
 #include <time.h>
 
 #define STACK_BYTES (8 * 1024 * 1024) /* compute phases are the user's code */
-#define SPIN_NS 50000
-#define YIELD_NS 5000 /* among many processes a yield costs more than a short sleep */
-#define SLEEP_SHARE 8 /* of the time waited so far: the delay it adds stays below an eighth */
-#define SLEEP_NS 1000000
+#define SPINS 1000 /* between two looks at whether the job was aborted */
 #define NOTICE_NS 20000000 /* within which the host language sees another process' failure */
 #define LEAVE_NS 200000000
 #define LONGEST_MS 1000000000
 #define FINISHED_WORKER UINT64_MAX
-
-static void worker_pause(const spmd_job *job, int64_t waited)
-{
-    int64_t threads = atomic_load_explicit(&job->arena->header->threads, memory_order_relaxed);
-    bool crowded = threads + job->strangers > job->cores;
-    if (!crowded && waited < SPIN_NS)
-        return;
-    if (waited < YIELD_NS) {
-        sched_yield();
-        return;
-    }
-    int64_t sleep = waited / SLEEP_SHARE < SLEEP_NS ? waited / SLEEP_SHARE : SLEEP_NS;
-    nanosleep(&(struct timespec){.tv_nsec = sleep}, NULL);
-}
 
 /* Every rank of the job is hosted here and a whole sweep of every worker that began with this
  * number of advances was fruitless: nothing can ever change. Say so instead of waiting for ever. */
@@ -88,27 +70,28 @@ static int64_t worker_sweep(spmd_worker *worker, bool *moved)
 static void worker_run(spmd_worker *worker)
 {
     spmd_job *job = worker->job;
-    int64_t left = worker->count, idle_since = 0;
+    int64_t left = worker->count;
     bool moved = true;
 
+    worker->spins = worker->count == 1 && !job->parted && !spmd_job_crowded(job) ? SPINS : 0;
     while (left > 0) {
         uint64_t advances = atomic_load(&job->advances);
         int64_t finished = worker_sweep(worker, &moved);
         if (finished < 0)
-            return;
+            break;
         left -= finished;
         if (moved) {
             atomic_fetch_add(&job->advances, 1);
-            idle_since = 0;
+            spmd_wait_over(worker);
             continue;
         }
         atomic_store(&worker->still, advances + 1);
         stillness_check(job, advances);
-        int64_t now = spmd_now();
-        idle_since = idle_since ? idle_since : now;
-        worker_pause(job, now - idle_since);
+        spmd_wait(worker);
     }
-    atomic_store(&worker->still, FINISHED_WORKER);
+    spmd_wait_over(worker);
+    if (left == 0)
+        atomic_store(&worker->still, FINISHED_WORKER);
 }
 
 static void *worker_main(void *argument)
@@ -169,8 +152,11 @@ int spmd_workers_start(spmd_job *job)
         worker->job = job;
         worker->first = k * job->count / job->threads;
         worker->count = (k + 1) * job->count / job->threads - worker->first;
-        for (int64_t rank = worker->first; rank < worker->first + worker->count; rank++)
+        worker->bell = &job->hosted[worker->first].record->bell;
+        for (int64_t rank = worker->first; rank < worker->first + worker->count; rank++) {
             job->hosted[rank].worker = worker;
+            atomic_store(&job->hosted[rank].record->bell_at, job->first + worker->first);
+        }
         int status = worker_create(worker);
         if (status != SPMD_OK)
             return status;

@@ -80,21 +80,20 @@ static void timed_enter(spmd_rank *rank, uint32_t operation)
     me->timeline->since = me->timeline->progress = now;
 }
 
-/* A call that gets the exchange further is work; from the one before it until then, the rank has
+/* A try that gets the exchange further is work; from the one before it until then, the rank has
  * waited. */
-static int timed_exchange(spmd_rank *rank)
+int spmd_timeline_try(spmd_hosted *me, spmd_rank *rank, spmd_exchange *exchange,
+                      spmd_advance advance)
 {
-    spmd_hosted *me = rank->engine_data;
     spmd_timeline *timeline = me->timeline;
-    uint64_t advances = me->worker->advances;
-    bool first = rank->stage == 0;
-    int64_t begin = first ? timeline->since : spmd_now();
-    int complete = spmd_exchange_advance(rank);
+    uint32_t before = rank->stage;
+    int64_t begin = before == 0 ? timeline->since : spmd_now();
+    int complete = advance(me, rank, exchange);
 
-    if (!complete && me->worker->advances == advances)
+    if (!complete && rank->stage == before)
         return 0;
     int64_t now = spmd_now();
-    if (!first) {
+    if (before != 0) {
         const spmd_event wait = {
             .begin = timeline->progress,
             .end = begin,
@@ -155,7 +154,6 @@ int spmd_job_timeline(spmd_job *job, int64_t operations, int64_t events)
         if (!timeline_new(&job->hosted[k]))
             return SPMD_NO_MEMORY;
     job->engine.enter = timed_enter;
-    job->engine.exchange = timed_exchange;
     return SPMD_OK;
 }
 

@@ -161,7 +161,7 @@ int spmd_job_load(spmd_job *job, spmd_arena *arena);
  * write into its memory; nothing was freed. The arena and the image must then stay as well. */
 int spmd_job_free(spmd_job *job);
 
-/* What one rank did: a compute phase, an exchange, or a wait in one (kept before the exchange, which
+/* What one rank did: a compute phase, an exchange, or a wait in one (kept before the exchange that
  * it is a part of). Times are of the system's monotonic clock, in
  * nanoseconds: one for all processes of a host. */
 typedef struct spmd_event {

@@ -111,7 +111,7 @@ typedef struct spmd_worker {
     pthread_t thread;
     int64_t first, count;
     uint64_t advances; /* stages entered since the job was loaded */
-    int64_t spins;     /* that an exchange tries at once: with one rank and a core for each thread */
+    int64_t spins;     /* tries of an exchange at once: one rank, and a core for every thread */
     spmd_bell *bell;
     int64_t idle_since, yields; /* of the wait under way */
     uint32_t heard;    /* what `rung` was */

@@ -1,6 +1,6 @@
 /* How a thread waits when none of its ranks can go on. While there is a core for every thread it
- * looks again and again for a while; then it sleeps at its bell. Whoever lets a rank go on rings the
- * bell of the thread that hosts it, if that sleeps.
+ * looks again and again for a while; then it sleeps at its bell. Whoever lets a rank go on rings
+ * the bell of the thread that hosts it, if that one sleeps.
  *
  * Sleeping: say so, look once more, then sleep unless the bell has rung since. Letting go on: write
  * what is waited for, then look who sleeps. The two fences between them make sure that one of the
@@ -22,15 +22,10 @@
 #define YIELD_NS 5000     /* among many processes a yield costs more than a short sleep */
 
 /* The threads of this host do not all have a core. */
-static bool is_crowded(const spmd_job *job)
+bool spmd_job_crowded(const spmd_job *job)
 {
     int64_t threads = atomic_load_explicit(&job->arena->header->threads, memory_order_relaxed);
     return threads + job->strangers > job->cores;
-}
-
-bool spmd_job_crowded(const spmd_job *job)
-{
-    return is_crowded(job);
 }
 
 static spmd_bell *rank_bell(const spmd_job *job, int64_t rank)
@@ -102,7 +97,7 @@ void spmd_wait(spmd_worker *worker)
 {
     const spmd_job *job = worker->job;
     const struct timespec look = {.tv_nsec = LOOK_NS};
-    bool crowded = is_crowded(job);
+    bool crowded = spmd_job_crowded(job);
 
     if (worker->sleepy) {
         syscall(SYS_futex, &worker->bell->rung, FUTEX_WAIT, worker->heard, &look, NULL, 0);

@@ -114,8 +114,10 @@ class Bench:
                     times, bad = peer.turns(turns)
                     wrong[1] += bad
                     theirs += [times] if batch else []
-        row = {"collective": name, "ranks": self.ranks, "processes": self.processes.count,
-               "bytes": 0 if name == "barrier" else count * ELEMENT, "turns": turns * len(ours)}
+        row: dict[str, Any] = {
+            "collective": name, "ranks": self.ranks, "processes": self.processes.count,
+            "bytes": 0 if name == "barrier" else count * ELEMENT, "turns": turns * len(ours),
+        }  # fmt: skip
         if self.processes.number:
             return {**row, "wrong": 0}
         row |= {**summary(ours), "wrong": wrong[0]}
@@ -153,8 +155,8 @@ class Bench:
         operation = [row["number"] for row in job.manifest["operations"]
                      if row["kind"] != "compute"][-1]  # fmt: skip
         times = []
-        for rank in timeline.gather(job):
-            times.append([end - begin for begin, end, _, _, row, waits in rank.events()
+        for own in timeline.gather(job):
+            times.append([end - begin for begin, end, _, _, row, waits in own.events()
                           if row == operation and not waits])  # fmt: skip
         wrong = 0
         for rank in range(job.setup.first, job.setup.first + job.setup.count):

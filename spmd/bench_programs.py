@@ -27,16 +27,16 @@ def _program(
     pieces: the pattern is as long as the pieces of all ranks together, not as one piece.
     """
 
-    @spmd.program(mesh=(AXIS,))
-    def turns(count: int = 2):
+    @spmd.program(mesh=(AXIS,))  # type: ignore[untyped-decorator]
+    def turns(count: int = 2) -> Any:
         turns = spmd.scalar("turns", 10)
         one = spmd.input("one", (count,), np.float32, layout=(None,), default=lambda j: j % 7)
         every = spmd.input("every", (spmd.axis_size(AXIS) * count if pieces else 1,), np.float32,
                            layout=(None,), default=lambda j: j % count % 7 + j // count)
         mine = spmd.input("mine", (count,), np.float32, layout=(AXIS,), default=lambda j: j % 7)
 
-        @spmd.shard_map(mesh=AXIS, out_layouts=(AXIS,))
-        def loop(one, every, mine):
+        @spmd.shard_map(mesh=AXIS, out_layouts=(AXIS,))  # type: ignore[untyped-decorator]
+        def loop(one: Any, every: Any, mine: Any) -> Any:
             i, n = spmd.axis_index(AXIS), spmd.axis_size(AXIS)
             wrong = np.zeros(1, np.int64)
             for k in spmd.range(turns):

@@ -251,13 +251,18 @@ def _add_mesh(command: argparse.ArgumentParser) -> None:
 
 
 def _add_how(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--algorithm", choices=("auto", "flat", "blocks", "ring"), default="auto",
-                     help="of all-reduce; ring: fragments travel in both directions")  # fmt: skip
-    command.add_argument("--transport", choices=launch.TRANSPORTS, default="auto",
-                     help="auto: shared memory inside a host, MPI between hosts; "
-                          "shm, mpi: all of it by one of them")  # fmt: skip
-    command.add_argument("--time-limit", metavar="SECONDS", type=_seconds,
-                     default=launch.TIME_LIMIT, help="a process silent for longer is lost; 0: wait for ever; default: 5")
+    command.add_argument(
+        "--algorithm", choices=("auto", "flat", "blocks", "ring"), default="auto",
+        help="of all-reduce; ring: fragments travel in both directions",
+    )  # fmt: skip
+    command.add_argument(
+        "--transport", choices=launch.TRANSPORTS, default="auto",
+        help="auto: shared memory inside a host, MPI between hosts; shm, mpi: all by one of them",
+    )  # fmt: skip
+    command.add_argument(
+        "--time-limit", metavar="SECONDS", type=_seconds, default=launch.TIME_LIMIT,
+        help="a process silent for longer is lost; 0: wait for ever; default: 5",
+    )  # fmt: skip
 
 
 def _add_set(command: argparse.ArgumentParser, what: str) -> None:

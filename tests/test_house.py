@@ -49,8 +49,8 @@ ONLY = {
 
 # What ranks under mpirun never import at start: these may use NumPy and the compiler.
 HEAVY = (
-    "spmd.doctor", "spmd.doctor_mpi", "spmd.image", "spmd.numpy", "spmd.parts", "spmd.show",
-    "spmd.source",
+    "spmd.bench_programs", "spmd.doctor", "spmd.doctor_mpi", "spmd.image", "spmd.numpy",
+    "spmd.parts", "spmd.show", "spmd.source",
 )
 LIGHT = ("codegen", "codegen.elf", "codegen.manifest", "codegen.errors")
 

@@ -159,6 +159,10 @@ _ROWS = (
            "member var's begins at `offset`"),
     OpRule("broadcast_from", "exchange", ("axes", "root", "types"), _stated,
            "the root member's operand"),
+    OpRule("gather_to", "exchange", ("axes", "dim", "var", "offset", "root", "types"), _stated,
+           "all_gather on the root member; elsewhere dim is empty"),
+    OpRule("scatter_from", "exchange", ("axes", "dim", "root", "types"), _stated,
+           "of the root member's operand, member k gets balanced block k of dim"),
     OpRule("barrier", "exchange", ("axes",), _nothing, "all members have arrived"),
     # -- effects -----------------------------------------------------------------------------------
     OpRule("print", "effect", ("parts", "every_rank"), _nothing,

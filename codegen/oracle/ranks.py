@@ -159,8 +159,15 @@ class Rank(Common):
         )
 
     def pbroadcast(self, x: Any, axis: Axes, source: Any = 0, *, root: Any = None) -> Any:
-        at = int(source if root is None else root)
+        at = self.root(source if root is None else root, axis)
         return self.each("pbroadcast", x, axis, lambda p: [received(p[at].copy()) for _ in p])
+
+    def root(self, root: Any, axis: Axes) -> int:
+        n, at = self.axis_size(axis), int(root)
+        if not 0 <= at < n:
+            raise MatchingError(f"with {n} ranks, there is no member {at} to be the root",
+                                place=user_place(), expected=f"0 to {n - 1}")  # fmt: skip
+        return at
 
     # ---- reductions ------------------------------------------------------------------------------
 
@@ -200,6 +207,27 @@ class Rank(Common):
             return [local(join(parts, axis=d)) for _ in parts]
 
         return self.each("all_gather", x, axis, combine)
+
+    def pgather(self, x: Any, axis: Axes, root: Any = 0, dim: int = 0,
+                tiled: bool = False) -> Any:  # fmt: skip
+        join: Callable[..., Any] = np.concatenate if tiled else np.stack
+        at = self.root(root, axis)
+
+        def combine(parts: Sequence[Any]) -> list[Any]:
+            whole = local(join(parts, axis=dim))
+            return [whole if k == at else whole.take([], axis=dim) for k in range(len(parts))]
+
+        return self.each("pgather", x, axis, combine)
+
+    def pscatter(self, x: Any, axis: Axes, root: Any = 0, dim: int = 0,
+                 tiled: bool = False) -> Any:  # fmt: skip
+        at = self.root(root, axis)
+
+        def combine(parts: Sequence[Any]) -> list[Any]:
+            blocks = _pieces(parts[at], len(parts), dim, tiled)
+            return [received(b.copy()) for b in blocks]
+
+        return self.each("pscatter", x, axis, combine)
 
     def psum_scatter(self, x: Any, axis: Axes, dim: int = 0, tiled: bool = False, *,
                      scatter_dimension: int | None = None) -> Any:  # fmt: skip

@@ -94,11 +94,12 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "axis_index": ("communicate",), "axis_size": ("communicate",),
     "index": ("communicate", "axis_index"), "ranks": ("declare", "number_of_ranks"),
     # exchange
-    "ppermute": ("communicate",), "psum": ("communicate",), "pprod": ("communicate",),
-    "pmax": ("communicate",), "pmin": ("communicate",), "pmean": ("communicate",),
-    "all_gather": ("communicate",), "psum_scatter": ("communicate",),
-    "all_to_all": ("communicate",), "pbroadcast": ("communicate",), "barrier": ("communicate",),
-    "all_ranks": ("communicate",), "any_ranks": ("communicate",),
+    "ppermute": ("communicate",), "all_gather": ("communicate",),
+    "all_to_all": ("communicate",), "barrier": ("communicate",),
+    "psum": ("combining",), "pprod": ("combining",), "pmax": ("combining",),
+    "pmin": ("combining",), "pmean": ("combining",), "psum_scatter": ("combining",),
+    "all_ranks": ("combining",), "any_ranks": ("combining",),
+    "pbroadcast": ("rooted",), "pgather": ("rooted",), "pscatter": ("rooted",),
     # arrays
     "blocks": ("blocks", "Blocks"), "zeros": ("creation",), "ones": ("creation",),
     "empty": ("creation",), "full": ("creation",), "arange": ("creation",), "eye": ("creation",),

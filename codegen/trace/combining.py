@@ -1,0 +1,144 @@
+"""What ranks combine inside a shard_map: the psum family, psum_scatter, flags.
+
+Comes in: arrays of one shape on all members. Comes out: on every member the same bits.
+Always holds: COMBINE names what is combined with; types for which it means nothing are refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from codegen import dtypes, expr
+from codegen.ir import ArrayType, Value
+from codegen.mesh import block_extent
+from codegen.trace import tree
+from codegen.trace.array import Array, as_array, cast_value, number, wrap
+from codegen.trace.communicate import dim_of, independent, inside, one_per_member
+from codegen.trace.layouts import axes_of
+
+
+def _all_reduce(x: Any, axis: Any, fn: str, what: str) -> Any:
+    context = inside(what)
+    axes = axes_of(context, axis, what)
+
+    def one(leaf: Any) -> Any:
+        if fn == "add" and isinstance(leaf, (int, float)) and not isinstance(leaf, bool):
+            return leaf * number(context.mesh.size(axes))  # psum(1, axis): the number of members
+        value = contributed(as_array(leaf), fn)
+        independent(context, axes, value.type.shape, range(value.type.ndim), what)
+        return wrap(context, context.emit_one("all_reduce", value, axes=axes, fn=fn))
+
+    return tree.map_tree(one, x)
+
+
+def contributed(array: Array, fn: str) -> Value:
+    """Bools are counted, as NumPy's sum and product of them do; their min and max stay bools."""
+    value = array.read()
+    if value.type.dtype.kind == "b" and fn in ("add", "mul"):
+        return cast_value(array.context, value, dtypes.INT64)
+    return value
+
+
+def psum(x: Any, axis: Any) -> Any:
+    """The sum of x over all ranks along the axis (or axes), element by element, on each of them.
+
+    x: arrays of one shape on all ranks, in any nest; the results have the same shapes and dtypes,
+    and the same bits on all ranks. ShapeError where a shape depends on the index.
+
+    On 4 ranks, x is [index]:
+
+    >>> psum(x, "r")
+    [6.], [6.], [6.], [6.]
+    """
+    return _all_reduce(x, axis, "add", "psum")
+
+
+def pprod(x: Any, axis: Any) -> Any:
+    """The product over all ranks along the axis, as psum.
+
+    >>> pprod(x + 1, "r")
+    [24.], [24.], [24.], [24.]
+    """
+    return _all_reduce(x, axis, "mul", "pprod")
+
+
+def pmax(x: Any, axis: Any) -> Any:
+    """The maximum over all ranks along the axis, as psum; NaN wins.
+
+    >>> pmax(x, "r")
+    [3.], [3.], [3.], [3.]
+    """
+    return _all_reduce(x, axis, "max", "pmax")
+
+
+def pmin(x: Any, axis: Any) -> Any:
+    """The minimum over all ranks along the axis, as psum; NaN wins.
+
+    >>> pmin(x, "r")
+    [0.], [0.], [0.], [0.]
+    """
+    return _all_reduce(x, axis, "min", "pmin")
+
+
+def pmean(x: Any, axis: Any) -> Any:
+    """The mean over all ranks along the axis, as psum, divided by their number.
+
+    >>> pmean(x, "r")
+    [1.5], [1.5], [1.5], [1.5]
+    """
+    context = inside("pmean")
+    size = number(context.mesh.size(axes_of(context, axis, "pmean")))
+    return tree.map_tree(lambda leaf: psum(as_array(leaf), axis) / size, x)
+
+
+def _flag(flag: Any, axis: Any, fn: str, what: str) -> Array:
+    context = inside(what)
+    axes = context.mesh.names if axis is None else axes_of(context, axis, what)
+    array = as_array(flag, dtypes.BOOL)
+    independent(context, axes, array.extents, range(array.ndim), what)
+    return wrap(context, context.emit_one("all_reduce", array.read(), axes=axes, fn=fn))
+
+
+def all_ranks(flag: Any, axis: Any = None) -> Array:
+    """Whether the flag holds on all ranks (along the axis)."""
+    return _flag(flag, axis, "and", "all_ranks")
+
+
+def any_ranks(flag: Any, axis: Any = None) -> Array:
+    """Whether the flag holds on any rank (along the axis)."""
+    return _flag(flag, axis, "or", "any_ranks")
+
+
+def psum_scatter(
+    x: Any, axis: Any, dim: int = 0, tiled: bool = False, *, scatter_dimension: int | None = None
+) -> Any:
+    """The sum over all ranks along the axis, of which each keeps its part of `dim`.
+
+    As JAX: dim has one element per rank, and is dropped. tiled=True keeps dim and cuts it into
+    balanced blocks, so that any extent will do.
+
+    On 4 ranks, x is [index]:
+
+    >>> psum_scatter(x + np.arange(8), "r", tiled=True)
+    [ 6. 10.], [14. 18.], [22. 26.], [30. 34.]
+    """
+    context = inside("psum_scatter")
+    axes = axes_of(context, axis, "psum_scatter")
+    dim = dim if scatter_dimension is None else scatter_dimension
+    n, k = context.mesh.size(axes), context.mesh.position(axes)
+
+    def one(leaf: Any) -> Array:
+        value = contributed(as_array(leaf), "add")
+        shape = value.type.shape
+        d = dim_of(dim, len(shape), "psum_scatter")
+        independent(context, axes, shape, range(len(shape)), "psum_scatter")
+        if not tiled:
+            one_per_member(shape, d, n, "psum_scatter")
+        own = expr.const(1) if not tiled else block_extent(shape[d], n, k)
+        result = ArrayType(value.type.dtype, (*shape[:d], own, *shape[d + 1 :]))
+        attrs = {"axes": axes, "dim": d, "fn": "add", "types": (result,)}
+        (scattered,) = context.emit("reduce_scatter", [value], attrs)
+        array = wrap(context, scattered)
+        return array if tiled else array.squeeze(d)
+
+    return tree.map_tree(one, x)

@@ -41,6 +41,19 @@ def moves(n: int = 11, m: int = 7):
     return parts(u)
 
 
+@spmd.program(mesh=("x", "y"))
+def roots(n: int = 11, m: int = 7):
+    """Every exchange in which one member, or its place among them, is another than the rest."""
+    u = spmd.input("u", (n, m), np.float64, layout=("x", "y"), default=lambda i, j: i + j)
+
+    @spmd.shard_map(out_layouts=("x", "y"))
+    def local(a):
+        rows = spmd.pgather(a, "y", 0, 1, tiled=True)
+        return spmd.pscatter(rows, "y", 0, 1, tiled=True)
+
+    return local(u)
+
+
 @spmd.program(mesh=("x",))
 def settle(n: int = 9):
     """Exchange in a loop and in a branch whose conditions are reduced first."""
@@ -75,7 +88,7 @@ def transposed():
 
 
 PROGRAMS = {p.name: p for p in (
-    ring_allreduce, branches, halo, in_place, heat, moves, settle, transposed,
+    ring_allreduce, branches, halo, in_place, heat, moves, roots, settle, transposed,
 )}  # fmt: skip
 _programs = {}
 
@@ -288,6 +301,9 @@ def root_own(op, program):
     return with_attrs(op, root=program.mesh.position(op.attrs["axes"]))
 
 
+ROOT = [root_beyond, root_before, root_own]
+
+
 def axes_unknown(op, program):
     return with_attrs(op, axes=("z",))
 
@@ -416,7 +432,9 @@ FITS = {
     "all_gather": GATHER + EXCHANGE + [dim_other],
     "all_to_all": GATHER + EXCHANGE,
     "reduce_scatter": EXCHANGE + [dim_other],
-    "broadcast_from": EXCHANGE + [root_beyond, root_before, root_own],
+    "broadcast_from": EXCHANGE + ROOT,
+    "gather_to": GATHER + EXCHANGE + ROOT + [dim_other],
+    "scatter_from": EXCHANGE + ROOT + [dim_other],
     "slice": BOX,
     "update": BOX,
 }

@@ -89,7 +89,8 @@ class Author(Flow):
         """A split gathered, made or moved."""
         text, axes = self.along()
         split = [Local(n, axes) for n in SPLIT]
-        what = self.draw(st.integers(0, 3))
+        what = self.draw(st.integers(0, 4))
+        root = self.choice(("0", f"spmd.axis_size({text}) - 1", f"spmd.axis_size({text}) // 2"))
         if what == 0:
             v = self.var(lambda w: any(d in split for d in w.dims) and
                          sum(bool(axes_in(d) & set(axes)) for d in w.dims) == 1)  # fmt: skip
@@ -97,6 +98,12 @@ class Author(Flow):
                 return False
             d = next(k for k, e in enumerate(v.dims) if e in split)
             dims = (*v.dims[:d], v.dims[d].whole, *v.dims[d + 1 :])
+            if self.chance(40):  # by one of them, and handed out again
+                whole = self.name("g")
+                self.emit(f"{whole} = spmd.pgather({v.name}, {text}, {root}, {d}, tiled=True)")
+                self.define(f"spmd.pscatter({whole}, {text}, {root}, {d}, tiled=True)", v.dtype,
+                            v.dims, v.exact)  # fmt: skip
+                return True
             self.define(f"spmd.all_gather({v.name}, {text}, {d}, tiled=True)", v.dtype, dims,
                         v.exact)  # fmt: skip
             return True
@@ -108,6 +115,9 @@ class Author(Flow):
             x = f"np.clip({v.name}, -8, 8)" if v.kind == "f" else v.name
             self.define(f"spmd.psum_scatter({x}, {text}, 0, tiled=True)", v.dtype,
                         (Local(v.dims[0], axes), *v.dims[1:]), v.kind != "f")  # fmt: skip
+        elif what == 4:
+            self.define(f"spmd.pscatter({v.name}, {text}, {root}, tiled=True)", v.dtype,
+                        (Local(v.dims[0], axes), *v.dims[1:]), v.exact)  # fmt: skip
         elif what == 2:
             got = self.define(f"spmd.all_gather({v.name}, {text})", v.dtype,
                               (Cut("members", text), *v.dims), v.exact)  # fmt: skip

@@ -98,11 +98,17 @@ class Exchanges:
                 "send": _times(mine, is_root)}  # fmt: skip
 
     def gather_to(self, op: Op, me: Expr, member: Expr, there: There) -> Details:
-        at = op.attrs["root"]
-        whole = self.all_gather(op, me, member, there)
-        return {"pull_from": _times(whole["pull_from"], expr.eq(me, at)),
-                "pull_into": _times(whole["pull_into"], expr.eq(me, at)),
-                "send": _times(whole["send"], expr.eq(member, at))}  # fmt: skip
+        return self.at_root(op, me, member, self.all_gather(op, me, member, there))
+
+    def reduce_to(self, op: Op, me: Expr, member: Expr, there: There) -> Details:
+        return self.at_root(op, me, member, self.all_reduce(op, me, member, there))
+
+    def at_root(self, op: Op, me: Expr, member: Expr, whole: Details) -> Details:
+        """The root pulls what all would; nobody else pulls anything."""
+        is_root, for_root = expr.eq(me, op.attrs["root"]), expr.eq(member, op.attrs["root"])
+        return {"pull_from": _times(whole["pull_from"], is_root),
+                "pull_into": _times(whole["pull_into"], is_root),
+                "send": _times(whole["send"], for_root)}  # fmt: skip
 
     def scatter_from(self, op: Op, me: Expr, member: Expr, there: There) -> Details:
         a = op.attrs
@@ -116,6 +122,15 @@ class Exchanges:
 
     def barrier(self, op: Op, me: Expr, member: Expr, there: There) -> Details:
         return {}
+
+    # ---- what nobody sends -----------------------------------------------------------------------
+
+    def unsent(self, op: Op) -> tuple[Expr, Any]:
+        """Where (1) a member gets nothing although its result has elements, and what they are."""
+        me = self.mesh.position(tuple(op.attrs["axes"]))
+        if op.kind == "reduce_to":
+            return expr.ne(me, op.attrs["root"]), 0
+        return expr.const(0), 0
 
 
 # ---- boxes ---------------------------------------------------------------------------------------
@@ -164,5 +179,6 @@ EXCHANGES: dict[str, Callable[..., Details]] = {
     "broadcast_from": Exchanges.broadcast_from,
     "gather_to": Exchanges.gather_to,
     "scatter_from": Exchanges.scatter_from,
+    "reduce_to": Exchanges.reduce_to,
     "barrier": Exchanges.barrier,
 }

@@ -163,6 +163,8 @@ _ROWS = (
            "all_gather on the root member; elsewhere dim is empty"),
     OpRule("scatter_from", "exchange", ("axes", "dim", "root", "types"), _stated,
            "of the root member's operand, member k gets balanced block k of dim"),
+    OpRule("reduce_to", "exchange", ("axes", "fn", "root"), _same,
+           "COMBINE[fn] over the members, on the root member; zeros elsewhere"),
     OpRule("barrier", "exchange", ("axes",), _nothing, "all members have arrived"),
     # -- effects -----------------------------------------------------------------------------------
     OpRule("print", "effect", ("parts", "every_rank"), _nothing,

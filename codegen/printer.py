@@ -33,11 +33,11 @@ class _Names:
 # What users call an exchange; an all-reduce is named by what it combines with.
 _CALLS = {
     "permute": "ppermute", "reduce_scatter": "psum_scatter", "broadcast_from": "pbroadcast",
-    "gather_to": "pgather", "scatter_from": "pscatter",
+    "gather_to": "pgather", "scatter_from": "pscatter", "reduce_to": "preduce",
 }  # fmt: skip
 _REDUCTIONS = {
     "add": "psum", "mul": "pprod", "max": "pmax", "min": "pmin", "and": "all_ranks",
-    "or": "any_ranks",
+    "or": "any_ranks", "bit_and": "pand", "bit_or": "por", "bit_xor": "pxor",
 }  # fmt: skip
 
 

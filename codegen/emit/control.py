@@ -45,6 +45,7 @@ _KINDS = {
     "broadcast_from": "SPMD_PULL",
     "gather_to": "SPMD_PULL",
     "scatter_from": "SPMD_PULL",
+    "reduce_to": "SPMD_REDUCE_SCATTER",
 }
 
 

@@ -155,6 +155,11 @@ def _scatter_from(members: Sequence[Member], op: Op) -> list[list[Array]]:
     return [[p.copy()] for p in parts]
 
 
+def _reduce_to(members: Sequence[Member], op: Op) -> list[list[Array]]:
+    root, total = _root(members, op), _total(members, op)
+    return [[total if k == root else np.zeros_like(total)] for k in range(len(members))]
+
+
 def _barrier(members: Sequence[Member], _: Op) -> list[list[Array]]:
     return [[] for _ in members]
 
@@ -168,5 +173,6 @@ EXCHANGE: dict[str, Exchange] = {
     "broadcast_from": _broadcast_from,
     "gather_to": _gather_to,
     "scatter_from": _scatter_from,
+    "reduce_to": _reduce_to,
     "barrier": _barrier,
 }

@@ -16,6 +16,7 @@ from codegen.functions import COMBINE, FUNCTIONS
 from codegen.oracle.common import Axes, Common
 from codegen.oracle.local import EagerArray, local, received
 from codegen.oracle.threads import Call, Combine, Crew
+from codegen.trace.combining import OPS
 from codegen.trace.context import user_place
 from codegen.trace.tree import map_tree
 
@@ -186,6 +187,23 @@ class Rank(Common):
     def pmean(self, x: Any, axis: Axes) -> Any:
         n = self.axis_size(axis)
         return map_tree(lambda leaf: leaf / n, self.each("pmean", x, axis, _reduction("add")))
+
+    def pand(self, x: Any, axis: Axes) -> Any:
+        return self.each("pand", x, axis, _reduction("bit_and"))
+
+    def por(self, x: Any, axis: Axes) -> Any:
+        return self.each("por", x, axis, _reduction("bit_or"))
+
+    def pxor(self, x: Any, axis: Axes) -> Any:
+        return self.each("pxor", x, axis, _reduction("bit_xor"))
+
+    def preduce(self, x: Any, axis: Axes, op: str = "sum", root: Any = 0) -> Any:
+        at, total = self.root(root, axis), _reduction(OPS[op])
+
+        def combine(parts: Sequence[Any]) -> list[Any]:
+            return [t if k == at else np.zeros_like(t) for k, t in enumerate(total(parts))]
+
+        return self.each("preduce", x, axis, combine)
 
     def all_ranks(self, flag: Any, axis: Axes = None) -> Any:
         return self.each("all_ranks", np.asarray(flag, bool), axis, _reduction("and"))

@@ -205,6 +205,10 @@ class _Matching:
         shape[d] = whole * expr.eq(self.mesh.position(axes), root)
         self.shapes(op, tuple(shape), facts)
 
+    def reduce_to(self, op: Op, facts: Facts) -> None:
+        self.root(op, self.axes(op), facts)
+        self.all_reduce(op, facts)
+
     def scatter_from(self, op: Op, facts: Facts) -> None:
         axes, d = self.axes(op), op.attrs["dim"]
         there = self.mesh.at(axes, self.root(op, axes, facts))
@@ -337,6 +341,7 @@ _RULES: dict[str, Callable[[_Matching, Op, Facts], None]] = {
     "broadcast_from": _Matching.broadcast_from,
     "gather_to": _Matching.gather_to,
     "scatter_from": _Matching.scatter_from,
+    "reduce_to": _Matching.reduce_to,
     "barrier": _Matching.barrier,
     "slice": _Matching.slice,
     "update": _Matching.update,
@@ -346,6 +351,7 @@ assert {k for k, rule in OPS.items() if rule.group == "exchange"} <= set(_RULES)
 
 _ROOT_DOES = {
     "broadcast_from": "is sent from", "scatter_from": "is sent from", "gather_to": "receives",
+    "reduce_to": "receives",
 }  # fmt: skip
 
 

@@ -28,6 +28,7 @@ from codegen.plan import (
     KernelCall,
     Lane,
     Let,
+    Literal,
     Load,
     Loop,
     Matrix,
@@ -358,6 +359,7 @@ class _Schedule:
 
     def exchange(self, op: Op) -> None:
         """An exchange phase, with the barriers that the program asked for around it."""
+        self.fill(op)
         self.flush()
         around = self.sync if op.kind != "barrier" else "least"
         if around in ("before", "both"):
@@ -365,6 +367,18 @@ class _Schedule:
         self.add_exchange(op, op.kind)
         if around in ("after", "both"):
             self.add_exchange(op, "barrier")
+
+    def fill(self, op: Op) -> None:
+        """The elements of a result that the exchange leaves alone."""
+        where, value = self.exchanges.unsent(op)
+        if where == 0:
+            return
+        result = op.result.type
+        shape = result.shape or (expr.const(1),)
+        loops = loop_vars((shape[0] * where, *shape[1:]))
+        literal = Literal(value, result.dtype)
+        self.add(Store(loops, self.of[op.result], ravel(positions(loops), shape), literal,
+                       place=op.place))  # fmt: skip
 
     def add_exchange(self, op: Op, kind: str) -> None:
         axes = tuple(op.attrs["axes"])

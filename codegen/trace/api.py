@@ -98,7 +98,8 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "all_to_all": ("communicate",), "barrier": ("communicate",),
     "psum": ("combining",), "pprod": ("combining",), "pmax": ("combining",),
     "pmin": ("combining",), "pmean": ("combining",), "psum_scatter": ("combining",),
-    "all_ranks": ("combining",), "any_ranks": ("combining",),
+    "pand": ("combining",), "por": ("combining",), "pxor": ("combining",),
+    "preduce": ("combining",), "all_ranks": ("combining",), "any_ranks": ("combining",),
     "pbroadcast": ("rooted",), "pgather": ("rooted",), "pscatter": ("rooted",),
     # arrays
     "blocks": ("blocks", "Blocks"), "zeros": ("creation",), "ones": ("creation",),

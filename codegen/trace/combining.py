@@ -1,6 +1,6 @@
-"""What ranks combine inside a shard_map: the psum family, psum_scatter, flags.
+"""What ranks combine inside a shard_map: the psum family, psum_scatter, preduce, scans, flags.
 
-Comes in: arrays of one shape on all members. Comes out: on every member the same bits.
+Comes in: arrays of one shape on all members. Comes out: of what all get, the same bits on each.
 Always holds: COMBINE names what is combined with; types for which it means nothing are refused.
 """
 
@@ -9,12 +9,15 @@ from __future__ import annotations
 from typing import Any
 
 from codegen import dtypes, expr
+from codegen.errors import DtypeError, UsageError
 from codegen.ir import ArrayType, Value
 from codegen.mesh import block_extent
 from codegen.trace import tree
 from codegen.trace.array import Array, as_array, cast_value, number, wrap
 from codegen.trace.communicate import dim_of, independent, inside, one_per_member
+from codegen.trace.context import user_place
 from codegen.trace.layouts import axes_of
+from codegen.trace.rooted import root_of
 
 
 def _all_reduce(x: Any, axis: Any, fn: str, what: str) -> Any:
@@ -24,17 +27,45 @@ def _all_reduce(x: Any, axis: Any, fn: str, what: str) -> Any:
     def one(leaf: Any) -> Any:
         if fn == "add" and isinstance(leaf, (int, float)) and not isinstance(leaf, bool):
             return leaf * number(context.mesh.size(axes))  # psum(1, axis): the number of members
-        value = contributed(as_array(leaf), fn)
+        value = contributed(as_array(leaf), fn, what)
         independent(context, axes, value.type.shape, range(value.type.ndim), what)
         return wrap(context, context.emit_one("all_reduce", value, axes=axes, fn=fn))
 
     return tree.map_tree(one, x)
 
 
-def contributed(array: Array, fn: str) -> Value:
-    """Bools are counted, as NumPy's sum and product of them do; their min and max stay bools."""
+# What users call the functions that arrays are combined with: rows of COMBINE.
+OPS = {
+    "sum": "add", "prod": "mul", "min": "min", "max": "max",
+    "and": "bit_and", "or": "bit_or", "xor": "bit_xor",
+}  # fmt: skip
+
+
+def _fn(op: Any, what: str) -> str:
+    """The row of COMBINE that a user's op= means."""
+    if op not in OPS:
+        raise UsageError(
+            f"{what}: no op {op!r}",
+            place=user_place(),
+            expected=f"one of {', '.join(OPS)}",
+            found=repr(op),
+        )
+    return OPS[op]
+
+
+def contributed(array: Array, fn: str, what: str) -> Value:
+    """Bools are counted, as NumPy's sum and product of them do; all else keeps them bools."""
     value = array.read()
-    if value.type.dtype.kind == "b" and fn in ("add", "mul"):
+    kind = value.type.dtype.kind
+    if fn.startswith("bit_") and kind in "fc":
+        raise DtypeError(
+            f"{what} of {value.type.dtype}: its bits are no truth values",
+            place=user_place(),
+            expected="bools, which it combines as truth values, or integers, bit by bit",
+            found=str(value.type),
+            remedy="compare first: x != 0",
+        )
+    if kind == "b" and fn in ("add", "mul"):
         return cast_value(array.context, value, dtypes.INT64)
     return value
 
@@ -91,6 +122,33 @@ def pmean(x: Any, axis: Any) -> Any:
     return tree.map_tree(lambda leaf: psum(as_array(leaf), axis) / size, x)
 
 
+def pand(x: Any, axis: Any) -> Any:
+    """Whether x holds on all ranks along the axis, as psum; of integers, bit by bit.
+
+    >>> pand(x < 3, "r")
+    [0], [0], [0], [0]
+    """
+    return _all_reduce(x, axis, "bit_and", "pand")
+
+
+def por(x: Any, axis: Any) -> Any:
+    """Whether x holds on any rank along the axis, as psum; of integers, bit by bit.
+
+    >>> por(x.astype(int), "r")
+    [3], [3], [3], [3]
+    """
+    return _all_reduce(x, axis, "bit_or", "por")
+
+
+def pxor(x: Any, axis: Any) -> Any:
+    """Whether x holds on an odd number of ranks along the axis, as psum; of integers, bit by bit.
+
+    >>> pxor(x > 0, "r")
+    [1], [1], [1], [1]
+    """
+    return _all_reduce(x, axis, "bit_xor", "pxor")
+
+
 def _flag(flag: Any, axis: Any, fn: str, what: str) -> Array:
     context = inside(what)
     axes = context.mesh.names if axis is None else axes_of(context, axis, what)
@@ -128,7 +186,7 @@ def psum_scatter(
     n, k = context.mesh.size(axes), context.mesh.position(axes)
 
     def one(leaf: Any) -> Array:
-        value = contributed(as_array(leaf), "add")
+        value = contributed(as_array(leaf), "add", "psum_scatter")
         shape = value.type.shape
         d = dim_of(dim, len(shape), "psum_scatter")
         independent(context, axes, shape, range(len(shape)), "psum_scatter")
@@ -140,5 +198,30 @@ def psum_scatter(
         (scattered,) = context.emit("reduce_scatter", [value], attrs)
         array = wrap(context, scattered)
         return array if tiled else array.squeeze(d)
+
+    return tree.map_tree(one, x)
+
+
+def preduce(x: Any, axis: Any, op: str = "sum", root: Any = 0) -> Any:
+    """What psum gives, on the rank at position `root` along the axis only; zeros on all others.
+
+    op: sum, prod, min, max (NaN wins), or and, or, xor: of bools as truth values, of integers bit
+    by bit. x: arrays of one shape on all ranks, in any nest. UsageError for another op, DtypeError
+    for bits of floats, ShapeError where a shape depends on the index, MatchingError where there is
+    no such rank.
+
+    On 4 ranks, x is [index]:
+
+    >>> preduce(x, "r", "max", root=1)
+    [0.], [3.], [0.], [0.]
+    """
+    context = inside("preduce")
+    axes = axes_of(context, axis, "preduce")
+    fn, at = _fn(op, "preduce"), root_of(context, axes, root, "preduce")
+
+    def one(leaf: Any) -> Array:
+        value = contributed(as_array(leaf), fn, "preduce")
+        independent(context, axes, value.type.shape, range(value.type.ndim), "preduce")
+        return wrap(context, context.emit_one("reduce_to", value, axes=axes, fn=fn, root=at))
 
     return tree.map_tree(one, x)

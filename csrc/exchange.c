@@ -12,7 +12,7 @@ const char *spmd_exchange_name(uint32_t kind)
     static const char *const name[] = {
         [SPMD_PERMUTE] = "permute",       [SPMD_BARRIER] = "barrier",
         [SPMD_PULL] = "pull",             [SPMD_ALL_REDUCE] = "all-reduce",
-        [SPMD_REDUCE_SCATTER] = "reduce-scatter",
+        [SPMD_REDUCE_SCATTER] = "reduce-scatter", [SPMD_SCAN] = "scan",
     };
     return kind < sizeof name / sizeof *name ? name[kind] : "unknown exchange";
 }
@@ -344,6 +344,7 @@ int spmd_exchange_advance(spmd_rank *rank)
         [SPMD_PULL] = pull,
         [SPMD_ALL_REDUCE] = spmd_all_reduce,
         [SPMD_REDUCE_SCATTER] = spmd_reduce_scatter,
+        [SPMD_SCAN] = spmd_scan,
     };
     spmd_hosted *me = rank->engine_data;
     spmd_exchange *exchange = &rank->exchange;

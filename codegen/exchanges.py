@@ -13,6 +13,7 @@ from typing import Any
 from codegen import access, expr, mesh
 from codegen.access import Resolver, loop_vars, positions
 from codegen.expr import Expr, Sym
+from codegen.functions import neutral
 from codegen.ir import Op, Shape, Value
 from codegen.mesh import Mesh
 from codegen.plan import Box, Load
@@ -120,6 +121,14 @@ class Exchanges:
             "send": _times(_block(mine, dim, size, member), is_root),
         }
 
+    def scan(self, op: Op, me: Expr, member: Expr, there: There) -> Details:
+        before = expr.lt if op.attrs["exclusive"] else expr.le
+        counts, for_member = before(member, me), before(me, member)
+        whole = self.all_reduce(op, me, member, there)
+        return {"pull_from": _times(whole["pull_from"], counts),
+                "pull_into": _times(whole["pull_into"], counts),
+                "send": _times(whole["send"], for_member)}  # fmt: skip
+
     def barrier(self, op: Op, me: Expr, member: Expr, there: There) -> Details:
         return {}
 
@@ -130,6 +139,8 @@ class Exchanges:
         me = self.mesh.position(tuple(op.attrs["axes"]))
         if op.kind == "reduce_to":
             return expr.ne(me, op.attrs["root"]), 0
+        if op.kind == "scan" and op.attrs["exclusive"]:
+            return expr.eq(me, 0), neutral(op.attrs["fn"], op.result.type.dtype)
         return expr.const(0), 0
 
 
@@ -180,5 +191,6 @@ EXCHANGES: dict[str, Callable[..., Details]] = {
     "gather_to": Exchanges.gather_to,
     "scatter_from": Exchanges.scatter_from,
     "reduce_to": Exchanges.reduce_to,
+    "scan": Exchanges.scan,
     "barrier": Exchanges.barrier,
 }

@@ -165,6 +165,9 @@ _ROWS = (
            "of the root member's operand, member k gets balanced block k of dim"),
     OpRule("reduce_to", "exchange", ("axes", "fn", "root"), _same,
            "COMBINE[fn] over the members, on the root member; zeros elsewhere"),
+    OpRule("scan", "exchange", ("axes", "fn", "exclusive"), _same,
+           "COMBINE[fn] over the members up to this one, in their order; exclusive: without it, so "
+           "that the first has what is neutral"),
     OpRule("barrier", "exchange", ("axes",), _nothing, "all members have arrived"),
     # -- effects -----------------------------------------------------------------------------------
     OpRule("print", "effect", ("parts", "every_rank"), _nothing,

@@ -43,7 +43,12 @@ _REDUCTIONS = {
 
 def exchange_text(op: Op) -> str:
     """An exchange as its user knows it: psum over "x"."""
-    name = _REDUCTIONS[op.attrs["fn"]] if op.kind == "all_reduce" else _CALLS.get(op.kind, op.kind)
+    if op.kind == "all_reduce":
+        name = _REDUCTIONS[op.attrs["fn"]]
+    elif op.kind == "scan":
+        name = "pexscan" if op.attrs["exclusive"] else "pscan"
+    else:
+        name = _CALLS.get(op.kind, op.kind)
     return f"{name} over {axes_text(op.attrs['axes'])}"
 
 

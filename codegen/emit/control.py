@@ -46,6 +46,7 @@ _KINDS = {
     "gather_to": "SPMD_PULL",
     "scatter_from": "SPMD_PULL",
     "reduce_to": "SPMD_REDUCE_SCATTER",
+    "scan": "SPMD_SCAN",
 }
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from codegen import dtypes
 from codegen.errors import InternalError, MatchingError
 from codegen.expr import IntLike, as_expr
+from codegen.functions import neutral
 from codegen.ir import Op
 from codegen.oracle.reference import Array, combine, evaluator, extents
 
@@ -160,6 +161,16 @@ def _reduce_to(members: Sequence[Member], op: Op) -> list[list[Array]]:
     return [[total if k == root else np.zeros_like(total)] for k in range(len(members))]
 
 
+def _scan(members: Sequence[Member], op: Op) -> list[list[Array]]:
+    fn, exclusive = op.attrs["fn"], op.attrs["exclusive"]
+    sums = [_total(members[: k + 1], op) for k in range(len(members))]
+    if exclusive:
+        none = np.full_like(sums[0], neutral(fn, op.result.type.dtype))
+        sums = [none, *sums[:-1]]
+    return [[s] for s in sums]
+
+
+
 def _barrier(members: Sequence[Member], _: Op) -> list[list[Array]]:
     return [[] for _ in members]
 
@@ -174,5 +185,6 @@ EXCHANGE: dict[str, Exchange] = {
     "gather_to": _gather_to,
     "scatter_from": _scatter_from,
     "reduce_to": _reduce_to,
+    "scan": _scan,
     "barrier": _barrier,
 }

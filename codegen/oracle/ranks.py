@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from codegen import dtypes
 from codegen.errors import LayoutError, MatchingError
-from codegen.functions import COMBINE, FUNCTIONS
+from codegen.functions import COMBINE, FUNCTIONS, neutral
 from codegen.oracle.common import Axes, Common
 from codegen.oracle.local import EagerArray, local, received
 from codegen.oracle.threads import Call, Combine, Crew
@@ -204,6 +205,44 @@ class Rank(Common):
             return [t if k == at else np.zeros_like(t) for k, t in enumerate(total(parts))]
 
         return self.each("preduce", x, axis, combine)
+
+    def pscan(self, x: Any, axis: Axes, op: str = "sum") -> Any:
+        total = _reduction(OPS[op])
+
+        def combine(parts: Sequence[Any]) -> list[Any]:
+            return [total(parts[: k + 1])[0] for k in range(len(parts))]
+
+        return self.each("pscan", x, axis, combine)
+
+    def pexscan(self, x: Any, axis: Axes, op: str = "sum") -> Any:
+        fn, total = OPS[op], _reduction(OPS[op])
+
+        def combine(parts: Sequence[Any]) -> list[Any]:
+            sums = [total(parts[: k + 1])[0] for k in range(len(parts))]
+            dtype = dtypes.from_numpy(sums[0].dtype)
+            assert dtype is not None, f"{sums[0].dtype} is an element type"
+            return [received(np.full_like(sums[0], neutral(fn, dtype))), *sums[:-1]]
+
+        return self.each("pexscan", x, axis, combine)
+
+    def pargmax(self, x: Any, axis: Axes) -> Any:
+        return self.located("pargmax", x, axis, np.argmax)
+
+    def pargmin(self, x: Any, axis: Axes) -> Any:
+        return self.located("pargmin", x, axis, np.argmin)
+
+    def located(self, what: str, x: Any, axis: Axes, find: Callable[..., Any]) -> Any:
+        """The value and the position of the first member that has it."""
+
+        def where(parts: Sequence[Any]) -> list[Any]:
+            return [received(np.asarray(find(np.stack(parts), axis=0))) for _ in parts]
+
+        def value(parts: Sequence[Any]) -> list[Any]:
+            stacked = np.stack(parts)
+            at = np.expand_dims(find(stacked, axis=0), 0)
+            return [received(np.take_along_axis(stacked, at, 0)[0]) for _ in parts]
+
+        return self.each(what, x, axis, value), self.each(what, x, axis, where)
 
     def all_ranks(self, flag: Any, axis: Axes = None) -> Any:
         return self.each("all_ranks", np.asarray(flag, bool), axis, _reduction("and"))

@@ -342,6 +342,7 @@ _RULES: dict[str, Callable[[_Matching, Op, Facts], None]] = {
     "gather_to": _Matching.gather_to,
     "scatter_from": _Matching.scatter_from,
     "reduce_to": _Matching.reduce_to,
+    "scan": _Matching.all_reduce,
     "barrier": _Matching.barrier,
     "slice": _Matching.slice,
     "update": _Matching.update,

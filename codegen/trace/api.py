@@ -99,7 +99,9 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "psum": ("combining",), "pprod": ("combining",), "pmax": ("combining",),
     "pmin": ("combining",), "pmean": ("combining",), "psum_scatter": ("combining",),
     "pand": ("combining",), "por": ("combining",), "pxor": ("combining",),
-    "preduce": ("combining",), "all_ranks": ("combining",), "any_ranks": ("combining",),
+    "preduce": ("combining",), "pscan": ("combining",), "pexscan": ("combining",),
+    "pargmax": ("combining",), "pargmin": ("combining",),
+    "all_ranks": ("combining",), "any_ranks": ("combining",),
     "pbroadcast": ("rooted",), "pgather": ("rooted",), "pscatter": ("rooted",),
     # arrays
     "blocks": ("blocks", "Blocks"), "zeros": ("creation",), "ones": ("creation",),

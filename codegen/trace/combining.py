@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from codegen import dtypes, expr
 from codegen.errors import DtypeError, UsageError
 from codegen.ir import ArrayType, Value
@@ -225,3 +227,91 @@ def preduce(x: Any, axis: Any, op: str = "sum", root: Any = 0) -> Any:
         return wrap(context, context.emit_one("reduce_to", value, axes=axes, fn=fn, root=at))
 
     return tree.map_tree(one, x)
+
+
+def _prefix(x: Any, axis: Any, op: str, exclusive: bool, what: str) -> Any:
+    context = inside(what)
+    axes, fn = axes_of(context, axis, what), _fn(op, what)
+
+    def one(leaf: Any) -> Array:
+        value = contributed(as_array(leaf), fn, what)
+        if exclusive and value.type.dtype.kind == "c" and fn in ("min", "max"):
+            raise DtypeError(
+                f"{what} of {value.type.dtype}: no complex number is the largest or smallest",
+                place=user_place(),
+                expected="an op for which the first rank has something to begin with",
+                found=f"op={op!r} of {value.type}",
+                remedy="pscan, or the real and imaginary parts",
+            )
+        independent(context, axes, value.type.shape, range(value.type.ndim), what)
+        attrs = {"axes": axes, "fn": fn, "exclusive": exclusive}
+        return wrap(context, context.emit_one("scan", value, **attrs))
+
+    return tree.map_tree(one, x)
+
+
+def pscan(x: Any, axis: Any, op: str = "sum") -> Any:
+    """x of the ranks up to this one along the axis, combined element by element, in their order.
+
+    op and x: as of preduce. The bits of a result depend on the mesh, not on which process hosts
+    which rank.
+
+    On 4 ranks, x is [index]:
+
+    >>> pscan(x + 1, "r")
+    [1.], [3.], [6.], [10.]
+    """
+    return _prefix(x, axis, op, False, "pscan")
+
+
+def pexscan(x: Any, axis: Any, op: str = "sum") -> Any:
+    """As pscan, without this rank's own x: where what this rank has begins among all that is there.
+
+    The first rank gets what leaves others unchanged: 0 of sums, 1 of products, the largest number
+    (of floats, inf) of minima.
+
+    >>> pexscan(x + 1, "r")
+    [0.], [1.], [3.], [6.]
+    """
+    return _prefix(x, axis, op, True, "pexscan")
+
+
+def pargmax(x: Any, axis: Any) -> Any:
+    """The largest x along the axis, element by element, and the position of the rank that has it.
+
+    Two arrays of x's shape, or of each leaf of a nest: the values, and int64 positions; the first
+    rank among equals, NaN counts as larger than all. Both have the same bits on all ranks.
+
+    On 4 ranks, x is [index]:
+
+    >>> pargmax(x * (3 - x), "r")[1]
+    [1], [1], [1], [1]
+    """
+    return _located(x, axis, "max", "pargmax")
+
+
+def pargmin(x: Any, axis: Any) -> Any:
+    """The smallest x along the axis and the position of the rank that has it: as pargmax.
+
+    NaN counts as smaller than all.
+
+    >>> pargmin(x * (3 - x), "r")[1]
+    [0], [0], [0], [0]
+    """
+    return _located(x, axis, "min", "pargmin")
+
+
+def _located(x: Any, axis: Any, fn: str, what: str) -> Any:
+    """Two all-reduces: of the values, then of the positions of those who have the best of them."""
+    context = inside(what)
+    axes = axes_of(context, axis, what)
+    size, own = (number(e) for e in (context.mesh.size(axes), context.mesh.position(axes)))
+    values = _all_reduce(x, axis, fn, what)
+    bests = (leaf for leaf in tree.leaves(values) if leaf is not None)
+
+    def where(leaf: Any) -> Any:
+        mine, best = as_array(leaf), next(bests)
+        has = (mine == best) | ((mine != mine) & (best != best))
+        return _all_reduce(np.where(has, own, size), axis, "min", what)
+
+    return values, tree.map_tree(where, x)

@@ -49,7 +49,9 @@ def roots(n: int = 11, m: int = 7):
     @spmd.shard_map(out_layouts=("x", "y"))
     def local(a):
         rows = spmd.pgather(a, "y", 0, 1, tiled=True)
-        return spmd.pscatter(rows, "y", 0, 1, tiled=True)
+        parts = spmd.pscatter(rows, "y", 0, 1, tiled=True)
+        sums = spmd.pscan(np.sum(a), "x") + spmd.pexscan(np.sum(a), ("x", "y"))
+        return parts + spmd.preduce(sums, "x")
 
     return local(u)
 
@@ -314,7 +316,8 @@ def axes_twice(op, program):
 
 def axes_other(op, program):
     """Along the other axis of the mesh; what is one for all may be reduced along any."""
-    if len(program.mesh.axes) < 2 or len(op.attrs["axes"]) > 1 or op.kind == "all_reduce":
+    combines = op.kind in ("all_reduce", "reduce_to", "scan")
+    if len(program.mesh.axes) < 2 or len(op.attrs["axes"]) > 1 or combines:
         return None
     return with_attrs(op, axes=tuple(a for a in program.mesh.names if a != op.attrs["axes"][0]))
 
@@ -435,6 +438,8 @@ FITS = {
     "broadcast_from": EXCHANGE + ROOT,
     "gather_to": GATHER + EXCHANGE + ROOT + [dim_other],
     "scatter_from": EXCHANGE + ROOT + [dim_other],
+    "reduce_to": EXCHANGE + ROOT,
+    "scan": EXCHANGE,
     "slice": BOX,
     "update": BOX,
 }

@@ -7,7 +7,14 @@ import pytest
 
 import spmd
 from codegen import expr
-from codegen.errors import LayoutError, MatchingError, ProgramError, SpmdError, UsageError
+from codegen.errors import (
+    DtypeError,
+    LayoutError,
+    MatchingError,
+    ProgramError,
+    SpmdError,
+    UsageError,
+)
 from codegen.oracle import interpret
 from codegen.trace.number import number
 
@@ -451,6 +458,11 @@ def test_illegal_exchange_is_refused():
     refuse(MatchingError, lambda x: spmd.pbroadcast(x, "r", spmd.axis_size("r")), "which is none")
     refuse(MatchingError, lambda x: spmd.pgather(x, "r", -1), "root of a pgather", "which is none")
     refuse(MatchingError, lambda x: spmd.pscatter(x, "r", spmd.axis_index("r")), "the root differs")
+    refuse(UsageError, lambda x: spmd.preduce(x, "r", "mean"), "no op 'mean'", "one of sum, prod")
+    refuse(DtypeError, lambda x: spmd.pscan(x * 1.0, "r", "xor"), "pscan of float64", "x != 0")
+    refuse(DtypeError, lambda x: spmd.por(x * 1j, "r"), "por of complex128")
+    refuse(DtypeError, lambda x: spmd.pexscan(x * 1j, "r", "max"), "pexscan of complex128", "pscan")
+    refuse(SpmdError, lambda x: spmd.pscan(x[:, : spmd.axis_index("r")], "r"), "other members")
     refuse(UsageError, lambda x: spmd.pgather(x, "r", x), "known at launch", "axis sizes")
     refuse(SpmdError, lambda x: spmd.pscatter(x, "r"), "pscatter", "tiled=True")
     refuse(SpmdError, lambda x: spmd.pgather(x, "r", dim=3), "no dim 3")

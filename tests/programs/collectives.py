@@ -58,19 +58,155 @@ def rooted_in_numpy(u: Any, x: int, y: int) -> Arrays:
     return {"back": 2 * u, "sums": first, "columns": u[::-1], "one": index[:, None] + 0.5,
             "table": table}  # fmt: skip
 
+NAMES = ("sum", "prod", "min", "max")
+BITS = ("and", "or", "xor")
+_UFUNCS = {
+    "sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum,
+    "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
+}  # fmt: skip
 
+
+def ops_of(dtype: str) -> tuple[str, ...]:
+    return NAMES if dtype.startswith("float") else NAMES + BITS
+
+
+@spmd.program(mesh=ALL)
+def reduced(n: int = 11, m: int = 7, dtype: str = "float64"):
+    """Every op to a root, along an axis and along both in another order; all-reduces of bits."""
+    u = spmd.input("u", (n, m), dtype, layout=(None, None))
+    ops = ops_of(dtype)
+    bits = tuple(f"p{op}" for op in ops[len(NAMES):])
+
+    @spmd.shard_map(out_layouts=tuple((ALL, None) for _ in range(3 * len(ops) + 2 * len(bits) + 1)))
+    def local(u):
+        row = u[spmd.index() % n]
+        at = (0, spmd.axis_size("y") - 1, spmd.ranks() // 2)
+        out = [spmd.preduce(row, axes, op, root) for op in ops
+               for axes, root in zip(("x", "y", ("y", "x")), at)]  # fmt: skip
+        for name in bits:
+            out += [getattr(spmd, name)(row, "y"), getattr(spmd, name)(row, ALL)]
+        one = spmd.preduce(np.sum(row), ALL, root=spmd.ranks() - 1)  # of no dims
+        return tuple(np.reshape(x, (1, -1)) for x in [*out, one])
+
+    names = [f"{op} {k}" for op in ops for k in range(3)]
+    names += [f"{name} {k}" for name in bits for k in range(2)]
+    return dict(zip([*names, "one"], local(u)))
+
+
+@spmd.program(mesh=ALL)
+def prefixed(n: int = 11, m: int = 7, dtype: str = "float64"):
+    """Every op up to each member and before each member; where the largest and the smallest is."""
+    u = spmd.input("u", (n, m), dtype, layout=(None, None))
+    ops = ops_of(dtype)
+
+    @spmd.shard_map(out_layouts=tuple((ALL, None) for _ in range(6 * len(ops) + 8)))
+    def local(u):
+        row = u[spmd.index() % n]
+        out = [scan(row, axes, op) for op in ops for axes in ("x", "y", ("y", "x"))
+               for scan in (spmd.pscan, spmd.pexscan)]  # fmt: skip
+        for axes in ("x", ("y", "x")):
+            out += [*spmd.pargmax(row, axes), *spmd.pargmin(row, axes)]
+        return tuple(np.reshape(x, (1, -1)) for x in out)
+
+    names = [f"{op} {k} {kind}" for op in ops for k in range(3) for kind in ("up to", "before")]
+    names += [f"{what} {k}" for k in range(2) for what in ("max", "argmax", "min", "argmin")]
+    return dict(zip(names, local(u)))
+
+
+def groups(x: int, y: int, axes: tuple[str, ...]) -> list[list[int]]:
+    """The ranks of every group along some axes, in the order of their positions."""
+    index = np.arange(x * y).reshape(x, y)
+    along = {("x",): index.T, ("y",): index, ALL: index.reshape(1, -1),
+             ("y", "x"): index.T.reshape(1, -1)}[axes]  # fmt: skip
+    return [list(map(int, group)) for group in along]
+
+
+def by_group(rows: Any, mesh: tuple[int, int], axes: tuple[str, ...], given: Any) -> Any:
+    """given(rows of a group) as rows, put back where the ranks of the group stand."""
+    out: list[Any] = [None] * len(rows)
+    for group in groups(*mesh, axes):
+        for rank, row in zip(group, given(rows[group])):
+            out[rank] = row
+    return np.array(out)
+
+
+def summed(rows: Any, op: str) -> Any:
+    """What an op makes of the rows up to each; bools are counted."""
+    if rows.dtype == bool and op in ("sum", "prod"):
+        rows = rows.astype(np.int64)
+    return _UFUNCS[op].accumulate(rows, axis=0, dtype=rows.dtype)
+
+
+def at_root(rows: Any, op: str, root: int) -> Any:
+    total = summed(rows, op)[-1]
+    return [total if k == root else np.zeros_like(total) for k in range(len(rows))]
+
+
+def reduced_in_numpy(u: Any, x: int, y: int) -> Arrays:
+    rows, mesh, out = u[np.arange(x * y) % len(u)], (x, y), {}
+    ways = (("x",), 0), (("y",), y - 1), (("y", "x"), x * y // 2)
+    ops = ops_of(str(u.dtype))
+    for op in ops:
+        for k, (axes, root) in enumerate(ways):
+            out[f"{op} {k}"] = by_group(rows, mesh, axes, lambda r: at_root(r, op, root))
+    for op in ops[len(NAMES) :]:
+        for k, axes in enumerate((("y",), ALL)):
+            out[f"p{op} {k}"] = by_group(rows, mesh, axes, lambda r: [summed(r, op)[-1]] * len(r))
+    sums = np.sum(rows, axis=1, dtype=_sum_type(u.dtype)).reshape(-1, 1)
+    out["one"] = np.array(at_root(sums, "sum", x * y - 1))
+    return out
+
+
+def _sum_type(dtype: Any) -> Any:
+    return np.sum(np.zeros(1, dtype)).dtype
+
+
+def before(rows: Any, op: str) -> Any:
+    """What an op makes of the rows before each."""
+    sums = summed(rows, op)
+    if sums.dtype.kind == "f":
+        least, most = -np.inf, np.inf
+    elif sums.dtype == bool:
+        least, most = 0, 1
+    else:
+        least, most = np.iinfo(sums.dtype).min, np.iinfo(sums.dtype).max
+    none = {"prod": 1, "min": most, "max": least}.get(op, 0)
+    if op == "and":
+        none = np.invert(np.zeros(1, sums.dtype))[0]
+    return np.concatenate([np.full_like(sums[:1], none), sums[:-1]])
+
+
+def prefixed_in_numpy(u: Any, x: int, y: int) -> Arrays:
+    rows, mesh, out = u[np.arange(x * y) % len(u)], (x, y), {}
+    for op in ops_of(str(u.dtype)):
+        for k, axes in enumerate((("x",), ("y",), ("y", "x"))):
+            out[f"{op} {k} up to"] = by_group(rows, mesh, axes, lambda r: summed(r, op))
+            out[f"{op} {k} before"] = by_group(rows, mesh, axes, lambda r: before(r, op))
+    for k, axes in enumerate((("x",), ("y", "x"))):
+        for what in ("max", "argmax", "min", "argmin"):
+            find = getattr(np, what)
+            out[f"{what} {k}"] = by_group(rows, mesh, axes, lambda r: [find(r, axis=0)] * len(r))
+    return out
+
+
+TYPES = ("float64", "bool", "int16", "uint8", "float32")
 Case = tuple[Any, Callable[..., Arrays], Sequence[str]]
 CASES: dict[str, Case] = {
     "rooted": (rooted, rooted_in_numpy, ("float64",)),
+    "reduced": (reduced, reduced_in_numpy, TYPES),
+    "prefixed": (prefixed, prefixed_in_numpy, TYPES),
 }
 
 
 def operand(dtype: str, n: int = 11, m: int = 7) -> Any:
-    """The same numbers everywhere; small, so that sums of them are exact."""
+    """The same numbers everywhere; small, so that sums of them are exact. One float32 is NaN."""
     draw = np.random.default_rng(5)
     if dtype == "bool":
         return draw.integers(0, 2, (n, m)).astype(bool)
-    return draw.integers(0 if dtype.startswith("u") else -9, 10, (n, m)).astype(dtype)
+    whole = draw.integers(0 if dtype.startswith("u") else -9, 10, (n, m)).astype(dtype)
+    if dtype == "float32":
+        whole[2, 3] = np.nan
+    return whole
 
 
 def given(dtypes: Sequence[str], dtype: str) -> Arrays:

@@ -66,7 +66,8 @@ class Author(Flow):
         v = self.var(lambda w: self.alike(w, axes) and w.dtype != np.float16 and w.kind != "c")
         if v is None:
             return False
-        what = self.choice(("psum", "pmax", "pmin", "pbroadcast", "all_ranks", "psum", "pmean"))
+        what = self.choice(("psum", "pmax", "pmin", "pbroadcast", "all_ranks", "psum", "pmean",
+                            "located", "ordered", "ordered"))  # fmt: skip
         if what in ("psum", "pmean"):
             x = f"np.clip({v.name}, -8, 8)" if v.kind == "f" else v.name
             dtype = np.dtype(np.int64) if v.kind == "b" else v.dtype
@@ -79,11 +80,33 @@ class Author(Flow):
                 return False
             fn = self.choice(("all_ranks", "any_ranks"))
             self.define(f"spmd.{fn}(np.any({v.name}))", bool, ())
+        elif what == "located":
+            if not v.exact:
+                return False
+            call = f"spmd.{self.choice(('pargmax', 'pargmin'))}({v.name}, {text})"
+            if self.chance(50):
+                self.define(f"{call}[0]", v.dtype, v.dims)
+            else:
+                self.define(f"{call}[1]", np.dtype(np.int64), v.dims)
+        elif what == "ordered":
+            self.ordered(v, text)
         elif what == "pbroadcast":
             self.define(f"spmd.pbroadcast({v.name}, {text})", v.dtype, v.dims, v.exact)
         else:
             self.define(f"spmd.{what}({v.name}, {text})", v.dtype, v.dims, v.exact)
         return True
+
+    def ordered(self, v: Var, text: str) -> None:
+        """What depends on a member's place: a reduction to one of them, prefixes."""
+        what = self.choice(("preduce", "pscan", "pexscan"))
+        bits = ("and", "or", "xor") if v.kind in "iub" else ()
+        ends = ("min", "max") if what != "pexscan" else ()  # infinities are no use for what follows
+        op = self.choice(("sum", *ends, *bits))
+        x = f"np.clip({v.name}, -8, 8)" if v.kind == "f" and op == "sum" else v.name
+        root = self.choice((", 0", f", spmd.axis_size({text}) - 1")) if what == "preduce" else ""
+        dtype = np.dtype(np.int64) if v.kind == "b" and op == "sum" else v.dtype
+        self.define(f"spmd.{what}({x}, {text}, {op!r}{root})", dtype, v.dims,
+                    v.exact and (v.kind != "f" or op != "sum"))  # fmt: skip
 
     def moved(self) -> bool:
         """A split gathered, made or moved."""

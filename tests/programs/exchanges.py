@@ -67,7 +67,7 @@ class Author(Flow):
         if v is None:
             return False
         what = self.choice(("psum", "pmax", "pmin", "pbroadcast", "all_ranks", "psum", "pmean",
-                            "located", "ordered", "ordered"))  # fmt: skip
+                            "located", "placed", "placed"))  # fmt: skip
         if what in ("psum", "pmean"):
             x = f"np.clip({v.name}, -8, 8)" if v.kind == "f" else v.name
             dtype = np.dtype(np.int64) if v.kind == "b" else v.dtype
@@ -88,15 +88,15 @@ class Author(Flow):
                 self.define(f"{call}[0]", v.dtype, v.dims)
             else:
                 self.define(f"{call}[1]", np.dtype(np.int64), v.dims)
-        elif what == "ordered":
-            self.ordered(v, text)
+        elif what == "placed":
+            self.placed(v, text)
         elif what == "pbroadcast":
             self.define(f"spmd.pbroadcast({v.name}, {text})", v.dtype, v.dims, v.exact)
         else:
             self.define(f"spmd.{what}({v.name}, {text})", v.dtype, v.dims, v.exact)
         return True
 
-    def ordered(self, v: Var, text: str) -> None:
+    def placed(self, v: Var, text: str) -> None:
         """What depends on a member's place: a reduction to one of them, prefixes."""
         what = self.choice(("preduce", "pscan", "pexscan"))
         bits = ("and", "or", "xor") if v.kind in "iub" else ()

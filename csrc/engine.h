@@ -161,9 +161,9 @@ int spmd_job_load(spmd_job *job, spmd_arena *arena);
  * write into its memory; nothing was freed. The arena and the image must then stay as well. */
 int spmd_job_free(spmd_job *job);
 
-/* What one rank did: a compute phase, an exchange, or a wait in one (kept before the exchange that it
- * is a part of). Times are of the system's monotonic clock, in nanoseconds: one for all processes of
- * a host. */
+/* What one rank did: a compute phase, an exchange, or a wait in one (kept before the exchange that
+ * it is a part of). Times are of the system's monotonic clock, in nanoseconds: one for all of a
+ * host. */
 typedef struct spmd_event {
     int64_t begin, end;
     int64_t busy;      /* of that time, what was not spent waiting */

@@ -1,5 +1,6 @@
 /* Prefixes: every member combines the operands of the members up to itself, from the first to the
- * last, one after the other. So the bits of a result depend on the mesh alone, not on who hosts whom.
+ * last, one after the other. So the bits of a result depend on the mesh alone, not on who hosts
+ * whom.
  * What the boxes of a member say decides whether its own operand counts. */
 #include "parts.h"
 

@@ -19,6 +19,7 @@ from codegen.oracle.local import EagerArray, local, received
 from codegen.oracle.threads import Call, Combine, Crew
 from codegen.trace.combining import OPS
 from codegen.trace.context import user_place
+from codegen.trace.folding import combining
 from codegen.trace.tree import map_tree
 
 Entries = tuple[tuple[str, ...], ...]
@@ -198,15 +199,42 @@ class Rank(Common):
     def pxor(self, x: Any, axis: Axes) -> Any:
         return self.each("pxor", x, axis, _reduction("bit_xor"))
 
-    def preduce(self, x: Any, axis: Axes, op: str = "sum", root: Any = 0) -> Any:
-        at, total = self.root(root, axis), _reduction(OPS[op])
+    def preduce(self, x: Any, axis: Axes, op: Any = "sum", root: Any = 0) -> Any:
+        at = None if root is None else self.root(root, axis)
+        if callable(op):
+            here = at is None or at == self.axis_index(axis)
+
+            def mine(leaf: Any) -> Any:
+                total = self.folded("preduce", leaf, axis, op, self.axis_size(axis))
+                return total if here else np.zeros_like(total)
+
+            return map_tree(mine, x)
+        total = _reduction(OPS[op])
 
         def combine(parts: Sequence[Any]) -> list[Any]:
-            return [t if k == at else np.zeros_like(t) for k, t in enumerate(total(parts))]
+            return [t if at in (k, None) else np.zeros_like(t) for k, t in enumerate(total(parts))]
 
         return self.each("preduce", x, axis, combine)
 
-    def pscan(self, x: Any, axis: Axes, op: str = "sum") -> Any:
+    def folded(self, what: str, x: Any, axis: Axes, op: Any, count: int) -> Any:
+        """A user's function over what the first members have; each rank calls it on copies."""
+        def like(a: Any) -> Any:
+            made = self.empty_like(a)
+            made.made_empty = True
+            return made
+
+        call = combining(op, what, like)
+        parts = self.exchange(what, axis, np.array(x),
+                              lambda p: [[received(a.copy()) for a in p] for _ in p])  # fmt: skip
+        total = parts[0]
+        for part in parts[1:count]:
+            total = received(np.asarray(call(total, part)))
+        return total
+
+    def pscan(self, x: Any, axis: Axes, op: Any = "sum") -> Any:
+        if callable(op):
+            count = self.axis_index(axis) + 1
+            return map_tree(lambda leaf: self.folded("pscan", leaf, axis, op, count), x)
         total = _reduction(OPS[op])
 
         def combine(parts: Sequence[Any]) -> list[Any]:

@@ -16,8 +16,8 @@ from codegen.ir import ArrayType, Value
 from codegen.mesh import block_extent
 from codegen.trace import tree
 from codegen.trace.array import Array, as_array, cast_value, number, wrap
-from codegen.trace.communicate import dim_of, independent, inside, one_per_member
-from codegen.trace.context import user_place
+from codegen.trace.communicate import Axes, dim_of, independent, inside, one_per_member
+from codegen.trace.context import Context, user_place
 from codegen.trace.layouts import axes_of
 from codegen.trace.rooted import root_of
 
@@ -45,7 +45,7 @@ OPS = {
 
 def _fn(op: Any, what: str) -> str:
     """The row of COMBINE that a user's op= means."""
-    if op not in OPS:
+    if not isinstance(op, str) or op not in OPS:
         raise UsageError(
             f"{what}: no op {op!r}",
             place=user_place(),
@@ -204,34 +204,61 @@ def psum_scatter(
     return tree.map_tree(one, x)
 
 
-def preduce(x: Any, axis: Any, op: str = "sum", root: Any = 0) -> Any:
+def preduce(x: Any, axis: Any, op: Any = "sum", root: Any = 0) -> Any:
     """What psum gives, on the rank at position `root` along the axis only; zeros on all others.
 
-    op: sum, prod, min, max (NaN wins), or and, or, xor: of bools as truth values, of integers bit
-    by bit. x: arrays of one shape on all ranks, in any nest. UsageError for another op, DtypeError
-    for bits of floats, ShapeError where a shape depends on the index, MatchingError where there is
-    no such rank.
+    root=None: on all of them. x: arrays of one shape on all ranks, in any nest. op: sum, prod, min,
+    max (NaN wins), or and, or, xor: of bools as truth values, of integers bit by bit. Or a function
+    of two arrays that gives a third one like them, or a kernel (a, b, out): what it makes of the
+    ranks' arrays in their order, which takes a step for each rank.
+
+    UsageError for another op, DtypeError for bits of floats, ShapeError where a shape depends on
+    the index, MatchingError where there is no such rank, CarryError where op changes the type.
 
     On 4 ranks, x is [index]:
 
     >>> preduce(x, "r", "max", root=1)
     [0.], [3.], [0.], [0.]
+    >>> preduce(x, "r", lambda a, b: 10 * a + b, root=None)
+    [123.], [123.], [123.], [123.]
     """
     context = inside("preduce")
     axes = axes_of(context, axis, "preduce")
-    fn, at = _fn(op, "preduce"), root_of(context, axes, root, "preduce")
+    at = None if root is None else root_of(context, axes, root, "preduce")
+    if callable(op):
+        here = expr.const(1) if at is None else expr.eq(context.mesh.position(axes), at)
+
+        def mine(leaf: Any) -> Any:
+            total = _folded(context, axes, leaf, op, "preduce", False)
+            return np.where(number(here), total, np.zeros_like(total))
+
+        return tree.map_tree(mine, x)
+    fn = _fn(op, "preduce")
 
     def one(leaf: Any) -> Array:
         value = contributed(as_array(leaf), fn, "preduce")
         independent(context, axes, value.type.shape, range(value.type.ndim), "preduce")
+        if at is None:
+            return wrap(context, context.emit_one("all_reduce", value, axes=axes, fn=fn))
         return wrap(context, context.emit_one("reduce_to", value, axes=axes, fn=fn, root=at))
 
     return tree.map_tree(one, x)
 
 
-def _prefix(x: Any, axis: Any, op: str, exclusive: bool, what: str) -> Any:
+def _folded(context: Context, axes: Axes, leaf: Any, op: Any, what: str, prefix: bool) -> Array:
+    from codegen.trace.folding import folded
+
+    array = as_array(leaf)
+    independent(context, axes, array.extents, range(array.ndim), what)
+    return folded(context, axes, array, op, what, prefix)
+
+
+def _prefix(x: Any, axis: Any, op: Any, exclusive: bool, what: str) -> Any:
     context = inside(what)
-    axes, fn = axes_of(context, axis, what), _fn(op, what)
+    axes = axes_of(context, axis, what)
+    if callable(op) and not exclusive:
+        return tree.map_tree(lambda leaf: _folded(context, axes, leaf, op, what, True), x)
+    fn = _fn(op, what)
 
     def one(leaf: Any) -> Array:
         value = contributed(as_array(leaf), fn, what)
@@ -250,11 +277,11 @@ def _prefix(x: Any, axis: Any, op: str, exclusive: bool, what: str) -> Any:
     return tree.map_tree(one, x)
 
 
-def pscan(x: Any, axis: Any, op: str = "sum") -> Any:
+def pscan(x: Any, axis: Any, op: Any = "sum") -> Any:
     """x of the ranks up to this one along the axis, combined element by element, in their order.
 
-    op and x: as of preduce. The bits of a result depend on the mesh, not on which process hosts
-    which rank.
+    op and x: as of preduce, a function or a kernel also. The bits of a result depend on the mesh,
+    not on which process hosts which rank.
 
     On 4 ranks, x is [index]:
 
@@ -267,8 +294,8 @@ def pscan(x: Any, axis: Any, op: str = "sum") -> Any:
 def pexscan(x: Any, axis: Any, op: str = "sum") -> Any:
     """As pscan, without this rank's own x: where what this rank has begins among all that is there.
 
-    The first rank gets what leaves others unchanged: 0 of sums, 1 of products, the largest number
-    (of floats, inf) of minima.
+    op: a name; of a function it is not known what to begin with. The first rank gets what leaves
+    others unchanged: 0 of sums, 1 of products, the largest number (of floats, inf) of minima.
 
     >>> pexscan(x + 1, "r")
     [0.], [1.], [3.], [6.]

@@ -8,6 +8,7 @@ import pytest
 import spmd
 from codegen import expr
 from codegen.errors import (
+    CarryError,
     DtypeError,
     LayoutError,
     MatchingError,
@@ -463,6 +464,9 @@ def test_illegal_exchange_is_refused():
     refuse(DtypeError, lambda x: spmd.por(x * 1j, "r"), "por of complex128")
     refuse(DtypeError, lambda x: spmd.pexscan(x * 1j, "r", "max"), "pexscan of complex128", "pscan")
     refuse(SpmdError, lambda x: spmd.pscan(x[:, : spmd.axis_index("r")], "r"), "other members")
+    refuse(CarryError, lambda x: spmd.preduce(x, "r", lambda a, b: a > b), "op= of preduce", "bool")
+    refuse(ProgramError, lambda x: spmd.pscan(x, "r", lambda a: a), "op= of pscan", "a, b")
+    refuse(UsageError, lambda x: spmd.pexscan(x, "r", lambda a, b: a), "no op", "one of sum")
     refuse(UsageError, lambda x: spmd.pgather(x, "r", x), "known at launch", "axis sizes")
     refuse(SpmdError, lambda x: spmd.pscatter(x, "r"), "pscatter", "tiled=True")
     refuse(SpmdError, lambda x: spmd.pgather(x, "r", dim=3), "no dim 3")

@@ -5,6 +5,7 @@ A case is a program, what every output of it is on a mesh, and the element types
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -113,6 +114,59 @@ def prefixed(n: int = 11, m: int = 7, dtype: str = "float64"):
     return dict(zip(names, local(u)))
 
 
+@spmd.kernel
+def later_half(a, b, out):
+    """Neither commutative nor associative."""
+    for k in range(out.shape[0]):
+        out[k] = b[k] - 0.5 * a[k]
+
+
+@spmd.program(mesh=ALL)
+def folded(n: int = 11, m: int = 7):
+    """Functions and kernels of the user's own, to a root, to all and up to each."""
+    u = spmd.input("u", (n, m), np.float64, layout=(None, None))
+
+    def longer(a, b):
+        return np.where(np.abs(b) > np.abs(a), b, a) + 1
+
+    @spmd.shard_map(out_layouts=tuple((ALL, None) for _ in range(5)))
+    def local(u):
+        row = u[spmd.index() % n]
+        one = spmd.preduce(np.sum(row), ALL, lambda a, b: b - a, None)
+        out = (
+            spmd.preduce(row, "y", longer), spmd.preduce(row, ("y", "x"), later_half, None),
+            spmd.pscan(row, "x", longer), spmd.pscan(row, ALL, later_half), one,
+        )  # fmt: skip
+        return tuple(np.reshape(x, (1, -1)) for x in out)
+
+    return dict(zip(("longer", "half", "longer up to", "half up to", "one"), local(u)))
+
+
+def folded_in_numpy(u: Any, x: int, y: int) -> Arrays:
+    rows, mesh = u[np.arange(x * y) % len(u)], (x, y)
+
+    def longer(a: Any, b: Any) -> Any:
+        return np.where(np.abs(b) > np.abs(a), b, a) + 1
+
+    def up_to(r: Any, f: Any) -> list[Any]:
+        return list(itertools.accumulate(r, f))
+
+    def half(a: Any, b: Any) -> Any:
+        return b - 0.5 * a
+
+    def first(r: Any) -> list[Any]:
+        return [up_to(r, longer)[-1], *(0 * r[1:])]
+
+    total = up_to(np.sum(rows, axis=1), lambda a, b: b - a)[-1]
+    return {
+        "longer": by_group(rows, mesh, ("y",), first),
+        "half": by_group(rows, mesh, ("y", "x"), lambda r: up_to(r, half)[-1:] * len(r)),
+        "longer up to": by_group(rows, mesh, ("x",), lambda r: up_to(r, longer)),
+        "half up to": by_group(rows, mesh, ALL, lambda r: up_to(r, half)),
+        "one": np.full((x * y, 1), total),
+    }
+
+
 def groups(x: int, y: int, axes: tuple[str, ...]) -> list[list[int]]:
     """The ranks of every group along some axes, in the order of their positions."""
     index = np.arange(x * y).reshape(x, y)
@@ -195,6 +249,7 @@ CASES: dict[str, Case] = {
     "rooted": (rooted, rooted_in_numpy, ("float64",)),
     "reduced": (reduced, reduced_in_numpy, TYPES),
     "prefixed": (prefixed, prefixed_in_numpy, TYPES),
+    "folded": (folded, folded_in_numpy, ("float64",)),
 }
 
 

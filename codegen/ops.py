@@ -159,6 +159,15 @@ _ROWS = (
            "member var's begins at `offset`"),
     OpRule("broadcast_from", "exchange", ("axes", "root", "types"), _stated,
            "the root member's operand"),
+    OpRule("gather_to", "exchange", ("axes", "dim", "var", "offset", "root", "types"), _stated,
+           "all_gather on the root member; elsewhere dim is empty"),
+    OpRule("scatter_from", "exchange", ("axes", "dim", "root", "types"), _stated,
+           "of the root member's operand, member k gets balanced block k of dim"),
+    OpRule("reduce_to", "exchange", ("axes", "fn", "root"), _same,
+           "COMBINE[fn] over the members, on the root member; zeros elsewhere"),
+    OpRule("scan", "exchange", ("axes", "fn", "exclusive"), _same,
+           "COMBINE[fn] over the members up to this one, in their order; exclusive: without it, so "
+           "that the first has what is neutral"),
     OpRule("barrier", "exchange", ("axes",), _nothing, "all members have arrived"),
     # -- effects -----------------------------------------------------------------------------------
     OpRule("print", "effect", ("parts", "every_rank"), _nothing,

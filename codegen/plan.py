@@ -256,7 +256,7 @@ class Exchange:
     """
 
     site: int
-    kind: str  # permute barrier all_reduce all_gather reduce_scatter all_to_all broadcast_from
+    kind: str  # of the op
     axes: tuple[str, ...]
     member: Sym
     dtype: DType | None = None

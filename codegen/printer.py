@@ -31,16 +31,24 @@ class _Names:
 
 
 # What users call an exchange; an all-reduce is named by what it combines with.
-_CALLS = {"permute": "ppermute", "reduce_scatter": "psum_scatter", "broadcast_from": "pbroadcast"}
+_CALLS = {
+    "permute": "ppermute", "reduce_scatter": "psum_scatter", "broadcast_from": "pbroadcast",
+    "gather_to": "pgather", "scatter_from": "pscatter", "reduce_to": "preduce",
+}  # fmt: skip
 _REDUCTIONS = {
     "add": "psum", "mul": "pprod", "max": "pmax", "min": "pmin", "and": "all_ranks",
-    "or": "any_ranks",
+    "or": "any_ranks", "bit_and": "pand", "bit_or": "por", "bit_xor": "pxor",
 }  # fmt: skip
 
 
 def exchange_text(op: Op) -> str:
     """An exchange as its user knows it: psum over "x"."""
-    name = _REDUCTIONS[op.attrs["fn"]] if op.kind == "all_reduce" else _CALLS.get(op.kind, op.kind)
+    if op.kind == "all_reduce":
+        name = _REDUCTIONS[op.attrs["fn"]]
+    elif op.kind == "scan":
+        name = "pexscan" if op.attrs["exclusive"] else "pscan"
+    else:
+        name = _CALLS.get(op.kind, op.kind)
     return f"{name} over {axes_text(op.attrs['axes'])}"
 
 

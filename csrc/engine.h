@@ -162,8 +162,8 @@ int spmd_job_load(spmd_job *job, spmd_arena *arena);
 int spmd_job_free(spmd_job *job);
 
 /* What one rank did: a compute phase, an exchange, or a wait in one (kept before the exchange that
- * it is a part of). Times are of the system's monotonic clock, in
- * nanoseconds: one for all processes of a host. */
+ * it is a part of). Times are of the system's monotonic clock, in nanoseconds: one for all of a
+ * host. */
 typedef struct spmd_event {
     int64_t begin, end;
     int64_t busy;      /* of that time, what was not spent waiting */

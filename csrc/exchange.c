@@ -12,7 +12,7 @@ const char *spmd_exchange_name(uint32_t kind)
     static const char *const name[] = {
         [SPMD_PERMUTE] = "permute",       [SPMD_BARRIER] = "barrier",
         [SPMD_PULL] = "pull",             [SPMD_ALL_REDUCE] = "all-reduce",
-        [SPMD_REDUCE_SCATTER] = "reduce-scatter",
+        [SPMD_REDUCE_SCATTER] = "reduce-scatter", [SPMD_SCAN] = "scan",
     };
     return kind < sizeof name / sizeof *name ? name[kind] : "unknown exchange";
 }
@@ -349,6 +349,7 @@ static int try_once(spmd_hosted *me, spmd_rank *rank, spmd_exchange *exchange)
         [SPMD_PULL] = pull,
         [SPMD_ALL_REDUCE] = spmd_all_reduce,
         [SPMD_REDUCE_SCATTER] = spmd_reduce_scatter,
+        [SPMD_SCAN] = spmd_scan,
     };
     assert(exchange->kind < sizeof advance / sizeof *advance && "an exchange has a known kind");
     if (me->timeline)

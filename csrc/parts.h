@@ -7,6 +7,7 @@
  *   team.c        who hosts whom, and the members of a group that share this arena
  *   exchange.c    permute, barrier, pull
  *   collective.c  all-reduce and reduce-scatter inside an arena
+ *   scan.c        prefixes over the members, inside an arena and between arenas
  *   between.c     collectives between arenas
  *   packet.c      data of the hosted ranks on its way between arenas
  *   mpi.c         the one file that calls MPI
@@ -290,6 +291,9 @@ bool spmd_team_passed(const spmd_hosted *me, const spmd_exchange *exchange);
 /* collective.c */
 int spmd_all_reduce(spmd_hosted *me, spmd_rank *rank, spmd_exchange *exchange);
 int spmd_reduce_scatter(spmd_hosted *me, spmd_rank *rank, spmd_exchange *exchange);
+
+/* scan.c */
+int spmd_scan(spmd_hosted *me, spmd_rank *rank, spmd_exchange *exchange);
 
 /* between.c; rank->stage is SPMD_BETWEEN when they begin, and beyond it until they are complete */
 #define SPMD_BETWEEN (1u << 24)

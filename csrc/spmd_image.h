@@ -9,7 +9,7 @@
 
 #include <stdint.h>
 
-#define SPMD_INTERFACE 2
+#define SPMD_INTERFACE 3
 #define SPMD_AXES 3 /* axes of a mesh, at most */
 #define SPMD_DIMS 8 /* dims of an array, at most */
 
@@ -39,6 +39,7 @@ enum spmd_exchange_kind {
     SPMD_PULL = 2,           /* pull one box from every member (gather, all-to-all, broadcast) */
     SPMD_ALL_REDUCE = 3,     /* combine every member's contiguous box into mine */
     SPMD_REDUCE_SCATTER = 4, /* combine my block of every member's box into mine */
+    SPMD_SCAN = 5,           /* combine the contiguous boxes of the members up to me, in order */
 };
 
 #define SPMD_NONE (-1)    /* sends to nobody, receives from nobody */

@@ -12,9 +12,10 @@ __version__ = "0.1.0"
 _LANGUAGE = frozenset(
     """all_gather all_ranks all_to_all any_ranks arange array asarray axis_index axis_size barrier
     blocks cond dynamic_slice dynamic_update_slice empty empty_like eye fori_loop full full_like
-    identity index input kernel like linspace mesh ones ones_like parse_parameter pbroadcast pmax
-    pmean pmin ppermute pprod print program Program psum psum_scatter range ranks replicated require
-    scalar scan shard_map switch while_loop zeros zeros_like""".split()
+    identity index input kernel like linspace mesh ones ones_like pand pargmax pargmin
+    parse_parameter pbroadcast pexscan pgather pmax pmean pmin por ppermute pprod preduce print
+    program Program pscan pscatter psum psum_scatter pxor range ranks replicated require scalar scan
+    shard_map switch while_loop zeros zeros_like""".split()
 )
 
 # Names of the runtime, defined in spmd.image.
@@ -38,10 +39,15 @@ _LATER = {
 # What people know from MPI, and its name here.
 _INSTEAD = {
     **dict.fromkeys("send recv isend irecv sendrecv".split(), "spmd.ppermute sends and receives"),
-    **dict.fromkeys("allreduce all_reduce reduce".split(), "spmd.psum, pmax, pmin, pprod, pmean"),
+    **dict.fromkeys("allreduce all_reduce".split(), "spmd.psum, pmax, pmin, pprod, pmean"),
+    **dict.fromkeys("reduce".split(), "spmd.preduce, or spmd.psum for all"),
+    **dict.fromkeys("exscan".split(), "spmd.pexscan"),
+    **dict.fromkeys("maxloc minloc".split(), "spmd.pargmax, spmd.pargmin"),
     **dict.fromkeys("bcast broadcast".split(), "spmd.pbroadcast"),
-    **dict.fromkeys("allgather gather".split(), "spmd.all_gather"),
-    **dict.fromkeys("scatter reduce_scatter".split(), "spmd.psum_scatter; inputs have layouts"),
+    **dict.fromkeys("allgather".split(), "spmd.all_gather"),
+    **dict.fromkeys("gather".split(), "spmd.pgather, or spmd.all_gather"),
+    **dict.fromkeys("scatter".split(), "spmd.pscatter; inputs have layouts"),
+    **dict.fromkeys("reduce_scatter".split(), "spmd.psum_scatter"),
     **dict.fromkeys("alltoall".split(), "spmd.all_to_all"),
     **dict.fromkeys("rank get_rank".split(), "spmd.index, or spmd.axis_index of one axis"),
     **dict.fromkeys("size get_size comm".split(), "spmd.ranks, or spmd.axis_size of one axis"),

@@ -43,6 +43,10 @@ _KINDS = {
     "all_gather": "SPMD_PULL",
     "all_to_all": "SPMD_PULL",
     "broadcast_from": "SPMD_PULL",
+    "gather_to": "SPMD_PULL",
+    "scatter_from": "SPMD_PULL",
+    "reduce_to": "SPMD_REDUCE_SCATTER",
+    "scan": "SPMD_SCAN",
 }
 
 
@@ -416,7 +420,7 @@ class ControlWriter:
         return head + "\n{\n" + "\n".join(lines) + "\n}\n"
 
     def combine(self, x: Exchange) -> str:
-        if x.kind not in ("all_reduce", "reduce_scatter") or x.dtype is None:
+        if not x.fn or x.dtype is None:
             return "0"
         name = f"combine_{x.fn}_{x.dtype.name}"
         self.combines[(x.fn, x.dtype)] = name

@@ -15,6 +15,7 @@ import numpy as np
 from codegen import dtypes
 from codegen.errors import InternalError, MatchingError
 from codegen.expr import IntLike, as_expr
+from codegen.functions import neutral
 from codegen.ir import Op
 from codegen.oracle.reference import Array, combine, evaluator, extents
 
@@ -127,15 +128,47 @@ def _all_to_all(members: Sequence[Member], op: Op) -> list[list[Array]]:
     ]
 
 
-def _broadcast_from(members: Sequence[Member], op: Op) -> list[list[Array]]:
+def _root(members: Sequence[Member], op: Op) -> int:
     roots = {m.eval(op.attrs["root"]) for m in members}
     if len(roots) > 1 or not 0 <= min(roots) < len(members):
         raise MatchingError(
             f"the members name roots {sorted(roots)}", place=op.place,
             expected=f"one root from 0 to {len(members) - 1}",
         )  # fmt: skip
-    value = members[roots.pop()].operands[0]
+    return roots.pop()
+
+
+def _broadcast_from(members: Sequence[Member], op: Op) -> list[list[Array]]:
+    value = members[_root(members, op)].operands[0]
     return [[value.copy()] for _ in members]
+
+
+def _gather_to(members: Sequence[Member], op: Op) -> list[list[Array]]:
+    root, dim = _root(members, op), op.attrs["dim"]
+    whole = _joined(members, op, [m.operands[0] for m in members], dim, root)
+    empty = np.take(whole, [], axis=dim)
+    return [[whole if k == root else empty.copy()] for k in range(len(members))]
+
+
+def _scatter_from(members: Sequence[Member], op: Op) -> list[list[Array]]:
+    whole = members[_root(members, op)].operands[0]
+    parts = np.array_split(whole, len(members), axis=op.attrs["dim"])
+    return [[p.copy()] for p in parts]
+
+
+def _reduce_to(members: Sequence[Member], op: Op) -> list[list[Array]]:
+    root, total = _root(members, op), _total(members, op)
+    return [[total if k == root else np.zeros_like(total)] for k in range(len(members))]
+
+
+def _scan(members: Sequence[Member], op: Op) -> list[list[Array]]:
+    fn, exclusive = op.attrs["fn"], op.attrs["exclusive"]
+    sums = [_total(members[: k + 1], op) for k in range(len(members))]
+    if exclusive:
+        none = np.full_like(sums[0], neutral(fn, op.result.type.dtype))
+        sums = [none, *sums[:-1]]
+    return [[s] for s in sums]
+
 
 
 def _barrier(members: Sequence[Member], _: Op) -> list[list[Array]]:
@@ -149,5 +182,9 @@ EXCHANGE: dict[str, Exchange] = {
     "reduce_scatter": _reduce_scatter,
     "all_to_all": _all_to_all,
     "broadcast_from": _broadcast_from,
+    "gather_to": _gather_to,
+    "scatter_from": _scatter_from,
+    "reduce_to": _reduce_to,
+    "scan": _scan,
     "barrier": _barrier,
 }

@@ -11,12 +11,15 @@ from typing import Any
 
 import numpy as np
 
+from codegen import dtypes
 from codegen.errors import LayoutError, MatchingError
-from codegen.functions import COMBINE, FUNCTIONS
+from codegen.functions import COMBINE, FUNCTIONS, neutral
 from codegen.oracle.common import Axes, Common
 from codegen.oracle.local import EagerArray, local, received
 from codegen.oracle.threads import Call, Combine, Crew
+from codegen.trace.combining import OPS
 from codegen.trace.context import user_place
+from codegen.trace.folding import combining
 from codegen.trace.tree import map_tree
 
 Entries = tuple[tuple[str, ...], ...]
@@ -159,8 +162,15 @@ class Rank(Common):
         )
 
     def pbroadcast(self, x: Any, axis: Axes, source: Any = 0, *, root: Any = None) -> Any:
-        at = int(source if root is None else root)
+        at = self.root(source if root is None else root, axis)
         return self.each("pbroadcast", x, axis, lambda p: [received(p[at].copy()) for _ in p])
+
+    def root(self, root: Any, axis: Axes) -> int:
+        n, at = self.axis_size(axis), int(root)
+        if not 0 <= at < n:
+            raise MatchingError(f"with {n} ranks, there is no member {at} to be the root",
+                                place=user_place(), expected=f"0 to {n - 1}")  # fmt: skip
+        return at
 
     # ---- reductions ------------------------------------------------------------------------------
 
@@ -179,6 +189,88 @@ class Rank(Common):
     def pmean(self, x: Any, axis: Axes) -> Any:
         n = self.axis_size(axis)
         return map_tree(lambda leaf: leaf / n, self.each("pmean", x, axis, _reduction("add")))
+
+    def pand(self, x: Any, axis: Axes) -> Any:
+        return self.each("pand", x, axis, _reduction("bit_and"))
+
+    def por(self, x: Any, axis: Axes) -> Any:
+        return self.each("por", x, axis, _reduction("bit_or"))
+
+    def pxor(self, x: Any, axis: Axes) -> Any:
+        return self.each("pxor", x, axis, _reduction("bit_xor"))
+
+    def preduce(self, x: Any, axis: Axes, op: Any = "sum", root: Any = 0) -> Any:
+        at = None if root is None else self.root(root, axis)
+        if callable(op):
+            here = at is None or at == self.axis_index(axis)
+
+            def mine(leaf: Any) -> Any:
+                total = self.folded("preduce", leaf, axis, op, self.axis_size(axis))
+                return total if here else np.zeros_like(total)
+
+            return map_tree(mine, x)
+        total = _reduction(OPS[op])
+
+        def combine(parts: Sequence[Any]) -> list[Any]:
+            return [t if at in (k, None) else np.zeros_like(t) for k, t in enumerate(total(parts))]
+
+        return self.each("preduce", x, axis, combine)
+
+    def folded(self, what: str, x: Any, axis: Axes, op: Any, count: int) -> Any:
+        """A user's function over what the first members have; each rank calls it on copies."""
+        def like(a: Any) -> Any:
+            made = self.empty_like(a)
+            made.made_empty = True
+            return made
+
+        call = combining(op, what, like)
+        parts = self.exchange(what, axis, np.array(x),
+                              lambda p: [[received(a.copy()) for a in p] for _ in p])  # fmt: skip
+        total = parts[0]
+        for part in parts[1:count]:
+            total = received(np.asarray(call(total, part)))
+        return total
+
+    def pscan(self, x: Any, axis: Axes, op: Any = "sum") -> Any:
+        if callable(op):
+            count = self.axis_index(axis) + 1
+            return map_tree(lambda leaf: self.folded("pscan", leaf, axis, op, count), x)
+        total = _reduction(OPS[op])
+
+        def combine(parts: Sequence[Any]) -> list[Any]:
+            return [total(parts[: k + 1])[0] for k in range(len(parts))]
+
+        return self.each("pscan", x, axis, combine)
+
+    def pexscan(self, x: Any, axis: Axes, op: str = "sum") -> Any:
+        fn, total = OPS[op], _reduction(OPS[op])
+
+        def combine(parts: Sequence[Any]) -> list[Any]:
+            sums = [total(parts[: k + 1])[0] for k in range(len(parts))]
+            dtype = dtypes.from_numpy(sums[0].dtype)
+            assert dtype is not None, f"{sums[0].dtype} is an element type"
+            return [received(np.full_like(sums[0], neutral(fn, dtype))), *sums[:-1]]
+
+        return self.each("pexscan", x, axis, combine)
+
+    def pargmax(self, x: Any, axis: Axes) -> Any:
+        return self.located("pargmax", x, axis, np.argmax)
+
+    def pargmin(self, x: Any, axis: Axes) -> Any:
+        return self.located("pargmin", x, axis, np.argmin)
+
+    def located(self, what: str, x: Any, axis: Axes, find: Callable[..., Any]) -> Any:
+        """The value and the position of the first member that has it."""
+
+        def where(parts: Sequence[Any]) -> list[Any]:
+            return [received(np.asarray(find(np.stack(parts), axis=0))) for _ in parts]
+
+        def value(parts: Sequence[Any]) -> list[Any]:
+            stacked = np.stack(parts)
+            at = np.expand_dims(find(stacked, axis=0), 0)
+            return [received(np.take_along_axis(stacked, at, 0)[0]) for _ in parts]
+
+        return self.each(what, x, axis, value), self.each(what, x, axis, where)
 
     def all_ranks(self, flag: Any, axis: Axes = None) -> Any:
         return self.each("all_ranks", np.asarray(flag, bool), axis, _reduction("and"))
@@ -200,6 +292,27 @@ class Rank(Common):
             return [local(join(parts, axis=d)) for _ in parts]
 
         return self.each("all_gather", x, axis, combine)
+
+    def pgather(self, x: Any, axis: Axes, root: Any = 0, dim: int = 0,
+                tiled: bool = False) -> Any:  # fmt: skip
+        join: Callable[..., Any] = np.concatenate if tiled else np.stack
+        at = self.root(root, axis)
+
+        def combine(parts: Sequence[Any]) -> list[Any]:
+            whole = local(join(parts, axis=dim))
+            return [whole if k == at else whole.take([], axis=dim) for k in range(len(parts))]
+
+        return self.each("pgather", x, axis, combine)
+
+    def pscatter(self, x: Any, axis: Axes, root: Any = 0, dim: int = 0,
+                 tiled: bool = False) -> Any:  # fmt: skip
+        at = self.root(root, axis)
+
+        def combine(parts: Sequence[Any]) -> list[Any]:
+            blocks = _pieces(parts[at], len(parts), dim, tiled)
+            return [received(b.copy()) for b in blocks]
+
+        return self.each("pscatter", x, axis, combine)
 
     def psum_scatter(self, x: Any, axis: Axes, dim: int = 0, tiled: bool = False, *,
                      scatter_dimension: int | None = None) -> Any:  # fmt: skip

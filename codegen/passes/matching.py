@@ -169,30 +169,59 @@ class _Matching:
 
     def broadcast_from(self, op: Op, facts: Facts) -> None:
         axes = self.axes(op)
-        root, size = expr.as_expr(op.attrs["root"]), self.mesh.size(axes)
+        root = self.root(op, axes, facts)
         there = self.mesh.at(axes, root)
         self.shapes(op, tuple(e.subst(there) for e in op.operands[0].type.shape), facts)
+
+    def root(self, op: Op, axes: Axes, facts: Facts) -> Expr:
+        """The root's position, which all members know. Raises MatchingError where none is there."""
+        root, size = expr.as_expr(op.attrs["root"]), self.mesh.size(axes)
+        if root.symbols() & {self.mesh.axis(a).coord_sym for a in axes}:
+            _broken(op, "all members name one root", str(root))
         exists = expr.ge0(root) * expr.lt(root, size)
         if exists == 1:
-            return
+            return root
         if exists != 0 and all(s.kind in ("size", "scalar") for s in exists.symbols()):
-            self.require(op, exists, "the rank that is sent from exists")
-            return
+            self.require(op, exists, f"the rank that {_ROOT_DOES[op.kind]} exists")
+            return root
         at = first_failure(("truth", exists), facts, ())
         if at is not None:
             raise MatchingError(
-                f"{exchange_text(op)}: the rank that is sent from does not exist",
+                f"{exchange_text(op)}: the rank that {_ROOT_DOES[op.kind]} does not exist",
                 place=op.place,
                 expected=f"a position from 0 to {user_text(self.mesh, size - 1)}",
                 found=f"{user_text(self.mesh, root)} ({_where(at)})",
             )
+        return root
+
+    def gather_to(self, op: Op, facts: Facts) -> None:
+        axes, d = self.axes(op), op.attrs["dim"]
+        root = self.root(op, axes, facts)
+        shape = list(op.operands[0].type.shape)
+        rest = tuple(e for k, e in enumerate(shape) if k != d)
+        self.independent(op, rest, axes, facts)
+        total = op.result.type.shape[d].subst(self.mesh.at(axes, root))
+        whole = self.joined(op, axes, shape[d], facts, total)
+        shape[d] = whole * expr.eq(self.mesh.position(axes), root)
+        self.shapes(op, tuple(shape), facts)
+
+    def reduce_to(self, op: Op, facts: Facts) -> None:
+        self.root(op, self.axes(op), facts)
+        self.all_reduce(op, facts)
+
+    def scatter_from(self, op: Op, facts: Facts) -> None:
+        axes, d = self.axes(op), op.attrs["dim"]
+        there = self.mesh.at(axes, self.root(op, axes, facts))
+        shape = [e.subst(there) for e in op.operands[0].type.shape]
+        shape[d] = block_extent(shape[d], self.mesh.size(axes), self.mesh.position(axes))
+        self.shapes(op, tuple(shape), facts)
 
     def all_gather(self, op: Op, facts: Facts) -> None:
         axes, d = self.axes(op), op.attrs["dim"]
         shape = list(op.operands[0].type.shape)
         rest = tuple(e for k, e in enumerate(shape) if k != d)
         self.independent(op, rest, axes, facts)
-        shape[d] = self.joined(op, axes, shape[d], facts)
+        shape[d] = self.joined(op, axes, shape[d], facts, op.result.type.shape[d])
         self.shapes(op, tuple(shape), facts)
 
     def reduce_scatter(self, op: Op, facts: Facts) -> None:
@@ -209,21 +238,22 @@ class _Matching:
         rest = tuple(e for k, e in enumerate(shape) if k != c or s == c)
         self.independent(op, rest, axes, facts)
         if s == c:
-            shape[c] = self.joined(op, axes, block_extent(shape[c], n, me), facts, own=True)
+            block = block_extent(shape[c], n, me)
+            shape[c] = self.joined(op, axes, block, facts, op.result.type.shape[c], own=True)
         else:
-            whole = self.joined(op, axes, shape[c], facts)
+            whole = self.joined(op, axes, shape[c], facts, op.result.type.shape[c])
             shape[s], shape[c] = block_extent(shape[s], n, me), whole
         self.shapes(op, tuple(shape), facts)
 
-    def joined(self, op: Op, axes: Axes, extent: Expr, facts: Facts, own: bool = False) -> Expr:
-        """The extent of all members' pieces together; checks `offset`. own: all have mine."""
+    def joined(
+        self, op: Op, axes: Axes, extent: Expr, facts: Facts, total: Expr, own: bool = False
+    ) -> Expr:
+        """The extent `total` of all members' pieces; checks it and `offset`. own: all have mine."""
         n, var, offset = self.mesh.size(axes), op.attrs["var"], expr.as_expr(op.attrs["offset"])
         p = Sym(var.name, "var", const(0), n - 1)
         at = expr.symbol(p)
         stated = offset.subst({var: at})
         piece = extent if own else extent.subst(self.mesh.at(axes, at))
-        d: int = op.attrs["concat" if "concat" in op.attrs else "dim"]
-        total: Expr = op.result.type.shape[d]
         sums = prove.prefix_sum(piece, p, at), prove.prefix_sum(piece, p, n)
         if sums == (stated, total):
             return total
@@ -309,12 +339,21 @@ _RULES: dict[str, Callable[[_Matching, Op, Facts], None]] = {
     "reduce_scatter": _Matching.reduce_scatter,
     "all_to_all": _Matching.all_to_all,
     "broadcast_from": _Matching.broadcast_from,
+    "gather_to": _Matching.gather_to,
+    "scatter_from": _Matching.scatter_from,
+    "reduce_to": _Matching.reduce_to,
+    "scan": _Matching.all_reduce,
     "barrier": _Matching.barrier,
     "slice": _Matching.slice,
     "update": _Matching.update,
     "dynamic_slice": _Matching.dynamic,
 }
 assert {k for k, rule in OPS.items() if rule.group == "exchange"} <= set(_RULES)
+
+_ROOT_DOES = {
+    "broadcast_from": "is sent from", "scatter_from": "is sent from", "gather_to": "receives",
+    "reduce_to": "receives",
+}  # fmt: skip
 
 
 def _fact(op: Op, k: int) -> Expr:

@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from codegen import access, expr, mesh
+from codegen import access, expr
 from codegen.access import INLINE, Resolver, gather_index, loop_vars, positions, ravel, strides
 from codegen.dtypes import INT64, DType
 from codegen.errors import InternalError
+from codegen.exchanges import EXCHANGES, Exchanges
 from codegen.expr import Expr, Sym
-from codegen.ir import Module, Op, Region, Shape, Value, walk
+from codegen.ir import Module, Op, Region, Value, walk
 from codegen.plan import (
     Argument,
     Array,
     Bound,
-    Box,
     Branch,
     Buffer,
     Default,
@@ -28,6 +28,7 @@ from codegen.plan import (
     KernelCall,
     Lane,
     Let,
+    Literal,
     Load,
     Loop,
     Matrix,
@@ -92,6 +93,7 @@ class _Schedule:
             defs, lambda v: v in stored, lambda v: of[v], self.constant,
             {s.name: k for k, s in enumerate(program.scalars)},
         )  # fmt: skip
+        self.exchanges = Exchanges(program.mesh, self.resolver)
         self.phases = self.sites = self.counters = 0
         self.libraries: list[str] = []
         self.kernels: dict[str, Any] = {}
@@ -357,6 +359,7 @@ class _Schedule:
 
     def exchange(self, op: Op) -> None:
         """An exchange phase, with the barriers that the program asked for around it."""
+        self.fill(op)
         self.flush()
         around = self.sync if op.kind != "barrier" else "least"
         if around in ("before", "both"):
@@ -365,12 +368,22 @@ class _Schedule:
         if around in ("after", "both"):
             self.add_exchange(op, "barrier")
 
+    def fill(self, op: Op) -> None:
+        """The elements of a result that the exchange leaves alone."""
+        where, value = self.exchanges.unsent(op)
+        if where == 0:
+            return
+        result = op.result.type
+        shape = result.shape or (expr.const(1),)
+        loops = loop_vars((shape[0] * where, *shape[1:]))
+        literal = Literal(value, result.dtype)
+        self.add(Store(loops, self.of[op.result], ravel(positions(loops), shape), literal,
+                       place=op.place))  # fmt: skip
+
     def add_exchange(self, op: Op, kind: str) -> None:
         axes = tuple(op.attrs["axes"])
-        size, me = self.mesh.size(axes), self.mesh.position(axes)
-        member = Sym("member", "var", expr.const(0), size - 1)
-        there = self.mesh.at(axes, expr.symbol(member))
-        details = _EXCHANGES[kind](self, op, me, expr.symbol(member), there)
+        member = Sym("member", "var", expr.const(0), self.mesh.size(axes) - 1)
+        details = self.exchanges.details(op, kind, member)
         moves = kind != "barrier"
         dtype = op.operands[0].type.dtype if moves else None
         fn = op.attrs.get("fn", "") if moves else ""
@@ -378,118 +391,6 @@ class _Schedule:
             Exchange(self.sites, kind, axes, member, dtype, fn=fn, place=op.place, **details)
         )
         self.sites += 1
-
-    def box(self, value: Value) -> Box:
-        """Where a value lies: a strided region of a buffer."""
-        loops = loop_vars(value.type.shape)
-        node = self.resolver.node(value, positions(loops))
-        assert isinstance(node, Load), "what is sent lies in memory"
-        found = access.affine(node.offset, loops)
-        assert found is not None, "what is sent is strided"
-        return Box(node.buffer, found[0], value.type.shape, found[1])
-
-    def permute(self, op: Op, me: Expr, member: Expr, there: Mapping[Sym, Expr]) -> dict[str, Any]:
-        a = op.attrs
-        mine, into = self.box(op.operands[0]), self.box(op.result)
-        at_me = {a["var"]: me}
-        solved = a["source"] is not None
-        return {
-            "pull_from": _with_extent(_seen_from(mine, there), into.extent),
-            "pull_into": into,
-            "send": mine,
-            "source": a["source"].subst(at_me) if solved else None,
-            "receives": a["receives"].subst(at_me) if solved else None,
-            "dest": a["to"].subst(at_me),
-            "sends": a["sends"].subst(at_me),
-        }
-
-    def all_reduce(
-        self, op: Op, me: Expr, member: Expr, there: Mapping[Sym, Expr]
-    ) -> dict[str, Any]:
-        return {"pull_from": _flat(_seen_from(self.box(op.operands[0]), there)),
-                "pull_into": _flat(self.box(op.result)),
-                "send": _flat(self.box(op.operands[0]))}  # fmt: skip
-
-    def all_gather(
-        self, op: Op, me: Expr, member: Expr, there: Mapping[Sym, Expr]
-    ) -> dict[str, Any]:
-        mine, whole = self.box(op.operands[0]), self.box(op.result)
-        from_ = _seen_from(mine, there)
-        offset = op.attrs["offset"].subst({op.attrs["var"]: member})
-        into = _part(whole, op.attrs["dim"], offset, from_.extent)
-        return {"pull_from": from_, "pull_into": into, "send": mine}
-
-    def all_to_all(
-        self, op: Op, me: Expr, member: Expr, there: Mapping[Sym, Expr]
-    ) -> dict[str, Any]:
-        a = op.attrs
-        mine, whole = self.box(op.operands[0]), self.box(op.result)
-        size = self.mesh.size(tuple(a["axes"]))
-        theirs = _block(_seen_from(mine, there), a["split"], size, me)
-        offset = a["offset"].subst({a["var"]: member})
-        into = _part(whole, a["concat"], offset, theirs.extent)
-        return {"pull_from": theirs, "pull_into": into,
-                "send": _block(mine, a["split"], size, member)}  # fmt: skip
-
-    def reduce_scatter(
-        self, op: Op, me: Expr, member: Expr, there: Mapping[Sym, Expr]
-    ) -> dict[str, Any]:
-        mine = self.box(op.operands[0])
-        dim, size = op.attrs["dim"], self.mesh.size(tuple(op.attrs["axes"]))
-        return {
-            "pull_from": _block(_seen_from(mine, there), dim, size, me),
-            "pull_into": self.box(op.result),
-            "send": _block(mine, dim, size, member),
-        }
-
-    def broadcast_from(
-        self, op: Op, me: Expr, member: Expr, there: Mapping[Sym, Expr]
-    ) -> dict[str, Any]:
-        mine, into = self.box(op.operands[0]), self.box(op.result)
-        only = expr.eq(member, op.attrs["root"])
-        is_root = expr.eq(me, op.attrs["root"])
-        return {"pull_from": _times(_seen_from(mine, there), only), "pull_into": _times(into, only),
-                "send": _times(mine, is_root)}  # fmt: skip
-
-    def barrier(self, op: Op, me: Expr, member: Expr, there: Mapping[Sym, Expr]) -> dict[str, Any]:
-        return {}
-
-
-# ---- boxes ---------------------------------------------------------------------------------------
-
-
-def _seen_from(box: Box, there: Mapping[Sym, Expr]) -> Box:
-    """The same region in another member's view."""
-    return Box(
-        box.buffer, box.offset.subst(there), tuple(e.subst(there) for e in box.extent),
-        tuple(s.subst(there) for s in box.stride),
-    )  # fmt: skip
-
-
-def _with_extent(box: Box, extent: Shape) -> Box:
-    return Box(box.buffer, box.offset, extent, box.stride)
-
-
-def _part(box: Box, dim: int, offset: Expr, extent: Shape) -> Box:
-    return Box(box.buffer, box.offset + box.stride[dim] * offset, extent, box.stride)
-
-
-def _block(box: Box, dim: int, blocks: Expr, k: Expr) -> Box:
-    """Balanced block k of a dim."""
-    e = box.extent[dim]
-    extent = (*box.extent[:dim], mesh.block_extent(e, blocks, k), *box.extent[dim + 1 :])
-    return _part(box, dim, mesh.block_offset(e, blocks, k), extent)
-
-
-def _times(box: Box, condition: Expr) -> Box:
-    """Empty where the condition is 0."""
-    extent = box.extent or (expr.const(1),)
-    stride = box.stride or (expr.const(1),)
-    return Box(box.buffer, box.offset, (extent[0] * condition, *extent[1:]), stride)
-
-
-def _flat(box: Box) -> Box:
-    return Box(box.buffer, box.offset, (expr.product(box.extent),), (expr.const(1),))
 
 
 def _blas_can_read(x: Matrix, shape: tuple[Expr, Expr]) -> bool:
@@ -517,13 +418,4 @@ _OPS: dict[str, Callable[[_Schedule, Op], None]] = {
     "kernel": _Schedule.kernel,
 }
 
-_EXCHANGES: dict[str, Callable[..., dict[str, Any]]] = {
-    "permute": _Schedule.permute,
-    "all_reduce": _Schedule.all_reduce,
-    "all_gather": _Schedule.all_gather,
-    "all_to_all": _Schedule.all_to_all,
-    "reduce_scatter": _Schedule.reduce_scatter,
-    "broadcast_from": _Schedule.broadcast_from,
-    "barrier": _Schedule.barrier,
-}
-_OPS.update(dict.fromkeys(_EXCHANGES, _Schedule.exchange))
+_OPS.update(dict.fromkeys(EXCHANGES, _Schedule.exchange))

@@ -21,6 +21,10 @@ DEEPEST = 40  # ops in one expression: unrolled loops chain without end, compile
 _CHEAP = frozenset("add sub mul neg cast eq ne lt le gt ge select logical_and logical_or".split())
 # Ops that want to take over the memory of their first operands.
 _TAKES_OVER = ("update", "dynamic_update", "scatter")
+# Ops that read a strided box where it lies.
+_IN_PLACE = (
+    "permute", "all_gather", "all_to_all", "broadcast_from", "gather_to", "scatter_from", "matmul",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -104,7 +108,7 @@ class _Storing:
             return
         if op.kind in _TAKES_OVER:
             self.stored.add(op.operands[0])
-        elif op.kind in ("permute", "all_gather", "all_to_all", "broadcast_from", "matmul"):
+        elif op.kind in _IN_PLACE:
             for v in op.operands:
                 if not self.is_plain_view(v):
                     self.stored.add(v)

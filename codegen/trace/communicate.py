@@ -1,8 +1,8 @@
-"""Exchange between ranks inside a shard_map: ppermute, the psum family, gathers, barriers.
+"""Exchange between ranks inside a shard_map: ppermute, all_gather, all_to_all, barriers.
 
 Shapes of results are seen from the receiver: the sender's extents with the mesh coordinates of
 the axes replaced by the sender's.
-Always holds: reductions have one shape on all members; everything else is proved by the passes.
+Always holds: what is wrong for every mesh is refused here; everything else is proved by the passes.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from codegen import dtypes, expr, prove
+from codegen import expr, prove
 from codegen.errors import CarryError, MatchingError, ProgramError, ShapeError, UsageError
 from codegen.expr import Expr, Sym
 from codegen.ir import ArrayType, Shape, Value
 from codegen.mesh import block_extent
 from codegen.trace import tree
-from codegen.trace.array import Array, as_array, cast_value, number, wrap
+from codegen.trace.array import Array, as_array, number, wrap
 from codegen.trace.context import Context, require_context, user_place
 from codegen.trace.elementwise import same_extent, shape_text
 from codegen.trace.layouts import axes_of
@@ -26,7 +26,7 @@ from codegen.trace.number import expr_of, maybe
 Axes = tuple[str, ...]
 
 
-def _inside(what: str) -> Context:
+def inside(what: str) -> Context:
     """The context, which must be in a rank's view."""
     context = require_context(what)
     if not context.rank_view:
@@ -39,7 +39,7 @@ def _inside(what: str) -> Context:
     return context
 
 
-def _member(context: Context, axes: Axes) -> Sym:
+def member_of(context: Context, axes: Axes) -> Sym:
     """The position of a member along these axes."""
     return Sym("p", "var", expr.const(0), context.mesh.size(axes) - 1)
 
@@ -49,11 +49,11 @@ def at_member(context: Context, axes: Axes, e: Expr, position: Expr) -> Expr:
     return e.subst(context.mesh.at(axes, position))
 
 
-def _independent(
+def independent(
     context: Context, axes: Axes, shape: Shape, dims: Sequence[int], what: str, remedy: str = ""
 ) -> None:
     """Raises ShapeError where an extent among `dims` differs between the members."""
-    var = expr.symbol(_member(context, axes))
+    var = expr.symbol(member_of(context, axes))
     for d in dims:
         if not same_extent(shape[d], at_member(context, axes, shape[d], var)):
             raise ShapeError(
@@ -91,7 +91,7 @@ def ppermute(
     >>> ppermute(x, "r", to=lambda i, n: i - 1 if i > 0 else None)
     [1.], [2.], [3.], [0.]
     """
-    context = _inside("ppermute")
+    context = inside("ppermute")
     axes = axes_of(context, axis, "ppermute")
     if sum(given is not None for given in (perm, shift, to)) != 1:
         raise UsageError(
@@ -100,7 +100,7 @@ def ppermute(
             expected="shift=k, to=lambda i, n: ..., or perm=[(source, destination), ...]",
         )
     n = context.mesh.size(axes)
-    p = _member(context, axes)
+    p = member_of(context, axes)
     if shift is not None:
         route = _shifted(context, p, n, shift)
     else:
@@ -122,11 +122,11 @@ def _shifted(context: Context, p: Sym, n: Expr, shift: Any) -> Route:
             found=repr(shift),
         )
     at = expr.symbol(p)
-    _same_on_all(context, k, "shift")
+    same_on_all(context, k, "shift")
     return (at + k) % n, expr.const(1), (at - k) % n, expr.const(1)
 
 
-def _same_on_all(context: Context, e: Expr, what: str) -> None:
+def same_on_all(context: Context, e: Expr, what: str) -> None:
     coords = [s for s in e.symbols() if s.kind == "coord"]
     if coords:
         raise MatchingError(
@@ -194,7 +194,7 @@ def _permute(context: Context, axes: Axes, p: Sym, route: Route, leaf: Any) -> A
     array = as_array(leaf)
     value = array.read()
     if source is None:
-        _independent(context, axes, value.type.shape, range(value.type.ndim),
+        independent(context, axes, value.type.shape, range(value.type.ndim),
                      "ppermute with a destination that cannot be inverted")  # fmt: skip
         shape = value.type.shape
     else:
@@ -208,101 +208,6 @@ def _permute(context: Context, axes: Axes, p: Sym, route: Route, leaf: Any) -> A
     return wrap(context, result)
 
 
-# ---- reductions ------------------------------------------------------------------------------
-
-
-def _all_reduce(x: Any, axis: Any, fn: str, what: str) -> Any:
-    context = _inside(what)
-    axes = axes_of(context, axis, what)
-
-    def one(leaf: Any) -> Any:
-        if fn == "add" and isinstance(leaf, (int, float)) and not isinstance(leaf, bool):
-            return leaf * number(context.mesh.size(axes))  # psum(1, axis): the number of members
-        value = _contributed(as_array(leaf), fn)
-        _independent(context, axes, value.type.shape, range(value.type.ndim), what)
-        return wrap(context, context.emit_one("all_reduce", value, axes=axes, fn=fn))
-
-    return tree.map_tree(one, x)
-
-
-def _contributed(array: Array, fn: str) -> Value:
-    """Bools are counted, as NumPy's sum and product of them do; their min and max stay bools."""
-    value = array.read()
-    if value.type.dtype.kind == "b" and fn in ("add", "mul"):
-        return cast_value(array.context, value, dtypes.INT64)
-    return value
-
-
-def psum(x: Any, axis: Any) -> Any:
-    """The sum of x over all ranks along the axis (or axes), element by element, on each of them.
-
-    x: arrays of one shape on all ranks, in any nest; the results have the same shapes and dtypes,
-    and the same bits on all ranks. ShapeError where a shape depends on the index.
-
-    On 4 ranks, x is [index]:
-
-    >>> psum(x, "r")
-    [6.], [6.], [6.], [6.]
-    """
-    return _all_reduce(x, axis, "add", "psum")
-
-
-def pprod(x: Any, axis: Any) -> Any:
-    """The product over all ranks along the axis, as psum.
-
-    >>> pprod(x + 1, "r")
-    [24.], [24.], [24.], [24.]
-    """
-    return _all_reduce(x, axis, "mul", "pprod")
-
-
-def pmax(x: Any, axis: Any) -> Any:
-    """The maximum over all ranks along the axis, as psum; NaN wins.
-
-    >>> pmax(x, "r")
-    [3.], [3.], [3.], [3.]
-    """
-    return _all_reduce(x, axis, "max", "pmax")
-
-
-def pmin(x: Any, axis: Any) -> Any:
-    """The minimum over all ranks along the axis, as psum; NaN wins.
-
-    >>> pmin(x, "r")
-    [0.], [0.], [0.], [0.]
-    """
-    return _all_reduce(x, axis, "min", "pmin")
-
-
-def pmean(x: Any, axis: Any) -> Any:
-    """The mean over all ranks along the axis, as psum, divided by their number.
-
-    >>> pmean(x, "r")
-    [1.5], [1.5], [1.5], [1.5]
-    """
-    context = _inside("pmean")
-    size = number(context.mesh.size(axes_of(context, axis, "pmean")))
-    return tree.map_tree(lambda leaf: psum(as_array(leaf), axis) / size, x)
-
-
-def _flag(flag: Any, axis: Any, fn: str, what: str) -> Array:
-    context = _inside(what)
-    axes = context.mesh.names if axis is None else axes_of(context, axis, what)
-    array = as_array(flag, dtypes.BOOL)
-    _independent(context, axes, array.extents, range(array.ndim), what)
-    return wrap(context, context.emit_one("all_reduce", array.read(), axes=axes, fn=fn))
-
-
-def all_ranks(flag: Any, axis: Any = None) -> Array:
-    """Whether the flag holds on all ranks (along the axis)."""
-    return _flag(flag, axis, "and", "all_ranks")
-
-
-def any_ranks(flag: Any, axis: Any = None) -> Array:
-    """Whether the flag holds on any rank (along the axis)."""
-    return _flag(flag, axis, "or", "any_ranks")
-
-
 def barrier(axis: Any = None) -> None:
     """All ranks (along the axis) have arrived."""
     context = require_context("barrier")
@@ -313,7 +218,7 @@ def barrier(axis: Any = None) -> None:
 # ---- gathers ---------------------------------------------------------------------------------
 
 
-def _dim(d: Any, ndim: int, what: str) -> int:
+def dim_of(d: Any, ndim: int, what: str) -> int:
     value = expr_of(d)
     if value is None or not value.is_const or not -ndim <= value.value < ndim:
         raise ShapeError(
@@ -325,7 +230,7 @@ def _dim(d: Any, ndim: int, what: str) -> int:
     return value.value % ndim
 
 
-def _pieces(context: Context, axes: Axes, extent: Expr, p: Sym, what: str) -> tuple[Expr, Expr]:
+def pieces(context: Context, axes: Axes, extent: Expr, p: Sym, what: str) -> tuple[Expr, Expr]:
     """Where member p's piece begins when all members' pieces are joined, and the whole extent."""
     n = context.mesh.size(axes)
     k = Sym("k", "var", expr.const(0), n - 1)
@@ -356,65 +261,41 @@ def all_gather(
     >>> all_gather(x, "r", tiled=True)
     [0. 1. 2. 3.], [0. 1. 2. 3.], [0. 1. 2. 3.], [0. 1. 2. 3.]
     """
-    context = _inside("all_gather")
+    context = inside("all_gather")
     axes = axes_of(context, axis, "all_gather")
     dim = dim if gather_axis is None else gather_axis
 
     def one(leaf: Any) -> Array:
-        array = as_array(leaf)
-        d = _dim(dim, array.ndim + (not tiled), "all_gather")
-        if not tiled:
-            array = array.reshape((*array.shape[:d], 1, *array.shape[d:]))
-        value = array.read()
-        shape = value.type.shape
-        _independent(context, axes, shape, [k for k in range(len(shape)) if k != d], "all_gather",
-                     "" if tiled else "tiled=True joins parts of different extents")  # fmt: skip
-        p = _member(context, axes)
-        offset, total = _pieces(context, axes, shape[d], p, "all_gather")
-        result = ArrayType(value.type.dtype, (*shape[:d], total, *shape[d + 1 :]))
-        attrs = {"axes": axes, "dim": d, "var": p, "offset": offset, "types": (result,)}
-        (gathered,) = context.emit("all_gather", [value], attrs)
+        value, _, attrs, shape = joined(context, axes, leaf, dim, tiled, "all_gather")
+        types = (ArrayType(value.type.dtype, shape),)
+        (gathered,) = context.emit("all_gather", [value], {**attrs, "types": types})
         return wrap(context, gathered)
 
     return tree.map_tree(one, x)
 
 
-def psum_scatter(
-    x: Any, axis: Any, dim: int = 0, tiled: bool = False, *, scatter_dimension: int | None = None
-) -> Any:
-    """The sum over all ranks along the axis, of which each keeps its part of `dim`.
-
-    As JAX: dim has one element per rank, and is dropped. tiled=True keeps dim and cuts it into
-    balanced blocks, so that any extent will do.
-
-    On 4 ranks, x is [index]:
-
-    >>> psum_scatter(x + np.arange(8), "r", tiled=True)
-    [ 6. 10.], [14. 18.], [22. 26.], [30. 34.]
-    """
-    context = _inside("psum_scatter")
-    axes = axes_of(context, axis, "psum_scatter")
-    dim = dim if scatter_dimension is None else scatter_dimension
-    n, k = context.mesh.size(axes), context.mesh.position(axes)
-
-    def one(leaf: Any) -> Array:
-        value = _contributed(as_array(leaf), "add")
-        shape = value.type.shape
-        d = _dim(dim, len(shape), "psum_scatter")
-        _independent(context, axes, shape, range(len(shape)), "psum_scatter")
-        if not tiled:
-            _one_per_member(shape, d, n, "psum_scatter")
-        own = expr.const(1) if not tiled else block_extent(shape[d], n, k)
-        result = ArrayType(value.type.dtype, (*shape[:d], own, *shape[d + 1 :]))
-        attrs = {"axes": axes, "dim": d, "fn": "add", "types": (result,)}
-        (scattered,) = context.emit("reduce_scatter", [value], attrs)
-        array = wrap(context, scattered)
-        return array if tiled else array.squeeze(d)
-
-    return tree.map_tree(one, x)
+Attrs = dict[str, Any]
 
 
-def _one_per_member(shape: Shape, d: int, n: Expr, what: str) -> None:
+def joined(
+    context: Context, axes: Axes, leaf: Any, dim: int, tiled: bool, what: str
+) -> tuple[Value, int, Attrs, Shape]:
+    """The operand of a gather, the dim it grows along, its attributes, the shape of the whole."""
+    array = as_array(leaf)
+    d = dim_of(dim, array.ndim + (not tiled), what)
+    if not tiled:
+        array = array.reshape((*array.shape[:d], 1, *array.shape[d:]))
+    value = array.read()
+    shape = value.type.shape
+    independent(context, axes, shape, [k for k in range(len(shape)) if k != d], what,
+                "" if tiled else "tiled=True joins parts of different extents")  # fmt: skip
+    p = member_of(context, axes)
+    offset, total = pieces(context, axes, shape[d], p, what)
+    attrs = {"axes": axes, "dim": d, "var": p, "offset": offset}
+    return value, d, attrs, (*shape[:d], total, *shape[d + 1 :])
+
+
+def one_per_member(shape: Shape, d: int, n: Expr, what: str) -> None:
     if not same_extent(shape[d], n):
         raise ShapeError(
             f"{what}: without tiled=True, dim {d} has one element per member",
@@ -443,7 +324,7 @@ def all_to_all(
     >>> all_to_all(np.arange(4) + 10 * x, "r", split_dim=0, concat_dim=0, tiled=True)
     [ 0. 10. 20. 30.], [ 1. 11. 21. 31.], [ 2. 12. 22. 32.], [ 3. 13. 23. 33.]
     """
-    context = _inside("all_to_all")
+    context = inside("all_to_all")
     axes = axes_of(context, axis, "all_to_all")
     split = split_axis if split_dim is None else split_dim
     concat = concat_axis if concat_dim is None else concat_dim
@@ -452,10 +333,10 @@ def all_to_all(
 
     def one(leaf: Any) -> Any:
         array = as_array(leaf)
-        s, c = (_dim(d, array.ndim, "all_to_all") for d in (split, concat))
+        s, c = (dim_of(d, array.ndim, "all_to_all") for d in (split, concat))
         if tiled:
             return _exchange_blocks(context, axes, array, s, c)
-        _one_per_member(array.extents, s, context.mesh.size(axes), "all_to_all")
+        one_per_member(array.extents, s, context.mesh.size(axes), "all_to_all")
         at = c if c <= s else c + 1
         wide = array.reshape((*array.shape[:at], 1, *array.shape[at:]))
         s = s + 1 if at <= s else s
@@ -469,55 +350,19 @@ def _exchange_blocks(context: Context, axes: Axes, array: Array, s: int, c: int)
     shape = list(value.type.shape)
     n, k = context.mesh.size(axes), context.mesh.position(axes)
     rest = [d for d in range(len(shape)) if d != c]
-    _independent(context, axes, tuple(shape), rest, "all_to_all")
-    p = _member(context, axes)
+    independent(context, axes, tuple(shape), rest, "all_to_all")
+    p = member_of(context, axes)
     if s == c:  # what member k gets from each is its own block, joined along the same dim
-        _independent(context, axes, tuple(shape), [c], "all_to_all")
+        independent(context, axes, tuple(shape), [c], "all_to_all")
         block = block_extent(shape[s], n, k)
         offset, shape[c] = block * expr.symbol(p), block * n
     else:
-        offset, total = _pieces(context, axes, shape[c], p, "all_to_all")
+        offset, total = pieces(context, axes, shape[c], p, "all_to_all")
         shape[s], shape[c] = block_extent(shape[s], n, k), total
     attrs = {"axes": axes, "split": s, "concat": c, "var": p, "offset": offset,
              "types": (ArrayType(value.type.dtype, tuple(shape)),)}  # fmt: skip
     (result,) = context.emit("all_to_all", [value], attrs)
     return wrap(context, result)
-
-
-def pbroadcast(x: Any, axis: Any, source: Any = 0, *, root: Any = None) -> Any:
-    """The x of the rank at position `source` along the axis, on all ranks.
-
-    >>> pbroadcast(x, "r", 2)
-    [2.], [2.], [2.], [2.]
-    """
-    context = _inside("pbroadcast")
-    axes = axes_of(context, axis, "pbroadcast")
-    at = expr_of(source if root is None else root)
-    n = context.mesh.size(axes)
-    if at is None:
-        raise UsageError(
-            "the source of a pbroadcast must be known at launch",
-            place=user_place(),
-            expected="an integer, or a formula of axis sizes, scalars and loop counters",
-            found=repr(source),
-        )
-    _same_on_all(context, at, "the source")
-    if expr.nonneg(at - n) or expr.nonneg(-at - 1):
-        raise MatchingError(
-            f"pbroadcast from member {at}, which is none",
-            place=user_place(),
-            expected=f"a position from 0 to {n - 1}",
-            found=str(at),
-        )
-
-    def one(leaf: Any) -> Array:
-        value = as_array(leaf).read()
-        shape = tuple(at_member(context, axes, e, at) for e in value.type.shape)
-        attrs = {"axes": axes, "root": at, "types": (ArrayType(value.type.dtype, shape),)}
-        (result,) = context.emit("broadcast_from", [value], attrs)
-        return wrap(context, result)
-
-    return tree.map_tree(one, x)
 
 
 def axis_index(axis: Any = None) -> Any:
@@ -529,7 +374,7 @@ def axis_index(axis: Any = None) -> Any:
     >>> x * 10 + axis_index("r")
     [0.], [11.], [22.], [33.]
     """
-    context = _inside("axis_index")
+    context = inside("axis_index")
     axes = context.mesh.names if axis is None else axes_of(context, axis, "axis_index")
     return number(context.mesh.position(axes))
 

@@ -41,6 +41,21 @@ def moves(n: int = 11, m: int = 7):
     return parts(u)
 
 
+@spmd.program(mesh=("x", "y"))
+def roots(n: int = 11, m: int = 7):
+    """Every exchange in which one member, or its place among them, is another than the rest."""
+    u = spmd.input("u", (n, m), np.float64, layout=("x", "y"), default=lambda i, j: i + j)
+
+    @spmd.shard_map(out_layouts=("x", "y"))
+    def local(a):
+        rows = spmd.pgather(a, "y", 0, 1, tiled=True)
+        parts = spmd.pscatter(rows, "y", 0, 1, tiled=True)
+        sums = spmd.pscan(np.sum(a), "x") + spmd.pexscan(np.sum(a), ("x", "y"))
+        return parts + spmd.preduce(sums, "x")
+
+    return local(u)
+
+
 @spmd.program(mesh=("x",))
 def settle(n: int = 9):
     """Exchange in a loop and in a branch whose conditions are reduced first."""
@@ -75,7 +90,7 @@ def transposed():
 
 
 PROGRAMS = {p.name: p for p in (
-    ring_allreduce, branches, halo, in_place, heat, moves, settle, transposed,
+    ring_allreduce, branches, halo, in_place, heat, moves, roots, settle, transposed,
 )}  # fmt: skip
 _programs = {}
 
@@ -288,6 +303,9 @@ def root_own(op, program):
     return with_attrs(op, root=program.mesh.position(op.attrs["axes"]))
 
 
+ROOT = [root_beyond, root_before, root_own]
+
+
 def axes_unknown(op, program):
     return with_attrs(op, axes=("z",))
 
@@ -298,7 +316,8 @@ def axes_twice(op, program):
 
 def axes_other(op, program):
     """Along the other axis of the mesh; what is one for all may be reduced along any."""
-    if len(program.mesh.axes) < 2 or len(op.attrs["axes"]) > 1 or op.kind == "all_reduce":
+    combines = op.kind in ("all_reduce", "reduce_to", "scan")
+    if len(program.mesh.axes) < 2 or len(op.attrs["axes"]) > 1 or combines:
         return None
     return with_attrs(op, axes=tuple(a for a in program.mesh.names if a != op.attrs["axes"][0]))
 
@@ -416,7 +435,11 @@ FITS = {
     "all_gather": GATHER + EXCHANGE + [dim_other],
     "all_to_all": GATHER + EXCHANGE,
     "reduce_scatter": EXCHANGE + [dim_other],
-    "broadcast_from": EXCHANGE + [root_beyond, root_before, root_own],
+    "broadcast_from": EXCHANGE + ROOT,
+    "gather_to": GATHER + EXCHANGE + ROOT + [dim_other],
+    "scatter_from": EXCHANGE + ROOT + [dim_other],
+    "reduce_to": EXCHANGE + ROOT,
+    "scan": EXCHANGE,
     "slice": BOX,
     "update": BOX,
 }

@@ -7,7 +7,15 @@ import pytest
 
 import spmd
 from codegen import expr
-from codegen.errors import LayoutError, MatchingError, ProgramError, SpmdError, UsageError
+from codegen.errors import (
+    CarryError,
+    DtypeError,
+    LayoutError,
+    MatchingError,
+    ProgramError,
+    SpmdError,
+    UsageError,
+)
 from codegen.oracle import interpret
 from codegen.trace.number import number
 
@@ -449,6 +457,19 @@ def test_illegal_exchange_is_refused():
     refuse(UsageError, lambda x: spmd.ppermute(x, "r", to=lambda i, n: x), "destination")
     refuse(MatchingError, lambda x: spmd.ppermute(x, "r", shift=spmd.axis_index("r")), "all ranks")
     refuse(MatchingError, lambda x: spmd.pbroadcast(x, "r", spmd.axis_size("r")), "which is none")
+    refuse(MatchingError, lambda x: spmd.pgather(x, "r", -1), "root of a pgather", "which is none")
+    refuse(MatchingError, lambda x: spmd.pscatter(x, "r", spmd.axis_index("r")), "the root differs")
+    refuse(UsageError, lambda x: spmd.preduce(x, "r", "mean"), "no op 'mean'", "one of sum, prod")
+    refuse(DtypeError, lambda x: spmd.pscan(x * 1.0, "r", "xor"), "pscan of float64", "x != 0")
+    refuse(DtypeError, lambda x: spmd.por(x * 1j, "r"), "por of complex128")
+    refuse(DtypeError, lambda x: spmd.pexscan(x * 1j, "r", "max"), "pexscan of complex128", "pscan")
+    refuse(SpmdError, lambda x: spmd.pscan(x[:, : spmd.axis_index("r")], "r"), "other members")
+    refuse(CarryError, lambda x: spmd.preduce(x, "r", lambda a, b: a > b), "op= of preduce", "bool")
+    refuse(ProgramError, lambda x: spmd.pscan(x, "r", lambda a: a), "op= of pscan", "a, b")
+    refuse(UsageError, lambda x: spmd.pexscan(x, "r", lambda a, b: a), "no op", "one of sum")
+    refuse(UsageError, lambda x: spmd.pgather(x, "r", x), "known at launch", "axis sizes")
+    refuse(SpmdError, lambda x: spmd.pscatter(x, "r"), "pscatter", "tiled=True")
+    refuse(SpmdError, lambda x: spmd.pgather(x, "r", dim=3), "no dim 3")
     refuse(SpmdError, lambda x: spmd.psum(x[:, : spmd.axis_index("r")], "r"), "other members")
     refuse(SpmdError, lambda x: spmd.psum_scatter(x, "r"), "tiled=True")
     refuse(SpmdError, lambda x: np.arange(3)[spmd.axis_index("r")], "Python integer")

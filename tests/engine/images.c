@@ -409,6 +409,64 @@ static void scatter_check(spmd_rank *rank)
 }
 LOOP(scatter, scatter_prepare, scatter_check)
 
+/* scan: the sum of the rows of everybody up to me; in odd steps without mine. Combining is not
+ * commutative: a result is 3 times itself, so that the order counts. */
+static void thrice(void *into, const void *from, int64_t n)
+{
+    int64_t *mine = into;
+    const int64_t *theirs = from;
+    for (int64_t k = 0; k < n; k++)
+        mine[k] = (int64_t)(3 * (uint64_t)mine[k] + (uint64_t)theirs[k]);
+}
+
+static int64_t prefix_elements(const spmd_rank *rank, int64_t giver, int64_t taker)
+{
+    int counts = giver < taker || (giver == taker && rank->counter[STEP] % 2 == 0);
+    return counts ? scalar(rank, ELEMENTS) : 0;
+}
+
+static void pull_prefix(const spmd_rank *rank, int64_t member, spmd_box *from, spmd_box *into)
+{
+    int64_t elements = prefix_elements(rank, member, rank->exchange.position);
+    *from = row(rank, OPERAND, 0, elements);
+    *into = row(rank, RESULT, 0, elements);
+}
+
+static void send_prefix(const spmd_rank *rank, int64_t member, spmd_box *from)
+{
+    *from = row(rank, OPERAND, 0, prefix_elements(rank, rank->exchange.position, member));
+}
+
+static void scan_prepare(spmd_rank *rank)
+{
+    int axis = (int)(rank->counter[STEP] % (SPMD_AXES + 1));
+    fill_row(rank);
+    spmd_exchange *exchange = begin(rank, SPMD_SCAN, (uint32_t)axis);
+    if (axis < SPMD_AXES)
+        along(rank, axis);
+    exchange->pull = pull_prefix;
+    exchange->send = send_prefix;
+    exchange->combine = thrice;
+}
+
+static void scan_check(spmd_rank *rank)
+{
+    const spmd_exchange *exchange = &rank->exchange;
+    int axis = (int)(rank->counter[STEP] % (SPMD_AXES + 1));
+    int64_t stride = axis < SPMD_AXES ? exchange->stride[axis] : 1;
+    int64_t members = exchange->position + (rank->counter[STEP] % 2 == 0);
+    const int64_t *result = buffer(rank, RESULT);
+    for (int64_t k = 0; members && k < scalar(rank, ELEMENTS); k++) {
+        int64_t total = value(exchange->first, rank->counter[STEP], k);
+        for (int64_t m = 1; m < members; m++) {
+            int64_t theirs = value(exchange->first + m * stride, rank->counter[STEP], k);
+            thrice(&total, &theirs, 1);
+        }
+        expect(rank, result[k], total);
+    }
+}
+LOOP(scan, scan_prepare, scan_check)
+
 /* halo: columns and rows of a square block go to the neighbours on a 2-D mesh that wraps; the
  * block of `elements` x `elements` lies in OPERAND with one line of ghost cells around it. */
 static void reserve_halo(const spmd_world *world, int64_t *bytes)
@@ -566,6 +624,7 @@ ROWS(axes, reserve_two);
 ROWS(gather, reserve_all);
 ROWS(swap, reserve_all);
 ROWS(scatter, reserve_all);
+ROWS(scan, reserve_two);
 ROWS(halo, reserve_halo);
 ROWS(print, reserve_two);
 ROWS(stuck, reserve_two);

@@ -303,37 +303,37 @@ static int step(spmd_rank *r)
         if (!r->world->given[0]) {
             /* sample_programs.py:33: u = spmd.input("u", (n, 4), np.float64, layout=("x",
              * None), default=lambda i, j: i + j / 10) */
-            r->operation = 0;
+            spmd_enter(r, 0);
             phase_0(AT(r, B_u_2), AT(r, B_u), x_u_extent_0, x_u_offset_0);
         }
         /* sample_programs.py:38: for _ in spmd.range(steps) */
         for (r->counter[C_i_] = 0; r->counter[C_i_] < steps; r->counter[C_i_]++) {
             /* sample_programs.py:39: a = a - rate * (a - spmd.pmean(np.mean(a, axis=0), "x")) */
-            r->operation = 1;
+            spmd_enter(r, 1);
             phase_1(AT(r, B_u_2), AT(r, B_u), x_u_extent_0);
-            r->operation = 2;
+            spmd_enter(r, 2);
             exchange_0(r);
             r->pc = 1;
             /* fall through */
         case 1:
             if (!r->engine->exchange(r)) return SPMD_WAITS;
-            r->operation = 3;
+            spmd_enter(r, 3);
             phase_2(AT(r, B_a), AT(r, B_u), n_x, x_u_extent_0, spmd_scalar_f64(r, 1));
         }
         /* branch on the index: sample_programs.py:40: if i % 2 == 0 */
         if (x_branch) {
             /* sample_programs.py:43: a[:, 0] = 1 */
-            r->operation = 4;
+            spmd_enter(r, 4);
             phase_3(AT(r, B_u), x_u_extent_0);
         } else {
             /* sample_programs.py:41: a[:, 0] = -1 */
-            r->operation = 5;
+            spmd_enter(r, 5);
             phase_4(AT(r, B_u), x_u_extent_0);
         }
         /* sample_programs.py:44: largest = spmd.pmax(np.max(np.abs(a), initial=0), "x") */
-        r->operation = 6;
+        spmd_enter(r, 6);
         phase_5(AT(r, B_largest), AT(r, B_u), x_u_extent_0);
-        r->operation = 7;
+        spmd_enter(r, 7);
         exchange_1(r);
         r->pc = 2;
         /* fall through */
@@ -341,11 +341,11 @@ static int step(spmd_rank *r)
         if (!r->engine->exchange(r)) return SPMD_WAITS;
         /* sample_programs.py:45: while largest > 1 */
         for (r->counter[C_pass] = 0; ; r->counter[C_pass]++) {
-            r->operation = 8;
+            spmd_enter(r, 8);
             phase_6(AT(r, B_map), AT(r, B_largest_2));
             if (!((uint8_t *)AT(r, B_map))[0]) break;
             /* sample_programs.py:46: largest = largest / 2 */
-            r->operation = 9;
+            spmd_enter(r, 9);
             phase_7(AT(r, B_largest_2), AT(r, B_u), x_u_extent_0);
         }
     }

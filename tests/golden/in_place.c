@@ -94,11 +94,11 @@ static int step(spmd_rank *r)
         if (!r->world->given[0]) {
             /* sample_programs.py:71: u = spmd.input("u", (n, 6), np.float64, layout=("x",
              * None), default=lambda i, j: i * 6 + j) */
-            r->operation = 0;
+            spmd_enter(r, 0);
             phase_0(AT(r, B_u), x_u_extent_0, x_u_offset_0);
         }
         /* sample_programs.py:76: a[:, 0] = a[:, 5] */
-        r->operation = 1;
+        spmd_enter(r, 1);
         phase_1(AT(r, B_a), AT(r, B_u), AT(r, B_a_2), x_u_extent_0);
     }
     return SPMD_DONE;

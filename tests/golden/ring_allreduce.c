@@ -221,20 +221,20 @@ static int step(spmd_rank *r)
         /* default of part */
         if (!r->world->given[0]) {
             /* sample_programs.py:11: part = spmd.input( */
-            r->operation = 0;
+            spmd_enter(r, 0);
             phase_0(AT(r, B_part), i_ring);
         }
         /* sample_programs.py:19: for s in spmd.range(n - 1) */
         for (r->counter[C_s] = 0; r->counter[C_s] < n_ring - 1; r->counter[C_s]++) {
             /* sample_programs.py:20: b[(i - s - 1) % n] += spmd.ppermute(b[(i - s) % n],
              * "ring", shift=1) */
-            r->operation = 1;
+            spmd_enter(r, 1);
             exchange_0(r);
             r->pc = 1;
             /* fall through */
         case 1:
             if (!r->engine->exchange(r)) return SPMD_WAITS;
-            r->operation = 2;
+            spmd_enter(r, 2);
             phase_1(AT(r, B_part), AT(r, B_received),
                 x_10_div_n_ring
                     + (spmd_mod(i_ring - r->counter[C_s] - 1, n_ring) < x_10_mod_n_ring),
@@ -245,13 +245,13 @@ static int step(spmd_rank *r)
         for (r->counter[C_s_2] = 0; r->counter[C_s_2] < n_ring - 1; r->counter[C_s_2]++) {
             /* sample_programs.py:22: b[(i - s) % n] = spmd.ppermute(b[(i + 1 - s) % n], "ring",
              * shift=1) */
-            r->operation = 3;
+            spmd_enter(r, 3);
             exchange_1(r);
             r->pc = 2;
             /* fall through */
         case 2:
             if (!r->engine->exchange(r)) return SPMD_WAITS;
-            r->operation = 4;
+            spmd_enter(r, 4);
             phase_2(AT(r, B_part), AT(r, B_received),
                 x_10_div_n_ring + (spmd_mod(i_ring - r->counter[C_s_2], n_ring) < x_10_mod_n_ring),
                 spmd_mod(i_ring - r->counter[C_s_2], n_ring) * x_10_div_n_ring

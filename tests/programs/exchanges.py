@@ -66,7 +66,8 @@ class Author(Flow):
         v = self.var(lambda w: self.alike(w, axes) and w.dtype != np.float16 and w.kind != "c")
         if v is None:
             return False
-        what = self.choice(("psum", "pmax", "pmin", "pbroadcast", "all_ranks", "psum", "pmean"))
+        what = self.choice(("psum", "pmax", "pmin", "pbroadcast", "all_ranks", "psum", "pmean",
+                            "located", "placed", "placed"))  # fmt: skip
         if what in ("psum", "pmean"):
             x = f"np.clip({v.name}, -8, 8)" if v.kind == "f" else v.name
             dtype = np.dtype(np.int64) if v.kind == "b" else v.dtype
@@ -79,17 +80,40 @@ class Author(Flow):
                 return False
             fn = self.choice(("all_ranks", "any_ranks"))
             self.define(f"spmd.{fn}(np.any({v.name}))", bool, ())
+        elif what == "located":
+            if not v.exact:
+                return False
+            call = f"spmd.{self.choice(('pargmax', 'pargmin'))}({v.name}, {text})"
+            if self.chance(50):
+                self.define(f"{call}[0]", v.dtype, v.dims)
+            else:
+                self.define(f"{call}[1]", np.dtype(np.int64), v.dims)
+        elif what == "placed":
+            self.placed(v, text)
         elif what == "pbroadcast":
             self.define(f"spmd.pbroadcast({v.name}, {text})", v.dtype, v.dims, v.exact)
         else:
             self.define(f"spmd.{what}({v.name}, {text})", v.dtype, v.dims, v.exact)
         return True
 
+    def placed(self, v: Var, text: str) -> None:
+        """What depends on a member's place: a reduction to one of them, prefixes."""
+        what = self.choice(("preduce", "pscan", "pexscan"))
+        bits = ("and", "or", "xor") if v.kind in "iub" else ()
+        ends = ("min", "max") if what != "pexscan" else ()  # infinities are no use for what follows
+        op = self.choice(("sum", *ends, *bits))
+        x = f"np.clip({v.name}, -8, 8)" if v.kind == "f" and op == "sum" else v.name
+        root = self.choice((", 0", f", spmd.axis_size({text}) - 1")) if what == "preduce" else ""
+        dtype = np.dtype(np.int64) if v.kind == "b" and op == "sum" else v.dtype
+        self.define(f"spmd.{what}({x}, {text}, {op!r}{root})", dtype, v.dims,
+                    v.exact and (v.kind != "f" or op != "sum"))  # fmt: skip
+
     def moved(self) -> bool:
         """A split gathered, made or moved."""
         text, axes = self.along()
         split = [Local(n, axes) for n in SPLIT]
-        what = self.draw(st.integers(0, 3))
+        what = self.draw(st.integers(0, 4))
+        root = self.choice(("0", f"spmd.axis_size({text}) - 1", f"spmd.axis_size({text}) // 2"))
         if what == 0:
             v = self.var(lambda w: any(d in split for d in w.dims) and
                          sum(bool(axes_in(d) & set(axes)) for d in w.dims) == 1)  # fmt: skip
@@ -97,6 +121,12 @@ class Author(Flow):
                 return False
             d = next(k for k, e in enumerate(v.dims) if e in split)
             dims = (*v.dims[:d], v.dims[d].whole, *v.dims[d + 1 :])
+            if self.chance(40):  # by one of them, and handed out again
+                whole = self.name("g")
+                self.emit(f"{whole} = spmd.pgather({v.name}, {text}, {root}, {d}, tiled=True)")
+                self.define(f"spmd.pscatter({whole}, {text}, {root}, {d}, tiled=True)", v.dtype,
+                            v.dims, v.exact)  # fmt: skip
+                return True
             self.define(f"spmd.all_gather({v.name}, {text}, {d}, tiled=True)", v.dtype, dims,
                         v.exact)  # fmt: skip
             return True
@@ -108,6 +138,9 @@ class Author(Flow):
             x = f"np.clip({v.name}, -8, 8)" if v.kind == "f" else v.name
             self.define(f"spmd.psum_scatter({x}, {text}, 0, tiled=True)", v.dtype,
                         (Local(v.dims[0], axes), *v.dims[1:]), v.kind != "f")  # fmt: skip
+        elif what == 4:
+            self.define(f"spmd.pscatter({v.name}, {text}, {root}, tiled=True)", v.dtype,
+                        (Local(v.dims[0], axes), *v.dims[1:]), v.exact)  # fmt: skip
         elif what == 2:
             got = self.define(f"spmd.all_gather({v.name}, {text})", v.dtype,
                               (Cut("members", text), *v.dims), v.exact)  # fmt: skip

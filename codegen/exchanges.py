@@ -1,0 +1,196 @@
+"""What members of an exchange take from each other: boxes of buffers, each in its owner's view.
+
+Goes in: an exchange op, where its values lie, the symbol of a member. Comes out: the fields of a
+plan.Exchange that depend on its kind.
+Always holds: what I pull from a member is what it says it sends to me, element for element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from codegen import access, expr, mesh
+from codegen.access import Resolver, loop_vars, positions
+from codegen.expr import Expr, Sym
+from codegen.functions import neutral
+from codegen.ir import Op, Shape, Value
+from codegen.mesh import Mesh
+from codegen.plan import Box, Load
+
+Details = dict[str, Any]
+There = Mapping[Sym, Expr]
+
+
+class Exchanges:
+    """The rules, one per kind; me and member: positions along the axes of the op."""
+
+    def __init__(self, mesh: Mesh, resolver: Resolver) -> None:
+        self.mesh = mesh
+        self.resolver = resolver
+
+    def details(self, op: Op, kind: str, member: Sym) -> Details:
+        """kind: the op's own, or barrier where one is asked for around it."""
+        axes = tuple(op.attrs["axes"])
+        at = expr.symbol(member)
+        there = self.mesh.at(axes, at)
+        return EXCHANGES[kind](self, op, self.mesh.position(axes), at, there)
+
+    def box(self, value: Value) -> Box:
+        """Where a value lies: a strided region of a buffer."""
+        loops = loop_vars(value.type.shape)
+        node = self.resolver.node(value, positions(loops))
+        assert isinstance(node, Load), "what is sent lies in memory"
+        found = access.affine(node.offset, loops)
+        assert found is not None, "what is sent is strided"
+        return Box(node.buffer, found[0], value.type.shape, found[1])
+
+    def permute(self, op: Op, me: Expr, member: Expr, there: There) -> Details:
+        a = op.attrs
+        mine, into = self.box(op.operands[0]), self.box(op.result)
+        at_me = {a["var"]: me}
+        solved = a["source"] is not None
+        return {
+            "pull_from": _with_extent(_seen_from(mine, there), into.extent),
+            "pull_into": into,
+            "send": mine,
+            "source": a["source"].subst(at_me) if solved else None,
+            "receives": a["receives"].subst(at_me) if solved else None,
+            "dest": a["to"].subst(at_me),
+            "sends": a["sends"].subst(at_me),
+        }
+
+    def all_reduce(self, op: Op, me: Expr, member: Expr, there: There) -> Details:
+        return {"pull_from": _flat(_seen_from(self.box(op.operands[0]), there)),
+                "pull_into": _flat(self.box(op.result)),
+                "send": _flat(self.box(op.operands[0]))}  # fmt: skip
+
+    def all_gather(self, op: Op, me: Expr, member: Expr, there: There) -> Details:
+        mine, whole = self.box(op.operands[0]), self.box(op.result)
+        from_ = _seen_from(mine, there)
+        offset = op.attrs["offset"].subst({op.attrs["var"]: member})
+        into = _part(whole, op.attrs["dim"], offset, from_.extent)
+        return {"pull_from": from_, "pull_into": into, "send": mine}
+
+    def all_to_all(self, op: Op, me: Expr, member: Expr, there: There) -> Details:
+        a = op.attrs
+        mine, whole = self.box(op.operands[0]), self.box(op.result)
+        size = self.mesh.size(tuple(a["axes"]))
+        theirs = _block(_seen_from(mine, there), a["split"], size, me)
+        offset = a["offset"].subst({a["var"]: member})
+        into = _part(whole, a["concat"], offset, theirs.extent)
+        return {"pull_from": theirs, "pull_into": into,
+                "send": _block(mine, a["split"], size, member)}  # fmt: skip
+
+    def reduce_scatter(self, op: Op, me: Expr, member: Expr, there: There) -> Details:
+        mine = self.box(op.operands[0])
+        dim, size = op.attrs["dim"], self.mesh.size(tuple(op.attrs["axes"]))
+        return {
+            "pull_from": _block(_seen_from(mine, there), dim, size, me),
+            "pull_into": self.box(op.result),
+            "send": _block(mine, dim, size, member),
+        }
+
+    def broadcast_from(self, op: Op, me: Expr, member: Expr, there: There) -> Details:
+        mine, into = self.box(op.operands[0]), self.box(op.result)
+        only = expr.eq(member, op.attrs["root"])
+        is_root = expr.eq(me, op.attrs["root"])
+        return {"pull_from": _times(_seen_from(mine, there), only), "pull_into": _times(into, only),
+                "send": _times(mine, is_root)}  # fmt: skip
+
+    def gather_to(self, op: Op, me: Expr, member: Expr, there: There) -> Details:
+        return self.at_root(op, me, member, self.all_gather(op, me, member, there))
+
+    def reduce_to(self, op: Op, me: Expr, member: Expr, there: There) -> Details:
+        return self.at_root(op, me, member, self.all_reduce(op, me, member, there))
+
+    def at_root(self, op: Op, me: Expr, member: Expr, whole: Details) -> Details:
+        """The root pulls what all would; nobody else pulls anything."""
+        is_root, for_root = expr.eq(me, op.attrs["root"]), expr.eq(member, op.attrs["root"])
+        return {"pull_from": _times(whole["pull_from"], is_root),
+                "pull_into": _times(whole["pull_into"], is_root),
+                "send": _times(whole["send"], for_root)}  # fmt: skip
+
+    def scatter_from(self, op: Op, me: Expr, member: Expr, there: There) -> Details:
+        a = op.attrs
+        mine, dim, size = self.box(op.operands[0]), a["dim"], self.mesh.size(tuple(a["axes"]))
+        only, is_root = expr.eq(member, a["root"]), expr.eq(me, a["root"])
+        return {
+            "pull_from": _times(_block(_seen_from(mine, there), dim, size, me), only),
+            "pull_into": _times(self.box(op.result), only),
+            "send": _times(_block(mine, dim, size, member), is_root),
+        }
+
+    def scan(self, op: Op, me: Expr, member: Expr, there: There) -> Details:
+        before = expr.lt if op.attrs["exclusive"] else expr.le
+        counts, for_member = before(member, me), before(me, member)
+        whole = self.all_reduce(op, me, member, there)
+        return {"pull_from": _times(whole["pull_from"], counts),
+                "pull_into": _times(whole["pull_into"], counts),
+                "send": _times(whole["send"], for_member)}  # fmt: skip
+
+    def barrier(self, op: Op, me: Expr, member: Expr, there: There) -> Details:
+        return {}
+
+    # ---- what nobody sends -----------------------------------------------------------------------
+
+    def unsent(self, op: Op) -> tuple[Expr, Any]:
+        """Where (1) a member gets nothing although its result has elements, and what they are."""
+        me = self.mesh.position(tuple(op.attrs["axes"]))
+        if op.kind == "reduce_to":
+            return expr.ne(me, op.attrs["root"]), 0
+        if op.kind == "scan" and op.attrs["exclusive"]:
+            return expr.eq(me, 0), neutral(op.attrs["fn"], op.result.type.dtype)
+        return expr.const(0), 0
+
+
+# ---- boxes ---------------------------------------------------------------------------------------
+
+
+def _seen_from(box: Box, there: Mapping[Sym, Expr]) -> Box:
+    """The same region in another member's view."""
+    return Box(
+        box.buffer, box.offset.subst(there), tuple(e.subst(there) for e in box.extent),
+        tuple(s.subst(there) for s in box.stride),
+    )  # fmt: skip
+
+
+def _with_extent(box: Box, extent: Shape) -> Box:
+    return Box(box.buffer, box.offset, extent, box.stride)
+
+
+def _part(box: Box, dim: int, offset: Expr, extent: Shape) -> Box:
+    return Box(box.buffer, box.offset + box.stride[dim] * offset, extent, box.stride)
+
+
+def _block(box: Box, dim: int, blocks: Expr, k: Expr) -> Box:
+    """Balanced block k of a dim."""
+    e = box.extent[dim]
+    extent = (*box.extent[:dim], mesh.block_extent(e, blocks, k), *box.extent[dim + 1 :])
+    return _part(box, dim, mesh.block_offset(e, blocks, k), extent)
+
+
+def _times(box: Box, condition: Expr) -> Box:
+    """Empty where the condition is 0."""
+    extent = box.extent or (expr.const(1),)
+    stride = box.stride or (expr.const(1),)
+    return Box(box.buffer, box.offset, (extent[0] * condition, *extent[1:]), stride)
+
+
+def _flat(box: Box) -> Box:
+    return Box(box.buffer, box.offset, (expr.product(box.extent),), (expr.const(1),))
+
+
+EXCHANGES: dict[str, Callable[..., Details]] = {
+    "permute": Exchanges.permute,
+    "all_reduce": Exchanges.all_reduce,
+    "all_gather": Exchanges.all_gather,
+    "all_to_all": Exchanges.all_to_all,
+    "reduce_scatter": Exchanges.reduce_scatter,
+    "broadcast_from": Exchanges.broadcast_from,
+    "gather_to": Exchanges.gather_to,
+    "scatter_from": Exchanges.scatter_from,
+    "reduce_to": Exchanges.reduce_to,
+    "scan": Exchanges.scan,
+    "barrier": Exchanges.barrier,
+}

@@ -193,7 +193,7 @@ static bool far_watch(spmd_job *job, spmd_far *far, int64_t limit, int64_t now,
 }
 
 /* After a failure that all know of, nothing may be asked of MPI: whoever ends the job closes
- * connections, and an MPI that sees that ends the job a second time, which launchers do not expect. */
+ * connections, and an MPI that sees that ends the job once more, which launchers do not expect. */
 static bool all_told(spmd_job *job, const spmd_fars *fars)
 {
     bool told = spmd_job_aborted(job);

@@ -123,7 +123,8 @@ def test_a_rank_that_computes_for_long(built, mpirun, options):
     image = built(TURNS)
     done = mpirun(3, "-m", "spmd", "run", image, "--time-limit", "1", "--set", "steps=1",
                   "--set", "work=150000000", *options).expect(0, "x: float64")  # fmt: skip
-    assert done.err.count("warning") == 1, done.err
+    # one for each ten limits, however long this machine takes
+    assert 1 <= done.err.count("warning") <= 1 + done.seconds // 10, done.err
     assert "rank 1 on" in done.err and "is slow: others wait for it" in done.err
     assert "ran operation" in done.err
 

@@ -212,6 +212,8 @@ int spmd_job_board(spmd_job *job, spmd_arena *board);
 /* Shows that this process is alive and looks whether the others are; blocks, in a thread of the
  * host language, until there is something to say. limit_ms: of silence; 0: any. */
 int spmd_job_heed(spmd_job *job, int64_t limit_ms, spmd_notice *notice);
+/* After SPMD_NOTICE_LOST, before the job is ended: the other hosts must know. */
+void spmd_job_heed_last(spmd_job *job);
 /* From now on others may leave: whoever heeds returns SPMD_NOTICE_END. */
 void spmd_job_heed_end(spmd_job *job);
 

@@ -12,6 +12,7 @@
 #define BEAT_TURNS 2   /* between two beats */
 #define WATCH_TAG 0
 #define MS 1000000
+#define TELL_NS (250 * MS) /* two turns of the others */
 #define LOCK_NS (20 * MS) /* for MPI: a thread may be caught in it, with the lock */
 
 typedef struct spmd_beat {
@@ -191,12 +192,22 @@ static bool far_watch(spmd_job *job, spmd_far *far, int64_t limit, int64_t now,
     return true;
 }
 
+/* After a failure that all know of, nothing may be asked of MPI: whoever ends the job closes
+ * connections, and an MPI that sees that ends the job once more, which launchers do not expect. */
+static bool all_told(spmd_job *job, const spmd_fars *fars)
+{
+    bool told = spmd_job_aborted(job);
+    for (int64_t k = 0; k < fars->count; k++)
+        told &= fars->far[k].told && !fars->far[k].busy;
+    return told;
+}
+
 static void fars_exchange(spmd_job *job, spmd_fars *fars, int64_t turn)
 {
     bool aborted = spmd_job_aborted(job);
     int64_t waiting = 0, now = spmd_now();
 
-    if (!mpi_enter(job))
+    if (all_told(job, fars) || !mpi_enter(job))
         return;
     for (int64_t k = 0; k < fars->count; k++) {
         spmd_far *far = &fars->far[k];
@@ -204,7 +215,9 @@ static void fars_exchange(spmd_job *job, spmd_fars *fars, int64_t turn)
             continue;
         if (far->last.waiting > waiting)
             waiting = far->last.waiting;
-        if (turn % BEAT_TURNS == 1 || (aborted && !far->told))
+        if (aborted && far->told)
+            far_idle(job, far);
+        else if (turn % BEAT_TURNS == 1 || aborted)
             far_tell(job, fars, far, false);
     }
     pthread_mutex_unlock(&job->mpi_lock);
@@ -223,6 +236,19 @@ bool spmd_fars_watch(spmd_job *job, spmd_fars *fars, int64_t turn, int64_t limit
         if (far_watch(job, &fars->far[k], limit, now, notice))
             return true;
     return false;
+}
+
+/* Before this process ends a job that has failed: the other hosts hear of it, and stop. */
+void spmd_fars_tell(spmd_job *job, spmd_fars *fars)
+{
+    const struct timespec moment = {.tv_nsec = MS}, turn = {.tv_nsec = TELL_NS};
+    int64_t end = spmd_now() + TELL_NS;
+
+    while (!all_told(job, fars) && spmd_now() < end) {
+        fars_exchange(job, fars, 0);
+        nanosleep(&moment, NULL);
+    }
+    nanosleep(&turn, NULL);
 }
 
 /* No beat may be on its way when the job's communicator is given up: the last one says that it is

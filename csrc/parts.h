@@ -256,6 +256,7 @@ bool spmd_fars_open(spmd_job *job, spmd_fars *fars);
 void spmd_fars_begin(spmd_fars *fars, int64_t now);
 bool spmd_fars_watch(spmd_job *job, spmd_fars *fars, int64_t turn, int64_t limit,
                      spmd_notice *notice);
+void spmd_fars_tell(spmd_job *job, spmd_fars *fars);
 void spmd_fars_leave(spmd_job *job, spmd_fars *fars, int64_t limit);
 void spmd_fars_free(spmd_fars *fars);
 

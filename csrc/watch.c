@@ -356,6 +356,12 @@ int spmd_job_heed(spmd_job *job, int64_t limit_ms, spmd_notice *notice)
     return (int)(news ? notice->kind : SPMD_NOTICE_END);
 }
 
+void spmd_job_heed_last(spmd_job *job)
+{
+    if (job->watch && job->watch->fars.count > 0)
+        spmd_fars_tell(job, &job->watch->fars);
+}
+
 void spmd_job_heed_end(spmd_job *job)
 {
     if (job->board)

@@ -122,13 +122,15 @@ def library(name: str = "", family: str = "") -> Any:
     return MPI
 
 
-def unname_memory() -> None:
+def unname_memory(end: bool = False) -> None:
     """Takes the names of MPICH's shared memory away: MPI_Init ends when all processes have it.
 
     It gives them up itself only in MPI_Finalize: every killed run would leave some megabytes.
+    end: of a job that is over before its MPI is; Open MPI's names too, which it needs until then.
     """
+    theirs = ("/dev/shm/mpich_", "/dev/shm/sm_segment.") if end else ("/dev/shm/mpich_",)
     with open("/proc/self/maps") as maps:
-        names = {line.split(" ", 5)[-1].strip() for line in maps if "/dev/shm/mpich_" in line}
+        names = {line.split(" ", 5)[-1].strip() for line in maps if any(s in line for s in theirs)}
     for name in names:
         try:
             os.unlink(name)

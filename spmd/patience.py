@@ -15,6 +15,7 @@ from time import monotonic, sleep
 from codegen.errors import EXIT_PEER, PeerError
 from spmd import report
 from spmd.engine import ffi, lib
+from spmd.launchers import unname_memory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ class Patience:
             sleep(TURN_S)
             now, before, last = monotonic(), last, monotonic()
             if os.getppid() != self.launcher:
+                unname_memory(end=True)
                 os._exit(EXIT_PEER)  # whoever read what we print has ended, and the job with it
             if self.trusted or now - before > self.limit / 4:  # or I was away myself
                 since.clear()

@@ -59,6 +59,7 @@ class Watch:
     def _end_job(self, notice: Any) -> None:
         """Says who was lost, and ends all processes: there is nothing that MPI could go on with."""
         self._say(report.error_text(self._lost(notice)))
+        lib.spmd_job_heed_last(self.job._job)
         self.job.processes.abort(EXIT_PEER)
         os._exit(EXIT_PEER)
 

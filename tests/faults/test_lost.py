@@ -123,7 +123,8 @@ def test_a_rank_that_computes_for_long(built, mpirun, options):
     image = built(TURNS)
     done = mpirun(3, "-m", "spmd", "run", image, "--time-limit", "1", "--set", "steps=1",
                   "--set", "work=150000000", *options).expect(0, "x: float64")  # fmt: skip
-    assert done.err.count("warning") == 1, done.err
+    # one for each ten limits, however long this machine takes
+    assert 1 <= done.err.count("warning") <= 1 + done.seconds // 10, done.err
     assert "rank 1 on" in done.err and "is slow: others wait for it" in done.err
     assert "ran operation" in done.err
 
@@ -156,6 +157,7 @@ def test_all_stopped_together_is_nobodys_fault(built, mpirun):
     assert "spmd:" not in done.err, done.err
 
 
+MPIS = ("mpich_", "sm_segment.", "ucx_")
 KILLS = int(os.environ.get("SPMD_TEST_KILLS", "6"))  # make kills: 100
 
 
@@ -178,7 +180,8 @@ def test_killed_at_a_random_moment(built, mpirun, seed, tmp_path):
             pass  # it was over
         done = launch.finish(30)
     assert "Traceback" not in done.err, done.err
-    left = {name for name in names("/dev/shm") - before if not name.startswith("mpich_")}
+    # What MPI makes, before we can take its names away, is MPI's.
+    left = {name for name in names("/dev/shm") - before if not name.startswith(MPIS)}
     assert not left and not {name for name in names(scratch) if "spmd" in name}
     assert os.listdir(results) in ([], ["x.npy"])
 

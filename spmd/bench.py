@@ -20,42 +20,40 @@ from spmd.memory import available_memory
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-NAMES = ("barrier", "permute", "broadcast", "all-reduce", "reduce-scatter", "all-gather",
-         "all-to-all")  # fmt: skip
+# Collectives whose arrays have a piece for every rank; sizes are those of a piece.
+PIECES = ("all-gather", "all-to-all", "gather", "scatter")
 ELEMENT = 4  # bytes: float32
 BATCH_BYTES = 16 << 20  # that a batch of turns moves, about
 MOST_TURNS, LEAST_TURNS = 400, 6
 MEMORY_SHARE = 4  # of what is available, at most, for the arrays of all ranks
 
-# How the field counts bandwidth on the bus (nccl-tests, doc/PERFORMANCE.md): times size over time.
-BUS = {
-    "all-reduce": lambda n: 2 * (n - 1) / n,
-    "reduce-scatter": lambda n: (n - 1) / n,
-    "all-gather": lambda n: n - 1,  # our sizes are of a rank's own part
-    "all-to-all": lambda n: n - 1,
-    "broadcast": lambda n: 1.0,
-    "permute": lambda n: 1.0,
-    "barrier": lambda n: 0.0,
-}
-MPI_FUNCTIONS = {
-    "barrier": (b"MPI_Barrier", lib.SPMD_MPI_BARRIER),
-    "permute": (b"MPI_Sendrecv", lib.SPMD_MPI_SENDRECV),
-    "broadcast": (b"MPI_Bcast", lib.SPMD_MPI_BCAST),
-    "all-reduce": (b"MPI_Allreduce", lib.SPMD_MPI_ALLREDUCE),
-    "reduce-scatter": (b"MPI_Reduce_scatter_block", lib.SPMD_MPI_REDUCE_SCATTER),
-    "all-gather": (b"MPI_Allgather", lib.SPMD_MPI_ALLGATHER),
-    "all-to-all": (b"MPI_Alltoall", lib.SPMD_MPI_ALLTOALL),
-}
+# MPI's function, its kind for csrc/mpi.c, and what the field counts as bandwidth on the bus: as
+# a multiple of size over time (nccl-tests, doc/PERFORMANCE.md; our sizes are of a rank's own part).
+COLLECTIVES: dict[str, tuple[bytes, int, Callable[[int], float]]] = {
+    "barrier": (b"MPI_Barrier", lib.SPMD_MPI_BARRIER, lambda n: 0.0),
+    "permute": (b"MPI_Sendrecv", lib.SPMD_MPI_SENDRECV, lambda n: 1.0),
+    "broadcast": (b"MPI_Bcast", lib.SPMD_MPI_BCAST, lambda n: 1.0),
+    "reduce": (b"MPI_Reduce", lib.SPMD_MPI_REDUCE, lambda n: 1.0),
+    "all-reduce": (b"MPI_Allreduce", lib.SPMD_MPI_ALLREDUCE, lambda n: 2 * (n - 1) / n),
+    "reduce-scatter": (
+        b"MPI_Reduce_scatter_block", lib.SPMD_MPI_REDUCE_SCATTER, lambda n: (n - 1) / n),
+    "all-gather": (b"MPI_Allgather", lib.SPMD_MPI_ALLGATHER, lambda n: n - 1),
+    "gather": (b"MPI_Gather", lib.SPMD_MPI_GATHER, lambda n: n - 1),
+    "scatter": (b"MPI_Scatter", lib.SPMD_MPI_SCATTER, lambda n: n - 1),
+    "all-to-all": (b"MPI_Alltoall", lib.SPMD_MPI_ALLTOALL, lambda n: n - 1),
+    "scan": (b"MPI_Scan", lib.SPMD_MPI_SCAN, lambda n: 1.0),
+    "exscan": (b"MPI_Exscan", lib.SPMD_MPI_EXSCAN, lambda n: 1.0),
+}  # fmt: skip
 
 
 def main(options: argparse.Namespace, processes: launch.Processes) -> int:
     """Measures and prints what was asked for; every process must come."""
-    names = options.collective or list(NAMES)
-    unknown = [name for name in names if name not in NAMES]
+    names = options.collective or list(COLLECTIVES)
+    unknown = [name for name in names if name not in COLLECTIVES]
     if unknown:
-        raise UsageError(f"no collective {unknown[0]!r}", expected=", ".join(NAMES))
+        raise UsageError(f"no collective {unknown[0]!r}", expected=", ".join(COLLECTIVES))
     if options.vs and processes.count == 1:
         raise UsageError("--vs mpi wants several processes", remedy="mpirun -n 4 python -m spmd …")
     bench = Bench(options, processes)
@@ -94,11 +92,11 @@ class Bench:
 
     def _memory(self, name: str, count: int) -> int:
         """Bytes of the arrays of all ranks."""
-        pieces = self.ranks if name in ("all-gather", "all-to-all") else 1
+        pieces = self.ranks if name in PIECES else 1
         return 6 * count * ELEMENT * pieces * self.ranks
 
     def _row(self, name: str, count: int) -> dict[str, Any]:
-        moved = count * ELEMENT * (self.ranks if name in ("all-gather", "all-to-all") else 1)
+        moved = count * ELEMENT * (self.ranks if name in PIECES else 1)
         turns = max(LEAST_TURNS, min(MOST_TURNS, BATCH_BYTES // moved))
         ours: list[list[list[int]]] = []
         theirs: list[list[list[int]]] = []
@@ -121,7 +119,7 @@ class Bench:
         if self.processes.number:
             return {**row, "wrong": 0}
         row |= {**summary(ours), "wrong": wrong[0]}
-        row["bus"] = BUS[name](self.ranks) * row["bytes"] / (row["worst"] / 1e6)
+        row["bus"] = COLLECTIVES[name][2](self.ranks) * row["bytes"] / (row["worst"] / 1e6)
         if peer:
             row["mpi"] = {**summary(theirs), "wrong": wrong[1]}
             row["ratio"] = statistics.median(
@@ -172,11 +170,11 @@ class Peer:
         MPI = processes.mpi()
         self.processes = processes
         library = lib.spmd_library_open(MPI.__file__.encode())
-        symbol, kind = MPI_FUNCTIONS[name]
+        symbol, kind, _ = COLLECTIVES[name]
         functions = [lib.spmd_library_symbol(library, s) for s in (b"MPI_Barrier", symbol)]
         if not all(functions):
             raise EnvironmentFault(f"the MPI library has no {symbol.decode()}")
-        many = count * (processes.count if name in ("all-gather", "all-to-all") else 1)
+        many = count * (processes.count if name in PIECES else 1)
         self.rooms = [ffi.new("float[]", many) for _ in range(2)]
         handle = {
             key: ffi.cast("int64_t", MPI._handleof(what))

@@ -94,4 +94,31 @@ PROGRAMS = {
         lambda one, every, mine, i, n, t: every + (i + t),
         pieces=True,
     ),
+    "reduce": _program(
+        lambda one, every, own: one + own,
+        lambda x: spmd.preduce(x, AXIS),
+        lambda one, every, mine, i, n, t: _sum(one, n, t) * (i == 0),
+    ),
+    "gather": _program(
+        lambda one, every, own: one + own,
+        lambda x: spmd.pgather(x, AXIS, tiled=True),
+        lambda one, every, mine, i, n, t: every[: every.shape[0] * (i == 0)] + t,
+        pieces=True,
+    ),
+    "scatter": _program(
+        lambda one, every, own: every + own,
+        lambda x: spmd.pscatter(x, AXIS, tiled=True),
+        lambda one, every, mine, i, n, t: one + (i + t),
+        pieces=True,
+    ),
+    "scan": _program(
+        lambda one, every, own: one + own,
+        lambda x: spmd.pscan(x, AXIS),
+        lambda one, every, mine, i, n, t: _sum(one, i + 1, t),
+    ),
+    "exscan": _program(
+        lambda one, every, own: one + own,
+        lambda x: spmd.pexscan(x, AXIS),
+        lambda one, every, mine, i, n, t: _sum(one, i, t),
+    ),
 }

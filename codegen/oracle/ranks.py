@@ -17,7 +17,7 @@ from codegen.functions import COMBINE, FUNCTIONS, neutral
 from codegen.oracle.common import Axes, Common
 from codegen.oracle.local import EagerArray, local, received
 from codegen.oracle.threads import Call, Combine, Crew
-from codegen.trace.combining import OPS
+from codegen.trace.combining import fn_of
 from codegen.trace.context import user_place
 from codegen.trace.folding import combining
 from codegen.trace.tree import map_tree
@@ -209,7 +209,7 @@ class Rank(Common):
                 return total if here else np.zeros_like(total)
 
             return map_tree(mine, x)
-        total = _reduction(OPS[op])
+        total = _reduction(fn_of(op, "preduce"))
 
         def combine(parts: Sequence[Any]) -> list[Any]:
             return [t if at in (k, None) else np.zeros_like(t) for k, t in enumerate(total(parts))]
@@ -235,7 +235,7 @@ class Rank(Common):
         if callable(op):
             count = self.axis_index(axis) + 1
             return map_tree(lambda leaf: self.folded("pscan", leaf, axis, op, count), x)
-        total = _reduction(OPS[op])
+        total = _reduction(fn_of(op, "pscan"))
 
         def combine(parts: Sequence[Any]) -> list[Any]:
             return [total(parts[: k + 1])[0] for k in range(len(parts))]
@@ -243,7 +243,8 @@ class Rank(Common):
         return self.each("pscan", x, axis, combine)
 
     def pexscan(self, x: Any, axis: Axes, op: str = "sum") -> Any:
-        fn, total = OPS[op], _reduction(OPS[op])
+        fn = fn_of(op, "pexscan")
+        total = _reduction(fn)
 
         def combine(parts: Sequence[Any]) -> list[Any]:
             sums = [total(parts[: k + 1])[0] for k in range(len(parts))]

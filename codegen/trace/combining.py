@@ -43,7 +43,7 @@ OPS = {
 }  # fmt: skip
 
 
-def _fn(op: Any, what: str) -> str:
+def fn_of(op: Any, what: str) -> str:
     """The row of COMBINE that a user's op= means."""
     if not isinstance(op, str) or op not in OPS:
         raise UsageError(
@@ -233,7 +233,7 @@ def preduce(x: Any, axis: Any, op: Any = "sum", root: Any = 0) -> Any:
             return np.where(number(here), total, np.zeros_like(total))
 
         return tree.map_tree(mine, x)
-    fn = _fn(op, "preduce")
+    fn = fn_of(op, "preduce")
 
     def one(leaf: Any) -> Array:
         value = contributed(as_array(leaf), fn, "preduce")
@@ -258,7 +258,7 @@ def _prefix(x: Any, axis: Any, op: Any, exclusive: bool, what: str) -> Any:
     axes = axes_of(context, axis, what)
     if callable(op) and not exclusive:
         return tree.map_tree(lambda leaf: _folded(context, axes, leaf, op, what, True), x)
-    fn = _fn(op, what)
+    fn = fn_of(op, what)
 
     def one(leaf: Any) -> Array:
         value = contributed(as_array(leaf), fn, what)

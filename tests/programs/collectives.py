@@ -188,7 +188,8 @@ def summed(rows: Any, op: str) -> Any:
     """What an op makes of the rows up to each; bools are counted."""
     if rows.dtype == bool and op in ("sum", "prod"):
         rows = rows.astype(np.int64)
-    return _UFUNCS[op].accumulate(rows, axis=0, dtype=rows.dtype)
+    with np.errstate(all="ignore"):
+        return _UFUNCS[op].accumulate(rows, axis=0, dtype=rows.dtype)
 
 
 def at_root(rows: Any, op: str, root: int) -> Any:
@@ -243,7 +244,7 @@ def prefixed_in_numpy(u: Any, x: int, y: int) -> Arrays:
     return out
 
 
-TYPES = ("float64", "bool", "int16", "uint8", "float32")
+TYPES = ("float64", "bool", "int16", "uint8", "float32", "float16")
 Case = tuple[Any, Callable[..., Arrays], Sequence[str]]
 CASES: dict[str, Case] = {
     "rooted": (rooted, rooted_in_numpy, ("float64",)),

@@ -222,6 +222,8 @@ class Writer:
         dtype = self.sample(form.format(a="a", b="b"), a, sample)
         if dtype is None:
             return None
+        if dtype.kind == "c" and "*" in form:
+            exact = False  # NumPy fuses the products of a complex one where the processor can
         return form.format(a=v.name, b=other), dtype, exact
 
     def alone(self, v: Var) -> tuple[str, np.dtype, bool] | None:

@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 #define SPIN_NS 200000    /* longer than it takes to be woken */
-#define YIELDS 8            /* where threads share cores */
+#define YIELDS 8          /* where threads share cores */
 #define LOOK_NS 20000000  /* a sleeper looks up after this, for what rings no bell */
 #define POLL_SHARE 8      /* of the time waited so far: the delay that asking MPI adds */
 #define POLL_NS 1000000

@@ -68,8 +68,12 @@ class Launch:
         environment = {**os.environ, **LAUNCH_ENVIRONMENT, "PYTHONPATH": str(ROOT), **(env or {})}
         environment[MARK] = self.mark
         environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
-        self.process = subprocess.Popen(
-            [str(a) for a in argv], cwd=cwd, env=environment, text=True, start_new_session=True,
+        self.argv, self.cwd, self.environment = [str(a) for a in argv], cwd, environment
+        self.process = self._start()
+
+    def _start(self) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            self.argv, cwd=self.cwd, env=self.environment, text=True, start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
 
@@ -99,9 +103,15 @@ class Launch:
 
     def ranks(self, count: int) -> dict[int, int]:
         """Rank to process, of the Python processes that a launcher has started for this launch."""
-        deadline = time.monotonic() + 30
+        begin = time.monotonic()
         found: dict[int, int] = {}
-        while len(found) < count and time.monotonic() < deadline:
+        again = True
+        while len(found) < count and time.monotonic() < begin + 30:
+            if not found and again and time.monotonic() > begin + 10:
+                # Of some hundred starts of Open MPI's launcher one begins nothing at all.
+                _kill(self.process.pid)
+                self.process.communicate()
+                self.process, again = self._start(), False
             for pid in self.alive():
                 try:
                     words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")

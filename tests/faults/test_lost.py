@@ -66,17 +66,23 @@ def pretend(*names: str) -> dict[str, str]:
 
 
 def test_a_killed_rank(built, survivors):
-    """The launcher may end the others at once; where it lets them live, one of them says it."""
-    with start(survivors, 4, built(TURNS)) as launch:
-        victim = launch.ranks(4)[2]
-        wait_for_text(launch)
-        sent = time.monotonic()
-        os.kill(victim, signal.SIGKILL)
-        done = launch.finish(20)
-    assert time.monotonic() - sent < LIMIT + 1
-    assert done.code in (75, 9, 137), done.text  # 9 and 137 are the launchers' own
-    assert "Traceback" not in done.err
-    assert done.err.count("lost in superstep") <= 1
+    """The launcher may end the others at once; where it lets them live, one of them says it.
+
+    Even where it is told to let them live, MPICH's sometimes kills them within milliseconds.
+    """
+    for _ in range(4):
+        with start(survivors, 4, built(TURNS)) as launch:
+            victim = launch.ranks(4)[2]
+            wait_for_text(launch)
+            sent = time.monotonic()
+            os.kill(victim, signal.SIGKILL)
+            done = launch.finish(20)
+        assert time.monotonic() - sent < LIMIT + 1
+        assert done.code in (75, 9, 137), done.text  # 9 and 137 are the launchers' own
+        assert "Traceback" not in done.err
+        assert done.err.count("lost in superstep") <= 1
+        if done.err or len(survivors) == 1:
+            break
     if len(survivors) > 1:
         assert f"rank 2 on {os.uname().nodename} lost in superstep" in done.err
         assert f"process {victim} has ended" in done.err

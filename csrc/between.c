@@ -173,11 +173,6 @@ typedef struct spmd_pair {
     int64_t send_bytes, bytes;
 } spmd_pair;
 
-static bool is_far(const spmd_hosted *me, const spmd_exchange *exchange, int64_t member)
-{
-    return !spmd_rank_near(me->job, spmd_member_rank(exchange, member));
-}
-
 static spmd_pair pair_of(const spmd_hosted *me, const spmd_rank *rank,
                          const spmd_exchange *exchange, int64_t distance)
 {
@@ -185,11 +180,11 @@ static spmd_pair pair_of(const spmd_hosted *me, const spmd_rank *rank,
     spmd_pair pair = {.to = (exchange->position + distance) % members,
                       .from = (exchange->position + members - distance) % members};
 
-    if (is_far(me, exchange, pair.to)) {
+    if (spmd_member_far(me, exchange, pair.to)) {
         exchange->send(rank, pair.to, &pair.send);
         pair.send_bytes = spmd_box_elements(&pair.send) * exchange->size;
     }
-    if (is_far(me, exchange, pair.from)) {
+    if (spmd_member_far(me, exchange, pair.from)) {
         exchange->pull(rank, pair.from, &pair.theirs, &pair.into);
         pair.bytes = spmd_box_elements(&pair.into) * exchange->size;
     }

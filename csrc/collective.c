@@ -221,13 +221,13 @@ static bool ring_ready(spmd_hosted *me, const spmd_exchange *exchange, int64_t s
            atomic_load_explicit(&right->posted, memory_order_acquire) >= least_posted;
 }
 
-static void ring_neighbours(const spmd_hosted *me, const spmd_exchange *exchange)
+/* My neighbours may wait for the step that I have made. */
+static void ring_wake(const spmd_hosted *me, const spmd_exchange *exchange, int64_t left,
+                      int64_t right)
 {
-    int64_t members = me->team->count, position = me->team->position;
-    for (int64_t k = 1; k < members; k += members > 2 ? members - 2 : 1) {
-        int64_t member = spmd_team_member(me->team, (position + k) % members);
-        spmd_rank_ring(me->job, spmd_member_rank(exchange, member));
-    }
+    const spmd_team *team = me->team;
+    spmd_rank_ring(me->job, spmd_member_rank(exchange, spmd_team_member(team, left)));
+    spmd_rank_ring(me->job, spmd_member_rank(exchange, spmd_team_member(team, right)));
 }
 
 /* Reduce-scatter, then all-gather, over as many virtual rings as there are members: in ring f,
@@ -246,7 +246,7 @@ static int reduce_ring(spmd_hosted *me, spmd_rank *rank, spmd_exchange *exchange
         me->base = atomic_load_explicit(&mine->posted, memory_order_relaxed) + 1;
         mine->message[me->base & 1].into = own.into_offset;
         atomic_store_explicit(&mine->posted, me->base, memory_order_release);
-        ring_neighbours(me, exchange);
+        ring_wake(me, exchange, left, right);
         rank->stage = 1;
     }
     for (int64_t step = rank->stage - 1; step < last; step++) {
@@ -258,7 +258,7 @@ static int reduce_ring(spmd_hosted *me, spmd_rank *rank, spmd_exchange *exchange
         ring_hop(me, exchange, &own, left, k - hop, 0, combine);
         ring_hop(me, exchange, &own, right, k + hop, 1, combine);
         atomic_store_explicit(&mine->posted, me->base + (uint64_t)step + 1, memory_order_release);
-        ring_neighbours(me, exchange);
+        ring_wake(me, exchange, left, right);
         rank->stage++;
     }
     return ring_ready(me, exchange, last);

@@ -41,6 +41,13 @@ char *spmd_member_memory(const spmd_hosted *me, const spmd_exchange *exchange, i
     return spmd_job_memory(me->job, spmd_member_rank(exchange, member));
 }
 
+/* It exists, and lives in another arena. */
+bool spmd_member_far(const spmd_hosted *me, const spmd_exchange *exchange, int64_t member)
+{
+    return me->job->parted && member != SPMD_NONE &&
+           !spmd_rank_near(me->job, spmd_member_rank(exchange, member));
+}
+
 /* All members of the team add to one counter, kept with its first; the k-th meeting at this site is
  * over when it has reached k times their number. */
 void spmd_team_arrive(spmd_hosted *me, const spmd_exchange *exchange)
@@ -129,10 +136,9 @@ enum {
     PERMUTE_TOLD = SPMD_BETWEEN - 1, /* routes of all arenas are in the slots of this one */
 };
 
-static bool is_far(const spmd_hosted *me, const spmd_exchange *exchange, int64_t member)
+static bool is_near(const spmd_hosted *me, const spmd_exchange *exchange, int64_t member)
 {
-    return me->job->parted && member != SPMD_NONE &&
-           !spmd_rank_near(me->job, spmd_member_rank(exchange, member));
+    return member != SPMD_NONE && !spmd_member_far(me, exchange, member);
 }
 
 /* A source that was not solved at build: the sender announces itself in the receiver's slot. An
@@ -195,7 +201,7 @@ static int routes_between(spmd_hosted *me, spmd_rank *rank, const spmd_exchange 
     bool fine = true;
     for (int64_t sender = 0; fine && sender < exchange->members; sender++) {
         int64_t receiver = me->routes[sender] - 2;
-        if (receiver != SPMD_NONE && !is_far(me, exchange, receiver))
+        if (is_near(me, exchange, receiver))
             fine = route_announce(me, exchange, count, sender, receiver);
     }
     free(me->routes);
@@ -240,12 +246,12 @@ static void permute_packets(spmd_hosted *me, spmd_rank *rank, const spmd_exchang
     int64_t size = exchange->size, sent = 0, received = 0;
     bool pack = false, unpack = false;
 
-    if (is_far(me, exchange, exchange->dest)) {
+    if (spmd_member_far(me, exchange, exchange->dest)) {
         exchange->send(rank, exchange->dest, &send);
         sent = spmd_box_elements(&send) * size;
         pack = sent && !spmd_box_contiguous(&send, size);
     }
-    if (is_far(me, exchange, me->source)) {
+    if (spmd_member_far(me, exchange, me->source)) {
         exchange->pull(rank, me->source, &theirs, &into);
         received = spmd_box_elements(&into) * size;
         unpack = received && !spmd_box_contiguous(&into, size);
@@ -275,7 +281,7 @@ static void permute_take(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *
     exchange->pull(rank, member, &from, &into);
     if (me->source == SPMD_NONE)
         spmd_box_zero(rank->memory, &into, exchange->size);
-    else if (!is_far(me, exchange, member))
+    else if (!spmd_member_far(me, exchange, member))
         spmd_box_copy(rank->memory, &into, spmd_member_memory(me, exchange, member), &from,
                       exchange->size);
     else if (!spmd_box_contiguous(&into, exchange->size))
@@ -300,7 +306,7 @@ static int permute_begin(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *
         return 0;
     }
     atomic_fetch_add_explicit(&mine->posted, 1, memory_order_release);
-    if (exchange->dest != SPMD_NONE && !is_far(me, exchange, exchange->dest))
+    if (is_near(me, exchange, exchange->dest))
         spmd_rank_ring(me->job, spmd_member_rank(exchange, exchange->dest));
     return 1;
 }
@@ -323,7 +329,7 @@ static int permute(spmd_hosted *me, spmd_rank *rank, spmd_exchange *exchange)
         rank->stage = PERMUTE_POSTED;
     }
     if (rank->stage == PERMUTE_POSTED) {
-        bool near = me->source != SPMD_NONE && !is_far(me, exchange, me->source);
+        bool near = is_near(me, exchange, me->source);
         if (near && atomic_load_explicit(&spmd_member_site(me, exchange, me->source)->posted,
                                          memory_order_acquire) < count)
             return 0;
@@ -331,11 +337,11 @@ static int permute(spmd_hosted *me, spmd_rank *rank, spmd_exchange *exchange)
             return 0;
         permute_take(me, rank, exchange);
         atomic_store_explicit(&mine->pulled, count, memory_order_release);
-        if (me->source != SPMD_NONE && !is_far(me, exchange, me->source))
+        if (is_near(me, exchange, me->source))
             spmd_rank_ring(me->job, spmd_member_rank(exchange, me->source));
         rank->stage = PERMUTE_TAKEN;
     }
-    if (exchange->dest == SPMD_NONE || is_far(me, exchange, exchange->dest))
+    if (!is_near(me, exchange, exchange->dest))
         return 1;
     spmd_site *dest = spmd_member_site(me, exchange, exchange->dest);
     return atomic_load_explicit(&dest->pulled, memory_order_acquire) >= count;

@@ -151,6 +151,8 @@ static int64_t turn_elements(const spmd_mpi_turns *m, bool gives)
         return !gives ? m->count : root ? m->count * m->ranks : 0;
     case SPMD_MPI_REDUCE_SCATTER:
         return gives ? m->count : m->count / m->ranks;
+    case SPMD_MPI_BCAST:
+        return !gives || root ? m->count : 0;
     case SPMD_MPI_REDUCE:
         return gives || root ? m->count : 0;
     case SPMD_MPI_EXSCAN:
@@ -198,7 +200,7 @@ int64_t spmd_mpi_measure(const spmd_mpi_turns *m, int64_t count, int64_t *nanose
     float *from = m->kind == SPMD_MPI_BCAST ? m->into : m->from;
 
     for (int64_t turn = 0; turn < count; turn++) {
-        for (int64_t j = 0; j < gives && (m->kind != SPMD_MPI_BCAST || m->rank == 0); j++)
+        for (int64_t j = 0; j < gives; j++)
             from[j] = given(m->rank, turn, j);
         if (pointers ? pointer_barrier(m) : number_barrier(m))
             return -1;

@@ -285,6 +285,7 @@ int spmd_exchange_advance(spmd_rank *rank);
 int64_t spmd_member_rank(const spmd_exchange *exchange, int64_t member);
 spmd_site *spmd_member_site(const spmd_hosted *me, const spmd_exchange *exchange, int64_t member);
 char *spmd_member_memory(const spmd_hosted *me, const spmd_exchange *exchange, int64_t member);
+bool spmd_member_far(const spmd_hosted *me, const spmd_exchange *exchange, int64_t member);
 const char *spmd_exchange_name(uint32_t kind);
 void spmd_team_arrive(spmd_hosted *me, const spmd_exchange *exchange);
 bool spmd_team_passed(const spmd_hosted *me, const spmd_exchange *exchange);

@@ -6,11 +6,6 @@
 
 #define AT_ONCE 16 /* members whose packets a rank has room for */
 
-static bool is_far(const spmd_hosted *me, const spmd_exchange *exchange, int64_t member)
-{
-    return !spmd_rank_near(me->job, spmd_member_rank(exchange, member));
-}
-
 /* The first operand is copied, the others are combined with what is there; an empty box is neither.
  * packed: it has come in a packet; NULL: it lies in this arena. */
 static void operand_take(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *exchange,
@@ -41,7 +36,7 @@ static void operand_send(spmd_hosted *me, const spmd_rank *rank, const spmd_exch
 {
     for (int64_t member = exchange->position + 1; member < exchange->members; member++) {
         spmd_box from;
-        if (!is_far(me, exchange, member))
+        if (!spmd_member_far(me, exchange, member))
             continue;
         exchange->send(rank, member, &from);
         int64_t bytes = spmd_box_elements(&from) * exchange->size;
@@ -57,13 +52,13 @@ static bool round_start(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *e
 {
     int64_t bytes = 0;
     for (int64_t member = first; member < last; member++)
-        if (is_far(me, exchange, member))
+        if (spmd_member_far(me, exchange, member))
             bytes += operand_bytes(rank, exchange, member);
     char *room = bytes ? spmd_packets_room(me, bytes) : NULL;
     if (bytes && !room)
         return false;
     for (int64_t member = first; bytes && member < last; member++)
-        if (is_far(me, exchange, member)) {
+        if (spmd_member_far(me, exchange, member)) {
             int64_t length = operand_bytes(rank, exchange, member);
             spmd_packet_receive(me, spmd_member_rank(exchange, member), room, length);
             room += length;
@@ -78,7 +73,8 @@ static void round_finish(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *
 {
     const char *room = me->packets.room;
     for (int64_t member = first; member < last; member++) {
-        int64_t bytes = is_far(me, exchange, member) ? operand_bytes(rank, exchange, member) : 0;
+        bool far = spmd_member_far(me, exchange, member);
+        int64_t bytes = far ? operand_bytes(rank, exchange, member) : 0;
         operand_take(me, rank, exchange, member, bytes ? room : NULL);
         if (bytes)
             room += bytes;

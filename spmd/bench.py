@@ -53,7 +53,9 @@ def main(options: argparse.Namespace, processes: launch.Processes) -> int:
     names = options.collective or list(COLLECTIVES)
     unknown = [name for name in names if name not in COLLECTIVES]
     if unknown:
-        raise UsageError(f"no collective {unknown[0]!r}", expected=", ".join(COLLECTIVES))
+        processes.refuse(
+            UsageError(f"no collective {unknown[0]!r}", expected=", ".join(COLLECTIVES))
+        )
     if options.vs and processes.count == 1:
         raise UsageError("--vs mpi wants several processes", remedy="mpirun -n 4 python -m spmd …")
     bench = Bench(options, processes)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from spmd.job import Job
 
 MOST_EVENTS = 2_000_000  # of all ranks together: what a browser still opens
-EVENT, TOTAL = 6, 5  # numbers in each, as csrc/engine.h has them
+EVENT, TOTAL = (ffi.sizeof(name) // 8 for name in ("spmd_event", "spmd_total"))  # numbers in each
 NS = 1e9
 
 
@@ -118,7 +118,7 @@ def _host_begins(job: Job, ranks: list[Rank]) -> dict[int, int]:
     begins: dict[int, int] = {}
     for rank in ranks:
         host = job.setup.hosts.hosts[rank.process]
-        first = min((event[0] for event in rank.events()), default=0)
+        first = min(rank.numbers[::EVENT], default=0)
         begins[host] = min(begins.get(host, first), first)
     return begins
 

@@ -12,11 +12,10 @@ import numpy as np
 
 from codegen import dtypes, expr
 from codegen.errors import DtypeError, UsageError
-from codegen.ir import ArrayType, Value
-from codegen.mesh import block_extent
+from codegen.ir import Value
 from codegen.trace import tree
 from codegen.trace.array import Array, as_array, cast_value, number, wrap
-from codegen.trace.communicate import Axes, dim_of, independent, inside, one_per_member
+from codegen.trace.communicate import Axes, dim_of, independent, inside, scattered
 from codegen.trace.context import Context, user_place
 from codegen.trace.layouts import axes_of
 from codegen.trace.rooted import root_of
@@ -185,21 +184,14 @@ def psum_scatter(
     context = inside("psum_scatter")
     axes = axes_of(context, axis, "psum_scatter")
     dim = dim if scatter_dimension is None else scatter_dimension
-    n, k = context.mesh.size(axes), context.mesh.position(axes)
 
     def one(leaf: Any) -> Array:
         value = contributed(as_array(leaf), "add", "psum_scatter")
         shape = value.type.shape
         d = dim_of(dim, len(shape), "psum_scatter")
         independent(context, axes, shape, range(len(shape)), "psum_scatter")
-        if not tiled:
-            one_per_member(shape, d, n, "psum_scatter")
-        own = expr.const(1) if not tiled else block_extent(shape[d], n, k)
-        result = ArrayType(value.type.dtype, (*shape[:d], own, *shape[d + 1 :]))
-        attrs = {"axes": axes, "dim": d, "fn": "add", "types": (result,)}
-        (scattered,) = context.emit("reduce_scatter", [value], attrs)
-        array = wrap(context, scattered)
-        return array if tiled else array.squeeze(d)
+        return scattered(context, axes, "reduce_scatter", value, shape, d, tiled, "psum_scatter",
+                         fn="add")  # fmt: skip
 
     return tree.map_tree(one, x)
 

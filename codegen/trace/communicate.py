@@ -295,7 +295,22 @@ def joined(
     return value, d, attrs, (*shape[:d], total, *shape[d + 1 :])
 
 
-def one_per_member(shape: Shape, d: int, n: Expr, what: str) -> None:
+def scattered(
+    context: Context, axes: Axes, op: str, value: Value, shape: Shape, d: int, tiled: bool,
+    what: str, **attrs: Any,
+) -> Array:  # fmt: skip
+    """What this rank keeps of an array of this shape: its part of dim d."""
+    n, k = context.mesh.size(axes), context.mesh.position(axes)
+    if not tiled:
+        _one_per_member(shape, d, n, what)
+    own = expr.const(1) if not tiled else block_extent(shape[d], n, k)
+    result = ArrayType(value.type.dtype, (*shape[:d], own, *shape[d + 1 :]))
+    attrs = {"axes": axes, "dim": d, **attrs, "types": (result,)}
+    array = wrap(context, context.emit(op, [value], attrs)[0])
+    return array if tiled else array.squeeze(d)
+
+
+def _one_per_member(shape: Shape, d: int, n: Expr, what: str) -> None:
     if not same_extent(shape[d], n):
         raise ShapeError(
             f"{what}: without tiled=True, dim {d} has one element per member",
@@ -336,7 +351,7 @@ def all_to_all(
         s, c = (dim_of(d, array.ndim, "all_to_all") for d in (split, concat))
         if tiled:
             return _exchange_blocks(context, axes, array, s, c)
-        one_per_member(array.extents, s, context.mesh.size(axes), "all_to_all")
+        _one_per_member(array.extents, s, context.mesh.size(axes), "all_to_all")
         at = c if c <= s else c + 1
         wide = array.reshape((*array.shape[:at], 1, *array.shape[at:]))
         s = s + 1 if at <= s else s

@@ -12,7 +12,6 @@ from codegen import expr
 from codegen.errors import MatchingError, UsageError
 from codegen.expr import Expr
 from codegen.ir import ArrayType
-from codegen.mesh import block_extent
 from codegen.trace import tree
 from codegen.trace.array import Array, as_array, wrap
 from codegen.trace.communicate import (
@@ -21,8 +20,8 @@ from codegen.trace.communicate import (
     dim_of,
     inside,
     joined,
-    one_per_member,
     same_on_all,
+    scattered,
 )  # fmt: skip
 from codegen.trace.context import Context, user_place
 from codegen.trace.layouts import axes_of
@@ -113,19 +112,12 @@ def pscatter(x: Any, axis: Any, root: Any = 0, dim: int = 0, tiled: bool = False
     context = inside("pscatter")
     axes = axes_of(context, axis, "pscatter")
     at = root_of(context, axes, root, "pscatter")
-    n, k = context.mesh.size(axes), context.mesh.position(axes)
 
     def one(leaf: Any) -> Array:
         value = as_array(leaf).read()
         d = dim_of(dim, value.type.ndim, "pscatter")
         shape = tuple(at_member(context, axes, e, at) for e in value.type.shape)
-        if not tiled:
-            one_per_member(shape, d, n, "pscatter")
-        own = expr.const(1) if not tiled else block_extent(shape[d], n, k)
-        result = ArrayType(value.type.dtype, (*shape[:d], own, *shape[d + 1 :]))
-        attrs = {"axes": axes, "dim": d, "root": at, "types": (result,)}
-        (scattered,) = context.emit("scatter_from", [value], attrs)
-        array = wrap(context, scattered)
-        return array if tiled else array.squeeze(d)
+        return scattered(context, axes, "scatter_from", value, shape, d, tiled, "pscatter",
+                         root=at)  # fmt: skip
 
     return tree.map_tree(one, x)

@@ -52,7 +52,13 @@ def test_what_is_refused(spmd_command, options, code, text):
     spmd_command("bench", *options).expect(code, text)
 
 
-def test_what_is_wrong_is_counted(monkeypatch):
+@pytest.mark.mpi
+def test_one_process_says_what_is_refused(mpirun):
+    done = mpirun(3, "-m", "spmd", "bench", "all-reduc").expect(2, "no collective 'all-reduc'")
+    assert done.err.count("no collective") == 1, done.err
+
+
+def test_what_is_wrong_is_counted():
     """A formula that is off by one on one rank of three."""
     program = bench_programs._program(
         lambda one, every, own: one + own,

@@ -379,7 +379,10 @@ int spmd_exchange_advance(spmd_rank *rank)
         rank->stage = 0;
         rank->superstep++;
     }
-    if (complete || rank->stage != before)
+    if (complete || rank->stage != before) {
         me->worker->advances++;
+        if (me->worker->sleepy) /* here, because a step can go on for long: who rings calls the system */
+            spmd_wait_over(me->worker);
+    }
     return complete;
 }

@@ -80,7 +80,7 @@ class Exchanges:
         offset = a["offset"].subst({a["var"]: member})
         into = _part(whole, a["concat"], offset, theirs.extent)
         return {"pull_from": theirs, "pull_into": into,
-                "send": _block(mine, a["split"], size, member)}  # fmt: skip
+                "send": _block(mine, a["split"], size, member), "pieces": True}  # fmt: skip
 
     def reduce_scatter(self, op: Op, me: Expr, member: Expr, there: There) -> Details:
         mine = self.box(op.operands[0])
@@ -89,6 +89,7 @@ class Exchanges:
             "pull_from": _block(_seen_from(mine, there), dim, size, me),
             "pull_into": self.box(op.result),
             "send": _block(mine, dim, size, member),
+            "pieces": True,
         }
 
     def broadcast_from(self, op: Op, me: Expr, member: Expr, there: There) -> Details:
@@ -96,20 +97,17 @@ class Exchanges:
         only = expr.eq(member, op.attrs["root"])
         is_root = expr.eq(me, op.attrs["root"])
         return {"pull_from": _times(_seen_from(mine, there), only), "pull_into": _times(into, only),
-                "send": _times(mine, is_root)}  # fmt: skip
+                "send": _times(mine, is_root), **_rooted(op, "from_root")}  # fmt: skip
 
     def gather_to(self, op: Op, me: Expr, member: Expr, there: There) -> Details:
-        return self.at_root(op, me, member, self.all_gather(op, me, member, there))
-
-    def reduce_to(self, op: Op, me: Expr, member: Expr, there: There) -> Details:
-        return self.at_root(op, me, member, self.all_reduce(op, me, member, there))
-
-    def at_root(self, op: Op, me: Expr, member: Expr, whole: Details) -> Details:
-        """The root pulls what all would; nobody else pulls anything."""
+        whole = self.all_gather(op, me, member, there)
         is_root, for_root = expr.eq(me, op.attrs["root"]), expr.eq(member, op.attrs["root"])
         return {"pull_from": _times(whole["pull_from"], is_root),
                 "pull_into": _times(whole["pull_into"], is_root),
-                "send": _times(whole["send"], for_root)}  # fmt: skip
+                "send": _times(whole["send"], for_root), **_rooted(op, "to_root")}  # fmt: skip
+
+    def reduce_to(self, op: Op, me: Expr, member: Expr, there: There) -> Details:
+        return {**self.all_reduce(op, me, member, there), **_rooted(op, "to_root")}
 
     def scatter_from(self, op: Op, me: Expr, member: Expr, there: There) -> Details:
         a = op.attrs
@@ -119,15 +117,13 @@ class Exchanges:
             "pull_from": _times(_block(_seen_from(mine, there), dim, size, me), only),
             "pull_into": _times(self.box(op.result), only),
             "send": _times(_block(mine, dim, size, member), is_root),
+            "pieces": True,
+            **_rooted(op, "from_root"),
         }
 
     def scan(self, op: Op, me: Expr, member: Expr, there: There) -> Details:
-        before = expr.lt if op.attrs["exclusive"] else expr.le
-        counts, for_member = before(member, me), before(me, member)
-        whole = self.all_reduce(op, me, member, there)
-        return {"pull_from": _times(whole["pull_from"], counts),
-                "pull_into": _times(whole["pull_into"], counts),
-                "send": _times(whole["send"], for_member)}  # fmt: skip
+        flow = "before" if op.attrs["exclusive"] else "up_to"
+        return {**self.all_reduce(op, me, member, there), "flow": flow}
 
     def barrier(self, op: Op, me: Expr, member: Expr, there: There) -> Details:
         return {}
@@ -142,6 +138,10 @@ class Exchanges:
         if op.kind == "scan" and op.attrs["exclusive"]:
             return expr.eq(me, 0), neutral(op.attrs["fn"], op.result.type.dtype)
         return expr.const(0), 0
+
+
+def _rooted(op: Op, flow: str) -> Details:
+    return {"flow": flow, "root": op.attrs["root"]}
 
 
 # ---- boxes ---------------------------------------------------------------------------------------

@@ -253,6 +253,8 @@ class Exchange:
 
     pull_from: what I take from a member, in that member's view. pull_into: where it goes, in mine.
     send: what a member takes from me, in mine. source, dest: of a permute (None: not solved).
+    flow: which members a member reads: all, from_root, to_root, up_to (itself), before (itself);
+    boxes of a fold do not tell. pieces: send is another one for every member.
     """
 
     site: int
@@ -267,6 +269,9 @@ class Exchange:
     receives: Expr | None = None
     dest: Expr | None = None
     sends: Expr | None = None
+    flow: str = "all"
+    root: Expr | None = None
+    pieces: bool = False
     fn: str = ""
     place: Place | None = None
 

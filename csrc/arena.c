@@ -160,6 +160,11 @@ spmd_record *spmd_job_record(const spmd_job *job, int64_t rank)
                            (rank - job->lowest) * job->record_bytes);
 }
 
+spmd_site *spmd_job_site(const spmd_job *job, int64_t rank, uint32_t site)
+{
+    return (spmd_site *)(spmd_job_record(job, rank)->sites + site * job->site_bytes);
+}
+
 char *spmd_job_memory(const spmd_job *job, int64_t rank)
 {
     assert(rank >= job->lowest && rank <= job->highest && "memory is of a rank of this arena");

@@ -120,26 +120,23 @@ static void move_start(spmd_hosted *me, const spmd_exchange *exchange, const spm
                          (move->send_end - move->send_begin) * size);
 }
 
-/* `combine` keeps the order of its operands, so theirs * mine is computed in their room. */
 static void move_finish(spmd_hosted *me, const spmd_move *move, char *vector, int64_t size,
-                        spmd_combine combine)
+                        spmd_fold fold)
 {
     int64_t elements = move->end - move->begin;
-    char *mine = vector + move->begin * size;
+    char *mine = vector + move->begin * size, *theirs = me->packets.room;
 
     if (move->from == SPMD_NONE || move->what == REPLACE || elements == 0)
         return;
     if (move->what == COMBINE_AFTER)
-        combine(mine, me->packets.room, elements);
-    else {
-        combine(me->packets.room, mine, elements);
-        memcpy(mine, me->packets.room, (size_t)(elements * size));
-    }
+        spmd_fold_two(fold, mine, mine, theirs, elements);
+    else
+        spmd_fold_two(fold, mine, theirs, mine, elements);
 }
 
 /* Combines the leaders' vectors into all of them. Only leaders call this. */
 int spmd_reduce_between(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *exchange, char *into,
-                        int64_t elements, int64_t size, spmd_combine combine)
+                        int64_t elements, int64_t size, spmd_fold fold)
 {
     const spmd_team *team = me->team;
     bool doubling = team->arenas == 2 || elements * size <= DOUBLING_BYTES;
@@ -158,7 +155,7 @@ int spmd_reduce_between(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *e
         if (!spmd_packets_done(me))
             return 0;
         me->packets.under_way = false;
-        move_finish(me, &move, into, size, combine);
+        move_finish(me, &move, into, size, fold);
         rank->stage++;
     }
 }
@@ -180,11 +177,13 @@ static spmd_pair pair_of(const spmd_hosted *me, const spmd_rank *rank,
     spmd_pair pair = {.to = (exchange->position + distance) % members,
                       .from = (exchange->position + members - distance) % members};
 
-    if (spmd_member_far(me, exchange, pair.to)) {
+    if (spmd_member_far(me, exchange, pair.to) &&
+        spmd_member_reads(exchange, pair.to, exchange->position)) {
         exchange->send(rank, pair.to, &pair.send);
         pair.send_bytes = spmd_box_elements(&pair.send) * exchange->size;
     }
-    if (spmd_member_far(me, exchange, pair.from)) {
+    if (spmd_member_far(me, exchange, pair.from) &&
+        spmd_member_reads(exchange, exchange->position, pair.from)) {
         exchange->pull(rank, pair.from, &pair.theirs, &pair.into);
         pair.bytes = spmd_box_elements(&pair.into) * exchange->size;
     }
@@ -226,10 +225,15 @@ static void pair_finish(const spmd_rank *rank, const spmd_exchange *exchange, co
 {
     if (!room_to_receive(pair, exchange))
         return;
-    if (exchange->kind == SPMD_REDUCE_SCATTER)
-        spmd_box_combine_packed(rank->memory, &pair->into, room, exchange->size, exchange->combine);
-    else
+    if (!exchange->fold) {
         spmd_box_unpack(rank->memory, &pair->into, room, exchange->size);
+        return;
+    }
+    spmd_term mine_and_theirs[] = {{.from = NULL}, {.from = room}};
+    spmd_box packed;
+    spmd_box_packed(&packed, &pair->into, exchange->size);
+    spmd_box_fold(rank->memory, &pair->into, &packed, exchange->size, exchange->fold,
+                  mine_and_theirs, 2);
 }
 
 /* Starts a round, or finishes it: both go over its pairs in the same order with the same room. */

@@ -135,6 +135,15 @@ static void packed_strides(int64_t *stride, const spmd_box *box, int64_t size)
     }
 }
 
+/* A box of the same extents that lies packed, from offset 0 on. */
+void spmd_box_packed(spmd_box *packed, const spmd_box *box, int64_t size)
+{
+    spmd_box from = *box;
+    *packed = from;
+    packed->offset = 0;
+    packed_strides(packed->stride, &from, size);
+}
+
 bool spmd_box_contiguous(const spmd_box *box, int64_t size)
 {
     int64_t packed[SPMD_DIMS];
@@ -159,16 +168,6 @@ void spmd_box_unpack(char *memory, const spmd_box *into, const char *from, int64
     packed_strides(packed, into, size);
     spmd_array_copy(memory + into->offset, into->stride, from, packed, into->extent, into->dims,
                     size, 0);
-}
-
-/* Combines elements that lie packed into a box. */
-void spmd_box_combine_packed(char *memory, const spmd_box *into, const char *from, int64_t size,
-                             spmd_combine combine)
-{
-    spmd_box packed = *into;
-    packed.offset = 0;
-    packed_strides(packed.stride, into, size);
-    spmd_box_combine(memory, into, from, &packed, size, combine);
 }
 
 void spmd_box_zero(char *memory, const spmd_box *box, int64_t size)
@@ -196,29 +195,42 @@ void spmd_box_zero(char *memory, const spmd_box *box, int64_t size)
     while (region_next(&region, inner, at, &into, NULL));
 }
 
-void spmd_box_combine(char *into_memory, const spmd_box *into, const char *from_memory,
-                      const spmd_box *from, int64_t size, spmd_combine combine)
+/* into = first combined with second; into may be one of them. */
+void spmd_fold_two(spmd_fold fold, void *into, const void *first, const void *second, int64_t n)
+{
+    const spmd_term term[] = {{.from = first}, {.from = second, .into = into}};
+    fold(term, 2, n);
+}
+
+/* Folds the terms into a box, row by row. All have the strides of `from`, and begin where their
+ * term says; a first `from` of NULL stands for what lies in the box. */
+void spmd_box_fold(char *into_memory, const spmd_box *into, const spmd_box *from, int64_t size,
+                   spmd_fold fold, spmd_term *term, int64_t terms)
 {
     spmd_region region;
     int64_t at[SPMD_DIMS] = {0};
     char *to = into_memory + into->offset;
-    const char *part = from_memory + from->offset;
+    const char *part = term[terms - 1].from;
+    bool onto = !term[0].from, more = true;
 
     if (!region_merge(&region, into->extent, into->stride, from->stride, into->dims))
         return;
-    if (region.dims == 0) {
-        combine(to, part, 1);
-        return;
+    if (region.dims == 0 || region.into[region.dims - 1] != size ||
+        region.from[region.dims - 1] != size) {
+        /* The innermost dim has one element and was merged away: element by element. */
+        assert(region.dims < SPMD_DIMS && "the innermost stride of a folded box is its element");
+        region.into[region.dims] = region.from[region.dims] = size;
+        region.extent[region.dims++] = 1;
     }
     int64_t inner = region.dims - 1;
-    if (region.into[inner] != size || region.from[inner] != size) {
-        /* The innermost dim has one element and was merged away: element by element. */
-        region.into[region.dims] = region.from[region.dims] = size;
-        region.extent[region.dims] = 1;
-        assert(region.dims < SPMD_DIMS && "the innermost stride of a combined box is its element");
-        inner = region.dims++;
+    while (more) {
+        const char *before = part;
+        if (onto)
+            term[0].from = to;
+        term[terms - 1].into = to;
+        fold(term, terms, region.extent[inner]);
+        more = region_next(&region, inner, at, &to, &part);
+        for (int64_t k = onto; k < terms; k++)
+            term[k].from = (const char *)term[k].from + (part - before);
     }
-    do
-        combine(to, part, region.extent[inner]);
-    while (region_next(&region, inner, at, &to, &part));
 }

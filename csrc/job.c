@@ -12,6 +12,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#define SLOT_BYTES 4096 /* of every slot of a site, with up to so many ranks */
+#define SLOT_RANKS 64
 #define MOST_BYTES ((int64_t)1 << 56) /* beyond any machine; sums of two cannot overflow */
 
 static int64_t round_up(int64_t value, int64_t unit)
@@ -83,10 +85,25 @@ static int buffers_place(spmd_job *job, int64_t *buffer)
     return fits && end <= MOST_BYTES / job->world.ranks ? SPMD_OK : SPMD_NO_MEMORY;
 }
 
+/* What slots of an exchange site hold, beside their heads: with more ranks less, so that all sites
+ * together take a few pages per rank. */
+static int64_t slot_bytes(int64_t ranks)
+{
+    int64_t bytes = SLOT_BYTES;
+    while (ranks > SLOT_RANKS && bytes > SPMD_LINE) {
+        ranks /= 2;
+        bytes /= 2;
+    }
+    return bytes + SPMD_LINE - (int64_t)offsetof(spmd_slot, bytes);
+}
+
 static int arena_plan(spmd_job *job)
 {
     int64_t ranks = job->highest - job->lowest + 1, sites = job->image->sites;
-    job->record_bytes = (int64_t)sizeof(spmd_record) + sites * (int64_t)sizeof(spmd_site);
+    job->slot_bytes = slot_bytes(ranks);
+    job->site_bytes = (int64_t)sizeof(spmd_site);
+    job->site_bytes += 2 * ((int64_t)offsetof(spmd_slot, bytes) + job->slot_bytes);
+    job->record_bytes = (int64_t)sizeof(spmd_record) + sites * job->site_bytes;
     job->record_bytes = round_up(job->record_bytes, 2 * SPMD_LINE);
     if (job->record_bytes > MOST_BYTES / ranks)
         return SPMD_NO_MEMORY;
@@ -103,6 +120,19 @@ static int64_t cores_usable(void)
         return CPU_COUNT(&set);
     long online = sysconf(_SC_NPROCESSORS_ONLN);
     return online > 0 ? online : 1;
+}
+
+/* See spmd_engine. */
+static uint32_t vectors(void)
+{
+#ifdef __x86_64__
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+        return 2;
+    if (__builtin_cpu_supports("avx2"))
+        return 1;
+#endif
+    return 0;
 }
 
 static int tables_fill(spmd_job *job, const spmd_settings *settings)
@@ -129,6 +159,7 @@ static int tables_fill(spmd_job *job, const spmd_settings *settings)
     job->engine.exchange = spmd_exchange_advance;
     job->engine.print = spmd_rank_print;
     job->engine.library = job->library;
+    job->engine.vectors = vectors();
     int status = spmd_processes_take(job, settings);
     if (status == SPMD_OK)
         status = buffers_place(job, job->tables + scalars);

@@ -5,9 +5,10 @@
  *   run.c         threads that advance ranks
  *   wait.c        how they wait, and are woken
  *   team.c        who hosts whom, and the members of a group that share this arena
- *   exchange.c    permute, barrier, pull
- *   collective.c  all-reduce and reduce-scatter inside an arena
- *   scan.c        prefixes over the members, inside an arena and between arenas
+ *   exchange.c    which exchange comes to whom; barriers and permutes
+ *   direct.c      inside an arena, members read each other's data
+ *   reduce.c      reductions of long vectors inside an arena
+ *   scan.c        prefixes over the members of several arenas
  *   between.c     collectives between arenas
  *   packet.c      data of the hosted ranks on its way between arenas
  *   mpi.c         the one file that calls MPI
@@ -35,23 +36,33 @@
 
 #define SPMD_LINE 64         /* bytes that move between cores as one */
 #define SPMD_PAGE 4096
-#define SPMD_MESSAGE_BYTES 24 /* what fits beside `posted` twice in one line */
 
-/* The words of one rank at one exchange site. Counts only ever grow, over all runs of a job, so
- * that no process has to reset anything. Two lines: what all peers read, and what one side or the
- * other writes. `message` alternates by the parity of `posted`: nobody can be two exchanges of a
- * group ahead of a member that still reads the last but one. */
+/* Some members of a team, by their places in it. */
+typedef struct spmd_span {
+    int64_t begin, end;
+} spmd_span;
+
+/* What a rank holds ready at an exchange site. It has two of these, in turn: a member may still
+ * read the last but one. Short data travel here, beginning in the line that announces them. */
+typedef struct spmd_slot {
+    _Alignas(SPMD_LINE) _Atomic uint64_t posted; /* the exchange that it is ready for */
+    int64_t where; /* SPMD_HERE, or an offset in my memory: of my result, in reductions */
+    char bytes[];  /* job->slot_bytes of them */
+} spmd_slot;
+
+#define SPMD_HERE (-1)
+
+/* The words of one rank at one exchange site; its two slots lie behind it. Counts only ever grow,
+ * over all runs of a job, so that no process has to reset anything. */
 typedef struct spmd_site {
-    _Alignas(SPMD_LINE) _Atomic uint64_t posted; /* exchanges (or ring steps) I have made ready */
-    union {
-        char bytes[SPMD_MESSAGE_BYTES];
-        int64_t into; /* offset of my result buffer */
-        int64_t dest; /* to whom I send */
-    } message[2];
-    _Alignas(SPMD_LINE) _Atomic uint64_t pulled;  /* permutes whose data I have taken */
-    _Atomic uint64_t arrivals; /* of all members, where I am member 0 */
-    uint64_t arrived;          /* what `arrivals` must reach before I go on; only I read it */
-    _Atomic int64_t route[2];  /* position + 1 of whoever sends to me; by parity, as messages */
+    _Alignas(SPMD_LINE) _Atomic uint64_t taken; /* exchanges in which I have read what I read */
+    _Atomic uint64_t steps;                     /* of rings */
+    _Alignas(SPMD_LINE) _Atomic uint64_t arrivals; /* of all members, where I am member 0 */
+    _Atomic int64_t route[2]; /* position + 1 of whoever sends to me; in turn, as slots */
+    int64_t dest[2];          /* to whom I send, until all know */
+    _Alignas(SPMD_LINE) uint64_t count; /* exchanges that I have begun; from here on only I read */
+    uint64_t arrived;                   /* what `arrivals` must reach before I go on */
+    spmd_span read_by[2];               /* who read my slots when they were last used */
 } spmd_site;
 
 /* Where a thread sleeps. Whoever rings does not need to know who it is. */
@@ -68,7 +79,7 @@ typedef struct spmd_record {
     _Atomic int64_t bell_at; /* the rank whose bell wakes this one */
     _Atomic int64_t runs; /* completed */
     _Atomic int64_t done; /* with the latest run */
-    spmd_site site[];
+    _Alignas(SPMD_LINE) char sites[];
 } spmd_record;
 
 /* The first page of an arena. */
@@ -117,6 +128,7 @@ typedef struct spmd_worker {
     int64_t idle_since, yields; /* of the wait under way */
     uint32_t heard;    /* what `rung` was */
     bool sleepy;
+    spmd_term *term;   /* room for what is folded: two for every rank of this arena */
     _Atomic uint64_t still; /* the job's `advances` that a whole fruitless sweep began with */
 } spmd_worker;
 
@@ -162,11 +174,17 @@ typedef struct spmd_hosted {
     spmd_team whole;       /* the team where one arena holds all ranks */
     spmd_team **teams;     /* by site, made when first needed, where there are several arenas */
     spmd_packets packets;
-    uint64_t target; /* what the word I wait for must reach */
-    int64_t next;    /* the member I deal with next */
+    spmd_site *site; /* of the exchange under way, mine; and so are all that follow */
+    spmd_slot *slot;
+    uint64_t count;
+    spmd_span sources, readers; /* whom I read, and who reads me, of this arena */
+    bool gated;      /* all read all, and nobody does before all are there */
+    bool in_place, theirs_in_place; /* data are read where they lie, and must stay until then */
+    uint64_t target; /* what `arrivals` must reach */
+    int64_t next;    /* the source I deal with next */
     int64_t source;  /* of a permute, once known */
-    uint64_t base;   /* `posted` when a ring began */
-    int64_t bytes;   /* of the operand of an all-reduce */
+    uint64_t base;   /* `steps` when a ring began */
+    int64_t algorithm; /* of a reduction */
     int64_t *routes; /* while leaders agree on who sends to whom */
     struct spmd_timeline *timeline; /* NULL: none is kept */
 } spmd_hosted;
@@ -192,6 +210,7 @@ struct spmd_job {
     bool parted;              /* there are several arenas */
     int64_t widest;           /* most ranks that one process hosts */
     int64_t lowest, highest;  /* ranks of this arena; others may lie between them */
+    int64_t slot_bytes, site_bytes; /* what a slot holds; a site with its slots */
     int64_t rank_bytes, record_bytes, records_at, memory_at, arena_bytes;
 
     spmd_arena *arena; /* from load on */
@@ -216,6 +235,7 @@ struct spmd_job {
 
 /* arena.c */
 spmd_record *spmd_job_record(const spmd_job *job, int64_t rank);
+spmd_site *spmd_job_site(const spmd_job *job, int64_t rank, uint32_t site);
 char *spmd_job_memory(const spmd_job *job, int64_t rank);
 int spmd_pages_take(char *from, int64_t bytes);
 
@@ -237,8 +257,7 @@ bool spmd_job_runs(spmd_job *job);
 bool spmd_job_crowded(const spmd_job *job);
 void spmd_wait(spmd_worker *worker);
 void spmd_wait_over(spmd_worker *worker);
-void spmd_rank_ring(const spmd_job *job, int64_t rank);
-void spmd_team_ring(const spmd_hosted *me, const spmd_exchange *exchange);
+void spmd_span_ring(const spmd_hosted *me, const spmd_exchange *exchange, spmd_span span);
 void spmd_job_ring(const spmd_job *job);
 
 /* watch.c and far.c */
@@ -280,18 +299,30 @@ static inline int64_t spmd_team_member(const spmd_team *team, int64_t k)
     return team->member ? team->member[k] : k;
 }
 
-/* exchange.c */
+/* exchange.c; rank->stage: 0, then SPMD_BEGUN, and then what the kind makes of it */
+#define SPMD_BEGUN 1
 int spmd_exchange_advance(spmd_rank *rank);
 int64_t spmd_member_rank(const spmd_exchange *exchange, int64_t member);
-spmd_site *spmd_member_site(const spmd_hosted *me, const spmd_exchange *exchange, int64_t member);
-char *spmd_member_memory(const spmd_hosted *me, const spmd_exchange *exchange, int64_t member);
 bool spmd_member_far(const spmd_hosted *me, const spmd_exchange *exchange, int64_t member);
-const char *spmd_exchange_name(uint32_t kind);
+bool spmd_member_reads(const spmd_exchange *exchange, int64_t member, int64_t source);
+const char *spmd_exchange_name(const spmd_exchange *exchange);
+
+/* direct.c; a place is a member's position in its team */
+spmd_site *spmd_place_site(const spmd_hosted *me, const spmd_exchange *exchange, int64_t place);
+char *spmd_place_memory(const spmd_hosted *me, const spmd_exchange *exchange, int64_t place);
+const spmd_slot *spmd_place_slot(const spmd_hosted *me, const spmd_exchange *exchange,
+                                 int64_t place);
+void spmd_count_begin(spmd_hosted *me, const spmd_exchange *exchange);
 void spmd_team_arrive(spmd_hosted *me, const spmd_exchange *exchange);
 bool spmd_team_passed(const spmd_hosted *me, const spmd_exchange *exchange);
+bool spmd_slot_free(const spmd_hosted *me, const spmd_exchange *exchange);
+void spmd_flow_find(spmd_hosted *me, const spmd_exchange *exchange);
+#define SPMD_DIRECT_BEGIN 8 /* rank->stage, when it begins */
+bool spmd_direct(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *exchange);
 
-/* collective.c */
-int spmd_all_reduce(spmd_hosted *me, spmd_rank *rank, spmd_exchange *exchange);
+/* reduce.c */
+bool spmd_reduce_here(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *exchange);
+int spmd_reduce(spmd_hosted *me, spmd_rank *rank, spmd_exchange *exchange);
 int spmd_reduce_scatter(spmd_hosted *me, spmd_rank *rank, spmd_exchange *exchange);
 
 /* scan.c */
@@ -302,7 +333,7 @@ int spmd_scan(spmd_hosted *me, spmd_rank *rank, spmd_exchange *exchange);
 int spmd_barrier_between(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *exchange);
 int spmd_pull_between(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *exchange);
 int spmd_reduce_between(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *exchange, char *into,
-                        int64_t elements, int64_t size, spmd_combine combine);
+                        int64_t elements, int64_t size, spmd_fold fold);
 
 /* packet.c */
 char *spmd_packets_room(spmd_hosted *me, int64_t bytes);
@@ -328,11 +359,11 @@ void spmd_box_copy(char *into_memory, const spmd_box *into, const char *from_mem
 bool spmd_box_contiguous(const spmd_box *box, int64_t size);
 void spmd_box_pack(char *into, const char *memory, const spmd_box *from, int64_t size);
 void spmd_box_unpack(char *memory, const spmd_box *into, const char *from, int64_t size);
-void spmd_box_combine_packed(char *memory, const spmd_box *into, const char *from, int64_t size,
-                             spmd_combine combine);
 void spmd_box_zero(char *memory, const spmd_box *box, int64_t size);
-void spmd_box_combine(char *into_memory, const spmd_box *into, const char *from_memory,
-                      const spmd_box *from, int64_t size, spmd_combine combine);
+void spmd_box_packed(spmd_box *packed, const spmd_box *box, int64_t size);
+void spmd_box_fold(char *into_memory, const spmd_box *into, const spmd_box *from, int64_t size,
+                   spmd_fold fold, spmd_term *term, int64_t terms);
+void spmd_fold_two(spmd_fold fold, void *into, const void *first, const void *second, int64_t n);
 void spmd_array_copy(char *into, const int64_t *into_stride, const char *from,
                      const int64_t *from_stride, const int64_t *extent, int64_t dims,
                      int64_t size, int64_t swap);

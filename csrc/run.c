@@ -38,7 +38,7 @@ static void stillness_check(spmd_job *job, uint64_t advances)
             continue;
         spmd_rank_fail(rank, 70, "rank %lld waits in exchange %u (%s) and no rank can advance",
                        (long long)rank->index, rank->exchange.site,
-                       spmd_exchange_name(rank->exchange.kind));
+                       spmd_exchange_name(&rank->exchange));
         return;
     }
 }
@@ -142,6 +142,7 @@ static int worker_create(spmd_worker *worker)
 int spmd_workers_start(spmd_job *job)
 {
     size_t bytes = (size_t)job->threads * sizeof *job->worker;
+    int64_t terms = 2 * (job->highest - job->lowest + 1);
     job->worker = aligned_alloc(SPMD_LINE, bytes);
     if (!job->worker)
         return SPMD_NO_MEMORY;
@@ -152,6 +153,9 @@ int spmd_workers_start(spmd_job *job)
         worker->job = job;
         worker->first = k * job->count / job->threads;
         worker->count = (k + 1) * job->count / job->threads - worker->first;
+        worker->term = malloc((size_t)terms * sizeof *worker->term);
+        if (!worker->term)
+            return SPMD_NO_MEMORY;
         worker->bell = &job->hosted[worker->first].record->bell;
         for (int64_t rank = worker->first; rank < worker->first + worker->count; rank++) {
             job->hosted[rank].worker = worker;
@@ -198,6 +202,8 @@ int spmd_workers_stop(spmd_job *job)
         pthread_join(job->worker[k].thread, NULL);
     if (job->worker)
         atomic_fetch_sub(&job->arena->header->threads, job->threads);
+    for (int64_t k = 0; job->worker && k < job->threads; k++)
+        free(job->worker[k].term);
     free(job->worker);
     job->worker = NULL;
     job->started = 0;

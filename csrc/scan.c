@@ -1,34 +1,36 @@
-/* Prefixes: every member combines the operands of the members up to itself, from the first to the
- * last, one after the other. So the bits of a result depend on the mesh alone, not on who hosts
- * whom.
- * What the boxes of a member say decides whether its own operand counts. */
+/* Prefixes over the members of several arenas: every member folds the operands of the members that
+ * it reads, from the first to the last, one after the other. So the bits of a result depend on the
+ * mesh alone, not on who hosts whom. */
 #include "parts.h"
+
+#include <string.h>
 
 #define AT_ONCE 16 /* members whose packets a rank has room for */
 
-/* The first operand is copied, the others are combined with what is there; an empty box is neither.
- * packed: it has come in a packet; NULL: it lies in this arena. */
+/* The first operand is copied, the others are combined with what is there. packed: it has come in a
+ * packet; NULL: it lies in this arena. */
 static void operand_take(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *exchange,
                          int64_t member, const char *packed)
 {
     spmd_box from, into;
     exchange->pull(rank, member, &from, &into);
-    if (packed) {
-        from = into;
-        from.offset = 0; /* contiguous on both sides */
-    } else
-        packed = spmd_member_memory(me, exchange, member);
+    if (!spmd_member_reads(exchange, exchange->position, member))
+        return;
+    if (!packed)
+        packed = spmd_job_memory(me->job, spmd_member_rank(exchange, member)) + from.offset;
+    char *mine = rank->memory + into.offset;
     if (member == 0)
-        spmd_box_copy(rank->memory, &into, packed, &from, exchange->size);
+        memcpy(mine, packed, (size_t)(spmd_box_elements(&into) * exchange->size));
     else
-        spmd_box_combine(rank->memory, &into, packed, &from, exchange->size, exchange->combine);
+        spmd_fold_two(exchange->fold, mine, mine, packed, spmd_box_elements(&into));
 }
 
 static int64_t operand_bytes(const spmd_rank *rank, const spmd_exchange *exchange, int64_t member)
 {
     spmd_box from, into;
     exchange->pull(rank, member, &from, &into);
-    return spmd_box_elements(&into) * exchange->size;
+    bool reads = spmd_member_reads(exchange, exchange->position, member);
+    return reads ? spmd_box_elements(&into) * exchange->size : 0;
 }
 
 /* My operand for the members of other arenas that come after me. */
@@ -104,11 +106,11 @@ static bool rounds(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *exchan
     }
 }
 
-enum { SCAN_READY = 1, SCAN_TAKEN = SPMD_BETWEEN - 1 };
+enum { SCAN_READY = SPMD_BEGUN + 1, SCAN_TAKEN = SPMD_BETWEEN - 1 };
 
 int spmd_scan(spmd_hosted *me, spmd_rank *rank, spmd_exchange *exchange)
 {
-    if (rank->stage == 0) {
+    if (rank->stage == SPMD_BEGUN) {
         spmd_team_arrive(me, exchange);
         rank->stage = SCAN_READY;
     }

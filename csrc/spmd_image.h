@@ -9,7 +9,7 @@
 
 #include <stdint.h>
 
-#define SPMD_INTERFACE 3
+#define SPMD_INTERFACE 4
 #define SPMD_AXES 3 /* axes of a mesh, at most */
 #define SPMD_DIMS 8 /* dims of an array, at most */
 
@@ -36,17 +36,31 @@ typedef struct spmd_box {
 enum spmd_exchange_kind {
     SPMD_PERMUTE = 0,        /* pull one box from `source`; `dest` pulls one from me */
     SPMD_BARRIER = 1,        /* arrive; move nothing */
-    SPMD_PULL = 2,           /* pull one box from every member (gather, all-to-all, broadcast) */
-    SPMD_ALL_REDUCE = 3,     /* combine every member's contiguous box into mine */
-    SPMD_REDUCE_SCATTER = 4, /* combine my block of every member's box into mine */
-    SPMD_SCAN = 5,           /* combine the contiguous boxes of the members up to me, in order */
+    SPMD_PULL = 2,           /* pull one box from every member that I read */
+    SPMD_REDUCE = 3,         /* fold the contiguous boxes of the members that I read into mine */
+    SPMD_REDUCE_SCATTER = 4, /* fold my block of every member's box into mine */
+};
+
+/* Which members a member reads. Nobody waits for whom it does not read. */
+enum spmd_flow {
+    SPMD_ALL = 0,       /* all of them */
+    SPMD_FROM_ROOT = 1, /* the root */
+    SPMD_TO_ROOT = 2,   /* the root reads all, nobody else reads anything */
+    SPMD_UP_TO = 3,     /* those up to itself */
+    SPMD_BEFORE = 4,    /* those before itself */
 };
 
 #define SPMD_NONE (-1)    /* sends to nobody, receives from nobody */
 #define SPMD_UNKNOWN (-2) /* the source was not solved at build: found through the route slot */
 
-/* into[k] = combine(into[k], from[k]) for n elements; never overlapping. */
-typedef void (*spmd_combine)(void *into, const void *from, int64_t n);
+/* A fold: from the first `from` on, every further one is combined with what there is, in their
+ * order; wherever a term has an `into`, what there is then is written there. */
+typedef struct spmd_term {
+    const void *from; /* n elements; NULL: nothing more to combine */
+    void *into;       /* n elements; NULL: not wanted. Overlaps no `from` of a later term */
+} spmd_term;
+
+typedef void (*spmd_fold)(const spmd_term *term, int64_t terms, int64_t n);
 
 /* Filled by generated code each time an exchange begins; it stays until the exchange is complete.
  * Members are the ranks along some mesh axes taken as one, row-major; a group is a set of them. */
@@ -54,16 +68,20 @@ typedef struct spmd_exchange {
     uint32_t site; /* which exchange of the program: row of the manifest's table */
     uint32_t kind;
     uint32_t size; /* bytes of one element */
+    uint32_t flow; /* not of SPMD_PERMUTE */
+    uint32_t pieces; /* 1: what I send is another box for every member; 0: the same for all */
+    int64_t root;    /* a member's position, where the flow has one */
     int64_t members, position; /* how many, and which I am */
     int64_t first;             /* index of member 0 */
     int64_t count[SPMD_AXES], stride[SPMD_AXES]; /* members along an axis, their index stride */
     int64_t source, dest; /* SPMD_PERMUTE: member positions, or SPMD_NONE, SPMD_UNKNOWN */
     /* What I pull from a member: `from` in its memory, `into` in mine; both have the same extents.
-     * The innermost stride of a box that is combined is the element's size. */
+     * The innermost stride of a box that is folded is the element's size. A fold's boxes are those
+     * that it has where everybody reads everybody. */
     void (*pull)(const spmd_rank *rank, int64_t member, spmd_box *from, spmd_box *into);
     /* The box in my memory that this member pulls. */
     void (*send)(const spmd_rank *rank, int64_t member, spmd_box *from);
-    spmd_combine combine;
+    spmd_fold fold;
 } spmd_exchange;
 
 /* What the engine offers to an image. */
@@ -75,6 +93,8 @@ typedef struct spmd_engine {
     void (*print)(spmd_rank *rank, const char *text, int64_t length);
     /* Library routines by the manifest's logical number. */
     void *const *library;
+    /* What this machine can: 0 the image's target, 1 AVX2, 2 AVX-512. */
+    uint32_t vectors;
     /* Sets rank->operation, and the time. NULL: nobody wants to know when. */
     void (*enter)(spmd_rank *rank, uint32_t operation);
 } spmd_engine;

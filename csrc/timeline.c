@@ -25,6 +25,8 @@ static int64_t exchange_bytes(const spmd_hosted *me, const spmd_rank *rank)
         return 0;
     if (exchange->kind == SPMD_PERMUTE && me->source == SPMD_NONE)
         return 0;
+    if (exchange->fold && !spmd_member_reads(exchange, exchange->position, 0))
+        return 0;
     if (exchange->kind != SPMD_PULL) {
         exchange->pull(rank, exchange->kind == SPMD_PERMUTE ? me->source : 0, &from, &into);
         return spmd_box_elements(&into) * exchange->size;

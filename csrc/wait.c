@@ -43,21 +43,19 @@ static void bell_ring(spmd_bell *bell)
     syscall(SYS_futex, &bell->rung, FUTEX_WAKE, 1, NULL, NULL, 0);
 }
 
-/* After a word was written that this rank may wait for. */
-void spmd_rank_ring(const spmd_job *job, int64_t rank)
+/* After a word was written that all of these, but me, may wait for; beginning next to me. */
+void spmd_span_ring(const spmd_hosted *me, const spmd_exchange *exchange, spmd_span span)
 {
+    int64_t count = span.end - span.begin, own = me->team->position;
+    if (count == 0)
+        return;
     atomic_thread_fence(memory_order_seq_cst);
-    bell_ring(rank_bell(job, rank));
-}
-
-/* After a word was written that all of the team may wait for. */
-void spmd_team_ring(const spmd_hosted *me, const spmd_exchange *exchange)
-{
-    atomic_thread_fence(memory_order_seq_cst);
-    for (int64_t k = 1; k < me->team->count; k++) {
-        int64_t place = (me->team->position + k) % me->team->count;
-        int64_t member = spmd_team_member(me->team, place);
-        bell_ring(rank_bell(me->job, spmd_member_rank(exchange, member)));
+    int64_t first = own >= span.begin && own < span.end ? own - span.begin : 0;
+    for (int64_t k = 0; k < count; k++) {
+        int64_t place = span.begin + (first + k) % count;
+        if (place != own)
+            bell_ring(rank_bell(
+                me->job, spmd_member_rank(exchange, spmd_team_member(me->team, place))));
     }
 }
 

@@ -38,15 +38,15 @@ from codegen.spelling import Binds, Text, within
 _KINDS = {
     "permute": "SPMD_PERMUTE",
     "barrier": "SPMD_BARRIER",
-    "all_reduce": "SPMD_ALL_REDUCE",
+    "all_reduce": "SPMD_REDUCE",
     "reduce_scatter": "SPMD_REDUCE_SCATTER",
     "all_gather": "SPMD_PULL",
     "all_to_all": "SPMD_PULL",
     "broadcast_from": "SPMD_PULL",
     "gather_to": "SPMD_PULL",
     "scatter_from": "SPMD_PULL",
-    "reduce_to": "SPMD_REDUCE_SCATTER",
-    "scan": "SPMD_SCAN",
+    "reduce_to": "SPMD_REDUCE",
+    "scan": "SPMD_REDUCE",
 }
 
 
@@ -338,16 +338,17 @@ class ControlWriter:
         ]
         if x.kind == "permute":
             lines += self.peers(x)
+        lines += self.flow(x)
         if x.pull_from is not None and x.pull_into is not None and x.send is not None:
             pull = self.region_function(f"pull_{x.site}", x, (x.pull_from, x.pull_into))
             send = self.region_function(f"send_{x.site}", x, (x.send,))
-            asked, taken = f"exchange {x.site}, asked by the engine", "combine" if x.fn else "copy"
+            asked, taken = f"exchange {x.site}, asked by the engine", "fold" if x.fn else "copy"
             out += [
                 comment(f"{asked}: what I {taken} from `member`, and into what", *place), pull,
                 comment(f"{asked}: what is for `member` to {taken} from me", *place), send,
             ]  # fmt: skip
             lines += [f"x->pull = pull_{x.site};", f"x->send = send_{x.site};"]
-        lines.append(f"x->combine = {self.combine(x)};")
+        lines.append(f"x->fold = {self.folds(x)};")
         lines.append("r->stage = 0;")
         lines = ["    " + ln for ln in ["spmd_exchange *const x = &r->exchange;", *lines]]
         body = "\n".join(self.with_locals(lines))
@@ -382,6 +383,14 @@ class ControlWriter:
         self.hint = f"exchange_{x.site}_dest"
         assert x.dest is not None and x.sends is not None
         yield f"x->dest = {self.chosen(x.sends, x.dest)};"
+
+    def flow(self, x: Exchange) -> Iterator[str]:
+        """Which members I read, and whether each reads something else of me."""
+        yield f"x->flow = SPMD_{x.flow.upper()};"
+        yield f"x->pieces = {int(x.pieces)};"
+        if x.root is not None:
+            self.hint = f"exchange_{x.site}_root"
+            yield f"x->root = {self.rank_expr(x.root)};"
 
     def chosen(self, guard: Expr, peer: Expr) -> str:
         if guard.is_const:
@@ -419,12 +428,12 @@ class ControlWriter:
         head = f"static void {name}(const spmd_rank *r, int64_t member, spmd_box *from{into})"
         return head + "\n{\n" + "\n".join(lines) + "\n}\n"
 
-    def combine(self, x: Exchange) -> str:
+    def folds(self, x: Exchange) -> str:
         if not x.fn or x.dtype is None:
             return "0"
-        name = f"combine_{x.fn}_{x.dtype.name}"
+        name = f"{x.fn}_{x.dtype.name}"
         self.combines[(x.fn, x.dtype)] = name
-        return name
+        return f"fold_{name}[r->engine->vectors]"
 
 
 def local_name(s: Sym) -> str:

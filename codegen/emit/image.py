@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from codegen import mesh
+from codegen.dtypes import DType
 from codegen.emit.control import ControlWriter, local_name
 from codegen.emit.lines import comment, fold, source
-from codegen.emit.spell import c_expr, combined, element, identifier, stored
+from codegen.emit.spell import c_expr, combined, identifier, single
 from codegen.errors import Place
 from codegen.expr import Expr
 from codegen.plan import Array, Exchange, KernelCall, Phase, Plan, Product, Step
@@ -28,7 +29,7 @@ _HEAD = """/*
  */
 """
 
-_HEADERS = {"spmd_print.h": "spmd_print_", "spmd_sort.h": "sort_"}  # and what needs them
+_HEADERS = {"spmd_fold.h": "SPMD_FOLD(", "spmd_print.h": "spmd_print_", "spmd_sort.h": "sort_"}  # and what needs them
 
 _TOP = """
 /* a buffer of a rank */
@@ -77,7 +78,7 @@ def emit(plan: Plan) -> Source:
             "    memcpy(&value, &r->world->scalar[number], sizeof value);\n"
             "    return value;\n}\n"
         )
-    parts += [_combine(fn, dtype, name) for (fn, dtype), name in control.combines.items()]
+    parts += [_fold(fn, dtype, name) for (fn, dtype), name in control.combines.items()]
     parts += control.phases
     parts += control.exchanges
     parts.append("/* the program of one rank */\n" + step)
@@ -154,13 +155,16 @@ def _kernels(plan: Plan) -> list[str]:
     return out
 
 
-def _combine(fn: str, dtype: Any, name: str) -> str:
-    value = stored(dtype, combined(fn, dtype, element(dtype, "a[i]"), element(dtype, "b[i]")))
+def _fold(fn: str, dtype: DType, name: str) -> str:
+    """Half types are read into floats, and rounded where they are written."""
+    c, compute = dtype.c, dtype.compute
+    half = c.startswith("spmd_")
+    load, store = (f"{c}_load", f"{c}_store") if half else ("SPMD_AS_IS", "SPMD_AS_IS")
     return (
-        f"static void {name}(void *into, const void *from, int64_t n)\n{{\n"
-        f"    {dtype.c} *restrict a = into;\n"
-        f"    const {dtype.c} *restrict b = from;\n"
-        f"    for (int64_t i = 0; i < n; i++) a[i] = {value};\n}}\n"
+        f"/* how ranks' {dtype.name} are combined */\n"
+        f"static inline {compute} {name}({compute} a, {compute} b)\n{{\n"
+        f"    return {combined(fn, dtype, single('a'), single('b'))[0]};\n}}\n"
+        f"SPMD_FOLD(fold_{name}, {c}, {compute}, {name}, {load}, {store})\n"
     )
 
 

@@ -379,11 +379,11 @@ def _reduction(fn: str) -> Combine:
         arrays = list(payloads)
         if arrays[0].dtype == bool and fn in ("add", "mul"):
             arrays = [a.astype(np.int64) for a in arrays]
-        total = arrays[0]
+        total = arrays[0].astype(dtypes.folded_in(arrays[0].dtype))
         for x in arrays[1:]:
             if x.shape != total.shape:
                 raise MatchingError(f"members' arrays differ in shape: {total.shape}, {x.shape}")
-            total = np.asarray(ufunc(total, x)).astype(total.dtype)
-        return [received(total.copy()) for _ in payloads]
+            total = np.asarray(ufunc(total, x.astype(total.dtype))).astype(total.dtype)
+        return [received(total.astype(arrays[0].dtype)) for _ in payloads]
 
     return combine

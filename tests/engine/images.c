@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "spmd_fold.h"
 #include "spmd_image.h"
 
 enum { ERRORS, OPERAND, RESULT, BUFFERS };
@@ -232,22 +233,21 @@ static void check_nothing(spmd_rank *rank)
 LOOP(collide, collide_prepare, check_nothing)
 
 /* reduce: the sum of all ranks' rows. */
-static void sum(void *into, const void *from, int64_t n)
+static double add(double a, double b)
 {
-    double *to = into;
-    const double *part = from;
-    for (int64_t k = 0; k < n; k++)
-        to[k] += part[k];
+    return a + b;
 }
+SPMD_FOLD(sum, double, double, add, SPMD_AS_IS, SPMD_AS_IS)
 
 static void reduce_prepare(spmd_rank *rank)
 {
     double *operand = buffer(rank, OPERAND);
     for (int64_t k = 0; k < scalar(rank, ELEMENTS); k++)
         operand[k] = (double)value(rank->index, rank->counter[STEP], k);
-    spmd_exchange *exchange = begin(rank, SPMD_ALL_REDUCE, 0);
+    spmd_exchange *exchange = begin(rank, SPMD_REDUCE, 0);
     exchange->pull = pull_row;
-    exchange->combine = sum;
+    exchange->send = send_row;
+    exchange->fold = sum[rank->engine->vectors];
 }
 
 static void reduce_check(spmd_rank *rank)
@@ -355,6 +355,7 @@ static void swap_prepare(spmd_rank *rank)
     spmd_exchange *exchange = begin(rank, SPMD_PULL, 0);
     exchange->pull = pull_swap;
     exchange->send = send_swap;
+    exchange->pieces = 1;
 }
 
 static void swap_check(spmd_rank *rank)
@@ -396,7 +397,8 @@ static void scatter_prepare(spmd_rank *rank)
     spmd_exchange *exchange = begin(rank, SPMD_REDUCE_SCATTER, 0);
     exchange->pull = pull_scatter;
     exchange->send = send_scatter;
-    exchange->combine = sum;
+    exchange->fold = sum[rank->engine->vectors];
+    exchange->pieces = 1;
 }
 
 static void scatter_check(spmd_rank *rank)
@@ -411,42 +413,23 @@ LOOP(scatter, scatter_prepare, scatter_check)
 
 /* scan: the sum of the rows of everybody up to me; in odd steps without mine. Combining is not
  * commutative: a result is 3 times itself, so that the order counts. */
-static void thrice(void *into, const void *from, int64_t n)
+static int64_t thrice(int64_t a, int64_t b)
 {
-    int64_t *mine = into;
-    const int64_t *theirs = from;
-    for (int64_t k = 0; k < n; k++)
-        mine[k] = (int64_t)(3 * (uint64_t)mine[k] + (uint64_t)theirs[k]);
+    return (int64_t)(3 * (uint64_t)a + (uint64_t)b);
 }
-
-static int64_t prefix_elements(const spmd_rank *rank, int64_t giver, int64_t taker)
-{
-    int counts = giver < taker || (giver == taker && rank->counter[STEP] % 2 == 0);
-    return counts ? scalar(rank, ELEMENTS) : 0;
-}
-
-static void pull_prefix(const spmd_rank *rank, int64_t member, spmd_box *from, spmd_box *into)
-{
-    int64_t elements = prefix_elements(rank, member, rank->exchange.position);
-    *from = row(rank, OPERAND, 0, elements);
-    *into = row(rank, RESULT, 0, elements);
-}
-
-static void send_prefix(const spmd_rank *rank, int64_t member, spmd_box *from)
-{
-    *from = row(rank, OPERAND, 0, prefix_elements(rank, rank->exchange.position, member));
-}
+SPMD_FOLD(thrices, int64_t, int64_t, thrice, SPMD_AS_IS, SPMD_AS_IS)
 
 static void scan_prepare(spmd_rank *rank)
 {
     int axis = (int)(rank->counter[STEP] % (SPMD_AXES + 1));
     fill_row(rank);
-    spmd_exchange *exchange = begin(rank, SPMD_SCAN, (uint32_t)axis);
+    spmd_exchange *exchange = begin(rank, SPMD_REDUCE, (uint32_t)axis);
     if (axis < SPMD_AXES)
         along(rank, axis);
-    exchange->pull = pull_prefix;
-    exchange->send = send_prefix;
-    exchange->combine = thrice;
+    exchange->flow = rank->counter[STEP] % 2 == 0 ? SPMD_UP_TO : SPMD_BEFORE;
+    exchange->pull = pull_row;
+    exchange->send = send_row;
+    exchange->fold = thrices[rank->engine->vectors];
 }
 
 static void scan_check(spmd_rank *rank)
@@ -460,7 +443,7 @@ static void scan_check(spmd_rank *rank)
         int64_t total = value(exchange->first, rank->counter[STEP], k);
         for (int64_t m = 1; m < members; m++) {
             int64_t theirs = value(exchange->first + m * stride, rank->counter[STEP], k);
-            thrice(&total, &theirs, 1);
+            total = thrice(total, theirs);
         }
         expect(rank, result[k], total);
     }

@@ -8,6 +8,7 @@
  */
 
 #include "spmd_image.h"
+#include "spmd_fold.h"
 #include "spmd_support.h"
 
 /* a buffer of a rank */
@@ -50,19 +51,19 @@ static inline double spmd_scalar_f64(const spmd_rank *r, int number)
     return value;
 }
 
-static void combine_add_float64(void *into, const void *from, int64_t n)
+/* how ranks' float64 are combined */
+static inline double add_float64(double a, double b)
 {
-    double *restrict a = into;
-    const double *restrict b = from;
-    for (int64_t i = 0; i < n; i++) a[i] = a[i] + b[i];
+    return a + b;
 }
+SPMD_FOLD(fold_add_float64, double, double, add_float64, SPMD_AS_IS, SPMD_AS_IS)
 
-static void combine_max_float64(void *into, const void *from, int64_t n)
+/* how ranks' float64 are combined */
+static inline double max_float64(double a, double b)
 {
-    double *restrict a = into;
-    const double *restrict b = from;
-    for (int64_t i = 0; i < n; i++) a[i] = spmd_maximum_f64(a[i], b[i]);
+    return spmd_maximum_f64(a, b);
 }
+SPMD_FOLD(fold_max_float64, double, double, max_float64, SPMD_AS_IS, SPMD_AS_IS)
 
 /* compute phase
  *   extent = 9 // n_x + (i_x < 9 % n_x)
@@ -189,7 +190,7 @@ static void phase_7(double *restrict largest_2, double *restrict u, const int64_
     }
 }
 
-/* exchange 0, asked by the engine: what I combine from `member`, and into what
+/* exchange 0, asked by the engine: what I fold from `member`, and into what
  * sample_programs.py:39: a = a - rate * (a - spmd.pmean(np.mean(a, axis=0), "x"))
  */
 static void pull_0(const spmd_rank *r, int64_t member, spmd_box *from, spmd_box *into)
@@ -205,7 +206,7 @@ static void pull_0(const spmd_rank *r, int64_t member, spmd_box *from, spmd_box 
     into->stride[0] = 8;
 }
 
-/* exchange 0, asked by the engine: what is for `member` to combine from me
+/* exchange 0, asked by the engine: what is for `member` to fold from me
  * sample_programs.py:39: a = a - rate * (a - spmd.pmean(np.mean(a, axis=0), "x"))
  */
 static void send_0(const spmd_rank *r, int64_t member, spmd_box *from)
@@ -226,20 +227,22 @@ static void exchange_0(spmd_rank *r)
     const int64_t n_x = r->world->size[AXIS_x];
     spmd_exchange *const x = &r->exchange;
     x->site = 0;
-    x->kind = SPMD_ALL_REDUCE;
+    x->kind = SPMD_REDUCE;
     x->size = 8;
     x->members = n_x;
     x->position = i_x;
     x->first = 0;
     x->count[0] = n_x, x->count[1] = 1, x->count[2] = 1;
     x->stride[0] = 1, x->stride[1] = 0, x->stride[2] = 0;
+    x->flow = SPMD_ALL;
+    x->pieces = 0;
     x->pull = pull_0;
     x->send = send_0;
-    x->combine = combine_add_float64;
+    x->fold = fold_add_float64[r->engine->vectors];
     r->stage = 0;
 }
 
-/* exchange 1, asked by the engine: what I combine from `member`, and into what
+/* exchange 1, asked by the engine: what I fold from `member`, and into what
  * sample_programs.py:44: largest = spmd.pmax(np.max(np.abs(a), initial=0), "x")
  */
 static void pull_1(const spmd_rank *r, int64_t member, spmd_box *from, spmd_box *into)
@@ -255,7 +258,7 @@ static void pull_1(const spmd_rank *r, int64_t member, spmd_box *from, spmd_box 
     into->stride[0] = 8;
 }
 
-/* exchange 1, asked by the engine: what is for `member` to combine from me
+/* exchange 1, asked by the engine: what is for `member` to fold from me
  * sample_programs.py:44: largest = spmd.pmax(np.max(np.abs(a), initial=0), "x")
  */
 static void send_1(const spmd_rank *r, int64_t member, spmd_box *from)
@@ -276,16 +279,18 @@ static void exchange_1(spmd_rank *r)
     const int64_t n_x = r->world->size[AXIS_x];
     spmd_exchange *const x = &r->exchange;
     x->site = 1;
-    x->kind = SPMD_ALL_REDUCE;
+    x->kind = SPMD_REDUCE;
     x->size = 8;
     x->members = n_x;
     x->position = i_x;
     x->first = 0;
     x->count[0] = n_x, x->count[1] = 1, x->count[2] = 1;
     x->stride[0] = 1, x->stride[1] = 0, x->stride[2] = 0;
+    x->flow = SPMD_ALL;
+    x->pieces = 0;
     x->pull = pull_1;
     x->send = send_1;
-    x->combine = combine_max_float64;
+    x->fold = fold_max_float64[r->engine->vectors];
     r->stage = 0;
 }
 

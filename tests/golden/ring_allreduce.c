@@ -136,9 +136,11 @@ static void exchange_0(spmd_rank *r)
     x->stride[0] = 1, x->stride[1] = 0, x->stride[2] = 0;
     x->source = x_i_ring_minus_1_mod_n_ring;
     x->dest = x_i_ring_plus_1_mod_n_ring;
+    x->flow = SPMD_ALL;
+    x->pieces = 0;
     x->pull = pull_0;
     x->send = send_0;
-    x->combine = 0;
+    x->fold = 0;
     r->stage = 0;
 }
 
@@ -203,9 +205,11 @@ static void exchange_1(spmd_rank *r)
     x->stride[0] = 1, x->stride[1] = 0, x->stride[2] = 0;
     x->source = x_i_ring_minus_1_mod_n_ring;
     x->dest = x_i_ring_plus_1_mod_n_ring;
+    x->flow = SPMD_ALL;
+    x->pieces = 0;
     x->pull = pull_1;
     x->send = send_1;
-    x->combine = 0;
+    x->fold = 0;
     r->stage = 0;
 }
 

@@ -188,8 +188,9 @@ def summed(rows: Any, op: str) -> Any:
     """What an op makes of the rows up to each; bools are counted."""
     if rows.dtype == bool and op in ("sum", "prod"):
         rows = rows.astype(np.int64)
+    wide = rows.astype(np.float32) if rows.dtype == np.float16 else rows
     with np.errstate(all="ignore"):
-        return _UFUNCS[op].accumulate(rows, axis=0, dtype=rows.dtype)
+        return _UFUNCS[op].accumulate(wide, axis=0, dtype=wide.dtype).astype(rows.dtype)
 
 
 def at_root(rows: Any, op: str, root: int) -> Any:

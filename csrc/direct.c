@@ -1,0 +1,314 @@
+/* Inside an arena a member reads straight from the memory of the members that it reads: it copies
+ * from it, or folds it. Short data are first copied into a slot, in the line that announces them:
+ * then their owner goes on at once, and waits for its readers only when it needs the slot again,
+ * two exchanges later. Long data are read where they lie, and stay there until all have read them.
+ * A word is written by release after the data that it announces, and read by acquire before them.
+ */
+#include "parts.h"
+
+#include <string.h>
+
+#define GATE_MEMBERS 8   /* above, one counter is cheaper than a look at everybody */
+#define ELEMENT_BYTES 16 /* the largest */
+
+/* ---- the words of the members --------------------------------------------------------------- */
+
+static int64_t place_rank(const spmd_hosted *me, const spmd_exchange *exchange, int64_t place)
+{
+    return spmd_member_rank(exchange, spmd_team_member(me->team, place));
+}
+
+spmd_site *spmd_place_site(const spmd_hosted *me, const spmd_exchange *exchange, int64_t place)
+{
+    return spmd_job_site(me->job, place_rank(me, exchange, place), exchange->site);
+}
+
+char *spmd_place_memory(const spmd_hosted *me, const spmd_exchange *exchange, int64_t place)
+{
+    return spmd_job_memory(me->job, place_rank(me, exchange, place));
+}
+
+static spmd_slot *site_slot(const spmd_job *job, spmd_site *site, uint64_t count)
+{
+    int64_t slot = (int64_t)offsetof(spmd_slot, bytes) + job->slot_bytes;
+    return (spmd_slot *)((char *)(site + 1) + (int64_t)(count & 1) * slot);
+}
+
+const spmd_slot *spmd_place_slot(const spmd_hosted *me, const spmd_exchange *exchange,
+                                 int64_t place)
+{
+    return site_slot(me->job, spmd_place_site(me, exchange, place), me->count);
+}
+
+static bool has_posted(const spmd_hosted *me, const spmd_exchange *exchange, int64_t place)
+{
+    const spmd_slot *slot = spmd_place_slot(me, exchange, place);
+    return atomic_load_explicit(&slot->posted, memory_order_acquire) >= me->count;
+}
+
+/* All in this span, but me, have taken what they read in exchange `count` and before. */
+static bool have_taken(const spmd_hosted *me, const spmd_exchange *exchange, spmd_span span,
+                       uint64_t count)
+{
+    for (int64_t place = span.begin; place < span.end; place++) {
+        const spmd_site *site = spmd_place_site(me, exchange, place);
+        if (place != me->team->position &&
+            atomic_load_explicit(&site->taken, memory_order_acquire) < count)
+            return false;
+    }
+    return true;
+}
+
+/* An exchange begins, or a further part of one in which I am to post again. */
+void spmd_count_begin(spmd_hosted *me, const spmd_exchange *exchange)
+{
+    me->site = spmd_place_site(me, exchange, me->team->position);
+    me->count = ++me->site->count;
+    me->slot = site_slot(me->job, me->site, me->count);
+}
+
+/* All members of the team add to one counter, kept with its first; the k-th meeting at this site is
+ * over when it has reached k times their number. */
+void spmd_team_arrive(spmd_hosted *me, const spmd_exchange *exchange)
+{
+    spmd_site *group = spmd_place_site(me, exchange, 0);
+    me->site->arrived += (uint64_t)me->team->count;
+    me->target = me->site->arrived;
+    if (atomic_fetch_add_explicit(&group->arrivals, 1, memory_order_acq_rel) + 1 == me->target)
+        spmd_span_ring(me, exchange, (spmd_span){0, me->team->count});
+}
+
+bool spmd_team_passed(const spmd_hosted *me, const spmd_exchange *exchange)
+{
+    const spmd_site *group = spmd_place_site(me, exchange, 0);
+    return atomic_load_explicit(&group->arrivals, memory_order_acquire) >= me->target;
+}
+
+/* Whoever read my slot when it was last used has done so. Where all read all nobody needs to ask:
+ * they have posted the exchange that came after it. */
+bool spmd_slot_free(const spmd_hosted *me, const spmd_exchange *exchange)
+{
+    return me->count <= 2 ||
+           have_taken(me, exchange, me->site->read_by[me->count & 1], me->count - 2);
+}
+
+/* ---- who reads whom ------------------------------------------------------------------------- */
+
+/* The places of members begin … end - 1. */
+static spmd_span span_of(const spmd_team *team, int64_t begin, int64_t end)
+{
+    if (!team->member)
+        return (spmd_span){begin, end};
+    spmd_span span = {0, 0};
+    while (span.begin < team->count && team->member[span.begin] < begin)
+        span.begin++;
+    for (span.end = span.begin; span.end < team->count && team->member[span.end] < end;)
+        span.end++;
+    return span;
+}
+
+static spmd_span only(const spmd_hosted *me, const spmd_exchange *exchange, int64_t member)
+{
+    if (member == SPMD_NONE || spmd_member_far(me, exchange, member))
+        return (spmd_span){0, 0};
+    return span_of(me->team, member, member + 1);
+}
+
+void spmd_flow_find(spmd_hosted *me, const spmd_exchange *exchange)
+{
+    int64_t n = exchange->members, own = exchange->position, root = exchange->root;
+    spmd_span all = {0, me->team->count}, none = {0, 0};
+
+    me->gated = false;
+    if (exchange->kind == SPMD_PERMUTE) {
+        me->sources = only(me, exchange, me->source);
+        me->readers = only(me, exchange, exchange->dest);
+        return;
+    }
+    switch (exchange->flow) {
+    case SPMD_FROM_ROOT:
+        me->sources = only(me, exchange, root);
+        me->readers = own == root ? all : none;
+        return;
+    case SPMD_TO_ROOT:
+        me->sources = own == root ? all : none;
+        me->readers = only(me, exchange, root);
+        return;
+    case SPMD_UP_TO:
+        me->sources = span_of(me->team, 0, own + 1);
+        me->readers = span_of(me->team, own, n);
+        return;
+    case SPMD_BEFORE:
+        me->sources = span_of(me->team, 0, own);
+        me->readers = span_of(me->team, own + 1, n);
+        return;
+    default:
+        me->sources = me->readers = all;
+        me->gated = me->team->count > GATE_MEMBERS || spmd_job_crowded(me->job);
+    }
+}
+
+static bool reads_others(const spmd_hosted *me, spmd_span span)
+{
+    int64_t own = me->team->position, count = span.end - span.begin;
+    return count > 1 || (count == 1 && span.begin != own);
+}
+
+/* ---- posting -------------------------------------------------------------------------------- */
+
+static int64_t align(int64_t bytes)
+{
+    return (bytes + ELEMENT_BYTES - 1) / ELEMENT_BYTES * ELEMENT_BYTES;
+}
+
+/* What my readers read, one after the other in my slot; pieces behind a table of where they begin.
+ * false: it does not fit. */
+static bool slot_fill(spmd_hosted *me, const spmd_rank *rank, const spmd_exchange *exchange)
+{
+    int64_t size = exchange->size, most = me->job->slot_bytes;
+    int32_t *table = (int32_t *)(void *)me->slot->bytes;
+    int64_t at = exchange->pieces ? align(me->team->count * (int64_t)sizeof *table) : 0;
+
+    for (int64_t place = me->readers.begin; place < me->readers.end; place++) {
+        spmd_box box;
+        if (exchange->pieces && !exchange->fold && place == me->team->position)
+            continue;
+        exchange->send(rank, spmd_team_member(me->team, place), &box);
+        int64_t bytes = spmd_box_elements(&box) * size;
+        if (at + bytes > most)
+            return false;
+        if (exchange->pieces)
+            table[place] = (int32_t)at;
+        spmd_box_pack(me->slot->bytes + at, rank->memory, &box, size);
+        if (!exchange->pieces)
+            break;
+        at = align(at + bytes);
+    }
+    return true;
+}
+
+static void post(spmd_hosted *me, const spmd_rank *rank, const spmd_exchange *exchange)
+{
+    bool reads_all = exchange->kind != SPMD_PERMUTE && exchange->flow == SPMD_ALL;
+
+    me->in_place = me->theirs_in_place = false;
+    me->site->read_by[me->count & 1] = reads_all ? (spmd_span){0, 0} : me->readers;
+    if (reads_others(me, me->readers)) {
+        me->in_place = !slot_fill(me, rank, exchange);
+        me->slot->where = me->in_place ? 0 : SPMD_HERE;
+        atomic_store_explicit(&me->slot->posted, me->count, memory_order_release);
+        if (!me->gated)
+            spmd_span_ring(me, exchange, me->readers);
+    }
+    if (me->gated)
+        spmd_team_arrive(me, exchange);
+}
+
+/* ---- taking --------------------------------------------------------------------------------- */
+
+/* Where a source has what I read of it: from its memory on, or packed in its slot. My own piece is
+ * packed where those are that it is folded with. */
+static const char *source_memory(spmd_hosted *me, const spmd_exchange *exchange, int64_t place,
+                                 spmd_box *from)
+{
+    bool own = place == me->team->position;
+    bool packed = !own || (exchange->fold && exchange->pieces && me->team->count > 1);
+    const spmd_slot *slot = packed ? spmd_place_slot(me, exchange, place) : NULL;
+
+    if (slot && slot->where == SPMD_HERE) {
+        const int32_t *table = (const int32_t *)(const void *)slot->bytes;
+        spmd_box_packed(from, from, exchange->size);
+        return slot->bytes + (exchange->pieces ? table[me->team->position] : 0);
+    }
+    me->theirs_in_place |= !own;
+    return spmd_place_memory(me, exchange, place);
+}
+
+static void copy_from(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *exchange,
+                      int64_t place)
+{
+    spmd_box from, into;
+    exchange->pull(rank, spmd_team_member(me->team, place), &from, &into);
+    const char *memory = source_memory(me, exchange, place, &from);
+    spmd_box_copy(rank->memory, &into, memory, &from, exchange->size);
+}
+
+/* All sources at once, in the order of their places. */
+static void fold_all(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *exchange)
+{
+    int64_t terms = me->sources.end - me->sources.begin;
+    spmd_term *term = me->worker->term;
+    spmd_box from, into;
+
+    for (int64_t k = 0; k < terms; k++) {
+        int64_t place = me->sources.begin + k;
+        exchange->pull(rank, spmd_team_member(me->team, place), &from, &into);
+        const char *memory = source_memory(me, exchange, place, &from);
+        term[k] = (spmd_term){.from = memory + from.offset};
+    }
+    if (terms)
+        spmd_box_fold(rank->memory, &into, &from, exchange->size, exchange->fold, term, terms);
+}
+
+/* false: somebody has not posted. Each begins with itself, or with the one that is next to it: no
+ * member is read by all others at the same time. */
+static bool sources_take(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *exchange)
+{
+    int64_t count = me->sources.end - me->sources.begin, own = me->team->position;
+    int64_t first = own >= me->sources.begin && own < me->sources.end ? own - me->sources.begin : 0;
+    bool folds = exchange->fold != NULL;
+
+    if (me->gated && me->next == 0 && !spmd_team_passed(me, exchange))
+        return false;
+    for (; me->next < count; me->next++) {
+        int64_t place = me->sources.begin + (first + me->next) % count;
+        if (!me->gated && place != own && !has_posted(me, exchange, place))
+            return false;
+        if (!folds)
+            copy_from(me, rank, exchange, place);
+    }
+    if (folds)
+        fold_all(me, rank, exchange);
+    return true;
+}
+
+/* I have read what I read; whoever waits for that is told. */
+static void taken(spmd_hosted *me, const spmd_exchange *exchange)
+{
+    atomic_store_explicit(&me->site->taken, me->count, memory_order_release);
+    if (me->gated && (me->in_place || me->theirs_in_place)) /* as all members know */
+        spmd_team_arrive(me, exchange);
+    else if (me->theirs_in_place || exchange->kind == SPMD_PERMUTE || exchange->flow != SPMD_ALL)
+        spmd_span_ring(me, exchange, me->sources);
+}
+
+/* What I hold ready may be written again. */
+static bool is_over(const spmd_hosted *me, const spmd_exchange *exchange)
+{
+    if (me->gated)
+        return !(me->in_place || me->theirs_in_place) || spmd_team_passed(me, exchange);
+    return !me->in_place || have_taken(me, exchange, me->readers, me->count);
+}
+
+enum { DIRECT_FREE = SPMD_DIRECT_BEGIN, DIRECT_POSTED, DIRECT_TAKEN };
+
+/* true: it is complete in this arena. */
+bool spmd_direct(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *exchange)
+{
+    if (rank->stage < DIRECT_FREE)
+        rank->stage = DIRECT_FREE;
+    if (rank->stage == DIRECT_FREE) {
+        if (!spmd_slot_free(me, exchange))
+            return false;
+        post(me, rank, exchange);
+        me->next = 0;
+        rank->stage = DIRECT_POSTED;
+    }
+    if (rank->stage == DIRECT_POSTED) {
+        if (!sources_take(me, rank, exchange))
+            return false;
+        taken(me, exchange);
+        rank->stage = DIRECT_TAKEN;
+    }
+    return is_over(me, exchange);
+}

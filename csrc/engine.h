@@ -269,8 +269,12 @@ enum spmd_floor_method {
     SPMD_FLOOR_EAGER = 0, /* given away into a room that the receivers read, who need not say so */
     SPMD_FLOOR_PULL = 1,  /* receivers take it from where it is, and say so */
     SPMD_FLOOR_PUSH = 2,  /* senders put it where it belongs; reductions are made in blocks */
-    SPMD_FLOOR_STREAM = 3, /* so, past the caches */
-    SPMD_FLOOR_METHODS = 4,
+};
+
+enum spmd_floor_move {
+    SPMD_FLOOR_LOOP = 0,   /* wide, ahead of itself */
+    SPMD_FLOOR_SYSTEM = 1, /* memcpy */
+    SPMD_FLOOR_STREAM = 2, /* past the caches */
 };
 
 /* The floor: the same turns by hand, over memory that the ranks share and nothing else. Each of the
@@ -280,15 +284,15 @@ typedef struct spmd_floor {
     int64_t kind, ranks, count; /* as in spmd_turns */
     int64_t first, hosted; /* ranks of this process */
     int64_t crowded;       /* more ranks than cores: who waits gives its core away */
-    int64_t method;        /* enum spmd_floor_method */
+    int64_t method, move;  /* enum spmd_floor_method, and enum spmd_floor_move */
     int64_t active;        /* of copies: how many ranks copy at once, the first ones */
     int64_t partner;       /* of flags: the rank that answers the first one */
 } spmd_floor;
 
 int64_t spmd_floor_bytes(const spmd_floor *floor);
 int spmd_floor_take(const spmd_floor *floor); /* all memory of the hosted ranks; a status */
-/* 1: the kind can be done so. */
-int spmd_floor_offers(const spmd_floor *floor, int64_t method);
+/* 1: its kind can be done by its method and move. */
+int spmd_floor_offers(const spmd_floor *floor);
 /* As spmd_mpi_measure, for all hosted ranks: the times of the first one, then those of the next.
  * -1: no memory, or no thread. */
 int64_t spmd_floor_measure(const spmd_floor *floor, int64_t count, int64_t *nanoseconds);

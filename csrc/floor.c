@@ -4,25 +4,35 @@
  *
  * A rank arrives when what it gives may be read and what it gets may be written, and again when it
  * has read and written; who depends on it waits for its word. So many arrivals belong to a turn,
- * the same for all. Which method is best is measured, not known. */
+ * the same for all. Where ranks share cores they sleep, and who waits for several waits for all, at
+ * a counter: one of four by the phase, since nobody can be two phases ahead of all others.
+ * Which method is best is measured, not known. */
 #define _GNU_SOURCE
 #include "parts.h"
 
+#include <limits.h>
+#include <linux/futex.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <time.h>
+#include <unistd.h>
 
-#define SPINS 100000       /* looks at a word, until others may have the core */
+#define SPINS 100000       /* looks at a word; then somebody else has our core, or that of a peer */
 #define IDLE_NS 100000     /* between the looks of who has nothing to do in this kind of turn */
+#define YIELDS 4           /* where ranks share cores, before they sleep */
+#define COUNTERS 4
 #define EAGER_BYTES 8192   /* that a rank gives away at most */
 #define STAGGER 832        /* rooms that begin alike in their pages would fall into the same sets */
 #define TRIPS 100          /* of a flag in a turn, as a clock costs as much as one */
 #define LINE 16            /* elements: blocks are of whole lines */
 
-/* One line: the word, and what is so short that it travels in the same line, twice by parity. */
+/* One line: the word, and what is so short that it travels in the same line, twice by parity.
+ * Who sleeps until it grows says so, and is rung. */
 typedef struct floor_word {
     _Alignas(SPMD_LINE) _Atomic uint64_t phase;
+    _Atomic uint32_t rung, sleepers;
     char room[2][SPMD_MESSAGE_BYTES];
 } floor_word;
 
@@ -30,7 +40,7 @@ typedef struct floor_word {
 typedef struct floor_rank {
     const spmd_floor *floor;
     spmd_turns turns;
-    floor_word *word;    /* of all ranks; behind them two for the flag */
+    floor_word *word;    /* of all ranks; then the counters, then two for the flag */
     float **from, **into, **box[2]; /* of all ranks */
     uint64_t phase;      /* what my word says */
     bool idle;           /* in turns of this kind */
@@ -63,7 +73,7 @@ static int64_t rank_bytes(const spmd_floor *floor)
 
 static int64_t words_bytes(const spmd_floor *floor)
 {
-    return pages((floor->ranks + 2) * (int64_t)sizeof(floor_word));
+    return pages((floor->ranks + COUNTERS + 2) * (int64_t)sizeof(floor_word));
 }
 
 int64_t spmd_floor_bytes(const spmd_floor *floor)
@@ -84,20 +94,65 @@ int spmd_floor_take(const spmd_floor *floor)
 
 /* ---- arriving and waiting -------------------------------------------------------------------- */
 
-static void arrive(floor_rank *me)
+/* As in wait.c: write, then look who sleeps; say so, then look once more, then sleep. */
+static void ring(floor_word *word)
 {
-    atomic_store_explicit(&me->word[me->turns.rank].phase, ++me->phase, memory_order_release);
+    atomic_thread_fence(memory_order_seq_cst);
+    if (atomic_load_explicit(&word->sleepers, memory_order_relaxed) == 0)
+        return;
+    atomic_fetch_add_explicit(&word->rung, 1, memory_order_release);
+    syscall(SYS_futex, &word->rung, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
-static void word_await(const floor_rank *me, const floor_word *word, uint64_t phase)
+static bool has_come(const floor_word *word, uint64_t phase)
 {
-    int64_t spins = me->floor->crowded ? 0 : SPINS;
-    while (atomic_load_explicit(&word->phase, memory_order_acquire) < phase) {
+    return atomic_load_explicit(&word->phase, memory_order_acquire) >= phase;
+}
+
+static void word_sleep(floor_word *word, uint64_t phase)
+{
+    atomic_fetch_add_explicit(&word->sleepers, 1, memory_order_relaxed);
+    uint32_t heard = atomic_load_explicit(&word->rung, memory_order_acquire);
+    atomic_thread_fence(memory_order_seq_cst);
+    if (!has_come(word, phase))
+        syscall(SYS_futex, &word->rung, FUTEX_WAIT, heard, NULL, NULL, 0);
+    atomic_fetch_sub_explicit(&word->sleepers, 1, memory_order_relaxed);
+}
+
+static void word_await(const floor_rank *me, floor_word *word, uint64_t phase)
+{
+    int64_t spins = me->floor->crowded ? YIELDS : SPINS;
+    for (int64_t tries = 0; !has_come(word, phase); tries++) {
         if (me->idle)
             nanosleep(&(struct timespec){.tv_nsec = IDLE_NS}, NULL);
-        else if (--spins < 0)
+        else if (me->floor->crowded && tries >= spins)
+            word_sleep(word, phase);
+        else if (me->floor->crowded || tries >= spins)
             sched_yield();
     }
+}
+
+static floor_word *phase_counter(const floor_rank *me, uint64_t phase)
+{
+    return &me->word[me->turns.ranks + (int64_t)(phase % COUNTERS)];
+}
+
+/* What the counter of a phase says when all have arrived at it. */
+static uint64_t phase_total(const floor_rank *me, uint64_t phase)
+{
+    return (phase + COUNTERS - 1) / COUNTERS * (uint64_t)me->turns.ranks;
+}
+
+static void arrive(floor_rank *me)
+{
+    floor_word *mine = &me->word[me->turns.rank], *counter = phase_counter(me, ++me->phase);
+    atomic_store_explicit(&mine->phase, me->phase, memory_order_release);
+    if (!me->floor->crowded)
+        return;
+    ring(mine);
+    uint64_t before = atomic_fetch_add_explicit(&counter->phase, 1, memory_order_acq_rel);
+    if (before + 1 == phase_total(me, me->phase))
+        ring(counter);
 }
 
 /* Ranks in a row, the first one behind the last. */
@@ -107,6 +162,10 @@ typedef struct floor_span {
 
 static void span_await(const floor_rank *me, floor_span span, uint64_t phase)
 {
+    if (me->floor->crowded && span.count > 1) {
+        word_await(me, phase_counter(me, phase), phase_total(me, phase));
+        return;
+    }
     for (int64_t k = 0; k < span.count; k++)
         word_await(me, &me->word[(span.first + k) % me->turns.ranks], phase);
 }
@@ -121,32 +180,40 @@ static void meet(floor_rank *me)
 
 static void move(const floor_rank *me, spmd_part part)
 {
-    spmd_part_move(&part, me->floor->method == SPMD_FLOOR_STREAM);
+    spmd_part_move(&part, me->floor->move);
 }
 
 static bool is_pushed(const spmd_floor *floor)
 {
-    return floor->method >= SPMD_FLOOR_PUSH && floor->kind != SPMD_MPI_SCATTER &&
-           floor->kind != SPMD_MPI_REDUCE_SCATTER;
+    return floor->method == SPMD_FLOOR_PUSH;
 }
 
-int spmd_floor_offers(const spmd_floor *floor, int64_t method)
+/* Nothing is added on the way. */
+static bool is_copy(int64_t kind)
 {
-    int64_t bytes = room_bytes(floor);
-    bool moves = floor->kind != SPMD_MPI_BARRIER && floor->kind != SPMD_FLOOR_FLAG;
-    switch (method) {
-    case SPMD_FLOOR_EAGER:
-        return moves && floor->kind <= SPMD_MPI_SENDRECV && bytes <= EAGER_BYTES;
-    case SPMD_FLOOR_PULL:
-        return 1;
-    case SPMD_FLOOR_PUSH:
-        return moves && floor->kind != SPMD_MPI_SCATTER && floor->kind != SPMD_MPI_REDUCE_SCATTER;
-    case SPMD_FLOOR_STREAM: /* whole lines only */
-        return moves && floor->kind != SPMD_FLOOR_SWITCH && spmd_part_streams() && bytes > EAGER_BYTES &&
-               floor->count % LINE == 0;
-    default:
+    return has_pieces(kind) || kind == SPMD_MPI_BCAST || kind == SPMD_MPI_SENDRECV ||
+           kind == SPMD_FLOOR_COPY;
+}
+
+/* Transfers that a rank can do for another. */
+static bool can_push(int64_t kind)
+{
+    return kind != SPMD_MPI_BARRIER && kind != SPMD_MPI_SCATTER &&
+           kind != SPMD_MPI_REDUCE_SCATTER && kind != SPMD_FLOOR_COPY && kind != SPMD_FLOOR_FLAG;
+}
+
+int spmd_floor_offers(const spmd_floor *floor)
+{
+    bool is_large = room_bytes(floor) > EAGER_BYTES, moves = floor->kind <= SPMD_FLOOR_COPY &&
+                                                             floor->kind != SPMD_MPI_BARRIER;
+    if (floor->move == SPMD_FLOOR_SYSTEM && !is_copy(floor->kind))
         return 0;
-    }
+    if (floor->move == SPMD_FLOOR_STREAM &&
+        !(moves && is_large && floor->count % LINE == 0 && spmd_part_streams()))
+        return 0;
+    if (floor->method == SPMD_FLOOR_EAGER)
+        return moves && floor->kind != SPMD_FLOOR_COPY && !is_large && !floor->move;
+    return floor->method == SPMD_FLOOR_PULL || can_push(floor->kind);
 }
 
 /* For whom I wait before I move data, and after. */
@@ -316,29 +383,32 @@ static void transfer(floor_rank *me)
 
 /* ---- one rank, or two ------------------------------------------------------------------------ */
 
-/* By a loop of ours, the system's, or past the caches. */
-static void copy(floor_rank *me)
+static void copy(const floor_rank *me)
 {
     int64_t rank = me->turns.rank, count = me->turns.count;
-    if (me->floor->method == SPMD_FLOOR_PUSH)
-        memcpy(me->into[rank], me->from[rank], (size_t)count * sizeof(float));
-    else
-        move(me, (spmd_part){&me->into[rank], &me->from[rank], 1, 1, 0, 0, count, SPMD_PART_SUM});
+    move(me, (spmd_part){&me->into[rank], &me->from[rank], 1, 1, 0, 0, count, SPMD_PART_SUM});
+}
+
+static void flag_set(const floor_rank *me, floor_word *word, uint64_t phase)
+{
+    atomic_store_explicit(&word->phase, phase, memory_order_release);
+    if (me->floor->crowded)
+        ring(word);
 }
 
 /* There and back again: a word that the first rank writes and its partner sees, and one for the
  * answer. */
 static void trips(floor_rank *me)
 {
-    floor_word *there = &me->word[me->turns.ranks], *back = there + 1;
+    floor_word *there = &me->word[me->turns.ranks + COUNTERS], *back = there + 1;
     uint64_t phase = atomic_load_explicit(&back->phase, memory_order_relaxed);
     for (int64_t k = 0; k < TRIPS; k++) {
         phase++;
         if (me->turns.rank == 0)
-            atomic_store_explicit(&there->phase, phase, memory_order_release);
+            flag_set(me, there, phase);
         word_await(me, me->turns.rank == 0 ? back : there, phase);
         if (me->turns.rank != 0)
-            atomic_store_explicit(&back->phase, phase, memory_order_release);
+            flag_set(me, back, phase);
     }
 }
 

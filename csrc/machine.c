@@ -5,6 +5,7 @@
 
 #include <linux/futex.h>
 #include <sched.h>
+#include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -137,11 +138,15 @@ bool spmd_part_streams(void)
 #endif
 }
 
-void spmd_part_move(const spmd_part *part, bool past_caches)
+void spmd_part_move(const spmd_part *part, int64_t move)
 {
-    if (!spmd_part_streams())
+    if (move == SPMD_FLOOR_SYSTEM)
+        for (int64_t k = 0; k < part->intos; k++)
+            memcpy(part->into[k] + part->into_at, part->from[0] + part->from_at,
+                   (size_t)part->elements * sizeof(float));
+    else if (!spmd_part_streams())
         move_plain(part);
-    else if (past_caches)
+    else if (move == SPMD_FLOOR_STREAM)
         move_stream(part);
     else
         move_wide(part);

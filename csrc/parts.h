@@ -338,7 +338,7 @@ typedef struct spmd_part {
     int64_t into_at, from_at, elements;
     enum { SPMD_PART_SUM, SPMD_PART_SCAN, SPMD_PART_EXSCAN } prefix;
 } spmd_part;
-void spmd_part_move(const spmd_part *part, bool past_caches);
+void spmd_part_move(const spmd_part *part, int64_t move); /* enum spmd_floor_move */
 bool spmd_part_streams(void); /* past the caches, whole lines of 16 elements */
 /* Nanoseconds in which a core goes from one thread to another, one of two that sleep or yield
  * until it is their turn. -1: the system does not let them. */

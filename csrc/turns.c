@@ -3,10 +3,46 @@
  * the same turns as programs. */
 #include "parts.h"
 
-/* Element j of what a rank gives in a turn; small whole numbers, so that sums are exact. */
-static float given(int64_t rank, int64_t turn, int64_t j)
+#define PERIOD 7
+#define TABLE (PERIOD * 16) /* elements that are filled or compared at once */
+#define TURNS 5
+
+/* Element j of what a rank gives in a turn is j % 7 + rank + turn % 5: small whole numbers, so that
+ * sums are exact. Filling and comparing must be quick: where ranks share a core, who has finished
+ * its turn keeps others from finishing theirs. */
+static void pattern(float *table, int64_t at)
 {
-    return (float)(j % 7 + rank + turn % 5);
+    for (int64_t j = 0; j < TABLE; j++)
+        table[j] = (float)((at + j) % PERIOD);
+}
+
+static void fill(float *into, int64_t elements, float plus)
+{
+    float table[TABLE];
+    int64_t j = 0;
+    pattern(table, 0);
+    for (; j + TABLE <= elements; j += TABLE)
+        for (int64_t k = 0; k < TABLE; k++)
+            into[j + k] = table[k] + plus;
+    for (; j < elements; j++)
+        into[j] = table[j % TABLE] + plus;
+}
+
+/* How many elements are not those from `at` on, times and plus something. */
+static int64_t differing(const float *from, int64_t elements, int64_t at, float times, float plus)
+{
+    float table[TABLE];
+    int64_t j = 0, wrong = 0;
+    pattern(table, at);
+    for (; j + TABLE <= elements; j += TABLE) {
+        int32_t some = 0;
+        for (int64_t k = 0; k < TABLE; k++)
+            some += from[j + k] != times * table[k] + plus;
+        wrong += some;
+    }
+    for (; j < elements; j++)
+        wrong += from[j] != times * table[j % TABLE] + plus;
+    return wrong;
 }
 
 /* Elements that a rank gives, and gets. */
@@ -39,26 +75,35 @@ int64_t spmd_turn_elements(const spmd_turns *t, bool gives)
     }
 }
 
-/* Element j of what this rank gets in a turn. */
-static float gotten(const spmd_turns *t, int64_t turn, int64_t j)
+void spmd_turn_give(const spmd_turns *turns, int64_t turn)
 {
-    int64_t n = t->ranks, me = t->rank, members = n, own = j;
-    switch (t->kind) {
+    fill(turns->from, spmd_turn_elements(turns, true), (float)(turns->rank + turn % TURNS));
+}
+
+/* What this rank got: a piece of every rank, or one piece. */
+int64_t spmd_turn_wrong(const spmd_turns *turns, int64_t turn)
+{
+    int64_t n = turns->ranks, me = turns->rank, count = turns->count, wrong = 0;
+    int64_t gets = spmd_turn_elements(turns, false), members = n, at = 0, k = turn % TURNS;
+
+    switch (turns->kind) {
     case SPMD_FLOOR_COPY:
-        return given(me, turn, j);
+        return differing(turns->into, gets, 0, 1, (float)(me + k));
     case SPMD_MPI_BCAST:
-        return given(0, turn, j);
+        return differing(turns->into, gets, 0, 1, (float)k);
     case SPMD_MPI_SENDRECV:
-        return given((me + n - 1) % n, turn, j);
+        return differing(turns->into, gets, 0, 1, (float)((me + n - 1) % n + k));
+    case SPMD_MPI_SCATTER:
+        return differing(turns->into, gets, me * count, 1, (float)k);
+    case SPMD_MPI_ALLTOALL:
+        at = me * count; /* fall through */
     case SPMD_MPI_ALLGATHER:
     case SPMD_MPI_GATHER:
-        return given(j / t->count, turn, j % t->count);
-    case SPMD_MPI_SCATTER:
-        return given(0, turn, me * t->count + j);
-    case SPMD_MPI_ALLTOALL:
-        return given(j / t->count, turn, me * t->count + j % t->count);
+        for (int64_t r = 0; r * count < gets; r++)
+            wrong += differing(turns->into + r * count, count, at, 1, (float)(r + k));
+        return wrong;
     case SPMD_MPI_REDUCE_SCATTER:
-        own = me * (t->count / n) + j;
+        at = me * gets;
         break;
     case SPMD_MPI_SCAN:
         members = me + 1;
@@ -69,20 +114,6 @@ static float gotten(const spmd_turns *t, int64_t turn, int64_t j)
     default:
         break;
     }
-    return (float)(members * (own % 7 + turn % 5) + members * (members - 1) / 2);
-}
-
-void spmd_turn_give(const spmd_turns *turns, int64_t turn)
-{
-    int64_t gives = spmd_turn_elements(turns, true);
-    for (int64_t j = 0; j < gives; j++)
-        turns->from[j] = given(turns->rank, turn, j);
-}
-
-int64_t spmd_turn_wrong(const spmd_turns *turns, int64_t turn)
-{
-    int64_t gets = spmd_turn_elements(turns, false), wrong = 0;
-    for (int64_t j = 0; j < gets; j++)
-        wrong += turns->into[j] != gotten(turns, turn, j);
-    return wrong;
+    return differing(turns->into, gets, at, (float)members,
+                     (float)(members * k + members * (members - 1) / 2));
 }

@@ -19,14 +19,17 @@ from spmd.job import arena_address
 if TYPE_CHECKING:
     import argparse
 
-METHODS = ("eager", "pull", "push", "stream")  # enum spmd_floor_method
-TRIALS = 20  # turns in which a method shows how fast it is
+# Methods: enum spmd_floor_method; moves: enum spmd_floor_move, of which the first goes unsaid.
+METHODS, MOVES = ("eager", "pull", "push"), ("", " memcpy", " stream")
+WAYS = {f"{method}{move}": (m, k)
+        for m, method in enumerate(METHODS) for k, move in enumerate(MOVES)}  # fmt: skip
+TRIALS = 20  # turns in which a way shows how fast it is
 
-# What transfers are made of: its kind, the methods to choose from (none: as csrc/floor.c says), and
-# what they are called here.
+# What transfers are made of: its kind, and what ways there are to do it, where that is not up to
+# csrc/floor.c.
 MACHINE: dict[str, tuple[int, dict[str, str]]] = {
-    "copy": (lib.SPMD_FLOOR_COPY, {"pull": "loop", "push": "memcpy", "stream": "stream"}),
-    "copy-at-once": (lib.SPMD_FLOOR_COPY, {"pull": "loop", "push": "memcpy", "stream": "stream"}),
+    "copy": (lib.SPMD_FLOOR_COPY, {}),
+    "copy-at-once": (lib.SPMD_FLOOR_COPY, {}),
     "flag": (lib.SPMD_FLOOR_FLAG, {"pull": "spin"}),
     "switch-futex": (lib.SPMD_FLOOR_SWITCH, {"pull": "futex"}),
     "switch-yield": (lib.SPMD_FLOOR_SWITCH, {"push": "yield"}),
@@ -94,25 +97,25 @@ class Floor:
         return self._measure(self.method, count)
 
     def _best(self, count: int) -> str:
-        """The method whose faster turns are the fastest: what else runs here decides the slower."""
-        offered = [
-            method for number, method in enumerate(METHODS)
-            if lib.spmd_floor_offers(self.given, number)
-            and (not self.names or method in self.names)
-        ]  # fmt: skip
+        """The way whose faster turns are the fastest: what else runs here decides the slower."""
+        offered = [way for way in self.names or WAYS if self._offers(way)]
         if len(offered) == 1:
             return offered[0]
-        worst: dict[str, list[int]] = {method: [] for method in offered}
+        worst: dict[str, list[int]] = {way: [] for way in offered}
         for _ in range(2):
-            for method in offered:
-                times, _ = self._measure(method, count)
-                worst[method] += [max(turn) for turn in zip(*times)]
+            for way in offered:
+                times, _ = self._measure(way, count)
+                worst[way] += [max(turn) for turn in zip(*times)]
         return self.processes.from_first(
-            lambda: min(worst, key=lambda method: statistics.quantiles(worst[method])[0])
+            lambda: min(worst, key=lambda way: statistics.quantiles(worst[way])[0])
         )
 
-    def _measure(self, method: str, count: int) -> tuple[list[list[int]], int]:
-        self.given.method = METHODS.index(method)
+    def _offers(self, way: str) -> bool:
+        self.given.method, self.given.move = WAYS[way]
+        return bool(lib.spmd_floor_offers(self.given))
+
+    def _measure(self, way: str, count: int) -> tuple[list[list[int]], int]:
+        self.given.method, self.given.move = WAYS[way]
         hosted = int(self.given.hosted)
         times = array("q", bytes(8 * count * hosted))
         wrong = lib.spmd_floor_measure(self.given, count, ffi.from_buffer("int64_t[]", times))

@@ -19,7 +19,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#define SPINS 100000       /* looks at a word; then somebody else has our core, or that of a peer */
+#define SPINS 100000       /* looks at a word; then somebody else has our core, or a peer is on it */
+#define NAP_NS 1000        /* after which the system may put us on another one */
 #define IDLE_NS 100000     /* between the looks of who has nothing to do in this kind of turn */
 #define YIELDS 4           /* where ranks share cores, before they sleep */
 #define COUNTERS 4
@@ -36,12 +37,25 @@ typedef struct floor_word {
     char room[2][SPMD_MESSAGE_BYTES];
 } floor_word;
 
+/* Ranks in a row, the first one behind the last. */
+typedef struct floor_span {
+    int64_t first, count;
+} floor_span;
+
+/* What a rank moves in a turn. */
+typedef struct floor_plan {
+    spmd_part *part;
+    int64_t parts;
+} floor_plan;
+
 /* One rank, as its thread sees it. */
 typedef struct floor_rank {
     const spmd_floor *floor;
     spmd_turns turns;
     floor_word *word;    /* of all ranks; then the counters, then two for the flag */
     float **from, **into, **box[2]; /* of all ranks */
+    floor_span before, after; /* for whom I wait before I move data, and after */
+    floor_plan plan[2];  /* both for what is given away, by parity; else the first */
     uint64_t phase;      /* what my word says */
     bool idle;           /* in turns of this kind */
     int64_t count, wrong, *nanoseconds;
@@ -121,14 +135,16 @@ static void word_sleep(floor_word *word, uint64_t phase)
 
 static void word_await(const floor_rank *me, floor_word *word, uint64_t phase)
 {
-    int64_t spins = me->floor->crowded ? YIELDS : SPINS;
-    for (int64_t tries = 0; !has_come(word, phase); tries++) {
+    bool crowded = me->floor->crowded;
+    for (int64_t tries = 1; !has_come(word, phase); tries++) {
         if (me->idle)
             nanosleep(&(struct timespec){.tv_nsec = IDLE_NS}, NULL);
-        else if (me->floor->crowded && tries >= spins)
-            word_sleep(word, phase);
-        else if (me->floor->crowded || tries >= spins)
+        else if (!crowded && tries % SPINS == 0)
+            nanosleep(&(struct timespec){.tv_nsec = NAP_NS}, NULL);
+        else if (crowded && tries <= YIELDS)
             sched_yield();
+        else if (crowded)
+            word_sleep(word, phase);
     }
 }
 
@@ -155,11 +171,6 @@ static void arrive(floor_rank *me)
         ring(counter);
 }
 
-/* Ranks in a row, the first one behind the last. */
-typedef struct floor_span {
-    int64_t first, count;
-} floor_span;
-
 static void span_await(const floor_rank *me, floor_span span, uint64_t phase)
 {
     if (me->floor->crowded && span.count > 1) {
@@ -178,14 +189,10 @@ static void meet(floor_rank *me)
 
 /* ---- transfers ------------------------------------------------------------------------------- */
 
-static void move(const floor_rank *me, spmd_part part)
+static void move(const floor_rank *me, const floor_plan *plan)
 {
-    spmd_part_move(&part, me->floor->move);
-}
-
-static bool is_pushed(const spmd_floor *floor)
-{
-    return floor->method == SPMD_FLOOR_PUSH;
+    for (int64_t k = 0; k < plan->parts; k++)
+        spmd_part_move(&plan->part[k], me->floor->move);
 }
 
 /* Nothing is added on the way. */
@@ -216,11 +223,10 @@ int spmd_floor_offers(const spmd_floor *floor)
     return floor->method == SPMD_FLOOR_PULL || can_push(floor->kind);
 }
 
-/* For whom I wait before I move data, and after. */
-static void spans(const floor_rank *me, floor_span *before, floor_span *after)
+static void plan_waits(const floor_rank *me, floor_span *before, floor_span *after)
 {
     int64_t n = me->turns.ranks, k = me->turns.rank;
-    bool push = is_pushed(me->floor);
+    bool push = me->floor->method == SPMD_FLOOR_PUSH;
     floor_span all = {0, n}, none = {0, 0}, root = {0, 1};
     floor_span next = {k + 1, 1}, previous = {k + n - 1, 1};
 
@@ -254,7 +260,7 @@ static void spans(const floor_rank *me, floor_span *before, floor_span *after)
 }
 
 /* What I get, from where all have it: their own rooms, or those for what is given away. */
-static void pull(const floor_rank *me, float *const *from)
+static void plan_pull(const floor_rank *me, float *const *from, floor_plan *plan)
 {
     int64_t n = me->turns.ranks, rank = me->turns.rank, count = me->turns.count;
     float *const *mine = &me->into[rank];
@@ -285,7 +291,7 @@ static void pull(const floor_rank *me, float *const *from)
     case SPMD_MPI_BCAST:
     case SPMD_MPI_SCATTER:
     case SPMD_MPI_SENDRECV:
-        move(me, one);
+        plan->part[plan->parts++] = one;
         break;
     case SPMD_MPI_GATHER:
     case SPMD_MPI_ALLGATHER:
@@ -294,23 +300,20 @@ static void pull(const floor_rank *me, float *const *from)
             one.from = &from[(rank + k) % n];
             one.into_at = (rank + k) % n * count;
             one.from_at = me->turns.kind == SPMD_MPI_ALLTOALL ? rank * count : 0;
-            move(me, one);
+            plan->part[plan->parts++] = one;
         }
         break;
-    case SPMD_MPI_EXSCAN:
     case SPMD_MPI_REDUCE:
-        if (sum.froms == 0)
-            memset(mine[0], 0, (size_t)count * sizeof(float));
-        else if (rank == 0 || me->turns.kind == SPMD_MPI_EXSCAN)
-            move(me, sum);
+        if (rank == 0)
+            plan->part[plan->parts++] = sum;
         break;
     default:
-        move(me, sum);
+        plan->part[plan->parts++] = sum;
     }
 }
 
 /* What I give, to where it belongs; or my block of it, of all, to all whom it concerns. */
-static void push(const floor_rank *me)
+static void plan_push(const floor_rank *me, floor_plan *plan)
 {
     int64_t n = me->turns.ranks, rank = me->turns.rank, count = me->turns.count;
     int64_t block = (count + n - 1) / n;
@@ -324,20 +327,20 @@ static void push(const floor_rank *me)
     case SPMD_MPI_SENDRECV:
         mine.into = &me->into[(rank + 1) % n];
         mine.into_at = 0;
-        move(me, mine);
+        plan->part[plan->parts++] = mine;
         break;
     case SPMD_MPI_ALLGATHER:
         mine.intos = n;
-        move(me, mine);
+        plan->part[plan->parts++] = mine;
         break;
     case SPMD_MPI_GATHER:
-        move(me, mine);
+        plan->part[plan->parts++] = mine;
         break;
     case SPMD_MPI_ALLTOALL:
         for (int64_t k = 0; k < n; k++) {
             mine.into = &me->into[(rank + k) % n];
             mine.from_at = (rank + k) % n * count;
-            move(me, mine);
+            plan->part[plan->parts++] = mine;
         }
         break;
     default:
@@ -346,48 +349,49 @@ static void push(const floor_rank *me)
         cut.prefix = me->turns.kind == SPMD_MPI_SCAN     ? SPMD_PART_SCAN
                      : me->turns.kind == SPMD_MPI_EXSCAN ? SPMD_PART_EXSCAN
                                                          : SPMD_PART_SUM;
-        move(me, cut);
+        plan->part[plan->parts++] = cut;
     }
 }
 
-/* Given away: whoever reads it has read what was there two phases ago, and nobody waits after. */
-static void transfer_eager(floor_rank *me, floor_span before, floor_span after)
+/* Before the first turn: nothing of it is worth the time of one. */
+static void plan_make(floor_rank *me)
 {
-    float **box = me->box[(me->phase + 1) & 1];
+    plan_waits(me, &me->before, &me->after);
+    if (me->floor->kind == SPMD_FLOOR_COPY)
+        me->plan[0].part[me->plan[0].parts++] =
+            (spmd_part){&me->into[me->turns.rank], &me->from[me->turns.rank], 1, 1, 0, 0,
+                        me->turns.count, SPMD_PART_SUM};
+    else if (me->floor->method == SPMD_FLOOR_PUSH)
+        plan_push(me, &me->plan[0]);
+    else if (me->floor->method == SPMD_FLOOR_PULL)
+        plan_pull(me, me->from, &me->plan[0]);
+    for (int k = 0; k < 2 && me->floor->method == SPMD_FLOOR_EAGER; k++)
+        plan_pull(me, me->box[k], &me->plan[k]);
+}
+
+/* Given away: whoever reads it has read what was there two phases ago, and nobody waits after. */
+static void transfer_eager(floor_rank *me)
+{
+    int64_t parity = (me->phase + 1) & 1;
     int64_t bytes = spmd_turn_elements(&me->turns, true) * (int64_t)sizeof(float);
 
-    span_await(me, after, me->phase);
-    memcpy(box[me->turns.rank], me->turns.from, (size_t)bytes);
+    span_await(me, me->after, me->phase);
+    memcpy(me->box[parity][me->turns.rank], me->turns.from, (size_t)bytes);
     arrive(me);
-    span_await(me, before, me->phase);
-    pull(me, box);
+    span_await(me, me->before, me->phase);
+    move(me, &me->plan[parity]);
 }
 
 static void transfer(floor_rank *me)
 {
-    floor_span before, after;
-    spans(me, &before, &after);
-    if (me->floor->method == SPMD_FLOOR_EAGER) {
-        transfer_eager(me, before, after);
-        return;
-    }
     arrive(me);
-    span_await(me, before, me->phase);
-    if (is_pushed(me->floor))
-        push(me);
-    else
-        pull(me, me->from);
+    span_await(me, me->before, me->phase);
+    move(me, &me->plan[0]);
     arrive(me);
-    span_await(me, after, me->phase);
+    span_await(me, me->after, me->phase);
 }
 
 /* ---- one rank, or two ------------------------------------------------------------------------ */
-
-static void copy(const floor_rank *me)
-{
-    int64_t rank = me->turns.rank, count = me->turns.count;
-    move(me, (spmd_part){&me->into[rank], &me->from[rank], 1, 1, 0, 0, count, SPMD_PART_SUM});
-}
 
 static void flag_set(const floor_rank *me, floor_word *word, uint64_t phase)
 {
@@ -437,7 +441,7 @@ static int64_t turn(floor_rank *me)
         meet(me);
         return spmd_now() - begin;
     case SPMD_FLOOR_COPY:
-        copy(me);
+        move(me, &me->plan[0]);
         return spmd_now() - begin;
     case SPMD_FLOOR_FLAG:
         trips(me);
@@ -445,7 +449,10 @@ static int64_t turn(floor_rank *me)
     case SPMD_FLOOR_SWITCH:
         return spmd_switch_time(me->floor->method == SPMD_FLOOR_PULL);
     default:
-        transfer(me);
+        if (me->floor->method == SPMD_FLOOR_EAGER)
+            transfer_eager(me);
+        else
+            transfer(me);
         return spmd_now() - begin;
     }
 }
@@ -456,6 +463,7 @@ static void *rank_measure(void *given)
 {
     floor_rank *me = given;
 
+    plan_make(me);
     for (int64_t k = 0; k < me->count; k++) {
         spmd_turn_give(&me->turns, k);
         meet(me);
@@ -493,8 +501,9 @@ int64_t spmd_floor_measure(const spmd_floor *floor, int64_t count, int64_t *nano
     float **table = calloc((size_t)(4 * n), sizeof *table);
     floor_rank *rank = calloc((size_t)floor->hosted, sizeof *rank);
     pthread_t *thread = calloc((size_t)floor->hosted, sizeof *thread);
+    spmd_part *part = calloc((size_t)(2 * n * floor->hosted), sizeof *part);
 
-    if (!table || !rank || !thread) {
+    if (!table || !rank || !thread || !part) {
         wrong = -1;
         goto cleanup;
     }
@@ -508,23 +517,24 @@ int64_t spmd_floor_measure(const spmd_floor *floor, int64_t count, int64_t *nano
             .from = table,
             .into = table + n,
             .box = {table + 2 * n, table + 3 * n},
+            .plan = {{part + 2 * k * n, 0}, {part + (2 * k + 1) * n, 0}},
             .phase = atomic_load_explicit(&word[r].phase, memory_order_relaxed),
             .idle = is_idle(floor, r),
             .count = count,
             .nanoseconds = nanoseconds + k * count,
         };
     }
-    /* Where a thread does not start, those that did wait for it: the caller ends the process. */
-    for (; started < floor->hosted - 1; started++)
+    /* New threads in every batch: the system puts them where nobody runs. Where one does not start,
+     * those that did wait for it: the caller ends the process. */
+    for (; started < floor->hosted; started++)
         if (pthread_create(&thread[started], NULL, rank_measure, &rank[started]))
             return -1;
-    rank_measure(&rank[started]);
     for (int64_t k = 0; k < floor->hosted; k++) {
-        if (k < started)
-            pthread_join(thread[k], NULL);
+        pthread_join(thread[k], NULL);
         wrong += rank[k].wrong;
     }
 cleanup:
+    free(part);
     free(thread);
     free(rank);
     free(table);

@@ -66,8 +66,13 @@ static inline __attribute__((always_inline)) void part_prefix(const spmd_part *p
     int64_t to = part->into_at, of = part->from_at, n = part->elements, j = 0;
 
     for (; j + LANES <= n; j += LANES, to += LANES, of += LANES) {
+        bool ahead = j % LINE == 0 && j + AHEAD < n;
         lanes sum = {0};
         for (int64_t k = 0; k < part->froms; k++) {
+            if (ahead) {
+                __builtin_prefetch(part->from[k] + of + AHEAD);
+                __builtin_prefetch(part->into[k] + to + AHEAD, 1);
+            }
             lanes next = sum + *(lanes *)(part->from[k] + of);
             *(lanes *)(part->into[k] + to) = below ? sum : next;
             sum = next;
@@ -140,11 +145,13 @@ bool spmd_part_streams(void)
 
 void spmd_part_move(const spmd_part *part, int64_t move)
 {
-    if (move == SPMD_FLOOR_SYSTEM)
+    if (part->froms == 0)
+        memset(part->into[0] + part->into_at, 0, (size_t)part->elements * sizeof(float));
+    else if (move == SPMD_FLOOR_SYSTEM)
         for (int64_t k = 0; k < part->intos; k++)
             memcpy(part->into[k] + part->into_at, part->from[0] + part->from_at,
                    (size_t)part->elements * sizeof(float));
-    else if (!spmd_part_streams())
+    else if (part->elements < LINE || !spmd_part_streams())
         move_plain(part);
     else if (move == SPMD_FLOOR_STREAM)
         move_stream(part);

@@ -253,6 +253,9 @@ typedef struct spmd_turns {
     float *into;          /* and for what it gets */
 } spmd_turns;
 
+/* How many elements of what this rank got in a turn are not what it should have got. */
+int64_t spmd_turn_wrong(const spmd_turns *turns, int64_t turn);
+
 typedef struct spmd_mpi_turns {
     void *barrier, *collective; /* MPI's functions */
     int64_t handle_bytes, comm, type, op; /* as in spmd_mpi; float, and its sum */

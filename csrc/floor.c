@@ -19,7 +19,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define SPINS 100000       /* looks at a word; then somebody else has our core, or a peer is on it */
+#define SPINS 100000       /* looks at a word; then somebody else has our core, or a peer does */
 #define NAP_NS 1000        /* after which the system may put us on another one */
 #define IDLE_NS 100000     /* between the looks of who has nothing to do in this kind of turn */
 #define YIELDS 4           /* where ranks share cores, before they sleep */
@@ -459,10 +459,25 @@ static int64_t turn(floor_rank *me)
 
 /* ---- turns ----------------------------------------------------------------------------------- */
 
+/* Two ranks on one core, while another one has room, would measure the system's patience. Where a
+ * launcher has bound the processes there are fewer cores to choose from, and nothing to do. */
+static void core_take(int64_t rank, int64_t ranks)
+{
+    cpu_set_t cores, mine;
+    if (sched_getaffinity(0, sizeof cores, &cores) || CPU_COUNT(&cores) < ranks)
+        return;
+    CPU_ZERO(&mine);
+    for (int core = 0, k = 0; core < CPU_SETSIZE; core++)
+        if (CPU_ISSET(core, &cores) && k++ == rank)
+            CPU_SET(core, &mine);
+    sched_setaffinity(0, sizeof mine, &mine);
+}
+
 static void *rank_measure(void *given)
 {
     floor_rank *me = given;
 
+    core_take(me->turns.rank, me->turns.ranks);
     plan_make(me);
     for (int64_t k = 0; k < me->count; k++) {
         spmd_turn_give(&me->turns, k);
@@ -524,8 +539,7 @@ int64_t spmd_floor_measure(const spmd_floor *floor, int64_t count, int64_t *nano
             .nanoseconds = nanoseconds + k * count,
         };
     }
-    /* New threads in every batch: the system puts them where nobody runs. Where one does not start,
-     * those that did wait for it: the caller ends the process. */
+    /* Where a thread does not start, those that did wait for it: the caller ends the process. */
     for (; started < floor->hosted; started++)
         if (pthread_create(&thread[started], NULL, rank_measure, &rank[started]))
             return -1;

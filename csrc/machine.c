@@ -89,7 +89,8 @@ static inline __attribute__((always_inline)) void part_prefix(const spmd_part *p
 }
 
 /* Loops of a known number of turns where ranks are few. */
-static inline __attribute__((always_inline)) void part_move(const spmd_part *part, store_function put)
+static inline __attribute__((always_inline)) void part_move(const spmd_part *part,
+                                                            store_function put)
 {
     int64_t froms = part->froms, intos = part->intos;
     if (part->prefix != SPMD_PART_SUM)

@@ -326,7 +326,6 @@ bool spmd_mpi_test(spmd_job *job, spmd_handle *request, bool *complete, spmd_mpi
 
 /* turns.c */
 void spmd_turn_give(const spmd_turns *turns, int64_t turn);
-int64_t spmd_turn_wrong(const spmd_turns *turns, int64_t turn);
 int64_t spmd_turn_elements(const spmd_turns *turns, bool gives);
 
 /* machine.c */

@@ -277,7 +277,7 @@ def head(bench: Bench, name: str) -> str:
         f"{'# bytes':>10} {'avg':>10} {'min':>10} {'max':>10} {'worst':>10} {'bus GB/s':>9} "
         f"{'#wrong':>6}"
     )
-    for label in bench.options.vs:
+    for label in [label for label in LABELS if label in bench.options.vs]:
         text += f" {LABELS[label] + ' worst':>11} {LABELS[label] + '/ours':>10}"
     return text + "\n"
 

@@ -41,7 +41,7 @@ def _ending(path: str) -> str:
 
 
 def write(path: str, rows: list[dict[str, Any]]) -> None:
-    """Draws the worst rank's latency. What has no size is a mark at the left. Raises OutputError."""
+    """Draws the worst rank's latency; what has no size, at the left. Raises OutputError."""
     from matplotlib.figure import Figure
 
     from spmd.source import write_whole

@@ -1,4 +1,4 @@
-/* What `floor.c` is made of on one core: moving memory, with sums on the way, and handing the core
+/* What floor.c is made of on one core: moving memory, with sums on the way, and handing the core
  * over to another thread. */
 #define _GNU_SOURCE
 #include "parts.h"
@@ -18,7 +18,7 @@
 typedef float lanes __attribute__((vector_size(32), aligned(4), may_alias));
 #define LANES 8
 #define LINE 16
-#define AHEAD 256 /* elements: sources are fetched, destinations made ours, before they are needed */
+#define AHEAD 256 /* elements: sources are fetched, destinations ours, before they are needed */
 
 typedef void (*store_function)(float *at, const lanes *value);
 

@@ -12,6 +12,7 @@ import os
 from typing import Any
 
 from codegen.errors import EnvironmentFault, OutputError, UsageError
+from spmd.bench import LABELS
 
 DASHES = {"mpi": "--", "floor": ":"}
 INCHES = (9.0, 6.0)
@@ -59,14 +60,23 @@ def write(path: str, rows: list[dict[str, Any]]) -> None:
             if all(peer in row for row in own):
                 axes.plot(sizes, [row[peer]["worst"] for row in own], color=color, marker=marker,
                           markersize=3, linestyle=dashes)  # fmt: skip
-    measured = [peer for peer in DASHES if any(peer in row for row in rows)]
-    styles = [f"{ {'mpi': 'MPI', 'floor': 'floor'}[p] }: {DASHES[p]}" for p in measured]
-    axes.set_title(f"{rows[0]['ranks']} ranks in {rows[0]['processes']} processes"
-                   + "".join(f", {text}" for text in styles))  # fmt: skip
-    axes.set(xscale="log", yscale="log", xlabel="bytes", ylabel="microseconds, the worst rank")
-    axes.xaxis.get_major_locator().set_params(base=2)
+    for peer in [peer for peer in DASHES if any(peer in row for row in rows)]:
+        axes.plot([], [], color="gray", linestyle=DASHES[peer], label=LABELS[peer])
+    axes.set_title(f"{rows[0]['ranks']} ranks in {rows[0]['processes']} processes")
+    axes.set(xlabel="bytes", ylabel="microseconds, the worst rank")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    ticks = sorted({row["bytes"] or least for row in rows})
+    axes.set_xticks(ticks, [_size(tick) for tick in ticks])
     axes.grid(which="both", alpha=0.3)
     axes.legend(fontsize="small")
     file = io.BytesIO()
     figure.savefig(file, format=_ending(path), dpi=150)
     write_whole(path, file.getvalue())
+
+
+def _size(count: int) -> str:
+    for unit, size in (("m", 1 << 20), ("k", 1 << 10)):
+        if count >= size and count % size == 0:
+            return f"{count // size}{unit}"
+    return str(count)

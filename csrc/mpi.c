@@ -86,10 +86,11 @@ bool spmd_mpi_test(spmd_job *job, spmd_handle *request, bool *complete, spmd_mpi
     {                                                                                              \
         typedef handle h;                                                                          \
         h type = (h)m->type, op = (h)m->op, comm = (h)m->comm;                                     \
-        int n = (int)m->count, next = (int)((m->rank + 1) % m->ranks);                             \
-        int before = (int)((m->rank + m->ranks - 1) % m->ranks);                                   \
-        void *call = m->collective, *from = m->from, *into = m->into;                      \
-        switch (m->kind) {                                                                         \
+        const spmd_turns *t = &m->turns;                                                           \
+        int n = (int)t->count, ranks = (int)t->ranks, next = (int)((t->rank + 1) % ranks);         \
+        int before = (int)((t->rank + ranks - 1) % ranks);                                         \
+        void *call = m->collective, *from = t->from, *into = t->into;                              \
+        switch (t->kind) {                                                                         \
         case SPMD_MPI_BARRIER:                                                                     \
             return ((int (*)(h))call)(comm);                                                       \
         case SPMD_MPI_BCAST:                                                                       \
@@ -102,8 +103,8 @@ bool spmd_mpi_test(spmd_job *job, spmd_handle *request, bool *complete, spmd_mpi
         case SPMD_MPI_EXSCAN:                                                                      \
             return ((int (*)(void *, void *, int, h, h, h))call)(from, into, n, type, op, comm);   \
         case SPMD_MPI_REDUCE_SCATTER:                                                              \
-            return ((int (*)(void *, void *, int, h, h, h))call)(from, into, n / (int)m->ranks,    \
-                                                                 type, op, comm);                  \
+            return ((int (*)(void *, void *, int, h, h, h))call)(from, into, n / ranks, type, op,  \
+                                                                 comm);                            \
         case SPMD_MPI_ALLGATHER:                                                                   \
         case SPMD_MPI_ALLTOALL:                                                                    \
             return ((int (*)(void *, int, h, void *, int, h, h))call)(from, n, type, into, n,      \
@@ -128,88 +129,23 @@ bool spmd_mpi_test(spmd_job *job, spmd_handle *request, bool *complete, spmd_mpi
 INSTANTIATE_TURN(number, int)
 INSTANTIATE_TURN(pointer, void *)
 
-/* Element j of what a rank gives in a turn; small whole numbers, so that sums are exact. */
-static float given(int64_t rank, int64_t turn, int64_t j)
-{
-    return (float)(j % 7 + rank + turn % 5);
-}
-
-/* Elements that a rank gives, and gets. */
-static int64_t turn_elements(const spmd_mpi_turns *m, bool gives)
-{
-    bool root = m->rank == 0;
-    switch (m->kind) {
-    case SPMD_MPI_BARRIER:
-        return 0;
-    case SPMD_MPI_ALLTOALL:
-        return m->count * m->ranks;
-    case SPMD_MPI_ALLGATHER:
-        return gives ? m->count : m->count * m->ranks;
-    case SPMD_MPI_GATHER:
-        return gives ? m->count : root ? m->count * m->ranks : 0;
-    case SPMD_MPI_SCATTER:
-        return !gives ? m->count : root ? m->count * m->ranks : 0;
-    case SPMD_MPI_REDUCE_SCATTER:
-        return gives ? m->count : m->count / m->ranks;
-    case SPMD_MPI_BCAST:
-        return !gives || root ? m->count : 0;
-    case SPMD_MPI_REDUCE:
-        return gives || root ? m->count : 0;
-    case SPMD_MPI_EXSCAN:
-        return gives || !root ? m->count : 0;
-    default:
-        return m->count;
-    }
-}
-
-/* Element j of what this rank gets in a turn. */
-static float gotten(const spmd_mpi_turns *m, int64_t turn, int64_t j)
-{
-    int64_t n = m->ranks, me = m->rank, members = n, own = j;
-    switch (m->kind) {
-    case SPMD_MPI_BCAST:
-        return given(0, turn, j);
-    case SPMD_MPI_SENDRECV:
-        return given((me + n - 1) % n, turn, j);
-    case SPMD_MPI_ALLGATHER:
-    case SPMD_MPI_GATHER:
-        return given(j / m->count, turn, j % m->count);
-    case SPMD_MPI_SCATTER:
-        return given(0, turn, me * m->count + j);
-    case SPMD_MPI_ALLTOALL:
-        return given(j / m->count, turn, me * m->count + j % m->count);
-    case SPMD_MPI_REDUCE_SCATTER:
-        own = me * (m->count / n) + j;
-        break;
-    case SPMD_MPI_SCAN:
-        members = me + 1;
-        break;
-    case SPMD_MPI_EXSCAN:
-        members = me;
-        break;
-    default:
-        break;
-    }
-    return (float)(members * (own % 7 + turn % 5) + members * (members - 1) / 2);
-}
-
 int64_t spmd_mpi_measure(const spmd_mpi_turns *m, int64_t count, int64_t *nanoseconds)
 {
     bool pointers = m->handle_bytes == (int64_t)sizeof(void *);
-    int64_t gives = turn_elements(m, true), gets = turn_elements(m, false), wrong = 0;
-    float *from = m->kind == SPMD_MPI_BCAST ? m->into : m->from;
+    spmd_turns turns = m->turns;
+    int64_t wrong = 0;
 
+    if (turns.kind == SPMD_MPI_BCAST)
+        turns.from = turns.into;
     for (int64_t turn = 0; turn < count; turn++) {
-        for (int64_t j = 0; j < gives; j++)
-            from[j] = given(m->rank, turn, j);
+        spmd_turn_give(&turns, turn);
         if (pointers ? pointer_barrier(m) : number_barrier(m))
             return -1;
         int64_t begin = spmd_now();
         if (pointers ? pointer_turn(m) : number_turn(m))
             return -1;
         nanoseconds[turn] = spmd_now() - begin;
-        for (int64_t j = 0; j < gets; j++)
-            wrong += m->into[j] != gotten(m, turn, j);
+        wrong += spmd_turn_wrong(&turns, turn);
     }
     return wrong;
 }

@@ -24,8 +24,11 @@ if TYPE_CHECKING:
 
 # Collectives whose arrays have a piece for every rank; sizes are those of a piece.
 PIECES = ("all-gather", "all-to-all", "gather", "scatter")
+UNSIZED = ("barrier", "flag", "switch-futex", "switch-yield")  # the last three: bench_floor.py
 ELEMENT = 4  # bytes: float32
 BATCH_BYTES = 16 << 20  # that a batch of turns moves, about
+# What runs in turn with ours, in the order of the columns: --vs.
+LABELS = {"mpi": "MPI", "floor": "floor"}
 MOST_TURNS, LEAST_TURNS = 400, 6
 MEMORY_SHARE = 4  # of what is available, at most, for the arrays of all ranks
 
@@ -50,15 +53,28 @@ COLLECTIVES: dict[str, tuple[bytes, int, Callable[[int], float]]] = {
 
 def main(options: argparse.Namespace, processes: launch.Processes) -> int:
     """Measures and prints what was asked for; every process must come."""
+    if options.plot:
+        from spmd import plot
+
+        processes.from_first(lambda: plot.check(options.plot))
+    if options.collective[:1] == ["floor"]:
+        from spmd import bench_floor
+
+        return bench_floor.main(options, processes)
     names = options.collective or list(COLLECTIVES)
     unknown = [name for name in names if name not in COLLECTIVES]
     if unknown:
         processes.refuse(
             UsageError(f"no collective {unknown[0]!r}", expected=", ".join(COLLECTIVES))
         )
-    if options.vs and processes.count == 1:
+    if "mpi" in options.vs and processes.count == 1:
         raise UsageError("--vs mpi wants several processes", remedy="mpirun -n 4 python -m spmd …")
-    bench = Bench(options, processes)
+    return print_rows(Bench(options, processes), names, head)
+
+
+def print_rows(bench: Bench, names: list[str], head: Callable[[Bench, str], str]) -> int:
+    """Measures, prints and draws; the exit code says whether anything was wrong."""
+    options, processes = bench.options, bench.processes
     rows = []
     for name in names:
         first = True
@@ -69,6 +85,10 @@ def main(options: argparse.Namespace, processes: launch.Processes) -> int:
             rows.append(row)
     if processes.number == 0 and options.json:
         print(json.dumps(rows, indent=1))
+    if processes.number == 0 and options.plot:
+        from spmd import plot
+
+        plot.write(options.plot, rows)
     return 1 if any(row["wrong"] for row in rows) else 0
 
 
@@ -81,7 +101,7 @@ class Bench:
 
     def measure(self, name: str) -> Iterator[dict[str, Any]]:
         """A row for every size; empty rows in all processes but the first."""
-        least, most = (0, 0) if name == "barrier" else self.options.sizes
+        least, most = (0, 0) if name in UNSIZED else self.options.sizes
         size = least
         while size <= most:
             count = max(1, size // ELEMENT)
@@ -98,37 +118,51 @@ class Bench:
         return 6 * count * ELEMENT * pieces * self.ranks
 
     def _row(self, name: str, count: int) -> dict[str, Any]:
-        moved = count * ELEMENT * (self.ranks if name in PIECES else 1)
-        turns = max(LEAST_TURNS, min(MOST_TURNS, BATCH_BYTES // moved))
+        turns = turns_of(name, count, self.ranks)
         ours: list[list[list[int]]] = []
-        theirs: list[list[list[int]]] = []
-        wrong = [0, 0]
+        wrong = 0
         with self._job(name, count, turns) as job:
             job.keep_times(len(job.manifest["operations"]), 16 * turns)
-            peer = Peer(name, self.processes, count) if self.options.vs else None
+            peers = self._peers(name, count)
+            theirs: dict[str, list[list[list[int]]]] = {label: [] for label in peers}
+            theirs_wrong = dict.fromkeys(peers, 0)
             for batch in range(self.options.rounds + 1):  # the first one warms up
                 times, bad = self._ours(job, name)
-                wrong[0] += bad
+                wrong += bad
                 ours += [times] if batch else []
-                if peer:
+                for label, peer in peers.items():
                     times, bad = peer.turns(turns)
-                    wrong[1] += bad
-                    theirs += [times] if batch else []
-        row: dict[str, Any] = {
-            "collective": name, "ranks": self.ranks, "processes": self.processes.count,
-            "bytes": 0 if name == "barrier" else count * ELEMENT, "turns": turns * len(ours),
-        }  # fmt: skip
+                    theirs_wrong[label] += bad
+                    theirs[label] += [times] if batch else []
+        row = self.row_of(name, count, turns * len(ours))
         if self.processes.number:
             return {**row, "wrong": 0}
-        row |= {**summary(ours), "wrong": wrong[0]}
+        row |= {**summary(ours), "wrong": wrong}
         row["bus"] = COLLECTIVES[name][2](self.ranks) * row["bytes"] / (row["worst"] / 1e6)
-        if peer:
-            row["mpi"] = {**summary(theirs), "wrong": wrong[1]}
-            row["ratio"] = statistics.median(
-                statistics.median(map(max, zip(*b))) / statistics.median(map(max, zip(*a)))
-                for a, b in zip(ours, theirs)
-            )
+        for label, peer in peers.items():
+            row[label] = {**summary(theirs[label]), "wrong": theirs_wrong[label],
+                          "ratio": ratio(theirs[label], ours)}  # fmt: skip
+            if peer.method:
+                row[label]["method"] = peer.method
         return row
+
+    def row_of(self, name: str, count: int, turns: int) -> dict[str, Any]:
+        """What a row says before anything is measured."""
+        return {
+            "collective": name, "ranks": self.ranks, "processes": self.processes.count,
+            "bytes": 0 if name in UNSIZED else count * ELEMENT, "turns": turns,
+        }  # fmt: skip
+
+    def _peers(self, name: str, count: int) -> dict[str, Any]:
+        """What runs in turn with ours, in the order of the columns."""
+        peers: dict[str, Any] = {}
+        if "mpi" in self.options.vs:
+            peers["mpi"] = Peer(name, self.processes, count)
+        if "floor" in self.options.vs:
+            from spmd.bench_floor import Floor
+
+            peers["floor"] = Floor(name, self.processes, self.ranks, count)
+        return peers
 
     def _job(self, name: str, count: int, turns: int) -> Job:
         data = self.processes.from_first(lambda: _built(name, count))
@@ -168,6 +202,8 @@ class Bench:
 class Peer:
     """MPI's own collective, in the same processes."""
 
+    method = ""  # which is MPI's affair
+
     def __init__(self, name: str, processes: launch.Processes, count: int) -> None:
         MPI = processes.mpi()
         self.processes = processes
@@ -183,9 +219,10 @@ class Peer:
             for key, what in (("comm", processes.comm), ("type", MPI.FLOAT), ("op", MPI.SUM))
         }
         self.given = ffi.new("spmd_mpi_turns *", {
-            "barrier": functions[0], "collective": functions[1], "kind": kind, "count": count,
-            "handle_bytes": MPI._sizeof(MPI.Comm), **handle, "rank": processes.number,
-            "ranks": processes.count, "from": self.rooms[0], "into": self.rooms[1],
+            "barrier": functions[0], "collective": functions[1],
+            "handle_bytes": MPI._sizeof(MPI.Comm), **handle,
+            "turns": {"kind": kind, "count": count, "rank": processes.number,
+                      "ranks": processes.count, "from": self.rooms[0], "into": self.rooms[1]},
         })  # fmt: skip
 
     def turns(self, count: int) -> tuple[list[list[int]], int]:
@@ -203,6 +240,21 @@ def _built(name: str, count: int) -> bytes:
     from spmd.bench_programs import PROGRAMS
 
     return source.build_program(PROGRAMS[name], {"count": count})
+
+
+def turns_of(name: str, count: int, ranks: int) -> int:
+    """Of a batch: many of what is short."""
+    moved = count * ELEMENT * (ranks if name in PIECES else 1)
+    most = LEAST_TURNS if name.startswith("switch") else MOST_TURNS  # a turn is many switches
+    return max(LEAST_TURNS, min(most, BATCH_BYTES // moved))
+
+
+def ratio(theirs: list[list[list[int]]], ours: list[list[list[int]]]) -> float:
+    """Their time over ours: the worst rank, the median turn, the median batch."""
+    return statistics.median(
+        statistics.median(map(max, zip(*b))) / statistics.median(map(max, zip(*a)))
+        for a, b in zip(ours, theirs)
+    )
 
 
 def summary(batches: list[list[list[int]]]) -> dict[str, float]:
@@ -225,8 +277,8 @@ def head(bench: Bench, name: str) -> str:
         f"{'# bytes':>10} {'avg':>10} {'min':>10} {'max':>10} {'worst':>10} {'bus GB/s':>9} "
         f"{'#wrong':>6}"
     )
-    if bench.options.vs:
-        text += f" {'MPI worst':>10} {'MPI/ours':>9}"
+    for label in [label for label in LABELS if label in bench.options.vs]:
+        text += f" {LABELS[label] + ' worst':>11} {LABELS[label] + '/ours':>10}"
     return text + "\n"
 
 
@@ -235,8 +287,8 @@ def line(row: dict[str, Any]) -> str:
         f" {row[key]:>10.2f}" for key in ("average", "least", "most", "worst")
     )
     text += f" {row['bus'] / 1e9:>9.2f} {row['wrong']:>6}"
-    if "mpi" in row:
-        text += f" {row['mpi']['worst']:>10.2f} {row['ratio']:>8.2f}x"
-        if row["mpi"]["wrong"]:
-            text += f" MPI: {row['mpi']['wrong']} wrong"
-    return text
+    for label in [label for label in LABELS if label in row]:
+        text += f" {row[label]['worst']:>11.2f} {row[label]['ratio']:>9.2f}x"
+        if row[label]["wrong"]:
+            text += f" {LABELS[label]}: {row[label]['wrong']} wrong"
+    return f"{text}  {row['method']}" if "method" in row else text

@@ -116,6 +116,15 @@ def _sizes(text: str) -> tuple[int, int]:
     return least, int(high) * units[high_unit] if high else least
 
 
+def _peers(text: str) -> list[str]:
+    """What to measure beside: mpi, floor, mpi,floor."""
+    names = text.split(",")
+    unknown = [name for name in names if name not in ("mpi", "floor")]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is neither mpi nor floor")
+    return names
+
+
 def _seconds(text: str) -> float:
     try:
         number = float(text)
@@ -187,17 +196,21 @@ def _doctor_options(doctor: Parser) -> None:
 
 
 def _bench_options(bench: Parser) -> None:
-    bench.add_argument("collective", metavar="COLLECTIVE", nargs="*", help="default: all of them")
+    bench.add_argument("collective", metavar="COLLECTIVE", nargs="*",
+                       help="default: all of them; floor [NAME …]: what this machine allows, by "
+                       "minimal C, and what that is made of")  # fmt: skip
     bench.add_argument("--sizes", metavar="N-M", type=_sizes, default=(8, 16 << 20),
                        help="bytes of a rank's operand, also 4k, 16m; default: 8-16m")
     bench.add_argument("--step", metavar="K", type=_count, default=8,
                        help="from one size to the next; default: 8")  # fmt: skip
-    bench.add_argument("--vs", choices=("mpi",), help="MPI's own in the same processes, in turn")
+    bench.add_argument("--vs", metavar="mpi|floor", type=_peers, action="extend", default=[],
+                       help="MPI's own, or minimal C, in the same processes, in turn; also both")
     bench.add_argument("--rounds", metavar="N", type=_count, default=5, help="default: 5")
     bench.add_argument("--ranks", metavar="N", type=_count, help="default: one for every process")
     bench.add_argument("--threads", metavar="W", type=_count, help="of each process")
     _add_how(bench)
     bench.add_argument("--json", action="store_true", help="the same, for programs to read")
+    bench.add_argument("--plot", metavar="FILE.png", help="latency over size, as a picture")
 
 
 def _patch_options(patch: Parser) -> None:

@@ -163,7 +163,7 @@ class Job:
             return "", 0
         need = lib.spmd_board_bytes(self.processes.count)
         self._board = self._take(lambda to: lib.spmd_arena_new(need, int(len(mates) > 1), to))
-        return _address(self._board)
+        return arena_address(self._board)
 
     def _attach_board(self, path: str, nonce: int) -> None:
         need = lib.spmd_board_bytes(self.processes.count)
@@ -213,7 +213,7 @@ class Job:
             raise self._no_memory(have)
         need, shared = lib.spmd_job_bytes(self._job), int(len(mates) > 1)
         self._arena = self._take(lambda to: lib.spmd_arena_new(need, shared, to))
-        return _address(self._arena), self._make_board()
+        return arena_address(self._arena), self._make_board()
 
     def _processes(self) -> tuple[Any, ...]:
         """The processes of the job for the engine, and what must live as long."""
@@ -384,7 +384,7 @@ class Job:
             self.image = None
 
 
-def _address(arena: Any) -> tuple[str, int]:
+def arena_address(arena: Any) -> tuple[str, int]:
     """Where the other processes of this host find an arena, and how they know it again."""
     return f"/proc/{os.getpid()}/fd/{lib.spmd_arena_fd(arena)}", lib.spmd_arena_nonce(arena)
 

@@ -8,7 +8,8 @@ import sys
 import pytest
 
 import spmd
-from spmd import bench, bench_programs
+from spmd import bench, bench_floor, bench_programs, launch, plot
+from spmd.engine import ffi, lib
 from tests.conftest import run
 
 
@@ -26,7 +27,7 @@ def test_every_collective_beside_mpi(mpirun, names, options):
     for row in rows:
         assert (row["ranks"], row["wrong"], row["mpi"]["wrong"]) == (3, 0, 0)
         assert row["least"] <= row["average"] <= row["most"]
-        assert row["worst"] > 0 and row["ratio"] > 0 and row["turns"] >= bench.LEAST_TURNS
+        assert row["worst"] > 0 and row["mpi"]["ratio"] > 0 and row["turns"] >= bench.LEAST_TURNS
     bandwidths = [row["bus"] for row in rows if row["collective"] != "barrier"]
     assert all(bandwidths)
 
@@ -47,6 +48,9 @@ def test_a_table(spmd_command):
     (("all-reduc",), 2, "no collective 'all-reduc'"),
     (("barrier", "--vs", "mpi"), 2, "--vs mpi wants several processes"),
     (("--sizes", "1q"), 2, "no range of sizes"),
+    (("--vs", "mpi,flor"), 2, "'flor' is neither mpi nor floor"),
+    (("floor", "all-reduc"), 2, "no floor of 'all-reduc'"),
+    (("floor", "--vs", "mpi"), 2, "bench COLLECTIVE --vs floor"),
 ])  # fmt: skip
 def test_what_is_refused(spmd_command, options, code, text):
     spmd_command("bench", *options).expect(code, text)
@@ -90,3 +94,97 @@ def test_what_mpi_gives_is_checked(tmp_path):
     (tmp_path / "peer.py").write_text(PEER)
     done = run(["mpirun", "-n", 3, sys.executable, tmp_path / "peer.py"]).expect(0)
     assert done.out.split() == ["0", str(2 * 10 * 7)]
+
+
+# ---- the floor
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("n", [2, 3])
+def test_the_floor(mpirun, n):
+    """What machines allow and every collective by hand; at sizes of each way to move data."""
+    done = mpirun(n, "-m", "spmd", "bench", "floor", "--sizes", "12-24k", "--step", 2048,
+                  "--rounds", 1, "--json", timeout=120).expect(0)  # fmt: skip
+    rows = json.loads(done.out)
+    sizes = {}
+    for row in rows:
+        sizes.setdefault(row["collective"], []).append(row["bytes"])
+        assert (row["ranks"], row["processes"], row["wrong"]) == (n, n, 0), row
+        assert 0 < row["least"] <= row["average"] <= row["most"] and row["method"], row
+    assert list(sizes) == [*bench_floor.MACHINE, *bench.COLLECTIVES]
+    assert all(len(found) == (1 if name in bench.UNSIZED else 2) for name, found in sizes.items())
+
+
+@pytest.mark.mpi
+def test_beside_the_floor_and_mpi(mpirun):
+    """Ranks that share processes too; columns in one order, whatever was asked for first."""
+    done = mpirun(2, "-m", "spmd", "bench", "scan", "--sizes", "1k", "--rounds", 1,
+                  "--vs", "floor", "--vs", "mpi").expect(0)  # fmt: skip
+    head, row = done.out.splitlines()[1:]
+    assert head.split()[-6:] == ["MPI", "worst", "MPI/ours", "floor", "worst", "floor/ours"]
+    assert len(row.split()) == 11 and row.split()[-1].endswith("x")
+    done = mpirun(2, "-m", "spmd", "bench", "gather", "--ranks", 5, "--sizes", "1k", "--rounds", 1,
+                  "--vs", "floor", "--json").expect(0)  # fmt: skip
+    (row,) = json.loads(done.out)
+    assert row["floor"]["wrong"] == 0 and row["floor"]["ratio"] > 0
+
+
+@pytest.mark.parametrize(("count", "crowded"), [(1, 1), (32, 0), (1000, 1), (4000, 1)])
+@pytest.mark.parametrize("name", bench.COLLECTIVES)
+def test_every_way_gives_the_same(name, count, crowded):
+    """By more ranks than cores, also as if each of them had its own."""
+    ranks = 5
+    count = -(-count // ranks) * ranks if name == "reduce-scatter" else count
+    floor = bench_floor.Floor(name, launch.Processes(), ranks, count)
+    floor.given.crowded = crowded
+    ways = [way for way in bench_floor.WAYS if floor._offers(way)]
+    assert "pull" in ways
+    for way in ways:
+        times, wrong = floor._measure(way, 6)
+        assert wrong == 0 and [len(row) for row in times] == [6] * ranks, way
+
+
+def test_what_is_wrong_by_hand_is_counted():
+    """Turns of a scan, compared with those of an all-reduce: right on the last rank only."""
+    into = ffi.new("float[]", [3 * j + 3 for j in range(7)] * 20)
+    turns = ffi.new("spmd_turns *", {"kind": lib.SPMD_MPI_ALLREDUCE, "ranks": 3, "count": 140,
+                                     "into": into})  # fmt: skip
+    assert lib.spmd_turn_wrong(turns, 0) == 0
+    into[139] += 1
+    into[0] += 1
+    assert lib.spmd_turn_wrong(turns, 0) == 2
+    turns.kind, turns.rank = lib.SPMD_MPI_SCAN, 1
+    assert lib.spmd_turn_wrong(turns, 0) == 140
+
+
+# ---- pictures
+
+
+def test_a_picture(spmd_command, tmp_path):
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "floor.png"
+    spmd_command("bench", "floor", "barrier", "all-reduce", "--ranks", 2, "--sizes", "8-1k",
+                 "--rounds", 1, "--plot", picture).expect(0)  # fmt: skip
+    data = picture.read_bytes()
+    assert data[:8] == b"\x89PNG\r\n\x1a\n" and data[12:16] == b"IHDR"
+    width, height = int.from_bytes(data[16:20]), int.from_bytes(data[20:24])
+    assert width > 800 and height > 500 and len(data) > 20_000
+    assert [path.name for path in tmp_path.iterdir()] == ["floor.png"]
+
+
+@pytest.mark.parametrize(("file", "code", "text"), [
+    ("no/where.png", 74, "a file in a directory that may be written to"),
+    ("what.doc", 2, "no format 'doc'"),
+])  # fmt: skip
+def test_a_picture_that_cannot_be(spmd_command, tmp_path, file, code, text):
+    """Said before anything is measured."""
+    pytest.importorskip("matplotlib")
+    done = spmd_command("bench", "barrier", "--plot", tmp_path / file).expect(code, text)
+    assert done.out == ""
+
+
+def test_no_matplotlib(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(spmd.SpmdError, match="needs matplotlib") as raised:
+        plot.check("a.png")
+    assert raised.value.exit_code == 69 and "spmd[plot]" in str(raised.value)

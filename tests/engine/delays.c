@@ -8,6 +8,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -126,9 +127,20 @@ void hook_flush(void)
         drain_one();
 }
 
+static void waste(void)
+{
+    if (all.defect == DELAYS_ALLOCATES && one_in(100)) {
+        void *volatile room = malloc(1);
+        free(room);
+    }
+    if (all.defect == DELAYS_CALLS && one_in(100))
+        syscall(SYS_getppid);
+}
+
 /* A step: maybe it takes long, maybe an earlier write becomes visible. */
 static void step(void)
 {
+    waste();
     hook_delay();
     if (mine.writes && one_in(4))
         drain_one();

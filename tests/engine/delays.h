@@ -7,13 +7,14 @@
 
 #include <stdint.h>
 
-/* A defect made on purpose, to see that the stress test finds it. */
+/* A defect made on purpose, to see that the tests find it. */
 enum delays_defect {
     DELAYS_NO_DEFECT = 0,
     DELAYS_NO_FENCE = 1,   /* fences do nothing */
     DELAYS_LOST_WAKE = 2,  /* some bells are not heard */
     DELAYS_HALF_COPY = 3,  /* some copies end in the middle */
-    DELAYS_DEFECTS = 4,
+    DELAYS_ALLOCATES = 4,  /* some steps take memory, and give it back */
+    DELAYS_CALLS = 5,      /* some steps call the system */
 };
 
 /* For all threads that begin afterwards, in this process. One step in `rate` is held up; 0: none. */

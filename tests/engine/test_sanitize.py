@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.harness import CSRC, HERE, compile_c
+from tests.engine.harness import HERE, SOURCES, compile_c
 
-SOURCES = [str(path) for path in sorted(CSRC.glob("*.c"))]
 DRIVER = [str(HERE / "driver.c"), str(HERE / "images.c")]
 
 

@@ -1,7 +1,7 @@
 /* The hooks of the stress test. Between any two steps of the engine a thread may be held up: it
  * spins, yields or sleeps, at random. What it writes becomes visible to others late, but in order,
- * as behind the store buffer of an x86 processor, so that a missing fence shows. Nobody who sleeps is
- * woken by a time limit. */
+ * as behind the store buffer of an x86 processor, so that a missing fence shows. Nobody who sleeps
+ * is woken by a time limit. */
 #ifndef SPMD_DELAYS_H
 #define SPMD_DELAYS_H
 
@@ -17,7 +17,7 @@ enum delays_defect {
     DELAYS_CALLS = 5,      /* some steps call the system */
 };
 
-/* For all threads that begin afterwards, in this process. One step in `rate` is held up; 0: none. */
+/* For all threads of this process that begin afterwards. One step in `rate` is held up; 0: none. */
 void delays_set(uint64_t seed, uint64_t rate, enum delays_defect defect);
 
 #endif

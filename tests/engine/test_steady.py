@@ -1,6 +1,6 @@
 """In the steady state of an exchange no memory is allocated and no system call made but to wait.
 
-steady.c traps and counts what the threads of the engine ask for in 3,000 exchanges of two ranks,
+steady.c traps and counts what the threads of the engine ask for in 2,000 exchanges of two ranks,
 with a core for each: every program of images.c, and mixed.c, on two threads and in two processes.
 """
 
@@ -26,6 +26,13 @@ def steady(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def hooked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path: Path = tmp_path_factory.mktemp("steady") / "hooked"
+    compile_hooked(path, "-O0", *FILES)
+    return path
+
+
 def counted(program: Path, *arguments: object, code: int = 0) -> list[dict[str, str]]:
     """A row for each case: program, processes, elements, algorithm, and what was counted."""
     done = run([program, *arguments], timeout=300)
@@ -44,13 +51,11 @@ def test_nothing_is_asked_of_the_system_but_to_wait(steady):
 
 
 @pytest.mark.parametrize("what", DEFECTS)
-def test_the_counters_see_what_the_engine_does(tmp_path, what):
+def test_the_counters_see_what_the_engine_does(hooked, what):
     """An engine that allocates, or calls the system, in one step of a hundred."""
-    compile_hooked(tmp_path / "steady", "-O0", *FILES)
-    rows = counted(tmp_path / "steady", "sleeps", DEFECTS[what], code=1)
-    other = next(name for name in DEFECTS if name != what)
-    for row in rows:
-        assert int(row[what]) > 10 and row["fine"] == row[other] == row["wrong"] == "0", row
+    rows = counted(hooked, "sleeps", DEFECTS[what], code=1)
+    for row in rows:  # a thread that allocates may need system calls for it, too
+        assert int(row[what]) > 10 and row["fine"] == row["wrong"] == "0", row
 
 
 def test_a_thread_that_goes_on_is_not_woken(steady):

@@ -1,7 +1,8 @@
 /* One image with every kind of exchange, over every set of mesh axes, with nothing, little or much
  * to exchange: 288 sites, of which a run uses a few dozen in random order. In half of the steps the
  * ranks branch by one mesh coordinate: each group takes a site of its own, or none, on its own
- * clock. Every rank checks what it gets, and that nothing beyond it was written.
+ * clock. Operands and results change places at random. Every rank checks what it gets, and that
+ * nothing beyond it was written.
  * Scalars: elements of a long exchange, steps, seed. */
 #include <stddef.h>
 
@@ -11,7 +12,7 @@
 #define SPMD_DELAY() (void)0
 #endif
 
-enum { ERRORS, OPERAND, RESULT, BUFFERS };
+enum { ERRORS, OPERAND, RESULT, PAIR = 2, BUFFERS = 1 + 2 * PAIR };
 enum { ELEMENTS, STEPS, SEED, SCALARS };
 enum { STEP, COUNTERS };
 enum { GUARD = 4, USED = 24, ASIDE = -987654321 };
@@ -46,9 +47,17 @@ static uint64_t mix(uint64_t a, uint64_t b, uint64_t c)
     return mixed ^ mixed >> 31;
 }
 
+/* In some steps all ranks use the one pair of buffers, in others the other. */
+static int64_t place_in_memory(const spmd_rank *rank, int which)
+{
+    uint64_t step = (uint64_t)rank->counter[STEP];
+    int second = which != ERRORS && (mix(step, 5, 5) >> 17 & 1);
+    return rank->world->buffer[which + PAIR * second];
+}
+
 static int64_t *buffer(const spmd_rank *rank, int which)
 {
-    return (int64_t *)(rank->memory + rank->world->buffer[which]);
+    return (int64_t *)(rank->memory + place_in_memory(rank, which));
 }
 
 /* What element `at` of a rank's operand is; no two steps or ranks give the same. */
@@ -76,7 +85,7 @@ static int64_t member_rank(const spmd_exchange *exchange, int64_t member)
 
 static spmd_box row(const spmd_rank *rank, int which, int64_t from, int64_t extent)
 {
-    spmd_box box = {.offset = rank->world->buffer[which] + 8 * from, .dims = 1};
+    spmd_box box = {.offset = place_in_memory(rank, which) + 8 * from, .dims = 1};
     box.extent[0] = extent;
     box.stride[0] = 8;
     return box;
@@ -354,7 +363,8 @@ static void reserve(const spmd_world *world, int64_t *bytes)
 {
     int64_t longest = world->scalar[ELEMENTS] > 3 ? world->scalar[ELEMENTS] : 3;
     bytes[ERRORS] = 8;
-    bytes[OPERAND] = bytes[RESULT] = (longest * world->ranks + GUARD) * 8;
+    for (int k = OPERAND; k < BUFFERS; k++)
+        bytes[k] = (longest * world->ranks + GUARD) * 8;
 }
 
 static void shard(const spmd_rank *rank, uint32_t array, int64_t *offset, int64_t *extent)

@@ -1,7 +1,8 @@
 """In the steady state of an exchange no memory is allocated and no system call made but to wait.
 
-steady.c traps and counts what the threads of the engine ask for in 2,000 exchanges of two ranks,
-with a core for each: every program of images.c, and mixed.c, on two threads and in two processes.
+steady.c traps and counts what the threads of the engine ask for in 2,000 exchanges of two ranks
+(fewer on a busy machine), with a core for each: every program of images.c, and mixed.c, on two
+threads and in two processes.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ MPI_WORKS := $(RUN) timeout 60 mpirun -n 2 python -c \
 	'from mpi4py import MPI; raise SystemExit(MPI.COMM_WORLD.size != 2)' </dev/null >/dev/null 2>&1
 
 .PHONY: help demo setup test test-openmpi check lint types format golden random kills figures clean
-.PHONY: sanitize-address sanitize-thread
+.PHONY: sanitize-address sanitize-thread stress
 
 help:
 	@echo "make demo              train on digits with 16 ranks"
@@ -34,6 +34,7 @@ help:
 	@echo "make figures           the figures of the README, measured here"
 	@echo "make random            a long run of random programs against the oracles"
 	@echo "make kills             a hundred runs killed at random moments"
+	@echo "make stress            the engine under random delays, for STRESS_SECONDS=300"
 	@echo "make golden            rewrite the golden files"
 	@echo "make sanitize-address  the engine under AddressSanitizer and UBSan"
 	@echo "make sanitize-thread   the engine under ThreadSanitizer"
@@ -102,6 +103,12 @@ random: setup
 
 kills: setup
 	$(RUN) SPMD_TEST_KILLS=100 python -m pytest tests/faults/test_lost.py -k random_moment $(ARGS) </dev/null
+
+STRESS_SECONDS ?= 300
+STRESS_SEED ?= $(shell date +%s)
+stress: setup
+	$(RUN) STRESS_SECONDS=$(STRESS_SECONDS) STRESS_SEED=$(STRESS_SEED) \
+	  python -m pytest tests/engine/test_stress.py -k nothing_found $(ARGS) </dev/null
 
 figures: setup
 	$(RUN) python -m tests.figures $(ARGS)

@@ -11,7 +11,7 @@
 
 #define PROGRAMS(use)                                                                              \
     use(ring) use(edge) use(route) use(reduce) use(axes) use(gather) use(swap) use(scatter)        \
-        use(scan) use(halo) use(print)
+        use(scan) use(halo) use(print) use(mixed)
 
 #define DECLARE(name) extern const spmd_image name##_image;
 #define ROW(name) {#name, &name##_image},

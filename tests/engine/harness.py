@@ -21,6 +21,7 @@ from spmd.engine import ffi, lib
 
 HERE = Path(__file__).resolve().parent
 CSRC = HERE.parents[1] / "csrc"
+SOURCES = [str(path) for path in sorted(CSRC.glob("*.c"))]
 FLAGS = ["-std=c11", "-Wall", "-Wextra", "-Wshadow", "-Werror", "-g", f"-I{CSRC}"]
 ALGORITHMS = {"auto": 0, "flat": 1, "blocks": 2, "ring": 3}
 WORST_SECONDS = 60
@@ -39,6 +40,14 @@ def compile_c(output: Path, *arguments: str) -> None:
     command = ["cc", *FLAGS, *arguments, "-o", str(output), "-lpthread", "-ldl"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+def compile_hooked(output: Path, *arguments: str) -> None:
+    """A test of the engine in C, with hooks.h in front of every file of it."""
+    delays = output.with_suffix(".delays.o")
+    compile_c(delays, "-O1", "-c", str(HERE / "delays.c"))
+    hooks = ["-include", str(HERE / "hooks.h"), f"-I{HERE}"]
+    compile_c(output, *hooks, *arguments, *SOURCES, str(delays))
 
 
 class Images:

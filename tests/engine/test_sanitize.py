@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.harness import CSRC, HERE, compile_c
+from tests.engine.harness import HERE, SOURCES, compile_c
 
-SOURCES = [str(path) for path in sorted(CSRC.glob("*.c"))]
-DRIVER = [str(HERE / "driver.c"), str(HERE / "images.c")]
+DRIVER = [str(HERE / f"{name}.c") for name in ("driver", "images", "mixed")]
 
 
 def runs_clean(tmp_path: Path, *flags: str) -> None:

@@ -144,7 +144,7 @@ void spmd_flow_find(spmd_hosted *me, const spmd_exchange *exchange)
         return;
     default:
         me->sources = me->readers = all;
-        me->gated = me->team->count > GATE_MEMBERS || spmd_job_crowded(me->job);
+        me->gated = me->team->count > GATE_MEMBERS || me->job->crowded;
     }
 }
 

@@ -193,7 +193,8 @@ int spmd_job_gather(spmd_job *job, int64_t array, int64_t rank, const spmd_globa
 int spmd_job_shard(spmd_job *job, int64_t array, int64_t rank, int64_t *offset, int64_t *extent,
                    void **address);
 
-/* given: one byte per input, 1 when it was scattered. May be called again after SPMD_FINISHED. */
+/* Once all processes that share the arena have loaded. given: one byte per input, 1 when it was
+ * scattered. May be called again after SPMD_FINISHED. */
 int spmd_job_start(spmd_job *job, const uint8_t *given);
 /* enum spmd_job_state; SPMD_RUNNING after timeout_ms, or as soon as text is waiting. */
 int spmd_job_wait(spmd_job *job, int64_t timeout_ms);

@@ -25,6 +25,7 @@
 #define YIELDS 4           /* where ranks share cores, before they sleep */
 #define COUNTERS 4
 #define EAGER_BYTES 8192   /* that a rank gives away at most */
+#define TINY_BYTES 24      /* what fits twice beside a word, in its line */
 #define STAGGER 832        /* rooms that begin alike in their pages would fall into the same sets */
 #define TRIPS 100          /* of a flag in a turn, as a clock costs as much as one */
 #define LINE 16            /* elements: blocks are of whole lines */
@@ -34,7 +35,7 @@
 typedef struct floor_word {
     _Alignas(SPMD_LINE) _Atomic uint64_t phase;
     _Atomic uint32_t rung, sleepers;
-    char room[2][SPMD_MESSAGE_BYTES];
+    char room[2][TINY_BYTES];
 } floor_word;
 
 /* Ranks in a row, the first one behind the last. */
@@ -499,7 +500,7 @@ static float *room(const spmd_floor *floor, int64_t rank, int64_t bytes)
 static void rooms_find(const spmd_floor *floor, floor_word *word, float **table)
 {
     int64_t whole = pages(room_bytes(floor)) + STAGGER, n = floor->ranks;
-    bool tiny = room_bytes(floor) <= SPMD_MESSAGE_BYTES;
+    bool tiny = room_bytes(floor) <= TINY_BYTES;
     for (int64_t rank = 0; rank < n; rank++) {
         table[rank] = room(floor, rank, 0);
         table[n + rank] = room(floor, rank, whole);

@@ -251,7 +251,6 @@ static void rank_load(spmd_job *job, int64_t k, int64_t *words)
     rank->engine_data = hosted;
     hosted->whole.arenas = 1;
     job->image->load(rank);
-    atomic_store_explicit(&hosted->record->process, getpid(), memory_order_release);
 }
 
 static int ranks_load(spmd_job *job)
@@ -295,6 +294,8 @@ int spmd_job_load(spmd_job *job, spmd_arena *arena)
         status = ranks_load(job);
     if (status == SPMD_OK)
         status = spmd_workers_start(job);
+    for (int64_t k = 0; status == SPMD_OK && k < job->count; k++)
+        atomic_store_explicit(&job->hosted[k].record->process, getpid(), memory_order_release);
     return status;
 }
 

@@ -211,6 +211,7 @@ struct spmd_job {
     spmd_mpi mpi;
     pthread_mutex_t mpi_lock;
     bool parted;              /* there are several arenas */
+    bool crowded;             /* as this run began */
     int64_t widest;           /* most ranks that one process hosts */
     int64_t lowest, highest;  /* ranks of this arena; others may lie between them */
     int64_t slot_bytes, site_bytes; /* what a slot holds; a site with its slots */

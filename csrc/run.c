@@ -73,7 +73,7 @@ static void worker_run(spmd_worker *worker)
     int64_t left = worker->count;
     bool moved = true;
 
-    worker->spins = worker->count == 1 && !job->parted && !spmd_job_crowded(job) ? SPINS : 0;
+    worker->spins = worker->count == 1 && !job->parted && !job->crowded ? SPINS : 0;
     while (left > 0) {
         uint64_t advances = atomic_load(&job->advances);
         int64_t finished = worker_sweep(worker, &moved);
@@ -238,6 +238,7 @@ int spmd_job_start(spmd_job *job, const uint8_t *given)
             rank_reset(job, &job->hosted[k]);
         for (int64_t k = 0; k < job->threads; k++)
             atomic_store(&job->worker[k].still, 0);
+        job->crowded = spmd_job_crowded(job);
         job->active = job->threads;
         job->run++;
         pthread_cond_broadcast(&job->go);

@@ -21,7 +21,8 @@
 #define POLL_NS 1000000
 #define YIELD_NS 5000     /* among many processes a yield costs more than a short sleep */
 
-/* The threads of this host do not all have a core. */
+/* The threads of this host do not all have a core. Asked once for every run, because all members
+ * of an exchange must have one answer. */
 bool spmd_job_crowded(const spmd_job *job)
 {
     int64_t threads = atomic_load_explicit(&job->arena->header->threads, memory_order_relaxed);
@@ -95,7 +96,7 @@ void spmd_wait(spmd_worker *worker)
 {
     const spmd_job *job = worker->job;
     const struct timespec look = {.tv_nsec = LOOK_NS};
-    bool crowded = spmd_job_crowded(job);
+    bool crowded = job->crowded;
 
     if (worker->sleepy) {
         syscall(SYS_futex, &worker->bell->rung, FUTEX_WAIT, worker->heard, &look, NULL, 0);

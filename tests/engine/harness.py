@@ -140,6 +140,13 @@ class Job:
         return f"/proc/{os.getpid()}/fd/{descriptor}", lib.spmd_arena_nonce(self.arena)
 
     def start(self, given: bytes = b"\0") -> None:
+        """Once all processes of the arena have loaded."""
+        end = time.monotonic() + WORST_SECONDS
+        state = ffi.new("spmd_rank_state *")
+        while any(lib.spmd_job_watch(self.job, k, state) == lib.SPMD_OK and state.process == 0
+                  for k in range(self.ranks)):  # fmt: skip
+            assert time.monotonic() < end, "a process does not load"
+            time.sleep(0.001)
         check(lib.spmd_job_start(self.job, ffi.new("uint8_t[]", given)))
 
     def wait(self, seconds: float = WORST_SECONDS) -> int:

@@ -6,6 +6,7 @@
  * Scalars: elements of a long exchange, steps, seed. */
 #include <stddef.h>
 
+#include "spmd_fold.h"
 #include "spmd_image.h"
 
 #ifndef SPMD_DELAY
@@ -117,14 +118,12 @@ static share share_of(const spmd_rank *rank, int64_t giver, int64_t taker)
 {
     const spmd_exchange *exchange = &rank->exchange;
     int64_t length = length_of(rank, exchange->site), members = exchange->members;
-    int counts;
     switch (kind_of(exchange->site)) {
     case GATHER_ALL:
         return (share){given_by(exchange, giver, length), 0, 1};
     case SPREAD:
         return (share){giver == root_of(exchange) ? length : 0, 0, 1};
     case GATHER:
-    case SUM_ROOT:
         return (share){taker == root_of(exchange) ? length : 0, 0, 1};
     case TURN:
         return (share){length, taker, members};
@@ -132,11 +131,40 @@ static share share_of(const spmd_rank *rank, int64_t giver, int64_t taker)
         return (share){block_begin(length, members, taker + 1) -
                            block_begin(length, members, taker),
                        block_begin(length, members, taker), 1};
-    case PREFIX: /* with my own, or without, by the length */
-        counts = giver < taker || (giver == taker && exchange->site / KINDS % 2 == 0);
-        return (share){counts ? length : 0, 0, 1};
     default:
         return (share){length, 0, 1};
+    }
+}
+
+/* What a member has is a part of what another one gets. */
+static int counts(const spmd_exchange *exchange, int64_t giver, int64_t taker)
+{
+    switch (exchange->flow) {
+    case SPMD_FROM_ROOT:
+        return giver == exchange->root;
+    case SPMD_TO_ROOT:
+        return taker == exchange->root;
+    case SPMD_UP_TO:
+        return giver <= taker;
+    case SPMD_BEFORE:
+        return giver < taker;
+    default:
+        return 1;
+    }
+}
+
+static uint32_t flow_of(uint32_t site)
+{
+    switch (kind_of(site)) {
+    case SPREAD:
+        return SPMD_FROM_ROOT;
+    case GATHER:
+    case SUM_ROOT:
+        return SPMD_TO_ROOT;
+    case PREFIX: /* with my own, or without, by the length */
+        return site / KINDS % 2 == 0 ? SPMD_UP_TO : SPMD_BEFORE;
+    default:
+        return SPMD_ALL;
     }
 }
 
@@ -174,13 +202,16 @@ static void pull(const spmd_rank *rank, int64_t member, spmd_box *from, spmd_box
     *into = row(rank, RESULT, place_of(rank, member), theirs.elements);
 }
 
-static void sum(void *into, const void *from, int64_t n)
+static int64_t add(int64_t a, int64_t b)
 {
-    int64_t *mine = into;
-    const int64_t *theirs = from;
+    return a + b;
+}
+SPMD_FOLD(sum_at_once, int64_t, int64_t, add, SPMD_AS_IS, SPMD_AS_IS)
+
+static void sum(const spmd_term *term, int64_t terms, int64_t n)
+{
     SPMD_DELAY();
-    for (int64_t k = 0; k < n; k++)
-        mine[k] += theirs[k];
+    sum_at_once[0](term, terms, n);
     SPMD_DELAY();
 }
 
@@ -237,8 +268,8 @@ static int64_t site_of(const spmd_rank *rank)
 static const uint32_t engine_kind[KINDS] = {
     [MEET] = SPMD_BARRIER,         [SHIFT] = SPMD_PERMUTE,   [EDGE] = SPMD_PERMUTE,
     [ROUTE] = SPMD_PERMUTE,        [GATHER_ALL] = SPMD_PULL, [SPREAD] = SPMD_PULL,
-    [GATHER] = SPMD_PULL,          [TURN] = SPMD_PULL,       [SUM] = SPMD_ALL_REDUCE,
-    [SUM_PARTS] = SPMD_REDUCE_SCATTER, [SUM_ROOT] = SPMD_REDUCE_SCATTER, [PREFIX] = SPMD_SCAN,
+    [GATHER] = SPMD_PULL,          [TURN] = SPMD_PULL,       [SUM] = SPMD_REDUCE,
+    [SUM_PARTS] = SPMD_REDUCE_SCATTER, [SUM_ROOT] = SPMD_REDUCE, [PREFIX] = SPMD_REDUCE,
 };
 
 static void group_set(spmd_rank *rank, uint32_t site)
@@ -248,7 +279,8 @@ static void group_set(spmd_rank *rank, uint32_t site)
     rank->exchange = (spmd_exchange){
         .site = site, .kind = engine_kind[kind_of(site)], .size = 8, .members = 1,
         .first = rank->index, .source = SPMD_NONE, .dest = SPMD_NONE,
-        .pull = pull, .send = send, .combine = sum,
+        .pull = pull, .send = send, .flow = flow_of(site),
+        .pieces = kind_of(site) == TURN || kind_of(site) == SUM_PARTS,
     };
     spmd_exchange *exchange = &rank->exchange;
     for (int axis = 0; axis < SPMD_AXES; axis++) {
@@ -261,6 +293,9 @@ static void group_set(spmd_rank *rank, uint32_t site)
         exchange->position = exchange->position * size[axis] + rank->coord[axis];
         exchange->first -= rank->coord[axis] * stride[axis];
     }
+    exchange->root = root_of(exchange);
+    if (exchange->kind == SPMD_REDUCE || exchange->kind == SPMD_REDUCE_SCATTER)
+        exchange->fold = sum;
 }
 
 /* Elements that this exchange brings me, zeros among them. */
@@ -272,6 +307,8 @@ static int64_t expected(const spmd_rank *rank)
         return 0;
     for (int64_t k = 0; k < exchange->members; k++) {
         int64_t theirs = share_of(rank, k, exchange->position).elements;
+        if (!counts(exchange, k, exchange->position))
+            continue;
         if (exchange->kind == SPMD_PULL)
             elements += theirs;
         else if (theirs > elements)
@@ -316,7 +353,8 @@ static int64_t wanted(const spmd_rank *rank, int64_t at)
     for (int64_t k = 0; k < exchange->members; k++) {
         share theirs = share_of(rank, k, exchange->position);
         int64_t begin_at = place_of(rank, k);
-        if (at >= begin_at && at < begin_at + theirs.elements)
+        if (counts(exchange, k, exchange->position) && at >= begin_at &&
+            at < begin_at + theirs.elements)
             total += sent(rank, k, at - begin_at);
     }
     return total;

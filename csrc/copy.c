@@ -1,8 +1,12 @@
 /* Strided copies. Dims that lie contiguous on both sides are merged first, so that the common
  * cases end as one memcpy; a copy never looks at element types, only at their size. */
 #include "parts.h"
+#include "spmd_fold.h"
 
 #include <string.h>
+
+#define RUN_BYTES 2048 /* above, the C library's own copy is slower here */
+#define RUN_BLOCK SPMD_FOLD_BYTES
 
 /* A region of two arrays at once, after merging: dims from outer to inner. */
 typedef struct spmd_region {
@@ -48,6 +52,35 @@ static void swap_element(char *into, const char *from, int64_t size, int64_t swa
     for (int64_t k = 0; k < n; k++)                                                                \
     memcpy(into + k * into_stride, from + k * from_stride, bytes)
 
+/* Long runs come from, and go to, lines that other cores have: they are asked for ahead, those to be
+ * written as one's own. */
+#ifdef __x86_64__
+static __attribute__((target("avx2"))) void run_copy_wide(char *into, const char *from, int64_t n)
+{
+    int64_t at = 0;
+    for (; at + RUN_BLOCK <= n; at += RUN_BLOCK) {
+        spmd_ahead(from + at, 0);
+        spmd_ahead(into + at, 1);
+        for (int64_t k = 0; k < RUN_BLOCK; k += 32)
+            memcpy(into + at + k, from + at + k, 32); /* one load, one store */
+    }
+    memcpy(into + at, from + at, (size_t)(n - at));
+}
+
+static void run_copy(char *into, const char *from, int64_t n)
+{
+    if (n >= RUN_BYTES && __builtin_cpu_supports("avx2"))
+        run_copy_wide(into, from, n);
+    else
+        memcpy(into, from, (size_t)n);
+}
+#else
+static void run_copy(char *into, const char *from, int64_t n)
+{
+    memcpy(into, from, (size_t)n);
+}
+#endif
+
 /* One innermost dim. The constant sizes become single loads and stores. */
 static void row_copy(char *into, int64_t into_stride, const char *from, int64_t from_stride,
                      int64_t n, int64_t size, int64_t swap)
@@ -56,7 +89,7 @@ static void row_copy(char *into, int64_t into_stride, const char *from, int64_t 
         for (int64_t k = 0; k < n; k++)
             swap_element(into + k * into_stride, from + k * from_stride, size, swap);
     else if (into_stride == size && from_stride == size)
-        memcpy(into, from, (size_t)(n * size));
+        run_copy(into, from, n * size);
     else if (size == 4)
         COPY_STRIDED(4);
     else if (size == 8)

@@ -16,109 +16,133 @@ import spmd
 from codegen.trace.program import Program
 
 AXIS = "r"
+PERIOD = 7  # of the pattern: prime, so that no block in a wrong place looks right
+
+
+def pattern(length: Any, begin: Any = 0) -> Any:
+    """Elements `begin` and on of a rank's part. A formula, not an array, and no part of it stands in
+    it twice, or it would be stored: what is computed between the turns is to leave the caches to
+    what is exchanged."""
+
+    def at() -> Any:
+        return spmd.arange(length, dtype=np.float64) + begin
+
+    return at() - PERIOD * np.floor(at() / PERIOD)
+
+
+def pieces(count: int, many: Any) -> Any:
+    """The patterns of as many pieces, one after the other, each larger by one than the last."""
+
+    def piece() -> Any:
+        return np.floor(spmd.arange(count * many, dtype=np.float64) / count)
+
+    def at() -> Any:
+        return spmd.arange(count * many, dtype=np.float64) - count * piece()
+
+    return at() - PERIOD * np.floor(at() / PERIOD) + piece()
+
+
+Given = Callable[[int, Any, Any], Any]
 
 
 def _program(
-    given: Callable[..., Any], exchange: Callable[..., Any], gotten: Callable[..., Any],
-    pieces: bool = False,
-) -> Program:  # fmt: skip
-    """given, gotten: of the pattern, the position, the number of ranks and the turn.
-
-    pieces: the pattern is as long as the pieces of all ranks together, not as one piece.
-    """
+    given: Given, exchange: Callable[..., Any], gotten: Callable[[int, Any, Any, Any, Any], Any]
+) -> Program:
+    """given: of the elements of a piece, the number of ranks, the position plus the turn. gotten: of
+    the elements of a piece, those of the result, the position, the number of ranks, the turn."""
 
     @spmd.program(mesh=(AXIS,))  # type: ignore[untyped-decorator]
     def turns(count: int = 2) -> Any:
         turns = spmd.scalar("turns", 10)
-        one = spmd.input("one", (count,), np.float32, layout=(None,), default=lambda j: j % 7)
-        every = spmd.input("every", (spmd.axis_size(AXIS) * count if pieces else 1,), np.float32,
-                           layout=(None,), default=lambda j: j % count % 7 + j // count)
-        mine = spmd.input("mine", (count,), np.float32, layout=(AXIS,), default=lambda j: j % 7)
 
         @spmd.shard_map(mesh=AXIS, out_layouts=(AXIS,))  # type: ignore[untyped-decorator]
-        def loop(one: Any, every: Any, mine: Any) -> Any:
+        def loop() -> Any:
             i, n = spmd.axis_index(AXIS), spmd.axis_size(AXIS)
             wrong = np.zeros(1, np.int64)
             for k in spmd.range(turns):
                 t = k % 5
-                x = given(one, every, i + t)
+                x = given(count, n, i + t).astype(np.float32)
                 spmd.barrier()
                 y = exchange(x)
-                wrong = wrong + np.sum(y != gotten(one, every, mine, i, n, t))
+                wrong = wrong + np.sum(y != gotten(count, y.shape[0], i, n, t))
             return wrong
 
-        return {"wrong": loop(one, every, mine)}
+        return {"wrong": loop()}
 
     return turns
 
 
-def _sum(pattern: Any, n: Any, t: Any) -> Any:
-    return n * (pattern + t) + n * (n - 1) // 2
+def _one(count: int, n: Any, own: Any) -> Any:
+    return pattern(count) + own
+
+
+def _every(count: int, n: Any, own: Any) -> Any:
+    return pieces(count, n) + own
+
+
+def _sum(part: Any, n: Any, t: Any) -> Any:
+    return n * (part + t) + n * (n - 1) // 2
 
 
 PROGRAMS = {
     "barrier": _program(
-        lambda one, every, own: one,
+        _one,
         lambda x: spmd.barrier() or x,
-        lambda one, every, mine, i, n, t: one,
+        lambda c, m, i, n, t: pattern(c) + (i + t),
     ),
     "permute": _program(
-        lambda one, every, own: one + own,
+        _one,
         lambda x: spmd.ppermute(x, AXIS, shift=1),
-        lambda one, every, mine, i, n, t: one + ((i - 1) % n + t),
+        lambda c, m, i, n, t: pattern(c) + ((i - 1) % n + t),
     ),
     "broadcast": _program(
-        lambda one, every, own: one + own,
+        _one,
         lambda x: spmd.pbroadcast(x, AXIS, 0),
-        lambda one, every, mine, i, n, t: one + t,
+        lambda c, m, i, n, t: pattern(c) + t,
     ),
     "all-reduce": _program(
-        lambda one, every, own: one + own,
+        _one,
         lambda x: spmd.psum(x, AXIS),
-        lambda one, every, mine, i, n, t: _sum(one, n, t),
+        lambda c, m, i, n, t: _sum(pattern(c), n, t),
     ),
-    "reduce-scatter": _program(
-        lambda one, every, own: one + own,
+    "reduce-scatter": _program(  # of equal blocks
+        _one,
         lambda x: spmd.psum_scatter(x, AXIS, tiled=True),
-        lambda one, every, mine, i, n, t: _sum(mine, n, t),
+        lambda c, m, i, n, t: _sum(pattern(m, i * m), n, t),
     ),
     "all-gather": _program(
-        lambda one, every, own: one + own,
+        _one,
         lambda x: spmd.all_gather(x, AXIS, tiled=True),
-        lambda one, every, mine, i, n, t: every + t,
-        pieces=True,
+        lambda c, m, i, n, t: pieces(c, n) + t,
     ),
     "all-to-all": _program(
-        lambda one, every, own: every + own,
+        _every,
         lambda x: spmd.all_to_all(x, AXIS, 0, 0, tiled=True),
-        lambda one, every, mine, i, n, t: every + (i + t),
-        pieces=True,
+        lambda c, m, i, n, t: pieces(c, n) + (i + t),
     ),
     "reduce": _program(
-        lambda one, every, own: one + own,
+        _one,
         lambda x: spmd.preduce(x, AXIS),
-        lambda one, every, mine, i, n, t: _sum(one, n, t) * (i == 0),
+        lambda c, m, i, n, t: _sum(pattern(c), n, t) * (i == 0),
     ),
     "gather": _program(
-        lambda one, every, own: one + own,
+        _one,
         lambda x: spmd.pgather(x, AXIS, tiled=True),
-        lambda one, every, mine, i, n, t: every[: every.shape[0] * (i == 0)] + t,
-        pieces=True,
+        lambda c, m, i, n, t: pieces(c, n * (i == 0)) + t,
     ),
     "scatter": _program(
-        lambda one, every, own: every + own,
+        _every,
         lambda x: spmd.pscatter(x, AXIS, tiled=True),
-        lambda one, every, mine, i, n, t: one + (i + t),
-        pieces=True,
+        lambda c, m, i, n, t: pattern(c) + (i + t),
     ),
     "scan": _program(
-        lambda one, every, own: one + own,
+        _one,
         lambda x: spmd.pscan(x, AXIS),
-        lambda one, every, mine, i, n, t: _sum(one, i + 1, t),
+        lambda c, m, i, n, t: _sum(pattern(c), i + 1, t),
     ),
     "exscan": _program(
-        lambda one, every, own: one + own,
+        _one,
         lambda x: spmd.pexscan(x, AXIS),
-        lambda one, every, mine, i, n, t: _sum(one, i, t),
+        lambda c, m, i, n, t: _sum(pattern(c), i, t),
     ),
 }

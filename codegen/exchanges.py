@@ -70,7 +70,8 @@ class Exchanges:
         from_ = _seen_from(mine, there)
         offset = op.attrs["offset"].subst({op.attrs["var"]: member})
         into = _part(whole, op.attrs["dim"], offset, from_.extent)
-        return {"pull_from": from_, "pull_into": into, "send": mine}
+        return {"pull_from": from_, "pull_into": into, "send": mine,
+                "give_into": _at(into, me, member, there)}  # fmt: skip
 
     def all_to_all(self, op: Op, me: Expr, member: Expr, there: There) -> Details:
         a = op.attrs
@@ -104,7 +105,9 @@ class Exchanges:
         is_root, for_root = expr.eq(me, op.attrs["root"]), expr.eq(member, op.attrs["root"])
         return {"pull_from": _times(whole["pull_from"], is_root),
                 "pull_into": _times(whole["pull_into"], is_root),
-                "send": _times(whole["send"], for_root), **_rooted(op, "to_root")}  # fmt: skip
+                "send": _times(whole["send"], for_root),
+                "give_into": _times(whole["give_into"], for_root),
+                **_rooted(op, "to_root")}  # fmt: skip
 
     def reduce_to(self, op: Op, me: Expr, member: Expr, there: There) -> Details:
         return {**self.all_reduce(op, me, member, there), **_rooted(op, "to_root")}
@@ -153,6 +156,12 @@ def _seen_from(box: Box, there: Mapping[Sym, Expr]) -> Box:
         box.buffer, box.offset.subst(there), tuple(e.subst(there) for e in box.extent),
         tuple(s.subst(there) for s in box.stride),
     )  # fmt: skip
+
+
+def _at(into: Box, me: Expr, member: Expr, there: There) -> Box:
+    """Where a member pulls into, what it pulls from me."""
+    (symbol,) = member.symbols()
+    return _seen_from(into, {**there, symbol: me})
 
 
 def _with_extent(box: Box, extent: Shape) -> Box:

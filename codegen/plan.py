@@ -254,7 +254,8 @@ class Exchange:
     pull_from: what I take from a member, in that member's view. pull_into: where it goes, in mine.
     send: what a member takes from me, in mine. source, dest: of a permute (None: not solved).
     flow: which members a member reads: all, from_root, to_root, up_to (itself), before (itself);
-    boxes of a fold do not tell. pieces: send is another one for every member.
+    boxes of a fold do not tell. pieces: send is another one for every member. give_into: where what
+    I send goes in a member's view, where it may be written there.
     """
 
     site: int
@@ -265,6 +266,7 @@ class Exchange:
     pull_from: Box | None = None
     pull_into: Box | None = None
     send: Box | None = None
+    give_into: Box | None = None
     source: Expr | None = None
     receives: Expr | None = None
     dest: Expr | None = None

@@ -55,19 +55,21 @@ static void swap_element(char *into, const char *from, int64_t size, int64_t swa
 /* Long runs come from, and go to, lines that other cores have: they are asked for ahead, those to be
  * written as one's own. */
 #ifdef __x86_64__
+typedef char lanes __attribute__((vector_size(32), aligned(1), may_alias));
+
 static __attribute__((target("avx2"))) void run_copy_wide(char *into, const char *from, int64_t n)
 {
     int64_t at = 0;
     for (; at + RUN_BLOCK <= n; at += RUN_BLOCK) {
         spmd_ahead(from + at, 0);
         spmd_ahead(into + at, 1);
-        for (int64_t k = 0; k < RUN_BLOCK; k += 32)
-            memcpy(into + at + k, from + at + k, 32); /* one load, one store */
+        for (int64_t k = 0; k < RUN_BLOCK; k += (int64_t)sizeof(lanes))
+            *(lanes *)(into + at + k) = *(const lanes *)(from + at + k);
     }
     memcpy(into + at, from + at, (size_t)(n - at));
 }
 
-static void run_copy(char *into, const char *from, int64_t n)
+void spmd_run_copy(char *into, const char *from, int64_t n)
 {
     if (n >= RUN_BYTES && __builtin_cpu_supports("avx2"))
         run_copy_wide(into, from, n);
@@ -75,7 +77,7 @@ static void run_copy(char *into, const char *from, int64_t n)
         memcpy(into, from, (size_t)n);
 }
 #else
-static void run_copy(char *into, const char *from, int64_t n)
+void spmd_run_copy(char *into, const char *from, int64_t n)
 {
     memcpy(into, from, (size_t)n);
 }
@@ -89,7 +91,7 @@ static void row_copy(char *into, int64_t into_stride, const char *from, int64_t 
         for (int64_t k = 0; k < n; k++)
             swap_element(into + k * into_stride, from + k * from_stride, size, swap);
     else if (into_stride == size && from_stride == size)
-        run_copy(into, from, n * size);
+        spmd_run_copy(into, from, n * size);
     else if (size == 4)
         COPY_STRIDED(4);
     else if (size == 8)

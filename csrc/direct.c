@@ -1,7 +1,8 @@
 /* Inside an arena a member reads straight from the memory of the members that it reads: it copies
  * from it, or folds it. Short data are first copied into a slot, in the line that announces them:
  * then their owner goes on at once, and waits for its readers only when it needs the slot again,
- * two exchanges later. Long data are read where they lie, and stay there until all have read them.
+ * two exchanges later. Long data are read where they lie, and stay there until all have read them;
+ * or, where that spares somebody work, their owner writes them to where they are wanted.
  * A word is written by release after the data that it announces, and read by acquire before them.
  */
 #include "parts.h"
@@ -10,6 +11,7 @@
 
 #define GATE_MEMBERS 8   /* above, one counter is cheaper than a look at everybody */
 #define ELEMENT_BYTES 16 /* the largest */
+#define GIVE_BYTES 8192
 
 /* ---- the words of the members --------------------------------------------------------------- */
 
@@ -187,21 +189,71 @@ static bool slot_fill(spmd_hosted *me, const spmd_rank *rank, const spmd_exchang
     return true;
 }
 
+/* Where everybody gives, all post: a post says too that my result may be written now. */
 static void post(spmd_hosted *me, const spmd_rank *rank, const spmd_exchange *exchange)
 {
     bool reads_all = exchange->kind != SPMD_PERMUTE && exchange->flow == SPMD_ALL;
+    bool is_read = reads_others(me, me->readers);
 
-    me->in_place = me->theirs_in_place = false;
+    me->in_place = me->theirs_in_place = me->gives = me->theirs_given = false;
     me->site->read_by[me->count & 1] = reads_all ? (spmd_span){0, 0} : me->readers;
-    if (reads_others(me, me->readers)) {
-        me->in_place = !slot_fill(me, rank, exchange);
-        me->slot->where = me->in_place ? 0 : SPMD_HERE;
+    if (is_read || (exchange->give && reads_others(me, me->sources))) {
+        bool fits = !is_read || slot_fill(me, rank, exchange);
+        me->gives = !fits && exchange->give;
+        me->in_place = !fits && !exchange->give;
+        me->slot->where = fits ? SPMD_HERE : me->gives ? SPMD_GIVEN : 0;
         atomic_store_explicit(&me->slot->posted, me->count, memory_order_release);
         if (!me->gated)
-            spmd_span_ring(me, exchange, me->readers);
+            spmd_span_ring(me, exchange, is_read ? me->readers : me->sources);
     }
     if (me->gated)
         spmd_team_arrive(me, exchange);
+}
+
+/* ---- giving --------------------------------------------------------------------------------- */
+
+/* One box into the memory of all readers, mine too if I am one: a piece at a time, which stays in
+ * the first-level cache. */
+static void give(const spmd_hosted *me, spmd_rank *rank, const spmd_exchange *exchange)
+{
+    int64_t count = me->readers.end - me->readers.begin, own = me->team->position;
+    int64_t first = own >= me->readers.begin && own < me->readers.end ? own - me->readers.begin : 0;
+    int64_t size = exchange->size, bytes = 0;
+
+    for (int64_t at = 0; at == 0 || at < bytes; at += GIVE_BYTES)
+        for (int64_t k = 0; k < count; k++) {
+            int64_t place = me->readers.begin + (first + k) % count;
+            char *memory = spmd_place_memory(me, exchange, place);
+            spmd_box from, into;
+            exchange->give(rank, spmd_team_member(me->team, place), &from, &into);
+            bytes = spmd_box_elements(&from) * size;
+            if (spmd_box_contiguous(&from, size) && spmd_box_contiguous(&into, size))
+                spmd_run_copy(memory + into.offset + at, rank->memory + from.offset + at,
+                              bytes - at < GIVE_BYTES ? bytes - at : GIVE_BYTES);
+            else if (at == 0)
+                spmd_box_copy(memory, &into, rank->memory, &from, size);
+        }
+}
+
+/* false: a reader is not there yet. */
+static bool readers_give(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *exchange)
+{
+    for (int64_t place = me->readers.begin; !me->gated && place < me->readers.end; place++)
+        if (place != me->team->position && !has_posted(me, exchange, place))
+            return false;
+    if (me->gated && !spmd_team_passed(me, exchange))
+        return false;
+    give(me, rank, exchange);
+    atomic_store_explicit(&me->site->given, me->count, memory_order_release);
+    if (!me->gated)
+        spmd_span_ring(me, exchange, me->readers);
+    return true;
+}
+
+static bool has_given(const spmd_hosted *me, const spmd_exchange *exchange, int64_t place)
+{
+    const spmd_site *site = spmd_place_site(me, exchange, place);
+    return atomic_load_explicit(&site->given, memory_order_acquire) >= me->count;
 }
 
 /* ---- taking --------------------------------------------------------------------------------- */
@@ -224,13 +276,22 @@ static const char *source_memory(spmd_hosted *me, const spmd_exchange *exchange,
     return spmd_place_memory(me, exchange, place);
 }
 
-static void copy_from(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *exchange,
+/* false: it is being given, and not yet complete. */
+static bool copy_from(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *exchange,
                       int64_t place)
 {
     spmd_box from, into;
+    bool own = place == me->team->position;
+    const spmd_slot *slot = spmd_place_slot(me, exchange, place);
+
+    if (own ? me->gives && exchange->flow == SPMD_ALL : slot->where == SPMD_GIVEN) {
+        me->theirs_given |= !own;
+        return own || me->gated || has_given(me, exchange, place);
+    }
     exchange->pull(rank, spmd_team_member(me->team, place), &from, &into);
     const char *memory = source_memory(me, exchange, place, &from);
     spmd_box_copy(rank->memory, &into, memory, &from, exchange->size);
+    return true;
 }
 
 /* All sources at once, in the order of their places. */
@@ -264,19 +325,25 @@ static bool sources_take(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *
         int64_t place = me->sources.begin + (first + me->next) % count;
         if (!me->gated && place != own && !has_posted(me, exchange, place))
             return false;
-        if (!folds)
-            copy_from(me, rank, exchange, place);
+        if (!folds && !copy_from(me, rank, exchange, place))
+            return false;
     }
     if (folds)
         fold_all(me, rank, exchange);
     return true;
 }
 
+/* As all members know. */
+static bool meets_again(const spmd_hosted *me)
+{
+    return me->gated && (me->in_place || me->theirs_in_place || me->gives || me->theirs_given);
+}
+
 /* I have read what I read; whoever waits for that is told. */
 static void taken(spmd_hosted *me, const spmd_exchange *exchange)
 {
     atomic_store_explicit(&me->site->taken, me->count, memory_order_release);
-    if (me->gated && (me->in_place || me->theirs_in_place)) /* as all members know */
+    if (meets_again(me))
         spmd_team_arrive(me, exchange);
     else if (me->theirs_in_place || exchange->kind == SPMD_PERMUTE || exchange->flow != SPMD_ALL)
         spmd_span_ring(me, exchange, me->sources);
@@ -286,11 +353,11 @@ static void taken(spmd_hosted *me, const spmd_exchange *exchange)
 static bool is_over(const spmd_hosted *me, const spmd_exchange *exchange)
 {
     if (me->gated)
-        return !(me->in_place || me->theirs_in_place) || spmd_team_passed(me, exchange);
+        return !meets_again(me) || spmd_team_passed(me, exchange);
     return !me->in_place || have_taken(me, exchange, me->readers, me->count);
 }
 
-enum { DIRECT_FREE = SPMD_DIRECT_BEGIN, DIRECT_POSTED, DIRECT_TAKEN };
+enum { DIRECT_FREE = SPMD_DIRECT_BEGIN, DIRECT_POSTED, DIRECT_GIVEN, DIRECT_TAKEN };
 
 /* true: it is complete in this arena. */
 bool spmd_direct(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *exchange)
@@ -305,6 +372,11 @@ bool spmd_direct(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *exchange
         rank->stage = DIRECT_POSTED;
     }
     if (rank->stage == DIRECT_POSTED) {
+        if (me->gives && !readers_give(me, rank, exchange))
+            return false;
+        rank->stage = DIRECT_GIVEN;
+    }
+    if (rank->stage == DIRECT_GIVEN) {
         if (!sources_take(me, rank, exchange))
             return false;
         taken(me, exchange);

@@ -85,6 +85,10 @@ static int barrier(spmd_hosted *me, spmd_rank *rank, spmd_exchange *exchange)
 
 static int pull(spmd_hosted *me, spmd_rank *rank, spmd_exchange *exchange)
 {
+    if (rank->stage == SPMD_BEGUN)
+        me->shares = spmd_shares_work(me, rank, exchange);
+    if (me->shares)
+        return spmd_blocks(me, rank, exchange);
     if (rank->stage < SPMD_BETWEEN) {
         if (!spmd_direct(me, rank, exchange))
             return 0;

@@ -49,17 +49,19 @@ typedef struct spmd_span {
  * read the last but one. Short data travel here, beginning in the line that announces them. */
 typedef struct spmd_slot {
     _Alignas(SPMD_LINE) _Atomic uint64_t posted; /* the exchange that it is ready for */
-    int64_t where; /* SPMD_HERE, or an offset in my memory: of my result, in reductions */
+    int64_t where; /* SPMD_HERE, SPMD_GIVEN, or an offset in my memory: of a reduction's result */
     char bytes[];  /* job->slot_bytes of them */
 } spmd_slot;
 
 #define SPMD_HERE (-1)
+#define SPMD_GIVEN (-2) /* I write it into my readers' memory, and say so */
 
 /* The words of one rank at one exchange site; its two slots lie behind it. Counts only ever grow,
  * over all runs of a job, so that no process has to reset anything. */
 typedef struct spmd_site {
     _Alignas(SPMD_LINE) _Atomic uint64_t taken; /* exchanges in which I have read what I read */
-    _Atomic uint64_t steps;                     /* of rings */
+    _Atomic uint64_t given; /* exchanges in which I have written what I give */
+    _Atomic uint64_t steps; /* of rings */
     _Alignas(SPMD_LINE) _Atomic uint64_t arrivals; /* of all members, where I am member 0 */
     _Atomic int64_t route[2]; /* position + 1 of whoever sends to me; in turn, as slots */
     int64_t dest[2];          /* to whom I send, until all know */
@@ -183,11 +185,13 @@ typedef struct spmd_hosted {
     spmd_span sources, readers; /* whom I read, and who reads me, of this arena */
     bool gated;      /* all read all, and nobody does before all are there */
     bool in_place, theirs_in_place; /* data are read where they lie, and must stay until then */
+    bool gives, theirs_given;       /* data are written to where they are wanted */
     uint64_t target; /* what `arrivals` must reach */
     int64_t next;    /* the source I deal with next */
     int64_t source;  /* of a permute, once known */
     uint64_t base;   /* `steps` when a ring began */
     int64_t algorithm; /* of a reduction */
+    bool shares;       /* of a broadcast: all move a part of it */
     int64_t *routes; /* while leaders agree on who sends to whom */
     struct spmd_timeline *timeline; /* NULL: none is kept */
 } spmd_hosted;
@@ -325,7 +329,8 @@ void spmd_flow_find(spmd_hosted *me, const spmd_exchange *exchange);
 bool spmd_direct(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *exchange);
 
 /* reduce.c */
-bool spmd_reduce_here(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *exchange);
+bool spmd_shares_work(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *exchange);
+bool spmd_blocks(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *exchange);
 int spmd_reduce(spmd_hosted *me, spmd_rank *rank, spmd_exchange *exchange);
 int spmd_reduce_scatter(spmd_hosted *me, spmd_rank *rank, spmd_exchange *exchange);
 
@@ -379,6 +384,7 @@ int64_t spmd_switch_time(bool sleeps);
 int64_t spmd_box_elements(const spmd_box *box);
 void spmd_box_copy(char *into_memory, const spmd_box *into, const char *from_memory,
                    const spmd_box *from, int64_t size);
+void spmd_run_copy(char *into, const char *from, int64_t bytes);
 bool spmd_box_contiguous(const spmd_box *box, int64_t size);
 void spmd_box_pack(char *into, const char *memory, const spmd_box *from, int64_t size);
 void spmd_box_unpack(char *memory, const spmd_box *into, const char *from, int64_t size);

@@ -6,6 +6,8 @@
 
 #include <string.h>
 
+#define SHARED_BYTES 65536 /* of a broadcast: above, it is worth two meetings */
+#define COPY_BYTES 8192
 #define DIRECT_MEMBERS 32 /* up to here everyone folds everyone's short vectors */
 
 static int64_t least(int64_t a, int64_t b)
@@ -28,9 +30,11 @@ static spmd_operand operand_of(spmd_hosted *me, spmd_rank *rank, const spmd_exch
     return (spmd_operand){from.offset, into.offset, elements, elements * exchange->size};
 }
 
+/* Mine; of a broadcast, the root's, and where it goes. */
 static spmd_operand own_operand(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *exchange)
 {
-    return operand_of(me, rank, exchange, me->team->position);
+    bool rooted = exchange->flow == SPMD_FROM_ROOT;
+    return operand_of(me, rank, exchange, rooted ? me->sources.begin : me->team->position);
 }
 
 /* Says where my result lies, to all. */
@@ -88,9 +92,31 @@ static int64_t block_terms(spmd_hosted *me, spmd_rank *rank, const spmd_exchange
     return terms;
 }
 
-/* Member k folds block k of all members and writes it into all results in the same pass. A block
- * has whole lines: of a short vector the first few members own all. */
-static void block_fold(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *exchange)
+static void block_fold(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *exchange,
+                       int64_t begin, int64_t end)
+{
+    int64_t terms = block_terms(me, rank, exchange, begin * exchange->size);
+    exchange->fold(me->worker->term, terms, end - begin);
+}
+
+/* A part at a time, which stays in the first-level cache. */
+static void block_copy(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *exchange,
+                       int64_t begin, int64_t end)
+{
+    int64_t from = own_operand(me, rank, exchange).from, size = exchange->size;
+    const char *root = spmd_place_memory(me, exchange, me->sources.begin) + from;
+
+    for (int64_t at = begin * size; at < end * size; at += COPY_BYTES)
+        for (int64_t k = 0; k < me->team->count; k++) {
+            int64_t place = (me->team->position + k) % me->team->count;
+            spmd_run_copy(result_at(me, exchange, place) + at, root + at,
+                          least(COPY_BYTES, end * size - at));
+        }
+}
+
+/* Member k deals with block k and writes it into all results. A block has whole lines: of a short
+ * vector the first few members own all. */
+static void block_write(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *exchange)
 {
     int64_t elements = own_operand(me, rank, exchange).elements;
     int64_t line = exchange->size < SPMD_LINE ? SPMD_LINE / exchange->size : 1;
@@ -98,15 +124,15 @@ static void block_fold(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *ex
     block = (block + line - 1) / line * line;
     int64_t begin = me->team->position * block, end = least(elements, begin + block);
 
-    if (begin < end) {
-        int64_t terms = block_terms(me, rank, exchange, begin * exchange->size);
-        exchange->fold(me->worker->term, terms, end - begin);
-    }
+    if (begin < end && exchange->fold)
+        block_fold(me, rank, exchange, begin, end);
+    else if (begin < end)
+        block_copy(me, rank, exchange, begin, end);
 }
 
 enum { BLOCKS_READY = SPMD_BEGUN + 1, BLOCKS_GIVEN };
 
-static bool reduce_blocks(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *exchange)
+bool spmd_blocks(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *exchange)
 {
     if (rank->stage == SPMD_BEGUN) {
         if (!spmd_slot_free(me, exchange))
@@ -117,11 +143,23 @@ static bool reduce_blocks(spmd_hosted *me, spmd_rank *rank, const spmd_exchange 
     if (rank->stage == BLOCKS_READY) {
         if (!spmd_team_passed(me, exchange))
             return false;
-        block_fold(me, rank, exchange);
+        block_write(me, rank, exchange);
         spmd_team_arrive(me, exchange);
         rank->stage = BLOCKS_GIVEN;
     }
     return spmd_team_passed(me, exchange);
+}
+
+/* A long broadcast, where all have a core and nobody would have anything better to do. */
+bool spmd_shares_work(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *exchange)
+{
+    spmd_box from, into;
+    if (exchange->flow != SPMD_FROM_ROOT || exchange->pieces || me->job->crowded ||
+        me->team->arenas > 1)
+        return false;
+    exchange->pull(rank, exchange->root, &from, &into);
+    return spmd_box_elements(&into) * exchange->size >= SHARED_BYTES &&
+           spmd_box_contiguous(&from, exchange->size) && spmd_box_contiguous(&into, exchange->size);
 }
 
 /* ---- ring ----------------------------------------------------------------------------------- */
@@ -223,14 +261,14 @@ static int64_t chosen(const spmd_hosted *me, const spmd_exchange *exchange, int6
 }
 
 /* true: complete among the members of my arena. */
-bool spmd_reduce_here(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *exchange)
+static bool reduce_here(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *exchange)
 {
     if (rank->stage == SPMD_BEGUN)
         me->algorithm = chosen(me, exchange, own_operand(me, rank, exchange).bytes);
     if (me->algorithm == SPMD_RING)
         return reduce_ring(me, rank, exchange);
     if (me->algorithm == SPMD_BLOCKS)
-        return reduce_blocks(me, rank, exchange);
+        return spmd_blocks(me, rank, exchange);
     return spmd_direct(me, rank, exchange);
 }
 
@@ -280,7 +318,7 @@ int spmd_reduce(spmd_hosted *me, spmd_rank *rank, spmd_exchange *exchange)
     if (prefix && me->team->arenas > 1)
         return spmd_scan(me, rank, exchange);
     if (rank->stage < HAND_READY) {
-        if (!spmd_reduce_here(me, rank, exchange))
+        if (!reduce_here(me, rank, exchange))
             return 0;
         if (me->team->arenas == 1)
             return 1;

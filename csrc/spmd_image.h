@@ -81,6 +81,9 @@ typedef struct spmd_exchange {
     void (*pull)(const spmd_rank *rank, int64_t member, spmd_box *from, spmd_box *into);
     /* The box in my memory that this member pulls. */
     void (*send)(const spmd_rank *rank, int64_t member, spmd_box *from);
+    /* The same, and where it goes in the member's memory; both have the same extents. NULL: what
+     * I send may only be pulled. */
+    void (*give)(const spmd_rank *rank, int64_t member, spmd_box *from, spmd_box *into);
     spmd_fold fold;
 } spmd_exchange;
 

@@ -20,9 +20,9 @@ PERIOD = 7  # of the pattern: prime, so that no block in a wrong place looks rig
 
 
 def pattern(length: Any, begin: Any = 0) -> Any:
-    """Elements `begin` and on of a rank's part. A formula, not an array, and no part of it stands in
-    it twice, or it would be stored: what is computed between the turns is to leave the caches to
-    what is exchanged."""
+    """Elements `begin` and on of a rank's part. A formula, not an array, and no part of it stands
+    in it twice, or it would be stored: what is computed between the turns is to leave the caches
+    to what is exchanged."""
 
     def at() -> Any:
         return spmd.arange(length, dtype=np.float64) + begin
@@ -48,8 +48,9 @@ Given = Callable[[int, Any, Any], Any]
 def _program(
     given: Given, exchange: Callable[..., Any], gotten: Callable[[int, Any, Any, Any, Any], Any]
 ) -> Program:
-    """given: of the elements of a piece, the number of ranks, the position plus the turn. gotten: of
-    the elements of a piece, those of the result, the position, the number of ranks, the turn."""
+    """given: of the elements of a piece, the number of ranks, the position plus the turn.
+    gotten: of the elements of a piece, those of the result, the position, the number of ranks,
+    the turn."""
 
     @spmd.program(mesh=(AXIS,))  # type: ignore[untyped-decorator]
     def turns(count: int = 2) -> Any:

@@ -348,6 +348,11 @@ class ControlWriter:
                 comment(f"{asked}: what is for `member` to {taken} from me", *place), send,
             ]  # fmt: skip
             lines += [f"x->pull = pull_{x.site};", f"x->send = send_{x.site};"]
+        if x.give_into is not None and x.send is not None:
+            give = self.region_function(f"give_{x.site}", x, (x.send, x.give_into))
+            asked = f"exchange {x.site}, asked by the engine"
+            out += [comment(f"{asked}: what of mine may be written to `member`", *place), give]
+        lines.append(f"x->give = {f'give_{x.site}' if x.give_into is not None else '0'};")
         lines.append(f"x->fold = {self.folds(x)};")
         lines.append("r->stage = 0;")
         lines = ["    " + ln for ln in ["spmd_exchange *const x = &r->exchange;", *lines]]

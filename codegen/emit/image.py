@@ -13,7 +13,8 @@ from codegen import mesh
 from codegen.dtypes import DType
 from codegen.emit.control import ControlWriter, local_name
 from codegen.emit.lines import comment, fold, source
-from codegen.emit.spell import c_expr, combined, identifier, single
+from codegen.emit.operators import single
+from codegen.emit.spell import c_expr, combined, identifier
 from codegen.errors import Place
 from codegen.expr import Expr
 from codegen.plan import Array, Exchange, KernelCall, Phase, Plan, Product, Step
@@ -29,7 +30,8 @@ _HEAD = """/*
  */
 """
 
-_HEADERS = {"spmd_fold.h": "SPMD_FOLD(", "spmd_print.h": "spmd_print_", "spmd_sort.h": "sort_"}  # and what needs them
+# And what needs them.
+_HEADERS = {"spmd_fold.h": "SPMD_FOLD(", "spmd_print.h": "spmd_print_", "spmd_sort.h": "sort_"}
 
 _TOP = """
 /* a buffer of a rank */

@@ -202,6 +202,13 @@ static void pull(const spmd_rank *rank, int64_t member, spmd_box *from, spmd_box
     *into = row(rank, RESULT, place_of(rank, member), theirs.elements);
 }
 
+static void give(const spmd_rank *rank, int64_t member, spmd_box *from, spmd_box *into)
+{
+    SPMD_DELAY();
+    send(rank, member, from);
+    *into = row(rank, RESULT, place_of(rank, rank->exchange.position), from->extent[0]);
+}
+
 static int64_t add(int64_t a, int64_t b)
 {
     return a + b;
@@ -294,6 +301,8 @@ static void group_set(spmd_rank *rank, uint32_t site)
         exchange->first -= rank->coord[axis] * stride[axis];
     }
     exchange->root = root_of(exchange);
+    if (kind_of(site) == GATHER_ALL || kind_of(site) == GATHER)
+        exchange->give = give;
     if (exchange->kind == SPMD_REDUCE || exchange->kind == SPMD_REDUCE_SCATTER)
         exchange->fold = sum;
 }

@@ -69,6 +69,7 @@ typedef struct spmd_settings {
     int64_t cores;         /* usable by all processes of this host; 0: ask the system */
     int64_t strangers;     /* threads of this job on the host, in other arenas than this one */
     int64_t algorithm;     /* enum spmd_algorithm, of all-reduce */
+    int64_t strict;        /* 1: every exchange begins and ends with a barrier of its members */
     void *const *library;  /* routines by logical number */
     int64_t libraries;
     const spmd_processes *processes; /* NULL: all ranks share one arena */

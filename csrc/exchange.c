@@ -314,6 +314,8 @@ static int permute(spmd_hosted *me, spmd_rank *rank, spmd_exchange *exchange)
     return 1;
 }
 
+enum { MEET_BEFORE, MOVE, MEET_AFTER };
+
 static bool begin(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *exchange)
 {
     if (!spmd_team_find(me, exchange))
@@ -325,7 +327,7 @@ static bool begin(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *exchang
     return true;
 }
 
-static int advance(spmd_hosted *me, spmd_rank *rank, spmd_exchange *exchange)
+static int one_kind(spmd_hosted *me, spmd_rank *rank, spmd_exchange *exchange)
 {
     static const spmd_advance kind[] = {
         [SPMD_PERMUTE] = permute,    [SPMD_BARRIER] = barrier,
@@ -333,9 +335,32 @@ static int advance(spmd_hosted *me, spmd_rank *rank, spmd_exchange *exchange)
         [SPMD_REDUCE_SCATTER] = spmd_reduce_scatter,
     };
     assert(exchange->kind < sizeof kind / sizeof *kind && "an exchange has a known kind");
-    if (rank->stage == 0 && !begin(me, rank, exchange))
-        return 0;
     return kind[exchange->kind](me, rank, exchange);
+}
+
+/* With strict barriers all members meet before anything moves, and again when everything has. */
+static int advance(spmd_hosted *me, spmd_rank *rank, spmd_exchange *exchange)
+{
+    if (rank->stage == 0) {
+        if (!begin(me, rank, exchange))
+            return 0;
+        me->around = me->job->strict ? MEET_BEFORE : MOVE;
+    }
+    if (me->around == MEET_BEFORE) {
+        if (!barrier(me, rank, exchange))
+            return 0;
+        me->around = MOVE;
+        rank->stage = SPMD_BEGUN;
+    }
+    if (me->around == MOVE) {
+        if (!one_kind(me, rank, exchange))
+            return 0;
+        if (!me->job->strict)
+            return 1;
+        me->around = MEET_AFTER;
+        rank->stage = SPMD_BEGUN;
+    }
+    return barrier(me, rank, exchange);
 }
 
 static int try_once(spmd_hosted *me, spmd_rank *rank, spmd_exchange *exchange)
@@ -349,6 +374,7 @@ int spmd_exchange_advance(spmd_rank *rank)
     spmd_hosted *me = rank->engine_data;
     spmd_exchange *exchange = &rank->exchange;
     uint32_t before = rank->stage;
+    int around = me->around;
 
     assert(exchange->site < me->job->image->sites && "an exchange is in the manifest's table");
     int complete = try_once(me, rank, exchange);
@@ -358,7 +384,7 @@ int spmd_exchange_advance(spmd_rank *rank)
         rank->stage = 0;
         rank->superstep++;
     }
-    if (complete || rank->stage != before) {
+    if (complete || rank->stage != before || me->around != around) {
         me->worker->advances++;
         if (me->worker->sleepy) /* here, as a step can go on for long: a ring calls the system */
             spmd_wait_over(me->worker);

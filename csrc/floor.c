@@ -484,6 +484,7 @@ static void *rank_measure(void *given)
         spmd_turn_give(&me->turns, k);
         meet(me);
         me->nanoseconds[k] = turn(me);
+        meet(me);
         if (!me->idle)
             me->wrong += spmd_turn_wrong(&me->turns, k);
     }

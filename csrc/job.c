@@ -184,6 +184,7 @@ int spmd_job_new(const spmd_settings *settings, spmd_job **made)
         job->threads = job->count;
     job->strangers = settings->strangers;
     job->algorithm = settings->algorithm;
+    job->strict = settings->strict != 0;
     pthread_mutex_init(&job->lock, NULL);
     pthread_mutex_init(&job->mpi_lock, NULL);
     pthread_condattr_init(&monotonic);

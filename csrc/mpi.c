@@ -145,6 +145,8 @@ int64_t spmd_mpi_measure(const spmd_mpi_turns *m, int64_t count, int64_t *nanose
         if (pointers ? pointer_turn(m) : number_turn(m))
             return -1;
         nanoseconds[turn] = spmd_now() - begin;
+        if (pointers ? pointer_barrier(m) : number_barrier(m))
+            return -1;
         wrong += spmd_turn_wrong(&turns, turn);
     }
     return wrong;

@@ -190,6 +190,7 @@ typedef struct spmd_hosted {
     int64_t next;    /* the source I deal with next */
     int64_t source;  /* of a permute, once known */
     uint64_t base;   /* `steps` when a ring began */
+    int around;        /* where strict barriers are: which part of the exchange */
     int64_t algorithm; /* of a reduction */
     bool shares;       /* of a broadcast: all move a part of it */
     int64_t *routes; /* while leaders agree on who sends to whom */
@@ -216,6 +217,7 @@ struct spmd_job {
     pthread_mutex_t mpi_lock;
     bool parted;              /* there are several arenas */
     bool crowded;             /* as this run began */
+    bool strict;              /* every exchange begins and ends with a barrier of its members */
     int64_t widest;           /* most ranks that one process hosts */
     int64_t lowest, highest;  /* ranks of this arena; others may lie between them */
     int64_t slot_bytes, site_bytes; /* what a slot holds; a site with its slots */

@@ -181,13 +181,13 @@ class Bench:
 
     def _setup(self, manifest: Any, scalars: Any, hosts: launch.Hosts | None) -> Setup:
         return Setup(manifest, self.processes, self.bound, scalars, self.options.threads, hosts,
-                     self.options.algorithm)  # fmt: skip
+                     self.options.algorithm, self.options.barrier)  # fmt: skip
 
     def _ours(self, job: Job, name: str) -> tuple[list[list[int]], int]:
         """Nanoseconds of every turn, by rank, and how much was wrong; in the first process."""
         self.processes.together(job.run)
-        operation = [row["number"] for row in job.manifest["operations"]
-                     if row["kind"] != "compute"][-1]  # fmt: skip
+        _, operation, _ = (row["number"] for row in job.manifest["operations"]
+                           if row["kind"] != "compute")  # fmt: skip # a barrier on either side
         times = []
         for own in timeline.gather(job):
             times.append([end - begin for begin, end, _, _, row, waits in own.events()

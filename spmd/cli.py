@@ -269,6 +269,11 @@ def _add_how(command: argparse.ArgumentParser) -> None:
         help="of all-reduce; ring: fragments travel in both directions",
     )  # fmt: skip
     command.add_argument(
+        "--barrier", choices=("auto", "strict"), default="auto",
+        help="strict: every exchange begins and ends with a barrier of its members; "
+        "auto: ranks wait only for those whose data they read, or who read theirs",
+    )  # fmt: skip
+    command.add_argument(
         "--transport", choices=launch.TRANSPORTS, default="auto",
         help="auto: shared memory inside a host, MPI between hosts; shm, mpi: all by one of them",
     )  # fmt: skip

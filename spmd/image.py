@@ -13,7 +13,7 @@ import numpy as np
 from codegen.errors import InputError, InternalError, SpmdError, UsageError
 from spmd import launch, loader, parts, report, sizes, source
 from spmd.arguments import check_array, check_given, check_names, patched_in, scalars_of
-from spmd.job import ALGORITHMS, Global, Job, Setup
+from spmd.job import ALGORITHMS, BARRIERS, Global, Job, Setup
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -90,6 +90,7 @@ class Image:
         mesh: Mapping[str, int] | None = None,
         threads: int | None = None,
         algorithm: str = "auto",
+        barrier: str = "auto",
         transport: str = "auto",
         time_limit: float = launch.TIME_LIMIT,
         comm: Any = None,
@@ -99,13 +100,15 @@ class Image:
 
         ranks: hosted by this process, 1 unless `mesh` says more. mesh: sizes of axes. comm: an
         mpi4py communicator, one rank per process; the outputs are then `Distributed`. algorithm: of
-        all-reduce: auto, flat, blocks, or ring (in both directions). transport: auto (shared memory
+        all-reduce: auto, flat, blocks, or ring (in both directions). barrier: auto (ranks wait for
+        whom they read, and who reads them), or strict (all members of an exchange meet before it
+        and after it). transport: auto (shared memory
         inside a host, MPI between hosts), shm or mpi. time_limit: seconds of silence after which a
         process counts as lost, and the job ends with exit code 75; 0 waits for ever.
         """
         with self.open(
-            ranks=ranks, mesh=mesh, threads=threads, algorithm=algorithm, transport=transport,
-            time_limit=time_limit, comm=comm,
+            ranks=ranks, mesh=mesh, threads=threads, algorithm=algorithm, barrier=barrier,
+            transport=transport, time_limit=time_limit, comm=comm,
         ) as job:  # fmt: skip
             return job(**arguments)
 
@@ -116,13 +119,14 @@ class Image:
         mesh: Mapping[str, int] | None = None,
         threads: int | None = None,
         algorithm: str = "auto",
+        barrier: str = "auto",
         transport: str = "auto",
         time_limit: float = launch.TIME_LIMIT,
         comm: Any = None,
     ) -> Opened:
         """A context whose value is called as `run` is; the image is loaded once for all calls."""
         return Opened(
-            self, ranks, dict(mesh or {}), threads, algorithm, transport, time_limit, comm
+            self, ranks, dict(mesh or {}), threads, algorithm, barrier, transport, time_limit, comm
         )
 
 
@@ -136,12 +140,14 @@ class Opened:
         mesh: dict[str, int],
         threads: int | None,
         algorithm: str,
+        barrier: str,
         transport: str,
         time_limit: float,
         comm: Any,
     ) -> None:
         self.image, self.ranks, self.mesh, self.threads = image, ranks, mesh, threads
-        self.algorithm, self.transport, self.time_limit = algorithm, transport, time_limit
+        self.algorithm, self.barrier = algorithm, barrier
+        self.transport, self.time_limit = transport, time_limit
         self.processes = launch.Processes(comm)
         self.distributed = comm is not None
         self._checked = image._checked
@@ -155,6 +161,7 @@ class Opened:
         """The options. With several processes all of them must hear of a wrong one."""
         for what, name, known in (
             ("algorithm", self.algorithm, ALGORITHMS),
+            ("barrier", self.barrier, BARRIERS),
             ("transport", self.transport, launch.TRANSPORTS),
         ):
             if name not in known:
@@ -236,7 +243,8 @@ class Opened:
             self.image.digest,
             {
                 "mesh": self.bound, **self.scalars, "inputs": sorted(given),
-                "algorithm": self.algorithm, "transport": self.transport,
+                "algorithm": self.algorithm, "barrier": self.barrier,
+                "transport": self.transport,
                 "time_limit": self.time_limit,
             },  # fmt: skip
             setup.first,
@@ -246,7 +254,7 @@ class Opened:
     def _setup(self, hosts: launch.Hosts | None = None) -> Setup:
         return Setup(
             self.image.manifest, self.processes, self.bound, self.scalars, self.threads, hosts,
-            self.algorithm,
+            self.algorithm, self.barrier,
         )
 
     def _compute(self, job: Job) -> None:

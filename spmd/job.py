@@ -39,12 +39,14 @@ class RunError(SpmdError):
 
 # Of all-reduce, as the engine numbers them.
 ALGORITHMS = ("auto", "flat", "blocks", "ring")
+BARRIERS = ("auto", "strict")
 
 
 class Setup:
     """What a launch binds: mesh axes, scalars, ranks of this process, threads.
 
-    sizes: of each mesh axis. scalars: by name. algorithm: of all-reduce.
+    sizes: of each mesh axis. scalars: by name. algorithm: of all-reduce. barrier: strict keeps one
+    on either side of every exchange.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Setup:
         threads: int | None = None,
         hosts: launch.Hosts | None = None,
         algorithm: str = "auto",
+        barrier: str = "auto",
     ) -> None:
         self.manifest, self.sizes, self.scalars = manifest, sizes, scalars
         self.ranks = 1
@@ -66,7 +69,7 @@ class Setup:
             hosts = launch.Hosts(0, [launch.mine("", {}, 0, self.ranks)])
         self.hosts = hosts
         share = max(1, hosts.cores // len(hosts.here))
-        self.algorithm = ALGORITHMS.index(algorithm)
+        self.algorithm, self.strict = ALGORITHMS.index(algorithm), BARRIERS.index(barrier)
         self.threads = max(1, min(self.count, threads or share))
         self.values: dict[str, Any] = {**scalars, **mesh_symbols(manifest, sizes)}
         self.words = scalar_words(manifest, scalars)
@@ -198,6 +201,7 @@ class Job:
                 "cores": hosts.cores,
                 "strangers": setup.threads * (len(hosts.here) - len(hosts.together_with())),
                 "algorithm": setup.algorithm,
+                "strict": setup.strict,
                 "library": routines,
                 "libraries": len(self.image.library),
                 "processes": processes[0],

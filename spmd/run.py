@@ -137,7 +137,8 @@ class Launch:
             {
                 "mesh": self.sizes, **{f"--set {k}": v for k, v in self.scalars.items()},
                 "-i": sorted(self.opened), "-o": [file and file.given for file in self.files],
-                "--algorithm": self.options.algorithm, "--transport": self.options.transport,
+                "--algorithm": self.options.algorithm, "--barrier": self.options.barrier,
+                "--transport": self.options.transport,
                 "--time-limit": self.options.time_limit,
                 "--timeline": bool(self.options.timeline), "--profile": self.options.profile,
             },  # fmt: skip
@@ -173,7 +174,7 @@ class Launch:
     def setup(self, processes: launch.Processes, hosts: launch.Hosts | None = None) -> Setup:
         return Setup(
             self.manifest, processes, self.sizes, self.scalars, self.options.threads, hosts,
-            self.options.algorithm,
+            self.options.algorithm, self.options.barrier,
         )
 
     def compute(self, job: Job) -> list[tuple[str, int]]:

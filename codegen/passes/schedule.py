@@ -359,7 +359,6 @@ class _Schedule:
 
     def exchange(self, op: Op) -> None:
         """An exchange phase, with the barriers that the program asked for around it."""
-        self.fill(op)
         self.flush()
         around = self.sync if op.kind != "barrier" else "least"
         if around in ("before", "both"):
@@ -367,6 +366,7 @@ class _Schedule:
         self.add_exchange(op, op.kind)
         if around in ("after", "both"):
             self.add_exchange(op, "barrier")
+        self.fill(op)
 
     def fill(self, op: Op) -> None:
         """The elements of a result that the exchange leaves alone."""

@@ -78,6 +78,7 @@ class Job:
         steps: int = 9,
         seed: int = 0,
         algorithm: str = "auto",
+        strict: bool = False,
         first: int = 0,
         count: int | None = None,
         shared: bool = False,
@@ -103,6 +104,7 @@ class Job:
                 "count": self.count,
                 "threads": threads,
                 "algorithm": ALGORITHMS[algorithm],
+                "strict": strict,
                 "processes": processes,
             },
         )

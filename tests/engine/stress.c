@@ -36,7 +36,7 @@ enum { RIGHT = 0, WRONG = 1, HANGS = 2, FAILED = 3 };
 typedef struct setup {
     int program;
     int64_t size[SPMD_AXES], scalar[3]; /* elements, steps, seed */
-    int64_t ranks, processes, threads, cores, algorithm;
+    int64_t ranks, processes, threads, cores, algorithm, strict;
     uint64_t rate;
 } setup;
 
@@ -76,6 +76,7 @@ static setup setup_draw(void)
     drawn.threads = 1 + below(4);
     drawn.cores = 1 + below(8); /* fewer than threads, or one for each */
     drawn.algorithm = below(4);
+    drawn.strict = below(8) == 0;
     drawn.rate = rate[below(sizeof rate / sizeof *rate)];
     drawn.scalar[0] = elements > 130 && drawn.program == PROGRAMS - 1 ? 130 : elements;
     drawn.scalar[1] = elements > 130 ? worst / 5 : worst;
@@ -86,10 +87,11 @@ static setup setup_draw(void)
 static void setup_print(const setup *drawn, uint64_t seed)
 {
     printf("%s on %lldx%lldx%lld ranks, %lld processes of %lld threads, %lld cores, "
-           "%lld elements, algorithm %lld, one delay in %llu, seed %llu\n",
+           "%lld elements, algorithm %lld, strict %lld, one delay in %llu, seed %llu\n",
            program[drawn->program].name, (long long)drawn->size[0], (long long)drawn->size[1],
            (long long)drawn->size[2], (long long)drawn->processes, (long long)drawn->threads,
            (long long)drawn->cores, (long long)drawn->scalar[0], (long long)drawn->algorithm,
+           (long long)drawn->strict,
            (unsigned long long)drawn->rate, (unsigned long long)seed);
 }
 
@@ -101,6 +103,7 @@ static spmd_job *job_make(const setup *drawn, int64_t process)
         .scalar = drawn->scalar, .scalars = 3, .first = first,
         .count = (process + 1) * drawn->ranks / drawn->processes - first,
         .threads = drawn->threads, .cores = drawn->cores, .algorithm = drawn->algorithm,
+        .strict = drawn->strict,
     };
     spmd_job *job;
     return spmd_job_new(&settings, &job) == SPMD_OK ? job : NULL;

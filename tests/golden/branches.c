@@ -238,6 +238,7 @@ static void exchange_0(spmd_rank *r)
     x->pieces = 0;
     x->pull = pull_0;
     x->send = send_0;
+    x->give = 0;
     x->fold = fold_add_float64[r->engine->vectors];
     r->stage = 0;
 }
@@ -290,6 +291,7 @@ static void exchange_1(spmd_rank *r)
     x->pieces = 0;
     x->pull = pull_1;
     x->send = send_1;
+    x->give = 0;
     x->fold = fold_max_float64[r->engine->vectors];
     r->stage = 0;
 }

@@ -140,6 +140,7 @@ static void exchange_0(spmd_rank *r)
     x->pieces = 0;
     x->pull = pull_0;
     x->send = send_0;
+    x->give = 0;
     x->fold = 0;
     r->stage = 0;
 }
@@ -209,6 +210,7 @@ static void exchange_1(spmd_rank *r)
     x->pieces = 0;
     x->pull = pull_1;
     x->send = send_1;
+    x->give = 0;
     x->fold = 0;
     r->stage = 0;
 }

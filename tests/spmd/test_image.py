@@ -133,11 +133,14 @@ def test_every_algorithm_gives_the_same_sum_on_all_ranks(ranks: int) -> None:
     image = spmd.build(total)
     u = np.random.default_rng(0).random((ranks, 5000))
     for algorithm in ("auto", "flat", "blocks", "ring"):
-        found = image.run(ranks=ranks, threads=2, algorithm=algorithm, u=u)
-        np.testing.assert_allclose(found[0], u.sum(0), rtol=1e-12)
-        assert all(np.array_equal(row, found[0]) for row in found)
+        for barrier in ("auto", "strict"):
+            found = image.run(ranks=ranks, threads=2, algorithm=algorithm, barrier=barrier, u=u)
+            np.testing.assert_allclose(found[0], u.sum(0), rtol=1e-12)
+            assert all(np.array_equal(row, found[0]) for row in found)
     with pytest.raises(UsageError, match="no algorithm 'tree'"):
         image.run(algorithm="tree", u=u)
+    with pytest.raises(UsageError, match="no barrier 'none'"):
+        image.run(barrier="none", u=u)
     for limit in (-1, float("inf"), float("nan"), "5", None):
         with pytest.raises(UsageError, match="time_limit"):
             image.run(time_limit=limit, u=u)

@@ -11,6 +11,7 @@ import pytest
 
 from tests.conftest import EXAMPLES
 
+PROGRAMS = Path(__file__).resolve().parents[1] / "programs"
 STEPS = 20
 SLACK_US = 0.002  # times are written in microseconds, to the nanosecond
 
@@ -153,3 +154,17 @@ def test_one_process_wants_a_timeline_and_another_does_not(built, tmp_path):
     start = [sys.executable, "-m", "spmd", "run", built(EXAMPLES / "heat.py")]
     argv = ["mpirun", "-n", 1, *start, "--profile", ":", "-n", 1, *start]
     run(argv, timeout=30).expect(78, "--profile True", "--profile False")
+
+
+@pytest.mark.parametrize(("barrier", "waits"), [("auto", False), ("strict", True)])
+def test_who_sends_waits_for_its_reader_only_where_barriers_are_strict(
+    built, spmd_command, tmp_path, barrier, waits
+):
+    """A rank that only sends goes on at once, whatever its reader still computes."""
+    image, path = built(PROGRAMS / "late_root.py"), tmp_path / "t.json"
+    spmd_command("run", image, "--ranks", 2, "--threads", 2, "--barrier", barrier, "--timeline",
+                 path).expect(0)  # fmt: skip
+    root, other = (slices(path)[rank] for rank in range(2))
+    computed = sum(e["dur"] for e in root if e["cat"] == "compute")
+    sent = sum(e["dur"] for e in other if e["cat"] == "reduce_to")
+    assert (sent > computed / 2) == waits, (computed, sent)

@@ -52,8 +52,8 @@ static void swap_element(char *into, const char *from, int64_t size, int64_t swa
     for (int64_t k = 0; k < n; k++)                                                                \
     memcpy(into + k * into_stride, from + k * from_stride, bytes)
 
-/* Long runs come from, and go to, lines that other cores have: they are asked for ahead, those to be
- * written as one's own. */
+/* Long runs come from, and go to, lines that other cores have: they are asked for ahead, those to
+ * be written as one's own. */
 #ifdef __x86_64__
 typedef char lanes __attribute__((vector_size(32), aligned(1), may_alias));
 

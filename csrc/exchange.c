@@ -1,6 +1,6 @@
 /* Exchanges: which function advances which, barriers, and permutes. Every function here is called
- * again and again until it returns 1, and never blocks: rank->stage and the hosted record hold where
- * it resumes. What goes to another arena, or comes from one, is a packet. */
+ * again and again until it returns 1, and never blocks: rank->stage and the hosted record hold
+ * where it resumes. What goes to another arena, or comes from one, is a packet. */
 #include "parts.h"
 
 #include <stdlib.h>

@@ -13,9 +13,9 @@
 
 #define SPMD_AS_IS(x) (x)
 
-/* A line that is to be written is asked for as one's own: reading it first would cost another trip to
- * the core that has it. Compilers know of this instruction only where they are told of it; processors
- * that do not know it pass over it. */
+/* A line that is to be written is asked for as one's own: reading it first would cost another trip
+ * to the core that has it. Compilers know of this instruction only where they are told of it;
+ * processors that do not know it pass over it. */
 static inline __attribute__((always_inline)) void spmd_ahead(const void *at, int for_write)
 {
     for (int64_t byte = SPMD_FOLD_AHEAD; byte < SPMD_FOLD_AHEAD + SPMD_FOLD_BYTES; byte += 64) {

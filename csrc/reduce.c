@@ -1,7 +1,8 @@
 /* Reductions: all-reduce, reduce and prefixes of contiguous vectors, by the flow of the exchange;
- * reduce-scatter; and broadcasts whose work all share. Inside an arena by one of the algorithms below; then, where there are several
- * arenas, among the leaders, who hand the result on. Whatever the algorithm, every member ends with
- * the same bits: an element is folded once, or by everybody in the order of the members. */
+ * reduce-scatter; and broadcasts whose work all share. Inside an arena by one of the algorithms
+ * below; then, where there are several arenas, among the leaders, who hand the result on. Whatever
+ * the algorithm, every member ends with the same bits: an element is folded once, or by everybody
+ * in the order of the members. */
 #include "parts.h"
 
 #include <string.h>

@@ -65,9 +65,9 @@ def test_one_process_says_what_is_refused(mpirun):
 def test_what_is_wrong_is_counted():
     """A formula that is off by one on one rank of three."""
     program = bench_programs._program(
-        lambda one, every, own: one + own,
+        bench_programs._one,
         lambda x: spmd.psum(x, bench_programs.AXIS),
-        lambda one, every, mine, i, n, t: bench_programs._sum(one, n, t) + (i == 1),
+        lambda c, m, i, n, t: bench_programs._sum(bench_programs.pattern(c), n, t) + (i == 1),
     )
     out = spmd.build(program, count=50).run(ranks=3, turns=4)
     assert out["wrong"].tolist() == [0, 200, 0]

@@ -106,7 +106,7 @@ def test_inside_an_mpi4py_program(built, mpirun, tmp_path, transport, hosts):
     (tmp_path / "script.py").write_text(SCRIPT)
     done = mpirun(3, tmp_path / "script.py", built(EXAMPLES / "heat.py"), transport,
                   env={"SPMD_PRETEND_HOSTS": hosts}).expect(0)  # fmt: skip
-    assert "right" in done.out.splitlines() and done.err == ""
+    assert done.out.count("right") == 1 and done.err == ""  # launchers mix lines of ranks
 
 
 @pytest.fixture

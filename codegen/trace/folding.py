@@ -13,8 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from codegen import expr
 from codegen.errors import CarryError, KernelError
 from codegen.trace.array import Array, as_array, number
+from codegen.trace.communicate import all_gather
 from codegen.trace.context import Context, user_place
 from codegen.trace.functional import fori_loop
 from codegen.trace.kernel_call import Kernel
@@ -22,21 +24,28 @@ from codegen.trace.rooted import pbroadcast
 from codegen.trace.source import given
 
 Axes = tuple[str, ...]
+SHORT = 48  # bytes: what all can have of all, on many ranks too, and what costs no more to move
 
 
 def folded(context: Context, axes: Axes, x: Array, op: Any, what: str, prefix: bool) -> Array:
     """x of all members combined by op; prefix: of those up to this one.
 
-    In as many steps as there are members: in each, all get the next one's x. Raises CarryError
-    where op gives another shape or element type than it is given.
+    In as many steps as there are members, in each of which all get the next one's x; a short x all
+    get from all at once. Raises CarryError where op gives another shape or element type than it is
+    given.
     """
     from codegen.trace.api import __getattr__ as public
 
     called = combining(op, what, public("empty_like"))
     size, own = (number(e) for e in (context.mesh.size(axes), context.mesh.position(axes)))
+    bytes_ = expr.product(x.type.shape) * x.type.dtype.size
+    every = all_gather(x, axes) if bytes_.is_const and bytes_.value <= SHORT else None
+
+    def of(k: Any) -> Any:
+        return pbroadcast(x, axes, k) if every is None else every[k]
 
     def step(k: Any, total: Any) -> Any:
-        new = as_array(called(total, pbroadcast(x, axes, k)))
+        new = as_array(called(total, of(k)))
         if new.type.dtype != total.type.dtype or new.extents != total.extents:
             raise CarryError(
                 f"op= of {what} gives another type than it is given",
@@ -47,7 +56,7 @@ def folded(context: Context, axes: Axes, x: Array, op: Any, what: str, prefix: b
             )
         return np.where(k <= own, new, total) if prefix else new
 
-    whole: Array = fori_loop(1, size, step, pbroadcast(x, axes, 0))
+    whole: Array = fori_loop(1, size, step, as_array(of(0)))
     return whole
 
 

@@ -61,6 +61,7 @@ def _row(x: Exchange, loops: list[Any], guards: list[Any]) -> dict[str, Any]:
         "sends": _maybe(x.sends), "dest": _maybe(x.dest),
         "receives": _maybe(x.receives), "source": _maybe(x.source),
         "from": _box(x.pull_from), "into": _box(x.pull_into), "send": _box(x.send),
+        "give": _box(x.give_into), "flow": x.flow, "root": _maybe(x.root),
     }  # fmt: skip
 
 

@@ -83,11 +83,20 @@ def _steps(steps: Sequence[Step], indent: str) -> Iterator[str]:
             yield f"{indent}print by {who}: {'{}'.join(step.parts[::2])!r}{where}"
 
 
+# Which members each one reads.
+_FLOWS = {
+    "from_root": " from member ", "to_root": " to member ", "up_to": " up to itself",
+    "before": " before itself",
+}  # fmt: skip
+
+
 def _exchange(x: Exchange) -> str:
     text = f"{x.kind}{'.' + x.fn if x.fn else ''} over ({', '.join(x.axes)})"
     if x.kind == "permute":
         source = "by route slot" if x.source is None else f"{x.source} if {x.receives}"
         text += f": to {x.dest} if {x.sends}, from {source}"
+    if x.flow != "all":
+        text += _FLOWS[x.flow] + (str(x.root) if x.root is not None else "")
     if x.pull_from is not None and x.pull_into is not None:
         text += f"; pull {_box(x.pull_from)} into {_box(x.pull_into)}"
     return text

@@ -200,8 +200,6 @@ int spmd_workers_stop(spmd_job *job)
         return SPMD_BUSY;
     for (int64_t k = 0; k < job->started; k++)
         pthread_join(job->worker[k].thread, NULL);
-    if (job->worker)
-        atomic_fetch_sub(&job->arena->header->threads, job->threads);
     for (int64_t k = 0; job->worker && k < job->threads; k++)
         free(job->worker[k].term);
     free(job->worker);

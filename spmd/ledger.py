@@ -26,6 +26,16 @@ _PULLS = (
     "all_reduce", "reduce_to", "scan",
 )  # fmt: skip
 
+_BOXES = ("from", "into", "send", "give")
+# Whether member q reads what member p holds ready, by the exchange's flow.
+_READS: dict[str, Callable[[int, int, int], bool]] = {
+    "all": lambda q, p, root: True,
+    "from_root": lambda q, p, root: p == root,
+    "to_root": lambda q, p, root: q == root,
+    "up_to": lambda q, p, root: p <= q,
+    "before": lambda q, p, root: p < q,
+}
+
 
 def compiled(e: Any, known: set[str]) -> Callable[[Values], int] | None:
     """An expression in prefix form as a function of values; None where not all are known."""
@@ -160,12 +170,13 @@ class Row:
         self.guards = [(self.function(on), int(arm), int(arms)) for on, arm, arms in row["guards"]
                        if on is not None]  # fmt: skip
         self.known.add(self.member)
-        names = ("sends", "dest", "receives", "source")
+        names = ("sends", "dest", "receives", "source", "root")
         self.peers = {name: None if row[name] is None else self.function(row[name])
                       for name in names}  # fmt: skip
-        self.boxes = {name: self.box(row[name]) for name in ("from", "into", "send")}
+        self.boxes = {name: self.box(row[name]) for name in _BOXES}
+        self.reads = _READS[row["flow"]]
         used = _symbols(["", *(row[name] for name in names), *(g[0] for g in row["guards"])])
-        for box in (row["from"], row["into"], row["send"]):
+        for box in (row[name] for name in _BOXES):
             used |= _symbols(["", box["offset"], *box["extent"], *box["stride"]] if box else [])
         for name, start, stop, step in reversed(row["loops"]):  # an outer one may bound an inner
             used |= _symbols(["", start, stop, step]) if name in used else set()
@@ -237,7 +248,8 @@ class Row:
         if self.kind == "permute":
             pairs = self._permutation(group)
         else:
-            pairs = list(self._pairs(len(group)))
+            root = self._root(group)
+            pairs = [(p, q) for p, q in self._pairs(len(group)) if self.reads(q, p, root)]
         for giver, taker in pairs:
             self._transfer(group, giver, taker, capacity)
         return len(pairs)
@@ -265,6 +277,14 @@ class Row:
                                       f"it expects {known}")  # fmt: skip
         return [(p, q) for q, p in giver_of.items()]
 
+    def _root(self, group: list[Values]) -> int:
+        """One that all members name; 0 where there is none."""
+        named = self.peers["root"]
+        roots = {named(rank) for rank in group} if named else {0}
+        if len(roots) > 1 or not 0 <= min(roots) < len(group):
+            raise self._wrong(group, f"one root below {len(group)}", f"roots {sorted(roots)}")
+        return roots.pop()
+
     def _pairs(self, members: int) -> Iterator[tuple[int, int]]:
         """Giver and taker: all of them, or of many each with its neighbours and the ends."""
         for p in range(members):
@@ -275,7 +295,7 @@ class Row:
     def _transfer(self, group: list[Values], giver: int, taker: int, capacity: list[int]) -> None:
         gives, takes = {**group[giver], self.member: taker}, {**group[taker], self.member: giver}
         said: dict[str, Box] = {}
-        for name, values in (("send", gives), ("from", takes), ("into", takes)):
+        for name, values in zip(_BOXES, (takes, takes, gives, gives)):
             box = self.boxes[name]
             if box is None:
                 continue
@@ -285,6 +305,9 @@ class Row:
         if "send" in said and "from" in said and not _same(said["send"], said["from"]):
             raise self._wrong(group, f"{pair}: both name one box", f"the sender {said['send']}, "
                               f"the receiver {said['from']}")  # fmt: skip
+        if "give" in said and not _same(said["give"], said["into"]):
+            raise self._wrong(group, f"{pair}: both name one place for it", f"the sender "
+                              f"{said['give']}, the receiver {said['into']}")  # fmt: skip
         if "into" in said and "from" in said and _elements(said["into"]) != _elements(said["from"]):
             raise self._wrong(group, f"{pair}: boxes of one size", f"{said['from'][1]} into "
                               f"{said['into'][1]}")  # fmt: skip

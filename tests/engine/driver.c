@@ -122,11 +122,12 @@ static int64_t check_failure(const spmd_image *image, const char *part)
     return wrong;
 }
 
-/* All algorithms of the all-reduce; the other programs do not depend on it. */
+/* All algorithms of reductions; the other programs do not depend on it. */
 static int64_t check_all(int which_program, int which_shape, int64_t elements, int64_t seed)
 {
     const char *name = program[which_program].name;
-    bool reduces = strcmp(name, "reduce") == 0 || strcmp(name, "axes") == 0;
+    bool reduces = strcmp(name, "reduce") == 0 || strcmp(name, "axes") == 0 ||
+                   strcmp(name, "scan") == 0 || strcmp(name, "mixed") == 0;
     int64_t last = reduces ? SPMD_RING : SPMD_AUTO, wrong = 0;
     for (int64_t algorithm = SPMD_AUTO; algorithm <= last; algorithm++)
         wrong += check(which_program, which_shape, elements, seed, algorithm);
@@ -137,13 +138,18 @@ int main(void)
 {
     static const int64_t elements[] = {1, 3, 5, 130};
     int64_t wrong = 0;
+    int mixed = 0;
 
+    while (strcmp(program[mixed].name, "mixed") != 0)
+        mixed++;
     for (int k = 0; k < (int)(sizeof program / sizeof *program); k++)
         for (int s = 0; s < (int)(sizeof shape / sizeof *shape); s++)
             for (int e = 0; e < 4; e++)
                 wrong += check_all(k, s, elements[e], e % 2 ? 77 : 0);
     for (int s = 0; s < 4; s++) /* several chunks to each block */
         wrong += check_all(3, s, 9001, 0);
+    for (int seed = 1; seed < 25; seed++) /* in slots, in place, given, in blocks */
+        wrong += check_all(mixed, seed % 4, seed % 2 ? 700 : 9001, seed);
     wrong += check_failure(&stuck_image, "no rank can advance");
     wrong += check_failure(&collide_image, "both send to rank 0");
     printf("%lld wrong\n", (long long)wrong);

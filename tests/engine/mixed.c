@@ -97,10 +97,10 @@ static int64_t root_of(const spmd_exchange *exchange)
     return exchange->site % exchange->members;
 }
 
-/* Uneven: some members give nothing. */
+/* Uneven: some members give nothing; of long ones some give little, and some much. */
 static int64_t given_by(const spmd_exchange *exchange, int64_t member, int64_t length)
 {
-    return (member * 5 + exchange->site) % (length + 1);
+    return (member * 3571 + exchange->site * 1777) % (length + 1);
 }
 
 static int64_t block_begin(int64_t length, int64_t members, int64_t member)

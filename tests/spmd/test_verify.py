@@ -108,12 +108,15 @@ def test_a_permute_that_does_not_match(built, spmd_command, tmp_path, change, te
     )
 
 
-def test_a_gather_that_does_not_match(built, spmd_command, tmp_path):
+@pytest.mark.parametrize(("box", "text"), [
+    ("into", "exchange "), ("give", "both name one place for it"),
+])  # fmt: skip
+def test_a_gather_that_does_not_match(built, spmd_command, tmp_path, box, text):
     def change(notes):
         row = next(row for row in notes["exchanges"] if row["kind"] == "all_gather")
-        row["into"]["offset"] = ["+", row["into"]["offset"], 1]
+        row[box]["offset"] = ["-", row[box]["offset"], 1]
 
-    spmd_command("verify", edited(built(HALO), tmp_path, change)).expect(65, "all_gather")
+    spmd_command("verify", edited(built(HALO), tmp_path, change)).expect(65, "all_gather", text)
 
 
 @pytest.mark.parametrize("change", [
@@ -122,6 +125,7 @@ def test_a_gather_that_does_not_match(built, spmd_command, tmp_path):
     lambda notes: notes["exchanges"][0].update(dest=["os.system", 1]),
     lambda notes: notes["exchanges"][0]["from"].update(buffer=99),
     lambda notes: notes["exchanges"][0].update(axes=["z"]),
+    lambda notes: notes["exchanges"][0].update(flow="sideways"),
     lambda notes: notes.update(load=[["+"] * 3]),
 ])  # fmt: skip
 def test_damaged_notes_are_refused(built, spmd_command, tmp_path, change):

@@ -167,7 +167,7 @@ static int64_t align(int64_t bytes)
  * false: it does not fit. */
 static bool slot_fill(spmd_hosted *me, const spmd_rank *rank, const spmd_exchange *exchange)
 {
-    int64_t size = exchange->size, most = me->job->slot_bytes;
+    int64_t size = exchange->size, most = spmd_job_limits(me->job)->slot;
     int32_t *table = (int32_t *)(void *)me->slot->bytes;
     int64_t at = exchange->pieces ? align(me->team->count * (int64_t)sizeof *table) : 0;
 

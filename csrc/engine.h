@@ -57,6 +57,24 @@ typedef struct spmd_processes {
     const spmd_mpi *mpi;   /* between arenas; NULL where there is only one */
 } spmd_processes;
 
+/* At which sizes data travel in another way, in bytes. 0: what this engine finds good. All that
+ * come to an exchange must have the same. */
+typedef struct spmd_limits {
+    int64_t slot;  /* up to here, and up to what a slot holds, data travel in slots */
+    int64_t fold;  /* up to here everybody folds whole vectors; beyond, a block of them */
+    int64_t share; /* from here on, where ranks do not share cores, all move a part of a broadcast */
+    int64_t ring;  /* from here on an all-reduce goes round; 0: never */
+} spmd_limits;
+
+enum spmd_class {
+    SPMD_SPACIOUS = 0, /* a core for every thread of the host */
+    SPMD_CROWDED = 1,  /* threads share cores */
+};
+#define SPMD_CLASSES 2
+
+/* Puts what this engine finds good, among so many ranks of an arena, for every 0 but a ring's. */
+void spmd_limits_fill(spmd_limits *limits, int64_t ranks);
+
 /* What a job is made of. Everything is copied except the image, which must outlive the job. */
 typedef struct spmd_settings {
     const void *image;     /* its spmd_image_table */
@@ -73,6 +91,7 @@ typedef struct spmd_settings {
     void *const *library;  /* routines by logical number */
     int64_t libraries;
     const spmd_processes *processes; /* NULL: all ranks share one arena */
+    spmd_limits limits[SPMD_CLASSES]; /* by enum spmd_class */
 } spmd_settings;
 
 /* A global array in the host language's memory. Strides are bytes and may be negative or 0. */

@@ -14,6 +14,7 @@
 
 #define SLOT_BYTES 4096 /* of every slot of a site, with up to so many ranks */
 #define SLOT_RANKS 64
+#define SHARE_BYTES 65536 /* of a broadcast: it is worth two meetings */
 #define MOST_BYTES ((int64_t)1 << 56) /* beyond any machine; sums of two cannot overflow */
 
 static int64_t round_up(int64_t value, int64_t unit)
@@ -55,6 +56,10 @@ static int settings_check(const spmd_settings *settings)
                 settings->cores >= 0 && settings->strangers >= 0 &&
                 settings->algorithm >= SPMD_AUTO &&
                 settings->algorithm <= SPMD_RING && settings->libraries >= 0;
+    for (int k = 0; fits && k < SPMD_CLASSES; k++) {
+        const spmd_limits *limits = &settings->limits[k];
+        fits = limits->slot >= 0 && limits->fold >= 0 && limits->share >= 0 && limits->ring >= 0;
+    }
     for (uint32_t array = 0; fits && array < image->inputs + image->outputs; array++)
         fits = image->array_dims[array] <= SPMD_DIMS &&
                image->array_buffer[array] < image->buffers;
@@ -97,10 +102,23 @@ static int64_t slot_bytes(int64_t ranks)
     return bytes + SPMD_LINE - (int64_t)offsetof(spmd_slot, bytes);
 }
 
+void spmd_limits_fill(spmd_limits *limits, int64_t ranks)
+{
+    int64_t capacity = slot_bytes(ranks);
+    if (limits->slot == 0 || limits->slot > capacity)
+        limits->slot = capacity;
+    if (limits->fold == 0)
+        limits->fold = capacity;
+    if (limits->share == 0)
+        limits->share = SHARE_BYTES;
+}
+
 static int arena_plan(spmd_job *job)
 {
     int64_t ranks = job->highest - job->lowest + 1, sites = job->image->sites;
     job->slot_bytes = slot_bytes(ranks);
+    for (int k = 0; k < SPMD_CLASSES; k++)
+        spmd_limits_fill(&job->limits[k], ranks);
     job->site_bytes = (int64_t)sizeof(spmd_site);
     job->site_bytes += 2 * ((int64_t)offsetof(spmd_slot, bytes) + job->slot_bytes);
     job->record_bytes = (int64_t)sizeof(spmd_record) + sites * job->site_bytes;
@@ -185,6 +203,7 @@ int spmd_job_new(const spmd_settings *settings, spmd_job **made)
     job->strangers = settings->strangers;
     job->algorithm = settings->algorithm;
     job->strict = settings->strict != 0;
+    memcpy(job->limits, settings->limits, sizeof job->limits);
     pthread_mutex_init(&job->lock, NULL);
     pthread_mutex_init(&job->mpi_lock, NULL);
     pthread_condattr_init(&monotonic);
@@ -218,7 +237,8 @@ int64_t spmd_job_threads(const spmd_job *job)
     return job->threads;
 }
 
-/* Processes that computed different sizes would read each other's memory in the wrong places. */
+/* Processes that computed different sizes would read each other's memory in the wrong places; with
+ * other limits they would wait for each other for ever. */
 static int layout_agree(spmd_job *job)
 {
     const int64_t number[] = {job->world.ranks, job->record_bytes, job->rank_bytes,
@@ -226,6 +246,9 @@ static int layout_agree(spmd_job *job)
     uint64_t digest = 0xcbf29ce484222325u, none = 0;
     for (size_t k = 0; k < sizeof number / sizeof *number; k++)
         digest = (digest ^ (uint64_t)number[k]) * 0x100000001b3u;
+    const int64_t *limit = (const int64_t *)(const void *)job->limits;
+    for (size_t k = 0; k < sizeof job->limits / sizeof *limit; k++)
+        digest = (digest ^ (uint64_t)limit[k]) * 0x100000001b3u;
     digest |= 1;
     bool first = atomic_compare_exchange_strong(&job->arena->header->layout, &none, digest);
     return first || none == digest ? SPMD_OK : SPMD_MISMATCH;

@@ -217,6 +217,7 @@ struct spmd_job {
     pthread_mutex_t mpi_lock;
     bool parted;              /* there are several arenas */
     bool crowded;             /* as this run began */
+    spmd_limits limits[SPMD_CLASSES]; /* every one put, but a ring's that is 0 */
     bool strict;              /* every exchange begins and ends with a barrier of its members */
     int64_t widest;           /* most ranks that one process hosts */
     int64_t lowest, highest;  /* ranks of this arena; others may lie between them */
@@ -256,6 +257,12 @@ void spmd_rank_fail(const spmd_rank *rank, int64_t code, const char *format, ...
 static inline bool spmd_job_aborted(const spmd_job *job)
 {
     return atomic_load_explicit(&job->arena->header->abort, memory_order_acquire) != SPMD_FINE;
+}
+
+/* Of this run. */
+static inline const spmd_limits *spmd_job_limits(const spmd_job *job)
+{
+    return &job->limits[job->crowded ? SPMD_CROWDED : SPMD_SPACIOUS];
 }
 
 /* run.c */

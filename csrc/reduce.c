@@ -6,7 +6,6 @@
 
 #include <string.h>
 
-#define SHARED_BYTES 65536 /* of a broadcast: above, it is worth two meetings */
 #define COPY_BYTES 8192
 #define DIRECT_MEMBERS 32 /* up to here everyone folds everyone's short vectors */
 
@@ -158,7 +157,7 @@ bool spmd_shares_work(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *exc
         me->team->arenas > 1)
         return false;
     exchange->pull(rank, exchange->root, &from, &into);
-    return spmd_box_elements(&into) * exchange->size >= SHARED_BYTES &&
+    return spmd_box_elements(&into) * exchange->size >= spmd_job_limits(me->job)->share &&
            spmd_box_contiguous(&from, exchange->size) && spmd_box_contiguous(&into, exchange->size);
 }
 
@@ -257,7 +256,11 @@ static int64_t chosen(const spmd_hosted *me, const spmd_exchange *exchange, int6
         return SPMD_BLOCKS;
     if (given != SPMD_AUTO)
         return given;
-    return bytes <= me->job->slot_bytes && members <= DIRECT_MEMBERS ? SPMD_FLAT : SPMD_BLOCKS;
+    const spmd_limits *limits = spmd_job_limits(me->job);
+    if (bytes <= limits->fold && members <= DIRECT_MEMBERS)
+        return SPMD_FLAT;
+    bool round = limits->ring && bytes >= limits->ring && exchange->flow == SPMD_ALL;
+    return round ? SPMD_RING : SPMD_BLOCKS;
 }
 
 /* true: complete among the members of my arena. */

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator
 
+    from spmd.limits import Limits
+
 # Collectives whose arrays have a piece for every rank; sizes are those of a piece.
 PIECES = ("all-gather", "all-to-all", "gather", "scatter")
 UNSIZED = ("barrier", "flag", "switch-futex", "switch-yield")  # the last three: bench_floor.py
@@ -121,13 +123,14 @@ class Bench:
         turns = turns_of(name, count, self.ranks)
         ours: list[list[list[int]]] = []
         wrong = 0
-        with self._job(name, count, turns) as job:
+        data = self.processes.from_first(lambda: built(name, count))
+        with self.job(data, turns) as job:
             job.keep_times(len(job.manifest["operations"]), 16 * turns)
             peers = self._peers(name, count)
             theirs: dict[str, list[list[list[int]]]] = {label: [] for label in peers}
             theirs_wrong = dict.fromkeys(peers, 0)
             for batch in range(self.options.rounds + 1):  # the first one warms up
-                times, bad = self._ours(job, name)
+                times, bad = self.ours(job)
                 wrong += bad
                 ours += [times] if batch else []
                 for label, peer in peers.items():
@@ -164,8 +167,8 @@ class Bench:
             peers["floor"] = Floor(name, self.processes, self.ranks, count)
         return peers
 
-    def _job(self, name: str, count: int, turns: int) -> Job:
-        data = self.processes.from_first(lambda: _built(name, count))
+    def job(self, data: bytes, turns: int, limits: Limits | None = None) -> Job:
+        """An image of `built`, loaded. limits: instead of those kept for this machine."""
         checked = self.processes.together(lambda: loader.check(data), shared=False)
         scalars = {"turns": turns}
 
@@ -176,6 +179,8 @@ class Bench:
 
         met = self.processes.meet(prepare)
         hosts = launch.agree(self.processes, met, self.options.transport)
+        if limits is not None:
+            hosts.limits = limits
         setup = self._setup(checked.manifest, scalars, hosts)
         return Job(checked, setup, self.processes, self.options.time_limit)
 
@@ -183,7 +188,7 @@ class Bench:
         return Setup(manifest, self.processes, self.bound, scalars, self.options.threads, hosts,
                      self.options.algorithm, self.options.barrier)  # fmt: skip
 
-    def _ours(self, job: Job, name: str) -> tuple[list[list[int]], int]:
+    def ours(self, job: Job) -> tuple[list[list[int]], int]:
         """Nanoseconds of every turn, by rank, and how much was wrong; in the first process."""
         self.processes.together(job.run)
         _, operation, _ = (row["number"] for row in job.manifest["operations"]
@@ -226,7 +231,7 @@ class Peer:
         })  # fmt: skip
 
     def turns(self, count: int) -> tuple[list[list[int]], int]:
-        """As Bench._ours."""
+        """As Bench.ours."""
         times = array("q", bytes(8 * count))
         wrong = lib.spmd_mpi_measure(self.given, count, ffi.from_buffer("int64_t[]", times))
         met = self.processes.to_first((times.tolist(), wrong))
@@ -235,7 +240,7 @@ class Peer:
         return [own for own, _ in met], sum(bad for _, bad in met)
 
 
-def _built(name: str, count: int) -> bytes:
+def built(name: str, count: int) -> bytes:
     from spmd import source
     from spmd.bench_programs import PROGRAMS
 

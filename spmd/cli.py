@@ -192,6 +192,9 @@ def _show_options(show: Parser) -> None:
 
 def _doctor_options(doctor: Parser) -> None:
     doctor.add_argument("--ranks", metavar="N", type=_count, help="how many are meant")
+    doctor.add_argument("--calibrate", action="store_true",
+                        help="measure at which sizes data should travel in another way, and keep "
+                        "it for this machine: up to 20 seconds")  # fmt: skip
     doctor.add_argument("--json", action="store_true", help="the same, for programs to read")
 
 
@@ -459,4 +462,4 @@ def _bench(options: argparse.Namespace, processes: launch.Processes) -> int:
 def _doctor(options: argparse.Namespace, _: launch.Processes) -> int:
     from spmd import doctor
 
-    return doctor.main(options.ranks, options.json)
+    return doctor.main(options.ranks, options.json, options.calibrate)

@@ -62,7 +62,7 @@ typedef struct spmd_processes {
 typedef struct spmd_limits {
     int64_t slot;  /* up to here, and up to what a slot holds, data travel in slots */
     int64_t fold;  /* up to here everybody folds whole vectors; beyond, a block of them */
-    int64_t share; /* from here on, where ranks do not share cores, all move a part of a broadcast */
+    int64_t share; /* from here on all move a part of a broadcast; never where crowded */
     int64_t ring;  /* from here on an all-reduce goes round; 0: never */
 } spmd_limits;
 

@@ -11,17 +11,18 @@ import argparse
 import os
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 from codegen.errors import InternalError
 from spmd import bench, launch, limits
+from spmd.job import Job
 
 LIMIT_S = 17.0  # no comparison begins later
-ROUNDS, LEAST_ROUNDS = 15, 5
+ROUNDS, LEAST_ROUNDS = 31, 5
 COMPARE_S = 1.0  # on a busy machine fewer rounds, to come to all comparisons
-TURNS = 100  # of a batch, at most
+TURNS = 30  # of a batch, at most
 MARGIN = 0.05  # what a way must be better by, however little noise there is
 MOST_RANKS = 32  # up to here the engine asks for `fold`
 CROWD = 4  # threads for every core; and ranks for every thread
@@ -90,7 +91,7 @@ class Calibration:
                 below = yield from self._walk(limit, kind)
                 self.limits[kind][limit.name] = limit.value(below)
 
-    def _walk(self, limit: Limit, kind: str) -> Iterator[str]:
+    def _walk(self, limit: Limit, kind: str) -> Generator[str, None, int]:
         """How many sizes go the first way: from the default on, as long as that is better."""
         below = limit.default
         while below > 0 and (yield from self._better(limit, kind, limit.sizes[below - 1], 1)):
@@ -103,21 +104,20 @@ class Calibration:
             below += 1
         return below
 
-    def _better(self, limit: Limit, kind: str, size: int, other: int) -> Iterator[str]:
+    def _better(self, limit: Limit, kind: str, size: int, other: int) -> Generator[str, None, bool]:
         """Whether the way that is not the default's is better at this size: for every collective,
         when measured again, and not worse with more ranks than threads."""
         first, more = crews(kind)
-        for again, crew in enumerate([first, first, *more]):
+        for again, crew in enumerate((first, first, *more)):
             for name in limit.collectives:
                 if time.monotonic() > self.end:
                     yield f"{name}, {size} bytes: not measured, time is over"
                     return False
                 gain, noise, text = self._compare(limit, name, size, other, crew)
-                fine = gain > noise if again < 2 else gain > -noise
-                if not fine:
-                    yield f"{text}: {limit.ways[1 - other][0]} stays"
+                if gain <= (noise if again < 2 else -noise):
+                    yield f"{text}: no change"
                     return False
-                yield f"{text}: {'better' if again == 0 else 'again' if again == 1 else 'no worse'}"
+                yield f"{text}: {('better', 'better again', 'not worse')[again]}"
         return True
 
     def _compare(
@@ -131,9 +131,11 @@ class Calibration:
         data = self.images[name, count]
         times: list[list[float]] = [[], []]
         measured = bench.Bench(_options(crew), launch.Processes())
-        with _on_cores(crew.cores), _job(measured, data, turns, limit, 1 - other) as stays, _job(
-            measured, data, turns, limit, other
-        ) as tried:
+        with (
+            _on_cores(crew.cores),
+            _job(measured, data, turns, limit, 1 - other) as stays,
+            _job(measured, data, turns, limit, other) as tried,
+        ):
             end = time.monotonic() + COMPARE_S
             for turn in range(ROUNDS + 1):  # the first one warms up
                 if turn > LEAST_ROUNDS and time.monotonic() > end:
@@ -174,9 +176,7 @@ def _options(crew: Crew) -> argparse.Namespace:
     )  # fmt: skip
 
 
-def _job(
-    measured: bench.Bench, data: bytes, turns: int, limit: Limit, way: int
-) -> bench.Job:
+def _job(measured: bench.Bench, data: bytes, turns: int, limit: Limit, way: int) -> Job:
     given = {kind: {limit.name: limit.ways[way][1]} for kind in limits.CLASSES}
     job = measured.job(data, turns, given)
     job.keep_times(len(job.manifest["operations"]), 16 * turns)

@@ -314,16 +314,14 @@ def exchange() -> Iterator[Check]:
         return
     found = limits.find()
     kinds = []
-    for kind, row in zip(limits.CLASSES, limits.rows(found.limits), strict=True):
+    for row in limits.rows(found.limits):
         filled = ffi.new("spmd_limits *", row)
         lib.spmd_limits_fill(filled, 1)
-        ring = f"from {filled.ring}" if filled.ring else "never"
-        share = f", broadcasts shared from {filled.share}" if kind == "spacious" else ""
-        kinds.append(f"slots to {filled.slot} bytes, folded whole to {filled.fold}{share}, ring "
-                     f"{ring}")  # fmt: skip
-    text = kinds[0] if kinds[1].startswith(kinds[0].split(", broadcasts")[0]) and (
-        kinds[0].split(", ring")[1] == kinds[1].split(", ring")[1]
-    ) else f"{kinds[0]}; where threads share cores: {kinds[1]}"  # fmt: skip
+        ring = f"ring from {filled.ring}" if filled.ring else "no ring"
+        kinds.append((f"slots to {filled.slot} bytes, folded whole to {filled.fold}, {ring}",
+                      f", broadcasts shared from {filled.share}"))  # fmt: skip
+    (roomy, share), (crowded, _) = kinds
+    text = roomy + share + (f"; where threads share cores: {crowded}" if crowded != roomy else "")
     remedy = "python -m spmd doctor --calibrate"
     if found.limits:
         yield Check("exchange", OK, f"{text}; from {found.path}")

@@ -26,8 +26,8 @@ Limits = dict[str, dict[str, int]]  # by class and name; 0: the engine's own
 
 
 class Found:
-    """limits: None for the engine's own. path: of the file they are from, or would be; "" for
-    nowhere. fault: why there are none although there is a file."""
+    """limits: None for the engine's own. path: of the file they are from, or would be; "" where
+    there is to be none. fault: why they are not from it although it is there, or was named."""
 
     def __init__(self, limits: Limits | None = None, path: str = "", fault: str = "") -> None:
         self.limits, self.path, self.fault = limits, path, fault
@@ -109,9 +109,9 @@ def read(path: str) -> Limits:
         raise ValueError(f"not of version {VERSION}")
     if kept.get("machine") != machine():
         raise ValueError(f"measured on another machine: {str(kept.get('machine'))[:200]!r}")
-    limits = kept.get("limits")
+    limits: Any = kept.get("limits")
     if not _is_limits(limits):
-        raise ValueError("limits that are none")
+        raise ValueError("what it has are no limits")
     return {kind: dict(limits[kind]) for kind in CLASSES}
 
 

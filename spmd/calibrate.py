@@ -75,21 +75,24 @@ class Crew:
 
 
 class Calibration:
-    """limits: found so far; what was not measured keeps the engine's own."""
+    """limits: found so far; what was not measured stays as it was kept before. missed: comparisons
+    that there was no time for."""
 
     def __init__(self, limit_s: float = LIMIT_S) -> None:
         self.end = time.monotonic() + limit_s
-        self.limits: limits.Limits = {
-            kind: dict.fromkeys(limits.NAMES, 0) for kind in limits.CLASSES
-        }
+        self.missed = 0
+        nothing = {kind: dict.fromkeys(limits.NAMES, 0) for kind in limits.CLASSES}
+        self.limits = limits.find().limits or nothing
         self.images: dict[tuple[str, int], bytes] = {}
 
     def measure(self) -> Iterator[str]:
         """A line for every comparison, as it is made."""
         for limit in LIMITS:
             for kind in limit.classes:
+                missed = self.missed
                 below = yield from self._walk(limit, kind)
-                self.limits[kind][limit.name] = limit.value(below)
+                if self.missed == missed:
+                    self.limits[kind][limit.name] = limit.value(below)
 
     def _walk(self, limit: Limit, kind: str) -> Generator[str, None, int]:
         """How many sizes go the first way: from the default on, as long as that is better."""
@@ -111,6 +114,7 @@ class Calibration:
         for again, crew in enumerate((first, first, *more)):
             for name in limit.collectives:
                 if time.monotonic() > self.end:
+                    self.missed += 1
                     yield f"{name}, {size} bytes: not measured, time is over"
                     return False
                 gain, noise, text = self._compare(limit, name, size, other, crew)
@@ -130,7 +134,7 @@ class Calibration:
             self.images[name, count] = bench.built(name, count)
         data = self.images[name, count]
         times: list[list[float]] = [[], []]
-        measured = bench.Bench(_options(crew), launch.Processes())
+        measured = bench.Bench(options_of(crew), launch.Processes())
         with (
             _on_cores(crew.cores),
             _job(measured, data, turns, limit, 1 - other) as stays,
@@ -169,7 +173,7 @@ def crews(kind: str) -> tuple[Crew, list[Crew]]:
     return Crew(max(2, threads), threads, cores), [crowd] if crowd.ranks <= MOST_RANKS else []
 
 
-def _options(crew: Crew) -> argparse.Namespace:
+def options_of(crew: Crew) -> argparse.Namespace:
     return argparse.Namespace(
         ranks=crew.ranks, threads=crew.threads, rounds=ROUNDS, vs=[], transport="shm",
         algorithm="auto", barrier="auto", time_limit=0,

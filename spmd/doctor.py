@@ -293,6 +293,9 @@ def calibration() -> Iterator[Check]:
         yield Check(name, WARNING, f"not measured: {getattr(error, 'message', error)}",
                     getattr(error, "remedy", ""))  # fmt: skip
         return
+    if work.missed:
+        yield Check(name, WARNING, f"no time for {work.missed} comparisons: the machine is busy",
+                    "again, when it has nothing else to do")  # fmt: skip
     path = limits.place()
     if not path:
         yield Check(name, WARNING, "not kept: there is no place for it", f"{limits.CHOSEN}=FILE")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -92,7 +91,7 @@ def test_what_cannot_be_read_is_ignored(cache: Path, built, spmd_command):
         spmd_command("doctor", env=chosen).expect(
             0, f"{path} is ignored", fault, "doctor --calibrate"
         )
-    homeless = {"HOME": "/nowhere", "XDG_CACHE_HOME": "", **NOWHERE}
+    homeless = {"HOME": "/nowhere", "XDG_CACHE_HOME": "", limits.CHOSEN: "", **NOWHERE}
     spmd_command("run", built(SUM), "--ranks", 3, env=homeless).expect(0, "total: float32")
     spmd_command("doctor", env=homeless).expect(0, "no ring", "defaults, not calibrated")
     done = spmd_command("doctor", env={limits.CHOSEN: "off", **NOWHERE})
@@ -127,22 +126,21 @@ def test_process_0_decides(built: Callable[..., Path], tmp_path: Path, spmd_comm
     assert total(by_hand, out) == usual
 
 
-@pytest.mark.parametrize("threads", [1, 5])
-def test_every_collective_is_right_whatever_the_limits(threads: int):
+def test_every_collective_is_right_whatever_the_limits():
     """Threads that have a core or share one: both classes, broadcasts that are shared or not."""
-    options = argparse.Namespace(ranks=5, threads=threads, transport="shm", algorithm="auto",
-                                 barrier="auto", time_limit=0)  # fmt: skip
     ways: list[dict[str, int]] = [
         {"slot": 1, "share": 1}, {"slot": 700, "fold": 1, "share": limits.MOST},
         {"fold": limits.MOST, "slot": 1}, {"ring": 1, "fold": 1},
     ]  # fmt: skip
-    measured = bench.Bench(options, launch.Processes())
+    crews = [calibrate.Crew(5, threads, 0) for threads in (1, 5)]
     for name in bench.COLLECTIVES:
         data = bench.built(name, 250)  # 1000 bytes
-        for way in ways:
-            with measured.job(data, 20, dict.fromkeys(limits.CLASSES, way)) as job:
-                job.keep_times(len(job.manifest["operations"]), 320)
-                assert measured.ours(job)[1] == 0, (name, way)
+        for crew in crews:
+            measured = bench.Bench(calibrate.options_of(crew), launch.Processes())
+            for way in ways:
+                with measured.job(data, 20, dict.fromkeys(limits.CLASSES, way)) as job:
+                    job.keep_times(len(job.manifest["operations"]), 320)
+                    assert measured.ours(job)[1] == 0, (name, crew, way)
 
 
 def test_a_limit_lies_where_the_ways_were_compared():
@@ -153,11 +151,14 @@ def test_a_limit_lies_where_the_ways_were_compared():
     assert (ring.value(3), ring.value(0)) == (1 << 22, 1 << 16)
 
 
-def test_no_time_no_change():
+def test_no_time_no_change(cache: Path):
     work = calibrate.Calibration(limit_s=0)
     lines = list(work.measure())
     assert lines and all("not measured" in line for line in lines)
-    assert work.limits == NOTHING
+    assert work.limits == NOTHING and work.missed == len(lines)
+    limits.write(limits.place(), RING)
+    again = calibrate.Calibration(limit_s=0)
+    assert list(again.measure()) == lines and again.limits == RING
 
 
 @pytest.mark.slow

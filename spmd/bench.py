@@ -109,15 +109,16 @@ class Bench:
             count = max(1, size // ELEMENT)
             if name == "reduce-scatter":  # equal blocks, as MPI wants them
                 count = max(1, count // self.ranks) * self.ranks
-            if self._memory(name, count) > available_memory() // MEMORY_SHARE:
+            if not self.fits(name, count):
                 return
             yield self._row(name, count)
             size = size * self.options.step if size else 1
 
-    def _memory(self, name: str, count: int) -> int:
-        """Bytes of the arrays of all ranks."""
+    def fits(self, name: str, count: int, jobs: int = 1) -> bool:
+        """Whether there is memory for the arrays of all ranks, in so many jobs at once."""
         pieces = self.ranks if name in PIECES else 1
-        return 6 * count * ELEMENT * pieces * self.ranks
+        need = 6 * count * ELEMENT * pieces * self.ranks * jobs
+        return need <= available_memory() // MEMORY_SHARE
 
     def _row(self, name: str, count: int) -> dict[str, Any]:
         turns = turns_of(name, count, self.ranks)

@@ -19,7 +19,7 @@ from codegen.errors import InternalError
 from spmd import bench, launch, limits
 from spmd.job import Job
 
-LIMIT_S = 17.0  # no comparison begins later
+LIMIT_S = 15.0  # no comparison begins later
 ROUNDS, LEAST_ROUNDS = 31, 5
 COMPARE_S = 1.0  # on a busy machine fewer rounds, to come to all comparisons
 TURNS = 30  # of a batch, at most
@@ -76,7 +76,7 @@ class Crew:
 
 class Calibration:
     """limits: found so far; what was not measured stays as it was kept before. missed: comparisons
-    that there was no time for."""
+    that there was no time, or no memory, for."""
 
     def __init__(self, limit_s: float = LIMIT_S) -> None:
         self.end = time.monotonic() + limit_s
@@ -113,11 +113,14 @@ class Calibration:
         first, more = crews(kind)
         for again, crew in enumerate((first, first, *more)):
             for name in limit.collectives:
-                if time.monotonic() > self.end:
+                measured = bench.Bench(options_of(crew), launch.Processes())
+                fits = measured.fits(name, size // bench.ELEMENT, 2)
+                if not fits or time.monotonic() > self.end:
                     self.missed += 1
-                    yield f"{name}, {size} bytes: not measured, time is over"
+                    yield (f"{name}, {size} bytes, {crew.ranks} ranks: not measured, "
+                           f"{'time is over' if fits else 'not enough memory'}")  # fmt: skip
                     return False
-                gain, noise, text = self._compare(limit, name, size, other, crew)
+                gain, noise, text = self._compare(measured, limit, name, size, other, crew)
                 if gain <= (noise if again < 2 else -noise):
                     yield f"{text}: no change"
                     return False
@@ -125,7 +128,7 @@ class Calibration:
         return True
 
     def _compare(
-        self, limit: Limit, name: str, size: int, other: int, crew: Crew
+        self, measured: bench.Bench, limit: Limit, name: str, size: int, other: int, crew: Crew
     ) -> tuple[float, float, str]:
         """By how much the other way is faster than the default's, as a share, and the noise."""
         count = size // bench.ELEMENT
@@ -134,7 +137,6 @@ class Calibration:
             self.images[name, count] = bench.built(name, count)
         data = self.images[name, count]
         times: list[list[float]] = [[], []]
-        measured = bench.Bench(options_of(crew), launch.Processes())
         with (
             _on_cores(crew.cores),
             _job(measured, data, turns, limit, 1 - other) as stays,

@@ -294,8 +294,8 @@ def calibration() -> Iterator[Check]:
                     getattr(error, "remedy", ""))  # fmt: skip
         return
     if work.missed:
-        yield Check(name, WARNING, f"no time for {work.missed} comparisons: the machine is busy",
-                    "again, when it has nothing else to do")  # fmt: skip
+        yield Check(name, WARNING, f"no time or memory for {work.missed} comparisons: what they "
+                    "are for stays", "again, when the machine has nothing else to do")  # fmt: skip
     path = limits.place()
     if not path:
         yield Check(name, WARNING, "not kept: there is no place for it", f"{limits.CHOSEN}=FILE")

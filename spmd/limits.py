@@ -76,11 +76,10 @@ def place() -> str:
 
 def find() -> Found:
     """What is kept for this machine."""
-    path = place()
-    if not path:
-        return Found()
+    path = os.environ.get(CHOSEN, "")
     try:
-        return Found(read(path), path)
+        path = place()
+        return Found(read(path), path) if path else Found()
     except FileNotFoundError:
         fault = "there is no such file" if os.environ.get(CHOSEN) else ""
         return Found(None, path, fault)

@@ -241,14 +241,14 @@ int64_t spmd_job_threads(const spmd_job *job)
  * other limits they would wait for each other for ever. */
 static int layout_agree(spmd_job *job)
 {
+    const spmd_limits *roomy = &job->limits[SPMD_SPACIOUS], *crowded = &job->limits[SPMD_CROWDED];
     const int64_t number[] = {job->world.ranks, job->record_bytes, job->rank_bytes,
-                              job->world.size[0], job->world.size[1], job->world.size[2]};
+                              job->world.size[0], job->world.size[1], job->world.size[2],
+                              roomy->slot, roomy->fold, roomy->share, roomy->ring,
+                              crowded->slot, crowded->fold, crowded->share, crowded->ring};
     uint64_t digest = 0xcbf29ce484222325u, none = 0;
     for (size_t k = 0; k < sizeof number / sizeof *number; k++)
         digest = (digest ^ (uint64_t)number[k]) * 0x100000001b3u;
-    const int64_t *limit = (const int64_t *)(const void *)job->limits;
-    for (size_t k = 0; k < sizeof job->limits / sizeof *limit; k++)
-        digest = (digest ^ (uint64_t)limit[k]) * 0x100000001b3u;
     digest |= 1;
     bool first = atomic_compare_exchange_strong(&job->arena->header->layout, &none, digest);
     return first || none == digest ? SPMD_OK : SPMD_MISMATCH;

@@ -162,9 +162,17 @@ def test_no_time_no_change(cache: Path):
 
 
 @pytest.mark.slow
-def test_doctor_calibrates(cache: Path, spmd_command):
+def test_doctor_calibrates(cache: Path, built, tmp_path: Path, spmd_command):
+    """A run reads what lies where doctor has put it."""
     done = spmd_command("doctor", "--calibrate", env=NOWHERE, timeout=120)
     done.expect(0, "us, ", "noise", "kept in ")
     (file,) = cache.iterdir()
     assert set(json.loads(file.read_text())["limits"]) == set(limits.CLASSES)
     spmd_command("doctor", env=NOWHERE).expect(0, f"; from {file}")
+    out = tmp_path / "total.npy"
+    command = ["run", built(SUM), "--ranks", "5", "-o", f"total={out}"]
+    ring = total(spmd_command(*command, "--algorithm", "ring"), out)
+    limits.write(str(file), NOTHING)
+    assert total(spmd_command(*command), out) != ring
+    limits.write(str(file), RING)
+    assert total(spmd_command(*command), out) == ring

@@ -167,7 +167,7 @@ static int64_t align(int64_t bytes)
  * false: it does not fit. */
 static bool slot_fill(spmd_hosted *me, const spmd_rank *rank, const spmd_exchange *exchange)
 {
-    int64_t size = exchange->size, most = me->job->slot_bytes;
+    int64_t size = exchange->size, most = spmd_job_limits(me->job)->slot;
     int32_t *table = (int32_t *)(void *)me->slot->bytes;
     int64_t at = exchange->pieces ? align(me->team->count * (int64_t)sizeof *table) : 0;
 
@@ -201,7 +201,7 @@ static void post(spmd_hosted *me, const spmd_rank *rank, const spmd_exchange *ex
         bool fits = !is_read || slot_fill(me, rank, exchange);
         me->gives = !fits && exchange->give;
         me->in_place = !fits && !exchange->give;
-        me->slot->where = fits ? SPMD_HERE : me->gives ? SPMD_GIVEN : 0;
+        me->slot->where = fits ? SPMD_HERE : me->gives ? SPMD_GIVEN : SPMD_IN_PLACE;
         atomic_store_explicit(&me->slot->posted, me->count, memory_order_release);
         if (!me->gated)
             spmd_span_ring(me, exchange, is_read ? me->readers : me->sources);

@@ -31,9 +31,9 @@ enum spmd_job_state {
 
 enum spmd_algorithm {
     SPMD_AUTO = 0,   /* chosen by members and bytes */
-    SPMD_FLAT = 1,   /* every member combines everything itself */
-    SPMD_BLOCKS = 2, /* member k combines block k and hands it to all */
-    SPMD_RING = 3,   /* reduce-scatter and all-gather, fragments travel in both directions */
+    SPMD_FLAT = 1,   /* every member folds everything itself */
+    SPMD_BLOCKS = 2, /* member k folds block k and writes it into all results */
+    SPMD_RING = 3,   /* of long all-reduces: fragments travel in both directions; else blocks */
 };
 
 #define SPMD_EVERY_RANK -1
@@ -57,6 +57,24 @@ typedef struct spmd_processes {
     const spmd_mpi *mpi;   /* between arenas; NULL where there is only one */
 } spmd_processes;
 
+/* At which sizes data travel in another way, in bytes. 0: what this engine finds good. All that
+ * come to an exchange must have the same. */
+typedef struct spmd_limits {
+    int64_t slot;  /* up to here, and up to what a slot holds, data travel in slots */
+    int64_t fold;  /* up to here everybody folds whole vectors; beyond, a block of them */
+    int64_t share; /* from here on all move a part of a broadcast; never where crowded */
+    int64_t ring;  /* from here on an all-reduce goes round; 0: never */
+} spmd_limits;
+
+enum spmd_class {
+    SPMD_SPACIOUS = 0, /* a core for every thread of the host */
+    SPMD_CROWDED = 1,  /* threads share cores */
+};
+#define SPMD_CLASSES 2
+
+/* Puts what this engine finds good, among so many ranks of an arena, for every 0 but a ring's. */
+void spmd_limits_fill(spmd_limits *limits, int64_t ranks);
+
 /* What a job is made of. Everything is copied except the image, which must outlive the job. */
 typedef struct spmd_settings {
     const void *image;     /* its spmd_image_table */
@@ -68,11 +86,12 @@ typedef struct spmd_settings {
     int64_t threads;       /* that run them; 0: one per core, at most one per rank */
     int64_t cores;         /* usable by all processes of this host; 0: ask the system */
     int64_t strangers;     /* threads of this job on the host, in other arenas than this one */
-    int64_t algorithm;     /* enum spmd_algorithm, of all-reduce */
+    int64_t algorithm;     /* enum spmd_algorithm, of reductions */
     int64_t strict;        /* 1: every exchange begins and ends with a barrier of its members */
     void *const *library;  /* routines by logical number */
     int64_t libraries;
     const spmd_processes *processes; /* NULL: all ranks share one arena */
+    spmd_limits limits[SPMD_CLASSES]; /* by enum spmd_class */
 } spmd_settings;
 
 /* A global array in the host language's memory. Strides are bytes and may be negative or 0. */

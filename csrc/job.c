@@ -12,8 +12,10 @@
 #include <time.h>
 #include <unistd.h>
 
-#define SLOT_BYTES 4096 /* of every slot of a site, with up to so many ranks */
-#define SLOT_RANKS 64
+#define SLOT_BYTES 4096     /* at most */
+#define SLOTS_BYTES 262144  /* of all sites of a rank, about, */
+#define SLOT_RANKS 64       /* with up to so many ranks */
+#define SHARE_BYTES 65536 /* of a broadcast: it is worth two meetings */
 #define MOST_BYTES ((int64_t)1 << 56) /* beyond any machine; sums of two cannot overflow */
 
 static int64_t round_up(int64_t value, int64_t unit)
@@ -55,6 +57,10 @@ static int settings_check(const spmd_settings *settings)
                 settings->cores >= 0 && settings->strangers >= 0 &&
                 settings->algorithm >= SPMD_AUTO &&
                 settings->algorithm <= SPMD_RING && settings->libraries >= 0;
+    for (int k = 0; fits && k < SPMD_CLASSES; k++) {
+        const spmd_limits *limits = &settings->limits[k];
+        fits = limits->slot >= 0 && limits->fold >= 0 && limits->share >= 0 && limits->ring >= 0;
+    }
     for (uint32_t array = 0; fits && array < image->inputs + image->outputs; array++)
         fits = image->array_dims[array] <= SPMD_DIMS &&
                image->array_buffer[array] < image->buffers;
@@ -85,22 +91,38 @@ static int buffers_place(spmd_job *job, int64_t *buffer)
     return fits && end <= MOST_BYTES / job->world.ranks ? SPMD_OK : SPMD_NO_MEMORY;
 }
 
-/* What slots of an exchange site hold, beside their heads: with more ranks less, so that all sites
- * together take a few pages per rank. */
-static int64_t slot_bytes(int64_t ranks)
+/* What slots of an exchange site hold, beside their heads: with many sites or ranks less, so that
+ * they do not take more memory than what is exchanged. */
+static int64_t slot_bytes(int64_t ranks, int64_t sites)
 {
-    int64_t bytes = SLOT_BYTES;
-    while (ranks > SLOT_RANKS && bytes > SPMD_LINE) {
-        ranks /= 2;
+    int64_t bytes = SLOT_BYTES, all = ranks > SLOT_RANKS ? SLOTS_BYTES * SLOT_RANKS / ranks
+                                                         : SLOTS_BYTES;
+    while (bytes > SPMD_LINE && 2 * sites * bytes > all)
         bytes /= 2;
-    }
     return bytes + SPMD_LINE - (int64_t)offsetof(spmd_slot, bytes);
+}
+
+static void limits_fill(spmd_limits *limits, int64_t capacity)
+{
+    if (limits->slot == 0 || limits->slot > capacity)
+        limits->slot = capacity;
+    if (limits->fold == 0)
+        limits->fold = capacity;
+    if (limits->share == 0)
+        limits->share = SHARE_BYTES;
+}
+
+void spmd_limits_fill(spmd_limits *limits, int64_t ranks)
+{
+    limits_fill(limits, slot_bytes(ranks, 1));
 }
 
 static int arena_plan(spmd_job *job)
 {
     int64_t ranks = job->highest - job->lowest + 1, sites = job->image->sites;
-    job->slot_bytes = slot_bytes(ranks);
+    job->slot_bytes = slot_bytes(ranks, sites);
+    for (int k = 0; k < SPMD_CLASSES; k++)
+        limits_fill(&job->limits[k], job->slot_bytes);
     job->site_bytes = (int64_t)sizeof(spmd_site);
     job->site_bytes += 2 * ((int64_t)offsetof(spmd_slot, bytes) + job->slot_bytes);
     job->record_bytes = (int64_t)sizeof(spmd_record) + sites * job->site_bytes;
@@ -185,6 +207,7 @@ int spmd_job_new(const spmd_settings *settings, spmd_job **made)
     job->strangers = settings->strangers;
     job->algorithm = settings->algorithm;
     job->strict = settings->strict != 0;
+    memcpy(job->limits, settings->limits, sizeof job->limits);
     pthread_mutex_init(&job->lock, NULL);
     pthread_mutex_init(&job->mpi_lock, NULL);
     pthread_condattr_init(&monotonic);
@@ -218,11 +241,15 @@ int64_t spmd_job_threads(const spmd_job *job)
     return job->threads;
 }
 
-/* Processes that computed different sizes would read each other's memory in the wrong places. */
+/* Processes that computed different sizes would read each other's memory in the wrong places; with
+ * other limits they would wait for each other for ever. */
 static int layout_agree(spmd_job *job)
 {
+    const spmd_limits *roomy = &job->limits[SPMD_SPACIOUS], *crowded = &job->limits[SPMD_CROWDED];
     const int64_t number[] = {job->world.ranks, job->record_bytes, job->rank_bytes,
-                              job->world.size[0], job->world.size[1], job->world.size[2]};
+                              job->world.size[0], job->world.size[1], job->world.size[2],
+                              roomy->slot, roomy->fold, roomy->share, roomy->ring,
+                              crowded->slot, crowded->fold, crowded->share, crowded->ring};
     uint64_t digest = 0xcbf29ce484222325u, none = 0;
     for (size_t k = 0; k < sizeof number / sizeof *number; k++)
         digest = (digest ^ (uint64_t)number[k]) * 0x100000001b3u;

@@ -6,8 +6,8 @@
  *   wait.c        how they wait, and are woken
  *   team.c        who hosts whom, and the members of a group that share this arena
  *   exchange.c    which exchange comes to whom; barriers and permutes
- *   direct.c      inside an arena, members read each other's data
- *   reduce.c      reductions of long vectors inside an arena
+ *   direct.c      inside an arena, members read each other's data, or are given them
+ *   reduce.c      reductions, by which algorithm, and broadcasts whose work all share
  *   scan.c        prefixes over the members of several arenas
  *   between.c     collectives between arenas
  *   packet.c      data of the hosted ranks on its way between arenas
@@ -49,10 +49,11 @@ typedef struct spmd_span {
  * read the last but one. Short data travel here, beginning in the line that announces them. */
 typedef struct spmd_slot {
     _Alignas(SPMD_LINE) _Atomic uint64_t posted; /* the exchange that it is ready for */
-    int64_t where; /* SPMD_HERE, SPMD_GIVEN, or an offset in my memory: of a reduction's result */
+    int64_t where; /* SPMD_IN_PLACE, _HERE, _GIVEN; of a reduction: my result's offset */
     char bytes[];  /* job->slot_bytes of them */
 } spmd_slot;
 
+#define SPMD_IN_PLACE 0 /* where the exchange says */
 #define SPMD_HERE (-1)
 #define SPMD_GIVEN (-2) /* I write it into my readers' memory, and say so */
 
@@ -217,6 +218,7 @@ struct spmd_job {
     pthread_mutex_t mpi_lock;
     bool parted;              /* there are several arenas */
     bool crowded;             /* as this run began */
+    spmd_limits limits[SPMD_CLASSES]; /* every one put, but a ring's that is 0 */
     bool strict;              /* every exchange begins and ends with a barrier of its members */
     int64_t widest;           /* most ranks that one process hosts */
     int64_t lowest, highest;  /* ranks of this arena; others may lie between them */
@@ -256,6 +258,12 @@ void spmd_rank_fail(const spmd_rank *rank, int64_t code, const char *format, ...
 static inline bool spmd_job_aborted(const spmd_job *job)
 {
     return atomic_load_explicit(&job->arena->header->abort, memory_order_acquire) != SPMD_FINE;
+}
+
+/* Of this run. */
+static inline const spmd_limits *spmd_job_limits(const spmd_job *job)
+{
+    return &job->limits[job->crowded ? SPMD_CROWDED : SPMD_SPACIOUS];
 }
 
 /* run.c */

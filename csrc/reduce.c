@@ -7,7 +7,6 @@
 
 #include <string.h>
 
-#define SHARED_BYTES 65536 /* of a broadcast: above, it is worth two meetings */
 #define COPY_BYTES 8192
 #define DIRECT_MEMBERS 32 /* up to here everyone folds everyone's short vectors */
 
@@ -38,7 +37,8 @@ static spmd_operand own_operand(spmd_hosted *me, spmd_rank *rank, const spmd_exc
     return operand_of(me, rank, exchange, rooted ? me->sources.begin : me->team->position);
 }
 
-/* Says where my result lies, to all. */
+/* Says where my result lies, to all. Nobody reads this slot but who comes to the meetings: nobody
+ * will ask whether I have taken anything. */
 static void result_post(spmd_hosted *me, const spmd_exchange *exchange, int64_t into)
 {
     me->site->read_by[me->count & 1] = (spmd_span){0, 0};
@@ -159,7 +159,7 @@ bool spmd_shares_work(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *exc
         me->team->arenas > 1)
         return false;
     exchange->pull(rank, exchange->root, &from, &into);
-    return spmd_box_elements(&into) * exchange->size >= SHARED_BYTES &&
+    return spmd_box_elements(&into) * exchange->size >= spmd_job_limits(me->job)->share &&
            spmd_box_contiguous(&from, exchange->size) && spmd_box_contiguous(&into, exchange->size);
 }
 
@@ -254,11 +254,15 @@ static int64_t chosen(const spmd_hosted *me, const spmd_exchange *exchange, int6
 
     if (members == 1 || (exchange->flow == SPMD_TO_ROOT && me->readers.begin == me->readers.end))
         return SPMD_FLAT;
-    if (given == SPMD_RING && exchange->flow != SPMD_ALL)
+    bool circles = exchange->flow == SPMD_ALL && bytes >= members * SPMD_LINE;
+    if (given == SPMD_RING && !circles)
         return SPMD_BLOCKS;
     if (given != SPMD_AUTO)
         return given;
-    return bytes <= me->job->slot_bytes && members <= DIRECT_MEMBERS ? SPMD_FLAT : SPMD_BLOCKS;
+    const spmd_limits *limits = spmd_job_limits(me->job);
+    if (bytes <= limits->fold && members <= DIRECT_MEMBERS)
+        return SPMD_FLAT;
+    return limits->ring && bytes >= limits->ring && circles ? SPMD_RING : SPMD_BLOCKS;
 }
 
 /* true: complete among the members of my arena. */

@@ -40,19 +40,19 @@ static inline __attribute__((always_inline)) void spmd_ahead(const void *at, int
                                                                   int64_t terms, int64_t at,       \
                                                                   int64_t n)                       \
     {                                                                                              \
+        const T *first = (const T *)term->from + at;                                               \
         A total[SPMD_FOLD_BYTES / sizeof(T)];                                                      \
+        spmd_ahead(first, 0);                                                                      \
+        for (int64_t i = 0; i < n; i++)                                                            \
+            total[i] = LOAD(first[i]);                                                             \
         for (int64_t k = 0; k < terms; k++) {                                                      \
             const T *from = term[k].from;                                                          \
             T *into = term[k].into;                                                                \
-            if (from) {                                                                            \
+            if (from && k > 0) {                                                                   \
                 from += at;                                                                        \
                 spmd_ahead(from, 0);                                                               \
-                if (k == 0)                                                                        \
-                    for (int64_t i = 0; i < n; i++)                                                \
-                        total[i] = LOAD(from[i]);                                                  \
-                else                                                                               \
-                    for (int64_t i = 0; i < n; i++)                                                \
-                        total[i] = OP(total[i], LOAD(from[i]));                                    \
+                for (int64_t i = 0; i < n; i++)                                                    \
+                    total[i] = OP(total[i], LOAD(from[i]));                                        \
             }                                                                                      \
             if (into) {                                                                            \
                 into += at;                                                                        \

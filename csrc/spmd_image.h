@@ -56,7 +56,7 @@ enum spmd_flow {
 /* A fold: from the first `from` on, every further one is combined with what there is, in their
  * order; wherever a term has an `into`, what there is then is written there. */
 typedef struct spmd_term {
-    const void *from; /* n elements; NULL: nothing more to combine */
+    const void *from; /* n elements; NULL: nothing more to combine; never of the first term */
     void *into;       /* n elements; NULL: not wanted. Overlaps no `from` of a later term */
 } spmd_term;
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import sys
 from array import array
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +17,13 @@ from codegen.errors import EnvironmentFault, UsageError
 from spmd import launch, loader, sizes, timeline
 from spmd.engine import ffi, lib
 from spmd.job import Job, Setup
-from spmd.memory import available_memory
+from spmd.memory import available_memory, bytes_text
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator
+
+    from spmd.limits import Limits
 
 # Collectives whose arrays have a piece for every rank; sizes are those of a piece.
 PIECES = ("all-gather", "all-to-all", "gather", "scatter")
@@ -69,6 +72,11 @@ def main(options: argparse.Namespace, processes: launch.Processes) -> int:
         )
     if "mpi" in options.vs and processes.count == 1:
         raise UsageError("--vs mpi wants several processes", remedy="mpirun -n 4 python -m spmd …")
+    if "mpi" in options.vs and options.ranks not in (None, processes.count):
+        processes.refuse(UsageError(
+            "--vs mpi wants one rank in each process, as MPI has", found=f"--ranks {options.ranks}",
+            expected=f"--ranks {processes.count}, or none", remedy="measure them one by one",
+        ))  # fmt: skip
     return print_rows(Bench(options, processes), names, head)
 
 
@@ -83,6 +91,12 @@ def print_rows(bench: Bench, names: list[str], head: Callable[[Bench, str], str]
                 print((head(bench, name) if first else "") + line(row), flush=True)
             first = False
             rows.append(row)
+    if not rows:
+        processes.refuse(EnvironmentFault(
+            "no room for any of these sizes",
+            found=f"1/{MEMORY_SHARE} of the memory: {bytes_text(bench.room)}",
+            remedy="smaller --sizes",
+        ))  # fmt: skip
     if processes.number == 0 and options.json:
         print(json.dumps(rows, indent=1))
     if processes.number == 0 and options.plot:
@@ -98,6 +112,7 @@ class Bench:
     def __init__(self, options: argparse.Namespace, processes: launch.Processes) -> None:
         self.options, self.processes = options, processes
         self.ranks = options.ranks or processes.count
+        self.room: int = processes.from_first(available_memory) // MEMORY_SHARE
 
     def measure(self, name: str) -> Iterator[dict[str, Any]]:
         """A row for every size; empty rows in all processes but the first."""
@@ -107,27 +122,32 @@ class Bench:
             count = max(1, size // ELEMENT)
             if name == "reduce-scatter":  # equal blocks, as MPI wants them
                 count = max(1, count // self.ranks) * self.ranks
-            if self._memory(name, count) > available_memory() // MEMORY_SHARE:
+            if not self.fits(name, count):
+                if self.processes.number == 0:
+                    print(f"{name}: {size} bytes and more would take over 1/{MEMORY_SHARE} of the "
+                          "memory", file=sys.stderr)  # fmt: skip
                 return
             yield self._row(name, count)
             size = size * self.options.step if size else 1
 
-    def _memory(self, name: str, count: int) -> int:
-        """Bytes of the arrays of all ranks."""
+    def fits(self, name: str, count: int, jobs: int = 1) -> bool:
+        """Whether there is memory for the arrays of all ranks, in so many jobs at once."""
         pieces = self.ranks if name in PIECES else 1
-        return 6 * count * ELEMENT * pieces * self.ranks
+        need = 6 * count * ELEMENT * pieces * self.ranks * jobs
+        return need <= self.room
 
     def _row(self, name: str, count: int) -> dict[str, Any]:
         turns = turns_of(name, count, self.ranks)
         ours: list[list[list[int]]] = []
         wrong = 0
-        with self._job(name, count, turns) as job:
+        data = self.processes.from_first(lambda: built(name, count))
+        with self.job(data, turns) as job:
             job.keep_times(len(job.manifest["operations"]), 16 * turns)
             peers = self._peers(name, count)
             theirs: dict[str, list[list[list[int]]]] = {label: [] for label in peers}
             theirs_wrong = dict.fromkeys(peers, 0)
             for batch in range(self.options.rounds + 1):  # the first one warms up
-                times, bad = self._ours(job, name)
+                times, bad = self.ours(job)
                 wrong += bad
                 ours += [times] if batch else []
                 for label, peer in peers.items():
@@ -164,8 +184,8 @@ class Bench:
             peers["floor"] = Floor(name, self.processes, self.ranks, count)
         return peers
 
-    def _job(self, name: str, count: int, turns: int) -> Job:
-        data = self.processes.from_first(lambda: _built(name, count))
+    def job(self, data: bytes, turns: int, limits: Limits | None = None) -> Job:
+        """An image of `built`, loaded. limits: instead of those kept for this machine."""
         checked = self.processes.together(lambda: loader.check(data), shared=False)
         scalars = {"turns": turns}
 
@@ -176,6 +196,8 @@ class Bench:
 
         met = self.processes.meet(prepare)
         hosts = launch.agree(self.processes, met, self.options.transport)
+        if limits is not None:
+            hosts.limits = limits
         setup = self._setup(checked.manifest, scalars, hosts)
         return Job(checked, setup, self.processes, self.options.time_limit)
 
@@ -183,7 +205,7 @@ class Bench:
         return Setup(manifest, self.processes, self.bound, scalars, self.options.threads, hosts,
                      self.options.algorithm, self.options.barrier)  # fmt: skip
 
-    def _ours(self, job: Job, name: str) -> tuple[list[list[int]], int]:
+    def ours(self, job: Job) -> tuple[list[list[int]], int]:
         """Nanoseconds of every turn, by rank, and how much was wrong; in the first process."""
         self.processes.together(job.run)
         _, operation, _ = (row["number"] for row in job.manifest["operations"]
@@ -226,7 +248,7 @@ class Peer:
         })  # fmt: skip
 
     def turns(self, count: int) -> tuple[list[list[int]], int]:
-        """As Bench._ours."""
+        """As Bench.ours."""
         times = array("q", bytes(8 * count))
         wrong = lib.spmd_mpi_measure(self.given, count, ffi.from_buffer("int64_t[]", times))
         met = self.processes.to_first((times.tolist(), wrong))
@@ -235,7 +257,7 @@ class Peer:
         return [own for own, _ in met], sum(bad for _, bad in met)
 
 
-def _built(name: str, count: int) -> bytes:
+def built(name: str, count: int) -> bytes:
     from spmd import source
     from spmd.bench_programs import PROGRAMS
 

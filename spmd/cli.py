@@ -113,7 +113,16 @@ def _sizes(text: str) -> tuple[int, int]:
         raise argparse.ArgumentTypeError(f"{text!r} is no range of sizes, as 8-16m")
     low, low_unit, high, high_unit = found.groups()
     least = max(1, int(low) * units[low_unit])
-    return least, int(high) * units[high_unit] if high else least
+    most = int(high) * units[high_unit] if high else least
+    if most < least:
+        raise argparse.ArgumentTypeError(f"{text!r}: the second size is the larger one")
+    return least, most
+
+
+def _factor(text: str) -> int:
+    if not _is_number(text) or int(text) < 2:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 2")
+    return int(text)
 
 
 def _peers(text: str) -> list[str]:
@@ -192,6 +201,9 @@ def _show_options(show: Parser) -> None:
 
 def _doctor_options(doctor: Parser) -> None:
     doctor.add_argument("--ranks", metavar="N", type=_count, help="how many are meant")
+    doctor.add_argument("--calibrate", action="store_true",
+                        help="measure at which sizes data should travel in another way, and keep "
+                        "it for this machine: up to 20 seconds")  # fmt: skip
     doctor.add_argument("--json", action="store_true", help="the same, for programs to read")
 
 
@@ -201,8 +213,8 @@ def _bench_options(bench: Parser) -> None:
                        "minimal C, and what that is made of")  # fmt: skip
     bench.add_argument("--sizes", metavar="N-M", type=_sizes, default=(8, 16 << 20),
                        help="bytes of a rank's operand, also 4k, 16m; default: 8-16m")
-    bench.add_argument("--step", metavar="K", type=_count, default=8,
-                       help="from one size to the next; default: 8")  # fmt: skip
+    bench.add_argument("--step", metavar="K", type=_factor, default=8,
+                       help="times which a size is the next one; default: 8")  # fmt: skip
     bench.add_argument("--vs", metavar="mpi|floor", type=_peers, action="extend", default=[],
                        help="MPI's own, or minimal C, in the same processes, in turn; also both")
     bench.add_argument("--rounds", metavar="N", type=_count, default=5, help="default: 5")
@@ -266,7 +278,7 @@ def _add_mesh(command: argparse.ArgumentParser) -> None:
 def _add_how(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--algorithm", choices=("auto", "flat", "blocks", "ring"), default="auto",
-        help="of all-reduce; ring: fragments travel in both directions",
+        help="of reductions; ring, of long all-reduces: fragments travel in both directions",
     )  # fmt: skip
     command.add_argument(
         "--barrier", choices=("auto", "strict"), default="auto",
@@ -459,4 +471,4 @@ def _bench(options: argparse.Namespace, processes: launch.Processes) -> int:
 def _doctor(options: argparse.Namespace, _: launch.Processes) -> int:
     from spmd import doctor
 
-    return doctor.main(options.ranks, options.json)
+    return doctor.main(options.ranks, options.json, options.calibrate)

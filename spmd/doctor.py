@@ -2,7 +2,7 @@
 
 In: how many ranks are meant. Out: a table for people or JSON, and an exit code for scripts: 69 when
 something is missing that builds or runs need. What only mpirun needs is a warning.
-Always holds: nothing is changed; every program that is tried has a time limit.
+Always holds: nothing is changed, but by --calibrate; every program that is tried has a time limit.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class Check:
     remedy: str = ""
 
 
-def main(ranks: int | None, as_json: bool) -> int:
+def main(ranks: int | None, as_json: bool, calibrate: bool = False) -> int:
     """Prints what was found; returns 0 or 69. Under a launcher the first process speaks for all."""
     if launcher()[0]:
         return 0
-    checks = [check for group in _groups(ranks) for check in group()]
+    checks = [check for group in _groups(ranks, calibrate) for check in group()]
     code = EXIT_ENVIRONMENT if any(c.state == MISSING for c in checks) else 0
     if as_json:
         print(json.dumps({"exit_code": code, "checks": [asdict(c) for c in checks]}, indent=1))
@@ -65,10 +65,11 @@ def table(checks: list[Check]) -> str:
     return "\n".join(lines)
 
 
-def _groups(ranks: int | None) -> list[Callable[[], Iterator[Check]]]:
+def _groups(ranks: int | None, calibrate: bool) -> list[Callable[[], Iterator[Check]]]:
     from spmd import doctor_mpi
 
-    return [software, doctor_mpi.checks, lambda: machine(ranks)]
+    groups = [software, doctor_mpi.checks, lambda: machine(ranks)]
+    return [*groups, calibration, exchange] if calibrate else [*groups, exchange]
 
 
 # ---- what is installed ---------------------------------------------------------------------------
@@ -269,3 +270,66 @@ def _limits() -> Check:
         return Check("limits", WARNING, "; ".join(parts),
                      "ulimit -v unlimited: ranks map all memory of a job")  # fmt: skip
     return Check("limits", OK, "; ".join(parts))
+
+
+# ---- at which sizes data travel in another way ---------------------------------------------------
+
+
+def calibration() -> Iterator[Check]:
+    """Measures, and keeps what was found; a row for every comparison."""
+    name = "calibration"
+    try:
+        from spmd import limits
+        from spmd.calibrate import Calibration
+    except ImportError as error:
+        yield Check(name, WARNING, f"not without the engine: {error}")
+        return
+    print("spmd: measuring, for up to 20 seconds", file=sys.stderr)
+    work = Calibration()
+    try:
+        for text in work.measure():
+            yield Check(name, OK, text)
+    except (SpmdError, OSError) as error:
+        yield Check(name, WARNING, f"not measured: {getattr(error, 'message', error)}",
+                    getattr(error, "remedy", ""))  # fmt: skip
+        return
+    if work.missed:
+        yield Check(name, WARNING, f"no time or memory for {work.missed} comparisons: what they "
+                    "are for stays", "again, when the machine has nothing else to do")  # fmt: skip
+    path = limits.place()
+    if not path:
+        yield Check(name, WARNING, "not kept: there is no place for it", f"{limits.CHOSEN}=FILE")
+        return
+    try:
+        limits.write(path, work.limits)
+    except OSError as error:
+        yield Check(name, WARNING, f"not kept: {path}: {error.strerror}", f"{limits.CHOSEN}=FILE")
+    else:
+        yield Check(name, OK, f"kept in {path}")
+
+
+def exchange() -> Iterator[Check]:
+    """The limits in use, and where they come from."""
+    try:
+        from spmd import limits
+        from spmd.engine import ffi, lib
+    except ImportError:
+        return
+    found = limits.find()
+    kinds = []
+    for row in limits.rows(found.limits):
+        filled = ffi.new("spmd_limits *", row)
+        lib.spmd_limits_fill(filled, 1)
+        ring = f"ring from {filled.ring}" if filled.ring else "no ring"
+        kinds.append((f"slots to {filled.slot} bytes, folded whole to {filled.fold}, {ring}",
+                      f", broadcasts shared from {filled.share}"))  # fmt: skip
+    (roomy, share), (crowded, _) = kinds
+    text = roomy + share + (f"; where threads share cores: {crowded}" if crowded != roomy else "")
+    remedy = "python -m spmd doctor --calibrate"
+    if found.limits:
+        yield Check("exchange", OK, f"{text}; from {found.path}")
+    elif found.fault:
+        yield Check("exchange", WARNING, f"{text}; {found.path} is ignored: {found.fault}", remedy)
+    else:
+        why = "calibration is off" if os.environ.get(limits.CHOSEN) == "off" else "not calibrated"
+        yield Check("exchange", OK, f"{text}; defaults, {why}")

@@ -12,7 +12,7 @@ import sys
 
 from codegen.errors import EXIT_PEER, EnvironmentFault, InternalError, SpmdError, VersionError
 from codegen.manifest import evaluate
-from spmd import launch, loader
+from spmd import launch, limits, loader
 from spmd.arguments import scalar_words
 from spmd.engine import ffi, lib
 from spmd.memory import available_memory, bytes_text
@@ -205,6 +205,7 @@ class Job:
                 "library": routines,
                 "libraries": len(self.image.library),
                 "processes": processes[0],
+                "limits": limits.rows(hosts.limits),
             },
         )
         made = ffi.new("spmd_job **")

@@ -11,6 +11,7 @@ import os
 import sys
 
 from codegen.errors import AgreementError, EnvironmentFault, MeshError, SpmdError
+from spmd import limits
 from spmd.launchers import launcher as launcher  # for those who ask about processes here
 from spmd.launchers import library, unname_memory, world
 
@@ -229,6 +230,7 @@ def mine(digest: str, settings: dict[str, Any], first: int, count: int) -> dict[
         "host": os.uname().nodename,
         "place": place(),
         "cores": tuple(os.sched_getaffinity(0)),
+        "limits": limits.in_use() if first == 0 else None,  # process 0's count
     }
 
 
@@ -249,7 +251,7 @@ class Hosts:
 
     names: of their hosts; hosts: their numbers. arenas: the number of the arena whose memory each
     of them shares. first: rank of each, and behind the last one the number of ranks. cores: usable
-    on this process's host.
+    on this process's host. limits: process 0's, of spmd.limits.
     """
 
     def __init__(
@@ -271,6 +273,7 @@ class Hosts:
         self.first = [theirs["ranks"].start for theirs in everyones] + [everyones[-1]["ranks"].stop]
         mine = everyones[number]["place"]  # pretended hosts share what cores there are
         self.here = [k for k, theirs in enumerate(everyones) if theirs["place"] == mine]
+        self.limits = everyones[0]["limits"]
         self.cores = len({core for k in self.here for core in everyones[k]["cores"]})
 
     @property

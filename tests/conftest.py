@@ -241,9 +241,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Profiles of hypothesis: short by default, `--hypothesis-profile=long` for `make random`.
 
-    Ctrl-C means what it means at a terminal, wherever the tests are started.
+    Ctrl-C means what it means at a terminal, wherever the tests are started. What this machine was
+    calibrated to is left out.
     """
     from hypothesis import HealthCheck, Phase, settings
+
+    os.environ["SPMD_CALIBRATION"] = "off"
 
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # as shells start what runs in the background; the programs under test would inherit it

@@ -79,6 +79,7 @@ class Job:
         seed: int = 0,
         algorithm: str = "auto",
         strict: bool = False,
+        limits: dict[str, int] | None = None,
         first: int = 0,
         count: int | None = None,
         shared: bool = False,
@@ -106,6 +107,7 @@ class Job:
                 "algorithm": ALGORITHMS[algorithm],
                 "strict": strict,
                 "processes": processes,
+                "limits": [limits or {}] * 2,
             },
         )
         made, mapped = ffi.new("spmd_job **"), ffi.new("spmd_arena **")

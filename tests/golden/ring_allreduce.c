@@ -2,9 +2,10 @@
  * How to read it: step() is the program of one rank. It calls compute phases, which know no rank:
  * extents and offsets are handed to them. It starts exchange K by exchange_K() and returns; when
  * that is complete the engine calls step() again, which goes on at r->pc. The engine asks pull_K()
- * what this rank copies, and to where, from the member that sends to it; and send_K() what this
- * rank holds ready for others. Both answer in boxes: an offset into a rank's memory, and for each
- * dim how many elements there are, and how many bytes from one to the next.
+ * what this rank copies, and to where, from the member that sends to it; send_K() what this rank
+ * holds ready for others; and give_K() where that may be written as well. All answer in boxes: an
+ * offset into a rank's memory, and for each dim how many elements there are, and how many bytes
+ * from one to the next. A flow says which members a member reads.
  */
 
 #include "spmd_image.h"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import spmd
@@ -46,3 +47,43 @@ def test_on_every_transport(mpirun) -> None:
     lines = done.expect(0).out.splitlines()
     runs = sum(min(len(dtypes), 2) for _, _, dtypes in CASES.values()) * 4 * 2
     assert lines == [f"right {runs}"], done.out
+
+
+DTYPES = ("bool", "uint16", "int64", "float16", "bfloat16", "float32", "complex128")
+
+
+@spmd.program(mesh=("r",))
+def long_and_short():
+    """Element types of every kind and size, in slots and where they lie, by all collectives."""
+
+    @spmd.shard_map(mesh="r", out_layouts=(("r",),) * (2 * len(DTYPES)))
+    def local():
+        i, n = spmd.axis_index("r"), spmd.axis_size("r")
+        out = []
+        for length in (5, 6000):
+            for dtype in DTYPES:
+                x = ((spmd.arange(length) + i) % 2).astype(dtype)
+                parts = (
+                    spmd.psum(x, "r"), spmd.pscan(x, "r", "max"), spmd.preduce(x, "r", root=n - 1),
+                    spmd.psum_scatter(x, "r", tiled=True), spmd.all_gather(x, "r", tiled=True),
+                    spmd.pgather(x, "r", root=n - 1, tiled=True), spmd.pexscan(x, "r"),
+                    spmd.pbroadcast(x, "r", root=n - 1), spmd.all_to_all(x, "r", 0, 0, tiled=True),
+                )  # fmt: skip
+                weight = 1
+                total = 0.0
+                for part in parts:
+                    near = part.real if dtype.startswith("complex") else part
+                    near = near.astype(np.float64)
+                    total = total + weight * np.sum(near * (1 + spmd.arange(near.shape[0]) % 5))
+                    weight += 1
+                out.append(np.reshape(total, (1,)))
+        return tuple(out)
+
+    return dict(zip([f"{d} {n}" for n in (5, 6000) for d in DTYPES], local()))
+
+
+def test_element_types_short_and_long() -> None:
+    image = spmd.build(long_and_short)
+    for ranks, options in ((3, {}), (4, {"threads": 2, "algorithm": "ring"}), (9, {"threads": 2})):
+        wanted = long_and_short.eager(mesh={"r": ranks})
+        assert difference(image.run(ranks=ranks, **options), wanted) == "", (ranks, options)

@@ -47,8 +47,8 @@ OURS = {
     "codegen", "codegen.elf", "codegen.errors", "codegen.manifest", "codegen.target",
     "spmd", "spmd.arguments", "spmd.cli", "spmd.engine", "spmd.engine._engine",
     "spmd.engine._engine.lib", "spmd.job",
-    "spmd.launch", "spmd.launchers", "spmd.loader", "spmd.memory", "spmd.npy", "spmd.report",
-    "spmd.patience", "spmd.run", "spmd.sizes", "spmd.watch",
+    "spmd.launch", "spmd.launchers", "spmd.limits", "spmd.loader", "spmd.memory", "spmd.npy",
+    "spmd.report", "spmd.patience", "spmd.run", "spmd.sizes", "spmd.watch",
 }  # fmt: skip
 THEIRS = {
     "__future__", "_cffi_backend", "_json", "_locale", "_sha2", "_sha256", "_sha512", "argparse",

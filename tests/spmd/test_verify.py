@@ -108,13 +108,14 @@ def test_a_permute_that_does_not_match(built, spmd_command, tmp_path, change, te
     )
 
 
-@pytest.mark.parametrize(("box", "text"), [
-    ("into", "exchange "), ("give", "both name one place for it"),
+@pytest.mark.parametrize(("box", "offset", "text"), [
+    ("into", -1, "box 'into' within"), ("give", -1, "box 'give' within"),
+    ("give", 0, "both name one place for it"),
 ])  # fmt: skip
-def test_a_gather_that_does_not_match(built, spmd_command, tmp_path, box, text):
+def test_a_gather_that_does_not_match(built, spmd_command, tmp_path, box, offset, text):
     def change(notes):
         row = next(row for row in notes["exchanges"] if row["kind"] == "all_gather")
-        row[box]["offset"] = ["-", row[box]["offset"], 1]
+        row[box]["offset"] = offset
 
     spmd_command("verify", edited(built(HALO), tmp_path, change)).expect(65, "all_gather", text)
 

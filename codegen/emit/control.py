@@ -62,7 +62,7 @@ class ControlWriter:
         self.in_step = True  # where counters move, and cannot be copied to locals
         self.phases: list[str] = []
         self.exchanges: list[str] = []
-        self.combines: dict[tuple[str, DType], str] = {}
+        self.fold_names: dict[tuple[str, DType], str] = {}
         self.operations: list[tuple[str, Step]] = []
         self.counters: dict[Sym, int] = {}
         self.out: list[str] = []
@@ -353,7 +353,7 @@ class ControlWriter:
             asked = f"exchange {x.site}, asked by the engine"
             out += [comment(f"{asked}: what of mine may be written to `member`", *place), give]
         lines.append(f"x->give = {f'give_{x.site}' if x.give_into is not None else '0'};")
-        lines.append(f"x->fold = {self.folds(x)};")
+        lines.append(f"x->fold = {self.fold_of(x)};")
         lines.append("r->stage = 0;")
         lines = ["    " + ln for ln in ["spmd_exchange *const x = &r->exchange;", *lines]]
         body = "\n".join(self.with_locals(lines))
@@ -433,11 +433,11 @@ class ControlWriter:
         head = f"static void {name}(const spmd_rank *r, int64_t member, spmd_box *from{into})"
         return head + "\n{\n" + "\n".join(lines) + "\n}\n"
 
-    def folds(self, x: Exchange) -> str:
+    def fold_of(self, x: Exchange) -> str:
         if not x.fn or x.dtype is None:
             return "0"
         name = f"{x.fn}_{x.dtype.name}"
-        self.combines[(x.fn, x.dtype)] = name
+        self.fold_names[(x.fn, x.dtype)] = name
         return f"fold_{name}[r->engine->vectors]"
 
 

@@ -81,7 +81,7 @@ def emit(plan: Plan) -> Source:
             "    memcpy(&value, &r->world->scalar[number], sizeof value);\n"
             "    return value;\n}\n"
         )
-    parts += [_fold(fn, dtype, name) for (fn, dtype), name in control.combines.items()]
+    parts += [_fold(fn, dtype, name) for (fn, dtype), name in control.fold_names.items()]
     parts += control.phases
     parts += control.exchanges
     parts.append("/* the program of one rank */\n" + step)
@@ -164,7 +164,7 @@ def _fold(fn: str, dtype: DType, name: str) -> str:
     half = c.startswith("spmd_")
     load, store = (f"{c}_load", f"{c}_store") if half else ("SPMD_AS_IS", "SPMD_AS_IS")
     return (
-        f"/* how ranks' {dtype.name} are combined */\n"
+        f"/* how ranks' {dtype.name} are folded */\n"
         f"static inline {compute} {name}({compute} a, {compute} b)\n{{\n"
         f"    return {combined(fn, dtype, single('a'), single('b'))[0]};\n}}\n"
         f"SPMD_FOLD(fold_{name}, {c}, {compute}, {name}, {load}, {store})\n"

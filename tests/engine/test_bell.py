@@ -65,7 +65,7 @@ class Model:
     def _done(self, state: State, k: int, thread: Thread) -> Iterator[State]:
         yield from ()
 
-    # ---- who lets the sleeper go on: spmd_rank_ring
+    # ---- who lets the sleeper go on: spmd_span_ring
 
     def _post(self, state: State, k: int, thread: Thread) -> Iterator[State]:
         if not thread.buffer:  # an atomic addition

@@ -52,14 +52,14 @@ static inline double spmd_scalar_f64(const spmd_rank *r, int number)
     return value;
 }
 
-/* how ranks' float64 are combined */
+/* how ranks' float64 are folded */
 static inline double add_float64(double a, double b)
 {
     return a + b;
 }
 SPMD_FOLD(fold_add_float64, double, double, add_float64, SPMD_AS_IS, SPMD_AS_IS)
 
-/* how ranks' float64 are combined */
+/* how ranks' float64 are folded */
 static inline double max_float64(double a, double b)
 {
     return spmd_maximum_f64(a, b);

@@ -41,7 +41,7 @@ static spmd_arena *arena_allocate(int64_t bytes)
 {
     spmd_arena *arena = calloc(1, sizeof *arena);
     if (arena) {
-        arena->bytes = (bytes + SPMD_PAGE - 1) / SPMD_PAGE * SPMD_PAGE;
+        arena->bytes = spmd_round_up(bytes, SPMD_PAGE);
         arena->fd = -1;
     }
     return arena;

@@ -11,7 +11,6 @@
 
 #define GATE_MEMBERS 8   /* above, one counter is cheaper than a look at everybody */
 #define ELEMENT_BYTES 16 /* the largest */
-#define GIVE_BYTES 8192
 
 /* ---- the words of the members --------------------------------------------------------------- */
 
@@ -150,6 +149,12 @@ void spmd_flow_find(spmd_hosted *me, const spmd_exchange *exchange)
     }
 }
 
+/* So nobody is two exchanges ahead of anybody, whoever asks or not. */
+static bool all_read_all(const spmd_exchange *exchange)
+{
+    return exchange->kind != SPMD_PERMUTE && exchange->flow == SPMD_ALL;
+}
+
 static bool reads_others(const spmd_hosted *me, spmd_span span)
 {
     int64_t own = me->team->position, count = span.end - span.begin;
@@ -158,18 +163,14 @@ static bool reads_others(const spmd_hosted *me, spmd_span span)
 
 /* ---- posting -------------------------------------------------------------------------------- */
 
-static int64_t align(int64_t bytes)
-{
-    return (bytes + ELEMENT_BYTES - 1) / ELEMENT_BYTES * ELEMENT_BYTES;
-}
-
 /* What my readers read, one after the other in my slot; pieces behind a table of where they begin.
  * false: it does not fit. */
 static bool slot_fill(spmd_hosted *me, const spmd_rank *rank, const spmd_exchange *exchange)
 {
     int64_t size = exchange->size, most = spmd_job_limits(me->job)->slot;
     int32_t *table = (int32_t *)(void *)me->slot->bytes;
-    int64_t at = exchange->pieces ? align(me->team->count * (int64_t)sizeof *table) : 0;
+    int64_t table_bytes = me->team->count * (int64_t)sizeof *table;
+    int64_t at = exchange->pieces ? spmd_round_up(table_bytes, ELEMENT_BYTES) : 0;
 
     for (int64_t place = me->readers.begin; place < me->readers.end; place++) {
         spmd_box box;
@@ -184,7 +185,7 @@ static bool slot_fill(spmd_hosted *me, const spmd_rank *rank, const spmd_exchang
         spmd_box_pack(me->slot->bytes + at, rank->memory, &box, size);
         if (!exchange->pieces)
             break;
-        at = align(at + bytes);
+        at = spmd_round_up(at + bytes, ELEMENT_BYTES);
     }
     return true;
 }
@@ -192,11 +193,10 @@ static bool slot_fill(spmd_hosted *me, const spmd_rank *rank, const spmd_exchang
 /* Where everybody gives, all post: a post says too that my result may be written now. */
 static void post(spmd_hosted *me, const spmd_rank *rank, const spmd_exchange *exchange)
 {
-    bool reads_all = exchange->kind != SPMD_PERMUTE && exchange->flow == SPMD_ALL;
     bool is_read = reads_others(me, me->readers);
 
     me->in_place = me->theirs_in_place = me->gives = me->theirs_given = false;
-    me->site->read_by[me->count & 1] = reads_all ? (spmd_span){0, 0} : me->readers;
+    me->site->read_by[me->count & 1] = all_read_all(exchange) ? (spmd_span){0, 0} : me->readers;
     if (is_read || (exchange->give && reads_others(me, me->sources))) {
         bool fits = !is_read || slot_fill(me, rank, exchange);
         me->gives = !fits && exchange->give;
@@ -216,20 +216,19 @@ static void post(spmd_hosted *me, const spmd_rank *rank, const spmd_exchange *ex
  * the first-level cache. */
 static void give(const spmd_hosted *me, spmd_rank *rank, const spmd_exchange *exchange)
 {
-    int64_t count = me->readers.end - me->readers.begin, own = me->team->position;
-    int64_t first = own >= me->readers.begin && own < me->readers.end ? own - me->readers.begin : 0;
+    int64_t count = me->readers.end - me->readers.begin;
     int64_t size = exchange->size, bytes = 0;
 
-    for (int64_t at = 0; at == 0 || at < bytes; at += GIVE_BYTES)
+    for (int64_t at = 0; at == 0 || at < bytes; at += SPMD_COPY_BYTES)
         for (int64_t k = 0; k < count; k++) {
-            int64_t place = me->readers.begin + (first + k) % count;
+            int64_t place = spmd_span_place(me->readers, me->team->position, k);
             char *memory = spmd_place_memory(me, exchange, place);
             spmd_box from, into;
             exchange->give(rank, spmd_team_member(me->team, place), &from, &into);
             bytes = spmd_box_elements(&from) * size;
             if (spmd_box_contiguous(&from, size) && spmd_box_contiguous(&into, size))
                 spmd_run_copy(memory + into.offset + at, rank->memory + from.offset + at,
-                              bytes - at < GIVE_BYTES ? bytes - at : GIVE_BYTES);
+                              spmd_least(bytes - at, SPMD_COPY_BYTES));
             else if (at == 0)
                 spmd_box_copy(memory, &into, rank->memory, &from, size);
         }
@@ -316,13 +315,12 @@ static void fold_all(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *exch
 static bool sources_take(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *exchange)
 {
     int64_t count = me->sources.end - me->sources.begin, own = me->team->position;
-    int64_t first = own >= me->sources.begin && own < me->sources.end ? own - me->sources.begin : 0;
     bool folds = exchange->fold != NULL;
 
     if (me->gated && me->next == 0 && !spmd_team_passed(me, exchange))
         return false;
     for (; me->next < count; me->next++) {
-        int64_t place = me->sources.begin + (first + me->next) % count;
+        int64_t place = spmd_span_place(me->sources, own, me->next);
         if (!me->gated && place != own && !has_posted(me, exchange, place))
             return false;
         if (!folds && !copy_from(me, rank, exchange, place))
@@ -345,7 +343,7 @@ static void taken(spmd_hosted *me, const spmd_exchange *exchange)
     atomic_store_explicit(&me->site->taken, me->count, memory_order_release);
     if (meets_again(me))
         spmd_team_arrive(me, exchange);
-    else if (me->theirs_in_place || exchange->kind == SPMD_PERMUTE || exchange->flow != SPMD_ALL)
+    else if (me->theirs_in_place || !all_read_all(exchange))
         spmd_span_ring(me, exchange, me->sources);
 }
 

@@ -83,6 +83,7 @@ static int barrier(spmd_hosted *me, spmd_rank *rank, spmd_exchange *exchange)
     return spmd_team_passed(me, exchange);
 }
 
+/* Boxes that are copied, or folded, as they come. */
 static int pull(spmd_hosted *me, spmd_rank *rank, spmd_exchange *exchange)
 {
     if (rank->stage == SPMD_BEGUN)
@@ -332,7 +333,7 @@ static int one_kind(spmd_hosted *me, spmd_rank *rank, spmd_exchange *exchange)
     static const spmd_advance kind[] = {
         [SPMD_PERMUTE] = permute,    [SPMD_BARRIER] = barrier,
         [SPMD_PULL] = pull,          [SPMD_REDUCE] = spmd_reduce,
-        [SPMD_REDUCE_SCATTER] = spmd_reduce_scatter,
+        [SPMD_REDUCE_SCATTER] = pull,
     };
     assert(exchange->kind < sizeof kind / sizeof *kind && "an exchange has a known kind");
     return kind[exchange->kind](me, rank, exchange);

@@ -78,7 +78,7 @@ static int64_t room_bytes(const spmd_floor *floor)
 
 static int64_t pages(int64_t bytes)
 {
-    return (bytes + SPMD_PAGE - 1) / SPMD_PAGE * SPMD_PAGE;
+    return spmd_round_up(bytes, SPMD_PAGE);
 }
 
 static int64_t rank_bytes(const spmd_floor *floor)

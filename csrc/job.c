@@ -18,11 +18,6 @@
 #define SHARE_BYTES 65536 /* of a broadcast: it is worth two meetings */
 #define MOST_BYTES ((int64_t)1 << 56) /* beyond any machine; sums of two cannot overflow */
 
-static int64_t round_up(int64_t value, int64_t unit)
-{
-    return (value + unit - 1) / unit * unit;
-}
-
 const char *spmd_status_text(int status)
 {
     static const char *const text[] = {
@@ -82,11 +77,11 @@ static int buffers_place(spmd_job *job, int64_t *buffer)
     for (uint32_t k = 0; fits && k < buffers; k++) {
         fits = bytes[k] >= 0 && bytes[k] < MOST_BYTES && end < MOST_BYTES;
         buffer[k] = end;
-        end = fits ? end + round_up(bytes[k], SPMD_LINE) : end;
+        end = fits ? end + spmd_round_up(bytes[k], SPMD_LINE) : end;
     }
     free(bytes);
     if (end >= SPMD_PAGE)
-        end = round_up(end, SPMD_PAGE) + 5 * SPMD_LINE;
+        end = spmd_round_up(end, SPMD_PAGE) + 5 * SPMD_LINE;
     job->rank_bytes = end;
     return fits && end <= MOST_BYTES / job->world.ranks ? SPMD_OK : SPMD_NO_MEMORY;
 }
@@ -126,12 +121,12 @@ static int arena_plan(spmd_job *job)
     job->site_bytes = (int64_t)sizeof(spmd_site);
     job->site_bytes += 2 * ((int64_t)offsetof(spmd_slot, bytes) + job->slot_bytes);
     job->record_bytes = (int64_t)sizeof(spmd_record) + sites * job->site_bytes;
-    job->record_bytes = round_up(job->record_bytes, 2 * SPMD_LINE);
+    job->record_bytes = spmd_round_up(job->record_bytes, 2 * SPMD_LINE);
     if (job->record_bytes > MOST_BYTES / ranks)
         return SPMD_NO_MEMORY;
-    job->records_at = round_up((int64_t)sizeof(spmd_header), SPMD_PAGE);
-    job->memory_at = round_up(job->records_at + ranks * job->record_bytes, SPMD_PAGE);
-    job->arena_bytes = round_up(job->memory_at + ranks * job->rank_bytes, SPMD_PAGE);
+    job->records_at = spmd_round_up((int64_t)sizeof(spmd_header), SPMD_PAGE);
+    job->memory_at = spmd_round_up(job->records_at + ranks * job->record_bytes, SPMD_PAGE);
+    job->arena_bytes = spmd_round_up(job->memory_at + ranks * job->rank_bytes, SPMD_PAGE);
     return SPMD_OK;
 }
 
@@ -284,7 +279,7 @@ static void rank_load(spmd_job *job, int64_t k, int64_t *words)
 static int ranks_load(spmd_job *job)
 {
     const spmd_image *image = job->image;
-    int64_t words = round_up((int64_t)image->at_load + image->counters + 1, SPMD_LINE / 8);
+    int64_t words = spmd_round_up((int64_t)image->at_load + image->counters + 1, SPMD_LINE / 8);
 
     int status = spmd_pages_take((char *)spmd_job_record(job, job->first),
                                  job->count * job->record_bytes);

@@ -39,11 +39,29 @@
 
 #define SPMD_LINE 64         /* bytes that move between cores as one */
 #define SPMD_PAGE 4096
+#define SPMD_COPY_BYTES 8192 /* written to several places one after the other, from the cache */
+
+static inline int64_t spmd_least(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+static inline int64_t spmd_round_up(int64_t value, int64_t unit)
+{
+    return (value + unit - 1) / unit * unit;
+}
 
 /* Some members of a team, by their places in it. */
 typedef struct spmd_span {
     int64_t begin, end;
 } spmd_span;
+
+/* The k-th of them, going round from `own` on where that is one of them: not all begin alike. */
+static inline int64_t spmd_span_place(spmd_span span, int64_t own, int64_t k)
+{
+    int64_t first = own >= span.begin && own < span.end ? own - span.begin : 0;
+    return span.begin + (first + k) % (span.end - span.begin);
+}
 
 /* What a rank holds ready at an exchange site. It has two of these, in turn: a member may still
  * read the last but one. Short data travel here, beginning in the line that announces them. */
@@ -342,7 +360,6 @@ bool spmd_direct(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *exchange
 bool spmd_shares_work(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *exchange);
 bool spmd_blocks(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *exchange);
 int spmd_reduce(spmd_hosted *me, spmd_rank *rank, spmd_exchange *exchange);
-int spmd_reduce_scatter(spmd_hosted *me, spmd_rank *rank, spmd_exchange *exchange);
 
 /* scan.c */
 int spmd_scan(spmd_hosted *me, spmd_rank *rank, spmd_exchange *exchange);

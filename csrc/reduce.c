@@ -1,19 +1,13 @@
 /* Reductions: all-reduce, reduce and prefixes of contiguous vectors, by the flow of the exchange;
- * reduce-scatter; and broadcasts whose work all share. Inside an arena by one of the algorithms
- * below; then, where there are several arenas, among the leaders, who hand the result on. Whatever
- * the algorithm, every member ends with the same bits: an element is folded once, or by everybody
- * in the order of the members. */
+ * and broadcasts whose work all share. Inside an arena by one of the algorithms below; then, where
+ * there are several arenas, among the leaders, who hand the result on. Whatever the algorithm,
+ * every member ends with the same bits: an element is folded once, or by everybody in the order of
+ * the members. */
 #include "parts.h"
 
 #include <string.h>
 
-#define COPY_BYTES 8192
 #define DIRECT_MEMBERS 32 /* up to here everyone folds everyone's short vectors */
-
-static int64_t least(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
 
 /* The contiguous operand and result of a member, as it sees them. */
 typedef struct spmd_operand {
@@ -107,11 +101,11 @@ static void block_copy(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *ex
     int64_t from = own_operand(me, rank, exchange).from, size = exchange->size;
     const char *root = spmd_place_memory(me, exchange, me->sources.begin) + from;
 
-    for (int64_t at = begin * size; at < end * size; at += COPY_BYTES)
+    for (int64_t at = begin * size; at < end * size; at += SPMD_COPY_BYTES)
         for (int64_t k = 0; k < me->team->count; k++) {
             int64_t place = (me->team->position + k) % me->team->count;
             spmd_run_copy(result_at(me, exchange, place) + at, root + at,
-                          least(COPY_BYTES, end * size - at));
+                          spmd_least(SPMD_COPY_BYTES, end * size - at));
         }
 }
 
@@ -123,7 +117,7 @@ static void block_write(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *e
     int64_t line = exchange->size < SPMD_LINE ? SPMD_LINE / exchange->size : 1;
     int64_t block = (elements + me->team->count - 1) / me->team->count;
     block = (block + line - 1) / line * line;
-    int64_t begin = me->team->position * block, end = least(elements, begin + block);
+    int64_t begin = me->team->position * block, end = spmd_least(elements, begin + block);
 
     if (begin < end && exchange->fold)
         block_fold(me, rank, exchange, begin, end);
@@ -332,16 +326,4 @@ int spmd_reduce(spmd_hosted *me, spmd_rank *rank, spmd_exchange *exchange)
     if (exchange->flow == SPMD_TO_ROOT)
         return spmd_pull_between(me, rank, exchange);
     return all_reduce_between(me, rank, exchange);
-}
-
-int spmd_reduce_scatter(spmd_hosted *me, spmd_rank *rank, spmd_exchange *exchange)
-{
-    if (rank->stage < SPMD_BETWEEN) {
-        if (!spmd_direct(me, rank, exchange))
-            return 0;
-        if (me->team->arenas == 1)
-            return 1;
-        rank->stage = SPMD_BETWEEN;
-    }
-    return spmd_pull_between(me, rank, exchange);
 }

@@ -51,9 +51,8 @@ void spmd_span_ring(const spmd_hosted *me, const spmd_exchange *exchange, spmd_s
     if (count == 0)
         return;
     atomic_thread_fence(memory_order_seq_cst);
-    int64_t first = own >= span.begin && own < span.end ? own - span.begin : 0;
     for (int64_t k = 0; k < count; k++) {
-        int64_t place = span.begin + (first + k) % count;
+        int64_t place = spmd_span_place(span, own, k);
         if (place != own)
             bell_ring(rank_bell(
                 me->job, spmd_member_rank(exchange, spmd_team_member(me->team, place))));

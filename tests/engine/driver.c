@@ -7,15 +7,13 @@
 #include <string.h>
 
 #include "engine.h"
-#include "spmd_image.h"
+#include "images.h"
 
 #define PROGRAMS(use)                                                                              \
     use(ring) use(edge) use(route) use(reduce) use(axes) use(gather) use(swap) use(scatter)        \
         use(scan) use(halo) use(print) use(mixed)
 
-#define DECLARE(name) extern const spmd_image name##_image;
-#define ROW(name) {#name, &name##_image},
-PROGRAMS(DECLARE)
+DECLARE(print)
 DECLARE(stuck)
 DECLARE(collide)
 

@@ -26,23 +26,18 @@
 #include <unistd.h>
 
 #include "engine.h"
-#include "spmd_image.h"
+#include "images.h"
 
 #ifdef SPMD_HOOKS_H
 #include "delays.h"
 #endif
 
-#define IMAGES(use)                                                                                \
-    use(mixed) use(print) use(ring) use(edge) use(route) use(reduce) use(axes) use(gather)         \
-        use(swap) use(scatter) use(scan) use(halo)
-#define DECLARE(name) extern const spmd_image name##_image;
-#define ROW(name) {#name, &name##_image},
-IMAGES(DECLARE)
+DECLARE(print)
 
 static const struct {
     const char *name;
     const spmd_image *image;
-} program[] = {IMAGES(ROW)};
+} program[] = {EXCHANGING(ROW) ROW(print)};
 enum { PROGRAMS = sizeof program / sizeof *program, RANKS = 2 };
 enum { WARM = 100, TURNS = 2000, FEW_TURNS = 200, ENOUGH_SECONDS = 12 };
 enum { NAP_EVERY = 200, NAP_NS = 2000000 };

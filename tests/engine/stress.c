@@ -17,19 +17,12 @@
 
 #include "delays.h"
 #include "engine.h"
-#include "spmd_image.h"
-
-#define IMAGES(use)                                                                                \
-    use(mixed) use(ring) use(edge) use(route) use(reduce) use(axes) use(gather) use(swap)          \
-        use(scatter) use(scan) use(halo)
-#define DECLARE(name) extern const spmd_image name##_image;
-#define ROW(name) {#name, &name##_image},
-IMAGES(DECLARE)
+#include "images.h"
 
 static const struct {
     const char *name;
     const spmd_image *image;
-} program[] = {IMAGES(ROW)};
+} program[] = {EXCHANGING(ROW)};
 enum { PROGRAMS = sizeof program / sizeof *program, RUNS = 3, WORST_PROCESSES = 3, WAIT_MS = 20 };
 enum { RIGHT = 0, WRONG = 1, HANGS = 2, FAILED = 3 };
 

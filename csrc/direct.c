@@ -4,7 +4,7 @@
  * two exchanges later. Long data are read where they lie, and stay there until all have read them;
  * or, where that spares somebody work, their owner writes them to where they are wanted.
  * A word is written by release after the data that it announces, and read by acquire before them.
- */
+ * tests/engine/test_slots.py tries every interleaving of a model. */
 #include "parts.h"
 
 #include <string.h>

@@ -31,14 +31,12 @@ static spmd_operand own_operand(spmd_hosted *me, spmd_rank *rank, const spmd_exc
     return operand_of(me, rank, exchange, rooted ? me->sources.begin : me->team->position);
 }
 
-/* Says where my result lies, to all. Nobody reads this slot but who comes to the meetings: nobody
- * will ask whether I have taken anything. */
+/* Says where my result lies, to all. Nobody reads this slot but between the meetings: nobody asks
+ * whether I have posted it, or whether I have taken anything. */
 static void result_post(spmd_hosted *me, const spmd_exchange *exchange, int64_t into)
 {
     me->site->read_by[me->count & 1] = (spmd_span){0, 0};
     me->slot->where = into;
-    atomic_store_explicit(&me->slot->posted, me->count, memory_order_release);
-    atomic_store_explicit(&me->site->taken, me->count, memory_order_release);
     spmd_team_arrive(me, exchange);
 }
 
@@ -230,8 +228,6 @@ static bool reduce_ring(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *e
         int64_t hop = folds ? step + 1 : step - (members - 1);
         ring_hop(me, rank, exchange, left, k - hop, 0, folds);
         ring_hop(me, rank, exchange, right, k + hop, 1, folds);
-        if (step == last - 1)
-            atomic_store_explicit(&me->site->taken, me->count, memory_order_release);
         atomic_store_explicit(&me->site->steps, me->base + (uint64_t)step + 1,
                               memory_order_release);
         ring_wake(me, exchange, left, right);

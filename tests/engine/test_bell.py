@@ -1,8 +1,4 @@
-"""The waiting protocol of csrc/wait.c: every interleaving of a small model of it.
-
-Each thread has a store buffer, as x86 processors do (Sewell et al., x86-TSO, CACM 53(7), 2010):
-what it writes is seen by others some time later, at the latest when it comes to a fence.
-"""
+"""The waiting protocol of csrc/wait.c: every interleaving of a small model of it."""
 
 from __future__ import annotations
 
@@ -10,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import pytest
+
+from tests.engine.explore import explore
 
 WORDS = ("posted", "rung", "sleeps")
 
@@ -132,29 +130,21 @@ class Model:
         yield self._with(state, k, replace(thread, at="look_again", heard=heard), {})
 
 
-def explore(model: Model) -> tuple[int, list[State]]:
+def stuck(model: Model) -> tuple[int, list[State]]:
     """How many states there are, and those that never change again with somebody asleep."""
-    seen, todo, stuck = {model.first}, [model.first], []
-    while todo:
-        state = todo.pop()
-        after = list(model.next(state))
-        if not after and any(t.at != "done" for t in state.threads):
-            stuck.append(state)
-        for other in after:
-            if other not in seen:
-                seen.add(other)
-                todo.append(other)
-    return len(seen), stuck
+    states = list(explore(model.first, model.next))
+    return len(states), [state for state, end in states
+                         if end and any(t.at != "done" for t in state.threads)]  # fmt: skip
 
 
 @pytest.mark.parametrize(("ringers", "posts"), [(1, 1), (1, 3), (2, 1), (2, 2), (3, 1)])
 def test_nobody_sleeps_for_ever(ringers: int, posts: int) -> None:
-    states, stuck = explore(Model(ringers, posts))
-    assert states > 20 and stuck == []
+    states, asleep = stuck(Model(ringers, posts))
+    assert states > 20 and asleep == []
 
 
 @pytest.mark.parametrize("without", ["ringer", "sleeper", "heard"])
 def test_each_part_of_the_protocol_is_needed(without: str) -> None:
     """The model can fail: without either fence, or with a late look at the bell, it sleeps on."""
-    _, stuck = explore(Model(1, 1, without))
-    assert stuck and all(state.threads[0].blocked for state in stuck)
+    _, asleep = stuck(Model(1, 1, without))
+    assert asleep and all(state.threads[0].blocked for state in asleep)

@@ -19,6 +19,7 @@
 #include <time.h>
 #include <unistd.h>
 
+/* What these are worth `bench floor` shows. */
 #define SPINS 100000       /* looks at a word; then somebody else has our core, or a peer does */
 #define NAP_NS 1000        /* after which the system may put us on another one */
 #define IDLE_NS 100000     /* between the looks of who has nothing to do in this kind of turn */

@@ -12,10 +12,11 @@
 #include <time.h>
 #include <unistd.h>
 
+/* `doctor --calibrate` compares SLOT_BYTES and SHARE_BYTES with other values. */
 #define SLOT_BYTES 4096     /* at most */
 #define SLOTS_BYTES 262144  /* of all sites of a rank, about, */
 #define SLOT_RANKS 64       /* with up to so many ranks */
-#define SHARE_BYTES 65536 /* of a broadcast: it is worth two meetings */
+#define SHARE_BYTES 65536   /* of a broadcast: it is worth two meetings */
 #define MOST_BYTES ((int64_t)1 << 56) /* beyond any machine; sums of two cannot overflow */
 
 const char *spmd_status_text(int status)

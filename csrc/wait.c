@@ -14,6 +14,8 @@
 #include <time.h>
 #include <unistd.h>
 
+/* What waiting costs: `bench barrier`, with more ranks than cores and with fewer; what a wake or a
+ * yield costs: `bench floor switch-futex switch-yield`; where MPI is asked: `--transport mpi`. */
 #define SPIN_NS 200000    /* longer than it takes to be woken */
 #define YIELDS 8          /* where threads share cores */
 #define LOOK_NS 20000000  /* a sleeper looks up after this, for what rings no bell */

@@ -67,9 +67,10 @@ def main(options: argparse.Namespace, processes: launch.Processes) -> int:
     names = options.collective or list(COLLECTIVES)
     unknown = [name for name in names if name not in COLLECTIVES]
     if unknown:
-        processes.refuse(
-            UsageError(f"no collective {unknown[0]!r}", expected=", ".join(COLLECTIVES))
-        )
+        processes.refuse(UsageError(
+            f"no collective {unknown[0]!r}", expected=", ".join(COLLECTIVES),
+            remedy="bench floor [NAME …]" if "floor" in names else "",
+        ))  # fmt: skip
     if "mpi" in options.vs and processes.count == 1:
         raise UsageError("--vs mpi wants several processes", remedy="mpirun -n 4 python -m spmd …")
     if "mpi" in options.vs and options.ranks not in (None, processes.count):

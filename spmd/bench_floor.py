@@ -41,6 +41,8 @@ TITLES = {
     "switch-futex": "from one thread to another on one core, where they sleep",
     "switch-yield": "from one thread to another on one core, where they yield",
 }
+# What else there is concerns our own collectives.
+TAKES = ("--sizes", "--step", "--rounds", "--ranks", "--json", "--plot")
 
 
 class Floor:
@@ -162,8 +164,12 @@ def main(options: argparse.Namespace, processes: launch.Processes) -> int:
     unknown = [name for name in names if name not in known]
     if unknown:
         processes.refuse(UsageError(f"no floor of {unknown[0]!r}", expected=", ".join(known)))
-    if options.vs:
-        processes.refuse(UsageError("bench floor with --vs", remedy="bench COLLECTIVE --vs floor"))
+    foreign = sorted(options.given.difference(TAKES))
+    if foreign:
+        processes.refuse(UsageError(
+            f"bench floor has no use for {', '.join(foreign)}", expected=", ".join(TAKES),
+            remedy="bench COLLECTIVE --vs floor" if "--vs" in foreign else "",
+        ))  # fmt: skip
     floors = FloorBench(options, processes)
     if floors.ranks == 1:
         names = [name for name in names if name not in ("copy-at-once", "flag")]

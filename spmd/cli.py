@@ -267,6 +267,8 @@ _OPTIONS = {
     "doctor": ("say what is installed, what is missing and what to do", _doctor_options),
 }
 
+_NAMES = {"bench": "collective", "verify": "image"}  # commands that take any number of them
+
 
 def _add_mesh(command: argparse.ArgumentParser) -> None:
     command.add_argument(
@@ -304,6 +306,10 @@ def _add_set(command: argparse.ArgumentParser, what: str) -> None:
 def parsed(arguments: list[str]) -> argparse.Namespace:
     """The options; those of NAME=VALUE as dicts. Raises UsageError, before MPI is started."""
     options, unknown = parser(arguments[0] if arguments else "").parse_known_args(arguments)
+    if options.command in _NAMES and not any(word.startswith("-") for word in unknown):
+        getattr(options, _NAMES[options.command]).extend(unknown)  # names that come after options
+        unknown = []
+    options.given = {word.partition("=")[0] for word in arguments if word.startswith("-")}
     if unknown:
         options.parser.error(f"unknown: {' '.join(unknown)}")
     if isinstance(getattr(options, "mesh", None), list):

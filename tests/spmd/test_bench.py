@@ -51,6 +51,8 @@ def test_a_table(spmd_command):
     (("--vs", "mpi,flor"), 2, "'flor' is neither mpi nor floor"),
     (("floor", "all-reduc"), 2, "no floor of 'all-reduc'"),
     (("floor", "--vs", "mpi"), 2, "bench COLLECTIVE --vs floor"),
+    (("--algorithm=auto", "floor", "--json", "flag"), 2, "no use for --algorithm"),
+    (("flag", "floor"), 2, "bench floor [NAME …]"),
 ])  # fmt: skip
 def test_what_is_refused(spmd_command, options, code, text):
     spmd_command("bench", *options).expect(code, text)
@@ -163,8 +165,8 @@ def test_what_is_wrong_by_hand_is_counted():
 def test_a_picture(spmd_command, tmp_path):
     pytest.importorskip("matplotlib")
     picture = tmp_path / "floor.png"
-    spmd_command("bench", "floor", "barrier", "all-reduce", "--ranks", 2, "--sizes", "8-1k",
-                 "--rounds", 1, "--plot", picture).expect(0)  # fmt: skip
+    spmd_command("bench", "floor", "barrier", "--ranks", 2, "--sizes", "8-1k", "--rounds", 1,
+                 "--plot", picture, "all-reduce").expect(0)  # fmt: skip
     data = picture.read_bytes()
     assert data[:8] == b"\x89PNG\r\n\x1a\n" and data[12:16] == b"IHDR"
     width, height = int.from_bytes(data[16:20]), int.from_bytes(data[20:24])

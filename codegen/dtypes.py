@@ -76,9 +76,6 @@ def from_numpy(dtype: Any) -> DType | None:
     return BY_NAME.get(np.dtype(dtype).name)
 
 
-def folded_in(dtype: Any) -> Any:
-    """The NumPy dtype that elements of several ranks are folded in: half types in float32."""
-    import numpy as np
-
-    found = from_numpy(dtype)
-    return np.dtype(np.float32) if found and found.c.startswith("spmd_") else np.dtype(dtype)
+def folded_in(dtype: DType) -> DType:
+    """What elements of several ranks are folded in: half types in float32."""
+    return dtype if dtype.c == dtype.compute else FLOAT32

@@ -1,6 +1,6 @@
 /* Prefixes over the members of several arenas: every member folds the operands of the members that
  * it reads, from the first to the last, one after the other. So the bits of a result depend on the
- * mesh alone, not on who hosts whom; but of half types, which are rounded here in every step. */
+ * mesh alone, not on who hosts whom. */
 #include "parts.h"
 
 #include <string.h>

@@ -13,8 +13,6 @@
 #define SPMD_FOLD_BYTES 256
 #define SPMD_FOLD_AHEAD 512
 
-#define SPMD_AS_IS(x) (x)
-
 /* A line that is to be written is asked for as one's own: reading it first would cost another trip
  * to the core that has it. Compilers know of this instruction only where they are told of it;
  * processors that do not know it pass over it. */
@@ -36,17 +34,17 @@ static inline __attribute__((always_inline)) void spmd_ahead(const void *at, int
     }
 }
 
-/* T: as stored. A: what is computed in, wider for half types. OP: A of two A. */
-#define SPMD_FOLD_BODY(name, T, A, OP, LOAD, STORE)                                                \
+/* OP combines two T into a third. */
+#define SPMD_FOLD_BODY(name, T, OP)                                                                \
     static inline __attribute__((always_inline)) void name##_part(const spmd_term *term,           \
                                                                   int64_t terms, int64_t at,       \
                                                                   int64_t n)                       \
     {                                                                                              \
         const T *first = (const T *)term->from + at;                                               \
-        A total[SPMD_FOLD_BYTES / sizeof(T)];                                                      \
+        T total[SPMD_FOLD_BYTES / sizeof(T)];                                                      \
         spmd_ahead(first, 0);                                                                      \
         for (int64_t i = 0; i < n; i++)                                                            \
-            total[i] = LOAD(first[i]);                                                             \
+            total[i] = first[i];                                                                   \
         for (int64_t k = 0; k < terms; k++) {                                                      \
             const T *from = term[k].from;                                                          \
             T *into = term[k].into;                                                                \
@@ -54,13 +52,13 @@ static inline __attribute__((always_inline)) void spmd_ahead(const void *at, int
                 from += at;                                                                        \
                 spmd_ahead(from, 0);                                                               \
                 for (int64_t i = 0; i < n; i++)                                                    \
-                    total[i] = OP(total[i], LOAD(from[i]));                                        \
+                    total[i] = OP(total[i], from[i]);                                              \
             }                                                                                      \
             if (into) {                                                                            \
                 into += at;                                                                        \
                 spmd_ahead(into, 1);                                                               \
                 for (int64_t i = 0; i < n; i++)                                                    \
-                    into[i] = STORE(total[i]);                                                     \
+                    into[i] = total[i];                                                            \
             }                                                                                      \
         }                                                                                          \
     }
@@ -78,21 +76,21 @@ static inline __attribute__((always_inline)) void spmd_ahead(const void *at, int
     }
 
 #if defined(__x86_64__) && !defined(__AVX2__)
-#define SPMD_FOLD(name, T, A, OP, LOAD, STORE)                                                     \
-    SPMD_FOLD_BODY(name, T, A, OP, LOAD, STORE)                                                    \
+#define SPMD_FOLD(name, T, OP)                                                                     \
+    SPMD_FOLD_BODY(name, T, OP)                                                                    \
     SPMD_FOLD_ON(name, base, T, )                                                                  \
     SPMD_FOLD_ON(name, avx2, T, __attribute__((target("avx2"))))                                   \
     SPMD_FOLD_ON(name, avx512, T, __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))))   \
     static const spmd_fold name[] = {name##_base, name##_avx2, name##_avx512};
 #elif defined(__x86_64__) && !defined(__AVX512F__)
-#define SPMD_FOLD(name, T, A, OP, LOAD, STORE)                                                     \
-    SPMD_FOLD_BODY(name, T, A, OP, LOAD, STORE)                                                    \
+#define SPMD_FOLD(name, T, OP)                                                                     \
+    SPMD_FOLD_BODY(name, T, OP)                                                                    \
     SPMD_FOLD_ON(name, base, T, )                                                                  \
     SPMD_FOLD_ON(name, avx512, T, __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))))   \
     static const spmd_fold name[] = {name##_base, name##_base, name##_avx512};
 #else
-#define SPMD_FOLD(name, T, A, OP, LOAD, STORE)                                                     \
-    SPMD_FOLD_BODY(name, T, A, OP, LOAD, STORE)                                                    \
+#define SPMD_FOLD(name, T, OP)                                                                     \
+    SPMD_FOLD_BODY(name, T, OP)                                                                    \
     SPMD_FOLD_ON(name, base, T, )                                                                  \
     static const spmd_fold name[] = {name##_base, name##_base, name##_base};
 #endif

@@ -159,15 +159,12 @@ def _kernels(plan: Plan) -> list[str]:
 
 
 def _fold(fn: str, dtype: DType, name: str) -> str:
-    """Half types are read into floats, and rounded where they are written."""
-    c, compute = dtype.c, dtype.compute
-    half = c.startswith("spmd_")
-    load, store = (f"{c}_load", f"{c}_store") if half else ("SPMD_AS_IS", "SPMD_AS_IS")
+    c = dtype.c
     return (
         f"/* how ranks' {dtype.name} are folded */\n"
-        f"static inline {compute} {name}({compute} a, {compute} b)\n{{\n"
+        f"static inline {c} {name}({c} a, {c} b)\n{{\n"
         f"    return {combined(fn, dtype, single('a'), single('b'))[0]};\n}}\n"
-        f"SPMD_FOLD(fold_{name}, {c}, {compute}, {name}, {load}, {store})\n"
+        f"SPMD_FOLD(fold_{name}, {c}, {name})\n"
     )
 
 

@@ -83,10 +83,10 @@ def _total(members: Sequence[Member], op: Op) -> Array:
             found=", ".join(str(a.shape) for a in arrays),
         )  # fmt: skip
     ufunc = combine(op.attrs["fn"])
-    total = arrays[0].astype(dtypes.folded_in(arrays[0].dtype))
+    total = arrays[0]
     for a in arrays[1:]:
-        total = ufunc(total, a.astype(total.dtype)).astype(total.dtype)
-    return total.astype(arrays[0].dtype)
+        total = ufunc(total, a).astype(total.dtype)
+    return total.copy()
 
 
 def _all_reduce(members: Sequence[Member], op: Op) -> list[list[Array]]:

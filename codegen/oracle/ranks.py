@@ -379,7 +379,9 @@ def _reduction(fn: str) -> Combine:
         arrays = list(payloads)
         if arrays[0].dtype == bool and fn in ("add", "mul"):
             arrays = [a.astype(np.int64) for a in arrays]
-        total = arrays[0].astype(dtypes.folded_in(arrays[0].dtype))
+        stored = dtypes.from_numpy(arrays[0].dtype)
+        assert stored is not None
+        total = arrays[0].astype(dtypes.numpy_dtype(dtypes.folded_in(stored)))
         for x in arrays[1:]:
             if x.shape != total.shape:
                 raise MatchingError(f"members' arrays differ in shape: {total.shape}, {x.shape}")

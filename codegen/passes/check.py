@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from codegen import ops
+from codegen import dtypes, ops
 from codegen.errors import InternalError
 from codegen.ir import ArrayType, Module, Op, Region, Value
 
@@ -81,6 +81,9 @@ def _op(module: Module, op: Op, scope: set[Value]) -> None:
     _expect(_same_types(inferred, stated), op, follows, inferred, stated)
     for inner in op.regions:
         _region(module, inner, scope)
+    if rule.group == "exchange" and "fn" in op.attrs:
+        stored = op.operands[0].type.dtype
+        _expect(dtypes.folded_in(stored) == stored, op, "ranks fold no {}", stored)
     _level(module, op)
     if op.kind == "loop":
         _loop(op)

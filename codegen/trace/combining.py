@@ -30,9 +30,20 @@ def _all_reduce(x: Any, axis: Any, fn: str, what: str) -> Any:
             return leaf * number(context.mesh.size(axes))  # psum(1, axis): the number of members
         value = contributed(as_array(leaf), fn, what)
         independent(context, axes, value.type.shape, range(value.type.ndim), what)
-        return wrap(context, context.emit_one("all_reduce", value, axes=axes, fn=fn))
+        return combined(context, "all_reduce", value, axes=axes, fn=fn)
 
     return tree.map_tree(one, x)
+
+
+def combined(context: Context, kind: str, value: Value, **attrs: Any) -> Array:
+    """What an exchange makes of the members' values: of half types in float32, rounded once."""
+    stored = value.type.dtype
+    total = context.emit_one(kind, widened(context, value), **attrs)
+    return wrap(context, cast_value(context, total, stored))
+
+
+def widened(context: Context, value: Value) -> Value:
+    return cast_value(context, value, dtypes.folded_in(value.type.dtype))
 
 
 # What users call the functions that arrays are combined with: rows of COMBINE.
@@ -190,8 +201,9 @@ def psum_scatter(
         shape = value.type.shape
         d = dim_of(dim, len(shape), "psum_scatter")
         independent(context, axes, shape, range(len(shape)), "psum_scatter")
-        return scattered(context, axes, "reduce_scatter", value, shape, d, tiled, "psum_scatter",
-                         fn="add")  # fmt: skip
+        part = scattered(context, axes, "reduce_scatter", widened(context, value), shape, d, tiled,
+                         "psum_scatter", fn="add")  # fmt: skip
+        return as_array(part, value.type.dtype)
 
     return tree.map_tree(one, x)
 
@@ -231,8 +243,8 @@ def preduce(x: Any, axis: Any, op: Any = "sum", root: Any = 0) -> Any:
         value = contributed(as_array(leaf), fn, "preduce")
         independent(context, axes, value.type.shape, range(value.type.ndim), "preduce")
         if at is None:
-            return wrap(context, context.emit_one("all_reduce", value, axes=axes, fn=fn))
-        return wrap(context, context.emit_one("reduce_to", value, axes=axes, fn=fn, root=at))
+            return combined(context, "all_reduce", value, axes=axes, fn=fn)
+        return combined(context, "reduce_to", value, axes=axes, fn=fn, root=at)
 
     return tree.map_tree(one, x)
 
@@ -263,8 +275,7 @@ def _prefix(x: Any, axis: Any, op: Any, exclusive: bool, what: str) -> Any:
                 remedy="pscan, or the real and imaginary parts",
             )
         independent(context, axes, value.type.shape, range(value.type.ndim), what)
-        attrs = {"axes": axes, "fn": fn, "exclusive": exclusive}
-        return wrap(context, context.emit_one("scan", value, **attrs))
+        return combined(context, "scan", value, axes=axes, fn=fn, exclusive=exclusive)
 
     return tree.map_tree(one, x)
 

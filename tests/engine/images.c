@@ -237,7 +237,7 @@ static double add(double a, double b)
 {
     return a + b;
 }
-SPMD_FOLD(sum, double, double, add, SPMD_AS_IS, SPMD_AS_IS)
+SPMD_FOLD(sum, double, add)
 
 static void reduce_prepare(spmd_rank *rank)
 {
@@ -417,7 +417,7 @@ static int64_t thrice(int64_t a, int64_t b)
 {
     return (int64_t)(3 * (uint64_t)a + (uint64_t)b);
 }
-SPMD_FOLD(thrices, int64_t, int64_t, thrice, SPMD_AS_IS, SPMD_AS_IS)
+SPMD_FOLD(thrices, int64_t, thrice)
 
 static void scan_prepare(spmd_rank *rank)
 {

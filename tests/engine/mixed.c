@@ -213,7 +213,7 @@ static int64_t add(int64_t a, int64_t b)
 {
     return a + b;
 }
-SPMD_FOLD(sum_at_once, int64_t, int64_t, add, SPMD_AS_IS, SPMD_AS_IS)
+SPMD_FOLD(sum_at_once, int64_t, add)
 
 static void sum(const spmd_term *term, int64_t terms, int64_t n)
 {

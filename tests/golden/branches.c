@@ -57,14 +57,14 @@ static inline double add_float64(double a, double b)
 {
     return a + b;
 }
-SPMD_FOLD(fold_add_float64, double, double, add_float64, SPMD_AS_IS, SPMD_AS_IS)
+SPMD_FOLD(fold_add_float64, double, add_float64)
 
 /* how ranks' float64 are folded */
 static inline double max_float64(double a, double b)
 {
     return spmd_maximum_f64(a, b);
 }
-SPMD_FOLD(fold_max_float64, double, double, max_float64, SPMD_AS_IS, SPMD_AS_IS)
+SPMD_FOLD(fold_max_float64, double, max_float64)
 
 /* compute phase
  *   extent = 9 // n_x + (i_x < 9 % n_x)

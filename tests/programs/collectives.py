@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import ml_dtypes  # noqa: F401  so that NumPy knows the name bfloat16
 import numpy as np
 
 import spmd
@@ -188,7 +189,7 @@ def summed(rows: Any, op: str) -> Any:
     """What an op makes of the rows up to each; bools are counted."""
     if rows.dtype == bool and op in ("sum", "prod"):
         rows = rows.astype(np.int64)
-    wide = rows.astype(np.float32) if rows.dtype == np.float16 else rows
+    wide = rows.astype(np.float32) if str(rows.dtype) in HALVES else rows
     with np.errstate(all="ignore"):
         return _UFUNCS[op].accumulate(wide, axis=0, dtype=wide.dtype).astype(rows.dtype)
 
@@ -220,7 +221,7 @@ def _sum_type(dtype: Any) -> Any:
 def before(rows: Any, op: str) -> Any:
     """What an op makes of the rows before each."""
     sums = summed(rows, op)
-    if sums.dtype.kind == "f":
+    if sums.dtype.kind in "fV":
         least, most = -np.inf, np.inf
     elif sums.dtype == bool:
         least, most = 0, 1
@@ -245,6 +246,37 @@ def prefixed_in_numpy(u: Any, x: int, y: int) -> Arrays:
     return out
 
 
+@spmd.program(mesh=ALL)
+def halves(n: int = 11, m: int = 7, dtype: str = "float16"):
+    """Sums in which what is small beside the first would vanish, were they rounded in between."""
+    u = spmd.input("u", (n, m), dtype, layout=(None, None))
+
+    @spmd.shard_map(out_layouts=((ALL,), *((ALL, None) for _ in range(4))))
+    def local(u):
+        row = u[spmd.index() % n] + np.where(spmd.index() == 0, HALVES[dtype], 0).astype(dtype)
+        rows = (spmd.psum(row, ALL), spmd.preduce(row, ALL, root=spmd.ranks() // 2),
+                spmd.pscan(row, ALL), spmd.pexscan(row, ALL))  # fmt: skip
+        return (spmd.psum_scatter(row, ALL, tiled=True), *(np.reshape(x, (1, m)) for x in rows))
+
+    return dict(zip(("scattered", "all", "root", "up to", "before"), local(u)))
+
+
+HALVES = {"float16": 2048, "bfloat16": 256}  # and what 1 vanishes beside
+
+
+def halves_in_numpy(u: Any, x: int, y: int) -> Arrays:
+    rows = u[np.arange(x * y) % len(u)]
+    rows[0] += np.asarray(HALVES[str(u.dtype)], u.dtype)
+    sums = summed(rows, "sum")
+    return {
+        "scattered": sums[-1],
+        "all": sums[-1:].repeat(len(rows), 0),
+        "root": np.array(at_root(rows, "sum", x * y // 2)),
+        "up to": sums,
+        "before": before(rows, "sum"),
+    }
+
+
 TYPES = ("float64", "bool", "int16", "uint8", "float32", "float16")
 Case = tuple[Any, Callable[..., Arrays], Sequence[str]]
 CASES: dict[str, Case] = {
@@ -252,6 +284,7 @@ CASES: dict[str, Case] = {
     "reduced": (reduced, reduced_in_numpy, TYPES),
     "prefixed": (prefixed, prefixed_in_numpy, TYPES),
     "folded": (folded, folded_in_numpy, ("float64",)),
+    "halves": (halves, halves_in_numpy, tuple(HALVES)),
 }
 
 

@@ -214,7 +214,9 @@ def preduce(x: Any, axis: Any, op: Any = "sum", root: Any = 0) -> Any:
     root=None: on all of them. x: arrays of one shape on all ranks, in any nest. op: sum, prod, min,
     max (NaN wins), or and, or, xor: of bools as truth values, of integers bit by bit. Or a function
     of two arrays that gives a third one like them, or a kernel (a, b, out): what it makes of the
-    ranks' arrays in their order, which takes a step for each rank.
+    ranks' arrays, whole, one after the other in their order. That takes two exchanges where it is
+    seen to do the same with every element (arithmetic, np.where and the like, of its arguments and
+    numbers), one for each rank where it is not: of a kernel it is never known.
 
     UsageError for another op, DtypeError for bits of floats, ShapeError where a shape depends on
     the index, MatchingError where there is no such rank, CarryError where op changes the type.

@@ -16,6 +16,7 @@ from codegen.errors import (
     SpmdError,
     UsageError,
 )
+from codegen.ir import walk
 from codegen.oracle import interpret
 from codegen.trace.number import number
 
@@ -437,6 +438,31 @@ def test_blocks_are_views_along_any_dim():
     want[:, :2] = 0
     want[:, 4:] += 1
     np.testing.assert_allclose(run(program, 3, u=U)["result"], want * 2)
+
+
+BLOCKS = ["all_to_all", "all_gather"]
+WHOLE = ["broadcast_from"] * 2  # before a loop and in it
+
+
+@pytest.mark.parametrize("op, exchanges", [
+    (lambda a, b, x: np.where(b > a, b, a) + 1, BLOCKS),
+    (lambda a, b, x: np.hypot(a, b) * a.shape[0], BLOCKS),
+    (lambda a, b, x: b, BLOCKS),
+    (lambda a, b, x: a + b[::-1], WHOLE),
+    (lambda a, b, x: a @ b, WHOLE),
+    (lambda a, b, x: a + np.sum(b), WHOLE),
+    (lambda a, b, x: a * x + b, WHOLE),
+    (lambda a, b, x: a * spmd.axis_index("r") + b, WHOLE),
+    (lambda a, b, x: np.copyto(x, a) or a + b, WHOLE),
+])  # fmt: skip
+def test_only_what_works_element_by_element_is_combined_in_blocks(op, exchanges):
+    def f(u):
+        x = spmd.zeros((7, 7)) + 1
+        return spmd.preduce(x * 2, "r", lambda a, b: op(a, b, x), None)[0]
+
+    module = on_shards(f, (7, 5), ("r", None), (None,)).capture()
+    kinds = [op.kind for op in walk(module.body)]
+    assert [k for k in kinds if k in ("all_to_all", "all_gather", "broadcast_from")] == exchanges
 
 
 # ---- refusals --------------------------------------------------------------------------------

@@ -130,17 +130,28 @@ def folded(n: int = 11, m: int = 7):
     def longer(a, b):
         return np.where(np.abs(b) > np.abs(a), b, a) + 1
 
-    @spmd.shard_map(out_layouts=tuple((ALL, None) for _ in range(5)))
+    def halved(a, b):
+        return b - a * 0.5 + b.shape[0]
+
+    def turned(a, b):
+        return b - a[::-1]
+
+    @spmd.shard_map(out_layouts=tuple((ALL, None) for _ in range(9)))
     def local(u):
         row = u[spmd.index() % n]
+        part = spmd.blocks(u, spmd.axis_size("x"))[spmd.axis_index("x")] + spmd.axis_index("y")
+        parts = spmd.preduce(part, "y", halved, None), spmd.pscan(part, "y", halved)
         one = spmd.preduce(np.sum(row), ALL, lambda a, b: b - a, None)
         out = (
             spmd.preduce(row, "y", longer), spmd.preduce(row, ("y", "x"), later_half, None),
             spmd.pscan(row, "x", longer), spmd.pscan(row, ALL, later_half), one,
+            spmd.preduce(row, ALL, turned, None), spmd.pscan(row, ("y", "x"), turned),
+            *(np.sum(part, axis=0) for part in parts),
         )  # fmt: skip
         return tuple(np.reshape(x, (1, -1)) for x in out)
 
-    return dict(zip(("longer", "half", "longer up to", "half up to", "one"), local(u)))
+    names = "longer", "half", "longer up to", "half up to", "one", "turned", "turned up to"
+    return dict(zip((*names, "parts", "parts up to"), local(u)))
 
 
 def folded_in_numpy(u: Any, x: int, y: int) -> Arrays:
@@ -155,8 +166,17 @@ def folded_in_numpy(u: Any, x: int, y: int) -> Arrays:
     def half(a: Any, b: Any) -> Any:
         return b - 0.5 * a
 
+    def turned(a: Any, b: Any) -> Any:
+        return b - a[::-1]
+
     def first(r: Any) -> list[Any]:
         return [up_to(r, longer)[-1], *(0 * r[1:])]
+
+    parts: list[Any] = []
+    for part in np.array_split(u, x):
+        each = [part + k for k in range(y)]
+        parts += up_to(each, lambda a, b: b - a * 0.5 + len(b))
+    sums = np.array([part.sum(axis=0) for part in parts])
 
     total = up_to(np.sum(rows, axis=1), lambda a, b: b - a)[-1]
     return {
@@ -165,6 +185,10 @@ def folded_in_numpy(u: Any, x: int, y: int) -> Arrays:
         "longer up to": by_group(rows, mesh, ("x",), lambda r: up_to(r, longer)),
         "half up to": by_group(rows, mesh, ALL, lambda r: up_to(r, half)),
         "one": np.full((x * y, 1), total),
+        "turned": by_group(rows, mesh, ALL, lambda r: up_to(r, turned)[-1:] * len(r)),
+        "turned up to": by_group(rows, mesh, ("y", "x"), lambda r: up_to(r, turned)),
+        "parts": sums[np.arange(x * y) // y * y + y - 1],
+        "parts up to": sums,
     }
 
 

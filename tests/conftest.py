@@ -1,11 +1,13 @@
 """What all tests share: real launches that cannot hang, images built once, golden files.
 
 A launch runs in its own session under a time limit; afterwards every process it left is killed and
-reported. Order: pure Python first, tests that use `mpirun` last.
+reported. Order: pure Python first, then tests that use `mpirun`, last those that run alone: while
+one of them runs, the other workers of pytest-xdist (`make test`) run nothing.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import signal
@@ -13,7 +15,8 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 GOLDEN = ROOT / "tests" / "golden"
 EXAMPLES = ROOT / "examples"
 RANK_WORDS = (b"PMI_RANK", b"OMPI_COMM_WORLD_RANK")
+LAST = ("alone", "mpi", "slow")  # the marks of tests that run last, the very last first
 MARK = "SPMD_TEST_LAUNCH"  # in the environment of everything a test starts
 
 # Open MPI refuses root and more ranks than cores unless told; MPICH does not read these.
@@ -194,24 +198,61 @@ def spmd_command() -> Callable[..., Finished]:
     return start
 
 
+@contextmanager
+def locked(path: Path, how: int = fcntl.LOCK_EX) -> Iterator[None]:
+    """Holds the lock of a file, which the workers of a session know."""
+    with path.open("w") as file:
+        fcntl.flock(file, how)
+        yield
+
+
 @pytest.fixture(scope="session")
-def built(
-    tmp_path_factory: pytest.TempPathFactory, spmd_command: Callable[..., Finished]
-) -> Callable[..., Path]:
+def session_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for all workers of a session."""
+    folder = tmp_path_factory.getbasetemp()
+    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+
+@pytest.fixture(autouse=True)
+def turn(request: pytest.FixtureRequest, session_folder: Path) -> Iterator[None]:
+    """Tests run side by side, one on each worker; those marked `alone`, one at a time."""
+    alone = request.node.get_closest_marker("alone")
+    with locked(session_folder / "turn.lock", fcntl.LOCK_EX if alone else fcntl.LOCK_SH):
+        yield
+
+
+@pytest.fixture(scope="session")
+def once(session_folder: Path) -> Callable[[str, Callable[[Path], object]], Path]:
+    """once("stress", make): the file or folder of this name; make(path) makes it in one worker."""
+
+    def get(name: str, make: Callable[[Path], object]) -> Path:
+        path, part = session_folder / name, session_folder / f"{name}.part"
+        with locked(session_folder / f"{name}.lock"):
+            if not path.exists():
+                make(part)
+                part.rename(path)
+        return path
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def built(once: Callable[..., Path], spmd_command: Callable[..., Finished]) -> Callable[..., Path]:
     """built(path or source text, count=10): the image of a program, built once per session."""
-    folder = tmp_path_factory.mktemp("images")
 
     def build(program: Path | str, **parameters: object) -> Path:
         text = program.read_text() if isinstance(program, Path) else program
         key = hashlib.sha256(repr((text, sorted(parameters.items()))).encode()).hexdigest()[:12]
-        image = folder / f"{key}.img"
-        if not image.exists():
-            if not isinstance(program, Path):
-                program = folder / f"{key}.py"
-                program.write_text(text)
-            settings = [x for k, v in parameters.items() for x in ("--set", f"{k}={v}")]
-            spmd_command("build", program, "-o", image, *settings, timeout=120).expect(0)
-        return image
+        settings = [x for k, v in parameters.items() for x in ("--set", f"{k}={v}")]
+
+        def make(image: Path) -> None:
+            source = program
+            if not isinstance(source, Path):
+                source = image.with_name(f"{key}.py")
+                source.write_text(text)
+            spmd_command("build", source, "-o", image, *settings, timeout=120).expect(0)
+
+        return once(f"{key}.img", make)
 
     return build
 
@@ -270,6 +311,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     def tier(item: pytest.Item) -> int:
         kept = {mark.name for mark in item.iter_markers()}
-        return 2 if "mpi" in kept else 1 if "slow" in kept else 0
+        return next((k for k, name in enumerate(LAST) if name in kept), len(LAST))
 
-    items.sort(key=tier)
+    items.sort(key=tier, reverse=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import ml_dtypes
@@ -32,14 +33,21 @@ LIBM = "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh
 ULPS = 8
 
 
-def compile_c(directory: Path, source: str) -> ctypes.CDLL:
-    """The source as a loaded library, compiled under the flags that images are compiled with."""
-    (directory / "test.c").write_text(source)
-    library = directory / "test.so"
-    command = ["cc", *FLAGS, f"-I{CSRC}", str(directory / "test.c"), "-o", str(library), "-lm"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    return ctypes.CDLL(str(library))
+@pytest.fixture(scope="module")
+def compiled(once: Callable[..., Path]) -> Callable[[str, str], ctypes.CDLL]:
+    """compiled(name, source): a library, compiled under the flags that images are compiled with."""
+
+    def build(name: str, source: str) -> ctypes.CDLL:
+        def make(library: Path) -> None:
+            file = library.with_name(f"{name}.c")
+            file.write_text(source)
+            command = ["cc", *FLAGS, f"-I{CSRC}", str(file), "-o", str(library), "-lm"]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+            assert done.returncode == 0, done.stderr
+
+        return ctypes.CDLL(str(once(f"{name}.so", make)))
+
+    return build
 
 
 def loop_exists(fn: Function, dtype: DType) -> bool:
@@ -69,9 +77,9 @@ def c_loop(fn: Function, dtype: DType) -> str:
 
 
 @pytest.fixture(scope="module")
-def loops(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+def loops(compiled: Callable[..., ctypes.CDLL]) -> ctypes.CDLL:
     source = '#include "spmd_support.h"\n' + "".join(c_loop(fn, dtype) for fn, dtype in ROWS)
-    return compile_c(tmp_path_factory.mktemp("loops"), source)
+    return compiled("loops", source)
 
 
 def address(x: np.ndarray) -> ctypes.c_void_p:
@@ -184,7 +192,7 @@ def assert_complex_close(out: np.ndarray, want: np.ndarray, a: np.ndarray, b: np
 
 
 @pytest.fixture(scope="module")
-def casts(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+def casts(compiled: Callable[..., ctypes.CDLL]) -> ctypes.CDLL:
     out = ['#include "spmd_support.h"\n']
     for a in TYPES:
         for b in TYPES:
@@ -194,7 +202,7 @@ def casts(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
                 f"{{ for (int64_t i = 0; i < n; i++) "
                 f"y[i] = spmd_cast_{SUFFIX[a.name]}_{to}(x[i]); }}\n"
             )
-    return compile_c(tmp_path_factory.mktemp("casts"), "".join(out))
+    return compiled("casts", "".join(out))
 
 
 @pytest.mark.parametrize("a", TYPES, ids=str)
@@ -237,8 +245,8 @@ void storeb(const float *x, spmd_bfloat16 *y, int64_t n)
 
 
 @pytest.fixture(scope="module")
-def halves(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    return compile_c(tmp_path_factory.mktemp("halves"), HALF)
+def halves(compiled: Callable[..., ctypes.CDLL]) -> ctypes.CDLL:
+    return compiled("halves", HALF)
 
 
 @pytest.mark.parametrize("name, dtype", [("16", np.float16), ("b", ml_dtypes.bfloat16)])
@@ -290,14 +298,14 @@ SORTED = {**{n: s for n, s in SUFFIX.items() if n != "bool"}, "float16": "f16", 
 
 
 @pytest.fixture(scope="module")
-def sorts(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+def sorts(compiled: Callable[..., ctypes.CDLL]) -> ctypes.CDLL:
     source = '#include "spmd_support.h"\n' + "".join(
         f"void sort_{s}(void *x, int64_t n) {{ spmd_sort_{s}(x, n); }}\n"
         f"void argsort_{s}(const void *x, int64_t n, int64_t *out, int64_t *scratch) "
         f"{{ spmd_argsort_{s}(x, n, out, scratch); }}\n"
         for s in dict.fromkeys(SORTED.values())
     )
-    return compile_c(tmp_path_factory.mktemp("sorts"), source)
+    return compiled("sorts", source)
 
 
 def lanes(dtype: np.dtype) -> list[np.ndarray]:
@@ -382,8 +390,8 @@ class Printer:
 
 
 @pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Printer:
-    return Printer(compile_c(tmp_path_factory.mktemp("text"), PRINT))
+def text(compiled: Callable[..., ctypes.CDLL]) -> Printer:
+    return Printer(compiled("text", PRINT))
 
 
 FLOATS = [0.0, -0.0, 0.1, 0.5, 1.0, -1.5, 100.0, 1e-7, 1e-5, 1e-4, 123456.789, 1e15, 1e16, 1e17,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,6 @@ from tests.engine.harness import HERE, Images, compile_c
 
 
 @pytest.fixture(scope="session")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Images:
-    path: Path = tmp_path_factory.mktemp("engine") / "images.so"
-    compile_c(path, "-O2", "-shared", "-fPIC", str(HERE / "images.c"))
-    return Images(path)
+def images(once: Callable[..., Path]) -> Images:
+    flags = ("-O2", "-shared", "-fPIC", str(HERE / "images.c"))
+    return Images(once("images.so", lambda path: compile_c(path, *flags)))

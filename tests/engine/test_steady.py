@@ -7,6 +7,7 @@ threads and in two processes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,17 +22,13 @@ DEFECTS = {"allocations": 4, "others": 5}
 
 
 @pytest.fixture(scope="module")
-def steady(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path: Path = tmp_path_factory.mktemp("steady") / "steady"
-    compile_c(path, "-O2", *FILES, *SOURCES)
-    return path
+def steady(once: Callable[..., Path]) -> Path:
+    return once("steady", lambda path: compile_c(path, "-O2", *FILES, *SOURCES))
 
 
 @pytest.fixture(scope="module")
-def hooked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path: Path = tmp_path_factory.mktemp("steady") / "hooked"
-    compile_hooked(path, "-O0", *FILES)
-    return path
+def hooked(once: Callable[..., Path]) -> Path:
+    return once("hooked", lambda path: compile_hooked(path, "-O0", *FILES))
 
 
 def counted(program: Path, *arguments: object, code: int = 0) -> list[dict[str, str]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,10 +24,9 @@ DEFECTS = {"no_fence": (1, "a hang"), "lost_wake": (2, "a hang"), "half_copy": (
 
 
 @pytest.fixture(scope="module")
-def stress(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path: Path = tmp_path_factory.mktemp("stress") / "stress"
-    compile_hooked(path, "-O1", *(str(HERE / f"{n}.c") for n in ("stress", "mixed", "images")))
-    return path
+def stress(once: Callable[..., Path]) -> Path:
+    files = [str(HERE / f"{name}.c") for name in ("stress", "mixed", "images")]
+    return once("stress", lambda path: compile_hooked(path, "-O1", *files))
 
 
 def test_nothing_found(stress, capsys):

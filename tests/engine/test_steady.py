@@ -15,6 +15,8 @@ import pytest
 from tests.conftest import run
 from tests.engine.harness import HERE, SOURCES, compile_c, compile_hooked
 
+pytestmark = pytest.mark.alone
+
 FILES = [str(HERE / f"{name}.c") for name in ("steady", "mixed", "images")]
 PROGRAMS = 12
 # enum delays_defect, and what counts it.

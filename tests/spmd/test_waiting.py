@@ -55,6 +55,7 @@ if comm.rank == 0:
 
 
 @pytest.mark.mpi
+@pytest.mark.alone
 @pytest.mark.parametrize("ranks", [2, 5])
 @pytest.mark.parametrize("transport", ["auto", "mpi"])
 def test_a_rank_that_waits_a_second(built, tmp_path, ranks, transport):

@@ -9,6 +9,7 @@ import pytest
 
 from tests.conftest import EXAMPLES, run
 
+RESULTS = ("losses", "accuracy", "w1")
 ALL = sorted(p.name for p in EXAMPLES.glob("*.py"))
 
 
@@ -47,19 +48,28 @@ def test_heat_under_mpirun(mpirun, built, tmp_path, n):
 
 @pytest.fixture(scope="module")
 def digits(built):
-    return built(EXAMPLES / "train_digits.py")
+    return built(EXAMPLES / "train_digits.py", epochs=10)
 
 
 @pytest.fixture(scope="module")
-def digits_alone(digits, spmd_command, tmp_path_factory):
+def digits_alone(digits, spmd_command, once):
     """Losses and accuracy on one rank: what every other number of ranks is compared with."""
-    return _train(digits, tmp_path_factory.mktemp("one"), spmd_command, "--ranks", "1")
+
+    def make(folder):
+        folder.mkdir()
+        _train(digits, folder, spmd_command, "--ranks", "1")
+
+    return _loaded(once("digits", make))
 
 
 def _train(image, folder, start, *args, timeout=120):
-    outputs = [x for k in ("losses", "accuracy", "w1") for x in ("-o", f"{k}={folder}/{k}.npy")]
+    outputs = [x for k in RESULTS for x in ("-o", f"{k}={folder}/{k}.npy")]
     start("run", image, *args, *outputs, timeout=timeout).expect(0, "epoch 1 loss", "accuracy")
-    return {k: np.load(folder / f"{k}.npy") for k in ("losses", "accuracy", "w1")}
+    return _loaded(folder)
+
+
+def _loaded(folder):
+    return {k: np.load(folder / f"{k}.npy") for k in RESULTS}
 
 
 def _agree(got, alone):

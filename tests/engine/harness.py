@@ -119,9 +119,9 @@ class Job:
         else:
             check(lib.spmd_arena_new(size_of, int(shared), mapped))
         self.arena = mapped[0]
-        begin = time.perf_counter()
+        begin = time.process_time()
         check(lib.spmd_job_load(self.job, self.arena))
-        self.load_seconds = time.perf_counter() - begin
+        self.load_seconds = time.process_time() - begin
         self.text = b""
 
     def __enter__(self) -> Job:

@@ -1,8 +1,9 @@
-"""The launch helpers themselves: a hang is killed and reported, leftovers are found."""
+"""The helpers themselves: a hang is killed and reported, leftovers are found; who runs alone."""
 
 from __future__ import annotations
 
 import sys
+from itertools import accumulate
 
 import pytest
 
@@ -27,6 +28,45 @@ def test_leftover_is_found():
     )
     with pytest.raises(pytest.fail.Exception, match="left behind"):
         run([sys.executable, "-c", code])
+
+
+SIDE_BY_SIDE = """
+import os, pathlib, time
+import pytest
+from tests.conftest import once, session_folder, turn
+
+def step(once):
+    begin = time.monotonic()
+    made = once("made", lambda path: (time.sleep(0.3), path.write_text(str(begin)))).read_text()
+    time.sleep(0.1)
+    with open({log!r}, "a") as log:
+        print(os.environ["PYTEST_XDIST_WORKER"], made, begin, time.monotonic(), file=log)
+
+@pytest.mark.parametrize("k", range(12))
+def test_together(k, once):
+    step(once)
+
+@pytest.mark.alone
+@pytest.mark.parametrize("k", range(4))
+def test_alone(k, once):
+    step(once)
+"""
+
+
+def test_side_by_side_and_alone(tmp_path):
+    """The first twelve overlap; the last four overlap nothing. What all need is made once."""
+    pytest.importorskip("xdist")
+    (tmp_path / "test_both.py").write_text(SIDE_BY_SIDE.format(log=str(tmp_path / "log")))
+    options = ["-n", 2, "-c", "/dev/null", "--rootdir", tmp_path, "--basetemp", tmp_path / "base"]
+    done = run([sys.executable, "-m", "pytest", *options, tmp_path], cwd=tmp_path)
+    done.expect(0, "16 passed")
+    rows = [line.split() for line in (tmp_path / "log").read_text().splitlines()]
+    spans = sorted((float(begin), float(end)) for _, _, begin, end in rows)
+    ends = accumulate((end for _, end in spans), max)
+    overlaps = [begin < end for end, (begin, _) in zip(ends, spans[1:])]
+    assert {worker for worker, _, _, _ in rows} == {"gw0", "gw1"}
+    assert len({made for _, made, _, _ in rows}) == 1
+    assert any(overlaps[:11]) and not any(overlaps[-4:])
 
 
 def test_world(mpirun):  # lines of processes may mix

@@ -156,6 +156,7 @@ def test_one_process_wants_a_timeline_and_another_does_not(built, tmp_path):
     run(argv, timeout=30).expect(78, "--profile True", "--profile False")
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(("barrier", "waits"), [("auto", False), ("strict", True)])
 def test_who_sends_waits_for_its_reader_only_where_barriers_are_strict(
     built, spmd_command, tmp_path, barrier, waits

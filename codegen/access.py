@@ -8,7 +8,7 @@ Always holds: resolving moves no data and changes no value.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from codegen import expr
@@ -68,6 +68,21 @@ class Resolver:
     constant: Callable[[Value, Any], Any]  # where a const's data lies
     runtime: Mapping[str, int]  # a run-time scalar's number
     bounds: int = 0
+    # what stands for long formulas of the index, so that offsets stay short
+    named: dict[Expr, Sym] = field(default_factory=dict)
+
+    def starts(self, op: Op) -> Index:
+        """Where a slice or an update begins."""
+        starts: Index = op.attrs["start"]
+        return tuple(self.name(e) for e in starts) if op.attrs.get("cut") else starts
+
+    def name(self, e: Expr) -> Expr:
+        """The same number by a short name, if its formula is long and stays what it is."""
+        if not expr.calls(e) or any(s.kind in ("counter", "var") for s in e.symbols()):
+            return e
+        if e not in self.named:
+            self.named[e] = Sym(f"at{len(self.named)}", "size")
+        return expr.symbol(self.named[e])
 
     def node(self, value: Value, index: Index) -> Node:
         """What stands at this index of the value."""
@@ -137,7 +152,7 @@ def _broadcast(self: Resolver, op: Op, index: Index) -> Node:
 
 def _slice(self: Resolver, op: Op, index: Index) -> Node:
     inner = tuple(
-        a + s * j for a, s, j in zip(op.attrs["start"], op.attrs["step"], index, strict=True)
+        a + s * j for a, s, j in zip(self.starts(op), op.attrs["step"], index, strict=True)
     )
     return self.node(op.operands[0], inner)
 

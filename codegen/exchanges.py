@@ -7,7 +7,7 @@ Always holds: what I pull from a member is what it says it sends to me, element 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from codegen import access, expr, mesh
@@ -43,7 +43,8 @@ class Exchanges:
         assert isinstance(node, Load), "what is sent lies in memory"
         found = access.affine(node.offset, loops)
         assert found is not None, "what is sent is strided"
-        return Box(node.buffer, found[0], value.type.shape, found[1])
+        formulas = {s: e for e, s in self.resolver.named.items()}
+        return Box(node.buffer, found[0].subst(formulas), value.type.shape, found[1])
 
     def permute(self, op: Op, me: Expr, member: Expr, there: There) -> Details:
         a = op.attrs
@@ -82,6 +83,16 @@ class Exchanges:
         into = _part(whole, a["concat"], offset, theirs.extent)
         return {"pull_from": theirs, "pull_into": into,
                 "send": _block(mine, a["split"], size, member), "pieces": True}  # fmt: skip
+
+    def redistribute(self, op: Op, me: Expr, member: Expr, there: There) -> Details:
+        mine, into = self.box(op.operands[0]), self.box(op.result)
+        have, want = op.attrs["have"], op.attrs["want"]
+        theirs = _bounds_at(have, there)
+        get, give = _common(theirs, want), _common(have, _bounds_at(want, there))
+        from_ = _between(_seen_from(mine, there), theirs, get)
+        to = _between(into, want, get)
+        return {"pull_from": from_, "pull_into": to, "send": _between(mine, have, give),
+                "pieces": True, "give_into": _at(to, me, member, there)}  # fmt: skip
 
     def reduce_scatter(self, op: Op, me: Expr, member: Expr, there: There) -> Details:
         mine = self.box(op.operands[0])
@@ -179,6 +190,34 @@ def _block(box: Box, dim: int, blocks: Expr, k: Expr) -> Box:
     return _part(box, dim, mesh.block_offset(e, blocks, k), extent)
 
 
+Bounds = Sequence[tuple[Expr, Expr]]
+
+
+def _bounds_at(bounds: Bounds, there: There) -> Bounds:
+    return [(low.subst(there), high.subst(there)) for low, high in bounds]
+
+
+def _common(a: Bounds, b: Bounds) -> Bounds:
+    """The elements in both."""
+    out = []
+    for (low, high), (first, last) in zip(a, b, strict=True):
+        begin = low if low == first else expr.maximum(low, first)
+        end = high if high == last else expr.minimum(high, last)
+        out.append((begin, end))
+    return out
+
+
+def _between(box: Box, held: Bounds, part: Bounds) -> Box:
+    """Of a box that holds some elements, these; empty where there are none."""
+    offset = box.offset
+    extent = []
+    for (low, high), (first, last), stride in zip(held, part, box.stride, strict=True):
+        offset = offset + stride * (first - low)
+        same = (first, last) == (low, high) or expr.nonneg(last - first)
+        extent.append(last - first if same else expr.maximum(last - first, 0))
+    return Box(box.buffer, offset, tuple(extent), box.stride)
+
+
 def _times(box: Box, condition: Expr) -> Box:
     """Empty where the condition is 0."""
     extent = box.extent or (expr.const(1),)
@@ -195,6 +234,7 @@ EXCHANGES: dict[str, Callable[..., Details]] = {
     "all_reduce": Exchanges.all_reduce,
     "all_gather": Exchanges.all_gather,
     "all_to_all": Exchanges.all_to_all,
+    "redistribute": Exchanges.redistribute,
     "reduce_scatter": Exchanges.reduce_scatter,
     "broadcast_from": Exchanges.broadcast_from,
     "gather_to": Exchanges.gather_to,

@@ -30,11 +30,15 @@ _ids = itertools.count()
 
 @dataclass(frozen=True)
 class ArrayType:
-    """dtype and shape. layout: of a global array (Graph level); None for a local one."""
+    """dtype and shape. layout: of a global array (Graph level); None for a local one.
+
+    free: nobody has chosen the layout, as of a literal, so that what is done with it may.
+    """
 
     dtype: DType
     shape: Shape
     layout: Layout | None = None
+    free: bool = field(default=False, compare=False)
 
     @property
     def ndim(self) -> int:

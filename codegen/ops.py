@@ -119,12 +119,13 @@ _ROWS = (
     # -- views: another index map of the operand, no work of their own -----------------------------
     OpRule("broadcast", "view", ("dims", "shape"), _reshaped,
            "dims[k]: the result dim of operand dim k (increasing); a 1 may stretch"),
-    OpRule("slice", "view", ("start", "step", "shape"), _reshaped,
-           "result[j] = operand[start + step * j]; start Exprs, step ints (not 0), in bounds"),
+    OpRule("slice", "view", ("start", "step", "shape", "cut?"), _reshaped,
+           "result[j] = operand[start + step * j]; start Exprs, step ints (not 0), in bounds; "
+           "cut: by the arithmetic of codegen.cuts"),
     OpRule("transpose", "view", ("perm",), _transpose, "result dim d is operand dim perm[d]"),
     OpRule("reshape", "view", ("shape",), _reshaped, "the same elements in row-major order"),
     # -- writes: the operand with something replaced -----------------------------------------------
-    OpRule("update", "update", ("start", "step"), _same,
+    OpRule("update", "update", ("start", "step", "cut?"), _same,
            "x with x[start + step * j] = v[j]; operands x, v; always in bounds"),
     # -- indices known only at run time; reads are clamped, writes beyond the ends dropped ---------
     OpRule("dynamic_slice", "compute", ("shape",), _reshaped,
@@ -157,6 +158,9 @@ _ROWS = (
     OpRule("all_to_all", "exchange", ("axes", "split", "concat", "var", "offset", "types"), _stated,
            "balanced block k of dim split goes to member k; pieces are joined along dim concat, "
            "member var's begins at `offset`"),
+    OpRule("redistribute", "exchange", ("axes", "have", "want", "types"), _stated,
+           "members hold the elements low … high - 1 of every dim that `have` says, and get those "
+           "that `want` says: halos, shifts, other layouts; each in the view of who holds or gets"),
     OpRule("broadcast_from", "exchange", ("axes", "root", "types"), _stated,
            "the root member's operand"),
     OpRule("gather_to", "exchange", ("axes", "dim", "var", "offset", "root", "types"), _stated,
@@ -179,6 +183,8 @@ _ROWS = (
            "from here on the symbol `counter` is the operand, a 0-d int64 that ranks agree on"),
     OpRule("branch", "control", ("on", "types"), _stated,
            "region number `on` (an Expr, clamped), or the operand if None; if: (else, then)"),
+    OpRule("relayout", "control", ("layout",), _same,
+           "Graph level: the same elements, laid out otherwise"),
     OpRule("shard_map", "control", ("in_layouts", "out_layouts", "types"), _stated,
            "Graph level: the region is one rank's view of the operands' shards"),
 )  # fmt: skip

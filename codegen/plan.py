@@ -364,4 +364,5 @@ class Plan:
     routes: tuple[Route, ...] = ()
     libraries: tuple[str, ...] = ()
     kernels: tuple[Any, ...] = ()
+    named: dict[Sym, Expr] = field(default_factory=dict)  # symbols that stand for formulas
     notes: dict[str, str] = field(default_factory=dict)

@@ -80,7 +80,7 @@ def attr_text(value: Any) -> str:
 
 
 # Attributes that repeat the result's type.
-_IN_TYPE = ("shape", "dtype", "types")
+_IN_TYPE = ("shape", "dtype", "types", "cut")
 
 
 def _op_text(op: Op, name: Callable[[Value], str]) -> str:

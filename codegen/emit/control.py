@@ -42,6 +42,7 @@ _KINDS = {
     "reduce_scatter": "SPMD_REDUCE_SCATTER",
     "all_gather": "SPMD_PULL",
     "all_to_all": "SPMD_PULL",
+    "redistribute": "SPMD_PULL",
     "broadcast_from": "SPMD_PULL",
     "gather_to": "SPMD_PULL",
     "scatter_from": "SPMD_PULL",
@@ -119,6 +120,8 @@ class ControlWriter:
 
         Symbols are spelled by their own names; `with_locals` declares those a function uses.
         """
+        e = e.subst({s: self.entry(self.plan.named[s], s.name) for s in e.symbols()
+                     if s in self.plan.named})  # fmt: skip
         moving = frozenset(s for s in e.symbols() if s.kind in ("counter", "var"))
         e = abstract(e, moving, self.constant_part)
         names = {s: local_name(s) for s in e.symbols()}
@@ -144,11 +147,11 @@ class ControlWriter:
             total = total + product
         return total
 
-    def entry(self, e: Expr) -> Expr:
+    def entry(self, e: Expr, hint: str = "") -> Expr:
         """An entry of the table filled at load, as a symbol."""
         if e.key not in self.at_load:
             taken = {name for _, name in self.at_load.values()}
-            base = entry_name(e) or self.hint
+            base = entry_name(e) or hint or self.hint
             name, count = base, 1
             while name in taken:
                 count += 1

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from codegen import dtypes
+from codegen.dtypes import DType
 from codegen.errors import InternalError, MatchingError
 from codegen.expr import IntLike, as_expr
 from codegen.functions import neutral
@@ -128,6 +129,33 @@ def _all_to_all(members: Sequence[Member], op: Op) -> list[list[Array]]:
     ]
 
 
+def _redistribute(members: Sequence[Member], op: Op) -> list[list[Array]]:
+    """Every element from the member that holds it; what nobody holds is nobody's."""
+    have = [[(m.eval(a), m.eval(b)) for a, b in op.attrs["have"]] for m in members]
+    (stated,) = op.attrs["types"]
+    out = []
+    for member in members:
+        want = [(member.eval(a), member.eval(b)) for a, b in op.attrs["want"]]
+        made = _poison([b - a for a, b in want], stated.dtype)
+        for held, source in zip(have, members, strict=True):
+            box = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(held, want, strict=True)]
+            if any(b <= a for a, b in box):
+                continue
+            into = tuple(slice(a - w, b - w) for (a, b), (w, _) in zip(box, want, strict=True))
+            part = tuple(slice(a - h, b - h) for (a, b), (h, _) in zip(box, held, strict=True))
+            made[into] = source.operands[0][part]
+        out.append([made])
+    return out
+
+
+def _poison(shape: Sequence[int], dtype: DType) -> Array:
+    """Elements that would be seen in a result."""
+    kind = dtypes.numpy_dtype(dtype)
+    made = np.empty(shape, kind)
+    made.view(np.uint8 if made.ndim else kind).fill(0xB5)
+    return made
+
+
 def _root(members: Sequence[Member], op: Op) -> int:
     roots = {m.eval(op.attrs["root"]) for m in members}
     if len(roots) > 1 or not 0 <= min(roots) < len(members):
@@ -181,6 +209,7 @@ EXCHANGE: dict[str, Exchange] = {
     "all_gather": _all_gather,
     "reduce_scatter": _reduce_scatter,
     "all_to_all": _all_to_all,
+    "redistribute": _redistribute,
     "broadcast_from": _broadcast_from,
     "gather_to": _gather_to,
     "scatter_from": _scatter_from,

@@ -261,6 +261,7 @@ REFERENCE: dict[str, Rule] = {
     "reduce": _reduce, "argreduce": _argreduce, "cumulative": _cumulative,
     "matmul": _matmul, "sort": _sort, "argsort": _argsort,
     "kernel": _kernel,
+    "relayout": lambda operands, _, __: [operands[0]],
 }  # fmt: skip
 
 

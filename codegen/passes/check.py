@@ -125,6 +125,7 @@ def _loop(op: Op) -> None:
 
 def _same_types(a: Sequence[ArrayType], b: Sequence[ArrayType]) -> bool:
     return len(a) == len(b) and all(
-        x.dtype == y.dtype and x.shape == y.shape and (x.layout or None) == (y.layout or None)
+        x.dtype == y.dtype and x.shape == y.shape
+        and ((x.layout or None) == (y.layout or None) or x.layout is None)
         for x, y in zip(a, b, strict=True)
     )

@@ -245,6 +245,14 @@ class _Matching:
             shape[s], shape[c] = block_extent(shape[s], n, me), whole
         self.shapes(op, tuple(shape), facts)
 
+    def redistribute(self, op: Op, facts: Facts) -> None:
+        """Members hold and get what is stated; that they hold all of it follows from the cuts."""
+        self.axes(op)
+        what = "members hold and get the elements that are stated"
+        for stated, value in ((op.attrs["have"], op.operands[0]), (op.attrs["want"], op.result)):
+            for (low, high), extent in zip(stated, value.type.shape, strict=True):
+                self.same(op, extent, high - low, facts, what)
+
     def joined(
         self, op: Op, axes: Axes, extent: Expr, facts: Facts, total: Expr, own: bool = False
     ) -> Expr:
@@ -287,6 +295,8 @@ class _Matching:
         self.box(op, op.operands[0].type.shape, op.operands[1].type.shape, facts)
 
     def box(self, op: Op, whole: Shape, part: Shape, facts: Facts) -> None:
+        if op.attrs.get("cut"):
+            return
         for dim in zip(op.attrs["start"], op.attrs["step"], part, whole, strict=True):
             self.range(op, *dim, part, facts)
 
@@ -338,6 +348,7 @@ _RULES: dict[str, Callable[[_Matching, Op, Facts], None]] = {
     "all_gather": _Matching.all_gather,
     "reduce_scatter": _Matching.reduce_scatter,
     "all_to_all": _Matching.all_to_all,
+    "redistribute": _Matching.redistribute,
     "broadcast_from": _Matching.broadcast_from,
     "gather_to": _Matching.gather_to,
     "scatter_from": _Matching.scatter_from,

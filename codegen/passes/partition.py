@@ -1,129 +1,300 @@
 """Graph to Program: from global arrays to one rank's view of them.
 
-Every global value becomes its shard, whose extents are expressions in the index; every shard_map
-becomes the ops of its region. Where an argument is laid out otherwise than the shard_map takes it,
-its split dims are gathered and the wanted part is cut out.
+Every global value becomes the parts that its uses need (codegen.demands), every op the local ops
+that compute them (codegen.localize), every shard_map the ops of its region. What a rank needs and
+does not hold is exchanged where the array is defined: halos, gathers, changes of layout.
 Always holds: the Program computes the Graph's values; no number of ranks is known.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from codegen import expr, mesh, ops
-from codegen.expr import Sym
-from codegen.ir import ArrayType, Module, Op, Output, Region, Shape, Value
-from codegen.mesh import Layout, Mesh
+from codegen import cuts, dtypes, expr, mesh, ops
+from codegen.cuts import Window
+from codegen.demands import Demands, home, layout_of
+from codegen.errors import Place
+from codegen.expr import Expr, Sym
+from codegen.ir import ArrayType, Module, Op, Output, Region, Value
+from codegen.localize import VIEWS
 
 
 def partition(graph: Module) -> Module:
     """The Program of a Graph."""
-    work = _Partition(graph.mesh)
+    work = _Partition(graph)
     inputs = []
     for i in graph.inputs:
-        local = Value(i.name, ArrayType(i.value.type.dtype, work.shard(i.shape, i.layout)))
-        work.local[i.value] = local
+        local = Value(i.name, work.local_type(i.value))
         inputs.append(replace(i, value=local))
-    body = work.region(graph.body)
-    outputs = tuple(Output(o.name, work.local[o.value], o.layout, o.shape) for o in graph.outputs)
+        work.have(i.value, local)
+    work.region(graph.body)
+    outputs = tuple(
+        Output(o.name, work.need(o.value, cuts.blocks(o.shape, o.layout)), o.layout, o.shape)
+        for o in graph.outputs
+    )
+    body = Region((), tuple(work.ops), ())
     return replace(graph, level="program", inputs=tuple(inputs), body=body, outputs=outputs)
 
 
 class _Partition:
-    def __init__(self, mesh_: Mesh) -> None:
-        self.mesh = mesh_
-        self.local: dict[Value, Value] = {}
+    def __init__(self, graph: Module) -> None:
+        self.mesh = graph.mesh
+        self.demands = Demands(graph)
+        self.rules = self.demands.rules
+        self.local: dict[Value, Value] = {}  # values of shard_maps, which are local already
+        self.parts: list[dict[Any, Value]] = [{}]  # what was made, per open region
         self.ops: list[Op] = []
+        self.made: dict[Value, Op] = {}
+        self.at: Op | None = None  # of the Graph, what is being made
+        self.asked: Place | None = None  # who wants what is fetched
 
-    def shard(self, shape: Shape, layout: Layout) -> Shape:
-        return tuple(
-            mesh.local_extent(self.mesh, e, entry) for e, entry in zip(shape, layout, strict=True)
-        )
+    # ---- building --------------------------------------------------------------------------------
 
-    def type(self, t: ArrayType) -> ArrayType:
-        return t if t.layout is None else ArrayType(t.dtype, self.shard(t.shape, t.layout))
+    def emit(self, kind: str, operands: Sequence[Value], attrs: Mapping[str, Any]) -> Value:
+        if kind in ("slice", "reshape"):
+            operands, attrs = self.through(kind, operands, attrs)
+            if operands[0].type.shape == attrs["shape"] and kind == "reshape":
+                return operands[0]
+        (t,) = ops.infer(kind, [v.type for v in operands], attrs)
+        name = self.at.results[0].name if self.at and self.at.results else operands[0].name
+        result = Value(name, t)
+        place = self.asked or (self.at.place if self.at else None)
+        self.ops.append(Op(kind, tuple(operands), (result,), attrs, (), place))
+        self.made[result] = self.ops[-1]
+        return result
 
-    def define(self, value: Value) -> Value:
-        self.local[value] = Value(value.name, self.type(value.type))
-        return self.local[value]
+    def through(
+        self, kind: str, operands: Sequence[Value], attrs: Mapping[str, Any]
+    ) -> tuple[Sequence[Value], Mapping[str, Any]]:
+        """A slice of a slice is a slice of what that one shows; so is a reshape."""
+        below = self.made.get(operands[0])
+        if below is None or below.kind != kind:
+            return operands, attrs
+        if kind == "slice":
+            inner = zip(below.attrs["start"], below.attrs["step"], strict=True)
+            outer = list(zip(attrs["start"], attrs["step"], strict=True))
+            start, step = [], []
+            for (a, k), (b, m) in zip(inner, outer, strict=True):
+                start.append(a + k * b)
+                step.append(k * m)
+            attrs = {**attrs, "start": tuple(start), "step": tuple(step)}
+        return below.operands, attrs
 
-    def region(self, region: Region) -> Region:
-        outer, self.ops = self.ops, []
-        args = tuple(self.define(v) for v in region.args)
+    def integer(self, e: Expr) -> Value:
+        if e.is_const:
+            attrs: dict[str, Any] = {"value": e.value, "dtype": dtypes.INT64, "shape": ()}
+            return self.remember(("integer", e), "full", (), attrs)
+        return self.remember(("integer", e), "expr", (), {"value": e, "dtype": dtypes.INT64})
+
+    def remember(
+        self, key: Any, kind: str, operands: Sequence[Value], attrs: Mapping[str, Any]
+    ) -> Value:
+        found = self.known(key)
+        if found is None:
+            found = self.parts[-1][key] = self.emit(kind, operands, attrs)
+        return found
+
+    def known(self, key: Any) -> Value | None:
+        return next((scope[key] for scope in reversed(self.parts) if key in scope), None)
+
+    def local_type(self, value: Value) -> ArrayType:
+        return ArrayType(value.type.dtype, cuts.extents(self.mesh, home(value)))
+
+    # ---- parts of values -------------------------------------------------------------------------
+
+    def need(self, value: Value, window: Window) -> Value:
+        """The part of a global value, made now if it is a view."""
+        key = (value, window)
+        found = self.known(key)
+        if found is not None:
+            return found
+        op = self.demands.defs.get(value)
+        if op is not None and op.kind in VIEWS:
+            made = self.make(op, window)
+        else:
+            parts = self.demands.of[value]
+            serves = parts.of.get(window)
+            held = None if serves is None else self.known((value, serves))
+            if serves is not None and held is not None:
+                made = self.rules.part(held, serves, window, self)
+            else:
+                made = self.fetch(value, window)
+        self.parts[-1][key] = made
+        return made
+
+    def make(self, op: Op, window: Window) -> Value:
+        """A part of the result of an op, of the parts of its operands."""
+        operands = [
+            self.need(v, w)
+            for v, w in zip(op.operands, self.rules.needs(op, window), strict=True)
+        ]
+        outer, self.at = self.at, op
+        made = self.rules.make(op, window, operands, self)
+        self.at = outer
+        return made
+
+    def have(self, value: Value, local: Value) -> None:
+        """A rank holds its blocks of a value: what else is wanted of it is fetched."""
+        self.parts[-1][value, home(value)] = local
+        self.fetch_wanted(value)
+
+    def fetch_wanted(self, value: Value) -> None:
+        parts = self.demands.of[value]
+        for window in parts.fetched:
+            self.asked = parts.places.get(window)
+            self.parts[-1][value, window] = self.fetch(value, window)
+            self.asked = None
+
+    # ---- exchange --------------------------------------------------------------------------------
+
+    def fetch(self, value: Value, window: Window) -> Value:
+        """A part that other ranks hold, out of the balanced blocks."""
+        have = list(home(value))
+        x = self.need(value, tuple(have))
+        layout = layout_of(value)
+        moved = [d for d, c in enumerate(window) if layout[d] and not c.inside(have[d])]
+        axes = tuple(a for a in self.mesh.names if any(a in layout[d] for d in moved))
+        coords = {self.mesh.axis(a).coord_sym for a in axes}
+        now = [
+            c if d not in moved and not _symbols(c, self.mesh) & coords else h
+            for d, (c, h) in enumerate(zip(window, have))
+        ]
+        x = self.rules.part(x, tuple(have), tuple(now), self)
+        if moved:
+            x, now = self.exchange(x, tuple(now), window, axes, moved)
+        return self.rules.part(x, tuple(now), window, self)
+
+    def exchange(
+        self, x: Value, have: Window, window: Window, axes: tuple[str, ...], moved: Sequence[int]
+    ) -> tuple[Value, list[cuts.Cut]]:
+        """What members along these axes hold becomes what they want of the dims that move."""
+        coords = {self.mesh.axis(a).coord_sym for a in axes}
+        now = [
+            c if d in moved or (_symbols(c, self.mesh) & coords) else h
+            for d, (c, h) in enumerate(zip(window, have))
+        ]
+        size = self.mesh.size(axes)
+        var = Sym("member", "var", expr.const(0), size - 1)
+        if len(moved) == 1 and not any(_symbols(c, self.mesh) & coords for c in now):
+            (d,) = moved
+            if now[d] == cuts.whole(have[d].extent):
+                offset = mesh.block_offset(have[d].extent, size, expr.symbol(var))
+                attrs: dict[str, Any] = {"axes": axes, "dim": d, "var": var, "offset": offset}
+                return self.stated("all_gather", x, attrs, now), now
+        changed = [d for d, (c, h) in enumerate(zip(now, have)) if c != h]
+        if len(moved) == 1 and len(changed) == 2:
+            (d,), (q,) = moved, [d for d in changed if d not in moved]
+            whole = now[d] == cuts.whole(have[d].extent)
+            if whole and have[q] == cuts.whole(have[q].last) and now[q] == cuts.block(
+                axes, have[q].last
+            ):
+                offset = mesh.block_offset(have[d].extent, size, expr.symbol(var))
+                attrs = {"axes": axes, "split": q, "concat": d, "var": var, "offset": offset}
+                return self.stated("all_to_all", x, attrs, now), now
+        attrs = {
+            "axes": axes,
+            "have": tuple(c.bounds(self.mesh) for c in have),
+            "want": tuple(c.bounds(self.mesh) for c in now),
+        }
+        return self.stated("redistribute", x, attrs, now), now
+
+    def stated(
+        self, kind: str, x: Value, attrs: dict[str, Any], now: Sequence[cuts.Cut]
+    ) -> Value:
+        shape = cuts.extents(self.mesh, tuple(now))
+        return self.emit(kind, (x,), {**attrs, "types": (ArrayType(x.type.dtype, shape),)})
+
+    # ---- ops -------------------------------------------------------------------------------------
+
+    def region(self, region: Region) -> None:
         for op in region.ops:
             self.op(op)
-        results = tuple(self.local[v] for v in region.results)
-        done, self.ops = Region(args, tuple(self.ops), results), outer
-        return done
 
     def op(self, op: Op) -> None:
+        if op.kind in VIEWS:
+            return
         if op.kind == "shard_map":
             self.shard_map(op)
-            return
-        operands = tuple(self.local[v] for v in op.operands)
-        regions = tuple(self.region(r) for r in op.regions)
+        elif op.kind in ("loop", "branch"):
+            self.control(op)
+        elif op.kind in ("print", "let", "scalar"):
+            operands = tuple(self.need(v, ()) for v in op.operands)
+            results = tuple(Value(v.name, ArrayType(v.type.dtype, ())) for v in op.results)
+            self.ops.append(Op(op.kind, operands, results, op.attrs, (), op.place))
+            for value, local in zip(op.results, results):
+                self.have(value, local)
+        else:
+            (value,) = op.results
+            for window in self.demands.of[value].made:
+                self.parts[-1][value, window] = self.make(op, window)
+            self.fetch_wanted(value)
+
+    def control(self, op: Op) -> None:
+        """A loop or a branch: what is carried lies in balanced blocks."""
+        operands = tuple(self.need(v, home(v)) for v in op.operands)
+        regions = []
+        for inner in op.regions:
+            outer, self.ops = self.ops, []
+            self.parts.append({})
+            args = tuple(Value(v.name, self.local_type(v)) for v in inner.args)
+            for value, local in zip(inner.args, args):
+                self.have(value, local)
+            self.region(inner)
+            ends = tuple(self.need(v, home(v)) for v in inner.results)
+            regions.append(Region(args, tuple(self.ops), ends))
+            self.parts.pop()
+            self.ops = outer
         attrs = dict(op.attrs)
         if "types" in attrs:
-            attrs["types"] = tuple(self.type(t) for t in attrs["types"])
-        results = tuple(self.define(v) for v in op.results)
-        self.ops.append(Op(op.kind, operands, results, attrs, regions, op.place))
+            attrs["types"] = tuple(self.local_type(v) for v in op.results)
+        results = tuple(Value(v.name, self.local_type(v)) for v in op.results)
+        self.ops.append(Op(op.kind, operands, results, attrs, tuple(regions), op.place))
+        for value, local in zip(op.results, results):
+            self.have(value, local)
 
     def shard_map(self, op: Op) -> None:
         (body,) = op.regions
         for arg, operand, layout in zip(
             body.args, op.operands, op.attrs["in_layouts"], strict=True
         ):
-            self.local[arg] = self.relayout(operand, layout, op)
+            self.asked = op.place
+            self.local[arg] = self.need(operand, cuts.blocks(operand.type.shape, layout))
+            self.asked = None
         for inner in body.ops:
-            self.op(inner)
+            self.copy(inner)
         for result, local in zip(op.results, body.results, strict=True):
-            self.local[result] = self.local[local]
+            self.have(result, self.of(local))
 
-    def relayout(self, value: Value, wanted: Layout, op: Op) -> Value:
-        """The shard of `value` under another layout: gather what is split otherwise, then cut."""
-        have = value.type.layout
-        assert have is not None, "an argument of shard_map is a global array"
-        x = self.local[value]
-        changed = [d for d, (a, b) in enumerate(zip(have, wanted, strict=True)) if a != b]
-        for d in changed:
-            if have[d]:
-                x = self.gather(x, d, have[d], value.type.shape, op)
-        if any(wanted[d] for d in changed):
-            x = self.cut(x, value.type.shape, [wanted[d] if d in changed else () for d in
-                                               range(len(wanted))], op)  # fmt: skip
-        return x
+    def of(self, value: Value) -> Value:
+        """A value met inside a shard_map: its own, or a 0-d one from around it."""
+        found = self.local.get(value)
+        return self.need(value, home(value)) if found is None else found
 
-    def gather(self, x: Value, dim: int, axes: tuple[str, ...], shape: Shape, op: Op) -> Value:
-        size = self.mesh.size(axes)
-        var = Sym("member", "var", expr.const(0), size - 1)
-        whole = (*x.type.shape[:dim], shape[dim], *x.type.shape[dim + 1 :])
-        attrs = {
-            "axes": axes, "dim": dim, "var": var,
-            "offset": mesh.block_offset(shape[dim], size, expr.symbol(var)),
-            "types": (ArrayType(x.type.dtype, whole),),
-        }  # fmt: skip
-        return self.emit("all_gather", (x,), attrs, op)
+    def copy(self, op: Op) -> None:
+        """An op inside a shard_map."""
+        operands = tuple(self.of(v) for v in op.operands)
+        regions = []
+        for inner in op.regions:
+            outer, self.ops = self.ops, []
+            self.parts.append({})
+            for value in inner.args:
+                self.define(value)
+            for o in inner.ops:
+                self.copy(o)
+            ends = tuple(self.of(v) for v in inner.results)
+            args = tuple(self.local[v] for v in inner.args)
+            regions.append(Region(args, tuple(self.ops), ends))
+            self.parts.pop()
+            self.ops = outer
+        results = tuple(self.define(v) for v in op.results)
+        self.ops.append(Op(op.kind, operands, results, op.attrs, tuple(regions), op.place))
 
-    def cut(self, x: Value, shape: Shape, entries: list[tuple[str, ...]], op: Op) -> Value:
-        start, extents = [], []
-        for d, entry in enumerate(entries):
-            if entry:
-                start.append(mesh.local_offset(self.mesh, shape[d], entry))
-                extents.append(mesh.local_extent(self.mesh, shape[d], entry))
-            else:
-                start.append(expr.const(0))
-                extents.append(x.type.shape[d])
-        step = (1,) * len(start)
-        return self.emit(
-            "slice", (x,), {"start": tuple(start), "step": step, "shape": tuple(extents)}, op
-        )
+    def define(self, value: Value) -> Value:
+        self.local[value] = Value(value.name, value.type)
+        return self.local[value]
 
-    def emit(
-        self, kind: str, operands: tuple[Value, ...], attrs: Mapping[str, Any], op: Op
-    ) -> Value:
-        (t,) = ops.infer(kind, [v.type for v in operands], attrs)
-        result = Value(operands[0].name, t)
-        self.ops.append(Op(kind, operands, (result,), attrs, (), op.place))
-        return result
+
+def _symbols(cut: cuts.Cut, mesh_: mesh.Mesh) -> set[Sym]:
+    return {s for e in cut.bounds(mesh_) for s in e.symbols()}

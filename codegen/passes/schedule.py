@@ -69,6 +69,7 @@ def schedule(
         tuple(work.buffers), tuple(work.constants.values()), inputs, outputs, program.returns,
         tuple(steps), program.conditions, work.counters, work.sites, program.routes,
         tuple(work.libraries), tuple(work.kernels.items()),
+        {s: e for e, s in work.resolver.named.items()},
     )  # fmt: skip
 
 
@@ -241,7 +242,7 @@ class _Schedule:
         loops = loop_vars(v.type.shape)
         index = positions(loops)
         at = tuple(
-            a + s * j for a, s, j in zip(op.attrs["start"], op.attrs["step"], index, strict=True)
+            a + s * j for a, s, j in zip(self.resolver.starts(op), op.attrs["step"], index)
         )
         node = self.resolver.node(v, index)
         self.add(Store(loops, into, ravel(at, op.result.type.shape), node, place=op.place))

@@ -23,7 +23,8 @@ _CHEAP = frozenset("add sub mul neg cast eq ne lt le gt ge select logical_and lo
 _TAKES_OVER = ("update", "dynamic_update", "scatter")
 # Ops that read a strided box where it lies.
 _IN_PLACE = (
-    "permute", "all_gather", "all_to_all", "broadcast_from", "gather_to", "scatter_from", "matmul",
+    "permute", "all_gather", "all_to_all", "redistribute", "broadcast_from", "gather_to",
+    "scatter_from", "matmul",
 )  # fmt: skip
 
 
@@ -198,7 +199,7 @@ class _Storing:
         if op.kind == "update":
             at = tuple(
                 a + s * j
-                for a, s, j in zip(op.attrs["start"], op.attrs["step"], index, strict=True)
+                for a, s, j in zip(resolver.starts(op), op.attrs["step"], index)
             )
             target = ravel(at, x.type.shape)
         for load in loads(resolver.node(v, index)):

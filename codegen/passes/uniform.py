@@ -85,7 +85,8 @@ class _Variance:
         elif op.kind == "let":
             self.counters[op.attrs["counter"].name] = self.values(op.operands)
         else:
-            axes = self.values(op.operands) | self.attr(list(op.attrs.values()))
+            attrs = {k: v for k, v in op.attrs.items() if k != "have"}
+            axes = self.values(op.operands) | self.attr(list(attrs.values()))
             if ops.OPS[op.kind].group == "exchange":
                 axes = self.exchanged(op, axes)
             for value in op.results:
@@ -116,6 +117,8 @@ class _Variance:
         members = frozenset(op.attrs["axes"])
         if op.kind in ("all_reduce", "all_gather", "broadcast_from"):
             return axes - members
+        if op.kind == "redistribute":
+            return (axes - members) | (self.attr(op.attrs["want"]) - self.alone)
         return axes | (members - self.alone)
 
     def branch(self, op: Op) -> None:

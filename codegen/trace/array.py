@@ -164,9 +164,11 @@ class Array:
                 found="an element that was read, or the 0-d result of an operation",
                 remedy="bind the name again: x = y",
             )
-        if self.storage.value.type.layout is not None:
-            raise global_error("writing into a global array")
-        self.storage.write(self.context, views.put(self.context, self.base, self.view, value))
+        new = views.put(self.context, self.base, self.view, value)
+        have = self.base.type
+        if have.layout and new.type.layout != have.layout and not have.free:
+            new = self.context.emit_one("relayout", new, layout=have.layout)
+        self.storage.write(self.context, new)
 
     def viewed(self, step: views.Step) -> Array:
         """Another array that shows part of the same storage."""
@@ -321,8 +323,11 @@ class Array:
     def fill(self, value: object) -> None:
         self[...] = value
 
-    def relayout(self, layout: object) -> NoReturn:
-        raise global_error("relayout")
+    def relayout(self, layout: object) -> Array:
+        """A new array with the same elements, laid out otherwise."""
+        from codegen.trace.mapping import relayout
+
+        return relayout(self, layout)
 
     def __getitem__(self, key: object) -> Any:
         from codegen.trace import index
@@ -471,10 +476,8 @@ def _numpy_array(x: Any, wanted: DType | None) -> np.ndarray[Any, Any]:
 
 
 def as_array(x: Any, dtype: Any = None) -> Array:
-    """The same array, or a new one around anything that `as_value` takes. Refuses global arrays."""
+    """The same array, or a new one around anything that `as_value` takes."""
     if isinstance(x, Array):
-        if x.is_global:
-            raise global_error("this operation")
         if dtype is None or element_type(dtype) == x.type.dtype:
             return x
         return wrap(x.context, as_value(x.context, x, dtype))

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from math import gcd
 from typing import Any, TypeVar
 
-from codegen import expr, ops
+from codegen import expr, ops, propagation
 from codegen.errors import Place, ProgramError
 from codegen.expr import Expr
 from codegen.ir import ArrayType, Condition, Input, Op, Region, Scalar, Value
@@ -146,7 +146,10 @@ class Context:
     ) -> tuple[Value, ...]:
         """Append an op to the open block; its results."""
         attrs = dict(attrs or {})
-        types = ops.infer(kind, [v.type for v in operands], attrs)
+        given = [v.type for v in operands]
+        types = ops.infer(kind, given, attrs)
+        if not self.rank_view:
+            types = [propagation.laid_out(kind, given, attrs, t) for t in types]
         place = place or user_place()
         hint = assigned_name(place) or kind
         results = tuple(
@@ -162,6 +165,7 @@ class Context:
 
     def remember(self, key: Any, make: Callable[[], T]) -> T:
         """What was computed under this key in an open region, or a new one made now."""
+        key = (self.rank_view > 0, key)
         for block in self.blocks:
             if key in block.memo:
                 found: T = block.memo[key]

@@ -15,7 +15,6 @@ from codegen.dtypes import DType
 from codegen.errors import ShapeError, UsageError
 from codegen.expr import Expr
 from codegen.ir import Shape
-from codegen.mesh import Layout, local_offset
 from codegen.trace import elementwise, mapping, view
 from codegen.trace.array import (
     Array,
@@ -39,12 +38,11 @@ Make = Callable[[Shape, Sequence[Expr]], Array]
 def _make(what: str, shape: Shape, layout: Any, make: Make) -> Array:
     """make(local shape, offsets) here, or on every rank of a new global array."""
     context = require_context(what)
-    if context.rank_view or (not shape and layout is None):
-        return make(shape, [expr.const(0)] * len(shape))
-    chosen: Layout = layout_of(context, layout, len(shape), what)
-    offsets = [local_offset(context.mesh, e, entry) for e, entry in zip(shape, chosen)]
-    local = mapping.local_shape(context.mesh, shape, chosen)
-    return mapping.per_rank(context, shape, chosen, lambda: make(local, offsets))
+    made = make(shape, [expr.const(0)] * len(shape))
+    if context.rank_view or layout is None:
+        return made
+    layout_of(context, layout, len(shape), what)
+    return mapping.relayout(made, layout)
 
 
 def full(shape: Any, value: Any, dtype: Any = None, layout: Any = None) -> Array:
@@ -198,13 +196,8 @@ def asarray(x: Any, dtype: Any = None, layout: Any = None, **_: Any) -> Array:
         return _local_array(x, dtype)
     data = np.asarray(x)
     data = data if dtype is None else data.astype(dtypes.numpy_dtype(element_type(dtype)))
-    shape = tuple(expr.const(n) for n in data.shape)
-    chosen = layout_of(context, layout, data.ndim, "spmd.asarray")
-    if not data.ndim:
-        return wrap(context, as_value(context, data), scalar=False)
-    return mapping.per_rank(
-        context, shape, chosen, lambda: mapping.shard_of_constant(context, data, chosen)
-    )
+    made = wrap(context, as_value(context, data), scalar=False)
+    return made if layout is None or not data.ndim else mapping.relayout(made, layout)
 
 
 def array(x: Any, dtype: Any = None, layout: Any = None, **_: Any) -> Array:

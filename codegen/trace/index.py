@@ -19,7 +19,7 @@ from codegen.expr import Expr
 from codegen.functions import BY_UFUNC
 from codegen.ir import Shape, Value
 from codegen.trace import elementwise, view
-from codegen.trace.array import Array, Number, as_array, global_error, unsupported, wrap
+from codegen.trace.array import Array, Number, as_array, unsupported, wrap
 from codegen.trace.context import Context, user_place
 from codegen.trace.number import expr_of
 
@@ -248,7 +248,6 @@ def basic_view(array: Array, items: Sequence[Item]) -> Array:
 
 def get(array: Array, key: Any) -> Array:
     """x[key]: a view; a new array for integer arrays and for single elements."""
-    _refuse_global(array)
     items, is_element = parse(array, key)
     if any(isinstance(i, Many) for i in items):
         base, plan = _gathered(array, items)
@@ -261,7 +260,6 @@ def get(array: Array, key: Any) -> Array:
 
 def set_(array: Array, key: Any, value: Any) -> None:
     """x[key] = value."""
-    _refuse_global(array)
     if (mask := _single_mask(array, key)) is not None:
         _set_masked(array, mask, value)
         return
@@ -273,11 +271,6 @@ def set_(array: Array, key: Any, value: Any) -> None:
     if isinstance(value, Array) and value.storage is array.storage and value.view == target.view:
         return  # the last act of x[key] += v: it has been written already
     elementwise.assign(target, value)
-
-
-def _refuse_global(array: Array) -> None:
-    if array.is_global:
-        raise global_error("a subscript")
 
 
 # ---- masks -----------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import numpy as np
 from codegen import expr, prove
 from codegen.errors import LayoutError, ProgramError, ShapeError, UsageError
 from codegen.expr import Expr, Sym
-from codegen.ir import ArrayType, Shape, Value, layout_text
+from codegen.ir import ArrayType, Shape, Value
 from codegen.mesh import Layout, LayoutEntry, Mesh, block_extent, local_extent, local_offset
 from codegen.trace import tree
 from codegen.trace.array import Array, Number, as_array, as_value, wrap
@@ -124,14 +124,8 @@ class _Arguments:
             if given:
                 wanted = layout_of(context, spec, x.ndim, "in_layouts", pad)
                 if wanted != layout:
-                    raise LayoutError(
-                        "in_layouts differ from the layout of the argument",
-                        place=user_place(),
-                        expected=f"{layout_text(layout)}, the array's own",
-                        found=layout_text(wanted),
-                        remedy="declare the array with that layout (relayout is not available "
-                        "yet), or leave in_layouts out",
-                    )
+                    value = context.emit_one("relayout", value, layout=wanted)
+                    layout = wanted
             position = len(self.operands)
             self.operands.append(value)
             self.layouts.append(layout)
@@ -370,6 +364,21 @@ def per_rank(context: Context, shape: Shape, layout: Layout, make: Callable[[], 
     attrs = {"in_layouts": (), "out_layouts": (layout,), "types": (result,)}
     (array,) = context.emit("shard_map", (), attrs, (region,), ("made",))
     return wrap(context, array, scalar=False)
+
+
+def relayout(x: Array, spec: Any) -> Array:
+    """The same elements over other axes: a new array."""
+    context = x.context
+    if context.rank_view:
+        raise ProgramError(
+            "relayout of one rank's array",
+            place=user_place(),
+            expected="a global array, outside shard_map",
+            found=str(x.type),
+            remedy="all_gather, all_to_all and psum_scatter move data between ranks",
+        )
+    wanted = layout_of(context, spec, x.ndim, "relayout")
+    return wrap(context, context.emit_one("relayout", x.read(), layout=wanted), scalar=False)
 
 
 def replicated_constant(context: Context, data: np.ndarray[Any, Any]) -> Array:

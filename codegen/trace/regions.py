@@ -174,8 +174,11 @@ def _same_arrays(a: Any, b: Any) -> bool:
 
 
 def value_of(context: Context, leaf: Any, t: LeafType) -> Value:
-    """The value of a leaf in the element type that was agreed."""
-    return as_value(context, leaf, t.dtype)
+    """The value of a leaf in the element type and layout that were agreed."""
+    value = as_value(context, leaf, t.dtype)
+    if t.layout and not context.rank_view and value.type.layout != t.layout:
+        value = context.emit_one("relayout", value, layout=t.layout)
+    return value
 
 
 def array_of(context: Context, value: Value, t: LeafType) -> Array:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from codegen import dtypes, expr
+from codegen import dtypes, expr, propagation
 from codegen.dtypes import DType
 from codegen.ir import ArrayType, Shape
 from codegen.mesh import Layout
@@ -177,10 +177,11 @@ class LeafType:
     layout: Layout | None = None
     weak: bool = field(default=False, compare=True)
     scalar: bool = field(default=True, compare=False)
+    free: bool = field(default=False, compare=False)  # the layout is nobody's choice
 
     @property
     def array(self) -> ArrayType:
-        return ArrayType(self.dtype, self.shape, self.layout)
+        return ArrayType(self.dtype, self.shape, self.layout, self.free)
 
     def __str__(self) -> str:
         return str(self.array)
@@ -190,7 +191,9 @@ def leaf_type(x: Any) -> LeafType | None:
     """None for what is no array and no number."""
     if isinstance(x, Array):
         t = x.type
-        return LeafType(t.dtype, t.shape, t.layout, x.weak and t.dtype.kind != "b", x.scalar)
+        layout = t.layout or None  # a 0-d array has none to speak of
+        weak = x.weak and t.dtype.kind != "b"
+        return LeafType(t.dtype, t.shape, layout, weak, x.scalar, t.free)
     if isinstance(x, Number):
         return LeafType(dtypes.BOOL) if x.truth else LeafType(dtypes.INT64, weak=True)
     if isinstance(x, bool):
@@ -214,21 +217,33 @@ def joined(a: LeafType, b: LeafType) -> LeafType | None:
     """One type for both: a weak one adapts to the other; None where they do not agree."""
     from codegen.trace.elementwise import same_extent
 
-    if len(a.shape) != len(b.shape) or a.layout != b.layout:
+    if len(a.shape) != len(b.shape):
         return None
+    layout = _joined_layout(a, b)
     if not all(same_extent(m, n) for m, n in zip(a.shape, b.shape)):
         return None
     if a.dtype == b.dtype:
-        return LeafType(a.dtype, a.shape, a.layout, a.weak and b.weak, a.scalar and b.scalar)
+        return LeafType(
+            a.dtype, a.shape, layout, a.weak and b.weak, a.scalar and b.scalar, a.free and b.free
+        )
     if not (a.weak or b.weak):
         return None
     strong, weak = (b, a) if a.weak else (a, b)
     if strong.weak:
         dtype = max(strong.dtype, weak.dtype, key=lambda d: _GRADE[d.kind])
-        return LeafType(dtype, a.shape, a.layout, True, a.scalar and b.scalar)
+        return LeafType(dtype, a.shape, layout, True, a.scalar and b.scalar)
     if _GRADE[weak.dtype.kind] > _GRADE[strong.dtype.kind]:
         return None
-    return LeafType(strong.dtype, a.shape, a.layout, False, a.scalar and b.scalar)
+    return LeafType(strong.dtype, a.shape, layout, False, a.scalar and b.scalar)
+
+
+def _joined_layout(a: LeafType, b: LeafType) -> Layout | None:
+    """Of what is carried, or comes from one arm or another: chosen ones win over free ones."""
+    if not a.layout or not b.layout:
+        return a.layout or b.layout
+    if a.free != b.free:
+        return b.layout if a.free else a.layout
+    return propagation.joined([a.layout, b.layout])
 
 
 def same(a: Any, b: Any) -> bool:

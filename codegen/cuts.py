@@ -1,0 +1,263 @@
+"""Which part of a dim a rank holds or needs, as a formula of its position: a Cut; a Window has one
+per dim.
+
+A Cut follows the balanced blocks of some dim: element j is mine where step * j + shift lies in my
+block, for a shift between `least` and `most`, clipped to first <= j < last. So what is aligned with
+an array's shards, a shifted or strided slice of it say, keeps to them, and a halo is a wider Cut.
+Always holds: low and high of a Cut are Exprs in coordinates, and low <= high.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from codegen import expr
+from codegen.expr import Expr, IntLike, Sym, const
+from codegen.ir import Shape
+from codegen.mesh import Layout, LayoutEntry, Mesh, local_extent, local_offset
+
+ZERO = const(0)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """axes: that split the dim `extent` whose blocks are followed; (): first … last on all ranks.
+
+    given: low and high themselves, where no blocks are followed.
+    """
+
+    axes: LayoutEntry
+    first: Expr
+    last: Expr
+    extent: Expr = ZERO
+    least: Expr = ZERO
+    most: Expr = ZERO
+    step: int = 1
+    given: tuple[Expr, Expr] | None = None
+    open: bool = False  # not clipped: what lies beyond the ends is there, and nobody's
+
+    def bounds(self, mesh: Mesh) -> tuple[Expr, Expr]:
+        """The first element, and the one after the last."""
+        if self.given is not None:
+            return self.given
+        if not self.axes:
+            return self.first, self.last
+        return _bounds(self, mesh)
+
+    def _at(self, begin: Expr, end: Expr) -> tuple[Expr, Expr]:
+        """Not clipped, where my block is begin … end - 1."""
+        if self.step > 0:
+            return _ceil(begin - self.most, self.step), _ceil(end - self.least, self.step)
+        return (self.least - end) // -self.step + 1, (self.most - begin) // -self.step + 1
+
+    def clipped(self, mesh: Mesh) -> tuple[Expr, Expr]:
+        begin = local_offset(mesh, self.extent, self.axes)
+        bounds = self._at(begin, begin + local_extent(mesh, self.extent, self.axes))
+        if self.open:
+            return bounds
+        at_first, at_last = self._at(ZERO, ZERO), self._at(self.extent, self.extent)
+        if self.step < 0:
+            at_first, at_last = at_last, at_first
+        low, high = (
+            _clipped(e, self.first, self.last, least, most)
+            for e, least, most in zip(bounds, at_first, at_last)
+        )
+        return low, high
+
+    def follows(self, other: Cut) -> bool:
+        """Whether both follow the same blocks in the same steps."""
+        return (
+            bool(self.axes) and self.given is None and other.given is None
+            and (self.axes, self.extent, self.step) == (other.axes, other.extent, other.step)
+        )  # fmt: skip
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is evidently nothing in it."""
+        low, high = self.given or (self.first, self.last)
+        return low == high
+
+    def inside(self, other: Cut) -> bool:
+        """Whether it is evident that every rank's part lies in its part by another cut."""
+        if self == other or self.empty:
+            return True
+        if not self.axes and not other.axes and self.given is None is other.given:
+            return expr.nonneg(self.first - other.first) and expr.nonneg(other.last - self.last)
+        return (
+            self.follows(other)
+            and expr.nonneg(self.least - other.least) and expr.nonneg(other.most - self.most)
+            and expr.nonneg(self.first - other.first) and expr.nonneg(other.last - self.last)
+        )  # fmt: skip
+
+    def opened(self) -> Cut:
+        """Without clipping, so that its bounds are simple formulas."""
+        return replace(self, open=True) if self.axes and self.given is None else self
+
+    def symbols(self) -> set[Sym]:
+        parts = [self.first, self.last, self.extent, self.least, self.most, *(self.given or ())]
+        return set().union(*(e.symbols() for e in parts))
+
+
+@lru_cache(maxsize=4096)
+def _bounds(cut: Cut, mesh: Mesh) -> tuple[Expr, Expr]:
+    return cut.clipped(mesh)
+
+
+def _clipped(e: Expr, first: Expr, last: Expr, least: Expr, most: Expr) -> Expr:
+    """e, known to lie within least … most, between first and last."""
+    if not expr.nonneg(last - most):
+        e = expr.minimum(e, last)
+    return e if expr.nonneg(least - first) else expr.maximum(e, first)
+
+
+Window = tuple[Cut, ...]
+
+# How far apart parts may lie that are fetched together as one: elements.
+NEAR = 64
+
+
+def whole(extent: IntLike) -> Cut:
+    return Cut((), ZERO, expr.as_expr(extent))
+
+
+def fixed(first: IntLike, last: IntLike) -> Cut:
+    return Cut((), expr.as_expr(first), expr.as_expr(last))
+
+
+def block(axes: LayoutEntry, extent: Expr) -> Cut:
+    """Balanced blocks."""
+    return Cut(axes, ZERO, extent, extent) if axes else whole(extent)
+
+
+def given(axes: LayoutEntry, low: Expr, high: Expr) -> Cut:
+    return Cut(axes, low, high, given=(low, high))
+
+
+def blocks(shape: Shape, layout: Layout) -> Window:
+    """What a rank holds of an array of this layout."""
+    return tuple(block(entry, e) for e, entry in zip(shape, layout, strict=True))
+
+
+def extents(mesh: Mesh, window: Window) -> Shape:
+    return tuple(high - low for low, high in (c.bounds(mesh) for c in window))
+
+
+def lows(mesh: Mesh, window: Window) -> Shape:
+    return tuple(c.bounds(mesh)[0] for c in window)
+
+
+def symbols(window: Window) -> set[Sym]:
+    return set().union(*(c.symbols() for c in window)) if window else set()
+
+
+# ---- through slices ------------------------------------------------------------------------------
+
+
+def of_operand(cut: Cut, start: Expr, step: int, mesh: Mesh) -> Cut:
+    """Where element j is operand[start + step * j]: the operand's part for this one of j."""
+    first, last = _covered(cut.first, cut.last, start, step)
+    if cut.given is None and not cut.axes:
+        return fixed(first, last)
+    if cut.given is not None or cut.step % step:
+        return given(cut.axes, *_covered(*cut.bounds(mesh), start, step))
+    by = cut.step // step
+    moved = {"least": cut.least - by * start, "most": cut.most - by * start}
+    return replace(cut, first=first, last=last, step=by, **moved)
+
+
+def of_result(cut: Cut, start: Expr, step: int, extent: Expr, mesh: Mesh) -> Cut:
+    """Those j of a slice start + step * j, j < extent, that lie in this part of the operand."""
+    if cut.given is not None:
+        return given(cut.axes, *_within(*cut.given, start, step, extent))
+    first, last = _within(cut.first, cut.last, start, step, extent)
+    if not cut.axes:
+        return fixed(first, last)
+    moved = {"least": cut.least + cut.step * start, "most": cut.most + cut.step * start}
+    return replace(cut, first=first, last=last, step=cut.step * step, **moved)
+
+
+def _covered(low: Expr, high: Expr, start: Expr, step: int) -> tuple[Expr, Expr]:
+    """The least and one more than the greatest of start + step * j, low <= j < high."""
+    if step == 1:
+        return low + start, high + start
+    if step == -1:
+        return start - high + 1, start - low + 1
+    size = abs(step)
+    span = expr.maximum((high - low - 1) * size + 1, 0)
+    begin = start + step * low if step > 0 else start + step * (high - 1)
+    return begin, begin + span
+
+
+def _within(low: Expr, high: Expr, start: Expr, step: int, extent: Expr) -> tuple[Expr, Expr]:
+    """Bounds of the j, 0 <= j < extent, with low <= start + step * j < high."""
+    if step > 0:
+        first, last = _ceil(low - start, step), _ceil(high - start, step)
+    else:
+        first, last = (start - high) // -step + 1, (start - low) // -step + 1
+    return _clip(first, extent), _clip(last, extent)
+
+
+def _clip(e: Expr, extent: Expr) -> Expr:
+    if not expr.nonneg(extent - e):
+        e = expr.minimum(e, extent)
+    return e if expr.nonneg(e) else expr.maximum(e, 0)
+
+
+def _ceil(e: Expr, step: int) -> Expr:
+    return e if step == 1 else -((-e) // step)
+
+
+# ---- several uses of one array -------------------------------------------------------------------
+
+
+def hull(a: Cut, b: Cut) -> Cut | None:
+    """The least cut that has both in it, where they lie near each other; else None."""
+    if a == b or b.inside(a):
+        return a
+    if a.inside(b):
+        return b
+    if not a.axes and not b.axes and a.given is None is b.given:
+        gap = expr.maximum(a.first, b.first) - expr.minimum(a.last, b.last)
+        near = gap.is_const and gap.value <= NEAR
+        return fixed(_least(a.first, b.first), _most(a.last, b.last)) if near else None
+    if not a.follows(b):
+        return None
+    least, most = _least(a.least, b.least), _most(a.most, b.most)
+    if not (most - least).is_const or (most - least).value > NEAR * abs(a.step):
+        return None
+    first, last = _least(a.first, b.first), _most(a.last, b.last)
+    return replace(a, first=first, last=last, least=least, most=most)
+
+
+def hull_of(a: Window, b: Window) -> Window | None:
+    out = []
+    for one, other in zip(a, b, strict=True):
+        joined = hull(one, other)
+        if joined is None:
+            return None
+        out.append(joined)
+    return tuple(out)
+
+
+def gather(windows: Sequence[Window]) -> list[Window]:
+    """As few windows as possible that cover these; each one's parts lie near each other."""
+    out: list[Window] = []
+    for window in windows:
+        for k, known in enumerate(out):
+            joined = hull_of(known, window)
+            if joined is not None:
+                out[k] = joined
+                break
+        else:
+            out.append(window)
+    return out
+
+
+def _least(a: Expr, b: Expr) -> Expr:
+    return a if expr.nonneg(b - a) else b if expr.nonneg(a - b) else expr.minimum(a, b)
+
+
+def _most(a: Expr, b: Expr) -> Expr:
+    return a if expr.nonneg(a - b) else b if expr.nonneg(b - a) else expr.maximum(a, b)

@@ -1,0 +1,178 @@
+"""Which parts of every global array are wanted, and how a rank comes by them.
+
+Goes in: a Graph. Backwards over it, every use names the part that it needs of its operands; views
+pass that on, so temporaries follow the arrays they are written to. Comes out, per value: the parts
+computed where it is defined, the parts fetched from other ranks, and which of them serves a use.
+Always holds: a part that is fetched comes out of balanced blocks, which are then made too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from codegen import cuts
+from codegen.cuts import Window
+from codegen.errors import Place
+from codegen.expr import Sym
+from codegen.ir import Module, Op, Region, Value, free_values
+from codegen.localize import OVERLAPPING, VIEWS, Localizer
+from codegen.mesh import Layout, LayoutEntry
+
+
+@dataclass
+class Parts:
+    """made: computed (or held) by each rank. fetched: from others. of: what serves a use."""
+
+    made: list[Window] = field(default_factory=list)
+    fetched: list[Window] = field(default_factory=list)
+    of: dict[Window, Window] = field(default_factory=dict)
+    places: dict[Window, Place | None] = field(default_factory=dict)  # who wants what is fetched
+
+
+# Ops whose results lie in balanced blocks, whoever wants them.
+_HELD = frozenset({"loop", "branch", "shard_map", "relayout", "cumulative"})
+
+
+def home(value: Value) -> Window:
+    """The balanced blocks of a value's layout."""
+    return cuts.blocks(value.type.shape, layout_of(value))
+
+
+def layout_of(value: Value) -> Layout:
+    return value.type.layout or ((),) * value.type.ndim
+
+
+class Demands:
+    """of: per value that is no view."""
+
+    def __init__(self, graph: Module) -> None:
+        self.graph = graph
+        self.defs: dict[Value, Op] = {}
+        self.rules = Localizer(graph.mesh, self.defs, self.entry)
+        self.position: dict[Value, int] = {}
+        self.begins: dict[Sym, int] = {}  # where a counter gets its value
+        self.clock = 0
+        self.of: dict[Value, Parts] = {}
+        self.wanted: dict[Value, dict[Window, Place | None]] = {}
+        self.from_home: set[Value] = set()  # wanted in parts that only a use can name
+        self.passed: set[tuple[Value, Window]] = set()
+        self.inputs = [i.value for i in graph.inputs]
+        self.number(graph.body)
+        for o in graph.outputs:
+            self.want(o.value, cuts.blocks(o.shape, o.layout), None)
+        self.region(graph.body)
+        for value in self.inputs:
+            self.settle(value, None)
+
+    def entry(self, value: Value, dim: int) -> LayoutEntry:
+        return layout_of(value)[dim]
+
+    def number(self, region: Region) -> None:
+        """When values and counters come to be, in program order."""
+        for op in region.ops:
+            self.clock += 1
+            if op.kind in ("loop", "branch"):
+                if (counter := op.attrs.get("counter")) is not None:
+                    self.begins[counter] = self.clock
+                for inner in op.regions:
+                    self.clock += 1
+                    self.position.update(dict.fromkeys(inner.args, self.clock))
+                    self.number(inner)
+                self.clock += 1
+            elif op.kind == "let":
+                self.begins[op.attrs["counter"]] = self.clock
+            for value in op.results:
+                self.defs[value] = op
+                self.position[value] = self.clock
+
+    # ---- backwards -------------------------------------------------------------------------------
+
+    def want(self, value: Value, window: Window, place: Place | None) -> None:
+        op = self.defs.get(value)
+        if op is not None and op.kind in VIEWS:
+            if (value, window) not in self.passed:
+                self.passed.add((value, window))
+                self.want_operands(op, window, place)
+            return
+        at = self.position.get(value, 0)
+        if any(self.begins.get(s, 0) > at for s in cuts.symbols(window)):
+            self.from_home.add(value)
+        else:
+            self.wanted.setdefault(value, {}).setdefault(window, place)
+
+    def want_operands(self, op: Op, window: Window, place: Place | None) -> None:
+        for operand, needed in zip(op.operands, self.rules.needs(op, window), strict=True):
+            self.want(operand, needed, place)
+
+    def region(self, region: Region) -> None:
+        for op in reversed(region.ops):
+            self.op(op)
+
+    def op(self, op: Op) -> None:
+        if op.kind in VIEWS:
+            return
+        for value in op.results:
+            self.settle(value, op)
+        if op.kind == "shard_map":
+            for operand, layout in zip(op.operands, op.attrs["in_layouts"], strict=True):
+                self.want(operand, cuts.blocks(operand.type.shape, layout), op.place)
+            for value in free_values(op.regions[0]):
+                self.want(value, home(value), op.place)
+        elif op.kind in ("loop", "branch"):
+            for inner in op.regions:
+                for value in inner.results:
+                    self.want(value, home(value), op.place)
+                self.region(inner)
+                for value in inner.args:
+                    self.settle(value, None)
+            for operand in op.operands:
+                self.want(operand, home(operand), op.place)
+        elif op.kind in ("print", "let"):
+            for operand in op.operands:
+                self.want(operand, (), op.place)
+        elif op.kind != "scalar":
+            (value,) = op.results
+            for window in self.of[value].made:
+                self.want_operands(op, window, op.place)
+
+    # ---- how a value comes to its parts ----------------------------------------------------------
+
+    def settle(self, value: Value, op: Op | None) -> None:
+        """All uses of a value are known: what is made, what is fetched."""
+        wanted = self.wanted.get(value, {})
+        blocks = home(value)
+        parts = self.of[value] = Parts()
+        held = op is None or op.kind in _HELD
+        if not held and not wanted and value not in self.from_home:
+            return  # nobody uses it
+        if not held and value not in self.from_home:
+            one = cuts.gather(list(wanted)) if op and op.kind in OVERLAPPING else list(wanted)
+            if len(one) == 1 or all(_inside(w, one[0]) for w in one):
+                parts.made = one[:1]
+                parts.of = dict.fromkeys(wanted, one[0])
+                return
+        parts.made = [blocks]
+        outside = [w for w in wanted if not _inside(w, blocks)]
+        parts.fetched = [
+            tuple(
+                c.opened() if c.follows(b) and not c.inside(b) else c
+                for c, b in zip(window, blocks, strict=True)
+            )
+            for window in cuts.gather(outside)
+        ]
+        for window, place in wanted.items():
+            serves = next((g for g in parts.fetched if _inside(window, g)), blocks)
+            parts.of[window] = blocks if _inside(window, blocks) else serves
+            parts.places.setdefault(parts.of[window], place)
+
+
+def _inside(a: Window, b: Window) -> bool:
+    return all(x.inside(y) for x, y in zip(a, b, strict=True))
+
+
+def exchanged(demands: Demands) -> Iterator[tuple[Value, Window]]:
+    """Every part that is fetched."""
+    for value, parts in demands.of.items():
+        for window in parts.fetched:
+            yield value, window

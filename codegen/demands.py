@@ -8,6 +8,7 @@ Always holds: a part that is fetched comes out of balanced blocks, which are the
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -64,6 +65,9 @@ class Demands:
         self.region(graph.body)
         for value in self.inputs:
             self.settle(value, None)
+        self.uses = Counter(_used(graph.body))
+        self.uses.update(o.value for o in graph.outputs)
+        self.sums(graph.body)
 
     def entry(self, value: Value, dim: int) -> LayoutEntry:
         return layout_of(value)[dim]
@@ -136,6 +140,22 @@ class Demands:
             for window in self.of[value].made:
                 self.want_operands(op, window, op.place)
 
+    def sums(self, region: Region) -> None:
+        """Sums that are added to each other are added first and reduced once."""
+        axes: dict[Value, tuple[str, ...]] = {}
+        for op in region.ops:
+            if op.kind in ("loop", "branch"):
+                for inner in op.regions:
+                    self.sums(inner)
+            elif op.kind in ("reduce", "matmul") and len(self.of[op.result].made) == 1:
+                axes[op.result] = self.rules.summed(op, self.of[op.result].made[0])
+            elif op.kind == "map" and op.attrs["fn"] in ("add", "sub"):
+                a, b = op.operands
+                alone = self.uses[a] == self.uses[b] == 1 and len(self.of[op.result].made) == 1
+                if alone and axes.get(a) and axes.get(a) == axes.get(b):
+                    axes[op.result] = self.rules.partial[op.result] = axes[a]
+                    self.rules.later |= {a, b}
+
     # ---- how a value comes to its parts ----------------------------------------------------------
 
     def settle(self, value: Value, op: Op | None) -> None:
@@ -167,12 +187,15 @@ class Demands:
             parts.places.setdefault(parts.of[window], place)
 
 
+def _used(region: Region) -> Iterator[Value]:
+    """Every use of a value, those in inner regions too."""
+    for op in region.ops:
+        yield from op.operands
+        for inner in op.regions:
+            yield from _used(inner)
+    yield from region.results
+
+
 def _inside(a: Window, b: Window) -> bool:
     return all(x.inside(y) for x, y in zip(a, b, strict=True))
 
-
-def exchanged(demands: Demands) -> Iterator[tuple[Value, Window]]:
-    """Every part that is fetched."""
-    for value, parts in demands.of.items():
-        for window in parts.fetched:
-            yield value, window

@@ -8,13 +8,14 @@ Always holds: what is computed equals the same elements of the global result.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from codegen import cuts, dtypes, expr, reshapes
 from codegen.cuts import Cut, Window
+from codegen.dtypes import DType
 from codegen.expr import Expr
-from codegen.ir import Op, Shape, Value
+from codegen.ir import ArrayType, Op, Shape, Value
 from codegen.mesh import LayoutEntry, Mesh
 
 # Ops that are no work of their own, or hardly any: computed anew wherever a part is wanted.
@@ -44,6 +45,10 @@ class Localizer:
         self.mesh = mesh
         self.defs = defs
         self.entry = entry
+        # sums of which each rank has its own part, and those that are added to others before they
+        # are reduced
+        self.partial: dict[Value, tuple[str, ...]] = {}
+        self.later: set[Value] = set()
 
     def needs(self, op: Op, window: Window) -> list[Window]:
         """The part of each operand for this part of the result. Window () for 0-d operands."""
@@ -95,7 +100,11 @@ class Localizer:
         return []
 
     def _map(self, op: Op, window: Window, operands: list[Value], build: Builder) -> Value:
-        return build.emit("map", operands, op.attrs)
+        value = build.emit("map", operands, op.attrs)
+        axes = self.partial.get(op.result)
+        if axes and op.result not in self.later:
+            value = build.emit("all_reduce", (value,), {"axes": axes, "fn": "add"})
+        return value
 
     def _operand(self, op: Op, window: Window, operands: list[Value], build: Builder) -> Value:
         return operands[0]
@@ -271,24 +280,67 @@ class Localizer:
     # ---- what combines elements ------------------------------------------------------------------
 
     def _reduce_needs(self, op: Op, window: Window) -> list[Window]:
-        (x,), kept = op.operands, iter(window)
-        return [tuple(
-            self.natural(x, d) if d in op.attrs["dims"] else next(kept)
-            for d in range(x.type.ndim)
-        )]  # fmt: skip
+        (x,) = op.operands
+        inner = {d: self.natural(x, d) for d in op.attrs["dims"]}
+        kept = iter(self.computed(op, window, inner.values()))
+        return [tuple(inner[d] if d in inner else next(kept) for d in range(x.type.ndim))]
 
-    def split(self, window: Window, dims: Sequence[int]) -> tuple[str, ...]:
-        """The axes that part these dims, in the mesh's order."""
-        found = {a for d in dims for a in window[d].axes}
-        return tuple(a for a in self.mesh.names if a in found)
+    def summed(self, op: Op, window: Window) -> tuple[str, ...]:
+        """The axes over which a sum is still to be reduced when each rank has its own part; () for
+        other ops, and where the result is wanted in parts."""
+        if op.result.type.dtype != dtypes.folded_in(op.result.type.dtype):
+            return ()
+        if op.kind == "matmul":
+            inner = [self._between(op, window)]
+        elif op.kind == "reduce" and op.attrs["fn"] == "add":
+            inner = [self.natural(op.operands[0], d) for d in op.attrs["dims"]]
+        else:
+            return self.partial.get(op.result, ())
+        if self.computed(op, window, inner) != window:
+            return ()
+        return tuple(a for a in self.mesh.names if any(a in c.axes for c in inner))
+
+    def computed(self, op: Op, window: Window, inner: Iterable[Cut]) -> Window:
+        """Of a result that combines dims cut so: what each rank computes. No axis cuts two dims."""
+        used = {a for c in inner for a in c.axes}
+        shape = op.result.type.shape
+        return tuple(cuts.whole(e) if used & set(c.axes) else c for c, e in zip(window, shape))
+
+    def combined(
+        self, op: Op, window: Window, inner: Sequence[Cut], value: Value, fn: str, build: Builder
+    ) -> Value:
+        """What each rank computed of its own elements of the inner dims, over all ranks."""
+        axes = tuple(a for a in self.mesh.names if any(a in c.axes for c in inner))
+        held = self.computed(op, window, inner)
+        if not axes or op.result in self.later:
+            return self.part(value, held, window, build)
+        value = self.wide(value, build)
+        cut = [d for d, (c, h) in enumerate(zip(window, held)) if c != h]
+        if len(cut) == 1 and window[cut[0]] == cuts.block(axes, op.result.type.shape[cut[0]]):
+            types = (ArrayType(value.type.dtype, self.shape(window)),)
+            attrs = {"axes": axes, "dim": cut[0], "fn": fn, "types": types}
+            value = build.emit("reduce_scatter", (value,), attrs)
+        else:
+            value = build.emit("all_reduce", (value,), {"axes": axes, "fn": fn})
+            value = self.part(value, held, window, build)
+        return self.cast(value, op.result.type.dtype, build)
 
     def _reduce(self, op: Op, window: Window, operands: list[Value], build: Builder) -> Value:
         (held,) = self.needs(op, window)
+        inner = [held[d] for d in op.attrs["dims"]]
+        if any(c.axes for c in inner):
+            operands = [self.wide(x, build) for x in operands]
         value = build.emit("reduce", operands, op.attrs)
-        axes = self.split(held, op.attrs["dims"])
-        if axes:
-            value = build.emit("all_reduce", (value,), {"axes": axes, "fn": op.attrs["fn"]})
-        return value
+        return self.combined(op, window, inner, value, op.attrs["fn"], build)
+
+    def wide(self, x: Value, build: Builder) -> Value:
+        """Half types are folded in float32, and rounded once."""
+        return self.cast(x, dtypes.folded_in(x.type.dtype), build)
+
+    def cast(self, x: Value, dtype: DType, build: Builder) -> Value:
+        if x.type.dtype == dtype:
+            return x
+        return build.emit("map", (x,), {"fn": "cast", "dtype": dtype})
 
     def _lane_needs(self, op: Op, window: Window) -> list[Window]:
         """The lane whole, the other dims as wanted."""
@@ -301,15 +353,18 @@ class Localizer:
 
     def _argreduce_needs(self, op: Op, window: Window) -> list[Window]:
         d, x = op.attrs["dim"], op.operands[0]
-        return [(*window[:d], self.natural(x, d), *window[d:])]
+        inner = self.natural(x, d)
+        kept = self.computed(op, window, [inner])
+        return [(*kept[:d], inner, *kept[d:])]
 
     def _argreduce(self, op: Op, window: Window, operands: list[Value], build: Builder) -> Value:
         """Everybody's first extreme; the first of those that are the extreme of all."""
         (held,), d, fn = self.needs(op, window), op.attrs["dim"], op.attrs["fn"]
         index = build.emit("argreduce", operands, op.attrs)
         axes = held[d].axes
+        kept = (*held[:d], *held[d + 1 :])
         if not axes:
-            return index
+            return self.part(index, kept, window, build)
         low, high = held[d].bounds(self.mesh)
         best = build.emit("reduce", operands, {"fn": fn, "dims": (d,)})
         extreme = build.emit("all_reduce", (best,), {"axes": axes, "fn": fn})
@@ -329,36 +384,42 @@ class Localizer:
         mine = build.emit("map", (same, mine, none), {"fn": "select"})
         some = build.emit("map", (everywhere(high - low), everywhere(expr.const(0))), {"fn": "gt"})
         mine = build.emit("map", (some, mine, none), {"fn": "select"})
-        return build.emit("all_reduce", (mine,), {"axes": axes, "fn": "min"})
+        first = build.emit("all_reduce", (mine,), {"axes": axes, "fn": "min"})
+        return self.part(first, kept, window, build)
 
     def _cumulative(self, op: Op, window: Window, operands: list[Value], build: Builder) -> Value:
         """Of my part, after the totals of those before me."""
         d, fn = op.attrs["dim"], op.attrs["fn"]
-        value = build.emit("cumulative", operands, op.attrs)
         axes = window[d].axes
         if not axes:
-            return value
+            return build.emit("cumulative", operands, op.attrs)
+        operands = [self.wide(x, build) for x in operands]
+        value = build.emit("cumulative", operands, op.attrs)
         total = build.emit("reduce", operands, {"fn": fn, "dims": (d,)})
         before = build.emit("scan", (total,), {"axes": axes, "fn": fn, "exclusive": True})
         dims = tuple(k for k in range(len(window)) if k != d)
         before = build.emit("broadcast", (before,), {"dims": dims, "shape": value.type.shape})
-        return build.emit("map", (before, value), {"fn": _AS_MAP[fn]})
+        value = build.emit("map", (before, value), {"fn": _AS_MAP[fn]})
+        return self.cast(value, op.result.type.dtype, build)
+
+    def _between(self, op: Op, window: Window) -> Cut:
+        """The part of the summed dim of a product."""
+        a, b = op.operands
+        used = {axis for c in window for axis in c.axes}
+        of_a, of_b = self.natural(a, a.type.ndim - 1), self.natural(b, b.type.ndim - 2)
+        if of_a == of_b:
+            return of_a
+        free = [c for c in (of_a, of_b) if c.axes and not used & set(c.axes)]
+        return free[0] if free else cuts.whole(a.type.shape[-1])
 
     def _matmul_needs(self, op: Op, window: Window) -> list[Window]:
-        a, b = op.operands
-        *batch, rows, columns = window
-        used = {axis for c in window for axis in c.axes}
-        inner = [self.natural(a, a.type.ndim - 1), self.natural(b, b.type.ndim - 2)]
-        free = [c for c in inner if c.axes and not used & set(c.axes)]
-        between = free[0] if free else cuts.whole(a.type.shape[-1])
+        between = self._between(op, window)
+        *batch, rows, columns = self.computed(op, window, [between])
         return [(*batch, rows, between), (*batch, between, columns)]
 
     def _matmul(self, op: Op, window: Window, operands: list[Value], build: Builder) -> Value:
-        between = self.needs(op, window)[0][-1]
         value = build.emit("matmul", operands, op.attrs)
-        if between.axes:
-            value = build.emit("all_reduce", (value,), {"axes": between.axes, "fn": "add"})
-        return value
+        return self.combined(op, window, [self._between(op, window)], value, "add", build)
 
     # ---- parts -----------------------------------------------------------------------------------
 

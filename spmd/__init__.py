@@ -10,7 +10,7 @@ __version__ = "0.1.0"
 
 # Names of the language, defined in codegen.trace.api.
 _LANGUAGE = frozenset(
-    """all_gather all_ranks all_to_all any_ranks arange array asarray axis_index axis_size barrier
+    """Dim all_gather all_ranks all_to_all any_ranks arange array asarray axis_index axis_size barrier
     blocks cond dynamic_slice dynamic_update_slice empty empty_like eye fori_loop full full_like
     identity index input kernel like linspace mesh ones ones_like pand pargmax pargmin
     parse_parameter pbroadcast pexscan pgather pmax pmean pmin por ppermute pprod preduce print
@@ -32,7 +32,6 @@ _ERRORS = frozenset(
 _LATER = {
     "c_kernel": "@spmd.kernel compiles a Python function",
     "random": "np.random while building makes constants",
-    "Dim": "extents are integers; give layout= to each spmd.input",
     "start": "spmd.axis_index gives the position on the mesh",
 }
 

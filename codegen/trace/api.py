@@ -16,10 +16,10 @@ from typing import Any
 
 from codegen.errors import UsageError
 from codegen.trace.context import Context, require_context, user_place
-from codegen.trace.layouts import replicated
+from codegen.trace.layouts import Dim, replicated
 from codegen.trace.program import Program, parse_parameter, program
 
-__all__ = ["EAGER", "Program", "parse_parameter", "program", "replicated", "running_eagerly"]
+__all__ = ["Dim", "EAGER", "Program", "parse_parameter", "program", "replicated", "running_eagerly"]
 
 
 class _Eager(threading.local):

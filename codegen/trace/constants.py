@@ -70,7 +70,7 @@ def constant_value(context: Context, data: np.ndarray[Any, Any]) -> Value:
     """A NumPy array as a constant of the image; a uniform one is no data."""
     dtype = element_type(data.dtype)
     shape = tuple(expr.const(n) for n in data.shape)
-    if data.size and (data == data.flat[0]).all() and not _negative_zero(data.flat[0]):
+    if data.size and (data == data.flat[0]).all() and not _negative_zero(data):
         return full_value(context, data.flat[0].item(), dtype, shape)
     if not data.size:
         return full_value(context, 0, dtype, shape)
@@ -98,8 +98,7 @@ def _affine(data: np.ndarray[Any, Any]) -> tuple[int, ...] | None:
         shape[d] = n
         grid = grid + (step * np.arange(n)).reshape(shape)
         steps.append(step)
-    negative_zero = data.dtype.kind == "f" and bool((np.signbit(data) & (data == 0)).any())
-    return tuple(steps) if not negative_zero and (grid == data).all() else None
+    return tuple(steps) if not _negative_zero(data) and (grid == data).all() else None
 
 
 def _affine_value(
@@ -123,8 +122,10 @@ def _affine_value(
     return cast_value(context, value, dtype)
 
 
-def _negative_zero(x: Any) -> bool:
-    return bool(x.dtype.kind in "fc" and x == 0)
+def _negative_zero(data: np.ndarray[Any, Any]) -> bool:
+    """Whether some zero has a sign, which a number in the source would not keep."""
+    parts = (data.real, data.imag) if data.dtype.kind == "c" else (data,)
+    return data.dtype.kind in "fc" and any((np.signbit(p) & (p == 0)).any() for p in parts)
 
 
 def default_dtype(x: object) -> DType:

@@ -20,7 +20,7 @@ from codegen import expr, ops, propagation
 from codegen.errors import Place, ProgramError
 from codegen.expr import Expr
 from codegen.ir import ArrayType, Condition, Input, Op, Region, Scalar, Value
-from codegen.mesh import Axis, Mesh
+from codegen.mesh import Axis, Layout, Mesh
 
 
 class Storage:
@@ -83,6 +83,9 @@ class Context:
         self.inputs: dict[str, Input] = {}
         self.conditions: list[Condition] = []
         self.learned: dict[str, Axis] = {}  # axes of which a condition says more
+        self.rules: dict[str, Any] = {}  # by the name of a dim, the axis that splits it
+        self.layouts: dict[str, Layout] = {}  # by input, what the compiler has chosen so far
+        self.auto: list[str] = []  # inputs whose layout is the compiler's choice
         self.least: dict[str, int] = {}  # lower bounds of computed integers: see letting
         self.rank_view = 0  # how many shard_maps are open; arrays inside are local
         # while > 0, a formula is made: integers are symbols, a conditional expression evaluates

@@ -29,7 +29,7 @@ from codegen.trace.array import (
 )
 from codegen.trace.context import require_context, user_place
 from codegen.trace.declare import global_indices, shape_of
-from codegen.trace.layouts import layout_of
+from codegen.trace.layouts import by_rules, layout_of
 from codegen.trace.number import expr_of, number
 
 Make = Callable[[Shape, Sequence[Expr]], Array]
@@ -50,6 +50,7 @@ def full(shape: Any, value: Any, dtype: Any = None, layout: Any = None) -> Array
     context = require_context("full")
     kind = element_type(dtype) if dtype is not None else _default_type(value)
     extents = shape_of(shape, "the shape of an array")
+    layout = by_rules(context, shape, layout)
 
     def make(local: Shape, _: Sequence[Expr]) -> Array:
         if isinstance(value, (bool, int, float, complex)):

@@ -28,7 +28,7 @@ from codegen.mesh import Layout, local_offset
 from codegen.trace import elementwise, mapping, view
 from codegen.trace.array import Array, Number, as_array, element_type, number, wrap
 from codegen.trace.context import Context, require_context, user_place
-from codegen.trace.layouts import MeshName, layout_of
+from codegen.trace.layouts import MeshName, by_rules, layout_of
 from codegen.trace.number import condition_of, expr_of
 
 
@@ -157,7 +157,11 @@ def input_(
         )
     extents = shape_of(shape, f'input "{name}"')
     kind = element_type(dtype)
+    layout = by_rules(context, shape, layout)
     chosen = layout_of(context, layout, len(extents), f'input "{name}"')
+    if layout is None:
+        context.auto.append(name)
+        chosen = context.layouts.get(name, chosen)
     _check_split(extents, chosen, name)
     value = Value(name, ArrayType(kind, extents, chosen))
     region = None

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from codegen.errors import LayoutError, UnsupportedError
+from codegen.errors import LayoutError, UnsupportedError, UsageError
 from codegen.ir import layout_text
 from codegen.mesh import Layout, LayoutEntry, Mesh
 from codegen.trace.context import Context, user_place
@@ -33,6 +33,34 @@ class MeshName:
 
     name: str
     axes: tuple[str, ...]
+
+
+class Dim(int):
+    """An extent with a name, which a program's layout rules speak of: spmd.Dim("batch", 64)."""
+
+    name: str
+
+    def __new__(cls, name: str, extent: int) -> Dim:
+        if not isinstance(name, str) or int(extent) < 0:
+            raise UsageError(
+                "a named dim has a name and an extent", place=user_place(),
+                expected='spmd.Dim("batch", 64)', found=f"Dim({name!r}, {extent!r})",
+            )  # fmt: skip
+        self = super().__new__(cls, extent)
+        self.name = name
+        return self
+
+    def __repr__(self) -> str:
+        return f'Dim("{self.name}", {int(self)})'
+
+
+def by_rules(context: Context, shape: Any, spec: Any) -> Any:
+    """The layout that the program's rules give the named dims of a shape; spec where it is one."""
+    items = shape if isinstance(shape, (tuple, list)) else (shape,)
+    named = [context.rules.get(i.name) if isinstance(i, Dim) else None for i in items]
+    if spec is not None and spec != "auto":
+        return spec
+    return tuple(named) if any(named) else None
 
 
 def axes_text(mesh: Mesh) -> str:

@@ -15,9 +15,17 @@ from typing import Any
 
 import numpy as np
 
-from codegen.errors import Place, ProgramError, SpmdError, UnsupportedError, UsageError
+from codegen.choosing import choose
+from codegen.errors import (
+    LayoutError,
+    Place,
+    ProgramError,
+    SpmdError,
+    UnsupportedError,
+    UsageError,
+)
 from codegen.ir import Condition, Module, Output, Value
-from codegen.mesh import Axis, Mesh
+from codegen.mesh import Axis, Layout, Mesh
 from codegen.trace import mapping, tree
 from codegen.trace.array import Array, Number, as_value
 from codegen.trace.context import Context, program_files, user_place
@@ -63,6 +71,28 @@ def parse_parameter(text: str) -> Any:
         return {"true": True, "false": False}.get(text.lower(), text)
 
 
+_ROUNDS = 4  # in which the compiler's choice of layouts may change
+
+
+def _rules(layout: Any, mesh: Mesh) -> dict[str, Any]:
+    """Layout rules: by the name of a dim, a mesh axis or several."""
+    if layout is None or layout == "auto":
+        return {}
+    if isinstance(layout, str):
+        raise UnsupportedError(
+            f'the layout strategy "{layout}" is not available yet', place=user_place(),
+            remedy='rules by named dims: layout={"batch": "x"}, and spmd.Dim("batch", 64) in shapes',
+        )  # fmt: skip
+    axes = [a for e in layout.values() for a in (e if isinstance(e, tuple) else (e,)) if a]
+    for axis in axes:
+        if axis not in mesh.names:
+            raise LayoutError(
+                f"a layout rule names {axis!r}, which is no axis of the mesh", place=user_place(),
+                expected=f"one of {', '.join(mesh.names)}", found=repr(layout),
+            )  # fmt: skip
+    return dict(layout)
+
+
 class Program:
     """A function decorated with @spmd.program. Called, it runs inside another program's capture."""
 
@@ -84,13 +114,7 @@ class Program:
         program_files.add(self.file)
         self.place = Place(code.co_filename, code.co_firstlineno, 0, -1, self.name)
         self._captured: dict[Any, Module] = {}
-        if layout:
-            raise UnsupportedError(
-                "layout rules of a program are not available yet",
-                place=user_place(),
-                found=f"layout={layout!r}",
-                remedy="give layout= to each spmd.input",
-            )
+        self.rules = _rules(layout, self.mesh)
         if sync not in SYNC:
             raise UsageError(
                 f"sync={sync!r} is no placement of barriers",
@@ -170,9 +194,11 @@ class Program:
         mesh = self.mesh
         stated: dict[tuple[str, Place | None], Condition] = {}
         bounds: dict[str, int] = {}
+        layouts: dict[str, Layout] = {}
+        rounds = 0
         while True:
             context = Context(self.name, mesh)
-            context.least = bounds
+            context.least, context.rules, context.layouts = bounds, self.rules, layouts
             try:
                 module = self._trace(context, values)
             except SpmdError:
@@ -180,7 +206,10 @@ class Program:
                     raise
             else:
                 found = least(module)
-                if not context.learned and found == bounds:
+                chosen = choose(module, context.auto) if rounds < _ROUNDS else layouts
+                settled = chosen == layouts
+                layouts, rounds = chosen, rounds + 1
+                if not context.learned and found == bounds and settled:
                     # a bound that is known proves the condition it came from: keep that one
                     kept = stated | {(c.text, c.place): c for c in module.conditions}
                     return replace(module, conditions=tuple(kept.values()))
@@ -247,7 +276,11 @@ def program(
     layout: Any = None,
     sync: str = "least",
 ) -> Any:
-    """Decorator: @spmd.program(mesh=("x", "y")). The sizes of the axes are bound at launch."""
+    """Decorator: @spmd.program(mesh=("x", "y")). The sizes of the axes are bound at launch.
+
+    layout: rules for named dims, {"batch": "x"}: arrays whose shape has spmd.Dim("batch", …) and
+    that have no layout of their own are split so.
+    """
     if function is not None and not callable(function):
         raise UsageError('write @spmd.program(mesh=("x",))', place=user_place())
     if function is not None:

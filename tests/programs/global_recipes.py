@@ -77,7 +77,9 @@ def program_of(recipe: Recipe) -> Any:
 def follow(pool: Any, step: Any, mesh: Any) -> Any:
     """One step: a new array, or None where it only writes or does not apply."""
     kind, a, b, c, d = step
-    return STEPS[kind](pool, pool[a % len(pool)], pool[b % len(pool)], c, d, mesh)
+    x, y = (v.astype(np.int64) if v.dtype == np.bool_ else v
+            for v in (pool[a % len(pool)], pool[b % len(pool)]))  # fmt: skip
+    return STEPS[kind](pool, x, y, c, d, mesh)
 
 
 def add(pool, x, y, c, d, mesh):

@@ -1,0 +1,62 @@
+"""Layouts that nobody gave: an input takes those of the arrays it meets.
+
+Goes in: a Graph traced with the layouts chosen so far. Comes out: the layouts to trace it with next,
+by input; when they stay the same, they are settled.
+Always holds: each mesh axis splits at most one dim of an array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from codegen import propagation
+from codegen.demands import Demands
+from codegen.ir import Input, Module
+from codegen.mesh import Layout, LayoutEntry
+
+
+def choose(graph: Module, auto: Sequence[str]) -> dict[str, Layout]:
+    """By name of the inputs in `auto`: how most of each is used where it lies."""
+    free = [i for i in graph.inputs if i.name in auto]
+    if not free:
+        return {}
+    if not _anything_split(graph):
+        return _spread(graph, free)
+    demands = Demands(graph)
+    return {i.name: _wanted(demands, i) for i in free}
+
+
+def _anything_split(graph: Module) -> bool:
+    values = [i.value for i in graph.inputs]
+    values += [v for op in graph.body.ops for v in op.results]
+    return any(any(v.type.layout or ()) for v in values)
+
+
+def _spread(graph: Module, free: Sequence[Input]) -> dict[str, Layout]:
+    """Where no layout is named at all: dims of the largest input over the axes, in order."""
+    known = [i for i in free if i.shape and all(e.is_const for e in i.shape)]
+    if not known:
+        return {}
+    largest = max(known, key=lambda i: i.value.type.dtype.size * _elements(i))
+    axes: list[LayoutEntry] = [(a,) for a in graph.mesh.names]
+    entries = (axes + [()] * len(largest.shape))[: len(largest.shape)]
+    return {largest.name: tuple(entries)}
+
+
+def _elements(i: Input) -> int:
+    total = 1
+    for e in i.shape:
+        total *= e.value
+    return total
+
+
+def _wanted(demands: Demands, i: Input) -> Layout:
+    """The axes that its uses want its dims split over; now that of the first use that splits it."""
+    entries = list(i.layout)
+    if any(entries):
+        return i.layout
+    for window in demands.wanted.get(i.value, ()):
+        for d, cut in enumerate(window):
+            if cut.axes and not entries[d] and cut.given is None:
+                entries[d] = cut.axes
+    return propagation.without_repeats(entries)

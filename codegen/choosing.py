@@ -1,7 +1,7 @@
 """Layouts that nobody gave: an input takes those of the arrays it meets.
 
-Goes in: a Graph traced with the layouts chosen so far. Comes out: the layouts to trace it with next,
-by input; when they stay the same, they are settled.
+Goes in: a Graph traced with the layouts chosen so far. Comes out: the layouts to trace it with
+next, by input; when they stay the same, they are settled.
 Always holds: each mesh axis splits at most one dim of an array.
 """
 

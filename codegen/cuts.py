@@ -163,8 +163,8 @@ def of_operand(cut: Cut, start: Expr, step: int, mesh: Mesh) -> Cut:
     if cut.given is not None or cut.step % step:
         return given(cut.axes, *_covered(*cut.bounds(mesh), start, step))
     by = cut.step // step
-    moved = {"least": cut.least - by * start, "most": cut.most - by * start}
-    return replace(cut, first=first, last=last, step=by, **moved)
+    least, most = cut.least - by * start, cut.most - by * start
+    return replace(cut, first=first, last=last, step=by, least=least, most=most)
 
 
 def of_result(cut: Cut, start: Expr, step: int, extent: Expr, mesh: Mesh) -> Cut:
@@ -174,8 +174,8 @@ def of_result(cut: Cut, start: Expr, step: int, extent: Expr, mesh: Mesh) -> Cut
     first, last = _within(cut.first, cut.last, start, step, extent)
     if not cut.axes:
         return fixed(first, last)
-    moved = {"least": cut.least + cut.step * start, "most": cut.most + cut.step * start}
-    return replace(cut, first=first, last=last, step=cut.step * step, **moved)
+    least, most = cut.least + cut.step * start, cut.most + cut.step * start
+    return replace(cut, first=first, last=last, step=cut.step * step, least=least, most=most)
 
 
 def _covered(low: Expr, high: Expr, start: Expr, step: int) -> tuple[Expr, Expr]:
@@ -225,8 +225,11 @@ def hull(a: Cut, b: Cut) -> Cut | None:
     if not a.follows(b):
         return None
     least, most = _least(a.least, b.least), _most(a.most, b.most)
-    if not (most - least).is_const or (most - least).value > NEAR * abs(a.step):
+    wide = (most - least) if (most - least).is_const else None
+    if wide is None or wide.value > NEAR * abs(a.step):
         return None
+    if a.extent.is_const and 4 * wide.value > a.extent.value and not 0 <= wide.value <= 2:
+        return None  # most of a short dim
     first, last = _least(a.first, b.first), _most(a.last, b.last)
     return replace(a, first=first, last=last, least=least, most=most)
 

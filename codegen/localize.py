@@ -15,6 +15,7 @@ from codegen import cuts, dtypes, expr, reshapes
 from codegen.cuts import Cut, Window
 from codegen.dtypes import DType
 from codegen.expr import Expr
+from codegen.functions import neutral
 from codegen.ir import ArrayType, Op, Shape, Value
 from codegen.mesh import LayoutEntry, Mesh
 
@@ -259,14 +260,29 @@ class Localizer:
     def _gather(self, op: Op, window: Window, operands: list[Value], build: Builder) -> Value:
         return build.emit("gather", operands, op.attrs)
 
+    def _spread(self, op: Op, window: Window) -> Cut | None:
+        """The part of the points that each rank combines, where that is less work than all of them
+        everywhere: into a result of its own, which all then reduce."""
+        x, v, *index = op.operands
+        if op.attrs["fn"] == "set" or index[0].type.ndim != 1:
+            return None
+        cut = self.natural(index[0], 0)
+        cut = cut if cut.axes else self.natural(v, op.attrs["at"])
+        used = {a for d, c in enumerate(window) if d not in op.attrs["dims"] for a in c.axes}
+        return cut if cut.axes and not used & set(cut.axes) else None
+
     def _scatter_needs(self, op: Op, window: Window) -> list[Window]:
         x, v, *index = op.operands
-        part = tuple(map(cuts.whole, index[0].type.shape))
+        cut = self._spread(op, window)
+        part = tuple(map(cuts.whole, index[0].type.shape)) if cut is None else (cut,)
         rest = tuple(c for d, c in enumerate(window) if d not in op.attrs["dims"])
         at = op.attrs["at"]
         return [window, (*rest[:at], *part, *rest[at:]), *[part] * len(index)]
 
     def _scatter(self, op: Op, window: Window, operands: list[Value], build: Builder) -> Value:
+        cut = self._spread(op, window)
+        if cut is not None:
+            return self._scatter_spread(op, window, cut, operands, build)
         lows = self.lows(window)
         local = list(operands)
         for k, d in enumerate(op.attrs["dims"]):
@@ -276,6 +292,32 @@ class Localizer:
                                  {"dims": (), "shape": index.type.shape})  # fmt: skip
                 local[2 + k] = build.emit("map", (index, low), {"fn": "sub"})
         return build.emit("scatter", local, op.attrs)
+
+    def _scatter_spread(
+        self, op: Op, window: Window, cut: Cut, operands: list[Value], build: Builder
+    ) -> Value:
+        """Everybody's points are combined into nothing, then all of that into x."""
+        x, v, *index = operands
+        fn, shape = op.attrs["fn"], op.result.type.shape
+        kept = tuple(
+            cuts.whole(e) if d in op.attrs["dims"] else c
+            for d, (c, e) in enumerate(zip(window, shape))
+        )
+        dtype = x.type.dtype
+        wide = dtypes.folded_in(dtype)
+        nothing = build.emit("full", (), {"value": neutral(fn, wide), "dtype": wide,
+                                          "shape": self.shape(kept)})  # fmt: skip
+        mine = build.emit("scatter", (nothing, self.cast(v, wide, build), *index), op.attrs)
+        parted = [d for d, (c, k) in enumerate(zip(window, kept)) if c != k]
+        if len(parted) == 1 and window[parted[0]] == cuts.block(cut.axes, shape[parted[0]]):
+            types = (ArrayType(wide, self.shape(window)),)
+            attrs = {"axes": cut.axes, "dim": parted[0], "fn": fn, "types": types}
+            total = build.emit("reduce_scatter", (mine,), attrs)
+        else:
+            total = build.emit("all_reduce", (mine,), {"axes": cut.axes, "fn": fn})
+            total = self.part(total, kept, window, build)
+        made = build.emit("map", (self.cast(x, wide, build), total), {"fn": _AS_MAP[fn]})
+        return self.cast(made, dtype, build)
 
     # ---- what combines elements ------------------------------------------------------------------
 

@@ -10,12 +10,12 @@ __version__ = "0.1.0"
 
 # Names of the language, defined in codegen.trace.api.
 _LANGUAGE = frozenset(
-    """Dim all_gather all_ranks all_to_all any_ranks arange array asarray axis_index axis_size barrier
-    blocks cond dynamic_slice dynamic_update_slice empty empty_like eye fori_loop full full_like
-    identity index input kernel like linspace mesh ones ones_like pand pargmax pargmin
-    parse_parameter pbroadcast pexscan pgather pmax pmean pmin por ppermute pprod preduce print
-    program Program pscan pscatter psum psum_scatter pxor range ranks replicated require scalar scan
-    shard_map switch while_loop zeros zeros_like""".split()
+    """Dim all_gather all_ranks all_to_all any_ranks arange array asarray axis_index
+    axis_size barrier blocks cond dynamic_slice dynamic_update_slice empty empty_like eye
+    fori_loop full full_like identity index input kernel like linspace mesh ones ones_like
+    pand pargmax pargmin parse_parameter pbroadcast pexscan pgather pmax pmean pmin por
+    ppermute pprod preduce print program Program pscan pscatter psum psum_scatter pxor range
+    ranks replicated require scalar scan shard_map switch while_loop zeros zeros_like""".split()
 )
 
 # Names of the runtime, defined in spmd.image.

@@ -81,7 +81,7 @@ def _rules(layout: Any, mesh: Mesh) -> dict[str, Any]:
     if isinstance(layout, str):
         raise UnsupportedError(
             f'the layout strategy "{layout}" is not available yet', place=user_place(),
-            remedy='rules by named dims: layout={"batch": "x"}, and spmd.Dim("batch", 64) in shapes',
+            remedy='rules for named dims: layout={"batch": "x"}, spmd.Dim("batch", 64) in shapes',
         )  # fmt: skip
     axes = [a for e in layout.values() for a in (e if isinstance(e, tuple) else (e,)) if a]
     for axis in axes:

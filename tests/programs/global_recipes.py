@@ -213,8 +213,14 @@ def scattered(pool, x, y, c, d, mesh):
     if x.ndim == 0 or x.shape[0] == 0:
         return None
     u = x.copy()
-    at = np.array([0, c % x.shape[0], x.shape[0] - 1, 0])
-    np.add.at(u, at, 2)
+    if y.ndim == 1 and d % 2:
+        at = np.abs(y.astype(np.int64)) % x.shape[0]
+        if c % 3:
+            np.add.at(u, at, 2)
+        else:
+            np.maximum.at(u, at, x[at] + 1)
+        return u
+    np.add.at(u, np.array([0, c % x.shape[0], x.shape[0] - 1, 0]), 2)
     return u
 
 

@@ -1,0 +1,212 @@
+"""The exchanges of textbook programs on global arrays: kind, axes and bytes per rank, counted.
+
+Bytes are those that a rank gets from others, on the mesh that the case names, the most of any rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+import spmd
+from codegen.ir import Module, Op, walk
+from codegen.ops import OPS
+from codegen.passes.partition import partition
+
+N = 24
+
+
+def source(name: str, shape: tuple[int, ...], layout: Any, dtype: Any = np.float64) -> Any:
+    return spmd.input(name, shape, dtype, layout=layout, default=lambda *i: sum(i))
+
+
+def program_of(body: Callable[[], Any], mesh: tuple[str, ...]) -> Module:
+    @spmd.program(mesh=mesh)
+    def case():
+        return body()
+
+    return partition(case.capture())
+
+
+def coordinates(sizes: Mapping[str, int]) -> list[dict[str, int]]:
+    at = [dict(zip(sizes, k)) for k in np.ndindex(*sizes.values())]
+    return [{f"n_{a}": n for a, n in sizes.items()} | {f"i_{a}": k for a, k in c.items()} | {"k": 0}
+            for c in at]  # fmt: skip
+
+
+def received(op: Op, sizes: Mapping[str, int]) -> int:
+    """Bytes that the rank with the most of them gets from other ranks."""
+    ranks = coordinates(sizes)
+    value = op.result
+    size = value.type.dtype.size
+
+    def elements(shape: Any, rank: dict[str, int]) -> int:
+        return int(np.prod([e.evaluate(rank) for e in shape], dtype=int))
+
+    if op.kind == "redistribute":
+        def own(rank: dict[str, int]) -> int:
+            both = [
+                min(b.evaluate(rank), d.evaluate(rank)) - max(a.evaluate(rank), c.evaluate(rank))
+                for (a, b), (c, d) in zip(op.attrs["have"], op.attrs["want"])
+            ]
+            return int(np.prod([max(0, e) for e in both], dtype=int))
+
+        inside = [_inside(op, rank, sizes) for rank in ranks]
+        return size * max(i - own(rank) for i, rank in zip(inside, ranks))
+    mine = [elements(op.operands[0].type.shape, rank) for rank in ranks]
+    got = [elements(value.type.shape, rank) for rank in ranks]
+    if op.kind in ("all_gather", "all_to_all"):
+        members = np.prod([sizes[a] for a in op.attrs["axes"]])
+        kept = mine if op.kind == "all_gather" else [m // members for m in mine]
+        return size * max(int(g - k) for g, k in zip(got, kept))
+    return size * max(got)
+
+
+def _inside(op: Op, rank: dict[str, int], sizes: Mapping[str, int]) -> int:
+    """Elements wanted that some member holds."""
+    total = 1
+    for (a, b), (c, d) in zip(op.attrs["have"], op.attrs["want"]):
+        last = {**rank, **{f"i_{x}": sizes[x] - 1 for x in op.attrs["axes"]}}
+        first = {**rank, **{f"i_{x}": 0 for x in op.attrs["axes"]}}
+        low, high = max(a.evaluate(first), c.evaluate(rank)), min(b.evaluate(last), d.evaluate(rank))
+        total *= max(0, high - low)
+    return total
+
+
+def five_points(layout: Any) -> Callable[[], Any]:
+    def body() -> Any:
+        u = source("u", (N, N), layout)
+        for _ in spmd.range(3):
+            u[1:-1, 1:-1] += 0.1 * (u[:-2, 1:-1] + u[2:, 1:-1] + u[1:-1, :-2] + u[1:-1, 2:])
+        return u
+
+    return body
+
+
+def nine_points() -> Any:
+    u = source("u", (N, N), ("x", "y"))
+    v = u.copy()
+    v[1:-1, 1:-1] = sum(u[1 + i : N - 1 + i, 1 + j : N - 1 + j] for i in (-1, 0, 1)
+                        for j in (-1, 0, 1))  # fmt: skip
+    return v
+
+
+def product(la: Any, lb: Any) -> Callable[[], Any]:
+    return lambda: source("a", (N, N), la) @ source("b", (N, N), lb)
+
+
+def far() -> Any:
+    u, w = source("u", (N,), ("x",)), source("w", (N,), ("x",))
+    w[8:] += u[:-8]
+    return w
+
+
+def rows() -> Any:
+    a = source("a", (N, 5), ("x", None))
+    total = spmd.zeros((5,))
+    for k in spmd.range(N):
+        total += a[k, :]
+    return total
+
+
+X, XY = {"x": 4}, {"x": 4, "y": 3}
+EIGHT = 8  # bytes of an element
+
+CASES: dict[str, tuple[Callable[[], Any], dict[str, int], list[tuple[str, tuple[str, ...], int]]]] = {
+    "element by element": (
+        lambda: np.exp(source("a", (N,), ("x",))) + source("b", (N,), ("x",)) * 2, X, []),
+    "a dim that is not split is reduced": (
+        lambda: np.sum(source("a", (N, 7), ("x", None)), axis=1), X, []),
+    "a split dim is reduced": (
+        lambda: np.sum(source("a", (N, 7), ("x", None)), axis=0), X,
+        [("all_reduce", ("x",), 7 * EIGHT)]),
+    "all of it is reduced": (
+        lambda: np.max(source("a", (N, N), ("x", "y"))), XY, [("all_reduce", ("x", "y"), EIGHT)]),
+    "sums are added first": (
+        lambda: np.sum(source("a", (N,), ("x",))) - np.sum(source("b", (N, 3), ("x", None))), X,
+        [("all_reduce", ("x",), EIGHT)]),
+    "a sum that is wanted split": (
+        lambda: np.sum(source("a", (N, N), ("x", None)), axis=0).relayout(("x",)), X,
+        [("reduce_scatter", ("x",), N // 4 * EIGHT)]),
+    "five points, rows split": (five_points(("x", None)), X,
+                                [("redistribute", ("x",), 2 * (N - 2) * EIGHT)]),
+    "five points, both split": (five_points(("x", "y")), XY,
+                                [("redistribute", ("x", "y"), (8 * 10 - 6 * 8) * EIGHT)]),
+    "nine points": (nine_points, XY, [("redistribute", ("x", "y"), (8 * 10 - 6 * 8) * EIGHT)]),
+    "a halo over several neighbours": (
+        far, X, [("redistribute", ("x",), 6 * EIGHT)]),
+    "a roll": (
+        lambda: np.roll(source("a", (N,), ("x",)), 2), X,
+        [("redistribute", ("x",), 2 * EIGHT), ("redistribute", ("x",), 2 * EIGHT)]),
+    "split rows to split columns": (
+        lambda: source("a", (N, N), ("x", None)).relayout((None, "x")), X,
+        [("all_to_all", ("x",), 18 * 6 * EIGHT)]),
+    "split to whole": (
+        lambda: source("a", (N, N), ("x", None)).relayout((None, None)), X,
+        [("all_gather", ("x",), 18 * N * EIGHT)]),
+    "whole to split": (lambda: source("a", (N,), (None,)).relayout(("x",)), X, []),
+    "one axis to another": (
+        lambda: source("a", (N,), ("x",)).relayout(("y",)), XY,
+        [("redistribute", ("x",), 8 * EIGHT)]),
+    "product of rows": (product(("x", None), (None, None)), X, []),
+    "product of columns": (product((None, None), (None, "x")), X, []),
+    "product over a split dim": (product((None, "x"), ("x", None)), X,
+                                 [("all_reduce", ("x",), N * N * EIGHT)]),
+    "product in two dims": (product(("x", "y"), ("y", None)), XY,
+                            [("all_reduce", ("y",), 6 * N * EIGHT)]),
+    "product of rows and rows": (product(("x", None), ("x", None)), X,
+                                 [("all_gather", ("x",), 18 * N * EIGHT)]),
+    "a row in a loop": (rows, X, [("redistribute", ("x",), 5 * EIGHT)]),
+    "a running sum": (
+        lambda: np.cumsum(source("a", (N, 3), ("x", None)), axis=0), X,
+        [("scan", ("x",), 3 * EIGHT)]),
+    "a histogram": (
+        lambda: spmd.zeros((5,)).at[source("k", (N,), ("x",), np.int64) % 5].add(1), X,
+        [("all_reduce", ("x",), 5 * EIGHT)]),
+    "picked by indices that are split": (
+        lambda: source("table", (7,), (None,))[source("k", (N,), ("x",), np.int64) % 7], X, []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_exchanges(name: str) -> None:
+    body, sizes, expected = CASES[name]
+    program = program_of(body, tuple(sizes))
+    found = [
+        (op.kind, tuple(op.attrs["axes"]), received(op, sizes))
+        for op in walk(program.body) if OPS[op.kind].group == "exchange"
+    ]  # fmt: skip
+    assert found == expected
+
+
+NETWORKS = {
+    # layouts of x, w1, w2; exchanges of a step: forward, then the gradients
+    "data": (("x", None), (None, None), (None, None), ["x", "x"]),
+    "model": ((None, None), (None, "x"), ("x", None), ["x"]),
+    "both": (("x", None), (None, "y"), ("y", None), ["y", "x", "x"]),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_two_layers(name: str) -> None:
+    lx, l1, l2, expected = NETWORKS[name]
+
+    def body() -> Any:
+        x, t = source("x", (8, 6), lx), source("t", (8, 4), (lx[0], None))
+        w1, w2 = source("w1", (6, 10), l1), source("w2", (10, 4), l2)
+        for _ in spmd.range(2):
+            a = np.maximum(x @ w1, 0)
+            e = a @ w2 - t
+            g2, g1 = a.T @ e, x.T @ ((e @ w2.T) * (a > 0))
+            w1 -= 0.01 * g1
+            w2 -= 0.01 * g2
+        return {"w1": w1, "w2": w2}
+
+    program = program_of(body, ("x", "y") if name == "both" else ("x",))
+    found = [op for op in walk(program.body) if OPS[op.kind].group == "exchange"]
+    assert [(op.kind, "".join(op.attrs["axes"])) for op in found] == [
+        ("all_reduce", a) for a in expected
+    ]

@@ -11,13 +11,17 @@ from collections.abc import Sequence
 
 from codegen import propagation
 from codegen.demands import Demands
-from codegen.ir import Input, Module
+from codegen.ir import Input, Module, walk
 from codegen.mesh import Layout, LayoutEntry
 
 
 def choose(graph: Module, auto: Sequence[str]) -> dict[str, Layout]:
-    """By name of the inputs in `auto`: how most of each is used where it lies."""
-    free = [i for i in graph.inputs if i.name in auto]
+    """By name of the inputs in `auto`: how most of each is used where it lies.
+
+    What a shard_map takes stays as it was, whole: its function sees the difference.
+    """
+    taken = {v for op in walk(graph.body) if op.kind == "shard_map" for v in op.operands}
+    free = [i for i in graph.inputs if i.name in auto and i.value not in taken]
     if not free:
         return {}
     if not _anything_split(graph):

@@ -69,7 +69,7 @@ def notes_of(levels: Levels) -> dict[str, Any]:
         "program": module_text(levels.program),
         "plan": plan_text(levels.plan),
         "c": levels.source.text,
-        "load": [to_json(e) for e in levels.source.at_load],
+        "load": [[name, to_json(e)] for name, e in levels.source.at_load],
         "coordinates": coordinate_names(levels.plan),
         "exchanges": exchange_rows(levels.plan),
     }

@@ -88,8 +88,10 @@ class Ledger:
             raise ValueError
         self.known = {f"n_{name}" for name in self.axes} | set(self.coordinates)
         self.known |= {scalar["name"] for scalar in self.manifest["scalars"]}
-        for e in self.at_load:
-            reader.check_expression(e, self.known)
+        known = set(self.known)
+        for name, e in self.at_load:  # an entry may name those before it
+            reader.check_expression(e, known)
+            known.add(name)
 
     def wrong(self, what: str, expected: str, found: str) -> ImageError:
         return ImageError(f"{self.path}: {what}", expected=expected, found=found)

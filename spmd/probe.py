@@ -90,8 +90,10 @@ class Probe:
             return
         for k, buffer in enumerate(buffers):
             yield f"bytes of buffer {k}", evaluate(buffer["bytes"], values), taken[k]
-        for k, e in enumerate(self.ledger.at_load):
-            yield f"at_load word {k}", evaluate(e, values) + 0, load[k]
+        values = dict(values)
+        for k, (name, e) in enumerate(self.ledger.at_load):
+            values[name] = evaluate(e, values) + 0
+            yield f"at_load word {k}", values[name], load[k]
         for k, array in enumerate(self.arrays):
             said = self.ledger.shard(array, self.mesh, values)
             dims = range(DIMS * k, DIMS * k + len(array["shape"]))

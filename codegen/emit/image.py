@@ -6,17 +6,18 @@ Always holds: the text is deterministic; it holds no address, date, path or numb
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from codegen import mesh
+from codegen import expr, mesh
 from codegen.dtypes import DType
 from codegen.emit.control import ControlWriter, local_name
 from codegen.emit.lines import comment, fold, source
 from codegen.emit.operators import single
 from codegen.emit.spell import c_expr, combined, identifier
 from codegen.errors import Place
-from codegen.expr import Expr
+from codegen.expr import Expr, Sym
 from codegen.plan import Array, Exchange, KernelCall, Phase, Plan, Product, Step
 from codegen.steps import step_buffers
 
@@ -57,7 +58,7 @@ class Source:
     text: str
     constants: bytes
     operations: tuple[dict[str, Any], ...]
-    at_load: tuple[Expr, ...]
+    at_load: tuple[tuple[str, Expr], ...]  # the symbol of an entry, and what it is
 
 
 def emit(plan: Plan) -> Source:
@@ -91,7 +92,7 @@ def emit(plan: Plan) -> Source:
     parts.append("/* bytes of each buffer, the same on all ranks */\n" + _reserve(plan, control))
     parts.append(_tables(plan, control))
     operations = tuple(_operation(k, kind, s) for k, (kind, s) in enumerate(control.operations))
-    at_load = tuple(e for e, _ in control.at_load.values())
+    at_load = tuple((f"x_{name}", e) for e, name in control.at_load.values())
     body = "\n".join(parts)
     headers = [h for h, sign in _HEADERS.items() if sign in body]
     includes = [f'#include "{h}"' for h in ("spmd_image.h", *headers, "spmd_support.h")]
@@ -202,9 +203,12 @@ def _shard(plan: Plan, control: ControlWriter) -> str:
 def _load(control: ControlWriter) -> str:
     """Every expression of the index that does not change while the program runs."""
     entries = list(control.at_load.values())
-    names = _symbol_names(control, [e for e, _ in entries], "r->world->")
+    symbols = {s for e, _ in entries for s in e.symbols()}
+    before = {s: control.symbol(s) for s in symbols if s.name in control.entries}
+    own = [expr.symbol(s) for s in symbols if s not in before]
+    names = _symbol_names(control, own, "r->world->")
     lines = [f"    const int64_t {n} = {text};" for n, text in names.items()]
-    lines += [f"    r->at_load[X_{name}] = {spelled(e)};" for e, name in entries]
+    lines += [f"    r->at_load[X_{name}] = {spelled(e, before)};" for e, name in entries]
     body = "\n".join(lines) if entries else "    (void)r;"
     return f"static void load(spmd_rank *r)\n{{\n{body}\n}}\n"
 
@@ -228,8 +232,10 @@ def _symbol_names(control: ControlWriter, exprs: list[Expr], world: str) -> dict
     return {local_name(s): control.symbol(s).replace("r->world->", world) for s in symbols}
 
 
-def spelled(e: Expr) -> str:
-    return c_expr(e, {s: local_name(s) for s in e.symbols()})[0]
+def spelled(e: Expr, names: Mapping[Sym, str] | None = None) -> str:
+    """names: of symbols that stand elsewhere than in a variable of their own name."""
+    own = {s: local_name(s) for s in e.symbols()}
+    return c_expr(e, {**own, **(names or {})})[0]
 
 
 def _tables(plan: Plan, control: ControlWriter) -> str:

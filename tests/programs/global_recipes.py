@@ -34,6 +34,8 @@ def recipes(draw: Any, steps: int = 8) -> Recipe:
         ndim = draw(st.integers(1, 3))
         shape = tuple(draw(st.sampled_from(EXTENTS)) for _ in range(ndim))
         layout = _layout(draw(st.permutations(range(max(3, axes)))), ndim, axes)
+        if axes > 1 and draw(st.integers(0, 5)) == 0:
+            layout = (("x", "y"), *[None] * (ndim - 1))
         arrays.append((draw(st.sampled_from(("float64", "int64"))), shape, layout))
     step = st.tuples(st.integers(0, len(STEPS) - 1), *[st.integers(0, 11)] * 4)
     return Recipe(axes, tuple(arrays), tuple(draw(st.lists(step, min_size=1, max_size=steps))))

@@ -1,5 +1,4 @@
-"""Which part of a dim a rank holds or needs, as a formula of its position: a Cut; a Window has one
-per dim.
+"""Parts of a dim that ranks hold or need, as formulas: a Cut; a Window has one for each dim.
 
 A Cut follows the balanced blocks of some dim: element j is mine where step * j + shift lies in my
 block, for a shift between `least` and `most`, clipped to first <= j < last. So what is aligned with

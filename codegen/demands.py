@@ -32,7 +32,7 @@ class Parts:
 
 
 # Ops whose results lie in balanced blocks, whoever wants them.
-_HELD = frozenset({"loop", "branch", "shard_map", "relayout", "cumulative"})
+_HELD = frozenset({"loop", "branch", "shard_map", "relayout", "cumulative", "kernel"})
 
 
 def home(value: Value) -> Window:
@@ -61,7 +61,8 @@ class Demands:
         self.inputs = [i.value for i in graph.inputs]
         self.number(graph.body)
         for o in graph.outputs:
-            self.want(o.value, cuts.blocks(o.shape, o.layout), None)
+            made = self.defs.get(o.value)
+            self.want(o.value, cuts.blocks(o.shape, o.layout), made.place if made else None)
         self.region(graph.body)
         for value in self.inputs:
             self.settle(value, None)
@@ -132,9 +133,9 @@ class Demands:
                     self.settle(value, None)
             for operand in op.operands:
                 self.want(operand, home(operand), op.place)
-        elif op.kind in ("print", "let"):
+        elif op.kind in ("print", "let", "kernel"):
             for operand in op.operands:
-                self.want(operand, (), op.place)
+                self.want(operand, home(operand), op.place)
         elif op.kind != "scalar":
             (value,) = op.results
             for window in self.of[value].made:

@@ -53,6 +53,16 @@ def joined(layouts: Sequence[Layout]) -> Layout:
     return tuple(out)
 
 
+def met(a: ArrayType, b: ArrayType) -> ArrayType:
+    """The type for one and the other, which differ in their layouts at most: what is carried, or
+    comes from one arm or another. A chosen layout wins over a free one."""
+    if not a.layout or not b.layout:
+        return a if a.layout else b
+    if a.free != b.free:
+        return b if a.free else a
+    return replace(a, layout=joined([a.layout, b.layout]))
+
+
 def of(t: ArrayType) -> Layout:
     return t.layout or ((),) * t.ndim
 

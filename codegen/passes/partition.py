@@ -219,10 +219,13 @@ class _Partition:
             self.shard_map(op)
         elif op.kind in ("loop", "branch"):
             self.control(op)
-        elif op.kind in ("print", "let", "scalar"):
-            operands = tuple(self.need(v, ()) for v in op.operands)
-            results = tuple(Value(v.name, ArrayType(v.type.dtype, ())) for v in op.results)
-            self.ops.append(Op(op.kind, operands, results, op.attrs, (), op.place))
+        elif op.kind in ("print", "let", "scalar", "kernel"):
+            operands = tuple(self.need(v, home(v)) for v in op.operands)
+            results = tuple(Value(v.name, self.local_type(v)) for v in op.results)
+            attrs = dict(op.attrs)
+            if "types" in attrs:
+                attrs["types"] = tuple(v.type for v in results)
+            self.ops.append(Op(op.kind, operands, results, attrs, (), op.place))
             for value, local in zip(op.results, results):
                 self.have(value, local)
         else:

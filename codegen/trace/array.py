@@ -17,7 +17,6 @@ from codegen import dtypes, expr
 from codegen.dtypes import DType
 from codegen.errors import (
     DtypeError,
-    Place,
     ProgramError,
     TracedValueError,
     UnsupportedError,
@@ -419,16 +418,6 @@ def constant(e: Expr, what: str, remedy: str) -> int:
         expected="an extent known while building",
         found=f"{e}, known at launch only",
         remedy=remedy,
-    )
-
-
-def global_error(what: str, place: Place | None = None) -> UnsupportedError:
-    return UnsupportedError(
-        f"{what}: operations on global arrays are not available yet",
-        place=place or user_place(),
-        expected="a global array that is passed to spmd.shard_map or returned",
-        remedy="write it inside a function given to spmd.shard_map, where the array is "
-        "this rank's shard",
     )
 
 

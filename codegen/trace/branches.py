@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import numpy as np
 
-from codegen import expr
+from codegen import expr, propagation
 from codegen.expr import Expr
 from codegen.ir import Region, Value
 from codegen.trace.array import Array
@@ -27,6 +28,7 @@ from codegen.trace.regions import (
     carry_error,
     condition,
     hint,
+    laid_as,
     link,
     value_of,
 )
@@ -219,23 +221,30 @@ class Branch(Piece):
         """The op with one region per arm, which gives results, then storages."""
         context = self.context
         regions: list[Region] = []
+        before = {s: value for s, value, _ in self.mark.storages}
+        types = {
+            s: reduce(propagation.met, [arm.storages.get(s, before[s]).type for arm in self.arms])
+            for s in stored
+        }
         for k, arm in enumerate(self.arms):
             context.blocks.append(arm.block)
             for s, value in arm.storages.items():
                 s.value = value
             try:
                 values = [self._value(leaves[k], t) for _, t, leaves in self.results]
+                for s, t in types.items():
+                    left = arm.storages[s] if s in arm.storages else before[s]
+                    values.append(laid_as(context, left, t.layout))
             finally:
                 context.blocks.pop()
                 self.mark.restore_storages()
-            values += [arm.storages.get(s, s.value) for s in stored]
             regions.append(arm.block.close(values))
         if not regions[0].results and not any(r.ops for r in regions):
             return ()
-        types = tuple(v.type for v in regions[0].results)
+        results = tuple(v.type for v in regions[0].results)
         operands, on = ((self.on,), None) if isinstance(self.on, Value) else ((), self.on)
         names = [name for name, _, _ in self.results] + ["memory"] * len(stored)
-        attrs = {"on": on, "types": types}
+        attrs = {"on": on, "types": results}
         return context.emit("branch", operands, attrs, regions, names, self.place)
 
     def _value(self, leaf: Any, t: LeafType) -> Value:

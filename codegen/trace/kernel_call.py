@@ -97,7 +97,7 @@ class Kernel:
                 found=", ".join(f"{k}={type(v).__name__}" for k, v in bound.items()),
                 remedy=f"v = {self.name}(..., out=spmd.like(u))",
             )
-        types = tuple(ArrayType(o.type.dtype, o.extents) for o in outputs)
+        types = tuple(ArrayType(o.type.dtype, o.extents, o.type.layout) for o in outputs)
         attrs = {"kernel": self, "args": tuple(args), "types": types}
         results = context.emit("kernel", operands, attrs, names=[self.name] * len(outputs))
         for array, value in zip(outputs, results):

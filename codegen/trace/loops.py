@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
 from typing import Any
 
-from codegen import dtypes, expr
+from codegen import dtypes, expr, propagation
 from codegen.errors import ProgramError, UnsupportedError
 from codegen.expr import Expr, Sym
-from codegen.ir import Region, Value
+from codegen.ir import ArrayType, Region, Value
 from codegen.trace.array import Array, as_value
 from codegen.trace.context import Block, Context, Storage, user_place
 from codegen.trace.number import number
@@ -26,6 +26,7 @@ from codegen.trace.regions import (
     condition,
     hint,
     is_known,
+    laid_as,
     link,
     value_of,
 )
@@ -67,7 +68,7 @@ class Loop(Piece):
         super().__init__(context, names, bound, touched, "loop")
         self.flags = flags
         self.carried: dict[_Key, LeafType] = {}
-        self.stored: dict[Storage, None] = {}
+        self.stored: dict[Storage, ArrayType] = {}
         self.stale: dict[Storage, None] = {}
         self.start: dict[str, list[Any]] = {}
         self.made: dict[_Key, Array] = {}
@@ -93,7 +94,7 @@ class Loop(Piece):
     def block(self) -> Block:
         """A new block with arguments for all that is carried."""
         named = [(hint(n, self._path(n, j)), t.array) for (n, j), t in self.carried.items()]
-        named += [("memory", s.value.type) for s in self.stored]
+        named += [("memory", t) for t in self.stored.values()]
         return Block(tuple(Value(name, t) for name, t in named))
 
     def _path(self, name: str, j: int) -> str:
@@ -131,17 +132,21 @@ class Loop(Piece):
         after = self.after()
         settled = self._compare(after)
         stale: dict[Storage, None] = {}
-        stored: dict[Storage, None] = {}
+        stored: dict[Storage, ArrayType] = {}
+        before = {s: value for s, value, _ in self.mark.storages}
         for storage in self.written():
-            kind = stale if isinstance(storage.value, Gone) else stored
-            kind[storage] = None
-        settled = self._find_aliases(after) and settled and stored.keys() == self.stored.keys()
+            if isinstance(storage.value, Gone):
+                stale[storage] = None
+                continue
+            had = self.stored.get(storage) or before[storage].type
+            stored[storage] = propagation.met(had, storage.value.type)
+        settled = self._find_aliases(after) and settled and stored == self.stored
         if settled:
             self.stale = stale
             self._after = after
             values = [value_of(self.context, self._leaf(after, k), t)
                       for k, t in self.carried.items()]  # fmt: skip
-            values += [s.value for s in self.stored]
+            values += [laid_as(self.context, s.value, t.layout) for s, t in self.stored.items()]
             self.body = self.close().close(values)
         else:
             if self.passes > 3:  # only grow, so that it settles
@@ -277,7 +282,7 @@ class Loop(Piece):
         context, keys = self.context, list(self.carried)
         test = self.test(evaluate)
         operands = [value_of(context, self._leaf(self.entry, k), self.carried[k]) for k in keys]
-        operands += [s.value for s in self.stored]
+        operands += [laid_as(context, s.value, t.layout) for s, t in self.stored.items()]
         regions = (self.body,) if test is None else (test, self.body)
         results = context.emit(
             "loop", operands, counter.attrs, regions, [a.name for a in self.body.args], self.place

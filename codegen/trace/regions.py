@@ -15,6 +15,7 @@ from codegen import dtypes
 from codegen.errors import CarryError, Place, ProgramError, ShapeError, UnsupportedError
 from codegen.expr import Expr
 from codegen.ir import ArrayType, Value
+from codegen.mesh import Layout
 from codegen.trace.array import Array, as_value, wrap
 from codegen.trace.context import Block, Context, Storage, user_place
 from codegen.trace.number import Number, condition_of
@@ -175,10 +176,14 @@ def _same_arrays(a: Any, b: Any) -> bool:
 
 def value_of(context: Context, leaf: Any, t: LeafType) -> Value:
     """The value of a leaf in the element type and layout that were agreed."""
-    value = as_value(context, leaf, t.dtype)
-    if t.layout and not context.rank_view and value.type.layout != t.layout:
-        value = context.emit_one("relayout", value, layout=t.layout)
-    return value
+    return laid_as(context, as_value(context, leaf, t.dtype), t.layout)
+
+
+def laid_as(context: Context, value: Value, layout: Layout | None) -> Value:
+    """A global value in the layout that was agreed."""
+    if not layout or context.rank_view or value.type.layout == layout:
+        return value
+    return context.emit_one("relayout", value, layout=layout)
 
 
 def array_of(context: Context, value: Value, t: LeafType) -> Array:

@@ -219,7 +219,7 @@ def joined(a: LeafType, b: LeafType) -> LeafType | None:
 
     if len(a.shape) != len(b.shape):
         return None
-    layout = _joined_layout(a, b)
+    layout = propagation.met(a.array, b.array).layout
     if not all(same_extent(m, n) for m, n in zip(a.shape, b.shape)):
         return None
     if a.dtype == b.dtype:
@@ -235,15 +235,6 @@ def joined(a: LeafType, b: LeafType) -> LeafType | None:
     if _GRADE[weak.dtype.kind] > _GRADE[strong.dtype.kind]:
         return None
     return LeafType(strong.dtype, a.shape, layout, False, a.scalar and b.scalar)
-
-
-def _joined_layout(a: LeafType, b: LeafType) -> Layout | None:
-    """Of what is carried, or comes from one arm or another: chosen ones win over free ones."""
-    if not a.layout or not b.layout:
-        return a.layout or b.layout
-    if a.free != b.free:
-        return b.layout if a.free else a.layout
-    return propagation.joined([a.layout, b.layout])
 
 
 def same(a: Any, b: Any) -> bool:

@@ -71,8 +71,8 @@ def _inside(op: Op, rank: dict[str, int], sizes: Mapping[str, int]) -> int:
     for (a, b), (c, d) in zip(op.attrs["have"], op.attrs["want"]):
         last = {**rank, **{f"i_{x}": sizes[x] - 1 for x in op.attrs["axes"]}}
         first = {**rank, **{f"i_{x}": 0 for x in op.attrs["axes"]}}
-        low, high = max(a.evaluate(first), c.evaluate(rank)), min(b.evaluate(last), d.evaluate(rank))
-        total *= max(0, high - low)
+        low = max(a.evaluate(first), c.evaluate(rank))
+        total *= max(0, min(b.evaluate(last), d.evaluate(rank)) - low)
     return total
 
 
@@ -115,7 +115,8 @@ def rows() -> Any:
 X, XY = {"x": 4}, {"x": 4, "y": 3}
 EIGHT = 8  # bytes of an element
 
-CASES: dict[str, tuple[Callable[[], Any], dict[str, int], list[tuple[str, tuple[str, ...], int]]]] = {
+Exchanged = list[tuple[str, tuple[str, ...], int]]
+CASES: dict[str, tuple[Callable[[], Any], dict[str, int], Exchanged]] = {
     "element by element": (
         lambda: np.exp(source("a", (N,), ("x",))) + source("b", (N,), ("x",)) * 2, X, []),
     "a dim that is not split is reduced": (

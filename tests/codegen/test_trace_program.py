@@ -116,8 +116,10 @@ def test_layouts_are_checked():
     refuse(SpmdError, layout((3, None)), "is no layout")
     both = build(layout((("x", "y"), None)), ("x", "y"))
     assert both.inputs[0].layout == (("x", "y"), ())
-    for whole in (None, "auto", spmd.replicated, (None, None)):
+    for whole in (spmd.replicated, (None, None)):
         assert build(layout(whole)).inputs[0].layout == ((), ())
+    for chosen in (None, "auto"):  # the compiler's choice, where nothing else is split
+        assert build(layout(chosen)).inputs[0].layout == (("x",), ())
 
 
 def test_declarations():

@@ -1,4 +1,4 @@
-"""Random programs on global arrays: a recipe is a list of small integers, and any list is a program.
+"""Random programs on global arrays: a recipe is a list of small integers; any is a program.
 
 `program_of` gives a program that follows a recipe; the same source runs eagerly in NumPy and is
 traced. What a step cannot do with the arrays there are, it leaves out.
@@ -65,8 +65,8 @@ def program_of(recipe: Recipe) -> Any:
     def recipe_program():
         pool = []
         for k, (dtype, shape, layout) in enumerate(recipe.arrays):
-            pool.append(spmd.input(f"a{k}", shape, dtype, layout=layout,
-                                   default=lambda *i, k=k: (sum(i) * 7 + i[0] * i[0] + k) % 11 - 4))  # fmt: skip
+            default = lambda *i, k=k: (sum(i) * 7 + i[0] * i[0] + k) % 11 - 4
+            pool.append(spmd.input(f"a{k}", shape, dtype, layout=layout, default=default))
         for step in recipe.steps:
             made = follow(pool, step, mesh)
             if made is not None:
@@ -93,17 +93,23 @@ def add(pool, x, y, c, d, mesh):
 
 
 def unary(pool, x, y, c, d, mesh):
-    return (lambda: -x, lambda: np.abs(x) + 1, lambda: np.sqrt(np.abs(x)), lambda: np.clip(x, -2, 3),
-            lambda: np.where(x > 0, x, 7), lambda: x.astype(np.float32).astype(np.float64),
-            lambda: x % 5, lambda: x.copy())[c % 8]()  # fmt: skip
+    made = (
+        lambda: -x, lambda: np.abs(x) + 1, lambda: np.sqrt(np.abs(x)), lambda: np.clip(x, -2, 3),
+        lambda: np.where(x > 0, x, 7), lambda: x.astype(np.float32).astype(np.float64),
+        lambda: x % 5, lambda: x.copy(),
+    )  # fmt: skip
+    return made[c % 8]()
 
 
 def cut(pool, x, y, c, d, mesh):
     if x.ndim == 0:
         return None
     dim = d % x.ndim
-    key = (slice(1, None), slice(None, -1), slice(None, None, -1), slice(None, None, 2), slice(c, None),
-           slice(-3, None), slice(5, 1, -2), slice(1, -1), slice(2, 4), slice(None, None, -3))  # fmt: skip
+    key = (
+        slice(1, None), slice(None, -1), slice(None, None, -1), slice(None, None, 2),
+        slice(c, None), slice(-3, None), slice(5, 1, -2), slice(1, -1), slice(2, 4),
+        slice(None, None, -3),
+    )  # fmt: skip
     return x[(*[slice(None)] * dim, key[c % 10])]
 
 
@@ -179,7 +185,9 @@ def product(pool, x, y, c, d, mesh):
         return x @ (y if x.shape[1] == y.shape[0] else x.T)
     if c % 3 == 1 and x.ndim == 2:
         return np.einsum("ij,kj->ik", x, x)
-    return np.outer(x[..., 0], y[0]) if x.ndim < 3 and y.ndim < 3 and 0 not in x.shape + y.shape else None
+    if x.ndim > 2 or y.ndim > 2 or 0 in x.shape + y.shape:
+        return None
+    return np.outer(x[..., 0], y[0])
 
 
 def taken(pool, x, y, c, d, mesh):

@@ -1,0 +1,102 @@
+"""Mistakes that NumPy users make in programs on global arrays: each is told where, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import spmd
+from codegen.errors import (
+    LayoutError,
+    ProgramError,
+    ShapeError,
+    SpmdError,
+    TracedValueError,
+    UnsupportedError,
+)
+
+
+def u(layout: Any = ("x", None)) -> Any:
+    return spmd.input("u", (8, 6), np.float64, layout=layout, default=lambda i, j: i + j)
+
+
+def carried_shape() -> Any:
+    x = u()
+    for _ in spmd.range(3):
+        x = x[1:]
+    return x
+
+
+def scalar_extent() -> Any:
+    n = spmd.scalar("n", 4)
+    return spmd.zeros((n, 3))
+
+
+def python_range() -> Any:
+    total = u()
+    for k in range(spmd.scalar("n", 4)):
+        total = total + k
+    return total
+
+
+def into_constant() -> Any:
+    table = np.zeros((8, 6))
+    for k in spmd.range(8):
+        table[k] = u()[k]
+    return table
+
+
+def read_only() -> Any:
+    x = np.broadcast_to(u()[0], (8, 6))
+    x[0] = 1
+    return x
+
+
+def twice_split() -> Any:
+    return u().relayout(("x", "x"))
+
+
+MISTAKES: dict[str, tuple[Callable[[], Any], type[SpmdError], tuple[str, ...]]] = {
+    "shapes do not fit": (lambda: u() + np.ones(5), ShapeError, ("(8, 6)", "(5,)", "broadcast")),
+    "inner extents of a product": (lambda: u() @ u(), ShapeError, ("matmul", "6", "8")),
+    "an index beyond the end": (lambda: u()[8], ShapeError, ("out of bounds", "dim 0")),
+    "too many indices": (lambda: u()[0, 0, 0], ShapeError, ("too many indices",)),
+    "an axis of the array that is none": (lambda: np.sum(u(), axis=2), ShapeError, ("axis 2",)),
+    "an unknown mesh axis": (lambda: u(("z", None)), LayoutError, ("no axis", '"x"')),
+    "an unknown mesh axis of a relayout": (
+        lambda: u().relayout(("rows", None)), LayoutError, ("no axis", '"x"')),
+    "an axis for two dims": (twice_split, LayoutError, ("splits two dims", '("x", None)')),
+    "too few entries": (lambda: u().relayout(("x",)), LayoutError, ("one entry per dim",)),
+    "an extent known at launch": (scalar_extent, TracedValueError, ("extent", "parameter")),
+    "Python's range": (python_range, TracedValueError, ("spmd.range",)),
+    "a mask as a subscript": (lambda: u()[u() > 3], UnsupportedError, ("np.where",)),
+    "nonzero": (lambda: np.nonzero(u()), UnsupportedError, ("shape",)),
+    "unique": (lambda: np.unique(u()), UnsupportedError, ()),
+    "a shape that changes in a loop": (carried_shape, SpmdError, ("loop", "shape")),
+    "a constant that is written": (into_constant, SpmdError, ("not known while building", "spmd.asarray")),
+    "a broadcast view that is written": (read_only, ProgramError, ("read-only", ".copy()")),
+    "the index outside of shard_map": (
+        lambda: u() * spmd.axis_index("x"), ProgramError, ("outside a shard_map",)),
+    "an exchange outside of shard_map": (
+        lambda: spmd.psum(np.sum(u()), "x"), ProgramError, ("shard_map",)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes(name: str) -> None:
+    body, kind, words = MISTAKES[name]
+
+    @spmd.program(mesh=("x",))
+    def mistake():
+        return body()
+
+    with pytest.raises(kind) as caught:
+        mistake.capture()
+    text = str(caught.value)
+    assert "test_global.py:" in text
+    assert caught.value.exit_code in (2, 65)
+    for word in words:
+        assert word in text, text

@@ -1,4 +1,4 @@
-"""Mistakes that NumPy users make in programs on global arrays: each is told where, and what to do."""
+"""Mistakes of NumPy users in programs on global arrays: each is told where, and what to do."""
 
 from __future__ import annotations
 

@@ -277,6 +277,44 @@ def loads(node: Node) -> Iterator[Load]:
             yield from loads(arg)
 
 
+ROWS = 8  # that may lie between what is read and what is written
+
+
+def rows_kept(node: Node, source: Any, target: Expr, shape: Shape) -> int | None:
+    """How many rows of results wait in a buffer of their own, where `source` of this shape is read
+    while it is written at `target`: a row is written when no row after it reads it any more.
+
+    0: every element is read where it is written only. None: the order of rows does not help.
+    """
+    kept = 0
+    for load in loads(node):
+        if load.buffer is not source or (load.offset == target and not load.bounds):
+            continue
+        shift = None if load.bounds or len(shape) < 2 else _rows(load.offset - target, shape)
+        if shift is None:
+            return None
+        kept = max(kept, 1 - min(shift, 0))
+    return kept
+
+
+def _rows(distance: Expr, shape: Shape) -> int | None:
+    """The least number of rows that this distance may be, of a few."""
+    row, *inner = strides(shape)
+    if row.is_const:
+        found = distance.value // row.value if distance.is_const and row.value else None
+        return found if found is not None and abs(found) <= ROWS else None
+    return next((s for s in range(-ROWS, ROWS + 1) if _within(distance - s * row, inner)), None)
+
+
+def _within(distance: Expr, inner: Sequence[Expr]) -> bool:
+    """Whether it is a few steps along the inner dims."""
+    if distance.is_const:
+        return abs(distance.value) <= ROWS * ROWS
+    if len(inner) < 2:
+        return False
+    return any(_within(distance - s * inner[0], inner[1:]) for s in range(-ROWS, ROWS + 1))
+
+
 def affine(offset: Expr, loops: Sequence[Var]) -> tuple[Expr, Shape] | None:
     """offset = base + sum of stride * variable, with strides free of the variables; else None."""
     syms = {v.sym for v in loops}

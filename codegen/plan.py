@@ -128,7 +128,9 @@ class Var:
 @dataclass(frozen=True)
 class Store:
     """buffer[offset] = value, for every point. combine: a COMBINE or "set". A point whose
-    bound positions do not all lie within 0 … limit is dropped."""
+    bound positions do not all lie within 0 … limit is dropped. rows: so many rows (of the first
+    loop) wait in `waiting` before they are stored, because the rows after them read what was there.
+    """
 
     loops: tuple[Var, ...]
     buffer: Buffer
@@ -137,6 +139,8 @@ class Store:
     combine: str = "set"
     bounds: tuple[Bound, ...] = ()
     place: Place | None = None
+    rows: int = 0
+    waiting: Buffer | None = None
 
 
 @dataclass(frozen=True)

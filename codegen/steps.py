@@ -75,6 +75,8 @@ def work_buffers(work: Work) -> Iterator[Buffer]:
                 yield a.what
         return
     yield work.buffer
+    if isinstance(work, Store) and work.waiting is not None:
+        yield work.waiting
     if isinstance(work, Lane):
         yield from work.scratch
     if isinstance(work, (Store, Reduce, Lane)) and work.value is not None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from math import gcd
 
 from codegen import expr
+from codegen.access import positions, ravel
 from codegen.emit.lines import comment, source, wrapped
 from codegen.emit.operators import call, cast, infix, single
 from codegen.emit.spell import (
@@ -196,7 +197,50 @@ def _obvious_name(e: Expr) -> str:
 # ---- one function per kind of work ---------------------------------------------------------------
 
 
+def _store_rows(self: PhaseWriter, work: Store) -> None:
+    """Rows wait for the rows that still read what they replace."""
+    assert work.waiting is not None
+    first, *inner = work.loops
+    row = Sym("row", "var", expr.const(0), first.extent - 1)
+    offset = work.offset.subst({first.sym: expr.symbol(row)})
+    self.begin((*work.loops, Var(row, first.extent)))
+    waiting, written = self.buffer(work.waiting, written=True), self.buffer(work.buffer, True)
+    assert waiting != written
+    size = self.integer(expr.product(v.extent for v in inner), Binds.PRODUCT)
+    at = self.integer(ravel(positions(inner), tuple(v.extent for v in inner)), Binds.CHOICE)
+    j, n, behind = first.sym.name, self.integer(first.extent), work.rows - 1
+    late = f" + {behind}" if behind else ""
+    c = work.buffer.dtype.c
+    self.line(f"for (int64_t {j} = 0; {j} < {n}{late}; {j}++) {{")
+    self.depth += 1
+    for test, number, write in (
+        (f"{j} < {n}", j, False),
+        (f"{j} >= {behind}", f"({j} - {behind})" if behind else j, True),
+    ):
+        self.line(f"if ({test}) {{" if behind else "{")
+        self.depth += 1
+        if write and row in offset.symbols():
+            self.line(f"const int64_t row = {j}{f' - {behind}' if behind else ''};")
+        slot = f"{number} % {work.rows} * {size}" if behind else "0"
+        constant = "const " if write else ""
+        self.line(f"{constant}{c} *const line = {waiting} + {slot};")
+        opened = self.open(inner)
+        if write:
+            self.statement(lambda: f"{self.target(work.buffer, offset)} = line[{at}];")
+        else:
+            dtype = work.buffer.dtype
+            self.statement(lambda: f"line[{at}] = {stored(dtype, self.value(work.value))};")
+        self.close(opened)
+        self.depth -= 1
+        self.line("}")
+    self.depth -= 1
+    self.line("}")
+
+
 def _store(self: PhaseWriter, work: Store) -> None:
+    if work.rows:
+        _store_rows(self, work)
+        return
     self.begin(work.loops)
     opened = self.open(work.loops)
     self.buffer(work.buffer, written=True)

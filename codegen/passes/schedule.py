@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from codegen import access, expr
+from codegen import access, expr, prove
 from codegen.access import INLINE, Resolver, gather_index, loop_vars, positions, ravel, strides
 from codegen.dtypes import INT64, DType
 from codegen.errors import InternalError
@@ -245,7 +245,16 @@ class _Schedule:
             a + s * j for a, s, j in zip(self.resolver.starts(op), op.attrs["step"], index)
         )
         node = self.resolver.node(v, index)
-        self.add(Store(loops, into, ravel(at, op.result.type.shape), node, place=op.place))
+        shape = op.result.type.shape
+        target = ravel(at, shape)
+        rows = access.rows_kept(node, into, target, shape) or 0
+        waiting = None
+        if rows:
+            row = expr.product(loop.extent for loop in loops[1:])
+            gone = {s for s in row.symbols() if s.kind not in ("size", "scalar")}
+            most = prove.upper_bound(row, gone) if gone else row
+            waiting = self.new_buffer(f"{into.name}_rows", into.dtype, most * rows)
+        self.add(Store(loops, into, target, node, place=op.place, rows=rows, waiting=waiting))
 
     def dynamic_update(self, op: Op) -> None:
         into = self.take_over(op)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from codegen.access import INLINE, Resolver, loads, loop_vars, positions, ravel
+from codegen.access import INLINE, Resolver, loads, loop_vars, positions, ravel, rows_kept
 from codegen.ir import Module, Op, Region, Value
 
 _VIEWS = ("slice", "broadcast", "transpose", "reshape")
@@ -202,8 +202,9 @@ class _Storing:
                 for a, s, j in zip(resolver.starts(op), op.attrs["step"], index)
             )
             target = ravel(at, x.type.shape)
-        for load in loads(resolver.node(v, index)):
-            source: Any = load.buffer  # the value itself, as long as no buffer is assigned
-            if source is x and (target is None or load.offset != target or load.bounds):
-                self.stored.add(v)
-                return
+        node = resolver.node(v, index)
+        if target is not None and rows_kept(node, x, target, x.type.shape) is not None:
+            return
+        read: list[Any] = [load.buffer for load in loads(node)]  # values: no buffer is assigned
+        if any(source is x for source in read):
+            self.stored.add(v)

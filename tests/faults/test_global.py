@@ -76,7 +76,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[SpmdError], tuple[str, ...]]] 
     "nonzero": (lambda: np.nonzero(u()), UnsupportedError, ("shape",)),
     "unique": (lambda: np.unique(u()), UnsupportedError, ()),
     "a shape that changes in a loop": (carried_shape, SpmdError, ("loop", "shape")),
-    "a constant that is written": (into_constant, SpmdError, ("not known while building", "spmd.asarray")),
+    "a constant that is written": (into_constant, SpmdError, ("not known", "spmd.asarray")),
     "a broadcast view that is written": (read_only, ProgramError, ("read-only", ".copy()")),
     "the index outside of shard_map": (
         lambda: u() * spmd.axis_index("x"), ProgramError, ("outside a shard_map",)),

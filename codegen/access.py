@@ -80,9 +80,11 @@ class Resolver:
         """The same number by a short name, if its formula is long and stays what it is."""
         if not expr.calls(e) or any(s.kind in ("counter", "var") for s in e.symbols()):
             return e
+        plus = sum(c for m, c in e.terms if not m)
+        e = e - plus
         if e not in self.named:
             self.named[e] = Sym(f"at{len(self.named)}", "size")
-        return expr.symbol(self.named[e])
+        return expr.symbol(self.named[e]) + plus
 
     def node(self, value: Value, index: Index) -> Node:
         """What stands at this index of the value."""

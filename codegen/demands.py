@@ -35,6 +35,10 @@ class Parts:
 _HELD = frozenset({"loop", "branch", "shard_map", "relayout", "cumulative", "kernel"})
 
 
+# Ops whose result can be written into an array that has room around it.
+_KEPT = frozenset({"map", "update"})
+
+
 def home(value: Value) -> Window:
     """The balanced blocks of a value's layout."""
     return cuts.blocks(value.type.shape, layout_of(value))
@@ -157,6 +161,44 @@ class Demands:
                     axes[op.result] = self.rules.partial[op.result] = axes[a]
                     self.rules.later |= {a, b}
 
+    def rooms(self, op: Op) -> list[Window | None]:
+        """Of what a loop carries: the part with ghost cells that its body fetches in every turn,
+        where the array can be kept with room for them; None where it lies in blocks."""
+        if op.kind != "loop":
+            return [None] * len(op.results)
+        body = op.regions[-1]
+        made = {op.result for op in body.ops if len(op.results) == 1 and op.kind in _KEPT}
+        out: list[Window | None] = []
+        for argument, result in zip(body.args, body.results, strict=True):
+            fetched = self.of[argument].fetched
+            room = fetched[0] if len(fetched) == 1 else None
+            fits = room is not None and all(
+                c == h or (c.follows(h) and c.open) for c, h in zip(room, home(argument))
+            )
+            once = body.results.count(result) == 1 and body.args.count(result) == 0
+            used = result in made and self._overwrites(body, argument, result)
+            out.append(room if fits and once and used and argument.type.layout else None)
+        return out
+
+    def _overwrites(self, body: Region, argument: Value, result: Value) -> bool:
+        """Whether the result may be written where the argument lies: nobody reads that later."""
+        ops = list(body.ops)
+        at = next(k for k, op in enumerate(ops) if result in op.results)
+        later = {v for op in ops[at + 1 :] for v in (*op.operands, *_inner(op))}
+        seen = self._shown(body, argument)
+        op = ops[at]
+        if op.kind == "update" and op.operands[0] is not argument:
+            return False
+        return not later & seen
+
+    def _shown(self, body: Region, argument: Value) -> set[Value]:
+        """The argument, and what is a view of it or is computed of it wherever it is wanted."""
+        seen = {argument}
+        for op in body.ops:
+            if op.kind in VIEWS and seen & set(op.operands):
+                seen |= set(op.results)
+        return seen
+
     # ---- how a value comes to its parts ----------------------------------------------------------
 
     def settle(self, value: Value, op: Op | None) -> None:
@@ -186,6 +228,11 @@ class Demands:
             serves = next((g for g in parts.fetched if _inside(window, g)), blocks)
             parts.of[window] = blocks if _inside(window, blocks) else serves
             parts.places.setdefault(parts.of[window], place)
+
+
+def _inner(op: Op) -> Iterator[Value]:
+    for region in op.regions:
+        yield from _used(region)
 
 
 def _used(region: Region) -> Iterator[Value]:

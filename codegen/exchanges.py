@@ -94,6 +94,16 @@ class Exchanges:
         return {"pull_from": from_, "pull_into": to, "send": _between(mine, have, give),
                 "pieces": True, "give_into": _at(to, me, member, there)}  # fmt: skip
 
+    def halo(self, op: Op, me: Expr, member: Expr, there: There) -> Details:
+        room, have, want = self.box(op.result), op.attrs["have"], op.attrs["want"]
+        theirs, theirs_want = _bounds_at(have, there), _bounds_at(want, there)
+        get, give = _common(theirs, want), _common(have, theirs_want)
+        others = expr.ne(member, me)
+        to = _times(_between(room, want, get), others)
+        return {"pull_from": _times(_between(_seen_from(room, there), theirs_want, get), others),
+                "pull_into": to, "send": _times(_between(room, want, give), others),
+                "pieces": True, "give_into": _at(to, me, member, there)}  # fmt: skip
+
     def reduce_scatter(self, op: Op, me: Expr, member: Expr, there: There) -> Details:
         mine = self.box(op.operands[0])
         dim, size = op.attrs["dim"], self.mesh.size(tuple(op.attrs["axes"]))
@@ -235,6 +245,7 @@ EXCHANGES: dict[str, Callable[..., Details]] = {
     "all_gather": Exchanges.all_gather,
     "all_to_all": Exchanges.all_to_all,
     "redistribute": Exchanges.redistribute,
+    "halo": Exchanges.halo,
     "reduce_scatter": Exchanges.reduce_scatter,
     "broadcast_from": Exchanges.broadcast_from,
     "gather_to": Exchanges.gather_to,

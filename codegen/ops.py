@@ -161,6 +161,9 @@ _ROWS = (
     OpRule("redistribute", "exchange", ("axes", "have", "want", "types"), _stated,
            "members hold the elements low … high - 1 of every dim that `have` says, and get those "
            "that `want` says: halos, shifts, other layouts; each in the view of who holds or gets"),
+    OpRule("halo", "exchange", ("axes", "have", "want"), _same,
+           "a redistribute in place: the operand has room for `want`, a member's own elements are "
+           "in it already"),
     OpRule("broadcast_from", "exchange", ("axes", "root", "types"), _stated,
            "the root member's operand"),
     OpRule("gather_to", "exchange", ("axes", "dim", "var", "offset", "root", "types"), _stated,

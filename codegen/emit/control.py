@@ -43,6 +43,7 @@ _KINDS = {
     "all_gather": "SPMD_PULL",
     "all_to_all": "SPMD_PULL",
     "redistribute": "SPMD_PULL",
+    "halo": "SPMD_PULL",
     "broadcast_from": "SPMD_PULL",
     "gather_to": "SPMD_PULL",
     "scatter_from": "SPMD_PULL",

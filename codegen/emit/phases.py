@@ -210,7 +210,7 @@ def _store_rows(self: PhaseWriter, work: Store) -> None:
     at = self.integer(ravel(positions(inner), tuple(v.extent for v in inner)), Binds.CHOICE)
     j, n, behind = first.sym.name, self.integer(first.extent), work.rows - 1
     late = f" + {behind}" if behind else ""
-    c = work.buffer.dtype.c
+    dtype = work.buffer.dtype
     self.line(f"for (int64_t {j} = 0; {j} < {n}{late}; {j}++) {{")
     self.depth += 1
     for test, number, write in (
@@ -223,12 +223,11 @@ def _store_rows(self: PhaseWriter, work: Store) -> None:
             self.line(f"const int64_t row = {j}{f' - {behind}' if behind else ''};")
         slot = f"{number} % {work.rows} * {size}" if behind else "0"
         constant = "const " if write else ""
-        self.line(f"{constant}{c} *const line = {waiting} + {slot};")
+        self.line(f"{constant}{dtype.c} *const line = {waiting} + {slot};")
         opened = self.open(inner)
         if write:
             self.statement(lambda: f"{self.target(work.buffer, offset)} = line[{at}];")
         else:
-            dtype = work.buffer.dtype
             self.statement(lambda: f"line[{at}] = {stored(dtype, self.value(work.value))};")
         self.close(opened)
         self.depth -= 1

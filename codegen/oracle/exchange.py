@@ -148,6 +148,26 @@ def _redistribute(members: Sequence[Member], op: Op) -> list[list[Array]]:
     return out
 
 
+def _halo(members: Sequence[Member], op: Op) -> list[list[Array]]:
+    """In place: what is a member's own stays."""
+    have = [[(m.eval(a), m.eval(b)) for a, b in op.attrs["have"]] for m in members]
+    want = [[(m.eval(a), m.eval(b)) for a, b in op.attrs["want"]] for m in members]
+    out = []
+    for k, member in enumerate(members):
+        made = member.operands[0].copy()
+        for j, source in enumerate(members):
+            box = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(have[j], want[k], strict=True)]
+            if j == k or any(b <= a for a, b in box):
+                continue
+            into, part = (
+                tuple(slice(a - w, b - w) for (a, b), (w, _) in zip(box, wanted, strict=True))
+                for wanted in (want[k], want[j])
+            )
+            made[into] = source.operands[0][part]
+        out.append([made])
+    return out
+
+
 def _poison(shape: Sequence[int], dtype: DType) -> Array:
     """Elements that would be seen in a result."""
     kind = dtypes.numpy_dtype(dtype)
@@ -210,6 +230,7 @@ EXCHANGE: dict[str, Exchange] = {
     "reduce_scatter": _reduce_scatter,
     "all_to_all": _all_to_all,
     "redistribute": _redistribute,
+    "halo": _halo,
     "broadcast_from": _broadcast_from,
     "gather_to": _gather_to,
     "scatter_from": _scatter_from,

@@ -109,10 +109,10 @@ class _Liveness:
             return everything, everything - moved
         for v in op.operands:
             everything |= self.loaded(v)
-        if op.kind in ("update", "dynamic_update", "scatter"):
+        if op.kind in ("update", "dynamic_update", "scatter", "halo"):
             rest = {r for v in op.operands[2:] for r in self.loaded(v)}
             same = {op.operands[0]} if op.operands[0] not in rest else set()
-            if op.operands[1] is op.operands[0]:
+            if op.operands[0] in op.operands[1:2]:
                 same = set()
             return everything, same
         return everything, set()

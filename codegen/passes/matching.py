@@ -253,6 +253,11 @@ class _Matching:
             for (low, high), extent in zip(stated, value.type.shape, strict=True):
                 self.same(op, extent, high - low, facts, what)
 
+    def halo(self, op: Op, facts: Facts) -> None:
+        self.axes(op)
+        for (low, high), extent in zip(op.attrs["want"], op.result.type.shape, strict=True):
+            self.same(op, extent, high - low, facts, "there is room for what is wanted")
+
     def joined(
         self, op: Op, axes: Axes, extent: Expr, facts: Facts, total: Expr, own: bool = False
     ) -> Expr:
@@ -349,6 +354,7 @@ _RULES: dict[str, Callable[[_Matching, Op, Facts], None]] = {
     "reduce_scatter": _Matching.reduce_scatter,
     "all_to_all": _Matching.all_to_all,
     "redistribute": _Matching.redistribute,
+    "halo": _Matching.halo,
     "broadcast_from": _Matching.broadcast_from,
     "gather_to": _Matching.gather_to,
     "scatter_from": _Matching.scatter_from,

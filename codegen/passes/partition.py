@@ -47,6 +47,11 @@ class _Partition:
         self.parts: list[dict[Any, Value]] = [{}]  # what was made, per open region
         self.ops: list[Op] = []
         self.made: dict[Value, Op] = {}
+        # what a loop carries with room for ghost cells: results and the arguments they become, the
+        # arrays with the room, the parts these have
+        self.kept: dict[Value, Value] = {}
+        self.with_room: dict[Value, Value] = {}
+        self.room_of: dict[Value, Window] = {}
         self.at: Op | None = None  # of the Graph, what is being made
         self.asked: Place | None = None  # who wants what is fetched
 
@@ -58,7 +63,8 @@ class _Partition:
             if operands[0].type.shape == attrs["shape"] and kind == "reshape":
                 return operands[0]
         (t,) = ops.infer(kind, [v.type for v in operands], attrs)
-        name = self.at.results[0].name if self.at and self.at.results else operands[0].name
+        names = [v.name for v in (*(self.at.results if self.at else ()), *operands)]
+        name = names[0] if names else kind
         result = Value(name, t)
         place = self.asked or (self.at.place if self.at else None)
         self.ops.append(Op(kind, tuple(operands), (result,), attrs, (), place))
@@ -230,32 +236,120 @@ class _Partition:
                 self.have(value, local)
         else:
             (value,) = op.results
+            if value in self.kept:
+                self.keep(op, self.kept[value])
+                self.fetch_wanted(value)
+                return
             for window in self.demands.of[value].made:
                 self.parts[-1][value, window] = self.make(op, window)
             self.fetch_wanted(value)
 
     def control(self, op: Op) -> None:
-        """A loop or a branch: what is carried lies in balanced blocks."""
-        operands = tuple(self.need(v, home(v)) for v in op.operands)
+        """A loop or a branch. What is carried lies in balanced blocks, or in an array with room for
+        the ghost cells around them."""
+        rooms = self.demands.rooms(op)
+        operands = tuple(
+            self.need(v, home(v)) if room is None else self.padded(v, room)
+            for v, room in zip(op.operands, rooms)
+        )
         regions = []
         for inner in op.regions:
+            is_body = inner is op.regions[-1]
             outer, self.ops = self.ops, []
             self.parts.append({})
-            args = tuple(Value(v.name, self.local_type(v)) for v in inner.args)
-            for value, local in zip(inner.args, args):
-                self.have(value, local)
+            args = tuple(
+                self.argument(v, room, is_body) for v, room in zip(inner.args, rooms)
+            )
+            carried = rooms if is_body and op.kind == "loop" else [None] * len(inner.results)
+            for result, argument, room in zip(inner.results, inner.args, carried):
+                if room is not None:
+                    self.kept[result] = argument
             self.region(inner)
-            ends = tuple(self.need(v, home(v)) for v in inner.results)
+            ends = tuple(
+                self.need(v, home(v)) if room is None else self.with_room[v]
+                for v, room in zip(inner.results, carried)
+            )
             regions.append(Region(args, tuple(self.ops), ends))
             self.parts.pop()
             self.ops = outer
         attrs = dict(op.attrs)
+        types = [
+            self.local_type(v) if room is None else self.room_type(v, room)
+            for v, room in zip(op.results, rooms)
+        ]
         if "types" in attrs:
-            attrs["types"] = tuple(self.local_type(v) for v in op.results)
-        results = tuple(Value(v.name, self.local_type(v)) for v in op.results)
+            attrs["types"] = tuple(types)
+        results = tuple(Value(v.name, t) for v, t in zip(op.results, types))
         self.ops.append(Op(op.kind, operands, results, attrs, tuple(regions), op.place))
-        for value, local in zip(op.results, results):
+        for value, local, room in zip(op.results, results, rooms):
+            if room is not None:
+                local = self.rules.part(local, room, home(value), self)
             self.have(value, local)
+
+    # ---- arrays with room for ghost cells --------------------------------------------------------
+
+    def room_type(self, value: Value, room: Window) -> ArrayType:
+        return ArrayType(value.type.dtype, cuts.extents(self.mesh, room))
+
+    def offsets(self, value: Value, room: Window) -> list[Expr]:
+        """Where a rank's own part begins in an array with room around it."""
+        return [
+            h - r for h, r in zip(cuts.lows(self.mesh, home(value)), cuts.lows(self.mesh, room))
+        ]
+
+    def padded(self, value: Value, room: Window) -> Value:
+        mine = self.need(value, home(value))
+        shape = cuts.extents(self.mesh, room)
+        empty = self.emit("full", (), {"value": 0, "dtype": value.type.dtype, "shape": shape})
+        attrs = {"start": tuple(self.offsets(value, room)), "step": (1,) * len(shape), "cut": True}
+        return self.emit("update", (empty, mine), attrs)
+
+    def argument(self, value: Value, room: Window | None, is_body: bool) -> Value:
+        """What a region is given of a value: its ghost cells are filled as the body begins."""
+        if room is None:
+            local = Value(value.name, self.local_type(value))
+            self.have(value, local)
+            return local
+        local = around = Value(value.name, self.room_type(value, room))
+        if is_body:
+            layout = layout_of(value)
+            moved = [d for d, c in enumerate(room) if c != home(value)[d]]
+            axes = tuple(a for a in self.mesh.names if any(a in layout[d] for d in moved))
+            attrs = {"axes": axes, "have": tuple(c.bounds(self.mesh) for c in home(value)),
+                     "want": tuple(c.bounds(self.mesh) for c in room)}  # fmt: skip
+            self.asked = self.demands.of[value].places.get(room)
+            around = self.emit("halo", (local,), attrs)
+            self.asked = None
+            self.parts[-1][value, room] = around
+            self.with_room[value] = around
+            self.room_of[value] = room
+        self.parts[-1][value, home(value)] = self.rules.part(around, room, home(value), self)
+        return local
+
+    def keep(self, op: Op, argument: Value) -> None:
+        """The value that a loop carries on, in the array that it carries with room around it."""
+        (value,) = op.results
+        around, room = self.with_room[argument], self.room_of[argument]
+        shift = self.offsets(argument, room)
+        if op.kind == "update" and op.operands[0] is argument:
+            part = self.rules.needs(op, home(value))[1]
+            v = self.need(op.operands[1], part)
+            start = [
+                s + k * low - mine + by
+                for s, k, low, mine, by in zip(
+                    op.attrs["start"], op.attrs["step"], cuts.lows(self.mesh, part),
+                    cuts.lows(self.mesh, home(value)), shift,
+                )
+            ]  # fmt: skip
+            step = op.attrs["step"]
+        else:
+            v = self.make(op, home(value))
+            start, step = shift, (1,) * len(shift)
+        self.at = op
+        attrs = {"start": tuple(start), "step": step, "cut": True}
+        made = self.with_room[value] = self.emit("update", (around, v), attrs)
+        self.parts[-1][value, home(value)] = self.rules.part(made, room, home(value), self)
+        self.at = None
 
     def shard_map(self, op: Op) -> None:
         (body,) = op.regions

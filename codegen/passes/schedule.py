@@ -369,6 +369,8 @@ class _Schedule:
 
     def exchange(self, op: Op) -> None:
         """An exchange phase, with the barriers that the program asked for around it."""
+        if op.kind == "halo":
+            self.take_over(op)
         self.flush()
         around = self.sync if op.kind != "barrier" else "least"
         if around in ("before", "both"):

@@ -20,7 +20,7 @@ _SOURCES = ("full", "iota", "expr", "scalar", "const")
 DEEPEST = 40  # ops in one expression: unrolled loops chain without end, compilers recurse
 _CHEAP = frozenset("add sub mul neg cast eq ne lt le gt ge select logical_and logical_or".split())
 # Ops that want to take over the memory of their first operands.
-_TAKES_OVER = ("update", "dynamic_update", "scatter")
+_TAKES_OVER = ("update", "dynamic_update", "scatter", "halo")
 # Ops that read a strided box where it lies.
 _IN_PLACE = (
     "permute", "all_gather", "all_to_all", "redistribute", "broadcast_from", "gather_to",

@@ -85,7 +85,7 @@ class _Variance:
         elif op.kind == "let":
             self.counters[op.attrs["counter"].name] = self.values(op.operands)
         else:
-            attrs = {k: v for k, v in op.attrs.items() if k != "have"}
+            attrs = {k: v for k, v in op.attrs.items() if k != "have" or op.kind == "halo"}
             axes = self.values(op.operands) | self.attr(list(attrs.values()))
             if ops.OPS[op.kind].group == "exchange":
                 axes = self.exchanged(op, axes)

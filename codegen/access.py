@@ -279,6 +279,7 @@ def loads(node: Node) -> Iterator[Load]:
             yield from loads(arg)
 
 
+SHORT = 16  # elements of a row that is not worth a loop of its own
 ROWS = 8  # that may lie between what is read and what is written
 
 
@@ -289,10 +290,12 @@ def rows_kept(node: Node, source: Any, target: Expr, shape: Shape) -> int | None
     0: every element is read where it is written only. None: the order of rows does not help.
     """
     kept = 0
+    row = expr.product(shape[1:])
+    short = row.is_const and row.value < SHORT
     for load in loads(node):
         if load.buffer is not source or (load.offset == target and not load.bounds):
             continue
-        shift = None if load.bounds or len(shape) < 2 else _rows(load.offset - target, shape)
+        shift = None if load.bounds or short else _rows(load.offset - target, shape)
         if shift is None:
             return None
         kept = max(kept, 1 - min(shift, 0))

@@ -170,11 +170,12 @@ class Demands:
         made = {op.result for op in body.ops if len(op.results) == 1 and op.kind in _KEPT}
         out: list[Window | None] = []
         for argument, result in zip(body.args, body.results, strict=True):
-            fetched = self.of[argument].fetched
-            room = fetched[0] if len(fetched) == 1 else None
-            fits = room is not None and all(
-                c == h or (c.follows(h) and c.open) for c, h in zip(room, home(argument))
+            fetched, blocks = self.of[argument].fetched, home(argument)
+            room = fetched[0] if len(fetched) == 1 else ()
+            fits = bool(room) and all(
+                c.inside(h) or (c.follows(h) and c.open) for c, h in zip(room, blocks)
             )
+            room = tuple(h if c.inside(h) else c for c, h in zip(room, blocks))
             once = body.results.count(result) == 1 and body.args.count(result) == 0
             used = result in made and self._overwrites(body, argument, result)
             out.append(room if fits and once and used and argument.type.layout else None)

@@ -22,9 +22,8 @@ Box = tuple[int, tuple[int, ...], tuple[int, ...]]  # offset, extents, strides, 
 ALL_PAIRS = 12  # members up to which every one is compared with every other
 COUNTS = 4  # values that are tried of each loop counter
 _PULLS = (
-    "all_gather", "all_to_all", "redistribute", "halo", "broadcast_from", "gather_to", "scatter_from",
-    "reduce_scatter",
-    "all_reduce", "reduce_to", "scan",
+    "all_gather", "all_to_all", "redistribute", "halo", "broadcast_from", "gather_to",
+    "scatter_from", "reduce_scatter", "all_reduce", "reduce_to", "scan",
 )  # fmt: skip
 
 _BOXES = ("from", "into", "send", "give")

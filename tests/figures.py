@@ -239,6 +239,19 @@ def timelines(folder: Path, rounds: int = 15) -> None:
     table(["example", "ranks", "kept", "seconds without", "with"], rows)
 
 
+def global_arrays(folder: Path, rounds: int = 9) -> None:
+    """Programs on global arrays beside C written by hand; seconds per turn of their loop."""
+    done = run([sys.executable, Path(__file__).parent / "figures_global.py", folder, rounds])
+    found = json.loads(done.expect(0).out.splitlines()[-1])
+    print(f"Global arrays beside C by hand (-Ofast), median of {rounds}:\n")
+    rows = []
+    for name, times in found.items():
+        hand = times["by hand"]
+        ours = [f"{times[k] * 1e6:.0f} ({times[k] / hand:.2f})" for k in ("1 rank", "2 ranks")]
+        rows.append((name, f"{hand * 1e6:.0f}", *ours))
+    table(["program", "by hand, µs", "1 rank (ratio)", "2 ranks (ratio)"], rows)
+
+
 FIGURES: dict[str, Callable[[Path], None]] = {
     "start": start_up,
     "build": build_times,
@@ -247,6 +260,7 @@ FIGURES: dict[str, Callable[[Path], None]] = {
     "digits": digits,
     "transports": transports,
     "timelines": timelines,
+    "global": global_arrays,
 }
 
 

@@ -68,7 +68,7 @@ def emit(plan: Plan) -> Source:
     step = control.write()
     parts = [_TOP, _enums(plan, control)]
     constants, table = _constants(plan)
-    if plan.constants:
+    if any("CONSTANT(" in text for text in (step, *control.phases, *control.exchanges)):
         parts.append(table)
     if plan.libraries:
         parts.append(_BLAS + "".join(

@@ -317,10 +317,11 @@ class _Partition:
             axes = tuple(a for a in self.mesh.names if any(a in layout[d] for d in moved))
             attrs = {"axes": axes, "have": tuple(c.bounds(self.mesh) for c in home(value)),
                      "want": tuple(c.bounds(self.mesh) for c in room)}  # fmt: skip
-            self.asked = self.demands.of[value].places.get(room)
+            (fetched,) = self.demands.of[value].fetched
+            self.asked = self.demands.of[value].places.get(fetched)
             around = self.emit("halo", (local,), attrs)
             self.asked = None
-            self.parts[-1][value, room] = around
+            self.parts[-1][value, fetched] = self.rules.part(around, room, fetched, self)
             self.with_room[value] = around
             self.room_of[value] = room
         self.parts[-1][value, home(value)] = self.rules.part(around, room, home(value), self)

@@ -46,7 +46,7 @@ def received(op: Op, sizes: Mapping[str, int]) -> int:
     def elements(shape: Any, rank: dict[str, int]) -> int:
         return int(np.prod([e.evaluate(rank) for e in shape], dtype=int))
 
-    if op.kind == "redistribute":
+    if op.kind in ("redistribute", "halo"):
         def own(rank: dict[str, int]) -> int:
             both = [
                 min(b.evaluate(rank), d.evaluate(rank)) - max(a.evaluate(rank), c.evaluate(rank))
@@ -133,9 +133,9 @@ CASES: dict[str, tuple[Callable[[], Any], dict[str, int], Exchanged]] = {
         lambda: np.sum(source("a", (N, N), ("x", None)), axis=0).relayout(("x",)), X,
         [("reduce_scatter", ("x",), N // 4 * EIGHT)]),
     "five points, rows split": (five_points(("x", None)), X,
-                                [("redistribute", ("x",), 2 * (N - 2) * EIGHT)]),
+                                [("halo", ("x",), 2 * N * EIGHT)]),
     "five points, both split": (five_points(("x", "y")), XY,
-                                [("redistribute", ("x", "y"), (8 * 10 - 6 * 8) * EIGHT)]),
+                                [("halo", ("x", "y"), (8 * 10 - 6 * 8) * EIGHT)]),
     "nine points": (nine_points, XY, [("redistribute", ("x", "y"), (8 * 10 - 6 * 8) * EIGHT)]),
     "a halo over several neighbours": (
         far, X, [("redistribute", ("x",), 6 * EIGHT)]),

@@ -11,17 +11,27 @@ from typing import Any
 
 from codegen.errors import Place
 from codegen.expr import Expr
-from codegen.ir import ArrayType, Module, Op, Region, Value, layout_text
+from codegen.ir import ArrayType, Module, Op, Region, Value, layout_text, walk
 from codegen.mesh import Mesh
+from codegen.naming import Naming
 from codegen.spelling import text
 
 
 class _Names:
-    """One readable name per value: its hint, numbered where the hint is taken."""
+    """One readable name per value: its hint, numbered where the hint is taken. expr: how an Expr
+    reads."""
 
-    def __init__(self) -> None:
+    def __init__(self, spelled: Callable[[Expr], str]) -> None:
+        self.expr = spelled
         self._names: dict[Value, str] = {}
         self._count: dict[str, int] = {}
+
+    def type(self, t: ArrayType) -> str:
+        where = "" if t.layout is None else f" over {layout_text(t.layout)}"
+        return f"{t.dtype}[{self.shape(t.shape)}]{where}"
+
+    def shape(self, shape: Iterable[Expr]) -> str:
+        return ", ".join(map(self.expr, shape))
 
     def __call__(self, value: Value) -> str:
         if value not in self._names:
@@ -63,12 +73,14 @@ def user_text(mesh: Mesh, e: Expr) -> str:
     return text(e, lambda s: words.get(s.name, s.name))
 
 
-def attr_text(value: Any) -> str:
+def attr_text(value: Any, spelled: Callable[[Expr], str] = str) -> str:
     """An attribute as text that holds no address and no id."""
     if isinstance(value, (tuple, list)):
-        inner = ", ".join(attr_text(v) for v in value)
+        inner = ", ".join(attr_text(v, spelled) for v in value)
         return f"({inner},)" if len(value) == 1 else f"({inner})"
-    if isinstance(value, (Expr, ArrayType)) or value is None or isinstance(value, (int, float)):
+    if isinstance(value, Expr):
+        return spelled(value)
+    if isinstance(value, ArrayType) or value is None or isinstance(value, (int, float)):
         return str(value)
     if isinstance(value, str):
         return value
@@ -83,11 +95,10 @@ def attr_text(value: Any) -> str:
 _IN_TYPE = ("shape", "dtype", "types", "cut")
 
 
-def _op_text(op: Op, name: Callable[[Value], str]) -> str:
-    results = ", ".join(f"{name(v)}: {v.type}" for v in op.results)
-    attrs = ", ".join(
-        f"{k}={attr_text(v)}" for k, v in op.attrs.items() if k not in _IN_TYPE and k != "fn"
-    )
+def _op_text(op: Op, name: _Names) -> str:
+    results = ", ".join(f"{name(v)}: {name.type(v.type)}" for v in op.results)
+    shown = {k: v for k, v in op.attrs.items() if k not in (*_IN_TYPE, "fn")}
+    attrs = ", ".join(f"{k}={attr_text(v, name.expr)}" for k, v in shown.items())
     fn = f".{op.attrs['fn']}" if "fn" in op.attrs else ""
     operands = ", ".join(name(v) for v in op.operands)
     inside = "; ".join(part for part in (operands, attrs) if part)
@@ -96,7 +107,7 @@ def _op_text(op: Op, name: Callable[[Value], str]) -> str:
 
 
 def _region_lines(
-    region: Region, name: Callable[[Value], str], indent: str, last: list[Place | None]
+    region: Region, name: _Names, indent: str, last: list[Place | None]
 ) -> Iterator[str]:
     for op in region.ops:
         if op.place and (last[0] is None or (op.place.file, op.place.line) != last[1:][0]):
@@ -104,24 +115,43 @@ def _region_lines(
             last[:] = [op.place, (op.place.file, op.place.line)]  # type: ignore[list-item]
         yield indent + _op_text(op, name)
         for k, inner in enumerate(op.regions):
-            args = ", ".join(f"{name(v)}: {v.type}" for v in inner.args)
+            args = ", ".join(f"{name(v)}: {name.type(v.type)}" for v in inner.args)
             yield f"{indent}  region {k} ({args}):"
             yield from _region_lines(inner, name, indent + "    ", last)
             results = ", ".join(name(v) for v in inner.results)
             yield f"{indent}    yield {results}".rstrip()
 
 
+def _exprs(value: Any) -> Iterator[Expr]:
+    """Every Expr in an attribute."""
+    if isinstance(value, Expr):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for v in value:
+            yield from _exprs(v)
+
+
+def _all_exprs(module: Module) -> Iterator[Expr]:
+    for region in (module.body, *(i.default for i in module.inputs if i.default)):
+        for op in walk(region):
+            for value in op.results:
+                yield from value.type.shape
+            for attr in op.attrs.values():
+                yield from _exprs(attr)
+
+
 def module_text(module: Module) -> str:
     """The whole module; ends with a newline."""
-    name = _Names()
+    blocks = Naming(module.mesh, _all_exprs(module))
+    name = _Names(blocks)
     axes = ", ".join(a.name if a.fixed is None else f"{a.name}={a.fixed}" for a in module.mesh.axes)
-    lines = [f"{module.level} {module.name} over mesh ({axes})"]
+    lines = [f"{module.level} {module.name} over mesh ({axes})", *blocks.definitions()]
     lines += [f"parameter {k} = {v!r}" for k, v in module.parameters]
     lines += [f"scalar {s.name}: {s.dtype} = {s.default}" for s in module.scalars]
     for i in module.inputs:
-        shape = ", ".join(str(e) for e in i.shape)
         lines.append(
-            f"input {name(i.value)}: {i.value.type.dtype}[{shape}] over {layout_text(i.layout)}"
+            f"input {name(i.value)}: {i.value.type.dtype}[{name.shape(i.shape)}] "
+            f"over {layout_text(i.layout)}"
         )
         if i.default is not None:
             lines.append("  default:")
@@ -130,6 +160,8 @@ def module_text(module: Module) -> str:
     lines += [f"condition {c.holds}  # {c.text}" for c in module.conditions]
     lines += _region_lines(module.body, name, "  ", [None, None])
     for o in module.outputs:
-        shape = ", ".join(str(e) for e in o.shape)
-        lines.append(f"output {o.name} = {name(o.value)}: [{shape}] over {layout_text(o.layout)}")
+        lines.append(
+            f"output {o.name} = {name(o.value)}: [{name.shape(o.shape)}] "
+            f"over {layout_text(o.layout)}"
+        )
     return "\n".join(lines) + "\n"

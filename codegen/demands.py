@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from codegen import cuts
 from codegen.cuts import Window
@@ -248,3 +249,7 @@ def _used(region: Region) -> Iterator[Value]:
 def _inside(a: Window, b: Window) -> bool:
     return all(x.inside(y) for x, y in zip(a, b, strict=True))
 
+
+@lru_cache(maxsize=2)
+def demands_of(graph: Module) -> Demands:
+    return Demands(graph)

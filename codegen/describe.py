@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from codegen.emit.image import Source
 from codegen.errors import Place
+from codegen.explain import tables
 from codegen.expr import Expr, to_json
 from codegen.ledger import coordinate_names, exchange_rows
 from codegen.manifest import FORMAT, INTERFACE
@@ -72,6 +73,7 @@ def notes_of(levels: Levels) -> dict[str, Any]:
         "load": [[name, to_json(e)] for name, e in levels.source.at_load],
         "coordinates": coordinate_names(levels.plan),
         "exchanges": exchange_rows(levels.plan),
+        **tables(levels),
     }
 
 

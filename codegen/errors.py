@@ -66,14 +66,18 @@ class Place:
 
     def caret(self) -> str:
         """The source line and a caret under the span, or "" when the source cannot be read."""
-        text = self.source_line()
-        if not text.strip():
-            return ""
-        indent = len(text) - len(text.lstrip())
-        start = max(self.column, indent)
-        end = self.end_column if self.end_column > start else start + 1
-        end = min(end, len(text)) if end > start + 1 else end
-        return f"    {text[indent:]}\n    {' ' * (start - indent)}{'^' * max(1, end - start)}"
+        return under(self.source_line(), self.column, self.end_column)
+
+
+def under(text: str, column: int, end_column: int) -> str:
+    """A line of source and a caret under columns of it; "" for a blank one."""
+    if not text.strip():
+        return ""
+    indent = len(text) - len(text.lstrip())
+    start = max(column, indent)
+    end = end_column if end_column > start else start + 1
+    end = min(end, len(text)) if end > start + 1 else end
+    return f"    {text[indent:]}\n    {' ' * (start - indent)}{'^' * max(1, end - start)}"
 
 
 class SpmdError(Exception):

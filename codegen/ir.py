@@ -112,6 +112,7 @@ class Input:
     """A global array read at launch. default: one rank's code that computes its shard instead.
 
     The region has no args and one result of the shard's shape; None: the input must be given.
+    origin: of the layout: given, rules (of the program), or chosen (by the compiler).
     """
 
     value: Value
@@ -119,6 +120,7 @@ class Input:
     shape: Shape  # global
     default: Region | None = None
     place: Place | None = None
+    origin: str = "given"
 
     @property
     def name(self) -> str:
@@ -176,6 +178,8 @@ class Module:
     # barriers around exchange phases: "least", "before", "after" or "both"
     sync: str = "least"
     file: str = ""
+    # of a Program: the value of the Graph that the result of an exchange is a part of
+    origins: Mapping[Value, Value] = field(default_factory=dict)
 
 
 def walk(region: Region) -> Iterator[Op]:

@@ -196,6 +196,8 @@ def _show_options(show: Parser) -> None:
     show.add_argument("image", metavar="IMAGE", help="nothing of it is executed")
     for what, text in _PARTS.items():
         show.add_argument(f"--{what}", dest="what", action="append_const", const=what, help=text)
+    show.add_argument("--ranks", metavar="N", type=_count, help="of --layouts: bytes as numbers")
+    _add_mesh(show)
     show.add_argument("--json", action="store_true", help="the same, for programs to read")
 
 
@@ -250,6 +252,7 @@ def _verify_options(verify: Parser) -> None:
 _PARTS = {
     "manifest": "arrays, scalars, conditions, buffers (what is shown without options)",
     "sizes": "bytes of the image, and of a rank's memory on 1 to 1,000,000 ranks",
+    "layouts": "how every array lies and why; what ranks exchange, how much, for which line",
     "graph": "the program as it was traced: global arrays",
     "program": "one rank's view: extents in the index and the axis sizes",
     "plan": "compute phases and exchanges over numbered buffers",
@@ -453,7 +456,11 @@ def _run(options: argparse.Namespace, processes: launch.Processes) -> int:
 def _show(options: argparse.Namespace, _: launch.Processes) -> int:
     from spmd import show
 
-    return show.main(options.image, options.what or ["manifest"], options.json)
+    what = options.what or ["manifest"]
+    if (options.ranks or options.mesh) and "layouts" not in what:
+        raise UsageError("--ranks and --mesh are for the bytes that --layouts shows",
+                         remedy="show IMAGE --layouts --ranks N")  # fmt: skip
+    return show.main(options.image, what, options.json, options.ranks, options.mesh)
 
 
 def _patch(options: argparse.Namespace, _: launch.Processes) -> int:

@@ -142,10 +142,10 @@ class Ledger:
             reader.evaluate(b["bytes"], everyone[0]) // SIZES[b["dtype"]]
             for b in self.manifest["buffers"]
         ]
-        return sum(row.check(self._groups(row, everyone), capacity) for row in self.exchanges
+        return sum(row.check(self.groups(row, everyone), capacity) for row in self.exchanges
                    if row.site not in self.unknown)  # fmt: skip
 
-    def _groups(self, row: Row, everyone: list[Values]) -> list[list[Values]]:
+    def groups(self, row: Row, everyone: list[Values]) -> list[list[Values]]:
         """The members of every group of an exchange, by their position along its axes."""
         along = [self.coordinates[self.axes.index(name)] for name in row.axes]
         across = [name for name in self.coordinates if name not in along]
@@ -216,6 +216,23 @@ class Row:
                     tuple(s(values) for s in stride))  # fmt: skip
 
         return number, value
+
+    # ---- amounts -----------------------------------------------------------------------------
+
+    def received(self, members: list[Values], taker: int) -> int:
+        """Elements that a member gets from the others, in the first turn of the loops around it."""
+        box = self.boxes["from"]
+        counters = next(self._counts(members[0], 0, {}), {})
+        group = [{**rank, **counters} for rank in members]
+        if box is None:
+            return 0
+        if self.kind == "permute":
+            givers = [p for p, q in self._permutation(group) if q == taker]
+        else:
+            root = self._root(group)
+            givers = [p for p in range(len(group)) if self.reads(taker, p, root)]
+        boxes = (box[1]({**group[taker], self.member: p}) for p in givers if p != taker)
+        return sum(map(_elements, boxes))
 
     # ---- checks ------------------------------------------------------------------------------
 

@@ -15,13 +15,17 @@ from codegen import manifest as reader
 from codegen.elf import printable
 from codegen.errors import ImageError, MeshError
 from codegen.manifest import evaluate
-from spmd import loader, memory, sizes
+from spmd import layouts, loader, memory, sizes
+from spmd.formulas import infix, layout_text
 
 RANKS = (1, 10, 100, 1_000, 10_000, 100_000, 1_000_000)
 
 
-def main(path: str, what: list[str], as_json: bool) -> int:
-    """Print the parts that were asked for. Raises ImageError and its like."""
+def main(
+    path: str, what: list[str], as_json: bool,
+    ranks: int | None = None, mesh: dict[str, int] | None = None,
+) -> int:  # fmt: skip
+    """Print the parts that were asked for; layouts on a mesh. Raises ImageError and its like."""
     image = reader.read(loader.read(path), host=False)
     parts: dict[str, Any] = {}
     for part in what:
@@ -29,6 +33,8 @@ def main(path: str, what: list[str], as_json: bool) -> int:
             parts[part] = {**image.manifest, "digest": image.digest, "sections": _sections(image)}
         elif part == "sizes":
             parts[part] = size_table(image)
+        elif part == "layouts":
+            parts[part] = layouts.table(image, ranks, mesh or {})
         elif part == "asm":
             from codegen.link import disassemble
 
@@ -43,6 +49,8 @@ def main(path: str, what: list[str], as_json: bool) -> int:
             text = "\n".join(summary(image))
         elif part == "sizes":
             text = "\n".join(sizes_text(image, content))
+        elif part == "layouts":
+            text = "\n".join(layouts.text(image, content))
         else:
             text = content
         print("\n".join(printable(line.expandtabs()) for line in text.rstrip("\n").split("\n")))
@@ -58,47 +66,6 @@ def _level(image: reader.Image, level: str) -> str:
 
 def _sections(image: reader.Image) -> dict[str, int]:
     return {name: size for name, (_, size) in image.sections.items() if name}
-
-
-# ---- expressions -------------------------------------------------------------------------------
-
-# How tightly each operation binds, and how it is written.
-_INFIX = {"+": (1, "+"), "*": (2, "*"), "floordiv": (2, "//"), "mod": (2, "%")}
-
-
-def infix(e: Any, outer: int = 0) -> str:
-    """An expression in prefix form as people write it. outer: how tightly its place binds."""
-    if not isinstance(e, list):
-        return str(e) if not isinstance(e, int) or e >= 0 or not outer else f"({e})"
-    op, *args = e
-    if op in ("ge0", "eq0"):
-        return f"({infix(args[0])} {'>=' if op == 'ge0' else '=='} 0)"
-    if op not in _INFIX:
-        return f"{op}({', '.join(infix(a) for a in args)})"
-    binds, sign = _INFIX[op]
-    if op == "+":
-        text = infix(args[0])
-        for a in args[1:]:
-            negative = _negated(a)
-            text += f" + {infix(a, 1)}" if negative is None else f" - {infix(negative, 2)}"
-    else:  # from the left, so that only the first may be another product
-        text = f" {sign} ".join(infix(a, binds + (k > 0 or op == "*")) for k, a in enumerate(args))
-    return f"({text})" if binds < outer else text
-
-
-def _negated(e: Any) -> Any:
-    """-e where e is a negative number or has a negative factor, else None."""
-    if isinstance(e, int) and e < 0:
-        return -e
-    if isinstance(e, list) and e[0] == "*" and isinstance(e[1], int) and e[1] < 0:
-        rest = e[2:] if e[1] == -1 else [-e[1], *e[2:]]
-        return rest[0] if len(rest) == 1 else ["*", *rest]
-    return None
-
-
-def _layout(layout: list[list[str]]) -> str:
-    entries = ["None" if not e else e[0] if len(e) == 1 else f"({', '.join(e)})" for e in layout]
-    return f"({', '.join(entries)})"
 
 
 # ---- the summary -------------------------------------------------------------------------------
@@ -123,7 +90,7 @@ def summary(image: reader.Image) -> Iterator[str]:
             shape = ", ".join(infix(e) for e in a["shape"])
             given = ", has a default" if a.get("default") else ""
             yield (
-                f"{kind:<12}{a['name']}: {a['dtype']}[{shape}] over {_layout(a['layout'])}, "
+                f"{kind:<12}{a['name']}: {a['dtype']}[{shape}] over {layout_text(a['layout'])}, "
                 f"buffer {a['buffer']}{given}"
             )
     for c in m["conditions"]:

@@ -31,10 +31,10 @@ LEVELS = {
     "codegen.access": 5, "codegen.plan": 5, "codegen.printer": 5, "codegen.manifest": 5,
     "codegen.target": 5, "codegen.link": 5, "codegen.plan_text": 5, "codegen.steps": 5,
     "codegen.exchanges": 5, "codegen.cuts": 4, "codegen.reshapes": 5, "codegen.propagation": 5,
-    "codegen.localize": 5, "codegen.demands": 5, "codegen.choosing": 5, "codegen.naming": 5,
+    "codegen.localize": 5, "codegen.demands": 5, "codegen.choosing": 5, "codegen.naming": 5, "codegen.traffic": 6,
     "codegen.trace": 6, "codegen.kernels": 6, "codegen.oracle": 6,
     "codegen.emit": 7,
-    "codegen.passes": 8, "codegen.ledger": 8, "codegen.describe": 8,
+    "codegen.passes": 8, "codegen.ledger": 8, "codegen.explain": 8, "codegen.describe": 8,
     "codegen.compile": 9,
     "spmd": 10,
 }  # fmt: skip

@@ -14,7 +14,7 @@ from typing import Any
 
 from codegen import cuts, dtypes, expr, mesh, ops
 from codegen.cuts import Window
-from codegen.demands import Demands, home, layout_of
+from codegen.demands import demands_of, home, layout_of
 from codegen.errors import Place
 from codegen.expr import Expr, Sym
 from codegen.ir import ArrayType, Module, Op, Output, Region, Value
@@ -35,13 +35,14 @@ def partition(graph: Module) -> Module:
         for o in graph.outputs
     )
     body = Region((), tuple(work.ops), ())
-    return replace(graph, level="program", inputs=tuple(inputs), body=body, outputs=outputs)
+    return replace(graph, level="program", inputs=tuple(inputs), body=body, outputs=outputs,
+                   origins=work.origins)  # fmt: skip
 
 
 class _Partition:
     def __init__(self, graph: Module) -> None:
         self.mesh = graph.mesh
-        self.demands = Demands(graph)
+        self.demands = demands_of(graph)
         self.rules = self.demands.rules
         self.local: dict[Value, Value] = {}  # values of shard_maps, which are local already
         self.parts: list[dict[Any, Value]] = [{}]  # what was made, per open region
@@ -54,6 +55,8 @@ class _Partition:
         self.room_of: dict[Value, Window] = {}
         self.at: Op | None = None  # of the Graph, what is being made
         self.asked: Place | None = None  # who wants what is fetched
+        self.fetching: Value | None = None  # of the Graph
+        self.origins: dict[Value, Value] = {}  # of results of exchanges
 
     # ---- building --------------------------------------------------------------------------------
 
@@ -69,6 +72,10 @@ class _Partition:
         place = self.asked or (self.at.place if self.at else None)
         self.ops.append(Op(kind, tuple(operands), (result,), attrs, (), place))
         self.made[result] = self.ops[-1]
+        if ops.OPS[kind].group == "exchange":
+            whose = self.fetching or (self.at.results[0] if self.at and self.at.results else None)
+            if whose is not None:
+                self.origins[result] = whose
         return result
 
     def through(
@@ -169,7 +176,9 @@ class _Partition:
         ]
         x = self.rules.part(x, tuple(have), tuple(now), self)
         if moved:
+            self.fetching = value
             x, now = self.exchange(x, tuple(now), window, axes, moved)
+            self.fetching = None
         return self.rules.part(x, tuple(now), window, self)
 
     def exchange(

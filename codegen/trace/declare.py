@@ -157,7 +157,7 @@ def input_(
         )
     extents = shape_of(shape, f'input "{name}"')
     kind = element_type(dtype)
-    layout = by_rules(context, shape, layout)
+    given, layout = layout, by_rules(context, shape, layout)
     chosen = layout_of(context, layout, len(extents), f'input "{name}"')
     if layout is None:
         context.auto.append(name)
@@ -167,7 +167,8 @@ def input_(
     region = None
     if default is not None:
         region = _default_region(context, name, default, extents, kind, chosen)
-    context.inputs[name] = Input(value, chosen, extents, region, user_place())
+    origin = "chosen" if layout is None else "given" if layout is given else "rules"
+    context.inputs[name] = Input(value, chosen, extents, region, user_place(), origin)
     return wrap(context, value, scalar=False)
 
 

@@ -19,6 +19,7 @@ from codegen.errors import ImageError
 from codegen.manifest import evaluate
 from spmd import loader, show
 from spmd.engine import ffi
+from spmd.formulas import infix
 from tests.codegen import sample_programs
 
 
@@ -46,8 +47,8 @@ def test_the_summary(shown: Any, path: Path) -> None:
         r"parameter +n = 9",
         r"mesh +\(x\), sizes bound at launch",
         r"scalar +steps: int64 = 3",
-        r"input +u: float64\[9, 4\] over \(x, None\), buffer 0, has a default",
-        r"output +result: float64\[9, 4\] over \(x, None\)",
+        r"input +u: float64\[9, 4\] over \("x", None\), buffer 0, has a default",
+        r"output +result: float64\[9, 4\] over \("x", None\)",
         r"buffer 0 +u: float64, .*9 // n_x.* bytes, operations 0, 1",
         r"operation 2 +all_reduce over \(x\)  sample_programs.py:\d+: a = a - rate",
         r"target +x86-64",
@@ -156,10 +157,10 @@ def test_infix_means_the_same() -> None:
     for _ in range(3000):
         e, values = drawn(draw, 3), {"n_x": draw.randint(1, 6), "n_y": draw.randint(1, 6)}
         try:
-            found = eval(show.infix(e), {}, dict(values))
+            found = eval(infix(e), {}, dict(values))
         except ZeroDivisionError:  # which an Expr defines, and Python does not
             continue
-        assert found == evaluate(e, values), f"{e} is written {show.infix(e)}"
+        assert found == evaluate(e, values), f"{e} is written {infix(e)}"
         compared += 1
     assert compared > 1000
 
@@ -175,7 +176,7 @@ def test_infix_means_the_same() -> None:
     ],
 )
 def test_infix(e: Any, text: str) -> None:
-    assert show.infix(e) == text
+    assert infix(e) == text
 
 
 # ---- images that cannot be trusted, or run elsewhere -------------------------------------------

@@ -1,0 +1,259 @@
+"""Why arrays lie as they do, and what ranks send each other for it: two tables for people.
+
+Goes in: the Levels of a program. Comes out: plain dicts: a row per array that the user named, with
+its layout, bytes per rank and why; a row per exchange, with its kind, bytes and the source line.
+Always holds: amounts are formulas of axis sizes in prefix form; no path, no number of ranks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from codegen import cuts, expr, propagation
+from codegen.demands import demands_of, home, layout_of
+from codegen.errors import Place
+from codegen.expr import to_json
+from codegen.ir import Input, Module, Op, Region, Value, layout_text
+from codegen.localize import VIEWS
+from codegen.mesh import Layout
+from codegen.ops import OPS
+from codegen.plan import Exchange
+from codegen.steps import walk_steps
+from codegen.trace.context import assigned_name
+from codegen.traffic import Meter, Traffic
+
+if TYPE_CHECKING:
+    from codegen.compile import Levels
+
+
+def tables(levels: Levels) -> dict[str, Any]:
+    """{"arrays": …, "traffic": …}, in the order of the program."""
+    found = Explained(levels.graph, levels.program)
+    sites = [x.site for x in walk_steps(levels.plan.steps)
+             if isinstance(x, Exchange) and x.kind != "barrier"]  # fmt: skip
+    rows = [
+        {"site": site, **found.exchange_row(x)}
+        for site, x in zip(sites, found.exchanges, strict=True)
+    ]
+    return {"arrays": found.array_rows(), "traffic": rows}
+
+
+@dataclass(frozen=True)
+class Found:
+    """An exchange of a Program, and what stands around it: loops and branches, outermost first."""
+
+    op: Op
+    around: tuple[Op, ...]
+
+
+class Explained:
+    """names: what the user calls a value of the Graph."""
+
+    def __init__(self, graph: Module, program: Module) -> None:
+        self.graph, self.program = graph, program
+        self.demands = demands_of(graph)
+        self.inputs: dict[Value, Input] = {i.value: i for i in graph.inputs}
+        self.ends: dict[Value, Value] = {}  # of a region's argument, what it is at first
+        self.ops = list(_global_ops(graph.body))
+        for op in self.ops:
+            if op.kind == "loop":
+                for inner in op.regions:
+                    self.ends.update(zip(inner.args, op.operands, strict=True))
+        self.names = self._names()
+        self.exchanges = list(_exchanges(program.body, ()))
+        every = [e for x in self.exchanges for v in (*x.op.operands, *x.op.results)
+                 for e in v.type.shape]  # fmt: skip
+        every += [e for v in self._shown() for e in self.held(v)]
+        self.meter = Meter(program.mesh, every)
+
+    # ---- arrays --------------------------------------------------------------------------------
+
+    def _names(self) -> dict[Value, str]:
+        """Of the values that one line makes, the last one is what its name stands for."""
+        names = {v: i.name for v, i in self.inputs.items()}
+        last: dict[tuple[str, str, int], Value] = {}
+        for op in self.ops:
+            for v in op.results:
+                if op.place and v.type.ndim and v.name == assigned_name(op.place):
+                    last[v.name, op.place.file, op.place.line] = v
+        return names | {v: v.name for v in last.values()}
+
+    def _shown(self) -> list[Value]:
+        return [*self.names, *(o.value for o in self.graph.outputs)]
+
+    def held(self, value: Value) -> Sequence[expr.Expr]:
+        """The extents of what a rank makes of a value."""
+        parts = self.demands.of.get(value)
+        made = parts.made[0] if parts and parts.made else home(value)
+        return cuts.extents(self.graph.mesh, made)
+
+    def array_rows(self) -> list[dict[str, Any]]:
+        """Inputs, variables, results; what has the same name and type as one before is that one."""
+        rows: dict[Any, dict[str, Any]] = {}
+        what = {v: "input" if v in self.inputs else "variable" for v in self.names}
+        shown = [(self.names[v], v, w) for v, w in what.items()]
+        shown += [(o.name, o.value, "result") for o in self.graph.outputs]
+        for name, value, kind in shown:
+            key = (name, value.type)
+            if key not in rows:
+                rows[key] = self._array_row(name, value)
+            if kind not in rows[key]["what"]:
+                rows[key]["what"].append(kind)
+        return list(rows.values())
+
+    def _array_row(self, name: str, value: Value) -> dict[str, Any]:
+        op = self.demands.defs.get(value)
+        place = self.inputs[value].place if value in self.inputs else op.place if op else None
+        why, because = self.why(value)
+        made = self.demands.of.get(value)
+        size = self.meter.volume(tuple(self.held(value))) * value.type.dtype.size
+        if op is not None and op.kind in VIEWS:
+            size = expr.const(0)
+            because += "; a view, made where it is used"
+        elif made is not None and not made.made:
+            size = expr.const(0)
+            because += "; nobody uses it"
+        elif made is not None and made.made[0] != home(value):
+            as_used = tuple(c.axes for c in made.made[0])
+            if as_used != layout_of(value):
+                because += f"; made as it is used, {_written(as_used)}"
+        return {
+            "name": name, "what": [], "dtype": value.type.dtype.name,
+            "shape": [to_json(e) for e in value.type.shape],
+            "layout": [list(entry) for entry in layout_of(value)],
+            "bytes": to_json(size), "why": why, "because": because, "place": place_row(place),
+        }  # fmt: skip
+
+    # ---- why -----------------------------------------------------------------------------------
+
+    def why(self, value: Value) -> tuple[str, str]:
+        """given, follows or chosen; and the same in words."""
+        value = self._first(value)
+        if value in self.inputs:
+            return self._why_input(self.inputs[value])
+        op = self.demands.defs[value]
+        if op.kind in ("relayout", "shard_map"):
+            return "given", f"given at {_at(op.place)}"
+        source = self._decides(op, value)
+        if source is None:
+            return "chosen", "chosen: a literal lies on every rank"
+        name, place = self.called(source)
+        return "follows", f"follows from {name}{f' (line {place.line})' if place else ''}"
+
+    def _why_input(self, given: Input) -> tuple[str, str]:
+        if given.origin == "given":
+            return "given", f"given at {_at(given.place)}"
+        if given.origin == "rules":
+            return "given", "given by the layout rules of the program"
+        wanted = self.demands.wanted.get(given.value, {})
+        for window, place in wanted.items():
+            if any(c.axes for c in window) and place is not None:
+                return "chosen", f"chosen for its use in line {place.line}"
+        return "chosen", "chosen: no use wants it in parts"
+
+    def _first(self, value: Value) -> Value:
+        """What an argument of a loop is before the loop."""
+        while value in self.ends:
+            value = self.ends[value]
+        return value
+
+    def _decides(self, op: Op, value: Value) -> Value | None:
+        """The operand that a result's layout comes from; None where there is none."""
+        if op.kind == "loop":
+            return op.operands[op.results.index(value)]
+        if op.kind == "branch":
+            return op.regions[0].results[op.results.index(value)]
+        arrays = [(k, v) for k, v in enumerate(op.operands) if v.type.ndim and not v.type.free]
+        given = [v.type for v in op.operands]
+        plain = replace(value.type, layout=None)
+        for k, v in arrays:
+            without = replace(v.type, layout=((),) * v.type.ndim)
+            types = [*given[:k], without, *given[k + 1 :]]
+            if propagation.laid_out(op.kind, types, op.attrs, plain) != value.type:
+                return v
+        return arrays[0][1] if arrays else None
+
+    def called(self, value: Value) -> tuple[str, Place | None]:
+        """The name of the nearest array that has one, going back to what decides its layout."""
+        value = self._first(value)
+        op = self.demands.defs.get(value)
+        if value in self.names:
+            return self.names[value], self.inputs[value].place if op is None else op.place
+        source = self._decides(op, value) if op is not None else None
+        if source is None or op is None or op.kind in ("shard_map", "relayout"):
+            return "what is computed", op.place if op else None
+        return self.called(source)
+
+    # ---- exchanges -----------------------------------------------------------------------------
+
+    def exchange_row(self, found: Found) -> dict[str, Any]:
+        op = found.op
+        traffic = self.traffic(op)
+        return {
+            "kind": traffic.kind, "words": traffic.words, "axes": list(op.attrs["axes"]),
+            "array": self.subject(op), "bytes": to_json(traffic.bytes),
+            "often": _often(found.around), "place": place_row(op.place),
+        }  # fmt: skip
+
+    def traffic(self, op: Op) -> Traffic:
+        return self.meter.of(op)
+
+    def subject(self, op: Op) -> str:
+        """What the user calls the array that is exchanged; "" where it has no name."""
+        value = self.program.origins.get(op.results[0]) if op.results else None
+        value = value and self._first(value)
+        if value is None:
+            return ""
+        if value in self.names:
+            return self.names[value]
+        named = [o.name for o in self.graph.outputs if o.value is value]
+        return named[0] if named else ""
+
+
+def _global_ops(region: Region) -> Iterator[Op]:
+    """Ops on global arrays, in loops and branches too."""
+    for op in region.ops:
+        if op.kind != "shard_map":
+            for inner in op.regions:
+                yield from _global_ops(inner)
+        yield op
+
+
+def _exchanges(region: Region, around: tuple[Op, ...]) -> Iterator[Found]:
+    for op in region.ops:
+        if OPS[op.kind].group == "exchange" and op.kind != "barrier":
+            yield Found(op, around)
+        for inner in op.regions:
+            yield from _exchanges(inner, (*around, op))
+
+
+def _often(around: Sequence[Op]) -> str:
+    """In words."""
+    loops = [str(op.place.line) for op in around if op.kind == "loop" and op.place]
+    branches = [str(op.place.line) for op in around if op.kind == "branch" and op.place]
+    text = "once"
+    if loops:
+        several = "s" if len(loops) > 1 else ""
+        text = f"per turn of the loop{several} in line{several} {', '.join(loops)}"
+    if branches:
+        text += f", in the branch in line {branches[-1]}"
+    return text
+
+
+def place_row(place: Place | None) -> dict[str, Any] | None:
+    """A position with its source line, so that an image can quote it."""
+    if place is None:
+        return None
+    return {"file": os.path.basename(place.file), "line": place.line, "column": place.column,
+            "end": place.end_column, "text": place.source_line()}  # fmt: skip
+
+
+def _at(place: Place | None) -> str:
+    return f"{os.path.basename(place.file)}:{place.line}" if place else "an unknown place"
+
+
+def _written(layout: Layout) -> str:
+    return layout_text(layout)

@@ -1,0 +1,153 @@
+"""What an exchange is called, and how much of it reaches a rank.
+
+Goes in: an exchange op of a Program. Comes out: words, and the bytes that a rank gets from others,
+as a formula of axis sizes: what the rank with the largest part gets at most.
+Always holds: what a rank has already does not count; of what ranks fold, a rank's own vector does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from codegen import estimate, expr
+from codegen.expr import Expr
+from codegen.ir import Op, Shape
+from codegen.mesh import Mesh
+from codegen.naming import Naming
+
+_COMBINED = {"add": "partial sums", "mul": "partial products", "max": "maxima", "min": "minima"}
+_FOLDS = {
+    "all_reduce": "all-reduce", "reduce_scatter": "reduce-scatter", "reduce_to": "reduce",
+}  # fmt: skip
+_MOVES = {
+    "permute": "permute", "broadcast_from": "broadcast", "gather_to": "gather",
+    "scatter_from": "scatter", "barrier": "barrier",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """kind: in a word. words: in some more. bytes: see above. result: bytes of what a rank has
+    afterwards. gathered: dims that a rank then has whole, which were split."""
+
+    kind: str
+    words: str
+    bytes: Expr
+    result: Expr
+    gathered: tuple[int, ...] = ()
+
+
+class Meter:
+    """every: the Exprs that will be asked about."""
+
+    def __init__(self, mesh: Mesh, every: Iterable[Expr]) -> None:
+        self.mesh = mesh
+        self.naming = Naming(mesh, every)
+
+    # ---- the largest and the smallest part -----------------------------------------------------
+
+    def most(self, e: Expr) -> Expr:
+        """The extent on the rank that has most: of blocks ceil(extent / ranks)."""
+        return self._of_blocks(e, 1)
+
+    def least(self, e: Expr) -> Expr:
+        return self._of_blocks(e, -1)
+
+    def _of_blocks(self, e: Expr, sign: int) -> Expr:
+        size = {
+            high: expr.symbol(low) - sign * ((-sign * extent) // self.mesh.size(axes))
+            for (extent, axes), (low, high) in self.naming.names.items()
+        }  # -(-e // n) is e / n rounded up
+        found = expr.replace(e, self.naming.stands_for).subst(size)
+        gone = {s for s in found.symbols() if s.kind not in ("size", "scalar")}
+        if not gone:
+            return found
+        bound = estimate.upper_bound if sign > 0 else estimate.lower_bound
+        return bound(e, {s for s in e.symbols() if s.kind not in ("size", "scalar")})
+
+    def volume(self, shape: Shape) -> Expr:
+        return expr.product(map(self.most, shape))
+
+    # ---- kinds ---------------------------------------------------------------------------------
+
+    def of(self, op: Op) -> Traffic:
+        size = op.operands[0].type.dtype.size if op.operands else 0
+        if op.kind == "redistribute":
+            return self.redistribute(op, size)
+        shape = op.result.type.shape if op.results else ()
+        result = self.volume(shape) * size
+        if op.kind == "all_gather" or op.kind == "gather_to":
+            d = op.attrs["dim"]
+            mine = self.least(op.operands[0].type.shape[d])
+            whole = op.operands[0].type.shape
+            rest = self.volume((*whole[:d], *whole[d + 1 :]))
+            words = "all-gather" if op.kind == "all_gather" else "gather"
+            total = self.most(shape[d])
+            return Traffic(words, f"{words} along dim {d}", (total - mine) * rest * size,
+                           result, (d,))  # fmt: skip
+        if op.kind == "all_to_all":
+            split, concat = op.attrs["split"], op.attrs["concat"]
+            total = self.most(shape[concat]) - self.least(op.operands[0].type.shape[concat])
+            rest = self.volume((*shape[:concat], *shape[concat + 1 :]))
+            words = f"change of layout by all-to-all: dim {split} is split instead of dim {concat}"
+            return Traffic("all-to-all", words, total * rest * size, result)
+        if op.kind == "scan":
+            kind = "exclusive scan" if op.attrs["exclusive"] else "scan"
+        else:
+            kind = _FOLDS.get(op.kind, "")
+        if kind:
+            combined = _COMBINED.get(op.attrs["fn"], f"'{op.attrs['fn']}'")
+            into = f" into blocks of dim {op.attrs['dim']}" if op.kind == "reduce_scatter" else ""
+            whole = op.operands[0].type.shape
+            return Traffic(kind, f"{kind} of {combined}{into}", self.volume(whole) * size, result)
+        return Traffic(_MOVES[op.kind], _MOVES[op.kind], result, result)
+
+    def redistribute(self, op: Op, size: int) -> Traffic:
+        """Per dim: what it becomes, its new extent, and how much of that a rank has already."""
+        found = [
+            self.dim(d, h, w, op.result.type.ndim)
+            for d, (h, w) in enumerate(zip(op.attrs["have"], op.attrs["want"], strict=True))
+        ]
+        kinds = list(dict.fromkeys(kind for kind, _, _, _ in found if kind))
+        same = {words: [d for d, f in enumerate(found) if f[1] == words] for _, words, _, _ in found}
+        texts = [text.format(_dims(dims)) for text, dims in same.items() if text]
+        result = expr.product(total for _, _, total, _ in found) * size
+        mine = expr.product(own for _, _, _, own in found) * size
+        gathered = tuple(d for d, f in enumerate(found) if f[0] == "all-gather")
+        return Traffic(kinds[0] if len(kinds) == 1 else "change of layout", " and ".join(texts),
+                       result - mine, result, gathered)  # fmt: skip
+
+    def dim(
+        self, d: int, have: Sequence[Expr], want: Sequence[Expr], ndim: int
+    ) -> tuple[str, str, Expr, Expr]:
+        (low, high), (first, last) = have, want
+        total = self.most(last - first)
+        if (low, high) == (first, last):
+            return "", "", total, total
+        before, after = low - first, last - high
+        if before.is_const and after.is_const:
+            own = total - max(before.value, 0) - max(after.value, 0)
+            a, b = before.value, after.value
+            if a + b == 0:
+                return "shift", f"shift by {abs(a)} along {{}}", total, own
+            width = f"of width {a}" if a == b else f"of {a} before and {b} after"
+            return "halo", f"halo {width} along {{}}", total, own
+        if not {s.kind for e in want for s in e.symbols()} & {"coord"}:
+            if last - first == 1:
+                word = {(2, 0): "row", (2, 1): "column"}.get((ndim, d), "slice")
+                return "broadcast", f"broadcast of {word} {first} of {{}}", total, expr.const(0)
+            if expr.nonneg(before) and expr.nonneg(after):
+                return "all-gather", "all-gather along {}", total, self.least(high - low)
+            return "broadcast", f"broadcast of {first}:{last} of {{}}", total, expr.const(0)
+        split = low == 0 and not {s.kind for s in high.symbols()} & {"coord"}
+        if split:  # of what a rank has whole, it keeps a part
+            return "change of layout", "{} split", total, total
+        return "redistribution", "redistribution along {}", total, expr.const(0)
+
+
+def _dims(dims: Sequence[int]) -> str:
+    names = [str(d) for d in dims]
+    if len(names) == 1:
+        return f"dim {names[0]}"
+    return f"dims {', '.join(names[:-1])} and {names[-1]}"

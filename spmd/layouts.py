@@ -1,0 +1,148 @@
+"""`show --layouts`: how every array lies, and what ranks send each other; and what is told of that
+at build.
+
+In: an image, and a mesh where one is asked for. Out: rows and text.
+Always holds: expressions are checked before they are evaluated; nothing of the image is executed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from codegen import manifest as reader
+from codegen.errors import ImageError, under
+from spmd import ledger, memory, sizes
+from spmd.formulas import infix, layout_text, rounded_up
+from spmd.npy import SIZES
+
+Row = dict[str, Any]
+
+# Ranks up to which what reaches each of some of them is counted, beyond it is what it is at most.
+COUNTED = 4096
+_FOLDS = ("all-reduce", "reduce-scatter", "reduce", "scan", "exclusive scan")
+
+
+def table(image: reader.Image, ranks: int | None, mesh: dict[str, int]) -> dict[str, Any]:
+    """{"mesh", "arrays", "exchanges"}: as noted at build; with rank_bytes where a mesh is known.
+
+    Raises MeshError where the ranks asked for do not form one.
+    """
+    notes = image.notes()
+    if "traffic" not in notes:
+        raise ImageError("the image has no table of its layouts",
+                         remedy="build it again with this version of spmd")  # fmt: skip
+    try:
+        arrays, exchanges = ([dict(r) for r in notes[name]] for name in ("arrays", "traffic"))
+        counted = _Counted(image, ranks, mesh) if ranks or mesh else None
+        for row in (*arrays, *exchanges):
+            reader.check_expression(row["bytes"], _symbols(image))
+            if counted is not None:
+                row["rank_bytes"] = counted.bytes(row)
+        sizes_of = counted.sizes if counted is not None else None
+        list(_lines(image, {"mesh": sizes_of, "arrays": arrays, "exchanges": exchanges}))
+        return {"mesh": sizes_of, "arrays": arrays, "exchanges": exchanges}
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError):
+        raise ImageError("damaged notes", expected="a table of layouts",
+                         found="something else") from None  # fmt: skip
+
+
+def _symbols(image: reader.Image) -> set[str]:
+    names = {f"n_{axis['name']}" for axis in image.manifest["mesh"]}
+    return names | {scalar["name"] for scalar in image.manifest["scalars"]}
+
+
+class _Counted:
+    """Amounts on one mesh."""
+
+    def __init__(self, image: reader.Image, ranks: int | None, mesh: dict[str, int]) -> None:
+        m = image.manifest
+        scalars = {s["name"]: s["default"] for s in m["scalars"] if s["dtype"] == "int64"}
+        bound = sizes.bind_mesh(m, ranks, mesh, scalars)
+        self.sizes = {a["name"]: n for a, n in zip(m["mesh"], bound, strict=True)}
+        self.values = {**scalars, **sizes.mesh_symbols(m, bound)}
+        self.ledger: ledger.Ledger | None = None
+        product = 1
+        for n in bound:
+            product *= n
+        if product <= COUNTED:
+            self.ledger = ledger.Ledger(image, "the image")
+            self.everyone = list(self.ledger.ranks(bound, scalars))
+        self.buffers = m["buffers"]
+
+    def bytes(self, row: Row) -> int | None:
+        """On the rank with the largest part. None where a scalar decides that has no default."""
+        try:
+            most = reader.evaluate(row["bytes"], self.values)
+            if self.ledger is None or "site" not in row or row["kind"] in _FOLDS:
+                return most
+            return self._received(next(r for r in self.ledger.exchanges if r.site == row["site"]))
+        except TypeError:
+            return None
+
+    def _received(self, row: ledger.Row) -> int | None:
+        """What a rank gets from the others, at most: those at the ends and in the middle tell."""
+        assert self.ledger is not None
+        if row.boxes["from"] is None or row.site in self.ledger.unknown:
+            return None
+        groups = self.ledger.groups(row, self.everyone)
+        most = max(row.received(groups[k], q) for k in _ends(len(groups))
+                   for q in _ends(len(groups[k])))  # fmt: skip
+        return most * SIZES[self.buffers[row.boxes["from"][0]]["dtype"]]
+
+
+def _ends(count: int) -> list[int]:
+    return sorted({0, 1 % count, count // 2, count - 1})
+
+
+# ---- as text -----------------------------------------------------------------------------------
+
+
+def text(image: reader.Image, found: dict[str, Any]) -> Iterator[str]:
+    return _lines(image, found)
+
+
+def _lines(image: reader.Image, found: dict[str, Any]) -> Iterator[str]:
+    axes = ", ".join(f'n_{a["name"]} ranks along "{a["name"]}"' for a in image.manifest["mesh"])
+    known = found["mesh"]
+    yield ("on the mesh (" + ", ".join(f"{k}={n}" for k, n in known.items()) + ")") if known else (
+        f"for any mesh of {axes}")  # fmt: skip
+    yield ""
+    yield "arrays, and the bytes of the largest shard"
+    rows = [
+        (f"{r['name']}", f"{r['dtype']}[{_shape(r['shape'])}]", layout_text(r["layout"]),
+         amount(r), f"{', '.join(r['what'])}: {r['because']}")
+        for r in found["arrays"]
+    ]  # fmt: skip
+    widths = [max((len(row[k]) for row in rows), default=0) for k in range(4)]
+    for row in rows:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths))
+        yield f"  {'  '.join(cells)}  {row[4]}"
+    yield ""
+    yield "what is exchanged, and the bytes that reach a rank from others"
+    if not found["exchanges"]:
+        yield "  nothing"
+    for r in found["exchanges"]:
+        over = ", ".join(f'"{a}"' for a in r["axes"])
+        whose = f" of {r['array']}" if r["array"] else ""
+        yield f"  {r['site']}. {r['words']}{whose}, over {over}: {amount(r)}, {r['often']}"
+        yield from quoted(r["place"])
+
+
+def quoted(place: Row | None) -> Iterator[str]:
+    """A source line as errors show it."""
+    if place is not None:
+        yield f"     {place['file']}:{place['line']}"
+        caret = under(place["text"], place["column"], place["end"])
+        yield from (f"     {line}" for line in caret.split("\n") if line)
+
+
+def amount(row: Row) -> str:
+    number = row.get("rank_bytes")
+    if number is None:
+        return f"{infix(rounded_up(row['bytes']))} bytes"
+    return f"{number} bytes" if number < 1 << 20 else memory.bytes_text(number)
+
+
+def _shape(shape: list[Any]) -> str:
+    return ", ".join(infix(e) for e in shape)

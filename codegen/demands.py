@@ -226,10 +226,13 @@ class Demands:
             )
             for window in cuts.gather(outside)
         ]
+        widest: dict[Window, Window] = {}  # whose use asks for most of what is fetched
         for window, place in wanted.items():
             serves = next((g for g in parts.fetched if _inside(window, g)), blocks)
             parts.of[window] = blocks if _inside(window, blocks) else serves
-            parts.places.setdefault(parts.of[window], place)
+            if _inside(widest.setdefault(parts.of[window], window), window):
+                widest[parts.of[window]] = window
+                parts.places[parts.of[window]] = place
 
 
 def _inner(op: Op) -> Iterator[Value]:

@@ -162,6 +162,10 @@ class TracedValueError(ProgramError):
     """A value known only at run time where Python needs one while building."""
 
 
+class LayoutWarning(UserWarning):
+    """Layouts that make ranks exchange much: said once, when a program is built."""
+
+
 class MatchingError(ProgramError):
     """Sends and receives that do not match, with the smallest counter-example."""
 

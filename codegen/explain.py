@@ -12,13 +12,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from codegen import cuts, expr, propagation
+from codegen import advice, cuts, expr, propagation
 from codegen.demands import demands_of, home, layout_of
 from codegen.errors import Place
 from codegen.expr import to_json
 from codegen.ir import Input, Module, Op, Region, Value, layout_text
 from codegen.localize import VIEWS
-from codegen.mesh import Layout
 from codegen.ops import OPS
 from codegen.plan import Exchange
 from codegen.steps import walk_steps
@@ -119,7 +118,7 @@ class Explained:
         elif made is not None and made.made[0] != home(value):
             as_used = tuple(c.axes for c in made.made[0])
             if as_used != layout_of(value):
-                because += f"; made as it is used, {_written(as_used)}"
+                because += f"; made as it is used, {layout_text(as_used)}"
         return {
             "name": name, "what": [], "dtype": value.type.dtype.name,
             "shape": [to_json(e) for e in value.type.shape],
@@ -132,6 +131,8 @@ class Explained:
     def why(self, value: Value) -> tuple[str, str]:
         """given, follows or chosen; and the same in words."""
         value = self._first(value)
+        if not value.type.ndim:
+            return "chosen", "a number, the same on every rank"
         if value in self.inputs:
             return self._why_input(self.inputs[value])
         op = self.demands.defs[value]
@@ -191,15 +192,30 @@ class Explained:
 
     def exchange_row(self, found: Found) -> dict[str, Any]:
         op = found.op
-        traffic = self.traffic(op)
+        traffic = self.meter.of(op)
         return {
             "kind": traffic.kind, "words": traffic.words, "axes": list(op.attrs["axes"]),
             "array": self.subject(op), "bytes": to_json(traffic.bytes),
             "often": _often(found.around), "place": place_row(op.place),
+            "advice": self.advice(op, traffic),
         }  # fmt: skip
 
-    def traffic(self, op: Op) -> Traffic:
-        return self.meter.of(op)
+    def advice(self, op: Op, traffic: Traffic) -> dict[str, str] | None:
+        """What is pointed out at build."""
+        value = self.program.origins.get(op.results[0])
+        if value is None or not advice.too_much(op, value, traffic):
+            return None
+        name = self.subject(op)
+        found = advice.remedy(self.demands, op, value, name or "the operand", traffic.gathered)
+        if found is None:
+            return None
+        size = traffic.result.value
+        return {
+            "message": f"every rank gets all of {name or 'an intermediate result'}: "
+                       f"{size / 2**20:.1f} MiB, on however many ranks",
+            "layout": f"{layout_text(layout_of(value))}, {self.why(value)[1]}",
+            "try": found,
+        }  # fmt: skip
 
     def subject(self, op: Op) -> str:
         """What the user calls the array that is exchanged; "" where it has no name."""
@@ -253,7 +269,3 @@ def place_row(place: Place | None) -> dict[str, Any] | None:
 
 def _at(place: Place | None) -> str:
     return f"{os.path.basename(place.file)}:{place.line}" if place else "an unknown place"
-
-
-def _written(layout: Layout) -> str:
-    return layout_text(layout)

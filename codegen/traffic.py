@@ -29,7 +29,7 @@ _MOVES = {
 @dataclass(frozen=True)
 class Traffic:
     """kind: in a word. words: in some more. bytes: see above. result: bytes of what a rank has
-    afterwards. gathered: dims that a rank then has whole, which were split."""
+    afterwards. gathered: dims of which every rank then has the same, and which were split."""
 
     kind: str
     words: str
@@ -110,11 +110,14 @@ class Meter:
             for d, (h, w) in enumerate(zip(op.attrs["have"], op.attrs["want"], strict=True))
         ]
         kinds = list(dict.fromkeys(kind for kind, _, _, _ in found if kind))
-        same = {words: [d for d, f in enumerate(found) if f[1] == words] for _, words, _, _ in found}
+        same: dict[str, list[int]] = {}
+        for d, (_, text, _, _) in enumerate(found):
+            same.setdefault(text, []).append(d)
         texts = [text.format(_dims(dims)) for text, dims in same.items() if text]
         result = expr.product(total for _, _, total, _ in found) * size
         mine = expr.product(own for _, _, _, own in found) * size
-        gathered = tuple(d for d, f in enumerate(found) if f[0] == "all-gather")
+        gathered = tuple(d for d, f in enumerate(found)
+                         if f[0] in ("all-gather", "broadcast") and f[2] != 1)
         return Traffic(kinds[0] if len(kinds) == 1 else "change of layout", " and ".join(texts),
                        result - mine, result, gathered)  # fmt: skip
 

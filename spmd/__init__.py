@@ -28,6 +28,9 @@ _ERRORS = frozenset(
     TracedValueError UnsupportedError UsageError VersionError""".split()
 )
 
+# What can be warned of, defined there too.
+_WARNINGS = frozenset({"LayoutWarning"})
+
 # What is planned but not there yet, with what to write instead.
 _LATER = {
     "c_kernel": "@spmd.kernel compiles a Python function",
@@ -52,7 +55,7 @@ _INSTEAD = {
     **dict.fromkeys("size get_size comm".split(), "spmd.ranks, or spmd.axis_size of one axis"),
 }
 
-__all__ = sorted(_LANGUAGE | _RUNTIME | _ERRORS | {"numpy"})
+__all__ = sorted(_LANGUAGE | _RUNTIME | _ERRORS | _WARNINGS | {"numpy"})
 
 TYPE_CHECKING = False  # typing costs every rank more time than this package
 if TYPE_CHECKING:
@@ -79,7 +82,7 @@ def foreign_codegen() -> str:
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LANGUAGE | _RUNTIME | _ERRORS and (problem := foreign_codegen()):
+    if name in _LANGUAGE | _RUNTIME | _ERRORS | _WARNINGS and (problem := foreign_codegen()):
         raise ImportError(problem)
     if name in _LANGUAGE:
         from codegen.trace import api
@@ -91,7 +94,7 @@ def __getattr__(name: str) -> Any:
         from spmd import image
 
         return getattr(image, name)
-    if name in _ERRORS:
+    if name in _ERRORS | _WARNINGS:
         from codegen import errors
 
         return getattr(errors, name)

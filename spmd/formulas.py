@@ -51,6 +51,8 @@ def rounded_up(e: Any) -> Any:
     op, *args = e[0], *map(rounded_up, e[1:])
     if op == "floordiv" and (above := _all_negated(args[0])) is not None:
         return ["*", -1, ["ceil", ["/", above, args[1]]]]
+    if op == "+":  # what is added first, then what is taken away
+        args.sort(key=lambda a: _negated(a) is not None)
     if op != "*":
         return [op, *args]
     flat = [f for a in args for f in (a[1:] if isinstance(a, list) and a[0] == "*" else [a])]

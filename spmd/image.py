@@ -7,10 +7,11 @@ process where a communicator was given.
 from __future__ import annotations
 
 import os
+import warnings
 
 import numpy as np
 
-from codegen.errors import InputError, InternalError, SpmdError, UsageError
+from codegen.errors import InputError, InternalError, LayoutWarning, SpmdError, UsageError
 from spmd import launch, loader, parts, report, sizes, source
 from spmd.arguments import check_array, check_given, check_names, patched_in, scalars_of
 from spmd.job import ALGORITHMS, BARRIERS, Global, Job, Setup
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 def build(program: Any, *, target: str = "native", **parameters: Any) -> Image:
     """The image of a program, or of the one in "FILE.py[:NAME]", with these parameters.
 
-    Raises ProgramError and its kin, with the line, for what cannot be compiled.
+    Raises ProgramError and its kin, with the line, for what cannot be compiled. Warns of layouts
+    (LayoutWarning) with which every rank gets a large array whole.
     """
     if isinstance(program, str | os.PathLike):
         program = source.find_program(os.fspath(program))
@@ -41,11 +43,14 @@ def build(program: Any, *, target: str = "native", **parameters: Any) -> Image:
                 expected=", ".join(program.parameters) or "no parameters",
             )
     try:
-        return Image(loader.check(source.build_program(program, parameters, target)))
+        data = source.build_program(program, parameters, target)
     except SpmdError as error:
         if report.debugging() or isinstance(error, InternalError):
             raise
         raise error.with_traceback(None) from None  # its message has the place: no frames of ours
+    for text in source.warnings_of(data):
+        warnings.warn(text, LayoutWarning, stacklevel=2)
+    return Image(loader.check(data))
 
 
 def load(path: str | os.PathLike[str]) -> Image:

@@ -1,5 +1,4 @@
-"""`show --layouts`: how every array lies, and what ranks send each other; and what is told of that
-at build.
+"""`show --layouts`: how every array lies, what ranks send each other; what is said of it at build.
 
 In: an image, and a mesh where one is asked for. Out: rows and text.
 Always holds: expressions are checked before they are evaluated; nothing of the image is executed.
@@ -127,6 +126,25 @@ def _lines(image: reader.Image, found: dict[str, Any]) -> Iterator[str]:
         whose = f" of {r['array']}" if r["array"] else ""
         yield f"  {r['site']}. {r['words']}{whose}, over {over}: {amount(r)}, {r['often']}"
         yield from quoted(r["place"])
+        if r["advice"] is not None:
+            yield f"       {r['advice']['message']}"
+            yield f"       try: {r['advice']['try']}"
+
+
+def pointed_out(image: reader.Image) -> Iterator[str]:
+    """What to say at build of exchanges that give every rank a large array whole: once per line."""
+    said = set()
+    for row in image.notes()["traffic"]:
+        if row["advice"] is None or (at := (row["array"], row["place"]["line"])) in said:
+            continue
+        said.add(at)
+        place, advice = row["place"], row["advice"]
+        caret = under(place["text"], place["column"], place["end"])
+        often = "" if row["often"] == "once" else f", {row['often']}"
+        yield "\n".join(
+            [f"{place['file']}:{place['line']}: {advice['message']}{often}", caret,
+             f"  layout: {advice['layout']}", f"  try:    {advice['try']}"]
+        )  # fmt: skip
 
 
 def quoted(place: Row | None) -> Iterator[str]:

@@ -38,7 +38,7 @@ def run(options: argparse.Namespace, processes: launch.Processes) -> int:
         return source.run_eager(options)
     checked, parameters = _same_image(options, processes), {}
     if checked is None:
-        data, parameters = processes.from_first(lambda: built(options.image, options.set))
+        data, parameters = processes.from_first(lambda: built(options))
         checked = processes.together(lambda: loader.check(data), shared=False)
     settings = {k: v for k, v in options.set.items() if k not in parameters}
     launched = Launch(options, settings, checked)
@@ -93,13 +93,16 @@ def is_source(path: str) -> bool:
     return path.endswith(".py") or ".py:" in path
 
 
-def built(path: str, settings: dict[str, str]) -> tuple[bytes, dict[str, Any]]:
+def built(options: argparse.Namespace) -> tuple[bytes, dict[str, Any]]:
     """The image of a program, and those of the settings that are its parameters."""
     from spmd import source
 
-    program = source.find_program(path)
-    parameters = source.parameters_of(program, settings)
-    return source.build_program(program, parameters), parameters
+    program = source.find_program(options.image)
+    parameters = source.parameters_of(program, options.set)
+    data = source.build_program(program, parameters)
+    if not options.json:
+        source.point_out(data)
+    return data, parameters
 
 
 class Launch:

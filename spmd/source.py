@@ -149,9 +149,23 @@ def build_file(path: str, output: str | None, settings: dict[str, str], target: 
     started = time.perf_counter()
     data = build_program(program, parameters, target)
     seconds = time.perf_counter() - started
+    point_out(data)
     image = output or os.path.splitext(path.partition(".py:")[0])[0] + ".img"
     write_whole(image, data)
     print(f"{image}: {len(data)} bytes, built in {seconds:.2f} s", file=sys.stderr)
+
+
+def point_out(data: bytes) -> None:
+    """On standard error: what layouts make ranks exchange that they might not have to."""
+    for text in warnings_of(data):
+        print(f"spmd: {text}", file=sys.stderr)
+
+
+def warnings_of(data: bytes) -> list[str]:
+    from codegen.manifest import read
+    from spmd.layouts import pointed_out
+
+    return list(pointed_out(read(data, host=False)))
 
 
 def write_whole(path: str, data: bytes) -> None:

@@ -1,0 +1,84 @@
+"""Large arrays that every rank gets whole: what to say of them at build, and what to try instead.
+
+Goes in: an exchange of a Program, its traffic, the Graph it came from. Comes out: text, or None.
+Always holds: what the user asked for (a relayout, the layouts of a shard_map) is no surprise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from codegen import expr
+from codegen.demands import Demands, layout_of
+from codegen.ir import Op, Value, layout_text
+from codegen.localize import VIEWS
+from codegen.mesh import LayoutEntry
+from codegen.traffic import Traffic
+
+LARGE = 1 << 20  # bytes that a rank then has, on however many ranks
+
+_ASKED = ("relayout", "shard_map")
+
+
+def too_much(op: Op, value: Value | None, traffic: Traffic) -> bool:
+    """Whether an exchange gives every rank a large array whole."""
+    large = traffic.result.is_const and traffic.result.value > LARGE
+    return value is not None and bool(traffic.gathered) and large
+
+
+def askers(demands: Demands, op: Op) -> list[Op]:
+    """The ops of the Graph that an exchange is made for."""
+    return [o for o in demands.defs.values() if o.place == op.place and o.kind not in VIEWS]
+
+
+def remedy(
+    demands: Demands, op: Op, value: Value, name: str, gathered: Sequence[int]
+) -> str | None:
+    """What to try; None where this is what was asked for."""
+    by = askers(demands, op)
+    if any(o.kind in _ASKED for o in by):
+        return None
+    layout = layout_of(value)
+    whole = tuple(() if d in gathered else entry for d, entry in enumerate(layout))
+    reads_all = f"{layout_text(whole)} for {name}: each rank then reads all of it from the start"
+    wanted = demands.wanted.get(value, {})
+    if value in demands.inputs and not any(w[d].axes for w in wanted for d in gathered):
+        return reads_all  # nobody wants it in parts
+    products = [o for o in by if o.kind == "matmul"]
+    for o in products:
+        if found := _partial_sums(o, value, gathered):
+            return found
+    free = [d for d, entry in enumerate(whole) if not entry and value.type.shape[d] != 1
+            and d not in gathered]  # fmt: skip
+    if free and not products:
+        entries: list[LayoutEntry] = list(whole)
+        entries[free[0]] = tuple(a for d in gathered for a in layout[d])
+        dims = " and ".join(f"dim {d}" for d in gathered)
+        return f"{layout_text(tuple(entries))} for {name}: each rank then has {dims} whole"
+    if value in demands.inputs:
+        return reads_all
+    return "no layout of it alone avoids that; a smaller part of it at a time takes less memory"
+
+
+def _partial_sums(op: Op, value: Value, gathered: Sequence[int]) -> str:
+    """a @ b with b split where it is summed over: a split there too leaves sums to be reduced."""
+    if op.kind != "matmul" or value not in op.operands:
+        return ""
+    a, b = op.operands
+    summed = value.type.ndim - (1 if value is a else 2)
+    other, dim = (b, b.type.ndim - 2) if value is a else (a, a.type.ndim - 1)
+    axes = layout_of(value)[summed]
+    small = _elements(op.result) < _elements(value)
+    if tuple(gathered) != (summed,) or layout_of(other)[dim] == axes or not small:
+        return ""
+    entries = [() if set(entry) & set(axes) else entry for entry in layout_of(other)]
+    entries[dim] = axes
+    which = "right" if value is a else "left"
+    return (f"the layout {layout_text(tuple(entries))} for the {which} operand: then the product "
+            f"is an all-reduce of partial sums")  # fmt: skip
+
+
+def _elements(value: Value) -> int:
+    """0 where no number is known."""
+    total = expr.product(value.type.shape)
+    return total.value if total.is_const else 0

@@ -20,10 +20,10 @@ LARGE = 1 << 20  # bytes that a rank then has, on however many ranks
 _ASKED = ("relayout", "shard_map")
 
 
-def too_much(op: Op, value: Value | None, traffic: Traffic) -> bool:
+def too_much(traffic: Traffic) -> bool:
     """Whether an exchange gives every rank a large array whole."""
     large = traffic.result.is_const and traffic.result.value > LARGE
-    return value is not None and bool(traffic.gathered) and large
+    return bool(traffic.gathered) and large
 
 
 def askers(demands: Demands, op: Op) -> list[Op]:

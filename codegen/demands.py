@@ -103,7 +103,7 @@ class Demands:
         if op is not None and op.kind in VIEWS:
             if (value, window) not in self.passed:
                 self.passed.add((value, window))
-                self.want_operands(op, window, place)
+                self.want_operands(op, window, place or op.place)
             return
         at = self.position.get(value, 0)
         if any(self.begins.get(s, 0) > at for s in cuts.symbols(window)):

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from codegen import advice, cuts, expr, propagation
+from codegen import advice, expr, propagation
+from codegen.cuts import Window
 from codegen.demands import demands_of, home, layout_of
 from codegen.errors import Place
 from codegen.expr import to_json
@@ -65,7 +66,8 @@ class Explained:
         self.exchanges = list(_exchanges(program.body, ()))
         every = [e for x in self.exchanges for v in (*x.op.operands, *x.op.results)
                  for e in v.type.shape]  # fmt: skip
-        every += [e for v in self._shown() for e in self.held(v)]
+        every += [high - low for v in self._shown() for c in self.held(v)
+                  for low, high in [c.bounds(graph.mesh)]]  # fmt: skip
         self.meter = Meter(program.mesh, every)
 
     # ---- arrays --------------------------------------------------------------------------------
@@ -83,11 +85,10 @@ class Explained:
     def _shown(self) -> list[Value]:
         return [*self.names, *(o.value for o in self.graph.outputs)]
 
-    def held(self, value: Value) -> Sequence[expr.Expr]:
-        """The extents of what a rank makes of a value."""
+    def held(self, value: Value) -> Window:
+        """What a rank makes of a value."""
         parts = self.demands.of.get(value)
-        made = parts.made[0] if parts and parts.made else home(value)
-        return cuts.extents(self.graph.mesh, made)
+        return parts.made[0] if parts and parts.made else home(value)
 
     def array_rows(self) -> list[dict[str, Any]]:
         """Inputs, variables, results; what has the same name and type as one before is that one."""
@@ -108,10 +109,10 @@ class Explained:
         place = self.inputs[value].place if value in self.inputs else op.place if op else None
         why, because = self.why(value)
         made = self.demands.of.get(value)
-        size = self.meter.volume(tuple(self.held(value))) * value.type.dtype.size
+        size = expr.product(map(self.meter.cut, self.held(value))) * value.type.dtype.size
         if op is not None and op.kind in VIEWS:
             size = expr.const(0)
-            because += "; a view, made where it is used"
+            because += "; no memory: made where it is used"
         elif made is not None and not made.made:
             size = expr.const(0)
             because += "; nobody uses it"
@@ -193,8 +194,10 @@ class Explained:
     def exchange_row(self, found: Found) -> dict[str, Any]:
         op = found.op
         traffic = self.meter.of(op)
+        asked = any(o.kind == "relayout" for o in advice.askers(self.demands, op))
+        words = f"change of layout, {traffic.words}" if asked else traffic.words
         return {
-            "kind": traffic.kind, "words": traffic.words, "axes": list(op.attrs["axes"]),
+            "kind": traffic.kind, "words": words, "axes": list(op.attrs["axes"]),
             "array": self.subject(op), "bytes": to_json(traffic.bytes),
             "often": _often(found.around), "place": place_row(op.place),
             "advice": self.advice(op, traffic),
@@ -203,7 +206,7 @@ class Explained:
     def advice(self, op: Op, traffic: Traffic) -> dict[str, str] | None:
         """What is pointed out at build."""
         value = self.program.origins.get(op.results[0])
-        if value is None or not advice.too_much(op, value, traffic):
+        if value is None or op.place is None or not advice.too_much(traffic):
             return None
         name = self.subject(op)
         found = advice.remedy(self.demands, op, value, name or "the operand", traffic.gathered)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from codegen import estimate, expr
+from codegen.cuts import Cut
 from codegen.expr import Expr
 from codegen.ir import Op, Shape
 from codegen.mesh import Mesh
@@ -66,6 +67,17 @@ class Meter:
         bound = estimate.upper_bound if sign > 0 else estimate.lower_bound
         return bound(e, {s for s in e.symbols() if s.kind not in ("size", "scalar")})
 
+    def cut(self, c: Cut) -> Expr:
+        """The extent of a Cut on the rank that has most."""
+        if c.given is not None or not c.axes:
+            low, high = c.bounds(self.mesh)
+            return self.most(high - low)
+        found = c.most - c.least - (-c.extent) // self.mesh.size(c.axes)
+        if abs(c.step) != 1:
+            found = -((-found) // abs(c.step))
+        limit = c.last - c.first
+        return found if c.open or limit == c.extent else expr.minimum(found, limit)
+
     def volume(self, shape: Shape) -> Expr:
         return expr.product(map(self.most, shape))
 
@@ -90,7 +102,7 @@ class Meter:
             split, concat = op.attrs["split"], op.attrs["concat"]
             total = self.most(shape[concat]) - self.least(op.operands[0].type.shape[concat])
             rest = self.volume((*shape[:concat], *shape[concat + 1 :]))
-            words = f"change of layout by all-to-all: dim {split} is split instead of dim {concat}"
+            words = f"all-to-all: dim {split} is split instead of dim {concat}"
             return Traffic("all-to-all", words, total * rest * size, result)
         if op.kind == "scan":
             kind = "exclusive scan" if op.attrs["exclusive"] else "scan"
@@ -133,8 +145,10 @@ class Meter:
             own = total - max(before.value, 0) - max(after.value, 0)
             a, b = before.value, after.value
             if a + b == 0:
-                return "shift", f"shift by {abs(a)} along {{}}", total, own
-            width = f"of width {a}" if a == b else f"of {a} before and {b} after"
+                kept = own if abs(a) == 1 else expr.maximum(own, 0)
+                return "shift", f"shift by {abs(a)} along {{}}", total, kept
+            width = f"of width {max(a, b)}" if 0 in (a, b) or a == b else f"of {a} before, {b} after"
+            width += " on one side" if 0 in (a, b) else ""
             return "halo", f"halo {width} along {{}}", total, own
         if not {s.kind for e in want for s in e.symbols()} & {"coord"}:
             if last - first == 1:
@@ -146,7 +160,7 @@ class Meter:
         split = low == 0 and not {s.kind for s in high.symbols()} & {"coord"}
         if split:  # of what a rank has whole, it keeps a part
             return "change of layout", "{} split", total, total
-        return "redistribution", "redistribution along {}", total, expr.const(0)
+        return "change of blocks", "change of blocks along {}", total, expr.const(0)
 
 
 def _dims(dims: Sequence[int]) -> str:

@@ -54,6 +54,7 @@ class _Partition:
         self.with_room: dict[Value, Value] = {}
         self.room_of: dict[Value, Window] = {}
         self.at: Op | None = None  # of the Graph, what is being made
+        self.wants: Op | None = None  # of the Graph, whose operands are being made
         self.asked: Place | None = None  # who wants what is fetched
         self.fetching: Value | None = None  # of the Graph
         self.origins: dict[Value, Value] = {}  # of results of exchanges
@@ -69,7 +70,8 @@ class _Partition:
         names = [v.name for v in (*(self.at.results if self.at else ()), *operands)]
         name = names[0] if names else kind
         result = Value(name, t)
-        place = self.asked or (self.at.place if self.at else None)
+        by = self.at or self.wants
+        place = self.asked or (by.place if by else None)
         self.ops.append(Op(kind, tuple(operands), (result,), attrs, (), place))
         self.made[result] = self.ops[-1]
         if ops.OPS[kind].group == "exchange":
@@ -139,10 +141,12 @@ class _Partition:
 
     def make(self, op: Op, window: Window) -> Value:
         """A part of the result of an op, of the parts of its operands."""
+        wants, self.wants = self.wants, self.wants or op
         operands = [
             self.need(v, w)
             for v, w in zip(op.operands, self.rules.needs(op, window), strict=True)
         ]
+        self.wants = wants
         outer, self.at = self.at, op
         made = self.rules.make(op, window, operands, self)
         self.at = outer

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+from math import prod
+from typing import Any
+
 import numpy as np
 import pytest
 
 import spmd
 from codegen.compile import Levels, lower
+from codegen.describe import manifest_of, notes_of
+from codegen.explain import tables
 from codegen.ir import walk
+from codegen.manifest import evaluate
 from codegen.mesh import local_extent, local_offset
 from codegen.naming import Naming
 from codegen.printer import module_text
+from spmd import layouts
+from spmd.formulas import infix, rounded_up
 
 
 @spmd.program(mesh=("x", "y"))
@@ -64,3 +74,246 @@ def test_a_name_of_the_users_is_not_taken() -> None:
 
     text = module_text(lower(taken.capture()).program)
     assert "block x0_2:x1_2 of 9" in text and "scalar x0" in text
+
+
+# ---- why arrays lie as they do -----------------------------------------------------------------
+
+
+@spmd.program(mesh=("x",))
+def network(b: int = 48, n: int = 1024, m: int = 512):
+    x = spmd.input("x", (b, n), np.float32, layout=("x", None))
+    w = spmd.input("w", (n, m), np.float32, layout=("x", None))
+    v = spmd.input("v", (n, m), np.float32)
+    h = np.tanh(x @ w)
+    scale = spmd.full((b, m), 2.0, np.float32)
+    y = h * scale
+    g = x.T @ y
+    back = y.relayout((None, "x"))
+    total = np.cumsum(y, axis=0)
+    far = y + y[3]
+    for k in spmd.range(5):
+        far += y[k]
+    return {"back": back, "g": g, "total": total, "far": far, "mean": np.mean(x @ v)}
+
+
+def rows(program: Any) -> dict[str, dict[str, Any]]:
+    return {row["name"]: row for row in tables(lower(program.capture()))["arrays"]}
+
+
+def line(text: str) -> int:
+    """The line of the program `network` that has this text."""
+    source, first = inspect.getsourcelines(network.function)
+    return first + next(k for k, at in enumerate(source) if text in at)
+
+
+@pytest.mark.parametrize(
+    "name, what, layout, why, because",
+    [
+        ("x", ["input"], [["x"], []], "given", "given at test_explain.py:{x = }"),
+        ("v", ["input"], [[], []], "chosen", "chosen: no use wants it in parts"),
+        ("h", ["variable"], [["x"], []], "follows", "follows from x (line {x = })"),
+        ("scale", ["variable"], [[], []], "chosen", "chosen: a literal lies on every rank; no memory: "),
+        ("y", ["variable"], [["x"], []], "follows", "follows from h (line {h = })"),
+        ("back", ["variable", "result"], [[], ["x"]], "given",
+         "given at test_explain.py:{back = }"),
+        ("far", ["variable", "result"], [["x"], []], "follows", "follows from y (line {y = })"),
+        ("mean", ["result"], [], "chosen", "a number, the same on every rank"),
+    ],
+)  # fmt: skip
+def test_why(name: str, what: list[str], layout: Any, why: str, because: str) -> None:
+    row = rows(network)[name]
+    assert (row["what"], row["layout"], row["why"]) == (what, layout, why)
+    head, brace, tail = because.partition("{")
+    text, _, end = tail.partition("}")
+    assert row["because"].startswith(head + (f"{line(text)}{end}" if brace else ""))
+
+
+def test_layouts_that_the_compiler_chose_say_for_which_use() -> None:
+    @spmd.program(mesh=("x",))
+    def chosen():
+        u = spmd.input("u", (40, 3), np.float64, layout=("x", None))
+        v = spmd.input("v", (40, 3), np.float64)
+        return u + v
+
+    row = rows(chosen)["v"]
+    assert row["layout"] == [["x"], []] and row["why"] == "chosen"
+    assert re.fullmatch(r"chosen for its use in line \d+", row["because"])
+
+
+def test_what_is_made_otherwise_than_it_lies_says_so() -> None:
+    @spmd.program(mesh=("x",))
+    def gathered(n: int = 40):
+        q = spmd.input("q", (n, 8), np.float64, layout=("x", None))
+        at = spmd.input("at", (6,), np.int64, layout=(None,))
+        k = q * 2
+        lost = q + 1
+        return {"picked": k[at], "sum": np.sum(q)}
+
+    found = rows(gathered)
+    assert found["k"]["because"].endswith("; made as it is used, (None, None)")
+    assert found["k"]["bytes"] == 40 * 8 * 8
+    assert found["lost"]["because"].endswith("; nobody uses it")
+    assert found["lost"]["bytes"] == 0
+
+
+# ---- what is exchanged -------------------------------------------------------------------------
+
+
+def test_what_is_exchanged_in_words() -> None:
+    found = tables(lower(network.capture()))["traffic"]
+    said = [(r["words"], r["array"], r["place"]["text"].partition(" =")[0].strip()) for r in found]
+    assert said == [
+        ("all-gather along dim 0", "w", "h"),
+        ("broadcast of row 3 of dim 0", "y", "far"),
+        ("change of layout, all-to-all: dim 1 is split instead of dim 0", "y", "back"),
+        ("all-reduce of partial sums", "g", "g"),
+        ("exclusive scan of partial sums", "total", "total"),
+        ("broadcast of row k of dim 0", "y", "far += y[k]"),
+        ("all-reduce of partial sums", "", 'return {"back": back, "g": g, "total": total, "far": '
+         'far, "mean": np.mean(x @ v)}'),
+    ]  # fmt: skip
+    assert [r["often"] for r in found if r["often"] != "once"] == [
+        f"per turn of the loop in line {line('for k')}"
+    ]
+
+
+def test_halos_shifts_and_moves_in_words() -> None:
+    @spmd.program(mesh=("x", "y"))
+    def moves(n: int = 40):
+        u = spmd.input("u", (n, n), np.float64, layout=("x", "y"))
+        w = spmd.input("w", (n, n), np.float64, layout=("x", None))
+        k = spmd.input("k", (n,), np.float64, layout=(("x", "y"),))
+        v = spmd.input("v", (n, n), np.float64, layout=("x", "y"))
+        shifted = np.roll(v, 3, axis=1)
+        w[1:] -= w[:-1]
+        most = np.max(u, axis=0)
+        parts = k.relayout(("x",))
+        lanes = np.sort(u, axis=0)
+        both = spmd.shard_map(lambda a: spmd.psum(np.sum(a), ("x", "y")), out_layouts=())(u)
+        return {"a": w, "b": most, "c": parts, "d": lanes, "e": both, "f": shifted}
+
+    said = [(r["words"], tuple(r["axes"]), r["array"])
+            for r in tables(lower(moves.capture()))["traffic"]]  # fmt: skip
+    assert sorted(said) == [
+        ("all-gather along dim 0", ("x",), "u"),
+        ("all-reduce of maxima", ("x",), "most"),
+        ("all-reduce of partial sums", ("x", "y"), ""),
+        ("change of layout, change of blocks along dim 0", ("x", "y"), "k"),
+        ("halo of width 1 on one side along dim 0", ("x",), "w"),
+        ("shift by 3 along dim 1", ("y",), "v"),
+        ("shift by 37 along dim 1", ("y",), "v"),
+    ]
+
+
+# ---- how much: counted against the boxes that are exchanged ------------------------------------
+
+
+@pytest.mark.parametrize("name", ["stencil", "network"])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 6, 7])
+def test_bytes(name: str, ranks: int) -> None:
+    """The formula is what the rank that gets most gets at most, the number what it does get."""
+    levels = lower(globals()[name].capture())
+    image = Noted(levels)
+    found = layouts.table(image, ranks, {})
+    values = {f"n_{axis}": size for axis, size in found["mesh"].items()}
+    for row in found["exchanges"]:
+        most = evaluate(row["bytes"], values)
+        assert row["rank_bytes"] <= most, row["words"]
+        assert ranks > 1 or row["kind"] in layouts._FOLDS or row["rank_bytes"] == 0
+        assert row["kind"] != "all-gather" or row["rank_bytes"] == most
+    for row in found["arrays"]:
+        shard = [-(-e // prod(values[f"n_{a}"] for a in entry))
+                 for e, entry in zip(row["shape"], row["layout"])]  # fmt: skip
+        size = prod(shard) * np.dtype(row["dtype"]).itemsize
+        if row["what"] != ["variable"]:
+            assert row["rank_bytes"] == size
+        elif row["rank_bytes"]:  # of blocks of an array with which it lies
+            assert size <= row["rank_bytes"] <= 4 * size
+
+
+def test_of_a_halo_only_what_others_have_counts() -> None:
+    image = Noted(lower(stencil.capture()))
+    for mesh, most in [((1, 1), 0), ((2, 1), 30), ((3, 1), 60), ((2, 2), 31), ((3, 3), 44)]:
+        found = layouts.table(image, None, dict(zip("xy", mesh)))
+        (halo,) = [row for row in found["exchanges"] if row["kind"] == "halo"]
+        assert halo["rank_bytes"] == 4 * most
+    assert infix(rounded_up(halo["bytes"])) == "8 * ceil(30 / n_x) + 8 * ceil(30 / n_y) + 16"
+
+
+class Noted:
+    """What an image says of itself, without one."""
+
+    def __init__(self, levels: Levels) -> None:
+        self.manifest = manifest_of(levels.plan, levels.source, "x86-64")
+        self.said = notes_of(levels)
+
+    def notes(self) -> dict[str, Any]:
+        return self.said
+
+
+# ---- what is pointed out at build --------------------------------------------------------------
+
+
+def advised(program: Any) -> list[tuple[str, str]]:
+    found = tables(lower(program.capture()))["traffic"]
+    return [(r["array"], r["advice"]["try"]) for r in found if r["advice"]]
+
+
+def large(of_w: Any, of_x: Any = ("x", None)) -> Any:
+    @spmd.program(mesh=("x",))
+    def product(n: int = 1024):
+        x = spmd.input("x", (64, n), np.float32, layout=of_x)
+        w = spmd.input("w", (n, 512), np.float32, layout=of_w)
+        return np.tanh(x @ w)
+
+    return product
+
+
+def test_an_input_that_is_read_whole_everywhere() -> None:
+    assert advised(large(("x", None))) == [
+        ("w", "(None, None) for w: each rank then reads all of it from the start")
+    ]
+    assert advised(large((None, None))) == []
+
+
+def test_a_product_that_could_be_summed_in_parts() -> None:
+    def computed(of_x: Any) -> Any:
+        @spmd.program(mesh=("x",))
+        def product(n: int = 1024):
+            x = spmd.input("x", (64, n), np.float32, layout=of_x)
+            w = spmd.input("w", (n, 512), np.float32, layout=("x", None))
+            return {"y": x @ w, "w": w + 1}
+
+        return product
+
+    ((array, text),) = advised(computed(("x", None)))
+    assert array == "w" and text.startswith('the layout (None, "x") for the left operand')
+    assert advised(computed((None, "x"))) == []
+
+
+def test_lanes_that_could_be_whole() -> None:
+    def lanes(layout: Any) -> Any:
+        @spmd.program(mesh=("x",))
+        def program(n: int = 4096):
+            p = spmd.input("p", (n, 128), np.float32, layout=layout)
+            order = np.sort(p, axis=0)
+            return {"order": order, "p": p + 1}
+
+        return program
+
+    assert advised(lanes(("x", None))) == [
+        ("p", '(None, "x") for p: each rank then has dim 0 whole')
+    ]
+    assert advised(lanes((None, "x"))) == []
+
+
+def test_what_was_asked_for_or_is_small_is_not_pointed_out() -> None:
+    @spmd.program(mesh=("x",))
+    def asked(n: int = 4096):
+        p = spmd.input("p", (n, 128), np.float32, layout=("x", None))
+        small = spmd.input("small", (n,), np.float32, layout=("x",))
+        whole = p.relayout(spmd.replicated)
+        return {"whole": whole, "pairs": small[:, None] - small[None, :]}
+
+    kinds = {r["kind"] for r in tables(lower(asked.capture()))["traffic"]}
+    assert kinds == {"all-gather"} and advised(asked) == []

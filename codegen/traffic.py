@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from codegen import estimate, expr
 from codegen.cuts import Cut
-from codegen.expr import Expr
+from codegen.errors import ProgramError
+from codegen.expr import Call, Expr
 from codegen.ir import Op, Shape
 from codegen.mesh import Mesh
 from codegen.naming import Naming
@@ -60,7 +61,8 @@ class Meter:
             high: expr.symbol(low) - sign * ((-sign * extent) // self.mesh.size(axes))
             for (extent, axes), (low, high) in self.naming.names.items()
         }  # -(-e // n) is e / n rounded up
-        found = expr.replace(e, self.naming.stands_for).subst(size)
+        found = expr.replace(e, self.naming.stands_for)
+        found = (unclipped(found) if sign > 0 else found).subst(size)
         gone = {s for s in found.symbols() if s.kind not in ("size", "scalar")}
         if not gone:
             return found
@@ -79,7 +81,12 @@ class Meter:
         return found if c.open or limit == c.extent else expr.minimum(found, limit)
 
     def volume(self, shape: Shape) -> Expr:
-        return expr.product(map(self.most, shape))
+        try:
+            return expr.product(map(self.most, shape))
+        except ProgramError:  # no extent alone is bounded
+            elements = expr.product(shape)
+            gone = {s for s in elements.symbols() if s.kind not in ("size", "scalar")}
+            return estimate.upper_bound(elements, gone)
 
     # ---- kinds ---------------------------------------------------------------------------------
 
@@ -147,8 +154,10 @@ class Meter:
             if a + b == 0:
                 kept = own if abs(a) == 1 else expr.maximum(own, 0)
                 return "shift", f"shift by {abs(a)} along {{}}", total, kept
-            width = f"of width {max(a, b)}" if 0 in (a, b) or a == b else f"of {a} before, {b} after"
-            width += " on one side" if 0 in (a, b) else ""
+            a, b = max(a, 0), max(b, 0)
+            width = f"of {a} before, {b} after" if a != b else f"of width {a}"
+            if 0 in (a, b):
+                width = f"of width {max(a, b)} on one side"
             return "halo", f"halo {width} along {{}}", total, own
         if not {s.kind for e in want for s in e.symbols()} & {"coord"}:
             if last - first == 1:
@@ -161,6 +170,41 @@ class Meter:
         if split:  # of what a rank has whole, it keeps a part
             return "change of layout", "{} split", total, total
         return "change of blocks", "change of blocks along {}", total, expr.const(0)
+
+
+def unclipped(e: Expr) -> Expr:
+    """At least e: an extent high - low, without the ends that both are kept within."""
+    clips = [a for a in e.atoms() if isinstance(a, Call) and a.op in ("min", "max")]
+    above = [a for a in clips if expr.linear_in(e, a)[0] == 1]
+    below = [a for a in clips if expr.linear_in(e, a)[0] == -1]
+    if not clips or len(above) > 1 or len(below) > 1 or len(clips) > len(above) + len(below):
+        return e
+    rest = e - sum(map(expr.from_atom, above)) + sum(map(expr.from_atom, below))
+    high = expr.from_atom(above[0]) if above else rest
+    low = expr.from_atom(below[0]) if below else -rest
+    more = rest if above and below else expr.const(0)
+    while True:
+        a, b = _clip(high), _clip(low)
+        if a is None and b is None:
+            return high - low + more
+        if a is not None and b is not None and a[:2] == b[:2]:
+            high, low = a[2], b[2]  # clipping brings them no further apart
+        elif a is not None and a[0] == "min":
+            high = a[2]
+        elif b is not None and b[0] == "max":
+            low = b[2]
+        else:
+            return e
+
+
+def _clip(e: Expr) -> tuple[str, Expr, Expr] | None:
+    """(min or max, number, what it clips)."""
+    for call in e.atoms():
+        if isinstance(call, Call) and call.op in ("min", "max") and e == expr.from_atom(call):
+            for number, other in (call.args, call.args[::-1]):
+                if number.is_const:
+                    return call.op, number, other
+    return None
 
 
 def _dims(dims: Sequence[int]) -> str:

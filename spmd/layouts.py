@@ -110,7 +110,7 @@ def _lines(image: reader.Image, found: dict[str, Any]) -> Iterator[str]:
     yield "arrays, and the bytes of the largest shard"
     rows = [
         (f"{r['name']}", f"{r['dtype']}[{_shape(r['shape'])}]", layout_text(r["layout"]),
-         amount(r), f"{', '.join(r['what'])}: {r['because']}")
+         amount(r), f"{r['because']} ({', '.join(r['what'])})")
         for r in found["arrays"]
     ]  # fmt: skip
     widths = [max((len(row[k]) for row in rows), default=0) for k in range(4)]

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import spmd
+from codegen import expr
 from codegen.compile import Levels, lower
 from codegen.describe import manifest_of, notes_of
 from codegen.explain import tables
@@ -19,6 +20,7 @@ from codegen.manifest import evaluate
 from codegen.mesh import local_extent, local_offset
 from codegen.naming import Naming
 from codegen.printer import module_text
+from codegen.traffic import unclipped
 from spmd import layouts
 from spmd.formulas import infix, rounded_up
 
@@ -112,7 +114,8 @@ def line(text: str) -> int:
         ("x", ["input"], [["x"], []], "given", "given at test_explain.py:{x = }"),
         ("v", ["input"], [[], []], "chosen", "chosen: no use wants it in parts"),
         ("h", ["variable"], [["x"], []], "follows", "follows from x (line {x = })"),
-        ("scale", ["variable"], [[], []], "chosen", "chosen: a literal lies on every rank; no memory: "),
+        ("scale", ["variable"], [[], []], "chosen",
+         "chosen: a literal lies on every rank; no memory: "),
         ("y", ["variable"], [["x"], []], "follows", "follows from h (line {h = })"),
         ("back", ["variable", "result"], [[], ["x"]], "given",
          "given at test_explain.py:{back = }"),
@@ -147,6 +150,7 @@ def test_what_is_made_otherwise_than_it_lies_says_so() -> None:
         at = spmd.input("at", (6,), np.int64, layout=(None,))
         k = q * 2
         lost = q + 1
+        del lost
         return {"picked": k[at], "sum": np.sum(q)}
 
     found = rows(gathered)
@@ -185,7 +189,7 @@ def test_halos_shifts_and_moves_in_words() -> None:
         k = spmd.input("k", (n,), np.float64, layout=(("x", "y"),))
         v = spmd.input("v", (n, n), np.float64, layout=("x", "y"))
         shifted = np.roll(v, 3, axis=1)
-        w[1:] -= w[:-1]
+        w[:-2] += w[1:-1] + w[2:]
         most = np.max(u, axis=0)
         parts = k.relayout(("x",))
         lanes = np.sort(u, axis=0)
@@ -199,7 +203,7 @@ def test_halos_shifts_and_moves_in_words() -> None:
         ("all-reduce of maxima", ("x",), "most"),
         ("all-reduce of partial sums", ("x", "y"), ""),
         ("change of layout, change of blocks along dim 0", ("x", "y"), "k"),
-        ("halo of width 1 on one side along dim 0", ("x",), "w"),
+        ("halo of width 2 on one side along dim 0", ("x",), "w"),
         ("shift by 3 along dim 1", ("y",), "v"),
         ("shift by 37 along dim 1", ("y",), "v"),
     ]
@@ -249,6 +253,20 @@ class Noted:
 
     def notes(self) -> dict[str, Any]:
         return self.said
+
+
+@pytest.mark.parametrize("clip", ["hi", "lo", "both"])
+def test_extents_without_their_ends_are_no_less(clip: str) -> None:
+    a, b = (expr.symbol(expr.Sym(name, "coord")) for name in "ab")
+    low, high = expr.const(2), expr.const(9)
+    first = a if clip == "hi" else expr.maximum(expr.minimum(a, high), low)
+    last = b if clip == "lo" else expr.maximum(expr.minimum(b + 1, high), low)
+    if clip == "hi":
+        last = expr.minimum(b, high)
+    found = unclipped(last - first)
+    assert not expr.calls(found) or clip == "lo"
+    for values in ({"a": i, "b": j} for j in range(-3, 14) for i in range(-3, j + 1)):
+        assert found.evaluate(values) >= (last - first).evaluate(values)
 
 
 # ---- what is pointed out at build --------------------------------------------------------------

@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
+import spmd
 from codegen import link, manifest
 from codegen.compile import build
 from codegen.errors import ImageError
 from codegen.manifest import evaluate
-from spmd import loader, show
+from spmd import cli, loader, show
 from spmd.engine import ffi
 from spmd.formulas import infix
 from tests.codegen import sample_programs
@@ -138,6 +139,128 @@ def test_sizes_are_what_the_image_reserves(path: Path) -> None:
     local.close()
 
 
+# ---- layouts -----------------------------------------------------------------------------------
+
+GLOBAL = """import numpy as np
+import spmd
+
+@spmd.program(mesh=("x", "y"))
+def stencil(n: int = 30):
+    steps = spmd.scalar("steps", 3)
+    u = spmd.input("u", (n, n), np.float32, layout=("x", "y"), default=lambda i, j: i + j)
+    for _ in spmd.range(steps):
+        u[1:-1, 1:-1] += u[:-2, 1:-1] + u[2:, 1:-1]
+    return {"u": u, "peak": np.max(u)}
+"""
+
+SHOWN = """\
+for any mesh of n_x ranks along "x", n_y ranks along "y"
+
+arrays, and the bytes of the largest shard
+  u     float32[30, 30]  ("x", "y")  4 * ceil(30 / n_x) * ceil(30 / n_y) bytes  given at \
+stencil.py:7 (input, variable, result)
+  peak  float32[]        ()          4 bytes                                    a number, the \
+same on every rank (result)
+
+what is exchanged, and the bytes that reach a rank from others
+  0. halo of width 1 along dim 0 of u, over "x": 8 * ceil(30 / n_y) bytes, per turn of the loop \
+in line 8
+     stencil.py:9
+         u[1:-1, 1:-1] += u[:-2, 1:-1] + u[2:, 1:-1]
+                          ^^^^^^^^^^^^^^^^^^^^^^^^^^
+  1. all-reduce of maxima of peak, over "x", "y": 4 bytes, once
+     stencil.py:10
+         return {"u": u, "peak": np.max(u)}
+                                 ^^^^^^^^^
+"""
+
+
+@pytest.fixture(scope="module")
+def stencil(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("layouts") / "stencil.py"
+    path.write_text(GLOBAL)
+    cli.main(["build", str(path)])
+    path.unlink()  # what is quoted is in the image
+    return path.with_suffix(".img")
+
+
+def test_layouts(shown: Any, stencil: Path) -> None:
+    assert shown("layouts", file=stencil) == SHOWN
+
+
+@pytest.mark.parametrize(
+    "mesh, shard, halo",
+    [("x=1,y=1", 3600, 0), ("x=2,y=1", 1800, 112), ("x=3,y=1", 1200, 224), ("x=4,y=2", 480, 112),
+     ("x=7,y=7", 100, 40), ("x=100,y=60", 4, 8)],
+)  # fmt: skip
+def test_layouts_on_a_mesh(
+    mesh: str, shard: int, halo: int, stencil: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    assert cli.main(["show", str(stencil), "--layouts", "--mesh", mesh, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert ",".join(f"{k}={n}" for k, n in found["mesh"].items()) == mesh
+    assert [row["rank_bytes"] for row in found["arrays"]] == [shard, 4]
+    assert [row["rank_bytes"] for row in found["exchanges"]] == [halo, 4]
+
+
+def test_a_mesh_is_for_layouts(stencil: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["show", str(stencil), "--sizes", "--ranks", "4"]) == 2
+    assert "--layouts" in capsys.readouterr().err
+    assert cli.main(["show", str(stencil), "--layouts", "--mesh", "x=2,z=2"]) == 2
+    assert "no mesh axis 'z'" in capsys.readouterr().err
+
+
+def test_layouts_that_nobody_can_read(shown: Any, tmp_path: Path) -> None:
+    """A hostile table is refused, or printed without what moves a cursor."""
+    good = manifest.read(build(sample_programs.branches, {})).notes()
+    evil = json.loads(json.dumps(good["arrays"]))
+    evil[0]["because"] = "\x1b[2J\u202e"
+    file = made(tmp_path / "evil.img", arrays=evil)
+    assert not set(shown("layouts", file=file)) & set("\x1b\u202e")
+    for wrong in ([{}], [3], [{**evil[0], "bytes": ["*", "n_unknown"]}], [{**evil[0], "shape": 3}]):
+        file = made(tmp_path / "wrong.img", arrays=wrong)
+        with pytest.raises(ImageError, match="damaged"):
+            show.main(str(file), ["layouts"], False)
+
+
+LARGE = """import numpy as np
+import spmd
+
+@spmd.program(mesh=("x",))
+def net(n: int = 1024):
+    x = spmd.input("x", (8, n), np.float32, layout=("x", None), default=lambda i, j: i + j)
+    w = spmd.input("w", (n, 512), np.float32, layout=("x", None), default=lambda i, j: i - j)
+    return {"y": np.max(np.tanh(x @ w))}
+"""
+
+POINTED_OUT = """\
+spmd: net.py:8: every rank gets all of w: 2.0 MiB, on however many ranks
+    return {"y": np.max(np.tanh(x @ w))}
+                                ^^^^^
+  layout: ("x", None), given at net.py:7
+  try:    (None, None) for w: each rank then reads all of it from the start
+"""
+
+
+@pytest.mark.parametrize("command", ["build", "run"])
+def test_what_is_pointed_out(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "net.py").write_text(LARGE)
+    assert cli.main([command, str(tmp_path / "net.py")]) == 0
+    assert capsys.readouterr().err.startswith(POINTED_OUT)
+    assert cli.main([command, str(tmp_path / "net.py"), "--set", "n=100"]) == 0
+    assert "try:" not in capsys.readouterr().err
+
+
+def test_scripts_are_warned(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(LARGE)
+    with pytest.warns(spmd.LayoutWarning, match="every rank gets all of w: 2.0 MiB") as said:
+        spmd.build(tmp_path / "net.py")
+    assert len(said) == 1 and said[0].filename == __file__
+
+
 # ---- expressions -------------------------------------------------------------------------------
 
 
@@ -182,7 +305,7 @@ def test_infix(e: Any, text: str) -> None:
 # ---- images that cannot be trusted, or run elsewhere -------------------------------------------
 
 
-def made(path: Path, change: Any = lambda m: None, **notes: str) -> Path:
+def made(path: Path, change: Any = lambda m: None, **notes: Any) -> Path:
     """An image without a program, with a manifest changed by `change`."""
     original = manifest.read(build(sample_programs.in_place, {}))
     changed = json.loads(json.dumps(original.manifest))

@@ -56,12 +56,18 @@ class Explained:
         self.graph, self.program = graph, program
         self.demands = demands_of(graph)
         self.inputs: dict[Value, Input] = {i.value: i for i in graph.inputs}
-        self.ends: dict[Value, Value] = {}  # of a region's argument, what it is at first
+        # of a region's argument, what it is at first; of what is laid out anew to be carried, what
+        # it was before
+        self.before: dict[Value, Value] = {}
         self.ops = list(_global_ops(graph.body))
         for op in self.ops:
+            carried = [*op.operands, *(v for inner in op.regions for v in inner.results)]
+            made = [self.demands.defs.get(v) for v in carried if op.regions]
+            self.before |= {d.result: d.operands[0] for d in made
+                            if d and d.kind == "relayout" and d.place == op.place}  # fmt: skip
             if op.kind == "loop":
                 for inner in op.regions:
-                    self.ends.update(zip(inner.args, op.operands, strict=True))
+                    self.before.update(zip(inner.args, op.operands, strict=True))
         self.names = self._names()
         self.exchanges = list(_exchanges(program.body, ()))
         every = [e for x in self.exchanges for v in (*x.op.operands, *x.op.results)
@@ -98,10 +104,10 @@ class Explained:
         shown += [(o.name, o.value, "result") for o in self.graph.outputs]
         for name, value, kind in shown:
             key = (name, value.type)
-            if key not in rows:
-                rows[key] = self._array_row(name, value)
+            if key not in rows or not rows[key]["bytes"]:  # what was a view before, or unused
+                rows[key] = {**self._array_row(name, value), "what": rows.get(key, _NEW)["what"]}
             if kind not in rows[key]["what"]:
-                rows[key]["what"].append(kind)
+                rows[key]["what"] = [*rows[key]["what"], kind]
         return list(rows.values())
 
     def _array_row(self, name: str, value: Value) -> dict[str, Any]:
@@ -121,7 +127,7 @@ class Explained:
             if as_used != layout_of(value):
                 because += f"; made as it is used, {layout_text(as_used)}"
         return {
-            "name": name, "what": [], "dtype": value.type.dtype.name,
+            "name": name, "dtype": value.type.dtype.name,
             "shape": [to_json(e) for e in value.type.shape],
             "layout": [list(entry) for entry in layout_of(value)],
             "bytes": to_json(size), "why": why, "because": because, "place": place_row(place),
@@ -157,18 +163,17 @@ class Explained:
         return "chosen", "chosen: no use wants it in parts"
 
     def _first(self, value: Value) -> Value:
-        """What an argument of a loop is before the loop."""
-        while value in self.ends:
-            value = self.ends[value]
+        """What an argument of a loop is before the loop, as it lay then."""
+        while value in self.before:
+            value = self.before[value]
         return value
 
     def _decides(self, op: Op, value: Value) -> Value | None:
         """The operand that a result's layout comes from; None where there is none."""
-        if op.kind == "loop":
-            return op.operands[op.results.index(value)]
-        if op.kind == "branch":
-            return op.regions[0].results[op.results.index(value)]
+        if op.kind in ("loop", "branch"):
+            return self._carried(op, op.results.index(value))
         arrays = [(k, v) for k, v in enumerate(op.operands) if v.type.ndim and not v.type.free]
+        arrays.sort(key=lambda kv: kv[1] in self.before)  # what is carried follows from the others
         given = [v.type for v in op.operands]
         plain = replace(value.type, layout=None)
         for k, v in arrays:
@@ -177,6 +182,16 @@ class Explained:
             if propagation.laid_out(op.kind, types, op.attrs, plain) != value.type:
                 return v
         return arrays[0][1] if arrays else None
+
+    def _carried(self, op: Op, k: int) -> Value:
+        """What a loop or a branch has its layout from: before it, or at the end of a region."""
+        ends = [*op.operands[k : k + 1], *(inner.results[k] for inner in op.regions[-1:])]
+        if op.kind == "branch":
+            ends = [inner.results[k] for inner in op.regions]
+        wanted = layout_of(op.results[k])
+        found = [self._first(v) for v in ends]
+        same = [v for v in found if layout_of(v) == wanted and not v.type.free]
+        return next(iter(same or found))
 
     def called(self, value: Value) -> tuple[str, Place | None]:
         """The name of the nearest array that has one, going back to what decides its layout."""
@@ -230,6 +245,9 @@ class Explained:
             return self.names[value]
         named = [o.name for o in self.graph.outputs if o.value is value]
         return named[0] if named else ""
+
+
+_NEW: dict[str, Any] = {"what": []}
 
 
 def _global_ops(region: Region) -> Iterator[Op]:

@@ -171,7 +171,7 @@ class _Partition:
         have = list(home(value))
         x = self.need(value, tuple(have))
         layout = layout_of(value)
-        moved = [d for d, c in enumerate(window) if layout[d] and not c.inside(have[d])]
+        moved = [d for d, c in enumerate(window) if layout[d] and not self.held(c, have[d])]
         axes = tuple(a for a in self.mesh.names if any(a in layout[d] for d in moved))
         coords = {self.mesh.axis(a).coord_sym for a in axes}
         now = [
@@ -184,6 +184,10 @@ class _Partition:
             x, now = self.exchange(x, tuple(now), window, axes, moved)
             self.fetching = None
         return self.rules.part(x, tuple(now), window, self)
+
+    def held(self, wanted: cuts.Cut, have: cuts.Cut) -> bool:
+        """Whether a rank evidently has a part already."""
+        return wanted.inside(have) or wanted.bounds(self.mesh) == have.bounds(self.mesh)
 
     def exchange(
         self, x: Value, have: Window, window: Window, axes: tuple[str, ...], moved: Sequence[int]

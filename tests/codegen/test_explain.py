@@ -131,6 +131,31 @@ def test_why(name: str, what: list[str], layout: Any, why: str, because: str) ->
     assert row["because"].startswith(head + (f"{line(text)}{end}" if brace else ""))
 
 
+def test_what_is_carried_follows_from_what_its_turns_make() -> None:
+    @spmd.program(mesh=("x",))
+    def carried(n: int = 12):
+        u = spmd.input("u", (n, n), np.float64, layout=("x", None))
+        acc = spmd.zeros((n,))
+        for _ in spmd.range(4):
+            acc = acc + np.sum(u, axis=1)
+        if spmd.scalar("k", 2) > 1:
+            t = u * 2
+        else:
+            t = spmd.ones((n, n))
+        hist = spmd.zeros((16,))
+        hist = hist.at[u.reshape(n * n).astype(np.int64) % 16].add(1.0)
+        return {"total": acc, "t": t, "hist": hist}
+
+    found = rows(carried)
+    for name, layout, source in [
+        ("acc", [["x"]], "u"), ("total", [["x"]], "acc"), ("t", [["x"], []], "u"), ("hist", [[]], "u")
+    ]:  # fmt: skip
+        assert found[name]["layout"] == layout
+        assert found[name]["because"].startswith(f"follows from {source} (line "), name
+    kinds = [r["kind"] for r in tables(lower(carried.capture()))["traffic"]]
+    assert kinds == ["all-reduce"]  # each rank has its part of the flattened array
+
+
 def test_layouts_that_the_compiler_chose_say_for_which_use() -> None:
     @spmd.program(mesh=("x",))
     def chosen():

@@ -38,9 +38,11 @@ def table(image: reader.Image, ranks: int | None, mesh: dict[str, int]) -> dict[
             reader.check_expression(row["bytes"], _symbols(image))
             if counted is not None:
                 row["rank_bytes"] = counted.bytes(row)
-        sizes_of = counted.sizes if counted is not None else None
-        list(_lines(image, {"mesh": sizes_of, "arrays": arrays, "exchanges": exchanges}))
-        return {"mesh": sizes_of, "arrays": arrays, "exchanges": exchanges}
+        known = counted.sizes if counted is not None else None
+        found = {"mesh": known, "arrays": arrays, "exchanges": exchanges}
+        for _ in text(image, found):  # a row that cannot be written is damaged
+            pass
+        return found
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError):
         raise ImageError("damaged notes", expected="a table of layouts",
                          found="something else") from None  # fmt: skip
@@ -98,10 +100,6 @@ def _ends(count: int) -> list[int]:
 
 
 def text(image: reader.Image, found: dict[str, Any]) -> Iterator[str]:
-    return _lines(image, found)
-
-
-def _lines(image: reader.Image, found: dict[str, Any]) -> Iterator[str]:
     axes = ", ".join(f'n_{a["name"]} ranks along "{a["name"]}"' for a in image.manifest["mesh"])
     known = found["mesh"]
     yield ("on the mesh (" + ", ".join(f"{k}={n}" for k, n in known.items()) + ")") if known else (

@@ -148,7 +148,8 @@ def test_what_is_carried_follows_from_what_its_turns_make() -> None:
 
     found = rows(carried)
     for name, layout, source in [
-        ("acc", [["x"]], "u"), ("total", [["x"]], "acc"), ("t", [["x"], []], "u"), ("hist", [[]], "u")
+        ("acc", [["x"]], "u"), ("total", [["x"]], "acc"), ("t", [["x"], []], "u"),
+        ("hist", [[]], "u"),
     ]:  # fmt: skip
         assert found[name]["layout"] == layout
         assert found[name]["because"].startswith(f"follows from {source} (line "), name

@@ -17,6 +17,7 @@ from codegen.expr import Call, Expr
 from codegen.ir import Op, Shape
 from codegen.mesh import Mesh
 from codegen.naming import Naming
+from codegen.ops import OPS
 
 _COMBINED = {"add": "partial sums", "mul": "partial products", "max": "maxima", "min": "minima"}
 _FOLDS = {
@@ -26,6 +27,8 @@ _MOVES = {
     "permute": "permute", "broadcast_from": "broadcast", "gather_to": "gather",
     "scatter_from": "scatter", "barrier": "barrier",
 }  # fmt: skip
+_KINDS = {*_FOLDS, *_MOVES, "redistribute", "halo", "all_gather", "all_to_all", "scan"}
+assert {k for k, rule in OPS.items() if rule.group == "exchange"} == _KINDS
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,7 @@ class Meter:
 
     def of(self, op: Op) -> Traffic:
         size = op.operands[0].type.dtype.size if op.operands else 0
-        if op.kind == "redistribute":
+        if op.kind in ("redistribute", "halo"):
             return self.redistribute(op, size)
         shape = op.result.type.shape if op.results else ()
         result = self.volume(shape) * size

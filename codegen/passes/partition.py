@@ -336,8 +336,9 @@ class _Partition:
                      "want": tuple(c.bounds(self.mesh) for c in room)}  # fmt: skip
             (fetched,) = self.demands.of[value].fetched
             self.asked = self.demands.of[value].places.get(fetched)
+            self.fetching = value
             around = self.emit("halo", (local,), attrs)
-            self.asked = None
+            self.fetching = self.asked = None
             self.parts[-1][value, fetched] = self.rules.part(around, room, fetched, self)
             self.with_room[value] = around
             self.room_of[value] = room

@@ -190,7 +190,7 @@ def test_layouts(shown: Any, stencil: Path) -> None:
 
 @pytest.mark.parametrize(
     "mesh, shard, halo",
-    [("x=1,y=1", 3600, 0), ("x=2,y=1", 1800, 112), ("x=3,y=1", 1200, 224), ("x=4,y=2", 480, 112),
+    [("x=1,y=1", 3600, 0), ("x=2,y=1", 1800, 120), ("x=3,y=1", 1200, 240), ("x=4,y=2", 480, 120),
      ("x=7,y=7", 100, 40), ("x=100,y=60", 4, 8)],
 )  # fmt: skip
 def test_layouts_on_a_mesh(

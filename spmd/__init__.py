@@ -34,7 +34,6 @@ _WARNINGS = frozenset({"LayoutWarning"})
 # What is planned but not there yet, with what to write instead.
 _LATER = {
     "c_kernel": "@spmd.kernel compiles a Python function",
-    "random": "np.random while building makes constants",
     "start": "spmd.axis_index gives the position on the mesh",
 }
 
@@ -55,13 +54,14 @@ _INSTEAD = {
     **dict.fromkeys("size get_size comm".split(), "spmd.ranks, or spmd.axis_size of one axis"),
 }
 
-__all__ = sorted(_LANGUAGE | _RUNTIME | _ERRORS | _WARNINGS | {"numpy"})
+__all__ = sorted(_LANGUAGE | _RUNTIME | _ERRORS | _WARNINGS | {"numpy", "random"})
 
 TYPE_CHECKING = False  # typing costs every rank more time than this package
 if TYPE_CHECKING:
     from typing import Any
 
     from spmd import numpy as numpy
+    from spmd import random as random
 
 
 def foreign_codegen() -> str:
@@ -98,10 +98,10 @@ def __getattr__(name: str) -> Any:
         from codegen import errors
 
         return getattr(errors, name)
-    if name == "numpy":
+    if name in ("numpy", "random"):
         import importlib
 
-        return importlib.import_module("spmd.numpy")
+        return importlib.import_module(f"spmd.{name}")
     if name in _LATER:
         from codegen.errors import UnsupportedError
 

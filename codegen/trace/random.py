@@ -1,0 +1,202 @@
+"""spmd.random: a number follows from the seed, the stream and the element's position, nothing else.
+
+So it is the same for any number of ranks, any layout, in an image and in an eager run (`normal` up
+to the rounding of log, sqrt and cos). Philox4x32-10: Salmon, Moraes, Dror and Shaw, "Parallel
+random numbers: as easy as 1, 2, 3", 2011; one block of 128 bits per element.
+Always holds: only NumPy's operations on positions, so each rank computes its own part in one loop.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from codegen.errors import DtypeError, UsageError
+from codegen.trace import creation, mapping
+from codegen.trace.api import eager_current
+from codegen.trace.array import Array, as_array, is_traced
+from codegen.trace.context import Context, user_place
+
+_LOW = 2**32 - 1  # the lower word of 64 bits
+
+
+def philox(counter: Sequence[Any], key: Sequence[Any]) -> tuple[Any, Any, Any, Any]:
+    """Four random words of four of the counter and two of the key.
+
+    A word has 32 bits, in uint64 arrays that broadcast or in Python integers.
+    """
+    a, b, c, d = counter
+    left, right = key
+    for _ in range(10):
+        p, q = a * 0xD2511F53, c * 0xCD9E8D57
+        a, b, c, d = (q >> 32) ^ b ^ left, q & _LOW, (p >> 32) ^ d ^ right, p & _LOW
+        left, right = (left + 0x9E3779B9) & _LOW, (right + 0xBB67AE85) & _LOW
+    return a, b, c, d
+
+
+def bits(
+    seed: Any, shape: Any, dtype: Any = np.uint64, layout: Any = None, *, stream: Any = 0,
+    start: Any = 0,
+) -> Any:  # fmt: skip
+    """Integers of this dtype and shape whose bits are 0 or 1 with the same chance.
+
+    The arguments that all functions share: seed, stream and start are integers, also such that are
+    known only at run time. Each seed gives other numbers, and with one seed each stream (a loop's
+    counter, say). layout is as in spmd.zeros. Element k in row-major order is number start + k.
+    """
+    kind = np.dtype(dtype)
+    if kind.kind not in "iu":
+        raise _wrong_type("bits", dtype, "an integer type")
+    return _laid_out(_pairs(seed, shape, stream, start)[0].astype(kind), layout)
+
+
+def uniform(
+    seed: Any, shape: Any, low: Any = 0.0, high: Any = 1.0, dtype: Any = np.float64,
+    layout: Any = None, *, stream: Any = 0, start: Any = 0,
+) -> Any:  # fmt: skip
+    """Floats low <= x < high, of 53 random bits (float32: of 24); the rest as in `bits`.
+
+    >>> spmd.random.uniform(1, (2, 3)).shape
+    (2, 3)
+    """
+    kind = _float_type("uniform", dtype)
+    made = _fraction(_pairs(seed, shape, stream, start)[0], kind)
+    if not (_is(low, 0) and _is(high, 1)):
+        made = low + (high - low) * made
+    return _laid_out(made.astype(kind), layout)
+
+
+def normal(
+    seed: Any, shape: Any, loc: Any = 0.0, scale: Any = 1.0, dtype: Any = np.float64,
+    layout: Any = None, *, stream: Any = 0, start: Any = 0,
+) -> Any:  # fmt: skip
+    """Floats of the normal distribution with mean loc and deviation scale; the rest as in `bits`.
+
+    Of two fractions each (G. Box, M. Muller, 1958).
+    """
+    kind = _float_type("normal", dtype)
+    first, second = _pairs(seed, shape, stream, start)
+    radius = np.sqrt(-2 * np.log(_fraction(first, kind, least=1)))  # of (0, 1]: never log(0)
+    made = radius * np.cos(2 * math.pi * _fraction(second, kind))
+    if not (_is(loc, 0) and _is(scale, 1)):
+        made = loc + scale * made
+    return _laid_out(made.astype(kind), layout)
+
+
+def randint(
+    seed: Any, shape: Any, low: int, high: int | None = None, dtype: Any = np.int64,
+    layout: Any = None, *, stream: Any = 0, start: Any = 0,
+) -> Any:  # fmt: skip
+    """Integers low <= x < high (0 <= x < low without high), both known while building.
+
+    The rest as in `bits`. No integer's chance is off by more than 2**-64.
+    """
+    first, end = (0, low) if high is None else (low, high)
+    kind = np.dtype(dtype)
+    if kind.kind not in "iu":
+        raise _wrong_type("randint", dtype, "an integer type")
+    info = np.iinfo(kind)
+    if not all(isinstance(x, (int, np.integer)) for x in (first, end)) or not (
+        info.min <= first < end <= info.max + 1
+    ):
+        raise UsageError("randint takes two integers", place=user_place(),
+                         expected=f"{info.min} <= low < high <= {info.max + 1}",
+                         found=f"low {first}, high {end}")  # fmt: skip
+    made = _scaled(_pairs(seed, shape, stream, start)[0], int(end) - int(first))
+    if first:  # uint64 wraps around, so that low may be negative
+        made = made + int(first) % 2**64
+    return _laid_out(made.astype(kind), layout)
+
+
+def permutation(seed: Any, x: Any, layout: Any = None, *, stream: Any = 0) -> Any:
+    """0 … x - 1 in random order for an integer x; else x with its first dim in random order."""
+    if isinstance(x, (int, np.integer)):
+        return _laid_out(np.argsort(_pairs(seed, (x,), stream, 0)[0]), layout)
+    array = as_array(x) if Context.current() is not None else np.asarray(x)
+    return _laid_out(array[np.argsort(_pairs(seed, array.shape[:1], stream, 0)[0])], layout)
+
+
+# ---- bits of an element ----------------------------------------------------------------------
+
+
+def _pairs(seed: Any, shape: Any, stream: Any, start: Any) -> tuple[Any, Any]:
+    """Two uint64 arrays of this shape: the 128 bits of every element."""
+    at = _positions(shape, start)
+    a, b, c, d = philox((*_words(at), *_words(stream)), _words(seed))
+    return a | (b << 32), c | (d << 32)
+
+
+def _words(x: Any) -> tuple[Any, Any]:
+    """An integer's 64 bits in two words."""
+    if isinstance(x, (int, np.integer)):
+        return int(x) & _LOW, (int(x) >> 32) & _LOW
+    if Context.current() is not None:
+        x = as_array(x)
+    if getattr(x, "dtype", np.dtype(object)).kind not in "iu":
+        raise UsageError("random numbers follow from integers", place=user_place(),
+                         expected="integers as seed, stream and start", found=repr(x))  # fmt: skip
+    x = x.astype(np.uint64)
+    return x & _LOW, x >> 32
+
+
+def _positions(shape: Any, start: Any) -> Any:
+    """start plus the row-major number of every element, as uint64."""
+    extents = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
+    traced = Context.current() is not None
+    at, stride = start, 1
+    for d in reversed(range(len(extents))):
+        grid: Any = creation.arange(extents[d]) if traced else np.arange(extents[d])
+        at = (grid * stride).reshape((-1, *[1] * (len(extents) - 1 - d))) + at
+        stride = stride * extents[d]
+    return (as_array(at) if traced else np.asarray(at)).astype(np.uint64)
+
+
+def _fraction(pair: Any, kind: np.dtype[Any], least: int = 0) -> Any:
+    """The first of 64 bits as a multiple of 2**-53 (2**-24) below 1; least=1: above 0 up to 1."""
+    count = 53 if kind == np.float64 else 24
+    kept = pair >> (64 - count)
+    return ((kept + least) if least else kept).astype(kind) * kind.type(2.0**-count)
+
+
+def _scaled(pair: Any, span: int) -> Any:
+    """pair * span / 2**64, rounded down: D. Lemire, "Fast random integer generation", 2019."""
+    if span == 2**64:
+        return pair
+    low, high = span & _LOW, span >> 32
+    a, b = pair & _LOW, pair >> 32
+    across = b * low + (a * low >> 32)  # below 2**64
+    if not high:
+        return across >> 32
+    other = a * high + (across & _LOW)
+    return b * high + (across >> 32) + (other >> 32)
+
+
+# ---- results ---------------------------------------------------------------------------------
+
+
+def _laid_out(made: Any, layout: Any) -> Any:
+    if isinstance(made, Array):
+        wanted = layout is not None and not made.context.rank_view
+        return mapping.relayout(made, layout) if wanted else made
+    runtime = eager_current()
+    return made if runtime is None else runtime.made(made, layout)
+
+
+def _is(x: Any, value: int) -> bool:
+    return not is_traced(x) and np.ndim(x) == 0 and bool(x == value)
+
+
+def _float_type(what: str, dtype: Any) -> np.dtype[Any]:
+    kind = np.dtype(dtype)
+    if kind not in (np.float32, np.float64):
+        raise _wrong_type(what, dtype, "float64 or float32")
+    return kind
+
+
+def _wrong_type(what: str, dtype: Any, expected: str) -> DtypeError:
+    return DtypeError(f"spmd.random.{what} has no numbers of {np.dtype(dtype)}",
+                      place=user_place(), expected=expected, found=str(np.dtype(dtype)),
+                      remedy="convert the result with .astype(...)")  # fmt: skip

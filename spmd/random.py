@@ -1,0 +1,19 @@
+"""Random numbers that follow from a seed: the same for any number of ranks and any layout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["bits", "normal", "permutation", "randint", "uniform"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"spmd.random has no {name!r}")
+    from codegen.trace import random
+
+    return getattr(random, name)
+
+
+def __dir__() -> list[str]:
+    return __all__

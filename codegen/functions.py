@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from codegen import dtypes
+from codegen import dtypes, philox
 from codegen.dtypes import DType
 
 
@@ -44,8 +44,14 @@ class Function:
 
     @property
     def numpy(self) -> Callable[..., object]:
-        function: Callable[..., object] = getattr(np, self.ufunc)
+        function: Callable[..., object] = _OWN.get(self.name) or getattr(np, self.ufunc)
         return function
+
+
+# What NumPy has no function for: operands are position, stream and seed.
+_OWN: dict[str, Callable[..., object]] = {
+    "philox_first": philox.first, "philox_second": philox.second,
+}  # fmt: skip
 
 
 def _math(name: str, c: str | None = None) -> Function:
@@ -121,6 +127,8 @@ _ROWS = (
     Function("select", "where", 3, "spmd_select_{t}({0}, {1}, {2})"),
     Function("guard", "where", 3, "{0} ? {1} : {2}"),  # reads {1} only where {0} holds
     Function("cast", "astype", 1, ""),
+    Function("philox_first", "", 3, "spmd_philox_first_{t}({0}, {1}, {2})"),
+    Function("philox_second", "", 3, "spmd_philox_second_{t}({0}, {1}, {2})"),
 )  # fmt: skip
 
 FUNCTIONS: dict[str, Function] = {row.name: row for row in _ROWS}

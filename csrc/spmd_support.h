@@ -12,6 +12,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "spmd_philox.h"
 #include "spmd_select.h"
 
 #ifndef CMPLX /* the C library hides them from clang */

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["bits", "normal", "permutation", "randint", "uniform"]
+_NAMES = "bits normal permutation randint uniform".split()
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in _NAMES:
         raise AttributeError(f"spmd.random has no {name!r}")
     from codegen.trace import random
 
@@ -16,4 +16,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return _NAMES

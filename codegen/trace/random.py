@@ -1,40 +1,26 @@
 """spmd.random: a number follows from the seed, the stream and the element's position, nothing else.
 
 So it is the same for any number of ranks, any layout, in an image and in an eager run (`normal` up
-to the rounding of log, sqrt and cos). Philox4x32-10: Salmon, Moraes, Dror and Shaw, "Parallel
-random numbers: as easy as 1, 2, 3", 2011; one block of 128 bits per element.
-Always holds: only NumPy's operations on positions, so each rank computes its own part in one loop.
+to the rounding of log and cos). Goes in: an array of positions; codegen.philox makes random bits of
+them, element by element, so each rank computes its own part in one loop.
+Always holds: the same source runs on arrays of a program and on NumPy's.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from codegen.errors import DtypeError, UsageError
-from codegen.trace import creation, mapping
+from codegen.functions import FUNCTIONS
+from codegen.trace import creation, elementwise, mapping
 from codegen.trace.api import eager_current
-from codegen.trace.array import Array, as_array, is_traced
+from codegen.trace.array import Array, as_array, element_type, is_traced, wrap
 from codegen.trace.context import Context, user_place
 
-_LOW = 2**32 - 1  # the lower word of 64 bits
-
-
-def philox(counter: Sequence[Any], key: Sequence[Any]) -> tuple[Any, Any, Any, Any]:
-    """Four random words of four of the counter and two of the key.
-
-    A word has 32 bits, in uint64 arrays that broadcast or in Python integers.
-    """
-    a, b, c, d = counter
-    left, right = key
-    for _ in range(10):
-        p, q = a * 0xD2511F53, c * 0xCD9E8D57
-        a, b, c, d = (q >> 32) ^ b ^ left, q & _LOW, (p >> 32) ^ d ^ right, p & _LOW
-        left, right = (left + 0x9E3779B9) & _LOW, (right + 0xBB67AE85) & _LOW
-    return a, b, c, d
+_LOW = 2**32 - 1  # the lower half of 64 bits
 
 
 def bits(
@@ -50,7 +36,7 @@ def bits(
     kind = np.dtype(dtype)
     if kind.kind not in "iu":
         raise _wrong_type("bits", dtype, "an integer type")
-    return _laid_out(_pairs(seed, shape, stream, start)[0].astype(kind), layout)
+    return _laid_out(_first(seed, shape, stream, start).astype(kind), layout)
 
 
 def uniform(
@@ -63,7 +49,7 @@ def uniform(
     (2, 3)
     """
     kind = _float_type("uniform", dtype)
-    made = _fraction(_pairs(seed, shape, stream, start)[0], kind)
+    made = _fraction(_first(seed, shape, stream, start), kind)
     if not (_is(low, 0) and _is(high, 1)):
         made = low + (high - low) * made
     return _laid_out(made.astype(kind), layout)
@@ -78,7 +64,8 @@ def normal(
     Of two fractions each (G. Box, M. Muller, 1958).
     """
     kind = _float_type("normal", dtype)
-    first, second = _pairs(seed, shape, stream, start)
+    first = _first(seed, shape, stream, start)
+    second = _random("philox_second", _positions(shape, start), stream, seed)
     radius = np.sqrt(-2 * np.log(_fraction(first, kind, least=1)))  # of (0, 1]: never log(0)
     made = radius * np.cos(2 * math.pi * _fraction(second, kind))
     if not (_is(loc, 0) and _is(scale, 1)):
@@ -105,7 +92,9 @@ def randint(
         raise UsageError("randint takes two integers", place=user_place(),
                          expected=f"{info.min} <= low < high <= {info.max + 1}",
                          found=f"low {first}, high {end}")  # fmt: skip
-    made = _scaled(_pairs(seed, shape, stream, start)[0], int(end) - int(first))
+    # Twice, since what a loop reads once needs no memory; a C compiler sees that they are equal.
+    lower, upper = (_first(seed, shape, stream, start) for _ in range(2))
+    made = _scaled(lower & _LOW, upper >> 32, int(end) - int(first))
     if first:  # uint64 wraps around, so that low may be negative
         made = made + int(first) % 2**64
     return _laid_out(made.astype(kind), layout)
@@ -114,64 +103,72 @@ def randint(
 def permutation(seed: Any, x: Any, layout: Any = None, *, stream: Any = 0) -> Any:
     """0 … x - 1 in random order for an integer x; else x with its first dim in random order."""
     if isinstance(x, (int, np.integer)):
-        return _laid_out(np.argsort(_pairs(seed, (x,), stream, 0)[0]), layout)
+        return _laid_out(np.argsort(_first(seed, (x,), stream, 0)), layout)
     array = as_array(x) if Context.current() is not None else np.asarray(x)
-    return _laid_out(array[np.argsort(_pairs(seed, array.shape[:1], stream, 0)[0])], layout)
+    return _laid_out(array[np.argsort(_first(seed, array.shape[:1], stream, 0))], layout)
 
 
 # ---- bits of an element ----------------------------------------------------------------------
 
 
-def _pairs(seed: Any, shape: Any, stream: Any, start: Any) -> tuple[Any, Any]:
-    """Two uint64 arrays of this shape: the 128 bits of every element."""
-    at = _positions(shape, start)
-    a, b, c, d = philox((*_words(at), *_words(stream)), _words(seed))
-    return a | (b << 32), c | (d << 32)
+def _first(seed: Any, shape: Any, stream: Any, start: Any) -> Any:
+    """64 random bits per element."""
+    return _random("philox_first", _positions(shape, start), stream, seed)
 
 
-def _words(x: Any) -> tuple[Any, Any]:
-    """An integer's 64 bits in two words."""
+def _random(fn: str, position: Any, stream: Any, seed: Any) -> Any:
+    operands = (position, _integer(stream), _integer(seed))
+    context = Context.current()
+    if context is None:
+        return FUNCTIONS[fn].numpy(*operands)
+    kind, shape = element_type(np.uint64), position.extents
+    values = [elementwise.operand_value(context, x, kind, shape) for x in operands]
+    return wrap(context, context.emit_one("map", *values, fn=fn))
+
+
+def _integer(x: Any) -> Any:
+    """As uint64; negative ones wrap around."""
     if isinstance(x, (int, np.integer)):
-        return int(x) & _LOW, (int(x) >> 32) & _LOW
+        return np.uint64(int(x) % 2**64)
     if Context.current() is not None:
         x = as_array(x)
-    if getattr(x, "dtype", np.dtype(object)).kind not in "iu":
+    if getattr(x, "dtype", np.dtype(object)).kind not in "iu" or x.ndim:
         raise UsageError("random numbers follow from integers", place=user_place(),
                          expected="integers as seed, stream and start", found=repr(x))  # fmt: skip
-    x = x.astype(np.uint64)
-    return x & _LOW, x >> 32
+    return x.astype(np.uint64)
 
 
 def _positions(shape: Any, start: Any) -> Any:
     """start plus the row-major number of every element, as uint64."""
     extents = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
     traced = Context.current() is not None
-    at, stride = start, 1
+    at: Any = 0
+    stride = 1
     for d in reversed(range(len(extents))):
         grid: Any = creation.arange(extents[d]) if traced else np.arange(extents[d])
         at = (grid * stride).reshape((-1, *[1] * (len(extents) - 1 - d))) + at
         stride = stride * extents[d]
-    return (as_array(at) if traced else np.asarray(at)).astype(np.uint64)
+    at = (as_array(at) if traced else np.asarray(at)).astype(np.uint64)
+    return at if _is(start, 0) else at + _integer(start)
 
 
-def _fraction(pair: Any, kind: np.dtype[Any], least: int = 0) -> Any:
+def _fraction(bits: Any, kind: np.dtype[Any], least: int = 0) -> Any:
     """The first of 64 bits as a multiple of 2**-53 (2**-24) below 1; least=1: above 0 up to 1."""
     count = 53 if kind == np.float64 else 24
-    kept = pair >> (64 - count)
+    kept = bits >> (64 - count)
     return ((kept + least) if least else kept).astype(kind) * kind.type(2.0**-count)
 
 
-def _scaled(pair: Any, span: int) -> Any:
-    """pair * span / 2**64, rounded down: D. Lemire, "Fast random integer generation", 2019."""
+def _scaled(lower: Any, upper: Any, span: int) -> Any:
+    """64 bits * span / 2**64, rounded down: D. Lemire, "Fast random integer generation", 2019."""
     if span == 2**64:
-        return pair
+        return lower | (upper << 32)
     low, high = span & _LOW, span >> 32
-    a, b = pair & _LOW, pair >> 32
-    across = b * low + (a * low >> 32)  # below 2**64
+    across = upper * low + (lower * low >> 32)  # below 2**64
     if not high:
         return across >> 32
-    other = a * high + (across & _LOW)
-    return b * high + (across >> 32) + (other >> 32)
+    other = lower * high + (across & _LOW)
+    return upper * high + (across >> 32) + (other >> 32)
 
 
 # ---- results ---------------------------------------------------------------------------------
@@ -190,7 +187,7 @@ def _is(x: Any, value: int) -> bool:
 
 
 def _float_type(what: str, dtype: Any) -> np.dtype[Any]:
-    kind = np.dtype(dtype)
+    kind: np.dtype[Any] = np.dtype(dtype)
     if kind not in (np.float32, np.float64):
         raise _wrong_type(what, dtype, "float64 or float32")
     return kind

@@ -40,6 +40,23 @@ def test_known_answers(counter, key, answer):
     assert found == joined(answer[:2]) and found.dtype == np.uint64
 
 
+def test_known_answers_of_an_image():
+    @spmd.program(mesh=("r",))
+    def answers():
+        seed, stream, start = (spmd.scalar(name, 0) for name in ("seed", "stream", "start"))
+        x = spmd.random.normal(seed, (), stream=stream, start=start)
+        return spmd.random.bits(seed, (), np.int64, stream=stream, start=start), x
+
+    image = spmd.build(answers)
+    for counter, key, answer in KNOWN:
+        pairs = (words(counter)[:2], words(counter)[2:], words(key), words(answer)[:2])
+        start, stream, seed, expected = (np.uint64(joined(p)).view(np.int64) for p in pairs)
+        given = {"start": int(start), "stream": int(stream), "seed": int(seed)}
+        first, normal = image.run(ranks=2, **given)
+        assert first == expected
+        np.testing.assert_allclose(normal, answers.eager(**given)[1], rtol=1e-14)
+
+
 @spmd.program(mesh=("x", "y"))
 def numbers(n: int = 37):
     seed = spmd.scalar("seed", 11)

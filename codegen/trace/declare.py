@@ -187,6 +187,7 @@ def _default_region(
     context: Context, name: str, default: Any, extents: Shape, dtype: DType, layout: Layout
 ) -> Region:
     """One rank's code that computes its shard."""
+    default = _uniform(context, default, extents)
     with mapping.rank_view(context), context.block() as block:
         local = mapping.local_shape(context.mesh, extents, layout)
         if callable(default):
@@ -213,6 +214,15 @@ def _default_region(
             remedy="compute it inside shard_map from the indices",
         )
     return region
+
+
+def _uniform(context: Context, default: Any, extents: Shape) -> Any:
+    """The number that an array of the program, such as np.zeros made, has everywhere."""
+    if not isinstance(default, Array) or default.extents != extents:
+        return default
+    value = default.read()
+    made = next((op for b in context.blocks for op in b.ops if value in op.results), None)
+    return made.attrs["value"] if made is not None and made.kind == "full" else default
 
 
 def _from_function(

@@ -25,7 +25,7 @@ from codegen.trace import (
     shaping,
 )
 from codegen.trace.array import Array, is_traced, unsupported
-from codegen.trace.context import Context
+from codegen.trace.context import Context, user_frame
 
 Function = Callable[..., Any]
 
@@ -214,7 +214,8 @@ _UNDISPATCHED = (
     np.zeros, np.ones, np.empty, np.full, np.arange, np.eye, np.identity, np.linspace, np.array,
     np.asarray, np.ascontiguousarray,
 )  # fmt: skip
-# These make arrays to be written, so in a rank's view they are arrays of the program.
+# These make arrays to be written: arrays of the program in a rank's view, and in every function
+# that has arrays of the program. A function that has none prepares data, in NumPy itself.
 _FRESH = (np.zeros, np.ones, np.empty, np.full)
 
 
@@ -234,12 +235,18 @@ def _aware_of(function: Function, fresh: bool) -> Function:
 
     def call(*args: Any, **kwargs: Any) -> Any:
         context = Context.current()
-        local = fresh and context is not None and context.rank_view > 0
-        if local or any(_traced(x) for x in (*args, *kwargs.values())):
+        written = fresh and context is not None and (context.rank_view > 0 or _has_arrays())
+        if written or any(_traced(x) for x in (*args, *kwargs.values())):
             return ours(*args, **kwargs)
         return function(*args, **kwargs)
 
     return call
+
+
+def _has_arrays() -> bool:
+    """Whether the user's running function has arrays of the program, or integers of it."""
+    frame = user_frame()
+    return frame is not None and any(_traced(x) for x in frame.f_locals.values())
 
 
 def _traced(x: Any) -> bool:

@@ -214,24 +214,27 @@ static void post(spmd_hosted *me, const spmd_rank *rank, const spmd_exchange *ex
 
 /* ---- giving --------------------------------------------------------------------------------- */
 
-/* One box into the memory of all readers, mine too if I am one: a piece at a time, which stays in
- * the first-level cache. */
+/* A box into the memory of each reader, mine too if I am one: a piece at a time, which stays in the
+ * first-level cache where all are given the same. */
 static void give(const spmd_hosted *me, spmd_rank *rank, const spmd_exchange *exchange)
 {
     int64_t count = me->readers.end - me->readers.begin;
-    int64_t size = exchange->size, bytes = 0;
+    int64_t size = exchange->size, most = 1; /* bytes of the largest box */
 
-    for (int64_t at = 0; at == 0 || at < bytes; at += SPMD_COPY_BYTES)
+    for (int64_t at = 0; at < most; at += SPMD_COPY_BYTES)
         for (int64_t k = 0; k < count; k++) {
             int64_t place = spmd_span_place(me->readers, me->team->position, k);
             char *memory = spmd_place_memory(me, exchange, place);
             spmd_box from, into;
             exchange->give(rank, spmd_team_member(me->team, place), &from, &into);
-            bytes = spmd_box_elements(&from) * size;
-            if (spmd_box_contiguous(&from, size) && spmd_box_contiguous(&into, size))
+            int64_t bytes = spmd_box_elements(&from) * size;
+            if (bytes <= at)
+                continue;
+            if (spmd_box_contiguous(&from, size) && spmd_box_contiguous(&into, size)) {
+                most = bytes > most ? bytes : most;
                 spmd_run_copy(memory + into.offset + at, rank->memory + from.offset + at,
                               spmd_least(bytes - at, SPMD_COPY_BYTES));
-            else if (at == 0)
+            } else if (at == 0)
                 spmd_box_copy(memory, &into, rank->memory, &from, size);
         }
 }

@@ -110,3 +110,16 @@ def test_in_place(n: int, m: int) -> None:
         found = image.run(ranks=ranks)
         for name, e in expected.items():
             np.testing.assert_allclose(found[name], e, rtol=1e-5, err_msg=f"{name}, {ranks}")
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+def test_large_halos_in_an_image(ranks: int) -> None:
+    """Pieces so large that their owner writes them to others, and of different sizes."""
+
+    @spmd.program(mesh=("x",))
+    def shifted() -> Any:
+        u = spmd.input("u", (500, 700), np.float32, layout=("x", None),
+                       default=lambda i, j: (700 * i + j) % 1013)  # fmt: skip
+        return {"d": u[4:] - u[:-4], "sum": u + np.roll(u, 3, axis=0)}
+
+    same(spmd.build(shifted).run(ranks=ranks), shifted.eager(), f"{ranks} ranks")

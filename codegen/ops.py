@@ -107,7 +107,8 @@ _ROWS = (
     # -- sources -----------------------------------------------------------------------------------
     OpRule("const", "source", ("data",), lambda t, a: [_const_type(a)],
            "a NumPy array in the image"),
-    OpRule("full", "source", ("value", "dtype", "shape"), _given, "a Python number everywhere"),
+    OpRule("full", "source", ("value", "dtype", "shape", "blank?"), _given,
+           "a Python number everywhere; blank: it need not be written, since updates replace all"),
     OpRule("iota", "source", ("dim", "dtype", "shape"), _given, "0, 1, 2 … along a dim (local)"),
     OpRule("expr", "source", ("value", "dtype"), lambda t, a: [ArrayType(a["dtype"], ())],
            "a symbolic integer as a 0-d array"),

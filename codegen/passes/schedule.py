@@ -159,7 +159,7 @@ class _Schedule:
 
     def op(self, op: Op) -> None:
         if op.kind in INLINE:
-            if op.result in self.stored:
+            if op.result in self.stored and not op.attrs.get("blank"):
                 self.store_inline(op)
             return
         _OPS[op.kind](self, op)

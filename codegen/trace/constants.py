@@ -60,6 +60,11 @@ def full_value(context: Context, value: Any, dtype: DType, shape: Shape = ()) ->
     )
 
 
+def blank_value(context: Context, dtype: DType, shape: Shape) -> Value:
+    """An array whose elements are all replaced by updates, before anybody reads it."""
+    return context.emit_one("full", value=0, dtype=dtype, shape=shape, blank=True)
+
+
 def cast_value(context: Context, value: Value, dtype: DType) -> Value:
     if value.type.dtype == dtype:
         return value

@@ -17,10 +17,10 @@ from codegen.trace.array import (
     Number,
     as_array,
     element_type,
-    full_value,
     unsupported,
     wrap,
 )
+from codegen.trace.constants import blank_value
 from codegen.trace.context import require_context, user_place
 from codegen.trace.elementwise import (
     normal,
@@ -73,7 +73,7 @@ def concatenate(arrays: Any, axis: Any = 0, out: Any = None, *, dtype: Any = Non
     for p in parts:
         total = total + p.extents[d]
     shape = (*first.extents[:d], total, *first.extents[d + 1 :])
-    value = full_value(context, 0, kind, shape)
+    value = blank_value(context, kind, shape)
     at = ZERO
     for p in parts:
         start = tuple(at if k == d else ZERO for k in range(len(shape)))

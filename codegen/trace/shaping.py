@@ -20,11 +20,11 @@ from codegen.trace.array import (
     as_array,
     as_value,
     constant,
-    full_value,
     number,
     unsupported,
     wrap,
 )
+from codegen.trace.constants import blank_value
 from codegen.trace.context import user_place
 from codegen.trace.elementwise import (
     broadcast_shapes,
@@ -301,8 +301,9 @@ def _rolled(array: Array, shift: Any, d: int) -> Array:
     if k == 0:
         return array
     zeros, step = [ZERO] * array.ndim, (1,) * array.ndim
-    value = full_value(array.context, 0, array.type.dtype, array.extents)
-    for source, target, extent in ((n - k, ZERO, k), (ZERO, k, n - k)):
+    value = blank_value(array.context, array.type.dtype, array.extents)
+    pieces = ((ZERO, k, n - k), (n - k, ZERO, k))  # the layout follows from the first
+    for source, target, extent in pieces if k == 1 else pieces[::-1]:
         start, box = (*zeros[:d], source, *zeros[d + 1 :]), list(array.extents)
         box[d] = extent
         piece = array.viewed(view.Slice(start, step, tuple(box))).read()

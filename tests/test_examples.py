@@ -46,6 +46,28 @@ def test_heat_under_mpirun(mpirun, built, tmp_path, n):
     np.testing.assert_array_equal(np.load(end), v[1:-1, 1:-1])
 
 
+# Small, and what one of the outputs is compared in.
+GLOBAL = {
+    "conjugate_gradient": ({"n": 20}, "u"),
+    "kmeans": ({"k": 4}, "nearest"),
+    "life": ({"n": 30}, "cells"),
+    "n_body": ({"n": 20}, "x"),
+    "pagerank": ({"pages": 50, "links": 300}, "scores"),
+    "photo": ({"rows": 50, "columns": 70}, "edges"),
+    "pi": ({"darts": 1000}, "hits"),
+}
+
+
+@pytest.mark.parametrize("name", GLOBAL)
+def test_global_arrays_under_mpirun(mpirun, built, spmd_command, tmp_path, name):
+    parameters, output = GLOBAL[name]
+    image = built(EXAMPLES / f"{name}.py", **parameters)
+    one, three = tmp_path / "one.npy", tmp_path / "three.npy"
+    spmd_command("run", image, "--ranks", 1, "-o", f"{output}={one}").expect(0)
+    mpirun(3, "-m", "spmd", "run", image, "-o", f"{output}={three}").expect(0)
+    np.testing.assert_allclose(np.load(three), np.load(one), rtol=1e-6)
+
+
 @pytest.fixture(scope="module")
 def digits(built):
     return built(EXAMPLES / "train_digits.py", epochs=10)

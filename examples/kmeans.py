@@ -1,4 +1,4 @@
-"""k-means (Lloyd's algorithm) finds the ten digits among 1,797 pictures of them, split over samples.
+"""k-means (Lloyd's algorithm) looks for ten kinds among 1,797 pictures of digits, split over ranks.
 
 Distances and new centres are matrix products; only the centres travel. It runs until no picture
 changes its cluster.

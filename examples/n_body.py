@@ -13,15 +13,15 @@ SOFT = 0.05  # close bodies pull as if they were this far apart: no collisions
 
 
 def distances(x):
-    """From each body to each other one: (n, n, 3), and squared lengths: (n, n)."""
-    d = x - x[:, None]
+    """To each body from each other one: (n, n, 3), and squared lengths: (n, n)."""
+    d = x[:, None] - x
     return d, np.sum(d * d, axis=2) + SOFT**2
 
 
 def pull(x):
     """Accelerations; together the bodies have a mass of 1."""
     d, r2 = distances(x)
-    return np.sum(d / (r2 * np.sqrt(r2))[:, :, None], axis=1) / len(x)
+    return -np.sum(d / (r2 * np.sqrt(r2))[:, :, None], axis=1) / len(x)
 
 
 def energy(x, v):

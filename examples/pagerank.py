@@ -1,4 +1,4 @@
-"""PageRank by power iteration: links are split over the ranks, the pages' scores gathered and added.
+"""PageRank by power iteration: links are split over the ranks, scores read and added at indices.
 
 A page passes its score on, in equal parts, to those it links to: scores[source] reads at indices,
 np.add.at adds at indices. Links are random, and few pages get most of them.

@@ -1,4 +1,4 @@
-"""pi by throwing darts: random numbers follow from a seed, so every number of ranks throws the same.
+"""pi by throwing darts: random numbers follow from a seed, so all numbers of ranks throw the same.
 
 Each round is a stream of its own; a rank throws its share of the darts and all hits are summed.
     python -m spmd build examples/pi.py && \

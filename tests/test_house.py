@@ -26,6 +26,7 @@ LEVELS = {
     "codegen.spelling": 1,
     "codegen.estimate": 2, "codegen.prove": 2, "codegen.sampling": 2, "codegen.mesh": 2,
     "codegen.functions": 2,
+    "codegen.philox": 1,
     "codegen.ir": 3,
     "codegen.ops": 4, "codegen.elf": 4, "codegen.programs": 4,
     "codegen.access": 5, "codegen.plan": 5, "codegen.printer": 5, "codegen.manifest": 5,

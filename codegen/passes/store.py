@@ -148,12 +148,20 @@ class _Storing:
             self.defs[v].kind in _SOURCES for v in op.operands if v in self.defs
         ) and all(v in self.defs for v in op.operands):  # fmt: skip
             return False
-        if len(uses) > 1:
-            return True
         here = self.place[value][1]
         if any(u.region is not here for u in uses):
             return True
+        if len(uses) > 1:
+            return not (cheap and self.spread(op))
         return any(self.stretches(u, value) for u in self.uses.get(value, ())) and not cheap
+
+    def spread(self, op: Op) -> bool:
+        """Whether it combines stretched arrays only, as x[:, None] - x: it is larger than they."""
+        made = [self.defs.get(v) for v in op.operands]
+        return all(m is not None and m.kind in ("broadcast", *_SOURCES) for m in made) and any(
+            m.operands[0].type.shape != m.result.type.shape
+            for m in made if m is not None and m.kind == "broadcast"
+        )  # fmt: skip
 
     def stretches(self, use: _Use, value: Value) -> bool:
         op = use.op

@@ -12,7 +12,7 @@ from codegen.ir import walk
 from codegen.passes.check import check
 from codegen.passes.check_plan import check_plan
 from codegen.passes.store import DEEPEST
-from codegen.plan import Branch, Exchange, Load, Loop, Phase, Reduce, Store
+from codegen.plan import Branch, Exchange, Literal, Load, Loop, Phase, Reduce, Store
 from codegen.steps import walk_steps
 from tests.codegen import sample_programs
 
@@ -131,3 +131,31 @@ def test_chains_without_end_are_cut():
     stores = work_of(plan)
     assert 2 * 600 / DEEPEST <= len(stores) <= 2 * 600 / DEEPEST + 5
     assert len(lower(unrolled.capture(n=10)).plan.steps) == 2  # the default, and one loop
+
+
+def test_differences_of_all_pairs_take_no_memory():
+    @spmd.program(mesh=("r",))
+    def pairs():
+        x = spmd.input("x", (40, 3), layout=("r", None), default=lambda i, j: i * i % 7 + j)
+        d = x[:, None] - x
+        return np.sum(d * d, axis=(1, 2)), np.max(d, axis=1)
+
+    plan = lower(pairs.capture()).plan
+    on_one = {"n_r": 1}
+    assert max(b.capacity.evaluate(on_one) for b in plan.buffers) < 40 * 40
+    for found, expected in zip(spmd.build(pairs).run(ranks=3), pairs.eager()):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_rolled_and_joined_arrays_are_written_once():
+    @spmd.program(mesh=("r",))
+    def joined():
+        x = spmd.input("x", (12,), layout="r", default=lambda i: i * i)
+        return np.roll(x, 1) + np.roll(x, -2), np.concatenate([x, x * 2])
+
+    plan = lower(joined.capture()).plan
+    filled = [w for w in work_of(plan) if isinstance(w, Store) and isinstance(w.value, Literal)]
+    assert filled == []
+    for ranks in (1, 3):
+        for found, expected in zip(spmd.build(joined).run(ranks=ranks), joined.eager()):
+            np.testing.assert_array_equal(found, expected)

@@ -233,6 +233,33 @@ def test_kernel_calls():
     refuse(SpmdError, inside(lambda u: smooth(u, 2, out=spmd.like(u), halo={"u": 1})), "halo")
 
 
+# ---- arrays to be written ----------------------------------------------------------------------
+
+
+def prepared(n):
+    """Has no arrays of a program: NumPy's own."""
+    table = np.zeros(n)
+    table[2] = 3
+    assert float(table.sum()) == 3
+    return table
+
+
+def test_new_arrays_of_numpy_can_be_written():
+    @spmd.program(mesh=("r",))
+    def written(n: int = 7):
+        x = spmd.input("x", (n,), layout="r", default=lambda i: (3 * i + 1) % n)
+        y = spmd.input("y", (n,), layout="r", default=np.full(n, 2.0))
+        z = spmd.input("z", (n,), layout="r", default=prepared(n))
+        shifted, count, at = np.zeros(n), np.ones(n, np.int64), x.astype(int)
+        shifted[1:] = x[:-1]
+        np.add.at(count, at, 1)
+        return shifted, count, np.full(n, 0.5)[at], y, z
+
+    for found, expected in zip(spmd.build(written).run(ranks=3), written.eager()):
+        assert found.dtype == expected.dtype
+        np.testing.assert_array_equal(found, expected)
+
+
 # ---- the package -----------------------------------------------------------------------------
 
 

@@ -18,7 +18,9 @@ CONSTRUCT: dict[str, Callable[..., Expr]] = {}
 SPELL: dict[str, Callable[[Expr, Callable[[Sym], str]], str]] = {}
 
 TRUTH = ("ge0", "eq0")
-POINTS = 14  # samples at which every Expr is known: they refute most of what is not true
+# Samples at which every Expr is known: they refute most of what is not true. At the last two the
+# mesh is large, and this rank and another one are at its opposite ends.
+POINTS, _ENDS = 16, 14
 
 
 class Sym:
@@ -465,6 +467,7 @@ ONE = Expr((((), 1),))
 
 # ---- samples -----------------------------------------------------------------------------------
 
+_LARGE = 1500
 _SIZES = (1, 2, 3, 4, 1, 5, 7, 2, 8, 3, 16, 6, 1500, 40)
 _FREE = (0, 1, -1, 2, -5, 7, 3, -2, 100, 4, 13, -37, 5000, -5000)
 _ABOVE = (0, 9, 1, 0, 2, 30, 4, 3, 17, 1, 5, 100, 5000, 64)
@@ -482,16 +485,20 @@ def _sample(sym: Sym, point: int) -> int | None:
     if lo is not None and hi is not None:
         if hi < lo:
             return None
+        if point >= _ENDS:
+            return lo if (sym.kind == "coord") == (point == _ENDS) else hi
         return (lo, hi, lo, hi)[point] if point < 4 else (
             (lo, hi, lo + mixed % (hi - lo + 1), lo + mixed % (hi - lo + 1))[mixed >> 20 & 3])
+    if point >= _ENDS and sym.kind == "size" and lo is not None and hi is None:
+        return max(_LARGE, lo)
     if sym.kind == "size" and sym.lo is not None:
-        at = _SIZES[point] if point < 4 else _SIZES[mixed % POINTS]
+        at = _SIZES[point] if point < 4 else _SIZES[mixed % _ENDS]
         return max(at, lo or 0)
     if lo is not None:
-        return lo + (_ABOVE[point] if point < 4 else _ABOVE[mixed % POINTS])
+        return lo + (_ABOVE[point] if point < 4 else _ABOVE[mixed % _ENDS])
     if hi is not None:
-        return hi - (_ABOVE[point] if point < 4 else _ABOVE[mixed % POINTS])
-    return _FREE[point] if point < 4 else _FREE[mixed % POINTS]
+        return hi - (_ABOVE[point] if point < 4 else _ABOVE[mixed % _ENDS])
+    return _FREE[point] if point < 4 else _FREE[mixed % _ENDS]
 
 
 def _sum_at(rows: list[tuple[int, list[tuple[int | None, ...]]]], point: int) -> int | None:

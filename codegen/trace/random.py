@@ -32,6 +32,9 @@ def bits(
     The arguments that all functions share: seed, stream and start are integers, also such that are
     known only at run time. Each seed gives other numbers, and with one seed each stream (a loop's
     counter, say). layout is as in spmd.zeros. Element k in row-major order is number start + k.
+
+    >>> spmd.random.bits(1, 3, np.uint8)
+    array([112,  27, 240], dtype=uint8)
     """
     kind = np.dtype(dtype)
     if kind.kind not in "iu":
@@ -45,8 +48,9 @@ def uniform(
 ) -> Any:  # fmt: skip
     """Floats low <= x < high, of 53 random bits (float32: of 24); the rest as in `bits`.
 
-    >>> spmd.random.uniform(1, (2, 3)).shape
-    (2, 3)
+    >>> spmd.random.uniform(1, (2, 2)).round(3)
+    array([[0.895, 0.874],
+           [0.557, 0.037]])
     """
     kind = _float_type("uniform", dtype)
     made = _fraction(_first(seed, shape, stream, start), kind)
@@ -62,6 +66,9 @@ def normal(
     """Floats of the normal distribution with mean loc and deviation scale; the rest as in `bits`.
 
     Of two fractions each (G. Box, M. Muller, 1958).
+
+    >>> spmd.random.normal(1, 3).round(3)
+    array([-0.114, -0.289,  0.954])
     """
     kind = _float_type("normal", dtype)
     first = _first(seed, shape, stream, start)
@@ -80,6 +87,9 @@ def randint(
     """Integers low <= x < high (0 <= x < low without high), both known while building.
 
     The rest as in `bits`. No integer's chance is off by more than 2**-64.
+
+    >>> spmd.random.randint(1, 6, 1, 7)
+    array([6, 6, 4, 1, 4, 2])
     """
     first, end = (0, low) if high is None else (low, high)
     kind = np.dtype(dtype)
@@ -101,7 +111,11 @@ def randint(
 
 
 def permutation(seed: Any, x: Any, layout: Any = None, *, stream: Any = 0) -> Any:
-    """0 … x - 1 in random order for an integer x; else x with its first dim in random order."""
+    """0 … x - 1 in random order for an integer x; else x with its first dim in random order.
+
+    >>> spmd.random.permutation(1, 5)
+    array([3, 2, 4, 1, 0])
+    """
     if isinstance(x, (int, np.integer)):
         return _laid_out(np.argsort(_first(seed, (x,), stream, 0)), layout)
     array = as_array(x) if Context.current() is not None else np.asarray(x)

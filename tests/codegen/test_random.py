@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import doctest
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,7 @@ import spmd
 from codegen import philox
 from codegen.oracle.interpret import run
 from codegen.passes.partition import partition
+from codegen.trace import random
 
 # Of the authors' own library, Random123: tests/kat_vectors, philox4x32 10.
 KNOWN = [
@@ -146,6 +149,12 @@ def test_one_loop_and_no_memory():
     plan = lower(three.capture()).plan
     (phase,) = plan.steps
     assert len(plan.buffers) == len(phase.work) == 3
+
+
+def test_examples_of_the_docstrings():
+    known = {"spmd": spmd, "np": np}
+    found = doctest.testmod(random, extraglobs=known, optionflags=doctest.NORMALIZE_WHITESPACE)
+    assert found.failed == 0 and found.attempted == 5
 
 
 # ---- moments: of so many numbers, each bound is five standard deviations of the mean ----

@@ -15,7 +15,15 @@ from functools import lru_cache
 from codegen import expr
 from codegen.expr import Expr, IntLike, Sym, const
 from codegen.ir import Shape
-from codegen.mesh import Layout, LayoutEntry, Mesh, local_extent, local_offset
+from codegen.mesh import (
+    Layout,
+    LayoutEntry,
+    Mesh,
+    blocks_begun,
+    blocks_ended,
+    local_extent,
+    local_offset,
+)  # fmt: skip
 
 ZERO = const(0)
 
@@ -149,6 +157,43 @@ def lows(mesh: Mesh, window: Window) -> Shape:
 
 def symbols(window: Window) -> set[Sym]:
     return set().union(*(c.symbols() for c in window)) if window else set()
+
+
+# ---- who reads whom ------------------------------------------------------------------------------
+
+# The members along an axis that I read, and those that read me: begin, end, begin, end.
+Ranges = tuple[Expr, Expr, Expr, Expr]
+
+
+def near(
+    mesh: Mesh, axes: tuple[str, ...], have: Sequence[Cut], want: Sequence[Cut]
+) -> tuple[Ranges, ...]:
+    """Along each of these axes, where dims that it alone splits are shifted or widened; else ().
+
+    A member reads those of which a part lies in what it wants before it is clipped, and that hold
+    anything. Always holds: p is among those that q reads if and only if q is among p's readers.
+    """
+    found: dict[str, Ranges] = {}
+    for held, wanted in zip(have, want, strict=True):
+        if wanted == held:
+            continue
+        shifts = {s.kind for e in (wanted.least, wanted.most) for s in e.symbols()}
+        if not wanted.follows(held) or len(held.axes) > 1 or not shifts <= {"size", "scalar"}:
+            return ()
+        found[held.axes[0]] = _ranges(mesh, held, wanted)
+    return tuple(found[a] for a in axes) if set(found) == set(axes) else ()
+
+
+def _ranges(mesh: Mesh, held: Cut, wanted: Cut) -> Ranges:
+    n, size = held.extent, mesh.size(held.axes)
+    begin, end = held.bounds(mesh)
+    holders = expr.minimum(n, size)
+    return (
+        blocks_ended(n, size, begin - wanted.most),
+        expr.minimum(blocks_begun(n, size, end - wanted.least), holders),
+        blocks_ended(n, size, begin + wanted.least),
+        expr.lt(begin, end) * blocks_begun(n, size, end + wanted.most),
+    )
 
 
 # ---- through slices ------------------------------------------------------------------------------

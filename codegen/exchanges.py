@@ -86,13 +86,14 @@ class Exchanges:
 
     def redistribute(self, op: Op, me: Expr, member: Expr, there: There) -> Details:
         mine, into = self.box(op.operands[0]), self.box(op.result)
-        have, want = op.attrs["have"], op.attrs["want"]
+        have, want, near = op.attrs["have"], op.attrs["want"], op.attrs.get("near", ())
         theirs = _bounds_at(have, there)
         get, give = _common(theirs, want), _common(have, _bounds_at(want, there))
         from_ = _between(_seen_from(mine, there), theirs, get)
         to = _between(into, want, get)
         return {"pull_from": from_, "pull_into": to, "send": _between(mine, have, give),
-                "pieces": True, "give_into": _at(to, me, member, there)}  # fmt: skip
+                "pieces": True, "give_into": _at(to, me, member, there),
+                **({"flow": "near", "near": near} if near else {})}  # fmt: skip
 
     def halo(self, op: Op, me: Expr, member: Expr, there: There) -> Details:
         room, have, want = self.box(op.result), op.attrs["have"], op.attrs["want"]

@@ -127,6 +127,29 @@ def block_offset(extent: IntLike, blocks: IntLike, k: IntLike) -> Expr:
     return expr.as_expr(k) * (e // blocks) + expr.minimum(k, e % blocks)
 
 
+def owner(extent: IntLike, blocks: IntLike, element: IntLike) -> Expr:
+    """The block that an element of the dim lies in.
+
+    Of the two quotients the one by the larger blocks is right among those, the other one behind
+    them; where it is not, a quotient is too small.
+    """
+    e, i = expr.as_expr(extent), expr.as_expr(element)
+    small = e // blocks
+    return expr.maximum(i // (small + 1), (i - e % blocks) // expr.maximum(small, 1))
+
+
+def blocks_ended(extent: IntLike, blocks: IntLike, at: IntLike) -> Expr:
+    """How many blocks end at element `at`, or before it; beyond both ends of the dim too."""
+    inside = expr.maximum(owner(extent, blocks, at), 0)
+    return expr.select(expr.ge(at, extent), blocks, inside)
+
+
+def blocks_begun(extent: IntLike, blocks: IntLike, at: IntLike) -> Expr:
+    """How many blocks begin before element `at`."""
+    inside = expr.maximum(owner(extent, blocks, expr.as_expr(at) - 1) + 1, 0)
+    return expr.select(expr.gt(at, extent), blocks, inside)
+
+
 def part_of_block(e: Expr) -> str:
     """"extent" or "offset" where e is that of some block of some dim, else ""."""
     for call in expr.calls(e):

@@ -159,10 +159,11 @@ _ROWS = (
     OpRule("all_to_all", "exchange", ("axes", "split", "concat", "var", "offset", "types"), _stated,
            "balanced block k of dim split goes to member k; pieces are joined along dim concat, "
            "member var's begins at `offset`"),
-    OpRule("redistribute", "exchange", ("axes", "have", "want", "types"), _stated,
+    OpRule("redistribute", "exchange", ("axes", "have", "want", "near?", "types"), _stated,
            "members hold the elements low … high - 1 of every dim that `have` says, and get those "
-           "that `want` says: halos, shifts, other layouts; each in the view of who holds or gets"),
-    OpRule("halo", "exchange", ("axes", "have", "want"), _same,
+           "that `want` says: halos, shifts, other layouts; each in the view of who holds or gets; "
+           "near: along each axis begin and end of the members that I read, and of my readers"),
+    OpRule("halo", "exchange", ("axes", "have", "want", "near?"), _same,
            "a redistribute in place: the operand has room for `want`, a member's own elements are "
            "in it already"),
     OpRule("broadcast_from", "exchange", ("axes", "root", "types"), _stated,

@@ -257,8 +257,9 @@ class Exchange:
 
     pull_from: what I take from a member, in that member's view. pull_into: where it goes, in mine.
     send: what a member takes from me, in mine. source, dest: of a permute (None: not solved).
-    flow: which members a member reads: all, from_root, to_root, up_to (itself), before (itself);
-    boxes of a fold do not tell. pieces: send is another one for every member. give_into: where what
+    flow: which members a member reads: all, from_root, to_root, up_to (itself), before (itself),
+    near (ranges along each axis: of those that I read, and of those that read me); boxes of a fold
+    do not tell. pieces: send is another one for every member. give_into: where what
     I send goes in a member's view, where it may be written there.
     """
 
@@ -277,6 +278,7 @@ class Exchange:
     sends: Expr | None = None
     flow: str = "all"
     root: Expr | None = None
+    near: tuple[tuple[Expr, Expr, Expr, Expr], ...] = ()
     pieces: bool = False
     fn: str = ""
     place: Place | None = None

@@ -86,7 +86,7 @@ def _steps(steps: Sequence[Step], indent: str) -> Iterator[str]:
 # Which members each one reads.
 _FLOWS = {
     "from_root": " from member ", "to_root": " to member ", "up_to": " up to itself",
-    "before": " before itself",
+    "before": " before itself", "near": " near itself",
 }  # fmt: skip
 
 
@@ -97,6 +97,8 @@ def _exchange(x: Exchange) -> str:
         text += f": to {x.dest} if {x.sends}, from {source}"
     if x.flow != "all":
         text += _FLOWS[x.flow] + (str(x.root) if x.root is not None else "")
+    for axis, (begin, end, first, last) in zip(x.axes, x.near, strict=False):
+        text += f"; along {axis} reads {begin} to {end} - 1, is read by {first} to {last} - 1"
     if x.pull_from is not None and x.pull_into is not None:
         text += f"; pull {_box(x.pull_from)} into {_box(x.pull_into)}"
     return text

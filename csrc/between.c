@@ -178,13 +178,13 @@ static spmd_pair pair_of(const spmd_hosted *me, const spmd_rank *rank,
     spmd_pair pair = {.to = (exchange->position + distance) % members,
                       .from = (exchange->position + members - distance) % members};
 
-    if (spmd_member_far(me, exchange, pair.to) &&
-        spmd_member_reads(exchange, pair.to, exchange->position)) {
+    if (spmd_member_reads(exchange, pair.to, exchange->position) &&
+        spmd_member_far(me, exchange, pair.to)) {
         exchange->send(rank, pair.to, &pair.send);
         pair.send_bytes = spmd_box_elements(&pair.send) * exchange->size;
     }
-    if (spmd_member_far(me, exchange, pair.from) &&
-        spmd_member_reads(exchange, exchange->position, pair.from)) {
+    if (spmd_member_reads(exchange, exchange->position, pair.from) &&
+        spmd_member_far(me, exchange, pair.from)) {
         exchange->pull(rank, pair.from, &pair.theirs, &pair.into);
         pair.bytes = spmd_box_elements(&pair.into) * exchange->size;
     }
@@ -237,16 +237,27 @@ static void pair_finish(const spmd_rank *rank, const spmd_exchange *exchange, co
                   mine_and_theirs, 2);
 }
 
+/* How many pairs there are, and how far the k-th of them is. */
+static int64_t pairs_of(const spmd_hosted *me, const spmd_exchange *exchange)
+{
+    return me->near ? me->near->distances : exchange->members - 1;
+}
+
+static int64_t pair_distance(const spmd_hosted *me, int64_t k)
+{
+    return me->near ? me->near->distance[k] : k + 1;
+}
+
 /* Starts a round, or finishes it: both go over its pairs in the same order with the same room. */
 static bool round_walk(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *exchange, bool start)
 {
-    int64_t first = 1 + (int64_t)(rank->stage - SPMD_BETWEEN) * PAIRS;
-    int64_t last = first + PAIRS < exchange->members ? first + PAIRS : exchange->members;
+    int64_t first = (int64_t)(rank->stage - SPMD_BETWEEN) * PAIRS;
+    int64_t last = spmd_least(first + PAIRS, pairs_of(me, exchange));
     int64_t bytes = 0;
     spmd_pair pair[PAIRS];
 
     for (int64_t k = first; k < last; k++) {
-        pair[k - first] = pair_of(me, rank, exchange, k);
+        pair[k - first] = pair_of(me, rank, exchange, pair_distance(me, k));
         bytes += room_to_receive(&pair[k - first], exchange) +
                  room_to_send(&pair[k - first], exchange->size);
     }
@@ -269,7 +280,7 @@ static bool round_walk(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *ex
  * something to combine with. */
 int spmd_pull_between(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *exchange)
 {
-    while (1 + (int64_t)(rank->stage - SPMD_BETWEEN) * PAIRS < exchange->members) {
+    while ((int64_t)(rank->stage - SPMD_BETWEEN) * PAIRS < pairs_of(me, exchange)) {
         if (!me->packets.under_way) {
             me->packets.under_way = true;
             if (!round_walk(me, rank, exchange, true))

@@ -53,7 +53,8 @@ static bool has_posted(const spmd_hosted *me, const spmd_exchange *exchange, int
 static bool have_taken(const spmd_hosted *me, const spmd_exchange *exchange, spmd_span span,
                        uint64_t count)
 {
-    for (int64_t place = span.begin; place < span.end; place++) {
+    for (int64_t k = span.begin; k < span.end; k++) {
+        int64_t place = spmd_span_at(span, k);
         const spmd_site *site = spmd_place_site(me, exchange, place);
         if (place != me->team->position &&
             atomic_load_explicit(&site->taken, memory_order_acquire) < count)
@@ -78,7 +79,7 @@ void spmd_team_arrive(spmd_hosted *me, const spmd_exchange *exchange)
     me->site->arrived += (uint64_t)me->team->count;
     me->target = me->site->arrived;
     if (atomic_fetch_add_explicit(&group->arrivals, 1, memory_order_acq_rel) + 1 == me->target)
-        spmd_span_ring(me, exchange, (spmd_span){0, me->team->count});
+        spmd_span_ring(me, exchange, spmd_span_of(0, me->team->count));
 }
 
 bool spmd_team_passed(const spmd_hosted *me, const spmd_exchange *exchange)
@@ -97,30 +98,17 @@ bool spmd_slot_free(const spmd_hosted *me, const spmd_exchange *exchange)
 
 /* ---- who reads whom ------------------------------------------------------------------------- */
 
-/* The places of members begin … end - 1. */
-static spmd_span span_of(const spmd_team *team, int64_t begin, int64_t end)
-{
-    if (!team->member)
-        return (spmd_span){begin, end};
-    spmd_span span = {0, 0};
-    while (span.begin < team->count && team->member[span.begin] < begin)
-        span.begin++;
-    for (span.end = span.begin; span.end < team->count && team->member[span.end] < end;)
-        span.end++;
-    return span;
-}
-
 static spmd_span only(const spmd_hosted *me, const spmd_exchange *exchange, int64_t member)
 {
     if (member == SPMD_NONE || spmd_member_far(me, exchange, member))
-        return (spmd_span){0, 0};
-    return span_of(me->team, member, member + 1);
+        return spmd_span_of(0, 0);
+    return spmd_team_span(me->team, member, member + 1);
 }
 
 void spmd_flow_find(spmd_hosted *me, const spmd_exchange *exchange)
 {
     int64_t n = exchange->members, own = exchange->position, root = exchange->root;
-    spmd_span all = {0, me->team->count}, none = {0, 0};
+    spmd_span all = spmd_span_of(0, me->team->count), none = spmd_span_of(0, 0);
 
     me->gated = false;
     if (exchange->kind == SPMD_PERMUTE) {
@@ -138,12 +126,16 @@ void spmd_flow_find(spmd_hosted *me, const spmd_exchange *exchange)
         me->readers = only(me, exchange, root);
         return;
     case SPMD_UP_TO:
-        me->sources = span_of(me->team, 0, own + 1);
-        me->readers = span_of(me->team, own, n);
+        me->sources = spmd_team_span(me->team, 0, own + 1);
+        me->readers = spmd_team_span(me->team, own, n);
         return;
     case SPMD_BEFORE:
-        me->sources = span_of(me->team, 0, own);
-        me->readers = span_of(me->team, own + 1, n);
+        me->sources = spmd_team_span(me->team, 0, own);
+        me->readers = spmd_team_span(me->team, own + 1, n);
+        return;
+    case SPMD_NEAR:
+        me->sources = me->near->sources;
+        me->readers = me->near->readers;
         return;
     default:
         me->sources = me->readers = all;
@@ -160,10 +152,25 @@ static bool all_read_all(const spmd_exchange *exchange)
 static bool reads_others(const spmd_hosted *me, spmd_span span)
 {
     int64_t own = me->team->position, count = span.end - span.begin;
-    return count > 1 || (count == 1 && span.begin != own);
+    return count > 1 || (count == 1 && spmd_span_at(span, span.begin) != own);
 }
 
 /* ---- posting -------------------------------------------------------------------------------- */
+
+/* Where my piece begins in a slot: in its table, by my place; or behind my place, where only those
+ * near its owner are in it. */
+static int64_t piece_begin(const spmd_hosted *me, const spmd_exchange *exchange,
+                           const spmd_slot *slot)
+{
+    const int32_t *table = (const int32_t *)(const void *)slot->bytes;
+    if (!exchange->pieces)
+        return 0;
+    if (!me->near)
+        return table[me->team->position];
+    while (table[0] != me->team->position)
+        table += 2;
+    return table[1];
+}
 
 /* What my readers read, one after the other in my slot; pieces behind a table of where they begin.
  * false: it does not fit. */
@@ -171,10 +178,12 @@ static bool slot_fill(spmd_hosted *me, const spmd_rank *rank, const spmd_exchang
 {
     int64_t size = exchange->size, most = spmd_job_limits(me->job)->slot;
     int32_t *table = (int32_t *)(void *)me->slot->bytes;
-    int64_t table_bytes = me->team->count * (int64_t)sizeof *table;
+    int64_t words = me->near ? 2 * me->readers.end : me->team->count;
+    int64_t table_bytes = words * (int64_t)sizeof *table;
     int64_t at = exchange->pieces ? spmd_round_up(table_bytes, ELEMENT_BYTES) : 0;
 
-    for (int64_t place = me->readers.begin; place < me->readers.end; place++) {
+    for (int64_t k = me->readers.begin; k < me->readers.end; k++) {
+        int64_t place = spmd_span_at(me->readers, k);
         spmd_box box;
         if (exchange->pieces && !exchange->fold && place == me->team->position)
             continue;
@@ -182,7 +191,9 @@ static bool slot_fill(spmd_hosted *me, const spmd_rank *rank, const spmd_exchang
         int64_t bytes = spmd_box_elements(&box) * size;
         if (at + bytes > most)
             return false;
-        if (exchange->pieces)
+        if (exchange->pieces && me->near)
+            *table++ = (int32_t)place, *table++ = (int32_t)at;
+        else if (exchange->pieces)
             table[place] = (int32_t)at;
         spmd_box_pack(me->slot->bytes + at, rank->memory, &box, size);
         if (!exchange->pieces)
@@ -198,15 +209,17 @@ static void post(spmd_hosted *me, const spmd_rank *rank, const spmd_exchange *ex
     bool is_read = reads_others(me, me->readers);
 
     me->in_place = me->theirs_in_place = me->gives = me->theirs_given = false;
-    me->site->read_by[me->count & 1] = all_read_all(exchange) ? (spmd_span){0, 0} : me->readers;
+    me->site->read_by[me->count & 1] = all_read_all(exchange) ? spmd_span_of(0, 0) : me->readers;
     if (is_read || (exchange->give && reads_others(me, me->sources))) {
         bool fits = !is_read || slot_fill(me, rank, exchange);
         me->gives = !fits && exchange->give;
         me->in_place = !fits && !exchange->give;
         me->slot->where = fits ? SPMD_HERE : me->gives ? SPMD_GIVEN : SPMD_IN_PLACE;
         atomic_store_explicit(&me->slot->posted, me->count, memory_order_release);
-        if (!me->gated)
-            spmd_span_ring(me, exchange, is_read ? me->readers : me->sources);
+        if (!me->gated && is_read)
+            spmd_span_ring(me, exchange, me->readers);
+        if (!me->gated && (!is_read || me->near)) /* who wait for it to write my result */
+            spmd_span_ring(me, exchange, me->sources);
     }
     if (me->gated)
         spmd_team_arrive(me, exchange);
@@ -242,9 +255,11 @@ static void give(const spmd_hosted *me, spmd_rank *rank, const spmd_exchange *ex
 /* false: a reader is not there yet. */
 static bool readers_give(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *exchange)
 {
-    for (int64_t place = me->readers.begin; !me->gated && place < me->readers.end; place++)
+    for (int64_t k = me->readers.begin; !me->gated && k < me->readers.end; k++) {
+        int64_t place = spmd_span_at(me->readers, k);
         if (place != me->team->position && !has_posted(me, exchange, place))
             return false;
+    }
     if (me->gated && !spmd_team_passed(me, exchange))
         return false;
     give(me, rank, exchange);
@@ -272,9 +287,8 @@ static const char *source_memory(spmd_hosted *me, const spmd_exchange *exchange,
     const spmd_slot *slot = packed ? spmd_place_slot(me, exchange, place) : NULL;
 
     if (slot && slot->where == SPMD_HERE) {
-        const int32_t *table = (const int32_t *)(const void *)slot->bytes;
         spmd_box_packed(from, from, exchange->size);
-        return slot->bytes + (exchange->pieces ? table[me->team->position] : 0);
+        return slot->bytes + piece_begin(me, exchange, slot);
     }
     me->theirs_in_place |= !own;
     return spmd_place_memory(me, exchange, place);
@@ -306,7 +320,7 @@ static void fold_all(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *exch
     spmd_box from, into;
 
     for (int64_t k = 0; k < terms; k++) {
-        int64_t place = me->sources.begin + k;
+        int64_t place = spmd_span_at(me->sources, me->sources.begin + k);
         exchange->pull(rank, spmd_team_member(me->team, place), &from, &into);
         const char *memory = source_memory(me, exchange, place, &from);
         term[k] = (spmd_term){.from = memory + from.offset};

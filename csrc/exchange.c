@@ -39,7 +39,18 @@ bool spmd_member_far(const spmd_hosted *me, const spmd_exchange *exchange, int64
            !spmd_rank_near(me->job, spmd_member_rank(exchange, member));
 }
 
-/* `member` reads what `source` holds ready. */
+static bool in_ranges(const spmd_exchange *exchange, const spmd_range *range, int64_t member)
+{
+    for (int axis = SPMD_AXES - 1; axis >= 0; axis--) {
+        int64_t at = member % exchange->count[axis];
+        if (at < range[axis].begin || at >= range[axis].end)
+            return false;
+        member /= exchange->count[axis];
+    }
+    return true;
+}
+
+/* `member` reads what `source` holds ready; one of them is me. */
 bool spmd_member_reads(const spmd_exchange *exchange, int64_t member, int64_t source)
 {
     switch (exchange->flow) {
@@ -51,6 +62,9 @@ bool spmd_member_reads(const spmd_exchange *exchange, int64_t member, int64_t so
         return source <= member;
     case SPMD_BEFORE:
         return source < member;
+    case SPMD_NEAR:
+        return member == exchange->position ? in_ranges(exchange, exchange->sources, source)
+                                            : in_ranges(exchange, exchange->readers, member);
     default:
         return true;
     }
@@ -319,7 +333,7 @@ enum { MEET_BEFORE, MOVE, MEET_AFTER };
 
 static bool begin(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *exchange)
 {
-    if (!spmd_team_find(me, exchange))
+    if (!spmd_team_find(me, exchange) || !spmd_near_find(me, exchange))
         return false;
     spmd_count_begin(me, exchange);
     if (exchange->kind != SPMD_PERMUTE)

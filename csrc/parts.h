@@ -51,14 +51,28 @@ static inline int64_t spmd_round_up(int64_t value, int64_t unit)
     return (value + unit - 1) / unit * unit;
 }
 
-/* Some members of a team, by their places in it. */
+/* Some members of a team, by their places in it: begin … end - 1, or what is listed there. */
 typedef struct spmd_span {
     int64_t begin, end;
+    const int64_t *list; /* NULL: the places themselves */
 } spmd_span;
 
-/* The k-th of them, going round from `own` on where that is one of them: not all begin alike. */
+static inline spmd_span spmd_span_of(int64_t begin, int64_t end)
+{
+    return (spmd_span){.begin = begin, .end = end};
+}
+
+static inline int64_t spmd_span_at(spmd_span span, int64_t k)
+{
+    return span.list ? span.list[k] : k;
+}
+
+/* The k-th of them, going round from `own` on where that is one of them: not all begin alike. A
+ * list begins with `own`, if it has that. */
 static inline int64_t spmd_span_place(spmd_span span, int64_t own, int64_t k)
 {
+    if (span.list)
+        return span.list[k];
     int64_t first = own >= span.begin && own < span.end ? own - span.begin : 0;
     return span.begin + (first + k) % (span.end - span.begin);
 }
@@ -165,6 +179,15 @@ typedef struct spmd_team {
     int64_t *leader;         /* position in the group of the first member of each */
 } spmd_team;
 
+/* Of a site whose flow is SPMD_NEAR: those near me that I read, and those that read me, of this
+ * arena; my readers without me. How far above me, or below, those in other arenas are. */
+typedef struct spmd_near {
+    spmd_span sources, readers;
+    int64_t distances;
+    int64_t *distance; /* ascending: all members deal with a pair after the same others */
+    int64_t list[];
+} spmd_near;
+
 typedef union spmd_handle {
     int number;
     void *pointer;
@@ -197,6 +220,8 @@ typedef struct spmd_hosted {
     const spmd_team *team; /* of the exchange under way */
     spmd_team whole;       /* the team where one arena holds all ranks */
     spmd_team **teams;     /* by site, made when first needed, where there are several arenas */
+    const spmd_near *near; /* of the exchange under way */
+    spmd_near **nears;     /* by site, made when first needed */
     spmd_packets packets;
     spmd_site *site; /* of the exchange under way, mine; and so are all that follow */
     spmd_slot *slot;
@@ -329,6 +354,8 @@ int64_t spmd_rank_process(const spmd_job *job, int64_t rank);
 bool spmd_process_here(const spmd_job *job, int64_t process); /* on this host */
 bool spmd_rank_near(const spmd_job *job, int64_t rank); /* in this arena */
 bool spmd_team_find(spmd_hosted *me, const spmd_exchange *exchange);
+spmd_span spmd_team_span(const spmd_team *team, int64_t begin, int64_t end);
+bool spmd_near_find(spmd_hosted *me, const spmd_exchange *exchange);
 void spmd_teams_free(spmd_hosted *hosted, uint32_t sites);
 static inline int64_t spmd_team_member(const spmd_team *team, int64_t k)
 {

@@ -37,7 +37,7 @@ static spmd_operand own_operand(spmd_hosted *me, spmd_rank *rank, const spmd_exc
  * whether I have posted it, or whether I have taken anything. */
 static void result_post(spmd_hosted *me, const spmd_exchange *exchange, int64_t into)
 {
-    me->site->read_by[me->count & 1] = (spmd_span){0, 0};
+    me->site->read_by[me->count & 1] = spmd_span_of(0, 0);
     me->slot->where = into;
     spmd_team_arrive(me, exchange);
 }
@@ -196,8 +196,8 @@ static bool ring_ready(spmd_hosted *me, const spmd_exchange *exchange, int64_t p
 static void ring_wake(const spmd_hosted *me, const spmd_exchange *exchange, int64_t left,
                       int64_t right)
 {
-    spmd_span_ring(me, exchange, (spmd_span){left, left + 1});
-    spmd_span_ring(me, exchange, (spmd_span){right, right + 1});
+    spmd_span_ring(me, exchange, spmd_span_of(left, left + 1));
+    spmd_span_ring(me, exchange, spmd_span_of(right, right + 1));
 }
 
 enum { RING_STEPS = SPMD_BEGUN + 1 };
@@ -216,7 +216,7 @@ static bool reduce_ring(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *e
             return false;
         spmd_operand own = own_operand(me, rank, exchange);
         memcpy(rank->memory + own.into, rank->memory + own.from, (size_t)own.bytes);
-        me->site->read_by[me->count & 1] = (spmd_span){0, 0};
+        me->site->read_by[me->count & 1] = spmd_span_of(0, 0);
         me->base = atomic_load_explicit(&me->site->steps, memory_order_relaxed);
         me->slot->where = own.into;
         atomic_store_explicit(&me->slot->posted, me->count, memory_order_release);

@@ -9,7 +9,7 @@
 
 #include <stdint.h>
 
-#define SPMD_INTERFACE 4
+#define SPMD_INTERFACE 5
 #define SPMD_AXES 3 /* axes of a mesh, at most */
 #define SPMD_DIMS 8 /* dims of an array, at most */
 
@@ -48,6 +48,7 @@ enum spmd_flow {
     SPMD_TO_ROOT = 2,   /* the root reads all, nobody else reads anything */
     SPMD_UP_TO = 3,     /* those up to itself */
     SPMD_BEFORE = 4,    /* those before itself */
+    SPMD_NEAR = 5,      /* those in a range of positions along each axis of the group */
 };
 
 #define SPMD_NONE (-1)    /* sends to nobody, receives from nobody */
@@ -60,6 +61,11 @@ typedef struct spmd_term {
     void *into;       /* n elements; NULL: not wanted. Overlaps no `from` of a later term */
 } spmd_term;
 
+/* Positions along one axis of a group; none where it ends before it begins. */
+typedef struct spmd_range {
+    int64_t begin, end;
+} spmd_range;
+
 typedef void (*spmd_fold)(const spmd_term *term, int64_t terms, int64_t n);
 
 /* Filled by generated code each time an exchange begins; it stays until the exchange is complete.
@@ -71,6 +77,9 @@ typedef struct spmd_exchange {
     uint32_t flow; /* not of SPMD_PERMUTE */
     uint32_t pieces; /* 1: what I send is another box for every member; 0: the same for all */
     int64_t root;    /* a member's position, where the flow has one */
+    /* SPMD_NEAR: whom I read, and who reads me, along each axis; the same every time at a site. A
+     * member is among my readers if and only if I am among its sources. */
+    spmd_range sources[SPMD_AXES], readers[SPMD_AXES];
     int64_t members, position; /* how many, and which I am */
     int64_t first;             /* index of member 0 */
     int64_t count[SPMD_AXES], stride[SPMD_AXES]; /* members along an axis, their index stride */

@@ -149,15 +149,105 @@ bool spmd_team_find(spmd_hosted *me, const spmd_exchange *exchange)
     return true;
 }
 
+/* The places of members begin … end - 1. */
+spmd_span spmd_team_span(const spmd_team *team, int64_t begin, int64_t end)
+{
+    if (!team->member)
+        return spmd_span_of(begin, end);
+    spmd_span span = spmd_span_of(0, 0);
+    while (span.begin < team->count && team->member[span.begin] < begin)
+        span.begin++;
+    for (span.end = span.begin; span.end < team->count && team->member[span.end] < end;)
+        span.end++;
+    return span;
+}
+
+/* ---- neighbours ----------------------------------------------------------------------------- */
+
+static int64_t range_extent(spmd_range range)
+{
+    return range.end > range.begin ? range.end - range.begin : 0;
+}
+
+static int64_t ranges_product(const spmd_range *range)
+{
+    return range_extent(range[0]) * range_extent(range[1]) * range_extent(range[2]);
+}
+
+/* Places of the members in a product of ranges, in this arena: me first, if wanted. */
+static spmd_span near_list(const spmd_team *team, const spmd_exchange *exchange,
+                           const spmd_range *range, bool wants_me, int64_t *list)
+{
+    int64_t count = 0, found = ranges_product(range);
+    for (int64_t k = 0; k < found; k++) {
+        int64_t member = 0, left = k, weight = 1;
+        for (int axis = SPMD_AXES - 1; axis >= 0; axis--) {
+            int64_t extent = range_extent(range[axis]);
+            member += (range[axis].begin + left % extent) * weight;
+            left /= extent;
+            weight *= exchange->count[axis];
+        }
+        spmd_span place = spmd_team_span(team, member, member + 1);
+        bool me = member == exchange->position;
+        if (place.begin == place.end || (me && !wants_me))
+            continue;
+        list[count++] = me ? list[0] : place.begin;
+        if (me)
+            list[0] = place.begin;
+    }
+    return (spmd_span){.end = count, .list = list};
+}
+
+/* What I read of another arena, or what is read of me there, at these distances. */
+static void near_distances(spmd_near *near, const spmd_hosted *me, const spmd_exchange *exchange)
+{
+    int64_t members = exchange->members, own = exchange->position;
+    for (int64_t distance = 1; me->job->parted && distance < members; distance++) {
+        int64_t to = (own + distance) % members, from = (own + members - distance) % members;
+        if ((spmd_member_reads(exchange, to, own) && spmd_member_far(me, exchange, to)) ||
+            (spmd_member_reads(exchange, own, from) && spmd_member_far(me, exchange, from)))
+            near->distance[near->distances++] = distance;
+    }
+}
+
+/* Sets me->near. false: the rank has failed. */
+bool spmd_near_find(spmd_hosted *me, const spmd_exchange *exchange)
+{
+    me->near = NULL;
+    if (exchange->flow != SPMD_NEAR)
+        return true;
+    if (!me->nears)
+        me->nears = calloc((size_t)me->job->image->sites, sizeof *me->nears);
+    spmd_near *near = me->nears ? me->nears[exchange->site] : NULL;
+    if (me->nears && !near) {
+        int64_t sources = ranges_product(exchange->sources);
+        int64_t both = sources + ranges_product(exchange->readers);
+        near = calloc(1, sizeof *near + 2 * (size_t)both * sizeof *near->list);
+        if (near) {
+            near->sources = near_list(me->team, exchange, exchange->sources, true, near->list);
+            near->readers = near_list(me->team, exchange, exchange->readers, false,
+                                      near->list + sources);
+            near->distance = near->list + both;
+            near_distances(near, me, exchange);
+        }
+        me->nears[exchange->site] = near;
+    }
+    if (!near)
+        spmd_rank_fail(&me->record->rank, 69, "no memory for a list of neighbours");
+    me->near = near;
+    return near;
+}
+
 void spmd_teams_free(spmd_hosted *hosted, uint32_t sites)
 {
-    if (!hosted->teams)
-        return;
-    for (uint32_t site = 0; site < sites; site++)
+    for (uint32_t site = 0; hosted->teams && site < sites; site++)
         if (hosted->teams[site]) {
             free(hosted->teams[site]->member);
             free(hosted->teams[site]->leader);
             free(hosted->teams[site]);
         }
+    for (uint32_t site = 0; hosted->nears && site < sites; site++)
+        free(hosted->nears[site]);
     free(hosted->teams);
+    free(hosted->nears);
 }

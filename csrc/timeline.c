@@ -32,7 +32,8 @@ static int64_t exchange_bytes(const spmd_hosted *me, const spmd_rank *rank)
         return spmd_box_elements(&into) * exchange->size;
     }
     for (int64_t member = 0; member < exchange->members; member++)
-        if (member != exchange->position) {
+        if (member != exchange->position &&
+            spmd_member_reads(exchange, exchange->position, member)) {
             exchange->pull(rank, member, &from, &into);
             elements += spmd_box_elements(&into);
         }

@@ -34,6 +34,7 @@ _READS: dict[str, Callable[[int, int, int], bool]] = {
     "to_root": lambda q, p, root: q == root,
     "up_to": lambda q, p, root: p <= q,
     "before": lambda q, p, root: p < q,
+    "near": lambda q, p, root: True,  # and nothing moves where it does not: see Row._near
 }
 
 
@@ -176,6 +177,11 @@ class Row:
         self.peers = {name: None if row[name] is None else self.function(row[name])
                       for name in names}  # fmt: skip
         self.boxes = {name: self.box(row[name]) for name in _BOXES}
+        self.near = [[self.function(e) for e in ranges] for ranges in row["near"]]
+        if any(len(r) != 4 for r in self.near) or len(self.near) != (
+            len(self.axes) if row["flow"] == "near" else 0
+        ):
+            raise ValueError
         self.reads = _READS[row["flow"]]
         used = _symbols(["", *(row[name] for name in names), *(g[0] for g in row["guards"])])
         for box in (row[name] for name in _BOXES):
@@ -269,6 +275,7 @@ class Row:
         else:
             root = self._root(group)
             pairs = [(p, q) for p, q in self._pairs(len(group)) if self.reads(q, p, root)]
+            pairs = self._near(group, pairs) if self.near else pairs
         for giver, taker in pairs:
             self._transfer(group, giver, taker, capacity)
         return len(pairs)
@@ -310,6 +317,39 @@ class Row:
             near = {p, (p + 1) % members, (p - 1) % members, 0, members - 1}
             for q in range(members) if members <= ALL_PAIRS else sorted(near):
                 yield p, q
+
+    def _near(self, group: list[Values], pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Those of the pairs that read, and each member's first and last reader."""
+        reads, readers = ([self._ranges(group, rank, k) for rank in group] for k in (0, 2))
+        known = {(p, q) for q, found in enumerate(reads) for p in found}
+        told = {(p, q) for p, found in enumerate(readers) for q in found}
+        for p, q in known ^ told:
+            raise self._wrong(group, f"members {p} and {q} agree whether {p} is read",
+                              f"only one of them says so: {p} to {readers[p]}, "
+                              f"{q} from {reads[q]}")  # fmt: skip
+        for p, q in set(pairs) - known:
+            self._nothing_moves(group, p, q)
+        ends = {(p, q[k]) for p, q in enumerate(readers) for k in (0, -1) if q}
+        return sorted(ends | (set(pairs) & known))
+
+    def _ranges(self, group: list[Values], rank: Values, first: int) -> list[int]:
+        """Positions in a product of one range per axis of the group, ascending."""
+        positions = [0]
+        for name, ranges in zip(self.axes, self.near):
+            n, begin, end = rank[f"n_{name}"], ranges[first](rank), ranges[first + 1](rank)
+            if begin < end and not 0 <= begin < end <= n:
+                raise self._wrong(group, f"members 0 to {n - 1} along {name}",
+                                  f"{begin} to {end - 1}")  # fmt: skip
+            positions = [p * n + k for p in positions for k in range(begin, end)]
+        return positions
+
+    def _nothing_moves(self, group: list[Values], giver: int, taker: int) -> None:
+        for name, me, other in (("into", taker, giver), ("send", giver, taker)):
+            box = self.boxes[name]
+            found = box and box[1]({**group[me], self.member: other})
+            if found and _elements(found):
+                raise self._wrong(group, f"member {taker} reads nothing of {giver}",
+                                  f"box '{name}' of {found[1]}")  # fmt: skip
 
     def _transfer(self, group: list[Values], giver: int, taker: int, capacity: list[int]) -> None:
         gives, takes = {**group[giver], self.member: taker}, {**group[taker], self.member: giver}

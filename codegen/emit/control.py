@@ -400,6 +400,13 @@ class ControlWriter:
         if x.root is not None:
             self.hint = f"exchange_{x.site}_root"
             yield f"x->root = {self.rank_expr(x.root)};"
+        all_of_one = (expr.const(0), expr.const(1))  # along axes that the group does not have
+        for k in range(3 if x.near else 0):
+            self.hint = f"exchange_{x.site}_near"
+            ranges = x.near[k] if k < len(x.near) else all_of_one * 2
+            begin, end, first, last = (self.rank_expr(e) for e in ranges)
+            yield f"x->sources[{k}] = (spmd_range){{{begin}, {end}}};"
+            yield f"x->readers[{k}] = (spmd_range){{{first}, {last}}};"
 
     def chosen(self, guard: Expr, peer: Expr) -> str:
         if guard.is_const:

@@ -221,6 +221,9 @@ class _Partition:
             "have": tuple(c.bounds(self.mesh) for c in have),
             "want": tuple(c.bounds(self.mesh) for c in now),
         }
+        near = cuts.near(self.mesh, axes, have, now)
+        if near:
+            attrs["near"] = near
         return self.stated("redistribute", x, attrs, now), now
 
     def stated(

@@ -218,7 +218,7 @@ static void post(spmd_hosted *me, const spmd_rank *rank, const spmd_exchange *ex
         atomic_store_explicit(&me->slot->posted, me->count, memory_order_release);
         if (!me->gated && is_read)
             spmd_span_ring(me, exchange, me->readers);
-        if (!me->gated && (!is_read || me->near)) /* who wait for it to write my result */
+        if (!me->gated && exchange->give && (!is_read || me->near))
             spmd_span_ring(me, exchange, me->sources);
     }
     if (me->gated)
@@ -227,26 +227,25 @@ static void post(spmd_hosted *me, const spmd_rank *rank, const spmd_exchange *ex
 
 /* ---- giving --------------------------------------------------------------------------------- */
 
-/* A box into the memory of each reader, mine too if I am one: a piece at a time, which stays in the
- * first-level cache where all are given the same. */
+/* A box into the memory of each reader, mine too if I am one: a part at a time, which stays in the
+ * first-level cache where it is one box for all; else boxes may be of different lengths. */
 static void give(const spmd_hosted *me, spmd_rank *rank, const spmd_exchange *exchange)
 {
     int64_t count = me->readers.end - me->readers.begin;
-    int64_t size = exchange->size, most = 1; /* bytes of the largest box */
+    int64_t size = exchange->size, longest = 1;
 
-    for (int64_t at = 0; at < most; at += SPMD_COPY_BYTES)
+    for (int64_t at = 0; at < longest; at += SPMD_COPY_BYTES)
         for (int64_t k = 0; k < count; k++) {
             int64_t place = spmd_span_place(me->readers, me->team->position, k);
             char *memory = spmd_place_memory(me, exchange, place);
             spmd_box from, into;
             exchange->give(rank, spmd_team_member(me->team, place), &from, &into);
             int64_t bytes = spmd_box_elements(&from) * size;
-            if (bytes <= at)
-                continue;
             if (spmd_box_contiguous(&from, size) && spmd_box_contiguous(&into, size)) {
-                most = bytes > most ? bytes : most;
-                spmd_run_copy(memory + into.offset + at, rank->memory + from.offset + at,
-                              spmd_least(bytes - at, SPMD_COPY_BYTES));
+                longest = bytes > longest ? bytes : longest;
+                if (at < bytes)
+                    spmd_run_copy(memory + into.offset + at, rank->memory + from.offset + at,
+                                  spmd_least(bytes - at, SPMD_COPY_BYTES));
             } else if (at == 0)
                 spmd_box_copy(memory, &into, rank->memory, &from, size);
         }

@@ -12,5 +12,5 @@ from tests.engine.harness import HERE, Images, compile_c
 
 @pytest.fixture(scope="session")
 def images(once: Callable[..., Path]) -> Images:
-    flags = ("-O2", "-shared", "-fPIC", str(HERE / "images.c"))
+    flags = ("-O2", "-shared", "-fPIC", str(HERE / "images.c"), str(HERE / "near.c"))
     return Images(once("images.so", lambda path: compile_c(path, *flags)))

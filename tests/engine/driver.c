@@ -11,7 +11,7 @@
 
 #define PROGRAMS(use)                                                                              \
     use(ring) use(edge) use(route) use(reduce) use(axes) use(gather) use(swap) use(scatter)        \
-        use(scan) use(halo) use(print) use(mixed)
+        use(scan) use(near) use(halo) use(print) use(mixed)
 
 DECLARE(print)
 DECLARE(stuck)

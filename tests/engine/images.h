@@ -1,4 +1,4 @@
-/* Tables of the images in images.c and mixed.c, declared, and as rows of {name, image}. */
+/* Tables of the images in images.c, near.c and mixed.c, declared, and as rows of {name, image}. */
 #ifndef IMAGES_H
 #define IMAGES_H
 
@@ -10,7 +10,7 @@
 /* Those that only exchange. */
 #define EXCHANGING(use)                                                                            \
     use(mixed) use(ring) use(edge) use(route) use(reduce) use(axes) use(gather) use(swap)          \
-        use(scatter) use(scan) use(halo)
+        use(scatter) use(scan) use(near) use(halo)
 EXCHANGING(DECLARE)
 
 #endif

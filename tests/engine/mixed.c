@@ -1,5 +1,5 @@
 /* One image with every kind of exchange, over every set of mesh axes, with nothing, little or much
- * to exchange: 288 sites, of which a run uses a few dozen in random order. In half of the steps the
+ * to exchange: 312 sites, of which a run uses a few dozen in random order. In half of the steps the
  * ranks branch by one mesh coordinate: each group takes a site of its own, or none, on its own
  * clock. Operands and results change places at random. Every rank checks what it gets, and that
  * nothing beyond it was written.
@@ -18,8 +18,8 @@ enum { ELEMENTS, STEPS, SEED, SCALARS };
 enum { STEP, COUNTERS };
 enum { GUARD = 4, USED = 24, ASIDE = -987654321 };
 
-enum kind { MEET, SHIFT, EDGE, ROUTE, GATHER_ALL, SPREAD, GATHER, TURN, SUM, SUM_PARTS, SUM_ROOT,
-            PREFIX, KINDS };
+enum kind { MEET, SHIFT, EDGE, ROUTE, GATHER_ALL, SPREAD, GATHER, TURN, NEAR, SUM, SUM_PARTS,
+            SUM_ROOT, PREFIX, KINDS };
 static const uint32_t mask_of[] = {1, 2, 4, 3, 5, 7}; /* the axes of a group */
 enum { MASKS = sizeof mask_of / sizeof *mask_of, LENGTHS = 4, SITES = KINDS * MASKS * LENGTHS };
 
@@ -109,6 +109,32 @@ static int64_t block_begin(int64_t length, int64_t members, int64_t member)
     return length / members * member + (member < larger ? member : larger);
 }
 
+/* Along each axis of a group I read those from so far below me to so far above. */
+static spmd_range near_of(uint32_t site)
+{
+    int64_t step = site / KINDS % 2;
+    return (spmd_range){step - (int64_t)(site % 3), step + (int64_t)(site % 2)};
+}
+
+static int is_near(const spmd_exchange *exchange, int64_t giver, int64_t taker)
+{
+    for (int axis = SPMD_AXES - 1; axis >= 0; axis--) {
+        int64_t count = exchange->count[axis], far = giver % count - taker % count;
+        spmd_range range = near_of(exchange->site);
+        if (axes_of(exchange->site) >> axis & 1 && (far < range.begin || far > range.end))
+            return 0;
+        giver /= count;
+        taker /= count;
+    }
+    return 1;
+}
+
+/* Positions along an axis, of those that lie on it. */
+static spmd_range on_axis(int64_t begin, int64_t last, int64_t count)
+{
+    return (spmd_range){begin < 0 ? 0 : begin, last < count ? last + 1 : count};
+}
+
 /* Elements that `giver` has for `taker`, where they begin in its operand, and how far apart. */
 typedef struct share {
     int64_t elements, begin, stride;
@@ -127,6 +153,8 @@ static share share_of(const spmd_rank *rank, int64_t giver, int64_t taker)
         return (share){taker == root_of(exchange) ? length : 0, 0, 1};
     case TURN:
         return (share){length, taker, members};
+    case NEAR:
+        return (share){given_by(exchange, giver * 5 + taker, length), taker, members};
     case SUM_PARTS:
         return (share){block_begin(length, members, taker + 1) -
                            block_begin(length, members, taker),
@@ -148,6 +176,8 @@ static int counts(const spmd_exchange *exchange, int64_t giver, int64_t taker)
         return giver <= taker;
     case SPMD_BEFORE:
         return giver < taker;
+    case SPMD_NEAR:
+        return is_near(exchange, giver, taker);
     default:
         return 1;
     }
@@ -161,6 +191,8 @@ static uint32_t flow_of(uint32_t site)
     case GATHER:
     case SUM_ROOT:
         return SPMD_TO_ROOT;
+    case NEAR:
+        return SPMD_NEAR;
     case PREFIX: /* with my own, or without, by the length */
         return site / KINDS % 2 == 0 ? SPMD_UP_TO : SPMD_BEFORE;
     default:
@@ -169,14 +201,15 @@ static uint32_t flow_of(uint32_t site)
 }
 
 /* Where it goes in the taker's result. */
-static int64_t place_of(const spmd_rank *rank, int64_t giver)
+static int64_t place_of(const spmd_rank *rank, int64_t giver, int64_t taker)
 {
     const spmd_exchange *exchange = &rank->exchange;
     int64_t length = length_of(rank, exchange->site), begin = 0;
     switch (kind_of(exchange->site)) {
     case GATHER_ALL:
+    case NEAR:
         for (int64_t k = 0; k < giver; k++)
-            begin += given_by(exchange, k, length);
+            begin += counts(exchange, k, taker) ? share_of(rank, k, taker).elements : 0;
         return begin;
     case GATHER:
     case TURN:
@@ -199,14 +232,14 @@ static void pull(const spmd_rank *rank, int64_t member, spmd_box *from, spmd_box
     SPMD_DELAY();
     *from = row(rank, OPERAND, theirs.begin, theirs.elements);
     from->stride[0] = 8 * theirs.stride;
-    *into = row(rank, RESULT, place_of(rank, member), theirs.elements);
+    *into = row(rank, RESULT, place_of(rank, member, rank->exchange.position), theirs.elements);
 }
 
 static void give(const spmd_rank *rank, int64_t member, spmd_box *from, spmd_box *into)
 {
     SPMD_DELAY();
     send(rank, member, from);
-    *into = row(rank, RESULT, place_of(rank, rank->exchange.position), from->extent[0]);
+    *into = row(rank, RESULT, place_of(rank, rank->exchange.position, member), from->extent[0]);
 }
 
 static int64_t add(int64_t a, int64_t b)
@@ -275,7 +308,8 @@ static int64_t site_of(const spmd_rank *rank)
 static const uint32_t engine_kind[KINDS] = {
     [MEET] = SPMD_BARRIER,         [SHIFT] = SPMD_PERMUTE,   [EDGE] = SPMD_PERMUTE,
     [ROUTE] = SPMD_PERMUTE,        [GATHER_ALL] = SPMD_PULL, [SPREAD] = SPMD_PULL,
-    [GATHER] = SPMD_PULL,          [TURN] = SPMD_PULL,       [SUM] = SPMD_REDUCE,
+    [GATHER] = SPMD_PULL,          [TURN] = SPMD_PULL,       [NEAR] = SPMD_PULL,
+    [SUM] = SPMD_REDUCE,
     [SUM_PARTS] = SPMD_REDUCE_SCATTER, [SUM_ROOT] = SPMD_REDUCE, [PREFIX] = SPMD_REDUCE,
 };
 
@@ -287,21 +321,28 @@ static void group_set(spmd_rank *rank, uint32_t site)
         .site = site, .kind = engine_kind[kind_of(site)], .size = 8, .members = 1,
         .first = rank->index, .source = SPMD_NONE, .dest = SPMD_NONE,
         .pull = pull, .send = send, .flow = flow_of(site),
-        .pieces = kind_of(site) == TURN || kind_of(site) == SUM_PARTS,
+        .pieces = kind_of(site) == TURN || kind_of(site) == NEAR ||
+                  kind_of(site) == SUM_PARTS,
     };
     spmd_exchange *exchange = &rank->exchange;
     for (int axis = 0; axis < SPMD_AXES; axis++) {
         int in = axes_of(site) >> axis & 1;
         exchange->count[axis] = in ? size[axis] : 1;
         exchange->stride[axis] = stride[axis];
+        exchange->sources[axis] = exchange->readers[axis] = (spmd_range){0, 1};
         if (!in)
             continue;
+        spmd_range near = near_of(site);
+        int64_t at = rank->coord[axis];
+        exchange->sources[axis] = on_axis(at + near.begin, at + near.end, size[axis]);
+        exchange->readers[axis] = on_axis(at - near.end, at - near.begin, size[axis]);
         exchange->members *= size[axis];
         exchange->position = exchange->position * size[axis] + rank->coord[axis];
         exchange->first -= rank->coord[axis] * stride[axis];
     }
     exchange->root = root_of(exchange);
-    if (kind_of(site) == GATHER_ALL || kind_of(site) == GATHER)
+    if (kind_of(site) == GATHER_ALL || kind_of(site) == GATHER ||
+        (kind_of(site) == NEAR && near_of(site).end))
         exchange->give = give;
     if (exchange->kind == SPMD_REDUCE || exchange->kind == SPMD_REDUCE_SCATTER)
         exchange->fold = sum;
@@ -331,7 +372,7 @@ static void begin(spmd_rank *rank, uint32_t site)
     group_set(rank, site);
     spmd_exchange *exchange = &rank->exchange;
     int64_t *operand = buffer(rank, OPERAND), *result = buffer(rank, RESULT);
-    int64_t wide = kind_of(site) == TURN ? exchange->members : 1;
+    int64_t wide = kind_of(site) == TURN || kind_of(site) == NEAR ? exchange->members : 1;
     for (int64_t k = 0; k < wide * length_of(rank, site); k++)
         operand[k] = value(rank->index, now(rank), k);
     for (int64_t k = expected(rank) + GUARD; k-- > 0;)
@@ -361,7 +402,7 @@ static int64_t wanted(const spmd_rank *rank, int64_t at)
     }
     for (int64_t k = 0; k < exchange->members; k++) {
         share theirs = share_of(rank, k, exchange->position);
-        int64_t begin_at = place_of(rank, k);
+        int64_t begin_at = place_of(rank, k, exchange->position);
         if (counts(exchange, k, exchange->position) && at >= begin_at &&
             at < begin_at + theirs.elements)
             total += sent(rank, k, at - begin_at);

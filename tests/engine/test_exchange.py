@@ -9,7 +9,9 @@ import pytest
 
 from tests.engine.harness import ALGORITHMS, Images, Job
 
-PROGRAMS = ["ring", "edge", "route", "reduce", "axes", "gather", "swap", "scatter", "scan", "halo"]
+PROGRAMS = [
+    "ring", "edge", "route", "reduce", "axes", "gather", "swap", "scatter", "scan", "near", "halo",
+]  # fmt: skip
 SHAPES = [((1,), 1), ((4,), 1), ((2, 2), 2), ((7,), 3), ((4, 4, 4), 2)]
 
 
@@ -26,7 +28,7 @@ def test_every_rank_receives_what_was_sent(images: Images, name, size, threads):
             assert (state.superstep, state.operation, state.runs, state.done) == (9, 9, 2, 1)
 
 
-@pytest.mark.parametrize("name", ["ring", "edge", "route", "reduce", "scan", "halo"])
+@pytest.mark.parametrize("name", ["ring", "edge", "route", "reduce", "scan", "near", "halo"])
 def test_a_thousand_ranks_on_two_threads(images: Images, name):
     with Job(images, name, (20, 50), 2, elements=8, steps=4) as job:
         job.run()

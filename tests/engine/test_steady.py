@@ -17,8 +17,8 @@ from tests.engine.harness import HERE, SOURCES, compile_c, compile_hooked
 
 pytestmark = pytest.mark.alone
 
-FILES = [str(HERE / f"{name}.c") for name in ("steady", "mixed", "images")]
-PROGRAMS = 12
+FILES = [str(HERE / f"{name}.c") for name in ("steady", "mixed", "images", "near")]
+PROGRAMS = 13
 # enum delays_defect, and what counts it.
 DEFECTS = {"allocations": 4, "others": 5}
 

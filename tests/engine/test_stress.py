@@ -25,7 +25,7 @@ DEFECTS = {"no_fence": (1, "a hang"), "lost_wake": (2, "a hang"), "half_copy": (
 
 @pytest.fixture(scope="module")
 def stress(once: Callable[..., Path]) -> Path:
-    files = [str(HERE / f"{name}.c") for name in ("stress", "mixed", "images")]
+    files = [str(HERE / f"{name}.c") for name in ("stress", "mixed", "images", "near")]
     return once("stress", lambda path: compile_hooked(path, "-O1", *files))
 
 

@@ -168,7 +168,8 @@ Ranges = tuple[Expr, Expr, Expr, Expr]
 def near(
     mesh: Mesh, axes: tuple[str, ...], have: Sequence[Cut], want: Sequence[Cut]
 ) -> tuple[Ranges, ...]:
-    """Along each of these axes, where dims that it alone splits are shifted or widened; else ().
+    """Along each of these axes, where each alone splits a dim that is shifted, widened or cut into
+    blocks of another extent; else ().
 
     A member reads those of which a part lies in what it wants before it is clipped, and that hold
     anything. Always holds: p is among those that q reads if and only if q is among p's readers.
@@ -177,8 +178,9 @@ def near(
     for held, wanted in zip(have, want, strict=True):
         if wanted == held:
             continue
-        shifts = {s.kind for e in (wanted.least, wanted.most) for s in e.symbols()}
-        if not wanted.follows(held) or len(held.axes) > 1 or not shifts <= {"size", "scalar"}:
+        one = wanted.given is None and wanted.axes == held.axes and len(held.axes) == 1
+        known = {s.kind for s in wanted.symbols()} <= {"size", "scalar"}  # once and for all
+        if not one or not known or wanted.step != 1:
             return ()
         found[held.axes[0]] = _ranges(mesh, held, wanted)
     return tuple(found[a] for a in axes) if set(found) == set(axes) else ()
@@ -187,12 +189,13 @@ def near(
 def _ranges(mesh: Mesh, held: Cut, wanted: Cut) -> Ranges:
     n, size = held.extent, mesh.size(held.axes)
     begin, end = held.bounds(mesh)
+    low, high = block(held.axes, wanted.extent).bounds(mesh)
     holders = expr.minimum(n, size)
     return (
-        blocks_ended(n, size, begin - wanted.most),
-        expr.minimum(blocks_begun(n, size, end - wanted.least), holders),
-        blocks_ended(n, size, begin + wanted.least),
-        expr.lt(begin, end) * blocks_begun(n, size, end + wanted.most),
+        blocks_ended(n, size, low - wanted.most),
+        expr.minimum(blocks_begun(n, size, high - wanted.least), holders),
+        blocks_ended(wanted.extent, size, begin + wanted.least),
+        expr.lt(begin, end) * blocks_begun(wanted.extent, size, end + wanted.most),
     )
 
 

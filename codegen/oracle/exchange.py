@@ -139,7 +139,7 @@ def _redistribute(members: Sequence[Member], op: Op) -> list[list[Array]]:
         made = _poison([b - a for a, b in want], stated.dtype)
         for held, source in zip(have, members, strict=True):
             box = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(held, want, strict=True)]
-            if any(b <= a for a, b in box):
+            if not _is_read(source, member, op) or any(b <= a for a, b in box):
                 continue
             into = tuple(slice(a - w, b - w) for (a, b), (w, _) in zip(box, want, strict=True))
             part = tuple(slice(a - h, b - h) for (a, b), (h, _) in zip(box, held, strict=True))
@@ -157,7 +157,7 @@ def _halo(members: Sequence[Member], op: Op) -> list[list[Array]]:
         made = member.operands[0].copy()
         for j, source in enumerate(members):
             box = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(have[j], want[k], strict=True)]
-            if j == k or any(b <= a for a, b in box):
+            if j == k or any(b <= a for a, b in box) or not _is_read(source, member, op):
                 continue
             into, part = (
                 tuple(slice(a - w, b - w) for (a, b), (w, _) in zip(box, wanted, strict=True))
@@ -166,6 +166,18 @@ def _halo(members: Sequence[Member], op: Op) -> list[list[Array]]:
             made[into] = source.operands[0][part]
         out.append([made])
     return out
+
+
+def _is_read(giver: Member, taker: Member, op: Op) -> bool:
+    """Whether they are near each other, as both must say."""
+    reads = told = True
+    for axis, (begin, end, first, last) in zip(op.attrs["axes"], op.attrs.get("near", ())):
+        coord = f"i_{axis}"
+        reads &= taker.eval(begin) <= giver.env.get(coord, 0) < taker.eval(end)
+        told &= giver.eval(first) <= taker.env.get(coord, 0) < giver.eval(last)
+    if reads != told:
+        raise InternalError("one member reads of another that does not know it", place=op.place)
+    return reads
 
 
 def _poison(shape: Sequence[int], dtype: DType) -> Array:

@@ -32,6 +32,17 @@ def halo(n: int = 200):
     return {"u": exchange(u)}
 '''
 
+STENCIL = '''
+import numpy as np
+import spmd
+
+@spmd.program(mesh=("x", "y"))
+def stencil():
+    u = spmd.input("u", (9, 4), np.float32, layout=("x", "y"))
+    u[1:-1, 1:-1] += u[:-2, 1:-1] + u[1:-1, 2:]
+    return {"u": u}
+'''
+
 COMPUTED = '''
 import numpy as np
 import spmd
@@ -118,6 +129,31 @@ def test_a_gather_that_does_not_match(built, spmd_command, tmp_path, box, offset
         row[box]["offset"] = offset
 
     spmd_command("verify", edited(built(HALO), tmp_path, change)).expect(65, "all_gather", text)
+
+
+def only_itself(row, i):
+    return [[i, ["+", i, 1], i, ["+", i, 1]], *row["near"][1:]]
+
+
+@pytest.mark.parametrize(("change", "text"), [
+    (lambda row, i: [[["+", row["near"][0][0], 1], *row["near"][0][1:]], *row["near"][1:]],
+     "agree whether"),
+    (only_itself, "reads nothing of"),
+    (lambda row, i: [[-1, *row["near"][0][1:]], *row["near"][1:]], "expected: members 0 to"),
+    (lambda row, i: [[0, 1 << 40, 0, 1 << 40], *row["near"][1:]], "expected: members 0 to"),
+    (lambda row, i: row["near"][:1], "damaged"),
+    (lambda row, i: [[0, 1, 0], *row["near"][1:]], "damaged"),
+])  # fmt: skip
+def test_neighbours_that_do_not_match(built, spmd_command, tmp_path, change, text):
+    image = built(STENCIL)
+    spmd_command("verify", image, "--execute").expect(0, "1 match")
+
+    def edit(notes):
+        (row,) = notes["exchanges"]
+        assert row["flow"] == "near"
+        row["near"] = change(row, notes["coordinates"][0])
+
+    spmd_command("verify", edited(image, tmp_path, edit)).expect(65, text)
 
 
 @pytest.mark.parametrize("change", [

@@ -1,0 +1,108 @@
+"""Stencils on global arrays: ranks wait for their neighbours only, and compute what NumPy computes.
+
+The five-point heat program, wide halos and shifts: on 1 to 40 ranks in one process, most of them
+with empty shards where arrays are small, and under real mpirun.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import spmd
+from codegen import manifest
+
+HEAT = """
+import numpy as np
+import spmd
+
+
+@spmd.program(mesh=("x", "y"))
+def heat(n: int = 30, m: int = 17):
+    steps = spmd.scalar("steps", 5)
+    u = spmd.input("u", (n, m), np.float64, layout=("x", "y"))
+    for _ in spmd.range(steps):
+        u[1:-1, 1:-1] += 0.1 * (u[:-2, 1:-1] + u[2:, 1:-1] + u[1:-1, :-2] + u[1:-1, 2:]
+                                - 4 * u[1:-1, 1:-1])
+    return {"u": u}
+"""
+
+
+@spmd.program(mesh=("x",))
+def shifts(n: int = 100, far: int = 7):
+    a = spmd.input("a", (n, 3), np.int64, layout=("x", None))
+    return {"wide": a[2 * far :] * 3 - a[:-2 * far] + a[far:-far], "ahead": a[far:] + 0 * a[:-far]}
+
+
+def heated(u: Any, steps: int) -> Any:
+    u = u.copy()
+    for _ in range(steps):
+        u[1:-1, 1:-1] += 0.1 * (u[:-2, 1:-1] + u[2:, 1:-1] + u[1:-1, :-2] + u[1:-1, 2:]
+                                - 4 * u[1:-1, 1:-1])  # fmt: skip
+    return u
+
+
+def start(n: int, m: int) -> Any:
+    return np.random.default_rng(n).random((n, m))
+
+
+def flows(image: Any) -> list[str]:
+    return [row["flow"] for row in manifest.read(image.data).notes()["exchanges"]]
+
+
+@pytest.mark.parametrize("shape", [(30, 17), (5, 3), (2, 40)])
+def test_heat_is_numpys(built, shape):
+    n, m = shape
+    image = spmd.load(built(HEAT, n=n, m=m))
+    assert flows(image) == ["near"]
+    u = start(n, m)
+    expected = heated(u, 5)
+    for ranks in range(1, 41):
+        out = image.run(ranks=ranks, u=u)["u"]
+        np.testing.assert_array_equal(out, expected, str(ranks))
+    for mesh in ({"x": 1, "y": 13}, {"x": 20, "y": 2}):
+        out = image.run(ranks=mesh["x"] * mesh["y"], mesh=mesh, u=u)["u"]
+        np.testing.assert_array_equal(out, expected, str(mesh))
+
+
+@pytest.mark.parametrize("far", [1, 7, 30])
+def test_shifts_further_than_a_neighbour(far):
+    image = spmd.build(shifts, far=far)
+    assert set(flows(image)) == {"near"}
+    a = np.arange(300).reshape(100, 3) ** 2 % 1001
+    expected = shifts.eager(far=far, a=a)
+    for ranks in (1, 2, 3, 7, 16, 33, 120):
+        out = image.run(ranks=ranks, a=a)
+        for name, e in expected.items():
+            np.testing.assert_array_equal(out[name], e, f"{name} on {ranks} ranks")
+
+
+def test_a_thousand_ranks(built):
+    """All in one process; a shard has 2 rows and 3 columns, or less."""
+    u = start(64, 90)
+    out = spmd.load(built(HEAT, n=64, m=90)).run(ranks=1000, u=u, steps=3)
+    np.testing.assert_array_equal(out["u"], heated(u, 3))
+
+
+@pytest.mark.parametrize("transport", ["auto", "mpi"])
+@pytest.mark.parametrize("shape", [(30, 17), (3, 400), (900, 700)])
+def test_heat_under_mpirun(mpirun, built, tmp_path, transport, shape):
+    """Also where a row of ghost cells is too long for a slot."""
+    n, m = shape
+    u = start(n, m)
+    np.save(tmp_path / "u.npy", u)
+    end = tmp_path / "end.npy"
+    for more in ((), ("--ranks", 14)):
+        mpirun(
+            4, "-m", "spmd", "run", built(HEAT, n=n, m=m), "--transport", transport, *more,
+            "-i", f"u={tmp_path / 'u.npy'}", "-o", f"u={end}",
+        ).expect(0)  # fmt: skip
+        np.testing.assert_array_equal(np.load(end), heated(u, 5))
+
+
+def test_neighbours_are_verified(built, spmd_command):
+    spmd_command("verify", built(HEAT, n=7, m=5), "--ranks", "1-30", "--execute").expect(
+        0, "1 match", "say the same"
+    )

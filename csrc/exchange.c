@@ -333,7 +333,10 @@ enum { MEET_BEFORE, MOVE, MEET_AFTER };
 
 static bool begin(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *exchange)
 {
-    if (!spmd_team_find(me, exchange) || !spmd_near_find(me, exchange))
+    if (!spmd_team_find(me, exchange))
+        return false;
+    me->near = NULL;
+    if (exchange->flow == SPMD_NEAR && !spmd_near_find(me, exchange))
         return false;
     spmd_count_begin(me, exchange);
     if (exchange->kind != SPMD_PERMUTE)

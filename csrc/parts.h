@@ -51,15 +51,16 @@ static inline int64_t spmd_round_up(int64_t value, int64_t unit)
     return (value + unit - 1) / unit * unit;
 }
 
-/* Some members of a team, by their places in it: begin … end - 1, or what is listed there. */
+/* Some members of a team, by their places in it: begin … end - 1, or what is listed there. It fits
+ * two registers. */
 typedef struct spmd_span {
-    int64_t begin, end;
+    int32_t begin, end;
     const int64_t *list; /* NULL: the places themselves */
 } spmd_span;
 
 static inline spmd_span spmd_span_of(int64_t begin, int64_t end)
 {
-    return (spmd_span){.begin = begin, .end = end};
+    return (spmd_span){.begin = (int32_t)begin, .end = (int32_t)end};
 }
 
 static inline int64_t spmd_span_at(spmd_span span, int64_t k)
@@ -354,12 +355,18 @@ int64_t spmd_rank_process(const spmd_job *job, int64_t rank);
 bool spmd_process_here(const spmd_job *job, int64_t process); /* on this host */
 bool spmd_rank_near(const spmd_job *job, int64_t rank); /* in this arena */
 bool spmd_team_find(spmd_hosted *me, const spmd_exchange *exchange);
-spmd_span spmd_team_span(const spmd_team *team, int64_t begin, int64_t end);
+spmd_span spmd_team_search(const spmd_team *team, int64_t begin, int64_t end);
 bool spmd_near_find(spmd_hosted *me, const spmd_exchange *exchange);
 void spmd_teams_free(spmd_hosted *hosted, uint32_t sites);
 static inline int64_t spmd_team_member(const spmd_team *team, int64_t k)
 {
     return team->member ? team->member[k] : k;
+}
+
+/* The places of members begin … end - 1. */
+static inline spmd_span spmd_team_span(const spmd_team *team, int64_t begin, int64_t end)
+{
+    return team->member ? spmd_team_search(team, begin, end) : spmd_span_of(begin, end);
 }
 
 /* exchange.c; rank->stage: 0, then SPMD_BEGUN, and then what the kind makes of it */

@@ -77,9 +77,6 @@ typedef struct spmd_exchange {
     uint32_t flow; /* not of SPMD_PERMUTE */
     uint32_t pieces; /* 1: what I send is another box for every member; 0: the same for all */
     int64_t root;    /* a member's position, where the flow has one */
-    /* SPMD_NEAR: whom I read, and who reads me, along each axis; the same every time at a site. A
-     * member is among my readers if and only if I am among its sources. */
-    spmd_range sources[SPMD_AXES], readers[SPMD_AXES];
     int64_t members, position; /* how many, and which I am */
     int64_t first;             /* index of member 0 */
     int64_t count[SPMD_AXES], stride[SPMD_AXES]; /* members along an axis, their index stride */
@@ -94,6 +91,9 @@ typedef struct spmd_exchange {
      * I send may only be pulled. */
     void (*give)(const spmd_rank *rank, int64_t member, spmd_box *from, spmd_box *into);
     spmd_fold fold;
+    /* SPMD_NEAR: whom I read, and who reads me, along each axis; the same every time at a site. A
+     * member is among my readers if and only if I am among its sources. */
+    spmd_range sources[SPMD_AXES], readers[SPMD_AXES];
 } spmd_exchange;
 
 /* What the engine offers to an image. */

@@ -149,11 +149,8 @@ bool spmd_team_find(spmd_hosted *me, const spmd_exchange *exchange)
     return true;
 }
 
-/* The places of members begin … end - 1. */
-spmd_span spmd_team_span(const spmd_team *team, int64_t begin, int64_t end)
+spmd_span spmd_team_search(const spmd_team *team, int64_t begin, int64_t end)
 {
-    if (!team->member)
-        return spmd_span_of(begin, end);
     spmd_span span = spmd_span_of(0, 0);
     while (span.begin < team->count && team->member[span.begin] < begin)
         span.begin++;
@@ -195,7 +192,7 @@ static spmd_span near_list(const spmd_team *team, const spmd_exchange *exchange,
         if (me)
             list[0] = place.begin;
     }
-    return (spmd_span){.end = count, .list = list};
+    return (spmd_span){.end = (int32_t)count, .list = list};
 }
 
 /* What I read of another arena, or what is read of me there, at these distances. */
@@ -213,9 +210,6 @@ static void near_distances(spmd_near *near, const spmd_hosted *me, const spmd_ex
 /* Sets me->near. false: the rank has failed. */
 bool spmd_near_find(spmd_hosted *me, const spmd_exchange *exchange)
 {
-    me->near = NULL;
-    if (exchange->flow != SPMD_NEAR)
-        return true;
     if (!me->nears)
         me->nears = calloc((size_t)me->job->image->sites, sizeof *me->nears);
     spmd_near *near = me->nears ? me->nears[exchange->site] : NULL;

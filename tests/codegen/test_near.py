@@ -1,4 +1,4 @@
-"""Who reads whom among neighbours: the formulas against enumeration, for every rank of many meshes."""
+"""Who reads whom among neighbours: formulas against enumeration, for every rank of many meshes."""
 
 from __future__ import annotations
 

@@ -216,10 +216,10 @@ static void post(spmd_hosted *me, const spmd_rank *rank, const spmd_exchange *ex
         me->in_place = !fits && !exchange->give;
         me->slot->where = fits ? SPMD_HERE : me->gives ? SPMD_GIVEN : SPMD_IN_PLACE;
         atomic_store_explicit(&me->slot->posted, me->count, memory_order_release);
-        if (!me->gated && is_read)
-            spmd_span_ring(me, exchange, me->readers);
-        if (!me->gated && exchange->give && (!is_read || me->near))
-            spmd_span_ring(me, exchange, me->sources);
+        if (me->near && exchange->give)
+            spmd_span_ring(me, exchange, me->near->both);
+        else if (!me->gated)
+            spmd_span_ring(me, exchange, is_read ? me->readers : me->sources);
     }
     if (me->gated)
         spmd_team_arrive(me, exchange);

@@ -180,10 +180,10 @@ typedef struct spmd_team {
     int64_t *leader;         /* position in the group of the first member of each */
 } spmd_team;
 
-/* Of a site whose flow is SPMD_NEAR: those near me that I read, and those that read me, of this
- * arena; my readers without me. How far above me, or below, those in other arenas are. */
+/* Of a site whose flow is SPMD_NEAR: those near me that I read, those that read me, and both, of
+ * this arena; I am among the sources only. How far above me, or below, those in other arenas are. */
 typedef struct spmd_near {
-    spmd_span sources, readers;
+    spmd_span sources, readers, both;
     int64_t distances;
     int64_t *distance; /* ascending: all members deal with a pair after the same others */
     int64_t list[];

@@ -195,6 +195,21 @@ static spmd_span near_list(const spmd_team *team, const spmd_exchange *exchange,
     return (spmd_span){.end = (int32_t)count, .list = list};
 }
 
+static spmd_span near_both(const spmd_near *near, int64_t own, int64_t *list)
+{
+    int64_t count = 0;
+    for (int64_t k = 0; k < near->readers.end; k++)
+        list[count++] = near->readers.list[k];
+    for (int64_t k = 0; k < near->sources.end; k++) {
+        int64_t place = near->sources.list[k], r = 0;
+        while (r < near->readers.end && list[r] != place)
+            r++;
+        if (r == near->readers.end && place != own)
+            list[count++] = place;
+    }
+    return (spmd_span){.end = (int32_t)count, .list = list};
+}
+
 /* What I read of another arena, or what is read of me there, at these distances. */
 static void near_distances(spmd_near *near, const spmd_hosted *me, const spmd_exchange *exchange)
 {
@@ -216,12 +231,13 @@ bool spmd_near_find(spmd_hosted *me, const spmd_exchange *exchange)
     if (me->nears && !near) {
         int64_t sources = ranges_product(exchange->sources);
         int64_t both = sources + ranges_product(exchange->readers);
-        near = calloc(1, sizeof *near + 2 * (size_t)both * sizeof *near->list);
+        near = calloc(1, sizeof *near + 3 * (size_t)both * sizeof *near->list);
         if (near) {
             near->sources = near_list(me->team, exchange, exchange->sources, true, near->list);
             near->readers = near_list(me->team, exchange, exchange->readers, false,
                                       near->list + sources);
-            near->distance = near->list + both;
+            near->both = near_both(near, me->team->position, near->list + both);
+            near->distance = near->list + 2 * both;
             near_distances(near, me, exchange);
         }
         me->nears[exchange->site] = near;

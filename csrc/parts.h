@@ -4,7 +4,7 @@
  *   job.c         a job: its tables, where things lie in the arena, loading, failure
  *   run.c         threads that advance ranks
  *   wait.c        how they wait, and are woken
- *   team.c        who hosts whom, and the members of a group that share this arena
+ *   team.c        who hosts whom, and the members of a group that share this arena or are near
  *   exchange.c    which exchange comes to whom; barriers and permutes
  *   direct.c      inside an arena, members read each other's data, or are given them
  *   reduce.c      reductions, by which algorithm, and broadcasts whose work all share

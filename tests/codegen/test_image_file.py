@@ -11,6 +11,7 @@ from codegen import link, manifest
 from codegen.compile import build
 from codegen.errors import EnvironmentFault, ImageError, InputError, VersionError
 from tests.codegen import sample_programs
+from tests.conftest import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +72,11 @@ def rebuilt_with(image, **changes):
 def test_newer_format(image):
     with pytest.raises(VersionError, match="image format 3, this runtime reads up to 1"):
         manifest.read(rebuilt(image, format=3))
+
+
+def test_one_interface_for_the_compiler_and_the_engine():
+    header = (ROOT / "csrc" / "spmd_image.h").read_text()
+    assert f"#define SPMD_INTERFACE {manifest.INTERFACE}\n" in header
 
 
 def test_other_interface(image):

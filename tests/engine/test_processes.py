@@ -47,7 +47,9 @@ class Others:
         return [process.communicate(timeout=60)[0].strip() for process in self.process]
 
 
-@pytest.mark.parametrize("name", ["ring", "route", "reduce", "gather", "scatter", "scan", "halo"])
+@pytest.mark.parametrize("name", [
+    "ring", "route", "reduce", "gather", "scatter", "scan", "near", "halo",
+])  # fmt: skip
 def test_three_processes_exchange(images: Images, name):
     settings = {"size": (2, 4), "elements": 40, "steps": 12, "seed": 4}
     with Job(images, name, threads=1, first=0, count=3, shared=True, **settings) as job:

@@ -15,7 +15,9 @@ from spmd.engine import ffi, lib
 from tests.engine.harness import Images, Job, check
 
 comm = MPI.COMM_WORLD
-PROGRAMS = ["ring", "edge", "route", "reduce", "axes", "gather", "swap", "scatter", "scan", "halo"]
+PROGRAMS = [
+    "ring", "edge", "route", "reduce", "axes", "gather", "swap", "scatter", "scan", "near", "halo",
+]  # fmt: skip
 SIZES = [(4,), (2, 2), (7,), (2, 2, 4), (19,)]
 # Which arena each of four processes shares: none, two by two, alternating, all but one.
 ARENAS = [[0, 1, 2, 3], [0, 0, 1, 1], [0, 1, 0, 1], [0, 0, 0, 1]]

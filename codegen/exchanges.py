@@ -86,14 +86,13 @@ class Exchanges:
 
     def redistribute(self, op: Op, me: Expr, member: Expr, there: There) -> Details:
         mine, into = self.box(op.operands[0]), self.box(op.result)
-        have, want, near = op.attrs["have"], op.attrs["want"], op.attrs.get("near", ())
+        have, want = op.attrs["have"], op.attrs["want"]
         theirs = _bounds_at(have, there)
         get, give = _common(theirs, want), _common(have, _bounds_at(want, there))
         from_ = _between(_seen_from(mine, there), theirs, get)
         to = _between(into, want, get)
         return {"pull_from": from_, "pull_into": to, "send": _between(mine, have, give),
-                "pieces": True, "give_into": _at(to, me, member, there),
-                **({"flow": "near", "near": near} if near else {})}  # fmt: skip
+                "pieces": True, "give_into": _at(to, me, member, there), **_near(op)}  # fmt: skip
 
     def halo(self, op: Op, me: Expr, member: Expr, there: There) -> Details:
         room, have, want = self.box(op.result), op.attrs["have"], op.attrs["want"]
@@ -103,7 +102,7 @@ class Exchanges:
         to = _times(_between(room, want, get), others)
         return {"pull_from": _times(_between(_seen_from(room, there), theirs_want, get), others),
                 "pull_into": to, "send": _times(_between(room, want, give), others),
-                "pieces": True, "give_into": _at(to, me, member, there)}  # fmt: skip
+                "pieces": True, "give_into": _at(to, me, member, there), **_near(op)}  # fmt: skip
 
     def reduce_scatter(self, op: Op, me: Expr, member: Expr, there: There) -> Details:
         mine = self.box(op.operands[0])
@@ -163,6 +162,11 @@ class Exchanges:
         if op.kind == "scan" and op.attrs["exclusive"]:
             return expr.eq(me, 0), neutral(op.attrs["fn"], op.result.type.dtype)
         return expr.const(0), 0
+
+
+def _near(op: Op) -> Details:
+    near = op.attrs.get("near", ())
+    return {"flow": "near", "near": near} if near else {}
 
 
 def _rooted(op: Op, flow: str) -> Details:

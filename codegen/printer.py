@@ -91,8 +91,8 @@ def attr_text(value: Any, spelled: Callable[[Expr], str] = str) -> str:
     return str(getattr(value, "name", value))
 
 
-# Attributes that repeat the result's type.
-_IN_TYPE = ("shape", "dtype", "types", "cut")
+# Attributes that repeat the result's type, or follow from others.
+_IN_TYPE = ("shape", "dtype", "types", "cut", "near")
 
 
 def _op_text(op: Op, name: _Names) -> str:

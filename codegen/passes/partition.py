@@ -337,6 +337,8 @@ class _Partition:
             axes = tuple(a for a in self.mesh.names if any(a in layout[d] for d in moved))
             attrs = {"axes": axes, "have": tuple(c.bounds(self.mesh) for c in home(value)),
                      "want": tuple(c.bounds(self.mesh) for c in room)}  # fmt: skip
+            if near := cuts.near(self.mesh, axes, home(value), room):
+                attrs["near"] = near
             (fetched,) = self.demands.of[value].fetched
             self.asked = self.demands.of[value].places.get(fetched)
             self.fetching = value

@@ -221,8 +221,6 @@ typedef struct spmd_hosted {
     const spmd_team *team; /* of the exchange under way */
     spmd_team whole;       /* the team where one arena holds all ranks */
     spmd_team **teams;     /* by site, made when first needed, where there are several arenas */
-    const spmd_near *near; /* of the exchange under way */
-    spmd_near **nears;     /* by site, made when first needed */
     spmd_packets packets;
     spmd_site *site; /* of the exchange under way, mine; and so are all that follow */
     spmd_slot *slot;
@@ -239,6 +237,8 @@ typedef struct spmd_hosted {
     int64_t algorithm; /* of a reduction */
     bool shares;       /* of a broadcast: all move a part of it */
     int64_t *routes; /* while leaders agree on who sends to whom */
+    const spmd_near *near; /* of the exchange under way, where its flow is SPMD_NEAR */
+    spmd_near **nears;     /* by site, made when first needed */
     struct spmd_timeline *timeline; /* NULL: none is kept */
 } spmd_hosted;
 

@@ -181,7 +181,7 @@ typedef struct spmd_team {
 } spmd_team;
 
 /* Of a site whose flow is SPMD_NEAR: those near me that I read, those that read me, and both, of
- * this arena; I am among the sources only. How far above me, or below, those in other arenas are. */
+ * this arena; I am among the sources only. How far above or below me those of other arenas are. */
 typedef struct spmd_near {
     spmd_span sources, readers, both;
     int64_t distances;

@@ -1,5 +1,5 @@
 /* Who hosts whom: ranks to processes to arenas; and for every exchange the members of its group
- * that share this arena, or are near a rank. Where one arena holds all ranks, teams cost nothing. */
+ * that share this arena, or are near a rank. Where one arena has all ranks, teams cost nothing. */
 #include "parts.h"
 
 #include <stdlib.h>

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from codegen.emit.image import Source
 from codegen.errors import Place
-from codegen.explain import tables
+from codegen.explain.tables import tables
 from codegen.expr import Expr, to_json
 from codegen.ledger import coordinate_names, exchange_rows
 from codegen.manifest import FORMAT, INTERFACE

@@ -122,7 +122,7 @@ _ROWS = (
            "dims[k]: the result dim of operand dim k (increasing); a 1 may stretch"),
     OpRule("slice", "view", ("start", "step", "shape", "cut?"), _reshaped,
            "result[j] = operand[start + step * j]; start Exprs, step ints (not 0), in bounds; "
-           "cut: by the arithmetic of codegen.cuts"),
+           "cut: by the arithmetic of codegen.layouts.cuts"),
     OpRule("transpose", "view", ("perm",), _transpose, "result dim d is operand dim perm[d]"),
     OpRule("reshape", "view", ("shape",), _reshaped, "the same elements in row-major order"),
     # -- writes: the operand with something replaced -----------------------------------------------

@@ -16,6 +16,8 @@ HEADING, END = "### Map of the code\n", "\n`examples/` holds programs"
 GROUPS = (
     ("The compiler", ("codegen/*.py",), "compile errors dtypes expr prove mesh ir ops plan"),
     ("Source to Graph", ("codegen/trace/*.py",), "program source control context api"),
+    ("Where arrays lie, and what it costs",
+     ("codegen/layouts/*.py", "codegen/explain/*.py"), "cuts demands localize"),
     ("Passes: Graph to Program to Plan", ("codegen/passes/*.py",), "check partition matching"),
     ("Plan to C", ("codegen/emit/*.py",), "image"),
     ("Oracles", ("codegen/oracle/*.py",), "eager interpret"),

@@ -1,8 +1,8 @@
 """Graph to Program: from global arrays to one rank's view of them.
 
-Every global value becomes the parts that its uses need (codegen.demands), every op the local ops
-that compute them (codegen.localize), every shard_map the ops of its region. What a rank needs and
-does not hold is exchanged where the array is defined: halos, gathers, changes of layout.
+Every global value becomes the parts that its uses need (codegen.layouts.demands), every op the
+local ops that compute them (codegen.layouts.localize), every shard_map the ops of its region. What
+a rank needs and does not hold is exchanged where the array is defined.
 Always holds: the Program computes the Graph's values; no number of ranks is known.
 """
 
@@ -12,13 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from codegen import cuts, dtypes, expr, mesh, ops
-from codegen.cuts import Window
-from codegen.demands import demands_of, home, layout_of
+from codegen import dtypes, expr, mesh, ops
 from codegen.errors import Place
 from codegen.expr import Expr, Sym
 from codegen.ir import ArrayType, Module, Op, Output, Region, Value
-from codegen.localize import VIEWS
+from codegen.layouts import cuts
+from codegen.layouts.cuts import Window
+from codegen.layouts.demands import demands_of, home, layout_of
+from codegen.layouts.localize import VIEWS
 
 
 def partition(graph: Module) -> Module:

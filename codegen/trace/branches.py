@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from codegen import expr, propagation
+from codegen import expr
 from codegen.expr import Expr
 from codegen.ir import Region, Value
+from codegen.layouts import propagation
 from codegen.trace.array import Array
 from codegen.trace.context import Block, Context, Storage
 from codegen.trace.exits import RESULT

@@ -16,10 +16,11 @@ from dataclasses import dataclass, field, replace
 from math import gcd
 from typing import Any, TypeVar
 
-from codegen import expr, ops, propagation
+from codegen import expr, ops
 from codegen.errors import Place, ProgramError
 from codegen.expr import Expr
 from codegen.ir import ArrayType, Condition, Input, Op, Region, Scalar, Value
+from codegen.layouts import propagation
 from codegen.mesh import Axis, Layout, Mesh
 
 

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
 from typing import Any
 
-from codegen import dtypes, expr, propagation
+from codegen import dtypes, expr
 from codegen.errors import ProgramError, UnsupportedError
 from codegen.expr import Expr, Sym
 from codegen.ir import ArrayType, Region, Value
+from codegen.layouts import propagation
 from codegen.trace.array import Array, as_value
 from codegen.trace.context import Block, Context, Storage, user_place
 from codegen.trace.number import number

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from codegen.choosing import choose
 from codegen.errors import (
     LayoutError,
     Place,
@@ -25,6 +24,7 @@ from codegen.errors import (
     UsageError,
 )
 from codegen.ir import Condition, Module, Output, Value
+from codegen.layouts.choosing import choose
 from codegen.mesh import Axis, Layout, Mesh
 from codegen.trace import mapping, tree
 from codegen.trace.array import Array, Number, as_value

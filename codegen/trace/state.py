@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from codegen import dtypes, expr, propagation
+from codegen import dtypes, expr
 from codegen.dtypes import DType
 from codegen.ir import ArrayType, Shape
+from codegen.layouts import propagation
 from codegen.mesh import Layout
 from codegen.trace.array import Array, Number
 from codegen.trace.context import is_user_file

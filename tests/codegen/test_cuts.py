@@ -7,8 +7,9 @@ import itertools
 import numpy as np
 import pytest
 
-from codegen import cuts, expr, mesh
-from codegen.cuts import Cut
+from codegen import expr, mesh
+from codegen.layouts import cuts
+from codegen.layouts.cuts import Cut
 
 MESH = mesh.Mesh((mesh.Axis("x"),))
 SLICES = [

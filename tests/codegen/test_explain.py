@@ -14,13 +14,13 @@ import spmd
 from codegen import expr
 from codegen.compile import Levels, lower
 from codegen.describe import manifest_of, notes_of
-from codegen.explain import tables
+from codegen.explain.tables import tables
+from codegen.explain.traffic import unclipped
 from codegen.ir import walk
 from codegen.manifest import evaluate
 from codegen.mesh import local_extent, local_offset
 from codegen.naming import Naming
 from codegen.printer import module_text
-from codegen.traffic import unclipped
 from spmd import layouts
 from spmd.formulas import infix, rounded_up
 

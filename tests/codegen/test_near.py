@@ -7,8 +7,9 @@ import itertools
 import numpy as np
 import pytest
 
-from codegen import cuts, expr, mesh
+from codegen import expr, mesh
 from codegen.expr import Sym, const, symbol
+from codegen.layouts import cuts
 from codegen.mesh import Axis, Mesh
 
 X, Y = Axis("x"), Axis("y")

@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from codegen import cuts
-from codegen.cuts import Window
 from codegen.errors import Place
 from codegen.expr import Sym
 from codegen.ir import Module, Op, Region, Value, free_values
-from codegen.localize import OVERLAPPING, VIEWS, Localizer
+from codegen.layouts import cuts
+from codegen.layouts.cuts import Window
+from codegen.layouts.localize import OVERLAPPING, VIEWS, Localizer
 from codegen.mesh import Layout, LayoutEntry
 
 

@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from codegen import cuts, expr
-from codegen.cuts import Cut, Window
+from codegen import expr
 from codegen.expr import Expr, product
 from codegen.ir import Op, Shape, Value
+from codegen.layouts import cuts
+from codegen.layouts.cuts import Cut, Window
 from codegen.mesh import Layout, LayoutEntry, Mesh
 
 
@@ -61,9 +62,7 @@ def layout(before: Shape, after: Shape, have: Layout) -> Layout:
     return tuple(entries)
 
 
-def natural(
-    op: Op, dim: int, of: Callable[[Value, int], Cut], mesh: Mesh
-) -> Cut | None:
+def natural(op: Op, dim: int, of: Callable[[Value, int], Cut], mesh: Mesh) -> Cut | None:
     """The part of a dim of the result that lies where the operand's leading dim lies."""
     x, before, after = op.operands[0], op.operands[0].type.shape, op.result.type.shape
     for group in groups(before, after):

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from codegen import propagation
-from codegen.demands import Demands
 from codegen.ir import Input, Module, walk
+from codegen.layouts import propagation
+from codegen.layouts.demands import Demands
 from codegen.mesh import Layout, LayoutEntry
 
 

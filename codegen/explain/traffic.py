@@ -11,10 +11,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from codegen import estimate, expr
-from codegen.cuts import Cut
 from codegen.errors import ProgramError
 from codegen.expr import Call, Expr
 from codegen.ir import Op, Shape
+from codegen.layouts.cuts import Cut
 from codegen.mesh import Mesh
 from codegen.naming import Naming
 from codegen.ops import OPS

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from codegen import expr
-from codegen.demands import Demands, layout_of
+from codegen.explain.traffic import Traffic
 from codegen.ir import Op, Value, layout_text
-from codegen.localize import VIEWS
+from codegen.layouts.demands import Demands, layout_of
+from codegen.layouts.localize import VIEWS
 from codegen.mesh import LayoutEntry
-from codegen.traffic import Traffic
 
 LARGE = 1 << 20  # bytes that a rank then has, on however many ranks
 

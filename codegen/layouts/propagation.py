@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from codegen import reshapes
 from codegen.ir import ArrayType
+from codegen.layouts import reshapes
 from codegen.mesh import Layout, LayoutEntry
 
 Types = Sequence[ArrayType]

@@ -12,18 +12,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from codegen import advice, expr, propagation
-from codegen.cuts import Window
-from codegen.demands import demands_of, home, layout_of
+from codegen import expr
 from codegen.errors import Place
+from codegen.explain import advice
+from codegen.explain.traffic import Meter, Traffic
 from codegen.expr import to_json
 from codegen.ir import Input, Module, Op, Region, Value, layout_text
-from codegen.localize import VIEWS
+from codegen.layouts import propagation
+from codegen.layouts.cuts import Window
+from codegen.layouts.demands import demands_of, home, layout_of
+from codegen.layouts.localize import VIEWS
 from codegen.ops import OPS
 from codegen.plan import Exchange
 from codegen.steps import walk_steps
 from codegen.trace.context import assigned_name
-from codegen.traffic import Meter, Traffic
 
 if TYPE_CHECKING:
     from codegen.compile import Levels

@@ -1,0 +1,253 @@
+"""On one rank: element-wise ops, views, sources and writes, part by part.
+
+Goes in: an op of a Graph, the Window of its result. Comes out: a Window per operand; with the
+operands' parts as local values, the part of the result.
+Always holds: what is computed equals the same elements of the global result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from codegen import dtypes, expr
+from codegen.dtypes import DType
+from codegen.expr import Expr
+from codegen.ir import Op, Shape, Value
+from codegen.layouts import cuts, reshapes
+from codegen.layouts.cuts import Cut, Window
+from codegen.mesh import LayoutEntry, Mesh
+
+
+class Builder(Protocol):
+    """What rules emit through."""
+
+    mesh: Mesh
+
+    def emit(self, kind: str, operands: Sequence[Value], attrs: Mapping[str, Any]) -> Value: ...
+
+    def integer(self, e: Expr) -> Value:
+        """A symbolic integer as a 0-d int64 value."""
+        ...
+
+
+class Views:
+    """Rules, and what all rules use.
+
+    defs: the op that makes a value of the Graph; entry: the axes that split a dim.
+    """
+
+    def __init__(
+        self, mesh: Mesh, defs: Mapping[Value, Op], entry: Callable[[Value, int], LayoutEntry]
+    ) -> None:
+        self.mesh = mesh
+        self.defs = defs
+        self.entry = entry
+        # sums of which each rank has its own part, and those that are added to others before they
+        # are reduced
+        self.partial: dict[Value, tuple[str, ...]] = {}
+        self.later: set[Value] = set()
+
+    # ---- where a value lies by itself ------------------------------------------------------------
+
+    def natural(self, value: Value, dim: int) -> Cut:
+        """The part of a dim that a rank can have of a value with the least exchange."""
+        entry = self.entry(value, dim)
+        extent = value.type.shape[dim]
+        op = self.defs.get(value)
+        if not entry or op is None:
+            return cuts.block(entry, extent)
+        found = self._natural(op, dim)
+        return found if found is not None and found.axes == entry else cuts.block(entry, extent)
+
+    def _natural(self, op: Op, dim: int) -> Cut | None:
+        a = op.attrs
+        if op.kind == "slice":
+            under = self.natural(op.operands[0], dim)
+            return cuts.of_result(under, a["start"][dim], a["step"][dim], a["shape"][dim],
+                                  self.mesh)  # fmt: skip
+        if op.kind == "transpose":
+            return self.natural(op.operands[0], a["perm"][dim])
+        if op.kind == "broadcast" and dim in a["dims"]:
+            k = a["dims"].index(dim)
+            stretched = op.operands[0].type.shape[k] != a["shape"][dim]
+            return None if stretched else self.natural(op.operands[0], k)
+        if op.kind in ("map", "update", "dynamic_update", "scatter"):
+            found = [self.natural(v, dim) for v in op.operands[: 1 if op.kind != "map" else None]]
+            return next((c for c in found if c.axes), None)
+        if op.kind == "reshape":
+            return reshapes.natural(op, dim, self.natural, self.mesh)
+        return None
+
+    # ---- element by element, and views -----------------------------------------------------------
+
+    def _same(self, op: Op, window: Window) -> list[Window]:
+        return [window] * len(op.operands)
+
+    def _none(self, op: Op, window: Window) -> list[Window]:
+        return []
+
+    def _map(self, op: Op, window: Window, operands: list[Value], build: Builder) -> Value:
+        value = build.emit("map", operands, op.attrs)
+        axes = self.partial.get(op.result)
+        if axes and op.result not in self.later:
+            value = build.emit("all_reduce", (value,), {"axes": axes, "fn": "add"})
+        return value
+
+    def _operand(self, op: Op, window: Window, operands: list[Value], build: Builder) -> Value:
+        return operands[0]
+
+    def _broadcast_needs(self, op: Op, window: Window) -> list[Window]:
+        (x,), shape = op.operands, op.result.type.shape
+        return [tuple(
+            cuts.whole(1) if e == 1 and shape[d] != 1 else window[d]
+            for e, d in zip(x.type.shape, op.attrs["dims"], strict=True)
+        )]  # fmt: skip
+
+    def _broadcast(self, op: Op, window: Window, operands: list[Value], build: Builder) -> Value:
+        return build.emit("broadcast", operands, {**op.attrs, "shape": self.shape(window)})
+
+    def _slice_needs(self, op: Op, window: Window) -> list[Window]:
+        a = op.attrs
+        return [tuple(
+            cuts.of_operand(c, expr.as_expr(start), step, self.mesh)
+            for c, start, step in zip(window, a["start"], a["step"], strict=True)
+        )]  # fmt: skip
+
+    def _slice(self, op: Op, window: Window, operands: list[Value], build: Builder) -> Value:
+        (held,) = self._slice_needs(op, window)
+        start = tuple(
+            expr.as_expr(s) + k * low - under
+            for s, k, low, under in zip(
+                op.attrs["start"], op.attrs["step"], self.lows(window), self.lows(held)
+            )
+        )
+        attrs = {"start": start, "step": op.attrs["step"], "shape": self.shape(window)}
+        return build.emit("slice", operands, {**attrs, "cut": True})
+
+    def _transpose_needs(self, op: Op, window: Window) -> list[Window]:
+        perm = op.attrs["perm"]
+        return [tuple(window[perm.index(d)] for d in range(len(perm)))]
+
+    def _transpose(self, op: Op, window: Window, operands: list[Value], build: Builder) -> Value:
+        return build.emit("transpose", operands, op.attrs)
+
+    def _reshape_needs(self, op: Op, window: Window) -> list[Window]:
+        return [reshapes.needs(op, window, self.mesh)]
+
+    def _reshape(self, op: Op, window: Window, operands: list[Value], build: Builder) -> Value:
+        return reshapes.make(op, window, operands[0], build)
+
+    # ---- sources ---------------------------------------------------------------------------------
+
+    def _full(self, op: Op, window: Window, operands: list[Value], build: Builder) -> Value:
+        return build.emit("full", (), {**op.attrs, "shape": self.shape(window)})
+
+    def _iota(self, op: Op, window: Window, operands: list[Value], build: Builder) -> Value:
+        shape, low = self.shape(window), self.lows(window)[op.attrs["dim"]]
+        value = build.emit("iota", (), {**op.attrs, "shape": shape})
+        if low == 0:
+            return value
+        first = build.integer(low)
+        if op.attrs["dtype"] != dtypes.INT64:
+            first = build.emit("map", (first,), {"fn": "cast", "dtype": op.attrs["dtype"]})
+        first = build.emit("broadcast", (first,), {"dims": (), "shape": shape})
+        return build.emit("map", (value, first), {"fn": "add"})
+
+    def _const(self, op: Op, window: Window, operands: list[Value], build: Builder) -> Value:
+        value = build.emit("const", (), op.attrs)
+        return self.part(value, tuple(map(cuts.whole, op.result.type.shape)), window, build)
+
+    def _expr(self, op: Op, window: Window, operands: list[Value], build: Builder) -> Value:
+        return build.emit("expr", (), op.attrs)
+
+    # ---- writes ----------------------------------------------------------------------------------
+
+    def _update_needs(self, op: Op, window: Window) -> list[Window]:
+        a, v = op.attrs, op.operands[1]
+        part = tuple(
+            cuts.of_result(c, expr.as_expr(start), step, m, self.mesh)
+            for c, start, step, m in zip(window, a["start"], a["step"], v.type.shape, strict=True)
+        )
+        return [window, part]
+
+    def _update(self, op: Op, window: Window, operands: list[Value], build: Builder) -> Value:
+        _, part = self._update_needs(op, window)
+        start = tuple(
+            expr.as_expr(s) + k * low - under
+            for s, k, low, under in zip(
+                op.attrs["start"], op.attrs["step"], self.lows(part), self.lows(window)
+            )
+        )
+        attrs = {"start": start, "step": op.attrs["step"], "cut": True}
+        return build.emit("update", operands, attrs)
+
+    def _still(self, start: Value, moved: Expr, extent: Expr) -> bool:
+        """Whether a dim of a dynamic box is the whole dim, in place."""
+        op = self.defs.get(start)
+        return op is not None and op.kind == "full" and op.attrs["value"] == 0 and moved == extent
+
+    def _dynamic_slice_needs(self, op: Op, window: Window) -> list[Window]:
+        x, *starts = op.operands
+        part = tuple(
+            c if self._still(s, m, e) else cuts.whole(e)
+            for c, s, m, e in zip(window, starts, op.attrs["shape"], x.type.shape, strict=True)
+        )
+        return [part, *[()] * len(starts)]
+
+    def _dynamic_slice(
+        self, op: Op, window: Window, operands: list[Value], build: Builder
+    ) -> Value:
+        x, *starts = op.operands
+        found = tuple(
+            c if self._still(s, m, e) else cuts.whole(m)
+            for c, s, m, e in zip(window, starts, op.attrs["shape"], x.type.shape, strict=True)
+        )
+        value = build.emit("dynamic_slice", operands, {"shape": self.shape(found)})
+        return self.part(value, found, window, build)
+
+    def _dynamic_update_needs(self, op: Op, window: Window) -> list[Window]:
+        x, v, *starts = op.operands
+        part = tuple(
+            c if self._still(s, m, e) else cuts.whole(m)
+            for c, s, m, e in zip(window, starts, v.type.shape, x.type.shape, strict=True)
+        )
+        return [window, part, *[()] * len(starts)]
+
+    def _dynamic_update(
+        self, op: Op, window: Window, operands: list[Value], build: Builder
+    ) -> Value:
+        x, v, *starts = op.operands
+        local = []
+        for d, (start, low) in enumerate(zip(starts, self.lows(window), strict=True)):
+            at = operands[2 + d]
+            still = self._still(start, v.type.shape[d], x.type.shape[d])
+            if low != 0 and not still:
+                at = build.emit("map", (at, build.integer(low)), {"fn": "sub"})
+            local.append(at)
+        return build.emit("dynamic_update", [*operands[:2], *local], op.attrs)
+
+    # ---- parts -----------------------------------------------------------------------------------
+
+    def shape(self, window: Window) -> Shape:
+        return cuts.extents(self.mesh, window)
+
+    def lows(self, window: Window) -> Shape:
+        return cuts.lows(self.mesh, window)
+
+    def part(self, value: Value, held: Window, wanted: Window, build: Builder) -> Value:
+        """A part of a part that a rank has."""
+        if held == wanted:
+            return value
+        start = tuple(w - h for w, h in zip(self.lows(wanted), self.lows(held)))
+        attrs = {"start": start, "step": (1,) * len(start), "shape": self.shape(wanted)}
+        return build.emit("slice", (value,), {**attrs, "cut": True})
+
+    def wide(self, x: Value, build: Builder) -> Value:
+        """Half types are folded in float32, and rounded once."""
+        return self.cast(x, dtypes.folded_in(x.type.dtype), build)
+
+    def cast(self, x: Value, dtype: DType, build: Builder) -> Value:
+        if x.type.dtype == dtype:
+            return x
+        return build.emit("map", (x,), {"fn": "cast", "dtype": dtype})

@@ -283,19 +283,24 @@ SHORT = 16  # elements of a row that is not worth a loop of its own
 ROWS = 8  # that may lie between what is read and what is written
 
 
-def rows_kept(node: Node, source: Any, target: Expr, shape: Shape) -> int | None:
+def rows_kept(
+    node: Node, source: Any, target: Expr, shape: Shape, step: Sequence[int]
+) -> int | None:
     """How many rows of results wait in a buffer of their own, where `source` of this shape is read
-    while it is written at `target`: a row is written when no row after it reads it any more.
+    while it is written at `target` in these steps: a row is written when no row after it reads it
+    any more.
 
     0: every element is read where it is written only. None: the order of rows does not help.
     """
     kept = 0
+    upwards = any(k < 0 for k in step[:1])  # rows are written last to first
     row = expr.product(shape[1:])
     short = row.is_const and row.value < SHORT
     for load in loads(node):
         if load.buffer is not source or (load.offset == target and not load.bounds):
             continue
-        shift = None if load.bounds or short else _rows(load.offset - target, shape)
+        ahead = target - load.offset if upwards else load.offset - target
+        shift = None if load.bounds or short else _rows(ahead, shape)
         if shift is None:
             return None
         kept = max(kept, 1 - min(shift, 0))

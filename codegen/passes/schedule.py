@@ -247,7 +247,8 @@ class _Schedule:
         node = self.resolver.node(v, index)
         shape = op.result.type.shape
         target = ravel(at, shape)
-        rows = access.rows_kept(node, into, target, shape) or 0
+        rows = access.rows_kept(node, into, target, shape, op.attrs["step"])
+        assert rows is not None, "what reads x where the order of rows does not help is stored"
         waiting = None
         if rows:
             row = expr.product(loop.extent for loop in loops[1:])

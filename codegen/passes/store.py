@@ -211,8 +211,9 @@ class _Storing:
             )
             target = ravel(at, x.type.shape)
         node = resolver.node(v, index)
-        if target is not None and rows_kept(node, x, target, x.type.shape) is not None:
-            return
+        if target is not None:
+            if rows_kept(node, x, target, x.type.shape, op.attrs["step"]) is not None:
+                return
         read: list[Any] = [load.buffer for load in loads(node)]  # values: no buffer is assigned
         if any(source is x for source in read):
             self.stored.add(v)

@@ -173,7 +173,8 @@ class Demands:
         for argument, result in zip(body.args, body.results, strict=True):
             fetched, blocks = self.of[argument].fetched, home(argument)
             room = fetched[0] if len(fetched) == 1 else ()
-            fits = bool(room) and all(
+            turning = any(s.kind == "counter" for s in cuts.symbols(room))  # other ones every turn
+            fits = bool(room) and not turning and all(
                 c.inside(h) or (c.follows(h) and c.open) for c, h in zip(room, blocks)
             )
             room = tuple(h if c.inside(h) else c for c, h in zip(room, blocks))

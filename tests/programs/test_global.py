@@ -126,3 +126,18 @@ def test_large_halos_in_an_image(ranks: int) -> None:
         return {"d": u[4:] - u[:-4], "sum": u + np.roll(u, 3, axis=0)}
 
     same(spmd.build(shifted).run(ranks=ranks), shifted.eager(), f"{ranks} ranks")
+
+
+@spmd.program(mesh=("x",))
+def turning(n: int = 23) -> Any:
+    """What a turn fetches depends on its number: an array carried on has no room for that."""
+    u = spmd.input("u", (n, 5), np.int64, layout=("x", None), default=lambda i, j: 5 * i + j)
+    for k in spmd.range(1, 5):
+        u[k:] = u[k:] * 2 + u[: n - k]
+    return {"u": u}
+
+
+def test_halos_of_a_loops_number() -> None:
+    image = spmd.build(turning)
+    for ranks in (1, 2, 6):
+        same(image.run(ranks=ranks), turning.eager(), f"{ranks} ranks")

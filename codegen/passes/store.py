@@ -212,8 +212,20 @@ class _Storing:
             target = ravel(at, x.type.shape)
         node = resolver.node(v, index)
         if target is not None:
-            if rows_kept(node, x, target, x.type.shape, op.attrs["step"]) is not None:
+            kept = rows_kept(node, x, target, x.type.shape, op.attrs["step"])
+            if kept == 0 or (kept and not self.reshaped(v, x)):
                 return
         read: list[Any] = [load.buffer for load in loads(node)]  # values: no buffer is assigned
         if any(source is x for source in read):
             self.stored.add(v)
+
+    def reshaped(self, v: Value, x: Value, below: bool = False) -> bool:
+        """Whether v shows x through a reshape: what one row reads may run on into another, farther
+        than distances in memory tell where the extent of a row is not known."""
+        if v is x:
+            return below
+        op = self.defs.get(v)
+        if op is None or v in self.stored or op.kind not in INLINE:
+            return False
+        below = below or op.kind == "reshape"
+        return any(self.reshaped(under, x, below) for under in op.operands)

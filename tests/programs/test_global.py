@@ -141,3 +141,28 @@ def test_halos_of_a_loops_number() -> None:
     image = spmd.build(turning)
     for ranks in (1, 2, 6):
         same(image.run(ranks=ranks), turning.eager(), f"{ranks} ranks")
+
+
+@spmd.program(mesh=("x",))
+def running_on(far: int) -> Any:
+    """Rows of an extent known at launch; what a row reads of the flat array runs on into others."""
+
+    @spmd.shard_map(out_layouts=spmd.replicated)
+    def alone() -> Any:
+        m = 20 * spmd.axis_size("x")
+        u = spmd.zeros((40, m), np.int64)
+        u += np.arange(40)[:, None] * 100
+        u[1:] = u.reshape((40 * m,))[m - far : 40 * m - far].reshape((39, m)) + 1
+        return u
+
+    return {"u": alone()}
+
+
+@pytest.mark.parametrize("far", [1, 20])
+def test_rows_that_run_on(far: int) -> None:
+    image = spmd.build(running_on, far=far)
+    for ranks in (1, 2):
+        m = 20 * ranks
+        u = np.zeros((40, m), np.int64) + np.arange(40)[:, None] * 100
+        u[1:] = u.reshape(-1)[m - far : 40 * m - far].reshape((39, m)) + 1
+        np.testing.assert_array_equal(image.run(ranks=ranks)["u"], u)

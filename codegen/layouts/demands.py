@@ -165,8 +165,8 @@ class Demands:
     def rooms(self, op: Op) -> list[Window | None]:
         """Of what a loop carries: the part with ghost cells that its body fetches in every turn,
         where the array can be kept with room for them; None where it lies in blocks."""
-        if op.kind != "loop":
-            return [None] * len(op.results)
+        if op.kind != "loop":  # a branch may have more operands than results
+            return [None] * max(len(op.operands), len(op.results))
         body = op.regions[-1]
         made = {op.result for op in body.ops if len(op.results) == 1 and op.kind in _KEPT}
         out: list[Window | None] = []

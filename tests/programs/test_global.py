@@ -166,3 +166,19 @@ def test_rows_that_run_on(far: int) -> None:
         u = np.zeros((40, m), np.int64) + np.arange(40)[:, None] * 100
         u[1:] = u.reshape(-1)[m - far : 40 * m - far].reshape((39, m)) + 1
         np.testing.assert_array_equal(image.run(ranks=ranks)["u"], u)
+
+
+@spmd.program(mesh=("x",))
+def told() -> Any:
+    x = spmd.input("x", (20,), np.float64, layout=("x",))
+    if np.sum(x) > 3:
+        spmd.print("largest {}", np.max(x))
+    return {"x": x}
+
+
+def test_a_branch_that_only_prints(capfd: pytest.CaptureFixture[str]) -> None:
+    image = spmd.build(told)
+    image.run(ranks=2, x=np.zeros(20))
+    assert capfd.readouterr().out == ""
+    image.run(ranks=2, x=np.ones(20))
+    assert capfd.readouterr().out == "largest 1.0\n"

@@ -182,7 +182,7 @@ class Combining(Views):
         if not axes:
             return self.part(index, kept, window, build)
         low, high = held[d].bounds(self.mesh)
-        best = build.emit("reduce", operands, {"fn": fn, "dims": (d,)})
+        best = self.wide(build.emit("reduce", operands, {"fn": fn, "dims": (d,)}), build)
         extreme = build.emit("all_reduce", (best,), {"axes": axes, "fn": fn})
         same = build.emit("map", (best, extreme), {"fn": "eq"})
         if best.type.dtype.kind == "f":  # a NaN is the extreme, and equals nothing

@@ -172,12 +172,13 @@ class Demands:
         out: list[Window | None] = []
         for argument, result in zip(body.args, body.results, strict=True):
             fetched, blocks = self.of[argument].fetched, home(argument)
-            room = fetched[0] if len(fetched) == 1 else ()
-            turning = any(s.kind == "counter" for s in cuts.symbols(room))  # other ones every turn
-            fits = bool(room) and not turning and all(
-                c.inside(h) or (c.follows(h) and c.open) for c, h in zip(room, blocks)
+            # ghost cells may all lie on one side: then what is fetched has not all of the blocks
+            around = (cuts.hull_of(blocks, fetched[0]) if len(fetched) == 1 else None) or ()
+            # the room is made before the loop: no counter says how wide it is
+            fits = bool(around) and all(s.kind != "counter" for s in cuts.symbols(around)) and all(
+                c.inside(h) or c.follows(h) for c, h in zip(around, blocks)
             )
-            room = tuple(h if c.inside(h) else c for c, h in zip(room, blocks))
+            room = tuple(h if c.inside(h) else c.opened() for c, h in zip(around, blocks))
             once = body.results.count(result) == 1 and body.args.count(result) == 0
             used = result in made and self._overwrites(body, argument, result)
             out.append(room if fits and once and used and argument.type.layout else None)

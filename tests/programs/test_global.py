@@ -182,3 +182,24 @@ def test_a_branch_that_only_prints(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr().out == ""
     image.run(ranks=2, x=np.ones(20))
     assert capfd.readouterr().out == "largest 1.0\n"
+
+
+@spmd.program(mesh=("x",))
+def one_side() -> Any:
+    """All ghost cells lie on one side of a rank's own."""
+    u = spmd.input("u", (50, 20), np.float64, layout=("x", None),
+                   default=lambda i, j: i * 3 % 7 + j)  # fmt: skip
+    if np.sum(u) > 3:
+        for _ in spmd.range(2):
+            u[:-1] = u[1:] - 0.25 * u[:-1]
+    h = u.astype(np.float16)
+    return {"u": u, "first": np.argmax(h), "last": np.argmin(h[::-1])}
+
+
+def test_ghost_cells_on_one_side() -> None:
+    expected = one_side.eager()
+    lowered = check(partition(one_side.capture()))
+    image = spmd.build(one_side)
+    for ranks in (1, 3, 60):
+        same(run(lowered, {"x": ranks}), expected, f"the Program on {ranks} ranks")
+        same(image.run(ranks=ranks), expected, f"the image on {ranks} ranks")

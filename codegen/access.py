@@ -317,7 +317,7 @@ def _rows(distance: Expr, shape: Shape) -> int | None:
 
 
 def _within(distance: Expr, inner: Sequence[Expr]) -> bool:
-    """Whether it is a few steps along the inner dims."""
+    """Whether it is a few steps along the inner dims: of what is read through plain slices."""
     if distance.is_const:
         return abs(distance.value) <= ROWS * ROWS
     if len(inner) < 2:

@@ -84,7 +84,7 @@ class Cut:
     def empty(self) -> bool:
         """Whether there is evidently nothing in it."""
         low, high = self.given or (self.first, self.last)
-        return low == high
+        return low == high and not self.open
 
     def inside(self, other: Cut) -> bool:
         """Whether it is evident that every rank's part lies in its part by another cut."""
@@ -292,7 +292,7 @@ def hull_of(a: Window, b: Window) -> Window | None:
 
 
 def gather(windows: Sequence[Window]) -> list[Window]:
-    """As few windows as possible that cover these; each one's parts lie near each other."""
+    """A few windows that cover these; each one's parts lie near each other."""
     out: list[Window] = []
     for window in windows:
         for k, known in enumerate(out):

@@ -230,8 +230,11 @@ class Demands:
         ]
         widest: dict[Window, Window] = {}  # whose use asks for most of what is fetched
         for window, place in wanted.items():
-            serves = next((g for g in parts.fetched if _inside(window, g)), blocks)
-            parts.of[window] = blocks if _inside(window, blocks) else serves
+            held = (blocks, *parts.fetched)
+            serves = next((g for g in held if _inside(window, g)), None)
+            if serves is None:  # not evidently in any: fetched where it is used
+                continue
+            parts.of[window] = serves
             if _inside(widest.setdefault(parts.of[window], window), window):
                 widest[parts.of[window]] = window
                 parts.places[parts.of[window]] = place

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import spmd
 
-EXTENTS = (0, 1, 2, 3, 4, 5, 6, 7, 12)
+EXTENTS = (0, 1, 2, 3, 4, 5, 7, 12, 18, 33)
 
 
 @dataclass(frozen=True)
@@ -248,8 +248,13 @@ def looped(pool, x, y, c, d, mesh):
     u = x * 1
     total = np.sum(x) * 0
     for k in spmd.range(c % 4):
-        u[1:-1] = u[2:] - u[:-2] + k
-        u = np.roll(u, 1, axis=0)
+        if d % 3 == 0:
+            u[1:-1] = u[2:] - u[:-2] + k
+            u = np.roll(u, 1, axis=0)
+        elif d % 3 == 1:
+            u[:-1] = u[1:] - u[:-1] // 2
+        else:
+            u[-2::-1] = u[:0:-1] - k
         total = total + np.sum(u)
     return u if d % 2 else total
 

@@ -203,3 +203,34 @@ def test_ghost_cells_on_one_side() -> None:
     for ranks in (1, 3, 60):
         same(run(lowered, {"x": ranks}), expected, f"the Program on {ranks} ranks")
         same(image.run(ranks=ranks), expected, f"the image on {ranks} ranks")
+
+
+def test_loops_that_read_on_one_side_only() -> None:
+    """Room for ghost cells holds a rank's own part too; nobody else's where that is far off."""
+
+    @spmd.program(mesh=("x",))
+    def one_sided() -> Any:
+        u, v, w = (spmd.input(name, (200,), np.float64, layout=("x",), default=lambda i: i * i % 11)
+                   for name in "uvw")  # fmt: skip
+        for _ in spmd.range(3):
+            u[1:] += 0.5 * u[:-1]
+            v[:-3] -= 0.5 * v[3:]
+            w[120:] -= 0.5 * w[:-120]
+        return {"u": u, "v": v, "w": w}
+
+    expected, image = one_sided.eager(), spmd.build(one_sided)
+    lowered = partition(check(one_sided.capture()))
+    for ranks in (1, 3, 8):
+        same(run(lowered, {"x": ranks}), expected, f"the Program on {ranks} ranks")
+        same(image.run(ranks=ranks), expected, f"the image on {ranks} ranks")
+
+
+def test_extremes_of_half_types() -> None:
+    @spmd.program(mesh=("x", "y"))
+    def first() -> Any:
+        u = spmd.input("u", (9, 7), np.float16, layout=("x", "y"),
+                       default=lambda i, j: (7 * i + 3 * j + i * j) % 11)  # fmt: skip
+        v = np.where(u == 3, np.float16(np.nan), u)
+        return {"least": u.argmin(), "most": u.argmax(0), "nan": v.argmin(1)}
+
+    same(spmd.build(first).run(ranks=6), first.eager(), "6 ranks")

@@ -224,7 +224,8 @@ def _cumulative(operands: Sequence[Array], attrs: Attrs, _: Eval) -> list[Array]
 
 
 def _matmul(operands: Sequence[Array], _: Attrs, __: Eval) -> list[Array]:
-    return [np.asarray(np.matmul(operands[0], operands[1]))]
+    product = np.asarray(np.matmul(operands[0], operands[1]))
+    return [product.astype(operands[0].dtype)]  # of bfloat16, NumPy's is float32
 
 
 def _sort(operands: Sequence[Array], attrs: Attrs, _: Eval) -> list[Array]:

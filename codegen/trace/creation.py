@@ -201,10 +201,10 @@ def asarray(x: Any, dtype: Any = None, layout: Any = None, **_: Any) -> Array:
     return made if layout is None or not data.ndim else mapping.relayout(made, layout)
 
 
-def array(x: Any, dtype: Any = None, layout: Any = None, **_: Any) -> Array:
+def array(x: Any, dtype: Any = None, layout: Any = None, copy: Any = True, **_: Any) -> Array:
     """A new array with the elements of x."""
     made = asarray(x, dtype, layout)
-    return wrap(made.context, made.read(), scalar=False) if not made.is_global else made
+    return wrap(made.context, made.read(), scalar=False) if copy or made is not x else made
 
 
 def _has_traced(x: Any) -> bool:

@@ -24,7 +24,7 @@ from codegen.trace.array import (
     unsupported,
     wrap,
 )
-from codegen.trace.constants import blank_value
+from codegen.trace.constants import blank_value, element_type
 from codegen.trace.context import user_place
 from codegen.trace.elementwise import (
     broadcast_shapes,
@@ -74,7 +74,7 @@ def _missing(have: Shape, given: Sequence[Expr]) -> Expr | None:
 
 
 def reshape(x: Any, shape: Any, order: str = "C", *, copy: Any = None) -> Array:
-    """The same elements in row-major order; a view."""
+    """The same elements in row-major order; a view where NumPy's is one."""
     if order not in ("C", "A", None):
         raise unsupported(f"reshape with order={order!r}", "x.T.reshape(...)")
     array = as_array(x)
@@ -93,8 +93,10 @@ def reshape(x: Any, shape: Any, order: str = "C", *, copy: Any = None) -> Array:
             found=f"({text})",
         )
     assert fill is not None
-    result = array.viewed(view.Reshape(tuple(fill if e is None else e for e in wanted)))
-    return _copied(result) if copy else result
+    made = tuple(fill if e is None else e for e in wanted)
+    result = array.viewed(view.Reshape(made))
+    shared = view.may_reshape(array.view, array.base.type.shape, made)
+    return _copied(result) if copy or not shared else result
 
 
 def _copied(array: Array) -> Array:
@@ -352,6 +354,8 @@ def astype(x: Any, dtype: Any, order: str = "K", casting: Any = None, subok: Any
            copy: Any = True, *, device: Any = None) -> Array:  # fmt: skip
     """A new array of another element type."""
     array = as_array(x)
+    if not copy and isinstance(x, Array) and element_type(dtype) == array.type.dtype:
+        return x
     value = as_value(array.context, array, dtype)
     return wrap(array.context, value, scalar=array.scalar or None if array.ndim == 0 else False)
 

@@ -7,9 +7,13 @@ Always holds: `put` gives a value of the storage's type; steps are compared to r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
+
+import numpy as np
 
 from codegen import dtypes
 from codegen.errors import ProgramError
@@ -123,6 +127,41 @@ def shape_of(view: View, base: Shape) -> Shape:
         else:
             shape = step.shape
     return shape
+
+
+def may_reshape(view: View, base: Shape, shape: Shape) -> bool:
+    """Whether NumPy's reshape of this view shows the same memory: its own strides decide, of an
+    array that is never touched. Extents that follow from the mesh: assumed so."""
+    steps: View = (*view, Reshape(shape))
+    shapes = (base, *(s.shape for s in steps if not isinstance(s, Transpose)))
+    if not view or not all(e.is_const for one in shapes for e in one):
+        return True
+    extents = [tuple(e.value for e in one) for one in shapes]
+    strides = [math.prod(extents[0][d + 1 :]) for d in range(len(base))]
+    shown: Any = np.lib.stride_tricks.as_strided(np.zeros(1, bool), extents[0], strides)
+    given = iter(extents[1:])
+    for step in view:
+        if isinstance(step, Transpose):
+            shown = shown.transpose(step.perm)
+            continue
+        now = next(given)
+        if isinstance(step, Reshape):
+            shown = shown.view()
+            shown.shape = now
+        elif isinstance(step, Broadcast):
+            at = dict(zip(step.dims, shown.strides))
+            strides = [at[d] if d in at and shown.shape[step.dims.index(d)] != 1 else 0
+                       for d in range(len(now))]  # fmt: skip
+            shown = np.lib.stride_tricks.as_strided(shown, now, strides)
+        else:
+            by = step.step if isinstance(step, Slice) else (1,) * len(now)
+            strides = [s * k for s, k in zip(shown.strides, by)]
+            shown = np.lib.stride_tricks.as_strided(shown, now, strides)
+    try:
+        shown.view().shape = next(given)
+    except AttributeError:
+        return False
+    return True
 
 
 def _starts(context: Context, base: Value, step: Dynamic) -> list[Value]:

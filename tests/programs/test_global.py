@@ -234,3 +234,23 @@ def test_extremes_of_half_types() -> None:
         return {"least": u.argmin(), "most": u.argmax(0), "nan": v.argmin(1)}
 
     same(spmd.build(first).run(ranks=6), first.eager(), "6 ranks")
+
+
+def test_what_shows_the_same_memory() -> None:
+    """As in NumPy: np.array copies; reshape shows the memory where strides allow it."""
+
+    @spmd.program(mesh=("x", "y"))
+    def shared() -> Any:
+        u = spmd.input("u", (4, 6), np.float64, layout=("x", "y"), default=lambda i, j: i + j)
+        copy, same = np.array(u), u.astype(np.float64, copy=False)
+        copy[0], same[3] = 50, 60
+        shapes = [
+            (u.T, -1), (u[:, 1:], -1), (u[1:], -1), (u[::2], (-1, 2)), (u[:, ::2], (2, 2, 3)),
+            (u.T, (3, 2, 4)), (u[::-1], -1), (u[:, None], (4, 6)), (u[2:3].T, (2, 3)),
+            (u.reshape(2, 2, 6)[:, 1], -1), (np.broadcast_to(u[0], (2, 6)), -1), (u[0:0], (3, 0)),
+        ]  # fmt: skip
+        for k, (part, shape) in enumerate(shapes):
+            part.reshape(shape)[:1] = 100 + k
+        return {"u": u, "copy": copy}
+
+    same(spmd.build(shared).run(ranks=6), shared.eager(), "6 ranks")

@@ -96,6 +96,8 @@ def guarded(step: Any) -> Any:
                            expected="functions that call each other while building only",
                            remedy="a loop: spmd.range, or Python's range") from None  # fmt: skip
     except Exception as error:
+        if isinstance(error.__cause__, SpmdError):
+            raise error.__cause__ from None  # NumPy said less about it
         where, ours = user_place(error)
         if where is None:
             raise

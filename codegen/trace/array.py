@@ -97,6 +97,7 @@ class Array:
     """An array whose elements exist at run time only. weak: promotes as a Python number does."""
 
     __array_priority__ = 2000
+    copied = ""  # what of another array this shows in NumPy, where it is a copy
     made_empty = False  # by spmd.like or spmd.empty: as a kernel's argument it is an output
     __hash__ = None  # type: ignore[assignment]  # as NumPy's arrays
 
@@ -163,6 +164,13 @@ class Array:
                 found="an element that was read, or the 0-d result of an operation",
                 remedy="bind the name again: x = y",
             )
+        if self.copied:
+            raise UnsupportedError(
+                f"x.{self.copied} of complex numbers is a copy, not a view as NumPy's",
+                place=user_place(),
+                expected="a write to all of x",
+                remedy="x[...] = real + 1j * imag; to change the copy alone: x.real.copy()",
+            )
         new = views.put(self.context, self.base, self.view, value)
         have = self.base.type
         if have.layout and new.type.layout != have.layout and not have.free:
@@ -172,7 +180,9 @@ class Array:
     def viewed(self, step: views.Step) -> Array:
         """Another array that shows part of the same storage."""
         view = views.then(self.view, step, self.extents)
-        return Array(self.context, self.storage, view, self.weak)
+        out = Array(self.context, self.storage, view, self.weak)
+        out.copied = self.copied
+        return out
 
     # ---- what ndarray has --------------------------------------------------------------------
 
@@ -377,14 +387,15 @@ class Array:
                       "an extent must be known while building")  # fmt: skip
 
     def __float__(self) -> float:
-        self._unknown("a Python float", "use the 0-d array as it is, or x.astype(np.float64)")
+        self._unknown("a Python float", "use the 0-d array as it is, or x.astype(np.float64); "
+                      "into one that NumPy made, x: x = spmd.asarray(x) first")  # fmt: skip
 
     def __complex__(self) -> complex:
         self._unknown("a Python complex", "use the 0-d array as it is")
 
     def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
         self._unknown("a NumPy array", "NumPy functions take the array itself; np.stack makes one "
-                      "of several")  # fmt: skip
+                      "of several; into one that NumPy made: x = spmd.asarray(x)")  # fmt: skip
 
     def item(self, *index: Any) -> NoReturn:
         self._unknown("a Python number", "x[k] is the element as a 0-d array")

@@ -47,6 +47,14 @@ def rounded(value: Any, dtype: DType) -> int | float | complex | bool:
                 remedy="convert the array first: x.astype(np.int64)",
             )
         return int(value)
+    if dtype.kind != "c" and isinstance(value, (complex, np.complexfloating)):
+        raise DtypeError(
+            f"a complex number in an array of {dtype}",
+            place=user_place(),
+            expected="a real number",
+            found=str(value),
+            remedy="take its .real, or make the array complex: x.astype(np.complex128)",
+        )
     kept = np.asarray(value).astype(dtypes.numpy_dtype(dtype))
     return complex(kept) if dtype.kind == "c" else float(kept)
 

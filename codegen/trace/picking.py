@@ -112,7 +112,7 @@ def real(x: Any) -> Array:
     array = as_array(x)
     if array.type.dtype.kind != "c":
         return array
-    return wrap(array.context, array.context.emit_one("map", array.read(), fn="real"))
+    return _part(array, "real")
 
 
 def imag(x: Any) -> Array:
@@ -121,7 +121,13 @@ def imag(x: Any) -> Array:
     array = as_array(x)
     if array.type.dtype.kind != "c":
         return zeros_like(array)
-    return wrap(array.context, array.context.emit_one("map", array.read(), fn="imag"))
+    return _part(array, "imag")
+
+
+def _part(array: Array, fn: str) -> Array:
+    out = wrap(array.context, array.context.emit_one("map", array.read(), fn=fn))
+    out.copied = fn
+    return out
 
 
 def conj(x: Any, out: Any = None) -> Any:

@@ -10,6 +10,7 @@ import pytest
 
 import spmd
 from codegen.errors import (
+    DtypeError,
     LayoutError,
     ProgramError,
     ShapeError,
@@ -17,6 +18,7 @@ from codegen.errors import (
     TracedValueError,
     UnsupportedError,
 )
+from spmd.source import guarded
 
 
 def u(layout: Any = ("x", None)) -> Any:
@@ -55,6 +57,24 @@ def read_only() -> Any:
     return x
 
 
+def element_into_constant() -> Any:
+    table = np.zeros(8)
+    table[0] = u()[1, 2]
+    return table
+
+
+def real_part() -> Any:
+    x = u() * 1j
+    x.real[1:] = 2
+    return x
+
+
+def complex_element() -> Any:
+    x = u()
+    x[0, 0] = 1 + 2j
+    return x
+
+
 def twice_split() -> Any:
     return u().relayout(("x", "x"))
 
@@ -77,6 +97,10 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[SpmdError], tuple[str, ...]]] 
     "unique": (lambda: np.unique(u()), UnsupportedError, ()),
     "a shape that changes in a loop": (carried_shape, SpmdError, ("loop", "shape")),
     "a constant that is written": (into_constant, SpmdError, ("not known", "spmd.asarray")),
+    "a constant that gets an element": (
+        lambda: guarded(element_into_constant), SpmdError, ("not known", "spmd.asarray")),
+    "a part of complex numbers that is written": (real_part, UnsupportedError, ("copy",)),
+    "a complex number among real ones": (complex_element, DtypeError, ("float64", ".real")),
     "a broadcast view that is written": (read_only, ProgramError, ("read-only", ".copy()")),
     "the index outside of shard_map": (
         lambda: u() * spmd.axis_index("x"), ProgramError, ("outside a shard_map",)),

@@ -230,8 +230,8 @@ class Demands:
         ]
         widest: dict[Window, Window] = {}  # whose use asks for most of what is fetched
         for window, place in wanted.items():
-            held = (blocks, *parts.fetched)
-            serves = next((g for g in held if _inside(window, g)), None)
+            sources = (blocks, *parts.fetched)
+            serves = next((g for g in sources if _inside(window, g)), None)
             if serves is None:  # not evidently in any: fetched where it is used
                 continue
             parts.of[window] = serves

@@ -181,6 +181,7 @@ class Demands:
             room = tuple(h if c.inside(h) else c.opened() for c, h in zip(around, blocks))
             once = body.results.count(result) == 1 and body.args.count(result) == 0
             used = result in made and self._overwrites(body, argument, result)
+            fits = fits and used and self.of[result].made == [home(result)]  # keep makes no more
             out.append(room if fits and once and used and argument.type.layout else None)
         return out
 

@@ -210,13 +210,15 @@ def test_loops_that_read_on_one_side_only() -> None:
 
     @spmd.program(mesh=("x",))
     def one_sided() -> Any:
-        u, v, w = (spmd.input(name, (200,), np.float64, layout=("x",), default=lambda i: i * i % 11)
-                   for name in "uvw")  # fmt: skip
+        u, v, w, a, b = (spmd.input(name, (200,), np.float64, layout=("x",),
+                                    default=lambda i: i * i % 11) for name in "uvwab")  # fmt: skip
         for _ in spmd.range(3):
             u[1:] += 0.5 * u[:-1]
             v[:-3] -= 0.5 * v[3:]
             w[120:] -= 0.5 * w[:-120]
-        return {"u": u, "v": v, "w": w}
+            a[:] -= 0.5 * b + a * 0.1  # more of a than a rank's own part is made at once
+            b[1:] = a[:-1] - 0.25 * b[:-1]
+        return {"u": u, "v": v, "w": w, "a": a, "b": b}
 
     expected, image = one_sided.eager(), spmd.build(one_sided)
     lowered = partition(check(one_sided.capture()))

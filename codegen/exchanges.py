@@ -216,8 +216,8 @@ def _common(a: Bounds, b: Bounds) -> Bounds:
     """The elements in both."""
     out = []
     for (low, high), (first, last) in zip(a, b, strict=True):
-        begin = low if low == first else expr.maximum(low, first)
-        end = high if high == last else expr.minimum(high, last)
+        begin = low if low == first else expr.most(low, first)
+        end = high if high == last else expr.least(high, last)
         out.append((begin, end))
     return out
 

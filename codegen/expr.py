@@ -43,8 +43,8 @@ from codegen.terms import (
 __all__ = [
     "Atom", "Call", "EVALUATE", "Expr", "IntLike", "Monomial", "Sym", "and_", "as_expr", "calls",
     "const", "eq", "eq0", "equal", "floordiv", "from_atom", "from_monomial", "function", "ge",
-    "ge0", "gt", "le", "linear_in", "lt", "maximum", "minimum", "mod", "ne", "nonneg", "not_",
-    "or_", "product", "replace", "select", "symbol", "to_json",
+    "ge0", "gt", "le", "least", "linear_in", "lt", "maximum", "minimum", "mod", "most", "ne",
+    "nonneg", "not_", "or_", "product", "replace", "select", "symbol", "to_json",
 ]  # fmt: skip
 
 
@@ -201,6 +201,23 @@ def maximum(a: Expr, b: Expr) -> Expr:
     if nonneg(a - b):
         return a
     return from_atom(Call("max", (a, b) if a.order <= b.order else (b, a)))
+
+
+def least(a: IntLike, b: IntLike) -> Expr:
+    """minimum without a search for a proof that one of them always is it: for formulas that are
+    evaluated and not compared."""
+    return _unproved("min", as_expr(a), as_expr(b))
+
+
+def most(a: IntLike, b: IntLike) -> Expr:
+    """maximum without that search."""
+    return _unproved("max", as_expr(a), as_expr(b))
+
+
+def _unproved(op: str, a: Expr, b: Expr) -> Expr:
+    if a.is_const and b.is_const:
+        return minimum(a, b) if op == "min" else maximum(a, b)
+    return a if a == b else from_atom(Call(op, (a, b) if a.order <= b.order else (b, a)))
 
 
 def _scale(e: Expr) -> tuple[int, int]:

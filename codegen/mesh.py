@@ -135,18 +135,18 @@ def owner(extent: IntLike, blocks: IntLike, element: IntLike) -> Expr:
     """
     e, i = expr.as_expr(extent), expr.as_expr(element)
     small = e // blocks
-    return expr.maximum(i // (small + 1), (i - e % blocks) // expr.maximum(small, 1))
+    return expr.most(i // (small + 1), (i - e % blocks) // expr.maximum(small, 1))
 
 
 def blocks_ended(extent: IntLike, blocks: IntLike, at: IntLike) -> Expr:
     """How many blocks end at element `at`, or before it; beyond both ends of the dim too."""
-    inside = expr.maximum(owner(extent, blocks, at), 0)
+    inside = expr.most(owner(extent, blocks, at), 0)
     return expr.select(expr.ge(at, extent), blocks, inside)
 
 
 def blocks_begun(extent: IntLike, blocks: IntLike, at: IntLike) -> Expr:
     """How many blocks begin before element `at`."""
-    inside = expr.maximum(owner(extent, blocks, expr.as_expr(at) - 1) + 1, 0)
+    inside = expr.most(owner(extent, blocks, expr.as_expr(at) - 1) + 1, 0)
     return expr.select(expr.gt(at, extent), blocks, inside)
 
 

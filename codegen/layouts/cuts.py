@@ -190,10 +190,10 @@ def _ranges(mesh: Mesh, held: Cut, wanted: Cut) -> Ranges:
     n, size = held.extent, mesh.size(held.axes)
     begin, end = held.bounds(mesh)
     low, high = block(held.axes, wanted.extent).bounds(mesh)
-    holders = expr.minimum(n, size)
+    holders = expr.least(n, size)
     return (
         blocks_ended(n, size, low - wanted.most),
-        expr.minimum(blocks_begun(n, size, high - wanted.least), holders),
+        expr.least(blocks_begun(n, size, high - wanted.least), holders),
         blocks_ended(wanted.extent, size, begin + wanted.least),
         expr.lt(begin, end) * blocks_begun(wanted.extent, size, end + wanted.most),
     )

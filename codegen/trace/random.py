@@ -19,6 +19,7 @@ from codegen.trace import creation, elementwise, mapping
 from codegen.trace.api import eager_current
 from codegen.trace.array import Array, as_array, element_type, is_traced, wrap
 from codegen.trace.context import Context, user_place
+from codegen.trace.layouts import by_rules
 
 _LOW = 2**32 - 1  # the lower half of 64 bits
 
@@ -39,7 +40,7 @@ def bits(
     kind = np.dtype(dtype)
     if kind.kind not in "iu":
         raise _wrong_type("bits", dtype, "an integer type")
-    return _laid_out(_first(seed, shape, stream, start).astype(kind), layout)
+    return _laid_out(_first(seed, shape, stream, start).astype(kind), layout, shape)
 
 
 def uniform(
@@ -56,7 +57,7 @@ def uniform(
     made = _fraction(_first(seed, shape, stream, start), kind)
     if not (_is(low, 0) and _is(high, 1)):
         made = low + (high - low) * made
-    return _laid_out(made.astype(kind), layout)
+    return _laid_out(made.astype(kind), layout, shape)
 
 
 def normal(
@@ -77,7 +78,7 @@ def normal(
     made = radius * np.cos(2 * math.pi * _fraction(second, kind))
     if not (_is(loc, 0) and _is(scale, 1)):
         made = loc + scale * made
-    return _laid_out(made.astype(kind), layout)
+    return _laid_out(made.astype(kind), layout, shape)
 
 
 def randint(
@@ -107,7 +108,7 @@ def randint(
     made = _scaled(lower & _LOW, upper >> 32, int(end) - int(first))
     if first:  # uint64 wraps around, so that low may be negative
         made = made + int(first) % 2**64
-    return _laid_out(made.astype(kind), layout)
+    return _laid_out(made.astype(kind), layout, shape)
 
 
 def permutation(seed: Any, x: Any, layout: Any = None, *, stream: Any = 0) -> Any:
@@ -188,8 +189,9 @@ def _scaled(lower: Any, upper: Any, span: int) -> Any:
 # ---- results ---------------------------------------------------------------------------------
 
 
-def _laid_out(made: Any, layout: Any) -> Any:
+def _laid_out(made: Any, layout: Any, shape: Any = ()) -> Any:
     if isinstance(made, Array):
+        layout = by_rules(made.context, shape, layout)
         wanted = layout is not None and not made.context.rank_view
         return mapping.relayout(made, layout) if wanted else made
     runtime = eager_current()

@@ -51,11 +51,11 @@ def with_manifest(content, notes=None):
 
 
 def refused(data, *texts, kind=ImageError):
-    start = time.perf_counter()
+    start = time.process_time()  # of this process: others may be busy
     with pytest.raises(kind) as caught:
         image = manifest.read(data)
         image.notes()
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
     assert caught.value.exit_code == 65
     for text in texts:
         assert text in str(caught.value), str(caught.value)
@@ -159,9 +159,9 @@ def test_an_unchanged_manifest_is_accepted(good):
 def test_wide_layouts_of_expressions_stay_fast(good):
     e = ["+", *[["*", 2**62, 2**62, 2**62]] * 2000]
     image = manifest.read(with_manifest(changed(good, ["buffers", 0, "bytes"], e)))
-    start = time.perf_counter()
+    start = time.process_time()  # of this process: others may be busy
     assert manifest.evaluate(image.manifest["buffers"][0]["bytes"], {}) > 2**180
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
 
 
 def test_notes_that_unpack_without_end(good):

@@ -1,9 +1,8 @@
 """A network of two layers, its gradients written by hand, under data, model and mixed layouts.
 
-The program is one; named dims say which mesh axis splits the batch and which the hidden units, and
-the compiler finds the all-reduces: two of gradients, one of activations, or both.
+Named dims say which mesh axis splits the batch, and which the hidden units; the compiler finds the
+all-reduces: two of gradients, one of activations, or all (`show both.img --layouts` names them).
     python -m spmd build examples/two_layers.py:both -o both.img
-    python -m spmd show both.img --layouts --mesh x=2,y=2
     mpirun -n 4 python -m spmd run both.img -o losses=losses.npy
 """
 

@@ -16,6 +16,7 @@ from codegen.ir import ArrayType, Op, Value
 from codegen.layouts import cuts
 from codegen.layouts.cuts import Cut, Window
 from codegen.layouts.views import Builder, Views
+from codegen.mesh import LayoutEntry
 
 _AS_MAP = {"add": "add", "mul": "mul", "min": "minimum", "max": "maximum"}
 
@@ -91,14 +92,7 @@ class Combining(Views):
         nothing = build.emit("full", (), {"value": neutral(fn, wide), "dtype": wide,
                                           "shape": self.shape(kept)})  # fmt: skip
         mine = build.emit("scatter", (nothing, self.cast(v, wide, build), *index), op.attrs)
-        parted = [d for d, (c, k) in enumerate(zip(window, kept)) if c != k]
-        if len(parted) == 1 and window[parted[0]] == cuts.block(cut.axes, shape[parted[0]]):
-            types = (ArrayType(wide, self.shape(window)),)
-            attrs = {"axes": cut.axes, "dim": parted[0], "fn": fn, "types": types}
-            total = build.emit("reduce_scatter", (mine,), attrs)
-        else:
-            total = build.emit("all_reduce", (mine,), {"axes": cut.axes, "fn": fn})
-            total = self.part(total, kept, window, build)
+        total = self.over(cut.axes, op, kept, window, mine, fn, build)
         made = build.emit("map", (self.cast(x, wide, build), total), {"fn": _AS_MAP[fn]})
         return self.cast(made, dtype, build)
 
@@ -123,6 +117,10 @@ class Combining(Views):
             return self.partial.get(op.result, ())
         if self.computed(op, window, inner) != window:
             return ()
+        return self.axes_of(inner)
+
+    def axes_of(self, inner: Sequence[Cut]) -> tuple[str, ...]:
+        """The axes that cut these dims, in the mesh's order."""
         return tuple(a for a in self.mesh.names if any(a in c.axes for c in inner))
 
     def computed(self, op: Op, window: Window, inner: Iterable[Cut]) -> Window:
@@ -135,20 +133,25 @@ class Combining(Views):
         self, op: Op, window: Window, inner: Sequence[Cut], value: Value, fn: str, build: Builder
     ) -> Value:
         """What each rank computed of its own elements of the inner dims, over all ranks."""
-        axes = tuple(a for a in self.mesh.names if any(a in c.axes for c in inner))
+        axes = self.axes_of(inner)
         held = self.computed(op, window, inner)
         if not axes or op.result in self.later:
             return self.part(value, held, window, build)
-        value = self.wide(value, build)
+        value = self.over(axes, op, held, window, self.wide(value, build), fn, build)
+        return self.cast(value, op.result.type.dtype, build)
+
+    def over(
+        self, axes: LayoutEntry, op: Op, held: Window, window: Window, value: Value, fn: str,
+        build: Builder,
+    ) -> Value:  # fmt: skip
+        """What all ranks have of a part of the result, combined; of that, the part wanted."""
         cut = [d for d, (c, h) in enumerate(zip(window, held)) if c != h]
         if len(cut) == 1 and window[cut[0]] == cuts.block(axes, op.result.type.shape[cut[0]]):
             types = (ArrayType(value.type.dtype, self.shape(window)),)
             attrs = {"axes": axes, "dim": cut[0], "fn": fn, "types": types}
-            value = build.emit("reduce_scatter", (value,), attrs)
-        else:
-            value = build.emit("all_reduce", (value,), {"axes": axes, "fn": fn})
-            value = self.part(value, held, window, build)
-        return self.cast(value, op.result.type.dtype, build)
+            return build.emit("reduce_scatter", (value,), attrs)
+        value = build.emit("all_reduce", (value,), {"axes": axes, "fn": fn})
+        return self.part(value, held, window, build)
 
     def _reduce(self, op: Op, window: Window, operands: list[Value], build: Builder) -> Value:
         (held,) = self._reduce_needs(op, window)

@@ -25,39 +25,36 @@ class Localizer(Combining):
 
     def needs(self, op: Op, window: Window) -> list[Window]:
         """The part of each operand for this part of the result. Window () for 0-d operands."""
-        found: list[Window] = _NEEDS[op.kind](self, op, window)
-        return found
+        needs, _ = _RULES[op.kind]
+        return needs(self, op, window)
 
     def make(self, op: Op, window: Window, operands: Sequence[Value], build: Builder) -> Value:
         """The part of the result, of the operands' parts that `needs` named."""
-        value: Value = _MAKES[op.kind](self, op, window, list(operands), build)
-        return value
+        _, make = _RULES[op.kind]
+        return make(self, op, window, list(operands), build)
 
 
-_NEEDS: dict[str, Callable[..., list[Window]]] = {
-    "map": Localizer._same, "relayout": Localizer._same,
-    "broadcast": Localizer._broadcast_needs,
-    "slice": Localizer._slice_needs, "transpose": Localizer._transpose_needs,
-    "reshape": Localizer._reshape_needs,
-    "full": Localizer._none, "iota": Localizer._none, "const": Localizer._none,
-    "expr": Localizer._none,
-    "update": Localizer._update_needs, "dynamic_slice": Localizer._dynamic_slice_needs,
-    "dynamic_update": Localizer._dynamic_update_needs, "gather": Localizer._gather_needs,
-    "scatter": Localizer._scatter_needs, "reduce": Localizer._reduce_needs,
-    "sort": Localizer._lane_needs, "argsort": Localizer._lane_needs,
-    "argreduce": Localizer._argreduce_needs, "cumulative": Localizer._same,
-    "matmul": Localizer._matmul_needs,
-}  # fmt: skip
-_MAKES: dict[str, Callable[..., Value]] = {
-    "map": Localizer._map, "relayout": Localizer._operand,
-    "broadcast": Localizer._broadcast, "slice": Localizer._slice,
-    "transpose": Localizer._transpose, "reshape": Localizer._reshape,
-    "full": Localizer._full, "iota": Localizer._iota, "const": Localizer._const,
-    "expr": Localizer._expr,
-    "update": Localizer._update, "dynamic_slice": Localizer._dynamic_slice,
-    "dynamic_update": Localizer._dynamic_update, "gather": Localizer._gather,
-    "scatter": Localizer._scatter, "reduce": Localizer._reduce,
-    "sort": Localizer._sort, "argsort": Localizer._sort,
-    "argreduce": Localizer._argreduce, "cumulative": Localizer._cumulative,
-    "matmul": Localizer._matmul,
-}  # fmt: skip
+# By the kind of an op: what it needs, and how it is made.
+_RULES: dict[str, tuple[Callable[..., list[Window]], Callable[..., Value]]] = {
+    "map": (Localizer._same, Localizer._map),
+    "relayout": (Localizer._same, Localizer._operand),
+    "broadcast": (Localizer._broadcast_needs, Localizer._broadcast),
+    "slice": (Localizer._slice_needs, Localizer._slice),
+    "transpose": (Localizer._transpose_needs, Localizer._transpose),
+    "reshape": (Localizer._reshape_needs, Localizer._reshape),
+    "full": (Localizer._none, Localizer._full),
+    "iota": (Localizer._none, Localizer._iota),
+    "const": (Localizer._none, Localizer._const),
+    "expr": (Localizer._none, Localizer._expr),
+    "update": (Localizer._update_needs, Localizer._update),
+    "dynamic_slice": (Localizer._dynamic_slice_needs, Localizer._dynamic_slice),
+    "dynamic_update": (Localizer._dynamic_update_needs, Localizer._dynamic_update),
+    "gather": (Localizer._gather_needs, Localizer._gather),
+    "scatter": (Localizer._scatter_needs, Localizer._scatter),
+    "reduce": (Localizer._reduce_needs, Localizer._reduce),
+    "sort": (Localizer._lane_needs, Localizer._sort),
+    "argsort": (Localizer._lane_needs, Localizer._sort),
+    "argreduce": (Localizer._argreduce_needs, Localizer._argreduce),
+    "cumulative": (Localizer._same, Localizer._cumulative),
+    "matmul": (Localizer._matmul_needs, Localizer._matmul),
+}

@@ -7,9 +7,9 @@ Always holds: `needs` covers what `make` reads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 from codegen import expr
 from codegen.expr import Expr, product
@@ -18,11 +18,8 @@ from codegen.layouts import cuts
 from codegen.layouts.cuts import Cut, Window
 from codegen.mesh import Layout, LayoutEntry, Mesh
 
-
-class Builder(Protocol):
-    mesh: Mesh
-
-    def emit(self, kind: str, operands: Sequence[Value], attrs: Mapping[str, Any]) -> Value: ...
+if TYPE_CHECKING:  # it reads the other way round while running
+    from codegen.layouts.views import Builder
 
 
 @dataclass(frozen=True)

@@ -116,14 +116,9 @@ class Views:
 
     def _slice(self, op: Op, window: Window, operands: list[Value], build: Builder) -> Value:
         (held,) = self._slice_needs(op, window)
-        start = tuple(
-            expr.as_expr(s) + k * low - under
-            for s, k, low, under in zip(
-                op.attrs["start"], op.attrs["step"], self.lows(window), self.lows(held)
-            )
-        )
-        attrs = {"start": start, "step": op.attrs["step"], "shape": self.shape(window)}
-        return build.emit("slice", operands, {**attrs, "cut": True})
+        attrs = {"start": self.start(op, window, held), "step": op.attrs["step"],
+                 "shape": self.shape(window), "cut": True}  # fmt: skip
+        return build.emit("slice", operands, attrs)
 
     def _transpose_needs(self, op: Op, window: Window) -> list[Window]:
         perm = op.attrs["perm"]
@@ -173,14 +168,18 @@ class Views:
 
     def _update(self, op: Op, window: Window, operands: list[Value], build: Builder) -> Value:
         _, part = self._update_needs(op, window)
-        start = tuple(
+        attrs = {"start": self.start(op, part, window), "step": op.attrs["step"], "cut": True}
+        return build.emit("update", operands, attrs)
+
+    def start(self, op: Op, part: Window, held: Window) -> Shape:
+        """Where a part of the result of a slice (the operand of an update) begins in what is held
+        of the array that it is a slice of (written to)."""
+        return tuple(
             expr.as_expr(s) + k * low - under
             for s, k, low, under in zip(
-                op.attrs["start"], op.attrs["step"], self.lows(part), self.lows(window)
+                op.attrs["start"], op.attrs["step"], self.lows(part), self.lows(held)
             )
         )
-        attrs = {"start": start, "step": op.attrs["step"], "cut": True}
-        return build.emit("update", operands, attrs)
 
     def _still(self, start: Value, moved: Expr, extent: Expr) -> bool:
         """Whether a dim of a dynamic box is the whole dim, in place."""

@@ -15,7 +15,7 @@ from typing import Any
 from codegen import dtypes, expr, mesh, ops
 from codegen.errors import Place
 from codegen.expr import Expr, Sym
-from codegen.ir import ArrayType, Module, Op, Output, Region, Value
+from codegen.ir import ArrayType, Module, Op, Output, Region, Shape, Value
 from codegen.layouts import cuts
 from codegen.layouts.cuts import Window
 from codegen.layouts.demands import demands_of, home, layout_of
@@ -173,7 +173,7 @@ class _Partition:
         x = self.need(value, tuple(have))
         layout = layout_of(value)
         moved = [d for d, c in enumerate(window) if layout[d] and not self.held(c, have[d])]
-        axes = tuple(a for a in self.mesh.names if any(a in layout[d] for d in moved))
+        axes = self.moving(value, moved)
         coords = {self.mesh.axis(a).coord_sym for a in axes}
         now = [
             c if d not in moved and not _symbols(c, self.mesh) & coords else h
@@ -217,15 +217,25 @@ class _Partition:
                 offset = mesh.block_offset(have[d].extent, size, expr.symbol(var))
                 attrs = {"axes": axes, "split": q, "concat": d, "var": var, "offset": offset}
                 return self.stated("all_to_all", x, attrs, now), now
-        attrs = {
+        return self.stated("redistribute", x, self.boxes(axes, have, now), now), now
+
+    def boxes(
+        self, axes: tuple[str, ...], have: Sequence[cuts.Cut], want: Sequence[cuts.Cut]
+    ) -> dict[str, Any]:
+        """What a redistribute or a halo says of its members."""
+        attrs: dict[str, Any] = {
             "axes": axes,
             "have": tuple(c.bounds(self.mesh) for c in have),
-            "want": tuple(c.bounds(self.mesh) for c in now),
+            "want": tuple(c.bounds(self.mesh) for c in want),
         }
-        near = cuts.near(self.mesh, axes, have, now)
-        if near:
+        if near := cuts.near(self.mesh, axes, have, want):
             attrs["near"] = near
-        return self.stated("redistribute", x, attrs, now), now
+        return attrs
+
+    def moving(self, value: Value, dims: Sequence[int]) -> tuple[str, ...]:
+        """The axes that split some dims of a value, in the mesh's order."""
+        layout = layout_of(value)
+        return tuple(a for a in self.mesh.names if any(a in layout[d] for d in dims))
 
     def stated(
         self, kind: str, x: Value, attrs: dict[str, Any], now: Sequence[cuts.Cut]
@@ -312,17 +322,16 @@ class _Partition:
     def room_type(self, value: Value, room: Window) -> ArrayType:
         return ArrayType(value.type.dtype, cuts.extents(self.mesh, room))
 
-    def offsets(self, value: Value, room: Window) -> list[Expr]:
+    def offsets(self, value: Value, room: Window) -> Shape:
         """Where a rank's own part begins in an array with room around it."""
-        return [
-            h - r for h, r in zip(cuts.lows(self.mesh, home(value)), cuts.lows(self.mesh, room))
-        ]
+        lows = zip(cuts.lows(self.mesh, home(value)), cuts.lows(self.mesh, room))
+        return tuple(mine - around for mine, around in lows)
 
     def padded(self, value: Value, room: Window) -> Value:
         mine = self.need(value, home(value))
         shape = cuts.extents(self.mesh, room)
         empty = self.emit("full", (), {"value": 0, "dtype": value.type.dtype, "shape": shape})
-        attrs = {"start": tuple(self.offsets(value, room)), "step": (1,) * len(shape), "cut": True}
+        attrs = {"start": self.offsets(value, room), "step": (1,) * len(shape), "cut": True}
         return self.emit("update", (empty, mine), attrs)
 
     def argument(self, value: Value, room: Window | None, is_body: bool) -> Value:
@@ -333,13 +342,8 @@ class _Partition:
             return local
         local = around = Value(value.name, self.room_type(value, room))
         if is_body:
-            layout = layout_of(value)
             moved = [d for d, c in enumerate(room) if c != home(value)[d]]
-            axes = tuple(a for a in self.mesh.names if any(a in layout[d] for d in moved))
-            attrs = {"axes": axes, "have": tuple(c.bounds(self.mesh) for c in home(value)),
-                     "want": tuple(c.bounds(self.mesh) for c in room)}  # fmt: skip
-            if near := cuts.near(self.mesh, axes, home(value), room):
-                attrs["near"] = near
+            attrs = self.boxes(self.moving(value, moved), home(value), room)
             (fetched,) = self.demands.of[value].fetched
             self.asked = self.demands.of[value].places.get(fetched)
             self.fetching = value
@@ -355,23 +359,16 @@ class _Partition:
         """The value that a loop carries on, in the array that it carries with room around it."""
         (value,) = op.results
         around, room = self.with_room[argument], self.room_of[argument]
-        shift = self.offsets(argument, room)
         if op.kind == "update" and op.operands[0] is argument:
             part = self.rules.needs(op, home(value))[1]
             v = self.need(op.operands[1], part)
-            start = [
-                s + k * low - mine + by
-                for s, k, low, mine, by in zip(
-                    op.attrs["start"], op.attrs["step"], cuts.lows(self.mesh, part),
-                    cuts.lows(self.mesh, home(value)), shift,
-                )
-            ]  # fmt: skip
-            step = op.attrs["step"]
+            start, step = self.rules.start(op, part, room), op.attrs["step"]
         else:
             v = self.make(op, home(value))
-            start, step = shift, (1,) * len(shift)
+            start = self.offsets(argument, room)
+            step = (1,) * len(start)
         self.at = op
-        attrs = {"start": tuple(start), "step": step, "cut": True}
+        attrs = {"start": start, "step": step, "cut": True}
         made = self.with_room[value] = self.emit("update", (around, v), attrs)
         self.parts[-1][value, home(value)] = self.rules.part(made, room, home(value), self)
         self.at = None

@@ -55,7 +55,8 @@ def interpreted(recipe: Any, ranks: int, choice: int) -> None:
     mesh = recipes.sizes(ranks, recipe.axes, choice)
     same(run(graph, mesh), expected, "the Graph")
     lowered = check_matching(check_uniform(check(partition(graph))))
-    same(run(lowered, mesh), expected, f"the Program over {mesh}")
+    given = {i.name: expected[f"r{k}"] for k, i in enumerate(graph.inputs)}
+    same(run(lowered, mesh, given), expected, f"the Program over {mesh}")
 
 
 @pytest.mark.parametrize("part", range(PARTS))

@@ -121,8 +121,8 @@ class ControlWriter:
 
         Symbols are spelled by their own names; `with_locals` declares those a function uses.
         """
-        e = e.subst({s: self.entry(self.plan.named[s], s.name) for s in e.symbols()
-                     if s in self.plan.named})  # fmt: skip
+        named = sorted(e.symbols() & self.plan.named.keys(), key=lambda s: s.name)
+        e = e.subst({s: self.entry(self.plan.named[s], s.name) for s in named})
         moving = frozenset(s for s in e.symbols() if s.kind in ("counter", "var"))
         e = abstract(e, moving, self.constant_part)
         names = {s: local_name(s) for s in e.symbols()}

@@ -161,28 +161,33 @@ spmd_span spmd_team_search(const spmd_team *team, int64_t begin, int64_t end)
 
 /* ---- neighbours ----------------------------------------------------------------------------- */
 
-static int64_t range_extent(spmd_range range)
+/* Of the members along an axis, how many are in a range. */
+static int64_t range_extent(spmd_range range, int64_t count)
 {
-    return range.end > range.begin ? range.end - range.begin : 0;
+    return range.end > range.begin ? spmd_least(range.end - range.begin, count) : 0;
 }
 
-static int64_t ranges_product(const spmd_range *range)
+static int64_t ranges_product(const spmd_exchange *exchange, const spmd_range *range)
 {
-    return range_extent(range[0]) * range_extent(range[1]) * range_extent(range[2]);
+    int64_t product = 1;
+    for (int axis = 0; axis < SPMD_AXES; axis++)
+        product *= range_extent(range[axis], exchange->count[axis]);
+    return product;
 }
 
 /* Places of the members in a product of ranges, in this arena: me first, if wanted. */
 static spmd_span near_list(const spmd_team *team, const spmd_exchange *exchange,
                            const spmd_range *range, bool wants_me, int64_t *list)
 {
-    int64_t count = 0, found = ranges_product(range);
+    int64_t count = 0, found = ranges_product(exchange, range);
     for (int64_t k = 0; k < found; k++) {
         int64_t member = 0, left = k, weight = 1;
         for (int axis = SPMD_AXES - 1; axis >= 0; axis--) {
-            int64_t extent = range_extent(range[axis]);
-            member += (range[axis].begin + left % extent) * weight;
+            int64_t along = exchange->count[axis], extent = range_extent(range[axis], along);
+            int64_t at = (range[axis].begin + left % extent) % along;
+            member += (at < 0 ? at + along : at) * weight;
             left /= extent;
-            weight *= exchange->count[axis];
+            weight *= along;
         }
         spmd_span place = spmd_team_span(team, member, member + 1);
         bool me = member == exchange->position;
@@ -229,8 +234,8 @@ bool spmd_near_find(spmd_hosted *me, const spmd_exchange *exchange)
         me->nears = calloc((size_t)me->job->image->sites, sizeof *me->nears);
     spmd_near *near = me->nears ? me->nears[exchange->site] : NULL;
     if (me->nears && !near) {
-        int64_t sources = ranges_product(exchange->sources);
-        int64_t both = sources + ranges_product(exchange->readers);
+        int64_t sources = ranges_product(exchange, exchange->sources);
+        int64_t both = sources + ranges_product(exchange, exchange->readers);
         near = calloc(1, sizeof *near + 3 * (size_t)both * sizeof *near->list);
         if (near) {
             near->sources = near_list(me->team, exchange, exchange->sources, true, near->list);

@@ -75,6 +75,8 @@ class Views:
         if op.kind in ("map", "update", "dynamic_update", "scatter"):
             found = [self.natural(v, dim) for v in op.operands[: 1 if op.kind != "map" else None]]
             return next((c for c in found if c.axes), None)
+        if op.kind == "roll":
+            return self.natural(op.operands[0], dim) if dim != a["dim"] else None
         if op.kind == "reshape":
             return reshapes.natural(op, dim, self.natural, self.mesh)
         return None
@@ -133,6 +135,33 @@ class Views:
     def _reshape(self, op: Op, window: Window, operands: list[Value], build: Builder) -> Value:
         return reshapes.make(op, window, operands[0], build)
 
+    def _roll_needs(self, op: Op, window: Window) -> list[Window]:
+        d, shift = op.attrs["dim"], op.attrs["shift"]
+        moved = cuts.rolled(window[d], shift, op.result.type.shape[d], self.mesh)
+        return [(*window[:d], moved, *window[d + 1 :])]
+
+    def repeats(self, value: Value, dim: int) -> bool:
+        """Whether the part of a value beyond the ends of a dim, which goes on there, can be had
+        from such parts of what it is a view of."""
+        op = self.defs.get(value)
+        if op is None:
+            return True
+        a = op.attrs
+        if op.kind == "const" or op.kind == "reshape":
+            return False
+        if op.kind == "slice":
+            (x,) = op.operands
+            whole = a["start"][dim] == 0 and a["step"][dim] == 1
+            return whole and a["shape"][dim] == x.type.shape[dim] and self.repeats(x, dim)
+        if op.kind == "transpose":
+            return self.repeats(op.operands[0], a["perm"][dim])
+        if op.kind == "broadcast":
+            (x,) = op.operands
+            k = a["dims"].index(dim) if dim in a["dims"] else -1
+            stretched = k < 0 or x.type.shape[k] != a["shape"][dim]
+            return stretched or self.repeats(x, k)
+        return op.kind != "roll" or self.repeats(op.operands[0], dim)
+
     # ---- sources ---------------------------------------------------------------------------------
 
     def _full(self, op: Op, window: Window, operands: list[Value], build: Builder) -> Value:
@@ -140,14 +169,15 @@ class Views:
 
     def _iota(self, op: Op, window: Window, operands: list[Value], build: Builder) -> Value:
         shape, low = self.shape(window), self.lows(window)[op.attrs["dim"]]
+        period = window[op.attrs["dim"]].period
         value = build.emit("iota", (), {**op.attrs, "shape": shape})
-        if low == 0:
-            return value
-        first = build.integer(low)
-        if op.attrs["dtype"] != dtypes.INT64:
-            first = build.emit("map", (first,), {"fn": "cast", "dtype": op.attrs["dtype"]})
-        first = build.emit("broadcast", (first,), {"dims": (), "shape": shape})
-        return build.emit("map", (value, first), {"fn": "add"})
+        terms = [("add", low)] if low != 0 else []
+        terms += [("mod", period)] if period is not None else []
+        for fn, number in terms:
+            other = self.cast(build.integer(expr.as_expr(number)), op.attrs["dtype"], build)
+            other = build.emit("broadcast", (other,), {"dims": (), "shape": shape})
+            value = build.emit("map", (value, other), {"fn": fn})
+        return value
 
     def _const(self, op: Op, window: Window, operands: list[Value], build: Builder) -> Value:
         value = build.emit("const", (), op.attrs)

@@ -19,7 +19,6 @@ from codegen.ir import ArrayType, Module, Op, Output, Region, Shape, Value
 from codegen.layouts import cuts
 from codegen.layouts.cuts import Window
 from codegen.layouts.demands import demands_of, home, layout_of
-from codegen.layouts.localize import VIEWS
 
 
 def partition(graph: Module) -> Module:
@@ -127,7 +126,7 @@ class _Partition:
         if found is not None:
             return found
         op = self.demands.defs.get(value)
-        if op is not None and op.kind in VIEWS:
+        if op is not None and self.demands.is_view(op):
             made = self.make(op, window)
         else:
             parts = self.demands.of[value]
@@ -172,7 +171,10 @@ class _Partition:
         have = list(home(value))
         x = self.need(value, tuple(have))
         layout = layout_of(value)
-        moved = [d for d, c in enumerate(window) if layout[d] and not self.held(c, have[d])]
+        moved = [
+            d for d, c in enumerate(window)
+            if c.period or (layout[d] and not self.held(c, have[d]))
+        ]
         axes = self.moving(value, moved)
         coords = {self.mesh.axis(a).coord_sym for a in axes}
         now = [
@@ -230,6 +232,8 @@ class _Partition:
         }
         if near := cuts.near(self.mesh, axes, have, want):
             attrs["near"] = near
+        if any(images := tuple(c.images() for c in want)):
+            attrs["images"] = images
         return attrs
 
     def moving(self, value: Value, dims: Sequence[int]) -> tuple[str, ...]:
@@ -250,7 +254,7 @@ class _Partition:
             self.op(op)
 
     def op(self, op: Op) -> None:
-        if op.kind in VIEWS:
+        if self.demands.is_view(op):
             return
         if op.kind == "shard_map":
             self.shard_map(op)

@@ -186,6 +186,7 @@ class Demands:
                 c.inside(h) or c.follows(h) or c.period for c, h in zip(around, blocks)
             )
             room = tuple(h if c.inside(h) else c.opened() for c, h in zip(around, blocks))
+            fits = fits and any(c.axes for c, h in zip(around, blocks) if c != h)
             once = body.results.count(result) == 1 and body.args.count(result) == 0
             used = result in made and self._overwrites(body, argument, result)
             fits = fits and used and self.of[result].made == [home(result)]  # keep makes no more

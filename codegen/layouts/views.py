@@ -168,13 +168,19 @@ class Views:
         return build.emit("full", (), {**op.attrs, "shape": self.shape(window)})
 
     def _iota(self, op: Op, window: Window, operands: list[Value], build: Builder) -> Value:
-        shape, low = self.shape(window), self.lows(window)[op.attrs["dim"]]
-        period = window[op.attrs["dim"]].period
-        value = build.emit("iota", (), {**op.attrs, "shape": shape})
+        dim = op.attrs["dim"]
+        low, period = self.lows(window)[dim], window[dim].period
+        return self._counted(self.shape(window), dim, low, period, op.attrs["dtype"], build)
+
+    def _counted(
+        self, shape: Shape, dim: int, low: Expr, period: Expr | None, dtype: DType, build: Builder
+    ) -> Value:
+        """low, low + 1, … along a dim, modulo the period."""
+        value = build.emit("iota", (), {"dim": dim, "dtype": dtype, "shape": shape})
         terms = [("add", low)] if low != 0 else []
         terms += [("mod", period)] if period is not None else []
         for fn, number in terms:
-            other = self.cast(build.integer(expr.as_expr(number)), op.attrs["dtype"], build)
+            other = self.cast(build.integer(number), dtype, build)
             other = build.emit("broadcast", (other,), {"dims": (), "shape": shape})
             value = build.emit("map", (value, other), {"fn": fn})
         return value
@@ -271,6 +277,31 @@ class Views:
         start = tuple(w - h for w, h in zip(self.lows(wanted), self.lows(held)))
         attrs = {"start": start, "step": (1,) * len(start), "shape": self.shape(wanted)}
         return build.emit("slice", (value,), {**attrs, "cut": True})
+
+    def around(self, x: Value, dim: int, wanted: Cut, build: Builder) -> Value:
+        """Of a dim that a rank has whole: a part that lies beyond its ends too."""
+        images = wanted.images()
+        assert images is not None
+        before, beyond, period = images
+        low, high = wanted.bounds(self.mesh)
+        shape = (*x.type.shape[:dim], high - low, *x.type.shape[dim + 1 :])
+        if not before.is_const or not beyond.is_const:
+            at = self._counted((high - low,), 0, low, period, dtypes.INT64, build)
+            return build.emit("gather", (x, at), {"dims": (dim,), "at": dim})
+        whole = {"value": 0, "dtype": x.type.dtype, "shape": shape, "blank": True}
+        value, step = build.emit("full", (), whole), (1,) * len(shape)
+        for image in range(-before.value, beyond.value + 1):
+            begin = expr.maximum(low, period * image)
+            end = expr.minimum(high, period * (image + 1))
+            part = (*shape[:dim], expr.maximum(end - begin, 0), *shape[dim + 1 :])
+            zeros = [expr.const(0)] * len(shape)
+            here, there = zeros.copy(), zeros
+            here[dim], there[dim] = begin - low, begin - period * image
+            attrs = {"start": tuple(there), "step": step, "shape": part, "cut": True}
+            piece = build.emit("slice", (x,), attrs)
+            attrs = {"start": tuple(here), "step": step, "cut": True}
+            value = build.emit("update", (value, piece), attrs)
+        return value
 
     def wide(self, x: Value, build: Builder) -> Value:
         """Half types are folded in float32, and rounded once."""

@@ -91,31 +91,26 @@ class Exchanges:
                 "send": _block(mine, a["split"], size, member), "pieces": True}  # fmt: skip
 
     def redistribute(self, op: Op, me: Expr, member: Expr, there: There) -> Details:
-        mine, into = self.box(op.operands[0]), self.box(op.result)
-        have, want = op.attrs["have"], op.attrs["want"]
-        moved = _image(op)
-        theirs, mine_there = _moved(_bounds_at(have, there), moved), _moved(have, moved)
-        get, give = _common(theirs, want), _common(mine_there, _bounds_at(want, there))
-        from_ = _between(_seen_from(mine, there), theirs, get, "get", "from")
-        to = _between(into, want, get, "get", "into")
-        send = _between(mine, mine_there, give, "give", "send")
-        return {"pull_from": from_, "pull_into": to, "send": send,
-                "pieces": True, "give_into": _at(to, me, member, there),
-                **_near(op), **_images(op)}  # fmt: skip
-
-    def halo(self, op: Op, me: Expr, member: Expr, there: There) -> Details:
-        room, have, want = self.box(op.result), op.attrs["have"], op.attrs["want"]
-        moved = _image(op)
-        theirs_want = _bounds_at(want, there)
+        """A halo too: there, an array that has room for what is wanted is read and written."""
+        have, want, moved = op.attrs["have"], op.attrs["want"], _image(op)
+        halo, into = op.kind == "halo", self.box(op.result)
+        mine, held = (into, want) if halo else (self.box(op.operands[0]), have)
         get = _common(_moved(_bounds_at(have, there), moved), want)
-        give = _common(_moved(have, moved), theirs_want)
-        itself = expr.eq(member, me) * expr.product(expr.eq(by, 0) for by in moved)
-        from_ = _between(_seen_from(room, there), _moved(theirs_want, moved), get, "get", "from")
-        to = _unless(_between(room, want, get, "get", "into"), itself)
-        send = _unless(_between(room, _moved(want, moved), give, "give", "send"), itself)
-        return {"pull_from": _unless(from_, itself), "pull_into": to, "send": send,
-                "pieces": True, "give_into": _at(to, me, member, there),
-                **_near(op), **_images(op)}  # fmt: skip
+        give = _common(_moved(have, moved), _bounds_at(want, there))
+        theirs = _moved(_bounds_at(held, there), moved)
+        boxes = [
+            _between(_seen_from(mine, there), theirs, get, "get", "from"),
+            _between(into, want, get, "get", "into"),
+            _between(mine, _moved(held, moved), give, "give", "send"),
+        ]
+        if halo:
+            itself = expr.eq(member, me) * expr.product(expr.eq(by, 0) for by in moved)
+            boxes = [_unless(box, itself) for box in boxes]
+        from_, to, send = boxes
+        near = op.attrs.get("near", ())
+        return {"pull_from": from_, "pull_into": to, "send": send, "pieces": True,
+                "give_into": _at(to, me, member, there), "images": expr.product(_counts(op)),
+                **({"flow": "near", "near": near} if near else {})}  # fmt: skip
 
     def reduce_scatter(self, op: Op, me: Expr, member: Expr, there: There) -> Details:
         mine = self.box(op.operands[0])
@@ -177,11 +172,6 @@ class Exchanges:
         return expr.const(0), 0
 
 
-def _near(op: Op) -> Details:
-    near = op.attrs.get("near", ())
-    return {"flow": "near", "near": near} if near else {}
-
-
 # Which image of a member's dims a box is of, where dims go on beyond their ends.
 IMAGE = Sym("image", "var", expr.const(0))
 
@@ -213,10 +203,6 @@ def _image(op: Op) -> list[Expr]:
     return moved
 
 
-def _images(op: Op) -> Details:
-    return {"images": expr.product(_counts(op))}
-
-
 def _moved(bounds: Bounds, by: Sequence[Expr]) -> Bounds:
     return [(low + e, high + e) for (low, high), e in zip(bounds, by, strict=True)]
 
@@ -246,8 +232,7 @@ def _at(into: Box, me: Expr, member: Expr, there: There) -> Box:
 
 def _with(box: Box, names: Mapping[Sym, Expr]) -> Box:
     """Those of the names that stand in it before its own."""
-    used = set().union(*(e.symbols() for e in (box.offset, *box.extent, *box.stride)))
-    used |= set().union(*(e.symbols() for _, e in box.names))
+    used = box.symbols()
     return replace(box, names=(*((s, e) for s, e in names.items() if s in used), *box.names))
 
 
@@ -329,7 +314,7 @@ EXCHANGES: dict[str, Callable[..., Details]] = {
     "all_gather": Exchanges.all_gather,
     "all_to_all": Exchanges.all_to_all,
     "redistribute": Exchanges.redistribute,
-    "halo": Exchanges.halo,
+    "halo": Exchanges.redistribute,
     "reduce_scatter": Exchanges.reduce_scatter,
     "broadcast_from": Exchanges.broadcast_from,
     "gather_to": Exchanges.gather_to,

@@ -254,6 +254,10 @@ class Box:
     stride: Shape
     names: tuple[tuple[Sym, Expr], ...] = ()
 
+    def symbols(self) -> set[Sym]:
+        formulas = (self.offset, *self.extent, *self.stride, *(e for _, e in self.names))
+        return set().union(*(e.symbols() for e in formulas))
+
 
 @dataclass(frozen=True)
 class Exchange:
@@ -288,6 +292,16 @@ class Exchange:
     images: Expr = expr.const(1)
     fn: str = ""
     place: Place | None = None
+
+    @property
+    def boxes(self) -> tuple[Box, ...]:
+        named = (self.pull_from, self.pull_into, self.send, self.give_into)
+        return tuple(box for box in named if box is not None)
+
+    @property
+    def constant(self) -> bool:
+        """Whether its boxes are the same in every turn of the loops around it."""
+        return all(s.kind != "counter" for box in self.boxes for s in box.symbols())
 
 
 @dataclass(frozen=True)

@@ -188,6 +188,7 @@ static bool slot_fill(spmd_hosted *me, const spmd_rank *rank, const spmd_exchang
     int64_t words = me->near ? 2 * me->readers.end : me->team->count;
     int64_t table_bytes = words * (int64_t)sizeof *table;
     int64_t at = exchange->pieces ? spmd_round_up(table_bytes, ELEMENT_BYTES) : 0;
+    const uint64_t *images = me->near ? me->near->reader_images : NULL;
 
     for (int64_t k = me->readers.begin; k < me->readers.end; k++) {
         int64_t place = spmd_span_at(me->readers, k);
@@ -199,6 +200,8 @@ static bool slot_fill(spmd_hosted *me, const spmd_rank *rank, const spmd_exchang
             table[place] = (int32_t)at;
         for (int64_t image = 0; image < exchange->images; image++) {
             spmd_box box;
+            if (!spmd_image_moves(images, k, image))
+                continue;
             exchange->send(rank, image_of(me, exchange, place, image), &box);
             int64_t bytes = spmd_box_elements(&box) * size;
             if (at + bytes > most)
@@ -242,10 +245,13 @@ static void give(const spmd_hosted *me, spmd_rank *rank, const spmd_exchange *ex
 {
     int64_t count = (me->readers.end - me->readers.begin) * exchange->images;
     int64_t size = exchange->size, longest = 1;
+    const uint64_t *images = me->near ? me->near->reader_images : NULL;
 
     for (int64_t at = 0; at < longest; at += SPMD_COPY_BYTES)
         for (int64_t k = 0; k < count; k++) {
             int64_t reader = k / exchange->images, image = k % exchange->images;
+            if (!spmd_image_moves(images, reader, image))
+                continue;
             int64_t place = spmd_span_place(me->readers, me->team->position, reader);
             char *memory = spmd_place_memory(me, exchange, place);
             spmd_box from, into;
@@ -309,6 +315,7 @@ static bool copy_from(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *exc
 {
     bool own = place == me->team->position;
     const spmd_slot *slot = spmd_place_slot(me, exchange, place);
+    const uint64_t *images = me->near ? me->near->source_images : NULL;
     int64_t packed = 0;
 
     if (own ? me->gives && exchange->flow == SPMD_ALL : slot->where == SPMD_GIVEN) {
@@ -317,6 +324,8 @@ static bool copy_from(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *exc
     }
     for (int64_t image = 0; image < exchange->images; image++) {
         spmd_box from, into;
+        if (!spmd_image_moves(images, me->next, image))
+            continue;
         exchange->pull(rank, image_of(me, exchange, place, image), &from, &into);
         int64_t bytes = spmd_box_elements(&from) * exchange->size;
         const char *memory = source_memory(me, exchange, place, &from);

@@ -200,6 +200,34 @@ static spmd_span near_list(const spmd_team *team, const spmd_exchange *exchange,
     return (spmd_span){.end = (int32_t)count, .list = list};
 }
 
+/* Leaves out of a list those between whom and me nothing moves, and says which images of the others
+ * matter. */
+static void near_images(const spmd_hosted *me, const spmd_exchange *exchange, bool sources,
+                        spmd_span *span, int64_t *list, uint64_t *images)
+{
+    const spmd_rank *rank = &me->record->rank;
+    bool known = exchange->constant && exchange->images <= SPMD_IMAGES;
+    int64_t count = 0;
+
+    for (int64_t k = 0; k < span->end; k++) {
+        uint64_t found = known ? 0 : UINT64_MAX;
+        for (int64_t image = 0; known && image < exchange->images; image++) {
+            int64_t box = spmd_team_member(me->team, list[k]) + image * exchange->members;
+            spmd_box from, into;
+            if (sources)
+                exchange->pull(rank, box, &from, &into);
+            else
+                exchange->send(rank, box, &from);
+            found |= (uint64_t)(spmd_box_elements(&from) > 0) << image;
+        }
+        if (found) {
+            images[count] = found;
+            list[count++] = list[k];
+        }
+    }
+    span->end = (int32_t)count;
+}
+
 static spmd_span near_both(const spmd_near *near, int64_t own, int64_t *list)
 {
     int64_t count = 0;
@@ -236,11 +264,16 @@ bool spmd_near_find(spmd_hosted *me, const spmd_exchange *exchange)
     if (me->nears && !near) {
         int64_t sources = ranges_product(exchange, exchange->sources);
         int64_t both = sources + ranges_product(exchange, exchange->readers);
-        near = calloc(1, sizeof *near + 3 * (size_t)both * sizeof *near->list);
+        near = calloc(1, sizeof *near + 4 * (size_t)both * sizeof *near->list);
         if (near) {
             near->sources = near_list(me->team, exchange, exchange->sources, true, near->list);
             near->readers = near_list(me->team, exchange, exchange->readers, false,
                                       near->list + sources);
+            near->source_images = (uint64_t *)(near->list + 3 * both);
+            near->reader_images = near->source_images + sources;
+            near_images(me, exchange, true, &near->sources, near->list, near->source_images);
+            near_images(me, exchange, false, &near->readers, near->list + sources,
+                        near->reader_images);
             near->both = near_both(near, me->team->position, near->list + both);
             near->distance = near->list + 2 * both;
             near_distances(near, me, exchange);

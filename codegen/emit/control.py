@@ -397,6 +397,7 @@ class ControlWriter:
         """Which members I read, and whether each reads something else of me."""
         yield f"x->flow = SPMD_{x.flow.upper()};"
         yield f"x->pieces = {int(x.pieces)};"
+        yield f"x->constant = {int(x.constant)};"
         self.hint = f"exchange_{x.site}_images"
         yield f"x->images = {self.rank_expr(x.images)};"
         if x.root is not None:
@@ -417,14 +418,12 @@ class ControlWriter:
         return f"{test} ? {value} : SPMD_NONE"
 
     def region_function(self, name: str, x: Exchange, boxes: Sequence[Box]) -> str:
-        used = False
+        used = any(x.member in box.symbols() for box in boxes)
         lines: list[str] = []
         for named, formula in {s: e for box in boxes for s, e in box.names}.items():
             self.hint = named.name
             lines.append(f"const int64_t {named.name} = {self.rank_expr(formula)};")
-            used |= x.member in formula.symbols()
         for target, box in zip(("from", "into"), boxes, strict=False):
-            used |= any(x.member in e.symbols() for e in (box.offset, *box.extent, *box.stride))
             size = box.buffer.dtype.size
             self.hint = f"{name}_{target}"
             where = f"r->world->buffer[B_{self.buffer_name(box.buffer)}]"

@@ -41,8 +41,14 @@ def without_repeats(entries: Iterable[LayoutEntry]) -> Layout:
 
 
 def joined(layouts: Sequence[Layout]) -> Layout:
-    """One layout for arrays of one shape: what is split in one of them, most split ones first."""
-    ordered = sorted(layouts, key=lambda entries: -sum(map(bool, entries)))
+    """One layout for arrays of one shape: what is split in one of them, most split ones first; of
+    equals, what is split in outer dims: inner ones are reduced more often, and lie contiguous."""
+
+    def split(entries: Layout) -> tuple[int, list[int]]:
+        dims = [d for d, entry in enumerate(entries) if entry]
+        return -len(dims), dims
+
+    ordered = sorted(layouts, key=split)
     out = list(ordered[0])
     for layout in ordered[1:]:
         used = {a for entry in out for a in entry}

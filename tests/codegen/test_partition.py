@@ -108,6 +108,11 @@ def far() -> Any:
     return w
 
 
+def all_pairs() -> Any:
+    x = source("x", (N,), ("x",))
+    return np.sum(x - x[:, None], axis=1)
+
+
 def both_ways() -> Any:
     u = np.sqrt(source("u", (N, N), ("x", "y"))) + 1
     rows = np.roll(u, 1, 0) + u + np.roll(u, -1, 0)
@@ -187,6 +192,7 @@ CASES: dict[str, tuple[Callable[[], Any], dict[str, int], Exchanged]] = {
     "product of rows and rows": (product(("x", None), ("x", None)), X,
                                  [("all_gather", ("x",), 18 * N * EIGHT)]),
     "a row in a loop": (rows, X, [("redistribute", ("x",), 5 * EIGHT)]),
+    "all pairs": (all_pairs, X, [("all_gather", ("x",), 18 * EIGHT)]),
     "a running sum": (
         lambda: np.cumsum(source("a", (N, 3), ("x", None)), axis=0), X,
         [("scan", ("x",), 3 * EIGHT)]),

@@ -8,6 +8,7 @@ Always holds: what I pull from a member is what it says it sends to me, element 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from codegen import access, expr, mesh
@@ -20,6 +21,7 @@ from codegen.plan import Box, Load
 
 Details = dict[str, Any]
 There = Mapping[Sym, Expr]
+Bounds = Sequence[tuple[Expr, Expr]]
 
 
 class Exchanges:
@@ -33,8 +35,12 @@ class Exchanges:
         """kind: the op's own, or barrier where one is asked for around it."""
         axes = tuple(op.attrs["axes"])
         at = expr.symbol(member)
-        there = self.mesh.at(axes, at)
-        return EXCHANGES[kind](self, op, self.mesh.position(axes), at, there)
+        there, names = {}, _image_names(op)
+        for coord, e in self.mesh.at(axes, at).items():
+            names[their := Sym(f"their_{coord.name[2:]}", "var", coord.lo, coord.hi)] = e
+            there[coord] = expr.symbol(their)
+        details = EXCHANGES[kind](self, op, self.mesh.position(axes), at, there)
+        return {k: _with(v, names) if isinstance(v, Box) else v for k, v in details.items()}
 
     def box(self, value: Value) -> Box:
         """Where a value lies: a strided region of a buffer."""
@@ -85,24 +91,26 @@ class Exchanges:
                 "send": _block(mine, a["split"], size, member), "pieces": True}  # fmt: skip
 
     def redistribute(self, op: Op, me: Expr, member: Expr, there: There) -> Details:
-        mine, into = self.box(op.operands[0]), self.box(op.result)
-        have, want = op.attrs["have"], op.attrs["want"]
-        theirs = _bounds_at(have, there)
-        get, give = _common(theirs, want), _common(have, _bounds_at(want, there))
-        from_ = _between(_seen_from(mine, there), theirs, get)
-        to = _between(into, want, get)
-        return {"pull_from": from_, "pull_into": to, "send": _between(mine, have, give),
-                "pieces": True, "give_into": _at(to, me, member, there), **_near(op)}  # fmt: skip
-
-    def halo(self, op: Op, me: Expr, member: Expr, there: There) -> Details:
-        room, have, want = self.box(op.result), op.attrs["have"], op.attrs["want"]
-        theirs, theirs_want = _bounds_at(have, there), _bounds_at(want, there)
-        get, give = _common(theirs, want), _common(have, theirs_want)
-        others = expr.ne(member, me)
-        to = _times(_between(room, want, get), others)
-        return {"pull_from": _times(_between(_seen_from(room, there), theirs_want, get), others),
-                "pull_into": to, "send": _times(_between(room, want, give), others),
-                "pieces": True, "give_into": _at(to, me, member, there), **_near(op)}  # fmt: skip
+        """A halo too: there, an array that has room for what is wanted is read and written."""
+        have, want, moved = op.attrs["have"], op.attrs["want"], _image(op)
+        halo, into = op.kind == "halo", self.box(op.result)
+        mine, held = (into, want) if halo else (self.box(op.operands[0]), have)
+        get = _common(_moved(_bounds_at(have, there), moved), want)
+        give = _common(_moved(have, moved), _bounds_at(want, there))
+        theirs = _moved(_bounds_at(held, there), moved)
+        boxes = [
+            _between(_seen_from(mine, there), theirs, get, "get", "from"),
+            _between(into, want, get, "get", "into"),
+            _between(mine, _moved(held, moved), give, "give", "send"),
+        ]
+        if halo:
+            itself = expr.eq(member, me) * expr.product(expr.eq(by, 0) for by in moved)
+            boxes = [_unless(box, itself) for box in boxes]
+        from_, to, send = boxes
+        near = op.attrs.get("near", ())
+        return {"pull_from": from_, "pull_into": to, "send": send, "pieces": True,
+                "give_into": _at(to, me, member, there), "images": expr.product(_counts(op)),
+                **({"flow": "near", "near": near} if near else {})}  # fmt: skip
 
     def reduce_scatter(self, op: Op, me: Expr, member: Expr, there: There) -> Details:
         mine = self.box(op.operands[0])
@@ -164,9 +172,39 @@ class Exchanges:
         return expr.const(0), 0
 
 
-def _near(op: Op) -> Details:
-    near = op.attrs.get("near", ())
-    return {"flow": "near", "near": near} if near else {}
+# Which image of a member's dims a box is of, where dims go on beyond their ends.
+IMAGE = Sym("image", "var", expr.const(0))
+
+
+def _counts(op: Op) -> list[Expr]:
+    """How many images there are along every dim."""
+    images = op.attrs.get("images", ())
+    return [i[0] + 1 + i[1] if i else expr.const(1) for i in images]
+
+
+def _image_names(op: Op) -> dict[Sym, Expr]:
+    """The number of the image along every dim that goes on."""
+    names, left = {}, expr.symbol(IMAGE)
+    for d, count in reversed(list(enumerate(_counts(op)))):
+        if count != 1:
+            names[Sym(f"image_{d}", "var", expr.const(0))] = left % count
+            left = left // count
+    return names
+
+
+def _image(op: Op) -> list[Expr]:
+    """How far each dim of the image lies from the dim itself."""
+    moved = [expr.const(0)] * op.operands[0].type.ndim
+    for d, image in enumerate(op.attrs.get("images", ())):
+        if image:
+            before, _, period = image
+            number = expr.symbol(Sym(f"image_{d}", "var", expr.const(0)))
+            moved[d] = (number - before) * period
+    return moved
+
+
+def _moved(bounds: Bounds, by: Sequence[Expr]) -> Bounds:
+    return [(low + e, high + e) for (low, high), e in zip(bounds, by, strict=True)]
 
 
 def _rooted(op: Op, flow: str) -> Details:
@@ -181,13 +219,21 @@ def _seen_from(box: Box, there: Mapping[Sym, Expr]) -> Box:
     return Box(
         box.buffer, box.offset.subst(there), tuple(e.subst(there) for e in box.extent),
         tuple(s.subst(there) for s in box.stride),
+        tuple((name, e.subst(there)) for name, e in box.names),
     )  # fmt: skip
 
 
 def _at(into: Box, me: Expr, member: Expr, there: There) -> Box:
     """Where a member pulls into, what it pulls from me."""
     (symbol,) = member.symbols()
-    return _seen_from(into, {**there, symbol: me})
+    back = {s: expr.symbol(coord) for coord, e in there.items() for s in e.symbols()}
+    return _seen_from(into, {**there, **back, symbol: me})
+
+
+def _with(box: Box, names: Mapping[Sym, Expr]) -> Box:
+    """Those of the names that stand in it before its own."""
+    used = box.symbols()
+    return replace(box, names=(*((s, e) for s, e in names.items() if s in used), *box.names))
 
 
 def _with_extent(box: Box, extent: Shape) -> Box:
@@ -205,9 +251,6 @@ def _block(box: Box, dim: int, blocks: Expr, k: Expr) -> Box:
     return _part(box, dim, mesh.block_offset(e, blocks, k), extent)
 
 
-Bounds = Sequence[tuple[Expr, Expr]]
-
-
 def _bounds_at(bounds: Bounds, there: There) -> Bounds:
     return [(low.subst(there), high.subst(there)) for low, high in bounds]
 
@@ -222,22 +265,43 @@ def _common(a: Bounds, b: Bounds) -> Bounds:
     return out
 
 
-def _between(box: Box, held: Bounds, part: Bounds) -> Box:
-    """Of a box that holds some elements, these; empty where there are none."""
-    offset = box.offset
-    extent = []
-    for (low, high), (first, last), stride in zip(held, part, box.stride, strict=True):
-        offset = offset + stride * (first - low)
-        same = (first, last) == (low, high) or expr.nonneg(last - first)
-        extent.append(last - first if same else expr.maximum(last - first, 0))
-    return Box(box.buffer, offset, tuple(extent), box.stride)
+def _between(box: Box, held: Bounds, part: Bounds, which: str, whose: str) -> Box:
+    """Of a box that holds some elements, these; empty where there are none. Long formulas get
+    names: of the part by `which` it is, of what is held by whose box it is."""
+    names: dict[Sym, Expr] = {}
+
+    def name(text: str, e: Expr) -> Expr:
+        if len(e.terms) < 2 and not any(True for _ in expr.calls(e)):
+            return e
+        names[sym := Sym(text, "var")] = e
+        return expr.symbol(sym)
+
+    offset, extent, strides = box.offset, [], []
+    for d, ((low, high), (first, last)) in enumerate(zip(held, part, strict=True)):
+        stride = name(f"{whose}_{d}_stride", box.stride[d])
+        strides.append(stride)
+        if (first, last) == (low, high):
+            extent.append(name(f"{which}_{d}_extent", last - first))
+            continue
+        nonneg = expr.nonneg(last - first)
+        begin, end = name(f"{which}_{d}_begin", first), name(f"{which}_{d}_end", last)
+        offset = offset + stride * (begin - name(f"{whose}_{d}_begin", low))
+        extent.append(end - begin if nonneg else expr.most(end - begin, 0))
+    return Box(box.buffer, offset, tuple(extent), tuple(strides), tuple(names.items()))
 
 
 def _times(box: Box, condition: Expr) -> Box:
     """Empty where the condition is 0."""
     extent = box.extent or (expr.const(1),)
     stride = box.stride or (expr.const(1),)
-    return Box(box.buffer, box.offset, (extent[0] * condition, *extent[1:]), stride)
+    return Box(box.buffer, box.offset, (extent[0] * condition, *extent[1:]), stride, box.names)
+
+
+def _unless(box: Box, condition: Expr) -> Box:
+    """Empty where the condition is 1."""
+    others = Sym("others", "var", expr.const(0), expr.const(1))
+    named = replace(box, names=(*box.names, (others, 1 - condition)))
+    return _times(named, expr.symbol(others))
 
 
 def _flat(box: Box) -> Box:
@@ -250,7 +314,7 @@ EXCHANGES: dict[str, Callable[..., Details]] = {
     "all_gather": Exchanges.all_gather,
     "all_to_all": Exchanges.all_to_all,
     "redistribute": Exchanges.redistribute,
-    "halo": Exchanges.halo,
+    "halo": Exchanges.redistribute,
     "reduce_scatter": Exchanges.reduce_scatter,
     "broadcast_from": Exchanges.broadcast_from,
     "gather_to": Exchanges.gather_to,

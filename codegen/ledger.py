@@ -62,6 +62,7 @@ def _row(x: Exchange, loops: list[Any], guards: list[Any]) -> dict[str, Any]:
         "receives": _maybe(x.receives), "source": _maybe(x.source),
         "from": _box(x.pull_from), "into": _box(x.pull_into), "send": _box(x.send),
         "give": _box(x.give_into), "flow": x.flow, "root": _maybe(x.root),
+        "images": to_json(x.images),
         "near": [[to_json(e) for e in ranges] for ranges in x.near],
     }  # fmt: skip
 
@@ -78,4 +79,5 @@ def _box(box: Box | None) -> dict[str, Any] | None:
         "offset": to_json(box.offset),
         "extent": [to_json(e) for e in box.extent],
         "stride": [to_json(e) for e in box.stride],
+        "names": [[s.name, to_json(e)] for s, e in box.names],
     }

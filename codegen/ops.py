@@ -125,6 +125,8 @@ _ROWS = (
            "cut: by the arithmetic of codegen.layouts.cuts"),
     OpRule("transpose", "view", ("perm",), _transpose, "result dim d is operand dim perm[d]"),
     OpRule("reshape", "view", ("shape",), _reshaped, "the same elements in row-major order"),
+    OpRule("roll", "view", ("dim", "shift"), _same,
+           "Graph level: result[j] = operand[(j - shift) mod extent] along dim"),
     # -- writes: the operand with something replaced -----------------------------------------------
     OpRule("update", "update", ("start", "step", "cut?"), _same,
            "x with x[start + step * j] = v[j]; operands x, v; always in bounds"),
@@ -159,11 +161,13 @@ _ROWS = (
     OpRule("all_to_all", "exchange", ("axes", "split", "concat", "var", "offset", "types"), _stated,
            "balanced block k of dim split goes to member k; pieces are joined along dim concat, "
            "member var's begins at `offset`"),
-    OpRule("redistribute", "exchange", ("axes", "have", "want", "near?", "types"), _stated,
+    OpRule("redistribute", "exchange", ("axes", "have", "want", "near?", "images?", "types"),
+           _stated,
            "members hold the elements low … high - 1 of every dim that `have` says, and get those "
            "that `want` says: halos, shifts, other layouts; each in the view of who holds or gets; "
-           "near: along each axis begin and end of the members that I read, and of my readers"),
-    OpRule("halo", "exchange", ("axes", "have", "want", "near?"), _same,
+           "near: along each axis begin and end of the members that I read, and of my readers; "
+           "images: per dim how often it stands before itself and behind, and its period"),
+    OpRule("halo", "exchange", ("axes", "have", "want", "near?", "images?"), _same,
            "a redistribute in place: the operand has room for `want`, a member's own elements are "
            "in it already"),
     OpRule("broadcast_from", "exchange", ("axes", "root", "types"), _stated,

@@ -243,12 +243,20 @@ class Phase:
 
 @dataclass(frozen=True)
 class Box:
-    """A region of a buffer: dims of extent elements at offset + stride * position (elements)."""
+    """A region of a buffer: dims of extent elements at offset + stride * position (elements).
+
+    names: symbols in it that stand for formulas.
+    """
 
     buffer: Buffer
     offset: Expr
     extent: Shape
     stride: Shape
+    names: tuple[tuple[Sym, Expr], ...] = ()
+
+    def symbols(self) -> set[Sym]:
+        formulas = (self.offset, *self.extent, *self.stride, *(e for _, e in self.names))
+        return set().union(*(e.symbols() for e in formulas))
 
 
 @dataclass(frozen=True)
@@ -260,7 +268,8 @@ class Exchange:
     flow: which members a member reads: all, from_root, to_root, up_to (itself), before (itself),
     near (ranges along each axis: of those that I read, and of those that read me); boxes of a fold
     do not tell. pieces: send is another one for every member. give_into: where what
-    I send goes in a member's view, where it may be written there.
+    I send goes in a member's view, where it may be written there. images: how many boxes a pair of
+    members has; the symbol `image` says which.
     """
 
     site: int
@@ -280,8 +289,19 @@ class Exchange:
     root: Expr | None = None
     near: tuple[tuple[Expr, Expr, Expr, Expr], ...] = ()
     pieces: bool = False
+    images: Expr = expr.const(1)
     fn: str = ""
     place: Place | None = None
+
+    @property
+    def boxes(self) -> tuple[Box, ...]:
+        named = (self.pull_from, self.pull_into, self.send, self.give_into)
+        return tuple(box for box in named if box is not None)
+
+    @property
+    def constant(self) -> bool:
+        """Whether its boxes are the same in every turn of the loops around it."""
+        return all(s.kind != "counter" for box in self.boxes for s in box.symbols())
 
 
 @dataclass(frozen=True)

@@ -97,6 +97,8 @@ def _exchange(x: Exchange) -> str:
         text += f": to {x.dest} if {x.sends}, from {source}"
     if x.flow != "all":
         text += _FLOWS[x.flow] + (str(x.root) if x.root is not None else "")
+    if x.images != 1:
+        text += f", {x.images} images of each"
     for axis, (begin, end, first, last) in zip(x.axes, x.near, strict=False):
         text += f"; along {axis} reads {begin} to {end} - 1, is read by {first} to {last} - 1"
     if x.pull_from is not None and x.pull_into is not None:
@@ -106,7 +108,8 @@ def _exchange(x: Exchange) -> str:
 
 def _box(box: Box) -> str:
     dims = ", ".join(f"{e}:{s}" for e, s in zip(box.extent, box.stride, strict=True))
-    return f"{box.buffer.name}+{box.offset}[{dims}]"
+    names = ", ".join(f"{s.name} = {e}" for s, e in box.names)
+    return f"{box.buffer.name}+{box.offset}[{dims}]" + (f" where {names}" if names else "")
 
 
 def _loops(loops: Sequence[Var]) -> str:

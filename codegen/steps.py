@@ -49,9 +49,8 @@ def step_buffers(step: Step) -> Iterator[Buffer]:
         for work in step.work:
             yield from work_buffers(work)
     elif isinstance(step, Exchange):
-        for box in (step.pull_from, step.pull_into, step.send):
-            if box is not None:
-                yield box.buffer
+        for box in step.boxes:
+            yield box.buffer
     elif isinstance(step, Loop) and step.flag is not None:
         yield step.flag.buffer
     elif isinstance(step, Let):

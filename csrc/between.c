@@ -178,29 +178,56 @@ static spmd_pair pair_of(const spmd_hosted *me, const spmd_rank *rank,
     spmd_pair pair = {.to = (exchange->position + distance) % members,
                       .from = (exchange->position + members - distance) % members};
 
-    if (spmd_member_reads(exchange, pair.to, exchange->position) &&
-        spmd_member_far(me, exchange, pair.to)) {
-        exchange->send(rank, pair.to, &pair.send);
-        pair.send_bytes = spmd_box_elements(&pair.send) * exchange->size;
+    bool sends = spmd_member_reads(exchange, pair.to, exchange->position) &&
+                 spmd_member_far(me, exchange, pair.to);
+    bool receives = spmd_member_reads(exchange, exchange->position, pair.from) &&
+                    spmd_member_far(me, exchange, pair.from);
+    for (int64_t image = 0; sends && image < exchange->images; image++) {
+        exchange->send(rank, pair.to + image * members, &pair.send);
+        pair.send_bytes += spmd_box_elements(&pair.send) * exchange->size;
     }
-    if (spmd_member_reads(exchange, exchange->position, pair.from) &&
-        spmd_member_far(me, exchange, pair.from)) {
-        exchange->pull(rank, pair.from, &pair.theirs, &pair.into);
-        pair.bytes = spmd_box_elements(&pair.into) * exchange->size;
+    for (int64_t image = 0; receives && image < exchange->images; image++) {
+        exchange->pull(rank, pair.from + image * members, &pair.theirs, &pair.into);
+        pair.bytes += spmd_box_elements(&pair.into) * exchange->size;
     }
     return pair;
 }
 
-/* Bytes of room for a pair: a box that lies contiguous is sent, or received, where it is. */
-static int64_t room_to_send(const spmd_pair *pair, int64_t size)
+/* Bytes of room for a pair: one box that lies contiguous is sent, or received, where it is. */
+static int64_t room_to_send(const spmd_pair *pair, const spmd_exchange *exchange)
 {
-    return pair->send_bytes && !spmd_box_contiguous(&pair->send, size) ? pair->send_bytes : 0;
+    bool direct = exchange->images == 1 && spmd_box_contiguous(&pair->send, exchange->size);
+    return pair->send_bytes && !direct ? pair->send_bytes : 0;
 }
 
 static int64_t room_to_receive(const spmd_pair *pair, const spmd_exchange *exchange)
 {
-    bool direct = exchange->kind == SPMD_PULL && spmd_box_contiguous(&pair->into, exchange->size);
+    bool direct = exchange->images == 1 && exchange->kind == SPMD_PULL &&
+                  spmd_box_contiguous(&pair->into, exchange->size);
     return pair->bytes && !direct ? pair->bytes : 0;
+}
+
+/* Boxes of all images, one after the other. */
+static void pair_pack(const spmd_rank *rank, const spmd_exchange *exchange, const spmd_pair *pair,
+                      char *room)
+{
+    for (int64_t image = 0; image < exchange->images; image++) {
+        spmd_box from;
+        exchange->send(rank, pair->to + image * exchange->members, &from);
+        spmd_box_pack(room, rank->memory, &from, exchange->size);
+        room += spmd_box_elements(&from) * exchange->size;
+    }
+}
+
+static void pair_unpack(const spmd_rank *rank, const spmd_exchange *exchange,
+                        const spmd_pair *pair, const char *room)
+{
+    for (int64_t image = 0; image < exchange->images; image++) {
+        spmd_box theirs, into;
+        exchange->pull(rank, pair->from + image * exchange->members, &theirs, &into);
+        spmd_box_unpack(rank->memory, &into, room, exchange->size);
+        room += spmd_box_elements(&into) * exchange->size;
+    }
 }
 
 static void pair_start(spmd_hosted *me, const spmd_rank *rank, const spmd_exchange *exchange,
@@ -212,9 +239,9 @@ static void pair_start(spmd_hosted *me, const spmd_rank *rank, const spmd_exchan
     }
     if (pair->send_bytes) {
         const char *from = rank->memory + pair->send.offset;
-        if (room_to_send(pair, exchange->size)) {
+        if (room_to_send(pair, exchange)) {
             char *packed = room + room_to_receive(pair, exchange);
-            spmd_box_pack(packed, rank->memory, &pair->send, exchange->size);
+            pair_pack(rank, exchange, pair, packed);
             from = packed;
         }
         spmd_packet_send(me, spmd_member_rank(exchange, pair->to), from, pair->send_bytes);
@@ -227,7 +254,7 @@ static void pair_finish(const spmd_rank *rank, const spmd_exchange *exchange, co
     if (!room_to_receive(pair, exchange))
         return;
     if (!exchange->fold) {
-        spmd_box_unpack(rank->memory, &pair->into, room, exchange->size);
+        pair_unpack(rank, exchange, pair, room);
         return;
     }
     spmd_term mine_and_theirs[] = {{.from = NULL}, {.from = room}};
@@ -259,7 +286,7 @@ static bool round_walk(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *ex
     for (int64_t k = first; k < last; k++) {
         pair[k - first] = pair_of(me, rank, exchange, pair_distance(me, k));
         bytes += room_to_receive(&pair[k - first], exchange) +
-                 room_to_send(&pair[k - first], exchange->size);
+                 room_to_send(&pair[k - first], exchange);
     }
     char *room = start && bytes ? spmd_packets_room(me, bytes) : me->packets.room;
     if (bytes && !room)
@@ -271,7 +298,7 @@ static bool round_walk(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *ex
         else
             pair_finish(rank, exchange, one, room);
         if (bytes)
-            room += room_to_receive(one, exchange) + room_to_send(one, exchange->size);
+            room += room_to_receive(one, exchange) + room_to_send(one, exchange);
     }
     return true;
 }

@@ -42,10 +42,11 @@ bool spmd_member_far(const spmd_hosted *me, const spmd_exchange *exchange, int64
 static bool in_ranges(const spmd_exchange *exchange, const spmd_range *range, int64_t member)
 {
     for (int axis = SPMD_AXES - 1; axis >= 0; axis--) {
-        int64_t at = member % exchange->count[axis];
-        if (at < range[axis].begin || at >= range[axis].end)
+        int64_t count = exchange->count[axis], at = member % count;
+        int64_t behind = ((at - range[axis].begin) % count + count) % count;
+        if (behind >= range[axis].end - range[axis].begin)
             return false;
-        member /= exchange->count[axis];
+        member /= count;
     }
     return true;
 }

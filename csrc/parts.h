@@ -182,8 +182,11 @@ typedef struct spmd_team {
 
 /* Of a site whose flow is SPMD_NEAR: those near me that I read, those that read me, and both, of
  * this arena; I am among the sources only. How far above or below me those of other arenas are. */
+#define SPMD_IMAGES 64
 typedef struct spmd_near {
     spmd_span sources, readers, both;
+    uint64_t *source_images, *reader_images; /* for each of a list, bit b: box b may have
+                                                something in it, as those from SPMD_IMAGES on may */
     int64_t distances;
     int64_t *distance; /* ascending: all members deal with a pair after the same others */
     int64_t list[];
@@ -361,6 +364,12 @@ void spmd_teams_free(spmd_hosted *hosted, uint32_t sites);
 static inline int64_t spmd_team_member(const spmd_team *team, int64_t k)
 {
     return team->member ? team->member[k] : k;
+}
+
+/* Whether image `image` of the k-th of those near has to be looked at. */
+static inline bool spmd_image_moves(const uint64_t *images, int64_t k, int64_t image)
+{
+    return !images || image >= SPMD_IMAGES || images[k] >> image & 1;
 }
 
 /* The places of members begin … end - 1. */

@@ -9,7 +9,7 @@
 
 #include <stdint.h>
 
-#define SPMD_INTERFACE 5
+#define SPMD_INTERFACE 6
 #define SPMD_AXES 3 /* axes of a mesh, at most */
 #define SPMD_DIMS 8 /* dims of an array, at most */
 
@@ -61,7 +61,8 @@ typedef struct spmd_term {
     void *into;       /* n elements; NULL: not wanted. Overlaps no `from` of a later term */
 } spmd_term;
 
-/* Positions along one axis of a group; none where it ends before it begins. */
+/* Positions along one axis of a group, which goes on beyond its ends: as begin, end taken modulo
+ * its members. None where it ends before it begins. */
 typedef struct spmd_range {
     int64_t begin, end;
 } spmd_range;
@@ -76,6 +77,9 @@ typedef struct spmd_exchange {
     uint32_t size; /* bytes of one element */
     uint32_t flow; /* not of SPMD_PERMUTE */
     uint32_t pieces; /* 1: what I send is another box for every member; 0: the same for all */
+    uint32_t constant; /* 1: the boxes of every pair are the same each time at this site */
+    int64_t images;  /* SPMD_PULL: boxes that a pair of members has; number k is asked for as
+                      * member + k * members. Else 1 */
     int64_t root;    /* a member's position, where the flow has one */
     int64_t members, position; /* how many, and which I am */
     int64_t first;             /* index of member 0 */

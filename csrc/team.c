@@ -161,28 +161,33 @@ spmd_span spmd_team_search(const spmd_team *team, int64_t begin, int64_t end)
 
 /* ---- neighbours ----------------------------------------------------------------------------- */
 
-static int64_t range_extent(spmd_range range)
+/* Of the members along an axis, how many are in a range. */
+static int64_t range_extent(spmd_range range, int64_t count)
 {
-    return range.end > range.begin ? range.end - range.begin : 0;
+    return range.end > range.begin ? spmd_least(range.end - range.begin, count) : 0;
 }
 
-static int64_t ranges_product(const spmd_range *range)
+static int64_t ranges_product(const spmd_exchange *exchange, const spmd_range *range)
 {
-    return range_extent(range[0]) * range_extent(range[1]) * range_extent(range[2]);
+    int64_t product = 1;
+    for (int axis = 0; axis < SPMD_AXES; axis++)
+        product *= range_extent(range[axis], exchange->count[axis]);
+    return product;
 }
 
 /* Places of the members in a product of ranges, in this arena: me first, if wanted. */
 static spmd_span near_list(const spmd_team *team, const spmd_exchange *exchange,
                            const spmd_range *range, bool wants_me, int64_t *list)
 {
-    int64_t count = 0, found = ranges_product(range);
+    int64_t count = 0, found = ranges_product(exchange, range);
     for (int64_t k = 0; k < found; k++) {
         int64_t member = 0, left = k, weight = 1;
         for (int axis = SPMD_AXES - 1; axis >= 0; axis--) {
-            int64_t extent = range_extent(range[axis]);
-            member += (range[axis].begin + left % extent) * weight;
+            int64_t along = exchange->count[axis], extent = range_extent(range[axis], along);
+            int64_t at = (range[axis].begin + left % extent) % along;
+            member += (at < 0 ? at + along : at) * weight;
             left /= extent;
-            weight *= exchange->count[axis];
+            weight *= along;
         }
         spmd_span place = spmd_team_span(team, member, member + 1);
         bool me = member == exchange->position;
@@ -193,6 +198,34 @@ static spmd_span near_list(const spmd_team *team, const spmd_exchange *exchange,
             list[0] = place.begin;
     }
     return (spmd_span){.end = (int32_t)count, .list = list};
+}
+
+/* Leaves out of a list those between whom and me nothing moves, and says which images of the others
+ * matter. */
+static void near_images(const spmd_hosted *me, const spmd_exchange *exchange, bool sources,
+                        spmd_span *span, int64_t *list, uint64_t *images)
+{
+    const spmd_rank *rank = &me->record->rank;
+    bool known = exchange->constant && exchange->images <= SPMD_IMAGES;
+    int64_t count = 0;
+
+    for (int64_t k = 0; k < span->end; k++) {
+        uint64_t found = known ? 0 : UINT64_MAX;
+        for (int64_t image = 0; known && image < exchange->images; image++) {
+            int64_t box = spmd_team_member(me->team, list[k]) + image * exchange->members;
+            spmd_box from, into;
+            if (sources)
+                exchange->pull(rank, box, &from, &into);
+            else
+                exchange->send(rank, box, &from);
+            found |= (uint64_t)(spmd_box_elements(&from) > 0) << image;
+        }
+        if (found) {
+            images[count] = found;
+            list[count++] = list[k];
+        }
+    }
+    span->end = (int32_t)count;
 }
 
 static spmd_span near_both(const spmd_near *near, int64_t own, int64_t *list)
@@ -229,13 +262,18 @@ bool spmd_near_find(spmd_hosted *me, const spmd_exchange *exchange)
         me->nears = calloc((size_t)me->job->image->sites, sizeof *me->nears);
     spmd_near *near = me->nears ? me->nears[exchange->site] : NULL;
     if (me->nears && !near) {
-        int64_t sources = ranges_product(exchange->sources);
-        int64_t both = sources + ranges_product(exchange->readers);
-        near = calloc(1, sizeof *near + 3 * (size_t)both * sizeof *near->list);
+        int64_t sources = ranges_product(exchange, exchange->sources);
+        int64_t both = sources + ranges_product(exchange, exchange->readers);
+        near = calloc(1, sizeof *near + 4 * (size_t)both * sizeof *near->list);
         if (near) {
             near->sources = near_list(me->team, exchange, exchange->sources, true, near->list);
             near->readers = near_list(me->team, exchange, exchange->readers, false,
                                       near->list + sources);
+            near->source_images = (uint64_t *)(near->list + 3 * both);
+            near->reader_images = near->source_images + sources;
+            near_images(me, exchange, true, &near->sources, near->list, near->source_images);
+            near_images(me, exchange, false, &near->readers, near->list + sources,
+                        near->reader_images);
             near->both = near_both(near, me->team->position, near->list + both);
             near->distance = near->list + 2 * both;
             near_distances(near, me, exchange);

@@ -34,8 +34,10 @@ static int64_t exchange_bytes(const spmd_hosted *me, const spmd_rank *rank)
     for (int64_t member = 0; member < exchange->members; member++)
         if (member != exchange->position &&
             spmd_member_reads(exchange, exchange->position, member)) {
-            exchange->pull(rank, member, &from, &into);
-            elements += spmd_box_elements(&into);
+            for (int64_t image = 0; image < exchange->images; image++) {
+                exchange->pull(rank, member + image * exchange->members, &from, &into);
+                elements += spmd_box_elements(&into);
+            }
         }
     return elements * exchange->size;
 }

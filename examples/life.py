@@ -1,4 +1,4 @@
-"""Conway's Game of Life on a torus: np.roll on a 2-D mesh; neighbours exchange one row, one column.
+"""Conway's Game of Life on a torus: np.roll on a 2-D mesh; one exchange a turn.
 
     python -m spmd build examples/life.py && \
     mpirun -n 6 python -m spmd run examples/life.img --set steps=1000 -o cells=end.npy

@@ -176,6 +176,8 @@ class Row:
         names = ("sends", "dest", "receives", "source", "root")
         self.peers = {name: None if row[name] is None else self.function(row[name])
                       for name in names}  # fmt: skip
+        self.images = self.function(row["images"])
+        self.known.add("image")
         self.boxes = {name: self.box(row[name]) for name in _BOXES}
         self.near = [[self.function(e) for e in ranges] for ranges in row["near"]]
         if any(len(r) != 4 for r in self.near) or len(self.near) != (
@@ -185,7 +187,8 @@ class Row:
         self.reads = _READS[row["flow"]]
         used = _symbols(["", *(row[name] for name in names), *(g[0] for g in row["guards"])])
         for box in (row[name] for name in _BOXES):
-            used |= _symbols(["", box["offset"], *box["extent"], *box["stride"]] if box else [])
+            used |= _symbols(["", box["offset"], *box["extent"], *box["stride"],
+                              *(e for _, e in box["names"])] if box else [])  # fmt: skip
         for name, start, stop, step in reversed(row["loops"]):  # an outer one may bound an inner
             used |= _symbols(["", start, stop, step]) if name in used else set()
         self.loops = [loop for loop in self.loops if loop[0] in used]
@@ -211,13 +214,22 @@ class Row:
         number = int(box["buffer"])
         if not 0 <= number < len(self.ledger.manifest["buffers"]):
             raise ValueError
+        known, self.known = self.known, set(self.known)
+        names = []
+        for name, e in box["names"]:  # one may name those before it
+            names.append((str(name), self.function(e)))
+            self.known.add(str(name))
         offset = self.function(box["offset"])
         extent = [self.function(e) for e in box["extent"]]
         stride = [self.function(e) for e in box["stride"]]
+        self.known = known
         if len(extent) != len(stride):
             raise ValueError
 
         def value(values: Values) -> Box:
+            values = dict(values)
+            for name, e in names:
+                values[name] = e(values)
             return (offset(values), tuple(max(0, e(values)) for e in extent),
                     tuple(s(values) for s in stride))  # fmt: skip
 
@@ -237,8 +249,10 @@ class Row:
         else:
             root = self._root(group)
             givers = [p for p in range(len(group)) if self.reads(taker, p, root)]
-        boxes = (box[1]({**group[taker], self.member: p}) for p in givers if p != taker)
-        return sum(map(_elements, boxes))
+        return sum(
+            _elements(box[1]({**group[taker], self.member: p, "image": image}))
+            for p in givers if p != taker for image in range(self.images(group[taker]))
+        )  # fmt: skip
 
     # ---- checks ------------------------------------------------------------------------------
 
@@ -277,7 +291,8 @@ class Row:
             pairs = [(p, q) for p, q in self._pairs(len(group)) if self.reads(q, p, root)]
             pairs = self._near(group, pairs) if self.near else pairs
         for giver, taker in pairs:
-            self._transfer(group, giver, taker, capacity)
+            for image in range(self.images(group[taker])):
+                self._transfer(group, giver, taker, image, capacity)
         return len(pairs)
 
     def _permutation(self, group: list[Values]) -> list[tuple[int, int]]:
@@ -337,22 +352,26 @@ class Row:
         positions = [0]
         for name, ranges in zip(self.axes, self.near):
             n, begin, end = rank[f"n_{name}"], ranges[first](rank), ranges[first + 1](rank)
-            if begin < end and not 0 <= begin < end <= n:
-                raise self._wrong(group, f"members 0 to {n - 1} along {name}",
-                                  f"{begin} to {end - 1}")  # fmt: skip
-            positions = [p * n + k for p in positions for k in range(begin, end)]
+            along = sorted(k % n for k in range(begin, min(end, begin + n)))
+            positions = [p * n + k for p in positions for k in along]
         return positions
 
     def _nothing_moves(self, group: list[Values], giver: int, taker: int) -> None:
         for name, me, other in (("into", taker, giver), ("send", giver, taker)):
-            box = self.boxes[name]
-            found = box and box[1]({**group[me], self.member: other})
-            if found and _elements(found):
-                raise self._wrong(group, f"member {taker} reads nothing of {giver}",
-                                  f"box '{name}' of {found[1]}")  # fmt: skip
+            if (box := self.boxes[name]) is None:
+                continue
+            values = {**group[me], self.member: other}
+            for image in range(self.images(values)):
+                found = box[1]({**values, "image": image})
+                if _elements(found):
+                    raise self._wrong(group, f"member {taker} reads nothing of {giver}",
+                                      f"box '{name}' of {found[1]}")  # fmt: skip
 
-    def _transfer(self, group: list[Values], giver: int, taker: int, capacity: list[int]) -> None:
-        gives, takes = {**group[giver], self.member: taker}, {**group[taker], self.member: giver}
+    def _transfer(
+        self, group: list[Values], giver: int, taker: int, image: int, capacity: list[int]
+    ) -> None:
+        gives = {**group[giver], self.member: taker, "image": image}
+        takes = {**group[taker], self.member: giver, "image": image}
         said: dict[str, Box] = {}
         for name, values in zip(_BOXES, (takes, takes, gives, gives)):
             box = self.boxes[name]

@@ -399,6 +399,9 @@ class ControlWriter:
         """Which members I read, and whether each reads something else of me."""
         yield f"x->flow = SPMD_{x.flow.upper()};"
         yield f"x->pieces = {int(x.pieces)};"
+        yield f"x->constant = {int(x.constant)};"
+        self.hint = f"exchange_{x.site}_images"
+        yield f"x->images = {self.rank_expr(x.images)};"
         if x.root is not None:
             self.hint = f"exchange_{x.site}_root"
             yield f"x->root = {self.rank_expr(x.root)};"
@@ -417,10 +420,12 @@ class ControlWriter:
         return f"{test} ? {value} : SPMD_NONE"
 
     def region_function(self, name: str, x: Exchange, boxes: Sequence[Box]) -> str:
-        used = False
+        used = any(x.member in box.symbols() for box in boxes)
         lines: list[str] = []
+        for named, formula in {s: e for box in boxes for s, e in box.names}.items():
+            self.hint = named.name
+            lines.append(f"const int64_t {named.name} = {self.rank_expr(formula)};")
         for target, box in zip(("from", "into"), boxes, strict=False):
-            used |= any(x.member in e.symbols() for e in (box.offset, *box.extent, *box.stride))
             size = box.buffer.dtype.size
             self.hint = f"{name}_{target}"
             where = f"r->world->buffer[B_{self.buffer_name(box.buffer)}]"
@@ -437,7 +442,10 @@ class ControlWriter:
                 extent = f"from->extent[{d}]" if same else self.rank_expr(e)
                 lines.append(f"{target}->extent[{d}] = {extent};")
                 lines.append(f"{target}->stride[{d}] = {self.rank_expr(s * size)};")
-        if not used:
+        if x.images != 1:
+            lines.insert(0, "const int64_t image = member / r->exchange.members;")
+            lines.insert(1, "member %= r->exchange.members;")
+        elif not used:
             lines.insert(0, "(void)member;")
         if not any("r->" in ln for ln in lines):
             lines.insert(0, "(void)r;")

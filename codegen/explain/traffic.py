@@ -162,6 +162,8 @@ class Meter:
             if 0 in (a, b):
                 width = f"of width {max(a, b)} on one side"
             return "halo", f"halo {width} along {{}}", total, own
+        if before + after == 0:  # by what is known at run time only
+            return "shift", "shift along {}", total, expr.const(0)
         if not {s.kind for e in want for s in e.symbols()} & {"coord"}:
             if last - first == 1:
                 word = {(2, 0): "row", (2, 1): "column"}.get((ndim, d), "slice")

@@ -44,6 +44,7 @@ class Cut:
     step: int = 1
     given: tuple[Expr, Expr] | None = None
     open: bool = False  # not clipped: what lies beyond the ends is there, and nobody's
+    period: Expr | None = None  # the dim goes on beyond its ends, with this period
 
     def bounds(self, mesh: Mesh) -> tuple[Expr, Expr]:
         """The first element, and the one after the last."""
@@ -90,6 +91,8 @@ class Cut:
         """Whether it is evident that every rank's part lies in its part by another cut."""
         if self == other or self.empty:
             return True
+        if self.period is not None and other.period is None:
+            return False
         if not self.axes and not other.axes and self.given is None is other.given:
             return expr.nonneg(self.first - other.first) and expr.nonneg(other.last - self.last)
         return (
@@ -97,6 +100,19 @@ class Cut:
             and expr.nonneg(self.least - other.least) and expr.nonneg(other.most - self.most)
             and expr.nonneg(self.first - other.first) and expr.nonneg(other.last - self.last)
         )  # fmt: skip
+
+    def images(self) -> tuple[Expr, Expr, Expr] | None:
+        """Of a dim that goes on: how often it stands before itself, and behind, for this part to
+        lie within; and its period."""
+        if self.period is None:
+            return None
+        n = expr.maximum(self.period, 1)
+        before, beyond = self.most, -self.least
+        if not self.axes and self.given is None:
+            before, beyond = -self.first, self.last - self.period
+        elif self.given is None:
+            beyond = beyond + self.extent - self.period
+        return expr.most(_ceil_div(before, n), 0), expr.most(_ceil_div(beyond, n), 0), self.period
 
     def opened(self) -> Cut:
         """Without clipping, so that its bounds are simple formulas."""
@@ -117,6 +133,10 @@ def _clipped(e: Expr, first: Expr, last: Expr, least: Expr, most: Expr) -> Expr:
     if not expr.nonneg(last - most):
         e = expr.minimum(e, last)
     return e if expr.nonneg(least - first) else expr.maximum(e, first)
+
+
+def _ceil_div(e: Expr, n: Expr) -> Expr:
+    return -((-e) // n)
 
 
 Window = tuple[Cut, ...]
@@ -172,17 +192,21 @@ def near(
     blocks of another extent; else ().
 
     A member reads those of which a part lies in what it wants before it is clipped, and that hold
-    anything. Always holds: p is among those that q reads if and only if q is among p's readers.
+    anything. Ranges may go on beyond the ends of the axis, to its other end.
+    Always holds: p is among those that q reads if and only if q is among p's readers.
     """
     found: dict[str, Ranges] = {}
     for held, wanted in zip(have, want, strict=True):
-        if wanted == held:
-            continue
+        if wanted == held or (wanted.period is not None and not held.axes):
+            continue  # round a dim that nobody splits everybody reads itself
         one = wanted.given is None and wanted.axes == held.axes and len(held.axes) == 1
         known = {s.kind for s in wanted.symbols()} <= {"size", "scalar"}  # once and for all
         if not one or not known or wanted.step != 1:
             return ()
-        found[held.axes[0]] = _ranges(mesh, held, wanted)
+        if wanted.period is not None and wanted.extent != held.extent:
+            return ()
+        around = _ranges if wanted.period is None else _ranges_around
+        found[held.axes[0]] = around(mesh, held, wanted)
     return tuple(found[a] for a in axes) if set(found) == set(axes) else ()
 
 
@@ -199,14 +223,37 @@ def _ranges(mesh: Mesh, held: Cut, wanted: Cut) -> Ranges:
     )
 
 
+def _ranges_around(mesh: Mesh, held: Cut, wanted: Cut) -> Ranges:
+    """Where every member holds something; else all of them."""
+    n, size = held.extent, mesh.size(held.axes)
+    begin, end = held.bounds(mesh)
+
+    def owner_of(at: Expr) -> Expr:
+        inside = blocks_ended(n, size, at % expr.maximum(n, 1))
+        return inside + size * (at // expr.maximum(n, 1))
+
+    all_hold = expr.ge(n, size)
+    ranges = (
+        (owner_of(begin - wanted.most), owner_of(end - wanted.least - 1) + 1),
+        (owner_of(begin + wanted.least), owner_of(end + wanted.most - 1) + 1),
+    )
+    (a, b), (c, d) = (
+        (expr.select(all_hold, low, 0), expr.select(all_hold, high, size)) for low, high in ranges
+    )
+    return a, b, c, d
+
+
 # ---- through slices ------------------------------------------------------------------------------
 
 
 def of_operand(cut: Cut, start: Expr, step: int, mesh: Mesh) -> Cut:
     """Where element j is operand[start + step * j]: the operand's part for this one of j."""
     first, last = _covered(cut.first, cut.last, start, step)
+    assert cut.period is None or (start, step) == (ZERO, 1), "of a whole dim"
     if cut.given is None and not cut.axes:
-        return fixed(first, last)
+        return replace(cut, first=first, last=last)
+    if cut.period is not None:
+        return cut
     if cut.given is not None or cut.step % step:
         return given(cut.axes, *_covered(*cut.bounds(mesh), start, step))
     by = cut.step // step
@@ -223,6 +270,17 @@ def of_result(cut: Cut, start: Expr, step: int, extent: Expr, mesh: Mesh) -> Cut
         return fixed(first, last)
     least, most = cut.least + cut.step * start, cut.most + cut.step * start
     return replace(cut, first=first, last=last, step=cut.step * step, least=least, most=most)
+
+
+def rolled(cut: Cut, shift: Expr, extent: Expr, mesh: Mesh) -> Cut:
+    """Where element j is operand[(j - shift) mod extent]: the operand's part for this one of j."""
+    if cut.axes and cut.given is None and cut.step != 1:
+        cut = given(cut.axes, *cut.bounds(mesh))
+    bounds = cut.given and (cut.given[0] - shift, cut.given[1] - shift)
+    return replace(
+        cut, first=cut.first - shift, last=cut.last - shift, given=bounds,
+        least=cut.least + shift, most=cut.most + shift, period=extent,
+    )  # fmt: skip
 
 
 def _covered(low: Expr, high: Expr, start: Expr, step: int) -> tuple[Expr, Expr]:
@@ -268,7 +326,8 @@ def hull(a: Cut, b: Cut) -> Cut | None:
     if not a.axes and not b.axes and a.given is None is b.given:
         gap = expr.maximum(a.first, b.first) - expr.minimum(a.last, b.last)
         near = gap.is_const and gap.value <= NEAR
-        return fixed(_least(a.first, b.first), _most(a.last, b.last)) if near else None
+        joined = fixed(_least(a.first, b.first), _most(a.last, b.last))
+        return replace(joined, period=a.period or b.period) if near else None
     if not a.follows(b):
         return None
     least, most = _least(a.least, b.least), _most(a.most, b.most)
@@ -278,7 +337,8 @@ def hull(a: Cut, b: Cut) -> Cut | None:
     if a.extent.is_const and 4 * wide.value > a.extent.value and not 0 <= wide.value <= 2:
         return None  # most of a short dim
     first, last = _least(a.first, b.first), _most(a.last, b.last)
-    return replace(a, first=first, last=last, least=least, most=most)
+    period = a.period or b.period
+    return replace(a, first=first, last=last, least=least, most=most, period=period)
 
 
 def hull_of(a: Window, b: Window) -> Window | None:

@@ -63,6 +63,7 @@ class Demands:
         self.wanted: dict[Value, dict[Window, Place | None]] = {}
         self.from_home: set[Value] = set()  # wanted in parts that only a use can name
         self.passed: set[tuple[Value, Window]] = set()
+        self.cut_short: set[Value] = set()  # views that are made: their ends are wanted rolled on
         self.inputs = [i.value for i in graph.inputs]
         self.number(graph.body)
         for o in graph.outputs:
@@ -95,12 +96,14 @@ class Demands:
             for value in op.results:
                 self.defs[value] = op
                 self.position[value] = self.clock
+            if op.kind == "roll" and not self.rules.repeats(op.operands[0], op.attrs["dim"]):
+                self.cut_short.add(op.operands[0])
 
     # ---- backwards -------------------------------------------------------------------------------
 
     def want(self, value: Value, window: Window, place: Place | None) -> None:
         op = self.defs.get(value)
-        if op is not None and op.kind in VIEWS:
+        if op is not None and self.is_view(op):
             if (value, window) not in self.passed:
                 self.passed.add((value, window))
                 self.want_operands(op, window, place or op.place)
@@ -111,6 +114,10 @@ class Demands:
         else:
             self.wanted.setdefault(value, {}).setdefault(window, place)
 
+    def is_view(self, op: Op) -> bool:
+        """Whether it is made anew wherever a part is wanted."""
+        return op.kind in VIEWS and op.result not in self.cut_short
+
     def want_operands(self, op: Op, window: Window, place: Place | None) -> None:
         for operand, needed in zip(op.operands, self.rules.needs(op, window), strict=True):
             self.want(operand, needed, place)
@@ -120,7 +127,7 @@ class Demands:
             self.op(op)
 
     def op(self, op: Op) -> None:
-        if op.kind in VIEWS:
+        if self.is_view(op):
             return
         for value in op.results:
             self.settle(value, op)
@@ -176,9 +183,10 @@ class Demands:
             around = (cuts.hull_of(blocks, fetched[0]) if len(fetched) == 1 else None) or ()
             # the room is made before the loop: no counter says how wide it is
             fits = bool(around) and all(s.kind != "counter" for s in cuts.symbols(around)) and all(
-                c.inside(h) or c.follows(h) for c, h in zip(around, blocks)
+                c.inside(h) or c.follows(h) or c.period for c, h in zip(around, blocks)
             )
             room = tuple(h if c.inside(h) else c.opened() for c, h in zip(around, blocks))
+            fits = fits and any(c.axes for c, h in zip(around, blocks) if c != h)
             once = body.results.count(result) == 1 and body.args.count(result) == 0
             used = result in made and self._overwrites(body, argument, result)
             fits = fits and used and self.of[result].made == [home(result)]  # keep makes no more
@@ -211,7 +219,7 @@ class Demands:
         wanted = self.wanted.get(value, {})
         blocks = home(value)
         parts = self.of[value] = Parts()
-        held = op is None or op.kind in _HELD
+        held = op is None or op.kind in _HELD or not all(self.goes_on(op, w) for w in wanted)
         if not held and not wanted and value not in self.from_home:
             return  # nobody uses it
         if not held and value not in self.from_home:
@@ -239,6 +247,15 @@ class Demands:
             if _inside(widest.setdefault(parts.of[window], window), window):
                 widest[parts.of[window]] = window
                 parts.places[parts.of[window]] = place
+
+
+    def goes_on(self, op: Op, window: Window) -> bool:
+        """Whether what is beyond the ends of dims that go on there can be computed as the rest."""
+        around = [d for d, c in enumerate(window) if c.period is not None]
+        return not around or (
+            op.kind in OVERLAPPING
+            and all(self.rules.repeats(v, d) for v in op.operands for d in around)
+        )
 
 
 def _inner(op: Op) -> Iterator[Value]:

@@ -15,7 +15,7 @@ from codegen.layouts.cuts import Window
 from codegen.layouts.views import Builder
 
 # Ops that are no work of their own, or hardly any: computed anew wherever a part is wanted.
-VIEWS = frozenset("broadcast slice transpose reshape full iota const expr".split())
+VIEWS = frozenset("broadcast slice transpose reshape roll full iota const expr".split())
 # Ops that compute a part that several uses want together, though parts of ranks then overlap.
 OVERLAPPING = frozenset({"map"})
 
@@ -42,6 +42,7 @@ _RULES: dict[str, tuple[Callable[..., list[Window]], Callable[..., Value]]] = {
     "slice": (Localizer._slice_needs, Localizer._slice),
     "transpose": (Localizer._transpose_needs, Localizer._transpose),
     "reshape": (Localizer._reshape_needs, Localizer._reshape),
+    "roll": (Localizer._roll_needs, Localizer._operand),
     "full": (Localizer._none, Localizer._full),
     "iota": (Localizer._none, Localizer._iota),
     "const": (Localizer._none, Localizer._const),

@@ -41,8 +41,14 @@ def without_repeats(entries: Iterable[LayoutEntry]) -> Layout:
 
 
 def joined(layouts: Sequence[Layout]) -> Layout:
-    """One layout for arrays of one shape: what is split in one of them, most split ones first."""
-    ordered = sorted(layouts, key=lambda entries: -sum(map(bool, entries)))
+    """One layout for arrays of one shape: what is split in one of them, most split ones first; of
+    equals, what is split in outer dims: inner ones are reduced more often, and lie contiguous."""
+
+    def split(entries: Layout) -> tuple[int, list[int]]:
+        dims = [d for d, entry in enumerate(entries) if entry]
+        return -len(dims), dims
+
+    ordered = sorted(layouts, key=split)
     out = list(ordered[0])
     for layout in ordered[1:]:
         used = {a for entry in out for a in entry}
@@ -140,7 +146,7 @@ def _relayout(operands: Types, attrs: Attrs, result: ArrayType) -> Layout:
 _RULES: dict[str, Callable[[Types, Attrs, ArrayType], Layout]] = {
     "map": _map, "broadcast": _broadcast, "slice": _slice, "dynamic_slice": _dynamic_slice,
     "transpose": _transpose, "reshape": _reshape, "update": _update, "dynamic_update": _update,
-    "scatter": _first, "cumulative": _first, "gather": _gather, "reduce": _reduce,
+    "scatter": _first, "cumulative": _first, "roll": _first, "gather": _gather, "reduce": _reduce,
     "argreduce": _reduce, "sort": _lane, "argsort": _lane, "matmul": _matmul,
     "relayout": _relayout,
 }  # fmt: skip

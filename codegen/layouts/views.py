@@ -75,6 +75,8 @@ class Views:
         if op.kind in ("map", "update", "dynamic_update", "scatter"):
             found = [self.natural(v, dim) for v in op.operands[: 1 if op.kind != "map" else None]]
             return next((c for c in found if c.axes), None)
+        if op.kind == "roll":
+            return self.natural(op.operands[0], dim) if dim != a["dim"] else None
         if op.kind == "reshape":
             return reshapes.natural(op, dim, self.natural, self.mesh)
         return None
@@ -133,21 +135,55 @@ class Views:
     def _reshape(self, op: Op, window: Window, operands: list[Value], build: Builder) -> Value:
         return reshapes.make(op, window, operands[0], build)
 
+    def _roll_needs(self, op: Op, window: Window) -> list[Window]:
+        d, shift = op.attrs["dim"], op.attrs["shift"]
+        moved = cuts.rolled(window[d], shift, op.result.type.shape[d], self.mesh)
+        return [(*window[:d], moved, *window[d + 1 :])]
+
+    def repeats(self, value: Value, dim: int) -> bool:
+        """Whether the part of a value beyond the ends of a dim, which goes on there, can be had
+        from such parts of what it is a view of."""
+        op = self.defs.get(value)
+        if op is None:
+            return True
+        a = op.attrs
+        if op.kind == "const" or op.kind == "reshape":
+            return False
+        if op.kind == "slice":
+            (x,) = op.operands
+            whole = a["start"][dim] == 0 and a["step"][dim] == 1
+            return whole and a["shape"][dim] == x.type.shape[dim] and self.repeats(x, dim)
+        if op.kind == "transpose":
+            return self.repeats(op.operands[0], a["perm"][dim])
+        if op.kind == "broadcast":
+            (x,) = op.operands
+            k = a["dims"].index(dim) if dim in a["dims"] else -1
+            stretched = k < 0 or x.type.shape[k] != a["shape"][dim]
+            return stretched or self.repeats(x, k)
+        return op.kind != "roll" or self.repeats(op.operands[0], dim)
+
     # ---- sources ---------------------------------------------------------------------------------
 
     def _full(self, op: Op, window: Window, operands: list[Value], build: Builder) -> Value:
         return build.emit("full", (), {**op.attrs, "shape": self.shape(window)})
 
     def _iota(self, op: Op, window: Window, operands: list[Value], build: Builder) -> Value:
-        shape, low = self.shape(window), self.lows(window)[op.attrs["dim"]]
-        value = build.emit("iota", (), {**op.attrs, "shape": shape})
-        if low == 0:
-            return value
-        first = build.integer(low)
-        if op.attrs["dtype"] != dtypes.INT64:
-            first = build.emit("map", (first,), {"fn": "cast", "dtype": op.attrs["dtype"]})
-        first = build.emit("broadcast", (first,), {"dims": (), "shape": shape})
-        return build.emit("map", (value, first), {"fn": "add"})
+        dim = op.attrs["dim"]
+        low, period = self.lows(window)[dim], window[dim].period
+        return self._counted(self.shape(window), dim, low, period, op.attrs["dtype"], build)
+
+    def _counted(
+        self, shape: Shape, dim: int, low: Expr, period: Expr | None, dtype: DType, build: Builder
+    ) -> Value:
+        """low, low + 1, … along a dim, modulo the period."""
+        value = build.emit("iota", (), {"dim": dim, "dtype": dtype, "shape": shape})
+        terms = [("add", low)] if low != 0 else []
+        terms += [("mod", period)] if period is not None else []
+        for fn, number in terms:
+            other = self.cast(build.integer(number), dtype, build)
+            other = build.emit("broadcast", (other,), {"dims": (), "shape": shape})
+            value = build.emit("map", (value, other), {"fn": fn})
+        return value
 
     def _const(self, op: Op, window: Window, operands: list[Value], build: Builder) -> Value:
         value = build.emit("const", (), op.attrs)
@@ -241,6 +277,31 @@ class Views:
         start = tuple(w - h for w, h in zip(self.lows(wanted), self.lows(held)))
         attrs = {"start": start, "step": (1,) * len(start), "shape": self.shape(wanted)}
         return build.emit("slice", (value,), {**attrs, "cut": True})
+
+    def around(self, x: Value, dim: int, wanted: Cut, build: Builder) -> Value:
+        """Of a dim that a rank has whole: a part that lies beyond its ends too."""
+        images = wanted.images()
+        assert images is not None
+        before, beyond, period = images
+        low, high = wanted.bounds(self.mesh)
+        shape = (*x.type.shape[:dim], high - low, *x.type.shape[dim + 1 :])
+        if not before.is_const or not beyond.is_const:
+            at = self._counted((high - low,), 0, low, period, dtypes.INT64, build)
+            return build.emit("gather", (x, at), {"dims": (dim,), "at": dim})
+        whole = {"value": 0, "dtype": x.type.dtype, "shape": shape, "blank": True}
+        value, step = build.emit("full", (), whole), (1,) * len(shape)
+        for image in range(-before.value, beyond.value + 1):
+            begin = expr.maximum(low, period * image)
+            end = expr.minimum(high, period * (image + 1))
+            part = (*shape[:dim], expr.maximum(end - begin, 0), *shape[dim + 1 :])
+            zeros = [expr.const(0)] * len(shape)
+            here, there = zeros.copy(), zeros
+            here[dim], there[dim] = begin - low, begin - period * image
+            attrs = {"start": tuple(there), "step": step, "shape": part, "cut": True}
+            piece = build.emit("slice", (x,), attrs)
+            attrs = {"start": tuple(here), "step": step, "cut": True}
+            value = build.emit("update", (value, piece), attrs)
+        return value
 
     def wide(self, x: Value, build: Builder) -> Value:
         """Half types are folded in float32, and rounded once."""

@@ -7,6 +7,7 @@ offsets that an op states must be those that the members' extents give, or Inter
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -139,12 +140,11 @@ def _redistribute(members: Sequence[Member], op: Op) -> list[list[Array]]:
         want = [(member.eval(a), member.eval(b)) for a, b in op.attrs["want"]]
         made = _poison([b - a for a, b in want], stated.dtype)
         for held, source in zip(have, members, strict=True):
-            box = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(held, want, strict=True)]
-            if not _is_read(source, member, op) or any(b <= a for a, b in box):
-                continue
-            into = tuple(slice(a - w, b - w) for (a, b), (w, _) in zip(box, want, strict=True))
-            part = tuple(slice(a - h, b - h) for (a, b), (h, _) in zip(box, held, strict=True))
-            made[into] = source.operands[0][part]
+            for image in _images(member, op, held):
+                box = _box(image, want)
+                if not box or not _is_read(source, member, op):
+                    continue
+                made[_within(box, want)] = source.operands[0][_within(box, image)]
         out.append([made])
     return out
 
@@ -157,25 +157,48 @@ def _halo(members: Sequence[Member], op: Op) -> list[list[Array]]:
     for k, member in enumerate(members):
         made = member.operands[0].copy()
         for j, source in enumerate(members):
-            box = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(have[j], want[k], strict=True)]
-            if j == k or any(b <= a for a, b in box) or not _is_read(source, member, op):
-                continue
-            into, part = (
-                tuple(slice(a - w, b - w) for (a, b), (w, _) in zip(box, wanted, strict=True))
-                for wanted in (want[k], want[j])
-            )
-            made[into] = source.operands[0][part]
+            rooms = _images(member, op, want[j])
+            for image, room in zip(_images(member, op, have[j]), rooms, strict=True):
+                box = _box(image, want[k])
+                own = j == k and image == have[k]
+                if own or not box or not _is_read(source, member, op):
+                    continue
+                made[_within(box, want[k])] = source.operands[0][_within(box, room)]
         out.append([made])
     return out
+
+
+Bounds = Sequence[tuple[int, int]]
+
+
+def _images(member: Member, op: Op, bounds: Bounds) -> list[Bounds]:
+    """Where a part stands, in dims that go on beyond their ends."""
+    per_dim = []
+    for (low, high), image in zip(bounds, op.attrs.get("images") or [None] * len(bounds)):
+        before, beyond, period = map(member.eval, image or (0, 0, 0))
+        moved = [k * period for k in range(-before, beyond + 1)]
+        per_dim.append([(low + by, high + by) for by in moved])
+    return [list(one) for one in itertools.product(*per_dim)]
+
+
+def _box(a: Bounds, b: Bounds) -> Bounds:
+    """What lies in both; [] where nothing does."""
+    box = [(max(p, q), min(m, n)) for (p, m), (q, n) in zip(a, b, strict=True)]
+    return [] if any(high <= low for low, high in box) else box
+
+
+def _within(box: Bounds, held: Bounds) -> tuple[slice, ...]:
+    return tuple(slice(a - h, b - h) for (a, b), (h, _) in zip(box, held, strict=True))
 
 
 def _is_read(giver: Member, taker: Member, op: Op) -> bool:
     """Whether they are near each other, as both must say."""
     reads = told = True
     for axis, (begin, end, first, last) in zip(op.attrs["axes"], op.attrs.get("near", ())):
-        coord = f"i_{axis}"
-        reads &= taker.eval(begin) <= giver.env.get(coord, 0) < taker.eval(end)
-        told &= giver.eval(first) <= taker.env.get(coord, 0) < giver.eval(last)
+        coord, size = f"i_{axis}", taker.env.get(f"n_{axis}", 1)
+        there, here = giver.env.get(coord, 0), taker.env.get(coord, 0)
+        reads &= (there - taker.eval(begin)) % size < taker.eval(end) - taker.eval(begin)
+        told &= (here - giver.eval(first)) % size < giver.eval(last) - giver.eval(first)
     if reads != told:
         raise InternalError("one member reads of another that does not know it", place=op.place)
     return reads

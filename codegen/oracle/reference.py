@@ -223,6 +223,10 @@ def _cumulative(operands: Sequence[Array], attrs: Attrs, _: Eval) -> list[Array]
     return [combine(attrs["fn"]).accumulate(x, axis=attrs["dim"], dtype=x.dtype)]
 
 
+def _roll(operands: Sequence[Array], attrs: Attrs, value: Eval) -> list[Array]:
+    return [np.roll(operands[0], value(attrs["shift"]), attrs["dim"])]
+
+
 def _matmul(operands: Sequence[Array], _: Attrs, __: Eval) -> list[Array]:
     product = np.asarray(np.matmul(operands[0], operands[1]))
     return [product.astype(operands[0].dtype)]  # of bfloat16, NumPy's is float32
@@ -256,7 +260,7 @@ REFERENCE: dict[str, Rule] = {
     "const": _const, "full": _full, "iota": _iota, "expr": _expr,
     "map": _map,
     "broadcast": _broadcast, "slice": _slice, "transpose": _transpose, "reshape": _reshape,
-    "update": _update,
+    "roll": _roll, "update": _update,
     "dynamic_slice": _dynamic_slice, "dynamic_update": _dynamic_update,
     "gather": _gather, "scatter": _scatter,
     "reduce": _reduce, "argreduce": _argreduce, "cumulative": _cumulative,

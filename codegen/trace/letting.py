@@ -116,7 +116,7 @@ class _Least:
             return int(a["value"]) if isinstance(a["value"], int) else None
         if op.kind == "expr":
             return next((b for b in (1, 0) if expr.nonneg(a["value"] - b)), None)
-        if op.kind in ("reshape", "broadcast", "slice", "transpose"):
+        if op.kind in ("reshape", "broadcast", "slice", "transpose", "roll"):
             return self.of(op.operands[0])
         return self._map(a["fn"], op.operands) if op.kind == "map" else None
 

@@ -302,6 +302,12 @@ def _rolled(array: Array, shift: Any, d: int) -> Array:
     k = expr.mod(e, n)
     if k == 0:
         return array
+    if not array.context.rank_view:
+        shift = e if e.is_const and not n.is_const else k  # the shorter way round
+        if k.is_const and n.is_const and 2 * k.value > n.value:
+            shift = k - n
+        rolled = array.context.emit_one("roll", array.read(), dim=d, shift=shift)
+        return wrap(array.context, rolled, scalar=False)
     zeros, step = [ZERO] * array.ndim, (1,) * array.ndim
     value = blank_value(array.context, array.type.dtype, array.extents)
     pieces = ((ZERO, k, n - k), (n - k, ZERO, k))  # the layout follows from the first

@@ -91,3 +91,31 @@ def test_what_lies_apart_is_not_joined() -> None:
     assert cuts.hull(block, far) is None
     assert cuts.hull(cuts.fixed(0, 1), cuts.fixed(999, 1000)) is None
     assert cuts.hull(block, cuts.whole(1000)) is None
+
+
+@pytest.mark.parametrize("shift", [1, -1, 3, -4, 9])
+def test_rolled_covers_what_a_roll_reads(shift: int) -> None:
+    for n, ranks in itertools.product((1, 2, 7, 12), (1, 3, 5)):
+        extent = expr.const(n)
+        rolled = np.roll(np.arange(n), shift).tolist()
+        for cut in (
+            cuts.block(("x",), extent), cuts.whole(n), cuts.fixed(0, 1),
+            cuts.of_operand(cuts.block(("x",), extent), expr.const(n - 1), -1, MESH),
+            cuts.given(("x",), expr.minimum(1, MESH.axis("x").coord), expr.const(1)),
+        ):  # fmt: skip
+            around = cuts.rolled(cut, expr.const(shift), extent, MESH)
+            for wanted, found in zip(elements(cut, ranks), elements(around, ranks)):
+                assert [p % n for p in found] == [rolled[j] for j in wanted]
+                lies_within(around, found, n)
+            joined = cuts.hull(cuts.rolled(around, expr.const(2), extent, MESH), cut)
+            if joined is not None:
+                for wanted, found in zip(elements(cut, ranks), elements(joined, ranks)):
+                    assert set(wanted) <= set(found)
+                    lies_within(joined, found, n)
+
+
+def lies_within(cut: Cut, found: list[int], n: int) -> None:
+    images = cut.images()
+    assert images is not None
+    before, beyond = (e.evaluate({}) for e in images[:2])
+    assert all(-before * n <= p < (beyond + 1) * n for p in found)

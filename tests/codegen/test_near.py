@@ -59,6 +59,30 @@ def test_neighbours_are_those_that_have_what_is_wanted(least: int, most: int, ot
             assert first >= last or 0 <= first < last <= parts
 
 
+@pytest.mark.parametrize(("least", "most"), [(-1, 1), (0, 2), (-5, -3), (3, 3), (-40, 40)])
+def test_neighbours_around_the_ends(least: int, most: int) -> None:
+    held = cuts.block(("x",), e)
+    wanted = cuts.Cut(("x",), const(0), e, e, const(least), const(most), open=True, period=e)
+    (ranges,) = cuts.near(MESH, ("x",), [held], [wanted])
+    for extent, parts in itertools.product(range(1, 12), (1, 2, 3, 5, 8, 15)):
+        mine = blocks(extent, parts)
+        images = [k * extent for k in range(-50, 51)]
+        known = np.array([
+            [any(reads((a + k, b + k), at, least, most) and a < b for k in images)
+             for a, b in mine] for at in mine
+        ])  # fmt: skip
+        for me in range(parts):
+            values = {"n_x": parts, "e": extent, "i_x": me, "n_y": 1, "i_y": 0}
+            begin, end, first, last = (r.evaluate(values) for r in ranges)
+            sources = {k % parts for k in range(begin, end)}
+            readers = {k % parts for k in range(first, last)}
+            if extent < parts:  # everybody
+                assert sources == readers == set(range(parts))
+            else:
+                assert sources == set(np.flatnonzero(known[me]))
+                assert readers == set(np.flatnonzero(known[:, me]))
+
+
 def reads(holds: tuple[int, int], follows: tuple[int, int], least: int, most: int) -> bool:
     low, high = follows[0] - most, follows[1] - least
     return holds[0] < holds[1] and holds[0] < high and holds[1] > low

@@ -68,7 +68,11 @@ def received(op: Op, sizes: Mapping[str, int]) -> int:
 def _inside(op: Op, rank: dict[str, int], sizes: Mapping[str, int]) -> int:
     """Elements wanted that some member holds."""
     total = 1
-    for (a, b), (c, d) in zip(op.attrs["have"], op.attrs["want"]):
+    images = op.attrs.get("images") or [None] * len(op.attrs["have"])
+    for (a, b), (c, d), around in zip(op.attrs["have"], op.attrs["want"], images):
+        if around:  # somebody holds whatever lies beyond the ends
+            total *= d.evaluate(rank) - c.evaluate(rank)
+            continue
         last = {**rank, **{f"i_{x}": sizes[x] - 1 for x in op.attrs["axes"]}}
         first = {**rank, **{f"i_{x}": 0 for x in op.attrs["axes"]}}
         low = max(a.evaluate(first), c.evaluate(rank))
@@ -102,6 +106,28 @@ def far() -> Any:
     u, w = source("u", (N,), ("x",)), source("w", (N,), ("x",))
     w[8:] += u[:-8]
     return w
+
+
+def all_pairs() -> Any:
+    x = source("x", (N,), ("x",))
+    return np.sum(x - x[:, None], axis=1)
+
+
+def both_ways() -> Any:
+    u = np.sqrt(source("u", (N, N), ("x", "y"))) + 1
+    rows = np.roll(u, 1, 0) + u + np.roll(u, -1, 0)
+    return np.roll(rows, 1, 1) * np.roll(rows, -1, 1)
+
+
+def around() -> Any:
+    u = source("u", (N, N), ("x", "y")) * 1.0
+    for _ in spmd.range(10):
+        u = (np.roll(u, 1, 0) + np.roll(u, -1, 0) + np.roll(u, 1, 1) + np.roll(u, -1, 1)) / 4
+    return u
+
+
+def part_rolled() -> Any:
+    return np.roll(source("u", (N,), ("x",))[3:-4], 1)
 
 
 def rows() -> Any:
@@ -141,7 +167,12 @@ CASES: dict[str, tuple[Callable[[], Any], dict[str, int], Exchanged]] = {
         far, X, [("redistribute", ("x",), 6 * EIGHT)]),
     "a roll": (
         lambda: np.roll(source("a", (N,), ("x",)), 2), X,
-        [("redistribute", ("x",), 2 * EIGHT), ("redistribute", ("x",), 2 * EIGHT)]),
+        [("redistribute", ("x",), 2 * EIGHT)]),
+    "rolls both ways, element by element before": (
+        both_ways, XY, [("redistribute", ("x", "y"), (8 * 10 - 6 * 8) * EIGHT)]),
+    "rolls around in a loop": (around, XY, [("halo", ("x", "y"), (8 * 10 - 6 * 8) * EIGHT)]),
+    "a roll of a part": (
+        part_rolled, X, [("redistribute", ("x",), 2 * EIGHT), ("redistribute", ("x",), EIGHT)]),
     "split rows to split columns": (
         lambda: source("a", (N, N), ("x", None)).relayout((None, "x")), X,
         [("all_to_all", ("x",), 18 * 6 * EIGHT)]),
@@ -161,6 +192,7 @@ CASES: dict[str, tuple[Callable[[], Any], dict[str, int], Exchanged]] = {
     "product of rows and rows": (product(("x", None), ("x", None)), X,
                                  [("all_gather", ("x",), 18 * N * EIGHT)]),
     "a row in a loop": (rows, X, [("redistribute", ("x",), 5 * EIGHT)]),
+    "all pairs": (all_pairs, X, [("all_gather", ("x",), 18 * EIGHT)]),
     "a running sum": (
         lambda: np.cumsum(source("a", (N, 3), ("x", None)), axis=0), X,
         [("scan", ("x",), 3 * EIGHT)]),

@@ -7,6 +7,7 @@
 #include <stddef.h>
 
 #include "spmd_fold.h"
+#include "counted.h"
 #include "spmd_image.h"
 
 #ifndef SPMD_DELAY
@@ -318,7 +319,7 @@ static void group_set(spmd_rank *rank, uint32_t site)
     const int64_t *size = rank->world->size;
     const int64_t stride[] = {size[1] * size[2], size[2], 1};
     rank->exchange = (spmd_exchange){
-        .site = site, .kind = engine_kind[kind_of(site)], .size = 8, .members = 1,
+        .site = site, .kind = engine_kind[kind_of(site)], .size = 8, .images = 1, .members = 1,
         .first = rank->index, .source = SPMD_NONE, .dest = SPMD_NONE,
         .pull = pull, .send = send, .flow = flow_of(site),
         .pieces = kind_of(site) == TURN || kind_of(site) == NEAR ||
@@ -442,11 +443,6 @@ static int mixed_step(spmd_rank *rank)
     return SPMD_DONE;
 }
 
-static void load(spmd_rank *rank)
-{
-    (void)rank;
-}
-
 static void reserve(const spmd_world *world, int64_t *bytes)
 {
     int64_t longest = world->scalar[ELEMENTS] > 3 ? world->scalar[ELEMENTS] : 3;
@@ -455,27 +451,4 @@ static void reserve(const spmd_world *world, int64_t *bytes)
         bytes[k] = (longest * world->ranks + GUARD) * 8;
 }
 
-static void shard(const spmd_rank *rank, uint32_t array, int64_t *offset, int64_t *extent)
-{
-    (void)array;
-    offset[0] = rank->index;
-    extent[0] = 1;
-}
-
-static const uint32_t array_buffer[] = {ERRORS}, array_dims[] = {1};
-
-__attribute__((visibility("default"))) const spmd_image mixed_image = {
-    .interface_version = SPMD_INTERFACE,
-    .axes = SPMD_AXES,
-    .scalars = SCALARS,
-    .outputs = 1,
-    .buffers = BUFFERS,
-    .counters = COUNTERS,
-    .sites = SITES,
-    .array_buffer = array_buffer,
-    .array_dims = array_dims,
-    .reserve = reserve,
-    .load = load,
-    .shard = shard,
-    .step = mixed_step,
-};
+COUNTED_IMAGE(mixed_image, mixed_step);

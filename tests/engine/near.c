@@ -7,6 +7,7 @@
 #define _GNU_SOURCE
 #include <unistd.h>
 
+#include "counted.h"
 #include "spmd_image.h"
 
 #ifndef SPMD_DELAY
@@ -110,24 +111,42 @@ static spmd_box common(const spmd_rank *rank, int which, part of, part has, part
     return box;
 }
 
+/* Of boxes that are alike in extents, the part of this image: rows in turn. */
+static void image_part(const spmd_rank *rank, int64_t image, spmd_box *box)
+{
+    int64_t images = rank->exchange.images;
+    box->offset += image * box->stride[0];
+    box->extent[0] = (box->extent[0] - image + images - 1) / images;
+    box->extent[0] = box->extent[0] > 0 ? box->extent[0] : 0;
+    box->stride[0] *= images;
+}
+
 static void pull(const spmd_rank *rank, int64_t member, spmd_box *from, spmd_box *into)
 {
     part theirs, mine;
+    int64_t image = member / rank->exchange.members;
     SPMD_DELAY();
+    member %= rank->exchange.members;
     part_of(rank, member, 0, theirs);
     part_of(rank, rank->exchange.position, 1, mine);
     *from = common(rank, OPERAND, theirs, theirs, mine);
     *into = common(rank, RESULT, mine, theirs, mine);
+    image_part(rank, image, from);
+    image_part(rank, image, into);
 }
 
 static void give(const spmd_rank *rank, int64_t member, spmd_box *from, spmd_box *into)
 {
     part mine, theirs;
+    int64_t image = member / rank->exchange.members;
     SPMD_DELAY();
+    member %= rank->exchange.members;
     part_of(rank, rank->exchange.position, 0, mine);
     part_of(rank, member, 1, theirs);
     *from = common(rank, OPERAND, mine, mine, theirs);
     *into = common(rank, RESULT, theirs, mine, theirs);
+    image_part(rank, image, from);
+    image_part(rank, image, into);
 }
 
 static void send(const spmd_rank *rank, int64_t member, spmd_box *from)
@@ -147,6 +166,7 @@ static void begin(spmd_rank *rank)
 
     *exchange = (spmd_exchange){
         .site = site, .kind = SPMD_PULL, .size = 8, .flow = SPMD_NEAR, .pieces = 1, .members = 1,
+        .images = 1 + site % 3, .constant = site % 2,
         .first = rank->index, .pull = pull, .send = send,
         .give = rank->counter[STEP] / SITES % 2 ? give : NULL,
     };
@@ -207,11 +227,6 @@ static int near_step(spmd_rank *rank)
     return SPMD_DONE;
 }
 
-static void load(spmd_rank *rank)
-{
-    (void)rank;
-}
-
 static void reserve(const spmd_world *world, int64_t *bytes)
 {
     int64_t elements = 1;
@@ -221,27 +236,4 @@ static void reserve(const spmd_world *world, int64_t *bytes)
     bytes[OPERAND] = bytes[RESULT] = elements * 8;
 }
 
-static void shard(const spmd_rank *rank, uint32_t array, int64_t *offset, int64_t *extent)
-{
-    (void)array;
-    offset[0] = rank->index;
-    extent[0] = 1;
-}
-
-static const uint32_t array_buffer[] = {ERRORS}, array_dims[] = {1};
-
-__attribute__((visibility("default"))) const spmd_image near_image = {
-    .interface_version = SPMD_INTERFACE,
-    .axes = SPMD_AXES,
-    .scalars = SCALARS,
-    .outputs = 1,
-    .buffers = BUFFERS,
-    .counters = COUNTERS,
-    .sites = SITES,
-    .array_buffer = array_buffer,
-    .array_dims = array_dims,
-    .reserve = reserve,
-    .load = load,
-    .shard = shard,
-    .step = near_step,
-};
+COUNTED_IMAGE(near_image, near_step);

@@ -237,6 +237,8 @@ static void exchange_0(spmd_rank *r)
     x->stride[0] = 1, x->stride[1] = 0, x->stride[2] = 0;
     x->flow = SPMD_ALL;
     x->pieces = 0;
+    x->constant = 1;
+    x->images = 1;
     x->pull = pull_0;
     x->send = send_0;
     x->give = 0;
@@ -290,6 +292,8 @@ static void exchange_1(spmd_rank *r)
     x->stride[0] = 1, x->stride[1] = 0, x->stride[2] = 0;
     x->flow = SPMD_ALL;
     x->pieces = 0;
+    x->constant = 1;
+    x->images = 1;
     x->pull = pull_1;
     x->send = send_1;
     x->give = 0;

@@ -88,8 +88,10 @@ static void pull_0(const spmd_rank *r, int64_t member, spmd_box *from, spmd_box 
     const int64_t s = r->counter[C_s];
     const int64_t x_10_div_n_ring = r->at_load[X_10_div_n_ring];
     const int64_t x_10_mod_n_ring = r->at_load[X_10_mod_n_ring];
-    from->offset = r->world->buffer[B_part] + 4 * spmd_mod(member - s, n_ring) * x_10_div_n_ring
-        + 4 * spmd_min(spmd_mod(member - s, n_ring), x_10_mod_n_ring);
+    const int64_t their_ring = member;
+    from->offset = r->world->buffer[B_part]
+        + 4 * spmd_mod(their_ring - s, n_ring) * x_10_div_n_ring
+        + 4 * spmd_min(spmd_mod(their_ring - s, n_ring), x_10_mod_n_ring);
     from->dims = 1;
     from->extent[0] = x_10_div_n_ring + (spmd_mod(i_ring - s - 1, n_ring) < x_10_mod_n_ring);
     from->stride[0] = 4;
@@ -139,6 +141,8 @@ static void exchange_0(spmd_rank *r)
     x->dest = x_i_ring_plus_1_mod_n_ring;
     x->flow = SPMD_ALL;
     x->pieces = 0;
+    x->constant = 0;
+    x->images = 1;
     x->pull = pull_0;
     x->send = send_0;
     x->give = 0;
@@ -156,9 +160,10 @@ static void pull_1(const spmd_rank *r, int64_t member, spmd_box *from, spmd_box 
     const int64_t s_2 = r->counter[C_s_2];
     const int64_t x_10_div_n_ring = r->at_load[X_10_div_n_ring];
     const int64_t x_10_mod_n_ring = r->at_load[X_10_mod_n_ring];
+    const int64_t their_ring = member;
     from->offset = r->world->buffer[B_part]
-        + 4 * spmd_mod(member - s_2 + 1, n_ring) * x_10_div_n_ring
-        + 4 * spmd_min(spmd_mod(member - s_2 + 1, n_ring), x_10_mod_n_ring);
+        + 4 * spmd_mod(their_ring - s_2 + 1, n_ring) * x_10_div_n_ring
+        + 4 * spmd_min(spmd_mod(their_ring - s_2 + 1, n_ring), x_10_mod_n_ring);
     from->dims = 1;
     from->extent[0] = x_10_div_n_ring + (spmd_mod(i_ring - s_2, n_ring) < x_10_mod_n_ring);
     from->stride[0] = 4;
@@ -209,6 +214,8 @@ static void exchange_1(spmd_rank *r)
     x->dest = x_i_ring_plus_1_mod_n_ring;
     x->flow = SPMD_ALL;
     x->pieces = 0;
+    x->constant = 0;
+    x->images = 1;
     x->pull = pull_1;
     x->send = send_1;
     x->give = 0;

@@ -30,6 +30,22 @@ def heat(n: int = 30, m: int = 17):
 """
 
 
+TORUS = """
+import numpy as np
+import spmd
+
+
+@spmd.program(mesh=("x", "y"))
+def torus(n: int = 30, m: int = 17, far: int = 1):
+    steps = spmd.scalar("steps", 5)
+    u = spmd.input("u", (n, m), np.float64, layout=("x", "y"))
+    for _ in spmd.range(steps):
+        u = u + 0.1 * (np.roll(u, far, 0) + np.roll(u, -1, 0) + np.roll(u, 1, 1)
+                       + np.roll(u, -far, 1) - 4 * u + np.roll(u, (1, far), (0, 1)))
+    return {"u": u}
+"""
+
+
 @spmd.program(mesh=("x",))
 def shifts(n: int = 100, far: int = 7):
     a = spmd.input("a", (n, 3), np.int64, layout=("x", None))
@@ -41,6 +57,13 @@ def heated(u: Any, steps: int) -> Any:
     for _ in range(steps):
         u[1:-1, 1:-1] += 0.1 * (u[:-2, 1:-1] + u[2:, 1:-1] + u[1:-1, :-2] + u[1:-1, 2:]
                                 - 4 * u[1:-1, 1:-1])  # fmt: skip
+    return u
+
+
+def turned(u: Any, steps: int, far: int) -> Any:
+    for _ in range(steps):
+        u = u + 0.1 * (np.roll(u, far, 0) + np.roll(u, -1, 0) + np.roll(u, 1, 1)
+                       + np.roll(u, -far, 1) - 4 * u + np.roll(u, (1, far), (0, 1)))  # fmt: skip
     return u
 
 
@@ -63,6 +86,20 @@ def test_heat_is_numpys(built, shape):
         out = image.run(ranks=ranks, u=u)["u"]
         np.testing.assert_array_equal(out, expected, str(ranks))
     for mesh in ({"x": 1, "y": 13}, {"x": 20, "y": 2}):
+        out = image.run(ranks=mesh["x"] * mesh["y"], mesh=mesh, u=u)["u"]
+        np.testing.assert_array_equal(out, expected, str(mesh))
+
+
+@pytest.mark.parametrize(("n", "m", "far"), [(30, 17, 1), (5, 3, 2), (1, 40, 1)])
+def test_around_a_torus_is_numpys(built, n, m, far):
+    image = spmd.load(built(TORUS, n=n, m=m, far=far))
+    assert set(flows(image)) == {"near"}
+    u = start(n, m)
+    expected = turned(u, 5, far)
+    for ranks in (1, 2, 3, 4, 6, 9, 12, 25, 40):
+        out = image.run(ranks=ranks, u=u)["u"]
+        np.testing.assert_array_equal(out, expected, str(ranks))
+    for mesh in ({"x": 1, "y": 5}, {"x": 2, "y": 1}):
         out = image.run(ranks=mesh["x"] * mesh["y"], mesh=mesh, u=u)["u"]
         np.testing.assert_array_equal(out, expected, str(mesh))
 
@@ -102,7 +139,25 @@ def test_heat_under_mpirun(mpirun, built, tmp_path, transport, shape):
         np.testing.assert_array_equal(np.load(end), heated(u, 5))
 
 
+@pytest.mark.parametrize("transport", ["auto", "mpi"])
+@pytest.mark.parametrize("shape", [(30, 17), (900, 700)])
+def test_a_torus_under_mpirun(mpirun, built, tmp_path, transport, shape):
+    n, m = shape
+    u = start(n, m)
+    np.save(tmp_path / "u.npy", u)
+    end = tmp_path / "end.npy"
+    for ranks in (4, 14):
+        mpirun(
+            4, "-m", "spmd", "run", built(TORUS, n=n, m=m), "--transport", transport,
+            "--ranks", ranks, "-i", f"u={tmp_path / 'u.npy'}", "-o", f"u={end}",
+        ).expect(0)  # fmt: skip
+        np.testing.assert_array_equal(np.load(end), turned(u, 5, 1))
+
+
 def test_neighbours_are_verified(built, spmd_command):
+    spmd_command("verify", built(TORUS, n=7, m=5), "--ranks", "1-30", "--execute").expect(
+        0, "1 match", "say the same"
+    )
     spmd_command("verify", built(HEAT, n=7, m=5), "--ranks", "1-30", "--execute").expect(
         0, "1 match", "say the same"
     )

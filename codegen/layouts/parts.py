@@ -1,0 +1,229 @@
+"""Parts of global arrays on a rank: held, made of the parts of other arrays, or exchanged.
+
+Goes in: a Graph's values and the Windows that are needed of them. Comes out: ops of the Program.
+Always holds: a part is made once in a region; one that others hold comes out of balanced blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from codegen import dtypes, expr, mesh, ops
+from codegen.errors import Place
+from codegen.expr import Expr, Sym
+from codegen.ir import ArrayType, Module, Op, Value
+from codegen.layouts import cuts
+from codegen.layouts.cuts import Window
+from codegen.layouts.demands import demands_of, home, layout_of
+
+
+class Parts:
+    def __init__(self, graph: Module) -> None:
+        self.mesh = graph.mesh
+        self.demands = demands_of(graph)
+        self.rules = self.demands.rules
+        self.parts: list[dict[Any, Value]] = [{}]  # what was made, per open region
+        self.ops: list[Op] = []
+        self.made: dict[Value, Op] = {}
+        self.at: Op | None = None  # of the Graph, what is being made
+        self.wants: Op | None = None  # of the Graph, whose operands are being made
+        self.asked: Place | None = None  # who wants what is fetched
+        self.fetching: Value | None = None  # of the Graph
+        self.origins: dict[Value, Value] = {}  # of results of exchanges
+
+    # ---- building --------------------------------------------------------------------------------
+
+    def emit(self, kind: str, operands: Sequence[Value], attrs: Mapping[str, Any]) -> Value:
+        if kind in ("slice", "reshape"):
+            operands, attrs = self.through(kind, operands, attrs)
+            if operands[0].type.shape == attrs["shape"] and kind == "reshape":
+                return operands[0]
+        (t,) = ops.infer(kind, [v.type for v in operands], attrs)
+        names = [v.name for v in (*(self.at.results if self.at else ()), *operands)]
+        name = names[0] if names else kind
+        result = Value(name, t)
+        by = self.at or self.wants
+        place = self.asked or (by.place if by else None)
+        self.ops.append(Op(kind, tuple(operands), (result,), attrs, (), place))
+        self.made[result] = self.ops[-1]
+        if ops.OPS[kind].group == "exchange":
+            whose = self.fetching or (self.at.results[0] if self.at and self.at.results else None)
+            if whose is not None:
+                self.origins[result] = whose
+        return result
+
+    def through(
+        self, kind: str, operands: Sequence[Value], attrs: Mapping[str, Any]
+    ) -> tuple[Sequence[Value], Mapping[str, Any]]:
+        """A slice of a slice is a slice of what that one shows; so is a reshape."""
+        below = self.made.get(operands[0])
+        if below is None or below.kind != kind:
+            return operands, attrs
+        if kind == "slice":
+            inner = zip(below.attrs["start"], below.attrs["step"], strict=True)
+            outer = list(zip(attrs["start"], attrs["step"], strict=True))
+            start, step = [], []
+            for (a, k), (b, m) in zip(inner, outer, strict=True):
+                start.append(a + k * b)
+                step.append(k * m)
+            attrs = {**attrs, "start": tuple(start), "step": tuple(step)}
+        return below.operands, attrs
+
+    def integer(self, e: Expr) -> Value:
+        if e.is_const:
+            attrs: dict[str, Any] = {"value": e.value, "dtype": dtypes.INT64, "shape": ()}
+            return self.remember(("integer", e), "full", (), attrs)
+        return self.remember(("integer", e), "expr", (), {"value": e, "dtype": dtypes.INT64})
+
+    def remember(
+        self, key: Any, kind: str, operands: Sequence[Value], attrs: Mapping[str, Any]
+    ) -> Value:
+        found = self.known(key)
+        if found is None:
+            found = self.parts[-1][key] = self.emit(kind, operands, attrs)
+        return found
+
+    def known(self, key: Any) -> Value | None:
+        return next((scope[key] for scope in reversed(self.parts) if key in scope), None)
+
+    def local_type(self, value: Value) -> ArrayType:
+        return ArrayType(value.type.dtype, cuts.extents(self.mesh, home(value)))
+
+    # ---- parts of values -------------------------------------------------------------------------
+
+    def need(self, value: Value, window: Window) -> Value:
+        """The part of a global value, made now if it is a view."""
+        key = (value, window)
+        found = self.known(key)
+        if found is not None:
+            return found
+        op = self.demands.defs.get(value)
+        if op is not None and self.demands.is_view(op):
+            made = self.make(op, window)
+        else:
+            parts = self.demands.of[value]
+            serves = parts.of.get(window)
+            held = None if serves is None else self.known((value, serves))
+            if serves is not None and held is not None:
+                made = self.rules.part(held, serves, window, self)
+            else:
+                made = self.fetch(value, window)
+        self.parts[-1][key] = made
+        return made
+
+    def make(self, op: Op, window: Window) -> Value:
+        """A part of the result of an op, of the parts of its operands."""
+        wants, self.wants = self.wants, self.wants or op
+        operands = [
+            self.need(v, w)
+            for v, w in zip(op.operands, self.rules.needs(op, window), strict=True)
+        ]
+        self.wants = wants
+        outer, self.at = self.at, op
+        made = self.rules.make(op, window, operands, self)
+        self.at = outer
+        return made
+
+    def have(self, value: Value, local: Value) -> None:
+        """A rank holds its blocks of a value: what else is wanted of it is fetched."""
+        self.parts[-1][value, home(value)] = local
+        self.fetch_wanted(value)
+
+    def fetch_wanted(self, value: Value) -> None:
+        parts = self.demands.of[value]
+        for window in parts.fetched:
+            self.asked = parts.places.get(window)
+            self.parts[-1][value, window] = self.fetch(value, window)
+            self.asked = None
+
+    # ---- exchange --------------------------------------------------------------------------------
+
+    def fetch(self, value: Value, window: Window) -> Value:
+        """A part that other ranks hold, out of the balanced blocks."""
+        have = list(home(value))
+        x = self.need(value, tuple(have))
+        layout = layout_of(value)
+        moved = [
+            d for d, c in enumerate(window)
+            if c.period or (layout[d] and not self.held(c, have[d]))
+        ]
+        axes = self.moving(value, moved)
+        coords = {self.mesh.axis(a).coord_sym for a in axes}
+        now = [
+            c if d not in moved and not _symbols(c, self.mesh) & coords else h
+            for d, (c, h) in enumerate(zip(window, have))
+        ]
+        x = self.rules.part(x, tuple(have), tuple(now), self)
+        if moved and not axes:  # around the ends of dims that a rank has whole
+            for d in moved:
+                x = self.rules.around(x, d, window[d], self)
+                now[d] = window[d]
+        elif moved:
+            self.fetching = value
+            x, now = self.exchange(x, tuple(now), window, axes, moved)
+            self.fetching = None
+        return self.rules.part(x, tuple(now), window, self)
+
+    def held(self, wanted: cuts.Cut, have: cuts.Cut) -> bool:
+        """Whether a rank evidently has a part already."""
+        return wanted.inside(have) or wanted.bounds(self.mesh) == have.bounds(self.mesh)
+
+    def exchange(
+        self, x: Value, have: Window, window: Window, axes: tuple[str, ...], moved: Sequence[int]
+    ) -> tuple[Value, list[cuts.Cut]]:
+        """What members along these axes hold becomes what they want of the dims that move."""
+        coords = {self.mesh.axis(a).coord_sym for a in axes}
+        now = [
+            c if d in moved or (_symbols(c, self.mesh) & coords) else h
+            for d, (c, h) in enumerate(zip(window, have))
+        ]
+        size = self.mesh.size(axes)
+        var = Sym("member", "var", expr.const(0), size - 1)
+        if len(moved) == 1 and not any(_symbols(c, self.mesh) & coords for c in now):
+            (d,) = moved
+            if now[d] == cuts.whole(have[d].extent):
+                offset = mesh.block_offset(have[d].extent, size, expr.symbol(var))
+                attrs: dict[str, Any] = {"axes": axes, "dim": d, "var": var, "offset": offset}
+                return self.stated("all_gather", x, attrs, now), now
+        changed = [d for d, (c, h) in enumerate(zip(now, have)) if c != h]
+        if len(moved) == 1 and len(changed) == 2:
+            (d,), (q,) = moved, [d for d in changed if d not in moved]
+            whole = now[d] == cuts.whole(have[d].extent)
+            if whole and have[q] == cuts.whole(have[q].last) and now[q] == cuts.block(
+                axes, have[q].last
+            ):
+                offset = mesh.block_offset(have[d].extent, size, expr.symbol(var))
+                attrs = {"axes": axes, "split": q, "concat": d, "var": var, "offset": offset}
+                return self.stated("all_to_all", x, attrs, now), now
+        return self.stated("redistribute", x, self.boxes(axes, have, now), now), now
+
+    def boxes(
+        self, axes: tuple[str, ...], have: Sequence[cuts.Cut], want: Sequence[cuts.Cut]
+    ) -> dict[str, Any]:
+        """What a redistribute or a halo says of its members."""
+        attrs: dict[str, Any] = {
+            "axes": axes,
+            "have": tuple(c.bounds(self.mesh) for c in have),
+            "want": tuple(c.bounds(self.mesh) for c in want),
+        }
+        if near := cuts.near(self.mesh, axes, have, want):
+            attrs["near"] = near
+        if any(images := tuple(c.images() for c in want)):
+            attrs["images"] = images
+        return attrs
+
+    def moving(self, value: Value, dims: Sequence[int]) -> tuple[str, ...]:
+        """The axes that split some dims of a value, in the mesh's order."""
+        layout = layout_of(value)
+        return tuple(a for a in self.mesh.names if any(a in layout[d] for d in dims))
+
+    def stated(
+        self, kind: str, x: Value, attrs: dict[str, Any], now: Sequence[cuts.Cut]
+    ) -> Value:
+        shape = cuts.extents(self.mesh, tuple(now))
+        return self.emit(kind, (x,), {**attrs, "types": (ArrayType(x.type.dtype, shape),)})
+
+
+def _symbols(cut: cuts.Cut, mesh_: mesh.Mesh) -> set[Sym]:
+    return {s for e in cut.bounds(mesh_) for s in e.symbols()}

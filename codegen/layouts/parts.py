@@ -180,16 +180,18 @@ class Parts:
         ]
         size = self.mesh.size(axes)
         var = Sym("member", "var", expr.const(0), size - 1)
+        # members are in the mesh's order; the blocks of an entry ("y", "x") are not
+        in_turn = all(have[d] == cuts.block(axes, have[d].extent) for d in moved)
         if len(moved) == 1 and not any(_symbols(c, self.mesh) & coords for c in now):
             (d,) = moved
-            if now[d] == cuts.whole(have[d].extent):
+            if in_turn and now[d] == cuts.whole(have[d].extent):
                 offset = mesh.block_offset(have[d].extent, size, expr.symbol(var))
                 attrs: dict[str, Any] = {"axes": axes, "dim": d, "var": var, "offset": offset}
                 return self.stated("all_gather", x, attrs, now), now
         changed = [d for d, (c, h) in enumerate(zip(now, have)) if c != h]
         if len(moved) == 1 and len(changed) == 2:
             (d,), (q,) = moved, [d for d in changed if d not in moved]
-            whole = now[d] == cuts.whole(have[d].extent)
+            whole = in_turn and now[d] == cuts.whole(have[d].extent)
             if whole and have[q] == cuts.whole(have[q].last) and now[q] == cuts.block(
                 axes, have[q].last
             ):

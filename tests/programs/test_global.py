@@ -262,3 +262,13 @@ def test_what_shows_the_same_memory() -> None:
         return {"u": u, "copy": copy}
 
     same(spmd.build(shared).run(ranks=6), shared.eager(), "6 ranks")
+
+
+def test_what_random_programs_found() -> None:
+    @spmd.program(mesh=("x", "y"))
+    def found() -> Any:
+        u = spmd.input("u", (33,), np.int64, layout=(("y", "x"),), default=lambda i: i * i % 11)
+        never = (u & 3) == 5  # C compilers warn of it
+        return {"sorted": np.sort(u), "whole": u.relayout((None,)), "never": never}
+
+    same(spmd.build(found).run(ranks=6), found.eager(), "6 ranks")

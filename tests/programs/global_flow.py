@@ -137,8 +137,9 @@ def half(pool, x, y, c, d, mesh):
     if x.ndim == 0 or 0 in x.shape:
         return (h * 2).astype(np.float64)
     made = (
-        lambda: h * 3 - h / 2, lambda: np.roll(h, 1, axis=0) + h, lambda: np.max(h, axis=d % x.ndim),
-        lambda: h[1:] - h[:-1], lambda: np.where(h > 1, h, -h), lambda: np.sort(h, axis=0),
+        lambda: h * 3 - h / 2, lambda: np.roll(h, 1, axis=0) + h, lambda: h[1:] - h[:-1],
+        lambda: np.max(h, axis=d % x.ndim), lambda: np.where(h > 1, h, -h),
+        lambda: np.sort(h, axis=0),
     )  # fmt: skip
     return made[c % 6]().astype(np.float64)
 

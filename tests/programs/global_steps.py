@@ -1,7 +1,7 @@
 """Steps of random programs (global_recipes.py): NumPy on whole arrays, nothing else.
 
-A step takes the pool of arrays, two of them, two choices and the mesh axes; it gives a new array, or
-None where it does not apply. What rounding could turn into another result is kept small or whole.
+A step takes the pool of arrays, two of them, two choices and the mesh axes; it gives a new array,
+or None where it does not apply. What rounding could make something else of is kept small or whole.
 """
 
 from __future__ import annotations
@@ -260,10 +260,12 @@ def rearranged(pool, x, y, c, d, mesh):
         return None
     dim = d % x.ndim
     made = (
-        lambda: np.roll(x, (1, -2)[: x.ndim], axis=(0, -1)[: x.ndim]), lambda: np.roll(x, d - 5), lambda: np.flip(x),
-        lambda: np.rot90(x) if x.ndim == 2 else np.flip(x, 0), lambda: np.repeat(x, 2, axis=dim),
-        lambda: np.tile(x, 2), lambda: np.moveaxis(x, dim, 0), lambda: np.expand_dims(x, dim),
-        lambda: np.squeeze(x[:1], 0) if x.shape[0] else x, lambda: np.array_split(x, 3, axis=dim)[1],
+        lambda: np.roll(x, (1, -2)[: x.ndim], axis=(0, -1)[: x.ndim]),
+        lambda: np.roll(x, d - 5), lambda: np.flip(x), lambda: np.repeat(x, 2, axis=dim),
+        lambda: np.rot90(x) if x.ndim == 2 else np.flip(x, 0), lambda: np.tile(x, 2),
+        lambda: np.moveaxis(x, dim, 0), lambda: np.expand_dims(x, dim),
+        lambda: np.squeeze(x[:1], 0) if x.shape[0] else x,
+        lambda: np.array_split(x, 3, axis=dim)[1],
         lambda: np.pad(x, 1, mode=("edge", "wrap", "reflect", "symmetric")[d % 4])
         if min(x.shape) > 1 else x,
         lambda: np.triu(x) if x.ndim == 2 else np.concatenate([x[1:], x[:1], x[::-1]]),

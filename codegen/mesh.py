@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import gcd
 
 from codegen import expr
@@ -38,20 +39,20 @@ class Axis:
         """What its size is called in conditions and manifests."""
         return f"n_{self.name}"
 
-    @property
+    @cached_property
     def size_sym(self) -> Sym:
         most = None if self.most is None else expr.const(self.most)
         return Sym(f"n_{self.like or self.name}", "size", expr.const(1), most, self.divides)
 
-    @property
+    @cached_property
     def size(self) -> Expr:
         return expr.const(self.fixed) if self.fixed is not None else expr.symbol(self.size_sym)
 
-    @property
+    @cached_property
     def coord_sym(self) -> Sym:
         return Sym(f"i_{self.name}", "coord", expr.const(0), self.size - 1)
 
-    @property
+    @cached_property
     def coord(self) -> Expr:
         return expr.const(0) if self.fixed == 1 else expr.symbol(self.coord_sym)
 

@@ -143,8 +143,7 @@ class Expr:
             return self.is_const and self.value == other
         return self is other
 
-    def __hash__(self) -> int:
-        return id(self) >> 4
+    __hash__ = object.__hash__
 
     @cached_property
     def key(self) -> str:
@@ -198,8 +197,10 @@ class Expr:
         """Replace symbols everywhere, then normalise again."""
         return replace(self, mapping)
 
-    def evaluate(self, values: Mapping[str, int]) -> int:
-        """The integer for given symbol values, by name."""
+    def evaluate(self, values: Mapping[str, int], known: dict[Expr, int] | None = None) -> int:
+        """The integer for given symbol values, by name. known: of the same values; added to."""
+        if known is not None and (found := known.get(self)) is not None:
+            return found
         total = 0
         for monomial, coefficient in self.terms:
             for atom in monomial:
@@ -208,16 +209,23 @@ class Expr:
                 if isinstance(atom, Sym):
                     coefficient *= values[atom.name]
                 else:
-                    coefficient *= EVALUATE[atom.op](*(a.evaluate(values) for a in atom.args))
+                    args = [a.evaluate(values, known) for a in atom.args]
+                    coefficient *= EVALUATE[atom.op](*args)
             total += coefficient
+        if known is not None:
+            known[self] = total
         return total
 
     def c(self, name: Callable[[Sym], str]) -> str:
         """C source of an int64_t; `name` spells a symbol."""
         return SPELL["c"](self, name)
 
-    def __str__(self) -> str:
+    @cached_property
+    def _text(self) -> str:
         return SPELL["text"](self, lambda s: s.name)
+
+    def __str__(self) -> str:
+        return self._text
 
     __repr__ = __str__
 

@@ -121,8 +121,8 @@ class ControlWriter:
 
         Symbols are spelled by their own names; `with_locals` declares those a function uses.
         """
-        e = e.subst({s: self.entry(self.plan.named[s], s.name) for s in e.symbols()
-                     if s in self.plan.named})  # fmt: skip
+        named = sorted(e.symbols() & self.plan.named.keys(), key=lambda s: s.name)
+        e = e.subst({s: self.entry(self.plan.named[s], s.name) for s in named})
         moving = frozenset(s for s in e.symbols() if s.kind in ("counter", "var"))
         e = abstract(e, moving, self.constant_part)
         names = {s: local_name(s) for s in e.symbols()}
@@ -163,12 +163,14 @@ class ControlWriter:
 
     def with_locals(self, lines: Sequence[str], indent: str = "    ") -> list[str]:
         """Declarations of the symbols that some lines of a function use, then the lines."""
-        names = {local_name(s): self.symbol(s) for s in self.used if self.symbol(s) != s.name}
-        if self.in_step:
-            names = {n: text for n, text in names.items() if "->counter[" not in text}
         text = re.sub(r"/\*.*?\*/", "", "\n".join(lines), flags=re.DOTALL)  # comments quote source
-        needed = [n for n in sorted(names) if re.search(rf"\b{n}\b", text)]
-        return [*(f"{indent}const int64_t {n} = {names[n]};" for n in needed), *lines]
+        words = set(re.findall(r"\w+", text))
+        needed = {local_name(s): s for s in self.used if local_name(s) in words}
+        places = [(name, self.symbol(s)) for name, s in sorted(needed.items())]
+        if self.in_step:
+            places = [(name, place) for name, place in places if "->counter[" not in place]
+        return [*(f"{indent}const int64_t {name} = {place};" for name, place in places
+                  if place != needed[name].name), *lines]  # fmt: skip
 
     def load(self, buffer: Buffer, offset: Expr) -> str:
         return f"(({buffer.dtype.c} *){self.address(buffer)})[{self.rank_expr(offset)}]"

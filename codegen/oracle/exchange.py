@@ -8,7 +8,7 @@ offsets that an op states must be those that the members' extents give, or Inter
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,16 +19,17 @@ from codegen.errors import InternalError, MatchingError
 from codegen.expr import IntLike, as_expr
 from codegen.functions import neutral
 from codegen.ir import Op
-from codegen.oracle.reference import Array, combine, evaluator, extents
+from codegen.oracle.reference import Array, Eval, combine, extents
 
 
 @dataclass
 class Member:
     operands: list[Array]
-    env: dict[str, int]
+    env: Mapping[str, int]
+    value: Eval  # of Exprs in these symbols
 
     def eval(self, e: IntLike, **more: int) -> int:
-        return as_expr(e).evaluate({**self.env, **more})
+        return as_expr(e).evaluate({**self.env, **more}) if more else self.value(e)
 
 
 Exchange = Callable[[Sequence[Member], Op], list[list[Array]]]
@@ -57,7 +58,7 @@ def _permute(members: Sequence[Member], op: Op) -> list[list[Array]]:
         if k in sender:
             out.append([members[sender[k]].operands[0].copy()])
         else:
-            shape = extents(stated.shape, evaluator(member.env))
+            shape = extents(stated.shape, member.value)
             out.append([np.zeros(shape, dtypes.numpy_dtype(stated.dtype))])
         _solved(op, member, var, k, sender.get(k))
     return out

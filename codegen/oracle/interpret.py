@@ -18,7 +18,7 @@ import numpy as np
 from codegen import dtypes
 from codegen import mesh as meshes
 from codegen.errors import InputError, InternalError, MatchingError, MeshError, UsageError
-from codegen.expr import Expr, IntLike, as_expr
+from codegen.expr import Expr, Sym
 from codegen.ir import Input, Module, Op, Region, Shape, Value
 from codegen.mesh import Layout
 from codegen.ops import OPS
@@ -59,20 +59,27 @@ class _Rank:
     waits: tuple[Op, list[Array]] | None = None
     results: list[Array] | None = None  # when finished
 
-    def eval(self, e: IntLike) -> int:
-        return as_expr(e).evaluate(self.env)
+    def __post_init__(self) -> None:
+        self.eval = evaluator(self.env)
+
+    def set(self, sym: Sym, value: int) -> None:
+        self.env[sym.name] = value
+        self.eval = evaluator(self.env)
 
     def region(self, region: Region, args: Sequence[Array]) -> Running:
         self.values.update(zip(region.args, args, strict=True))
         for op in region.ops:
             operands = [self.values[v] for v in op.operands]
-            results = yield from self.op(op, operands)
+            if op.kind in REFERENCE:
+                results = self.compute(op, operands)
+            else:
+                results = yield from self.op(op, operands)
             for value, array in zip(op.results, results, strict=True):
                 self.values[value] = self.checked(op, value, array)
         return [self.values[v] for v in region.results]
 
     def checked(self, op: Op, value: Value, array: Array) -> Array:
-        shape = extents(value.type.shape, evaluator(self.env))
+        shape = extents(value.type.shape, self.eval)
         dtype = dtypes.numpy_dtype(value.type.dtype)
         if array.shape != shape or array.dtype != dtype:
             raise InternalError(
@@ -84,27 +91,29 @@ class _Rank:
         return array
 
     def op(self, op: Op, operands: list[Array]) -> Running:
-        group = OPS[op.kind].group
         if op.kind == "loop":
             return (yield from self.loop(op, operands))
         if op.kind == "branch":
             return (yield from self.branch(op, operands))
         if op.kind == "let":
-            self.env[op.attrs["counter"].name] = int(operands[0])
+            self.set(op.attrs["counter"], int(operands[0]))
             return []
         if op.kind == "shard_map":
             return self.world.shard_map(op, operands, self)
-        if group == "exchange":
-            self.waits = (op, operands)
-            return (yield op)
         if op.kind == "print":
             self.print(op, operands)
             return []
         if op.kind == "scalar":
             name = op.attrs["name"]
             return [np.asarray(self.world.scalars[name], dtypes.numpy_dtype(op.attrs["dtype"]))]
+        assert OPS[op.kind].group == "exchange"
+        self.waits = (op, operands)
+        return (yield op)
+
+    def compute(self, op: Op, operands: list[Array]) -> list[Array]:
+        """What an op within a rank gives."""
         try:
-            return REFERENCE[op.kind](operands, op.attrs, evaluator(self.env))
+            return REFERENCE[op.kind](operands, op.attrs, self.eval)
         except InternalError as error:
             error.place = error.place or op.place
             raise
@@ -121,7 +130,7 @@ class _Rank:
         *condition, body = op.regions
         while end is None or (at < end if step > 0 else at > end):
             if counter is not None:
-                self.env[counter.name] = at
+                self.set(counter, at)
             if condition:
                 (holds,) = yield from self.region(condition[0], carried)
                 if not holds:
@@ -209,17 +218,17 @@ class _World:
 
     def run_program(self, given: Mapping[str, Array]) -> dict[str, Array]:
         ranks = [self.rank(k, {}, self.env) for k in range(len(self.coords))]
-        for rank in ranks:
-            for i in self.module.inputs:
-                part = given[i.name][self.own(i.shape, i.layout, rank)]
-                if part.shape != extents(i.value.type.shape, evaluator(rank.env)):
+        for i in self.module.inputs:
+            for rank, box in zip(ranks, self.own(i.shape, i.layout, ranks), strict=True):
+                part = given[i.name][box]
+                if part.shape != extents(i.value.type.shape, rank.eval):
                     raise InternalError(f"input {i.name}: shard {part.shape} is not of its type")
                 rank.values[i.value] = part
         self.together(ranks, [r.region(self.module.body, []) for r in ranks])
         out = {}
         for o in self.module.outputs:
             shape = extents(o.shape, evaluator(self.env))
-            boxes = [self.own(o.shape, o.layout, r) for r in ranks]
+            boxes = self.own(o.shape, o.layout, ranks)
             out[o.name] = self.assemble(o.name, shape, [r.values[o.value] for r in ranks], boxes)
         return out
 
@@ -236,7 +245,7 @@ class _World:
         parts = self.together(ranks, running)
         out = []
         for j, (value, layout) in enumerate(zip(op.results, op.attrs["out_layouts"], strict=True)):
-            shape = extents(value.type.shape, evaluator(outer.env))
+            shape = extents(value.type.shape, outer.eval)
             boxes = [self.split(shape, layout, k) for k in range(len(ranks))]
             out.append(self.assemble(value.name, shape, [p[j] for p in parts], boxes, op))
         return out
@@ -256,14 +265,13 @@ class _World:
             box.append(slice(first, first + cuts[position]))
         return tuple(box)
 
-    def own(self, shape: Shape, layout: Layout, rank: _Rank) -> Box:
-        """A rank's box of a global array, by the symbolic offset and extent."""
+    def own(self, shape: Shape, layout: Layout, ranks: Sequence[_Rank]) -> list[Box]:
+        """The ranks' boxes of a global array, by the symbolic offsets and extents."""
         mesh = self.module.mesh
-        box = []
-        for extent, entry in zip(shape, layout, strict=True):
-            first = rank.eval(meshes.local_offset(mesh, extent, entry))
-            box.append(slice(first, first + rank.eval(meshes.local_extent(mesh, extent, entry))))
-        return tuple(box)
+        dims = [(meshes.local_offset(mesh, e, entry), meshes.local_extent(mesh, e, entry))
+                for e, entry in zip(shape, layout, strict=True)]  # fmt: skip
+        boxes = ([(r.eval(first), r.eval(extent)) for first, extent in dims] for r in ranks)
+        return [tuple(slice(first, first + extent) for first, extent in box) for box in boxes]
 
     def assemble(
         self, name: str, shape: tuple[int, ...], parts: Sequence[Array], boxes: Sequence[Box],
@@ -301,7 +309,7 @@ class _World:
             if ready is None:
                 raise _deadlock(waiting[0], self.members(ranks, waiting[0]))
             op = _waits(ready[0])
-            members = [Member(r.waits[1] if r.waits else [], dict(r.env)) for r in ready]
+            members = [Member(r.waits[1] if r.waits else [], r.env, r.eval) for r in ready]
             received = EXCHANGE[op.kind](members, op)
             for rank, results in zip(ready, received, strict=True):
                 self.resume(rank, running[ranks.index(rank)], results)

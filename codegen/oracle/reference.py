@@ -27,7 +27,7 @@ _SCATTER = {"add": np.add, "mul": np.multiply, "min": np.minimum, "max": np.maxi
 
 
 def extents(shape: Sequence[Expr], value: Eval) -> tuple[int, ...]:
-    return tuple(value(e) for e in shape)
+    return tuple(map(value, shape))
 
 
 # ---- sources -------------------------------------------------------------------------------------
@@ -80,20 +80,20 @@ def _broadcast(operands: Sequence[Array], attrs: Attrs, value: Eval) -> list[Arr
 
 def _positions(
     shape: Sequence[int], attrs: Attrs, value: Eval, taken: Sequence[int]
-) -> tuple[Array, ...]:
-    """Open mesh of the positions start + step * j in an operand of `shape`; they must be inside."""
-    grids = []
+) -> tuple[slice, ...]:
+    """The positions start + step * j, j < taken[d] > 0, in an operand of `shape`: all inside."""
+    parts = []
     for d, extent in enumerate(taken):
         start, step = value(attrs["start"][d]), value(attrs["step"][d])
-        at = start + step * np.arange(extent)
-        outside = 0 not in taken and extent and (at.min() < 0 or at.max() >= shape[d])
-        if outside:
+        last = start + step * (extent - 1)
+        if min(start, last) < 0 or max(start, last) >= shape[d]:
             raise InternalError(
-                f"dim {d} is read or written from {at.min()} to {at.max()}",
+                f"dim {d} is read or written from {min(start, last)} to {max(start, last)}",
                 expected=f"positions from 0 to {shape[d] - 1}",
             )
-        grids.append(at)
-    return np.ix_(*grids) if grids else ()
+        end = last + (1 if last >= start else -1)
+        parts.append(slice(start, None if end < 0 else end, step if extent > 1 else None))
+    return tuple(parts)
 
 
 def _slice(operands: Sequence[Array], attrs: Attrs, value: Eval) -> list[Array]:
@@ -271,5 +271,13 @@ REFERENCE: dict[str, Rule] = {
 
 
 def evaluator(values: Mapping[str, int]) -> Eval:
-    """A function that evaluates Exprs and ints for these symbol values."""
-    return lambda e: as_expr(e).evaluate(values)
+    """A function that evaluates Exprs and ints for these symbol values, which must stay."""
+    known: dict[Expr, int] = {}
+
+    def value(e: IntLike) -> int:
+        if e.__class__ is int:
+            return e
+        found = known.get(as_expr(e))
+        return as_expr(e).evaluate(values, known) if found is None else found
+
+    return value

@@ -13,6 +13,8 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import islice
 from math import gcd
 from typing import Any, TypeVar
 
@@ -242,28 +244,26 @@ def is_user_file(filename: str) -> bool:
 
 def is_library_file(filename: str) -> bool:
     """Whether a file is ours, NumPy's or the standard library's."""
-    if filename in program_files:
-        return False
+    return filename not in program_files and _in_library(filename)
+
+
+@cache
+def _in_library(filename: str) -> bool:
     return filename.startswith("<frozen") or any(part in filename for part in _library_roots())
 
 
+@cache
 def _library_roots() -> tuple[str, ...]:
     import os
     import sysconfig
 
-    global _roots
-    if _roots is None:
-        here = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-        paths = sysconfig.get_paths()
-        _roots = tuple(os.path.join(here, ours) for ours in _OURS) + (
-            paths["stdlib"] + os.sep,
-            paths["platlib"] + os.sep,
-            paths["purelib"] + os.sep,
-        )
-    return _roots
-
-
-_roots: tuple[str, ...] | None = None
+    here = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    paths = sysconfig.get_paths()
+    return tuple(os.path.join(here, ours) for ours in _OURS) + (
+        paths["stdlib"] + os.sep,
+        paths["platlib"] + os.sep,
+        paths["purelib"] + os.sep,
+    )
 
 
 def _told(axis: Axis, holds: Expr, mesh: Mesh) -> dict[str, Any]:
@@ -311,7 +311,7 @@ def user_place() -> Place | None:
 
 def place_in(code: types.CodeType, at: int, fallback_line: int) -> Place:
     """The position of the instruction at a byte offset of a code object."""
-    line, end_line, column, end = list(code.co_positions())[at // 2]
+    line, end_line, column, end = next(islice(code.co_positions(), at // 2, None))
     if line is None or end_line != line:
         end = None
     return Place(

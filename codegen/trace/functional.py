@@ -86,14 +86,20 @@ def scan(
     f: Callable[[Any, Any], Any], init: Any, xs: Any = None, length: Any = None,
     reverse: bool = False,
 ) -> Any:  # fmt: skip
-    """carry, y = f(carry, x) for every row x of xs; the last carry, and the y's stacked."""
+    """carry, y = f(carry, x) for every row x of xs; the last carry, and the y's stacked.
+
+    reverse: from the last row to the first; a y stands where its row does.
+    """
     context = require_context("spmd.scan")
     f = given(f, "the function of spmd.scan", "carry", "x")
     xs_tree, rows = flatten(_by_value(xs))
     count = _length(rows, length)
 
+    def row(k: Any) -> Any:
+        return number(expr.as_expr(expr_of(count) or 0) - 1) - k if reverse else k
+
     def step(names: Names, k: Any) -> Any:
-        at = number(expr.as_expr(expr_of(count) or 0) - 1) - k if reverse else k
+        at = row(k)
         x = fill(xs_tree, iter([None if r is None else r[at] for r in rows]), fresh=True)
         pair = f(names.get(_STATE), x)
         if not isinstance(pair, tuple) or len(pair) != 2:
@@ -108,7 +114,7 @@ def scan(
     for k in captured_for(spmd_range(count), names, (_STATE,), (), (), 0, "k"):
         for stack, y in zip(stacks, flatten(step(names, k))[1]):
             if stack is not None:
-                stack[k] = y
+                stack[row(k)] = y
     return names.get(_STATE), fill(ys_tree, iter(stacks), fresh=True)
 
 

@@ -94,6 +94,7 @@ def test_scan_backwards() -> None:
     def backwards(x, steps, limit):
         return spmd.scan(lambda c, row: (c + row, c), x[:, 0] * 0, x.T, reverse=True)[1].T
 
+    agree(backwards)  # the rows of the result in the order of x's
     module = graph(backwards)
     assert kinds(module).count("loop") == 1
 

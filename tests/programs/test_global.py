@@ -6,6 +6,7 @@ meshes, and, for some, its image.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -39,13 +40,18 @@ def expected_of(program: Any) -> dict[str, Any]:
 
 
 PARTS = 4  # of each search, so that workers share them
+PACK = 15  # recipes in an image: most of a build's time does not depend on what is built
 RANKS, CHOICE = st.integers(1, 12), st.integers(0, 5)
+
+
+def search(part: int, count: int, body: Callable[..., None], *drawn: Any) -> None:
+    searching = settings(max_examples=count, print_blob=False, derandomize=False)
+    seed(part)(searching(given(*drawn)(body)))()
 
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_recipes(part: int) -> None:
-    searching = settings(max_examples=EXAMPLES * 10, print_blob=False, derandomize=False)
-    seed(part)(searching(given(recipes.recipes(), RANKS, CHOICE)(interpreted)))()
+    search(part, EXAMPLES * 30, interpreted, recipes.recipes(), RANKS, CHOICE)
 
 
 def interpreted(recipe: Any, ranks: int, choice: int) -> None:
@@ -55,18 +61,18 @@ def interpreted(recipe: Any, ranks: int, choice: int) -> None:
     mesh = recipes.sizes(ranks, recipe.axes, choice)
     same(run(graph, mesh), expected, "the Graph")
     lowered = check_matching(check_uniform(check(partition(graph))))
-    same(run(lowered, mesh), expected, f"the Program over {mesh}")
+    inputs = {i.name: expected[f"r0_{k}"] for k, i in enumerate(graph.inputs)}
+    same(run(lowered, mesh, inputs), expected, f"the Program over {mesh}")
 
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_recipes_as_images(part: int) -> None:
-    searching = settings(max_examples=max(5, EXAMPLES // 5), print_blob=False, derandomize=False)
     several = st.lists(RANKS, min_size=3, max_size=3, unique=True)
-    seed(part)(searching(given(recipes.recipes(steps=5), several)(executed)))()
+    search(part, EXAMPLES // 6, executed, recipes.several(PACK), several)
 
 
-def executed(recipe: Any, ranks: list[int]) -> None:
-    program = recipes.program_of(recipe)
+def executed(followed: Any, ranks: list[int]) -> None:
+    program = recipes.program_of(*followed)
     expected = expected_of(program)
     image = spmd.build(program)
     for n in ranks:

@@ -31,7 +31,13 @@ from codegen.trace.constants import (
     element_type,
     full_value,
 )
-from codegen.trace.context import Context, Storage, require_context, user_place
+from codegen.trace.context import (
+    Context,
+    Storage,
+    refuse_constant,
+    require_context,
+    user_place,
+)
 from codegen.trace.number import Number, choose, maximum, minimum, number, where_asked
 
 __all__ = ["Array", "Number", "as_array", "as_value", "cast_value", "choose", "element_type",
@@ -97,7 +103,6 @@ class Array:
     """An array whose elements exist at run time only. weak: promotes as a Python number does."""
 
     __array_priority__ = 2000
-    copied = ""  # what of another array this shows in NumPy, where it is a copy
     made_empty = False  # by spmd.like or spmd.empty: as a kernel's argument it is an output
     __hash__ = None  # type: ignore[assignment]  # as NumPy's arrays
 
@@ -141,7 +146,8 @@ class Array:
         t = self.base.type
         if not self.view:
             return t
-        return ArrayType(t.dtype, views.shape_of(self.view, t.shape))
+        shape = views.shape_of(self.view, t.shape)
+        return ArrayType(views.dtype_of(self.view, t.dtype), shape)
 
     @property
     def extents(self) -> Shape:
@@ -164,13 +170,6 @@ class Array:
                 found="an element that was read, or the 0-d result of an operation",
                 remedy="bind the name again: x = y",
             )
-        if self.copied:
-            raise UnsupportedError(
-                f"x.{self.copied} of complex numbers is a copy, not a view as NumPy's",
-                place=user_place(),
-                expected="a write to all of x",
-                remedy="x[...] = real + 1j * imag; to change the copy alone: x.real.copy()",
-            )
         new = views.put(self.context, self.base, self.view, value)
         have = self.base.type
         if have.layout and new.type.layout != have.layout and not have.free:
@@ -180,9 +179,7 @@ class Array:
     def viewed(self, step: views.Step) -> Array:
         """Another array that shows part of the same storage."""
         view = views.then(self.view, step, self.extents)
-        out = Array(self.context, self.storage, view, self.weak)
-        out.copied = self.copied
-        return out
+        return Array(self.context, self.storage, view, self.weak)
 
     # ---- what ndarray has --------------------------------------------------------------------
 
@@ -233,11 +230,28 @@ class Array:
 
         return dispatch.by_name("real")(self)
 
+    @real.setter
+    def real(self, value: Any) -> None:
+        if value is not self.real or self.type.dtype.kind == "c":  # x.real += v of real x
+            self.real[...] = value
+
     @property
     def imag(self) -> Any:
         from codegen.trace import dispatch
 
         return dispatch.by_name("imag")(self)
+
+    @imag.setter
+    def imag(self, value: Any) -> None:
+        if self.type.dtype.kind != "c":
+            raise DtypeError(
+                "an array of real numbers has no imaginary part to set",
+                place=user_place(),
+                expected="an array of complex numbers",
+                found=str(self.dtype),
+                remedy="x = x.astype(np.complex128) makes one",
+            )
+        self.imag[...] = value
 
     @property
     def flat(self) -> NoReturn:
@@ -410,6 +424,7 @@ class Array:
         self._unknown("text", 'spmd.print("... {}", value) prints it while the program runs')
 
     def _unknown(self, needed: str, remedy: str) -> NoReturn:
+        refuse_constant()
         raise TracedValueError(
             f"the elements of {self.type} are not known while building",
             place=user_place(),

@@ -25,7 +25,8 @@ from codegen.trace import (
     shaping,
 )
 from codegen.trace.array import Array, is_traced, unsupported
-from codegen.trace.context import Context, user_frame
+from codegen.trace.context import Context, refuse_constant, user_frame
+from codegen.trace.masks import Chosen
 
 Function = Callable[..., Any]
 
@@ -137,6 +138,8 @@ def _refuse(name: str) -> Function:
 
 def call_function(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Array.__array_function__: what NumPy does when one of its functions meets an Array."""
+    if any(isinstance(x, Chosen) for x in args):
+        return NotImplemented
     ours = _by_function().get(function)
     if ours is None:
         module = getattr(function, "__module__", "numpy").removeprefix("numpy").removeprefix(".")
@@ -165,6 +168,8 @@ def call_ufunc(
 ) -> Any:
     """Array.__array_ufunc__: a call, or ufunc.reduce, accumulate, outer, at."""
     name = ufunc.__name__
+    if any(isinstance(x, Chosen) for x in inputs):
+        return NotImplemented
     if method == "__call__":
         return _call(ufunc, inputs, kwargs)
     if isinstance(kwargs.get("out"), tuple):
@@ -200,6 +205,7 @@ def _call(ufunc: np.ufunc, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     out: Any = options.pop("out", None)
     out = out[0] if isinstance(out, tuple) and len(out) == 1 else out
     if out is not None and not isinstance(out, (Array, tuple)):
+        refuse_constant()
         raise unsupported(
             f"np.{ufunc.__name__} into a NumPy array, which is a constant of the image,",
             "make the array with spmd.zeros or spmd.asarray",

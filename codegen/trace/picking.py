@@ -8,7 +8,7 @@ import numpy as np
 
 from codegen import dtypes, expr
 from codegen.errors import ShapeError
-from codegen.trace import joining, shaping
+from codegen.trace import joining, shaping, view
 from codegen.trace.array import Array, as_array, number, unsupported, wrap
 from codegen.trace.context import user_place
 from codegen.trace.elementwise import apply, normal, result_type, select, store
@@ -120,14 +120,14 @@ def imag(x: Any) -> Array:
 
     array = as_array(x)
     if array.type.dtype.kind != "c":
-        return zeros_like(array)
+        return shaping.broadcast_to(zeros_like(array, shape=()), array.shape)  # read-only
     return _part(array, "imag")
 
 
 def _part(array: Array, fn: str) -> Array:
-    out = wrap(array.context, array.context.emit_one("map", array.read(), fn=fn))
-    out.copied = fn
-    return out
+    """A view of one part, as NumPy's; of a scalar, a scalar."""
+    shown = array.viewed(view.Part(fn, array.extents))
+    return wrap(array.context, shown.read()) if array.scalar else shown
 
 
 def conj(x: Any, out: Any = None) -> Any:

@@ -395,8 +395,8 @@ def diagonal(x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Array:
     k = constant(expr_of(offset) or ZERO, "the offset of a diagonal", "")
     count = expr.maximum(expr.minimum(n + min(k, 0), m - max(k, 0)), 0)
     at = arange(number(count))
-    picked: Array = array[at + max(-k, 0), at + max(k, 0)]
-    return moveaxis(picked, 0, -1)
+    places = ((at + max(-k, 0)).read(), (at + max(k, 0)).read())
+    return moveaxis(array.viewed(view.Picked(places, (count, *array.extents[2:]))), 0, -1)
 
 
 def diag(x: Any, k: int = 0) -> Array:

@@ -17,6 +17,7 @@ from codegen import dtypes, expr
 from codegen.dtypes import DType
 from codegen.errors import (
     DtypeError,
+    MissingError,
     ProgramError,
     TracedValueError,
     UnsupportedError,
@@ -116,7 +117,7 @@ class Array:
     ) -> None:
         self.context = context
         self.storage = storage
-        self.view = view
+        self.seen = view
         self.weak = weak
         self.scalar = scalar
 
@@ -144,10 +145,10 @@ class Array:
     @property
     def type(self) -> ArrayType:
         t = self.base.type
-        if not self.view:
+        if not self.seen:
             return t
-        shape = views.shape_of(self.view, t.shape)
-        return ArrayType(views.dtype_of(self.view, t.dtype), shape)
+        shape = views.shape_of(self.seen, t.shape)
+        return ArrayType(views.dtype_of(self.seen, t.dtype), shape)
 
     @property
     def extents(self) -> Shape:
@@ -159,7 +160,7 @@ class Array:
 
     def read(self) -> Value:
         """The value of the elements seen now; emits the view."""
-        return views.get(self.context, self.base, self.view)
+        return views.get(self.context, self.base, self.seen)
 
     def write(self, value: Value) -> None:
         """Replace the elements seen; `value` has this array's shape and dtype."""
@@ -170,7 +171,7 @@ class Array:
                 found="an element that was read, or the 0-d result of an operation",
                 remedy="bind the name again: x = y",
             )
-        new = views.put(self.context, self.base, self.view, value)
+        new = views.put(self.context, self.base, self.seen, value)
         have = self.base.type
         if have.layout and new.type.layout != have.layout and not have.free:
             new = self.context.emit_one("relayout", new, layout=have.layout)
@@ -178,7 +179,7 @@ class Array:
 
     def viewed(self, step: views.Step) -> Array:
         """Another array that shows part of the same storage."""
-        view = views.then(self.view, step, self.extents)
+        view = views.then(self.seen, step, self.extents)
         return Array(self.context, self.storage, view, self.weak)
 
     # ---- what ndarray has --------------------------------------------------------------------
@@ -254,8 +255,26 @@ class Array:
         self.imag[...] = value
 
     @property
-    def flat(self) -> NoReturn:
-        raise unsupported("ndarray.flat", "x.ravel() is the same elements in one dim")
+    def flat(self) -> Any:
+        shown = self.ravel()
+        if shown.storage is not self.storage:
+            raise unsupported("ndarray.flat of such a view", "x.ravel() has its elements, copied")
+        return shown
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name in ("base", "byteswap", "ctypes", "data", "flags", "strides", "view"):
+            remedy = "x.astype(t) converts, x[...] shows the same elements"
+        else:
+            remedy = f"np.{name}(x) says what to use" if hasattr(np, name) else ""
+        raise MissingError(
+            f"an array of a program has no {name!r}",
+            place=user_place(),
+            expected="what NumPy's arrays have, but for their memory: it lies on all ranks",
+            found=name,
+            remedy=remedy,
+        )
 
     @property
     def at(self) -> Any:
@@ -319,8 +338,8 @@ class Array:
     ravel, squeeze, swapaxes = map(_method, ("ravel", "squeeze", "swapaxes"))
     argsort, searchsorted, conj = map(_method, ("argsort", "searchsorted", "conj"))
     conjugate, copy, astype = map(_method, ("conj", "copy", "astype"))
-    nonzero, compress, choose, partition = map(
-        _method, ("nonzero", "compress", "choose", "partition")
+    nonzero, compress, choose, partition, put = map(
+        _method, ("nonzero", "compress", "choose", "partition", "put")
     )
 
     def reshape(self, *shape: Any, order: str = "C") -> Any:
@@ -408,8 +427,9 @@ class Array:
         self._unknown("a Python complex", "use the 0-d array as it is")
 
     def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        self._unknown("a NumPy array", "NumPy functions take the array itself; np.stack makes one "
-                      "of several; into one that NumPy made: x = spmd.asarray(x)")  # fmt: skip
+        self._unknown("a NumPy array", "NumPy functions take the array itself; np.stack and "
+                      "np.concatenate make one of several; to subscript one that NumPy made, a: "
+                      "spmd.asarray(a)[x]")  # fmt: skip
 
     def item(self, *index: Any) -> NoReturn:
         self._unknown("a Python number", "x[k] is the element as a 0-d array")

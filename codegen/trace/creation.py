@@ -194,7 +194,7 @@ def asarray(x: Any, dtype: Any = None, layout: Any = None, **_: Any) -> Array:
         if layout is None or not made.is_global or not made.ndim:
             return made
         same = layout_of(context, layout, made.ndim, "asarray") == made.base.type.layout
-        return made if same and not made.view else mapping.relayout(made, layout)
+        return made if same and not made.seen else mapping.relayout(made, layout)
     if context.rank_view or is_traced(x) or _has_traced(x):
         return _local_array(x, dtype)
     data = np.asarray(x)

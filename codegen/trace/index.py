@@ -266,7 +266,7 @@ def set_(array: Array, key: Any, value: Any) -> None:
         _scatter(array, items, value, "set")
         return
     target = basic_view(array, items)
-    if isinstance(value, Array) and value.storage is array.storage and value.view == target.view:
+    if isinstance(value, Array) and value.storage is array.storage and value.seen == target.seen:
         return  # the last act of x[key] += v: it has been written already
     elementwise.assign(target, value)
 

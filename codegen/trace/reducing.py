@@ -216,7 +216,7 @@ def var(x: Any, axis: Any = None, dtype: Any = None, out: Any = None, ddof: Any 
         stretched(as_array(where, dtypes.BOOL), array), axis, keepdims=keepdims)
     count = operate(np.subtract, count, ddof) if ddof else count
     result = apply(np.divide, squares, operate(np.maximum, count, 0) if ddof else count)
-    if dtype is None and kind.size == 2 and kind.kind == "f":
+    if dtype is None and kind.kind == "f":
         result = as_array(result, kind)
     return store(result, out)
 

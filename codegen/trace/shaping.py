@@ -95,7 +95,7 @@ def reshape(x: Any, shape: Any, order: str = "C", *, copy: Any = None) -> Array:
     assert fill is not None
     made = tuple(fill if e is None else e for e in wanted)
     result = array.viewed(view.Reshape(made))
-    shared = view.may_reshape(array.view, array.base.type.shape, made)
+    shared = view.may_reshape(array.seen, array.base.type.shape, made)
     return _copied(result) if copy or not shared else result
 
 

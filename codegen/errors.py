@@ -138,6 +138,10 @@ class ProgramError(SpmdError):
     """A program that cannot be built."""
 
 
+class MissingError(ProgramError, AttributeError):
+    """An attribute that arrays of a program do not have."""
+
+
 class ShapeError(ProgramError):
     """Shapes that do not fit each other."""
 

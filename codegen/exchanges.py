@@ -231,9 +231,14 @@ def _at(into: Box, me: Expr, member: Expr, there: There) -> Box:
 
 
 def _with(box: Box, names: Mapping[Sym, Expr]) -> Box:
-    """Those of the names that stand in it before its own."""
-    used = box.symbols()
-    return replace(box, names=(*((s, e) for s, e in names.items() if s in used), *box.names))
+    """Named before its own names; without those that do not stand in it."""
+    kept: list[tuple[Sym, Expr]] = []
+    used = replace(box, names=()).symbols()
+    for name, e in reversed((*names.items(), *box.names)):
+        if name in used:
+            kept.insert(0, (name, e))
+            used |= e.symbols()
+    return replace(box, names=tuple(kept))
 
 
 def _with_extent(box: Box, extent: Shape) -> Box:

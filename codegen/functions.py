@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -48,9 +50,16 @@ class Function:
         return function
 
 
-# What NumPy has no function for: operands are position, stream and seed.
+def _with(part: str, z: Any, w: Any) -> Any:
+    out = np.array(np.broadcast_arrays(z, w)[0])
+    setattr(out, part, w.real)
+    return out
+
+
+# What NumPy has no function for. Operands of philox are position, stream and seed.
 _OWN: dict[str, Callable[..., object]] = {
     "philox_first": philox.first, "philox_second": philox.second,
+    "with_real": partial(_with, "real"), "with_imag": partial(_with, "imag"),
 }  # fmt: skip
 
 
@@ -112,6 +121,9 @@ _ROWS = (
     Function("conj", "conjugate", 1, "{0}", c_complex="spmd_conj_{t}({0})"),
     Function("real", "real", 1, "{0}", "real", c_complex="spmd_real_{t}({0})"),
     Function("imag", "imag", 1, "((void){0}, 0)", "real", c_complex="spmd_imag_{t}({0})"),
+    # the first operand with one part from the real part of the second; complex ones only
+    Function("with_real", "", 2, "", c_complex="spmd_with_real_{t}({0}, {1})"),
+    Function("with_imag", "", 2, "", c_complex="spmd_with_imag_{t}({0}, {1})"),
     Function("atan2", "arctan2", 2, "spmd_atan2_{t}({0}, {1})"),
     Function("hypot", "hypot", 2, "spmd_hypot_{t}({0}, {1})"),
     Function("logaddexp", "logaddexp", 2, "spmd_logaddexp_{t}({0}, {1})"),

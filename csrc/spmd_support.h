@@ -206,6 +206,14 @@ static inline double _Complex spmd_make_c128(double re, double im) { return CMPL
 #define SPMD_COMPLEX(S, C, T, F, P)                                                                \
     static inline T spmd_real_##S(C a) { return creal##F(a); }                                     \
     static inline T spmd_imag_##S(C a) { return cimag##F(a); }                                     \
+    static inline C spmd_with_real_##S(C a, C b)                                                   \
+    {                                                                                              \
+        return spmd_make_##S(creal##F(b), cimag##F(a));                                            \
+    }                                                                                              \
+    static inline C spmd_with_imag_##S(C a, C b)                                                   \
+    {                                                                                              \
+        return spmd_make_##S(creal##F(a), creal##F(b));                                            \
+    }                                                                                              \
     static inline C spmd_conj_##S(C a) { return spmd_make_##S(creal##F(a), -cimag##F(a)); }        \
     static inline T spmd_abs_##S(C a) { return hypot##F(creal##F(a), cimag##F(a)); }               \
     static inline C spmd_mul_##S(C a, C b)                                                         \

@@ -148,7 +148,7 @@ def bind_mesh(
         raise MeshError(
             f"the mesh ({_written(names, list(sizes))}) breaks a condition of the program",
             expected=f"{broken['text']} ({broken['place']})",
-            found=_written(names, list(sizes)),
+            found=_written([*names, *scalars], [*sizes, *scalars.values()]),
             remedy=suggestion(manifest, ranks, scalars, fixed if free else None),
         )
     wrong = broken_route(manifest, sizes, scalars)
@@ -188,7 +188,8 @@ def suggestion(
             return f"--mesh {_written(names, list(best))}"
     counts = [n for n in range(1, SUGGESTED_RANKS + 1) if works(balanced_sizes(n, fixed))]
     if not counts:
-        return f"no number of ranks up to {SUGGESTED_RANKS} satisfies the program"
+        other = f", or other values: --set {next(iter(scalars))}=…" if scalars else ""
+        return f"no number of ranks up to {SUGGESTED_RANKS} satisfies the program{other}"
     return f"one of these numbers of ranks: {runs_text(counts)}"
 
 

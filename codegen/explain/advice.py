@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from codegen import expr
 from codegen.explain.traffic import Traffic
+from codegen.expr import Expr
 from codegen.ir import Op, Value, layout_text
 from codegen.layouts.demands import Demands, layout_of
 from codegen.layouts.localize import VIEWS
@@ -22,8 +23,16 @@ _ASKED = ("relayout", "shard_map")
 
 def too_much(traffic: Traffic) -> bool:
     """Whether an exchange gives every rank a large array whole."""
-    large = traffic.result.is_const and traffic.result.value > LARGE
-    return bool(traffic.gathered) and large
+    return bool(traffic.gathered) and most_bytes(traffic.result) > LARGE
+
+
+def most_bytes(size: Expr) -> int:
+    """Bytes on 16 ranks along every axis; with extents that a scalar decides, of a million."""
+    kinds = {s.name: s.kind for s in size.symbols()}
+    return max(
+        size.evaluate({name: 16 if kind == "size" else n for name, kind in kinds.items()})
+        for n in (1, 1 << 20)
+    )
 
 
 def askers(demands: Demands, op: Op) -> list[Op]:

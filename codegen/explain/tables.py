@@ -24,6 +24,7 @@ from codegen.layouts.demands import demands_of, home, layout_of
 from codegen.layouts.localize import VIEWS
 from codegen.ops import OPS
 from codegen.plan import Exchange
+from codegen.printer import user_text
 from codegen.steps import walk_steps
 from codegen.trace.context import assigned_name
 
@@ -229,10 +230,11 @@ class Explained:
         found = advice.remedy(self.demands, op, value, name or "the operand", traffic.gathered)
         if found is None:
             return None
-        size = traffic.result.value
+        size = traffic.result
+        amount = f"{size.value / 2**20:.1f} MiB, on however many ranks" if size.is_const else (
+            f"{user_text(self.program.mesh, size)} bytes")
         return {
-            "message": f"every rank gets all of {name or 'an intermediate result'}: "
-                       f"{size / 2**20:.1f} MiB, on however many ranks",
+            "message": f"every rank gets all of {name or 'an intermediate result'}: {amount}",
             "layout": f"{layout_text(layout_of(value))}, {self.why(value)[1]}",
             "try": found,
         }  # fmt: skip

@@ -107,8 +107,6 @@ class Combining(Views):
     def summed(self, op: Op, window: Window) -> tuple[str, ...]:
         """The axes over which a sum is still to be reduced when each rank has its own part; () for
         other ops, and where the result is wanted in parts."""
-        if op.result.type.dtype != dtypes.folded_in(op.result.type.dtype):
-            return ()
         if op.kind == "matmul":
             inner = [self._between(op, window)]
         elif op.kind == "reduce" and op.attrs["fn"] == "add":
@@ -135,9 +133,11 @@ class Combining(Views):
         """What each rank computed of its own elements of the inner dims, over all ranks."""
         axes = self.axes_of(inner)
         held = self.computed(op, window, inner)
+        if axes:
+            value = self.wide(value, build)
         if not axes or op.result in self.later:
             return self.part(value, held, window, build)
-        value = self.over(axes, op, held, window, self.wide(value, build), fn, build)
+        value = self.over(axes, op, held, window, value, fn, build)
         return self.cast(value, op.result.type.dtype, build)
 
     def over(

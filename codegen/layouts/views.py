@@ -94,6 +94,7 @@ class Views:
         axes = self.partial.get(op.result)
         if axes and op.result not in self.later:
             value = build.emit("all_reduce", (value,), {"axes": axes, "fn": "add"})
+            value = self.cast(value, op.result.type.dtype, build)
         return value
 
     def _operand(self, op: Op, window: Window, operands: list[Value], build: Builder) -> Value:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from codegen.trace.tree import map_tree
+from codegen.trace.tree import leaves, map_tree
 
 
 class EagerArray(np.ndarray[Any, Any]):
@@ -26,13 +26,58 @@ class EagerArray(np.ndarray[Any, Any]):
         return out
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """NumPy's functions as they are, with results that have the language's attributes too."""
+        """NumPy's functions as they are, with results that have the language's attributes too.
+        Products of bfloat16 are bfloat16, as JAX's."""
+        if function in _PRODUCTS and (half := _half_of(args)):
+            return map_tree(lambda x: _cast(x, half), function(*map_tree(_single, args), **kwargs))
         result = super().__array_function__(function, types, args, kwargs)
         return map_tree(_dressed, result)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        half = _half_of(inputs) if ufunc is np.matmul else None
+        plain = [_plain(_single(x) if half else x) for x in inputs]
+        out = kwargs.get("out")
+        result = getattr(ufunc, method)(*plain, **map_tree(_plain, kwargs))
+        if out is not None:
+            return out[0] if len(out) == 1 else out
+        return map_tree(lambda x: self._result(_cast(x, half) if half else x), result)
+
+    def _result(self, x: Any) -> Any:
+        made = _dressed(x)
+        if isinstance(made, EagerArray) and made.shape == self.shape:
+            made.layout = self.layout
+        return made
+
+    def argsort(self, axis: Any = -1, kind: Any = None, order: Any = None, **_: Any) -> Any:
+        """Stable, as in an image; np.argsort comes here."""
+        return super().argsort(axis, kind="stable")
 
     def __array_finalize__(self, other: Any) -> None:
         if other is not None and other.shape == self.shape:
             self.layout = getattr(other, "layout", None)
+
+
+_PRODUCTS = (np.dot, np.vdot, np.inner, np.tensordot, np.einsum, np.linalg.norm)
+
+
+def _half_of(operands: Any) -> Any:
+    """bfloat16 where all arrays are of it, whose products NumPy computes as float32 or refuses."""
+    arrays = [x for x in leaves(operands) if isinstance(x, np.ndarray)]
+    kinds = {x.dtype for x in arrays}
+    return kinds.pop() if len(kinds) == 1 and arrays[0].dtype == "bfloat16" else None
+
+
+def _single(x: Any) -> Any:
+    return np.asarray(x, np.float32) if isinstance(x, np.ndarray) else x
+
+
+def _cast(x: Any, dtype: Any) -> Any:
+    made = np.asarray(x).astype(dtype)
+    return local(made) if made.ndim else made[()]
+
+
+def _plain(x: Any) -> Any:
+    return x.view(np.ndarray) if isinstance(x, EagerArray) else x
 
 
 def _dressed(x: Any) -> Any:

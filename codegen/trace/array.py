@@ -17,6 +17,7 @@ from codegen import dtypes, expr
 from codegen.dtypes import DType
 from codegen.errors import (
     DtypeError,
+    MissingError,
     ProgramError,
     TracedValueError,
     UnsupportedError,
@@ -31,7 +32,13 @@ from codegen.trace.constants import (
     element_type,
     full_value,
 )
-from codegen.trace.context import Context, Storage, require_context, user_place
+from codegen.trace.context import (
+    Context,
+    Storage,
+    refuse_constant,
+    require_context,
+    user_place,
+)
 from codegen.trace.number import Number, choose, maximum, minimum, number, where_asked
 
 __all__ = ["Array", "Number", "as_array", "as_value", "cast_value", "choose", "element_type",
@@ -97,7 +104,6 @@ class Array:
     """An array whose elements exist at run time only. weak: promotes as a Python number does."""
 
     __array_priority__ = 2000
-    copied = ""  # what of another array this shows in NumPy, where it is a copy
     made_empty = False  # by spmd.like or spmd.empty: as a kernel's argument it is an output
     __hash__ = None  # type: ignore[assignment]  # as NumPy's arrays
 
@@ -111,7 +117,7 @@ class Array:
     ) -> None:
         self.context = context
         self.storage = storage
-        self.view = view
+        self.seen = view
         self.weak = weak
         self.scalar = scalar
 
@@ -139,9 +145,10 @@ class Array:
     @property
     def type(self) -> ArrayType:
         t = self.base.type
-        if not self.view:
+        if not self.seen:
             return t
-        return ArrayType(t.dtype, views.shape_of(self.view, t.shape))
+        shape = views.shape_of(self.seen, t.shape)
+        return ArrayType(views.dtype_of(self.seen, t.dtype), shape)
 
     @property
     def extents(self) -> Shape:
@@ -153,7 +160,7 @@ class Array:
 
     def read(self) -> Value:
         """The value of the elements seen now; emits the view."""
-        return views.get(self.context, self.base, self.view)
+        return views.get(self.context, self.base, self.seen)
 
     def write(self, value: Value) -> None:
         """Replace the elements seen; `value` has this array's shape and dtype."""
@@ -164,14 +171,7 @@ class Array:
                 found="an element that was read, or the 0-d result of an operation",
                 remedy="bind the name again: x = y",
             )
-        if self.copied:
-            raise UnsupportedError(
-                f"x.{self.copied} of complex numbers is a copy, not a view as NumPy's",
-                place=user_place(),
-                expected="a write to all of x",
-                remedy="x[...] = real + 1j * imag; to change the copy alone: x.real.copy()",
-            )
-        new = views.put(self.context, self.base, self.view, value)
+        new = views.put(self.context, self.base, self.seen, value)
         have = self.base.type
         if have.layout and new.type.layout != have.layout and not have.free:
             new = self.context.emit_one("relayout", new, layout=have.layout)
@@ -179,10 +179,8 @@ class Array:
 
     def viewed(self, step: views.Step) -> Array:
         """Another array that shows part of the same storage."""
-        view = views.then(self.view, step, self.extents)
-        out = Array(self.context, self.storage, view, self.weak)
-        out.copied = self.copied
-        return out
+        view = views.then(self.seen, step, self.extents)
+        return Array(self.context, self.storage, view, self.weak)
 
     # ---- what ndarray has --------------------------------------------------------------------
 
@@ -233,15 +231,50 @@ class Array:
 
         return dispatch.by_name("real")(self)
 
+    @real.setter
+    def real(self, value: Any) -> None:
+        if value is not self.real or self.type.dtype.kind == "c":  # x.real += v of real x
+            self.real[...] = value
+
     @property
     def imag(self) -> Any:
         from codegen.trace import dispatch
 
         return dispatch.by_name("imag")(self)
 
+    @imag.setter
+    def imag(self, value: Any) -> None:
+        if self.type.dtype.kind != "c":
+            raise DtypeError(
+                "an array of real numbers has no imaginary part to set",
+                place=user_place(),
+                expected="an array of complex numbers",
+                found=str(self.dtype),
+                remedy="x = x.astype(np.complex128) makes one",
+            )
+        self.imag[...] = value
+
     @property
-    def flat(self) -> NoReturn:
-        raise unsupported("ndarray.flat", "x.ravel() is the same elements in one dim")
+    def flat(self) -> Any:
+        shown = self.ravel()
+        if shown.storage is not self.storage:
+            raise unsupported("ndarray.flat of such a view", "x.ravel() has its elements, copied")
+        return shown
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name in ("base", "byteswap", "ctypes", "data", "flags", "strides", "view"):
+            remedy = "x.astype(t) converts, x[...] shows the same elements"
+        else:
+            remedy = f"np.{name}(x) says what to use" if hasattr(np, name) else ""
+        raise MissingError(
+            f"an array of a program has no {name!r}",
+            place=user_place(),
+            expected="what NumPy's arrays have, but for their memory: it lies on all ranks",
+            found=name,
+            remedy=remedy,
+        )
 
     @property
     def at(self) -> Any:
@@ -305,8 +338,8 @@ class Array:
     ravel, squeeze, swapaxes = map(_method, ("ravel", "squeeze", "swapaxes"))
     argsort, searchsorted, conj = map(_method, ("argsort", "searchsorted", "conj"))
     conjugate, copy, astype = map(_method, ("conj", "copy", "astype"))
-    nonzero, compress, choose, partition = map(
-        _method, ("nonzero", "compress", "choose", "partition")
+    nonzero, compress, choose, partition, put = map(
+        _method, ("nonzero", "compress", "choose", "partition", "put")
     )
 
     def reshape(self, *shape: Any, order: str = "C") -> Any:
@@ -394,8 +427,9 @@ class Array:
         self._unknown("a Python complex", "use the 0-d array as it is")
 
     def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        self._unknown("a NumPy array", "NumPy functions take the array itself; np.stack makes one "
-                      "of several; into one that NumPy made: x = spmd.asarray(x)")  # fmt: skip
+        self._unknown("a NumPy array", "NumPy functions take the array itself; np.stack and "
+                      "np.concatenate make one of several; to subscript one that NumPy made, a: "
+                      "spmd.asarray(a)[x]")  # fmt: skip
 
     def item(self, *index: Any) -> NoReturn:
         self._unknown("a Python number", "x[k] is the element as a 0-d array")
@@ -410,6 +444,7 @@ class Array:
         self._unknown("text", 'spmd.print("... {}", value) prints it while the program runs')
 
     def _unknown(self, needed: str, remedy: str) -> NoReturn:
+        refuse_constant()
         raise TracedValueError(
             f"the elements of {self.type} are not known while building",
             place=user_place(),

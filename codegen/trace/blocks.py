@@ -82,7 +82,7 @@ class Blocks:
     def __setitem__(self, key: Any, value: Any) -> None:
         target = self[key]
         same = isinstance(value, Array) and value.storage is target.storage
-        if same and value.view == target.view:
+        if same and value.seen == target.seen:
             return  # the last act of b[k] += v: it has been written already
         assign(target, value)
 

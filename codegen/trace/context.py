@@ -18,9 +18,11 @@ from itertools import islice
 from math import gcd
 from typing import Any, TypeVar
 
+import numpy as np
+
 from codegen import expr, ops
-from codegen.errors import Place, ProgramError
-from codegen.expr import Expr
+from codegen.errors import Place, ProgramError, TracedValueError
+from codegen.expr import Expr, Sym
 from codegen.ir import ArrayType, Condition, Input, Op, Region, Scalar, Value
 from codegen.layouts import propagation
 from codegen.mesh import Axis, Layout, Mesh
@@ -56,6 +58,7 @@ class Storage:
 
 
 T = TypeVar("T")
+Limits = dict[str, tuple[Expr | None, Expr | None]]
 
 
 @dataclass(eq=False)
@@ -86,6 +89,8 @@ class Context:
         self.inputs: dict[str, Input] = {}
         self.conditions: list[Condition] = []
         self.learned: dict[str, Axis] = {}  # axes of which a condition says more
+        self.limits: Limits = {}  # by run-time scalar, the least and the most that it can be
+        self.narrower: Limits = {}  # those of which a condition says more
         self.rules: dict[str, Any] = {}  # by the name of a dim, the axis that splits it
         self.layouts: dict[str, Layout] = {}  # by input, what the compiler has chosen so far
         self.auto: list[str] = []  # inputs whose layout is the compiler's choice
@@ -119,10 +124,17 @@ class Context:
             self.learn(holds)
 
     def learn(self, holds: Expr) -> None:
-        """What a condition says of axis sizes alone: the next attempt knows it of their symbols.
+        """What a condition says of axis sizes or of a scalar: the next attempt knows it of their
+        symbols.
 
-        Understood are size <= number, size == number, size == size, number % size == 0.
+        Understood are size <= number, size == number, size == size, number % size == 0; and
+        scalar >= number, scalar <= number.
         """
+        for scalar in self.scalars.values():
+            if scalar.sym is not None and holds.symbols() == {scalar.sym}:
+                old = self.narrower.get(scalar.name, (scalar.sym.lo, scalar.sym.hi))
+                if (new := _narrowed(old, scalar.sym, holds)) != old:
+                    self.narrower[scalar.name] = new
         for axis in self.mesh.axes:
             now = self.learned.get(axis.name, axis)
             told = replace(now, **_told(axis, holds, self.mesh))
@@ -215,6 +227,30 @@ def assigned_name(place: Place | None) -> str:
     return found.group(1) if found else ""
 
 
+# x[k] = v, x[k] += v, x += v
+_WRITTEN = re.compile(
+    r"\s*([A-Za-z_]\w*)\s*(?:\[.*\]\s*=|(?:\[.*\]\s*)?(?:[-+*/%@&|^]|//|\*\*|<<|>>)=)(?!=)"
+)
+
+
+def refuse_constant() -> None:
+    """Raises TracedValueError where the running statement writes into a NumPy array."""
+    frame, place = user_frame(), user_place()
+    if frame is None or place is None:
+        return
+    found = _WRITTEN.match(place.source_line())
+    name = found.group(1) if found else ""
+    if isinstance(frame.f_locals.get(name), np.ndarray):
+        raise TracedValueError(
+            f"what is written into {name} is not known while building",
+            place=place,
+            expected="an array of the program, which exists at run time",
+            found=f"the NumPy array {name}, a constant of the program",
+            remedy=f"where {name} is made, spmd.zeros(shape), or spmd.asarray({name}); np.zeros "
+            "makes an array of the program in functions that have one already",
+        )
+
+
 def require_context(what: str) -> Context:
     """The current capture, or an error that says where `what` may stand."""
     context = Context.current()
@@ -291,6 +327,29 @@ def _told(axis: Axis, holds: Expr, mesh: Mesh) -> dict[str, Any]:
                     known = gcd(axis.divides, first.value // scale)
                     return {"divides": known, "most": min(known, axis.most or known)}
     return {}
+
+
+def _narrowed(
+    limits: tuple[Expr | None, Expr | None], sym: Sym, holds: Expr
+) -> tuple[Expr | None, Expr | None]:
+    """What is left of the least and the most of a symbol where a condition of it alone holds."""
+    low, high = limits
+    for call in expr.calls(holds):
+        slope, rest = expr.linear_in(call.args[0], sym)
+        if call.op != "ge0" or slope not in (1, -1) or not rest.is_const:
+            continue
+        # slope * sym + rest is at least 0, or at most -1, wherever the condition holds
+        if expr.nonneg(-expr.replace(holds, {call: 0})):  # then the condition is not 1
+            at_least, bound = slope == 1, -rest if slope == 1 else rest
+        elif expr.nonneg(-expr.replace(holds, {call: 1})):
+            at_least, bound = slope == -1, rest + 1 if slope == -1 else -rest - 1
+        else:
+            continue
+        if at_least:
+            low = bound if low is None else expr.maximum(low, bound)
+        else:
+            high = bound if high is None else expr.minimum(high, bound)
+    return low, high
 
 
 def user_frame() -> types.FrameType | None:

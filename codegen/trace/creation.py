@@ -190,9 +190,11 @@ def asarray(x: Any, dtype: Any = None, layout: Any = None, **_: Any) -> Array:
     """x as an array of the program; an array stays itself. Lists may hold traced numbers."""
     context = require_context("asarray")
     if isinstance(x, Array):
-        if dtype is None or element_type(dtype) == x.type.dtype:
-            return x
-        return as_array(x, dtype)
+        made = x if dtype is None else as_array(x, dtype)
+        if layout is None or not made.is_global or not made.ndim:
+            return made
+        same = layout_of(context, layout, made.ndim, "asarray") == made.base.type.layout
+        return made if same and not made.seen else mapping.relayout(made, layout)
     if context.rank_view or is_traced(x) or _has_traced(x):
         return _local_array(x, dtype)
     data = np.asarray(x)
@@ -201,9 +203,13 @@ def asarray(x: Any, dtype: Any = None, layout: Any = None, **_: Any) -> Array:
     return made if layout is None or not data.ndim else mapping.relayout(made, layout)
 
 
-def array(x: Any, dtype: Any = None, layout: Any = None, copy: Any = True, **_: Any) -> Array:
-    """A new array with the elements of x."""
+def array(
+    x: Any, dtype: Any = None, layout: Any = None, copy: Any = True, ndmin: int = 0, **_: Any
+) -> Array:
+    """A new array with the elements of x, with dims of extent 1 in front up to `ndmin`."""
     made = asarray(x, dtype, layout)
+    if made.ndim < ndmin:
+        made = made.reshape((*[1] * (ndmin - made.ndim), *made.shape))
     return wrap(made.context, made.read(), scalar=False) if copy or made is not x else made
 
 

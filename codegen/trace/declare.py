@@ -77,7 +77,9 @@ def scalar(name: str, default: Any = None, dtype: Any = None) -> Any:
     known = context.scalars.get(name)
     if known is None:
         _check_name(context, name, "scalar")
-        sym = Sym(context.unique(name), "scalar") if kind is dtypes.INT64 else None
+        low, high = context.limits.get(name, (None, None))
+        plain_int = kind is dtypes.INT64
+        sym = Sym(context.unique(name), "scalar", low, high) if plain_int else None
         held = default if default is None else (int(default) if sym else float(default))
         known = context.scalars[name] = Scalar(name, kind, held, sym, user_place())
     elif known.place != user_place():

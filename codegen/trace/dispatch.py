@@ -23,9 +23,11 @@ from codegen.trace import (
     products,
     reducing,
     shaping,
+    statistics,
 )
 from codegen.trace.array import Array, is_traced, unsupported
-from codegen.trace.context import Context, user_frame
+from codegen.trace.context import Context, refuse_constant, user_frame
+from codegen.trace.masks import Chosen
 
 Function = Callable[..., Any]
 
@@ -40,10 +42,13 @@ _SAME: dict[Any, str] = {
     "matrix_transpose meshgrid moveaxis ravel repeat reshape roll rollaxis rot90 "
     "split squeeze swapaxes tile trace transpose tril triu unstack vsplit",
     joining: "append block column_stack concatenate dstack hstack pad stack vstack",
+    statistics: "corrcoef cov cross delete digitize ediff1d gradient histogram insert nanmax "
+    "nanmean nanmin nanprod nanstd nansum nanvar percentile quantile",
     products: "dot einsum inner kron outer tensordot vdot",
-    picking: "allclose angle array_equal clip convolve copyto diff fill_diagonal imag "
-    "interp isclose iscomplexobj isin isneginf isposinf isreal isrealobj nan_to_num ndim "
-    "put_along_axis real searchsorted shape size take take_along_axis where",
+    picking: "allclose angle array_equal clip convolve copyto correlate diff fill_diagonal imag "
+    "interp isclose iscomplexobj isin isneginf isposinf isreal isrealobj nan_to_num ndim polyval "
+    "put put_along_axis ravel_multi_index real searchsorted shape sinc size take take_along_axis "
+    "unravel_index vander where",
 }
 
 # Rows whose names differ.
@@ -60,16 +65,19 @@ _OTHER: dict[str, Function] = {
     "linalg.trace": shaping.trace, "linalg.diagonal": shaping.diagonal,
     "linalg.tensordot": products.tensordot, "linalg.matrix_transpose": shaping.matrix_transpose,
     "linalg.vecdot": products.vecdot,
+    "lib.stride_tricks.sliding_window_view": joining.sliding_window_view,
 }  # fmt: skip
 
 _REMEDIES: dict[str, str] = {
-    "nonzero": "np.where(mask, x, other) keeps the shape; np.argmax(mask) is the first position",
-    "flatnonzero": "np.where(mask, x, other); np.argmax(mask) is the first position",
-    "argwhere": "np.where(mask, x, other) keeps the shape",
-    "extract": "np.where(mask, x, other) keeps the shape",
-    "compress": "np.where(mask, x, other) keeps the shape",
-    "delete": "slices and np.concatenate",
-    "insert": "slices and np.concatenate",
+    "nonzero": "x[mask] = v, x[mask].sum(); np.where(mask, x, other) keeps the shape; "
+    "np.argmax(mask) is the first position",
+    "flatnonzero": "x[mask] = v, x[mask].sum(); np.argmax(mask) is the first position",
+    "argwhere": "x[mask] = v, x[mask].sum(); np.where(mask, x, other) keeps the shape",
+    "extract": "x[mask].sum(); np.where(mask, x, other) keeps the shape",
+    "compress": "x[mask].sum(); np.where(mask, x, other) keeps the shape",
+    "piecewise": "np.select([x < 0, x >= 0], [f(x), g(x)])",
+    "unwrap": "x - 2 * np.pi * np.cumsum(np.round(np.diff(x, prepend=x[:1]) / (2 * np.pi)))",
+    "ma.masked_where": "x[mask].sum(), np.mean(x, where=mask)",
     "unique": "np.sort(x), then np.where(x[1:] != x[:-1], ...) marks the first of each",
     "trim_zeros": "np.where keeps the shape",
     "union1d": "np.isin with np.where",
@@ -79,22 +87,21 @@ _REMEDIES: dict[str, str] = {
     "argpartition": "np.argsort",
     "choose": "np.select, or np.take_along_axis",
     "lexsort": "np.argsort by one key after the other, last key first (it is stable)",
-    "bincount": "counts = np.zeros(k, int); np.add.at(counts, x, 1)",
-    "histogram": "np.searchsorted(edges, x), then np.add.at(counts, k, 1)",
-    "digitize": "np.searchsorted(bins, x, side='right')",
-    "percentile": "np.sort(x)[k]",
-    "quantile": "np.sort(x)[k]",
-    "nansum": "np.sum(np.where(np.isnan(x), 0, x))",
-    "nanmean": "np.mean(x, where=~np.isnan(x))",
-    "nanmax": "np.max(np.where(np.isnan(x), -np.inf, x))",
-    "nanmin": "np.min(np.where(np.isnan(x), np.inf, x))",
-    "cross": "the three components by hand, and np.stack",
-    "gradient": "np.diff, or slices: (u[2:] - u[:-2]) / 2",
+    "bincount": "counts = np.zeros(k, int); np.add.at(counts, x, 1): k is known while building",
     "vectorize": "the function itself on arrays; @spmd.kernel for a loop over elements",
     "apply_along_axis": "the function itself with axis=, or spmd.range",
-    "linalg.inv": "a solver written with spmd.range",
-    "linalg.solve": "a solver written with spmd.range",
+    "nanpercentile": "np.percentile of what is no NaN: np.where first",
+    "putmask": "x[mask] = v, or x[...] = np.where(mask, v, x)",
+    "place": "x[mask] = v, or x[...] = np.where(mask, v, x)",
+    "histogram2d": "k = np.digitize(x, edges) - 1 of both, then np.add.at(counts, (i, j), 1)",
+    "linalg.inv": "a solver written with spmd.range, as Gauss-Jordan; of constants, NumPy's own",
+    "linalg.solve": "a solver written with spmd.range: elimination, or conjugate gradients",
+    "linalg.lstsq": "conjugate gradients of the normal equations, a.T @ a and a.T @ b",
     "linalg.det": "a factorisation written with spmd.range",
+    "linalg.eigh": "power iteration: v = a @ v; v /= np.linalg.norm(v)",
+    "linalg.svd": "power iteration of a.T @ a",
+    "polyfit": "conjugate gradients of the normal equations of np.vander(x, k)",
+    "fft.fft": "a product with np.exp(-2j * np.pi * np.outer(k, k) / n), k = np.arange(n)",
     "save": "return the array from the program; run -o name=file.npy writes it",
     "load": "spmd.input; run -i name=file.npy reads it",
 }
@@ -137,10 +144,13 @@ def _refuse(name: str) -> Function:
 
 def call_function(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Array.__array_function__: what NumPy does when one of its functions meets an Array."""
+    if any(isinstance(x, Chosen) for x in args):
+        return NotImplemented
     ours = _by_function().get(function)
     if ours is None:
         module = getattr(function, "__module__", "numpy").removeprefix("numpy").removeprefix(".")
-        name = f"{module}.{function.__name__}" if module == "linalg" else function.__name__
+        inside = module in ("linalg", "fft")
+        name = f"{module}.{function.__name__}" if inside else function.__name__
         ours = _refuse(name)
     if kwargs.get("like") is not None:
         kwargs = {k: v for k, v in kwargs.items() if k != "like"}
@@ -165,6 +175,8 @@ def call_ufunc(
 ) -> Any:
     """Array.__array_ufunc__: a call, or ufunc.reduce, accumulate, outer, at."""
     name = ufunc.__name__
+    if any(isinstance(x, Chosen) for x in inputs):
+        return NotImplemented
     if method == "__call__":
         return _call(ufunc, inputs, kwargs)
     if isinstance(kwargs.get("out"), tuple):
@@ -200,6 +212,7 @@ def _call(ufunc: np.ufunc, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     out: Any = options.pop("out", None)
     out = out[0] if isinstance(out, tuple) and len(out) == 1 else out
     if out is not None and not isinstance(out, (Array, tuple)):
+        refuse_constant()
         raise unsupported(
             f"np.{ufunc.__name__} into a NumPy array, which is a constant of the image,",
             "make the array with spmd.zeros or spmd.asarray",
@@ -212,7 +225,7 @@ def _call(ufunc: np.ufunc, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 # Their arguments are extents, numbers or lists, so NumPy would ask those for Python integers.
 _UNDISPATCHED = (
     np.zeros, np.ones, np.empty, np.full, np.arange, np.eye, np.identity, np.linspace, np.array,
-    np.asarray, np.ascontiguousarray,
+    np.asarray, np.ascontiguousarray, np.asfortranarray, np.asanyarray,
 )  # fmt: skip
 # These make arrays to be written: arrays of the program in a rank's view, and in every function
 # that has arrays of the program. A function that has none prepares data, in NumPy itself.
@@ -221,7 +234,25 @@ _FRESH = (np.zeros, np.ones, np.empty, np.full)
 
 def aware(function: Any) -> Function | None:
     """What a converted call runs instead of one of these; None for other functions."""
+    owner = function if isinstance(function, np.vectorize) else getattr(function, "__self__", None)
+    if isinstance(owner, (np.vectorize, np.random.RandomState, np.random.Generator)):
+        return _of_values(function, owner)
     return _aware().get(id(function))
+
+
+def _of_values(function: Any, owner: Any) -> Function:
+    """A function that would go through elements while building."""
+    drawn = not isinstance(owner, np.vectorize)
+    name = f"np.random's {function.__name__}" if drawn else "np.vectorize"
+    remedy = "order = spmd.random.permutation(seed, n), then x[order]" if drawn else (
+        _REMEDIES["vectorize"])  # fmt: skip
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if any(_traced(x) for x in (*args, *kwargs.values())):
+            raise unsupported(f"{name} of an array of the program", remedy)
+        return function(*args, **kwargs)
+
+    return call
 
 
 @cache
@@ -231,7 +262,8 @@ def _aware() -> dict[int, Function]:
 
 
 def _aware_of(function: Function, fresh: bool) -> Function:
-    ours = by_name("asarray" if function is np.ascontiguousarray else function.__name__)
+    same = (np.ascontiguousarray, np.asfortranarray, np.asanyarray)
+    ours = by_name("asarray" if function in same else function.__name__)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         context = Context.current()

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from codegen import dtypes, expr
 from codegen.dtypes import DType
@@ -66,14 +67,37 @@ def broadcast_shapes(shapes: Sequence[Shape], what: str = "operands") -> Shape:
 
 def _cannot_broadcast(shapes: Sequence[Shape], what: str, a: Expr, b: Expr) -> ShapeError:
     symbolic = not (a.is_const and b.is_const)
-    reason = f"{a} and {b} are not equal for every mesh size" if symbolic else f"{a} is not {b}"
+    reason, remedy = f"{a} is not {b}", ""
+    if symbolic:
+        reason = f"{a} and {b} are not proved equal{_example(a, b)}"
+        remedy = "slice both to one extent, or give the mesh axis a fixed size"
+        names = sorted(s.name for s in a.symbols() | b.symbols() if s.kind == "scalar")
+        if names:
+            remedy = (f"say what {names[0]} can be, spmd.require(1 <= {names[0]} < n); or keep the "
+                      "extent: np.roll(x, k), or x[...] with np.where and np.arange")  # fmt: skip
     return ShapeError(
         f"{what} could not be broadcast together",
         place=user_place(),
         expected="equal extents, or 1, counted from the last dim",
         found=f"shapes {' and '.join(shape_text(s) for s in shapes)}: {reason}",
-        remedy="slice both to one extent, or give the mesh axis a fixed size" if symbolic else "",
+        remedy=remedy,
     )
+
+
+def _example(a: Expr, b: Expr) -> str:
+    """Values for which two extents differ."""
+    symbols = sorted(a.symbols() | b.symbols(), key=lambda s: s.name)
+    for n in (3, 2, 1, 0, -1, 1000):
+        given = {s.name: max(n, 1) if s.kind == "size" else n for s in symbols}
+        inside = all(
+            (s.lo is None or not s.lo.is_const or s.lo.value <= given[s.name])
+            and (s.hi is None or not s.hi.is_const or given[s.name] <= s.hi.value)
+            for s in symbols
+        )
+        if inside and (p := a.evaluate(given)) != (q := b.evaluate(given)):
+            text = ", ".join(f"{name} = {v}" for name, v in given.items())
+            return f"; for {text} they are {p} and {q}"
+    return ""
 
 
 def broadcast_value(context: Context, value: Value, shape: Shape) -> Value:
@@ -162,6 +186,8 @@ def normal(x: Any) -> Operand:
         return as_array(x)
     if isinstance(x, (Array, Number, bool, int, float, complex, np.ndarray, np.generic)):
         return as_array(x) if isinstance(x, Array) else x
+    if hasattr(x, "__array__"):
+        return as_array(x)
     raise TypeError(f"unsupported operand for an spmd array: {type(x).__name__!r}")
 
 
@@ -190,8 +216,8 @@ _SYMBOLIC: dict[np.ufunc, Any] = {
 
 def operate(ufunc: np.ufunc, *inputs: Any, out: Array | None = None) -> Any:
     """An operator of Python on arrays: weak operands give a weak result."""
-    if any(x is None or isinstance(x, (str, bytes, dict)) for x in inputs):
-        return NotImplemented
+    if any(x is None or isinstance(x, (str, bytes, dict, NDArrayOperatorsMixin)) for x in inputs):
+        return NotImplemented  # the mixin: x[mask], which knows better
     operands = [normal(x) for x in inputs]
     context = Context.current()
     if context is not None and context.selecting:  # in a formula, what is computed is a symbol

@@ -129,7 +129,7 @@ def _whole(x: Any, extent: Expr, dim: int) -> Whole:
     return Whole(e)
 
 
-def _consumes(item: Any) -> int:
+def consumes(item: Any) -> int:
     """Dims of the array that one item of a key takes."""
     if item is None:
         return 0
@@ -138,7 +138,7 @@ def _consumes(item: Any) -> int:
     return 1
 
 
-def _is_whole(item: Any) -> bool:
+def is_whole(item: Any) -> bool:
     if isinstance(item, (bool, np.bool_)):
         return False
     if isinstance(item, Array):
@@ -148,13 +148,13 @@ def _is_whole(item: Any) -> bool:
     )
 
 
-def _expand(array: Array, key: Any) -> tuple[list[Any], bool]:
+def expand(array: Array, key: Any) -> tuple[list[Any], bool]:
     """The items of a key, one per dim and newaxis, `...` written out; whether `...` stood there."""
     items = list(key) if isinstance(key, tuple) else [key]
     items = [as_array(i) if isinstance(i, list) and _traced(i) else i for i in items]
     items = [np.asarray(i) if isinstance(i, list) else i for i in items]
     dots = [k for k, item in enumerate(items) if item is Ellipsis]
-    taken = sum(_consumes(item) for item in items if item is not Ellipsis)
+    taken = sum(consumes(item) for item in items if item is not Ellipsis)
     missing = array.ndim - taken
     if missing < 0 or len(dots) > 1:
         raise _index_error(
@@ -175,7 +175,7 @@ def _traced(items: list[Any]) -> bool:
 
 def parse(array: Array, key: Any) -> tuple[list[Item], bool]:
     """The key as Whole, Part, Many and NEW items; whether the result is a scalar read."""
-    raw, dotted = _expand(array, key)
+    raw, dotted = expand(array, key)
     items: list[Item] = []
     dim = 0
     for item in raw:
@@ -185,12 +185,14 @@ def parse(array: Array, key: Any) -> tuple[list[Item], bool]:
         extent = array.extents[dim]
         if isinstance(item, slice):
             items.append(part_of(item, extent))
-        elif _is_whole(item):
+        elif is_whole(item):
             items.append(_whole(item, extent, dim))
         elif isinstance(item, np.ndarray) and item.dtype == np.bool_:
             items += [Many(part) for part in np.nonzero(item)]
         elif isinstance(item, Array) and item.type.dtype.kind == "b":
-            raise _mask_error()
+            from codegen.trace import masks
+
+            raise masks.refused()
         elif isinstance(item, (np.ndarray, Array)) and item.dtype.kind in "iu":
             items.append(Many(item))
         elif isinstance(item, np.ndarray) and not item.size:
@@ -200,19 +202,8 @@ def parse(array: Array, key: Any) -> tuple[list[Item], bool]:
                 "only integers, slices, ..., None and integer arrays are indices",
                 "one of these", f"{getattr(item, 'dtype', type(item).__name__)}",
             )  # fmt: skip
-        dim += _consumes(item)
+        dim += consumes(item)
     return items, not dotted and all(isinstance(i, Whole) for i in items)
-
-
-def _mask_error() -> UnsupportedError:
-    return UnsupportedError(
-        "x[mask] has a shape that depends on data",
-        place=user_place(),
-        expected="integers, slices and integer arrays as subscripts",
-        found="a boolean array known only at run time",
-        remedy="np.where(mask, x, other) keeps the shape; np.sum(np.where(mask, x, 0)) sums the "
-        "chosen ones; x[mask] = v is fine",
-    )
 
 
 # ---- views -----------------------------------------------------------------------------------
@@ -246,8 +237,13 @@ def basic_view(array: Array, items: Sequence[Item]) -> Array:
     return array
 
 
-def get(array: Array, key: Any) -> Array:
-    """x[key]: a view; a new array for integer arrays and for single elements."""
+def get(array: Array, key: Any) -> Any:
+    """x[key]: a view; a new array for integer arrays and for single elements; with a mask,
+    what it chooses."""
+    from codegen.trace.masks import masked
+
+    if (chosen := masked(array, key)) is not None:
+        return chosen.copy()
     items, is_element = parse(array, key)
     if any(isinstance(i, Many) for i in items):
         base, plan = _gathered(array, items)
@@ -260,55 +256,19 @@ def get(array: Array, key: Any) -> Array:
 
 def set_(array: Array, key: Any, value: Any) -> None:
     """x[key] = value."""
-    if (mask := _single_mask(array, key)) is not None:
-        _set_masked(array, mask, value)
+    from codegen.trace.masks import masked
+
+    if (chosen := masked(array, key)) is not None:
+        chosen.write(value)
         return
     items, _ = parse(array, key)
     if any(isinstance(i, Many) for i in items):
         _scatter(array, items, value, "set")
         return
     target = basic_view(array, items)
-    if isinstance(value, Array) and value.storage is array.storage and value.view == target.view:
+    if isinstance(value, Array) and value.storage is array.storage and value.seen == target.seen:
         return  # the last act of x[key] += v: it has been written already
     elementwise.assign(target, value)
-
-
-# ---- masks -----------------------------------------------------------------------------------
-
-
-def _single_mask(array: Array, key: Any) -> Array | None:
-    first, *rest = key if isinstance(key, tuple) and key else (key,)
-    if not (isinstance(first, Array) and first.type.dtype.kind == "b"):
-        return None
-    whole = (i is Ellipsis or (isinstance(i, slice) and i == slice(None)) for i in rest)
-    return first if all(whole) else None
-
-
-def _set_masked(array: Array, mask: Array, value: Any) -> None:
-    value = elementwise.normal(value)
-    rest = array.extents[mask.ndim :]
-    shape = elementwise.extents_of(value)
-    extra = shape[: max(len(shape) - len(rest), 0)]
-    if any(e != 1 for e in extra):
-        raise UnsupportedError(
-            "x[mask] = v needs one value for all chosen elements",
-            place=user_place(),
-            expected=f"v of a shape that broadcasts to {elementwise.shape_text(rest)}",
-            found=f"v of shape {elementwise.shape_text(shape)}",
-            remedy="x[...] = np.where(mask, v, x) with v of the shape of x",
-        )
-    if extra:
-        value = as_array(value).reshape(tuple(as_array(value).shape[len(extra) :]))
-    wide = mask.reshape((*mask.shape, *[1] * len(rest)))
-    elementwise.check_assignable(wide.extents, array.extents)
-    elementwise.assign(array, elementwise.select(wide, _as(value, array), array))
-
-
-def _as(value: Any, array: Array) -> Any:
-    """A value in the array's dtype, so that np.where does not promote."""
-    if isinstance(value, (bool, int, float, complex)):
-        value = np.asarray(value).astype(array.dtype)
-    return as_array(value, array.type.dtype)
 
 
 # ---- integer arrays --------------------------------------------------------------------------
@@ -409,9 +369,10 @@ def combine_at(array: Array, key: Any, value: Any, fn: str) -> None:
     if fn == "set":
         set_(array, key, value)
         return
-    if (mask := _single_mask(array, key)) is not None:
-        combined = elementwise.apply(_SCATTER[fn], array, value)
-        elementwise.assign(array, elementwise.select(mask, _as(combined, array), array))
+    from codegen.trace.masks import masked
+
+    if (chosen := masked(array, key)) is not None:
+        chosen.write(_SCATTER[fn](chosen, value))
         return
     items, _ = parse(array, key)
     if any(isinstance(i, Many) for i in items):
@@ -441,7 +402,7 @@ class AtKey:
         combine_at(new, self._key, value, fn)
         return new
 
-    def get(self) -> Array:
+    def get(self) -> Any:
         return get(self._array, self._key)
 
     def set(self, value: Any) -> Array:

@@ -121,6 +121,19 @@ def column_stack(arrays: Any) -> Array:
     return concatenate([expand_dims(p, 1) if p.ndim == 1 else p for p in parts], 1)
 
 
+def sliding_window_view(x: Any, window_shape: Any, axis: Any = None, **_: Any) -> Array:
+    """A copy, of windows along one dim whose extent is known while building."""
+    array = as_array(x)
+    (width,) = window_shape if isinstance(window_shape, tuple) else (window_shape,)
+    if (axis is None and array.ndim != 1) or not isinstance(width, int):
+        raise unsupported("np.lib.stride_tricks.sliding_window_view along several dims",
+                          "along one after the other: axis=0, then axis=1")  # fmt: skip
+    (d,) = dims_of((axis or 0,), array.ndim, "sliding_window_view")
+    count = array.shape[d] - width + 1
+    lead = [slice(None)] * d
+    return stack([array[(*lead, slice(k, k + count))] for k in range(width)], -1)
+
+
 def append(x: Any, values: Any, axis: Any = None) -> Array:
     return concatenate([x, values], axis)
 

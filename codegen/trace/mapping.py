@@ -311,7 +311,11 @@ def _rebuild(inputs: Any, made: Any) -> Any:
 
 
 def _check_returned(leaves: Sequence[Any]) -> None:
+    from codegen.trace.masks import Chosen, refused
+
     for x in leaves:
+        if isinstance(x, Chosen):
+            raise refused()
         if not isinstance(x, (Array, Number, int, float, complex, np.ndarray, np.generic)):
             raise ProgramError(
                 f"a function given to shard_map returned a {type(x).__name__}",

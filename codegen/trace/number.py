@@ -16,7 +16,7 @@ import numpy as np
 from codegen import expr
 from codegen.errors import TracedValueError
 from codegen.expr import Expr
-from codegen.trace.context import user_place
+from codegen.trace.context import refuse_constant, user_place
 
 
 def number(e: Expr, truth: bool = False) -> Any:
@@ -285,6 +285,7 @@ class Number:
         self._unknown("text", 'spmd.print("... {}", value) prints it while the program runs')
 
     def _unknown(self, needed: str, remedy: str) -> NoReturn:
+        refuse_constant()
         raise TracedValueError(
             f"{self.expr} is not known while building",
             place=user_place(),

@@ -8,7 +8,7 @@ import numpy as np
 
 from codegen import dtypes, expr
 from codegen.errors import ShapeError
-from codegen.trace import joining, shaping
+from codegen.trace import joining, shaping, view
 from codegen.trace.array import Array, as_array, number, unsupported, wrap
 from codegen.trace.context import user_place
 from codegen.trace.elementwise import apply, normal, result_type, select, store
@@ -19,7 +19,8 @@ from codegen.trace.reducing import all_, dims_of
 def where(condition: Any, x: Any = None, y: Any = None) -> Array:
     if x is None or y is None:
         raise unsupported("np.where(mask), whose shape depends on data,",
-                          "np.where(mask, x, y) keeps the shape")  # fmt: skip
+                          "x[mask] = v, x[mask].sum(); np.where(mask, x, y) keeps the "
+                          "shape")  # fmt: skip
     return select(condition, x, y)
 
 
@@ -120,14 +121,14 @@ def imag(x: Any) -> Array:
 
     array = as_array(x)
     if array.type.dtype.kind != "c":
-        return zeros_like(array)
+        return shaping.broadcast_to(zeros_like(array, shape=()), array.shape)  # read-only
     return _part(array, "imag")
 
 
 def _part(array: Array, fn: str) -> Array:
-    out = wrap(array.context, array.context.emit_one("map", array.read(), fn=fn))
-    out.copied = fn
-    return out
+    """A view of one part, as NumPy's; of a scalar, a scalar."""
+    shown = array.viewed(view.Part(fn, array.extents))
+    return wrap(array.context, shown.read()) if array.scalar else shown
 
 
 def conj(x: Any, out: Any = None) -> Any:
@@ -262,6 +263,56 @@ def convolve(a: Any, v: Any, mode: str = "full") -> Any:
     if mode == "same":
         return out[(count - 1) // 2 : (count - 1) // 2 + n]
     return out[count - 1 : n]
+
+
+def correlate(a: Any, v: Any, mode: str = "valid") -> Any:
+    """Of a longer operand and a kernel."""
+    long, kernel = as_array(a), as_array(v)
+    if not expr.nonneg(long.extents[0] - kernel.extents[0]):
+        raise unsupported("np.correlate with a kernel that is longer", "np.correlate(v, a)[::-1]")
+    return convolve(long, apply(np.conjugate, kernel)[::-1], mode)
+
+
+def polyval(p: Any, x: Any) -> Any:
+    """Horner's rule."""
+    out: Any = shaping.broadcast_to(np.zeros((), as_array(x).dtype), as_array(x).shape)
+    for c in p if isinstance(p, Array) else np.asarray(p):
+        out = apply(np.add, apply(np.multiply, out, x), c)
+    return out
+
+
+def put(a: Any, ind: Any, v: Any, mode: str = "raise") -> None:
+    as_array(a).flat[ind] = v
+
+
+def vander(x: Any, N: Any = None, increasing: bool = False) -> Any:
+    array = as_array(x)
+    powers = range(array.shape[0] if N is None else N)
+    columns = [array**k for k in (powers if increasing else reversed(powers))]
+    kind = result_type(array, np.int64(0))
+    return joining.stack([as_array(c, kind) for c in columns], -1)
+
+
+def sinc(x: Any) -> Any:
+    turned = apply(np.multiply, x, np.pi)
+    turned = select(apply(np.equal, turned, 0), 1e-20, turned)
+    return apply(np.divide, apply(np.sin, turned), turned)
+
+
+def unravel_index(indices: Any, shape: Any) -> tuple[Any, ...]:
+    out: list[Any] = []
+    rest: Any = as_array(indices, dtypes.INT64)
+    for e in reversed(shape):
+        out.append(rest % e)
+        rest = rest // e
+    return tuple(reversed(out))
+
+
+def ravel_multi_index(multi_index: Any, dims: Any) -> Any:
+    flat: Any = 0
+    for index, e in zip(multi_index, dims, strict=True):
+        flat = flat * e + as_array(index, dtypes.INT64)
+    return flat
 
 
 def shape(x: Any) -> tuple[Any, ...]:

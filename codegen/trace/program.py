@@ -28,8 +28,9 @@ from codegen.layouts.choosing import choose
 from codegen.mesh import Axis, Layout, Mesh
 from codegen.trace import mapping, tree
 from codegen.trace.array import Array, Number, as_value
-from codegen.trace.context import Context, program_files, user_place
+from codegen.trace.context import Context, Limits, program_files, user_place
 from codegen.trace.letting import least
+from codegen.trace.masks import Chosen, refused
 
 SYNC = ("least", "before", "after", "both")
 
@@ -195,26 +196,29 @@ class Program:
         stated: dict[tuple[str, Place | None], Condition] = {}
         bounds: dict[str, int] = {}
         layouts: dict[str, Layout] = {}
+        limits: Limits = {}
         rounds = 0
         while True:
             context = Context(self.name, mesh)
             context.least, context.rules, context.layouts = bounds, self.rules, layouts
+            context.limits = limits
             try:
                 module = self._trace(context, values)
             except SpmdError:
-                if not context.learned:
+                if not context.learned and not context.narrower:
                     raise
             else:
                 found = least(module)
                 chosen = choose(module, context.auto) if rounds < _ROUNDS else layouts
                 settled = chosen == layouts
                 layouts, rounds = chosen, rounds + 1
-                if not context.learned and found == bounds and settled:
+                learned_more = context.learned or context.narrower
+                if not learned_more and found == bounds and settled:
                     # a bound that is known proves the condition it came from: keep that one
                     kept = stated | {(c.text, c.place): c for c in module.conditions}
                     return replace(module, conditions=tuple(kept.values()))
                 bounds = found
-            learned = context.learned
+            learned, limits = context.learned, {**limits, **context.narrower}
             stated |= {(c.text, c.place): c for c in context.conditions}
             mesh = mesh.told(learned)
 
@@ -332,6 +336,8 @@ def _output_name(key: Any, place: Place) -> str:
 
 
 def _output(context: Context, name: str, x: Any, place: Place) -> Output:
+    if isinstance(x, Chosen):
+        raise refused("np.where(mask, x, other), and the mask as another output")
     if isinstance(x, np.ndarray) and x.ndim:
         x = mapping.replicated_constant(context, x)
     if not isinstance(x, (Array, Number, bool, int, float, complex, np.generic, np.ndarray)):

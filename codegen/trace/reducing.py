@@ -197,8 +197,7 @@ def var(x: Any, axis: Any = None, dtype: Any = None, out: Any = None, ddof: Any 
         keepdims: Any = False, *, correction: Any = None, where: Any = True,
         mean: Any = None) -> Any:  # fmt: skip
     """The mean of squared distances from the mean, with `ddof` fewer in the divisor."""
-    if not (where is True or _default_no(where)):
-        raise unsupported("np.var with where=", "np.sum(np.where(mask, ...)) / count")
+    where = True if _default_no(where) else where
     array = as_array(x)
     ddof = ddof if _default_no(correction) else correction
     dims = dims_of(axis, array.ndim, "np.var")
@@ -207,21 +206,23 @@ def var(x: Any, axis: Any = None, dtype: Any = None, out: Any = None, ddof: Any 
         dtypes.FLOAT64 if kind.kind in "biu" else dtypes.FLOAT32 if kind.size == 2 else kind
     )  # fmt: skip
     array = as_array(array, wide)
-    centre = _mean(array, axis) if _default_no(mean) else mean
+    centre = _mean(array, axis, where) if _default_no(mean) else mean
     distance = apply(np.subtract, array, centre)
     if wide.kind == "c":
         distance = apply(np.absolute, distance)
     squares = reduce("add", "np.var", apply(np.multiply, distance, distance), axis, None, None,
-                     keepdims)  # fmt: skip
-    count = operate(np.subtract, _count(array, dims), ddof) if ddof else _count(array, dims)
+                     keepdims, None, where)  # fmt: skip
+    count = _count(array, dims) if where is True else sum_(
+        stretched(as_array(where, dtypes.BOOL), array), axis, keepdims=keepdims)
+    count = operate(np.subtract, count, ddof) if ddof else count
     result = apply(np.divide, squares, operate(np.maximum, count, 0) if ddof else count)
-    if dtype is None and kind.size == 2 and kind.kind == "f":
+    if dtype is None and kind.kind == "f":
         result = as_array(result, kind)
     return store(result, out)
 
 
-def _mean(array: Array, axis: Any) -> Any:
-    return mean(array, axis, keepdims=True)
+def _mean(array: Array, axis: Any, where: Any) -> Any:
+    return mean(array, axis, keepdims=True, where=where)
 
 
 def std(x: Any, axis: Any = None, dtype: Any = None, out: Any = None, ddof: Any = 0,

@@ -95,7 +95,7 @@ def reshape(x: Any, shape: Any, order: str = "C", *, copy: Any = None) -> Array:
     assert fill is not None
     made = tuple(fill if e is None else e for e in wanted)
     result = array.viewed(view.Reshape(made))
-    shared = view.may_reshape(array.view, array.base.type.shape, made)
+    shared = view.may_reshape(array.seen, array.base.type.shape, made)
     return _copied(result) if copy or not shared else result
 
 
@@ -401,8 +401,8 @@ def diagonal(x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Array:
     k = constant(expr_of(offset) or ZERO, "the offset of a diagonal", "")
     count = expr.maximum(expr.minimum(n + min(k, 0), m - max(k, 0)), 0)
     at = arange(number(count))
-    picked: Array = array[at + max(-k, 0), at + max(k, 0)]
-    return moveaxis(picked, 0, -1)
+    places = ((at + max(-k, 0)).read(), (at + max(k, 0)).read())
+    return moveaxis(array.viewed(view.Picked(places, (count, *array.extents[2:]))), 0, -1)
 
 
 def diag(x: Any, k: int = 0) -> Array:

@@ -247,7 +247,7 @@ def same(a: Any, b: Any) -> bool:
     if type(a) is not type(b):
         return False
     if isinstance(a, Array):
-        return (a.storage, a.view) == (b.storage, b.view)
+        return (a.storage, a.seen) == (b.storage, b.seen)
     if isinstance(a, (bool, int, float, complex, str, bytes, np.generic)):
         return repr(a) == repr(b)
     return False

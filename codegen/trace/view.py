@@ -16,8 +16,10 @@ from typing import Any
 import numpy as np
 
 from codegen import dtypes
+from codegen.dtypes import DType
 from codegen.errors import ProgramError
 from codegen.expr import Expr, const
+from codegen.functions import FUNCTIONS
 from codegen.ir import Shape, Value
 from codegen.trace.context import Context, user_place
 
@@ -60,7 +62,23 @@ class Dynamic:
     shape: Shape
 
 
-Step = Slice | Transpose | Reshape | Broadcast | Dynamic
+@dataclass(frozen=True)
+class Part:
+    """The real or the imaginary parts of complex numbers."""
+
+    fn: str
+    shape: Shape
+
+
+@dataclass(frozen=True)
+class Picked:
+    """Elements at one index value per place, of the first dims; read-only, as np.diagonal."""
+
+    indices: tuple[Value, ...]
+    shape: Shape
+
+
+Step = Slice | Transpose | Reshape | Broadcast | Dynamic | Part | Picked
 View = tuple[Step, ...]
 
 
@@ -129,11 +147,20 @@ def shape_of(view: View, base: Shape) -> Shape:
     return shape
 
 
+def dtype_of(view: View, base: DType) -> DType:
+    for step in view:
+        if isinstance(step, Part):
+            return FUNCTIONS[step.fn].result_dtype(base)
+    return base
+
+
 def may_reshape(view: View, base: Shape, shape: Shape) -> bool:
     """Whether NumPy's reshape of this view shows the same memory: its own strides decide, of an
     array that is never touched. Extents that follow from the mesh: assumed so."""
     steps: View = (*view, Reshape(shape))
     shapes = (base, *(s.shape for s in steps if not isinstance(s, Transpose)))
+    if any(isinstance(step, Picked) for step in view):
+        return False
     if not view or not all(e.is_const for one in shapes for e in one):
         return True
     extents = [tuple(e.value for e in one) for one in shapes]
@@ -201,6 +228,10 @@ def _apply(context: Context, base: Value, step: Step) -> Value:
         return emit("reshape", base, shape=step.shape)
     if isinstance(step, Broadcast):
         return emit("broadcast", base, dims=step.dims, shape=step.shape)
+    if isinstance(step, Part):
+        return emit("map", base, fn=step.fn)
+    if isinstance(step, Picked):
+        return emit("gather", base, *step.indices, dims=tuple(range(len(step.indices))), at=0)
     return emit("dynamic_slice", base, *_starts(context, base, step), shape=step.shape)
 
 
@@ -228,13 +259,20 @@ def put(context: Context, base: Value, view: View, new: Value) -> Value:
         return emit("reshape", new, shape=base.type.shape)
     if isinstance(step, Dynamic):
         return emit("dynamic_update", base, new, *_starts(context, base, step))
+    if isinstance(step, Part):
+        wide = emit("map", new, fn="cast", dtype=base.type.dtype)
+        return emit("map", base, wide, fn=f"with_{step.fn}")
+    picked = isinstance(step, Picked)
     raise ProgramError(
-        "this array is a broadcast view, which is read-only",
+        f"this array is a {'diagonal of another' if picked else 'broadcast view'}, which is "
+        "read-only",
         place=user_place(),
-        expected="an array whose elements are stored once each",
-        found="the result of np.broadcast_to",
-        remedy="write into a copy: x = np.broadcast_to(...).copy()",
-    )
+        expected="an array that has elements of its own",
+        found="the result of np.diagonal or np.diag" if picked else
+        "the result of np.broadcast_to, or x.imag of real numbers",
+        remedy="np.fill_diagonal(x, v), or x[k, k] = v with k = np.arange(n)" if picked else
+        "write into a copy: x = np.broadcast_to(...).copy()",
+    )  # fmt: skip
 
 
 def inverse(perm: tuple[int, ...]) -> tuple[int, ...]:

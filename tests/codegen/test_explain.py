@@ -312,6 +312,21 @@ def large(of_w: Any, of_x: Any = ("x", None)) -> Any:
     return product
 
 
+def test_what_grows_with_the_mesh_is_a_formula() -> None:
+    @spmd.program(mesh=("x",))
+    def ordered(rows: int = 1000):
+        n = spmd.axis_size("x")
+        x = spmd.input("x", (rows * n, 200), np.float64, layout=("x", None))
+        return np.sort(x, axis=0)
+
+    def said(**given: Any) -> list[str]:
+        found = tables(lower(ordered.capture(**given)))["traffic"]
+        return [r["advice"]["message"] for r in found if r["advice"]]
+
+    assert said() == ['every rank gets all of x: 1600000 * axis_size("x") bytes']
+    assert said(rows=1) == []
+
+
 def test_an_input_that_is_read_whole_everywhere() -> None:
     assert advised(large(("x", None))) == [
         ("w", "(None, None) for w: each rank then reads all of it from the start")

@@ -63,10 +63,39 @@ def element_into_constant() -> Any:
     return table
 
 
-def real_part() -> Any:
-    x = u() * 1j
-    x.real[1:] = 2
+def imaginary_part() -> Any:
+    x = u()
+    x.imag = 2
     return x
+
+
+def into_diagonal() -> Any:
+    x = u()
+    np.diagonal(x)[0] = 1
+    return x
+
+
+def other_mask() -> Any:
+    x = u()
+    x[x > 3] = x[x < 3]
+    return x
+
+
+def whole_into_mask() -> Any:
+    x = u()
+    x[x > 3] = np.ones((8, 6))
+    return x
+
+
+def masked_result() -> Any:
+    x = u()
+    return x[x > 3]
+
+
+def scalar_slices() -> Any:
+    k = spmd.scalar("k", 3)
+    x = u()[:, 0]
+    return x[k:] + x[: 8 - k]
 
 
 def complex_element() -> Any:
@@ -92,14 +121,27 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[SpmdError], tuple[str, ...]]] 
     "too few entries": (lambda: u().relayout(("x",)), LayoutError, ("one entry per dim",)),
     "an extent known at launch": (scalar_extent, TracedValueError, ("extent", "parameter")),
     "Python's range": (python_range, TracedValueError, ("spmd.range",)),
-    "a mask as a subscript": (lambda: u()[u() > 3], UnsupportedError, ("np.where",)),
+    "a mask as a subscript": (masked_result, UnsupportedError, ("np.where",)),
+    "a function of what a mask chooses": (
+        lambda: np.sort(u()[u() > 3]), UnsupportedError, ("np.where", "sums and means")),
+    "the largest of nothing, maybe": (
+        lambda: np.max(u()[u() > 3]), UnsupportedError, ("where=mask, initial=",)),
+    "what another mask chooses": (other_mask, UnsupportedError, ("one mask for both",)),
+    "a whole array where a mask holds": (
+        whole_into_mask, UnsupportedError, ("x[mask] = y[mask]", "np.where")),
+    "a mask of another shape": (
+        lambda: u()[np.sum(u(), axis=0) > 3], ShapeError, ("boolean index", "(8,)", "(6,)")),
+    "slices of a scalar": (
+        scalar_slices, ShapeError, ("for k = -1 they are 1 and 8", "spmd.require", "np.roll")),
     "nonzero": (lambda: np.nonzero(u()), UnsupportedError, ("shape",)),
     "unique": (lambda: np.unique(u()), UnsupportedError, ()),
     "a shape that changes in a loop": (carried_shape, SpmdError, ("loop", "shape")),
-    "a constant that is written": (into_constant, SpmdError, ("not known", "spmd.asarray")),
+    "a constant that is written": (
+        into_constant, SpmdError, ("not known", "spmd.zeros", "np.zeros")),
     "a constant that gets an element": (
-        lambda: guarded(element_into_constant), SpmdError, ("not known", "spmd.asarray")),
-    "a part of complex numbers that is written": (real_part, UnsupportedError, ("copy",)),
+        lambda: guarded(element_into_constant), SpmdError, ("not known", "spmd.zeros", "np.zeros")),
+    "an imaginary part of real numbers": (imaginary_part, DtypeError, ("complex128",)),
+    "a diagonal that is written": (into_diagonal, ProgramError, ("read-only", "fill_diagonal")),
     "a complex number among real ones": (complex_element, DtypeError, ("float64", ".real")),
     "a broadcast view that is written": (read_only, ProgramError, ("read-only", ".copy()")),
     "the index outside of shard_map": (

@@ -15,11 +15,13 @@ from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
 import spmd
+from codegen.dtypes import numpy_dtype
 from codegen.oracle.interpret import run
 from codegen.passes.check import check
 from codegen.passes.matching import check as check_matching
 from codegen.passes.partition import partition
 from codegen.passes.uniform import check_uniform
+from codegen.trace.constants import element_type
 from tests.programs import global_recipes as recipes
 
 # The profile that tests/conftest.py loads says how many: few, and always the same, or many.
@@ -272,3 +274,60 @@ def test_what_random_programs_found() -> None:
         return {"sorted": np.sort(u), "whole": u.relayout((None,)), "never": never}
 
     same(spmd.build(found).run(ranks=6), found.eager(), "6 ranks")
+
+
+@spmd.program(mesh=("x",))
+def like_numpy(n: int = 11):
+    u = spmd.input("u", (n, 6), np.float64, layout=("x", None))
+    k = spmd.scalar("k", 3)
+    spmd.require(1 <= k < n)
+    v = u * 1.0
+    v[v > 0] *= 0.5
+    v[v < 0] += v[v < 0] ** 2
+    for t in spmd.range(3):
+        v[v[:, 0] > t] -= u[v[:, 0] > t] * 0.1
+    z = u + 1j * v
+    z.imag[1:4] = -1
+    z.real = z.imag
+    shifted = u[k:] + u[: n - k]
+    u[k:] += u[:-k]
+    ties = np.round(v)
+    turned = spmd.asarray(u, layout=(None, "x"))
+    return {"v": v, "z": z, "mean": np.mean(u[u > 0]), "count": u[u > 0].size, "shifted": shifted,
+            "u": u, "order": np.argsort(ties, axis=0), "first": np.argmin(ties, axis=0),
+            "turned": turned, "row": np.array(u[0], ndmin=2)}  # fmt: skip
+
+
+def test_what_users_of_numpy_write() -> None:
+    given = {"u": np.random.default_rng(5).standard_normal((11, 6)) * 2}
+    lowered = check_matching(check_uniform(check(partition(like_numpy.capture()))))
+    for k, ranks in ((3, 1), (1, 2), (10, 3), (4, 5)):
+        found = run(lowered, {"x": ranks}, given, {"k": k})
+        same(found, like_numpy.eager(k=k, **given), f"{ranks} ranks")
+
+
+@spmd.program(mesh=("x",))
+def halves(dtype: str = "float16"):
+    a = spmd.input("a", (40, 6), dtype, layout=("x", None))
+    b = spmd.input("b", (6, 40), dtype, layout=(None, "x"))
+    sums = np.sum(a, axis=0) + np.sum(b, axis=1) - np.sum(a * a, axis=0)
+    contracted = np.einsum("ij,jk->ik", b, a) + b @ (a * 2)
+    return {"sums": sums, "products": b @ a, "contracted": contracted, "size": np.linalg.norm(a)}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_sums_of_half_types_are_reduced_once(dtype: str) -> None:
+    """They are folded in float32 and rounded at the end: nearer to the truth than NumPy's."""
+    draw, kind = np.random.default_rng(3), numpy_dtype(element_type(dtype))
+    given = {"a": draw.random((40, 6)).astype(kind), "b": draw.random((6, 40)).astype(kind)}
+    lowered = partition(halves.capture(dtype=dtype))
+    kinds = [op.kind for op in lowered.body.ops if op.place and "sums = " in op.place.source_line()]
+    assert kinds.count("all_reduce") == 1
+    expected = halves.eager(dtype=dtype, **given)
+    for ranks in (1, 3):
+        found = run(lowered, {"x": ranks}, given)
+        for name, e in expected.items():
+            assert np.asarray(found[name]).dtype == e.dtype == kind
+            np.testing.assert_allclose(
+                np.asarray(found[name], float), e.astype(float), rtol=0.02, atol=0.3
+            )

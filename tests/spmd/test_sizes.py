@@ -78,6 +78,9 @@ def test_a_refusal_names_axis_condition_and_what_would_work() -> None:
     assert "--ranks with one of 3, 6, 9" in refused(xy, None, {"x": 3})
     never = manifest(("x", None), conditions=((["ge0", ["+", -100, "n_x"]], "many"),))
     assert "no number of ranks up to 64" in refused(never, 3, {})
+    shift = manifest(("x", None), conditions=((["ge0", ["+", -1, "k"]], "k >= 1"),))
+    with pytest.raises(MeshError, match=r"x=2,k=0\n.*other values: --set k="):
+        sizes.bind_mesh(shift, 2, {}, {"k": 0})
     most = manifest(("x", None), conditions=((["ge0", ["+", 5, ["*", -1, "n_x"]]], "few"),))
     assert "1 to 5" in refused(most, 6, {})
     assert "1 or more" in refused(manifest(("x", None)), None, {"x": 0})

@@ -1,0 +1,245 @@
+"""Statistics and differences: quantiles, histograms, covariances, gradients, NaN left out.
+
+Composed of the other functions; dtypes and formulas are NumPy's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from codegen import dtypes
+from codegen.trace import joining, picking, products, reducing, shaping
+from codegen.trace.array import Array, as_array, unsupported
+from codegen.trace.creation import linspace, zeros, zeros_like
+from codegen.trace.elementwise import apply, operate, result_type, select
+from codegen.trace.index import ufunc_at
+
+# ---- order ---------------------------------------------------------------------------------------
+
+
+def quantile(x: Any, q: Any, axis: Any = None, *, method: str = "linear", keepdims: Any = False,
+             **other: Any) -> Any:  # fmt: skip
+    """Between the two sorted elements nearest to q, as method="linear"; NaN where there is one."""
+    if method != "linear" or isinstance(q, Array) or any(v is not None for v in other.values()):
+        raise unsupported("np.quantile with other methods, or a q that depends on data",
+                          "method='linear' and numbers; np.sort(x)[k]")  # fmt: skip
+    array = as_array(x)
+    if array.type.dtype.kind in "biu" or np.ndim(q):  # an array of q is one of float64
+        array = as_array(array, dtypes.FLOAT64)
+    if axis is None:
+        array = shaping.ravel(array)
+    (d,) = reducing.dims_of(0 if axis is None else axis, array.ndim, "np.quantile")
+    ordered = reducing.sort(array, d)
+    n = array.shape[d]
+    if not isinstance(n, int) and not n.expr.is_const:
+        raise unsupported("np.quantile of an extent that is known at launch", "np.sort(x)[k]")
+    count = int(n if isinstance(n, int) else n.expr.value)
+    last = _at(ordered, count - 1, d)
+
+    def one(part: float) -> Array:
+        place = part * (count - 1)
+        k = min(math.floor(place), max(count - 2, 0))
+        low, high = _at(ordered, k, d), _at(ordered, min(k + 1, count - 1), d)
+        t, step = place - k, high - low
+        between = low + step * t if t < 0.5 else high - step * (1 - t)
+        made = as_array(select(apply(np.isnan, last), last, between), array.type.dtype)
+        wide = tuple(1 if axis is None or k == d else e for k, e in enumerate(as_array(x).shape))
+        return made.reshape(wide) if keepdims is True else made
+
+    if np.ndim(q) == 0:
+        return one(float(q))
+    made = joining.stack([one(float(p)) for p in np.ravel(q)])
+    return made.reshape((*np.shape(q), *made.shape[1:]))
+
+
+def percentile(x: Any, q: Any, axis: Any = None, **options: Any) -> Any:
+    return quantile(x, q if isinstance(q, Array) else np.true_divide(q, 100), axis, **options)
+
+
+def _at(array: Array, k: Any, d: int) -> Array:
+    got: Array = array[(*[slice(None)] * d, k)]
+    return got
+
+
+# ---- counting ------------------------------------------------------------------------------------
+
+
+def histogram(x: Any, bins: Any = 10, range: Any = None, density: Any = None,
+              weights: Any = None) -> tuple[Any, Any]:  # fmt: skip
+    """Counts between edges, and the edges; the last edge belongs to the last bin."""
+    if isinstance(bins, str):
+        raise unsupported(f"np.histogram with bins={bins!r}", "a number of bins, or their edges")
+    array = shaping.ravel(x)
+    if np.ndim(bins) == 0:
+        low, high = (reducing.min_(array), reducing.max_(array)) if range is None else range
+        if range is None:
+            flat = apply(np.equal, low, high)
+            low, high = select(flat, low - 0.5, low), select(flat, high + 0.5, high)
+        kind = result_type(low, high, array)
+        kind = dtypes.FLOAT64 if kind.kind in "biu" else kind
+        edges = as_array(linspace(low, high, int(bins) + 1), kind)
+        place = apply(np.divide, (array - low) * int(bins), as_array(high) - low)
+        k = picking.clip(apply(np.floor, place), 0, int(bins) - 1).astype(np.int64)
+        k = k - apply(np.less, array, edges[k])
+        k = k + (apply(np.greater_equal, array, edges[k + 1]) & (k != int(bins) - 1))
+    else:
+        edges = as_array(bins)
+        k = picking.searchsorted(edges, array, "right") - 1
+        k = k - apply(np.equal, array, edges[-1])
+    inside = apply(np.greater_equal, array, edges[0]) & apply(np.less_equal, array, edges[-1])
+    each = 1 if weights is None else shaping.ravel(weights)
+    made = zeros(edges.shape[0] - 1, np.int64 if weights is None else as_array(each).dtype)
+    count = made.shape[0]
+    ufunc_at(np.add, made, picking.clip(k, 0, count - 1), select(inside, each, 0))
+    if not density:
+        return made, edges
+    return apply(np.divide, made, picking.diff(edges) * reducing.sum_(made)), edges
+
+
+def digitize(x: Any, bins: Any, right: bool = False) -> Any:
+    """For edges that increase."""
+    if not isinstance(bins, Array) and np.any(np.diff(bins) < 0):
+        raise unsupported("np.digitize with edges that decrease", "len(bins) - np.digitize(x, "
+                          "bins[::-1])")  # fmt: skip
+    return picking.searchsorted(bins, x, "left" if right else "right")
+
+
+def cov(m: Any, y: Any = None, rowvar: bool = True, bias: bool = False, ddof: Any = None,
+        fweights: Any = None, aweights: Any = None, *, dtype: Any = None) -> Any:  # fmt: skip
+    """Of variables in rows, or in columns where rowvar is false."""
+    if fweights is not None or aweights is not None:
+        raise unsupported("np.cov with weights", "(x * w) @ x.T of x minus its weighted mean")
+    parts = []
+    for one in (m,) if y is None else (m, y):
+        rows = shaping.atleast_2d(one)
+        parts.append(rows if rowvar or as_array(one).ndim == 1 else rows.T)
+    x = joining.concatenate(parts, 0) if len(parts) > 1 else parts[0]
+    x = as_array(x, result_type(x, np.float64(0)) if dtype is None else dtype)
+    x = x - reducing.mean(x, 1, keepdims=True)
+    less = (0 if bias else 1) if ddof is None else ddof
+    made = apply(np.divide, products.matmul(x, apply(np.conjugate, x).T), x.shape[1] - less)
+    return shaping.squeeze(made)
+
+
+def corrcoef(x: Any, y: Any = None, rowvar: bool = True, *, dtype: Any = None) -> Any:
+    c = cov(x, y, rowvar, dtype=dtype)
+    if c.ndim == 0:
+        return c / c
+    size = apply(np.sqrt, shaping.diagonal(c).real)
+    return picking.clip(c / size[:, None] / size[None, :], -1, 1)
+
+
+# ---- differences ---------------------------------------------------------------------------------
+
+
+def gradient(f: Any, *spacing: Any, axis: Any = None, edge_order: int = 1) -> Any:
+    """Central differences, one-sided ones at the ends; spacing: numbers, or places along a dim."""
+    array = as_array(f)
+    if edge_order != 1:
+        raise unsupported("np.gradient with edge_order=2", "edge_order=1, or slices")
+    if array.type.dtype.kind in "biu":
+        array = as_array(array, dtypes.FLOAT64)
+    dims = reducing.dims_of(axis, array.ndim, "np.gradient")
+    steps = spacing if len(spacing) > 1 else (spacing or (1.0,)) * len(dims)
+    out = tuple(_slope(array, step, d) for step, d in zip(steps, dims, strict=True))
+    return out[0] if len(out) == 1 else out
+
+
+def _slope(f: Array, step: Any, d: int) -> Array:
+    def part(start: Any, stop: Any) -> tuple[Any, ...]:
+        return (*[slice(None)] * d, slice(start, stop))
+
+    made = zeros_like(f)
+    inner, first, last = part(1, -1), part(0, 1), part(-1, None)
+    begin, end = f[part(1, 2)] - f[first], f[last] - f[part(-2, -1)]
+    if not (isinstance(step, Array) and step.ndim) and np.ndim(step) == 0:
+        made[inner] = (f[part(2, None)] - f[part(None, -2)]) / (operate(np.multiply, step, 2.0))
+        made[first], made[last] = begin / step, end / step
+        return made
+    gaps = picking.diff(as_array(step, np.float64))
+    gaps = gaps.reshape((gaps.shape[0], *[1] * (f.ndim - 1 - d)))
+    before, after = gaps[:-1], gaps[1:]
+    made[inner] = (
+        f[part(None, -2)] * (-after / (before * (before + after)))
+        + f[inner] * ((after - before) / (before * after))
+        + f[part(2, None)] * (before / (after * (before + after)))
+    )
+    made[first], made[last] = begin / gaps[:1], end / gaps[-1:]
+    return made
+
+
+def ediff1d(x: Any, to_end: Any = None, to_begin: Any = None) -> Any:
+    parts = [to_begin, picking.diff(shaping.ravel(x)), to_end]
+    return joining.concatenate([shaping.ravel(p) for p in parts if p is not None])
+
+
+def insert(x: Any, at: Any, values: Any, axis: Any = None) -> Any:
+    """At one place known while building."""
+    array = as_array(x) if axis is not None else shaping.ravel(x)
+    if not isinstance(at, (int, np.integer)):
+        raise unsupported("np.insert at several places", "slices and np.concatenate")
+    (d,) = reducing.dims_of(axis or 0, array.ndim, "np.insert")
+    lead = [slice(None)] * d
+    part = as_array(values, array.type.dtype)
+    if part.ndim < array.ndim:
+        count = part.shape[0] if part.ndim and array.ndim == 1 else 1
+        part = shaping.broadcast_to(part if array.ndim == 1 else shaping.expand_dims(part, d)
+                                    if part.ndim else part,
+                                    (*array.shape[:d], count, *array.shape[d + 1 :]))  # fmt: skip
+    at = int(at)
+    return joining.concatenate([array[(*lead, slice(None, at))], part,
+                                array[(*lead, slice(at, None))]], d)  # fmt: skip
+
+
+def delete(x: Any, at: Any, axis: Any = None) -> Any:
+    """One place known while building."""
+    array = as_array(x) if axis is not None else shaping.ravel(x)
+    if not isinstance(at, (int, np.integer)):
+        raise unsupported("np.delete of several places", "slices and np.concatenate")
+    (d,) = reducing.dims_of(axis or 0, array.ndim, "np.delete")
+    lead = [slice(None)] * d
+    rest = None if at == -1 else int(at) + 1
+    tail = [] if rest is None else [array[(*lead, slice(rest, None))]]
+    return joining.concatenate([array[(*lead, slice(None, int(at)))], *tail], d)
+
+
+def cross(a: Any, b: Any, axisa: int = -1, axisb: int = -1, axisc: int = -1,
+          axis: Any = None) -> Any:  # fmt: skip
+    """Of vectors with three components."""
+    axisa, axisb, axisc = (axisa, axisb, axisc) if axis is None else (axis,) * 3
+    p, q = shaping.moveaxis(a, axisa, -1), shaping.moveaxis(b, axisb, -1)
+    if p.extents[-1] != 3 or q.extents[-1] != 3:
+        raise unsupported("np.cross of vectors that have not three components",
+                          "a[0] * b[1] - a[1] * b[0]")  # fmt: skip
+    made = [
+        p[..., i] * q[..., j] - p[..., j] * q[..., i] for i, j in ((1, 2), (2, 0), (0, 1))
+    ]
+    return joining.stack([as_array(x) for x in made], axisc)
+
+
+# ---- NaN left out --------------------------------------------------------------------------------
+
+
+def _without_nan(reduce: Callable[..., Any], extreme: float | None = None) -> Callable[..., Any]:
+    def call(x: Any, axis: Any = None, *args: Any, **options: Any) -> Any:
+        array = as_array(x)
+        if array.type.dtype.kind != "f":
+            return reduce(array, axis, *args, **options)
+        nan = apply(np.isnan, array)
+        if extreme is None:
+            return reduce(array, axis, *args, **options, where=apply(np.logical_not, nan))
+        found = reduce(select(nan, extreme, array), axis, *args, **options)
+        none = reducing.all_(nan, axis, keepdims=options.get("keepdims", False))
+        return as_array(select(none, np.nan, found), array.type.dtype)
+
+    return call
+
+
+nansum, nanprod = _without_nan(reducing.sum_), _without_nan(reducing.prod)
+nanmean, nanvar = _without_nan(reducing.mean), _without_nan(reducing.var)
+nanstd = _without_nan(reducing.std)
+nanmax, nanmin = _without_nan(reducing.max_, -np.inf), _without_nan(reducing.min_, np.inf)

@@ -1,0 +1,96 @@
+"""Statistics, masks, and views of parts of complex numbers, against NumPy, by the interpreter."""
+
+import numpy as np
+import pytest
+
+from tests.codegen.test_trace_numpy import C, F, U, check
+
+
+def nans(u):
+    return np.where(u > 1, np.nan, u)
+
+
+STATISTICS = [
+    lambda u: np.percentile(u, 30), lambda u: np.quantile(u, [0.1, 0.5, 1], axis=1),
+    lambda u: np.quantile(u, 0.7, axis=0, keepdims=True), lambda u: np.percentile(nans(u), 20, 1),
+    lambda u: np.histogram(u, 5, (-1, 1)), lambda u: np.histogram(u, 4),
+    lambda u: np.histogram(u, [-1, 0, 0.5, 2]), lambda u: np.histogram(u, 3, density=True),
+    lambda u: np.histogram(u, 3, weights=u * u), lambda u: np.digitize(u, [-1.0, 0, 1]),
+    lambda u: np.cov(u), lambda u: np.cov(u[0], u[1]), lambda u: np.cov(u, rowvar=False, bias=True),
+    lambda u: np.corrcoef(u), lambda u: np.corrcoef(u[0], u[1]), lambda u: np.gradient(u),
+    lambda u: np.gradient(u, 0.5, axis=1), lambda u: np.gradient(u, 2, np.arange(6) ** 1.5),
+    lambda u: np.ediff1d(u), lambda u: np.insert(u[0], 2, [1, 2]), lambda u: np.insert(u, 1, 5, 1),
+    lambda u: np.insert(u, 0, u[0], axis=0), lambda u: np.delete(u, 2, axis=1),
+    lambda u: np.delete(u[0], -1), lambda u: np.cross(u[:, :3], u[:, 3:]),
+    lambda u: np.nansum(nans(u), axis=0), lambda u: np.nanmean(nans(u)),
+    lambda u: np.nanmax(nans(u), 1), lambda u: np.nanstd(nans(u), axis=1, ddof=1),
+    lambda u: np.nanmin(nans(u) * np.nan, axis=0),
+    lambda u: np.correlate(u[0], u[1, :3]), lambda u: np.correlate(u[0], [1.0, 2.0], "full"),
+    lambda u: np.polyval([1.0, 2, 3], u), lambda u: np.vander(u[0], 3), lambda u: np.sinc(u),
+    lambda u: np.lib.stride_tricks.sliding_window_view(u, 3, axis=1).max(-1),
+    lambda u: np.unravel_index(np.argmax(u), u.shape), lambda u: np.array(u[0], ndmin=3),
+    lambda u: np.ravel_multi_index((np.argmax(u, 0), np.arange(6)), (4, 6)),
+]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN")
+@pytest.mark.parametrize("k", range(len(STATISTICS)))
+def test_statistics(k):
+    check(STATISTICS[k], U)
+    check(STATISTICS[k], F)
+
+
+MASKS = [
+    lambda u: u[u > 0].sum(), lambda u: u[u > 0].mean(), lambda u: np.std(u[u > 0], ddof=1),
+    lambda u: u[u > 0].size, lambda u: np.sum(np.sqrt(u[u > 0]) * u[u > 0] + 1),
+    lambda u: np.max(u[u < 0], initial=-9.0), lambda u: np.count_nonzero(u[u < 1]),
+    lambda u: u[u[:, 0] > 0].sum(axis=0), lambda u: u[:, u[0] > 0].mean(axis=1),
+    lambda u: np.sum(2.0 / u[u > 1].clip(1, 2)), lambda u: np.any(u[u > 1] > 2),
+    lambda u: u[1, u[1] > 0].prod(), lambda u: np.sum(np.where(u[u > 0] > 1, u[u > 0], 0)),
+    lambda u: np.var(u, where=u > 0), lambda u: np.std(u, axis=0, where=u[:, :1] > -9),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("k", range(len(MASKS)))
+def test_what_a_mask_chooses(k):
+    check(MASKS[k], U)
+
+
+def masked_writes(u):
+    w = u.copy()
+    w[w > 1] *= 0.5
+    w[w < 0] += 2 * w[w < 0] ** 2
+    w[w[:, 1] > 0] -= np.arange(6.0)
+    w[:, w[0] > 0] *= np.arange(4.0)[:, None]
+    w[1, w[1] > 0] = 7
+    w[w[:, 2] < 0, 3] = w.sum()
+    chosen = w[w > 2]
+    other = chosen
+    chosen -= 1
+    w[1:][w[1:] > 3] = 3
+    return w, other.sum(), w.max()
+
+
+def parts(c):
+    c = c.copy()
+    shown = c.real
+    c.imag[1:] = 3
+    c.real *= 2
+    c[2].imag = np.arange(6)
+    c.T.real[0] = c.imag[:, 1]
+    shown.reshape(24)[5] = 1
+    return c, shown, c.real.sum()
+
+
+def diagonals(u):
+    u = u.copy()
+    shown = np.diagonal(u, 1)
+    u[0, 1] = 50
+    return shown * 1, np.trace(u), np.diag(u)[::-1], np.diag(np.diag(u)), np.einsum("ii", u[:, :4])
+
+
+def test_views_of_parts_and_masks():
+    check(masked_writes, U)
+    check(parts, C)
+    check(parts, C.astype(np.complex128))
+    check(diagonals, U)

@@ -55,7 +55,7 @@ def take(x: Any, indices: Any, axis: Any = None, out: Any = None, mode: str = "r
         indices = clip(indices, 0, array.shape[d] - 1)
     plain = isinstance(indices, (Array, int)) or not np.ndim(indices)
     key = indices if plain else np.asarray(indices)
-    return store(array[(*[slice(None)] * d, key)], out)
+    return store(array[(*[slice(None)] * d, key)].copy(), out)  # never a view, as x[:, 0] is
 
 
 def take_along_axis(x: Any, indices: Any, axis: Any = -1) -> Array:

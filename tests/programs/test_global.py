@@ -247,13 +247,14 @@ def test_extremes_of_half_types() -> None:
 
 
 def test_what_shows_the_same_memory() -> None:
-    """As in NumPy: np.array copies; reshape shows the memory where strides allow it."""
+    """As in NumPy: np.array and np.take copy; reshape shows the memory where strides allow it."""
 
     @spmd.program(mesh=("x", "y"))
     def shared() -> Any:
         u = spmd.input("u", (4, 6), np.float64, layout=("x", "y"), default=lambda i, j: i + j)
         copy, same = np.array(u), u.astype(np.float64, copy=False)
-        copy[0], same[3] = 50, 60
+        taken = np.take(u, 1, axis=1)
+        copy[0], same[3], taken[2] = 50, 60, 70
         shapes = [
             (u.T, -1), (u[:, 1:], -1), (u[1:], -1), (u[::2], (-1, 2)), (u[:, ::2], (2, 2, 3)),
             (u.T, (3, 2, 4)), (u[::-1], -1), (u[:, None], (4, 6)), (u[2:3].T, (2, 3)),
@@ -261,7 +262,7 @@ def test_what_shows_the_same_memory() -> None:
         ]  # fmt: skip
         for k, (part, shape) in enumerate(shapes):
             part.reshape(shape)[:1] = 100 + k
-        return {"u": u, "copy": copy}
+        return {"u": u, "copy": copy, "taken": taken}
 
     same(spmd.build(shared).run(ranks=6), shared.eager(), "6 ranks")
 

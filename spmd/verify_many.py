@@ -17,7 +17,6 @@ import numpy as np
 
 from spmd.ledger import Group, Ledger
 from spmd.verify_pairs import Axes, Pairs, turns
-from spmd.verify_terms import Terms
 
 Array = Any
 Places = dict[int, Array]  # symbol -> values
@@ -60,17 +59,19 @@ def check(ledger: Ledger, mesh: tuple[int, ...], scalars: dict[str, Any]) -> Fou
 class Search:
     """Where a truth holds, among ranges of its symbols."""
 
-    def __init__(self, terms: Terms, truth: int, symbols: list[int], budget: int | None) -> None:
-        self.terms, self.truth, self.symbols = terms, truth, symbols
-        self.named = np.array([s in terms.symbols(truth) for s in symbols], dtype=bool)
-        self.dtype, self.budget = terms.dtype(truth), budget
+    def __init__(self, pairs: Pairs, truth: int, symbols: list[int], budget: int | None) -> None:
+        self.terms, self.truth, self.symbols = pairs.terms, truth, symbols
+        named = pairs.terms.symbols(truth)
+        self.named = np.array([s in named or pairs.loose for s in symbols], dtype=bool)
+        self.dtype, self.budget = pairs.terms.dtype(truth), budget
 
     def places(self, starts: Iterator[Ranges]) -> Iterator[Places]:
         """Those where it holds, some at a time."""
         if self.terms.value(self.truth) == 0:
             return
         for low, high in starts:
-            left: list[Ranges] = [(low, np.where(self.named[:, None], high, low))]  # for others, one is all
+            one_of_others = np.where(self.named[:, None], high, low)  # which stands for all
+            left: list[Ranges] = [(low, one_of_others)]
             while left:
                 low, high = left.pop()
                 if low.shape[1] > RANGES:
@@ -169,7 +170,7 @@ class Everybody:
     def _search(self, truth: int, symbols: list[int], starts: Any = None,
                 budget: int | None = None) -> Iterator[Places]:  # fmt: skip
         whole = iter([self._whole(symbols)])
-        return Search(self.terms, truth, symbols, budget).places(starts or whole)
+        return Search(self.pairs, truth, symbols, budget).places(starts or whole)
 
     def _whole(self, symbols: list[int]) -> Ranges:
         within = [self.terms.within[s] for s in symbols]
@@ -286,7 +287,7 @@ class Everybody:
                 left, at = p, dict(places)
                 for a, term in reversed(pairs.giver.items()):
                     at[term], left = left % pairs.mesh[a], left // pairs.mesh[a]
-                here = np.array([at[s] for s in symbols], dtype=np.int64)
+                here = _rows(symbols, at, len(q))
                 yield here, here
 
     # ---- permutes ----------------------------------------------------------------------------
@@ -401,8 +402,7 @@ class Everybody:
             low, high = dict(places), dict(places)
             for a, begin, end in zip(near, ends[::2], ends[1::2]):
                 low[others[a]], high[others[a]] = begin, end - 1
-            yield tuple(np.array([x[s] for s in symbols], dtype=np.int64)
-                        for x in (low, high))  # type: ignore[misc]
+            yield _rows(symbols, low, len(ends[0])), _rows(symbols, high, len(ends[0]))
 
     def _beside(self, near: tuple[int, int], other: int, symbols: list[int]) -> Iterator[Ranges]:
         """All pairs whose giver is outside the range along one axis.
@@ -424,5 +424,10 @@ class Everybody:
                     low[s] = high[s] = places[s][some]
                 if other in low:
                     low[other], high[other] = first[some], last[some]
-                yield tuple(np.array([x[s] for s in symbols], dtype=np.int64)
-                            for x in (low, high))  # type: ignore[misc]
+                yield _rows(symbols, low, some.sum()), _rows(symbols, high, some.sum())
+
+
+def _rows(symbols: list[int], places: Places, count: int) -> Array:
+    """Values of the symbols, a row each."""
+    rows = [places[s] for s in symbols]
+    return np.array(rows, dtype=np.int64).reshape(len(symbols), count)

@@ -25,6 +25,7 @@ class Pairs:
                  capacity: list[int], turn: tuple[int, ...] = ()) -> None:  # fmt: skip
         self.row, self.mesh, self.capacity, self.turn = row, mesh, capacity, turn
         self.terms = t = Terms()
+        self.loose = False  # whether a mismatch is only a suspicion
         self.values = {name: t.number(v) for name, v in values.items()}
         self.coordinate = dict(zip(row.ledger.axes, row.ledger.coordinates))
         self.across = {a: t.symbol(a, 0, mesh[a] - 1) for a in mesh if a not in row.axes}
@@ -154,7 +155,8 @@ class Box:
     """A box of a buffer as terms."""
 
     def __init__(self, pairs: Pairs, box: Any, names: Names) -> None:
-        self.terms = t = pairs.terms
+        self.pairs, self.terms = pairs, pairs.terms
+        t = self.terms
         self.capacity = t.number(pairs.capacity[box["buffer"]])
         self.offset = t.read(box["offset"], names)
         zero, one = t.number(0), t.number(1)
@@ -175,10 +177,11 @@ class Box:
     def unlike(self, other: Box) -> int:
         """Not the same elements in the same order; of an empty box nothing else counts."""
         t, two = self.terms, self.terms.number(2)
-        if len(self.dims) != len(other.dims):
-            return t.number(1)
+        one = (t.number(1), t.number(0))
+        self.pairs.loose |= len(self.dims) != len(other.dims)
+        most = max(len(self.dims), len(other.dims))  # where one has fewer, others are 1 for both
         found = [t.differ(self.offset, other.offset)]
-        for (e, s), (f, r) in zip(self.dims, other.dims):
+        for (e, s), (f, r) in zip(*(d + [one] * (most - len(d)) for d in (self.dims, other.dims))):
             found += [t.differ(e, f), t.all(t.at_least(e, two), t.differ(s, r))]
         return t.any(self.larger_or_smaller(other), t.all(self.nonempty, t.any(*found)))
 

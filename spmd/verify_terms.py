@@ -229,15 +229,14 @@ class Terms:
         """What the values are computed in: 64 bits, or Python's integers where that is too few."""
         exact = {}
         for s in self.symbols(*terms):
-            least, most = (np.array([n], dtype=object) for n in self.within[s])
-            exact[s] = (least, most)
+            ends = np.array(self.within[s], dtype=object)
+            exact[s] = (ends[:1], ends[1:])
         bounds = self.ranges(terms, exact)
         size = {t: max(1, *(abs(int(np.ravel(b)[0])) for b in bounds[t])) for t in bounds}
         for term, most in size.items():
             op, args = self.table[term]
-            if op in ("+", "*"):  # whatever the order of the steps
-                most = (sum if op == "+" else math.prod)(size[a] for a in args)
-            if most >= MOST:
+            sizes = [size[a] for a in args] if op in ("+", "*") else [most]
+            if (math.prod(sizes) if op == "*" else sum(sizes)) >= MOST:  # in any order of steps
                 return object
         return np.int64
 

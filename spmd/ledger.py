@@ -7,7 +7,6 @@ Always holds: expressions are checked before they are evaluated; nothing of the 
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -55,21 +54,23 @@ class Ledger:
 
     def ranks(self, mesh: tuple[int, ...], scalars: dict[str, Any]) -> Iterator[Values]:
         """What every rank's expressions may name, in the order of the index."""
-        common = self.common(mesh, scalars)
-        for at in itertools.product(*(range(n) for n in mesh)):
-            yield {**common, **dict(zip(self.coordinates, at))}
+        for index in range(math.prod(mesh)):
+            yield self.rank(mesh, scalars, index)
+
+    def rank(self, mesh: tuple[int, ...], scalars: dict[str, Any], index: int) -> Values:
+        """What the expressions of the rank with this index may name."""
+        values = self.common(mesh, scalars)
+        for name, size in reversed(list(zip(self.coordinates, mesh))):
+            index, values[name] = divmod(index, size)
+        return values
 
     def common(self, mesh: tuple[int, ...], scalars: dict[str, Any]) -> Values:
         """What the expressions of all ranks may name."""
         return {**scalars, **sizes.mesh_symbols(self.manifest, mesh)}
 
-    def first(self, mesh: tuple[int, ...], scalars: dict[str, Any]) -> Values:
-        """What those of the first rank may name."""
-        return {**self.common(mesh, scalars), **dict.fromkeys(self.coordinates, 0)}
-
     def capacity(self, mesh: tuple[int, ...], scalars: dict[str, Any]) -> list[int]:
         """Elements of every buffer, of which all ranks have equally many."""
-        first = self.first(mesh, scalars)
+        first = self.rank(mesh, scalars, 0)
         return [reader.evaluate(b["bytes"], first) // SIZES[b["dtype"]]
                 for b in self.manifest["buffers"]]  # fmt: skip
 
@@ -94,7 +95,7 @@ class Ledger:
 
     def check_arrays(self, mesh: tuple[int, ...], scalars: dict[str, Any]) -> None:
         """The first rank's parts, which are the largest, fit the buffers they lie in."""
-        first = self.first(mesh, scalars)
+        first = self.rank(mesh, scalars, 0)
         for array in (*self.manifest["inputs"], *self.manifest["outputs"]):
             need = SIZES[array["dtype"]]
             for extent in self.shard(array, mesh, first)[1]:

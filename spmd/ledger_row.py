@@ -94,9 +94,11 @@ class Row:
         used = _symbols(["", *(row[name] for name in names), *(g[0] for g in row["guards"])])
         for box in (row[name] for name in _BOXES):
             used |= _symbols(["", box["offset"], *box["extent"], *box["stride"]] if box else [])
+        used |= _symbols(["", *(e for ranges in row["near"] for e in ranges)])
         for name, start, stop, step in reversed(row["loops"]):  # an outer one may bound an inner
             used |= _symbols(["", start, stop, step]) if name in used else set()
         self.loops = [loop for loop in self.loops if loop[0] in used]
+        self.used = used
 
     def _counters(self, loops: list[Any]) -> Iterator[list[Any]]:
         for loop in loops:
@@ -289,8 +291,8 @@ class Row:
         p, q = self._name(group[giver]), self._name(group[taker])
         return self._wrong(
             group, f"{p} and {q} agree whether {p} is read",
-            f"only one of them says so: {p} to {self._listed(group[giver], 2)}, "
-            f"{q} from {self._listed(group[taker], 0)}",
+            f"only one of them says so: {p} has the readers {self._listed(group[giver], 2)}, "
+            f"{q} reads {self._listed(group[taker], 0)}",
         )  # fmt: skip
 
     def _nothing_moves(self, group: Sequence[Values], giver: int, taker: int) -> None:

@@ -273,8 +273,9 @@ class Everybody:
         except Exhausted:
             self._judge(self._search(bad, symbols, self._some(symbols)), *members)
             looked = self._groups() * n * 5
-            self.sampled = (f"{looked} of {count} transfers: every rank's with itself, with those "
-                            "beside it, with the first and the last")  # fmt: skip
+            self.sampled = (f"{looked} of {count} transfers on {math.prod(pairs.mesh.values())} "
+                            "ranks: every rank's with itself, with those beside it, with the "
+                            "first and the last")  # fmt: skip
             return looked
         return count
 

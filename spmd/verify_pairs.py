@@ -26,7 +26,7 @@ class Pairs:
         self.row, self.mesh, self.capacity, self.turn = row, mesh, capacity, turn
         self.terms = t = Terms()
         self.loose = False  # whether a mismatch is only a suspicion
-        self.values = {name: t.number(v) for name, v in values.items()}
+        self.values = {k: t.number(v) for k, v in values.items() if isinstance(v, int)}
         self.coordinate = dict(zip(row.ledger.axes, row.ledger.coordinates))
         self.across = {a: t.symbol(a, 0, mesh[a] - 1) for a in mesh if a not in row.axes}
         self.giver = {a: t.symbol(f"giver {a}", 0, mesh[a] - 1) for a in row.axes}

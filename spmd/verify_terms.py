@@ -246,7 +246,7 @@ class Terms:
         for term, last in zip(self.parts(terms), self._last(terms)):
             op, args = self.table[term]
             if op == "number":
-                out[term] = args[0]
+                out[term] = _number(args[0])
             elif op == "symbol":
                 out[term] = symbols[term]
             else:
@@ -264,7 +264,8 @@ class Terms:
         for term in self.parts(terms):
             op, args = self.table[term]
             if op == "number":
-                out[term] = (args[0], args[0])
+                one = _number(args[0])
+                out[term] = (one, one)
             elif op == "symbol":
                 out[term] = symbols[term]
             elif all(out[a][0] is out[a][1] for a in args):
@@ -273,6 +274,11 @@ class Terms:
             else:
                 out[term] = _bounds(op, [out[a] for a in args])
         return out
+
+
+def _number(value: int) -> Array:
+    """Beyond 64 bits an array, which NumPy takes for what it is."""
+    return value if abs(value) < MOST else np.array([value], dtype=object)
 
 
 _ONE: dict[str, Any] = {

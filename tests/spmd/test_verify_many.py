@@ -77,7 +77,7 @@ def scalars(ledger: Ledger) -> dict[str, Any]:
 @pytest.mark.parametrize(("name", "mesh", "dense", "sparse"), [
     ("life", (400, 250), 10**10, 6 * 3 * 10**5), ("kmeans", (LARGE,), 4 * LARGE**2, 0),
     ("conjugate_gradient", (1000, 1000), 3 * LARGE**2, 9 * LARGE),
-    ("ring_allreduce", (LARGE // 10,), 8 * LARGE // 10, 0), ("mandelbrot", (LARGE,), 0, 0),
+    ("ring_allreduce", (LARGE // 10,), 8 * LARGE // 10, 0),
 ])  # fmt: skip
 def test_examples_pass_on_many_ranks(built, name, mesh, dense, sparse):
     """Every pair of those that exchange with everybody is compared, none for a sample."""
@@ -88,15 +88,13 @@ def test_examples_pass_on_many_ranks(built, name, mesh, dense, sparse):
 
 def test_what_is_said(built, spmd_command):
     image = built(LINE)
-    done = spmd_command("verify", image, "--ranks", LARGE).expect(
-        0, "ranks      1000000: who exchanges what", "at once    1000000:", "1 match"
-    )
+    done = spmd_command("verify", image, "--ranks", LARGE // 10, "--execute").expect(
+        0, "ranks      100000: who exchanges what", "at once    100000:",
+        "1 match: 299998 transfers", "plan functions of 4097 ranks say the same",
+    )  # fmt: skip
     assert "sample" not in done.out
-    found = json.loads(spmd_command("verify", image, "--ranks", "60-70", "--json").out)
-    assert found["at_once"] == list(range(65, 71)) and found["sampled"] == {}
-    spmd_command("verify", image, "--ranks", LARGE // 10, "--execute").expect(
-        0, "plan functions of 4097 ranks say the same"
-    )
+    found = json.loads(spmd_command("verify", image, "--ranks", "63-66", "--json").out)
+    assert found["at_once"] == [65, 66] and found["sampled"] == {}
 
 
 def test_what_is_only_a_sample_is_called_so(built, spmd_command, monkeypatch, capsys):
@@ -241,7 +239,7 @@ def test_the_same_verdict_as_rank_by_rank(built, monkeypatch, program):
         ledger = ledger_of(built(program), lambda notes: mutate(notes, rng))
         mesh = rng.choice([(1, 1), (2, 3), (5, 2), (1, 7), (11, 1), (4, 4)])
         for name in ("FEW", "RANGES", "POINTS"):
-            monkeypatch.setattr(verify_many, name, rng.choice([1, 3, 40]))
+            monkeypatch.setattr(verify_many, name, rng.choice([2, 5, 40]))
         seen.append(verdict(lambda: ledger.check_exchanges(mesh, {})))
         many = verdict(lambda: verify_many.check(ledger, mesh, {}).transfers)
         assert (seen[-1] == many), (mesh, ledger.rows)

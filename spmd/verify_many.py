@@ -2,8 +2,7 @@
 
 In: a ledger, a mesh. Out: how many transfers match, and of which exchanges only a sample was
 looked at; or the ledger's ImageError for the first pair of ranks that does not fit.
-Always holds: ranges of ranks are left out only where bounds of the formulas prove them right; what
-seems wrong is judged by the ledger, rank by rank.
+Always holds: what seems wrong is judged by the ledger, rank by rank.
 """
 
 from __future__ import annotations
@@ -17,15 +16,11 @@ import numpy as np
 
 from spmd.ledger import Group, Ledger
 from spmd.verify_pairs import Axes, Pairs, turns
+from spmd.verify_search import POINTS, Exhausted, Places, Ranges, Search
+from spmd.verify_terms import Array
 
-Array = Any
-Places = dict[int, Array]  # symbol -> values
-Ranges = tuple[Array, Array]  # least and most of every symbol: a row each
-
-RANGES = 1 << 13  # looked at together
-POINTS = 1 << 13
-FEW = 32  # so many points are evaluated one by one
 BUDGET = 1 << 22  # ranges and points of pairs, of an exchange of everybody with everybody
+LISTED = 1 << 26  # the same, of pairs that list each other as neighbours
 NOBODY = -(1 << 62)
 
 
@@ -35,17 +30,13 @@ class Found:
     sampled: dict[int, str] = field(default_factory=dict)  # by exchange: of what
 
 
-class Exhausted(Exception):
-    """More is to be looked at than was allowed."""
-
-
 def check(ledger: Ledger, mesh: tuple[int, ...], scalars: dict[str, Any]) -> Found:
     """Every exchange matches on this mesh. Raises ImageError."""
     found = Found()
     sizes = dict(zip(ledger.axes, mesh))
     values, capacity = ledger.common(mesh, scalars), ledger.capacity(mesh, scalars)
     for row in ledger.exchanges:
-        if row.site in ledger.unknown or row.kind == "barrier":
+        if row.site in ledger.unknown:
             continue
         for turn in turns(row):
             pairs = Pairs(row, sizes, values, capacity, turn)
@@ -56,100 +47,20 @@ def check(ledger: Ledger, mesh: tuple[int, ...], scalars: dict[str, Any]) -> Fou
     return found
 
 
-class Search:
-    """Where a truth holds, among ranges of its symbols."""
-
-    def __init__(self, pairs: Pairs, truth: int, symbols: list[int], budget: int | None) -> None:
-        self.terms, self.truth, self.symbols = pairs.terms, truth, symbols
-        named = pairs.terms.symbols(truth)
-        self.named = np.array([s in named or pairs.loose for s in symbols], dtype=bool)
-        self.dtype, self.budget = pairs.terms.dtype(truth), budget
-
-    def places(self, starts: Iterator[Ranges]) -> Iterator[Places]:
-        """Those where it holds, some at a time."""
-        if self.terms.value(self.truth) == 0:
-            return
-        for low, high in starts:
-            one_of_others = np.where(self.named[:, None], high, low)  # which stands for all
-            left: list[Ranges] = [(low, one_of_others)]
-            while left:
-                low, high = left.pop()
-                if low.shape[1] > RANGES:
-                    left.append((low[:, RANGES:], high[:, RANGES:]))
-                    low, high = low[:, :RANGES], high[:, :RANGES]
-                self._spend(low.shape[1])
-                many = np.prod(high - low + 1.0, axis=0) > FEW
-                yield from self._one_by_one(low[:, ~many], high[:, ~many])
-                if many.any():
-                    left.append(self._halves(low[:, many], high[:, many]))
-
-    def _spend(self, much: int) -> None:
-        if self.budget is not None:
-            self.budget -= much
-            if self.budget < 0:
-                raise Exhausted
-
-    def _halves(self, low: Array, high: Array) -> Ranges:
-        """Of the ranges where it may hold."""
-        given = {}
-        for s, least, most in zip(self.symbols, low, high):
-            least, most = least.astype(self.dtype), most.astype(self.dtype)
-            given[s] = (least, least if (least == most).all() else most)
-        bound = self.terms.ranges((self.truth,), given)[self.truth][1]
-        maybe = np.broadcast_to(np.asarray(bound) > 0, low.shape[1:])
-        low, high = low[:, maybe], high[:, maybe]
-        widest, each = np.argmax(high - low, axis=0), np.arange(low.shape[1])
-        middle = (low[widest, each] + high[widest, each]) // 2
-        below, above = high.copy(), low.copy()
-        below[widest, each], above[widest, each] = middle, middle + 1
-        return np.concatenate([low, above], axis=1), np.concatenate([below, high], axis=1)
-
-    def _one_by_one(self, low: Array, high: Array) -> Iterator[Places]:
-        sizes = high - low + 1
-        until = np.cumsum(np.prod(sizes, axis=0))
-        first = 0
-        while first < low.shape[1]:
-            done = until[first - 1] if first else 0
-            last = max(first + 1, int(np.searchsorted(until, done + POINTS, side="right")))
-            places = self._points(low[:, first:last], sizes[:, first:last])
-            self._spend(places.shape[1])
-            values = dict(zip(self.symbols, places.astype(self.dtype)))
-            holds = self.terms.points((self.truth,), values)[self.truth]
-            where = np.flatnonzero(np.broadcast_to(holds, places.shape[1:]))
-            if where.size:
-                yield dict(zip(self.symbols, places[:, where]))
-            first = last
-
-    def _points(self, low: Array, sizes: Array) -> Array:
-        """All points of the ranges, a column each."""
-        number = np.prod(sizes, axis=0)
-        of = np.repeat(np.arange(low.shape[1]), number)
-        left = np.arange(of.size) - np.repeat(np.cumsum(number) - number, number)
-        out = np.empty((low.shape[0], of.size), dtype=np.int64)
-        for k in reversed(range(low.shape[0])):
-            out[k] = low[k, of]
-            if (sizes[k] != 1).any():
-                size = sizes[k, of]
-                quotient = (left / size).astype(np.int64)  # of small numbers, and faster than //
-                out[k] += left - quotient * size
-                left = quotient
-        return out
-
-
 class Everybody:
     """One exchange in one turn of the loops around it."""
 
     def __init__(self, pairs: Pairs, ledger: Ledger, values: dict[str, int]) -> None:
         self.pairs, self.terms, self.row = pairs, pairs.terms, pairs.row
         self.ledger, self.values = ledger, values
-        self.sampled = ""
+        self.sampled, self.looked = "", 0
         self.here = pairs.taken(pairs.giver)  # at a rank that stands as giver
         self.there = pairs.taken(pairs.taker)
 
     def check(self) -> int:
         """How many transfers match."""
         self._together()
-        if self.terms.value(self.here) == 0:
+        if self.terms.value(self.here) == 0 or self.row.kind == "barrier":
             return 0
         if self.row.kind == "permute":
             return self._permute()
@@ -262,7 +173,8 @@ class Everybody:
     def _all(self, flow: str) -> int:
         """Everybody with everybody, or with those up to itself."""
         t, pairs = self.terms, self.pairs
-        bad = t.all(self.here, pairs.reads(), pairs.mismatch(pairs.boxes(pairs.giver, pairs.taker)))
+        reads = t.all(self.here, pairs.reads())
+        bad = t.all(reads, pairs.mismatch(pairs.boxes(pairs.giver, pairs.taker)))
         symbols = self._symbols(pairs.giver, pairs.taker)
         members = self._member(pairs.giver), self._member(pairs.taker)
         n = pairs.members
@@ -271,25 +183,36 @@ class Everybody:
         try:
             self._judge(self._search(bad, symbols, budget=BUDGET), *members)
         except Exhausted:
-            self._judge(self._search(bad, symbols, self._some(symbols)), *members)
-            looked = self._groups() * n * 5
-            self.sampled = (f"{looked} of {count} transfers on {math.prod(pairs.mesh.values())} "
-                            "ranks: every rank's with itself, with those beside it, with the "
-                            "first and the last")  # fmt: skip
-            return looked
+            starts = self._sample(reads, symbols)
+            self._judge(self._search(bad, symbols, starts), *members)
+            return self._sampled_of(count)
         return count
 
-    def _some(self, symbols: list[int]) -> Iterator[Ranges]:
-        """Every taker with itself, those beside it, the first and the last member."""
+    def _sample(self, counted: int, symbols: list[int]) -> Iterator[Ranges]:
+        """Every taker with itself, those beside it, the first and the last member.
+
+        Counts pairs where `counted` holds.
+        """
         pairs, n = self.pairs, self.pairs.members
         for places in self._each(self._symbols(pairs.taker)):
             (q,) = self._evaluated(places, self._member(pairs.taker))
-            for p in (q, (q + 1) % n, (q - 1) % n, 0 * q, 0 * q + n - 1):
+            givers = np.array([q, (q + 1) % n, (q - 1) % n, 0 * q, 0 * q + n - 1])
+            for k, p in enumerate(givers):
                 left, at = p, dict(places)
                 for a, term in reversed(pairs.giver.items()):
                     at[term], left = left % pairs.mesh[a], left // pairs.mesh[a]
-                here = _rows(symbols, at, len(q))
+                new = (givers[:k] != p).all(axis=0)
+                at = {s: at[s][new] for s in symbols}
+                here = _rows(symbols, at, new.sum())
+                self.looked += int((self._evaluated(at, counted)[0] != 0).sum())
                 yield here, here
+
+    def _sampled_of(self, count: int) -> int:
+        self.sampled = (
+            f"{self.looked} of {count} transfers on {math.prod(self.pairs.mesh.values())} ranks: "
+            "every rank's with itself, with those beside it, with the first and the last"
+        )
+        return self.looked
 
     # ---- permutes ----------------------------------------------------------------------------
 
@@ -350,17 +273,26 @@ class Everybody:
         ways = ((read, pairs.taker, pairs.giver), (readers, pairs.giver, pairs.taker))
         agree = [t.negated(pairs.lists(near, place))
                  for near, place in ((readers, pairs.taker), (read, pairs.giver))]  # fmt: skip
+        listed, moves = pairs.lists(read, pairs.giver), pairs.moves(boxes)
         counts = [self._number(near, mine) for near, mine, _ in ways]
-        for (near, mine, others), other in zip(ways, agree):
-            bad = t.any(other, pairs.mismatch(boxes)) if near is read else other
-            starts = self._listed(near, mine, others, symbols)
-            self._judge_near(self._search(t.all(self.here, bad), symbols, starts), members)
-            if counts[0] == counts[1]:  # and one list is within the other: they are equal
-                break
-        moves = t.all(self.here, pairs.moves(boxes))
-        for a in self.row.axes:
-            starts = self._beside(read[a], pairs.giver[a], symbols)
-            self._judge_near(self._search(moves, symbols, starts), members)
+        try:
+            for (near, mine, others), other in zip(ways, agree):
+                bad = t.any(other, pairs.mismatch(boxes)) if near is read else other
+                starts = self._listed(near, mine, others, symbols)
+                self._judge_near(
+                    self._search(t.all(self.here, bad), symbols, starts, LISTED), members)
+                if counts[0] == counts[1]:  # and one list is within the other: they are equal
+                    break
+            for a in self.row.axes:
+                starts = self._beside(read[a], pairs.giver[a], symbols)
+                self._judge_near(
+                    self._search(t.all(self.here, moves), symbols, starts, BUDGET), members)
+        except Exhausted:
+            wrong = t.any(t.differ(listed, t.negated(agree[0])),
+                          t.all(listed, pairs.mismatch(boxes)), t.all(t.negated(listed), moves))
+            starts = self._sample(t.all(self.here, listed), symbols)
+            self._judge_near(self._search(t.all(self.here, wrong), symbols, starts), members)
+            return self._sampled_of(counts[0])
         return counts[0]
 
     def _inside(self, near: dict[str, tuple[int, int]], me: Axes, first: int) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from codegen import manifest
 from codegen.errors import ImageError
-from spmd import ledger_row, verify_many
+from spmd import ledger_row, verify_many, verify_search
 from spmd.ledger import Ledger
 from spmd.verify_terms import Terms
 from tests.conftest import EXAMPLES
@@ -109,7 +109,10 @@ def test_what_is_only_a_sample_is_called_so(built, spmd_command, monkeypatch, ca
     assert list(part.sampled) == [0]
     assert cli.main(["verify", image, "--mesh", "x=40,y=25"]) == 0
     out = capsys.readouterr().out
-    assert "a sample   of exchange 0: 5000 of 1000000 transfers on 1000 ranks: every rank's" in out
+    monkeypatch.setattr(verify_many, "LISTED", 20)
+    part = verify_many.check(ledger_of(built(LINE)), (1000,), {})
+    assert part.transfers == 2998 and part.sampled[0].startswith("2998 of 2998 transfers on 1000")
+    assert "a sample   of exchange 0: 4994 of 1000000 transfers on 1000 ranks: every rank's" in out
     assert f"exchanges  {len(ledger.rows) - 1} match" in out
 
 
@@ -239,7 +242,7 @@ def test_the_same_verdict_as_rank_by_rank(built, monkeypatch, program):
         ledger = ledger_of(built(program), lambda notes: mutate(notes, rng))
         mesh = rng.choice([(1, 1), (2, 3), (5, 2), (1, 7), (11, 1), (4, 4)])
         for name in ("FEW", "RANGES", "POINTS"):
-            monkeypatch.setattr(verify_many, name, rng.choice([2, 5, 40]))
+            monkeypatch.setattr(verify_search, name, rng.choice([2, 5, 40]))
         seen.append(verdict(lambda: ledger.check_exchanges(mesh, {})))
         many = verdict(lambda: verify_many.check(ledger, mesh, {}).transfers)
         assert (seen[-1] == many), (mesh, ledger.rows)

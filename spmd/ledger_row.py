@@ -91,12 +91,12 @@ class Row:
         ):
             raise ValueError
         self.reads = _READS[row["flow"]]
-        used = _symbols(["", *(row[name] for name in names), *(g[0] for g in row["guards"])])
-        for box in (row[name] for name in _BOXES):
-            used |= _symbols(["", box["offset"], *box["extent"], *box["stride"]] if box else [])
-        used |= _symbols(["", *(e for ranges in row["near"] for e in ranges)])
+        used = reader.symbols(["", *(row[name] for name in names), *(g[0] for g in row["guards"])])
+        for box in (row[name] for name in _BOXES if row[name]):
+            used |= reader.symbols(["", box["offset"], *box["extent"], *box["stride"]])
+        used |= reader.symbols(["", *(e for ranges in row["near"] for e in ranges)])
         for name, start, stop, step in reversed(row["loops"]):  # an outer one may bound an inner
-            used |= _symbols(["", start, stop, step]) if name in used else set()
+            used |= reader.symbols(["", start, stop, step]) if name in used else set()
         self.loops = [loop for loop in self.loops if loop[0] in used]
         self.used = used
 
@@ -107,7 +107,7 @@ class Row:
 
     def function(self, e: Any) -> Callable[[Values], int]:
         """Of values; the exchange is unknown where they do not say everything."""
-        free = _symbols(e)
+        free = reader.symbols(e)
         reader.check_expression(e, self.known | free)
         made = compiled(e, self.known)
         if made is None:
@@ -352,13 +352,6 @@ class Row:
             f"exchange {self.site} ({self.kind}, {self.place}) does not match with the mesh "
             f"({mesh})", expected, found,
         )  # fmt: skip
-
-
-def _symbols(e: Any) -> set[str]:
-    """Names in an expression in prefix form."""
-    if isinstance(e, str):
-        return {e}
-    return set().union(*map(_symbols, e[1:])) if isinstance(e, list) else set()
 
 
 def _elements(box: Box) -> int:

@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 from codegen import manifest as reader
-from codegen.errors import ImageError, MeshError
+from codegen.errors import ImageError, MeshError, UsageError
 from spmd import loader, sizes
 from spmd.arguments import check_scalars, patched_in, scalars_of
 from spmd.ledger import Ledger
@@ -21,6 +21,7 @@ from spmd.memory import bytes_text
 
 RANKS = range(1, 65)
 ONE_BY_ONE = 64  # ranks up to which each is evaluated by itself, by spmd.ledger
+MOST = 1 << 24  # ranks: 8 bytes each are needed to see that no two send to one
 EXECUTE_S = 120  # how long a child process may take
 
 
@@ -45,6 +46,9 @@ def verify(path: str, options: Any) -> dict[str, Any]:
     check_scalars(scalars, set().union(*(row.used for row in ledger.exchanges)))
     pairs, sampled = 0, dict[int, str]()
     for mesh in meshes:
+        if math.prod(mesh) > MOST:
+            raise UsageError("too many ranks to verify", expected=f"up to {MOST}",
+                             found=str(math.prod(mesh)))  # fmt: skip
         ledger.check_arrays(mesh, scalars)
         if math.prod(mesh) <= ONE_BY_ONE:
             pairs += ledger.check_exchanges(mesh, scalars)

@@ -196,6 +196,21 @@ def test_a_part_of_the_mesh_and_local_programs(built, spmd_command, tmp_path):
     spmd_command("verify", local, "--ranks", 4).expect(78, "4 ranks cannot form the mesh")
 
 
+def test_a_scalar_that_nobody_gave(built, spmd_command):
+    default, text = "k = 3", "scalar k was not given, and the program declares no default"
+    program = COMPUTED.replace("computed():", f"computed():\n    {default}")
+    program = program.replace("i + d", "i + k")
+    assert program.count("i + k") == 2
+    given = built(program.replace(default, 'k = spmd.scalar("k", dtype=int)'))
+    spmd_command("verify", given).expect(65, text, "--set k=VALUE")
+    spmd_command("run", given, "--ranks", 3).expect(65, text, "--set k=VALUE")
+    spmd_command("verify", given, "--set", "k=2", "--ranks", "1-70").expect(0, "1 match")
+
+
+def test_more_ranks_than_are_looked_at(built, spmd_command):
+    spmd_command("verify", built(HALO), "--ranks", 1 << 25).expect(2, "up to 16777216")
+
+
 def test_what_is_no_image(spmd_command, tmp_path):
     spmd_command("verify", tmp_path).expect(65, "not an spmd image")
     spmd_command("verify", tmp_path / "gone").expect(74, "gone")

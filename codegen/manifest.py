@@ -281,6 +281,13 @@ def check_expression(e: Any, symbols: set[str]) -> None:
     _require(False, "an expression that nests less deeply")
 
 
+def symbols(e: Any) -> set[str]:
+    """Names in a checked expression."""
+    if isinstance(e, str):
+        return {e}
+    return set().union(*map(symbols, e[1:])) if isinstance(e, list) else set()
+
+
 def check_version(manifest: dict[str, Any]) -> None:
     found = manifest.get("format")
     if type(found) is not int:

@@ -40,6 +40,16 @@ def scalars_of(manifest: dict[str, Any], settings: dict[str, Any]) -> dict[str, 
     }
 
 
+def check_scalars(scalars: dict[str, Any], needed: set[str]) -> None:
+    """Every one of these has a value."""
+    for name in sorted(needed):
+        if name in scalars and scalars[name] is None:
+            raise InputError(
+                f"scalar {name} was not given, and the program declares no default for it",
+                remedy=f"--set {name}=VALUE, or {name}=VALUE from Python",
+            )
+
+
 def scalar_value(scalar: dict[str, Any], value: Any) -> int | float:
     """A scalar of the declared type. UsageError for what is none, or does not fit 64 bits."""
     try:
@@ -58,6 +68,7 @@ def scalar_value(scalar: dict[str, Any], value: Any) -> int | float:
 
 def scalar_words(manifest: dict[str, Any], scalars: dict[str, int | float]) -> list[int]:
     """The scalars as the 64 bits that the index words and the engine hold."""
+    check_scalars(scalars, set(scalars))
     return [
         struct.unpack("=q", struct.pack("=d", scalars[scalar["name"]]))[0]
         if scalar["dtype"] == "float64" else int(scalars[scalar["name"]])

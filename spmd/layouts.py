@@ -11,7 +11,7 @@ from typing import Any
 
 from codegen import manifest as reader
 from codegen.errors import ImageError, under
-from spmd import ledger, memory, sizes
+from spmd import ledger, ledger_row, memory, sizes
 from spmd.formulas import infix, layout_text, rounded_up
 from spmd.npy import SIZES
 
@@ -81,7 +81,7 @@ class _Counted:
         except TypeError:
             return None
 
-    def _received(self, row: ledger.Row) -> int | None:
+    def _received(self, row: ledger_row.Row) -> int | None:
         """What a rank gets from the others, at most: those at the ends and in the middle tell."""
         assert self.ledger is not None
         if row.boxes["from"] is None or row.site in self.ledger.unknown:

@@ -7,7 +7,8 @@ the program, or a MeshError that says which sizes would.
 from __future__ import annotations
 
 from codegen.errors import MeshError, UsageError
-from codegen.manifest import evaluate
+from codegen.manifest import evaluate, symbols
+from spmd.arguments import check_scalars
 from spmd.launch import ranks_text
 
 TYPE_CHECKING = False
@@ -112,6 +113,9 @@ def bind_mesh(
     Raises MeshError, which says which sizes would work; UsageError for an axis that is not there.
     """
     names = [axis["name"] for axis in manifest["mesh"]]
+    said = [c["holds"] for c in manifest["conditions"]]
+    said += [e for r in manifest["routes"] for e in (r["to"], r["sends"], r["size"])]
+    check_scalars(scalars, symbols(["", *said]))
     for name, size in given.items():
         if name not in names:
             raise UsageError(

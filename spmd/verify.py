@@ -8,18 +8,20 @@ child process, which cannot hurt this one.
 from __future__ import annotations
 
 import json
+import math
 import sys
-from collections.abc import Iterable
 from typing import Any
 
 from codegen import manifest as reader
-from codegen.errors import ImageError, MeshError
+from codegen.errors import ImageError, MeshError, UsageError
 from spmd import loader, sizes
-from spmd.arguments import patched_in, scalars_of
+from spmd.arguments import check_scalars, patched_in, scalars_of
 from spmd.ledger import Ledger
 from spmd.memory import bytes_text
 
 RANKS = range(1, 65)
+ONE_BY_ONE = 64  # ranks up to which each is evaluated by itself, by spmd.ledger
+MOST = 1 << 24  # ranks: 8 bytes each are needed to see that no two send to one
 EXECUTE_S = 120  # how long a child process may take
 
 
@@ -41,10 +43,20 @@ def verify(path: str, options: Any) -> dict[str, Any]:
     scalars = scalars_of(image.manifest, settings)
     meshes, refused = _meshes(image.manifest, options.ranks, given, scalars)
     ledger = Ledger(image, path)
-    pairs = 0
+    check_scalars(scalars, set().union(*(row.used for row in ledger.exchanges)))
+    pairs, sampled = 0, dict[int, str]()
     for mesh in meshes:
+        if math.prod(mesh) > MOST:
+            raise UsageError("too many ranks to verify", expected=f"up to {MOST}",
+                             found=str(math.prod(mesh)))  # fmt: skip
         ledger.check_arrays(mesh, scalars)
-        pairs += ledger.check_exchanges(mesh, scalars)
+        if math.prod(mesh) <= ONE_BY_ONE:
+            pairs += ledger.check_exchanges(mesh, scalars)
+        else:
+            from spmd import verify_many
+
+            found = verify_many.check(ledger, mesh, scalars)
+            pairs, sampled = pairs + found.transfers, sampled | found.sampled
     executed = 0
     if options.execute:
         reader.check_machine(image.machine)
@@ -53,9 +65,10 @@ def verify(path: str, options: Any) -> dict[str, Any]:
     return {
         "image": path, "bytes": len(image.data), "digest": image.digest,
         "local": _local(image), "meshes": len(meshes),
-        "ranks": [_product(mesh) for mesh in meshes], "refused": refused,
+        "ranks": [math.prod(mesh) for mesh in meshes], "refused": refused,
+        "at_once": [math.prod(mesh) for mesh in meshes if math.prod(mesh) > ONE_BY_ONE],
         "exchanges": len(ledger.rows), "at_run_time": sorted(ledger.unknown),
-        "transfers": pairs, "executed": executed,
+        "transfers": pairs, "sampled": sampled, "executed": executed,
     }  # fmt: skip
 
 
@@ -109,26 +122,26 @@ def _local(image: reader.Image) -> str:
     return str(words) if words.patched else ""
 
 
-def _product(mesh: Iterable[int]) -> int:
-    total = 1
-    for size in mesh:
-        total *= size
-    return total
-
-
 def _text(one: dict[str, Any]) -> str:
     ranks, refused = sizes.runs_text(one["ranks"]), sizes.runs_text(one["refused"])
     lines = [
         f"{one['image']}: whole, {bytes_text(one['bytes'])}, digest {one['digest'][:16]}…",
         f"  ranks      {ranks}: every expression of the plan evaluated for all of them",
     ]
+    if one["at_once"]:
+        lines[1:] = [
+            f"  ranks      {ranks}: who exchanges what, for all of them",
+            f"  at once    {sizes.runs_text(one['at_once'])}: pairs that bounds of their formulas "
+            "do not prove right are evaluated",
+        ]
     if one["local"]:
         lines.insert(1, f"  local      {one['local']}")
     if one["refused"]:
         lines.append(f"  refused    {refused}: by the mesh, or by the program's conditions")
-    known = one["exchanges"] - len(one["at_run_time"])
+    known = one["exchanges"] - len(one["at_run_time"]) - len(one["sampled"])
     lines.append(f"  exchanges  {known} match: {one['transfers']} transfers have equal boxes, "
                  "inside their buffers, on both sides")  # fmt: skip
+    lines += [f"  a sample   of exchange {site}: {text}" for site, text in one["sampled"].items()]
     if one["at_run_time"]:
         sites = ", ".join(map(str, one["at_run_time"]))
         lines.append(f"  at run time: exchange {sites}, which depends on what the program computes")

@@ -54,7 +54,8 @@ ONLY = {
 # What ranks under mpirun never import at start: these may use NumPy and the compiler.
 HEAVY = (
     "spmd.bench_programs", "spmd.doctor", "spmd.doctor_mpi", "spmd.image", "spmd.numpy",
-    "spmd.parts", "spmd.show", "spmd.source",
+    "spmd.parts", "spmd.show", "spmd.source", "spmd.verify_many", "spmd.verify_search",
+    "spmd.verify_terms",
 )
 LIGHT = ("codegen", "codegen.elf", "codegen.manifest", "codegen.errors")
 

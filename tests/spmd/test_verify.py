@@ -5,43 +5,12 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import zlib
 
 import pytest
 
 from codegen import elf, manifest
 from tests.conftest import EXAMPLES
-
-HALO = '''
-import numpy as np
-import spmd
-
-@spmd.program(mesh=("x", "y"))
-def halo(n: int = 200):
-    u = spmd.input("u", (n, n), np.float32, layout=("x", "y"), default=lambda i, j: i + j)
-
-    @spmd.shard_map(mesh=("x", "y"), out_layouts=("x", "y"))
-    def exchange(u):
-        left = spmd.ppermute(u[:, -1], "y", to=lambda i, n: i + 1 if i + 1 < n else None)
-        both = spmd.all_gather(np.sum(u), "x")
-        total = spmd.psum(u[0, 0] + both[0], ("x", "y"))
-        if spmd.axis_index("x") == 1:
-            left = spmd.ppermute(left, "y", shift=1)
-        return u + left[:, None] + total
-
-    return {"u": exchange(u)}
-'''
-
-STENCIL = '''
-import numpy as np
-import spmd
-
-@spmd.program(mesh=("x", "y"))
-def stencil():
-    u = spmd.input("u", (9, 4), np.float32, layout=("x", "y"))
-    u[1:-1, 1:-1] += u[:-2, 1:-1] + u[1:-1, 2:]
-    return {"u": u}
-'''
+from tests.spmd.plans import HALO, STENCIL, edited
 
 COMPUTED = '''
 import numpy as np
@@ -59,27 +28,6 @@ def computed():
 
     return scan()
 '''
-
-
-def edited(path, folder, notes=None, old=b"", new=b""):
-    """A copy with other notes, or other bytes, and a digest that fits it."""
-    data = bytearray(path.read_bytes())
-    sections = elf.read_sections(bytes(data))[1]
-    if notes is not None:
-        at, room = sections[".spmd.notes"]
-        whole = manifest.Image(bytes(data)).notes()
-        notes(whole)
-        text = zlib.compress(json.dumps({**whole, "c": "", "graph": ""}).encode(), 9)
-        assert len(text) <= room
-        data[at : at + room] = text.ljust(room, b"\0")
-    if old:
-        assert len(old) == len(new) and data.count(old) >= 1
-        data = data.replace(old, new, 1)
-    at, room = sections[".spmd.digest"]
-    data[at : at + room] = manifest.make_digest(bytes(data), sections)
-    copy = folder / "edited.img"
-    copy.write_bytes(data)
-    return copy
 
 
 @pytest.mark.parametrize("name", ["heat", "ring_allreduce", "train_digits", "mandelbrot"])
@@ -245,6 +193,21 @@ def test_a_part_of_the_mesh_and_local_programs(built, spmd_command, tmp_path):
     (local,) = tmp_path.iterdir()
     spmd_command("verify", local).expect(0, "ranks      6:", "rank 1 of")
     spmd_command("verify", local, "--ranks", 4).expect(78, "4 ranks cannot form the mesh")
+
+
+def test_a_scalar_that_nobody_gave(built, spmd_command):
+    default, text = "k = 3", "scalar k was not given, and the program declares no default"
+    program = COMPUTED.replace("computed():", f"computed():\n    {default}")
+    program = program.replace("i + d", "i + k")
+    assert program.count("i + k") == 2
+    given = built(program.replace(default, 'k = spmd.scalar("k", dtype=int)'))
+    spmd_command("verify", given).expect(65, text, "--set k=VALUE")
+    spmd_command("run", given, "--ranks", 3).expect(65, text, "--set k=VALUE")
+    spmd_command("verify", given, "--set", "k=2", "--ranks", "1-70").expect(0, "1 match")
+
+
+def test_more_ranks_than_are_looked_at(built, spmd_command):
+    spmd_command("verify", built(HALO), "--ranks", 1 << 25).expect(2, "up to 16777216")
 
 
 def test_what_is_no_image(spmd_command, tmp_path):

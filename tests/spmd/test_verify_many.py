@@ -1,0 +1,297 @@
+"""`verify` of large meshes: all ranks at once say what rank by rank does, and fail as it does."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from codegen import manifest
+from codegen.errors import ImageError
+from spmd import ledger_row, verify_many, verify_search
+from spmd.ledger import Ledger
+from spmd.verify_terms import Terms
+from tests.conftest import EXAMPLES
+from tests.spmd.plans import HALO, STENCIL, edited
+
+LARGE = 1_000_000
+
+LINE = '''
+import numpy as np
+import spmd
+
+@spmd.program(mesh=("r",))
+def line(n: int = 300_000):
+    u = spmd.input("u", (n,), np.float32, layout=("r",))
+    for _ in spmd.range(3):
+        u[1:-1] += u[:-2] + u[2:]
+    return {"u": u}
+'''
+
+EVERYBODY = '''
+import numpy as np
+import spmd
+
+@spmd.program(mesh=("x", "y"))
+def everybody(n: int = 30):
+    u = spmd.input("u", (n, n), np.float32, layout=("x", "y"), default=lambda i, j: i + j)
+    a = u.relayout(("y", None))
+
+    @spmd.shard_map(mesh=("x", "y"), out_layouts=("x", "y"))
+    def local(u):
+        v = np.zeros(3)
+        for k in spmd.range(spmd.axis_index("x") + 2):
+            v = v + spmd.ppermute(v + k, "y", shift=1)
+        if spmd.axis_index("y") > 1:
+            v = v + spmd.pexscan(v, "x") + spmd.pbroadcast(v, "x", root=0)
+        w = spmd.preduce(v, ("x", "y"), root=spmd.ranks() - 1)
+        h = spmd.all_to_all(np.zeros((spmd.axis_size("x"), 2)), "x", split_dim=0, concat_dim=0)
+        p = spmd.pgather(v, "y", root=spmd.axis_size("y") - 1)
+        return u + np.sum(v) + np.sum(w) + np.sum(h) + np.sum(p)
+
+    return {"a": a, "u": local(u)}
+'''
+
+
+def ledger_of(path: Any, change: Any = None) -> Ledger:
+    """With the notes changed, without a file of them."""
+    image = manifest.read(path.read_bytes(), host=False)
+    notes = image.notes()
+    if change:
+        change(notes)
+    image.notes = lambda: notes
+    return Ledger(image, "the image")
+
+
+def scalars(ledger: Ledger) -> dict[str, Any]:
+    return {s["name"]: s["default"] for s in ledger.manifest["scalars"]}
+
+
+# ---- what passes -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "mesh", "dense", "sparse"), [
+    ("life", (400, 250), 10**10, 6 * 3 * 10**5), ("kmeans", (LARGE,), 4 * LARGE**2, 0),
+    ("conjugate_gradient", (1000, 1000), 3 * LARGE**2, 9 * LARGE),
+    ("ring_allreduce", (LARGE // 10,), 8 * LARGE // 10, 0),
+])  # fmt: skip
+def test_examples_pass_on_many_ranks(built, name, mesh, dense, sparse):
+    """Every pair of those that exchange with everybody is compared, none for a sample."""
+    ledger = ledger_of(built(EXAMPLES / f"{name}.py"))
+    found = verify_many.check(ledger, mesh, {**scalars(ledger), "steps": 3})
+    assert found.sampled == {} and dense <= found.transfers <= dense + sparse
+
+
+def test_what_is_said(built, spmd_command):
+    image = built(LINE)
+    done = spmd_command("verify", image, "--ranks", LARGE // 10, "--execute").expect(
+        0, "ranks      100000: who exchanges what", "at once    100000:",
+        "1 match: 299998 transfers", "plan functions of 4097 ranks say the same",
+    )  # fmt: skip
+    assert "sample" not in done.out
+    found = json.loads(spmd_command("verify", image, "--ranks", "63-66", "--json").out)
+    assert found["at_once"] == [65, 66] and found["sampled"] == {}
+
+
+def test_what_is_only_a_sample_is_called_so(built, spmd_command, monkeypatch, capsys):
+    from spmd import cli
+
+    image = str(built(EVERYBODY))
+    ledger = ledger_of(built(EVERYBODY))
+    whole = verify_many.check(ledger, (40, 25), {})
+    monkeypatch.setattr(verify_many, "BUDGET", 20)
+    part = verify_many.check(ledger, (40, 25), {})
+    assert whole.sampled == {} and part.transfers < whole.transfers
+    assert list(part.sampled) == [0]
+    assert cli.main(["verify", image, "--mesh", "x=40,y=25"]) == 0
+    out = capsys.readouterr().out
+    monkeypatch.setattr(verify_many, "LISTED", 20)
+    part = verify_many.check(ledger_of(built(LINE)), (1000,), {})
+    assert part.transfers == 2998 and part.sampled[0].startswith("2998 of 2998 transfers on 1000")
+    assert "a sample   of exchange 0: 4994 of 1000000 transfers on 1000 ranks: every rank's" in out
+    assert f"exchanges  {len(ledger.rows) - 1} match" in out
+
+
+# ---- what does not ---------------------------------------------------------------------------
+
+
+def only(at: int, by: int, e: Any) -> Any:
+    """An expression, and that much more on one rank along "r"."""
+    return ["+", e, ["*", by, ["eq0", ["+", "i_r", -at]]]]
+
+
+def box(name: str, part: str, at: int, by: int) -> Any:
+    def change(notes: Any) -> None:
+        found = notes["exchanges"][0][name]
+        if part == "offset":
+            found[part] = only(at, by, found[part])
+        else:
+            found[part][0] = only(at, by, found[part][0])
+
+    return change
+
+
+def near(k: int, at: int, by: int) -> Any:
+    def change(notes: Any) -> None:
+        (ranges,) = notes["exchanges"][0]["near"]
+        ranges[k] = only(at, by, ranges[k])
+
+    return change
+
+
+def both_too_short(notes: Any) -> None:
+    near(1, 77_777, -1)(notes)
+    near(2, 77_778, 1)(notes)
+
+
+@pytest.mark.parametrize(("change", "text"), [
+    (box("into", "offset", 77_777, 1), "rank 77776 to rank 77777: both name one place"),
+    (box("from", "offset", 77_777, 1), "rank 77776 to rank 77777: both name one box"),
+    (box("send", "offset", 77_777, 9), "rank 77777 to rank 77776: box 'send' within"),
+    (box("into", "extent", 77_777, 1), "rank 77776 to rank 77777: both name one place"),
+    (near(1, 77_777, -1), "rank 77778 and rank 77777 agree whether rank 77778 is read"),
+    (near(3, 77_777, -1), "rank 77777 and rank 77778 agree whether rank 77777 is read"),
+    (near(3, 77_777, 1), "rank 77777 and rank 77779 agree whether rank 77777 is read"),
+    (near(0, 77_777, -77_776), "agree whether rank 0 is read"),
+    (near(1, 77_777, LARGE), f"members 0 to {LARGE // 10 - 1} along r"),
+    (both_too_short, "rank 77777 reads nothing of rank 77778, which it does not list"),
+])  # fmt: skip
+def test_neighbours_that_do_not_match_on_one_of_many(built, change, text):
+    """The message names ranks, box and line."""
+    ledger = ledger_of(built(LINE), change)
+    with pytest.raises(ImageError) as found:
+        verify_many.check(ledger, (LARGE // 10,), {})
+    assert text in str(found.value) and "exchange 0 (halo, " in str(found.value)
+    assert ".py:9)" in str(found.value)
+
+
+@pytest.mark.parametrize(("change", "text"), [
+    (lambda row: row.update(dest=only(99_999, 1, row["dest"])), "rank 99999 sends to member"),
+    (lambda row: row.update(source=only(99_999, 1, row["source"])), "rank 99999 receives from"),
+    (lambda row: row.update(receives=only(500, -1, 1)), "rank 500 receives from member"),
+    (lambda row: row.update(guards=[[["eq0", ["+", "i_r", -9]], 0, 2]]), "all members come to it"),
+    (lambda row: row["into"].update(offset=only(99_999, -1, 0)), "box 'into' within"),
+])  # fmt: skip
+def test_a_permute_that_does_not_match_on_one_of_many(built, change, text):
+    def edit(notes: Any) -> None:
+        text = json.dumps(notes["exchanges"]).replace("i_ring", "i_r")
+        notes.update(coordinates=["i_r"], exchanges=json.loads(text), load=[])
+        change(notes["exchanges"][0])
+
+    ledger = ledger_of(built(EXAMPLES / "ring_allreduce.py"), edit)
+    with pytest.raises(ImageError, match=text):
+        verify_many.check(ledger, (100_000,), {})
+
+
+@pytest.mark.parametrize("name", ["from", "into", "send", "give"])
+def test_a_gather_that_does_not_match_on_one_of_many(built, name):
+    """Of 10^12 pairs."""
+    change = box(name, "offset", 1500, 1)
+    with pytest.raises(ImageError, match=r"all_gather, kmeans.py:\d+.*\n.*rank 1500"):
+        verify_many.check(ledger_of(built(EXAMPLES / "kmeans.py"), change), (LARGE,), {})
+
+
+def test_a_command_that_finds_it(built, spmd_command, tmp_path):
+    copy = edited(built(LINE), tmp_path, box("into", "offset", 77_777, 1))
+    spmd_command("verify", copy, "--ranks", LARGE // 10).expect(65, "rank 77776 to rank 77777")
+    spmd_command("verify", copy, "--ranks", "64").expect(0)
+
+
+# ---- beside the ledger, rank by rank -----------------------------------------------------------
+
+
+def formulas(row: Any) -> list[tuple[Any, Any]]:
+    """Where a formula of an exchange stands."""
+    found = [(row, k) for k in ("sends", "dest", "receives", "source", "root")
+             if row[k] is not None]  # fmt: skip
+    for one in (row[k] for k in ("from", "into", "send", "give") if row[k]):
+        found += [(one, "offset")]
+        found += [(part, k) for part in (one["extent"], one["stride"]) for k in range(len(part))]
+    return found + [(ranges, k) for ranges in row["near"] for k in range(4)]
+
+
+def mutate(notes: Any, rng: random.Random) -> None:
+    row = rng.choice(notes["exchanges"])
+    notes["exchanges"] = [row]
+    for where, k in rng.sample(formulas(row), rng.choice([0, 1, 1, 2]) if formulas(row) else 0):
+        other, j = rng.choice(formulas(row))
+        symbol = rng.choice(notes["coordinates"])
+        where[k] = rng.choice([
+            ["+", where[k], rng.choice([-1, 1])], ["*", where[k], rng.choice([0, 2, -1])],
+            ["+", where[k], ["eq0", ["+", symbol, -rng.randrange(4)]]], copy.deepcopy(other[j]),
+        ])  # fmt: skip
+
+
+def verdict(check: Any) -> Any:
+    try:
+        return check()
+    except ImageError:
+        return "wrong"
+
+
+@pytest.mark.parametrize("program", [HALO, STENCIL, EVERYBODY])
+def test_the_same_verdict_as_rank_by_rank(built, monkeypatch, program):
+    """Of plans with other formulas, all pairs compared; ranges are cut down to single pairs."""
+    monkeypatch.setattr(ledger_row, "ALL_PAIRS", LARGE)
+    rng, seen = random.Random(1), []
+    for _ in range(25):
+        ledger = ledger_of(built(program), lambda notes: mutate(notes, rng))
+        mesh = rng.choice([(1, 1), (2, 3), (5, 2), (1, 7), (11, 1), (4, 4)])
+        for name in ("FEW", "RANGES", "POINTS"):
+            monkeypatch.setattr(verify_search, name, rng.choice([2, 5, 40]))
+        seen.append(verdict(lambda: ledger.check_exchanges(mesh, {})))
+        many = verdict(lambda: verify_many.check(ledger, mesh, {}).transfers)
+        assert (seen[-1] == many), (mesh, ledger.rows)
+    assert 5 < seen.count("wrong") < 23
+
+
+# ---- formulas ----------------------------------------------------------------------------------
+
+SMALL, HUGE = 6, 1 << 45
+
+
+def formula(rng: random.Random, depth: int, most: int) -> Any:
+    if depth == 0:
+        return rng.choice(["a", "b", rng.randrange(-most, most), rng.randrange(-2, 3)])
+    op = rng.choice(["+", "*", "floordiv", "mod", "min", "max", "ge0", "eq0"])
+    parts = 1 if op in ("ge0", "eq0") else 3 if op in ("+", "*") else 2
+    return [op, *(formula(rng, rng.randrange(depth), most) for _ in range(parts))]
+
+
+@pytest.mark.parametrize("most", [SMALL, HUGE])
+def test_terms_have_the_value_of_their_formulas(most):
+    """At points exactly, in more than 64 bits where need be; bounds hold for all points."""
+    rng, types = random.Random(2), set()
+    for _ in range(300):
+        e = formula(rng, 4, most)
+        terms = Terms()
+        low = rng.randrange(-most, most)
+        a, b = terms.symbol("a", low, low + 7), terms.symbol("b", -3, 3)
+        term = terms.read(e, {"a": a, "b": b})
+        dtype = terms.dtype(term)
+        types.add(dtype)
+        places = np.array([(i, j) for i in range(low, low + 8) for j in range(-3, 4)], dtype=dtype)
+        found = terms.points((term,), {a: places[:, 0], b: places[:, 1]})[term]
+        exact = [manifest.evaluate(e, {"a": int(i), "b": int(j)}) for i, j in places]
+        assert np.broadcast_to(found, len(exact)).tolist() == exact, e
+        ends = {a: places[:1, 0], b: places[:1, 1]}, {a: places[-1:, 0], b: places[-1:, 1]}
+        least, largest = terms.ranges((term,), {s: (ends[0][s], ends[1][s]) for s in (a, b)})[term]
+        assert np.all(least <= min(exact)) and np.all(largest >= max(exact)), e
+    assert types == ({np.int64} if most == SMALL else {np.int64, object})
+
+
+def test_a_position_along_several_axes_is_not_divided():
+    terms = Terms()
+    x, y, z = (terms.symbol(k, 0, n - 1) for k, n in (("x", 5), ("y", 7), ("z", 11)))
+    names = {"m": ((x, 5), (y, 7), (z, 11))}
+    assert terms.read(["mod", "m", 11], names) == z
+    assert terms.read(["floordiv", ["floordiv", "m", 11], 7], names) == x
+    assert terms.read(["mod", ["floordiv", "m", 11], 7], names) == y
+    assert terms.read(["floordiv", "m", 77], names) == x
+    far = terms.read(["+", "m", ["*", -1, ["mod", "m", 5]]], names)
+    at = {x: np.array([3]), y: np.array([2]), z: np.array([9])}
+    assert terms.points((far,), at)[far].tolist() == [260]  # of member 3 * 77 + 2 * 11 + 9 = 262

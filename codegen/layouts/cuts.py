@@ -224,7 +224,7 @@ def _ranges(mesh: Mesh, held: Cut, wanted: Cut) -> Ranges:
 
 
 def _ranges_around(mesh: Mesh, held: Cut, wanted: Cut) -> Ranges:
-    """Where every member holds something; else all of them."""
+    """Members without elements lie between the last that has some and the first."""
     n, size = held.extent, mesh.size(held.axes)
     begin, end = held.bounds(mesh)
 
@@ -232,15 +232,10 @@ def _ranges_around(mesh: Mesh, held: Cut, wanted: Cut) -> Ranges:
         inside = blocks_ended(n, size, at % expr.maximum(n, 1))
         return inside + size * (at // expr.maximum(n, 1))
 
-    all_hold = expr.ge(n, size)
-    ranges = (
-        (owner_of(begin - wanted.most), owner_of(end - wanted.least - 1) + 1),
-        (owner_of(begin + wanted.least), owner_of(end + wanted.most - 1) + 1),
-    )
-    (a, b), (c, d) = (
-        (expr.select(all_hold, low, 0), expr.select(all_hold, high, size)) for low, high in ranges
-    )
-    return a, b, c, d
+    return (
+        owner_of(begin - wanted.most), owner_of(end - wanted.least - 1) + 1,
+        owner_of(begin + wanted.least), owner_of(end + wanted.most - 1) + 1,
+    )  # fmt: skip
 
 
 # ---- through slices ------------------------------------------------------------------------------

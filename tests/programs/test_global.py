@@ -272,7 +272,9 @@ def test_what_random_programs_found() -> None:
     def found() -> Any:
         u = spmd.input("u", (33,), np.int64, layout=(("y", "x"),), default=lambda i: i * i % 11)
         never = (u & 3) == 5  # C compilers warn of it
-        return {"sorted": np.sort(u), "whole": u.relayout((None,)), "never": never}
+        shard = spmd.shard_map(lambda v: v + 1, in_layouts=(("x",),), out_layouts=("x",))
+        return {"sorted": np.sort(u), "whole": u.relayout((None,)), "never": never,
+                "one": shard(np.sum(u, keepdims=True))}  # fmt: skip
 
     same(spmd.build(found).run(ranks=6), found.eager(), "6 ranks")
 

@@ -117,7 +117,7 @@ class _Arguments:
     def add(self, x: Any, spec: Any, given: bool, pad: bool) -> None:
         """One leaf; `given`: the user named a layout for it."""
         context = self.context
-        if isinstance(x, Array) and x.is_global:
+        if isinstance(x, Array) and (x.is_global or x.ndim):  # of a 0-d array there are views, too
             value = x.read()
             layout = value.type.layout
             assert layout is not None

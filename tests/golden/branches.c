@@ -152,18 +152,16 @@ static void phase_4(double *restrict u, const int64_t extent)
  *   extent = 9 // n_x + (i_x < 9 % n_x)
  */
 __attribute__((noinline))
-static void phase_5(double *restrict largest, const double *restrict u, const int64_t extent)
+static void phase_5(const double *restrict u, double *restrict largest, const int64_t extent)
 {
     /* sample_programs.py:44: largest = spmd.pmax(np.max(np.abs(a), initial=0), "x") */
-    {
-        double total = -(double)INFINITY;
-        for (int64_t j0 = 0; j0 < extent; j0++) {
-            for (int64_t j1 = 0; j1 < 4; j1++) {
-                total = spmd_maximum_f64(total, spmd_abs_f64(u[4 * j0 + j1]));
-            }
+    double largest_3 = -(double)INFINITY;
+    for (int64_t j0 = 0; j0 < extent; j0++) {
+        for (int64_t j1 = 0; j1 < 4; j1++) {
+            largest_3 = spmd_maximum_f64(largest_3, spmd_abs_f64(u[4 * j0 + j1]));
         }
-        largest[0] = total;
     }
+    largest[0] = largest_3;
     largest[0] = spmd_maximum_f64(largest[0], 0.0);
 }
 
@@ -340,7 +338,7 @@ static int step(spmd_rank *r)
         }
         /* sample_programs.py:44: largest = spmd.pmax(np.max(np.abs(a), initial=0), "x") */
         spmd_enter(r, 6);
-        phase_5(AT(r, B_largest), AT(r, B_u), x_u_extent_0);
+        phase_5(AT(r, B_u), AT(r, B_largest), x_u_extent_0);
         spmd_enter(r, 7);
         exchange_1(r);
         r->pc = 2;

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from codegen.emit.operators import cast, infix, single
-from codegen.emit.spell import combined, element, literal, stored
+from codegen.emit.spell import combined, element, literal, rounded, stored
 from codegen.functions import neutral
 from codegen.plan import Keep, Nest, Reduce, Store, Sweep
 
@@ -74,9 +74,14 @@ def _is_wide(keep: Keep) -> bool:
     return keep.dtype.name == "float32" and keep.fn == "add"
 
 
+def _is_half(keep: Keep) -> bool:
+    """What accumulates in float32 is rounded at the end."""
+    return keep.dtype.kind == "f" and keep.dtype.size == 2
+
+
 def _total(self: PhaseWriter, keep: Keep) -> str:
     """What a reduction accumulates in."""
-    return self.writer.names[keep.name] + ("_wide" if _is_wide(keep) else "")
+    return self.writer.names[keep.name] + "_wide" * (_is_wide(keep) or _is_half(keep))
 
 
 def _fold(self: PhaseWriter, sweep: Sweep, folds: Sequence[Keep]) -> None:
@@ -96,9 +101,10 @@ def _fold(self: PhaseWriter, sweep: Sweep, folds: Sequence[Keep]) -> None:
     _parts(self, sweep)
     self.close(inside)
     for f in folds:
-        if _is_wide(f):
-            total = cast("float", single(_total(self, f)))[0]
-            self.line(f"const float {self.writer.names[f.name]} = {total};")
+        if _is_wide(f) or _is_half(f):
+            total = single(_total(self, f))
+            total = rounded(total, f.dtype) if _is_half(f) else cast("float", total)
+            self.line(f"const float {self.writer.names[f.name]} = {total[0]};")
 
 
 # How OpenMP calls what combines (of floats: csrc/spmd_support.h), and of bool.

@@ -78,23 +78,23 @@ class _Nest:
         return len(self.sweeps) if least and below else None
 
     def shares(self, member: _Member) -> bool:
-        """Whether it reads what others make or read, and no array here in place, there elsewhere:
-        results could not take over its memory."""
-        common = False
-        for value, where in member.reads.items():
-            if value in self.made:
-                common = True
-                continue
+        """Whether it reads what others read or make, and nobody loses memory to work in place."""
+        common = not self.made.keys().isdisjoint(member.reads)
+        for value in member.reads.keys() - self.made.keys():
             for other in self.members:
-                there = other.reads.get(value, ())
-                common |= not set(there).isdisjoint(where)
-                if there and _moves(other, there) != _moves(member, where):
-                    return False
+                if value in other.reads:
+                    common |= not set(other.reads[value]).isdisjoint(member.reads[value])
+                    if _hinders(member, other, value) or _hinders(other, member, value):
+                        return False
         return common
 
 
-def _moves(member: _Member, where: tuple[tuple[Expr, tuple[Bound, ...]], ...]) -> bool:
-    return any(o != member.at.offset or b for o, b in where) and member.at.how == "point"
+def _hinders(a: _Member, b: _Member, value: Value) -> bool:
+    """Whether a could take over the memory of what b reads elsewhere."""
+    here, result = (a.at.offset, ()), a.op.result.type
+    fits = a.at.how == "point" and (result.dtype, result.shape) == (
+        value.type.dtype, value.type.shape)  # fmt: skip
+    return fits and set(a.reads[value]) == {here} and set(b.reads[value]) != {here}
 
 
 def fuse(program: Module, stored: frozenset[Value]) -> tuple[Module, frozenset[Value]]:

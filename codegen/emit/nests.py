@@ -81,7 +81,7 @@ def _is_half(keep: Keep) -> bool:
 
 def _total(self: PhaseWriter, keep: Keep) -> str:
     """What a reduction accumulates in."""
-    return self.writer.names[keep.name] + "_wide" * (_is_wide(keep) or _is_half(keep))
+    return self.writer.names[f"total of {keep.name}"]
 
 
 def _fold(self: PhaseWriter, sweep: Sweep, folds: Sequence[Keep]) -> None:
@@ -89,8 +89,10 @@ def _fold(self: PhaseWriter, sweep: Sweep, folds: Sequence[Keep]) -> None:
     for f in folds:
         ctype = "double" if _is_wide(f) else f.dtype.compute
         start = literal(neutral(f.fn, f.dtype), f.dtype)[0]
-        self.keep(f.name)
-        self.line(f"{ctype} {_total(self, f)} = {start};")
+        name = self.keep(f.name)
+        total = self.fresh(f"{name}_wide") if _is_wide(f) or _is_half(f) else name
+        self.writer.names[f"total of {f.name}"] = total
+        self.line(f"{ctype} {total} = {start};")
     long = [v for v in sweep.loops if v.extent != 1]
     inside = self.open(long[:-1])
     clauses = [_clause(f, _total(self, f)) for f in folds]
@@ -102,12 +104,12 @@ def _fold(self: PhaseWriter, sweep: Sweep, folds: Sequence[Keep]) -> None:
     self.close(inside)
     for f in folds:
         if _is_wide(f) or _is_half(f):
-            total = single(_total(self, f))
-            total = rounded(total, f.dtype) if _is_half(f) else cast("float", total)
-            self.line(f"const float {self.writer.names[f.name]} = {total[0]};")
+            wide = single(_total(self, f))
+            result = rounded(wide, f.dtype) if _is_half(f) else cast("float", wide)
+            self.line(f"const float {self.writer.names[f.name]} = {result[0]};")
 
 
-# How OpenMP calls what combines (of floats: csrc/spmd_support.h), and of bool.
+# How OpenMP calls what combines (of floats: csrc/spmd_simd.h), and of bool.
 _CLAUSES = {
     "add": "+", "mul": "*", "min": "min", "max": "max", "and": "&&", "or": "||", "bit_and": "&",
     "bit_or": "|", "bit_xor": "^",

@@ -26,6 +26,7 @@ from codegen.dtypes import INT64, DType
 from codegen.errors import InternalError
 from codegen.exchanges import EXCHANGES, Exchanges
 from codegen.expr import Expr, Sym
+from codegen.flatten import flattened
 from codegen.ir import Module, Op, Region, Value, walk
 from codegen.plan import (
     Argument,
@@ -164,7 +165,7 @@ class _Schedule:
     def copy(self, source: Buffer, value: Value, into: Buffer) -> None:
         loops = loop_vars(value.type.shape)
         offset = ravel(positions(loops), value.type.shape)
-        self.pending.append(Store(loops, into, offset, Load(source, offset)))
+        self.add(Store(loops, into, offset, Load(source, offset)))
 
     def new_buffer(self, name: str, dtype: DType, capacity: Expr) -> Buffer:
         buffer = Buffer(len(self.buffers), name, dtype, capacity)
@@ -232,7 +233,7 @@ class _Schedule:
     # ---- compute ---------------------------------------------------------------------------------
 
     def add(self, work: Work) -> None:
-        self.pending.append(work)
+        self.pending.append(flattened(work))
 
     def store_inline(self, op: Op) -> None:
         loops = loop_vars(op.result.type.shape)

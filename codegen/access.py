@@ -15,7 +15,7 @@ from codegen import expr
 from codegen.dtypes import INT64
 from codegen.expr import Expr, Sym
 from codegen.ir import Op, Shape, Value
-from codegen.plan import Apply, Bound, Integer, Literal, Load, Node, Runtime, Var, apply
+from codegen.plan import Apply, Bound, Integer, Literal, Load, Local, Node, Runtime, Var, apply
 
 Index = tuple[Expr, ...]
 
@@ -58,6 +58,40 @@ def positions(loops: Sequence[Var]) -> Index:
     return tuple(expr.const(0) if v.extent == 1 else expr.symbol(v.sym) for v in loops)
 
 
+@dataclass(frozen=True)
+class Points:
+    """Where an op of a nest computes: its loops (of more than one turn), those of them that count
+    the elements of its result, and where these are stored.
+
+    how: point (a result for each), fold (one for the points inside `kept`), rows (a reduction whose
+    results are a row that lies in memory), or alone: it shares loops with nobody.
+    """
+
+    how: str
+    loops: tuple[Var, ...]
+    kept: tuple[Var, ...]
+    index: Index
+    offset: Expr
+
+
+def points(op: Op) -> Points:
+    """Of a map or a reduction."""
+    reduced = op.attrs["dims"] if op.kind == "reduce" else ()
+    loops = loop_vars((op.operands[0] if reduced else op.result).type.shape)
+    index = positions(loops)
+    offset = ravel(tuple(i for d, i in enumerate(index) if d not in reduced), op.result.type.shape)
+    long = tuple(v for v in loops if v.extent != 1)
+    kept = tuple(v for d, v in enumerate(loops) if d not in reduced and v.extent != 1)
+    how = "point"
+    if op.kind == "reduce":
+        how = "alone"
+        if kept == long[: len(kept)]:
+            how = "fold"
+        elif long[-1] in kept and op.result.type.dtype.size != 2:
+            how = "rows"
+    return Points(how, long, kept, index, offset)
+
+
 @dataclass
 class Resolver:
     """buffer_of gives what a stored value lives in; ops gives the op that defines a value."""
@@ -70,6 +104,7 @@ class Resolver:
     bounds: int = 0
     # what stands for long formulas of the index, so that offsets stay short
     named: dict[Expr, Sym] = field(default_factory=dict)
+    kept: dict[Value, Local] = field(default_factory=dict)  # what the loop around has computed
 
     def starts(self, op: Op) -> Index:
         """Where a slice or an update begins."""
@@ -88,6 +123,8 @@ class Resolver:
 
     def node(self, value: Value, index: Index) -> Node:
         """What stands at this index of the value."""
+        if value in self.kept:
+            return self.kept[value]
         if self.stored(value):
             return Load(self.buffer_of(value), ravel(index, value.type.shape))
         return self.computed(self.ops[value], index)
@@ -96,8 +133,16 @@ class Resolver:
         """What an op computes at this index of its result, whether that is stored or not."""
         return _RULES[op.kind](self, op, index)
 
+    def member(self, op: Op, at: Points) -> Node:
+        """What a map or a reduction computes, or combines, at a point of its loops."""
+        if op.kind == "reduce":
+            return self.node(op.operands[0], at.index)
+        return self.computed(op, at.index)
+
     def at_offset(self, value: Value, offset: Expr) -> Node:
         """The same, for a row-major offset instead of an index."""
+        if value in self.kept:
+            return self.kept[value]
         if self.stored(value):
             return Load(self.buffer_of(value), offset)
         op = self.ops[value]

@@ -17,6 +17,7 @@ from codegen.ir import Module
 from codegen.passes.buffers import assign_buffers
 from codegen.passes.check import check
 from codegen.passes.check_plan import check_plan
+from codegen.passes.fuse import fuse
 from codegen.passes.matching import check as check_matching
 from codegen.passes.partition import partition
 from codegen.passes.schedule import schedule
@@ -40,9 +41,9 @@ def lower(graph: Module) -> Levels:
     """All levels below a Graph. Raises the error classes of codegen.errors."""
     check(graph)
     program = check_matching(check_uniform(check(partition(graph))))
-    stored = stored_values(program)
-    assignment = assign_buffers(program, stored)
-    plan = check_plan(schedule(program, stored, assignment.buffers, assignment.of))
+    nests, stored = fuse(program, stored_values(program))
+    assignment = assign_buffers(nests, stored)
+    plan = check_plan(schedule(nests, stored, assignment.buffers, assignment.of))
     return Levels(graph, program, plan, emit(plan))
 
 

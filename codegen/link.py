@@ -19,18 +19,20 @@ from codegen import manifest as reader
 from codegen.errors import EnvironmentFault, InternalError
 
 # NumPy's arithmetic: no fast-math, no fused multiply-add, wrapping integers, and complex products
-# and quotients by the plain formula and Smith's. No if-conversion: see csrc/spmd_select.h.
+# and quotients by the plain formula and Smith's. No if-conversion: see csrc/spmd_select.h. OpenMP's
+# pragmas, not its runtime: reductions that may be taken in any order say so.
 FLAGS = (
     "-std=c11 -O3 -fPIC -fvisibility=hidden -fno-semantic-interposition -ffp-contract=off -fwrapv "
     "-fcx-fortran-rules -fno-math-errno -fno-trapping-math -fno-tree-loop-if-convert -fno-ident "
-    "-fno-asynchronous-unwind-tables"
+    "-fno-asynchronous-unwind-tables -fopenmp-simd"
 ).split()
-# The last one is clang's, for options that only gcc or only linking uses.
+# The last two are clang's, for options that only gcc or only linking uses, and for loops that do
+# not vectorise.
 # Compilers only guess what is not initialised, differently from version to version; and a user may
 # compare what is never equal.
 WARNINGS = (
-    "-Wall -Wextra -Wshadow -Werror -Wno-maybe-uninitialized -Wno-unused-command-line-argument "
-    "-Wno-tautological-compare"
+    "-Wall -Wextra -Wshadow -Werror -Wno-maybe-uninitialized -Wno-tautological-compare "
+    "-Wno-unused-command-line-argument -Wno-pass-failed"
 ).split()
 LINK = "-shared -nostartfiles -Wl,--build-id=none,-z,defs,-z,now,-z,noexecstack,-Bsymbolic".split()
 

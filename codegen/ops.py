@@ -192,6 +192,8 @@ _ROWS = (
            "from here on the symbol `counter` is the operand, a 0-d int64 that ranks agree on"),
     OpRule("branch", "control", ("on", "types"), _stated,
            "region number `on` (an Expr, clamped), or the operand if None; if: (else, then)"),
+    OpRule("nest", "control", ("outer", "sweeps", "types"), _stated,
+           "in passes only: maps and reductions within the loops `outer`, those of a sweep in one"),
     OpRule("relayout", "control", ("layout",), _same,
            "Graph level: the same elements, laid out otherwise"),
     OpRule("shard_map", "control", ("in_layouts", "out_layouts", "types"), _stated,

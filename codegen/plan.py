@@ -4,8 +4,9 @@
                kernels
     Step     = Phase | Exchange | Loop | Let | Branch | Default | Print
     Phase    = a compute phase: Work in order
-    Work     = Store | Reduce | Lane | Product | KernelCall      over loop variables
-    Node     = Literal | Integer | Runtime | Load | Apply        the scalar computed at one point
+    Work     = Store | Reduce | Nest | Lane | Product | KernelCall      over loop variables
+    Nest     = sweeps one after the other within common loops; Sweep = Keep | Store | Reduce in one
+    Node     = Literal | Integer | Runtime | Load | Local | Apply    the scalar at one point
 
 Offsets, extents and peers are Exprs over coordinates, axis sizes, scalars, counters and the loop
 variables of the Work they stand in. What an exchange takes from a member is written in the
@@ -80,6 +81,14 @@ class Load:
 
 
 @dataclass(frozen=True)
+class Local:
+    """What a Keep of the same nest has computed for this point."""
+
+    name: str
+    dtype: DType
+
+
+@dataclass(frozen=True)
 class Apply:
     """A row of FUNCTIONS. dtype: of the result; operands: dtype of the first operand's loop."""
 
@@ -89,7 +98,7 @@ class Apply:
     operand: DType
 
 
-Node = Literal | Integer | Runtime | Load | Apply
+Node = Literal | Integer | Runtime | Load | Local | Apply
 
 
 def apply(fn: str, dtype: DType, args: tuple[Node, ...], operand: DType) -> Node:
@@ -162,6 +171,43 @@ class Reduce:
 
 
 @dataclass(frozen=True)
+class Keep:
+    """A value that is read as Local(name), at this point or, with fn, once the sweep is done: then
+    it is COMBINE[fn] of all its points."""
+
+    name: str
+    dtype: DType
+    value: Node
+    fn: str = ""
+    place: Place | None = None
+
+    @property
+    def local(self) -> Local:
+        return Local(self.name, self.dtype)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Its parts in order for every point of `loops` (within those of the nest)."""
+
+    loops: tuple[Var, ...]
+    parts: tuple[Keep | Store | Reduce, ...]
+
+
+@dataclass(frozen=True)
+class Nest:
+    """Its sweeps in order for every point of `loops`. A Reduce in it is one of rows."""
+
+    loops: tuple[Var, ...]
+    sweeps: tuple[Sweep, ...]
+    place: Place | None = None
+
+    @property
+    def parts(self) -> tuple[Keep | Store | Reduce, ...]:
+        return tuple(p for sweep in self.sweeps for p in sweep.parts)
+
+
+@dataclass(frozen=True)
 class Lane:
     """One lane after the other: kind cumulative, argreduce, sort or argsort.
 
@@ -227,7 +273,7 @@ class KernelCall:
     place: Place | None = None
 
 
-Work = Store | Reduce | Lane | Product | KernelCall
+Work = Store | Reduce | Nest | Lane | Product | KernelCall
 
 
 # ---- steps of the control program ----------------------------------------------------------------

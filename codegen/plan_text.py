@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from codegen.expr import Expr
 from codegen.plan import (
@@ -13,12 +14,15 @@ from codegen.plan import (
     Default,
     Exchange,
     Integer,
+    Keep,
     KernelCall,
     Lane,
     Let,
     Literal,
     Load,
+    Local,
     Loop,
+    Nest,
     Node,
     Phase,
     Plan,
@@ -55,7 +59,7 @@ def _steps(steps: Sequence[Step], indent: str) -> Iterator[str]:
         if isinstance(step, Phase):
             yield f"{indent}compute {step.name}{where}"
             for work in step.work:
-                yield f"{indent}  {work_text(work)}"
+                yield from _work(work, indent + "  ")
         elif isinstance(step, Exchange):
             yield f"{indent}exchange {step.site} {_exchange(step)}{where}"
         elif isinstance(step, Loop):
@@ -81,6 +85,21 @@ def _steps(steps: Sequence[Step], indent: str) -> Iterator[str]:
         elif isinstance(step, Print):
             who = "every rank" if step.every_rank else "index 0"
             yield f"{indent}print by {who}: {'{}'.join(step.parts[::2])!r}{where}"
+
+
+def _work(work: Work, indent: str) -> Iterator[str]:
+    if not isinstance(work, Nest):
+        yield indent + work_text(work)
+        return
+    yield f"{indent}nest{_loops(work.loops)}"
+    for sweep in work.sweeps:
+        yield f"{indent}  sweep{_loops(sweep.loops)}"
+        for part in sweep.parts:
+            if isinstance(part, Keep):
+                value = node_text(part.value)
+                yield f"{indent}    {part.name} is {f'{part.fn}({value})' if part.fn else value}"
+            else:
+                yield f"{indent}    {work_text(replace(part, loops=()))}"
 
 
 # Which members each one reads.
@@ -160,6 +179,8 @@ def node_text(node: Node) -> str:
     if isinstance(node, Load):
         where = "".join(f"; {b.sym.name} = {node_text(b.node)}" for b in node.bounds)
         return f"{node.buffer.name}[{node.offset}{where}]"
+    if isinstance(node, Local):
+        return node.name
     assert isinstance(node, Apply)
     name = f"cast {node.dtype}" if node.fn == "cast" else node.fn
     return f"{name}({', '.join(node_text(a) for a in node.args)})"

@@ -10,11 +10,13 @@ from codegen.plan import (
     Buffer,
     Default,
     Exchange,
+    Keep,
     KernelCall,
     Lane,
     Let,
     Load,
     Loop,
+    Nest,
     Phase,
     Print,
     Product,
@@ -72,6 +74,13 @@ def work_buffers(work: Work) -> Iterator[Buffer]:
         for a in work.arguments:
             if isinstance(a.what, Buffer):
                 yield a.what
+        return
+    if isinstance(work, Nest):
+        for part in work.parts:
+            if isinstance(part, Keep):
+                yield from (load.buffer for load in loads(part.value))
+            else:
+                yield from work_buffers(part)
         return
     yield work.buffer
     if isinstance(work, Store) and work.waiting is not None:

@@ -268,7 +268,7 @@ def global_arrays(folder: Path, rounds: int = 9) -> None:
     """Programs on global arrays beside C written by hand; seconds per turn of their loop."""
     done = run([sys.executable, Path(__file__).parent / "figures_global.py", folder, rounds])
     found = json.loads(done.expect(0).out.splitlines()[-1])
-    print(f"Global arrays beside C by hand (-Ofast), median of {rounds}:\n")
+    print(f"Global arrays beside C by hand (-Ofast -fno-reciprocal-math), median of {rounds}:\n")
     rows = []
     for name, times in found.items():
         hand = times["by hand"]

@@ -18,7 +18,7 @@ from codegen.emit.operators import single
 from codegen.emit.spell import c_expr, combined, identifier
 from codegen.errors import Place
 from codegen.expr import Expr, Sym
-from codegen.plan import Array, Exchange, KernelCall, Phase, Plan, Product, Step
+from codegen.plan import Array, Exchange, KernelCall, Nest, Phase, Plan, Product, Step
 from codegen.steps import step_buffers
 
 _HEAD = """/*
@@ -33,7 +33,10 @@ _HEAD = """/*
 """
 
 # And what needs them.
-_HEADERS = {"spmd_fold.h": "SPMD_FOLD(", "spmd_print.h": "spmd_print_", "spmd_sort.h": "sort_"}
+_HEADERS = {
+    "spmd_fold.h": "SPMD_FOLD(", "spmd_print.h": "spmd_print_", "spmd_simd.h": "reduction(spmd_",
+    "spmd_sort.h": "sort_",
+}  # fmt: skip
 
 _TOP = """
 /* a buffer of a rank */
@@ -282,7 +285,8 @@ def _operation(number: int, kind: str, step: Step) -> dict[str, Any]:
         row["axes"] = list(step.axes)
     elif isinstance(step, Phase):
         row["phase"] = step.name
-        if lines := sorted({w.place.line for w in step.work if w.place}):
+        parts = [p for w in step.work for p in (w.parts if isinstance(w, Nest) else (w,))]
+        if lines := sorted({p.place.line for p in parts if p.place}):
             row["lines"] = [lines[0], lines[-1]]
         row["libraries"] = sorted({w.library for w in step.work if isinstance(w, Product)
                                    and w.library is not None})  # fmt: skip

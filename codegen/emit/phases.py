@@ -12,7 +12,8 @@ from math import gcd
 from codegen import expr
 from codegen.access import positions, ravel
 from codegen.emit.lines import comment, source, wrapped
-from codegen.emit.operators import call, cast, infix, single
+from codegen.emit.nests import single_nest, start_rows, write_nest
+from codegen.emit.operators import call, cast, single
 from codegen.emit.spell import (
     NodeWriter,
     abstract,
@@ -34,6 +35,7 @@ from codegen.plan import (
     KernelCall,
     Lane,
     Matrix,
+    Nest,
     Node,
     Phase,
     Product,
@@ -44,8 +46,6 @@ from codegen.plan import (
     Work,
 )  # fmt: skip
 from codegen.spelling import Binds, Text, within
-
-LANES = 8  # accumulators of a floating-point sum: enough for one AVX-512 register of doubles
 
 
 class PhaseWriter:
@@ -63,15 +63,13 @@ class PhaseWriter:
         self.library = False
         self.out: list[str] = []
         self.depth = 1
+        self.place: Place | None = None  # the source line of what was written last
         self.local: frozenset[Sym] = frozenset()
         self.writer = NodeWriter(self.load, self.symbolic, self.runtime)
 
     def write(self) -> str:
-        place: Place | None = None
         for work in self.phase.work:
-            if work.place and (place is None or work.place.line != place.line):
-                place = work.place
-                self.out.append(comment(source(place), indent="    " * self.depth))
+            self.quote(work.place)
             _WRITE[type(work)](self, work)
         head = wrapped(f"static void {self.phase.name}(", self.signature() or ["void"], ")")
         named = ((n, str(e)) for e, n in self.parameters.values())
@@ -95,6 +93,26 @@ class PhaseWriter:
 
     def line(self, text: str) -> None:
         self.out.append("    " * self.depth + text)
+
+    def quote(self, place: Place | None) -> None:
+        """The line of the source that what follows comes from, where it is another one."""
+        if place and (self.place is None or place.line != self.place.line):
+            self.place = place
+            self.out.append(comment(source(place), indent="    " * self.depth))
+
+    def fresh(self, base: str) -> str:
+        """A name that nothing in this function has."""
+        name, count = base, 1
+        while name in self.taken:
+            count += 1
+            name = f"{base}_{count}"
+        self.taken.add(name)
+        return name
+
+    def keep(self, name: str) -> str:
+        """What a value that is kept from here on is called."""
+        self.writer.names[name] = self.fresh(identifier(name))
+        return self.writer.names[name]
 
     def buffer(self, buffer: Buffer, written: bool = False) -> str:
         name = self.buffer_name(buffer)
@@ -122,12 +140,7 @@ class PhaseWriter:
         if not name:
             name, unit, times, plus = f"e{len(self.parameters)}", e, 1, 0
         if unit.key not in self.parameters:
-            base, count = name, 1
-            while name in self.taken:
-                count += 1
-                name = f"{base}_{count}"
-            self.taken.add(name)
-            self.parameters[unit.key] = (unit, name)
+            self.parameters[unit.key] = (unit, self.fresh(name))
         return expr.symbol(Sym(self.parameters[unit.key][1], "size")) * times + plus
 
     def symbolic(self, e: Expr) -> Text:
@@ -166,9 +179,14 @@ class PhaseWriter:
         """A statement, after the declarations that its expression needs."""
         self.writer.begin()
         text = make()
+        self.flush()
+        self.line(text)
+
+    def flush(self) -> None:
+        """Write the declarations that an expression needs."""
         for declaration in self.writer.lines:
             self.line(declaration)
-        self.line(text)
+        self.writer.lines = []
 
     def value(self, node: Node) -> Text:
         return self.writer.operand(node)
@@ -264,33 +282,14 @@ def _store(self: PhaseWriter, work: Store) -> None:
 
 
 def _reduce(self: PhaseWriter, work: Reduce) -> None:
-    self.buffer(work.buffer, written=True)
-    self.begin(work.loops + work.inner)
-    first = stored(work.dtype, literal(neutral(work.fn, work.dtype), work.dtype))
-    if work.rows:
-        opened = self.open(work.loops)
-        self.statement(lambda: f"{self.target(work.buffer, work.offset)} = {first};")
-        self.close(opened)
-        *outer, row = work.loops
-        opened = self.open((*outer, *work.inner, row))
-        self.statement(lambda: _combine_into(self, work))
-        self.close(opened)
+    if not work.rows:
+        write_nest(self, single_nest(work))
         return
-    opened = self.open(work.loops)
-    short = all(v.extent.is_const and v.extent.value < 2 * LANES for v in work.inner[-1:])
-    if work.dtype.kind in "fc" and work.fn in ("add", "mul", "min", "max") and not short:
-        _reduce_lanes(self, work)
-    else:
-        self.line("{")
-        self.depth += 1
-        _start(self, work)
-        inside = self.open(work.inner)
-        self.statement(lambda: _advance(work, self.value(work.value)))
-        self.close(inside)
-        self.writer.begin()
-        self.line(f"{self.target(work.buffer, work.offset)} = {stored(work.dtype, _TOTAL)};")
-        self.depth -= 1
-        self.line("}")
+    start_rows(self, work)
+    *outer, row = work.loops
+    self.begin(work.loops + work.inner)
+    opened = self.open((*outer, *work.inner, row))
+    self.statement(lambda: _combine_into(self, work))
     self.close(opened)
 
 
@@ -311,50 +310,6 @@ def _combine_into(self: PhaseWriter, work: Reduce) -> str:
     target = self.target(work.buffer, work.offset)
     new = combined(work.fn, work.dtype, element(work.dtype, target), value)
     return f"{target} = {stored(work.dtype, new)};"
-
-
-def _reduce_lanes(self: PhaseWriter, work: Reduce) -> None:
-    """Independent accumulators, so that the loop vectorises; float sums accumulate in double."""
-    wide = work.dtype.name == "float32" and work.fn == "add"
-    total = "double" if wide else work.dtype.compute
-    start = literal(neutral(work.fn, work.dtype), work.dtype)[0]
-    long = [v for v in work.inner if v.extent != 1] or [work.inner[-1]]
-    *outer, last = long
-    self.line("{")
-    self.depth += 1
-    n, j = self.integer(last.extent, Binds.ATOM), last.sym.name
-    self.line(f"{total} lane[{LANES}];")
-    self.line(f"for (int l = 0; l < {LANES}; l++) lane[l] = {start};")
-    opened = self.open(outer)
-    self.local |= {last.sym}
-
-    def put(lane: str, value: Text) -> str:
-        into = single(f"lane[{lane}]")
-        new = infix(into, "+", value) if wide else combined(work.fn, work.dtype, into, value)
-        return f"{into[0]} = {new[0]};"
-
-    self.line(f"for (int64_t t = 0; t + {LANES} <= {n}; t += {LANES}) {{")
-    self.depth += 1
-    self.line(f"for (int l = 0; l < {LANES}; l++) {{")
-    self.depth += 1
-    self.line(f"const int64_t {j} = t + l;")
-    self.statement(lambda: put("l", self.value(work.value)))
-    self.depth -= 1
-    self.line("}")
-    self.depth -= 1
-    self.line("}")
-    self.line(f"for (int64_t {j} = {n} - {n} % {LANES}; {j} < {n}; {j}++) {{")
-    self.depth += 1
-    self.statement(lambda: put(f"{j} % {LANES}", self.value(work.value)))
-    self.depth -= 1
-    self.line("}")
-    self.close(opened)
-    self.line(f"for (int l = 1; l < {LANES}; l++) {put('0', single('lane[l]'))}")
-    self.writer.begin()
-    result = cast("float", single("lane[0]")) if wide else single("lane[0]")
-    self.line(f"{self.target(work.buffer, work.offset)} = {stored(work.dtype, result)};")
-    self.depth -= 1
-    self.line("}")
 
 
 def _lane(self: PhaseWriter, work: Lane) -> None:
@@ -533,6 +488,7 @@ def _kernel(self: PhaseWriter, work: KernelCall) -> None:
 _WRITE: dict[type, Callable[[PhaseWriter, Work], None]] = {
     Store: _store,  # type: ignore[dict-item]
     Reduce: _reduce,  # type: ignore[dict-item]
+    Nest: write_nest,  # type: ignore[dict-item]
     Lane: _lane,  # type: ignore[dict-item]
     Product: _product,  # type: ignore[dict-item]
     KernelCall: _kernel,  # type: ignore[dict-item]

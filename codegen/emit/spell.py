@@ -16,7 +16,7 @@ from codegen.dtypes import DType
 from codegen.emit.operators import call, cast, filled, single
 from codegen.expr import Call, Expr, Sym
 from codegen.functions import COMBINE, FUNCTIONS
-from codegen.plan import Apply, Bound, Buffer, Integer, Literal, Load, Node, Runtime
+from codegen.plan import Apply, Bound, Buffer, Integer, Literal, Load, Local, Node, Runtime
 from codegen.spelling import Binds, Text, c_operand
 
 _WORDS = frozenset(
@@ -157,6 +157,7 @@ class NodeWriter:
         self.runtime = runtime
         self.lines: list[str] = []  # statements that must stand before the expression
         self.done: set[str] = set()
+        self.names: dict[str, str] = {}  # of what nests keep
 
     def begin(self) -> None:
         self.lines, self.done = [], set()
@@ -191,6 +192,8 @@ class NodeWriter:
             return converted(self.symbolic(node.value), "i64", node.dtype)
         if isinstance(node, Runtime):
             return converted(single(self.runtime(node)), "f64", node.dtype)
+        if isinstance(node, Local):
+            return single(self.names[node.name])
         if isinstance(node, Load):
             used = node.offset.symbols()  # a stride of 0 needs no position
             self.bounds(tuple(b for b in node.bounds if b.sym in used))

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from codegen import access, expr, prove
-from codegen.access import INLINE, Resolver, loop_vars, positions, ravel
+from codegen.access import INLINE, Resolver, loop_vars, points, positions, ravel
 from codegen.expr import Expr
 from codegen.ir import Module, Op, Region, Value, walk
 from codegen.plan import Buffer
@@ -47,8 +47,10 @@ class _Liveness:
         self.order: dict[Value, int] = {}
         self.forced: list[tuple[Value, Value]] = []
         self.wishes: list[tuple[int, Value, Value]] = []  # depth, and two values that want to share
+        made = {v for r in _regions(program) for op in walk(r) if op.kind == "nest"
+                for part in op.regions[0].ops for v in part.results}  # fmt: skip
         self.resolver = Resolver(
-            self.defs, lambda v: v in stored, lambda v: v, lambda v, _: None,
+            self.defs, lambda v: v in stored or v in made, lambda v: v, lambda v, _: None,
             {s.name: k for k, s in enumerate(program.scalars)},
         )  # fmt: skip
         self.cache: dict[Op, tuple[set[Value], set[Value]]] = {}
@@ -74,7 +76,7 @@ class _Liveness:
         for v in region.args:
             self.order.setdefault(v, len(self.order))
         for op in region.ops:
-            if op.kind in ("loop", "branch"):
+            if op.kind in ("loop", "branch", "nest"):
                 for inner in op.regions:
                     self.number(inner)
             for v in op.results:
@@ -135,6 +137,8 @@ class _Liveness:
                 live = self.loop(op, live, depth)
             elif op.kind == "branch":
                 live = self.branch(op, live, depth)
+            elif op.kind == "nest":
+                live = self.nest(op, live, depth)
             elif op.kind not in INLINE or op.result in self.stored:
                 live = self.op(op, live, depth)
         return live
@@ -147,6 +151,30 @@ class _Liveness:
                 if _fits(r, v):
                     self.wishes.append((depth + (op.kind not in INLINE), r, v))
         return (live - set(op.results)) | reads
+
+    def nest(self, op: Op, live: set[Value], depth: int) -> set[Value]:
+        """Members in order; but their loops turn together: what one computes at a later point, it
+        does after the next one has computed at an earlier."""
+        members = op.regions[0].ops
+        at = {m.result: points(m) for m in members}
+        read: dict[Value, list[tuple[int, Expr | None]]] = {}  # by which member, where
+        for k, m in enumerate(members):
+            for load in access.loads(self.resolver.member(m, at[m.result])):
+                where = None if load.bounds else load.offset
+                read.setdefault(cast(Any, load.buffer), []).append((k, where))
+        for k in reversed(range(len(members))):
+            v = members[k].result
+            live = self.op(members[k], live, depth)
+            for r, places in read.items():
+                if r is None:  # a constant
+                    continue
+                if at[v].how != "point" or any(e != at[v].offset for n, e in places if n <= k):
+                    self.define(v, (r,))
+                elif _fits(r, v):
+                    self.wishes.append((depth, r, v))
+            self.define(v, (o for o in at if at[o].offset != at[v].offset
+                            or "rows" in (at[o].how, at[v].how)))  # fmt: skip
+        return live
 
     def loop(self, op: Op, live: set[Value], depth: int) -> set[Value]:
         outer = live - set(op.results)

@@ -11,11 +11,22 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from codegen import access, expr, prove
-from codegen.access import INLINE, Resolver, gather_index, loop_vars, positions, ravel, strides
+from codegen.access import (
+    INLINE,
+    Points,
+    Resolver,
+    gather_index,
+    loop_vars,
+    points,
+    positions,
+    ravel,
+    strides,
+)  # fmt: skip
 from codegen.dtypes import INT64, DType
 from codegen.errors import InternalError
 from codegen.exchanges import EXCHANGES, Exchanges
 from codegen.expr import Expr, Sym
+from codegen.flatten import flattened
 from codegen.ir import Module, Op, Region, Value, walk
 from codegen.plan import (
     Argument,
@@ -25,6 +36,7 @@ from codegen.plan import (
     Buffer,
     Default,
     Exchange,
+    Keep,
     KernelCall,
     Lane,
     Let,
@@ -32,6 +44,7 @@ from codegen.plan import (
     Load,
     Loop,
     Matrix,
+    Nest,
     Phase,
     Plan,
     Print,
@@ -39,6 +52,7 @@ from codegen.plan import (
     Reduce,
     Step,
     Store,
+    Sweep,
     Var,
     Work,
 )  # fmt: skip
@@ -98,6 +112,7 @@ class _Schedule:
         self.phases = self.sites = self.counters = 0
         self.libraries: list[str] = []
         self.kernels: dict[str, Any] = {}
+        self.names: dict[str, int] = {}
         self.pending: list[Work] = []
         self.steps: list[Step] = []
 
@@ -150,7 +165,7 @@ class _Schedule:
     def copy(self, source: Buffer, value: Value, into: Buffer) -> None:
         loops = loop_vars(value.type.shape)
         offset = ravel(positions(loops), value.type.shape)
-        self.pending.append(Store(loops, into, offset, Load(source, offset)))
+        self.add(Store(loops, into, offset, Load(source, offset)))
 
     def new_buffer(self, name: str, dtype: DType, capacity: Expr) -> Buffer:
         buffer = Buffer(len(self.buffers), name, dtype, capacity)
@@ -218,7 +233,7 @@ class _Schedule:
     # ---- compute ---------------------------------------------------------------------------------
 
     def add(self, work: Work) -> None:
-        self.pending.append(work)
+        self.pending.append(flattened(work))
 
     def store_inline(self, op: Op) -> None:
         loops = loop_vars(op.result.type.shape)
@@ -229,6 +244,54 @@ class _Schedule:
         if isinstance(node, Load) and node.buffer is into and node.offset == offset:
             return  # a reshape in place
         self.add(Store(loops, into, offset, node, place=op.place))
+
+    def nest(self, op: Op) -> None:
+        outer, members = op.attrs["outer"], op.regions[0].ops
+        sweeps: list[Sweep] = []
+        for number in range(max(op.attrs["sweeps"]) + 1):
+            parts: list[Keep | Store | Reduce] = []
+            after: list[Store] = []  # what is folded, once it is
+            kept = []
+            loops: tuple[Var, ...] = ()
+            for member, n in zip(members, op.attrs["sweeps"], strict=True):
+                if n == number:
+                    at = points(member)
+                    loops = at.loops[len(outer) :]
+                    self.part(member, at, parts, after)
+                    kept += [member.result] if at.how == "point" and loops else []
+            sweeps.append(Sweep(loops, tuple(parts)))
+            if after:
+                sweeps.append(Sweep((), tuple(after)))
+            for v in kept:  # later sweeps come to other points
+                self.resolver.kept.pop(v, None)
+        self.resolver.kept.clear()
+        self.add(Nest(outer, tuple(sweeps), op.place))
+
+    def part(
+        self, op: Op, at: Points, parts: list[Keep | Store | Reduce], after: list[Store]
+    ) -> None:
+        """A member of a nest: what is computed, and where it goes."""
+        v, kept = op.result, self.resolver.kept
+        node = self.resolver.member(op, at)
+        if at.how == "rows":
+            inner = tuple(loop for loop in at.loops if loop not in at.kept)
+            parts.append(Reduce(at.kept, inner, True, self.of[v], at.offset, node, op.attrs["fn"],
+                                v.type.dtype, op.place))  # fmt: skip
+            return
+        fn = op.attrs["fn"] if at.how == "fold" else ""
+        same = next((p for p in parts if isinstance(p, Keep) and p.value == node
+                     and (p.fn, p.dtype) == (fn, v.type.dtype)), None)  # fmt: skip
+        keep = same or Keep(self.local_name(v.name), v.type.dtype, node, fn, op.place)
+        parts += [] if same else [keep]
+        kept[v] = keep.local
+        if v in self.stored:
+            stores = after if fn else parts
+            stores.append(Store(at.kept, self.of[v], at.offset, kept[v], place=op.place))
+
+    def local_name(self, name: str) -> str:
+        """Unique in the Plan."""
+        self.names[name] = self.names.get(name, 0) + 1
+        return name if self.names[name] == 1 else f"{name}_{self.names[name]}"
 
     def take_over(self, op: Op) -> Buffer:
         """The buffer that an update writes; the old content is copied where it is still needed."""
@@ -419,6 +482,7 @@ _OPS: dict[str, Callable[[_Schedule, Op], None]] = {
     "let": _Schedule.let,
     "branch": _Schedule.branch,
     "print": _Schedule.print,
+    "nest": _Schedule.nest,
     "update": _Schedule.update,
     "dynamic_update": _Schedule.dynamic_update,
     "scatter": _Schedule.scatter,

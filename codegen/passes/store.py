@@ -48,6 +48,7 @@ class _Storing:
         self.place: dict[Value, tuple[int, Region]] = {}
         self.uses: dict[Value, list[_Use]] = {}
         self.order: list[Op] = []
+        self.dear: set[Value] = set()  # not stored, and not cheap to compute again
         self.stored: set[Value] = {i.value for i in program.inputs}
         self.clock = 0
 
@@ -63,10 +64,15 @@ class _Storing:
             if op.kind not in INLINE:
                 continue
             below = max((depth.get(x, 0) for x in op.operands), default=0)
+            if not self.dear.isdisjoint(op.operands) or (
+                op.kind == "map" and op.attrs["fn"] not in _CHEAP
+            ):
+                self.dear.update(op.results)
             for value in op.results:
                 if value not in self.stored and (below >= DEEPEST or self.shared(op, value)):
                     self.stored.add(value)
                 depth[value] = 0 if value in self.stored else below + 1
+            self.dear.difference_update(self.stored.intersection(op.results))
         for op in self.order:
             if op.kind in _TAKES_OVER or op.kind == "loop":
                 for x in op.operands if op.kind == "loop" else op.operands[:1]:
@@ -143,7 +149,7 @@ class _Storing:
         if op.kind in _VIEWS or op.kind in _SOURCES:
             return False
         uses = list(self.consumers(value))
-        cheap = op.kind == "map" and op.attrs["fn"] in _CHEAP
+        cheap = op.kind == "map" and value not in self.dear
         if cheap and value.type.ndim == 0 and all(
             self.defs[v].kind in _SOURCES for v in op.operands if v in self.defs
         ) and all(v in self.defs for v in op.operands):  # fmt: skip
@@ -153,7 +159,7 @@ class _Storing:
             return True
         if len(uses) > 1:
             return not (cheap and self.spread(op))
-        return any(self.stretches(u, value) for u in self.uses.get(value, ())) and not cheap
+        return not cheap and self.stretched(value)
 
     def spread(self, op: Op) -> bool:
         """Whether it combines stretched arrays only, as x[:, None] - x: it is larger than they."""
@@ -163,11 +169,15 @@ class _Storing:
             for m in made if m is not None and m.kind == "broadcast"
         )  # fmt: skip
 
-    def stretches(self, use: _Use, value: Value) -> bool:
-        op = use.op
-        if op is None or op.kind not in ("broadcast", "matmul", "gather", "dynamic_slice"):
-            return False
-        return any(r.type.shape != value.type.shape for r in op.results)
+    def stretched(self, value: Value) -> bool:
+        """Whether an element is read at several points, perhaps through views."""
+        ops = [u.op for u in self.uses.get(value, ()) if u.op is not None]
+        return any(
+            op.result.type.shape != value.type.shape
+            if op.kind in ("broadcast", "matmul", "gather", "dynamic_slice")
+            else op.kind in _VIEWS and self.stretched(op.result)
+            for op in ops
+        )
 
     # ---- what is overwritten ---------------------------------------------------------------------
 

@@ -10,6 +10,7 @@
 
 #include "spmd_image.h"
 #include "spmd_fold.h"
+#include "spmd_simd.h"
 #include "spmd_support.h"
 
 /* a buffer of a rank */
@@ -43,6 +44,7 @@ enum {
     X_u_offset_0,
     X_u_extent_0,
     X_branch,
+    X_phase_5_e0,
 };
 
 static inline double spmd_scalar_f64(const spmd_rank *r, int number)
@@ -149,21 +151,19 @@ static void phase_4(double *restrict u, const int64_t extent)
 }
 
 /* compute phase
- *   extent = 9 // n_x + (i_x < 9 % n_x)
+ *   e0 = 4 * (9 // n_x) + 4 * (i_x < 9 % n_x)
  */
 __attribute__((noinline))
-static void phase_5(double *restrict largest, const double *restrict u, const int64_t extent)
+static void phase_5(const double *restrict u, double *restrict largest, const int64_t e0)
 {
     /* sample_programs.py:44: largest = spmd.pmax(np.max(np.abs(a), initial=0), "x") */
-    {
-        double total = -(double)INFINITY;
-        for (int64_t j0 = 0; j0 < extent; j0++) {
-            for (int64_t j1 = 0; j1 < 4; j1++) {
-                total = spmd_maximum_f64(total, spmd_abs_f64(u[4 * j0 + j1]));
-            }
-        }
-        largest[0] = total;
+    double largest_3 = -(double)INFINITY;
+#pragma omp simd \
+    reduction(spmd_maximum : largest_3)
+    for (int64_t j1 = 0; j1 < e0; j1++) {
+        largest_3 = spmd_maximum_f64(largest_3, spmd_abs_f64(u[j1]));
     }
+    largest[0] = largest_3;
     largest[0] = spmd_maximum_f64(largest[0], 0.0);
 }
 
@@ -176,18 +176,16 @@ static void phase_6(uint8_t *restrict map, const double *restrict largest_2)
 }
 
 /* compute phase
- *   extent = 9 // n_x + (i_x < 9 % n_x)
+ *   e0 = 4 * (9 // n_x) + 4 * (i_x < 9 % n_x)
  */
 __attribute__((noinline))
-static void phase_7(double *restrict largest_2, double *restrict u, const int64_t extent)
+static void phase_7(double *restrict largest_2, double *restrict u, const int64_t e0)
 {
     /* sample_programs.py:46: largest = largest / 2 */
     largest_2[0] = largest_2[0] / 2.0;
     /* sample_programs.py:47: a = a / 2 */
-    for (int64_t j0 = 0; j0 < extent; j0++) {
-        for (int64_t j1 = 0; j1 < 4; j1++) {
-            u[4 * j0 + j1] = u[4 * j0 + j1] / 2.0;
-        }
+    for (int64_t j1 = 0; j1 < e0; j1++) {
+        u[j1] = u[j1] / 2.0;
     }
 }
 
@@ -307,6 +305,7 @@ static int step(spmd_rank *r)
     const int64_t n_x = r->world->size[AXIS_x];
     const int64_t steps = r->world->scalar[SCALAR_steps];
     const int64_t x_branch = r->at_load[X_branch];
+    const int64_t x_phase_5_e0 = r->at_load[X_phase_5_e0];
     const int64_t x_u_extent_0 = r->at_load[X_u_extent_0];
     const int64_t x_u_offset_0 = r->at_load[X_u_offset_0];
     switch (r->pc) {
@@ -344,7 +343,7 @@ static int step(spmd_rank *r)
         }
         /* sample_programs.py:44: largest = spmd.pmax(np.max(np.abs(a), initial=0), "x") */
         spmd_enter(r, 6);
-        phase_5(AT(r, B_largest), AT(r, B_u), x_u_extent_0);
+        phase_5(AT(r, B_u), AT(r, B_largest), x_phase_5_e0);
         spmd_enter(r, 7);
         exchange_1(r);
         r->pc = 2;
@@ -358,7 +357,7 @@ static int step(spmd_rank *r)
             if (!((uint8_t *)AT(r, B_map))[0]) break;
             /* sample_programs.py:46: largest = largest / 2 */
             spmd_enter(r, 9);
-            phase_7(AT(r, B_largest_2), AT(r, B_u), x_u_extent_0);
+            phase_7(AT(r, B_largest_2), AT(r, B_u), x_phase_5_e0);
         }
     }
     return SPMD_DONE;
@@ -395,6 +394,7 @@ static void load(spmd_rank *r)
     r->at_load[X_u_offset_0] = spmd_floordiv(9, n_x) * i_x + spmd_min(i_x, spmd_mod(9, n_x));
     r->at_load[X_u_extent_0] = spmd_floordiv(9, n_x) + (i_x < spmd_mod(9, n_x));
     r->at_load[X_branch] = (spmd_mod(i_x, 2) > 0) > 0;
+    r->at_load[X_phase_5_e0] = 4 * spmd_floordiv(9, n_x) + 4 * (i_x < spmd_mod(9, n_x));
 }
 
 /* bytes of each buffer, the same on all ranks */
@@ -420,7 +420,7 @@ const spmd_image spmd_image_table = {
     .inputs = 1,
     .outputs = 1,
     .buffers = 6,
-    .at_load = 3,
+    .at_load = 4,
     .counters = 2,
     .sites = 2,
     .array_buffer = array_buffer,

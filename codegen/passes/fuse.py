@@ -1,0 +1,253 @@
+"""Which loops are one: what is computed over the same points, or in the same rows, is one nest.
+
+Goes in: a Program and its stored values. Comes out: the Program with `nest` ops, and the values
+that still need memory: what only its own nest reads, where it makes it, is kept in a C local.
+Always holds: a member reads what another one of its nest makes at that very point only, and comes
+after it; ops that are no members stay in their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from codegen.access import INLINE, Points, Resolver, loads, points
+from codegen.expr import Expr
+from codegen.ir import Module, Op, Region, Value, walk
+from codegen.plan import Apply, Bound, Node, Var
+
+LARGEST = 120  # functions in one nest: compilers take more than linear time for a loop
+WIDEST = 16  # arrays that a nest reads: caches keep few streams apart
+NEAREST = 6  # nests that a loop may join: programs are long where Python's loops unroll them
+# Ops that those who come later may not be computed before: a reduction may, its result is small.
+_FENCES = ("loop", "branch", "let", "print", "barrier")
+
+
+@dataclass(frozen=True)
+class _Member:
+    op: Op
+    at: Points
+    reads: Mapping[Any, tuple[tuple[Expr, tuple[Bound, ...]], ...]]  # by value: where
+    size: int
+
+
+@dataclass
+class _Nest:
+    """Members by sweeps: those of one share all loops, all share the loops `outer` (if known)."""
+
+    sweeps: list[list[_Member]]
+    outer: tuple[Var, ...] | None
+    made: dict[Value, tuple[int, _Member]] = field(default_factory=dict)
+
+    @property
+    def members(self) -> list[_Member]:
+        return [m for sweep in self.sweeps for m in sweep]
+
+    def add(self, member: _Member, sweep: int) -> None:
+        if sweep == len(self.sweeps):
+            self.sweeps.append([])
+        self.sweeps[sweep].append(member)
+        self.made[member.op.result] = sweep, member
+        if member.at.how == "fold":
+            self.outer = member.at.kept
+
+    def sweep_for(self, member: _Member) -> int | None:
+        """The sweep that a member may join, perhaps a new one; None: it is no part of this nest."""
+        at = member.at
+        members = [*self.members, member]
+        if sum(m.size for m in members) > LARGEST or not self.shares(member):
+            return None
+        if len({v for m in members for v in m.reads} - self.made.keys()) > WIDEST:
+            return None
+        if at.how == "fold" and self.outer not in (None, at.kept):
+            return None
+        least = 0
+        for value, where in member.reads.items():
+            if value not in self.made:
+                continue
+            sweep, maker = self.made[value]
+            if maker.at.how == "rows" or any(o != maker.at.offset or b for o, b in where):
+                return None
+            together = maker.at.how == "point" and maker.at.loops == at.loops
+            least = max(least, sweep if together else sweep + 1)
+        for k in range(least, len(self.sweeps)):
+            if self.sweeps[k][0].at.loops == at.loops:
+                return k
+        below = bool(self.outer) and at.loops[: len(self.outer or ())] == self.outer
+        return len(self.sweeps) if least and below else None
+
+    def shares(self, member: _Member) -> bool:
+        """Whether it reads what others read or make, and nobody loses memory to work in place."""
+        common = not self.made.keys().isdisjoint(member.reads)
+        for value in member.reads.keys() - self.made.keys():
+            for other in self.members:
+                if value in other.reads:
+                    common |= not set(other.reads[value]).isdisjoint(member.reads[value])
+                    if _hinders(member, other, value) or _hinders(other, member, value):
+                        return False
+        return common
+
+
+def _hinders(a: _Member, b: _Member, value: Value) -> bool:
+    """Whether a could take over the memory of what b reads elsewhere."""
+    here, result = (a.at.offset, ()), a.op.result.type
+    fits = a.at.how == "point" and (result.dtype, result.shape) == (
+        value.type.dtype, value.type.shape)  # fmt: skip
+    return fits and set(a.reads[value]) == {here} and set(b.reads[value]) != {here}
+
+
+def fuse(program: Module, stored: frozenset[Value]) -> tuple[Module, frozenset[Value]]:
+    """The Program in nests, and what needs memory now."""
+    work = _Fusing(program, stored)
+    inputs = tuple(
+        i if i.default is None else replace(i, default=work.region(i.default))
+        for i in program.inputs
+    )
+    body = work.region(program.body)
+    return replace(program, inputs=inputs, body=body), stored - work.kept
+
+
+class _Fusing:
+    def __init__(self, program: Module, stored: frozenset[Value]) -> None:
+        self.stored = stored
+        self.kept: set[Value] = set()
+        regions = [i.default for i in program.inputs if i.default is not None] + [program.body]
+        self.defs = {v: op for r in regions for op in walk(r) for v in op.results}
+        self.resolver = Resolver(
+            self.defs, lambda v: v in stored, lambda v: v, lambda v, _: None,
+            {s.name: k for k, s in enumerate(program.scalars)},
+        )  # fmt: skip
+        self.made_of: dict[Value, frozenset[Value]] = {}
+        self.users: dict[Value, set[Op | None]] = {o.value: {None} for o in program.outputs}
+        for region in regions:
+            self.use(region)
+
+    def use(self, region: Region) -> None:
+        for op in region.ops:
+            if not self.inline(op):
+                for x in op.operands:
+                    for v in self.sources(x):
+                        self.users.setdefault(v, set()).add(op)
+            for inner in op.regions:
+                self.use(inner)
+        for v in region.results:
+            self.users.setdefault(v, set()).add(None)
+
+    def inline(self, op: Op) -> bool:
+        return op.kind in INLINE and op.result not in self.stored
+
+    def sources(self, value: Value) -> frozenset[Value]:
+        """The stored values that a value is made of."""
+        if value in self.stored:
+            return frozenset((value,))
+        if value not in self.made_of:
+            self.made_of[value] = frozenset(
+                v for x in self.defs[value].operands for v in self.sources(x)
+            )
+        return self.made_of[value]
+
+    # ---- regions ---------------------------------------------------------------------------------
+
+    def region(self, region: Region) -> Region:
+        items: list[Op | _Nest] = []
+        made: dict[Value, int] = {}  # by which item
+        fence = segment = 0  # reductions move up to `fence`, other members to `segment`
+        for op in region.ops:
+            if self.inline(op):
+                continue
+            if op.regions:
+                op = replace(op, regions=tuple(self.region(r) for r in op.regions))
+            member = self.member(op)
+            k = None
+            if member is not None:
+                first = max((made[v] for v in member.reads if v in made), default=0)
+                first = max(first, segment if member.at.how == "point" else fence)
+                k = self.join(items, member, first)
+            if k is None:
+                k = len(items)
+                item: Op | _Nest = op
+                if member is not None:
+                    item = _Nest([], None)
+                    item.add(member, 0)
+                items.append(item)
+            if member is None and not op.attrs.get("blank"):
+                segment = len(items)
+                fence = segment if op.kind in _FENCES else fence
+            made.update(dict.fromkeys(op.results, k))
+        ops = [self.finished(item) if isinstance(item, _Nest) else item for item in items]
+        return Region(region.args, tuple(self.with_inline(region, ops)), region.results)
+
+    def member(self, op: Op) -> _Member | None:
+        """An op that may share its loops, with what it reads."""
+        if op.kind not in ("map", "reduce"):
+            return None
+        at = points(op)
+        if at.how == "alone":
+            return None
+        node = self.resolver.member(op, at)
+        reads: dict[Any, tuple[tuple[Expr, tuple[Bound, ...]], ...]] = {}
+        for load in loads(node):
+            if load.buffer is not None:  # a constant
+                reads[load.buffer] = (*reads.get(load.buffer, ()), (load.offset, load.bounds))
+        return _Member(op, at, reads, _size(node))
+
+    def join(self, items: list[Op | _Nest], member: _Member, first: int) -> int | None:
+        """The nest that a member now is in."""
+        for k in range(max(first, len(items) - NEAREST), len(items)):
+            nest = items[k]
+            if isinstance(nest, _Nest) and (sweep := nest.sweep_for(member)) is not None:
+                nest.add(member, sweep)
+                return k
+        return None
+
+    def finished(self, nest: _Nest) -> Op:
+        if len(nest.members) == 1:
+            return nest.members[0].op
+        outer = nest.outer or ()
+        inside: dict[Op | None, int] = {
+            m.op: k for k, sweep in enumerate(nest.sweeps) for m in sweep
+        }
+        results: list[Value] = []
+        for value, (sweep, maker) in nest.made.items():
+            everywhere = maker.at.how == "fold" or maker.at.loops == outer
+            users = self.users.get(value, {None})
+            if maker.at.how != "rows" and all(
+                u in inside and (everywhere or inside[u] == sweep) for u in users
+            ):
+                self.kept.add(value)
+            else:
+                results.append(value)
+        ops = tuple(m.op for m in nest.members)
+        attrs = {
+            "outer": outer,
+            "sweeps": tuple(inside[op] for op in ops),
+            "types": tuple(v.type for v in results),
+        }
+        read = dict.fromkeys(v for m in nest.members for v in m.reads if v not in nest.made)
+        region = Region((), ops, tuple(results))
+        return Op("nest", tuple(read), tuple(results), attrs, (region,), ops[0].place)
+
+    def with_inline(self, region: Region, ops: list[Op]) -> Iterator[Op]:
+        """The ops, and before each what it computes on the way: members have moved up."""
+        here = {v: op for op in region.ops if self.inline(op) for v in op.results}
+        done: set[Op] = set()
+
+        def before(op: Op) -> Iterator[Op]:
+            used = list(op.operands)
+            for inner in op.regions:
+                used += [x for o in walk(inner) for x in o.operands]
+            for x in used:
+                made = here.get(x)
+                if made is not None and made not in done:
+                    done.add(made)
+                    yield from before(made)
+                    yield made
+
+        for op in ops:
+            yield from before(op)
+            yield op
+
+
+def _size(node: Node) -> int:
+    return 1 + sum(_size(a) for a in node.args) if isinstance(node, Apply) else 0

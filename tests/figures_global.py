@@ -37,6 +37,29 @@ void stencil(float *restrict u, float *restrict v, int64_t n, int64_t steps)
     }
 }
 
+/* the same on a torus: grids of (n + 2)^2, whose rims are filled from the other side first */
+void torus(float *restrict u, float *restrict v, int64_t n, int64_t steps)
+{
+    int64_t w = n + 2;
+    for (int64_t s = 0; s < steps; s++) {
+        for (int64_t j = 1; j <= n; j++) {
+            u[j] = u[n * w + j];
+            u[(n + 1) * w + j] = u[w + j];
+        }
+        for (int64_t i = 1; i <= n; i++) {
+            u[i * w] = u[i * w + n];
+            u[i * w + n + 1] = u[i * w + 1];
+        }
+        for (int64_t i = 1; i <= n; i++)
+            for (int64_t j = 1; j <= n; j++)
+                v[i * w + j] = u[i * w + j] + 0.1f * (u[(i - 1) * w + j] + u[(i + 1) * w + j]
+                    + u[i * w + j - 1] + u[i * w + j + 1] - 4.0f * u[i * w + j]);
+        float *t = u;
+        u = v;
+        v = t;
+    }
+}
+
 double distance(const double *restrict a, const double *restrict b, int64_t n, int64_t steps)
 {
     double total = 0;
@@ -94,6 +117,16 @@ def stencil(n: int = 1024):
     return u[0]
 
 
+@spmd.program(mesh=("x", "y"))
+def torus(n: int = 1024):
+    steps = spmd.scalar("steps", 100)
+    u = spmd.input("u", (n, n), np.float32, layout=("x", "y"), default=lambda i, j: 1 + i % 7)
+    for _ in spmd.range(steps):
+        u = u + 0.1 * (np.roll(u, 1, 0) + np.roll(u, -1, 0) + np.roll(u, 1, 1) + np.roll(u, -1, 1)
+                       - 4 * u)  # fmt: skip
+    return u[0]
+
+
 @spmd.program(mesh=("x",))
 def distance(n: int = 1 << 20):
     steps = spmd.scalar("steps", 100)
@@ -147,6 +180,7 @@ def by_hand(folder: Path) -> dict[str, object]:
     subprocess.run(["cc", *flags, folder / "hand.c", "-o", library, "-lm"], check=True)
     c = ctypes.CDLL(str(library))
     grids = [np.ones((1024, 1024), np.float32) for _ in range(2)]
+    rings = [np.ones((1026, 1026), np.float32) for _ in range(2)]
     a, b = np.ones(1 << 20), np.ones(1 << 20)
 
     def pointers(x: np.ndarray, y: np.ndarray) -> list[object]:
@@ -162,6 +196,7 @@ def by_hand(folder: Path) -> dict[str, object]:
 
     return {
         "stencil": call("stencil", *grids, 1024, 2),
+        "torus": call("torus", *rings, 1024, 2),
         "distance": call("distance", a, b, 1 << 20, 1),
         "chain": call("chain", a, b, 1 << 20, 1),
         "moments": call("moments", a, b, 1 << 20, 1),
@@ -182,7 +217,7 @@ def seconds(run: object, steps: int) -> float:
 def main(folder: str, rounds: str) -> None:
     hand = by_hand(Path(folder))
     out = {}
-    for program in (stencil, distance, chain, moments, softmax):
+    for program in (stencil, torus, distance, chain, moments, softmax):
         name, steps = program.name, 400 if program is not softmax else 100
         image = spmd.build(program)
         with image.open(ranks=1) as one, image.open(ranks=2) as two:

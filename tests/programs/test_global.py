@@ -43,7 +43,7 @@ def expected_of(program: Any) -> dict[str, Any]:
 
 
 PARTS = 4  # of each search, so that workers share them
-PACK = 15  # recipes in an image: most of a build's time does not depend on what is built
+PACK = 13  # recipes in an image: most of a build's time does not depend on what is built
 RANKS, CHOICE = st.integers(1, 12), st.integers(0, 5)
 
 
@@ -56,7 +56,7 @@ def search(part: int, count: int, body: Callable[..., None], *drawn: Any) -> Non
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_recipes(part: int) -> None:
-    count = EXAMPLES * (30 if SHORT else 10)
+    count = EXAMPLES * (20 if SHORT else 10)
     search(part, count, interpreted, recipes.recipes(), RANKS, CHOICE)
 
 

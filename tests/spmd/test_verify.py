@@ -87,7 +87,8 @@ def only_itself(row, i):
     (lambda row, i: [[["+", row["near"][0][0], 1], *row["near"][0][1:]], *row["near"][1:]],
      "agree whether"),
     (only_itself, "reads nothing of"),
-    (lambda row, i: [[-1, *row["near"][0][1:]], *row["near"][1:]], "agree whether"),
+    (lambda row, i: [[-1, *row["near"][0][1:]], *row["near"][1:]], "expected: members 0 to"),
+    (lambda row, i: [[0, 1 << 40, 0, 1 << 40], *row["near"][1:]], "expected: members 0 to"),
     (lambda row, i: row["near"][:1], "damaged"),
     (lambda row, i: [[0, 1, 0], *row["near"][1:]], "damaged"),
 ])  # fmt: skip

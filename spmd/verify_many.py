@@ -22,7 +22,7 @@ from spmd.verify_terms import Array
 
 BUDGET = 1 << 22  # ranges and points of pairs, of an exchange of everybody with everybody
 LISTED = 1 << 26  # the same, of pairs that list each other as neighbours
-SEEN = 1 << 20  # the same, of pairs that see one image of a dim that goes on
+SEEN = 1 << 22  # the same, of pairs that see one image of a dim that goes on
 NOBODY = -(1 << 62)
 
 

@@ -199,7 +199,8 @@ def _image(op: Op) -> list[Expr]:
         if image:
             before, _, period = image
             number = expr.symbol(Sym(f"image_{d}", "var", expr.const(0)))
-            moved[d] = (number - before) * period
+            only = _counts(op)[d] == 1
+            moved[d] = ((0 if only else number) - before) * period
     return moved
 
 

@@ -338,3 +338,51 @@ def test_sums_of_half_types_are_reduced_once(dtype: str) -> None:
             np.testing.assert_allclose(
                 np.asarray(found[name], float), e.astype(float), rtol=0.02, atol=0.3
             )
+
+
+@spmd.program(mesh=("x",))
+def rolled() -> Any:
+    u = spmd.input("u", (13, 4), np.float64, layout=("x", None),
+                   default=lambda i, j: (i * 7 + j * 3) % 11)  # fmt: skip
+    v = u * 1.0
+    for k in spmd.range(5):
+        v[2:-2] += np.roll(v, 1, 0)[2:-2]
+        v[k] = np.roll(v, k, 0)[k] + np.roll(u, 1, 1)[k]
+        if k % 2 == 0:
+            v = v - np.roll(v, 2, 0)
+        else:
+            v = np.roll(v, (1, -1), (0, 1)) * 0.5
+    v[np.roll(v > 0, 3, 0)] *= 2.0
+    return {
+        "v": v, "twice": np.roll(np.roll(v, 20, 0), -13, 0), "sum": np.sum(np.roll(v, 1, 0) * v),
+        "flipped": np.roll(v[::-1], 4, 0), "running": np.cumsum(np.roll(v, 1, 0), axis=0),
+        "turned": np.roll(v.T, 1, 1).sum(axis=0), "of one": np.roll(v[:, None, :], 1, 1),
+        "of none": np.roll(v[:0], 1, 0), "repeated": np.roll(np.broadcast_to(v[0], (5, 4)), 1, 0),
+    }  # fmt: skip
+
+
+def test_rolls() -> None:
+    """In loops and branches, by a counter, of views, of one another, of nothing."""
+    image, expected = spmd.build(rolled), rolled.eager()
+    for ranks in (1, 2, 5, 17):
+        same(image.run(ranks=ranks), expected, f"{ranks} ranks")
+
+
+@spmd.program(mesh=("x",))
+def rolled_by_the_mesh() -> Any:
+    u = spmd.input("u", (2 * spmd.axis_size("x"), 3), np.float64, layout=("x", None),
+                   default=lambda i, j: i * i + j)  # fmt: skip
+    for _ in spmd.range(3):
+        u = u + np.roll(u, 1, 0) * 0.5 + np.roll(u, -2, 0) * 0.25 + np.roll(u, 5, 0)
+    return u
+
+
+def test_rolls_longer_than_the_dim() -> None:
+    """How often it goes around is known only at launch."""
+    image = spmd.build(rolled_by_the_mesh)
+    for ranks in (1, 2, 3, 7):
+        i, j = np.indices((2 * ranks, 3))
+        u = (i * i + j).astype(np.float64)
+        for _ in range(3):
+            u = u + np.roll(u, 1, 0) * 0.5 + np.roll(u, -2, 0) * 0.25 + np.roll(u, 5, 0)
+        np.testing.assert_allclose(image.run(ranks=ranks), u)

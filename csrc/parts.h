@@ -180,9 +180,10 @@ typedef struct spmd_team {
     int64_t *leader;         /* position in the group of the first member of each */
 } spmd_team;
 
+#define SPMD_IMAGES 64 /* of a pair, so many are told apart */
+
 /* Of a site whose flow is SPMD_NEAR: those near me that I read, those that read me, and both, of
- * this arena; I am among the sources only. How far above or below me those of other arenas are. */
-#define SPMD_IMAGES 64
+ * this arena; I am among the sources at most. How far above or below me those elsewhere are. */
 typedef struct spmd_near {
     spmd_span sources, readers, both;
     uint64_t *source_images, *reader_images; /* for each of a list, bit b: box b may have

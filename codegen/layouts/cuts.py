@@ -112,6 +112,9 @@ class Cut:
             before, beyond = -self.first, self.last - self.period
         elif self.given is None:
             beyond = beyond + self.extent - self.period
+            if not self.open:  # clipping leaves no more than this
+                before = expr.least(before, -self.first)
+                beyond = expr.least(beyond, self.last - self.period)
         return expr.most(_ceil_div(before, n), 0), expr.most(_ceil_div(beyond, n), 0), self.period
 
     def opened(self) -> Cut:
@@ -224,17 +227,19 @@ def _ranges(mesh: Mesh, held: Cut, wanted: Cut) -> Ranges:
 
 
 def _ranges_around(mesh: Mesh, held: Cut, wanted: Cut) -> Ranges:
-    """Members without elements lie between the last that has some and the first."""
+    """Members without elements lie between the last that has some and the first; where none has
+    any, nobody reads."""
     n, size = held.extent, mesh.size(held.axes)
     begin, end = held.bounds(mesh)
+    some = expr.gt(n, 0)
 
     def owner_of(at: Expr) -> Expr:
         inside = blocks_ended(n, size, at % expr.maximum(n, 1))
-        return inside + size * (at // expr.maximum(n, 1))
+        return (inside + size * (at // expr.maximum(n, 1))) * some
 
     return (
-        owner_of(begin - wanted.most), owner_of(end - wanted.least - 1) + 1,
-        owner_of(begin + wanted.least), owner_of(end + wanted.most - 1) + 1,
+        owner_of(begin - wanted.most), owner_of(end - wanted.least - 1) + some,
+        owner_of(begin + wanted.least), owner_of(end + wanted.most - 1) + some,
     )  # fmt: skip
 
 

@@ -42,7 +42,7 @@ _RULES: dict[str, tuple[Callable[..., list[Window]], Callable[..., Value]]] = {
     "slice": (Localizer._slice_needs, Localizer._slice),
     "transpose": (Localizer._transpose_needs, Localizer._transpose),
     "reshape": (Localizer._reshape_needs, Localizer._reshape),
-    "roll": (Localizer._roll_needs, Localizer._operand),
+    "roll": (Localizer._roll_needs, Localizer._roll),
     "full": (Localizer._none, Localizer._full),
     "iota": (Localizer._none, Localizer._iota),
     "const": (Localizer._none, Localizer._const),

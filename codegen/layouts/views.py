@@ -141,6 +141,15 @@ class Views:
         moved = cuts.rolled(window[d], shift, op.result.type.shape[d], self.mesh)
         return [(*window[:d], moved, *window[d + 1 :])]
 
+    def _roll(self, op: Op, window: Window, operands: list[Value], build: Builder) -> Value:
+        """What is there already, of the extents that the window says, in its own formulas."""
+        shape = self.shape(window)
+        if operands[0].type.shape == shape:
+            return operands[0]
+        zeros, ones = (expr.const(0),) * len(shape), (1,) * len(shape)
+        attrs = {"start": zeros, "step": ones, "shape": shape, "cut": True}
+        return build.emit("slice", operands, attrs)
+
     def repeats(self, value: Value, dim: int) -> bool:
         """Whether the part of a value beyond the ends of a dim, which goes on there, can be had
         from such parts of what it is a view of."""
@@ -148,7 +157,7 @@ class Views:
         if op is None:
             return True
         a = op.attrs
-        if op.kind == "const" or op.kind == "reshape":
+        if op.kind in ("const", "reshape"):
             return False
         if op.kind == "slice":
             (x,) = op.operands

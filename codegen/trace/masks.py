@@ -136,6 +136,7 @@ class Chosen(NDArrayOperatorsMixin):
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
         if method == "reduce" and ufunc in (np.add, np.multiply):
+            options.setdefault("axis", 0)  # as all ufuncs reduce
             return reduced("sum" if ufunc is np.add else "prod", *inputs, **options)
         out = options.pop("out", None)
         if method != "__call__" or ufunc is np.matmul or options:

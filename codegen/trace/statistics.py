@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 
 from codegen import dtypes
+from codegen.errors import ShapeError
 from codegen.trace import joining, picking, products, reducing, shaping
 from codegen.trace.array import Array, as_array, unsupported
+from codegen.trace.context import user_place
 from codegen.trace.creation import linspace, zeros, zeros_like
 from codegen.trace.elementwise import apply, operate, result_type, select
 from codegen.trace.index import ufunc_at
@@ -28,6 +30,8 @@ def quantile(x: Any, q: Any, axis: Any = None, *, method: str = "linear", keepdi
         raise unsupported("np.quantile with other methods, or a q that depends on data",
                           "method='linear' and numbers; np.sort(x)[k]")  # fmt: skip
     array = as_array(x)
+    if not np.all((0 <= np.asarray(q)) & (np.asarray(q) <= 1)):
+        raise unsupported(f"np.quantile with q={q!r}", "q from 0 to 1 (percentiles: 0 to 100)")
     if array.type.dtype.kind in "biu" or np.ndim(q):  # an array of q is one of float64
         array = as_array(array, dtypes.FLOAT64)
     if axis is None:
@@ -82,6 +86,7 @@ def histogram(x: Any, bins: Any = 10, range: Any = None, density: Any = None,
         kind = result_type(low, high, array)
         kind = dtypes.FLOAT64 if kind.kind in "biu" else kind
         edges = as_array(linspace(low, high, int(bins) + 1), kind)
+        array = as_array(array, kind)  # differences of integers would wrap around
         place = apply(np.divide, (array - low) * int(bins), as_array(high) - low)
         k = picking.clip(apply(np.floor, place), 0, int(bins) - 1).astype(np.int64)
         k = k - apply(np.less, array, edges[k])
@@ -177,12 +182,21 @@ def ediff1d(x: Any, to_end: Any = None, to_begin: Any = None) -> Any:
     return joining.concatenate([shaping.ravel(p) for p in parts if p is not None])
 
 
+def _check_place(at: Any, array: Array, d: int, most: int, what: str) -> None:
+    """most: how far behind the last element it may be."""
+    n = array.extents[d]
+    if n.is_const and not -n.value <= int(at) < n.value + most:
+        raise ShapeError(f"{what}: {at} is out of bounds", place=user_place(),
+                         expected=f"{-n.value} to {n.value + most - 1}", found=str(at))  # fmt: skip
+
+
 def insert(x: Any, at: Any, values: Any, axis: Any = None) -> Any:
     """At one place known while building."""
     array = as_array(x) if axis is not None else shaping.ravel(x)
     if not isinstance(at, (int, np.integer)):
         raise unsupported("np.insert at several places", "slices and np.concatenate")
     (d,) = reducing.dims_of(axis or 0, array.ndim, "np.insert")
+    _check_place(at, array, d, 1, "np.insert")
     lead = [slice(None)] * d
     part = as_array(values, array.type.dtype)
     if part.ndim < array.ndim:
@@ -201,6 +215,7 @@ def delete(x: Any, at: Any, axis: Any = None) -> Any:
     if not isinstance(at, (int, np.integer)):
         raise unsupported("np.delete of several places", "slices and np.concatenate")
     (d,) = reducing.dims_of(axis or 0, array.ndim, "np.delete")
+    _check_place(at, array, d, 0, "np.delete")
     lead = [slice(None)] * d
     rest = None if at == -1 else int(at) + 1
     tail = [] if rest is None else [array[(*lead, slice(rest, None))]]
@@ -227,7 +242,7 @@ def cross(a: Any, b: Any, axisa: int = -1, axisb: int = -1, axisc: int = -1,
 def _without_nan(reduce: Callable[..., Any], extreme: float | None = None) -> Callable[..., Any]:
     def call(x: Any, axis: Any = None, *args: Any, **options: Any) -> Any:
         array = as_array(x)
-        if array.type.dtype.kind != "f":
+        if array.type.dtype.kind not in ("f" if extreme is not None else "fc"):
             return reduce(array, axis, *args, **options)
         nan = apply(np.isnan, array)
         if extreme is None:

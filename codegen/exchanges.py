@@ -182,12 +182,17 @@ def _counts(op: Op) -> list[Expr]:
     return [i[0] + 1 + i[1] if i else expr.const(1) for i in images]
 
 
+def _number(dim: int) -> Sym:
+    """Of the image along a dim."""
+    return Sym(f"image_{dim}", "var", expr.const(0))
+
+
 def _image_names(op: Op) -> dict[Sym, Expr]:
     """The number of the image along every dim that goes on."""
     names, left = {}, expr.symbol(IMAGE)
     for d, count in reversed(list(enumerate(_counts(op)))):
         if count != 1:
-            names[Sym(f"image_{d}", "var", expr.const(0))] = left % count
+            names[_number(d)] = left % count
             left = left // count
     return names
 
@@ -195,12 +200,11 @@ def _image_names(op: Op) -> dict[Sym, Expr]:
 def _image(op: Op) -> list[Expr]:
     """How far each dim of the image lies from the dim itself."""
     moved = [expr.const(0)] * op.operands[0].type.ndim
-    for d, image in enumerate(op.attrs.get("images", ())):
+    for d, (image, count) in enumerate(zip(op.attrs.get("images", ()), _counts(op))):
         if image:
             before, _, period = image
-            number = expr.symbol(Sym(f"image_{d}", "var", expr.const(0)))
-            only = _counts(op)[d] == 1
-            moved[d] = ((0 if only else number) - before) * period
+            number = expr.const(0) if count == 1 else expr.symbol(_number(d))
+            moved[d] = (number - before) * period
     return moved
 
 

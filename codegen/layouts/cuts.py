@@ -115,7 +115,7 @@ class Cut:
             if not self.open:  # clipping leaves no more than this
                 before = expr.least(before, -self.first)
                 beyond = expr.least(beyond, self.last - self.period)
-        return expr.most(_ceil_div(before, n), 0), expr.most(_ceil_div(beyond, n), 0), self.period
+        return expr.most(_ceil(before, n), 0), expr.most(_ceil(beyond, n), 0), self.period
 
     def opened(self) -> Cut:
         """Without clipping, so that its bounds are simple formulas."""
@@ -136,10 +136,6 @@ def _clipped(e: Expr, first: Expr, last: Expr, least: Expr, most: Expr) -> Expr:
     if not expr.nonneg(last - most):
         e = expr.minimum(e, last)
     return e if expr.nonneg(least - first) else expr.maximum(e, first)
-
-
-def _ceil_div(e: Expr, n: Expr) -> Expr:
-    return -((-e) // n)
 
 
 Window = tuple[Cut, ...]
@@ -310,7 +306,7 @@ def _clip(e: Expr, extent: Expr) -> Expr:
     return e if expr.nonneg(e) else expr.maximum(e, 0)
 
 
-def _ceil(e: Expr, step: int) -> Expr:
+def _ceil(e: Expr, step: IntLike) -> Expr:
     return e if step == 1 else -((-e) // step)
 
 

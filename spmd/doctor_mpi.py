@@ -179,6 +179,8 @@ def _trial_remedy(text: str) -> str:
         return "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1, or not as root"
     if "unable to create the desired directory" in text:
         return f"export {OPEN_MPI_FOLDER}, or TMPDIR=a directory that can be written"
+    if "listener thread" in text:  # its folder of a session is named by its process number
+        return "remove what launchers that were killed left: rm -r ${TMPDIR:-/tmp}/ompi.*"
     if "slots" in text:
         return "mpirun --oversubscribe, or PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe"
     return f"mpirun -n 2 {sys.executable} -m mpi4py.bench helloworld"

@@ -13,6 +13,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -61,7 +62,11 @@ class Finished:
 
 
 class Launch:
-    """A command in a session of its own. Use as a context; leaving it leaves no process behind."""
+    """A command in a session of its own. Use as a context; leaving it leaves no process behind.
+
+    The launcher of Open MPI keeps a folder that is named by its process number: one that a test
+    killed would be in the way of a later one of the same number, so every launch has its own.
+    """
 
     def __init__(
         self, argv: Iterable[object], cwd: Path | str | None = None,
@@ -71,6 +76,8 @@ class Launch:
         self.started = time.monotonic()
         environment = {**os.environ, **LAUNCH_ENVIRONMENT, "PYTHONPATH": str(ROOT), **(env or {})}
         environment[MARK] = self.mark
+        self.folder = tempfile.TemporaryDirectory(prefix="launch-", ignore_cleanup_errors=True)
+        environment.setdefault("PRTE_MCA_prte_tmpdir_base", self.folder.name)
         environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
         self.argv, self.cwd, self.environment = [str(a) for a in argv], cwd, environment
         self.process = self._start()
@@ -91,6 +98,7 @@ class Launch:
         for stream in (self.process.stdout, self.process.stderr):
             if stream:
                 stream.close()
+        self.folder.cleanup()
 
     def alive(self) -> list[int]:
         """Every process started by this launch that still runs."""

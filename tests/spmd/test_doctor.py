@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
+from pathlib import Path
 
 import pytest
 
 from spmd import doctor
 from spmd.doctor import MISSING, OK, WARNING, Check
+from tests.conftest import run
 
 NOWHERE = {"MPI4PY_LIBMPI": "/nowhere/libmpi.so"}
 
@@ -38,6 +41,20 @@ def test_one_process_speaks(mpirun):
     """A process that asks under mpirun tries an mpirun of its own."""
     done = mpirun(3, "-m", "spmd", "doctor").expect(0)
     assert done.out.count("C compiler") == 1 and "two processes see each other" in done.out
+
+
+@pytest.mark.mpi
+def test_folders_of_killed_launchers(spmd_command, tmp_path):
+    """Open MPI's launcher does not start where one of the same process number was killed."""
+    if "Open MPI" not in run(["mpirun", "--version"]).text:
+        pytest.skip("for Open MPI")
+    for step in range(3000):
+        number = (os.getpid() + step) % int(Path("/proc/sys/kernel/pid_max").read_text())
+        folder = tmp_path / f"ompi.{number}"
+        folder.mkdir()
+        (folder / f"pmix.{socket.gethostname()}.tool").touch()
+    done = spmd_command("doctor", env={"PRTE_MCA_prte_tmpdir_base": str(tmp_path)})
+    done.expect(69, "listener thread failed to start", "/ompi.*")
 
 
 def test_no_compiler(spmd_command):

@@ -35,7 +35,7 @@ class Exchanges:
         """kind: the op's own, or barrier where one is asked for around it."""
         axes = tuple(op.attrs["axes"])
         at = expr.symbol(member)
-        there, names = {}, _image_names(op)
+        there, names = {}, _wrap_names(op)
         for coord, e in self.mesh.at(axes, at).items():
             names[their := Sym(f"their_{coord.name[2:]}", "var", coord.lo, coord.hi)] = e
             there[coord] = expr.symbol(their)
@@ -92,7 +92,7 @@ class Exchanges:
 
     def redistribute(self, op: Op, me: Expr, member: Expr, there: There) -> Details:
         """A halo too: there, an array that has room for what is wanted is read and written."""
-        have, want, moved = op.attrs["have"], op.attrs["want"], _image(op)
+        have, want, moved = op.attrs["have"], op.attrs["want"], _wrap(op)
         halo, into = op.kind == "halo", self.box(op.result)
         mine, held = (into, want) if halo else (self.box(op.operands[0]), have)
         get = _common(_moved(_bounds_at(have, there), moved), want)
@@ -109,7 +109,7 @@ class Exchanges:
         from_, to, send = boxes
         near = op.attrs.get("near", ())
         return {"pull_from": from_, "pull_into": to, "send": send, "pieces": True,
-                "give_into": _at(to, me, member, there), "images": expr.product(_counts(op)),
+                "give_into": _at(to, me, member, there), "wraps": expr.product(_counts(op)),
                 **({"flow": "near", "near": near} if near else {})}  # fmt: skip
 
     def reduce_scatter(self, op: Op, me: Expr, member: Expr, there: There) -> Details:
@@ -172,24 +172,24 @@ class Exchanges:
         return expr.const(0), 0
 
 
-# Which image of a member's dims a box is of, where dims go on beyond their ends.
-IMAGE = Sym("image", "var", expr.const(0))
+# A dim that goes around goes on beyond its ends; a wrap is it or one of its repetitions there.
+WRAP = Sym("wrap", "var", expr.const(0))
 
 
 def _counts(op: Op) -> list[Expr]:
-    """How many images there are along every dim."""
-    images = op.attrs.get("images", ())
-    return [i[0] + 1 + i[1] if i else expr.const(1) for i in images]
+    """How many wraps a part touches along every dim."""
+    wraps = op.attrs.get("wraps", ())
+    return [i[0] + 1 + i[1] if i else expr.const(1) for i in wraps]
 
 
 def _number(dim: int) -> Sym:
-    """Of the image along a dim."""
-    return Sym(f"image_{dim}", "var", expr.const(0))
+    """Of the wrap along a dim."""
+    return Sym(f"wrap_{dim}", "var", expr.const(0))
 
 
-def _image_names(op: Op) -> dict[Sym, Expr]:
-    """The number of the image along every dim that goes on."""
-    names, left = {}, expr.symbol(IMAGE)
+def _wrap_names(op: Op) -> dict[Sym, Expr]:
+    """The number of the wrap along every dim that goes on."""
+    names, left = {}, expr.symbol(WRAP)
     for d, count in reversed(list(enumerate(_counts(op)))):
         if count != 1:
             names[_number(d)] = left % count
@@ -197,12 +197,12 @@ def _image_names(op: Op) -> dict[Sym, Expr]:
     return names
 
 
-def _image(op: Op) -> list[Expr]:
-    """How far each dim of the image lies from the dim itself."""
+def _wrap(op: Op) -> list[Expr]:
+    """How far each dim of the wrap lies from the dim itself."""
     moved = [expr.const(0)] * op.operands[0].type.ndim
-    for d, (image, count) in enumerate(zip(op.attrs.get("images", ()), _counts(op))):
-        if image:
-            before, _, period = image
+    for d, (wrap, count) in enumerate(zip(op.attrs.get("wraps", ()), _counts(op))):
+        if wrap:
+            before, _, period = wrap
             number = expr.const(0) if count == 1 else expr.symbol(_number(d))
             moved[d] = (number - before) * period
     return moved

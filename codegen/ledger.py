@@ -62,7 +62,7 @@ def _row(x: Exchange, loops: list[Any], guards: list[Any]) -> dict[str, Any]:
         "receives": _maybe(x.receives), "source": _maybe(x.source),
         "from": _box(x.pull_from), "into": _box(x.pull_into), "send": _box(x.send),
         "give": _box(x.give_into), "flow": x.flow, "root": _maybe(x.root),
-        "images": to_json(x.images),
+        "wraps": to_json(x.wraps),
         "near": [[to_json(e) for e in ranges] for ranges in x.near],
     }  # fmt: skip
 

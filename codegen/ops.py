@@ -161,13 +161,13 @@ _ROWS = (
     OpRule("all_to_all", "exchange", ("axes", "split", "concat", "var", "offset", "types"), _stated,
            "balanced block k of dim split goes to member k; pieces are joined along dim concat, "
            "member var's begins at `offset`"),
-    OpRule("redistribute", "exchange", ("axes", "have", "want", "near?", "images?", "types"),
+    OpRule("redistribute", "exchange", ("axes", "have", "want", "near?", "wraps?", "types"),
            _stated,
            "members hold the elements low … high - 1 of every dim that `have` says, and get those "
            "that `want` says: halos, shifts, other layouts; each in the view of who holds or gets; "
            "near: along each axis begin and end of the members that I read, and of my readers; "
-           "images: per dim how often it stands before itself and behind, and its period"),
-    OpRule("halo", "exchange", ("axes", "have", "want", "near?", "images?"), _same,
+           "wraps: per dim how often it stands before itself and behind, and its period"),
+    OpRule("halo", "exchange", ("axes", "have", "want", "near?", "wraps?"), _same,
            "a redistribute in place: the operand has room for `want`, a member's own elements are "
            "in it already"),
     OpRule("broadcast_from", "exchange", ("axes", "root", "types"), _stated,

@@ -314,8 +314,8 @@ class Exchange:
     flow: which members a member reads: all, from_root, to_root, up_to (itself), before (itself),
     near (ranges along each axis: of those that I read, and of those that read me); boxes of a fold
     do not tell. pieces: send is another one for every member. give_into: where what
-    I send goes in a member's view, where it may be written there. images: how many boxes a pair of
-    members has; the symbol `image` says which.
+    I send goes in a member's view, where it may be written there. wraps: how many boxes a pair of
+    members has; the symbol `wrap` says which.
     """
 
     site: int
@@ -335,7 +335,7 @@ class Exchange:
     root: Expr | None = None
     near: tuple[tuple[Expr, Expr, Expr, Expr], ...] = ()
     pieces: bool = False
-    images: Expr = expr.const(1)
+    wraps: Expr = expr.const(1)
     fn: str = ""
     place: Place | None = None
 

@@ -116,8 +116,8 @@ def _exchange(x: Exchange) -> str:
         text += f": to {x.dest} if {x.sends}, from {source}"
     if x.flow != "all":
         text += _FLOWS[x.flow] + (str(x.root) if x.root is not None else "")
-    if x.images != 1:
-        text += f", {x.images} images of each"
+    if x.wraps != 1:
+        text += f", {x.wraps} wraps of each"
     for axis, (begin, end, first, last) in zip(x.axes, x.near, strict=False):
         text += f"; along {axis} reads {begin} to {end} - 1, is read by {first} to {last} - 1"
     if x.pull_from is not None and x.pull_into is not None:

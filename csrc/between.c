@@ -182,12 +182,12 @@ static spmd_pair pair_of(const spmd_hosted *me, const spmd_rank *rank,
                  spmd_member_far(me, exchange, pair.to);
     bool receives = spmd_member_reads(exchange, exchange->position, pair.from) &&
                     spmd_member_far(me, exchange, pair.from);
-    for (int64_t image = 0; sends && image < exchange->images; image++) {
-        exchange->send(rank, pair.to + image * members, &pair.send);
+    for (int64_t wrap = 0; sends && wrap < exchange->wraps; wrap++) {
+        exchange->send(rank, spmd_wrap_of(exchange, pair.to, wrap), &pair.send);
         pair.send_bytes += spmd_box_elements(&pair.send) * exchange->size;
     }
-    for (int64_t image = 0; receives && image < exchange->images; image++) {
-        exchange->pull(rank, pair.from + image * members, &pair.theirs, &pair.into);
+    for (int64_t wrap = 0; receives && wrap < exchange->wraps; wrap++) {
+        exchange->pull(rank, spmd_wrap_of(exchange, pair.from, wrap), &pair.theirs, &pair.into);
         pair.bytes += spmd_box_elements(&pair.into) * exchange->size;
     }
     return pair;
@@ -196,24 +196,24 @@ static spmd_pair pair_of(const spmd_hosted *me, const spmd_rank *rank,
 /* Bytes of room for a pair: one box that lies contiguous is sent, or received, where it is. */
 static int64_t room_to_send(const spmd_pair *pair, const spmd_exchange *exchange)
 {
-    bool direct = exchange->images == 1 && spmd_box_contiguous(&pair->send, exchange->size);
+    bool direct = exchange->wraps == 1 && spmd_box_contiguous(&pair->send, exchange->size);
     return pair->send_bytes && !direct ? pair->send_bytes : 0;
 }
 
 static int64_t room_to_receive(const spmd_pair *pair, const spmd_exchange *exchange)
 {
-    bool direct = exchange->images == 1 && exchange->kind == SPMD_PULL &&
+    bool direct = exchange->wraps == 1 && exchange->kind == SPMD_PULL &&
                   spmd_box_contiguous(&pair->into, exchange->size);
     return pair->bytes && !direct ? pair->bytes : 0;
 }
 
-/* Boxes of all images, one after the other. */
+/* Boxes of all wraps, one after the other. */
 static void pair_pack(const spmd_rank *rank, const spmd_exchange *exchange, const spmd_pair *pair,
                       char *room)
 {
-    for (int64_t image = 0; image < exchange->images; image++) {
+    for (int64_t wrap = 0; wrap < exchange->wraps; wrap++) {
         spmd_box from;
-        exchange->send(rank, pair->to + image * exchange->members, &from);
+        exchange->send(rank, spmd_wrap_of(exchange, pair->to, wrap), &from);
         spmd_box_pack(room, rank->memory, &from, exchange->size);
         room += spmd_box_elements(&from) * exchange->size;
     }
@@ -222,9 +222,9 @@ static void pair_pack(const spmd_rank *rank, const spmd_exchange *exchange, cons
 static void pair_unpack(const spmd_rank *rank, const spmd_exchange *exchange,
                         const spmd_pair *pair, const char *room)
 {
-    for (int64_t image = 0; image < exchange->images; image++) {
+    for (int64_t wrap = 0; wrap < exchange->wraps; wrap++) {
         spmd_box theirs, into;
-        exchange->pull(rank, pair->from + image * exchange->members, &theirs, &into);
+        exchange->pull(rank, spmd_wrap_of(exchange, pair->from, wrap), &theirs, &into);
         spmd_box_unpack(rank->memory, &into, room, exchange->size);
         room += spmd_box_elements(&into) * exchange->size;
     }

@@ -172,11 +172,10 @@ static int64_t piece_begin(const spmd_hosted *me, const spmd_exchange *exchange,
     return table[1];
 }
 
-/* How a box is asked for: the one of a member's images. */
-static int64_t image_of(const spmd_hosted *me, const spmd_exchange *exchange, int64_t place,
-                        int64_t image)
+static int64_t box_of(const spmd_hosted *me, const spmd_exchange *exchange, int64_t place,
+                      int64_t wrap)
 {
-    return spmd_team_member(me->team, place) + image * exchange->members;
+    return spmd_wrap_of(exchange, spmd_team_member(me->team, place), wrap);
 }
 
 /* What my readers read, one after the other in my slot; pieces behind a table of where they begin.
@@ -188,7 +187,7 @@ static bool slot_fill(spmd_hosted *me, const spmd_rank *rank, const spmd_exchang
     int64_t words = me->near ? 2 * me->readers.end : me->team->count;
     int64_t table_bytes = words * (int64_t)sizeof *table;
     int64_t at = exchange->pieces ? spmd_round_up(table_bytes, ELEMENT_BYTES) : 0;
-    const uint64_t *images = me->near ? me->near->reader_images : NULL;
+    const uint64_t *wraps = me->near ? me->near->reader_wraps : NULL;
 
     for (int64_t k = me->readers.begin; k < me->readers.end; k++) {
         int64_t place = spmd_span_at(me->readers, k);
@@ -198,11 +197,11 @@ static bool slot_fill(spmd_hosted *me, const spmd_rank *rank, const spmd_exchang
             *table++ = (int32_t)place, *table++ = (int32_t)at;
         else if (exchange->pieces)
             table[place] = (int32_t)at;
-        for (int64_t image = 0; image < exchange->images; image++) {
+        for (int64_t wrap = 0; wrap < exchange->wraps; wrap++) {
             spmd_box box;
-            if (!spmd_image_moves(images, k, image))
+            if (!spmd_wrap_moves(wraps, k, wrap))
                 continue;
-            exchange->send(rank, image_of(me, exchange, place, image), &box);
+            exchange->send(rank, box_of(me, exchange, place, wrap), &box);
             int64_t bytes = spmd_box_elements(&box) * size;
             if (at + bytes > most)
                 return false;
@@ -243,19 +242,19 @@ static void post(spmd_hosted *me, const spmd_rank *rank, const spmd_exchange *ex
  * first-level cache where it is one box for all; else boxes may be of different lengths. */
 static void give(const spmd_hosted *me, spmd_rank *rank, const spmd_exchange *exchange)
 {
-    int64_t count = (me->readers.end - me->readers.begin) * exchange->images;
+    int64_t count = (me->readers.end - me->readers.begin) * exchange->wraps;
     int64_t size = exchange->size, longest = 1;
-    const uint64_t *images = me->near ? me->near->reader_images : NULL;
+    const uint64_t *wraps = me->near ? me->near->reader_wraps : NULL;
 
     for (int64_t at = 0; at < longest; at += SPMD_COPY_BYTES)
         for (int64_t k = 0; k < count; k++) {
-            int64_t reader = k / exchange->images, image = k % exchange->images;
-            if (!spmd_image_moves(images, reader, image))
+            int64_t reader = k / exchange->wraps, wrap = k % exchange->wraps;
+            if (!spmd_wrap_moves(wraps, reader, wrap))
                 continue;
             int64_t place = spmd_span_place(me->readers, me->team->position, reader);
             char *memory = spmd_place_memory(me, exchange, place);
             spmd_box from, into;
-            exchange->give(rank, image_of(me, exchange, place, image), &from, &into);
+            exchange->give(rank, box_of(me, exchange, place, wrap), &from, &into);
             int64_t bytes = spmd_box_elements(&from) * size;
             if (spmd_box_contiguous(&from, size) && spmd_box_contiguous(&into, size)) {
                 longest = bytes > longest ? bytes : longest;
@@ -315,21 +314,21 @@ static bool copy_from(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *exc
 {
     bool own = place == me->team->position;
     const spmd_slot *slot = spmd_place_slot(me, exchange, place);
-    const uint64_t *images = me->near ? me->near->source_images : NULL;
+    const uint64_t *wraps = me->near ? me->near->source_wraps : NULL;
     int64_t packed = 0;
 
     if (own ? me->gives && exchange->flow == SPMD_ALL : slot->where == SPMD_GIVEN) {
         me->theirs_given |= !own;
         return own || me->gated || has_given(me, exchange, place);
     }
-    for (int64_t image = 0; image < exchange->images; image++) {
+    for (int64_t wrap = 0; wrap < exchange->wraps; wrap++) {
         spmd_box from, into;
-        if (!spmd_image_moves(images, me->next, image))
+        if (!spmd_wrap_moves(wraps, me->next, wrap))
             continue;
-        exchange->pull(rank, image_of(me, exchange, place, image), &from, &into);
+        exchange->pull(rank, box_of(me, exchange, place, wrap), &from, &into);
         int64_t bytes = spmd_box_elements(&from) * exchange->size;
         const char *memory = source_memory(me, exchange, place, &from);
-        if (!own && slot->where == SPMD_HERE) { /* its images lie one after the other */
+        if (!own && slot->where == SPMD_HERE) { /* its wraps lie one after the other */
             memory += packed;
             packed += spmd_round_up(bytes, ELEMENT_BYTES);
         }

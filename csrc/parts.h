@@ -180,14 +180,14 @@ typedef struct spmd_team {
     int64_t *leader;         /* position in the group of the first member of each */
 } spmd_team;
 
-#define SPMD_IMAGES 64 /* of a pair, so many are told apart */
+#define SPMD_WRAPS 64 /* of a pair, so many are told apart by bits */
 
 /* Of a site whose flow is SPMD_NEAR: those near me that I read, those that read me, and both, of
  * this arena; I am among the sources at most. How far above or below me those elsewhere are. */
 typedef struct spmd_near {
     spmd_span sources, readers, both;
-    uint64_t *source_images, *reader_images; /* for each of a list, bit b: box b may have
-                                                something in it, as those from SPMD_IMAGES on may */
+    uint64_t *source_wraps, *reader_wraps; /* for each of a list, bit b: wrap b may have something
+                                            * in it, as those from SPMD_WRAPS on may */
     int64_t distances;
     int64_t *distance; /* ascending: all members deal with a pair after the same others */
     int64_t list[];
@@ -367,10 +367,16 @@ static inline int64_t spmd_team_member(const spmd_team *team, int64_t k)
     return team->member ? team->member[k] : k;
 }
 
-/* Whether image `image` of the k-th of those near has to be looked at. */
-static inline bool spmd_image_moves(const uint64_t *images, int64_t k, int64_t image)
+/* The number by which the box of a member and a wrap is asked for. */
+static inline int64_t spmd_wrap_of(const spmd_exchange *exchange, int64_t member, int64_t wrap)
 {
-    return !images || image >= SPMD_IMAGES || images[k] >> image & 1;
+    return member + wrap * exchange->members;
+}
+
+/* Whether a wrap of the k-th of those near has to be looked at. */
+static inline bool spmd_wrap_moves(const uint64_t *wraps, int64_t k, int64_t wrap)
+{
+    return !wraps || wrap >= SPMD_WRAPS || wraps[k] >> wrap & 1;
 }
 
 /* The places of members begin … end - 1. */

@@ -78,8 +78,8 @@ typedef struct spmd_exchange {
     uint32_t flow; /* not of SPMD_PERMUTE */
     uint32_t pieces; /* 1: what I send is another box for every member; 0: the same for all */
     uint32_t constant; /* 1: the boxes of every pair are the same each time at this site */
-    int64_t images;  /* SPMD_PULL: boxes that a pair of members has; number k is asked for as
-                      * member + k * members. Else 1 */
+    int64_t wraps; /* SPMD_PULL: boxes that a pair of members has, more than 1 where dims go around;
+                    * number k is asked for as member + k * members. Else 1 */
     int64_t root;    /* a member's position, where the flow has one */
     int64_t members, position; /* how many, and which I am */
     int64_t first;             /* index of member 0 */

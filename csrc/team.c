@@ -200,28 +200,28 @@ static spmd_span near_list(const spmd_team *team, const spmd_exchange *exchange,
     return (spmd_span){.end = (int32_t)count, .list = list};
 }
 
-/* Leaves out of a list those between whom and me nothing moves, and says which images of the others
+/* Leaves out of a list those between whom and me nothing moves, and says which wraps of the others
  * matter. */
-static void near_images(const spmd_hosted *me, const spmd_exchange *exchange, bool sources,
-                        spmd_span *span, int64_t *list, uint64_t *images)
+static void near_wraps(const spmd_hosted *me, const spmd_exchange *exchange, bool sources,
+                        spmd_span *span, int64_t *list, uint64_t *wraps)
 {
     const spmd_rank *rank = &me->record->rank;
-    bool known = exchange->constant && exchange->images <= SPMD_IMAGES;
+    bool known = exchange->constant && exchange->wraps <= SPMD_WRAPS;
     int64_t count = 0;
 
     for (int64_t k = 0; k < span->end; k++) {
         uint64_t found = known ? 0 : UINT64_MAX;
-        for (int64_t image = 0; known && image < exchange->images; image++) {
-            int64_t box = spmd_team_member(me->team, list[k]) + image * exchange->members;
+        for (int64_t wrap = 0; known && wrap < exchange->wraps; wrap++) {
+            int64_t box = spmd_wrap_of(exchange, spmd_team_member(me->team, list[k]), wrap);
             spmd_box from, into;
             if (sources)
                 exchange->pull(rank, box, &from, &into);
             else
                 exchange->send(rank, box, &from);
-            found |= (uint64_t)(spmd_box_elements(&from) > 0) << image;
+            found |= (uint64_t)(spmd_box_elements(&from) > 0) << wrap;
         }
         if (found) {
-            images[count] = found;
+            wraps[count] = found;
             list[count++] = list[k];
         }
     }
@@ -269,11 +269,11 @@ bool spmd_near_find(spmd_hosted *me, const spmd_exchange *exchange)
             near->sources = near_list(me->team, exchange, exchange->sources, true, near->list);
             near->readers = near_list(me->team, exchange, exchange->readers, false,
                                       near->list + sources);
-            near->source_images = (uint64_t *)(near->list + 3 * both);
-            near->reader_images = near->source_images + sources;
-            near_images(me, exchange, true, &near->sources, near->list, near->source_images);
-            near_images(me, exchange, false, &near->readers, near->list + sources,
-                        near->reader_images);
+            near->source_wraps = (uint64_t *)(near->list + 3 * both);
+            near->reader_wraps = near->source_wraps + sources;
+            near_wraps(me, exchange, true, &near->sources, near->list, near->source_wraps);
+            near_wraps(me, exchange, false, &near->readers, near->list + sources,
+                        near->reader_wraps);
             near->both = near_both(near, me->team->position, near->list + both);
             near->distance = near->list + 2 * both;
             near_distances(near, me, exchange);

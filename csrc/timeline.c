@@ -34,8 +34,8 @@ static int64_t exchange_bytes(const spmd_hosted *me, const spmd_rank *rank)
     for (int64_t member = 0; member < exchange->members; member++)
         if (member != exchange->position &&
             spmd_member_reads(exchange, exchange->position, member)) {
-            for (int64_t image = 0; image < exchange->images; image++) {
-                exchange->pull(rank, member + image * exchange->members, &from, &into);
+            for (int64_t wrap = 0; wrap < exchange->wraps; wrap++) {
+                exchange->pull(rank, spmd_wrap_of(exchange, member, wrap), &from, &into);
                 elements += spmd_box_elements(&into);
             }
         }

@@ -84,9 +84,9 @@ class Row:
         self.peers = {name: None if row[name] is None else self.function(row[name])
                       for name in names}  # fmt: skip
         self.near = [[self.function(e) for e in ranges] for ranges in row["near"]]
-        self.images = self.function(row["images"])
-        self.around = row["images"] != 1  # dims go on beyond their ends, and ranges of members do
-        self.known |= {self.member, "image"}
+        self.wraps = self.function(row["wraps"])
+        self.around = row["wraps"] != 1  # dims go on beyond their ends, and ranges of members do
+        self.known |= {self.member, "wrap"}
         self.boxes = {name: self.box(row[name]) for name in _BOXES}
         if any(len(r) != 4 for r in self.near) or len(self.near) != (
             len(self.axes) if row["flow"] == "near" else 0
@@ -160,8 +160,8 @@ class Row:
             root = self.root(group)
             givers = [p for p in range(len(group)) if self.reads(taker, p, root)]
         return sum(
-            _elements(box[1]({**group[taker], self.member: p, "image": image}))
-            for p in givers if p != taker for image in range(self.images(group[taker]))
+            _elements(box[1]({**group[taker], self.member: p, "wrap": wrap}))
+            for p in givers if p != taker for wrap in range(self.wraps(group[taker]))
         )  # fmt: skip
 
     # ---- checks ------------------------------------------------------------------------------
@@ -316,8 +316,8 @@ class Row:
             if (box := self.boxes[name]) is None:
                 continue
             values = {**group[me], self.member: other}
-            for image in range(self.images(values)):
-                found = box[1]({**values, "image": image})
+            for wrap in range(self.wraps(values)):
+                found = box[1]({**values, "wrap": wrap})
                 if _elements(found):
                     raise self._wrong(group, f"{self._name(group[taker])} reads nothing of "
                                       f"{self._name(group[giver])}, which it does not list",
@@ -327,14 +327,14 @@ class Row:
         self, group: Sequence[Values], giver: int, taker: int, capacity: list[int]
     ) -> None:
         """Both sides name equal boxes, inside their buffers."""
-        for image in range(self.images(group[taker])):
-            self._transfer(group, giver, taker, image, capacity)
+        for wrap in range(self.wraps(group[taker])):
+            self._transfer(group, giver, taker, wrap, capacity)
 
     def _transfer(
-        self, group: Sequence[Values], giver: int, taker: int, image: int, capacity: list[int]
+        self, group: Sequence[Values], giver: int, taker: int, wrap: int, capacity: list[int]
     ) -> None:
-        gives = {**group[giver], self.member: taker, "image": image}
-        takes = {**group[taker], self.member: giver, "image": image}
+        gives = {**group[giver], self.member: taker, "wrap": wrap}
+        takes = {**group[taker], self.member: giver, "wrap": wrap}
         pair = f"{self._name(gives)} to {self._name(takes)}"
         said: dict[str, Box] = {}
         for name, values in zip(_BOXES, (takes, takes, gives, gives)):

@@ -22,7 +22,7 @@ from spmd.verify_terms import Array
 
 BUDGET = 1 << 22  # ranges and points of pairs, of an exchange of everybody with everybody
 LISTED = 1 << 26  # the same, of pairs that list each other as neighbours
-SEEN = 1 << 22  # the same, of pairs that see one image of a dim that goes on
+SEEN = 1 << 22  # the same, of pairs that see one wrap of a dim that goes on
 NOBODY = -(1 << 62)
 
 
@@ -41,11 +41,11 @@ def check(ledger: Ledger, mesh: tuple[int, ...], scalars: dict[str, Any]) -> Fou
         if row.site in ledger.unknown:
             continue
         for turn in turns(row):
-            for image in range(row.images(values)):
-                pairs = Pairs(row, sizes, values, capacity, turn, image)
+            for wrap in range(row.wraps(values)):
+                pairs = Pairs(row, sizes, values, capacity, turn, wrap)
                 one = Everybody(pairs, ledger, values)
                 count = one.check()
-                found.transfers += 0 if image else count
+                found.transfers += 0 if wrap else count
                 if one.sampled:
                     found.sampled[row.site] = one.sampled
     return found
@@ -275,8 +275,8 @@ class Everybody:
             for near, place, first in ((read, pairs.taker, 0), (readers, pairs.giver, 2)):
                 self._inside(near, place, first)
         members = self._member(pairs.giver), self._member(pairs.taker)
-        if pairs.image and self._hardly_moves(read, boxes, symbols, members):
-            return 0  # the lists were compared with the first image
+        if pairs.wrap and self._hardly_moves(read, boxes, symbols, members):
+            return 0  # the lists were compared with the first wrap
         ways = ((read, pairs.taker, pairs.giver), (readers, pairs.giver, pairs.taker))
         agree = [t.negated(pairs.lists(near, place))
                  for near, place in ((readers, pairs.taker), (read, pairs.giver))]  # fmt: skip
@@ -304,7 +304,7 @@ class Everybody:
 
     def _hardly_moves(self, read: dict[str, tuple[int, int]], boxes: dict[str, Box],
                       symbols: list[int], members: tuple[int, int]) -> bool:  # fmt: skip
-        """Between few pairs only, and these match: few ranks see the image of a dim beyond its end.
+        """Between few pairs only, and these match: few ranks see the wrap of a dim beyond its end.
         False: between more than were looked at."""
         t, pairs = self.terms, self.pairs
         listed = pairs.lists(read, pairs.giver)

@@ -22,9 +22,9 @@ class Pairs:
     """One exchange on one mesh, in one turn of the loops around it."""
 
     def __init__(self, row: Row, mesh: dict[str, int], values: dict[str, int],
-                 capacity: list[int], turn: tuple[int, ...] = (), image: int = 0
+                 capacity: list[int], turn: tuple[int, ...] = (), wrap: int = 0
                  ) -> None:  # fmt: skip
-        self.image = image
+        self.wrap = wrap
         self.row, self.mesh, self.capacity, self.turn = row, mesh, capacity, turn
         self.terms = t = Terms()
         self.loose = False  # whether a mismatch is only a suspicion
@@ -56,8 +56,8 @@ class Pairs:
         return digits[0][0] if len(digits) == 1 else digits
 
     def view(self, me: Axes, member: Axes) -> Names:
-        image = self.terms.number(self.image)
-        return {**self.names(me), self.row.member: self.position(member), "image": image}
+        wrap = self.terms.number(self.wrap)
+        return {**self.names(me), self.row.member: self.position(member), "wrap": wrap}
 
     def read(self, name: str, me: Axes) -> int | None:
         """A peer's position, or whether there is one."""

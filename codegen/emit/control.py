@@ -400,8 +400,8 @@ class ControlWriter:
         yield f"x->flow = SPMD_{x.flow.upper()};"
         yield f"x->pieces = {int(x.pieces)};"
         yield f"x->constant = {int(x.constant)};"
-        self.hint = f"exchange_{x.site}_images"
-        yield f"x->images = {self.rank_expr(x.images)};"
+        self.hint = f"exchange_{x.site}_wraps"
+        yield f"x->wraps = {self.rank_expr(x.wraps)};"
         if x.root is not None:
             self.hint = f"exchange_{x.site}_root"
             yield f"x->root = {self.rank_expr(x.root)};"
@@ -442,8 +442,8 @@ class ControlWriter:
                 extent = f"from->extent[{d}]" if same else self.rank_expr(e)
                 lines.append(f"{target}->extent[{d}] = {extent};")
                 lines.append(f"{target}->stride[{d}] = {self.rank_expr(s * size)};")
-        if x.images != 1:
-            lines.insert(0, "const int64_t image = member / r->exchange.members;")
+        if x.wraps != 1:
+            lines.insert(0, "const int64_t wrap = member / r->exchange.members;")
             lines.insert(1, "member %= r->exchange.members;")
         elif not used:
             lines.insert(0, "(void)member;")

@@ -101,7 +101,7 @@ class Cut:
             and expr.nonneg(self.first - other.first) and expr.nonneg(other.last - self.last)
         )  # fmt: skip
 
-    def images(self) -> tuple[Expr, Expr, Expr] | None:
+    def wraps(self) -> tuple[Expr, Expr, Expr] | None:
         """Of a dim that goes on: how often it stands before itself, and behind, for this part to
         lie within; and its period."""
         if self.period is None:

@@ -23,7 +23,7 @@ from codegen.mesh import Layout, LayoutEntry
 
 
 @dataclass
-class Parts:
+class Demand:
     """made: computed (or held) by each rank. fetched: from others. of: what serves a use."""
 
     made: list[Window] = field(default_factory=list)
@@ -59,7 +59,7 @@ class Demands:
         self.position: dict[Value, int] = {}
         self.begins: dict[Sym, int] = {}  # where a counter gets its value
         self.clock = 0
-        self.of: dict[Value, Parts] = {}
+        self.of: dict[Value, Demand] = {}
         self.wanted: dict[Value, dict[Window, Place | None]] = {}
         self.from_home: set[Value] = set()  # wanted in parts that only a use can name
         self.passed: set[tuple[Value, Window]] = set()
@@ -218,19 +218,19 @@ class Demands:
         """All uses of a value are known: what is made, what is fetched."""
         wanted = self.wanted.get(value, {})
         blocks = home(value)
-        parts = self.of[value] = Parts()
+        demand = self.of[value] = Demand()
         held = op is None or op.kind in _HELD or not all(self.goes_on(op, w) for w in wanted)
         if not held and not wanted and value not in self.from_home:
             return  # nobody uses it
         if not held and value not in self.from_home:
             one = cuts.gather(list(wanted)) if op and op.kind in OVERLAPPING else list(wanted)
             if len(one) == 1 or all(_inside(w, one[0]) for w in one):
-                parts.made = one[:1]
-                parts.of = dict.fromkeys(wanted, one[0])
+                demand.made = one[:1]
+                demand.of = dict.fromkeys(wanted, one[0])
                 return
-        parts.made = [blocks]
+        demand.made = [blocks]
         outside = [w for w in wanted if not _inside(w, blocks)]
-        parts.fetched = [
+        demand.fetched = [
             tuple(
                 c.opened() if c.follows(b) and not c.inside(b) else c
                 for c, b in zip(window, blocks, strict=True)
@@ -239,14 +239,14 @@ class Demands:
         ]
         widest: dict[Window, Window] = {}  # whose use asks for most of what is fetched
         for window, place in wanted.items():
-            sources = (blocks, *parts.fetched)
+            sources = (blocks, *demand.fetched)
             serves = next((g for g in sources if _inside(window, g)), None)
             if serves is None:  # not evidently in any: fetched where it is used
                 continue
-            parts.of[window] = serves
-            if _inside(widest.setdefault(parts.of[window], window), window):
-                widest[parts.of[window]] = window
-                parts.places[parts.of[window]] = place
+            demand.of[window] = serves
+            if _inside(widest.setdefault(demand.of[window], window), window):
+                widest[demand.of[window]] = window
+                demand.places[demand.of[window]] = place
 
 
     def goes_on(self, op: Op, window: Window) -> bool:

@@ -211,8 +211,8 @@ class Parts:
         }
         if near := cuts.near(self.mesh, axes, have, want):
             attrs["near"] = near
-        if any(images := tuple(c.images() for c in want)):
-            attrs["images"] = images
+        if any(wraps := tuple(c.wraps() for c in want)):
+            attrs["wraps"] = wraps
         return attrs
 
     def moving(self, value: Value, dims: Sequence[int]) -> tuple[str, ...]:

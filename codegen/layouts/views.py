@@ -290,9 +290,9 @@ class Views:
 
     def around(self, x: Value, dim: int, wanted: Cut, build: Builder) -> Value:
         """Of a dim that a rank has whole: a part that lies beyond its ends too."""
-        images = wanted.images()
-        assert images is not None
-        before, beyond, period = images
+        wraps = wanted.wraps()
+        assert wraps is not None
+        before, beyond, period = wraps
         low, high = wanted.bounds(self.mesh)
         shape = (*x.type.shape[:dim], high - low, *x.type.shape[dim + 1 :])
         if not before.is_const or not beyond.is_const:
@@ -300,13 +300,13 @@ class Views:
             return build.emit("gather", (x, at), {"dims": (dim,), "at": dim})
         whole = {"value": 0, "dtype": x.type.dtype, "shape": shape, "blank": True}
         value, step = build.emit("full", (), whole), (1,) * len(shape)
-        for image in range(-before.value, beyond.value + 1):
-            begin = expr.maximum(low, period * image)
-            end = expr.minimum(high, period * (image + 1))
+        for wrap in range(-before.value, beyond.value + 1):
+            begin = expr.maximum(low, period * wrap)
+            end = expr.minimum(high, period * (wrap + 1))
             part = (*shape[:dim], expr.maximum(end - begin, 0), *shape[dim + 1 :])
             zeros = [expr.const(0)] * len(shape)
             here, there = zeros.copy(), zeros
-            here[dim], there[dim] = begin - low, begin - period * image
+            here[dim], there[dim] = begin - low, begin - period * wrap
             attrs = {"start": tuple(there), "step": step, "shape": part, "cut": True}
             piece = build.emit("slice", (x,), attrs)
             attrs = {"start": tuple(here), "step": step, "cut": True}

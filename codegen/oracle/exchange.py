@@ -140,11 +140,11 @@ def _redistribute(members: Sequence[Member], op: Op) -> list[list[Array]]:
         want = [(member.eval(a), member.eval(b)) for a, b in op.attrs["want"]]
         made = _poison([b - a for a, b in want], stated.dtype)
         for held, source in zip(have, members, strict=True):
-            for image in _images(member, op, held):
-                box = _box(image, want)
+            for wrap in _wraps(member, op, held):
+                box = _box(wrap, want)
                 if not box or not _is_read(source, member, op):
                     continue
-                made[_within(box, want)] = source.operands[0][_within(box, image)]
+                made[_within(box, want)] = source.operands[0][_within(box, wrap)]
         out.append([made])
     return out
 
@@ -157,10 +157,10 @@ def _halo(members: Sequence[Member], op: Op) -> list[list[Array]]:
     for k, member in enumerate(members):
         made = member.operands[0].copy()
         for j, source in enumerate(members):
-            rooms = _images(member, op, want[j])
-            for image, room in zip(_images(member, op, have[j]), rooms, strict=True):
-                box = _box(image, want[k])
-                own = j == k and image == have[k]
+            rooms = _wraps(member, op, want[j])
+            for wrap, room in zip(_wraps(member, op, have[j]), rooms, strict=True):
+                box = _box(wrap, want[k])
+                own = j == k and wrap == have[k]
                 if own or not box or not _is_read(source, member, op):
                     continue
                 made[_within(box, want[k])] = source.operands[0][_within(box, room)]
@@ -171,11 +171,11 @@ def _halo(members: Sequence[Member], op: Op) -> list[list[Array]]:
 Bounds = Sequence[tuple[int, int]]
 
 
-def _images(member: Member, op: Op, bounds: Bounds) -> list[Bounds]:
+def _wraps(member: Member, op: Op, bounds: Bounds) -> list[Bounds]:
     """Where a part stands, in dims that go on beyond their ends."""
     per_dim = []
-    for (low, high), image in zip(bounds, op.attrs.get("images") or [None] * len(bounds)):
-        before, beyond, period = map(member.eval, image or (0, 0, 0))
+    for (low, high), wrap in zip(bounds, op.attrs.get("wraps") or [None] * len(bounds)):
+        before, beyond, period = map(member.eval, wrap or (0, 0, 0))
         moved = [k * period for k in range(-before, beyond + 1)]
         per_dim.append([(low + by, high + by) for by in moved])
     return [list(one) for one in itertools.product(*per_dim)]

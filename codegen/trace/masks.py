@@ -49,8 +49,8 @@ def masked(array: Array, key: Any) -> Chosen | None:
             expected=f"a mask of shape {elementwise.shape_text(have)}",
             found=elementwise.shape_text(mask.extents),
         )
-    wide = (*raw[:at], *[slice(None)] * mask.ndim, *raw[at + 1 :])
-    shown = index.basic_view(array, index.parse(array, wide)[0])
+    whole = (*raw[:at], *[slice(None)] * mask.ndim, *raw[at + 1 :])
+    shown = index.basic_view(array, index.parse(array, whole)[0])
     mask = wrap(mask.context, mask.read(), scalar=False)  # as it is now
     return Chosen(shown, mask, sum(k not in integers for k in range(at)))
 
@@ -87,7 +87,7 @@ class Chosen(NDArrayOperatorsMixin):
 
     def fits(self, other: Chosen) -> bool:
         """Whether both choose the same elements, for all that is known while building."""
-        same = same_value(self.whole.context, self.mask.read(), other.mask.read())
+        same = _same_value(self.whole.context, self.mask.read(), other.mask.read())
         return same and (self.at, self.whole.ndim) == (other.at, other.whole.ndim)
 
     def operand(self, x: Any) -> Any:
@@ -144,7 +144,7 @@ class Chosen(NDArrayOperatorsMixin):
         first = next(x for x in inputs if isinstance(x, Chosen))
         operands = [first.operand(x) for x in inputs]
         if out is None:
-            return map_results(first, elementwise.apply(ufunc, *operands))
+            return _map_results(first, elementwise.apply(ufunc, *operands))
         if not isinstance(out[0], Chosen):
             raise refused()
         elementwise.apply(ufunc, *operands, out=first.operand(out[0]))
@@ -207,7 +207,7 @@ class Chosen(NDArrayOperatorsMixin):
     __array__ = __len__ = __iter__ = __getitem__ = __setitem__ = __bool__ = _refuse
 
 
-def map_results(first: Chosen, made: Any) -> Any:
+def _map_results(first: Chosen, made: Any) -> Any:
     return tuple(map(first.like, made)) if isinstance(made, tuple) else first.like(made)
 
 
@@ -235,9 +235,9 @@ def reduced(name: str, chosen: Any, axis: Any = None, *args: Any, **options: Any
         given = reducing.dims_of(axis, chosen.ndim, f"np.{name}")
         if chosen.at not in given or "keepdims" in options:
             raise refused()
-        wide = chosen.mask.ndim - 1
-        dims = [d if d < chosen.at else d + wide for d in given if d != chosen.at]
-        dims = (*dims, *range(chosen.at, chosen.at + wide + 1))
+        more = chosen.mask.ndim - 1
+        dims = [d if d < chosen.at else d + more for d in given if d != chosen.at]
+        dims = (*dims, *range(chosen.at, chosen.at + more + 1))
     if name in ("max", "min", "amax", "amin") and options.get("initial") in (None, np._NoValue):
         raise refused(f"np.{name}(x, where=mask, initial=v): v is the result where nothing is "
                       "chosen, which is an error in NumPy")  # fmt: skip
@@ -247,7 +247,7 @@ def reduced(name: str, chosen: Any, axis: Any = None, *args: Any, **options: Any
 # ---- whether two masks are one -----------------------------------------------------------------
 
 
-def same_value(context: Context, a: Value, b: Value) -> bool:
+def _same_value(context: Context, a: Value, b: Value) -> bool:
     """Whether two values are computed alike from the same values."""
     if a is b:
         return True
@@ -259,7 +259,7 @@ def same_value(context: Context, a: Value, b: Value) -> bool:
             return True
         if (x, y) not in known:
             p, q = made.get(x), made.get(y)
-            known[x, y] = p is not None and q is not None and alike(p, q) and (
+            known[x, y] = p is not None and q is not None and _alike(p, q) and (
                 p.results.index(x) == q.results.index(y)
             ) and all(map(same, p.operands, q.operands))  # fmt: skip
         return known[x, y]
@@ -267,7 +267,7 @@ def same_value(context: Context, a: Value, b: Value) -> bool:
     return same(a, b)
 
 
-def alike(p: Op, q: Op) -> bool:
+def _alike(p: Op, q: Op) -> bool:
     """Whether two ops do the same with their operands."""
     if p.kind != q.kind or p.regions or q.regions or len(p.operands) != len(q.operands):
         return False

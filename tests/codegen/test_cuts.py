@@ -115,7 +115,7 @@ def test_rolled_covers_what_a_roll_reads(shift: int) -> None:
 
 
 def lies_within(cut: Cut, found: list[int], n: int) -> None:
-    images = cut.images()
-    assert images is not None
-    before, beyond = (e.evaluate({}) for e in images[:2])
+    wraps = cut.wraps()
+    assert wraps is not None
+    before, beyond = (e.evaluate({}) for e in wraps[:2])
     assert all(-before * n <= p < (beyond + 1) * n for p in found)

@@ -68,8 +68,8 @@ def received(op: Op, sizes: Mapping[str, int]) -> int:
 def _inside(op: Op, rank: dict[str, int], sizes: Mapping[str, int]) -> int:
     """Elements wanted that some member holds."""
     total = 1
-    images = op.attrs.get("images") or [None] * len(op.attrs["have"])
-    for (a, b), (c, d), around in zip(op.attrs["have"], op.attrs["want"], images):
+    wraps = op.attrs.get("wraps") or [None] * len(op.attrs["have"])
+    for (a, b), (c, d), around in zip(op.attrs["have"], op.attrs["want"], wraps):
         if around:  # somebody holds whatever lies beyond the ends
             total *= d.evaluate(rank) - c.evaluate(rank)
             continue

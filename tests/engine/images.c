@@ -94,7 +94,7 @@ static spmd_exchange *begin(spmd_rank *rank, uint32_t kind, uint32_t site)
         .site = site,
         .kind = kind,
         .size = 8,
-        .images = 1,
+        .wraps = 1,
         .members = world->ranks,
         .position = rank->index,
         .count = {world->size[0], world->size[1], world->size[2]},

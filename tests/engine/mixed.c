@@ -319,7 +319,7 @@ static void group_set(spmd_rank *rank, uint32_t site)
     const int64_t *size = rank->world->size;
     const int64_t stride[] = {size[1] * size[2], size[2], 1};
     rank->exchange = (spmd_exchange){
-        .site = site, .kind = engine_kind[kind_of(site)], .size = 8, .images = 1, .members = 1,
+        .site = site, .kind = engine_kind[kind_of(site)], .size = 8, .wraps = 1, .members = 1,
         .first = rank->index, .source = SPMD_NONE, .dest = SPMD_NONE,
         .pull = pull, .send = send, .flow = flow_of(site),
         .pieces = kind_of(site) == TURN || kind_of(site) == NEAR ||

@@ -111,42 +111,42 @@ static spmd_box common(const spmd_rank *rank, int which, part of, part has, part
     return box;
 }
 
-/* Of boxes that are alike in extents, the part of this image: rows in turn. */
-static void image_part(const spmd_rank *rank, int64_t image, spmd_box *box)
+/* Of boxes that are alike in extents, the part of this wrap: rows in turn. */
+static void wrap_part(const spmd_rank *rank, int64_t wrap, spmd_box *box)
 {
-    int64_t images = rank->exchange.images;
-    box->offset += image * box->stride[0];
-    box->extent[0] = (box->extent[0] - image + images - 1) / images;
+    int64_t wraps = rank->exchange.wraps;
+    box->offset += wrap * box->stride[0];
+    box->extent[0] = (box->extent[0] - wrap + wraps - 1) / wraps;
     box->extent[0] = box->extent[0] > 0 ? box->extent[0] : 0;
-    box->stride[0] *= images;
+    box->stride[0] *= wraps;
 }
 
 static void pull(const spmd_rank *rank, int64_t member, spmd_box *from, spmd_box *into)
 {
     part theirs, mine;
-    int64_t image = member / rank->exchange.members;
+    int64_t wrap = member / rank->exchange.members;
     SPMD_DELAY();
     member %= rank->exchange.members;
     part_of(rank, member, 0, theirs);
     part_of(rank, rank->exchange.position, 1, mine);
     *from = common(rank, OPERAND, theirs, theirs, mine);
     *into = common(rank, RESULT, mine, theirs, mine);
-    image_part(rank, image, from);
-    image_part(rank, image, into);
+    wrap_part(rank, wrap, from);
+    wrap_part(rank, wrap, into);
 }
 
 static void give(const spmd_rank *rank, int64_t member, spmd_box *from, spmd_box *into)
 {
     part mine, theirs;
-    int64_t image = member / rank->exchange.members;
+    int64_t wrap = member / rank->exchange.members;
     SPMD_DELAY();
     member %= rank->exchange.members;
     part_of(rank, rank->exchange.position, 0, mine);
     part_of(rank, member, 1, theirs);
     *from = common(rank, OPERAND, mine, mine, theirs);
     *into = common(rank, RESULT, theirs, mine, theirs);
-    image_part(rank, image, from);
-    image_part(rank, image, into);
+    wrap_part(rank, wrap, from);
+    wrap_part(rank, wrap, into);
 }
 
 static void send(const spmd_rank *rank, int64_t member, spmd_box *from)
@@ -166,7 +166,7 @@ static void begin(spmd_rank *rank)
 
     *exchange = (spmd_exchange){
         .site = site, .kind = SPMD_PULL, .size = 8, .flow = SPMD_NEAR, .pieces = 1, .members = 1,
-        .images = 1 + site % 3, .constant = site % 2,
+        .wraps = 1 + site % 3, .constant = site % 2,
         .first = rank->index, .pull = pull, .send = send,
         .give = rank->counter[STEP] / SITES % 2 ? give : NULL,
     };

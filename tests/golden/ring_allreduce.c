@@ -142,7 +142,7 @@ static void exchange_0(spmd_rank *r)
     x->flow = SPMD_ALL;
     x->pieces = 0;
     x->constant = 0;
-    x->images = 1;
+    x->wraps = 1;
     x->pull = pull_0;
     x->send = send_0;
     x->give = 0;
@@ -215,7 +215,7 @@ static void exchange_1(spmd_rank *r)
     x->flow = SPMD_ALL;
     x->pieces = 0;
     x->constant = 0;
-    x->images = 1;
+    x->wraps = 1;
     x->pull = pull_1;
     x->send = send_1;
     x->give = 0;

@@ -94,13 +94,14 @@ class Exchanges:
         """A halo too: there, an array that has room for what is wanted is read and written."""
         have, want, moved = op.attrs["have"], op.attrs["want"], _wrap(op)
         halo, into = op.kind == "halo", self.box(op.result)
-        mine, held = (into, want) if halo else (self.box(op.operands[0]), have)
+        room = op.attrs["room"] if halo else want
+        mine, held = (into, room) if halo else (self.box(op.operands[0]), have)
         get = _common(_moved(_bounds_at(have, there), moved), want)
         give = _common(_moved(have, moved), _bounds_at(want, there))
         theirs = _moved(_bounds_at(held, there), moved)
         boxes = [
             _between(_seen_from(mine, there), theirs, get, "get", "from"),
-            _between(into, want, get, "get", "into"),
+            _between(into, room, get, "get", "into"),
             _between(mine, _moved(held, moved), give, "give", "send"),
         ]
         if halo:

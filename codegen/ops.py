@@ -167,9 +167,9 @@ _ROWS = (
            "that `want` says: halos, shifts, other layouts; each in the view of who holds or gets; "
            "near: along each axis begin and end of the members that I read, and of my readers; "
            "wraps: per dim how often it stands before itself and behind, and its period"),
-    OpRule("halo", "exchange", ("axes", "have", "want", "near?", "wraps?"), _same,
-           "a redistribute in place: the operand has room for `want`, a member's own elements are "
-           "in it already"),
+    OpRule("halo", "exchange", ("axes", "have", "want", "room", "near?", "wraps?"), _same,
+           "a redistribute in place: the operand has the elements of `room`, with `want` among "
+           "them; a member's own are in it already"),
     OpRule("broadcast_from", "exchange", ("axes", "root", "types"), _stated,
            "the root member's operand"),
     OpRule("gather_to", "exchange", ("axes", "dim", "var", "offset", "root", "types"), _stated,

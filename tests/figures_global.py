@@ -60,6 +60,82 @@ void torus(float *restrict u, float *restrict v, int64_t n, int64_t steps)
     }
 }
 
+/* a wave: three grids that change places */
+void leapfrog(float *restrict u, float *restrict p, float *restrict q, int64_t n, int64_t steps)
+{
+    for (int64_t s = 0; s < steps; s++) {
+        for (int64_t i = 1; i < n - 1; i++)
+            for (int64_t j = 1; j < n - 1; j++)
+                q[i * n + j] = 2.0f * u[i * n + j] - p[i * n + j] + 0.1f * (u[(i - 1) * n + j]
+                    + u[(i + 1) * n + j] + u[i * n + j - 1] + u[i * n + j + 1]
+                    - 4.0f * u[i * n + j]);
+        float *t = p;
+        p = u;
+        u = q;
+        q = t;
+    }
+}
+
+/* Yee's scheme: fields on staggered grids, each updated in place */
+void staggered(float *restrict e, float *restrict h, float *restrict w, int64_t n, int64_t steps)
+{
+    for (int64_t s = 0; s < steps; s++) {
+        for (int64_t i = 0; i < n; i++)
+            for (int64_t j = 0; j < n - 1; j++)
+                h[i * n + j] -= 0.5f * (e[i * n + j + 1] - e[i * n + j]);
+        for (int64_t i = 0; i < n - 1; i++)
+            for (int64_t j = 0; j < n; j++)
+                w[i * n + j] += 0.5f * (e[(i + 1) * n + j] - e[i * n + j]);
+        for (int64_t i = 1; i < n - 1; i++)
+            for (int64_t j = 1; j < n - 1; j++)
+                e[i * n + j] += 0.5f * (w[i * n + j] - w[(i - 1) * n + j] - h[i * n + j]
+                    + h[i * n + j - 1]);
+    }
+}
+
+/* lattice-Boltzmann (D2Q9): what streams in from nine directions is mixed; grids with rims */
+void streams(float *restrict f, float *restrict g, float *restrict unused, int64_t n, int64_t steps)
+{
+    static const int dx[9] = {0, 1, 0, -1, 0, 1, -1, -1, 1};
+    static const int dy[9] = {0, 0, 1, 0, -1, 1, 1, -1, -1};
+    int64_t w = n + 2, size = w * w;
+    (void)unused;
+    for (int64_t s = 0; s < steps; s++) {
+        for (int k = 0; k < 9; k++) {
+            float *u = f + k * size;
+            for (int64_t j = 1; j <= n; j++) {
+                u[j] = u[n * w + j];
+                u[(n + 1) * w + j] = u[w + j];
+            }
+            for (int64_t i = 0; i <= n + 1; i++) {
+                u[i * w] = u[i * w + n];
+                u[i * w + n + 1] = u[i * w + 1];
+            }
+        }
+        for (int64_t i = 1; i <= n; i++)
+            for (int64_t j = 1; j <= n; j++) {
+                float in[9], rho = 0, x = 0, y = 0;
+                for (int k = 0; k < 9; k++) {
+                    in[k] = f[k * size + (i - dx[k]) * w + j - dy[k]];
+                    rho += in[k];
+                    x += dx[k] * in[k];
+                    y += dy[k] * in[k];
+                }
+                x /= rho;
+                y /= rho;
+                for (int k = 0; k < 9; k++) {
+                    float weight = k == 0 ? 4 / 9.f : k < 5 ? 1 / 9.f : 1 / 36.f;
+                    float cu = 3 * (dx[k] * x + dy[k] * y);
+                    float rest = weight * rho * (1 + cu + 0.5f * cu * cu - 1.5f * (x * x + y * y));
+                    g[k * size + i * w + j] = in[k] + 0.6f * (rest - in[k]);
+                }
+            }
+        float *t = f;
+        f = g;
+        g = t;
+    }
+}
+
 double distance(const double *restrict a, const double *restrict b, int64_t n, int64_t steps)
 {
     double total = 0;
@@ -128,6 +204,55 @@ def torus(n: int = 1024):
 
 
 @spmd.program(mesh=("x",))
+def leapfrog(n: int = 1024):
+    steps = spmd.scalar("steps", 100)
+    u = spmd.input("u", (n, n), np.float32, layout=("x", None), default=lambda i, j: 1 + i % 7)
+    p = u.copy()
+    for _ in spmd.range(steps):
+        q = 2 * u - p
+        q[1:-1, 1:-1] += 0.1 * (u[:-2, 1:-1] + u[2:, 1:-1] + u[1:-1, :-2] + u[1:-1, 2:]
+                                - 4 * u[1:-1, 1:-1])  # fmt: skip
+        u, p = q, u
+    return u[0]
+
+
+@spmd.program(mesh=("x",))
+def staggered(n: int = 1024):
+    steps = spmd.scalar("steps", 100)
+    e = spmd.input("e", (n, n), np.float32, layout=("x", None), default=lambda i, j: 1 + i % 7)
+    h, w = np.zeros_like(e), np.zeros_like(e)
+    for _ in spmd.range(steps):
+        h[:, :-1] -= 0.5 * (e[:, 1:] - e[:, :-1])
+        w[:-1] += 0.5 * (e[1:] - e[:-1])
+        e[1:-1, 1:-1] += 0.5 * (w[1:-1, 1:-1] - w[:-2, 1:-1] - h[1:-1, 1:-1] + h[1:-1, :-2])
+    return e[0]
+
+
+AWAY = ((0, 0), (1, 0), (0, 1), (-1, 0), (0, -1), (1, 1), (-1, 1), (-1, -1), (1, -1))
+WEIGHTS = [4 / 9] + [1 / 9] * 4 + [1 / 36] * 4
+
+
+@spmd.program(mesh=("x",))
+def streams(n: int = 512):
+    steps = spmd.scalar("steps", 100)
+    f = spmd.input("f", (9, n, n), np.float32, layout=(None, "x", None),
+                   default=lambda k, i, j: 1 + 0.01 * (i % 7))
+    for _ in spmd.range(steps):
+        g = [np.roll(f[k], by, (0, 1)) for k, by in enumerate(AWAY)]
+        rho = sum(g)
+        x = sum(dx * part for (dx, _), part in zip(AWAY, g) if dx) / rho
+        y = sum(dy * part for (_, dy), part in zip(AWAY, g) if dy) / rho
+        square = 1.5 * (x * x + y * y)
+        mixed = []
+        for (dx, dy), weight, part in zip(AWAY, WEIGHTS, g):
+            cu = 3 * (dx * x + dy * y)
+            rest = weight * rho * (1 + cu + 0.5 * cu * cu - square)
+            mixed.append(part + 0.6 * (rest - part))
+        f = np.stack(mixed)
+    return f[0, 0]
+
+
+@spmd.program(mesh=("x",))
 def distance(n: int = 1 << 20):
     steps = spmd.scalar("steps", 100)
     a = spmd.input("a", (n,), np.float64, layout=("x",), default=lambda i: i % 7)
@@ -172,6 +297,9 @@ def softmax(n: int = 256):
     return y[0]
 
 
+PROGRAMS = (stencil, torus, leapfrog, staggered, streams, distance, chain, moments, softmax)
+
+
 def by_hand(folder: Path) -> dict[str, object]:
     (folder / "hand.c").write_text(BY_HAND)
     library = folder / "hand.so"
@@ -181,22 +309,27 @@ def by_hand(folder: Path) -> dict[str, object]:
     c = ctypes.CDLL(str(library))
     grids = [np.ones((1024, 1024), np.float32) for _ in range(2)]
     rings = [np.ones((1026, 1026), np.float32) for _ in range(2)]
+    fields = [np.full((1024, 1024), 0.1, np.float32) for _ in range(3)]
+    stacks = [np.ones((9, 514, 514), np.float32) for _ in range(2)]
     a, b = np.ones(1 << 20), np.ones(1 << 20)
 
-    def pointers(x: np.ndarray, y: np.ndarray) -> list[object]:
-        return [ctypes.c_void_p(v.ctypes.data) for v in (x, y)]
-
-    def call(name: str, x: np.ndarray, y: np.ndarray, n: int, each: int) -> object:
+    def call(name: str, *arrays_n_each: object) -> object:
         """each: turns in one call; of loops that compilers would turn inside out, one."""
+        *arrays, n, each = arrays_n_each
+
         def run(steps: int) -> None:
+            pointers = [ctypes.c_void_p(v.ctypes.data) for v in arrays]
             for _ in range(steps // each):
-                getattr(c, name)(*pointers(x, y), ctypes.c_int64(n), ctypes.c_int64(each))
+                getattr(c, name)(*pointers, ctypes.c_int64(n), ctypes.c_int64(each))
 
         return run
 
     return {
         "stencil": call("stencil", *grids, 1024, 2),
         "torus": call("torus", *rings, 1024, 2),
+        "leapfrog": call("leapfrog", *fields, 1024, 4),
+        "staggered": call("staggered", *fields, 1024, 4),
+        "streams": call("streams", *stacks, stacks[0], 512, 2),
         "distance": call("distance", a, b, 1 << 20, 1),
         "chain": call("chain", a, b, 1 << 20, 1),
         "moments": call("moments", a, b, 1 << 20, 1),
@@ -217,8 +350,8 @@ def seconds(run: object, steps: int) -> float:
 def main(folder: str, rounds: str) -> None:
     hand = by_hand(Path(folder))
     out = {}
-    for program in (stencil, torus, distance, chain, moments, softmax):
-        name, steps = program.name, 400 if program is not softmax else 100
+    for program in PROGRAMS:
+        name, steps = program.name, 100 if program in (softmax, streams) else 400
         image = spmd.build(program)
         with image.open(ranks=1) as one, image.open(ranks=2) as two:
             runs = {"by hand": hand[name], "1 rank": lambda s, j=one: j(steps=s),

@@ -12,7 +12,8 @@ from codegen import expr
 from codegen.explain.traffic import Traffic
 from codegen.expr import Expr
 from codegen.ir import Op, Value, layout_text
-from codegen.layouts.demands import Demands, layout_of
+from codegen.layouts.cuts import layout_of
+from codegen.layouts.demands import Demands
 from codegen.layouts.localize import VIEWS
 from codegen.mesh import LayoutEntry
 

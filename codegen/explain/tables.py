@@ -19,8 +19,8 @@ from codegen.explain.traffic import Meter, Traffic
 from codegen.expr import to_json
 from codegen.ir import Input, Module, Op, Region, Value, layout_text
 from codegen.layouts import propagation
-from codegen.layouts.cuts import Window
-from codegen.layouts.demands import demands_of, home, layout_of
+from codegen.layouts.cuts import Window, home, layout_of
+from codegen.layouts.demands import demands_of
 from codegen.layouts.localize import VIEWS
 from codegen.ops import OPS
 from codegen.plan import Exchange

@@ -14,7 +14,7 @@ from functools import lru_cache
 
 from codegen import expr
 from codegen.expr import Expr, IntLike, Sym, const
-from codegen.ir import Shape
+from codegen.ir import Shape, Value
 from codegen.mesh import (
     Layout,
     LayoutEntry,
@@ -166,12 +166,26 @@ def blocks(shape: Shape, layout: Layout) -> Window:
     return tuple(block(entry, e) for e, entry in zip(shape, layout, strict=True))
 
 
+def layout_of(value: Value) -> Layout:
+    return value.type.layout or ((),) * value.type.ndim
+
+
+def home(value: Value) -> Window:
+    """The balanced blocks of a value's layout."""
+    return blocks(value.type.shape, layout_of(value))
+
+
 def extents(mesh: Mesh, window: Window) -> Shape:
     return tuple(high - low for low, high in (c.bounds(mesh) for c in window))
 
 
 def lows(mesh: Mesh, window: Window) -> Shape:
     return tuple(c.bounds(mesh)[0] for c in window)
+
+
+def inside(a: Window, b: Window) -> bool:
+    """Whether it is evident that every rank's part by the one lies in its part by the other."""
+    return all(x.inside(y) for x, y in zip(a, b, strict=True))
 
 
 def symbols(window: Window) -> set[Sym]:

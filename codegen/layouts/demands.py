@@ -17,9 +17,10 @@ from codegen.errors import Place
 from codegen.expr import Sym
 from codegen.ir import Module, Op, Region, Value, free_values
 from codegen.layouts import cuts
-from codegen.layouts.cuts import Window
+from codegen.layouts.cuts import Window, home, layout_of
 from codegen.layouts.localize import OVERLAPPING, VIEWS, Localizer
-from codegen.mesh import Layout, LayoutEntry
+from codegen.layouts.rooms import Rooms
+from codegen.mesh import LayoutEntry
 
 
 @dataclass
@@ -34,19 +35,6 @@ class Demand:
 
 # Ops whose results lie in balanced blocks, whoever wants them.
 _HELD = frozenset({"loop", "branch", "shard_map", "relayout", "cumulative", "kernel"})
-
-
-# Ops whose result can be written into an array that has room around it.
-_KEPT = frozenset({"map", "update"})
-
-
-def home(value: Value) -> Window:
-    """The balanced blocks of a value's layout."""
-    return cuts.blocks(value.type.shape, layout_of(value))
-
-
-def layout_of(value: Value) -> Layout:
-    return value.type.layout or ((),) * value.type.ndim
 
 
 class Demands:
@@ -75,6 +63,7 @@ class Demands:
         self.uses = Counter(_used(graph.body))
         self.uses.update(o.value for o in graph.outputs)
         self.sums(graph.body)
+        self.rooms = Rooms(self)
 
     def entry(self, value: Value, dim: int) -> LayoutEntry:
         return layout_of(value)[dim]
@@ -169,49 +158,6 @@ class Demands:
                     axes[op.result] = self.rules.partial[op.result] = axes[a]
                     self.rules.later |= {a, b}
 
-    def rooms(self, op: Op) -> list[Window | None]:
-        """Of what a loop carries: the part with ghost cells that its body fetches in every turn,
-        where the array can be kept with room for them; None where it lies in blocks."""
-        if op.kind != "loop":  # a branch may have more operands than results
-            return [None] * max(len(op.operands), len(op.results))
-        body = op.regions[-1]
-        made = {op.result for op in body.ops if len(op.results) == 1 and op.kind in _KEPT}
-        out: list[Window | None] = []
-        for argument, result in zip(body.args, body.results, strict=True):
-            fetched, blocks = self.of[argument].fetched, home(argument)
-            # ghost cells may all lie on one side: then what is fetched has not all of the blocks
-            around = (cuts.hull_of(blocks, fetched[0]) if len(fetched) == 1 else None) or ()
-            # the room is made before the loop: no counter says how wide it is
-            fits = bool(around) and all(s.kind != "counter" for s in cuts.symbols(around)) and all(
-                c.inside(h) or c.follows(h) or c.period for c, h in zip(around, blocks)
-            )
-            room = tuple(h if c.inside(h) else c.opened() for c, h in zip(around, blocks))
-            fits = fits and any(c.axes for c, h in zip(around, blocks) if c != h)
-            once = body.results.count(result) == 1 and body.args.count(result) == 0
-            used = result in made and self._overwrites(body, argument, result)
-            fits = fits and used and self.of[result].made == [home(result)]  # keep makes no more
-            out.append(room if fits and once and used and argument.type.layout else None)
-        return out
-
-    def _overwrites(self, body: Region, argument: Value, result: Value) -> bool:
-        """Whether the result may be written where the argument lies: nobody reads that later."""
-        ops = list(body.ops)
-        at = next(k for k, op in enumerate(ops) if result in op.results)
-        later = {v for op in ops[at + 1 :] for v in (*op.operands, *_inner(op))}
-        seen = self._shown(body, argument)
-        op = ops[at]
-        if op.kind == "update" and op.operands[0] is not argument:
-            return False
-        return not later & seen
-
-    def _shown(self, body: Region, argument: Value) -> set[Value]:
-        """The argument, and what is a view of it or is computed of it wherever it is wanted."""
-        seen = {argument}
-        for op in body.ops:
-            if op.kind in VIEWS and seen & set(op.operands):
-                seen |= set(op.results)
-        return seen
-
     # ---- how a value comes to its parts ----------------------------------------------------------
 
     def settle(self, value: Value, op: Op | None) -> None:
@@ -224,12 +170,12 @@ class Demands:
             return  # nobody uses it
         if not held and value not in self.from_home:
             one = cuts.gather(list(wanted)) if op and op.kind in OVERLAPPING else list(wanted)
-            if len(one) == 1 or all(_inside(w, one[0]) for w in one):
+            if len(one) == 1 or all(cuts.inside(w, one[0]) for w in one):
                 demand.made = one[:1]
                 demand.of = dict.fromkeys(wanted, one[0])
                 return
         demand.made = [blocks]
-        outside = [w for w in wanted if not _inside(w, blocks)]
+        outside = [w for w in wanted if not cuts.inside(w, blocks)]
         demand.fetched = [
             tuple(
                 c.opened() if c.follows(b) and not c.inside(b) else c
@@ -240,14 +186,13 @@ class Demands:
         widest: dict[Window, Window] = {}  # whose use asks for most of what is fetched
         for window, place in wanted.items():
             sources = (blocks, *demand.fetched)
-            serves = next((g for g in sources if _inside(window, g)), None)
+            serves = next((g for g in sources if cuts.inside(window, g)), None)
             if serves is None:  # not evidently in any: fetched where it is used
                 continue
             demand.of[window] = serves
-            if _inside(widest.setdefault(demand.of[window], window), window):
+            if cuts.inside(widest.setdefault(demand.of[window], window), window):
                 widest[demand.of[window]] = window
                 demand.places[demand.of[window]] = place
-
 
     def goes_on(self, op: Op, window: Window) -> bool:
         """Whether what is beyond the ends of dims that go on there can be computed as the rest."""
@@ -258,11 +203,6 @@ class Demands:
         )
 
 
-def _inner(op: Op) -> Iterator[Value]:
-    for region in op.regions:
-        yield from _used(region)
-
-
 def _used(region: Region) -> Iterator[Value]:
     """Every use of a value, those in inner regions too."""
     for op in region.ops:
@@ -270,10 +210,6 @@ def _used(region: Region) -> Iterator[Value]:
         for inner in op.regions:
             yield from _used(inner)
     yield from region.results
-
-
-def _inside(a: Window, b: Window) -> bool:
-    return all(x.inside(y) for x, y in zip(a, b, strict=True))
 
 
 @lru_cache(maxsize=2)

@@ -14,8 +14,8 @@ from codegen.errors import Place
 from codegen.expr import Expr, Sym
 from codegen.ir import ArrayType, Module, Op, Value
 from codegen.layouts import cuts
-from codegen.layouts.cuts import Window
-from codegen.layouts.demands import demands_of, home, layout_of
+from codegen.layouts.cuts import Window, home, layout_of
+from codegen.layouts.demands import demands_of
 
 
 class Parts:

@@ -75,6 +75,14 @@ def natural(op: Op, dim: int, of: Callable[[Value, int], Cut], mesh: Mesh) -> Cu
     return None
 
 
+def stays(op: Op, dim: int) -> int | None:
+    """The dim of the operand that a dim of the result is; None: it is made of others."""
+    before, after = op.operands[0].type.shape, op.result.type.shape
+    found = (g.before[0] for g in groups(before, after)
+             if g.after == (dim,) and len(g.before) == 1 and before[g.before[0]] == after[dim])
+    return next(found, None)
+
+
 @dataclass(frozen=True)
 class _Plan:
     """How a group's part is made: rows of the operand's leading dim, cut to these elements."""

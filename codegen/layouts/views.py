@@ -157,8 +157,11 @@ class Views:
         if op is None:
             return True
         a = op.attrs
-        if op.kind in ("const", "reshape"):
+        if op.kind == "const":
             return False
+        if op.kind == "reshape":
+            under = reshapes.stays(op, dim)
+            return under is not None and self.repeats(op.operands[0], under)
         if op.kind == "slice":
             (x,) = op.operands
             whole = a["start"][dim] == 0 and a["step"][dim] == 1

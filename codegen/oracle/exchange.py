@@ -153,17 +153,18 @@ def _halo(members: Sequence[Member], op: Op) -> list[list[Array]]:
     """In place: what is a member's own stays."""
     have = [[(m.eval(a), m.eval(b)) for a, b in op.attrs["have"]] for m in members]
     want = [[(m.eval(a), m.eval(b)) for a, b in op.attrs["want"]] for m in members]
+    room = [[(m.eval(a), m.eval(b)) for a, b in op.attrs["room"]] for m in members]
     out = []
     for k, member in enumerate(members):
         made = member.operands[0].copy()
         for j, source in enumerate(members):
-            rooms = _wraps(member, op, want[j])
-            for wrap, room in zip(_wraps(member, op, have[j]), rooms, strict=True):
+            around = _wraps(member, op, room[j])
+            for wrap, there in zip(_wraps(member, op, have[j]), around, strict=True):
                 box = _box(wrap, want[k])
                 own = j == k and wrap == have[k]
                 if own or not box or not _is_read(source, member, op):
                     continue
-                made[_within(box, want[k])] = source.operands[0][_within(box, room)]
+                made[_within(box, room[k])] = source.operands[0][_within(box, there)]
         out.append([made])
     return out
 

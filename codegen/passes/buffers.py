@@ -149,7 +149,7 @@ class _Liveness:
             self.define(v, (live | (reads - reusable) | set(op.results)) - {v})
             for r in sorted(reusable, key=lambda r: self.order[r]):
                 if _fits(r, v):
-                    self.wishes.append((depth + (op.kind not in INLINE), r, v))
+                    self.wishes.append((depth + 3 * (op.kind not in INLINE), r, v))
         return (live - set(op.results)) | reads
 
     def nest(self, op: Op, live: set[Value], depth: int) -> set[Value]:
@@ -198,7 +198,6 @@ class _Liveness:
         ):
             others = head | set(body.args) - {arg}
             others |= {v for j, v in enumerate(op.operands) if j != k and v is not init}
-            others |= {v for j, v in enumerate(body.results) if j != k} - {body.results[k], arg}
             self.define(arg, others)
             if len(op.regions) == 2:
                 self.define(op.regions[0].args[k], others - {op.regions[0].args[k]})

@@ -255,7 +255,7 @@ class _Matching:
 
     def halo(self, op: Op, facts: Facts) -> None:
         self.axes(op)
-        for (low, high), extent in zip(op.attrs["want"], op.result.type.shape, strict=True):
+        for (low, high), extent in zip(op.attrs["room"], op.result.type.shape, strict=True):
             self.same(op, extent, high - low, facts, "there is room for what is wanted")
 
     def joined(

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from codegen.ir import ArrayType, Module, Op, Output, Region, Shape, Value
+from codegen.ir import ArrayType, Module, Op, Output, Region, Value
 from codegen.layouts import cuts
-from codegen.layouts.cuts import Window
-from codegen.layouts.demands import home
+from codegen.layouts.cuts import Window, home
 from codegen.layouts.parts import Parts
 
 
@@ -39,11 +38,8 @@ class _Partition(Parts):
     def __init__(self, graph: Module) -> None:
         super().__init__(graph)
         self.local: dict[Value, Value] = {}  # values of shard_maps, which are local already
-        # what a loop carries with room for ghost cells: results and the arguments they become, the
-        # arrays with the room, the parts these have
-        self.kept: dict[Value, Value] = {}
-        self.with_room: dict[Value, Value] = {}
-        self.room_of: dict[Value, Window] = {}
+        self.rooms = self.demands.rooms
+        self.with_room: dict[Value, Value] = {}  # the arrays of values that have room
 
     # ---- ops -------------------------------------------------------------------------------------
 
@@ -69,9 +65,8 @@ class _Partition(Parts):
                 self.have(value, local)
         else:
             (value,) = op.results
-            if value in self.kept:
-                self.keep(op, self.kept[value])
-                self.fetch_wanted(value)
+            if value in self.rooms.of:
+                self.keep(op)
                 return
             for window in self.demands.of[value].made:
                 self.parts[-1][value, window] = self.make(op, window)
@@ -80,9 +75,11 @@ class _Partition(Parts):
     def control(self, op: Op) -> None:
         """A loop or a branch. What is carried lies in balanced blocks, or in an array with room for
         the ghost cells around them."""
-        rooms = self.demands.rooms(op)
+        rooms: list[Window | None] = [None] * max(len(op.operands), len(op.results))
+        if op.kind == "loop":
+            rooms = [self.rooms.of.get(v) for v in op.regions[-1].args]
         operands = tuple(
-            self.need(v, home(v)) if room is None else self.padded(v, room)
+            self.need(v, home(v)) if room is None else self.roomy(v, room)
             for v, room in zip(op.operands, rooms)
         )
         regions = []
@@ -93,10 +90,7 @@ class _Partition(Parts):
             args = tuple(
                 self.argument(v, room, is_body) for v, room in zip(inner.args, rooms)
             )
-            carried = rooms if is_body and op.kind == "loop" else [None] * len(inner.results)
-            for result, argument, room in zip(inner.results, inner.args, carried):
-                if room is not None:
-                    self.kept[result] = argument
+            carried = rooms if is_body else [None] * len(inner.results)
             self.region(inner)
             ends = tuple(
                 self.need(v, home(v)) if room is None else self.with_room[v]
@@ -115,65 +109,88 @@ class _Partition(Parts):
         results = tuple(Value(v.name, t) for v, t in zip(op.results, types))
         self.ops.append(Op(op.kind, operands, results, attrs, tuple(regions), op.place))
         for value, local, room in zip(op.results, results, rooms):
-            if room is not None:
-                local = self.rules.part(local, room, home(value), self)
-            self.have(value, local)
+            if room is None:
+                self.have(value, local)
+            else:
+                self.lies(value, local)
 
     # ---- arrays with room for ghost cells --------------------------------------------------------
 
     def room_type(self, value: Value, room: Window) -> ArrayType:
         return ArrayType(value.type.dtype, cuts.extents(self.mesh, room))
 
-    def offsets(self, value: Value, room: Window) -> Shape:
-        """Where a rank's own part begins in an array with room around it."""
-        lows = zip(cuts.lows(self.mesh, home(value)), cuts.lows(self.mesh, room))
-        return tuple(mine - around for mine, around in lows)
+    def empty(self, value: Value, room: Window, like: Op | None = None) -> Value:
+        """An array with room, filled like another one, or with anything."""
+        attrs = like.attrs if like else {"value": 0, "dtype": value.type.dtype, "blank": True}
+        return self.emit("full", (), {**attrs, "shape": cuts.extents(self.mesh, room)})
 
-    def padded(self, value: Value, room: Window) -> Value:
+    def written(self, around: Value, mine: Value, value: Value, room: Window) -> Value:
+        """An array with room in which a rank's own part is this."""
+        lows = zip(cuts.lows(self.mesh, home(value)), cuts.lows(self.mesh, room))
+        start = tuple(own - first for own, first in lows)
+        return self.emit(
+            "update", (around, mine), {"start": start, "step": (1,) * len(start), "cut": True}
+        )
+
+    def roomy(self, value: Value, room: Window) -> Value:
+        """What a loop is given of a value: in an array with room."""
+        if value in self.with_room and self.rooms.of[value] == room:
+            return self.with_room[value]
         mine = self.need(value, home(value))
-        shape = cuts.extents(self.mesh, room)
-        empty = self.emit("full", (), {"value": 0, "dtype": value.type.dtype, "shape": shape})
-        attrs = {"start": self.offsets(value, room), "step": (1,) * len(shape), "cut": True}
-        return self.emit("update", (empty, mine), attrs)
+        return self.written(self.empty(value, room), mine, value, room)
 
     def argument(self, value: Value, room: Window | None, is_body: bool) -> Value:
-        """What a region is given of a value: its ghost cells are filled as the body begins."""
+        """What a region is given of a value."""
         if room is None:
             local = Value(value.name, self.local_type(value))
             self.have(value, local)
             return local
-        local = around = Value(value.name, self.room_type(value, room))
+        local = Value(value.name, self.room_type(value, room))
         if is_body:
-            moved = [d for d, c in enumerate(room) if c != home(value)[d]]
-            attrs = self.boxes(self.moving(value, moved), home(value), room)
-            (fetched,) = self.demands.of[value].fetched
-            self.asked = self.demands.of[value].places.get(fetched)
-            self.fetching = value
-            around = self.emit("halo", (local,), attrs)
-            self.fetching = self.asked = None
-            self.parts[-1][value, fetched] = self.rules.part(around, room, fetched, self)
-            self.with_room[value] = around
-            self.room_of[value] = room
-        self.parts[-1][value, home(value)] = self.rules.part(around, room, home(value), self)
+            self.lies(value, local)
+        else:
+            self.parts[-1][value, home(value)] = self.rules.part(local, room, home(value), self)
         return local
 
-    def keep(self, op: Op, argument: Value) -> None:
-        """The value that a loop carries on, in the array that it carries with room around it."""
+    def lies(self, value: Value, around: Value) -> None:
+        """A value lies in an array with room: what is wanted of others is fetched into it."""
+        room, blocks, demand = self.rooms.of[value], home(value), self.demands.of[value]
+        for window in demand.fetched:
+            moved = [d for d, c in enumerate(window) if c.period or blocks[d].axes]
+            moved = [d for d in moved if window[d] != blocks[d]]
+            have = tuple(h if d in moved else c for d, (c, h) in enumerate(zip(window, blocks)))
+            attrs = self.boxes(self.moving(value, moved), have, window)
+            attrs["room"] = tuple(c.bounds(self.mesh) for c in room)
+            self.asked, self.fetching = demand.places.get(window), value
+            around = self.emit("halo", (around,), attrs)
+            self.asked = self.fetching = None
+            self.parts[-1][value, window] = self.rules.part(around, room, window, self)
+        self.with_room[value] = around
+        self.parts[-1][value, blocks] = self.rules.part(around, room, blocks, self)
+
+    def keep(self, op: Op) -> None:
+        """The result of an op, in an array with room: in that of what it updates or replaces, if
+        that one has it."""
         (value,) = op.results
-        around, room = self.with_room[argument], self.room_of[argument]
-        if op.kind == "update" and op.operands[0] is argument:
+        room = self.rooms.of[value]
+        under = op.operands[0] if op.kind == "update" else value
+        full = self.demands.defs.get(under)
+        if under in self.with_room or (full is not None and full.kind == "full"):
             part = self.rules.needs(op, home(value))[1]
             v = self.need(op.operands[1], part)
-            start, step = self.rules.start(op, part, room), op.attrs["step"]
+            self.at = op
+            around = self.with_room.get(under) or self.empty(value, room, full)
+            start = self.rules.start(op, part, room)
+            attrs = {"start": start, "step": op.attrs["step"], "cut": True}
+            made = self.emit("update", (around, v), attrs)
         else:
             v = self.make(op, home(value))
-            start = self.offsets(argument, room)
-            step = (1,) * len(start)
-        self.at = op
-        attrs = {"start": start, "step": step, "cut": True}
-        made = self.with_room[value] = self.emit("update", (around, v), attrs)
-        self.parts[-1][value, home(value)] = self.rules.part(made, room, home(value), self)
+            self.at = op
+            before = self.rooms.in_place.get(value, value)
+            around = self.with_room.get(before) or self.empty(value, room)
+            made = self.written(around, v, value, room)
         self.at = None
+        self.lies(value, made)
 
     def shard_map(self, op: Op) -> None:
         (body,) = op.regions

@@ -126,6 +126,35 @@ def around() -> Any:
     return u
 
 
+def leapfrog() -> Any:
+    u = source("u", (N, N), ("x", None))
+    p = u.copy()
+    for _ in spmd.range(5):
+        q = 2 * u - p
+        q[1:-1, 1:-1] += u[2:, 1:-1] + u[:-2, 1:-1] - 2 * u[1:-1, 1:-1]
+        u, p = q, u
+    return u
+
+
+def staggered() -> Any:
+    e = source("e", (N, N), ("x", "y"))
+    h, w = np.zeros_like(e), np.zeros_like(e)
+    for _ in spmd.range(5):
+        h[:, :-1] -= e[:, 1:] - e[:, :-1]
+        w[:-1, :] += e[1:, :] - e[:-1, :]
+        e[1:-1, 1:-1] += w[1:-1, 1:-1] - w[:-2, 1:-1] - h[1:-1, 1:-1] + h[1:-1, :-2]
+    return e
+
+
+def streams() -> Any:
+    f = source("f", (3, N, N), (None, "x", None))
+    for _ in spmd.range(5):
+        g = [f[0], np.roll(f[1], (1, 1), (0, 1)), np.roll(f[2], -1, 0)]
+        mean = (g[0] + g[1] + g[2]) / 3
+        f = np.stack([(part + mean) / 2 for part in g])
+    return f
+
+
 def part_rolled() -> Any:
     return np.roll(source("u", (N,), ("x",))[3:-4], 1)
 
@@ -159,7 +188,7 @@ CASES: dict[str, tuple[Callable[[], Any], dict[str, int], Exchanged]] = {
         lambda: np.sum(source("a", (N, N), ("x", None)), axis=0).relayout(("x",)), X,
         [("reduce_scatter", ("x",), N // 4 * EIGHT)]),
     "five points, rows split": (five_points(("x", None)), X,
-                                [("halo", ("x",), 2 * N * EIGHT)]),
+                                [("halo", ("x",), 2 * (N - 2) * EIGHT)]),
     "five points, both split": (five_points(("x", "y")), XY,
                                 [("halo", ("x", "y"), (8 * 10 - 6 * 8) * EIGHT)]),
     "nine points": (nine_points, XY, [("redistribute", ("x", "y"), (8 * 10 - 6 * 8) * EIGHT)]),
@@ -171,6 +200,13 @@ CASES: dict[str, tuple[Callable[[], Any], dict[str, int], Exchanged]] = {
     "rolls both ways, element by element before": (
         both_ways, XY, [("redistribute", ("x", "y"), (8 * 10 - 6 * 8) * EIGHT)]),
     "rolls around in a loop": (around, XY, [("halo", ("x", "y"), (8 * 10 - 6 * 8) * EIGHT)]),
+    "two versions that change places": (
+        leapfrog, X, [("halo", ("x",), 2 * (N - 2) * EIGHT)]),
+    "staggered grids": (
+        staggered, XY, [("halo", ("x", "y"), 15 * EIGHT), ("halo", ("y",), 6 * EIGHT),
+                        ("halo", ("x",), 8 * EIGHT)]),
+    "streams of a stack": (
+        streams, X, [("halo", ("x",), 2 * (8 * 25 - 6 * 24) * EIGHT)]),
     "a roll of a part": (
         part_rolled, X, [("redistribute", ("x",), 2 * EIGHT), ("redistribute", ("x",), EIGHT)]),
     "split rows to split columns": (

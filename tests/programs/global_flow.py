@@ -40,6 +40,30 @@ def looped(pool, x, y, c, d, mesh):
     return u if d % 2 else total
 
 
+def versions(pool, x, y, c, d, mesh):
+    """Arrays that change places in a loop, and updates of which neighbours are read at once."""
+    if x.ndim == 0:
+        return None
+    axis = d % x.ndim
+    u, v, w = x * 1, x - c, x + d
+    both = np.stack([x, w])
+    for k in spmd.range(d % 5):
+        if c % 4 == 0:
+            new = 2 * u - v
+            new[1:-1] += u[2:] - u[:-2] + k
+            u, v = new, u
+        elif c % 4 == 1:
+            v[:-1] -= u[1:] - u[:-1]
+            u[1:-1] += v[1:-1] - v[:-2]
+        elif c % 4 == 2:
+            u, v, w = v, w, np.roll(u, 1, axis) - v
+        else:
+            left, right = np.roll(both[0], 1, axis), np.roll(both[1], -1, axis)
+            both = np.stack([right - left, left + k])
+            u = both[d % 2]
+    return u if d % 2 else u - v
+
+
 def rows(pool, x, y, c, d, mesh):
     """A loop counter as a subscript of a split dim."""
     if x.ndim == 0 or 0 in x.shape:
@@ -144,4 +168,4 @@ def half(pool, x, y, c, d, mesh):
     return made[c % 6]().astype(np.float64)
 
 
-STEPS = (moved, looped, rows, chosen, waited, branched, scanned, drawn, mapped, half)
+STEPS = (moved, looped, versions, rows, chosen, waited, branched, scanned, drawn, mapped, half)

@@ -1,0 +1,163 @@
+"""Arrays with room around a rank's blocks: in it are the ghost cells that their uses fetch.
+
+Goes in: what is demanded of the values of a Graph. Comes out: per value its room, a Window. All
+versions of an array, which loops carry and updates change, have one room, so that they can share
+memory; what is wanted of a version is fetched into it.
+Always holds: a value that has room is made, carried or updated where it lies, in balanced blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from codegen.ir import Op, Region, Value
+from codegen.layouts import cuts
+from codegen.layouts.cuts import Window, home
+from codegen.layouts.localize import VIEWS
+
+if TYPE_CHECKING:  # it reads the other way round while running
+    from codegen.layouts.demands import Demands
+
+# Ops whose results are not computed into memory of their own.
+_ELSEWHERE = frozenset({"loop", "branch", "shard_map", "kernel", "print", "let", "scalar"})
+
+
+class Rooms:
+    """of: the room of each value that has some. in_place: results of a loop's body that may be
+    written where an argument lies, and that argument."""
+
+    def __init__(self, demands: Demands) -> None:
+        self.demands = demands
+        self.root: dict[Value, Value] = {}
+        self.able: dict[Value, None] = {}  # in program order
+        self.carried: list[tuple[Value, Value, Value]] = []  # argument, what it becomes, result
+        self.in_place: dict[Value, Value] = {}
+        self.of: dict[Value, Window] = {}
+        self.region(demands.graph.body)
+        self.carry()
+        arguments = {self.find(arg) for arg, _, _ in self.carried if arg in self.able}
+        for root in dict.fromkeys(map(self.find, self.able)):
+            if root in arguments:
+                self.widen([v for v in self.able if self.find(v) is root])
+
+    # ---- versions of one array -------------------------------------------------------------------
+
+    def find(self, value: Value) -> Value:
+        while (above := self.root.get(value, value)) is not value:
+            value = above
+        return value
+
+    def join(self, a: Value, b: Value) -> None:
+        for v in (a, b):
+            made = self.demands.defs.get(v)
+            if made is not None and self.demands.is_view(made):
+                return
+        if home(a) == home(b) and a.type.dtype == b.type.dtype:
+            self.root[self.find(a)] = self.find(b)
+
+    def region(self, region: Region) -> None:
+        for op in region.ops:
+            if op.kind == "update":
+                self.join(op.result, op.operands[0])
+            if op.kind == "loop":
+                self.loop(op)
+            if op.kind in ("loop", "branch"):
+                for inner in op.regions:
+                    self.region(inner)
+            elif self.makes(op):
+                self.able[op.result] = None
+
+    def loop(self, op: Op) -> None:
+        body = op.regions[-1]
+        for x, arg, y, result in zip(op.operands, body.args, body.results, op.results, strict=True):
+            for v in (x, y, result):
+                self.join(arg, v)
+            if arg.type.layout:
+                self.able |= {arg: None, result: None}
+                self.carried.append((arg, y, result))
+            made = self.demands.defs.get(y)
+            once = body.results.count(y) == 1 and y not in body.args
+            if once and made in body.ops and made.kind == "map" and _overwrites(body, arg, y):
+                self.in_place[y] = arg
+
+    def makes(self, op: Op) -> bool:
+        if len(op.results) != 1 or op.kind in _ELSEWHERE or self.demands.is_view(op):
+            return False
+        demand = self.demands.of.get(op.result)
+        return demand is not None and demand.made == [home(op.result)]
+
+    def carry(self) -> None:
+        """What a loop carries has room only if what it becomes has."""
+        again = True
+        while again:
+            again = False
+            for arg, y, result in self.carried:
+                have = [v in self.able for v in (arg, y, result)]
+                if not all(have) or self.find(y) is not self.find(arg):
+                    for v in (arg, result):
+                        again |= self.able.pop(v, 0) is None
+
+    # ---- how much --------------------------------------------------------------------------------
+
+    def widen(self, values: list[Value]) -> None:
+        """The room for what is fetched of these versions of an array."""
+        blocks = home(values[0])
+        room: Window | None = blocks
+        for v in values:
+            for window in self.demands.of[v].fetched:
+                room = room and cuts.hull_of(room, window)
+        if room is None or room == blocks:
+            return
+        # the room is made before the loop: no counter says how wide it is
+        if any(s.kind == "counter" for s in cuts.symbols(room)):
+            return
+        if not all(c.inside(h) or c.follows(h) or c.period for c, h in zip(room, blocks)):
+            return
+        if not any(c.axes for c, h in zip(room, blocks) if not c.inside(h)):
+            return
+        room = tuple(h if c.inside(h) else c.opened() for c, h in zip(room, blocks))
+        for v in values:
+            self.of[v] = room
+            if self.demands.of[v].fetched:
+                self.fetch_once(v, room)
+
+    def fetch_once(self, value: Value, room: Window) -> None:
+        """What is fetched of a value is one part of its room."""
+        demand, blocks = self.demands.of[value], home(value)
+        first, *rest = demand.fetched
+        one: Window | None = first
+        for window in rest:
+            one = one and cuts.hull_of(one, window)
+        if one is not None:
+            one = tuple(
+                (h if h.axes else c) if c.inside(h) else c.opened() for c, h in zip(one, blocks)
+            )
+        if one is None or not any(c.axes for c, h in zip(one, blocks) if c != h):
+            one = room
+        places = demand.places.get(first)
+        demand.fetched, demand.places = [one], {one: places}
+        for window in self.demands.wanted.get(value, {}):
+            serves = next((w for w in (blocks, one) if cuts.inside(window, w)), None)
+            if serves is not None:
+                demand.of[window] = serves
+
+
+def _overwrites(body: Region, argument: Value, result: Value) -> bool:
+    """Whether the result may be written where the argument lies: nobody reads that later."""
+    ops = list(body.ops)
+    at = next(k for k, op in enumerate(ops) if result in op.results)
+    later = {v for op in ops[at + 1 :] for v in (*op.operands, *_inner(op))}
+    seen = {argument}  # and what is a view of it, computed wherever it is wanted
+    for op in ops:
+        if op.kind in VIEWS and seen & set(op.operands):
+            seen |= set(op.results)
+    return not (later | set(body.results)) & seen
+
+
+def _inner(op: Op) -> Iterator[Value]:
+    for region in op.regions:
+        for o in region.ops:
+            yield from o.operands
+            yield from _inner(o)
+        yield from region.results

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from codegen import access, expr, prove
 from codegen.access import INLINE, Resolver, loop_vars, points, positions, ravel
+from codegen.exchanges import EXCHANGES
 from codegen.expr import Expr
 from codegen.ir import Module, Op, Region, Value, walk
 from codegen.plan import Buffer
@@ -21,8 +22,13 @@ from codegen.plan import Buffer
 
 @dataclass
 class Assignment:
+    """across: what is needed all along a loop, in every turn or after it. exchanged: the axes of
+    the exchanges that touch a value."""
+
     buffers: tuple[Buffer, ...]
     of: dict[Value, Buffer] = field(default_factory=dict)
+    across: dict[Op, set[Value]] = field(default_factory=dict)
+    exchanged: dict[Value, set[str]] = field(default_factory=dict)
 
 
 def assign_buffers(program: Module, stored: frozenset[Value]) -> Assignment:
@@ -54,6 +60,8 @@ class _Liveness:
             {s.name: k for k, s in enumerate(program.scalars)},
         )  # fmt: skip
         self.cache: dict[Op, tuple[set[Value], set[Value]]] = {}
+        self.across: dict[Op, set[Value]] = {}
+        self.exchanged: dict[Value, set[str]] = {}
 
     def run(self) -> None:
         for i in self.program.inputs:
@@ -145,6 +153,9 @@ class _Liveness:
 
     def op(self, op: Op, live: set[Value], depth: int) -> set[Value]:
         reads, reusable = self.reads(op)
+        if op.kind in EXCHANGES:
+            for v in reads.union(op.results):
+                self.exchanged.setdefault(v, set()).update(op.attrs["axes"])
         for v in op.results:
             self.define(v, (live | (reads - reusable) | set(op.results)) - {v})
             for r in sorted(reusable, key=lambda r: self.order[r]):
@@ -193,6 +204,7 @@ class _Liveness:
             if new == head:
                 break
             head = new
+        self.across.setdefault(op, set()).update(head)
         for k, (init, arg, result) in enumerate(
             zip(op.operands, body.args, op.results, strict=True)
         ):
@@ -279,7 +291,7 @@ def _regions(program: Module) -> list[Region]:
 
 def _number(program: Module, work: _Liveness, groups: _Groups) -> Assignment:
     first = {root: min(work.order.get(v, 0) for v in vs) for root, vs in groups.members.items()}
-    out = Assignment(())
+    out = Assignment((), across=work.across, exchanged=work.exchanged)
     names: dict[str, int] = {}
     buffers: list[Buffer] = []
     for root in sorted(groups.members, key=lambda r: first[r]):

@@ -61,10 +61,11 @@ _ROUTINES = {"float32": "sgemm", "float64": "dgemm", "complex64": "cgemm", "comp
 
 
 def schedule(
-    program: Module, stored: frozenset[Value], buffers: Sequence[Buffer], of: Mapping[Value, Buffer]
-) -> Plan:
-    """The Plan of a Program."""
-    work = _Schedule(program, stored, list(buffers), of)
+    program: Module, stored: frozenset[Value], buffers: Sequence[Buffer],
+    of: Mapping[Value, Buffer], rotate: Mapping[Op, Rings],
+) -> Plan:  # fmt: skip
+    """The Plan of a Program. rotate: by loop, the buffers that change places as a turn ends."""
+    work = _Schedule(program, stored, list(buffers), of, rotate)
     steps: list[Step] = []
     for k, i in enumerate(program.inputs):
         if i.default is not None:
@@ -89,18 +90,20 @@ def schedule(
 
 # A copy that a control step needs: from buffer, the value, into buffer.
 _Copy = tuple[Buffer, Value, Buffer]
+Rings = tuple[tuple[Buffer, ...], ...]
 
 
 class _Schedule:
     def __init__(
         self, program: Module, stored: frozenset[Value], buffers: list[Buffer],
-        of: Mapping[Value, Buffer],
+        of: Mapping[Value, Buffer], rotate: Mapping[Op, Rings],
     ) -> None:  # fmt: skip
         self.mesh = program.mesh
         self.sync = program.sync
         self.buffers = buffers
         self.of = of
         self.stored = stored
+        self.rotate = rotate
         self.constants: dict[Value, Buffer] = {}
         regions = [i.default for i in program.inputs if i.default is not None] + [program.body]
         defs = {v: op for r in regions for op in walk(r) for v in op.results}
@@ -193,11 +196,14 @@ class _Schedule:
             condition = self.region(op.regions[0], ())
             flag = Load(self.of[op.regions[0].results[0]], expr.const(0))
         again = [(self.of[y], y, self.of[a]) for y, a in zip(body.results, body.args, strict=True)]
+        rotate = self.rotate.get(op, ())
+        moved = {(a.number, b.number) for r in rotate for a, b in zip(r, (*r[1:], r[0]))}
+        again = [c for c in again if (c[0].number, c[2].number) not in moved]
         steps = self.region(body, again)
         stop = None if a["stop"] is None else expr.as_expr(a["stop"])
         self.steps.append(
             Loop(a["counter"], slot, expr.as_expr(a["start"]), stop, expr.as_expr(a["step"]), steps,
-                 condition, flag, op.place)
+                 condition, flag, rotate, op.place)
         )  # fmt: skip
         for r, arg in zip(op.results, body.args, strict=True):
             if self.of[r] is not self.of[arg]:

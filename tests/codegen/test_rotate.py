@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,8 @@ import pytest
 
 import spmd
 from codegen.compile import lower
+from codegen.errors import InternalError
+from codegen.passes.check_plan import check_plan
 from codegen.plan import Load, Loop, Phase, Plan, Store
 from codegen.steps import walk_steps
 
@@ -188,6 +191,18 @@ def test_results_are_those_of_numpy(body):
 def agree(found, expected, where):
     for name, e in expected.items():
         np.testing.assert_allclose(found[name], e, rtol=1e-12, err_msg=f"{name}: {where}")
+
+
+def test_the_plan_checker_sees_buffers_that_cannot_change_places():
+    plan = lower(program_of(pinned).capture()).plan
+    at = next(k for k, s in enumerate(plan.steps) if isinstance(s, Loop))
+    q, u, p = plan.steps[at].rotate[0]
+    other = next(b for b in plan.buffers if b.capacity != u.capacity)
+    for rotate, rule in ((((u, other),), "one capacity"), (((q, u), (u, p)), "once")):
+        steps = list(plan.steps)
+        steps[at] = dataclasses.replace(steps[at], rotate=rotate)
+        with pytest.raises(InternalError, match=rule):
+            check_plan(dataclasses.replace(plan, steps=tuple(steps)))
 
 
 LONG = 3000  # elements of a rank: more than a slot holds, so others read them where they lie

@@ -43,8 +43,9 @@ def lower(graph: Module) -> Levels:
     check(graph)
     program = check_matching(check_uniform(check(partition(graph))))
     nests, stored = fuse(program, stored_values(program))
-    a = assign_buffers(nests, stored)
-    rotate = rotations(nests, a.of, a.across, a.exchanged, turns_apart(program))
+    apart = turns_apart(program)
+    a = assign_buffers(nests, stored, apart)
+    rotate = rotations(nests, a.of, a.across, a.exchanged, apart)
     plan = check_plan(schedule(nests, stored, a.buffers, a.of, rotate))
     return Levels(graph, program, plan, emit(plan))
 

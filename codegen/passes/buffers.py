@@ -2,13 +2,13 @@
 
 Goes in: a Program and its stored values. Comes out: a Buffer per value. Values that may share
 memory do: an update happens in place, a carried array keeps one buffer round the loop, unless
-something still needs the old content; then they differ and the next pass copies.
+something still needs the old content; then they differ, and change places or are copied.
 Always holds: two values in one buffer are never both needed at any point (Chaitin's rule).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -31,9 +31,12 @@ class Assignment:
     exchanged: dict[Value, set[str]] = field(default_factory=dict)
 
 
-def assign_buffers(program: Module, stored: frozenset[Value]) -> Assignment:
-    """One Buffer per set of values that share memory, numbered in order of first definition."""
-    work = _Liveness(program, stored)
+def assign_buffers(
+    program: Module, stored: frozenset[Value], apart: Mapping[Value, Collection[str]]
+) -> Assignment:
+    """One Buffer per set of values that share memory, numbered in order of first definition. apart:
+    the results of loops whose buffers may not be free to change places: of turns_apart."""
+    work = _Liveness(program, stored, apart)
     work.run()
     groups = _Groups(work)
     for _, a, b in sorted(work.wishes, key=lambda w: -w[0]):
@@ -45,9 +48,12 @@ def assign_buffers(program: Module, stored: frozenset[Value]) -> Assignment:
 class _Liveness:
     """Backwards over the structured program: who is needed where, and who disturbs whom."""
 
-    def __init__(self, program: Module, stored: frozenset[Value]) -> None:
+    def __init__(
+        self, program: Module, stored: frozenset[Value], apart: Mapping[Value, Collection[str]]
+    ) -> None:
         self.program = program
         self.stored = stored
+        self.apart = apart
         self.defs = {v: op for r in _regions(program) for op in walk(r) for v in op.results}
         self.conflicts: dict[Value, set[Value]] = {}
         self.order: dict[Value, int] = {}
@@ -210,7 +216,9 @@ class _Liveness:
         ):
             others = head | set(body.args) - {arg}
             others |= {v for j, v in enumerate(op.operands) if j != k and v is not init}
-            others |= {v for j, v in enumerate(body.results) if j != k} - {body.results[k], arg}
+            if self.apart[result]:  # copies in a ring would take one more
+                others |= {v for j, v in enumerate(body.results) if j != k}
+                others -= {body.results[k], arg}
             self.define(arg, others)
             if len(op.regions) == 2:
                 self.define(op.regions[0].args[k], others - {op.regions[0].args[k]})

@@ -42,6 +42,13 @@ def pinned(u, p, k):
     return u, p
 
 
+def shifted(u, p, k):
+    """What p was is read elsewhere than where q is computed: q has memory of its own."""
+    for _ in spmd.range(k):
+        u, p = u - p[:, ::-1], u
+    return u, p
+
+
 def replaced(u, p, k):
     for _ in spmd.range(k):
         u = np.stack([near(u)[:, 0], u[:, 2] - u[:, 1], p[:, 0]], axis=1)
@@ -52,14 +59,6 @@ def exchanged(u, p, k):
     w = u + p
     for _ in spmd.range(k):
         u += near(p)
-        u, p, w = p, w, u
-    return u, p, w
-
-
-def three_ways(u, p, k):
-    w = u + p
-    for _ in spmd.range(k):
-        p = p + near(w)
         u, p, w = p, w, u
     return u, p, w
 
@@ -144,10 +143,10 @@ def in_a_branch(u, p, k):
 # What rotates, by loop: how many buffers in every ring; and how many copies of buffers are left.
 # A branch and the entry of a loop copy; so does what is carried twice, or comes from outside.
 PROGRAMS: list[tuple[Any, list[list[int]], int]] = [
-    (waves, [[2]], 0), (pinned, [[3]], 0), (replaced, [[2]], 0), (exchanged, [[4]], 0),
-    (three_ways, [[4]], 0), (two_rings, [[3, 2]], 0), (twice, [[]], 1), (from_outside, [[]], 2),
-    (nested, [[], [2]], 1), (in_sequence, [[2], [2]], 0), (until, [[2]], 0),
-    (left_early, [[2]], 2), (counted, [[3]], 0), (in_a_branch, [[2]], 0),
+    (waves, [[2]], 0), (pinned, [[2]], 0), (shifted, [[3]], 0), (replaced, [[2]], 0),
+    (exchanged, [[3]], 0), (two_rings, [[3, 2]], 0), (twice, [[]], 1), (from_outside, [[]], 2),
+    (nested, [[3], [2]], 0), (in_sequence, [[2], [2]], 0), (until, [[2]], 0),
+    (left_early, [[2]], 2), (counted, [[2]], 0), (in_a_branch, [[2]], 0),
 ]  # fmt: skip
 
 
@@ -196,9 +195,9 @@ def agree(found, expected, where):
 def test_the_plan_checker_sees_buffers_that_cannot_change_places():
     plan = lower(program_of(pinned).capture()).plan
     at = next(k for k, s in enumerate(plan.steps) if isinstance(s, Loop))
-    q, u, p = plan.steps[at].rotate[0]
+    p, u = plan.steps[at].rotate[0]
     other = next(b for b in plan.buffers if b.capacity != u.capacity)
-    for rotate, rule in ((((u, other),), "one capacity"), (((q, u), (u, p)), "once")):
+    for rotate, rule in ((((u, other),), "one capacity"), (((p, u), (u, p)), "once")):
         steps = list(plan.steps)
         steps[at] = dataclasses.replace(steps[at], rotate=rotate)
         with pytest.raises(InternalError, match=rule):
@@ -328,5 +327,5 @@ def test_under_mpirun(mpirun, built, tmp_path, transport):
 
 def test_exchanges_of_buffers_that_change_places_are_verified(built, spmd_command):
     image = built(WAVES)
-    spmd_command("show", image, "--plan").expect(0, "rotate q to u to p to q")
+    spmd_command("show", image, "--plan").expect(0, "rotate p to u to p")
     spmd_command("verify", image, "--ranks", "1-30", "--execute").expect(0, "say the same")

@@ -20,9 +20,10 @@ from codegen.passes.check_plan import check_plan
 from codegen.passes.fuse import fuse
 from codegen.passes.matching import check as check_matching
 from codegen.passes.partition import partition
+from codegen.passes.rotate import rotations
 from codegen.passes.schedule import schedule
 from codegen.passes.store import stored_values
-from codegen.passes.uniform import check_uniform
+from codegen.passes.uniform import check_uniform, turns_apart
 from codegen.plan import Plan
 from codegen.target import resolve
 
@@ -42,8 +43,10 @@ def lower(graph: Module) -> Levels:
     check(graph)
     program = check_matching(check_uniform(check(partition(graph))))
     nests, stored = fuse(program, stored_values(program))
-    assignment = assign_buffers(nests, stored)
-    plan = check_plan(schedule(nests, stored, assignment.buffers, assignment.of))
+    apart = turns_apart(program)
+    a = assign_buffers(nests, stored, apart)
+    rotate = rotations(nests, a.of, a.across, a.exchanged, apart)
+    plan = check_plan(schedule(nests, stored, a.buffers, a.of, rotate))
     return Levels(graph, program, plan, emit(plan))
 
 

@@ -353,7 +353,11 @@ class Exchange:
 @dataclass(frozen=True)
 class Loop:
     """slot: where the rank keeps the counter (None: a while loop counts nothing). condition: the
-    steps that compute the truth value `flag`."""
+    steps that compute the truth value `flag`. rotate: rings of buffers; as a turn ends, what is in
+    one comes to be in the next one, and what is in the last in the first, without being moved:
+    their places in the rank's memory change. All of a ring have one dtype and one capacity, so a
+    box that lies inside its buffer does so in every turn; and whoever takes part in an exchange
+    that touches them has made the same turns."""
 
     counter: Sym | None
     slot: int
@@ -363,6 +367,7 @@ class Loop:
     body: tuple[Step, ...]
     condition: tuple[Step, ...] = ()
     flag: Load | None = None
+    rotate: tuple[tuple[Buffer, ...], ...] = ()
     place: Place | None = None
 
 

@@ -53,8 +53,11 @@ def step_buffers(step: Step) -> Iterator[Buffer]:
     elif isinstance(step, Exchange):
         for box in step.boxes:
             yield box.buffer
-    elif isinstance(step, Loop) and step.flag is not None:
-        yield step.flag.buffer
+    elif isinstance(step, Loop):
+        if step.flag is not None:
+            yield step.flag.buffer
+        for ring in step.rotate:
+            yield from ring
     elif isinstance(step, Let):
         yield step.value.buffer
     elif isinstance(step, Branch) and isinstance(step.on, Load):

@@ -20,7 +20,9 @@ static int shard_find(const spmd_job *job, int64_t array, int64_t rank, spmd_sha
     shard->elements = 1;
     for (int64_t d = 0; d < shard->dims; d++)
         shard->elements *= shard->extent[d] > 0 ? shard->extent[d] : 0;
-    shard->memory = record->memory + job->world.buffer[image->array_buffer[array]];
+    /* Inputs are put where a run will look for them, outputs are where it has left them. */
+    const int64_t *buffer = array < image->inputs ? job->world.buffer : record->buffer;
+    shard->memory = record->memory + buffer[image->array_buffer[array]];
     return SPMD_OK;
 }
 

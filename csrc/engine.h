@@ -209,7 +209,8 @@ int64_t spmd_job_events(const spmd_job *job, int64_t rank, const spmd_event **ev
 /* Arrays are numbered inputs first, then outputs. rank may be SPMD_EVERY_RANK. */
 int spmd_job_scatter(spmd_job *job, int64_t array, int64_t rank, const spmd_global *from);
 int spmd_job_gather(spmd_job *job, int64_t array, int64_t rank, const spmd_global *into);
-/* A hosted rank's part: where it lies in the global array, and its row-major memory. */
+/* A hosted rank's part: where it lies in the global array, and its row-major memory: of an input
+ * where every run looks for it, of an output where the latest one has left it. */
 int spmd_job_shard(spmd_job *job, int64_t array, int64_t rank, int64_t *offset, int64_t *extent,
                    void **address);
 

@@ -254,6 +254,11 @@ static int layout_agree(spmd_job *job)
     return first || none == digest ? SPMD_OK : SPMD_MISMATCH;
 }
 
+void spmd_buffers_reset(const spmd_job *job, spmd_rank *rank)
+{
+    memcpy(rank->buffer, job->world.buffer, job->image->buffers * sizeof *rank->buffer);
+}
+
 static void rank_load(spmd_job *job, int64_t k, int64_t *words)
 {
     spmd_hosted *hosted = &job->hosted[k];
@@ -271,7 +276,9 @@ static void rank_load(spmd_job *job, int64_t k, int64_t *words)
     rank->world = &job->world;
     rank->engine = &job->engine;
     rank->at_load = words;
-    rank->counter = words + job->image->at_load;
+    rank->buffer = words + job->image->at_load;
+    rank->counter = rank->buffer + job->image->buffers;
+    spmd_buffers_reset(job, rank);
     rank->engine_data = hosted;
     hosted->whole.arenas = 1;
     job->image->load(rank);
@@ -280,8 +287,8 @@ static void rank_load(spmd_job *job, int64_t k, int64_t *words)
 static int ranks_load(spmd_job *job)
 {
     const spmd_image *image = job->image;
-    int64_t words = spmd_round_up((int64_t)image->at_load + image->counters + 1, SPMD_LINE / 8);
-
+    int64_t words = (int64_t)image->at_load + image->buffers + image->counters + 1;
+    words = spmd_round_up(words, SPMD_LINE / 8);
     int status = spmd_pages_take((char *)spmd_job_record(job, job->first),
                                  job->count * job->record_bytes);
     if (status == SPMD_OK)

@@ -275,7 +275,7 @@ struct spmd_job {
 
     spmd_arena *arena; /* from load on */
     spmd_hosted *hosted;
-    int64_t *words;    /* at_load and counters of the hosted ranks */
+    int64_t *words;    /* at_load, buffer offsets and counters of the hosted ranks */
     spmd_worker *worker;
     int64_t started;   /* threads that were created */
     _Atomic uint64_t advances; /* of all workers */
@@ -300,6 +300,7 @@ char *spmd_job_memory(const spmd_job *job, int64_t rank);
 int spmd_pages_take(char *from, int64_t bytes);
 
 /* job.c */
+void spmd_buffers_reset(const spmd_job *job, spmd_rank *rank);
 bool spmd_arena_abort(spmd_arena *arena, const spmd_failure *failure);
 void spmd_rank_fail(const spmd_rank *rank, int64_t code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));

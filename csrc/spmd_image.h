@@ -9,7 +9,7 @@
 
 #include <stdint.h>
 
-#define SPMD_INTERFACE 6
+#define SPMD_INTERFACE 7
 #define SPMD_AXES 3 /* axes of a mesh, at most */
 #define SPMD_DIMS 8 /* dims of an array, at most */
 
@@ -20,7 +20,7 @@ typedef struct spmd_world {
     int64_t ranks;
     int64_t size[SPMD_AXES];  /* ranks along each mesh axis; 1 beyond the last axis */
     const int64_t *scalar;    /* run-time scalars; a double is stored by its bits */
-    const int64_t *buffer;    /* where each buffer begins in a rank's memory, bytes */
+    const int64_t *buffer;    /* where each buffer is in a rank's memory as a run begins, bytes */
     const uint8_t *given;     /* per input: 1 when it was read, 0 when its default is computed */
 } spmd_world;
 
@@ -77,7 +77,7 @@ typedef struct spmd_exchange {
     uint32_t size; /* bytes of one element */
     uint32_t flow; /* not of SPMD_PERMUTE */
     uint32_t pieces; /* 1: what I send is another box for every member; 0: the same for all */
-    uint32_t constant; /* 1: the boxes of every pair are the same each time at this site */
+    uint32_t constant; /* 1: the boxes of every pair are as long each time at this site */
     int64_t wraps; /* SPMD_PULL: boxes that a pair of members has, more than 1 where dims go around;
                     * number k is asked for as member + k * members. Else 1 */
     int64_t root;    /* a member's position, where the flow has one */
@@ -120,6 +120,10 @@ struct spmd_rank {
     int64_t index;
     int64_t coord[SPMD_AXES];
     char *memory; /* this rank's buffers */
+    /* Where each buffer begins now, bytes; at first as the world says. Buffers of one size may
+     * change places (spmd_swap). Boxes in another rank's memory are computed by the table of the
+     * rank that asks: whoever takes part in an exchange has its buffers in the same places. */
+    int64_t *buffer;
     const spmd_world *world;
     const spmd_engine *engine;
     int64_t *at_load; /* extents, offsets and peers, evaluated once */
@@ -139,6 +143,14 @@ static inline void spmd_enter(spmd_rank *rank, uint32_t operation)
         rank->engine->enter(rank, operation);
     else
         rank->operation = operation;
+}
+
+/* Two buffers change places, and so what is in them. */
+static inline void spmd_swap(spmd_rank *rank, int a, int b)
+{
+    int64_t at = rank->buffer[a];
+    rank->buffer[a] = rank->buffer[b];
+    rank->buffer[b] = at;
 }
 
 enum spmd_step_result { SPMD_DONE = 0, SPMD_WAITS = 1 };

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from codegen import expr
 from codegen.dtypes import DType
@@ -246,6 +247,10 @@ class ControlWriter:
             self.steps(loop.condition)
             self.line(f"if (!{self.load(loop.flag.buffer, loop.flag.offset)}) break;")
         self.steps(loop.body)
+        for ring in loop.rotate:
+            for a, b in reversed(list(pairwise(ring))):
+                one, other = self.buffer_name(a), self.buffer_name(b)
+                self.line(f"spmd_swap(r, B_{one}, B_{other});")
         self.depth -= 1
         self.line("}")
 
@@ -428,7 +433,7 @@ class ControlWriter:
         for target, box in zip(("from", "into"), boxes, strict=False):
             size = box.buffer.dtype.size
             self.hint = f"{name}_{target}"
-            where = f"r->world->buffer[B_{self.buffer_name(box.buffer)}]"
+            where = f"r->buffer[B_{self.buffer_name(box.buffer)}]"
             offset = self.rank_expr(box.offset * size, Binds.SUM)
             lines.append(
                 f"{target}->offset = {where}" + (f" + {offset}" if offset != "0" else "") + ";"

@@ -40,7 +40,7 @@ _HEADERS = {
 
 _TOP = """
 /* a buffer of a rank */
-#define AT(r, number) ((void *)((r)->memory + (r)->world->buffer[number]))
+#define AT(r, number) ((void *)((r)->memory + (r)->buffer[number]))
 """
 
 _BLAS = """

@@ -2,18 +2,19 @@
 
 Goes in: a Program and its stored values. Comes out: a Buffer per value. Values that may share
 memory do: an update happens in place, a carried array keeps one buffer round the loop, unless
-something still needs the old content; then they differ and the next pass copies.
+something still needs the old content; then they differ, and change places or are copied.
 Always holds: two values in one buffer are never both needed at any point (Chaitin's rule).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 from codegen import access, expr, prove
 from codegen.access import INLINE, Resolver, loop_vars, points, positions, ravel
+from codegen.exchanges import EXCHANGES
 from codegen.expr import Expr
 from codegen.ir import Module, Op, Region, Value, walk
 from codegen.plan import Buffer
@@ -21,13 +22,21 @@ from codegen.plan import Buffer
 
 @dataclass
 class Assignment:
+    """across: what is needed all along a loop, in every turn or after it. exchanged: the axes of
+    the exchanges that touch a value."""
+
     buffers: tuple[Buffer, ...]
     of: dict[Value, Buffer] = field(default_factory=dict)
+    across: dict[Op, set[Value]] = field(default_factory=dict)
+    exchanged: dict[Value, set[str]] = field(default_factory=dict)
 
 
-def assign_buffers(program: Module, stored: frozenset[Value]) -> Assignment:
-    """One Buffer per set of values that share memory, numbered in order of first definition."""
-    work = _Liveness(program, stored)
+def assign_buffers(
+    program: Module, stored: frozenset[Value], apart: Mapping[Value, Collection[str]]
+) -> Assignment:
+    """One Buffer per set of values that share memory, numbered in order of first definition. apart:
+    the results of loops whose buffers may not be free to change places: of turns_apart."""
+    work = _Liveness(program, stored, apart)
     work.run()
     groups = _Groups(work)
     for _, a, b in sorted(work.wishes, key=lambda w: -w[0]):
@@ -39,9 +48,12 @@ def assign_buffers(program: Module, stored: frozenset[Value]) -> Assignment:
 class _Liveness:
     """Backwards over the structured program: who is needed where, and who disturbs whom."""
 
-    def __init__(self, program: Module, stored: frozenset[Value]) -> None:
+    def __init__(
+        self, program: Module, stored: frozenset[Value], apart: Mapping[Value, Collection[str]]
+    ) -> None:
         self.program = program
         self.stored = stored
+        self.apart = apart
         self.defs = {v: op for r in _regions(program) for op in walk(r) for v in op.results}
         self.conflicts: dict[Value, set[Value]] = {}
         self.order: dict[Value, int] = {}
@@ -54,6 +66,8 @@ class _Liveness:
             {s.name: k for k, s in enumerate(program.scalars)},
         )  # fmt: skip
         self.cache: dict[Op, tuple[set[Value], set[Value]]] = {}
+        self.across: dict[Op, set[Value]] = {}
+        self.exchanged: dict[Value, set[str]] = {}
 
     def run(self) -> None:
         for i in self.program.inputs:
@@ -145,6 +159,9 @@ class _Liveness:
 
     def op(self, op: Op, live: set[Value], depth: int) -> set[Value]:
         reads, reusable = self.reads(op)
+        if op.kind in EXCHANGES:
+            for v in reads.union(op.results):
+                self.exchanged.setdefault(v, set()).update(op.attrs["axes"])
         for v in op.results:
             self.define(v, (live | (reads - reusable) | set(op.results)) - {v})
             for r in sorted(reusable, key=lambda r: self.order[r]):
@@ -193,11 +210,15 @@ class _Liveness:
             if new == head:
                 break
             head = new
+        self.across.setdefault(op, set()).update(head)
         for k, (init, arg, result) in enumerate(
             zip(op.operands, body.args, op.results, strict=True)
         ):
             others = head | set(body.args) - {arg}
             others |= {v for j, v in enumerate(op.operands) if j != k and v is not init}
+            if self.apart[result]:  # copies in a ring would take one more
+                others |= {v for j, v in enumerate(body.results) if j != k}
+                others -= {body.results[k], arg}
             self.define(arg, others)
             if len(op.regions) == 2:
                 self.define(op.regions[0].args[k], others - {op.regions[0].args[k]})
@@ -278,7 +299,7 @@ def _regions(program: Module) -> list[Region]:
 
 def _number(program: Module, work: _Liveness, groups: _Groups) -> Assignment:
     first = {root: min(work.order.get(v, 0) for v in vs) for root, vs in groups.members.items()}
-    out = Assignment(())
+    out = Assignment((), across=work.across, exchanged=work.exchanged)
     names: dict[str, int] = {}
     buffers: list[Buffer] = []
     for root in sorted(groups.members, key=lambda r: first[r]):

@@ -1,8 +1,9 @@
 """The executable specification of a Plan: runs before C is printed.
 
 Goes in: a Plan. Comes out: the same Plan, or an InternalError that names the step.
-Checks: every buffer used is in the table and its capacity knows no rank; an exchange pulls into
-other memory than it reads; two compute phases never stand side by side.
+Checks: every buffer used is in the table and its capacity knows no rank; those that change places
+are alike; an exchange pulls into other memory than it reads; two compute phases never stand side
+by side.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from codegen.errors import InternalError, Place
-from codegen.plan import Exchange, Phase, Plan, Step
+from codegen.plan import Exchange, Loop, Phase, Plan, Step
 from codegen.steps import inner_steps, step_buffers, walk_steps
 
 
@@ -32,6 +33,8 @@ def check_plan(plan: Plan) -> Plan:
         place = getattr(step, "place", None)
         for buffer in step_buffers(step):
             _rule(id(buffer) in known, place, f"buffer {buffer.name} is in the table")
+        if isinstance(step, Loop):
+            _rotations(step)
         if isinstance(step, Exchange) and step.pull_from and step.pull_into:
             _rule(
                 step.kind == "halo" or step.pull_from.buffer is not step.pull_into.buffer,
@@ -46,6 +49,15 @@ def check_plan(plan: Plan) -> Plan:
             )
     _side_by_side(plan.steps)
     return plan
+
+
+def _rotations(loop: Loop) -> None:
+    buffers = [b.number for ring in loop.rotate for b in ring]
+    alike = all(len(ring) > 1 and len({(b.dtype, b.capacity) for b in ring}) == 1
+                for ring in loop.rotate)  # fmt: skip
+    _rule(alike, loop.place, "buffers that change places have one dtype and one capacity")
+    once = len(set(buffers)) == len(buffers)
+    _rule(once, loop.place, "a buffer changes its place once as a turn ends")
 
 
 def _rule(holds: bool, place: Place | None, rule: str) -> None:

@@ -61,15 +61,16 @@ _ROUTINES = {"float32": "sgemm", "float64": "dgemm", "complex64": "cgemm", "comp
 
 
 def schedule(
-    program: Module, stored: frozenset[Value], buffers: Sequence[Buffer], of: Mapping[Value, Buffer]
-) -> Plan:
-    """The Plan of a Program."""
-    work = _Schedule(program, stored, list(buffers), of)
+    program: Module, stored: frozenset[Value], buffers: Sequence[Buffer],
+    of: Mapping[Value, Buffer], rotate: Mapping[Op, Rings],
+) -> Plan:  # fmt: skip
+    """The Plan of a Program. rotate: by loop, the buffers that change places as a turn ends."""
+    work = _Schedule(program, stored, list(buffers), of, rotate)
     steps: list[Step] = []
     for k, i in enumerate(program.inputs):
         if i.default is not None:
-            copy = [(of[i.default.results[0]], i.default.results[0], of[i.value])]
-            steps.append(Default(k, i.name, work.region(i.default, copy)))
+            copies = work.moves(i.default.results, (i.value,))
+            steps.append(Default(k, i.name, work.region(i.default, copies)))
     steps += work.region(program.body, [])
     inputs = tuple(
         Array(i.name, of[i.value], i.value.type.dtype, i.shape, i.layout, i.default is not None)
@@ -89,18 +90,20 @@ def schedule(
 
 # A copy that a control step needs: from buffer, the value, into buffer.
 _Copy = tuple[Buffer, Value, Buffer]
+Rings = tuple[tuple[Buffer, ...], ...]
 
 
 class _Schedule:
     def __init__(
         self, program: Module, stored: frozenset[Value], buffers: list[Buffer],
-        of: Mapping[Value, Buffer],
+        of: Mapping[Value, Buffer], rotate: Mapping[Op, Rings],
     ) -> None:  # fmt: skip
         self.mesh = program.mesh
         self.sync = program.sync
         self.buffers = buffers
         self.of = of
         self.stored = stored
+        self.rotate = rotate
         self.constants: dict[Value, Buffer] = {}
         regions = [i.default for i in program.inputs if i.default is not None] + [program.body]
         defs = {v: op for r in regions for op in walk(r) for v in op.results}
@@ -146,6 +149,9 @@ class _Schedule:
             self.phases += 1
             self.pending = []
 
+    def moves(self, values: Sequence[Value], into: Sequence[Value]) -> list[_Copy]:
+        return [(self.of[v], v, self.of[to]) for v, to in zip(values, into, strict=True)]
+
     def copies(self, copies: Sequence[_Copy]) -> None:
         """Copies that happen at once: ordered so that none destroys another's source."""
         left = [c for c in copies if c[0] is not c[2]]
@@ -181,8 +187,7 @@ class _Schedule:
 
     def loop(self, op: Op) -> None:
         body = op.regions[-1]
-        entry = [(self.of[i], i, self.of[a]) for i, a in zip(op.operands, body.args, strict=True)]
-        self.copies(entry)
+        self.copies(self.moves(op.operands, body.args))
         self.flush()
         a = op.attrs
         slot = self.counters
@@ -192,12 +197,14 @@ class _Schedule:
         if len(op.regions) == 2:
             condition = self.region(op.regions[0], ())
             flag = Load(self.of[op.regions[0].results[0]], expr.const(0))
-        again = [(self.of[y], y, self.of[a]) for y, a in zip(body.results, body.args, strict=True)]
-        steps = self.region(body, again)
+        rotate = self.rotate.get(op, ())
+        turned = [(a, b) for ring in rotate for a, b in zip(ring, (*ring[1:], ring[0]))]
+        again = self.moves(body.results, body.args)
+        steps = self.region(body, [c for c in again if (c[0], c[2]) not in turned])
         stop = None if a["stop"] is None else expr.as_expr(a["stop"])
         self.steps.append(
             Loop(a["counter"], slot, expr.as_expr(a["start"]), stop, expr.as_expr(a["step"]), steps,
-                 condition, flag, op.place)
+                 condition, flag, rotate, op.place)
         )  # fmt: skip
         for r, arg in zip(op.results, body.args, strict=True):
             if self.of[r] is not self.of[arg]:
@@ -211,13 +218,7 @@ class _Schedule:
 
     def branch(self, op: Op) -> None:
         self.flush()
-        arms = tuple(
-            self.region(
-                arm, [(self.of[y], y, self.of[r]) for y, r in zip(arm.results, op.results,
-                                                                  strict=True)]
-            )
-            for arm in op.regions
-        )  # fmt: skip
+        arms = tuple(self.region(a, self.moves(a.results, op.results)) for a in op.regions)
         on = op.attrs["on"]
         if on is None:
             on = Load(self.of[op.operands[0]], expr.const(0))

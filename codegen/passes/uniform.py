@@ -44,6 +44,29 @@ def differing_outputs(program: Module) -> list[tuple[Output, Axes]]:
     return [(o, axes) for o, axes in apart if axes]
 
 
+def turns_apart(program: Module) -> dict[Value, Axes]:
+    """By result of a loop: the axes along which ranks may have made other turns of it, anywhere in
+    the program. Defaults: an input may be given to some processes only."""
+    found = _analyse(program)
+    apart: dict[Value, Axes] = {}
+
+    def within(region: Region, around: Axes) -> None:
+        for op in region.ops:
+            axes = around
+            if op.kind in ("loop", "branch"):
+                axes |= found.trips[op] if op.kind == "loop" else found.on(op)
+            if op.kind == "loop":
+                apart.update(dict.fromkeys(op.results, axes))
+            for inner in op.regions:
+                within(inner, axes)
+
+    for i in program.inputs:
+        if i.default is not None:
+            within(i.default, frozenset(program.mesh.names) - found.alone)
+    within(program.body, _NONE)
+    return apart
+
+
 def _regions(program: Module) -> list[Region]:
     return [i.default for i in program.inputs if i.default is not None] + [program.body]
 

@@ -20,7 +20,7 @@ static int64_t scalar(const spmd_rank *rank, int which)
 
 static void *buffer(const spmd_rank *rank, int which)
 {
-    return rank->memory + rank->world->buffer[which];
+    return rank->memory + rank->buffer[which];
 }
 
 static int64_t wrap(int64_t value, int64_t n)
@@ -80,7 +80,7 @@ static void shard_rows(const spmd_rank *rank, uint32_t array, int64_t *offset, i
 
 static spmd_box row(const spmd_rank *rank, int which, int64_t from, int64_t extent)
 {
-    spmd_box box = {.offset = rank->world->buffer[which] + 8 * from, .dims = 1};
+    spmd_box box = {.offset = rank->buffer[which] + 8 * from, .dims = 1};
     box.extent[0] = extent;
     box.stride[0] = 8;
     return box;
@@ -502,8 +502,8 @@ static void halo_check(spmd_rank *rank)
     spmd_box from, into;
     pull_halo(rank, exchange->source, &from, &into);
     for (int64_t k = 0; k < into.extent[0]; k++) {
-        int64_t at = (into.offset - rank->world->buffer[OPERAND] + k * into.stride[0]) / 8;
-        int64_t sent = (from.offset - rank->world->buffer[OPERAND] + k * from.stride[0]) / 8;
+        int64_t at = (into.offset - rank->buffer[OPERAND] + k * into.stride[0]) / 8;
+        int64_t sent = (from.offset - rank->buffer[OPERAND] + k * from.stride[0]) / 8;
         expect(rank, block[at], value(source, rank->counter[STEP], sent));
     }
 }

@@ -54,7 +54,7 @@ static int64_t place_in_memory(const spmd_rank *rank, int which)
 {
     uint64_t step = (uint64_t)rank->counter[STEP];
     int second = which != ERRORS && (mix(step, 5, 5) >> 17 & 1);
-    return rank->world->buffer[which + PAIR * second];
+    return rank->buffer[which + PAIR * second];
 }
 
 static int64_t *buffer(const spmd_rank *rank, int which)

@@ -98,7 +98,7 @@ static void part_of(const spmd_rank *rank, int64_t member, int wants, part of)
 /* What the one holds and the other wants, where a buffer has all of `of`. */
 static spmd_box common(const spmd_rank *rank, int which, part of, part has, part wants)
 {
-    spmd_box box = {.offset = rank->world->buffer[which], .dims = DIMS};
+    spmd_box box = {.offset = rank->buffer[which], .dims = DIMS};
     int64_t stride = 8;
     for (int dim = DIMS - 1; dim >= 0; dim--) {
         int64_t begin = has[dim].begin > wants[dim].begin ? has[dim].begin : wants[dim].begin;
@@ -188,7 +188,7 @@ static void begin(spmd_rank *rank)
 /* Fills my block and sets my result aside; or counts what is wrong in that. */
 static int64_t walk(spmd_rank *rank, int which, int checks)
 {
-    int64_t *at = (int64_t *)(rank->memory + rank->world->buffer[which]), wrong = 0;
+    int64_t *at = (int64_t *)(rank->memory + rank->buffer[which]), wrong = 0;
     int64_t rows = extent_of(rank->world, 0), columns = extent_of(rank->world, 1);
     part of;
 
@@ -207,7 +207,7 @@ static int64_t walk(spmd_rank *rank, int which, int checks)
 
 static int near_step(spmd_rank *rank)
 {
-    int64_t *errors = (int64_t *)(rank->memory + rank->world->buffer[ERRORS]);
+    int64_t *errors = (int64_t *)(rank->memory + rank->buffer[ERRORS]);
     if (rank->pc == 1)
         goto wait;
     *errors = 0;

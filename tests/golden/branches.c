@@ -14,7 +14,7 @@
 #include "spmd_support.h"
 
 /* a buffer of a rank */
-#define AT(r, number) ((void *)((r)->memory + (r)->world->buffer[number]))
+#define AT(r, number) ((void *)((r)->memory + (r)->buffer[number]))
 
 /* buffers by logical number */
 enum {
@@ -195,11 +195,11 @@ static void phase_7(double *restrict largest_2, double *restrict u, const int64_
 static void pull_0(const spmd_rank *r, int64_t member, spmd_box *from, spmd_box *into)
 {
     (void)member;
-    from->offset = r->world->buffer[B_u_2];
+    from->offset = r->buffer[B_u_2];
     from->dims = 1;
     from->extent[0] = 4;
     from->stride[0] = 8;
-    into->offset = r->world->buffer[B_a];
+    into->offset = r->buffer[B_a];
     into->dims = 1;
     into->extent[0] = 4;
     into->stride[0] = 8;
@@ -211,7 +211,7 @@ static void pull_0(const spmd_rank *r, int64_t member, spmd_box *from, spmd_box 
 static void send_0(const spmd_rank *r, int64_t member, spmd_box *from)
 {
     (void)member;
-    from->offset = r->world->buffer[B_u_2];
+    from->offset = r->buffer[B_u_2];
     from->dims = 1;
     from->extent[0] = 4;
     from->stride[0] = 8;
@@ -250,11 +250,11 @@ static void exchange_0(spmd_rank *r)
 static void pull_1(const spmd_rank *r, int64_t member, spmd_box *from, spmd_box *into)
 {
     (void)member;
-    from->offset = r->world->buffer[B_largest];
+    from->offset = r->buffer[B_largest];
     from->dims = 1;
     from->extent[0] = 1;
     from->stride[0] = 8;
-    into->offset = r->world->buffer[B_largest_2];
+    into->offset = r->buffer[B_largest_2];
     into->dims = 1;
     into->extent[0] = 1;
     into->stride[0] = 8;
@@ -266,7 +266,7 @@ static void pull_1(const spmd_rank *r, int64_t member, spmd_box *from, spmd_box 
 static void send_1(const spmd_rank *r, int64_t member, spmd_box *from)
 {
     (void)member;
-    from->offset = r->world->buffer[B_largest];
+    from->offset = r->buffer[B_largest];
     from->dims = 1;
     from->extent[0] = 1;
     from->stride[0] = 8;

@@ -12,7 +12,7 @@
 #include "spmd_support.h"
 
 /* a buffer of a rank */
-#define AT(r, number) ((void *)((r)->memory + (r)->world->buffer[number]))
+#define AT(r, number) ((void *)((r)->memory + (r)->buffer[number]))
 
 /* buffers by logical number */
 enum {

@@ -12,7 +12,7 @@
 #include "spmd_support.h"
 
 /* a buffer of a rank */
-#define AT(r, number) ((void *)((r)->memory + (r)->world->buffer[number]))
+#define AT(r, number) ((void *)((r)->memory + (r)->buffer[number]))
 
 /* buffers by logical number */
 enum {
@@ -89,13 +89,12 @@ static void pull_0(const spmd_rank *r, int64_t member, spmd_box *from, spmd_box 
     const int64_t x_10_div_n_ring = r->at_load[X_10_div_n_ring];
     const int64_t x_10_mod_n_ring = r->at_load[X_10_mod_n_ring];
     const int64_t their_ring = member;
-    from->offset = r->world->buffer[B_part]
-        + 4 * spmd_mod(their_ring - s, n_ring) * x_10_div_n_ring
+    from->offset = r->buffer[B_part] + 4 * spmd_mod(their_ring - s, n_ring) * x_10_div_n_ring
         + 4 * spmd_min(spmd_mod(their_ring - s, n_ring), x_10_mod_n_ring);
     from->dims = 1;
     from->extent[0] = x_10_div_n_ring + (spmd_mod(i_ring - s - 1, n_ring) < x_10_mod_n_ring);
     from->stride[0] = 4;
-    into->offset = r->world->buffer[B_received];
+    into->offset = r->buffer[B_received];
     into->dims = 1;
     into->extent[0] = from->extent[0];
     into->stride[0] = 4;
@@ -112,7 +111,7 @@ static void send_0(const spmd_rank *r, int64_t member, spmd_box *from)
     const int64_t x_10_div_n_ring = r->at_load[X_10_div_n_ring];
     const int64_t x_10_mod_n_ring = r->at_load[X_10_mod_n_ring];
     (void)member;
-    from->offset = r->world->buffer[B_part] + 4 * spmd_mod(i_ring - s, n_ring) * x_10_div_n_ring
+    from->offset = r->buffer[B_part] + 4 * spmd_mod(i_ring - s, n_ring) * x_10_div_n_ring
         + 4 * spmd_min(spmd_mod(i_ring - s, n_ring), x_10_mod_n_ring);
     from->dims = 1;
     from->extent[0] = x_10_div_n_ring + (spmd_mod(i_ring - s, n_ring) < x_10_mod_n_ring);
@@ -161,13 +160,13 @@ static void pull_1(const spmd_rank *r, int64_t member, spmd_box *from, spmd_box 
     const int64_t x_10_div_n_ring = r->at_load[X_10_div_n_ring];
     const int64_t x_10_mod_n_ring = r->at_load[X_10_mod_n_ring];
     const int64_t their_ring = member;
-    from->offset = r->world->buffer[B_part]
+    from->offset = r->buffer[B_part]
         + 4 * spmd_mod(their_ring - s_2 + 1, n_ring) * x_10_div_n_ring
         + 4 * spmd_min(spmd_mod(their_ring - s_2 + 1, n_ring), x_10_mod_n_ring);
     from->dims = 1;
     from->extent[0] = x_10_div_n_ring + (spmd_mod(i_ring - s_2, n_ring) < x_10_mod_n_ring);
     from->stride[0] = 4;
-    into->offset = r->world->buffer[B_received];
+    into->offset = r->buffer[B_received];
     into->dims = 1;
     into->extent[0] = from->extent[0];
     into->stride[0] = 4;
@@ -184,8 +183,7 @@ static void send_1(const spmd_rank *r, int64_t member, spmd_box *from)
     const int64_t x_10_div_n_ring = r->at_load[X_10_div_n_ring];
     const int64_t x_10_mod_n_ring = r->at_load[X_10_mod_n_ring];
     (void)member;
-    from->offset = r->world->buffer[B_part]
-        + 4 * spmd_mod(i_ring - s_2 + 1, n_ring) * x_10_div_n_ring
+    from->offset = r->buffer[B_part] + 4 * spmd_mod(i_ring - s_2 + 1, n_ring) * x_10_div_n_ring
         + 4 * spmd_min(spmd_mod(i_ring - s_2 + 1, n_ring), x_10_mod_n_ring);
     from->dims = 1;
     from->extent[0] = x_10_div_n_ring + (spmd_mod(i_ring - s_2 + 1, n_ring) < x_10_mod_n_ring);

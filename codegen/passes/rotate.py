@@ -1,0 +1,88 @@
+"""Which loops carry by changing the places of buffers, where they would have to copy.
+
+Goes in: a Program, its buffers, what lives across its loops, and where ranks may turn differently.
+Comes out: rings of buffers per loop: as a turn ends, each takes what the one before it holds.
+Always holds: what a ring overwrites nobody needs; members of an exchange that touches a buffer
+have it in the same place, as each computes with its own table where the others' boxes are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+from codegen.ir import Module, Op, Value, walk
+from codegen.plan import Buffer
+
+Ring = tuple[Buffer, ...]
+Axes = frozenset[str]
+_NONE: Axes = frozenset()
+
+
+@dataclass(frozen=True)
+class _Wish:
+    loop: Op
+    ring: Ring
+    apart: Axes  # along which ranks may not make this turn together
+
+
+def rotations(
+    program: Module, of: Mapping[Value, Buffer], across: Mapping[Op, Collection[Value]],
+    exchanged: Mapping[Value, Collection[str]], apart: Mapping[Value, Axes],
+) -> dict[Op, tuple[Ring, ...]]:  # fmt: skip
+    """The rings of every loop that has some. across, exchanged: of Assignment. apart: by result of
+    a loop."""
+    regions = [i.default for i in program.inputs if i.default is not None] + [program.body]
+    loops = [op for region in regions for op in walk(region) if op.kind == "loop"]
+    wishes = [_Wish(op, ring, apart[op.results[0]])
+              for op in loops for ring in _rings(op, of, across[op])]  # fmt: skip
+    moved = _moved(wishes)
+    touched: dict[int, set[str]] = {}
+    for value, axes in exchanged.items():
+        touched.setdefault(of[value].number, set()).update(axes)
+    found: dict[Op, tuple[Ring, ...]] = {}
+    for w in wishes:
+        if all(moved[b.number].isdisjoint(touched.get(b.number, ())) for b in w.ring):
+            found[w.loop] = (*found.get(w.loop, ()), w.ring)
+    return found
+
+
+def _moved(wishes: list[_Wish]) -> dict[int, Axes]:
+    """By buffer: the axes along which it may lie elsewhere. It does where it has met a buffer that
+    does, in whatever loop."""
+    moved: dict[int, Axes] = {b.number: _NONE for w in wishes for b in w.ring}
+    while True:
+        before = dict(moved)
+        for w in wishes:
+            axes = w.apart.union(*(moved[b.number] for b in w.ring))
+            moved.update({b.number: axes for b in w.ring})
+        if moved == before:
+            return moved
+
+
+def _rings(loop: Op, of: Mapping[Value, Buffer], across: Collection[Value]) -> Iterator[Ring]:
+    """Of what a loop carries: buffers that give each other what they hold, all round; or one after
+    the other from one on that nobody needs by then, which takes what the last one held.
+
+    Copies that are left go to buffers in no ring: they come first, and see what was there before.
+    """
+    body = loop.regions[-1]
+    into: dict[int, Buffer] = {}  # by number: where what a buffer holds goes
+    by_number: dict[int, Buffer] = {}
+    for y, arg in zip(body.results, body.args, strict=True):
+        a, b = of[y], of[arg]
+        if a is not b and a.number not in into and (a.dtype, a.capacity) == (b.dtype, b.capacity):
+            into[a.number] = b
+            by_number[a.number] = a
+    needed = {of[v].number for v in (*across, *body.args) if v in of}
+    replaced = {b.number for b in into.values()}
+    done: set[int] = set()
+    for start in sorted(into, key=lambda k: k in replaced):  # chains before rings
+        if start in done:
+            continue
+        ring = [by_number[start]]
+        while (following := into.get(ring[-1].number)) and following.number != start:
+            ring.append(following)
+        done.update(b.number for b in ring)
+        if start in replaced or start not in needed:
+            yield tuple(ring)

@@ -154,13 +154,14 @@ class _Liveness:
 
     def nest(self, op: Op, live: set[Value], depth: int) -> set[Value]:
         """Members in order; but their loops turn together: what one computes at a later point, it
-        does after the next one has computed at an earlier."""
+        does after the next one has computed at an earlier. What updates leave of an array is there
+        before the first one computes: the array lies in its new memory, or is copied there."""
         members = op.regions[0].ops
         at = {m.result: self.resolver.points(m) for m in members}
         chains = _chains(members)
         read: dict[Value, list[tuple[int, Expr | None]]] = {}  # by which member, where
-        for base, _ in chains.values():
-            read.setdefault(base, [])
+        for old, _ in chains.values():
+            read.setdefault(old, [])
         for k, m in enumerate(members):
             for load in access.loads(self.resolver.member(m, at[m.result])):
                 where = None if load.bounds else load.offset
@@ -171,7 +172,7 @@ class _Liveness:
             base, parts = chains.get(v, (None, [v]))
             others = {at[o].offset for o in parts} - {at[v].offset}  # they write elsewhere
             for r, places in read.items():
-                if r is None or r in parts:  # a constant
+                if r is None or r in parts:  # None: a constant
                     continue
                 there = {e for n, e in places if n <= k} - others
                 if at[v].how != "point" or there - {at[v].offset} or base not in (None, r):

@@ -18,7 +18,7 @@ from codegen.expr import Expr
 from codegen.ir import Module, Op, Region, Value, free_values, walk
 from codegen.plan import Apply, Bound, Node, Var
 
-LARGEST = 240  # functions in one nest: compilers take more than linear time for a loop
+LARGEST = 200  # functions in one nest: compilers take more than linear time for a loop
 WIDEST = 16  # arrays that a nest reads: caches keep few streams apart
 NEAREST = 6  # nests that a loop may join: programs are long where Python's loops unroll them
 # Ops that those who come later may not be computed before: a reduction may, its result is small.
@@ -210,7 +210,7 @@ class _Fusing:
         read: dict[Value, int] = {}  # by which item last
         fence = segment = 0  # reductions move up to `fence`, other members to `segment`
         for op in region.ops:
-            if self.inline(op) or op.attrs.get("blank"):
+            if self.inline(op) or op.kind == "full":
                 continue
             if op.regions:
                 op = replace(op, regions=tuple(self.region(r) for r in op.regions))
@@ -296,10 +296,10 @@ class _Fusing:
         return Op("nest", tuple(read), tuple(results), attrs, (region,), ops[0].place)
 
     def with_inline(self, region: Region, ops: list[Op]) -> Iterator[Op]:
-        """The ops, and before each what it computes on the way, and the blank arrays that it writes
-        to: members have moved up."""
+        """The ops, and before each what it computes on the way, and the arrays of one number that
+        it writes into: members have moved up."""
         here = {
-            v: op for op in region.ops if self.inline(op) or op.attrs.get("blank")
+            v: op for op in region.ops if self.inline(op) or op.kind == "full"
             for v in op.results
         }  # fmt: skip
         done: set[Op] = set()

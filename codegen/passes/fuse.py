@@ -83,8 +83,6 @@ class _Nest:
             if maker.at.how == "rows" or any(o != maker.at.offset or b for o, b in where):
                 return None
             together = maker.at.how == "point" and maker.at.loops == at.loops
-            if maker.base is not None and not together:
-                return None
             least = max(least, sweep if together else sweep + 1)
         for k in range(least, len(self.sweeps)):
             if self.sweeps[k][0].at.loops == at.loops:

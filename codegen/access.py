@@ -74,7 +74,7 @@ class Points:
     offset: Expr
 
 
-def points(op: Op) -> Points:
+def _points(op: Op) -> Points:
     """Of a map or a reduction."""
     reduced = op.attrs["dims"] if op.kind == "reduce" else ()
     loops = loop_vars((op.operands[0] if reduced else op.result).type.shape)
@@ -133,11 +133,29 @@ class Resolver:
         """What an op computes at this index of its result, whether that is stored or not."""
         return _RULES[op.kind](self, op, index)
 
+    def points(self, op: Op) -> Points:
+        """Of a map, a reduction, or an update; this one's loops are those of what it writes, as it
+        was before dims of extent 1 were put in."""
+        if op.kind != "update":
+            return _points(op)
+        part = origin = op.operands[1].type.shape
+        value, index = op.operands[1], positions(loop_vars(part))
+        while not self.stored(value) and self.ops[value].kind == "reshape":
+            value = self.ops[value].operands[0]
+            found = _match_dims(positions(loop_vars(value.type.shape)), value.type.shape, part)
+            if found is None:
+                break
+            origin, index = value.type.shape, found
+        at = tuple(a + s * j for a, s, j in zip(self.starts(op), op.attrs["step"], index))
+        long = tuple(v for v in loop_vars(origin) if v.extent != 1)
+        return Points("point", long, long, index, ravel(at, op.result.type.shape))
+
     def member(self, op: Op, at: Points) -> Node:
-        """What a map or a reduction computes, or combines, at a point of its loops."""
-        if op.kind == "reduce":
-            return self.node(op.operands[0], at.index)
-        return self.computed(op, at.index)
+        """What a map or a reduction computes, or combines, at a point of its loops; or what an
+        update writes."""
+        if op.kind == "map":
+            return self.computed(op, at.index)
+        return self.node(op.operands[op.kind == "update"], at.index)
 
     def at_offset(self, value: Value, offset: Expr) -> Node:
         """The same, for a row-major offset instead of an index."""

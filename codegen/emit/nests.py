@@ -31,10 +31,19 @@ def write_nest(self: PhaseWriter, nest: Nest) -> None:
         if folds:
             _fold(self, sweep, folds)
         else:
-            inside = self.open(sweep.loops)
+            inside = self.open(sweep.loops[:-1])
+            if _parts_of_an_array(sweep):
+                self.out.append("#pragma omp simd")
+            inside += self.open(sweep.loops[-1:])
             _parts(self, sweep)
             self.close(inside)
     self.close(opened)
+
+
+def _parts_of_an_array(sweep: Sweep) -> bool:
+    """Whether it writes several of one memory: they are apart, which no compiler can see."""
+    buffers = [p.buffer.number for p in sweep.parts if isinstance(p, Store)]
+    return len(set(buffers)) < len(buffers) and bool(sweep.loops)
 
 
 def start_rows(self: PhaseWriter, work: Reduce) -> None:

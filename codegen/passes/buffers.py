@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from codegen import access, expr, prove
-from codegen.access import INLINE, Resolver, loop_vars, points, positions, ravel
+from codegen.access import INLINE, Resolver, loop_vars, positions, ravel
 from codegen.exchanges import EXCHANGES
 from codegen.expr import Expr
 from codegen.ir import Module, Op, Region, Value, walk
@@ -171,10 +171,14 @@ class _Liveness:
 
     def nest(self, op: Op, live: set[Value], depth: int) -> set[Value]:
         """Members in order; but their loops turn together: what one computes at a later point, it
-        does after the next one has computed at an earlier."""
+        does after the next one has computed at an earlier. What updates leave of an array is there
+        before the first one computes: the array lies in its new memory, or is copied there."""
         members = op.regions[0].ops
-        at = {m.result: points(m) for m in members}
+        at = {m.result: self.resolver.points(m) for m in members}
+        chains = _chains(members)
         read: dict[Value, list[tuple[int, Expr | None]]] = {}  # by which member, where
+        for old, _ in chains.values():
+            read.setdefault(old, [])
         for k, m in enumerate(members):
             for load in access.loads(self.resolver.member(m, at[m.result])):
                 where = None if load.bounds else load.offset
@@ -182,15 +186,19 @@ class _Liveness:
         for k in reversed(range(len(members))):
             v = members[k].result
             live = self.op(members[k], live, depth)
+            base, parts = chains.get(v, (None, [v]))
+            others = {at[o].offset for o in parts} - {at[v].offset}  # they write elsewhere
             for r, places in read.items():
-                if r is None:  # a constant
+                if r is None or r in parts:  # None: a constant
                     continue
-                if at[v].how != "point" or any(e != at[v].offset for n, e in places if n <= k):
+                there = {e for n, e in places if n <= k} - others
+                if at[v].how != "point" or there - {at[v].offset} or base not in (None, r):
                     self.define(v, (r,))
                 elif _fits(r, v):
                     self.wishes.append((depth, r, v))
-            self.define(v, (o for o in at if at[o].offset != at[v].offset
-                            or "rows" in (at[o].how, at[v].how)))  # fmt: skip
+            self.define(v, (o for o in at if o not in parts and (
+                at[o].offset != at[v].offset or base or "rows" in (at[o].how, at[v].how))))
+            self.forced += [(part, v) for part in parts[:1] if part is not v]
         return live
 
     def loop(self, op: Op, live: set[Value], depth: int) -> set[Value]:
@@ -284,6 +292,18 @@ class _Groups:
                     break
             else:
                 homes.append((root, size))
+
+
+def _chains(members: Iterable[Op]) -> dict[Value, tuple[Value, list[Value]]]:
+    """Of the updates of a nest: the array that was there before, and all that are written over it,
+    part by part, in one memory."""
+    chains: dict[Value, tuple[Value, list[Value]]] = {}
+    for m in members:
+        if m.kind == "update":
+            base = m.operands[0]
+            chains[m.result] = chain = chains.get(base, (base, []))
+            chain[1].append(m.result)
+    return chains
 
 
 def _fits(a: Value, b: Value) -> bool:

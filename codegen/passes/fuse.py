@@ -3,7 +3,7 @@
 Goes in: a Program and its stored values. Comes out: the Program with `nest` ops, and the values
 that still need memory: what only its own nest reads, where it makes it, is kept in a C local.
 Always holds: a member reads what another one of its nest makes at that very point only, and comes
-after it; ops that are no members stay in their order.
+after it; so it is with what an update writes over. Ops that are no members stay in their order.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from codegen.access import INLINE, Points, Resolver, loads, points
+from codegen import expr
+from codegen.access import INLINE, Points, Resolver, loads
 from codegen.expr import Expr
-from codegen.ir import Module, Op, Region, Value, walk
+from codegen.ir import Module, Op, Region, Value, free_values, walk
 from codegen.plan import Apply, Bound, Node, Var
 
-LARGEST = 120  # functions in one nest: compilers take more than linear time for a loop
+LARGEST = 200  # functions in one nest: compilers take more than linear time for a loop
 WIDEST = 16  # arrays that a nest reads: caches keep few streams apart
 NEAREST = 6  # nests that a loop may join: programs are long where Python's loops unroll them
 # Ops that those who come later may not be computed before: a reduction may, its result is small.
@@ -30,6 +31,16 @@ class _Member:
     at: Points
     reads: Mapping[Any, tuple[tuple[Expr, tuple[Bound, ...]], ...]]  # by value: where
     size: int
+    sole: bool  # nobody else reads the array that it updates
+
+    @property
+    def base(self) -> Value | None:
+        """The array that an update writes over."""
+        return self.op.operands[0] if self.op.kind == "update" else None
+
+    @property
+    def needs(self) -> set[Any]:
+        return set(self.reads) | ({self.base} - {None})
 
 
 @dataclass
@@ -62,7 +73,9 @@ class _Nest:
             return None
         if at.how == "fold" and self.outer not in (None, at.kept):
             return None
-        least = 0
+        least = self.written_after(member)
+        if least is None:
+            return None
         for value, where in member.reads.items():
             if value not in self.made:
                 continue
@@ -77,6 +90,27 @@ class _Nest:
         below = bool(self.outer) and at.loops[: len(self.outer or ())] == self.outer
         return len(self.sweeps) if least and below else None
 
+    def written_after(self, member: _Member) -> int | None:
+        """The first sweep where all of its array that others read has been read; None: some is read
+        at other points, or is not as the member wants to read it any more."""
+        least, base = 0, member.base
+        for k, sweep in enumerate(self.sweeps):
+            for other in sweep:
+                if other.base is not None and other.base in member.reads:
+                    return None
+                if base in other.reads:
+                    if set(other.reads[base]) != {(member.at.offset, ())}:
+                        return None
+                    least = k
+        while base is not None and base in self.made:  # a part of an array that others write too
+            k, part = self.made[base]
+            if part.base is None or not member.sole:
+                return None
+            if part.at.offset != member.at.offset and not _apart(part.op, member.op):
+                return None
+            least, base = max(least, k), part.base
+        return least
+
     def shares(self, member: _Member) -> bool:
         """Whether it reads what others read or make, and nobody loses memory to work in place."""
         common = not self.made.keys().isdisjoint(member.reads)
@@ -90,11 +124,30 @@ class _Nest:
 
 
 def _hinders(a: _Member, b: _Member, value: Value) -> bool:
-    """Whether a could take over the memory of what b reads elsewhere."""
+    """Whether a, which is no update, could take over the memory of what b reads elsewhere."""
+    if a.base is not None:
+        return False
     here, result = (a.at.offset, ()), a.op.result.type
     fits = a.at.how == "point" and (result.dtype, result.shape) == (
         value.type.dtype, value.type.shape)  # fmt: skip
     return fits and set(a.reads[value]) == {here} and set(b.reads[value]) != {here}
+
+
+def _apart(a: Op, b: Op) -> bool:
+    """Whether two updates of an array surely write no element in common."""
+    for d, (p, q) in enumerate(zip(a.attrs["start"], b.attrs["start"], strict=True)):
+        s, t = a.attrs["step"][d], b.attrs["step"][d]
+        p_end, q_end = (
+            start + step * (op.operands[1].type.shape[d] - 1)
+            for op, start, step in ((a, p, s), (b, q, t))
+        )
+        p, p_end = (p, p_end) if s > 0 else (p_end, p)
+        q, q_end = (q, q_end) if t > 0 else (q_end, q)
+        if expr.nonneg(q - p_end - 1) or expr.nonneg(p - q_end - 1):
+            return True
+        if abs(s) == abs(t) and (p - q).is_const and (p - q).value % s:
+            return True
+    return False
 
 
 def fuse(program: Module, stored: frozenset[Value]) -> tuple[Module, frozenset[Value]]:
@@ -152,17 +205,20 @@ class _Fusing:
     def region(self, region: Region) -> Region:
         items: list[Op | _Nest] = []
         made: dict[Value, int] = {}  # by which item
+        read: dict[Value, int] = {}  # by which item last
         fence = segment = 0  # reductions move up to `fence`, other members to `segment`
         for op in region.ops:
-            if self.inline(op):
+            if self.inline(op) or op.kind == "full":
                 continue
             if op.regions:
                 op = replace(op, regions=tuple(self.region(r) for r in op.regions))
             member = self.member(op)
             k = None
             if member is not None:
-                first = max((made[v] for v in member.reads if v in made), default=0)
+                first = max((made[v] for v in member.needs if v in made), default=0)
                 first = max(first, segment if member.at.how == "point" else fence)
+                if member.base is not None:
+                    first = max(first, read.get(member.base, 0))
                 k = self.join(items, member, first)
             if k is None:
                 k = len(items)
@@ -171,26 +227,34 @@ class _Fusing:
                     item = _Nest([], None)
                     item.add(member, 0)
                 items.append(item)
-            if member is None and not op.attrs.get("blank"):
+            if member is None:
                 segment = len(items)
                 fence = segment if op.kind in _FENCES else fence
+            else:
+                read.update((v, max(k, read.get(v, 0))) for v in member.needs)
+                if member.base is not None:  # what moved before it might keep it from writing there
+                    segment = max(segment, k)
             made.update(dict.fromkeys(op.results, k))
         ops = [self.finished(item) if isinstance(item, _Nest) else item for item in items]
         return Region(region.args, tuple(self.with_inline(region, ops)), region.results)
 
     def member(self, op: Op) -> _Member | None:
         """An op that may share its loops, with what it reads."""
-        if op.kind not in ("map", "reduce"):
+        if op.kind not in ("map", "reduce", "update"):
             return None
-        at = points(op)
-        if at.how == "alone":
+        at = self.resolver.points(op)
+        if at.how == "alone" or (op.kind == "update" and not at.loops):
             return None
         node = self.resolver.member(op, at)
         reads: dict[Any, tuple[tuple[Expr, tuple[Bound, ...]], ...]] = {}
         for load in loads(node):
             if load.buffer is not None:  # a constant
                 reads[load.buffer] = (*reads.get(load.buffer, ()), (load.offset, load.bounds))
-        return _Member(op, at, reads, _size(node))
+        sole = self.users.get(op.operands[0]) == {op}
+        member = _Member(op, at, reads, _size(node), sole)
+        if set(reads.get(member.base, ())) - {(at.offset, ())}:  # rows wait for each other
+            return None
+        return member
 
     def join(self, items: list[Op | _Nest], member: _Member, first: int) -> int | None:
         """The nest that a member now is in."""
@@ -212,7 +276,7 @@ class _Fusing:
         for value, (sweep, maker) in nest.made.items():
             everywhere = maker.at.how == "fold" or maker.at.loops == outer
             users = self.users.get(value, {None})
-            if maker.at.how != "rows" and all(
+            if maker.at.how != "rows" and maker.base is None and all(
                 u in inside and (everywhere or inside[u] == sweep) for u in users
             ):
                 self.kept.add(value)
@@ -224,19 +288,24 @@ class _Fusing:
             "sweeps": tuple(inside[op] for op in ops),
             "types": tuple(v.type for v in results),
         }
-        read = dict.fromkeys(v for m in nest.members for v in m.reads if v not in nest.made)
+        needs = (v for m in nest.members for v in (*m.reads, m.base) if v is not None)
+        read = dict.fromkeys(v for v in needs if v not in nest.made)
         region = Region((), ops, tuple(results))
         return Op("nest", tuple(read), tuple(results), attrs, (region,), ops[0].place)
 
     def with_inline(self, region: Region, ops: list[Op]) -> Iterator[Op]:
-        """The ops, and before each what it computes on the way: members have moved up."""
-        here = {v: op for op in region.ops if self.inline(op) for v in op.results}
+        """The ops, and before each what it computes on the way, and the arrays of one number that
+        it writes into: members have moved up."""
+        here = {
+            v: op for op in region.ops if self.inline(op) or op.kind == "full"
+            for v in op.results
+        }  # fmt: skip
         done: set[Op] = set()
 
         def before(op: Op) -> Iterator[Op]:
             used = list(op.operands)
             for inner in op.regions:
-                used += [x for o in walk(inner) for x in o.operands]
+                used += free_values(inner)
             for x in used:
                 made = here.get(x)
                 if made is not None and made not in done:
@@ -247,6 +316,7 @@ class _Fusing:
         for op in ops:
             yield from before(op)
             yield op
+        yield from (op for op in here.values() if op not in done and not self.inline(op))
 
 
 def _size(node: Node) -> int:

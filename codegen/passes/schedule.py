@@ -17,7 +17,6 @@ from codegen.access import (
     Resolver,
     gather_index,
     loop_vars,
-    points,
     positions,
     ravel,
     strides,
@@ -248,6 +247,9 @@ class _Schedule:
 
     def nest(self, op: Op) -> None:
         outer, members = op.attrs["outer"], op.regions[0].ops
+        made = {m.result for m in members}
+        updated = [(m.operands[0], m.result) for m in members if m.kind == "update"]
+        self.copies([(self.of[x], x, self.of[v]) for x, v in updated if x not in made])
         sweeps: list[Sweep] = []
         for number in range(max(op.attrs["sweeps"]) + 1):
             parts: list[Keep | Store | Reduce] = []
@@ -256,7 +258,7 @@ class _Schedule:
             loops: tuple[Var, ...] = ()
             for member, n in zip(members, op.attrs["sweeps"], strict=True):
                 if n == number:
-                    at = points(member)
+                    at = self.resolver.points(member)
                     loops = at.loops[len(outer) :]
                     self.part(member, at, parts, after)
                     kept += [member.result] if at.how == "point" and loops else []
@@ -278,6 +280,9 @@ class _Schedule:
             inner = tuple(loop for loop in at.loops if loop not in at.kept)
             parts.append(Reduce(at.kept, inner, True, self.of[v], at.offset, node, op.attrs["fn"],
                                 v.type.dtype, op.place))  # fmt: skip
+            return
+        if op.kind == "update":  # most of its elements nobody reads here
+            parts.append(Store(at.loops, self.of[v], at.offset, node, place=op.place))
             return
         fn = op.attrs["fn"] if at.how == "fold" else ""
         same = next((p for p in parts if isinstance(p, Keep) and p.value == node

@@ -191,3 +191,196 @@ def _size(node):
 def test_stores_only_what_leaves():
     _, (nest,) = work_of(program_of(two_results))
     assert len([p for p in nest.parts if isinstance(p, Store)]) == 2
+
+
+# ---- what is written into parts of arrays --------------------------------------------------------
+
+
+def stacked(u, v):
+    """As a person writes it: all parts of a point follow from what is computed there once."""
+    total, d = u + v, np.tanh(u - v)
+    return np.stack([total * d, total - d, d * d + total])
+
+
+def joined(u, v):
+    d = np.tanh(u * v)
+    return np.concatenate([d + u, d - u], axis=1)
+
+
+def two_arrays(u, v):
+    """v is written over, where it was read at the same points."""
+    d = np.tanh(u[1:-1, 1:-1] - v[1:-1, 1:-1])
+    v[1:-1, 1:-1] += d
+    u[1:-1, 1:-1] = d * d
+    return u, v
+
+
+def twice(u, v):
+    """The second write reads what the first one wrote, element by element."""
+    u[2:-2] = v[2:-2] * 0.5
+    u[2:-2] += v[2:-2]
+    return u
+
+
+def every_other(u, v):
+    d = np.sin(v[:, :-1:2])
+    u[:, :-1:2] = d * d
+    u[:, 1::2] = d + 1
+    return u
+
+
+def backwards(u, v):
+    d = np.sin(v)
+    r = np.zeros_like(v)
+    r[:, ::-1] = d * d + d
+    return r, d
+
+
+def still_needed(u, v):
+    before, d = u.copy(), np.sin(v[:, :-1])
+    u[:, :-1] = d * d
+    return u, before, d
+
+
+TOGETHER = {  # stores of the one nest
+    stacked: 3, joined: 2, two_arrays: 2, twice: 2, every_other: 2, backwards: 2, still_needed: 2,
+}  # fmt: skip
+
+
+def overlapping(u, v):
+    d = np.sin(v[:, 2:])
+    u[:, 2:] = d
+    u[:, :-2] = d + 1
+    return u
+
+
+def overlapping_by_one_column(u, v):
+    d = np.sin(v[:, :8])
+    u[:, :8] = d * d
+    u[:, 7:15] = d
+    return u
+
+
+def read_elsewhere(u, v):
+    """A result is read a column further, where the loop comes to it later."""
+    d = np.sin(v[:, 2:])
+    u[:, 2:] = d * d
+    return u, u[:, :-2] * d
+
+
+def overwritten_elsewhere(u, v):
+    d = np.sin(v[:, 2:])
+    w = u[:, :-2] * d
+    u[:, 2:] = d * d
+    return u, w
+
+
+def read_after_it_is_overwritten(u, v):
+    before, d, w = u.copy(), np.sin(v[:, 1:]), np.zeros_like(u)
+    u[:, 1:] = d * d
+    w[:, 1:] = before[:, 1:] + d
+    return u, w
+
+
+def kept_between(u, v):
+    d, w = np.sin(v[:, :8]), np.zeros_like(u)
+    w[:, :8] = d
+    between = w.copy()
+    w[:, 8:16] = d + 1
+    return w, between
+
+
+def rows_wait(u, v):
+    """What reads its neighbours as they were is a loop of its own: a row at a time."""
+    d, w = np.sin(v[:, 1:]), np.zeros_like(u)
+    w[:, 1:] = d * d
+    u[:, 1:] = u[:, :-1] + d
+    return u, w
+
+
+def other_loops(u, v):
+    d = u * 2 - v
+    d[1:-1, 1:-1] += u[1:-1, 1:-1]
+    return d
+
+
+APART = (
+    overlapping, overlapping_by_one_column, read_elsewhere, overwritten_elsewhere,
+    read_after_it_is_overwritten, kept_between, rows_wait, other_loops,
+)  # fmt: skip
+
+
+def writing(*functions):
+    """Each function has arrays of its own: it writes them."""
+
+    @spmd.program(mesh=("r",))
+    def program():
+        return {f.__name__: f(matrix(f"{f.__name__}_u"), matrix(f"{f.__name__}_v"))
+                for f in functions}  # fmt: skip
+
+    return program
+
+
+def written(function):
+    """By each loop, in a program on the shards of several ranks: the stores that share it."""
+    plan, work = work_of(writing(function))
+    return plan, [
+        [p for p in (w.parts if isinstance(w, Nest) else [w]) if isinstance(p, Store)]
+        for w in work
+    ]
+
+
+@pytest.mark.parametrize("function", TOGETHER, ids=lambda f: f.__name__)
+def test_parts_of_arrays_in_one_nest(function):
+    plan, loops = written(function)
+    assert max(len(stores) for stores in loops) == TOGETHER[function]
+    assert not [b for b in plan.buffers if b.name in ("d", "total")]
+
+
+@pytest.mark.parametrize("function", APART, ids=lambda f: f.__name__)
+def test_parts_that_disturb_each_other_have_loops_of_their_own(function):
+    _, loops = written(function)
+    for stores in loops:
+        arrays = [s.buffer.name.split("_")[-1] for s in stores]
+        assert not {"u", "w"} <= set(arrays) and len(set(arrays)) == len(arrays), arrays
+
+
+def test_parts_compute_what_numpy_does():
+    program = writing(*TOGETHER, *APART)
+    image, expected = spmd.build(program), program.eager()
+    for ranks in (1, 2, 3):
+        out = image.run(ranks=ranks)
+        for name, values in expected.items():
+            several = isinstance(values, tuple)
+            for found, wanted in zip(out[name] if several else [out[name]],
+                                     values if several else [values], strict=True):  # fmt: skip
+                np.testing.assert_allclose(found, wanted, rtol=1e-12, err_msg=f"{name}, {ranks}")
+
+
+def test_a_collision_of_nine_directions_is_one_loop():
+    """Lattice Boltzmann: as many stores as directions, and nothing between is stored."""
+
+    @spmd.program(mesh=("r",))
+    def collide(n: int = 6):
+        f = spmd.input("f", (9, n, 8), F64, layout=(None, "r", None),
+                       default=lambda k, i, j: (k * i + j) % 7 + 1)  # fmt: skip
+        for _ in spmd.range(3):
+            g = [f[k] for k in range(9)]
+            rho = sum(g)
+            ux, uy = (g[1] - g[3] + g[5]) / rho, (g[2] - g[4] + g[6]) / rho
+            usq = 1.5 * (ux * ux + uy * uy)
+            out = []
+            for k in range(9):
+                cu = 3.0 * (k % 3 * ux + k % 2 * uy)
+                out.append(g[k] + 0.1 * (rho * (1 + cu + 0.5 * cu * cu - usq) - g[k]))
+            f = np.stack(out)
+        return f
+
+    plan, work = work_of(collide)
+    nest = next(w for w in work if isinstance(w, Nest))
+    assert len([p for p in nest.parts if isinstance(p, Store)]) == 9
+    assert len(work) == 2 and len(plan.buffers) == 2  # the other one is a copy
+    assert "#pragma omp simd" in lower(collide.capture()).source.text
+    image = spmd.build(collide)
+    for ranks in (1, 3):
+        np.testing.assert_allclose(image.run(ranks=ranks), collide.eager(), rtol=1e-12)

@@ -20,6 +20,7 @@ from codegen.passes.check_plan import check_plan
 from codegen.passes.fuse import fuse
 from codegen.passes.matching import check as check_matching
 from codegen.passes.partition import partition
+from codegen.passes.pieces import in_pieces
 from codegen.passes.rotate import rotations
 from codegen.passes.schedule import schedule
 from codegen.passes.store import stored_values
@@ -40,7 +41,7 @@ class Levels:
 
 def lower(graph: Module) -> Levels:
     """All levels below a Graph. Raises the error classes of codegen.errors."""
-    check(graph)
+    graph = check(in_pieces(check(graph)))
     program = check_matching(check_uniform(check(partition(graph))))
     nests, stored = fuse(program, stored_values(program))
     apart = turns_apart(program)

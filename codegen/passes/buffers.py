@@ -8,6 +8,7 @@ Always holds: two values in one buffer are never both needed at any point (Chait
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -65,6 +66,10 @@ class _Liveness:
             self.defs, lambda v: v in stored or v in made, lambda v: v, lambda v, _: None,
             {s.name: k for k, s in enumerate(program.scalars)},
         )  # fmt: skip
+        # what updates replace without having read it needs no memory of its own
+        uses = Counter(x for r in _regions(program) for op in walk(r) if op.kind != "nest"
+                       for x in op.operands)  # fmt: skip
+        self.blank = {v for v, op in self.defs.items() if op.attrs.get("blank") and uses[v] == 1}
         self.cache: dict[Op, tuple[set[Value], set[Value]]] = {}
         self.across: dict[Op, set[Value]] = {}
         self.exchanged: dict[Value, set[str]] = {}
@@ -130,8 +135,21 @@ class _Liveness:
             same = {op.operands[0]} if op.operands[0] not in rest else set()
             if op.operands[0] in op.operands[1:2]:
                 same = set()
+            if op.kind == "update" and op.operands[0] in self.blank:
+                return everything - {op.operands[0]}, self.read_there(op)
             return everything, same
         return everything, set()
+
+    def read_there(self, op: Op) -> set[Value]:
+        """What an update reads only where it writes."""
+        index = positions(loop_vars(op.operands[1].type.shape))
+        at = (a + s * j for a, s, j in zip(self.resolver.starts(op), op.attrs["step"], index))
+        target = ravel(tuple(at), op.result.type.shape)
+        read: dict[Any, bool] = {}
+        for load in access.loads(self.resolver.node(op.operands[1], index)):
+            there = load.offset == target and not load.bounds
+            read[load.buffer] = read.get(load.buffer, True) and there
+        return {v for v, there in read.items() if there and v is not None}
 
     def loaded(self, value: Value) -> set[Value]:
         """The stored values that a value is made of."""
@@ -158,7 +176,11 @@ class _Liveness:
         return live
 
     def op(self, op: Op, live: set[Value], depth: int) -> set[Value]:
+        if not self.blank.isdisjoint(op.results):
+            return live
         reads, reusable = self.reads(op)
+        if op.kind == "update" and op.operands[0] in self.blank:
+            self.forced.append((op.operands[0], op.result))
         if op.kind in EXCHANGES:
             for v in reads.union(op.results):
                 self.exchanged.setdefault(v, set()).update(op.attrs["axes"])

@@ -24,8 +24,8 @@ _ELSEWHERE = frozenset({"loop", "branch", "shard_map", "kernel", "print", "let",
 
 
 class Rooms:
-    """of: the room of each value that has some. in_place: results of a loop's body that may be
-    written where an argument lies, and that argument."""
+    """of: the room of each value that has some. ghosts: what is fetched into it. in_place: results
+    of a loop's body that may be written where an argument lies, and that argument."""
 
     def __init__(self, demands: Demands) -> None:
         self.demands = demands
@@ -34,6 +34,7 @@ class Rooms:
         self.carried: list[tuple[Value, Value, Value]] = []  # argument, what it becomes, result
         self.in_place: dict[Value, Value] = {}
         self.of: dict[Value, Window] = {}
+        self.ghosts: dict[Value, Window] = {}
         self.region(demands.graph.body)
         self.carry()
         arguments = {self.find(arg) for arg, _, _ in self.carried if arg in self.able}
@@ -101,33 +102,29 @@ class Rooms:
     # ---- how much --------------------------------------------------------------------------------
 
     def widen(self, values: list[Value]) -> None:
-        """The room for what is fetched of these versions of an array."""
+        """The room for the ghost cells that are fetched of these versions of an array."""
         blocks = home(values[0])
-        room: Window | None = blocks
+        room = blocks
+        around: dict[Value, list[Window]] = {}
         for v in values:
             for window in self.demands.of[v].fetched:
-                room = room and cuts.hull_of(room, window)
-        if room is None or room == blocks:
-            return
-        # the room is made before the loop: no counter says how wide it is
-        if any(s.kind == "counter" for s in cuts.symbols(room)):
-            return
-        if not all(c.inside(h) or c.follows(h) or c.period for c, h in zip(room, blocks)):
-            return
+                wider = cuts.hull_of(room, window) if _lies_around(window, blocks) else None
+                if wider is not None:
+                    room = wider
+                    around.setdefault(v, []).append(window)
         if not any(c.axes for c, h in zip(room, blocks) if not c.inside(h)):
             return
         room = tuple(h if c.inside(h) else c.opened() for c, h in zip(room, blocks))
         for v in values:
             self.of[v] = room
-            if self.demands.of[v].fetched:
-                self.fetch_once(v, room)
+            if v in around:
+                self.fetch_once(v, room, around[v])
 
-    def fetch_once(self, value: Value, room: Window) -> None:
-        """What is fetched of a value is one part of its room."""
+    def fetch_once(self, value: Value, room: Window, around: list[Window]) -> None:
+        """Ghost cells of a value are fetched as one part of its room."""
         demand, blocks = self.demands.of[value], home(value)
-        first, *rest = demand.fetched
-        one: Window | None = first
-        for window in rest:
+        one: Window | None = around[0]
+        for window in around[1:]:
             one = one and cuts.hull_of(one, window)
         if one is not None:
             one = tuple(
@@ -135,12 +132,21 @@ class Rooms:
             )
         if one is None or not any(c.axes for c, h in zip(one, blocks) if c != h):
             one = room
-        places = demand.places.get(first)
-        demand.fetched, demand.places = [one], {one: places}
+        demand.fetched = [w for w in demand.fetched if w not in around]
+        demand.places[one] = demand.places.get(around[0])
+        self.ghosts[value] = one
         for window in self.demands.wanted.get(value, {}):
             serves = next((w for w in (blocks, one) if cuts.inside(window, w)), None)
             if serves is not None:
                 demand.of[window] = serves
+
+
+def _lies_around(window: Window, blocks: Window) -> bool:
+    """Whether it is a rank's own part, shifted or with more around it. A room is made before a
+    loop: no counter says how wide it is."""
+    return all(
+        c.inside(h) or c.follows(h) or c.period is not None for c, h in zip(window, blocks)
+    ) and all(s.kind != "counter" for s in cuts.symbols(window))
 
 
 def _overwrites(body: Region, argument: Value, result: Value) -> bool:

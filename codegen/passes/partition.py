@@ -154,19 +154,20 @@ class _Partition(Parts):
 
     def lies(self, value: Value, around: Value) -> None:
         """A value lies in an array with room: what is wanted of others is fetched into it."""
-        room, blocks, demand = self.rooms.of[value], home(value), self.demands.of[value]
-        for window in demand.fetched:
+        room, blocks = self.rooms.of[value], home(value)
+        window = self.rooms.ghosts.get(value)
+        if window is not None:
             moved = [d for d, c in enumerate(window) if c.period or blocks[d].axes]
             moved = [d for d in moved if window[d] != blocks[d]]
             have = tuple(h if d in moved else c for d, (c, h) in enumerate(zip(window, blocks)))
             attrs = self.boxes(self.moving(value, moved), have, window)
             attrs["room"] = tuple(c.bounds(self.mesh) for c in room)
-            self.asked, self.fetching = demand.places.get(window), value
+            self.asked, self.fetching = self.demands.of[value].places.get(window), value
             around = self.emit("halo", (around,), attrs)
             self.asked = self.fetching = None
             self.parts[-1][value, window] = self.rules.part(around, room, window, self)
         self.with_room[value] = around
-        self.parts[-1][value, blocks] = self.rules.part(around, room, blocks, self)
+        self.have(value, self.rules.part(around, room, blocks, self))
 
     def keep(self, op: Op) -> None:
         """The result of an op, in an array with room: in that of what it updates or replaces, if

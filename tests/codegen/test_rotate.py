@@ -145,7 +145,7 @@ def in_a_branch(u, p, k):
 PROGRAMS: list[tuple[Any, list[list[int]], int]] = [
     (waves, [[2]], 0), (pinned, [[3]], 0), (shifted, [[3]], 0), (replaced, [[2]], 0),
     (exchanged, [[3]], 0), (two_rings, [[3, 2]], 0), (twice, [[2]], 1), (from_outside, [[]], 2),
-    (nested, [[3], [2]], 0), (in_sequence, [[2], [2]], 0), (until, [[2]], 0),
+    (nested, [[2], [2]], 0), (in_sequence, [[2], [2]], 0), (until, [[2]], 0),
     (left_early, [[2]], 2), (counted, [[2]], 0), (in_a_branch, [[2]], 0),
 ]  # fmt: skip
 

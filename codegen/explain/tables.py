@@ -87,7 +87,10 @@ class Explained:
         last: dict[tuple[str, str, int], Value] = {}
         for op in self.ops:
             for v in op.results:
-                if op.place and v.type.ndim and v.name == assigned_name(op.place):
+                if not op.place or not v.type.ndim or v.name != assigned_name(op.place):
+                    continue
+                rest = op.place.source_line().split(v.name, 1)[1].lstrip()
+                if not rest.startswith("[") or op.kind in _WRITES:  # what u[k] = … writes is no u
                     last[v.name, op.place.file, op.place.line] = v
         return names | {v: v.name for v in last.values()}
 
@@ -175,6 +178,8 @@ class Explained:
         """The operand that a result's layout comes from; None where there is none."""
         if op.kind in ("loop", "branch"):
             return self._carried(op, op.results.index(value))
+        if found := [v for v in self._parts(value) if not v.type.free]:
+            return next((v for v in found if layout_of(v) == layout_of(value)), found[0])
         arrays = [(k, v) for k, v in enumerate(op.operands) if v.type.ndim and not v.type.free]
         arrays.sort(key=lambda kv: kv[1] in self.before)  # what is carried follows from the others
         given = [v.type for v in op.operands]
@@ -185,6 +190,15 @@ class Explained:
             if propagation.laid_out(op.kind, types, op.attrs, plain) != value.type:
                 return v
         return arrays[0][1] if arrays else None
+
+    def _parts(self, value: Value) -> list[Value]:
+        """What an array is written of, part by part; nothing if it is not."""
+        out = []
+        op = self.demands.defs.get(value)
+        while op is not None and op.kind == "update":
+            out.append(op.operands[1])
+            op = self.demands.defs.get(op.operands[0])
+        return out if op is not None and op.attrs.get("blank") else []
 
     def _carried(self, op: Op, k: int) -> Value:
         """What a loop or a branch has its layout from: before it, or at the end of a region."""
@@ -252,6 +266,7 @@ class Explained:
 
 
 _NEW: dict[str, Any] = {"what": []}
+_WRITES = ("update", "dynamic_update", "scatter")
 
 
 def _global_ops(region: Region) -> Iterator[Op]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from codegen import expr, ops
+from codegen.errors import Place
 from codegen.ir import Module, Op, Region, Shape, Value
 from codegen.layouts.propagation import laid_out
 
@@ -54,7 +55,6 @@ class _Rewrite:
         self.readers: dict[Value, list[Op]] = {}
         self.pieces: dict[Value, _Pieces] = {}
         self.same: dict[Value, Value] = {}  # slices that are a piece
-        self.at: Op | None = None
 
     def run(self, region: Region) -> Region:
         for op in region.ops:
@@ -73,7 +73,6 @@ class _Rewrite:
         operands = tuple(self.same.get(v, v) for v in op.operands)
         if operands != op.operands or inner != op.regions:
             op = replace(op, operands=operands, regions=inner)
-        self.at = op
         self.defs.update(dict.fromkeys(op.results, op))
         found = None
         if op.kind == "slice" and op.operands[0] in self.pieces:
@@ -139,22 +138,21 @@ class _Rewrite:
 
     def join(self, value: Value, found: _Pieces) -> None:
         """The array of its pieces."""
-        t = value.type
+        t, place = value.type, self.place(value)
         attrs = {"value": 0, "dtype": t.dtype, "shape": t.shape, "blank": True}
         whole = Value(value.name, t)
-        self.ops.append(Op("full", (), (whole,), attrs, (), self.place))
+        self.ops.append(Op("full", (), (whole,), attrs, (), place))
         for k, (box, piece) in enumerate(found.of.items()):
             made = value if k == len(found.of) - 1 else Value(value.name, t)
             attrs = {"start": box.start, "step": (1,) * t.ndim}
-            self.ops.append(Op("update", (whole, piece), (made,), attrs, (), self.place))
+            self.ops.append(Op("update", (whole, piece), (made,), attrs, (), place))
             self.defs[made] = self.ops[-1]
             whole = made
 
     # ---- parts -----------------------------------------------------------------------------------
 
-    @property
-    def place(self) -> Any:
-        return self.at.place if self.at else None
+    def place(self, value: Value) -> Place | None:
+        return self.defs[value].place if value in self.defs else None
 
     def filled(self, value: Value) -> Op | None:
         """The op that fills an array with one number, whatever its layout."""
@@ -190,8 +188,8 @@ class _Rewrite:
         types = [v.type for v in operands]
         (t,) = ops.infer(kind, types, attrs)
         free = replace(laid_out(kind, types, attrs, t), free=like.type.free)
-        result = Value(like.name, free)
-        self.ops.append(Op(kind, operands, (result,), attrs, (), self.place))
+        result = Value(f"{like.name.removesuffix('_part')}_part", free)
+        self.ops.append(Op(kind, operands, (result,), attrs, (), self.place(like)))
         self.defs[result] = self.ops[-1]
         return result
 

@@ -157,6 +157,24 @@ def test_what_is_carried_follows_from_what_its_turns_make() -> None:
     assert kinds == ["all-reduce"]  # each rank has its part of the flattened array
 
 
+def test_what_is_made_piece_by_piece_is_one_array() -> None:
+    @spmd.program(mesh=("x",))
+    def wave(n: int = 30) -> Any:
+        u = spmd.input("u", (n, n), np.float32, layout=("x", None))
+        p = u * 1
+        for _ in spmd.range(5):
+            q = 2 * u - p
+            q[1:-1] += 0.1 * (u[2:] + u[:-2] - 2 * u[1:-1])
+            q[:, 0] = 0
+            u, p = q, u
+        return {"u": u}
+
+    found = rows(wave)
+    assert list(found) == ["u", "p", "q"]
+    assert found["q"]["shape"] == found["u"]["shape"]
+    assert found["q"]["because"].startswith("follows from u")
+
+
 def test_layouts_that_the_compiler_chose_say_for_which_use() -> None:
     @spmd.program(mesh=("x",))
     def chosen():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 
 from codegen import programs
@@ -180,7 +181,8 @@ def _trial_remedy(text: str) -> str:
     if "unable to create the desired directory" in text:
         return f"export {OPEN_MPI_FOLDER}, or TMPDIR=a directory that can be written"
     if "listener thread" in text:  # its folder of a session is named by its process number
-        return "remove what launchers that were killed left: rm -r ${TMPDIR:-/tmp}/ompi.*"
+        base = os.environ.get("PRTE_MCA_prte_tmpdir_base") or tempfile.gettempdir()
+        return f"remove the folders {base}/ompi.NUMBER of launchers that do not run any more"
     if "slots" in text:
         return "mpirun --oversubscribe, or PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe"
     return f"mpirun -n 2 {sys.executable} -m mpi4py.bench helloworld"

@@ -2,7 +2,7 @@
 
 Goes in: what is demanded of the values of a Graph. Comes out: per value its room, a Window. All
 versions of an array, which loops carry and updates change, have one room, so that they can share
-memory; what is wanted of a version is fetched into it.
+memory; what is wanted of a version is fetched into it, and is no more among what is demanded.
 Always holds: a value that has room is made, carried or updated where it lies, in balanced blocks.
 """
 
@@ -123,17 +123,18 @@ class Rooms:
     def fetch_once(self, value: Value, room: Window, around: list[Window]) -> None:
         """Ghost cells of a value are fetched as one part of its room."""
         demand, blocks = self.demands.of[value], home(value)
-        one: Window | None = around[0]
+        one = around[0]
         for window in around[1:]:
-            one = one and cuts.hull_of(one, window)
-        if one is not None:
-            one = tuple(
-                (h if h.axes else c) if c.inside(h) else c.opened() for c, h in zip(one, blocks)
-            )
-        if one is None or not any(c.axes for c, h in zip(one, blocks) if c != h):
-            one = room
+            one = cuts.hull_of(one, window) or room
+        # what is inside mine is mine, whole; of a dim that nobody splits, only what is wanted
+        one = tuple(
+            (h if h.axes else c) if c.inside(h) else c.opened() for c, h in zip(one, blocks)
+        )
+        if not any(c.axes for c, h in zip(one, blocks) if c != h):
+            return  # nobody else has any of it
         demand.fetched = [w for w in demand.fetched if w not in around]
-        demand.places[one] = demand.places.get(around[0])
+        widest = next((w for w in around if all(cuts.inside(v, w) for v in around)), around[0])
+        demand.places[one] = demand.places.get(widest)
         self.ghosts[value] = one
         for window in self.demands.wanted.get(value, {}):
             serves = next((w for w in (blocks, one) if cuts.inside(window, w)), None)

@@ -18,7 +18,7 @@ from codegen.errors import Place
 from codegen.ir import Module, Op, Region, Shape, Value
 from codegen.layouts.propagation import laid_out
 
-# ops that nobody misses when nobody reads their result
+# ops without effect, dropped when nobody reads them
 _FREE = ("map", "full", "slice", "broadcast", "relayout")
 THIN = 16  # elements of a dim that an update may leave alone
 LONGEST = 40  # ops that are written again for every piece
@@ -35,26 +35,25 @@ class _Pieces:
     """What stands in the boxes of an array."""
 
     of: dict[_Box, Value]
-    size: int  # ops in the longest piece
+    size: int  # ops of a piece, at most
 
 
 def in_pieces(graph: Module) -> Module:
     """The Graph, with arrays in pieces where they may be."""
     uses = Counter(_used(graph.body))
     uses.update(o.value for o in graph.outputs)
-    return replace(graph, body=_Rewrite(uses).run(graph.body))
+    return replace(graph, body=_Rewrite(uses, {}).run(graph.body))
 
 
 class _Rewrite:
-    """Of one region."""
+    """Of one region. same: slices that are a piece, of this region and those around it."""
 
-    def __init__(self, uses: Counter[Value]) -> None:
-        self.uses = uses
+    def __init__(self, uses: Counter[Value], same: dict[Value, Value]) -> None:
+        self.uses, self.same = uses, same
         self.ops: list[Op] = []
         self.defs: dict[Value, Op] = {}
         self.readers: dict[Value, list[Op]] = {}
         self.pieces: dict[Value, _Pieces] = {}
-        self.same: dict[Value, Value] = {}  # slices that are a piece
 
     def run(self, region: Region) -> Region:
         for op in region.ops:
@@ -62,14 +61,15 @@ class _Rewrite:
                 self.readers.setdefault(x, []).append(op)
         for op in region.ops:
             self.op(op)
-        if all(a is b for a, b in zip(self.ops, region.ops)) and len(self.ops) == len(region.ops):
+        results = tuple(self.same.get(v, v) for v in region.results)
+        if self.ops == list(region.ops) and results == region.results:
             return region
-        return Region(region.args, tuple(self.needed(region.results)), region.results)
+        return Region(region.args, tuple(self.needed(results)), results)
 
     def op(self, op: Op) -> None:
-        inner = tuple(
-            _Rewrite(self.uses).run(r) if op.kind in ("loop", "branch") else r for r in op.regions
-        )
+        inner = op.regions
+        if op.kind in ("loop", "branch"):
+            inner = tuple(_Rewrite(self.uses, self.same).run(r) for r in inner)
         operands = tuple(self.same.get(v, v) for v in op.operands)
         if operands != op.operands or inner != op.regions:
             op = replace(op, operands=operands, regions=inner)
@@ -80,33 +80,38 @@ class _Rewrite:
             if box in pieces:
                 self.same[op.result] = pieces[box]
                 return
-        elif op.kind == "map" or (op.kind in ("full", "relayout") and self.filled(op.result)):
-            found = self.mapped(op) or self.begun(op)
+        elif op.kind == "map":
+            found = self.mapped(op)
         elif op.kind == "update" and op.operands[0] in self.pieces:
             before, box = self.pieces[op.operands[0]], _box_of(op)
             if box in before.of:
                 found = replace(before, of={**before.of, box: op.operands[1]})
         for v in op.operands:
             if v in self.pieces and found is None:
-                self.join(v, self.pieces.pop(v))
+                self.put_together(v, self.pieces.pop(v))
+        found = found or self.begun(op)
         if found is None:
             self.ops.append(op)
         elif self.absorbed(op.result, found):
             self.pieces[op.result] = found
         else:
-            self.join(op.result, found)
+            self.put_together(op.result, found)
 
     # ---- what is in pieces -----------------------------------------------------------------------
 
     def begun(self, op: Op) -> _Pieces | None:
         """Of an array that is only read where an update replaces it, if at all."""
+        if op.kind != "map" and not (op.kind in ("full", "relayout") and self.filled(op.result)):
+            return None
         value = op.result
         by = [r for r in self.readers.get(value, ()) if r.kind == "update"]
         filled = self.filled(value)
         if len(by) != 1 or value.type.layout is None or (filled and filled.attrs.get("blank")):
             return None
         box, size = _box_of(by[0]), self.size(value)
-        if box is None or not _is_thin(value.type.shape, box) or size > LONGEST:
+        if box is None or not _is_thin(value.type.shape, box):
+            return None
+        if size > LONGEST or self.has_sums(op):
             return None
         if not self.absorbed(value, _Pieces({box: value}, size)):
             return None
@@ -119,7 +124,7 @@ class _Rewrite:
         if not given or any(p.of.keys() != given[0].of.keys() for p in given):
             return None
         size = 1 + sum(p.size for p in given) + sum(map(self.size, op.operands))
-        if size > LONGEST:
+        if size > LONGEST or self.has_sums(op):
             return None
         return _Pieces({box: self.again(op, box) for box in given[0].of}, size)
 
@@ -136,7 +141,7 @@ class _Rewrite:
             for r in readers
         ) and sum(r.kind == "update" for r in readers) == 1  # fmt: skip
 
-    def join(self, value: Value, found: _Pieces) -> None:
+    def put_together(self, value: Value, found: _Pieces) -> None:
         """The array of its pieces."""
         t, place = value.type, self.place(value)
         attrs = {"value": 0, "dtype": t.dtype, "shape": t.shape, "blank": True}
@@ -167,6 +172,12 @@ class _Rewrite:
         if op is None or op.kind != "map" or value in self.pieces:
             return 0
         return 1 + sum(self.size(v) for v in op.operands if self.uses[v] == 1)
+
+    def has_sums(self, op: Op) -> bool:
+        """Whether sums are added in it: they are reduced once, after that, if they stay whole."""
+        made = [self.defs.get(v) for v in op.operands if v not in self.pieces]
+        return op.kind in ("reduce", "matmul") or op.kind == "map" and any(
+            d is not None and self.has_sums(d) for d in made)  # fmt: skip
 
     def part(self, value: Value, box: _Box, whole: bool = False) -> Value:
         """A part of a value. whole: nobody needs the rest of it."""

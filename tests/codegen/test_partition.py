@@ -136,6 +136,14 @@ def leapfrog() -> Any:
     return u
 
 
+def one_of_two() -> Any:
+    u = source("u", (N, N), ("x", None))
+    p = u.copy()
+    for _ in spmd.range(5):
+        u, p = np.roll(p, 1, 1) + np.roll(u, 1, 0), u
+    return u
+
+
 def staggered() -> Any:
     e = source("e", (N, N), ("x", "y"))
     h, w = np.zeros_like(e), np.zeros_like(e)
@@ -202,6 +210,8 @@ CASES: dict[str, tuple[Callable[[], Any], dict[str, int], Exchanged]] = {
     "rolls around in a loop": (around, XY, [("halo", ("x", "y"), (8 * 10 - 6 * 8) * EIGHT)]),
     "two versions that change places": (
         leapfrog, X, [("halo", ("x",), 2 * (N - 2) * EIGHT)]),
+    "of the other version, around a dim that is not split": (
+        one_of_two, X, [("halo", ("x",), N * EIGHT)]),
     "staggered grids": (
         staggered, XY, [("halo", ("x", "y"), 15 * EIGHT), ("halo", ("y",), 6 * EIGHT),
                         ("halo", ("x",), 8 * EIGHT)]),

@@ -50,6 +50,7 @@ def versions(pool, x, y, c, d, mesh):
     for k in spmd.range(d % 5):
         if c % 4 == 0:
             new = 2 * u - v
+            w = new[1:-1].copy() if c == 4 else w
             new[1:-1] += u[2:] - u[:-2] + k
             u, v = new, u
         elif c % 4 == 1:

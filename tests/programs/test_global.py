@@ -20,6 +20,7 @@ from codegen.oracle.interpret import run
 from codegen.passes.check import check
 from codegen.passes.matching import check as check_matching
 from codegen.passes.partition import partition
+from codegen.passes.pieces import in_pieces
 from codegen.passes.uniform import check_uniform
 from codegen.trace.constants import element_type
 from tests.programs import global_recipes as recipes
@@ -66,6 +67,7 @@ def interpreted(recipe: Any, ranks: int, choice: int) -> None:
     graph = check(program.capture())
     mesh = recipes.sizes(ranks, recipe.axes, choice)
     same(run(graph, mesh), expected, "the Graph")
+    graph = check(in_pieces(graph))
     lowered = check_matching(check_uniform(check(partition(graph))))
     inputs = {i.name: expected[f"r0_{k}"] for k, i in enumerate(graph.inputs)}
     same(run(lowered, mesh, inputs), expected, f"the Program over {mesh}")

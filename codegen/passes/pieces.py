@@ -82,7 +82,8 @@ class _Rewrite:
                 self.same[op.result] = pieces[box]
                 return
         elif op.kind == "map" or (op.kind in ("full", "relayout") and self.filled(op.result)):
-            found = self.mapped(op) or self.begun(op)
+            below = not self.pieces.keys().isdisjoint(op.operands)
+            found = self.mapped(op) if below else self.begun(op)
         elif op.kind == "update" and op.operands[0] in self.pieces:
             before, box = self.pieces[op.operands[0]], _box_of(op)
             if box in before.of:
@@ -117,7 +118,7 @@ class _Rewrite:
     def mapped(self, op: Op) -> _Pieces | None:
         """Element by element of arrays in pieces."""
         given = [self.pieces[v] for v in op.operands if v in self.pieces]
-        if not given or any(p.of.keys() != given[0].of.keys() for p in given):
+        if any(p.of.keys() != given[0].of.keys() for p in given):
             return None
         size = 1 + sum(p.size for p in given) + sum(map(self.size, op.operands))
         if size > LONGEST:

@@ -190,6 +190,15 @@ def walk(region: Region) -> Iterator[Op]:
             yield from walk(inner)
 
 
+def used_values(region: Region) -> Iterator[Value]:
+    """Every use of a value, those in inner regions too."""
+    for op in region.ops:
+        yield from op.operands
+        for inner in op.regions:
+            yield from used_values(inner)
+    yield from region.results
+
+
 def free_values(region: Region) -> list[Value]:
     """Values a region uses and does not define, in order of first use."""
     defined = set(region.args)

@@ -224,10 +224,11 @@ def _store_rows(self: PhaseWriter, work: Store) -> None:
     self.begin((*work.loops, Var(row, first.extent)))
     waiting, written = self.buffer(work.waiting, written=True), self.buffer(work.buffer, True)
     assert waiting != written
-    size = self.integer(expr.product(v.extent for v in inner), Binds.PRODUCT)
     at = self.integer(ravel(positions(inner), tuple(v.extent for v in inner)), Binds.CHOICE)
     j, n, behind = first.sym.name, self.integer(first.extent), work.rows - 1
     late = f" + {behind}" if behind else ""
+    # what is not spelled is no parameter
+    size = self.integer(expr.product(v.extent for v in inner), Binds.PRODUCT) if behind else ""
     dtype = work.buffer.dtype
     self.line(f"for (int64_t {j} = 0; {j} < {n}{late}; {j}++) {{")
     self.depth += 1

@@ -9,13 +9,12 @@ Always holds: a part that is fetched comes out of balanced blocks, which are the
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 
 from codegen.errors import Place
 from codegen.expr import Sym
-from codegen.ir import Module, Op, Region, Value, free_values
+from codegen.ir import Module, Op, Region, Value, free_values, used_values
 from codegen.layouts import cuts
 from codegen.layouts.cuts import Window, home, layout_of
 from codegen.layouts.localize import OVERLAPPING, VIEWS, Localizer
@@ -60,7 +59,7 @@ class Demands:
         self.region(graph.body)
         for value in self.inputs:
             self.settle(value, None)
-        self.uses = Counter(_used(graph.body))
+        self.uses = Counter(used_values(graph.body))
         self.uses.update(o.value for o in graph.outputs)
         self.sums(graph.body)
         self.rooms = Rooms(self)
@@ -201,15 +200,6 @@ class Demands:
             op.kind in OVERLAPPING
             and all(self.rules.repeats(v, d) for v in op.operands for d in around)
         )
-
-
-def _used(region: Region) -> Iterator[Value]:
-    """Every use of a value, those in inner regions too."""
-    for op in region.ops:
-        yield from op.operands
-        for inner in op.regions:
-            yield from _used(inner)
-    yield from region.results
 
 
 @lru_cache(maxsize=2)

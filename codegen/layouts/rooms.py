@@ -8,10 +8,9 @@ Always holds: a value that has room is made, carried or updated where it lies, i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from codegen.ir import Op, Region, Value
+from codegen.ir import Op, Region, Value, used_values
 from codegen.layouts import cuts
 from codegen.layouts.cuts import Window, home
 from codegen.layouts.localize import VIEWS
@@ -154,17 +153,9 @@ def _overwrites(body: Region, argument: Value, result: Value) -> bool:
     """Whether the result may be written where the argument lies: nobody reads that later."""
     ops = list(body.ops)
     at = next(k for k, op in enumerate(ops) if result in op.results)
-    later = {v for op in ops[at + 1 :] for v in (*op.operands, *_inner(op))}
+    after = Region((), tuple(ops[at + 1 :]), body.results)
     seen = {argument}  # and what is a view of it, computed wherever it is wanted
     for op in ops:
         if op.kind in VIEWS and seen & set(op.operands):
             seen |= set(op.results)
-    return not (later | set(body.results)) & seen
-
-
-def _inner(op: Op) -> Iterator[Value]:
-    for region in op.regions:
-        for o in region.ops:
-            yield from o.operands
-            yield from _inner(o)
-        yield from region.results
+    return seen.isdisjoint(used_values(after))

@@ -15,7 +15,7 @@ from typing import Any
 
 from codegen import expr, ops
 from codegen.errors import Place
-from codegen.ir import Module, Op, Region, Shape, Value
+from codegen.ir import Module, Op, Region, Shape, Value, used_values
 from codegen.layouts.propagation import laid_out
 
 # ops without effect, dropped when nobody reads them
@@ -40,7 +40,7 @@ class _Pieces:
 
 def in_pieces(graph: Module) -> Module:
     """The Graph, with arrays in pieces where they may be."""
-    uses = Counter(_used(graph.body))
+    uses = Counter(used_values(graph.body))
     uses.update(o.value for o in graph.outputs)
     return replace(graph, body=_Rewrite(uses, {}).run(graph.body))
 
@@ -208,7 +208,7 @@ class _Rewrite:
         """The ops, but for those that only made an array whole."""
         used = Counter(results)
         for op in self.ops:
-            used.update(_used(Region((), (op,), ())))
+            used.update(used_values(Region((), (op,), ())))
         out = []
         for op in reversed(self.ops):
             if op.kind in _FREE and not used[op.result]:
@@ -243,12 +243,3 @@ def _edges(shape: Shape, box: _Box) -> Iterator[_Box]:
                 yield _Box((*start[:d], begin, *start[d + 1 :]),
                            (*extent[:d], end - begin, *extent[d + 1 :]))  # fmt: skip
         start[d], extent[d] = first, size
-
-
-def _used(region: Region) -> Iterator[Value]:
-    """Every use of a value, those in inner regions too."""
-    for op in region.ops:
-        yield from op.operands
-        for inner in op.regions:
-            yield from _used(inner)
-    yield from region.results

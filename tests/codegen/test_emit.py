@@ -66,3 +66,20 @@ def test_an_empty_shard_reads_as_zeros(ranks):
     parts = [p for p in np.array_split(rows, ranks) if len(p)]
     np.testing.assert_array_equal(ends, sum(p[0] + p[-1] for p in parts))
     np.testing.assert_array_equal(twice, sum(2 * p[0] for p in parts))
+
+
+@spmd.program(mesh=("r",))
+def rows_that_wait_alone():
+    """A row waits only for itself: how long it is need not be told."""
+    a = spmd.input("a", (9, 16, 7), np.float64, layout=(None, "r", None),
+                   default=lambda i, j, k: 7 * i + j * j + k)  # fmt: skip
+    for _ in spmd.range(2):
+        a[:, 7:-7, 1:] -= a[:, 9:-5, 1:]
+    return {"a": a[:, 14:, 1:-1], "all": a}
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_row_that_waits_for_itself(ranks):
+    found = spmd.build(rows_that_wait_alone).run(ranks=ranks)
+    for name, value in rows_that_wait_alone.eager().items():
+        np.testing.assert_array_equal(found[name], value)

@@ -128,8 +128,9 @@ _ROWS = (
     OpRule("roll", "view", ("dim", "shift"), _same,
            "Graph level: result[j] = operand[(j - shift) mod extent] along dim"),
     # -- writes: the operand with something replaced -----------------------------------------------
-    OpRule("update", "update", ("start", "step", "cut?"), _same,
-           "x with x[start + step * j] = v[j]; operands x, v; always in bounds"),
+    OpRule("update", "update", ("start", "step", "cut?", "apart?"), _same,
+           "x with x[start + step * j] = v[j]; operands x, v; always in bounds; apart: of updates "
+           "that make an array of a blank one, no two have an element in common"),
     # -- indices known only at run time; reads are clamped, writes beyond the ends dropped ---------
     OpRule("dynamic_slice", "compute", ("shape",), _reshaped,
            "operands x, one 0-d int64 start per dim, clamped so that the box fits; else zeros"),

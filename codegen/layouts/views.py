@@ -217,7 +217,7 @@ class Views:
 
     def _update(self, op: Op, window: Window, operands: list[Value], build: Builder) -> Value:
         _, part = self._update_needs(op, window)
-        attrs = {"start": self.start(op, part, window), "step": op.attrs["step"], "cut": True}
+        attrs = {**op.attrs, "start": self.start(op, part, window), "cut": True}
         return build.emit("update", operands, attrs)
 
     def start(self, op: Op, part: Window, held: Window) -> Shape:

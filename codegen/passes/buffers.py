@@ -66,10 +66,15 @@ class _Liveness:
             self.defs, lambda v: v in stored or v in made, lambda v: v, lambda v, _: None,
             {s.name: k for k, s in enumerate(program.scalars)},
         )  # fmt: skip
-        # what updates replace without having read it needs no memory of its own
-        uses = Counter(x for r in _regions(program) for op in walk(r) if op.kind != "nest"
-                       for x in op.operands)  # fmt: skip
-        self.blank = {v for v, op in self.defs.items() if op.attrs.get("blank") and uses[v] == 1}
+        # blank arrays that one update begins with need no memory of their own
+        self.uses = Counter(x for r in _regions(program) for op in walk(r) if op.kind != "nest"
+                            for x in (*op.operands, *(v for i in op.regions for v in i.results)))
+        self.uses.update(o.value for o in program.outputs)
+        self.blank = {
+            v for v, op in self.defs.items() if op.attrs.get("blank") and self.uses[v] == 1
+        }
+        self.chains: dict[Op, tuple[list[Op], list[Op]]] = {}
+        self.over: dict[Op, set[Value]] = {}
         self.cache: dict[Op, tuple[set[Value], set[Value]]] = {}
         self.across: dict[Op, set[Value]] = {}
         self.exchanged: dict[Value, set[str]] = {}
@@ -164,6 +169,7 @@ class _Liveness:
     def region(self, region: Region, live: set[Value], depth: int) -> set[Value]:
         """Values needed before the region, given those needed after it."""
         live = set(live)
+        self.find_chains(region)
         for op in reversed(region.ops):
             if op.kind == "loop":
                 live = self.loop(op, live, depth)
@@ -184,12 +190,46 @@ class _Liveness:
         if op.kind in EXCHANGES:
             for v in reads.union(op.results):
                 self.exchanged.setdefault(v, set()).update(op.attrs["axes"])
+        replaced = self.replaced_by(op, live)
         for v in op.results:
-            self.define(v, (live | (reads - reusable) | set(op.results)) - {v})
+            self.define(v, (live | (reads - reusable) | set(op.results)) - {v} - replaced)
             for r in sorted(reusable, key=lambda r: self.order[r]):
                 if _fits(r, v):
                     self.wishes.append((depth + 3 * (op.kind not in INLINE), r, v))
         return (live - set(op.results)) | reads
+
+    def find_chains(self, region: Region) -> None:
+        """Updates that make an array of a blank one, and have no element in common."""
+        ends: dict[Value, list[int]] = {}
+        for k, op in enumerate(region.ops):
+            if op.kind == "update" and op.attrs.get("apart"):
+                under = op.operands[0]
+                chain = ends.pop(under, None) if self.uses[under] == 1 else None
+                if chain is not None or under in self.blank:
+                    ends[op.result] = [*(chain or ()), k]
+        for chain in ends.values():
+            between = region.ops[chain[0] : chain[-1]]
+            others = [op for op in between if op.kind != "update" or not op.attrs.get("apart")]
+            for k in chain:
+                self.chains[region.ops[k]] = [region.ops[n] for n in chain], others
+
+    def replaced_by(self, op: Op, live: set[Value]) -> set[Value]:
+        """What a chain of updates may write over, though not every one of them reads it last: all
+        read it only where they write."""
+        if op not in self.chains:
+            return set()
+        chain, others = self.chains[op]
+        if op is chain[-1]:
+            found = self.read_there(op) - live
+            for m in chain:
+                found -= self.reads(m)[0] - self.read_there(m)
+            for o in others:
+                if o.regions:
+                    found.clear()
+                elif o.kind not in INLINE or o.result in self.stored:
+                    found -= self.reads(o)[0]
+            self.over[chain[-1]] = found
+        return self.over[chain[-1]]
 
     def nest(self, op: Op, live: set[Value], depth: int) -> set[Value]:
         """Members in order; but their loops turn together: what one computes at a later point, it

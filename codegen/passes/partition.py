@@ -182,8 +182,7 @@ class _Partition(Parts):
             self.at = op
             around = self.with_room.get(under) or self.empty(value, room, full)
             start = self.rules.start(op, part, room)
-            attrs = {"start": start, "step": op.attrs["step"], "cut": True}
-            made = self.emit("update", (around, v), attrs)
+            made = self.emit("update", (around, v), {**op.attrs, "start": start, "cut": True})
         else:
             v = self.make(op, home(value))
             self.at = op

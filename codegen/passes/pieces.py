@@ -149,7 +149,7 @@ class _Rewrite:
         self.ops.append(Op("full", (), (whole,), attrs, (), place))
         for k, (box, piece) in enumerate(found.of.items()):
             made = value if k == len(found.of) - 1 else Value(value.name, t)
-            attrs = {"start": box.start, "step": (1,) * t.ndim}
+            attrs = {"start": box.start, "step": (1,) * t.ndim, "apart": True}
             self.ops.append(Op("update", (whole, piece), (made,), attrs, (), place))
             self.defs[made] = self.ops[-1]
             whole = made

@@ -143,7 +143,7 @@ def in_a_branch(u, p, k):
 # What rotates, by loop: how many buffers in every ring; and how many copies of buffers are left.
 # A branch and the entry of a loop copy; so does what is carried twice, or comes from outside.
 PROGRAMS: list[tuple[Any, list[list[int]], int]] = [
-    (waves, [[2]], 0), (pinned, [[3]], 0), (shifted, [[3]], 0), (replaced, [[2]], 0),
+    (waves, [[2]], 0), (pinned, [[2]], 0), (shifted, [[3]], 0), (replaced, [[2]], 0),
     (exchanged, [[3]], 0), (two_rings, [[3, 2]], 0), (twice, [[2]], 1), (from_outside, [[]], 2),
     (nested, [[2], [2]], 0), (in_sequence, [[2], [2]], 0), (until, [[2]], 0),
     (left_early, [[2]], 2), (counted, [[2]], 0), (in_a_branch, [[2]], 0),
@@ -327,5 +327,5 @@ def test_under_mpirun(mpirun, built, tmp_path, transport):
 
 def test_exchanges_of_buffers_that_change_places_are_verified(built, spmd_command):
     image = built(WAVES)
-    spmd_command("show", image, "--plan").expect(0, "rotate q to ")
+    spmd_command("show", image, "--plan").expect(0, "rotate p to u_2 to p")
     spmd_command("verify", image, "--ranks", "1-30", "--execute").expect(0, "say the same")

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from codegen import expr
+from codegen.access import loads
 from codegen.dtypes import DType
 from codegen.emit.operators import call, cast, filled, single
 from codegen.expr import Call, Expr, Sym
@@ -195,8 +196,7 @@ class NodeWriter:
         if isinstance(node, Local):
             return single(self.names[node.name])
         if isinstance(node, Load):
-            used = node.offset.symbols()  # a stride of 0 needs no position
-            self.bounds(tuple(b for b in node.bounds if b.sym in used))
+            self.bounds(_used(node))
             return element(node.buffer.dtype, self.load(node.buffer, node.offset))
         return self.apply(node)
 
@@ -213,6 +213,17 @@ class NodeWriter:
         if node.dtype.size == 2 and node.dtype.kind == "f":
             return rounded(text, node.dtype)
         return text
+
+
+def _used(load: Load) -> tuple[Bound, ...]:
+    """The positions of an element in memory, and those where they stand themselves: they come
+    before them. A stride of 0 needs no position."""
+    used, kept = set(load.offset.symbols()), []
+    for b in reversed(load.bounds):
+        if b.sym in used:
+            kept.append(b)
+            used.update(s for inner in loads(b.node) for s in inner.offset.symbols())
+    return tuple(reversed(kept))
 
 
 _OF_ITSELF = {"eq": "1", "le": "1", "ge": "1", "ne": "0", "lt": "0", "gt": "0"}

@@ -212,7 +212,7 @@ class Array:
     @property
     def layout(self) -> Any:
         """As the user wrote it, of a global array; None for a local one."""
-        layout = self.base.type.layout
+        layout = (self.read() if self.seen else self.base).type.layout
         if layout is None:
             return None
         return tuple(e[0] if len(e) == 1 else (e or None) for e in layout)

@@ -83,3 +83,20 @@ def test_a_row_that_waits_for_itself(ranks):
     found = spmd.build(rows_that_wait_alone).run(ranks=ranks)
     for name, value in rows_that_wait_alone.eager().items():
         np.testing.assert_array_equal(found[name], value)
+
+
+@spmd.program(mesh=("r",))
+def gathered_twice():
+    """Where an element stands is read at a place that is read itself."""
+    a = spmd.input("a", (3, 4), np.float64, layout=("r", None), default=lambda i, j: i * i + j)
+    k = np.cumsum(np.ones_like(a[:, 0])).astype(np.int64) % 3
+    b = np.take(np.take(a, np.array([0, 1, 0]), axis=0), np.array([0, 2, 2]), axis=0)
+    c = np.take(np.take(np.take(a, k, axis=0), np.array([2, 0, 1]), axis=0), k, axis=0)
+    return {"b": b[-1:] + b[1:2], "c": c + 1, "d": c[1:] - c[:-1]}
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_places_of_places(ranks):
+    found = spmd.build(gathered_twice).run(ranks=ranks)
+    for name, value in gathered_twice.eager().items():
+        np.testing.assert_array_equal(found[name], value)

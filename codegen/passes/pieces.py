@@ -9,7 +9,7 @@ Always holds: the pieces of an array have no element in common and cover it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,9 +40,11 @@ class _Pieces:
 
 def in_pieces(graph: Module) -> Module:
     """The Graph, with arrays in pieces where they may be."""
-    uses = Counter(used_values(graph.body))
-    uses.update(o.value for o in graph.outputs)
-    return replace(graph, body=_Rewrite(uses, {}).run(graph.body))
+    shown = [o.value for o in graph.outputs]
+    same: dict[Value, Value] = {}
+    body = _Rewrite(Counter([*used_values(graph.body), *shown]), same).run(graph.body, shown)
+    outputs = tuple(replace(o, value=same.get(o.value, o.value)) for o in graph.outputs)
+    return replace(graph, body=body, outputs=outputs)
 
 
 class _Rewrite:
@@ -55,7 +57,8 @@ class _Rewrite:
         self.readers: dict[Value, list[Op]] = {}
         self.pieces: dict[Value, _Pieces] = {}
 
-    def run(self, region: Region) -> Region:
+    def run(self, region: Region, shown: Sequence[Value] = ()) -> Region:
+        """The region in pieces. shown: what is needed of it beside its results."""
         for op in region.ops:
             for x in op.operands:
                 self.readers.setdefault(x, []).append(op)
@@ -64,7 +67,8 @@ class _Rewrite:
         results = tuple(self.same.get(v, v) for v in region.results)
         if self.ops == list(region.ops) and results == region.results:
             return region
-        return Region(region.args, tuple(self.needed(results)), results)
+        kept = [self.same.get(v, v) for v in (*results, *shown)]
+        return Region(region.args, tuple(self.needed(kept)), results)
 
     def op(self, op: Op) -> None:
         inner = op.regions
@@ -204,7 +208,7 @@ class _Rewrite:
         self.defs[result] = self.ops[-1]
         return result
 
-    def needed(self, results: tuple[Value, ...]) -> list[Op]:
+    def needed(self, results: Sequence[Value]) -> list[Op]:
         """The ops, but for those that only made an array whole."""
         used = Counter(results)
         for op in self.ops:

@@ -176,6 +176,23 @@ def test_the_same_results(n):
             np.testing.assert_allclose(found[name], values, rtol=1e-12, err_msg=name)
 
 
+def test_results_that_are_pieces_or_computed_of_them():
+    @spmd.program(mesh=("x",))
+    def program(n: int = 12):
+        u = spmd.input("u", (n, n), layout=("x", None), default=lambda i, j: i * 3 + j)
+        new = 2 * u - 1
+        inside = new[1:-1].copy()
+        new[1:-1] += u[2:]
+        padded = np.zeros_like(u)
+        padded[1:] = u[:-1]
+        return {"inside": inside, "new": new, "beside": u * 3, "padded": padded * 2,
+                "again": inside[1:] + 1}  # fmt: skip
+
+    found = spmd.build(program).run(ranks=3)
+    for name, values in program.eager().items():
+        np.testing.assert_allclose(found[name], values, rtol=1e-12, err_msg=name)
+
+
 def test_no_op_is_left_over():
     graph = in_pieces(program_of(leapfrog).capture())
     (loop,) = [op for op in graph.body.ops if op.kind == "loop"]

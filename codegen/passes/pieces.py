@@ -179,7 +179,8 @@ class _Rewrite:
 
     def has_sums(self, op: Op) -> bool:
         """Whether sums are added in it: they are reduced once, after that, if they stay whole."""
-        made = [self.defs.get(v) for v in op.operands if v not in self.pieces]
+        alone = [v for v in op.operands if self.uses[v] == 1 and v not in self.pieces]
+        made = [self.defs.get(v) for v in alone]
         return op.kind in ("reduce", "matmul") or op.kind == "map" and any(
             d is not None and self.has_sums(d) for d in made)  # fmt: skip
 

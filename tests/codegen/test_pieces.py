@@ -193,6 +193,20 @@ def test_results_that_are_pieces_or_computed_of_them():
         np.testing.assert_allclose(found[name], values, rtol=1e-12, err_msg=name)
 
 
+def test_what_is_used_twice_is_looked_at_once():
+    @spmd.program(mesh=("x",))
+    def program(n: int = 12):
+        u = spmd.input("u", (n,), layout=("x",), default=lambda i: i / n)
+        new = u
+        for _ in range(60):
+            new = new * new + 0.1
+        new[1:-1] += u[2:]
+        return new
+
+    found = spmd.build(program).run(ranks=2)
+    np.testing.assert_allclose(found, program.eager(), rtol=1e-12)
+
+
 def test_no_op_is_left_over():
     graph = in_pieces(program_of(leapfrog).capture())
     (loop,) = [op for op in graph.body.ops if op.kind == "loop"]

@@ -135,24 +135,26 @@ class _Liveness:
             return everything, everything - moved
         for v in op.operands:
             everything |= self.loaded(v)
+        if self.begins(op):
+            return everything - {op.operands[0]}, self.read_there(op)
         if op.kind in ("update", "dynamic_update", "scatter", "halo"):
             rest = {r for v in op.operands[2:] for r in self.loaded(v)}
             same = {op.operands[0]} if op.operands[0] not in rest else set()
             if op.operands[0] in op.operands[1:2]:
                 same = set()
-            if op.kind == "update" and op.operands[0] in self.blank:
-                return everything - {op.operands[0]}, self.read_there(op)
             return everything, same
         return everything, set()
 
+    def begins(self, op: Op) -> bool:
+        """Whether it is the first update of a blank array."""
+        return op.kind == "update" and op.operands[0] in self.blank
+
     def read_there(self, op: Op) -> set[Value]:
         """What an update reads only where it writes."""
-        index = positions(loop_vars(op.operands[1].type.shape))
-        at = (a + s * j for a, s, j in zip(self.resolver.starts(op), op.attrs["step"], index))
-        target = ravel(tuple(at), op.result.type.shape)
+        at = self.resolver.points(op)
         read: dict[Any, bool] = {}
-        for load in access.loads(self.resolver.node(op.operands[1], index)):
-            there = load.offset == target and not load.bounds
+        for load in access.loads(self.resolver.member(op, at)):
+            there = load.offset == at.offset and not load.bounds
             read[load.buffer] = read.get(load.buffer, True) and there
         return {v for v, there in read.items() if there and v is not None}
 
@@ -185,7 +187,7 @@ class _Liveness:
         if not self.blank.isdisjoint(op.results):
             return live
         reads, reusable = self.reads(op)
-        if op.kind == "update" and op.operands[0] in self.blank:
+        if self.begins(op):
             self.forced.append((op.operands[0], op.result))
         if op.kind in EXCHANGES:
             for v in reads.union(op.results):

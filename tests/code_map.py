@@ -1,6 +1,6 @@
-"""The map of the code in the README: one line per file, from the first sentence of its docstring.
+"""The map of the code in CONTRIBUTING.md: a line per file, the first sentence of its docstring.
 
-In: the sources. Out: Markdown tables. A test compares them with the README; `make golden` rewrites.
+In: the sources. Out: Markdown tables. A test compares them with it; `make golden` rewrites.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+MAP = ROOT / "CONTRIBUTING.md"
 HEADING, END = "### Map of the code\n", "\n`examples/` holds programs"
 
 # Title, where its files are, files that come first because others are read after them.
@@ -54,8 +55,8 @@ def code_map() -> str:
     return "\n" + "\n\n".join(tables) + "\n"
 
 
-def in_readme() -> tuple[str, str, str]:
-    """The README before the map, the map, and what follows."""
-    before, rest = (ROOT / "README.md").read_text().split(HEADING, 1)
+def in_contributing() -> tuple[str, str, str]:
+    """CONTRIBUTING.md before the map, the map, and what follows."""
+    before, rest = MAP.read_text().split(HEADING, 1)
     middle, after = rest.split(END, 1)
     return before + HEADING, middle, END + after

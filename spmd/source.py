@@ -77,7 +77,7 @@ def _executed(path: str, text: bytes) -> dict[str, Any]:
 
 
 def _execute(module: Any, path: str, text: bytes) -> dict[str, Any]:
-    exec(compile(text, path, "exec"), module.__dict__)
+    exec(compile(text, path, "exec", dont_inherit=True), module.__dict__)
     return dict(module.__dict__)
 
 

@@ -114,7 +114,6 @@ class Program:
         self.file = code.co_filename
         program_files.add(self.file)
         self.place = Place(code.co_filename, code.co_firstlineno, 0, -1, self.name)
-        self._captured: dict[Any, Module] = {}
         self.rules = _rules(layout, self.mesh)
         if sync not in SYNC:
             raise UsageError(
@@ -184,14 +183,9 @@ class Program:
 
     def capture(self, **parameters: Any) -> Module:
         """The Graph for these parameters."""
+        # Never remembered: what the function reads may have changed since. A program is traced
+        # again with what spmd.require said of its axes: that proves more.
         values = self.bind(parameters)
-        key = tuple((k, repr(v)) for k, v in values.items())
-        if key not in self._captured:
-            self._captured[key] = self._capture(values)
-        return self._captured[key]
-
-    def _capture(self, values: dict[str, Any]) -> Module:
-        """A program is traced again with what spmd.require said of its axes: that proves more."""
         mesh = self.mesh
         stated: dict[tuple[str, Place | None], Condition] = {}
         bounds: dict[str, int] = {}

@@ -10,6 +10,7 @@ import __future__
 
 import ast
 import functools
+import importlib.machinery
 import inspect
 import linecache
 import sys
@@ -18,7 +19,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from codegen.errors import ProgramError
+from codegen.errors import Place, ProgramError
 from codegen.trace import rewrite
 from codegen.trace.context import is_library_file, is_user_file, user_place
 
@@ -27,13 +28,14 @@ _FUTURE = functools.reduce(
 )
 _Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
-_converted: weakref.WeakKeyDictionary[Callable[..., Any], Callable[..., Any]] = (
-    weakref.WeakKeyDictionary()
-)
+# Beside each: what of the function it was made of, which Python lets anybody replace.
+_converted: weakref.WeakKeyDictionary[
+    Callable[..., Any], tuple[types.FunctionType, tuple[Any, ...]]
+] = weakref.WeakKeyDictionary()
 _codes: dict[tuple[str, types.CodeType], types.CodeType | str] = {}
 # by id: code objects compare by content. The values keep the ids from being used again.
 _made: dict[int, types.CodeType] = {}
-_trees: dict[str, tuple[str, ast.Module]] = {}
+_trees: dict[str, tuple[str, ast.Module, list[types.CodeType]]] = {}
 
 
 def convert(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -115,8 +117,9 @@ def _convert_function(function: types.FunctionType) -> Callable[..., Any]:
     code = function.__code__
     if id(code) in _made or not is_user_file(code.co_filename):
         return function
-    known = _converted.get(function)
-    if known is not None and known.__kwdefaults__ == function.__kwdefaults__:
+    parts = (code, function.__defaults__, function.__kwdefaults__)
+    known, made_of = _converted.get(function, (None, ()))
+    if known is not None and all(a is b for a, b in zip(parts, made_of)):
         return known
     key = (code.co_filename, code)
     if key not in _codes:
@@ -125,7 +128,7 @@ def _convert_function(function: types.FunctionType) -> Callable[..., Any]:
     if isinstance(new, str):
         return function
     made = _bind(function, new)
-    _converted[function] = made
+    _converted[function] = made, parts
     return made
 
 
@@ -189,10 +192,18 @@ def _register(code: types.CodeType) -> None:
 
 def find(code: types.CodeType, namespace: dict[str, Any]) -> tuple[_Function, str | None] | None:
     """The node of a code object and the class around it (for private names); None: not found."""
-    tree = _tree(code.co_filename, namespace)
-    if tree is None:
+    linecache.checkcache(code.co_filename)
+    text = _text(code.co_filename, namespace)
+    if text is None:
         return None
-    fits = [(n, c) for n, c in _functions(tree, None) if _is_source_of(n, code)]
+    if text[2] and all(c.co_firstlineno != code.co_firstlineno for c in _same(text[2], code)):
+        linecache.cache.pop(code.co_filename, None)  # perhaps a change that kept size and time
+        text = _text(code.co_filename, namespace)
+        same = _same(text[2], code) if text else []
+        if text is None or not same:
+            raise _changed(code)
+        code = next((c for c in same if c.co_firstlineno == code.co_firstlineno), same[0])
+    fits = [(n, c) for n, c in _functions(text[1], None) if _is_source_of(n, code)]
     if len(fits) > 1 and code.co_name == "<lambda>":  # several lambdas begin on this line
         spans = set(code.co_positions())
         fits = [(n, c) for n, c in fits if isinstance(n, ast.Lambda) and _span(n.body) in spans]
@@ -200,17 +211,58 @@ def find(code: types.CodeType, namespace: dict[str, Any]) -> tuple[_Function, st
     return fits[0] if fits else None
 
 
-def _tree(filename: str, namespace: dict[str, Any]) -> ast.Module | None:
+def _text(
+    filename: str, namespace: dict[str, Any]
+) -> tuple[str, ast.Module, list[types.CodeType]] | None:
+    """The text of a file, its tree, and the code of all its functions; no code where the functions
+    were made by something that changes what it reads, as pytest changes assertions."""
     lines = linecache.getlines(filename, namespace)
     if not lines:
         return None
     text = "".join(lines)
     if filename not in _trees or _trees[filename][0] != text:
+        loader = namespace.get("__loader__")
+        plain = loader is None or type(loader) is importlib.machinery.SourceFileLoader
         try:
-            _trees[filename] = (text, ast.parse(text))
-        except SyntaxError:
+            module = compile(text, filename, "exec", dont_inherit=True) if plain else None
+            codes = list(_within(module)) if module else []
+            _trees[filename] = (text, ast.parse(text), codes)
+        except (SyntaxError, ValueError):
             return None
-    return _trees[filename][1]
+    return _trees[filename]
+
+
+def _within(code: types.CodeType) -> Iterator[types.CodeType]:
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            yield inner
+            yield from _within(inner)
+
+
+def _same(codes: list[types.CodeType], code: types.CodeType) -> list[types.CodeType]:
+    """Those that do what this one does, wherever in the file they stand."""
+    meant = _content(code)
+    return [c for c in codes if c.co_name == code.co_name and _content(c) == meant]
+
+
+def _content(code: types.CodeType) -> tuple[Any, ...]:
+    constants = [
+        _content(c) if isinstance(c, types.CodeType)
+        else (type(c), c if isinstance(c, frozenset) else repr(c))  # 0.0 is not -0.0
+        for c in code.co_consts
+    ]  # fmt: skip
+    names = code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
+    return code.co_code, constants, names, code.co_argcount, code.co_kwonlyargcount
+
+
+def _changed(code: types.CodeType) -> ProgramError:
+    return ProgramError(
+        f"the file of {code.co_name} has changed since Python read it",
+        place=Place(code.co_filename, code.co_firstlineno),
+        expected=f"the text that {code.co_name} was made of, whose control flow is compiled",
+        found="another text",
+        remedy="start Python again, or importlib.reload() of its module",
+    )
 
 
 def _functions(node: ast.AST, class_name: str | None) -> Iterator[tuple[_Function, str | None]]:

@@ -17,6 +17,7 @@ from codegen.ir import Module
 from codegen.passes.buffers import assign_buffers
 from codegen.passes.check import check
 from codegen.passes.check_plan import check_plan
+from codegen.passes.expectations import at_one_place
 from codegen.passes.fuse import fuse
 from codegen.passes.matching import check as check_matching
 from codegen.passes.partition import partition
@@ -43,6 +44,7 @@ def lower(graph: Module) -> Levels:
     """All levels below a Graph. Raises the error classes of codegen.errors."""
     graph = check(in_pieces(check(graph)))
     program = check_matching(check_uniform(check(partition(graph))))
+    program = check(at_one_place(program))
     nests, stored = fuse(program, stored_values(program))
     apart = turns_apart(program)
     a = assign_buffers(nests, stored, apart)

@@ -225,6 +225,18 @@ class OutputError(SpmdError):
     exit_code = EXIT_IO
 
 
+class CheckError(SpmdError):
+    """What a program, or a check that was asked for, expects while it runs, and found otherwise.
+
+    text: the message, and lines below it. at: file and line, with that line's source. where: rank.
+    """
+
+    def __init__(self, text: str, at: str = "", line: str = "", where: str = "") -> None:
+        message, *more = text.split("\n")
+        lines = [f"{at}: {message}" if at else message, *([f"    {line}"] if line else []), *more]
+        super().__init__("\n".join([*lines, *([f"  where:    {where}"] if where else [])]))
+
+
 class PeerError(SpmdError):
     """A rank that was lost or did not arrive in time."""
 

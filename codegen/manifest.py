@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 FORMAT = 1
-INTERFACE = 7
+INTERFACE = 8
 INDEX_MAGIC = 0x78646E69646D7073
 AXES = 3
 INDEX_FIXED = 5 + AXES + 1  # words before the scalars: see spmd_index_words

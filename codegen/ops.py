@@ -16,6 +16,8 @@ from codegen.errors import InternalError
 from codegen.functions import FUNCTIONS
 from codegen.ir import ArrayType, Shape
 
+POSITION = "@"  # a spec of an `expect`: where the element is
+
 Types = Sequence[ArrayType]
 Attrs = Mapping[str, Any]
 
@@ -186,6 +188,10 @@ _ROWS = (
     # -- effects -----------------------------------------------------------------------------------
     OpRule("print", "effect", ("parts", "every_rank"), _nothing,
            "parts: texts and format specs in turn, one spec per operand"),
+    OpRule("expect", "effect", ("parts", "start?"), _nothing,
+           "ends the run where the first operand (bool, of any shape) does not hold: with `parts`, "
+           "as of print, of the other operands (of its shape, or 0-d) at the first such element; "
+           "the spec POSITION has no operand; start: of this rank's part in a global array"),
     # -- control -----------------------------------------------------------------------------------
     OpRule("loop", "control", ("counter", "start", "stop", "step"), _carried,
            "regions (body) or (condition, body) over the carried; stop None: until the condition"),

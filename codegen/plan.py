@@ -2,7 +2,7 @@
 
     Plan     = buffers, steps, exchanges, arrays in and out, conditions, routes, libraries,
                kernels
-    Step     = Phase | Exchange | Loop | Let | Branch | Default | Print
+    Step     = Phase | Exchange | Loop | Let | Branch | Default | Print | Expect
     Phase    = a compute phase: Work in order
     Work     = Store | Reduce | Nest | Lane | Product | KernelCall      over loop variables
     Nest     = sweeps one after the other within common loops; Sweep = Keep | Store | Reduce in one
@@ -407,7 +407,17 @@ class Print:
     place: Place | None = None
 
 
-Step = Phase | Exchange | Loop | Let | Branch | Default | Print
+@dataclass(frozen=True)
+class Expect:
+    """Where `holds` is not true, the run of all ranks ends with this text."""
+
+    holds: Node
+    parts: tuple[str, ...]
+    operands: tuple[Node, ...]
+    place: Place | None = None
+
+
+Step = Phase | Exchange | Loop | Let | Branch | Default | Print | Expect
 
 
 @dataclass(frozen=True)

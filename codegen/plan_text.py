@@ -13,6 +13,7 @@ from codegen.plan import (
     Buffer,
     Default,
     Exchange,
+    Expect,
     Integer,
     Keep,
     KernelCall,
@@ -87,6 +88,9 @@ def _steps(steps: Sequence[Step], indent: str) -> Iterator[str]:
         elif isinstance(step, Print):
             who = "every rank" if step.every_rank else "index 0"
             yield f"{indent}print by {who}: {'{}'.join(step.parts[::2])!r}{where}"
+        elif isinstance(step, Expect):
+            text = "{}".join(step.parts[::2])
+            yield f"{indent}expect {node_text(step.holds)}, else {text!r}{where}"
 
 
 def _work(work: Work, indent: str) -> Iterator[str]:

@@ -10,6 +10,7 @@ from codegen.plan import (
     Buffer,
     Default,
     Exchange,
+    Expect,
     Keep,
     KernelCall,
     Lane,
@@ -62,8 +63,8 @@ def step_buffers(step: Step) -> Iterator[Buffer]:
         yield step.value.buffer
     elif isinstance(step, Branch) and isinstance(step.on, Load):
         yield step.on.buffer
-    elif isinstance(step, Print):
-        for node in step.operands:
+    elif isinstance(step, (Print, Expect)):
+        for node in (*step.operands, *([step.holds] if isinstance(step, Expect) else [])):
             for load in loads(node):
                 yield load.buffer
 

@@ -12,6 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#define UNEXPECTED 65 /* the exit code where a program finds what it does not expect */
 /* `doctor --calibrate` compares SLOT_BYTES and SHARE_BYTES with other values. */
 #define SLOT_BYTES 4096     /* at most */
 #define SLOTS_BYTES 262144  /* of all sites of a rank, about, */
@@ -176,6 +177,7 @@ static int tables_fill(spmd_job *job, const spmd_settings *settings)
     job->engine.interface_version = SPMD_INTERFACE;
     job->engine.exchange = spmd_exchange_advance;
     job->engine.print = spmd_rank_print;
+    job->engine.fail = spmd_rank_end;
     job->engine.library = job->library;
     job->engine.vectors = vectors();
     int status = spmd_processes_take(job, settings);
@@ -392,6 +394,12 @@ void spmd_rank_fail(const spmd_rank *rank, int64_t code, const char *format, ...
     const spmd_job *job = ((spmd_hosted *)rank->engine_data)->job;
     if (spmd_arena_abort(job->arena, &failure))
         spmd_job_ring(job);
+}
+
+void spmd_rank_end(spmd_rank *rank, uint32_t operation, const char *text, int64_t length)
+{
+    rank->operation = operation;
+    spmd_rank_fail(rank, UNEXPECTED, "%.*s", (int)length, text);
 }
 
 void spmd_job_abort(spmd_job *job, int64_t code, int64_t rank, const char *text)

@@ -479,6 +479,7 @@ void spmd_array_copy(char *into, const int64_t *into_stride, const char *from,
 int spmd_text_open(spmd_text *text);
 void spmd_text_close(spmd_text *text);
 void spmd_rank_print(spmd_rank *rank, const char *line, int64_t length);
+void spmd_rank_end(spmd_rank *rank, uint32_t operation, const char *text, int64_t length);
 bool spmd_text_waits(spmd_text *text);
 
 #endif

@@ -9,7 +9,7 @@
 
 #include <stdint.h>
 
-#define SPMD_INTERFACE 7
+#define SPMD_INTERFACE 8
 #define SPMD_AXES 3 /* axes of a mesh, at most */
 #define SPMD_DIMS 8 /* dims of an array, at most */
 
@@ -107,6 +107,9 @@ typedef struct spmd_engine {
     int (*exchange)(spmd_rank *rank);
     /* One line of text from the program, in order, while it runs. */
     void (*print)(spmd_rank *rank, const char *text, int64_t length);
+    /* Ends the run of all ranks with this text; what the program expects does not hold. The rank
+     * returns from step() and is not called again. */
+    void (*fail)(spmd_rank *rank, uint32_t operation, const char *text, int64_t length);
     /* Library routines by the manifest's logical number. */
     void *const *library;
     /* What this machine can: 0 the image's target, 1 AVX2, 2 AVX-512. */

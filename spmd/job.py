@@ -10,7 +10,14 @@ from __future__ import annotations
 import os
 import sys
 
-from codegen.errors import EXIT_PEER, EnvironmentFault, InternalError, SpmdError, VersionError
+from codegen.errors import (
+    EXIT_PEER,
+    CheckError,
+    EnvironmentFault,
+    InternalError,
+    SpmdError,
+    VersionError,
+)
 from codegen.manifest import evaluate
 from spmd import launch, limits, loader
 from spmd.arguments import scalar_words
@@ -346,6 +353,9 @@ class Job:
         row = self.row(failure.operation)
         where = f"{row['place']}: " if "place" in row else ""
         text = ffi.string(failure.text).decode("utf-8", "replace")
+        if row.get("kind") == "expect":
+            rank = f"rank {failure.rank} in superstep {failure.superstep}"
+            return CheckError(text, row.get("place", ""), row.get("text", ""), rank)
         return RunError(
             f"{where}rank {failure.rank} in superstep {failure.superstep}: {text}",
             int(failure.code) or EXIT_PEER,

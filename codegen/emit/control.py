@@ -14,6 +14,7 @@ from itertools import pairwise
 from codegen import expr
 from codegen.dtypes import DType
 from codegen.emit.lines import comment, source, wrapped
+from codegen.emit.operators import filled
 from codegen.emit.phases import PhaseWriter
 from codegen.emit.spell import NodeWriter, abstract, c_expr, identifier
 from codegen.errors import Place
@@ -25,6 +26,7 @@ from codegen.plan import (
     Buffer,
     Default,
     Exchange,
+    Expect,
     Let,
     Load,
     Loop,
@@ -208,6 +210,8 @@ class ControlWriter:
                 self.branch(step)
             elif isinstance(step, Default):
                 self.default(step)
+            elif isinstance(step, Expect):
+                self.expect(step)
             else:
                 self.print(step)
 
@@ -312,13 +316,44 @@ class ControlWriter:
         self.quote(step.place)
         self.line("{" if step.every_rank else "if (r->index == 0) {")
         self.depth += 1
+        prefix = ("rank ", ": ") if step.every_rank else ()
+        self.node.begin()
+        self.text(step, prefix)
+        self.line("r->engine->print(r, text, at - text);")
+        self.depth -= 1
+        self.line("}")
+
+    def expect(self, step: Expect) -> None:
+        self.quote(step.place)
+        self.line("{")
+        self.depth += 1
+        self.node.begin()
+        holds = self.node.operand(step.holds)
+        self.declare()
+        self.line(f"if ({filled('!{0}', (holds,), '')[0]}) {{")
+        self.depth += 1
+        self.text(step)
+        operation = self.operation("expect", step)
+        self.line(f"r->engine->fail(r, {operation}, text, at - text);")
+        self.line("return SPMD_WAITS;")
+        for _ in range(2):
+            self.depth -= 1
+            self.line("}")
+
+    def declare(self) -> None:
+        """Write what an expression needs before it."""
+        for declaration in self.node.lines:
+            self.line(declaration)
+        self.node.lines = []
+
+    def text(self, step: Print | Expect, prefix: Sequence[str] = ()) -> None:
+        """The text of a step, from `text` to `at`. prefix: around the index."""
         self.line("char text[1024], *at = text;")
         self.line("const char *const end = text + sizeof text;")
-        if step.every_rank:
-            self.line('spmd_print_text(&at, end, "", "rank ");')
+        if prefix:
+            self.line(f'spmd_print_text(&at, end, "", {c_string(prefix[0])});')
             self.line('spmd_print_i64(&at, end, "", r->index);')
-            self.line('spmd_print_text(&at, end, "", ": ");')
-        self.node.begin()
+            self.line(f'spmd_print_text(&at, end, "", {c_string(prefix[1])});')
         for k, part in enumerate(step.parts):
             if k % 2 == 0:
                 if part:
@@ -327,13 +362,8 @@ class ControlWriter:
             node = step.operands[k // 2]
             dtype = node.buffer.dtype if isinstance(node, Load) else node.dtype
             value = self.node.text(node)
-            for declaration in self.node.lines:
-                self.line(declaration)
-            self.node.lines = []
+            self.declare()
             self.line(_print_call(dtype, c_string(part), value))
-        self.line("r->engine->print(r, text, at - text);")
-        self.depth -= 1
-        self.line("}")
 
     # ---- exchanges -------------------------------------------------------------------------------
 

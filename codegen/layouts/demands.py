@@ -133,7 +133,7 @@ class Demands:
                     self.settle(value, None)
             for operand in op.operands:
                 self.want(operand, home(operand), op.place)
-        elif op.kind in ("print", "let", "kernel"):
+        elif op.kind in ("print", "expect", "let", "kernel"):
             for operand in op.operands:
                 self.want(operand, home(operand), op.place)
         elif op.kind != "scalar":

@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # it reads the other way round while running
     from codegen.layouts.demands import Demands
 
 # Ops whose results are not computed into memory of their own.
-_ELSEWHERE = frozenset({"loop", "branch", "shard_map", "kernel", "print", "let", "scalar"})
+_ELSEWHERE = frozenset("loop branch shard_map kernel print expect let scalar".split())
 
 
 class Rooms:

@@ -17,11 +17,18 @@ import numpy as np
 
 from codegen import dtypes
 from codegen import mesh as meshes
-from codegen.errors import InputError, InternalError, MatchingError, MeshError, UsageError
+from codegen.errors import (
+    CheckError,
+    InputError,
+    InternalError,
+    MatchingError,
+    MeshError,
+    UsageError,
+)
 from codegen.expr import Expr, Sym
 from codegen.ir import Input, Module, Op, Region, Shape, Value
 from codegen.mesh import Layout
-from codegen.ops import OPS
+from codegen.ops import OPS, POSITION
 from codegen.oracle.common import rank_prefix
 from codegen.oracle.exchange import EXCHANGE, Member
 from codegen.oracle.reference import REFERENCE, Array, evaluator, extents
@@ -103,6 +110,9 @@ class _Rank:
         if op.kind == "print":
             self.print(op, operands)
             return []
+        if op.kind == "expect":
+            self.expect(op, *operands)
+            return []
         if op.kind == "scalar":
             name = op.attrs["name"]
             return [np.asarray(self.world.scalars[name], dtypes.numpy_dtype(op.attrs["dtype"]))]
@@ -148,20 +158,39 @@ class _Rank:
         args = operands[len(operands) - len(region.args) :]
         return (yield from self.region(region, args))
 
+    def expect(self, op: Op, holds: Array, *shown: Array) -> None:
+        if holds.all():
+            return
+        at = np.unravel_index(int(np.argmin(holds)), holds.shape)
+        start = op.attrs.get("start") or (0,) * holds.ndim
+        place = tuple(int(k) + self.eval(first) for k, first in zip(at, start, strict=True))
+        text = _text(op, [x[at] if x.shape == holds.shape else x for x in shown], place)
+        where = "" if self.index is None else f"rank {self.index}"
+        line = op.place.source_line().strip() if op.place else ""
+        raise CheckError(text, str(op.place or ""), line, where)
+
     def print(self, op: Op, operands: list[Array]) -> None:
         if self.index and not op.attrs["every_rank"]:
             return
-        text = ""
-        shown = iter(operands)
-        for k, part in enumerate(op.attrs["parts"]):
-            if k % 2:
-                x = next(shown)
-                text += format(x.item() if x.ndim == 0 else x, part if x.ndim == 0 else "")
-            else:
-                text += part
+        text = _text(op, operands)
         if op.attrs["every_rank"] and self.index is not None:
             text = rank_prefix(self.index) + text
         self.world.prints.append(text)
+
+
+def _text(op: Op, operands: Sequence[Array], place: tuple[int, ...] = ()) -> str:
+    """The text of a print or an expect."""
+    text = ""
+    shown = iter(operands)
+    for k, part in enumerate(op.attrs["parts"]):
+        if k % 2 == 0:
+            text += part
+        elif part == POSITION:
+            text += str(place)
+        else:
+            x = next(shown)
+            text += format(x.item() if x.ndim == 0 else x, part if x.ndim == 0 else "")
+    return text
 
 
 class _World:

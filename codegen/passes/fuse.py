@@ -22,7 +22,7 @@ LARGEST = 200  # functions in one nest: compilers take more than linear time for
 WIDEST = 16  # arrays that a nest reads: caches keep few streams apart
 NEAREST = 6  # nests that a loop may join: programs are long where Python's loops unroll them
 # Ops that those who come later may not be computed before: a reduction may, its result is small.
-_FENCES = ("loop", "branch", "let", "print", "barrier")
+_FENCES = ("loop", "branch", "let", "print", "expect", "barrier")
 
 
 @dataclass(frozen=True)

@@ -54,12 +54,14 @@ class _Partition(Parts):
             self.shard_map(op)
         elif op.kind in ("loop", "branch"):
             self.control(op)
-        elif op.kind in ("print", "let", "scalar", "kernel"):
+        elif op.kind in ("print", "expect", "let", "scalar", "kernel"):
             operands = tuple(self.need(v, home(v)) for v in op.operands)
             results = tuple(Value(v.name, self.local_type(v)) for v in op.results)
             attrs = dict(op.attrs)
             if "types" in attrs:
                 attrs["types"] = tuple(v.type for v in results)
+            if op.kind == "expect":
+                attrs["start"] = cuts.lows(self.mesh, home(op.operands[0]))
             self.ops.append(Op(op.kind, operands, results, attrs, (), op.place))
             for value, local in zip(op.results, results):
                 self.have(value, local)

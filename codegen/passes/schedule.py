@@ -35,6 +35,7 @@ from codegen.plan import (
     Buffer,
     Default,
     Exchange,
+    Expect,
     Keep,
     KernelCall,
     Lane,
@@ -229,6 +230,11 @@ class _Schedule:
         self.steps.append(
             Print(tuple(op.attrs["parts"]), nodes, bool(op.attrs["every_rank"]), op.place)
         )
+
+    def expect(self, op: Op) -> None:
+        self.flush()
+        holds, *shown = (self.resolver.node(v, ()) for v in op.operands)
+        self.steps.append(Expect(holds, tuple(op.attrs["parts"]), tuple(shown), op.place))
 
     # ---- compute ---------------------------------------------------------------------------------
 
@@ -488,6 +494,7 @@ _OPS: dict[str, Callable[[_Schedule, Op], None]] = {
     "let": _Schedule.let,
     "branch": _Schedule.branch,
     "print": _Schedule.print,
+    "expect": _Schedule.expect,
     "nest": _Schedule.nest,
     "update": _Schedule.update,
     "dynamic_update": _Schedule.dynamic_update,

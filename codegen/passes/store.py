@@ -26,6 +26,8 @@ _IN_PLACE = (
     "permute", "all_gather", "all_to_all", "redistribute", "broadcast_from", "gather_to",
     "scatter_from", "matmul",
 )  # fmt: skip
+# Ops that read their operands point by point, or at one.
+_AT_POINTS = ("reduce", "argreduce", "cumulative", "print", "expect", "branch")
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ class _Storing:
 
     def demand(self, op: Op) -> None:
         """Operands that must lie in memory for an op to work on them."""
-        if op.kind in INLINE or op.kind in ("reduce", "argreduce", "cumulative", "print", "branch"):
+        if op.kind in INLINE or op.kind in _AT_POINTS:
             if op.kind == "branch":
                 self.stored.update(op.operands)
             return

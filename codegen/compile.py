@@ -22,6 +22,7 @@ from codegen.passes.fuse import fuse
 from codegen.passes.matching import check as check_matching
 from codegen.passes.partition import partition
 from codegen.passes.pieces import in_pieces
+from codegen.passes.replicas import check_replicas
 from codegen.passes.rotate import rotations
 from codegen.passes.schedule import schedule
 from codegen.passes.store import stored_values
@@ -42,7 +43,7 @@ class Levels:
 
 def lower(graph: Module) -> Levels:
     """All levels below a Graph. Raises the error classes of codegen.errors."""
-    graph = check(in_pieces(check(graph)))
+    graph = check(in_pieces(check_replicas(check(graph))))
     program = check_matching(check_uniform(check(partition(graph))))
     program = check(at_one_place(program))
     nests, stored = fuse(program, stored_values(program))

@@ -203,8 +203,9 @@ _ROWS = (
            "in passes only: maps and reductions within the loops `outer`, those of a sweep in one"),
     OpRule("relayout", "control", ("layout",), _same,
            "Graph level: the same elements, laid out otherwise"),
-    OpRule("shard_map", "control", ("in_layouts", "out_layouts", "types"), _stated,
-           "Graph level: the region is one rank's view of the operands' shards"),
+    OpRule("shard_map", "control", ("in_layouts", "out_layouts", "types", "sure?"), _stated,
+           "Graph level: the region is one rank's view of the operands' shards; sure: the user "
+           "says that results are equal along the axes that their layouts do not name"),
 )  # fmt: skip
 
 

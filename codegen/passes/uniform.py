@@ -6,18 +6,15 @@ Always holds: a value that is not said to vary over an axis is equal on all rank
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from codegen import expr, ops
 from codegen.errors import MatchingError, Place
 from codegen.expr import Expr
-from codegen.ir import ArrayType, Module, Op, Output, Region, Value
+from codegen.ir import Module, Op, Region, Value
 from codegen.printer import axes_text, exchange_text, user_text
-
-Axes = frozenset[str]
-_NONE: Axes = frozenset()
+from codegen.variance import NONE, Axes, Variance
 
 
 def variance(program: Module) -> dict[Value, Axes]:
@@ -34,14 +31,6 @@ def check_uniform(program: Module) -> Module:
     for region in _regions(program):
         _Check(program, found).region(region, ())
     return program
-
-
-def differing_outputs(program: Module) -> list[tuple[Output, Axes]]:
-    """Outputs that are not proved equal along axes over which their layout says they are."""
-    of = variance(program)
-    held = [{a for entry in o.layout for a in entry} for o in program.outputs]
-    apart = [(o, of[o.value] - axes) for o, axes in zip(program.outputs, held, strict=True)]
-    return [(o, axes) for o, axes in apart if axes]
 
 
 def turns_apart(program: Module) -> dict[Value, Axes]:
@@ -63,7 +52,7 @@ def turns_apart(program: Module) -> dict[Value, Axes]:
     for i in program.inputs:
         if i.default is not None:
             within(i.default, frozenset(program.mesh.names) - found.alone)
-    within(program.body, _NONE)
+    within(program.body, NONE)
     return apart
 
 
@@ -71,112 +60,12 @@ def _regions(program: Module) -> list[Region]:
     return [i.default for i in program.inputs if i.default is not None] + [program.body]
 
 
-def _analyse(program: Module) -> _Variance:
-    found = _Variance(program)
+def _analyse(program: Module) -> Variance:
+    split = {i.value: [a for entry in i.layout for a in entry] for i in program.inputs}
+    found = Variance(program.mesh, split)
     for region in _regions(program):
         found.region(region)
     return found
-
-
-# ---- what varies -------------------------------------------------------------------------------
-
-
-class _Variance:
-    """of: per value. counters: per loop counter, by name. trips: how often a loop runs."""
-
-    def __init__(self, program: Module) -> None:
-        self.coords = {
-            a.coord_sym.name: frozenset({a.name}) for a in program.mesh.axes if a.fixed != 1
-        }
-        self.alone = frozenset(a.name for a in program.mesh.axes if a.fixed == 1)
-        self.counters: dict[str, Axes] = {}
-        self.trips: dict[Op, Axes] = {}
-        self.of: dict[Value, Axes] = {
-            i.value: frozenset(a for entry in i.layout for a in entry) - self.alone
-            for i in program.inputs
-        }
-
-    def region(self, region: Region) -> None:
-        for op in region.ops:
-            self.op(op)
-
-    def op(self, op: Op) -> None:
-        if op.kind == "loop":
-            self.loop(op)
-        elif op.kind == "branch":
-            self.branch(op)
-        elif op.kind == "let":
-            self.counters[op.attrs["counter"].name] = self.values(op.operands)
-        else:
-            attrs = {k: v for k, v in op.attrs.items() if k != "have" or op.kind == "halo"}
-            axes = self.values(op.operands) | self.attr(list(attrs.values()))
-            if ops.OPS[op.kind].group == "exchange":
-                axes = self.exchanged(op, axes)
-            for value in op.results:
-                self.of[value] = axes | self.type(value.type)
-
-    def values(self, values: Iterable[Value]) -> Axes:
-        return _NONE.union(*(self.of[v] for v in values))
-
-    def attr(self, attr: Any) -> Axes:
-        """The axes that Exprs anywhere in an attribute vary over."""
-        if isinstance(attr, Expr):
-            return self.expr(attr)
-        if isinstance(attr, ArrayType):
-            return self.type(attr)
-        if isinstance(attr, (tuple, list)):
-            return _NONE.union(*(self.attr(a) for a in attr))
-        return _NONE
-
-    def expr(self, e: Expr) -> Axes:
-        tables = {"coord": self.coords, "counter": self.counters}
-        return _NONE.union(*(tables[s.kind].get(s.name, _NONE) for s in e.symbols()
-                             if s.kind in tables))  # fmt: skip
-
-    def type(self, t: ArrayType) -> Axes:
-        return _NONE.union(*(self.expr(e) for e in t.shape))
-
-    def exchanged(self, op: Op, axes: Axes) -> Axes:
-        members = frozenset(op.attrs["axes"])
-        if op.kind in ("all_reduce", "all_gather", "broadcast_from"):
-            return axes - members
-        if op.kind == "redistribute":
-            return (axes - members) | (self.attr(op.attrs["want"]) - self.alone)
-        return axes | (members - self.alone)
-
-    def branch(self, op: Op) -> None:
-        on = self.on(op)
-        for arm in op.regions:
-            self.region(arm)
-        for k, value in enumerate(op.results):
-            given = [arm.results[k] for arm in op.regions]
-            one = all(v is given[0] for v in given)
-            self.of[value] = self.values(given) | (_NONE if one else on)
-
-    def on(self, op: Op) -> Axes:
-        """What decides which arm of a branch is taken."""
-        if op.attrs["on"] is None:
-            return self.values(op.operands)
-        return self.expr(expr.as_expr(op.attrs["on"]))
-
-    def loop(self, op: Op) -> None:
-        bounds = self.attr([op.attrs[k] for k in ("start", "stop", "step")])
-        if op.attrs["counter"] is not None:
-            self.counters[op.attrs["counter"].name] = bounds
-        carried = [self.of[v] for v in op.operands]
-        while True:
-            for region in op.regions:
-                for value, axes in zip(region.args, carried, strict=True):
-                    self.of[value] = axes
-                self.region(region)
-            again = [a | self.of[v] for a, v in zip(carried, op.regions[-1].results, strict=True)]
-            if again == carried:
-                break
-            carried = again
-        test = self.values(op.regions[0].results) if len(op.regions) == 2 else _NONE
-        self.trips[op] = bounds | test
-        for value, axes in zip(op.results, carried, strict=True):
-            self.of[value] = axes | self.trips[op]
 
 
 # ---- who comes to an exchange ------------------------------------------------------------------
@@ -191,7 +80,7 @@ class _Around:
 
 
 class _Check:
-    def __init__(self, program: Module, found: _Variance) -> None:
+    def __init__(self, program: Module, found: Variance) -> None:
         self.mesh = program.mesh
         self.found = found
 

@@ -142,7 +142,9 @@ def shard_map(
     """f as one rank's view: called with global arrays, f gets this rank's shards.
 
     in_layouts default to the arguments' own. out_layouts say how the results' shards form global
-    arrays. JAX's in_specs and out_specs are other names for them.
+    arrays. JAX's in_specs and out_specs are other names for them. check_vma=False states, as in
+    JAX, that ranks which hold the same part of a result have the same values, where the compiler
+    would refuse it: it follows from the index or a split argument, and nothing combines it.
     """
     unknown = set(jax_options) - {"check_vma", "check_rep", "axis_names"}
     if unknown:
@@ -151,9 +153,12 @@ def shard_map(
     pad = in_specs is not None or out_specs is not ...
     ins = in_layouts if in_layouts is not None else in_specs
     outs = out_layouts if out_layouts is not ... else out_specs
+    sure = not all(jax_options.get(name, True) for name in ("check_vma", "check_rep"))
     if f is None:
         names = ("in_specs", "out_specs") if pad else ("in_layouts", "out_layouts")
-        return functools.partial(shard_map, mesh=mesh, **dict(zip(names, (ins, outs))))
+        return functools.partial(
+            shard_map, mesh=mesh, **dict(zip(names, (ins, outs))), **jax_options
+        )
     function = f
 
     @functools.wraps(function)
@@ -165,7 +170,7 @@ def shard_map(
         from codegen.trace import mapping
         from codegen.trace.source import convert
 
-        return mapping.call(context, convert(function), args, kwargs, mesh, ins, outs, pad)
+        return mapping.call(context, convert(function), args, kwargs, mesh, ins, outs, pad, sure)
 
     return call
 

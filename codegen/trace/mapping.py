@@ -218,8 +218,10 @@ def call(
     in_layouts: Any = None,
     out_layouts: Any = ...,
     pad: bool = False,
+    sure: bool = False,
 ) -> Any:
-    """Capture function(*args) as one rank's view; its results as global arrays."""
+    """Capture function(*args) as one rank's view; its results as global arrays. sure: the user says
+    that they are as their layouts say."""
     if context.rank_view:
         raise ProgramError(
             "a shard_map inside a shard_map",
@@ -240,7 +242,7 @@ def call(
     given = in_layouts is not None
     for x, spec in zip(tree.leaves((args, kwargs)), _argument_specs(in_layouts, args, kwargs)):
         arguments.add(x, spec, given, pad)
-    return _capture(context, function, (args, kwargs), arguments, out_layouts, pad)
+    return _capture(context, function, (args, kwargs), arguments, out_layouts, pad, sure)
 
 
 def _argument_specs(in_layouts: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
@@ -260,6 +262,7 @@ def _capture(
     arguments: _Arguments,
     out_layouts: Any,
     pad: bool,
+    sure: bool,
 ) -> Any:
     place = user_place()
     types = [local_type(context.mesh, v.type) for v in arguments.operands]
@@ -286,7 +289,7 @@ def _capture(
         "shard_map",
         operands,
         {"in_layouts": tuple(in_layouts), "out_layouts": tuple(t.layout for t in outs),
-         "types": tuple(outs)},
+         "types": tuple(outs), **({"sure": True} if sure else {})},
         [block.close(values)],
         [getattr(function, "__name__", "result")] * len(outs),
         place,

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from codegen import link
+from codegen import kept
 from codegen.describe import manifest_of, notes_of
 from codegen.emit.image import Source, emit
 from codegen.ir import Module
@@ -54,19 +54,24 @@ def lower(graph: Module) -> Levels:
     return Levels(graph, program, plan, emit(plan))
 
 
-def build(program: Any, parameters: Mapping[str, Any], *, target: str = "native") -> bytes:
-    """The image of a program (an ELF shared object) for a target instruction set."""
-    target = resolve(target)
-    levels = lower(program.capture(**parameters))
-    objects = []
-    if levels.plan.kernels:
-        from codegen.kernels import compile_kernel
+def build(
+    program: Any, parameters: Mapping[str, Any], *, target: str = "native",
+    store: kept.Store | None = None,
+) -> bytes:  # fmt: skip
+    """The image of a program (an ELF shared object) for a target instruction set.
 
-        for symbol, (kernel, signature) in levels.plan.kernels:
-            objects.append(compile_kernel(kernel.function, signature, symbol, target))
-    return link.link(
+    store: where machine code of earlier builds may be, and that of this one goes.
+    """
+    target = resolve(target)
+    store = store or kept.Nothing()
+    levels = lower(program.capture(**parameters))
+    return kept.linked(
+        store,
         levels.source.text,
-        objects=objects,
+        objects=[
+            kept.kernel(store, kernel.function, signature, symbol, target)
+            for symbol, (kernel, signature) in levels.plan.kernels
+        ],
         constants=levels.source.constants,
         manifest=manifest_of(levels.plan, levels.source, target),
         notes=notes_of(levels),

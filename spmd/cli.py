@@ -164,6 +164,7 @@ def _build_options(build: Parser) -> None:
     build.add_argument("-o", "--output", metavar="IMAGE", help="default: FILE with .img")
     _add_set(build, "a parameter of the program")
     build.add_argument("--target", default="native", help="default: what this machine has")
+    _add_no_cache(build)
 
 
 def _run_options(run: Parser) -> None:
@@ -190,6 +191,7 @@ def _run_options(run: Parser) -> None:
                      help="a table: time, waiting, bytes and source line of every operation")
     run.add_argument("--json", action="store_true", help="the profile, for programs to read")
     run.add_argument("--eager", action="store_true", help="run FILE.py as plain NumPy")
+    _add_no_cache(run)
 
 
 def _show_options(show: Parser) -> None:
@@ -298,6 +300,11 @@ def _add_how(command: argparse.ArgumentParser) -> None:
         "--time-limit", metavar="SECONDS", type=_seconds, default=launch.TIME_LIMIT,
         help="a process silent for longer is lost; 0: wait for ever; default: 5",
     )  # fmt: skip
+
+
+def _add_no_cache(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--no-cache", action="store_true",
+                         help="build anew what was built before, and keep nothing")  # fmt: skip
 
 
 def _add_set(command: argparse.ArgumentParser, what: str) -> None:
@@ -443,7 +450,7 @@ def _commands() -> dict[str, Any]:
 def _build(options: argparse.Namespace, _: launch.Processes) -> int:
     from spmd import source
 
-    source.build_file(options.program, options.output, options.set, options.target)
+    source.build_file(options)
     return 0
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from codegen.errors import InputError, InternalError, LayoutWarning, SpmdError, UsageError
 from spmd import launch, loader, parts, report, sizes, source
 from spmd.arguments import check_array, check_given, check_names, patched_in, scalars_of
+from spmd.cache import Cache
 from spmd.job import ALGORITHMS, BARRIERS, Global, Job, Setup
 
 TYPE_CHECKING = False
@@ -22,9 +23,13 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-def build(program: Any, *, target: str = "native", **parameters: Any) -> Image:
+def build(
+    program: Any, *, target: str = "native", cache: bool = True, **parameters: Any
+) -> Image:  # fmt: skip
     """The image of a program, or of the one in "FILE.py[:NAME]", with these parameters.
 
+    cache: an image that was built before comes from the user's cache directory, as long as nothing
+    that the program reads has changed; False builds it in any case, as SPMD_CACHE=off does.
     Raises ProgramError and its kin, with the line, for what cannot be compiled. Warns of layouts
     (LayoutWarning) with which every rank gets a large array whole.
     """
@@ -43,7 +48,7 @@ def build(program: Any, *, target: str = "native", **parameters: Any) -> Image:
                 expected=", ".join(program.parameters) or "no parameters",
             )
     try:
-        data = source.build_program(program, parameters, target)
+        data = source.build_program(program, parameters, target, None if cache else Cache(""))
     except SpmdError as error:
         if report.debugging() or isinstance(error, InternalError):
             raise

@@ -99,7 +99,7 @@ def built(options: argparse.Namespace) -> tuple[bytes, dict[str, Any]]:
 
     program = source.find_program(options.image)
     parameters = source.parameters_of(program, options.set)
-    data = source.build_program(program, parameters)
+    data = source.build_program(program, parameters, cache=source.chosen_cache(options))
     if not options.json:
         source.point_out(data)
     return data, parameters

@@ -131,30 +131,60 @@ def parameters_of(program: Any, settings: dict[str, str]) -> dict[str, str]:
     return {name: text for name, text in settings.items() if name in program.parameters}
 
 
-def build_program(program: Any, parameters: dict[str, Any], target: str = "native") -> bytes:
-    """The image of a program."""
+def build_program(
+    program: Any, parameters: dict[str, Any], target: str = "native", cache: Any = None
+) -> bytes:
+    """The image of a program. cache: where earlier builds are; None: the user's."""
+    from spmd.cache import Cache
+
+    return guarded(lambda: _built(program, parameters, target, cache or Cache()))
+
+
+def _built(program: Any, parameters: dict[str, Any], target: str, cache: Any) -> bytes:
+    from codegen import kept
+    from codegen.target import resolve
+
+    target = resolve(target)
+    values = program.bind(parameters)
+    key = kept.program_key(program, values, target)
+    if key and (data := cache.get(key)) is not None:
+        return data
     from codegen import compile as compiler
 
-    return guarded(lambda: compiler.build(program, parameters, target=target))
+    data = compiler.build(program, parameters, target=target, store=cache)
+    # A program that changes what it reads is not the one that was looked up.
+    if key and key == kept.program_key(program, values, target):
+        cache.put(key, data)
+    return data
 
 
-def build_file(path: str, output: str | None, settings: dict[str, str], target: str) -> None:
-    """`python -m spmd build`: writes the image beside the program, or where it was asked for."""
+def build_file(options: argparse.Namespace) -> None:
+    """`spmd build`: writes the image beside the program, or where it was asked for."""
+    path = options.program
     program = find_program(path)
-    parameters = parameters_of(program, settings)
-    for name in settings:
+    parameters = parameters_of(program, options.set)
+    for name in options.set:
         if name not in parameters:
             raise UsageError(
                 f"--set {name}: the program has no parameter {name!r}",
                 expected=", ".join(program.parameters) or "no parameters",
             )
+    cache = chosen_cache(options)
     started = time.perf_counter()
-    data = build_program(program, parameters, target)
+    data = build_program(program, parameters, options.target, cache)
     seconds = time.perf_counter() - started
     point_out(data)
-    image = output or os.path.splitext(path.partition(".py:")[0])[0] + ".img"
+    image = options.output or os.path.splitext(path.partition(".py:")[0])[0] + ".img"
     write_whole(image, data)
-    print(f"{image}: {len(data)} bytes, built in {seconds:.2f} s", file=sys.stderr)
+    how = "from the cache" if cache.used else "built"
+    print(f"{image}: {len(data)} bytes, {how} in {seconds:.2f} s", file=sys.stderr)
+
+
+def chosen_cache(options: argparse.Namespace) -> Any:
+    """What --no-cache leaves of it."""
+    from spmd.cache import Cache
+
+    return Cache("") if options.no_cache else Cache()
 
 
 def point_out(data: bytes) -> None:

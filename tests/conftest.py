@@ -291,11 +291,15 @@ def pytest_configure(config: pytest.Config) -> None:
     """Profiles of hypothesis: short by default, `--hypothesis-profile=long` for `make random`.
 
     Ctrl-C means what it means at a terminal, wherever the tests are started. What this machine was
-    calibrated to is left out.
+    calibrated to is left out, and what the user has built.
     """
     from hypothesis import HealthCheck, Phase, settings
 
     os.environ["SPMD_CALIBRATION"] = "off"
+    if "PYTEST_XDIST_WORKER" not in os.environ:  # workers use that of the session that starts them
+        folder = tempfile.TemporaryDirectory(prefix="builds-", ignore_cleanup_errors=True)
+        os.environ["SPMD_CACHE"] = folder.name
+        config.add_cleanup(folder.cleanup)
 
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # as shells start what runs in the background; the programs under test would inherit it

@@ -37,7 +37,7 @@ LEVELS = {
     "codegen.trace": 6, "codegen.kernels": 6, "codegen.oracle": 6,
     "codegen.emit": 7,
     "codegen.passes": 8, "codegen.ledger": 8, "codegen.explain.tables": 8,
-    "codegen.describe": 8,
+    "codegen.describe": 8, "codegen.kept": 8,
     "codegen.compile": 9,
     "spmd": 10,
 }  # fmt: skip

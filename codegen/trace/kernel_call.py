@@ -38,6 +38,10 @@ class Kernel:
     def __repr__(self) -> str:
         return f"<spmd kernel {self.name}>"
 
+    def read_parts(self) -> tuple[Any, ...]:
+        """What its code depends on: see reads.py."""
+        return self.function, self.name
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         from codegen.trace.api import eager_current
 

@@ -126,6 +126,11 @@ class Program:
     def __repr__(self) -> str:
         return f"<spmd program {self.name} over {', '.join(self.mesh.names)}>"
 
+    def read_parts(self) -> tuple[Any, ...]:
+        """What a capture depends on: see reads.py."""
+        axes = [(a.name, a.fixed) for a in self.mesh.axes]
+        return self.function, self.name, self.file, axes, self.rules, self.sync
+
     @property
     def parameters(self) -> dict[str, Any]:
         """Names and defaults; inspect.Parameter.empty where a parameter has none."""

@@ -1,16 +1,24 @@
 """A program captured again: what it reads has changed meanwhile, and the new capture says so.
 
-Each case changes something between two captures; the text of the Graphs must differ, and be what a
-program written with the new value gives.
+Each case changes something between two captures; the Graphs must differ, and be what a program
+written with the new value gives; and the digest of what can be read must differ.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import enum
+import functools
 import importlib
 import os
+import random
+import re
 import sys
+import threading
+import time
 import types
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -18,6 +26,7 @@ import pytest
 import spmd
 from codegen.errors import ProgramError
 from codegen.printer import module_text
+from codegen.trace.reads import digest
 
 TABLE = np.arange(2000.0)
 SETTINGS = {"s": [3.0]}
@@ -111,12 +120,15 @@ def other(x):
 def test_the_second_capture_reads_again(case):
     function, change = CASES[case]
     program = spmd.program(function)
-    before = program.capture()
+    values = program.bind({})
+    before, read = program.capture(), digest(program, values)
+    assert read == digest(program, values)
     change()
-    after = program.capture()
+    after, read_again = program.capture(), digest(program, values)
     fresh = spmd.program(function).capture()
     texts = [_whole(m) for m in (before, after, fresh)]
     assert texts[0] != texts[1] == texts[2]
+    assert None not in (read, read_again) and read != read_again
 
 
 def _whole(module) -> tuple[str, list[bytes]]:
@@ -128,6 +140,90 @@ def _whole(module) -> tuple[str, list[bytes]]:
         if isinstance(value, np.ndarray)
     ]
     return module_text(module), arrays
+
+
+# ---- what can be seen in advance
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+class Size(NamedTuple):
+    n: int = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    s: float = 3.0
+
+
+class Slotted:
+    __slots__ = ("s",)
+
+    def __init__(self):
+        self.s = 3.0
+
+
+class Rows(list):
+    scale = 2
+
+
+VALUES = {"enum": Colour.RED, "named": Size(), "data": Setting(), "slots": Slotted(),
+          "own": Rows([1, [2]]), "set": {1, "b"}, "partial": functools.partial(helper, s=2.0),
+          "dtype": np.dtype("f4"), "scalar": np.float32(2), "module": CONFIG, "ufunc": np.add,
+          "np": np.roll, "range": range(3), "spmd": spmd.psum, "class": Shape,
+          "bound": SHAPE.of, "reduce": functools.reduce, "built-in": sum}  # fmt: skip
+HIDDEN = {"generator": np.random.default_rng(0), "random": random.random, "time": time.time,
+          "iterator": iter([1]), "file": sys.stdout, "environment": os.environ, "open": open,
+          "np.random": np.random.rand, "cached": functools.cache(helper), "os": os,
+          "object": np.array([None]), "masked": np.ma.zeros(3), "lock": threading.Lock(),
+          "local": threading.local(), "load": np.load, "pattern": re.compile("a")}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_it_can_be_seen(name):
+    value = VALUES[name]
+    assert digest(lambda: value)
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_it_cannot_be_seen(name):
+    """Neither by itself, nor in what a function reaches."""
+    hidden = HIDDEN[name]
+    holder = types.SimpleNamespace(inside=[hidden])
+    assert digest(hidden) is None
+    assert digest(lambda: hidden) is None and digest(lambda: holder) is None
+
+
+def test_reading_by_the_back_door_is_seen_as_such():
+    name = "s"
+    for function in (
+        lambda: globals()["THREE"], lambda: getattr(CONFIG, name), lambda: vars(CONFIG)["s"],
+        lambda: CONFIG.__dict__["s"], lambda: eval("THREE"), lambda: np.random.rand(),
+        lambda: time.time(), lambda: os.environ["HOME"],
+    ):  # fmt: skip
+        assert digest(function) is None
+
+
+def test_a_file_of_the_users_with_the_name_of_a_known_module(monkeypatch):
+    """Nothing is believed because of its name."""
+    mine = types.ModuleType("copy")
+    exec("s = 3.0\ndef scale(x):\n    return x * s", mine.__dict__)
+    before = digest(mine.scale)
+    mine.s = 4.0
+    assert before is None or before != digest(mine.scale)
+
+
+def test_what_differs_is_told_apart():
+    """Values that Python calls equal, and one array under two names."""
+    a = np.zeros(3)
+    seen = [digest([x]) for x in (
+        0, 0.0, -0.0, False, "0", b"0", None, np.float32(0), np.float64(0), (0,), [0], {0}, {0: 0},
+        a, a.reshape(3, 1), a.astype("f4"), a.astype(">f8"), (a, a), (a, a + 0), (a, a + 1),
+        Size(0), Rows([0]), Setting(0),
+    )]  # fmt: skip
+    assert None not in seen and [seen.index(s) for s in seen] == list(range(len(seen)))
 
 
 # ---- files that change

@@ -1,0 +1,124 @@
+"""Machine code that earlier builds left: of whole images, and of kernels.
+
+Goes in: what is to be made, a store of bytes under keys. Comes out: the bytes, from the store or
+made now. Always holds: a key names all that the bytes follow from, or there is none.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import sys
+import time
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import Any, Protocol
+
+from codegen import link, programs
+from codegen.trace import reads
+
+
+class Store(Protocol):
+    """Bytes under keys; it may forget what it was given at any time."""
+
+    def get(self, key: str) -> bytes | None: ...
+
+    def put(self, key: str, data: bytes) -> None: ...
+
+
+class Nothing:
+    """A store that forgets at once."""
+
+    def get(self, key: str) -> bytes | None:
+        return None
+
+    def put(self, key: str, data: bytes) -> None:
+        pass
+
+
+def program_key(program: Any, values: Mapping[str, Any], target: str) -> str:
+    """Of a program's image; "" where something that a capture reads cannot be seen before it."""
+    read = reads.digest(program, dict(values))
+    return _key("program", read, target, _compiler(), _numba()) if read else ""
+
+
+def kernel(store: Store, function: Any, signature: Any, symbol: str, target: str) -> bytes:
+    """The object file of a kernel; numba is imported only where it is to be compiled."""
+    read = reads.digest(function)
+    key = _key("kernel", read, signature, symbol, target, _numba()) if read else ""
+    if key and (data := store.get(key)) is not None:
+        return data
+    from codegen.kernels import compile_kernel
+
+    data = compile_kernel(function, signature, symbol, target)
+    if key:
+        store.put(key, data)
+    return data
+
+
+def linked(store: Store, source: str, *, target: str, **parts: Any) -> bytes:
+    """The image that link.link makes of these parts."""
+    key = _key("link", source, target, sorted(parts.items()), _compiler())
+    data = store.get(key)
+    if data is None:
+        data = link.link(source, target=target, **parts)
+        store.put(key, data)
+    return data
+
+
+def _key(kind: str, *parts: Any) -> str:
+    """The key of these parts, for this version of spmd, of Python and of NumPy."""
+    import numpy
+
+    whole = (kind, parts, _ourselves(), sys.version, numpy.__version__)
+    return hashlib.sha256(repr(whole).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _compiler() -> list[Any]:
+    """The C compiler, what it calls, and what tells it where to look: another one, another key."""
+    words = [*link.compiler(), "as", "ld"]
+    told = "CPATH C_INCLUDE_PATH LIBRARY_PATH COMPILER_PATH GCC_EXEC_PREFIX".split()
+    return [(w, _state(programs.found(w))) for w in words] + [os.environ.get(n) for n in told]
+
+
+def _numba() -> list[Any]:
+    """The compiler of kernels, and what it is told."""
+    told = sorted((k, v) for k, v in os.environ.items() if k.startswith("NUMBA_"))
+    return [*(_state(s.origin) for n in ("numba", "llvmlite") if (s := find_spec(n))), told]
+
+
+def _state(path: str | None) -> tuple[Any, ...]:
+    """A file as far as a look at it tells: another one has another size, time or place."""
+    if not path:
+        return ()
+    real = os.path.realpath(path)
+    found = os.stat(real)
+    return real, found.st_size, found.st_mtime_ns
+
+
+@functools.cache
+def _ourselves() -> str:
+    """The compiler's own files, and the headers of images: an edited one gives other keys.
+
+    What was edited while this process ran may or may not be what it imported: then no other process
+    finds these keys.
+    """
+    rows: list[tuple[Any, ...]] = []
+    for top in (os.path.dirname(__file__), link.include_dir()):
+        for folder, _, names in os.walk(top):
+            for name in names:
+                if name.endswith((".py", ".h")):
+                    path = os.path.join(folder, name)
+                    rows.append((os.path.relpath(path, top), *_state(path)[1:]))
+    if any(row[-1] > (_started_s() - 1) * 1e9 for row in rows):
+        rows.append(("edited", os.urandom(8)))
+    return hashlib.sha256(repr(sorted(rows)).encode()).hexdigest()
+
+
+def _started_s() -> float:
+    """When this process started, as a date."""
+    with open("/proc/self/stat") as file:
+        ticks = int(file.read().rpartition(")")[2].split()[19])  # since the machine started
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    return time.time() - age

@@ -1,0 +1,226 @@
+"""A second build of the same program: what the first one kept, or made anew; never wrong."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import spmd
+from codegen import kept, kernels, link
+from spmd.cache import Cache
+
+SCALE = 3
+
+
+@spmd.kernel
+def shifted(u, v):
+    for i in range(u.shape[0]):
+        v[i] = u[i] + OFFSET
+
+
+OFFSET = 0.0
+
+
+def _scaled(x):
+    return x * SCALE
+
+
+@spmd.program(mesh=("x",))
+def scaled():
+    u = spmd.input("u", (6,), np.float64, layout=("x",), default=lambda i: i)
+    shift = spmd.shard_map(lambda u: shifted(u, v=spmd.like(u)), mesh="x", out_layouts=("x",))
+    return _scaled(shift(u))
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """A cache of its own for each test."""
+    monkeypatch.setenv("SPMD_CACHE", str(tmp_path / "builds"))
+    return tmp_path / "builds"
+
+
+@pytest.fixture
+def no_compilers(monkeypatch):
+    """Whoever would compile now fails."""
+
+    def refuse(*_: object, **__: object):
+        raise AssertionError("compiled")
+
+    monkeypatch.setattr(link, "link", refuse)
+    monkeypatch.setattr(kernels, "compile_kernel", refuse)
+
+
+def test_it_follows_what_the_program_reads(request, monkeypatch):
+    """Globals of the program, its helpers and its kernels; then all as before, from the cache."""
+    assert list(spmd.build(scaled).run(ranks=2)) == [0, 3, 6, 9, 12, 15]
+    monkeypatch.setitem(globals(), "SCALE", 4)
+    assert list(spmd.build(scaled).run(ranks=2)) == [0, 4, 8, 12, 16, 20]
+    monkeypatch.setitem(globals(), "OFFSET", 0.5)
+    assert list(spmd.build(scaled).run(ranks=2)) == [2, 6, 10, 14, 18, 22]
+    monkeypatch.undo()
+    monkeypatch.setenv("SPMD_CACHE", str(request.getfixturevalue("folder")))
+    request.getfixturevalue("no_compilers")
+    assert list(spmd.build(scaled).run(ranks=2)) == [0, 3, 6, 9, 12, 15]
+
+
+def test_what_cannot_be_seen_is_read_again(request):
+    """The program is captured each time; machine code is made once for the same C."""
+    drawn = iter([2.0, 2.0, 5.0])
+
+    @spmd.program(mesh=("x",))
+    def guessed():
+        u = spmd.input("u", (2,), np.float64, layout=("x",), default=lambda i: i)
+        return u * next(drawn)
+
+    assert kept.program_key(guessed, {}, "x86-64") == ""
+    assert list(spmd.build(guessed).run()) == [0, 2]
+    request.getfixturevalue("no_compilers")
+    assert list(spmd.build(guessed).run()) == [0, 2]
+    with pytest.raises(Exception, match="compiled"):
+        spmd.build(guessed)
+
+
+def test_a_program_that_changes_what_it_reads_is_captured_each_time():
+    turns = []
+
+    @spmd.program(mesh=("x",))
+    def counting():
+        turns.append(1)
+        return spmd.input("u", (2,), np.float64, layout=("x",)) * 2
+
+    for count in (1, 2):
+        spmd.build(counting)
+        assert len(turns) == count
+    del turns[:]
+    spmd.build(counting)
+    assert len(turns) == 1
+
+
+def test_other_compilers_targets_and_versions_have_other_keys(monkeypatch, tmp_path):
+    def key() -> str:
+        return kept.program_key(scaled, {}, "x86-64")
+
+    keys = [key(), kept.program_key(scaled, {}, "x86-64-v2")]
+    for name, value in (("CPATH", "/x"), ("NUMBA_OPT", "0"), ("CC", "gcc -g")):
+        monkeypatch.setenv(name, value)
+        keys.append(key())
+    monkeypatch.setattr(kept, "_ourselves", lambda: "another version")
+    keys.append(key())
+    assert "" not in keys and len(set(keys)) == len(keys)
+
+
+# ---- the folder ----------------------------------------------------------------------------------
+
+
+def entries(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir()) if folder.exists() else []
+
+
+def test_damaged_entries_are_not_used(folder):
+    Cache().put("k" * 64, b"whole")
+    assert Cache().get("k" * 64) == b"whole"
+    for path in entries(folder):
+        before = path.read_bytes()
+        for after in (b"", before[:-1], b"\0" + before[1:], before + b"x"):
+            path.write_bytes(after)
+            assert Cache().get("k" * 64) is None
+        path.write_bytes(before)
+    assert Cache().get("k" * 64) == b"whole"
+
+
+def test_what_was_used_longest_ago_goes_first(folder):
+    cache = Cache(most=100_000)
+    for k in range(8):
+        cache.put(f"{k}" * 64, bytes([k]) * 10_000)
+        for path in entries(folder):
+            os.utime(path, (path.stat().st_atime, path.stat().st_mtime - 10))
+        assert cache.get("0" * 64) == bytes(10_000)  # used again and again
+    kept_ = [k for k in range(8) if cache.get(f"{k}" * 64) is not None]
+    assert sum(p.stat().st_size for p in entries(folder)) <= 100_000
+    assert 0 in kept_ and 7 in kept_ and 1 not in kept_
+    cache.put("z" * 64, bytes(90_000))  # more than half of all: not worth it
+    assert cache.get("z" * 64) is None
+
+
+def test_parts_of_killed_builds_go(folder):
+    cache = Cache()
+    cache.put("a" * 64, b"a")
+    for name, age in (("young", 10), ("old", 10_000)):
+        path = folder / f".part-{name}"
+        path.write_bytes(b"half")
+        os.utime(path, (path.stat().st_mtime - age,) * 2)
+    cache.put("b" * 64, b"b")
+    assert [p.name for p in entries(folder) if p.name.startswith(".part")] == [".part-young"]
+
+
+@pytest.mark.parametrize("how", ["a file", "others may write", "full", "read-only"])
+def test_a_folder_that_cannot_be_used_is_no_cache(folder, how, monkeypatch):
+    def fail(code):
+        def failing(*_: object, **__: object):
+            raise OSError(code, os.strerror(code))
+
+        return failing
+
+    if how == "a file":
+        folder.write_text("")
+    elif how == "others may write":
+        Cache().put("k" * 64, b"theirs")
+        folder.chmod(0o777)
+    elif how == "full":
+        monkeypatch.setattr(os, "replace", fail(errno.ENOSPC))
+    else:
+        monkeypatch.setattr("tempfile.mkstemp", fail(errno.EROFS))
+    Cache().put("k" * 64, b"mine")
+    assert Cache().get("k" * 64) is None
+    assert not [p for p in entries(folder) if ".part" in p.name] if folder.is_dir() else True
+
+
+def test_a_folder_that_can_only_be_read_is_read(folder, monkeypatch):
+    Cache().put("k" * 64, b"kept")
+
+    def failing(*_: object):
+        raise PermissionError
+
+    monkeypatch.setattr(os, "utime", failing)
+    assert Cache().get("k" * 64) == b"kept"
+
+
+def test_many_at_once():
+    """Everybody sees whole entries, or none, while others write and make room."""
+    wrong: list[object] = []
+
+    def work(own: int) -> None:
+        cache = Cache(most=60_000)
+        for turn in range(30):
+            key = f"{(turn * 7 + own) % 5}" * 64
+            cache.put(key, key.encode() * 100)
+            if cache.get(key) not in (None, key.encode() * 100):
+                wrong.append(key)
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert wrong == []
+
+
+def test_it_can_be_left_out(folder, monkeypatch, spmd_command, tmp_path):
+    spmd.build(scaled, cache=False)
+    assert entries(folder) == []
+    path = tmp_path / "p.py"
+    path.write_text(
+        "import numpy as np, spmd\n\n\n@spmd.program\ndef p():\n"
+        '    return spmd.input("u", (4,), np.int32, layout=("x",), default=lambda i: i) + 1\n'
+    )
+    spmd_command("run", path, "--no-cache", "--ranks", 2).expect(0, "[1 2 3 4]")
+    assert entries(folder) == []
+    spmd_command("build", path).expect(0, "built in")
+    spmd_command("build", path).expect(0, "from the cache")
+    monkeypatch.setenv("SPMD_CACHE", "off")
+    assert Cache().folder == "" and Cache().get("k" * 64) is None

@@ -90,7 +90,8 @@ def test_a_program_is_built_and_run(mounted, tmp_path_factory, over, how):
     program = tmp_path_factory.mktemp("program") / "p.py"
     program.write_text(BIG)
     argv = ["sh", "-c", 'cp taken p.py && exec "$@"', "sh",
-            sys.executable, "-m", "spmd", "run", "p.py", "--ranks", "16"]  # fmt: skip
+            sys.executable, "-m", "spmd", "run", "p.py", "--no-cache",
+            "--ranks", "16"]  # fmt: skip
     mounted(over, how, program, *argv).expect(0, TOTAL)
 
 

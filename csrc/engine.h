@@ -162,6 +162,11 @@ const char *spmd_status_text(int status);
 int spmd_start_begin(const spmd_start *given);
 void spmd_start_end(void);
 
+/* From now on SIGURG makes the main thread append spmd_where_bytes() to this file: where it is. */
+int spmd_where_begin(int file);
+int64_t spmd_where_bytes(void);
+int spmd_where_ask(int64_t process); /* sends it */
+
 /* Memory that all processes of one host see. shared 0: private to this process. */
 int spmd_arena_new(int64_t bytes, int shared, spmd_arena **arena);
 /* path is /proc/PID/fd/FD of the process that made it; the nonce proves that it is the same. */

@@ -1,7 +1,7 @@
 """Write NumPy. Ship one image. Run it on any number of ranks.
 
-Always holds: importing this package imports nothing else; a name brings in what it needs when it is
-first used.
+Always holds: importing this package imports nothing else, except in one of several processes of a
+launcher; a name brings in what it needs when it is first used.
 """
 
 from __future__ import annotations
@@ -81,6 +81,19 @@ def foreign_codegen() -> str:
     return ""
 
 
+def _begin() -> None:
+    """One of several processes shows the others, from now on, what it is at: spmd.presence."""
+    import os
+    import sys
+
+    marks = "PMI_SIZE OMPI_COMM_WORLD_SIZE MV2_COMM_WORLD_SIZE FLUX_JOB_SIZE SLURM_STEP_NUM_TASKS"
+    several = any(os.environ.get(mark, "1") != "1" for mark in marks.split())
+    if several and sys.argv[:1] != ["-m"] and not foreign_codegen():  # `python -m spmd`: Patience
+        from spmd import presence
+
+        presence.begin()
+
+
 def __getattr__(name: str) -> Any:
     if name in _LANGUAGE | _RUNTIME | _ERRORS | _WARNINGS and (problem := foreign_codegen()):
         raise ImportError(problem)
@@ -117,3 +130,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
+
+
+_begin()

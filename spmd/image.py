@@ -8,18 +8,27 @@ from __future__ import annotations
 
 import os
 import warnings
+from _thread import allocate_lock, get_ident
+from contextlib import contextmanager
 
 import numpy as np
 
-from codegen.errors import InputError, InternalError, LayoutWarning, SpmdError, UsageError
-from spmd import launch, loader, parts, report, sizes, source
+from codegen.errors import (
+    EnvironmentFault,
+    InputError,
+    InternalError,
+    LayoutWarning,
+    SpmdError,
+    UsageError,
+)
+from spmd import launch, launchers, loader, parts, presence, report, sizes, source
 from spmd.arguments import check_array, check_given, check_names, patched_in, scalars_of
 from spmd.cache import Cache
 from spmd.job import ALGORITHMS, BARRIERS, Global, Job, Setup
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from typing import Any
 
 
@@ -158,14 +167,32 @@ class Opened:
         self.image, self.ranks, self.mesh, self.threads = image, ranks, mesh, threads
         self.algorithm, self.barrier = algorithm, barrier
         self.transport, self.time_limit = transport, time_limit
+        self._owner, self._turn, self._thread = os.getpid(), allocate_lock(), 0
+        if comm is not None:
+            self._check_launcher()
         self.processes = launch.Processes(comm)
         self.distributed = comm is not None
         self._checked = image._checked
         self._job: Job | None = None
         if self.processes.count > 1:
             launch.end_all_on_error()
+            self.processes.attend(time_limit if _is_limit(time_limit) else launch.TIME_LIMIT)
         else:
             self._check()
+
+    def _check_launcher(self) -> None:
+        if presence.is_forked():
+            raise UsageError(
+                "a process that was forked cannot use the MPI of the one that it was forked from",
+                remedy="leave comm= out, or make the process by mpirun",
+            )
+        try:
+            launchers.check_world()
+        except EnvironmentFault as error:
+            launch.end_all_on_error()  # with its exit code
+            if launch.launcher()[0]:
+                raise launch.Elsewhere(error.exit_code, str(error)) from None
+            raise
 
     def _check(self) -> None:
         """The options. With several processes all of them must hear of a wrong one."""
@@ -176,10 +203,9 @@ class Opened:
         ):
             if name not in known:
                 raise UsageError(f"there is no {what} {name!r}", expected=", ".join(known))
-        limit = self.time_limit
-        if not isinstance(limit, (int, float)) or not 0 <= limit < launch.MOST_SECONDS:
+        if not _is_limit(self.time_limit):
             raise UsageError(
-                f"time_limit {limit!r} is not a number of seconds",
+                f"time_limit {self.time_limit!r} is not a number of seconds",
                 expected=f"0 (for ever) to {launch.MOST_SECONDS:.0f}",
             )
         if self.distributed and self.ranks not in (None, self.processes.count):
@@ -189,32 +215,76 @@ class Opened:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
-        if isinstance(error, SystemExit) and error.code and self.processes.count > 1:
-            launch.end_all(error)
-        if self._job is not None and error is not None and self.processes.count > 1:
-            self._job.broken = True  # the others are not leaving, they may be running
-            self._job.abort(report.exit_code(error), f"process {self.processes.number} left")
+        if self.processes.count > 1 and os.getpid() == self._owner:
+            if isinstance(error, SystemExit):
+                if error.code:
+                    launch.end_all(error)
+            elif error is not None:
+                setattr(error, launch.LEFT, True)
+                if self._job is not None:
+                    self._job.broken = True  # the others are not leaving, they may be running
+                    text = f"process {self.processes.number} left"
+                    self._job.abort(report.exit_code(error), text)
         self.close()
 
     def close(self) -> None:
-        """Gives the job's memory back."""
+        """Gives the job's memory back. In a forked child it does nothing."""
+        if os.getpid() == self._owner:
+            with self._alone(waits=True):
+                self._close()
+
+    def _close(self) -> None:
         if self._job is not None:
             self._job.close()
             self._job = None
 
+    @contextmanager
+    def _alone(self, waits: bool) -> Iterator[None]:
+        """The engine runs one call of a job at a time; the calls of other threads wait.
+
+        With several processes they are refused: each could make another one of them first.
+        """
+        if os.getpid() != self._owner:
+            raise UsageError(
+                f"this job was opened by process {self._owner}, from which this one was forked",
+                expected="a job of its own: threads and memory of the engine are not copied",
+                remedy="image.open in the child, or multiprocessing's start method 'spawn'",
+            )
+        if self._thread == get_ident() or not self._turn.acquire(blocking=waits):
+            raise UsageError(
+                "this job is called while another call of it runs",
+                expected="one call after the other, in the same order on every process",
+                remedy="call it from one thread, or open the image once for each thread, with a "
+                "communicator of its own (comm.Dup())",
+            )
+        self._thread = get_ident()
+        try:
+            yield
+        finally:
+            self._thread = 0
+            self._turn.release()
+
     def __call__(self, **arguments: Any) -> Any:
-        """Runs the program once with these inputs and scalars, by name."""
+        """Runs the program once with these inputs and scalars, by name.
+
+        Calls from several threads run one after the other; with several processes a second one is
+        refused. Raises UsageError for that, and in a forked child.
+        """
+        with self._alone(waits=self.processes.count == 1):
+            return self._call(arguments)
+
+    def _call(self, arguments: dict[str, Any]) -> Any:
         manifest = self.image.manifest
         met = self.processes.meet(lambda: self._prepare(arguments))
         setup = self._setup(launch.agree(self.processes, met, self.transport))
         if self._job is None or self._job.setup.words != setup.words:
-            self.close()
+            self._close()
             self._job = Job(self._checked, setup, self.processes, self.time_limit)
         job = self._job
         try:
             self.processes.together(lambda: self._compute(job))
         except BaseException:
-            self.close()
+            self._close()
             raise
         outputs = [self._output(job, k) for k in range(len(manifest["outputs"]))]
         names = [output["name"] for output in manifest["outputs"]]
@@ -281,6 +351,7 @@ class Opened:
             raise
         finally:
             self.arrays = {}
+        presence.show(presence.COMPUTES)
         job.run()
 
     def _put_part(self, job: Job, number: int, array: dict[str, Any], part: np.ndarray) -> None:
@@ -319,7 +390,7 @@ class Distributed:
         shape: tuple[int, ...],
         dtype: np.dtype[Any],
     ) -> None:
-        self.shape, self.dtype, self._comm = shape, dtype, job.processes.comm
+        self.shape, self.dtype, self._processes = shape, dtype, job.processes
         offset, extent, _ = job.shard(job.outputs + number, job.setup.first)
         self.offsets = tuple(offset)
         self.local = np.empty(extent, dtype)
@@ -329,7 +400,9 @@ class Distributed:
 
     def gather(self, root: int = 0) -> np.ndarray | None:
         """The global array in process `root`, None in the others. Every process must call it."""
-        return parts.gather(self._comm, [(self.offsets, self.local)], self.shape, self.dtype, root)
+        part = [(self.offsets, self.local)]
+        with self._processes.waiting:
+            return parts.gather(self._processes.comm, part, self.shape, self.dtype, root)
 
 
 def structure(returns: str, outputs: dict[str, Any]) -> Any:
@@ -346,6 +419,10 @@ def structure(returns: str, outputs: dict[str, Any]) -> Any:
         leaf = list(within) == [""]
         built[head] = within[""] if leaf else structure("tuple" if numbered else "dict", within)
     return tuple(built.values()) if returns == "tuple" else built
+
+
+def _is_limit(limit: object) -> bool:
+    return isinstance(limit, (int, float)) and 0 <= limit < launch.MOST_SECONDS
 
 
 def _address(array: np.ndarray) -> int:

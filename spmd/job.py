@@ -115,6 +115,7 @@ class Job:
         self.numbers = {a["name"]: k for k, a in enumerate(self.manifest["inputs"])}
         self.outputs = len(self.numbers)
         self.given = bytearray(self.outputs)
+        self.owner = os.getpid()
         self.image: Any = None
         self.transport: Any = None
         self.broken = False  # nobody may wait for the other processes any more
@@ -377,7 +378,12 @@ class Job:
         return int(self.state(self.setup.first).superstep)
 
     def close(self) -> None:
-        """Gives all memory back, unless an interrupted compute phase, or MPI, still uses it."""
+        """Gives all memory back, unless an interrupted compute phase, or MPI, still uses it.
+
+        A forked child has neither the threads nor the say.
+        """
+        if os.getpid() != self.owner:
+            return
         if self.watch is not None:
             if self.processes.patience:
                 self.processes.patience.may_leave = not self.broken

@@ -45,6 +45,14 @@ def end_with_the_job(code: int) -> NoReturn:
     os._exit(code)
 
 
+class _NobodyLooks:
+    """A context that does nothing."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
 class Processes:
     """The processes of one job. comm: an mpi4py communicator, or None for this process alone."""
 
@@ -56,6 +64,7 @@ class Processes:
         self.met: Exception | None = None
         self.patience: Any = None
         self.start: Any = None
+        self.waiting: Any = _NobodyLooks()  # while this process waits for the others
         if self.count > 1:
             unname_memory()
 
@@ -65,15 +74,24 @@ class Processes:
 
     def all_gather(self, value: Any) -> list[Any]:
         """One value per process, in every process."""
-        return [value] if self.count == 1 else self.comm.allgather(value)
+        if self.count == 1:
+            return [value]
+        with self.waiting:
+            return list(self.comm.allgather(value))
 
     def to_first(self, value: Any) -> list[Any]:
         """One value per process, in process 0; nothing in the others."""
-        return [value] if self.count == 1 else self.comm.gather(value, root=0) or []
+        if self.count == 1:
+            return [value]
+        with self.waiting:
+            return self.comm.gather(value, root=0) or []
 
     def broadcast(self, value: Any) -> Any:
         """Process 0's value, in every process."""
-        return value if self.count == 1 else self.comm.bcast(value, root=0)
+        if self.count == 1:
+            return value
+        with self.waiting:
+            return self.comm.bcast(value, root=0)
 
     def together(self, step: Callable[[], Any], *, shared: bool = True) -> Any:
         """This process's result of `step`, once every process has succeeded at it.
@@ -100,7 +118,7 @@ class Processes:
             failure, code = error, report.exit_code(error)
         # Who only heard of a failure elsewhere does not speak of it, unless nobody else does.
         heard = isinstance(failure, Elsewhere)
-        met = self.comm.allgather((code, heard, str(failure) if code else value))
+        met = self.all_gather((code, heard, str(failure) if code else value))
         failed = sorted((heard, k) for k, (code, heard, _) in enumerate(met) if code)
         if not failed:
             return [value for _, _, value in met]
@@ -123,8 +141,11 @@ class Processes:
 
     def abort(self, code: int) -> None:
         """Ends every process of the job at once, where there are others."""
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except (OSError, ValueError):
+                pass  # nobody reads it
         if self.count > 1:
             _until_read(sys.stdout, sys.stderr)
             self.comm.Abort(code)
@@ -143,6 +164,13 @@ class Processes:
         from spmd.patience import Patience
 
         self.patience = Patience(self, everyones, limit)
+
+    def attend(self, limit: float) -> None:
+        """From now on somebody looks who does not come to a meeting."""
+        if self.count > 1:
+            from spmd.attendance import Group
+
+            self.waiting = Group(self, limit)
 
     def finish(self) -> None:
         """The last meeting. MPI_Finalize would hold up whoever looks for those who do not come."""
@@ -172,19 +200,23 @@ def _until_read(*streams: TextIO) -> None:
 
 
 _hooked = False
+LEFT = "_spmd_left"  # the attribute of an exception that has left an open job
 
 
 def end_all_on_error() -> None:
     """From now on an exception that nobody catches ends all processes, as `python -m mpi4py` does.
 
     The others would wait for this one for ever, in their next exchange or in MPI_Finalize. What is
-    `Elsewhere` is said by that process. Of a `sys.exit` only mpi4py's runner is told.
+    `Elsewhere` is said by that process. Of a `sys.exit` only mpi4py's runner is told. In threads
+    only what has left an open job counts.
     """
     global _hooked
     if _hooked:
         return
     _hooked = True
-    before = sys.excepthook
+    import threading
+
+    before, before_in_thread = sys.excepthook, threading.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
         code = getattr(error, "exit_code", 130 if kind is KeyboardInterrupt else 1)
@@ -192,8 +224,17 @@ def end_all_on_error() -> None:
             end_with_the_job(code)
         before(kind, error, trace)
         Processes(library().COMM_WORLD).abort(code)
+        if isinstance(error, SpmdError):  # MPI believes that this process is alone
+            sys.stderr.flush()
+            os._exit(code)
 
-    sys.excepthook = hook
+    def hook_of_threads(found: threading.ExceptHookArgs) -> None:
+        if getattr(found.exc_value, LEFT, False) and found.exc_value is not None:
+            hook(found.exc_type, found.exc_value, found.exc_traceback)
+        else:
+            before_in_thread(found)
+
+    sys.excepthook, threading.excepthook = hook, hook_of_threads
 
 
 def end_all(error: SystemExit) -> NoReturn:

@@ -49,6 +49,14 @@ def _found() -> tuple[int, int, str, str]:
     return 0, 1, "", ""
 
 
+def variables() -> tuple[str, str]:
+    """The variables that hold this process's number and how many there are; "" for no launcher."""
+    for mark, number, count, _, _ in _LAUNCHERS:
+        if mark in os.environ and os.environ.get(count, "").isdigit():
+            return number, count
+    return "", ""
+
+
 def launcher() -> tuple[int, int, str]:
     """This process's number, how many there are and who started them, from the environment."""
     return _found()[:3]
@@ -90,6 +98,16 @@ def _started(count: int, name: str, family: str) -> Any:
         raise misfit(name, text, family, f"{count} processes in one job",
                      "every process thinks it is alone")  # fmt: skip
     return MPI.COMM_WORLD
+
+
+def check_world() -> None:
+    """For a program that has started MPI itself: that the launcher's processes see each other.
+
+    Raises EnvironmentFault where every process thinks that it is alone.
+    """
+    _, count, name, family = _found()
+    if count > 1 and (MPI := library(name, family)).COMM_WORLD.Get_size() == 1:
+        raise misfit(name, MPI.Get_library_version(), family)
 
 
 def _spare_memory(count: int) -> None:

@@ -35,6 +35,8 @@ class Watch:
 
     def end(self) -> None:
         """From now on the other processes may leave. Returns when the thread has ended."""
+        if os.getpid() != self.job.owner:
+            return  # forked: there is no such thread
         atexit.unregister(self.end)
         lib.spmd_job_heed_end(self.job._job)
         self.done.acquire()

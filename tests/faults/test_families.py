@@ -77,6 +77,26 @@ def test_a_launcher_of_the_other_family(built, launcher, processes):
                   f"try:      start with the mpirun of {library}")  # fmt: skip
 
 
+SCRIPT = """
+import sys, spmd
+from mpi4py import MPI
+print(spmd.load(sys.argv[1]).run(comm=MPI.COMM_WORLD))
+"""
+
+
+@pytest.mark.mpi
+def test_a_program_that_starts_mpi_itself(built, tmp_path):
+    """Under MPICH's launcher a library of Open MPI makes three jobs of one process."""
+    folders = environments()
+    (tmp_path / "script.py").write_text(SCRIPT)
+    argv = [folders[launchers.MPICH] / "mpirun", "-n", 3, folders[launchers.OPEN_MPI] / "python",
+            tmp_path / "script.py", built(MEAN)]  # fmt: skip
+    done = run(argv)
+    assert done.code == 69, done.text
+    assert done.err.count("launcher is MPICH, library is Open MPI") == 1, done.err
+    assert "on 1 ranks" not in done.text
+
+
 @pytest.mark.mpi
 def test_doctor_names_both(tmp_path):
     folders = environments()

@@ -160,6 +160,43 @@ def test_loaded_once_and_run_many_times(image: Any) -> None:
         np.testing.assert_array_equal(job(u=np.ones(10))["v"], np.full(10, 2.0))
 
 
+def test_threads_take_turns(image: Any) -> None:
+    """With one open job, and each with a job of its own."""
+    wrong: list[float] = []
+
+    def call(turn: Callable[..., Any], k: int) -> None:
+        for _ in range(20):
+            total = float(turn(u=np.full(10, float(k)))["total"])
+            wrong.extend([total] * (total != 20 * k))
+
+    with image.open(ranks=3, threads=2) as job:
+        for turn in (job, lambda **given: image.run(ranks=2, threads=2, **given)):
+            threads = [threading.Thread(target=call, args=(turn, k)) for k in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+    assert wrong == []
+
+
+def test_a_forked_child_cannot_call_its_parents_job(image: Any) -> None:
+    with image.open(ranks=3, threads=2) as job:
+        job()
+        child = os.fork()
+        if not child:  # in a copy of pytest: leave without a word
+            code = 1
+            try:
+                job()
+            except UsageError as error:
+                code = 0 if "forked" in str(error) else 2
+                job.close()
+                image.run(ranks=2, threads=2)
+            finally:
+                os._exit(code)
+        assert os.waitpid(child, 0)[1] == 0
+        job()
+
+
 def test_nothing_is_left_open(image: Any) -> None:
     def descriptors() -> int:
         return len(os.listdir("/proc/self/fd"))

@@ -48,11 +48,11 @@ OURS = {
     "spmd", "spmd.arguments", "spmd.cli", "spmd.engine", "spmd.engine._engine",
     "spmd.engine._engine.lib", "spmd.job",
     "spmd.launch", "spmd.launchers", "spmd.limits", "spmd.loader", "spmd.memory", "spmd.npy",
-    "spmd.report", "spmd.patience", "spmd.run", "spmd.sizes", "spmd.watch",
+    "spmd.report", "spmd.patience", "spmd.presence", "spmd.run", "spmd.sizes", "spmd.watch",
 }  # fmt: skip
 THEIRS = {
     "__future__", "_cffi_backend", "_json", "_locale", "_sha2", "_sha256", "_sha512", "argparse",
-    "atexit", "errno",
+    "atexit", "errno", "faulthandler",
     "fcntl", "gettext", "json", "json.decoder", "json.encoder", "json.scanner", "locale", "mmap",
     "signal", "_blake2", "_hashlib", "hashlib", "_md5", "_sha1", "_sha3", "platform",
 }  # fmt: skip

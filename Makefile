@@ -23,7 +23,8 @@ SANITIZED := tests/engine
 MPI_WORKS := $(RUN) timeout 60 mpirun -n 2 python -c \
 	'from mpi4py import MPI; raise SystemExit(MPI.COMM_WORLD.size != 2)' </dev/null >/dev/null 2>&1
 
-.PHONY: help demo setup test test-openmpi check lint types format golden random kills figures clean
+.PHONY: help demo setup test test-openmpi check lint types format docs golden random kills figures
+.PHONY: clean
 .PHONY: sanitize-address sanitize-thread stress
 
 help:
@@ -31,7 +32,8 @@ help:
 	@echo "make test              all tests"
 	@echo "make test-openmpi      the tests that start processes, under Open MPI"
 	@echo "make check             lint, types, tests: what .ci/run runs"
-	@echo "make figures           the figures of the README, measured here"
+	@echo "make docs              the documentation as web pages, in build/docs"
+	@echo "make figures           the figures of the documentation, measured here"
 	@echo "make random            a long run of random programs against the oracles"
 	@echo "make kills             a hundred runs killed at random moments"
 	@echo "make stress            the engine under random delays, for STRESS_SECONDS=300"
@@ -85,7 +87,16 @@ test: setup
 test-openmpi:
 	$(MAKE) test VENV=.venv-openmpi MPI=openmpi ARGS="-m mpi $(ARGS)"
 
-check: lint types test test-openmpi
+check: lint types docs test test-openmpi
+
+# Warnings are errors: a link that leads nowhere, a docstring that cannot be read.
+docs: $(VENV)/.docs
+	$(RUN) sphinx-build -q -n -W --keep-going -b html docs build/docs
+	@echo "build/docs/index.html"
+
+$(VENV)/.docs: pyproject.toml | $(STAMP)
+	@$(PY) -m pip install --quiet --no-build-isolation --editable ".[docs]"
+	@touch $@
 
 lint: setup
 	$(RUN) ruff check .

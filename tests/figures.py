@@ -1,4 +1,4 @@
-"""The figures of the README, measured on this machine: `make figures`.
+"""The figures of docs/reference/figures.md, measured on this machine: `make figures`.
 
 In: names of figures, or nothing for all of them. Out: Markdown on standard output. Every figure is
 a median; runs that are compared alternate, so that both meet the same disturbances.

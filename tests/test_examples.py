@@ -113,17 +113,3 @@ def test_digits_under_mpirun(mpirun, digits, digits_alone, tmp_path, n):
         return mpirun(n, "-m", "spmd", *args, **keywords)
 
     _agree(_train(digits, tmp_path, start), digits_alone)
-
-
-def test_first_program_of_the_readme(spmd_command, mpirun, tmp_path):
-    """As printed: build, run on any number of ranks, with a scalar and files."""
-    blocks = (EXAMPLES.parent / "README.md").read_text().split("```python\n")[1:]
-    program = next(b.split("```")[0] for b in blocks if b.startswith("# mean.py"))
-    (tmp_path / "mean.py").write_text(program)
-    spmd_command("build", "mean.py", cwd=tmp_path).expect(0)
-    mpirun(16, "-m", "spmd", "run", "mean.img", cwd=tmp_path).expect(0, "0.33283")
-    spmd_command("run", "mean.img", "--ranks", "1000", cwd=tmp_path).expect(0, "0.33283")
-    np.save(tmp_path / "mine.npy", np.arange(1000.0))
-    arguments = "--ranks 8 --set power=3 -i x=mine.npy -o mean=mean.npy".split()
-    spmd_command("run", "mean.img", *arguments, cwd=tmp_path).expect(0)
-    np.testing.assert_allclose(np.load(tmp_path / "mean.npy"), np.mean(np.arange(1000.0) ** 3))

@@ -49,7 +49,7 @@ def while_loop(cond: Callable[[Any], Any], body: Callable[[Any], Any], init: Any
 
 
 def cond(pred: Any, true_fun: Callable[..., Any], false_fun: Callable[..., Any], *args: Any) -> Any:
-    """true_fun(*args) where pred holds, else false_fun(*args); only that one runs."""
+    """`true_fun(*args)` where pred holds, else `false_fun(*args)`; only that one runs."""
     require_context("spmd.cond")
     if is_known(pred):
         return _arms((true_fun if pred else false_fun,), args)[0]()
@@ -57,7 +57,7 @@ def cond(pred: Any, true_fun: Callable[..., Any], false_fun: Callable[..., Any],
 
 
 def switch(index: Any, branches: Sequence[Callable[..., Any]], *args: Any) -> Any:
-    """branches[index](*args); an index beyond the ends is clamped. On the index: ranks differ."""
+    """`branches[index](*args)`; an index beyond the ends is clamped. On the index: ranks differ."""
     context = require_context("spmd.switch")
     if not branches:
         raise UsageError("spmd.switch needs at least one branch", place=user_place())

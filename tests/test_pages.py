@@ -1,0 +1,68 @@
+"""Every code block of README.md and docs/ does what the page says; few do not run."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+import spmd
+from tests.conftest import ROOT
+from tests.pages import PAGES, Reader, blocks
+
+WITH_CODE = [page for page in PAGES if any(b.note != "not run" for b in blocks(page))]
+REAL = ("README.md", "docs/howto/mpi4py-program.md")  # read with real processes
+
+
+def name(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A reader's own folder; what is imported from it does not stay."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    for path in tmp_path.glob("*.py"):
+        sys.modules.pop(path.stem, None)
+
+
+@pytest.mark.parametrize("page", [p for p in WITH_CODE if name(p) not in REAL], ids=name)
+def test_page_does_what_it_says(page, folder):
+    Reader(folder).read(page)
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("page", [p for p in WITH_CODE if name(p) in REAL], ids=name)
+def test_page_does_what_it_says_under_mpirun(page, folder):
+    Reader(folder, real=True).read(page)
+
+
+def test_few_blocks_do_not_run():
+    resting = [f"{name(p)}:{b.line}" for p in PAGES for b in blocks(p) if b.note == "not run"]
+    running = [b for p in PAGES for b in blocks(p) if b.note != "not run"]
+    assert len(resting) * 8 < len(running), resting
+
+
+def test_readme_is_one_page():
+    text = (ROOT / "README.md").read_text()
+    assert len(text.split()) < 1500
+
+
+def test_reference_has_every_public_name_once():
+    pattern = re.compile(r"^\.\. auto\w+:: spmd\.(\w+)$", re.M)
+    pages = (ROOT / "docs" / "reference").glob("*.md")
+    listed = [found for page in pages for found in pattern.findall(page.read_text())]
+    assert sorted([*listed, "numpy"]) == spmd.__all__
+
+
+def test_figures_are_drawn_from_their_numbers():
+    folder = ROOT / "docs" / "figures"
+    figures = runpy.run_path(str(folder / "draw.py"))["FIGURES"]
+    assert figures
+    for file, draw in figures.items():
+        assert (folder / file).read_text() == draw(), f"python docs/figures/draw.py rewrites {file}"

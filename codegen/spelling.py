@@ -170,7 +170,8 @@ class _Writer:
             size = abs(coefficient)
             alone = len(monomial) == 1 and coefficient == 1
             level = Binds.PRODUCT if alone else Binds.ATOM
-            factors = [within(self.atom(a, a in negated), level) for a in monomial]
+            turned = monomial in negated
+            factors = [within(self.atom(a, turned), level) for a in monomial]
             if size != 1 or not factors:
                 factors.insert(0, str(size))
             sign = "-" if coefficient < 0 else "+"
@@ -260,20 +261,21 @@ def _prefers_else(call: Call, yes: Expr, no: Expr) -> bool:
     return call.op == "ge0" and len(no.terms) > len(yes.terms)
 
 
-def _unfolded(e: Expr) -> tuple[list[tuple[Monomial, int]], set[Atom]]:
-    """Terms in the order of writing, and -c + 1 as the negation of c.
+def _unfolded(e: Expr) -> tuple[list[tuple[Monomial, int]], set[Monomial]]:
+    """Terms in the order of writing, and which of them, one truth value c each, are written as
+    its negation: -c + 1.
 
     Positive ones come first; among them loop variables after what stays, comparisons last.
     """
     truths = _outer_truths(e)
     left = sum(c for m, c in e.terms if not m)
     terms: list[tuple[Monomial, int]] = []
-    negated: set[Atom] = set()
+    negated: set[Monomial] = set()
     for m, c in e.terms:
         if len(m) == 1 and c < 0 and c + left >= 0 and m[0] in truths:
             left += c
             terms.append((m, -c))
-            negated.add(m[0])
+            negated.add(m)
         elif m:
             terms.append((m, c))
     terms.sort(key=lambda t: (t[1] < 0, len(t[0]) == 1 and t[0][0] in truths, _moves(t[0])))

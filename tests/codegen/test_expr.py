@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from codegen import expr, mesh
+from codegen import expr, mesh, spelling
 from codegen.expr import EVALUATE, Expr, Sym, const, symbol
 
 N = Sym("n", "size", const(1))
@@ -156,6 +156,22 @@ def test_random_trees_keep_their_value(t: Tree) -> None:
     assert [made.evaluate(p) for p in SOME[::9]] == slow[::9]
     prefix = expr.to_json(made)
     assert [json_value(prefix, p) for p in SOME[::9]] == slow[::9]
+
+
+@pytest.mark.parametrize("table", range(256))
+def test_every_truth_of_three_truths_is_spelled_right(table: int) -> None:
+    """All functions of three truth values, which no chain of and, or spells for most of them."""
+    truths = [expr.ge0(i - 1), expr.eq0(expr.mod(s, const(2))), expr.lt(e, s)]
+    made = const(0)
+    for row in range(8):
+        term = const(table >> row & 1)
+        for k, truth in enumerate(truths):
+            term = term * (truth if row >> k & 1 else 1 - truth)
+        made = made + term
+    fast, c = expr.function(made, "nisez"), spelling.c_text(made, lambda x: x.name)
+    for p in SOME[::11]:
+        row = (p["i"] >= 1) + 2 * (p["s"] % 2 == 0) + 4 * (p["e"] < p["s"])
+        assert fast(*p.values()) == c_value(c, p) == table >> row & 1
 
 
 def c_value(text: str, p: dict[str, int]) -> int:

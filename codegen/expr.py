@@ -22,6 +22,7 @@ from codegen.terms import (
     CONSTRUCT,
     EVALUATE,
     ONE,
+    POWERS,
     ZERO,
     Atom,
     Call,
@@ -41,9 +42,9 @@ from codegen.terms import (
 )
 
 __all__ = [
-    "Atom", "Call", "EVALUATE", "Expr", "IntLike", "Monomial", "Sym", "and_", "as_expr", "calls",
-    "const", "eq", "eq0", "equal", "floordiv", "from_atom", "from_monomial", "function", "ge",
-    "ge0", "gt", "le", "least", "linear_in", "lt", "maximum", "minimum", "mod", "most", "ne",
+    "Atom", "Call", "EVALUATE", "Expr", "IntLike", "Monomial", "POWERS", "Sym", "and_", "as_expr",
+    "calls", "const", "eq", "eq0", "equal", "floordiv", "from_atom", "from_monomial", "function",
+    "ge", "ge0", "gt", "le", "least", "linear_in", "lt", "maximum", "minimum", "mod", "most", "ne",
     "nonneg", "not_", "or_", "product", "replace", "select", "symbol", "to_json",
 ]  # fmt: skip
 

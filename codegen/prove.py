@@ -12,9 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from codegen import expr
+from codegen import expr, partners
 from codegen.estimate import depth, lower_bound, prefix_sum, root, upper_bound
 from codegen.expr import Call, Expr, Sym, const, symbol
+from codegen.terms import divisors
 
 LIMIT = 64  # members tried when there is no proof
 _BRANCHES = 128  # pieces of one `to`
@@ -169,7 +170,14 @@ def inverse(to: Expr, sends: Expr, var: Sym, size: Expr) -> tuple[Expr, Expr] | 
     """
     position = Sym(var.name, "var", const(0), size - 1)
     here = {var: symbol(position)}
-    parts = pieces(to.subst(here), sends.subst(here), position, size)
+    back_again = {position: symbol(var)}
+    to, sends = to.subst(here), sends.subst(here)
+    if partners.own_inverse(to, position):
+        exists = partners.exists(to, size)
+        receives = exists if sends == exists else exists * sends.subst({position: to})
+        source = expr.maximum(0, expr.minimum(to, size - 1))
+        return source.subst(back_again), receives.subst(back_again)
+    parts = pieces(to, sends, position, size)
     if parts is None:
         return None
     if not parts:
@@ -180,7 +188,6 @@ def inverse(to: Expr, sends: Expr, var: Sym, size: Expr) -> tuple[Expr, Expr] | 
         if back is None:
             return None
         solved.append(back)
-    back_again = {position: symbol(var)}
     source, receives = _join(solved, position, size)
     return source.subst(back_again), receives.subst(back_again)
 
@@ -295,8 +302,18 @@ def _all_tried(size: Expr, symbols: set[Sym]) -> bool:
     return largest.is_const and largest.value <= LIMIT and symbols <= size.symbols()
 
 
+def proved(to: Expr, sends: Expr, var: Sym, size: Expr) -> bool:
+    """Whether the map is right for all sizes, or for those that meet a condition on sizes."""
+    position = Sym(var.name, "var", const(0), size - 1)
+    here = {var: symbol(position)}
+    return _prove_injective(to.subst(here), sends.subst(here), position, size) is not None
+
+
 def _prove_injective(to: Expr, sends: Expr, var: Sym, size: Expr) -> Expr | None:
     """The condition on sizes under which the map is right; None where it is not known."""
+    if partners.own_inverse(to, var):
+        if sends * (1 - partners.exists(to, size)) == 0:
+            return const(1)
     parts = pieces(to, sends, var, size)
     if parts is None:
         return None
@@ -512,6 +529,8 @@ def _candidates(sym: Sym, values: Mapping[str, int]) -> list[int]:
     hi = sym.hi.evaluate(values) if sym.hi is not None else None
     if sym.kind == "size":
         return [n for n in (1, 2, 3) if _may_be(sym, n, values)]
+    if sym.divides:
+        return divisors(sym.divides, lo, hi)[:8]
     if lo is not None and hi is not None:
         if hi - lo < 8:
             return list(range(lo, hi + 1))
@@ -525,5 +544,6 @@ def _candidates(sym: Sym, values: Mapping[str, int]) -> list[int]:
 
 __all__ = [
     "LIMIT", "CounterExample", "Piece", "Proof", "counter_example", "environments", "injective",
-    "inverse", "lower_bound", "pieces", "prefix_sum", "primes", "shapes", "upper_bound",
+    "inverse", "lower_bound", "pieces", "prefix_sum", "primes", "proved", "shapes",
+    "upper_bound",
 ]  # fmt: skip

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable, Mapping
-from functools import cached_property
+from functools import cache, cached_property
+from math import isqrt
 from typing import Any, TypeAlias
 
 # op -> constructor from argument Exprs; filled by codegen.expr
@@ -21,6 +22,9 @@ TRUTH = ("ge0", "eq0")
 # Samples at which every Expr is known: they refute most of what is not true. At the last two the
 # mesh is large, and this rank and another one are at its opposite ends.
 POINTS, _ENDS = 16, 14
+
+
+POWERS = 1 << 62  # what divides it is a power of two
 
 
 class Sym:
@@ -481,6 +485,20 @@ _FREE = (0, 1, -1, 2, -5, 7, 3, -2, 100, 4, 13, -37, 5000, -5000)
 _ABOVE = (0, 9, 1, 0, 2, 30, 4, 3, 17, 1, 5, 100, 5000, 64)
 
 
+@cache
+def _divisors(n: int) -> tuple[int, ...]:
+    """All of them; of a number beyond 2**40 those up to 2**20, and all if it is a power of two."""
+    if n & (n - 1) == 0:
+        return tuple(1 << k for k in range(n.bit_length()))
+    small = [k for k in range(1, min(isqrt(n), 1 << 20) + 1) if n % k == 0]
+    return tuple(sorted({*small, *(n // k for k in small)}))
+
+
+def divisors(n: int, lo: int | None, hi: int | None) -> list[int]:
+    """Those from lo to hi, both inclusive; None: without bound."""
+    return [k for k in _divisors(n) if (lo is None or lo <= k) and (hi is None or k <= hi)]
+
+
 def _sample(sym: Sym, point: int) -> int | None:
     lo = None if sym.lo is None else sym.lo.samples[point]
     hi = None if sym.hi is None else sym.hi.samples[point]
@@ -488,7 +506,7 @@ def _sample(sym: Sym, point: int) -> int | None:
         return None
     mixed = zlib.crc32(f"{sym.name} {point}".encode())
     if sym.divides:
-        found = [k for k in range(lo or 1, (hi or sym.divides) + 1) if sym.divides % k == 0]
+        found = divisors(sym.divides, lo, hi)
         return found[(0, -1, 0, -1)[point] if point < 4 else mixed % len(found)] if found else None
     if lo is not None and hi is not None:
         if hi < lo:

@@ -25,6 +25,7 @@ LEVELS = {
     "codegen.dtypes": 1, "codegen.expr": 1, "codegen.terms": 1, "codegen.bounds": 1,
     "codegen.spelling": 1,
     "codegen.estimate": 2, "codegen.prove": 2, "codegen.sampling": 2, "codegen.mesh": 2,
+    "codegen.partners": 2,
     "codegen.functions": 2,
     "codegen.philox": 1,
     "codegen.ir": 3,

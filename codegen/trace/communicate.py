@@ -105,11 +105,23 @@ def ppermute(
         route = _shifted(context, p, n, shift)
     else:
         to_, sends = _destination(context, axes, p, to) if to else _pairs(p, perm)
-        route = (to_, sends, *(prove.inverse(to_, sends, p, n) or (None, None)))
+        route = (to_, sends, *_sources(to_, sends, p, n))
     return tree.map_tree(lambda leaf: _permute(context, axes, p, route, leaf), x)
 
 
 Route = tuple[Expr, Expr, "Expr | None", "Expr | None"]
+
+
+def _sources(to: Expr, sends: Expr, p: Sym, n: Expr) -> tuple[Expr | None, Expr | None]:
+    """Who sends to p, and whether anybody does; None where members find out while they run.
+
+    They do where a counter or a computed integer decides and nothing is proved: then two that send
+    to one are seen.
+    """
+    decided = any(s.kind == "counter" for s in to.symbols() | sends.symbols())
+    if decided and not prove.proved(to, sends, p, n):
+        return None, None
+    return prove.inverse(to, sends, p, n) or (None, None)
 
 
 def _shifted(context: Context, p: Sym, n: Expr, shift: Any) -> Route:

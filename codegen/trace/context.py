@@ -94,7 +94,7 @@ class Context:
         self.rules: dict[str, Any] = {}  # by the name of a dim, the axis that splits it
         self.layouts: dict[str, Layout] = {}  # by input, what the compiler has chosen so far
         self.auto: list[str] = []  # inputs whose layout is the compiler's choice
-        self.least: dict[str, int] = {}  # lower bounds of computed integers: see letting
+        self.known: dict[str, Any] = {}  # what is known of computed integers: letting.Known
         self.rank_view = 0  # how many shard_maps are open; arrays inside are local
         # while > 0, a formula is made: integers are symbols, a conditional expression evaluates
         # both arms (number.choose). So many blocks were open when it began.
@@ -325,7 +325,9 @@ def _told(axis: Axis, holds: Expr, mesh: Mesh) -> dict[str, Any]:
             if not more and axis.size_sym in factors and first.value % scale == 0:
                 if holds == expr.eq(expr.mod(first, call.args[1]), 0):
                     known = gcd(axis.divides, first.value // scale)
-                    return {"divides": known, "most": min(known, axis.most or known)}
+                    told = {"divides": known}  # a power of two has no most
+                    return told | ({} if known == expr.POWERS else
+                                   {"most": min(known, axis.most or known)})  # fmt: skip
     return {}
 
 

@@ -16,7 +16,7 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from codegen import dtypes, expr
 from codegen.dtypes import DType
-from codegen.errors import DtypeError, ShapeError
+from codegen.errors import DtypeError, ShapeError, UsageError
 from codegen.expr import Expr
 from codegen.functions import BY_UFUNC
 from codegen.ir import Shape, Value
@@ -32,8 +32,8 @@ from codegen.trace.array import (
     wrap,
 )
 from codegen.trace.context import Context, require_context, user_place
-from codegen.trace.letting import as_symbol
-from codegen.trace.number import expr_of
+from codegen.trace.letting import as_symbol, no_branches
+from codegen.trace.number import expr_of, number
 
 Operand = Any  # Array, Number, Python number or NumPy array
 
@@ -224,10 +224,61 @@ def operate(ufunc: np.ufunc, *inputs: Any, out: Array | None = None) -> Any:
         operands = [as_symbol(x) for x in operands]
         if ufunc in _SYMBOLIC and all(expr_of(x) is not None for x in operands):
             return _SYMBOLIC[ufunc](*operands)
+        with no_branches(context):
+            known = tuple(expr_of(x) for x in operands)
+            if None in known:
+                return _operated(ufunc, operands, out)
+            key = ("formula", ufunc.__name__, known)  # written twice, it is one number
+            return context.remember(key, lambda: _operated(ufunc, operands, out))
+    if ufunc in (np.equal, np.not_equal) and (known := _power_of_two(ufunc, operands)) is not None:
+        return known
+    return _operated(ufunc, operands, out)
+
+
+def _operated(ufunc: np.ufunc, operands: list[Operand], out: Array | None) -> Any:
     result = apply(ufunc, *operands, out=out)
     if out is None and all(is_weak(x) for x in operands) and isinstance(result, Array):
         result.weak = result.type.dtype.kind != "b"
     return result
+
+
+def bitwise(ufunc: np.ufunc, a: Number, b: Any) -> Any:
+    """& | ^ of integers that are no formula together: in `to=` of a permute refused, else arrays.
+
+    Of n & (n - 1) is remembered that it is 0 where n is a power of two: see _power_of_two.
+    """
+    context = require_context(f"np.{ufunc.__name__}")
+    right = expr_of(b)
+    if context.selecting and right is not None:
+        raise UsageError(
+            f"np.{ufunc.__name__} of {a.expr} and {right} is no formula",
+            place=user_place(),
+            expected="in to= of a ppermute one side is a number that is known while building, or "
+            "surely a power of two: 1, doubled by d *= 2 or d <<= 1; 1 << k",
+            found="two numbers that are known at run time only",
+            remedy="arithmetic: i + d if i // d % 2 == 0 else i - d",
+        )
+    result = operate(ufunc, a, b) if right is None else apply(ufunc, *(as_array(x) for x in (a, b)))
+    if right is not None and ufunc is np.bitwise_and:
+        result.weak = True
+        n, less = (a.expr, right) if a.expr - right == 1 else (right, a.expr)
+        if n - less == 1 and expr.nonneg(less):
+            power = expr.eq(expr.mod(expr.const(expr.POWERS), n), 0)
+            context.remember(("power of two", result.read()), lambda: power)
+    return result
+
+
+def _power_of_two(ufunc: np.ufunc, operands: list[Operand]) -> Any:
+    """n & (n - 1) == 0 as a condition: n divides a large power of two. None for anything else."""
+    array = next((x for x in operands if isinstance(x, Array)), None)
+    zero = any(type(x) is int and x == 0 for x in operands)
+    if array is None or array.ndim or not zero:
+        return None
+    key = ("power of two", array.read())
+    power = require_context("a condition").remember(key, lambda: None)
+    if power is None:
+        return None
+    return number(power if ufunc is np.equal else 1 - power, True)
 
 
 def apply(

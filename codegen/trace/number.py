@@ -15,7 +15,7 @@ import numpy as np
 
 from codegen import expr
 from codegen.errors import TracedValueError
-from codegen.expr import Expr
+from codegen.expr import Expr, Sym
 from codegen.trace.context import refuse_constant, user_place
 
 
@@ -78,13 +78,13 @@ def _logic(symbolic: Callable[[Expr, Expr], Expr], ufunc: str) -> Any:
         right = expr_of(other)
         if self.truth and bits and right is not None:
             return number(symbolic(self.expr, right), True)
-        if not bits and not self.truth and right is not None and right.is_const:
-            both = _bits(self.expr, right.value)
+        if not bits and not self.truth and right is not None:
+            both = _both(self.expr, right)
             if both is not None:
                 return number(_BITWISE[ufunc](self.expr, right, both))
-        from codegen.trace.elementwise import operate
+        from codegen.trace.elementwise import bitwise
 
-        return operate(getattr(np, ufunc), self, other)
+        return bitwise(getattr(np, ufunc), self, other)
 
     return forward
 
@@ -95,6 +95,17 @@ _BITWISE: dict[str, Callable[[Expr, Expr, Expr], Expr]] = {
     "bitwise_or": lambda a, b, both: a + b - both,
     "bitwise_xor": lambda a, b, both: a + b - 2 * both,
 }
+
+
+def _both(a: Expr, b: Expr) -> Expr | None:
+    """a & b as a formula, where one of them is a number with few bits or a power of two."""
+    for e, mask in ((a, b), (b, a)):
+        if mask.is_const:
+            return _bits(e, mask.value)
+        (sym,) = mask.atoms() if len(mask.atoms()) == 1 else (None,)
+        if isinstance(sym, Sym) and sym.divides == expr.POWERS and mask == expr.symbol(sym):
+            return e // mask % 2 * mask
+    return None
 
 
 def _bits(e: Expr, mask: int) -> Expr | None:

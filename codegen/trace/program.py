@@ -29,7 +29,7 @@ from codegen.mesh import Axis, Layout, Mesh
 from codegen.trace import mapping, tree
 from codegen.trace.array import Array, Number, as_value
 from codegen.trace.context import Context, Limits, program_files, user_place
-from codegen.trace.letting import least
+from codegen.trace.letting import Known, known
 from codegen.trace.masks import Chosen, refused
 
 SYNC = ("least", "before", "after", "both")
@@ -193,13 +193,13 @@ class Program:
         values = self.bind(parameters)
         mesh = self.mesh
         stated: dict[tuple[str, Place | None], Condition] = {}
-        bounds: dict[str, int] = {}
+        bounds: dict[str, Known] = {}
         layouts: dict[str, Layout] = {}
         limits: Limits = {}
         rounds = 0
         while True:
             context = Context(self.name, mesh)
-            context.least, context.rules, context.layouts = bounds, self.rules, layouts
+            context.known, context.rules, context.layouts = bounds, self.rules, layouts
             context.limits = limits
             try:
                 module = self._trace(context, values)
@@ -207,7 +207,7 @@ class Program:
                 if not context.learned and not context.narrower:
                     raise
             else:
-                found = least(module)
+                found = known(module)
                 chosen = choose(module, context.auto) if rounds < _ROUNDS else layouts
                 settled = chosen == layouts
                 layouts, rounds = chosen, rounds + 1

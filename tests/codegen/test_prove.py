@@ -30,6 +30,11 @@ def pairs(*perm: tuple[int, int]) -> tuple[Expr, Expr]:
     return to, sends
 
 
+D = Sym("d", "counter", const(1))
+d = symbol(D)
+XOR = p + d - 2 * d * (p // d % 2)  # where d is a power of two
+PARTNER = expr.select(expr.eq(p // d % 2, 0), p + d, p - d)
+
 # name -> (to, sends); right for every size that meets the condition derived
 RIGHT: dict[str, tuple[Expr, Expr]] = {
     "stay": (p, always),
@@ -53,6 +58,9 @@ RIGHT: dict[str, tuple[Expr, Expr]] = {
     "to the first": (const(0), expr.eq(p, n - 1)),
     "first half to the second": (p + n // 2, expr.lt(p, n // 2)),
     "nobody": (p, const(0)),
+    "i ^ d": (XOR, expr.lt(XOR, n)),
+    "partner at d": (PARTNER, expr.lt(PARTNER, n)),
+    "i ^ 3": (p + 3 - 2 * (p % 4), expr.lt(p + 3 - 2 * (p % 4), n)),
 }  # fmt: skip
 SOLVED = [k for k in RIGHT if k not in ("doubled", "six times")]
 
@@ -78,7 +86,7 @@ def test_right_maps_are_proved(name: str) -> None:
     assert proof.holds
     assert proof.counter_example is None
     for size in range(1, 40):
-        values = {"n_x": size, "k": 5}
+        values = {"n_x": size, "k": 5, "d": size // 7 + 1}
         right = routes(to, sends, size, values) is not None
         if proof.condition is None:
             assert right, size
@@ -92,6 +100,7 @@ def test_verdicts() -> None:
 
     assert verdict("shift") == verdict("up") == verdict("wrap by choice") == "always"
     assert verdict("shift by a scalar") == verdict("reverse") == "always"
+    assert verdict("i ^ d") == verdict("partner at d") == verdict("i ^ 3") == "always"
     assert verdict("doubled") == verdict("pairs") == "condition"
     assert verdict("one pair") == "always"
     condition = prove.injective(*RIGHT["six times"], P, n).condition
@@ -105,8 +114,10 @@ def test_the_inverse_is_the_inverse(name: str) -> None:
     assert inverse is not None, "not solved"
     source, receives = inverse
     condition = prove.injective(to, sends, P, n).condition or const(1)
-    for size in range(1, 24):
-        values = {"n_x": size, "k": 5}
+    for size, distance in itertools.product(range(1, 24), (1, 2, 3, 5, 30)):
+        values = {"n_x": size, "k": 5, "d": distance}
+        if distance > 1 and D not in to.symbols():
+            continue
         sender = routes(to, sends, size, values)
         if not condition.evaluate(values):
             continue

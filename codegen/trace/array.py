@@ -40,6 +40,7 @@ from codegen.trace.context import (
     user_place,
 )
 from codegen.trace.number import Number, choose, maximum, minimum, number, where_asked
+from codegen.trace.refused import REMEDIES
 
 __all__ = ["Array", "Number", "as_array", "as_value", "cast_value", "choose", "element_type",
            "full_value", "is_traced", "maximum", "minimum", "number", "wrap"]  # fmt: skip
@@ -264,10 +265,8 @@ class Array:
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
             raise AttributeError(name)
-        if name in ("base", "byteswap", "ctypes", "data", "flags", "strides", "view"):
-            remedy = "x.astype(t) converts, x[...] shows the same elements"
-        else:
-            remedy = f"np.{name}(x) says what to use" if hasattr(np, name) else ""
+        remedy = f"np.{name}(x) says what to use" if hasattr(np, name) else ""
+        remedy = REMEDIES.get(f"ndarray.{name}", remedy)
         raise MissingError(
             f"an array of a program has no {name!r}",
             place=user_place(),
@@ -338,9 +337,19 @@ class Array:
     ravel, squeeze, swapaxes = map(_method, ("ravel", "squeeze", "swapaxes"))
     argsort, searchsorted, conj = map(_method, ("argsort", "searchsorted", "conj"))
     conjugate, copy, astype = map(_method, ("conj", "copy", "astype"))
-    nonzero, compress, choose, partition, put = map(
-        _method, ("nonzero", "compress", "choose", "partition", "put")
+    nonzero, choose, argpartition, put = map(
+        _method, ("nonzero", "choose", "argpartition", "put")
     )
+
+    def compress(self, condition: Any, axis: Any = None, out: Any = None) -> Any:
+        from codegen.trace import dispatch
+
+        return dispatch.by_name("compress")(condition, self, axis, out)
+
+    def partition(self, kth: Any, axis: int = -1, **_: Any) -> None:
+        from codegen.trace import dispatch
+
+        self[...] = dispatch.by_name("partition")(self, kth, axis)
 
     def reshape(self, *shape: Any, order: str = "C") -> Any:
         from codegen.trace import dispatch

@@ -73,10 +73,30 @@ def _fabs(x: Any) -> Any:
 
 
 def _logaddexp2(a: Any, b: Any) -> Any:
-    ln2 = math.log(2)
-    return apply(
-        np.divide, apply(np.logaddexp, apply(np.multiply, a, ln2), apply(np.multiply, b, ln2)), ln2
-    )
+    kind, ln2 = result_type(_float(a) if isinstance(a, Array) else a, b), math.log(2)
+    a, b = (apply(np.multiply, as_array(x, kind), ln2) for x in (a, b))
+    return apply(np.divide, apply(np.logaddexp, a, b), ln2)
+
+
+def _bitwise_count(x: Any) -> Any:
+    """Ones of |x|, counted side by side in fields of 2, 4 and 8 bits."""
+    if as_array(x).type.dtype.kind not in "biu":
+        raise unsupported(f"np.bitwise_count of {as_array(x).dtype}", "integers")
+    v = apply(np.absolute, x).astype(np.uint64)
+    v = v - ((v >> np.uint64(1)) & np.uint64(0x5555555555555555))
+    pairs = np.uint64(0x3333333333333333)
+    v = (v & pairs) + ((v >> np.uint64(2)) & pairs)
+    v = (v + (v >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
+    return ((v * np.uint64(0x0101010101010101)) >> np.uint64(56)).astype(np.uint8)
+
+
+def _product(name: str) -> Callable[[Any, Any], Any]:
+    def call(a: Any, b: Any) -> Any:
+        from codegen.trace import products
+
+        return getattr(products, name)(a, b)
+
+    return call
 
 
 UFUNCS: dict[str, Callable[..., Any]] = {
@@ -93,20 +113,11 @@ UFUNCS: dict[str, Callable[..., Any]] = {
     "float_power": _float_power,
     "fabs": _fabs,
     "logaddexp2": _logaddexp2,
+    "bitwise_count": _bitwise_count,
+    "vecdot": _product("vecdot"),
+    "matvec": _product("matvec"),
+    "vecmat": _product("vecmat"),
 }
-
-REMEDIES = {
-    "gcd": "a loop of remainders: while np.any(b != 0): a, b = b, a % b",
-    "lcm": "a * b // gcd with a loop of remainders",
-    "frexp": "np.floor(np.log2(np.abs(x))) is the exponent",
-    "ldexp": "x * 2.0 ** k",
-    "nextafter": "x + np.spacing as a constant",
-    "bitwise_count": "shifts and masks: (x >> k) & 1",
-    "matvec": "a @ x",
-    "vecmat": "x @ a",
-    "vecdot": "np.sum(a * b, axis=-1)",
-}
-
 
 def compare_mixed(ufunc: np.ufunc, a: Any, b: Any) -> Array:
     """Comparison of int64 with uint64, exact as NumPy's."""

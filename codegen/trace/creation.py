@@ -150,19 +150,61 @@ def arange(
 
 
 def linspace(
-    start: Any, stop: Any, num: Any = 50, endpoint: bool = True, dtype: Any = None,
-    layout: Any = None,
+    start: Any, stop: Any, num: Any = 50, endpoint: bool = True, retstep: bool = False,
+    dtype: Any = None, axis: int = 0, *, layout: Any = None,
 ) -> Any:  # fmt: skip
-    """num numbers from start to stop; with a symbolic num, the same formula."""
+    """num numbers from start to stop, by NumPy's formula; num may be symbolic."""
     count = expr_of(num)
     if count is None:
-        raise unsupported("linspace with a number of points that depends on data")
+        raise unsupported("linspace with a number of points that depends on data",
+                          "start + step * np.arange(n)")  # fmt: skip
     if count.is_const and not is_traced(start) and not is_traced(stop):
-        return asarray(np.linspace(start, stop, count.value, endpoint, dtype=dtype), layout=layout)
-    parts = elementwise.operate(np.subtract, num, 1) if endpoint else num
-    step = (as_array(stop) - start) / as_array(parts, np.float64)
-    values = arange(num, layout=layout) * step + start
-    return values if dtype is None else values.astype(dtype)
+        even: Any = np.linspace
+        made = even(start, stop, count.value, endpoint, True, dtype, axis)
+        values, step = asarray(made[0], layout=layout), made[1]
+    else:
+        values, step = _evenly(start, stop, count, endpoint, layout)
+        if axis != 0:
+            from codegen.trace.shaping import moveaxis
+
+            values = moveaxis(values, 0, axis)
+        if dtype is not None:
+            kind = element_type(dtype)
+            values = elementwise.apply(np.floor, values) if kind.kind in "iu" else values
+            values = values.astype(kind.name)
+    return (values, step) if retstep else values
+
+
+def _evenly(
+    start: Any, stop: Any, count: Expr, endpoint: bool, layout: Any
+) -> tuple[Array, Array]:
+    """The numbers along dim 0, and their distance. The last one is `stop` to the bit."""
+    apply = elementwise.apply
+    start, stop = (elementwise.operate(np.multiply, elementwise.normal(x), 1.0)
+                   for x in (start, stop))  # fmt: skip
+    kind = elementwise.result_type(start, stop, 0.0)
+    first, last = as_array(start, kind), as_array(stop, kind)
+    parts = as_array(number(expr.maximum(count - 1, 1) if endpoint else count), kind)
+    span = apply(np.subtract, last, first)
+    step = apply(np.divide, span, parts)
+    at = as_array(arange(number(count), layout=layout), kind)
+    at = at.reshape((at.shape[0], *[1] * step.ndim))
+    tiny = apply(np.multiply, apply(np.divide, at, parts), span)  # where step rounds to 0
+    made = elementwise.select(apply(np.equal, step, 0), tiny, apply(np.multiply, at, step))
+    made = as_array(apply(np.add, made, first))
+    if endpoint:
+        is_last = apply(np.equal, at, as_array(number(expr.maximum(count - 1, 1)), kind))
+        made = elementwise.select(is_last, last, made)
+    return made, step
+
+
+def logspace(
+    start: Any, stop: Any, num: Any = 50, endpoint: bool = True, base: Any = 10.0,
+    dtype: Any = None, axis: int = 0,
+) -> Any:  # fmt: skip
+    """base ** linspace(start, stop, num)."""
+    made = elementwise.apply(np.power, base, linspace(start, stop, num, endpoint, axis=axis))
+    return made if dtype is None else made.astype(dtype)
 
 
 def eye(

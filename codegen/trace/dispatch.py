@@ -7,9 +7,9 @@ Always holds: a NumPy function that has no row is refused with its name and the 
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,35 +20,42 @@ from codegen.trace import (
     index,
     joining,
     picking,
+    polynomials,
     products,
     reducing,
+    searching,
     shaping,
     statistics,
 )
 from codegen.trace.array import Array, is_traced, unsupported
 from codegen.trace.context import Context, refuse_constant, user_frame
 from codegen.trace.masks import Chosen
+from codegen.trace.refused import BUILD_TIME, NOT_ABOUT_ARRAYS, REMEDIES
 
 Function = Callable[..., Any]
 
 # Rows whose name in our module is the name in NumPy.
 _SAME: dict[Any, str] = {
-    creation: "arange array asarray empty empty_like eye full full_like identity linspace ones "
-    "ones_like zeros zeros_like",
-    reducing: "argmax argmin argsort average count_nonzero cumprod cumsum mean median prod ptp "
-    "sort std trapezoid var",
+    creation: "arange array asarray empty empty_like eye full full_like identity linspace "
+    "logspace ones ones_like zeros zeros_like",
+    reducing: "argmax argmin argpartition argsort average count_nonzero cumprod cumsum lexsort "
+    "mean median partition prod ptp sort sort_complex std trapezoid var",
     shaping: "array_split astype atleast_1d atleast_2d atleast_3d broadcast_arrays "
-    "broadcast_to copy diag diagonal expand_dims flip fliplr flipud hsplit ix_ "
-    "matrix_transpose meshgrid moveaxis ravel repeat reshape roll rollaxis rot90 "
+    "broadcast_to copy diag diagflat diagonal dsplit expand_dims flip fliplr flipud hsplit ix_ "
+    "matrix_transpose meshgrid moveaxis ravel repeat reshape resize roll rollaxis rot90 "
     "split squeeze swapaxes tile trace transpose tril triu unstack vsplit",
     joining: "append block column_stack concatenate dstack hstack pad stack vstack",
-    statistics: "corrcoef cov cross delete digitize ediff1d gradient histogram insert nanmax "
-    "nanmean nanmin nanprod nanstd nansum nanvar percentile quantile",
+    searching: "digitize histogram histogram2d histogram_bin_edges histogramdd interp searchsorted",
+    statistics: "corrcoef cov cross delete ediff1d gradient insert nanargmax nanargmin nancumprod "
+    "nancumsum nanmax nanmean nanmedian nanmin nanpercentile nanprod nanquantile nanstd nansum "
+    "nanvar percentile quantile unwrap",
+    polynomials: "convolve correlate polyadd polyder polyint polysub polyval vander",
     products: "dot einsum inner kron outer tensordot vdot",
-    picking: "allclose angle array_equal clip convolve copyto correlate diff fill_diagonal imag "
-    "interp isclose iscomplexobj isin isneginf isposinf isreal isrealobj nan_to_num ndim polyval "
-    "put put_along_axis ravel_multi_index real searchsorted shape sinc size take take_along_axis "
-    "unravel_index vander where",
+    picking: "allclose angle array_equal array_equiv choose clip common_type compress copyto "
+    "diag_indices_from diff fill_diagonal imag isclose iscomplex iscomplexobj isin isneginf "
+    "isposinf isreal isrealobj min_scalar_type nan_to_num ndim put put_along_axis putmask "
+    "ravel_multi_index real shape sinc size take take_along_axis tril_indices_from "
+    "triu_indices_from unravel_index where",
 }
 
 # Rows whose names differ.
@@ -58,7 +65,14 @@ _OTHER: dict[str, Function] = {
     "round": picking.round_, "around": picking.round_, "select": picking.select_,
     "result_type": picking.result_type_, "permute_dims": shaping.transpose,
     "concat": joining.concatenate, "cumulative_sum": reducing.cumsum,
-    "cumulative_prod": reducing.cumprod, "linalg.norm": products.norm,
+    "cumulative_prod": reducing.cumprod, "row_stack": joining.vstack,
+    "asanyarray": creation.asarray, "ascontiguousarray": creation.asarray,
+    "asfortranarray": creation.asarray, "require": lambda a, dtype=None, requirements=None, **_: (
+        creation.asarray(a, dtype)),
+    "fix": lambda x, out=None: elementwise.apply(np.trunc, x, out=out),
+    "fft.fftshift": shaping.fftshift, "fft.ifftshift": shaping.ifftshift,
+    "linalg.cross": lambda a, b, *, axis=-1: statistics.cross(a, b, axis=axis),
+    "linalg.norm": products.norm,
     "linalg.vector_norm": lambda x, *, axis=None, keepdims=False, ord=2: products.norm(
         shaping.ravel(x) if axis is None else x, ord, 0 if axis is None else axis, keepdims),
     "linalg.matmul": products.matmul, "linalg.outer": products.outer,
@@ -67,45 +81,6 @@ _OTHER: dict[str, Function] = {
     "linalg.vecdot": products.vecdot,
     "lib.stride_tricks.sliding_window_view": joining.sliding_window_view,
 }  # fmt: skip
-
-_REMEDIES: dict[str, str] = {
-    "nonzero": "x[mask] = v, x[mask].sum(); np.where(mask, x, other) keeps the shape; "
-    "np.argmax(mask) is the first position",
-    "flatnonzero": "x[mask] = v, x[mask].sum(); np.argmax(mask) is the first position",
-    "argwhere": "x[mask] = v, x[mask].sum(); np.where(mask, x, other) keeps the shape",
-    "extract": "x[mask].sum(); np.where(mask, x, other) keeps the shape",
-    "compress": "x[mask].sum(); np.where(mask, x, other) keeps the shape",
-    "piecewise": "np.select([x < 0, x >= 0], [f(x), g(x)])",
-    "unwrap": "x - 2 * np.pi * np.cumsum(np.round(np.diff(x, prepend=x[:1]) / (2 * np.pi)))",
-    "ma.masked_where": "x[mask].sum(), np.mean(x, where=mask)",
-    "unique": "np.sort(x), then np.where(x[1:] != x[:-1], ...) marks the first of each",
-    "trim_zeros": "np.where keeps the shape",
-    "union1d": "np.isin with np.where",
-    "intersect1d": "np.isin with np.where",
-    "setdiff1d": "np.isin with np.where",
-    "partition": "np.sort",
-    "argpartition": "np.argsort",
-    "choose": "np.select, or np.take_along_axis",
-    "lexsort": "np.argsort by one key after the other, last key first (it is stable)",
-    "bincount": "counts = np.zeros(k, int); np.add.at(counts, x, 1): k is known while building",
-    "vectorize": "the function itself on arrays; @spmd.kernel for a loop over elements",
-    "apply_along_axis": "the function itself with axis=, or spmd.range",
-    "nanpercentile": "np.percentile of what is no NaN: np.where first",
-    "putmask": "x[mask] = v, or x[...] = np.where(mask, v, x)",
-    "place": "x[mask] = v, or x[...] = np.where(mask, v, x)",
-    "histogram2d": "k = np.digitize(x, edges) - 1 of both, then np.add.at(counts, (i, j), 1)",
-    "linalg.inv": "a solver written with spmd.range, as Gauss-Jordan; of constants, NumPy's own",
-    "linalg.solve": "a solver written with spmd.range: elimination, or conjugate gradients",
-    "linalg.lstsq": "conjugate gradients of the normal equations, a.T @ a and a.T @ b",
-    "linalg.det": "a factorisation written with spmd.range",
-    "linalg.eigh": "power iteration: v = a @ v; v /= np.linalg.norm(v)",
-    "linalg.svd": "power iteration of a.T @ a",
-    "polyfit": "conjugate gradients of the normal equations of np.vander(x, k)",
-    "fft.fft": "a product with np.exp(-2j * np.pi * np.outer(k, k) / n), k = np.arange(n)",
-    "save": "return the array from the program; run -o name=file.npy writes it",
-    "load": "spmd.input; run -i name=file.npy reads it",
-}
-
 
 @cache
 def table() -> dict[str, Function]:
@@ -137,7 +112,7 @@ def by_name(name: str) -> Function:
 
 def _refuse(name: str) -> Function:
     def call(*_: Any, **__: Any) -> Any:
-        raise unsupported(f"np.{name}", _REMEDIES.get(name, ""))
+        raise unsupported(f"np.{name}", REMEDIES.get(name, _NEW))
 
     return call
 
@@ -194,7 +169,8 @@ def call_ufunc(
         return _call(ufunc, (a.reshape((*a.shape, *[1] * b.ndim)), b), kwargs)
     if method == "at":
         return index.ufunc_at(ufunc, *inputs)
-    raise unsupported(f"np.{name}.{method}", "np.sum, np.prod, np.min, np.max, np.cumsum")
+    raise unsupported(f"np.{name}.{method}", REMEDIES.get(
+        f"ufunc.{method}", "np.sum, np.prod, np.min, np.max, np.cumsum; a loop over spmd.range"))
 
 
 def _with_axis(inputs: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -245,7 +221,7 @@ def _of_values(function: Any, owner: Any) -> Function:
     drawn = not isinstance(owner, np.vectorize)
     name = f"np.random's {function.__name__}" if drawn else "np.vectorize"
     remedy = "order = spmd.random.permutation(seed, n), then x[order]" if drawn else (
-        _REMEDIES["vectorize"])  # fmt: skip
+        REMEDIES["vectorize"])  # fmt: skip
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if any(_traced(x) for x in (*args, *kwargs.values())):
@@ -285,6 +261,59 @@ def _traced(x: Any) -> bool:
     if isinstance(x, (list, tuple)):
         return any(_traced(i) for i in x)
     return is_traced(x)
+
+
+# ---- what there is -----------------------------------------------------------------------------
+
+_NEW = "another of NumPy's functions: spmd does not know this one yet"
+GATHERS: frozenset[str] = frozenset()
+_PARTS = ("linalg", "fft", "emath", "lib.stride_tricks")  # of numpy; others are not about arrays
+
+
+class State(NamedTuple):
+    """What becomes of a NumPy function in a program. note: of a refused one, what to write."""
+
+    name: str
+    state: str
+    note: str
+
+
+def states() -> Iterator[State]:
+    """Every function of NumPy's namespace, every attribute of its arrays and method of its ufuncs.
+
+    name: as after `np.`, or "ndarray.sort", "ufunc.reduce". state: "works", "gathers" (it works,
+    but every rank gets the whole operand), "refused", "not about arrays", or "unknown" of a later
+    NumPy.
+    """
+    for name in _names():
+        yield State(name, *_state(name))
+
+
+def _names() -> Iterator[str]:
+    for part in ("", *_PARTS):
+        found = _numpy(part) if part else np
+        for name in sorted(vars(found)):
+            one = getattr(found, name)
+            if callable(one) and not name.startswith("_") and not isinstance(one, type):
+                yield f"{part}.{name}" if part else name
+    yield from (f"ndarray.{n}" for n in dir(np.ndarray) if not n.startswith("_"))
+    yield from (f"ufunc.{n}" for n in ("accumulate", "at", "outer", "reduce", "reduceat"))
+
+
+def _state(name: str) -> tuple[str, str]:
+    of, _, rest = name.partition(".")
+    function = _numpy(name)
+    if name in REMEDIES:
+        return "refused", REMEDIES[name]
+    if name in GATHERS or (of == "ndarray" and rest in GATHERS):
+        return "gathers", "every rank gets the whole operand"
+    if name in BUILD_TIME:
+        return "works", "of numbers known while building"
+    if name in NOT_ABOUT_ARRAYS:
+        return "not about arrays", ""
+    known = hasattr(Array, rest) if of == "ndarray" else of == "ufunc" or name in table() or (
+        isinstance(function, np.ufunc) and elementwise.is_known(function))  # fmt: skip
+    return ("works", "") if known else ("unknown", "")
 
 
 # ---- spmd.numpy ------------------------------------------------------------------------------

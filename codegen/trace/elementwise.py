@@ -34,6 +34,7 @@ from codegen.trace.array import (
 from codegen.trace.context import Context, require_context, user_place
 from codegen.trace.letting import as_symbol, no_branches
 from codegen.trace.number import expr_of, number
+from codegen.trace.refused import REMEDIES
 
 Operand = Any  # Array, Number, Python number or NumPy array
 
@@ -300,7 +301,7 @@ def apply(
         return store(composite.UFUNCS[ufunc.__name__](*operands), out, where)
     function = BY_UFUNC.get(ufunc.__name__)
     if function is None:
-        raise unsupported(f"np.{ufunc.__name__}", composite.REMEDIES.get(ufunc.__name__, ""))
+        raise unsupported(f"np.{ufunc.__name__}", REMEDIES.get(ufunc.__name__, ""))
     context = require_context(f"np.{ufunc.__name__}")
     loop = loop_dtypes(ufunc, operands, dtype)
     if len(set(loop[:-1])) > 1:  # int64 with uint64: NumPy compares them exactly
@@ -312,6 +313,14 @@ def apply(
     values = [operand_value(context, x, d, shape) for x, d in zip(operands, loop)]
     result = wrap(context, context.emit_one("map", *values, fn=function.name))
     return store(result, out, where, casting=True)
+
+
+def is_known(ufunc: np.ufunc) -> bool:
+    """Whether programs can call a ufunc."""
+    from codegen.trace import composite
+
+    name = ufunc.__name__
+    return ufunc is np.matmul or name in composite.UFUNCS or name in BY_UFUNC
 
 
 _COMPARISONS = (np.equal, np.not_equal, np.less, np.less_equal, np.greater, np.greater_equal)

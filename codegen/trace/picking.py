@@ -1,4 +1,4 @@
-"""Functions that pick, compare and round: take, clip, where, isclose, diff, searchsorted …"""
+"""Functions that pick, compare and round: take, clip, where, isclose, diff …"""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ import numpy as np
 from codegen import dtypes, expr
 from codegen.errors import ShapeError
 from codegen.trace import joining, shaping, view
-from codegen.trace.array import Array, as_array, number, unsupported, wrap
+from codegen.trace.array import (
+    Array,
+    as_array,
+    constant,
+    is_traced,
+    number,
+    unsupported,
+    wrap,
+)
 from codegen.trace.context import user_place
 from codegen.trace.elementwise import apply, normal, result_type, select, store
 from codegen.trace.index import Gather, from_the_end
@@ -142,8 +150,7 @@ def angle(z: Any, deg: bool = False) -> Any:
 
 def isclose(a: Any, b: Any, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bool = False) -> Array:
     a, b = normal(a), normal(b)
-    if result_type(a, b).kind in "biu":
-        b = as_array(b, np.float64)
+    b = as_array(b, result_type(b, 1.0))
     finite = apply(np.isfinite, b)
     near = apply(np.absolute, apply(np.subtract, a, b)) <= atol + rtol * apply(np.absolute, b)
     result = (near & finite) | apply(np.equal, a, b)
@@ -160,26 +167,49 @@ def array_equal(a: Any, b: Any, equal_nan: bool = False) -> Any:
     a, b = as_array(a), as_array(b)
     if a.ndim != b.ndim or not all(map(same_extent, a.extents, b.extents)):
         return False
-    return all_(apply(np.equal, a, b))
+    return all_(_equal(a, b, equal_nan))
+
+
+def _equal(a: Any, b: Any, equal_nan: bool) -> Any:
+    same = apply(np.equal, a, b)
+    return same | (apply(np.isnan, a) & apply(np.isnan, b)) if equal_nan else same
+
+
+def array_equiv(a1: Any, a2: Any) -> Any:
+    """Equal once broadcast; shapes that do not fit each other are not."""
+    try:
+        return all_(apply(np.equal, a1, a2))
+    except ShapeError:
+        return False
 
 
 def isneginf(x: Any, out: Any = None) -> Any:
-    return apply(np.isinf, x) & apply(np.signbit, x)
+    return store(apply(np.isinf, x) & apply(np.signbit, x), out)
 
 
 def isposinf(x: Any, out: Any = None) -> Any:
-    return apply(np.isinf, x) & apply(np.logical_not, apply(np.signbit, x))
+    return store(apply(np.isinf, x) & apply(np.logical_not, apply(np.signbit, x)), out)
 
 
 def nan_to_num(x: Any, copy: bool = True, nan: Any = 0.0, posinf: Any = None,
                neginf: Any = None) -> Any:  # fmt: skip
     array = as_array(x)
-    if array.type.dtype.kind != "f":
-        return array.copy()
-    top, bottom = np.finfo(array.dtype).max, np.finfo(array.dtype).min
+    made = array.copy()
+    if array.type.dtype.kind == "c":
+        made = shaping.reshape(made, array.shape)  # of a scalar too, it is written below
+        made.real = _numbers_for(real(array), nan, posinf, neginf)
+        made.imag = _numbers_for(imag(array), nan, posinf, neginf)
+    elif array.type.dtype.kind == "f":
+        made = _numbers_for(array, nan, posinf, neginf)
+    return made if copy or not isinstance(x, Array) or x.scalar else store(made, x)
+
+
+def _numbers_for(array: Array, nan: Any, posinf: Any, neginf: Any) -> Array:
+    info = np.finfo(array.dtype)
+    top = float(info.max) if posinf is None else posinf
+    bottom = float(info.min) if neginf is None else neginf
     out = select(apply(np.isnan, array), nan, array)
-    out = select(isposinf(array), float(top) if posinf is None else posinf, out)
-    return select(isneginf(array), float(bottom) if neginf is None else neginf, out)
+    return select(isneginf(array), bottom, select(isposinf(array), top, out))
 
 
 def diff(x: Any, n: int = 1, axis: Any = -1, prepend: Any = None, append: Any = None) -> Array:
@@ -199,37 +229,16 @@ def diff(x: Any, n: int = 1, axis: Any = -1, prepend: Any = None, append: Any = 
     return array
 
 
-def searchsorted(a: Any, v: Any, side: str = "left", sorter: Any = None) -> Array:
-    """How many elements stand before v: counted, so that no search depends on data."""
-    ordered = as_array(a) if sorter is None else as_array(a)[sorter]
-    values = as_array(v)
-    wide = shaping.expand_dims(values, values.ndim)
-    from codegen.trace.reducing import sum_
-
-    before = apply(np.less if side == "left" else np.less_equal, ordered, wide)
-    return as_array(sum_(before, axis=-1))
-
-
-def interp(
-    x: Any, xp: Any, fp: Any, left: Any = None, right: Any = None, period: Any = None
-) -> Array:
-    if period is not None:
-        raise unsupported("np.interp with period=", "x % period")
-    xs, ys, at = as_array(xp, np.float64), as_array(fp, np.float64), as_array(x, np.float64)
-    k = clip(searchsorted(xs, at, "right") - 1, 0, xs.shape[0] - 2)
-    slope = (ys[k + 1] - ys[k]) / (xs[k + 1] - xs[k])
-    inside = ys[k] + slope * (at - xs[k])
-    inside = select(at <= xs[0], ys[0] if left is None else left, inside)
-    inside = select(at >= xs[-1], ys[-1], inside)
-    return inside if right is None else select(at > xs[-1], right, inside)
-
-
 def isin(element: Any, test_elements: Any, invert: bool = False, **_: Any) -> Array:
     from codegen.trace.reducing import any_
 
     array, tests = as_array(element), shaping.ravel(test_elements)
     found = any_(apply(np.equal, shaping.expand_dims(array, array.ndim), tests), axis=-1)
     return apply(np.logical_not, found) if invert else as_array(found)
+
+
+def iscomplex(x: Any) -> Any:
+    return apply(np.not_equal, imag(x), 0)
 
 
 def isreal(x: Any) -> Any:
@@ -244,53 +253,8 @@ def isrealobj(x: Any) -> bool:
     return not iscomplexobj(x)
 
 
-def convolve(a: Any, v: Any, mode: str = "full") -> Any:
-    """By shifted products; the shorter operand's extent must be known while building."""
-    from codegen.trace.creation import zeros
-
-    x, kernel = as_array(a), as_array(v)
-    if not kernel.extents[0].is_const:
-        x, kernel = kernel, x
-    if not kernel.extents[0].is_const or kernel.extents[0].value > 64:
-        raise unsupported("np.convolve with a long kernel", "a kernel of at most 64 elements")
-    count = kernel.extents[0].value
-    n = x.shape[0]
-    out = zeros(n + count - 1, result_type(x, kernel))
-    for k in range(count):
-        out[k : k + n] += x * kernel[k]
-    if mode == "full":
-        return out
-    if mode == "same":
-        return out[(count - 1) // 2 : (count - 1) // 2 + n]
-    return out[count - 1 : n]
-
-
-def correlate(a: Any, v: Any, mode: str = "valid") -> Any:
-    """Of a longer operand and a kernel."""
-    long, kernel = as_array(a), as_array(v)
-    if not expr.nonneg(long.extents[0] - kernel.extents[0]):
-        raise unsupported("np.correlate with a kernel that is longer", "np.correlate(v, a)[::-1]")
-    return convolve(long, apply(np.conjugate, kernel)[::-1], mode)
-
-
-def polyval(p: Any, x: Any) -> Any:
-    """Horner's rule."""
-    out: Any = shaping.broadcast_to(np.zeros((), as_array(x).dtype), as_array(x).shape)
-    for c in p if isinstance(p, Array) else np.asarray(p):
-        out = apply(np.add, apply(np.multiply, out, x), c)
-    return out
-
-
 def put(a: Any, ind: Any, v: Any, mode: str = "raise") -> None:
     as_array(a).flat[ind] = v
-
-
-def vander(x: Any, N: Any = None, increasing: bool = False) -> Any:
-    array = as_array(x)
-    powers = range(array.shape[0] if N is None else N)
-    columns = [array**k for k in (powers if increasing else reversed(powers))]
-    kind = result_type(array, np.int64(0))
-    return joining.stack([as_array(c, kind) for c in columns], -1)
 
 
 def sinc(x: Any) -> Any:
@@ -334,6 +298,67 @@ def result_type_(*operands: Any) -> Any:
 
 def copyto(dst: Any, src: Any, casting: str = "same_kind", where: Any = True) -> None:
     store(src if where is True else as_array(src), dst, where)
+
+
+def putmask(a: Any, mask: Any, values: Any) -> None:
+    """Where values has as many elements as `a`, or one."""
+    array = as_array(a)
+    new = as_array(values, array.type.dtype)
+    if new.ndim and not expr.equal(expr.product(new.extents), expr.product(array.extents)):
+        if expr.product(new.extents) != 1:
+            raise unsupported("np.putmask with values that are repeated",
+                              "x[...] = np.where(mask, v, x)")  # fmt: skip
+        new = new.reshape(())
+    new = new.reshape(array.shape) if new.ndim else new
+    array[...] = select(mask, new, array)
+
+
+def choose(a: Any, choices: Any, out: Any = None, mode: str = "raise") -> Any:
+    """Of several arrays, the one that an element of `a` counts."""
+    options = [normal(c) for c in choices]
+    at, count = as_array(a, dtypes.INT64), len(options)
+    if mode == "wrap":
+        at = at % count
+    elif mode == "clip":
+        at = clip(at, 0, count - 1)
+    made: Any = as_array(options[-1], result_type(*options))
+    for k in reversed(range(count - 1)):
+        made = select(apply(np.equal, at, k), options[k], made)
+    return store(select(at == count - 1, options[-1], made), out)
+
+
+def compress(condition: Any, a: Any, axis: Any = None, out: Any = None) -> Any:
+    """By a condition known while building."""
+    from codegen.trace.refused import REMEDIES
+
+    if is_traced(condition):
+        raise unsupported("np.compress, whose shape depends on data,", REMEDIES["extract"])
+    return take(a, np.flatnonzero(condition), axis, out)
+
+
+def common_type(*arrays: Any) -> Any:
+    return np.common_type(*(np.empty(0, as_array(x).dtype) for x in arrays))
+
+
+def min_scalar_type(a: Any) -> Any:
+    if as_array(a).ndim == 0:
+        raise unsupported("np.min_scalar_type of a number of the program", "x.dtype")
+    return as_array(a).dtype
+
+
+def _of_shape(function: Any) -> Any:
+    """np.tril_indices_from and its kin: of a shape known while building."""
+
+    def call(a: Any, *args: Any, **options: Any) -> Any:
+        shape = tuple(constant(e, function.__name__, "") for e in as_array(a).extents)
+        return function(np.broadcast_to(np.empty(()), shape), *args, **options)
+
+    return call
+
+
+diag_indices_from = _of_shape(np.diag_indices_from)
+tril_indices_from = _of_shape(np.tril_indices_from)
+triu_indices_from = _of_shape(np.triu_indices_from)
 
 
 def fill_diagonal(a: Any, val: Any, wrap: bool = False) -> None:

@@ -77,6 +77,16 @@ def vecdot(x: Any, y: Any, axis: int = -1) -> Any:
     return sum_(apply(np.multiply, apply(np.conjugate, x), y), axis=axis)
 
 
+def matvec(x: Any, y: Any) -> Any:
+    """Matrices by vectors; leading dims broadcast."""
+    return shaping.squeeze(matmul(x, shaping.expand_dims(y, -1)), -1)
+
+
+def vecmat(x: Any, y: Any) -> Any:
+    made = matmul(shaping.expand_dims(apply(np.conjugate, x), -2), y)
+    return shaping.squeeze(made, -2)
+
+
 def inner(x: Any, y: Any) -> Any:
     a, b = as_array(x), as_array(y)
     if a.ndim == 0 or b.ndim == 0:

@@ -129,20 +129,20 @@ def prod(x: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims:
     return reduce("mul", "np.prod", x, axis, _sum_dtype(x, dtype), out, keepdims, initial, where)
 
 
-def _no_complex(x: Any, what: str) -> None:
+def no_complex(x: Any, what: str) -> None:
     if as_array(x).type.dtype.kind == "c":
         raise unsupported(f"{what} of complex numbers", "np.abs(x) or x.real")
 
 
 def min_(x: Any, axis: Any = None, out: Any = None, keepdims: Any = False, initial: Any = None,
          where: Any = True) -> Any:  # fmt: skip
-    _no_complex(x, "np.min")
+    no_complex(x, "np.min")
     return reduce("min", "np.min", x, axis, None, out, keepdims, initial, where)
 
 
 def max_(x: Any, axis: Any = None, out: Any = None, keepdims: Any = False, initial: Any = None,
          where: Any = True) -> Any:  # fmt: skip
-    _no_complex(x, "np.max")
+    no_complex(x, "np.max")
     return reduce("max", "np.max", x, axis, None, out, keepdims, initial, where)
 
 
@@ -266,7 +266,7 @@ def _flat_or(x: Any, axis: Any, what: str) -> tuple[Array, int]:
 def _arg(fn: str) -> Callable[..., Any]:
     def call(x: Any, axis: Any = None, out: Any = None, *, keepdims: Any = False) -> Any:
         what = f"np.arg{fn}"
-        _no_complex(x, what)
+        no_complex(x, what)
         array, d = _flat_or(x, axis, what)
         if array.ndim == 0:
             array = array.reshape(1)
@@ -304,7 +304,7 @@ def sort(x: Any, axis: Any = -1, kind: Any = None, order: Any = None, *, stable:
     """Ascending, NaN last. A new array."""
     if order is not None:
         raise unsupported("np.sort with order=")
-    _no_complex(x, "np.sort")
+    no_complex(x, "np.sort")
     array, d = _flat_or(x, axis, "np.sort")
     return wrap(array.context, array.context.emit_one("sort", array.read(), dim=d), scalar=False)
 
@@ -315,9 +315,49 @@ def argsort(
     """Stable, whatever `kind` says."""
     if order is not None:
         raise unsupported("np.argsort with order=")
-    _no_complex(x, "np.argsort")
+    no_complex(x, "np.argsort")
     array, d = _flat_or(x, axis, "np.argsort")
     return wrap(array.context, array.context.emit_one("argsort", array.read(), dim=d), scalar=False)
+
+
+def partition(x: Any, kth: Any, axis: Any = -1, kind: Any = None, order: Any = None) -> Any:
+    """All sorted: what stands before and behind the k-th element is then in order too."""
+    _check_kth(x, kth, axis, "np.partition")
+    return sort(x, axis, order=order)
+
+
+def argpartition(x: Any, kth: Any, axis: Any = -1, kind: Any = None, order: Any = None) -> Any:
+    _check_kth(x, kth, axis, "np.argpartition")
+    return argsort(x, axis, order=order)
+
+
+def _check_kth(x: Any, kth: Any, axis: Any, what: str) -> None:
+    array, d = _flat_or(x, axis, what)
+    n = array.extents[d]
+    for k in np.ravel(kth):
+        if n.is_const and not -n.value <= k < n.value:
+            raise ShapeError(f"{what}: kth {k} is out of bounds", place=user_place(),
+                             expected=f"{-n.value} to {n.value - 1}", found=str(k))  # fmt: skip
+
+
+def lexsort(keys: Any, axis: Any = -1) -> Array:
+    """The order by the last key, of equal ones by the one before, and so on."""
+    from codegen.trace.picking import take_along_axis
+
+    rows = [as_array(k) for k in keys]
+    order = argsort(rows[0], axis)
+    for key in rows[1:]:
+        order = take_along_axis(order, argsort(take_along_axis(key, order, axis), axis), axis)
+    return as_array(order)
+
+
+def sort_complex(a: Any) -> Any:
+    made = sort(a)
+    kind = made.type.dtype
+    if kind.kind == "c":
+        return made
+    narrow = kind.name in ("int8", "uint8", "int16", "uint16")
+    return made.astype(np.complex64 if narrow else np.complex128)
 
 
 def median(x: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False,
@@ -329,13 +369,21 @@ def median(x: Any, axis: Any = None, out: Any = None, overwrite_input: bool = Fa
     ordered = sort(array, d)
     n = array.shape[d]
     low, high = _take(ordered, (n - 1) // 2, d), _take(ordered, n // 2, d)
+    middle = between(low, high, operate(np.remainder, n, 2) == 1)
     last = _take(ordered, n - 1, d)
-    middle = select(apply(np.isnan, last), last, (low + high) * 0.5)
-    middle = as_array(middle, array.type.dtype)
+    middle = as_array(select(apply(np.isnan, last), last, middle), array.type.dtype)
     if not _default_no(keepdims) and keepdims:
         one = tuple(1 if axis is None or k == d else e for k, e in enumerate(as_array(x).shape))
         middle = middle.reshape(one)
     return store(middle, out)
+
+
+def between(low: Any, high: Any, single: Any) -> Any:
+    """The mean of the two middle elements; where there is a `single` one, itself: twice of it may
+    be too large."""
+    wide = dtypes.FLOAT32 if low.type.dtype.size == 2 else low.type.dtype
+    middle = (as_array(low, wide) + as_array(high, wide)) * 0.5
+    return select(single, as_array(low, wide), middle)
 
 
 def _take(array: Array, k: Any, d: int) -> Array:

@@ -243,6 +243,10 @@ def hsplit(x: Any, indices: Any) -> list[Array]:
     return split(x, indices, 0 if as_array(x).ndim == 1 else 1)
 
 
+def dsplit(x: Any, indices: Any) -> list[Array]:
+    return split(x, indices, 2)
+
+
 def vsplit(x: Any, indices: Any) -> list[Array]:
     return split(x, indices, 0)
 
@@ -318,6 +322,33 @@ def _rolled(array: Array, shift: Any, d: int) -> Array:
         at = (*zeros[:d], target, *zeros[d + 1 :])
         value = array.context.emit_one("update", value, piece, start=at, step=step)
     return wrap(array.context, value, scalar=False)
+
+
+def fftshift(x: Any, axes: Any = None) -> Array:
+    """Zero frequency to the middle."""
+    return _half_way(x, axes, 1)
+
+
+def ifftshift(x: Any, axes: Any = None) -> Array:
+    return _half_way(x, axes, -1)
+
+
+def _half_way(x: Any, axes: Any, sign: int) -> Array:
+    array = as_array(x)
+    dims = dims_of(axes, array.ndim, "np.fft.fftshift")
+    halves = tuple(number(sign * (array.extents[d] // 2)) for d in dims)
+    return roll(array, halves, dims) if dims else _copied(array)
+
+
+def resize(x: Any, shape: Any) -> Array:
+    """The elements again and again until the shape is full."""
+    array = ravel(x)
+    wanted = [constant(e or ZERO, "np.resize", "") for e in _wanted(shape)]
+    have = constant(array.extents[0], "np.resize", "np.tile")
+    total = int(np.prod(wanted))
+    if not have:
+        return as_array(np.zeros(wanted, array.dtype))
+    return reshape(tile(array, -(-total // have))[:total], tuple(wanted))
 
 
 def tile(x: Any, reps: Any) -> Array:
@@ -416,6 +447,10 @@ def diag(x: Any, k: int = 0) -> Array:
     at = arange(array.shape[0])
     made[at + max(-k, 0), at + max(k, 0)] = array
     return made
+
+
+def diagflat(v: Any, k: int = 0) -> Array:
+    return diag(ravel(v), k)
 
 
 def trace(x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = None,

@@ -1,4 +1,4 @@
-"""Statistics and differences: quantiles, histograms, covariances, gradients, NaN left out.
+"""Statistics and differences: quantiles, covariances, gradients, NaN left out.
 
 Composed of the other functions; dtypes and formulas are NumPy's.
 """
@@ -14,11 +14,10 @@ import numpy as np
 from codegen import dtypes
 from codegen.errors import ShapeError
 from codegen.trace import joining, picking, products, reducing, shaping
-from codegen.trace.array import Array, as_array, unsupported
+from codegen.trace.array import Array, as_array, is_traced, unsupported
 from codegen.trace.context import user_place
-from codegen.trace.creation import linspace, zeros, zeros_like
-from codegen.trace.elementwise import apply, operate, result_type, select
-from codegen.trace.index import ufunc_at
+from codegen.trace.creation import zeros_like
+from codegen.trace.elementwise import apply, operate, result_type, select, store
 
 # ---- order ---------------------------------------------------------------------------------------
 
@@ -26,12 +25,8 @@ from codegen.trace.index import ufunc_at
 def quantile(x: Any, q: Any, axis: Any = None, *, method: str = "linear", keepdims: Any = False,
              **other: Any) -> Any:  # fmt: skip
     """Between the two sorted elements nearest to q, as method="linear"; NaN where there is one."""
-    if method != "linear" or isinstance(q, Array) or any(v is not None for v in other.values()):
-        raise unsupported("np.quantile with other methods, or a q that depends on data",
-                          "method='linear' and numbers; np.sort(x)[k]")  # fmt: skip
+    _check_quantile("np.quantile", q, method, other)
     array = as_array(x)
-    if not np.all((0 <= np.asarray(q)) & (np.asarray(q) <= 1)):
-        raise unsupported(f"np.quantile with q={q!r}", "q from 0 to 1 (percentiles: 0 to 100)")
     if array.type.dtype.kind in "biu" or np.ndim(q):  # an array of q is one of float64
         array = as_array(array, dtypes.FLOAT64)
     if axis is None:
@@ -60,6 +55,14 @@ def quantile(x: Any, q: Any, axis: Any = None, *, method: str = "linear", keepdi
     return made.reshape((*np.shape(q), *made.shape[1:]))
 
 
+def _check_quantile(what: str, q: Any, method: str, other: Any) -> None:
+    if method != "linear" or is_traced(q) or any(v is not None for v in other.values()):
+        raise unsupported(f"{what} with other methods, or a q that depends on data",
+                          "method='linear' and numbers; np.sort(x)[k]")  # fmt: skip
+    if not np.all((0 <= np.asarray(q)) & (np.asarray(q) <= 1)):
+        raise unsupported(f"{what} with q={q!r}", "q from 0 to 1 (percentiles: 0 to 100)")
+
+
 def percentile(x: Any, q: Any, axis: Any = None, **options: Any) -> Any:
     return quantile(x, q if isinstance(q, Array) else np.true_divide(q, 100), axis, **options)
 
@@ -69,48 +72,7 @@ def _at(array: Array, k: Any, d: int) -> Array:
     return got
 
 
-# ---- counting ------------------------------------------------------------------------------------
-
-
-def histogram(x: Any, bins: Any = 10, range: Any = None, density: Any = None,
-              weights: Any = None) -> tuple[Any, Any]:  # fmt: skip
-    """Counts between edges, and the edges; the last edge belongs to the last bin."""
-    if isinstance(bins, str):
-        raise unsupported(f"np.histogram with bins={bins!r}", "a number of bins, or their edges")
-    array = shaping.ravel(x)
-    if np.ndim(bins) == 0:
-        low, high = (reducing.min_(array), reducing.max_(array)) if range is None else range
-        if range is None:
-            flat = apply(np.equal, low, high)
-            low, high = select(flat, low - 0.5, low), select(flat, high + 0.5, high)
-        kind = result_type(low, high, array)
-        kind = dtypes.FLOAT64 if kind.kind in "biu" else kind
-        edges = as_array(linspace(low, high, int(bins) + 1), kind)
-        array = as_array(array, kind)  # differences of integers would wrap around
-        place = apply(np.divide, (array - low) * int(bins), as_array(high) - low)
-        k = picking.clip(apply(np.floor, place), 0, int(bins) - 1).astype(np.int64)
-        k = k - apply(np.less, array, edges[k])
-        k = k + (apply(np.greater_equal, array, edges[k + 1]) & (k != int(bins) - 1))
-    else:
-        edges = as_array(bins)
-        k = picking.searchsorted(edges, array, "right") - 1
-        k = k - apply(np.equal, array, edges[-1])
-    inside = apply(np.greater_equal, array, edges[0]) & apply(np.less_equal, array, edges[-1])
-    each = 1 if weights is None else shaping.ravel(weights)
-    made = zeros(edges.shape[0] - 1, np.int64 if weights is None else as_array(each).dtype)
-    count = made.shape[0]
-    ufunc_at(np.add, made, picking.clip(k, 0, count - 1), select(inside, each, 0))
-    if not density:
-        return made, edges
-    return apply(np.divide, made, picking.diff(edges) * reducing.sum_(made)), edges
-
-
-def digitize(x: Any, bins: Any, right: bool = False) -> Any:
-    """For edges that increase."""
-    if not isinstance(bins, Array) and np.any(np.diff(bins) < 0):
-        raise unsupported("np.digitize with edges that decrease", "len(bins) - np.digitize(x, "
-                          "bins[::-1])")  # fmt: skip
-    return picking.searchsorted(bins, x, "left" if right else "right")
+# ---- variances ---------------------------------------------------------------------------------
 
 
 def cov(m: Any, y: Any = None, rowvar: bool = True, bias: bool = False, ddof: Any = None,
@@ -174,6 +136,24 @@ def _slope(f: Array, step: Any, d: int) -> Array:
         + f[part(2, None)] * (before / (after * (before + after)))
     )
     made[first], made[last] = begin / gaps[:1], end / gaps[-1:]
+    return made
+
+
+def unwrap(p: Any, discont: Any = None, axis: int = -1, *, period: Any = 2 * np.pi) -> Any:
+    """Steps of more than half a period become their complements."""
+    array = as_array(p)
+    (d,) = reducing.dims_of((axis,), array.ndim, "np.unwrap")
+    steps = picking.diff(array, axis=d)
+    kind = result_type(steps, period)
+    half = period // 2 if kind.kind in "iu" else period / 2
+    turned = apply(np.remainder, steps + half, period) - half
+    if kind.kind not in "iu" or period % 2 == 0:
+        turned = select((turned == -half) & (steps > 0), half, turned)
+    small = apply(np.less, apply(np.absolute, steps), period / 2 if discont is None else discont)
+    moved = reducing.cumsum(select(small, 0, turned - steps), d)
+    lead = [slice(None)] * d
+    made = as_array(array, kind).copy()
+    made[(*lead, slice(1, None))] = array[(*lead, slice(1, None))] + moved
     return made
 
 
@@ -258,3 +238,100 @@ nansum, nanprod = _without_nan(reducing.sum_), _without_nan(reducing.prod)
 nanmean, nanvar = _without_nan(reducing.mean), _without_nan(reducing.var)
 nanstd = _without_nan(reducing.std)
 nanmax, nanmin = _without_nan(reducing.max_, -np.inf), _without_nan(reducing.min_, np.inf)
+
+
+def _without_nan_running(run: Callable[..., Any], neutral: int) -> Callable[..., Any]:
+    def call(x: Any, axis: Any = None, dtype: Any = None, out: Any = None) -> Any:
+        array = as_array(x)
+        if array.type.dtype.kind in "fc":
+            array = as_array(select(apply(np.isnan, array), neutral, array), array.type.dtype)
+        return run(array, axis, dtype, out)
+
+    return call
+
+
+nancumsum = _without_nan_running(reducing.cumsum, 0)
+nancumprod = _without_nan_running(reducing.cumprod, 1)
+
+
+def _position_without_nan(find: Callable[..., Any], extreme: float) -> Callable[..., Any]:
+    def call(x: Any, axis: Any = None, out: Any = None, *, keepdims: Any = False) -> Any:
+        array = as_array(x)
+        if array.type.dtype.kind == "f":
+            array = select(apply(np.isnan, array), extreme, array)
+        return find(array, axis, out, keepdims=keepdims)
+
+    return call
+
+
+nanargmax = _position_without_nan(reducing.argmax, -np.inf)
+nanargmin = _position_without_nan(reducing.argmin, np.inf)
+
+
+def nanquantile(x: Any, q: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False,
+                method: str = "linear", keepdims: Any = False, **other: Any) -> Any:  # fmt: skip
+    """np.quantile of what is no NaN: places among the sorted ones are known only at run time."""
+    _check_quantile("np.nanquantile", q, method, other)
+    array, d, shape = _lanes(x, axis)
+    ordered, count = _ordered(array, d)
+
+    def one(part: float) -> Any:
+        place = apply(np.multiply, count - 1, part)
+        low = apply(np.floor, place)
+        t = as_array(place - low, array.type.dtype)
+        step = _picked(ordered, low + 1, count, d) - (first := _picked(ordered, low, count, d))
+        last = first + step
+        return select(t < 0.5, first + step * t, last - step * (1 - t))
+
+    return store(_of_parts(one, q, count, array, d, shape if keepdims is True else None), out)
+
+
+def nanpercentile(x: Any, q: Any, axis: Any = None, *args: Any, **options: Any) -> Any:
+    return nanquantile(x, np.true_divide(q, 100), axis, *args, **options)
+
+
+def nanmedian(x: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False,
+              keepdims: Any = False) -> Any:  # fmt: skip
+    """The middle of what is no NaN."""
+    array, d, shape = _lanes(x, axis)
+    ordered, count = _ordered(array, d)
+
+    def one(_: float) -> Any:
+        low, high = (_picked(ordered, (count - k) // 2, count, d) for k in (1, 0))
+        return reducing.between(low, high, count % 2 == 1)
+
+    return store(_of_parts(one, 0.5, count, array, d, shape if keepdims is True else None), out)
+
+
+def _lanes(x: Any, axis: Any) -> tuple[Array, int, tuple[Any, ...]]:
+    """Floats, the dim along which they are sorted, and the shape with keepdims."""
+    whole = as_array(x)
+    array = whole if axis is not None else shaping.ravel(whole)
+    (d,) = reducing.dims_of(0 if axis is None else axis, array.ndim, "np.nanquantile")
+    shape = tuple(1 if axis is None or k == d else e for k, e in enumerate(whole.shape))
+    kind = dtypes.FLOAT64 if array.type.dtype.kind in "biu" else array.type.dtype
+    return as_array(array, kind), d, shape
+
+
+def _ordered(array: Array, d: int) -> tuple[Array, Array]:
+    """Sorted, NaN last; and how many are no NaN."""
+    there = apply(np.logical_not, apply(np.isnan, array))
+    return as_array(reducing.sort(array, d)), reducing.sum_(there, d, keepdims=True)
+
+
+def _picked(ordered: Array, k: Any, count: Array, d: int) -> Array:
+    at = apply(np.maximum, apply(np.minimum, as_array(k, dtypes.INT64), count - 1), 0)
+    return picking.take_along_axis(ordered, at, d)
+
+
+def _of_parts(one: Callable[[float], Any], q: Any, count: Array, array: Array, d: int,
+              wide: tuple[Any, ...] | None) -> Any:  # fmt: skip
+    def shown(part: float) -> Array:
+        made = as_array(select(count == 0, np.nan, one(part)), array.type.dtype)
+        return made.reshape(wide) if wide is not None else shaping.squeeze(made, d)
+
+    if np.ndim(q) == 0:
+        made = shown(float(q))
+        return made[()] if not made.ndim else made
+    parts = joining.stack([shown(float(p)) for p in np.ravel(q)])
+    return parts.reshape((*np.shape(q), *parts.shape[1:]))

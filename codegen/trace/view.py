@@ -8,12 +8,9 @@ Always holds: `put` gives a value of the storage's type; steps are compared to r
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
-
-import numpy as np
 
 from codegen import dtypes
 from codegen.dtypes import DType
@@ -155,40 +152,69 @@ def dtype_of(view: View, base: DType) -> DType:
 
 
 def may_reshape(view: View, base: Shape, shape: Shape) -> bool:
-    """Whether NumPy's reshape of this view shows the same memory: its own strides decide, of an
-    array that is never touched. Extents that follow from the mesh: assumed so."""
+    """Whether NumPy's reshape of this view shows the same memory: the strides that it would have
+    decide. Extents that follow from the mesh: assumed so."""
     steps: View = (*view, Reshape(shape))
     shapes = (base, *(s.shape for s in steps if not isinstance(s, Transpose)))
     if any(isinstance(step, Picked) for step in view):
         return False
     if not view or not all(e.is_const for one in shapes for e in one):
         return True
-    extents = [tuple(e.value for e in one) for one in shapes]
-    strides = [math.prod(extents[0][d + 1 :]) for d in range(len(base))]
-    shown: Any = np.lib.stride_tricks.as_strided(np.zeros(1, bool), extents[0], strides)
-    given = iter(extents[1:])
-    for step in view:
+    extents = tuple(e.value for e in base)
+    strides = _contiguous(extents)
+    for step in steps:
         if isinstance(step, Transpose):
-            shown = shown.transpose(step.perm)
+            extents = tuple(extents[d] for d in step.perm)
+            strides = tuple(strides[d] for d in step.perm)
             continue
-        now = next(given)
+        now = tuple(e.value for e in step.shape)
         if isinstance(step, Reshape):
-            shown = shown.view()
-            shown.shape = now
+            found = reshaped_strides(extents, strides, now)
+            if found is None:
+                return False
+            strides = found
         elif isinstance(step, Broadcast):
-            at = dict(zip(step.dims, shown.strides))
-            strides = [at[d] if d in at and shown.shape[step.dims.index(d)] != 1 else 0
-                       for d in range(len(now))]  # fmt: skip
-            shown = np.lib.stride_tricks.as_strided(shown, now, strides)
-        else:
-            by = step.step if isinstance(step, Slice) else (1,) * len(now)
-            strides = [s * k for s, k in zip(shown.strides, by)]
-            shown = np.lib.stride_tricks.as_strided(shown, now, strides)
-    try:
-        shown.view().shape = next(given)
-    except AttributeError:
-        return False
+            at = {d: s for d, s, e in zip(step.dims, strides, extents) if e != 1}
+            strides = tuple(at.get(d, 0) for d in range(len(now)))
+        elif isinstance(step, Slice):
+            strides = tuple(s * k for s, k in zip(strides, step.step))
+        extents = now
     return True
+
+
+def _contiguous(extents: Sequence[int]) -> tuple[int, ...]:
+    """Strides of an array in row-major order, in elements."""
+    return tuple(math.prod(extents[d + 1 :]) for d in range(len(extents)))
+
+
+def reshaped_strides(
+    extents: Sequence[int], strides: Sequence[int], wanted: Sequence[int]
+) -> tuple[int, ...] | None:
+    """Strides that show the same elements in another shape of as many, None where there are none.
+
+    The rule of NumPy's _attempt_nocopy_reshape: dims are taken in groups of equal size on both
+    sides, and the old dims of a group must run through memory as one.
+    """
+    if 0 in extents:
+        return _contiguous(wanted)
+    old = [(e, s) for e, s in zip(extents, strides) if e != 1]
+    new = [d for d, e in enumerate(wanted) if e != 1]
+    made = [0] * len(wanted)
+    while old:
+        (have, step), group = old.pop(0), [new.pop(0)]
+        need = wanted[group[0]]
+        while have != need:
+            if have > need:
+                group.append(new.pop(0))
+                need *= wanted[group[-1]]
+                continue
+            extent, inner = old.pop(0)
+            if step != extent * inner:
+                return None
+            have, step = have * extent, inner
+        for d in reversed(group):
+            made[d], step = step, step * wanted[d]
+    return tuple(made)
 
 
 def _starts(context: Context, base: Value, step: Dynamic) -> list[Value]:

@@ -97,3 +97,34 @@ def test_views_of_parts_and_masks():
     check(parts, C)
     check(parts, C.astype(np.complex128))
     check(diagonals, U)
+
+
+X = np.random.default_rng(1).normal(size=20)
+ODD = np.array([-np.inf, -1, -0.0, 0, 0.5, np.inf, np.nan])
+SEARCHES = [
+    lambda x, o: np.histogram(x, bins=4), lambda x, o: np.histogram(x, 4, density=True),
+    lambda x, o: np.histogram(x, 4, weights=x), lambda x, o: np.histogram((x * 9).astype(int), 7),
+    lambda x, o: np.histogram(x, 4, (x.min(), x.max())), lambda x, o: np.histogram(o, 3, (-1, 1)),
+    lambda x, o: np.histogram2d(x, x[::-1], 3), lambda x, o: np.linspace(x[0], x[1], 7)[-1] - x[1],
+    lambda x, o: np.searchsorted(np.sort(x), o), lambda x, o: np.searchsorted(o, o, side="right"),
+    lambda x, o: np.searchsorted(np.float32([0.1]), 0.1 + 0 * x[0], "right"),
+    lambda x, o: np.digitize(o, [-1.0, 0, 1]), lambda x, o: np.digitize(o, [1.0, 0, -1], True),
+    lambda x, o: np.interp(o, [0, 1, 2], [1j, 2, 3 + 1j]), lambda x, o: np.interp(o, [1], [2.0]),
+    lambda x, o: np.interp(x, [0, 1, 2], [1.0, 4, 2], period=3),
+    lambda x, o: np.interp(o, [-np.inf, 0, 1, np.inf], [1, 2, 2, 3]),
+    lambda x, o: np.median(x[:1] * 1e308),
+    lambda x, o: np.nan_to_num(o + 1j * o), lambda x, o: np.array_equal(o, o, equal_nan=True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("k", range(len(SEARCHES)))
+def test_edges_and_what_is_no_number(k):
+    check(SEARCHES[k], X, ODD)
+
+
+def test_random_data_lose_nothing():
+    """The last edge of a third of random data rounds below the maximum."""
+    for seed in range(12):
+        x = np.random.default_rng(seed).normal(size=20)
+        check(lambda x: np.histogram(x), x)
+        check(lambda x: np.histogram(x, 7, weights=x), x.astype(np.float32))

@@ -1,0 +1,98 @@
+"""Convolutions and polynomials, whose coefficients stand in an array, the highest power first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from codegen import expr
+from codegen.trace import joining, shaping
+from codegen.trace.array import Array, as_array, unsupported
+from codegen.trace.creation import arange, zeros
+from codegen.trace.elementwise import apply, result_type
+
+
+def convolve(a: Any, v: Any, mode: str = "full") -> Any:
+    """By shifted products; the shorter operand's extent must be known while building."""
+    x, kernel = as_array(a), as_array(v)
+    if not kernel.extents[0].is_const:
+        x, kernel = kernel, x
+    if not kernel.extents[0].is_const or kernel.extents[0].value > 64:
+        raise unsupported("np.convolve with a long kernel", "a kernel of at most 64 elements")
+    count = kernel.extents[0].value
+    n = x.shape[0]
+    out = zeros(n + count - 1, result_type(x, kernel))
+    for k in range(count):
+        out[k : k + n] += x * kernel[k]
+    if mode == "full":
+        return out
+    if mode == "same":
+        return out[(count - 1) // 2 : (count - 1) // 2 + n]
+    return out[count - 1 : n]
+
+
+def correlate(a: Any, v: Any, mode: str = "valid") -> Any:
+    """Of a longer operand and a kernel."""
+    long, kernel = as_array(a), as_array(v)
+    if not expr.nonneg(long.extents[0] - kernel.extents[0]):
+        raise unsupported("np.correlate with a kernel that is longer", "np.correlate(v, a)[::-1]")
+    return convolve(long, apply(np.conjugate, kernel)[::-1], mode)
+
+
+def polyval(p: Any, x: Any) -> Any:
+    """Horner's rule."""
+    out: Any = shaping.broadcast_to(np.zeros((), as_array(x).dtype), as_array(x).shape)
+    for c in p if isinstance(p, Array) else np.asarray(p):
+        out = apply(np.add, apply(np.multiply, out, x), c)
+    return out
+
+
+def vander(x: Any, N: Any = None, increasing: bool = False) -> Any:
+    array = as_array(x)
+    powers = range(array.shape[0] if N is None else N)
+    columns = [array**k for k in (powers if increasing else reversed(powers))]
+    kind = result_type(array, np.int64(0))
+    return joining.stack([as_array(c, kind) for c in columns], -1)
+
+
+def _aligned(ufunc: np.ufunc, a: Any, b: Any) -> Any:
+    """A ufunc of coefficients of equal powers."""
+    p, q = shaping.atleast_1d(a), shaping.atleast_1d(b)
+    n = max(_count(p), _count(q))
+    wide = [joining.concatenate([zeros(n - _count(x), x.dtype), x]) for x in (p, q)]
+    return apply(ufunc, *wide)
+
+
+def _count(p: Array) -> int:
+    if not p.extents[0].is_const:
+        raise unsupported("a polynomial of as many coefficients as there are ranks",
+                          "coefficients whose number is known while building")  # fmt: skip
+    return p.extents[0].value
+
+
+def polyadd(a1: Any, a2: Any) -> Any:
+    return _aligned(np.add, a1, a2)
+
+
+def polysub(a1: Any, a2: Any) -> Any:
+    return _aligned(np.subtract, a1, a2)
+
+
+def polyder(p: Any, m: int = 1) -> Any:
+    """The m-th derivative."""
+    made = as_array(p)
+    for _ in range(m):
+        made = made[:-1] * arange(_count(made) - 1, 0, -1)
+    return made
+
+
+def polyint(p: Any, m: int = 1, k: Any = None) -> Any:
+    """The m-th integral; k: its m constants, zeros by default."""
+    given = [0.0] * m if k is None else [k] * m if np.ndim(k) == 0 else list(k)
+    given = given * m if len(given) == 1 else given
+    made = as_array(p)
+    for constant in given[:m]:
+        divided = apply(np.divide, made, arange(_count(made), 0, -1))
+        made = joining.concatenate([divided, shaping.atleast_1d(constant)])
+    return made

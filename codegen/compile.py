@@ -28,6 +28,7 @@ from codegen.passes.schedule import schedule
 from codegen.passes.store import stored_values
 from codegen.passes.uniform import check_uniform, turns_apart
 from codegen.plan import Plan
+from codegen.progress import at
 from codegen.target import resolve
 
 
@@ -43,9 +44,12 @@ class Levels:
 
 def lower(graph: Module) -> Levels:
     """All levels below a Graph. Raises the error classes of codegen.errors."""
+    at("choosing what ranks hold, and what they send")
     graph = check(in_pieces(check_replicas(check(graph))))
-    program = check_matching(check_uniform(check(partition(graph))))
-    program = check(at_one_place(program))
+    program = check_uniform(check(partition(graph)))
+    at("proving that sends and receives match")
+    program = check(at_one_place(check_matching(program)))
+    at("choosing loops and buffers")
     nests, stored = fuse(program, stored_values(program))
     apart = turns_apart(program)
     a = assign_buffers(nests, stored, apart)
@@ -64,7 +68,9 @@ def build(
     """
     target = resolve(target)
     store = store or kept.Nothing()
+    at(f"tracing {program.name}")
     levels = lower(program.capture(**parameters))
+    at("describing the image")
     return kept.linked(
         store,
         levels.source.text,

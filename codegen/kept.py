@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from typing import Any, Protocol
 
 from codegen import link, programs
+from codegen.progress import at
 from codegen.trace import reads
 
 
@@ -51,6 +52,7 @@ def kernel(store: Store, function: Any, signature: Any, symbol: str, target: str
         return data
     from codegen.kernels import compile_kernel
 
+    at(f"compiling the kernel {function.__name__}")
     data = compile_kernel(function, signature, symbol, target)
     if key:
         store.put(key, data)
@@ -62,6 +64,7 @@ def linked(store: Store, source: str, *, target: str, **parts: Any) -> bytes:
     key = _key("link", source, target, sorted(parts.items()), _compiler())
     data = store.get(key)
     if data is None:
+        at("compiling C")
         data = link.link(source, target=target, **parts)
         store.put(key, data)
     return data

@@ -1,9 +1,11 @@
-"""`python -m spmd`."""
+"""`python -m spmd`, and the command `spmd`."""
 
 import signal
 import sys
 
-if __name__ == "__main__":
+
+def main() -> int:
+    """The command line; returns the exit code."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         # While modules are imported, an interrupt ends us as it ends any program.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -11,7 +13,11 @@ if __name__ == "__main__":
 
     if problem := foreign_codegen():
         print(problem, file=sys.stderr)
-        sys.exit(69)
+        return 69
     from spmd.cli import main
 
-    sys.exit(main(sys.argv[1:]))
+    return main(sys.argv[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
 
+COMMAND = "spmd"
+
+
 class Terminated(BaseException):
     """SIGTERM: leave as promptly as for an interrupt."""
 
@@ -144,15 +147,33 @@ def _seconds(text: str) -> float:
     return number
 
 
-def parser(command: str = "") -> Parser:
+class _Version(argparse.Action):
+    """Prints what a report of a defect should begin with: once, also under mpirun."""
+
+    def __call__(self, top: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        from codegen.manifest import FORMAT, INTERFACE
+        from spmd import __version__
+
+        if launch.launcher()[0] == 0:
+            python = ".".join(map(str, sys.version_info[:3]))
+            print(f"spmd {__version__}, image format {FORMAT}, engine interface {INTERFACE}, "
+                  f"Python {python}")  # fmt: skip
+        top.exit()
+
+
+def _called() -> str:
+    """As what the user has started us."""
+    return COMMAND if os.path.basename(sys.argv[0]) == COMMAND else f"python -m {COMMAND}"
+
+
+def parser(command: str = "", prog: str = "") -> Parser:
     """The options of one command only, where it is known: each costs every rank some time."""
+    prog = prog or _called()
     top = Parser(
-        prog="python -m spmd",
-        description="Write NumPy. Ship one image. Run it on any number of ranks.",
+        prog=prog, description="Write NumPy. Ship one image. Run it on any number of ranks."
     )
-    commands = top.add_subparsers(
-        dest="command", metavar="COMMAND", required=True, prog="python -m spmd"
-    )
+    top.add_argument("--version", action=_Version, nargs=0, help="say which version this is")
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True, prog=prog)
     for name, (what, add) in _OPTIONS.items():
         if command in (name, "") or command not in _OPTIONS:
             add(commands.add_parser(name, help=what))
@@ -251,6 +272,11 @@ def _verify_options(verify: Parser) -> None:
     verify.add_argument("--json", action="store_true", help="the same, for programs to read")
 
 
+def _completion_options(completion: Parser) -> None:
+    completion.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="bash: spmd completion "
+                            "bash > ~/.local/share/bash-completion/completions/spmd")  # fmt: skip
+
+
 _PARTS = {
     "manifest": "arrays, scalars, conditions, buffers (what is shown without options)",
     "sizes": "bytes of the image, and of a rank's memory on 1 to 1,000,000 ranks",
@@ -270,6 +296,7 @@ _OPTIONS = {
     "verify": ("check an image and its plan, running nothing of it", _verify_options),
     "bench": ("time collectives, also beside MPI's own", _bench_options),
     "doctor": ("say what is installed, what is missing and what to do", _doctor_options),
+    "completion": ("print a script that completes what you type in a shell", _completion_options),
 }
 
 _NAMES = {"bench": "collective", "verify": "image"}  # commands that take any number of them
@@ -444,7 +471,7 @@ def _leave_now(processes: launch.Processes, code: int) -> NoReturn:
 
 def _commands() -> dict[str, Any]:
     return {"build": _build, "run": _run, "show": _show, "patch": _patch, "verify": _verify,
-            "bench": _bench, "doctor": _doctor}  # fmt: skip
+            "bench": _bench, "doctor": _doctor, "completion": _completion}  # fmt: skip
 
 
 def _build(options: argparse.Namespace, _: launch.Processes) -> int:
@@ -492,3 +519,10 @@ def _doctor(options: argparse.Namespace, _: launch.Processes) -> int:
     from spmd import doctor
 
     return doctor.main(options.ranks, options.json, options.calibrate)
+
+
+def _completion(options: argparse.Namespace, _: launch.Processes) -> int:
+    from spmd import completion
+
+    print(completion.script(options.shell))
+    return 0

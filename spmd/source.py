@@ -136,8 +136,10 @@ def build_program(
 ) -> bytes:
     """The image of a program. cache: where earlier builds are; None: the user's."""
     from spmd.cache import Cache
+    from spmd.progress import shown
 
-    return guarded(lambda: _built(program, parameters, target, cache or Cache()))
+    with shown():
+        return guarded(lambda: _built(program, parameters, target, cache or Cache()))
 
 
 def _built(program: Any, parameters: dict[str, Any], target: str, cache: Any) -> bytes:

@@ -14,10 +14,12 @@ from typing import Any
 
 from codegen import manifest as reader
 from codegen.errors import ImageError, MeshError, UsageError
+from codegen.progress import at, each
 from spmd import loader, sizes
 from spmd.arguments import check_scalars, patched_in, scalars_of
 from spmd.ledger import Ledger
 from spmd.memory import bytes_text
+from spmd.progress import shown
 
 RANKS = range(1, 65)
 ONE_BY_ONE = 64  # ranks up to which each is evaluated by itself, by spmd.ledger
@@ -27,7 +29,8 @@ EXECUTE_S = 120  # how long a child process may take
 
 def main(options: Any) -> int:
     """Verifies every image. Raises what is wrong with the first that does not pass."""
-    found = [verify(path, options) for path in options.image]
+    with shown():
+        found = [verify(path, options) for path in options.image]
     if options.json:
         print(json.dumps(found if len(found) > 1 else found[0], indent=1))
         return 0
@@ -45,7 +48,7 @@ def verify(path: str, options: Any) -> dict[str, Any]:
     ledger = Ledger(image, path)
     check_scalars(scalars, set().union(*(row.used for row in ledger.exchanges)))
     pairs, sampled = 0, dict[int, str]()
-    for mesh in meshes:
+    for mesh in each(f"checking {path}: numbers of ranks", meshes):
         if math.prod(mesh) > MOST:
             raise UsageError("too many ranks to verify", expected=f"up to {MOST}",
                              found=str(math.prod(mesh)))  # fmt: skip
@@ -59,6 +62,7 @@ def verify(path: str, options: Any) -> dict[str, Any]:
             pairs, sampled = pairs + found.transfers, sampled | found.sampled
     executed = 0
     if options.execute:
+        at(f"running the plan functions of {path}")
         reader.check_machine(image.machine)
         reader.check_features(image.manifest["target"])
         executed = _execute(path, meshes, options.set)

@@ -21,7 +21,7 @@ FOLDERS = ("codegen", "spmd", "examples", "tests", "docs")
 
 # A module imports only modules of its own level or a lower one. The longest prefix counts.
 LEVELS = {
-    "codegen.errors": 0,
+    "codegen.errors": 0, "codegen.progress": 0,
     "codegen.dtypes": 1, "codegen.expr": 1, "codegen.terms": 1, "codegen.bounds": 1,
     "codegen.spelling": 1,
     "codegen.estimate": 2, "codegen.prove": 2, "codegen.sampling": 2, "codegen.mesh": 2,
@@ -51,6 +51,7 @@ ONLY = {
     "_cffi_backend": ("spmd.engine",),
     "subprocess": ("codegen.programs",),
     "mpi4py": ("spmd.launchers",),
+    "shtab": ("spmd.completion",),
 }
 
 # What ranks under mpirun never import at start: these may use NumPy and the compiler.
@@ -59,7 +60,7 @@ HEAVY = (
     "spmd.parts", "spmd.show", "spmd.source", "spmd.verify_many", "spmd.verify_search",
     "spmd.verify_terms",
 )
-LIGHT = ("codegen", "codegen.elf", "codegen.manifest", "codegen.errors")
+LIGHT = ("codegen", "codegen.elf", "codegen.manifest", "codegen.errors", "codegen.progress")
 
 # A grammar stands on one page, in the docstring of its module.
 GRAMMARS = ("codegen/ir.py", "codegen/plan.py", "codegen/expr.py")

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import pytest
 
+import spmd
 from spmd import cli
+from tests.conftest import run
 
 
 def refused(capsys: pytest.CaptureFixture[str], code: int, *arguments: str) -> str:
@@ -73,3 +78,27 @@ def test_eager_is_for_one_process(
     assert "one process" in refused(capsys, 2, "run", "a.py", "--eager")
     monkeypatch.setenv("PMI_RANK", "1")
     assert refused(capsys, 2, "run", "a.py", "--eager") == ""
+
+
+def test_the_command(tmp_path: Path) -> None:
+    """`spmd` is what `python -m spmd` is; with several processes one of them answers."""
+    command = Path(sys.executable).with_name("spmd")
+    done = run(["mpirun", "-n", 2, command, "--version"]).expect(0)
+    assert done.out.count("spmd ") == 1 and f"spmd {spmd.__version__}, image" in done.out
+    wrong = run([command, "run"]).expect(2, "usage: spmd run [-h]")
+    assert "python -m" not in wrong.text
+
+
+def test_completion_by_bash(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Commands, options and files, as bash itself asks for them."""
+    assert cli.main(["completion", "bash"]) == 0
+    (tmp_path / "script").write_text(capsys.readouterr().out)
+    (tmp_path / "heat.py").write_text("")
+    (tmp_path / "asks").write_text(
+        "source ./script\n"
+        "ask() { COMP_WORDS=(spmd \"$@\"); COMP_CWORD=$#; COMPREPLY=(); _shtab_spmd; "
+        'echo "${COMPREPLY[@]}"; }\n'
+        "ask ru\nask run --no\nask build he\nask bench --barrier st\n"
+    )
+    done = run(["bash", "asks"], cwd=tmp_path).expect(0)
+    assert done.out.split("\n")[:4] == ["run", "--no-cache", "heat.py", "strict"]

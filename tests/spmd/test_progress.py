@@ -1,0 +1,103 @@
+"""What a long build or check shows: where it is, on a terminal, after a while; else nothing."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import spmd
+from codegen import progress as told
+from spmd import launch, progress, verify
+
+
+class Terminal(io.StringIO):
+    encoding = "ascii"
+
+    def isatty(self) -> bool:
+        return True
+
+
+@spmd.program(mesh=("x",))
+def small():
+    return spmd.input("u", (4,), np.float64, layout=("x",)) + 1
+
+
+@pytest.fixture
+def heard(monkeypatch):
+    """What a listener in the place of the terminal hears."""
+    lines: list[str] = []
+
+    class Listener:
+        def __call__(self, what: str, done: int, total: int) -> None:
+            lines.append(f"{what} {done}/{total}")
+
+        def close(self) -> None:
+            lines.append("closed")
+
+    monkeypatch.setattr(progress, "display", Listener)
+    return lines
+
+
+def test_a_build_and_a_check_say_what_they_are_at(heard, tmp_path, monkeypatch):
+    monkeypatch.setenv("SPMD_CACHE", str(tmp_path / "builds"))
+    image = spmd.build(small)
+    assert heard[0] == "tracing small 0/0" and heard[-1] == "closed"
+    assert "compiling C 0/0" in heard and any("sends and receives match" in h for h in heard)
+    del heard[:]
+    spmd.build(small)
+    assert heard == ["closed"]  # taken from the cache
+    del heard[:]
+    image.save(tmp_path / "small.img")
+    options = SimpleNamespace(image=[str(tmp_path / "small.img")], set={}, mesh={},
+                              ranks=range(1, 4), execute=False, json=False)  # fmt: skip
+    assert verify.main(options) == 0
+    assert [h.rpartition(" ")[2] for h in heard[:-1]] == ["1/3", "2/3", "3/3"]
+
+
+def test_the_line_comes_late_and_goes():
+    stream = Terminal()
+    line = progress.Line(stream, after_s=0.0)
+    with told.told(line):
+        for number in told.each("checking é", [1, 2]):
+            until = time.monotonic() + 20
+            while f"{number} of 2" not in stream.getvalue() and time.monotonic() < until:
+                time.sleep(0.01)
+    line.close()
+    assert "spmd: checking ?, 2 of 2 (" in stream.getvalue()
+    assert stream.getvalue().endswith("\r\x1b[K")
+    quick = Terminal()
+    line = progress.Line(quick, after_s=1000.0)
+    line("compiling C", 0, 0)
+    line.close()
+    assert quick.getvalue() == ""
+
+
+@pytest.mark.parametrize(("stream", "rank", "shows"), [
+    (Terminal(), 0, True), (Terminal(), 1, False), (io.StringIO(), 0, False), (None, 0, False),
+])  # fmt: skip
+def test_only_on_a_terminal_of_the_first_rank(monkeypatch, stream, rank, shows):
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr(launch, "launcher", lambda: (rank, 2))
+    line = progress.on_terminal()
+    assert (line is not None) == shows
+    if line:
+        line.close()
+
+
+def test_a_terminal_that_goes():
+    """Whoever closes it ends no build."""
+    read, write = os.pipe()
+    stream = os.fdopen(write, "w", buffering=1)
+    os.close(read)
+    line = progress.Line(stream, after_s=0.0)
+    line("compiling C", 0, 0)
+    time.sleep(0.3)
+    line.close()
+    with pytest.raises(OSError):
+        stream.close()

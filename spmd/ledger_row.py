@@ -27,7 +27,7 @@ _PULLS = (
     "scatter_from", "reduce_scatter", "all_reduce", "reduce_to", "scan",
 )  # fmt: skip
 
-_BOXES = ("from", "into", "send", "give")
+BOXES = ("from", "into", "send", "give")
 # Whether member q reads what member p holds ready, by the exchange's flow.
 _READS: dict[str, Callable[[int, int, int], bool]] = {
     "all": lambda q, p, root: True,
@@ -87,14 +87,14 @@ class Row:
         self.wraps = self.function(row["wraps"])
         self.around = row["wraps"] != 1  # dims go on beyond their ends, and ranges of members do
         self.known |= {self.member, "wrap"}
-        self.boxes = {name: self.box(row[name]) for name in _BOXES}
+        self.boxes = {name: self.box(row[name]) for name in BOXES}
         if any(len(r) != 4 for r in self.near) or len(self.near) != (
             len(self.axes) if row["flow"] == "near" else 0
         ):
             raise ValueError
         self.reads = _READS[row["flow"]]
         used = reader.symbols(["", *(row[name] for name in names), *(g[0] for g in row["guards"])])
-        for box in (row[name] for name in _BOXES if row[name]):
+        for box in (row[name] for name in BOXES if row[name]):
             formulas = (*box["extent"], *box["stride"], *(e for _, e in box["names"]))
             used |= reader.symbols(["", box["offset"], *formulas])
         used |= reader.symbols(["", *(e for ranges in row["near"] for e in ranges)])
@@ -337,7 +337,7 @@ class Row:
         takes = {**group[taker], self.member: giver, "wrap": wrap}
         pair = f"{self._name(gives)} to {self._name(takes)}"
         said: dict[str, Box] = {}
-        for name, values in zip(_BOXES, (takes, takes, gives, gives)):
+        for name, values in zip(BOXES, (takes, takes, gives, gives)):
             box = self.boxes[name]
             if box is None:
                 continue

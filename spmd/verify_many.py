@@ -8,6 +8,7 @@ Always holds: what seems wrong is judged by the ledger, rank by rank.
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -16,13 +17,14 @@ from typing import Any
 import numpy as np
 
 from spmd.ledger import Group, Ledger
+from spmd.ledger_row import BOXES, Row
 from spmd.verify_pairs import Axes, Box, Pairs, turns
 from spmd.verify_search import POINTS, Exhausted, Places, Ranges, Search
 from spmd.verify_terms import Array
 
 BUDGET = 1 << 22  # ranges and points of pairs, of an exchange of everybody with everybody
 LISTED = 1 << 26  # the same, of pairs that list each other as neighbours
-SEEN = 1 << 22  # the same, of pairs that see one wrap of a dim that goes on
+SEEN = 1 << 8  # the same, for a rank at an edge, of pairs that see one wrap of a dim that goes on
 NOBODY = -(1 << 62)
 
 
@@ -37,17 +39,39 @@ def check(ledger: Ledger, mesh: tuple[int, ...], scalars: dict[str, Any]) -> Fou
     found = Found()
     sizes = dict(zip(ledger.axes, mesh))
     values, capacity = ledger.common(mesh, scalars), ledger.capacity(mesh, scalars)
+    alike: dict[str, Found] = {}  # exchanges that differ in their buffers only, of one capacity
     for row in ledger.exchanges:
         if row.site in ledger.unknown:
             continue
-        for turn in turns(row):
-            for wrap in range(row.wraps(values)):
-                pairs = Pairs(row, sizes, values, capacity, turn, wrap)
-                one = Everybody(pairs, ledger, values)
-                count = one.check()
-                found.transfers += 0 if wrap else count
-                if one.sampled:
-                    found.sampled[row.site] = one.sampled
+        key = _formulas(row, capacity)
+        if key not in alike:
+            alike[key] = _check_row(row, ledger, sizes, values, capacity)
+        one = alike[key]
+        found.transfers += one.transfers
+        found.sampled |= dict.fromkeys([row.site] * bool(one.sampled), *one.sampled.values())
+    return found
+
+
+def _formulas(row: Row, capacity: list[int]) -> str:
+    """What is checked of an exchange, as a text."""
+    said = {k: v for k, v in row.said.items() if k not in ("site", "place")}
+    for name in BOXES:
+        if said[name]:
+            said[name] = {**said[name], "buffer": capacity[said[name]["buffer"]]}
+    return json.dumps(said, sort_keys=True)
+
+
+def _check_row(
+    row: Row, ledger: Ledger, sizes: dict[str, int], values: dict[str, int], capacity: list[int]
+) -> Found:  # fmt: skip
+    found = Found()
+    for turn in turns(row):
+        for wrap in range(row.wraps(values)):
+            one = Everybody(Pairs(row, sizes, values, capacity, turn, wrap), ledger, values)
+            count = one.check()
+            found.transfers += 0 if wrap else count
+            if one.sampled:
+                found.sampled[row.site] = one.sampled
     return found
 
 
@@ -311,7 +335,8 @@ class Everybody:
         wrong = t.any(pairs.mismatch(boxes), t.negated(listed))
         truth = t.all(self.here, pairs.moves(boxes), wrong)
         try:
-            self._judge_near(self._search(truth, symbols, budget=SEEN), members)
+            edge = math.prod(self.pairs.mesh.values()) // max(self.pairs.mesh.values())
+            self._judge_near(self._search(truth, symbols, budget=SEEN * (edge + 64)), members)
         except Exhausted:
             return False
         return True

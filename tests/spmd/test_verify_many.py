@@ -86,6 +86,43 @@ def test_examples_pass_on_many_ranks(built, name, mesh, dense, sparse):
     assert found.sampled == {} and dense <= found.transfers <= dense + sparse
 
 
+TWO = """
+import numpy as np
+import spmd
+
+@spmd.program(mesh=("x", "y"))
+def two(n: int = 2048):
+    u = spmd.input("u", (n, n), np.float32, layout=("x", "y"))
+    v = spmd.input("v", (n, n), np.float32, layout=("x", "y"))
+    for _ in spmd.range(3):
+        lu, lv = np.roll(u, 1, 0) + np.roll(u, -1, 1), np.roll(v, 1, 0) + np.roll(v, -1, 1)
+        u, v = lu - u * v, lv + u * v
+    return {"u": u, "v": v}
+"""
+
+
+def test_exchanges_that_differ_in_their_buffers_only_are_checked_once(built, monkeypatch):
+    """Both count, and the pairs of each rank are looked at once, not once for every rank's wrap."""
+    ledger, looked = ledger_of(built(TWO)), []
+    points = verify_search.Search._points
+
+    def counted(self: Any, low: Any, sizes: Any) -> Any:
+        out = points(self, low, sizes)
+        looked.append(out.shape[1])
+        return out
+
+    monkeypatch.setattr(verify_search.Search, "_points", counted)
+    found = verify_many.check(ledger, (100, 100), scalars(ledger))
+    assert len(ledger.rows) == 2 and found.transfers == 2 * 4 * 10_000
+    assert sum(looked) < 20 * 10_000
+
+    def wrong(notes: Any) -> None:
+        notes["exchanges"][1]["into"]["offset"] = ["+", notes["exchanges"][1]["into"]["offset"], 1]
+
+    with pytest.raises(ImageError, match="exchange 1"):
+        verify_many.check(ledger_of(built(TWO), wrong), (100, 100), scalars(ledger))
+
+
 def test_what_is_said(built, spmd_command):
     image = built(LINE)
     done = spmd_command("verify", image, "--ranks", LARGE // 10, "--execute").expect(

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from codegen import progress
 from spmd.ledger import Group, Ledger
 from spmd.ledger_row import BOXES, Row
 from spmd.verify_pairs import Axes, Box, Pairs, turns
@@ -66,7 +67,10 @@ def _check_row(
 ) -> Found:  # fmt: skip
     found = Found()
     for turn in turns(row):
-        for wrap in range(row.wraps(values)):
+        wraps = row.wraps(values)
+        for wrap in range(wraps):
+            beyond = f", wrap {wrap + 1} of {wraps}" if wraps > 1 else ""
+            progress.at(f"exchange {row.site} ({row.kind}) of {len(ledger.rows)}{beyond}")
             one = Everybody(Pairs(row, sizes, values, capacity, turn, wrap), ledger, values)
             count = one.check()
             found.transfers += 0 if wrap else count
@@ -120,6 +124,7 @@ class Everybody:
         """All places, some at a time, the last symbol fastest."""
         sizes = [self.terms.within[s][1] + 1 for s in symbols]
         for first in range(0, math.prod(sizes), POINTS):
+            progress.at(f"exchange {self.row.site} ({self.row.kind}), rank", first, math.prod(sizes))
             left = np.arange(first, min(first + POINTS, math.prod(sizes)))
             out = {}
             for s, size in reversed(list(zip(symbols, sizes))):

@@ -1,7 +1,7 @@
 """Kernels: a user's Python function, compiled by numba into an object file for the image.
 
-Goes in: the function and one (dtype, number of dims, is output) per parameter. Comes out: an object
-with one C function: per array its address and extents, per scalar its value (a complex one: parts).
+Goes in: the function and one Parameter for each of its own. Comes out: an object with one C
+function: per array its address and extents, per scalar its value (a complex one: parts).
 Always holds: the object needs libm only; it allocates nothing, raises nothing, calls no Python.
 This is the only file that imports numba.
 """
@@ -17,10 +17,8 @@ import types as pytypes
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from codegen.dtypes import DType
 from codegen.errors import KernelError, Place
-
-Signature = Sequence[tuple[DType, int, bool]]
+from codegen.gufunc import ONLY, Parameter
 
 # What a kernel may call: libm, memory moves, and the compiler's own arithmetic.
 _MATH = frozenset(
@@ -38,7 +36,7 @@ _ALLOCATES = frozenset("zeros empty ones full zeros_like empty_like ones_like ar
 
 
 def compile_kernel(
-    function: Callable[..., Any], signature: Signature, symbol: str, target: str
+    function: Callable[..., Any], signature: Sequence[Parameter], symbol: str, target: str
 ) -> bytes:
     """The object file. target: an LLVM name of a CPU. Raises KernelError with the kernel's line."""
     import llvmlite.binding as llvm
@@ -57,39 +55,64 @@ def _is_math(name: str) -> bool:
     return name in _MATH or (name.endswith("f") and name[:-1] in _MATH)
 
 
-def _typed(function: Callable[..., Any], signature: Signature) -> Any:
+def _typed(function: Callable[..., Any], signature: Sequence[Parameter]) -> Any:
     """numba's C-callable wrapper around the function, typed for contiguous arrays."""
     import numba
     from numba import cfunc
 
     c_signature = _c_signature(signature)
-    names, lines, arguments = [], [], []
-    for k, (dtype, ndim, _) in enumerate(signature):
-        parts = [f"n{k}_{d}" for d in range(ndim)]
-        if ndim:
-            lines.append(f"    a{k} = carray(p{k}, ({', '.join(parts)},))")
-        elif dtype.kind == "c":
-            parts = [f"q{k}"]
-            lines.append(f"    a{k} = {dtype.name}(complex(p{k}, q{k}))")
-        names += [f"p{k}", *parts]
-        arguments.append(f"a{k}" if parts else f"p{k}")
-    text = "\n".join([f"def wrapper({', '.join(names)}):", *lines,
-                      f"    inner({', '.join(arguments)})"])  # fmt: skip
     members = vars(numba)
     scope: dict[str, Any] = {n: members[n] for n in ("carray", "complex64", "complex128")}
     try:
         scope["inner"] = _with_helpers(function, {})
-        exec(text, scope)
+        exec(_wrapper(signature), scope)
         return cfunc(c_signature, error_model="numpy")(scope["wrapper"])
     except Exception as error:  # numba raises many classes for what it cannot compile
         raise _not_typed(function, str(error) or type(error).__name__) from None
 
 
-def _c_signature(signature: Signature) -> Any:
+def _wrapper(signature: Sequence[Parameter]) -> str:
+    """Python's text of a function of addresses, extents and numbers that calls `inner` with arrays,
+    in every turn of the loops."""
+    names, lines, arguments = [], [], []
+    loops: dict[int, str] = {}
+    for k, p in enumerate(signature):
+        parts = [f"n{k}_{d}" for d in range(p.ndim)]
+        argument = f"a{k}"
+        if p.ndim or p.writes:
+            lines.append(f"    a{k} = carray(p{k}, ({', '.join(parts) or '1'},))")
+        elif p.dtype.kind == "c":
+            parts = [f"q{k}"]
+            lines.append(f"    a{k} = {p.dtype.name}(complex(p{k}, q{k}))")
+        elif p.many:
+            parts = [f"q{k}_{d}" for d in range(1, p.many)]
+            lines.append(f"    a{k} = (p{k}, {', '.join(parts)})")
+        else:
+            argument = f"p{k}"
+        names += [f"p{k}", *parts]
+        if p.apart:
+            lines.append(f"    if a{k}.size == 0:\n        return")
+        if p.loops:
+            loops |= {i: n for i, n in zip(p.loops, parts) if i != ONLY}
+            at = ["0" if i == ONLY else f"i{i}" for i in p.loops]
+            if p.writes and len(at) == p.ndim:  # of single elements: an array of one
+                at[-1] = f"{at[-1]}:{at[-1]} + 1"
+            argument += f"[{', '.join(at)}]"
+        arguments.append(argument)
+    pad = "    "
+    for i in sorted(loops):
+        lines.append(f"{pad}for i{i} in range({loops[i]}):")
+        pad += "    "
+    return "\n".join([f"def wrapper({', '.join(names)}):", *lines,
+                      f"{pad}inner({', '.join(arguments)})"])  # fmt: skip
+
+
+def _c_signature(signature: Sequence[Parameter]) -> Any:
     from numba import types
 
     arguments: list[Any] = []
-    for dtype, ndim, _ in signature:
+    for p in signature:
+        dtype = p.dtype
         element = types.boolean if dtype.kind == "b" else getattr(types, dtype.name, None)
         if element is None or dtype.name in ("float16", "bfloat16"):
             raise KernelError(
@@ -97,9 +120,11 @@ def _c_signature(signature: Signature) -> Any:
                 expected="float32, float64, an integer, bool or complex", found=str(dtype),
                 remedy="convert with x.astype(np.float32) before the call",
             )  # fmt: skip
-        if ndim:
+        if p.ndim or p.writes:
             pointer: Any = types.CPointer
-            arguments += [pointer(element), *[types.int64] * ndim]
+            arguments += [pointer(element), *[types.int64] * p.ndim]
+        elif p.many:
+            arguments += [types.int64] * p.many
         elif dtype.kind == "c":  # how C passes one by value is another matter on every machine
             arguments += [types.float32 if dtype.name == "complex64" else types.float64] * 2
         else:

@@ -60,6 +60,17 @@ def _reshaped(types: Types, attrs: Attrs) -> list[ArrayType]:
     return [ArrayType(types[0].dtype, tuple(attrs["shape"]))]
 
 
+def _rolled(types: Types, attrs: Attrs) -> list[ArrayType]:
+    shape = list(types[0].shape)
+    shape[attrs["dim"]] = attrs.get("extent", shape[attrs["dim"]])
+    return [ArrayType(types[0].dtype, tuple(shape))]
+
+
+def _wider(types: Types, attrs: Attrs) -> list[ArrayType]:
+    pairs = zip(types[0].shape, attrs["widths"], strict=True)
+    return [ArrayType(types[0].dtype, tuple(e + before + after for e, (before, after) in pairs))]
+
+
 def _transpose(types: Types, attrs: Attrs) -> list[ArrayType]:
     return [ArrayType(types[0].dtype, tuple(types[0].shape[d] for d in attrs["perm"]))]
 
@@ -127,8 +138,9 @@ _ROWS = (
            "cut: by the arithmetic of codegen.layouts.cuts"),
     OpRule("transpose", "view", ("perm",), _transpose, "result dim d is operand dim perm[d]"),
     OpRule("reshape", "view", ("shape",), _reshaped, "the same elements in row-major order"),
-    OpRule("roll", "view", ("dim", "shift"), _same,
-           "Graph level: result[j] = operand[(j - shift) mod extent] along dim"),
+    OpRule("roll", "view", ("dim", "shift", "extent?"), _rolled,
+           "Graph level: result[j] = operand[(j - shift) mod its extent] along dim; extent: of the "
+           "result, where it is another one"),
     # -- writes: the operand with something replaced -----------------------------------------------
     OpRule("update", "update", ("start", "step", "cut?", "apart?"), _same,
            "x with x[start + step * j] = v[j]; operands x, v; always in bounds; apart: of updates "
@@ -144,13 +156,21 @@ _ROWS = (
            "operands x, v, index arrays; fn set add mul min max; v has gather's result shape"),
     # -- reductions and friends --------------------------------------------------------------------
     OpRule("reduce", "reduce", ("fn", "dims"), _reduce, "COMBINE[fn] over dims, which are dropped"),
+    OpRule("edge", "compute", ("widths",), _wider,
+           "Graph level: the first and the last element again, before and behind along every dim; "
+           "parts of it are wanted with all that lies between"),
     OpRule("argreduce", "compute", ("fn", "dim"), _argreduce, "fn min or max: first position"),
     OpRule("cumulative", "compute", ("fn", "dim"), _same, "running COMBINE[fn] along a dim"),
     OpRule("matmul", "compute", (), _matmul, "[…, m, k] x […, k, n]; equal leading dims"),
     OpRule("sort", "compute", ("dim",), _same, "ascending, NaN last"),
     OpRule("argsort", "compute", ("dim",), _argsort, "stable"),
-    OpRule("kernel", "compute", ("kernel", "args", "types"), _stated,
-           "a user's kernel; args: per parameter ('in', k), ('out', k) or ('expr', Expr)"),
+    OpRule("kernel", "compute", ("kernel", "args", "types", "follows?", "along?", "apart?"),
+           _stated,
+           "a user's kernel; args: per parameter ('in', k), ('out', (result, k or None: begins as "
+           "anything)), ('own', …): a copy of an input that it writes, ('expr', Expr), ('start', "
+           "dims) or ('starts', Exprs); follows: which loops their leading dims follow; "
+           "along: per operand the dims of which a part will do (result, dim of it, ghost cells); "
+           "apart: parts of results are computed apart, empty ones not at all"),
     # -- exchange; axes: mesh axes taken as one, row-major; var: a member's position along them ----
     OpRule("permute", "exchange",
            ("axes", "var", "to", "sends", "source", "receives", "types"), _stated,

@@ -15,7 +15,8 @@ _LANGUAGE = frozenset(
     fori_loop full full_like identity index input kernel like linspace mesh ones ones_like
     pand pargmax pargmin parse_parameter pbroadcast pexscan pgather pmax pmean pmin por
     ppermute pprod preduce print program Program pscan pscatter psum psum_scatter pxor range
-    ranks replicated require scalar scan shard_map switch while_loop zeros zeros_like""".split()
+    ranks replicated require scalar scan shard_map start switch while_loop zeros
+    zeros_like""".split()
 )
 
 # Names of the runtime, defined in spmd.image.
@@ -34,7 +35,6 @@ _WARNINGS = frozenset({"LayoutWarning"})
 # What is planned but not there yet, with what to write instead.
 _LATER = {
     "c_kernel": "@spmd.kernel compiles a Python function",
-    "start": "spmd.axis_index gives the position on the mesh",
 }
 
 # What people know from MPI, and its name here.

@@ -33,7 +33,7 @@ LEVELS = {
     "codegen.access": 5, "codegen.plan": 5, "codegen.printer": 5, "codegen.manifest": 5,
     "codegen.target": 5, "codegen.link": 5, "codegen.plan_text": 5, "codegen.steps": 5,
     "codegen.exchanges": 5, "codegen.flatten": 5, "codegen.naming": 5, "codegen.layouts": 5,
-    "codegen.variance": 5,
+    "codegen.gufunc": 5, "codegen.kernel_source": 5, "codegen.variance": 5,
     "codegen.explain.traffic": 6, "codegen.explain.advice": 7,
     "codegen.trace": 6, "codegen.kernels": 6, "codegen.oracle": 6,
     "codegen.emit": 7,

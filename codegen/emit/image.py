@@ -150,12 +150,12 @@ def _kernels(plan: Plan) -> list[str]:
     out = []
     for symbol, (kernel, signature) in plan.kernels:
         types: list[str] = []
-        for dtype, ndim, _ in signature:
-            if ndim:
-                types += ["void *"] + ["int64_t"] * ndim
+        for p in signature:
+            if p.ndim or p.writes:
+                types += ["void *"] + ["int64_t"] * p.ndim
             else:  # a complex number by its parts
-                part = dtype.compute.removesuffix(" _Complex")
-                types += [part] * (2 if dtype.kind == "c" else 1)
+                part = p.dtype.compute.removesuffix(" _Complex")
+                types += [part] * (2 if p.dtype.kind == "c" else p.many or 1)
         where = f" ({source(kernel.place)})" if getattr(kernel, "place", None) else ""
         head = comment(f"kernel {kernel.name}{where}")
         out.append(f"{head}\nvoid {symbol}({', '.join(types)});\n")

@@ -46,8 +46,14 @@ def remedy(
 ) -> str | None:
     """What to try; None where this is what was asked for."""
     by = askers(demands, op)
-    if any(o.kind in _ASKED for o in by):
+    kernels = [o.attrs["kernel"].name for o in by if o.kind == "kernel" and value in o.operands]
+    if any(o.kind in _ASKED for o in by) and not kernels:
         return None
+    if kernels:
+        return (
+            f"halo= in the call of {kernels[0]} for dims along which it works point by point or in "
+            f"windows, or signature= in @spmd.kernel: each rank then gets its part"
+        )
     layout = layout_of(value)
     whole = tuple(() if d in gathered else entry for d, entry in enumerate(layout))
     reads_all = f"{layout_text(whole)} for {name}: each rank then reads all of it from the start"

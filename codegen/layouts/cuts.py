@@ -324,6 +324,13 @@ def _ceil(e: Expr, step: IntLike) -> Expr:
     return e if step == 1 else -((-e) // step)
 
 
+def widened(blocks: Cut, width: int) -> Cut:
+    """Of a dim that is longer than this one: its blocks, and so many elements more."""
+    if not blocks.axes:
+        return replace(blocks, last=blocks.last + width)
+    return replace(blocks, last=blocks.last + width, least=blocks.least - width)
+
+
 # ---- several uses of one array -------------------------------------------------------------------
 
 

@@ -17,7 +17,7 @@ from codegen.expr import Sym
 from codegen.ir import Module, Op, Region, Value, free_values, used_values
 from codegen.layouts import cuts
 from codegen.layouts.cuts import Window, home, layout_of
-from codegen.layouts.localize import OVERLAPPING, VIEWS, Localizer
+from codegen.layouts.localize import OVERLAPPING, VIEWS, Localizer, kernel_windows
 from codegen.layouts.rooms import Rooms
 from codegen.mesh import LayoutEntry
 
@@ -133,7 +133,10 @@ class Demands:
                     self.settle(value, None)
             for operand in op.operands:
                 self.want(operand, home(operand), op.place)
-        elif op.kind in ("print", "expect", "let", "kernel"):
+        elif op.kind == "kernel":
+            for operand, window in zip(op.operands, kernel_windows(op), strict=True):
+                self.want(operand, window, op.place)
+        elif op.kind in ("print", "expect", "let"):
             for operand in op.operands:
                 self.want(operand, home(operand), op.place)
         elif op.kind != "scalar":

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from codegen.ir import Op, Value
+from codegen.layouts import cuts
 from codegen.layouts.combining import Combining
-from codegen.layouts.cuts import Window
+from codegen.layouts.cuts import Window, home
 from codegen.layouts.views import Builder
 
 # Ops that are no work of their own, or hardly any: computed anew wherever a part is wanted.
@@ -43,6 +44,7 @@ _RULES: dict[str, tuple[Callable[..., list[Window]], Callable[..., Value]]] = {
     "transpose": (Localizer._transpose_needs, Localizer._transpose),
     "reshape": (Localizer._reshape_needs, Localizer._reshape),
     "roll": (Localizer._roll_needs, Localizer._roll),
+    "edge": (Localizer._edge_needs, Localizer._edge),
     "full": (Localizer._none, Localizer._full),
     "iota": (Localizer._none, Localizer._iota),
     "const": (Localizer._none, Localizer._const),
@@ -59,3 +61,15 @@ _RULES: dict[str, tuple[Callable[..., list[Window]], Callable[..., Value]]] = {
     "cumulative": (Localizer._same, Localizer._cumulative),
     "matmul": (Localizer._matmul_needs, Localizer._matmul),
 }
+
+
+def kernel_windows(op: Op) -> list[Window]:
+    """The part of each operand that a kernel works on for its part of the results."""
+    return [
+        tuple(
+            cuts.whole(extent) if along is None
+            else cuts.widened(home(op.results[along[0]])[along[1]], along[2])
+            for extent, along in zip(v.type.shape, dims, strict=True)
+        )
+        for v, dims in zip(op.operands, op.attrs["along"], strict=True)
+    ]  # fmt: skip

@@ -146,7 +146,7 @@ def _relayout(operands: Types, attrs: Attrs, result: ArrayType) -> Layout:
 _RULES: dict[str, Callable[[Types, Attrs, ArrayType], Layout]] = {
     "map": _map, "broadcast": _broadcast, "slice": _slice, "dynamic_slice": _dynamic_slice,
     "transpose": _transpose, "reshape": _reshape, "update": _update, "dynamic_update": _update,
-    "scatter": _first, "cumulative": _first, "roll": _first, "gather": _gather, "reduce": _reduce,
-    "argreduce": _reduce, "sort": _lane, "argsort": _lane, "matmul": _matmul,
+    "scatter": _first, "cumulative": _first, "roll": _first, "edge": _first, "gather": _gather,
+    "reduce": _reduce, "argreduce": _reduce, "sort": _lane, "argsort": _lane, "matmul": _matmul,
     "relayout": _relayout,
 }  # fmt: skip

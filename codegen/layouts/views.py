@@ -138,7 +138,7 @@ class Views:
 
     def _roll_needs(self, op: Op, window: Window) -> list[Window]:
         d, shift = op.attrs["dim"], op.attrs["shift"]
-        moved = cuts.rolled(window[d], shift, op.result.type.shape[d], self.mesh)
+        moved = cuts.rolled(window[d], shift, op.operands[0].type.shape[d], self.mesh)
         return [(*window[:d], moved, *window[d + 1 :])]
 
     def _roll(self, op: Op, window: Window, operands: list[Value], build: Builder) -> Value:
@@ -173,6 +173,8 @@ class Views:
             k = a["dims"].index(dim) if dim in a["dims"] else -1
             stretched = k < 0 or x.type.shape[k] != a["shape"][dim]
             return stretched or self.repeats(x, k)
+        if op.kind == "roll" and "extent" in a and dim == a["dim"]:
+            return False
         return op.kind != "roll" or self.repeats(op.operands[0], dim)
 
     # ---- sources ---------------------------------------------------------------------------------
@@ -274,6 +276,47 @@ class Views:
                 at = build.emit("map", (at, build.integer(low)), {"fn": "sub"})
             local.append(at)
         return build.emit("dynamic_update", [*operands[:2], *local], op.attrs)
+
+    def _edge_needs(self, op: Op, window: Window) -> list[Window]:
+        (x,) = op.operands
+        return [tuple(
+            cuts.of_result(c, expr.const(before), 1, e, self.mesh)
+            for c, (before, _), e in zip(window, op.attrs["widths"], x.type.shape, strict=True)
+        )]  # fmt: skip
+
+    def _edge(self, op: Op, window: Window, operands: list[Value], build: Builder) -> Value:
+        """What a rank has, in an array with room, whose rim is filled from dim to dim. An empty
+        part has no elements to go there: nobody reads what is there then."""
+        (x,), (held,) = operands, self._edge_needs(op, window)
+        shape, lows, step = self.shape(window), self.lows(window), (1,) * x.type.ndim
+        at = [
+            own + before - first
+            for own, (before, _), first in zip(self.lows(held), op.attrs["widths"], lows)
+        ]
+        blank = {"value": 0, "dtype": x.type.dtype, "shape": shape, "blank": True}
+        value = build.emit("full", (), blank)
+        attrs = {"start": tuple(at), "step": step, "cut": True}
+        value = build.emit("update", (value, x), attrs)
+        for d, (before, after) in enumerate(op.attrs["widths"]):
+            here = x.type.shape[d]
+            end = at[d] + here
+            behind = expr.minimum(shape[d] - end, here * after)
+            last = end - 1 if expr.nonneg(end - 1) else expr.maximum(end - 1, 0)
+            for many, count, source, target in (
+                (before, at[d], at[d], expr.const(0)), (after, behind, last, end)
+            ):  # fmt: skip
+                if not many:
+                    continue
+                zeros = [expr.const(0)] * len(shape)
+                one = {"start": (*zeros[:d], source, *zeros[d + 1 :]), "step": step, "cut": True,
+                       "shape": (*shape[:d], expr.const(1), *shape[d + 1 :])}  # fmt: skip
+                line = build.emit("slice", (value,), one)
+                lines = {"dims": tuple(range(len(shape))),
+                         "shape": (*shape[:d], count, *shape[d + 1 :])}  # fmt: skip
+                line = build.emit("broadcast", (line,), lines)
+                attrs = {"start": (*zeros[:d], target, *zeros[d + 1 :]), "step": step, "cut": True}
+                value = build.emit("update", (value, line), attrs)
+        return value
 
     # ---- parts -----------------------------------------------------------------------------------
 

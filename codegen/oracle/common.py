@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from codegen.errors import LayoutError, ProgramError
+from codegen.oracle import kernels
 from codegen.oracle.local import Blocks, EagerArray, local
 from codegen.trace.context import user_place
 from codegen.trace.layouts import MeshName
@@ -164,9 +165,9 @@ class Common:
         columns = iter(zip(*(leaves(y) for y in outs), strict=True))
         return carry, map_tree(lambda _: local(np.stack(next(columns))), outs[0])
 
-    def kernel(self, function: Any, args: Sequence[Any]) -> None:
-        """A kernel's Python function; it writes into its outputs in place."""
-        function(*args)
+    def kernel(self, kernel: Any, form: Any, bound: Mapping[str, Any]) -> Any:
+        """A kernel's Python function on whole arrays, or on what a rank has."""
+        return kernels.run(kernel, form, bound)
 
     # ---- effects ---------------------------------------------------------------------------------
 

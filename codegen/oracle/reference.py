@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from codegen import dtypes
+from codegen import dtypes, gufunc
 from codegen.errors import InternalError
 from codegen.expr import Expr, IntLike, as_expr
 from codegen.functions import COMBINE, FUNCTIONS, neutral
@@ -224,7 +224,13 @@ def _cumulative(operands: Sequence[Array], attrs: Attrs, _: Eval) -> list[Array]
 
 
 def _roll(operands: Sequence[Array], attrs: Attrs, value: Eval) -> list[Array]:
-    return [np.roll(operands[0], value(attrs["shift"]), attrs["dim"])]
+    (x,), d = operands, attrs["dim"]
+    at = np.arange(value(attrs.get("extent", x.shape[d]))) - value(attrs["shift"])
+    return [np.take(x, at % max(x.shape[d], 1), d)]
+
+
+def _edge(operands: Sequence[Array], attrs: Attrs, _: Eval) -> list[Array]:
+    return [np.pad(operands[0], attrs["widths"], mode="edge")]
 
 
 def _matmul(operands: Sequence[Array], _: Attrs, __: Eval) -> list[Array]:
@@ -241,18 +247,32 @@ def _argsort(operands: Sequence[Array], attrs: Attrs, _: Eval) -> list[Array]:
 
 
 def _kernel(operands: Sequence[Array], attrs: Attrs, value: Eval) -> list[Array]:
-    """The user's Python function on contiguous copies; 0-d operands arrive as scalars."""
-    outs = [np.zeros(extents(t.shape, value), dtypes.numpy_dtype(t.dtype)) for t in attrs["types"]]
+    """The user's Python function on contiguous copies; 0-d operands arrive as scalars. What it
+    says that it fills holds a pattern before."""
+    outs = [
+        np.full(extents(t.shape, value), 85, np.uint8).astype(dtypes.numpy_dtype(t.dtype))
+        for t in attrs["types"]
+    ]
     args: list[Any] = []
-    for what, which in attrs["args"]:
-        if what == "in":
-            x = operands[which]
+    for how, what in attrs["args"]:
+        if how == "in":
+            x = operands[what]
             args.append(x[()] if x.ndim == 0 else np.array(x, order="C"))
-        else:
-            args.append(outs[which] if what == "out" else value(which))
+        elif how in ("out", "own"):
+            j, begins = what
+            if begins is not None:
+                outs[j] = np.array(operands[begins], order="C")
+            args.append(outs[j])
+        elif how == "expr":
+            args.append(value(what))
+        else:  # of a whole array, places are 0
+            first = tuple(0 if how == "start" else value(e) for e in what)
+            args.append(first if len(first) > 1 else first[0])
     kernel: Any = attrs["kernel"]
-    run: Any = getattr(kernel, "function", kernel)
-    run(*args)
+    if not attrs.get("apart") or all(x.size for x in outs):
+        writes = [how == "out" for how, _ in attrs["args"]]
+        follows = attrs.get("follows") or [None] * len(args)
+        gufunc.call(getattr(kernel, "function", kernel), args, follows, writes)
     return outs
 
 
@@ -260,7 +280,7 @@ REFERENCE: dict[str, Rule] = {
     "const": _const, "full": _full, "iota": _iota, "expr": _expr,
     "map": _map,
     "broadcast": _broadcast, "slice": _slice, "transpose": _transpose, "reshape": _reshape,
-    "roll": _roll, "update": _update,
+    "roll": _roll, "edge": _edge, "update": _update,
     "dynamic_slice": _dynamic_slice, "dynamic_update": _dynamic_update,
     "gather": _gather, "scatter": _scatter,
     "reduce": _reduce, "argreduce": _argreduce, "cumulative": _cumulative,

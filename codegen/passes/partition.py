@@ -8,11 +8,15 @@ Always holds: the Program computes the Graph's values; no number of ranks is kno
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
+from codegen import expr
+from codegen.expr import Expr
 from codegen.ir import ArrayType, Module, Op, Output, Region, Value
 from codegen.layouts import cuts
 from codegen.layouts.cuts import Window, home
+from codegen.layouts.localize import kernel_windows
 from codegen.layouts.parts import Parts
 
 
@@ -54,7 +58,9 @@ class _Partition(Parts):
             self.shard_map(op)
         elif op.kind in ("loop", "branch"):
             self.control(op)
-        elif op.kind in ("print", "expect", "let", "scalar", "kernel"):
+        elif op.kind == "kernel":
+            self.kernel(op)
+        elif op.kind in ("print", "expect", "let", "scalar"):
             operands = tuple(self.need(v, home(v)) for v in op.operands)
             results = tuple(Value(v.name, self.local_type(v)) for v in op.results)
             attrs = dict(op.attrs)
@@ -73,6 +79,33 @@ class _Partition(Parts):
             for window in self.demands.of[value].made:
                 self.parts[-1][value, window] = self.make(op, window)
             self.fetch_wanted(value)
+
+    def kernel(self, op: Op) -> None:
+        """On the parts of arrays that the op says; what it copies for itself nobody has."""
+        windows = kernel_windows(op)
+        operands = tuple(self.need(v, w) for v, w in zip(op.operands, windows, strict=True))
+        own = {j: operands[k] for how, what in op.attrs["args"] if how == "own" for j, k in [what]}
+        results = tuple(
+            Value(v.name, own[j].type if j in own else self.local_type(v))
+            for j, v in enumerate(op.results)
+        )
+        attrs = {k: v for k, v in op.attrs.items() if k != "along"}
+        attrs["types"] = tuple(v.type for v in results)
+        attrs["args"] = tuple(
+            (how, what) if how != "start" else ("starts", self.first(op, what))
+            for how, what in op.attrs["args"]
+        )
+        self.ops.append(Op(op.kind, operands, results, attrs, (), op.place))
+        for j, (value, local) in enumerate(zip(op.results, results)):
+            if j not in own:
+                self.have(value, local)
+
+    def first(self, op: Op, dims: Sequence[tuple[int, int] | None]) -> tuple[Expr, ...]:
+        """Where a rank's part of some dims of results begins; 0 of a whole dim."""
+        return tuple(
+            expr.const(0) if d is None else home(op.results[d[0]])[d[1]].bounds(self.mesh)[0]
+            for d in dims
+        )
 
     def control(self, op: Op) -> None:
         """A loop or a branch. What is carried lies in balanced blocks, or in an array with room for

@@ -26,6 +26,7 @@ from codegen.errors import InternalError
 from codegen.exchanges import EXCHANGES, Exchanges
 from codegen.expr import Expr, Sym
 from codegen.flatten import flattened
+from codegen.gufunc import Parameter
 from codegen.ir import Module, Op, Region, Value, walk
 from codegen.plan import (
     Argument,
@@ -421,25 +422,41 @@ class _Schedule:
     def kernel(self, op: Op) -> None:
         kernel = op.attrs["kernel"]
         arguments: list[Argument] = []
-        for how, what in op.attrs["args"]:
-            if how == "out":
-                v = op.results[what]
+        signature: list[Parameter] = []
+        follows = op.attrs.get("follows") or [None] * len(op.attrs["args"])
+        for (how, what), loops in zip(op.attrs["args"], follows, strict=True):
+            if how in ("out", "own"):
+                j, begins = what
+                v = op.results[j]
+                if begins is not None:
+                    self.begin(v, op.operands[begins], op)
                 arguments.append(Argument(self.of[v], v.type.dtype, v.type.shape, True))
-            elif how == "in" and op.operands[what].type.ndim:
+                apart = how == "out" and op.attrs.get("apart", False)
+                signature.append(Parameter(v.type.dtype, v.type.ndim, how == "out", loops, apart))
+            elif how == "in":
                 v = op.operands[what]
-                arguments.append(Argument(self.of[v], v.type.dtype, v.type.shape))
-            elif how in ("in", "scalar"):
-                v = op.operands[what]
-                arguments.append(Argument(self.resolver.node(v, ()), v.type.dtype))
+                node = self.resolver.node(v, ()) if not v.type.ndim else self.of[v]
+                arguments.append(Argument(node, v.type.dtype, v.type.shape))
+                signature.append(Parameter(v.type.dtype, v.type.ndim, False, loops))
             else:
-                arguments.append(Argument(what, INT64))
-        signature = tuple((a.dtype, len(a.shape), a.writes) for a in arguments)
+                numbers = what if how == "starts" else (what,)
+                arguments += [Argument(e, INT64) for e in numbers]
+                many = len(numbers) if len(numbers) > 1 else 0
+                signature.append(Parameter(INT64, 0, False, loops, many=many))
         symbol = next((s for s, (k, sig) in self.kernels.items() if k is kernel and
-                       sig == signature), None)  # fmt: skip
+                       sig == tuple(signature)), None)  # fmt: skip
         if symbol is None:
             symbol = f"kernel_{len(self.kernels)}_{kernel.name}"
-            self.kernels[symbol] = (kernel, signature)
+            self.kernels[symbol] = (kernel, tuple(signature))
         self.add(KernelCall(symbol, tuple(arguments), op.place))
+
+    def begin(self, value: Value, content: Value, op: Op) -> None:
+        """A value begins with the content of another one."""
+        loops = loop_vars(value.type.shape)
+        index = positions(loops)
+        node = self.resolver.node(content, index)
+        self.add(Store(loops, self.of[value], ravel(index, value.type.shape), node,
+                       place=op.place))  # fmt: skip
 
     # ---- exchange --------------------------------------------------------------------------------
 

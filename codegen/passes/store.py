@@ -121,7 +121,10 @@ class _Storing:
             for v in op.operands:
                 if not self.is_plain_view(v):
                     self.stored.add(v)
-        else:  # all_reduce, reduce_scatter, loop, kernel, sort, argsort: whole and contiguous
+        elif op.kind == "kernel":  # what its results begin as is computed into them
+            read = {what for how, what in op.attrs["args"] if how == "in"}
+            self.stored.update(v for k, v in enumerate(op.operands) if k in read and v.type.shape)
+        else:  # all_reduce, reduce_scatter, loop, sort, argsort: whole and contiguous
             for v in op.operands:
                 self.stored.add(v)
 

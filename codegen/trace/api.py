@@ -187,9 +187,41 @@ def _eager_shard_map(
 # ---- kernels ---------------------------------------------------------------------------------
 
 
-def kernel(function: Callable[..., Any]) -> Any:
-    """Decorator: a Python function compiled by numba into the image."""
+def kernel(
+    function: Callable[..., Any] | None = None, *, signature: str | None = None
+) -> Any:
+    """Decorator: a Python function compiled by numba into the image.
+
+    A call passes arrays and numbers; keyword arguments made by spmd.like or spmd.empty are outputs
+    and are returned. Arguments are by value. On global arrays the kernel gets every dim whole, on
+    every rank, but for
+    - the dims that signature= loops over, as in numpy.vectorize and numba.guvectorize: with
+      "(n),()->(n)" the function gets rows and a number, dims before them are broadcast, and an
+      output "()" is an array of one element;
+    - the dims that halo= of the call names: halo={"u": (1, 0)}, boundary="edge" (or "wrap", "zero",
+      a number) passes parts of u with one ghost cell on both sides of dim 0, and parts of the
+      outputs; the result must be the same on every part.
+    Inside shard_map it gets what the rank has.
+    """
     from codegen.trace.kernel_call import Kernel
 
-    return Kernel(function, user_place())
+    if function is None:
+        return functools.partial(kernel, signature=signature)
+    return Kernel(function, user_place(), signature)
 
+
+def start(x: Any) -> Any:
+    """As an argument of a kernel: where the part of array x begins that the kernel works on.
+
+    An integer for one dim, a tuple for several: the global index of the first element that is no
+    ghost cell. 0 along dims that the kernel gets whole.
+    """
+    from codegen.trace.windows import Start
+
+    if eager_current() is None:
+        require_context("spmd.start")
+    if not getattr(x, "ndim", 0):
+        raise UsageError("spmd.start takes an array", place=user_place(),
+                         expected="an array that the kernel is given too",
+                         found=type(x).__name__)  # fmt: skip
+    return Start(x)

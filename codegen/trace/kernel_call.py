@@ -2,29 +2,41 @@
 
 Keyword arguments made by spmd.like and spmd.empty are outputs. Arguments are by value: the kernel
 sees contiguous copies, and a call returns the outputs as they are afterwards.
+Always holds: outside of shard_map a kernel gets parts of arrays along those dims only that the
+signature loops over or that halo= names; of all others it gets the whole.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from codegen import expr
-from codegen.errors import KernelError, Place, UnsupportedError
-from codegen.ir import ArrayType, Value
-from codegen.trace.array import Array, Number, as_array, as_value
-from codegen.trace.context import Context, require_context, user_place
+from codegen import expr, gufunc
+from codegen.errors import KernelError, Place
+from codegen.gufunc import Signature
+from codegen.kernel_source import Reading
+from codegen.trace import windows
+from codegen.trace.array import Array, Number
+from codegen.trace.context import require_context, user_place
+from codegen.trace.elementwise import same_extent
+from codegen.trace.kernel_op import emit
+from codegen.trace.kernel_trial import try_made_up
+from codegen.trace.windows import Form, Start
 
-_LATER = ("halo", "boundary")
+_RESERVED = ("halo", "boundary")
+_ARGUMENTS = (Array, Number, int, float, complex, np.ndarray, np.generic, Start)
+_NO_KERNEL_TYPES = ("float16", "bfloat16")
 
 
 class Kernel:
     """function: the user's, untouched. name: its own. place: where it is defined."""
 
-    def __init__(self, function: Callable[..., Any], place: Place | None = None) -> None:
+    def __init__(
+        self, function: Callable[..., Any], place: Place | None = None, signature: str | None = None
+    ) -> None:
         code = getattr(function, "__code__", None)
         if code is None:
             raise KernelError("a kernel is a Python function", place=place,
@@ -32,32 +44,62 @@ class Kernel:
         self.function = function
         self.name = function.__name__
         self.place = Place(code.co_filename, code.co_firstlineno, 0, -1, self.name)
+        self.signature = None if signature is None else self._parsed(signature, place)
+        self.reading = Reading(function)
+        self.tried: set[Any] = set()  # calls that gave the same on parts as on the whole
         self.__doc__ = function.__doc__
         self.__wrapped__ = function
+        for name in _RESERVED:
+            if name in inspect.signature(function).parameters:
+                raise KernelError(
+                    f'kernel "{self.name}": a parameter cannot be named {name}', place=self.place,
+                    expected="another name", found=f"{name}=, which calls of all kernels have",
+                )  # fmt: skip
+
+    def _parsed(self, text: str, place: Place | None) -> Signature:
+        parameters = list(inspect.signature(self.function).parameters)
+        try:
+            found = gufunc.parse(text)
+        except ValueError:
+            raise KernelError(
+                f'kernel "{self.name}": this is no signature', place=place,
+                expected='dims of inputs, then of outputs, as NumPy writes them: "(n),()->(n)"',
+                found=repr(text),
+            ) from None  # fmt: skip
+        if len(found.dims) != len(parameters):
+            raise KernelError(
+                f'kernel "{self.name}": the signature has not one entry per parameter', place=place,
+                expected=f"{len(parameters)} entries: {', '.join(parameters)}",
+                found=f"{len(found.dims)} in {text!r}",
+            )  # fmt: skip
+        return found
 
     def __repr__(self) -> str:
         return f"<spmd kernel {self.name}>"
 
     def read_parts(self) -> tuple[Any, ...]:
         """What its code depends on: see reads.py."""
-        return self.function, self.name
+        return self.function, self.name, self.signature and self.signature.text
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, halo: Any = None, boundary: Any = None, **kwargs: Any) -> Any:
         from codegen.trace.api import eager_current
 
-        for name in _LATER:
-            if name in kwargs:
-                raise UnsupportedError(
-                    f"{name}= of a kernel is not available yet",
-                    place=user_place(),
-                    expected="a kernel of this rank's own arrays",
-                    remedy="exchange the ghost cells with spmd.ppermute and pass a padded array",
-                )
         bound = self._bound(args, kwargs)
+        outputs = [
+            name for name, x in bound.items() if name in kwargs and getattr(x, "made_empty", False)
+        ]
         runtime = eager_current()
+        context = None if runtime else require_context(f'kernel "{self.name}"')
+        local = runtime.index_ is not None if runtime else bool(context and context.rank_view)
+        self._check(bound, outputs, local, halo is not None or boundary is not None)
         if runtime is not None:
-            return self._eager(runtime, bound, set(kwargs))
-        return self._traced(require_context(f'kernel "{self.name}"'), bound, set(kwargs))
+            form = self._form(bound, outputs, halo, boundary, lambda a, b: bool(a == b))
+            return runtime.kernel(self, form, bound)
+        form = self._form(bound, outputs, halo, boundary, _same)
+        assert context is not None
+        if form.cut:
+            try_made_up(self, form, bound)
+        return emit(self, context, form, bound)
 
     def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         try:
@@ -72,50 +114,112 @@ class Kernel:
         bound.apply_defaults()
         return dict(bound.arguments)
 
-    def _traced(self, context: Context, bound: dict[str, Any], named: set[str]) -> Any:
-        operands: list[Value] = []
-        args: list[tuple[str, Any]] = []
-        outputs: list[Array] = []
+    def _check(
+        self, bound: Mapping[str, Any], outputs: list[str], local: bool, halo: bool
+    ) -> None:
+        """What can be said of the arguments without their extents."""
         for name, x in bound.items():
-            if isinstance(x, Array) and x.made_empty and name in named:
-                args.append(("out", len(outputs)))
-                outputs.append(as_array(x))
-            elif isinstance(x, (Number, bool, int)) and not isinstance(x, np.generic):
-                number = x.expr if isinstance(x, Number) else expr.const(int(x))
-                args.append(("expr", number))
-            elif isinstance(x, (Array, float, complex, np.ndarray, np.generic)):
-                args.append(("in", len(operands)))
-                operands.append(as_value(context, as_array(x)))
-            else:
-                raise KernelError(
-                    f'kernel "{self.name}": {name} is a {type(x).__name__}',
-                    place=user_place(),
-                    expected="arrays and numbers",
-                    found=repr(x)[:60],
-                )
+            if not isinstance(x, _ARGUMENTS):
+                raise self.refused(f"{name} is a {type(x).__name__}", "arrays and numbers",
+                                   repr(x)[:60])  # fmt: skip
+            kind = str(getattr(x, "dtype", ""))
+            if kind in _NO_KERNEL_TYPES:
+                raise self.refused(
+                    f"{name} is of {kind}, which kernels do not know",
+                    "float32, float64, an integer, bool or complex", kind,
+                    f"convert it before the call: {name}.astype(np.float32)",
+                )  # fmt: skip
+            if isinstance(x, int) and not -(2**63) <= x < 2**63:
+                raise self.refused(f"{name} is no integer of 64 bits", "-2**63 to 2**63 - 1",
+                                   repr(x))  # fmt: skip
+            if name in outputs and not self.signature and not getattr(x, "ndim", 1):
+                raise self.refused(f"the output {name} has no dims", "an array of at least one",
+                                   "shape ()", f"{name}=spmd.empty((1,), dtype)")  # fmt: skip
+            if isinstance(x, Start) and not any(x.array is y for y in bound.values()):
+                raise self.refused(f"{name} is spmd.start of an array that is not passed",
+                                   "spmd.start(u) beside u itself",
+                                   f"arrays {', '.join(bound)}")  # fmt: skip
         if not outputs:
-            raise KernelError(
-                f'kernel "{self.name}" is called without an output',
-                place=user_place(),
-                expected="a keyword argument made by spmd.like(x) or spmd.empty(shape, dtype)",
-                found=", ".join(f"{k}={type(v).__name__}" for k, v in bound.items()),
-                remedy=f"v = {self.name}(..., out=spmd.like(u))",
+            raise self.refused(
+                "called without an output",
+                "a keyword argument made by spmd.like(x) or spmd.empty(shape, dtype)",
+                ", ".join(f"{k}={type(v).__name__}" for k, v in bound.items()),
+                f"v = {self.name}(..., out=spmd.like(u))",
             )
-        types = tuple(ArrayType(o.type.dtype, o.extents, o.type.layout) for o in outputs)
-        attrs = {"kernel": self, "args": tuple(args), "types": types}
-        results = context.emit("kernel", operands, attrs, names=[self.name] * len(outputs))
-        for array, value in zip(outputs, results):
-            array.write(value)
-        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+        if self.signature and list(bound)[self.signature.inputs :] != outputs:
+            raise self.refused("the outputs are not those of the signature",
+                               ", ".join(list(bound)[self.signature.inputs :]),
+                               ", ".join(outputs), "v = f(u, out=spmd.like(u))")  # fmt: skip
+        if local and halo:
+            raise self.refused(
+                "halo= stands inside a shard_map, where a kernel gets what the rank has",
+                "a call on global arrays", "one rank's arrays",
+                "call it outside of the shard_map, or fetch the ghost cells with spmd.ppermute",
+            )  # fmt: skip
+        if local and any(isinstance(x, Start) for x in bound.values()):
+            raise self.refused(
+                "spmd.start stands inside a shard_map, where a kernel gets what the rank has",
+                "a call on global arrays", "one rank's arrays",
+                "call it outside of the shard_map, or compute the place from spmd.axis_index",
+            )  # fmt: skip
 
-    def _eager(self, runtime: Any, bound: dict[str, Any], named: set[str]) -> Any:
-        """Inputs are copied; outputs are written in place and returned."""
-        passed, outputs = [], []
-        for name, x in bound.items():
-            if name in named and getattr(x, "made_empty", False):
-                outputs.append(x)
-                passed.append(x)
-            else:
-                passed.append(np.array(x) if isinstance(x, np.ndarray) else x)
-        runtime.kernel(self.function, passed)
-        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+    def _form(
+        self, bound: Mapping[str, Any], outputs: list[str], halo: Any, boundary: Any,
+        same: Callable[[Any, Any], bool],
+    ) -> Form:  # fmt: skip
+        names = tuple(bound)
+        shapes = {n: _shape(x) for n, x in bound.items()}
+        follows: list[tuple[int, ...] | None] = [None] * len(names)
+        if self.signature:
+            try:
+                found = self.signature.follows(names, list(shapes.values()), same)
+            except ValueError as error:
+                raise self.refused(str(error), f'shapes of the signature "{self.signature.text}"',
+                                   ", ".join(f"{n} {_text(s)}" for n, s in shapes.items()),
+                                   "dims before those of the signature are loops, and broadcast") \
+                    from None  # fmt: skip
+            follows = list(found)
+            labels: dict[str, tuple[Any, ...]] = dict(zip(names, self.signature.dims, strict=True))
+        else:
+            labels = {n: tuple(range(len(shape))) for n, shape in shapes.items()}
+        arrays = {n: len(labels[n]) for n, shape in shapes.items() if shape}
+        wanted = windows.halos(self.name, halo, arrays, outputs)
+        starts = {
+            n: next(m for m, y in bound.items() if y is x.array)
+            for n, x in bound.items() if isinstance(x, Start)
+        }  # fmt: skip
+        form = Form(names, tuple(outputs), follows, labels, wanted,
+                    windows.boundaries(self.name, boundary, wanted), starts)  # fmt: skip
+        for name, entries in wanted.items():
+            extents = shapes[name][len(form.lead(name)) :]
+            for label, sides, extent in zip(labels[name], entries, extents, strict=True):
+                for out in outputs if sides is not None else ():
+                    have = label in labels[out]
+                    if not have or not same(shapes[out][form.place(out, label)], extent):
+                        raise self.refused(
+                            f"halo= names dim {label} of {name}, which {out} does not have",
+                            f"dim {label} of {extent} elements in every output",
+                            f"{out} {_text(shapes[out])}",
+                            "give outputs the extent of the input, without ghost cells",
+                        )
+        if any(map(form.lead, starts.values())):
+            raise self.refused("spmd.start of an array that the signature loops over",
+                               "an array of which the function sees all dims", "loop dims",
+                               "pass spmd.arange(n) as one more input")  # fmt: skip
+        return form
+
+    def refused(self, text: str, expected: str, found: str, remedy: str = "") -> KernelError:
+        return KernelError(f'kernel "{self.name}": {text}', place=user_place(), expected=expected,
+                           found=found, remedy=remedy)  # fmt: skip
+
+
+def _shape(x: Any) -> tuple[Any, ...]:
+    return x.extents if isinstance(x, Array) else getattr(x, "shape", ())
+
+
+def _text(shape: tuple[Any, ...]) -> str:
+    return f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
+
+
+def _same(a: Any, b: Any) -> bool:
+    return same_extent(expr.as_expr(a), expr.as_expr(b))

@@ -8,6 +8,7 @@ import pytest
 import spmd
 from codegen.dtypes import BY_NAME
 from codegen.errors import KernelError
+from codegen.gufunc import Parameter
 from codegen.kernels import compile_kernel
 
 F32, F64, I64 = BY_NAME["float32"], BY_NAME["float64"], BY_NAME["int64"]
@@ -83,7 +84,7 @@ def wants_objects(x):
 )
 def test_refused_with_the_kernels_own_line(function, text, line):
     with pytest.raises(KernelError) as caught:
-        compile_kernel(function, [(F64, 1, True)], "k", "x86-64-v2")
+        compile_kernel(function, [Parameter(F64, 1, True)], "k", "x86-64-v2")
     message = str(caught.value)
     assert text in message and line in message
     assert caught.value.place.file == __file__
@@ -92,7 +93,7 @@ def test_refused_with_the_kernels_own_line(function, text, line):
 
 def test_half_types_are_refused():
     with pytest.raises(KernelError, match="float16"):
-        compile_kernel(twice, [(BY_NAME["float16"], 0, False)], "k", "x86-64-v2")
+        compile_kernel(twice, [Parameter(BY_NAME["float16"])], "k", "x86-64-v2")
 
 
 def test_the_object_is_for_the_target():
@@ -100,7 +101,7 @@ def test_the_object_is_for_the_target():
         for i in range(out.shape[0]):
             out[i] = x[i] * 2
 
-    signature = [(F32, 1, False), (F32, 1, True)]
+    signature = [Parameter(F32, 1), Parameter(F32, 1, True)]
     old = compile_kernel(copy, signature, "k", "x86-64")
     new = compile_kernel(copy, signature, "k", "x86-64-v4")
     assert old != new and b"k" in old
@@ -165,11 +166,11 @@ TABLE = np.arange(5.0)
 
 
 @pytest.mark.parametrize(
-    "function, scalars", [(gamma, []), (elements, []), (integers, [(I64, 0, False)]), (views, [])]
+    "function, scalars", [(gamma, []), (elements, []), (integers, [Parameter(I64)]), (views, [])]
 )
 def test_what_a_kernel_may_use(function, scalars):
     first = I64 if scalars else F64
-    assert compile_kernel(function, [(first, 1, True), *scalars], "k", "x86-64-v2")
+    assert compile_kernel(function, [Parameter(first, 1, True), *scalars], "k", "x86-64-v2")
 
 
 def divides(z, w):
@@ -204,9 +205,9 @@ COMPLEX = BY_NAME["complex128"]
 @pytest.mark.parametrize(
     "function, scalars, text, line",
     [
-        (divides, [(COMPLEX, 0, False)], "ZeroDivisionError: complex division by zero", "def div"),
+        (divides, [Parameter(COMPLEX)], "ZeroDivisionError: complex division by zero", "def div"),
         (largest, [], "zero-size array", "def largest"),
-        (powers, [(I64, 0, False)], "OverflowError", "def powers"),
+        (powers, [Parameter(I64)], "OverflowError", "def powers"),
         (imports, [], "cannot be compiled", "def imports"),
         (prints, [], "a call into Python", "def prints"),
         (draws, [], "numba_get_np_random_state", "def draws"),
@@ -215,7 +216,7 @@ COMPLEX = BY_NAME["complex128"]
 def test_the_refusal_says_what_could_be_raised(function, scalars, text, line):
     first = COMPLEX if function is divides else I64 if scalars else F64
     with pytest.raises(KernelError) as caught:
-        compile_kernel(function, [(first, 1, True), *scalars], "k", "x86-64-v2")
+        compile_kernel(function, [Parameter(first, 1, True), *scalars], "k", "x86-64-v2")
     assert text in str(caught.value) and line in str(caught.value)
     assert caught.value.remedy and caught.value.place.file == __file__
 
@@ -227,6 +228,7 @@ def recursive(x):
 
 def test_compiling_twice_gives_the_same_bytes():
     """Neither numba's counters nor a path of this machine are in the object."""
-    once, twice = (compile_kernel(recursive, [(F64, 1, True)], "k", "x86-64") for _ in range(2))
+    signature = [Parameter(F64, 1, True)]
+    once, twice = (compile_kernel(recursive, signature, "k", "x86-64") for _ in range(2))
     assert once == twice
     assert b"/" not in once.replace(b"//", b"") and b"numba" not in once.lower()

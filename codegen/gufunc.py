@@ -1,0 +1,134 @@
+"""Kernels that are called point by point, as NumPy's generalised ufuncs: "(n),()->(n)".
+
+A signature names the dims that the function sees; the dims before them are loops, broadcast as
+NumPy broadcasts. Comes out: per parameter which loop each of its leading dims follows.
+Always holds: an output has all loops; what a call reads and writes of other turns it cannot see.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from codegen.dtypes import DType
+
+ONLY = -1  # instead of a loop: the dim has one element, which serves every turn
+
+# Per parameter, which loop each leading dim follows; None: it is handed over as it is.
+Follows = Sequence[tuple[int, ...] | None]
+
+_DIMS = r"\(\s*(?:\w+\s*(?:,\s*\w+\s*)*)?\)"
+_LIST = rf"\s*{_DIMS}\s*(?:,\s*{_DIMS}\s*)*"
+
+
+class Parameter(NamedTuple):
+    """What a parameter of a kernel is given.
+
+    loops: which its leading dims follow; None: handed over as it is. apart: of an output, that an
+    empty part is nothing to do. many: a tuple of so many.
+    """
+
+    dtype: DType
+    ndim: int = 0
+    writes: bool = False
+    loops: tuple[int, ...] | None = None
+    apart: bool = False
+    many: int = 0
+
+
+@dataclass(frozen=True)
+class Signature:
+    """dims: per parameter, inputs first, the names of the dims that the function sees."""
+
+    text: str
+    dims: tuple[tuple[str, ...], ...]
+    inputs: int
+
+    def follows(
+        self,
+        names: Sequence[str],
+        shapes: Sequence[tuple[Any, ...]],
+        same: Callable[[Any, Any], bool],
+    ) -> list[tuple[int, ...]]:
+        """Per parameter, which loop each leading dim follows. Raises ValueError with what does not
+        fit. same: whether two extents are equal."""
+        sizes: dict[str, tuple[str, Any]] = {}
+        leads = []
+        for name, shape, dims in zip(names, shapes, self.dims, strict=True):
+            lead = len(shape) - len(dims)
+            if lead < 0:
+                raise ValueError(
+                    f"{name} has {len(shape)} dims, and the signature says {len(dims)} of it"
+                )
+            for dim, extent in zip(dims, shape[lead:], strict=True):
+                other, known = sizes.setdefault(
+                    dim, ("the signature", int(dim)) if dim.isdigit() else (name, extent)
+                )
+                if not same(extent, known):
+                    raise ValueError(f"dim {dim} is {extent} in {name} and {known} in {other}")
+            leads.append(shape[:lead])
+        loops = leads[self.inputs]
+        return [
+            self._of_one(name, lead, loops, k >= self.inputs, same)
+            for k, (name, lead) in enumerate(zip(names, leads, strict=True))
+        ]
+
+    def _of_one(
+        self, name: str, lead: tuple[Any, ...], loops: tuple[Any, ...], writes: bool,
+        same: Callable[[Any, Any], bool],
+    ) -> tuple[int, ...]:  # fmt: skip
+        first = len(loops) - len(lead)
+        if first < 0 or (writes and first):
+            raise ValueError(f"{name} has {len(lead)} loop dims, and the first output {len(loops)}")
+        out = []
+        for k, extent in enumerate(lead, first):
+            if same(extent, loops[k]):
+                out.append(k)
+            elif not writes and same(extent, 1):
+                out.append(ONLY)
+            else:
+                raise ValueError(
+                    f"loop dim {k} is {extent} in {name} and {loops[k]} in the first output"
+                )
+        return tuple(out)
+
+
+def parse(text: str) -> Signature:
+    """Raises ValueError where it is no signature."""
+    if not isinstance(text, str) or not re.fullmatch(rf"(?:{_LIST}|\s*)->{_LIST}", text):
+        raise ValueError(repr(text))
+    sides = [
+        [tuple(re.findall(r"\w+", dims)) for dims in re.findall(_DIMS, side)]
+        for side in text.split("->")
+    ]
+    return Signature(text, (*sides[0], *sides[1]), len(sides[0]))
+
+
+def call(
+    function: Callable[..., Any], args: Sequence[Any], follows: Follows, writes: Sequence[bool]
+) -> None:
+    """The function on NumPy arrays and numbers, once for every turn of the loops."""
+    extents: dict[int, int] = {}
+    for x, dims in zip(args, follows, strict=True):
+        for k, extent in zip(dims or (), np.shape(x)):
+            if k != ONLY:
+                extents[k] = extent
+    for at in np.ndindex(*(extents[k] for k in range(len(extents)))):
+        function(*(
+            x if dims is None else _turn(x, dims, at, written)
+            for x, dims, written in zip(args, follows, writes, strict=True)
+        ))  # fmt: skip
+
+
+def _turn(x: Any, dims: tuple[int, ...], at: tuple[int, ...], written: bool) -> Any:
+    """What one call gets. An output of single elements arrives as an array of one."""
+    index: tuple[Any, ...] = tuple(0 if k == ONLY else at[k] for k in dims)
+    if not written or x.ndim > len(dims):
+        return x[index] if isinstance(x, np.ndarray) else x
+    if not index:
+        return x.reshape(1)
+    return x[(*index[:-1], slice(index[-1], index[-1] + 1))]

@@ -124,7 +124,7 @@ class Everybody:
         """All places, some at a time, the last symbol fastest."""
         sizes = [self.terms.within[s][1] + 1 for s in symbols]
         for first in range(0, math.prod(sizes), POINTS):
-            progress.at(f"exchange {self.row.site} ({self.row.kind}), rank", first, math.prod(sizes))
+            progress.at(f"exchange {self.row.site}: ranks", first, math.prod(sizes))
             left = np.arange(first, min(first + POINTS, math.prod(sizes)))
             out = {}
             for s, size in reversed(list(zip(symbols, sizes))):

@@ -72,6 +72,7 @@ class Explained:
                 for inner in op.regions:
                     self.before.update(zip(inner.args, op.operands, strict=True))
         self.names = self._names()
+        self._called: dict[Value, tuple[str, Place | None]] = {}
         self.exchanges = list(_exchanges(program.body, ()))
         every = [e for x in self.exchanges for v in (*x.op.operands, *x.op.results)
                  for e in v.type.shape]  # fmt: skip
@@ -212,14 +213,22 @@ class Explained:
 
     def called(self, value: Value) -> tuple[str, Place | None]:
         """The name of the nearest array that has one, going back to what decides its layout."""
-        value = self._first(value)
-        op = self.demands.defs.get(value)
-        if value in self.names:
-            return self.names[value], self.inputs[value].place if op is None else op.place
-        source = self._decides(op, value) if op is not None else None
-        if source is None or op is None or op.kind in ("shard_map", "relayout"):
-            return "what is computed", op.place if op else None
-        return self.called(source)
+        passed: list[Value] = []  # a chain is as long as the program: no recursion, and once only
+        while (value := self._first(value)) not in self._called:
+            passed.append(value)
+            op = self.demands.defs.get(value)
+            if value in self.names:
+                place = self.inputs[value].place if op is None else op.place
+                self._called[value] = self.names[value], place
+                break
+            source = self._decides(op, value) if op is not None else None
+            if source is None or op is None or op.kind in ("shard_map", "relayout"):
+                self._called[value] = "what is computed", op.place if op else None
+                break
+            value = source
+        found = self._called[value]
+        self._called.update(dict.fromkeys(passed, found))
+        return found
 
     # ---- exchanges -----------------------------------------------------------------------------
 

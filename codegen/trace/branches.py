@@ -322,10 +322,12 @@ def _chosen_arms(
     yield k + len(later)
 
 
-def captured_switch(on: Expr | Value, arms: Sequence[Callable[[], Any]], names: Names) -> Any:
+def captured_switch(on: Expr | Value, arms: Sequence[Callable[[], Any]]) -> Any:
     """The value of the arm whose number `on` is; arms are functions of nothing."""
     context = Context.current()
     assert context is not None
+    names = Names(lambda: ())
+    names.roots += [("an arm", arm) for arm in arms]
     branch = Branch(context, names, (), (), on)
     names.arms += 1
     try:

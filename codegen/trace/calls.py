@@ -16,12 +16,15 @@ from codegen.trace.array import Array, as_array, is_traced, maximum, minimum
 from codegen.trace.context import Context, user_place
 from codegen.trace.logic import truth
 from codegen.trace.number import condition_of, expr_of, number
+from codegen.trace.stateful import watched
 
 
 def call(function: Any) -> Any:
     """What to call instead: helpers converted, built-ins that know unknown values."""
-    if Context.current() is None:
+    context = Context.current()
+    if context is None:
         return function
+    function = watched(context, function)
     known = _BUILTINS.get(id(function))
     if known is not None:
         return known

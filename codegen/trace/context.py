@@ -102,6 +102,11 @@ class Context:
         self.mesh_names: dict[str, tuple[str, ...]] = {}  # meshes named by spmd.mesh("ring")
         # global arrays that an open shard_map met by closure: innermost last
         self.captured: list[dict[Value, Value]] = []
+        # what open bodies must leave as it is (outside.Outside), the program first; and where the
+        # user's code changed a thing last, by its id
+        self.bodies: list[Any] = []
+        self.changed_at: dict[Any, Place | None] = {}
+        self.seeded: set[int] = set()  # ids of random generators that the program gives a seed
         self._serial = 0
         self._names: dict[str, int] = {}
 

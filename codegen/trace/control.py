@@ -19,8 +19,10 @@ from codegen.trace.context import Context, place_in, user_place
 from codegen.trace.logic import and_, both, compare, either, ifexp, known, not_, or_
 from codegen.trace.loops import captured_while, explained, refuse_raise, refuse_return
 from codegen.trace.number import Number
+from codegen.trace.outside import is_iterator
 from codegen.trace.ranges import Range, captured_for
 from codegen.trace.state import Names
+from codegen.trace.stateful import changed, refuse_outside
 
 __all__ = ["Names", "and_", "both", "call", "compare", "either", "ifexp", "known", "not_", "or_"]
 
@@ -58,6 +60,8 @@ def for_(
             found=repr(iterable),
             remedy="for i in spmd.range(n)",
         )
+    if is_iterator(iterable):
+        refuse_outside(iterable)
     return iterable  # type: ignore[no-any-return]
 
 
@@ -85,6 +89,13 @@ def left(names: Names, loop_number: int, *flags: Any) -> bool:
 
 returning = refuse_return
 raising = refuse_raise
+
+
+def stored(thing: Any) -> None:
+    """A statement has stored into a thing, or has bound the variable of a name."""
+    context = Context.current()
+    if context is not None:
+        changed(context, thing)
 
 
 def plain(test: Any, what: str, reason: str) -> Any:

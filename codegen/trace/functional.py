@@ -19,7 +19,7 @@ from codegen.trace.number import expr_of, number
 from codegen.trace.ranges import captured_for, spmd_range
 from codegen.trace.regions import condition, is_known
 from codegen.trace.source import given
-from codegen.trace.state import NO_NAMES, LeafType, Names, Tree, fill, flatten, leaf_type
+from codegen.trace.state import LeafType, Names, Tree, fill, flatten, leaf_type
 
 _STATE = "init"  # the hidden variable that a loop carries; errors name it
 
@@ -27,8 +27,8 @@ _STATE = "init"  # the hidden variable that a loop carries; errors name it
 def fori_loop(lower: Any, upper: Any, body: Callable[[Any, Any], Any], init: Any) -> Any:
     """state = body(i, state) for i from lower to upper - 1; the last state."""
     require_context("spmd.fori_loop")
-    names = _holding(init)
     body = given(body, "the body of spmd.fori_loop", "i", "state")
+    names = _holding(init, body)
     for i in captured_for(spmd_range(lower, upper), names, (_STATE,), (), (), 0, "i"):
         names.put(_STATE, body(i, names.get(_STATE)))
     return names.get(_STATE)
@@ -37,9 +37,9 @@ def fori_loop(lower: Any, upper: Any, body: Callable[[Any, Any], Any], init: Any
 def while_loop(cond: Callable[[Any], Any], body: Callable[[Any], Any], init: Any) -> Any:
     """state = body(state) while cond(state); the last state."""
     context = require_context("spmd.while_loop")
-    names = _holding(init)
     cond = given(cond, "the condition of spmd.while_loop", "state")
     body = given(body, "the body of spmd.while_loop", "state")
+    names = _holding(init, cond, body)
     loop = Loop(context, names, (_STATE,), ())
     for _ in passes(loop, 0, lambda: None):
         names.put(_STATE, body(names.get(_STATE)))
@@ -53,7 +53,7 @@ def cond(pred: Any, true_fun: Callable[..., Any], false_fun: Callable[..., Any],
     require_context("spmd.cond")
     if is_known(pred):
         return _arms((true_fun if pred else false_fun,), args)[0]()
-    return captured_switch(condition(pred, "cond"), _arms((false_fun, true_fun), args), NO_NAMES)
+    return captured_switch(condition(pred, "cond"), _arms((false_fun, true_fun), args))
 
 
 def switch(index: Any, branches: Sequence[Callable[..., Any]], *args: Any) -> Any:
@@ -79,7 +79,7 @@ def switch(index: Any, branches: Sequence[Callable[..., Any]], *args: Any) -> An
         on = expr.ge(e, 1)
     if isinstance(on, expr.Expr) and on.is_const:
         return switch(on.value, branches, *args)
-    return captured_switch(on, _arms(branches, args), NO_NAMES)
+    return captured_switch(on, _arms(branches, args))
 
 
 def scan(
@@ -108,9 +108,9 @@ def scan(
         names.put(_STATE, pair[0])
         return pair[1]
 
-    ys_tree, types = _types_of_rows(context, _holding(init), count, step)
+    ys_tree, types = _types_of_rows(context, _holding(init, f), count, step)
     stacks = [_stack(context, t, count) for t in types]
-    names = _holding(init)
+    names = _holding(init, f)
     for k in captured_for(spmd_range(count), names, (_STATE,), (), (), 0, "k"):
         for stack, y in zip(stacks, flatten(step(names, k))[1]):
             if stack is not None:
@@ -153,9 +153,10 @@ def _length(rows: Sequence[Any], length: Any) -> Any:
     return counts[0]
 
 
-def _holding(init: Any) -> Names:
+def _holding(init: Any, *functions: Callable[..., Any]) -> Names:
     names = Names(lambda: ())
     names.hidden[_STATE] = _by_value(init)
+    names.roots += [(getattr(f, "__name__", "a function"), f) for f in functions]
     return names
 
 

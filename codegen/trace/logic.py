@@ -20,7 +20,6 @@ from codegen.trace.branches import captured_switch
 from codegen.trace.context import user_place
 from codegen.trace.number import condition_of, number
 from codegen.trace.regions import condition
-from codegen.trace.state import NO_NAMES
 
 _Later = Callable[[], Any]
 
@@ -79,7 +78,7 @@ def _short_circuit(stop: bool, left: Any, right: _Later, as_truth: bool) -> Any:
         return truth(right()) if as_truth else right()
 
     try:
-        return captured_switch(on, (taken, kept) if stop else (kept, taken), NO_NAMES)
+        return captured_switch(on, (taken, kept) if stop else (kept, taken))
     except CarryError as error:
         word = "or" if stop else "and"
         raise CarryError(
@@ -160,7 +159,7 @@ def ifexp(test: Any, then: _Later, other: _Later) -> Any:
     holds = _known_truth(test)
     if holds is not None:
         return then() if holds else other()
-    return captured_switch(condition(test, "if"), (other, then), NO_NAMES)
+    return captured_switch(condition(test, "if"), (other, then))
 
 
 def known(value: Any, what: str) -> Any:

@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
 from typing import Any
 
+import numpy as np
+
 from codegen import dtypes, expr
-from codegen.errors import ProgramError, UnsupportedError
+from codegen.errors import Place, ProgramError, UnsupportedError
 from codegen.expr import Expr, Sym
-from codegen.ir import ArrayType, Region, Value
+from codegen.ir import ArrayType, Region, Value, walk
 from codegen.layouts import propagation
 from codegen.trace.array import Array, as_value
 from codegen.trace.context import Block, Context, Storage, user_place
@@ -37,6 +39,20 @@ _PASSES = 24  # more never settle: every pass carries more, or a wider type
 
 
 _Key = tuple[str, int]  # a carried leaf: the variable, and which leaf of it
+
+
+_Constants = dict[Place | None, list[tuple[Any, ...]]]
+
+
+def _constants(block: Block) -> _Constants:
+    """The numbers and arrays that operations are given while building, by the place."""
+    found: _Constants = {}
+    for op in walk(block.close(())):
+        if op.kind in ("full", "const"):
+            data = op.attrs["value"] if op.kind == "full" else op.attrs["data"]
+            shown = str(data) if np.size(data) < 9 else hash(np.asarray(data).tobytes())
+            found.setdefault(op.place, []).append((op.result.type, shown))
+    return found
 
 
 class Counter:
@@ -76,6 +92,8 @@ class Loop(Piece):
         # memory that a carried array may be: storages from before the loop, other carried leaves
         self.aliases: dict[_Key, dict[Storage | _Key, None]] = {}
         self.body: Region | None = None
+        self.constants: _Constants = {}
+        self.again = False  # the last pass was one more, to compare its constants
         self.passes = 0
         self.types = {(n, j): leaf_type(leaf) for n, h in self.entry.items() if h is not None
                       for j, leaf in enumerate(h.leaves)}  # fmt: skip
@@ -142,6 +160,7 @@ class Loop(Piece):
             had = self.stored.get(storage) or before[storage].type
             stored[storage] = propagation.met(had, storage.value.type)
         settled = self._find_aliases(after) and settled and stored == self.stored
+        settled = self._repeats(settled) and settled
         if settled:
             self.stale = stale
             self._after = after
@@ -159,6 +178,31 @@ class Loop(Piece):
         if not settled:
             self.mark.restore_declared(self.context)
         return settled
+
+    def _repeats(self, settled: bool) -> bool:
+        """Whether the pass has the constants of the one before, where there are as many; raises
+        where two passes that carry the same do not: something that nobody knows has state."""
+        assert self.open is not None
+        before, self.constants = self.constants, _constants(self.open)
+        again, self.again = self.again, False
+        if not settled:
+            return False
+        for place, values in self.constants.items():
+            had = before.get(place, values)
+            if len(had) == len(values) and had != values:
+                if again:
+                    raise UnsupportedError(
+                        "what is computed here is another constant whenever the body is traced",
+                        place=place,
+                        expected="values that stay as they are: Python runs the body of a compiled "
+                        "loop while building, not once per iteration",
+                        found="two arrays" if isinstance(had[0][1], int) else
+                        f"{had[0][1]}, then {values[0][1]}",
+                        remedy="compute it before the loop, or Python's own range, which unrolls",
+                    )
+                self.again = True
+                return False
+        return True
 
     @staticmethod
     def _leaf(variables: dict[str, Held | None], key: _Key) -> Any:
@@ -252,6 +296,7 @@ class Loop(Piece):
             self.enter(block.args)
             holds = self._holds(evaluate, [self._flag(block, f) for f in flags])
             changed = self.written()
+            self.outside.check()
         except BaseException:
             self.abort()
             raise
@@ -326,6 +371,7 @@ class Attempt(Piece):
             self.keep(self.close())
 
     def undone(self) -> None:
+        self.outside.check()
         self.close()
         self.put_back()
         self.mark.forget_later(self.context, "loop", self.place)

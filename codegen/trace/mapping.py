@@ -22,6 +22,7 @@ from codegen.trace.array import Array, Number, as_array, as_value, wrap
 from codegen.trace.context import Context, user_place
 from codegen.trace.elementwise import same_extent, shape_text
 from codegen.trace.layouts import axes_of, is_layout, layout_of
+from codegen.trace.outside import Outside
 
 
 def local_shape(mesh: Mesh, shape: Shape, layout: Layout) -> Shape:
@@ -270,17 +271,21 @@ def _capture(
     captured: dict[Value, Value] = {}
     context.captured.append(captured)
     context.rank_view += 1
+    outside = Outside("shard_map", [(getattr(function, "__name__", "the function"), function)])
+    context.bodies.append(outside)
     try:
         with context.block(types, names) as block:
             made = iter([make(block.args) for make in arguments.makers])
             args, kwargs = _rebuild(inputs, made)
             returned = function(*args, **kwargs)
+            outside.check()
             leaves = [x for x in tree.leaves(returned) if x is not None]
             _check_returned(leaves)
             values = [as_value(context, x) for x in leaves]
             operands = [*arguments.operands, *captured]
             outs = _result_types(context, returned, values, out_layouts, operands, pad)
     finally:
+        context.bodies.remove(outside)
         context.rank_view -= 1
         context.captured.pop()
     block.args += tuple(captured.values())

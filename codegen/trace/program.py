@@ -31,6 +31,7 @@ from codegen.trace.array import Array, Number, as_value
 from codegen.trace.context import Context, Limits, program_files, user_place
 from codegen.trace.letting import Known, known
 from codegen.trace.masks import Chosen, refused
+from codegen.trace.outside import Outside
 
 SYNC = ("least", "before", "after", "both")
 
@@ -228,8 +229,12 @@ class Program:
             context.unique(axis.size_name)
             context.unique(axis.coord_sym.name)
         context.unique("p")  # a member of an exchange
+        outside = Outside("program", [(self.name, self.function), *values.items()])
+        outside.place = self.place
+        context.bodies.append(outside)
         with context.active():
             returned = convert(self.function)(**values)
+            outside.check_generators(context.seeded)
             outputs, returns = _outputs(context, returned, self.place)
         body = context.blocks[0].close([o.value for o in outputs])
         return Module(

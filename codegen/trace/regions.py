@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from codegen import dtypes
-from codegen.errors import CarryError, Place, ProgramError, ShapeError, UnsupportedError
+from codegen.errors import CarryError, Place, ProgramError, ShapeError
 from codegen.expr import Expr
 from codegen.ir import ArrayType, Value
 from codegen.mesh import Layout
 from codegen.trace.array import Array, as_value, wrap
 from codegen.trace.context import Block, Context, Storage, user_place
 from codegen.trace.number import Number, condition_of
+from codegen.trace.outside import of_piece
 from codegen.trace.state import (
     LeafType,
     Names,
@@ -111,6 +112,7 @@ class Piece:
         self.bound, self.touched, self.what = bound, touched, what
         self.place = user_place()
         self.entry: Variables = capture(names, bound, touched)
+        self.outside = of_piece(what, names, bound, touched, self.entry)
         self.mark = Mark.of(context)
         self.serials = {s for s, *_ in self.mark.storages}
         self.log: dict[Storage, None] = {}
@@ -120,6 +122,7 @@ class Piece:
         self.log = {}
         self.context.write_logs.append(self.log)
         self.context.blocks.append(block)
+        self.context.bodies.append(self.outside)
         self.open = block
 
     def close(self) -> Block:
@@ -127,6 +130,7 @@ class Piece:
         assert self.open is not None
         block, self.open = self.open, None
         self.context.blocks.remove(block)
+        self.context.bodies.remove(self.outside)
         self.context.write_logs[:] = [g for g in self.context.write_logs if g is not self.log]
         return block
 
@@ -149,26 +153,13 @@ class Piece:
         around.memo.update(block.memo)
 
     def after(self) -> Variables:
-        """What the variables hold now; NumPy arrays must not have been written."""
-        now = capture(self.names, self.bound, self.touched)
-        for name, held in now.items():
-            before = self.entry.get(name)
-            if before and held and before.prints != held.prints and _same_arrays(before, held):
-                raise UnsupportedError(
-                    f"{name} is a NumPy array, and a {self.what} writes into it",
-                    place=self.place,
-                    expected="an array of the program: NumPy arrays are constants of the image",
-                    remedy=f"{name} = spmd.asarray({name}) before the {self.what}",
-                )
-        return now
+        """What the variables hold now; what stands outside must be as it was."""
+        self.outside.check()
+        return capture(self.names, self.bound, self.touched)
 
     def written(self) -> list[Storage]:
         """Storages from before the piece that it wrote."""
         return [s for s in self.log if s in self.serials]
-
-
-def _same_arrays(a: Any, b: Any) -> bool:
-    return len(a.leaves) == len(b.leaves) and all(x is y for x, y in zip(a.leaves, b.leaves))
 
 
 # ---- values of leaves --------------------------------------------------------------------------

@@ -194,6 +194,10 @@ class _Rewriter(ast.NodeTransformer):
         # variables of this function that a call of a nested one may rebind
         own = set(bound_names(scope)) | set(_nonlocals(list(own_nodes(scope)), deep=False))
         self.shared = sorted(own & set(_nonlocals(scope)))
+        self.elsewhere = {
+            name for node in own_nodes(scope)
+            if isinstance(node, (ast.Global, ast.Nonlocal)) for name in node.names
+        }  # fmt: skip
 
     def block(self, stmts: Stmts) -> Stmts:
         out: Stmts = []
@@ -306,6 +310,27 @@ class _Rewriter(ast.NodeTransformer):
         if isinstance(node.value, ast.BoolOp):
             return self.visit(_as_if(node.value))
         return self.generic_visit(node)
+
+    def visit_Assign(self, node: ast.Assign) -> Any:
+        return self._stored(node, node.targets)
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> Any:
+        return self._stored(node, [node.target])
+
+    def visit_Delete(self, node: ast.Delete) -> Any:
+        return self._stored(node, node.targets)
+
+    def _stored(self, node: ast.stmt, targets: Sequence[ast.expr]) -> Any:
+        """The statement, and after it what it changed that may stand outside of the body."""
+        changed: dict[str, ast.expr] = {}
+        for target in own_nodes(targets):
+            if isinstance(target, (ast.Attribute, ast.Subscript)):
+                if isinstance(target.value, ast.Name) and not isinstance(target.ctx, ast.Load):
+                    changed[target.value.id] = _load(target.value.id)
+            elif isinstance(target, ast.Name) and target.id in self.elsewhere:
+                changed[target.id] = ast.Constant(self._spelt(target.id))
+        new = self.generic_visit(node)
+        return [new, *(at(node, ast.Expr(_runtime("stored", x))) for x in changed.values())]
 
     def visit_Raise(self, node: ast.Raise) -> Any:
         new = self.generic_visit(node)

@@ -40,6 +40,7 @@ class Names:
         self._globals = cells.__globals__
         self.hidden: dict[str, Any] = {}  # variables that the source does not have
         self.lost: dict[str, str] = {}
+        self.roots: list[tuple[str, Any]] = []  # what else the code can reach, with its name
         self.tracing: list[int] = []
         self.arms = 0
 
@@ -52,6 +53,11 @@ class Names:
         if name in self.hidden:
             return self.hidden[name]
         return self._globals.get(name, UNDEFINED)
+
+    def key(self, name: str) -> Any:
+        """What tells the variable from all others: the id of its cell, or where it is global."""
+        cell = self._cells.get(name)
+        return (id(self._globals), name) if cell is None else id(cell)
 
     def put(self, name: str, value: Any, lost: str = "") -> None:
         cell = self._cells.get(name)
@@ -70,7 +76,6 @@ class Names:
             self._globals[name] = value
 
 
-NO_NAMES = Names(lambda: ())
 
 # ---- trees --------------------------------------------------------------------------------------
 
@@ -95,6 +100,13 @@ class Tree:
     @property
     def mutable(self) -> bool:
         return self.kind in ("list", "dict", "object") or any(c.mutable for c in self.children)
+
+    def containers(self) -> Iterator[Any]:
+        """The lists, dicts and objects in it, and itself."""
+        if self.kind != "leaf":
+            yield self.value
+        for child in self.children:
+            yield from child.containers()
 
     def paths(self) -> Iterator[str]:
         """One text per leaf: "", "[0]", "['w']", ".weight" …"""
@@ -134,14 +146,17 @@ def _flatten(value: Any, leaves: list[Any], above: set[int]) -> Tree:
 
 
 def _is_users_object(value: Any) -> bool:
-    cls = type(value)
-    if isinstance(value, (type, types.ModuleType, types.FunctionType, np.ndarray, np.generic)):
+    return isinstance(getattr(value, "__dict__", None), dict) and is_users_class(type(value))
+
+
+def is_users_class(cls: type) -> bool:
+    """Whether a class stands in a file of the user's; no class of classes, no array."""
+    if cls.__module__ in ("builtins", "numpy") or issubclass(cls, (type, np.ndarray, np.generic)):
         return False
-    if cls.__module__ in ("builtins", "numpy") or not isinstance(
-        getattr(value, "__dict__", None), dict
-    ):
-        return False
-    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    module = sys.modules.get(cls.__module__)
+    if cls.__module__ == "__main__":
+        return True
+    file = getattr(module, "__file__", None)
     return file is not None and is_user_file(file)
 
 
@@ -270,11 +285,10 @@ def describe(x: Any) -> str:
 
 @dataclass(frozen=True)
 class Held:
-    """What one variable holds at some moment. prints: contents of NumPy arrays, to see changes."""
+    """What one variable holds at some moment."""
 
     tree: Tree
     leaves: list[Any]
-    prints: tuple[int, ...] = ()
 
     @property
     def value(self) -> Any:
@@ -287,9 +301,7 @@ Variables = dict[str, Held | None]
 def hold(value: Any) -> Held | None:
     if value is UNDEFINED:
         return None
-    tree, leaves = flatten(value)
-    prints = tuple(hash(x.tobytes()) for x in leaves if isinstance(x, np.ndarray))
-    return Held(tree, leaves, prints)
+    return Held(*flatten(value))
 
 
 def capture(names: Names, bound: Sequence[str], touched: Sequence[str]) -> Variables:
@@ -297,7 +309,7 @@ def capture(names: Names, bound: Sequence[str], touched: Sequence[str]) -> Varia
     out = {name: hold(names.get(name)) for name in bound}
     for name in touched:
         held = hold(names.get(name))
-        if held is not None and (held.tree.mutable or held.prints):
+        if held is not None and held.tree.mutable:
             out[name] = held
     return out
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -157,22 +158,18 @@ def falls_off_the_end(x, steps, limit):
 
 
 def numpy_constant_written(x, steps, limit, table=np.zeros(3)):  # noqa: B008
-    for i in spmd.range(steps):  # here
-        table[1] = 5
+    for i in spmd.range(steps):
+        table[1] = 5  # here
         x = x + table[1]
     return x
 
 
 def leaked(x, steps, limit):
-    kept = {}.setdefault
-
-    def keep(value, box=[]):  # noqa: B006
-        box[:] = [value]
-        return box
-
+    kept = threading.local()
+    kept.box = x
     for i in spmd.range(steps):
-        box = keep(x * 2)
-    return keep.__defaults__[0][0] + x  # here
+        kept.box = x * 2
+    return kept.box + x  # here
 
 
 def stale_alias(x, steps, limit):

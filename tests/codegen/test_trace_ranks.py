@@ -1,6 +1,7 @@
 """The per-rank view: shards, exchange, layouts, symbolic extents; against NumPy."""
 
 import itertools
+import threading
 
 import numpy as np
 import pytest
@@ -518,15 +519,15 @@ def test_outside_a_shard_map():
 
     @spmd.program(mesh=("r",))
     def local():
-        kept = []
+        kept = threading.local()
 
         @spmd.shard_map(out_layouts=())
         def f():
-            kept.append(spmd.zeros(3))
-            return np.sum(kept[0])
+            kept.x = spmd.zeros(3)
+            return np.sum(kept.x)
 
         f()
-        return kept[0]
+        return kept.x
 
     for program, needle in ((index, "outside a shard_map"), (local, "one rank's array")):
         with pytest.raises(SpmdError, match=needle):

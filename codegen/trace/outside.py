@@ -1,0 +1,387 @@
+"""Python state outside of a compiled body, which the body must leave as it is: it runs only once.
+
+Goes in: what the body can reach when it begins (variables, closures, globals of the user's
+functions, attributes). Where any of it is another after the body, the program is refused.
+Always holds: what the body makes is free; so are arrays of the program, and what is carried.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import functools
+import random
+import types
+import zlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from codegen.errors import Place, UnsupportedError
+from codegen.trace.array import Array, Number
+from codegen.trace.context import Context, is_user_file, user_place
+from codegen.trace.state import Names, Variables, is_users_class, same
+
+GENERATORS = (np.random.Generator, np.random.RandomState, np.random.BitGenerator, random.Random)
+_PLAIN = (
+    int, float, complex, str, bytes, type(None), np.generic, np.dtype, Array, Number, slice, range,
+    types.BuiltinFunctionType,
+)  # fmt: skip
+_CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque, bytearray)
+_OPEN = (types.SimpleNamespace, argparse.Namespace)  # objects of anybody, as a user's own
+_LEN = "number of items"
+_MANY = 10_000  # items of a container that are compared
+_WHOLE = 1 << 24  # bytes of an array that are compared; of a larger one, every so many
+
+
+def is_iterator(x: Any) -> bool:
+    """Whether x forgets what it has given: a generator, a file, map, zip … No user's object."""
+    return (
+        hasattr(type(x), "__next__")
+        and not isinstance(x, (Array, np.ndarray))
+        and not is_users_class(type(x))
+    )
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """Something with state. path: how the user reaches it. items: what it held, by their steps."""
+
+    thing: Any
+    path: str
+    read: Callable[[], dict[Any, Any] | None]
+    items: dict[Any, Any]
+
+
+class Outside:
+    """What a body can reach when it begins. what: loop, branch, shard_map or program.
+
+    carried: ids of things that the body may change; of a global, (id of the namespace, name).
+    """
+
+    def __init__(
+        self, what: str, roots: Iterable[tuple[str, Any]], carried: Iterable[Any] = ()
+    ) -> None:
+        self.what = what
+        self.place = user_place()
+        self._carried = set(carried)
+        self._visited: dict[Any, Any] = {}  # by id; the values keep the ids from being used again
+        self._seen: list[_Seen] = []
+        self._work = collections.deque(roots)
+        self._work += (("random", random._inst), ("np.random", np.random.mtrand._rand))
+        while self._work:
+            self._visit(*self._work.popleft())
+
+    def __contains__(self, thing: Any) -> bool:
+        return id(thing) in self._visited
+
+    def path(self, thing: Any) -> str:
+        return next((s.path for s in self._seen if s.thing is thing), type(thing).__name__)
+
+    # ---- what can be reached ---------------------------------------------------------------------
+
+    def _note(self, thing: Any, path: str, read: Callable[[], dict[Any, Any] | None]) -> None:
+        items = read()
+        if items is None:
+            return
+        if key_of(thing) not in self._carried:
+            self._seen.append(_Seen(thing, path, read, items))
+        self._work += [(step(path, thing, k), v) for k, v in items.items()]
+
+    def _visit(self, path: str, thing: Any) -> None:
+        if isinstance(thing, _PLAIN) or id(thing) in self._visited:
+            return
+        self._visited[id(thing)] = thing
+        if isinstance(thing, types.FunctionType):
+            self._function(path, thing)
+        elif isinstance(thing, types.MethodType):
+            owner = path.rpartition(".")[0] or path
+            self._work += ((owner, thing.__self__), (path, thing.__func__))
+        elif isinstance(thing, functools.partial):
+            self._work += [(path, x) for x in (thing.func, *thing.args, *thing.keywords.values())]
+        else:
+            self._note(thing, path, lambda: items_of(thing))
+            if is_users_class(type(thing)):
+                self._work.append((type(thing).__name__, type(thing)))
+
+    def _function(self, path: str, function: types.FunctionType) -> None:
+        code = function.__code__
+        for name, cell in zip(code.co_freevars, function.__closure__ or ()):
+            if not name.startswith("__") and id(cell) not in self._visited:
+                self._visited[id(cell)] = cell
+                self._note(cell, name, functools.partial(_of_cell, cell))
+        defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+        self._work += [(f"a default of {path}", x) for x in defaults]
+        if "__wrapped__" in vars(function):
+            self._work.append((path, vars(function)["__wrapped__"]))
+        if is_user_file(code.co_filename):
+            if vars(function):
+                self._note(function, path, lambda: dict(vars(function)))
+            self._globals(function.__globals__, _names_in(code))
+
+    def _globals(self, space: dict[str, Any], names: Iterable[str]) -> None:
+        for name in names:
+            if name in space and (id(space), name) not in self._visited:
+                self._visited[id(space), name] = space
+                self._note(Slot(space, name), name, functools.partial(_of_global, space, name))
+
+    # ---- what has changed ------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raises UnsupportedError where something is not as it was."""
+        for seen in self._seen:
+            now = seen.read() or {}
+            if not _as_it_was(seen.items, now) and not _grew(seen, now):
+                raise self._changed(seen, now)
+
+    def check_generators(self, seeded: set[int]) -> None:
+        """Raises UnsupportedError where a random generator or an iterator is not as it was."""
+        for seen in self._seen:
+            forgets = isinstance(seen.thing, GENERATORS) or is_iterator(seen.thing)
+            if forgets and id(seen.thing) not in seeded:
+                if not _as_it_was(seen.items, seen.read() or {}):
+                    raise self.drawn(seen.thing, self.place)
+
+    def _changed(self, seen: _Seen, now: dict[Any, Any]) -> UnsupportedError:
+        thing, path = seen.thing, seen.path
+        context = Context.current()
+        variable = isinstance(thing, (types.CellType, Slot))
+        where = context.changed_at.get(path if variable else id(thing)) if context else None
+        if isinstance(thing, GENERATORS) or is_iterator(thing):
+            return self.drawn(thing, where or self.place)
+        shown = path
+        if not variable and not isinstance(thing, (*_CONTAINERS, np.ndarray)):
+            both = {**seen.items, **now}
+            k = next(k for k in both if not _alike(now.get(k), seen.items.get(k)))
+            shown = step(path, thing, k)
+        remedy = _WAYS[self.what]
+        if isinstance(thing, np.ndarray):
+            remedy = f"{path} = spmd.asarray({path}) before it makes an array of the program"
+        body = (("the body begins at", self.place),) if where and self.place else ()
+        return UnsupportedError(
+            f"{shown} is changed in {_WORDS[self.what]}", place=where or self.place,
+            expected=f"what stands outside of it stays as it is: {_TURNS[self.what]}",
+            found=f"{shown}, {kind_of(thing)} from outside of it" if shown == path else shown,
+            remedy=remedy, also=body,
+        )  # fmt: skip
+
+    def drawn(self, thing: Any, place: Place | None) -> UnsupportedError:
+        """For what gives another value each time that it is asked: a generator, an iterator."""
+        drawing = isinstance(thing, GENERATORS)
+        if self.what == "program":
+            remedy = "rng = np.random.default_rng(0) in the program" if drawing else (
+                "a list of it, made outside")  # fmt: skip
+        elif drawing:
+            remedy = ("spmd.random.uniform(seed, shape, stream=i), or normal, randint, …; or draw "
+                      "all of it before: noise = rng.random(n)")  # fmt: skip
+        else:
+            remedy = "an array that is read at the counter, x[i]; or the rows of spmd.scan"
+        return UnsupportedError(
+            f"{self.path(thing)} {_ONCE[self.what]}", place=place,
+            expected=f"values that stay as they are: {_TURNS[self.what]}",
+            found=f"{self.path(thing)}, {kind_of(thing)} from outside of it", remedy=remedy,
+        )  # fmt: skip
+
+
+_WORDS = {
+    "loop": "a loop that is compiled",
+    "branch": "a branch that is decided at run time",
+    "shard_map": "a function given to shard_map",
+    "program": "a program",
+}
+_ONCE = {
+    "loop": "would give every iteration of a compiled loop the same value",
+    "branch": "is asked for a value in a branch that is decided at run time",
+    "shard_map": "would give every rank the same value",
+    "program": "would give another value in every build",
+}
+_TURNS = {
+    "loop": "Python runs the body while building, not once per iteration",
+    "branch": "Python runs both arms while building, whichever is taken later",
+    "shard_map": "Python runs the function once, while building, not once per rank",
+    "program": "Python runs the program while building, more than once",
+}
+_WAYS = {
+    "loop": "an array that the loop carries (n = n + 1, out[i] = …), the ys of spmd.scan, or "
+    "Python's own range, which unrolls",
+    "branch": "rebind a variable of this function in both arms",
+    "shard_map": "return it, with its place in out_layouts",
+    "program": "keep it in the program",
+}
+
+
+# ---- where variables are -----------------------------------------------------------------------
+
+
+class Slot:
+    """A global variable."""
+
+    def __init__(self, space: dict[str, Any], name: str) -> None:
+        self.key = (id(space), name)
+
+
+def key_of(thing: Any) -> Any:
+    return thing.key if isinstance(thing, Slot) else id(thing)
+
+
+def _of_cell(cell: types.CellType) -> dict[Any, Any]:
+    try:
+        return {"": cell.cell_contents}
+    except ValueError:
+        return {}
+
+
+def _of_global(space: dict[str, Any], name: str) -> dict[Any, Any]:
+    return {"": space[name]} if name in space else {}
+
+
+def step(path: str, thing: Any, key: Any) -> str:
+    """How what a thing holds is written."""
+    if isinstance(thing, (types.CellType, Slot)):
+        return path
+    if isinstance(thing, (list, tuple, dict, collections.deque)):
+        return f"{path}[{key!r}]"
+    return f"{path}.{key}" if isinstance(key, str) and not is_iterator(thing) else path
+
+
+def of_piece(
+    what: str, names: Names, bound: Iterable[str], touched: Iterable[str], entry: Variables
+) -> Outside:
+    """What a loop or a branch can reach beside the variables that it carries."""
+    reached = (*bound, *touched)
+    carried = [names.key(name) for name in bound]
+    carried += [id(x) for held in entry.values() if held for x in held.tree.containers()]
+    return Outside(what, [*((n, names.get(n)) for n in reached), *names.roots], carried)
+
+
+# ---- what has changed --------------------------------------------------------------------------
+
+
+def _as_it_was(before: dict[Any, Any], now: dict[Any, Any]) -> bool:
+    return now.keys() == before.keys() and all(_alike(now[k], v) for k, v in before.items())
+
+
+def _alike(now: Any, before: Any) -> bool:
+    if now is before:
+        return True
+    if isinstance(now, tuple) and type(now) is type(before) and len(now) == len(before):
+        return all(_alike(a, b) for a, b in zip(now, before))
+    return same(now, before)
+
+
+def _grew(seen: _Seen, now: dict[Any, Any]) -> bool:
+    """A dict or a namespace that has got new keys: a cache, which fills once."""
+    return (
+        isinstance(seen.thing, (dict, type, types.ModuleType, types.FunctionType))
+        and all(k in now and _alike(now[k], v) for k, v in seen.items.items())
+        and not any(isinstance(now[k], (Array, Number)) for k in now.keys() - seen.items.keys())
+    )
+
+
+# ---- things with state -------------------------------------------------------------------------
+
+_CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque, bytearray)
+_OPEN = (types.SimpleNamespace, argparse.Namespace)  # objects of anybody, as a user's own
+_LEN = "number of items"
+_MANY = 10_000  # items of a container that are compared
+
+
+def items_of(thing: Any) -> dict[Any, Any] | None:
+    """What a thing holds, by the last step of the way there; None where it has no state."""
+    if isinstance(thing, np.ndarray):
+        return {"data": _print(thing)}
+    if isinstance(thing, GENERATORS):
+        return {"state": _state_of(thing)}
+    if isinstance(thing, dict):
+        return dict(islice(thing.items(), _MANY))
+    if isinstance(thing, (set, frozenset)):
+        return {id(x): x for x in thing}
+    if isinstance(thing, (list, tuple, collections.deque)):
+        return dict(enumerate(islice(thing, _MANY))) | {_LEN: len(thing)}
+    if isinstance(thing, bytearray):
+        return {"data": bytes(thing)}
+    if isinstance(thing, type):
+        return _public(vars(thing)) if is_users_class(thing) else None
+    if isinstance(thing, types.ModuleType):
+        file = getattr(thing, "__file__", None)
+        ours = thing.__name__ == "__main__" or (file is not None and is_user_file(file))
+        return _public(vars(thing)) if ours else None
+    if is_iterator(thing):
+        return _left_in(thing)
+    if is_users_class(type(thing)) or isinstance(thing, _OPEN):
+        slots = [s for c in type(thing).__mro__ for s in getattr(c, "__slots__", ())]
+        held = {s: getattr(thing, s) for s in slots if isinstance(s, str) and hasattr(thing, s)}
+        return held | dict(getattr(thing, "__dict__", {}))
+    return None
+
+
+def _public(names: Any) -> dict[Any, Any]:
+    """Data of a class or a module, and the classes and functions in it."""
+    return {
+        k: v for k, v in dict(names).items()
+        if not k.startswith("__") and not isinstance(v, types.ModuleType)
+    }  # fmt: skip
+
+
+def _print(array: np.ndarray[Any, Any]) -> Any:
+    if array.dtype.hasobject:
+        return array.shape
+    if array.nbytes > _WHOLE:
+        array = array.reshape(-1)[:: array.nbytes // _WHOLE + 1]
+    return array.shape, zlib.crc32(np.ascontiguousarray(array).view(np.uint8).reshape(-1).data)
+
+
+def _state_of(generator: Any) -> Any:
+    if isinstance(generator, random.SystemRandom):
+        return 0
+    if isinstance(generator, random.Random):
+        return hash(generator.getstate())
+    if isinstance(generator, np.random.RandomState):
+        return _flat(generator.get_state(legacy=False))
+    return _flat(getattr(generator, "bit_generator", generator).state)
+
+
+def _flat(state: Any) -> Any:
+    if isinstance(state, dict):
+        return tuple((k, _flat(v)) for k, v in state.items())
+    return state.tobytes() if isinstance(state, np.ndarray) else state
+
+
+def _left_in(iterator: Any) -> dict[Any, Any]:
+    """Where an iterator stands, as far as it can be told without asking it for more."""
+    if isinstance(iterator, types.GeneratorType):
+        frame = iterator.gi_frame
+        if frame is None:
+            return {"ended": True}
+        return {"at": frame.f_lasti} | dict(frame.f_locals)
+    try:
+        if hasattr(iterator, "tell"):
+            return {"at": iterator.tell()}
+        _, given, *rest = iterator.__reduce__()
+        return dict(enumerate(given)) | {"at": str(rest)}
+    except (OSError, TypeError, ValueError):
+        return {}
+
+
+@functools.cache
+def _names_in(code: types.CodeType) -> tuple[str, ...]:
+    """Global names and attributes that a function and those inside it use."""
+    inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
+    return tuple(dict.fromkeys((*code.co_names, *(n for c in inner for n in _names_in(c)))))
+
+
+# ---- refusals ----------------------------------------------------------------------------------
+
+def kind_of(thing: Any) -> str:
+    if isinstance(thing, GENERATORS):
+        return "a random generator"
+    if is_iterator(thing):
+        return "an iterator"
+    if isinstance(thing, types.CellType):
+        return "a variable"
+    if isinstance(thing, Slot):
+        return "a global variable"
+    return "a NumPy array" if isinstance(thing, np.ndarray) else f"a {type(thing).__name__}"

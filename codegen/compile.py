@@ -6,7 +6,7 @@ Always holds: the number of ranks is nowhere; the same program gives the same by
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,8 @@ from codegen.ir import Module
 from codegen.passes.buffers import assign_buffers
 from codegen.passes.check import check
 from codegen.passes.check_plan import check_plan
+from codegen.passes.checks import with_checks
+from codegen.passes.compare import compared
 from codegen.passes.expectations import at_one_place
 from codegen.passes.fuse import fuse
 from codegen.passes.matching import check as check_matching
@@ -45,10 +47,10 @@ class Levels:
 def lower(graph: Module) -> Levels:
     """All levels below a Graph. Raises the error classes of codegen.errors."""
     at("choosing what ranks hold, and what they send")
-    graph = check(in_pieces(check_replicas(check(graph))))
+    graph = check(in_pieces(check(compared(check_replicas(check(graph))))))
     program = check_uniform(check(partition(graph)))
     at("proving that sends and receives match")
-    program = check(at_one_place(check_matching(program)))
+    program = check(at_one_place(check(with_checks(check_matching(program)))))
     at("choosing loops and buffers")
     nests, stored = fuse(program, stored_values(program))
     apart = turns_apart(program)
@@ -60,16 +62,17 @@ def lower(graph: Module) -> Levels:
 
 def build(
     program: Any, parameters: Mapping[str, Any], *, target: str = "native",
-    store: kept.Store | None = None,
+    store: kept.Store | None = None, checks: Collection[str] = (),
 ) -> bytes:  # fmt: skip
     """The image of a program (an ELF shared object) for a target instruction set.
 
-    store: where machine code of earlier builds may be, and that of this one goes.
+    store: where machine code of earlier builds may be, and that of this one goes. checks: names of
+    codegen.checks, of what the image checks while it runs.
     """
     target = resolve(target)
     store = store or kept.Nothing()
     at(f"tracing {program.name}")
-    levels = lower(program.capture(**parameters))
+    levels = lower(program.graph(parameters, checks))
     at("describing the image")
     return kept.linked(
         store,

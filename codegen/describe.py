@@ -60,6 +60,7 @@ def manifest_of(plan: Plan, source: Source, target: str) -> dict[str, Any]:
             for k, name in enumerate(plan.libraries)
         ],
         "streams": 1,
+        "checks": list(plan.checks),
     }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ import hashlib
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any, Protocol
 
@@ -38,10 +38,11 @@ class Nothing:
         pass
 
 
-def program_key(program: Any, values: Mapping[str, Any], target: str) -> str:
-    """Of a program's image; "" where something that a capture reads cannot be seen before it."""
+def program_key(program: Any, values: Mapping[str, Any], how: Sequence[str]) -> str:
+    """Of a program's image; "" where something that a capture reads cannot be seen before it. how:
+    it is built: for which target, with which checks."""
     read = reads.digest(program, dict(values))
-    return _key("program", read, target, _compiler(), _numba()) if read else ""
+    return _key("program", read, tuple(how), _compiler(), _numba()) if read else ""
 
 
 def kernel(store: Store, function: Any, signature: Any, symbol: str, target: str) -> bytes:

@@ -208,10 +208,11 @@ _ROWS = (
     # -- effects -----------------------------------------------------------------------------------
     OpRule("print", "effect", ("parts", "every_rank"), _nothing,
            "parts: texts and format specs in turn, one spec per operand"),
-    OpRule("expect", "effect", ("parts", "start?"), _nothing,
+    OpRule("expect", "effect", ("parts", "start?", "check?"), _nothing,
            "ends the run where the first operand (bool, of any shape) does not hold: with `parts`, "
            "as of print, of the other operands (of its shape, or 0-d) at the first such element; "
-           "the spec POSITION has no operand; start: of this rank's part in a global array"),
+           "the spec POSITION has no operand; start: of this rank's part in a global array; check: "
+           "the row of CHECKS that asked for it"),
     # -- control -----------------------------------------------------------------------------------
     OpRule("loop", "control", ("counter", "start", "stop", "step"), _carried,
            "regions (body) or (condition, body) over the carried; stop None: until the condition"),

@@ -409,11 +409,12 @@ class Print:
 
 @dataclass(frozen=True)
 class Expect:
-    """Where `holds` is not true, the run of all ranks ends with this text."""
+    """Where `holds` is not true, the run of all ranks ends with this text. check: who asked."""
 
     holds: Node
     parts: tuple[str, ...]
     operands: tuple[Node, ...]
+    check: str = ""
     place: Place | None = None
 
 
@@ -451,5 +452,6 @@ class Plan:
     routes: tuple[Route, ...] = ()
     libraries: tuple[str, ...] = ()
     kernels: tuple[Any, ...] = ()
+    checks: tuple[str, ...] = ()
     named: dict[Sym, Expr] = field(default_factory=dict)  # symbols that stand for formulas
     notes: dict[str, str] = field(default_factory=dict)

@@ -40,6 +40,19 @@ def scalars_of(manifest: dict[str, Any], settings: dict[str, Any]) -> dict[str, 
     }
 
 
+def check_checks(manifest: dict[str, Any], checks: tuple[str, ...], remedy: str) -> None:
+    """The image has the checks that are asked for. Raises UsageError."""
+    has = manifest["checks"]
+    if missing := [name for name in checks if name not in has]:
+        raise UsageError(
+            f"the image does not check {', '.join(missing)}",
+            expected="an image that was built with these checks: without them it has no code for "
+            "them, and is not slower for it",
+            found=f"one that checks {', '.join(has) or 'nothing'}",
+            remedy=remedy,
+        )
+
+
 def check_scalars(scalars: dict[str, Any], needed: set[str]) -> None:
     """Every one of these has a value."""
     for name in sorted(needed):

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 
+from codegen.checks import CHECKS, USUAL, checks_of
 from codegen.errors import UsageError
 from spmd import launch, report
 
@@ -184,6 +185,8 @@ def _build_options(build: Parser) -> None:
     build.add_argument("program", metavar="FILE[:NAME]", help="a Python file with a program in it")
     build.add_argument("-o", "--output", metavar="IMAGE", help="default: FILE with .img")
     _add_set(build, "a parameter of the program")
+    build.add_argument("--check", metavar="CHECKS", type=checks_of, default=(),
+                       help="the image checks, whenever it runs; as of run")  # fmt: skip
     build.add_argument("--target", default="native", help="default: what this machine has")
     _add_no_cache(build)
 
@@ -211,6 +214,12 @@ def _run_options(run: Parser) -> None:
     run.add_argument("--profile", action="store_true",
                      help="a table: time, waiting, bytes and source line of every operation")
     run.add_argument("--json", action="store_true", help="the profile, for programs to read")
+    run.add_argument(
+        "--check", metavar="CHECKS", type=checks_of, default=(),
+        help="end with the line and the rank where something is wrong: bounds (of run-time "
+        "indices), nan (or an infinity made), equal (what all ranks hold), overflow (of integers), "
+        "or all; default: bounds,nan,equal. An image must have been built with them",
+    )  # fmt: skip
     run.add_argument("--eager", action="store_true", help="run FILE.py as plain NumPy")
     _add_no_cache(run)
 
@@ -340,8 +349,22 @@ def _add_set(command: argparse.ArgumentParser, what: str) -> None:
     )
 
 
+def _check_alone(arguments: list[str]) -> list[str]:
+    """`--check` means the usual ones, `--check bounds,nan` these: what follows may be a file."""
+    out: list[str] = []
+    for word in arguments:
+        if out[-1:] == ["--check"]:
+            names = set(word.split(","))
+            out[-1] = f"--check={word if names <= {*CHECKS, 'all'} else ','.join(USUAL)}"
+            if names <= {*CHECKS, "all"}:
+                continue
+        out.append(word)
+    return [f"--check={','.join(USUAL)}" if word == "--check" else word for word in out]
+
+
 def parsed(arguments: list[str]) -> argparse.Namespace:
     """The options; those of NAME=VALUE as dicts. Raises UsageError, before MPI is started."""
+    arguments = _check_alone(arguments)
     options, unknown = parser(arguments[0] if arguments else "").parse_known_args(arguments)
     if options.command in _NAMES and not any(word.startswith("-") for word in unknown):
         getattr(options, _NAMES[options.command]).extend(unknown)  # names that come after options

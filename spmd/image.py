@@ -6,6 +6,7 @@ process where a communicator was given.
 
 from __future__ import annotations
 
+import functools
 import os
 import warnings
 from _thread import allocate_lock, get_ident
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from codegen.checks import checks_of
 from codegen.errors import (
     EnvironmentFault,
     InputError,
@@ -22,23 +24,33 @@ from codegen.errors import (
     UsageError,
 )
 from spmd import launch, launchers, loader, parts, presence, report, sizes, source
-from spmd.arguments import check_array, check_given, check_names, patched_in, scalars_of
+from spmd.arguments import (
+    check_array,
+    check_checks,
+    check_given,
+    check_names,
+    patched_in,
+    scalars_of,
+)
 from spmd.cache import Cache
 from spmd.job import ALGORITHMS, BARRIERS, Global, Job, Setup
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from typing import Any
 
 
 def build(
-    program: Any, *, target: str = "native", cache: bool = True, **parameters: Any
+    program: Any, *, target: str = "native", cache: bool = True, check: Any = False,
+    **parameters: Any,
 ) -> Image:  # fmt: skip
     """The image of a program, or of the one in "FILE.py[:NAME]", with these parameters.
 
     cache: an image that was built before comes from the user's cache directory, as long as nothing
-    that the program reads has changed; False builds it in any case, as SPMD_CACHE=off does.
+    that the program reads has changed; False builds it in any case, as SPMD_CACHE=off does. check:
+    what the image checks whenever it runs: True, "all", or names such as "bounds,nan"
+    (codegen.checks.CHECKS); what is found wrong ends the run in a CheckError, with the line.
     Raises ProgramError and its kin, with the line, for what cannot be compiled. Warns of layouts
     (LayoutWarning) with which every rank gets a large array whole.
     """
@@ -56,15 +68,19 @@ def build(
                 f"the program has no parameter {name!r}",
                 expected=", ".join(program.parameters) or "no parameters",
             )
+    checks = checks_of(check)
     try:
-        data = source.build_program(program, parameters, target, None if cache else Cache(""))
+        data = source.build_program(
+            program, parameters, target, None if cache else Cache(""), checks
+        )
     except SpmdError as error:
         if report.debugging() or isinstance(error, InternalError):
             raise
         raise error.with_traceback(None) from None  # its message has the place: no frames of ours
     for text in source.warnings_of(data):
         warnings.warn(text, LayoutWarning, stacklevel=2)
-    return Image(loader.check(data))
+    again = functools.partial(build, program, target=target, cache=cache, **parameters)
+    return Image(loader.check(data), again)
 
 
 def load(path: str | os.PathLike[str]) -> Image:
@@ -87,8 +103,10 @@ def local(part: Any) -> Local:
 class Image:
     """One executable image. `data` are its bytes, `manifest` its description."""
 
-    def __init__(self, checked: loader.Checked) -> None:
+    def __init__(self, checked: loader.Checked, again: Callable[..., Image] | None = None) -> None:
         self._checked = checked
+        self._again = again  # builds the same program, with check=
+        self._with_checks: dict[tuple[str, ...], Image] = {}
         self.data = checked.image.data
         self.manifest: dict[str, Any] = self._checked.manifest
         self.digest: str = self._checked.digest
@@ -97,6 +115,22 @@ class Image:
         return (
             f"<spmd image {self.manifest['program']}, {len(self.data)} bytes, {self.digest[:12]}>"
         )
+
+    def checking(self, check: Any) -> Image:
+        """The image that checks this: itself if it does, else it is built, once.
+
+        Raises UsageError for one that was loaded from a file, and for an unknown check.
+        """
+        checks = checks_of(check)
+        if self._again is None or set(checks) <= set(self.manifest["checks"]):
+            asked = repr(",".join(checks))
+            check_checks(self.manifest, checks, f"spmd.build(program, check={asked})")
+            return self
+        if checks not in self._with_checks:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", LayoutWarning)
+                self._with_checks[checks] = self._again(check=checks)
+        return self._with_checks[checks]
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the image to a file, in one step. Raises OutputError."""
@@ -113,6 +147,7 @@ class Image:
         transport: str = "auto",
         time_limit: float = launch.TIME_LIMIT,
         comm: Any = None,
+        check: Any = False,
         **arguments: Any,
     ) -> Any:
         """Runs once; inputs and scalars by name. Returns what the program returns.
@@ -123,11 +158,13 @@ class Image:
         whom they read, and who reads them), or strict (all members of an exchange meet before it
         and after it). transport: auto (shared memory
         inside a host, MPI between hosts), shm or mpi. time_limit: seconds of silence after which a
-        process counts as lost, and the job ends with exit code 75; 0 waits for ever.
+        process counts as lost, and the job ends with exit code 75; 0 waits for ever. check: True,
+        "all" or names such as "bounds,nan": the program is built once more, with checks (of an
+        image that `load` gave: build it with check=), and a CheckError names the line and the rank.
         """
         with self.open(
             ranks=ranks, mesh=mesh, threads=threads, algorithm=algorithm, barrier=barrier,
-            transport=transport, time_limit=time_limit, comm=comm,
+            transport=transport, time_limit=time_limit, comm=comm, check=check,
         ) as job:  # fmt: skip
             return job(**arguments)
 
@@ -142,11 +179,13 @@ class Image:
         transport: str = "auto",
         time_limit: float = launch.TIME_LIMIT,
         comm: Any = None,
+        check: Any = False,
     ) -> Opened:
         """A context whose value is called as `run` is; the image is loaded once for all calls."""
         return Opened(
-            self, ranks, dict(mesh or {}), threads, algorithm, barrier, transport, time_limit, comm
-        )
+            self.checking(check), ranks, dict(mesh or {}), threads, algorithm, barrier, transport,
+            time_limit, comm,
+        )  # fmt: skip
 
 
 class Opened:

@@ -117,3 +117,9 @@ def error_text(error: BaseException) -> str:
         f"spmd: {type(error).__name__}: {error}\n"
         "  this is a defect of spmd; SPMD_DEBUG=1 shows where"
     )
+
+
+def checks_text(manifest: dict[str, Any]) -> str:
+    """What an image checks, and at how many places."""
+    places = [row.get("check") for row in manifest["operations"] if row["kind"] == "expect"]
+    return ", ".join(f"{places.count(name)} of {name}" for name in manifest["checks"])

@@ -13,7 +13,14 @@ import sys
 
 from codegen.errors import AgreementError
 from spmd import launch, loader, report, sizes
-from spmd.arguments import check_array, check_given, check_names, patched_in, scalars_of
+from spmd.arguments import (
+    check_array,
+    check_checks,
+    check_given,
+    check_names,
+    patched_in,
+    scalars_of,
+)
 from spmd.job import Global, Job, Setup
 from spmd.memory import available_memory
 from spmd.npy import SIZES, contiguous_strides
@@ -99,7 +106,8 @@ def built(options: argparse.Namespace) -> tuple[bytes, dict[str, Any]]:
 
     program = source.find_program(options.image)
     parameters = source.parameters_of(program, options.set)
-    data = source.build_program(program, parameters, cache=source.chosen_cache(options))
+    data = source.build_program(program, parameters, cache=source.chosen_cache(options),
+                                checks=options.check)  # fmt: skip
     if not options.json:
         source.point_out(data)
     return data, parameters
@@ -122,6 +130,8 @@ class Launch:
     def prepare(self, processes: launch.Processes) -> dict[str, Any]:
         """Checks everything that can be checked alone; returns what all processes must share."""
         self.first = processes.number == 0
+        check_checks(self.manifest, self.options.check,
+                     "spmd build FILE.py --check, or spmd run FILE.py --check")  # fmt: skip
         settings, mesh, ranks = patched_in(
             self.checked.image, self.settings, self.options.mesh, self.options.ranks
         )
@@ -194,6 +204,8 @@ class Launch:
         except BaseException as error:
             job.abort(report.exit_code(error), str(error))
             raise
+        if self.first and self.manifest["checks"] and not self.options.json:
+            print(f"spmd: checks on: {report.checks_text(self.manifest)}", file=sys.stderr)
         job.run(progress=self.first and sys.stderr.isatty())
         return [self._room(job, k) for k in range(len(self.files))] if self.first else []
 

@@ -15,7 +15,7 @@ from codegen import manifest as reader
 from codegen.elf import printable
 from codegen.errors import ImageError, MeshError
 from codegen.manifest import evaluate
-from spmd import layouts, loader, memory, sizes
+from spmd import layouts, loader, memory, report, sizes
 from spmd.formulas import infix, layout_text
 
 RANKS = (1, 10, 100, 1_000, 10_000, 100_000, 1_000_000)
@@ -95,6 +95,8 @@ def summary(image: reader.Image) -> Iterator[str]:
             )
     for c in m["conditions"]:
         yield f"condition   {c['text']}  ({c['place']})"
+    if m["checks"]:
+        yield f"checks      {report.checks_text(m)}, whenever it runs"
     for r in m["routes"]:
         yield f"route       {r['member']} sends to {r['text']}; tried at launch  ({r['place']})"
     for b in m["buffers"]:

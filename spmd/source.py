@@ -132,30 +132,34 @@ def parameters_of(program: Any, settings: dict[str, str]) -> dict[str, str]:
 
 
 def build_program(
-    program: Any, parameters: dict[str, Any], target: str = "native", cache: Any = None
-) -> bytes:
+    program: Any, parameters: dict[str, Any], target: str = "native", cache: Any = None,
+    checks: tuple[str, ...] = (),
+) -> bytes:  # fmt: skip
     """The image of a program. cache: where earlier builds are; None: the user's."""
     from spmd.cache import Cache
     from spmd.progress import shown
 
     with shown():
-        return guarded(lambda: _built(program, parameters, target, cache or Cache()))
+        return guarded(lambda: _built(program, parameters, target, cache or Cache(), checks))
 
 
-def _built(program: Any, parameters: dict[str, Any], target: str, cache: Any) -> bytes:
+def _built(
+    program: Any, parameters: dict[str, Any], target: str, cache: Any, checks: tuple[str, ...]
+) -> bytes:
     from codegen import kept
     from codegen.target import resolve
 
     target = resolve(target)
     values = program.bind(parameters)
-    key = kept.program_key(program, values, target)
+    how = (target, *checks)
+    key = kept.program_key(program, values, how)
     if key and (data := cache.get(key)) is not None:
         return data
     from codegen import compile as compiler
 
-    data = compiler.build(program, parameters, target=target, store=cache)
+    data = compiler.build(program, parameters, target=target, store=cache, checks=checks)
     # A program that changes what it reads is not the one that was looked up.
-    if key and key == kept.program_key(program, values, target):
+    if key and key == kept.program_key(program, values, how):
         cache.put(key, data)
     return data
 
@@ -173,7 +177,7 @@ def build_file(options: argparse.Namespace) -> None:
             )
     cache = chosen_cache(options)
     started = time.perf_counter()
-    data = build_program(program, parameters, options.target, cache)
+    data = build_program(program, parameters, options.target, cache, options.check)
     seconds = time.perf_counter() - started
     point_out(data)
     image = options.output or os.path.splitext(path.partition(".py:")[0])[0] + ".img"

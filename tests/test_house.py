@@ -21,7 +21,7 @@ FOLDERS = ("codegen", "spmd", "examples", "tests", "docs")
 
 # A module imports only modules of its own level or a lower one. The longest prefix counts.
 LEVELS = {
-    "codegen.errors": 0, "codegen.progress": 0,
+    "codegen.errors": 0, "codegen.progress": 0, "codegen.checks": 1,
     "codegen.dtypes": 1, "codegen.expr": 1, "codegen.terms": 1, "codegen.bounds": 1,
     "codegen.spelling": 1,
     "codegen.estimate": 2, "codegen.prove": 2, "codegen.sampling": 2, "codegen.mesh": 2,
@@ -60,7 +60,10 @@ HEAVY = (
     "spmd.parts", "spmd.show", "spmd.source", "spmd.verify_many", "spmd.verify_search",
     "spmd.verify_terms",
 )
-LIGHT = ("codegen", "codegen.elf", "codegen.manifest", "codegen.errors", "codegen.progress")
+LIGHT = (
+    "codegen", "codegen.checks", "codegen.elf", "codegen.manifest", "codegen.errors",
+    "codegen.progress",
+)
 
 # A grammar stands on one page, in the docstring of its module.
 GRAMMARS = ("codegen/ir.py", "codegen/plan.py", "codegen/expr.py")

@@ -356,8 +356,8 @@ class ControlWriter:
             self.line(f'spmd_print_text(&at, end, "", {c_string(prefix[1])});')
         for k, part in enumerate(step.parts):
             if k % 2 == 0:
-                if part:
-                    self.line(f'spmd_print_text(&at, end, "", {c_string(part)});')
+                for some in (part[k : k + 32] for k in range(0, len(part), 32)):  # on short lines
+                    self.line(f'spmd_print_text(&at, end, "", {c_string(some)});')
                 continue
             node = step.operands[k // 2]
             dtype = node.buffer.dtype if isinstance(node, Load) else node.dtype

@@ -18,7 +18,7 @@ from codegen.emit.operators import single
 from codegen.emit.spell import c_expr, combined, identifier
 from codegen.errors import Place
 from codegen.expr import Expr, Sym
-from codegen.plan import Array, Exchange, KernelCall, Nest, Phase, Plan, Product, Step
+from codegen.plan import Array, Exchange, Expect, KernelCall, Nest, Phase, Plan, Product, Step
 from codegen.steps import step_buffers
 
 _HEAD = """/*
@@ -283,6 +283,8 @@ def _operation(number: int, kind: str, step: Step) -> dict[str, Any]:
     if isinstance(step, Exchange):
         row["site"] = step.site
         row["axes"] = list(step.axes)
+    elif isinstance(step, Expect):
+        row["check"] = step.check
     elif isinstance(step, Phase):
         row["phase"] = step.name
         parts = [p for w in step.work for p in (w.parts if isinstance(w, Nest) else (w,))]

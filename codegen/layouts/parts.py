@@ -12,7 +12,7 @@ from typing import Any
 from codegen import dtypes, expr, mesh, ops
 from codegen.errors import Place
 from codegen.expr import Expr, Sym
-from codegen.ir import ArrayType, Module, Op, Value
+from codegen.ir import ArrayType, Module, Op, Shape, Value
 from codegen.layouts import cuts
 from codegen.layouts.cuts import Window, home, layout_of
 from codegen.layouts.demands import demands_of
@@ -30,6 +30,8 @@ class Parts:
         self.wants: Op | None = None  # of the Graph, whose operands are being made
         self.asked: Place | None = None  # who wants what is fetched
         self.fetching: Value | None = None  # of the Graph
+        self.starts: dict[Value, Shape] = {}  # of what is checked: where it is in its array
+        self.checks = bool(graph.checks)
         self.origins: dict[Value, Value] = {}  # of results of exchanges
 
     # ---- building --------------------------------------------------------------------------------
@@ -123,6 +125,8 @@ class Parts:
         outer, self.at = self.at, op
         made = self.rules.make(op, window, operands, self)
         self.at = outer
+        if self.checks:
+            self.starts[made] = cuts.lows(self.mesh, window)
         return made
 
     def have(self, value: Value, local: Value) -> None:

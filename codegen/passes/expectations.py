@@ -17,6 +17,7 @@ from codegen.expr import Expr
 from codegen.ir import Module, Op, Region, Shape, Value
 from codegen.ops import POSITION
 
+_LATE = ("nan", "overflow")
 _NOWHERE = 2**63 - 1  # the first place where nothing is found
 
 
@@ -30,13 +31,19 @@ def at_one_place(program: Module) -> Module:
 
 def _region(region: Region) -> Region:
     out: list[Op] = []
+    late: list[Op] = []  # what shows no arrays is asked once nothing is left to compute
     for op in region.ops:
         if op.kind == "expect" and op.operands[0].type.ndim:
-            out += _Places(op).ops
-        elif op.regions:
-            out.append(replace(op, regions=tuple(map(_region, op.regions))))
-        else:
-            out.append(op)
+            op, *before = reversed(_Places(op).ops)
+            out += reversed(before)
+        if op.kind == "expect" and op.attrs.get("check") in _LATE:
+            late.append(op)
+            continue
+        if op.regions or ops.OPS[op.kind].group in ("effect", "control", "exchange"):
+            out += late
+            late = []
+        out.append(replace(op, regions=tuple(map(_region, op.regions))) if op.regions else op)
+    out += late
     same = len(out) == len(region.ops) and all(a is b for a, b in zip(out, region.ops))
     return region if same else replace(region, ops=tuple(out))
 
@@ -58,7 +65,9 @@ class _Places:
         nowhere = self.emit("map", first, self.integer(expr.const(_NOWHERE)), fn="eq")
         seen = [self.seen(v, first) for v in shown]
         parts, operands = self.text(op, seen, first)
-        self.ops.append(Op("expect", (nowhere, *operands), (), {"parts": parts}, (), op.place))
+        attrs = {**op.attrs, "parts": parts}
+        attrs.pop("start", None)
+        self.ops.append(Op("expect", (nowhere, *operands), (), attrs, (), op.place))
 
     def emit(self, kind: str, *operands: Value, **attrs: Any) -> Value:
         (t,) = ops.infer(kind, [v.type for v in operands], attrs)

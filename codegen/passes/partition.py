@@ -35,7 +35,7 @@ def partition(graph: Module) -> Module:
     )
     body = Region((), tuple(work.ops), ())
     return replace(graph, level="program", inputs=tuple(inputs), body=body, outputs=outputs,
-                   origins=work.origins)  # fmt: skip
+                   origins=work.origins, starts=work.starts)  # fmt: skip
 
 
 class _Partition(Parts):

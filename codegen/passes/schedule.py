@@ -84,7 +84,7 @@ def schedule(
         program.name, program.file, program.mesh, program.parameters, program.scalars,
         tuple(work.buffers), tuple(work.constants.values()), inputs, outputs, program.returns,
         tuple(steps), program.conditions, work.counters, work.sites, program.routes,
-        tuple(work.libraries), tuple(work.kernels.items()),
+        tuple(work.libraries), tuple(work.kernels.items()), program.checks,
         {s: e for e, s in work.resolver.named.items()},
     )  # fmt: skip
 
@@ -235,7 +235,8 @@ class _Schedule:
     def expect(self, op: Op) -> None:
         self.flush()
         holds, *shown = (self.resolver.node(v, ()) for v in op.operands)
-        self.steps.append(Expect(holds, tuple(op.attrs["parts"]), tuple(shown), op.place))
+        self.steps.append(Expect(holds, tuple(op.attrs["parts"]), tuple(shown),
+                                 op.attrs.get("check", ""), op.place))  # fmt: skip
 
     # ---- compute ---------------------------------------------------------------------------------
 

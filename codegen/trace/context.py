@@ -99,6 +99,7 @@ class Context:
         # while > 0, a formula is made: integers are symbols, a conditional expression evaluates
         # both arms (number.choose). So many blocks were open when it began.
         self.selecting = 0
+        self.checks: frozenset[str] = frozenset()  # what is checked while the program runs
         self.mesh_names: dict[str, tuple[str, ...]] = {}  # meshes named by spmd.mesh("ring")
         # global arrays that an open shard_map met by closure: innermost last
         self.captured: list[dict[Value, Value]] = []

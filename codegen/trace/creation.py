@@ -29,6 +29,7 @@ from codegen.trace.array import (
 )
 from codegen.trace.context import require_context, user_place
 from codegen.trace.declare import global_indices, shape_of
+from codegen.trace.expecting import within
 from codegen.trace.layouts import by_rules, layout_of
 from codegen.trace.number import expr_of, number
 
@@ -276,7 +277,7 @@ def _local_array(x: Any, dtype: Any) -> Array:
 # ---- boxes at run-time places ----------------------------------------------------------------
 
 
-def _starts(x: Array, starts: Any) -> tuple[Any, ...]:
+def _starts(x: Array, starts: Any, sizes: Shape) -> tuple[Any, ...]:
     items = tuple(starts) if isinstance(starts, (tuple, list)) else (starts,)
     if len(items) != x.ndim:
         raise ShapeError(
@@ -286,8 +287,9 @@ def _starts(x: Array, starts: Any) -> tuple[Any, ...]:
             found=f"{len(items)}",
         )
     out: list[Any] = []
-    for start, extent in zip(items, x.extents):
+    for d, (start, extent, size) in enumerate(zip(items, x.extents, sizes)):
         e = expr_of(start)
+        within(x.context, as_array(start).read() if e is None else e, extent, d, size)
         if e is None:
             out.append(as_array(start).read())
         else:
@@ -304,7 +306,7 @@ def dynamic_slice(x: Any, starts: Any, sizes: Any) -> Any:
             "as many sizes as the array has dims are needed", place=user_place(),
             expected=f"{x.ndim} sizes", found=f"{len(extents)}",
         )  # fmt: skip
-    return x.viewed(view.Dynamic(_starts(x, starts), extents)).copy()
+    return x.viewed(view.Dynamic(_starts(x, starts, extents), extents)).copy()
 
 
 def dynamic_update_slice(x: Any, update: Any, starts: Any) -> Array:
@@ -315,7 +317,7 @@ def dynamic_update_slice(x: Any, update: Any, starts: Any) -> Array:
     x, update = as_array(x), as_array(update, as_array(x).type.dtype)
     limits = [a - b for a, b in zip(x.extents, update.extents)]
     clamped = []
-    for start, limit, extent in zip(_starts(x, starts), limits, x.extents):
+    for start, limit, extent in zip(_starts(x, starts, update.extents), limits, x.extents):
         if isinstance(start, Expr):
             clamped.append(expr.maximum(expr.minimum(start, limit), 0))
         else:

@@ -8,17 +8,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from codegen.ir import Value
+from codegen import dtypes, expr
+from codegen.expr import Expr
+from codegen.ir import Shape, Value
 from codegen.ops import POSITION
 from codegen.trace.context import Context
+from codegen.trace.elementwise import broadcast_value
+from codegen.trace.view import index_value
 
 AT = object()  # in a text: the index of the first element that does not hold
 
 
-def expect(context: Context, holds: Value, *text: Any) -> None:
+def expect(context: Context, holds: Value, *text: Any, check: str = "") -> None:
     """The run ends where `holds` (bool, of any shape) is not true everywhere, with this text: what
     is a Value (of the same shape, or 0-d) is shown as it is at the first such element; AT is that
-    element's index. The first line is the message; more lines follow it, as an error's do."""
+    element's index. The first line is the message; more lines follow it, as an error's do. check:
+    the row of CHECKS that asks for it."""
     parts, shown = [""], []
     for item in text:
         if item is AT:
@@ -28,4 +33,47 @@ def expect(context: Context, holds: Value, *text: Any) -> None:
             parts += ["", ""]
         else:
             parts[-1] += str(item)
-    context.emit("expect", (holds, *shown), {"parts": tuple(parts)})
+    attrs = {"parts": tuple(parts), **({"check": check} if check else {})}
+    context.emit("expect", (holds, *shown), attrs)
+
+
+def within(
+    context: Context, index: Expr | Value, extent: Expr, dim: int, size: Expr | None = None
+) -> None:
+    """Where bounds are checked: that an index, or each of an array of them, is one of a dim of
+    this extent; negative ones count from the end. size: of the box that begins there."""
+    if "bounds" not in context.checks or context.selecting:
+        return
+    last = extent - (expr.const(1) if size is None else size)
+    if isinstance(index, Expr):
+        if expr.nonneg(index + extent) and expr.nonneg(last - index):
+            return
+        index = index_value(context, index)
+    context.remember(("within", index, extent, last), lambda: _within(context, index, extent, last,
+                                                                      dim, size))  # fmt: skip
+
+
+def _within(
+    context: Context, index: Value, extent: Expr, last: Expr, dim: int, size: Expr | None
+) -> bool:
+    shape: Shape = index.type.shape
+    if index.type.dtype != dtypes.INT64:
+        index = context.emit_one("map", index, fn="cast", dtype=dtypes.INT64)
+
+    def compared(fn: str, to: Expr) -> Value:
+        limit = broadcast_value(context, index_value(context, to), shape)
+        return context.emit_one("map", index, limit, fn=fn)
+
+    # an empty box may stand anywhere
+    holds = context.emit_one("map", compared("ge", -extent), compared("le", last), fn="logical_and")
+    at = (" (element ", AT, " of the indices)") if shape else ()
+    what = f"index of dim {dim} is out of bounds: " if size is None else (
+        f"a box begins out of bounds in dim {dim}: ")  # fmt: skip
+    expect(
+        context, holds, what, index, *at,
+        "\n  expected: ", index_value(context, -extent), " to ", index_value(context, last),
+        ", of an extent of ", index_value(context, extent),
+        *((" for a box of ", index_value(context, size)) if size is not None else ()),
+        check="bounds",
+    )  # fmt: skip
+    return True

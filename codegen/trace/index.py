@@ -21,6 +21,7 @@ from codegen.ir import Shape, Value
 from codegen.trace import elementwise, view
 from codegen.trace.array import Array, Number, as_array, unsupported, wrap
 from codegen.trace.context import Context, user_place
+from codegen.trace.expecting import within
 from codegen.trace.number import expr_of
 
 
@@ -116,7 +117,9 @@ def _whole(x: Any, extent: Expr, dim: int) -> Whole:
     e = expr_of(x)
     if e is None:
         array = as_array(x)
+        within(array.context, array.read(), extent, dim)
         return Whole(array.read())
+    given = e
     if expr.nonneg(-e - 1):
         e = e + extent
     elif not expr.nonneg(e):
@@ -126,6 +129,8 @@ def _whole(x: Any, extent: Expr, dim: int) -> Whole:
             f"index {x.expr if isinstance(x, Number) else x} is out of bounds for dim {dim}",
             f"an index below {extent}", f"dim {dim} has extent {extent}",
         )  # fmt: skip
+    if (context := Context.current()) is not None:
+        within(context, given, extent, dim)
     return Whole(e)
 
 
@@ -310,25 +315,25 @@ def _gathered(array: Array, items: Sequence[Item]) -> tuple[Array, Gather]:
     one = [Part(expr.const(0), 1, e) for e in array.extents]
     basic: list[Item] = []
     places: list[int] = []
-    chosen: list[tuple[Any, Expr]] = []
+    chosen: list[tuple[Any, Expr, int]] = []
     dim = 0
     for position, item in enumerate(items):
         if isinstance(item, (Many, Whole)):
             places.append(position)
-            chosen.append((item, array.extents[dim]))
+            chosen.append((item, array.extents[dim], dim))
             basic.append(one[dim])
         else:
             basic.append(item)
         dim += item is not NEW
     together = places[-1] - places[0] == len(places) - 1
     at = places[0] if together else 0
-    arrays = [_index_array(context, item, extent) for item, extent in chosen]
+    arrays = [_index_array(context, *one) for one in chosen]
     shape = elementwise.broadcast_shapes([v.type.shape for v in arrays], "index arrays")
     values = tuple(elementwise.broadcast_value(context, v, shape) for v in arrays)
     return basic_view(array, basic), Gather(context, tuple(places), at, values)
 
 
-def _index_array(context: Context, item: Item, extent: Expr) -> Value:
+def _index_array(context: Context, item: Item, extent: Expr, dim: int) -> Value:
     """An int64 value, negative indices counted from the end."""
     if isinstance(item, Whole):
         if isinstance(item.at, Expr):
@@ -345,7 +350,9 @@ def _index_array(context: Context, item: Item, extent: Expr) -> Value:
             return as_array(np.where(data < 0, data + n, data)).read()
         if not data.size or data.min() >= 0:
             return as_array(data).read()
-    return from_the_end(as_array(item.index, dtypes.INT64), extent).read()
+    index = as_array(item.index, dtypes.INT64)
+    within(context, index.read(), extent, dim)
+    return from_the_end(index, extent).read()
 
 
 def from_the_end(index: Array, extent: Expr) -> Array:

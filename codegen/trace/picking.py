@@ -20,6 +20,7 @@ from codegen.trace.array import (
 )
 from codegen.trace.context import user_place
 from codegen.trace.elementwise import apply, normal, result_type, select, store
+from codegen.trace.expecting import within
 from codegen.trace.index import Gather, from_the_end
 from codegen.trace.reducing import all_, dims_of
 
@@ -95,6 +96,7 @@ def _along(array: Array, at: Array, d: int) -> Gather:
     )
     for k in range(array.ndim):
         if k == d:
+            within(array.context, at.read(), array.extents[d], d)
             grid = from_the_end(at, array.extents[d])
         else:
             grid = global_indices(array.context, array.extents[k], expr.const(0), k, array.ndim)

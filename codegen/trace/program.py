@@ -9,12 +9,13 @@ from __future__ import annotations
 import ast
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from codegen.checks import CHECKS
 from codegen.errors import (
     LayoutError,
     Place,
@@ -189,6 +190,11 @@ class Program:
 
     def capture(self, **parameters: Any) -> Module:
         """The Graph for these parameters."""
+        return self.graph(parameters)
+
+    def graph(self, parameters: Mapping[str, Any], checks: Collection[str] = ()) -> Module:
+        """The Graph for these parameters. checks: rows of codegen.checks, of which the Graph has
+        what the source alone knows."""
         # Never remembered: what the function reads may have changed since. A program is traced
         # again with what spmd.require said of its axes: that proves more.
         values = self.bind(parameters)
@@ -201,7 +207,7 @@ class Program:
         while True:
             context = Context(self.name, mesh)
             context.known, context.rules, context.layouts = bounds, self.rules, layouts
-            context.limits = limits
+            context.limits, context.checks = limits, frozenset(checks)
             try:
                 module = self._trace(context, values)
             except SpmdError:
@@ -250,6 +256,7 @@ class Program:
             returns=returns,
             sync=self.sync,
             file=self.file,
+            checks=tuple(name for name in CHECKS if name in context.checks),
         )
 
     def eager(self, ranks: int = 1, mesh: Mapping[str, int] | None = None, **given: Any) -> Any:

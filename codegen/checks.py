@@ -1,0 +1,46 @@
+"""What can be checked while a program runs, by name: for the compiler and for the command line.
+
+Always holds: importing this module imports nothing but the errors; every rank does it at start.
+"""
+
+from __future__ import annotations
+
+from codegen.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+CHECKS = {
+    "bounds": "indices known only at run time lie within their dims",
+    "nan": "no operation makes a NaN or an infinity where there was none",
+    "equal": "what all ranks hold is the same on all of them",
+    "overflow": "integers do not overflow, and are not divided by zero",
+}
+USUAL = ("bounds", "nan", "equal")  # `--check`, `check=True`; overflow is checked on request
+
+
+def checks_of(given: object) -> tuple[str, ...]:
+    """The names that --check or check= means, in the order of CHECKS. Raises UsageError.
+
+    given: True, "all", "bounds,nan", or an iterable of names; False, None or "": none.
+    """
+    if given is None or given is False or given == "":
+        return ()
+    if given is True or given == "True":
+        return USUAL
+    names: Iterable[object] = given.split(",") if isinstance(given, str) else given  # type: ignore
+    try:
+        asked = [str(name).strip() for name in names]
+    except TypeError:
+        asked = [repr(given)]
+    if asked == ["all"]:
+        return tuple(CHECKS)
+    for name in asked:
+        if name not in CHECKS:
+            raise UsageError(
+                f"there is no check {name!r}",
+                expected=f"all, or some of {', '.join(CHECKS)}",
+                remedy=f"--check is {','.join(USUAL)}",
+            )
+    return tuple(name for name in CHECKS if name in asked)

@@ -1,0 +1,141 @@
+"""What all ranks along an axis hold is compared while the program runs, where that is asked for.
+
+Goes in: a Graph. Comes out: with the check `equal`, the same in which ranks compare with the first
+of them: inputs and outputs, what loops carry, conditions of loops and branches with exchanges in
+them, and results of shard_maps of which nobody knows at build whether they are equal.
+Always holds: what is compared is what the layouts, or those conditions, say is equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from codegen import expr, mesh, ops
+from codegen.errors import Place
+from codegen.ir import ArrayType, Module, Op, Region, Value, walk
+from codegen.ops import POSITION
+from codegen.printer import axes_text
+from codegen.variance import Variance
+
+Axes = tuple[str, ...]
+
+
+def compared(graph: Module) -> Module:
+    """The Graph with the comparisons that it asks for."""
+    return _Compare(graph).run() if "equal" in graph.checks else graph
+
+
+class _Compare:
+    def __init__(self, graph: Module) -> None:
+        self.graph = graph
+        self.long = [a.name for a in graph.mesh.axes if a.fixed != 1]
+
+    def run(self) -> Module:
+        graph = self.graph
+        first = [op for i in graph.inputs
+                 for op in self.whole(i.value, f'input "{i.name}"', i.place)]  # fmt: skip
+        body = self.region(graph.body)
+        seen = {i.value for i in graph.inputs}
+        made = {v: op.place for op in graph.body.ops for v in op.results}
+        last = []
+        for o in graph.outputs:
+            if o.value not in seen:
+                last += self.whole(o.value, f'output "{o.name}"', made.get(o.value))
+            seen.add(o.value)
+        return replace(graph, body=replace(body, ops=(*first, *body.ops, *last)))
+
+    # ---- the global view -------------------------------------------------------------------------
+
+    def region(self, region: Region) -> Region:
+        out: list[Op] = []
+        for op in region.ops:
+            if op.kind == "shard_map":
+                out.append(self.shard_map(op))
+                continue
+            out.append(replace(op, regions=tuple(map(self.region, op.regions))))
+            if op.kind == "loop":
+                for v in op.results:
+                    out += self.whole(v, f'"{v.name}", which a loop carries,', op.place)
+        return replace(region, ops=tuple(out))
+
+    def whole(self, value: Value, what: str, place: Place | None) -> list[Op]:
+        """Of a global array, along the axes that its layout does not name."""
+        layout = value.type.layout or ()
+        split = {a for entry in layout for a in entry}
+        axes = tuple(a for a in self.long if a not in split)
+        if not axes:
+            return []
+        shape = tuple(
+            mesh.local_extent(self.graph.mesh, e, entry)
+            for e, entry in zip(value.type.shape, layout, strict=True)
+        )
+        arg = Value(value.name, ArrayType(value.type.dtype, shape))
+        inner = self.same(arg, axes, what, place)
+        attrs: dict[str, Any] = {"in_layouts": (layout,), "out_layouts": (), "types": ()}
+        return [Op("shard_map", (value,), (), attrs, (Region((arg,), tuple(inner), ()),), place)]
+
+    # ---- one rank's view -------------------------------------------------------------------------
+
+    def shard_map(self, op: Op) -> Op:
+        (body,) = op.regions
+        layouts = zip(body.args, op.attrs["in_layouts"], strict=True)
+        varies = Variance(self.graph.mesh, {v: [a for entry in layout for a in entry]
+                                            for v, layout in layouts})  # fmt: skip
+        varies.region(body)
+        made = {v: o.place for o in walk(body) for v in o.results}
+        inner = list(self.local(body))
+        for result, value, layout in zip(
+            op.results, body.results, op.attrs["out_layouts"], strict=True
+        ):
+            split = {a for entry in layout for a in entry}
+            unknown = varies.values([value]) - split
+            axes = tuple(a for a in self.long if a in unknown)
+            if axes:
+                inner += self.same(value, axes, f'the result of "{result.name}"',
+                                   made.get(value) or op.place)  # fmt: skip
+        return replace(op, regions=(replace(body, ops=tuple(inner)),))
+
+    def local(self, region: Region) -> Iterator[Op]:
+        """The ops of a region, with conditions compared that ranks must agree on."""
+        for op in region.ops:
+            axes = self.met(op.regions)
+            regions = [replace(r, ops=tuple(self.local(r))) for r in op.regions]
+            if axes and op.kind == "loop" and len(regions) == 2:
+                test = regions[0]
+                same = self.same(test.results[0], axes, "the condition of this loop", op.place)
+                regions[0] = replace(test, ops=(*test.ops, *same))
+            if axes and op.kind == "branch" and op.attrs["on"] is None:
+                yield from self.same(op.operands[0], axes, "the condition of this branch", op.place)
+            yield replace(op, regions=tuple(regions)) if regions else op
+
+    def met(self, regions: Sequence[Region]) -> Axes:
+        """The axes along which ranks meet in some regions."""
+        found = {a for r in regions for op in walk(r)
+                 if ops.OPS[op.kind].group == "exchange" for a in op.attrs["axes"]}  # fmt: skip
+        return tuple(a for a in self.long if a in found)
+
+    def same(self, value: Value, axes: Axes, what: str, place: Place | None) -> list[Op]:
+        """That this rank has what the first one along these axes has."""
+        out: list[Op] = []
+
+        def emit(kind: str, *operands: Value, **attrs: Any) -> Value:
+            (t,) = ops.infer(kind, [v.type for v in operands], attrs)
+            out.append(Op(kind, operands, (Value(value.name, t),), attrs, (), place))
+            return out[-1].result
+
+        t = ArrayType(value.type.dtype, value.type.shape)
+        first = emit("broadcast_from", value, axes=axes, root=expr.const(0), types=(t,))
+        holds = emit("map", value, first, fn="eq")
+        if t.dtype.kind in "fc":
+            nan = [emit("map", v, fn="isnan") for v in (value, first)]
+            holds = emit("map", holds, emit("map", *nan, fn="logical_and"), fn="logical_or")
+        at = (" (element ", POSITION, " of this rank's part)") if t.ndim else ()
+        along = axes_text(axes)
+        text = [f"{what} differs between the ranks along {along}{''.join(at[:1])}", *at[1:]]
+        text[-1] += "\n  expected: "
+        parts = (*text, "", f", as on the first rank along {along}\n  found:    ", "", "")
+        out.append(Op("expect", (holds, first, value), (), {"parts": parts, "check": "equal"}, (),
+                      place))  # fmt: skip
+        return out

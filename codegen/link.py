@@ -128,7 +128,7 @@ def _linked(files: dict[str, bytes], inputs: list[str], target: str) -> bytes:
                    "-o", "image.so", *inputs, "-lm"]  # fmt: skip
         _run(command, folder)
         if not Path(folder, "image.so").is_file():
-            raise EnvironmentFault(f"{command[0]} is no C compiler", expected="an output file",
+            raise EnvironmentFault(f"{command[0]} is not a C compiler", expected="an output file",
                                    found="none", remedy="install gcc or set CC")  # fmt: skip
         return Path(folder, "image.so").read_bytes()
 

@@ -72,10 +72,10 @@ def main(options: argparse.Namespace, processes: launch.Processes) -> int:
             remedy="bench floor [NAME …]" if "floor" in names else "",
         ))  # fmt: skip
     if "mpi" in options.vs and processes.count == 1:
-        raise UsageError("--vs mpi wants several processes", remedy="mpirun -n 4 python -m spmd …")
+        raise UsageError("--vs mpi needs several processes", remedy="mpirun -n 4 python -m spmd …")
     if "mpi" in options.vs and options.ranks not in (None, processes.count):
         processes.refuse(UsageError(
-            "--vs mpi wants one rank in each process, as MPI has", found=f"--ranks {options.ranks}",
+            "--vs mpi needs one rank in each process, as MPI has", found=f"--ranks {options.ranks}",
             expected=f"--ranks {processes.count}, or none", remedy="measure them one by one",
         ))  # fmt: skip
     return print_rows(Bench(options, processes), names, head)

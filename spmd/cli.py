@@ -114,12 +114,12 @@ def _sizes(text: str) -> tuple[int, int]:
     units = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
     found = re.fullmatch(r"(\d{1,12})([kmg]?)(?:-(\d{1,12})([kmg]?))?", text.lower())
     if not found:
-        raise argparse.ArgumentTypeError(f"{text!r} is no range of sizes, as 8-16m")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a range of sizes such as 8-16m")
     low, low_unit, high, high_unit = found.groups()
     least = max(1, int(low) * units[low_unit])
     most = int(high) * units[high_unit] if high else least
     if most < least:
-        raise argparse.ArgumentTypeError(f"{text!r}: the second size is the larger one")
+        raise argparse.ArgumentTypeError(f"{text!r}: the second size must be the larger one")
     return least, most
 
 

@@ -84,7 +84,11 @@ def build(
 
 
 def load(path: str | os.PathLike[str]) -> Image:
-    """The image in a file. Raises ImageError, with what is wrong with the file."""
+    """The image in a file that `spmd build` or Image.save wrote.
+
+    Raises ImageError for a file that is no image or is damaged (the digest is compared),
+    VersionError for an image of a newer format, OutputError for a file that cannot be read.
+    """
     return Image(loader.open_file(os.fspath(path)))
 
 
@@ -96,7 +100,12 @@ class Local:
 
 
 def local(part: Any) -> Local:
-    """Marks an array as this rank's shard of an input, where a global array is the rule."""
+    """Marks an array as this rank's shard of an input, for `image.run(comm=comm,
+    u=spmd.local(part))`.
+
+    Its shape is that of the shard: balanced blocks, the larger ones first, as numpy.array_split
+    cuts. Without it, every process gives the whole array.
+    """
     return Local(part)
 
 
@@ -133,7 +142,7 @@ class Image:
         return self._with_checks[checks]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the image to a file, in one step. Raises OutputError."""
+        """Writes the image to a file, in one step: never a part of it. Raises OutputError."""
         source.write_whole(os.fspath(path), self.data)
 
     def run(

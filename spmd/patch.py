@@ -25,9 +25,10 @@ def main(options: argparse.Namespace) -> int:
     """Writes one local program, or all of a job. Raises what is wrong with image or options."""
     image = reader.read(loader.read(options.image), host=False)
     if options.all and (options.index is not None or options.ranks):
-        raise UsageError("--all says how many there are", remedy="--all N, or --index I --ranks N")
+        raise UsageError("--all N already says the number of ranks",
+                         remedy="--all N, or --index I --ranks N")  # fmt: skip
     if not options.all and options.index is None:
-        raise UsageError("which index is to be patched in?",
+        raise UsageError("no index is given",
                          remedy="--index I --ranks N, or --all N")  # fmt: skip
     asked = options.all or options.ranks
     # A local program is patched anew: what is not said stays as it was.

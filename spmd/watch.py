@@ -89,7 +89,7 @@ class Watch:
         }[notice.cause]
         return PeerError(
             f"{self._who(notice)} lost in superstep {notice.superstep}",
-            expected=limit if notice.cause != lib.SPMD_GONE else "to be there until all are done",
+            expected=limit if notice.cause != lib.SPMD_GONE else "all to stay until all are done",
             found=f"{found}; it {self._where(notice)}",
             remedy="look why it ended: out of memory, a crash, another's kill"
             if notice.cause == lib.SPMD_GONE

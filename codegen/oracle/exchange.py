@@ -45,7 +45,8 @@ def _permute(members: Sequence[Member], op: Op) -> list[list[Array]]:
         to = member.eval(op.attrs["to"], **{var: k})
         if not 0 <= to < len(members):
             raise MatchingError(
-                f"with {len(members)} ranks, rank {k} sends to {to}, which is none", place=op.place
+                f"with {len(members)} ranks, rank {k} sends to {to}, which does not exist",
+                place=op.place,
             )
         if to in sender:
             raise MatchingError(

@@ -346,7 +346,7 @@ def _pieces(x: np.ndarray[Any, Any], n: int, dim: int, tiled: bool) -> list[Any]
         return np.array_split(x, n, axis=dim)
     if x.shape[dim] != n:
         raise MatchingError(
-            f"without tiled=True, dim {dim} has one element per member",
+            f"without tiled=True, the extent of dim {dim} must be the number of ranks",
             expected=f"extent {n}", found=str(x.shape),
         )  # fmt: skip
     return [x.take(k, axis=dim) for k in range(n)]
@@ -360,7 +360,7 @@ def _permute(payloads: Sequence[Any]) -> list[Any]:
         if target is None:
             continue
         if not 0 <= target < n:
-            raise MatchingError(f"with {n} ranks, rank {k} sends to {target}, which is none")
+            raise MatchingError(f"with {n} ranks, rank {k} sends to {target}, which does not exist")
         if target in sender:
             raise MatchingError(
                 f"with {n} ranks, ranks {sender[target]} and {k} both send to {target}"

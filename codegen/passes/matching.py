@@ -89,7 +89,7 @@ class _Matching:
             at = first_failure(("equal", extent - extent.subst(there)), facts, ())
             if at is not None:
                 raise MatchingError(
-                    f"{exchange_text(op)}: dim {d} has another extent on other ranks",
+                    f"{exchange_text(op)}: dim {d} has different extents on different ranks",
                     place=op.place,
                     expected=f"one shape on all ranks along {axes_text(axes)}",
                     found=f"{user_text(self.mesh, extent)} ({_where(at)})",
@@ -152,8 +152,8 @@ class _Matching:
             "on every mesh",
             found=f"rank {var.name} sends to {words}"
             + (f" ({', '.join(more)})" if more else ""),
-            remedy="to=lambda i, n: None where nothing is sent, (…) % n to wrap; "
-            "spmd.require(...) states the sizes for which it is right",
+            remedy="let to= return None where a rank sends nothing, or wrap around with % n; "
+            "or say with spmd.require(...) for which sizes it is right",
         )
 
     def require(self, op: Op, holds: Expr, why: str) -> None:
@@ -331,7 +331,7 @@ class _Matching:
         axes = [a for entry in layout for a in entry]
         if len(set(axes)) < len(axes) or not set(axes) <= set(self.mesh.names):
             raise LayoutError(
-                f"{what} is laid out over {layout_text(layout)}",
+                f"{what} has the layout {layout_text(layout)}, which is illegal",
                 expected="axes of the mesh, each for one dim only",
             )
         for d, (extent, entry) in enumerate(zip(shape, layout, strict=True)):

@@ -104,7 +104,7 @@ class _Check:
                     f"{exchange_text(op)}: {name} differs between the ranks along "
                     f"{axes_text(sorted(apart))}",
                     place=op.place,
-                    expected="one formula on all ranks, in which each is named by its position",
+                    expected="one formula on all ranks, which names each rank by its position",
                     found=user_text(self.mesh, e),
                     remedy="ppermute(..., to=lambda i, n: ...) gives each rank's destination",
                 )
@@ -119,8 +119,8 @@ class _Check:
     def refused(self, op: Op, outer: Op, apart: tuple[str, ...]) -> MatchingError:
         along = axes_text(apart)
         if outer.kind == "loop":
-            where = f"inside a loop that ranks along {along} may run differently often"
-            what = "the loop runs differently often:"
+            where = f"inside a loop whose number of turns may differ between ranks along {along}"
+            what = "the number of turns differs:"
         else:
             where = f"inside a branch that only some ranks along {along} may take"
             what = "the branch is taken by some ranks only:"

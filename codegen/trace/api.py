@@ -139,12 +139,32 @@ def shard_map(
     out_specs: Any = ...,
     **jax_options: Any,
 ) -> Any:
-    """f as one rank's view: called with global arrays, f gets this rank's shards.
+    """A function as one rank sees it: called with whole arrays, it gets this rank's shards.
 
-    in_layouts default to the arguments' own. out_layouts say how the results' shards form global
-    arrays. JAX's in_specs and out_specs are other names for them. check_vma=False states, as in
-    JAX, that ranks which hold the same part of a result have the same values, where the compiler
-    would refuse it: it follows from the index or a split argument, and nothing combines it.
+    mesh: the axes that it works along, one or a tuple. in_layouts: of the arguments; their own
+    unless you say otherwise (another one makes ranks exchange first). out_layouts: how the results'
+    shards form whole arrays; a flat tuple is one layout, a tuple of tuples has one for each result.
+    An axis joins shards; None, () and spmd.replicated say that the result is the same on all ranks.
+    JAX's in_specs and out_specs are other names for them. check_vma=False states, as in JAX, that
+    ranks which hold the same part of a result have the same values, where the compiler would refuse
+    it: it follows from the index or a split argument, and nothing combines it.
+
+    Arguments are values: return what you write into. LayoutError and ShapeError where results do
+    not fit their layouts, MatchingError where messages do not match.
+
+    Example::
+
+        @spmd.program(mesh=("r",))
+        def shares(n: int = 4):
+            x = spmd.input("x", (n,), np.float64, layout=("r",), default=lambda i: i + 1)
+
+            @spmd.shard_map(mesh="r", out_layouts=("r",))
+            def share(part):
+                return part / spmd.psum(np.sum(part), "r")
+
+            return share(x)
+
+        print(shares.eager(ranks=3))    # [0.1 0.2 0.3 0.4]
     """
     unknown = set(jax_options) - {"check_vma", "check_rep", "axis_names"}
     if unknown:

@@ -455,10 +455,10 @@ class Array:
     def _unknown(self, needed: str, remedy: str) -> NoReturn:
         refuse_constant()
         raise TracedValueError(
-            f"the elements of {self.type} are not known while building",
+            f"Python needs a value that only the run knows: an element of {self.type}",
             place=user_place(),
             expected=needed,
-            found="an array that exists at run time only" + where_asked(needed),
+            found="an array of the program, which has values at run time" + where_asked(needed),
             remedy=remedy,
         )
 
@@ -511,7 +511,7 @@ def _numpy_array(x: Any, wanted: DType | None) -> np.ndarray[Any, Any]:
         data = data.astype(dtypes.numpy_dtype(wanted))
     if data.dtype == object or dtypes.from_numpy(data.dtype) is None:
         raise DtypeError(
-            f"{type(x).__name__} of {data.dtype} is no array of numbers",
+            f"{type(x).__name__} of {data.dtype} is not an array of numbers",
             place=user_place(),
             expected=", ".join(dtypes.BY_NAME),
             found=repr(x)[:60],

@@ -170,12 +170,16 @@ def _flag(flag: Any, axis: Any, fn: str, what: str) -> Array:
 
 
 def all_ranks(flag: Any, axis: Any = None) -> Array:
-    """Whether the flag holds on all ranks (along the axis)."""
+    """Whether the flag holds on all ranks, or on all along the axis: a bool array of shape ().
+
+    Every rank gets the same answer, so `while not spmd.all_ranks(done)` ends on all of them at
+    once.
+    """
     return _flag(flag, axis, "and", "all_ranks")
 
 
 def any_ranks(flag: Any, axis: Any = None) -> Array:
-    """Whether the flag holds on any rank (along the axis)."""
+    """Whether the flag holds on any rank, or on any along the axis: as all_ranks."""
     return _flag(flag, axis, "or", "any_ranks")
 
 

@@ -57,7 +57,7 @@ def independent(
     for d in dims:
         if not same_extent(shape[d], at_member(context, axes, shape[d], var)):
             raise ShapeError(
-                f"{what}: dim {d} has another extent on other members",
+                f"{what}: dim {d} has different extents on different ranks",
                 place=user_place(),
                 expected=f"one shape on all ranks along {', '.join(axes)}",
                 found=f"{shape_text(shape)}, in which {shape[d]} depends on the index",
@@ -142,7 +142,7 @@ def same_on_all(context: Context, e: Expr, what: str) -> None:
     coords = [s for s in e.symbols() if s.kind == "coord"]
     if coords:
         raise MatchingError(
-            f"{what} differs between the ranks, so that routes may cross",
+            f"{what} differs between the ranks, so two ranks may send to the same one",
             place=user_place(),
             expected="one value on all ranks",
             found=str(e),
@@ -221,7 +221,11 @@ def _permute(context: Context, axes: Axes, p: Sym, route: Route, leaf: Any) -> A
 
 
 def barrier(axis: Any = None) -> None:
-    """All ranks (along the axis) have arrived."""
+    """Waits until all ranks, or all along the axis, have come here.
+
+    You rarely need it: exchanges wait for the data that they read. It is for measuring, and for
+    what programs do outside of spmd.
+    """
     context = require_context("barrier")
     axes = context.mesh.names if axis is None else axes_of(context, axis, "barrier")
     context.emit("barrier", (), {"axes": axes})
@@ -251,7 +255,7 @@ def pieces(context: Context, axes: Axes, extent: Expr, p: Sym, what: str) -> tup
     total = prove.prefix_sum(each, k, n)
     if offset is None or total is None:
         raise ShapeError(
-            f"{what}: the extents of the members have no closed sum",
+            f"{what}: there is no formula for the sum of the extents on all ranks",
             place=user_place(),
             expected="equal extents, balanced blocks, or extents linear in the index",
             found=str(extent),
@@ -325,7 +329,7 @@ def scattered(
 def _one_per_member(shape: Shape, d: int, n: Expr, what: str) -> None:
     if not same_extent(shape[d], n):
         raise ShapeError(
-            f"{what}: without tiled=True, dim {d} has one element per member",
+            f"{what}: without tiled=True, the extent of dim {d} must be the number of ranks",
             place=user_place(),
             expected=f"extent {n}",
             found=f"{shape[d]} in shape {shape_text(shape)}",

@@ -47,7 +47,15 @@ def _make(what: str, shape: Shape, layout: Any, make: Make) -> Array:
 
 
 def full(shape: Any, value: Any, dtype: Any = None, layout: Any = None) -> Array:
-    """An array of one value."""
+    """An array of this shape with `value` everywhere.
+
+    shape: an int or a tuple; extents may be formulas in axis sizes. dtype: that of the value unless
+    you say otherwise. layout: as of spmd.input; inside a shard_map the array is this rank's own and
+    has none. TracedValueError for a shape that depends on data or a scalar.
+
+    >>> full(2, 7.0)
+    [7. 7.], [7. 7.], [7. 7.], [7. 7.]
+    """
     context = require_context("full")
     kind = element_type(dtype) if dtype is not None else _default_type(value)
     extents = shape_of(shape, "the shape of an array")
@@ -71,24 +79,37 @@ def _default_type(value: Any) -> DType:
 
 
 def zeros(shape: Any, dtype: Any = None, layout: Any = None) -> Array:
-    """Zeros of this shape; inside shard_map a local array, outside a global one."""
+    """An array of zeros of this shape, float64 unless you say otherwise; all else as in full.
+
+    >>> zeros(2) + axis_index("r")
+    [0. 0.], [1. 1.], [2. 2.], [3. 3.]
+    """
     return full(shape, 0, dtype or np.float64, layout)
 
 
 def ones(shape: Any, dtype: Any = None, layout: Any = None) -> Array:
-    """Ones of this shape, as zeros."""
+    """An array of ones of this shape, float64 unless you say otherwise; all else as in full.
+
+    >>> ones(2)
+    [1. 1.], [1. 1.], [1. 1.], [1. 1.]
+    """
     return full(shape, 1, dtype or np.float64, layout)
 
 
 def empty(shape: Any, dtype: Any = None, layout: Any = None) -> Array:
-    """An array to be written: as a kernel's argument, an output. Holds zeros until then."""
+    """An array of this shape for something to write into: you, or a kernel whose output it is.
+
+    It holds zeros until then, on every rank; all else as in full.
+    """
     made = zeros(shape, dtype, layout)
     made.made_empty = True
     return made
 
 
 def full_like(x: Any, value: Any, dtype: Any = None, layout: Any = None, **other: Any) -> Array:
-    """The same shape (and dtype, layout) as x, one value everywhere."""
+    """An array with `value` everywhere, of the shape, dtype and layout of x unless you give
+    others.
+    """
     shape = other.get("shape")
     if isinstance(x, Array):
         wide = x.is_global and layout is None and shape is None
@@ -99,17 +120,17 @@ def full_like(x: Any, value: Any, dtype: Any = None, layout: Any = None, **other
 
 
 def zeros_like(x: Any, dtype: Any = None, layout: Any = None, **other: Any) -> Array:
-    """Zeros with the shape (and dtype, layout) of x."""
+    """Zeros of the shape, dtype and layout of x unless you give others."""
     return full_like(x, 0, dtype, layout, **other)
 
 
 def ones_like(x: Any, dtype: Any = None, layout: Any = None, **other: Any) -> Array:
-    """Ones with the shape (and dtype, layout) of x."""
+    """Ones of the shape, dtype and layout of x unless you give others."""
     return full_like(x, 1, dtype, layout, **other)
 
 
 def empty_like(x: Any, dtype: Any = None, layout: Any = None, **other: Any) -> Array:
-    """spmd.like(x): an array to be written, with x's shape, dtype and layout."""
+    """An array to be written, of the shape, dtype and layout of x: as spmd.like."""
     made = zeros_like(x, dtype, layout, **other)
     made.made_empty = True
     return made
@@ -121,7 +142,15 @@ like = empty_like
 def arange(
     start: Any, stop: Any = None, step: Any = 1, dtype: Any = None, layout: Any = None
 ) -> Array:
-    """start, start + step, …; bounds are numbers, the extent follows from them."""
+    """Numbers from start (0) up to stop, which is left out, in steps of `step`: as numpy.arange.
+
+    Bounds are integers or formulas of axis sizes and the index; the step is known while building.
+    dtype: int64 for integers, float64 with a float among them. layout: as of spmd.input. It takes
+    no memory in the image: it is kept as a formula.
+
+    >>> arange(axis_index("r") + 1)
+    [0], [0 1], [0 1 2], [0 1 2 3]
+    """
     context = require_context("arange")
     if stop is None:
         start, stop = 0, start
@@ -154,7 +183,14 @@ def linspace(
     start: Any, stop: Any, num: Any = 50, endpoint: bool = True, retstep: bool = False,
     dtype: Any = None, axis: int = 0, *, layout: Any = None,
 ) -> Any:  # fmt: skip
-    """num numbers from start to stop, by NumPy's formula; num may be symbolic."""
+    """`num` numbers from start to stop, at equal distances: as numpy.linspace.
+
+    endpoint: whether stop is the last of them. retstep: return the distance too. num may be a
+    formula of axis sizes, not data (UnsupportedError). All else as in full.
+
+    >>> linspace(0, 1, 3)
+    [0.  0.5 1. ], [0.  0.5 1. ], [0.  0.5 1. ], [0.  0.5 1. ]
+    """
     count = expr_of(num)
     if count is None:
         raise unsupported("linspace with a number of points that depends on data",
@@ -211,7 +247,12 @@ def logspace(
 def eye(
     n: Any, m: Any = None, k: int = 0, dtype: Any = None, layout: Any = None
 ) -> Array:
-    """Ones on the k-th diagonal."""
+    """A matrix of n rows and m columns (n, if left out): ones on the k-th diagonal, zeros
+    elsewhere.
+
+    >>> eye(3)[1]
+    [0. 1. 0.], [0. 1. 0.], [0. 1. 0.], [0. 1. 0.]
+    """
     context = require_context("eye")
     extents = shape_of((n, n if m is None else m), "the shape of eye")
     kind = element_type(dtype or np.float64)
@@ -225,12 +266,20 @@ def eye(
 
 
 def identity(n: Any, dtype: Any = None) -> Array:
-    """Ones on the diagonal of n rows and columns."""
+    """The identity matrix of n rows and columns, float64 unless you say otherwise."""
     return eye(n, dtype=dtype)
 
 
 def asarray(x: Any, dtype: Any = None, layout: Any = None, **_: Any) -> Array:
-    """x as an array of the program; an array stays itself. Lists may hold traced numbers."""
+    """x as an array of the program: NumPy arrays, numbers, nested lists, which may hold traced
+    numbers.
+
+    An array of the program stays itself, without a copy, unless dtype or layout say otherwise. A
+    NumPy array becomes a constant of the image, of which you get a copy that can be written.
+
+    >>> asarray([axis_index("r"), 10])
+    [ 0 10], [ 1 10], [ 2 10], [ 3 10]
+    """
     context = require_context("asarray")
     if isinstance(x, Array):
         made = x if dtype is None else as_array(x, dtype)
@@ -249,7 +298,10 @@ def asarray(x: Any, dtype: Any = None, layout: Any = None, **_: Any) -> Array:
 def array(
     x: Any, dtype: Any = None, layout: Any = None, copy: Any = True, ndmin: int = 0, **_: Any
 ) -> Array:
-    """A new array with the elements of x, with dims of extent 1 in front up to `ndmin`."""
+    """A new array with the elements of x: as asarray, and always a copy.
+
+    ndmin: dims of extent 1 are put in front until there are as many.
+    """
     made = asarray(x, dtype, layout)
     if made.ndim < ndmin:
         made = made.reshape((*[1] * (ndmin - made.ndim), *made.shape))
@@ -281,7 +333,7 @@ def _starts(x: Array, starts: Any, sizes: Shape) -> tuple[Any, ...]:
     items = tuple(starts) if isinstance(starts, (tuple, list)) else (starts,)
     if len(items) != x.ndim:
         raise ShapeError(
-            "as many starts as the array has dims are needed",
+            "there is not one start for each dim",
             place=user_place(),
             expected=f"{x.ndim} starts",
             found=f"{len(items)}",
@@ -298,21 +350,33 @@ def _starts(x: Array, starts: Any, sizes: Shape) -> tuple[Any, ...]:
 
 
 def dynamic_slice(x: Any, starts: Any, sizes: Any) -> Any:
-    """The box of these extents that begins at `starts`, which may be known only at run time."""
+    """The part of x of these extents that begins at `starts`, which may be known only at run time.
+
+    starts, sizes: one for each dim; sizes are known while building. Negative starts count from the
+    end. As in JAX, a part that would reach beyond an end is moved back into x. ShapeError where
+    there is not one for each dim.
+
+    >>> dynamic_slice(np.arange(8), (2 * axis_index("r"),), (3,))
+    [0 1 2], [2 3 4], [4 5 6], [5 6 7]
+    """
     x = as_array(x)
     extents = shape_of(sizes, "the sizes of dynamic_slice", scalars=True)
     if len(extents) != x.ndim:
         raise ShapeError(
-            "as many sizes as the array has dims are needed", place=user_place(),
+            "there is not one size for each dim", place=user_place(),
             expected=f"{x.ndim} sizes", found=f"{len(extents)}",
         )  # fmt: skip
     return x.viewed(view.Dynamic(_starts(x, starts, extents), extents)).copy()
 
 
 def dynamic_update_slice(x: Any, update: Any, starts: Any) -> Array:
-    """x with `update` written at a box that begins at `starts`; as JAX, it is clamped into x.
+    """A new array: x with `update` written where the part of its shape that begins at `starts`
+    lies.
 
-    Negative starts count from the end. The result is a new array of x's shape and dtype.
+    starts: as of dynamic_slice. The result has the shape and dtype of x.
+
+    >>> dynamic_update_slice(np.zeros(4), np.ones(2), (axis_index("r"),))
+    [1. 1. 0. 0.], [0. 1. 1. 0.], [0. 0. 1. 1.], [0. 0. 1. 1.]
     """
     x, update = as_array(x), as_array(update, as_array(x).type.dtype)
     limits = [a - b for a, b in zip(x.extents, update.extents)]

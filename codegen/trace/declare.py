@@ -40,14 +40,14 @@ def shape_of(shape: Any, what: str, scalars: bool = False) -> Shape:
         e = expr_of(item)
         if e is None or (expr.nonneg(-e - 1)):
             raise TracedValueError(
-                f"{what}: {item!r} is no extent",
+                f"{what}: {item!r} cannot be an extent",
                 place=user_place(),
                 expected="a non-negative Python integer, or a formula of axis sizes",
                 found="an array" if isinstance(item, Array) else repr(item),
                 remedy="parameters of the program are Python integers" if e is None else "",
             )
         if e.is_const and e.value >= 2**62:
-            raise ShapeError(f"{what}: this extent is beyond all memory",
+            raise ShapeError(f"{what}: this extent is too large",
                              place=user_place(), expected="less than 2**62",
                              found=str(e.value))  # fmt: skip
         kinds = {s.kind for s in e.symbols()}
@@ -71,7 +71,22 @@ def shape_of(shape: Any, what: str, scalars: bool = False) -> Shape:
 
 
 def scalar(name: str, default: Any = None, dtype: Any = None) -> Any:
-    """A run-time scalar, patched at launch. int64: a number; float64: a weak 0-d array."""
+    """A number that is set when the image runs: `--set steps=500`, or `image.run(steps=500)`.
+
+    An int or bool default makes an int64 scalar: a number that may stand in bounds of loops, in
+    subscripts and in conditions, but not in shapes. A float default, or none, makes a float64
+    scalar: an array of shape () that takes the dtype of the array that it meets. Without a default
+    each run has to give a value. UsageError for a default that is not a number.
+
+    Example::
+
+        @spmd.program(mesh=("r",))
+        def scaled(n: int = 4):
+            factor = spmd.scalar("factor", 2.0)
+            return factor * spmd.input("x", (n,), np.float64, layout=("r",))
+
+        print(scaled.eager(x=np.ones(4), factor=3.0))    # [3. 3. 3. 3.]
+    """
     context = require_context("spmd.scalar")
     kind = _scalar_dtype(default, dtype)
     known = context.scalars.get(name)
@@ -99,7 +114,7 @@ def _scalar_dtype(default: Any, dtype: Any) -> DType:
     if default is None or isinstance(default, (float, np.floating)):
         return dtypes.FLOAT64
     raise UsageError(
-        "the default of a scalar is a number",
+        "the default of a scalar must be a number",
         place=user_place(),
         expected="an int or a float",
         found=f"{type(default).__name__}",
@@ -110,7 +125,7 @@ def _scalar_dtype(default: Any, dtype: Any) -> DType:
 def _check_name(context: Context, name: Any, what: str) -> None:
     if not isinstance(name, str) or not name.isidentifier():
         raise UsageError(
-            f"the name of a{'n' if what == 'input' else ''} {what} is an identifier",
+            f"the name of a{'n' if what == 'input' else ''} {what} must be an identifier",
             place=user_place(),
             expected='text such as "u" or "steps"',
             found=repr(name),
@@ -142,7 +157,25 @@ def input_(
     layout: Any = None,
     default: Any = None,
 ) -> Array:
-    """A global array read at launch; default: an array, or a function of the global indices."""
+    """An array that is given when the image runs: `-i u=u.npy`, or `image.run(u=array)`.
+
+    shape: of the whole array; extents are integers, named dims (spmd.Dim), or formulas in axis
+    sizes. dtype: float64 unless you say otherwise. layout: for each dim the mesh axis that splits
+    it, a tuple of axes, or None; left out, it follows from the arrays that the input meets.
+    default: an array, or a function of the global indices (one argument for each dim, arrays that
+    broadcast); without it every run has to give the input.
+
+    LayoutError for an illegal layout, ShapeError for a default of another shape, ProgramError for a
+    name that is declared twice or inside a shard_map.
+
+    Example::
+
+        @spmd.program(mesh=("r",))
+        def table(n: int = 3):
+            return spmd.input("x", (n, 2), np.int64, layout=("r", None), default=lambda i, j: i - j)
+
+        print(table.eager().tolist())    # [[0, -1], [1, 0], [2, 1]]
+    """
     context = require_context("spmd.input")
     known = context.inputs.get(name)
     if known is not None:
@@ -278,7 +311,24 @@ def _from_array(
 
 
 def require(condition: Any, text: str = "") -> None:
-    """Launches for which the condition does not hold are refused."""
+    """States for which launches the program is made; all others are refused (MeshError, exit code
+    78).
+
+    condition: a comparison of axis sizes, int scalars, parameters and integers. text: what the
+    message says instead of the condition. The compiler uses what you state: after `require(n %
+    axis_size("r") == 0)` all shards have one shape, after `require(0 <= k)` and `require(k <= n)`
+    slices with the scalar k fit each other. TracedValueError for a condition that depends on data
+    or on the index, ProgramError for one that can never hold.
+
+    Example::
+
+        @spmd.program(mesh=("r",))
+        def even(n: int = 6):
+            spmd.require(n % spmd.axis_size("r") == 0, "equal shards")
+            return np.sum(spmd.input("x", (n,), np.float64, layout=("r",)))
+
+        print(spmd.build(even).run(ranks=3, x=np.ones(6)))    # 6.0
+    """
     context = require_context("spmd.require")
     place = user_place()
     holds = condition_of(condition)
@@ -309,7 +359,11 @@ def _source_of(place: Place) -> str:
 
 
 def mesh(name: str) -> MeshName:
-    """Another mesh over the same ranks: one dim, in the order of the index."""
+    """Another mesh over the same ranks: one axis of this name, along which ranks lie in the order
+    of their index. Its name may stand wherever an axis may: `psum(x, "all")` after `mesh("all")`.
+
+    UsageError where the program's mesh has an axis of this name.
+    """
     context = require_context("spmd.mesh")
     known = context.mesh_names.get(name)
     if name in context.mesh.names and context.mesh.names != (name,):
@@ -328,7 +382,12 @@ def mesh(name: str) -> MeshName:
 
 
 def print_(text: Any, *values: Any, every_rank: bool = False, **named: Any) -> None:
-    """Print while the program runs: once, from index 0, or on every rank, prefixed by it."""
+    """Prints while the program runs: once, from index 0, or on every rank, prefixed by its index.
+
+    text: as of str.format, with a place {} for each value. values: numbers, arrays of shape (), and
+    1-D arrays of up to 64 elements; `spmd.print("loss {:.4f} after {}", loss, step)`. UsageError
+    for other arrays, and where places and values do not fit.
+    """
     context = require_context("spmd.print")
     if not isinstance(text, str):
         values, text = (text, *values), " ".join(["{}"] * (len(values) + 1))
@@ -414,5 +473,5 @@ def _print_array(array: Array, spec: str, parts: list[str], operands: list[Value
 
 
 def number_of_ranks() -> Any:
-    """How many ranks the mesh has: a number, bound at launch."""
+    """How many ranks there are, over all axes: a number that is known when the image runs."""
     return number(require_context("spmd.ranks").mesh.ranks)

@@ -64,7 +64,7 @@ def _checked(op: Op, what: str) -> Op:
         new, old = as_array(op(a, b)), as_array(a)
         if new.type.dtype != old.type.dtype or new.extents != old.extents:
             raise CarryError(
-                f"op= of {what} gives another type than it is given",
+                f"the function op= of {what} returns another type than its arguments have",
                 place=user_place(),
                 expected=f"{old.type}, as of its two arguments",
                 found=str(new.type),

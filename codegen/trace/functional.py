@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from codegen import dtypes, expr
 from codegen.errors import ShapeError, UsageError
 from codegen.trace.array import Array, as_array, as_value, full_value, wrap
@@ -25,7 +27,14 @@ _STATE = "init"  # the hidden variable that a loop carries; errors name it
 
 
 def fori_loop(lower: Any, upper: Any, body: Callable[[Any, Any], Any], init: Any) -> Any:
-    """state = body(i, state) for i from lower to upper - 1; the last state."""
+    """The state after `state = body(i, state)` for i from lower to upper - 1, beginning with init.
+
+    state: an array, or any nest of tuples, lists and dicts of arrays; body returns one of the same
+    structure, shapes and dtypes (CarryError otherwise). Bounds as of spmd.range.
+
+    >>> fori_loop(0, 3, lambda i, s: s + i, x)
+    [3.], [4.], [5.], [6.]
+    """
     require_context("spmd.fori_loop")
     body = given(body, "the body of spmd.fori_loop", "i", "state")
     names = _holding(init, body)
@@ -35,7 +44,13 @@ def fori_loop(lower: Any, upper: Any, body: Callable[[Any, Any], Any], init: Any
 
 
 def while_loop(cond: Callable[[Any], Any], body: Callable[[Any], Any], init: Any) -> Any:
-    """state = body(state) while cond(state); the last state."""
+    """The state after `state = body(state)` as long as `cond(state)` holds, beginning with init.
+
+    state: as of fori_loop. cond returns a bool, or an array of shape ().
+
+    >>> while_loop(lambda s: s[0] < 10, lambda s: 2 * s + 1, x)
+    [15.], [15.], [11.], [15.]
+    """
     context = require_context("spmd.while_loop")
     cond = given(cond, "the condition of spmd.while_loop", "state")
     body = given(body, "the body of spmd.while_loop", "state")
@@ -49,7 +64,15 @@ def while_loop(cond: Callable[[Any], Any], body: Callable[[Any], Any], init: Any
 
 
 def cond(pred: Any, true_fun: Callable[..., Any], false_fun: Callable[..., Any], *args: Any) -> Any:
-    """`true_fun(*args)` where pred holds, else `false_fun(*args)`; only that one runs."""
+    """`true_fun(*args)` where pred holds, else `false_fun(*args)`; only that one runs.
+
+    pred: a bool, a number or an array of shape (). Both functions return the same structure, shapes
+    and dtypes (CarryError otherwise). On the index, ranks run different functions; an exchange
+    inside is then refused, unless it is proved to match (MatchingError).
+
+    >>> cond(axis_index("r") < 2, lambda a: a + 10, lambda a: -a, x)
+    [10.], [11.], [-2.], [-3.]
+    """
     require_context("spmd.cond")
     if is_known(pred):
         return _arms((true_fun if pred else false_fun,), args)[0]()
@@ -57,7 +80,13 @@ def cond(pred: Any, true_fun: Callable[..., Any], false_fun: Callable[..., Any],
 
 
 def switch(index: Any, branches: Sequence[Callable[..., Any]], *args: Any) -> Any:
-    """`branches[index](*args)`; an index beyond the ends is clamped. On the index: ranks differ."""
+    """`branches[index](*args)`; an index beyond the ends is clamped.
+
+    index: an integer, a number or an integer array of shape (). All else as of cond.
+
+    >>> switch(axis_index("r"), [lambda a: a, lambda a: a * 10, lambda a: a * 100], x)
+    [0.], [10.], [200.], [300.]
+    """
     context = require_context("spmd.switch")
     if not branches:
         raise UsageError("spmd.switch needs at least one branch", place=user_place())
@@ -69,7 +98,7 @@ def switch(index: Any, branches: Sequence[Callable[..., Any]], *args: Any) -> An
         array = as_array(index)
         if array.ndim or array.type.dtype.kind not in "biu":
             raise ShapeError(
-                "the index of spmd.switch is no integer",
+                "the index of spmd.switch must be an integer",
                 place=user_place(),
                 expected="an integer, a number or a 0-d integer array",
                 found=str(array.type),
@@ -86,13 +115,19 @@ def scan(
     f: Callable[[Any, Any], Any], init: Any, xs: Any = None, length: Any = None,
     reverse: bool = False,
 ) -> Any:  # fmt: skip
-    """carry, y = f(carry, x) for every row x of xs; the last carry, and the y's stacked.
+    """The last carry, and the y's stacked, of `carry, y = f(carry, x)` for every row x of xs.
 
-    reverse: from the last row to the first; a y stands where its row does.
+    xs: arrays with the same number of rows, in any nest; or None, and `length` turns. reverse: from
+    the last row to the first; a y stands where its row does. The carry keeps its structure, shapes
+    and dtypes (CarryError otherwise). UsageError where f returns no pair.
+
+    >>> scan(lambda total, row: (total + row, total), x[0], np.arange(4))[1]
+    [0. 0. 1. 3.], [1. 1. 2. 4.], [2. 2. 3. 5.], [3. 3. 4. 6.]
     """
     context = require_context("spmd.scan")
     f = given(f, "the function of spmd.scan", "carry", "x")
-    xs_tree, rows = flatten(_by_value(xs))
+    xs_tree, leaves = flatten(_by_value(xs))
+    rows = [as_array(x) if isinstance(x, np.ndarray) else x for x in leaves]
     count = _length(rows, length)
 
     def row(k: Any) -> Any:
@@ -103,8 +138,9 @@ def scan(
         x = fill(xs_tree, iter([None if r is None else r[at] for r in rows]), fresh=True)
         pair = f(names.get(_STATE), x)
         if not isinstance(pair, tuple) or len(pair) != 2:
-            raise UsageError("the function of spmd.scan returns a pair", place=user_place(),
-                             expected="return carry, y", found=type(pair).__name__)  # fmt: skip
+            raise UsageError("the function given to spmd.scan must return a pair",
+                             place=user_place(), expected="return carry, y",
+                             found=type(pair).__name__)  # fmt: skip
         names.put(_STATE, pair[0])
         return pair[1]
 
@@ -148,8 +184,8 @@ def _length(rows: Sequence[Any], length: Any) -> Any:
         raise UsageError("spmd.scan needs xs or length=", place=user_place())
     for c in counts[1:]:
         if not expr.equal(expr_of(c) or 0, expr_of(counts[0]) or 0):
-            raise ShapeError("spmd.scan: the rows differ in number", place=user_place(),
-                             expected=str(counts[0]), found=str(c))  # fmt: skip
+            raise ShapeError("spmd.scan: the arrays in xs have different numbers of rows",
+                             place=user_place(), expected=str(counts[0]), found=str(c))  # fmt: skip
     return counts[0]
 
 

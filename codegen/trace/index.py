@@ -66,7 +66,7 @@ def _bound(x: Any, extent: Expr) -> Expr | None:
     e = expr_of(x)
     if e is None and isinstance(x, Array) and x.ndim == 0:
         raise UnsupportedError(
-            "the bounds of this slice are known only at run time, and so would be its extent",
+            "the bounds of this slice depend on data, so its length would too",
             place=user_place(),
             expected="bounds made of integers, axis indices, scalars and loop counters",
             found=f"an array of {x.type}",

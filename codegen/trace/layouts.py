@@ -36,7 +36,11 @@ class MeshName:
 
 
 class Dim(int):
-    """An extent with a name, which a program's layout rules speak of: spmd.Dim("batch", 64)."""
+    """An extent with a name, of which a program's layout rules speak: `spmd.Dim("batch", 64)`.
+
+    It stands in a shape instead of the integer. UsageError for a name that is no text, or an extent
+    that is no integer.
+    """
 
     name: str
 

@@ -104,8 +104,8 @@ class Loop(Piece):
         self.passes += 1
         if self.passes > _PASSES:
             names = ", ".join(sorted({name for name, _ in self.carried}))
-            raise UnsupportedError("what this loop carries does not settle", place=self.place,
-                                   found=f"{names} change in every pass")  # fmt: skip
+            raise UnsupportedError("variables of this loop change their type in every turn",
+                                   place=self.place, found=f"{names} change")  # fmt: skip
         block = self.block()
         self.begin(block)
         self.enter(block.args)

@@ -43,9 +43,9 @@ def shard_of_captured(context: Context, value: Value) -> Value:
     """This rank's shard of a global value that the open shard_map met by closure."""
     if not context.captured:
         raise ProgramError(
-            "a global array is used where only local ones exist",
+            "the default of an input uses an array of the program",
             place=user_place(),
-            remedy="the default of an input may use global indices and constants only",
+            remedy="compute it from the global indices, constants and parameters",
         )
     captured = context.captured[-1]
     if value not in captured:
@@ -72,7 +72,7 @@ def _several(spec: Any, count: int, ndims: Sequence[int]) -> list[Any] | None:
         return None
     if len(spec) != count:
         raise LayoutError(
-            "as many layouts as arrays are needed",
+            "the number of layouts is not the number of arrays",
             place=user_place(),
             expected=f"{count} layouts, or one for all",
             found=f"{len(spec)} in {spec!r}",

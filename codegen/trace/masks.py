@@ -58,7 +58,7 @@ def masked(array: Array, key: Any) -> Chosen | None:
 def refused(remedy: str = "") -> UnsupportedError:
     """What is said where the number of chosen elements would have to be known."""
     return UnsupportedError(
-        "x[mask] has a shape that depends on data",
+        "the length of x[mask] depends on data, so it cannot be used here",
         place=user_place(),
         expected="element-wise functions, sums and means of x[mask], or x[mask] = v",
         found="a boolean array known only at run time",
@@ -95,10 +95,10 @@ class Chosen(NDArrayOperatorsMixin):
         if isinstance(x, Chosen):
             if not self.fits(x):
                 raise UnsupportedError(
-                    "x[mask] and y[other] may have different shapes",
+                    "x[mask] and y[other] may have different lengths",
                     place=user_place(),
-                    expected="one mask for both, and dims that match",
-                    found="two that are not known to be equal",
+                    expected="the same mask for both, and dims that match",
+                    found="two masks that may choose different elements",
                     remedy="give the mask a name and use it for both: m = x > 0; x[m] += y[m]",
                 )
             return x.whole
@@ -109,9 +109,9 @@ class Chosen(NDArrayOperatorsMixin):
             return x
         if shape[-1 - place] != 1:
             raise UnsupportedError(
-                "only what is chosen by the same mask has as many elements as x[mask]",
+                "the length of x[mask] depends on data, so this array may not fit it",
                 place=user_place(),
-                expected="a number, an array that broadcasts to each chosen element, or y[mask]",
+                expected="a number, an array for each chosen element, or y[mask] of the same mask",
                 found=f"an array of shape {elementwise.shape_text(shape)}",
                 remedy="x[mask] = y[mask], or x[...] = np.where(mask, y, x) with y of the shape "
                 "of x",

@@ -298,7 +298,7 @@ class Number:
     def _unknown(self, needed: str, remedy: str) -> NoReturn:
         refuse_constant()
         raise TracedValueError(
-            f"{self.expr} is not known while building",
+            f"Python needs a value that only the run knows: {self.expr}",
             place=user_place(),
             expected=needed,
             found="a number that depends on the index, the mesh, a scalar or a loop counter"
@@ -339,9 +339,9 @@ def choose(condition: object, a: object, b: object) -> Any:
     first, second = maybe(a), maybe(b)
     if c is None or first is None or second is None:
         raise TracedValueError(
-            "a choice between these two cannot be kept as a formula",
+            "this `a if condition else b` cannot be computed with numbers",
             place=user_place(),
-            expected="a condition on numbers and arms that are integers, numbers or None",
+            expected="a condition on numbers, and arms that are integers, numbers or None",
             found=f"{type(a).__name__} and {type(b).__name__}",
         )
     if c.is_const:

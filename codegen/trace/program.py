@@ -51,7 +51,7 @@ def make_mesh(spec: Any) -> Mesh:
     sizes = all(s is None or (isinstance(s, int) and s >= 1) for _, s in items)
     if not items or not legal or not sizes or len(set(names)) != len(names):
         raise UsageError(
-            f"{spec!r} names no mesh",
+            f"{spec!r} is not a mesh",
             place=user_place(),
             expected='different names: mesh=("x", "y"), or {"x": 4, "y": None} to fix a size',
             found=repr(spec),
@@ -67,7 +67,12 @@ def make_mesh(spec: Any) -> Mesh:
 
 
 def parse_parameter(text: str) -> Any:
-    """A value from the command line: a Python literal, else the text itself."""
+    """A value from the command line: a Python literal (`3`, `0.5`, `(1, 2)`, `True`), else the
+    text.
+
+    >>> parse_parameter("3") + x
+    [3.], [4.], [5.], [6.]
+    """
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
@@ -119,7 +124,7 @@ class Program:
         self.rules = _rules(layout, self.mesh)
         if sync not in SYNC:
             raise UsageError(
-                f"sync={sync!r} is no placement of barriers",
+                f"sync={sync!r} is unknown",
                 place=user_place(),
                 expected=", ".join(repr(s) for s in SYNC),
                 found=repr(sync),
@@ -291,10 +296,26 @@ def program(
     layout: Any = None,
     sync: str = "least",
 ) -> Any:
-    """Decorator: @spmd.program(mesh=("x", "y")). The sizes of the axes are bound at launch.
+    """Decorator: `@spmd.program(mesh=("x", "y"))` makes a program of a function.
 
-    layout: rules for named dims, {"batch": "x"}: arrays whose shape has spmd.Dim("batch", …) and
-    that have no layout of their own are split so.
+    mesh: names of axes, one to three; their sizes are bound when the image runs. A dict fixes sizes
+    while building: `{"x": 4, "y": None}`. layout: rules for named dims, `{"batch": "x"}`: arrays
+    whose shape has `spmd.Dim("batch", …)`, and that have no layout of their own, are split so.
+    sync: where barriers stand around exchanges: "least" (none that is not needed), "before",
+    "after" or "both".
+
+    The function's parameters have defaults and are fixed while building: `--set n=100`, or
+    `spmd.build(program, n=100)`. It returns an array, a number, or a tuple or dict of them.
+    UsageError for a mesh that is none, LayoutError for rules that name no axis of it.
+
+    Example::
+
+        @spmd.program(mesh=("r",))
+        def mean(n: int = 10):
+            x = spmd.input("x", (n,), np.float64, layout=("r",), default=lambda i: i)
+            return {"mean": np.sum(x) / n}
+
+        print(mean.eager(n=5)["mean"])    # 2.0
     """
     if function is not None and not callable(function):
         raise UsageError('write @spmd.program(mesh=("x",))', place=user_place())
@@ -339,7 +360,7 @@ def _output_name(key: Any, place: Place) -> str:
     if isinstance(key, str) and key and "/" not in key:
         return key
     raise ProgramError(
-        "the names of what a program returns are text",
+        "the keys of a dict that a program returns must be text",
         place=place,
         expected='return {"u": u}',
         found=repr(key),

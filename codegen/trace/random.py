@@ -100,7 +100,7 @@ def randint(
     if not all(isinstance(x, (int, np.integer)) for x in (first, end)) or not (
         info.min <= first < end <= info.max + 1
     ):
-        raise UsageError("randint takes two integers", place=user_place(),
+        raise UsageError("the bounds of randint must be integers", place=user_place(),
                          expected=f"{info.min} <= low < high <= {info.max + 1}",
                          found=f"low {first}, high {end}")  # fmt: skip
     # Twice, since what a loop reads once needs no memory; a C compiler sees that they are equal.
@@ -148,7 +148,7 @@ def _integer(x: Any) -> Any:
     if Context.current() is not None:
         x = as_array(x)
     if getattr(x, "dtype", np.dtype(object)).kind not in "iu" or x.ndim:
-        raise UsageError("random numbers follow from integers", place=user_place(),
+        raise UsageError("seed, stream and start must be integers", place=user_place(),
                          expected="integers as seed, stream and start", found=repr(x))  # fmt: skip
     return x.astype(np.uint64)
 
@@ -210,6 +210,6 @@ def _float_type(what: str, dtype: Any) -> np.dtype[Any]:
 
 
 def _wrong_type(what: str, dtype: Any, expected: str) -> DtypeError:
-    return DtypeError(f"spmd.random.{what} has no numbers of {np.dtype(dtype)}",
+    return DtypeError(f"spmd.random.{what} cannot draw {np.dtype(dtype)}",
                       place=user_place(), expected=expected, found=str(np.dtype(dtype)),
                       remedy="convert the result with .astype(...)")  # fmt: skip

@@ -30,11 +30,11 @@ class Range:
         if all(b is not None and b.is_const for b in bounds):
             return iter(range(*(b.value for b in bounds if b is not None)))
         raise TracedValueError(
-            "spmd.range is compiled only as what a for loop iterates over",
+            "spmd.range can only stand in a for statement",
             place=user_place(),
             expected="for i in spmd.range(n): in the program's own source",
             found=repr(self),
-            remedy="no enumerate, zip, list or comprehension around it",
+            remedy="leave out the enumerate, zip, list or comprehension around it",
         )
 
     def __len__(self) -> Any:
@@ -45,10 +45,24 @@ class Range:
 
 
 def spmd_range(start: Any, stop: Any = None, step: Any = 1) -> Range:
-    """Like range, and compiled to a loop: `for i in spmd.range(a, b, step)`.
+    """Like range, and compiled to a loop that runs on the ranks: `for i in spmd.range(a, b, step)`.
 
-    Bounds may depend on the index, on sizes, scalars, counters and data; the sign of the step must
-    be known while building.
+    Bounds are integers, or numbers that only the run knows: scalars, axis sizes, the index,
+    counters, integer arrays of shape (). The sign of the step is known while building. Names that
+    the body rebinds are carried from turn to turn and keep their shape and dtype (CarryError
+    otherwise).
+
+    Example::
+
+        @spmd.program(mesh=("r",))
+        def powers(n: int = 5):
+            turns = spmd.scalar("turns", 3)
+            x = spmd.input("x", (n,), np.int64, layout=("r",), default=lambda i: i)
+            for i in spmd.range(turns):
+                x = x * 2 + i
+            return x
+
+        print(powers.eager(turns=2))    # [ 1  5  9 13 17]
     """
     require_context("spmd.range")
     start, stop = (0, start) if stop is None else (start, stop)
@@ -63,7 +77,7 @@ def _bound(x: Any) -> Any:
     if isinstance(x, Array) and x.ndim == 0 and x.dtype.kind in "iu":
         return x
     raise DtypeError(
-        "a bound of spmd.range is no integer",
+        "a bound of spmd.range must be an integer",
         place=user_place(),
         expected="a Python integer, a number or a 0-d integer array",
         found=str(x.type) if isinstance(x, Array) else repr(x),

@@ -42,7 +42,7 @@ def root_of(context: Context, axes: Axes, root: Any, what: str, word: str = "roo
     same_on_all(context, at, f"the {word}")
     if expr.nonneg(at - n) or expr.nonneg(-at - 1):
         raise MatchingError(
-            f"the {word} of a {what} is member {at}, which is none",
+            f"the {word} of a {what} is rank {at} of the axis, which does not exist",
             place=user_place(),
             expected=f"a position from 0 to {n - 1}",
             found=str(at),

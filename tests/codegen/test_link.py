@@ -49,7 +49,7 @@ def test_no_date_and_no_compiler_name_is_in_it():
 @pytest.mark.parametrize(
     "body, message, remedy",
     [
-        ("exit 0", "is no C compiler", "install gcc or set CC"),
+        ("exit 0", "is not a C compiler", "install gcc or set CC"),
         ("echo \"cc1: error: bad value 'x' for '-march=' switch\" >&2; exit 1",
          "does not know this target", "--target x86-64"),
         ("echo 'math.h: No such file or directory' >&2; exit 1",

@@ -46,7 +46,7 @@ def test_a_table(spmd_command):
 
 @pytest.mark.parametrize(("options", "code", "text"), [
     (("all-reduc",), 2, "no collective 'all-reduc'"),
-    (("barrier", "--vs", "mpi"), 2, "--vs mpi wants several processes"),
+    (("barrier", "--vs", "mpi"), 2, "--vs mpi needs several processes"),
     (("--sizes", "1q"), 2, "no range of sizes"),
     (("--vs", "mpi,flor"), 2, "'flor' is neither mpi nor floor"),
     (("floor", "all-reduc"), 2, "no floor of 'all-reduc'"),

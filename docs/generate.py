@@ -5,10 +5,7 @@ In: the parser of `spmd`, NumPy's namespace, the tracer's table. Out: Markdown.
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
-
-import numpy as np
 
 from codegen.trace import dispatch
 from spmd import cli
@@ -27,23 +24,44 @@ def command_line() -> str:
     """A section for every command: what it does, and its options."""
     parts = []
     for name, (what, add) in cli._OPTIONS.items():
-        parser = cli.Parser(prog=f"python -m spmd {name}", add_help=False)
+        parser = cli.Parser(prog=f"spmd {name}", add_help=False)
         add(parser)
         parts.append(f"## {name}\n\n{what[0].upper()}{what[1:]}.\n\n"
                      f"```text\n{parser.format_help().strip()}\n```\n")  # fmt: skip
     return "\n".join(parts)
 
 
+STATES = {  # of codegen.trace.dispatch.states, in the order of their tables
+    "works": "What works",
+    "gathers": "What works, and brings a split operand whole to every rank",
+    "refused": "What is refused, and what to write instead",
+    "unknown": "What a later NumPy has",
+}
+
+
 def numpy_table() -> str:
-    """A row for every function of `np.*` that takes arrays."""
-    known = {name.removeprefix("np.") for name in dispatch.table()}
-    names = [n for n in sorted(dir(np), key=str.lower) if not n.startswith("_") and is_function(n)]
-    rows = [f"| `np.{name}` | {'yes' if name in known else 'no'} |" for name in names]
-    there = sum(name in known for name in names)
-    head = [f"{there} of {len(names)}.", "", "| function | there |", "|---|---|"]
-    return "\n".join([*head, *rows, ""])
+    """Names that simply work as a list, and a row for every one with a note."""
+    found = [s for s in dispatch.states() if s.state in STATES]
+    parts = [
+        f"{sum(s.state == state for s in found)} of {len(found)}: {title[0].lower()}{title[1:]}."
+        for state, title in STATES.items() if any(s.state == state for s in found)
+    ]  # fmt: skip
+    parts = ["- " + part for part in parts]
+    for state, title in STATES.items():
+        mine = [s for s in found if s.state == state]
+        plain = [f"`{full(s.name)}`" for s in mine if not s.note]
+        noted = [f"| `{full(s.name)}` | {cell(s.note)} |" for s in mine if s.note]
+        if mine:
+            parts += ["", f"## {title}", "", ", ".join(plain)]
+        if noted:
+            parts += ["", "| function | note |", "|---|---|", *noted]
+    return "\n".join([*parts, ""])
 
 
-def is_function(name: str) -> bool:
-    what = getattr(np, name)
-    return isinstance(what, np.ufunc) or (callable(what) and not inspect.isclass(what))
+def full(name: str) -> str:
+    return name if name.startswith(("ndarray.", "ufunc.")) else f"np.{name}"
+
+
+def cell(note: str) -> str:
+    """A note in a table: code is not told apart from words, so all of it is plain text."""
+    return "".join(f"\\{c}" if c in "|*_`<>[]$" else c for c in note)

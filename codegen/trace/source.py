@@ -224,12 +224,19 @@ def _text(
         loader = namespace.get("__loader__")
         plain = loader is None or type(loader) is importlib.machinery.SourceFileLoader
         try:
-            module = compile(text, filename, "exec", dont_inherit=True) if plain else None
-            codes = list(_within(module)) if module else []
-            _trees[filename] = (text, ast.parse(text), codes)
+            tree = ast.parse(text)
+            _trees[filename] = (text, tree, _codes_of(tree, filename) if plain else [])
         except (SyntaxError, ValueError):
             return None
     return _trees[filename]
+
+
+def _codes_of(tree: ast.Module, filename: str) -> list[types.CodeType]:
+    """Of the whole file, and of each statement alone, as notebooks compile them: Python compiles a
+    call of `module.function` another way where it sees the import."""
+    alone = [ast.Module([statement], []) for statement in tree.body]
+    made = [compile(part, filename, "exec", dont_inherit=True) for part in (tree, *alone)]
+    return [code for module in made for code in _within(module)]
 
 
 def _within(code: types.CodeType) -> Iterator[types.CodeType]:

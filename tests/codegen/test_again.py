@@ -6,10 +6,12 @@ written with the new value gives; and the digest of what can be read must differ
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import enum
 import functools
 import importlib
+import linecache
 import os
 import random
 import re
@@ -278,3 +280,14 @@ def test_a_file_in_which_a_helper_moved(helpers):
     path.write_text("# one line more\n\n" + path.read_text())
     program = spmd.program(lambda: module.scale(u()))
     assert "mul" in module_text(program.capture())
+
+
+def test_a_notebook_compiles_a_cell_statement_by_statement():
+    """Python then compiles spmd.NAME(…) otherwise than in a file that imports spmd above it."""
+    cell = "import spmd\n\ndef p(n=4):\n    u = spmd.input('u', (n,))\n    return u * 2\n"
+    name = "/tmp/ipykernel_1/1.py"
+    linecache.cache[name] = (len(cell), None, cell.splitlines(True), name)
+    names: dict[str, object] = {}
+    for statement in ast.parse(cell).body:
+        exec(compile(ast.Module([statement], []), name, "exec"), names)
+    assert "mul" in module_text(spmd.program(names["p"]).capture())

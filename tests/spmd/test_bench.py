@@ -47,7 +47,7 @@ def test_a_table(spmd_command):
 @pytest.mark.parametrize(("options", "code", "text"), [
     (("all-reduc",), 2, "no collective 'all-reduc'"),
     (("barrier", "--vs", "mpi"), 2, "--vs mpi needs several processes"),
-    (("--sizes", "1q"), 2, "no range of sizes"),
+    (("--sizes", "1q"), 2, "not a range of sizes"),
     (("--vs", "mpi,flor"), 2, "'flor' is neither mpi nor floor"),
     (("floor", "all-reduc"), 2, "no floor of 'all-reduc'"),
     (("floor", "--vs", "mpi"), 2, "bench COLLECTIVE --vs floor"),

@@ -121,9 +121,9 @@ def test_names(built, spmd_command, tmp_path):
 
 
 @pytest.mark.parametrize(("options", "code", "text"), [
-    ((), 2, "which index"),
+    ((), 2, "no index is given"),
     (("--index", "4", "--ranks", "4"), 2, "there is no index 4 among 4 ranks"),
-    (("--index", "1", "--all", "4"), 2, "--all says how many"),
+    (("--index", "1", "--all", "4"), 2, "--all N already says"),
     (("--all", "2", "--set", "scales=1"), 2, "expected: scale, steps"),
     (("--index", "0", "--ranks", "4", "--mesh", "r=3"), 78, "cannot form the mesh"),
     (("--index", "0", "--ranks", "2", "-o", "/nowhere/at/all.img"), 74, "/nowhere/at"),

@@ -61,6 +61,7 @@ spmd_constants:
     .section .note.GNU-stack, "", @progbits
 """
 
+_MEMORY = "more memory: its limit may be that of a job or of a container"
 # What compilers say when they are incomplete or older than the target: no defect of ours.
 _LACKS = (
     ("-march", "does not know this target", "a newer compiler, or --target x86-64"),
@@ -69,7 +70,17 @@ _LACKS = (
     (".h' file not found", "has no C library headers", "apt install libc6-dev"),
     ("cannot find -l", "has no C library to link with", "apt install libc6-dev"),
     ("No space left", "has no room to write", "set TMPDIR to a directory with room"),
+    ("signal terminated program", "was killed", _MEMORY),
+    ("out of memory", "has no memory left", _MEMORY),
+    ("memory exhausted", "has no memory left", _MEMORY),
+    ("annot allocate memory", "has no memory left", _MEMORY),
+    ("internal compiler error", "has a defect of its own", "another compiler: CC=clang"),
 )
+_TRIAL = b"""#include "spmd_image.h"
+#include <math.h>
+double spmd_trial(double x);
+double spmd_trial(double x) { return sqrt(x); }
+"""
 
 
 def include_dir() -> str:
@@ -120,13 +131,25 @@ def link(
 
 
 def _linked(files: dict[str, bytes], inputs: list[str], target: str) -> bytes:
-    """The shared object that the compiler makes of these files."""
-    with _folder() as folder:
-        for name, content in files.items():
-            Path(folder, name).write_bytes(content)
+    """The shared object that the compiler makes of these files. Raises EnvironmentFault."""
+    with programs.unwound(), _folder() as folder:
+        try:
+            for name, content in files.items():
+                Path(folder, name).write_bytes(content)
+        except OSError as error:
+            raise EnvironmentFault(f"cannot write to {folder}: {error.strerror}",
+                                   remedy="set TMPDIR to a directory with room") from None
         command = [*compiler(), *FLAGS, *WARNINGS, f"-march={target}", "-I", include_dir(), *LINK,
                    "-o", "image.so", *inputs, "-lm"]  # fmt: skip
-        _run(command, folder)
+        # Its own files are in ours, so that they go with ours whatever ends it.
+        environment = {**os.environ, "LC_ALL": "C", "SOURCE_DATE_EPOCH": "0", "TMPDIR": folder}
+        try:
+            done = programs.run(command, folder=folder, environment=environment)
+        except OSError as error:
+            raise EnvironmentFault(f"the C compiler {command[0]} cannot be started",
+                                   found=str(error.strerror), remedy="set CC") from None
+        if done.code:
+            raise _refused(command[0], done, files, target)
         if not Path(folder, "image.so").is_file():
             raise EnvironmentFault(f"{command[0]} is not a C compiler", expected="an output file",
                                    found="none", remedy="install gcc or set CC")  # fmt: skip
@@ -135,10 +158,7 @@ def _linked(files: dict[str, bytes], inputs: list[str], target: str) -> bytes:
 
 def trial(target: str) -> str:
     """Builds a small shared object as images are built; returns what the compiler calls itself."""
-    text = b'#include "spmd_image.h"\n#include <math.h>\ndouble spmd_trial(double x);\n' + (
-        b"double spmd_trial(double x) { return sqrt(x); }\n"
-    )
-    _linked({"trial.c": text}, ["trial.c"], target)
+    _linked({"trial.c": _TRIAL}, ["trial.c"], target)
     lines = programs.run([*compiler(), "--version"], limit_s=10).out.splitlines()
     return lines[0] if lines else compiler()[0]
 
@@ -147,28 +167,42 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
     """Somewhere to write: the temporary directory, the shared memory file system, or here."""
     for place in (None, "/dev/shm", "."):
         try:
-            return tempfile.TemporaryDirectory(prefix="spmd-", dir=place)
+            return tempfile.TemporaryDirectory(
+                prefix="spmd-", dir=place and os.path.abspath(place), ignore_cleanup_errors=True
+            )
         except OSError:
             continue
     raise EnvironmentFault("no directory can be written", expected="a temporary directory",
                            found="none", remedy="set TMPDIR to a directory of yours")  # fmt: skip
 
 
-def _run(command: list[str], folder: str) -> None:
-    environment = {**os.environ, "LC_ALL": "C", "SOURCE_DATE_EPOCH": "0"}
-    done = programs.run(command, folder=folder, environment=environment)
-    if done.code:
-        lines = [ln for ln in done.err.splitlines() if "error" in ln] or done.err.splitlines()
-        for sign, lacks, remedy in _LACKS:
-            if sign in done.err:
-                raise EnvironmentFault(f"the C compiler {command[0]} {lacks}",
-                                       found=lines[0][:300], remedy=remedy)  # fmt: skip
-        raise InternalError(
+def _refused(
+    name: str, done: programs.Ended, files: dict[str, bytes], target: str
+) -> EnvironmentFault | InternalError:
+    """Why a compiler failed: what it lacks, or what we gave it."""
+    lines = [ln for ln in done.err.splitlines() if "error" in ln] or done.err.splitlines()
+    found = "; ".join(lines[:3])[:500] or f"exit code {done.code}, and not a word"
+    for sign, lacks, remedy in _LACKS:
+        if sign in done.err:
+            return EnvironmentFault(f"the C compiler {name} {lacks}", found=found[:300],
+                                    remedy=remedy)  # fmt: skip
+    if done.code < 0:
+        return EnvironmentFault(f"the C compiler {name} was killed",
+                                found=f"signal {-done.code}", remedy=_MEMORY)  # fmt: skip
+    if files.get("trial.c") != _TRIAL:
+        try:
+            _linked({"trial.c": _TRIAL}, ["trial.c"], target)
+        except EnvironmentFault as error:
+            return error
+        return InternalError(
             "the C compiler refused what spmd generated",
-            expected="code that compiles without a warning",
-            found="; ".join(lines[:3])[:500] or f"exit code {done.code}",
+            expected="code that compiles without a warning", found=found,
             remedy="report this program: it is a defect of spmd",
         )
+    return EnvironmentFault(
+        f"{name} does not compile C as images need it", found=found,
+        expected="C11 with the options of gcc or clang", remedy="CC=gcc, or CC=clang",
+    )  # fmt: skip
 
 
 def disassemble(data: bytes) -> str:

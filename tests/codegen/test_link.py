@@ -1,12 +1,16 @@
 """From C to an image: what the compiler lacks is said, what spmd did wrong is a defect of spmd."""
 
 import re
+import signal
 import stat
+import sys
+import time
 
 import pytest
 
 from codegen import link, manifest
 from codegen.errors import EnvironmentFault, InternalError
+from tests.conftest import Launch
 
 SOURCE = "int unused;\n"
 
@@ -56,6 +60,12 @@ def test_no_date_and_no_compiler_name_is_in_it():
          "has no C library headers", "libc6-dev"),
         ("echo 'ld: cannot find -lm: error' >&2; exit 1", "no C library to link", "libc6-dev"),
         ("echo 'error: /tmp/x.s: No space left on device' >&2; exit 1", "no room", "TMPDIR"),
+        ("exit 1", "does not compile C as images need it", "CC=gcc"),
+        ("exec g++ \"$@\"", "does not compile C as images need it", "CC=gcc"),
+        ("kill -9 $$", "was killed", "more memory"),
+        ("echo 'gcc: fatal error: Killed signal terminated program cc1' >&2; exit 1",
+         "was killed", "more memory"),
+        ("echo 'x.c:1: internal compiler error: in f' >&2; exit 1", "a defect of its own", "CC="),
     ],
 )  # fmt: skip
 def test_what_the_compiler_lacks(compiler, body, message, remedy):
@@ -87,3 +97,31 @@ def test_the_temporary_directory_cannot_be_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert linked() == linked()
     assert not list(tmp_path.iterdir())
+
+
+def test_a_compiler_that_cannot_be_started(tmp_path, monkeypatch):
+    path = tmp_path / "cc"
+    path.write_text("neither a program nor a script")
+    path.chmod(0o755)
+    monkeypatch.setenv("CC", str(path))
+    with pytest.raises(EnvironmentFault, match="cannot be started"):
+        linked()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_nothing_is_left_of_a_build_that_a_signal_ends(number, tmp_path):
+    """Neither files nor programs, whatever the compiler has started by then."""
+    compiler, left = tmp_path / "cc", tmp_path / "tmp"
+    left.mkdir()
+    compiler.write_text('#!/bin/sh\ntouch "$TMPDIR/cc1.s"\nsleep 60 &\necho > ready\nwait\n')
+    compiler.chmod(0o755)
+    code = "from tests.codegen.test_link import linked; linked()"
+    environment = {"CC": str(compiler), "TMPDIR": str(left)}
+    with Launch([sys.executable, "-c", code], env=environment) as launch:
+        until = time.monotonic() + 60
+        while not list(left.glob("spmd-*/ready")) and time.monotonic() < until:
+            time.sleep(0.01)
+        assert list(left.glob("spmd-*/cc1.s"))
+        launch.process.send_signal(number)
+        assert launch.finish().code == -number
+    assert list(left.iterdir()) == []

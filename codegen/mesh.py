@@ -11,8 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import gcd
+from operator import index
+from typing import Any
 
 from codegen import expr
+from codegen.errors import UsageError
 from codegen.expr import Expr, IntLike, Sym
 
 # One layout entry per dim: the mesh axes that split it, () for replicated.
@@ -180,3 +183,28 @@ def local_offset(mesh: Mesh, extent: IntLike, entry: LayoutEntry) -> Expr:
     if not entry:
         return expr.const(0)
     return block_offset(extent, mesh.size(entry), mesh.position(entry))
+
+
+def checked_count(what: str, value: Any) -> int:
+    """A number of ranks or of threads, as a user gives it. Raises UsageError."""
+    try:
+        count = 0 if isinstance(value, bool) else index(value)
+    except TypeError:
+        count = 0
+    if count < 1:
+        raise UsageError(f"{what}: {value!r} is not a whole number from 1",
+                         expected="4, for instance", found=type(value).__name__)  # fmt: skip
+    return count
+
+
+def checked_sizes(given: Any, names: tuple[str, ...]) -> dict[str, int]:
+    """Sizes of axes, as a user gives them for a mesh whose axes have these names."""
+    example = ", ".join(f'"{name}": 2' for name in names)
+    if not isinstance(given, Mapping):
+        raise UsageError(f"mesh={given!r} gives no sizes of axes",
+                         expected=f"mesh={{{example}}}", found=type(given).__name__)  # fmt: skip
+    for name in given:
+        if name not in names:
+            raise UsageError(f"mesh={given!r}: the program has no mesh axis {name!r}",
+                             expected=", ".join(names))  # fmt: skip
+    return {name: checked_count(f"mesh axis {name}", size) for name, size in given.items()}

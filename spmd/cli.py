@@ -10,6 +10,7 @@ import argparse
 import os
 import signal
 import sys
+from errno import ENOSPC
 
 from codegen.checks import CHECKS, USUAL, checks_of
 from codegen.errors import UsageError
@@ -395,6 +396,8 @@ def main(arguments: list[str]) -> int:
     for name in ("stdout", "stderr"):  # a shell may have closed them
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))
+        elif hasattr(getattr(sys, name), "reconfigure"):  # text that it has no letters for
+            getattr(sys, name).reconfigure(errors="backslashreplace")
     processes = launch.Processes()
     try:
         if _is_one_of_several(arguments):
@@ -424,6 +427,7 @@ def main(arguments: list[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         _leave_now(processes, 74)
     except Exception as error:
+        _name_output(error)
         met = processes.met is error
         if met or processes.comm is not None or launch.launcher()[0] == 0:
             report.print_error(error)
@@ -433,6 +437,16 @@ def main(arguments: list[str]) -> int:
         else:
             processes.abort(code)
         return code
+
+
+def _name_output(error: Exception) -> None:
+    """Says of an error of standard output, which has no name, what it is of."""
+    if isinstance(error, OSError) and error.errno == ENOSPC and error.filename is None:
+        try:
+            os.write(1, b"\n")
+        except OSError:
+            error.filename = "standard output"
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _attempt(arguments: list[str]) -> tuple[argparse.Namespace | None, Exception | None]:

@@ -23,6 +23,7 @@ from codegen.errors import (
     SpmdError,
     UsageError,
 )
+from codegen.mesh import checked_count, checked_sizes
 from spmd import launch, launchers, loader, parts, presence, report, sizes, source
 from spmd.arguments import (
     check_array,
@@ -192,7 +193,7 @@ class Image:
     ) -> Opened:
         """A context whose value is called as `run` is; the image is loaded once for all calls."""
         return Opened(
-            self.checking(check), ranks, dict(mesh or {}), threads, algorithm, barrier, transport,
+            self.checking(check), ranks, mesh, threads, algorithm, barrier, transport,
             time_limit, comm,
         )  # fmt: skip
 
@@ -204,7 +205,7 @@ class Opened:
         self,
         image: Image,
         ranks: int | None,
-        mesh: dict[str, int],
+        mesh: Mapping[str, int] | None,
         threads: int | None,
         algorithm: str,
         barrier: str,
@@ -212,11 +213,15 @@ class Opened:
         time_limit: float,
         comm: Any,
     ) -> None:
-        self.image, self.ranks, self.mesh, self.threads = image, ranks, mesh, threads
+        self.image, self.ranks, self.threads = image, ranks, threads
+        self.mesh: Any = {} if mesh is None else mesh
         self.algorithm, self.barrier = algorithm, barrier
         self.transport, self.time_limit = transport, time_limit
         self._owner, self._turn, self._thread = os.getpid(), allocate_lock(), 0
         if comm is not None:
+            if not hasattr(comm, "Get_rank"):
+                raise UsageError(f"comm={comm!r} is no communicator", found=type(comm).__name__,
+                                 expected="comm=MPI.COMM_WORLD, of mpi4py")  # fmt: skip
             self._check_launcher()
         self.processes = launch.Processes(comm)
         self.distributed = comm is not None
@@ -244,6 +249,11 @@ class Opened:
 
     def _check(self) -> None:
         """The options. With several processes all of them must hear of a wrong one."""
+        names = tuple(axis["name"] for axis in self.image.manifest["mesh"])
+        self.mesh = checked_sizes(self.mesh, names)
+        for what in ("ranks", "threads"):
+            if (count := getattr(self, what)) is not None:
+                setattr(self, what, checked_count(what, count))
         for what, name, known in (
             ("algorithm", self.algorithm, ALGORITHMS),
             ("barrier", self.barrier, BARRIERS),

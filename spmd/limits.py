@@ -2,12 +2,13 @@
 
 In: SPMD_CALIBRATION, the user's cache directory. Out: limits for the engine, and where they are
 from. Always holds: a file that is missing, unreadable, malformed or another machine's leaves the
-engine's own limits, and no run fails for it; a file is replaced as a whole.
+engine's own limits, and no run fails for it; one that was named is said to be so.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -150,7 +151,10 @@ def in_use() -> Limits | None:
     is asked for only where there is a file that may be meant."""
     key = os.environ.get(CHOSEN, ""), folder()
     if key not in _known:
-        _known[key] = find().limits if key[0] or _has_files(key[1]) else None
+        found = find() if key[0] or _has_files(key[1]) else Found()
+        if found.fault and key[0]:  # somebody wants it
+            print(f"spmd: {CHOSEN}={key[0]} is not used: {found.fault}", file=sys.stderr)
+        _known[key] = found.limits
     return _known[key]
 
 

@@ -17,9 +17,54 @@ from spmd.memory import bytes_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import argparse
+
     Array = tuple[str, str, tuple[int, ...]]
 
 CHUNK = 1 << 24
+
+
+def keep_mode(fd: int, path: str) -> None:
+    """Gives a new file the mode, and where that is allowed the owner, of the one it replaces."""
+    try:
+        old, new = os.stat(path), os.fstat(fd)
+    except FileNotFoundError:
+        return
+    if (old.st_uid, old.st_gid) != (new.st_uid, new.st_gid):
+        try:
+            os.fchown(fd, old.st_uid, old.st_gid)
+        except PermissionError:
+            pass
+    os.fchmod(fd, old.st_mode & 0o777)
+
+
+def refuse_replacing(given: str, sources: dict[str, str]) -> None:
+    """sources: what a command reads, by path. Raises UsageError where a file to write is of it."""
+    for path, what in sources.items():
+        try:
+            same = os.path.samefile(given, path)
+        except OSError:  # one of them is not there
+            same = False
+        if same:
+            raise UsageError(f"{given} is {what}: it would be replaced",
+                             expected="a file of its own for what is written",
+                             remedy="another name for it")  # fmt: skip
+
+
+def check_apart(options: argparse.Namespace) -> None:
+    """Raises UsageError where `run` would write over what it reads."""
+    sources = {program_file(options.image): "what runs"}
+    for name, path in options.input.items():
+        sources[split(path, existing=True)[0]] = f"the file of input {name}"
+    sources |= dict.fromkeys(options.input_all, "a file of inputs")
+    given = [split(path, existing=False)[0] for path in options.output.values()]
+    for path in [*given, *options.output_all, *filter(None, [options.timeline])]:
+        refuse_replacing(path, sources)
+
+
+def program_file(path: str) -> str:
+    """FILE.py of FILE.py:NAME; another path as it is."""
+    return path.partition(":")[0] if ".py:" in path else path
 
 
 def open_outputs(
@@ -157,6 +202,7 @@ class OutputFile:
         if self.frame.sums:
             self._sum()
         try:
+            keep_mode(self.fd, self.path)
             os.fsync(self.fd)
             if self.part.startswith("/proc/"):
                 name = self._other_name()

@@ -170,14 +170,16 @@ class Launch:
 
     def _plan_outputs(self, setup: Setup) -> None:
         outputs, options = self.manifest["outputs"], self.options
+        if options.timeline or options.output or options.output_all:
+            from spmd.outputs import check_apart, open_outputs
+
+            check_apart(options)
         if options.timeline:
             from spmd import timeline
 
             timeline.check(options.timeline)
         self.files = [None] * len(outputs)
         if options.output or options.output_all:
-            from spmd.outputs import open_outputs
-
             rows = [(array["name"], array["dtype"], setup.shape(array)) for array in outputs]
             self.files = open_outputs(options.output, options.output_all, rows)
             for file in self.files:

@@ -19,6 +19,7 @@ from codegen.errors import (
     SpmdError,
     UsageError,
 )
+from spmd.outputs import check_apart, keep_mode, program_file, refuse_replacing
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,7 +34,8 @@ def find_program(path: str) -> Any:
     """The program that FILE.py[:NAME] names; NAME may be left out where there is one only."""
     from codegen.trace.program import Program
 
-    path, _, name = path.partition(":") if ".py:" in path else (path, "", "")
+    name = path[len(program_file(path)) + 1 :]
+    path = program_file(path)
     try:
         with open(path, "rb") as file:
             text = file.read()
@@ -167,6 +169,12 @@ def _built(
 def build_file(options: argparse.Namespace) -> None:
     """`spmd build`: writes the image beside the program, or where it was asked for."""
     path = options.program
+    file = program_file(path)
+    image = options.output or os.path.splitext(file)[0] + ".img"
+    refuse_replacing(image, {file: "the program"})
+    if image.endswith(".py") and os.path.exists(image):
+        raise UsageError(f"{image} is Python: it would be replaced by an image",
+                         remedy="-o NAME.img")  # fmt: skip
     program = find_program(path)
     parameters = parameters_of(program, options.set)
     for name in options.set:
@@ -180,7 +188,6 @@ def build_file(options: argparse.Namespace) -> None:
     data = build_program(program, parameters, options.target, cache, options.check)
     seconds = time.perf_counter() - started
     point_out(data)
-    image = options.output or os.path.splitext(path.partition(".py:")[0])[0] + ".img"
     write_whole(image, data)
     how = "from the cache" if cache.used else "built"
     print(f"{image}: {len(data)} bytes, {how} in {seconds:.2f} s", file=sys.stderr)
@@ -215,6 +222,7 @@ def write_whole(path: str, data: bytes) -> None:
         if os.path.exists(path) and not os.path.isfile(path):
             raise OutputError(f"cannot write {path}: it exists and is not a file")
         with open(part, "xb") as file:
+            keep_mode(file.fileno(), path)
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -238,6 +246,7 @@ def run_eager(options: argparse.Namespace) -> int:
 
     if ".py" not in options.image:
         raise UsageError("--eager runs a program, not an image", remedy="run FILE.py --eager")
+    check_apart(options)
     program = find_program(options.image)
     inputs = {}
     for name, given in open_inputs(options.input, options.input_all).items():

@@ -15,6 +15,7 @@ from codegen.errors import OutputError
 from spmd.engine import ffi, lib
 from spmd.launch import ranks_text
 from spmd.memory import bytes_text
+from spmd.outputs import keep_mode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -83,9 +84,11 @@ def write(path: str, job: Job, ranks: list[Rank]) -> str:
     """Writes the timeline; returns what there is to say of it. Raises OutputError."""
     rows, names = job.manifest["operations"], job.setup.hosts.names
     begins = _host_begins(job, ranks)
+    path = os.path.realpath(path)
     part = f"{path}.part"
     try:
         with open(part, "w") as file:
+            keep_mode(file.fileno(), path)
             file.write('{"displayTimeUnit": "ns", "traceEvents": [\n')
             for process, host in enumerate(names):
                 file.write(_line({"ph": "M", "pid": process, "name": "process_name",

@@ -26,7 +26,7 @@ from codegen.errors import (
 )
 from codegen.ir import Condition, Module, Output, Value
 from codegen.layouts.choosing import choose
-from codegen.mesh import Axis, Layout, Mesh
+from codegen.mesh import Axis, Layout, Mesh, checked_count, checked_sizes
 from codegen.trace import mapping, tree
 from codegen.trace.array import Array, Number, as_value
 from codegen.trace.context import Context, Limits, program_files, user_place
@@ -268,7 +268,9 @@ class Program:
         """Run the function as plain Python on NumPy arrays; everything is given by name."""
         from codegen.oracle import eager
 
-        fixed = {a.name: a.fixed for a in self.mesh.axes} | dict(mesh or {})
+        ranks = checked_count("ranks", ranks)
+        given_sizes = checked_sizes({} if mesh is None else mesh, self.mesh.names)
+        fixed = {a.name: a.fixed for a in self.mesh.axes} | given_sizes
         if mesh and all(fixed.values()):
             ranks = math.prod(n for n in fixed.values() if n)
         axes = eager.mesh_sizes(self.mesh.names, fixed, ranks)

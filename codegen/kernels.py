@@ -8,16 +8,13 @@ This is the only file that imports numba.
 
 from __future__ import annotations
 
-import ast
-import inspect
-import pickle
 import re
-import textwrap
 import types as pytypes
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from codegen.errors import KernelError, Place
+from codegen import kernel_refusals as refusals
+from codegen.errors import KernelError
 from codegen.gufunc import ONLY, Parameter
 
 # What a kernel may call: libm, memory moves, and the compiler's own arithmetic.
@@ -31,8 +28,6 @@ _MATH = frozenset(
 # What numba calls by another name, with the same arguments.
 _ALIASES = {"numba_gamma": "tgamma", "numba_gammaf": "tgammaf", "numba_ldexp": "ldexp",
             "numba_frexp": "frexp"}  # fmt: skip
-_RAISED = ".const.pickledata."  # how numba names what a raise statement holds
-_ALLOCATES = frozenset("zeros empty ones full zeros_like empty_like ones_like array copy".split())
 
 
 def compile_kernel(
@@ -41,12 +36,16 @@ def compile_kernel(
     """The object file. target: an LLVM name of a CPU. Raises KernelError with the kernel's line."""
     import llvmlite.binding as llvm
 
+    functions = refusals.check_names(function)
     module = _optimised(_typed(function, signature), symbol, target)
     declared = [*module.functions, *module.global_variables]
     names = {f.name for f in declared if f.is_declaration and not f.name.startswith("llvm.")}
     outside = {n for n in names if not _is_math(n)}
     if outside:
-        raise _not_linkable(function, outside, list(_raised(module)))
+        raise refusals.not_linkable(
+            function, functions, outside, str(module),
+            lambda: str(_optimised(_typed(function, signature, debug=True), symbol, target)),
+        )  # fmt: skip
     object_file: bytes = _machine(llvm, target).emit_object(module)
     return object_file
 
@@ -55,8 +54,13 @@ def _is_math(name: str) -> bool:
     return name in _MATH or (name.endswith("f") and name[:-1] in _MATH)
 
 
-def _typed(function: Callable[..., Any], signature: Sequence[Parameter]) -> Any:
-    """numba's C-callable wrapper around the function, typed for contiguous arrays."""
+def _typed(
+    function: Callable[..., Any], signature: Sequence[Parameter], debug: bool = False
+) -> Any:
+    """numba's C-callable wrapper around the function, typed for contiguous arrays. debug: with the
+    lines that code comes from."""
+    import warnings
+
     import numba
     from numba import cfunc
 
@@ -64,11 +68,13 @@ def _typed(function: Callable[..., Any], signature: Sequence[Parameter]) -> Any:
     members = vars(numba)
     scope: dict[str, Any] = {n: members[n] for n in ("carray", "complex64", "complex128")}
     try:
-        scope["inner"] = _with_helpers(function, {})
+        scope["inner"] = _with_helpers(function, {}, debug)
         exec(_wrapper(signature), scope)
-        return cfunc(c_signature, error_model="numpy")(scope["wrapper"])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of lines that it does not find
+            return cfunc(c_signature, error_model="numpy", debug=debug)(scope["wrapper"])
     except Exception as error:  # numba raises many classes for what it cannot compile
-        raise _not_typed(function, str(error) or type(error).__name__) from None
+        raise refusals.not_typed(function, str(error) or type(error).__name__) from None
 
 
 def _wrapper(signature: Sequence[Parameter]) -> str:
@@ -132,7 +138,7 @@ def _c_signature(signature: Sequence[Parameter]) -> Any:
     return types.void(*arguments)
 
 
-def _with_helpers(function: Any, made: dict[Any, Any]) -> Any:
+def _with_helpers(function: Any, made: dict[Any, Any], debug: bool) -> Any:
     """The function, and the plain Python functions that it names, for numba to compile.
 
     made: those that were met before; functions may call each other, and themselves.
@@ -145,21 +151,14 @@ def _with_helpers(function: Any, made: dict[Any, Any]) -> Any:
     closure = function.__closure__ or ()
     cells = tuple(pytypes.CellType(c.cell_contents) for c in closure)
     copy = pytypes.FunctionType(code, scope, function.__name__, function.__defaults__, cells)
-    made[function] = njit(error_model="numpy", boundscheck=False)(copy)
-    for name in _global_names(code):
+    made[function] = njit(error_model="numpy", boundscheck=False, debug=debug)(copy)
+    for name in refusals.names_in(code):
         if isinstance(helper := scope.get(name), pytypes.FunctionType):
-            scope[name] = _with_helpers(helper, made)
+            scope[name] = _with_helpers(helper, made, debug)
     for cell in cells:
         if isinstance(cell.cell_contents, pytypes.FunctionType):
-            cell.cell_contents = _with_helpers(cell.cell_contents, made)
+            cell.cell_contents = _with_helpers(cell.cell_contents, made, debug)
     return made[function]
-
-
-def _global_names(code: pytypes.CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, pytypes.CodeType):
-            yield from _global_names(constant)
 
 
 def _machine(llvm: Any, target: str) -> Any:
@@ -194,111 +193,6 @@ def _optimised(wrapped: Any, symbol: str, target: str) -> Any:
     module.name = symbol
     kept = [v for v in (*module.functions, *module.global_variables) if not v.is_declaration]
     for k, value in enumerate(v for v in kept if v.name != symbol):
-        if not value.name.startswith(_RAISED):
+        if not value.name.startswith(refusals.RAISED):
             value.name = f"{symbol}_{k}"  # numba's own names count what was compiled before
     return module
-
-
-# ---- refusals ------------------------------------------------------------------------------------
-
-
-def _not_linkable(
-    function: Callable[..., Any], names: set[str], raised: list[tuple[str, str, int]]
-) -> KernelError:
-    """A kernel that needs the Python runtime allocates memory or can raise."""
-    allocation = _find(function, _is_allocation)
-    own = function.__code__.co_filename
-    if any("alloc" in n or n.startswith("NRT_MemInfo_new") for n in names):
-        return KernelError(
-            f'kernel "{function.__name__}" allocates memory',
-            place=allocation or _place(function),
-            expected="a kernel that works on the arrays it is given",
-            found="a new array, list or other object",
-            remedy="pass scratch space as one more output made by spmd.empty(...), or use scalars",
-        )
-    if raised:
-        lines = [line for _, file, line in raised if file == own]
-        return KernelError(
-            f'kernel "{function.__name__}" can raise',
-            place=_place(function, lines[0]) if lines else _place(function),
-            expected="arithmetic, loops, branches, math and the arrays it is given",
-            found="; ".join(dict.fromkeys(text for text, _, _ in raised))[:300],
-            remedy="return the problem in an output array and test it outside",
-        )
-    return KernelError(
-        f'kernel "{function.__name__}" calls what an image does not hold',
-        place=_place(function),
-        expected="arithmetic, loops, branches, math and the arrays it is given",
-        found="a function that calls itself, or Python" if "numba_gil_ensure" in names
-        else ", ".join(sorted(names)[:4]),
-        remedy="write it out with loops and math, or do it outside of the kernel",
-    )
-
-
-def _raised(module: Any) -> Iterator[tuple[str, str, int]]:
-    """What the optimised code can still raise: text, file and line, as numba keeps them."""
-    for g in module.global_variables:
-        if not re.fullmatch(re.escape(_RAISED) + "[0-9a-f]+", g.name):
-            continue
-        quoted = re.search(r' c"((?:[^"\\]|\\..)*)"', str(g))
-        if quoted is None:
-            continue
-        escapes = re.compile(rb"\\([0-9A-F]{2})")
-        content = escapes.sub(lambda m: bytes([int(m[1], 16)]), quoted[1].encode("latin-1"))
-        try:
-            kind, arguments, where = pickle.loads(content)  # written by numba in this process
-        except Exception:
-            continue
-        text = ": ".join([kind.__name__, *(str(a) for a in arguments or ())])
-        text = "a call into Python" if "missing Environment" in text else text
-        yield (text, where[1], where[2]) if where else (text, "", 0)
-
-
-def _is_allocation(node: ast.AST) -> bool:
-    if not isinstance(node, ast.Call):
-        return isinstance(node, (ast.List, ast.ListComp, ast.Dict, ast.Set))
-    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-    return name in _ALLOCATES
-
-
-def _find(function: Callable[..., Any], wanted: Callable[[ast.AST], bool]) -> Place | None:
-    """The first place in the function's source that `wanted` recognises."""
-    try:
-        lines, first = inspect.getsourcelines(function)
-        tree = ast.parse(textwrap.dedent("".join(lines)))
-    except (OSError, SyntaxError, TypeError):
-        return None
-    indent = len(lines[0]) - len(lines[0].lstrip())
-    for node in ast.walk(tree):
-        if wanted(node):
-            line = first + node.lineno - 1  # type: ignore[attr-defined]
-            column = node.col_offset + indent  # type: ignore[attr-defined]
-            end = (node.end_col_offset or 0) + indent  # type: ignore[attr-defined]
-            return Place(function.__code__.co_filename, line, column, end, function.__name__)
-    return None
-
-
-def _place(function: Callable[..., Any], line: int = 0) -> Place:
-    code = function.__code__
-    return Place(code.co_filename, line or code.co_firstlineno, 0, -1, function.__name__)
-
-
-def _not_typed(function: Callable[..., Any], text: str) -> KernelError:
-    """numba's complaint, shortened to its reason and the user's line."""
-    code = function.__code__
-    line = code.co_firstlineno
-    for file, number in re.findall(r'File "([^"]+)", line (\d+)', text):
-        if code.co_filename.endswith(file.lstrip(".")):
-            line = int(number)
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", text)
-    reasons = [
-        ln.strip() for ln in plain.splitlines()
-        if ln.strip() and not re.match(r"\s*(Failed in|File|During|>>>|\^|-{3,}|\[\d)", ln)
-    ]  # fmt: skip
-    return KernelError(
-        f'kernel "{function.__name__}" cannot be compiled',
-        place=Place(code.co_filename, line, 0, -1, function.__name__),
-        expected="what numba compiles without Python objects (nopython mode)",
-        found="; ".join(reasons[:2])[:300],
-        remedy="use arithmetic, loops, math, and NumPy functions of single elements",
-    )

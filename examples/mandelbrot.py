@@ -9,29 +9,22 @@ import numpy as np
 import spmd
 
 
-@spmd.kernel
+@spmd.kernel(signature="(),(),()->()")  # numbers in, a number out: called for every point
 def escape(x, y, limit, out):
-    for i in range(out.shape[0]):
-        for j in range(out.shape[1]):
-            re, im, k = 0.0, 0.0, 0
-            while k < limit and re * re + im * im <= 4.0:
-                re, im = re * re - im * im + x[j], 2.0 * re * im + y[i]
-                k += 1
-            out[i, j] = k
+    re, im, k = 0.0, 0.0, 0
+    while k < limit and re * re + im * im <= 4.0:
+        re, im = re * re - im * im + x, 2.0 * re * im + y
+        k += 1
+    out[0] = k
 
 
 @spmd.program(mesh=("rows",))
 def mandelbrot(width: int = 640, height: int = 480):
     limit = spmd.scalar("limit", 200)
     x = np.linspace(-2.2, 1.0, width)
-    y = spmd.input("y", (height,), np.float64, layout=("rows",),
-                   default=lambda r: 1.2 - 2.4 * r / (height - 1))
-
-    @spmd.shard_map(mesh="rows", out_layouts=("rows", None))
-    def picture(y):
-        return escape(x, y, limit, out=spmd.empty((y.shape[0], width), np.int32))
-
-    return {"picture": picture(y)}
+    y = spmd.input("y", (height, 1), np.float64, layout=("rows", None),
+                   default=lambda r, _: 1.2 - 2.4 * r / (height - 1))
+    return {"picture": escape(x, y, limit, out=spmd.empty((height, width), np.int32))}
 
 
 def reference(width, height, limit):

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 import spmd
+from codegen import expr
 from codegen.dtypes import BY_NAME
 from codegen.errors import KernelError
 from codegen.gufunc import Parameter
 from codegen.kernels import compile_kernel
+from codegen.trace.number import Number
 
 F32, F64, I64 = BY_NAME["float32"], BY_NAME["float64"], BY_NAME["int64"]
 
@@ -69,6 +71,34 @@ def unknown(x):
     x[0] = no_such_name + 1  # noqa: F821
 
 
+def assigns(x):
+    y = x[1:]
+    x[:] = y
+
+
+def helped(x):
+    x[0] = plus_one(x)
+
+
+def plus_one(a):
+    return (a + 1.0)[0]
+
+
+scale = Number(expr.const(3))
+
+
+def outer(x):
+    x[0] = scale * 2
+
+
+def nested(x):
+    weighted(x, x, 1, 1, x, x)
+
+
+def dims(x):
+    x[0, 0] = x[1, 1]
+
+
 def wants_objects(x):
     x[0] = len("a" + str(x[0]))
 
@@ -78,7 +108,12 @@ def wants_objects(x):
     [
         (allocates, "allocates", "scratch = np.zeros"),
         (raises, "can raise", "raise ValueError"),
-        (unknown, "cannot be compiled", ""),
+        (unknown, "reads no_such_name, which is not defined", "x[0] = no_such_name + 1"),
+        (assigns, "write the loop: for i in", "x[:] = y"),
+        (helped, "element by element in a loop", "return (a + 1.0)[0]"),
+        (outer, "pass scale as an argument", "x[0] = scale * 2"),
+        (nested, "leave @spmd.kernel out before def weighted", "weighted(x, x, 1, 1, x, x)"),
+        (dims, "no getitem(array(float64, 1d, C)", "x[0, 0] = x[1, 1]"),
         (wants_objects, "", ""),
     ],
 )
@@ -210,7 +245,7 @@ COMPLEX = BY_NAME["complex128"]
         (powers, [Parameter(I64)], "OverflowError", "def powers"),
         (imports, [], "cannot be compiled", "def imports"),
         (prints, [], "a call into Python", "def prints"),
-        (draws, [], "numba_get_np_random_state", "def draws"),
+        (draws, [], "numba_get_np_random_state", "x[0] = np.random.rand()"),
     ],
 )  # fmt: skip
 def test_the_refusal_says_what_could_be_raised(function, scalars, text, line):

@@ -8,6 +8,7 @@ Always holds: a 0-d result of an operation is a NumPy scalar: immutable, `scalar
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
@@ -24,6 +25,7 @@ from codegen.errors import (
 )
 from codegen.expr import Expr
 from codegen.ir import ArrayType, Shape, Value
+from codegen.trace import known
 from codegen.trace import view as views
 from codegen.trace.constants import (
     cast_value,
@@ -39,6 +41,7 @@ from codegen.trace.context import (
     require_context,
     user_place,
 )
+from codegen.trace.known import Known
 from codegen.trace.number import Number, choose, maximum, minimum, number, where_asked
 from codegen.trace.refused import REMEDIES
 
@@ -56,7 +59,7 @@ def wrap(
 
 def is_traced(x: object) -> bool:
     """Whether x is known only at run time: an Array or a Number."""
-    return isinstance(x, (Array, Number))
+    return isinstance(x, Number) or (isinstance(x, Array) and not x.is_known)
 
 
 def _binary(ufunc: str) -> Any:
@@ -95,7 +98,7 @@ def _method(name: str) -> Any:
     def call(self: Array, *args: Any, **kwargs: Any) -> Any:
         from codegen.trace import dispatch
 
-        return dispatch.by_name(name)(self, *args, **kwargs)
+        return dispatch.method(name, self, args, kwargs)
 
     call.__name__ = name
     return call
@@ -127,7 +130,9 @@ class Array:
     @property
     def base(self) -> Value:
         """The storage's value as seen here: in a shard_map, this rank's shard of a global one."""
-        value = self.storage.value
+        if isinstance(self.storage.content, Known):
+            return self.storage.content.value()
+        value: Value = self.storage.value
         home = self.storage.home
         if home is not None and not any(frame is home for frame in self.context.captured):
             raise ProgramError(
@@ -145,11 +150,16 @@ class Array:
 
     @property
     def type(self) -> ArrayType:
-        t = self.base.type
+        t = self.base_type
         if not self.seen:
             return t
         shape = views.shape_of(self.seen, t.shape)
         return ArrayType(views.dtype_of(self.seen, t.dtype), shape)
+
+    @property
+    def base_type(self) -> ArrayType:
+        content = self.storage.content
+        return content.type if isinstance(content, Known) else self.base.type
 
     @property
     def extents(self) -> Shape:
@@ -157,7 +167,17 @@ class Array:
 
     @property
     def is_global(self) -> bool:
-        return self.base.type.layout is not None
+        return self.base_type.layout is not None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the elements are known while building."""
+        return isinstance(self.storage.content, Known) and views.is_static(self.seen)
+
+    @property
+    def known(self) -> np.ndarray[Any, Any] | None:
+        """The elements where they are known while building, as a view of NumPy's."""
+        return views.shown(self.storage.content.data, self.seen) if self.is_known else None
 
     def read(self) -> Value:
         """The value of the elements seen now; emits the view."""
@@ -171,6 +191,15 @@ class Array:
                 place=user_place(),
                 found="an element that was read, or the 0-d result of an operation",
                 remedy="bind the name again: x = y",
+            )
+        captured = self.context.captured
+        if captured and self.storage.home is not captured[-1]:
+            raise ProgramError(
+                "a function given to shard_map writes into an array from outside of it",
+                place=user_place(),
+                expected="an array that it made, or an argument: these are the rank's own",
+                found=str(self.base_type),
+                remedy="pass the array as an argument, and return what is written",
             )
         new = views.put(self.context, self.base, self.seen, value)
         have = self.base.type
@@ -262,9 +291,11 @@ class Array:
             raise unsupported("ndarray.flat of such a view", "x.ravel() has its elements, copied")
         return shown
 
-    def __getattr__(self, name: str) -> NoReturn:
+    def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
+        if self.is_known and hasattr(np.ndarray, name):
+            return getattr(known.plain(self), name)
         remedy = f"np.{name}(x) says what to use" if hasattr(np, name) else ""
         remedy = REMEDIES.get(f"ndarray.{name}", remedy)
         raise MissingError(
@@ -355,13 +386,13 @@ class Array:
         from codegen.trace import dispatch
 
         wanted = shape[0] if len(shape) == 1 else shape
-        return dispatch.by_name("reshape")(self, wanted, order=order)
+        return dispatch.call_function(np.reshape, (self, wanted), {"order": order})
 
     def transpose(self, *axes: Any) -> Any:
         from codegen.trace import dispatch
 
         perm = axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes or None
-        return dispatch.by_name("transpose")(self, perm)
+        return dispatch.call_function(np.transpose, (self, perm), {})
 
     def flatten(self, order: str = "C") -> Any:
         return self.ravel(order=order).copy()
@@ -369,7 +400,7 @@ class Array:
     def sort(self, axis: int = -1, kind: str | None = None) -> None:
         from codegen.trace import dispatch
 
-        self[...] = dispatch.by_name("sort")(self, axis=axis)
+        self[...] = dispatch.call_function(np.sort, (self, axis), {})
 
     def fill(self, value: object) -> None:
         self[...] = value
@@ -402,7 +433,16 @@ class Array:
         return (self[k] for k in range(constant(self.extents[0], "iterating an array", remedy)))
 
     def __repr__(self) -> str:
-        return f"<spmd array {self.type}>"
+        return repr(self.known) if self.is_known else f"<spmd array {self.type}>"
+
+    def __str__(self) -> str:
+        return str(self.known) if self.is_known else repr(self)
+
+    def __copy__(self) -> Array:
+        return self.copy()  # type: ignore[no-any-return]
+
+    def __deepcopy__(self, memo: Any) -> Array:
+        return self.copy()  # type: ignore[no-any-return]
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
         from codegen.trace import dispatch
@@ -417,39 +457,59 @@ class Array:
     # ---- where Python needs a value while building -------------------------------------------
 
     def __bool__(self) -> bool:
+        if self.is_known:
+            return bool(self.known)
         self._unknown("a truth value", "if, while, and, or, not in the program's own source are "
                       "compiled (use .any() or .all() of an array); elsewhere np.where or "
                       "spmd.cond")  # fmt: skip
 
     def __int__(self) -> int:
+        if self.is_known:
+            return int(self.known)  # type: ignore[arg-type]
         self._unknown("a Python integer", "x.astype(np.int64) converts at run time")
 
     def __index__(self) -> int:
+        if self.is_known:
+            return operator.index(self.known)  # type: ignore[arg-type]
         self._unknown("a Python integer", "spmd.range for loops; subscripts take the array itself; "
                       "an extent must be known while building")  # fmt: skip
 
     def __float__(self) -> float:
+        if self.is_known:
+            return float(self.known)  # type: ignore[arg-type]
         self._unknown("a Python float", "use the 0-d array as it is, or x.astype(np.float64); "
                       "into one that NumPy made, x: x = spmd.asarray(x) first")  # fmt: skip
 
     def __complex__(self) -> complex:
+        if self.is_known:
+            return complex(self.known)  # type: ignore[arg-type]
         self._unknown("a Python complex", "use the 0-d array as it is")
 
-    def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        if self.is_known:
+            return np.array(known.plain(self), dtype, copy=copy)
         self._unknown("a NumPy array", "NumPy functions take the array itself; np.stack and "
                       "np.concatenate make one of several; to subscript one that NumPy made, a: "
                       "spmd.asarray(a)[x]")  # fmt: skip
 
-    def item(self, *index: Any) -> NoReturn:
+    def item(self, *index: Any) -> Any:
+        if self.is_known:
+            return self.known.item(*index)  # type: ignore[union-attr]
         self._unknown("a Python number", "x[k] is the element as a 0-d array")
 
-    def tolist(self) -> NoReturn:
+    def tolist(self) -> Any:
+        if self.is_known:
+            return self.known.tolist()  # type: ignore[union-attr]
         self._unknown("a Python list", "return the array from the program")
 
-    def tobytes(self) -> NoReturn:
+    def tobytes(self) -> bytes:
+        if self.is_known:
+            return self.known.tobytes()  # type: ignore[union-attr]
         self._unknown("bytes", "return the array from the program")
 
     def __format__(self, spec: str) -> str:
+        if self.is_known:
+            return format(self.known, spec)
         self._unknown("text", 'spmd.print("... {}", value) prints it while the program runs')
 
     def _unknown(self, needed: str, remedy: str) -> NoReturn:

@@ -18,10 +18,10 @@ from codegen import expr
 from codegen.expr import Expr
 from codegen.ir import Region, Value
 from codegen.layouts import propagation
-from codegen.trace.array import Array
+from codegen.trace.array import Array, is_traced
 from codegen.trace.context import Block, Context, Storage
 from codegen.trace.exits import RESULT
-from codegen.trace.number import Number, choose, expr_of, number
+from codegen.trace.number import choose, expr_of, number
 from codegen.trace.regions import (
     Gone,
     Piece,
@@ -222,7 +222,7 @@ class Branch(Piece):
         """The op with one region per arm, which gives results, then storages."""
         context = self.context
         regions: list[Region] = []
-        before = {s: value for s, value, _ in self.mark.storages}
+        before = {s: content for s, content, _ in self.mark.storages}
         types = {
             s: reduce(propagation.met, [arm.storages.get(s, before[s]).type for arm in self.arms])
             for s in stored
@@ -234,7 +234,7 @@ class Branch(Piece):
             try:
                 values = [self._value(leaves[k], t) for _, t, leaves in self.results]
                 for s, t in types.items():
-                    left = arm.storages[s] if s in arm.storages else before[s]
+                    left = arm.storages[s] if s in arm.storages else s.value
                     values.append(laid_as(context, left, t.layout))
             finally:
                 context.blocks.pop()
@@ -313,7 +313,7 @@ def _chosen_arms(
     """The arms of the tests that are left, the first of them number k."""
     for j, evaluate in enumerate(later):
         test = evaluate()
-        if isinstance(test, (Array, Number)):
+        if is_traced(test):
             yield from captured_if(test, later[j + 1 :], names, bound, touched, k + j)
             return
         if test:

@@ -6,12 +6,14 @@ Always holds: on plain Python values every function here does what the built-in 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import reduce
+from functools import partial, reduce
+from types import FunctionType
 from typing import Any
 
 import numpy as np
 
 from codegen.errors import ProgramError, TracedValueError
+from codegen.trace import known
 from codegen.trace.array import Array, as_array, is_traced, maximum, minimum
 from codegen.trace.context import Context, user_place
 from codegen.trace.logic import truth
@@ -25,17 +27,47 @@ def call(function: Any) -> Any:
     if context is None:
         return function
     function = watched(context, function)
-    known = _BUILTINS.get(id(function))
-    if known is not None:
-        return known
+    builtin = _BUILTINS.get(id(function))
+    if builtin is not None:
+        return builtin
     if isinstance(function, type):
         if issubclass(function, np.generic):
             return _scalar_type(function)
-        return function
+        if function is np.ndarray:
+            return _new_array
+        return _constructor(function)
+    if isinstance(function, partial):
+        return partial(call(function.func), *function.args, **function.keywords)
     from codegen.trace.dispatch import aware
     from codegen.trace.source import convert
 
     return aware(function) or convert(function)
+
+
+def _new_array(shape: Any, dtype: Any = float, *args: Any, **kwargs: Any) -> Any:
+    made: np.ndarray[Any, Any] = np.ndarray(shape, dtype, *args, **kwargs)
+    return known.made(np.zeros(shape, dtype)) if made.base is None else made
+
+
+def _constructor(cls: type) -> Callable[..., Any]:
+    """The class, with its __init__ converted where that is the user's."""
+    from codegen.trace.foreign import foreign
+    from codegen.trace.source import convert
+
+    init = cls.__init__  # type: ignore[misc]
+    if not isinstance(init, FunctionType) or type(cls).__call__ is not type.__call__:
+        return foreign(cls) or cls
+    converted = convert(init)
+    if converted is init:
+        return foreign(cls) or cls
+
+    def make(*args: Any, **kwargs: Any) -> Any:
+        made = cls.__new__(cls, *args, **kwargs)
+        if isinstance(made, cls):
+            converted(made, *args, **kwargs)
+        return made
+
+    return make
 
 
 def _scalar_type(cls: type[np.generic]) -> Callable[..., Any]:

@@ -17,6 +17,7 @@ from functools import cache
 from itertools import islice
 from math import gcd
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 import numpy as np
 
@@ -26,20 +27,30 @@ from codegen.expr import Expr, Sym
 from codegen.ir import ArrayType, Condition, Input, Op, Region, Scalar, Value
 from codegen.layouts import propagation
 from codegen.mesh import Axis, Layout, Mesh
+from codegen.trace.known import Known
 
 
 class Storage:
     """Memory under one or more arrays. serial grows with every storage made during a capture."""
 
-    def __init__(self, context: Context, value: Value) -> None:
+    def __init__(self, context: Context, content: Value | Known) -> None:
         self.serial = context.next_serial()
-        self.value = value
+        self.content: Any = content  # Known: while building; else a value, or why there is none
+        self.region = context.region()  # in which it was made
         # the shard_map it was made in, whose arrays exist there only
         self.home = context.captured[-1] if context.captured else None
         # storages that may be the same memory, for all that is known while building, with what
         # stands for their content once this one is written
         self.shadows: dict[Storage, Any] = {}
-        context.storages.append(self)
+        context.storages.add(self)
+
+    @property
+    def value(self) -> Any:
+        return self.content.value() if isinstance(self.content, Known) else self.content
+
+    @value.setter
+    def value(self, value: Any) -> None:
+        self.content = value
 
     def write(self, context: Context, value: Value) -> None:
         """Replace the content. Every write goes through here, so that loops see what is carried."""
@@ -63,10 +74,11 @@ Limits = dict[str, tuple[Expr | None, Expr | None]]
 
 @dataclass(eq=False)
 class Block:
-    """An open region."""
+    """An open region. once: its code runs once, where it stands: a stretch of the code around."""
 
     args: tuple[Value, ...] = ()
     ops: list[Op] = field(default_factory=list)
+    once: bool = False
     # what was computed in this region already: views read, expressions, constants
     memo: dict[Any, Any] = field(default_factory=dict)
 
@@ -83,7 +95,9 @@ class Context:
         self.name = name
         self.mesh = mesh
         self.blocks: list[Block] = [Block()]
-        self.storages: list[Storage] = []
+        self.storages: WeakSet[Storage] = WeakSet()  # nobody misses what nobody can reach
+        self.epoch = 0  # grows where a piece of code begins that may be undone
+        self.place: Place | None = None  # where ops come from, if not from what runs now
         self.write_logs: list[dict[Storage, None]] = []
         self.scalars: dict[str, Scalar] = {}
         self.inputs: dict[str, Input] = {}
@@ -147,6 +161,19 @@ class Context:
             if told != now:
                 self.learned[axis.name] = told
 
+    def region(self) -> Block:
+        """The innermost open region: code in it runs as often as other code in it."""
+        return next(b for b in reversed(self.blocks) if not b.once)
+
+    @contextmanager
+    def standing_at(self, place: Place | None) -> Iterator[None]:
+        """While it is open, ops come from this place of the source."""
+        before, self.place = self.place, place
+        try:
+            yield
+        finally:
+            self.place = before
+
     def next_serial(self) -> int:
         self._serial += 1
         return self._serial
@@ -174,7 +201,7 @@ class Context:
         types = ops.infer(kind, given, attrs)
         if not self.rank_view:
             types = [propagation.laid_out(kind, given, attrs, t) for t in types]
-        place = place or user_place()
+        place = place or self.place or user_place()
         hint = assigned_name(place) or kind
         results = tuple(
             Value(names[k] if k < len(names) else hint, t) for k, t in enumerate(types)
@@ -252,8 +279,7 @@ def refuse_constant() -> None:
             place=place,
             expected="an array of the program, which exists at run time",
             found=f"the NumPy array {name}, a constant of the program",
-            remedy=f"where {name} is made, spmd.zeros(shape), or spmd.asarray({name}); np.zeros "
-            "makes an array of the program in functions that have one already",
+            remedy=f"write into a copy made in the program: {name} = {name}.copy()",
         )
 
 

@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from codegen.errors import TracedValueError, UnsupportedError
-from codegen.trace.array import Array
+from codegen.trace.array import is_traced
 from codegen.trace.branches import captured_if
 from codegen.trace.calls import call
 from codegen.trace.context import Context, place_in, user_place
+from codegen.trace.foreign import fresh, indexed, target
 from codegen.trace.logic import and_, both, compare, either, ifexp, known, not_, or_
 from codegen.trace.loops import captured_while, explained, refuse_raise, refuse_return
 from codegen.trace.number import Number
@@ -24,11 +25,10 @@ from codegen.trace.ranges import Range, captured_for
 from codegen.trace.state import Names
 from codegen.trace.stateful import changed, refuse_outside
 
-__all__ = ["Names", "and_", "both", "call", "compare", "either", "ifexp", "known", "not_", "or_"]
+__all__ = ["Names", "and_", "both", "call", "compare", "either", "fresh", "ifexp", "indexed",
+           "known", "not_", "or_", "target"]  # fmt: skip
 
 NameError = builtins.NameError
-_TRACED = (Array, Number)
-
 
 
 def if_(
@@ -38,7 +38,7 @@ def if_(
     """The numbers of the arms to run: one where the tests are known, else each in turn."""
     for k, evaluate in enumerate((lambda: test, *later)):
         value = evaluate()
-        if isinstance(value, _TRACED):
+        if is_traced(value):
             return captured_if(value, later[k:], names, bound, touched, k)
         if value:
             return (k,)
@@ -84,7 +84,7 @@ def left(names: Names, loop_number: int, *flags: Any) -> bool:
     """Whether a loop that Python runs was left by break or return."""
     if loop_number in names.tracing:
         return False
-    return any(not isinstance(f, _TRACED) and f for f in flags)
+    return any(not is_traced(f) and f for f in flags)
 
 
 returning = refuse_return
@@ -100,7 +100,7 @@ def stored(thing: Any) -> None:
 
 def plain(test: Any, what: str, reason: str) -> Any:
     """A test that Python itself takes; refuses one that is known only at run time."""
-    if not isinstance(test, _TRACED):
+    if not is_traced(test):
         return test
     if what == "assert":
         raise UnsupportedError(

@@ -25,7 +25,7 @@ from codegen.errors import (
 from codegen.expr import Expr, Sym
 from codegen.ir import ArrayType, Input, Region, Scalar, Shape, Value, free_values
 from codegen.mesh import Layout, local_offset
-from codegen.trace import elementwise, mapping, view
+from codegen.trace import elementwise, known, mapping, view
 from codegen.trace.array import Array, Number, as_array, element_type, number, wrap
 from codegen.trace.context import Context, require_context, user_place
 from codegen.trace.layouts import MeshName, by_rules, layout_of
@@ -34,7 +34,10 @@ from codegen.trace.number import condition_of, expr_of
 
 def shape_of(shape: Any, what: str, scalars: bool = False) -> Shape:
     """Extents the user gave: Python integers, or formulas in axis sizes (locally: the index)."""
+    shape = known.plain(shape)
     items = shape if isinstance(shape, (tuple, list)) else (shape,)
+    if isinstance(shape, np.ndarray):
+        items = shape.ravel().tolist()
     out = []
     for item in items:
         e = expr_of(item)
@@ -222,7 +225,7 @@ def _default_region(
     context: Context, name: str, default: Any, extents: Shape, dtype: DType, layout: Layout
 ) -> Region:
     """One rank's code that computes its shard."""
-    default = _uniform(context, default, extents)
+    default = _uniform(context, known.plain(default), extents)
     with mapping.rank_view(context), context.block() as block:
         local = mapping.local_shape(context.mesh, extents, layout)
         if callable(default):

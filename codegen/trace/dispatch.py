@@ -17,6 +17,7 @@ from codegen.trace import (
     array,
     creation,
     elementwise,
+    foreign,
     index,
     joining,
     picking,
@@ -28,7 +29,6 @@ from codegen.trace import (
     statistics,
 )
 from codegen.trace.array import Array, is_traced, unsupported
-from codegen.trace.context import Context, refuse_constant, user_frame
 from codegen.trace.masks import Chosen
 from codegen.trace.refused import BUILD_TIME, NOT_ABOUT_ARRAYS, REMEDIES
 
@@ -117,16 +117,36 @@ def _refuse(name: str) -> Function:
     return call
 
 
+def ours_of(function: Any) -> Function | None:
+    """Our function for NumPy's own, where there is one."""
+    try:
+        return _by_function().get(function)
+    except TypeError:  # what is called need not be hashable
+        return None
+
+
+def method(name: str, x: Array, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The ndarray method of this name."""
+    unbound = getattr(np.ndarray, name)
+    if foreign.may_run(unbound, (x, *args), kwargs):
+        return foreign.called(unbound, table().get(name), (x, *args), kwargs)
+    return by_name(name)(x, *args, **kwargs)
+
+
 def call_function(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Array.__array_function__: what NumPy does when one of its functions meets an Array."""
     if any(isinstance(x, Chosen) for x in args):
         return NotImplemented
+    if foreign.may_run(function, args, kwargs):
+        return foreign.called(function, ours_of(function), args, kwargs)
     ours = _by_function().get(function)
     if ours is None:
         module = getattr(function, "__module__", "numpy").removeprefix("numpy").removeprefix(".")
         inside = module in ("linalg", "fft")
         name = f"{module}.{function.__name__}" if inside else function.__name__
         ours = _refuse(name)
+    args = (*args[:1], *foreign.extents_known(args[1:]))
+    kwargs = {k: v if k == "out" else foreign.extents_known(v) for k, v in kwargs.items()}
     if kwargs.get("like") is not None:
         kwargs = {k: v for k, v in kwargs.items() if k != "like"}
     return ours(*args, **kwargs)
@@ -152,6 +172,9 @@ def call_ufunc(
     name = ufunc.__name__
     if any(isinstance(x, Chosen) for x in inputs):
         return NotImplemented
+    function = ufunc if method == "__call__" else getattr(ufunc, method)
+    if foreign.may_run(function, inputs, kwargs):
+        return foreign.called(function, None, inputs, kwargs)
     if method == "__call__":
         return _call(ufunc, inputs, kwargs)
     if isinstance(kwargs.get("out"), tuple):
@@ -188,11 +211,7 @@ def _call(ufunc: np.ufunc, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     out: Any = options.pop("out", None)
     out = out[0] if isinstance(out, tuple) and len(out) == 1 else out
     if out is not None and not isinstance(out, (Array, tuple)):
-        refuse_constant()
-        raise unsupported(
-            f"np.{ufunc.__name__} into a NumPy array, which is a constant of the image,",
-            "make the array with spmd.zeros or spmd.asarray",
-        )
+        foreign.refuse_constant_write(foreign.text_of(out))
     return elementwise.apply(ufunc, *inputs, out=out, **options)
 
 
@@ -203,9 +222,6 @@ _UNDISPATCHED = (
     np.zeros, np.ones, np.empty, np.full, np.arange, np.eye, np.identity, np.linspace, np.array,
     np.asarray, np.ascontiguousarray, np.asfortranarray, np.asanyarray,
 )  # fmt: skip
-# These make arrays to be written: arrays of the program in a rank's view, and in every function
-# that has arrays of the program. A function that has none prepares data, in NumPy itself.
-_FRESH = (np.zeros, np.ones, np.empty, np.full)
 
 
 def aware(function: Any) -> Function | None:
@@ -213,7 +229,7 @@ def aware(function: Any) -> Function | None:
     owner = function if isinstance(function, np.vectorize) else getattr(function, "__self__", None)
     if isinstance(owner, (np.vectorize, np.random.RandomState, np.random.Generator)):
         return _of_values(function, owner)
-    return _aware().get(id(function))
+    return _aware().get(id(function)) or foreign.foreign(function)
 
 
 def _of_values(function: Any, owner: Any) -> Function:
@@ -224,9 +240,9 @@ def _of_values(function: Any, owner: Any) -> Function:
         REMEDIES["vectorize"])  # fmt: skip
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if any(_traced(x) for x in (*args, *kwargs.values())):
+        if foreign.is_unknown(args, kwargs):
             raise unsupported(f"{name} of an array of the program", remedy)
-        return function(*args, **kwargs)
+        return foreign.library(function)(*args, **kwargs)
 
     return call
 
@@ -234,33 +250,22 @@ def _of_values(function: Any, owner: Any) -> Function:
 @cache
 def _aware() -> dict[int, Function]:
     """By id: what is called need not be hashable."""
-    return {id(f): _aware_of(f, f in _FRESH) for f in _UNDISPATCHED}
+    return {id(f): _aware_of(f) for f in _UNDISPATCHED}
 
 
-def _aware_of(function: Function, fresh: bool) -> Function:
+def _aware_of(function: Function) -> Function:
     same = (np.ascontiguousarray, np.asfortranarray, np.asanyarray)
     ours = by_name("asarray" if function in same else function.__name__)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        context = Context.current()
-        written = fresh and context is not None and (context.rank_view > 0 or _has_arrays())
-        if written or any(_traced(x) for x in (*args, *kwargs.values())):
+        if foreign.is_unknown(args, kwargs):
             return ours(*args, **kwargs)
-        return function(*args, **kwargs)
+        made = foreign.created(function, ours, args, kwargs)
+        if function is np.empty and isinstance(made, Array):
+            made.made_empty = True  # an output where a kernel takes it by name
+        return made
 
     return call
-
-
-def _has_arrays() -> bool:
-    """Whether the user's running function has arrays of the program, or integers of it."""
-    frame = user_frame()
-    return frame is not None and any(_traced(x) for x in frame.f_locals.values())
-
-
-def _traced(x: Any) -> bool:
-    if isinstance(x, (list, tuple)):
-        return any(_traced(i) for i in x)
-    return is_traced(x)
 
 
 # ---- what there is -----------------------------------------------------------------------------

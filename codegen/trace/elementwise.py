@@ -20,6 +20,7 @@ from codegen.errors import DtypeError, ShapeError, UsageError
 from codegen.expr import Expr
 from codegen.functions import BY_UFUNC
 from codegen.ir import Shape, Value
+from codegen.trace import known
 from codegen.trace.array import (
     Array,
     Number,
@@ -215,10 +216,24 @@ _SYMBOLIC: dict[np.ufunc, Any] = {
 }  # fmt: skip
 
 
+def _is_plain(x: Any) -> bool:
+    return known.is_known(x) or isinstance(x, (bool, int, float, complex, np.generic, np.ndarray))
+
+
 def operate(ufunc: np.ufunc, *inputs: Any, out: Array | None = None) -> Any:
     """An operator of Python on arrays: weak operands give a weak result."""
     if any(x is None or isinstance(x, (str, bytes, dict, NDArrayOperatorsMixin)) for x in inputs):
         return NotImplemented  # the mixin: x[mask], which knows better
+    if all(map(_is_plain, inputs)) and not any(map(known.is_huge, inputs)):
+        into = () if out is None else (out,)
+        if all(map(known.writable, into)):
+            options = {} if out is None else {"out": out}
+            return known.evaluate(ufunc, None, inputs, options, into)
+    return _recorded(ufunc, inputs, out)
+
+
+def _recorded(ufunc: np.ufunc, inputs: Sequence[Any], out: Array | None) -> Any:
+    """An operator on operands that are known only at run time."""
     operands = [normal(x) for x in inputs]
     context = Context.current()
     if context is not None and context.selecting:  # in a formula, what is computed is a symbol

@@ -18,8 +18,8 @@ from codegen.errors import ShapeError, UnsupportedError
 from codegen.expr import Expr
 from codegen.functions import BY_UFUNC
 from codegen.ir import Shape, Value
-from codegen.trace import elementwise, view
-from codegen.trace.array import Array, Number, as_array, unsupported, wrap
+from codegen.trace import elementwise, known, tree, view
+from codegen.trace.array import Array, Number, as_array, is_traced, unsupported, wrap
 from codegen.trace.context import Context, user_place
 from codegen.trace.expecting import within
 from codegen.trace.number import expr_of
@@ -247,6 +247,9 @@ def get(array: Array, key: Any) -> Any:
     what it chooses."""
     from codegen.trace.masks import masked
 
+    key = known.plain(key)
+    if array.is_known and (found := _known_elements(array, key)) is not None:
+        return found
     if (chosen := masked(array, key)) is not None:
         return chosen.copy()
     items, is_element = parse(array, key)
@@ -259,10 +262,45 @@ def get(array: Array, key: Any) -> Any:
     return shown
 
 
+def _is_unknown(key: Any) -> bool:
+    """Whether a key, or a value, is known at run time only."""
+    leaves = [[x.start, x.stop, x.step] if isinstance(x, slice) else x for x in tree.leaves(key)]
+    return any(map(is_traced, tree.leaves(leaves)))
+
+
+def _is_basic(item: Any) -> bool:
+    return item is None or item is Ellipsis or isinstance(item, slice) or is_whole(item)
+
+
+def _known_elements(array: Array, key: Any) -> Any:
+    """What NumPy copies out of an array that is known; None where it shows a part of it."""
+    items = key if isinstance(key, tuple) else (key,)
+    if _is_unknown(key) or not (all(map(is_whole, items)) and len(items) == array.ndim) and all(
+        map(_is_basic, items)
+    ):  # fmt: skip
+        return None
+    try:
+        found = known.plain(array)[key]
+    except (IndexError, TypeError, ValueError):
+        return None  # refused below, with its place
+    return known.made(found.copy()) if isinstance(found, np.ndarray) else found
+
+
+def basic_target(array: Array, key: Any) -> Array | None:
+    """The part of an array that a key of integers and slices shows; None for other keys."""
+    if not all(map(_is_basic, key if isinstance(key, tuple) else (key,))):
+        return None
+    return basic_view(array, parse(array, key)[0])
+
+
 def set_(array: Array, key: Any, value: Any) -> None:
     """x[key] = value."""
     from codegen.trace.masks import masked
 
+    key = known.plain(key)
+    if known.writable(array) and not _is_unknown((key, value)):
+        if known.assign(array, key, known.plain(value)):
+            return
     if (chosen := masked(array, key)) is not None:
         chosen.write(value)
         return
@@ -373,6 +411,7 @@ _SCATTER = {"add": np.add, "mul": np.multiply, "min": np.minimum, "max": np.maxi
 
 def combine_at(array: Array, key: Any, value: Any, fn: str) -> None:
     """array[key] = fn(array[key], value), duplicates of integer arrays combined one by one."""
+    key = known.plain(key)
     if fn == "set":
         set_(array, key, value)
         return

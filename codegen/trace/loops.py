@@ -152,7 +152,7 @@ class Loop(Piece):
         settled = self._compare(after)
         stale: dict[Storage, None] = {}
         stored: dict[Storage, ArrayType] = {}
-        before = {s: value for s, value, _ in self.mark.storages}
+        before = {s: content for s, content, _ in self.mark.storages}
         for storage in self.written():
             if isinstance(storage.value, Gone):
                 stale[storage] = None
@@ -387,7 +387,7 @@ def captured_while(
     started = False
     while True:
         attempt = Attempt(*where, "loop")
-        attempt.begin(Block())
+        attempt.begin(Block(once=True))
         try:
             if started:
                 yield

@@ -10,6 +10,7 @@ import numpy as np
 from codegen import expr
 from codegen.errors import DtypeError, TracedValueError, UnsupportedError, UsageError
 from codegen.expr import Expr
+from codegen.trace import known
 from codegen.trace.array import Array, as_array
 from codegen.trace.context import require_context, user_place
 from codegen.trace.loops import Counter, Loop, passes
@@ -70,6 +71,7 @@ def spmd_range(start: Any, stop: Any = None, step: Any = 1) -> Range:
 
 
 def _bound(x: Any) -> Any:
+    x = known.plain(x)
     if expr_of(x) is not None:
         return x
     if isinstance(x, np.ndarray) and x.ndim == 0 and x.dtype.kind in "iu":

@@ -16,9 +16,10 @@ from codegen.errors import CarryError, Place, ProgramError, ShapeError
 from codegen.expr import Expr
 from codegen.ir import ArrayType, Value
 from codegen.mesh import Layout
-from codegen.trace.array import Array, as_value, wrap
+from codegen.trace.array import Array, as_value, is_traced, wrap
 from codegen.trace.context import Block, Context, Storage, user_place
-from codegen.trace.number import Number, condition_of
+from codegen.trace.known import Known
+from codegen.trace.number import condition_of
 from codegen.trace.outside import of_piece
 from codegen.trace.state import (
     LeafType,
@@ -70,7 +71,8 @@ def link(a: Storage, b: Storage, what: str, place: Place | None) -> None:
 class Mark:
     """Where a capture stands: what `drop` goes back to."""
 
-    storages: list[tuple[Storage, Any, dict[Storage, Any]]]
+    storages: list[tuple[Storage, Any, dict[Storage, Any]]]  # with contents and shadows
+    serial: int  # of the newest of them
     scalars: dict[str, Any]
     inputs: dict[str, Any]
     conditions: int
@@ -78,22 +80,23 @@ class Mark:
 
     @classmethod
     def of(cls, context: Context) -> Mark:
+        context.epoch += 1
         return cls(
-            [(s, s.value, s.shadows) for s in context.storages],
+            [(s, s.content, s.shadows) for s in context.storages], context.next_serial(),
             dict(context.scalars), dict(context.inputs), len(context.conditions),
             dict(context._names),
         )  # fmt: skip
 
     def restore_storages(self) -> None:
-        for storage, value, shadows in self.storages:
-            storage.value, storage.shadows = value, shadows
+        for storage, content, shadows in self.storages:
+            storage.content, storage.shadows = content, shadows
 
     def forget_later(self, context: Context, what: str, place: Place | None) -> None:
         """Storages made since then are gone: nothing outside may read them."""
         gone = _made_inside(what, place)
-        for storage in context.storages[len(self.storages) :]:
-            storage.value = gone  # type: ignore[assignment]
-        del context.storages[len(self.storages) :]
+        for storage in list(context.storages):
+            if storage.serial > self.serial and not isinstance(storage.content, Known):
+                storage.content = gone
 
     def restore_declared(self, context: Context) -> None:
         context.scalars, context.inputs = dict(self.scalars), dict(self.inputs)
@@ -234,4 +237,4 @@ def carry_error(
 
 
 def is_known(x: object) -> bool:
-    return not isinstance(x, (Array, Number))
+    return not is_traced(x)

@@ -383,6 +383,36 @@ class _Rewriter(ast.NodeTransformer):
             node.func = at(node.func, _runtime("call", node.func))
         return node
 
+    def visit_Subscript(self, node: ast.Subscript) -> Any:
+        text = ast.unparse(node.value) if not isinstance(node.ctx, ast.Load) else ""
+        self.generic_visit(node)
+        if text:
+            node.value = at(node.value, _runtime("target", node.value, ast.Constant(text)))
+        elif not isinstance(node.value, ast.Constant):
+            node.value = at(node.value, _runtime("indexed", node.value))
+        return node
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> Any:
+        new = self.generic_visit(node)
+        if not isinstance(node.target, ast.Name):
+            return new
+        check = _runtime("target", _load(node.target.id), ast.Constant(node.target.id))
+        return [at(node.target, ast.Expr(check)), new]
+
+    def visit_BinOp(self, node: ast.BinOp | ast.UnaryOp) -> Any:
+        self._operands(node)
+        return at(node, _runtime("fresh", node))
+
+    def _operands(self, node: ast.expr) -> ast.expr:
+        """The node with its operands visited; operators among them make nothing that is kept."""
+        if isinstance(node, ast.BinOp):
+            node.left, node.right = self._operands(node.left), self._operands(node.right)
+        elif isinstance(node, ast.UnaryOp) and not isinstance(node.op, ast.Not):
+            node.operand = self._operands(node.operand)
+        else:
+            return self.visit(node)  # type: ignore[no-any-return]
+        return node
+
     def visit_BoolOp(self, node: ast.BoolOp) -> Any:
         return self._logic(node, ("and_", "or_"), self.visit)
 
@@ -404,14 +434,16 @@ class _Rewriter(ast.NodeTransformer):
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:
         if not isinstance(node.op, ast.Not):
-            return self.generic_visit(node)
+            return self.visit_BinOp(node)
         return at(node, _runtime("not_", self._test(node.operand)))
 
     def visit_Compare(self, node: ast.Compare) -> Any:
         self.generic_visit(node)
         second, *rest = node.comparators
         among = any(isinstance(op, (ast.In, ast.NotIn)) for op in node.ops)
-        if not (rest or among) or any(map(_stays, rest)):
+        if not (rest or among):
+            return at(node, _runtime("fresh", node))
+        if any(map(_stays, rest)):
             return node
         ops = _constant(tuple(type(op).__name__ for op in node.ops))
         return at(node, _runtime("compare", ops, node.left, second, *map(_later, rest)))

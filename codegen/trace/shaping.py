@@ -45,6 +45,8 @@ def _dim(axis: Any, ndim: int, what: str) -> int:
 
 
 def _wanted(shape: Any) -> list[Expr | None]:
+    if isinstance(shape, np.ndarray):
+        shape = shape.ravel().tolist()
     items = shape if isinstance(shape, (tuple, list)) else (shape,)
     out: list[Expr | None] = []
     for item in items:
@@ -75,9 +77,12 @@ def _missing(have: Shape, given: Sequence[Expr]) -> Expr | None:
 
 def reshape(x: Any, shape: Any, order: str = "C", *, copy: Any = None) -> Array:
     """The same elements in row-major order; a view where NumPy's is one."""
-    if order not in ("C", "A", None):
-        raise unsupported(f"reshape with order={order!r}", "x.T.reshape(...)")
     array = as_array(x)
+    if order == "F":
+        reverse = tuple(shape)[::-1] if isinstance(shape, (tuple, list)) else shape
+        return transpose(reshape(transpose(array), reverse))
+    if order not in ("C", "A", None):
+        raise unsupported(f"reshape with order={order!r}", "x.reshape(...), x.T.reshape(...)")
     wanted = _wanted(shape)
     given = [e for e in wanted if e is not None]
     fill = _missing(array.extents, given) if len(given) < len(wanted) else ONE
@@ -95,7 +100,7 @@ def reshape(x: Any, shape: Any, order: str = "C", *, copy: Any = None) -> Array:
     assert fill is not None
     made = tuple(fill if e is None else e for e in wanted)
     result = array.viewed(view.Reshape(made))
-    shared = view.may_reshape(array.seen, array.base.type.shape, made)
+    shared = view.may_reshape(array.seen, array.base_type.shape, made)
     return _copied(result) if copy or not shared else result
 
 
@@ -104,7 +109,7 @@ def _copied(array: Array) -> Array:
 
 
 def ravel(x: Any, order: str = "C") -> Array:
-    return reshape(x, -1, order) if as_array(x).ndim != 1 else as_array(x)
+    return reshape(x, (-1,), order) if as_array(x).ndim != 1 else as_array(x)
 
 
 def transpose(x: Any, axes: Any = None) -> Array:

@@ -11,6 +11,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
+
+import numpy as np
 
 from codegen import dtypes
 from codegen.dtypes import DType
@@ -149,6 +152,41 @@ def dtype_of(view: View, base: DType) -> DType:
         if isinstance(step, Part):
             return FUNCTIONS[step.fn].result_dtype(base)
     return base
+
+
+def is_static(view: View) -> bool:
+    """Whether the view shows the same elements whatever is known at run time only."""
+    return all(
+        isinstance(step, (Slice, Transpose, Reshape, Broadcast, Part))
+        and (not isinstance(step, Slice) or all(e.is_const for e in (*step.start, *step.shape)))
+        for step in view
+    )
+
+
+def shown(data: Any, view: View) -> Any:
+    """The elements of a NumPy array that a static view shows, in the same memory."""
+    for step in view:
+        if isinstance(step, Transpose):
+            data = data.transpose(step.perm)
+            continue
+        if isinstance(step, Part):
+            data = getattr(data, step.fn)
+            continue
+        shape = tuple(e.value for e in step.shape)
+        if isinstance(step, Slice):
+            firsts = [e.value for e in step.start]
+            data = data[tuple(_slice(*s) for s in zip(firsts, step.step, shape))]
+        elif isinstance(step, Reshape):
+            data = data.reshape(shape)
+        elif isinstance(step, Broadcast):
+            at = dict(zip(step.dims, data.shape))
+            data = np.broadcast_to(data.reshape([at.get(d, 1) for d in range(len(shape))]), shape)
+    return data
+
+
+def _slice(first: int, step: int, extent: int) -> slice:
+    stop = first + step * extent
+    return slice(first, stop if stop >= 0 else None, step) if extent else slice(0, 0)
 
 
 def may_reshape(view: View, base: Shape, shape: Shape) -> bool:

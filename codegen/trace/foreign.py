@@ -1,0 +1,236 @@
+"""Calls of NumPy's functions, and of other libraries', in converted code.
+
+Where all arguments are known they run now: new arrays are arrays of the program, known while
+building, and other libraries get the NumPy arrays themselves. Else NumPy's dispatch comes to ours.
+Always holds: an array from outside the program is a constant, and nothing writes into it.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, NoReturn
+
+import numpy as np
+
+from codegen import dtypes
+from codegen.errors import ProgramError
+from codegen.trace import known, tree
+from codegen.trace.array import Array, as_array, is_traced
+from codegen.trace.context import Context, is_library_file, user_place
+
+Function = Callable[..., Any]
+
+# NumPy's functions and methods that write into their first argument.
+_WRITERS = ("copyto", "fill_diagonal", "place", "put", "put_along_axis", "putmask")
+_WRITING_METHODS = ("byteswap", "fill", "partition", "put", "resize", "setfield", "sort")
+# What these make is a formula of the image, not data, until it is written.
+_FORMULAS = (np.zeros, np.ones, np.empty, np.full, np.eye, np.identity)
+
+
+def is_unknown(*trees: Any) -> bool:
+    """Whether something in these is known at run time only."""
+    return any(map(is_traced, tree.leaves(trees)))
+
+
+def refuse_constant_write(text: str) -> NoReturn:
+    raise ProgramError(
+        f"{text} is a NumPy array from outside the program, which is a constant",
+        place=user_place(),
+        expected="an array that was made in the program",
+        found=f"a write into {text}",
+        remedy=f"write into a copy: {text} = {text}.copy()" if text.isidentifier()
+        else "write into a copy of it, made in the program by .copy()",
+    )  # fmt: skip
+
+
+def target(x: Any, text: str) -> Any:
+    """What a statement writes into, or an error where it is a constant."""
+    if _is_constant(x) and Context.current() is not None:
+        refuse_constant_write(text)
+    return x
+
+
+def fresh(x: Any) -> Any:
+    """The result of an operator: of constants, it is an array of the program."""
+    return known.made(x) if type(x) is np.ndarray and x.base is None else x
+
+
+class _Indexed:
+    """A constant whose elements are asked for: also at subscripts known only at run time."""
+
+    def __init__(self, data: np.ndarray[Any, Any]) -> None:
+        self.data = data
+
+    def __getitem__(self, key: Any) -> Any:
+        slices = [x for x in tree.leaves(key) if isinstance(x, slice)]
+        if is_unknown(key, [(s.start, s.stop, s.step) for s in slices]):
+            return as_array(self.data)[key]
+        return fresh(self.data[known.plain(key)])
+
+
+def indexed(x: Any) -> Any:
+    """What is subscripted to be read."""
+    return _Indexed(x) if _is_constant(x) and Context.current() is not None else x
+
+
+def _is_constant(x: Any) -> bool:
+    return type(x) is np.ndarray and dtypes.from_numpy(x.dtype) is not None
+
+
+# ---- NumPy ---------------------------------------------------------------------------------------
+
+
+def called(
+    function: Any, ours: Function | None, args: Sequence[Any], kwargs: dict[str, Any]
+) -> Any:
+    """A function, ufunc or method of NumPy's whose arguments are all known."""
+    written = _written(function, args, kwargs)
+    for x in written:
+        if _is_constant(x):
+            refuse_constant_write(text_of(x))
+    into = [x for x in written if isinstance(x, Array)]
+    return known.evaluate(function, ours, args, kwargs, into)
+
+
+def may_run(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether NumPy may run a call now: all is known, and what it writes may be written."""
+    if is_unknown(args, kwargs):
+        return False
+    if isinstance(function, np.ufunc) and any(map(known.is_huge, args)):
+        return False
+    return all(known.writable(x) for x in _written(function, args, kwargs) if isinstance(x, Array))
+
+
+def _written(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+    """The arrays that a call writes into."""
+    out = kwargs.get("out")
+    written = list(out) if isinstance(out, tuple) else [out]
+    if isinstance(function, np.ufunc):
+        written += args[function.nin :]
+    name, owner = getattr(function, "__name__", ""), getattr(function, "__self__", None)
+    if args and (name in _WRITERS or (name == "at" and isinstance(owner, np.ufunc))):
+        written.append(args[0])
+    if name in _WRITING_METHODS and isinstance(owner, np.ndarray):
+        written.append(owner)
+    if args and name in _WRITING_METHODS and function is getattr(np.ndarray, name):
+        written.append(args[0])
+    return [x for x in written if isinstance(x, (Array, np.ndarray))]
+
+
+def text_of(x: Any) -> str:
+    """The variable of the user's that holds an array."""
+    from codegen.trace.context import user_frame
+
+    frame = user_frame()
+    scopes = (frame.f_locals, frame.f_globals) if frame else ()
+    return next((n for scope in scopes for n, v in scope.items() if v is x), "this")
+
+
+def created(function: Function, ours: Function, args: Any, kwargs: dict[str, Any]) -> Any:
+    """np.zeros, np.arange, np.array … of arguments that are known."""
+    context = Context.current()
+    if context is None or function not in _FORMULAS or not _is_simple(args, kwargs):
+        return known.evaluate(function, ours, args, kwargs)
+    if function is np.empty:
+        function = np.zeros  # an empty array may hold anything; zeros are the same in every run
+    make: Callable[[], Any] = lambda: function(*args, **kwargs)  # noqa: E731
+    if function in (np.eye, np.identity):
+        made = like = make()
+        make = lambda: made  # noqa: E731
+    else:  # nobody may ever ask for their elements
+        given = args[2:] if function is np.full else args[1:]
+        dtype = kwargs.get("dtype", given[0] if given else None)
+        if dtype is None and function is np.full:
+            dtype = np.asarray(args[1]).dtype
+        like = np.broadcast_to(np.empty((), dtype), args[0])
+    kind = dtypes.from_numpy(like.dtype)
+    if kind is None:
+        return make()
+    return known.made_lazily(context, like.shape, kind, make, lambda: ours(*args, **kwargs).read())
+
+
+def _is_simple(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    """Whether the arguments are numbers, element types, and a shape of integers."""
+
+    def is_number(x: Any) -> bool:
+        return isinstance(x, (bool, int, float, complex, np.generic))
+
+    shape_is_simple = bool(args) and (
+        is_number(args[0]) or (isinstance(args[0], tuple) and all(map(is_number, args[0])))
+    )
+    others = (*args[1:], *kwargs.values())
+    return (
+        shape_is_simple
+        and set(kwargs) <= {"dtype", "k"}
+        and all(x is None or is_number(x) or isinstance(x, (type, str, np.dtype)) for x in others)
+    )
+
+
+def extents_known(x: Any) -> Any:
+    """x with NumPy's arrays in place of known integers, which may stand for extents or indices."""
+    if isinstance(x, (tuple, list)):
+        return type(x)(map(extents_known, x)) if any(map(known.is_known, x)) else x
+    return known.plain(x) if known.is_known(x) and x.dtype.kind in "iub" else x
+
+
+# ---- what a call in converted code runs ----------------------------------------------------------
+
+
+def foreign(function: Any) -> Function | None:
+    """What runs instead of a function of NumPy's or of another library; None: of neither."""
+    owner = getattr(function, "__self__", None)
+    if isinstance(owner, Array):
+        return None
+    if type(owner) is np.ndarray or isinstance(owner, np.ufunc):
+        return _of_numpy(function)
+    roots = {_root(x) for x in (function, type(function), type(owner))}
+    if "numpy" in roots:
+        return _of_numpy(function)
+    return library(function) if any(map(_is_library, roots)) else None
+
+
+def _root(x: Any) -> str:
+    module = getattr(x, "__module__", None)
+    return module.split(".")[0] if isinstance(module, str) else ""
+
+
+@cache
+def _is_library(name: str) -> bool:
+    if name in ("", "builtins", "__main__", "codegen", "spmd") or name in sys.stdlib_module_names:
+        return False
+    module = sys.modules.get(name)
+    file = getattr(module, "__file__", None)
+    return isinstance(module, types.ModuleType) and file is not None and is_library_file(file)
+
+
+def _of_numpy(function: Any) -> Function:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        from codegen.trace import dispatch
+
+        if not may_run(function, args, kwargs):
+            return function(*args, **kwargs)
+        return called(function, dispatch.ours_of(function), args, kwargs)
+
+    return call
+
+
+def library(function: Function) -> Function:
+    """A function that knows nothing of us, called with NumPy's arrays."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if is_unknown(args, kwargs):
+            return function(*args, **kwargs)
+        given, options = known.plain(args, True), known.plain(kwargs, True)
+        held = {id(known.root(x)) for x in tree.leaves((given, options, _arrays_of(function)))
+                if isinstance(x, np.ndarray)}  # fmt: skip
+        return known.taken(function(*given, **options), held)
+
+    return call
+
+
+def _arrays_of(function: Any) -> list[Any]:
+    """Arrays that an object holds whose method is called: its results may be these."""
+    return list(getattr(getattr(function, "__self__", None), "__dict__", {}).values())

@@ -1,0 +1,255 @@
+"""Arrays whose elements are known while building: NumPy made them in the program, and Python wrote.
+
+Such a content is a NumPy array, for any Python to use. It becomes a value of the graph where it
+meets what is known at run time only: as its formula with the writes since, or as a constant.
+Always holds: a content is written in place only by code that runs once, and in program order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from codegen import dtypes, expr
+from codegen.dtypes import DType
+from codegen.ir import ArrayType, Value
+from codegen.layouts import propagation
+from codegen.trace import tree
+
+if TYPE_CHECKING:
+    from codegen.trace.array import Array
+    from codegen.trace.context import Context
+    from codegen.trace.view import View
+
+_WRITES = 8  # writes that are kept beside a formula; with more, the elements are data
+_LARGE = 1 << 16  # elements; of larger arrays more writes are kept, since data fill the image
+_HUGE = 1 << 22  # elements; formulas of larger arrays are not computed while building
+_MANY_WRITES = 64
+_MOST_WRITTEN = 1 << 14  # elements of a write that is kept
+
+
+class Known:
+    """The content of a storage. `make` gives the elements when somebody asks for them."""
+
+    def __init__(
+        self, context: Context, shape: tuple[int, ...], dtype: DType,
+        make: Callable[[], np.ndarray[Any, Any]], formula: Callable[[], Value] | None = None,
+    ) -> None:  # fmt: skip
+        from codegen.trace.context import user_place
+
+        self.context, self.shape, self.dtype = context, shape, dtype
+        self._make = make
+        self._data: np.ndarray[Any, Any] | None = None
+        self.formula = formula
+        self.writes: list[tuple[View, Any]] = []  # since the formula: where, and what
+        self.version = 0
+        self.epoch = context.epoch
+        self.place = user_place()
+
+    @property
+    def data(self) -> np.ndarray[Any, Any]:
+        """The elements, contiguous in C order; whoever writes them calls `wrote`."""
+        if self._data is None:
+            self._data = self._make()
+        return self._data
+
+    @property
+    def type(self) -> ArrayType:
+        t = ArrayType(self.dtype, tuple(expr.const(n) for n in self.shape))
+        return t if self.context.rank_view else propagation.laid_out("const", (), {}, t)
+
+    def value(self) -> Value:
+        """The content as it is now, as a value of the open region."""
+        return self.context.remember(("known", self, self.version), self._emit)
+
+    def _emit(self) -> Value:
+        from codegen.trace import elementwise, view
+        from codegen.trace.constants import constant_value
+
+        context = self.context
+        with context.standing_at(self.place):
+            if self.formula is None:
+                return constant_value(context, self.data)
+            value = self.formula()
+            for seen, written in self.writes:
+                shape = view.shape_of(seen, value.type.shape)
+                new = elementwise.operand_value(context, written, self.dtype, shape)
+                value = view.put(context, value, seen, new)
+            return value
+
+    def copied(self) -> Known:
+        """The same content, for writes that must not reach who holds this one."""
+        new = Known(self.context, self.shape, self.dtype, self.data.copy, self.formula)
+        new.writes, new.place = list(self.writes), self.place
+        return new
+
+    def wrote(self, seen: View | None, value: Any) -> None:
+        """Elements seen so have been replaced by `value`; None: nobody can say which ones."""
+        self.version += 1
+        most = _MANY_WRITES if self.data.size > _LARGE else _WRITES
+        if self.formula is None or seen is None or len(self.writes) >= most or (
+            np.size(value) > _MOST_WRITTEN
+        ):  # fmt: skip
+            self.formula, self.writes = None, []
+        else:
+            self.writes.append((seen, np.array(value)))
+
+
+# ---- arrays of known content ---------------------------------------------------------------------
+
+
+def made(data: np.ndarray[Any, Any], formula: Callable[[], Value] | None = None) -> Any:
+    """An array of the program with these elements, which belong to it from now on."""
+    from codegen.trace.context import Context
+
+    context, dtype = Context.current(), dtypes.from_numpy(data.dtype)
+    if context is None or dtype is None or type(data) is not np.ndarray:
+        return data
+    if not data.flags.c_contiguous and data.T.flags.c_contiguous and data.base is None:
+        return made_lazily(context, data.shape[::-1], dtype, lambda: data.T, formula).transpose()
+    kept = data if data.flags.c_contiguous and data.flags.writeable else data.copy()
+    return made_lazily(context, data.shape, dtype, lambda: kept, formula)
+
+
+def made_lazily(
+    context: Context, shape: tuple[int, ...], dtype: DType,
+    make: Callable[[], np.ndarray[Any, Any]], formula: Callable[[], Value] | None,
+) -> Array:  # fmt: skip
+    from codegen.trace.array import Array
+    from codegen.trace.context import Storage
+
+    return Array(context, Storage(context, Known(context, shape, dtype, make, formula)))
+
+
+def is_known(x: Any) -> bool:
+    """Whether x is an array of the program whose elements are known now."""
+    from codegen.trace.array import Array
+
+    return isinstance(x, Array) and x.is_known
+
+
+def is_huge(x: Any) -> bool:
+    """Whether x is a formula of so many elements that what is computed of it stays one."""
+    content = x.storage.content if is_known(x) else None
+    return content is not None and bool(content.formula) and math.prod(content.shape) > _HUGE
+
+
+def plain(x: Any, may_write: bool = False) -> Any:
+    """x with NumPy's arrays in place of arrays of known content, in lists, tuples and dicts too.
+
+    They show the elements themselves, and cannot be written unless `may_write`.
+    """
+    if is_known(x):
+        if may_write and writable(x):
+            shown = owned(x)
+            x.storage.content.wrote(None, 0)
+            return shown
+        shown = x.known.view()
+        shown.flags.writeable = False
+        return shown
+    if isinstance(x, (list, tuple, dict)) and any(map(is_known, tree.leaves(x))):
+        return tree.map_tree(lambda leaf: plain(leaf, may_write), x)
+    return x
+
+
+def writable(x: Array) -> bool:
+    """Whether Python may write x in place: what runs now runs once, where x was made."""
+    storage = x.storage
+    return x.is_known and not storage.shadows and storage.region is x.context.region()
+
+
+def owned(x: Array) -> np.ndarray[Any, Any]:
+    """The elements of x, which may be written in place now."""
+    content = x.storage.content
+    if content.epoch != x.context.epoch:  # a piece of code that may be undone began since
+        x.storage.content = content.copied()
+    shown = x.known
+    assert shown is not None
+    return shown
+
+
+def assign(x: Array, key: Any, value: Any) -> bool:
+    """x[key] = value by NumPy itself; False where NumPy refuses it."""
+    from codegen.trace import index
+
+    target = x if key is ... else index.basic_target(x, key)
+    try:
+        owned(x)[key] = value
+    except (ValueError, TypeError, IndexError):
+        return False
+    if target is None:
+        x.storage.content.wrote(None, 0)
+    else:
+        x.storage.content.wrote(target.seen, value if np.ndim(value) == 0 else target.known)
+    return True
+
+
+# ---- NumPy's functions on them -------------------------------------------------------------------
+
+
+def evaluate(
+    function: Callable[..., Any], ours: Callable[..., Any] | None, args: Sequence[Any],
+    kwargs: dict[str, Any], written: Sequence[Any] = (),
+) -> Any:  # fmt: skip
+    """A function of NumPy's, run now: arguments are known. `written`: those it writes into.
+
+    New arrays are arrays of the program; `ours` makes what shows the memory of an argument.
+    """
+    targets = {id(x): owned(x) for x in written}
+
+    def given(x: Any) -> Any:
+        return targets[id(x)] if id(x) in targets else plain(x)
+
+    arguments = [_mapped(given, x) for x in args]
+    options = {k: _mapped(given, x) for k, x in kwargs.items()}
+    result = function(*arguments, **options)
+    for x in written:
+        x.storage.content.wrote(x.seen, targets[id(x)])
+    back = {id(targets[id(x)]): x for x in written}
+    owner = getattr(function, "__self__", None)
+    theirs = {id(root(x)) for x in tree.leaves((arguments, options, owner))
+              if isinstance(x, np.ndarray)}  # fmt: skip
+    ids = {id(root(x.known)) for x in tree.leaves((args, kwargs)) if is_known(x)}
+    if ours is not None and any(id(root(x)) in ids and id(x) not in back for x in _arrays(result)):
+        return ours(*args, **kwargs)
+
+    return taken(result, theirs - ids, back)
+
+
+def taken(result: Any, theirs: set[int], back: dict[int, Any] | None = None) -> Any:
+    """What NumPy returned, with its new arrays as arrays of the program.
+
+    theirs: ids of the owners of memory that stays a constant. back: what some arrays stand for.
+    """
+    known_as = back or {}
+
+    def one(x: Any) -> Any:
+        if id(x) in known_as:
+            return known_as[id(x)]
+        if type(x) is not np.ndarray or id(root(x)) in theirs:
+            return x
+        return made(x.copy() if x.base is not None else x)
+
+    return _mapped(one, result)
+
+
+def _mapped(f: Callable[[Any], Any], x: Any) -> Any:
+    """f of an array, or of those in a list, tuple or dict that holds some."""
+    if isinstance(x, (list, tuple, dict)):
+        held = any(isinstance(leaf, np.ndarray) or is_known(leaf) for leaf in tree.leaves(x))
+        return tree.map_tree(f, x) if held else x
+    return f(x)
+
+
+def _arrays(x: Any) -> list[Any]:
+    return [leaf for leaf in tree.leaves(x) if isinstance(leaf, np.ndarray)]
+
+
+def root(x: np.ndarray[Any, Any]) -> Any:
+    """The array that owns the memory under x."""
+    while isinstance(x.base, np.ndarray):
+        x = x.base
+    return x

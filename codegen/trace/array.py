@@ -9,7 +9,7 @@ Always holds: a 0-d result of an operation is a NumPy scalar: immutable, `scalar
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import numpy as np
@@ -102,6 +102,17 @@ def _method(name: str) -> Any:
 
     call.__name__ = name
     return call
+
+
+def _asked(convert: Callable[..., Any], needed: str, remedy: str) -> Any:
+    """A method of Python's that needs the elements while building."""
+
+    def ask(self: Array, *args: Any, **kwargs: Any) -> Any:
+        if self.is_known:
+            return convert(known.plain(self), *args, **kwargs)
+        self._unknown(needed, remedy)
+
+    return ask
 
 
 class Array:
@@ -456,61 +467,22 @@ class Array:
 
     # ---- where Python needs a value while building -------------------------------------------
 
-    def __bool__(self) -> bool:
-        if self.is_known:
-            return bool(self.known)
-        self._unknown("a truth value", "if, while, and, or, not in the program's own source are "
-                      "compiled (use .any() or .all() of an array); elsewhere np.where or "
+    __bool__ = _asked(bool, "a truth value", "if, while, and, or, not in the program's own source "
+                      "are compiled (use .any() or .all() of an array); elsewhere np.where or "
                       "spmd.cond")  # fmt: skip
-
-    def __int__(self) -> int:
-        if self.is_known:
-            return int(self.known)  # type: ignore[arg-type]
-        self._unknown("a Python integer", "x.astype(np.int64) converts at run time")
-
-    def __index__(self) -> int:
-        if self.is_known:
-            return operator.index(self.known)  # type: ignore[arg-type]
-        self._unknown("a Python integer", "spmd.range for loops; subscripts take the array itself; "
-                      "an extent must be known while building")  # fmt: skip
-
-    def __float__(self) -> float:
-        if self.is_known:
-            return float(self.known)  # type: ignore[arg-type]
-        self._unknown("a Python float", "use the 0-d array as it is, or x.astype(np.float64); "
-                      "into one that NumPy made, x: x = spmd.asarray(x) first")  # fmt: skip
-
-    def __complex__(self) -> complex:
-        if self.is_known:
-            return complex(self.known)  # type: ignore[arg-type]
-        self._unknown("a Python complex", "use the 0-d array as it is")
-
-    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
-        if self.is_known:
-            return np.array(known.plain(self), dtype, copy=copy)
-        self._unknown("a NumPy array", "NumPy functions take the array itself; np.stack and "
-                      "np.concatenate make one of several; to subscript one that NumPy made, a: "
-                      "spmd.asarray(a)[x]")  # fmt: skip
-
-    def item(self, *index: Any) -> Any:
-        if self.is_known:
-            return self.known.item(*index)  # type: ignore[union-attr]
-        self._unknown("a Python number", "x[k] is the element as a 0-d array")
-
-    def tolist(self) -> Any:
-        if self.is_known:
-            return self.known.tolist()  # type: ignore[union-attr]
-        self._unknown("a Python list", "return the array from the program")
-
-    def tobytes(self) -> bytes:
-        if self.is_known:
-            return self.known.tobytes()  # type: ignore[union-attr]
-        self._unknown("bytes", "return the array from the program")
-
-    def __format__(self, spec: str) -> str:
-        if self.is_known:
-            return format(self.known, spec)
-        self._unknown("text", 'spmd.print("... {}", value) prints it while the program runs')
+    __int__ = _asked(int, "a Python integer", "x.astype(np.int64) converts at run time")
+    __index__ = _asked(operator.index, "a Python integer", "spmd.range for loops; subscripts take "
+                       "the array itself; an extent must be known while building")  # fmt: skip
+    __float__ = _asked(float, "a Python float", "use the 0-d array as it is, or "
+                       "x.astype(np.float64)")  # fmt: skip
+    __complex__ = _asked(complex, "a Python complex", "use the 0-d array as it is")
+    __array__ = _asked(np.array, "a NumPy array", "NumPy functions take the array itself; np.stack "
+                       "and np.concatenate make one of several")  # fmt: skip
+    item = _asked(np.ndarray.item, "a Python number", "x[k] is the element as a 0-d array")
+    tolist = _asked(np.ndarray.tolist, "a Python list", "return the array from the program")
+    tobytes = _asked(np.ndarray.tobytes, "bytes", "return the array from the program")
+    __format__ = _asked(format, "text", 'spmd.print("... {}", value) prints it while the program '
+                        "runs")  # fmt: skip
 
     def _unknown(self, needed: str, remedy: str) -> NoReturn:
         refuse_constant()

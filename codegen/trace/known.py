@@ -150,7 +150,7 @@ def plain(x: Any, may_write: bool = False) -> Any:
         shown = x.known.view()
         shown.flags.writeable = False
         return shown
-    if isinstance(x, (list, tuple, dict)) and any(map(is_known, tree.leaves(x))):
+    if _is_tree(x) and any(map(is_known, tree.leaves(x))):
         return tree.map_tree(lambda leaf: plain(leaf, may_write), x)
     return x
 
@@ -238,10 +238,15 @@ def taken(result: Any, theirs: set[int], back: dict[int, Any] | None = None) -> 
 
 def _mapped(f: Callable[[Any], Any], x: Any) -> Any:
     """f of an array, or of those in a list, tuple or dict that holds some."""
-    if isinstance(x, (list, tuple, dict)):
+    if _is_tree(x):
         held = any(isinstance(leaf, np.ndarray) or is_known(leaf) for leaf in tree.leaves(x))
         return tree.map_tree(f, x) if held else x
     return f(x)
+
+
+def _is_tree(x: Any) -> bool:
+    """Whether x may be made again with other leaves: no subclass with a constructor of its own."""
+    return type(x) in (list, tuple, dict) or (isinstance(x, tuple) and hasattr(x, "_fields"))
 
 
 def _arrays(x: Any) -> list[Any]:

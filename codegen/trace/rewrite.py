@@ -315,7 +315,11 @@ class _Rewriter(ast.NodeTransformer):
         return self._stored(node, node.targets)
 
     def visit_AugAssign(self, node: ast.AugAssign) -> Any:
-        return self._stored(node, [node.target])
+        new = self._stored(node, [node.target])
+        if not isinstance(node.target, ast.Name):
+            return new
+        check = _runtime("target", _load(node.target.id), ast.Constant(node.target.id))
+        return [at(node.target, ast.Expr(check)), *(new if isinstance(new, list) else [new])]
 
     def visit_Delete(self, node: ast.Delete) -> Any:
         return self._stored(node, node.targets)
@@ -391,13 +395,6 @@ class _Rewriter(ast.NodeTransformer):
         elif not isinstance(node.value, ast.Constant):
             node.value = at(node.value, _runtime("indexed", node.value))
         return node
-
-    def visit_AugAssign(self, node: ast.AugAssign) -> Any:
-        new = self.generic_visit(node)
-        if not isinstance(node.target, ast.Name):
-            return new
-        check = _runtime("target", _load(node.target.id), ast.Constant(node.target.id))
-        return [at(node.target, ast.Expr(check)), new]
 
     def visit_BinOp(self, node: ast.BinOp | ast.UnaryOp) -> Any:
         self._operands(node)

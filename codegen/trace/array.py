@@ -41,7 +41,7 @@ from codegen.trace.context import (
     require_context,
     user_place,
 )
-from codegen.trace.known import Known
+from codegen.trace.known import Known, refuse_constant_write
 from codegen.trace.number import Number, choose, maximum, minimum, number, where_asked
 from codegen.trace.refused import REMEDIES
 
@@ -130,13 +130,20 @@ class Array:
         weak: bool = False,
         scalar: bool = False,
     ) -> None:
-        self.context = context
+        self._context = context
         self.storage = storage
         self.seen = view
         self.weak = weak
         self.scalar = scalar
 
     # ---- content -----------------------------------------------------------------------------
+
+    @property
+    def context(self) -> Context:
+        """The capture that it belongs to; of known content, the present one: it has survived."""
+        if isinstance(self.storage.content, Known):
+            return self.storage.content.context
+        return self._context
 
     @property
     def base(self) -> Value:
@@ -203,6 +210,9 @@ class Array:
                 found="an element that was read, or the 0-d result of an operation",
                 remedy="bind the name again: x = y",
             )
+        content = self.storage.content
+        if isinstance(content, Known) and content.made_in is not self.context:
+            refuse_constant_write("an array that was kept from another build")
         captured = self.context.captured
         if captured and self.storage.home is not captured[-1]:
             raise ProgramError(

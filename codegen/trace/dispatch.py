@@ -29,6 +29,7 @@ from codegen.trace import (
     statistics,
 )
 from codegen.trace.array import Array, is_traced, unsupported
+from codegen.trace.known import refuse_constant_write
 from codegen.trace.masks import Chosen
 from codegen.trace.refused import BUILD_TIME, NOT_ABOUT_ARRAYS, REMEDIES
 
@@ -211,7 +212,7 @@ def _call(ufunc: np.ufunc, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     out: Any = options.pop("out", None)
     out = out[0] if isinstance(out, tuple) and len(out) == 1 else out
     if out is not None and not isinstance(out, (Array, tuple)):
-        foreign.refuse_constant_write(foreign.text_of(out))
+        refuse_constant_write(foreign.text_of(out))
     return elementwise.apply(ufunc, *inputs, out=out, **options)
 
 

@@ -11,15 +11,15 @@ import sys
 import types
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
 from codegen import dtypes
-from codegen.errors import ProgramError
 from codegen.trace import known, tree
 from codegen.trace.array import Array, as_array, is_traced
-from codegen.trace.context import Context, is_library_file, user_place
+from codegen.trace.context import Context, is_library_file
+from codegen.trace.known import refuse_constant_write
 
 Function = Callable[..., Any]
 
@@ -33,17 +33,6 @@ _FORMULAS = (np.zeros, np.ones, np.empty, np.full, np.eye, np.identity)
 def is_unknown(*trees: Any) -> bool:
     """Whether something in these is known at run time only."""
     return any(map(is_traced, tree.leaves(trees)))
-
-
-def refuse_constant_write(text: str) -> NoReturn:
-    raise ProgramError(
-        f"{text} is a NumPy array from outside the program, which is a constant",
-        place=user_place(),
-        expected="an array that was made in the program",
-        found=f"a write into {text}",
-        remedy=f"write into a copy: {text} = {text}.copy()" if text.isidentifier()
-        else "write into a copy of it, made in the program by .copy()",
-    )  # fmt: skip
 
 
 def target(x: Any, text: str) -> Any:

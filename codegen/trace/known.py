@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
 from codegen import dtypes, expr
 from codegen.dtypes import DType
+from codegen.errors import ProgramError
 from codegen.ir import ArrayType, Value
 from codegen.layouts import propagation
 from codegen.trace import tree
@@ -40,7 +41,7 @@ class Known:
     ) -> None:  # fmt: skip
         from codegen.trace.context import user_place
 
-        self.context, self.shape, self.dtype = context, shape, dtype
+        self.made_in, self.shape, self.dtype = context, shape, dtype
         self._make = make
         self._data: np.ndarray[Any, Any] | None = None
         self.formula = formula
@@ -48,6 +49,13 @@ class Known:
         self.version = 0
         self.epoch = context.epoch
         self.place = user_place()
+
+    @property
+    def context(self) -> Context:
+        """The present capture: a content may be kept from another one, as a constant."""
+        from codegen.trace.context import Context
+
+        return Context.current() or self.made_in
 
     @property
     def data(self) -> np.ndarray[Any, Any]:
@@ -185,6 +193,20 @@ def assign(x: Array, key: Any, value: Any) -> bool:
     else:
         x.storage.content.wrote(target.seen, value if np.ndim(value) == 0 else target.known)
     return True
+
+
+def refuse_constant_write(text: str) -> NoReturn:
+    """Raises ProgramError for a write into an array that the program did not make."""
+    from codegen.trace.context import user_place
+
+    raise ProgramError(
+        f"{text} is a NumPy array from outside the program, which is a constant",
+        place=user_place(),
+        expected="an array that was made in the program",
+        found=f"a write into {text}",
+        remedy=f"write into a copy: {text} = {text}.copy()" if text.isidentifier()
+        else "write into a copy of it, made in the program by .copy()",
+    )  # fmt: skip
 
 
 # ---- NumPy's functions on them -------------------------------------------------------------------

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from codegen.errors import Place, UnsupportedError
-from codegen.trace.array import Array, Number
+from codegen.trace.array import Array, Number, is_traced
 from codegen.trace.context import Context, is_user_file, user_place
 from codegen.trace.state import Names, Variables, is_users_class, same
 
@@ -277,7 +277,7 @@ def _grew(seen: _Seen, now: dict[Any, Any]) -> bool:
     return (
         isinstance(seen.thing, (dict, type, types.ModuleType, types.FunctionType))
         and all(k in now and _alike(now[k], v) for k, v in seen.items.items())
-        and not any(isinstance(now[k], (Array, Number)) for k in now.keys() - seen.items.keys())
+        and not any(map(is_traced, (now[k] for k in now.keys() - seen.items.keys())))
     )
 
 

@@ -465,3 +465,22 @@ def test_blank_and_uniform_arrays_and_grids_are_no_data():
 
     module = capture(f).capture()
     assert "const" not in {op.kind for op in walk(module.body)}
+
+
+KEPT: dict[int, Any] = {}
+
+
+def test_what_a_cache_keeps_is_a_constant_of_the_next_build():
+    def table(n):
+        if n not in KEPT:
+            KEPT[n] = np.hanning(n)
+        return KEPT[n]
+
+    def reads(x, k, t):
+        return x * table(6), table(6)[k]
+
+    for _ in range(2):
+        agree(reads, False)
+        np.testing.assert_array_equal(KEPT[6] + 1, np.hanning(6) + 1)
+    with pytest.raises(SpmdError, match="kept from another build"):
+        capture(lambda x, k, t: table(6).__setitem__(0, x[0])).capture()

@@ -18,6 +18,8 @@ from codegen.errors import EXIT_ENVIRONMENT, EnvironmentFault, SpmdError
 from spmd.launchers import launcher
 from spmd.memory import available_memory, bytes_text, memory_limit
 
+NO_ENGINE = (ImportError, EnvironmentFault)  # what importing it may raise
+
 OK, WARNING, MISSING = "ok", "warning", "missing"
 OPEN_MPI_FOLDER = "PRTE_MCA_prte_tmpdir_base=/dev/shm"  # where its launcher keeps a session
 SMALL = 1 << 30  # bytes of memory below which a warning is due
@@ -120,8 +122,10 @@ def _engine() -> Check:
     text = f"spmd {version_of('spmd') or 'in a source tree'}"
     try:
         from spmd.engine import _engine
+    except EnvironmentFault as error:
+        return Check("engine", MISSING, f"{text}; {error.message}", error.remedy)
     except ImportError as error:
-        return Check("engine", MISSING, f"{text}; not built: {error}",
+        return Check("engine", MISSING, f"{text}; not loaded: {error}",
                      "pip install . in the source tree, or make setup")  # fmt: skip
     return Check("engine", OK, f"{text}, {_engine.__file__}")
 
@@ -189,7 +193,7 @@ def _places() -> Check:
 
     try:
         from spmd import loader
-    except ImportError:
+    except NO_ENGINE:
         return Check("loading", WARNING, "not tried without the engine")
     good = []
     for place in loader.places():
@@ -281,7 +285,7 @@ def calibration() -> Iterator[Check]:
     try:
         from spmd import limits
         from spmd.calibrate import Calibration
-    except ImportError as error:
+    except NO_ENGINE as error:
         yield Check(name, WARNING, f"not without the engine: {error}")
         return
     print("spmd: measuring, for up to 20 seconds", file=sys.stderr)
@@ -313,7 +317,7 @@ def exchange() -> Iterator[Check]:
     try:
         from spmd import limits
         from spmd.engine import ffi, lib
-    except ImportError:
+    except NO_ENGINE:
         return
     found = limits.find()
     kinds = []

@@ -129,7 +129,8 @@ class Image:
     def checking(self, check: Any) -> Image:
         """The image that checks this: itself if it does, else it is built, once.
 
-        Raises UsageError for one that was loaded from a file, and for an unknown check.
+        Raises UsageError for one that was loaded from a file, for an unknown check, and where the
+        program has changed meanwhile.
         """
         checks = checks_of(check)
         if self._again is None or set(checks) <= set(self.manifest["checks"]):
@@ -139,6 +140,12 @@ class Image:
         if checks not in self._with_checks:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", LayoutWarning)
+                if self._again(check=self.manifest["checks"]).digest != self.digest:
+                    raise UsageError(
+                        "the program, or what it reads, has changed since this image was built",
+                        expected="the same program, which is built again with checks",
+                        remedy="build it now: spmd.build(program, check=True)",
+                    )
                 self._with_checks[checks] = self._again(check=checks)
         return self._with_checks[checks]
 

@@ -4,6 +4,13 @@ Always holds: importing this imports nothing but the extension (every rank does 
 status is checked by the caller, in one place (spmd/job.py). Calls release the interpreter.
 """
 
-from ._engine import ffi, lib
+try:
+    from ._engine import ffi, lib
+except ModuleNotFoundError as error:
+    if error.name != f"{__name__}._engine":
+        raise
+    from spmd.engine.missing import not_built
+
+    raise not_built(__path__[0]) from None
 
 __all__ = ["ffi", "lib"]

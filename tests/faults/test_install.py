@@ -1,12 +1,13 @@
-"""Another package called codegen in the way, or none: said clearly, with what to do."""
+"""Another package in the way, or a source folder without an engine: said, with what to do."""
 
 from __future__ import annotations
 
+import shutil
 import sys
 
 import pytest
 
-from tests.conftest import run
+from tests.conftest import ROOT, run
 
 
 @pytest.fixture
@@ -25,3 +26,34 @@ def test_import(other_codegen):
     code = "import spmd\ntry:\n    spmd.program\nexcept ImportError as e:\n    print('told', e)"
     done = run([sys.executable, "-c", code], cwd=other_codegen).expect(0, "told")
     assert str(other_codegen / "codegen.py") in done.out
+
+
+@pytest.fixture
+def sources(tmp_path):
+    """A source folder in which nothing is built."""
+    built = shutil.ignore_patterns("*.so", "__pycache__", "_engine.c")
+    for name in ("spmd", "codegen"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=built)
+    return tmp_path
+
+
+def test_the_source_folder_hides_what_is_installed(sources):
+    """After `pip install .`, in that folder: Python looks there first."""
+    code = "import spmd\ntry:\n    spmd.build\nexcept spmd.EnvironmentFault as e:\n    print(e)"
+    done = run([sys.executable, "-c", code], cwd=sources).expect(0, "where it is not built")
+    assert f"folder {sources}" in done.out and str(ROOT / "spmd") in done.out
+    assert "-P" in done.out
+    done = run([sys.executable, "-P", "-c", code], cwd=sources).expect(0)
+    assert done.out == ""
+    done = run([sys.executable, "-m", "spmd", "doctor"], cwd=sources)
+    done.expect(69, "where it is not built", "missing: engine")
+
+
+def test_no_engine_and_another_pythons(sources):
+    command = [sys.executable, "-m", "spmd", "run", "x.img"]
+    alone = {"PYTHONPATH": "", "PYTHONNOUSERSITE": "1"}
+    command[1:1] = ["-S"]  # without the packages of this environment
+    done = run(command, cwd=sources, env=alone)
+    done.expect(69, "the engine of spmd is not built", "make setup")
+    (sources / "spmd" / "engine" / "_engine.cpython-399-none.so").touch()
+    run(command, cwd=sources, env=alone).expect(69, "built for another Python", "cpython-399")

@@ -12,6 +12,7 @@ import pytest
 
 import spmd
 from codegen import kept, kernels, link
+from codegen.errors import UsageError
 from spmd.cache import Cache
 
 SCALE = 3
@@ -57,8 +58,11 @@ def no_compilers(monkeypatch):
 
 def test_it_follows_what_the_program_reads(request, monkeypatch):
     """Globals of the program, its helpers and its kernels; then all as before, from the cache."""
-    assert list(spmd.build(scaled).run(ranks=2)) == [0, 3, 6, 9, 12, 15]
+    image = spmd.build(scaled)
+    assert list(image.run(ranks=2)) == [0, 3, 6, 9, 12, 15]
     monkeypatch.setitem(globals(), "SCALE", 4)
+    with pytest.raises(UsageError, match="has changed since this image was built"):
+        image.run(ranks=2, check=True)
     assert list(spmd.build(scaled).run(ranks=2)) == [0, 4, 8, 12, 16, 20]
     monkeypatch.setitem(globals(), "OFFSET", 0.5)
     assert list(spmd.build(scaled).run(ranks=2)) == [2, 6, 10, 14, 18, 22]

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from codegen.errors import InputError
+
 
 @dataclass(frozen=True)
 class DType:
@@ -74,6 +76,22 @@ def from_numpy(dtype: Any) -> DType | None:
     if dtype == "bfloat16":
         return BY_NAME["bfloat16"]
     return BY_NAME.get(np.dtype(dtype).name)
+
+
+def as_numpy(x: Any) -> Any:
+    """np.asarray(x). Raises InputError for masked arrays, whose mask it would lose."""
+    import numpy as np
+
+    several = isinstance(x, (list, tuple))
+    if any(hasattr(e, "filled") and hasattr(e, "mask") for e in (x if several else (x,))):
+        masked: Any = np.ma
+        raise InputError(
+            "a masked array would lose its mask",
+            expected="an array without a mask",
+            found=f"a masked array of {masked.count_masked(x)} masked elements",
+            remedy="x.filled(v), with v where the mask is; pass the mask as an array of bools",
+        )
+    return np.asarray(x)
 
 
 def folded_in(dtype: DType) -> DType:

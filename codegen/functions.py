@@ -157,7 +157,7 @@ COMBINE: dict[str, str] = {
 }  # fmt: skip
 
 
-def neutral(fn: str, dtype: DType) -> int | float | bool:
+def neutral(fn: str, dtype: DType) -> int | float | bool | complex:
     """The value that leaves the other operand of a combining function unchanged."""
     if fn in ("add", "or", "bit_or", "bit_xor"):
         return 0
@@ -167,6 +167,9 @@ def neutral(fn: str, dtype: DType) -> int | float | bool:
         return 1 if dtype.kind == "b" else (-1 if dtype.kind == "i" else 2 ** (8 * dtype.size) - 1)
     if dtype.kind == "f":
         return float("inf") if fn == "min" else float("-inf")
+    if dtype.kind == "c":
+        end = float("inf" if fn == "min" else "-inf")
+        return complex(end, end)
     if dtype.kind == "b":
         return fn == "min"
     info = np.iinfo(dtype.name)

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from codegen import dtypes
 from codegen.checks import checks_of
 from codegen.errors import (
     EnvironmentFault,
@@ -97,7 +98,7 @@ class Local:
     """This process's part of an input: see `local`."""
 
     def __init__(self, part: Any) -> None:
-        self.part = np.asarray(part)
+        self.part = dtypes.as_numpy(part)
 
 
 def local(part: Any) -> Local:
@@ -500,7 +501,7 @@ def _global(array: np.ndarray, dtype: str) -> Global:
 
 def _fitting(declared: dict[str, Any], shape: tuple[int, ...], value: Any) -> np.ndarray | Local:
     """An array of the declared dtype. Only conversions that lose nothing are made."""
-    part = value.part if isinstance(value, Local) else np.asarray(value)
+    part = value.part if isinstance(value, Local) else dtypes.as_numpy(value)
     wanted = report.numpy_dtype(declared["dtype"])
     # Lists and Python numbers have no dtype of their own: they adapt, as in NumPy.
     casting: Any = "safe" if hasattr(value, "dtype") or isinstance(value, Local) else "same_kind"

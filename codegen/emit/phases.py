@@ -13,7 +13,7 @@ from codegen import expr
 from codegen.access import positions, ravel
 from codegen.emit.lines import comment, source, wrapped
 from codegen.emit.nests import single_nest, start_rows, write_nest
-from codegen.emit.operators import call, cast, single
+from codegen.emit.operators import call, cast, filled, single
 from codegen.emit.spell import (
     NodeWriter,
     abstract,
@@ -28,7 +28,7 @@ from codegen.emit.spell import (
 )  # fmt: skip
 from codegen.errors import Place
 from codegen.expr import Expr, Sym
-from codegen.functions import neutral
+from codegen.functions import FUNCTIONS, neutral
 from codegen.mesh import part_of_block
 from codegen.plan import (
     Buffer,
@@ -356,11 +356,12 @@ def _argreduce(self: PhaseWriter, work: Lane) -> None:
     j, compute = work.along.sym.name, work.dtype.compute
     self.line(f"{compute} best = 0;")
     self.line("int64_t where = 0;")
-    sign = "<" if work.fn == "min" else ">"
+    template = FUNCTIONS["lt" if work.fn == "min" else "gt"].template(work.dtype)
+    beyond = filled(template, (single("value"), single("best")), suffix(work.dtype))[0]
 
     def step() -> str:
-        nan = " || (value != value && best == best)" if work.dtype.kind == "f" else ""
-        test = f"{j} == 0 || value {sign} best{nan}"
+        nan = " || (value != value && best == best)" if work.dtype.kind in "fc" else ""
+        test = f"{j} == 0 || {beyond}{nan}"
         return (
             f"const {compute} value = {self.value(value)[0]}; "
             f"if ({test}) {{ best = value; where = {j}; }}"

@@ -188,7 +188,7 @@ class Combining(Views):
         best = self.wide(build.emit("reduce", operands, {"fn": fn, "dims": (d,)}), build)
         extreme = build.emit("all_reduce", (best,), {"axes": axes, "fn": fn})
         same = build.emit("map", (best, extreme), {"fn": "eq"})
-        if best.type.dtype.kind == "f":  # a NaN is the extreme, and equals nothing
+        if best.type.dtype.kind in "fc":  # a NaN is the extreme, and equals nothing
             nan = build.emit("map", (best,), {"fn": "isnan"})
             same = build.emit("map", (same, nan), {"fn": "logical_or"})
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from codegen import dtypes
 from codegen.errors import LayoutError, ProgramError
 from codegen.oracle import kernels
 from codegen.oracle.local import Blocks, EagerArray, local
@@ -72,7 +73,7 @@ class Common:
         return out
 
     def asarray(self, x: Any, dtype: Any = None, layout: Any = None, **_: Any) -> EagerArray:
-        return self.made(np.asarray(x, dtype), layout)
+        return self.made(np.asarray(dtypes.as_numpy(x), dtype), layout)
 
     def array(self, x: Any, dtype: Any = None, layout: Any = None, **_: Any) -> EagerArray:
         return self.made(np.array(x, dtype), layout)

@@ -16,6 +16,7 @@ from typing import Any
 import ml_dtypes  # noqa: F401  so that NumPy knows the name bfloat16
 import numpy as np
 
+from codegen import dtypes
 from codegen.errors import InputError, MeshError, UsageError
 from codegen.oracle.common import Common
 from codegen.oracle.local import EagerArray, whole
@@ -96,7 +97,7 @@ class World(Common):
         extents = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
         self.declared.add(name)
         if name in self.given:
-            array = np.asarray(self.given[name])
+            array = dtypes.as_numpy(self.given[name])
             if array.shape != extents:
                 raise InputError(f"input {name} has another shape", place=user_place(),
                                  expected=str(extents), found=str(array.shape))  # fmt: skip
@@ -106,7 +107,7 @@ class World(Common):
         elif callable(default):
             array = np.asarray(default(*np.indices(extents, sparse=True)))
         else:
-            array = np.asarray(default)
+            array = dtypes.as_numpy(default)
         return self.made(np.broadcast_to(array, extents).astype(dtype), layout)
 
     def scalar(self, name: str, default: Any = None, dtype: Any = None) -> Any:

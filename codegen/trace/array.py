@@ -146,7 +146,7 @@ class Array:
         return self._context
 
     @property
-    def base(self) -> Value:
+    def held(self) -> Value:
         """The storage's value as seen here: in a shard_map, this rank's shard of a global one."""
         if isinstance(self.storage.content, Known):
             return self.storage.content.value()
@@ -177,7 +177,7 @@ class Array:
     @property
     def base_type(self) -> ArrayType:
         content = self.storage.content
-        return content.type if isinstance(content, Known) else self.base.type
+        return content.type if isinstance(content, Known) else self.held.type
 
     @property
     def extents(self) -> Shape:
@@ -199,7 +199,7 @@ class Array:
 
     def read(self) -> Value:
         """The value of the elements seen now; emits the view."""
-        return views.get(self.context, self.base, self.seen)
+        return views.get(self.context, self.held, self.seen)
 
     def write(self, value: Value) -> None:
         """Replace the elements seen; `value` has this array's shape and dtype."""
@@ -222,8 +222,8 @@ class Array:
                 found=str(self.base_type),
                 remedy="pass the array as an argument, and return what is written",
             )
-        new = views.put(self.context, self.base, self.seen, value)
-        have = self.base.type
+        new = views.put(self.context, self.held, self.seen, value)
+        have = self.held.type
         if have.layout and new.type.layout != have.layout and not have.free:
             new = self.context.emit_one("relayout", new, layout=have.layout)
         self.storage.write(self.context, new)
@@ -263,7 +263,7 @@ class Array:
     @property
     def layout(self) -> Any:
         """As the user wrote it, of a global array; None for a local one."""
-        layout = (self.read() if self.seen else self.base).type.layout
+        layout = (self.read() if self.seen else self.held).type.layout
         if layout is None:
             return None
         return tuple(e[0] if len(e) == 1 else (e or None) for e in layout)
@@ -374,6 +374,11 @@ class Array:
         from codegen.trace.elementwise import operate
 
         return operate(ufunc, self, other)
+
+    def __round__(self, digits: Any = None) -> Any:
+        from codegen.trace.mathematics import rounded
+
+        return rounded(self, digits)
 
     def __divmod__(self, other: object) -> Any:
         return self // other, self % other
@@ -548,7 +553,7 @@ def _number_value(context: Context, x: Number) -> Value:
 
 
 def _numpy_array(x: Any, wanted: DType | None) -> np.ndarray[Any, Any]:
-    data = np.asarray(x)
+    data: np.ndarray[Any, Any] = dtypes.as_numpy(x)
     if wanted is not None and dtypes.from_numpy(data.dtype) != wanted:
         data = data.astype(dtypes.numpy_dtype(wanted))
     if data.dtype == object or dtypes.from_numpy(data.dtype) is None:

@@ -38,10 +38,11 @@ def call(function: Any) -> Any:
         return _constructor(function)
     if isinstance(function, partial):
         return partial(call(function.func), *function.args, **function.keywords)
+    from codegen.trace import mathematics
     from codegen.trace.dispatch import aware
     from codegen.trace.source import convert
 
-    return aware(function) or convert(function)
+    return aware(function) or mathematics.aware(function) or convert(function)
 
 
 def _new_array(shape: Any, dtype: Any = float, *args: Any, **kwargs: Any) -> Any:

@@ -31,7 +31,12 @@ def _positive(x: Any) -> Any:
 
 
 def _scaled(factor: float) -> Callable[[Any], Array]:
-    return lambda x: apply(np.multiply, _float(x), factor)
+    def call(x: Any) -> Array:
+        x = _float(x)
+        wide = as_array(x, dtypes.FLOAT32) if x.type.dtype.size == 2 else x
+        return as_array(apply(np.multiply, wide, factor), x.type.dtype)
+
+    return call
 
 
 def _first_number(ufunc: np.ufunc) -> Callable[[Any, Any], Array]:

@@ -217,8 +217,7 @@ def _evenly(
 ) -> tuple[Array, Array]:
     """The numbers along dim 0, and their distance. The last one is `stop` to the bit."""
     apply = elementwise.apply
-    start, stop = (elementwise.operate(np.multiply, elementwise.normal(x), 1.0)
-                   for x in (start, stop))  # fmt: skip
+    start, stop = (elementwise.normal(x) for x in (start, stop))
     kind = elementwise.result_type(start, stop, 0.0)
     first, last = as_array(start, kind), as_array(stop, kind)
     parts = as_array(number(expr.maximum(count - 1, 1) if endpoint else count), kind)
@@ -285,11 +284,11 @@ def asarray(x: Any, dtype: Any = None, layout: Any = None, **_: Any) -> Array:
         made = x if dtype is None else as_array(x, dtype)
         if layout is None or not made.is_global or not made.ndim:
             return made
-        same = layout_of(context, layout, made.ndim, "asarray") == made.base.type.layout
+        same = layout_of(context, layout, made.ndim, "asarray") == made.held.type.layout
         return made if same and not made.seen else mapping.relayout(made, layout)
     if context.rank_view or is_traced(x) or _has_traced(x):
         return _local_array(x, dtype)
-    data = np.asarray(x)
+    data = dtypes.as_numpy(x)
     data = data if dtype is None else data.astype(dtypes.numpy_dtype(element_type(dtype)))
     made = wrap(context, as_value(context, data), scalar=False)
     return made if layout is None or not data.ndim else mapping.relayout(made, layout)

@@ -296,7 +296,7 @@ def _from_array(
 ) -> Array:
     if isinstance(default, (Number, Array)):
         return as_array(default)
-    data = np.asarray(default)
+    data = dtypes.as_numpy(default)
     if data.ndim == 0:
         return as_array(data)
     shape = tuple(expr.const(n) for n in data.shape)

@@ -134,6 +134,16 @@ def method(name: str, x: Array, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     return by_name(name)(x, *args, **kwargs)
 
 
+@cache
+def _named() -> dict[int, str]:
+    """By id of NumPy's functions: their names, dotted in a submodule."""
+    return {id(_numpy(n)): n for n in _names() if not n.startswith(("ndarray.", "ufunc."))}
+
+
+def _name_of(function: Any) -> str:
+    return _named().get(id(function), getattr(function, "__name__", str(function)))
+
+
 def call_function(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Array.__array_function__: what NumPy does when one of its functions meets an Array."""
     if any(isinstance(x, Chosen) for x in args):
@@ -142,15 +152,32 @@ def call_function(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         return foreign.called(function, ours_of(function), args, kwargs)
     ours = _by_function().get(function)
     if ours is None:
-        module = getattr(function, "__module__", "numpy").removeprefix("numpy").removeprefix(".")
-        inside = module in ("linalg", "fft")
-        name = f"{module}.{function.__name__}" if inside else function.__name__
-        ours = _refuse(name)
+        ours = _refuse(_name_of(function))
     args = (*args[:1], *foreign.extents_known(args[1:]))
     kwargs = {k: v if k == "out" else foreign.extents_known(v) for k, v in kwargs.items()}
     if kwargs.get("like") is not None:
         kwargs = {k: v for k, v in kwargs.items() if k != "like"}
+    if getattr(function, "__name__", "") not in _OF_SEQUENCES:
+        args = tuple(map(_one, args))
+        kwargs = {k: _one(v) for k, v in kwargs.items()}
     return ours(*args, **kwargs)
+
+
+# Functions of several arrays in a list; elsewhere, a list of arrays stands for one.
+_OF_SEQUENCES = frozenset(
+    "append block broadcast_arrays choose column_stack concatenate dstack einsum gradient "
+    "histogram2d histogramdd hstack ix_ lexsort meshgrid multi_dot piecewise ravel_multi_index "
+    "select stack vstack".split()
+)
+
+
+def _one(x: Any) -> Any:
+    """A list that holds arrays of the program as one of them."""
+    return array.as_array(x) if isinstance(x, (list, tuple)) and _has_array(x) else x
+
+
+def _has_array(x: Any) -> bool:
+    return any(_has_array(i) if isinstance(i, (list, tuple)) else isinstance(i, Array) for i in x)
 
 
 # ---- ufuncs ----------------------------------------------------------------------------------
@@ -204,11 +231,14 @@ def _with_axis(inputs: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]
     return inputs, kwargs
 
 
-_IGNORED = ("casting", "order", "subok", "signature")
+_IGNORED = ("casting", "order", "subok")
 
 
 def _call(ufunc: np.ufunc, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     options = {k: v for k, v in kwargs.items() if k not in _IGNORED}
+    if unknown := options.keys() - {"out", "where", "dtype"}:
+        raise unsupported(f"np.{ufunc.__name__} with {sorted(unknown)[0]}=",
+                          "np.swapaxes before and after it, or x.astype(t)")  # fmt: skip
     out: Any = options.pop("out", None)
     out = out[0] if isinstance(out, tuple) and len(out) == 1 else out
     if out is not None and not isinstance(out, (Array, tuple)):
@@ -221,7 +251,9 @@ def _call(ufunc: np.ufunc, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 # Their arguments are extents, numbers or lists, so NumPy would ask those for Python integers.
 _UNDISPATCHED = (
     np.zeros, np.ones, np.empty, np.full, np.arange, np.eye, np.identity, np.linspace, np.array,
-    np.asarray, np.ascontiguousarray, np.asfortranarray, np.asanyarray,
+    np.asarray, np.ascontiguousarray, np.asfortranarray, np.asanyarray, np.require,
+    np.asarray_chkfinite, np.from_dlpack, np.lib.stride_tricks.as_strided, np.nested_iters,
+    np.asmatrix, np.bmat,
 )  # fmt: skip
 
 
@@ -231,6 +263,26 @@ def aware(function: Any) -> Function | None:
     if isinstance(owner, (np.vectorize, np.random.RandomState, np.random.Generator)):
         return _of_values(function, owner)
     return _aware().get(id(function)) or foreign.foreign(function)
+
+
+@cache
+def _dispatched() -> frozenset[int]:
+    """NumPy's functions that hand arrays over, but not lists of them: by id."""
+    return frozenset(
+        id(f) for n in _named().values() if hasattr(f := _numpy(n), "_implementation")
+    )
+
+
+def directly(function: Any) -> Function:
+    """NumPy's function, for lists or tuples that hold arrays of the program: NumPy hands over
+    arrays, but not lists of them."""
+    owner = getattr(function, "__self__", None)
+    if isinstance(function, np.ufunc) or isinstance(owner, np.ufunc):
+        ufunc, name = (owner, function.__name__) if owner is not None else (function, "__call__")
+        return lambda *args, **options: call_ufunc(ufunc, name, args, options)
+    if id(function) in _dispatched():
+        return lambda *args, **options: call_function(function, args, options)
+    return function  # type: ignore[no-any-return]
 
 
 def _of_values(function: Any, owner: Any) -> Function:
@@ -255,8 +307,7 @@ def _aware() -> dict[int, Function]:
 
 
 def _aware_of(function: Function) -> Function:
-    same = (np.ascontiguousarray, np.asfortranarray, np.asanyarray)
-    ours = by_name("asarray" if function in same else function.__name__)
+    ours = by_name(_name_of(function))
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if foreign.is_unknown(args, kwargs):
@@ -272,7 +323,14 @@ def _aware_of(function: Function) -> Function:
 # ---- what there is -----------------------------------------------------------------------------
 
 _NEW = "another of NumPy's functions: spmd does not know this one yet"
-GATHERS: frozenset[str] = frozenset()
+# Along a dim that is split, these need all of an operand.
+GATHERS = frozenset(
+    "median quantile percentile nanmedian nanquantile nanpercentile cov corrcoef trace sort "
+    "argsort lexsort partition argpartition sort_complex searchsorted interp isin compress tile "
+    "resize diag diagonal take take_along_axis put_along_axis matmul dot inner outer tensordot "
+    "einsum linalg.matmul linalg.outer linalg.tensordot linalg.trace linalg.diagonal "
+    "ufunc.outer".split()
+)
 _PARTS = ("linalg", "fft", "emath", "lib.stride_tricks")  # of numpy; others are not about arrays
 
 
@@ -312,9 +370,9 @@ def _state(name: str) -> tuple[str, str]:
     if name in REMEDIES:
         return "refused", REMEDIES[name]
     if name in GATHERS or (of == "ndarray" and rest in GATHERS):
-        return "gathers", "every rank gets the whole operand"
+        return "gathers", "along a split dim, every rank gets the whole operand"
     if name in BUILD_TIME:
-        return "works", "of numbers known while building"
+        return "works", BUILD_TIME[name]
     if name in NOT_ABOUT_ARRAYS:
         return "not about arrays", ""
     known = hasattr(Array, rest) if of == "ndarray" else of == "ufunc" or name in table() or (

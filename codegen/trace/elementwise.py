@@ -190,7 +190,14 @@ def normal(x: Any) -> Operand:
         return as_array(x) if isinstance(x, Array) else x
     if hasattr(x, "__array__"):
         return as_array(x)
-    raise TypeError(f"unsupported operand for an spmd array: {type(x).__name__!r}")
+    raise DtypeError(
+        f"an operand of type {type(x).__name__!r} for an array of the program",
+        place=user_place(),
+        expected="numbers, and arrays of numbers",
+        found=repr(x)[:60],
+        remedy="numbers that stand for it: np.where(x > 0, 0, 1), and names after the run"
+        if isinstance(x, (str, bytes)) else "np.asarray(...) of it, where it holds numbers",
+    )
 
 
 def extents_of(x: Operand) -> Shape:
@@ -313,10 +320,13 @@ def apply(
     if ufunc is np.power:
         ufunc, operands = _simple_power(operands)
     if ufunc.__name__ in composite.UFUNCS:
+        if dtype is not None:
+            raise unsupported(f"np.{ufunc.__name__} with dtype=", "x.astype(t), before or after")
         return store(composite.UFUNCS[ufunc.__name__](*operands), out, where)
     function = BY_UFUNC.get(ufunc.__name__)
     if function is None:
-        raise unsupported(f"np.{ufunc.__name__}", REMEDIES.get(ufunc.__name__, ""))
+        remedy = REMEDIES.get(ufunc.__name__, REMEDIES["vectorize"])
+        raise unsupported(f"np.{ufunc.__name__}", remedy)
     context = require_context(f"np.{ufunc.__name__}")
     loop = loop_dtypes(ufunc, operands, dtype)
     if len(set(loop[:-1])) > 1:  # int64 with uint64: NumPy compares them exactly

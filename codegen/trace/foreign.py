@@ -61,7 +61,12 @@ class _Indexed:
 
 
 def indexed(x: Any) -> Any:
-    """What is subscripted to be read."""
+    """What is subscripted to be read: constants, and np.r_ and np.c_, which NumPy cannot hand
+    over."""
+    if (x is np.r_ or x is np.c_) and Context.current() is not None:
+        from codegen.trace.joining import Joiner
+
+        return Joiner(x)
     return _Indexed(x) if _is_constant(x) and Context.current() is not None else x
 
 
@@ -199,9 +204,10 @@ def _of_numpy(function: Any) -> Function:
     def call(*args: Any, **kwargs: Any) -> Any:
         from codegen.trace import dispatch
 
-        if not may_run(function, args, kwargs):
-            return function(*args, **kwargs)
-        return called(function, dispatch.ours_of(function), args, kwargs)
+        if may_run(function, args, kwargs):
+            return called(function, dispatch.ours_of(function), args, kwargs)
+        lists = [x for x in (*args, *kwargs.values()) if isinstance(x, (list, tuple))]
+        return (dispatch.directly(function) if is_unknown(lists) else function)(*args, **kwargs)
 
     return call
 

@@ -16,7 +16,9 @@ from codegen.trace.array import (
     Array,
     Number,
     as_array,
+    constant,
     element_type,
+    is_traced,
     unsupported,
     wrap,
 )
@@ -122,16 +124,91 @@ def column_stack(arrays: Any) -> Array:
 
 
 def sliding_window_view(x: Any, window_shape: Any, axis: Any = None, **_: Any) -> Array:
-    """A copy, of windows along one dim whose extent is known while building."""
+    """A copy, of windows whose extents are known while building: one shifted slice per place."""
     array = as_array(x)
-    (width,) = window_shape if isinstance(window_shape, tuple) else (window_shape,)
-    if (axis is None and array.ndim != 1) or not isinstance(width, int):
-        raise unsupported("np.lib.stride_tricks.sliding_window_view along several dims",
-                          "along one after the other: axis=0, then axis=1")  # fmt: skip
-    (d,) = dims_of((axis or 0,), array.ndim, "sliding_window_view")
-    count = array.shape[d] - width + 1
-    lead = [slice(None)] * d
-    return stack([array[(*lead, slice(k, k + count))] for k in range(width)], -1)
+    what = "np.lib.stride_tricks.sliding_window_view"
+    widths = window_shape if isinstance(window_shape, (tuple, list)) else (window_shape,)
+    if _.get("writeable"):
+        raise unsupported(f"{what} with writeable=True", "x[k : n - w + 1 + k] += v for each k")
+    if axis is None:
+        axes = tuple(range(array.ndim))
+    else:
+        items = axis if isinstance(axis, (tuple, list)) else (axis,)
+        axes = tuple(dims_of((a,), array.ndim, what)[0] for a in items)
+    if len(axes) != len(widths):
+        raise ShapeError(f"{what}: as many extents of the window as dims are needed",
+                         place=user_place(), expected=f"{len(axes)} of them",
+                         found=str(tuple(widths)))  # fmt: skip
+    for d, width in zip(axes, widths):
+        wide = constant(_extent(width), what, "a window of a known extent")
+        count = array.shape[d] - wide + 1
+        if expr.nonneg(expr.const(wide - 1) - array.extents[d]):
+            raise ShapeError("window shape cannot be larger than input array shape",
+                             place=user_place(), expected=f"at most {array.shape[d]} in dim {d}",
+                             found=str(wide))  # fmt: skip
+        lead = [slice(None)] * d
+        array = stack([array[(*lead, slice(k, k + count))] for k in range(wide)], -1)
+    return array
+
+
+class Joiner:
+    """np.r_ or np.c_: arrays, numbers and slices one after the other."""
+
+    def __init__(self, own: Any) -> None:
+        self.own = own
+
+    def __getitem__(self, key: Any) -> Any:
+        items = key if isinstance(key, tuple) else (key,)
+        slices = [(i.start, i.stop, i.step) for i in items if isinstance(i, slice)]
+        if not any(map(_has_traced, (*items, *slices))):
+            return self.own[key]
+        axis, ndim, first = self.own.axis, self.own.ndmin, self.own.trans1d
+        if isinstance(items[0], str):
+            axis, ndim, first = self._directive(items[0], axis, ndim, first)
+            items = items[1:]
+        return concatenate(self._typed([self._part(i, ndim, first) for i in items], items), axis)
+
+    def _directive(self, text: str, *numbers: int) -> list[int]:
+        parts = text.split(",")
+        if not all(p.strip().lstrip("-").isdigit() for p in parts):
+            raise unsupported(f"np.r_[{text!r}, ...], a matrix,", "np.stack, np.concatenate")
+        given = [int(p) for p in parts]
+        return [*given, *numbers[len(given) :]]
+
+    def _part(self, item: Any, ndim: int, first: int) -> Array:
+        """An item with `ndim` dims; those that are added stand behind dim `first`."""
+        if isinstance(item, slice):
+            array = _stretch(item)
+        else:
+            array = as_array(item)
+        added = ndim - array.ndim
+        if added <= 0:
+            return array
+        place = 0 if first == -1 else added + first + 1 if first < 0 else first
+        new = [d for d in range(ndim) if d < place or d >= place + array.ndim]
+        if first == -1:
+            new = list(range(added))
+        return expand_dims(array, tuple(new))
+
+    def _typed(self, parts: list[Array], items: Any) -> list[Array]:
+        """Numbers promote weakly."""
+        kind = result_type(*(normal(i) if not isinstance(i, slice) else p
+                             for i, p in zip(items, parts)))  # fmt: skip
+        return [as_array(p, kind) for p in parts]
+
+
+def _stretch(item: slice) -> Array:
+    from codegen.trace.creation import arange, linspace
+
+    start = 0 if item.start is None else item.start
+    step = 1 if item.step is None else item.step
+    if isinstance(step, complex):
+        return as_array(linspace(start, item.stop, int(abs(step))))
+    return arange(start, item.stop, step)
+
+
+def _has_traced(x: Any) -> bool:
+    return any(map(_has_traced, x)) if isinstance(x, (list, tuple)) else is_traced(x)
 
 
 def append(x: Any, values: Any, axis: Any = None) -> Array:

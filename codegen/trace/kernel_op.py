@@ -43,7 +43,7 @@ class _Call:
 
     def emit(self) -> Any:
         arrays = [as_array(self.bound[n]) for n in self.form.outputs]
-        self.given = {n: a.base.type for n, a in zip(self.form.outputs, arrays, strict=True)}
+        self.given = {n: a.held.type for n, a in zip(self.form.outputs, arrays, strict=True)}
         args = tuple(self.argument(name, x) for name, x in self.bound.items())
         attrs: dict[str, Any] = {"kernel": self.kernel, "args": args}
         types = [

@@ -136,13 +136,11 @@ def no_complex(x: Any, what: str) -> None:
 
 def min_(x: Any, axis: Any = None, out: Any = None, keepdims: Any = False, initial: Any = None,
          where: Any = True) -> Any:  # fmt: skip
-    no_complex(x, "np.min")
     return reduce("min", "np.min", x, axis, None, out, keepdims, initial, where)
 
 
 def max_(x: Any, axis: Any = None, out: Any = None, keepdims: Any = False, initial: Any = None,
          where: Any = True) -> Any:  # fmt: skip
-    no_complex(x, "np.max")
     return reduce("max", "np.max", x, axis, None, out, keepdims, initial, where)
 
 
@@ -266,7 +264,6 @@ def _flat_or(x: Any, axis: Any, what: str) -> tuple[Array, int]:
 def _arg(fn: str) -> Callable[..., Any]:
     def call(x: Any, axis: Any = None, out: Any = None, *, keepdims: Any = False) -> Any:
         what = f"np.arg{fn}"
-        no_complex(x, what)
         array, d = _flat_or(x, axis, what)
         if array.ndim == 0:
             array = array.reshape(1)
@@ -304,7 +301,6 @@ def sort(x: Any, axis: Any = -1, kind: Any = None, order: Any = None, *, stable:
     """Ascending, NaN last. A new array."""
     if order is not None:
         raise unsupported("np.sort with order=")
-    no_complex(x, "np.sort")
     array, d = _flat_or(x, axis, "np.sort")
     return wrap(array.context, array.context.emit_one("sort", array.read(), dim=d), scalar=False)
 
@@ -315,7 +311,6 @@ def argsort(
     """Stable, whatever `kind` says."""
     if order is not None:
         raise unsupported("np.argsort with order=")
-    no_complex(x, "np.argsort")
     array, d = _flat_or(x, axis, "np.argsort")
     return wrap(array.context, array.context.emit_one("argsort", array.read(), dim=d), scalar=False)
 

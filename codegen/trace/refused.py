@@ -21,7 +21,6 @@ _ROWS: tuple[tuple[str, str], ...] = (
     ("bincount", "counts = np.zeros(k, int); np.add.at(counts, x, 1): k is known while building"),
     ("polymul polydiv poly1d", "np.convolve(a, b) is the product; np.polyval evaluates one"),
     ("geomspace", "10 ** np.linspace(np.log10(a), np.log10(b), n)"),
-    ("mask_indices", "np.where(mask, x, other)"),
     # -- the element type of the result depends on data --------------------------------------------
     ("real_if_close", "z.real, or np.abs(z)"),
     ("emath.arccos emath.arcsin emath.arctanh emath.log emath.log10 emath.log2 emath.logn "
@@ -42,9 +41,9 @@ _ROWS: tuple[tuple[str, str], ...] = (
     ("place ndarray.resize", "x[mask] = v, or x[...] = np.where(mask, v, x)"),
     ("lib.stride_tricks.as_strided", "np.lib.stride_tricks.sliding_window_view, or slices of x"),
     ("ndarray.view ndarray.byteswap ndarray.getfield ndarray.setfield ndarray.strides "
-     "ndarray.base ndarray.ctypes ndarray.data ndarray.flags ndarray.setflags",
+     "ndarray.base ndarray.ctypes ndarray.data ndarray.flags ndarray.setflags isfortran",
      "x.astype(t) converts, x[...] shows the same elements"),
-    ("isfortran may_share_memory shares_memory", "x.copy() is an array of its own"),
+    ("may_share_memory shares_memory", "x.copy() is an array of its own"),
     ("nested_iters nditer ndenumerate", "for k in spmd.range(x.shape[0]): row = x[k]"),
     # -- linear algebra and Fourier transforms -----------------------------------------------------
     ("linalg.inv linalg.pinv linalg.tensorinv",
@@ -71,9 +70,7 @@ _ROWS: tuple[tuple[str, str], ...] = (
     # -- files and text ----------------------------------------------------------------------------
     ("save savez savez_compressed savetxt ndarray.dump ndarray.dumps ndarray.tofile",
      "return the array from the program; run -o name=file.npy writes it"),
-    ("load loadtxt genfromtxt fromfile fromregex memmap",
-     "spmd.input; run -i name=file.npy reads it"),
-    ("array2string array_repr array_str info", 'spmd.print("... {}", value)'),
+    ("array2string array_repr array_str", 'spmd.print("... {}", value)'),
     ("ndarray.tolist ndarray.tobytes", "return the array from the program"),
     ("ndarray.item", "x[k] is the element as a 0-d array"),
     # -- other kinds of array ----------------------------------------------------------------------
@@ -93,11 +90,16 @@ NOT_ABOUT_ARRAYS = frozenset(
     "format_float_positional format_float_scientific get_include get_printoptions getbufsize "
     "geterr geterrcall is_busday isdtype issubdtype mintypecode printoptions promote_types "
     "set_printoptions setbufsize seterr seterrcall show_config show_runtime test typename "
-    "broadcast_shapes iterable isscalar linalg.test fft.test".split()
+    "broadcast_shapes info iterable isscalar linalg.test fft.test".split()
 )  # fmt: skip
 
-# NumPy's own, of numbers known while building: what they give is a constant of the image.
-BUILD_TIME = frozenset(
-    "bartlett blackman diag_indices frombuffer fromfunction fromiter fromstring hamming hanning "
-    "indices kaiser tri tril_indices triu_indices fft.fftfreq fft.rfftfreq".split()
-)  # fmt: skip
+# NumPy's own: what they give is a constant of the image.
+BUILD_TIME: dict[str, str] = {
+    **dict.fromkeys(
+        "bartlett blackman diag_indices frombuffer fromfunction fromiter fromstring hamming "
+        "hanning indices kaiser mask_indices tri tril_indices triu_indices fft.fftfreq "
+        "fft.rfftfreq".split(), "of numbers known while building"),
+    **dict.fromkeys(
+        "fromfile fromregex genfromtxt load loadtxt".split(),
+        "the file is read while building; spmd.input reads one at launch"),
+}  # fmt: skip

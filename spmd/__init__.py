@@ -24,9 +24,9 @@ _RUNTIME = frozenset("Distributed Image Local Opened build load local".split())
 
 # What can be raised, defined in codegen.errors; all are SpmdErrors, with an exit_code.
 _ERRORS = frozenset(
-    """AgreementError CarryError DtypeError EnvironmentFault ImageError InputError InternalError
-    KernelError LayoutError MatchingError MeshError OutputError PeerError ProgramError ShapeError
-    SpmdError TracedValueError UnsupportedError UsageError VersionError""".split()
+    """AgreementError CarryError CheckError DtypeError EnvironmentFault ImageError InputError
+    InternalError KernelError LayoutError MatchingError MeshError OutputError PeerError ProgramError
+    ShapeError SpmdError TracedValueError UnsupportedError UsageError VersionError""".split()
 )
 
 # What can be warned of, defined there too.

@@ -210,18 +210,38 @@ def _eager_shard_map(
 def kernel(
     function: Callable[..., Any] | None = None, *, signature: str | None = None
 ) -> Any:
-    """Decorator: a Python function compiled by numba into the image.
+    """Decorator: a Python function of elements, compiled by numba into the image.
 
-    A call passes arrays and numbers; keyword arguments made by spmd.like or spmd.empty are outputs
-    and are returned. Arguments are by value. On global arrays the kernel gets every dim whole, on
-    every rank, but for
-    - the dims that signature= loops over, as in numpy.vectorize and numba.guvectorize: with
-      "(n),()->(n)" the function gets rows and a number, dims before them are broadcast, and an
-      output "()" is an array of one element;
-    - the dims that halo= of the call names: halo={"u": (1, 0)}, boundary="edge" (or "wrap", "zero",
-      a number) passes parts of u with one ghost cell on both sides of dim 0, and parts of the
-      outputs; the result must be the same on every part.
-    Inside shard_map it gets what the rank has.
+    A call passes arrays and numbers. Keyword arguments made by spmd.like or spmd.empty are outputs;
+    the call returns them. Arguments are values: what a kernel writes into an input reaches nobody.
+
+    On whole arrays the kernel gets every dim whole, on every rank, with two exceptions:
+
+    - signature: the dims that it works on, as in numpy.vectorize and numba.guvectorize. With
+      "(n),()->(n)" it gets rows and a number, and is called for each of the dims before them, which
+      broadcast and stay split. An output "()" is an array of one element.
+    - halo, boundary: keyword arguments of the call. halo={"u": (1, 0)} passes parts of u with one
+      ghost cell on both sides of dim 0, and parts of the outputs; the result must be the same on
+      every part. boundary fills ghost cells beyond the ends: "edge", "wrap", "zero" or a number.
+
+    Inside a shard_map it gets what the rank has. KernelError where numba cannot compile it, where
+    it allocates memory or raises.
+
+    Example::
+
+        @spmd.kernel(signature="(n)->(n)")
+        def running(row, out):
+            total = 0.0
+            for i in range(row.shape[0]):
+                total += row[i]
+                out[i] = total
+
+        @spmd.program(mesh=("r",))
+        def totals(rows: int = 3):
+            x = spmd.input("x", (rows, 4), np.float64, layout=("r", None), default=lambda i, j: i)
+            return running(x, out=spmd.like(x))
+
+        print(totals.eager()[2])    # [2. 4. 6. 8.]
     """
     from codegen.trace.kernel_call import Kernel
 

@@ -287,7 +287,8 @@ class Number:
         self._unknown("a Python float", "use the number as it is: NumPy functions take it")
 
     def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        self._unknown("a NumPy array", "use the number as it is, or spmd.asarray(x)")
+        self._unknown("a NumPy array", "use the number as it is; to subscript a NumPy array a with "
+                      "it: spmd.asarray(a)[x]")  # fmt: skip
 
     def __iter__(self) -> NoReturn:
         raise TypeError("a symbolic number is not iterable: use spmd.range(n)")

@@ -13,7 +13,7 @@ import sys
 from errno import ENOSPC
 
 from codegen.checks import CHECKS, USUAL, checks_of
-from codegen.errors import UsageError
+from codegen.errors import AgreementError, UsageError
 from spmd import launch, report
 
 TYPE_CHECKING = False
@@ -214,7 +214,9 @@ def _run_options(run: Parser) -> None:
                      help="what every rank did when, for ui.perfetto.dev")  # fmt: skip
     run.add_argument("--profile", action="store_true",
                      help="a table: time, waiting, bytes and source line of every operation")
-    run.add_argument("--json", action="store_true", help="the profile, for programs to read")
+    run.add_argument("--json", action="store_true",
+                     help="of --profile: all of standard output, as JSON; results and text go to "
+                     "standard error")  # fmt: skip
     run.add_argument(
         "--check", metavar="CHECKS", type=checks_of, default=(),
         help="end with the line and the rank where something is wrong: bounds (of run-time "
@@ -464,17 +466,21 @@ def _agreed(
 ) -> argparse.Namespace | None:
     """The options, where every process has some; None where help was all that was wanted."""
 
-    def come() -> tuple[bool, tuple[int, object]]:
+    def come() -> tuple[str, tuple[int, object]]:
         if wrong:
             raise wrong
-        return options is not None, (os.getpid(), launch.place())
+        return options.command if options else "--help", (os.getpid(), launch.place())
 
     met = processes.meet(come)
     processes.have_come()
-    helped = [not has_options for has_options, _ in met]
-    if any(helped) and not all(helped):
-        processes.refuse(UsageError(f"process {helped.index(True)} was asked for help",
-                                    expected="the same options for all"))  # fmt: skip
+    commands = [command for command, _ in met]
+    odd = [k for k, command in enumerate(commands) if command != commands[0]]
+    if odd:
+        processes.refuse(AgreementError(
+            f"the processes of one job were given different commands: process {launch.listed(odd)} "
+            f"differ{'s' if len(odd) == 1 else ''}", expected=f"{commands[0]} (process 0)",
+            found=f"{commands[odd[0]]} (process {odd[0]})", remedy="give all the same command",
+        ))  # fmt: skip
     if options:
         processes.be_patient([where for _, where in met], options.time_limit)
     return options

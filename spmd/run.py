@@ -11,7 +11,7 @@ import mmap
 import os
 import sys
 
-from codegen.errors import AgreementError
+from codegen.errors import AgreementError, UsageError
 from spmd import launch, loader, report, sizes
 from spmd.arguments import (
     check_array,
@@ -28,7 +28,7 @@ from spmd.npy import SIZES, contiguous_strides
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
-    from typing import Any
+    from typing import Any, TextIO
 
     import numpy as np
 
@@ -38,11 +38,30 @@ if TYPE_CHECKING:
 
 
 def run(options: argparse.Namespace, processes: launch.Processes) -> int:
-    """Runs an image, or a program that is built first; returns the exit code."""
+    """Runs an image, or a program that is built first; returns the exit code.
+
+    With --json standard output is one JSON document, the rows of the profile; what else is said,
+    the results too, goes to standard error.
+    """
     if options.eager:
         from spmd import source
 
         return source.run_eager(options)
+    if not options.json:
+        return _run(options, processes)
+    if not options.profile:
+        raise UsageError("--json is for the profile", remedy="--profile --json")
+    document, sys.stdout = sys.stdout, sys.stderr  # of results and of the program's text
+    try:
+        return _run(options, processes, document)
+    finally:
+        sys.stdout = document
+
+
+def _run(
+    options: argparse.Namespace, processes: launch.Processes, document: TextIO | None = None
+) -> int:
+    """document: what takes the profile as JSON, and nothing else."""
     checked, parameters = _same_image(options, processes), {}
     if checked is None:
         data, parameters = processes.from_first(lambda: built(options))
@@ -65,7 +84,7 @@ def run(options: argparse.Namespace, processes: launch.Processes) -> int:
                 processes.together(launched.finish)
             if options.timeline or options.profile:
                 times = timeline.gather(job)
-                processes.from_first(lambda: launched.report_times(job, times))
+                processes.from_first(lambda: launched.report_times(job, times, document))
         finally:
             launched.discard()
     return 0
@@ -284,18 +303,18 @@ class Launch:
             else:
                 print(f"{name}: {dtype} {shape} too large to summarise; use -o {name}=FILE.npy")
 
-    def report_times(self, job: Job, times: list[Rank]) -> None:
-        """Process 0 writes the timeline and prints the profile."""
+    def report_times(self, job: Job, times: list[Rank], document: TextIO | None) -> None:
+        """Process 0 writes the timeline and prints the profile, as JSON into the document."""
         from spmd import timeline
 
         if self.options.timeline:
             print(timeline.write(self.options.timeline, job, times), flush=True)
         if self.options.profile:
             rows = timeline.profile(job, times)
-            if self.options.json:
+            if document:
                 import json
 
-                print(json.dumps(rows), flush=True)
+                print(json.dumps(rows), file=document, flush=True)
             else:
                 print(timeline.profile_text(job, rows), flush=True)
 

@@ -198,7 +198,7 @@ def profile_text(job: Job, rows: list[dict[str, Any]]) -> str:
             f"{_time(row['longest']):>10} {row['imbalance']:>6.2f}x "
             f"{bytes_text(row['bytes']) if exchange else '':>10} "
             f"{bytes_text(int(row['bandwidth'])) + '/s' if row['bandwidth'] else '':>12}  "
-            f"{_what(row)}{over}, {row['place']}: {row['text']}"
+            f"{_what(row)}{over}" + (f", {row['place']}: {row['text']}" if row["place"] else "")
         )
     waiting = sum(row["seconds"] * row["waiting"] for row in rows) / whole
     lines.append(f"waiting: {waiting:.1%} of the time")

@@ -22,7 +22,7 @@ from codegen.access import (
     strides,
 )  # fmt: skip
 from codegen.dtypes import INT64, DType
-from codegen.errors import InternalError
+from codegen.errors import InternalError, Place
 from codegen.exchanges import EXCHANGES, Exchanges
 from codegen.expr import Expr, Sym
 from codegen.flatten import flattened
@@ -119,6 +119,7 @@ class _Schedule:
         self.names: dict[str, int] = {}
         self.pending: list[Work] = []
         self.steps: list[Step] = []
+        self.here: Place | None = None  # of the last op: the place of copies that no op asks for
 
     def constant(self, value: Value, data: Any) -> Buffer:
         if value not in self.constants:
@@ -144,7 +145,7 @@ class _Schedule:
 
     def flush(self) -> None:
         if self.pending:
-            place = next((w.place for w in self.pending if w.place), None)
+            place = next((w.place for w in self.pending if w.place), self.here)
             name = f"phase_{self.phases}"
             self.steps.append(Phase(self.phases, name, tuple(self.pending), place))
             self.phases += 1
@@ -180,6 +181,7 @@ class _Schedule:
         return buffer
 
     def op(self, op: Op) -> None:
+        self.here = op.place or self.here
         if op.kind in INLINE:
             if op.result in self.stored and not op.attrs.get("blank"):
                 self.store_inline(op)

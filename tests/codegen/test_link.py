@@ -3,12 +3,13 @@
 import re
 import signal
 import stat
+import subprocess
 import sys
 import time
 
 import pytest
 
-from codegen import link, manifest
+from codegen import link, manifest, programs
 from codegen.errors import EnvironmentFault, InternalError
 from tests.conftest import Launch
 
@@ -125,3 +126,15 @@ def test_nothing_is_left_of_a_build_that_a_signal_ends(number, tmp_path):
         launch.process.send_signal(number)
         assert launch.finish().code == -number
     assert list(left.iterdir()) == []
+
+
+def test_an_interrupt_when_a_program_has_just_ended(monkeypatch):
+    """It is an interrupt, not a failure to kill what is gone."""
+
+    def ended(self, *_: object, **__: object) -> None:
+        self.wait()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", ended)
+    with pytest.raises(KeyboardInterrupt):
+        programs.run(["true"], limit_s=20.0)

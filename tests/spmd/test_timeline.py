@@ -69,7 +69,8 @@ def test_a_profile(built, spmd_command):
         "run", built(EXAMPLES / "heat.py"), "--set", f"steps={STEPS}", "--mesh", "x=4,y=2",
         "--profile", "--json",
     ).expect(0)  # fmt: skip
-    rows = json.loads(done.out.split("\n")[-2])
+    rows = json.loads(done.out)  # and nothing else; results go to standard error
+    assert "peak: float32" in done.err and all(row["place"] for row in rows)
     exchanges = [row for row in rows if row["kind"] == "permute"]
     along_x = [row for row in exchanges if row["axes"] == ["x"]]
     assert len(exchanges) == 4 and len(along_x) == 2
@@ -85,7 +86,30 @@ def test_a_profile(built, spmd_command):
     assert [row["seconds"] for row in rows] == sorted((r["seconds"] for r in rows), reverse=True)
 
 
+CARRIES = """
+import numpy as np
+import spmd
+
+@spmd.program(mesh=("r",))
+def carries():
+    u = spmd.input("u", (12,), np.float64, layout=("r",), default=lambda i: i)
+    old = u
+    for k in spmd.range(4):
+        u, old = np.roll(u, 1) + old, u
+    return old
+"""
+
+
+def test_copies_that_no_line_asks_for_have_a_place(built):
+    """What a loop carries is copied before it and after it."""
+    from spmd import loader
+
+    rows = loader.open_file(str(built(CARRIES))).manifest["operations"]
+    assert len(rows) > 4 and all(row["text"] and row["place"] for row in rows), rows
+
+
 def test_a_profile_as_a_table(built, spmd_command):
+    spmd_command("run", built(EXAMPLES / "heat.py"), "--json").expect(2, "--profile --json")
     done = spmd_command("run", built(EXAMPLES / "heat.py"), "--ranks", 4, "--profile").expect(
         0, "on each of 4 ranks", "permute over x, heat.py:", "waiting: "
     )
@@ -116,7 +140,7 @@ def lopsided():
 def test_where_the_time_goes(built, mpirun):
     """One rank computes, the others wait for it: the profile says so."""
     done = mpirun(3, "-m", "spmd", "run", built(LOPSIDED), "--profile", "--json").expect(0)
-    rows = json.loads(done.out.split("\n")[-2])
+    rows = json.loads(done.out)
     (reduce,) = [row for row in rows if row["kind"] == "all_reduce"]
     assert reduce["waiting"] > 0.5
     slow = max((row for row in rows if row["kind"] == "compute"), key=lambda row: row["seconds"])

@@ -1,6 +1,10 @@
 /* Global arrays in and out. A rank's part of an array is a box of the global array, given by the
  * image, and contiguous row-major memory in the rank's buffer. */
+#define _GNU_SOURCE
 #include "parts.h"
+
+#include <setjmp.h>
+#include <signal.h>
 
 typedef struct spmd_shard {
     int64_t dims, elements;
@@ -82,9 +86,31 @@ static int job_copy(spmd_job *job, int64_t array, int64_t rank, const spmd_globa
     return SPMD_OK;
 }
 
+/* Where this thread goes on when pages of a file that it reads are there no more. */
+static _Thread_local sigjmp_buf *reading;
+
+static void page_gone(int number)
+{
+    if (reading)
+        siglongjmp(*reading, 1);
+    signal(number, SIG_DFL); /* another thread's: it will happen again, and end the process */
+}
+
+/* The array may lie in a mapped file, which another process may cut short meanwhile. */
 int spmd_job_scatter(spmd_job *job, int64_t array, int64_t rank, const spmd_global *from)
 {
-    return job_copy(job, array, rank, from, true);
+    struct sigaction action = {.sa_handler = page_gone, .sa_flags = SA_NODEFER}, before;
+    sigjmp_buf here;
+    int status = SPMD_CUT;
+
+    if (sigaction(SIGBUS, &action, &before))
+        return SPMD_SYSTEM;
+    reading = &here;
+    if (!sigsetjmp(here, 1))
+        status = job_copy(job, array, rank, from, true);
+    reading = NULL;
+    sigaction(SIGBUS, &before, NULL);
+    return status;
 }
 
 int spmd_job_gather(spmd_job *job, int64_t array, int64_t rank, const spmd_global *into)

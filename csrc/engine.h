@@ -20,6 +20,7 @@ enum spmd_status {
     SPMD_MISMATCH = 3,  /* another interface version, or not the memory that was agreed on */
     SPMD_RANGE = 4,     /* an argument out of its range */
     SPMD_BUSY = 5,      /* not while the job runs */
+    SPMD_CUT = 6,       /* of a mapped file less is there than there was */
 };
 
 enum spmd_job_state {

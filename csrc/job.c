@@ -29,6 +29,7 @@ const char *spmd_status_text(int status)
         [SPMD_MISMATCH] = "not the interface version or the memory that was agreed on",
         [SPMD_RANGE] = "an argument is out of its range",
         [SPMD_BUSY] = "the job is running",
+        [SPMD_CUT] = "a mapped file has become shorter",
     };
     bool known = status >= 0 && status < (int)(sizeof text / sizeof *text);
     return known ? text[status] : "unknown status";

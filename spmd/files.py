@@ -18,6 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+DIGESTED = 1 << 22  # bytes at a time
 ARCHIVES = (".npz", ".safetensors")  # files that hold arrays by name
 
 
@@ -55,7 +56,10 @@ def split(path: str, existing: bool) -> tuple[str, str]:
 
 
 class InputFile:
-    """A file mapped for reading. data: its bytes. label: what messages call it."""
+    """A file mapped for reading. data: its bytes. label: what messages call it.
+
+    version: equal for two processes that have opened the same file, unless somebody deceives us.
+    """
 
     def __init__(self, path: str, name: str) -> None:
         self.path, self.name, self.label = path, name, path
@@ -69,21 +73,38 @@ class InputFile:
                 found = "a directory, a pipe or a device"
                 raise self.wrong("is not a file", "a file of arrays", found)
             self.length = status.st_size
+            self.version = (status.st_ino, status.st_size, status.st_mtime_ns)
             self.data: mmap.mmap | bytes = b""
             if self.length:
                 self.data = mmap.mmap(fd, self.length, access=mmap.ACCESS_READ)
-        except OSError as error:
-            raise self._unreadable(error) from None
-        finally:
+        except (OSError, ValueError) as error:  # ValueError: it is shorter already
             os.close(fd)
+            raise self._unreadable(error) from None
+        except InputError:
+            os.close(fd)
+            raise
+        self._fd = fd
 
     def read(self, at: int, count: int) -> bytes:
-        """These bytes, as far as there are so many."""
-        return bytes(self.data[at : at + count])
+        """These bytes, as far as there are so many. Not from the mapping: another process may have
+        cut the file short, and there is no message for that."""
+        return os.pread(self._fd, max(0, min(count, self.length - at)), at)
+
+    def read_all(self, at: int, count: int) -> bytes:
+        """These bytes, all of them."""
+        found = self.read(at, count)
+        if len(found) < count:
+            raise self.wrong(
+                "became shorter while it was read", f"{count} bytes from byte {at}", str(len(found))
+            )
+        return found
 
     def close(self) -> None:
         if isinstance(self.data, mmap.mmap):
             self.data.close()
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
     def wrong(self, what: str, expected: str, found: str) -> InputError:
         title = f"input {self.name}: " if self.name else "input "
@@ -126,6 +147,26 @@ class Input:
             self._inflated = self._elements.inflate(*self._reserved)
         return self._inflated
 
+    @property
+    def version(self) -> tuple[Any, ...]:
+        """Equal for two processes that were given the same array of the same file."""
+        return (*self._file.version, self.start, self.compressed, *self._kind())
+
+    def _kind(self) -> tuple[Any, ...]:
+        return self.dtype, self.shape, self.strides, self.swapped
+
+    def digest(self) -> str:
+        """Equal for two arrays of equal elements. All of a file that is not compressed is read."""
+        from hashlib import blake2b
+
+        found = blake2b(repr(self._kind()).encode(), digest_size=16)
+        if self.compressed:
+            found.update(repr(self._elements.sum).encode())
+            return found.hexdigest()
+        for at in range(self.start, self._elements.end, DIGESTED):
+            found.update(self._file.read_all(at, min(DIGESTED, self._elements.end - at)))
+        return found.hexdigest()
+
     def close(self) -> None:
         if self._inflated is not None:
             self._inflated.close()
@@ -146,7 +187,7 @@ def _open(path: str, member: str, name: str) -> Input:
     file = InputFile(path, name)
     try:
         if archive is None:
-            return Input(file, npy.elements(file.data, 0, file.length, file.wrong))
+            return Input(file, npy.elements(file.read, 0, file.length, file.wrong))
         members = archive.members(file)
         if not member:
             member = next(iter(members)) if len(members) == 1 else name

@@ -14,6 +14,7 @@ from codegen.errors import (
     EXIT_PEER,
     CheckError,
     EnvironmentFault,
+    InputError,
     InternalError,
     SpmdError,
     VersionError,
@@ -274,10 +275,20 @@ class Job:
             raise VersionError(f"image and engine do not fit: {text}", remedy="build it again")
         raise InternalError(f"engine: {text}")
 
-    def put(self, name: str, array: Global, rank: int = EVERY_RANK) -> None:
-        """Copies the hosted ranks' parts of a global array into their memory."""
+    def put(self, name: str, array: Global, rank: int = EVERY_RANK, file: str = "") -> None:
+        """Copies the hosted ranks' parts of a global array into their memory.
+
+        Raises InputError where the array lies in a mapped file that has become shorter.
+        """
         number = self.numbers[name]
-        self._check(lib.spmd_job_scatter(self._job, number, rank, array.pointer))
+        status = lib.spmd_job_scatter(self._job, number, rank, array.pointer)
+        if status == lib.SPMD_CUT:
+            raise InputError(
+                f"input {name}: {file or 'its file'} became shorter while it was read",
+                expected="a file that nobody writes to",
+                remedy="write another file, then give it this one's name",
+            )
+        self._check(status)
         self.given[number] = 1
 
     def keep_times(self, operations: int, events: int) -> None:
@@ -411,7 +422,9 @@ def arena_address(arena: Any) -> tuple[str, int]:
 
 
 class Global:
-    """A global array for the engine. base: a buffer, or the address of the first element.
+    """A global array for the engine. base: a buffer whose byte `start` is the first element's, or
+    the address of that. A context for buffers, which are free again at its end: what is left to
+    the garbage collector can crash it.
 
     swapped: its byte order is not this machine's; the parts of a complex number are swapped apart.
     """
@@ -423,22 +436,32 @@ class Global:
         shape: tuple[int, ...],
         strides: tuple[int, ...],
         swapped: bool = False,
+        start: int = 0,
     ) -> None:
-        at = ffi.cast("char *", base) if isinstance(base, int) else ffi.from_buffer("char[]", base)
-        self._keep = (at, ffi.new("int64_t[8]", shape), ffi.new("int64_t[8]", strides))
+        is_address = isinstance(base, int)
+        self._buffer = None if is_address else ffi.from_buffer("char[]", base)
+        at = ffi.cast("char *", base if is_address else self._buffer) + start
+        self._keep = (ffi.new("int64_t[8]", shape), ffi.new("int64_t[8]", strides))
         size = SIZES[dtype]
         unit = size // 2 if dtype.startswith("complex") else size
         self.pointer = ffi.new(
             "spmd_global *",
             {
-                "base": ffi.cast("char *", at),
+                "base": at,
                 "dims": len(shape),
-                "shape": self._keep[1],
-                "stride": self._keep[2],
+                "shape": self._keep[0],
+                "stride": self._keep[1],
                 "size": size,
                 "swap": unit if swapped else 0,
             },
         )
+
+    def __enter__(self) -> Global:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._buffer is not None:
+            ffi.release(self._buffer)
 
 
 class Progress:

@@ -75,7 +75,7 @@ class Elements:
     end: behind the last of them, in C order. swapped: their byte order is not this machine's.
     inflate(low, high, processes, available): the bytes that `start` counts in, where those of the
     file are compressed; only low to high need to be there, and as much again in other processes;
-    available: bytes for all of them together.
+    available: bytes for all of them together. sum: of compressed bytes, as the archive has it.
     """
 
     def __init__(
@@ -90,6 +90,7 @@ class Elements:
         self.strides = contiguous_strides(shape, SIZES[dtype], fortran)
         self.end = start + element_count(shape) * SIZES[dtype]
         self.inflate: Callable[[int, int, int, int], mmap.mmap] | None = None
+        self.sum = 0
 
 
 class Frame:
@@ -116,12 +117,14 @@ def frame(arrays: list[tuple[str, str, tuple[int, ...]]]) -> Frame:
     return Frame(len(head) + element_count(shape) * SIZES[dtype], [(0, head)], [len(head)])
 
 
-def elements(data: mmap.mmap | bytes, start: int, length: int, wrong: Wrong) -> Elements:
-    """What the `length` bytes of a .npy file say of its elements; they begin at data[start].
+def elements(
+    read: Callable[[int, int], bytes], start: int, length: int, wrong: Wrong
+) -> Elements:
+    """What the `length` bytes of a .npy file say of its elements; they begin at byte `start`.
 
-    Only the header needs to be there. Raises what wrong(what, expected, found) makes.
+    read(at, count): bytes of the header. Raises what wrong(what, expected, found) makes.
     """
-    head = bytes(data[start : start + min(12, length)])
+    head = read(start, min(12, length))
     if head[:6] != MAGIC or len(head) < 10:
         found = "an empty file" if not head else f"a file that begins with {head[:6]!r}"
         raise wrong("is not a .npy file", "a file made by numpy.save", found)
@@ -132,7 +135,7 @@ def elements(data: mmap.mmap | bytes, start: int, length: int, wrong: Wrong) -> 
         raise wrong("is damaged", f"a header of up to {LONGEST_HEADER} bytes", str(size))
     if first > length:
         raise truncated(wrong, first, length)
-    raw = bytes(data[start + first - size : start + first])
+    raw = read(start + first - size, size)
     described = _described(raw, start + first, wrong)
     if described.end > start + length:
         raise truncated(wrong, described.end - start, length)

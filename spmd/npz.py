@@ -60,7 +60,7 @@ def members(file: InputFile) -> dict[str, Member]:
         if at + ENTRY.size > end:
             raise file.wrong("is damaged", f"a directory of {count} members", f"{number} of them")
         mark, _, _, flags, method, _, _, crc, packed, size, *lengths, _, _, _, local = (
-            ENTRY.unpack_from(file.data, at)
+            ENTRY.unpack(file.read_all(at, ENTRY.size))
         )
         stop = at + ENTRY.size + sum(lengths)
         if mark != ENTRY_MARK or stop > end:
@@ -96,10 +96,12 @@ def _directory(file: InputFile) -> tuple[int, int, int]:
     _, disk, first_disk, here, count, size, start, _ = END.unpack_from(tail, at)
     end = at = file.length - len(tail) + at
     if at >= LOCATOR.size and file.read(at - LOCATOR.size, 4) == LOCATOR_MARK:
-        _, _, end, _ = LOCATOR.unpack_from(file.data, at - LOCATOR.size)
+        _, _, end, _ = LOCATOR.unpack(file.read_all(at - LOCATOR.size, LOCATOR.size))
         if end + END64.size > at or file.read(end, 4) != END64_MARK:
             raise file.wrong("is damaged", "a zip64 record before the end", f"none at byte {end}")
-        *_, disk, first_disk, here, count, size, start = END64.unpack_from(file.data, end)
+        *_, disk, first_disk, here, count, size, start = END64.unpack(
+            file.read_all(end, END64.size)
+        )
     if disk or first_disk or here != count:
         raise file.wrong("is damaged", "an archive in one file", "one part of several")
     if start + size > end:
@@ -153,7 +155,7 @@ def elements(file: InputFile, member: Member) -> npy.Elements:
     if member.method == STORED:
         if member.size != member.packed:
             raise file.wrong("is damaged", f"{member.size} bytes, stored", f"{member.packed} bytes")
-        return npy.elements(file.data, start, member.size, file.wrong)
+        return _whole(file, member, npy.elements(file.read, start, member.size, file.wrong), start)
     if member.size > DENSEST * member.packed:
         raise file.wrong(
             "is damaged",
@@ -161,8 +163,20 @@ def elements(file: InputFile, member: Member) -> npy.Elements:
             f"{member.size} bytes",
         )
     head = next(_inflated(file, start, member, npy.LONGEST_HEADER + 12), b"")
-    found = npy.elements(head, 0, member.size, file.wrong)
+    found = npy.elements(
+        lambda at, count: head[at : at + count], 0, member.size, file.wrong
+    )
+    found.sum = member.crc
+    _whole(file, member, found, 0)
     found.inflate = lambda *span: _inflate(file, start, member, *span)
+    return found
+
+
+def _whole(file: InputFile, member: Member, found: npy.Elements, start: int) -> npy.Elements:
+    """Nothing follows the elements: it would be inflated, or summed, for nothing."""
+    if found.end - start != member.size:
+        raise file.wrong("is damaged", f"{found.end - start} bytes, as its header says",
+                         f"{member.size} bytes")  # fmt: skip
     return found
 
 
@@ -170,7 +184,7 @@ def _start(file: InputFile, member: Member) -> int:
     """The first byte of a member's content, after its local header."""
     if member.at + LOCAL.size > file.length:
         raise npy.truncated(file.wrong, member.at + LOCAL.size, file.length)
-    mark, _, _, method, *_, name, extra = LOCAL.unpack_from(file.data, member.at)
+    mark, _, _, method, *_, name, extra = LOCAL.unpack(file.read_all(member.at, LOCAL.size))
     start = member.at + LOCAL.size + name + extra
     raw = file.read(member.at + LOCAL.size, name)
     if mark != LOCAL_MARK or method != member.method or raw != member.raw:
@@ -193,7 +207,7 @@ def _inflated(file: InputFile, start: int, member: Member, most: int) -> Iterato
     try:
         while not stream.eof:
             if not rest and at < end:
-                rest = file.read(at, min(CHUNK, end - at))
+                rest = file.read_all(at, min(CHUNK, end - at))
                 at += len(rest)
             piece = stream.decompress(rest, most)
             rest = stream.unconsumed_tail
@@ -222,7 +236,13 @@ def _inflate(
             found=f"{bytes_text(available)} available",
             remedy="numpy.savez: of a file that is not compressed, each process reads its part",
         )
-    memory = mmap.mmap(-1, member.size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
+    try:
+        memory = mmap.mmap(-1, member.size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
+    except OSError as error:
+        raise EnvironmentFault(
+            f"input {file.name}: {file.label} does not fit into memory inflated",
+            expected=bytes_text(member.size), found=error.strerror or "",
+        ) from None  # fmt: skip
     at = crc = 0
     for piece in _inflated(file, start, member, CHUNK):
         first, end = max(at, low), min(at + len(piece), high)

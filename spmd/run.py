@@ -11,7 +11,7 @@ import mmap
 import os
 import sys
 
-from codegen.errors import AgreementError, UsageError
+from codegen.errors import AgreementError, EnvironmentFault, UsageError
 from spmd import launch, loader, report, sizes
 from spmd.arguments import (
     check_array,
@@ -70,6 +70,7 @@ def _run(
     launched = Launch(options, settings, checked)
     met = processes.meet(lambda: launched.prepare(processes))
     hosts = launch.agree(processes, met, options.transport)
+    launched.compare_files(processes, [theirs["files"] for theirs in met])
     setup = launched.setup(processes, hosts)
     with Job(launched.checked, setup, processes, options.time_limit) as job:
         try:
@@ -164,7 +165,8 @@ class Launch:
             if array["name"] in self.opened:
                 check_array(array, setup.shape(array), self.opened[array["name"]])
         self._plan_outputs(setup)
-        return launch.mine(
+        files = {name: (file.path, file.version) for name, file in self.opened.items()}
+        return {"files": files} | launch.mine(
             self.checked.digest,
             {
                 "mesh": self.sizes, **{f"--set {k}": v for k, v in self.scalars.items()},
@@ -177,6 +179,29 @@ class Launch:
             setup.first,
             setup.count,
         )
+
+    def compare_files(
+        self, processes: launch.Processes, everyones: list[dict[str, tuple[str, tuple[Any, ...]]]]
+    ) -> None:
+        """All processes were given the same arrays: the same files, or others of equal elements."""
+        other = [
+            name for name in self.opened
+            if any(files[name][1] != everyones[0][name][1] for files in everyones)
+        ]  # fmt: skip
+        if not other:
+            return
+        digests = processes.meet(lambda: {name: self.opened[name].digest() for name in other})
+        for name in other:
+            odd = [k for k, theirs in enumerate(digests) if theirs[name] != digests[0][name]]
+            if odd:
+                one, holder = len(odd) == 1, "process" if self.options.ranks else "rank"
+                processes.refuse(AgreementError(
+                    f"ranks of one job were given different arrays for input {name}: "
+                    f"{holder}{'' if one else 's'} {launch.listed(odd)} differ{'s' if one else ''}",
+                    expected=f"the elements of {everyones[0][name][0]} ({holder} 0)",
+                    found=f"others in {everyones[odd[0]][name][0]} ({holder} {odd[0]})",
+                    remedy="give every rank the same file, or a copy of it",
+                ))  # fmt: skip
 
     def _open_inputs(self) -> None:
         options = self.options
@@ -218,10 +243,15 @@ class Launch:
                 if file.compressed:
                     here = job.setup.hosts.here
                     file.reserve(*_span(job, name, file), len(here), job.host_bytes())
-                base = memoryview(file.buffer)[file.start :]
-                job.put(name, Global(base, file.dtype, file.shape, file.strides, file.swapped))
-                base.release()
+                how = file.dtype, file.shape, file.strides, file.swapped, file.start
+                with Global(file.buffer, *how) as given:
+                    job.put(name, given, file=file.path)
                 file.close()
+        except MemoryError:
+            job.abort(69, "out of memory")
+            raise EnvironmentFault(
+                f"input {name}: not enough memory to read {file.path}", remedy="more processes"
+            ) from None
         except BaseException as error:
             job.abort(report.exit_code(error), str(error))
             raise
@@ -258,9 +288,8 @@ class Launch:
                 continue
             view = mapped(path)
             strides = contiguous_strides(shape, SIZES[dtype])
-            base = memoryview(view)[start:]
-            job.get(number, Global(base, dtype, shape, strides))
-            base.release()
+            with Global(view, dtype, shape, strides, start=start) as into:
+                job.get(number, into)
             if self.first and self.files[number] is None:
                 self.arrays[number] = report.as_array(view, 0, dtype, shape)
             else:

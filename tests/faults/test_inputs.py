@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import zipfile
 
 import numpy as np
 import pytest
 
+import spmd
+from codegen.errors import InputError
+from spmd import files, npy
+from tests.conftest import run
 from tests.faults.test_launch import TAKES_INPUT
 from tests.spmd.array_files import write
 
@@ -197,3 +203,52 @@ def test_an_output_that_cannot_be_written(built, spmd_command, tmp_path):
         "-o", f"total={tmp_path}/no/such/folder.npy",
     )  # fmt: skip
     done.expect(74, "folder.npy")
+
+
+@pytest.mark.mpi
+def test_another_file_on_one_rank(built, tmp_path):
+    """A copy of the file is the same input; a file of other elements is none."""
+    x = np.arange(1000.0)
+    for name, array in (("a", x), ("copy", x), ("b", x + 1)):
+        np.save(tmp_path / f"{name}.npy", array)
+    usual = [sys.executable, "-m", "spmd", "run", built(TAKES_INPUT), "-i"]
+
+    def start(other):
+        return run(["mpirun", "-n", 2, *usual, f"x={tmp_path}/a.npy",
+                    ":", "-n", 1, *usual, f"x={tmp_path}/{other}.npy"], timeout=40)  # fmt: skip
+
+    start("copy").expect(0, "total: float64 499500")
+    done = start("b").expect(
+        78, "different arrays for input x: rank 2 differs", "elements of", "a.npy (rank 0)",
+        "b.npy (rank 2)",
+    )  # fmt: skip
+    assert done.err.count("spmd:") == 1, done.err
+
+
+def test_files_that_are_cut_short_while_they_are_read(built, tmp_path):
+    """Another process may do that at any time: an error, and no bus error."""
+    x = np.random.default_rng(0).random(1000)
+    np.save(tmp_path / "x.npy", np.tile(x, 100))
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")[-1000:]
+    image = spmd.load(built(TAKES_INPUT))
+    assert image.run(x=mapped)["total"] == pytest.approx(x.sum())
+    os.truncate(tmp_path / "x.npy", 4096)
+    with pytest.raises(InputError, match="input x: its file became shorter"):
+        image.run(x=mapped)
+    assert image.run(x=x)["total"] == pytest.approx(x.sum())
+    np.savez_compressed(tmp_path / "x.npz", x=x)
+    file = files.open_input(str(tmp_path / "x.npz"), "x")
+    os.truncate(tmp_path / "x.npz", 4000)
+    with pytest.raises(InputError, match="x.npz:x became shorter"):
+        len(file.buffer)
+    file.close()
+
+
+def test_a_member_that_goes_on_behind_its_elements(built, spmd_command, tmp_path):
+    """Four gigabytes of zeros are four megabytes of a file, and twenty seconds of inflating."""
+    head = npy.header("float64", (1000,)) + bytes(8000)
+    with zipfile.ZipFile(tmp_path / "x.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x.npy", head + bytes(1 << 24))
+    spmd_command("run", built(TAKES_INPUT), "-i", f"x={tmp_path}/x.npz").expect(
+        65, "x.npz:x is damaged", "expected: 8128 bytes, as its header says", f"{8128 + (1 << 24)}"
+    )

@@ -223,7 +223,7 @@ def test_damaged_compressed_members(tmp_path: Path) -> None:
     assert "CRC-32" in refused(path, changed(data, first + 16, b"\0\0\0\0"))
     assert f"out of {packed} compressed" in refused(path, changed(data, first + 24, word(1 << 30)))
     assert "truncated" in refused(path, changed(data, first + 24, word(150)))
-    assert "found:    176 bytes" in refused(path, changed(data, first + 24, word(177)))
+    assert "found:    177 bytes" in refused(path, changed(data, first + 24, word(177)))
     half = changed(data, first + 20, word(packed - 9))
     assert "bytes, inflated" in refused(path, half)
 

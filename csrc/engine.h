@@ -179,7 +179,8 @@ void spmd_arena_free(spmd_arena *arena);     /* after the jobs in it */
 
 int spmd_job_new(const spmd_settings *settings, spmd_job **job);
 int64_t spmd_job_bytes(const spmd_job *job);      /* that its arena needs */
-int64_t spmd_job_rank_bytes(const spmd_job *job); /* the part of it that each rank needs */
+int64_t spmd_job_rank_bytes(const spmd_job *job); /* that each rank takes, there and elsewhere */
+int64_t spmd_job_private_bytes(const spmd_job *job); /* that the hosted ranks take elsewhere */
 int64_t spmd_job_threads(const spmd_job *job);
 /* Takes all memory of the hosted ranks and lets the image evaluate what depends on the index. */
 int spmd_job_load(spmd_job *job, spmd_arena *arena);

@@ -232,7 +232,20 @@ int64_t spmd_job_bytes(const spmd_job *job)
 
 int64_t spmd_job_rank_bytes(const spmd_job *job)
 {
-    return job->rank_bytes;
+    return job->rank_bytes + job->record_bytes + spmd_job_private_bytes(job) / job->count;
+}
+
+static int64_t rank_words(const spmd_image *image)
+{
+    int64_t words = (int64_t)image->at_load + image->buffers + image->counters + 1;
+    return spmd_round_up(words, SPMD_LINE / 8);
+}
+
+int64_t spmd_job_private_bytes(const spmd_job *job)
+{
+    int64_t sites = job->image->sites, words = rank_words(job->image);
+    int64_t pointers = (job->parted ? 2 : 1) * sites; /* teams and nears, by site */
+    return job->count * ((int64_t)sizeof *job->hosted + 8 * (words + pointers));
 }
 
 int64_t spmd_job_threads(const spmd_job *job)
@@ -290,8 +303,7 @@ static void rank_load(spmd_job *job, int64_t k, int64_t *words)
 static int ranks_load(spmd_job *job)
 {
     const spmd_image *image = job->image;
-    int64_t words = (int64_t)image->at_load + image->buffers + image->counters + 1;
-    words = spmd_round_up(words, SPMD_LINE / 8);
+    int64_t words = rank_words(image);
     int status = spmd_pages_take((char *)spmd_job_record(job, job->first),
                                  job->count * job->record_bytes);
     if (status == SPMD_OK)

@@ -23,7 +23,7 @@ from codegen.manifest import evaluate
 from spmd import launch, limits, loader
 from spmd.arguments import scalar_words
 from spmd.engine import ffi, lib
-from spmd.memory import available_memory, bytes_text
+from spmd.memory import address_space, available_memory, bytes_text
 from spmd.npy import SIZES
 from spmd.sizes import mesh_symbols
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 AXES = 3  # SPMD_AXES
 EVERY_RANK: int = lib.SPMD_EVERY_RANK
 WAIT_MS = 100  # how long a signal may go unnoticed
+STACK = 8 << 20  # bytes of a thread, as usual
 LEAVE_MS = 2000  # how long an interrupted compute phase may take to notice
 
 
@@ -220,6 +221,7 @@ class Job:
         made = ffi.new("spmd_job **")
         self._check(lib.spmd_job_new(settings, made))
         self._job = made[0]
+        self._check_addresses()
         if self.processes.number != mates[0]:
             return ("", 0), self._make_board()
         have = available_memory()
@@ -248,6 +250,19 @@ class Job:
         """What all ranks of this host take together."""
         ranks = self.setup.hosts.ranks_of(self.setup.hosts.here)
         return int(lib.spmd_job_rank_bytes(self._job)) * ranks
+
+    def _check_addresses(self) -> None:
+        """Every process maps the whole arena, under its own limit of addresses (ulimit -v)."""
+        stacks = lib.spmd_job_threads(self._job) * STACK
+        need = lib.spmd_job_bytes(self._job) + lib.spmd_job_private_bytes(self._job) + stacks
+        have = address_space()
+        if need > have:
+            raise EnvironmentFault(
+                "not enough address space for this process",
+                expected=bytes_text(need),
+                found=f"{bytes_text(have)} under the limit that it was started with",
+                remedy="ulimit -v unlimited, fewer ranks, or smaller arrays",
+            )
 
     def _no_memory(self, have: int) -> EnvironmentFault:
         return EnvironmentFault(

@@ -38,6 +38,7 @@ _LAUNCHERS = (
     ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "Slurm", ""),
     ("PMI_SIZE", "PMI_RANK", "PMI_SIZE", "PMI", ""),
 )
+SHARED_BYTES = 1060 << 10  # of /dev/shm, for each of MPICH's processes: measured for MPICH 5.0
 GRACE_S = 3  # how long the first process may take to say what all of them found
 
 
@@ -84,6 +85,8 @@ def _started(count: int, name: str, family: str) -> Any:
     _spare_memory(count)
     MPI = library(name, family)
     text = MPI.Get_library_version()
+    if text.startswith("MPICH") and not MPI.Is_initialized():
+        _check_shared_memory(name, count)
     theirs = family_of(text)
     # A PMIx server can serve Open MPI, and those of the other family that were built for it.
     pmix = "PMIX_NAMESPACE" in os.environ
@@ -120,6 +123,26 @@ def _spare_memory(count: int) -> None:
         return
     if size.f_blocks * size.f_frsize < count * (12 << 20):  # two such jobs, and what MPICH takes
         os.environ.setdefault("UCX_TLS", "^posix")
+
+
+def _check_shared_memory(name: str, count: int) -> None:
+    """MPICH's processes of a host share a file in /dev/shm: a bus error where it has no room."""
+    try:
+        size = os.statvfs("/dev/shm")
+        theirs = [os.stat(f"/dev/shm/{file}").st_blocks * 512
+                  for file in os.listdir("/dev/shm") if file.startswith("mpich_shm_")]  # fmt: skip
+    except OSError:
+        return
+    local = os.environ.get("MPI_LOCALNRANKS", "")
+    processes = int(local) if local.isdigit() else count
+    need, have = processes * SHARED_BYTES, size.f_bavail * size.f_frsize
+    if size.f_blocks and need > have + sum(theirs):  # some of which others of us have taken
+        raise EnvironmentFault(
+            f"/dev/shm is too small for {name} with {processes} processes",
+            expected=f"{need >> 10} KiB", found=f"{have >> 10} KiB are free",
+            remedy="mount -o remount,size=64m /dev/shm, docker run --shm-size=64m, or no mpirun: "
+            "python -m spmd run IMAGE --ranks N",
+        )  # fmt: skip
 
 
 def library(name: str = "", family: str = "") -> Any:

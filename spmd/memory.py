@@ -31,6 +31,20 @@ def available_memory() -> int:
     return max(0, have)
 
 
+def address_space() -> int:
+    """Bytes that this process may still map, under its own limit (ulimit -v)."""
+    import resource
+
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit == resource.RLIM_INFINITY:
+        return 1 << 62
+    try:
+        with open("/proc/self/statm") as file:
+            return max(0, limit - int(file.read().split()[0]) * resource.getpagesize())
+    except OSError:
+        return limit
+
+
 def memory_limit() -> int:
     """Bytes that the control groups of this process may take together; 0 where none is limited."""
     limits = [_number(f"{folder}/memory.max") for folder in _control_groups()]

@@ -91,7 +91,16 @@ def exit_code(error: BaseException) -> int:
     code = getattr(error, "exit_code", None)
     if isinstance(code, int):
         return code
-    return 74 if isinstance(error, OSError) else 69 if isinstance(error, MemoryError) else 70
+    if is_shortage(error):
+        return 69
+    return 74 if isinstance(error, OSError) else 70
+
+
+def is_shortage(error: BaseException) -> bool:
+    """Whether this machine, or a limit of this process, has too little memory for something."""
+    signs = ("failed to map segment", "annot allocate memory", "can't start new thread")
+    is_one = isinstance(error, (ImportError, OSError, RuntimeError))
+    return isinstance(error, MemoryError) or (is_one and any(s in str(error) for s in signs))
 
 
 def print_error(error: BaseException) -> None:
@@ -108,6 +117,11 @@ def error_text(error: BaseException) -> str:
         return f"spmd: {error}\n  this is a defect of spmd; SPMD_DEBUG=1 shows where"
     if isinstance(error, SpmdError):
         return f"spmd: {error}"
+    if is_shortage(error) and not isinstance(error, MemoryError):
+        return (
+            f"spmd: out of memory, or of address space: {str(error).strip().splitlines()[-1]}\n"
+            "  try:      ulimit -v unlimited; fewer threads (--threads), fewer ranks"
+        )
     if isinstance(error, OSError):
         name = f"{error.filename}: " if error.filename else ""
         return f"spmd: {name}{error.strerror or error}"

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from codegen.errors import EnvironmentFault
 from spmd import launchers
 from tests.conftest import Finished, run
 
@@ -144,6 +145,25 @@ def test_srun_with_a_plugin_for_the_other_family(built):
         "expected: a library that speaks PMIx", "try:      srun --mpi=pmi2",
     )  # fmt: skip
     assert done.err.count("spmd: ") == 1 and "Abort(" not in done.err, done.err
+
+
+def test_too_little_shared_memory_for_mpich(monkeypatch, tmp_path):
+    """Its processes would end with a bus error in MPI_Init."""
+    real = os.statvfs
+
+    def small(_):
+        found = list(real(tmp_path))
+        found[1], found[2], found[4] = 1, 8 << 20, free
+        return os.statvfs_result(found)
+
+    monkeypatch.setattr(os, "statvfs", small)
+    monkeypatch.setattr(os, "listdir", lambda _: [])
+    free = 8 << 20
+    launchers._check_shared_memory("MPICH", 4)
+    monkeypatch.setenv("MPI_LOCALNRANKS", "8")
+    with pytest.raises(EnvironmentFault, match="too small for MPICH with 8") as caught:
+        launchers._check_shared_memory("MPICH", 100)
+    assert "found:    8192 KiB are free" in str(caught.value)
 
 
 def test_a_batch_script_is_no_launcher(built, spmd_command):

@@ -253,6 +253,23 @@ def test_too_much_memory_is_refused_before_it_is_taken() -> None:
     assert caught.value.exit_code == 69
 
 
+def test_what_ranks_take_beside_their_arrays_counts(image: Any, monkeypatch: Any) -> None:
+    """A thousand ranks of ten numbers: it is the records that need room."""
+    monkeypatch.setattr("spmd.job.available_memory", lambda: 2_000_000)
+    image.run(ranks=100)
+    with pytest.raises(EnvironmentFault, match="needs [0-9.]+ MiB, have 1.9 MiB"):
+        image.run(ranks=1000)
+
+
+def test_a_limit_of_addresses(image: Any, monkeypatch: Any) -> None:
+    import resource
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1 << 20, 1 << 30))
+    with pytest.raises(EnvironmentFault, match="not enough address space") as caught:
+        image.run(ranks=2)
+    assert "ulimit -v" in caught.value.remedy and caught.value.found.startswith("0 bytes")
+
+
 def test_an_interrupt_ends_a_run() -> None:
     image = spmd.build(endless)
     timer = threading.Timer(0.5, signal.raise_signal, [signal.SIGINT])

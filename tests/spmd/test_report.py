@@ -42,6 +42,18 @@ def test_exit_codes() -> None:
     assert report.exit_code(ZeroDivisionError()) == 70
 
 
+def test_too_little_memory_is_no_defect() -> None:
+    """Whatever needs it first: a library, a mapping, a thread."""
+    for error in (
+        ImportError("numpy\nOriginal error was: libx.so: failed to map segment from shared object"),
+        OSError(12, "Cannot allocate memory"), RuntimeError("can't start new thread"),
+        MemoryError(),
+    ):  # fmt: skip
+        assert report.exit_code(error) == 69
+        text = report.error_text(error)
+        assert "out of memory" in text and "defect" not in text
+
+
 def test_a_defect_is_short_unless_asked(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,7 +55,7 @@ THEIRS = {
     "__future__", "_cffi_backend", "_json", "_locale", "_sha2", "_sha256", "_sha512", "argparse",
     "atexit", "errno", "faulthandler",
     "fcntl", "gettext", "json", "json.decoder", "json.encoder", "json.scanner", "locale", "mmap",
-    "signal", "_blake2", "_hashlib", "hashlib", "_md5", "_sha1", "_sha3", "platform",
+    "signal", "resource", "_blake2", "_hashlib", "hashlib", "_md5", "_sha1", "_sha3", "platform",
 }  # fmt: skip
 
 

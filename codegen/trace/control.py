@@ -16,6 +16,7 @@ from codegen.trace.array import is_traced
 from codegen.trace.branches import captured_if
 from codegen.trace.calls import call
 from codegen.trace.context import Context, place_in, user_place
+from codegen.trace.expecting import asserted
 from codegen.trace.foreign import fresh, indexed, target
 from codegen.trace.logic import and_, both, compare, either, ifexp, known, not_, or_
 from codegen.trace.loops import captured_while, explained, refuse_raise, refuse_return
@@ -25,7 +26,7 @@ from codegen.trace.ranges import Range, captured_for
 from codegen.trace.state import Names
 from codegen.trace.stateful import changed, refuse_outside
 
-__all__ = ["Names", "and_", "both", "call", "compare", "either", "fresh", "ifexp", "indexed",
+__all__ = ["Names", "and_", "asserted", "both", "call", "compare", "either", "fresh", "ifexp", "indexed",
            "known", "not_", "or_", "target"]  # fmt: skip
 
 NameError = builtins.NameError
@@ -102,12 +103,6 @@ def plain(test: Any, what: str, reason: str) -> Any:
     """A test that Python itself takes; refuses one that is known only at run time."""
     if not is_traced(test):
         return test
-    if what == "assert":
-        raise UnsupportedError(
-            "assert on a value known only at run time",
-            place=user_place(),
-            remedy="spmd.require(...) checks sizes at launch; return or print what depends on data",
-        )
     raise UnsupportedError(
         f"`{what}` on a value known only at run time, in a function that cannot be compiled",
         place=user_place(),

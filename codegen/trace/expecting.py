@@ -6,14 +6,19 @@ Always holds: the text is put together only where something does not hold.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from codegen import dtypes, expr
+from codegen.errors import ShapeError
 from codegen.expr import Expr
 from codegen.ir import Shape, Value
 from codegen.ops import POSITION
-from codegen.trace.context import Context
+from codegen.trace.array import Number, as_array, as_value, is_traced
+from codegen.trace.context import Context, require_context, user_place
 from codegen.trace.elementwise import broadcast_value
+from codegen.trace.number import number
+from codegen.trace.regions import condition
 from codegen.trace.view import index_value
 
 AT = object()  # in a text: the index of the first element that does not hold
@@ -35,6 +40,33 @@ def expect(context: Context, holds: Value, *text: Any, check: str = "") -> None:
             parts[-1] += str(item)
     attrs = {"parts": tuple(parts), **({"check": check} if check else {})}
     context.emit("expect", (holds, *shown), attrs)
+
+
+def asserted(test: Any, source: str, message: Callable[[], Sequence[Any]]) -> Any:
+    """What Python's own `assert` gets of its test: of one that is known only at run time, True; the
+    run ends where it does not hold. message: texts, and values with how they are written."""
+    if not is_traced(test):
+        return test
+    context = require_context("assert")
+    holds = condition(test, "assert")
+    if isinstance(holds, Expr):
+        holds = as_value(context, number(holds, True), dtypes.BOOL)
+    parts, shown = [""], []
+    for item in message():
+        value, spec = item if isinstance(item, tuple) else (item, "")
+        if not is_traced(value):
+            parts[-1] += format(value, spec)
+            continue
+        if not isinstance(value, Number) and value.ndim:
+            raise ShapeError(
+                "the message of an assert shows numbers", place=user_place(),
+                expected="0-d arrays", found=str(value.type), remedy="x[k], x.max(), …",
+            )  # fmt: skip
+        shown.append(as_array(value).read())
+        parts += [spec, ""]
+    parts[-1] += f"\n  expected: {source}" if parts != [""] else f"assert {source} does not hold"
+    context.emit("expect", (holds, *shown), {"parts": tuple(parts)})
+    return True
 
 
 def within(

@@ -178,6 +178,19 @@ def _later(value: ast.expr) -> ast.expr:
     return at(value, ast.Lambda(_no_arguments(), value))
 
 
+def _message_parts(message: ast.expr) -> list[ast.expr]:
+    """The parts of an f-string: texts, and values with their formats; of another one, itself."""
+    if not isinstance(message, ast.JoinedStr):
+        return [_copy(message)]
+    parts: list[ast.expr] = []
+    for part in message.values:
+        if isinstance(part, ast.FormattedValue) and part.conversion == -1:
+            spec = part.format_spec or ast.JoinedStr([])
+            part = at(part, ast.Tuple([_copy(part.value), _copy(spec)], ast.Load()))
+        parts.append(_copy(part))
+    return parts
+
+
 class _Rewriter(ast.NodeTransformer):
     """Statements and expressions of one function; nested ones get a rewriter of their own.
 
@@ -343,7 +356,11 @@ class _Rewriter(ast.NodeTransformer):
         return [at(node, ast.Expr(_runtime("raising", _load(_NAMES)))), new]
 
     def visit_Assert(self, node: ast.Assert) -> Any:
-        node.test = self._plain(self._test(node.test), "assert")
+        """Where the test is known, Python's own; its message is evaluated where it fails."""
+        source = ast.Constant(ast.unparse(node.test))
+        message = ast.Tuple(_message_parts(node.msg), ast.Load()) if node.msg else _constant(())
+        test = _runtime("asserted", self._test(node.test), source, _later(self.visit(message)))
+        node.test = at(node.test, test)
         node.msg = self.visit(node.msg) if node.msg else None
         return node
 

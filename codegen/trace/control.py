@@ -19,15 +19,15 @@ from codegen.trace.context import Context, place_in, user_place
 from codegen.trace.expecting import asserted
 from codegen.trace.foreign import fresh, indexed, target
 from codegen.trace.logic import and_, both, compare, either, ifexp, known, not_, or_
-from codegen.trace.loops import captured_while, explained, refuse_raise, refuse_return
+from codegen.trace.loops import captured_while, explained, refuse_raise
 from codegen.trace.number import Number
 from codegen.trace.outside import is_iterator
 from codegen.trace.ranges import Range, captured_for
 from codegen.trace.state import Names
 from codegen.trace.stateful import changed, refuse_outside
 
-__all__ = ["Names", "and_", "asserted", "both", "call", "compare", "either", "fresh", "ifexp", "indexed",
-           "known", "not_", "or_", "target"]  # fmt: skip
+__all__ = ["Names", "and_", "asserted", "both", "call", "compare", "either", "fresh", "ifexp",
+           "indexed", "known", "not_", "or_", "target"]  # fmt: skip
 
 NameError = builtins.NameError
 
@@ -48,11 +48,11 @@ def if_(
 
 def for_(
     iterable: Any, names: Names, bound: Sequence[str], touched: Sequence[str],
-    flags: Sequence[str], loop_number: int, hint: str,
+    flags: Sequence[str], loop_number: int, hint: str, kept: Sequence[str],
 ) -> Iterable[Any]:  # fmt: skip
     """The iterable itself, or the passes of a captured loop over an spmd.range."""
     if isinstance(iterable, Range):
-        return captured_for(iterable, names, bound, touched, flags, loop_number, hint)
+        return captured_for(iterable, names, bound, touched, flags, loop_number, hint, kept)
     if isinstance(iterable, Number):
         raise TracedValueError(
             "a for loop over a number",
@@ -68,12 +68,12 @@ def for_(
 
 def while_(
     test: Callable[[], Any], names: Names, bound: Sequence[str], touched: Sequence[str],
-    flags: Sequence[str], loop_number: int,
+    flags: Sequence[str], loop_number: int, kept: Sequence[str],
 ) -> Iterator[None]:  # fmt: skip
     context = Context.current()
     if context is None:
         return _plain_while(test)
-    return captured_while(context, test, names, bound, touched, flags, loop_number)
+    return captured_while(context, test, names, bound, touched, flags, loop_number, kept)
 
 
 def _plain_while(test: Callable[[], Any]) -> Iterator[None]:
@@ -88,7 +88,15 @@ def left(names: Names, loop_number: int, *flags: Any) -> bool:
     return any(not is_traced(f) and f for f in flags)
 
 
-returning = refuse_return
+def endless() -> None:
+    """Stands before a loop that has no way out."""
+    if Context.current() is not None:
+        raise UnsupportedError(
+            "this loop never ends", place=user_place(), expected="a break, a return or a test",
+            found="while True: without one", remedy="while condition:, or if condition: break",
+        )  # fmt: skip
+
+
 raising = refuse_raise
 
 

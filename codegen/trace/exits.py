@@ -110,6 +110,8 @@ def _never_ends(block: Stmts) -> bool:
     return any(
         isinstance(s, (ast.Return, ast.Break, ast.Continue, ast.Raise))
         or (isinstance(s, ast.If) and _never_ends(s.body) and _never_ends(s.orelse))
+        or (isinstance(s, ast.While) and isinstance(s.test, ast.Constant) and bool(s.test.value)
+            and "break" not in _exits_from(s.body))
         for s in block
     )
 
@@ -193,10 +195,7 @@ class Lowering:
     def statement(self, s: ast.stmt) -> Stmts:
         if isinstance(s, ast.Return) and self.returns:
             value = s.value or ast.Constant(None)
-            out = [assign(RESULT, value, s), assign(RETURNED, ast.Constant(True), s)]
-            if self.loops:
-                out.insert(0, at(s, ast.Expr(ast.Name("__returning__", ast.Load()))))
-            return out
+            return [assign(RESULT, value, s), assign(RETURNED, ast.Constant(True), s)]
         if isinstance(s, ast.Break):
             return [assign(self.loops[-1].broke, ast.Constant(True), s)]
         if isinstance(s, ast.Continue):

@@ -42,9 +42,9 @@ def expect(context: Context, holds: Value, *text: Any, check: str = "") -> None:
     context.emit("expect", (holds, *shown), attrs)
 
 
-def asserted(test: Any, source: str, message: Callable[[], Sequence[Any]]) -> Any:
+def asserted(test: Any, source: str, message: Callable[[], Sequence[tuple[Any, str]]]) -> Any:
     """What Python's own `assert` gets of its test: of one that is known only at run time, True; the
-    run ends where it does not hold. message: texts, and values with how they are written."""
+    run ends where it does not hold. message: values and texts, with how they are written."""
     if not is_traced(test):
         return test
     context = require_context("assert")
@@ -52,10 +52,9 @@ def asserted(test: Any, source: str, message: Callable[[], Sequence[Any]]) -> An
     if isinstance(holds, Expr):
         holds = as_value(context, number(holds, True), dtypes.BOOL)
     parts, shown = [""], []
-    for item in message():
-        value, spec = item if isinstance(item, tuple) else (item, "")
+    for value, spec in message():
         if not is_traced(value):
-            parts[-1] += format(value, spec)
+            parts[-1] += format(value, spec) if spec else str(value)
             continue
         if not isinstance(value, Number) and value.ndim:
             raise ShapeError(

@@ -8,6 +8,7 @@ Always holds: what a finished loop carries has one type at entry and at the end 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
 
@@ -20,7 +21,8 @@ from codegen.ir import ArrayType, Region, Value, walk
 from codegen.layouts import propagation
 from codegen.trace.array import Array, as_value
 from codegen.trace.context import Block, Context, Storage, user_place
-from codegen.trace.number import number
+from codegen.trace.exits import RESULT
+from codegen.trace.number import Number, number
 from codegen.trace.regions import (
     Gone,
     Piece,
@@ -75,14 +77,30 @@ class Counter:
         return {"counter": self.sym, "start": self.start, "stop": self.stop, "step": self.step}
 
 
+@dataclass
+class Later:
+    """Variables that a loop binds and that are read after it. sure: the loop has a turn at least,
+    so that they have a value then. held: what they hold at the end of a turn."""
+
+    kept: Sequence[str] = ()
+    sure: bool = False
+    counter: Sym | None = None
+    held: dict[str, Held] = field(default_factory=dict)
+
+    def hands_on(self, name: str, before: Held | None) -> bool:
+        """The result of a return inside the loop is asked for only where there was one."""
+        return before is None and name in self.kept and (self.sure or name == RESULT)
+
+
 class Loop(Piece):
     """One loop. flags: variables that end it when true; they are False when a pass begins."""
 
     def __init__(
         self, context: Context, names: Names, bound: Sequence[str], touched: Sequence[str],
-        flags: Sequence[str] = (),
+        flags: Sequence[str] = (), later: Later | None = None,
     ) -> None:  # fmt: skip
         super().__init__(context, names, bound, touched, "loop")
+        self.later = later or Later()
         self.flags = flags
         self.carried: dict[_Key, LeafType] = {}
         self.stored: dict[Storage, ArrayType] = {}
@@ -117,8 +135,7 @@ class Loop(Piece):
         return Block(tuple(Value(name, t) for name, t in named))
 
     def _path(self, name: str, j: int) -> str:
-        held = self.entry[name]
-        assert held is not None
+        held = self.entry[name] or self.later.held[name]
         return list(held.tree.paths())[j]
 
     def enter(self, args: Sequence[Value]) -> None:
@@ -129,6 +146,8 @@ class Loop(Piece):
         self._link(self.made)
         first: dict[Storage, Storage] = {}
         for (name, j), array in self.made.items():
+            if name in self.later.held:
+                continue  # it has no value when a turn begins
             before = self.start[name][j]
             if isinstance(before, Array) and not before.scalar:
                 link(array.storage, before.storage, "loop", self.place)
@@ -214,8 +233,9 @@ class Loop(Piece):
         """Record what the pass changed; whether that was known."""
         settled = True
         for name, before in self.entry.items():
-            if before is None:
-                continue  # first bound in the body: local to it
+            if before is None:  # first bound in the body
+                settled = self._bound_inside(name, after.get(name)) and settled
+                continue
             now = after.get(name)
             if now is None:
                 raise carry_error("loop", name, "", self.place, before.value, UNDEFINED)
@@ -228,6 +248,34 @@ class Loop(Piece):
                 if self.carried.get((name, j)) != t:
                     self.carried[name, j] = t
                     settled = False
+        return settled
+
+    def _bound_inside(self, name: str, now: Held | None) -> bool:
+        """Carry what a variable holds that is bound in the body and read after the loop; whether
+        that was known. Others are local to the body."""
+        if not self.later.hands_on(name, self.entry[name]) or now is None:
+            gone = [k for k in self.carried if k[0] == name]
+            for key in gone:
+                del self.carried[key]
+            self.later.held.pop(name, None)
+            return not gone
+        types = [leaf_type(leaf) for leaf in now.leaves]
+        if any(self.later.counter in e.symbols() for t in types if t for e in t.shape):
+            return True  # its shape is another in every turn
+        before = self.later.held.get(name)
+        if before is not None and not before.tree.like(now.tree):
+            self._refuse_structure(name, before, now)
+        self.later.held[name] = now
+        settled = True
+        for j, (leaf, t) in enumerate(zip(now.leaves, types)):
+            known = self.carried.get((name, j))
+            if t is None or (known is None and not isinstance(leaf, (Array, Number))):
+                continue  # the same Python value in every turn
+            joint = t if known is None else joined(known, t)
+            if joint is None:
+                raise carry_error("loop", name, self._path(name, j), self.place, known, t)
+            settled = settled and joint == known
+            self.carried[name, j] = joint
         return settled
 
     def _find_aliases(self, after: dict[str, Held | None]) -> bool:
@@ -327,13 +375,14 @@ class Loop(Piece):
         assert self.body is not None
         context, keys = self.context, list(self.carried)
         test = self.test(evaluate)
-        operands = [value_of(context, self._leaf(self.entry, k), self.carried[k]) for k in keys]
+        operands = [self._at_entry(k) for k in keys]
         operands += [laid_as(context, s.value, t.layout) for s, t in self.stored.items()]
         regions = (self.body,) if test is None else (test, self.body)
         results = context.emit(
             "loop", operands, counter.attrs, regions, [a.name for a in self.body.args], self.place
         )
         leaves = {n: list(h.leaves) for n, h in self.entry.items() if h is not None}
+        leaves |= {n: list(h.leaves) for n, h in self.later.held.items()}
         arrays = {k: array_of(context, v, self.carried[k]) for k, v in zip(keys, results)}
         for (name, j), array in arrays.items():
             leaves[name][j] = array
@@ -343,6 +392,9 @@ class Loop(Piece):
             storage.lose(context, _stale(self.place))
         self._link(arrays)
         for name, held in self.entry.items():
+            if held is None and (now := self.later.held.get(name)) is not None:
+                self.names.put(name, fill(now.tree, iter(leaves[name]), fresh=True))
+                continue
             if held is None:
                 lost = f"it is first bound in the loop at {self.place}, so it is local to that loop"
                 self.names.put(name, UNDEFINED, lost)
@@ -350,6 +402,19 @@ class Loop(Piece):
             now = self._after[name]
             moved = now is not None and now.value is not held.value and held.tree.mutable
             self.names.put(name, fill(held.tree, iter(leaves[name]), fresh=moved))
+        for flag in self.flags:
+            up = self._after[flag]
+            if self.later.sure and up is not None and up.value is True:
+                self.names.put(flag, True)  # the first turn ends it
+
+
+    def _at_entry(self, key: _Key) -> Value:
+        """What is carried, as it is before the first turn; of no use where it is bound inside."""
+        t = self.carried[key]
+        if key[0] not in self.later.held:
+            return value_of(self.context, self._leaf(self.entry, key), t)
+        value = self.context.emit_one("full", value=0, dtype=t.dtype, shape=t.shape)
+        return laid_as(self.context, value, t.layout)
 
 
 def _stale(place: Any) -> Gone:
@@ -380,7 +445,7 @@ class Attempt(Piece):
 
 def captured_while(
     context: Context, test: Callable[[], Any], names: Names, bound: Sequence[str],
-    touched: Sequence[str], flags: Sequence[str], loop_number: int,
+    touched: Sequence[str], flags: Sequence[str], loop_number: int, kept: Sequence[str] = (),
 ) -> Iterator[None]:  # fmt: skip
     """Python's own iterations while the test is known; from the first unknown one on, an op."""
     where = (context, names, bound, touched)
@@ -402,7 +467,7 @@ def captured_while(
         if not holds:
             return
         started = True
-    loop = Loop(context, names, bound, touched, flags)
+    loop = Loop(context, names, bound, touched, flags, Later(kept, started))
     yield from passes(loop, loop_number, lambda: None)
     loop.finish(Counter(context, "pass", expr.const(0), None, expr.const(1)), test)
 
@@ -422,16 +487,6 @@ def passes(loop: Loop, loop_number: int, item: Callable[[], Any]) -> Iterator[An
                 break
     finally:
         loop.abort()
-
-
-def refuse_return(names: Names) -> None:
-    if names.tracing:
-        raise UnsupportedError(
-            "return inside a loop that is compiled",
-            place=user_place(),
-            expected="a loop that runs to its end or to a break",
-            remedy="set a variable, break, and return after the loop",
-        )
 
 
 def refuse_raise(names: Names) -> None:

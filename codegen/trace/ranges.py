@@ -13,7 +13,7 @@ from codegen.expr import Expr
 from codegen.trace import known
 from codegen.trace.array import Array, as_array
 from codegen.trace.context import require_context, user_place
-from codegen.trace.loops import Counter, Loop, passes
+from codegen.trace.loops import Counter, Later, Loop, passes
 from codegen.trace.number import expr_of, number
 from codegen.trace.state import Names
 
@@ -105,7 +105,7 @@ def _step(step: Any) -> tuple[Expr, int]:
 
 def captured_for(
     bounds: Range, names: Names, bound: Sequence[str], touched: Sequence[str],
-    flags: Sequence[str], loop_number: int, hint: str,
+    flags: Sequence[str], loop_number: int, hint: str, kept: Sequence[str] = (),
 ) -> Iterator[Any]:  # fmt: skip
     """Yields the counter once per pass of the capture, then emits the loop."""
     context = require_context("spmd.range")
@@ -115,7 +115,8 @@ def captured_for(
         if expr.nonneg((start - stop) * sign):
             return  # never runs: what holds of its counter would hold of no number
         counter = Counter(context, hint.strip("_") or "i", start, stop, step)
-        loop = Loop(context, names, bound, touched, flags)
+        sure = expr.nonneg((stop - start) * sign - 1)
+        loop = Loop(context, names, bound, touched, flags, Later(kept, sure, counter.sym))
         yield from passes(loop, loop_number, lambda: counter.value)
         loop.finish(counter)
         return
@@ -123,7 +124,7 @@ def captured_for(
     at = f"{_AT}{loop_number}"
     names.hidden[at] = _weak(bounds.start)
     end = _weak(bounds.stop)
-    loop = Loop(context, names, [*bound, at], touched, flags)
+    loop = Loop(context, names, [*bound, at], touched, flags, Later(kept))
     counter = Counter(context, "pass", expr.const(0), None, expr.const(1))
 
     def item() -> Any:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from codegen.trace.exits import Lowering, Stmts, at, cannot_lower, none_of, own_nodes
+from codegen.trace.liveness import annotate
 
 RUNTIME = "__spmd__"
 _NAMES, _ARM, _ITEM, _ERROR = "__names__", "__arm__", "__item__", "__error__"
@@ -77,6 +78,7 @@ def _rewrite_function(node: Any, class_name: str | None) -> Any:
     body: Stmts = node.body
     if not reason and body:
         body = Lowering().function(body)
+        annotate(body, bound_names)
     rewriter = _Rewriter(class_name, reason, [node.args, *body])
     body = rewriter.block(body)
     if rewriter.state:
@@ -179,15 +181,14 @@ def _later(value: ast.expr) -> ast.expr:
 
 
 def _message_parts(message: ast.expr) -> list[ast.expr]:
-    """The parts of an f-string: texts, and values with their formats; of another one, itself."""
-    if not isinstance(message, ast.JoinedStr):
-        return [_copy(message)]
+    """(value, format) of the parts of an f-string; of another message, of itself."""
     parts: list[ast.expr] = []
-    for part in message.values:
+    for part in message.values if isinstance(message, ast.JoinedStr) else [message]:
+        value, spec = part, None
         if isinstance(part, ast.FormattedValue) and part.conversion == -1:
-            spec = part.format_spec or ast.JoinedStr([])
-            part = at(part, ast.Tuple([_copy(part.value), _copy(spec)], ast.Load()))
-        parts.append(_copy(part))
+            value, spec = part.value, part.format_spec
+        pair = [_copy(value), _copy(spec) if spec else ast.Constant("")]
+        parts.append(at(part, ast.Tuple(pair, ast.Load())))
     return parts
 
 
@@ -286,7 +287,7 @@ class _Rewriter(ast.NodeTransformer):
             "for_", self.visit(node.iter), _load(_NAMES), bound, touched,
             _constant(flags),
             ast.Constant(node.number),  # type: ignore[attr-defined]
-            ast.Constant(hint),
+            ast.Constant(hint), self._kept(node),
         )  # fmt: skip
         node.iter = at(place, call)
         return at(node, node)
@@ -298,6 +299,9 @@ class _Rewriter(ast.NodeTransformer):
             return node
         bound, touched = self._names(node)
         flags: tuple[str, ...] = getattr(node, "flags", ())
+        endless = isinstance(node.test, ast.Constant) and node.test.value and not flags
+        if endless and not any(isinstance(n, ast.Raise) for n in own_nodes(node.body)):
+            return [at(node.test, ast.Expr(_runtime("endless"))), node]
         self.conditional += 1
         body = self.block(node.body)
         self.conditional -= 1
@@ -305,9 +309,13 @@ class _Rewriter(ast.NodeTransformer):
         call = _runtime(
             "while_", test, _load(_NAMES), bound, touched, _constant(flags),
             ast.Constant(node.number),  # type: ignore[attr-defined]
+            self._kept(node),
         )  # fmt: skip
         loop = ast.For(_store(_ITEM), at(node.test, call), body + self._leave(node, flags), [])
         return at(node, loop)
+
+    def _kept(self, node: Any) -> ast.expr:
+        return _constant(tuple(self._spelt(n) for n in getattr(node, "kept", ())))
 
     def _leave(self, node: Any, flags: Sequence[str]) -> Stmts:
         """`if` a flag is up: break, which a capture of the loop's body must not do."""
@@ -318,8 +326,6 @@ class _Rewriter(ast.NodeTransformer):
         return [at(node, ast.If(test, [ast.Break()], []))]
 
     def visit_Expr(self, node: ast.Expr) -> Any:
-        if isinstance(node.value, ast.Name) and node.value.id == "__returning__":
-            return at(node, ast.Expr(_runtime("returning", _load(_NAMES))))
         if isinstance(node.value, ast.BoolOp):
             return self.visit(_as_if(node.value))
         return self.generic_visit(node)

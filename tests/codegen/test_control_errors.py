@@ -119,21 +119,9 @@ def one_arm_only(x, steps, limit):
     return y * 1  # here
 
 
-def return_in_loop(x, steps, limit):
-    for i in spmd.range(steps):
-        if x.sum() > i:
-            return x  # here
-    return x
-
-
 def raise_in_branch(x, steps, limit):
     if x.sum() > 0:
         raise ValueError("positive")  # here
-    return x
-
-
-def assert_on_data(x, steps, limit):
-    assert x.sum() > 0  # here
     return x
 
 
@@ -274,9 +262,7 @@ ERRORS = [
     (local_to_the_loop, ProgramError, r'"y" has no value here.*first bound in the loop at.*bind y'),
     (local_counter, ProgramError, r'"i" has no value here'),
     (one_arm_only, ProgramError, r'"y" has no value here.*one arm only'),
-    (return_in_loop, UnsupportedError, "return inside a loop.*return after the loop"),
     (raise_in_branch, UnsupportedError, "raise under a condition"),
-    (assert_on_data, UnsupportedError, "assert.*spmd.require"),
     (in_a_generator, UnsupportedError, "generator"),
     (several_elements, ShapeError, r"\.any\(\) or \.all\(\)"),
     (falls_off_the_end, CarryError, "the returned value.*None"),

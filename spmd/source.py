@@ -27,6 +27,14 @@ if TYPE_CHECKING:
     from typing import Any
 
 HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+HANDING_ON = tuple(
+    os.path.join("codegen", *path.split("/"))
+    for path in (
+        "oracle/common.py", "oracle/eager.py", "oracle/local.py", "oracle/ranks.py",
+        "oracle/threads.py", "trace/calls.py", "trace/control.py", "trace/dispatch.py",
+        "trace/logic.py", "trace/stateful.py",
+    )
+)  # fmt: skip
 OURS = tuple(os.path.join(HERE, folder, "") for folder in ("codegen", "spmd"))
 
 
@@ -93,8 +101,11 @@ def guarded(step: Any) -> Any:
         place = Place(error.filename or "?", error.lineno or 1, max(0, (error.offset or 1) - 1))
         raise ProgramError(f"{type(error).__name__}: {error.msg}", place=place) from error
     except RecursionError as error:
-        raise ProgramError("recursion without end, or deeper than Python allows",
-                           place=user_place(error)[0],
+        where, _ = user_place(error)
+        if where is None:
+            raise InternalError("the compiler recursed deeper than Python allows",
+                                remedy="smaller functions, or spmd.range") from error  # fmt: skip
+        raise ProgramError("recursion without end, or deeper than Python allows", place=where,
                            expected="functions that call each other while building only",
                            remedy="a loop: spmd.range, or Python's range") from None  # fmt: skip
     except Exception as error:
@@ -106,19 +117,41 @@ def guarded(step: Any) -> Any:
         text = f"{type(error).__name__}: {error}"
         if ours and getattr(error, "obj", None) is not sys.modules["spmd"]:
             raise InternalError(text, place=where) from error
-        raise ProgramError(text, place=where) from error
+        raise ProgramError(text, place=where, remedy=_meant(error)) from error
+
+
+def _meant(error: Exception) -> str:
+    """A name that is like the one that does not exist; "" where there is none."""
+    from difflib import get_close_matches
+
+    name, known = getattr(error, "name", None), []
+    if isinstance(error, AttributeError):
+        known = dir(error.obj)
+    elif isinstance(error, NameError) and error.__traceback__ is not None:
+        tb = error.__traceback__
+        while tb.tb_next is not None:
+            tb = tb.tb_next
+        known = [*tb.tb_frame.f_locals, *tb.tb_frame.f_globals, *dir(__builtins__)]
+    near = get_close_matches(name, known, 1) if isinstance(name, str) else []
+    return f"{near[0]}, if that is what you mean" if near else ""
 
 
 def user_place(error: BaseException) -> tuple[Place | None, bool]:
-    """The innermost position in the user's own code, and whether it was ours that raised."""
+    """The innermost position in the user's own code, and whether it was ours that raised.
+
+    What only hands calls on to Python and NumPy raises what they raise: the user's mistakes.
+    """
     frame = error.__traceback__
+    mistake = isinstance(error, (TypeError, ValueError, LookupError, ArithmeticError,
+                                 AttributeError))  # fmt: skip
     place = None
     ours = True
     while frame is not None:
         code = frame.tb_frame.f_code
         file = code.co_filename
-        ours = file.startswith(OURS)
-        if not ours and not file.startswith(("<", sys.prefix, sys.base_prefix)):
+        inside = file.startswith(OURS)
+        ours = inside and not (mistake and file.endswith(HANDING_ON))
+        if not inside and not file.startswith(("<", sys.prefix, sys.base_prefix)):
             position = list(code.co_positions())[frame.tb_lasti // 2]
             line, column, end = frame.tb_lineno, position[2] or 0, position[3]
             if position[0] != position[1] or end is None:

@@ -58,6 +58,8 @@ def _public(name: str, module: str, attribute: str = "") -> Callable[..., Any]:
                 kwargs[ours] = kwargs.pop(theirs)
         if name == "all_gather" and len(args) > 1 and "axis" in kwargs:
             kwargs["dim"] = kwargs.pop("axis")  # JAX: behind the mesh axis it is the dim
+        from codegen.trace.source import check_call
+
         runtime = eager_current()
         if runtime is not None:
             method = getattr(runtime, name, None)
@@ -67,13 +69,12 @@ def _public(name: str, module: str, attribute: str = "") -> Callable[..., Any]:
                     place=user_place(),
                     remedy="build the program and run the image",
                 )
+            check_call(call.__wrapped__, f"spmd.{name}", *args, **kwargs)  # type: ignore[attr-defined]
             result = method(*args, **kwargs)
             if name in ("empty", "empty_like", "like"):
                 result.made_empty = True  # so that a kernel knows its outputs
             return result
         require_context(f"spmd.{name}")
-        from codegen.trace.source import check_call
-
         function: Callable[..., Any] = call.__wrapped__  # type: ignore[attr-defined]
         check_call(function, f"spmd.{name}", *args, **kwargs)
         return function(*args, **kwargs)

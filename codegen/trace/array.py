@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator
+from difflib import get_close_matches
 from typing import Any, NoReturn
 
 import numpy as np
@@ -20,6 +21,7 @@ from codegen.errors import (
     DtypeError,
     MissingError,
     ProgramError,
+    ShapeError,
     TracedValueError,
     UnsupportedError,
 )
@@ -317,7 +319,8 @@ class Array:
             raise AttributeError(name)
         if self.is_known and hasattr(np.ndarray, name):
             return getattr(known.plain(self), name)
-        remedy = f"np.{name}(x) says what to use" if hasattr(np, name) else ""
+        near = [f"x.{n}" for n in get_close_matches(name, dir(type(self)), 1)]
+        remedy = f"np.{name}(x) says what to use" if hasattr(np, name) else "".join(near)
         remedy = REMEDIES.get(f"ndarray.{name}", remedy)
         raise MissingError(
             f"an array of a program has no {name!r}",
@@ -553,7 +556,11 @@ def _number_value(context: Context, x: Number) -> Value:
 
 
 def _numpy_array(x: Any, wanted: DType | None) -> np.ndarray[Any, Any]:
-    data: np.ndarray[Any, Any] = dtypes.as_numpy(x)
+    try:
+        data: np.ndarray[Any, Any] = dtypes.as_numpy(x)
+    except ValueError:
+        raise ShapeError("the rows of this list differ in length", place=user_place(),
+                         expected="lists of equal lengths", found=repr(x)[:60]) from None
     if wanted is not None and dtypes.from_numpy(data.dtype) != wanted:
         data = data.astype(dtypes.numpy_dtype(wanted))
     if data.dtype == object or dtypes.from_numpy(data.dtype) is None:

@@ -37,6 +37,9 @@ class Blocks:
                 expected="an integer, or a formula of axis sizes",
                 found=repr(n),
             )
+        if expr.nonneg(-count):
+            raise ShapeError("spmd.blocks cuts into at least one block", place=user_place(),
+                             expected="a positive number", found=str(count))  # fmt: skip
         if not -self.array.ndim <= dim < self.array.ndim:
             raise ShapeError(
                 f"blocks along dim {dim} of {self.array.type}",

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from codegen.errors import ProgramError, TracedValueError
+from codegen.errors import ShapeError, TracedValueError
 from codegen.trace import known
 from codegen.trace.array import Array, as_array, is_traced, maximum, minimum
 from codegen.trace.context import Context, user_place
@@ -146,6 +146,12 @@ def _converted(plain_: type, dtype: Any) -> Callable[..., Any]:
             return number(e)
         if e is not None and plain_ is bool:
             return number(condition_of(x), True)  # type: ignore[arg-type]
+        if isinstance(x, Array) and not all(n == 1 for n in x.extents):
+            raise ShapeError(
+                f"{plain_.__name__}() of an array with several elements", place=user_place(),
+                expected="a number, or an array of one element", found=str(x.type),
+                remedy="say which: x[0], x.sum(), x.any(); x.astype(t) converts every element",
+            )  # fmt: skip
         array = truth(x) if plain_ is bool else as_array(x).astype(dtype)
         array = array.reshape(()) if array.ndim else array
         array.weak = plain_ is not bool
@@ -157,9 +163,10 @@ def _converted(plain_: type, dtype: Any) -> Callable[..., Any]:
 def _len(x: Any) -> Any:
     if isinstance(x, Array) and x.ndim:
         return x.shape[0]
-    if not hasattr(x, "__len__"):
-        raise ProgramError(f"TypeError: object of type '{type(x).__name__}' has no len()",
-                           place=user_place())  # fmt: skip
+    if is_traced(x):
+        raise ShapeError("len() of a number", place=user_place(),
+                         expected="an array of at least one dim, or a list",
+                         found=str(x.type) if isinstance(x, Array) else repr(x))  # fmt: skip
     return len(x)
 
 

@@ -256,8 +256,12 @@ def _default_region(
 
 def _uniform(context: Context, default: Any, extents: Shape) -> Any:
     """The number that an array of the program, such as np.zeros made, has everywhere."""
-    if not isinstance(default, Array) or default.extents != extents:
+    if not isinstance(default, Array) or (default.extents != extents and not default.ndim):
         return default
+    if default.extents != extents:
+        raise ShapeError("the default of an input has another shape", place=user_place(),
+                         expected=elementwise.shape_text(extents),
+                         found=elementwise.shape_text(default.extents))  # fmt: skip
     value = default.read()
     made = next((op for b in context.blocks for op in b.ops if value in op.results), None)
     return made.attrs["value"] if made is not None and made.kind == "full" else default

@@ -29,6 +29,7 @@ from codegen.trace import (
     statistics,
 )
 from codegen.trace.array import Array, is_traced, unsupported
+from codegen.trace.blame import asked
 from codegen.trace.known import refuse_constant_write
 from codegen.trace.masks import Chosen
 from codegen.trace.refused import BUILD_TIME, NOT_ABOUT_ARRAYS, REMEDIES
@@ -87,7 +88,7 @@ _OTHER: dict[str, Function] = {
 def table() -> dict[str, Function]:
     """NumPy's name (dotted in a submodule) -> ours."""
     rows = {n: getattr(module, n) for module, names in _SAME.items() for n in names.split()}
-    return {**rows, **_OTHER}
+    return {name: asked(ours, _numpy(name)) for name, ours in {**rows, **_OTHER}.items()}
 
 
 @cache

@@ -18,6 +18,7 @@ from codegen.errors import ShapeError, UnsupportedError
 from codegen.expr import Expr
 from codegen.functions import BY_UFUNC
 from codegen.ir import Shape, Value
+from codegen.mesh import part_of_block
 from codegen.trace import elementwise, known, tree, view
 from codegen.trace.array import Array, Number, as_array, is_traced, unsupported, wrap
 from codegen.trace.context import Context, user_place
@@ -125,13 +126,54 @@ def _whole(x: Any, extent: Expr, dim: int) -> Whole:
     elif not expr.nonneg(e):
         e = expr.select(expr.ge0(e), e, e + extent)
     if expr.nonneg(-e - 1) or expr.nonneg(e - extent):
-        raise _index_error(
-            f"index {x.expr if isinstance(x, Number) else x} is out of bounds for dim {dim}",
-            f"an index below {extent}", f"dim {dim} has extent {extent}",
-        )  # fmt: skip
+        raise _beyond(x, extent, dim)
+    _stays_within(e, x, extent, dim)
     if (context := Context.current()) is not None:
         within(context, given, extent, dim)
     return Whole(e)
+
+
+def _beyond(x: Any, extent: Expr, dim: int, found: str = "") -> ShapeError:
+    return _index_error(
+        f"index {x.expr if isinstance(x, Number) else x} is out of bounds for dim {dim}",
+        f"an index below {extent}", found or f"dim {dim} has extent {extent}",
+        "x[k:k + 1] is empty where there is no such element" if extent.symbols() else "",
+    )  # fmt: skip
+
+
+def _stays_within(e: Expr, x: Any, extent: Expr, dim: int) -> None:
+    """An index that is known at launch: launches where some rank has no such element are refused.
+    In loops and branches, which may never run, nothing is said."""
+    context = Context.current()
+    if context is None or context.write_logs or context.selecting:
+        return
+    for room in (e, extent - 1 - e):
+        least = _least_of_ranks(context, room, extent)
+        if least is None or expr.nonneg(least):
+            continue
+        if expr.nonneg(-least - 1):
+            raise _beyond(x, extent, dim, f"on some rank, dim {dim} has fewer elements")
+        shown = x.expr if isinstance(x, Number) else x
+        context.hold(expr.ge0(least), f"index {shown} is in bounds of dim {dim} on all ranks")
+
+
+def _least_of_ranks(context: Context, room: Expr, extent: Expr) -> Expr | None:
+    """The least that it is on any rank, where it falls or rises with every coordinate; the last
+    shard is the smallest. None where that is not known, or not at launch."""
+    alike = room - extent  # room is a shard's extent and something that all ranks have
+    shard = not any(s.kind == "coord" for s in alike.symbols()) and part_of_block(extent)
+    for axis in context.mesh.axes:
+        if axis.coord_sym not in room.symbols():
+            continue
+        slope, rest = expr.linear_in(room, axis.coord_sym)
+        ends = [room.subst({axis.coord_sym: k}) for k in (expr.const(0), axis.size - 1)]
+        if slope is not None and slope.is_const and axis.coord_sym not in rest.symbols():
+            room = ends[slope.value < 0]
+        elif shard == "extent":
+            room = ends[1]
+        else:
+            return None
+    return room if {s.kind for s in room.symbols()} <= {"size"} else None
 
 
 def consumes(item: Any) -> int:
@@ -193,6 +235,10 @@ def parse(array: Array, key: Any) -> tuple[list[Item], bool]:
         elif is_whole(item):
             items.append(_whole(item, extent, dim))
         elif isinstance(item, np.ndarray) and item.dtype == np.bool_:
+            for d, n in enumerate(item.shape):
+                if (e := array.extents[dim + d]).is_const and e.value != n:
+                    raise _index_error("a mask has another shape than the array",
+                                       f"extent {e} in dim {d} of the mask", str(n))  # fmt: skip
             items += [Many(part) for part in np.nonzero(item)]
         elif isinstance(item, Array) and item.type.dtype.kind == "b":
             from codegen.trace import masks
@@ -386,6 +432,13 @@ def _index_array(context: Context, item: Item, extent: Expr, dim: int) -> Value:
                 raise _index_error(f"index {bad} is out of bounds", f"indices from {-n} to {n - 1}",
                                    str(bad))  # fmt: skip
             return as_array(np.where(data < 0, data + n, data)).read()
+        if data.size:
+            for k in {int(data.min()), int(data.max())}:  # of two that are not negative, the last
+                e = expr.const(k) + (extent if k < 0 else 0)
+                if expr.nonneg(e - extent) or expr.nonneg(-e - 1):
+                    raise _beyond(k, extent, dim)
+                if k < 0 or k == data.max():
+                    _stays_within(e, k, extent, dim)
         if not data.size or data.min() >= 0:
             return as_array(data).read()
     index = as_array(item.index, dtypes.INT64)

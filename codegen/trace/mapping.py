@@ -23,6 +23,7 @@ from codegen.trace.context import Context, user_place
 from codegen.trace.elementwise import same_extent, shape_text
 from codegen.trace.layouts import axes_of, is_layout, layout_of
 from codegen.trace.outside import Outside
+from codegen.trace.source import check_call
 
 
 def local_shape(mesh: Mesh, shape: Shape, layout: Layout) -> Shape:
@@ -266,6 +267,8 @@ def _capture(
     sure: bool,
 ) -> Any:
     place = user_place()
+    args, kwargs = inputs
+    check_call(function, getattr(function, "__name__", "the function"), *args, **kwargs)
     types = [local_type(context.mesh, v.type) for v in arguments.operands]
     names = [v.name for v in arguments.operands]
     captured: dict[Value, Value] = {}

@@ -44,6 +44,8 @@ def make_mesh(spec: Any) -> Mesh:
         items = [(spec, None)]
     elif isinstance(spec, Mapping):
         items = list(spec.items())
+    elif not isinstance(spec, (tuple, list)):
+        items = []
     else:
         items = [(name, None) for name in spec]
     names = [name for name, _ in items]
@@ -64,6 +66,25 @@ def make_mesh(spec: Any) -> Mesh:
             found=f"{len(items)}: {', '.join(names)}",
         )
     return Mesh(tuple(Axis(name, size) for name, size in items))
+
+
+def _check_function(function: Any) -> None:
+    """Raises UsageError for what @spmd.program cannot stand on."""
+    found = type(function).__name__
+    if isinstance(function, Program):
+        found = "a function that is a program already"
+    elif isinstance(function, type):
+        found = f"the class {function.__name__}"
+    elif inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        found = "an async function"
+    elif inspect.isgeneratorfunction(function):
+        found = "a function with yield, which returns no arrays"
+    elif inspect.isfunction(function):
+        return
+    raise UsageError(
+        "@spmd.program stands above a function of yours", place=user_place(),
+        expected="def name(n: int = 1000): … return {\"u\": u}", found=found,
+    )  # fmt: skip
 
 
 def parse_parameter(text: str) -> Any:
@@ -111,6 +132,7 @@ class Program:
         layout: Any = None,
         sync: str = "least",
     ) -> None:
+        _check_function(function)
         self.function = function
         self.name = function.__name__
         self.mesh = make_mesh(mesh)
@@ -246,7 +268,11 @@ class Program:
         with context.active():
             returned = convert(self.function)(**values)
             outside.check_generators(context.seeded)
-            outputs, returns = _outputs(context, returned, self.place)
+            try:
+                outputs, returns = _outputs(context, returned, self.place)
+            except SpmdError as error:
+                error.place = self.place  # the user's function has returned already
+                raise
         body = context.blocks[0].close([o.value for o in outputs])
         return Module(
             name=self.name,

@@ -42,7 +42,7 @@ def dims_of(axis: Any, ndim: int, what: str) -> tuple[int, ...]:
         e = expr_of(item)
         if e is None or not e.is_const or not -ndim <= e.value < ndim:
             raise ShapeError(
-                f"{what}: axis {item} is out of bounds for an array of {ndim} dims",
+                f"{what}: axis {item!r} is out of bounds for an array of {ndim} dims",
                 place=user_place(),
                 expected=f"a dim from {-ndim} to {ndim - 1}" if ndim else "no axis",
                 found=str(item),

@@ -1,0 +1,104 @@
+"""Whose mistake an exception is: where one of our functions fails, NumPy's is asked.
+
+Goes in: our function, NumPy's of that name, a call that failed. Comes out: NumPy's own
+message, with the user's line, where NumPy refuses the call too, on arrays of the same shapes and
+element types. Always holds: an exception that NumPy does not know stays what it is.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from codegen.errors import ProgramError, SpmdError, UnsupportedError
+from codegen.expr import Expr
+from codegen.trace.array import Array, Number
+from codegen.trace.context import user_place
+
+_MISTAKES = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError)
+_LARGE = 1 << 20  # elements; larger arrays that stand in are read-only and need no memory
+
+
+def asked(ours: Callable[..., Any], theirs: Any) -> Callable[..., Any]:
+    """Our function, which takes what NumPy's takes and fails as NumPy's fails."""
+
+    @functools.wraps(ours)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return ours(*args, **kwargs)
+        except SpmdError:
+            raise
+        except _MISTAKES as error:
+            if (found := _of_numpy(theirs, args, kwargs)) is not None:
+                raise found from error
+            unbound = error.__traceback__ is not None and error.__traceback__.tb_next is None
+            if not (unbound and isinstance(error, TypeError)):
+                raise
+            given = _in_order(theirs, args, kwargs)
+            if given is None:
+                raise UnsupportedError(
+                    f"np.{ours.__name__.strip('_')} does not take this argument here",
+                    place=user_place(), expected=f"{ours.__name__.strip('_')}"
+                    f"{inspect.signature(ours)}".replace("typing.", ""),
+                    found=str(error).partition(") ")[2],
+                ) from None  # fmt: skip
+        return ours(*given[0], **given[1])
+
+    return call
+
+
+def _of_numpy(theirs: Any, args: Any, kwargs: Any) -> ProgramError | None:
+    """NumPy's error for such a call; None where it has none."""
+    if theirs is None:
+        return None
+    try:
+        stand_ins = _stand_in(list(args)), _stand_in(kwargs)
+    except ValueError:
+        return None
+    try:
+        with np.errstate(all="ignore"):
+            theirs(*stand_ins[0], **stand_ins[1])
+    except _MISTAKES as error:
+        return ProgramError(f"{type(error).__name__}: {error}", place=user_place())
+    return None
+
+
+def _stand_in(x: Any) -> Any:
+    """The same with NumPy's arrays for those of the program. Raises ValueError: it has none."""
+    if isinstance(x, Number):
+        return _extent(x.expr)
+    if isinstance(x, Array):
+        shape = tuple(map(_extent, x.extents))
+        zero = np.ones((), x.dtype)
+        large = math.prod(shape) > _LARGE
+        return np.broadcast_to(zero, shape) if large else np.ones(shape, x.dtype)
+    if type(x) in (list, tuple):
+        return type(x)(map(_stand_in, x))
+    return {k: _stand_in(v) for k, v in x.items()} if type(x) is dict else x
+
+
+def _extent(e: Expr) -> int:
+    """Its value, or one that it may have."""
+    for value in (e.value,) if e.is_const else e.samples:
+        if value is not None and value >= 0:
+            return value
+    raise ValueError
+
+
+def _in_order(theirs: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
+    """Arguments that NumPy has first, given by its names, in their places; None: there are none."""
+    try:
+        names = list(inspect.signature(theirs).parameters)
+    except (TypeError, ValueError):
+        return None
+    first, rest = list(args), dict(kwargs)
+    for name in names[len(args) :]:
+        if name not in rest or name in ("axis", "dtype", "out"):
+            break
+        first.append(rest.pop(name))
+    return (first, rest) if len(first) > len(args) else None

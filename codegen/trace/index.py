@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice, product
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,7 @@ class Many:
     index: Any
 
 
+_RANKS = 10_000  # of a mesh of fixed sizes, whose shards are looked at one by one
 NEW = object()  # np.newaxis
 Item = Any  # Whole, Part, Many or NEW
 
@@ -160,11 +162,16 @@ def _stays_within(e: Expr, x: Any, extent: Expr, dim: int) -> None:
 def _least_of_ranks(context: Context, room: Expr, extent: Expr) -> Expr | None:
     """The least that it is on any rank, where it falls or rises with every coordinate; the last
     shard is the smallest. None where that is not known, or not at launch."""
+    axes = [a for a in context.mesh.axes if a.coord_sym in room.symbols()]
+    if all(a.fixed for a in axes) and room.symbols() == {a.coord_sym for a in axes}:
+        names = [a.coord_sym.name for a in axes]
+        ranks = list(islice(product(*(range(a.fixed or 1) for a in axes)), _RANKS + 1))
+        few = len(ranks) <= _RANKS
+        least = min(room.evaluate(dict(zip(names, at))) for at in ranks)
+        return expr.const(least) if few else None
     alike = room - extent  # room is a shard's extent and something that all ranks have
     shard = not any(s.kind == "coord" for s in alike.symbols()) and part_of_block(extent)
-    for axis in context.mesh.axes:
-        if axis.coord_sym not in room.symbols():
-            continue
+    for axis in axes:
         slope, rest = expr.linear_in(room, axis.coord_sym)
         ends = [room.subst({axis.coord_sym: k}) for k in (expr.const(0), axis.size - 1)]
         if slope is not None and slope.is_const and axis.coord_sym not in rest.symbols():

@@ -1,0 +1,101 @@
+"""Indices that are known before data are: in bounds on all ranks, or refused at build or launch."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import spmd
+from codegen.errors import MeshError, ShapeError
+
+TABLE = np.arange(4.0)
+
+
+def local(f: Callable[..., Any], mesh: Any = ("r",)) -> Any:
+    """f on the shards of 20 elements."""
+
+    def whole():
+        x = spmd.input("x", (20,), layout=("r",), default=lambda i: i * 1.0)
+        return spmd.shard_map(f, out_layouts=("r",))(x)
+
+    return spmd.program(whole, mesh=mesh)
+
+
+def stored(v):
+    v[5] = 3
+    return v
+
+
+def added(v):
+    np.add.at(v, [1, 5], 1)
+    return v
+
+
+def looped(v):
+    for _ in spmd.range(spmd.scalar("steps", 0)):
+        v = v + v[5]
+    return v
+
+
+def branched(v):
+    return v + v[5] if spmd.index() == 0 else v
+
+
+# what holds at launch, by how many ranks: the smallest shard of 20 has 20 // n elements
+CONDITIONS: list[tuple[Callable[..., Any], list[str]]] = [
+    (lambda v: v + v[5], ["20 // n_r >= 6"]),
+    (lambda v: v + v[0], ["20 // n_r > 0"]),
+    (lambda v: v + v[-6], ["20 // n_r >= 6"]),
+    (lambda v: v + v[[1, 5]].sum(), ["20 // n_r >= 6"]),
+    (lambda v: v + v[np.array([1, -5])].sum(), ["20 // n_r >= 2", "20 // n_r >= 5"]),
+    (stored, ["20 // n_r >= 6"]),
+    (added, ["20 // n_r >= 6"]),
+    (lambda v: v.at[5].add(1), ["20 // n_r >= 6"]),
+    (lambda v: v + np.take(v, 5), ["20 // n_r >= 6"]),
+    (lambda v: v + spmd.asarray(TABLE)[spmd.index()], ["n_r < 5"]),
+    (lambda v: v + v[:5].sum() + spmd.asarray(TABLE)[-4], []),
+    (looped, []),  # where it may never run, nothing is asked
+    (branched, []),
+]
+
+
+@pytest.mark.parametrize(("f", "conditions"), CONDITIONS)
+def test_conditions_of_the_launch(f: Callable[..., Any], conditions: list[str]) -> None:
+    module = local(f).capture()
+    assert sorted(str(c.holds) for c in module.conditions) == sorted(conditions)
+    assert all(c.place is not None and "in bounds of dim 0" in c.text for c in module.conditions)
+
+
+def test_global_extents_that_follow_from_the_mesh() -> None:
+    @spmd.program(mesh=("r",))
+    def rows():
+        n = spmd.axis_size("r")
+        x = spmd.input("x", (n, 3), layout=("r", None), default=1.0)
+        return x[5] + x[n - 1] + x[-1]
+
+    assert [str(c.holds) for c in rows.capture().conditions] == ["n_r >= 6"]
+
+
+REFUSED: list[tuple[Callable[..., Any], Any, str]] = [
+    (lambda v: v + v[20], ("r",), "index 20 is out of bounds for dim 0"),
+    (lambda v: v + v[-21], ("r",), "index -21 is out of bounds for dim 0"),
+    (lambda v: v + v[np.array([1, 50])].sum(), ("r",), "index 50 is out of bounds for dim 0"),
+    (lambda v: v + v[6], {"r": 3}, "on some rank, dim 0 has fewer elements"),
+    (lambda v: v + v[-7], {"r": 3}, "on some rank, dim 0 has fewer elements"),
+    (lambda v: v + spmd.asarray(TABLE)[spmd.index()], {"r": 5}, "on some rank"),
+]
+
+
+@pytest.mark.parametrize(("f", "mesh", "said"), REFUSED)
+def test_missing_in_every_launch(f: Callable[..., Any], mesh: Any, said: str) -> None:
+    with pytest.raises(ShapeError) as caught:
+        local(f, mesh).capture()
+    assert said in str(caught.value) and "^" in str(caught.value)
+
+
+def test_launches_without_the_element_are_refused() -> None:
+    image = spmd.build(local(stored))
+    assert image.run(ranks=3)[5] == 3
+    with pytest.raises(MeshError, match="index 5 is in bounds of dim 0 on all ranks"):
+        image.run(ranks=4)

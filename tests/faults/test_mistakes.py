@@ -1,0 +1,142 @@
+"""A newcomer's mistakes, one line each: what a build and an eager run say of them, and where."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+
+import pytest
+
+from codegen.errors import InternalError, SpmdError
+from spmd import report, source
+
+HEAD = """import numpy as np
+import spmd
+
+@spmd.program(mesh=("r",))
+def program(n: int = 20):
+    x = spmd.input("x", (n,), layout=("r",), default=lambda i: i * 1.0)
+"""
+
+# the faulty line; what a build says; what an eager run says (None: it works there, as in NumPy)
+LINES = {
+    "y = xx + 1": ("NameError", "NameError"),
+    "y = np.sinn(x)": ("sin, if that", "sin, if that"),
+    "y = spmd.al_gather(x, 'r')": ("all_gather, if that", "all_gather, if that"),
+    "y = x.summ()": ("x.sum", "sum, if that"),
+    "y = np.sum(x, axes=0)": ("'axes'", "'axes'"),
+    "y = np.sum(x, axis='r')": ("'r'", "TypeError"),
+    "y = x.sum(axis=1)": ("axis 1 is out of bounds", "axis 1 is out of bounds"),
+    "y = np.arange()": ("TypeError: arange()", "TypeError: arange()"),
+    "y = np.linspace(0)": ("TypeError: linspace()", "TypeError: linspace()"),
+    "y = np.roll(x, 'a')": ("ValueError: invalid literal", "ValueError: invalid literal"),
+    "y = np.tensordot(x, x, axes=3)": ("IndexError", "IndexError"),
+    "y = int('abc')": ("ValueError: invalid literal", "ValueError: invalid literal"),
+    "y = len(x.sum())": ("len() of a number", "TypeError"),
+    "y = len(n)": ("TypeError: object of type 'int'", "TypeError: object of type 'int'"),
+    "y = len(spmd.axis_size('r'))": ("len() of a number", "TypeError"),
+    "y = float(x)": ("float() of an array with several elements", "TypeError"),
+    "y = x.tolist()[0]": ("not known while building", None),
+    "y = f'{x[0]:.2f}'": ("spmd.print", None),
+    "y = x + [[1], [1, 2]]": ("the rows of this list differ in length", "ValueError"),
+    "y = x + 'a'": ("unsupported operand", "UFuncTypeError"),
+    "y = x + None": ("unsupported operand", "unsupported operand"),
+    "y = x & 3": ("x.astype", "TypeError"),
+    "y = x + np.ones(7)": ("(20,) and (7,)", "could not be broadcast"),
+    "y = x @ np.ones(7)": ("20 columns meet 7 rows", "mismatch"),
+    "x[0] = 'a'": ("a str is no array of numbers", "could not convert string"),
+    "x.fill('a')": ("a str is no array of numbers", "could not convert string"),
+    "y = np.where(x > 0, 'a', 'b')": ("a str is no array of numbers", None),
+    "y = x[100]": ("index 100 is out of bounds for dim 0", "index 100 is out of bounds"),
+    "x[-21] = 5": ("index -21 is out of bounds for dim 0", "index -21 is out of bounds"),
+    "np.add.at(x, [1, 50], 1)": ("index 50 is out of bounds", "index 50 is out of bounds"),
+    "y = x.at[50].add(1)": ("index 50 is out of bounds", "index 50 is out of bounds"),
+    "y = x[np.array([True, False])]": ("a mask has another shape", "boolean index did not match"),
+    "y = np.concatenate(x, x)": ("np.concatenate: axis <spmd array", "TypeError"),
+    "y = spmd.input('y')": ("expected: spmd.input(name, shape", "expected: spmd.input(name, shape"),
+    "y = spmd.input('y', 4, default='a')": ("is no array of numbers", "could not convert string"),
+    "y = spmd.input('y', 4, default=np.ones(5))": ("another shape", "broadcast"),
+    "y = spmd.input('y', 4, 'flot')": ("flot is not an element type", "input y is not given"),
+    "y = spmd.scalar('k', 'a')": ("the default of a scalar is a number", "could not convert"),
+    "y = spmd.zeros(3.5)": ("3.5 is no extent", "TypeError"),
+    "y = spmd.scan(lambda c, v: c, 0.0, x)": ("returns a pair", "TypeError"),
+    "y = spmd.fori_loop(0, 3, x, x)": ("a function of i, state", "not callable"),
+    "y = spmd.cond(x, lambda a: a, lambda a: a, x)": ("ambiguous", "ambiguous"),
+    "y = spmd.switch(0, [], x)": ("at least one branch", "IndexError"),
+    "y = spmd.range()": ("expected: spmd.range(start", "expected: spmd.range(start"),
+    "spmd.require(n == 3)": ("can never hold", "does not hold"),
+    "spmd.require(n == 20)": (None, None),
+    "y = spmd.psum(x, 'r')": ("outside a shard_map", "outside a shard_map"),
+    "y = spmd.shard_map(lambda v, w: v, out_layouts=('r',))(x)": ("'w'", "'w'"),
+    "y = spmd.shard_map(lambda v: spmd.blocks(v, 0)[0], out_layouts=('r',))(x)": (
+        "at least one block", "larger than 0"),
+    "y = spmd.shard_map(lambda v: spmd.ppermute(v, 'r'), out_layouts=('r',))(x)": (
+        "one of shift=", "TypeError"),
+    "return object()": ("a program returns arrays", None),
+    "return x[x > 3]": ("x[mask] has a shape that depends on data", None),
+    "y = np.sum(a=x, axis=0)": (None, None),
+}  # fmt: skip
+
+
+def said(step) -> str | None:
+    with contextlib.redirect_stdout(io.StringIO()):
+        try:
+            source.guarded(step)
+        except SpmdError as error:
+            assert not isinstance(error, InternalError) and error.exit_code in (65, 78), error
+            return report.error_text(error)
+    return None
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_line(tmp_path, line):
+    path = tmp_path / "program.py"
+    path.write_text(f"{HEAD}    {line}\n    return x\n")
+    program = source.find_program(str(path))
+    for step, expected in zip((program.capture, lambda: program.eager(ranks=3)), LINES[line]):
+        found = said(step)
+        if expected is None:
+            assert found is None, found
+        else:
+            place = 4 if line.startswith("return") else 7
+            assert found and expected in found and f"program.py:{place}:" in found, found
+            assert place == 4 or line in found.splitlines()[1]
+
+
+FILES = {
+    "@spmd.program(mesh=4)\ndef p(): return spmd.zeros(3)": "4 names no mesh",
+    "@spmd.program(mesh=None)\ndef p(): return spmd.zeros(3)": "None names no mesh",
+    "@spmd.program(mesh=('r', 'r'))\ndef p(): return spmd.zeros(3)": "different names",
+    "@spmd.program\nclass P:\n    pass": "the class P",
+    "@spmd.program\n@spmd.program\ndef p(): return spmd.zeros(3)": "a program already",
+    "@spmd.program\nasync def p(): return spmd.zeros(3)": "an async function",
+    "@spmd.program\ndef p(): yield spmd.zeros(3)": "a function with yield",
+    "spmd.program(np.sin)": "ufunc",
+}
+
+
+@pytest.mark.parametrize("text", FILES)
+def test_what_is_no_program(tmp_path, text):
+    path = tmp_path / "program.py"
+    path.write_text(f"import numpy as np\nimport spmd\n{text}\n")
+    found = said(lambda: source.find_program(str(path)))
+    assert found and FILES[text] in found and "program.py:3:" in found and "^" in found
+
+
+def test_in_helpers_of_other_modules_and_kernels(tmp_path, monkeypatch):
+    """The line is the one that is wrong, wherever it stands."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "mistakes_helper.py").write_text(
+        "import spmd\ndef third(x):\n    return x[30]\n@spmd.kernel\ndef twice(a, out):\n"
+        "    out[a.shape[0]] = 2\n"
+    )
+    path = tmp_path / "program.py"
+    path.write_text(HEAD + "    from mistakes_helper import third, twice\n    return third(x)\n")
+    program = source.find_program(str(path))
+    for step in (program.capture, program.eager):
+        found = said(step)
+        assert found and "mistakes_helper.py:3:" in found and "out of bounds" in found
+    path.write_text(HEAD + "    from mistakes_helper import third, twice\n"
+                    "    return twice(x, out=spmd.like(x))\n")  # fmt: skip
+    found = said(lambda: source.find_program(str(path)).eager(ranks=1))
+    assert found and "mistakes_helper.py:6:" in found and "IndexError" in found

@@ -32,7 +32,7 @@ HANDING_ON = tuple(
     for path in (
         "oracle/common.py", "oracle/eager.py", "oracle/local.py", "oracle/ranks.py",
         "oracle/threads.py", "trace/calls.py", "trace/control.py", "trace/dispatch.py",
-        "trace/logic.py", "trace/stateful.py",
+        "trace/foreign.py", "trace/known.py", "trace/logic.py", "trace/stateful.py",
     )
 )  # fmt: skip
 OURS = tuple(os.path.join(HERE, folder, "") for folder in ("codegen", "spmd"))

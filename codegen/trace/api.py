@@ -60,6 +60,7 @@ def _public(name: str, module: str, attribute: str = "") -> Callable[..., Any]:
             kwargs["dim"] = kwargs.pop("axis")  # JAX: behind the mesh axis it is the dim
         from codegen.trace.source import check_call
 
+        function: Callable[..., Any] = call.__wrapped__  # type: ignore[attr-defined]
         runtime = eager_current()
         if runtime is not None:
             method = getattr(runtime, name, None)
@@ -69,13 +70,12 @@ def _public(name: str, module: str, attribute: str = "") -> Callable[..., Any]:
                     place=user_place(),
                     remedy="build the program and run the image",
                 )
-            check_call(call.__wrapped__, f"spmd.{name}", *args, **kwargs)  # type: ignore[attr-defined]
+            check_call(function, f"spmd.{name}", *args, **kwargs)
             result = method(*args, **kwargs)
             if name in ("empty", "empty_like", "like"):
                 result.made_empty = True  # so that a kernel knows its outputs
             return result
         require_context(f"spmd.{name}")
-        function: Callable[..., Any] = call.__wrapped__  # type: ignore[attr-defined]
         check_call(function, f"spmd.{name}", *args, **kwargs)
         return function(*args, **kwargs)
 

@@ -26,7 +26,17 @@ myst_heading_anchors = 3
 autodoc_typehints = "none"
 autodoc_preserve_defaults = True
 autodoc_member_order = "bysource"
-autodoc_class_signature = "separated"
-nitpicky = False
 
 generate.write(HERE / "_generated")
+
+MADE_BY_USERS = ("spmd.Dim",)
+
+
+def without_arguments(app, what, name, obj, options, signature, returned):
+    """Classes that others make for you have no constructor to show."""
+    hidden = signature and what in ("class", "exception") and name not in MADE_BY_USERS
+    return ("", returned) if hidden else None
+
+
+def setup(app):
+    app.connect("autodoc-process-signature", without_arguments)

@@ -49,12 +49,15 @@ def build(
 ) -> Image:  # fmt: skip
     """The image of a program, or of the one in "FILE.py[:NAME]", with these parameters.
 
-    cache: an image that was built before comes from the user's cache directory, as long as nothing
-    that the program reads has changed; False builds it in any case, as SPMD_CACHE=off does. check:
-    what the image checks whenever it runs: True, "all", or names such as "bounds,nan"
-    (codegen.checks.CHECKS); what is found wrong ends the run in a CheckError, with the line.
-    Raises ProgramError and its kin, with the line, for what cannot be compiled. Warns of layouts
-    (LayoutWarning) with which every rank gets a large array whole.
+    - target: the instruction set: "native" for this machine, or "x86-64-v2", "-v3", "-v4".
+    - cache: take an image that was built before from the user's cache directory, as long as nothing
+      that the program reads has changed. False builds it in any case, as SPMD_CACHE=off does.
+    - check: what the image checks whenever it runs: True, "all", or names such as "bounds,nan"
+      (see `run --check`). What is found wrong ends the run in a CheckError, with the line.
+
+    Raises ProgramError and its kin, with the line, for what cannot be compiled; EnvironmentFault
+    without a C compiler. Warns of layouts (LayoutWarning) with which every rank gets a large array
+    whole.
     """
     if isinstance(program, str | os.PathLike):
         program = source.find_program(os.fspath(program))
@@ -112,7 +115,10 @@ def local(part: Any) -> Local:
 
 
 class Image:
-    """One executable image. `data` are its bytes, `manifest` its description."""
+    """One executable image: what spmd.build and spmd.load give.
+
+    `data` are its bytes, `manifest` its description, `digest` is the hash of its content.
+    """
 
     def __init__(self, checked: loader.Checked, again: Callable[..., Image] | None = None) -> None:
         self._checked = checked
@@ -168,17 +174,24 @@ class Image:
         check: Any = False,
         **arguments: Any,
     ) -> Any:
-        """Runs once; inputs and scalars by name. Returns what the program returns.
+        """Runs once; inputs and scalars by name. Returns what the program returns, as NumPy arrays.
 
-        ranks: hosted by this process, 1 unless `mesh` says more. mesh: sizes of axes. comm: an
-        mpi4py communicator, one rank per process; the outputs are then `Distributed`. algorithm: of
-        all-reduce: auto, flat, blocks, or ring (in both directions). barrier: auto (ranks wait for
-        whom they read, and who reads them), or strict (all members of an exchange meet before it
-        and after it). transport: auto (shared memory
-        inside a host, MPI between hosts), shm or mpi. time_limit: seconds of silence after which a
-        process counts as lost, and the job ends with exit code 75; 0 waits for ever. check: True,
-        "all" or names such as "bounds,nan": the program is built once more, with checks (of an
-        image that `load` gave: build it with check=), and a CheckError names the line and the rank.
+        - ranks: how many this process hosts; 1 unless `mesh` says more.
+        - mesh: sizes of axes, {"x": 4, "y": 2}; as equal as possible unless you say otherwise.
+        - threads: how many advance the ranks; as many as there are cores and ranks.
+        - comm: an mpi4py communicator, one rank per process; outputs are then Distributed.
+        - check: True, "all" or names such as "bounds,nan". The program is built once more, with
+          checks (an image from `load` has to have them already); CheckError names the line and
+          the rank.
+        - algorithm: of all-reduce: auto, flat, blocks, or ring (in both directions).
+        - barrier: auto (ranks wait for those whom they read, and who read them), or strict (all
+          members of an exchange meet before it and after it).
+        - transport: auto (shared memory inside a host, MPI between hosts), shm or mpi.
+        - time_limit: seconds of silence after which a process counts as lost, and the job ends with
+          exit code 75; 0 waits for ever.
+
+        InputError for an array of another shape or dtype, MeshError for ranks that do not fit the
+        program, UsageError for an unknown name, PeerError for a lost process.
         """
         with self.open(
             ranks=ranks, mesh=mesh, threads=threads, algorithm=algorithm, barrier=barrier,
@@ -199,7 +212,10 @@ class Image:
         comm: Any = None,
         check: Any = False,
     ) -> Opened:
-        """A context whose value is called as `run` is; the image is loaded once for all calls."""
+        """A context whose value is called as `run` is; the image is loaded once for all calls.
+
+        `with image.open(ranks=4) as job: out = job(u=u0)`. Options are those of `run`.
+        """
         return Opened(
             self.checking(check), ranks, mesh, threads, algorithm, barrier, transport,
             time_limit, comm,
@@ -207,7 +223,9 @@ class Image:
 
 
 class Opened:
-    """An image that stays loaded. It is loaded again only when a scalar changes."""
+    """An image that stays loaded: what image.open gives. It is loaded again only when a scalar
+    changes.
+    """
 
     def __init__(
         self,
@@ -444,8 +462,8 @@ class Opened:
 class Distributed:
     """An output of which every process of a communicator holds one part.
 
-    shape, dtype: of the global array. local: this rank's part, an array of its own. offsets: where
-    it begins in the global array, per dim.
+    `shape` and `dtype` are those of the whole array, `local` is this rank's part, an array of its
+    own, and `offsets` say where it begins in the whole array, for each dim.
     """
 
     def __init__(

@@ -142,13 +142,16 @@ def shard_map(
 ) -> Any:
     """A function as one rank sees it: called with whole arrays, it gets this rank's shards.
 
-    mesh: the axes that it works along, one or a tuple. in_layouts: of the arguments; their own
-    unless you say otherwise (another one makes ranks exchange first). out_layouts: how the results'
-    shards form whole arrays; a flat tuple is one layout, a tuple of tuples has one for each result.
-    An axis joins shards; None, () and spmd.replicated say that the result is the same on all ranks.
-    JAX's in_specs and out_specs are other names for them. check_vma=False states, as in JAX, that
-    ranks which hold the same part of a result have the same values, where the compiler would refuse
-    it: it follows from the index or a split argument, and nothing combines it.
+    - mesh: the axes that it works along, one or a tuple.
+    - in_layouts: of the arguments; their own unless you say otherwise. Another one makes ranks
+      exchange first.
+    - out_layouts: how the results' shards form whole arrays. A flat tuple is one layout, a tuple of
+      tuples has one for each result. An axis joins shards; None, () and spmd.replicated say that
+      the result is the same on all ranks.
+    - in_specs, out_specs: JAX's names for them.
+    - check_vma: False states, as in JAX, that ranks which hold the same part of a result have the
+      same values, where the compiler would refuse it: it follows from the index or a split
+      argument, and nothing combines it.
 
     Arguments are values: return what you write into. LayoutError and ShapeError where results do
     not fit their layouts, MatchingError where messages do not match.

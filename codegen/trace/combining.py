@@ -188,8 +188,8 @@ def psum_scatter(
 ) -> Any:
     """The sum over all ranks along the axis, of which each keeps its part of `dim`.
 
-    As JAX: dim has one element per rank, and is dropped. tiled=True keeps dim and cuts it into
-    balanced blocks, so that any extent will do.
+    As in JAX, the extent of dim is the number of ranks, and the dim is dropped. tiled=True keeps
+    dim and cuts it into balanced blocks, so that any extent will do.
 
     On 4 ranks, x is [index]:
 
@@ -215,12 +215,15 @@ def psum_scatter(
 def preduce(x: Any, axis: Any, op: Any = "sum", root: Any = 0) -> Any:
     """What psum gives, on the rank at position `root` along the axis only; zeros on all others.
 
-    root=None: on all of them. x: arrays of one shape on all ranks, in any nest. op: sum, prod, min,
-    max (NaN wins), or and, or, xor: of bools as truth values, of integers bit by bit. Or a function
-    of two arrays that gives a third one like them, or a kernel (a, b, out): what it makes of the
-    ranks' arrays, whole, one after the other in their order. That takes two exchanges where it is
-    seen to do the same with every element (arithmetic, np.where and the like, of its arguments and
-    numbers), one for each rank where it is not: of a kernel it is never known.
+    - x: arrays of one shape on all ranks, in any nest.
+    - op: sum, prod, min, max (NaN wins), or and, or, xor: of bools as truth values, of integers bit
+      by bit. Or a function of two arrays that returns a third one like them, or a kernel
+      (a, b, out): what it makes of the ranks' arrays, one after the other in their order.
+    - root: None for all of them.
+
+    A function of your own takes two exchanges where it is seen to do the same with every element
+    (arithmetic, np.where and the like, of its arguments and numbers), and one exchange for each
+    rank where it is not: of a kernel it is never known.
 
     UsageError for another op, DtypeError for bits of floats, ShapeError where a shape depends on
     the index, MatchingError where there is no such rank, CarryError where op changes the type.

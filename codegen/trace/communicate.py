@@ -77,12 +77,18 @@ def ppermute(
     shift: Any = None,
     to: Callable[..., Any] | None = None,
 ) -> Any:
-    """Send x (arrays, in any nest of tuples, lists and dicts) to another rank along `axis`.
+    """Sends x to another rank along the axis, and returns what arrives here.
 
-    Exactly one of: shift=k, to the rank k places on, wrapping round; to=f, where f(i, n) of a
-    position and the number of ranks is the receiver's position, or None; perm=[(source, dest), …].
-    A rank to which nothing is sent gets zeros of the sender's shape. `axis` may be a tuple of axes,
-    taken as one, row-major. Two senders for one receiver are refused: MatchingError.
+    x: arrays, in any nest of tuples, lists and dicts. axis: one, or a tuple of axes that are taken
+    as one, row-major. Exactly one of:
+
+    - shift: k, to the rank k places on; it wraps around.
+    - to: a function f(i, n) of a position and the number of ranks, which returns the receiver's
+      position, or None for nobody. It is arithmetic on i, n and integers on which all ranks agree.
+    - perm: pairs [(source, destination), …], as in JAX.
+
+    A rank to which nothing is sent gets zeros of the sender's shape. MatchingError where two ranks
+    send to the same one, or one sends to a rank that does not exist, for any size of the mesh.
 
     On 4 ranks, x is [index]:
 
@@ -349,8 +355,9 @@ def all_to_all(
 ) -> Any:
     """Block k of split_dim goes to rank k along the axis; what arrives is joined along concat_dim.
 
-    As JAX: split_dim has one element per rank, and is dropped; tiled=True cuts any extent into
-    balanced blocks and keeps it. MatchingError, ShapeError where the pieces do not fit.
+    As in JAX, the extent of split_dim is the number of ranks, and the dim is dropped. tiled=True
+    cuts any extent into balanced blocks, and keeps the dim. split_axis and concat_axis are JAX's
+    names. ShapeError where the pieces do not fit.
 
     >>> all_to_all(np.arange(4) + 10 * x, "r", split_dim=0, concat_dim=0, tiled=True)
     [ 0. 10. 20. 30.], [ 1. 11. 21. 31.], [ 2. 12. 22. 32.], [ 3. 13. 23. 33.]

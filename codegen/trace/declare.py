@@ -162,11 +162,13 @@ def input_(
 ) -> Array:
     """An array that is given when the image runs: `-i u=u.npy`, or `image.run(u=array)`.
 
-    shape: of the whole array; extents are integers, named dims (spmd.Dim), or formulas in axis
-    sizes. dtype: float64 unless you say otherwise. layout: for each dim the mesh axis that splits
-    it, a tuple of axes, or None; left out, it follows from the arrays that the input meets.
-    default: an array, or a function of the global indices (one argument for each dim, arrays that
-    broadcast); without it every run has to give the input.
+    - shape: of the whole array. Extents are integers, named dims (spmd.Dim), or formulas in axis
+      sizes.
+    - dtype: float64 unless you say otherwise.
+    - layout: for each dim the mesh axis that splits it, a tuple of axes, or None. Left out, it
+      follows from the arrays that the input meets.
+    - default: an array, or a function of the global indices (one argument for each dim: arrays that
+      broadcast). Without it, every run has to give the input.
 
     LayoutError for an illegal layout, ShapeError for a default of another shape, ProgramError for a
     name that is declared twice or inside a shard_map.

@@ -123,7 +123,9 @@ def _rules(layout: Any, mesh: Mesh) -> dict[str, Any]:
 
 
 class Program:
-    """A function decorated with @spmd.program. Called, it runs inside another program's capture."""
+    """A function decorated with @spmd.program. Inside another program it is called like any
+    function.
+    """
 
     def __init__(
         self,
@@ -291,7 +293,16 @@ class Program:
         )
 
     def eager(self, ranks: int = 1, mesh: Mapping[str, int] | None = None, **given: Any) -> Any:
-        """Run the function as plain Python on NumPy arrays; everything is given by name."""
+        """Runs the function as plain Python on NumPy arrays, in this process: the simplest
+        debugger.
+
+        - ranks, mesh: what `spmd.ranks()` and axis sizes say, and how many times the function of a
+          shard_map runs; 1 unless you say otherwise. Nothing runs in parallel.
+        - given: parameters, inputs and scalars by name.
+
+        Returns what the function returns. InputError for an input that is missing or of another
+        shape, UsageError for an unknown name; exceptions of NumPy come through.
+        """
         from codegen.oracle import eager
 
         ranks = checked_count("ranks", ranks)
@@ -326,11 +337,12 @@ def program(
 ) -> Any:
     """Decorator: `@spmd.program(mesh=("x", "y"))` makes a program of a function.
 
-    mesh: names of axes, one to three; their sizes are bound when the image runs. A dict fixes sizes
-    while building: `{"x": 4, "y": None}`. layout: rules for named dims, `{"batch": "x"}`: arrays
-    whose shape has `spmd.Dim("batch", …)`, and that have no layout of their own, are split so.
-    sync: where barriers stand around exchanges: "least" (none that is not needed), "before",
-    "after" or "both".
+    - mesh: names of axes, one to three. Their sizes are bound when the image runs; a dict fixes
+      sizes while building: `{"x": 4, "y": None}`.
+    - layout: rules for named dims, `{"batch": "x"}`: arrays whose shape has `spmd.Dim("batch", …)`,
+      and that have no layout of their own, are split so.
+    - sync: where barriers stand around exchanges: "least" (none that is not needed), "before",
+      "after" or "both".
 
     The function's parameters have defaults and are fixed while building: `--set n=100`, or
     `spmd.build(program, n=100)`. It returns an array, a number, or a tuple or dict of them.

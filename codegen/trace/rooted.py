@@ -100,9 +100,9 @@ def pgather(x: Any, axis: Any, root: Any = 0, dim: int = 0, tiled: bool = False)
 def pscatter(x: Any, axis: Any, root: Any = 0, dim: int = 0, tiled: bool = False) -> Any:
     """The x of the rank at position `root` along the axis, of which each gets its part of `dim`.
 
-    As psum_scatter: dim has one element per rank, and is dropped; tiled=True keeps dim and cuts it
-    into balanced blocks, so that any extent will do. What other ranks pass has x's number of dims
-    and its dtype, and is not read: it may be empty, as what pgather gives them.
+    As psum_scatter: without tiled=True the extent of dim is the number of ranks, and the dim is
+    dropped; tiled=True keeps dim and cuts it into balanced blocks. What other ranks pass has x's
+    number of dims and its dtype, and is not read: it may be empty, as what pgather gives them.
 
     On 4 ranks, x is [index]:
 

@@ -22,6 +22,11 @@ _SAFE = frozenset(
     "select guard neg abs sign maximum minimum copysign conj real imag with_real with_imag floor "
     "ceil trunc rint tanh atan atan2 sin cos asinh cbrt".split()
 )
+# Functions of which the result is no finite number where this operand is none.
+_SPREAD = frozenset(
+    [(fn, k) for fn in ("add", "sub", "mul") for k in (0, 1)]
+    + [(fn, 0) for fn in "div neg abs square sqrt cast conj sin cos".split()]
+)
 _BYTE = dtypes.BY_NAME["uint8"]
 _COUNTED = frozenset("add sub mul neg abs pow square".split())  # those of integers that may wrap
 
@@ -120,13 +125,13 @@ class _Checks:
 
     def finite(self, op: Op, value: Value) -> None:
         rule = _FINITE.get(op.kind)
-        if rule is None or self.is_optional(value):
+        if rule is None or self.is_later(value):
             return
         holds = rule(self, op, value)
         if holds is not None:
             self.expect(
                 "nan", value, holds,
-                f"{_name(op)} makes a NaN or an infinity where there was none",
+                f"{self.name(op)} makes a NaN or an infinity where there was none",
                 "np.where(condition, value, other) where it is not wanted; "
                 "run --check=bounds,equal looks for no NaN",
             )  # fmt: skip
@@ -143,18 +148,37 @@ class _Checks:
             )  # fmt: skip
         return self.optional[value]
 
+    def is_later(self, value: Value) -> bool:
+        """Whether it is checked with what it goes into: an optional one, or a part of an expression
+        on one line that is no finite number where this part is none."""
+        if self.is_optional(value):
+            return True
+        op, uses = self.defs.get(value), self.uses.get(value, [])
+        if op is None or op.kind != "map" or len(uses) != 1 or op.place is None:
+            return False
+        use, k = uses[0]
+        return (
+            use is not None and use.kind == "map" and (use.attrs["fn"], k) in _SPREAD
+            and use.place is not None and use.place.line == op.place.line
+        )  # fmt: skip
+
+    def name(self, op: Op) -> str:
+        if op.kind == "map" and op.attrs["fn"] != "select" and any(map(self.is_later, op.operands)):
+            return "this expression"
+        return _name(op)
+
     def sources(self, op: Op) -> list[Value]:
         """The numbers that the result of a map follows from, of which each is checked itself."""
         found: dict[Value, None] = {}
         for v in op.operands[op.attrs["fn"] == "select" :]:
-            if self.is_optional(v):
+            if self.is_later(v):
                 found.update(dict.fromkeys(self.sources(self.defs[v])))
             elif v.type.dtype.kind in "fc":
                 found[v] = None
         return list(found)
 
     def map_finite(self, op: Op, value: Value) -> Value | None:
-        fn, chosen = op.attrs["fn"], any(map(self.is_optional, op.operands))
+        fn, chosen = op.attrs["fn"], any(map(self.is_later, op.operands))
         if fn in _SAFE and not chosen:
             return None
         if fn == "cast" and not chosen and not _narrows(op.operands[0].type.dtype,

@@ -78,7 +78,12 @@ def _run(
                 from spmd import timeline
 
                 processes.together(lambda: timeline.keep(job, bool(options.timeline)))
+            checks = bool(launched.first and launched.manifest["checks"] and not options.json)
+            if checks:
+                launched.say_checks(job)
             parts = processes.meet(lambda: launched.compute(job))[0]
+            if checks:
+                launched.say_cost(job)
             if parts:
                 processes.together(lambda: launched.collect(job, parts))
                 launched.gather(job)
@@ -255,10 +260,23 @@ class Launch:
         except BaseException as error:
             job.abort(report.exit_code(error), str(error))
             raise
-        if self.first and self.manifest["checks"] and not self.options.json:
-            print(f"spmd: checks on: {report.checks_text(self.manifest)}", file=sys.stderr)
         job.run(progress=self.first and sys.stderr.isatty())
         return [self._room(job, k) for k in range(len(self.files))] if self.first else []
+
+    def say_checks(self, job: Job) -> None:
+        """What is checked; from here on it is measured what that costs."""
+        from spmd import timeline
+
+        print(f"spmd: checks on: {report.checks_text(self.manifest)}", file=sys.stderr)
+        if not self.options.timeline and not self.options.profile:
+            timeline.keep(job, False)
+
+    def say_cost(self, job: Job) -> None:
+        from spmd import timeline
+
+        checks, whole = timeline.cost_of_checks(job)
+        print(f"spmd: all checks held; they took about {checks / max(whole, 1e-9):.0%} of "
+              f"{whole:.3g} s", file=sys.stderr)  # fmt: skip
 
     def _room(self, job: Job, number: int) -> tuple[str, int]:
         """Where output `number` goes: a path that every process can open, and its first byte."""

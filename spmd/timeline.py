@@ -63,6 +63,18 @@ def keep(job: Job, events: bool) -> None:
 
 def gather(job: Job) -> list[Rank]:
     """The times of all ranks, in process 0; nothing elsewhere. Every process must come."""
+    return [Rank(*row) for rows in job.processes.to_first(_mine(job)) for row in rows]
+
+
+def cost_of_checks(job: Job) -> tuple[float, float]:
+    """Of the ranks of this process, once they have run: the seconds that checks took, about, and
+    all seconds but those of waiting; means."""
+    rows, ranks = job.manifest["operations"], [Rank(*row) for row in _mine(job)]
+    busy = [sum(rank.total(row["number"])[2] for rank in ranks) / len(ranks) / NS for row in rows]
+    return sum(t * row.get("checking", 0.0) for t, row in zip(busy, rows)), sum(busy)
+
+
+def _mine(job: Job) -> list[Any]:
     setup, number = job.setup, job.processes.number
     rows = len(job.manifest["operations"])
     events, totals = ffi.new("spmd_event **"), ffi.new("spmd_total **")
@@ -74,7 +86,7 @@ def gather(job: Job) -> list[Rank]:
             number, rank, count, bytes(ffi.buffer(events[0], kept * ffi.sizeof("spmd_event"))),
             bytes(ffi.buffer(totals[0], rows * ffi.sizeof("spmd_total"))),
         ))  # fmt: skip
-    return [Rank(*row) for rows in job.processes.to_first(mine) for row in rows]
+    return mine
 
 
 # ---- timeline --------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ LEVELS = {
     "codegen.exchanges": 5, "codegen.flatten": 5, "codegen.naming": 5, "codegen.layouts": 5,
     "codegen.gufunc": 5, "codegen.kernel_source": 5, "codegen.kernel_refusals": 5,
     "codegen.variance": 5,
-    "codegen.explain.traffic": 6, "codegen.explain.advice": 7,
+    "codegen.explain.traffic": 6, "codegen.explain.advice": 7, "codegen.explain.checking": 6,
     "codegen.trace": 6, "codegen.kernels": 6, "codegen.oracle": 6,
     "codegen.emit": 7,
     "codegen.passes": 8, "codegen.ledger": 8, "codegen.explain.tables": 8,

@@ -17,6 +17,7 @@ from codegen.emit.lines import comment, fold, source
 from codegen.emit.operators import single
 from codegen.emit.spell import c_expr, combined, identifier
 from codegen.errors import Place
+from codegen.explain.checking import shares
 from codegen.expr import Expr, Sym
 from codegen.plan import Array, Exchange, Expect, KernelCall, Nest, Phase, Plan, Product, Step
 from codegen.steps import step_buffers
@@ -95,6 +96,10 @@ def emit(plan: Plan) -> Source:
     parts.append("/* bytes of each buffer, the same on all ranks */\n" + _reserve(plan, control))
     parts.append(_tables(plan, control))
     operations = tuple(_operation(k, kind, s) for k, (kind, s) in enumerate(control.operations))
+    if plan.checks:
+        checking = shares(plan)
+        for row, (_, s) in zip(operations, control.operations, strict=True):
+            row["checking"] = round(checking.get(id(s), 0.0), 3)
     at_load = tuple((f"x_{name}", e) for e, name in control.at_load.values())
     body = "\n".join(parts)
     headers = [h for h, sign in _HEADERS.items() if sign in body]

@@ -154,7 +154,8 @@ class _Checks:
         if self.is_optional(value):
             return True
         op, uses = self.defs.get(value), self.uses.get(value, [])
-        if op is None or op.kind != "map" or len(uses) != 1 or op.place is None:
+        number = value.type.dtype.kind in "fc"
+        if not number or op is None or op.kind != "map" or len(uses) != 1 or op.place is None:
             return False
         use, k = uses[0]
         return (

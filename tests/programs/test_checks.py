@@ -197,7 +197,7 @@ def test_an_image_with_checks_and_one_without():
     assert image.manifest["checks"] == list(CHECKS) and plain.checking("all") is image
     for case, line, said in (
         (0, "", ""),
-        (1, "u = np.sqrt(", f"sqrt {MADE} (element (0,) of the array)\n"),
+        (1, "u = np.sqrt(", f"this expression {MADE} (element (0,) of the array)\n"),
         (2, "u[k + 3] +=", OUT + "12 (element (3,) of the indices)\n"),
         (3, "k = k * 2**61", "multiply of integers overflows int64 (element (2,) of the array)\n"),
         (4, "return np.where", 'the result of "apart" differs between the ranks along "r" (elem'),
@@ -241,6 +241,8 @@ def test_which_checks_are_meant(tmp_path, spmd_command):
     found = spmd_command("run", source, "--check", "--ranks", 2)
     assert "spmd: checks on: 1 of bounds, 0 of nan, " in found.text
     assert found.code == 65 and "p.py:7: index of dim 0 is out of bounds: 6" in found.text
+    found = spmd_command("run", source, "--check", "--set", "k=5")
+    assert found.code == 0 and "spmd: all checks held; they took about " in found.text
     image = tmp_path / "p.img"
     assert spmd_command("build", source, "-o", image).code == 0
     found = spmd_command("run", image, "--check")

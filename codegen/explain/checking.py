@@ -1,0 +1,95 @@
+"""How much of what a Plan computes serves its checks only: for those who ask what they cost.
+
+Goes in: a Plan. Comes out: for every phase and exchange the share of its work, from 0 to 1, from
+which nothing but an Expect follows; counted in elements read and functions computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from codegen.access import loads
+from codegen.plan import (
+    Apply,
+    Exchange,
+    Expect,
+    Keep,
+    KernelCall,
+    Load,
+    Local,
+    Nest,
+    Node,
+    Phase,
+    Plan,
+    Product,
+    Step,
+    Work,
+)  # fmt: skip
+from codegen.steps import step_buffers, walk_steps, work_buffers
+
+Key = int | str  # a buffer's number, or the name of what a nest keeps
+
+
+def shares(plan: Plan) -> dict[int, float]:
+    """By id of a step."""
+    pieces = {id(s): list(_pieces(s)) for s in walk_steps(plan.steps)
+              if isinstance(s, Phase | Exchange)}  # fmt: skip
+    wanted: set[Key] = {a.buffer.number for a in (*plan.inputs, *plan.outputs)}
+    for step in walk_steps(plan.steps):
+        if not isinstance(step, Phase | Exchange | Expect):
+            wanted.update(b.number for b in step_buffers(step))
+    before = -1
+    while before != len(wanted):  # what goes into something that is wanted is wanted
+        before = len(wanted)
+        for piece in (p for some in pieces.values() for p in some):
+            if piece.gives & wanted:
+                wanted |= piece.takes
+    return {
+        step: sum(p.work for p in some if not p.gives & wanted) / max(1, sum(p.work for p in some))
+        for step, some in pieces.items()
+    }
+
+
+class _Piece:
+    """Something that is computed: of what, into what, and how much work it is at a point."""
+
+    def __init__(self, gives: set[Key], takes: set[Key], work: int) -> None:
+        self.gives, self.takes, self.work = gives, takes, work
+
+
+def _pieces(step: Step) -> Iterator[_Piece]:
+    if isinstance(step, Exchange):
+        if step.pull_into is not None and step.pull_from is not None:
+            yield _Piece({step.pull_into.buffer.number}, {step.pull_from.buffer.number}, 1)
+    elif isinstance(step, Phase):
+        for work in step.work:
+            for part in work.parts if isinstance(work, Nest) else (work,):
+                yield _piece(part)
+
+
+def _piece(part: Work | Keep) -> _Piece:
+    if isinstance(part, Product | KernelCall):  # what they write, they may also read
+        touched: set[Key] = {b.number for b in work_buffers(part)}
+        return _Piece(touched, touched, 8)
+    value: Any = getattr(part, "value", None)
+    takes, work = (set(_takes(value)), _work(value)) if value is not None else (set(), 1)
+    if isinstance(part, Keep):
+        return _Piece({part.name}, takes, work)
+    assert not isinstance(part, Nest)
+    return _Piece({part.buffer.number}, takes, work + 1)
+
+
+def _takes(node: Node) -> Iterator[Key]:
+    yield from (load.buffer.number for load in loads(node) if load.buffer.data is None)
+    if isinstance(node, Local):
+        yield node.name
+    elif isinstance(node, Apply):
+        for arg in node.args:
+            yield from _takes(arg)
+
+
+def _work(node: Node) -> int:
+    if isinstance(node, Apply):
+        return 1 + sum(map(_work, node.args))
+    return int(isinstance(node, Load))

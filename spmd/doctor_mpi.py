@@ -167,7 +167,7 @@ def _trial(path: str, name: str) -> Check:
         return Check("mpirun", OK, f"{name}; two processes see each other, {saw[0][1]}")
     said = [line for line in done.err.splitlines() if line.strip(" -")]
     if said and said[0].startswith("Traceback"):  # what it ends with says more
-        said = [line for line in said[1:] if not line.startswith(" ")]
+        said = [line for line in said if not line.startswith((" ", "Traceback"))]
     what = said[0] if said else f"exit code {done.code}"
     if done.code == programs.TOO_LATE:
         what = f"no end after {LIMIT_S} s"

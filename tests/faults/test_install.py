@@ -45,7 +45,8 @@ def test_the_source_folder_hides_what_is_installed(sources):
     assert "-P" in done.out
     done = run([sys.executable, "-P", "-c", code], cwd=sources).expect(0)
     assert done.out == ""
-    done = run([sys.executable, "-m", "spmd", "doctor"], cwd=sources)
+    environment = {"MPI4PY_LIBMPI": "/nowhere/libmpi.so"}  # no trial of it
+    done = run([sys.executable, "-m", "spmd", "doctor"], cwd=sources, env=environment)
     done.expect(69, "where it is not built", "missing: engine")
 
 

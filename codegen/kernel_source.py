@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import builtins
 import inspect
-import textwrap
 import types
 from collections.abc import Callable, Iterator
 from functools import cached_property
@@ -29,19 +28,18 @@ _WRITES = frozenset(
 
 
 class Reading:
-    """function: a kernel's. Answers are kept."""
+    """function: a kernel's. find: gives the tree of one, or None. Answers are kept: helpers that
+    are defined anew want a new Reading."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.function = function
+    def __init__(
+        self, function: Callable[..., Any], find: Callable[[Any], ast.AST | None]
+    ) -> None:  # fmt: skip
+        self.function, self.find = function, find
         self._writes: dict[tuple[str, int], bool] = {}
 
     @cached_property
     def tree(self) -> ast.FunctionDef | None:
-        try:
-            source = textwrap.dedent("".join(inspect.getsourcelines(self.function)[0]))
-            (tree,) = ast.parse(source).body
-        except (OSError, SyntaxError, TypeError, ValueError):
-            return None
+        tree = self.find(self.function)
         return tree if isinstance(tree, ast.FunctionDef) else None
 
     @cached_property
@@ -123,7 +121,7 @@ class Reading:
         found = self._named(call.func.id)
         if isinstance(found, types.FunctionType):
             parameters = list(inspect.signature(found).parameters)
-            inner = self if found is self.function else Reading(found)
+            inner = self if found is self.function else Reading(found, self.find)
             return at < len(parameters) and found is not self.function and not inner.writes(
                 parameters[at], ndim
             )  # fmt: skip

@@ -139,7 +139,7 @@ def _c_signature(signature: Sequence[Parameter]) -> Any:
 
 
 def _with_helpers(function: Any, made: dict[Any, Any], debug: bool) -> Any:
-    """The function, and the plain Python functions that it names, for numba to compile.
+    """The function, and the user's functions that it names, for numba to compile now.
 
     made: those that were met before; functions may call each other, and themselves.
     """
@@ -147,18 +147,27 @@ def _with_helpers(function: Any, made: dict[Any, Any], debug: bool) -> Any:
 
     if function in made:
         return made[function]
+    # One that the user gave to numba may be compiled already, with what it read then.
+    own = getattr(function, "targetoptions", {})
+    options = {"error_model": "numpy", "boundscheck": False, "debug": debug, **own}
+    options.pop("nopython", None)
+    given, function = function, getattr(function, "py_func", function)
     code, scope = function.__code__, dict(function.__globals__)
     closure = function.__closure__ or ()
     cells = tuple(pytypes.CellType(c.cell_contents) for c in closure)
     copy = pytypes.FunctionType(code, scope, function.__name__, function.__defaults__, cells)
-    made[function] = njit(error_model="numpy", boundscheck=False, debug=debug)(copy)
+    made[given] = njit(**options)(copy)
     for name in refusals.names_in(code):
-        if isinstance(helper := scope.get(name), pytypes.FunctionType):
+        if _is_helper(helper := scope.get(name)):
             scope[name] = _with_helpers(helper, made, debug)
     for cell in cells:
-        if isinstance(cell.cell_contents, pytypes.FunctionType):
+        if _is_helper(cell.cell_contents):
             cell.cell_contents = _with_helpers(cell.cell_contents, made, debug)
-    return made[function]
+    return made[given]
+
+
+def _is_helper(x: Any) -> bool:
+    return isinstance(x, pytypes.FunctionType) or hasattr(x, "py_func") and hasattr(x, "overloads")
 
 
 def _machine(llvm: Any, target: str) -> Any:

@@ -8,7 +8,9 @@ signature loops over or that halo= names; of all others it gets the whole.
 
 from __future__ import annotations
 
+import ast
 import inspect
+import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -45,7 +47,7 @@ class Kernel:
         self.name = function.__name__
         self.place = Place(code.co_filename, code.co_firstlineno, 0, -1, self.name)
         self.signature = None if signature is None else self._parsed(signature, place)
-        self.reading = Reading(function)
+        self.reading = Reading(function, tree_of)
         self.tried: set[Any] = set()  # calls that gave the same on parts as on the whole
         self.__doc__ = function.__doc__
         self.__wrapped__ = function
@@ -84,6 +86,7 @@ class Kernel:
     def __call__(self, *args: Any, halo: Any = None, boundary: Any = None, **kwargs: Any) -> Any:
         from codegen.trace.api import eager_current
 
+        self.reading = Reading(self.function, tree_of)  # helpers may have changed
         bound = self._bound(args, kwargs)
         outputs = [
             name for name, x in bound.items() if name in kwargs and getattr(x, "made_empty", False)
@@ -223,3 +226,11 @@ def _text(shape: tuple[Any, ...]) -> str:
 
 def _same(a: Any, b: Any) -> bool:
     return same_extent(expr.as_expr(a), expr.as_expr(b))
+
+
+def tree_of(function: types.FunctionType) -> ast.AST | None:
+    """Of a function's source. Raises ProgramError where its file has changed since it was read."""
+    from codegen.trace.source import find
+
+    found = find(function.__code__, function.__globals__)
+    return found[0] if found else None

@@ -18,6 +18,7 @@ from codegen import dtypes, gufunc
 from codegen.errors import KernelError
 from codegen.expr import Expr
 from codegen.trace.array import Array, Number
+from codegen.trace.reads import digest
 from codegen.trace.windows import Box, Form, Start
 
 Passed = dict[str, Any]
@@ -75,7 +76,8 @@ def try_made_up(kernel: Any, form: Form, bound: Mapping[str, Any]) -> None:
     passed = _made_up(form, bound)
     given = ((x.shape, x.dtype) if isinstance(x, np.ndarray) else repr(x)
              for n, x in passed.items() if n not in form.starts)  # fmt: skip
-    key = (form.outputs, tuple(form.starts.items()), tuple(form.halo.items()), *given)
+    read = digest(kernel.function) or object()  # what cannot be seen may have changed
+    key = (read, form.outputs, tuple(form.starts.items()), tuple(form.halo.items()), *given)
     if key in kernel.tried:
         return
     results = {n: np.array(x) if isinstance(x, np.ndarray) else x for n, x in passed.items()}

@@ -226,6 +226,8 @@ def _parts(x: Any) -> Iterable[Any]:
     if kind.__module__ == "_collections" and kind.__name__ == "_tuplegetter":
         return (repr(x.__reduce__()[1]),)
     if kind.__module__.partition(".")[0] == "numba" and hasattr(x, "py_func"):
+        if x.overloads:  # compiled with what it read then
+            raise _Unknown
         return (x.py_func, repr(sorted(getattr(x, "targetoptions", {}).items())))
     return _instance(x)
 

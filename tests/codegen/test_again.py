@@ -291,3 +291,49 @@ def test_a_notebook_compiles_a_cell_statement_by_statement():
     for statement in ast.parse(cell).body:
         exec(compile(ast.Module([statement], []), name, "exec"), names)
     assert "mul" in module_text(spmd.program(names["p"]).capture())
+
+
+# ---- kernels
+
+
+def _helped(x):
+    return x[0]
+
+
+def test_a_kernels_helper_that_writes_from_now_on(monkeypatch):
+    """What a kernel writes into an input is found out again: it gets an array of its own."""
+
+    @spmd.kernel
+    def k(x, out):
+        out[0] = _helped(x)
+
+    def writes(x):
+        x[0] = 7.0
+        return x[0]
+
+    program = spmd.program(lambda: spmd.shard_map(
+        lambda x: k(x, out=spmd.empty((1,), np.float64)), mesh="x", out_layouts=("x",))(u())
+    )  # fmt: skip
+    before = module_text(program.capture())
+    monkeypatch.setitem(globals(), "_helped", writes)
+    assert module_text(program.capture()) != before
+
+
+def test_a_kernels_file_that_changed(helpers):
+    path = helpers(3)
+    path.write_text(KERNEL.format("out[i] = x[i]"))
+    module = importlib.import_module("some_helpers")
+    path.write_text(KERNEL.format("x[i] = out[i]"))
+    program = spmd.program(lambda: spmd.shard_map(
+        lambda x: module.k(x, out=spmd.like(x)), mesh="x", out_layouts=("x",))(u())
+    )  # fmt: skip
+    with pytest.raises(ProgramError, match="the file of k has changed"):
+        program.capture()
+
+
+KERNEL = """import spmd
+@spmd.kernel
+def k(x, out):
+    for i in range(x.shape[0]):
+        {}
+"""

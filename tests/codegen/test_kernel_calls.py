@@ -14,6 +14,7 @@ from codegen.oracle import interpret
 from codegen.passes.check import check
 from codegen.passes.matching import check as check_matching
 from codegen.passes.partition import partition
+from codegen.trace.kernel_call import tree_of
 
 
 @spmd.kernel
@@ -274,7 +275,7 @@ def by_row(x, out):
     [(reads, False, True), (renames, True, False), (passes_on, True, False), (by_row, True, False)],
 )
 def test_what_a_kernels_source_says(function, writes, fills):
-    reading = Reading(function)
+    reading = Reading(function, tree_of)
     assert reading.writes("x", 2) is writes
     assert reading.fills("out", 2) is fills
 

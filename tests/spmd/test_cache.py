@@ -7,6 +7,7 @@ import os
 import threading
 from pathlib import Path
 
+import numba
 import numpy as np
 import pytest
 
@@ -18,10 +19,15 @@ from spmd.cache import Cache
 SCALE = 3
 
 
+@numba.njit
+def offset():
+    return OFFSET
+
+
 @spmd.kernel
 def shifted(u, v):
     for i in range(u.shape[0]):
-        v[i] = u[i] + OFFSET
+        v[i] = u[i] + offset()
 
 
 OFFSET = 0.0

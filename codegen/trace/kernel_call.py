@@ -88,9 +88,7 @@ class Kernel:
 
         self.reading = Reading(self.function, tree_of)  # helpers may have changed
         bound = self._bound(args, kwargs)
-        outputs = [
-            name for name, x in bound.items() if name in kwargs and getattr(x, "made_empty", False)
-        ]
+        outputs = [name for name, x in bound.items() if name in kwargs and self._is_output(name, x)]
         runtime = eager_current()
         context = None if runtime else require_context(f'kernel "{self.name}"')
         local = runtime.index_ is not None if runtime else bool(context and context.rank_view)
@@ -103,6 +101,14 @@ class Kernel:
         if form.cut:
             try_made_up(self, form, bound)
         return emit(self, context, form, bound)
+
+    def _is_output(self, name: str, x: Any) -> bool:
+        """Of a keyword argument: made to be written, and not only read. A signature says it."""
+        if self.signature:
+            at = list(inspect.signature(self.function).parameters).index(name)
+            return at >= self.signature.inputs and hasattr(x, "at")
+        ndim = getattr(x, "ndim", 0)
+        return getattr(x, "made_empty", False) and self.reading.writes(name, ndim)
 
     def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         try:

@@ -132,6 +132,9 @@ def whole(n: int = 11, m: int = 6):
     out = {"reverse": reverse(x, out=spmd.like(x)), "running": running(odd, out=spmd.like(odd)),
            "first": first(x, out=spmd.empty(n)), "spoils": spoilt, "x": x, "flat": flat,
            "some": some(x, out=spmd.like(x))}  # fmt: skip
+    into = spmd.zeros((n, 3), layout=("r", None))
+    horner(u, a=0.5, x=x[:3], out=into[:, ::-1], n=spmd.zeros(n, int))  # as NumPy's out=
+    out["into"], out["read"] = into, scaled(a=flat, k=3, out=spmd.like(x))
     out["rows"], out["n"] = horner(u, x[3:6], 2, out=spmd.empty((n, 3), layout=("c", None)),
                                    n=spmd.empty((n,), np.int64))  # fmt: skip
     out["columns"], _m = horner(u.T[:, None], x[:, None], u[0, 0], out=spmd.empty((m, n, 1)),

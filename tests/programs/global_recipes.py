@@ -14,11 +14,12 @@ import numpy as np
 from hypothesis import strategies as st
 
 import spmd
-from tests.programs import global_flow, global_steps
+from tests.programs import global_flow, global_kernels, global_steps
 
 EXTENTS = (0, 1, 2, 3, 4, 5, 7, 12, 18, 33)
 DTYPES = ("float64", "int64", "float64", "int64", "int32", "bool")
-STEPS = global_steps.STEPS + global_flow.STEPS
+COMPILED = global_steps.STEPS + global_flow.STEPS  # of images
+STEPS = COMPILED + global_kernels.STEPS
 AXES = ("x", "y", "z")
 
 
@@ -32,15 +33,15 @@ class Recipe:
 
 
 @st.composite
-def recipes(draw: Any, steps: int = 8, axes: int = 0) -> Recipe:
-    """axes: of the mesh; 0 for any number."""
+def recipes(draw: Any, steps: int = 8, axes: int = 0, kinds: int = len(STEPS)) -> Recipe:
+    """axes: of the mesh; 0 for any number. kinds: that many of STEPS."""
     axes = axes or draw(st.integers(1, 3))
     arrays = []
     for _ in range(draw(st.integers(1, 3))):
         ndim = draw(st.integers(1, 3))
         shape = tuple(draw(st.sampled_from(EXTENTS)) for _ in range(ndim))
         arrays.append((draw(st.sampled_from(DTYPES)), shape, draw(_layouts(ndim, axes))))
-    step = st.tuples(st.integers(0, len(STEPS) - 1), *[st.integers(0, 11)] * 4)
+    step = st.tuples(st.integers(0, kinds - 1), *[st.integers(0, 11)] * 4)
     return Recipe(axes, tuple(arrays), tuple(draw(st.lists(step, min_size=1, max_size=steps))))
 
 
@@ -48,7 +49,7 @@ def recipes(draw: Any, steps: int = 8, axes: int = 0) -> Recipe:
 def several(draw: Any, count: int, steps: int = 5) -> list[Recipe]:
     """Recipes for one mesh."""
     axes = draw(st.integers(1, 3))
-    return [draw(recipes(steps, axes)) for _ in range(count)]
+    return [draw(recipes(steps, axes, len(COMPILED))) for _ in range(count)]
 
 
 @st.composite

@@ -122,7 +122,7 @@ def _c_signature(signature: Sequence[Parameter]) -> Any:
         element = types.boolean if dtype.kind == "b" else getattr(types, dtype.name, None)
         if element is None or dtype.name in ("float16", "bfloat16"):
             raise KernelError(
-                f"kernels know no {dtype}",
+                f"kernels do not take {dtype}",
                 expected="float32, float64, an integer, bool or complex", found=str(dtype),
                 remedy="convert with x.astype(np.float32) before the call",
             )  # fmt: skip

@@ -201,7 +201,7 @@ def checked_sizes(given: Any, names: tuple[str, ...]) -> dict[str, int]:
     """Sizes of axes, as a user gives them for a mesh whose axes have these names."""
     example = ", ".join(f'"{name}": 2' for name in names)
     if not isinstance(given, Mapping):
-        raise UsageError(f"mesh={given!r} gives no sizes of axes",
+        raise UsageError(f"mesh={given!r} does not give sizes of axes",
                          expected=f"mesh={{{example}}}", found=type(given).__name__)  # fmt: skip
     for name in given:
         if name not in names:

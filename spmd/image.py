@@ -246,7 +246,7 @@ class Opened:
         self._owner, self._turn, self._thread = os.getpid(), allocate_lock(), 0
         if comm is not None:
             if not hasattr(comm, "Get_rank"):
-                raise UsageError(f"comm={comm!r} is no communicator", found=type(comm).__name__,
+                raise UsageError(f"comm={comm!r} is not a communicator", found=type(comm).__name__,
                                  expected="comm=MPI.COMM_WORLD, of mpi4py")  # fmt: skip
             self._check_launcher()
         self.processes = launch.Processes(comm)

@@ -279,7 +279,7 @@ def refuse_constant() -> None:
             place=place,
             expected="an array of the program, which exists at run time",
             found=f"the NumPy array {name}, a constant of the program",
-            remedy=f"write into a copy made in the program: {name} = {name}.copy()",
+            remedy=f"write into a copy made in the program: w = {name}.copy()",
         )
 
 

@@ -274,7 +274,7 @@ def bitwise(ufunc: np.ufunc, a: Number, b: Any) -> Any:
     right = expr_of(b)
     if context.selecting and right is not None:
         raise UsageError(
-            f"np.{ufunc.__name__} of {a.expr} and {right} is no formula",
+            f"np.{ufunc.__name__} of {a.expr} and {right} cannot be a formula",
             place=user_place(),
             expected="in to= of a ppermute one side is a number that is known while building, or "
             "surely a power of two: 1, doubled by d *= 2 or d <<= 1; 1 << k",

@@ -136,7 +136,7 @@ def sliding_window_view(x: Any, window_shape: Any, axis: Any = None, **_: Any) -
         items = axis if isinstance(axis, (tuple, list)) else (axis,)
         axes = tuple(dims_of((a,), array.ndim, what)[0] for a in items)
     if len(axes) != len(widths):
-        raise ShapeError(f"{what}: as many extents of the window as dims are needed",
+        raise ShapeError(f"{what}: there is not one extent of the window for each dim",
                          place=user_place(), expected=f"{len(axes)} of them",
                          found=str(tuple(widths)))  # fmt: skip
     for d, width in zip(axes, widths):

@@ -64,7 +64,7 @@ class Kernel:
             found = gufunc.parse(text)
         except ValueError:
             raise KernelError(
-                f'kernel "{self.name}": this is no signature', place=place,
+                f'kernel "{self.name}": this is not a signature', place=place,
                 expected='dims of inputs, then of outputs, as NumPy writes them: "(n),()->(n)"',
                 found=repr(text),
             ) from None  # fmt: skip

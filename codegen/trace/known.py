@@ -204,7 +204,7 @@ def refuse_constant_write(text: str) -> NoReturn:
         place=user_place(),
         expected="an array that was made in the program",
         found=f"a write into {text}",
-        remedy=f"write into a copy: {text} = {text}.copy()" if text.isidentifier()
+        remedy=f"write into a copy: w = {text}.copy()" if text.isidentifier()
         else "write into a copy of it, made in the program by .copy()",
     )  # fmt: skip
 

@@ -211,7 +211,7 @@ class Loop(Piece):
             if len(had) == len(values) and had != values:
                 if again:
                     raise UnsupportedError(
-                        "what is computed here is another constant whenever the body is traced",
+                        "this gives another constant each time Python runs the body of the loop",
                         place=place,
                         expected="values that stay as they are: Python runs the body of a compiled "
                         "loop while building, not once per iteration",

@@ -66,7 +66,7 @@ def _aligned(ufunc: np.ufunc, a: Any, b: Any) -> Any:
 
 def _count(p: Array) -> int:
     if not p.extents[0].is_const:
-        raise unsupported("a polynomial of as many coefficients as there are ranks",
+        raise unsupported("a polynomial whose number of coefficients depends on the ranks",
                           "coefficients whose number is known while building")  # fmt: skip
     return p.extents[0].value
 

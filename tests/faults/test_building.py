@@ -47,7 +47,7 @@ def folder(tmp_path, monkeypatch):
 WRONG = [
     *[({"ranks": n}, "ranks: ") for n in (0, -1, "4", 2.0, True)],
     *[({"threads": n}, "threads: ") for n in (0, "2")],
-    *[({"mesh": m}, "gives no sizes of axes") for m in ("r=4", 4, (2,), "")],
+    *[({"mesh": m}, "does not give sizes of axes") for m in ("r=4", 4, (2,), "")],
     *[({"mesh": {"r": n}}, "mesh axis r: ") for n in ("4", 0, 1.5)],
     ({"mesh": {"q": 2}}, "no mesh axis 'q'"),
 ]
@@ -63,7 +63,7 @@ def test_numbers_of_ranks(image, given, message):
 
 
 def test_a_communicator_that_is_none(image):
-    with pytest.raises(UsageError, match="comm=5 is no communicator"):
+    with pytest.raises(UsageError, match="comm=5 is not a communicator"):
         image.run(comm=5)
     assert list(image.run(ranks=np.int64(2), mesh={"r": np.int8(2)})) == [0, 2, 4, 6]
 

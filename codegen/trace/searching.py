@@ -293,5 +293,5 @@ def _dd_edges(column: Array, bins: Any, given: Any) -> Array:
 
 def _numbered(n: Any) -> Sequence[int]:
     if not isinstance(n, int):
-        raise unsupported("np.histogramdd of extents that depend on the ranks", "np.histogram of each")
+        raise unsupported("np.histogramdd of extents that ranks decide", "np.histogram of each")
     return range(n)

@@ -163,6 +163,19 @@ const char *spmd_status_text(int status);
 int spmd_start_begin(const spmd_start *given);
 void spmd_start_end(void);
 
+/* While this process waits for the others in MPI_Finalize: whoever of `processes` of this host is
+ * stopped is warned of, with its text, after half the limit; at the limit it is ended, and so is
+ * this process. before: how many of them stand before this one in the job. Has no end. */
+typedef struct spmd_finish {
+    int64_t processes, before;
+    const int64_t *pid;
+    const char *const *warning, *const *error;
+    int64_t limit_ms, late_ms; /* late: than the first of those who are not stopped */
+    int64_t code;
+} spmd_finish;
+
+int spmd_finish_begin(const spmd_finish *given);
+
 /* From now on SIGURG makes the main thread append spmd_where_bytes() to this file: where it is. */
 int spmd_where_begin(int file);
 int64_t spmd_where_bytes(void);

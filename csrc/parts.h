@@ -334,6 +334,7 @@ typedef struct spmd_fars {
     int64_t count;
 } spmd_fars;
 int64_t spmd_now(void);
+bool spmd_process_is_stopped(int64_t pid);
 spmd_signs *spmd_job_signs(const spmd_job *job);
 int64_t spmd_signs_waiting(const spmd_job *job);
 bool spmd_watch_lost(spmd_job *job, spmd_notice *notice, int64_t cause);

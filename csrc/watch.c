@@ -154,7 +154,7 @@ static bool is_gone(spmd_seen *seen, int64_t pid)
 }
 
 /* The third word of /proc/PID/stat; the second is in parentheses and may hold any character. */
-static bool is_stopped(int64_t pid)
+bool spmd_process_is_stopped(int64_t pid)
 {
     char path[64], text[512];
 
@@ -205,7 +205,7 @@ static bool process_watch(spmd_job *job, int64_t process, int64_t now, spmd_noti
     notice_fill(job, notice, process, pid, silent);
     if (gone)
         return spmd_watch_lost(job, notice, SPMD_GONE);
-    bool stopped = is_stopped(pid);
+    bool stopped = spmd_process_is_stopped(pid);
     if (stopped && silent > watch->limit / 100 * LOST_SHARE)
         return spmd_watch_lost(job, notice, SPMD_STOPPED);
     if (silent > STARVED * watch->limit)

@@ -177,6 +177,7 @@ class Processes:
         if self.patience:
             self.patience.may_leave = True
             self.comm.Barrier()
+            self.patience.end()
 
 
 def _until_read(*streams: TextIO) -> None:

@@ -56,6 +56,33 @@ class Start:
         lib.spmd_start_end()
 
 
+def watch_the_end(processes: Processes, mates: dict[int, int], limit: float) -> None:
+    """From now on, also in MPI_Finalize, whoever of this host is stopped for too long is named.
+
+    mates: the number that the system gives each of the other processes of this host.
+    """
+    numbers = sorted(mates)
+    warnings, errors = [], []
+    for number in numbers:
+        who = f"process {number} of {processes.count} on {os.uname().nodename}"
+        stopped = f"process {mates[number]} is stopped"
+        warnings.append(f"spmd: warning: {who} late at its end: {stopped}\n")
+        error = PeerError(
+            f"{who} lost at its end", expected=f"it to end within {limit:g} s (--time-limit)",
+            found=f"{stopped}, in MPI_Finalize; the outputs are whole",
+            remedy="look why; a longer --time-limit, or 0 for none",
+        )  # fmt: skip
+        errors.append(report.error_text(error) + "\n")
+    kept = [[ffi.new("char[]", text.encode()) for text in texts] for texts in (warnings, errors)]
+    pids = ffi.new("int64_t[]", [mates[number] for number in numbers])
+    warning, error_of = (ffi.new("char *[]", texts) for texts in kept)
+    lib.spmd_finish_begin(ffi.new("spmd_finish *", {
+        "processes": len(numbers), "before": sum(n < processes.number for n in numbers),
+        "pid": pids, "warning": warning, "error": error_of, "limit_ms": int(1000 * limit),
+        "late_ms": 1000, "code": EXIT_PEER,
+    }))  # fmt: skip
+
+
 class Patience:
     """A thread that looks at the launcher, and at the other processes of this host except while
     `trusted` is set.
@@ -76,6 +103,12 @@ class Patience:
         self.launcher = os.getppid()
         if limit:
             start_new_thread(self._run, ())
+
+    def end(self) -> None:
+        """All have come to the last meeting; what they wait in now is MPI_Finalize."""
+        self.trusted = True
+        if self.limit and self.mates:
+            watch_the_end(self.processes, self.mates, self.limit)
 
     def _run(self) -> None:
         since: dict[int, float] = {}

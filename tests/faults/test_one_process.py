@@ -63,6 +63,17 @@ def test_a_process_that_stops(built, tmp_path, place, when):
 
 
 @pytest.mark.mpi
+def test_a_process_that_stops_in_mpi_finalize(built, tmp_path):
+    """Nothing of Python is left by then. The launcher's own code is that of the one that is ended
+    with the others, if it lets them live."""
+    options = (built(SQUARE), "--time-limit", 2)
+    done = run(job(tmp_path, "spmd.patience:Patience:end", "stop", *options), timeout=40)
+    assert done.code in (75, 9, 137), done.text
+    assert done.err.count("warning: process 2 of 4") == 1, done.err
+    assert done.err.count("lost at its end\n") == 1 and "in MPI_Finalize" in done.err, done.err
+
+
+@pytest.mark.mpi
 @pytest.mark.parametrize("transport", ["auto", "mpi"])
 @pytest.mark.parametrize("place", [
     "spmd.run:Launch:prepare", "spmd.job:Job:_make", "spmd.job:Job:put", "spmd.job:Job:_wait",

@@ -513,6 +513,9 @@ class Array:
         )
 
 
+known.ARRAYS = (Array,)
+
+
 def constant(e: Expr, what: str, remedy: str) -> int:
     """A Python integer, or an error that teaches."""
     if e.is_const:

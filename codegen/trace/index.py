@@ -300,6 +300,10 @@ def get(array: Array, key: Any) -> Any:
     what it chooses."""
     from codegen.trace.masks import masked
 
+    if _is_element(key):
+        found = known.element(array, key if isinstance(key, tuple) else (key,))
+        if found is not None:
+            return found
     key = known.plain(key)
     if array.is_known and (found := _known_elements(array, key)) is not None:
         return found
@@ -313,6 +317,10 @@ def get(array: Array, key: Any) -> Any:
     if is_element or (array.scalar and not shown.extents):
         return wrap(array.context, shown.read(), array.weak, scalar=True)
     return shown
+
+
+def _is_element(key: Any) -> bool:
+    return type(key) is int or (type(key) is tuple and all(type(k) is int for k in key))
 
 
 def _is_unknown(key: Any) -> bool:
@@ -350,6 +358,9 @@ def set_(array: Array, key: Any, value: Any) -> None:
     """x[key] = value."""
     from codegen.trace.masks import masked
 
+    if _is_element(key) and isinstance(value, (int, float, complex, np.generic)):
+        if known.put_element(array, key if isinstance(key, tuple) else (key,), value):
+            return
     key = known.plain(key)
     if known.writable(array) and not _is_unknown((key, value)):
         if known.assign(array, key, known.plain(value)):

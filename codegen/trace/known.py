@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from codegen.trace.context import Context
     from codegen.trace.view import View
 
+ARRAYS: tuple[Any, ...] = ()  # the class of arrays, which array.py puts here
 _WRITES = 8  # writes that are kept beside a formula; with more, the elements are data
 _LARGE = 1 << 16  # elements; of larger arrays more writes are kept, since data fill the image
 _HUGE = 1 << 22  # elements; formulas of larger arrays are not computed while building
@@ -134,9 +135,7 @@ def made_lazily(
 
 def is_known(x: Any) -> bool:
     """Whether x is an array of the program whose elements are known now."""
-    from codegen.trace.array import Array
-
-    return isinstance(x, Array) and x.is_known
+    return isinstance(x, ARRAYS) and x.is_known
 
 
 def is_huge(x: Any) -> bool:
@@ -179,11 +178,40 @@ def owned(x: Array) -> np.ndarray[Any, Any]:
     return shown
 
 
+def element(x: Array, key: Any) -> Any:
+    """x[key] of integers that say which element, where it is known; None else."""
+    shown = x.known
+    if shown is None or len(key) != shown.ndim:
+        return None
+    try:
+        return shown[key]
+    except IndexError:
+        return None  # refused with its place
+
+
+def put_element(x: Array, key: Any, value: Any) -> bool:
+    """x[key] = value of integers and a number, as tables are filled; False where it is no such."""
+    if not writable(x) or x.storage.content.formula is not None:
+        return False
+    shown = owned(x)
+    if len(key) != shown.ndim:
+        return False
+    try:
+        shown[key] = value
+    except (IndexError, TypeError, ValueError):
+        return False
+    x.storage.content.version += 1
+    return True
+
+
 def assign(x: Array, key: Any, value: Any) -> bool:
     """x[key] = value by NumPy itself; False where NumPy refuses it."""
     from codegen.trace import index
 
-    target = x if key is ... else index.basic_target(x, key)
+    has_formula = x.storage.content.formula is not None
+    target = None
+    if has_formula:
+        target = x if key is ... else index.basic_target(x, key)
     try:
         owned(x)[key] = value
     except (ValueError, TypeError, IndexError):

@@ -35,7 +35,8 @@ _converted: weakref.WeakKeyDictionary[
 _codes: dict[tuple[str, types.CodeType], types.CodeType | str] = {}
 # by id: code objects compare by content. The values keep the ids from being used again.
 _made: dict[int, types.CodeType] = {}
-_trees: dict[str, tuple[str, ast.Module, list[types.CodeType]]] = {}
+_Text = tuple[str, ast.Module, list[types.CodeType]]
+_trees: dict[tuple[str, int], _Text] = {}
 
 
 def convert(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -193,12 +194,12 @@ def _register(code: types.CodeType) -> None:
 def find(code: types.CodeType, namespace: dict[str, Any]) -> tuple[_Function, str | None] | None:
     """The node of a code object and the class around it (for private names); None: not found."""
     linecache.checkcache(code.co_filename)
-    text = _text(code.co_filename, namespace)
+    text = _text(code, namespace)
     if text is None:
         return None
     if text[2] and all(c.co_firstlineno != code.co_firstlineno for c in _same(text[2], code)):
         linecache.cache.pop(code.co_filename, None)  # perhaps a change that kept size and time
-        text = _text(code.co_filename, namespace)
+        text = _text(code, namespace)
         same = _same(text[2], code) if text else []
         if text is None or not same:
             raise _changed(code)
@@ -211,31 +212,33 @@ def find(code: types.CodeType, namespace: dict[str, Any]) -> tuple[_Function, st
     return fits[0] if fits else None
 
 
-def _text(
-    filename: str, namespace: dict[str, Any]
-) -> tuple[str, ast.Module, list[types.CodeType]] | None:
-    """The text of a file, its tree, and the code of all its functions; no code where the functions
-    were made by something that changes what it reads, as pytest changes assertions."""
-    lines = linecache.getlines(filename, namespace)
+def _text(code: types.CodeType, namespace: dict[str, Any]) -> _Text | None:
+    """The text of a function's file, its tree, and the code of all functions in it; no code where
+    they were made by something that changes what it reads, as pytest changes assertions."""
+    lines = linecache.getlines(code.co_filename, namespace)
     if not lines:
         return None
     text = "".join(lines)
-    if filename not in _trees or _trees[filename][0] != text:
+    # A notebook's cells may wait, and keep what earlier cells imported from __future__.
+    flags = code.co_flags & _FUTURE | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    key = code.co_filename, flags
+    if key not in _trees or _trees[key][0] != text:
         loader = namespace.get("__loader__")
         plain = loader is None or type(loader) is importlib.machinery.SourceFileLoader
         try:
             tree = ast.parse(text)
-            _trees[filename] = (text, tree, _codes_of(tree, filename) if plain else [])
+            codes = _codes_of(tree, code.co_filename, flags) if plain else []
+            _trees[key] = (text, tree, codes)
         except (SyntaxError, ValueError):
             return None
-    return _trees[filename]
+    return _trees[key]
 
 
-def _codes_of(tree: ast.Module, filename: str) -> list[types.CodeType]:
+def _codes_of(tree: ast.Module, filename: str, flags: int) -> list[types.CodeType]:
     """Of the whole file, and of each statement alone, as notebooks compile them: Python compiles a
     call of `module.function` another way where it sees the import."""
-    alone = [ast.Module([statement], []) for statement in tree.body]
-    made = [compile(part, filename, "exec", dont_inherit=True) for part in (tree, *alone)]
+    parts = [tree, *(ast.Module([statement], []) for statement in tree.body)]
+    made = [compile(part, filename, "exec", flags=flags, dont_inherit=True) for part in parts]
     return [code for module in made for code in _within(module)]
 
 

@@ -5,6 +5,7 @@ written with the new value gives; and the digest of what can be read must differ
 """
 
 from __future__ import annotations
+import __future__
 
 import ast
 import dataclasses
@@ -28,6 +29,7 @@ import pytest
 import spmd
 from codegen.errors import ProgramError
 from codegen.printer import module_text
+from codegen.trace import source
 from codegen.trace.reads import digest
 
 TABLE = np.arange(2000.0)
@@ -291,6 +293,21 @@ def test_a_notebook_compiles_a_cell_statement_by_statement():
     for statement in ast.parse(cell).body:
         exec(compile(ast.Module([statement], []), name, "exec"), names)
     assert "mul" in module_text(spmd.program(names["p"]).capture())
+
+
+def test_a_cell_of_a_notebook_that_waits_and_remembers_the_future():
+    """Compiled as IPython does: with flags of earlier cells, and `await` outside of functions."""
+    text = "def f(x):\n    def g(y: int):\n        return y * 2\n    return g(x)\nawait g()\n"
+    file = "/tmp/ipykernel_1/1.py"
+    linecache.cache[file] = (len(text), None, text.splitlines(True), file)
+    flags = __future__.annotations.compiler_flag | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    code = compile(text, file, "exec", flags=flags, dont_inherit=True)
+    f = types.FunctionType(next(c for c in code.co_consts if isinstance(c, types.CodeType)), {})
+    try:
+        assert "mul" in module_text(spmd.program(lambda: f(u())).capture())
+        assert source.convert(f) is not f
+    finally:
+        del linecache.cache[file]
 
 
 # ---- kernels

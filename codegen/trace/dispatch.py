@@ -9,6 +9,7 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Iterator
 from functools import cache
+from inspect import signature
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -132,7 +133,7 @@ def method(name: str, x: Array, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     unbound = getattr(np.ndarray, name)
     if foreign.may_run(unbound, (x, *args), kwargs):
         return foreign.called(unbound, table().get(name), (x, *args), kwargs)
-    return by_name(name)(x, *args, **kwargs)
+    return _run(name, by_name(name), (x, *args), kwargs)
 
 
 @cache
@@ -161,7 +162,20 @@ def call_function(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     if getattr(function, "__name__", "") not in _OF_SEQUENCES:
         args = tuple(map(_one, args))
         kwargs = {k: _one(v) for k, v in kwargs.items()}
-    return ours(*args, **kwargs)
+    return _run(_name_of(function), ours, args, kwargs)
+
+
+def _run(name: str, ours: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Our function, or an error where NumPy's has arguments that ours has not."""
+    try:
+        return ours(*args, **kwargs)
+    except TypeError:
+        try:
+            signature(ours).bind(*args, **kwargs)
+        except TypeError as error:
+            raise unsupported(f"np.{name} with these arguments ({error})",
+                              "the other arguments, and functions before or after it") from None
+        raise
 
 
 # Functions of several arrays in a list; elsewhere, a list of arrays stands for one.

@@ -38,6 +38,7 @@ from codegen.trace.shaping import (
     atleast_2d,
     atleast_3d,
     broadcast_to,
+    check_casting,
     expand_dims,
     flip,
     ravel,
@@ -71,6 +72,7 @@ def concatenate(arrays: Any, axis: Any = 0, out: Any = None, *, dtype: Any = Non
                 found=shape_text(p.extents),
             )
     kind = result_type(*parts) if dtype is None else element_type(dtype)
+    check_casting(result_type(*parts), kind, casting)
     total = expr.const(0)
     for p in parts:
         total = total + p.extents[d]
@@ -102,7 +104,8 @@ def stack(arrays: Any, axis: Any = 0, out: Any = None, *, dtype: Any = None,
                              expected=shape_text(parts[0].extents),
                              found=shape_text(p.extents))  # fmt: skip
     d = dims_of((axis,), parts[0].ndim + 1, "np.stack")[0]
-    return concatenate([expand_dims(p, d) for p in parts], d, out, dtype=dtype)
+    wide = [expand_dims(p, d) for p in parts]
+    return concatenate(wide, d, out, dtype=dtype, casting=casting)
 
 
 def vstack(arrays: Any, **more: Any) -> Array:

@@ -42,6 +42,8 @@ def select_(conditions: Any, choices: Any, default: Any = 0) -> Array:
 
 def clip(x: Any, a_min: Any = None, a_max: Any = None, out: Any = None, *, min: Any = None,
          max: Any = None, dtype: Any = None) -> Any:  # fmt: skip
+    if dtype is not None:
+        raise unsupported("np.clip with dtype=", "np.clip(x.astype(t), low, high)")
     low, high = (a_min if min is None else min), (a_max if max is None else max)
     low = None if low is np._NoValue else low
     high = None if high is np._NoValue else high
@@ -256,7 +258,12 @@ def isrealobj(x: Any) -> bool:
 
 
 def put(a: Any, ind: Any, v: Any, mode: str = "raise") -> None:
-    as_array(a).flat[ind] = v
+    array = as_array(a)
+    if mode == "wrap":
+        ind = as_array(ind) % as_array(array.size)
+    elif mode == "clip":
+        ind = clip(ind, 0, array.size - 1)
+    array.flat[ind] = v
 
 
 def sinc(x: Any) -> Any:
@@ -367,7 +374,10 @@ def fill_diagonal(a: Any, val: Any, wrap: bool = False) -> None:
     from codegen.trace.creation import arange
 
     array = as_array(a)
+    if wrap or array.ndim < 2 or (array.ndim > 2 and len(set(array.extents)) > 1):
+        raise unsupported("np.fill_diagonal with wrap=True, or of dims that differ",
+                          "x[k, k] = v with k = np.arange(n)")  # fmt: skip
     at = arange(number(expr.minimum(*array.extents[:2])))
-    array[at, at] = val
+    array[(at,) * array.ndim] = val
 
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from codegen import expr
-from codegen.errors import ShapeError
+from codegen import dtypes, expr
+from codegen.dtypes import DType
+from codegen.errors import DtypeError, ShapeError
 from codegen.expr import Expr
 from codegen.ir import Shape
 from codegen.trace import view
@@ -392,10 +393,20 @@ def copy(x: Any, order: str = "K", subok: bool = False) -> Array:
     return _copied(as_array(x))
 
 
+def check_casting(have: DType, wanted: DType, casting: Any = None) -> None:
+    """Raises DtypeError where NumPy would not convert."""
+    rule: Any = casting or "same_kind"
+    if not np.can_cast(dtypes.numpy_dtype(have), dtypes.numpy_dtype(wanted), rule):
+        raise DtypeError(f"cannot cast {have} to {wanted}", place=user_place(),
+                         expected=f"a conversion that casting={rule!r} allows", found=str(have),
+                         remedy="x.real or np.floor(x) first; or x.astype(t)")  # fmt: skip
+
+
 def astype(x: Any, dtype: Any, order: str = "K", casting: Any = None, subok: Any = None,
            copy: Any = True, *, device: Any = None) -> Array:  # fmt: skip
     """A new array of another element type."""
     array = as_array(x)
+    check_casting(array.type.dtype, element_type(dtype), casting or "unsafe")
     if not copy and isinstance(x, Array) and element_type(dtype) == array.type.dtype:
         return x
     value = as_value(array.context, array, dtype)

@@ -51,9 +51,24 @@ def check(f, *arrays):
     found = traced(f, *arrays)
     assert len(found) == len(expected)
     for got, want in zip(found, expected):
-        assert got.dtype == want.dtype
-        assert got.shape == want.shape
-        np.testing.assert_allclose(got, want, rtol=1e-5 if want.itemsize < 8 else 1e-12, atol=1e-6)
+        agree(got, want, "")
+
+
+def check_all(cases, *arrays):
+    """Several functions in one program."""
+    with np.errstate(all="ignore"):
+        expected = [leaves(f(*[a.copy() for a in arrays])) for f in cases]
+    found = iter(traced(lambda *xs: [f(*xs) for f in cases], *arrays))
+    for k, wanted in enumerate(expected):
+        for want in wanted:
+            agree(next(found), want, f"case {k}")
+    assert next(found, None) is None
+
+
+def agree(got, want, what):
+    assert (got.dtype, got.shape) == (want.dtype, want.shape), what
+    tolerance = 1e-5 if want.itemsize < 8 else 1e-12
+    np.testing.assert_allclose(got, want, rtol=tolerance, atol=1e-6, err_msg=what)
 
 
 UFUNCS = [
@@ -75,10 +90,9 @@ UFUNCS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("k", range(len(UFUNCS)))
 @pytest.mark.parametrize("a", [U, F], ids=["float64", "float32"])
-def test_elementwise(k, a):
-    check(UFUNCS[k], a)
+def test_elementwise(a):
+    check_all(UFUNCS, a)
 
 
 INTEGERS = [
@@ -92,10 +106,9 @@ INTEGERS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("k", range(len(INTEGERS)))
 @pytest.mark.parametrize("a", [I, S, S.astype(np.uint16) % 50], ids=["int64", "int8", "uint16"])
-def test_integers(k, a):
-    check(INTEGERS[k], a)
+def test_integers(a):
+    check_all(INTEGERS, a)
 
 
 REDUCE = [
@@ -116,10 +129,9 @@ REDUCE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("k", range(len(REDUCE)))
 @pytest.mark.parametrize("a", [U, F], ids=["float64", "float32"])
-def test_reductions(k, a):
-    check(REDUCE[k], a)
+def test_reductions(a):
+    check_all(REDUCE, a)
 
 
 SHAPE = [
@@ -146,9 +158,8 @@ SHAPE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("k", range(len(SHAPE)))
-def test_shapes(k):
-    check(SHAPE[k], U)
+def test_shapes():
+    check_all(SHAPE, U)
 
 
 PRODUCTS = [
@@ -168,9 +179,8 @@ PRODUCTS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("k", range(len(PRODUCTS)))
-def test_products(k):
-    check(PRODUCTS[k], U, T)
+def test_products():
+    check_all(PRODUCTS, U, T)
 
 
 INDEX = [
@@ -188,9 +198,8 @@ INDEX = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("k", range(len(INDEX)))
-def test_indexing(k):
-    check(INDEX[k], U, K)
+def test_indexing():
+    check_all(INDEX, U, K)
 
 
 def _w(body):

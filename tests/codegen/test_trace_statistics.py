@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.codegen.test_trace_numpy import C, F, U, check
+from tests.codegen.test_trace_numpy import C, F, U, check, check_all
 
 
 def nans(u):
@@ -36,10 +36,9 @@ STATISTICS = [
 
 
 @pytest.mark.filterwarnings("ignore:All-NaN")
-@pytest.mark.parametrize("k", range(len(STATISTICS)))
-def test_statistics(k):
-    check(STATISTICS[k], U)
-    check(STATISTICS[k], F)
+def test_statistics():
+    check_all(STATISTICS, U)
+    check_all(STATISTICS, F)
 
 
 MASKS = [
@@ -54,9 +53,8 @@ MASKS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("k", range(len(MASKS)))
-def test_what_a_mask_chooses(k):
-    check(MASKS[k], U)
+def test_what_a_mask_chooses():
+    check_all(MASKS, U)
 
 
 def masked_writes(u):
@@ -117,9 +115,8 @@ SEARCHES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("k", range(len(SEARCHES)))
-def test_edges_and_what_is_no_number(k):
-    check(SEARCHES[k], X, ODD)
+def test_edges_and_what_is_no_number():
+    check_all(SEARCHES, X, ODD)
 
 
 def test_random_data_lose_nothing():

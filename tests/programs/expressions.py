@@ -250,10 +250,12 @@ EXPRESSIONS: dict[str, str] = {
     "take_along_axis": "np.take_along_axis(x, np.argsort(x, axis=0), axis=0) "
                        "| np.take_along_axis(x, j[:, None], axis=1)",
     "put_along_axis": "np.put_along_axis(x, j[:, None], 9.0, axis=1); x",
-    "put": "np.put(v, [0, 3], [7.0, 8]); v", "copyto": "np.copyto(x, y, where=b); x",
+    "put": "np.put(v, [0, 3], [7.0, 8]); v | np.put(v, [9, -9], 1, mode='clip'); v "
+           "| np.put(x, j * 9, 2, mode='wrap'); x", "copyto": "np.copyto(x, y, where=b); x",
     "putmask": "np.putmask(x, b, y); x | np.putmask(x, x > 0, -1); x",
     "place": "np.place(x, b, [1])",
-    "fill_diagonal": "np.fill_diagonal(q, 3.0); q",
+    "fill_diagonal": "np.fill_diagonal(q, 3.0); q | np.fill_diagonal(x, 1); x "
+                     "| d = t[:2, :2] * 1; np.fill_diagonal(d, 4); d",
     "unravel_index": "np.unravel_index(j, (2, 4)) | np.unravel_index(np.argmax(x), x.shape)",
     "ravel_multi_index": "np.ravel_multi_index((j, j % 2), (5, 2))",
     "packbits": "np.packbits(b)", "unpackbits": "np.unpackbits(u)",

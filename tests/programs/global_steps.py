@@ -214,6 +214,44 @@ def picked(pool, x, y, c, d, mesh):
     return at.add(2) if c % 2 else at.max(3)
 
 
+def binned(pool, x, y, c, d, mesh):
+    """Histograms, and places among sorted values: also of what is no number."""
+    if x.ndim == 0 or 0 in x.shape or 0 in y.shape:
+        return None
+    x, y = (v if v.dtype.kind == "i" else np.rint(v * 13) / 13 for v in (x, y))  # no rounding left
+    known = np.clip(np.where(np.isfinite(x), x, 2), -9, 9)
+    ordered = np.sort(known.ravel()) * 1.0
+    odd = np.where(y == d - 5, np.nan, np.clip(y, -9, 9))
+    made = (
+        lambda: np.histogram(known, bins=1 + d)[0], lambda: np.histogram(x, 3 + d, (-3, 5))[0],
+        lambda: np.histogram(known / 3, bins=3 + d)[0], lambda: np.digitize(odd, [-1, 0, d]),
+        lambda: np.histogram(known, [-2.5, 0, 1, d + 2], weights=known)[0],
+        lambda: np.searchsorted(ordered, odd, ("left", "right")[d % 2]),
+        lambda: np.searchsorted(np.append(ordered, np.nan), odd), lambda: np.unwrap(ordered[::-1]),
+        lambda: np.interp(odd, [-4, 0, 1, d + 2], [1.0, 3, -2, 5]),
+        lambda: np.histogram2d(known.ravel(), known.ravel() // 2, 1 + d % 4)[0],
+        lambda: np.digitize(known, [d, 0, -3]),
+        lambda: np.nanmedian(np.where(x > d, np.nan, known)),
+    )  # fmt: skip
+    return made[c]()
+
+
+def flattened(pool, x, y, c, d, mesh):
+    """Views in another shape, which are views where strides allow it: written through."""
+    if x.ndim == 0:
+        return None
+    u = x.copy()
+    dim = d % x.ndim
+    shown = (
+        lambda: u.T, lambda: u[1:], lambda: u[(*[slice(None)] * dim, slice(None, None, 2))],
+        lambda: u[::-1], lambda: np.swapaxes(u, 0, -1)[..., :1], lambda: u[..., None].T,
+        lambda: u[:1].T, lambda: np.moveaxis(u, 0, -1),
+    )  # fmt: skip
+    flat = shown[c % 8]().reshape(-1)
+    flat[d % 4 :: 3] = 7
+    return u if d % 2 else flat
+
+
 def contracted(pool, x, y, c, d, mesh):
     if x.ndim == 0 or 0 in x.shape or x.size > 2000:
         return None
@@ -305,4 +343,4 @@ def viewed(pool, x, y, c, d, mesh):
 
 STEPS = (add, unary, cut, pick, shifted, reduced, running, roll, joined, turned, reshaped, product,
          taken, written, scattered, ufunc, bits, spread, picked, contracted, summed, rearranged,
-         viewed)  # fmt: skip
+         viewed, binned, flattened)  # fmt: skip

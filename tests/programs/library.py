@@ -14,6 +14,7 @@ np.repeat({a}, 2, axis={d})|np.tile({a}, 2)|np.swapaxes({a}, 0, -1).copy()|np.ra
 np.moveaxis({a}, 0, -1).copy()|np.expand_dims({a}, {d}).copy()|np.squeeze({a}).copy()
 np.stack([{a}, {b}], axis={d})|np.concatenate([{a}, {b}], axis={d})|np.take({a}, 0, axis={d})
 np.count_nonzero({a})|np.atleast_2d({a}).copy()|np.zeros_like({a})|np.full_like({a}, 1)
+{a}.T.reshape(-1).copy()|{a}[::-1].T.ravel()[::2].copy()
 {a}.flatten()|{a}.reshape(-1)[::2].copy()|{a}[..., None].copy()|{a}[..., -1].copy()
 np.hstack([{a}, {b}])|np.vstack([{a}, {b}])|np.array_split({a}, 2, axis={d})[0].copy()
 np.broadcast_to({a}, (2, *{a}.shape)).copy()|{a}.T.copy().T.copy()
@@ -24,14 +25,19 @@ NUMBERS = """np.diff({a}, axis={d})|np.cumsum({a})|np.clip({a}, 0, 3)|np.clip({a
 np.triu(np.atleast_2d({a}))|np.maximum({a}, {b})|np.outer({a}, {b})|np.positive({a})
 np.max({a}, axis={d}, keepdims=True)|np.argmax({a})|np.min({a})|np.ptp({a}, axis={d})
 np.minimum.reduce({a}, axis={d})|np.maximum.accumulate({a}, axis={d})|np.sort({a}, axis=None)
+np.histogram({a}, 4, (-3, 3))[0]|np.histogram({a}, [-2, 0, 1, 5])[0]
+np.digitize({a}, [-1, 0, 2])
 np.amax({a})|np.round({a})|np.argmin({a}, axis={d})|np.max({a}, initial=2)"""
-INTEGERS = """np.dot(np.ravel({a}), np.ravel({b}))
+INTEGERS = """np.histogram({a}, 5)[0]|np.histogram({a}, 3, weights={a})[0]|np.histogram({a}, 7)[1]
+np.dot(np.ravel({a}), np.ravel({b}))
 np.add.reduce({a}, axis={d})|np.prod({a}, axis={d})|np.vdot({a}, {b})|np.bitwise_and({a}, 3)
 np.tensordot({a}, {b}, 0)|np.cumprod({a}, axis={d})|np.left_shift({a}, 1)|np.inner({a}, {b})
 np.searchsorted(np.sort(np.ravel({a})), np.ravel({b}))|np.floor_divide({a}, 3)|divmod({a}, 3)[1]
 np.tril(np.atleast_2d({a}), -1)|np.trace(np.atleast_2d({a}))|np.sum({a}, dtype=np.int64)
 np.mean({a} // 8 * 8, dtype=np.float64) * 0|np.multiply.outer({a}, np.arange(2))"""
-FLOATS = """np.nan_to_num({a}, posinf=1, neginf=-1)|np.isclose({a}, {a})|np.trunc({a})
+FLOATS = """np.searchsorted(np.sort(np.ravel({a})), {b})|np.digitize({a}, [2.0, 0.0, -1.0])
+np.searchsorted(np.sort(np.ravel({a})), {b}, side='right')
+np.nan_to_num({a}, posinf=1, neginf=-1)|np.isclose({a}, {a})|np.trunc({a})
 np.isnan({a})|np.isinf({a})|np.sqrt(np.abs({a}))|np.fmod({a}, 3)|np.reciprocal(np.abs({a}))
 np.where(np.isfinite({a}), {a}, {b})|np.fabs({a})|np.floor({a}) // 2"""
 ROUNDED = """np.mean({a}, axis={d})|np.log1p(np.abs({a}))|np.hypot({a}, {b})|np.var({a})|np.exp({a})

@@ -250,6 +250,11 @@ MISTAKES: list[tuple[Callable[[Any], Any], str]] = [
     (lambda x: np.lib.stride_tricks.sliding_window_view(x, (9, 1)), "at most 7 in dim 0"),
     (lambda x: np.add(x, np.ma.masked_array(np.ones((7, 5)), x is None)), "x.filled(v)"),
     (lambda x: spmd.asarray(np.ma.masked_array([1.0], [True])) + x, "x.filled(v)"),
+    (lambda x: np.clip(x, 0, 1, dtype=np.float32), "x.astype(t)"),
+    (lambda x: np.clip(x, 0, 1, where=x > 0), "unexpected keyword argument 'where'"),
+    (lambda x: np.fill_diagonal(x, 1, wrap=True), "np.arange(n)"),
+    (lambda x: np.concatenate([x, x * 1j], dtype=np.float64), "casting='same_kind'"),
+    (lambda x: x.astype(np.int32, casting="safe"), "casting='safe'"),
     (lambda x: np.vecdot(x, x, axis=0), "np.swapaxes before and after it"),
 ]  # fmt: skip
 

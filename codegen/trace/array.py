@@ -467,11 +467,10 @@ class Array:
     def __str__(self) -> str:
         return str(self.known) if self.is_known else repr(self)
 
-    def __copy__(self) -> Array:
+    def __copy__(self, memo: Any = None) -> Array:
         return self.copy()  # type: ignore[no-any-return]
 
-    def __deepcopy__(self, memo: Any) -> Array:
-        return self.copy()  # type: ignore[no-any-return]
+    __deepcopy__ = __copy__
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
         from codegen.trace import dispatch

@@ -279,6 +279,10 @@ def run_eager(options: argparse.Namespace) -> int:
 
     if ".py" not in options.image:
         raise UsageError("--eager runs a program, not an image", remedy="run FILE.py --eager")
+    if options.check:
+        raise UsageError("--check is of images; --eager runs NumPy itself",
+                         expected="one of the two", remedy="leave --check out: NumPy refuses "
+                         "indices out of bounds, and warns of NaN and overflow")  # fmt: skip
     check_apart(options)
     program = find_program(options.image)
     inputs = {}

@@ -18,6 +18,7 @@ from codegen.passes.checks import with_checks
 from codegen.passes.compare import compared
 from codegen.passes.partition import partition
 from spmd.cli import parsed
+from spmd.source import run_eager
 
 K = np.arange(5)
 
@@ -243,6 +244,8 @@ def test_which_checks_are_meant(tmp_path, spmd_command):
     assert found.code == 65 and "p.py:7: index of dim 0 is out of bounds: 6" in found.text
     found = spmd_command("run", source, "--check", "--set", "k=5")
     assert found.code == 0 and "spmd: all checks held; they took about " in found.text
+    with pytest.raises(UsageError, match="--eager runs NumPy itself"):
+        run_eager(parsed(["run", str(source), "--eager", "--check"]))
     image = tmp_path / "p.img"
     assert spmd_command("build", source, "-o", image).code == 0
     found = spmd_command("run", image, "--check")

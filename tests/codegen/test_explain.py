@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from math import prod
 from typing import Any
 
@@ -393,3 +394,21 @@ def test_what_was_asked_for_or_is_small_is_not_pointed_out() -> None:
 
     kinds = {r["kind"] for r in tables(lower(asked.capture()))["traffic"]}
     assert kinds == {"all-gather"} and advised(asked) == []
+
+
+def test_unrolled_loops_of_any_length():
+    """No analysis goes back along a chain of operations by recursion."""
+
+    @spmd.program(mesh=("r",))
+    def unrolled():
+        x = spmd.input("x", (16,), layout=("r",))
+        for k in range(400):
+            x = x * 1.5 + k
+        return x
+
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(len(inspect.stack(0)) + 300)
+    try:
+        assert notes_of(lower(unrolled.capture()))
+    finally:
+        sys.setrecursionlimit(before)

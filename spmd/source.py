@@ -204,11 +204,11 @@ def build_file(options: argparse.Namespace) -> None:
     path = options.program
     file = program_file(path)
     image = options.output or os.path.splitext(file)[0] + ".img"
+    program = find_program(path)  # first: what is an image is told so
     refuse_replacing(image, {file: "the program"})
     if image.endswith(".py") and os.path.exists(image):
         raise UsageError(f"{image} is Python: it would be replaced by an image",
                          remedy="-o NAME.img")  # fmt: skip
-    program = find_program(path)
     parameters = parameters_of(program, options.set)
     for name in options.set:
         if name not in parameters:

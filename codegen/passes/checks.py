@@ -27,6 +27,7 @@ _SPREAD = frozenset(
     [(fn, k) for fn in ("add", "sub", "mul") for k in (0, 1)]
     + [(fn, 0) for fn in "div neg abs square sqrt cast conj sin cos".split()]
 )
+_BOTH = ("logical_and", "bit_and")
 _BYTE = dtypes.BY_NAME["uint8"]
 _COUNTED = frozenset("add sub mul neg abs pow square".split())  # those of integers that may wrap
 
@@ -137,13 +138,15 @@ class _Checks:
             )  # fmt: skip
 
     def is_optional(self, value: Value) -> bool:
-        """Whether it is only ever one choice of a np.where, or goes into such a choice."""
+        """Whether it is only ever one choice of a np.where, or goes into such a choice; or into a
+        truth value that holds only where another one does."""
         if value not in self.optional:
             op, uses = self.defs.get(value), self.uses.get(value, [])
             self.optional[value] = False  # of what follows from itself
             self.optional[value] = bool(uses) and op is not None and op.kind == "map" and all(
                 use is not None and use.kind == "map"
-                and ((use.attrs["fn"] == "select" and k > 0) or self.is_optional(use.result))
+                and ((use.attrs["fn"] == "select" and k > 0) or self.is_optional(use.result)
+                     or (use.attrs["fn"] in _BOTH and use.result.type.dtype.kind == "b"))
                 for use, k in uses
             )  # fmt: skip
         return self.optional[value]

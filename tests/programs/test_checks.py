@@ -94,6 +94,8 @@ NAN = [
     (lambda u, k, s: np.cumsum(u), {"u": np.full(12, 1e308)}, f"a running total {MADE}", 0),
     (lambda u, k, s: u @ u, {"u": np.full(12, 1e200)}, f"a product of matrices {MADE}", 0),
     (lambda u, k, s: 2 * (1 / u) + 1, {}, f"this expression {MADE} (element (0,)", 0),
+    (lambda u, k, s: (np.isclose(u, u), (u > 1) & (np.log(u - 1) > 0)), {"u": np.full(12, -np.inf)},
+     "", 0),
     (lambda u, k, s: np.exp(-1 / u), {}, f"divide {MADE}", 0),  # which makes 0 of -inf
     (lambda u, k, s: (np.mean(u), np.std(u), np.median(u), np.sort(u), u @ u), {}, "", 0),
     (lambda u, k, s: u.astype(np.float16), {"u": np.full(12, 1e6)}, f"a conversion {MADE}", 0),

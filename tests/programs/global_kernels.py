@@ -16,7 +16,8 @@ def weighted(u, at, w, out):
         box = tuple(slice(k, k + m - n + 1) for k, m, n in zip(i, u.shape, out.shape))
         part = u[box].ravel()
         place = sum((k + n) * (d + 3) for d, (k, n) in enumerate(zip(i, first)))
-        out[i] = (part * np.arange(1, part.size + 1)).sum() + place + w.sum()
+        total = (part * np.arange(1, part.size + 1)).sum() + place + w.sum()
+        out[i] = np.asarray(total).astype(out.dtype)
 
 
 @spmd.kernel
@@ -25,13 +26,13 @@ def backwards(u, out, sums):
     u[...] = u[tuple(slice(None, None, -1) for _ in u.shape)]
     out[...] = u
     for k in range(0, sums.shape[0], 2):
-        sums[k] = u[k:].sum()
+        sums[k] = u[k:].sum().astype(sums.dtype)
 
 
 @spmd.kernel(signature="(n),(),(n)->(n),()")
 def lanes(a, b, w, out, total):
     out[:] = np.cumsum(a * b) - w[::-1]
-    total[0] = out.sum()
+    total[0] = out.sum().astype(total.dtype)
 
 
 def windows(pool, x, y, c, d, mesh):

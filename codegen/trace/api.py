@@ -216,8 +216,9 @@ def kernel(
 ) -> Any:
     """Decorator: a Python function of elements, compiled by numba into the image.
 
-    A call passes arrays and numbers. Keyword arguments made by spmd.like or spmd.empty are outputs;
-    the call returns them. Arguments are values: what a kernel writes into an input reaches nobody.
+    A call passes arrays and numbers. The keyword argument out=, and others made by spmd.like or
+    spmd.empty, are outputs; the call writes into them and returns them. Inputs are values: what a
+    kernel writes into one reaches nobody.
 
     On whole arrays the kernel gets every dim whole, on every rank, with two exceptions:
 

@@ -1,7 +1,7 @@
 """@spmd.kernel: a Python function that numba compiles into the image, and its call while tracing.
 
-Keyword arguments made by spmd.like and spmd.empty are outputs. Arguments are by value: the kernel
-sees contiguous copies, and a call returns the outputs as they are afterwards.
+The keyword argument `out`, and others made by spmd.like and spmd.empty, are outputs: they are
+written in place and returned. Inputs are by value: the kernel sees contiguous copies.
 Always holds: outside of shard_map a kernel gets parts of arrays along those dims only that the
 signature loops over or that halo= names; of all others it gets the whole.
 """
@@ -92,7 +92,8 @@ class Kernel:
         runtime = eager_current()
         context = None if runtime else require_context(f'kernel "{self.name}"')
         local = runtime.index_ is not None if runtime else bool(context and context.rank_view)
-        self._check(bound, outputs, local, halo is not None or boundary is not None)
+        given = halo is not None or boundary is not None
+        self._check(bound, outputs, local, given, runtime is not None)
         if runtime is not None:
             form = self._form(bound, outputs, halo, boundary, lambda a, b: bool(a == b))
             return runtime.kernel(self, form, bound)
@@ -103,10 +104,13 @@ class Kernel:
         return emit(self, context, form, bound)
 
     def _is_output(self, name: str, x: Any) -> bool:
-        """Of a keyword argument: made to be written, and not only read. A signature says it."""
+        """Of a keyword argument: what the signature says, `out`, and what was made to be written
+        and is not only read."""
+        at = list(inspect.signature(self.function).parameters).index(name)
+        if (self.signature and at >= self.signature.inputs) or name == "out":
+            return isinstance(x, (Array, np.ndarray))
         if self.signature:
-            at = list(inspect.signature(self.function).parameters).index(name)
-            return at >= self.signature.inputs and hasattr(x, "at")
+            return False
         ndim = getattr(x, "ndim", 0)
         return getattr(x, "made_empty", False) and self.reading.writes(name, ndim)
 
@@ -124,7 +128,7 @@ class Kernel:
         return dict(bound.arguments)
 
     def _check(
-        self, bound: Mapping[str, Any], outputs: list[str], local: bool, halo: bool
+        self, bound: Mapping[str, Any], outputs: list[str], local: bool, halo: bool, eager: bool
     ) -> None:
         """What can be said of the arguments without their extents."""
         for name, x in bound.items():
@@ -141,6 +145,12 @@ class Kernel:
             if isinstance(x, int) and not -(2**63) <= x < 2**63:
                 raise self.refused(f"{name} is no integer of 64 bits", "-2**63 to 2**63 - 1",
                                    repr(x))  # fmt: skip
+            if name in outputs and not isinstance(x, Array) and not eager:
+                raise self.refused(
+                    f"the output {name} is a NumPy array from outside of the program",
+                    "an array of the program", f"{type(x).__name__} {_text(_shape(x))}",
+                    f"{name}=spmd.like(u), or spmd.asarray({name}) before the call",
+                )  # fmt: skip
             if name in outputs and not self.signature and not getattr(x, "ndim", 1):
                 raise self.refused(f"the output {name} has no dims", "an array of at least one",
                                    "shape ()", f"{name}=spmd.empty((1,), dtype)")  # fmt: skip
@@ -151,7 +161,7 @@ class Kernel:
         if not outputs:
             raise self.refused(
                 "called without an output",
-                "a keyword argument made by spmd.like(x) or spmd.empty(shape, dtype)",
+                "out=, or another keyword argument, made by spmd.like(x) or spmd.empty(shape)",
                 ", ".join(f"{k}={type(v).__name__}" for k, v in bound.items()),
                 f"v = {self.name}(..., out=spmd.like(u))",
             )

@@ -139,6 +139,11 @@ def whole(n: int = 11, m: int = 6):
                                    n=spmd.empty((n,), np.int64))  # fmt: skip
     out["columns"], _m = horner(u.T[:, None], x[:, None], u[0, 0], out=spmd.empty((m, n, 1)),
                                n=spmd.empty((m, n), np.int64, layout=("c", "r")))  # fmt: skip
+    here, there = x + 1, np.zeros(n)
+    for _ in spmd.range(steps):
+        scaled(here, 2, out=there)
+        here, there = there, here
+    out["there"] = there
     for _ in spmd.range(steps):
         u[:], _n = box(u, spmd.start(u), 0.125, halo={"u": 1}, boundary="wrap", out=spmd.like(u),
                       count=spmd.like(u))  # fmt: skip
@@ -207,7 +212,7 @@ REFUSED = [
     (lambda x, o: neighbours(x, out=spmd.empty(9), halo={"u": 1}, boundary=0), "not have", "(9,)"),
     (lambda x, o: scaled(x, out=o), "missing a required argument: 'k'", "scaled(a, k, out)"),
     (lambda x, o: scaled(x, 2, result=o), "argument", "scaled(a, k, out)"),
-    (lambda x, o: scaled(x, 2, out=spmd.zeros(12)), "without an output", "spmd.like"),
+    (lambda x, o: scaled(x, 2, spmd.zeros(12)), "without an output", "spmd.like"),
     (lambda x, o: scaled(x, "2", out=o), "k is a str", "numbers"),
     (lambda x, o: scaled(x, 2**70, out=o), "64 bits", "2**63"),
     (lambda x, o: scaled(x.astype(np.float16), 2, out=o), "a is of float16", "float32"),

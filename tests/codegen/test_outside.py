@@ -322,7 +322,7 @@ REFUSED = [
     (branch_that_draws, "rng is asked for a value in a branch", BRANCH),
     (conditional_expression, "rng is asked for a value in a branch", BRANCH),
     (arm_of_cond, "kept is changed in a branch", BRANCH),
-    (what_nobody_sees, "another constant whenever the body is traced", "2.0, then 3.0"),
+    (what_nobody_sees, "gives another constant each time Python runs", "2.0, then 3.0"),
     (drawn_from_the_module, "RNG would give another value in every build", "default_rng(0) in"),
     (drawn_by_old_numpy, "np.random would give another value in every build"),
     (no_seed, "default_rng() without a seed", "a seed: rng = np.random.default_rng(0)"),

@@ -1,4 +1,4 @@
-"""ELF files as images are: the machine, the sections, what the dynamic linker would do with them.
+"""ELF files as images are: the machine and the sections.
 
 Goes in: bytes that nobody has checked yet. Comes out: names and places, or an ImageError.
 Always holds: nothing is executed; every offset is checked against the file before it is used; only
@@ -13,21 +13,17 @@ from codegen.errors import ImageError
 
 TYPE_CHECKING = False  # typing is not imported: every rank pays for what this file imports
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    pass
 
 Sections = dict[str, tuple[int, int]]  # name -> (offset, size)
-Segment = tuple[int, int, int, int, int]  # kind, flags, offset, bytes in the file, address
 
 MOST_SECTIONS = 64
 OURS = (".spmd.index", ".spmd.manifest", ".spmd.notes", ".spmd.digest")
 MACHINES = {62: "x86-64", 183: "aarch64", 243: "riscv64", 21: "ppc64", 22: "s390x"}
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
-_SEGMENT = struct.Struct("<IIQQQQQQ")
 _SHARED_OBJECT = 3
 _NOBITS = 8  # a section that occupies no space in the file
-
-LIBRARIES = ("libm.so.6", "libc.so.6", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1")
 
 
 def damaged(found: str, expected: str) -> ImageError:
@@ -88,7 +84,7 @@ def _read_sections(data: bytes) -> tuple[str, Sections]:
     text = data[rows[names][4] : rows[names][4] + rows[names][5]]
     sections: Sections = {}
     for row in rows:
-        name = _text(text, row[0])
+        name = text_at(text, row[0])
         if name in sections:
             raise damaged("two", f"one section {printable(name)}")
         sections[name] = (row[4], 0 if row[1] == _NOBITS else row[5])
@@ -96,7 +92,7 @@ def _read_sections(data: bytes) -> tuple[str, Sections]:
     return MACHINES.get(machine, f"machine {machine}"), sections
 
 
-def _text(table: bytes, at: int) -> str:
+def text_at(table: bytes, at: int) -> str:
     return table[at : table.find(b"\0", at)].decode("ascii", "replace")
 
 
@@ -133,114 +129,3 @@ def _was_whole(data: bytes) -> bool:
         return False
     row = _SECTION.unpack_from(data, start + names * _SECTION.size)
     return OURS[0].encode() in data[row[4] : min(row[4] + row[5], start)]
-
-
-# ---- what the dynamic linker would do ------------------------------------------------------------
-
-# Entries that only say where tables are and how to bind symbols: elf(5). All others are refused.
-_HARMLESS = frozenset(
-    (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 16, 20, 23, 24, 30, 35, 36, 37, 0x6FFFFEF5, 0x6FFFFFF0,
-     0x6FFFFFF9, 0x6FFFFFFB, 0x6FFFFFFE, 0x6FFFFFFF, 0x70000001, 0x70000003, 0x70000005)
-)  # fmt: skip
-_REFUSED = {
-    12: "an initialiser", 13: "a finaliser", 14: "a name for the linker", 15: "a library run path",
-    22: "relocations in its code", 25: "constructors", 26: "destructors", 29: "a library run path",
-    32: "constructors", 0x6FFFFEFB: "an audit library", 0x6FFFFEFC: "an audit library",
-    0x7FFFFFFD: "an auxiliary library", 0x7FFFFFFF: "a filter",
-}  # fmt: skip
-_NEEDED, _STRINGS, _SYMBOLS = 1, 5, 6
-_RELOCATIONS = ((7, 8), (23, 2))  # where they are, how many bytes
-_RESOLVED = {62: 37, 183: 1032}  # the relocation that calls a resolver, by machine
-_INDIRECT = 10  # a symbol that is a resolver
-_LOAD, _DYNAMIC, _STACK = 1, 2, 0x6474E551
-_EXECUTE, _WRITE = 1, 2
-
-
-def check_dynamic(data: bytes) -> None:
-    """No foreign library, no run path, nothing that runs when the file is only loaded.
-
-    Follows the segments, as the dynamic linker does: the section table could say otherwise.
-    """
-    segments = _segments(data)
-    entries = list(_dynamic_entries(data, segments))
-    table = dict(entries)  # the linker too keeps the last of each
-    for tag, value in entries:
-        if tag not in _HARMLESS:
-            raise ImageError(f"image has {_REFUSED.get(tag, 'an unknown dynamic entry')}",
-                             expected="an image without", found=f"dynamic entry {tag:#x}",
-                             remedy="build the image again")  # fmt: skip
-        if tag == _NEEDED:
-            name = _text(data, _file_offset(segments, table.get(_STRINGS, 0)) + value)[:80]
-            if name not in LIBRARIES:
-                raise ImageError(
-                    f"image asks for the library {printable(name)}",
-                    expected="libm and libc only", found=printable(name),
-                    remedy="build the image again: spmd build links nothing else",
-                )  # fmt: skip
-    if _has_indirect_function(data, segments, table):
-        raise ImageError("image has an indirect function", expected="an image without",
-                         found="code that runs while the file is loaded",
-                         remedy="build the image again")  # fmt: skip
-
-
-def _segments(data: bytes) -> list[Segment]:
-    start, entry, count = struct.unpack_from("<32xQ14xHH", data)
-    if entry != _SEGMENT.size or not 0 < count <= 32 or start + count * entry > len(data):
-        raise damaged(f"{count} of {entry} bytes at {start}", "a table of segments")
-    out: list[Segment] = []
-    end = 0
-    for k in range(count):
-        kind, flags, offset, address, _, size, room, _ = _SEGMENT.unpack_from(
-            data, start + k * entry
-        )
-        if offset + size > len(data):
-            raise damaged(f"a segment up to byte {offset + size}", f"at most {len(data)}")
-        if kind == _LOAD:
-            if address < end or room < size:
-                raise damaged(f"one at {address:#x}", "segments apart and in order")
-            end = address + room
-        code = flags & _EXECUTE
-        if (kind == _STACK and code) or (kind == _LOAD and code and flags & _WRITE):
-            raise ImageError(
-                "image has memory that can be written and executed",
-                expected="an image without", remedy="build the image again",
-            )  # fmt: skip
-        out.append((kind, flags, offset, size, address))
-    return out
-
-
-def _dynamic_entries(data: bytes, segments: list[Segment]) -> Iterator[tuple[int, int]]:
-    found = [s for s in segments if s[0] == _DYNAMIC]
-    if len(found) != 1:
-        raise damaged(str(len(found)), "one dynamic segment")
-    first = _file_offset(segments, found[0][4])
-    for at in range(first, min(first + found[0][3], len(data)) - 15, 16):
-        tag, value = struct.unpack_from("<QQ", data, at)
-        if tag == 0:
-            return
-        yield tag, value
-    raise damaged("none", "an end of the dynamic segment")
-
-
-def _file_offset(segments: list[Segment], address: int) -> int:
-    for kind, _, offset, size, start in segments:
-        if kind == _LOAD and start <= address < start + size:
-            return offset + address - start
-    raise damaged(f"address {address:#x} in no segment", "tables within the file")
-
-
-def _has_indirect_function(data: bytes, segments: list[Segment], table: dict[int, int]) -> bool:
-    """A relocation that calls a resolver, or a symbol that is one (STT_GNU_IFUNC)."""
-    (machine,) = struct.unpack_from("<18xH", data)
-    for where, size in _RELOCATIONS:
-        if where in table and table.get(size, 0):
-            at = _file_offset(segments, table[where])
-            for row in range(at, min(at + table[size], len(data)) - 23, 24):
-                if struct.unpack_from("<8xI", data, row)[0] == _RESOLVED.get(machine):
-                    return True
-    if _SYMBOLS not in table:
-        return False
-    first, end = (_file_offset(segments, table.get(tag, 0)) for tag in (_SYMBOLS, _STRINGS))
-    if first >= end:  # linkers put the names right behind the symbols: so we know how many
-        raise damaged("symbols behind their names", "symbols before their names")
-    return any(data[at + 4] & 15 == _INDIRECT for at in range(first, end - 23, 24))

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from codegen import elf, programs
+from codegen import elf, elf_dynamic, programs
 from codegen import manifest as reader
 from codegen.errors import EnvironmentFault, InternalError
 
@@ -126,7 +126,7 @@ def link(
     _, sections = elf.read_sections(bytes(data))
     offset, size = sections[".spmd.digest"]
     data[offset : offset + size] = reader.make_digest(bytes(data), sections)
-    elf.check_dynamic(bytes(data))
+    elf_dynamic.check_dynamic(bytes(data))
     return bytes(data)
 
 

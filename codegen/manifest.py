@@ -9,8 +9,20 @@ from __future__ import annotations
 
 import struct
 
-from codegen.elf import MACHINES, Sections, check_dynamic, damaged, printable, read_sections
+from codegen.elf import MACHINES, Sections, damaged, printable, read_sections
+from codegen.elf_dynamic import check_dynamic
 from codegen.errors import ImageError, InputError, VersionError
+from codegen.schema import (
+    AXES,
+    BITS_64,
+    check_manifest,
+    check_names,
+    check_notes,
+    formula,
+    symbols,
+)
+
+__all__ = ["AXES", "symbols"]  # for those who read manifests
 
 TYPE_CHECKING = False  # typing is not imported: every rank pays for what this file imports
 if TYPE_CHECKING:
@@ -19,7 +31,6 @@ if TYPE_CHECKING:
 FORMAT = 1
 INTERFACE = 8
 INDEX_MAGIC = 0x78646E69646D7073
-AXES = 3
 INDEX_FIXED = 5 + AXES + 1  # words before the scalars: see spmd_index_words
 
 _HOSTS = {"x86_64": "x86-64", "amd64": "x86-64", "aarch64": "aarch64", "arm64": "aarch64"}
@@ -27,6 +38,7 @@ DIGEST_SIZE = 32
 SECTION_DIGEST_SIZE = 16
 DIGEST_ROOM = 1088  # of the file, and of 64 sections with 2 to spare
 MOST_NOTES = 1 << 26  # bytes of text for people
+MOST_BITS = 1024  # of numbers in formulas that are only compared
 
 
 class Image:
@@ -49,11 +61,10 @@ class Image:
 
         try:
             text = zlib.decompressobj().decompress(self.section(".spmd.notes"), MOST_NOTES)
-            notes = json.loads(text)
+            notes: dict[str, Any] = json.loads(text)
         except (ValueError, RecursionError, zlib.error):
-            notes = None
-        if not (isinstance(notes, dict) and all(isinstance(v, str | list) for v in notes.values())):
-            raise damaged("something else", "notes in JSON")
+            raise damaged("something else", "notes in JSON") from None
+        check_notes(notes)
         return notes
 
 
@@ -185,113 +196,16 @@ def _escaped(value: Any) -> Any:
     return value
 
 
-# What the runtime reads, and of which type: of the manifest, and of the rows of its tables.
-_FIELDS = {
-    "program": str, "parameters": dict, "target": dict, "mesh": list, "scalars": list,
-    "inputs": list, "outputs": list, "returns": str, "conditions": list, "routes": list,
-    "operations": list, "buffers": list, "libraries": list,
-}  # fmt: skip
-_ARRAY = {"name": str, "dtype": str, "shape": list, "layout": list, "buffer": int}
-_ROWS: dict[str, dict[str, Any]] = {
-    "mesh": {"name": str, "size": (int, type(None))},
-    "scalars": {"name": str, "dtype": str, "default": (int, float, type(None))},
-    "inputs": _ARRAY,
-    "outputs": _ARRAY,
-    "conditions": {"holds": (int, str, list), "text": str, "place": str},
-    "routes": {"member": str, "to": (int, str, list), "sends": (int, str, list),
-               "size": (int, str, list), "text": str, "place": str},
-    "operations": {"number": int, "kind": str},
-    "buffers": {"number": int, "name": str, "dtype": str, "bytes": (int, str, list),
-                "operations": list},
-    "libraries": {"number": int, "routine": str, "operations": list},
-}  # fmt: skip
-_ARGUMENTS = {"floordiv": 2, "mod": 2, "min": 2, "max": 2, "ge0": 1, "eq0": 1}
-_MOST_NODES = 10_000
-_MOST_DEPTH = 100
-
-
-def check_manifest(m: dict[str, Any]) -> None:
-    """Types, ranges and expressions of all that the runtime reads: a hostile file is refused."""
-    _check_row("manifest", m, _FIELDS)
-    _check_row("target", m["target"], {"machine": str, "level": str, "features": list})
-    for table, fields in _ROWS.items():
-        for row in m[table]:
-            _check_row(table, row, fields)
-        if "name" in fields and table != "buffers":
-            names = {row["name"] for row in m[table]}
-            _require(len(names) == len(m[table]), f"distinct names in {table}")
-        if "number" in fields:
-            _require([row["number"] for row in m[table]] == list(range(len(m[table]))),
-                     f"{table} numbered in order")  # fmt: skip
-    _require(len(m["mesh"]) <= AXES, f"at most {AXES} mesh axes")
-    _require(all(a["size"] is None or 0 < a["size"] < 2**31 for a in m["mesh"]), "axis sizes")
-    _require(all(s["dtype"] in ("int64", "float64") for s in m["scalars"]), "int64 or float64")
-    symbols = {s["name"] for s in m["scalars"]}
-    axes = {axis["name"] for axis in m["mesh"]}
-    symbols |= {f"n_{name}" for name in axes}
-    for array in (*m["inputs"], *m["outputs"]):
-        _require(0 <= array["buffer"] < len(m["buffers"]), f"a buffer of {len(m['buffers'])}")
-        _require(len(array["shape"]) == len(array["layout"]) <= 8, "a layout entry per dim")
-        _require(all(isinstance(e, list) and axes.issuperset(e) for e in array["layout"]), "axes")
-        for e in array["shape"]:
-            check_expression(e, symbols)
-    for condition in m["conditions"]:
-        check_expression(condition["holds"], symbols)
-    for route in m["routes"]:
-        for part in ("to", "sends", "size"):
-            check_expression(route[part], symbols | {route["member"]})
-    for buffer in m["buffers"]:
-        check_expression(buffer["bytes"], symbols)
-
-
-def _require(holds: bool, expected: str) -> None:
-    if not holds:
-        raise damaged("another manifest", expected)
-
-
-def _check_row(table: str, row: Any, fields: dict[str, Any]) -> None:
-    _require(isinstance(row, dict), f"rows in {table}")
-    for name, kind in fields.items():
-        value = row.get(name, _require)  # _require: what no JSON value is
-        _require(isinstance(value, kind) and value is not True and value is not False,
-                 f"{name} in {table}")  # fmt: skip
-        _require(not isinstance(value, int) or -(2**63) <= value < 2**63, f"64 bits in {table}")
-
-
-def check_expression(e: Any, symbols: set[str]) -> None:
+def check_expression(e: Any, known: set[str]) -> None:
     """Raises ImageError unless `evaluate` can do it, in bounded time."""
-    level, nodes = [e], 0
-    for _ in range(_MOST_DEPTH):
-        below: list[Any] = []
-        for node in level:
-            if isinstance(node, list):
-                op, count = (node[0] if node else None), len(node) - 1
-                known = op in ("+", "*") or (isinstance(op, str) and _ARGUMENTS.get(op) == count)
-                _require(known, "an expression")
-                below += node[1:]
-            elif isinstance(node, str):
-                _require(node in symbols, "symbols that the manifest declares")
-            else:
-                _require(type(node) is int and -(2**63) <= node < 2**63, "integers of 64 bits")
-        nodes += len(level)
-        if not below:
-            return
-        _require(nodes + len(below) <= _MOST_NODES, "a shorter expression")
-        level = below
-    _require(False, "an expression that nests less deeply")
-
-
-def symbols(e: Any) -> set[str]:
-    """Names in a checked expression."""
-    if isinstance(e, str):
-        return {e}
-    return set().union(*map(symbols, e[1:])) if isinstance(e, list) else set()
+    formula(e, "an expression")
+    check_names(e, known, "an expression")
 
 
 def check_version(manifest: dict[str, Any]) -> None:
     found = manifest.get("format")
-    if type(found) is not int:
-        raise damaged("none", "a format version in the manifest")
+    if type(found) is not int or found < 1:
+        raise damaged(printable(repr(found)[:20]), "a format version in the manifest")
     if found > FORMAT:
         raise VersionError(f"image format {found}, this runtime reads up to {FORMAT}",
                            remedy="install a newer spmd, or build the image again")  # fmt: skip
@@ -324,7 +238,10 @@ def check_features(target: dict[str, Any]) -> None:
 
 
 def evaluate(e: Any, values: dict[str, int]) -> int:
-    """The integer of an expression in prefix form: int, symbol, or [op, argument …]."""
+    """The integer of an expression in prefix form: int, symbol, or [op, argument …].
+
+    Raises ImageError beyond 64 bits, which no image that spmd has built needs.
+    """
     if isinstance(e, int):
         return e
     if isinstance(e, str):
@@ -332,13 +249,27 @@ def evaluate(e: Any, values: dict[str, int]) -> int:
     op, *rest = e
     args = [evaluate(a, values) for a in rest]
     if op == "+":
-        return sum(args)
+        return within_64(sum(args))
     if op == "*":
         total = 1
         for a in args:
-            total *= a
+            total = within_64(total * a)
         return total
     return int(_OPERATIONS[op](*args))
+
+
+def within_64(n: int) -> int:
+    """n, unless it has more than 64 bits: then an ImageError."""
+    if n not in BITS_64:
+        raise damaged("a number beyond them", "formulas of 64 bits")
+    return n
+
+
+def bounded(n: int) -> int:
+    """n, unless work on such numbers has no bound: then an ImageError."""
+    if n.bit_length() > MOST_BITS:
+        raise damaged("larger ones", f"numbers of {MOST_BITS} bits in formulas")
+    return n
 
 
 _OPERATIONS: dict[str, Any] = {

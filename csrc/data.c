@@ -9,7 +9,7 @@
 typedef struct spmd_shard {
     int64_t dims, elements;
     int64_t offset[SPMD_DIMS], extent[SPMD_DIMS];
-    char *memory;
+    char *memory, *end; /* where it begins, and where the rank's memory ends */
 } spmd_shard;
 
 static int shard_find(const spmd_job *job, int64_t array, int64_t rank, spmd_shard *shard)
@@ -27,6 +27,7 @@ static int shard_find(const spmd_job *job, int64_t array, int64_t rank, spmd_sha
     /* Inputs are put where a run will look for them, outputs are where it has left them. */
     const int64_t *buffer = array < image->inputs ? job->world.buffer : record->buffer;
     shard->memory = record->memory + buffer[image->array_buffer[array]];
+    shard->end = record->memory + job->rank_bytes;
     return SPMD_OK;
 }
 
@@ -34,7 +35,8 @@ static int shard_find(const spmd_job *job, int64_t array, int64_t rank, spmd_sha
 static int global_check(const spmd_global *global, const spmd_shard *shard)
 {
     if (global->dims != shard->dims || global->size <= 0 || global->swap < 0 ||
-        (global->swap && global->size % global->swap))
+        (global->swap && global->size % global->swap) ||
+        shard->elements > (shard->end - shard->memory) / global->size)
         return SPMD_RANGE;
     for (int64_t d = 0; d < shard->dims; d++)
         if (shard->elements && (shard->offset[d] < 0 || shard->extent[d] < 0 ||

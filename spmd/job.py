@@ -14,6 +14,7 @@ from codegen.errors import (
     EXIT_PEER,
     CheckError,
     EnvironmentFault,
+    ImageError,
     InputError,
     InternalError,
     SpmdError,
@@ -290,6 +291,15 @@ class Job:
             raise VersionError(f"image and engine do not fit: {text}", remedy="build it again")
         raise InternalError(f"engine: {text}")
 
+    def _check_array(self, status: int, name: str) -> None:
+        if status == lib.SPMD_RANGE:
+            raise ImageError(
+                f"the manifest and the machine code differ in array {name}",
+                expected="one shape and one element type in both", found="others",
+                remedy="build the image again",
+            )  # fmt: skip
+        self._check(status)
+
     def put(self, name: str, array: Global, rank: int = EVERY_RANK, file: str = "") -> None:
         """Copies the hosted ranks' parts of a global array into their memory.
 
@@ -303,7 +313,7 @@ class Job:
                 expected="a file that nobody writes to",
                 remedy="write another file, then give it this one's name",
             )
-        self._check(status)
+        self._check_array(status, name)
         self.given[number] = 1
 
     def keep_times(self, operations: int, events: int) -> None:
@@ -319,7 +329,8 @@ class Job:
         """Copies the hosted ranks' parts of output `number`, or one's, into a global array."""
         layout = self.manifest["outputs"][number]["layout"]
         for k in self.setup.owners(layout) if rank is None else [rank]:
-            self._check(lib.spmd_job_gather(self._job, self.outputs + number, k, into.pointer))
+            done = lib.spmd_job_gather(self._job, self.outputs + number, k, into.pointer)
+            self._check_array(done, self.manifest["outputs"][number]["name"])
 
     def shard(self, array: int, rank: int) -> tuple[list[int], list[int], int]:
         """Offset and extent of a hosted rank's part of an array, and the address of its memory."""

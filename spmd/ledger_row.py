@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 Values = dict[str, int]
 Box = tuple[int, tuple[int, ...], tuple[int, ...]]  # offset, extents, strides, in elements
 
+MOST_WRAPS = 1 << 12  # how often a dim that goes around may be seen again
 ALL_PAIRS = 12  # members up to which every one is compared with every other
 COUNTS = 4  # values that are tried of each loop counter
 _PULLS = (
@@ -45,7 +46,8 @@ def compiled(e: Any, known: set[str]) -> Callable[[Values], int] | None:
     text = _spelled(e, used)
     if not used <= known:
         return None
-    made: Callable[[Values], int] = eval(f"lambda v: {text}", {"O": reader.operations()})
+    known_names = {"O": reader.operations(), "bounded": reader.bounded}
+    made: Callable[[Values], int] = eval(f"lambda v: bounded({text})", known_names)
     return made
 
 
@@ -84,7 +86,7 @@ class Row:
         self.peers = {name: None if row[name] is None else self.function(row[name])
                       for name in names}  # fmt: skip
         self.near = [[self.function(e) for e in ranges] for ranges in row["near"]]
-        self.wraps = self.function(row["wraps"])
+        self._wraps = self.function(row["wraps"])
         self.around = row["wraps"] != 1  # dims go on beyond their ends, and ranges of members do
         self.known |= {self.member, "wrap"}
         self.boxes = {name: self.box(row[name]) for name in BOXES}
@@ -145,6 +147,14 @@ class Row:
 
         return number, value
 
+    def wraps(self, values: Values) -> int:
+        """How often members see each other where dims go on beyond their ends."""
+        found = self._wraps(values)
+        if not 0 <= found <= MOST_WRAPS:
+            raise self.ledger.wrong(f"exchange {self.site} goes round too often",
+                                    f"at most {MOST_WRAPS} times", str(found))  # fmt: skip
+        return found
+
     # ---- amounts -----------------------------------------------------------------------------
 
     def received(self, members: Sequence[Values], taker: int) -> int:
@@ -185,7 +195,7 @@ class Row:
         values = {**rank, **sofar}
         by = step(values) or 1
         each = range(start(values), stop(values) if stop else start(values) + COUNTS * by, by)
-        tried = [*each[: COUNTS - 1], *each[-1:]] if len(each) > COUNTS else list(each)
+        tried = [*each[: COUNTS - 1], *(each[-1:] if each[COUNTS - 1 :] else ())]
         for value in tried:
             yield from self._counts(rank, depth + 1, {**sofar, name: value})
 

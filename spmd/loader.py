@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 
 from codegen import manifest as reader
-from codegen.errors import EnvironmentFault, ImageError, OutputError, VersionError
+from codegen.errors import EnvironmentFault, ImageError, InputError, OutputError, VersionError
 from spmd.engine import ffi, lib
 
 TYPE_CHECKING = False  # typing is not imported: every rank pays for what this file imports
@@ -43,14 +43,25 @@ def check(data: bytes) -> Checked:
     return Checked(reader.read(data))
 
 
+class named:
+    """A context in which what is wrong with an image is said with its path."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: object, __: object) -> None:
+        said = isinstance(error, (ImageError, InputError, VersionError))
+        if said and self.path not in error.message:  # type: ignore[attr-defined]
+            error.message = f"{self.path}: {error.message}"  # type: ignore[attr-defined]
+
+
 def open_file(path: str) -> Checked:
     """The checked image in a file; what is wrong with it is said with its path."""
-    try:
+    with named(path):
         return check(read(path))
-    except (ImageError, VersionError) as error:
-        if path not in error.message:
-            error.message = f"{path}: {error.message}"
-        raise
 
 
 class Checked:

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 def main(options: argparse.Namespace) -> int:
     """Writes one local program, or all of a job. Raises what is wrong with image or options."""
-    image = reader.read(loader.read(options.image), host=False)
+    with loader.named(options.image):
+        image = reader.read(loader.read(options.image), host=False)
     if options.all and (options.index is not None or options.ranks):
         raise UsageError("--all N already says the number of ranks",
                          remedy="--all N, or --index I --ranks N")  # fmt: skip

@@ -26,6 +26,13 @@ def main(
     ranks: int | None = None, mesh: dict[str, int] | None = None,
 ) -> int:  # fmt: skip
     """Print the parts that were asked for; layouts on a mesh. Raises ImageError and its like."""
+    with loader.named(path):
+        return _shown(path, what, as_json, ranks, mesh)
+
+
+def _shown(
+    path: str, what: list[str], as_json: bool, ranks: int | None, mesh: dict[str, int] | None
+) -> int:  # fmt: skip
     image = reader.read(loader.read(path), host=False)
     parts: dict[str, Any] = {}
     for part in what:

@@ -30,7 +30,10 @@ EXECUTE_S = 120  # how long a child process may take
 def main(options: Any) -> int:
     """Verifies every image. Raises what is wrong with the first that does not pass."""
     with shown():
-        found = [verify(path, options) for path in options.image]
+        found = []
+    for path in options.image:
+        with loader.named(path):
+            found.append(verify(path, options))
     if options.json:
         print(json.dumps(found if len(found) > 1 else found[0], indent=1))
         return 0
@@ -68,6 +71,7 @@ def verify(path: str, options: Any) -> dict[str, Any]:
         executed = _execute(path, meshes, options.set)
     return {
         "image": path, "bytes": len(image.data), "digest": image.digest,
+        "elsewhere": _elsewhere(image),
         "local": _local(image), "meshes": len(meshes),
         "ranks": [math.prod(mesh) for mesh in meshes], "refused": refused,
         "at_once": [math.prod(mesh) for mesh in meshes if math.prod(mesh) > ONE_BY_ONE],
@@ -121,6 +125,16 @@ def _execute(path: str, meshes: list[tuple[int, ...]], settings: dict[str, str])
     return ranks
 
 
+def _elsewhere(image: reader.Image) -> str:
+    """Why this machine cannot run it, which says nothing against the image; "" where it can."""
+    try:
+        reader.check_machine(image.machine)
+        reader.check_features(image.manifest["target"])
+    except ImageError as error:
+        return error.message
+    return ""
+
+
 def _local(image: reader.Image) -> str:
     words = reader.IndexWords(image.section(".spmd.index"))
     return str(words) if words.patched else ""
@@ -138,6 +152,8 @@ def _text(one: dict[str, Any]) -> str:
             f"  at once    {sizes.runs_text(one['at_once'])}: pairs that bounds of their formulas "
             "do not prove right are evaluated",
         ]
+    if one["elsewhere"]:
+        lines.insert(1, f"  elsewhere  not for this machine: {one['elsewhere']}")
     if one["local"]:
         lines.insert(1, f"  local      {one['local']}")
     if one["refused"]:

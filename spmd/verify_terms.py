@@ -13,10 +13,15 @@ from typing import Any
 
 import numpy as np
 
+from codegen.elf import damaged
+from codegen.manifest import bounded
+
 Array = Any  # an array, or one Python integer for all points
 Range = tuple[Array, Array]  # least and most value; the same object twice where it is one value
 Digits = tuple[tuple[int, int], ...]  # terms and sizes: a position along several axes, row-major
 MOST = 1 << 62  # what 64 bits hold, with room for one more step
+# Beyond these a formula is no image's of ours: work on it would have no bound.
+MOST_PARTS, MOST_TERMS = 1 << 12, 1 << 20
 
 
 class Terms:
@@ -33,13 +38,15 @@ class Terms:
 
     def _term(self, op: str, *args: Any) -> int:
         found = self.numbers.get((op, args))
+        if len(args) > MOST_PARTS or len(self.table) > MOST_TERMS:
+            raise damaged("longer ones", f"formulas of {MOST_PARTS} parts")
         if found is None:
             found = self.numbers[op, args] = len(self.table)
             self.table.append((op, args))
         return found
 
     def number(self, value: int) -> int:
-        return self._term("number", int(value))
+        return self._term("number", bounded(int(value)))
 
     def symbol(self, name: str, least: int, most: int) -> int:
         if least == most:
@@ -231,7 +238,7 @@ class Terms:
         for s in self.symbols(*terms):
             ends = np.array(self.within[s], dtype=object)
             exact[s] = (ends[:1], ends[1:])
-        bounds = self.ranges(terms, exact)
+        bounds = self.ranges(terms, exact, single=True)
         size = {t: max(1, *(abs(int(np.ravel(b)[0])) for b in bounds[t])) for t in bounds}
         for term, most in size.items():
             op, args = self.table[term]
@@ -255,10 +262,13 @@ class Terms:
                 del out[done]
         return out
 
-    def ranges(self, terms: tuple[int, ...], symbols: Mapping[int, Range]) -> dict[int, Range]:
+    def ranges(
+        self, terms: tuple[int, ...], symbols: Mapping[int, Range], single: bool = False
+    ) -> dict[int, Range]:
         """Bounds of these terms and their parts where every symbol takes each value of its range.
 
-        They hold, and are exact where no symbol stands twice.
+        They hold, and are exact where no symbol stands twice. single: each is one
+        number, and must be bounded: ImageError.
         """
         out: dict[int, Range] = {}
         for term in self.parts(terms):
@@ -273,6 +283,8 @@ class Terms:
                 out[term] = (one, one)
             else:
                 out[term] = _bounds(op, [out[a] for a in args])
+            if single:
+                bounded(max(abs(int(np.ravel(b)[0])) for b in out[term]))
         return out
 
 

@@ -31,6 +31,7 @@ LEVELS = {
     "codegen.ir": 3,
     "codegen.ops": 4, "codegen.elf": 4, "codegen.programs": 4,
     "codegen.access": 5, "codegen.plan": 5, "codegen.printer": 5, "codegen.manifest": 5,
+    "codegen.elf_dynamic": 5, "codegen.schema": 5,
     "codegen.target": 5, "codegen.link": 5, "codegen.plan_text": 5, "codegen.steps": 5,
     "codegen.exchanges": 5, "codegen.flatten": 5, "codegen.naming": 5, "codegen.layouts": 5,
     "codegen.gufunc": 5, "codegen.kernel_source": 5, "codegen.kernel_refusals": 5,

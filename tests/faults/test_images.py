@@ -6,6 +6,7 @@ import os
 import re
 import sys
 
+import numpy as np
 import pytest
 
 from codegen import manifest
@@ -129,6 +130,27 @@ def test_a_newer_format(damaged, spmd_command):
 def test_a_missing_cpu_feature(damaged, spmd_command):
     path = damaged(lambda data: _edited(data, rb'"features": ?\["[^"]*"', b'"features":["zz"'))
     spmd_command("run", path, "--ranks", "2").expect(65, "needs", "zz")
+
+
+def test_an_image_for_another_machine_is_whole_and_says_so(damaged, spmd_command):
+    path = damaged(lambda data: _edited(data, rb'"features": ?\["[^"]*"', b'"features":["zz"'))
+    done = spmd_command("verify", path, "--ranks", "2").expect(0, "whole", "not for this machine")
+    assert "zz" in done.out or "needs" in done.out
+
+
+@pytest.mark.parametrize("arrays", [b"inputs", b"outputs"])
+def test_a_manifest_that_differs_from_the_machine_code(damaged, spmd_command, tmp_path, arrays):
+    """Its arrays are larger than their buffers."""
+    old = rb'("%s".*?"dtype": ?)"float64"(.*)"streams": ?1,' % arrays
+    path = damaged(lambda data: _edited(data, old, rb'\1"complex128"\2'))
+    np.save(tmp_path / "x.npy", np.ones(8, np.complex128))
+    spmd_command("run", path, "--ranks", "2", "-i", f"x={tmp_path / 'x.npy'}").expect(65)
+
+
+def test_which_of_several_images_is_damaged(image, damaged, spmd_command):
+    path = damaged(lambda data: data[:-1])
+    spmd_command("verify", image, path, "--ranks", "2").expect(65, f"{path}: truncated")
+    spmd_command("show", path).expect(65, f"{path}: truncated")
 
 
 @pytest.mark.parametrize("word", [0, 1, 3, 5])

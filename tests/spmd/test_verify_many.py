@@ -232,6 +232,31 @@ def test_a_gather_that_does_not_match_on_one_of_many(built, name):
         verify_many.check(ledger_of(built(EXAMPLES / "kmeans.py"), change), (LARGE,), {})
 
 
+def squares(row: Any) -> None:
+    """Names each of which is the square of the one before it."""
+    names = [["s0", ["+", "member", 3]]]
+    names += [[f"s{k + 1}", ["*", f"s{k}", f"s{k}"]] for k in range(60)]
+    row["into"].update(names=[*row["into"]["names"], *names], offset="s60")
+
+
+def larger_squares(row: Any) -> None:
+    names = [["s0", ["+", "member", 3]]]
+    names += [[f"s{k + 1}", ["max", 2, ["*", f"s{k}", f"s{k}"]]] for k in range(60)]
+    row["into"].update(names=[*row["into"]["names"], *names], offset="s60")
+
+
+@pytest.mark.parametrize("mesh", [(3,), (1000,)])
+@pytest.mark.parametrize("change", [
+    lambda row: row.update(wraps=2**62), squares, larger_squares,
+])  # fmt: skip
+def test_work_without_end_is_refused(built, change, mesh):
+    ledger = ledger_of(built(LINE), lambda notes: change(notes["exchanges"][0]))
+    with pytest.raises(ImageError):
+        verify_many.check(ledger, mesh, {})
+    with pytest.raises(ImageError):
+        ledger.check_exchanges(mesh[:1] if mesh[0] < 64 else (60,), {})
+
+
 def test_a_command_that_finds_it(built, spmd_command, tmp_path):
     copy = edited(built(LINE), tmp_path, box("into", "offset", 77_777, 1))
     spmd_command("verify", copy, "--ranks", LARGE // 10).expect(65, "rank 77776 to rank 77777")
@@ -313,7 +338,8 @@ def test_terms_have_the_value_of_their_formulas(most):
         types.add(dtype)
         places = np.array([(i, j) for i in range(low, low + 8) for j in range(-3, 4)], dtype=dtype)
         found = terms.points((term,), {a: places[:, 0], b: places[:, 1]})[term]
-        exact = [manifest.evaluate(e, {"a": int(i), "b": int(j)}) for i, j in places]
+        exact_value = ledger_row.compiled(e, {"a", "b"})
+        exact = [exact_value({"a": int(i), "b": int(j)}) for i, j in places]
         assert np.broadcast_to(found, len(exact)).tolist() == exact, e
         ends = {a: places[:1, 0], b: places[:1, 1]}, {a: places[-1:, 0], b: places[-1:, 1]}
         least, largest = terms.ranges((term,), {s: (ends[0][s], ends[1][s]) for s in (a, b)})[term]

@@ -63,7 +63,8 @@ HEAVY = (
     "spmd.verify_terms",
 )
 LIGHT = (
-    "codegen", "codegen.checks", "codegen.elf", "codegen.manifest", "codegen.errors",
+    "codegen", "codegen.checks", "codegen.elf", "codegen.elf_dynamic", "codegen.errors",
+    "codegen.manifest", "codegen.schema",
     "codegen.progress",
 )
 

@@ -44,7 +44,8 @@ def empty():
 
 # All that a rank imports beyond the interpreter and mpi4py, whatever the program.
 OURS = {
-    "codegen", "codegen.checks", "codegen.elf", "codegen.errors", "codegen.manifest",
+    "codegen", "codegen.checks", "codegen.elf", "codegen.elf_dynamic", "codegen.errors",
+    "codegen.manifest", "codegen.schema",
     "codegen.target",
     "spmd", "spmd.arguments", "spmd.cli", "spmd.engine", "spmd.engine._engine",
     "spmd.engine._engine.lib", "spmd.job",

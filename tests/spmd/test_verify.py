@@ -208,7 +208,7 @@ def test_a_scalar_that_nobody_gave(built, spmd_command):
 
 
 def test_more_ranks_than_are_looked_at(built, spmd_command):
-    spmd_command("verify", built(HALO), "--ranks", 1 << 25).expect(2, "up to 16777216")
+    spmd_command("verify", built(STENCIL), "--ranks", 1 << 25).expect(2, "up to 16777216")
 
 
 def test_what_is_no_image(spmd_command, tmp_path):

@@ -230,7 +230,7 @@ def open_inputs(
         for member in members:
             if known is not None and member not in known:
                 error = file.wrong(
-                    f"has a member that is no input of the program: {listed([member])}",
+                    f"has a member that is not an input of the program: {listed([member])}",
                     f"inputs {listed(known)}" if known else "no inputs",
                     f"members {listed(members)}",
                 )

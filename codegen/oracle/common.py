@@ -44,7 +44,7 @@ class Common:
             if axes in self.axes:
                 return (axes,)
             raise LayoutError(
-                f"{axes!r} is no axis of this program's mesh",
+                f"{axes!r} is not an axis of this program's mesh",
                 place=user_place(),
                 expected=f"one of {', '.join(self.axes)}, or a tuple of them",
             )

@@ -71,7 +71,7 @@ def contributed(array: Array, fn: str, what: str) -> Value:
     kind = value.type.dtype.kind
     if fn.startswith("bit_") and kind in "fc":
         raise DtypeError(
-            f"{what} of {value.type.dtype}: its bits are no truth values",
+            f"{what} of {value.type.dtype}: its bits are not truth values",
             place=user_place(),
             expected="bools, which it combines as truth values, or integers, bit by bit",
             found=str(value.type),

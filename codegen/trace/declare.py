@@ -323,11 +323,14 @@ def require(condition: Any, text: str = "") -> None:
     """States for which launches the program is made; all others are refused (MeshError, exit code
     78).
 
-    condition: a comparison of axis sizes, int scalars, parameters and integers. text: what the
-    message says instead of the condition. The compiler uses what you state: after `require(n %
-    axis_size("r") == 0)` all shards have one shape, after `require(0 <= k)` and `require(k <= n)`
-    slices with the scalar k fit each other. TracedValueError for a condition that depends on data
-    or on the index, ProgramError for one that can never hold.
+    - condition: a comparison of axis sizes, int scalars, parameters and integers.
+    - text: what the message says instead of the condition.
+
+    The compiler uses what you state: after `require(n % axis_size("r") == 0)` all shards have one
+    shape; after `require(0 <= k)` and `require(k <= n)` slices with the scalar k fit each other;
+    after `require(size & (size - 1) == 0)`, a power of two, every `i ^ d` is a rank.
+    TracedValueError for a condition that depends on data or on the index, ProgramError for one that
+    can never hold.
 
     Example::
 

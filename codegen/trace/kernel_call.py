@@ -143,7 +143,7 @@ class Kernel:
                     f"convert it before the call: {name}.astype(np.float32)",
                 )  # fmt: skip
             if isinstance(x, int) and not -(2**63) <= x < 2**63:
-                raise self.refused(f"{name} is no integer of 64 bits", "-2**63 to 2**63 - 1",
+                raise self.refused(f"{name} is not an integer of 64 bits", "-2**63 to 2**63 - 1",
                                    repr(x))  # fmt: skip
             if name in outputs and not isinstance(x, Array) and not eager:
                 raise self.refused(

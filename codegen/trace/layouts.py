@@ -92,7 +92,7 @@ def axes_of(context: Context, axis: Any, what: str) -> tuple[str, ...]:
         )
     named = "".join(f', "{n}"' for n in context.mesh_names)
     raise LayoutError(
-        f"{what}: {axis!r} is no axis of this program's mesh",
+        f"{what}: {axis!r} is not an axis of this program's mesh",
         place=user_place(),
         expected=f"one of {axes_text(context.mesh)}{named}, or a tuple of them",
         found=repr(axis),
@@ -128,7 +128,7 @@ def layout_of(context: Context, spec: Any, ndim: int, what: str, pad: bool = Fal
         spec = (spec,)
     if not is_layout(spec):
         raise LayoutError(
-            f"{what}: {spec!r} is no layout",
+            f"{what}: {spec!r} is not a layout",
             place=user_place(),
             expected="one entry per dim: a mesh axis, None, or a tuple of mesh axes",
             found=repr(spec),

@@ -194,7 +194,7 @@ def global_shape(
         total = _global_extent(mesh, extent, entry, known)
         if total is None:
             raise ShapeError(
-                f"{what}: dim {d} has extents that are no balanced blocks",
+                f"{what}: dim {d} has extents that are not balanced blocks",
                 place=user_place(),
                 expected="local extents as numpy.array_split cuts, larger ones first",
                 found=f"{extent} in shape {shape_text(local)}",

@@ -116,7 +116,8 @@ def _rules(layout: Any, mesh: Mesh) -> dict[str, Any]:
     for axis in axes:
         if axis not in mesh.names:
             raise LayoutError(
-                f"a layout rule names {axis!r}, which is no axis of the mesh", place=user_place(),
+                f"a layout rule names {axis!r}, which is not an axis of the mesh",
+                place=user_place(),
                 expected=f"one of {', '.join(mesh.names)}", found=repr(layout),
             )  # fmt: skip
     return dict(layout)

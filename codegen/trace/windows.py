@@ -111,7 +111,7 @@ def _halo(kernel: str, name: str, entries: Any, ndim: int) -> Halo:
 def _sides(kernel: str, name: str, entry: Any) -> Sides:
     pair = tuple(entry) if isinstance(entry, (tuple, list)) else (entry, entry)
     if len(pair) != 2 or not all(isinstance(w, numbers.Integral) and int(w) >= 0 for w in pair):
-        raise _refused(kernel, f"halo= of {name} is no number of ghost cells",
+        raise _refused(kernel, f"halo= of {name} is not a number of ghost cells",
                        f"integers of at least 0, as in {_SPELLING}", repr(entry))  # fmt: skip
     return int(pair[0]), int(pair[1])
 
@@ -141,7 +141,7 @@ def _boundary(kernel: str, given: Any) -> Any:
     if given is None or (isinstance(given, str) and given == "zero"):
         return 0
     if isinstance(given, str) and given not in _MODES:
-        raise _refused(kernel, f"{given!r} is no boundary",
+        raise _refused(kernel, f"{given!r} is not a boundary",
                        '"zero", "edge", "wrap", or a number', repr(given))  # fmt: skip
     return given
 

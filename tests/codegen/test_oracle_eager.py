@@ -252,7 +252,7 @@ def test_where_functions_may_stand():
     def wrong(u):
         return spmd.psum(u, "q")
 
-    with pytest.raises(LayoutError, match="'q' is no axis"):
+    with pytest.raises(LayoutError, match="'q' is not an axis"):
         wrong.eager()
 
 

@@ -198,7 +198,7 @@ def test_what_cannot_be_asked_for(
 
     refuse(2, "input u was not given", "-i", "k=a.npz")
     refuse(2, "input k was not given", "-i", "b.npz")
-    refuse(65, "w.npz has a member that is no input … w\n … inputs u, k, c, b", "-i", "w.npz")
+    refuse(65, "w.npz has a member that is not an input … w\n … inputs u, k, c, b", "-i", "w.npz")
     refuse(2, "input u is given twice … a.npz and b.npz", "-i", "a.npz", "-i", "b.npz")
     refuse(65, "u … a.npz:k … wrong shape … (7, 5) … (5, 3)", "-i", "a.npz", "-i", "u=a.npz:k")
     refuse(2, "both take all", "-i", "a.npz", "-o", "x.npz", "-o", "y.npz")

@@ -42,6 +42,29 @@ def test_page_does_what_it_says_under_mpirun(page, folder):
     Reader(folder, real=True).read(page)
 
 
+WRONG = {
+    "another output": ("python", "print(1)", "text", "2"),
+    "an exception": ("python", "1 / 0"),
+    "another exception": ("python", "1 / 0", "text", "ValueError: no"),
+    "no exception": ("python", "1 / 1", "text", "ZeroDivisionError: division by zero"),
+    "an exit code": ("console", "$ spmd run missing.img"),
+    "another exit code": ("console", "$ spmd run missing.img\n$ echo $?\n65"),
+    "another answer": ("console", "$ spmd --version\nspmd 77"),
+    "text from nowhere": ("text", "3"),
+    "an unknown command": ("console", "$ rm page.md"),
+    "an unknown language": ("sh", "true"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_page_that_is_wrong_is_noticed(what, folder):
+    words = WRONG[what]
+    page = folder / "page.md"
+    page.write_text("\n".join(f"```{a}\n{b}\n```" for a, b in zip(words[::2], words[1::2])))
+    with pytest.raises(AssertionError, match=r"page.md:1: "):
+        Reader(folder).read(page)
+
+
 def test_few_blocks_do_not_run():
     resting = [f"{name(p)}:{b.line}" for p in PAGES for b in blocks(p) if b.note == "not run"]
     running = [b for p in PAGES for b in blocks(p) if b.note != "not run"]

@@ -130,7 +130,7 @@ def _range(*args: Any) -> Any:
             "range(n) needs a Python integer, because it is unrolled while building",
             place=user_place(),
             expected="bounds known while building",
-            found=f"{unknown!r}, known only at run time",
+            found=f"{getattr(unknown, 'expr', unknown)}, known only at run time",
             remedy="for i in spmd.range(...), which is compiled to a loop",
         )
     return range(*args)

@@ -184,11 +184,13 @@ def parser(command: str = "", prog: str = "") -> Parser:
 
 def _build_options(build: Parser) -> None:
     build.add_argument("program", metavar="FILE[:NAME]", help="a Python file with a program in it")
-    build.add_argument("-o", "--output", metavar="IMAGE", help="default: FILE with .img")
+    build.add_argument("-o", "--output", metavar="IMAGE",
+                       help="where the image goes; default: FILE.img")  # fmt: skip
     _add_set(build, "a parameter of the program")
     build.add_argument("--check", metavar="CHECKS", type=checks_of, default=(),
                        help="the image checks, whenever it runs; as of run")  # fmt: skip
-    build.add_argument("--target", default="native", help="default: what this machine has")
+    build.add_argument("--target", default="native",
+                       help="the instruction set; default: that of this machine")  # fmt: skip
     _add_no_cache(build)
 
 
@@ -207,8 +209,9 @@ def _run_options(run: Parser) -> None:
                          help=text)  # fmt: skip
     _add_set(run, "a run-time scalar; for a FILE.py also a parameter")
     _add_mesh(run)
-    run.add_argument("--ranks", metavar="N", type=_count, help="default: one for every process")
-    run.add_argument("--threads", metavar="W", type=_count, help="of each process")
+    run.add_argument("--ranks", metavar="N", type=_count,
+                     help="how many ranks in all; default: one for every process")
+    run.add_argument("--threads", metavar="W", type=_count, help="threads of each process")
     _add_how(run)
     run.add_argument("--timeline", metavar="FILE.json",
                      help="what every rank did when, for ui.perfetto.dev")  # fmt: skip
@@ -231,13 +234,15 @@ def _show_options(show: Parser) -> None:
     show.add_argument("image", metavar="IMAGE", help="nothing of it is executed")
     for what, text in _PARTS.items():
         show.add_argument(f"--{what}", dest="what", action="append_const", const=what, help=text)
-    show.add_argument("--ranks", metavar="N", type=_count, help="of --layouts: bytes as numbers")
+    show.add_argument("--ranks", metavar="N", type=_count,
+                      help="with --layouts: bytes for so many ranks")  # fmt: skip
     _add_mesh(show)
     show.add_argument("--json", action="store_true", help="the same, for programs to read")
 
 
 def _doctor_options(doctor: Parser) -> None:
-    doctor.add_argument("--ranks", metavar="N", type=_count, help="how many are meant")
+    doctor.add_argument("--ranks", metavar="N", type=_count,
+                        help="how many ranks you want to start")  # fmt: skip
     doctor.add_argument("--calibrate", action="store_true",
                         help="measure at which sizes data should travel in another way, and keep "
                         "it for this machine: up to 20 seconds")  # fmt: skip
@@ -251,12 +256,14 @@ def _bench_options(bench: Parser) -> None:
     bench.add_argument("--sizes", metavar="N-M", type=_sizes, default=(8, 16 << 20),
                        help="bytes of a rank's operand, also 4k, 16m; default: 8-16m")
     bench.add_argument("--step", metavar="K", type=_factor, default=8,
-                       help="times which a size is the next one; default: 8")  # fmt: skip
+                       help="the factor from one size to the next; default: 8")  # fmt: skip
     bench.add_argument("--vs", metavar="mpi|floor", type=_peers, action="extend", default=[],
-                       help="MPI's own, or minimal C, in the same processes, in turn; also both")
-    bench.add_argument("--rounds", metavar="N", type=_count, default=5, help="default: 5")
-    bench.add_argument("--ranks", metavar="N", type=_count, help="default: one for every process")
-    bench.add_argument("--threads", metavar="W", type=_count, help="of each process")
+                       help="measure MPI's own, or minimal C, in turn with ours; mpi,floor: both")
+    bench.add_argument("--rounds", metavar="N", type=_count, default=5,
+                       help="how often all is measured; default: 5")
+    bench.add_argument("--ranks", metavar="N", type=_count,
+                       help="how many ranks in all; default: one for every process")
+    bench.add_argument("--threads", metavar="W", type=_count, help="threads of each process")
     _add_how(bench)
     bench.add_argument("--json", action="store_true", help="the same, for programs to read")
     bench.add_argument("--plot", metavar="FILE.png", help="latency over size, as a picture")
@@ -264,11 +271,11 @@ def _bench_options(bench: Parser) -> None:
 
 def _patch_options(patch: Parser) -> None:
     patch.add_argument("image", metavar="IMAGE", help="or a local program of it")
-    patch.add_argument("--index", metavar="I", type=_index, help="of one rank")
-    patch.add_argument("--ranks", metavar="N", type=_count, help="of the job")
+    patch.add_argument("--index", metavar="I", type=_index, help="the index of one rank")
+    patch.add_argument("--ranks", metavar="N", type=_count, help="how many ranks the job has")
     patch.add_argument("--all", metavar="N", type=_count, help="all local programs of N ranks")
     patch.add_argument("-o", "--output", metavar="FILE",
-                       help="or a folder; default: IMAGE.I-of-N.img, beside IMAGE")  # fmt: skip
+                       help="with --all a folder; default: IMAGE.I-of-N.img beside it")  # fmt: skip
     _add_mesh(patch)
     _add_set(patch, "a run-time scalar")
 
@@ -317,14 +324,14 @@ _NAMES = {"bench": "collective", "verify": "image"}  # commands that take any nu
 def _add_mesh(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--mesh", metavar="AXIS=SIZE,…", type=_mesh, action="append", default=[],
-        help="default: as equal as possible"
+        help="sizes of mesh axes; default: as equal as possible"
     )  # fmt: skip
 
 
 def _add_how(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--algorithm", choices=("auto", "flat", "blocks", "ring"), default="auto",
-        help="of reductions; ring, of long all-reduces: fragments travel in both directions",
+        help="how reductions work; ring, of long ones: fragments travel in both directions",
     )  # fmt: skip
     command.add_argument(
         "--barrier", choices=("auto", "strict"), default="auto",

@@ -50,7 +50,8 @@ def bars(title: str, items: list[tuple[str, float, str]], mark: float, note: str
 def programs() -> str:
     _, body = rows("programs.csv")
     items = [(name, float(value), OURS) for name, value in body]
-    return bars("Our time over that of C by hand, one core (shorter is better)", items, 1.0, "as fast as C")
+    title = "Our time over that of C by hand, one core (shorter is better)"
+    return bars(title, items, 1.0, "as fast as C")
 
 
 def collectives() -> str:

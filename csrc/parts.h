@@ -127,6 +127,7 @@ typedef struct spmd_header {
     int64_t bytes;
     _Atomic uint64_t layout;  /* digest of ranks and sizes: all processes must compute the same */
     _Atomic int64_t threads;  /* of all processes: more than cores means that nobody spins */
+    _Atomic int64_t taken_until; /* somebody's core is used by others: nobody spins for long */
     _Alignas(SPMD_LINE) _Atomic uint32_t abort; /* SPMD_FINE, then _CLAIMED, then _SAID */
     _Alignas(SPMD_LINE) spmd_failure failure;   /* valid once SAID */
 } spmd_header;
@@ -165,6 +166,7 @@ typedef struct spmd_worker {
     int64_t spins;     /* tries of an exchange at once: one rank, and a core for every thread */
     spmd_bell *bell;
     int64_t idle_since, yields; /* of the wait under way */
+    int64_t looked_at, preempted, hold; /* see core_taken */
     uint32_t heard;    /* what `rung` was */
     bool sleepy;
     spmd_term *term;   /* room for what is folded: two for every rank of this arena */

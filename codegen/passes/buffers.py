@@ -406,5 +406,7 @@ _DULL = frozenset(access.INLINE | {"update", "arg", "loop", "branch", "reduce"})
 def _capacity(value: Value) -> Expr:
     """Elements that any rank needs at any time: no coordinate, counter or variable is left."""
     elements = expr.product(value.type.shape)
-    gone = {s for s in elements.symbols() if s.kind not in ("size", "scalar")}
-    return prove.upper_bound(elements, gone) if gone else elements
+    # a counter's bound may name the counter of the loop around it
+    while gone := {s for s in elements.symbols() if s.kind not in ("size", "scalar")}:
+        elements = prove.upper_bound(elements, gone)
+    return elements

@@ -133,6 +133,8 @@ def method(name: str, x: Array, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     unbound = getattr(np.ndarray, name)
     if foreign.may_run(unbound, (x, *args), kwargs):
         return foreign.called(unbound, table().get(name), (x, *args), kwargs)
+    if name == "copy" and not args:  # row by row, where np.copy keeps the order that x has
+        kwargs = {"order": "C", **kwargs}
     return _run(name, by_name(name), (x, *args), kwargs)
 
 

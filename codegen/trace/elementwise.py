@@ -20,7 +20,7 @@ from codegen.errors import DtypeError, ShapeError, UsageError
 from codegen.expr import Expr
 from codegen.functions import BY_UFUNC
 from codegen.ir import Shape, Value
-from codegen.trace import known
+from codegen.trace import known, memory_order
 from codegen.trace.array import (
     Array,
     Number,
@@ -337,7 +337,7 @@ def apply(
         return store(wrap(context, made), out, where, casting=True)
     values = [operand_value(context, x, d, shape) for x, d in zip(operands, loop)]
     result = wrap(context, context.emit_one("map", *values, fn=function.name))
-    return store(result, out, where, casting=True)
+    return store(memory_order.kept(result, *operands), out, where, casting=True)
 
 
 def is_known(ufunc: np.ufunc) -> bool:

@@ -114,6 +114,8 @@ def captured_for(
     if start is not None and stop is not None:
         if expr.nonneg((start - stop) * sign):
             return  # never runs: what holds of its counter would hold of no number
+        if hint in bound and hint not in kept:  # what it was before, nobody asks any more
+            names.unbind(hint)
         counter = Counter(context, hint.strip("_") or "i", start, stop, step)
         sure = expr.nonneg((stop - start) * sign - 1)
         loop = Loop(context, names, bound, touched, flags, Later(kept, sure, counter.sym))

@@ -269,7 +269,7 @@ class _Rewriter(ast.NodeTransformer):
             return self.generic_visit(node)
         bound, touched = self._names(node)
         flags: tuple[str, ...] = getattr(node, "flags", ())
-        hint = node.target.id if isinstance(node.target, ast.Name) else "i"
+        hint = node.target.id if isinstance(node.target, ast.Name) else ""
         self.conditional += 1
         if flags:
             item = f"__item{node.number}__"  # type: ignore[attr-defined]

@@ -15,7 +15,7 @@ from codegen.dtypes import DType
 from codegen.errors import DtypeError, ShapeError
 from codegen.expr import Expr
 from codegen.ir import Shape
-from codegen.trace import view
+from codegen.trace import memory_order, view
 from codegen.trace.array import (
     Array,
     as_array,
@@ -102,6 +102,8 @@ def reshape(x: Any, shape: Any, order: str = "C", *, copy: Any = None) -> Array:
     made = tuple(fill if e is None else e for e in wanted)
     result = array.viewed(view.Reshape(made))
     shared = view.may_reshape(array.seen, array.base_type.shape, made)
+    if array.storage.turned and not copy and array.ndim > 1:
+        return memory_order.apart(array, _copied(result))
     return _copied(result) if copy or not shared else result
 
 
@@ -390,7 +392,8 @@ def repeat(x: Any, repeats: Any, axis: Any = None) -> Array:
 
 
 def copy(x: Any, order: str = "K", subok: bool = False) -> Array:
-    return _copied(as_array(x))
+    copied = _copied(as_array(x))
+    return memory_order.kept(copied, x) if order == "K" else copied
 
 
 def check_casting(have: DType, wanted: DType, casting: Any = None) -> None:
@@ -410,7 +413,8 @@ def astype(x: Any, dtype: Any, order: str = "K", casting: Any = None, subok: Any
     if not copy and isinstance(x, Array) and element_type(dtype) == array.type.dtype:
         return x
     value = as_value(array.context, array, dtype)
-    return wrap(array.context, value, scalar=array.scalar or None if array.ndim == 0 else False)
+    made = wrap(array.context, value, scalar=array.scalar or None if array.ndim == 0 else False)
+    return memory_order.kept(made, array) if order == "K" else made
 
 
 def triangle(keep_lower: bool, what: str) -> Any:

@@ -59,6 +59,11 @@ class Names:
         cell = self._cells.get(name)
         return (id(self._globals), name) if cell is None else id(cell)
 
+    def unbind(self, name: str) -> None:
+        """A variable of the function has no value from here on."""
+        if name in self._cells and self.get(name) is not UNDEFINED:
+            del self._cells[name].cell_contents
+
     def put(self, name: str, value: Any, lost: str = "") -> None:
         cell = self._cells.get(name)
         if value is UNDEFINED and lost:

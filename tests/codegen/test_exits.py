@@ -153,9 +153,19 @@ def else_break_continue(x, t, n):
     return x, k
 
 
+def a_counter_that_was_something_else(x, t, n):
+    pair, _ = x + 1, x
+    for _ in spmd.range(n):
+        pair = pair * 2
+        for k in spmd.range(2):
+            pair, k = pair + k, x
+    return pair
+
+
 CASES = [
     first_above, of_two_loops, several_returns, from_a_while, in_the_first_turn, from_a_branch,
     from_a_method, bound_inside, bound_before_the_break, bound_in_inner_loops, else_break_continue,
+    a_counter_that_was_something_else,
 ]  # fmt: skip
 
 

@@ -50,3 +50,27 @@ def test_large_views_are_reshaped():
 
     assert [o.shape[0].value for o in large.capture().outputs] == [10**6, 10**6]
     check(lambda x: (x.T.ravel(), x.reshape(2, 12).T.reshape(-1)), np.arange(24.0).reshape(4, 6))
+
+
+def written_apart(x):
+    y = (x.T * 2).astype(np.float32)
+    y[0] = 5
+    z = y.reshape(2, 12)
+    w = x.T.copy()
+    v = w.reshape(-1)
+    v[0] = 9
+    return y, z, w, v
+
+
+def test_results_that_numpy_keeps_in_another_order():
+    """NumPy copies where it reshapes them: a view would let a write through one reach the other."""
+    check(written_apart, np.arange(24.0).reshape(4, 6))
+
+    def wrong(x):
+        y = x.T * 2
+        z = y.reshape(-1)
+        z[0] = 100
+        return y, z
+
+    with pytest.raises(spmd.ProgramError, match="may or may not share memory"):
+        check(wrong, np.arange(24.0).reshape(4, 6))

@@ -78,6 +78,27 @@ def vertical(u, w):
     return out
 
 
+def cholesky(a, n):
+    a[0, 0] = np.sqrt(a[0, 0])
+    for i in spmd.range(1, n):
+        for j in spmd.range(i):
+            a[i, j] -= np.dot(a[i, :j], a[j, :j])
+            a[i, j] /= a[j, j]
+        a[i, i] -= np.dot(a[i, :i], a[i, :i])
+        a[i, i] = np.sqrt(a[i, i])
+    return a
+
+
+def lu(a, n):
+    for i in spmd.range(n):
+        for j in spmd.range(i):
+            a[i, j] -= a[i, :j] @ a[:j, j]
+            a[i, j] /= a[j, j]
+        for j in spmd.range(i, n):
+            a[i, j] -= a[i, :i] @ a[:i, j]
+    return a
+
+
 @spmd.program(mesh=("x",))
 def kernels(n: int = 12):
     rng = np.random.default_rng(0)
@@ -89,7 +110,10 @@ def kernels(n: int = 12):
     wind = np.arange(n * 5.0).reshape(n, 5) / 60
     pos, energy = n_body(pos, vel, mass, 6, 0.01)
     count = mandelbrot(-1.75, 0.25, 10, 9)
-    return correlation(data, 5), count, pos, energy, vertical(data, wind)
+    matrix = spmd.input("matrix", (6, 6), layout=("x", None),
+                        default=lambda i, j: np.where(i == j, 10.0, 1 / (1 + i + j)))
+    factors = cholesky(matrix.copy(), 6), lu(matrix.copy(), 6)
+    return correlation(data, 5), count, pos, energy, vertical(data, wind), *factors
 
 
 def test_kernels_that_make_arrays_inside():

@@ -415,10 +415,10 @@ def of_an_argument(x, table=TABLE):
 
 
 CONSTANTS = [
-    (through_a_loop, "row = row.copy()"), (through_a_view, "part = part.copy()"),
-    (by_a_name, "table = table.copy()"), (with_a_subscript, "TABLE = TABLE.copy()"),
-    (of_an_argument, "table = table.copy()"),
-    (lambda x: TABLE.sort(), "TABLE = TABLE.copy()"),
+    (through_a_loop, "w = row.copy()"), (through_a_view, "part = part.copy()"),
+    (by_a_name, "w = table.copy()"), (with_a_subscript, "TABLE = TABLE.copy()"),
+    (of_an_argument, "w = table.copy()"),
+    (lambda x: TABLE.sort(), "w = TABLE.copy()"),
     (lambda x: np.copyto(TABLE, 1.0), "TABLE.copy()"),
     (lambda x: np.add.at(TABLE, 0, 1), "TABLE.copy()"),
     (lambda x: np.sin(x, out=TABLE), "TABLE.copy()"),

@@ -415,8 +415,8 @@ def of_an_argument(x, table=TABLE):
 
 
 CONSTANTS = [
-    (through_a_loop, "w = row.copy()"), (through_a_view, "part = part.copy()"),
-    (by_a_name, "w = table.copy()"), (with_a_subscript, "TABLE = TABLE.copy()"),
+    (through_a_loop, "w = row.copy()"), (through_a_view, "w = part.copy()"),
+    (by_a_name, "w = table.copy()"), (with_a_subscript, "w = TABLE.copy()"),
     (of_an_argument, "w = table.copy()"),
     (lambda x: TABLE.sort(), "w = TABLE.copy()"),
     (lambda x: np.copyto(TABLE, 1.0), "TABLE.copy()"),

@@ -9,37 +9,24 @@ from __future__ import annotations
 import functools
 import os
 import warnings
-from _thread import allocate_lock, get_ident
-from contextlib import contextmanager
 
-import numpy as np
-
-from codegen import dtypes
 from codegen.checks import checks_of
-from codegen.errors import (
-    EnvironmentFault,
-    InputError,
-    InternalError,
-    LayoutWarning,
-    SpmdError,
-    UsageError,
-)
+from codegen.elf import printable
+from codegen.errors import InternalError, LayoutWarning, SpmdError, UsageError
 from codegen.mesh import checked_count, checked_sizes
-from spmd import launch, launchers, loader, parts, presence, report, sizes, source
-from spmd.arguments import (
-    check_array,
-    check_checks,
-    check_given,
-    check_names,
-    patched_in,
-    scalars_of,
-)
+from spmd import launch, layouts, loader, report, show, source, tables, timeline
+from spmd.arguments import check_checks
 from spmd.cache import Cache
-from spmd.job import ALGORITHMS, BARRIERS, Global, Job, Setup
+from spmd.distributed import Distributed as Distributed
+from spmd.distributed import Local as Local
+from spmd.distributed import local as local
+from spmd.formulas import layout_text
+from spmd.mistakes import plainly
+from spmd.opened import Opened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from typing import Any
 
 
@@ -88,6 +75,7 @@ def build(
     return Image(loader.check(data), again)
 
 
+@plainly
 def load(path: str | os.PathLike[str]) -> Image:
     """The image in a file that `spmd build` or Image.save wrote.
 
@@ -95,23 +83,6 @@ def load(path: str | os.PathLike[str]) -> Image:
     VersionError for an image of a newer format, OutputError for a file that cannot be read.
     """
     return Image(loader.open_file(os.fspath(path)))
-
-
-class Local:
-    """This process's part of an input: see `local`."""
-
-    def __init__(self, part: Any) -> None:
-        self.part = dtypes.as_numpy(part)
-
-
-def local(part: Any) -> Local:
-    """Marks an array as this rank's shard of an input, for `image.run(comm=comm,
-    u=spmd.local(part))`.
-
-    Its shape is that of the shard: balanced blocks, the larger ones first, as numpy.array_split
-    cuts. Without it, every process gives the whole array.
-    """
-    return Local(part)
 
 
 class Image:
@@ -133,6 +104,7 @@ class Image:
             f"<spmd image {self.manifest['program']}, {len(self.data)} bytes, {self.digest[:12]}>"
         )
 
+    @plainly
     def checking(self, check: Any) -> Image:
         """The image that checks this: itself if it does, else it is built, once.
 
@@ -156,10 +128,12 @@ class Image:
                 self._with_checks[checks] = self._again(check=checks)
         return self._with_checks[checks]
 
+    @plainly
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the image to a file, in one step: never a part of it. Raises OutputError."""
         source.write_whole(os.fspath(path), self.data)
 
+    @plainly
     def run(
         self,
         *,
@@ -201,6 +175,7 @@ class Image:
         ) as job:  # fmt: skip
             return job(**arguments)
 
+    @plainly
     def open(
         self,
         *,
@@ -213,327 +188,149 @@ class Image:
         time_limit: float = launch.TIME_LIMIT,
         comm: Any = None,
         check: Any = False,
+        keep: Iterable[str] | str | bool = (),
     ) -> Opened:
         """A context whose value is called as `run` is; the image is loaded once for all calls.
 
-        `with image.open(ranks=4) as job: out = job(u=u0)`. Options are those of `run`.
+        Options are those of `run`, and keep: names of outputs that stay with the ranks (True: all
+        of them). They come as Distributed, are not copied to Python unless you ask for them
+        (`np.asarray(out["u"])`), and go into the next call as they are::
+
+            with image.open(ranks=4, keep="u") as job:
+                out = job(u=u0)
+                for _ in range(100):
+                    out = job(u=out["u"])
+                u = np.asarray(out["u"])
         """
         return Opened(
             self.checking(check), ranks, mesh, threads, algorithm, barrier, transport,
-            time_limit, comm,
+            time_limit, comm, keep,
         )  # fmt: skip
 
+    # ---- looked at
 
-class Opened:
-    """An image that stays loaded: what image.open gives. It is loaded again only when a scalar
-    changes.
-    """
-
-    def __init__(
+    @plainly
+    def profile(
         self,
-        image: Image,
-        ranks: int | None,
-        mesh: Mapping[str, int] | None,
-        threads: int | None,
-        algorithm: str,
-        barrier: str,
-        transport: str,
-        time_limit: float,
-        comm: Any,
-    ) -> None:
-        self.image, self.ranks, self.threads = image, ranks, threads
-        self.mesh: Any = {} if mesh is None else mesh
-        self.algorithm, self.barrier = algorithm, barrier
-        self.transport, self.time_limit = transport, time_limit
-        self._owner, self._turn, self._thread = os.getpid(), allocate_lock(), 0
-        if comm is not None:
-            if not hasattr(comm, "Get_rank"):
-                raise UsageError(f"comm={comm!r} is not a communicator", found=type(comm).__name__,
-                                 expected="comm=MPI.COMM_WORLD, of mpi4py")  # fmt: skip
-            self._check_launcher()
-        self.processes = launch.Processes(comm)
-        self.distributed = comm is not None
-        self._checked = image._checked
-        self._job: Job | None = None
-        if self.processes.count > 1:
-            launch.end_all_on_error()
-            self.processes.attend(time_limit if _is_limit(time_limit) else launch.TIME_LIMIT)
-        else:
-            self._check()
+        *,
+        ranks: int | None = None,
+        mesh: Mapping[str, int] | None = None,
+        threads: int | None = None,
+        algorithm: str = "auto",
+        barrier: str = "auto",
+        transport: str = "auto",
+        time_limit: float = launch.TIME_LIMIT,
+        comm: Any = None,
+        **arguments: Any,
+    ) -> tables.Profile:
+        """Runs once and says where the time went: the table of `spmd run --profile`.
 
-    def _check_launcher(self) -> None:
-        if presence.is_forked():
-            raise UsageError(
-                "a process that was forked cannot use the MPI of the one that it was forked from",
-                remedy="leave comm= out, or make the process by mpirun",
-            )
-        try:
-            launchers.check_world()
-        except EnvironmentFault as error:
-            launch.end_all_on_error()  # with its exit code
-            if launch.launcher()[0]:
-                raise launch.Elsewhere(error.exit_code, str(error)) from None
-            raise
+        Takes what `run` takes. Its rows are dicts; `.plot()` draws them. With comm= every process
+        gets the table of all ranks.
 
-    def _check(self) -> None:
-        """The options. With several processes all of them must hear of a wrong one."""
-        names = tuple(axis["name"] for axis in self.image.manifest["mesh"])
-        self.mesh = checked_sizes(self.mesh, names)
-        for what in ("ranks", "threads"):
-            if (count := getattr(self, what)) is not None:
-                setattr(self, what, checked_count(what, count))
-        for what, name, known in (
-            ("algorithm", self.algorithm, ALGORITHMS),
-            ("barrier", self.barrier, BARRIERS),
-            ("transport", self.transport, launch.TRANSPORTS),
-        ):
-            if name not in known:
-                raise UsageError(f"there is no {what} {name!r}", expected=", ".join(known))
-        if not _is_limit(self.time_limit):
-            raise UsageError(
-                f"time_limit {self.time_limit!r} is not a number of seconds",
-                expected=f"0 (for ever) to {launch.MOST_SECONDS:.0f}",
-            )
-        if self.distributed and self.ranks not in (None, self.processes.count):
-            raise UsageError("with comm= every process is one rank", found=f"ranks={self.ranks}")
+        Example::
 
-    def __enter__(self) -> Opened:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
-        if self.processes.count > 1 and os.getpid() == self._owner:
-            if isinstance(error, SystemExit):
-                if error.code:
-                    launch.end_all(error)
-            elif error is not None:
-                setattr(error, launch.LEFT, True)
-                if self._job is not None:
-                    self._job.broken = True  # the others are not leaving, they may be running
-                    text = f"process {self.processes.number} left"
-                    self._job.abort(report.exit_code(error), text)
-        self.close()
-
-    def close(self) -> None:
-        """Gives the job's memory back. In a forked child it does nothing."""
-        if os.getpid() == self._owner:
-            with self._alone(waits=True):
-                self._close()
-
-    def _close(self) -> None:
-        if self._job is not None:
-            self._job.close()
-            self._job = None
-
-    @contextmanager
-    def _alone(self, waits: bool) -> Iterator[None]:
-        """The engine runs one call of a job at a time; the calls of other threads wait.
-
-        With several processes they are refused: each could make another one of them first.
+            profile = image.profile(ranks=4, u=u)
+            profile                         # the table
+            profile[0]["seconds"]           # of the operation that took longest
+            profile.plot()
         """
-        if os.getpid() != self._owner:
-            raise UsageError(
-                f"this job was opened by process {self._owner}, from which this one was forked",
-                expected="a job of its own: threads and memory of the engine are not copied",
-                remedy="image.open in the child, or multiprocessing's start method 'spawn'",
-            )
-        if self._thread == get_ident() or not self._turn.acquire(blocking=waits):
-            raise UsageError(
-                "this job is called while another call of it runs",
-                expected="one call after the other, in the same order on every process",
-                remedy="call it from one thread, or open the image once for each thread, with a "
-                "communicator of its own (comm.Dup())",
-            )
-        self._thread = get_ident()
-        try:
-            yield
-        finally:
-            self._thread = 0
-            self._turn.release()
+        with self.open(
+            ranks=ranks, mesh=mesh, threads=threads, algorithm=algorithm, barrier=barrier,
+            transport=transport, time_limit=time_limit, comm=comm,
+        ) as opened:  # fmt: skip
+            return opened._profiled(arguments)
 
-    def __call__(self, **arguments: Any) -> Any:
-        """Runs the program once with these inputs and scalars, by name.
-
-        Calls from several threads run one after the other; with several processes a second one is
-        refused. Raises UsageError for that, and in a forked child.
-        """
-        with self._alone(waits=self.processes.count == 1):
-            return self._call(arguments)
-
-    def _call(self, arguments: dict[str, Any]) -> Any:
-        manifest = self.image.manifest
-        met = self.processes.meet(lambda: self._prepare(arguments))
-        setup = self._setup(launch.agree(self.processes, met, self.transport))
-        if self._job is None or self._job.setup.words != setup.words:
-            self._close()
-            self._job = Job(self._checked, setup, self.processes, self.time_limit)
-        job = self._job
-        try:
-            self.processes.together(lambda: self._compute(job))
-        except BaseException:
-            self._close()
-            raise
-        outputs = [self._output(job, k) for k in range(len(manifest["outputs"]))]
-        names = [output["name"] for output in manifest["outputs"]]
-        return structure(manifest["returns"], dict(zip(names, outputs, strict=True)))
-
-    def _prepare(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Sorts the arguments and checks them; returns what all processes must share."""
-        self._check()
-        manifest = self.image.manifest
-        known = [array["name"] for array in manifest["inputs"]]
-        names = [scalar["name"] for scalar in manifest["scalars"]]
-        for name in arguments:
-            if name not in known + names and name not in manifest["parameters"]:
-                raise UsageError(
-                    f"the program has no input or scalar {name!r}",
-                    expected=", ".join(known + names) or "no inputs and no scalars",
-                )
-        given = {name: value for name, value in arguments.items() if name in known}
-        settings, mesh, ranks = patched_in(
-            self._checked.image,
-            {name: value for name, value in arguments.items() if name not in known},
-            self.mesh,
-            self.ranks,
-        )
-        self.scalars = scalars_of(manifest, settings)
-        check_names(manifest["inputs"], given, "input", "")
-        check_given(manifest, given)
-        self.bound = sizes.bind_mesh(manifest, ranks, mesh, self.scalars, self.processes.count)
-        setup = self._setup()
-        self.arrays = {
-            array["name"]: _fitting(array, setup.shape(array), given[array["name"]])
-            for array in manifest["inputs"]
-            if array["name"] in given
-        }
-        return launch.mine(
-            self.image.digest,
-            {
-                "mesh": self.bound, **self.scalars, "inputs": sorted(given),
-                "algorithm": self.algorithm, "barrier": self.barrier,
-                "transport": self.transport,
-                "time_limit": self.time_limit,
-            },  # fmt: skip
-            setup.first,
-            setup.count,
-        )
-
-    def _setup(self, hosts: launch.Hosts | None = None) -> Setup:
-        return Setup(
-            self.image.manifest, self.processes, self.bound, self.scalars, self.threads, hosts,
-            self.algorithm, self.barrier,
-        )
-
-    def _compute(self, job: Job) -> None:
-        try:
-            job.forget()
-            for number, array in enumerate(self.image.manifest["inputs"]):
-                value = self.arrays.get(array["name"])
-                if isinstance(value, Local):
-                    self._put_part(job, number, array, value.part)
-                elif value is not None:
-                    job.put(array["name"], _global(value, array["dtype"]))
-        except BaseException as error:
-            job.abort(report.exit_code(error), str(error))
-            raise
-        finally:
-            self.arrays = {}
-        presence.show(presence.COMPUTES)
-        job.run()
-
-    def _put_part(self, job: Job, number: int, array: dict[str, Any], part: np.ndarray) -> None:
-        """One rank's shard: a global array of which only this part is there."""
-        rank = job.setup.first
-        offset, extent, _ = job.shard(number, rank)
-        check_array(array, tuple(extent), part)
-        start = sum(o * s for o, s in zip(offset, part.strides, strict=True))
-        shape = job.setup.shape(array)
-        base = _address(part) - start
-        job.put(array["name"], Global(base, array["dtype"], shape, part.strides), rank)
-
-    def _output(self, job: Job, number: int) -> Any:
-        output = self.image.manifest["outputs"][number]
-        shape = job.setup.shape(output)
-        dtype = report.numpy_dtype(output["dtype"])
-        if self.distributed:
-            return Distributed(job, number, output, shape, dtype)
-        array = np.empty(shape, dtype)
-        job.get(number, _global(array, output["dtype"]))
-        return array
-
-
-class Distributed:
-    """An output of which every process of a communicator holds one part.
-
-    `shape` and `dtype` are those of the whole array, `local` is this rank's part, an array of its
-    own, and `offsets` say where it begins in the whole array, for each dim.
-    """
-
-    def __init__(
+    @plainly
+    def timeline(
         self,
-        job: Job,
-        number: int,
-        output: dict[str, Any],
-        shape: tuple[int, ...],
-        dtype: np.dtype[Any],
-    ) -> None:
-        self.shape, self.dtype, self._processes = shape, dtype, job.processes
-        offset, extent, _ = job.shard(job.outputs + number, job.setup.first)
-        self.offsets = tuple(offset)
-        self.local = np.empty(extent, dtype)
-        start = sum(o * s for o, s in zip(offset, self.local.strides, strict=True))
-        into = Global(_address(self.local) - start, output["dtype"], shape, self.local.strides)
-        job.get(number, into, job.setup.first)
+        path: str | os.PathLike[str],
+        *,
+        ranks: int | None = None,
+        mesh: Mapping[str, int] | None = None,
+        threads: int | None = None,
+        algorithm: str = "auto",
+        barrier: str = "auto",
+        transport: str = "auto",
+        time_limit: float = launch.TIME_LIMIT,
+        comm: Any = None,
+        **arguments: Any,
+    ) -> str:
+        """Runs once and writes what every rank did when, as `spmd run --timeline` does.
 
-    def gather(self, root: int = 0) -> np.ndarray | None:
-        """The global array in process `root`, None in the others. Every process must call it."""
-        part = [(self.offsets, self.local)]
-        with self._processes.waiting:
-            return parts.gather(self._processes.comm, part, self.shape, self.dtype, root)
+        Takes what `run` takes. Returns a sentence with the path; ui.perfetto.dev opens the file.
+        Raises OutputError, before it runs, for a file that cannot be written.
 
+        Example::
 
-def structure(returns: str, outputs: dict[str, Any]) -> Any:
-    """Outputs as the program returned them: what was nested has names with dots."""
-    if returns == "array":
-        return next(iter(outputs.values()))
-    inner: dict[str, dict[str, Any]] = {}
-    for name, value in outputs.items():
-        head, _, rest = name.partition(".")
-        inner.setdefault(head, {})[rest] = value
-    built = {}
-    for head, within in inner.items():
-        numbered = list(within) == [str(k) for k in range(len(within))]
-        leaf = list(within) == [""]
-        built[head] = within[""] if leaf else structure("tuple" if numbered else "dict", within)
-    return tuple(built.values()) if returns == "tuple" else built
+            image.timeline("heat.json", ranks=4, u=u)
+        """
+        path = os.fspath(path)
+        timeline.check(path)
+        with self.open(
+            ranks=ranks, mesh=mesh, threads=threads, algorithm=algorithm, barrier=barrier,
+            transport=transport, time_limit=time_limit, comm=comm,
+        ) as opened:  # fmt: skip
+            return opened._timed(path, arguments)
 
+    @plainly
+    def layouts(
+        self, *, ranks: int | None = None, mesh: Mapping[str, int] | None = None
+    ) -> tables.Layouts:
+        """How every array lies, and what ranks send each other: what `spmd show --layouts` prints.
 
-def _is_limit(limit: object) -> bool:
-    return isinstance(limit, (int, float)) and 0 <= limit < launch.MOST_SECONDS
+        With ranks or mesh, bytes are numbers; without, formulas of the sizes of the axes. Nothing
+        runs.
 
+        Example::
 
-def _address(array: np.ndarray) -> int:
-    return int(array.__array_interface__["data"][0])
+            image.layouts(ranks=4)              # the table
+            image.layouts(ranks=4).exchanges    # its second part, as rows
+        """
+        names = tuple(axis["name"] for axis in self.manifest["mesh"])
+        sizes = checked_sizes({} if mesh is None else mesh, names)
+        count = None if ranks is None else checked_count("ranks", ranks)
+        found = layouts.table(self._checked.image, count, sizes)
+        lines = layouts.text(self._checked.image, found)
+        return tables.Layouts(found, "\n".join(printable(line.expandtabs()) for line in lines))
 
+    @plainly
+    def verify(
+        self,
+        *,
+        ranks: int | Iterable[int] | None = None,
+        mesh: Mapping[str, int] | None = None,
+        **scalars: Any,
+    ) -> tables.Table:
+        """Checks without running that ranks send what others receive, inside their buffers.
 
-def _global(array: np.ndarray, dtype: str) -> Global:
-    return Global(_address(array), dtype, array.shape, array.strides)
+        - ranks: a number, or several (`range(1, 65)`, which is the default).
+        - scalars: by name, where who sends to whom depends on them.
 
+        Returns a table of one row: what `spmd verify --json` prints. Raises ImageError for what
+        does not match, MeshError for ranks that the program refuses.
+        """
+        from spmd import verify
+        from spmd.progress import shown
 
-def _fitting(declared: dict[str, Any], shape: tuple[int, ...], value: Any) -> np.ndarray | Local:
-    """An array of the declared dtype. Only conversions that lose nothing are made."""
-    part = value.part if isinstance(value, Local) else dtypes.as_numpy(value)
-    wanted = report.numpy_dtype(declared["dtype"])
-    # Lists and Python numbers have no dtype of their own: they adapt, as in NumPy.
-    casting: Any = "safe" if hasattr(value, "dtype") or isinstance(value, Local) else "same_kind"
-    if not np.can_cast(part.dtype, wanted, casting):
-        raise InputError(
-            f"input {declared['name']} has dtype {part.dtype}, which does not fit {wanted}",
-            expected=str(wanted),
-            found=str(part.dtype),
-            remedy=f"array.astype({declared['dtype']!r})",
-        )
-    part = part.astype(wanted, copy=False)
-    if isinstance(value, Local):
-        return Local(part)
-    check_array(declared, shape, part)
-    return part
+        names = tuple(axis["name"] for axis in self.manifest["mesh"])
+        given = checked_sizes({} if mesh is None else mesh, names)
+        several = None
+        if ranks is not None:
+            counts: Iterable[Any] = ranks if hasattr(ranks, "__iter__") else [ranks]
+            several = [checked_count("ranks", count) for count in counts]
+        with shown():
+            name = self.manifest["program"]
+            found = verify.checked(self._checked.image, name, several, given, scalars)
+        return tables.Table([found], verify.as_text(found))
+
+    def _repr_html_(self) -> str:
+        m = self.manifest
+        rows = [("scalar", s["name"], s["dtype"], f"default {s['default']}") for s in m["scalars"]]
+        for kind, arrays in (("input", m["inputs"]), ("output", m["outputs"])):
+            rows += [(kind, a["name"], f"{a['dtype']}[{show.shape_text(a)}]",
+                      layout_text(a["layout"])) for a in arrays]  # fmt: skip
+        axes = ", ".join(show.axis_text(axis) for axis in m["mesh"])
+        title = f"spmd image {m['program']}, mesh ({axes}), {len(self.data)} bytes, "
+        return tables.rows_html(printable(title + self.digest[:12]),
+                                ("", "name", "type", "split over"), rows)  # fmt: skip

@@ -124,6 +124,7 @@ class Job:
         self.broken = False  # nobody may wait for the other processes any more
         self.watch: Any = None
         self.events = 0  # of every rank, that are kept
+        self.turns = 0  # runs, and the end: what outputs lie in its memory are of the latest
         self._job = self._arena = self._board = ffi.NULL
         try:
             self._load(checked)
@@ -343,6 +344,7 @@ class Job:
 
     def run(self, progress: bool = False) -> None:
         """Runs the program once; its text goes to sys.stdout as it comes."""
+        self.turns += 1
         given = ffi.new("uint8_t[]", bytes(self.given) or b"\0")
         self._check(lib.spmd_job_start(self._job, given))
         try:
@@ -427,6 +429,7 @@ class Job:
                 self.processes.patience.trusted = False
             self.watch.end()
             self.watch = None
+        self.turns += 1
         if self._job != ffi.NULL:
             if lib.spmd_job_free(self._job) != lib.SPMD_OK:
                 return

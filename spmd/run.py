@@ -363,7 +363,7 @@ class Launch:
 
                 print(json.dumps(rows), file=document, flush=True)
             else:
-                print(timeline.profile_text(job, rows), flush=True)
+                print(timeline.profile_text(job.setup.ranks, rows), flush=True)
 
     def discard(self) -> None:
         """Removes unfinished files; does nothing after `finish`."""

@@ -75,6 +75,14 @@ def _sections(image: reader.Image) -> dict[str, int]:
     return {name: size for name, (_, size) in image.sections.items() if name}
 
 
+def axis_text(axis: dict[str, Any]) -> str:
+    return str(axis["name"]) if axis["size"] is None else f"{axis['name']}={axis['size']}"
+
+
+def shape_text(array: dict[str, Any]) -> str:
+    return ", ".join(infix(extent) for extent in array["shape"])
+
+
 # ---- the summary -------------------------------------------------------------------------------
 
 
@@ -88,17 +96,15 @@ def summary(image: reader.Image) -> Iterator[str]:
     words = reader.IndexWords(image.section(".spmd.index"))
     if words.patched:
         yield f"local       {words}: it runs on its own ranks only"
-    axes = (a["name"] if a["size"] is None else f"{a['name']}={a['size']}" for a in m["mesh"])
-    yield f"mesh        ({', '.join(axes)}), sizes bound at launch"
+    yield f"mesh        ({', '.join(map(axis_text, m['mesh']))}), sizes bound at launch"
     for s in m["scalars"]:
         yield f"scalar      {s['name']}: {s['dtype']} = {s['default']}"
     for kind, arrays in (("input", m["inputs"]), ("output", m["outputs"])):
         for a in arrays:
-            shape = ", ".join(infix(e) for e in a["shape"])
             given = ", has a default" if a.get("default") else ""
             yield (
-                f"{kind:<12}{a['name']}: {a['dtype']}[{shape}] over {layout_text(a['layout'])}, "
-                f"buffer {a['buffer']}{given}"
+                f"{kind:<12}{a['name']}: {a['dtype']}[{shape_text(a)}] "
+                f"over {layout_text(a['layout'])}, buffer {a['buffer']}{given}"
             )
     for c in m["conditions"]:
         yield f"condition   {c['text']}  ({c['place']})"

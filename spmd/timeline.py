@@ -192,29 +192,42 @@ def profile(job: Job, ranks: list[Rank]) -> list[dict[str, Any]]:
     return sorted(found, key=lambda row: -row["seconds"])
 
 
-def profile_text(job: Job, rows: list[dict[str, Any]]) -> str:
+HEAD = ("time", "share", "waits", "turns", "longest", "uneven", "bytes", "rate", "operation")
+_WIDTHS = (10, 6, 6, 8, 10, 7, 10, 12)
+
+
+def profile_text(ranks: int, rows: list[dict[str, Any]]) -> str:
     """The profile as a table."""
+    lines = [profile_title(ranks, rows)]
+    for cells in (HEAD, *profile_cells(rows)):
+        numbers = " ".join(f"{cell:>{width}}" for cell, width in zip(cells, _WIDTHS))
+        lines.append(f"{numbers}  {cells[-1]}")
     whole = sum(row["seconds"] for row in rows) or 1.0
-    lines = [
-        f"profile: {whole:.3f} s on each of {ranks_text(job.setup.ranks)}, the mean; "
-        "times are of all turns together",
-        f"{'time':>10} {'share':>6} {'waits':>6} {'turns':>8} {'longest':>10} {'uneven':>7} "
-        f"{'bytes':>10} {'rate':>12}  operation",
-    ]
-    for row in rows:
-        exchange = row["kind"] != "compute"
-        over = f" over {', '.join(row['axes'])}" if row["axes"] else ""
-        lines.append(
-            f"{_time(row['seconds']):>10} {row['seconds'] / whole:>6.1%} "
-            f"{format(row['waiting'], '.1%') if exchange else '':>6} {row['count']:>8} "
-            f"{_time(row['longest']):>10} {row['imbalance']:>6.2f}x "
-            f"{bytes_text(row['bytes']) if exchange else '':>10} "
-            f"{bytes_text(int(row['bandwidth'])) + '/s' if row['bandwidth'] else '':>12}  "
-            f"{_what(row)}{over}" + (f", {row['place']}: {row['text']}" if row["place"] else "")
-        )
     waiting = sum(row["seconds"] * row["waiting"] for row in rows) / whole
     lines.append(f"waiting: {waiting:.1%} of the time")
     return "\n".join(lines)
+
+
+def profile_title(ranks: int, rows: list[dict[str, Any]]) -> str:
+    whole = sum(row["seconds"] for row in rows) or 1.0
+    return (f"profile: {whole:.3f} s on each of {ranks_text(ranks)}, the mean; "
+            "times are of all turns together")  # fmt: skip
+
+
+def profile_cells(rows: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
+    """What stands in every row of the table, under HEAD."""
+    whole = sum(row["seconds"] for row in rows) or 1.0
+    for row in rows:
+        exchange = row["kind"] != "compute"
+        over = f" over {', '.join(row['axes'])}" if row["axes"] else ""
+        yield (
+            _time(row["seconds"]), f"{row['seconds'] / whole:.1%}",
+            f"{row['waiting']:.1%}" if exchange else "", str(row["count"]),
+            _time(row["longest"]), f"{row['imbalance']:.2f}x",
+            bytes_text(row["bytes"]) if exchange else "",
+            f"{bytes_text(int(row['bandwidth']))}/s" if row["bandwidth"] else "",
+            f"{_what(row)}{over}" + (f", {row['place']}: {row['text']}" if row["place"] else ""),
+        )  # fmt: skip
 
 
 def _time(seconds: float) -> str:

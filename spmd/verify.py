@@ -31,44 +31,53 @@ def main(options: Any) -> int:
     """Verifies every image. Raises what is wrong with the first that does not pass."""
     with shown():
         found = []
-    for path in options.image:
-        with loader.named(path):
-            found.append(verify(path, options))
+        for path in options.image:
+            with loader.named(path):
+                found.append(verify(path, options))
     if options.json:
         print(json.dumps(found if len(found) > 1 else found[0], indent=1))
         return 0
     for one in found:
-        print(_text(one))
+        print(as_text(one))
     return 0
 
 
 def verify(path: str, options: Any) -> dict[str, Any]:
-    """What was checked of one image."""
+    """What was checked of one image, as the command line asks."""
     image = reader.read(loader.read(path), host=False)
-    settings, given, _ = patched_in(image, options.set, options.mesh, None)
-    scalars = scalars_of(image.manifest, settings)
-    meshes, refused = _meshes(image.manifest, options.ranks, given, scalars)
+    asked = options.ranks, options.mesh, options.set
+    return checked(image, path, *asked, execute=options.execute)
+
+
+def checked(
+    image: reader.Image, path: str, ranks: Any, mesh: dict[str, int], settings: dict[str, Any],
+    execute: bool = False,
+) -> dict[str, Any]:  # fmt: skip
+    """What was checked of one image. ranks: several numbers, or None; execute: of a file only."""
+    patched, given, _ = patched_in(image, settings, mesh, None)
+    scalars = scalars_of(image.manifest, patched)
+    meshes, refused = _meshes(image.manifest, ranks, given, scalars)
     ledger = Ledger(image, path)
     check_scalars(scalars, set().union(*(row.used for row in ledger.exchanges)))
     pairs, sampled = 0, dict[int, str]()
-    for mesh in each(f"checking {path}: numbers of ranks", meshes):
-        if math.prod(mesh) > MOST:
+    for one in each(f"checking {path}: numbers of ranks", meshes):
+        if math.prod(one) > MOST:
             raise UsageError("too many ranks to verify", expected=f"up to {MOST}",
-                             found=str(math.prod(mesh)))  # fmt: skip
-        ledger.check_arrays(mesh, scalars)
-        if math.prod(mesh) <= ONE_BY_ONE:
-            pairs += ledger.check_exchanges(mesh, scalars)
+                             found=str(math.prod(one)))  # fmt: skip
+        ledger.check_arrays(one, scalars)
+        if math.prod(one) <= ONE_BY_ONE:
+            pairs += ledger.check_exchanges(one, scalars)
         else:
             from spmd import verify_many
 
-            found = verify_many.check(ledger, mesh, scalars)
+            found = verify_many.check(ledger, one, scalars)
             pairs, sampled = pairs + found.transfers, sampled | found.sampled
     executed = 0
-    if options.execute:
+    if execute:
         at(f"running the plan functions of {path}")
         reader.check_machine(image.machine)
         reader.check_features(image.manifest["target"])
-        executed = _execute(path, meshes, options.set)
+        executed = _execute(path, meshes, settings)
     return {
         "image": path, "bytes": len(image.data), "digest": image.digest,
         "elsewhere": _elsewhere(image),
@@ -140,7 +149,7 @@ def _local(image: reader.Image) -> str:
     return str(words) if words.patched else ""
 
 
-def _text(one: dict[str, Any]) -> str:
+def as_text(one: dict[str, Any]) -> str:
     ranks, refused = sizes.runs_text(one["ranks"]), sizes.runs_text(one["refused"])
     lines = [
         f"{one['image']}: whole, {bytes_text(one['bytes'])}, digest {one['digest'][:16]}…",

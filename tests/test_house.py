@@ -58,9 +58,9 @@ ONLY = {
 
 # What ranks under mpirun never import at start: these may use NumPy and the compiler.
 HEAVY = (
-    "spmd.bench_programs", "spmd.doctor", "spmd.doctor_mpi", "spmd.image", "spmd.numpy",
-    "spmd.parts", "spmd.show", "spmd.source", "spmd.verify_many", "spmd.verify_search",
-    "spmd.verify_terms",
+    "spmd.bench_programs", "spmd.distributed", "spmd.doctor", "spmd.doctor_mpi", "spmd.image",
+    "spmd.numpy", "spmd.opened", "spmd.parts", "spmd.show", "spmd.source", "spmd.verify_many",
+    "spmd.verify_search", "spmd.verify_terms",
 )
 LIGHT = (
     "codegen", "codegen.checks", "codegen.elf", "codegen.elf_dynamic", "codegen.errors",

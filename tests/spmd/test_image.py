@@ -36,8 +36,8 @@ def scale(n: int = 10):
 
 
 @spmd.program(mesh=("x", "y"))
-def transposed(n: int = 7):
-    u = spmd.input("u", (n, n + 1), np.float32, layout=("x", "y"))
+def transposed(n: int = 7, m: int = 8):
+    u = spmd.input("u", (n, m), np.float32, layout=("x", "y"))
     small = spmd.input("small", (3,), np.int16, layout=(None,), default=lambda i: i)
 
     @spmd.shard_map(mesh=("x", "y"), out_layouts=(("y", "x"), (None,)))
@@ -299,6 +299,20 @@ assert (whole is None) == (comm.rank != 0)
 if comm.rank == 0:
     np.testing.assert_array_equal(whole, 3 * u)
 np.testing.assert_allclose(out["total"].local, 3 * u.sum())
+np.testing.assert_allclose(np.asarray(out["total"]), 3 * u.sum())  # all have it
+assert f"here [{begin}:{begin + len(v.local)}]" in repr(v), repr(v)
+try:
+    assert np.array_equal(np.asarray(v), 3 * u) and comm.size == 1
+except spmd.UsageError as error:
+    assert comm.size > 1 and "out.gather(root=0)" in str(error)
+for keep in ((), "v"):  # outputs handed in again as they are
+    with image.open(comm=comm, keep=keep) as job:
+        first = again = job(u=u)
+        for k in range(2):
+            again = job(u=again["v"], factor=2.0)
+        assert again["v"].is_held() == bool(keep)
+        np.testing.assert_array_equal(again["v"].local, 8 * u[begin : begin + len(v.local)])
+    np.testing.assert_array_equal(again["v"].local, 8 * u[begin : begin + len(v.local)])
 with image.open(comm=comm) as job:
     for k in range(3):
         part = u[begin : begin + len(v.local)] + k
@@ -306,6 +320,15 @@ with image.open(comm=comm) as job:
         np.testing.assert_array_equal(again["v"].local, 2 * part)
 alone = image.run(ranks=3, u=u)["v"]
 np.testing.assert_array_equal(alone, 2 * u)
+if comm.size > 1:
+    turned = spmd.load(sys.argv[2])
+    with turned.open(comm=comm, keep=True) as job:
+        out = job(u=np.zeros((8, 8), "f4"))[0]
+        try:
+            job(u=out)
+            raise SystemExit("a part of columns became one of rows")
+        except spmd.SpmdError as error:
+            assert "was given an output of another layout" in str(error), error
 try:
     job = image.run(comm=comm, u=spmd.local(np.ones(77)))
 except Exception as error:
@@ -318,9 +341,10 @@ print("right", flush=True)
 @pytest.mark.parametrize("processes", [1, 3])
 def test_inside_an_mpi_program(image: Any, tmp_path: Path, processes: int) -> None:
     image.save(tmp_path / "a.img")
+    spmd.build(transposed, n=8).save(tmp_path / "t.img")
     (tmp_path / "script.py").write_text(COMM)
     done = run(["mpirun", "-n", processes, sys.executable, tmp_path / "script.py",
-                tmp_path / "a.img"]).expect(0)  # fmt: skip
+                tmp_path / "a.img", tmp_path / "t.img"]).expect(0)  # fmt: skip
     assert done.out.count("right") == processes
 
 

@@ -1,0 +1,159 @@
+"""Arrays whose parts lie in several places: inputs and outputs of the processes of a communicator,
+and outputs that stay in the memory of the ranks.
+
+In: a job that has run. Out: this process's part, or the whole array in one process.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from codegen import dtypes
+from codegen.errors import UsageError
+from spmd import parts, report
+from spmd.job import Global, Job
+from spmd.mistakes import plainly
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+class Local:
+    """This process's part of an input: see `local`."""
+
+    def __init__(self, part: Any, offsets: tuple[int, ...] | None = None) -> None:
+        self.part = dtypes.as_numpy(part)
+        self.offsets = offsets  # where it begins, if that is known
+
+
+def local(part: Any) -> Local:
+    """Marks an array as this rank's shard of an input, for `image.run(comm=comm,
+    u=spmd.local(part))`.
+
+    Its shape is that of the shard: balanced blocks, the larger ones first, as numpy.array_split
+    cuts. Without it, every process gives the whole array.
+    """
+    return Local(part)
+
+
+class Distributed:
+    """An output whose parts lie with the ranks: of a run with `comm=`, or of a job with `keep=`.
+
+    `shape` and `dtype` are those of the whole array. `local` is the part of this process, an array
+    of its own, and `offsets` say where it begins in the whole array, for each dim. A process that
+    hosts all ranks has all of it. As an input of the next call it is handed in as it is.
+
+    Example::
+
+        out = image.run(comm=comm, u=u)     # in every process
+        print(out.local, out.offsets)       # the part of this process
+        whole = out.gather(root=0)          # the whole array in process 0, None in the others
+
+    NumPy's functions take it where this process has all of it: `np.asarray(out)`.
+    """
+
+    def __init__(self, job: Job, number: int, one_rank: bool, kept: bool) -> None:
+        output = job.manifest["outputs"][number]
+        self.name: str = output["name"]
+        self.shape, self.dtype = job.setup.shape(output), report.numpy_dtype(output["dtype"])
+        self._processes, self._number = job.processes, number
+        self._rank = job.setup.first if one_rank else None
+        self.offsets, self._extent = (0,) * len(self.shape), self.shape
+        if one_rank:
+            offset, extent, _ = job.shard(job.outputs + number, job.setup.first)
+            self.offsets, self._extent = tuple(offset), tuple(extent)
+        self._job, self._turn = job, job.turns
+        self._local: np.ndarray | None = None
+        if not kept:
+            self.copy_out()
+
+    def is_held(self) -> bool:
+        """Whether its parts lie in the memory of the ranks, and nowhere else."""
+        return self._local is None and self._job.turns == self._turn
+
+    def lies_in(self, job: Job | None) -> bool:
+        """Whether it is held by the ranks of this job."""
+        return self._job is job and self.is_held()
+
+    @property
+    def number(self) -> int:
+        """Which of the outputs it is."""
+        return self._number
+
+    def copy_out(self) -> None:
+        """Copies the part of this process out of the memory of the ranks, once."""
+        if self._local is not None:
+            return
+        if not self.is_held():
+            raise UsageError(
+                f"output {self.name} was kept on the ranks, and their job has been called again",
+                expected="the outputs of the latest call",
+                remedy="np.asarray(out) before the next call, or leave the output out of keep=",
+            )
+        array = np.empty(self._extent, self.dtype)
+        start = sum(o * s for o, s in zip(self.offsets, array.strides, strict=True))
+        dtype = self._job.manifest["outputs"][self._number]["dtype"]
+        into = Global(address(array) - start, dtype, self.shape, array.strides)
+        self._job.get(self._number, into, self._rank)
+        self._local = array
+
+    @property
+    @plainly
+    def local(self) -> np.ndarray:
+        """The part of this process. What is kept on the ranks is copied when it is asked for.
+
+        Raises UsageError once the job of a kept output has been called again.
+        """
+        self.copy_out()
+        assert self._local is not None
+        return self._local
+
+    @plainly
+    def gather(self, root: int = 0) -> np.ndarray | None:
+        """The whole array in process `root`, None in the others. Every process must call it.
+
+        Example::
+
+            whole = out.gather(root=0)
+            if comm.rank == 0:
+                np.save("u.npy", whole)
+        """
+        part = [(self.offsets, self.local)]
+        if self._processes.count == 1:
+            return self.local
+        with self._processes.waiting:
+            return parts.gather(self._processes.comm, part, self.shape, self.dtype, root)
+
+    @plainly
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """The whole array, where this process has all of it. Raises UsageError elsewhere."""
+        if self._extent != self.shape:
+            raise UsageError(
+                f"this process has only a part of output {self.name}",
+                expected=f"an array of shape {self.shape}",
+                found=f"a part of shape {self._extent}; the other processes have the rest",
+                remedy="whole = out.gather(root=0) in every process, or out.local for this part",
+            )
+        return np.array(self.local, dtype, copy=copy)
+
+    def __repr__(self) -> str:
+        here = ", ".join(f"{o}:{o + e}" for o, e in zip(self.offsets, self._extent))
+        head = f"<spmd.Distributed {self.name}: {self.dtype} {self.shape}"
+        if self._local is not None:
+            text = np.array2string(self._local, threshold=report.SMALL)
+            return f"{head}, here [{here}]:\n{text}>"
+        return f"{head}, " + ("kept on the ranks>" if self.is_held() else "no longer there>")
+
+    def _repr_html_(self) -> str:
+        from spmd.tables import pre
+
+        return pre(repr(self))
+
+
+def address(array: np.ndarray) -> int:
+    return int(array.__array_interface__["data"][0])
+
+
+def global_of(array: np.ndarray, dtype: str) -> Global:
+    return Global(address(array), dtype, array.shape, array.strides)

@@ -1,0 +1,430 @@
+"""An image that stays loaded, and what a call of it does: arrays in, one run, arrays out.
+
+In: options of a run, then inputs and scalars by name, as often as you like. Out: what the program
+returns. Always holds: outputs that are kept stay in the memory of the ranks until the next call.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import weakref
+from _thread import allocate_lock, get_ident
+from contextlib import contextmanager
+
+import numpy as np
+
+from codegen import dtypes
+from codegen.errors import EnvironmentFault, InputError, UsageError
+from codegen.mesh import checked_count, checked_sizes
+from spmd import launch, launchers, presence, report, sizes, tables, timeline
+from spmd.arguments import check_array, check_given, check_names, patched_in, scalars_of
+from spmd.distributed import Distributed, Local, address, global_of
+from spmd.engine import ffi
+from spmd.job import ALGORITHMS, BARRIERS, Global, Job, Setup
+from spmd.mistakes import plainly
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from typing import Any
+
+    from spmd.image import Image
+
+
+class Opened:
+    """An image that stays loaded: what image.open gives. It is loaded again only when a scalar
+    changes.
+    """
+
+    def __init__(
+        self,
+        image: Image,
+        ranks: int | None,
+        mesh: Mapping[str, int] | None,
+        threads: int | None,
+        algorithm: str,
+        barrier: str,
+        transport: str,
+        time_limit: float,
+        comm: Any,
+        keep: Any = (),
+    ) -> None:
+        self.keep = _kept(image.manifest, keep)
+        self._latest: list[weakref.ref[Distributed]] = []  # outputs of the latest call, kept
+        self._times: bool | None = None  # whether times are kept, and single events too
+        self.image, self.ranks, self.threads = image, ranks, threads
+        self.mesh: Any = {} if mesh is None else mesh
+        self.algorithm, self.barrier = algorithm, barrier
+        self.transport, self.time_limit = transport, time_limit
+        self._owner, self._turn, self._thread = os.getpid(), allocate_lock(), 0
+        if comm is not None:
+            if not hasattr(comm, "Get_rank"):
+                raise UsageError(f"comm={comm!r} is not a communicator", found=type(comm).__name__,
+                                 expected="comm=MPI.COMM_WORLD, of mpi4py")  # fmt: skip
+            self._check_launcher()
+        self.processes = launch.Processes(comm)
+        self.distributed = comm is not None
+        self._checked = image._checked
+        self._job: Job | None = None
+        if self.processes.count > 1:
+            launch.end_all_on_error()
+            self.processes.attend(time_limit if _is_limit(time_limit) else launch.TIME_LIMIT)
+        else:
+            self._check()
+
+    def _check_launcher(self) -> None:
+        if presence.is_forked():
+            raise UsageError(
+                "a process that was forked cannot use the MPI of the one that it was forked from",
+                remedy="leave comm= out, or make the process by mpirun",
+            )
+        try:
+            launchers.check_world()
+        except EnvironmentFault as error:
+            launch.end_all_on_error()  # with its exit code
+            if launch.launcher()[0]:
+                raise launch.Elsewhere(error.exit_code, str(error)) from None
+            raise
+
+    def _check(self) -> None:
+        """The options. With several processes all of them must hear of a wrong one."""
+        names = tuple(axis["name"] for axis in self.image.manifest["mesh"])
+        self.mesh = checked_sizes(self.mesh, names)
+        for what in ("ranks", "threads"):
+            if (count := getattr(self, what)) is not None:
+                setattr(self, what, checked_count(what, count))
+        for what, name, known in (
+            ("algorithm", self.algorithm, ALGORITHMS),
+            ("barrier", self.barrier, BARRIERS),
+            ("transport", self.transport, launch.TRANSPORTS),
+        ):
+            if name not in known:
+                raise UsageError(f"there is no {what} {name!r}", expected=", ".join(known))
+        if not _is_limit(self.time_limit):
+            raise UsageError(
+                f"time_limit {self.time_limit!r} is not a number of seconds",
+                expected=f"0 (for ever) to {launch.MOST_SECONDS:.0f}",
+            )
+        if self.distributed and self.ranks not in (None, self.processes.count):
+            raise UsageError("with comm= every process is one rank", found=f"ranks={self.ranks}")
+
+    def __enter__(self) -> Opened:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        if self.processes.count > 1 and os.getpid() == self._owner:
+            if isinstance(error, SystemExit):
+                if error.code:
+                    launch.end_all(error)
+            elif error is not None:
+                setattr(error, launch.LEFT, True)
+                if self._job is not None:
+                    self._job.broken = True  # the others are not leaving, they may be running
+                    text = f"process {self.processes.number} left"
+                    self._job.abort(report.exit_code(error), text)
+        self.close()
+
+    @plainly
+    def close(self) -> None:
+        """Gives the job's memory back; kept outputs that somebody still has are copied out first.
+
+        In a forked child it does nothing.
+        """
+        if os.getpid() == self._owner:
+            with self._alone(waits=True):
+                if self._job is not None and not self._job.broken:
+                    for reference in self._latest:
+                        if (output := reference()) is not None and output.is_held():
+                            output.copy_out()
+                self._close()
+
+    def _close(self) -> None:
+        if self._job is not None:
+            self._job.close()
+            self._job = None
+
+    @contextmanager
+    def _alone(self, waits: bool) -> Iterator[None]:
+        """The engine runs one call of a job at a time; the calls of other threads wait.
+
+        With several processes they are refused: each could make another one of them first.
+        """
+        if os.getpid() != self._owner:
+            raise UsageError(
+                f"this job was opened by process {self._owner}, from which this one was forked",
+                expected="a job of its own: threads and memory of the engine are not copied",
+                remedy="image.open in the child, or multiprocessing's start method 'spawn'",
+            )
+        if self._thread == get_ident() or not self._turn.acquire(blocking=waits):
+            raise UsageError(
+                "this job is called while another call of it runs",
+                expected="one call after the other, in the same order on every process",
+                remedy="call it from one thread, or open the image once for each thread, with a "
+                "communicator of its own (comm.Dup())",
+            )
+        self._thread = get_ident()
+        try:
+            yield
+        finally:
+            self._thread = 0
+            self._turn.release()
+
+    @plainly
+    def __call__(self, **arguments: Any) -> Any:
+        """Runs the program once with these inputs and scalars, by name.
+
+        An output that this job kept, or that a run with comm= gave, can be an input as it is:
+        `out = job(u=out["u"])`.
+
+        Calls from several threads run one after the other; with several processes a second one is
+        refused. Raises UsageError for that, and in a forked child.
+        """
+        with self._alone(waits=self.processes.count == 1):
+            return self._call(arguments)
+
+    def _profiled(self, arguments: dict[str, Any]) -> tables.Profile:
+        """Runs once; where the time went, on all ranks, in every process."""
+        ranks, times = self._measured(arguments, events=False)
+        assert self._job is not None
+        rows = self.processes.broadcast(timeline.profile(self._job, times) if times else None)
+        inside = tables.rows_html(timeline.profile_title(ranks, rows), timeline.HEAD,
+                                  list(timeline.profile_cells(rows)))  # fmt: skip
+        return tables.Profile(rows, timeline.profile_text(ranks, rows), inside)
+
+    def _timed(self, path: str, arguments: dict[str, Any]) -> str:
+        """Runs once; process 0 writes what every rank did when. What there is to say of it."""
+        _, times = self._measured(arguments, events=True)
+        job = self._job
+        assert job is not None
+        return str(self.processes.from_first(lambda: timeline.write(path, job, times)))
+
+    def _measured(
+        self, arguments: dict[str, Any], events: bool
+    ) -> tuple[int, list[timeline.Rank]]:
+        """How many ranks ran, and in process 0 their times."""
+        self._times = events
+        self(**arguments)
+        assert self._job is not None
+        return self._job.setup.ranks, timeline.gather(self._job)
+
+    def _call(self, arguments: dict[str, Any]) -> Any:
+        manifest = self.image.manifest
+        met = self.processes.meet(lambda: self._prepare(arguments))
+        setup = self._setup(launch.agree(self.processes, met, self.transport))
+        if self._job is None or self._job.setup.words != setup.words:
+            for value in self.arrays.values():
+                if isinstance(value, Distributed):
+                    value.copy_out()
+            self._close()
+            self._job = Job(self._checked, setup, self.processes, self.time_limit)
+            if self._times is not None:
+                timeline.keep(self._job, self._times)
+        job = self._job
+        try:
+            self.processes.together(lambda: self._compute(job))
+        except BaseException:
+            self._close()
+            raise
+        outputs = [self._output(job, k) for k in range(len(manifest["outputs"]))]
+        self._latest = [weakref.ref(output) for output in outputs
+                        if isinstance(output, Distributed) and output.is_held()]  # fmt: skip
+        names = [output["name"] for output in manifest["outputs"]]
+        return structure(manifest["returns"], dict(zip(names, outputs, strict=True)))
+
+    def _prepare(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Sorts the arguments and checks them; returns what all processes must share."""
+        self._check()
+        manifest = self.image.manifest
+        known = [array["name"] for array in manifest["inputs"]]
+        names = [scalar["name"] for scalar in manifest["scalars"]]
+        for name in arguments:
+            if name not in known + names and name not in manifest["parameters"]:
+                raise UsageError(
+                    f"the program has no input or scalar {name!r}",
+                    expected=", ".join(known + names) or "no inputs and no scalars",
+                )
+        given = {name: value for name, value in arguments.items() if name in known}
+        settings, mesh, ranks = patched_in(
+            self._checked.image,
+            {name: value for name, value in arguments.items() if name not in known},
+            self.mesh,
+            self.ranks,
+        )
+        self.scalars = scalars_of(manifest, settings)
+        check_names(manifest["inputs"], given, "input", "")
+        check_given(manifest, given)
+        self.bound = sizes.bind_mesh(manifest, ranks, mesh, self.scalars, self.processes.count)
+        setup = self._setup()
+        self.arrays = {
+            array["name"]: _fitting(array, setup.shape(array), given[array["name"]])
+            for array in manifest["inputs"]
+            if array["name"] in given
+        }
+        return launch.mine(
+            self.image.digest,
+            {
+                "mesh": self.bound, **self.scalars, "inputs": sorted(given),
+                "algorithm": self.algorithm, "barrier": self.barrier,
+                "transport": self.transport,
+                "time_limit": self.time_limit,
+            },  # fmt: skip
+            setup.first,
+            setup.count,
+        )
+
+    def _setup(self, hosts: launch.Hosts | None = None) -> Setup:
+        return Setup(
+            self.image.manifest, self.processes, self.bound, self.scalars, self.threads, hosts,
+            self.algorithm, self.barrier,
+        )
+
+    def _compute(self, job: Job) -> None:
+        try:
+            job.forget()
+            self._hand_over(job)
+            for number, array in enumerate(self.image.manifest["inputs"]):
+                value = self.arrays.get(array["name"])
+                if isinstance(value, Local):
+                    self._put_part(job, number, array, value)
+                elif value is not None:
+                    assert isinstance(value, np.ndarray)  # the others have been handed over
+                    job.put(array["name"], global_of(value, array["dtype"]))
+        except BaseException as error:
+            job.abort(report.exit_code(error), str(error))
+            raise
+        finally:
+            self.arrays = {}
+        presence.show(presence.COMPUTES)
+        job.run()
+
+    def _hand_over(self, job: Job) -> None:
+        """Outputs of the last call become inputs inside the memory of every rank.
+
+        Those whose layouts differ go through Python where this process has all of them.
+        """
+        moves: list[tuple[Any, int, int]] = []  # from, to, bytes
+        for number, array in enumerate(self.image.manifest["inputs"]):
+            value = self.arrays.get(array["name"])
+            if not isinstance(value, Distributed):
+                continue
+            if not value.lies_in(job) or (found := _moves(job, value, number)) is None:
+                self.arrays[array["name"]] = (
+                    Local(value.local, value.offsets) if self.distributed else value.local
+                )
+            else:
+                moves += found
+                job.given[number] = 1
+                del self.arrays[array["name"]]
+        # Memory of one array may be that of another: what would be overwritten is read first.
+        targets = [(to, to + size) for _, to, size in moves]
+        for k, (start, to, size) in enumerate(moves):
+            others = (t for j, t in enumerate(targets) if j != k)
+            if any(start < high and low < start + size for low, high in others):
+                staged = ffi.new("char[]", size)
+                ffi.memmove(staged, ffi.cast("char *", start), size)
+                moves[k] = staged, to, size
+        for start, to, size in moves:
+            ffi.memmove(ffi.cast("char *", to), ffi.cast("char *", start), size)
+
+    def _put_part(self, job: Job, number: int, array: dict[str, Any], given: Local) -> None:
+        """One rank's shard: a global array of which only this part is there."""
+        rank, part = job.setup.first, given.part
+        offset, extent, _ = job.shard(number, rank)
+        found = given.offsets, part.shape
+        if given.offsets is not None and found != (tuple(offset), tuple(extent)):
+            raise UsageError(
+                f"input {array['name']} was given an output of another layout",
+                expected=f"the part of shape {tuple(extent)} that begins at {tuple(offset)}",
+                found=f"the part of shape {part.shape} that begins at {given.offsets}",
+                remedy="give output and input one layout in the program; or out.gather(), "
+                "comm.bcast, and hand in the whole array",
+            )
+        check_array(array, tuple(extent), part)
+        start = sum(o * s for o, s in zip(offset, part.strides, strict=True))
+        shape = job.setup.shape(array)
+        base = address(part) - start
+        job.put(array["name"], Global(base, array["dtype"], shape, part.strides), rank)
+
+    def _output(self, job: Job, number: int) -> Any:
+        output = self.image.manifest["outputs"][number]
+        kept = output["name"] in self.keep
+        if self.distributed or kept:
+            return Distributed(job, number, self.distributed, kept)
+        array = np.empty(job.setup.shape(output), report.numpy_dtype(output["dtype"]))
+        job.get(number, global_of(array, output["dtype"]))
+        return array
+
+
+def _kept(manifest: dict[str, Any], keep: Any) -> tuple[str, ...]:
+    """The names of the outputs that stay on the ranks. True: all of them."""
+    known = [output["name"] for output in manifest["outputs"]]
+    if isinstance(keep, bool):
+        return tuple(known) if keep else ()
+    names = (keep,) if isinstance(keep, str) else tuple(keep)
+    for name in names:
+        if name not in known:
+            raise UsageError(f"keep={name!r}: the program has no output {name!r}",
+                             expected=", ".join(map(str, known)) or "no outputs")  # fmt: skip
+    return names
+
+
+def _moves(job: Job, value: Distributed, number: int) -> list[tuple[int, int, int]] | None:
+    """From where to where, and how many bytes, for every hosted rank; None: other layouts."""
+    moves = []
+    for rank in range(job.setup.first, job.setup.first + job.setup.count):
+        *source, start = job.shard(job.outputs + value.number, rank)
+        *target, to = job.shard(number, rank)
+        if source != target:
+            return None
+        size = math.prod(source[1]) * value.dtype.itemsize
+        if size and start != to:
+            moves.append((start, to, size))
+    return moves
+
+
+def structure(returns: str, outputs: dict[str, Any]) -> Any:
+    """Outputs as the program returned them: what was nested has names with dots."""
+    if returns == "array":
+        return next(iter(outputs.values()))
+    inner: dict[str, dict[str, Any]] = {}
+    for name, value in outputs.items():
+        head, _, rest = name.partition(".")
+        inner.setdefault(head, {})[rest] = value
+    built = {}
+    for head, within in inner.items():
+        numbered = list(within) == [str(k) for k in range(len(within))]
+        leaf = list(within) == [""]
+        built[head] = within[""] if leaf else structure("tuple" if numbered else "dict", within)
+    return tuple(built.values()) if returns == "tuple" else built
+
+
+def _is_limit(limit: object) -> bool:
+    return isinstance(limit, (int, float)) and 0 <= limit < launch.MOST_SECONDS
+
+
+def _fitting(
+    declared: dict[str, Any], shape: tuple[int, ...], value: Any
+) -> np.ndarray | Local | Distributed:
+    """An array of the declared dtype. Only conversions that lose nothing are made."""
+    if isinstance(value, Distributed):
+        check_array(declared, shape, value)
+        if not value.is_held():
+            value.copy_out()  # of an earlier call of a job: refused
+        return value
+    part = value.part if isinstance(value, Local) else dtypes.as_numpy(value)
+    wanted = report.numpy_dtype(declared["dtype"])
+    # Lists and Python numbers have no dtype of their own: they adapt, as in NumPy.
+    casting: Any = "safe" if hasattr(value, "dtype") or isinstance(value, Local) else "same_kind"
+    if not np.can_cast(part.dtype, wanted, casting):
+        raise InputError(
+            f"input {declared['name']} has dtype {part.dtype}, which does not fit {wanted}",
+            expected=str(wanted),
+            found=str(part.dtype),
+            remedy=f"array.astype({declared['dtype']!r})",
+        )
+    part = part.astype(wanted, copy=False)
+    if isinstance(value, Local):
+        return Local(part)
+    check_array(declared, shape, part)
+    return part

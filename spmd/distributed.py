@@ -44,13 +44,19 @@ class Distributed:
     of its own, and `offsets` say where it begins in the whole array, for each dim. A process that
     hosts all ranks has all of it. As an input of the next call it is handed in as it is.
 
+    NumPy's functions take it where this process has all of it. Elsewhere, `out.gather()`.
+
     Example::
 
-        out = image.run(comm=comm, u=u)     # in every process
-        print(out.local, out.offsets)       # the part of this process
-        whole = out.gather(root=0)          # the whole array in process 0, None in the others
+        @program(mesh=("r",))
+        def halves(n: int = 8):
+            return spmd.input("u", (n,), np.float64, layout=("r",)) / 2
 
-    NumPy's functions take it where this process has all of it: `np.asarray(out)`.
+        image = spmd.build(halves)
+        with image.open(ranks=4, keep=True) as job:
+            out = job(u=np.arange(8.0))
+            out = job(u=out)
+        print(np.asarray(out))    # [0.   0.25 0.5  0.75 1.   1.25 1.5  1.75]
     """
 
     def __init__(self, job: Job, number: int, one_rank: bool, kept: bool) -> None:
@@ -111,9 +117,7 @@ class Distributed:
 
     @plainly
     def gather(self, root: int = 0) -> np.ndarray | None:
-        """The whole array in process `root`, None in the others. Every process must call it.
-
-        Example::
+        """The whole array in process `root`, None in the others. Every process must call it::
 
             whole = out.gather(root=0)
             if comm.rank == 0:

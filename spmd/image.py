@@ -230,10 +230,13 @@ class Image:
 
         Example::
 
-            profile = image.profile(ranks=4, u=u)
-            profile                         # the table
-            profile[0]["seconds"]           # of the operation that took longest
-            profile.plot()
+            @program(mesh=("r",))
+            def halves(n: int = 8):
+                return spmd.input("u", (n,), np.float64, layout=("r",)) / 2
+
+            image = spmd.build(halves)
+            profile = image.profile(ranks=4, u=np.arange(8.0))
+            print(profile[0]["kind"], profile[0]["count"])    # compute 1
         """
         with self.open(
             ranks=ranks, mesh=mesh, threads=threads, algorithm=algorithm, barrier=barrier,
@@ -260,10 +263,6 @@ class Image:
 
         Takes what `run` takes. Returns a sentence with the path; ui.perfetto.dev opens the file.
         Raises OutputError, before it runs, for a file that cannot be written.
-
-        Example::
-
-            image.timeline("heat.json", ranks=4, u=u)
         """
         path = os.fspath(path)
         timeline.check(path)
@@ -284,8 +283,13 @@ class Image:
 
         Example::
 
-            image.layouts(ranks=4)              # the table
-            image.layouts(ranks=4).exchanges    # its second part, as rows
+            @program(mesh=("r",))
+            def halves(n: int = 8):
+                return spmd.input("u", (n,), np.float64, layout=("r",)) / 2
+
+            image = spmd.build(halves)
+            table = image.layouts(ranks=4)
+            print(table[0]["name"], table[0]["rank_bytes"], table.exchanges)    # u 16 []
         """
         names = tuple(axis["name"] for axis in self.manifest["mesh"])
         sizes = checked_sizes({} if mesh is None else mesh, names)

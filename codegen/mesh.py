@@ -185,6 +185,11 @@ def local_offset(mesh: Mesh, extent: IntLike, entry: LayoutEntry) -> Expr:
     return block_offset(extent, mesh.size(entry), mesh.position(entry))
 
 
+def as_written(layout: Layout) -> tuple[Any, ...]:
+    """A layout as users write it: ("x", None, ("x", "y"))."""
+    return tuple(e[0] if len(e) == 1 else (e or None) for e in layout)
+
+
 def checked_count(what: str, value: Any) -> int:
     """A number of ranks or of threads, as a user gives it. Raises UsageError."""
     try:

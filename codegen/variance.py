@@ -6,13 +6,14 @@ Always holds: a value that is not said to vary over an axis is equal on all rank
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from codegen import expr, ops
+from codegen.errors import Place
 from codegen.expr import Expr
-from codegen.ir import ArrayType, Op, Region, Value
-from codegen.mesh import Mesh
+from codegen.ir import ArrayType, Op, Region, Value, walk
+from codegen.mesh import Layout, Mesh
 
 Axes = frozenset[str]
 NONE: Axes = frozenset()
@@ -131,3 +132,61 @@ class Received(Variance):
             return axes - members
         # pieces and prefixes differ between members by what they are
         return axes | members if op.kind in ("permute", "redistribute", "all_to_all") else axes
+
+
+class InBody:
+    """One shard_map: over which axes its values may vary, over which surely, and because of what.
+
+    layouts: of its arguments.
+    """
+
+    def __init__(self, mesh: Mesh, body: Region, layouts: Sequence[Layout]) -> None:
+        self.body = body
+        split = {v: [a for entry in layout for a in entry]
+                 for v, layout in zip(body.args, layouts, strict=True)}  # fmt: skip
+        self._varies, self._received = Variance(mesh, split), Received(mesh)
+        self._varies.region(body)
+        self._received.region(body)
+        self.made = {v: op for op in walk(body) for v in op.results}
+        self._ends = {
+            arg: (loop.operands[k], region.results[k] if region is loop.regions[-1] else arg)
+            for loop in walk(body) if loop.kind == "loop"
+            for region in loop.regions for k, arg in enumerate(region.args)
+        }  # fmt: skip
+
+    def varies(self, value: Value) -> Axes:
+        """Along other axes it is equal on all ranks."""
+        return self._varies.values([value])
+
+    def surely(self, value: Value) -> Axes:
+        """Those of `varies` along which nothing that other ranks sent can make it equal again."""
+        return self.varies(value) - self._received.values([value])
+
+    def cause(self, value: Value, axis: str) -> tuple[str, Place | None]:
+        """Why a value varies over an axis: what the index, or an argument, goes into."""
+        seen: set[Value] = set()
+        left = [value]
+        found: Place | None = None
+        while left:
+            value = left.pop()
+            if value in seen or axis not in self.varies(value):
+                continue
+            seen.add(value)
+            op = self.made.get(value)
+            if op is None and value in self.body.args:
+                return f'argument "{value.name}", which is split over "{axis}", goes in', found
+            before = self._ends.get(value, ()) if op is None else tuple(self._before(op, value))
+            found = op.place if op else found
+            if op is not None and not any(axis in self.varies(v) for v in before):
+                break
+            left += before
+        return f'the index along "{axis}" goes in', found
+
+    def _before(self, op: Op, value: Value) -> Iterator[Value]:
+        """What a result follows from."""
+        k = op.results.index(value)
+        if op.kind in ("loop", "branch"):
+            inner = op.regions[-1:] if op.kind == "loop" else op.regions
+            yield from (region.results[k] for region in inner)
+            yield from op.regions[0].results if op.kind == "loop" and len(op.regions) > 1 else ()
+        yield from op.operands

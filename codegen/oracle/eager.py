@@ -8,6 +8,7 @@ Always holds: shards, and what a rank receives, are copies.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,9 @@ import ml_dtypes  # noqa: F401  so that NumPy knows the name bfloat16
 import numpy as np
 
 from codegen import dtypes
-from codegen.errors import InputError, MeshError, UsageError
+from codegen.errors import InputError, LayoutError, MeshError, SpmdError, UsageError
+from codegen.ir import Module, layout_text, walk
+from codegen.mesh import Layout, as_written
 from codegen.oracle.common import Common
 from codegen.oracle.local import EagerArray, whole
 from codegen.oracle.ranks import Rank, Shards
@@ -33,16 +36,18 @@ def run(
     function: Callable[..., Any],
     axes: Mapping[str, int],
     given: Mapping[str, Any],
+    graph: Callable[[], Module],
     prints: list[str] | None = None,
 ) -> Any:
     """What the program's function returns, with whole NumPy arrays as leaves.
 
     axes: ranks along each mesh axis, in order. given: parameters, inputs and scalars by name.
-    prints collects what spmd.print says; by default it goes to standard output.
+    graph captures the program: for layouts of results that the compiler knows and plain NumPy does
+    not. prints collects what spmd.print says; by default it goes to standard output.
     """
     parameters = inspect.signature(function).parameters
     own = {k: v for k, v in given.items() if k in parameters}
-    world = World(axes, {k: v for k, v in given.items() if k not in parameters}, prints)
+    world = World(axes, {k: v for k, v in given.items() if k not in parameters}, graph, prints)
     with running_eagerly(world), np.errstate(all="ignore"):
         result = function(**own)
     if unknown := set(world.given) - world.declared:
@@ -76,9 +81,11 @@ class World(Common):
     """The functions of `spmd` in the program itself: arrays are whole."""
 
     def __init__(
-        self, axes: Mapping[str, int], given: Mapping[str, Any], prints: list[str] | None
-    ) -> None:
+        self, axes: Mapping[str, int], given: Mapping[str, Any], graph: Callable[[], Module],
+        prints: list[str] | None,
+    ) -> None:  # fmt: skip
         super().__init__(axes, prints)
+        self.graph = functools.cache(graph)
         self.given = given
         self.declared: set[str] = set()
         grid = itertools.product(*(range(n) for n in self.axes.values()))
@@ -144,11 +151,55 @@ class World(Common):
         results = crew.run(bodies)
         flat = [[x for x in leaves(r) if x is not None] for r in results]
         several = isinstance(results[0], (tuple, list, dict))
-        layouts = spread(out_layouts, results[0] if several else (np.asarray(results[0]),))
+        if out_layouts is ...:
+            arrays = zip((x for x in leaves(tuple(args)) if x is not None), specs, strict=True)
+            taken = [self.shards.entries(spec, x.ndim) for x, spec in arrays
+                     if isinstance(x, EagerArray)]  # fmt: skip
+            layouts = self._computed_layouts(taken, [np.ndim(x) for x in flat[0]])
+        else:
+            layouts = spread(out_layouts, results[0] if several else (np.asarray(results[0]),))
         joined = iter([
             self.shards.join([r[j] for r in flat], layouts[j]) for j in range(len(flat[0]))
         ])  # fmt: skip
         return map_tree(lambda _: next(joined), results[0])
+
+    def _computed_layouts(self, taken: Sequence[Layout], ndims: Sequence[int]) -> list[Any]:
+        """As the compiler computes them for the call that runs now, whose arguments lie as `taken`
+        and whose results have these dims."""
+        here = user_place()
+        try:
+            ops = walk(self.graph().body)
+        except LayoutError:
+            raise
+        except SpmdError as error:
+            raise self._unknown(f"the program does not build: {error.message}") from error
+        found = list(dict.fromkeys(
+            (op.attrs["in_layouts"], op.attrs["out_layouts"]) for op in ops
+            if op.kind == "shard_map" and op.place and here
+            and (op.place.file, op.place.line, op.place.column)
+            == (here.file, here.line, here.column)
+            and [len(layout) for layout in op.attrs["out_layouts"]] == list(ndims)
+        ))  # fmt: skip
+        if len({out for _, out in found}) != 1:
+            raise self._unknown("other layouts in other calls of this line" if found else
+                                "no such shard_map in the compiled program")  # fmt: skip
+        for operands, _ in found:
+            rest = iter(operands)  # arrays met by closure and constants stand between and behind
+            if not all(layout in rest for layout in taken):
+                lie = ", ".join(map(layout_text, operands))
+                raise self._unknown(f"the compiler lays the arguments out as {lie}")
+        return [as_written(layout) for layout in found[0][1]]
+
+    @staticmethod
+    def _unknown(why: str) -> LayoutError:
+        return LayoutError(
+            "this shard_map needs out_layouts in an eager run",
+            place=user_place(),
+            expected="the layouts that the compiler computes",
+            found=why,
+            remedy='write it, and in_layouts: out_layouts=("x", None) joins the parts along dim 0, '
+            "out_layouts=spmd.replicated says that all ranks return the same",
+        )
 
     def _argument_layouts(self, given: Any, args: Sequence[Any]) -> list[Any]:
         """One per leaf that is not None: as given, else the array's own."""

@@ -17,7 +17,7 @@ from codegen.errors import Place
 from codegen.ir import ArrayType, Module, Op, Region, Value, walk
 from codegen.ops import POSITION
 from codegen.printer import axes_text
-from codegen.variance import Variance
+from codegen.variance import InBody
 
 Axes = tuple[str, ...]
 
@@ -80,21 +80,18 @@ class _Compare:
 
     def shard_map(self, op: Op) -> Op:
         (body,) = op.regions
-        layouts = zip(body.args, op.attrs["in_layouts"], strict=True)
-        varies = Variance(self.graph.mesh, {v: [a for entry in layout for a in entry]
-                                            for v, layout in layouts})  # fmt: skip
-        varies.region(body)
-        made = {v: o.place for o in walk(body) for v in o.results}
+        known = InBody(self.graph.mesh, body, op.attrs["in_layouts"])
         inner = list(self.local(body))
         for result, value, layout in zip(
             op.results, body.results, op.attrs["out_layouts"], strict=True
         ):
             split = {a for entry in layout for a in entry}
-            unknown = varies.values([value]) - split
+            unknown = known.varies(value) - split
             axes = tuple(a for a in self.long if a in unknown)
             if axes:
+                made = known.made.get(value)
                 inner += self.same(value, axes, f'the result of "{result.name}"',
-                                   made.get(value) or op.place)  # fmt: skip
+                                   (made and made.place) or op.place)  # fmt: skip
         return replace(op, regions=(replace(body, ops=tuple(inner)),))
 
     def local(self, region: Region) -> Iterator[Op]:

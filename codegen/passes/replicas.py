@@ -7,12 +7,10 @@ the program says. What other ranks have sent may make it equal again: that nobod
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from codegen.errors import MatchingError, Place
+from codegen.errors import MatchingError
 from codegen.ir import Module, Op, Value, layout_text, walk
 from codegen.printer import axes_text
-from codegen.variance import Received, Variance
+from codegen.variance import InBody
 
 
 def check_replicas(graph: Module) -> Module:
@@ -29,29 +27,18 @@ class _Results:
     def __init__(self, graph: Module, op: Op) -> None:
         self.graph, self.op = graph, op
         (self.body,) = op.regions
-        layouts = zip(self.body.args, op.attrs["in_layouts"], strict=True)
-        split = {v: [a for entry in layout for a in entry] for v, layout in layouts}
-        self.varies, self.received = Variance(graph.mesh, split), Received(graph.mesh)
-        self.varies.region(self.body)
-        self.received.region(self.body)
-        self.made = {v: inner for inner in walk(self.body) for v in inner.results}
-        self.ends = {
-            arg: (loop.operands[k], region.results[k] if region is loop.regions[-1] else arg)
-            for loop in walk(self.body) if loop.kind == "loop"
-            for region in loop.regions for k, arg in enumerate(region.args)
-        }  # fmt: skip
+        self.known = InBody(graph.mesh, self.body, op.attrs["in_layouts"])
 
     def check(self) -> None:
         for value, layout in zip(self.body.results, self.op.attrs["out_layouts"], strict=True):
-            split = {a for entry in layout for a in entry}
-            apart = self.varies.values([value]) - self.received.values([value]) - split
+            apart = self.known.surely(value) - {a for entry in layout for a in entry}
             axis = next((a for a in self.graph.mesh.names if a in apart), None)
             if axis is not None:
                 raise self.refused(value, layout_text(layout), axis)
 
     def refused(self, value: Value, layout: str, axis: str) -> MatchingError:
-        made = self.made.get(value)
-        along, cause = axes_text([axis]), self.cause(value, axis)
+        made = self.known.made.get(value)
+        along, cause = axes_text([axis]), self.known.cause(value, axis)
         what = f'the result of "{self.op.results[self.body.results.index(value)].name}"'
         dims, name = value.type.ndim, f'"{axis}"'
         every = f"out_layouts=({name}{', …' if dims > 1 else ','})"
@@ -67,32 +54,3 @@ class _Results:
             f"spmd.pbroadcast(value, {name}) takes the first rank's; "
             f"{every if dims else f'value[None] with {every}'} returns every rank's",
         )
-
-    def cause(self, value: Value, axis: str) -> tuple[str, Place | None]:
-        """Why a value varies over an axis: what the index, or an argument, goes into."""
-        seen: set[Value] = set()
-        left = [value]
-        found: Place | None = None
-        while left:
-            value = left.pop()
-            if value in seen or axis not in self.varies.values([value]):
-                continue
-            seen.add(value)
-            op = self.made.get(value)
-            if op is None and value in self.body.args:
-                return f'argument "{value.name}", which is split over "{axis}", goes in', found
-            before = self.ends.get(value, ()) if op is None else tuple(self.before(op, value))
-            found = op.place if op else found
-            if op is not None and not any(axis in self.varies.values([v]) for v in before):
-                break
-            left += before
-        return f'the index along "{axis}" goes in', found
-
-    def before(self, op: Op, value: Value) -> Iterator[Value]:
-        """What a result follows from."""
-        k = op.results.index(value)
-        if op.kind in ("loop", "branch"):
-            inner = op.regions[-1:] if op.kind == "loop" else op.regions
-            yield from (region.results[k] for region in inner)
-            yield from op.regions[0].results if op.kind == "loop" and len(op.regions) > 1 else ()
-        yield from op.operands

@@ -147,7 +147,9 @@ def shard_map(
       exchange first.
     - out_layouts: how the results' shards form whole arrays. A flat tuple is one layout, a tuple of
       tuples has one for each result. An axis joins shards; None, () and spmd.replicated say that
-      the result is the same on all ranks.
+      the result is the same on all ranks. Without it the compiler decides: a result that is equal
+      on all ranks is returned once, and one that may differ is joined along the dims that are cut
+      as an argument's. LayoutError where no such dim is there; it says what to write.
     - in_specs, out_specs: JAX's names for them.
     - check_vma: False states, as in JAX, that ranks which hold the same part of a result have the
       same values, where the compiler would refuse it: it follows from the index or a split
@@ -162,13 +164,14 @@ def shard_map(
         def shares(n: int = 4):
             x = spmd.input("x", (n,), np.float64, layout=("r",), default=lambda i: i + 1)
 
-            @spmd.shard_map(mesh="r", out_layouts=("r",))
+            @spmd.shard_map(mesh="r", out_layouts=(("r",), ()))    # or leave out_layouts out
             def share(part):
-                return part / spmd.psum(np.sum(part), "r")
+                total = spmd.psum(np.sum(part), "r")
+                return part / total, total
 
             return share(x)
 
-        print(shares.eager(ranks=3))    # [0.1 0.2 0.3 0.4]
+        print(shares.eager(ranks=3)[0])    # [0.1 0.2 0.3 0.4]
     """
     unknown = set(jax_options) - {"check_vma", "check_rep", "axis_names"}
     if unknown:
@@ -205,7 +208,7 @@ def _eager_shard_map(
 ) -> Any:  # fmt: skip
     """The runtime takes positional arguments, and a layout spec as the user gave it."""
     bound = inspect.signature(function).bind(*args, **kwargs)
-    return runtime.shard_map(function, ins, None if outs is ... else outs, bound.args)
+    return runtime.shard_map(function, ins, outs, bound.args)
 
 
 # ---- kernels ---------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from codegen.errors import (
 )
 from codegen.expr import Expr
 from codegen.ir import ArrayType, Shape, Value
+from codegen.mesh import as_written
 from codegen.trace import known
 from codegen.trace import view as views
 from codegen.trace.constants import (
@@ -266,9 +267,7 @@ class Array:
     def layout(self) -> Any:
         """As the user wrote it, of a global array; None for a local one."""
         layout = (self.read() if self.seen else self.held).type.layout
-        if layout is None:
-            return None
-        return tuple(e[0] if len(e) == 1 else (e or None) for e in layout)
+        return None if layout is None else as_written(layout)
 
     @property
     def T(self) -> Any:

@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 
 from codegen import expr, prove
-from codegen.errors import LayoutError, ProgramError, ShapeError, UsageError
+from codegen.errors import LayoutError, ProgramError, ShapeError
 from codegen.expr import Expr, Sym
 from codegen.ir import ArrayType, Shape, Value
 from codegen.mesh import Layout, LayoutEntry, Mesh, block_extent, local_extent, local_offset
 from codegen.trace import tree
 from codegen.trace.array import Array, Number, as_array, as_value, wrap
 from codegen.trace.context import Context, user_place
+from codegen.trace.default_layouts import computed_layouts
 from codegen.trace.elementwise import same_extent, shape_text
 from codegen.trace.layouts import axes_of, is_layout, layout_of
 from codegen.trace.outside import Outside
@@ -231,13 +232,6 @@ def call(
             expected="one shard_map at a time: arrays are local already",
             remedy="call the function itself",
         )
-    if out_layouts is ...:
-        raise UsageError(
-            "shard_map needs out_layouts",
-            place=user_place(),
-            expected='the layouts of the results: out_layouts=("x", None)',
-            remedy="out_layouts=spmd.replicated when all ranks return the same",
-        )
     if mesh is not None:
         axes_of(context, mesh, "shard_map")
     arguments = _Arguments(context)
@@ -286,19 +280,24 @@ def _capture(
             _check_returned(leaves)
             values = [as_value(context, x) for x in leaves]
             operands = [*arguments.operands, *captured]
-            outs = _result_types(context, returned, values, out_layouts, operands, pad)
+            block.args += tuple(captured.values())
+            region = block.close(values)
+            if out_layouts is ...:
+                layouts = computed_layouts(context, returned, region, operands)
+            else:
+                layouts = _given_layouts(context, returned, values, out_layouts, pad)
+            outs = _result_types(context, values, layouts, operands)
     finally:
         context.bodies.remove(outside)
         context.rank_view -= 1
         context.captured.pop()
-    block.args += tuple(captured.values())
     in_layouts = [v.type.layout for v in operands]
     results = context.emit(
         "shard_map",
         operands,
         {"in_layouts": tuple(in_layouts), "out_layouts": tuple(t.layout for t in outs),
          "types": tuple(outs), **({"sure": True} if sure else {})},
-        [block.close(values)],
+        [region],
         [getattr(function, "__name__", "result")] * len(outs),
         place,
     )  # fmt: skip
@@ -344,26 +343,31 @@ def _check_returned(leaves: Sequence[Any]) -> None:
         )
 
 
-def _result_types(
-    context: Context,
-    returned: Any,
-    values: Sequence[Value],
-    out_layouts: Any,
-    operands: Sequence[Value],
-    pad: bool,
-) -> list[ArrayType]:
+def _given_layouts(
+    context: Context, returned: Any, values: Sequence[Value], out_layouts: Any, pad: bool
+) -> list[Layout]:
+    """One per result, as the user says."""
     if isinstance(returned, (tuple, list, dict)):
         specs = spread(out_layouts, returned)
     else:
         specs = spread(out_layouts, (as_array_or_number(returned),))
+    return [layout_of(context, spec, value.type.ndim, _result_name(values, k), pad)
+            for k, (value, spec) in enumerate(zip(values, specs))]  # fmt: skip
+
+
+def _result_types(
+    context: Context, values: Sequence[Value], layouts: Sequence[Layout], operands: Sequence[Value]
+) -> list[ArrayType]:
     known = _known_extents(operands)
     out = []
-    for k, (value, spec) in enumerate(zip(values, specs)):
-        what = "out_layouts" if len(values) == 1 else f"out_layouts, result {k}"
-        layout = layout_of(context, spec, value.type.ndim, what, pad)
-        shape = global_shape(context, value.type.shape, layout, known, what)
+    for k, (value, layout) in enumerate(zip(values, layouts)):
+        shape = global_shape(context, value.type.shape, layout, known, _result_name(values, k))
         out.append(ArrayType(value.type.dtype, shape, layout))
     return out
+
+
+def _result_name(values: Sequence[Value], k: int) -> str:
+    return "out_layouts" if len(values) == 1 else f"out_layouts, result {k}"
 
 
 def as_array_or_number(x: Any) -> Any:

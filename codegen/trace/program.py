@@ -301,6 +301,8 @@ class Program:
           shard_map runs; 1 unless you say otherwise. Nothing runs in parallel.
         - given: parameters, inputs and scalars by name.
 
+        A shard_map without out_layouts asks the compiler how its results lie.
+
         Returns what the function returns. InputError for an input that is missing or of another
         shape, UsageError for an unknown name; exceptions of NumPy come through.
         """
@@ -314,7 +316,8 @@ class Program:
         axes = eager.mesh_sizes(self.mesh.names, fixed, ranks)
         known = {k: v for k, v in given.items() if k in self.parameters}
         rest = {k: v for k, v in given.items() if k not in self.parameters}
-        return eager.run(self.function, axes, {**self.bind(known), **rest})
+        given = {**self.bind(known), **rest}
+        return eager.run(self.function, axes, given, lambda: self.graph(known))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if Context.current() is not None:

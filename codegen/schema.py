@@ -7,6 +7,7 @@ Always holds: work is bounded by the length of the text; only cheap modules are 
 
 from __future__ import annotations
 
+from codegen.checks import CHECKS
 from codegen.elf import damaged, printable
 
 TYPE_CHECKING = False  # typing is not imported: every rank pays for what this file imports
@@ -109,6 +110,14 @@ def row(*rules: Rule) -> Rule:
     return rule
 
 
+def both(*rules: Rule) -> Rule:
+    def rule(value: Any, where: str) -> None:
+        for inner in rules:
+            inner(value, where)
+
+    return rule
+
+
 def table(optional: dict[str, Rule] | None = None, **fields: Rule) -> Rule:
     """An object with these fields; some may be missing. What else is there nobody reads."""
 
@@ -166,7 +175,8 @@ _MANIFEST = table(
     target=table(machine=text, level=text, features=every(text, 1000)),
     mesh=every(table(name=text, size=maybe(integer(1, 2**31 - 1))), AXES),
     scalars=every(table(name=text, dtype=word("int64", "float64"), default=scalar_default)),
-    inputs=every(_ARRAY), outputs=every(_ARRAY), returns=word("array", "tuple", "dict"),
+    inputs=every(both(_ARRAY, table(default=truth))), outputs=every(_ARRAY),
+    returns=word("array", "tuple", "dict"),
     conditions=every(table(holds=formula, text=text, place=text)),
     routes=every(table(member=text, to=formula, sends=formula, size=formula, text=text,
                        place=text)),
@@ -178,7 +188,7 @@ _MANIFEST = table(
     buffers=every(table(number=_COUNT, name=text, dtype=word(*DTYPES), bytes=formula,
                         operations=every(_COUNT))),
     libraries=every(table(number=_COUNT, routine=text, operations=every(_COUNT))),
-    checks=every(text),
+    checks=every(word(*CHECKS)),
 )  # fmt: skip
 
 _NAMED = every(row(text, formula))
@@ -215,6 +225,9 @@ def check_manifest(m: dict[str, Any]) -> None:
         numbers = [one["number"] for one in m[name]]
         if numbers != list(range(len(numbers))):
             refuse(f"{name} are not numbered", "numbers from 0 on", numbers[0])
+    for k, operation in enumerate(m["operations"]):
+        if ("place" in operation) != ("text" in operation):
+            refuse(f"operations[{k}]", "a place and its text, or neither", operation)
     axes = {axis["name"] for axis in m["mesh"]}
     known = {s["name"] for s in m["scalars"]} | {f"n_{name}" for name in axes}
     for k, s in enumerate(m["scalars"]):

@@ -266,7 +266,7 @@ ERRORS = [
     (in_a_generator, UnsupportedError, "generator"),
     (several_elements, ShapeError, r"\.any\(\) or \.all\(\)"),
     (falls_off_the_end, CarryError, "the returned value.*None"),
-    (numpy_constant_written, ProgramError, "table = table.copy()"),
+    (numpy_constant_written, ProgramError, r"w = table.copy\(\)"),
     (leaked, ProgramError, "made inside a loop"),
     (stale_alias, ProgramError, r"copy it before the loop"),
     (buffers_read_by_their_first_names, ProgramError, "share memory|written in a loop"),

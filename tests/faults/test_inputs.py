@@ -158,7 +158,7 @@ def test_archives_of_other_arrays(built, spmd_command, tmp_path):
     run = ("run", built(TAKES_INPUT), "-i")
     spmd_command(*run, f"x={tmp_path}/x.npz").expect(65, "x.npz:x", "(1000,)", "(10, 100)")
     spmd_command(*run, f"x={tmp_path}/x.npz:z").expect(65, "no member 'z'", "expected: y, x")
-    spmd_command(*run, f"{tmp_path}/x.npz").expect(65, "no input of the program: y", "inputs x")
+    spmd_command(*run, f"{tmp_path}/x.npz").expect(65, "not an input of the program: y", "inputs x")
 
 
 def test_no_input_given(built, spmd_command):

@@ -10,7 +10,7 @@ __version__ = "0.1.0"
 
 # Names of the language, defined in codegen.trace.api.
 _LANGUAGE = frozenset(
-    """Dim all_gather all_ranks all_to_all any_ranks arange array asarray axis_index
+    """Array Dim all_gather all_ranks all_to_all any_ranks arange array asarray axis_index
     axis_size barrier blocks cond dynamic_slice dynamic_update_slice empty empty_like eye
     fori_loop full full_like identity index input kernel like linspace mesh ones ones_like
     pand pargmax pargmin parse_parameter pbroadcast pexscan pgather pmax pmean pmin por
@@ -57,11 +57,112 @@ _INSTEAD = {
 __all__ = sorted(_LANGUAGE | _RUNTIME | _ERRORS | _WARNINGS | {"numpy", "random"})
 
 TYPE_CHECKING = False  # typing costs every rank more time than this package
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # for editors and type checkers: where every name has its docstring and its types
     from typing import Any
 
+    from codegen.errors import AgreementError as AgreementError
+    from codegen.errors import CarryError as CarryError
+    from codegen.errors import CheckError as CheckError
+    from codegen.errors import DtypeError as DtypeError
+    from codegen.errors import EnvironmentFault as EnvironmentFault
+    from codegen.errors import ImageError as ImageError
+    from codegen.errors import InputError as InputError
+    from codegen.errors import InternalError as InternalError
+    from codegen.errors import KernelError as KernelError
+    from codegen.errors import LayoutError as LayoutError
+    from codegen.errors import LayoutWarning as LayoutWarning
+    from codegen.errors import MatchingError as MatchingError
+    from codegen.errors import MeshError as MeshError
+    from codegen.errors import OutputError as OutputError
+    from codegen.errors import PeerError as PeerError
+    from codegen.errors import ProgramError as ProgramError
+    from codegen.errors import ShapeError as ShapeError
+    from codegen.errors import SpmdError as SpmdError
+    from codegen.errors import TracedValueError as TracedValueError
+    from codegen.errors import UnsupportedError as UnsupportedError
+    from codegen.errors import UsageError as UsageError
+    from codegen.errors import VersionError as VersionError
+    from codegen.trace.api import Dim as Dim
+    from codegen.trace.api import Program as Program
+    from codegen.trace.api import kernel as kernel
+    from codegen.trace.api import parse_parameter as parse_parameter
+    from codegen.trace.api import program as program
+    from codegen.trace.api import replicated as replicated
+    from codegen.trace.api import shard_map as shard_map
+    from codegen.trace.api import start as start
+    from codegen.trace.array import Array as Array
+    from codegen.trace.blocks import Blocks as _blocks
+    from codegen.trace.combining import all_ranks as all_ranks
+    from codegen.trace.combining import any_ranks as any_ranks
+    from codegen.trace.combining import pand as pand
+    from codegen.trace.combining import pargmax as pargmax
+    from codegen.trace.combining import pargmin as pargmin
+    from codegen.trace.combining import pexscan as pexscan
+    from codegen.trace.combining import pmax as pmax
+    from codegen.trace.combining import pmean as pmean
+    from codegen.trace.combining import pmin as pmin
+    from codegen.trace.combining import por as por
+    from codegen.trace.combining import pprod as pprod
+    from codegen.trace.combining import preduce as preduce
+    from codegen.trace.combining import pscan as pscan
+    from codegen.trace.combining import psum as psum
+    from codegen.trace.combining import psum_scatter as psum_scatter
+    from codegen.trace.combining import pxor as pxor
+    from codegen.trace.communicate import all_gather as all_gather
+    from codegen.trace.communicate import all_to_all as all_to_all
+    from codegen.trace.communicate import axis_index as _index
+    from codegen.trace.communicate import axis_index as axis_index
+    from codegen.trace.communicate import axis_size as axis_size
+    from codegen.trace.communicate import barrier as barrier
+    from codegen.trace.communicate import ppermute as ppermute
+    from codegen.trace.creation import arange as arange
+    from codegen.trace.creation import array as array
+    from codegen.trace.creation import asarray as asarray
+    from codegen.trace.creation import dynamic_slice as dynamic_slice
+    from codegen.trace.creation import dynamic_update_slice as dynamic_update_slice
+    from codegen.trace.creation import empty as empty
+    from codegen.trace.creation import empty_like as empty_like
+    from codegen.trace.creation import eye as eye
+    from codegen.trace.creation import full as full
+    from codegen.trace.creation import full_like as full_like
+    from codegen.trace.creation import identity as identity
+    from codegen.trace.creation import like as like
+    from codegen.trace.creation import linspace as linspace
+    from codegen.trace.creation import ones as ones
+    from codegen.trace.creation import ones_like as ones_like
+    from codegen.trace.creation import zeros as zeros
+    from codegen.trace.creation import zeros_like as zeros_like
+    from codegen.trace.declare import input_ as _input
+    from codegen.trace.declare import mesh as mesh
+    from codegen.trace.declare import number_of_ranks as _ranks
+    from codegen.trace.declare import print_ as _print
+    from codegen.trace.declare import require as require
+    from codegen.trace.declare import scalar as scalar
+    from codegen.trace.functional import cond as cond
+    from codegen.trace.functional import fori_loop as fori_loop
+    from codegen.trace.functional import scan as scan
+    from codegen.trace.functional import switch as switch
+    from codegen.trace.functional import while_loop as while_loop
+    from codegen.trace.ranges import spmd_range as _range
+    from codegen.trace.rooted import pbroadcast as pbroadcast
+    from codegen.trace.rooted import pgather as pgather
+    from codegen.trace.rooted import pscatter as pscatter
     from spmd import numpy as numpy
     from spmd import random as random
+    from spmd.image import Distributed as Distributed
+    from spmd.image import Image as Image
+    from spmd.image import Local as Local
+    from spmd.image import Opened as Opened
+    from spmd.image import build as build
+    from spmd.image import load as load
+    from spmd.image import local as local
+
+    blocks = _blocks
+    index = _index
+    input = _input
+    print = _print
+    range = _range
+    ranks = _ranks
 
 
 def foreign_codegen() -> str:
@@ -94,7 +195,8 @@ def _begin() -> None:
         presence.begin()
 
 
-def __getattr__(name: str) -> Any:
+def _find(name: str) -> Any:
+    """A public name, when it is first used."""
     if name in _LANGUAGE | _RUNTIME | _ERRORS | _WARNINGS and (problem := foreign_codegen()):
         raise ImportError(problem)
     if name in _LANGUAGE:
@@ -126,6 +228,10 @@ def __getattr__(name: str) -> Any:
         f"module 'spmd' has no attribute {name!r}" + (f": {instead}" if instead else ""),
         name=name, obj=sys.modules[__name__],
     )  # fmt: skip
+
+
+if not TYPE_CHECKING:  # a type checker knows all names, and says which one does not exist
+    __getattr__ = _find
 
 
 def __dir__() -> list[str]:

@@ -52,11 +52,11 @@ def _program(
     gotten: of the elements of a piece, those of the result, the position, the number of ranks,
     the turn."""
 
-    @spmd.program(mesh=(AXIS,))  # type: ignore[untyped-decorator]
+    @spmd.program(mesh=(AXIS,))
     def turns(count: int = 2) -> Any:
         turns = spmd.scalar("turns", 10)
 
-        @spmd.shard_map(mesh=AXIS, out_layouts=(AXIS,))  # type: ignore[untyped-decorator]
+        @spmd.shard_map(mesh=AXIS, out_layouts=(AXIS,))
         def loop() -> Any:
             i, n = spmd.axis_index(AXIS), spmd.axis_size(AXIS)
             wrong = np.zeros(1, np.int64)
@@ -86,10 +86,15 @@ def _sum(part: Any, n: Any, t: Any) -> Any:
     return n * (part + t) + n * (n - 1) // 2
 
 
+def _past_a_barrier(x: Any) -> Any:
+    spmd.barrier()
+    return x
+
+
 PROGRAMS = {
     "barrier": _program(
         _one,
-        lambda x: spmd.barrier() or x,
+        _past_a_barrier,
         lambda c, m, i, n, t: pattern(c) + (i + t),
     ),
     "permute": _program(

@@ -22,7 +22,7 @@ from spmd.distributed import Local as Local
 from spmd.distributed import local as local
 from spmd.formulas import layout_text
 from spmd.mistakes import plainly
-from spmd.opened import Opened
+from spmd.opened import Opened as Opened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

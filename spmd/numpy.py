@@ -11,3 +11,9 @@ def __getattr__(name: str) -> Any:
     from codegen.trace import dispatch
 
     return dispatch.attribute(name)
+
+
+def __dir__() -> list[str]:
+    from codegen.trace import dispatch
+
+    return dispatch.names()

@@ -12,14 +12,18 @@ import inspect
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from codegen.errors import UsageError
+from codegen.trace.array import Array
 from codegen.trace.context import Context, require_context, user_place
 from codegen.trace.layouts import Dim, replicated
 from codegen.trace.program import Program, parse_parameter, program
 
-__all__ = ["Dim", "EAGER", "Program", "parse_parameter", "program", "replicated", "running_eagerly"]
+F = TypeVar("F", bound=Callable[..., Any])
+
+__all__ = ["Array", "Dim", "EAGER", "Program", "parse_parameter", "program", "replicated",
+           "running_eagerly"]  # fmt: skip
 
 
 class _Eager(threading.local):
@@ -130,6 +134,20 @@ def __getattr__(name: str) -> Any:
 # ---- shard_map -------------------------------------------------------------------------------
 
 
+@overload
+def shard_map(
+    f: F, *, mesh: Any = ..., in_layouts: Any = ..., out_layouts: Any = ..., in_specs: Any = ...,
+    out_specs: Any = ..., **jax_options: Any,
+) -> F: ...  # fmt: skip
+
+
+@overload
+def shard_map(
+    f: None = ..., *, mesh: Any = ..., in_layouts: Any = ..., out_layouts: Any = ...,
+    in_specs: Any = ..., out_specs: Any = ..., **jax_options: Any,
+) -> Callable[[F], F]: ...  # fmt: skip
+
+
 def shard_map(
     f: Callable[..., Any] | None = None,
     *,
@@ -212,6 +230,16 @@ def _eager_shard_map(
 
 
 # ---- kernels ---------------------------------------------------------------------------------
+
+
+@overload
+def kernel(function: Callable[..., Any]) -> Callable[..., Any]: ...
+
+
+@overload
+def kernel(
+    function: None = ..., *, signature: str | None = ...
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]: ...
 
 
 def kernel(

@@ -119,7 +119,10 @@ def _asked(convert: Callable[..., Any], needed: str, remedy: str) -> Any:
 
 
 class Array:
-    """An array whose elements exist at run time only. weak: promotes as a Python number does."""
+    """An array of a program, for annotations: `def smooth(u: spmd.Array) -> spmd.Array`.
+
+    It has the operators and methods of numpy.ndarray; its elements exist when an image runs.
+    """
 
     __array_priority__ = 2000
     made_empty = False  # by spmd.like or spmd.empty: as a kernel's argument it is an output
@@ -130,7 +133,7 @@ class Array:
         context: Context,
         storage: Storage,
         view: views.View = (),
-        weak: bool = False,
+        weak: bool = False,  # promotes as a Python number does
         scalar: bool = False,
     ) -> None:
         self._context = context
@@ -391,14 +394,11 @@ class Array:
     sum, prod, mean, var, std = map(_method, ("sum", "prod", "mean", "var", "std"))
     min, max, argmin, argmax = map(_method, ("min", "max", "argmin", "argmax"))
     any, all, cumsum, cumprod = map(_method, ("any", "all", "cumsum", "cumprod"))
-    dot, trace, diagonal = map(_method, ("dot", "trace", "diagonal"))
-    clip, round, take, repeat = map(_method, ("clip", "round", "take", "repeat"))
-    ravel, squeeze, swapaxes = map(_method, ("ravel", "squeeze", "swapaxes"))
-    argsort, searchsorted, conj = map(_method, ("argsort", "searchsorted", "conj"))
-    conjugate, copy, astype = map(_method, ("conj", "copy", "astype"))
-    nonzero, choose, argpartition, put = map(
-        _method, ("nonzero", "choose", "argpartition", "put")
-    )
+    dot, trace, put, choose, copy = map(_method, ("dot", "trace", "put", "choose", "copy"))
+    clip, round, take, repeat, conj = map(_method, ("clip", "round", "take", "repeat", "conj"))
+    ravel, squeeze, swapaxes, diagonal = map(_method, ("ravel", "squeeze", "swapaxes", "diagonal"))
+    argsort, astype, conjugate, nonzero = map(_method, ("argsort", "astype", "conj", "nonzero"))
+    searchsorted, argpartition = map(_method, ("searchsorted", "argpartition"))
 
     def compress(self, condition: Any, axis: Any = None, out: Any = None) -> Any:
         from codegen.trace import dispatch

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from codegen.dtypes import BY_NAME
 from codegen.trace import (
     array,
     creation,
@@ -406,6 +407,13 @@ _ALIASES = {
 }  # fmt: skip
 
 
+def names() -> list[str]:
+    """What a program can use of the namespace spmd.numpy: functions, element types, numbers."""
+    works = {s.name for s in states() if s.state in ("works", "gathers") and "." not in s.name}
+    types = {n for n in BY_NAME if hasattr(np, n)}
+    return sorted({*works, *types, *_ALIASES, "e", "inf", "linalg", "nan", "newaxis", "pi"})
+
+
 def attribute(name: str) -> Any:
     """A name of the namespace spmd.numpy. Raises AttributeError."""
     if name == "linalg":
@@ -432,7 +440,7 @@ def _ufunc(ufunc: np.ufunc) -> Function:
             return _call(ufunc, args, kwargs)
         return ufunc(*args, **kwargs)
 
-    call.__name__ = ufunc.__name__
+    call.__name__, call.__doc__ = ufunc.__name__, ufunc.__doc__
     return call
 
 

@@ -11,7 +11,7 @@ import inspect
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
@@ -330,6 +330,16 @@ class Program:
             expected="spmd.build, or a run as plain NumPy",
             remedy=f"spmd.build({self.name}).run(ranks=4), or {self.name}.eager()",
         )
+
+
+@overload
+def program(function: Callable[..., Any]) -> Program: ...
+
+
+@overload
+def program(
+    *, mesh: Any = ..., layout: Any = ..., sync: str = ...
+) -> Callable[[Callable[..., Any]], Program]: ...
 
 
 def program(

@@ -60,14 +60,18 @@ class _Cuts:
 
     def by_dims(self, shape: Shape, axes: Axes) -> Iterator[Layout]:
         """Layouts in which every dim that is cut has the extent of a cut dim of an argument."""
-        single: list[LayoutEntry] = [(a,) for a in self.mesh.names if a in axes]
-        given = [self.real(entry) for _, layout in self.arguments for entry in layout]
-        entries = [e for e in dict.fromkeys([*single, *given]) if e and axes.issuperset(e)]
+        entries = self.entries(axes)
         choices = [[*(e for e in entries if self.cut(extent, e)), ()] for extent in shape]
         for layout in itertools.product(*choices):
             used = [a for entry in layout for a in entry]
             if len(used) == len(set(used)) and axes == set(used) and self.joins(shape, layout):
                 yield layout
+
+    def entries(self, axes: Axes) -> list[LayoutEntry]:
+        """What may cut a dim: one axis, or as a dim of an argument is cut."""
+        single: list[LayoutEntry] = [(a,) for a in self.mesh.names if a in axes]
+        given = [self.real(entry) for _, layout in self.arguments for entry in layout]
+        return [e for e in dict.fromkeys([*single, *given]) if e and axes.issuperset(e)]
 
     def cut(self, extent: Expr, entry: LayoutEntry) -> bool:
         """A dim of an argument is cut over these axes into parts of this extent; or would be, where
@@ -121,6 +125,10 @@ class _Refused:
             also = ((f"{cause} here:", place),)
         fits = " and ".join(layout_text(layout) for layout in self.fitting[self.k])
         known = f"{self.value.type}: " if all(e.is_const for e in self.shape) else ""
+        entries = self.cuts.entries(frozenset(self.axes))
+        other = [d for d, e in enumerate(self.shape)
+                 if not any(self.cuts.joins((e,), (entry,)) for entry in entries)]  # fmt: skip
+        uneven = f"dim {other[0]} has other extents on other ranks; " if other else ""
         which = f"result {self.k} of this" if len(self.fitting) > 1 else "the result of this"
         differs = "differs" if self.sure else "may differ"
         return LayoutError(
@@ -129,7 +137,7 @@ class _Refused:
             place=here,
             also=also,
             expected="a result that is equal on all ranks, or one that is cut as an argument is",
-            found=f"{known}{cause}" + (f"; {fits} fit" if fits else ""),
+            found=f"{known or uneven}{cause}" + (f"; {fits} fit" if fits else ""),
             remedy="; ".join(self.ways()),
         )
 
@@ -151,7 +159,8 @@ class _Refused:
         elif not self.shape:
             yield f"np.reshape(value, 1) with {self.written(joined)} returns every rank's"
         else:
-            yield f"{self.even()} makes equal parts, which can be joined"
+            yield "give it one shape on all ranks, or the extent of an argument's part"
+            yield f"{self.even()} makes those parts equal"
             return
         yield f"spmd.psum(value, {name}) combines what the ranks have"
         if not self.sure:

@@ -45,6 +45,8 @@ ASKED = [
      "out_layouts=spmd.replicated where you know"),
     (lambda w, r, t, q: spmd.ppermute(r, "x", shift=1), ("x",), 'argument "rows"',
      'spmd.require(11 % spmd.axis_size("x") == 0)'),
+    (lambda w, r, t, q: w[spmd.axis_index("x") :], ("x",), "dim 0 has other extents",
+     "give it one shape on all ranks"),
 ]  # fmt: skip
 
 
@@ -122,6 +124,7 @@ def test_where_nothing_follows_the_error_says_what_to_write(body, axes, found, r
         assert "needs out_layouts" in e.message and e.place.function == "case"
         assert e.message.endswith("along " + ", ".join(f'"{a}"' for a in axes))
         assert found in e.found and remedy in e.remedy
+        assert ("other extents" in e.found) == ("one shape on all ranks" in e.remedy)
 
 
 def test_what_the_error_proposes_builds():

@@ -109,7 +109,7 @@ class Context:
         self.rules: dict[str, Any] = {}  # by the name of a dim, the axis that splits it
         self.layouts: dict[str, Layout] = {}  # by input, what the compiler has chosen so far
         self.auto: list[str] = []  # inputs whose layout is the compiler's choice
-        self.known: dict[str, Any] = {}  # what is known of computed integers: letting.Known
+        self.bounds: dict[str, Any] = {}  # of computed integers, by key: letting.Bounds
         self.rank_view = 0  # how many shard_maps are open; arrays inside are local
         # while > 0, a formula is made: integers are symbols, a conditional expression evaluates
         # both arms (number.choose). So many blocks were open when it began.

@@ -22,7 +22,7 @@ from codegen.trace.number import number
 
 
 @dataclass(frozen=True)
-class Known:
+class Bounds:
     """Of a computed integer: the least that it can be; what it cannot exceed, in sizes; whether it
     is a power of two."""
 
@@ -55,7 +55,7 @@ def _let(context: Context, value: Value) -> Sym:
     def define() -> Sym:
         place = user_place()
         key = f"{value.name} {place}"
-        known = context.known.get(key, Known(power=True))  # nothing is refused before it is known
+        known = context.bounds.get(key, Bounds(power=True))  # nothing is refused before it is known
         least = None if known.least is None else expr.const(known.least)
         name = "number" if value.name in OPS else value.name  # named by no variable
         divides = expr.POWERS if known.power else 0
@@ -71,26 +71,26 @@ def _let(context: Context, value: Value) -> Sym:
 # ---- what is known of them -----------------------------------------------------------------------
 
 
-def known(module: Module) -> dict[str, Known]:
+def bounds_of(module: Module) -> dict[str, Bounds]:
     """What holds of that which `let` ops name, by their keys."""
     work = _Induction()
     work.region(module.body)
-    out: dict[str, Known] = {}
+    out: dict[str, Bounds] = {}
     for op in work.lets:
         value, key = op.operands[0], op.attrs["key"]
         new = work.of(value)
-        new = Known(new.least, work.most.get(value), new.power)
+        new = Bounds(new.least, work.most.get(value), new.power)
         out[key] = _either(out[key], new) if key in out else new
     return out
 
 
-def _either(a: Known, b: Known) -> Known:
+def _either(a: Bounds, b: Bounds) -> Bounds:
     """What holds of both."""
     least = None if a.least is None or b.least is None else min(a.least, b.least)
-    return Known(least, a.most if a.most == b.most else None, a.power and b.power)
+    return Bounds(least, a.most if a.most == b.most else None, a.power and b.power)
 
 
-_NOTHING = Known()
+_NOTHING = Bounds()
 
 
 class _Induction:
@@ -100,7 +100,7 @@ class _Induction:
     def __init__(self) -> None:
         self.made: dict[Value, tuple[Op, int]] = {}
         self.carried: dict[Value, tuple[Value, Value]] = {}  # argument -> at entry, after a pass
-        self.known: dict[Value, Known] = {}
+        self.known: dict[Value, Bounds] = {}
         self.most: dict[Value, Expr] = {}  # of arguments of bodies: what the test says
         self.lets: list[Op] = []
         self.named: dict[Sym, Value] = {}
@@ -151,13 +151,13 @@ class _Induction:
         e = expr.as_expr(e)
         return e if all(s.kind == "size" for s in e.symbols()) else None
 
-    def of(self, value: Value) -> Known:
+    def of(self, value: Value) -> Bounds:
         if value not in self.known:
             self.known[value] = _NOTHING  # while it is looked for; carried ones assume more
             self.known[value] = self._carried(value) if value in self.carried else self._op(value)
         return self.known[value]
 
-    def _carried(self, value: Value) -> Known:
+    def _carried(self, value: Value) -> Bounds:
         entry, after = self.carried[value]
         assumed = self.of(entry)
         while assumed != _NOTHING:
@@ -167,13 +167,13 @@ class _Induction:
             self.known = outside  # what was found under the assumption is not known
             least, start = held.least, assumed.least
             stays = least is not None and start is not None and least >= start
-            new = Known(start if stays else None, None, assumed.power and held.power)
+            new = Bounds(start if stays else None, None, assumed.power and held.power)
             if new == assumed:
                 break
             assumed = new
         return assumed
 
-    def _op(self, value: Value) -> Known:
+    def _op(self, value: Value) -> Bounds:
         op, k = self.made.get(value, (None, 0))
         if op is None:
             return _NOTHING
@@ -196,23 +196,23 @@ class _Induction:
             power = isinstance(sym, Sym) and sym.divides == expr.POWERS and e == expr.symbol(sym)
             if sym in self.named and e == expr.from_atom(sym):
                 return self.of(self.named[sym])
-            return _number(e.value) if e.is_const else Known(least, None, power)
+            return _number(e.value) if e.is_const else Bounds(least, None, power)
         if op.kind in ("reshape", "broadcast", "slice", "transpose", "roll"):
             return self.of(op.operands[0])
         return self._map(a["fn"], op.operands) if op.kind == "map" else _NOTHING
 
-    def _map(self, fn: str, operands: tuple[Value, ...]) -> Known:
+    def _map(self, fn: str, operands: tuple[Value, ...]) -> Bounds:
         parts = [self.of(x) if x.type.dtype.kind in "biu" else _NOTHING for x in operands]
         if fn == "select":
             return _all(parts[1:])
-        return Known(_least(fn, [p.least for p in parts]), None, _power(fn, parts))
+        return Bounds(_least(fn, [p.least for p in parts]), None, _power(fn, parts))
 
 
-def _number(n: int) -> Known:
-    return Known(n, None, n > 0 and n & (n - 1) == 0)
+def _number(n: int) -> Bounds:
+    return Bounds(n, None, n > 0 and n & (n - 1) == 0)
 
 
-def _all(values: list[Known]) -> Known:
+def _all(values: list[Bounds]) -> Bounds:
     out = values[0]
     for value in values[1:]:
         out = _either(out, value)
@@ -234,7 +234,7 @@ def _least(fn: str, low: list[int | None]) -> int | None:
     return int(_RISING[fn](*known))
 
 
-def _power(fn: str, parts: list[Known]) -> bool:
+def _power(fn: str, parts: list[Bounds]) -> bool:
     """Products that exceed 64 bits are no powers of two, but no distance between ranks either."""
     if fn == "shl":
         return parts[0].power and parts[1].least is not None and parts[1].least >= 0

@@ -30,7 +30,7 @@ from codegen.mesh import Axis, Layout, Mesh, checked_count, checked_sizes
 from codegen.trace import mapping, tree
 from codegen.trace.array import Array, Number, as_value
 from codegen.trace.context import Context, Limits, program_files, user_place
-from codegen.trace.letting import Known, known
+from codegen.trace.letting import Bounds, bounds_of
 from codegen.trace.masks import Chosen, refused
 from codegen.trace.outside import Outside
 
@@ -230,13 +230,13 @@ class Program:
         values = self.bind(parameters)
         mesh = self.mesh
         stated: dict[tuple[str, Place | None], Condition] = {}
-        bounds: dict[str, Known] = {}
+        bounds: dict[str, Bounds] = {}
         layouts: dict[str, Layout] = {}
         limits: Limits = {}
         rounds = 0
         while True:
             context = Context(self.name, mesh)
-            context.known, context.rules, context.layouts = bounds, self.rules, layouts
+            context.bounds, context.rules, context.layouts = bounds, self.rules, layouts
             context.limits, context.checks = limits, frozenset(checks)
             try:
                 module = self._trace(context, values)
@@ -244,7 +244,7 @@ class Program:
                 if not context.learned and not context.narrower:
                     raise
             else:
-                found = known(module)
+                found = bounds_of(module)
                 chosen = choose(module, context.auto) if rounds < _ROUNDS else layouts
                 settled = chosen == layouts
                 layouts, rounds = chosen, rounds + 1

@@ -76,7 +76,6 @@ def scalars(ledger: Ledger) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("name", "mesh", "dense", "sparse"), [
     ("life", (400, 250), 10**10, 9 * 10**5), ("kmeans", (LARGE,), 4 * LARGE**2, 0),
-    ("conjugate_gradient", (1000, 1000), 3 * LARGE**2, 9 * LARGE),
     ("ring_allreduce", (LARGE // 10,), 8 * LARGE // 10, 0),
 ])  # fmt: skip
 def test_examples_pass_on_many_ranks(built, name, mesh, dense, sparse):

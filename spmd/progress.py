@@ -1,11 +1,13 @@
-"""What a long build or check is at, on a terminal: one line, from the third second on.
+"""What a long build or check is at, on a terminal or in a notebook: one line, after two seconds.
 
-In: what codegen.progress tells. Out: text on standard error, gone at the end. Elsewhere, as in a
-notebook, `display` is replaced. Always holds: nothing is written where nobody looks.
+In: what codegen.progress tells. Out: text on standard error, or in the output of a cell, gone at
+the end. `display` may be replaced. Always holds: nothing is written where nobody looks.
 """
 
 from __future__ import annotations
 
+import contextvars
+import html
 import sys
 import threading
 import time
@@ -16,7 +18,7 @@ from spmd import launch
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import TextIO
+    from typing import Any, TextIO
 
 AFTER_S = 2.0  # what is done sooner says nothing
 AGAIN_S = 0.2
@@ -25,12 +27,13 @@ AGAIN_S = 0.2
 class Line:
     """A listener that rewrites one line of a terminal; a thread of its own shows the seconds."""
 
-    def __init__(self, stream: TextIO, after_s: float = AFTER_S) -> None:
-        self.stream, self.after_s = stream, after_s
+    def __init__(self, stream: TextIO, after_s: float | None = None) -> None:
+        self.stream, self.after_s = stream, AFTER_S if after_s is None else after_s
         self.text = ""
         self.begun = time.monotonic()
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._show, daemon=True)
+        context = contextvars.copy_context()  # in it a kernel keeps which cell runs
+        self._thread = threading.Thread(target=context.run, args=(self._show,), daemon=True)
         self._thread.start()
 
     def __call__(self, what: str, done: int, total: int) -> None:
@@ -46,17 +49,43 @@ class Line:
         while not self._over.wait(pause):
             pause = AGAIN_S
             if self.text:
-                self._write(f"\r\x1b[Kspmd: {self.text} ({time.monotonic() - self.begun:.0f} s)")
+                self._write(f"spmd: {self.text} ({time.monotonic() - self.begun:.0f} s)")
                 wrote = True
         if wrote:
-            self._write("\r\x1b[K")
+            self._write("")
 
     def _write(self, text: str) -> None:
+        """Puts a text in the place of the last one."""
+        text = f"\r\x1b[K{text}"
         try:
             self.stream.write(text.encode(self.stream.encoding or "ascii", "replace").decode())
             self.stream.flush()
         except (OSError, ValueError):  # the terminal has gone
             pass
+
+
+class Cell(Line):
+    """The same in the output of the cell that runs in a kernel of Jupyter."""
+
+    handle: Any = None
+
+    def _write(self, text: str) -> None:
+        data = {"text/plain": text, "text/html": f"<pre>{html.escape(text)}</pre>" if text else ""}
+        if self.handle is None:
+            self.handle = sys.modules["IPython.display"].display(data, raw=True, display_id=True)
+        elif self.handle:
+            self.handle.update(data, raw=True)
+
+
+def in_notebook() -> bool:
+    """Whether this is a kernel of Jupyter: IPython has been imported there, by others."""
+    python = sys.modules.get("IPython")
+    shell = python.get_ipython() if python and "IPython.display" in sys.modules else None
+    return getattr(shell, "kernel", None) is not None
+
+
+def where_somebody_looks() -> Line | None:
+    return Cell(sys.stderr) if in_notebook() else on_terminal()
 
 
 def on_terminal() -> Line | None:
@@ -67,7 +96,7 @@ def on_terminal() -> Line | None:
 
 
 # Makes the listener of a task: a function of (what, done, total) with a `close`, or None.
-display: Callable[[], Line | None] = on_terminal
+display: Callable[[], Line | None] = where_somebody_looks
 
 
 class shown:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import io
 import os
 import sys
@@ -14,6 +15,8 @@ import pytest
 import spmd
 from codegen import progress as told
 from spmd import launch, progress, verify
+
+CELL = contextvars.ContextVar("CELL", default="")
 
 
 class Terminal(io.StringIO):
@@ -88,6 +91,39 @@ def test_only_on_a_terminal_of_the_first_rank(monkeypatch, stream, rank, shows):
     assert (line is not None) == shows
     if line:
         line.close()
+
+
+def test_in_a_kernel_of_jupyter(monkeypatch):
+    """In the cell, where a kernel has imported IPython's display; escaped, and gone at the end."""
+    shown: list[str] = []
+
+    class Handle:
+        def update(self, data: dict[str, str], raw: bool) -> None:
+            assert raw
+            shown.append(data["text/html"])
+
+    def display(data: dict[str, str], raw: bool, display_id: bool) -> Handle:
+        assert raw and display_id and CELL.get() == "this one"
+        shown.append(data["text/plain"])
+        return Handle()
+
+    shell = SimpleNamespace()
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    monkeypatch.setattr(progress, "AFTER_S", 0.0)
+    CELL.set("this one")
+    assert progress.display() is None  # IPython in a terminal that is none
+    shell.kernel = "a kernel"
+    line = progress.display()
+    assert type(line) is progress.Cell
+    line("checking <b>", 1, 2)
+    until = time.monotonic() + 20
+    while len(shown) < 2 and time.monotonic() < until:
+        time.sleep(0.01)
+    line.close()
+    assert shown[0].startswith("spmd: checking <b>, 1 of 2 (")
+    assert shown[1].startswith("<pre>spmd: checking &lt;b&gt;, 1 of 2 (") and shown[-1] == ""
 
 
 def test_a_terminal_that_goes():

@@ -117,11 +117,13 @@ class Distributed:
 
     @plainly
     def gather(self, root: int = 0) -> np.ndarray | None:
-        """The whole array in process `root`, None in the others. Every process must call it::
+        """The whole array in process `root`, None in the others::
 
             whole = out.gather(root=0)
             if comm.rank == 0:
                 np.save("u.npy", whole)
+
+        Every process must call it.
         """
         part = [(self.offsets, self.local)]
         if self._processes.count == 1:

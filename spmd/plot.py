@@ -1,7 +1,7 @@
 """Pictures of what `bench` measures: latency over size, both logarithmic, a line per collective.
 
 In: rows of bench. Out: a file; its ending says of which format.
-Always holds: matplotlib is imported here alone, when a picture is wanted, and asked before anything
+Always holds: matplotlib is imported when a picture is wanted, and asked before anything
 is measured whether it is there; a file is written whole or not at all.
 """
 

@@ -128,6 +128,25 @@ def test_kept_where_input_and_output_lie_otherwise(copies: list[str]):
     assert copies.count("put u") == 3
 
 
+@spmd.program(mesh=("x",))
+def crossed(n: int = 10):
+    u = spmd.input("u", (n,), np.float64, layout=("x",))
+    v = spmd.input("v", (n,), np.float64, layout=("x",))
+    return {"u": v, "v": u}
+
+
+def test_kept_outputs_that_lie_in_each_others_inputs(copies: list[str]):
+    """Output u is the memory of input v, and the other way round: both must move at once."""
+    with spmd.build(crossed).open(ranks=3, keep=True) as job:
+        out = job(u=U, v=-U)
+        out = job(u=out["u"], v=out["v"])
+        inside = [job._job.shard(k, 0)[2] for k in range(4)]  # type: ignore[union-attr]
+        assert inside[:2] == inside[:1:-1]
+        assert copies == ["put u", "put v"]
+    np.testing.assert_array_equal(out["u"], U)
+    np.testing.assert_array_equal(out["v"], -U)
+
+
 def test_a_profile(image: Any, monkeypatch: Any):
     profile = image.profile(ranks=3, u=U)
     assert str(profile).startswith("profile: ") and "waiting: " in repr(profile)

@@ -124,29 +124,6 @@ class SpmdError(Exception):
             lines.append(f"  try:      {self.remedy}")
         return "\n".join(lines)
 
-    def _render_traceback_(self) -> list[str]:
-        """What IPython shows instead of a traceback: the user's own lines, and the message.
-
-        SPMD_DEBUG=1, and a defect of spmd, show everything.
-        """
-        import os
-        import traceback
-
-        ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-        if os.environ.get("SPMD_DEBUG", "") not in ("", "0") or self.exit_code == 70:
-            return "".join(traceback.format_exception(self)).splitlines()
-        lines = []
-        for frame in traceback.extract_tb(self.__traceback__):
-            file = frame.filename
-            hidden = [os.path.join(ours, name, "") for name in ("codegen", "spmd")]
-            if file.startswith((*hidden, "<")) or f"{os.sep}IPython{os.sep}" in file:
-                continue
-            cell = "ipykernel_" in file
-            where = f"cell, line {frame.lineno}" if cell else f"{file}, line {frame.lineno}"
-            inside = "" if frame.name == "<module>" else f", in {frame.name}"
-            lines += [f"{where}{inside}:", f"    {frame.line}"]
-        return [*lines, "", *f"{type(self).__name__}: {self}".split("\n")]
-
 
 class UsageError(SpmdError):
     """A command line or a call that names something that does not exist."""

@@ -201,6 +201,7 @@ def _find(name: str) -> Any:
         raise ImportError(problem)
     if name in _LANGUAGE:
         from codegen.trace import api
+        from spmd import mistakes  # noqa: F401  # how IPython shows those of a program
 
         value = getattr(api, name)
         globals()[name] = value

@@ -7,6 +7,7 @@ but one. Always holds: SPMD_DEBUG=1, and a defect of spmd, show all of them.
 from __future__ import annotations
 
 from codegen.errors import InternalError, SpmdError
+from codegen.places import is_user_file
 from spmd import report
 
 TYPE_CHECKING = False
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def plainly(function: F) -> F:
-    """A decorator. An interactive shell shows not even this frame: SpmdError._render_traceback_."""
+    """A decorator. An interactive shell shows not even this frame: see `rendered`."""
     import functools
 
     @functools.wraps(function)
@@ -31,3 +32,26 @@ def plainly(function: F) -> F:
             raise error.with_traceback(None) from None  # SPMD_DEBUG=1 shows the frames of spmd
 
     return call  # type: ignore[return-value]
+
+
+def rendered(error: SpmdError) -> list[str]:
+    """What IPython shows instead of a traceback: the user's own lines, and the message.
+
+    SPMD_DEBUG=1, and a defect of spmd, show everything.
+    """
+    import traceback
+
+    if report.debugging() or error.exit_code == InternalError.exit_code:
+        return "".join(traceback.format_exception(error)).splitlines()
+    lines = []
+    for frame in traceback.extract_tb(error.__traceback__):
+        if not is_user_file(frame.filename):
+            continue
+        cell = "ipykernel_" in frame.filename
+        where = f"cell, line {frame.lineno}" if cell else f"{frame.filename}, line {frame.lineno}"
+        inside = "" if frame.name == "<module>" else f", in {frame.name}"
+        lines += [f"{where}{inside}:", f"    {frame.line}"]
+    return [*lines, "", *f"{type(error).__name__}: {error}".split("\n")]
+
+
+SpmdError._render_traceback_ = rendered  # type: ignore[attr-defined]  # IPython looks for the name

@@ -154,11 +154,10 @@ def _parsed(answer: bytes, pid: int, words: int) -> tuple[bool, str, int]:
 
 def user_place(frames: list[tuple[str, int]]) -> tuple[str, int]:
     """The innermost of these that is the user's own: neither Python's, nor ours, nor installed."""
-    folders = (os.path.dirname(os.__file__), os.path.dirname(os.path.abspath(__file__)))
-    for file, line in frames:
-        if not file.startswith(folders) and "site-packages" not in file and file[:1] != "<":
-            return file, line
-    return frames[0] if frames else ("", 0)
+    from codegen.places import is_user_file  # when one does not come, not at every rank's start
+
+    users = (frame for frame in frames if is_user_file(frame[0]))
+    return next(users, frames[0] if frames else ("", 0))
 
 
 def line_text(file: str, line: int) -> str:

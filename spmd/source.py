@@ -6,6 +6,7 @@ Always holds: a mistake in the user's file is shown with its line, never as a tr
 
 from __future__ import annotations
 
+import builtins
 import os
 import sys
 import time
@@ -19,6 +20,7 @@ from codegen.errors import (
     SpmdError,
     UsageError,
 )
+from codegen.places import HERE, is_ours, is_user_file, last, place_at
 from spmd.outputs import check_apart, keep_mode, program_file, refuse_replacing
 
 TYPE_CHECKING = False
@@ -26,16 +28,15 @@ if TYPE_CHECKING:
     import argparse
     from typing import Any
 
-HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+# What only hands calls of the user on to Python and NumPy: what they raise is the user's mistake.
 HANDING_ON = tuple(
-    os.path.join("codegen", *path.split("/"))
+    os.path.join(HERE, "codegen", *path.split("/"))
     for path in (
         "oracle/common.py", "oracle/eager.py", "oracle/local.py", "oracle/ranks.py",
         "oracle/threads.py", "trace/calls.py", "trace/control.py", "trace/dispatch.py",
         "trace/foreign.py", "trace/known.py", "trace/logic.py", "trace/stateful.py",
     )
 )  # fmt: skip
-OURS = tuple(os.path.join(HERE, folder, "") for folder in ("codegen", "spmd"))
 
 
 def find_program(path: str) -> Any:
@@ -127,37 +128,25 @@ def _meant(error: Exception) -> str:
     name, known = getattr(error, "name", None), []
     if isinstance(error, AttributeError):
         known = dir(error.obj)
-    elif isinstance(error, NameError) and error.__traceback__ is not None:
-        tb = error.__traceback__
-        while tb.tb_next is not None:
-            tb = tb.tb_next
-        known = [*tb.tb_frame.f_locals, *tb.tb_frame.f_globals, *dir(__builtins__)]
+    elif isinstance(error, NameError) and (tb := last(error.__traceback__)):
+        frame = tb.tb_frame
+        known = [*frame.f_locals, *frame.f_globals, *dir(builtins)]
     near = get_close_matches(name, known, 1) if isinstance(name, str) else []
     return f"{near[0]}, if that is what you mean" if near else ""
 
 
 def user_place(error: BaseException) -> tuple[Place | None, bool]:
-    """The innermost position in the user's own code, and whether it was ours that raised.
-
-    What only hands calls on to Python and NumPy raises what they raise: the user's mistakes.
-    """
-    frame = error.__traceback__
+    """The innermost position in the user's own code, and whether it was ours that raised."""
     mistake = isinstance(error, (TypeError, ValueError, LookupError, ArithmeticError,
                                  AttributeError))  # fmt: skip
-    place = None
+    place, tb = None, error.__traceback__
     ours = True
-    while frame is not None:
-        code = frame.tb_frame.f_code
-        file = code.co_filename
-        inside = file.startswith(OURS)
-        ours = inside and not (mistake and file.endswith(HANDING_ON))
-        if not inside and not file.startswith(("<", sys.prefix, sys.base_prefix)):
-            position = list(code.co_positions())[frame.tb_lasti // 2]
-            line, column, end = frame.tb_lineno, position[2] or 0, position[3]
-            if position[0] != position[1] or end is None:
-                end = -1
-            place = Place(file, line, column, end, code.co_name)
-        frame = frame.tb_next
+    while tb is not None:
+        file = tb.tb_frame.f_code.co_filename
+        ours = is_ours(file) and not (mistake and file in HANDING_ON)
+        if is_user_file(file):
+            place = place_at(tb)
+        tb = tb.tb_next
     return place, ours
 
 

@@ -22,6 +22,7 @@ FOLDERS = ("codegen", "spmd", "examples", "tests", "docs")
 # A module imports only modules of its own level or a lower one. The longest prefix counts.
 LEVELS = {
     "codegen.errors": 0, "codegen.progress": 0, "codegen.checks": 1,
+    "codegen.places": 1,
     "codegen.dtypes": 1, "codegen.expr": 1, "codegen.terms": 1, "codegen.bounds": 1,
     "codegen.spelling": 1,
     "codegen.estimate": 2, "codegen.prove": 2, "codegen.sampling": 2, "codegen.mesh": 2,
@@ -65,7 +66,7 @@ HEAVY = (
 LIGHT = (
     "codegen", "codegen.checks", "codegen.elf", "codegen.elf_dynamic", "codegen.errors",
     "codegen.manifest", "codegen.schema",
-    "codegen.progress",
+    "codegen.places", "codegen.progress",
 )
 
 # A grammar stands on one page, in the docstring of its module.

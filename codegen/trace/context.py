@@ -13,8 +13,6 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache
-from itertools import islice
 from math import gcd
 from typing import Any, TypeVar
 from weakref import WeakSet
@@ -27,6 +25,7 @@ from codegen.expr import Expr, Sym
 from codegen.ir import ArrayType, Condition, Input, Op, Region, Scalar, Value
 from codegen.layouts import propagation
 from codegen.mesh import Axis, Layout, Mesh
+from codegen.places import is_user_file, place_in
 from codegen.trace.known import Known
 
 
@@ -297,44 +296,6 @@ def require_context(what: str) -> Context:
     return context
 
 
-_OURS = ("codegen/", "spmd/")
-
-
-# Files with a function decorated with @spmd.program: a user's, wherever they are installed.
-program_files: set[str] = set()
-
-
-def is_user_file(filename: str) -> bool:
-    """Whether a file belongs to the user: not ours, not NumPy's, not the standard library's."""
-    if filename.startswith("<"):
-        return filename.startswith(("<ipython", "<stdin"))
-    return not is_library_file(filename)
-
-
-def is_library_file(filename: str) -> bool:
-    """Whether a file is ours, NumPy's or the standard library's."""
-    return filename not in program_files and _in_library(filename)
-
-
-@cache
-def _in_library(filename: str) -> bool:
-    return filename.startswith("<frozen") or any(part in filename for part in _library_roots())
-
-
-@cache
-def _library_roots() -> tuple[str, ...]:
-    import os
-    import sysconfig
-
-    here = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    paths = sysconfig.get_paths()
-    return tuple(os.path.join(here, ours) for ours in _OURS) + (
-        paths["stdlib"] + os.sep,
-        paths["platlib"] + os.sep,
-        paths["purelib"] + os.sep,
-    )
-
-
 def _told(axis: Axis, holds: Expr, mesh: Mesh) -> dict[str, Any]:
     """The fields of an axis that a condition decides."""
     if axis.fixed is not None or axis.size_sym not in holds.symbols():
@@ -401,14 +362,3 @@ def user_place() -> Place | None:
     if frame is None:
         return None
     return place_in(frame.f_code, frame.f_lasti, frame.f_lineno)
-
-
-def place_in(code: types.CodeType, at: int, fallback_line: int) -> Place:
-    """The position of the instruction at a byte offset of a code object."""
-    line, end_line, column, end = next(islice(code.co_positions(), at // 2, None))
-    if line is None or end_line != line:
-        end = None
-    return Place(
-        code.co_filename, line or fallback_line, column or 0, -1 if end is None else end,
-        code.co_name,
-    )  # fmt: skip

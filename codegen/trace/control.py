@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from codegen.errors import TracedValueError, UnsupportedError
+from codegen.places import last, place_at
 from codegen.trace.array import is_traced
 from codegen.trace.branches import captured_if
 from codegen.trace.calls import call
-from codegen.trace.context import Context, place_in, user_place
+from codegen.trace.context import Context, user_place
 from codegen.trace.expecting import asserted
 from codegen.trace.foreign import fresh, indexed, target
 from codegen.trace.logic import and_, both, compare, either, ifexp, known, not_, or_
@@ -121,13 +122,11 @@ def plain(test: Any, what: str, reason: str) -> Any:
 
 def explain(error: builtins.NameError, names: Names) -> None:
     """Raise what says why a variable has no value, where a loop or branch took it away."""
-    tb = error.__traceback__
-    while tb is not None and tb.tb_next is not None:
-        tb = tb.tb_next
+    tb = last(error.__traceback__)
     if tb is None or not names.lost:
         return
     text = str(error).split("'")
     name = getattr(error, "name", None) or (text[1] if len(text) > 1 else "")
-    found = explained(name, names, place_in(tb.tb_frame.f_code, tb.tb_lasti, tb.tb_lineno))
+    found = explained(name, names, place_at(tb))
     if found is not None:
         raise found from None

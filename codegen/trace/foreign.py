@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 
 from codegen import dtypes
+from codegen.places import is_library_file
 from codegen.trace import known, tree
 from codegen.trace.array import Array, as_array, is_traced
-from codegen.trace.context import Context, is_library_file
+from codegen.trace.context import Context
 from codegen.trace.known import refuse_constant_write
 
 Function = Callable[..., Any]

@@ -27,9 +27,10 @@ from codegen.errors import (
 from codegen.ir import Condition, Module, Output, Value
 from codegen.layouts.choosing import choose
 from codegen.mesh import Axis, Layout, Mesh, checked_count, checked_sizes
+from codegen.places import program_files
 from codegen.trace import mapping, tree
 from codegen.trace.array import Array, Number, as_value
-from codegen.trace.context import Context, Limits, program_files, user_place
+from codegen.trace.context import Context, Limits, user_place
 from codegen.trace.letting import Bounds, bounds_of
 from codegen.trace.masks import Chosen, refused
 from codegen.trace.outside import Outside

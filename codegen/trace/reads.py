@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from codegen.trace.context import is_user_file
+from codegen.places import is_user_file
 
 # Modules of which nothing but the version can differ, and what of them reads the world outside.
 _STANDARD = frozenset(

@@ -20,8 +20,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from codegen.errors import Place, ProgramError
+from codegen.places import is_library_file, is_user_file
 from codegen.trace import rewrite
-from codegen.trace.context import is_library_file, is_user_file, user_place
+from codegen.trace.context import user_place
 
 _FUTURE = functools.reduce(
     lambda a, b: a | b, (getattr(__future__, n).compiler_flag for n in __future__.all_feature_names)

@@ -21,8 +21,8 @@ from codegen.dtypes import DType
 from codegen.ir import ArrayType, Shape
 from codegen.layouts import propagation
 from codegen.mesh import Layout
+from codegen.places import is_user_file
 from codegen.trace.array import Array, Number
-from codegen.trace.context import is_user_file
 
 UNDEFINED: Any = type("Undefined", (), {"__repr__": lambda self: "no value"})()
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
+import sys
 
+import numpy as np
 import pytest
 
-from codegen.errors import InternalError, SpmdError
-from spmd import report, source
+from codegen import places
+from codegen.errors import InternalError, ProgramError, SpmdError
+from spmd import presence, report, source
 
 HEAD = """import numpy as np
 import spmd
@@ -21,6 +25,7 @@ def program(n: int = 20):
 # the faulty line; what a build says; what an eager run says (None: it works there, as in NumPy)
 LINES = {
     "y = xx + 1": ("NameError", "NameError"),
+    "y = abss(n)": ("abs, if that", "abs, if that"),
     "y = np.sinn(x)": ("sin, if that", "sin, if that"),
     "y = spmd.al_gather(x, 'r')": ("all_gather, if that", "all_gather, if that"),
     "y = x.summ()": ("x.sum", "sum, if that"),
@@ -140,3 +145,36 @@ def test_in_helpers_of_other_modules_and_kernels(tmp_path, monkeypatch):
                     "    return twice(x, out=spmd.like(x))\n")  # fmt: skip
     found = said(lambda: source.find_program(str(path)).eager(ranks=1))
     assert found and "mistakes_helper.py:6:" in found and "IndexError" in found
+
+
+def test_whose_a_file_is():
+    ours = os.path.join(places.HERE, "codegen", "expr.py")
+    installed = "/usr/lib/python3/dist-packages/a.py"
+    theirs = (ours, np.__file__, os.__file__, "<frozen os>", "<string>", report.__file__, installed)
+    mine = (__file__, "<stdin>", "<ipython-input-1-ab>", os.path.join(sys.prefix, "work", "a.py"))
+    assert [f for f in (*theirs, *mine) if places.is_user_file(f)] == list(mine)
+    assert presence.user_place([(f, k) for k, f in enumerate((*theirs, *mine))]) == (mine[0], 7)
+
+
+def test_a_file_below_the_prefix_of_python(tmp_path, monkeypatch):
+    """As /opt/conda/work is, or what stands beside a Python that was installed into a project."""
+    path = tmp_path / "program.py"
+    path.write_text(HEAD + "    y = {}['k']\n    return x\n")
+    for name in ("prefix", "base_prefix"):
+        monkeypatch.setattr(sys, name, str(tmp_path))
+    program = source.find_program(str(path))
+    for step in (program.capture, program.eager):
+        found = said(step)
+        assert found and "KeyError: 'k'" in found and "program.py:7:" in found, found
+
+
+@pytest.mark.parametrize("name", ["<stdin>", "<ipython-input-3-0f>"])
+def test_what_is_typed_has_a_place(name):
+    typed = compile("\n{}['k']", name, "exec")
+    with pytest.raises(ProgramError, match="KeyError: 'k'") as caught:
+        source.guarded(lambda: exec(typed))
+    assert caught.value.place and str(caught.value.place) == f"{name}:2"
+
+
+def test_files_that_hand_calls_on_exist():
+    assert [file for file in source.HANDING_ON if not os.path.isfile(file)] == []

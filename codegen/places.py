@@ -1,0 +1,73 @@
+"""Whose a file is, and where in it a code object or a traceback stands.
+
+In: file names, code objects, tracebacks of Python. Out: Places, and whether a file is the user's.
+Always holds: importing it costs next to nothing; ranks ask it when one of them does not come.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+
+from codegen.errors import Place
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import CodeType, TracebackType
+
+# Files with a function decorated with @spmd.program: a user's, wherever they are installed.
+program_files: set[str] = set()
+
+HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_OURS = tuple(os.path.join(HERE, folder, "") for folder in ("codegen", "spmd"))
+_STANDARD = os.path.join(os.path.dirname(os.__file__), "")
+_INSTALLED = tuple(f"{os.sep}{folder}{os.sep}" for folder in ("site-packages", "dist-packages"))
+
+
+def is_user_file(filename: str) -> bool:
+    """Whether a file belongs to the user: not ours, not installed, not the standard library's."""
+    if filename.startswith("<"):
+        return filename.startswith(("<ipython", "<stdin"))
+    return not is_library_file(filename)
+
+
+def is_library_file(filename: str) -> bool:
+    """Whether a file is ours, an installed package's or the standard library's."""
+    return filename not in program_files and _in_library(filename)
+
+
+def is_ours(filename: str) -> bool:
+    """Whether a file is the compiler's or the runtime's."""
+    return filename.startswith(_OURS)
+
+
+@cache
+def _in_library(filename: str) -> bool:
+    return filename.startswith(("<frozen", _STANDARD, *_OURS)) or any(
+        part in filename for part in _INSTALLED
+    )
+
+
+def place_in(code: CodeType, at: int, fallback_line: int) -> Place:
+    """The position of the instruction at a byte offset of a code object."""
+    from itertools import islice
+
+    line, end_line, column, end = next(islice(code.co_positions(), at // 2, None))
+    if line is None or end_line != line:
+        end = None
+    return Place(
+        code.co_filename, line or fallback_line, column or 0, -1 if end is None else end,
+        code.co_name,
+    )  # fmt: skip
+
+
+def last(traceback: TracebackType | None) -> TracebackType | None:
+    """The innermost step of a traceback: where the exception was raised."""
+    while traceback is not None and traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    return traceback
+
+
+def place_at(traceback: TracebackType) -> Place:
+    """Where one step of a traceback stands."""
+    return place_in(traceback.tb_frame.f_code, traceback.tb_lasti, traceback.tb_lineno)

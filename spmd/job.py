@@ -30,6 +30,7 @@ from spmd.sizes import mesh_symbols
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 AXES = 3  # SPMD_AXES
@@ -342,13 +343,16 @@ class Job:
         dims = len(arrays[array]["shape"])
         return list(offset[0:dims]), list(extent[0:dims]), int(ffi.cast("intptr_t", address[0]))
 
-    def run(self, progress: bool = False) -> None:
-        """Runs the program once; its text goes to sys.stdout as it comes."""
+    def run(self, told: Callable[[str], None] | None = None) -> None:
+        """Runs the program once; its text goes to sys.stdout as it comes.
+
+        told: hears the superstep, again and again, and "" before there is text.
+        """
         self.turns += 1
         given = ffi.new("uint8_t[]", bytes(self.given) or b"\0")
         self._check(lib.spmd_job_start(self._job, given))
         try:
-            state = self._wait(progress)
+            state = self._wait(told)
         except BaseException as error:
             self.broken = True
             code = getattr(error, "exit_code", 130 if isinstance(error, KeyboardInterrupt) else 70)
@@ -358,22 +362,19 @@ class Job:
             self.broken = True
             raise self._failure()
 
-    def _wait(self, progress: bool) -> int:
+    def _wait(self, told: Callable[[str], None] | None) -> int:
         text = ffi.new("char[]", 1 << 16)
-        shown = Progress(self) if progress else None
         while True:
             state = lib.spmd_job_wait(self._job, WAIT_MS)
             while length := lib.spmd_job_text(self._job, text, len(text)):
-                if shown:
-                    shown.clear()
+                if told:
+                    told("")
                 sys.stdout.write(ffi.buffer(text, length)[:].decode("utf-8", "replace"))
                 sys.stdout.flush()
             if state != lib.SPMD_RUNNING:
-                if shown:
-                    shown.clear()
                 return int(state)
-            if shown:
-                shown.show()
+            if told:
+                told(f"superstep {self.superstep()}")
 
     def abort(self, code: int, text: str) -> None:
         """Ends the run of all processes of the job, and waits a moment until it has ended here."""
@@ -491,22 +492,3 @@ class Global:
     def __exit__(self, *_: object) -> None:
         if self._buffer is not None:
             ffi.release(self._buffer)
-
-
-class Progress:
-    """One line on standard error, while nothing else is written there: the current superstep."""
-
-    def __init__(self, job: Job) -> None:
-        self.job, self.turns, self.width = job, 0, 0
-
-    def show(self) -> None:
-        self.turns += 1
-        if self.turns % 5 == 0:
-            line = f"superstep {self.job.superstep()}"
-            self.width = max(self.width, len(line))
-            print(f"\r{line.ljust(self.width)}", end="", file=sys.stderr, flush=True)
-
-    def clear(self) -> None:
-        if self.width:
-            print(f"\r{' ' * self.width}\r", end="", file=sys.stderr, flush=True)
-        self.width = 0

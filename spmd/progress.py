@@ -1,4 +1,5 @@
-"""What a long build or check is at, on a terminal or in a notebook: one line, after two seconds.
+"""What a long build, check or run is at, on a terminal or in a notebook: one line, after
+two seconds.
 
 In: what codegen.progress tells. Out: text on standard error, or in the output of a cell, gone at
 the end. `display` may be replaced. Always holds: nothing is written where nobody looks.
@@ -25,12 +26,17 @@ AGAIN_S = 0.2
 
 
 class Line:
-    """A listener that rewrites one line of a terminal; a thread of its own shows the seconds."""
+    """A listener that rewrites one line of a terminal; a thread of its own shows the seconds.
+
+    When it is told nothing, the line is gone before it returns: what comes next stands alone.
+    """
 
     def __init__(self, stream: TextIO, after_s: float | None = None) -> None:
         self.stream, self.after_s = stream, AFTER_S if after_s is None else after_s
         self.text = ""
         self.begun = time.monotonic()
+        self._wrote = False
+        self._writes = threading.Lock()
         self._over = threading.Event()
         context = contextvars.copy_context()  # in it a kernel keeps which cell runs
         self._thread = threading.Thread(target=context.run, args=(self._show,), daemon=True)
@@ -38,21 +44,28 @@ class Line:
 
     def __call__(self, what: str, done: int, total: int) -> None:
         self.text = f"{what}, {done} of {total}" if total else what
+        if not what:
+            self._clear()
 
     def close(self) -> None:
         self._over.set()
         self._thread.join()
+        self._clear()
 
     def _show(self) -> None:
-        wrote = False
         pause = self.after_s
         while not self._over.wait(pause):
             pause = AGAIN_S
-            if self.text:
-                self._write(f"spmd: {self.text} ({time.monotonic() - self.begun:.0f} s)")
-                wrote = True
-        if wrote:
-            self._write("")
+            with self._writes:
+                if text := self.text:
+                    self._write(f"spmd: {text} ({time.monotonic() - self.begun:.0f} s)")
+                    self._wrote = True
+
+    def _clear(self) -> None:
+        with self._writes:
+            if self._wrote:
+                self._write("")
+            self._wrote = False
 
     def _write(self, text: str) -> None:
         """Puts a text in the place of the last one."""

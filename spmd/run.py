@@ -260,7 +260,14 @@ class Launch:
         except BaseException as error:
             job.abort(report.exit_code(error), str(error))
             raise
-        job.run(progress=self.first and sys.stderr.isatty())
+        if self.first and sys.stderr.isatty():
+            from codegen.progress import at
+            from spmd.progress import shown
+
+            with shown():
+                job.run(at)
+        else:
+            job.run()
         return [self._room(job, k) for k in range(len(self.files))] if self.first else []
 
     def say_checks(self, job: Job) -> None:

@@ -1,4 +1,4 @@
-"""What a long build or check shows: where it is, on a terminal, after a while; else nothing."""
+"""What a long build, check or run shows: what it is at, on a terminal, after a while."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 import spmd
 from codegen import progress as told
-from spmd import launch, progress, verify
+from spmd import cli, engine, job, launch, progress, verify
 
 CELL = contextvars.ContextVar("CELL", default="")
 
@@ -28,7 +28,9 @@ class Terminal(io.StringIO):
 
 @spmd.program(mesh=("x",))
 def small():
-    return spmd.input("u", (4,), np.float64, layout=("x",)) + 1
+    u = spmd.input("u", (4,), np.float64, layout=("x",), default=1)
+    spmd.print("made {}", u.shape[0])
+    return u + 1
 
 
 @pytest.fixture
@@ -71,9 +73,11 @@ def test_the_line_comes_late_and_goes():
             until = time.monotonic() + 20
             while f"{number} of 2" not in stream.getvalue() and time.monotonic() < until:
                 time.sleep(0.01)
+        told.at("")
+        assert stream.getvalue().endswith("\r\x1b[K")  # before what else is written there
     line.close()
     assert "spmd: checking ?, 2 of 2 (" in stream.getvalue()
-    assert stream.getvalue().endswith("\r\x1b[K")
+    assert stream.getvalue().endswith(" s)\r\x1b[K")
     quick = Terminal()
     line = progress.Line(quick, after_s=1000.0)
     line("compiling C", 0, 0)
@@ -137,3 +141,33 @@ def test_a_terminal_that_goes():
     line.close()
     with pytest.raises(OSError):
         stream.close()
+
+
+def test_a_run_says_its_superstep_on_a_terminal(heard, tmp_path, monkeypatch, capsys):
+    """And takes it back before the text of the program; where nobody looks it says nothing."""
+
+    class Slow:
+        """The engine, whose first wait ends before the program has."""
+
+        def __init__(self) -> None:
+            self.waits = 0
+
+        def __getattr__(self, name: str):
+            return getattr(engine.lib, name)
+
+        def spmd_job_wait(self, *given) -> int:
+            self.waits += 1
+            if self.waits == 1:
+                return engine.lib.SPMD_RUNNING
+            return engine.lib.spmd_job_wait(*given)
+
+    path = tmp_path / "small.img"
+    spmd.build(small).save(path)
+    for stream, says in ((Terminal(), True), (io.StringIO(), False)):
+        del heard[:]
+        monkeypatch.setattr(sys, "stderr", stream)
+        monkeypatch.setattr(job, "lib", Slow())
+        assert cli.main(["run", str(path), "--ranks", "2"]) == 0
+        assert "made 4" in capsys.readouterr().out
+        assert heard[-1:] == ["closed"] * says and (" 0/0" in heard) == says
+        assert any(line.startswith("superstep ") for line in heard) == says

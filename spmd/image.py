@@ -12,9 +12,9 @@ import warnings
 
 from codegen.checks import checks_of
 from codegen.elf import printable
-from codegen.errors import InternalError, LayoutWarning, SpmdError, UsageError
+from codegen.errors import LayoutWarning, UsageError
 from codegen.mesh import checked_count, checked_sizes
-from spmd import launch, layouts, loader, report, show, source, tables, timeline
+from spmd import launch, layouts, loader, show, source, tables, timeline
 from spmd.arguments import check_checks
 from spmd.cache import Cache
 from spmd.distributed import Distributed as Distributed
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 
+@plainly
 def build(
     program: Any, *, target: str = "native", cache: bool = True, check: Any = False,
     **parameters: Any,
@@ -61,16 +62,10 @@ def build(
                 expected=", ".join(program.parameters) or "no parameters",
             )
     checks = checks_of(check)
-    try:
-        data = source.build_program(
-            program, parameters, target, None if cache else Cache(""), checks
-        )
-    except SpmdError as error:
-        if report.debugging() or isinstance(error, InternalError):
-            raise
-        raise error.with_traceback(None) from None  # its message has the place: no frames of ours
+    store = None if cache else Cache("")
+    data = source.build_program(program, parameters, target, store, checks)
     for text in source.warnings_of(data):
-        warnings.warn(text, LayoutWarning, stacklevel=2)
+        warnings.warn(text, LayoutWarning, stacklevel=3)
     again = functools.partial(build, program, target=target, cache=cache, **parameters)
     return Image(loader.check(data), again)
 

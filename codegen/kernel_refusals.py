@@ -77,14 +77,6 @@ def _reads(f: types.FunctionType, code: types.CodeType) -> Iterator[tuple[str, P
             yield from _reads(f, constant)
 
 
-def names_in(code: types.CodeType) -> Iterator[str]:
-    """Names that code may take from its globals."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from names_in(constant)
-
-
 def _of_the_program(
     function: Callable[..., Any], name: str, value: Any, place: Place
 ) -> KernelError:

@@ -16,6 +16,7 @@ from typing import Any
 from codegen import kernel_refusals as refusals
 from codegen.errors import KernelError
 from codegen.gufunc import ONLY, Parameter
+from codegen.places import names_in
 
 # What a kernel may call: libm, memory moves, and the compiler's own arithmetic.
 _MATH = frozenset(
@@ -157,7 +158,7 @@ def _with_helpers(function: Any, made: dict[Any, Any], debug: bool) -> Any:
     cells = tuple(pytypes.CellType(c.cell_contents) for c in closure)
     copy = pytypes.FunctionType(code, scope, function.__name__, function.__defaults__, cells)
     made[given] = njit(**options)(copy)
-    for name in refusals.names_in(code):
+    for name in names_in(code):
         if _is_helper(helper := scope.get(name)):
             scope[name] = _with_helpers(helper, made, debug)
     for cell in cells:

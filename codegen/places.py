@@ -1,6 +1,6 @@
-"""Whose a file is, and where in it a code object or a traceback stands.
+"""Whose a file is, where in it a traceback stands, what a code object holds.
 
-In: file names, code objects, tracebacks of Python. Out: Places, and whether a file is the user's.
+In: file names, code objects, tracebacks. Out: Places, names, whether a file is its user's.
 Always holds: importing it costs next to nothing; ranks ask it when one of them does not come.
 """
 
@@ -13,6 +13,7 @@ from codegen.errors import Place
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import CodeType, TracebackType
 
 # Files with a function decorated with @spmd.program: a user's, wherever they are installed.
@@ -71,3 +72,18 @@ def last(traceback: TracebackType | None) -> TracebackType | None:
 def place_at(traceback: TracebackType) -> Place:
     """Where one step of a traceback stands."""
     return place_in(traceback.tb_frame.f_code, traceback.tb_lasti, traceback.tb_lineno)
+
+
+def codes_in(code: CodeType) -> Iterator[CodeType]:
+    """The code objects inside one, at any depth."""
+    for inner in code.co_consts:
+        if isinstance(inner, type(code)):
+            yield inner
+            yield from codes_in(inner)
+
+
+@cache
+def names_in(code: CodeType) -> tuple[str, ...]:
+    """Global names and attributes that a function and those inside it use."""
+    names = (name for c in (code, *codes_in(code)) for name in c.co_names)
+    return tuple(dict.fromkeys(names))

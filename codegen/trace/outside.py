@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from codegen.errors import Place, UnsupportedError
-from codegen.places import is_user_file
+from codegen.places import is_user_file, names_in
 from codegen.trace.array import Array, Number, is_traced
 from codegen.trace.context import Context, user_place
 from codegen.trace.state import Names, Variables, is_users_class, same
@@ -121,7 +121,7 @@ class Outside:
         if is_user_file(code.co_filename):
             if vars(function):
                 self._note(function, path, lambda: dict(vars(function)))
-            self._globals(function.__globals__, _names_in(code))
+            self._globals(function.__globals__, names_in(code))
 
     def _globals(self, space: dict[str, Any], names: Iterable[str]) -> None:
         for name in names:
@@ -365,13 +365,6 @@ def _left_in(iterator: Any) -> dict[Any, Any]:
         return dict(enumerate(given)) | {"at": str(rest)}
     except (OSError, TypeError, ValueError):
         return {}
-
-
-@functools.cache
-def _names_in(code: types.CodeType) -> tuple[str, ...]:
-    """Global names and attributes that a function and those inside it use."""
-    inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
-    return tuple(dict.fromkeys((*code.co_names, *(n for c in inner for n in _names_in(c)))))
 
 
 # ---- refusals ----------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from codegen.places import is_user_file
+from codegen.places import codes_in, is_user_file
 
 # Modules of which nothing but the version can differ, and what of them reads the world outside.
 _STANDARD = frozenset(
@@ -154,7 +154,7 @@ class _Walk:
                 raise _Unknown
             return  # of a known module, though no attribute of it: its globals are known too
         self.files[f.__code__.co_filename] = None
-        for inner in (f.__code__, *_within(f.__code__)):
+        for inner in (f.__code__, *codes_in(f.__code__)):
             self.names.update(dict.fromkeys(inner.co_names))
         for name, chain in used:
             yield name
@@ -321,18 +321,11 @@ def _imported(name: str, namespace: dict[str, Any]) -> Any:
     return _no() if module is None or namespace.get("__package__") else module
 
 
-def _within(code: types.CodeType) -> Iterator[types.CodeType]:
-    for inner in code.co_consts:
-        if isinstance(inner, types.CodeType):
-            yield inner
-            yield from _within(inner)
-
-
 def _code(code: types.CodeType) -> tuple[bytes, _Uses]:
     """A digest of a function's code, and what it uses by global names."""
     if id(code) not in _codes:
         content = repr(_content(code)).encode("utf-8", "surrogatepass")
-        used = [u for c in (code, *_within(code)) for u in _uses(c)]
+        used = [u for c in (code, *codes_in(code)) for u in _uses(c)]
         _codes[id(code)] = code, hashlib.sha256(content).digest(), list(dict.fromkeys(used))
     return _codes[id(code)][1:]
 

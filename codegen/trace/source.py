@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from codegen.errors import Place, ProgramError
-from codegen.places import is_library_file, is_user_file
+from codegen.places import codes_in, is_library_file, is_user_file
 from codegen.trace import rewrite
 from codegen.trace.context import user_place
 
@@ -240,14 +240,7 @@ def _codes_of(tree: ast.Module, filename: str, flags: int) -> list[types.CodeTyp
     call of `module.function` another way where it sees the import."""
     parts = [tree, *(ast.Module([statement], []) for statement in tree.body)]
     made = [compile(part, filename, "exec", flags=flags, dont_inherit=True) for part in parts]
-    return [code for module in made for code in _within(module)]
-
-
-def _within(code: types.CodeType) -> Iterator[types.CodeType]:
-    for inner in code.co_consts:
-        if isinstance(inner, types.CodeType):
-            yield inner
-            yield from _within(inner)
+    return [code for module in made for code in codes_in(module)]
 
 
 def _same(codes: list[types.CodeType], code: types.CodeType) -> list[types.CodeType]:

@@ -11,10 +11,6 @@ import struct
 
 from codegen.errors import ImageError
 
-TYPE_CHECKING = False  # typing is not imported: every rank pays for what this file imports
-if TYPE_CHECKING:
-    pass
-
 Sections = dict[str, tuple[int, int]]  # name -> (offset, size)
 
 MOST_SECTIONS = 64

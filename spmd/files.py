@@ -173,16 +173,12 @@ class Input:
         self._file.close()
 
 
-def open_input(path: str, name: str) -> Input:
-    """The array for input `name` in FILE.npy, or in FILE.npz[:MEMBER], FILE.safetensors[:MEMBER].
+def _open(path: str, member: str, name: str) -> Input:
+    """The array for input `name` in FILE.npy, or a member of FILE.npz or FILE.safetensors.
 
-    Without MEMBER: that of the input's name, or the only one. Raises InputError for whatever is
+    Member "": that of the input's name, or the only one. Raises InputError for whatever is
     wrong with the file, OutputError where it cannot be opened.
     """
-    return _open(*split(path, existing=True), name)
-
-
-def _open(path: str, member: str, name: str) -> Input:
     archive = archive_format(path)
     file = InputFile(path, name)
     try:

@@ -108,24 +108,14 @@ def not_(x: Any) -> Any:
 
 def any_of(values: Sequence[Any]) -> Any:
     """Whether one of several operands holds that all have run."""
-    return _joined(values, True, expr.or_, np.logical_or)
-
-
-def all_of(values: Sequence[Any]) -> Any:
-    return _joined(values, False, expr.and_, np.logical_and)
-
-
-def _joined(
-    values: Sequence[Any], stop: bool, symbolic: Callable[..., expr.Expr], ufunc: np.ufunc
-) -> Any:
-    held: Any = not stop
+    held: Any = False
     for value in map(truth, values):
         a, b = condition_of(held), condition_of(value)
         if a is not None and b is not None:
-            held = number(symbolic(a, b), True)
+            held = number(expr.or_(a, b), True)
         else:
-            held = ufunc(as_array(held), as_array(value))
-        if held is stop:
+            held = np.logical_or(as_array(held), as_array(value))
+        if held is True:
             break
     return held
 

@@ -12,10 +12,10 @@ import pytest
 
 import spmd
 from codegen.errors import InputError
-from spmd import files, npy
+from spmd import npy
 from tests.conftest import run
 from tests.faults.test_launch import TAKES_INPUT
-from tests.spmd.array_files import write
+from tests.spmd.array_files import open_input, write
 
 WIDE = '''
 import numpy as np
@@ -237,7 +237,7 @@ def test_files_that_are_cut_short_while_they_are_read(built, tmp_path):
         image.run(x=mapped)
     assert image.run(x=x)["total"] == pytest.approx(x.sum())
     np.savez_compressed(tmp_path / "x.npz", x=x)
-    file = files.open_input(str(tmp_path / "x.npz"), "x")
+    file = open_input(str(tmp_path / "x.npz"), "x")
     os.truncate(tmp_path / "x.npz", 4000)
     with pytest.raises(InputError, match="x.npz:x became shorter"):
         len(file.buffer)

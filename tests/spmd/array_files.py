@@ -16,8 +16,12 @@ def elements(file: files.Input) -> np.ndarray:
     return np.ndarray(file.shape, dtype, file.buffer, file.start, file.strides)
 
 
+def open_input(path: Path | str, name: str = "u") -> files.Input:
+    return files.open_inputs({name: str(path)}, [])[name]
+
+
 def open_array(path: Path | str, name: str = "u") -> np.ndarray:
-    return elements(files.open_input(str(path), name))
+    return elements(open_input(path, name))
 
 
 def write(path: Path, arrays: dict[str, np.ndarray]) -> outputs.OutputFile:

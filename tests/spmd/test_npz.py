@@ -18,7 +18,7 @@ from codegen.errors import EnvironmentFault, InputError, SpmdError
 from spmd import files, npy, npz
 from spmd.memory import available_memory, bytes_text
 from spmd.outputs import OutputFile
-from tests.spmd.array_files import elements, open_array, refused, write
+from tests.spmd.array_files import elements, open_array, open_input, refused, write
 
 NUMPY_NAMES = [name for name in npy.SIZES if name != "bfloat16"]
 ARRAYS = {
@@ -35,7 +35,7 @@ ARRAYS = {
 def test_reads_what_numpy_writes(tmp_path: Path, save: object) -> None:
     save(tmp_path / "a.npz", **ARRAYS)  # type: ignore[operator]
     for name, wanted in ARRAYS.items():
-        file = files.open_input(f"{tmp_path}/a.npz", name)
+        file = open_input(f"{tmp_path}/a.npz", name)
         found = elements(file)
         assert found.dtype == wanted.dtype and np.array_equal(found, wanted), name
         assert file.swapped == (name == "big") and file.path == f"{tmp_path}/a.npz:{name}"
@@ -126,7 +126,7 @@ def test_only_what_is_reserved_is_kept(tmp_path: Path) -> None:
     """A part of a compressed member; what it costs are the pages of that part."""
     wanted = np.arange(4_000_000.0)
     np.savez_compressed(tmp_path / "a.npz", u=wanted)
-    file = files.open_input(f"{tmp_path}/a.npz", "u")
+    file = open_input(f"{tmp_path}/a.npz", "u")
     file.reserve(file.start + 8_000, file.start + 80_000, 2, 0)
     before = resident()
     found = elements(file)
@@ -138,7 +138,7 @@ def test_only_what_is_reserved_is_kept(tmp_path: Path) -> None:
 def test_what_does_not_fit_is_refused_before_it_is_taken(tmp_path: Path) -> None:
     """Counted from what was available when the file was opened, in all processes of a host."""
     np.savez_compressed(tmp_path / "a.npz", u=np.arange(1000.0))
-    file = files.open_input(f"{tmp_path}/a.npz", "u")
+    file = open_input(f"{tmp_path}/a.npz", "u")
     taken = file.available - 20_000
     file.reserve(file.start, file.start + 8_000, 3, taken)
     with pytest.raises(EnvironmentFault, match="7.8 KiB in each of 3 processes"):
@@ -250,7 +250,7 @@ def test_a_member_that_does_not_fit_into_memory(tmp_path: Path) -> None:
         file.truncate(directory)
         file.seek(directory)
         file.write(entry + end)
-    file = files.open_input(f"{tmp_path}/a.npz", "u")
+    file = open_input(f"{tmp_path}/a.npz", "u")
     assert file.shape == (size - 128,)
     with pytest.raises(EnvironmentFault, match="does not fit into memory") as caught:
         file.buffer  # noqa: B018
@@ -270,7 +270,7 @@ def test_no_damage_gets_past_uncontrolled(
     path = tmp_path_factory.getbasetemp() / "fuzz.npz"
     path.write_bytes(content[: data.draw(st.integers(len(content) // 2, len(content)))])
     try:
-        file = files.open_input(str(path), "u")
+        file = open_input(str(path), "u")
         assert 0 <= file.start <= len(file.buffer) - elements(file).nbytes
     except SpmdError as error:
         assert error.exit_code in (65, 69)

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from codegen.errors import SpmdError, UsageError
-from spmd import files, npy, report, safetensors
-from tests.spmd.array_files import elements, open_array, refused, write
+from spmd import npy, report, safetensors
+from tests.spmd.array_files import elements, open_array, open_input, refused, write
 
 
 def made(header: object, data: bytes = b"") -> bytes:
@@ -135,7 +135,7 @@ def test_no_damage_gets_past_uncontrolled(
     path = tmp_path_factory.getbasetemp() / "fuzz.safetensors"
     path.write_bytes(content[: data.draw(st.integers(0, len(content)))])
     try:
-        file = files.open_input(str(path), "u")
+        file = open_input(str(path), "u")
         assert 0 <= file.start <= len(file.buffer) - elements(file).nbytes
     except SpmdError as error:
         assert error.exit_code == 65

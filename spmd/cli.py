@@ -574,5 +574,5 @@ def _doctor(options: argparse.Namespace, _: launch.Processes) -> int:
 def _completion(options: argparse.Namespace, _: launch.Processes) -> int:
     from spmd import completion
 
-    print(completion.script(options.shell))
+    print(completion.script(options.shell, parser(prog=COMMAND)))
     return 0

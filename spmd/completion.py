@@ -1,7 +1,7 @@
 """`spmd completion`: a script by which a shell completes commands, options and file names.
 
-In: the name of a shell. Out: the script, from the options themselves; it starts no Python when it
-is used. This is the only file that imports shtab.
+In: the name of a shell, and the parser. Out: the script, from its options; it starts no Python
+when it is used. This is the only file that imports shtab.
 """
 
 from __future__ import annotations
@@ -10,19 +10,17 @@ import argparse
 from collections.abc import Iterator
 
 from codegen.errors import EnvironmentFault
-from spmd.cli import COMMAND, parser
 
 FILES = ("program", "image", "input", "output", "timeline", "plot")  # options that name files
 
 
-def script(shell: str) -> str:
-    """Raises EnvironmentFault where shtab is not installed."""
+def script(shell: str, whole: argparse.ArgumentParser) -> str:
+    """For the whole command line. Raises EnvironmentFault where shtab is not installed."""
     try:
         import shtab
     except ImportError:
         raise EnvironmentFault("completion needs shtab", expected="the package shtab",
                                found="none", remedy="pip install shtab") from None  # fmt: skip
-    whole = parser(prog=COMMAND)
     for action in _actions(whole):
         if action.dest in FILES:
             action.complete = shtab.FILE  # type: ignore[attr-defined]

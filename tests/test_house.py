@@ -233,6 +233,51 @@ def test_manifest_imports_nothing_heavy():
     assert heavy == []
 
 
+# Modules that import each other, inside functions too: the largest of such a circle, and how many
+# modules it has. None grows, no other appears; lower a number where you make one smaller.
+CIRCLES = {
+    "codegen.trace.array": 42, "codegen.trace.api": 7,
+    "spmd.bench": 3, "spmd.doctor": 2,
+}  # fmt: skip
+
+
+def circles() -> list[set[str]]:
+    """The strongly connected components of what imports what, of more than one module (Tarjan)."""
+    after: dict[str, set[str]] = {}
+    for i in all_imports("codegen", "spmd"):
+        named = {i.module, f"{i.module}.__init__"} & modules()
+        after.setdefault(i.importer, set()).update(named - {i.importer})
+    number: dict[str, int] = {}
+    low: dict[str, int] = {}
+    path: list[str] = []
+    found: list[set[str]] = []
+
+    def visit(module: str) -> None:
+        number[module] = low[module] = len(number)
+        path.append(module)
+        for other in sorted(after.get(module, ())):
+            if other not in number:
+                visit(other)
+                low[module] = min(low[module], low[other])
+            elif other in path:
+                low[module] = min(low[module], number[other])
+        if low[module] == number[module]:
+            at = path.index(module)
+            found.append(set(path[at:]))
+            del path[at:]
+
+    for module in sorted(after):
+        if module not in number:
+            visit(module)
+    return [circle for circle in found if len(circle) > 1]
+
+
+def test_no_circle_of_imports_grows():
+    found = {max(circle & CIRCLES.keys(), default=min(circle)): len(circle) for circle in circles()}
+    assert {m: n for m, n in found.items() if n > CIRCLES.get(m, 1)} == {}, "a larger circle"
+    assert {m: n for m, n in CIRCLES.items() if found.get(m, 1) < n} == {}, "lower the number"
+
+
 # ---- sizes
 
 

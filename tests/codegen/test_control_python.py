@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from codegen.mesh import Axis, Mesh
+from codegen.places import last
 from codegen.trace import source
 from codegen.trace.context import Context
 
@@ -502,9 +503,7 @@ def outcome(f: Callable[..., Any], n: int) -> tuple[Any, ...]:
     try:
         return ("returned", f(n))
     except Exception as error:
-        tb = error.__traceback__
-        while tb.tb_next:
-            tb = tb.tb_next
+        tb = last(error.__traceback__)
         return (type(error), str(error), tb.tb_lineno, tb.tb_frame.f_code.co_filename)
 
 

@@ -39,6 +39,7 @@
 
 #define SPMD_LINE 64         /* bytes that move between cores as one */
 #define SPMD_PAGE 4096
+#define SPMD_CORES 64        /* more share the places of fewer */
 #define SPMD_COPY_BYTES 8192 /* written to several places one after the other, from the cache */
 
 static inline int64_t spmd_least(int64_t a, int64_t b)
@@ -127,9 +128,11 @@ typedef struct spmd_header {
     int64_t bytes;
     _Atomic uint64_t layout;  /* digest of ranks and sizes: all processes must compute the same */
     _Atomic int64_t threads;  /* of all processes: more than cores means that nobody spins */
-    _Atomic int64_t taken_until; /* somebody's core is used by others: nobody spins for long */
     _Alignas(SPMD_LINE) _Atomic uint32_t abort; /* SPMD_FINE, then _CLAIMED, then _SAID */
     _Alignas(SPMD_LINE) spmd_failure failure;   /* valid once SAID */
+    struct {
+        _Alignas(SPMD_LINE) _Atomic int64_t worker; /* who waited there last: see core_shared */
+    } core[SPMD_CORES];
 } spmd_header;
 
 enum { SPMD_FINE = 0, SPMD_CLAIMED = 1, SPMD_SAID = 2 };
@@ -164,9 +167,10 @@ typedef struct spmd_worker {
     int64_t first, count;
     uint64_t advances; /* stages entered since the job was loaded */
     int64_t spins;     /* tries of an exchange at once: one rank, and a core for every thread */
+    int64_t most_spins; /* the same while nobody shares its core */
     spmd_bell *bell;
     int64_t idle_since, yields; /* of the wait under way */
-    int64_t looked_at, preempted, hold; /* see core_taken */
+    int64_t shared_until;               /* see core_shared */
     uint32_t heard;    /* what `rung` was */
     bool sleepy;
     spmd_term *term;   /* room for what is folded: two for every rank of this arena */

@@ -73,7 +73,8 @@ static void worker_run(spmd_worker *worker)
     int64_t left = worker->count;
     bool moved = true;
 
-    worker->spins = worker->count == 1 && !job->parted && !job->crowded ? SPINS : 0;
+    worker->most_spins = worker->count == 1 && !job->parted && !job->crowded ? SPINS : 0;
+    worker->spins = worker->most_spins;
     while (left > 0) {
         uint64_t advances = atomic_load(&job->advances);
         int64_t finished = worker_sweep(worker, &moved);

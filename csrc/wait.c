@@ -10,7 +10,6 @@
 
 #include <linux/futex.h>
 #include <sched.h>
-#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -18,9 +17,8 @@
 /* What waiting costs: `bench barrier`, with more ranks than cores and with fewer; what a wake or a
  * yield costs: `bench floor switch-futex switch-yield`; where MPI is asked: `--transport mpi`. */
 #define SPIN_NS 200000    /* longer than it takes to be woken */
-#define SPIN_TAKEN_NS 2000   /* where something else runs on our cores */
-#define WINDOW_NS 16000000   /* how often a waiting thread asks whether it was interrupted */
-#define MOST_HOLD_NS 256000000
+#define LOOK_AROUND_NS 2000 /* after this a spinning thread asks whether it shares its core */
+#define SHARED_NS 1000000 /* and who was found to do so is believed to for this long */
 #define YIELDS 8          /* where threads share cores */
 #define LOOK_NS 20000000  /* a sleeper looks up after this, for what rings no bell */
 #define POLL_SHARE 8      /* of the time waited so far: the delay that asking MPI adds */
@@ -96,32 +94,22 @@ static void poll_pause(bool crowded, int64_t waited)
     nanosleep(&(struct timespec){.tv_nsec = sleep}, NULL);
 }
 
-/* Whether something else wants the cores of this job. A thread that is interrupted twice within a
- * window tells all: while they spin, the scheduler lets the other program run for milliseconds at
- * a time; who sleeps and is woken comes first. This holds for a window, and for twice as long each
- * time that it is still so. */
-static bool core_taken(spmd_worker *worker, int64_t now)
+/* Whether the scheduler has put another thread of this job on my core, as it does where another
+ * program keeps one busy: while I spin, whom I wait for cannot run. Every waiting thread signs its
+ * core; who finds another's signature shares it. */
+static bool core_shared(spmd_worker *worker, int64_t now)
 {
-    _Atomic int64_t *until = &worker->job->arena->header->taken_until;
-    bool taken = now < atomic_load_explicit(until, memory_order_relaxed);
-    int64_t passed = now - worker->looked_at;
-    struct rusage usage;
+    spmd_header *header = worker->job->arena->header;
+    _Atomic int64_t *last = &header->core[(unsigned)sched_getcpu() % SPMD_CORES].worker;
+    int64_t me = worker->first + 1;
 
-    if (passed < WINDOW_NS)
-        return taken;
-    getrusage(RUSAGE_THREAD, &usage);
-    int64_t times = usage.ru_nivcsw - worker->preempted;
-    if (worker->looked_at && times * WINDOW_NS >= (taken ? passed : 2 * passed)) {
-        int64_t longer = 2 * worker->hold;
-        worker->hold = longer < WINDOW_NS      ? WINDOW_NS
-                       : longer < MOST_HOLD_NS ? longer
-                                               : MOST_HOLD_NS;
-        atomic_store_explicit(until, now + worker->hold, memory_order_relaxed);
-    } else if (!taken)
-        worker->hold = 0;
-    worker->looked_at = now;
-    worker->preempted = usage.ru_nivcsw;
-    return taken;
+    int64_t found = atomic_load_explicit(last, memory_order_relaxed);
+    if (found != me) {
+        atomic_store_explicit(last, me, memory_order_relaxed);
+        if (found)
+            worker->shared_until = now + SHARED_NS;
+    }
+    return now < worker->shared_until;
 }
 
 /* After a sweep in which none of the worker's ranks got further. */
@@ -147,8 +135,14 @@ void spmd_wait(spmd_worker *worker)
             poll_pause(crowded, now - worker->idle_since);
             return;
         }
-        if (now - worker->idle_since < (core_taken(worker, now) ? SPIN_TAKEN_NS : SPIN_NS))
+        int64_t waited = now - worker->idle_since;
+        if (waited < SPIN_NS) {
+            bool shared = waited > LOOK_AROUND_NS && core_shared(worker, now);
+            worker->spins = now < worker->shared_until ? 0 : worker->most_spins;
+            if (shared)
+                sched_yield();
             return;
+        }
     }
     worker->heard = atomic_load_explicit(&worker->bell->rung, memory_order_acquire);
     atomic_store_explicit(&worker->bell->sleeps, 1, memory_order_relaxed);

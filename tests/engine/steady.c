@@ -125,7 +125,7 @@ static void count_call(long number, long operation)
         mine->waits++;
     else if (number == SYS_futex && futex == FUTEX_WAKE)
         mine->wakes++;
-    else if (number == SYS_sched_yield || number == SYS_getrusage) /* waiting, either */
+    else if (number == SYS_sched_yield)
         mine->yields++;
     else {
         mine->others++;

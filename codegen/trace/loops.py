@@ -35,7 +35,17 @@ from codegen.trace.regions import (
     link,
     value_of,
 )
-from codegen.trace.state import UNDEFINED, Held, LeafType, Names, fill, joined, leaf_type, same
+from codegen.trace.state import (
+    UNDEFINED,
+    Held,
+    LeafType,
+    Names,
+    attribute_set,
+    fill,
+    joined,
+    leaf_type,
+    same,
+)
 
 _PASSES = 24  # more never settle: every pass carries more, or a wider type
 
@@ -318,6 +328,14 @@ class Loop(Piece):
         return t
 
     def _refuse_structure(self, name: str, before: Held, now: Held) -> None:
+        if new := attribute_set(name, before.tree, now.tree):
+            raise UnsupportedError(
+                f"{new} is set for the first time in this loop",
+                place=self.context.changed_at.get(id(now.value)) or self.place,
+                expected="an attribute that is there before the loop: it is carried from turn to "
+                "turn",
+                remedy=f"bind it before the loop: {new} = …",
+            )
         if before.tree.kind == now.tree.kind != "leaf":
             kind = type(before.value).__name__
             raise UnsupportedError(

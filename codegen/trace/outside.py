@@ -13,7 +13,7 @@ import functools
 import random
 import types
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -71,6 +71,7 @@ class Outside:
         self._carried = set(carried)
         self._visited: dict[Any, Any] = {}  # by id; the values keep the ids from being used again
         self._seen: list[_Seen] = []
+        self.traced = False  # whether an array or a number of a program can be reached
         self._work = collections.deque(roots)
         self._work += (("random", random._inst), ("np.random", np.random.mtrand._rand))
         while self._work:
@@ -93,6 +94,7 @@ class Outside:
         self._work += [(step(path, thing, k), v) for k, v in items.items()]
 
     def _visit(self, path: str, thing: Any) -> None:
+        self.traced = self.traced or is_traced(thing)
         if isinstance(thing, _PLAIN) or id(thing) in self._visited:
             return
         self._visited[id(thing)] = thing
@@ -101,12 +103,14 @@ class Outside:
         elif isinstance(thing, types.MethodType):
             owner = path.rpartition(".")[0] or path
             self._work += ((owner, thing.__self__), (path, thing.__func__))
-        elif isinstance(thing, functools.partial):
-            self._work += [(path, x) for x in (thing.func, *thing.args, *thing.keywords.values())]
+        elif called := _called_by(thing):
+            self._work += [(path, x) for x in called]
         else:
             self._note(thing, path, lambda: items_of(thing))
-            if is_users_class(type(thing)):
-                self._work.append((type(thing).__name__, type(thing)))
+            above = thing.__bases__ if isinstance(thing, type) else ()
+            self._work += [(c.__name__, c) for c in (type(thing), *above) if is_users_class(c)]
+            if isinstance(thing, _CONTAINERS):  # of a user's class: it may have attributes too
+                self._work.append((path, getattr(thing, "__dict__", None)))
 
     def _function(self, path: str, function: types.FunctionType) -> None:
         code = function.__code__
@@ -124,27 +128,51 @@ class Outside:
             self._globals(function.__globals__, names_in(code))
 
     def _globals(self, space: dict[str, Any], names: Iterable[str]) -> None:
-        for name in names:
-            if name in space and (id(space), name) not in self._visited:
+        for name in names:  # also those that the function may set for the first time
+            if (id(space), name) not in self._visited:
                 self._visited[id(space), name] = space
                 self._note(Slot(space, name), name, functools.partial(_of_global, space, name))
 
     # ---- what has changed ------------------------------------------------------------------------
 
-    def check(self) -> None:
-        """Raises UnsupportedError where something is not as it was."""
-        for seen in self._seen:
-            now = seen.read() or {}
-            if not _as_it_was(seen.items, now) and not _grew(seen, now):
+    def check(self, seeded: Collection[int] = ()) -> None:
+        """Raises UnsupportedError where something is not as it was.
+
+        seeded: ids of random generators that the body gave a seed.
+        """
+        for seen, now in self._others():
+            free = isinstance(seen.thing, GENERATORS) and id(seen.thing) in seeded
+            if not free and not self._filled(seen, now):
                 raise self._changed(seen, now)
 
-    def check_generators(self, seeded: set[int]) -> None:
-        """Raises UnsupportedError where a random generator or an iterator is not as it was."""
+    def put_back(self) -> None:
+        """The body failed: what keeps an array of the program from it is as it was before."""
+        for seen, now in self._others():
+            if self._holds_traced(_new(seen, now).values()):
+                _restore(seen.thing, seen.items, now)
+
+    def _others(self) -> Iterator[tuple[_Seen, dict[Any, Any]]]:
+        """Things that hold something else than before, and what."""
         for seen in self._seen:
-            forgets = isinstance(seen.thing, GENERATORS) or is_iterator(seen.thing)
-            if forgets and id(seen.thing) not in seeded:
-                if not _as_it_was(seen.items, seen.read() or {}):
-                    raise self.drawn(seen.thing, self.place)
+            now = seen.read() or {}
+            if not _as_it_was(seen.items, now):
+                yield seen, now
+
+    def _filled(self, seen: _Seen, now: dict[Any, Any]) -> bool:
+        """Whether a dict or a namespace got new keys: a cache, which fills once. In a program an
+        attribute may be new too, and what was None. No array of the program is kept."""
+        thing, new = seen.thing, _new(seen, now)
+        if self.what == "program":
+            may = not isinstance(thing, (set, frozenset))
+            may = may and all(seen.items.get(k) is None for k in new)
+        else:
+            cached = isinstance(thing, (dict, type, types.ModuleType, types.FunctionType))
+            may = not new.keys() & seen.items.keys()
+            may = may and (cached or all(_is_cached(thing, k) for k in new))
+        return may and seen.items.keys() <= now.keys() and not self._holds_traced(new.values())
+
+    def _holds_traced(self, values: Iterable[Any]) -> bool:
+        return Outside(self.what, [("", v) for v in values]).traced
 
     def _changed(self, seen: _Seen, now: dict[Any, Any]) -> UnsupportedError:
         thing, path = seen.thing, seen.path
@@ -161,12 +189,14 @@ class Outside:
         remedy = _WAYS[self.what]
         if isinstance(thing, np.ndarray):
             remedy = f"{path} = spmd.asarray({path}) before it makes an array of the program"
+        found = f"{shown}, {kind_of(thing)} from outside of it" if shown == path else shown
+        if self.what == "program" and self._holds_traced(_new(seen, now).values()):
+            found += ", which would keep an array of the program after the build"
         body = (("the body begins at", self.place),) if where and self.place else ()
         return UnsupportedError(
             f"{shown} is changed in {_WORDS[self.what]}", place=where or self.place,
             expected=f"what stands outside of it stays as it is: {_TURNS[self.what]}",
-            found=f"{shown}, {kind_of(thing)} from outside of it" if shown == path else shown,
-            remedy=remedy, also=body,
+            found=found, remedy=remedy, also=body,
         )  # fmt: skip
 
     def drawn(self, thing: Any, place: Place | None) -> UnsupportedError:
@@ -210,7 +240,7 @@ _WAYS = {
     "Python's own range, which unrolls",
     "branch": "rebind a variable of this function in both arms",
     "shard_map": "return it, with its place in out_layouts",
-    "program": "keep it in the program",
+    "program": "keep it in a variable of the program, and return it: return x, total",
 }
 
 
@@ -221,7 +251,7 @@ class Slot:
     """A global variable."""
 
     def __init__(self, space: dict[str, Any], name: str) -> None:
-        self.key = (id(space), name)
+        self.space, self.name, self.key = space, name, (id(space), name)
 
 
 def key_of(thing: Any) -> Any:
@@ -273,21 +303,48 @@ def _alike(now: Any, before: Any) -> bool:
     return same(now, before)
 
 
-def _grew(seen: _Seen, now: dict[Any, Any]) -> bool:
-    """A dict or a namespace that has got new keys: a cache, which fills once."""
-    return (
-        isinstance(seen.thing, (dict, type, types.ModuleType, types.FunctionType))
-        and all(k in now and _alike(now[k], v) for k, v in seen.items.items())
-        and not any(map(is_traced, (now[k] for k in now.keys() - seen.items.keys())))
+def _new(seen: _Seen, now: dict[Any, Any]) -> dict[Any, Any]:
+    """What a thing holds now that it did not hold there before."""
+    return {k: v for k, v in now.items() if k not in seen.items or not _alike(v, seen.items[k])}
+
+
+def _is_cached(thing: Any, key: Any) -> bool:
+    return isinstance(key, str) and isinstance(
+        getattr(type(thing), key, None), functools.cached_property
     )
 
 
-# ---- things with state -------------------------------------------------------------------------
+def _restore(thing: Any, before: dict[Any, Any], now: dict[Any, Any]) -> None:
+    """A variable, a container or an object holds again what it held."""
+    if isinstance(thing, types.CellType):
+        del thing.cell_contents
+        for value in before.values():
+            thing.cell_contents = value
+    elif isinstance(thing, Slot):
+        thing.space.pop(thing.name, None)
+        thing.space.update((thing.name, value) for value in before.values())
+    elif isinstance(thing, (list, collections.deque)):
+        if before[_LEN] <= _MANY:  # else it is not known what it held
+            thing.clear()
+            thing.extend(v for k, v in before.items() if k != _LEN)
+    elif isinstance(thing, dict):
+        for key in now.keys() - before.keys():
+            del thing[key]
+        thing.update(before)
+    elif isinstance(thing, set):
+        thing.clear()
+        thing.update(before.values())
+    elif not is_iterator(thing):
+        change = type.__setattr__ if isinstance(thing, type) else object.__setattr__
+        remove = type.__delattr__ if isinstance(thing, type) else object.__delattr__
+        for key in now.keys() - before.keys():
+            remove(thing, key)
+        for key, value in before.items():
+            if now.get(key) is not value:
+                change(thing, key, value)
 
-_CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque, bytearray)
-_OPEN = (types.SimpleNamespace, argparse.Namespace)  # objects of anybody, as a user's own
-_LEN = "number of items"
-_MANY = 10_000  # items of a container that are compared
+
+# ---- things with state -------------------------------------------------------------------------
 
 
 def items_of(thing: Any) -> dict[Any, Any] | None:
@@ -323,8 +380,22 @@ def _public(names: Any) -> dict[Any, Any]:
     """Data of a class or a module, and the classes and functions in it."""
     return {
         k: v for k, v in dict(names).items()
-        if not k.startswith("__") and not isinstance(v, types.ModuleType)
+        if not isinstance(v, types.ModuleType)
+        and (not k.startswith("__") or isinstance(v, types.FunctionType) or _called_by(v))
     }  # fmt: skip
+
+
+def _called_by(thing: Any) -> list[Any]:
+    """What a descriptor, a partial or a cache calls, with the arguments that it keeps."""
+    if isinstance(thing, (functools.partial, functools.partialmethod)):
+        return [thing.func, *thing.args, *thing.keywords.values()]
+    if isinstance(thing, (staticmethod, classmethod)):
+        return [thing.__func__]
+    if isinstance(thing, property):
+        return [f for f in (thing.fget, thing.fset, thing.fdel) if f is not None]
+    if isinstance(thing, (functools.cached_property, functools.singledispatchmethod)):
+        return [thing.func]
+    return [thing.__wrapped__] if isinstance(thing, functools._lru_cache_wrapper) else []
 
 
 def _print(array: np.ndarray[Any, Any]) -> Any:

@@ -270,8 +270,12 @@ class Program:
         outside.place = self.place
         context.bodies.append(outside)
         with context.active():
-            returned = convert(self.function)(**values)
-            outside.check_generators(context.seeded)
+            try:
+                returned = convert(self.function)(**values)
+                outside.check(context.seeded)
+            except BaseException:
+                outside.put_back()
+                raise
             try:
                 outputs, returns = _outputs(context, returned, self.place)
             except SpmdError as error:

@@ -127,6 +127,18 @@ def flatten(value: Any) -> tuple[Tree, list[Any]]:
     return _flatten(value, leaves, set()), leaves
 
 
+def attribute_set(path: str, before: Tree, now: Tree) -> str:
+    """The first attribute of an object in the tree that was not there before; "" for none."""
+    if before.kind != now.kind:
+        return ""
+    if now.kind == "object" and (new := [k for k in now.keys if k not in before.keys]):
+        return f"{path}.{new[0]}"
+    inside = zip(before.keys, now.keys, before.children, now.children)
+    steps = ((f".{j}" if now.kind == "object" else f"[{j!r}]", a, b)
+             for i, j, a, b in inside if i == j)  # fmt: skip
+    return next(filter(None, (attribute_set(path + step, a, b) for step, a, b in steps)), "")
+
+
 def _flatten(value: Any, leaves: list[Any], above: set[int]) -> Tree:
     keys: Iterable[Any]
     if id(value) in above:

@@ -23,7 +23,7 @@ from codegen.trace.array import Array
 from codegen.trace.context import Context, user_place
 from codegen.trace.outside import GENERATORS, is_iterator
 
-_CONTAINERS = (list, dict, set, collections.deque, bytearray)
+_CHANGEABLE = (list, dict, set, collections.deque, bytearray)
 _CHANGING = frozenset(
     "append appendleft extend extendleft insert remove pop popleft popitem clear sort reverse add "
     "discard update setdefault rotate difference_update intersection_update "
@@ -46,7 +46,7 @@ def watched(context: Context, function: Any) -> Any:
     owner = getattr(function, "__self__", None)
     if isinstance(owner, GENERATORS):
         return _of_generator(context, function, owner)
-    if isinstance(owner, _CONTAINERS):
+    if isinstance(owner, _CHANGEABLE):
         if function.__name__ in _CHANGING:
             changed(context, owner)
         return function
@@ -69,7 +69,7 @@ def watched(context: Context, function: Any) -> Any:
 
 def changed(context: Context, thing: Any) -> None:
     """The user's code changes a thing, or the variable of a name: where, for who finds it."""
-    if len(context.bodies) > 1 and not isinstance(thing, Array):
+    if not isinstance(thing, Array):
         context.changed_at[thing if isinstance(thing, str) else id(thing)] = user_place()
 
 

@@ -2,6 +2,7 @@
 
 import collections
 import datetime
+import functools
 import itertools
 import os
 import random
@@ -30,6 +31,45 @@ WEIGHTS = np.zeros(3)
 SPACE = types.SimpleNamespace(n=0)
 
 
+TOTAL = 0.0
+ROWS: list[Any] = []
+KEPT: dict[str, Any] = {}
+
+
+class Meter:
+    """Ways to a counter that the walk from a function to what it reaches goes through."""
+
+    count = [0]
+
+    @property
+    def tick(self) -> int:
+        return Meter.bump()
+
+    @classmethod
+    def bump(cls) -> int:
+        cls.count[0] += 1
+        return cls.count[0]
+
+    @staticmethod
+    def still() -> int:
+        return BOX.bump()
+
+    @functools.cached_property
+    def first(self) -> int:
+        return BOX.bump()
+
+    def __call__(self) -> int:
+        return BOX.bump()
+
+
+class Below(Meter):
+    pass
+
+
+class Table(dict[str, Any]):
+    last = 0.0
+
+
 class Box:
     total = 0
 
@@ -42,12 +82,34 @@ class Box:
 
 
 BOX = Box()
+METER = Meter()
+TABLE = Table()
+LATER = None
+
+
+class Squares:
+    @functools.cached_property
+    def first(self) -> int:
+        return 1
+
+
+SQUARES = Squares()
+
+
+@functools.cache
+def squared(n):
+    return n * n
 
 
 def bump():
     global CALLS
     CALLS += 1  # here: global
     return CALLS
+
+
+@functools.lru_cache
+def counted(n):
+    return BOX.bump() + n
 
 
 def table(n):
@@ -297,7 +359,71 @@ def identifier(x):
     return x + uuid.uuid4().int  # here
 
 
+def global_of_the_program(x):
+    global CALLS
+    CALLS = CALLS + 1  # here
+    return x + CALLS
+
+
+def list_of_the_program(x):
+    ROWS.append(1)  # here
+    return x + len(ROWS)
+
+
+def global_that_keeps(x):
+    global TOTAL
+    TOTAL = TOTAL + x.sum()  # here
+    return x + TOTAL
+
+
+def list_that_keeps(x):
+    ROWS.append(x.sum())  # here
+    return x + sum(ROWS)
+
+
+def cache_that_keeps(x):
+    if "sum" not in KEPT:
+        KEPT["sum"] = [x.sum()]  # here
+    return x + KEPT["sum"][0]
+
+
+def attribute_that_keeps(x):
+    BOX.n = BOX.n + x.sum()  # here
+    return x + BOX.n
+
+
+def new_global_that_keeps(x):
+    global NEW
+    NEW = x.sum()  # here
+    return x + NEW
+
+
+def loop_that_keeps_in_a_global(x):
+    global TOTAL
+    for i in spmd.range(4):
+        TOTAL = TOTAL + 1  # here
+        x[i] = TOTAL
+    return x
+
+
+def loop_that_keeps_in_an_attribute(x):
+    for i in spmd.range(4):
+        BOX.n = BOX.n + 1  # here
+        x[i] = BOX.n
+    return x
+
+
+def attribute_set_in_a_loop(x):
+    box = types.SimpleNamespace(box=Box())
+    del box.box.n
+    inner = box.box
+    for i in spmd.range(4):
+        inner.n = i * 2  # here
+    return x
+
+
 LOOP, BRANCH, RANKS = "not once per iteration", "whichever is taken", "not once per rank"
+KEEPS = "would keep an array of the program"
 REFUSED = [
     (generator_of_the_program, "rng would give every iteration", "spmd.random.uniform"),
     (generator_of_the_module, "RNG would give every iteration", "spmd.random.uniform"),
@@ -330,6 +456,16 @@ REFUSED = [
     (today, "datetime.now() gives another value in every build"),
     (entropy, "urandom() gives another value in every build"),
     (identifier, "uuid4() gives another value in every build"),
+    (global_of_the_program, "CALLS is changed in a program", "a global variable", "return it"),
+    (list_of_the_program, "ROWS is changed in a program", "a list from outside", "more than once"),
+    (global_that_keeps, "TOTAL is changed in a program", KEEPS),
+    (list_that_keeps, "ROWS is changed in a program", KEEPS),
+    (cache_that_keeps, "KEPT is changed in a program", KEEPS),
+    (attribute_that_keeps, "BOX.n is changed in a program", KEEPS),
+    (new_global_that_keeps, "NEW is changed in a program", KEEPS),
+    (loop_that_keeps_in_a_global, "TOTAL is changed in a program", KEEPS),
+    (loop_that_keeps_in_an_attribute, "BOX.n is changed in a program", KEEPS),
+    (attribute_set_in_a_loop, "inner.n is set for the first time in this loop", "bind it before"),
 ]
 
 
@@ -351,6 +487,37 @@ def test_the_line_that_changes_it_and_the_body(f: Callable[..., Any], said: str)
         program(f).capture()
     first, _, rest = str(caught.value).partition("the body begins at")
     assert "+= 1" in first and "# in the body" in rest
+
+
+def test_a_program_that_is_refused_keeps_no_array() -> None:
+    """What Python reads afterwards is what was there before, also where another line failed."""
+
+    def whole(x):
+        global TOTAL, NEW
+        TOTAL = NEW = x.sum()
+        ROWS.append(x)
+        KEPT["x"] = {"deep": x}
+        BOX.n, Box.total, SPACE.new, TABLE.last = x, x, x, x
+        x.reshape((5, 5))
+
+    before = TOTAL, list(ROWS), dict(KEPT), BOX.n, Box.total, vars(SPACE).copy(), TABLE.last
+    with pytest.raises(ProgramError):
+        program(whole).capture()
+    assert before == (TOTAL, ROWS, KEPT, BOX.n, Box.total, vars(SPACE), TABLE.last)
+    assert "NEW" not in globals()
+
+
+@pytest.mark.parametrize("body", [
+    lambda v: v + METER.tick, lambda v: v + Below.bump(), lambda v: v + Meter.still(),
+    lambda v: v + Meter().first, lambda v: v + METER(), lambda v: v + counted(3),
+], ids=["property", "classmethod", "staticmethod", "cached_property", "__call__", "lru_cache"])
+def test_ways_to_what_is_changed(body: Callable[..., Any]) -> None:
+    counted.cache_clear()
+    with pytest.raises(UnsupportedError, match=r"is changed in a function given to shard_map"):
+        program(lambda x: spmd.shard_map(body, out_layouts=("r",))(x)).capture()
+    with pytest.raises(UnsupportedError, match="is changed in a branch"):
+        counted.cache_clear()
+        program(lambda x: spmd.cond(x[0] > 5, body, lambda v: v, x)).capture()
 
 
 # ---- not refused, and as Python has it -----------------------------------------------------------
@@ -395,13 +562,22 @@ def caches(x):
     return x
 
 
+def caches_of_the_program(x):
+    """A table, a global that was None, an attribute that was not there, and those of functools."""
+    global LATER
+    LATER = 2.0 if LATER is None else LATER
+    if not hasattr(SPACE, "later"):
+        SPACE.later = 3.0
+    return x + table(7)[:6] * LATER + SPACE.later + SQUARES.first + squared(5)
+
+
 def seeded(x):
     np.random.seed(3)
     random.seed(3)
     return x + np.random.rand(6) + random.random()
 
 
-@pytest.mark.parametrize("f", [counters, made_inside, caches, seeded])
+@pytest.mark.parametrize("f", [counters, made_inside, caches, caches_of_the_program, seeded])
 def test_as_python_has_it(f: Callable[..., Any]) -> None:
     made = program(f)
     module = made.capture()

@@ -101,6 +101,7 @@ class Context:
         self.write_logs: list[dict[Storage, None]] = []
         self.scalars: dict[str, Scalar] = {}
         self.inputs: dict[str, Input] = {}
+        self.said: dict[str, dict[str, Any]] = {}  # of inputs and scalars: declare._check_same
         self.conditions: list[Condition] = []
         self.learned: dict[str, Axis] = {}  # axes of which a condition says more
         self.limits: Limits = {}  # by run-time scalar, the least and the most that it can be

@@ -30,6 +30,7 @@ from codegen.trace.array import Array, Number, as_array, element_type, number, w
 from codegen.trace.context import Context, require_context, user_place
 from codegen.trace.layouts import MeshName, by_rules, layout_of
 from codegen.trace.number import condition_of, expr_of
+from codegen.trace.sameness import form, text_and_form
 
 
 def shape_of(shape: Any, what: str, scalars: bool = False) -> Shape:
@@ -92,16 +93,19 @@ def scalar(name: str, default: Any = None, dtype: Any = None) -> Any:
     """
     context = require_context("spmd.scalar")
     kind = _scalar_dtype(default, dtype)
+    _check_default(default, kind, name)
     known = context.scalars.get(name)
+    said = {"dtype": (kind.name, kind.name), "default": (repr(default), form(default))}
     if known is None:
         _check_name(context, name, "scalar")
+        context.said[name] = said
         low, high = context.limits.get(name, (None, None))
         plain_int = kind is dtypes.INT64
         sym = Sym(context.unique(name), "scalar", low, high) if plain_int else None
         held = default if default is None else (int(default) if sym else float(default))
         known = context.scalars[name] = Scalar(name, kind, held, sym, user_place())
-    elif known.place != user_place():
-        raise _declared_twice(name, "scalar", known.place)
+    else:
+        _check_same(context, name, "scalar", known.place, said)
     if known.sym is not None:
         plain = Number(expr.symbol(known.sym))
         return plain != 0 if isinstance(default, bool) else plain
@@ -123,6 +127,56 @@ def _scalar_dtype(default: Any, dtype: Any) -> DType:
         found=f"{type(default).__name__}",
         remedy="an array is declared by spmd.input",
     )
+
+
+def _check_default(default: Any, dtype: DType, name: Any) -> None:
+    """Raises UsageError for a number that no image can hold: a scalar has 64 bits."""
+    if default is None or dtype.kind == "f" and isinstance(default, (float, np.floating)):
+        return
+    low, high = (-(2**63), 2**63 - 1) if dtype is dtypes.INT64 else (-(2**1023), 2**1023)
+    if not low <= default <= high:  # nan too
+        raise UsageError(
+            f'the default of scalar "{name}" does not fit into 64 bits',
+            place=user_place(),
+            expected=f"an int of {low} to {high}" if dtype is dtypes.INT64 else "a float64",
+            found=repr(default) if isinstance(default, float) or abs(default) < 2**99 else
+            f"an int of {default.bit_length()} bits",
+            remedy="" if dtype is dtypes.FLOAT64 else "a float scalar: dtype=np.float64",
+        )
+
+
+def _said(
+    context: Context, name: str, shape: Any, dtype: Any, layout: Any, default: Any
+) -> dict[str, tuple[str, Any]]:
+    """By part of an input's declaration: its text in messages, and a form that compares."""
+    extents = shape_of(shape, f'input "{name}"')
+    kind = element_type(dtype).name
+    where = layout_of(context, by_rules(context, shape, layout), len(extents), f'input "{name}"')
+    return {
+        "dtype": (kind, kind),
+        "shape": (elementwise.shape_text(extents), extents),
+        "layout": (repr(layout), (layout is None, where)),
+        "default": text_and_form(_uniform(context, known.plain(default), extents)),
+    }
+
+
+def _check_same(
+    context: Context, name: str, what: str, before: Place | None, said: dict[str, tuple[str, Any]]
+) -> None:
+    """Raises ProgramError for a second declaration; the first one, met again, is none: a body
+    may be captured several times."""
+    if before != user_place():
+        raise _declared_twice(name, what, before)
+    for part, (text, now) in said.items():
+        first, then = context.said[name][part]
+        if now != then:
+            raise ProgramError(
+                f'"{name}" is declared twice, with another {part}',
+                place=user_place(),
+                expected=f"{part} {first}, as the first time",
+                found=f"{part} {text}",
+                remedy=f"another name for each {what}, or keep the result of the first declaration",
+            )
 
 
 def _check_name(context: Context, name: Any, what: str) -> None:
@@ -182,11 +236,11 @@ def input_(
         print(table.eager().tolist())    # [[0, -1], [1, 0], [2, 1]]
     """
     context = require_context("spmd.input")
-    known = context.inputs.get(name)
-    if known is not None:
-        if known.place != user_place():
-            raise _declared_twice(name, "input", known.place)
-        return wrap(context, known.value, scalar=False)
+    before = context.inputs.get(name)
+    if before is not None:
+        said = _said(context, name, shape, dtype, layout, default)
+        _check_same(context, name, "input", before.place, said)
+        return wrap(context, before.value, scalar=False)
     _check_name(context, name, "input")
     if context.rank_view:
         raise ProgramError(
@@ -208,6 +262,7 @@ def input_(
     if default is not None:
         region = _default_region(context, name, default, extents, kind, chosen)
     origin = "chosen" if layout is None else "given" if layout is given else "rules"
+    context.said[name] = _said(context, name, shape, dtype, given, default)
     context.inputs[name] = Input(value, chosen, extents, region, user_place(), origin)
     return wrap(context, value, scalar=False)
 

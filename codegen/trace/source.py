@@ -245,13 +245,13 @@ def _codes_of(tree: ast.Module, filename: str, flags: int) -> list[types.CodeTyp
 
 def _same(codes: list[types.CodeType], code: types.CodeType) -> list[types.CodeType]:
     """Those that do what this one does, wherever in the file they stand."""
-    meant = _content(code)
-    return [c for c in codes if c.co_name == code.co_name and _content(c) == meant]
+    meant = content(code)
+    return [c for c in codes if c.co_name == code.co_name and content(c) == meant]
 
 
-def _content(code: types.CodeType) -> tuple[Any, ...]:
+def content(code: types.CodeType) -> tuple[Any, ...]:
     constants = [
-        _content(c) if isinstance(c, types.CodeType)
+        content(c) if isinstance(c, types.CodeType)
         else (type(c), c if isinstance(c, frozenset) else repr(c))  # 0.0 is not -0.0
         for c in code.co_consts
     ]  # fmt: skip

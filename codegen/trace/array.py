@@ -45,7 +45,7 @@ from codegen.trace.context import (
     user_place,
 )
 from codegen.trace.known import Known, refuse_constant_write
-from codegen.trace.number import Number, choose, maximum, minimum, number, where_asked
+from codegen.trace.number import UNHASHED, Number, choose, maximum, minimum, number, where_asked
 from codegen.trace.refused import REMEDIES
 
 __all__ = ["Array", "Number", "as_array", "as_value", "cast_value", "choose", "element_type",
@@ -126,7 +126,6 @@ class Array:
 
     __array_priority__ = 2000
     made_empty = False  # by spmd.like or spmd.empty: as a kernel's argument it is an output
-    __hash__ = None  # type: ignore[assignment]  # as NumPy's arrays
 
     def __init__(
         self,
@@ -496,6 +495,7 @@ class Array:
                        "and np.concatenate make one of several")  # fmt: skip
     item = _asked(np.ndarray.item, "a Python number", "x[k] is the element as a 0-d array")
     tolist = _asked(np.ndarray.tolist, "a Python list", "return the array from the program")
+    __hash__ = _asked(hash, "a known key of a dict or set", UNHASHED)
     tobytes = _asked(np.ndarray.tobytes, "bytes", "return the array from the program")
     __format__ = _asked(format, "text", 'spmd.print("... {}", value) prints it while the program '
                         "runs")  # fmt: skip

@@ -18,6 +18,10 @@ from codegen.errors import TracedValueError
 from codegen.expr import Expr, Sym
 from codegen.trace.context import refuse_constant, user_place
 
+UNHASHED = (
+    "np.array([...])[k] looks a number up; if and elif choose; ppermute takes perm=[(0, 1), …]"
+)
+
 
 def number(e: Expr, truth: bool = False) -> Any:
     """A Python int (bool for a truth value) where e is constant, else a Number."""
@@ -136,9 +140,6 @@ class Number:
 
     def __repr__(self) -> str:
         return f"<symbolic {self.expr}>"
-
-    def __hash__(self) -> int:
-        return hash(self.expr)
 
     __add__, __radd__ = _arithmetic(lambda a, b: a + b, "add")
     __sub__, __rsub__ = _arithmetic(lambda a, b: a - b, "subtract")
@@ -289,6 +290,9 @@ class Number:
     def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
         self._unknown("a NumPy array", "use the number as it is; to subscript a NumPy array a with "
                       "it: spmd.asarray(a)[x]")  # fmt: skip
+
+    def __hash__(self) -> int:
+        self._unknown("a known key of a dict or set", UNHASHED)
 
     def __iter__(self) -> NoReturn:
         raise TypeError("a symbolic number is not iterable: use spmd.range(n)")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import spmd
-from codegen.errors import KernelError, ProgramError, SpmdError, UsageError
+from codegen.errors import KernelError, ProgramError, SpmdError, TracedValueError, UsageError
 from codegen.oracle import interpret
 from codegen.printer import module_text
 
@@ -149,6 +149,51 @@ def test_declarations():
     refuse(ProgramError, lambda: None, "returns arrays")
     refuse(ProgramError, lambda: "text", "returns arrays", "str")
     refuse(ProgramError, lambda: {1: 2}, "are text")
+
+
+def test_a_name_means_one_declaration():
+    """Also where one source line, of a helper or a loop, makes several."""
+
+    def pair(*said, of=spmd.input):
+        return lambda: [of("u", **options) for options in said]
+
+    def by_loop():
+        return [spmd.input("u", (4,), default=lambda k: k + n) for n in range(2)]
+
+    def same():
+        total = 0.0
+        for k in spmd.range(3):  # captured several times
+            for _ in range(2):
+                total += np.sum(spmd.input("u", (4,), default=np.ones(4)) * spmd.scalar("s", 3))
+                total += np.sum(spmd.input("v", (4,), np.int64, default=lambda i: i * 2)) + k
+        return total
+
+    one = {"shape": (4,), "default": lambda k: k}
+    refuse(ProgramError, pair(one, one | {"dtype": int}), "another dtype", "float64", "int64")
+    refuse(ProgramError, pair(one, one | {"shape": 6}), "another shape", "(4,)", "(6,)")
+    refuse(ProgramError, pair(one, one | {"default": lambda k: 2 * k}), "another default")
+    refuse(ProgramError, by_loop, "another default", "n = 0", "n = 1")
+    scalars = pair({"default": 1}, {"default": 2}, of=spmd.scalar)
+    refuse(ProgramError, scalars, "another default", "default 1", "default 2")
+    assert len(build(same).inputs) == 2
+
+
+def test_a_number_of_the_run_is_no_key():
+    def turns():
+        total = 0
+        for k in spmd.range(2):
+            total += {0: 5, 1: 6}.get(k, -1)
+        return total
+
+    def swapped():
+        to = lambda k, n: {0: 1, 1: 0}.get(k)
+        part = lambda v: spmd.ppermute(v, "x", to=to)
+        return spmd.shard_map(part, out_layouts=("x",))(spmd.input("u", (4,), layout=("x",)))
+
+    for body in (turns, swapped, lambda: len({spmd.scalar("s", 3), 3}),
+                 lambda: {1.0: 2}.get(spmd.input("u", (4,))[0])):  # fmt: skip
+        refuse(TracedValueError, body, "a known key of a dict or set", "perm=[(0, 1), …]")
+    assert build(lambda: spmd.zeros(3) + {1: 2}[np.arange(4)[1]])
 
 
 def test_require():

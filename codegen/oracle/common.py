@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from codegen import dtypes
-from codegen.errors import LayoutError, ProgramError
+from codegen.errors import LayoutError, MeshError, ProgramError
 from codegen.oracle import kernels
 from codegen.oracle.local import Blocks, EagerArray, local
 from codegen.trace.context import user_place
@@ -55,6 +55,11 @@ class Common:
 
     def ranks(self) -> int:
         return self.axis_size()
+
+    def require(self, condition: Any, text: str = "") -> None:
+        if not condition:
+            raise MeshError(text or "a condition of the program does not hold",
+                            place=user_place(), found=str(self.axes))  # fmt: skip
 
     def outside(self, what: str) -> ProgramError:
         return ProgramError(

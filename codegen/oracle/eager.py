@@ -130,11 +130,6 @@ class World(Common):
             kind = np.asarray(default).dtype
         return int(value) if kind.kind in "iub" else float(value)
 
-    def require(self, condition: Any, text: str = "") -> None:
-        if not condition:
-            raise MeshError(text or "a condition of the program does not hold",
-                            place=user_place(), found=str(self.axes))  # fmt: skip
-
     def mesh(self, name: str) -> MeshName:
         return MeshName(name, tuple(self.axes))
 

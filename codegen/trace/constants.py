@@ -38,13 +38,15 @@ def rounded(value: Any, dtype: DType) -> int | float | complex | bool:
         return bool(value)
     if dtype.kind in "iu":
         info = np.iinfo(dtype.name)
-        if not info.min <= int(value) <= info.max:
+        if not info.min - 1 < value < info.max + 1:  # nor is nan
             raise DtypeError(
-                f"Python integer {value} out of bounds for {dtype}",
+                f"Python {'integer' if isinstance(value, int) else 'number'} {value} out of bounds "
+                f"for {dtype}",
                 place=user_place(),
                 expected=f"{info.min} to {info.max}",
                 found=str(value),
-                remedy="convert the array first: x.astype(np.int64)",
+                remedy="convert the array first: x.astype(np.int64)"
+                if isinstance(value, int) else "an array of floats: dtype=np.float64",
             )
         return int(value)
     if dtype.kind != "c" and isinstance(value, (complex, np.complexfloating)):
@@ -55,6 +57,10 @@ def rounded(value: Any, dtype: DType) -> int | float | complex | bool:
             found=str(value),
             remedy="take its .real, or make the array complex: x.astype(np.complex128)",
         )
+    if isinstance(value, int) and value.bit_length() > 1023:
+        raise DtypeError("this integer is too large for a float", place=user_place(),
+                         expected="less than 2**1023",
+                         found=f"an integer of {value.bit_length()} bits")  # fmt: skip
     kept = np.asarray(value).astype(dtypes.numpy_dtype(dtype))
     return complex(kept) if dtype.kind == "c" else float(kept)
 

@@ -71,6 +71,13 @@ LINES = {
     "y = spmd.range()": ("expected: spmd.range(start", "expected: spmd.range(start"),
     "spmd.require(n == 3)": ("can never hold", "does not hold"),
     "spmd.require(n == 20)": (None, None),
+    "x = spmd.shard_map(lambda v: (spmd.require(spmd.ranks() < 9), v)[1], out_layouts=('r',))(x)": (
+        None, None),
+    "y = spmd.scalar('k', 2**70)": ("does not fit into 64 bits", None),
+    "y = spmd.scalar('k', np.nan, int)": ("does not fit into 64 bits", "NaN to integer"),
+    "z = np.zeros(5, int); z[0] = np.nan": ("nan out of bounds for int64", "NaN to integer"),
+    "z = np.zeros(5, int); z[:] = np.inf": ("infinity to integer", "infinity to integer"),
+    "y = x + 10**400": ("too large for a float", "too large to convert to float"),
     "y = spmd.psum(x, 'r')": ("outside a shard_map", "outside a shard_map"),
     "y = spmd.shard_map(lambda v, w: v, out_layouts=('r',))(x)": ("'w'", "'w'"),
     "y = spmd.shard_map(lambda v: spmd.blocks(v, 0)[0], out_layouts=('r',))(x)": (

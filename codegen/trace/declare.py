@@ -30,7 +30,7 @@ from codegen.trace.array import Array, Number, as_array, element_type, number, w
 from codegen.trace.context import Context, require_context, user_place
 from codegen.trace.layouts import MeshName, by_rules, layout_of
 from codegen.trace.number import condition_of, expr_of
-from codegen.trace.sameness import form, text_and_form
+from codegen.trace.sameness import text_and_form
 
 
 def shape_of(shape: Any, what: str, scalars: bool = False) -> Shape:
@@ -95,7 +95,7 @@ def scalar(name: str, default: Any = None, dtype: Any = None) -> Any:
     kind = _scalar_dtype(default, dtype)
     _check_default(default, kind, name)
     known = context.scalars.get(name)
-    said = {"dtype": (kind.name, kind.name), "default": (repr(default), form(default))}
+    said = {"dtype": (kind.name, kind.name), "default": text_and_form(default, _simpler)}
     if known is None:
         _check_name(context, name, "scalar")
         context.said[name] = said
@@ -156,8 +156,17 @@ def _said(
         "dtype": (kind, kind),
         "shape": (elementwise.shape_text(extents), extents),
         "layout": (repr(layout), (layout is None, where)),
-        "default": text_and_form(_uniform(context, known.plain(default), extents)),
+        "default": text_and_form(_uniform(context, known.plain(default), extents), _simpler),
     }
+
+
+def _simpler(x: Any) -> Any:
+    """Arrays of the program and counters are new in each capture of a body: their type remains."""
+    x = known.plain(x)
+    if isinstance(x, Number):
+        passing = any(s.kind == "counter" for s in x.expr.symbols())
+        return "a counter" if passing else str(x.expr)
+    return str(x.type) if isinstance(x, Array) else x
 
 
 def _check_same(

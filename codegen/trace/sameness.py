@@ -9,14 +9,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import types
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from codegen.trace import known, rewrite
-from codegen.trace.array import Array, Number
-from codegen.trace.source import content
+from codegen.trace import rewrite
+
+Around = tuple[int, ...]  # ids of what holds the thing, so that circles end
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,11 +33,12 @@ class _Itself:
         return id(self.thing)
 
 
-def text_and_form(x: Any) -> tuple[str, Any]:
-    """What a message calls a default, and what compares."""
+def text_and_form(x: Any, simpler: Callable[[Any], Any]) -> tuple[str, Any]:
+    """What a message calls a default, and what compares. simpler: what stands in this for an array
+    or number of the program; other things it gives back."""
     code = getattr(x, "__code__", None)
     if code is None:
-        return repr(x)[:60], form(x)
+        return repr(x)[:60], _form(x, (), simpler)
     held = []
     for name, cell in zip(code.co_freevars, x.__closure__ or ()):
         with contextlib.suppress(ValueError):
@@ -44,57 +46,60 @@ def text_and_form(x: Any) -> tuple[str, Any]:
                 continue
             held.append(f"{name} = {cell.cell_contents!r}"[:40])
     text = f"{code.co_name} of line {code.co_firstlineno}"
-    return text + (f", where {', '.join(held)}" if held else ""), form(x)
+    return text + (f", where {', '.join(held)}" if held else ""), _form(x, (), simpler)
 
 
-def form(x: Any, around: tuple[int, ...] = ()) -> Any:
-    """Of a default: numbers and arrays by value, functions by their code and what they close over.
-
-    Arrays of the program and counters of loops are new in each capture of a body: they compare by
-    type. Other objects compare by their attributes.
-    """
-    x = known.plain(x)
+def _form(x: Any, around: Around, simpler: Callable[[Any], Any]) -> Any:
+    """Numbers and arrays by value, functions by their code and what they close over, objects by
+    their attributes."""
+    x = simpler(x)
     if x is None or isinstance(x, (bool, int, float, complex, str, bytes, np.generic)):
         return type(x).__name__, repr(x)  # nan is itself, 0.0 is not -0.0
     if isinstance(x, np.ndarray) and x.dtype != object:
         return "array", x.dtype.str, x.shape, x.tobytes()
-    if isinstance(x, Number):
-        passing = any(s.kind == "counter" for s in x.expr.symbols())
-        return "number", "" if passing else str(x.expr)
-    if isinstance(x, Array):
-        return "array of the program", str(x.type)
     if id(x) in around:
         return "around", around.index(id(x))
-    inner = (*around, id(x))
+    inner = functools.partial(_form, around=(*around, id(x)), simpler=simpler)
     if isinstance(x, (list, tuple)):
-        return type(x).__name__, tuple(form(e, inner) for e in x)
+        return type(x).__name__, tuple(inner(e) for e in x)
     if isinstance(x, dict):
-        return "dict", tuple((form(k, inner), form(v, inner)) for k, v in x.items())
+        return "dict", tuple((inner(k), inner(v)) for k, v in x.items())
     if isinstance(x, functools.partial):
-        return "partial", form((x.func, x.args, x.keywords), inner)
+        return "partial", inner((x.func, x.args, x.keywords))
     if isinstance(x, types.MethodType):
-        return "method", form((x.__func__, x.__self__), inner)
+        return "method", inner((x.__func__, x.__self__))
     if isinstance(x, types.FunctionType):
         cells = [_held(cell, inner) for cell in x.__closure__ or ()]
-        defaults = form((x.__defaults__, x.__kwdefaults__), inner)
-        return "function", content(x.__code__), _globals(x), defaults, tuple(cells)
+        defaults = inner((x.__defaults__, x.__kwdefaults__))
+        return "function", content(x.__code__), _globals(x, inner), defaults, tuple(cells)
     if isinstance(getattr(x, "__dict__", None), dict) and not isinstance(
         x, (type, types.ModuleType)
     ):
-        return _Itself(type(x)), form(vars(x), inner)
+        return _Itself(type(x)), inner(vars(x))
     return _Itself(x)
 
 
-def _held(cell: types.CellType, around: tuple[int, ...]) -> Any:
+def _held(cell: types.CellType, inner: Callable[[Any], Any]) -> Any:
     try:
-        return form(cell.cell_contents, around)
+        return inner(cell.cell_contents)
     except ValueError:  # nothing yet
         return None
 
 
-def _globals(function: types.FunctionType) -> Any:
+def _globals(function: types.FunctionType, inner: Callable[[Any], Any]) -> Any:
     """The numbers and arrays of the module that it may read."""
     plain = (bool, int, float, complex, np.generic, np.ndarray)
     names = function.__globals__
     used = [n for n in function.__code__.co_names if isinstance(names.get(n), plain)]
-    return tuple((n, form(names[n])) for n in used)
+    return tuple((n, inner(names[n])) for n in used)
+
+
+def content(code: types.CodeType) -> tuple[Any, ...]:
+    """What a function's code does, wherever in a file it stands."""
+    constants = [
+        content(c) if isinstance(c, types.CodeType)
+        else (type(c), c if isinstance(c, frozenset) else repr(c))  # 0.0 is not -0.0
+        for c in code.co_consts
+    ]  # fmt: skip
+    names = code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
+    return code.co_code, constants, names, code.co_argcount, code.co_kwonlyargcount

@@ -23,6 +23,7 @@ from codegen.errors import Place, ProgramError
 from codegen.places import codes_in, is_library_file, is_user_file
 from codegen.trace import rewrite
 from codegen.trace.context import user_place
+from codegen.trace.sameness import content
 
 _FUTURE = functools.reduce(
     lambda a, b: a | b, (getattr(__future__, n).compiler_flag for n in __future__.all_feature_names)
@@ -247,16 +248,6 @@ def _same(codes: list[types.CodeType], code: types.CodeType) -> list[types.CodeT
     """Those that do what this one does, wherever in the file they stand."""
     meant = content(code)
     return [c for c in codes if c.co_name == code.co_name and content(c) == meant]
-
-
-def content(code: types.CodeType) -> tuple[Any, ...]:
-    constants = [
-        content(c) if isinstance(c, types.CodeType)
-        else (type(c), c if isinstance(c, frozenset) else repr(c))  # 0.0 is not -0.0
-        for c in code.co_consts
-    ]  # fmt: skip
-    names = code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
-    return code.co_code, constants, names, code.co_argcount, code.co_kwonlyargcount
 
 
 def _changed(code: types.CodeType) -> ProgramError:

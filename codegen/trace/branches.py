@@ -8,6 +8,7 @@ Always holds: both arms begin from the same variables and storages.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -222,24 +223,22 @@ class Branch(Piece):
         """The op with one region per arm, which gives results, then storages."""
         context = self.context
         regions: list[Region] = []
-        before = {s: content for s, content, _ in self.mark.storages}
-        types = {
-            s: reduce(propagation.met, [arm.storages.get(s, before[s]).type for arm in self.arms])
-            for s in stored
-        }
+        left = []  # by each arm; only there does a view show how it is laid
         for k, arm in enumerate(self.arms):
-            context.blocks.append(arm.block)
             for s, value in arm.storages.items():
                 s.value = value
             try:
-                values = [self._value(leaves[k], t) for _, t, leaves in self.results]
-                for s, t in types.items():
-                    left = arm.storages[s] if s in arm.storages else s.value
-                    values.append(laid_as(context, left, t.layout))
+                with self._inside(arm):
+                    values = [self._value(leaves[k], t) for _, t, leaves in self.results]
+                    values += [arm.storages[s] if s in arm.storages else s.value for s in stored]
+                left.append(values)
             finally:
-                context.blocks.pop()
                 self.mark.restore_storages()
-            regions.append(arm.block.close(values))
+        types = [reduce(propagation.met, [v.type for v in values]) for values in zip(*left)]
+        for arm, values in zip(self.arms, left):
+            with self._inside(arm):
+                laid = [laid_as(context, v, t.layout) for v, t in zip(values, types)]
+            regions.append(arm.block.close(laid))
         if not regions[0].results and not any(r.ops for r in regions):
             return ()
         results = tuple(v.type for v in regions[0].results)
@@ -247,6 +246,15 @@ class Branch(Piece):
         names = [name for name, _, _ in self.results] + ["memory"] * len(stored)
         attrs = {"on": on, "types": results}
         return context.emit("branch", operands, attrs, regions, names, self.place)
+
+    @contextmanager
+    def _inside(self, arm: _Arm) -> Iterator[None]:
+        """What is emitted ends this arm."""
+        self.context.blocks.append(arm.block)
+        try:
+            yield
+        finally:
+            self.context.blocks.pop()
 
     def _value(self, leaf: Any, t: LeafType) -> Value:
         if isinstance(leaf, _Blank):

@@ -8,7 +8,7 @@ Always holds: what a finished loop carries has one type at entry and at the end 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any
 
@@ -191,10 +191,12 @@ class Loop(Piece):
         settled = self._find_aliases(after) and settled and stored == self.stored
         settled = self._repeats(settled) and settled
         if settled:
-            self.stale = stale
-            self._after = after
             values = [value_of(self.context, self._leaf(after, k), t)
                       for k, t in self.carried.items()]  # fmt: skip
+            settled = self._laid(values)
+        if settled:
+            self.stale = stale
+            self._after = after
             values += [laid_as(self.context, s.value, t.layout) for s, t in self.stored.items()]
             self.body = self.close().close(values)
         else:
@@ -286,6 +288,16 @@ class Loop(Piece):
                 raise carry_error("loop", name, self._path(name, j), self.place, known, t)
             settled = settled and joint == known
             self.carried[name, j] = joint
+        return settled
+
+    def _laid(self, values: Sequence[Value]) -> bool:
+        """Whether what is carried is laid as the pass leaves it; of a view only reading tells."""
+        settled = True
+        for (key, t), value in zip(list(self.carried.items()), values):
+            if t.layout is None and value.type.layout:
+                laid = replace(t, layout=value.type.layout, free=value.type.free)
+                self.carried[key] = laid
+                settled = False
         return settled
 
     def _find_aliases(self, after: dict[str, Held | None]) -> bool:

@@ -76,6 +76,10 @@ def from_a_branch(x, t, n):
     return x
 
 
+def leaves(x):
+    return [y for e in x for y in leaves(e)] if isinstance(x, (tuple, list)) else [np.asarray(x)]
+
+
 class Searcher:
     def __init__(self, t):
         self.t = t
@@ -181,6 +185,38 @@ def test_as_in_plain_python(f):
             assert len(got) == len(want)
             for a, b in zip(got.values(), want):
                 np.testing.assert_allclose(a, b, rtol=1e-13)
+
+
+def test_what_leaves_a_loop_or_a_branch_is_laid_alike_on_every_way():
+    """The input itself, a place that no turn filled, a view that is split only after a write."""
+
+    def first(x):
+        for k in spmd.range(5):
+            if x[0] > k:
+                return x, k
+        return x * 2, 7
+
+    def rebound(x):
+        m, w = np.zeros((3, 3)), np.zeros((2, 3))
+        r, v = m[0], w[0]
+        for k in spmd.range(3):
+            r = m[k]
+            r += x * k
+        if x[0] > 0:
+            v = w[1]
+            v += x
+        return m, w, r + v
+
+    @spmd.program(mesh=("r",))
+    def program():
+        x = spmd.input("x", (3,), layout=("r",), default=lambda i: i + 1.0)
+        return first(x), first(x - 5), first(x + 3), rebound(x), rebound(-x)
+
+    image = spmd.build(program)
+    want = leaves(program.eager())
+    for ranks in (1, 2):
+        for a, b in zip(leaves(image.run(ranks=ranks)), want, strict=True):
+            np.testing.assert_array_equal(a, b)
 
 
 def test_what_nobody_reads_after_a_loop_is_not_carried():

@@ -8,7 +8,7 @@ Always holds: resolving moves no data and changes no value.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from codegen import expr
@@ -304,8 +304,8 @@ def _gather(self: Resolver, op: Op, index: Index) -> Node:
 
 def _with_bounds(node: Node, bounds: tuple[Bound, ...]) -> Node:
     """Attach bound positions to every Load and Integer below that mentions them."""
-    if isinstance(node, Load):
-        return Load(node.buffer, node.offset, bounds + node.bounds)
+    if isinstance(node, (Load, Integer)):
+        return replace(node, bounds=bounds + node.bounds)
     if isinstance(node, Apply):
         return Apply(
             node.fn, node.dtype, tuple(_with_bounds(a, bounds) for a in node.args), node.operand
@@ -331,15 +331,20 @@ _RULES: dict[str, Callable[[Resolver, Op, Index], Node]] = {
 INLINE = frozenset(_RULES)
 
 
-def loads(node: Node) -> Iterator[Load]:
-    """Every Load below a node, those in bound positions too."""
-    if isinstance(node, Load):
+def placed(node: Node) -> Iterator[Load | Integer]:
+    """Every Load and Integer below a node, those in bound positions too."""
+    if isinstance(node, (Load, Integer)):
         yield node
         for bound in node.bounds:
-            yield from loads(bound.node)
+            yield from placed(bound.node)
     elif isinstance(node, Apply):
         for arg in node.args:
-            yield from loads(arg)
+            yield from placed(arg)
+
+
+def loads(node: Node) -> Iterator[Load]:
+    """Every Load below a node, those in bound positions too."""
+    return (n for n in placed(node) if isinstance(n, Load))
 
 
 SHORT = 16  # elements of a row that is not worth a loop of its own

@@ -73,7 +73,7 @@ def _exprs(node: Node) -> Iterator[Expr | None]:
     if isinstance(node, Load):
         yield None if node.bounds else node.offset
     elif isinstance(node, Integer):
-        yield node.value
+        yield None if node.bounds else node.value
     elif isinstance(node, Apply):
         for a in node.args:
             yield from _exprs(a)

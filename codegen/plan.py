@@ -52,6 +52,7 @@ class Integer:
 
     value: Expr
     dtype: DType
+    bounds: tuple[Bound, ...] = ()
 
 
 @dataclass(frozen=True)

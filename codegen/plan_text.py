@@ -179,14 +179,18 @@ def node_text(node: Node) -> str:
     if isinstance(node, Literal):
         return str(node.value)
     if isinstance(node, Integer):
-        return f"({node.value})"
+        return f"({node.value}{_where(node)})"
     if isinstance(node, Runtime):
         return node.name
     if isinstance(node, Load):
-        where = "".join(f"; {b.sym.name} = {node_text(b.node)}" for b in node.bounds)
-        return f"{node.buffer.name}[{node.offset}{where}]"
+        return f"{node.buffer.name}[{node.offset}{_where(node)}]"
     if isinstance(node, Local):
         return node.name
     assert isinstance(node, Apply)
     name = f"cast {node.dtype}" if node.fn == "cast" else node.fn
     return f"{name}({', '.join(node_text(a) for a in node.args)})"
+
+
+def _where(node: Load | Integer) -> str:
+    """The positions in it that data decides."""
+    return "".join(f"; {b.sym.name} = {node_text(b.node)}" for b in node.bounds)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from codegen import expr
-from codegen.access import loads
+from codegen.access import placed
 from codegen.dtypes import DType
 from codegen.emit.operators import call, cast, filled, single
 from codegen.expr import Call, Expr, Sym
@@ -190,13 +190,14 @@ class NodeWriter:
         if isinstance(node, Literal):
             return literal(node.value, node.dtype)
         if isinstance(node, Integer):
+            self.bounds(_used(node, node.value))
             return converted(self.symbolic(node.value), "i64", node.dtype)
         if isinstance(node, Runtime):
             return converted(single(self.runtime(node)), "f64", node.dtype)
         if isinstance(node, Local):
             return single(self.names[node.name])
         if isinstance(node, Load):
-            self.bounds(_used(node))
+            self.bounds(_used(node, node.offset))
             return element(node.buffer.dtype, self.load(node.buffer, node.offset))
         return self.apply(node)
 
@@ -215,14 +216,15 @@ class NodeWriter:
         return text
 
 
-def _used(load: Load) -> tuple[Bound, ...]:
-    """The positions of an element in memory, and those where they stand themselves: they come
-    before them. A stride of 0 needs no position."""
-    used, kept = set(load.offset.symbols()), []
-    for b in reversed(load.bounds):
+def _used(node: Load | Integer, at: Expr) -> tuple[Bound, ...]:
+    """The positions that data decides in where or what this is, and those where they stand
+    themselves: they come before them. A stride of 0 needs no position."""
+    used, kept = set(at.symbols()), []
+    for b in reversed(node.bounds):
         if b.sym in used:
             kept.append(b)
-            used.update(s for inner in loads(b.node) for s in inner.offset.symbols())
+            for inner in placed(b.node):
+                used.update((inner.offset if isinstance(inner, Load) else inner.value).symbols())
     return tuple(reversed(kept))
 
 

@@ -97,7 +97,9 @@ def gathered_twice():
     k = np.cumsum(np.ones_like(a[:, 0])).astype(np.int64) % 3
     b = np.take(np.take(a, np.array([0, 1, 0]), axis=0), np.array([0, 2, 2]), axis=0)
     c = np.take(np.take(np.take(a, k, axis=0), np.array([2, 0, 1]), axis=0), k, axis=0)
-    return {"b": b[-1:] + b[1:2], "c": c + 1, "d": c[1:] - c[:-1]}
+    hot, line = np.eye(4)[k], np.arange(9)[k + 2][k]  # of formulas, which lie nowhere
+    return {"b": b[-1:] + b[1:2], "c": c + 1, "d": c[1:] - c[:-1], "hot": hot, "line": line * 2,
+            "columns": np.eye(4, k=1)[:, k], "counts": hot.sum(0), "product": hot.T @ a[:, 0]}
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -7,16 +7,39 @@ from typing import Any
 import numpy as np
 
 from codegen import expr
+from codegen.errors import ShapeError
 from codegen.trace import joining, shaping
 from codegen.trace.array import Array, as_array, unsupported
+from codegen.trace.context import user_place
 from codegen.trace.creation import arange, zeros
 from codegen.trace.elementwise import apply, result_type
 
 
+def _operands(what: str, a: Any, v: Any) -> tuple[Array, Array]:
+    """Of one dim and one element at least."""
+    x, y = as_array(a), as_array(v)
+    for z in (x, y):
+        if z.ndim != 1 or z.extents[0] == 0:
+            raise ShapeError(f"{what} takes two arrays of one dim with elements",
+                             place=user_place(), expected="one dim, one element at least",
+                             found=str(z.type))  # fmt: skip
+    return x, y
+
+
+def _shorter(what: str, x: Array, y: Array, mode: str) -> bool:
+    """Whether x has fewer elements than y; of no matter where all overlaps are asked for."""
+    n, m = x.extents[0], y.extents[0]
+    if not expr.nonneg(n - m) and not expr.nonneg(m - n) and mode != "full":
+        raise unsupported(
+            f"{what} where it is not known which operand is longer",
+            f"{what}(a, v), which gives all overlaps, and a slice of it")
+    return expr.nonneg(m - n - 1)
+
+
 def convolve(a: Any, v: Any, mode: str = "full") -> Any:
     """By shifted products; the shorter operand's extent must be known while building."""
-    x, kernel = as_array(a), as_array(v)
-    if not kernel.extents[0].is_const:
+    x, kernel = _operands("np.convolve", shaping.atleast_1d(a), shaping.atleast_1d(v))
+    if _shorter("np.convolve", x, kernel, mode) or not kernel.extents[0].is_const:
         x, kernel = kernel, x
     if not kernel.extents[0].is_const or kernel.extents[0].value > 64:
         raise unsupported("np.convolve with a long kernel", "a kernel of at most 64 elements")
@@ -34,9 +57,10 @@ def convolve(a: Any, v: Any, mode: str = "full") -> Any:
 
 def correlate(a: Any, v: Any, mode: str = "valid") -> Any:
     """Of a longer operand and a kernel."""
-    long, kernel = as_array(a), as_array(v)
+    long, kernel = _operands("np.correlate", a, v)
     if not expr.nonneg(long.extents[0] - kernel.extents[0]):
-        raise unsupported("np.correlate with a kernel that is longer", "np.correlate(v, a)[::-1]")
+        raise unsupported("np.correlate with a kernel that is longer",
+                          "np.conj(np.correlate(v, a)[::-1])")  # fmt: skip
     return convolve(long, apply(np.conjugate, kernel)[::-1], mode)
 
 

@@ -294,10 +294,20 @@ def roll(x: Any, shift: Any, axis: Any = None) -> Array:
     array = as_array(x)
     if axis is None:
         return reshape(roll(ravel(array), shift, 0), array.shape)
-    dims = dims_of(axis, array.ndim, "np.roll")
-    shifts = shift if isinstance(shift, (tuple, list)) else (shift,) * len(dims)
-    for s, d in zip(shifts, dims if len(dims) > 1 else dims * len(shifts)):
-        array = _rolled(array, s, d)
+    axes = list(axis) if isinstance(axis, (tuple, list)) else [axis]
+    several = isinstance(shift, (tuple, list)) or (isinstance(shift, np.ndarray) and shift.ndim)
+    shifts = list(shift) if several else [shift]
+    if len(shifts) != len(axes) and 1 not in (len(shifts), len(axes)):
+        raise ShapeError("np.roll: the shifts and the axes do not pair up", place=user_place(),
+                         expected="as many shifts as axes, or one of them",
+                         found=f"{len(shifts)} and {len(axes)}")  # fmt: skip
+    dims = [d for a in axes for d in dims_of(a, array.ndim, "np.roll")]
+    totals: dict[int, Any] = {}  # several shifts of one dim add up
+    for s, d in zip(shifts * len(dims) if len(shifts) == 1 else shifts,
+                    dims * len(shifts) if len(dims) == 1 else dims):  # fmt: skip
+        totals[d] = totals[d] + s if d in totals else s
+    for d, total in totals.items():
+        array = _rolled(array, total, d)
     return _copied(array) if array.storage is getattr(x, "storage", None) else array
 
 

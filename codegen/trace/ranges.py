@@ -72,10 +72,14 @@ def spmd_range(start: Any, stop: Any = None, step: Any = 1) -> Range:
 
 def _bound(x: Any) -> Any:
     x = known.plain(x)
-    if expr_of(x) is not None:
-        return x
     if isinstance(x, np.ndarray) and x.ndim == 0 and x.dtype.kind in "iu":
-        return int(x)
+        x = int(x)
+    e = expr_of(x)
+    if e is not None and e.is_const and not -(2**63) <= e.value < 2**63:
+        raise DtypeError("a bound of spmd.range is no integer of 64 bits", place=user_place(),
+                         expected="-2**63 to 2**63 - 1", found=str(e.value))  # fmt: skip
+    if e is not None:
+        return x
     if isinstance(x, Array) and x.ndim == 0 and x.dtype.kind in "iu":
         return x
     raise DtypeError(

@@ -149,6 +149,7 @@ SHAPE = [
     lambda u: np.pad(u, 2, mode="reflect"), lambda u: np.pad(u, 2, mode="symmetric"),
     lambda u: np.split(u, 2), lambda u: np.array_split(u, 4, axis=1), lambda u: np.split(u, [1, 3]),
     lambda u: np.broadcast_to(u[0], (3, 6)), lambda u: np.tril(u), lambda u: np.triu(u, 1),
+    lambda u: [np.roll(u, [1, 2], [0, 0]), np.roll(u, np.array([1, 2]), (1, 0))],
     lambda u: np.eye(4) @ u, lambda u: np.diag(u[0]), lambda u: np.meshgrid(u[0], u[1]),
     lambda u: np.meshgrid(u[0], u[:, 1], indexing="ij"), lambda u: np.atleast_3d(u),
     lambda u: np.column_stack([u[0], u[1]]), lambda u: np.zeros_like(u),
@@ -175,6 +176,8 @@ PRODUCTS = [
     lambda a, t: np.einsum("...ij,...kj->...ik", t, t), lambda a, t: np.vdot(a, a),
     lambda a, t: np.kron(a[:2, :2], a[2:, :2]), lambda a, t: a.dot(a.T),
     lambda a, t: np.convolve(a[0], a[1, :3], "same"), lambda a, t: np.trace(a @ a.T),
+    lambda a, t: [np.convolve(v, w, mode) for mode in ("full", "same", "valid")
+                  for v, w in ((a[0, :3], a[1]), (a[0], 2.0), ([1, 2], a[0]))],
     lambda a, t: a @ np.ones((6, 2)), lambda a, t: np.arange(4) @ a,
 ]  # fmt: skip
 
@@ -353,6 +356,10 @@ REFUSED = [
     (lambda u: u.sum(axis=2), "out of bounds", "from -2 to 1"),
     (lambda u: np.concatenate([u, u.T]), "must match", "(6, 4)"),
     (lambda u: np.sin(u, out=OUT), "OUT is a NumPy array", "OUT.copy()"),
+    (lambda u: np.roll(u, [1, 2, 3], [0, 1]), "do not pair up", "3 and 2"),
+    (lambda u: np.convolve(u, u[0]), "np.convolve", "one dim"),
+    (lambda u: np.correlate(u[0, :2], u[0]), "longer", "np.conj"),
+    (lambda u: [0 for _ in spmd.range(2**63 - 2, 2**63 + 1)], "64 bits", str(2**63 + 1)),
     (lambda u: u.astype(np.uint8) + 300, "out of bounds", "0 to 255"),
 ]
 

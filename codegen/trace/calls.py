@@ -17,7 +17,7 @@ from codegen.trace import known
 from codegen.trace.array import Array, as_array, is_traced, maximum, minimum
 from codegen.trace.context import Context, user_place
 from codegen.trace.logic import truth
-from codegen.trace.number import condition_of, expr_of, number
+from codegen.trace.number import Number, condition_of, expr_of, number
 from codegen.trace.stateful import watched
 
 
@@ -170,6 +170,27 @@ def _len(x: Any) -> Any:
     return len(x)
 
 
+def _isinstance(x: Any, classes: Any) -> bool:
+    """As NumPy and Python would answer: an array is an ndarray, an element a NumPy scalar."""
+    return isinstance(x, classes) or (
+        isinstance(x, (Array, Number)) and isinstance(_example(x), classes)
+    )
+
+
+def _isscalar(x: Any) -> bool:
+    return bool(np.isscalar(_example(x) if isinstance(x, (Array, Number)) else x))
+
+
+def _example(x: Array | Number) -> Any:
+    """Something of the type that x has in NumPy."""
+    if isinstance(x, Number):
+        return x.truth if x.truth else 0
+    if x.ndim or not x.scalar:
+        return np.empty(0)
+    zero = np.zeros((), x.dtype)[()]
+    return zero.item() if x.weak else zero
+
+
 # by id: what is called need not be hashable
 _BUILTINS: dict[int, Callable[..., Any]] = {
     id(min): _extreme(min, minimum),
@@ -182,4 +203,6 @@ _BUILTINS: dict[int, Callable[..., Any]] = {
     id(float): _converted(float, np.float64),
     id(bool): _converted(bool, np.bool_),
     id(len): _len,
+    id(isinstance): _isinstance,
+    id(np.isscalar): _isscalar,
 }

@@ -141,6 +141,9 @@ class Number:
     def __repr__(self) -> str:
         return f"<symbolic {self.expr}>"
 
+    def __str__(self) -> str:
+        return self.__format__("")
+
     __add__, __radd__ = _arithmetic(lambda a, b: a + b, "add")
     __sub__, __rsub__ = _arithmetic(lambda a, b: a - b, "subtract")
     __mul__, __rmul__ = _arithmetic(lambda a, b: a * b, "multiply")

@@ -196,6 +196,20 @@ def test_a_number_of_the_run_is_no_key():
     assert build(lambda: spmd.zeros(3) + {1: 2}[np.arange(4)[1]])
 
 
+def test_types_are_those_of_numpy():
+    def body():
+        x, s, f = spmd.input("u", (4,)), spmd.scalar("s", 3), spmd.scalar("f", 0.5)
+        assert isinstance(x, np.ndarray) and isinstance(x, spmd.Array) and not np.isscalar(x)
+        assert isinstance(x[0], float) and isinstance(x[0], np.floating) and np.isscalar(x[0])
+        assert not isinstance(x[0], np.ndarray) and not isinstance(x > 1, (int, float))
+        assert isinstance(s, int) and isinstance(s > 1, bool) and not isinstance(s, (bool, float))
+        assert type(f) is not float and isinstance(f, float) and not isinstance(f, np.generic)
+        return x
+
+    assert build(body)
+    refuse(TracedValueError, lambda: str(spmd.scalar("s", 3)), "text", "spmd.print")
+
+
 def test_require():
     def square():
         spmd.require(spmd.axis_size("r") == spmd.axis_size("c"))

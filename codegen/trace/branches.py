@@ -7,6 +7,7 @@ Always holds: both arms begin from the same variables and storages.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ from codegen.trace.regions import (
     link,
     value_of,
 )
+from codegen.trace.sharing import Merging
 from codegen.trace.state import (
     UNDEFINED,
     Held,
@@ -69,6 +71,7 @@ class Branch(Piece):
         super().__init__(context, names, bound, touched, "branch")
         self.on = on
         self.arms: list[_Arm] = []
+        self.sharing = Merging(context, self.place, self.outside)
 
     def start_arm(self) -> None:
         self.begin(Block())
@@ -121,7 +124,7 @@ class Branch(Piece):
         extra = None
         for name, merged in made.items():
             leaves = [arrays[x.at] if isinstance(x, _Result) else x for x in merged.leaves]
-            value = fill(merged.held.tree, iter(leaves), fresh=merged.fresh)
+            value = fill(merged.held.tree, iter(leaves), things=iter(merged.things))
             if name == _EXTRA:
                 extra = value
             else:
@@ -155,7 +158,8 @@ class Branch(Piece):
             self._merge_leaf(name, paths[j], [h.leaves[j] for h in helds if h is not None])
             for j in range(len(first.leaves))
         ]
-        return _Merged(first, leaves, any(h and h.value is not first.value for h in helds))
+        things = self.sharing.things(name, [h.tree for h in helds if h is not None])
+        return _Merged(first, leaves, things)
 
     def _selecting(self) -> bool:
         return bool(self.context.selecting) and isinstance(self.on, Expr) and len(self.arms) == 2
@@ -165,12 +169,13 @@ class Branch(Piece):
         value = choose(number(self.on, True), then.value, other.value)  # type: ignore[arg-type]
         held = hold(value)
         assert held is not None
-        return _Merged(held, held.leaves)
+        return _Merged(held, held.leaves, [])
 
     def _unchanged(self, name: str, helds: Sequence[Held | None]) -> bool:
         before = self.entry.get(name)
         return before is not None and all(
             h is not None and h.value is before.value and len(h.leaves) == len(before.leaves)
+            and all(map(operator.is_, h.tree.containers(), before.tree.containers()))
             and all(same(a, b) for a, b in zip(h.leaves, before.leaves))
             for h in helds
         )  # fmt: skip
@@ -264,11 +269,11 @@ class Branch(Piece):
 
 @dataclass(frozen=True)
 class _Merged:
-    """What a variable holds after the branch. fresh: its containers were made in the arms."""
+    """What a variable holds after the branch. things: its containers, as `fill` takes them."""
 
     held: Held
     leaves: list[Any]
-    fresh: bool = False
+    things: list[Any]
 
 
 @dataclass(frozen=True)

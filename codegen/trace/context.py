@@ -122,6 +122,8 @@ class Context:
         # user's code changed a thing last, by its id
         self.bodies: list[Any] = []
         self.changed_at: dict[Any, Place | None] = {}
+        # containers that may be one: two of them, their names, and where that is decided
+        self.twins: list[tuple[Any, Any, str, str, Place | None]] = []
         self.seeded: set[int] = set()  # ids of random generators that the program gives a seed
         self._serial = 0
         self._names: dict[str, int] = {}

@@ -24,7 +24,7 @@ from codegen.trace.loops import captured_while, explained, refuse_raise
 from codegen.trace.number import Number
 from codegen.trace.outside import is_iterator
 from codegen.trace.ranges import Range, captured_for
-from codegen.trace.state import Names
+from codegen.trace.state import Names, inside
 from codegen.trace.stateful import changed, refuse_outside
 
 __all__ = ["Names", "and_", "asserted", "both", "call", "compare", "either", "fresh", "ifexp",
@@ -101,10 +101,15 @@ def endless() -> None:
 raising = refuse_raise
 
 
-def stored(thing: Any) -> None:
-    """A statement has stored into a thing, or has bound the variable of a name."""
+def stored(thing: Any, *steps: Any) -> None:
+    """A statement has stored into a thing, or has bound the variable of a name.
+
+    steps: keys and attributes that lead from the thing to a list, dict or object inside it.
+    """
     context = Context.current()
     if context is not None:
+        for step in steps:
+            thing = inside(thing, step)
         changed(context, thing)
 
 

@@ -7,7 +7,7 @@ Always holds: what a finished loop carries has one type at entry and at the end 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any
@@ -35,11 +35,13 @@ from codegen.trace.regions import (
     link,
     value_of,
 )
+from codegen.trace.sharing import Turning
 from codegen.trace.state import (
     UNDEFINED,
     Held,
     LeafType,
     Names,
+    Tree,
     attribute_set,
     fill,
     joined,
@@ -123,6 +125,7 @@ class Loop(Piece):
         self.constants: _Constants = {}
         self.again = False  # the last pass was one more, to compare its constants
         self.passes = 0
+        self.sharing = Turning(context, self.place, _trees(self.entry), bound, self.outside)
         self.types = {(n, j): leaf_type(leaf) for n, h in self.entry.items() if h is not None
                       for j, leaf in enumerate(h.leaves)}  # fmt: skip
 
@@ -174,11 +177,13 @@ class Loop(Piece):
                 self.names.put(name, value)
         for storage in self.stored:
             storage.value = next(values)
+        self.sharing.begin()
 
     def end_pass(self) -> bool:
         """Whether this pass was the last: nothing new is carried. Else all is put back."""
         after = self.after()
         settled = self._compare(after)
+        settled = self.sharing.end(_trees(after)) and settled
         stale: dict[Storage, None] = {}
         stored: dict[Storage, ArrayType] = {}
         before = {s: content for s, content, _ in self.mark.storages}
@@ -421,17 +426,17 @@ class Loop(Piece):
         for storage in self.stale:
             storage.lose(context, _stale(self.place))
         self._link(arrays)
+        things = self.sharing.finish(_trees(self._after), _trees(self.later.held))
         for name, held in self.entry.items():
+            filled = iter(things.get(name, ()))
             if held is None and (now := self.later.held.get(name)) is not None:
-                self.names.put(name, fill(now.tree, iter(leaves[name]), fresh=True))
+                self.names.put(name, fill(now.tree, iter(leaves[name]), things=filled))
                 continue
             if held is None:
                 lost = f"it is first bound in the loop at {self.place}, so it is local to that loop"
                 self.names.put(name, UNDEFINED, lost)
                 continue
-            now = self._after[name]
-            moved = now is not None and now.value is not held.value and held.tree.mutable
-            self.names.put(name, fill(held.tree, iter(leaves[name]), fresh=moved))
+            self.names.put(name, fill(held.tree, iter(leaves[name]), things=filled))
         for flag in self.flags:
             up = self._after[flag]
             if self.later.sure and up is not None and up.value is True:
@@ -445,6 +450,10 @@ class Loop(Piece):
             return value_of(self.context, self._leaf(self.entry, key), t)
         value = self.context.emit_one("full", value=0, dtype=t.dtype, shape=t.shape)
         return laid_as(self.context, value, t.layout)
+
+
+def _trees(variables: Mapping[str, Held | None]) -> dict[str, Tree]:
+    return {name: held.tree for name, held in variables.items() if held is not None}
 
 
 def _stale(place: Any) -> Gone:

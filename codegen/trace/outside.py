@@ -83,6 +83,13 @@ class Outside:
     def path(self, thing: Any) -> str:
         return next((s.path for s in self._seen if s.thing is thing), type(thing).__name__)
 
+    def holder(self, thing: Any, but: Iterable[str]) -> str:
+        """The path of what holds a thing and is not carried; but: variables that do not count."""
+        return next((
+            step(s.path, s.thing, k) for s in self._seen if s.path not in but
+            for k, v in s.items.items() if v is thing
+        ), "")  # fmt: skip
+
     # ---- what can be reached ---------------------------------------------------------------------
 
     def _note(self, thing: Any, path: str, read: Callable[[], dict[Any, Any] | None]) -> None:

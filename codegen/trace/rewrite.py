@@ -152,6 +152,20 @@ def _last_name(node: ast.expr) -> str:
 # ---- small trees -------------------------------------------------------------------------------
 
 
+def _chain(node: ast.expr) -> tuple[str, list[Any]]:
+    """The name and the attributes and constant keys that lead to a thing: `s`, ["a", 0] of s.a[0];
+    no name where anything else does."""
+    if isinstance(node, ast.Name):
+        return node.id, []
+    if isinstance(node, (ast.Attribute, ast.Subscript)):
+        name, steps = _chain(node.value)
+        if isinstance(node, ast.Attribute):
+            return name, [*steps, node.attr]
+        if isinstance(node.slice, ast.Constant):
+            return name, [*steps, node.slice.value]
+    return "", []
+
+
 def _load(name: str) -> ast.expr:
     return ast.Name(name, ast.Load())
 
@@ -345,15 +359,16 @@ class _Rewriter(ast.NodeTransformer):
 
     def _stored(self, node: ast.stmt, targets: Sequence[ast.expr]) -> Any:
         """The statement, and after it what it changed that may stand outside of the body."""
-        changed: dict[str, ast.expr] = {}
+        changed: dict[str, tuple[ast.expr, ...]] = {}
         for target in own_nodes(targets):
             if isinstance(target, (ast.Attribute, ast.Subscript)):
-                if isinstance(target.value, ast.Name) and not isinstance(target.ctx, ast.Load):
-                    changed[target.value.id] = _load(target.value.id)
+                name, steps = _chain(target.value)
+                if name and not isinstance(target.ctx, ast.Load):
+                    changed[ast.unparse(target.value)] = (_load(name), *map(ast.Constant, steps))
             elif isinstance(target, ast.Name) and target.id in self.elsewhere:
-                changed[target.id] = ast.Constant(self._spelt(target.id))
+                changed[target.id] = (ast.Constant(self._spelt(target.id)),)
         new = self.generic_visit(node)
-        return [new, *(at(node, ast.Expr(_runtime("stored", x))) for x in changed.values())]
+        return [new, *(at(node, ast.Expr(_runtime("stored", *x))) for x in changed.values())]
 
     def visit_Raise(self, node: ast.Raise) -> Any:
         new = self.generic_visit(node)

@@ -162,6 +162,13 @@ def _flatten(value: Any, leaves: list[Any], above: set[int]) -> Tree:
     return Tree(kind, value, tuple(keys), tuple(_flatten(v, leaves, inside) for v in items))
 
 
+def inside(value: Any, key: Any) -> Any:
+    """What a list, dict or object holds there; None where it is none."""
+    tree = _flatten(value, [], set()) if not isinstance(value, Array) else Tree("leaf", value)
+    found = (c.value for k, c in zip(tree.keys, tree.children) if k == key)
+    return next(found, None)
+
+
 def _is_users_object(value: Any) -> bool:
     return isinstance(getattr(value, "__dict__", None), dict) and is_users_class(type(value))
 
@@ -177,17 +184,24 @@ def is_users_class(cls: type) -> bool:
     return file is not None and is_user_file(file)
 
 
-def fill(tree: Tree, leaves: Iterator[Any], fresh: bool = False) -> Any:
-    """The tree with these leaves: lists, dicts and objects themselves, or fresh copies of them."""
+def fill(
+    tree: Tree, leaves: Iterator[Any], fresh: bool = False, things: Iterator[Any] | None = None
+) -> Any:
+    """The tree with these leaves: lists, dicts and objects themselves, or fresh copies of them.
+
+    things: what is filled instead of them, each after those inside it.
+    """
     if tree.kind == "leaf":
         return next(leaves)
-    items = [fill(child, leaves, fresh) for child in tree.children]
+    items = [fill(child, leaves, fresh, things) for child in tree.children]
     value = tree.value
     if tree.kind == "tuple":
         if all(a is b for a, b in zip(items, value)):
             return value
         return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
-    if fresh:
+    if things is not None:
+        value = next(things)
+    elif fresh:
         value = copy.copy(value)
     if tree.kind == "list":
         value[:] = items

@@ -22,6 +22,7 @@ from codegen.errors import UnsupportedError
 from codegen.trace.array import Array
 from codegen.trace.context import Context, user_place
 from codegen.trace.outside import GENERATORS, is_iterator
+from codegen.trace.sharing import refuse_twin
 
 _CHANGEABLE = (list, dict, set, collections.deque, bytearray)
 _CHANGING = frozenset(
@@ -69,6 +70,8 @@ def watched(context: Context, function: Any) -> Any:
 
 def changed(context: Context, thing: Any) -> None:
     """The user's code changes a thing, or the variable of a name: where, for who finds it."""
+    if context.twins:
+        refuse_twin(context, thing, user_place())
     if not isinstance(thing, Array):
         context.changed_at[thing if isinstance(thing, str) else id(thing)] = user_place()
 

@@ -131,7 +131,7 @@ def _meant(error: Exception) -> str:
     elif isinstance(error, NameError) and (tb := last(error.__traceback__)):
         frame = tb.tb_frame
         known = [*frame.f_locals, *frame.f_globals, *dir(builtins)]
-    near = get_close_matches(name, known, 1) if isinstance(name, str) else []
+    near = get_close_matches(name, known, 1, 0.75) if isinstance(name, str) else []
     return f"{near[0]}, if that is what you mean" if near else ""
 
 

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from codegen.errors import CarryError, Place, UnsupportedError
-from codegen.trace.context import Context, is_user_file
+from codegen.places import is_user_file
+from codegen.trace.context import Context
 from codegen.trace.outside import Outside
 from codegen.trace.state import Tree, flatten, same
 

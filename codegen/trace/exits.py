@@ -89,10 +89,10 @@ def _exits_of(node: ast.stmt) -> _Exits:
     if isinstance(node, _LOOPS):
         inner = _exits_from(node.body) & {"return"}
         return inner | _exits_from(node.orelse)
-    return frozenset().union(*(_exits_from(block) for block in _blocks(node)))
+    return frozenset().union(*(_exits_from(block) for block in blocks(node)))
 
 
-def _blocks(node: ast.AST) -> Iterator[Stmts]:
+def blocks(node: ast.AST) -> Iterator[Stmts]:
     """The statement lists directly in a compound statement."""
     for name in ("body", "orelse", "finalbody"):
         if isinstance(block := getattr(node, name, None), list):

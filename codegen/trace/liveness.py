@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator, Sequence
 
-from codegen.trace.exits import Stmts, own_nodes
+from codegen.trace.exits import Stmts, blocks, own_nodes
 
 _LOOPS = (ast.For, ast.While, ast.AsyncFor)
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
@@ -34,18 +34,10 @@ def annotate(body: Stmts, bound_names: BoundNames) -> None:
                 )
                 rest = [[*head, *s.body], *rest]  # the next turn
             if not isinstance(s, _SCOPES):
-                for inside in _blocks(s):
+                for inside in blocks(s):
                     visit(inside, rest)
 
     visit(body, [])
-
-
-def _blocks(node: ast.AST) -> Iterator[Stmts]:
-    for name in ("body", "orelse", "finalbody"):
-        if isinstance(block := getattr(node, name, None), list):
-            yield block
-    for part in (*getattr(node, "handlers", ()), *getattr(node, "cases", ())):
-        yield part.body
 
 
 def _first(name: str, parts: Sequence[Sequence[ast.AST]]) -> str:

@@ -49,7 +49,8 @@ def check(ledger: Ledger, mesh: tuple[int, ...], scalars: dict[str, Any]) -> Fou
             alike[key] = _check_row(row, ledger, sizes, values, capacity)
         one = alike[key]
         found.transfers += one.transfers
-        found.sampled |= dict.fromkeys([row.site] * bool(one.sampled), *one.sampled.values())
+        for text in one.sampled.values():
+            found.sampled[row.site] = text
     return found
 
 

@@ -101,7 +101,7 @@ static bool core_shared(spmd_worker *worker, int64_t now)
 {
     spmd_header *header = worker->job->arena->header;
     _Atomic int64_t *last = &header->core[(unsigned)sched_getcpu() % SPMD_CORES].worker;
-    int64_t me = worker->first + 1;
+    int64_t me = worker->job->hosted[worker->first].record->rank.index + 1; /* one of all processes' */
 
     int64_t found = atomic_load_explicit(last, memory_order_relaxed);
     if (found != me) {

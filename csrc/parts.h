@@ -131,7 +131,7 @@ typedef struct spmd_header {
     _Alignas(SPMD_LINE) _Atomic uint32_t abort; /* SPMD_FINE, then _CLAIMED, then _SAID */
     _Alignas(SPMD_LINE) spmd_failure failure;   /* valid once SAID */
     struct {
-        _Alignas(SPMD_LINE) _Atomic int64_t worker; /* who waited there last: see core_shared */
+        _Alignas(SPMD_LINE) _Atomic int64_t rank; /* who waited there last: see core_shared */
     } core[SPMD_CORES];
 } spmd_header;
 

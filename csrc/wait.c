@@ -81,10 +81,18 @@ void spmd_wait_over(spmd_worker *worker)
     worker->yields = 0;
 }
 
-/* Where MPI must be asked again and again: ever more seldom. */
-static void poll_pause(bool crowded, int64_t waited)
+static int64_t waited_since(spmd_worker *worker, int64_t now)
 {
-    if (!crowded && waited < SPIN_NS)
+    if (!worker->idle_since)
+        worker->idle_since = now;
+    return now - worker->idle_since;
+}
+
+/* Where MPI must be asked again and again: ever more seldom. */
+static void poll_pause(spmd_worker *worker)
+{
+    int64_t waited = waited_since(worker, spmd_now());
+    if (!worker->job->crowded && waited < SPIN_NS)
         return;
     if (waited < YIELD_NS) {
         sched_yield();
@@ -96,12 +104,12 @@ static void poll_pause(bool crowded, int64_t waited)
 
 /* Whether the scheduler has put another thread of this job on my core, as it does where another
  * program keeps one busy: while I spin, whom I wait for cannot run. Every waiting thread signs its
- * core; who finds another's signature shares it. */
+ * core with the first of its ranks; who finds another's signature shares it. */
 static bool core_shared(spmd_worker *worker, int64_t now)
 {
     spmd_header *header = worker->job->arena->header;
-    _Atomic int64_t *last = &header->core[(unsigned)sched_getcpu() % SPMD_CORES].worker;
-    int64_t me = worker->job->hosted[worker->first].record->rank.index + 1; /* one of all processes' */
+    _Atomic int64_t *last = &header->core[(unsigned)sched_getcpu() % SPMD_CORES].rank;
+    int64_t me = worker->job->hosted[worker->first].record->rank.index + 1;
 
     int64_t found = atomic_load_explicit(last, memory_order_relaxed);
     if (found != me) {
@@ -112,37 +120,40 @@ static bool core_shared(spmd_worker *worker, int64_t now)
     return now < worker->shared_until;
 }
 
-/* After a sweep in which none of the worker's ranks got further. */
+/* While there is a core for every thread, a waiting one looks again at once, for SPIN_NS. */
+static bool may_spin(spmd_worker *worker)
+{
+    int64_t now = spmd_now();
+    int64_t waited = waited_since(worker, now);
+    bool shared = waited > LOOK_AROUND_NS && core_shared(worker, now);
+
+    worker->spins = now < worker->shared_until ? 0 : worker->most_spins;
+    return !shared && waited < SPIN_NS;
+}
+
+/* After a sweep in which none of the worker's ranks got further. Where threads share a core, one
+ * that yields may be chosen again and again, as long as it has used less time than the other: a
+ * few yields, then sleep. */
 void spmd_wait(spmd_worker *worker)
 {
     const spmd_job *job = worker->job;
     const struct timespec look = {.tv_nsec = LOOK_NS};
-    bool crowded = job->crowded;
 
     if (worker->sleepy) {
         syscall(SYS_futex, &worker->bell->rung, FUTEX_WAIT, worker->heard, &look, NULL, 0);
         worker->heard = atomic_load_explicit(&worker->bell->rung, memory_order_acquire);
         return;
     }
-    if (crowded && !job->parted && worker->yields++ < YIELDS) {
-        sched_yield();
+    if (job->parted) {
+        poll_pause(worker);
         return;
     }
-    if (!crowded || job->parted) {
-        int64_t now = spmd_now();
-        worker->idle_since = worker->idle_since ? worker->idle_since : now;
-        if (job->parted) {
-            poll_pause(crowded, now - worker->idle_since);
-            return;
-        }
-        int64_t waited = now - worker->idle_since;
-        if (waited < SPIN_NS) {
-            bool shared = waited > LOOK_AROUND_NS && core_shared(worker, now);
-            worker->spins = now < worker->shared_until ? 0 : worker->most_spins;
-            if (shared)
-                sched_yield();
-            return;
-        }
+    if (!job->crowded && may_spin(worker))
+        return;
+    bool shared = job->crowded || worker->shared_until > worker->idle_since;
+    if (shared && worker->yields++ < YIELDS) {
+        sched_yield();
+        return;
     }
     worker->heard = atomic_load_explicit(&worker->bell->rung, memory_order_acquire);
     atomic_store_explicit(&worker->bell->sleeps, 1, memory_order_relaxed);

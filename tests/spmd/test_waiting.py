@@ -65,3 +65,62 @@ def test_a_rank_that_waits_a_second(built, tmp_path, ranks, transport):
     shares = json.loads(run([*argv, transport], timeout=120).expect(0).out)
     assert len(shares) == ranks and shares[0] > 0.2
     assert max(shares[1:]) < 0.05, shares
+
+HAND_OVERS = '''
+import numpy as np
+import spmd
+
+@spmd.program(mesh=("r",))
+def around():
+    turns = spmd.scalar("turns", 10)
+    n = spmd.axis_size("r")
+    x = spmd.input("x", (n,), np.float64, layout=("r",), default=lambda i: i)
+
+    @spmd.shard_map(mesh="r", out_layouts=("r",))
+    def work(x):
+        y = x
+        for k in spmd.range(turns):
+            y = spmd.ppermute(y, "r", shift=1) + 1
+        return y
+
+    return {"y": work(x)}
+'''
+
+ONE_CORE = """
+import json, os, resource, sys, threading
+import spmd
+from mpi4py import MPI
+
+TURNS = 50_000
+comm = MPI.COMM_WORLD
+core = comm.bcast(min(os.sched_getaffinity(0)), root=0)
+
+def used():
+    now = resource.getrusage(resource.RUSAGE_SELF)
+    return now.ru_utime + now.ru_stime
+
+def pin():
+    for thread in os.listdir("/proc/self/task"):
+        os.sched_setaffinity(int(thread), {core})
+
+how = json.loads(sys.argv[2]) or {"comm": comm}
+with spmd.load(sys.argv[1]).open(**how) as job:
+    job(turns=10)
+    before = used()
+    threading.Timer(0.005, pin).start()  # the job has counted its cores by then
+    job(turns=TURNS)
+    total = comm.reduce(used() - before, root=0)
+if comm.rank == 0:
+    print(json.dumps(total / TURNS))
+"""
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("processes, how", [(1, {"ranks": 2, "threads": 2}), (2, {})])
+def test_ranks_that_the_scheduler_puts_on_one_core(built, tmp_path, processes, how):
+    """They hand it over at once, instead of spinning 200 us each for whom they keep from running;
+    counted as time of the processor, which other programs do not add to."""
+    (tmp_path / "script.py").write_text(ONE_CORE)
+    argv = ["mpirun", "-n", processes, sys.executable, tmp_path / "script.py"]
+    each = json.loads(run([*argv, built(HAND_OVERS), json.dumps(how)]).expect(0).out)
+    assert each < 60e-6, each

@@ -47,7 +47,7 @@ def read_sections(data: bytes) -> tuple[str, Sections]:
             return machine, sections
         raise ImageError("not an spmd image", expected=f"an ELF file with sections {OURS[0]} …",
                          found="an ELF file without them",
-                         remedy="python -m spmd build program.py makes one")  # fmt: skip
+                         remedy="spmd build FILE.py makes one")  # fmt: skip
     except ImageError:
         if not _was_whole(data):
             raise
@@ -59,7 +59,7 @@ def _read_sections(data: bytes) -> tuple[str, Sections]:
     if len(data) < 4 or data[:4] != b"\x7fELF":
         found = "an empty file" if not data else f"{len(data)} bytes that begin with {data[:4]!r}"
         raise ImageError("not an spmd image", expected="an ELF shared object", found=found,
-                         remedy="python -m spmd build program.py makes an image")  # fmt: skip
+                         remedy="spmd build FILE.py makes an image")  # fmt: skip
     if len(data) < _HEADER.size:
         raise _truncated(_HEADER.size, len(data))
     header = _HEADER.unpack_from(data)

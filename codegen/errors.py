@@ -241,3 +241,8 @@ class PeerError(SpmdError):
     """A rank that was lost or did not arrive in time."""
 
     exit_code = EXIT_PEER
+
+
+for _class in list(globals().values()):  # a traceback names them as users import them
+    if isinstance(_class, type) and issubclass(_class, Exception):
+        _class.__module__ = "spmd"

@@ -25,8 +25,9 @@ _RUNTIME = frozenset("Distributed Image Local Opened build load local".split())
 # What can be raised, defined in codegen.errors; all are SpmdErrors, with an exit_code.
 _ERRORS = frozenset(
     """AgreementError CarryError CheckError DtypeError EnvironmentFault ImageError InputError
-    InternalError KernelError LayoutError MatchingError MeshError OutputError PeerError ProgramError
-    ShapeError SpmdError TracedValueError UnsupportedError UsageError VersionError""".split()
+    InternalError KernelError LayoutError MatchingError MeshError MissingError OutputError
+    PeerError ProgramError ShapeError SpmdError TracedValueError UnsupportedError UsageError
+    VersionError""".split()
 )
 
 # What can be warned of, defined there too.
@@ -37,7 +38,7 @@ _LATER = {
     "c_kernel": "@spmd.kernel compiles a Python function",
 }
 
-# What people know from MPI, and its name here.
+# What people know from elsewhere, and its name here.
 _INSTEAD = {
     **dict.fromkeys("send recv isend irecv sendrecv".split(), "spmd.ppermute sends and receives"),
     **dict.fromkeys("allreduce all_reduce".split(), "spmd.psum, pmax, pmin, pprod, pmean"),
@@ -52,6 +53,10 @@ _INSTEAD = {
     **dict.fromkeys("alltoall".split(), "spmd.all_to_all"),
     **dict.fromkeys("rank get_rank".split(), "spmd.index, or spmd.axis_index of one axis"),
     **dict.fromkeys("size get_size comm".split(), "spmd.ranks, or spmd.axis_size of one axis"),
+    **dict.fromkeys("jit compile".split(), "spmd.build"),
+    **dict.fromkeys("vmap pmap".split(), "arrays broadcast, and layouts split them"),
+    **dict.fromkeys("run profile timeline layouts".split(), "spmd.build(program) gives an image"),
+    **dict.fromkeys("doctor bench show patch calibrate".split(), "a command of the shell: spmd"),
 }
 
 __all__ = sorted(_LANGUAGE | _RUNTIME | _ERRORS | _WARNINGS | {"numpy", "random"})
@@ -73,6 +78,7 @@ if TYPE_CHECKING:  # for editors and type checkers: where every name has its doc
     from codegen.errors import LayoutWarning as LayoutWarning
     from codegen.errors import MatchingError as MatchingError
     from codegen.errors import MeshError as MeshError
+    from codegen.errors import MissingError as MissingError
     from codegen.errors import OutputError as OutputError
     from codegen.errors import PeerError as PeerError
     from codegen.errors import ProgramError as ProgramError
@@ -225,9 +231,11 @@ def _find(name: str) -> Any:
     import sys
 
     instead = _INSTEAD.get(name.lower(), "")
+    if not instead and hasattr(sys.modules.get("numpy"), name):
+        instead = f"np.{name} works on arrays of a program"
     raise AttributeError(
         f"module 'spmd' has no attribute {name!r}" + (f": {instead}" if instead else ""),
-        name=name, obj=sys.modules[__name__],
+        name=None if instead else name, obj=sys.modules[__name__],
     )  # fmt: skip
 
 

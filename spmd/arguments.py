@@ -46,8 +46,7 @@ def check_checks(manifest: dict[str, Any], checks: tuple[str, ...], remedy: str)
     if missing := [name for name in checks if name not in has]:
         raise UsageError(
             f"the image does not check {', '.join(missing)}",
-            expected="an image that was built with these checks: without them it has no code for "
-            "them, and is not slower for it",
+            expected="an image that was built with these checks: build puts their code in",
             found=f"one that checks {', '.join(has) or 'nothing'}",
             remedy=remedy,
         )

@@ -172,8 +172,9 @@ def parser(command: str = "", prog: str = "") -> Parser:
     """The options of one command only, where it is known: each costs every rank some time."""
     prog = prog or _called()
     top = Parser(
-        prog=prog, description="Write NumPy. Ship one image. Run it on any number of ranks."
-    )
+        prog=prog, description="Write NumPy. Ship one image. Run it on any number of ranks.",
+        epilog=f"{prog} COMMAND --help says what a command takes.",
+    )  # fmt: skip
     top.add_argument("--version", action=_Version, nargs=0, help="say which version this is")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True, prog=prog)
     for name, (what, add) in _OPTIONS.items():
@@ -188,7 +189,7 @@ def _build_options(build: Parser) -> None:
                        help="where the image goes; default: FILE.img")  # fmt: skip
     _add_set(build, "a parameter of the program")
     build.add_argument("--check", metavar="CHECKS", type=checks_of, default=(),
-                       help="the image checks, whenever it runs; as of run")  # fmt: skip
+                       help="what the image checks whenever it runs: see run --help")  # fmt: skip
     build.add_argument("--target", default="native",
                        help="the instruction set; default: that of this machine")  # fmt: skip
     _add_no_cache(build)
@@ -209,22 +210,18 @@ def _run_options(run: Parser) -> None:
                          help=text)  # fmt: skip
     _add_set(run, "a run-time scalar; for a FILE.py also a parameter")
     _add_mesh(run)
-    run.add_argument("--ranks", metavar="N", type=_count,
-                     help="how many ranks in all; default: one for every process")
-    run.add_argument("--threads", metavar="W", type=_count, help="threads of each process")
     _add_how(run)
     run.add_argument("--timeline", metavar="FILE.json",
                      help="what every rank did when, for ui.perfetto.dev")  # fmt: skip
     run.add_argument("--profile", action="store_true",
                      help="a table: time, waiting, bytes and source line of every operation")
     run.add_argument("--json", action="store_true",
-                     help="of --profile: all of standard output, as JSON; results and text go to "
-                     "standard error")  # fmt: skip
+                     help="with --profile: as JSON; results and text go to standard error")
     run.add_argument(
         "--check", metavar="CHECKS", type=checks_of, default=(),
         help="end with the line and the rank where something is wrong: bounds (of run-time "
         "indices), nan (or an infinity made), equal (what all ranks hold), overflow (of integers), "
-        "or all; default: bounds,nan,equal. An image must have been built with them",
+        "or all; --check alone: bounds,nan,equal. Build an image with the same --check",
     )  # fmt: skip
     run.add_argument("--eager", action="store_true", help="run FILE.py as plain NumPy")
     _add_no_cache(run)
@@ -261,9 +258,6 @@ def _bench_options(bench: Parser) -> None:
                        help="measure MPI's own, or minimal C, in turn with ours; mpi,floor: both")
     bench.add_argument("--rounds", metavar="N", type=_count, default=5,
                        help="how often all is measured; default: 5")
-    bench.add_argument("--ranks", metavar="N", type=_count,
-                       help="how many ranks in all; default: one for every process")
-    bench.add_argument("--threads", metavar="W", type=_count, help="threads of each process")
     _add_how(bench)
     bench.add_argument("--json", action="store_true", help="the same, for programs to read")
     bench.add_argument("--plot", metavar="FILE.png", help="latency over size, as a picture")
@@ -292,8 +286,8 @@ def _verify_options(verify: Parser) -> None:
 
 
 def _completion_options(completion: Parser) -> None:
-    completion.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="bash: spmd completion "
-                            "bash > ~/.local/share/bash-completion/completions/spmd")  # fmt: skip
+    completion.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="for bash, write it to "
+                            "~/.local/share/bash-completion/completions/spmd")  # fmt: skip
 
 
 _PARTS = {
@@ -311,7 +305,7 @@ _OPTIONS = {
     "build": ("compile a program into an image", _build_options),
     "run": ("run an image, or a program", _run_options),
     "show": ("look into an image, running nothing of it", _show_options),
-    "patch": ("write the local program of one index, or of all", _patch_options),
+    "patch": ("write the image of one rank, or of all, as files", _patch_options),
     "verify": ("check an image and its plan, running nothing of it", _verify_options),
     "bench": ("time collectives, also beside MPI's own", _bench_options),
     "doctor": ("say what is installed, what is missing and what to do", _doctor_options),
@@ -329,6 +323,9 @@ def _add_mesh(command: argparse.ArgumentParser) -> None:
 
 
 def _add_how(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--ranks", metavar="N", type=_count,
+                         help="how many ranks in all; default: one for every process")
+    command.add_argument("--threads", metavar="W", type=_count, help="threads of each process")
     command.add_argument(
         "--algorithm", choices=("auto", "flat", "blocks", "ring"), default="auto",
         help="how reductions work; ring, of long ones: fragments travel in both directions",
@@ -372,8 +369,18 @@ def _check_alone(arguments: list[str]) -> list[str]:
     return [f"--check={','.join(USUAL)}" if word == "--check" else word for word in out]
 
 
+def _meant(word: str, command: Parser) -> str:
+    """The option that is like an unknown one; "" where there is none."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(word.partition("=")[0], command._option_string_actions, 1, 0.75)
+    return f"\n  try:      {near[0]}, if that is what you mean" if near else ""
+
+
 def parsed(arguments: list[str]) -> argparse.Namespace:
     """The options; those of NAME=VALUE as dicts. Raises UsageError, before MPI is started."""
+    if not arguments:
+        raise UsageError(f"which command?\n{parser().format_help().rstrip()}")
     arguments = _check_alone(arguments)
     options, unknown = parser(arguments[0] if arguments else "").parse_known_args(arguments)
     if options.command in _NAMES and not any(word.startswith("-") for word in unknown):
@@ -381,7 +388,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
         unknown = []
     options.given = {word.partition("=")[0] for word in arguments if word.startswith("-")}
     if unknown:
-        options.parser.error(f"unknown: {' '.join(unknown)}")
+        options.parser.error(f"unknown: {' '.join(unknown)}{_meant(unknown[0], options.parser)}")
     if isinstance(getattr(options, "mesh", None), list):
         options.mesh = [pair for given in options.mesh for pair in given.items()]
     for option in ("set", "input", "output", "mesh"):

@@ -21,7 +21,7 @@ from spmd.distributed import Distributed as Distributed
 from spmd.distributed import Local as Local
 from spmd.distributed import local as local
 from spmd.formulas import layout_text
-from spmd.mistakes import plainly
+from spmd.mistakes import cells, plainly
 from spmd.opened import Opened as Opened
 
 TYPE_CHECKING = False
@@ -65,7 +65,7 @@ def build(
     store = None if cache else Cache("")
     data = source.build_program(program, parameters, target, store, checks)
     for text in source.warnings_of(data):
-        warnings.warn(text, LayoutWarning, stacklevel=3)
+        warnings.warn(cells(text), LayoutWarning, stacklevel=3)
     again = functools.partial(build, program, target=target, cache=cache, **parameters)
     return Image(loader.check(data), again)
 

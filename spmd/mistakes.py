@@ -30,8 +30,29 @@ def plainly(function: F) -> F:
             if report.debugging() or isinstance(error, InternalError):
                 raise
             raise error.with_traceback(None) from None  # SPMD_DEBUG=1 shows the frames of spmd
+        except TypeError as error:
+            if error.__traceback__ and not error.__traceback__.tb_next:  # of this very call
+                error.add_note(f"{function.__name__} takes arguments by name: ranks=4, n=100")
+            raise
 
     return call  # type: ignore[return-value]
+
+
+def cells(text: str) -> str:
+    """Text whose places in a notebook are called as Jupyter does: `Cell In[3], line 2`."""
+    import re
+    import sys
+
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    files = getattr(getattr(shell, "compile", None), "_filename_map", {})
+    known = {file.rpartition("/")[2]: number for file, number in files.items()}
+
+    def named(found: re.Match[str]) -> str:
+        number = known.get(found[1])
+        many = "lines" if "-" in found[2] else "line"
+        return f"Cell In[{number}], {many} {found[2]}" if number is not None else found[0]
+
+    return re.sub(r"(?:/[^\s:]*/)?(\w+\.py):(\d+(?:-\d+)?)", named, text)
 
 
 def rendered(error: SpmdError) -> list[str]:
@@ -47,11 +68,10 @@ def rendered(error: SpmdError) -> list[str]:
     for frame in traceback.extract_tb(error.__traceback__):
         if not is_user_file(frame.filename):
             continue
-        cell = "ipykernel_" in frame.filename
-        where = f"cell, line {frame.lineno}" if cell else f"{frame.filename}, line {frame.lineno}"
+        where = cells(f"{frame.filename}:{frame.lineno}")
         inside = "" if frame.name == "<module>" else f", in {frame.name}"
         lines += [f"{where}{inside}:", f"    {frame.line}"]
-    return [*lines, "", *f"{type(error).__name__}: {error}".split("\n")]
+    return [*lines, "", *cells(f"{type(error).__name__}: {error}").split("\n")]
 
 
 SpmdError._render_traceback_ = rendered  # type: ignore[attr-defined]  # IPython looks for the name

@@ -283,7 +283,7 @@ class Launch:
 
         checks, whole = timeline.cost_of_checks(job)
         print(f"spmd: all checks held; they took about {checks / max(whole, 1e-9):.0%} of "
-              f"{whole:.3g} s", file=sys.stderr)  # fmt: skip
+              f"{timeline.time_text(whole)}", file=sys.stderr)  # fmt: skip
 
     def _room(self, job: Job, number: int) -> tuple[str, int]:
         """Where output `number` goes: a path that every process can open, and its first byte."""

@@ -92,6 +92,9 @@ def _execute(module: Any, path: str, text: bytes) -> dict[str, Any]:
     return dict(module.__dict__)
 
 
+_PUBLIC = ("spmd", "spmd.random", "spmd.numpy")  # modules in which users look for names
+
+
 def guarded(step: Any) -> Any:
     """The result of code that runs a user's Python; its exceptions become errors with a place."""
     try:
@@ -116,7 +119,8 @@ def guarded(step: Any) -> Any:
         if where is None:
             raise
         text = f"{type(error).__name__}: {error}"
-        if ours and getattr(error, "obj", None) is not sys.modules["spmd"]:
+        misspelt = any(getattr(error, "obj", 0) is sys.modules.get(name) for name in _PUBLIC)
+        if ours and not misspelt:
             raise InternalError(text, place=where) from error
         raise ProgramError(text, place=where, remedy=_meant(error)) from error
 

@@ -10,6 +10,7 @@ import html
 from collections.abc import Iterator, Sequence
 
 from codegen.errors import EnvironmentFault
+from spmd.mistakes import cells
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,10 +37,10 @@ class Table(Sequence[dict]):
         return iter(self.rows)
 
     def __repr__(self) -> str:
-        return self.text
+        return cells(self.text)
 
     def _repr_html_(self) -> str:
-        return self._inside
+        return cells(self._inside)
 
 
 class Layouts(Table):
@@ -79,7 +80,7 @@ class Profile(Table):
             _, ax = pyplot.subplots(
                 figsize=(9.0, 1.2 + 0.35 * len(self.rows)), layout="constrained"
             )
-        names = [f"{row['kind'].replace('_', '-')}  {row['place']}" for row in self.rows]
+        names = [f"{row['kind'].replace('_', '-')}  {cells(row['place'])}" for row in self.rows]
         milliseconds = [row["seconds"] * 1e3 for row in self.rows]
         waits = [row["seconds"] * row["waiting"] * 1e3 for row in self.rows]
         busy = [t - w for t, w in zip(milliseconds, waits)]

@@ -210,7 +210,7 @@ def profile_text(ranks: int, rows: list[dict[str, Any]]) -> str:
 
 def profile_title(ranks: int, rows: list[dict[str, Any]]) -> str:
     whole = sum(row["seconds"] for row in rows) or 1.0
-    return (f"profile: {whole:.3f} s on each of {ranks_text(ranks)}, the mean; "
+    return (f"profile: {time_text(whole)} on each of {ranks_text(ranks)}, the mean; "
             "times are of all turns together")  # fmt: skip
 
 
@@ -221,16 +221,16 @@ def profile_cells(rows: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
         exchange = row["kind"] != "compute"
         over = f" over {', '.join(row['axes'])}" if row["axes"] else ""
         yield (
-            _time(row["seconds"]), f"{row['seconds'] / whole:.1%}",
+            time_text(row["seconds"]), f"{row['seconds'] / whole:.1%}",
             f"{row['waiting']:.1%}" if exchange else "", str(row["count"]),
-            _time(row["longest"]), f"{row['imbalance']:.2f}x",
+            time_text(row["longest"]), f"{row['imbalance']:.2f}x",
             bytes_text(row["bytes"]) if exchange else "",
             f"{bytes_text(int(row['bandwidth']))}/s" if row["bandwidth"] else "",
             f"{_what(row)}{over}" + (f", {row['place']}: {row['text']}" if row["place"] else ""),
         )  # fmt: skip
 
 
-def _time(seconds: float) -> str:
+def time_text(seconds: float) -> str:
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}" if seconds < 1000 * size else f"{seconds:.0f} s"

@@ -23,8 +23,8 @@ from typing import Any
 
 from tests.conftest import ROOT, run
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("[!_]*.md")),
-         *sorted((ROOT / "docs").glob("[!_]*/*.md"))]  # fmt: skip
+DOCS = sorted(p for p in (ROOT / "docs").rglob("*.md") if "_generated" not in p.parts)
+PAGES = [ROOT / "README.md", *DOCS]
 FENCE = re.compile(r"^( *)```(\{?[\w-]*\}?)[^\n]*\n(.*?)^\1```$", re.M | re.S)
 NOTE = re.compile(r"<!-- (not run|numbers vary)(?:: (.*?))? -->\s*$")
 RUNS = ("python", "console", "text")
@@ -135,11 +135,9 @@ class Reader:
             ranks, words = ["--ranks", words[2]], words[3:]
         if words[:3] == ["python", "-m", "spmd"]:
             words = words[2:]
-        if words[0] == "spmd" and not self.real:
-            return self.spmd([*words[1:], *([] if "--ranks" in words else ranks)])
-        assert words[0] in ("python", "mpirun", "spmd"), f"{words[0]} is no command of these pages"
         if words[0] == "spmd":
-            words = ["python", "-m", *words]
+            return self.spmd([*words[1:], *([] if "--ranks" in words else ranks)])
+        assert words[0] in ("python", "mpirun"), f"{words[0]} is no command of these pages"
         words = [sys.executable if word == "python" else word for word in words]
         done = run(words, cwd=self.folder, timeout=120)
         return done.code, done.text

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import spmd
+from codegen import link
 from tests.conftest import ROOT
 from tests.pages import PAGES, Reader, blocks
 
@@ -21,10 +22,20 @@ def name(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
 
 
+@pytest.fixture(scope="module")
+def quick_cc(tmp_path_factory):
+    """The C compiler without its optimisation: pages claim what comes out, not how fast."""
+    path = tmp_path_factory.mktemp("cc") / "cc"
+    path.write_text(f'#!/bin/sh\nexec {" ".join(link.compiler())} "$@" -O0\n')
+    path.chmod(0o755)
+    return str(path)
+
+
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(tmp_path, monkeypatch, quick_cc):
     """A reader's own folder; what is imported from it does not stay."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CC", quick_cc)
     monkeypatch.syspath_prepend(str(tmp_path))
     yield tmp_path
     for path in tmp_path.glob("*.py"):

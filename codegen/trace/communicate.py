@@ -7,6 +7,7 @@ Always holds: what is wrong for every mesh is refused here; everything else is p
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -190,9 +191,10 @@ def _no_destination(found: str) -> UsageError:
 
 def _pairs(p: Sym, perm: Any) -> tuple[Expr, Expr]:
     """JAX's spelling: sends where p is one of the sources."""
+    perm = _integers(perm)
     to, sends = expr.const(0), expr.const(0)
     for k, what in enumerate(("source", "destination")):
-        ends = [int(pair[k]) for pair in perm]
+        ends = [pair[k] for pair in perm]
         twice = next((e for j, e in enumerate(ends) if e in ends[:j]), None)
         if twice is not None:
             raise MatchingError(
@@ -202,9 +204,22 @@ def _pairs(p: Sym, perm: Any) -> tuple[Expr, Expr]:
                 found=repr(list(perm))[:80],
             )
     for source, destination in perm:
-        here = expr.eq(expr.symbol(p), int(source))
-        to, sends = to + here * int(destination), sends + here
+        here = expr.eq(expr.symbol(p), source)
+        to, sends = to + here * destination, sends + here
     return to, sends
+
+
+def _integers(perm: Any) -> list[tuple[int, int]]:
+    try:
+        return [(operator.index(source), operator.index(to)) for source, to in perm]
+    except (TypeError, ValueError):
+        raise UsageError(
+            "perm= of ppermute must be pairs of ranks",
+            place=user_place(),
+            expected="[(source, destination), ...], known while building",
+            found=repr(perm)[:80],
+            remedy="shift=k sends to the rank k places on; to=lambda i, n: ... to any other",
+        ) from None
 
 
 def _permute(context: Context, axes: Axes, p: Sym, route: Route, leaf: Any) -> Array:

@@ -123,6 +123,7 @@ class Kernel:
                 place=user_place(),
                 expected=f"{self.name}{inspect.signature(self.function)}",
                 found=f"{len(args)} arguments and {', '.join(kwargs) or 'no'} keywords",
+                remedy="out=spmd.empty(shape, dtype), or out=spmd.like(x), is for the result",
             ) from None
         bound.apply_defaults()
         return dict(bound.arguments)

@@ -151,7 +151,9 @@ def _check(mesh: Mesh, entries: Sequence[LayoutEntry], ndim: int, spec: Any, wha
             place=user_place(),
             expected=f"{ndim} entries for an array of {ndim} dims",
             found=f"{len(entries)} in {spec!r}",
-            remedy=f"layout={layout_text(tuple(nearest))}",
+            remedy=f"layout={layout_text(tuple(nearest))}" if ndim or what != "out_layouts" else
+            "return value[None] to join one number of each rank; out_layouts=() is for one number "
+            "that is the same on all of them",
         )
     seen: set[str] = set()
     nearest_legal: list[LayoutEntry] = []

@@ -260,7 +260,7 @@ class Program:
             mesh = mesh.told(learned)
 
     def _trace(self, context: Context, values: dict[str, Any]) -> Module:
-        from codegen.trace.source import convert
+        from codegen.trace.source import convert, returning
 
         for axis in context.mesh.axes:  # scalars and counters must not be named like these
             context.unique(axis.size_name)
@@ -279,7 +279,8 @@ class Program:
             try:
                 outputs, returns = _outputs(context, returned, self.place)
             except SpmdError as error:
-                error.place = self.place  # the user's function has returned already
+                # the user's function has returned already
+                error.place = returning(self.function) or self.place
                 raise
         body = context.blocks[0].close([o.value for o in outputs])
         return Module(

@@ -41,6 +41,13 @@ def test_usage(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]) -
     assert "usage: python -m spmd" in refused(capsys, 2, *arguments)
 
 
+def test_help_says_where_to_go_on(capsys: pytest.CaptureFixture[str]) -> None:
+    text = refused(capsys, 2)
+    assert "doctor " in text and "COMMAND --help" in text
+    assert "try:      --ranks, if" in refused(capsys, 2, "run", "a.img", "--rnks", "3")
+    assert "try:" not in refused(capsys, 2, "run", "a.img", "--quick")
+
+
 def test_options() -> None:
     found = cli.parsed(
         "run a.img -i u=a.npy -i v=b=c.npy -o w=x.npy --set k=1e-3 --mesh x=4,y=2 "

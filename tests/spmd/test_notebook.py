@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import linecache
 import re
+import sys
 import traceback
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -225,3 +228,41 @@ def test_a_mistake_shows_the_line_of_its_caller(image: Any, monkeypatch: Any):
     monkeypatch.setenv("SPMD_DEBUG", "1")
     ours, shown = frames(lambda: image.run(ranks=3, u=np.ones(3)))
     assert len(ours) > 3 and "raise InputError" in shown
+
+
+def test_places_in_a_notebook_are_called_as_jupyter_does(monkeypatch: Any):
+    """In a mistake, in a warning and in a table: no file that Jupyter made up."""
+    text = """
+@spmd.program(mesh=("r",))
+def cell(n: int = 4):
+    u = spmd.input("u", (n,), np.float64, layout=("r",), default=lambda i: i)
+    return u if n == 4 else u + np.ones(9)
+"""
+    file = "/tmp/ipykernel_7/1234567.py"
+    monkeypatch.setitem(linecache.cache, file, (len(text), None, text.splitlines(True), file))
+    names: dict[str, Any] = {"np": np, "spmd": spmd}
+    exec(compile(text, file, "exec"), names)
+    shell = SimpleNamespace(compile=SimpleNamespace(_filename_map={file: 3}))
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    with pytest.raises(spmd.ShapeError) as caught:
+        spmd.build(names["cell"], n=5)
+    shown = "\n".join(caught.value._render_traceback_())
+    assert "ShapeError: Cell In[3], line 5: operands" in shown and "ipykernel" not in shown
+    image = spmd.build(names["cell"])
+    for table in (image.layouts(), image.profile(ranks=2)):
+        for shown in (repr(table), table._repr_html_()):
+            assert "Cell In[3], line 4" in shown and "1234567" not in shown
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: None))
+    assert "1234567.py:4" in repr(image.layouts())
+
+
+def test_what_is_given_by_place_instead_of_by_name(image: Any):
+    for call in (lambda: image.run(4), lambda: spmd.build(step, 7)):
+        with pytest.raises(TypeError) as caught:
+            call()
+        assert "by name: ranks=4, n=100" in caught.value.__notes__[0]
+
+
+def test_uncaught_mistakes_have_the_name_that_users_import():
+    named = [getattr(spmd, name) for name in spmd.__all__ if name.endswith(("Error", "Fault"))]
+    assert {kind.__module__ for kind in named} == {"spmd"} and len(named) > 20

@@ -218,3 +218,23 @@ def free_values(region: Region) -> list[Value]:
         if v not in defined:
             out.setdefault(v)
     return list(out)
+
+
+def exprs_in(attribute: object) -> Iterator[Expr]:
+    """Every Expr in an attribute of an op."""
+    if isinstance(attribute, Expr):
+        yield attribute
+    elif isinstance(attribute, (tuple, list)):
+        for part in attribute:
+            yield from exprs_in(part)
+
+
+def free_counters(region: Region) -> list[Sym]:
+    """Counters of loops, and integers that are computed, which a region uses and which stand
+    outside of it, in order of first use."""
+    ops = list(walk(region))
+    own = {op.attrs.get("counter") for op in ops}
+    exprs = [e for op in ops for a in op.attrs.values() for e in exprs_in(a)]
+    exprs += [e for op in ops for v in op.results for e in v.type.shape]
+    used = [s for e in exprs for s in sorted(e.symbols(), key=lambda s: s.name)]
+    return [s for s in dict.fromkeys(used) if s.kind == "counter" and s not in own]

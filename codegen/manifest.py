@@ -11,7 +11,7 @@ import struct
 
 from codegen.elf import MACHINES, Sections, damaged, printable, read_sections
 from codegen.elf_dynamic import check_dynamic
-from codegen.errors import ImageError, InputError, VersionError
+from codegen.errors import ImageError, InputError, UsageError, VersionError
 from codegen.schema import (
     AXES,
     BITS_64,
@@ -381,3 +381,24 @@ def local_program(
                          found=f"{len(words) // 8}")  # fmt: skip
     IndexWords(words)
     return image.data[:offset] + words + image.data[offset + size :]
+
+
+def scalar_value(scalar: dict[str, Any], value: Any) -> int | float:
+    """A scalar of the declared type. UsageError for what is none, or does not fit 64 bits."""
+    flag, whole = type(scalar["default"]) is bool, scalar["dtype"] == "int64"
+    number = None
+    try:
+        if type(value).__name__ == "bool":  # Python's, and NumPy's
+            number = int(value) if flag else None
+        else:
+            number = value.__index__() if whole else value.__float__()
+    except (ValueError, TypeError, AttributeError, OverflowError):
+        pass
+    low, high = (0, 2) if flag else (-(1 << 63), 1 << 63)
+    if number is None or (whole and not low <= number < high):
+        raise UsageError(
+            f"scalar {scalar['name']} cannot be {value!r}",
+            expected="True or False" if flag else "an integer of 64 bits" if whole else "a number",
+            found=f"a {type(value).__name__}",
+        )
+    return number

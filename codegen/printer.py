@@ -11,7 +11,7 @@ from typing import Any
 
 from codegen.errors import Place
 from codegen.expr import Expr
-from codegen.ir import ArrayType, Module, Op, Region, Value, layout_text, walk
+from codegen.ir import ArrayType, Module, Op, Region, Value, exprs_in, layout_text, walk
 from codegen.mesh import Mesh
 from codegen.naming import Naming
 from codegen.spelling import text
@@ -122,22 +122,13 @@ def _region_lines(
             yield f"{indent}    yield {results}".rstrip()
 
 
-def _exprs(value: Any) -> Iterator[Expr]:
-    """Every Expr in an attribute."""
-    if isinstance(value, Expr):
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for v in value:
-            yield from _exprs(v)
-
-
 def _all_exprs(module: Module) -> Iterator[Expr]:
     for region in (module.body, *(i.default for i in module.inputs if i.default)):
         for op in walk(region):
             for value in op.results:
                 yield from value.type.shape
             for attr in op.attrs.values():
-                yield from _exprs(attr)
+                yield from exprs_in(attr)
 
 
 def module_text(module: Module) -> str:

@@ -137,7 +137,7 @@ def table(optional: dict[str, Rule] | None = None, **fields: Rule) -> Rule:
 
 
 def scalar_default(value: Any, where: str) -> None:
-    if value is not None and (type(value) not in (int, float) or (
+    if value is not None and (type(value) not in (int, float, bool) or (
             type(value) is int and value not in BITS_64)):  # fmt: skip
         refuse(where, "a number of 64 bits", value)
 
@@ -231,8 +231,9 @@ def check_manifest(m: dict[str, Any]) -> None:
     axes = {axis["name"] for axis in m["mesh"]}
     known = {s["name"] for s in m["scalars"]} | {f"n_{name}" for name in axes}
     for k, s in enumerate(m["scalars"]):
-        if s["dtype"] == "int64" and type(s["default"]) is float:
-            refuse(f"scalars[{k}].default", "an integer", s["default"])
+        if type(s["default"]) is (float if s["dtype"] == "int64" else bool):
+            refuse(f"scalars[{k}].default", "an integer" if s["dtype"] == "int64" else "a number",
+                   s["default"])
     for kind in ("inputs", "outputs"):
         for k, array in enumerate(m[kind]):
             _check_array(array, f"{kind}[{k}]", axes, known, m["buffers"])

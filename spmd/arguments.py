@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 
 from codegen.errors import InputError, UsageError
-from codegen.manifest import IndexWords
+from codegen.manifest import IndexWords, scalar_value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,8 +18,22 @@ if TYPE_CHECKING:
     from codegen.manifest import Image
 
 
+def read(texts: dict[str, str]) -> dict[str, Any]:
+    """What --set gives, as numbers; text that is none stays as it is."""
+    return {name: _number(text) for name, text in texts.items()}
+
+
+def _number(text: str) -> Any:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return {"true": True, "false": False}.get(text.lower(), text)
+
+
 def scalars_of(manifest: dict[str, Any], settings: dict[str, Any]) -> dict[str, int | float]:
-    """Every scalar's value: what was set, else its default. Text and numbers are accepted."""
+    """Every scalar's value: what was set, else its default."""
     known = [scalar["name"] for scalar in manifest["scalars"]]
     for name in settings:
         if name in manifest["parameters"] and name not in known:
@@ -60,22 +74,6 @@ def check_scalars(scalars: dict[str, Any], needed: set[str]) -> None:
                 f"scalar {name} was not given, and the program declares no default for it",
                 remedy=f"--set {name}=VALUE, or {name}=VALUE from Python",
             )
-
-
-def scalar_value(scalar: dict[str, Any], value: Any) -> int | float:
-    """A scalar of the declared type. UsageError for what is none, or does not fit 64 bits."""
-    try:
-        if scalar["dtype"] == "float64":
-            return float(value)
-        number = int(value) if isinstance(value, str) else value.__index__()
-    except (ValueError, TypeError, AttributeError):
-        number = None
-    if number is None or not -(1 << 63) <= number < 1 << 63:
-        raise UsageError(
-            f"scalar {scalar['name']} cannot be {value!r}",
-            expected="a number" if scalar["dtype"] == "float64" else "an integer of 64 bits",
-        )
-    return int(number)
 
 
 def scalar_words(manifest: dict[str, Any], scalars: dict[str, int | float]) -> list[int]:

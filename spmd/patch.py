@@ -13,7 +13,7 @@ import re
 from codegen import manifest as reader
 from codegen.errors import UsageError
 from spmd import loader, sizes, source
-from spmd.arguments import patched_in, scalar_words, scalars_of
+from spmd.arguments import patched_in, read, scalar_words, scalars_of
 from spmd.launch import ranks_text
 
 TYPE_CHECKING = False
@@ -34,7 +34,7 @@ def main(options: argparse.Namespace) -> int:
     asked = options.all or options.ranks
     # A local program is patched anew: what is not said stays as it was.
     settings, own, count = patched_in(image, {}, {}, None)
-    scalars = scalars_of(image.manifest, {**settings, **options.set})
+    scalars = scalars_of(image.manifest, {**settings, **read(options.set)})
     mesh = sizes.bind_mesh(
         image.manifest, asked or (None if options.mesh else count),
         options.mesh or ({} if asked else own), scalars,

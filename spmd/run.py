@@ -19,6 +19,7 @@ from spmd.arguments import (
     check_given,
     check_names,
     patched_in,
+    read,
     scalars_of,
 )
 from spmd.job import Global, Job, Setup
@@ -66,7 +67,7 @@ def _run(
     if checked is None:
         data, parameters = processes.from_first(lambda: built(options))
         checked = processes.together(lambda: loader.check(data), shared=False)
-    settings = {k: v for k, v in options.set.items() if k not in parameters}
+    settings = {k: v for k, v in read(options.set).items() if k not in parameters}
     launched = Launch(options, settings, checked)
     met = processes.meet(lambda: launched.prepare(processes))
     hosts = launch.agree(processes, met, options.transport)

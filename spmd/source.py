@@ -21,6 +21,7 @@ from codegen.errors import (
     UsageError,
 )
 from codegen.places import HERE, is_ours, is_user_file, last, place_at
+from spmd.arguments import read
 from spmd.outputs import check_apart, keep_mode, program_file, refuse_replacing
 
 TYPE_CHECKING = False
@@ -154,9 +155,9 @@ def user_place(error: BaseException) -> tuple[Place | None, bool]:
     return place, ours
 
 
-def parameters_of(program: Any, settings: dict[str, str]) -> dict[str, str]:
+def parameters_of(program: Any, settings: dict[str, str]) -> dict[str, Any]:
     """Those of the settings that are parameters of the program, which reads them as annotated."""
-    return {name: text for name, text in settings.items() if name in program.parameters}
+    return guarded(lambda: program.read(settings))
 
 
 def build_program(
@@ -282,10 +283,8 @@ def run_eager(options: argparse.Namespace) -> int:
     for name, given in open_inputs(options.input, options.input_all).items():
         dtype = report.numpy_dtype(given.dtype).newbyteorder(">" if given.swapped else "=")
         inputs[name] = np.ndarray(given.shape, dtype, given.buffer, given.start, given.strides)
-    values = {
-        name: text if name in program.parameters else _number(text)
-        for name, text in options.set.items()
-    }
+    parameters = parameters_of(program, options.set)
+    values = {**read(options.set), **parameters}
     where = {"ranks": options.ranks or 1, "mesh": options.mesh or None}
     result = guarded(lambda: program.eager(**where, **values, **inputs))
     arrays = {name: np.asarray(value) for name, value in named(result).items()}
@@ -308,16 +307,6 @@ def run_eager(options: argparse.Namespace) -> int:
             if file is not None:
                 file.discard()
     return 0
-
-
-def _number(text: str) -> int | float:
-    try:
-        return int(text)
-    except ValueError:
-        try:
-            return float(text)
-        except ValueError:
-            raise UsageError(f"--set: {text!r} is not a number") from None
 
 
 def named(result: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from codegen import manifest as reader
 from codegen.errors import ImageError, MeshError, UsageError
 from codegen.progress import at, each
 from spmd import loader, sizes
-from spmd.arguments import check_scalars, patched_in, scalars_of
+from spmd.arguments import check_scalars, patched_in, read, scalars_of
 from spmd.ledger import Ledger
 from spmd.memory import bytes_text
 from spmd.progress import shown
@@ -45,7 +45,7 @@ def main(options: Any) -> int:
 def verify(path: str, options: Any) -> dict[str, Any]:
     """What was checked of one image, as the command line asks."""
     image = reader.read(loader.read(path), host=False)
-    asked = options.ranks, options.mesh, options.set
+    asked = options.ranks, options.mesh, read(options.set)
     return checked(image, path, *asked, execute=options.execute)
 
 

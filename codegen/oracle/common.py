@@ -16,6 +16,7 @@ from codegen import dtypes
 from codegen.errors import LayoutError, MeshError, ProgramError
 from codegen.oracle import kernels
 from codegen.oracle.local import Blocks, EagerArray, local
+from codegen.trace.constants import element_type, rounded
 from codegen.trace.context import user_place
 from codegen.trace.layouts import MeshName
 from codegen.trace.tree import leaves, map_tree
@@ -84,6 +85,8 @@ class Common:
         return self.made(np.array(x, dtype), layout)
 
     def full(self, shape: Any, value: Any, dtype: Any = None, layout: Any = None) -> EagerArray:
+        if dtype is not None and np.ndim(value) == 0:
+            rounded(np.asarray(value).item(), element_type(dtype))  # of a NaN NumPy makes a number
         return self.made(np.full(shape, value, dtype), layout)
 
     def zeros(self, shape: Any, dtype: Any = None, layout: Any = None) -> EagerArray:

@@ -18,17 +18,20 @@ import ml_dtypes  # noqa: F401  so that NumPy knows the name bfloat16
 import numpy as np
 
 from codegen import dtypes
-from codegen.errors import InputError, LayoutError, MeshError, SpmdError, UsageError
+from codegen.errors import InputError, LayoutError, MeshError, Place, SpmdError, UsageError
 from codegen.ir import Module, layout_text, walk
+from codegen.manifest import scalar_value
 from codegen.mesh import Layout, as_written
 from codegen.oracle.common import Common
 from codegen.oracle.local import EagerArray, whole
 from codegen.oracle.ranks import Rank, Shards
 from codegen.oracle.threads import Crew
 from codegen.trace.api import running_eagerly
+from codegen.trace.constants import element_type, rounded
 from codegen.trace.context import user_place
 from codegen.trace.layouts import MeshName
 from codegen.trace.mapping import spread
+from codegen.trace.sameness import Said, check_same, text_and_form
 from codegen.trace.tree import leaves, map_tree
 
 
@@ -50,7 +53,7 @@ def run(
     world = World(axes, {k: v for k, v in given.items() if k not in parameters}, graph, prints)
     with running_eagerly(world), np.errstate(all="ignore"):
         result = function(**own)
-    if unknown := set(world.given) - world.declared:
+    if unknown := set(world.given) - world.declared.keys():
         raise UsageError(
             f"the program has no {sorted(unknown)[0]!r}",
             expected=f"one of {', '.join(sorted({*parameters, *world.declared}))}",
@@ -87,7 +90,8 @@ class World(Common):
         super().__init__(axes, prints)
         self.graph = functools.cache(graph)
         self.given = given
-        self.declared: set[str] = set()
+        # by name of an input or a scalar: where it is declared, and as what
+        self.declared: dict[str, tuple[Place | None, Said]] = {}
         grid = itertools.product(*(range(n) for n in self.axes.values()))
         self.shards = Shards(self, [dict(zip(self.axes, at, strict=True)) for at in grid])
 
@@ -102,7 +106,8 @@ class World(Common):
     def input(self, name: str, shape: Any, dtype: Any = np.float64, layout: Any = None,
               default: Any = None) -> EagerArray:  # fmt: skip
         extents = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
-        self.declared.add(name)
+        self._declare("input", name, shape=extents, dtype=np.dtype(dtype), layout=layout,
+                      default=default)  # fmt: skip
         if name in self.given:
             array = dtypes.as_numpy(self.given[name])
             if array.shape != extents:
@@ -115,19 +120,29 @@ class World(Common):
             array = np.asarray(default(*np.indices(extents, sparse=True)))
         else:
             array = dtypes.as_numpy(default)
+            if not array.ndim:
+                rounded(array.item(), element_type(dtype))  # of a NaN NumPy makes an integer
         return self.made(np.broadcast_to(array, extents).astype(dtype), layout)
 
+    def _declare(self, what: str, name: str, **parts: Any) -> None:
+        """Raises ProgramError where a name means something else already."""
+        said = {k: text_and_form(x, lambda leaf: leaf) for k, x in parts.items()}
+        now = user_place(), said | {"kind": (what, what)}
+        check_same(name, what, self.declared.setdefault(name, now), now)
+
     def scalar(self, name: str, default: Any = None, dtype: Any = None) -> Any:
-        self.declared.add(name)
-        value = self.given.get(name, default)
+        self._declare("scalar", name, dtype=dtype, default=default)
+        kind = np.dtype(dtype) if dtype is not None else np.asarray(default or 0.0).dtype
+        if default is not None and dtype is None:
+            kind = np.asarray(default).dtype
+        declared = {"name": name, "dtype": "int64" if kind.kind in "iub" else "float64",
+                    "default": default}  # fmt: skip
+        value = scalar_value(declared, self.given[name]) if name in self.given else default
         if value is None:
             raise InputError(f"scalar {name} is not given", place=user_place(),
                              remedy=f"pass {name}=number, or declare a default")  # fmt: skip
         if isinstance(default, bool):
             return bool(value)
-        kind = np.dtype(dtype) if dtype is not None else np.asarray(default or 0.0).dtype
-        if default is not None and dtype is None:
-            kind = np.asarray(default).dtype
         return int(value) if kind.kind in "iub" else float(value)
 
     def mesh(self, name: str) -> MeshName:

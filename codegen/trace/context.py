@@ -101,7 +101,7 @@ class Context:
         self.write_logs: list[dict[Storage, None]] = []
         self.scalars: dict[str, Scalar] = {}
         self.inputs: dict[str, Input] = {}
-        self.said: dict[str, dict[str, Any]] = {}  # of inputs and scalars: declare._check_same
+        self.said: dict[str, dict[str, Any]] = {}  # of inputs and scalars: sameness.check_same
         self.conditions: list[Condition] = []
         self.learned: dict[str, Axis] = {}  # axes of which a condition says more
         self.limits: Limits = {}  # by run-time scalar, the least and the most that it can be
@@ -125,6 +125,8 @@ class Context:
         # containers that may be one: two of them, their names, and where that is decided
         self.twins: list[tuple[Any, Any, str, str, Place | None]] = []
         self.seeded: set[int] = set()  # ids of random generators that the program gives a seed
+        # where a function of the user's last returned a value: its code, and where in it
+        self.returned: tuple[types.CodeType, int, int] | None = None
         self._serial = 0
         self._names: dict[str, int] = {}
 

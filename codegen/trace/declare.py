@@ -23,14 +23,24 @@ from codegen.errors import (
     UsageError,
 )
 from codegen.expr import Expr, Sym
-from codegen.ir import ArrayType, Input, Region, Scalar, Shape, Value, free_values
+from codegen.ir import (
+    ArrayType,
+    Input,
+    Region,
+    Scalar,
+    Shape,
+    Value,
+    free_counters,
+    free_values,
+)
 from codegen.mesh import Layout, local_offset
 from codegen.trace import elementwise, known, mapping, view
 from codegen.trace.array import Array, Number, as_array, element_type, number, wrap
+from codegen.trace.constants import rounded
 from codegen.trace.context import Context, require_context, user_place
 from codegen.trace.layouts import MeshName, by_rules, layout_of
 from codegen.trace.number import condition_of, expr_of
-from codegen.trace.sameness import text_and_form
+from codegen.trace.sameness import check_same, declared_twice, text_and_form
 
 
 def shape_of(shape: Any, what: str, scalars: bool = False) -> Shape:
@@ -80,7 +90,8 @@ def scalar(name: str, default: Any = None, dtype: Any = None) -> Any:
     An int or bool default makes an int64 scalar: a number that may stand in bounds of loops, in
     subscripts and in conditions, but not in shapes. A float default, or none, makes a float64
     scalar: an array of shape () that takes the dtype of the array that it meets. Without a default
-    each run has to give a value. UsageError for a default that is not a number.
+    each run has to give a value. Where the default is True or False, a run gives one of these.
+    UsageError for a default that is not a number.
 
     Example::
 
@@ -102,15 +113,23 @@ def scalar(name: str, default: Any = None, dtype: Any = None) -> Any:
         low, high = context.limits.get(name, (None, None))
         plain_int = kind is dtypes.INT64
         sym = Sym(context.unique(name), "scalar", low, high) if plain_int else None
-        held = default if default is None else (int(default) if sym else float(default))
+        held = default if default is None else _held(default, plain_int)
         known = context.scalars[name] = Scalar(name, kind, held, sym, user_place())
     else:
-        _check_same(context, name, "scalar", known.place, said)
+        check_same(name, "scalar", (known.place, context.said[name]), (user_place(), said))
     if known.sym is not None:
         plain = Number(expr.symbol(known.sym))
         return plain != 0 if isinstance(default, bool) else plain
     value = context.emit("scalar", (), {"name": name, "dtype": kind}, names=(name,))[0]
     return wrap(context, value, weak=True)
+
+
+def _held(default: Any, whole: bool) -> int | float:
+    """The default as Python's own number; True and False stay what they are: launches then take
+    nothing else."""
+    if isinstance(default, (bool, np.bool_)) and whole:
+        return bool(default)
+    return int(default) if whole else float(default)
 
 
 def _scalar_dtype(default: Any, dtype: Any) -> DType:
@@ -124,7 +143,8 @@ def _scalar_dtype(default: Any, dtype: Any) -> DType:
         "the default of a scalar must be a number",
         place=user_place(),
         expected="an int or a float",
-        found=f"{type(default).__name__}",
+        found="a number that the program computes" if isinstance(default, (Array, Number))
+        and not np.ndim(default) else f"{type(default).__name__}",
         remedy="an array is declared by spmd.input",
     )
 
@@ -169,25 +189,6 @@ def _simpler(x: Any) -> Any:
     return str(x.type) if isinstance(x, Array) else x
 
 
-def _check_same(
-    context: Context, name: str, what: str, before: Place | None, said: dict[str, tuple[str, Any]]
-) -> None:
-    """Raises ProgramError for a second declaration; the first one, met again, is none: a body
-    may be captured several times."""
-    if before != user_place():
-        raise _declared_twice(name, what, before)
-    for part, (text, now) in said.items():
-        first, then = context.said[name][part]
-        if now != then:
-            raise ProgramError(
-                f'"{name}" is declared twice, with another {part}',
-                place=user_place(),
-                expected=f"{part} {first}, as the first time",
-                found=f"{part} {text}",
-                remedy=f"another name for each {what}, or keep the result of the first declaration",
-            )
-
-
 def _check_name(context: Context, name: Any, what: str) -> None:
     if not isinstance(name, str) or not name.isidentifier():
         raise UsageError(
@@ -199,18 +200,7 @@ def _check_name(context: Context, name: Any, what: str) -> None:
     known: list[Scalar | Input] = [*context.scalars.values(), *context.inputs.values()]
     for declared in known:
         if declared.name == name:
-            raise _declared_twice(name, what, declared.place)
-
-
-def _declared_twice(name: str, what: str, before: Any) -> ProgramError:
-    return ProgramError(
-        f'"{name}" is declared twice',
-        place=user_place(),
-        expected=f"one name per {what}",
-        found=f'another "{name}"',
-        also=(("declared before at", before),) if before else (),
-        remedy="choose another name, or keep the result of the first declaration",
-    )
+            raise declared_twice(name, what, declared.place, user_place())
 
 
 # ---- inputs ----------------------------------------------------------------------------------
@@ -248,7 +238,7 @@ def input_(
     before = context.inputs.get(name)
     if before is not None:
         said = _said(context, name, shape, dtype, layout, default)
-        _check_same(context, name, "input", before.place, said)
+        check_same(name, "input", (before.place, context.said[name]), (user_place(), said))
         return wrap(context, before.value, scalar=False)
     _check_name(context, name, "input")
     if context.rank_view:
@@ -292,6 +282,8 @@ def _default_region(
 ) -> Region:
     """One rank's code that computes its shard."""
     default = _uniform(context, known.plain(default), extents)
+    if isinstance(default, (int, float, np.integer, np.floating)):
+        rounded(default, dtype)  # of a NaN NumPy makes an integer
     with mapping.rank_view(context), context.block() as block:
         local = mapping.local_shape(context.mesh, extents, layout)
         if callable(default):
@@ -309,15 +301,25 @@ def _default_region(
                 )
         value = elementwise.operand_value(context, array, dtype, local)
         region = block.close([value])
-    if free_values(region):
-        raise ProgramError(
-            f'the default of input "{name}" uses arrays of the program',
-            place=user_place(),
-            expected="a function of the global indices, constants and integer scalars only",
-            found=", ".join(v.name for v in free_values(region)),
-            remedy="compute it inside shard_map from the indices",
-        )
+    _refuse_computed(name, region)
     return region
+
+
+def _refuse_computed(name: str, region: Region) -> None:
+    """Raises ProgramError where a default needs what only exists while the program runs."""
+    arrays, counters = free_values(region), free_counters(region)
+    if arrays or counters:
+        what = "arrays of the program" if arrays else "a number that the program computes"
+        raise ProgramError(
+            f'the default of input "{name}" uses {what}',
+            place=user_place(),
+            expected="global indices, constants and integer scalars: an input is filled once, "
+            "before the program runs",
+            found=", ".join([v.name for v in arrays] + [f"{s.name}, which changes while it runs"
+                                                        for s in counters]),
+            remedy="a default without it, and then compute with the input: "
+            f"{name} + {(arrays or counters)[0].name}",
+        )  # fmt: skip
 
 
 def _uniform(context: Context, default: Any, extents: Shape) -> Any:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from codegen.dtypes import BY_NAME
+from codegen.errors import UnsupportedError
 from codegen.trace import (
     array,
     creation,
@@ -32,9 +33,10 @@ from codegen.trace import (
 )
 from codegen.trace.array import Array, is_traced, unsupported
 from codegen.trace.blame import asked
+from codegen.trace.context import user_place
 from codegen.trace.known import refuse_constant_write
 from codegen.trace.masks import Chosen
-from codegen.trace.refused import BUILD_TIME, NOT_ABOUT_ARRAYS, REMEDIES
+from codegen.trace.refused import ATTRIBUTES, BUILD_TIME, NOT_ABOUT_ARRAYS, REMEDIES
 
 Function = Callable[..., Any]
 
@@ -396,6 +398,23 @@ def _state(name: str) -> tuple[str, str]:
     known = hasattr(Array, rest) if of == "ndarray" else of == "ufunc" or name in table() or (
         isinstance(function, np.ufunc) and elementwise.is_known(function))  # fmt: skip
     return ("works", "") if known else ("unknown", "")
+
+
+def _stay(name: str, remedy: str) -> None:
+    """The attribute of an array cannot be set, and the error says what to write instead."""
+
+    def refuse(self: Array, value: Any) -> None:
+        raise UnsupportedError(
+            f"x.{name} of an array of a program cannot be set", place=user_place(),
+            expected="an array stays what it is; another one takes its name",
+            found=f"x.{name} = …", remedy=remedy,
+        )  # fmt: skip
+
+    setattr(Array, name, getattr(Array, name).setter(refuse))
+
+
+for _name, _remedy in ATTRIBUTES.items():
+    _stay(_name, _remedy)
 
 
 # ---- spmd.numpy ------------------------------------------------------------------------------

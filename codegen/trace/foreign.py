@@ -7,6 +7,7 @@ Always holds: an array from outside the program is a constant, and nothing write
 
 from __future__ import annotations
 
+import inspect
 import sys
 import types
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ from codegen import dtypes
 from codegen.places import is_library_file
 from codegen.trace import known, tree
 from codegen.trace.array import Array, as_array, is_traced
+from codegen.trace.constants import element_type, rounded
 from codegen.trace.context import Context
 from codegen.trace.known import refuse_constant_write
 
@@ -127,6 +129,8 @@ def text_of(x: Any) -> str:
 def created(function: Function, ours: Function, args: Any, kwargs: dict[str, Any]) -> Any:
     """np.zeros, np.arange, np.array … of arguments that are known."""
     context = Context.current()
+    if context is not None and function in (np.full, np.full_like):
+        _check_fill(function, args, kwargs)
     if context is None or function not in _FORMULAS or not _is_simple(args, kwargs):
         return known.evaluate(function, ours, args, kwargs)
     if function is np.empty:
@@ -145,6 +149,17 @@ def created(function: Function, ours: Function, args: Any, kwargs: dict[str, Any
     if kind is None:
         return make()
     return known.made_lazily(context, like.shape, kind, make, lambda: ours(*args, **kwargs).read())
+
+
+def _check_fill(function: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    """Raises DtypeError for a NaN, or another number, that the integers asked for do not have:
+    NumPy makes another number of it, and only warns."""
+    given = inspect.signature(function).bind(*args, **kwargs).arguments
+    value, dtype = given["fill_value"], given.get("dtype")
+    if dtype is None and function is np.full_like:
+        dtype = getattr(given["a"], "dtype", None)
+    if dtype is not None and isinstance(value, (int, float, np.integer, np.floating)):
+        rounded(value, element_type(dtype))
 
 
 def _is_simple(args: Sequence[Any], kwargs: dict[str, Any]) -> bool:

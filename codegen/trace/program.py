@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import inspect
 import math
+import numbers
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, overload
@@ -27,8 +28,8 @@ from codegen.errors import (
 from codegen.ir import Condition, Module, Output, Value
 from codegen.layouts.choosing import choose
 from codegen.mesh import Axis, Layout, Mesh, checked_count, checked_sizes
-from codegen.places import program_files
-from codegen.trace import mapping, tree
+from codegen.places import place_in, program_files
+from codegen.trace import mapping
 from codegen.trace.array import Array, Number, as_value
 from codegen.trace.context import Context, Limits, user_place
 from codegen.trace.letting import Bounds, bounds_of
@@ -101,6 +102,7 @@ def parse_parameter(text: str) -> Any:
         return {"true": True, "false": False}.get(text.lower(), text)
 
 
+_KINDS: dict[Any, type] = {k.__name__: k for k in (int, float, bool, str)}  # by annotation, as text
 _ROUNDS = 4  # in which the compiler's choice of layouts may change
 
 
@@ -199,25 +201,40 @@ class Program:
         return out
 
     def _typed(self, name: str, value: Any, annotation: Any) -> Any:
-        """A value as its annotation (int, float, bool, str) says; text is parsed."""
-        kinds: dict[Any, type] = {k.__name__: k for k in (int, float, bool, str)}
-        kind = kinds.get(annotation, annotation)
-        if isinstance(value, str) and kind is not str:
-            value = parse_parameter(value)
-        if kind not in (int, float, bool, str) or type(value) is kind:
+        """A value that is what its annotation (int, float, bool, str) says, without a loss."""
+        kind = _KINDS.get(annotation, annotation)
+        if kind not in _KINDS.values() or type(value) is kind:
             return value
-        try:
-            converted = kind(value)
-        except (TypeError, ValueError):
-            converted = None
-        if converted is None or (kind in (int, bool) and converted != value):
+        if isinstance(value, np.ndarray) and not value.ndim:
+            value = value[()]
+        truth = isinstance(value, (bool, np.bool_))
+        real = isinstance(value, numbers.Real)
+        fits = {
+            int: real and not truth and hasattr(value, "__index__"),
+            float: real and not truth,
+            bool: truth or (real and hasattr(value, "__index__") and value in (0, 1)),
+            str: isinstance(value, str),
+        }
+        if not fits[kind]:
             raise UsageError(
                 f'parameter "{name}" of program "{self.name}" is of another type',
                 place=self.place,
-                expected=kind.__name__,
-                found=repr(value),
+                expected=f"{name}: {kind.__name__}",
+                found=f"{value!r}, a {type(value).__name__}",
+                remedy=f"{name}={int(value)}" if kind is int and value in (0, 1) and truth else
+                f"{name}={int(value)}" if kind is int and real and value == value // 1 else "",
             )
-        return converted
+        return kind(value)
+
+    def read(self, texts: Mapping[str, str]) -> dict[str, Any]:
+        """Values of those parameters that are given as text, on a command line."""
+        annotations = {k: p.annotation for k, p in
+                       inspect.signature(self.function).parameters.items()}  # fmt: skip
+        return {
+            name: text if _KINDS.get(annotations[name], annotations[name]) is str
+            else parse_parameter(text)
+            for name, text in texts.items() if name in annotations
+        }  # fmt: skip
 
     def capture(self, **parameters: Any) -> Module:
         """The Graph for these parameters."""
@@ -260,7 +277,7 @@ class Program:
             mesh = mesh.told(learned)
 
     def _trace(self, context: Context, values: dict[str, Any]) -> Module:
-        from codegen.trace.source import convert, returning
+        from codegen.trace.source import convert
 
         for axis in context.mesh.axes:  # scalars and counters must not be named like these
             context.unique(axis.size_name)
@@ -270,17 +287,18 @@ class Program:
         outside.place = self.place
         context.bodies.append(outside)
         with context.active():
+            function = convert(self.function)
             try:
-                returned = convert(self.function)(**values)
+                returned = function(**values)
                 outside.check(context.seeded)
             except BaseException:
                 outside.put_back()
                 raise
+            place = self._place_of_return(context, function)
             try:
-                outputs, returns = _outputs(context, returned, self.place)
+                outputs, returns = _outputs(context, returned, place)
             except SpmdError as error:
-                # the user's function has returned already
-                error.place = returning(self.function) or self.place
+                error.place = place  # the user's function has returned already
                 raise
         body = context.blocks[0].close([o.value for o in outputs])
         return Module(
@@ -298,6 +316,13 @@ class Program:
             file=self.file,
             checks=tuple(name for name in CHECKS if name in context.checks),
         )
+
+    def _place_of_return(self, context: Context, function: Callable[..., Any]) -> Place:
+        """The expression that was returned; where there is none, the function's own place."""
+        made = context.returned
+        if made is None or made[0] is not getattr(function, "__code__", None):
+            return self.place
+        return place_in(*made)
 
     def eager(self, ranks: int = 1, mesh: Mapping[str, int] | None = None, **given: Any) -> Any:
         """Runs the function as plain Python on NumPy arrays, in this process: the simplest
@@ -396,21 +421,26 @@ def _outputs(context: Context, returned: Any, place: Place) -> tuple[list[Output
     else:
         returns, named = "array", [("result", returned)]
     if returned is None or (not named and returns != "dict"):  # {} is a program that only acts
-        raise _returned_error("nothing", place)
-    outputs = [_output(context, name, x, place) for name, x in _flat(named)]
-    return outputs, returns
+        raise _returned_error("None" if returned is None else f"an empty {type(returned).__name__}",
+                              place)
+    flat = _flat(named, place)
+    for k, (name, _) in enumerate(flat):
+        if name in [n for n, _ in flat[:k]]:
+            raise ProgramError(f'a program returns two outputs named "{name}"', place=place,
+                               expected="a name for each: what is nested has names with dots",
+                               found=", ".join(n for n, _ in flat))  # fmt: skip
+    return [_output(context, name, x, place) for name, x in flat], returns
 
 
-def _flat(named: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
+def _flat(named: Sequence[tuple[str, Any]], place: Place) -> list[tuple[str, Any]]:
     """Nested containers get dotted names."""
     out = []
     for name, x in named:
-        if isinstance(x, dict):
-            out += _flat([(f"{name}.{k}", v) for k, v in x.items()])
-        elif isinstance(x, (tuple, list)) and any(
-            isinstance(i, (Array, dict, tuple, list)) for i in tree.leaves(x)
-        ):
-            out += _flat([(f"{name}.{k}", v) for k, v in enumerate(x)])
+        if isinstance(x, dict) and x:
+            inner = [(f"{name}.{_output_name(k, place)}", v) for k, v in x.items()]
+            out += _flat(inner, place)
+        elif isinstance(x, (tuple, list)) and x:
+            out += _flat([(f"{name}.{k}", v) for k, v in enumerate(x)], place)
         else:
             out.append((name, x))
     return out
@@ -433,7 +463,10 @@ def _output(context: Context, name: str, x: Any, place: Place) -> Output:
     if isinstance(x, np.ndarray) and x.ndim:
         x = mapping.replicated_constant(context, x)
     if not isinstance(x, (Array, Number, bool, int, float, complex, np.generic, np.ndarray)):
-        raise _returned_error(f"{name}: {type(x).__name__}", place)
+        what = "None" if x is None else f"a {type(x).__name__}"
+        raise _returned_error(what if name == "result" else f"{what}, as {name}", place)
+    if isinstance(x, int) and not -(2**63) <= x < 2**64:
+        raise _returned_error(f"an int of {x.bit_length()} bits, as {name}", place)
     value: Value = as_value(context, x)
     if value.type.layout is None and value.type.ndim:
         raise ProgramError(

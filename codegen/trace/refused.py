@@ -105,3 +105,12 @@ BUILD_TIME: dict[str, str] = {
         "fromfile fromregex genfromtxt load loadtxt".split(),
         "the file is read while building; spmd.input reads one at launch"),
 }  # fmt: skip
+
+# Attributes that NumPy lets you set, or that you may think it does.
+ATTRIBUTES = {
+    "shape": "x = x.reshape(shape)",
+    "dtype": "x = x.astype(dtype), which converts the elements",
+    "T": "x[...] = y.T",
+    "flat": "x[...] = v",
+    "layout": "x = x.relayout(layout)",
+}

@@ -12,7 +12,7 @@ import ast
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from codegen.trace.exits import Lowering, Stmts, at, cannot_lower, none_of, own_nodes
+from codegen.trace.exits import RESULT, Lowering, Stmts, at, cannot_lower, none_of, own_nodes
 from codegen.trace.liveness import annotate
 
 RUNTIME = "__spmd__"
@@ -344,8 +344,21 @@ class _Rewriter(ast.NodeTransformer):
             return self.visit(_as_if(node.value))
         return self.generic_visit(node)
 
+    def visit_Return(self, node: ast.Return) -> Any:
+        if node.value is None or (isinstance(node.value, ast.Name) and node.value.id == RESULT):
+            return node
+        return self._returned(node)
+
     def visit_Assign(self, node: ast.Assign) -> Any:
+        if isinstance(node.targets[0], ast.Name) and node.targets[0].id == RESULT:
+            return self._returned(node)
         return self._stored(node, node.targets)
+
+    def _returned(self, node: ast.Return | ast.Assign) -> ast.stmt:
+        """Says which of its expressions the function returns, for errors in what a program does."""
+        assert node.value is not None
+        node.value = at(node.value, _runtime("returned", self.visit(node.value)))
+        return node
 
     def visit_AugAssign(self, node: ast.AugAssign) -> Any:
         new = self._stored(node, [node.target])

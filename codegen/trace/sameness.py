@@ -15,8 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from codegen.errors import Place, ProgramError
 from codegen.trace import rewrite
 
+Said = dict[str, tuple[str, Any]]  # by part of a declaration: its text, and a form that compares
 Around = tuple[int, ...]  # ids of what holds the thing, so that circles end
 
 
@@ -31,6 +33,38 @@ class _Itself:
 
     def __hash__(self) -> int:
         return id(self.thing)
+
+
+def check_same(
+    name: str, what: str, first: tuple[Place | None, Said], now: tuple[Place | None, Said]
+) -> None:
+    """Raises ProgramError for a second declaration; the first one, met again, is none: a body
+    may be captured several times. first, now: where each stands, and what it says."""
+    (before, then), (place, said) = first, now
+    if before != place:
+        raise declared_twice(name, what, before, place)
+    for part, (text, form) in said.items():
+        if form != then[part][1]:
+            raise ProgramError(
+                f'"{name}" is declared twice, with another {part}',
+                place=place,
+                expected=f"{part} {then[part][0]}, as the first time",
+                found=f"{part} {text}",
+                remedy=f"another name for each {what}, or keep the result of the first declaration",
+            )
+
+
+def declared_twice(
+    name: str, what: str, before: Place | None, place: Place | None
+) -> ProgramError:
+    return ProgramError(
+        f'"{name}" is declared twice',
+        place=place,
+        expected=f"one name per {what}",
+        found=f'another "{name}"',
+        also=(("declared before at", before),) if before else (),
+        remedy="choose another name, or keep the result of the first declaration",
+    )
 
 
 def text_and_form(x: Any, simpler: Callable[[Any], Any]) -> tuple[str, Any]:

@@ -214,29 +214,6 @@ def find(code: types.CodeType, namespace: dict[str, Any]) -> tuple[_Function, st
     return fits[0] if fits else None
 
 
-def returning(function: Any) -> Place | None:
-    """Where a function's only `return` stands; None where it has several, or no source."""
-    found = find(function.__code__, function.__globals__)
-    if not found or isinstance(found[0], ast.Lambda):
-        return None
-    nodes: list[ast.AST] = list(found[0].body)
-    last = next((k for k, node in enumerate(nodes) if isinstance(node, ast.Return)), len(nodes))
-    nodes, returns = nodes[: last + 1], []  # the others are never reached
-    while nodes:
-        node = nodes.pop()
-        if isinstance(node, ast.Return):
-            returns.append(node)
-        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            nodes += ast.iter_child_nodes(node)
-    if len(returns) != 1:
-        return None
-    (found_one,) = returns
-    line, end_line, column, end = _span(found_one)
-    code = function.__code__
-    ends = end if end is not None and end_line == line else -1
-    return Place(code.co_filename, line or 1, column or 0, ends, code.co_name)
-
-
 def _text(code: types.CodeType, namespace: dict[str, Any]) -> _Text | None:
     """The text of a function's file, its tree, and the code of all functions in it; no code where
     they were made by something that changes what it reads, as pytest changes assertions."""
@@ -302,5 +279,5 @@ def _is_source_of(node: _Function, code: types.CodeType) -> bool:
     return node.name == code.co_name and first == code.co_firstlineno
 
 
-def _span(node: ast.expr | ast.Return) -> tuple[int | None, int | None, int | None, int | None]:
+def _span(node: ast.expr) -> tuple[int | None, int | None, int | None, int | None]:
     return node.lineno, node.end_lineno, node.col_offset, node.end_col_offset

@@ -191,7 +191,7 @@ def test_whatever_a_manifest_lacks_or_holds_is_known_or_unread(data, good, value
             continue
         image.manifest = at
         assert "\n".join(show.summary(image)) and show.size_table(image) is not None
-        settings = {s["name"]: "1" for s in at["scalars"]}
+        settings = {s["name"]: 1 for s in at["scalars"]}
         arguments.scalars_of(at, settings)
         with contextlib.suppress(SpmdError):
             sizes.bind_mesh(at, 2, {}, arguments.scalars_of(at, settings))

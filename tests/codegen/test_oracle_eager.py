@@ -7,6 +7,7 @@ import pytest
 
 import spmd
 from codegen.errors import (
+    DtypeError,
     InputError,
     LayoutError,
     MatchingError,
@@ -286,3 +287,30 @@ def test_bfloat16_by_name():
         return spmd.input("x", (3,), "bfloat16", layout=("r",), default=lambda i: i)
 
     assert str(half.eager(ranks=2).dtype) == "bfloat16"
+
+
+@spmd.program
+def several(case: int = 0):
+    if case == 0:  # the same declaration again
+        return sum(spmd.input("u", (3,), default=lambda i: i) for _ in range(2))
+    if case == 1:
+        return sum(spmd.input("u", (3,), default=lambda i, n=n: i + n) for n in range(2))
+    if case == 2:
+        return spmd.input("u", (3,), default=1.0) + spmd.input("u", (3,), default=2.0)
+    if case == 3:
+        return spmd.input("u", (3,), np.int32, default=np.nan)
+    return np.ones(2) * spmd.scalar("flag", True) * spmd.scalar("n", 3) * spmd.scalar("h", 0.5)
+
+
+def test_declarations_are_refused_as_in_a_build():
+    assert several.eager().tolist() == [0, 2, 4]
+    for case, kind, text in ((1, ProgramError, "another default"), (3, DtypeError, "nan out of"),
+                             (2, ProgramError, "declared before at")):  # fmt: skip
+        for refuse in (several.eager, several.capture):
+            with pytest.raises(kind, match=text):
+                refuse(case=case)
+    assert several.eager(case=4, flag=0, n=np.int8(2), h=2).tolist() == [0, 0]
+    for wrong in ({"n": 2.0}, {"n": True}, {"n": "3"}, {"h": True}, {"h": "1"}, {"flag": 2}):
+        ((name, _),) = wrong.items()
+        with pytest.raises(UsageError, match=f"scalar {name} cannot be"):
+            several.eager(case=4, **wrong)

@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 
 import spmd
-from codegen.errors import KernelError, ProgramError, SpmdError, TracedValueError, UsageError
+from codegen.errors import (
+    DtypeError,
+    KernelError,
+    ProgramError,
+    SpmdError,
+    TracedValueError,
+    UnsupportedError,
+    UsageError,
+)
 from codegen.oracle import interpret
 from codegen.printer import module_text
 
@@ -60,9 +68,11 @@ def small(n: int = 4, scale: float = 1.5, name: str = "u", flag: bool = False):
 
 def test_parameters_and_their_types():
     assert small.name == "small" and list(small.parameters) == ["n", "scale", "name", "flag"]
-    texts = {module_text(small.capture(**given)) for given in ({}, {"n": 4}, {"n": "4"})}
+    as_text = small.read({"n": "4"})  # as on a command line
+    texts = {module_text(small.capture(**given)) for given in ({}, {"n": np.int8(4)}, as_text)}
     assert len(texts) == 1
-    module = small.capture(n="6", scale="2", name="v", flag="true")
+    given = small.read({"n": "6", "scale": "2", "name": "v", "flag": "true", "rate": "3"})
+    module = small.capture(**given)
     assert dict(module.parameters) == {"n": 6, "scale": 2.0, "name": "v", "flag": True}
     assert small.capture(n=6, scale=2).parameters[1] == ("scale", 2.0)
     assert module.returns == "array" and small.capture().returns == "tuple"
@@ -70,8 +80,14 @@ def test_parameters_and_their_types():
     with pytest.raises(UsageError, match='no parameter "m"') as caught:
         small.capture(m=3)
     assert "n, scale, name, flag" in str(caught.value)
-    with pytest.raises(UsageError, match="another type"):
-        small.capture(n="many")
+    assert small.capture(flag=1).parameters == small.capture(flag=np.True_).parameters
+    for wrong in ({"n": 2.0}, {"n": "3"}, {"n": True}, {"n": None}, {"scale": "1"}, {"flag": 2},
+                  {"scale": False}, {"name": 3}, *(small.read({"n": t}) for t in ("2.0", "many"))):
+        ((name, value),) = wrong.items()
+        with pytest.raises(UsageError, match=f'parameter "{name}".* another type') as caught:
+            small.capture(**wrong)
+        assert repr(value) in str(caught.value)
+    assert "n=2" in str(pytest.raises(UsageError, small.eager, 2, n=2.0).value)
     with pytest.raises(ProgramError, match="like a function"):
         small()
 
@@ -146,9 +162,77 @@ def test_declarations():
     refuse(ProgramError, extent, "run-time scalar", "parameter of the program")
     refuse(ProgramError, default, "another shape", "(4,)", "(5,)")
     refuse(ProgramError, uses, "uses arrays of the program", "rate")
-    refuse(ProgramError, lambda: None, "returns arrays")
+
+
+def test_a_default_does_without_what_changes_while_the_program_runs():
+    def by_counter():
+        total = 0.0
+        for n in spmd.range(2):
+            total += np.sum(spmd.input("u", (4,), default=lambda k: np.where(k > n, k, 0)))
+        return total
+
+    def by_computed():
+        n = int(spmd.input("v", (4,))[0])
+        return spmd.ones(4)[n] + spmd.input("u", (4,), default=lambda k: k + n)
+
+    def own_loop():
+        def triangle(k):
+            total = 0 * k
+            for n in spmd.range(3):
+                total += n * k
+            return total
+
+        return spmd.input("u", (4,), default=triangle)
+
+    refuse(ProgramError, by_counter, "a number that the program computes", "n, which changes",
+           "u + n")  # fmt: skip
+    refuse(ProgramError, by_computed, "the default of input", "uses")
+    refuse(DtypeError, lambda: spmd.input("u", 4, np.int32, default=np.nan), "nan out of bounds")
+    assert len(build(own_loop).inputs) == 1
+
+
+def test_what_a_program_returns():
+    """Messages show the expression that is returned, also where a helper returned before."""
+
+    def helper():
+        return 3
+
+    def early(n=1):
+        if n:
+            return [helper(), "text"]  # here: text
+        return spmd.zeros(3)
+
+    def perhaps_one():
+        x, y = spmd.zeros(4), spmd.zeros(4)
+        if x[0] > 1:
+            y = x
+        y[0] = helper()
+        return x, y  # here: perhaps
+
+    def nested():
+        return [[1, 2.5], [3, {"a": spmd.zeros(2)}]]
+
+    def mask():
+        x = spmd.zeros(4)
+        return {"chosen": x[x > 1]}  # here: mask
+
+    def full():
+        w = np.full(5, np.nan, np.int32)  # here: full
+        return w
+
+    refuse(ProgramError, lambda: None, "returns arrays", "None")
     refuse(ProgramError, lambda: "text", "returns arrays", "str")
-    refuse(ProgramError, lambda: {1: 2}, "are text")
+    refuse(ProgramError, lambda: {1: 2}, "are text", "1")
+    refuse(ProgramError, lambda: {"b": {"c": 1}, "b.c": 2}, "two outputs", "b.c")
+    refuse(ProgramError, lambda: {"b": {3: 1}}, "are text", "3")
+    refuse(ProgramError, lambda: {"b": 2**70}, "71 bits")
+    assert [o.name for o in build(nested).outputs] == ["0.0", "0.1", "1.0", "1.1.a"]
+    for body, name, error in ((early, "text", ProgramError), (full, "full", DtypeError),
+                              (perhaps_one, "perhaps", ProgramError),
+                              (mask, "mask", UnsupportedError)):  # fmt: skip
+        with pytest.raises(error) as caught:
+            build(body)
+        assert f"# here: {name}" in caught.value.place.source_line()
 
 
 def test_a_name_means_one_declaration():
@@ -176,6 +260,15 @@ def test_a_name_means_one_declaration():
     scalars = pair({"default": 1}, {"default": 2}, of=spmd.scalar)
     refuse(ProgramError, scalars, "another default", "default 1", "default 2")
     assert len(build(same).inputs) == 2
+
+
+def test_attributes_of_an_array_stay():
+    def shape():
+        x = spmd.zeros(4)
+        x.shape = (2, 2)
+        return x
+
+    refuse(UnsupportedError, shape, "x.shape", "cannot be set", "x = x.reshape(shape)")
 
 
 def test_a_number_of_the_run_is_no_key():

@@ -85,7 +85,7 @@ class Common:
         return self.made(np.array(x, dtype), layout)
 
     def full(self, shape: Any, value: Any, dtype: Any = None, layout: Any = None) -> EagerArray:
-        if dtype is not None and np.ndim(value) == 0:
+        if dtype is not None and np.ndim(value) == 0 and np.asarray(value).dtype.kind in "iuf":
             rounded(np.asarray(value).item(), element_type(dtype))  # of a NaN NumPy makes a number
         return self.made(np.full(shape, value, dtype), layout)
 

@@ -106,7 +106,7 @@ class World(Common):
     def input(self, name: str, shape: Any, dtype: Any = np.float64, layout: Any = None,
               default: Any = None) -> EagerArray:  # fmt: skip
         extents = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
-        self._declare("input", name, shape=extents, dtype=np.dtype(dtype), layout=layout,
+        self._declare("input", name, shape=extents, dtype=element_type(dtype), layout=layout,
                       default=default)  # fmt: skip
         if name in self.given:
             array = dtypes.as_numpy(self.given[name])
@@ -120,7 +120,7 @@ class World(Common):
             array = np.asarray(default(*np.indices(extents, sparse=True)))
         else:
             array = dtypes.as_numpy(default)
-            if not array.ndim:
+            if not array.ndim and array.dtype.kind in "iuf":
                 rounded(array.item(), element_type(dtype))  # of a NaN NumPy makes an integer
         return self.made(np.broadcast_to(array, extents).astype(dtype), layout)
 

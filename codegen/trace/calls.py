@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from codegen.errors import ShapeError, TracedValueError
-from codegen.trace import known
+from codegen.trace import known, tree
 from codegen.trace.array import Array, as_array, is_traced, maximum, minimum
 from codegen.trace.context import Context, user_place
 from codegen.trace.logic import truth
@@ -170,25 +170,52 @@ def _len(x: Any) -> Any:
     return len(x)
 
 
+# ---- of what type something is: as NumPy and Python would answer ---------------------------------
+
+
 def _isinstance(x: Any, classes: Any) -> bool:
-    """As NumPy and Python would answer: an array is an ndarray, an element a NumPy scalar."""
-    return isinstance(x, classes) or (
-        isinstance(x, (Array, Number)) and isinstance(_example(x), classes)
-    )
+    """An array is an ndarray, an element a NumPy scalar, a number Python's."""
+    ours = isinstance(x, Array) and any(c is Array for c in tree.leaves(classes))
+    return ours or isinstance(_example(x), classes)
+
+
+def _type(*args: Any) -> Any:
+    return type(_example(args[0])) if len(args) == 1 else type(*args)
 
 
 def _isscalar(x: Any) -> bool:
-    return bool(np.isscalar(_example(x) if isinstance(x, (Array, Number)) else x))
+    return bool(np.isscalar(_example(x)))
 
 
-def _example(x: Array | Number) -> Any:
+def _hasattr(x: Any, name: str) -> bool:
+    example = _example(x)
+    own = isinstance(example, np.ndarray) and not name.startswith("_")  # .at, .layout
+    return hasattr(example, name) or (own and hasattr(x, name))
+
+
+def _getattr(x: Any, name: str, *default: Any) -> Any:
+    return default[0] if default and not _hasattr(x, name) else getattr(x, name, *default)
+
+
+def _example(x: Any) -> Any:
     """Something of the type that x has in NumPy."""
     if isinstance(x, Number):
-        return x.truth if x.truth else 0
+        return False if x.truth else 0
+    if not isinstance(x, Array):
+        return x
     if x.ndim or not x.scalar:
         return np.empty(0)
     zero = np.zeros((), x.dtype)[()]
     return zero.item() if x.weak else zero
+
+
+def _each(plain_: Callable[..., Any]) -> Callable[..., Any]:
+    """map, filter, reduce: what they call is called as the user's code would call it."""
+
+    def over(function: Any, *rows: Any) -> Any:
+        return plain_(function and call(function), *rows)
+
+    return over
 
 
 # by id: what is called need not be hashable
@@ -204,5 +231,11 @@ _BUILTINS: dict[int, Callable[..., Any]] = {
     id(bool): _converted(bool, np.bool_),
     id(len): _len,
     id(isinstance): _isinstance,
+    id(type): _type,
+    id(hasattr): _hasattr,
+    id(getattr): _getattr,
+    id(map): _each(map),
+    id(filter): _each(filter),
+    id(reduce): _each(reduce),
     id(np.isscalar): _isscalar,
 }

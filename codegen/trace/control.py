@@ -14,7 +14,8 @@ from typing import Any
 
 from codegen.errors import TracedValueError, UnsupportedError
 from codegen.places import last, place_at
-from codegen.trace.array import is_traced
+from codegen.trace import tree
+from codegen.trace.array import Array, is_traced
 from codegen.trace.branches import captured_if
 from codegen.trace.calls import call
 from codegen.trace.context import Context, user_place
@@ -55,6 +56,22 @@ def returned(value: Any) -> Any:
         frame = sys._getframe(1)
         context.returned = frame.f_code, frame.f_lasti, frame.f_lineno
     return value
+
+
+def matched(subject: Any) -> Any:
+    """What a match statement compares with types, or with True and False. Raises
+    TracedValueError."""
+    if Context.current() is not None and any(
+        isinstance(x, (Array, Number)) for x in tree.leaves(subject)
+    ):
+        raise TracedValueError(
+            "a match statement asks for the type of a value that the program computes",
+            place=user_place(),
+            expected="patterns of values, or of tuples, lists and dicts",
+            found="case int(), case True, or the like",
+            remedy="if isinstance(x, int): …, or if x: …",
+        )
+    return subject
 
 
 def for_(

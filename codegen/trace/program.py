@@ -463,7 +463,8 @@ def _output(context: Context, name: str, x: Any, place: Place) -> Output:
     if isinstance(x, np.ndarray) and x.ndim:
         x = mapping.replicated_constant(context, x)
     if not isinstance(x, (Array, Number, bool, int, float, complex, np.generic, np.ndarray)):
-        what = "None" if x is None else f"a {type(x).__name__}"
+        kind = type(x).__name__
+        what = "None" if x is None else f"a{'n' * kind.startswith(('a', 'o', 'i', 'e'))} {kind}"
         raise _returned_error(what if name == "result" else f"{what}, as {name}", place)
     if isinstance(x, int) and not -(2**63) <= x < 2**64:
         raise _returned_error(f"an int of {x.bit_length()} bits, as {name}", place)

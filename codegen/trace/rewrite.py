@@ -383,6 +383,17 @@ class _Rewriter(ast.NodeTransformer):
         new = self.generic_visit(node)
         return [new, *(at(node, ast.Expr(_runtime("stored", *x))) for x in changed.values())]
 
+    def visit_Match(self, node: ast.Match) -> Any:
+        """Python itself compares types, and True and False: it does not know ours."""
+        patterns = [p for case in node.cases for p in ast.walk(case.pattern)]
+        asks = any(isinstance(p, ast.MatchClass) or (
+            isinstance(p, ast.MatchSingleton) and p.value is not None) for p in patterns
+        )  # fmt: skip
+        new: ast.Match = self.generic_visit(node)  # type: ignore[assignment]
+        if asks:
+            new.subject = at(new.subject, _runtime("matched", new.subject))
+        return new
+
     def visit_Raise(self, node: ast.Raise) -> Any:
         new = self.generic_visit(node)
         if self.reason or not self.conditional or node.exc is None:

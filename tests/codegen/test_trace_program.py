@@ -1,5 +1,6 @@
 """Programs as a whole: parameters, declarations, messages, kernels, the golden Graph, imports."""
 
+import collections.abc
 import inspect
 import subprocess
 import sys
@@ -296,10 +297,37 @@ def test_types_are_those_of_numpy():
         assert isinstance(x[0], float) and isinstance(x[0], np.floating) and np.isscalar(x[0])
         assert not isinstance(x[0], np.ndarray) and not isinstance(x > 1, (int, float))
         assert isinstance(s, int) and isinstance(s > 1, bool) and not isinstance(s, (bool, float))
-        assert type(f) is not float and isinstance(f, float) and not isinstance(f, np.generic)
-        return x
+        assert type(f) is float and isinstance(f, float) and not isinstance(f, np.generic)
+        assert type(s) is int and type(s > 1) is bool and type(int(x[0])) is int
+        assert type(x[0]) is np.float64 and type(x[0] > 1) is np.bool and type(x) is np.ndarray
+        assert type(s).__name__ == "int" and type("Made", (), {})().__class__.__name__ == "Made"
+        assert issubclass(type(x[0]), np.floating) and issubclass(type(x), np.ndarray)
+        assert not hasattr(x[0], "__len__") and not hasattr(s, "shape") and hasattr(x, "at")
+        assert hasattr(x, "__len__") and getattr(f, "ndim", None) is None and getattr(x, "no", 1)
+        assert not isinstance(x[0], collections.abc.Sized) and isinstance(x, collections.abc.Sized)
+        assert list(map(type, (x, s))) == [np.ndarray, int]
+        assert len(list(filter(np.isscalar, (x, s, x[0])))) == 2
+        match (4, {"x": s}):
+            case (3, _):
+                raise AssertionError
+            case (4, {"x": found}):
+                return x + found
+
+    def of_type():
+        match spmd.scalar("s", 3):
+            case int():
+                return np.ones(1)
+        return np.zeros(1)
+
+    def of_truth():
+        match {"big": spmd.scalar("s", 3) > 2}:
+            case {"big": True}:
+                return np.ones(1)
+        return np.zeros(1)
 
     assert build(body)
+    for match in (of_type, of_truth):
+        refuse(TracedValueError, match, "a match statement", "isinstance")
     refuse(TracedValueError, lambda: str(spmd.scalar("s", 3)), "text", "spmd.print")
 
 

@@ -42,8 +42,14 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Literal:
-    value: Any
+    """A number. Equal ones are spelled alike: 0.0 is another one than -0.0."""
+
+    value: Any = field(compare=False)
     dtype: DType
+    spelled: str = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "spelled", repr(self.value))
 
 
 @dataclass(frozen=True)

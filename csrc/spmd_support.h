@@ -300,7 +300,13 @@ static inline double _Complex spmd_make_c128(double re, double im) { return CMPL
             return br > 0 ? spmd_make_##S(0, 0) : spmd_make_##S((T)NAN, (T)NAN);                   \
         if (bi != 0 || br != rint##F(br) || fabs##F(br) >= 100)                                    \
             return cpow##F(a, b);                                                                  \
-        C result = spmd_make_##S(1, 0), base = a; /* a small whole power: by squaring */           \
+        if (br == 1)                                                                               \
+            return a;                                                                              \
+        C base = spmd_mul_##S(a, a);                                                               \
+        if (br == 2 || br == 3) /* not times 1, which makes NaN of infinities */                   \
+            return br == 2 ? base : spmd_mul_##S(a, base);                                         \
+        C result = spmd_make_##S(1, 0); /* a small whole power: by squaring */                     \
+        base = a;                                                                                  \
         for (int left = (int)fabs##F(br);;) {                                                      \
             if (left & 1)                                                                          \
                 result = spmd_mul_##S(result, base);                                               \

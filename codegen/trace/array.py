@@ -374,7 +374,9 @@ class Array:
 
     def _equal(self, other: object, ufunc: np.ufunc) -> Any:
         if other is None or isinstance(other, (str, bytes)):
-            return NotImplemented
+            if not self.ndim:
+                return NotImplemented
+            other = np.nan  # which equals no number either
         from codegen.trace.elementwise import operate
 
         return operate(ufunc, self, other)

@@ -10,7 +10,7 @@ import numpy as np
 
 from codegen import dtypes
 from codegen.trace.array import Array, as_array, unsupported
-from codegen.trace.elementwise import apply, result_type, select
+from codegen.trace.elementwise import apply, loop_dtypes, normal, result_type, select
 
 
 def _float(x: Any) -> Array:
@@ -63,9 +63,10 @@ def _modf(x: Any) -> tuple[Array, Array]:
 
 
 def _heaviside(x: Any, at_zero: Any) -> Any:
-    x = _float(x)
+    kind = loop_dtypes(np.heaviside, [normal(x), normal(at_zero)], None)[0]
+    x, at_zero = as_array(x, kind), as_array(at_zero, kind)
     step = select(apply(np.less, x, 0), 0.0, select(apply(np.equal, x, 0), at_zero, 1.0))
-    return select(apply(np.isnan, x), x, step).astype(np.result_type(x.dtype, 0.0))
+    return select(apply(np.isnan, x), x, step)
 
 
 def _float_power(a: Any, b: Any) -> Any:
@@ -87,7 +88,9 @@ def _bitwise_count(x: Any) -> Any:
     """Ones of |x|, counted side by side in fields of 2, 4 and 8 bits."""
     if as_array(x).type.dtype.kind not in "biu":
         raise unsupported(f"np.bitwise_count of {as_array(x).dtype}", "integers")
+    size = as_array(x).type.dtype.size
     v = apply(np.absolute, x).astype(np.uint64)
+    v = v & np.uint64(2 ** (8 * size) - 1)  # |x| of the least integer is itself
     v = v - ((v >> np.uint64(1)) & np.uint64(0x5555555555555555))
     pairs = np.uint64(0x3333333333333333)
     v = (v & pairs) + ((v >> np.uint64(2)) & pairs)

@@ -19,15 +19,16 @@ from codegen.trace.context import Context, user_place
 def element_type(dtype: Any) -> DType:
     """Our element type for a NumPy dtype, scalar type, name or Python type."""
     try:
-        found = dtypes.from_numpy(dtype)
+        an_array = hasattr(type(dtype), "__array_priority__")
+        found = None if an_array else dtypes.from_numpy(dtype)
     except TypeError:
         found = None
     if found is None:
         raise DtypeError(
-            f"{dtype} is not an element type",
+            f"{dtype!r} is not an element type",
             place=user_place(),
             expected=", ".join(dtypes.BY_NAME),
-            found=str(dtype),
+            found=repr(dtype),
         )
     return found
 

@@ -372,8 +372,11 @@ def _simple_power(operands: list[Operand]) -> tuple[np.ufunc, list[Operand]]:
     """x ** 2, 0.5 and -1 as NumPy computes them: square, sqrt and reciprocal, to the bit."""
     x, exponent = operands
     kind = x.type.dtype.kind if isinstance(x, Array) else ""
-    plain = type(exponent) in (int, float) and (kind == "f" or (kind in "iu" and exponent == 2))
-    if plain and exponent in _POWERS and (kind == "f" or type(exponent) is int):
+    if isinstance(exponent, np.floating) and isinstance(x, Array):
+        x, exponent = as_array(x, result_type(x, exponent)), float(exponent)
+        kind = x.type.dtype.kind
+    plain = type(exponent) in (int, float) and (kind in "fc" or (kind in "iu" and exponent == 2))
+    if plain and exponent in _POWERS and (kind in "fc" or type(exponent) is int):
         return _POWERS[exponent], [x]
     return np.power, operands
 

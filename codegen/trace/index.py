@@ -98,7 +98,7 @@ def part_of(key: slice, extent: Expr) -> Part:
     step_expr = expr.const(1) if key.step is None else expr_of(key.step)
     if step_expr is None or not step_expr.is_const or step_expr == 0:
         raise _index_error("the step of a slice must be known while building",
-                           "an integer that is not 0", str(key.step))  # fmt: skip
+                           "an integer that is not 0", repr(key.step))  # fmt: skip
     step = step_expr.value
     start, stop = _bound(key.start, extent), _bound(key.stop, extent)
     if step > 0:

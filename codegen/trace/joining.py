@@ -279,6 +279,9 @@ def _extent(x: Any) -> Expr:
 
 def _pad_from(array: Array, d: int, before: Any, after: Any, mode: str) -> Array:
     n = array.shape[d]
+    most = array.extents[d] - (1 if mode == "reflect" else 0)
+    if mode != "edge" and not all(expr.nonneg(most - _extent(w)) for w in (before, after)):
+        return _pad_again(array, d, before, after, mode)
 
     def part(start: Any, stop: Any, step: int = 1) -> Array:
         got: Array = array[(*[slice(None)] * d, slice(start, stop, step))]
@@ -297,3 +300,17 @@ def _pad_from(array: Array, d: int, before: Any, after: Any, mode: str) -> Array
     else:
         left, right = flip(part(0, before), d), flip(part(n - after, n), d)
     return concatenate([left, array, right], d)
+
+
+def _pad_again(array: Array, d: int, before: Any, after: Any, mode: str) -> Array:
+    """Wider than the array is: its elements come several times."""
+    known = (array.extents[d], _extent(before), _extent(after))
+    if not all(e.is_const for e in known):
+        raise unsupported(
+            f"np.pad with mode={mode!r}, which may be wider than the array,",
+            f"spmd.require(...) that the widths are at most the extent {shape_text(known[:1])}",
+        )
+    n, left, right = (e.value for e in known)
+    at = np.pad(np.arange(n), (left, right), mode)  # type: ignore[call-overload]
+    got: Array = array[(*[slice(None)] * d, at)]
+    return got

@@ -189,6 +189,8 @@ class Number:
             return number(power)
         from codegen.trace.elementwise import operate
 
+        if right is not None and right.is_const and right.value < 0:  # a float, as Python's
+            return operate(np.power, operate(np.multiply, self, 1.0), other)
         return operate(np.power, self, other)
 
     def __rpow__(self, other: object) -> Any:

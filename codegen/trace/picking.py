@@ -34,9 +34,13 @@ def where(condition: Any, x: Any = None, y: Any = None) -> Array:
 
 
 def select_(conditions: Any, choices: Any, default: Any = 0) -> Array:
-    out: Any = default
+    if len(conditions) != len(choices):
+        raise ShapeError("np.select: as many conditions as choices", place=user_place(),
+                         expected=f"{len(conditions)} choices", found=str(len(choices)))
+    kind = result_type(*[normal(x) for x in (*choices, default)])
+    out: Any = as_array(default, kind)
     for mask, choice in reversed(list(zip(conditions, choices))):
-        out = select(mask, choice, out)
+        out = select(mask, as_array(choice, kind), out)
     return as_array(out)
 
 
@@ -109,12 +113,21 @@ def _along(array: Array, at: Array, d: int) -> Gather:
 def round_(x: Any, decimals: int = 0, out: Any = None) -> Any:
     """NumPy's: half to even, scaled by a power of ten."""
     array = as_array(x)
-    if array.type.dtype.kind in "biu" and decimals >= 0:
+    kind = array.type.dtype.kind
+    if kind in "iu" and decimals >= 0:
         return store(array.copy(), out)
-    if array.type.dtype.kind in "iu":
+    if kind in "iu":
         raise unsupported("rounding integers to tens", "(x + 5) // 10 * 10")
     if decimals == 0:
         return store(apply(np.rint, array), out)
+    if kind == "b":
+        raise unsupported("rounding bools to decimals", "x.astype(np.float64)")
+    if kind == "c":  # each part by itself, infinities and NaN too
+        from codegen.trace.creation import zeros_like
+
+        made = zeros_like(array)
+        made.real, made.imag = round_(real(array), decimals), round_(imag(array), decimals)
+        return store(made if made.ndim else made[()], out)
     scale = 10.0 ** abs(decimals)
     if decimals > 0:
         return store(apply(np.divide, apply(np.rint, apply(np.multiply, array, scale)), scale), out)
@@ -148,7 +161,11 @@ def conj(x: Any, out: Any = None) -> Any:
 
 
 def angle(z: Any, deg: bool = False) -> Any:
-    turned = apply(np.arctan2, imag(z), real(z))
+    z = as_array(z)
+    if z.type.dtype.kind != "c":  # an integer 0 over it, as NumPy
+        turned = apply(np.arctan2, 0, z)
+    else:
+        turned = apply(np.arctan2, imag(z), real(z))
     return apply(np.multiply, turned, 180 / np.pi) if deg else turned
 
 

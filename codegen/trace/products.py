@@ -70,7 +70,8 @@ def dot(x: Any, y: Any, out: Any = None) -> Any:
 
 
 def vdot(x: Any, y: Any) -> Any:
-    return matmul(apply(np.conjugate, shaping.ravel(x)), shaping.ravel(y))
+    a = shaping.ravel(x)
+    return matmul(apply(np.conjugate, a) if a.type.dtype.kind == "c" else a, shaping.ravel(y))
 
 
 def vecdot(x: Any, y: Any, axis: int = -1) -> Any:

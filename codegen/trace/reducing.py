@@ -45,13 +45,21 @@ def dims_of(axis: Any, ndim: int, what: str) -> tuple[int, ...]:
                 f"{what}: axis {item!r} is out of bounds for an array of {ndim} dims",
                 place=user_place(),
                 expected=f"a dim from {-ndim} to {ndim - 1}" if ndim else "no axis",
-                found=str(item),
+                found=repr(item),
             )
         out.append(e.value % ndim)
     if len(set(out)) != len(out):
         raise ShapeError(f"{what}: duplicate value in axis", place=user_place(),
                          expected="each dim once", found=str(axis))  # fmt: skip
     return tuple(out)
+
+
+def dim_of(axis: Any, ndim: int, what: str) -> int:
+    """NumPy's axis argument where it is one number."""
+    if isinstance(axis, (tuple, list)):
+        raise ShapeError(f"{what}: one axis is an integer", place=user_place(),
+                         expected=f"a dim from {-ndim} to {ndim - 1}", found=str(axis))  # fmt: skip
+    return dims_of(axis, ndim, what)[0]
 
 
 def _finish(array: Array, value: Any, dims: tuple[int, ...], keepdims: bool, out: Any) -> Any:
@@ -67,6 +75,10 @@ def _default_no(x: Any) -> bool:
     return x is None or x is np._NoValue
 
 
+def asked(keepdims: Any) -> bool:
+    return not _default_no(keepdims) and bool(keepdims)
+
+
 def reduce(
     fn: str,
     what: str,
@@ -80,7 +92,7 @@ def reduce(
 ) -> Any:
     """COMBINE[fn] over dims; with where=, elements outside the mask do not count."""
     array = as_array(x)
-    keepdims = False if _default_no(keepdims) else bool(keepdims)
+    keepdims = asked(keepdims)
     where = True if _default_no(where) else where
     dims = dims_of(axis, array.ndim, what)
     kind = dtype or array.type.dtype
@@ -105,7 +117,7 @@ def reduce(
     result = _finish(array, value, dims, keepdims, None)
     if not _default_no(initial):
         combine = {"add": np.add, "mul": np.multiply, "min": np.minimum, "max": np.maximum}[fn]
-        result = apply(combine, result, initial)
+        result = apply(combine, result, as_array(initial, kind))
     return store(result, out)
 
 
@@ -214,8 +226,9 @@ def var(x: Any, axis: Any = None, dtype: Any = None, out: Any = None, ddof: Any 
         stretched(as_array(where, dtypes.BOOL), array), axis, keepdims=keepdims)
     count = operate(np.subtract, count, ddof) if ddof else count
     result = apply(np.divide, squares, operate(np.maximum, count, 0) if ddof else count)
-    if dtype is None and kind.kind == "f":
-        result = as_array(result, kind)
+    if kind.kind in "fc" or wide.kind == "c":
+        own = squares.type.dtype if kind.kind == "c" else kind
+        result = as_array(result, wide if dtype is not None else own)
     return store(result, out)
 
 
@@ -258,7 +271,23 @@ def _flat_or(x: Any, axis: Any, what: str) -> tuple[Array, int]:
     array = as_array(x)
     if axis is None:
         return array.ravel(), 0
-    return array, dims_of(axis, array.ndim, what)[0]
+    return array, dim_of(axis, array.ndim, what)
+
+
+def lanes(x: Any, axis: Any, what: str) -> tuple[Array, int, tuple[Any, ...]]:
+    """An array in which one dim has what the dims of `axis` have; that dim; the keepdims shape."""
+    array = as_array(x)
+    dims = dims_of(axis, array.ndim, what)
+    wide = tuple(1 if d in dims else n for d, n in enumerate(array.shape))
+    if len(dims) == 1:
+        return array, dims[0], wide
+    if axis is None:
+        return array.ravel(), 0, wide
+    kept = [d for d in range(array.ndim) if d not in dims]
+    joined = number(expr.product(array.extents[d] for d in dims))
+    together = array.transpose((*kept, *dims))
+    shape = (*[array.shape[d] for d in kept], joined)
+    return together.reshape(shape), len(kept), wide
 
 
 def _arg(fn: str) -> Callable[..., Any]:
@@ -267,12 +296,15 @@ def _arg(fn: str) -> Callable[..., Any]:
         array, d = _flat_or(x, axis, what)
         if array.ndim == 0:
             array = array.reshape(1)
+        if array.extents[d] == 0 and not any(e == 0 for k, e in enumerate(array.extents) if k != d):
+            raise ShapeError(f"{what}: attempt to get arg{fn} of an empty sequence",
+                             place=user_place(), expected="at least one element along the axis",
+                             found=shape_text(array.extents))  # fmt: skip
         value = array.context.emit_one("argreduce", array.read(), fn=fn, dim=d)
-        if axis is None and not _default_no(keepdims) and keepdims:
+        if axis is None and asked(keepdims):
             made = wrap(array.context, value).reshape((1,) * as_array(x).ndim)
             return store(made, out)
-        keep = False if _default_no(keepdims) else keepdims
-        return _finish(array, value, (d,), keep, out)
+        return _finish(array, value, (d,), asked(keepdims), out)
 
     return call
 
@@ -358,7 +390,7 @@ def sort_complex(a: Any) -> Any:
 def median(x: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False,
            keepdims: Any = False) -> Any:  # fmt: skip
     """The middle of the sorted elements; NaN where there is one."""
-    array, d = _flat_or(x, axis, "np.median")
+    array, d, wide = lanes(x, axis, "np.median")
     if array.type.dtype.kind in "biu":
         array = as_array(array, dtypes.FLOAT64)
     ordered = sort(array, d)
@@ -367,9 +399,8 @@ def median(x: Any, axis: Any = None, out: Any = None, overwrite_input: bool = Fa
     middle = between(low, high, operate(np.remainder, n, 2) == 1)
     last = _take(ordered, n - 1, d)
     middle = as_array(select(apply(np.isnan, last), last, middle), array.type.dtype)
-    if not _default_no(keepdims) and keepdims:
-        one = tuple(1 if axis is None or k == d else e for k, e in enumerate(as_array(x).shape))
-        middle = middle.reshape(one)
+    if asked(keepdims):
+        middle = middle.reshape(wide)
     return store(middle, out)
 
 

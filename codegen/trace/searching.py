@@ -65,6 +65,7 @@ def searchsorted(a: Any, v: Any, side: str = "left", sorter: Any = None) -> Arra
 def digitize(x: Any, bins: Any, right: bool = False) -> Any:
     """Which of the intervals between edges each element lies in; edges increase or decrease."""
     side = "left" if right else "right"
+    reducing.no_complex(x, "np.digitize")
     if not is_traced(bins) and not _has_arrays(bins):
         given = np.asarray(bins)
         falls = bool(given.size and given[0] > given[-1])
@@ -94,6 +95,8 @@ def interp(
     x: Any, xp: Any, fp: Any, left: Any = None, right: Any = None, period: Any = None
 ) -> Any:
     """Piecewise linear through (xp, fp); complex fp: of real and imaginary parts."""
+    reducing.no_complex(x, "np.interp")
+    reducing.no_complex(xp, "np.interp")
     at, xs = as_array(x, np.float64), as_array(xp, np.float64)
     kind = dtypes.BY_NAME["complex128"] if as_array(fp).type.dtype.kind == "c" else dtypes.FLOAT64
     ys = as_array(fp, kind)

@@ -26,12 +26,10 @@ def quantile(x: Any, q: Any, axis: Any = None, *, method: str = "linear", keepdi
              **other: Any) -> Any:  # fmt: skip
     """Between the two sorted elements nearest to q, as method="linear"; NaN where there is one."""
     _check_quantile("np.quantile", q, method, other)
-    array = as_array(x)
+    reducing.no_complex(x, "np.quantile")
+    array, d, wide = reducing.lanes(x, axis, "np.quantile")
     if array.type.dtype.kind in "biu" or np.ndim(q):  # an array of q is one of float64
         array = as_array(array, dtypes.FLOAT64)
-    if axis is None:
-        array = shaping.ravel(array)
-    (d,) = reducing.dims_of(0 if axis is None else axis, array.ndim, "np.quantile")
     ordered = reducing.sort(array, d)
     n = array.shape[d]
     if not isinstance(n, int) and not n.expr.is_const:
@@ -46,8 +44,7 @@ def quantile(x: Any, q: Any, axis: Any = None, *, method: str = "linear", keepdi
         t, step = place - k, high - low
         between = low + step * t if t < 0.5 else high - step * (1 - t)
         made = as_array(select(apply(np.isnan, last), last, between), array.type.dtype)
-        wide = tuple(1 if axis is None or k == d else e for k, e in enumerate(as_array(x).shape))
-        return made.reshape(wide) if keepdims is True else made
+        return made.reshape(wide) if reducing.asked(keepdims) else made
 
     if np.ndim(q) == 0:
         return one(float(q))
@@ -219,17 +216,33 @@ def cross(a: Any, b: Any, axisa: int = -1, axisb: int = -1, axisc: int = -1,
 # ---- NaN left out --------------------------------------------------------------------------------
 
 
-def _without_nan(reduce: Callable[..., Any], extreme: float | None = None) -> Callable[..., Any]:
+def _without_nan(reduce: Callable[..., Any]) -> Callable[..., Any]:
     def call(x: Any, axis: Any = None, *args: Any, **options: Any) -> Any:
         array = as_array(x)
-        if array.type.dtype.kind not in ("f" if extreme is not None else "fc"):
+        if array.type.dtype.kind not in "fc":
             return reduce(array, axis, *args, **options)
+        number = apply(np.logical_not, apply(np.isnan, array))
+        asked = options.pop("where", np._NoValue)
+        if asked is not np._NoValue and asked is not True:
+            number = apply(np.logical_and, number, asked)
+        return reduce(array, axis, *args, **options, where=number)
+
+    return call
+
+
+def _extreme_number(reduce: Callable[..., Any], extreme: float) -> Callable[..., Any]:
+    def call(x: Any, axis: Any = None, out: Any = None, keepdims: Any = False,
+             initial: Any = None, where: Any = True) -> Any:  # fmt: skip
+        array = as_array(x)
+        if array.type.dtype.kind not in "fc":
+            return reduce(array, axis, out, keepdims, initial, where)
         nan = apply(np.isnan, array)
-        if extreme is None:
-            return reduce(array, axis, *args, **options, where=apply(np.logical_not, nan))
-        found = reduce(select(nan, extreme, array), axis, *args, **options)
-        none = reducing.all_(nan, axis, keepdims=options.get("keepdims", False))
-        return as_array(select(none, np.nan, found), array.type.dtype)
+        least = extreme if array.type.dtype.kind == "f" else complex(extreme, extreme)
+        found = reduce(select(nan, least, array), axis, None, keepdims, initial, where)
+        if initial is None or initial is np._NoValue:
+            none = reducing.all_(nan, axis, keepdims=keepdims)
+            found = as_array(select(none, np.nan, found), array.type.dtype)
+        return store(found, out)
 
     return call
 
@@ -237,7 +250,7 @@ def _without_nan(reduce: Callable[..., Any], extreme: float | None = None) -> Ca
 nansum, nanprod = _without_nan(reducing.sum_), _without_nan(reducing.prod)
 nanmean, nanvar = _without_nan(reducing.mean), _without_nan(reducing.var)
 nanstd = _without_nan(reducing.std)
-nanmax, nanmin = _without_nan(reducing.max_, -np.inf), _without_nan(reducing.min_, np.inf)
+nanmax, nanmin = _extreme_number(reducing.max_, -np.inf), _extreme_number(reducing.min_, np.inf)
 
 
 def _without_nan_running(run: Callable[..., Any], neutral: int) -> Callable[..., Any]:
@@ -257,7 +270,7 @@ nancumprod = _without_nan_running(reducing.cumprod, 1)
 def _position_without_nan(find: Callable[..., Any], extreme: float) -> Callable[..., Any]:
     def call(x: Any, axis: Any = None, out: Any = None, *, keepdims: Any = False) -> Any:
         array = as_array(x)
-        if array.type.dtype.kind == "f":
+        if array.type.dtype.kind in "fc":
             array = select(apply(np.isnan, array), extreme, array)
         return find(array, axis, out, keepdims=keepdims)
 
@@ -279,11 +292,12 @@ def nanquantile(x: Any, q: Any, axis: Any = None, out: Any = None, overwrite_inp
         place = apply(np.multiply, count - 1, part)
         low = apply(np.floor, place)
         t = as_array(place - low, array.type.dtype)
-        step = _picked(ordered, low + 1, count, d) - (first := _picked(ordered, low, count, d))
-        last = first + step
+        first, last = (_picked(ordered, low + k, count, d) for k in (0, 1))
+        step = last - first
         return select(t < 0.5, first + step * t, last - step * (1 - t))
 
-    return store(_of_parts(one, q, count, array, d, shape if keepdims is True else None), out)
+    wide = shape if reducing.asked(keepdims) else None
+    return store(_of_parts(one, q, count, array, d, wide), out)
 
 
 def nanpercentile(x: Any, q: Any, axis: Any = None, *args: Any, **options: Any) -> Any:
@@ -300,15 +314,13 @@ def nanmedian(x: Any, axis: Any = None, out: Any = None, overwrite_input: bool =
         low, high = (_picked(ordered, (count - k) // 2, count, d) for k in (1, 0))
         return reducing.between(low, high, count % 2 == 1)
 
-    return store(_of_parts(one, 0.5, count, array, d, shape if keepdims is True else None), out)
+    wide = shape if reducing.asked(keepdims) else None
+    return store(_of_parts(one, 0.5, count, array, d, wide), out)
 
 
 def _lanes(x: Any, axis: Any) -> tuple[Array, int, tuple[Any, ...]]:
     """Floats, the dim along which they are sorted, and the shape with keepdims."""
-    whole = as_array(x)
-    array = whole if axis is not None else shaping.ravel(whole)
-    (d,) = reducing.dims_of(0 if axis is None else axis, array.ndim, "np.nanquantile")
-    shape = tuple(1 if axis is None or k == d else e for k, e in enumerate(whole.shape))
+    array, d, shape = reducing.lanes(x, axis, "np.nanquantile")
     kind = dtypes.FLOAT64 if array.type.dtype.kind in "biu" else array.type.dtype
     return as_array(array, kind), d, shape
 

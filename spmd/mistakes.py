@@ -32,7 +32,7 @@ def plainly(function: F) -> F:
             raise error.with_traceback(None) from None  # SPMD_DEBUG=1 shows the frames of spmd
         except TypeError as error:
             if error.__traceback__ and not error.__traceback__.tb_next:  # of this very call
-                error.add_note(f"{function.__name__} takes arguments by name: ranks=4, n=100")
+                error.add_note("give it by name, as in run(ranks=4) and build(program, n=100)")
             raise
 
     return call  # type: ignore[return-value]

@@ -158,8 +158,8 @@ def as_text(one: dict[str, Any]) -> str:
     if one["at_once"]:
         lines[1:] = [
             f"  ranks      {ranks}: who exchanges what, for all of them",
-            f"  at once    {sizes.runs_text(one['at_once'])}: pairs that bounds of their formulas "
-            "do not prove right are evaluated",
+            f"  at once    {sizes.runs_text(one['at_once'])}: formulas prove whole ranges of them, "
+            "and what they leave open is evaluated",
         ]
     if one["elsewhere"]:
         lines.insert(1, f"  elsewhere  not for this machine: {one['elsewhere']}")

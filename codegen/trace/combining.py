@@ -216,14 +216,14 @@ def preduce(x: Any, axis: Any, op: Any = "sum", root: Any = 0) -> Any:
     """What psum gives, on the rank at position `root` along the axis only; zeros on all others.
 
     - x: arrays of one shape on all ranks, in any nest.
-    - op: sum, prod, min, max (NaN wins), or and, or, xor: of bools as truth values, of integers bit
-      by bit. Or a function of two arrays that returns a third one like them, or a kernel
-      (a, b, out): what it makes of the ranks' arrays, one after the other in their order.
+    - op: "sum", "prod", "min" or "max" (NaN wins); "and", "or" or "xor", of bools as truth values
+      and of integers bit by bit; a function of two arrays that returns a third one like them; or a
+      kernel (a, b, out). The ranks' arrays are combined one after the other, in their order.
     - root: None for all of them.
 
-    A function of your own takes two exchanges where it is seen to do the same with every element
-    (arithmetic, np.where and the like, of its arguments and numbers), and one exchange for each
-    rank where it is not: of a kernel it is never known.
+    A function of your own that does the same with every element (arithmetic, np.where and the like,
+    of its arguments and numbers) takes two exchanges. Any other, and every kernel, takes one for
+    each rank.
 
     UsageError for another op, DtypeError for bits of floats, ShapeError where a shape depends on
     the index, MatchingError where there is no such rank, CarryError where op changes the type.
@@ -304,10 +304,10 @@ def pscan(x: Any, axis: Any, op: Any = "sum") -> Any:
 
 
 def pexscan(x: Any, axis: Any, op: str = "sum") -> Any:
-    """As pscan, without this rank's own x: where what this rank has begins among all that is there.
+    """As pscan, without this rank's own x: of sizes, it says where this rank's part begins.
 
-    op: a name; of a function it is not known what to begin with. The first rank gets what leaves
-    others unchanged: 0 of sums, 1 of products, the largest number (of floats, inf) of minima.
+    op: a name, no function. The first rank gets what changes no other value: 0 for sums, 1 for
+    products, the largest number (inf for floats) for minima.
 
     >>> pexscan(x + 1, "r")
     [0.], [1.], [3.], [6.]

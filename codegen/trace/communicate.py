@@ -421,6 +421,7 @@ def _exchange_blocks(context: Context, axes: Axes, array: Array, s: int, c: int)
 def axis_index(axis: Any = None) -> Any:
     """This rank's position along the axis, from 0; several axes are taken as one, row-major.
 
+    Without an axis, all axes are taken: the position among all ranks, also called spmd.index().
     A number that may stand in subscripts, extents of blocks and conditions: an `if` on it makes
     ranks run different code.
 

@@ -260,7 +260,7 @@ def test_what_is_given_by_place_instead_of_by_name(image: Any):
     for call in (lambda: image.run(4), lambda: spmd.build(step, 7)):
         with pytest.raises(TypeError) as caught:
             call()
-        assert "by name: ranks=4, n=100" in caught.value.__notes__[0]
+        assert "by name, as in run(ranks=4)" in caught.value.__notes__[0]
 
 
 def test_uncaught_mistakes_have_the_name_that_users_import():

@@ -37,13 +37,7 @@ from codegen.trace.constants import (
     element_type,
     full_value,
 )
-from codegen.trace.context import (
-    Context,
-    Storage,
-    refuse_constant,
-    require_context,
-    user_place,
-)
+from codegen.trace.context import Context, Storage, refuse_constant, require_context, user_place
 from codegen.trace.known import Known, refuse_constant_write
 from codegen.trace.number import UNHASHED, Number, choose, maximum, minimum, number, where_asked
 from codegen.trace.refused import REMEDIES

@@ -195,7 +195,7 @@ def _expr(self: Resolver, op: Op, index: Index) -> Node:
 
 
 def _scalar(self: Resolver, op: Op, index: Index) -> Node:
-    name = op.attrs["name"]
+    name = op.attrs["scalar"]
     return Runtime(self.runtime[name], name, op.result.type.dtype)
 
 

@@ -3,12 +3,12 @@
     Module  = name, level, mesh, parameters, scalars, inputs, body: Region, outputs, conditions,
               routes
     Region  = (args) ops -> results            ops may use values of enclosing regions
-    Op      = results := kind(operands; attrs) {regions}   at place
+    Op      = results := what(operands) {regions}          what: of a class in codegen/ops; at place
     Value   = name : dtype[shape]              defined once, compared by identity
 
 A Graph holds global arrays and `shard_map` ops whose region is one rank's view. A Program holds one
 rank's view only: the shard_maps are opened, every shape is an extent in the index and axis sizes.
-Every op kind is one row of the table in ops.py. The tree is frozen: a pass returns a new one.
+The tree is frozen: a pass returns a new one.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from codegen.dtypes import DType
 from codegen.errors import Place
 from codegen.expr import Expr, Sym
 from codegen.mesh import Layout, Mesh
+
+if TYPE_CHECKING:  # a kind's rules speak of types
+    from codegen.ops.kind import Kind
 
 Level = Literal["graph", "program"]
 Shape = tuple[Expr, ...]
@@ -83,12 +86,19 @@ class Region:
 
 @dataclass(frozen=True, eq=False)
 class Op:
-    kind: str
+    what: Kind
     operands: tuple[Value, ...]
     results: tuple[Value, ...]
-    attrs: Mapping[str, Any] = field(default_factory=dict)
     regions: tuple[Region, ...] = ()
     place: Place | None = None
+
+    @property
+    def kind(self) -> str:
+        return self.what.name
+
+    @property
+    def attrs(self) -> Mapping[str, Any]:
+        return self.what.attrs
 
     @property
     def result(self) -> Value:

@@ -7,7 +7,7 @@ Always holds: everything here is an Expr; no number of ranks is known.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import gcd
@@ -183,6 +183,25 @@ def local_offset(mesh: Mesh, extent: IntLike, entry: LayoutEntry) -> Expr:
     if not entry:
         return expr.const(0)
     return block_offset(extent, mesh.size(entry), mesh.position(entry))
+
+
+def joined_layout(layouts: Sequence[Layout]) -> Layout:
+    """One layout for arrays of one shape: what is split in one of them, most split ones first; of
+    equals, what is split in outer dims: inner ones are reduced more often, and lie contiguous."""
+
+    def split(entries: Layout) -> tuple[int, list[int]]:
+        dims = [d for d, entry in enumerate(entries) if entry]
+        return -len(dims), dims
+
+    ordered = sorted(layouts, key=split)
+    out = list(ordered[0])
+    for layout in ordered[1:]:
+        used = {a for entry in out for a in entry}
+        for d, entry in enumerate(layout):
+            if not out[d] and not used & set(entry):
+                out[d] = entry
+                used |= set(entry)
+    return tuple(out)
 
 
 def as_written(layout: Layout) -> tuple[Any, ...]:

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from codegen import expr, ops
+from codegen import expr
 from codegen.errors import Place
 from codegen.expr import Expr
 from codegen.ir import ArrayType, Op, Region, Value, walk
 from codegen.mesh import Layout, Mesh
+from codegen.ops import Exchange
 
 Axes = frozenset[str]
 NONE: Axes = frozenset()
@@ -47,7 +48,7 @@ class Variance:
         else:
             attrs = {k: v for k, v in op.attrs.items() if k != "have" or op.kind == "halo"}
             axes = self.values(op.operands) | self.attr(list(attrs.values()))
-            if ops.OPS[op.kind].group == "exchange":
+            if isinstance(op.what, Exchange):
                 axes = self.exchanged(op, axes)
             for value in op.results:
                 self.of[value] = axes | self.type(value.type)

@@ -15,7 +15,8 @@ HEADING, END = "### Map of the code\n", "\n`examples/` holds programs"
 
 # Title, where its files are, files that come first because others are read after them.
 GROUPS = (
-    ("The compiler", ("codegen/*.py",), "compile errors dtypes expr prove mesh ir ops plan"),
+    ("The compiler", ("codegen/*.py",), "compile errors dtypes expr prove mesh ir plan"),
+    ("Ops: one class each", ("codegen/ops/*.py",), "__init__ kind"),
     ("Source to Graph", ("codegen/trace/*.py",), "program source control context api"),
     ("Where arrays lie, and what it costs",
      ("codegen/layouts/*.py", "codegen/explain/*.py"), "cuts demands localize"),

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from codegen import expr
+from codegen import expr, ops
 from codegen.errors import Place
 from codegen.explain import advice
 from codegen.explain.traffic import Meter, Traffic
@@ -22,7 +22,6 @@ from codegen.layouts import propagation
 from codegen.layouts.cuts import Window, home, layout_of
 from codegen.layouts.demands import demands_of
 from codegen.layouts.localize import VIEWS
-from codegen.ops import OPS
 from codegen.plan import Exchange
 from codegen.printer import user_text
 from codegen.steps import walk_steps
@@ -188,7 +187,7 @@ class Explained:
         for k, v in arrays:
             without = replace(v.type, layout=((),) * v.type.ndim)
             types = [*given[:k], without, *given[k + 1 :]]
-            if propagation.laid_out(op.kind, types, op.attrs, plain) != value.type:
+            if propagation.laid_out(op.what, types, plain) != value.type:
                 return v
         return arrays[0][1] if arrays else None
 
@@ -289,7 +288,7 @@ def _global_ops(region: Region) -> Iterator[Op]:
 
 def _exchanges(region: Region, around: tuple[Op, ...]) -> Iterator[Found]:
     for op in region.ops:
-        if OPS[op.kind].group == "exchange" and op.kind != "barrier":
+        if isinstance(op.what, ops.Exchange) and op.kind != "barrier":
             yield Found(op, around)
         for inner in op.regions:
             yield from _exchanges(inner, (*around, op))

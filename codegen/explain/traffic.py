@@ -17,7 +17,7 @@ from codegen.ir import Op, Shape
 from codegen.layouts.cuts import Cut
 from codegen.mesh import Mesh
 from codegen.naming import Naming
-from codegen.ops import OPS
+from codegen.ops import OPS, Exchange
 
 _COMBINED = {"add": "partial sums", "mul": "partial products", "max": "maxima", "min": "minima"}
 _FOLDS = {
@@ -28,7 +28,7 @@ _MOVES = {
     "scatter_from": "scatter", "barrier": "barrier",
 }  # fmt: skip
 _KINDS = {*_FOLDS, *_MOVES, "redistribute", "halo", "all_gather", "all_to_all", "scan"}
-assert {k for k, rule in OPS.items() if rule.group == "exchange"} == _KINDS
+assert {k for k, rule in OPS.items() if issubclass(rule, Exchange)} == _KINDS
 
 
 @dataclass(frozen=True)

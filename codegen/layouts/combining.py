@@ -17,6 +17,7 @@ from codegen.layouts import cuts
 from codegen.layouts.cuts import Cut, Window
 from codegen.layouts.views import Builder, Views
 from codegen.mesh import LayoutEntry
+from codegen.ops import AllReduce, Broadcast, Full, Map, Reduce, ReduceScatter, Scan
 
 _AS_MAP = {"add": "add", "mul": "mul", "min": "minimum", "max": "maximum"}
 
@@ -42,7 +43,7 @@ class Combining(Views):
         return [held, *[part] * len(index)]
 
     def _gather(self, op: Op, window: Window, operands: list[Value], build: Builder) -> Value:
-        return build.emit("gather", operands, op.attrs)
+        return build.emit(op.what, operands)
 
     def _spread(self, op: Op, window: Window) -> Cut | None:
         """The part of the points that each rank combines, where that is less work than all of them
@@ -72,10 +73,9 @@ class Combining(Views):
         for k, d in enumerate(op.attrs["dims"]):
             if lows[d] != 0:
                 index = operands[2 + k]
-                low = build.emit("broadcast", (build.integer(lows[d]),),
-                                 {"dims": (), "shape": index.type.shape})  # fmt: skip
-                local[2 + k] = build.emit("map", (index, low), {"fn": "sub"})
-        return build.emit("scatter", local, op.attrs)
+                low = build.emit(Broadcast((), index.type.shape), (build.integer(lows[d]),))
+                local[2 + k] = build.emit(Map("sub"), (index, low))
+        return build.emit(op.what, local)
 
     def _scatter_spread(
         self, op: Op, window: Window, cut: Cut, operands: list[Value], build: Builder
@@ -89,11 +89,10 @@ class Combining(Views):
         )
         dtype = x.type.dtype
         wide = dtypes.folded_in(dtype)
-        nothing = build.emit("full", (), {"value": neutral(fn, wide), "dtype": wide,
-                                          "shape": self.shape(kept)})  # fmt: skip
-        mine = build.emit("scatter", (nothing, self.cast(v, wide, build), *index), op.attrs)
+        nothing = build.emit(Full(neutral(fn, wide), wide, self.shape(kept)))
+        mine = build.emit(op.what, (nothing, self.cast(v, wide, build), *index))
         total = self.over(cut.axes, op, kept, window, mine, fn, build)
-        made = build.emit("map", (self.cast(x, wide, build), total), {"fn": _AS_MAP[fn]})
+        made = build.emit(Map(_AS_MAP[fn]), (self.cast(x, wide, build), total))
         return self.cast(made, dtype, build)
 
     # ---- what combines elements ------------------------------------------------------------------
@@ -148,9 +147,8 @@ class Combining(Views):
         cut = [d for d, (c, h) in enumerate(zip(window, held)) if c != h]
         if len(cut) == 1 and window[cut[0]] == cuts.block(axes, op.result.type.shape[cut[0]]):
             types = (ArrayType(value.type.dtype, self.shape(window)),)
-            attrs = {"axes": axes, "dim": cut[0], "fn": fn, "types": types}
-            return build.emit("reduce_scatter", (value,), attrs)
-        value = build.emit("all_reduce", (value,), {"axes": axes, "fn": fn})
+            return build.emit(ReduceScatter(axes, cut[0], fn, types), (value,))
+        value = build.emit(AllReduce(axes=axes, fn=fn), (value,))
         return self.part(value, held, window, build)
 
     def _reduce(self, op: Op, window: Window, operands: list[Value], build: Builder) -> Value:
@@ -158,7 +156,7 @@ class Combining(Views):
         inner = [held[d] for d in op.attrs["dims"]]
         if any(c.axes for c in inner):
             operands = [self.wide(x, build) for x in operands]
-        value = build.emit("reduce", operands, op.attrs)
+        value = build.emit(op.what, operands)
         return self.combined(op, window, inner, value, op.attrs["fn"], build)
 
     def _lane_needs(self, op: Op, window: Window) -> list[Window]:
@@ -168,7 +166,7 @@ class Combining(Views):
 
     def _sort(self, op: Op, window: Window, operands: list[Value], build: Builder) -> Value:
         (held,) = self._lane_needs(op, window)
-        return self.part(build.emit(op.kind, operands, op.attrs), held, window, build)
+        return self.part(build.emit(op.what, operands), held, window, build)
 
     def _argreduce_needs(self, op: Op, window: Window) -> list[Window]:
         d, x = op.attrs["dim"], op.operands[0]
@@ -179,31 +177,31 @@ class Combining(Views):
     def _argreduce(self, op: Op, window: Window, operands: list[Value], build: Builder) -> Value:
         """Everybody's first extreme; the first of those that are the extreme of all."""
         (held,), d, fn = self._argreduce_needs(op, window), op.attrs["dim"], op.attrs["fn"]
-        index = build.emit("argreduce", operands, op.attrs)
+        index = build.emit(op.what, operands)
         axes = held[d].axes
         kept = (*held[:d], *held[d + 1 :])
         if not axes:
             return self.part(index, kept, window, build)
         low, high = held[d].bounds(self.mesh)
-        best = self.wide(build.emit("reduce", operands, {"fn": fn, "dims": (d,)}), build)
-        extreme = build.emit("all_reduce", (best,), {"axes": axes, "fn": fn})
-        same = build.emit("map", (best, extreme), {"fn": "eq"})
+        best = self.wide(build.emit(Reduce(fn=fn, dims=(d,)), operands), build)
+        extreme = build.emit(AllReduce(axes=axes, fn=fn), (best,))
+        same = build.emit(Map("eq"), (best, extreme))
         if best.type.dtype.kind in "fc":  # a NaN is the extreme, and equals nothing
-            nan = build.emit("map", (best,), {"fn": "isnan"})
-            same = build.emit("map", (same, nan), {"fn": "logical_or"})
+            nan = build.emit(Map("isnan"), (best,))
+            same = build.emit(Map("logical_or"), (same, nan))
 
         def everywhere(e: Expr) -> Value:
             value = build.integer(e)
             shape = index.type.shape
-            return build.emit("broadcast", (value,), {"dims": (), "shape": shape}) if shape else (
+            return build.emit(Broadcast(dims=(), shape=shape), (value,)) if shape else (
                 value)  # fmt: skip
 
         none = everywhere(op.operands[0].type.shape[d])
-        mine = build.emit("map", (index, everywhere(low)), {"fn": "add"})
-        mine = build.emit("map", (same, mine, none), {"fn": "select"})
-        some = build.emit("map", (everywhere(high - low), everywhere(expr.const(0))), {"fn": "gt"})
-        mine = build.emit("map", (some, mine, none), {"fn": "select"})
-        first = build.emit("all_reduce", (mine,), {"axes": axes, "fn": "min"})
+        mine = build.emit(Map("add"), (index, everywhere(low)))
+        mine = build.emit(Map("select"), (same, mine, none))
+        some = build.emit(Map("gt"), (everywhere(high - low), everywhere(expr.const(0))))
+        mine = build.emit(Map("select"), (some, mine, none))
+        first = build.emit(AllReduce(axes=axes, fn="min"), (mine,))
         return self.part(first, kept, window, build)
 
     def _cumulative(self, op: Op, window: Window, operands: list[Value], build: Builder) -> Value:
@@ -211,14 +209,14 @@ class Combining(Views):
         d, fn = op.attrs["dim"], op.attrs["fn"]
         axes = window[d].axes
         if not axes:
-            return build.emit("cumulative", operands, op.attrs)
+            return build.emit(op.what, operands)
         operands = [self.wide(x, build) for x in operands]
-        value = build.emit("cumulative", operands, op.attrs)
-        total = build.emit("reduce", operands, {"fn": fn, "dims": (d,)})
-        before = build.emit("scan", (total,), {"axes": axes, "fn": fn, "exclusive": True})
+        value = build.emit(op.what, operands)
+        total = build.emit(Reduce(fn=fn, dims=(d,)), operands)
+        before = build.emit(Scan(axes=axes, fn=fn, exclusive=True), (total,))
         dims = tuple(k for k in range(len(window)) if k != d)
-        before = build.emit("broadcast", (before,), {"dims": dims, "shape": value.type.shape})
-        value = build.emit("map", (before, value), {"fn": _AS_MAP[fn]})
+        before = build.emit(Broadcast(dims=dims, shape=value.type.shape), (before,))
+        value = build.emit(Map(_AS_MAP[fn]), (before, value))
         return self.cast(value, op.result.type.dtype, build)
 
     def _between(self, op: Op, window: Window) -> Cut:
@@ -237,5 +235,5 @@ class Combining(Views):
         return [(*batch, rows, between), (*batch, between, columns)]
 
     def _matmul(self, op: Op, window: Window, operands: list[Value], build: Builder) -> Value:
-        value = build.emit("matmul", operands, op.attrs)
+        value = build.emit(op.what, operands)
         return self.combined(op, window, [self._between(op, window)], value, "add", build)

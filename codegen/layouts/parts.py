@@ -6,16 +6,36 @@ Always holds: a part is made once in a region; one that others hold comes out of
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypedDict
 
-from codegen import dtypes, expr, mesh, ops
+from codegen import dtypes, expr, mesh
 from codegen.errors import Place
 from codegen.expr import Expr, Sym
 from codegen.ir import ArrayType, Module, Op, Shape, Value
 from codegen.layouts import cuts
 from codegen.layouts.cuts import Window, home, layout_of
 from codegen.layouts.demands import demands_of
+from codegen.ops import (
+    AllGather,
+    AllToAll,
+    Exchange,
+    Full,
+    Kind,
+    Redistribute,
+    Reshape,
+    Slice,
+    Symbolic,
+)
+from codegen.ops.exchanges import Bounds, Near, Wraps
+
+
+class Boxes(TypedDict):
+    axes: tuple[str, ...]
+    have: Bounds
+    want: Bounds
+    near: Near
+    wraps: Wraps
 
 
 class Parts:
@@ -36,54 +56,52 @@ class Parts:
 
     # ---- building --------------------------------------------------------------------------------
 
-    def emit(self, kind: str, operands: Sequence[Value], attrs: Mapping[str, Any]) -> Value:
-        if kind in ("slice", "reshape"):
-            operands, attrs = self.through(kind, operands, attrs)
-            if operands[0].type.shape == attrs["shape"] and kind == "reshape":
+    def emit(self, what: Kind, operands: Sequence[Value] = ()) -> Value:
+        if isinstance(what, (Slice, Reshape)):
+            what, operands = self.through(what, operands)
+            if isinstance(what, Reshape) and operands[0].type.shape == what.shape:
                 return operands[0]
-        (t,) = ops.infer(kind, [v.type for v in operands], attrs)
+        (t,) = what.infer([v.type for v in operands])
         names = [v.name for v in (*(self.at.results if self.at else ()), *operands)]
-        name = names[0] if names else kind
+        name = names[0] if names else what.name
         result = Value(name, t)
         by = self.at or self.wants
         place = self.asked or (by.place if by else None)
-        self.ops.append(Op(kind, tuple(operands), (result,), attrs, (), place))
+        self.ops.append(Op(what, tuple(operands), (result,), (), place))
         self.made[result] = self.ops[-1]
-        if ops.OPS[kind].group == "exchange":
+        if isinstance(what, Exchange):
             whose = self.fetching or (self.at.results[0] if self.at and self.at.results else None)
             if whose is not None:
                 self.origins[result] = whose
         return result
 
     def through(
-        self, kind: str, operands: Sequence[Value], attrs: Mapping[str, Any]
-    ) -> tuple[Sequence[Value], Mapping[str, Any]]:
+        self, what: Slice | Reshape, operands: Sequence[Value]
+    ) -> tuple[Slice | Reshape, Sequence[Value]]:
         """A slice of a slice is a slice of what that one shows; so is a reshape."""
-        below = self.made.get(operands[0])
-        if below is None or below.kind != kind:
-            return operands, attrs
-        if kind == "slice":
-            inner = zip(below.attrs["start"], below.attrs["step"], strict=True)
-            outer = list(zip(attrs["start"], attrs["step"], strict=True))
+        op = self.made.get(operands[0])
+        below = op.what if op else None
+        if op is None or type(below) is not type(what):
+            return what, operands
+        if isinstance(what, Slice) and isinstance(below, Slice):
+            inner = zip(below.start, below.step, strict=True)
+            outer = zip(what.start, what.step, strict=True)
             start, step = [], []
             for (a, k), (b, m) in zip(inner, outer, strict=True):
                 start.append(a + k * b)
                 step.append(k * m)
-            attrs = {**attrs, "start": tuple(start), "step": tuple(step)}
-        return below.operands, attrs
+            what = what.but(start=tuple(start), step=tuple(step))
+        return what, op.operands
 
     def integer(self, e: Expr) -> Value:
         if e.is_const:
-            attrs: dict[str, Any] = {"value": e.value, "dtype": dtypes.INT64, "shape": ()}
-            return self.remember(("integer", e), "full", (), attrs)
-        return self.remember(("integer", e), "expr", (), {"value": e, "dtype": dtypes.INT64})
+            return self.remember(("integer", e), Full(e.value, dtypes.INT64, ()))
+        return self.remember(("integer", e), Symbolic(e, dtypes.INT64))
 
-    def remember(
-        self, key: Any, kind: str, operands: Sequence[Value], attrs: Mapping[str, Any]
-    ) -> Value:
+    def remember(self, key: Any, what: Kind, operands: Sequence[Value] = ()) -> Value:
         found = self.known(key)
         if found is None:
-            found = self.parts[-1][key] = self.emit(kind, operands, attrs)
+            found = self.parts[-1][key] = self.emit(what, operands)
         return found
 
     def known(self, key: Any) -> Value | None:
@@ -190,8 +208,8 @@ class Parts:
             (d,) = moved
             if in_turn and now[d] == cuts.whole(have[d].extent):
                 offset = mesh.block_offset(have[d].extent, size, expr.symbol(var))
-                attrs: dict[str, Any] = {"axes": axes, "dim": d, "var": var, "offset": offset}
-                return self.stated("all_gather", x, attrs, now), now
+                gather = AllGather(axes, d, var, offset, self.stated(x, now))
+                return self.emit(gather, (x,)), now
         changed = [d for d, (c, h) in enumerate(zip(now, have)) if c != h]
         if len(moved) == 1 and len(changed) == 2:
             (d,), (q,) = moved, [d for d in changed if d not in moved]
@@ -200,35 +218,32 @@ class Parts:
                 axes, have[q].last
             ):
                 offset = mesh.block_offset(have[d].extent, size, expr.symbol(var))
-                attrs = {"axes": axes, "split": q, "concat": d, "var": var, "offset": offset}
-                return self.stated("all_to_all", x, attrs, now), now
-        return self.stated("redistribute", x, self.boxes(axes, have, now), now), now
+                swap = AllToAll(axes, q, d, var, offset, self.stated(x, now))
+                return self.emit(swap, (x,)), now
+        boxes = self.boxes(axes, have, now)
+        return self.emit(Redistribute(**boxes, types=self.stated(x, now)), (x,)), now
 
     def boxes(
         self, axes: tuple[str, ...], have: Sequence[cuts.Cut], want: Sequence[cuts.Cut]
-    ) -> dict[str, Any]:
+    ) -> Boxes:
         """What a redistribute or a halo says of its members."""
-        attrs: dict[str, Any] = {
+        wraps = tuple(c.wraps() for c in want)
+        return {
             "axes": axes,
             "have": tuple(c.bounds(self.mesh) for c in have),
             "want": tuple(c.bounds(self.mesh) for c in want),
+            "near": cuts.near(self.mesh, axes, have, want),
+            "wraps": wraps if any(wraps) else (),
         }
-        if near := cuts.near(self.mesh, axes, have, want):
-            attrs["near"] = near
-        if any(wraps := tuple(c.wraps() for c in want)):
-            attrs["wraps"] = wraps
-        return attrs
 
     def moving(self, value: Value, dims: Sequence[int]) -> tuple[str, ...]:
         """The axes that split some dims of a value, in the mesh's order."""
         layout = layout_of(value)
         return tuple(a for a in self.mesh.names if any(a in layout[d] for d in dims))
 
-    def stated(
-        self, kind: str, x: Value, attrs: dict[str, Any], now: Sequence[cuts.Cut]
-    ) -> Value:
-        shape = cuts.extents(self.mesh, tuple(now))
-        return self.emit(kind, (x,), {**attrs, "types": (ArrayType(x.type.dtype, shape),)})
+    def stated(self, x: Value, now: Sequence[cuts.Cut]) -> tuple[ArrayType, ...]:
+        """The type of what an exchange makes of x."""
+        return (ArrayType(x.type.dtype, cuts.extents(self.mesh, tuple(now))),)
 
 
 def _symbols(cut: cuts.Cut, mesh_: mesh.Mesh) -> set[Sym]:

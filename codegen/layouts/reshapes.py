@@ -13,50 +13,15 @@ from typing import TYPE_CHECKING
 
 from codegen import expr
 from codegen.expr import Expr, product
+from codegen.groups import Group, groups
 from codegen.ir import Op, Shape, Value
 from codegen.layouts import cuts
 from codegen.layouts.cuts import Cut, Window
-from codegen.mesh import Layout, LayoutEntry, Mesh
+from codegen.mesh import Mesh
+from codegen.ops import Reshape, Slice
 
 if TYPE_CHECKING:  # it reads the other way round while running
     from codegen.layouts.views import Builder
-
-
-@dataclass(frozen=True)
-class Group:
-    """Dims of the operand and of the result that hold the same elements; none of extent 1."""
-
-    before: tuple[int, ...]
-    after: tuple[int, ...]
-
-
-def groups(before: Shape, after: Shape) -> list[Group]:
-    """The finest groups, left to right."""
-    old = [d for d, e in enumerate(before) if e != 1]
-    new = [d for d, e in enumerate(after) if e != 1]
-    out: list[Group] = []
-    while old or new:
-        i, j = (1 if old else 0), (1 if new else 0)
-        while True:
-            a, b = product(before[d] for d in old[:i]), product(after[d] for d in new[:j])
-            if a == b or expr.equal(a, b) or (i == len(old) and j == len(new)):
-                break
-            more_old = j == len(new) or (i < len(old) and expr.nonneg(b - a))
-            i, j = (i + 1, j) if more_old else (i, j + 1)
-        if i == 0 or j == 0:  # an extent of 0, or one that is 1 only at launch: all that is left
-            i, j = len(old), len(new)
-        out.append(Group(tuple(old[:i]), tuple(new[:j])))
-        old, new = old[i:], new[j:]
-    return out
-
-
-def layout(before: Shape, after: Shape, have: Layout) -> Layout:
-    """The layout of the result: split dims that stay, or lead their group, stay split."""
-    entries: list[LayoutEntry] = [()] * len(after)
-    for group in groups(before, after):
-        if group.before and group.after:
-            entries[group.after[0]] = have[group.before[0]]
-    return tuple(entries)
 
 
 def natural(op: Op, dim: int, of: Callable[[Value, int], Cut], mesh: Mesh) -> Cut | None:
@@ -134,13 +99,13 @@ def make(op: Op, window: Window, x: Value, build: Builder) -> Value:
             held[plan.group.after[0]] = window[plan.group.after[0]]
     shape = cuts.extents(mesh, tuple(held))
     if shape != x.type.shape:
-        x = build.emit("reshape", (x,), {"shape": shape})
+        x = build.emit(Reshape(shape=shape), (x,))
     if tuple(held) == window:
         return x
     lows = zip(cuts.lows(mesh, window), cuts.lows(mesh, tuple(held)), strict=True)
-    attrs = {"start": tuple(w - h for w, h in lows), "step": (1,) * len(window),
-             "shape": cuts.extents(mesh, window), "cut": True}  # fmt: skip
-    return build.emit("slice", (x,), attrs)
+    start = tuple(w - h for w, h in lows)
+    cut = Slice(start, (1,) * len(window), cuts.extents(mesh, window), cut=True)
+    return build.emit(cut, (x,))
 
 
 def _cut_to_elements(plans: Sequence[_Plan], op: Op, x: Value, build: Builder) -> Value:
@@ -161,6 +126,6 @@ def _cut_to_elements(plans: Sequence[_Plan], op: Op, x: Value, build: Builder) -
         inner = product(before[d] for d in plan.group.before[1:])
         start.append(low - plan.rows.bounds(build.mesh)[0] * inner)
         shape.append(high - low)
-    x = build.emit("reshape", (x,), {"shape": tuple(flat)})
-    attrs = {"start": tuple(start), "step": (1,) * len(start), "shape": tuple(shape), "cut": True}
-    return build.emit("slice", (x,), attrs)
+    x = build.emit(Reshape(shape=tuple(flat)), (x,))
+    cut = Slice(tuple(start), (1,) * len(start), tuple(shape), cut=True)
+    return build.emit(cut, (x,))

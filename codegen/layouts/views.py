@@ -8,7 +8,7 @@ Always holds: what is computed equals the same elements of the global result.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from codegen import dtypes, expr
 from codegen.dtypes import DType
@@ -17,6 +17,18 @@ from codegen.ir import Op, Shape, Value
 from codegen.layouts import cuts, reshapes
 from codegen.layouts.cuts import Cut, Window
 from codegen.mesh import LayoutEntry, Mesh
+from codegen.ops import (
+    AllReduce,
+    Broadcast,
+    DynamicSlice,
+    Full,
+    Gather,
+    Iota,
+    Kind,
+    Map,
+    Slice,
+    Update,
+)
 
 
 class Builder(Protocol):
@@ -24,7 +36,7 @@ class Builder(Protocol):
 
     mesh: Mesh
 
-    def emit(self, kind: str, operands: Sequence[Value], attrs: Mapping[str, Any]) -> Value: ...
+    def emit(self, what: Kind, operands: Sequence[Value] = ()) -> Value: ...
 
     def integer(self, e: Expr) -> Value:
         """A symbolic integer as a 0-d int64 value."""
@@ -90,10 +102,10 @@ class Views:
         return []
 
     def _map(self, op: Op, window: Window, operands: list[Value], build: Builder) -> Value:
-        value = build.emit("map", operands, op.attrs)
+        value = build.emit(op.what, operands)
         axes = self.partial.get(op.result)
         if axes and op.result not in self.later:
-            value = build.emit("all_reduce", (value,), {"axes": axes, "fn": "add"})
+            value = build.emit(AllReduce(axes=axes, fn="add"), (value,))
             value = self.cast(value, op.result.type.dtype, build)
         return value
 
@@ -108,7 +120,7 @@ class Views:
         )]  # fmt: skip
 
     def _broadcast(self, op: Op, window: Window, operands: list[Value], build: Builder) -> Value:
-        return build.emit("broadcast", operands, {**op.attrs, "shape": self.shape(window)})
+        return build.emit(op.what.but(shape=self.shape(window)), operands)
 
     def _slice_needs(self, op: Op, window: Window) -> list[Window]:
         a = op.attrs
@@ -119,16 +131,15 @@ class Views:
 
     def _slice(self, op: Op, window: Window, operands: list[Value], build: Builder) -> Value:
         (held,) = self._slice_needs(op, window)
-        attrs = {"start": self.start(op, window, held), "step": op.attrs["step"],
-                 "shape": self.shape(window), "cut": True}  # fmt: skip
-        return build.emit("slice", operands, attrs)
+        start, step = self.start(op, window, held), op.attrs["step"]
+        return build.emit(Slice(start, step, self.shape(window), cut=True), operands)
 
     def _transpose_needs(self, op: Op, window: Window) -> list[Window]:
         perm = op.attrs["perm"]
         return [tuple(window[perm.index(d)] for d in range(len(perm)))]
 
     def _transpose(self, op: Op, window: Window, operands: list[Value], build: Builder) -> Value:
-        return build.emit("transpose", operands, op.attrs)
+        return build.emit(op.what, operands)
 
     def _reshape_needs(self, op: Op, window: Window) -> list[Window]:
         return [reshapes.needs(op, window, self.mesh)]
@@ -147,8 +158,7 @@ class Views:
         if operands[0].type.shape == shape:
             return operands[0]
         zeros, ones = (expr.const(0),) * len(shape), (1,) * len(shape)
-        attrs = {"start": zeros, "step": ones, "shape": shape, "cut": True}
-        return build.emit("slice", operands, attrs)
+        return build.emit(Slice(zeros, ones, shape, cut=True), operands)
 
     def repeats(self, value: Value, dim: int) -> bool:
         """Whether the part of a value beyond the ends of a dim, which goes on there, can be had
@@ -180,7 +190,7 @@ class Views:
     # ---- sources ---------------------------------------------------------------------------------
 
     def _full(self, op: Op, window: Window, operands: list[Value], build: Builder) -> Value:
-        return build.emit("full", (), {**op.attrs, "shape": self.shape(window)})
+        return build.emit(op.what.but(shape=self.shape(window)))
 
     def _iota(self, op: Op, window: Window, operands: list[Value], build: Builder) -> Value:
         dim = op.attrs["dim"]
@@ -191,21 +201,21 @@ class Views:
         self, shape: Shape, dim: int, low: Expr, period: Expr | None, dtype: DType, build: Builder
     ) -> Value:
         """low, low + 1, … along a dim, modulo the period."""
-        value = build.emit("iota", (), {"dim": dim, "dtype": dtype, "shape": shape})
+        value = build.emit(Iota(dim, dtype, shape))
         terms = [("add", low)] if low != 0 else []
         terms += [("mod", period)] if period is not None else []
         for fn, number in terms:
             other = self.cast(build.integer(number), dtype, build)
-            other = build.emit("broadcast", (other,), {"dims": (), "shape": shape})
-            value = build.emit("map", (value, other), {"fn": fn})
+            other = build.emit(Broadcast(dims=(), shape=shape), (other,))
+            value = build.emit(Map(fn), (value, other))
         return value
 
     def _const(self, op: Op, window: Window, operands: list[Value], build: Builder) -> Value:
-        value = build.emit("const", (), op.attrs)
+        value = build.emit(op.what)
         return self.part(value, tuple(map(cuts.whole, op.result.type.shape)), window, build)
 
     def _expr(self, op: Op, window: Window, operands: list[Value], build: Builder) -> Value:
-        return build.emit("expr", (), op.attrs)
+        return build.emit(op.what)
 
     # ---- writes ----------------------------------------------------------------------------------
 
@@ -219,8 +229,8 @@ class Views:
 
     def _update(self, op: Op, window: Window, operands: list[Value], build: Builder) -> Value:
         _, part = self._update_needs(op, window)
-        attrs = {**op.attrs, "start": self.start(op, part, window), "cut": True}
-        return build.emit("update", operands, attrs)
+        start = self.start(op, part, window)
+        return build.emit(op.what.but(start=start, cut=True), operands)
 
     def start(self, op: Op, part: Window, held: Window) -> Shape:
         """Where a part of the result of a slice (the operand of an update) begins in what is held
@@ -253,7 +263,7 @@ class Views:
             c if self._still(s, m, e) else cuts.whole(m)
             for c, s, m, e in zip(window, starts, op.attrs["shape"], x.type.shape, strict=True)
         )
-        value = build.emit("dynamic_slice", operands, {"shape": self.shape(found)})
+        value = build.emit(DynamicSlice(shape=self.shape(found)), operands)
         return self.part(value, found, window, build)
 
     def _dynamic_update_needs(self, op: Op, window: Window) -> list[Window]:
@@ -273,9 +283,9 @@ class Views:
             at = operands[2 + d]
             still = self._still(start, v.type.shape[d], x.type.shape[d])
             if low != 0 and not still:
-                at = build.emit("map", (at, build.integer(low)), {"fn": "sub"})
+                at = build.emit(Map("sub"), (at, build.integer(low)))
             local.append(at)
-        return build.emit("dynamic_update", [*operands[:2], *local], op.attrs)
+        return build.emit(op.what, [*operands[:2], *local])
 
     def _edge_needs(self, op: Op, window: Window) -> list[Window]:
         (x,) = op.operands
@@ -293,10 +303,8 @@ class Views:
             own + before - first
             for own, (before, _), first in zip(self.lows(held), op.attrs["widths"], lows)
         ]
-        blank = {"value": 0, "dtype": x.type.dtype, "shape": shape, "blank": True}
-        value = build.emit("full", (), blank)
-        attrs = {"start": tuple(at), "step": step, "cut": True}
-        value = build.emit("update", (value, x), attrs)
+        value = build.emit(Full(0, x.type.dtype, shape, blank=True))
+        value = build.emit(Update(tuple(at), step, cut=True), (value, x))
         for d, (before, after) in enumerate(op.attrs["widths"]):
             here = x.type.shape[d]
             end = at[d] + here
@@ -308,14 +316,13 @@ class Views:
                 if not many:
                     continue
                 zeros = [expr.const(0)] * len(shape)
-                one = {"start": (*zeros[:d], source, *zeros[d + 1 :]), "step": step, "cut": True,
-                       "shape": (*shape[:d], expr.const(1), *shape[d + 1 :])}  # fmt: skip
-                line = build.emit("slice", (value,), one)
-                lines = {"dims": tuple(range(len(shape))),
-                         "shape": (*shape[:d], count, *shape[d + 1 :])}  # fmt: skip
-                line = build.emit("broadcast", (line,), lines)
-                attrs = {"start": (*zeros[:d], target, *zeros[d + 1 :]), "step": step, "cut": True}
-                value = build.emit("update", (value, line), attrs)
+                begin = (*zeros[:d], source, *zeros[d + 1 :])
+                one = (*shape[:d], expr.const(1), *shape[d + 1 :])
+                line = build.emit(Slice(begin, step, one, cut=True), (value,))
+                lines = (*shape[:d], count, *shape[d + 1 :])
+                line = build.emit(Broadcast(tuple(range(len(shape))), lines), (line,))
+                begin = (*zeros[:d], target, *zeros[d + 1 :])
+                value = build.emit(Update(begin, step, cut=True), (value, line))
         return value
 
     # ---- parts -----------------------------------------------------------------------------------
@@ -331,8 +338,8 @@ class Views:
         if held == wanted:
             return value
         start = tuple(w - h for w, h in zip(self.lows(wanted), self.lows(held)))
-        attrs = {"start": start, "step": (1,) * len(start), "shape": self.shape(wanted)}
-        return build.emit("slice", (value,), {**attrs, "cut": True})
+        cut = Slice(start, (1,) * len(start), self.shape(wanted), cut=True)
+        return build.emit(cut, (value,))
 
     def around(self, x: Value, dim: int, wanted: Cut, build: Builder) -> Value:
         """Of a dim that a rank has whole: a part that lies beyond its ends too."""
@@ -343,9 +350,9 @@ class Views:
         shape = (*x.type.shape[:dim], high - low, *x.type.shape[dim + 1 :])
         if not before.is_const or not beyond.is_const:
             at = self._counted((high - low,), 0, low, period, dtypes.INT64, build)
-            return build.emit("gather", (x, at), {"dims": (dim,), "at": dim})
-        whole = {"value": 0, "dtype": x.type.dtype, "shape": shape, "blank": True}
-        value, step = build.emit("full", (), whole), (1,) * len(shape)
+            return build.emit(Gather(dims=(dim,), at=dim), (x, at))
+        value = build.emit(Full(0, x.type.dtype, shape, blank=True))
+        step = (1,) * len(shape)
         for wrap in range(-before.value, beyond.value + 1):
             begin = expr.maximum(low, period * wrap)
             end = expr.minimum(high, period * (wrap + 1))
@@ -353,10 +360,8 @@ class Views:
             zeros = [expr.const(0)] * len(shape)
             here, there = zeros.copy(), zeros
             here[dim], there[dim] = begin - low, begin - period * wrap
-            attrs = {"start": tuple(there), "step": step, "shape": part, "cut": True}
-            piece = build.emit("slice", (x,), attrs)
-            attrs = {"start": tuple(here), "step": step, "cut": True}
-            value = build.emit("update", (value, piece), attrs)
+            piece = build.emit(Slice(tuple(there), step, part, cut=True), (x,))
+            value = build.emit(Update(tuple(here), step, cut=True), (value, piece))
         return value
 
     def wide(self, x: Value, build: Builder) -> Value:
@@ -366,4 +371,4 @@ class Views:
     def cast(self, x: Value, dtype: DType, build: Builder) -> Value:
         if x.type.dtype == dtype:
             return x
-        return build.emit("map", (x,), {"fn": "cast", "dtype": dtype})
+        return build.emit(Map("cast", dtype=dtype), (x,))

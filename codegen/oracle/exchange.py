@@ -19,7 +19,8 @@ from codegen.errors import InternalError, MatchingError
 from codegen.expr import IntLike, as_expr
 from codegen.functions import neutral
 from codegen.ir import Op
-from codegen.oracle.reference import Array, Eval, combine, extents
+from codegen.ops.kind import Array, Eval, extents
+from codegen.ops.reductions import combine
 
 
 @dataclass

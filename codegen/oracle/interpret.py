@@ -28,10 +28,24 @@ from codegen.errors import (
 from codegen.expr import Expr, Sym
 from codegen.ir import Input, Module, Op, Region, Shape, Value
 from codegen.mesh import Layout
-from codegen.ops import OPS, POSITION
+from codegen.ops import (
+    POSITION,
+    Branch,
+    Exchange,
+    Expect,
+    Let,
+    Loop,
+    Print,
+    RunScalar,
+    ShardMap,
+)
+from codegen.ops.kind import Array, extents
 from codegen.oracle.common import rank_prefix
 from codegen.oracle.exchange import EXCHANGE, Member
-from codegen.oracle.reference import REFERENCE, Array, evaluator, extents
+from codegen.oracle.reference import evaluator
+
+# Kinds that are more than their result in NumPy.
+_APART = (RunScalar, Loop, Branch, Let, ShardMap, Print, Expect, Exchange)
 
 Running = Generator[Op, list[Array], list[Array]]
 Box = tuple[slice, ...]
@@ -77,7 +91,7 @@ class _Rank:
         self.values.update(zip(region.args, args, strict=True))
         for op in region.ops:
             operands = [self.values[v] for v in op.operands]
-            if op.kind in REFERENCE:
+            if not isinstance(op.what, _APART):
                 results = self.compute(op, operands)
             else:
                 results = yield from self.op(op, operands)
@@ -114,16 +128,16 @@ class _Rank:
             self.expect(op, *operands)
             return []
         if op.kind == "scalar":
-            name = op.attrs["name"]
+            name = op.attrs["scalar"]
             return [np.asarray(self.world.scalars[name], dtypes.numpy_dtype(op.attrs["dtype"]))]
-        assert OPS[op.kind].group == "exchange"
+        assert isinstance(op.what, Exchange)
         self.waits = (op, operands)
         return (yield op)
 
     def compute(self, op: Op, operands: list[Array]) -> list[Array]:
         """What an op within a rank gives."""
         try:
-            return REFERENCE[op.kind](operands, op.attrs, self.eval)
+            return op.what.reference(operands, self.eval)
         except InternalError as error:
             error.place = error.place or op.place
             raise

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from codegen import dtypes, ops
+from codegen import dtypes
 from codegen.errors import InternalError
 from codegen.ir import ArrayType, Module, Op, Region, Value
+from codegen.ops import Exchange, Kind
 
 
 def check(module: Module) -> Module:
@@ -65,23 +66,18 @@ def _region(module: Module, region: Region, outer: set[Value]) -> None:
 
 
 def _op(module: Module, op: Op, scope: set[Value]) -> None:
-    rule = ops.OPS.get(op.kind)
-    if rule is None:
-        _expect(False, op, "an op's kind is a row of the table")
-        return
-    names = {n for n in rule.attrs if not n.endswith("?")}
-    _expect(names <= set(op.attrs), op, "{} carries {}", op.kind, sorted(names))
+    _expect(isinstance(op.what, Kind), op, "what an op does is a Kind")
     for value in op.operands:
         _expect(value in scope, op, "operand {} is defined before its use", value)
     for value in op.results:
         _expect(value not in scope, op, "{} is defined once", value)
-    inferred = ops.infer(op.kind, [v.type for v in op.operands], op.attrs)
+    inferred = op.what.infer([v.type for v in op.operands])
     stated = [v.type for v in op.results]
     follows = "results follow from the rule: {} against {}"
     _expect(_same_types(inferred, stated), op, follows, inferred, stated)
     for inner in op.regions:
         _region(module, inner, scope)
-    if rule.group == "exchange" and "fn" in op.attrs:
+    if isinstance(op.what, Exchange) and "fn" in op.attrs:
         stored = op.operands[0].type.dtype
         _expect(dtypes.folded_in(stored) == stored, op, "ranks fold no {}", stored)
     _level(module, op)

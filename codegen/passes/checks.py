@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from codegen import dtypes, ops
+from codegen import dtypes
 from codegen.dtypes import DType
 from codegen.functions import FUNCTIONS
 from codegen.ir import Module, Op, Region, Shape, Value, walk
-from codegen.ops import POSITION
+from codegen.ops import POSITION, Broadcast, Cumulative, Expect, Full, Kind, Map, Reduce
 
 # Functions that give a number for numbers, and a finite one for finite ones.
 _SAFE = frozenset(
@@ -85,18 +85,18 @@ class _Checks:
 
     # ---- building --------------------------------------------------------------------------------
 
-    def emit(self, kind: str, *operands: Value, **attrs: Any) -> Value:
-        (t,) = ops.infer(kind, [v.type for v in operands], attrs)
+    def emit(self, what: Kind, *operands: Value) -> Value:
+        (t,) = what.infer([v.type for v in operands])
         assert self.at is not None
-        self.ops.append(Op(kind, operands, (Value("check", t),), attrs, (), self.at.place))
+        self.ops.append(Op(what, operands, (Value("check", t),), (), self.at.place))
         return self.ops[-1].result
 
     def map(self, fn: str, *operands: Value) -> Value:
-        return self.emit("map", *operands, fn=fn)
+        return self.emit(Map(fn), *operands)
 
     def cast(self, value: Value, dtype: DType) -> Value:
         same = value.type.dtype == dtype
-        return value if same else self.emit("map", value, fn="cast", dtype=dtype)
+        return value if same else self.emit(Map("cast", dtype=dtype), value)
 
     def every(self, fn: str, values: Sequence[Value], join: str = "logical_and") -> Value:
         """fn of each of them, joined."""
@@ -106,21 +106,19 @@ class _Checks:
         return total
 
     def full(self, value: float, dtype: DType, shape: Shape) -> Value:
-        return self.emit("full", value=value, dtype=dtype, shape=shape)
+        return self.emit(Full(value=value, dtype=dtype, shape=shape))
 
     def expect(self, check: str, value: Value, holds: Value, message: str, remedy: str) -> None:
         """That this holds of every element of a value."""
         assert self.at is not None
         place: tuple[str, ...] = ()
-        attrs: dict[str, Any] = {"check": check}
+        start = self.program.starts.get(value) if value.type.ndim else None
         if value.type.ndim:
-            start = self.program.starts.get(value)
-            attrs |= {} if start is None else {"start": start}
             whose = "of the array" if start is not None else "of this rank's part"
             place = (" (element ", POSITION, f" {whose})")
         text = (f"{message}{place[0]}", *place[1:]) if place else (message,)
-        attrs["parts"] = (*text[:-1], f"{text[-1]}\n  try:      {remedy}")
-        self.ops.append(Op("expect", (holds,), (), attrs, (), self.at.place))
+        what = Expect((*text[:-1], f"{text[-1]}\n  try:      {remedy}"), start, check)
+        self.ops.append(Op(what, (holds,), (), (), self.at.place))
 
     # ---- NaN and infinities ----------------------------------------------------------------------
 
@@ -205,7 +203,7 @@ class _Checks:
         return self.map("logical_not", self.map("isfinite", value))
 
     def any_of(self, value: Value, dims: Sequence[int]) -> Value:
-        return self.emit("reduce", value, fn="or", dims=tuple(dims)) if dims else value
+        return self.emit(Reduce(fn="or", dims=tuple(dims)), value) if dims else value
 
     def reduce_finite(self, op: Op, value: Value) -> Value | None:
         if op.attrs["fn"] not in ("add", "mul"):
@@ -216,7 +214,7 @@ class _Checks:
         if op.attrs["fn"] not in ("add", "mul"):
             return None
         bits = self.cast(self.not_finite(op.operands[0]), _BYTE)
-        before = self.emit("cumulative", bits, fn="max", dim=op.attrs["dim"])
+        before = self.emit(Cumulative(fn="max", dim=op.attrs["dim"]), bits)
         return self.unless(value, self.map("ne", before, self.full(0, _BYTE,
                                                                    value.type.shape)))  # fmt: skip
 
@@ -226,7 +224,7 @@ class _Checks:
         rows = self.any_of(self.not_finite(a), [n - 1])
         columns = self.any_of(self.not_finite(b), [n - 2])
         batch = tuple(range(n - 2))
-        wide = [self.emit("broadcast", x, dims=(*batch, d), shape=shape)
+        wide = [self.emit(Broadcast(dims=(*batch, d), shape=shape), x)
                 for x, d in ((rows, n - 2), (columns, n - 1))]  # fmt: skip
         return self.unless(value, self.map("logical_or", *wide))
 
@@ -235,7 +233,7 @@ class _Checks:
         holds = self.map("isfinite", value)
         for v in given:
             was = self.any_of(self.not_finite(v), range(v.type.ndim))
-            wide = self.emit("broadcast", was, dims=(), shape=value.type.shape)
+            wide = self.emit(Broadcast(dims=(), shape=value.type.shape), was)
             holds = self.map("logical_or", holds, wide if value.type.ndim else was)
         return holds
 
@@ -278,7 +276,7 @@ class _Checks:
     def other_exact(self, op: Op) -> Value | None:
         if op.attrs.get("fn", "add") not in ("add", "mul"):
             return None
-        return self.emit(op.kind, *self.floats(op), **op.attrs)
+        return self.emit(op.what, *self.floats(op))
 
 
 def _narrows(source: DType, to: DType) -> bool:

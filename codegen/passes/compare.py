@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
-from codegen import expr, mesh, ops
+from codegen import expr, mesh
 from codegen.errors import Place
 from codegen.ir import ArrayType, Module, Op, Region, Value, walk
-from codegen.ops import POSITION
+from codegen.ops import POSITION, BroadcastFrom, Exchange, Expect, Kind, Map, ShardMap
 from codegen.printer import axes_text
 from codegen.variance import InBody
 
@@ -73,8 +72,8 @@ class _Compare:
         )
         arg = Value(value.name, ArrayType(value.type.dtype, shape))
         inner = self.same(arg, axes, what, place)
-        attrs: dict[str, Any] = {"in_layouts": (layout,), "out_layouts": (), "types": ()}
-        return [Op("shard_map", (value,), (), attrs, (Region((arg,), tuple(inner), ()),), place)]
+        body = Region((arg,), tuple(inner), ())
+        return [Op(ShardMap((layout,), (), ()), (value,), (), (body,), place)]
 
     # ---- one rank's view -------------------------------------------------------------------------
 
@@ -110,29 +109,29 @@ class _Compare:
     def met(self, regions: Sequence[Region]) -> Axes:
         """The axes along which ranks meet in some regions."""
         found = {a for r in regions for op in walk(r)
-                 if ops.OPS[op.kind].group == "exchange" for a in op.attrs["axes"]}  # fmt: skip
+                 if isinstance(op.what, Exchange) for a in op.what.axes}  # fmt: skip
         return tuple(a for a in self.long if a in found)
 
     def same(self, value: Value, axes: Axes, what: str, place: Place | None) -> list[Op]:
         """That this rank has what the first one along these axes has."""
         out: list[Op] = []
 
-        def emit(kind: str, *operands: Value, **attrs: Any) -> Value:
-            (t,) = ops.infer(kind, [v.type for v in operands], attrs)
-            out.append(Op(kind, operands, (Value(value.name, t),), attrs, (), place))
+        def emit(what: Kind, *operands: Value) -> Value:
+            (t,) = what.infer([v.type for v in operands])
+            out.append(Op(what, operands, (Value(value.name, t),), (), place))
             return out[-1].result
 
         t = ArrayType(value.type.dtype, value.type.shape)
-        first = emit("broadcast_from", value, axes=axes, root=expr.const(0), types=(t,))
-        holds = emit("map", value, first, fn="eq")
+        first = emit(BroadcastFrom(axes=axes, root=expr.const(0), types=(t,)), value)
+        holds = emit(Map("eq"), value, first)
         if t.dtype.kind in "fc":
-            nan = [emit("map", v, fn="isnan") for v in (value, first)]
-            holds = emit("map", holds, emit("map", *nan, fn="logical_and"), fn="logical_or")
+            nan = [emit(Map("isnan"), v) for v in (value, first)]
+            holds = emit(Map("logical_or"), holds, emit(Map("logical_and"), *nan))
         at = (" (element ", POSITION, " of this rank's part)") if t.ndim else ()
         along = axes_text(axes)
         text = [f"{what} differs between the ranks along {along}{''.join(at[:1])}", *at[1:]]
         text[-1] += "\n  expected: "
         parts = (*text, "", f", as on the first rank along {along}\n  found:    ", "", "")
-        out.append(Op("expect", (holds, first, value), (), {"parts": parts, "check": "equal"}, (),
-                      place))  # fmt: skip
+        expect = Expect(parts, check="equal")
+        out.append(Op(expect, (holds, first, value), (), (), place))
         return out

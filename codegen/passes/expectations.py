@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-from codegen import dtypes, expr, ops
+from codegen import dtypes, expr
 from codegen.access import strides
 from codegen.expr import Expr
 from codegen.ir import Module, Op, Region, Shape, Value
-from codegen.ops import POSITION
+from codegen.ops import POSITION, Full, Gather, Iota, Kind, Map, Reduce, Reshape, Symbolic
 
 _LATE = ("nan", "overflow")
 _NOWHERE = 2**63 - 1  # the first place where nothing is found
@@ -39,7 +38,7 @@ def _region(region: Region) -> Region:
         if op.kind == "expect" and op.attrs.get("check") in _LATE:
             late.append(op)
             continue
-        if op.regions or ops.OPS[op.kind].group in ("effect", "control", "exchange"):
+        if op.regions or op.what.group in ("effect", "control", "exchange"):
             out += late
             late = []
         out.append(replace(op, regions=tuple(map(_region, op.regions))) if op.regions else op)
@@ -57,37 +56,36 @@ class _Places:
         holds, *shown = op.operands
         self.shape = holds.type.shape
         self.total = expr.product(self.shape)
-        places = self.reshaped(self.emit("iota", dim=0, dtype=dtypes.INT64, shape=(self.total,)),
+        places = self.reshaped(self.emit(Iota(dim=0, dtype=dtypes.INT64, shape=(self.total,))),
                                self.shape)  # fmt: skip
-        beyond = self.emit("full", value=_NOWHERE, dtype=dtypes.INT64, shape=self.shape)
-        wrong = self.emit("map", holds, beyond, places, fn="select")
-        first = self.emit("reduce", wrong, fn="min", dims=tuple(range(len(self.shape))))
-        nowhere = self.emit("map", first, self.integer(expr.const(_NOWHERE)), fn="eq")
+        beyond = self.emit(Full(value=_NOWHERE, dtype=dtypes.INT64, shape=self.shape))
+        wrong = self.emit(Map("select"), holds, beyond, places)
+        first = self.emit(Reduce(fn="min", dims=tuple(range(len(self.shape)))), wrong)
+        nowhere = self.emit(Map("eq"), first, self.integer(expr.const(_NOWHERE)))
         seen = [self.seen(v, first) for v in shown]
         parts, operands = self.text(op, seen, first)
-        attrs = {**op.attrs, "parts": parts}
-        attrs.pop("start", None)
-        self.ops.append(Op("expect", (nowhere, *operands), (), attrs, (), op.place))
+        what = op.what.but(parts=parts, start=None)
+        self.ops.append(Op(what, (nowhere, *operands), (), (), op.place))
 
-    def emit(self, kind: str, *operands: Value, **attrs: Any) -> Value:
-        (t,) = ops.infer(kind, [v.type for v in operands], attrs)
+    def emit(self, what: Kind, *operands: Value) -> Value:
+        (t,) = what.infer([v.type for v in operands])
         result = Value("check", t)
-        self.ops.append(Op(kind, operands, (result,), attrs, (), self.at.place))
+        self.ops.append(Op(what, operands, (result,), (), self.at.place))
         return result
 
     def integer(self, e: Expr) -> Value:
         if e.is_const:
-            return self.emit("full", value=e.value, dtype=dtypes.INT64, shape=())
-        return self.emit("expr", value=e, dtype=dtypes.INT64)
+            return self.emit(Full(value=e.value, dtype=dtypes.INT64, shape=()))
+        return self.emit(Symbolic(value=e, dtype=dtypes.INT64))
 
     def reshaped(self, value: Value, shape: Shape) -> Value:
-        return value if value.type.shape == shape else self.emit("reshape", value, shape=shape)
+        return value if value.type.shape == shape else self.emit(Reshape(shape=shape), value)
 
     def seen(self, value: Value, first: Value) -> Value:
         """What stands at the place that was found."""
         if value.type.shape != self.shape:
             return value
-        return self.emit("gather", self.reshaped(value, (self.total,)), first, dims=(0,), at=0)
+        return self.emit(Gather(dims=(0,), at=0), self.reshaped(value, (self.total,)), first)
 
     def text(
         self, op: Op, seen: Sequence[Value], first: Value
@@ -115,8 +113,8 @@ class _Places:
         start = op.attrs.get("start") or (expr.const(0),) * len(self.shape)
         out = []
         for d, stride in enumerate(strides(self.shape)):
-            at = self.emit("map", first, self.integer(stride), fn="floordiv")
+            at = self.emit(Map("floordiv"), first, self.integer(stride))
             if d:
-                at = self.emit("map", at, self.integer(self.shape[d]), fn="mod")
-            out.append(self.emit("map", at, self.integer(start[d]), fn="add"))
+                at = self.emit(Map("mod"), at, self.integer(self.shape[d]))
+            out.append(self.emit(Map("add"), at, self.integer(start[d])))
         return out

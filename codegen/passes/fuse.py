@@ -16,6 +16,7 @@ from codegen import expr
 from codegen.access import INLINE, Points, Resolver, loads
 from codegen.expr import Expr
 from codegen.ir import Module, Op, Region, Value, free_values, walk
+from codegen.ops import Nest
 from codegen.plan import Apply, Bound, Node, Var
 
 LARGEST = 200  # functions in one nest: compilers take more than linear time for a loop
@@ -283,15 +284,11 @@ class _Fusing:
             else:
                 results.append(value)
         ops = tuple(m.op for m in nest.members)
-        attrs = {
-            "outer": outer,
-            "sweeps": tuple(inside[op] for op in ops),
-            "types": tuple(v.type for v in results),
-        }
+        sweeps, types = tuple(inside[op] for op in ops), tuple(v.type for v in results)
         needs = (v for m in nest.members for v in (*m.reads, m.base) if v is not None)
         read = dict.fromkeys(v for v in needs if v not in nest.made)
         region = Region((), ops, tuple(results))
-        return Op("nest", tuple(read), tuple(results), attrs, (region,), ops[0].place)
+        return Op(Nest(outer, sweeps, types), tuple(read), tuple(results), (region,), ops[0].place)
 
     def with_inline(self, region: Region, ops: list[Op]) -> Iterator[Op]:
         """The ops, and before each what it computes on the way, and the arrays of one number that

@@ -16,7 +16,7 @@ from codegen.errors import InternalError, LayoutError, MatchingError
 from codegen.expr import Expr, Sym, const
 from codegen.ir import Condition, Module, Op, Region, Route, Shape, Value, layout_text
 from codegen.mesh import Layout, block_extent, local_extent
-from codegen.ops import OPS
+from codegen.ops import OPS, Exchange
 from codegen.printer import axes_text, exchange_text, user_text
 from codegen.sampling import Claim, Facts, first_failure, related, route_fault
 
@@ -365,7 +365,7 @@ _RULES: dict[str, Callable[[_Matching, Op, Facts], None]] = {
     "update": _Matching.update,
     "dynamic_slice": _Matching.dynamic,
 }
-assert {k for k, rule in OPS.items() if rule.group == "exchange"} <= set(_RULES)
+assert {k for k, rule in OPS.items() if issubclass(rule, Exchange)} <= set(_RULES)
 
 _ROOT_DOES = {
     "broadcast_from": "is sent from", "scatter_from": "is sent from", "gather_to": "receives",

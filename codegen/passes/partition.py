@@ -18,6 +18,7 @@ from codegen.layouts import cuts
 from codegen.layouts.cuts import Window, home
 from codegen.layouts.localize import kernel_windows
 from codegen.layouts.parts import Parts
+from codegen.ops import Branch, Expect, Full, Halo, Kernel, Update
 
 
 def partition(graph: Module) -> Module:
@@ -63,12 +64,10 @@ class _Partition(Parts):
         elif op.kind in ("print", "expect", "let", "scalar"):
             operands = tuple(self.need(v, home(v)) for v in op.operands)
             results = tuple(Value(v.name, self.local_type(v)) for v in op.results)
-            attrs = dict(op.attrs)
-            if "types" in attrs:
-                attrs["types"] = tuple(v.type for v in results)
-            if op.kind == "expect":
-                attrs["start"] = cuts.lows(self.mesh, home(op.operands[0]))
-            self.ops.append(Op(op.kind, operands, results, attrs, (), op.place))
+            what = op.what
+            if isinstance(what, Expect):
+                what = what.but(start=cuts.lows(self.mesh, home(op.operands[0])))
+            self.ops.append(Op(what, operands, results, (), op.place))
             for value, local in zip(op.results, results):
                 self.have(value, local)
         else:
@@ -84,18 +83,19 @@ class _Partition(Parts):
         """On the parts of arrays that the op says; what it copies for itself nobody has."""
         windows = kernel_windows(op)
         operands = tuple(self.need(v, w) for v, w in zip(op.operands, windows, strict=True))
-        own = {j: operands[k] for how, what in op.attrs["args"] if how == "own" for j, k in [what]}
+        call = op.what
+        assert isinstance(call, Kernel)
+        own = {j: operands[k] for how, what in call.args if how == "own" for j, k in [what]}
         results = tuple(
             Value(v.name, own[j].type if j in own else self.local_type(v))
             for j, v in enumerate(op.results)
         )
-        attrs = {k: v for k, v in op.attrs.items() if k != "along"}
-        attrs["types"] = tuple(v.type for v in results)
-        attrs["args"] = tuple(
+        args = tuple(
             (how, what) if how != "start" else ("starts", self.first(op, what))
-            for how, what in op.attrs["args"]
+            for how, what in call.args
         )
-        self.ops.append(Op(op.kind, operands, results, attrs, (), op.place))
+        local_call = call.but(args=args, types=tuple(v.type for v in results), along=())
+        self.ops.append(Op(local_call, operands, results, (), op.place))
         for j, (value, local) in enumerate(zip(op.results, results)):
             if j not in own:
                 self.have(value, local)
@@ -134,15 +134,13 @@ class _Partition(Parts):
             regions.append(Region(args, tuple(self.ops), ends))
             self.parts.pop()
             self.ops = outer
-        attrs = dict(op.attrs)
         types = [
             self.local_type(v) if room is None else self.room_type(v, room)
             for v, room in zip(op.results, rooms)
         ]
-        if "types" in attrs:
-            attrs["types"] = tuple(types)
+        what = op.what.but(types=tuple(types)) if isinstance(op.what, Branch) else op.what
         results = tuple(Value(v.name, t) for v, t in zip(op.results, types))
-        self.ops.append(Op(op.kind, operands, results, attrs, tuple(regions), op.place))
+        self.ops.append(Op(what, operands, results, tuple(regions), op.place))
         for value, local, room in zip(op.results, results, rooms):
             if room is None:
                 self.have(value, local)
@@ -156,16 +154,15 @@ class _Partition(Parts):
 
     def empty(self, value: Value, room: Window, like: Op | None = None) -> Value:
         """An array with room, filled like another one, or with anything."""
-        attrs = like.attrs if like else {"value": 0, "dtype": value.type.dtype, "blank": True}
-        return self.emit("full", (), {**attrs, "shape": cuts.extents(self.mesh, room)})
+        shape = cuts.extents(self.mesh, room)
+        blank = Full(0, value.type.dtype, shape, blank=True)
+        return self.emit(like.what.but(shape=shape) if like else blank)
 
     def written(self, around: Value, mine: Value, value: Value, room: Window) -> Value:
         """An array with room in which a rank's own part is this."""
         lows = zip(cuts.lows(self.mesh, home(value)), cuts.lows(self.mesh, room))
         start = tuple(own - first for own, first in lows)
-        return self.emit(
-            "update", (around, mine), {"start": start, "step": (1,) * len(start), "cut": True}
-        )
+        return self.emit(Update(start, (1,) * len(start), cut=True), (around, mine))
 
     def roomy(self, value: Value, room: Window) -> Value:
         """What a loop is given of a value: in an array with room."""
@@ -195,10 +192,10 @@ class _Partition(Parts):
             moved = [d for d, c in enumerate(window) if c.period or blocks[d].axes]
             moved = [d for d in moved if window[d] != blocks[d]]
             have = tuple(h if d in moved else c for d, (c, h) in enumerate(zip(window, blocks)))
-            attrs = self.boxes(self.moving(value, moved), have, window)
-            attrs["room"] = tuple(c.bounds(self.mesh) for c in room)
+            boxes = self.boxes(self.moving(value, moved), have, window)
+            halo = Halo(**boxes, room=tuple(c.bounds(self.mesh) for c in room))
             self.asked, self.fetching = self.demands.of[value].places.get(window), value
-            around = self.emit("halo", (around,), attrs)
+            around = self.emit(halo, (around,))
             self.asked = self.fetching = None
             self.parts[-1][value, window] = self.rules.part(around, room, window, self)
         self.with_room[value] = around
@@ -217,7 +214,7 @@ class _Partition(Parts):
             self.at = op
             around = self.with_room.get(under) or self.empty(value, room, full)
             start = self.rules.start(op, part, room)
-            made = self.emit("update", (around, v), {**op.attrs, "start": start, "cut": True})
+            made = self.emit(op.what.but(start=start, cut=True), (around, v))
         else:
             v = self.make(op, home(value))
             self.at = op
@@ -262,7 +259,7 @@ class _Partition(Parts):
             self.parts.pop()
             self.ops = outer
         results = tuple(self.define(v) for v in op.results)
-        self.ops.append(Op(op.kind, operands, results, op.attrs, tuple(regions), op.place))
+        self.ops.append(Op(op.what, operands, results, tuple(regions), op.place))
 
     def define(self, value: Value) -> Value:
         self.local[value] = Value(value.name, value.type)

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from codegen import expr, ops
+from codegen import expr
 from codegen.errors import Place
 from codegen.ir import Module, Op, Region, Shape, Value, used_values
 from codegen.layouts.propagation import laid_out
+from codegen.ops import Full, Kind, Slice, Update
 
 # ops without effect, dropped when nobody reads them
 _FREE = ("map", "full", "slice", "broadcast", "relayout")
@@ -148,13 +148,12 @@ class _Rewrite:
     def put_together(self, value: Value, found: _Pieces) -> None:
         """The array of its pieces."""
         t, place = value.type, self.place(value)
-        attrs = {"value": 0, "dtype": t.dtype, "shape": t.shape, "blank": True}
         whole = Value(value.name, t)
-        self.ops.append(Op("full", (), (whole,), attrs, (), place))
+        self.ops.append(Op(Full(0, t.dtype, t.shape, blank=True), (), (whole,), (), place))
         for k, (box, piece) in enumerate(found.of.items()):
             made = value if k == len(found.of) - 1 else Value(value.name, t)
-            attrs = {"start": box.start, "step": (1,) * t.ndim, "apart": True}
-            self.ops.append(Op("update", (whole, piece), (made,), attrs, (), place))
+            update = Update(box.start, (1,) * t.ndim, apart=True)
+            self.ops.append(Op(update, (whole, piece), (made,), (), place))
             self.defs[made] = self.ops[-1]
             whole = made
 
@@ -190,22 +189,21 @@ class _Rewrite:
             return self.pieces[value].of[box]
         op, filled = self.defs.get(value), self.filled(value)
         if filled:
-            return self.emit("full", (), {**filled.attrs, "shape": box.shape}, value)
+            return self.emit(filled.what.but(shape=box.shape), (), value)
         if op is not None and op.kind == "map" and (whole or self.uses[value] == 1):
             return self.again(op, box)
-        attrs = {"start": box.start, "step": (1,) * len(box.start), "shape": box.shape}
-        return self.emit("slice", (value,), attrs, value)
+        return self.emit(Slice(box.start, (1,) * len(box.start), box.shape), (value,), value)
 
     def again(self, op: Op, box: _Box) -> Value:
         operands = tuple(self.part(v, box) for v in op.operands)
-        return self.emit("map", operands, op.attrs, op.result)
+        return self.emit(op.what, operands, op.result)
 
-    def emit(self, kind: str, operands: tuple[Value, ...], attrs: Any, like: Value) -> Value:
+    def emit(self, what: Kind, operands: tuple[Value, ...], like: Value) -> Value:
         types = [v.type for v in operands]
-        (t,) = ops.infer(kind, types, attrs)
-        free = replace(laid_out(kind, types, attrs, t), free=like.type.free)
+        (t,) = what.infer(types)
+        free = replace(laid_out(what, types, t), free=like.type.free)
         result = Value(f"{like.name.removesuffix('_part')}_part", free)
-        self.ops.append(Op(kind, operands, (result,), attrs, (), self.place(like)))
+        self.ops.append(Op(what, operands, (result,), (), self.place(like)))
         self.defs[result] = self.ops[-1]
         return result
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from codegen import expr, ops
+from codegen import expr
 from codegen.errors import MatchingError, Place
 from codegen.expr import Expr
 from codegen.ir import Module, Op, Region, Value
+from codegen.ops import Exchange
 from codegen.printer import axes_text, exchange_text, user_text
 from codegen.variance import NONE, Axes, Variance
 
@@ -86,7 +87,7 @@ class _Check:
 
     def region(self, region: Region, around: tuple[_Around, ...]) -> None:
         for op in region.ops:
-            if ops.OPS[op.kind].group == "exchange":
+            if isinstance(op.what, Exchange):
                 self.exchange(op, around)
             elif op.regions:
                 axes = self.found.trips[op] if op.kind == "loop" else self.found.on(op)

@@ -28,6 +28,7 @@ from codegen.errors import (
 from codegen.expr import Expr
 from codegen.ir import ArrayType, Shape, Value
 from codegen.mesh import as_written
+from codegen.ops import Relayout, Symbolic
 from codegen.trace import known
 from codegen.trace import view as views
 from codegen.trace.constants import (
@@ -224,7 +225,7 @@ class Array:
         new = views.put(self.context, self.held, self.seen, value)
         have = self.held.type
         if have.layout and new.type.layout != have.layout and not have.free:
-            new = self.context.emit_one("relayout", new, layout=have.layout)
+            new = self.context.emit_one(Relayout(to=have.layout), new)
         self.storage.write(self.context, new)
 
     def viewed(self, step: views.Step) -> Array:
@@ -548,7 +549,7 @@ def _number_value(context: Context, x: Number) -> Value:
     if not x.truth:
         return views.index_value(context, x.expr)
     return context.remember(
-        ("truth", x.expr), lambda: context.emit_one("expr", value=x.expr, dtype=dtypes.BOOL)
+        ("truth", x.expr), lambda: context.emit_one(Symbolic(value=x.expr, dtype=dtypes.BOOL))
     )
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from codegen import expr
+from codegen import expr, ops
 from codegen.expr import Expr
 from codegen.ir import Region, Value
 from codegen.layouts import propagation
@@ -249,8 +249,7 @@ class Branch(Piece):
         results = tuple(v.type for v in regions[0].results)
         operands, on = ((self.on,), None) if isinstance(self.on, Value) else ((), self.on)
         names = [name for name, _, _ in self.results] + ["memory"] * len(stored)
-        attrs = {"on": on, "types": results}
-        return context.emit("branch", operands, attrs, regions, names, self.place)
+        return context.emit(ops.Branch(on, results), operands, regions, names, self.place)
 
     @contextmanager
     def _inside(self, arm: _Arm) -> Iterator[None]:
@@ -263,7 +262,7 @@ class Branch(Piece):
 
     def _value(self, leaf: Any, t: LeafType) -> Value:
         if isinstance(leaf, _Blank):
-            return self.context.emit_one("full", value=0, dtype=t.dtype, shape=t.shape)
+            return self.context.emit_one(ops.Full(value=0, dtype=t.dtype, shape=t.shape))
         return value_of(self.context, leaf, t)
 
 

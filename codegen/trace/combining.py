@@ -13,9 +13,10 @@ import numpy as np
 from codegen import dtypes, expr
 from codegen.errors import DtypeError, UsageError
 from codegen.ir import Value
+from codegen.ops import AllReduce, Kind, ReduceScatter, ReduceTo, Scan
 from codegen.trace import tree
 from codegen.trace.array import Array, as_array, cast_value, number, wrap
-from codegen.trace.communicate import Axes, dim_of, independent, inside, scattered
+from codegen.trace.communicate import Axes, dim_of, independent, inside, kept_part
 from codegen.trace.context import Context, user_place
 from codegen.trace.layouts import axes_of
 from codegen.trace.rooted import root_of
@@ -30,15 +31,15 @@ def _all_reduce(x: Any, axis: Any, fn: str, what: str) -> Any:
             return leaf * number(context.mesh.size(axes))  # psum(1, axis): the number of members
         value = contributed(as_array(leaf), fn, what)
         independent(context, axes, value.type.shape, range(value.type.ndim), what)
-        return combined(context, "all_reduce", value, axes=axes, fn=fn)
+        return combined(context, AllReduce(axes, fn), value)
 
     return tree.map_tree(one, x)
 
 
-def combined(context: Context, kind: str, value: Value, **attrs: Any) -> Array:
+def combined(context: Context, what: Kind, value: Value) -> Array:
     """What an exchange makes of the members' values: of half types in float32, rounded once."""
     stored = value.type.dtype
-    total = context.emit_one(kind, widened(context, value), **attrs)
+    total = context.emit_one(what, widened(context, value))
     return wrap(context, cast_value(context, total, stored))
 
 
@@ -166,7 +167,7 @@ def _flag(flag: Any, axis: Any, fn: str, what: str) -> Array:
     axes = context.mesh.names if axis is None else axes_of(context, axis, what)
     array = as_array(flag, dtypes.BOOL)
     independent(context, axes, array.extents, range(array.ndim), what)
-    return wrap(context, context.emit_one("all_reduce", array.read(), axes=axes, fn=fn))
+    return wrap(context, context.emit_one(AllReduce(axes=axes, fn=fn), array.read()))
 
 
 def all_ranks(flag: Any, axis: Any = None) -> Array:
@@ -205,8 +206,10 @@ def psum_scatter(
         shape = value.type.shape
         d = dim_of(dim, len(shape), "psum_scatter")
         independent(context, axes, shape, range(len(shape)), "psum_scatter")
-        part = scattered(context, axes, "reduce_scatter", widened(context, value), shape, d, tiled,
-                         "psum_scatter", fn="add")  # fmt: skip
+        wide = widened(context, value)
+        kept = kept_part(context, axes, wide, shape, d, tiled, "psum_scatter")
+        part = wrap(context, context.emit_one(ReduceScatter(axes, d, "add", (kept,)), wide))
+        part = part if tiled else part.squeeze(d)
         return as_array(part, value.type.dtype)
 
     return tree.map_tree(one, x)
@@ -252,8 +255,8 @@ def preduce(x: Any, axis: Any, op: Any = "sum", root: Any = 0) -> Any:
         value = contributed(as_array(leaf), fn, "preduce")
         independent(context, axes, value.type.shape, range(value.type.ndim), "preduce")
         if at is None:
-            return combined(context, "all_reduce", value, axes=axes, fn=fn)
-        return combined(context, "reduce_to", value, axes=axes, fn=fn, root=at)
+            return combined(context, AllReduce(axes, fn), value)
+        return combined(context, ReduceTo(axes, fn, at), value)
 
     return tree.map_tree(one, x)
 
@@ -284,7 +287,7 @@ def _prefix(x: Any, axis: Any, op: Any, exclusive: bool, what: str) -> Any:
                 remedy="pscan, or the real and imaginary parts",
             )
         independent(context, axes, value.type.shape, range(value.type.ndim), what)
-        return combined(context, "scan", value, axes=axes, fn=fn, exclusive=exclusive)
+        return combined(context, Scan(axes, fn, exclusive), value)
 
     return tree.map_tree(one, x)
 

@@ -16,6 +16,7 @@ from codegen.errors import CarryError, MatchingError, ProgramError, ShapeError, 
 from codegen.expr import Expr, Sym
 from codegen.ir import ArrayType, Shape, Value
 from codegen.mesh import block_extent
+from codegen.ops import AllGather, AllToAll, Barrier, Permute
 from codegen.trace import tree
 from codegen.trace.array import Array, as_array, number, wrap
 from codegen.trace.context import Context, require_context, user_place
@@ -233,11 +234,9 @@ def _permute(context: Context, axes: Axes, p: Sym, route: Route, leaf: Any) -> A
     else:
         here = source.subst({p: context.mesh.position(axes)})
         shape = tuple(at_member(context, axes, e, here) for e in value.type.shape)
-    attrs = {
-        "axes": axes, "var": p, "to": to, "sends": sends, "source": source, "receives": receives,
-        "types": (ArrayType(value.type.dtype, shape),),
-    }  # fmt: skip
-    (result,) = context.emit("permute", [value], attrs, names=["received"])
+    types = (ArrayType(value.type.dtype, shape),)
+    permute = Permute(axes, p, to, sends, source, receives, types)
+    (result,) = context.emit(permute, [value], names=["received"])
     return wrap(context, result)
 
 
@@ -249,7 +248,7 @@ def barrier(axis: Any = None) -> None:
     """
     context = require_context("barrier")
     axes = context.mesh.names if axis is None else axes_of(context, axis, "barrier")
-    context.emit("barrier", (), {"axes": axes})
+    context.emit(Barrier(axes=axes), ())
 
 
 # ---- gathers ---------------------------------------------------------------------------------
@@ -303,21 +302,19 @@ def all_gather(
     dim = dim if gather_axis is None else gather_axis
 
     def one(leaf: Any) -> Array:
-        value, _, attrs, shape = joined(context, axes, leaf, dim, tiled, "all_gather")
+        value, d, p, offset, shape = joined(context, axes, leaf, dim, tiled, "all_gather")
         types = (ArrayType(value.type.dtype, shape),)
-        (gathered,) = context.emit("all_gather", [value], {**attrs, "types": types})
+        gathered = context.emit_one(AllGather(axes, d, p, offset, types), value)
         return wrap(context, gathered)
 
     return tree.map_tree(one, x)
 
 
-Attrs = dict[str, Any]
-
-
 def joined(
     context: Context, axes: Axes, leaf: Any, dim: int, tiled: bool, what: str
-) -> tuple[Value, int, Attrs, Shape]:
-    """The operand of a gather, the dim it grows along, its attributes, the shape of the whole."""
+) -> tuple[Value, int, Sym, Expr, Shape]:
+    """The operand of a gather, the dim it grows along, where a member's part begins, the shape of
+    the whole."""
     array = as_array(leaf)
     d = dim_of(dim, array.ndim + (not tiled), what)
     if not tiled:
@@ -328,23 +325,18 @@ def joined(
                 "" if tiled else "tiled=True joins parts of different extents")  # fmt: skip
     p = member_of(context, axes)
     offset, total = pieces(context, axes, shape[d], p, what)
-    attrs = {"axes": axes, "dim": d, "var": p, "offset": offset}
-    return value, d, attrs, (*shape[:d], total, *shape[d + 1 :])
+    return value, d, p, offset, (*shape[:d], total, *shape[d + 1 :])
 
 
-def scattered(
-    context: Context, axes: Axes, op: str, value: Value, shape: Shape, d: int, tiled: bool,
-    what: str, **attrs: Any,
-) -> Array:  # fmt: skip
-    """What this rank keeps of an array of this shape: its part of dim d."""
+def kept_part(
+    context: Context, axes: Axes, value: Value, shape: Shape, d: int, tiled: bool, what: str
+) -> ArrayType:
+    """The type of what this rank keeps of an array of this shape: its part of dim d."""
     n, k = context.mesh.size(axes), context.mesh.position(axes)
     if not tiled:
         _one_per_member(shape, d, n, what)
     own = expr.const(1) if not tiled else block_extent(shape[d], n, k)
-    result = ArrayType(value.type.dtype, (*shape[:d], own, *shape[d + 1 :]))
-    attrs = {"axes": axes, "dim": d, **attrs, "types": (result,)}
-    array = wrap(context, context.emit(op, [value], attrs)[0])
-    return array if tiled else array.squeeze(d)
+    return ArrayType(value.type.dtype, (*shape[:d], own, *shape[d + 1 :]))
 
 
 def _one_per_member(shape: Shape, d: int, n: Expr, what: str) -> None:
@@ -412,10 +404,8 @@ def _exchange_blocks(context: Context, axes: Axes, array: Array, s: int, c: int)
     else:
         offset, total = pieces(context, axes, shape[c], p, "all_to_all")
         shape[s], shape[c] = block_extent(shape[s], n, k), total
-    attrs = {"axes": axes, "split": s, "concat": c, "var": p, "offset": offset,
-             "types": (ArrayType(value.type.dtype, tuple(shape)),)}  # fmt: skip
-    (result,) = context.emit("all_to_all", [value], attrs)
-    return wrap(context, result)
+    types = (ArrayType(value.type.dtype, tuple(shape)),)
+    return wrap(context, context.emit_one(AllToAll(axes, s, c, p, offset, types), value))
 
 
 def axis_index(axis: Any = None) -> Any:

@@ -13,6 +13,7 @@ from codegen import dtypes, expr
 from codegen.dtypes import DType
 from codegen.errors import DtypeError
 from codegen.ir import Shape, Value
+from codegen.ops import Broadcast, Const, Full, Iota, Map
 from codegen.trace.context import Context, user_place
 
 
@@ -71,19 +72,19 @@ def full_value(context: Context, value: Any, dtype: DType, shape: Shape = ()) ->
     kept = rounded(value, dtype)
     return context.remember(
         ("full", repr(kept), dtype, shape),
-        lambda: context.emit_one("full", value=kept, dtype=dtype, shape=shape),
+        lambda: context.emit_one(Full(value=kept, dtype=dtype, shape=shape)),
     )
 
 
 def blank_value(context: Context, dtype: DType, shape: Shape) -> Value:
     """An array whose elements are all replaced by updates, before anybody reads it."""
-    return context.emit_one("full", value=0, dtype=dtype, shape=shape, blank=True)
+    return context.emit_one(Full(value=0, dtype=dtype, shape=shape, blank=True))
 
 
 def cast_value(context: Context, value: Value, dtype: DType) -> Value:
     if value.type.dtype == dtype:
         return value
-    return context.emit_one("map", value, fn="cast", dtype=dtype)
+    return context.emit_one(Map("cast", dtype=dtype), value)
 
 
 def constant_value(context: Context, data: np.ndarray[Any, Any]) -> Value:
@@ -97,7 +98,7 @@ def constant_value(context: Context, data: np.ndarray[Any, Any]) -> Value:
     if data.size > _SMALL and (steps := _affine(data)) is not None:
         return _affine_value(context, data, steps, dtype)
     kept = np.ascontiguousarray(data).reshape(data.shape).astype(dtypes.numpy_dtype(dtype))
-    return context.emit_one("const", data=kept)
+    return context.emit_one(Const(data=kept))
 
 
 _SMALL = 64  # elements; smaller constants stay data, which is easier to read
@@ -131,13 +132,13 @@ def _affine_value(
     for d, step in enumerate(steps):
         if not step:
             continue
-        part = emit("iota", dim=0, dtype=dtypes.INT64, shape=(shape[d],))
+        part = emit(Iota(dim=0, dtype=dtypes.INT64, shape=(shape[d],)))
         if step != 1:
             by = full_value(context, step, dtypes.INT64, (shape[d],))
-            part = emit("map", part, by, fn="mul")
+            part = emit(Map("mul"), part, by)
         if len(shape) > 1:
-            part = emit("broadcast", part, dims=(d,), shape=shape)
-        value = part if value is None else emit("map", value, part, fn="add")
+            part = emit(Broadcast(dims=(d,), shape=shape), part)
+        value = part if value is None else emit(Map("add"), value, part)
     assert value is not None  # a grid of zeros is a `full`
     return cast_value(context, value, dtype)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import gcd
@@ -19,12 +19,13 @@ from weakref import WeakSet
 
 import numpy as np
 
-from codegen import expr, ops
+from codegen import expr
 from codegen.errors import Place, ProgramError, TracedValueError
 from codegen.expr import Expr, Sym
 from codegen.ir import ArrayType, Condition, Input, Op, Region, Scalar, Value
 from codegen.layouts import propagation
 from codegen.mesh import Axis, Layout, Mesh
+from codegen.ops import Kind
 from codegen.places import is_user_file, place_in
 from codegen.trace.known import Known
 
@@ -193,30 +194,28 @@ class Context:
 
     def emit(
         self,
-        kind: str,
+        what: Kind,
         operands: Sequence[Value] = (),
-        attrs: Mapping[str, Any] | None = None,
         regions: Sequence[Region] = (),
         names: Sequence[str] = (),
         place: Place | None = None,
     ) -> tuple[Value, ...]:
         """Append an op to the open block; its results."""
-        attrs = dict(attrs or {})
         given = [v.type for v in operands]
-        types = ops.infer(kind, given, attrs)
+        types = what.infer(given)
         if not self.rank_view:
-            types = [propagation.laid_out(kind, given, attrs, t) for t in types]
+            types = [propagation.laid_out(what, given, t) for t in types]
         place = place or self.place or user_place()
-        hint = assigned_name(place) or kind
+        hint = assigned_name(place) or what.name
         results = tuple(
             Value(names[k] if k < len(names) else hint, t) for k, t in enumerate(types)
         )
-        op = Op(kind, tuple(operands), results, attrs, tuple(regions), place)
+        op = Op(what, tuple(operands), results, tuple(regions), place)
         self.blocks[-1].ops.append(op)
         return results
 
-    def emit_one(self, kind: str, *operands: Value, **attrs: Any) -> Value:
-        (value,) = self.emit(kind, operands, attrs)
+    def emit_one(self, what: Kind, *operands: Value) -> Value:
+        (value,) = self.emit(what, operands)
         return value
 
     def remember(self, key: Any, make: Callable[[], T]) -> T:

@@ -34,6 +34,7 @@ from codegen.ir import (
     free_values,
 )
 from codegen.mesh import Layout, local_offset
+from codegen.ops import Iota, Map, Print, Reshape, RunScalar
 from codegen.trace import elementwise, known, mapping, view
 from codegen.trace.array import Array, Number, as_array, element_type, number, wrap
 from codegen.trace.constants import rounded
@@ -120,7 +121,7 @@ def scalar(name: str, default: Any = None, dtype: Any = None) -> Any:
     if known.sym is not None:
         plain = Number(expr.symbol(known.sym))
         return plain != 0 if isinstance(default, bool) else plain
-    value = context.emit("scalar", (), {"name": name, "dtype": kind}, names=(name,))[0]
+    value = context.emit(RunScalar(scalar=name, dtype=kind), (), names=(name,))[0]
     return wrap(context, value, weak=True)
 
 
@@ -352,14 +353,14 @@ def _from_function(
 
 def global_indices(context: Context, extent: Expr, offset: Expr, dim: int, ndim: int) -> Array:
     """offset, offset + 1, … along dim of an array of ndim dims whose others have extent 1."""
-    value = context.emit_one("iota", dim=0, dtype=dtypes.INT64, shape=(extent,))
+    value = context.emit_one(Iota(dim=0, dtype=dtypes.INT64, shape=(extent,)))
     if offset != 0:
         first = elementwise.broadcast_value(context, view.index_value(context, offset), (extent,))
-        value = context.emit_one("map", value, first, fn="add")
+        value = context.emit_one(Map("add"), value, first)
     one = expr.const(1)
     shape = tuple(extent if d == dim else one for d in range(ndim))
     if shape != (extent,):
-        value = context.emit_one("reshape", value, shape=shape)
+        value = context.emit_one(Reshape(shape=shape), value)
     return wrap(context, value, scalar=False)
 
 
@@ -480,7 +481,7 @@ def print_(text: Any, *values: Any, every_rank: bool = False, **named: Any) -> N
             parts[-1] += format(value, spec)
             continue
         _print_array(as_array(value), spec, parts, operands)
-    context.emit("print", operands, {"parts": tuple(parts), "every_rank": bool(every_rank)})
+    context.emit(Print(parts=tuple(parts), every_rank=bool(every_rank)), operands)
 
 
 _NOTHING = object()

@@ -20,6 +20,7 @@ from codegen.errors import DtypeError, ShapeError, UsageError
 from codegen.expr import Expr
 from codegen.functions import BY_UFUNC
 from codegen.ir import Shape, Value
+from codegen.ops import Broadcast, Map
 from codegen.trace import known, memory_order
 from codegen.trace.array import (
     Array,
@@ -110,7 +111,7 @@ def broadcast_value(context: Context, value: Value, shape: Shape) -> Value:
     dims = tuple(range(first, len(shape)))
     return context.remember(
         (value, "broadcast", shape),
-        lambda: context.emit_one("broadcast", value, dims=dims, shape=shape),
+        lambda: context.emit_one(Broadcast(dims=dims, shape=shape), value),
     )
 
 
@@ -336,7 +337,7 @@ def apply(
         made = full_value(context, known, dtypes.BOOL, shape)
         return store(wrap(context, made), out, where, casting=True)
     values = [operand_value(context, x, d, shape) for x, d in zip(operands, loop)]
-    result = wrap(context, context.emit_one("map", *values, fn=function.name))
+    result = wrap(context, context.emit_one(Map(function.name), *values))
     return store(memory_order.kept(result, *operands), out, where, casting=True)
 
 
@@ -444,5 +445,5 @@ def select(mask: Any, a: Any, b: Any) -> Array:
     shape = broadcast_shapes([extents_of(x) for x in operands])
     condition = operand_value(context, operands[0], dtypes.BOOL, shape)
     values = [operand_value(context, x, dtype, shape) for x in operands[1:]]
-    return wrap(context, context.emit_one("map", condition, *values, fn="select"))
+    return wrap(context, context.emit_one(Map("select"), condition, *values))
 

@@ -13,7 +13,7 @@ from codegen import dtypes, expr
 from codegen.errors import ShapeError
 from codegen.expr import Expr
 from codegen.ir import Shape, Value
-from codegen.ops import POSITION
+from codegen.ops import POSITION, Expect, Map
 from codegen.trace.array import Number, as_array, as_value, is_traced
 from codegen.trace.context import Context, require_context, user_place
 from codegen.trace.elementwise import broadcast_value
@@ -38,8 +38,7 @@ def expect(context: Context, holds: Value, *text: Any, check: str = "") -> None:
             parts += ["", ""]
         else:
             parts[-1] += str(item)
-    attrs = {"parts": tuple(parts), **({"check": check} if check else {})}
-    context.emit("expect", (holds, *shown), attrs)
+    context.emit(Expect(tuple(parts), check=check), (holds, *shown))
 
 
 def asserted(test: Any, source: str, message: Callable[[], Sequence[tuple[Any, str]]]) -> Any:
@@ -64,7 +63,7 @@ def asserted(test: Any, source: str, message: Callable[[], Sequence[tuple[Any, s
         shown.append(as_array(value).read())
         parts += [spec, ""]
     parts[-1] += f"\n  expected: {source}" if parts != [""] else f"assert {source} does not hold"
-    context.emit("expect", (holds, *shown), {"parts": tuple(parts)})
+    context.emit(Expect(parts=tuple(parts)), (holds, *shown))
     return True
 
 
@@ -89,14 +88,14 @@ def _within(
 ) -> bool:
     shape: Shape = index.type.shape
     if index.type.dtype != dtypes.INT64:
-        index = context.emit_one("map", index, fn="cast", dtype=dtypes.INT64)
+        index = context.emit_one(Map("cast", dtype=dtypes.INT64), index)
 
     def compared(fn: str, to: Expr) -> Value:
         limit = broadcast_value(context, index_value(context, to), shape)
-        return context.emit_one("map", index, limit, fn=fn)
+        return context.emit_one(Map(fn), index, limit)
 
     # an empty box may stand anywhere
-    holds = context.emit_one("map", compared("ge", -extent), compared("le", last), fn="logical_and")
+    holds = context.emit_one(Map("logical_and"), compared("ge", -extent), compared("le", last))
     at = (" (element ", AT, " of the indices)") if shape else ()
     what = f"index of dim {dim} is out of bounds: " if size is None else (
         f"a box begins out of bounds in dim {dim}: ")  # fmt: skip

@@ -106,7 +106,7 @@ def _again(context: Context, region: Region, a: Array, b: Array) -> Array:
     for op in region.ops:
         operands = [made[v] for v in op.operands]
         if op.kind == "map":
-            made[op.result] = context.emit("map", operands, op.attrs, place=op.place)[0]
+            made[op.result] = context.emit(op.what, operands, place=op.place)[0]
         elif op.kind == "full":
             value, dtype = op.attrs["value"], op.attrs["dtype"]
             made[op.result] = full_value(context, value, dtype, a.extents)

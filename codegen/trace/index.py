@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from codegen import dtypes, expr
+from codegen import dtypes, expr, ops
 from codegen.errors import ShapeError, UnsupportedError
 from codegen.expr import Expr
 from codegen.functions import BY_UFUNC
@@ -395,20 +395,16 @@ class Gather:
         return (*rest[: self.at], *self.indices[0].type.shape, *rest[self.at :])
 
     def read(self, base: Array) -> Value:
-        return self.context.emit_one(
-            "gather", base.read(), *self.indices, dims=self.dims, at=self.at
-        )
+        what = ops.Gather(self.dims, self.at)
+        return self.context.emit_one(what, base.read(), *self.indices)
 
     def write(self, base: Array, value: Any, fn: str) -> None:
         shape = self.shape(base.extents)
         value = elementwise.normal(value)
         elementwise.check_assignable(elementwise.extents_of(value), shape)
         v = elementwise.operand_value(self.context, value, base.type.dtype, shape)
-        base.write(
-            self.context.emit_one(
-                "scatter", base.read(), v, *self.indices, dims=self.dims, at=self.at, fn=fn
-            )
-        )
+        what = ops.Scatter(self.dims, self.at, fn)
+        base.write(self.context.emit_one(what, base.read(), v, *self.indices))
 
 
 def _gathered(array: Array, items: Sequence[Item]) -> tuple[Array, Gather]:

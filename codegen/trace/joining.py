@@ -12,6 +12,7 @@ import numpy as np
 from codegen import expr
 from codegen.errors import ShapeError
 from codegen.expr import Expr
+from codegen.ops import Update
 from codegen.trace.array import (
     Array,
     Number,
@@ -84,7 +85,7 @@ def concatenate(arrays: Any, axis: Any = 0, out: Any = None, *, dtype: Any = Non
         inner = (*first.extents[:d], p.extents[d], *first.extents[d + 1 :])
         piece = operand_value(context, p, kind, inner)
         if p.extents[d] != 0:
-            value = context.emit_one("update", value, piece, start=start, step=(1,) * len(shape))
+            value = context.emit_one(Update(start=start, step=(1,) * len(shape)), value, piece)
         at = at + p.extents[d]
     made = wrap(context, value, scalar=False)
     if out is not None:
@@ -264,7 +265,7 @@ def _pad_constant(array: Array, widths: Any, values: Any) -> Array:
     shape = tuple(b + e + a for b, e, a in zip(before, array.extents, after))
     base = operand_value(context, normal(values), array.type.dtype, shape)
     step = (1,) * array.ndim
-    value = context.emit_one("update", base, array.read(), start=tuple(before), step=step)
+    value = context.emit_one(Update(start=tuple(before), step=step), base, array.read())
     return wrap(context, value, scalar=False)
 
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from codegen import expr
+from codegen import expr, ops
 from codegen.gufunc import ONLY
 from codegen.ir import ArrayType, Value
 from codegen.mesh import Layout, LayoutEntry
+from codegen.ops import Edge, Roll
 from codegen.trace import joining, windows
 from codegen.trace.array import Array, Number, as_array, as_value, full_value, wrap
 from codegen.trace.context import Context
@@ -45,19 +46,19 @@ class _Call:
         arrays = [as_array(self.bound[n]) for n in self.form.outputs]
         self.given = {n: a.held.type for n, a in zip(self.form.outputs, arrays, strict=True)}
         args = tuple(self.argument(name, x) for name, x in self.bound.items())
-        attrs: dict[str, Any] = {"kernel": self.kernel, "args": args}
         types = [
             ArrayType(a.type.dtype, a.extents, None if self.context.rank_view else layout)
             for a, layout in zip(arrays, self.layouts(), strict=True)
         ]
-        attrs["types"] = (*types, *self.own)
-        if self.kernel.signature:
-            attrs["follows"] = tuple(self.form.follows)
-        if not self.context.rank_view:
-            attrs["along"] = tuple(self.along)
-            attrs["apart"] = bool(self.form.cut)
-        names = [self.kernel.name] * len(attrs["types"])
-        results = self.context.emit("kernel", self.operands, attrs, names=names)
+        is_global = not self.context.rank_view
+        call = ops.Kernel(
+            self.kernel, args, (*types, *self.own),
+            follows=tuple(self.form.follows) if self.kernel.signature else (),
+            along=tuple(self.along) if is_global else (),
+            apart=is_global and bool(self.form.cut),
+        )  # fmt: skip
+        names = [self.kernel.name] * len(call.types)
+        results = self.context.emit(call, self.operands, names=names)
         for array, value in zip(arrays, results):
             array.write(value)
         return arrays[0] if len(arrays) == 1 else tuple(arrays)
@@ -163,9 +164,9 @@ def _pad(x: Array, widths: list[tuple[int, int]], mode: str, **more: Any) -> Arr
         return padded
     context, value = x.context, x.read()
     if mode == "edge":
-        return wrap(context, context.emit_one("edge", value, widths=tuple(widths)))
+        return wrap(context, context.emit_one(Edge(widths=tuple(widths)), value))
     for d, (before, after) in enumerate(widths):
         if before or after:
             extent = x.extents[d] + before + after
-            value = context.emit_one("roll", value, dim=d, shift=expr.const(before), extent=extent)
+            value = context.emit_one(Roll(dim=d, shift=expr.const(before), extent=extent), value)
     return wrap(context, value)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -17,7 +18,6 @@ from codegen import dtypes, expr
 from codegen.dtypes import DType
 from codegen.errors import ProgramError
 from codegen.ir import ArrayType, Value
-from codegen.layouts import propagation
 from codegen.trace import tree
 
 if TYPE_CHECKING:
@@ -68,7 +68,9 @@ class Known:
     @property
     def type(self) -> ArrayType:
         t = ArrayType(self.dtype, tuple(expr.const(n) for n in self.shape))
-        return t if self.context.rank_view else propagation.laid_out("const", (), {}, t)
+        if self.context.rank_view or not t.ndim:
+            return t
+        return replace(t, layout=((),) * t.ndim, free=True)
 
     def value(self) -> Value:
         """The content as it is now, as a value of the open region."""

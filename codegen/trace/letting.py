@@ -15,7 +15,7 @@ from typing import Any
 from codegen import dtypes, expr
 from codegen.expr import Expr, Sym
 from codegen.ir import Module, Op, Region, Value
-from codegen.ops import OPS
+from codegen.ops import OPS, Let
 from codegen.trace.array import Array, as_value
 from codegen.trace.context import Context, user_place
 from codegen.trace.number import number
@@ -62,7 +62,7 @@ def _let(context: Context, value: Value) -> Sym:
         sizes = {a.size_name: a.size for a in context.mesh.axes}  # they may be better known by now
         most = known.most and known.most.subst({s: sizes[s.name] for s in known.most.symbols()})
         sym = Sym(context.unique(name), "counter", least, most, divides)
-        context.emit("let", [value], {"counter": sym, "key": key}, place=place)
+        context.emit(Let(counter=sym, key=key), [value], place=place)
         return sym
 
     return context.remember(("let", value), define)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from codegen import dtypes, expr
+from codegen import dtypes, expr, ops
 from codegen.errors import Place, ProgramError, UnsupportedError
 from codegen.expr import Expr, Sym
 from codegen.ir import ArrayType, Region, Value, walk
@@ -85,8 +85,8 @@ class Counter:
         return number(expr.symbol(self.sym) if only is None else only)
 
     @property
-    def attrs(self) -> dict[str, Any]:
-        return {"counter": self.sym, "start": self.start, "stop": self.stop, "step": self.step}
+    def loop(self) -> ops.Loop:
+        return ops.Loop(self.sym, self.start, self.stop, self.step)
 
 
 @dataclass
@@ -393,14 +393,14 @@ class Loop(Piece):
 
     def _holds(self, evaluate: Callable[[], Any] | None, flags: Sequence[Value]) -> Value:
         context = self.context
-        parts = [context.emit_one("map", f, fn="logical_not") for f in flags]
+        parts = [context.emit_one(ops.Map("logical_not"), f) for f in flags]
         test = True if evaluate is None else evaluate()
         if not (is_known(test) and test and parts):
             on = condition(test, "while")
             if not isinstance(on, Value):
                 on = as_value(context, number(on, True), dtypes.BOOL)
             parts.insert(0, on)
-        return reduce(lambda a, b: context.emit_one("map", a, b, fn="logical_and"), parts)
+        return reduce(lambda a, b: context.emit_one(ops.Map("logical_and"), a, b), parts)
 
     def _flag(self, block: Block, flag: str) -> Value:
         return block.args[list(self.carried).index((flag, 0))]
@@ -413,9 +413,8 @@ class Loop(Piece):
         operands = [self._at_entry(k) for k in keys]
         operands += [laid_as(context, s.value, t.layout) for s, t in self.stored.items()]
         regions = (self.body,) if test is None else (test, self.body)
-        results = context.emit(
-            "loop", operands, counter.attrs, regions, [a.name for a in self.body.args], self.place
-        )
+        names = [a.name for a in self.body.args]
+        results = context.emit(counter.loop, operands, regions, names, self.place)
         leaves = {n: list(h.leaves) for n, h in self.entry.items() if h is not None}
         leaves |= {n: list(h.leaves) for n, h in self.later.held.items()}
         arrays = {k: array_of(context, v, self.carried[k]) for k, v in zip(keys, results)}
@@ -448,7 +447,7 @@ class Loop(Piece):
         t = self.carried[key]
         if key[0] not in self.later.held:
             return value_of(self.context, self._leaf(self.entry, key), t)
-        value = self.context.emit_one("full", value=0, dtype=t.dtype, shape=t.shape)
+        value = self.context.emit_one(ops.Full(value=0, dtype=t.dtype, shape=t.shape))
         return laid_as(self.context, value, t.layout)
 
 

@@ -17,6 +17,7 @@ from codegen.errors import LayoutError, ProgramError, ShapeError
 from codegen.expr import Expr, Sym
 from codegen.ir import ArrayType, Shape, Value
 from codegen.mesh import Layout, LayoutEntry, Mesh, block_extent, local_extent, local_offset
+from codegen.ops import Relayout, ShardMap, Slice
 from codegen.trace import tree
 from codegen.trace.array import Array, Number, as_array, as_value, wrap
 from codegen.trace.context import Context, user_place
@@ -127,7 +128,7 @@ class _Arguments:
             if given:
                 wanted = layout_of(context, spec, x.ndim, "in_layouts", pad)
                 if wanted != layout:
-                    value = context.emit_one("relayout", value, layout=wanted)
+                    value = context.emit_one(Relayout(to=wanted), value)
                     layout = wanted
             position = len(self.operands)
             self.operands.append(value)
@@ -150,7 +151,7 @@ def shard_of_constant(context: Context, data: np.ndarray[Any, Any], layout: Layo
     start = tuple(local_offset(mesh, e, entry) for e, entry in zip(shape, layout))
     local = local_shape(mesh, shape, layout)
     if local != shape:
-        value = context.emit_one("slice", value, start=start, step=(1,) * len(shape), shape=local)
+        value = context.emit_one(Slice(start=start, step=(1,) * len(shape), shape=local), value)
     return wrap(context, value, scalar=False)
 
 
@@ -293,10 +294,8 @@ def _capture(
         context.captured.pop()
     in_layouts = [v.type.layout for v in operands]
     results = context.emit(
-        "shard_map",
+        ShardMap(tuple(in_layouts), tuple(t.layout for t in outs), tuple(outs), bool(sure)),
         operands,
-        {"in_layouts": tuple(in_layouts), "out_layouts": tuple(t.layout for t in outs),
-         "types": tuple(outs), **({"sure": True} if sure else {})},
         [region],
         [getattr(function, "__name__", "result")] * len(outs),
         place,
@@ -380,8 +379,8 @@ def per_rank(context: Context, shape: Shape, layout: Layout, make: Callable[[], 
         value = as_array(make()).read()
         region = block.close([value])
     result = ArrayType(value.type.dtype, shape, layout)
-    attrs = {"in_layouts": (), "out_layouts": (layout,), "types": (result,)}
-    (array,) = context.emit("shard_map", (), attrs, (region,), ("made",))
+    made = ShardMap((), (layout,), (result,))
+    (array,) = context.emit(made, (), (region,), ("made",))
     return wrap(context, array, scalar=False)
 
 
@@ -397,7 +396,7 @@ def relayout(x: Array, spec: Any) -> Array:
             remedy="all_gather, all_to_all and psum_scatter move data between ranks",
         )
     wanted = layout_of(context, spec, x.ndim, "relayout")
-    return wrap(context, context.emit_one("relayout", x.read(), layout=wanted), scalar=False)
+    return wrap(context, context.emit_one(Relayout(to=wanted), x.read()), scalar=False)
 
 
 def replicated_constant(context: Context, data: np.ndarray[Any, Any]) -> Array:

@@ -10,6 +10,7 @@ import numpy as np
 from codegen import expr
 from codegen.errors import ShapeError, UnsupportedError
 from codegen.expr import Expr
+from codegen.ops import MatMul
 from codegen.trace import shaping
 from codegen.trace.array import Array, as_array, cast_value, number, wrap
 from codegen.trace.context import user_place
@@ -52,7 +53,7 @@ def matmul(x: Any, y: Any) -> Array:
         broadcast_value(context, cast_value(context, w.read(), kind), (*lead, *w.extents[-2:]))
         for w in (wide_a, wide_b)
     ]
-    result = wrap(context, context.emit_one("matmul", *values), scalar=False)
+    result = wrap(context, context.emit_one(MatMul(), *values), scalar=False)
     if row:
         result = shaping.squeeze(result, -2)
     if column:

@@ -15,6 +15,7 @@ import numpy as np
 
 from codegen.errors import DtypeError, UsageError
 from codegen.functions import FUNCTIONS
+from codegen.ops import Map
 from codegen.trace import creation, elementwise, mapping
 from codegen.trace.api import eager_current
 from codegen.trace.array import Array, as_array, element_type, is_traced, wrap
@@ -138,7 +139,7 @@ def _random(fn: str, position: Any, stream: Any, seed: Any) -> Any:
         return FUNCTIONS[fn].numpy(*operands)
     kind, shape = element_type(np.uint64), position.extents
     values = [elementwise.operand_value(context, x, kind, shape) for x in operands]
-    return wrap(context, context.emit_one("map", *values, fn=fn))
+    return wrap(context, context.emit_one(Map(fn), *values))
 
 
 def _integer(x: Any) -> Any:

@@ -11,6 +11,7 @@ from codegen import dtypes, expr
 from codegen.dtypes import DType
 from codegen.errors import ShapeError
 from codegen.functions import neutral
+from codegen.ops import ArgReduce, ArgSort, Cumulative, Reduce, Sort
 from codegen.trace.array import (
     Array,
     as_array,
@@ -113,7 +114,7 @@ def reduce(
                     found=shape_text(array.extents),
                 )
     if dims:
-        value = array.context.emit_one("reduce", value, fn=fn, dims=tuple(sorted(dims)))
+        value = array.context.emit_one(Reduce(fn=fn, dims=tuple(sorted(dims))), value)
     result = _finish(array, value, dims, keepdims, None)
     if not _default_no(initial):
         combine = {"add": np.add, "mul": np.multiply, "min": np.minimum, "max": np.maximum}[fn]
@@ -300,7 +301,7 @@ def _arg(fn: str) -> Callable[..., Any]:
             raise ShapeError(f"{what}: attempt to get arg{fn} of an empty sequence",
                              place=user_place(), expected="at least one element along the axis",
                              found=shape_text(array.extents))  # fmt: skip
-        value = array.context.emit_one("argreduce", array.read(), fn=fn, dim=d)
+        value = array.context.emit_one(ArgReduce(fn, d), array.read())
         if axis is None and asked(keepdims):
             made = wrap(array.context, value).reshape((1,) * as_array(x).ndim)
             return store(made, out)
@@ -318,7 +319,7 @@ def _cumulative(fn: str, what: str) -> Callable[..., Any]:
         array, d = _flat_or(as_array(x, kind), axis, what)
         if array.ndim == 0:
             array = array.reshape(1)
-        value = array.context.emit_one("cumulative", array.read(), fn=fn, dim=d)
+        value = array.context.emit_one(Cumulative(fn=fn, dim=d), array.read())
         return store(wrap(array.context, value), out)
 
     return call
@@ -334,7 +335,7 @@ def sort(x: Any, axis: Any = -1, kind: Any = None, order: Any = None, *, stable:
     if order is not None:
         raise unsupported("np.sort with order=")
     array, d = _flat_or(x, axis, "np.sort")
-    return wrap(array.context, array.context.emit_one("sort", array.read(), dim=d), scalar=False)
+    return wrap(array.context, array.context.emit_one(Sort(dim=d), array.read()), scalar=False)
 
 
 def argsort(
@@ -344,7 +345,7 @@ def argsort(
     if order is not None:
         raise unsupported("np.argsort with order=")
     array, d = _flat_or(x, axis, "np.argsort")
-    return wrap(array.context, array.context.emit_one("argsort", array.read(), dim=d), scalar=False)
+    return wrap(array.context, array.context.emit_one(ArgSort(dim=d), array.read()), scalar=False)
 
 
 def partition(x: Any, kth: Any, axis: Any = -1, kind: Any = None, order: Any = None) -> Any:

@@ -16,6 +16,7 @@ from codegen.errors import CarryError, Place, ProgramError, ShapeError
 from codegen.expr import Expr
 from codegen.ir import ArrayType, Value
 from codegen.mesh import Layout
+from codegen.ops import Relayout
 from codegen.trace.array import Array, as_value, is_traced, wrap
 from codegen.trace.context import Block, Context, Storage, user_place
 from codegen.trace.known import Known
@@ -177,7 +178,7 @@ def laid_as(context: Context, value: Value, layout: Layout | None) -> Value:
     """A global value in the layout that was agreed."""
     if not layout or context.rank_view or value.type.layout == layout:
         return value
-    return context.emit_one("relayout", value, layout=layout)
+    return context.emit_one(Relayout(to=layout), value)
 
 
 def array_of(context: Context, value: Value, t: LeafType) -> Array:

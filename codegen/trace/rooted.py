@@ -12,6 +12,7 @@ from codegen import expr
 from codegen.errors import MatchingError, UsageError
 from codegen.expr import Expr
 from codegen.ir import ArrayType
+from codegen.ops import BroadcastFrom, GatherTo, ScatterFrom
 from codegen.trace import tree
 from codegen.trace.array import Array, as_array, wrap
 from codegen.trace.communicate import (
@@ -20,8 +21,8 @@ from codegen.trace.communicate import (
     dim_of,
     inside,
     joined,
+    kept_part,
     same_on_all,
-    scattered,
 )  # fmt: skip
 from codegen.trace.context import Context, user_place
 from codegen.trace.layouts import axes_of
@@ -63,9 +64,8 @@ def pbroadcast(x: Any, axis: Any, source: Any = 0, *, root: Any = None) -> Any:
     def one(leaf: Any) -> Array:
         value = as_array(leaf).read()
         shape = tuple(at_member(context, axes, e, at) for e in value.type.shape)
-        attrs = {"axes": axes, "root": at, "types": (ArrayType(value.type.dtype, shape),)}
-        (result,) = context.emit("broadcast_from", [value], attrs)
-        return wrap(context, result)
+        types = (ArrayType(value.type.dtype, shape),)
+        return wrap(context, context.emit_one(BroadcastFrom(axes, at, types), value))
 
     return tree.map_tree(one, x)
 
@@ -88,10 +88,10 @@ def pgather(x: Any, axis: Any, root: Any = 0, dim: int = 0, tiled: bool = False)
     here = expr.eq(context.mesh.position(axes), at)
 
     def one(leaf: Any) -> Array:
-        value, d, attrs, shape = joined(context, axes, leaf, dim, tiled, "pgather")
+        value, d, p, offset, shape = joined(context, axes, leaf, dim, tiled, "pgather")
         shape = (*shape[:d], shape[d] * here, *shape[d + 1 :])
         types = (ArrayType(value.type.dtype, shape),)
-        (gathered,) = context.emit("gather_to", [value], {**attrs, "root": at, "types": types})
+        gathered = context.emit_one(GatherTo(axes, d, p, offset, at, types), value)
         return wrap(context, gathered)
 
     return tree.map_tree(one, x)
@@ -117,7 +117,8 @@ def pscatter(x: Any, axis: Any, root: Any = 0, dim: int = 0, tiled: bool = False
         value = as_array(leaf).read()
         d = dim_of(dim, value.type.ndim, "pscatter")
         shape = tuple(at_member(context, axes, e, at) for e in value.type.shape)
-        return scattered(context, axes, "scatter_from", value, shape, d, tiled, "pscatter",
-                         root=at)  # fmt: skip
+        kept = kept_part(context, axes, value, shape, d, tiled, "pscatter")
+        part = wrap(context, context.emit_one(ScatterFrom(axes, d, at, (kept,)), value))
+        return part if tiled else part.squeeze(d)
 
     return tree.map_tree(one, x)

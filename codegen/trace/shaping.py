@@ -15,6 +15,7 @@ from codegen.dtypes import DType
 from codegen.errors import DtypeError, ShapeError
 from codegen.expr import Expr
 from codegen.ir import Shape
+from codegen.ops import Roll, Update
 from codegen.trace import memory_order, view
 from codegen.trace.array import (
     Array,
@@ -328,7 +329,7 @@ def _rolled(array: Array, shift: Any, d: int) -> Array:
         shift = e if e.is_const and not n.is_const else k  # the shorter way round
         if k.is_const and n.is_const and 2 * k.value > n.value:
             shift = k - n
-        rolled = array.context.emit_one("roll", array.read(), dim=d, shift=shift)
+        rolled = array.context.emit_one(Roll(dim=d, shift=shift), array.read())
         return wrap(array.context, rolled, scalar=False)
     zeros, step = [ZERO] * array.ndim, (1,) * array.ndim
     value = blank_value(array.context, array.type.dtype, array.extents)
@@ -338,7 +339,7 @@ def _rolled(array: Array, shift: Any, d: int) -> Array:
         box[d] = extent
         piece = array.viewed(view.Slice(start, step, tuple(box))).read()
         at = (*zeros[:d], target, *zeros[d + 1 :])
-        value = array.context.emit_one("update", value, piece, start=at, step=step)
+        value = array.context.emit_one(Update(start=at, step=step), value, piece)
     return wrap(array.context, value, scalar=False)
 
 

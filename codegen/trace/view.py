@@ -8,14 +8,14 @@ Always holds: `put` gives a value of the storage's type; steps are compared to r
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from codegen import dtypes
+from codegen import dtypes, ops
 from codegen.dtypes import DType
 from codegen.errors import ProgramError
 from codegen.expr import Expr, const
@@ -264,39 +264,37 @@ def _starts(context: Context, base: Value, step: Dynamic) -> list[Value]:
             continue
         emit = context.emit_one
         if start.type.dtype != dtypes.INT64:
-            start = emit("map", start, fn="cast", dtype=dtypes.INT64)
-        zero = emit("full", value=0, dtype=dtypes.INT64, shape=())
-        moved = emit("map", start, index_value(context, extent), fn="add")
-        out.append(emit("map", emit("map", start, zero, fn="lt"), moved, start, fn="select"))
+            start = emit(ops.Map("cast", dtype=dtypes.INT64), start)
+        zero = emit(ops.Full(value=0, dtype=dtypes.INT64, shape=()))
+        moved = emit(ops.Map("add"), start, index_value(context, extent))
+        out.append(emit(ops.Map("select"), emit(ops.Map("lt"), start, zero), moved, start))
     return out
 
 
 def index_value(context: Context, e: Expr) -> Value:
     """A symbolic integer as a 0-d int64 value."""
     if e.is_const:
-        make: Callable[[], Value] = lambda: context.emit_one(  # noqa: E731
-            "full", value=e.value, dtype=dtypes.INT64, shape=()
-        )
+        what: ops.Kind = ops.Full(e.value, dtypes.INT64, ())
     else:
-        make = lambda: context.emit_one("expr", value=e, dtype=dtypes.INT64)  # noqa: E731
-    return context.remember(("index", e), make)
+        what = ops.Symbolic(e, dtypes.INT64)
+    return context.remember(("index", e), lambda: context.emit_one(what))
 
 
 def _apply(context: Context, base: Value, step: Step) -> Value:
     emit = context.emit_one
     if isinstance(step, Slice):
-        return emit("slice", base, start=step.start, step=step.step, shape=step.shape)
+        return emit(ops.Slice(start=step.start, step=step.step, shape=step.shape), base)
     if isinstance(step, Transpose):
-        return emit("transpose", base, perm=step.perm)
+        return emit(ops.Transpose(perm=step.perm), base)
     if isinstance(step, Reshape):
-        return emit("reshape", base, shape=step.shape)
+        return emit(ops.Reshape(shape=step.shape), base)
     if isinstance(step, Broadcast):
-        return emit("broadcast", base, dims=step.dims, shape=step.shape)
+        return emit(ops.Broadcast(dims=step.dims, shape=step.shape), base)
     if isinstance(step, Part):
-        return emit("map", base, fn=step.fn)
+        return emit(ops.Map(step.fn), base)
     if isinstance(step, Picked):
-        return emit("gather", base, *step.indices, dims=tuple(range(len(step.indices))), at=0)
-    return emit("dynamic_slice", base, *_starts(context, base, step), shape=step.shape)
+        return emit(ops.Gather(dims=tuple(range(len(step.indices))), at=0), base, *step.indices)
+    return emit(ops.DynamicSlice(shape=step.shape), base, *_starts(context, base, step))
 
 
 def get(context: Context, base: Value, view: View) -> Value:
@@ -316,16 +314,16 @@ def put(context: Context, base: Value, view: View, new: Value) -> Value:
         new = put(context, get(context, base, (step,)), rest, new)
     emit = context.emit_one
     if isinstance(step, Slice):
-        return emit("update", base, new, start=step.start, step=step.step)
+        return emit(ops.Update(start=step.start, step=step.step), base, new)
     if isinstance(step, Transpose):
-        return emit("transpose", new, perm=inverse(step.perm))
+        return emit(ops.Transpose(perm=inverse(step.perm)), new)
     if isinstance(step, Reshape):
-        return emit("reshape", new, shape=base.type.shape)
+        return emit(ops.Reshape(shape=base.type.shape), new)
     if isinstance(step, Dynamic):
-        return emit("dynamic_update", base, new, *_starts(context, base, step))
+        return emit(ops.DynamicUpdate(), base, new, *_starts(context, base, step))
     if isinstance(step, Part):
-        wide = emit("map", new, fn="cast", dtype=base.type.dtype)
-        return emit("map", base, wide, fn=f"with_{step.fn}")
+        wide = emit(ops.Map("cast", dtype=base.type.dtype), new)
+        return emit(ops.Map(f"with_{step.fn}"), base, wide)
     picked = isinstance(step, Picked)
     raise ProgramError(
         f"this array is a {'diagonal of another' if picked else 'broadcast view'}, which is "

@@ -14,7 +14,7 @@ from codegen.dtypes import BOOL, INT64
 from codegen.errors import InternalError, LayoutError, MatchingError
 from codegen.expr import const
 from codegen.ir import ArrayType, Op, Region, Value, walk
-from codegen.ops import OPS
+from codegen.ops import Branch, Exchange, Full, Loop, Map, Symbolic
 from codegen.passes.check import check
 from codegen.passes.matching import check as check_matching
 from codegen.passes.partition import partition
@@ -126,7 +126,7 @@ def rewritten(program, target, new):
 
 
 def with_attrs(op, **changed):
-    return [replace(op, attrs={**op.attrs, **changed})]
+    return [replace(op, what=op.what.but(**changed))]
 
 
 def with_extent(op, dim, extent):
@@ -134,12 +134,8 @@ def with_extent(op, dim, extent):
     shape = list(op.result.type.shape)
     shape[dim] = extent
     t = ArrayType(op.result.type.dtype, tuple(shape))
-    attrs = dict(op.attrs)
-    if "types" in attrs:
-        attrs["types"] = (t,)
-    if "shape" in attrs:
-        attrs["shape"] = t.shape
-    return replace(op, attrs=attrs, results=(Value(op.result.name, t),))
+    said = {name: x for name, x in (("types", (t,)), ("shape", t.shape)) if name in op.what.attrs}
+    return replace(op, what=op.what.but(**said), results=(Value(op.result.name, t),))
 
 
 def renamed(program, old, new):
@@ -330,16 +326,14 @@ def _parted(op, program, on, operands=(), before=()):
     """The op in one arm of a branch, zeros in the other."""
     inner = tuple(Value(v.name, v.type) for v in op.results)
     zeros = [
-        Op("full", (), (Value("zeros", v.type),),
-           {"value": 0, "dtype": v.type.dtype, "shape": v.type.shape})
-        for v in op.results
-    ]  # fmt: skip
+        Op(Full(0, v.type.dtype, v.type.shape), (), (Value("zeros", v.type),)) for v in op.results
+    ]
     arms = (
         Region((), tuple(zeros), tuple(z.result for z in zeros)),
         Region((), (replace(op, results=inner),), inner),
     )
-    attrs = {"on": on, "types": tuple(v.type for v in op.results)}
-    return [*before, Op("branch", tuple(operands), op.results, attrs, arms, op.place)]
+    branch = Branch(on, tuple(v.type for v in op.results))
+    return [*before, Op(branch, tuple(operands), op.results, arms, op.place)]
 
 
 def _own(op, program):
@@ -353,8 +347,8 @@ def into_a_branch_on_the_index(op, program):
 def into_a_branch_on_varying_data(op, program):
     index, flag = Value("index", ArrayType(INT64, ())), Value("flag", ArrayType(BOOL, ()))
     before = [
-        Op("expr", (), (index,), {"value": _own(op, program), "dtype": INT64}),
-        Op("map", (index,), (flag,), {"fn": "cast", "dtype": BOOL}),
+        Op(Symbolic(_own(op, program), INT64), (), (index,)),
+        Op(Map("cast", BOOL), (index,), (flag,)),
     ]
     return _parted(op, program, None, (flag,), before)
 
@@ -362,16 +356,14 @@ def into_a_branch_on_varying_data(op, program):
 def _looped(op, start, stop):
     """The op in a loop that carries its results."""
     zeros = [
-        Op("full", (), (Value("zeros", v.type),),
-           {"value": 0, "dtype": v.type.dtype, "shape": v.type.shape})
-        for v in op.results
-    ]  # fmt: skip
+        Op(Full(0, v.type.dtype, v.type.shape), (), (Value("zeros", v.type),)) for v in op.results
+    ]
     args = tuple(Value(v.name, v.type) for v in op.results)
     inner = tuple(Value(v.name, v.type) for v in op.results)
     counter = expr.Sym("again", "counter", start, stop - 1)
-    attrs = {"counter": counter, "start": start, "stop": stop, "step": const(1)}
+    what = Loop(counter, start, stop, const(1))
     body = Region(args, (replace(op, results=inner),), inner)
-    loop = Op("loop", tuple(z.result for z in zeros), op.results, attrs, (body,), op.place)
+    loop = Op(what, tuple(z.result for z in zeros), op.results, (body,), op.place)
     return [*zeros, loop]
 
 
@@ -495,7 +487,7 @@ def test_extents_of_what_is_received(name, by):
     """Told to all its users, so that only the senders' extents can tell."""
     program = program_of(name)
     for op in walk(program.body):
-        if OPS[op.kind].group != "exchange" or not op.results or not op.result.type.ndim:
+        if not isinstance(op.what, Exchange) or not op.results or not op.result.type.ndim:
             continue
         for d, extent in enumerate(op.result.type.shape):
             other = op.operands[0].type.shape[d] if by is None else extent + by
@@ -522,7 +514,7 @@ def test_a_branch_on_data_becomes_one_on_the_index():
     program = program_of("settle")
     (branch,) = [op for op in walk(program.body) if op.kind == "branch"]
     on = program.mesh.axes[0].coord
-    new = replace(branch, operands=(), attrs={**branch.attrs, "on": on})
+    new = replace(branch, operands=(), what=branch.what.but(on=on))
     with pytest.raises(MatchingError, match="inside a branch"):
         checked(rewritten(program, branch, [new]))
 
@@ -532,8 +524,8 @@ def test_the_bounds_of_a_loop_differ_between_ranks():
     loops = [op for op in walk(program.body) if op.kind == "loop"]
     for loop in loops:
         for name in ("start", "stop", "step"):
-            value = expr.as_expr(loop.attrs[name]) + program.mesh.axes[0].coord
-            new = replace(loop, attrs={**loop.attrs, name: value})
+            value = expr.as_expr(getattr(loop.what, name)) + program.mesh.axes[0].coord
+            new = replace(loop, what=loop.what.but(**{name: value}))
             with pytest.raises(MatchingError, match="inside a loop"):
                 check_uniform(rewritten(program, loop, [new]))
 

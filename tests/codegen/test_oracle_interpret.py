@@ -22,10 +22,11 @@ class Build:
         self.ops = []
 
     def __call__(self, kind, *operands, regions=(), line=0, **attrs):
-        types = ops.infer(kind, [v.type for v in operands], attrs)
+        what = ops.OPS[kind](**attrs)
+        types = what.infer([v.type for v in operands])
         results = tuple(Value(kind, t) for t in types)
         place = Place("prog.py", line) if line else None
-        self.ops.append(Op(kind, operands, results, attrs, tuple(regions), place))
+        self.ops.append(Op(what, operands, results, tuple(regions), place))
         return results[0] if len(results) == 1 else results
 
     def region(self, *results, args=()):
@@ -327,7 +328,7 @@ def test_a_stated_type_that_is_not_computed_is_an_error_with_a_place():
     def make(b, u):
         out = b("map", u, u, fn="add", line=5)
         wrong = Value("w", ArrayType(F64, shape(3)))
-        b.ops[-1] = Op("map", (u, u), (wrong,), {"fn": "add"}, (), Place("prog.py", 5))
+        b.ops[-1] = Op(ops.Map("add"), (u, u), (wrong,), (), Place("prog.py", 5))
         return out if False else wrong
 
     with pytest.raises(InternalError, match=r"prog.py:5: map gives another type than it states"):

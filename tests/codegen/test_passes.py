@@ -92,7 +92,7 @@ def test_the_checker_sees_a_missing_attribute():
     program = lower(sample_programs.halo.capture()).program
     ops = list(program.body.ops)
     k = next(k for k, op in enumerate(ops) if op.kind == "permute")
-    ops[k] = dataclasses.replace(ops[k], attrs={**ops[k].attrs, "types": ()})
+    ops[k] = dataclasses.replace(ops[k], what=ops[k].what.but(types=()))
     with pytest.raises(InternalError):
         check(dataclasses.replace(program, body=dataclasses.replace(program.body, ops=tuple(ops))))
 

@@ -21,7 +21,7 @@ import spmd
 from codegen.errors import MissingError, SpmdError, TracedValueError, UnsupportedError
 from codegen.explain.traffic import Meter
 from codegen.ir import Module, Region
-from codegen.ops import OPS
+from codegen.ops import Exchange
 from codegen.oracle import interpret
 from codegen.passes.check import check
 from codegen.passes.partition import partition
@@ -236,7 +236,7 @@ def gathers(graph: Module, arrays: list[str]) -> bool:
 
 
 def exchanges(region: Region) -> list[Any]:
-    found = [op for op in region.ops if OPS[op.kind].group == "exchange"]
+    found = [op for op in region.ops if isinstance(op.what, Exchange)]
     return found + [op for o in region.ops for inner in o.regions for op in exchanges(inner)]
 
 

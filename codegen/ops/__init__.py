@@ -1,0 +1,52 @@
+"""The vocabulary: every op kind is one class, with its fields and its rules, in a file per family.
+
+Always holds: a kind knows nothing of the passes; a pass asks a kind for a rule, or for its class.
+"""
+
+from __future__ import annotations
+
+from codegen.ops.control import Branch, Let, Loop, Nest, Relayout, ShardMap
+from codegen.ops.effects import POSITION, Expect, Print
+from codegen.ops.exchanges import (
+    AllGather,
+    AllReduce,
+    AllToAll,
+    Barrier,
+    BroadcastFrom,
+    Exchange,
+    GatherTo,
+    Halo,
+    Permute,
+    Redistribute,
+    ReduceScatter,
+    ReduceTo,
+    Scan,
+    ScatterFrom,
+)
+from codegen.ops.kernels import Kernel
+from codegen.ops.kind import Kind
+from codegen.ops.lookups import DynamicSlice, DynamicUpdate, Gather, Scatter
+from codegen.ops.maps import Map
+from codegen.ops.reductions import ArgReduce, ArgSort, Cumulative, Edge, MatMul, Reduce, Sort
+from codegen.ops.sources import Const, Full, Iota, RunScalar, Symbolic
+from codegen.ops.views import Broadcast, Reshape, Roll, Slice, Transpose, Update
+
+__all__ = [
+    "OPS", "POSITION", "AllGather", "AllReduce", "AllToAll", "ArgReduce", "ArgSort", "Barrier",
+    "Branch", "Broadcast", "BroadcastFrom", "Const", "Cumulative", "DynamicSlice", "DynamicUpdate",
+    "Edge", "Exchange", "Expect", "Full", "Gather", "GatherTo", "Halo", "Iota", "Kernel", "Kind",
+    "Let", "Loop", "Map", "MatMul", "Nest", "Permute", "Print", "Redistribute", "Reduce",
+    "ReduceScatter", "ReduceTo", "Relayout", "Reshape", "Roll", "RunScalar", "Scan", "Scatter",
+    "ScatterFrom", "ShardMap", "Slice", "Sort", "Symbolic", "Transpose", "Update",
+]  # fmt: skip
+
+OPS: dict[str, type[Kind]] = {
+    kind.name: kind
+    for kind in (
+        Const, Full, Iota, Symbolic, RunScalar, Map, Broadcast, Slice, Transpose, Reshape, Roll,
+        Update, DynamicSlice, DynamicUpdate, Gather, Scatter, Reduce, Edge, ArgReduce, Cumulative,
+        MatMul, Sort, ArgSort, Kernel, Permute, AllReduce, AllGather, ReduceScatter, AllToAll,
+        Redistribute, Halo, BroadcastFrom, GatherTo, ScatterFrom, ReduceTo, Scan, Barrier, Print,
+        Expect, Loop, Let, Branch, Nest, Relayout, ShardMap,
+    )
+}  # fmt: skip

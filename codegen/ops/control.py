@@ -1,0 +1,93 @@
+"""Ops that have regions, or say how what follows is to be read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from codegen.expr import Expr, Sym
+from codegen.ir import ArrayType
+from codegen.mesh import Layout
+from codegen.ops.kind import Array, Eval, Kind, Stated, Types
+
+
+@dataclass(frozen=True)
+class Loop(Kind):
+    """Regions (body) or (condition, body) over the carried; stop None: until the condition."""
+
+    name = "loop"
+    group = "control"
+    counter: Sym | None
+    start: Expr
+    stop: Expr | None
+    step: Expr
+
+    def infer(self, types: Types) -> list[ArrayType]:
+        return list(types)
+
+
+@dataclass(frozen=True)
+class Let(Kind):
+    """From here on the symbol `counter` is the operand, a 0-d int64 that ranks agree on; key: under
+    which a second trace finds what is known of it."""
+
+    name = "let"
+    group = "control"
+    counter: Sym
+    key: str = ""
+
+    def infer(self, types: Types) -> list[ArrayType]:
+        return []
+
+
+@dataclass(frozen=True)
+class Branch(Stated):
+    """Region number `on` (an Expr, clamped), or the operand if None; if: (else, then)."""
+
+    name = "branch"
+    group = "control"
+    on: Expr | None
+    types: tuple[ArrayType, ...]
+
+
+@dataclass(frozen=True)
+class Nest(Stated):
+    """In passes only: maps and reductions within the loops `outer`, those of a sweep in one."""
+
+    name = "nest"
+    group = "control"
+    outer: tuple[Any, ...]
+    sweeps: tuple[int, ...]
+    types: tuple[ArrayType, ...]
+
+
+@dataclass(frozen=True)
+class Relayout(Kind):
+    """Graph level: the same elements, laid out otherwise."""
+
+    name = "relayout"
+    group = "control"
+    to: Layout
+
+    def infer(self, types: Types) -> list[ArrayType]:
+        return [ArrayType(types[0].dtype, types[0].shape)]
+
+    def layout(self, operands: Types, result: ArrayType) -> Iterable[tuple[str, ...]]:
+        return self.to
+
+    def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
+        return [operands[0]]
+
+
+@dataclass(frozen=True)
+class ShardMap(Stated):
+    """Graph level: the region is one rank's view of the operands' shards; sure: the user says that
+    results are equal along the axes that their layouts do not name."""
+
+    name = "shard_map"
+    group = "control"
+    in_layouts: tuple[Layout | None, ...]
+    out_layouts: tuple[Layout | None, ...]
+    types: tuple[ArrayType, ...]
+    sure: bool = False

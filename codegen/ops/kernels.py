@@ -1,0 +1,62 @@
+"""The op that calls a user's kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from codegen import dtypes, gufunc
+from codegen.ir import ArrayType
+from codegen.ops.kind import Array, Eval, Stated, extents
+
+# Of an operand, per dim: the result and its dim that a part goes with, and ghost cells; None: whole
+Along = tuple[tuple[int, int, int] | None, ...]
+
+
+@dataclass(frozen=True)
+class Kernel(Stated):
+    """A user's kernel; args: per parameter ('in', k), ('out', (result, k or None: begins as
+    anything)), ('own', …): a copy of an input that it writes, ('expr', Expr), ('start', dims) or
+    ('starts', Exprs); follows: which loops their leading dims follow; along: per operand the dims
+    of which a part will do (result, dim of it, ghost cells); apart: parts of results are computed
+    apart, empty ones not at all."""
+
+    name = "kernel"
+    group = "compute"
+    kernel: Any
+    args: tuple[tuple[str, Any], ...]
+    types: tuple[ArrayType, ...]
+    follows: gufunc.Follows = ()
+    along: tuple[Along, ...] = ()
+    apart: bool = False
+
+    def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
+        """The user's Python function on contiguous copies; 0-d operands arrive as scalars. What it
+        says that it fills holds a pattern before."""
+        outs = [
+            np.full(extents(t.shape, value), 85, np.uint8).astype(dtypes.numpy_dtype(t.dtype))
+            for t in self.types
+        ]
+        args: list[Any] = []
+        for how, what in self.args:
+            if how == "in":
+                x = operands[what]
+                args.append(x[()] if x.ndim == 0 else np.array(x, order="C"))
+            elif how in ("out", "own"):
+                j, begins = what
+                if begins is not None:
+                    outs[j] = np.array(operands[begins], order="C")
+                args.append(outs[j])
+            elif how == "expr":
+                args.append(value(what))
+            else:  # of a whole array, places are 0
+                first = tuple(0 if how == "start" else value(e) for e in what)
+                args.append(first if len(first) > 1 else first[0])
+        if not self.apart or all(x.size for x in outs):
+            writes = [how == "out" for how, _ in self.args]
+            function = getattr(self.kernel, "function", self.kernel)
+            gufunc.call(function, args, self.follows or [None] * len(args), writes)
+        return outs

@@ -1,0 +1,80 @@
+"""What an op does: the class of which every kind of op is a subclass, and the rules it may have.
+
+A kind is a frozen value: its fields are what the op says beside its operands, in the view of the
+rank that executes it. Its rules are methods; a rule that a kind lacks has the answer given here.
+Always holds: `infer` gives the types of an op's results from its operands' types and the fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields, replace
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any, ClassVar, Self
+
+from numpy.typing import NDArray
+
+from codegen.expr import Expr, IntLike
+from codegen.ir import ArrayType, Shape
+from codegen.mesh import Layout
+
+Types = Sequence[ArrayType]
+Array = NDArray[Any]
+Eval = Callable[[IntLike], int]  # evaluates Exprs
+
+
+class Kind:
+    """name: how texts call it. group: source, map, view, update, reduce, compute, exchange, effect
+    or control."""
+
+    name: ClassVar[str]
+    group: ClassVar[str]
+
+    def infer(self, types: Types) -> list[ArrayType]:
+        """The types of the results, without layouts. Raises InternalError where the operands break
+        the op's rule."""
+        raise NotImplementedError(self.name)
+
+    def layout(self, operands: Types, result: ArrayType) -> Iterable[tuple[str, ...]]:
+        """The layout of a global result, where nobody says one; an axis may stand in it twice."""
+        return [()] * result.ndim
+
+    def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
+        """The results in NumPy, of an op that stays within a rank; operands are not written to."""
+        raise NotImplementedError(self.name)
+
+    def but(self, **changed: Any) -> Self:
+        """The same with other fields."""
+        made: Self = replace(self, **changed)  # type: ignore[type-var]
+        return made
+
+    @cached_property
+    def attrs(self) -> Mapping[str, Any]:
+        """The fields by name, without those that have their default."""
+        named = ((f, getattr(self, f.name)) for f in fields(self))  # type: ignore[arg-type]
+        return MappingProxyType({f.name: v for f, v in named if v is not f.default})
+
+
+class Stated(Kind):
+    """A kind that says the types of its results."""
+
+    types: tuple[ArrayType, ...]
+
+    def infer(self, types: Types) -> list[ArrayType]:
+        return list(self.types)
+
+
+def dropped(shape: Shape, dims: Iterable[int]) -> Shape:
+    """A shape without some dims."""
+    gone = set(dims)
+    return tuple(e for d, e in enumerate(shape) if d not in gone)
+
+
+def extents(shape: Sequence[Expr], value: Eval) -> tuple[int, ...]:
+    return tuple(map(value, shape))
+
+
+def layout_of(t: ArrayType) -> Layout:
+    """The layout of a global array; one that has none is not split."""
+    return t.layout or ((),) * t.ndim

@@ -1,0 +1,138 @@
+"""Ops at indices known only at run time: reads are clamped, writes beyond the ends dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from codegen.ir import ArrayType, Shape
+from codegen.ops.kind import Array, Eval, Kind, Types, dropped, extents, layout_of
+
+# The ufunc that combines in place (`np.add.at`), by scatter's fn.
+_SCATTER = {"add": np.add, "mul": np.multiply, "min": np.minimum, "max": np.maximum}
+
+
+@dataclass(frozen=True)
+class DynamicSlice(Kind):
+    """Operands x, one 0-d int64 start per dim, clamped so that the box fits; else zeros."""
+
+    name = "dynamic_slice"
+    group = "compute"
+    shape: Shape
+
+    def infer(self, types: Types) -> list[ArrayType]:
+        return [ArrayType(types[0].dtype, tuple(self.shape))]
+
+    def layout(self, operands: Types, result: ArrayType) -> Iterable[tuple[str, ...]]:
+        x = operands[0]
+        kept = zip(result.shape, x.shape, layout_of(x), strict=True)
+        return (entry if m == e else () for m, e, entry in kept)
+
+    def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
+        x, starts = operands[0], operands[1:]
+        shape = extents(self.shape, value)
+        if x.size == 0 or 0 in shape:  # nothing to read: zeros, as where nothing is received
+            return [np.zeros(shape, x.dtype)]
+        box = tuple(
+            slice(at, at + n)
+            for at, n in (
+                (min(max(int(s), 0), have - n), n)
+                for s, have, n in zip(starts, x.shape, shape, strict=True)
+            )
+        )
+        return [x[box]]
+
+
+@dataclass(frozen=True)
+class DynamicUpdate(Kind):
+    """Operands x, v, starts; elements that fall outside x are dropped."""
+
+    name = "dynamic_update"
+    group = "update"
+
+    def infer(self, types: Types) -> list[ArrayType]:
+        return [ArrayType(types[0].dtype, types[0].shape)]
+
+    def layout(self, operands: Types, result: ArrayType) -> Iterable[tuple[str, ...]]:
+        x, v = operands[:2]
+        return layout_of(v if x.free and v.ndim == x.ndim else x)
+
+    def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
+        x, v, starts = operands[0], operands[1], operands[2:]
+        out = x.copy()
+        into, part = [], []
+        for start, have, n in zip(starts, x.shape, v.shape, strict=True):
+            first = int(start)
+            low, high = max(first, 0), max(min(first + n, have), max(first, 0))
+            into.append(slice(low, high))
+            part.append(slice(low - first, high - first))
+        out[tuple(into)] = v[tuple(part)]
+        return [out]
+
+
+@dataclass(frozen=True)
+class Gather(Kind):
+    """Operands x, index arrays of one shape for dims; they stand at `at` in the result."""
+
+    name = "gather"
+    group = "compute"
+    dims: tuple[int, ...]
+    at: int
+
+    def infer(self, types: Types) -> list[ArrayType]:
+        x, index = types[0], types[1]
+        rest = dropped(x.shape, self.dims)
+        return [ArrayType(x.dtype, (*rest[: self.at], *index.shape, *rest[self.at :]))]
+
+    def layout(self, operands: Types, result: ArrayType) -> Iterable[tuple[str, ...]]:
+        x, index = operands[0], operands[1]
+        rest = [entry for d, entry in enumerate(layout_of(x)) if d not in self.dims]
+        return (*rest[: self.at], *layout_of(index), *rest[self.at :])
+
+    def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
+        x, index = operands[0], operands[1:]
+        dims, at = list(self.dims), self.at
+        front = np.moveaxis(x, dims, range(len(dims)))
+        if 0 in front.shape[: len(dims)]:
+            picked = np.zeros((*index[0].shape, *front.shape[len(dims) :]), x.dtype)
+        else:
+            clamped = tuple(np.clip(k, 0, n - 1) for k, n in zip(index, front.shape, strict=False))
+            picked = front[clamped]
+        k = index[0].ndim
+        return [np.moveaxis(picked, range(k), range(at, at + k))]
+
+
+@dataclass(frozen=True)
+class Scatter(Kind):
+    """Operands x, v, index arrays; fn set add mul min max; v has gather's result shape."""
+
+    name = "scatter"
+    group = "update"
+    dims: tuple[int, ...]
+    at: int
+    fn: str
+
+    def infer(self, types: Types) -> list[ArrayType]:
+        return [ArrayType(types[0].dtype, types[0].shape)]
+
+    def layout(self, operands: Types, result: ArrayType) -> Iterable[tuple[str, ...]]:
+        return layout_of(operands[0])
+
+    def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
+        x, v, index = operands[0], operands[1], operands[2:]
+        dims, at, k = list(self.dims), self.at, operands[2].ndim
+        out = x.copy()
+        front = np.moveaxis(out, dims, range(len(dims)))  # a view of `out`
+        values = np.moveaxis(v, range(at, at + k), range(k))
+        inside = np.ones(index[0].shape, bool)
+        for position, extent in zip(index, front.shape, strict=False):
+            inside &= (position >= 0) & (position < extent)
+        where = tuple(position[inside] for position in index)
+        if self.fn == "set":
+            for *one, given in zip(*where, values[inside], strict=True):  # in order: the last wins
+                front[tuple(one)] = given
+        else:
+            _SCATTER[self.fn].at(front, where, values[inside])
+        return [out]

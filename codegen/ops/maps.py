@@ -1,0 +1,45 @@
+"""The op that computes element by element: one of FUNCTIONS, of operands of one shape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from codegen import dtypes
+from codegen.dtypes import DType
+from codegen.errors import InternalError
+from codegen.functions import FUNCTIONS
+from codegen.ir import ArrayType
+from codegen.mesh import joined_layout
+from codegen.ops.kind import Array, Eval, Kind, Types, layout_of
+
+
+@dataclass(frozen=True)
+class Map(Kind):
+    """FUNCTIONS[fn] of operands of one shape; cast has dtype."""
+
+    name = "map"
+    group = "map"
+    fn: str
+    dtype: DType | None = None
+
+    def infer(self, types: Types) -> list[ArrayType]:
+        fn, shape = FUNCTIONS[self.fn], types[0].shape
+        for t in types[1:]:
+            if t.shape != shape:
+                raise InternalError(f"map {fn.name}: shapes {types[0]} and {t} differ")
+        if self.dtype is not None:
+            return [ArrayType(self.dtype, shape)]
+        if fn.name == "select":
+            return [ArrayType(types[1].dtype, shape)]
+        return [ArrayType(fn.result_dtype(types[0].dtype), shape)]
+
+    def layout(self, operands: Types, result: ArrayType) -> Iterable[tuple[str, ...]]:
+        return joined_layout([layout_of(t) for t in operands])
+
+    def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
+        if self.dtype is not None:
+            return [operands[0].astype(dtypes.numpy_dtype(self.dtype))]
+        return [np.asarray(FUNCTIONS[self.fn].numpy(*operands))]

@@ -1,0 +1,94 @@
+"""Ops that make an array of nothing: constants, numbers, positions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from codegen import dtypes, expr
+from codegen.dtypes import DType
+from codegen.expr import Expr
+from codegen.ir import ArrayType, Shape
+from codegen.ops.kind import Array, Eval, Kind, Types, extents
+
+
+class Source(Kind):
+    group = "source"
+    dtype: DType
+    shape: Shape
+
+    def infer(self, types: Types) -> list[ArrayType]:
+        return [ArrayType(self.dtype, tuple(self.shape))]
+
+
+@dataclass(frozen=True, eq=False)
+class Const(Source):
+    """A NumPy array in the image."""
+
+    name = "const"
+    data: Array
+
+    def infer(self, types: Types) -> list[ArrayType]:
+        dtype = dtypes.from_numpy(self.data.dtype)
+        assert dtype is not None, f"no element type for {self.data.dtype}"
+        return [ArrayType(dtype, tuple(expr.const(n) for n in self.data.shape))]
+
+    def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
+        return [np.asarray(self.data)]
+
+
+@dataclass(frozen=True)
+class Full(Source):
+    """A Python number everywhere; blank: it need not be written, since updates replace all."""
+
+    name = "full"
+    value: Any
+    dtype: DType
+    shape: Shape
+    blank: bool = False
+
+    def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
+        return [np.full(extents(self.shape, value), self.value, dtypes.numpy_dtype(self.dtype))]
+
+
+@dataclass(frozen=True)
+class Iota(Source):
+    """0, 1, 2 … along a dim (local)."""
+
+    name = "iota"
+    dim: int
+    dtype: DType
+    shape: Shape
+
+    def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
+        shape = extents(self.shape, value)
+        along = [1] * len(shape)
+        along[self.dim] = shape[self.dim]
+        line = np.arange(shape[self.dim]).astype(dtypes.numpy_dtype(self.dtype))
+        return [np.broadcast_to(line.reshape(along), shape)]
+
+
+@dataclass(frozen=True)
+class Symbolic(Source):
+    """A symbolic integer as a 0-d array."""
+
+    name = "expr"
+    value: Expr
+    dtype: DType
+    shape = ()
+
+    def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
+        return [np.asarray(np.int64(value(self.value))).astype(dtypes.numpy_dtype(self.dtype))]
+
+
+@dataclass(frozen=True)
+class RunScalar(Source):
+    """A run-time scalar as a 0-d array."""
+
+    name = "scalar"
+    scalar: str
+    dtype: DType
+    shape = ()

@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from codegen import access, expr, mesh
-from codegen.access import Resolver, loop_vars, positions
+from codegen import expr, indexing, mesh
+from codegen.access import Resolver
 from codegen.expr import Expr, Sym
 from codegen.functions import neutral
+from codegen.indexing import loop_vars, positions
 from codegen.ir import Op, Shape, Value
 from codegen.mesh import Mesh
 from codegen.plan import Box, Load
@@ -47,7 +48,7 @@ class Exchanges:
         loops = loop_vars(value.type.shape)
         node = self.resolver.node(value, positions(loops))
         assert isinstance(node, Load), "what is sent lies in memory"
-        found = access.affine(node.offset, loops)
+        found = indexing.affine(node.offset, loops)
         assert found is not None, "what is sent is strided"
         formulas = {s: e for e, s in self.resolver.named.items()}
         return Box(node.buffer, found[0].subst(formulas), value.type.shape, found[1])

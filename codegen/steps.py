@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from codegen.access import loads
+from codegen.indexing import loads
 from codegen.plan import (
     Branch,
     Buffer,

@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Sequence
 from math import gcd
 
 from codegen import expr
-from codegen.access import positions, ravel
 from codegen.emit.lines import comment, source, wrapped
 from codegen.emit.nests import single_nest, start_rows, write_nest
 from codegen.emit.operators import call, cast, filled, single
@@ -29,6 +28,7 @@ from codegen.emit.spell import (
 from codegen.errors import Place
 from codegen.expr import Expr, Sym
 from codegen.functions import FUNCTIONS, neutral
+from codegen.indexing import positions, ravel
 from codegen.mesh import part_of_block
 from codegen.plan import (
     Buffer,

@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from codegen import expr
-from codegen.access import placed
 from codegen.dtypes import DType
 from codegen.emit.operators import call, cast, filled, single
 from codegen.expr import Call, Expr, Sym
 from codegen.functions import COMBINE, FUNCTIONS
+from codegen.indexing import placed
 from codegen.plan import Apply, Bound, Buffer, Integer, Literal, Load, Local, Node, Runtime
 from codegen.spelling import Binds, Text, c_operand
 

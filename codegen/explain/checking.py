@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from codegen.access import loads
+from codegen.indexing import loads
 from codegen.plan import (
     Apply,
     Exchange,

@@ -11,13 +11,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from numpy.typing import NDArray
 
 from codegen.expr import Expr, IntLike
-from codegen.ir import ArrayType, Shape
+from codegen.indexing import Index
+from codegen.ir import ArrayType, Op, Shape
 from codegen.mesh import Layout
+from codegen.plan import Node
+
+if TYPE_CHECKING:  # what rules are given; it asks kinds in turn
+    from codegen.access import Resolver
 
 Types = Sequence[ArrayType]
 Array = NDArray[Any]
@@ -26,10 +31,11 @@ Eval = Callable[[IntLike], int]  # evaluates Exprs
 
 class Kind:
     """name: how texts call it. group: source, map, view, update, reduce, compute, exchange, effect
-    or control."""
+    or control. inline: it has an `element`, so that its result need not lie in memory."""
 
     name: ClassVar[str]
     group: ClassVar[str]
+    inline: ClassVar[bool] = False
 
     def infer(self, types: Types) -> list[ArrayType]:
         """The types of the results, without layouts. Raises InternalError where the operands break
@@ -42,6 +48,10 @@ class Kind:
 
     def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
         """The results in NumPy, of an op that stays within a rank; operands are not written to."""
+        raise NotImplementedError(self.name)
+
+    def element(self, op: Op, index: Index, at: Resolver) -> Node:
+        """What stands at an index of the result; of a kind that is `inline`."""
         raise NotImplementedError(self.name)
 
     def but(self, **changed: Any) -> Self:

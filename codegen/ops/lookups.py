@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from codegen.ir import ArrayType, Shape
+from codegen import expr
+from codegen.indexing import Index, or_zero, with_bounds
+from codegen.ir import ArrayType, Op, Shape
 from codegen.ops.kind import Array, Eval, Kind, Types, dropped, extents, layout_of
+from codegen.plan import Node
+
+if TYPE_CHECKING:
+    from codegen.access import Resolver
+
 
 # The ufunc that combines in place (`np.add.at`), by scatter's fn.
 _SCATTER = {"add": np.add, "mul": np.multiply, "min": np.minimum, "max": np.maximum}
@@ -19,6 +27,7 @@ class DynamicSlice(Kind):
     """Operands x, one 0-d int64 start per dim, clamped so that the box fits; else zeros."""
 
     name = "dynamic_slice"
+    inline = True
     group = "compute"
     shape: Shape
 
@@ -43,6 +52,19 @@ class DynamicSlice(Kind):
             )
         )
         return [x[box]]
+
+    def element(self, op: Op, index: Index, at: Resolver) -> Node:
+        x, *starts = op.operands
+        bounds, inner = [], []
+        fits = expr.const(1)
+        for d, start in enumerate(starts):
+            limit = x.type.shape[d] - op.result.type.shape[d]
+            fits = fits * expr.ge0(limit)
+            bound = at.bound(start, (), limit)
+            bounds.append(bound)
+            inner.append(expr.symbol(bound.sym) + index[d])
+        node = with_bounds(at.node(x, tuple(inner)), tuple(bounds))
+        return or_zero(fits, node, op.result.type.dtype)
 
 
 @dataclass(frozen=True)
@@ -77,6 +99,7 @@ class Gather(Kind):
     """Operands x, index arrays of one shape for dims; they stand at `at` in the result."""
 
     name = "gather"
+    inline = True
     group = "compute"
     dims: tuple[int, ...]
     at: int
@@ -102,6 +125,12 @@ class Gather(Kind):
             picked = front[clamped]
         k = index[0].ndim
         return [np.moveaxis(picked, range(k), range(at, at + k))]
+
+    def element(self, op: Op, index: Index, at: Resolver) -> Node:
+        x, *indices = op.operands
+        inner, bounds = at.picked(indices, self, x.type.shape, index)
+        fits = expr.product(expr.ge(x.type.shape[d], 1) for d in self.dims)
+        return or_zero(fits, with_bounds(at.node(x, inner), bounds), op.result.type.dtype)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,9 +12,15 @@ from codegen import dtypes
 from codegen.dtypes import DType
 from codegen.errors import InternalError
 from codegen.functions import FUNCTIONS
-from codegen.ir import ArrayType
+from codegen.indexing import Index
+from codegen.ir import ArrayType, Op
 from codegen.mesh import joined_layout
 from codegen.ops.kind import Array, Eval, Kind, Types, layout_of
+from codegen.plan import Node, apply
+
+if TYPE_CHECKING:
+    from codegen.access import Resolver
+
 
 
 @dataclass(frozen=True)
@@ -21,6 +28,7 @@ class Map(Kind):
     """FUNCTIONS[fn] of operands of one shape; cast has dtype."""
 
     name = "map"
+    inline = True
     group = "map"
     fn: str
     dtype: DType | None = None
@@ -43,3 +51,8 @@ class Map(Kind):
         if self.dtype is not None:
             return [operands[0].astype(dtypes.numpy_dtype(self.dtype))]
         return [np.asarray(FUNCTIONS[self.fn].numpy(*operands))]
+
+    def element(self, op: Op, index: Index, at: Resolver) -> Node:
+        args = tuple(at.node(v, index) for v in op.operands)
+        operand = op.operands[-1 if self.fn == "select" else 0].type.dtype
+        return apply(self.fn, op.result.type.dtype, args, operand)

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from codegen import dtypes, expr
 from codegen.dtypes import DType
 from codegen.expr import Expr
-from codegen.ir import ArrayType, Shape
+from codegen.indexing import Index, ravel
+from codegen.ir import ArrayType, Op, Shape
 from codegen.ops.kind import Array, Eval, Kind, Types, extents
+from codegen.plan import Integer, Literal, Load, Node, Runtime
+
+if TYPE_CHECKING:
+    from codegen.access import Resolver
+
 
 
 class Source(Kind):
@@ -29,6 +35,7 @@ class Const(Source):
     """A NumPy array in the image."""
 
     name = "const"
+    inline = True
     data: Array
 
     def infer(self, types: Types) -> list[ArrayType]:
@@ -39,12 +46,18 @@ class Const(Source):
     def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
         return [np.asarray(self.data)]
 
+    def element(self, op: Op, index: Index, at: Resolver) -> Node:
+        if self.data.size == 1:
+            return Literal(self.data.reshape(-1)[0].item(), op.result.type.dtype)
+        return Load(at.constant(op.result, self.data), ravel(index, op.result.type.shape))
+
 
 @dataclass(frozen=True)
 class Full(Source):
     """A Python number everywhere; blank: it need not be written, since updates replace all."""
 
     name = "full"
+    inline = True
     value: Any
     dtype: DType
     shape: Shape
@@ -53,12 +66,16 @@ class Full(Source):
     def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
         return [np.full(extents(self.shape, value), self.value, dtypes.numpy_dtype(self.dtype))]
 
+    def element(self, op: Op, index: Index, at: Resolver) -> Node:
+        return Literal(self.value, op.result.type.dtype)
+
 
 @dataclass(frozen=True)
 class Iota(Source):
     """0, 1, 2 … along a dim (local)."""
 
     name = "iota"
+    inline = True
     dim: int
     dtype: DType
     shape: Shape
@@ -70,12 +87,16 @@ class Iota(Source):
         line = np.arange(shape[self.dim]).astype(dtypes.numpy_dtype(self.dtype))
         return [np.broadcast_to(line.reshape(along), shape)]
 
+    def element(self, op: Op, index: Index, at: Resolver) -> Node:
+        return Integer(index[self.dim], op.result.type.dtype)
+
 
 @dataclass(frozen=True)
 class Symbolic(Source):
     """A symbolic integer as a 0-d array."""
 
     name = "expr"
+    inline = True
     value: Expr
     dtype: DType
     shape = ()
@@ -83,12 +104,19 @@ class Symbolic(Source):
     def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
         return [np.asarray(np.int64(value(self.value))).astype(dtypes.numpy_dtype(self.dtype))]
 
+    def element(self, op: Op, index: Index, at: Resolver) -> Node:
+        return Integer(self.value, op.result.type.dtype)
+
 
 @dataclass(frozen=True)
 class RunScalar(Source):
     """A run-time scalar as a 0-d array."""
 
     name = "scalar"
+    inline = True
     scalar: str
     dtype: DType
     shape = ()
+
+    def element(self, op: Op, index: Index, at: Resolver) -> Node:
+        return Runtime(at.runtime[self.scalar], self.scalar, op.result.type.dtype)

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from codegen import expr
 from codegen.errors import InternalError
 from codegen.expr import Expr
 from codegen.groups import reshaped_layout
-from codegen.ir import ArrayType, Shape
+from codegen.indexing import Index, match_dims, ravel
+from codegen.ir import ArrayType, Op, Shape
 from codegen.ops.kind import Array, Eval, Kind, Types, extents, layout_of
+from codegen.plan import Node
+
+if TYPE_CHECKING:
+    from codegen.access import Resolver
+
 
 
 class View(Kind):
@@ -23,6 +31,7 @@ class Broadcast(View):
     """dims[k]: the result dim of operand dim k (increasing); a 1 may stretch."""
 
     name = "broadcast"
+    inline = True
     dims: tuple[int, ...]
     shape: Shape
 
@@ -44,6 +53,13 @@ class Broadcast(View):
         for k, d in enumerate(self.dims):
             spread[d] = x.shape[k]
         return [np.broadcast_to(x.reshape(spread), shape)]
+
+    def element(self, op: Op, index: Index, at: Resolver) -> Node:
+        (x,) = op.operands
+        inner = tuple(
+            expr.const(0) if x.type.shape[k] == 1 else index[d] for k, d in enumerate(self.dims)
+        )
+        return at.node(x, inner)
 
 
 def positions(
@@ -70,6 +86,7 @@ class Slice(View):
     arithmetic of codegen.layouts.cuts."""
 
     name = "slice"
+    inline = True
     start: tuple[Expr, ...]
     step: tuple[int, ...]
     shape: Shape
@@ -88,12 +105,16 @@ class Slice(View):
             return [np.empty(shape, x.dtype)]
         return [x[positions(self, x.shape, value, shape)]]
 
+    def element(self, op: Op, index: Index, at: Resolver) -> Node:
+        return at.node(op.operands[0], at.within(self, index))
+
 
 @dataclass(frozen=True)
 class Transpose(View):
     """Result dim d is operand dim perm[d]."""
 
     name = "transpose"
+    inline = True
     perm: tuple[int, ...]
 
     def infer(self, types: Types) -> list[ArrayType]:
@@ -106,12 +127,19 @@ class Transpose(View):
     def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
         return [operands[0].transpose(self.perm)]
 
+    def element(self, op: Op, index: Index, at: Resolver) -> Node:
+        inner = list(index)
+        for d, source in enumerate(self.perm):
+            inner[source] = index[d]
+        return at.node(op.operands[0], tuple(inner))
+
 
 @dataclass(frozen=True)
 class Reshape(View):
     """The same elements in row-major order."""
 
     name = "reshape"
+    inline = True
     shape: Shape
 
     def infer(self, types: Types) -> list[ArrayType]:
@@ -125,6 +153,13 @@ class Reshape(View):
         if int(np.prod(shape)) != operands[0].size:
             raise InternalError(f"reshape of {operands[0].shape} to {shape} changes the size")
         return [operands[0].reshape(shape)]
+
+    def element(self, op: Op, index: Index, at: Resolver) -> Node:
+        x = op.operands[0]
+        mapped = match_dims(index, op.result.type.shape, x.type.shape)
+        if mapped is not None:
+            return at.node(x, mapped)
+        return at.at_offset(x, ravel(index, op.result.type.shape))
 
 
 @dataclass(frozen=True)

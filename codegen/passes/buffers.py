@@ -13,11 +13,13 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from codegen import access, expr, prove
-from codegen.access import INLINE, Resolver, loop_vars, positions, ravel
+from codegen import expr, indexing, prove
+from codegen.access import Resolver
 from codegen.exchanges import EXCHANGES
 from codegen.expr import Expr
+from codegen.indexing import loop_vars, positions, ravel
 from codegen.ir import Module, Op, Region, Value, walk
+from codegen.ops import OPS
 from codegen.plan import Buffer
 
 
@@ -120,13 +122,13 @@ class _Liveness:
 
     def _reads(self, op: Op) -> tuple[set[Value], set[Value]]:
         everything: set[Value] = set()
-        if op.kind in INLINE:
+        if op.what.inline:
             index = positions(loop_vars(op.result.type.shape))
             # The stored result itself is what is being computed: resolve its operands instead.
             node = self.resolver.computed(op, index)
             target = ravel(index, op.result.type.shape)
             moved: set[Value] = set()
-            for load in access.loads(node):
+            for load in indexing.loads(node):
                 source: Any = load.buffer  # the value itself, as long as no buffer is assigned
                 if source is not None:
                     everything.add(source)
@@ -153,7 +155,7 @@ class _Liveness:
         """What an update reads only where it writes."""
         at = self.resolver.points(op)
         read: dict[Any, bool] = {}
-        for load in access.loads(self.resolver.member(op, at)):
+        for load in indexing.loads(self.resolver.member(op, at)):
             there = load.offset == at.offset and not load.bounds
             read[load.buffer] = read.get(load.buffer, True) and there
         return {v for v, there in read.items() if there and v is not None}
@@ -162,7 +164,7 @@ class _Liveness:
         """The stored values that a value is made of."""
         found: set[Any] = {
             load.buffer
-            for load in access.loads(
+            for load in indexing.loads(
                 self.resolver.node(value, positions(loop_vars(value.type.shape)))
             )
         }
@@ -179,7 +181,7 @@ class _Liveness:
                 live = self.branch(op, live, depth)
             elif op.kind == "nest":
                 live = self.nest(op, live, depth)
-            elif op.kind not in INLINE or op.result in self.stored:
+            elif not op.what.inline or op.result in self.stored:
                 live = self.op(op, live, depth)
         return live
 
@@ -197,7 +199,7 @@ class _Liveness:
             self.define(v, (live | (reads - reusable) | set(op.results)) - {v} - replaced)
             for r in sorted(reusable, key=lambda r: self.order[r]):
                 if _fits(r, v):
-                    self.wishes.append((depth + 3 * (op.kind not in INLINE), r, v))
+                    self.wishes.append((depth + 3 * (not op.what.inline), r, v))
         return (live - set(op.results)) | reads
 
     def find_chains(self, region: Region) -> None:
@@ -228,7 +230,7 @@ class _Liveness:
             for o in others:
                 if o.regions:
                     found.clear()
-                elif o.kind not in INLINE or o.result in self.stored:
+                elif not o.what.inline or o.result in self.stored:
                     found -= self.reads(o)[0]
             self.over[chain[-1]] = found
         return self.over[chain[-1]]
@@ -244,7 +246,7 @@ class _Liveness:
         for old, _ in chains.values():
             read.setdefault(old, [])
         for k, m in enumerate(members):
-            for load in access.loads(self.resolver.member(m, at[m.result])):
+            for load in indexing.loads(self.resolver.member(m, at[m.result])):
                 where = None if load.bounds else load.offset
                 read.setdefault(cast(Any, load.buffer), []).append((k, where))
         for k in reversed(range(len(members))):
@@ -399,8 +401,9 @@ def _number(program: Module, work: _Liveness, groups: _Groups) -> Assignment:
     return out
 
 
+_INLINE = {k for k, what in OPS.items() if what.inline}
 # Names that say how a value came about, not what the user called it.
-_DULL = frozenset(access.INLINE | {"update", "arg", "loop", "branch", "reduce"})
+_DULL = frozenset(_INLINE | {"update", "arg", "loop", "branch", "reduce"})
 
 
 def _capacity(value: Value) -> Expr:

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from codegen import dtypes, expr
-from codegen.access import strides
 from codegen.expr import Expr
+from codegen.indexing import strides
 from codegen.ir import Module, Op, Region, Shape, Value
 from codegen.ops import POSITION, Full, Gather, Iota, Kind, Map, Reduce, Reshape, Symbolic
 

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from codegen import expr
-from codegen.access import INLINE, Points, Resolver, loads
+from codegen.access import Points, Resolver
 from codegen.expr import Expr
+from codegen.indexing import loads
 from codegen.ir import Module, Op, Region, Value, free_values, walk
 from codegen.ops import Nest
 from codegen.plan import Apply, Bound, Node, Var
@@ -189,7 +190,7 @@ class _Fusing:
             self.users.setdefault(v, set()).add(None)
 
     def inline(self, op: Op) -> bool:
-        return op.kind in INLINE and op.result not in self.stored
+        return op.what.inline and op.result not in self.stored
 
     def sources(self, value: Value) -> frozenset[Value]:
         """The stored values that a value is made of."""

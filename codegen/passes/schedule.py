@@ -10,24 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from codegen import access, expr, prove
-from codegen.access import (
-    INLINE,
-    Points,
-    Resolver,
-    gather_index,
-    loop_vars,
-    positions,
-    ravel,
-    strides,
-)  # fmt: skip
+from codegen import expr, indexing, prove
+from codegen.access import Points, Resolver
 from codegen.dtypes import INT64, DType
 from codegen.errors import InternalError, Place
 from codegen.exchanges import EXCHANGES, Exchanges
 from codegen.expr import Expr, Sym
 from codegen.flatten import flattened
 from codegen.gufunc import Parameter
+from codegen.indexing import loop_vars, positions, ravel, strides
 from codegen.ir import Module, Op, Region, Value, walk
+from codegen.ops import Scatter, Update
 from codegen.plan import (
     Argument,
     Array,
@@ -182,7 +175,7 @@ class _Schedule:
 
     def op(self, op: Op) -> None:
         self.here = op.place or self.here
-        if op.kind in INLINE:
+        if op.what.inline:
             if op.result in self.stored and not op.attrs.get("blank"):
                 self.store_inline(op)
             return
@@ -320,13 +313,12 @@ class _Schedule:
         v = op.operands[1]
         loops = loop_vars(v.type.shape)
         index = positions(loops)
-        at = tuple(
-            a + s * j for a, s, j in zip(self.resolver.starts(op), op.attrs["step"], index)
-        )
+        assert isinstance(op.what, Update)
+        at = self.resolver.within(op.what, index)
         node = self.resolver.node(v, index)
         shape = op.result.type.shape
         target = ravel(at, shape)
-        rows = access.rows_kept(node, into, target, shape, op.attrs["step"])
+        rows = indexing.rows_kept(node, into, target, shape, op.what.step)
         assert rows is not None, "what reads x where the order of rows does not help is stored"
         waiting = None
         if rows:
@@ -354,11 +346,10 @@ class _Schedule:
         x, v, *indices = op.operands
         loops = loop_vars(v.type.shape)
         index = positions(loops)
-        inner, bounds = gather_index(
-            self.resolver, indices, op.attrs["dims"], op.attrs["at"], x.type.shape, index
-        )
+        assert isinstance(op.what, Scatter)
+        inner, bounds = self.resolver.picked(indices, op.what, x.type.shape, index)
         self.add(Store(loops, into, ravel(inner, x.type.shape), self.resolver.node(v, index),
-                       op.attrs["fn"], bounds, op.place))  # fmt: skip
+                       op.what.fn, bounds, op.place))  # fmt: skip
 
     def reduce(self, op: Op) -> None:
         x = op.operands[0]
@@ -417,7 +408,7 @@ class _Schedule:
         last = loop_vars(value.type.shape[-2:], "k")
         node = self.resolver.node(value, positions(batch) + positions(last))
         assert isinstance(node, Load), "an operand of matmul lies in memory"
-        found = access.affine(node.offset, last)
+        found = indexing.affine(node.offset, last)
         assert found is not None, "an operand of matmul is strided"
         base, (row, column) = found
         return Matrix(node.buffer, base, row, column)

@@ -11,8 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from codegen.access import INLINE, Resolver, loads, loop_vars, positions, ravel, rows_kept
+from codegen.access import Resolver
+from codegen.indexing import loads, loop_vars, positions, ravel, rows_kept
 from codegen.ir import Module, Op, Region, Value
+from codegen.ops import Update
 
 _VIEWS = ("slice", "broadcast", "transpose", "reshape")
 _SOURCES = ("full", "iota", "expr", "scalar", "const")
@@ -63,7 +65,7 @@ class _Storing:
             self.demand(op)
         depth: dict[Value, int] = {}  # of the expression that stands for a value not stored
         for op in self.order:
-            if op.kind not in INLINE:
+            if not op.what.inline:
                 continue
             below = max((depth.get(x, 0) for x in op.operands), default=0)
             if not self.dear.isdisjoint(op.operands) or (
@@ -99,7 +101,7 @@ class _Storing:
             for v in op.results:
                 self.defs[v] = op
                 self.place[v] = (start, region)
-                if op.kind not in INLINE:
+                if not op.what.inline:
                     self.stored.add(v)
         self.clock += 1
         ends = list(region.results)
@@ -111,7 +113,7 @@ class _Storing:
 
     def demand(self, op: Op) -> None:
         """Operands that must lie in memory for an op to work on them."""
-        if op.kind in INLINE or op.kind in _AT_POINTS:
+        if op.what.inline or op.kind in _AT_POINTS:
             if op.kind == "branch":
                 self.stored.update(op.operands)
             return
@@ -190,7 +192,7 @@ class _Storing:
         """A view made before x is overwritten and read afterwards becomes a copy of the part."""
         at = self.uses_position(op)
         for use in list(self.uses.get(x, ())):
-            if use.op is None or use.op is op or use.op.kind not in INLINE:
+            if use.op is None or use.op is op or not use.op.what.inline:
                 continue
             value = use.op.result
             if value in self.stored or use.position > at:
@@ -203,7 +205,7 @@ class _Storing:
 
     def read_positions(self, value: Value) -> Iterator[int]:
         for use in self.uses.get(value, ()):
-            if use.op is not None and use.op.kind in INLINE and use.op.result not in self.stored:
+            if use.op is not None and use.op.what.inline and use.op.result not in self.stored:
                 yield from self.read_positions(use.op.result)
             else:
                 yield use.position
@@ -218,16 +220,10 @@ class _Storing:
             {s.name: k for k, s in enumerate(self.program.scalars)},
         )  # fmt: skip
         index = positions(loop_vars(v.type.shape))
-        target = None
-        if op.kind == "update":
-            at = tuple(
-                a + s * j
-                for a, s, j in zip(resolver.starts(op), op.attrs["step"], index)
-            )
-            target = ravel(at, x.type.shape)
         node = resolver.node(v, index)
-        if target is not None:
-            kept = rows_kept(node, x, target, x.type.shape, op.attrs["step"])
+        if isinstance(op.what, Update):
+            target = ravel(resolver.within(op.what, index), x.type.shape)
+            kept = rows_kept(node, x, target, x.type.shape, op.what.step)
             if kept == 0 or (kept and not self.reshaped(v, x)):
                 return
         read: list[Any] = [load.buffer for load in loads(node)]  # values: no buffer is assigned
@@ -240,7 +236,7 @@ class _Storing:
         if v is x:
             return below
         op = self.defs.get(v)
-        if op is None or v in self.stored or op.kind not in INLINE:
+        if op is None or v in self.stored or not op.what.inline:
             return False
         below = below or op.kind == "reshape"
         return any(self.reshaped(under, x, below) for under in op.operands)

@@ -18,7 +18,7 @@ from codegen.trace.array import Array, as_array, is_traced, maximum, minimum
 from codegen.trace.context import Context, user_place
 from codegen.trace.logic import truth
 from codegen.trace.number import Number, condition_of, expr_of, number
-from codegen.trace.stateful import watched
+from codegen.trace.stateful import hashed, identity, iterating, ordered, watched
 
 
 def call(function: Any) -> Any:
@@ -213,7 +213,7 @@ def _each(plain_: Callable[..., Any]) -> Callable[..., Any]:
     """map, filter, reduce: what they call is called as the user's code would call it."""
 
     def over(function: Any, *rows: Any) -> Any:
-        return plain_(function and call(function), *rows)
+        return plain_(function and call(function), *map(ordered, rows))
 
     return over
 
@@ -237,5 +237,8 @@ _BUILTINS: dict[int, Callable[..., Any]] = {
     id(map): _each(map),
     id(filter): _each(filter),
     id(reduce): _each(reduce),
+    id(id): identity,
+    id(hash): hashed,
+    **{id(f): iterating(f) for f in (list, tuple, enumerate, iter, zip)},
     id(np.isscalar): _isscalar,
 }

@@ -27,7 +27,7 @@ from codegen.trace.number import Number
 from codegen.trace.outside import is_iterator
 from codegen.trace.ranges import Range, captured_for
 from codegen.trace.state import Names, inside
-from codegen.trace.stateful import changed, refuse_outside
+from codegen.trace.stateful import changed, ordered, refuse_outside
 
 __all__ = ["Names", "and_", "asserted", "both", "call", "compare", "either", "fresh", "ifexp",
            "indexed", "known", "not_", "or_", "target"]  # fmt: skip
@@ -91,7 +91,12 @@ def for_(
         )
     if is_iterator(iterable):
         refuse_outside(iterable)
-    return iterable  # type: ignore[no-any-return]
+    return each(iterable)  # type: ignore[no-any-return]
+
+
+def each(iterable: Any) -> Any:
+    """What Python goes through."""
+    return iterable if Context.current() is None else ordered(iterable)
 
 
 def while_(

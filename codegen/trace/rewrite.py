@@ -428,6 +428,17 @@ class _Rewriter(ast.NodeTransformer):
         args.defaults = [self.visit(d) for d in args.defaults]
         args.kw_defaults = [d and self.visit(d) for d in args.kw_defaults]
 
+    def visit_Starred(self, node: ast.Starred) -> Any:
+        new: ast.Starred = self.generic_visit(node)  # type: ignore[assignment]
+        if isinstance(new.ctx, ast.Load):
+            new.value = at(new.value, _runtime("each", new.value))
+        return new
+
+    def visit_comprehension(self, node: ast.comprehension) -> Any:
+        new: ast.comprehension = self.generic_visit(node)  # type: ignore[assignment]
+        new.iter = at(new.iter, _runtime("each", new.iter))
+        return new
+
     def visit_Lambda(self, node: ast.Lambda) -> Any:
         self._defaults(node.args)
         node.body = _Rewriter(self.class_name, self.reason).visit(node.body)

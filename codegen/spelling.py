@@ -172,9 +172,10 @@ class _Writer:
             level = Binds.PRODUCT if alone else Binds.ATOM
             turned = monomial in negated
             factors = [within(self.atom(a, turned), level) for a in monomial]
+            least = coefficient == -(2**63) and self.style is _C  # C has no literal of it
             if size != 1 or not factors:
-                factors.insert(0, str(size))
-            sign = "-" if coefficient < 0 else "+"
+                factors.insert(0, "INT64_MIN" if least else str(size))
+            sign = "-" if coefficient < 0 and not least else "+"
             body = " * ".join(factors)
             if out:
                 out += f" {sign} {body}"

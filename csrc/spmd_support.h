@@ -50,6 +50,15 @@ static inline int64_t spmd_mod(int64_t a, int64_t b)
     return rest + (((rest != 0) & ((rest ^ b) < 0)) ? b : 0);
 }
 
+/* The next value of a counter that has not reached its stop: none passes the ends of int64_t, where
+ * every loop has stopped. */
+static inline int64_t spmd_next(int64_t counter, int64_t step)
+{
+    int64_t next;
+    if (!__builtin_add_overflow(counter, step, &next)) return next;
+    return step < 0 ? INT64_MIN : INT64_MAX;
+}
+
 static inline int64_t spmd_min(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t spmd_max(int64_t a, int64_t b) { return a > b ? a : b; }
 

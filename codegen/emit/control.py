@@ -275,6 +275,8 @@ class ControlWriter:
                 by = self.rank_expr(loop.step, Binds.SUM)
                 test = f"{by} > 0 ? {c} < {stop} : {by} < 0 && {c} > {stop}"
         advance = f"{c}++" if step == "1" else f"{c} += {step}"
+        if loop.stop is not None and not _stays_far(loop.stop, loop.step):
+            advance = f"{c} = spmd_next({c}, {step})"
         return f"{c} = {start}; {test}; {advance}"
 
     def let(self, let: Let) -> None:
@@ -553,3 +555,9 @@ def _buffer_names(plan: Plan) -> dict[int, str]:
         taken.add(name)
         names[id(buffer)] = name
     return names
+
+
+def _stays_far(stop: Expr, step: Expr) -> bool:
+    """Whether a counter that passes its stop by less than a step is an int64 for sure."""
+    far = stop.is_const and step.is_const and abs(stop.value) + abs(step.value) < 2**62
+    return far or step in (1, -1)

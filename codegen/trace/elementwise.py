@@ -330,6 +330,8 @@ def apply(
         raise unsupported(f"np.{ufunc.__name__}", remedy)
     context = require_context(f"np.{ufunc.__name__}")
     loop = loop_dtypes(ufunc, operands, dtype)
+    if ufunc is np.power and loop[-1].kind == "i":
+        _check_exponent(context, operands)
     if len(set(loop[:-1])) > 1:  # int64 with uint64: NumPy compares them exactly
         return store(composite.compare_mixed(ufunc, *operands), out, where)
     shape = broadcast_shapes([extents_of(x) for x in operands])
@@ -372,6 +374,8 @@ _POWERS: dict[float, np.ufunc] = {2: np.square, 0.5: np.sqrt, -1: np.reciprocal}
 def _simple_power(operands: list[Operand]) -> tuple[np.ufunc, list[Operand]]:
     """x ** 2, 0.5 and -1 as NumPy computes them: square, sqrt and reciprocal, to the bit."""
     x, exponent = operands
+    if is_negative(exponent) and all(kind_of(o) is int for o in operands):
+        return np.power, [apply(np.multiply, x, 1.0), exponent]  # of Python integers: a float
     kind = x.type.dtype.kind if isinstance(x, Array) else ""
     if isinstance(exponent, np.floating) and isinstance(x, Array):
         x, exponent = as_array(x, result_type(x, exponent)), float(exponent)
@@ -380,6 +384,24 @@ def _simple_power(operands: list[Operand]) -> tuple[np.ufunc, list[Operand]]:
     if plain and exponent in _POWERS and (kind in "fc" or type(exponent) is int):
         return _POWERS[exponent], [x]
     return np.power, operands
+
+
+def is_negative(x: Operand) -> bool:
+    """Whether it surely is a negative integer."""
+    e = expr_of(x)
+    return e is not None and expr.nonneg(-e - 1)
+
+
+def _check_exponent(context: Context, operands: Sequence[Operand]) -> None:
+    """NumPy refuses negative powers of integers; of Python's own they are floats."""
+    from codegen.trace.expecting import between
+
+    e = expr_of(operands[1])
+    if e is not None and all(kind_of(x) is int for x in operands) and not context.write_logs:
+        if {s.kind for s in e.symbols()} <= {"size", "scalar"}:
+            context.hold(expr.ge0(e), f"the exponent {e} is not negative")
+    between(operands[1], 0, None, "integers to negative integer powers are not allowed",
+            "x ** -1.0, or 1 / x, which are floats")  # fmt: skip
 
 
 def store(result: Any, out: Any, where: Any = True, casting: bool = True) -> Any:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from codegen import dtypes, expr
 from codegen.errors import ShapeError
 from codegen.expr import Expr
@@ -17,7 +19,7 @@ from codegen.ops import POSITION, Expect, Map
 from codegen.trace.array import Number, as_array, as_value, is_traced
 from codegen.trace.context import Context, require_context, user_place
 from codegen.trace.elementwise import broadcast_value
-from codegen.trace.number import number
+from codegen.trace.number import expr_of, number
 from codegen.trace.regions import condition
 from codegen.trace.view import index_value
 
@@ -107,3 +109,37 @@ def _within(
         check="bounds",
     )  # fmt: skip
     return True
+
+
+def between(x: Any, low: int, high: int | None, message: str, remedy: str) -> None:
+    """Integers that lie between two numbers, as NumPy asks of them: refused where they are known
+    and do not; where bounds are checked, the run ends at the first that does not."""
+    context, e = require_context(message), expr_of(x)
+    limits = f"{low} or more" if high is None else f"{low} to {high}"
+    if e is not None:
+        below, above = expr.nonneg(e - low), high is None or expr.nonneg(-e + (high or 0))
+        if below and above:
+            return
+        wrong = [e] if expr.nonneg(-e + (low - 1)) or (
+            high is not None and expr.nonneg(e - (high + 1))) else []  # fmt: skip
+    else:
+        array = as_array(x)
+        data = np.empty(0, int) if array.known is None else array.known
+        wrong = data[(data < low) | (data > (data if high is None else high))].tolist()
+    if wrong:
+        raise ShapeError(message, place=user_place(), expected=limits, found=str(wrong[0]),
+                         remedy=remedy)  # fmt: skip
+    if "bounds" not in context.checks or context.selecting or (e is None and array.is_known):
+        return
+    value = as_value(context, x, dtypes.INT64)
+
+    def compared(fn: str, to: int) -> Value:
+        limit = broadcast_value(context, index_value(context, expr.const(to)), value.type.shape)
+        return context.emit_one("map", value, limit, fn=fn)
+
+    holds = compared("ge", low)
+    if high is not None:
+        holds = context.emit_one("map", holds, compared("le", high), fn="logical_and")
+    at = (" (element ", AT, ")") if value.type.shape else ()
+    after = f"\n  expected: {limits}\n  try:      {remedy}"
+    expect(context, holds, f"{message}: ", value, *at, after, check="bounds")

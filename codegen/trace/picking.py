@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,9 @@ from codegen.trace.array import (
 )
 from codegen.trace.context import user_place
 from codegen.trace.elementwise import apply, normal, result_type, select, store
-from codegen.trace.expecting import within
+from codegen.trace.expecting import between, within
 from codegen.trace.index import Gather, from_the_end
+from codegen.trace.number import expr_of
 from codegen.trace.reducing import all_, dims_of
 
 
@@ -292,6 +294,10 @@ def sinc(x: Any) -> Any:
 def unravel_index(indices: Any, shape: Any) -> tuple[Any, ...]:
     out: list[Any] = []
     rest: Any = as_array(indices, dtypes.INT64)
+    size = expr_of(math.prod(shape))
+    if size is not None and size.is_const:
+        between(indices, 0, size.value - 1, "an index of np.unravel_index is out of bounds",
+                "np.clip(k, 0, size - 1)")  # fmt: skip
     for e in reversed(shape):
         out.append(rest % e)
         rest = rest // e
@@ -301,6 +307,9 @@ def unravel_index(indices: Any, shape: Any) -> tuple[Any, ...]:
 def ravel_multi_index(multi_index: Any, dims: Any) -> Any:
     flat: Any = 0
     for index, e in zip(multi_index, dims, strict=True):
+        if isinstance(e, (int, np.integer)):
+            between(index, 0, int(e) - 1, "an index of np.ravel_multi_index is out of bounds",
+                    "np.clip(k, 0, n - 1)")  # fmt: skip
         flat = flat * e + as_array(index, dtypes.INT64)
     return flat
 
@@ -347,6 +356,8 @@ def choose(a: Any, choices: Any, out: Any = None, mode: str = "raise") -> Any:
         at = at % count
     elif mode == "clip":
         at = clip(at, 0, count - 1)
+    else:
+        between(a, 0, count - 1, "np.choose: there is no such choice", 'mode="clip", or "wrap"')
     made: Any = as_array(options[-1], result_type(*options))
     for k in reversed(range(count - 1)):
         made = select(apply(np.equal, at, k), options[k], made)

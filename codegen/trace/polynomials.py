@@ -56,12 +56,12 @@ def convolve(a: Any, v: Any, mode: str = "full") -> Any:
 
 
 def correlate(a: Any, v: Any, mode: str = "valid") -> Any:
-    """Of a longer operand and a kernel."""
-    long, kernel = _operands("np.correlate", a, v)
-    if not expr.nonneg(long.extents[0] - kernel.extents[0]):
-        raise unsupported("np.correlate with a kernel that is longer",
-                          "np.conj(np.correlate(v, a)[::-1])")  # fmt: skip
-    return convolve(long, apply(np.conjugate, kernel)[::-1], mode)
+    """Of a longer operand and a kernel; the other way round, all is turned."""
+    x, y = _operands("np.correlate", a, v)
+    if _shorter("np.correlate", x, y, mode):
+        turned = convolve(y, apply(np.conjugate, x)[::-1], mode)
+        return apply(np.conjugate, turned)[::-1]
+    return convolve(x, apply(np.conjugate, y)[::-1], mode)
 
 
 def polyval(p: Any, x: Any) -> Any:

@@ -249,6 +249,11 @@ def average(x: Any, axis: Any = None, weights: Any = None, returned: bool = Fals
     if weights is None:
         return mean(x, axis, keepdims=keepdims)
     array, weights = as_array(x), as_array(weights)
+    if weights.is_known and not np.all(np.sum(weights.known, None if axis is None else axis
+                                              if weights.ndim == array.ndim else None)):
+        raise ShapeError("np.average: the weights sum to zero", place=user_place(),
+                         expected="a sum that is not zero: NumPy raises ZeroDivisionError",
+                         found=str(weights.known)[:60])  # fmt: skip
     if weights.ndim != array.ndim and isinstance(axis, int):
         shape = [1] * array.ndim
         shape[axis] = weights.shape[0]

@@ -107,3 +107,27 @@ def test_places_of_places(ranks):
     found = spmd.build(gathered_twice).run(ranks=ranks)
     for name, value in gathered_twice.eager().items():
         np.testing.assert_array_equal(found[name], value)
+
+
+@spmd.program(mesh=("r",))
+def to_the_ends():
+    """Counters whose next value is no int64; and powers of Python's integers."""
+    high, low = spmd.scalar("high", 2**63 - 4), spmd.scalar("low", -2**63 + 3)
+    last, s = spmd.scalar("last", 2**63 - 1), spmd.scalar("s", 3)
+    turns = np.zeros(3, np.int64)
+    for _ in spmd.range(high, last, 2):
+        turns[0] = turns[0] + 1
+    for _ in spmd.range(high, 2**63 - 1, 3):
+        turns[1] = turns[1] + 1
+    for _ in spmd.range(low, -2**63, -2):
+        turns[2] = turns[2] + 1
+    return {"turns": turns, "powers": np.ones(2) * s**-2 + 2**s}
+
+
+def test_loops_up_to_the_last_integer():
+    image = spmd.build(to_the_ends)
+    for name, value in to_the_ends.eager().items():
+        np.testing.assert_array_equal(image.run()[name], value)
+    assert image.run()["turns"].tolist() == [2, 1, 2]
+    with pytest.raises(spmd.MeshError, match="exponent s is not negative"):
+        image.run(s=-1)

@@ -358,7 +358,10 @@ REFUSED = [
     (lambda u: np.sin(u, out=OUT), "OUT is a NumPy array", "OUT.copy()"),
     (lambda u: np.roll(u, [1, 2, 3], [0, 1]), "do not pair up", "3 and 2"),
     (lambda u: np.convolve(u, u[0]), "np.convolve", "one dim"),
-    (lambda u: np.correlate(u[0, :2], u[0]), "longer", "np.conj"),
+    (lambda u: u.astype(int) ** -1, "negative integer powers", "1 / x"),
+    (lambda u: np.power(u.astype(int), np.array([1, 2, 3, -2, 0, 1])), "powers", "0 or more", "-2"),
+    (lambda u: np.choose(np.array([0, 2, 1, 0, 0, 0]), [u[0], u[1]]), "choice", "0 to 1", "clip"),
+    (lambda u: np.average(u[0], weights=np.zeros(6)), "weights sum to zero", "ZeroDivisionError"),
     (lambda u: [0 for _ in spmd.range(2**63 - 2, 2**63 + 1)], "64 bits", str(2**63 + 1)),
     (lambda u: u.astype(np.uint8) + 300, "out of bounds", "0 to 255"),
 ]

@@ -28,6 +28,7 @@ STATISTICS = [
     lambda u: np.nanmax(nans(u), 1), lambda u: np.nanstd(nans(u), axis=1, ddof=1),
     lambda u: np.nanmin(nans(u) * np.nan, axis=0),
     lambda u: np.correlate(u[0], u[1, :3]), lambda u: np.correlate(u[0], [1.0, 2.0], "full"),
+    lambda u: [np.correlate(u[0, :4] * 1j + 1, u[1] - 2j, m) for m in ("full", "same", "valid")],
     lambda u: np.polyval([1.0, 2, 3], u), lambda u: np.vander(u[0], 3), lambda u: np.sinc(u),
     lambda u: np.lib.stride_tricks.sliding_window_view(u, 3, axis=1).max(-1),
     lambda u: np.unravel_index(np.argmax(u), u.shape), lambda u: np.array(u[0], ndmin=3),

@@ -279,7 +279,7 @@ EXPRESSIONS: dict[str, str] = {
     "convolve": "np.convolve(v, [1, 2.0]) | np.convolve(v, [1, 0, -1], 'same') "
                 "| np.convolve(v, j, 'valid')",
     "correlate": "np.correlate(v, [1, 2.0]) | np.correlate(v, j, 'full') "
-                 "| np.correlate(z[:, 0], z[:3, 0], 'same')",
+                 "| np.correlate(z[:, 0], z[:3, 0], 'same') | np.correlate(z[:2, 0], z[:, 0])",
     "polyval": "np.polyval([1.0, 2, 3], x) | np.polyval(v, x) | np.polyval([1, 2], i)",
     "polyadd": "np.polyadd(v, [1, 2])", "polysub": "np.polysub([1.0, 2], v)",
     "polyder": "np.polyder(v) | np.polyder(v, 2)", "polyint": "np.polyint(v) | np.polyint(j, 2, 3)",

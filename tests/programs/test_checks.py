@@ -64,6 +64,15 @@ BOUNDS = [
     (lambda u, k, s: spmd.dynamic_slice(u, (k[0] + 9,), (4,)), {}, "a box begins out of bounds in "
      "dim 0: 9", 0),
     (lambda u, k, s: spmd.dynamic_slice(u, (k[0] + 8,), (4,)), {}, "", 0),
+    (lambda u, k, s: np.choose(k, [u[:5], u[1:6]] * 2), {}, "np.choose: there is no such choice: 4 "
+     "(element (4,)", 2),
+    (lambda u, k, s: np.unravel_index(k - 1, (2, 3)), {}, "an index of np.unravel_index is out of "
+     "bounds: -1 (element (0,)", 0),
+    (lambda u, k, s: np.ravel_multi_index((k, 0 * k), (4, 2)), {}, "an index of np.ravel_multi_ind"
+     "ex is out of bounds: 4 (element (4,)", 2),
+    (lambda u, k, s: k ** (1 - k), {}, "integers to negative integer powers are not allowed: -1 "
+     "(element (2,)", 1),
+    (lambda u, k, s: (k ** k, 2 ** s + s ** -2, np.choose(k, [u[:5]] * 5)), {}, "", 0),
 ]  # fmt: skip
 
 

@@ -10,15 +10,16 @@ from __future__ import annotations
 import mmap
 import os
 
-from codegen.errors import InputError, OutputError, UsageError
+from codegen.errors import EnvironmentFault, InputError, OutputError, UsageError
 from spmd import npy
-from spmd.memory import available_memory
+from spmd.memory import available_memory, bytes_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
 DIGESTED = 1 << 22  # bytes at a time
+MAP_NORESERVE = 0x4000  # of Linux; Python's mmap has no name for it
 ARCHIVES = (".npz", ".safetensors")  # files that hold arrays by name
 
 
@@ -99,6 +100,23 @@ class InputFile:
             )
         return found
 
+    def memory(
+        self, how: str, size: int, used: int, processes: int, available: int, remedy: str
+    ) -> mmap.mmap:
+        """Room for `size` bytes, of which `used` are written, in each of these processes. Pages
+        that nothing is written to take no memory. EnvironmentFault where there is too little."""
+        text = f"input {self.name}: {self.label} does not fit into memory {how}"
+        if used * processes > available:
+            each = f" in each of {processes} processes" if processes > 1 else ""
+            raise EnvironmentFault(text, expected=f"{bytes_text(used)}{each}",
+                                   found=f"{bytes_text(available)} available", remedy=remedy)
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE
+        try:
+            return mmap.mmap(-1, max(1, size), flags)
+        except OSError as error:
+            raise EnvironmentFault(text, expected=bytes_text(size), found=error.strerror or "",
+                                   remedy=remedy) from None  # fmt: skip
+
     def close(self) -> None:
         if isinstance(self.data, mmap.mmap):
             self.data.close()
@@ -120,21 +138,37 @@ class Input:
     """An input's elements: buffer[start] is the first byte, `strides` are in bytes.
 
     swapped: their byte order is not this machine's. buffer: the mapped file; of a compressed
-    member the inflated bytes, from the first use on: all, or what was reserved.
+    member, and of elements that are converted, memory that is filled when it is first used: all of
+    it, or what was reserved.
     """
 
     def __init__(self, file: InputFile, elements: npy.Elements) -> None:
-        self.path, self._file, self._elements = file.label, file, elements
+        self.path, self._file, self._given = file.label, file, elements
+        self._use(elements)
+
+    def _use(self, elements: npy.Elements) -> None:
+        self._elements = elements
         self.dtype, self.shape, self.start = elements.dtype, elements.shape, elements.start
         self.strides, self.swapped = elements.strides, elements.swapped
-        self.compressed = elements.inflate is not None
+        self.is_made = elements.inflate is not None  # in memory, from what the file has
         self._inflated: mmap.mmap | None = None
         # Before anybody takes any: processes that look later would see what others have taken.
-        self.available = available_memory() if self.compressed else 0
+        self.available = available_memory() if self.is_made else 0
         self._reserved = (0, elements.end, 1, self.available)
 
+    def convert(self, dtype: str) -> None:
+        """From now on the elements are of this dtype, where nothing is lost by that; else they stay
+        as they are."""
+        if self.dtype != dtype:
+            import numpy as np
+
+            from spmd.report import numpy_dtype
+
+            if np.can_cast(numpy_dtype(self.dtype), numpy_dtype(dtype)):
+                self._use(_converted(self._file, self._given, dtype))
+
     def reserve(self, low: int, high: int, processes: int, taken: int) -> None:
-        """Only bytes low to high of a compressed member are used here, as many in each of the
+        """Only bytes low to high of what is put into memory are used here, as many in each of the
         other processes of this host; together they have `taken` since this input was opened.
         """
         self._reserved = (low, high, processes, self.available - taken)
@@ -150,27 +184,65 @@ class Input:
     @property
     def version(self) -> tuple[Any, ...]:
         """Equal for two processes that were given the same array of the same file."""
-        return (*self._file.version, self.start, self.compressed, *self._kind())
+        given = self._given
+        return (*self._file.version, given.start, given.inflate is not None, *self._kind())
 
     def _kind(self) -> tuple[Any, ...]:
-        return self.dtype, self.shape, self.strides, self.swapped
+        given = self._given
+        return given.dtype, given.shape, given.strides, given.swapped
 
     def digest(self) -> str:
         """Equal for two arrays of equal elements. All of a file that is not compressed is read."""
         from hashlib import blake2b
 
         found = blake2b(repr(self._kind()).encode(), digest_size=16)
-        if self.compressed:
-            found.update(repr(self._elements.sum).encode())
+        given = self._given
+        if given.inflate is not None:
+            found.update(repr(given.sum).encode())
             return found.hexdigest()
-        for at in range(self.start, self._elements.end, DIGESTED):
-            found.update(self._file.read_all(at, min(DIGESTED, self._elements.end - at)))
+        for at in range(given.start, given.end, DIGESTED):
+            found.update(self._file.read_all(at, min(DIGESTED, given.end - at)))
         return found.hexdigest()
 
     def close(self) -> None:
         if self._inflated is not None:
             self._inflated.close()
         self._file.close()
+
+
+def _converted(file: InputFile, given: npy.Elements, dtype: str) -> npy.Elements:
+    """The same array with elements of another dtype: in memory, in the order of the file."""
+    made = npy.Elements(0, dtype, given.shape)
+    made.strides = tuple(s // npy.SIZES[given.dtype] * npy.SIZES[dtype] for s in given.strides)
+    made.inflate = lambda *span: _convert(file, given, made, *span)
+    return made
+
+
+def _convert(
+    file: InputFile, given: npy.Elements, made: npy.Elements, low: int, high: int, processes: int,
+    available: int,
+) -> mmap.mmap:  # fmt: skip
+    """What bytes low to high of the converted array are made of is read, and converted."""
+    import numpy as np
+
+    from spmd.report import numpy_dtype
+
+    old, new = numpy_dtype(given.dtype), numpy_dtype(made.dtype)
+    old = old.newbyteorder() if given.swapped else old
+    first, last = low // new.itemsize, -(-high // new.itemsize)
+    begin, end = given.start + first * old.itemsize, given.start + last * old.itemsize
+    remedy = f"save it as {made.dtype}: then each process reads its part"
+    memory = file.memory(f"as {made.dtype}", made.end, high - low, processes, available, remedy)
+    whole = given.inflate(begin, end, processes, available) if given.inflate else None
+    for at in range(begin, end, DIGESTED):
+        count = min(DIGESTED, end - at)
+        raw = whole[at : at + count] if whole else file.read_all(at, count)
+        bits = np.frombuffer(raw, old).astype(new).tobytes()
+        to = (at - given.start) // old.itemsize * new.itemsize
+        memory[to : to + len(bits)] = bits
+    if whole is not None:
+        whole.close()
+    return memory
 
 
 def _open(path: str, member: str, name: str) -> Input:

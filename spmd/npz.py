@@ -10,9 +10,7 @@ from __future__ import annotations
 import mmap
 from struct import Struct, pack, unpack_from
 
-from codegen.errors import EnvironmentFault
 from spmd import npy
-from spmd.memory import bytes_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,7 +36,6 @@ JANUARY_1980 = 0x21  # the first day there is: files do not differ by when they 
 DENSEST = 1032  # bytes that one byte of a deflated member stands for, at most
 ALIGNMENT = 64
 CHUNK = 1 << 18
-MAP_NORESERVE = 0x4000  # of Linux; Python's mmap has no name for it
 
 
 class Member:
@@ -228,21 +225,8 @@ def _inflate(
     """
     from zlib import crc32
 
-    if (high - low) * processes > available:
-        each = f" in each of {processes} processes" if processes > 1 else ""
-        raise EnvironmentFault(
-            f"input {file.name}: {file.label} does not fit into memory inflated",
-            expected=f"{bytes_text(high - low)}{each}",
-            found=f"{bytes_text(available)} available",
-            remedy="numpy.savez: of a file that is not compressed, each process reads its part",
-        )
-    try:
-        memory = mmap.mmap(-1, member.size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
-    except OSError as error:
-        raise EnvironmentFault(
-            f"input {file.name}: {file.label} does not fit into memory inflated",
-            expected=bytes_text(member.size), found=error.strerror or "",
-        ) from None  # fmt: skip
+    remedy = "numpy.savez: of a file that is not compressed, each process reads its part"
+    memory = file.memory("inflated", member.size, high - low, processes, available, remedy)
     at = crc = 0
     for piece in _inflated(file, start, member, CHUNK):
         first, end = max(at, low), min(at + len(piece), high)

@@ -169,6 +169,7 @@ class Launch:
         setup = self.setup(processes)
         for array in self.manifest["inputs"]:
             if array["name"] in self.opened:
+                self.opened[array["name"]].convert(array["dtype"])
                 check_array(array, setup.shape(array), self.opened[array["name"]])
         self._plan_outputs(setup)
         files = {name: (file.path, file.version) for name, file in self.opened.items()}
@@ -246,7 +247,7 @@ class Launch:
         """Reads the inputs and runs; process 0 then makes room for every output."""
         try:
             for name, file in self.opened.items():
-                if file.compressed:
+                if file.is_made:
                     here = job.setup.hosts.here
                     file.reserve(*_span(job, name, file), len(here), job.host_bytes())
                 how = file.dtype, file.shape, file.strides, file.swapped, file.start

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from spmd import cli
 from spmd.launch import PRETENDED
 from tests.conftest import ROOT, Finished
 from tests.spmd.array_files import open_array, write
@@ -94,10 +95,12 @@ def test_under_mpirun(
     built: Callable[..., Path], mpirun: Start, tmp_path: Path, suffix: str,
     processes: int, ranks: int, mesh: str,
 ) -> None:  # fmt: skip
-    """More ranks than processes, uneven and empty shards, files given in both ways."""
+    """More ranks than processes, uneven and empty shards, files given in both ways, of the declared
+    dtype or of one that is converted."""
     given = inputs()
-    write(tmp_path / "in.npz", {"u": given["u"], "c": given["c"]})
-    write(tmp_path / "k.safetensors", {"other": given["k"]})
+    given["u"] = given["u"].astype(np.float32).astype(np.float64)
+    write(tmp_path / "in.npz", {"u": given["u"].astype(np.float32), "c": given["c"]})
+    write(tmp_path / "k.safetensors", {"other": given["k"].astype(np.int16)})
     out = tmp_path / f"out.{suffix}"
     write(out, {"before": np.zeros(9)})  # is replaced
     done = mpirun(
@@ -278,3 +281,31 @@ def test_a_rank_imports_what_its_files_need(
     done = mpirun(2, "modules.py", "run", image, "-i", f"u={file}", cwd=tmp_path).expect(0)
     found = set(re.findall(r"^modules (.*)", done.out, re.MULTILINE)[0].split())
     assert more <= found and not found & never
+
+
+def test_other_dtypes_are_converted_where_nothing_is_lost(
+    built: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of any byte order and order of dims, compressed or not; as spmd.build(...).run does."""
+    image, given = built(PROGRAM), inputs()
+    u = given["u"] = given["u"].astype(np.float32).astype(np.float64)
+    c = given["c"].real.astype(np.float16)
+    given["c"] = c.astype(np.complex64)
+    k = given["k"].astype(np.int8)
+    np.save(tmp_path / "fortran.npy", np.asfortranarray(u.astype(">f4")))
+    np.savez_compressed(tmp_path / "packed.npz", u=u.astype(np.float32), k=k, c=c)
+    np.savez(tmp_path / "plain.npz", u=u.astype(np.float32).T.copy().T, k=k, c=c)
+
+    def run_with(*files: str) -> int:
+        words = [f"-i={tmp_path}/{f}" if "=" not in f else f"-i{f.replace('=', f'={tmp_path}/')}"
+                 for f in files]  # fmt: skip
+        return cli.main(["run", str(image), "--mesh", "x=3,y=2", *words, "-o", str(out)])
+
+    out = tmp_path / "out.npz"
+    apart = ("u=fortran.npy", "k=plain.npz", "c=packed.npz")
+    for files in (("packed.npz",), ("plain.npz",), apart):
+        assert run_with(*files) == 0, capsys.readouterr().err
+        check(out, given)
+    np.save(tmp_path / "wide.npy", given["k"].astype(np.int64))
+    assert run_with("packed.npz", "k=wide.npy") == 65
+    assert "expected: int32\n  found:    int64" in capsys.readouterr().err

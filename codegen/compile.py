@@ -57,6 +57,7 @@ def lower(graph: Module) -> Levels:
     a = assign_buffers(nests, stored, apart)
     rotate = rotations(nests, a.of, a.across, a.exchanged, apart)
     plan = check_plan(schedule(nests, stored, a.buffers, a.of, rotate))
+    at("writing C")
     return Levels(graph, program, plan, emit(plan))
 
 

@@ -23,6 +23,7 @@ HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _OURS = tuple(os.path.join(HERE, folder, "") for folder in ("codegen", "spmd"))
 _STANDARD = os.path.join(os.path.dirname(os.__file__), "")
 _INSTALLED = tuple(f"{os.sep}{folder}{os.sep}" for folder in ("site-packages", "dist-packages"))
+_positions: dict[int, tuple[CodeType, tuple[tuple[int | None, ...], ...]]] = {}  # of code, by id
 
 
 def is_user_file(filename: str) -> bool:
@@ -51,9 +52,9 @@ def _in_library(filename: str) -> bool:
 
 def place_in(code: CodeType, at: int, fallback_line: int) -> Place:
     """The position of the instruction at a byte offset of a code object."""
-    from itertools import islice
-
-    line, end_line, column, end = next(islice(code.co_positions(), at // 2, None))
+    if id(code) not in _positions:  # equal code may stand in two files
+        _positions[id(code)] = code, tuple(code.co_positions())
+    line, end_line, column, end = _positions[id(code)][1][at // 2]
     if line is None or end_line != line:
         end = None
     return Place(

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from tests import figures_growth
 from tests.conftest import EXAMPLES, run
 
 EMPTY = """import spmd
@@ -283,6 +284,26 @@ def global_arrays(folder: Path, rounds: int = 9) -> None:
     table(["program", "by hand, µs", "1 rank (ratio)", "2 ranks (ratio)"], rows)
 
 
+def growth(folder: Path, counts: tuple[int, ...] = (10, 100, 1000, 3000)) -> None:
+    """What a build costs per statement, for programs of any length; compiling C apart."""
+    rows = []
+    for kind, source in figures_growth.KINDS.items():
+        cells: list[list[str]] = [[], []]
+        for count in counts:
+            path = folder / f"growth_{count}.py"
+            path.write_text(source(count))
+            argv = [sys.executable, figures_growth.__file__, path]
+            seconds = json.loads(run(argv, timeout=900).expect(0).out)
+            c = seconds.pop("compiling C")
+            for cell, spent in zip(cells, (sum(seconds.values()), c), strict=True):
+                cell.append(f"{spent:.2f} ({1e3 * spent / count:.1f})")
+        long = [what for what, s in seconds.items() if s > sum(seconds.values()) / 4]
+        rows.append((kind, "all but C", *cells[0], ", ".join(long)))
+        rows.append(("", "compiling C", *cells[1], ""))
+    print("Building programs of so many statements, seconds of one core (ms per statement):\n")
+    table(["statements", "", *counts, f"most of it, at {counts[-1]}"], rows)
+
+
 FIGURES: dict[str, Callable[[Path], None]] = {
     "start": start_up,
     "build": build_times,
@@ -293,6 +314,7 @@ FIGURES: dict[str, Callable[[Path], None]] = {
     "transports": transports,
     "timelines": timelines,
     "global": global_arrays,
+    "growth": growth,
 }
 
 

@@ -2,17 +2,20 @@
 
 Goes in: a Plan. Comes out: C of step(), of every exchange, and of what is evaluated at load.
 step() runs until the rank must wait, returns, and resumes at rank->pc (a switch whose cases stand
-in the middle of loops). Branches on the index stand here; phases never see the index.
+in the middle of loops); where it is long it is cut into functions that do the same, each for a
+range of cases. Branches on the index stand here; phases never see the index.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
+from typing import Any
 
 from codegen import expr
 from codegen.dtypes import DType
+from codegen.emit.cutting import NOINLINE, Cuts
 from codegen.emit.lines import comment, source, wrapped
 from codegen.emit.operators import filled
 from codegen.emit.phases import PhaseWriter
@@ -62,11 +65,14 @@ class ControlWriter:
         self.plan = plan
         self.at_load: dict[str, tuple[Expr, str]] = {}  # by key: what, and the name of its entry
         self.entries: dict[str, str] = {}  # the symbol of an entry, and its place in the table
+        self.taken: set[str] = set()  # names of entries
         self.hint = "value"  # what the next entry is for
-        self.used: set[Sym] = set()
+        self.used: dict[str, Sym] = {}  # by the names of their variables
         self.in_step = True  # where counters move, and cannot be copied to locals
         self.phases: list[str] = []
         self.exchanges: list[str] = []
+        self.parts: list[str] = []  # of step()
+        self.cuts = Cuts(plan.steps)
         self.fold_names: dict[tuple[str, DType], str] = {}
         self.operations: list[tuple[str, Step]] = []
         self.counters: dict[Sym, int] = {}
@@ -79,12 +85,17 @@ class ControlWriter:
         self._names = _buffer_names(plan)
 
     def write(self) -> str:
-        """step(); the phases and exchanges it needs are in self.phases and self.exchanges."""
+        """step() and its parts; the phases and exchanges they need are in self.phases and
+        self.exchanges."""
         self.steps(self.plan.steps)
-        out = self.out or ["        break;"]
-        body = "\n".join(self.with_locals(["    switch (r->pc) {", "    case 0:", *out]))
+        return "\n".join([*self.parts, self.function("step", 0, self.out)])
+
+    def function(self, name: str, first: int, lines: Sequence[str]) -> str:
+        """A function that goes on at r->pc, where it begins: first."""
+        head = ["    switch (r->pc) {", f"    case {first}:"]
+        body = "\n".join(self.with_locals([*head, *(lines or ["        break;"])]))
         return (
-            f"static int step(spmd_rank *r)\n{{\n{body}\n    }}\n    return SPMD_DONE;\n}}\n"
+            f"static int {name}(spmd_rank *r)\n{{\n{body}\n    }}\n    return SPMD_DONE;\n}}\n"
         )
 
     # ---- names -----------------------------------------------------------------------------------
@@ -131,7 +142,7 @@ class ControlWriter:
         names = {s: local_name(s) for s in e.symbols()}
         if self.in_step:
             names.update({s: self.symbol(s) for s in e.symbols() if s.kind == "counter"})
-        self.used.update(e.symbols())
+        self.used.update((local_name(s), s) for s in e.symbols())
         return c_expr(e, names)
 
     def constant_part(self, e: Expr) -> Expr:
@@ -154,12 +165,12 @@ class ControlWriter:
     def entry(self, e: Expr, hint: str = "") -> Expr:
         """An entry of the table filled at load, as a symbol."""
         if e.key not in self.at_load:
-            taken = {name for _, name in self.at_load.values()}
             base = entry_name(e) or hint or self.hint
             name, count = base, 1
-            while name in taken:
+            while name in self.taken:
                 count += 1
                 name = f"{base}_{count}"
+            self.taken.add(name)
             self.at_load[e.key] = (e, name)
             self.entries[f"x_{name}"] = f"X_{name}"
         return expr.symbol(Sym(f"x_{self.at_load[e.key][1]}", "size"))
@@ -168,7 +179,7 @@ class ControlWriter:
         """Declarations of the symbols that some lines of a function use, then the lines."""
         text = re.sub(r"/\*.*?\*/", "", "\n".join(lines), flags=re.DOTALL)  # comments quote source
         words = set(re.findall(r"\w+", text))
-        needed = {local_name(s): s for s in self.used if local_name(s) in words}
+        needed = {name: self.used[name] for name in words & self.used.keys()}
         places = [(name, self.symbol(s)) for name, s in sorted(needed.items())]
         if self.in_step:
             places = [(name, place) for name, place in places if "->counter[" not in place]
@@ -197,23 +208,32 @@ class ControlWriter:
     # ---- steps -----------------------------------------------------------------------------------
 
     def steps(self, steps: Sequence[Step]) -> None:
-        for step in steps:
-            if isinstance(step, Phase):
-                self.phase(step)
-            elif isinstance(step, Exchange):
-                self.exchange(step)
-            elif isinstance(step, Loop):
-                self.loop(step)
-            elif isinstance(step, Let):
-                self.let(step)
-            elif isinstance(step, Branch):
-                self.branch(step)
-            elif isinstance(step, Default):
-                self.default(step)
-            elif isinstance(step, Expect):
-                self.expect(step)
+        groups = self.cuts.groups(steps)
+        for group in groups:
+            if len(groups) > 1:
+                self.part(group)
             else:
-                self.print(step)
+                for step in group:
+                    _WRITE[type(step)](self, step)
+
+    def part(self, steps: Sequence[Step]) -> None:
+        """Steps in a function of their own."""
+        outer, depth = self.out, self.depth
+        self.out, self.depth, self.quoted = [], 2, None
+        self.cases += 1
+        first, name = self.cases, f"step_{self.cases}"
+        self.steps(steps)
+        lines, self.out, self.depth, self.quoted = self.out, outer, depth, None
+        self.parts.append(NOINLINE + self.function(name, first, lines))
+        self.resume(first)
+        self.line(f"if ({name}(r)) return SPMD_WAITS;")
+
+    def resume(self, first: int) -> None:
+        """Where a rank goes on from this case to the last one so far."""
+        self.line(f"r->pc = {first};")
+        self.line("/* fall through */")
+        last = f" ... {self.cases}" if self.cases > first else ""
+        self.out.append("    " * max(self.depth - 1, 1) + f"case {first}{last}:")
 
     def phase(self, phase: Phase) -> None:
         writer = PhaseWriter(phase, self.buffer_name, self._names.values())
@@ -238,9 +258,7 @@ class ControlWriter:
         self.quote(x.place)
         self.line(f"spmd_enter(r, {self.operation(x.kind, x)});")
         self.line(f"exchange_{x.site}(r);")
-        self.line(f"r->pc = {self.cases};")
-        self.line("/* fall through */")
-        self.out.append("    " * max(self.depth - 1, 1) + f"case {self.cases}:")
+        self.resume(self.cases)
         self.line("if (!r->engine->exchange(r)) return SPMD_WAITS;")
 
     def loop(self, loop: Loop) -> None:
@@ -497,6 +515,18 @@ class ControlWriter:
         name = f"{x.fn}_{x.dtype.name}"
         self.fold_names[(x.fn, x.dtype)] = name
         return f"fold_{name}[r->engine->vectors]"
+
+
+_WRITE: dict[type, Callable[[ControlWriter, Any], None]] = {
+    Phase: ControlWriter.phase,
+    Exchange: ControlWriter.exchange,
+    Loop: ControlWriter.loop,
+    Let: ControlWriter.let,
+    Branch: ControlWriter.branch,
+    Default: ControlWriter.default,
+    Print: ControlWriter.print,
+    Expect: ControlWriter.expect,
+}
 
 
 def local_name(s: Sym) -> str:

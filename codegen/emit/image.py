@@ -6,13 +6,14 @@ Always holds: the text is deterministic; it holds no address, date, path or numb
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from codegen import expr, mesh
 from codegen.dtypes import DType
 from codegen.emit.control import ControlWriter, local_name
+from codegen.emit.cutting import NOINLINE, stretches
 from codegen.emit.lines import comment, fold, source
 from codegen.emit.operators import single
 from codegen.emit.spell import c_expr, combined, identifier
@@ -211,6 +212,16 @@ def _shard(plan: Plan, control: ControlWriter) -> str:
 def _load(control: ControlWriter) -> str:
     """Every expression of the index that does not change while the program runs."""
     entries = list(control.at_load.values())
+    few = stretches(entries)
+    if len(few) < 2:
+        return _loading(control, "load", entries)
+    cut = [NOINLINE + _loading(control, f"load_{k}", some) for k, some in enumerate(few)]
+    calls = "".join(f"    load_{k}(r);\n" for k in range(len(few)))
+    return "\n".join([*cut, f"static void load(spmd_rank *r)\n{{\n{calls}}}\n"])
+
+
+def _loading(control: ControlWriter, name: str, entries: Sequence[tuple[Expr, str]]) -> str:
+    """A function that evaluates some of them."""
     symbols = {s for e, _ in entries for s in e.symbols()}
     before = {s: control.symbol(s) for s in symbols if s.name in control.entries}
     own = [expr.symbol(s) for s in symbols if s not in before]
@@ -218,7 +229,7 @@ def _load(control: ControlWriter) -> str:
     lines = [f"    const int64_t {n} = {text};" for n, text in names.items()]
     lines += [f"    r->at_load[X_{name}] = {spelled(e, before)};" for e, name in entries]
     body = "\n".join(lines) if entries else "    (void)r;"
-    return f"static void load(spmd_rank *r)\n{{\n{body}\n}}\n"
+    return f"static void {name}(spmd_rank *r)\n{{\n{body}\n}}\n"
 
 
 def _reserve(plan: Plan, control: ControlWriter) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from math import gcd
 
 from codegen import expr
+from codegen.emit.cutting import NOINLINE
 from codegen.emit.lines import comment, source, wrapped
 from codegen.emit.nests import single_nest, start_rows, write_nest
 from codegen.emit.operators import call, cast, filled, single
@@ -75,7 +76,7 @@ class PhaseWriter:
         named = ((n, str(e)) for e, n in self.parameters.values())
         intro = comment("compute phase", *(f"  {n} = {text}" for n, text in named if n != text))
         # A function of its own: a symbol for objdump, gdb and perf, and all it gets are arguments.
-        head = f"__attribute__((noinline))\n{head}"
+        head = f"{NOINLINE}{head}"
         return "\n".join([intro, head, "{", *self.out, "}"]) + "\n"
 
     def signature(self) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 from codegen import expr
@@ -31,6 +32,7 @@ _WORDS = frozenset(
 )
 
 
+@cache
 def identifier(name: str) -> str:
     """A C identifier that looks like the user's name."""
     text = re.sub(r"[^0-9A-Za-z_]", "_", name)

@@ -41,8 +41,8 @@ class Demands:
 
     def __init__(self, graph: Module) -> None:
         self.graph = graph
-        self.defs: dict[Value, Op] = {}
-        self.rules = Localizer(graph.mesh, self.defs, self.entry)
+        self.rules = Localizer(graph.mesh, self.entry)
+        self.defs = self.rules.defs
         self.position: dict[Value, int] = {}
         self.begins: dict[Sym, int] = {}  # where a counter gets its value
         self.clock = 0
@@ -81,9 +81,8 @@ class Demands:
                 self.clock += 1
             elif op.kind == "let":
                 self.begins[op.attrs["counter"]] = self.clock
-            for value in op.results:
-                self.defs[value] = op
-                self.position[value] = self.clock
+            self.rules.define(op)
+            self.position.update(dict.fromkeys(op.results, self.clock))
             if op.kind == "roll" and not self.rules.repeats(op.operands[0], op.attrs["dim"]):
                 self.cut_short.add(op.operands[0])
 

@@ -7,7 +7,7 @@ Always holds: what is computed equals the same elements of the global result.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from codegen import dtypes, expr
@@ -49,28 +49,32 @@ class Views:
     defs: the op that makes a value of the Graph; entry: the axes that split a dim.
     """
 
-    def __init__(
-        self, mesh: Mesh, defs: Mapping[Value, Op], entry: Callable[[Value, int], LayoutEntry]
-    ) -> None:
+    def __init__(self, mesh: Mesh, entry: Callable[[Value, int], LayoutEntry]) -> None:
         self.mesh = mesh
-        self.defs = defs
         self.entry = entry
+        self.defs: dict[Value, Op] = {}
         # sums of which each rank has its own part, and those that are added to others before they
         # are reduced
         self.partial: dict[Value, tuple[str, ...]] = {}
         self.later: set[Value] = set()
+        self.lies: dict[Value, dict[int, Cut]] = {}  # split dims that do not lie in blocks
 
     # ---- where a value lies by itself ------------------------------------------------------------
 
     def natural(self, value: Value, dim: int) -> Cut:
         """The part of a dim that a rank can have of a value with the least exchange."""
-        entry = self.entry(value, dim)
-        extent = value.type.shape[dim]
-        op = self.defs.get(value)
-        if not entry or op is None:
-            return cuts.block(entry, extent)
-        found = self._natural(op, dim)
-        return found if found is not None and found.axes == entry else cuts.block(entry, extent)
+        found = self.lies.get(value, {}).get(dim)
+        return found or cuts.block(self.entry(value, dim), value.type.shape[dim])
+
+    def define(self, op: Op) -> None:
+        """Called for one op after the other, in program order."""
+        for value in op.results:
+            self.defs[value] = op
+            for dim in range(value.type.ndim):
+                if entry := self.entry(value, dim):
+                    found = self._natural(op, dim)
+                    if found is not None and found.axes == entry:
+                        self.lies.setdefault(value, {})[dim] = found
 
     def _natural(self, op: Op, dim: int) -> Cut | None:
         a = op.attrs

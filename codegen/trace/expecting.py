@@ -135,11 +135,11 @@ def between(x: Any, low: int, high: int | None, message: str, remedy: str) -> No
 
     def compared(fn: str, to: int) -> Value:
         limit = broadcast_value(context, index_value(context, expr.const(to)), value.type.shape)
-        return context.emit_one("map", value, limit, fn=fn)
+        return context.emit_one(Map(fn), value, limit)
 
     holds = compared("ge", low)
     if high is not None:
-        holds = context.emit_one("map", holds, compared("le", high), fn="logical_and")
+        holds = context.emit_one(Map("logical_and"), holds, compared("le", high))
     at = (" (element ", AT, ")") if value.type.shape else ()
     after = f"\n  expected: {limits}\n  try:      {remedy}"
     expect(context, holds, f"{message}: ", value, *at, after, check="bounds")

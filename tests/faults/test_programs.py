@@ -7,7 +7,9 @@ import sys
 
 import pytest
 
-from tests.conftest import run
+from spmd import cli
+from tests.conftest import Finished, run
+from tests.pages import kept_signals
 
 HEAD = """import numpy as np
 import spmd
@@ -81,14 +83,27 @@ PROGRAMS = {
 }  # fmt: skip
 
 
+@pytest.fixture
+def building(capsys):
+    """building(path, ...): what `spmd build` says, in this process: starting one takes longer."""
+
+    def start(path, *arguments):
+        with kept_signals():
+            code = cli.main(["build", str(path), *arguments])
+        shown = capsys.readouterr()
+        return Finished(code, shown.out, shown.err, 0.0)
+
+    return start
+
+
 @pytest.mark.parametrize("fault", PROGRAMS)
-def test_program_errors(spmd_command, tmp_path, fault):
+def test_program_errors(building, tmp_path, fault):
     body, fragments = PROGRAMS[fault]
     source = HEAD + "        " + body + TAIL
     path = tmp_path / "program.py"
     path.write_text(source)
     line = next(k for k, text in enumerate(source.splitlines(), 1) if "# fault" in text)
-    done = spmd_command("build", path).expect(65, *fragments)
+    done = building(path).expect(65, *fragments)
     assert re.search(rf"program\.py:{line}\b", done.err), f"not line {line}:\n{done.err}"
     assert source.splitlines()[line - 1].split("#")[0].strip() in done.err
     assert "^" in done.err
@@ -97,24 +112,24 @@ def test_program_errors(spmd_command, tmp_path, fault):
     assert not path.with_suffix(".img").exists()
 
 
-def test_python_that_is_wrong(spmd_command, tmp_path):
+def test_python_that_is_wrong(building, tmp_path):
     path = tmp_path / "program.py"
     path.write_text("import spmd\ndef program(:\n")
-    spmd_command("build", path).expect(65, "program.py:2", "^")
+    building(path).expect(65, "program.py:2", "^")
 
 
 @pytest.mark.parametrize("text", ["", "import spmd\nx = 1\n"])
-def test_no_program_in_the_file(spmd_command, tmp_path, text):
+def test_no_program_in_the_file(building, tmp_path, text):
     path = tmp_path / "program.py"
     path.write_text(text)
-    done = spmd_command("build", path)
+    done = building(path)
     assert done.code in (2, 65) and "program.py" in done.err and "Traceback" not in done.err
 
 
-def test_an_unknown_parameter(spmd_command, tmp_path):
+def test_an_unknown_parameter(building, tmp_path):
     path = tmp_path / "program.py"
     path.write_text(HEAD.replace("program():", "program(rows: int = 3):") + TAIL)
-    spmd_command("build", path, "--set", "columns=3").expect(2, "columns", "rows")
+    building(path, "--set", "columns=3").expect(2, "columns", "rows")
 
 
 KERNEL = """import numpy as np
@@ -145,11 +160,11 @@ KERNELS = {
 
 
 @pytest.mark.parametrize("fault", KERNELS)
-def test_kernel_errors(spmd_command, tmp_path, fault):
+def test_kernel_errors(building, tmp_path, fault):
     line, fragments = KERNELS[fault]
     path = tmp_path / "program.py"
     path.write_text(KERNEL.format(line=line))
-    done = spmd_command("build", path).expect(65, *fragments)
+    done = building(path).expect(65, *fragments)
     found = re.search(r"program\.py:(\d+)", done.err)
     assert found and 4 <= int(found[1]) <= 7, f"the kernel's own line is not named:\n{done.err}"
 

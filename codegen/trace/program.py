@@ -195,7 +195,7 @@ class Program:
                 raise UsageError(
                     f'parameter "{name}" of program "{self.name}" has no value',
                     place=self.place,
-                    expected=f"a default, or --set {name}=value",
+                    expected=f"a default, --set {name}=VALUE, or {name}=VALUE from Python",
                 )
             out[name] = self._typed(name, value, parameter.annotation) if name in given else value
         return out

@@ -61,7 +61,7 @@ LINES = {
     "y = spmd.input('y')": ("expected: spmd.input(name, shape", "expected: spmd.input(name, shape"),
     "y = spmd.input('y', 4, default='a')": ("not an array of numbers", "could not convert string"),
     "y = spmd.input('y', 4, default=np.ones(5))": ("another shape", "broadcast"),
-    "y = spmd.input('y', 4, 'flot')": ("flot is not an element type", "flot is not an element"),
+    "y = spmd.input('y', 4, 'flot')": ("'flot' is not an element type", "'flot' is not an element"),
     "y = spmd.scalar('k', 'a')": ("the default of a scalar must be a number", "could not convert"),
     "y = spmd.zeros(3.5)": ("3.5 cannot be an extent", "TypeError"),
     "y = spmd.scan(lambda c, v: c, 0.0, x)": ("must return a pair", "TypeError"),

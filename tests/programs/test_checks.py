@@ -259,6 +259,10 @@ def test_which_checks_are_meant(tmp_path, spmd_command):
         run_eager(parsed(["run", str(source), "--eager", "--check"]))
     image = tmp_path / "p.img"
     assert spmd_command("build", source, "-o", image).code == 0
+    found = spmd_command("run", image, "--check", "--ranks", 2)
+    assert found.code == 65 and "p.py:7: index of dim 0 is out of bounds: 6" in found.text
+    assert f"p.img has no such checks; built again with them from {source}" in found.text
+    source.write_text(source.read_text().replace("i)", "i + 1)"))  # no longer its program
     found = spmd_command("run", image, "--check")
     assert found.code == 2 and "spmd build FILE.py --check" in found.text
 

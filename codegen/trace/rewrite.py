@@ -34,7 +34,7 @@ def function_module(
         inner = ast.Expr(_Rewriter(class_name).visit(node))
     else:
         node.decorator_list, node.returns = [], None
-        inner = _rewrite_function(node, class_name)
+        inner = _rewrite_function(node, class_name, outer=True)
     body = [inner]
     if class_name is not None:  # private names are spelt with their class
         body = [ast.ClassDef(class_name, [], [], [inner], [])]
@@ -67,8 +67,10 @@ def _bare_arguments(args: ast.arguments) -> None:
             arg.annotation = None
 
 
-def _rewrite_function(node: Any, class_name: str | None) -> Any:
-    """A def with its body rewritten; decorators, defaults and annotations are the caller's."""
+def _rewrite_function(node: Any, class_name: str | None, outer: bool = False) -> Any:
+    """A def with its body rewritten; decorators, defaults and annotations are the caller's. outer:
+    it stands in no other that is rewritten, so that it may be a program, and no helper of a kernel.
+    """
     if any(_last_name(d) in _COMPILED_ELSEWHERE for d in node.decorator_list):
         return node
     reason = cannot_lower(node.body)
@@ -79,7 +81,7 @@ def _rewrite_function(node: Any, class_name: str | None) -> Any:
     if not reason and body:
         body = Lowering().function(body)
         annotate(body, bound_names)
-    rewriter = _Rewriter(class_name, reason, [node.args, *body])
+    rewriter = _Rewriter(class_name, reason, [node.args, *body], outer)
     body = rewriter.block(body)
     if rewriter.state:
         body = _with_names(node, body, rewriter)
@@ -213,9 +215,11 @@ class _Rewriter(ast.NodeTransformer):
     """
 
     def __init__(
-        self, class_name: str | None, reason: str = "", scope: Sequence[ast.AST] = ()
-    ) -> None:
+        self, class_name: str | None, reason: str = "", scope: Sequence[ast.AST] = (),
+        outer: bool = False,
+    ) -> None:  # fmt: skip
         self.class_name = class_name
+        self.outer = outer
         self.reason = reason
         self.state: dict[str, None] = {}
         self.conditional = 0  # how many `if`s and loops are around
@@ -357,7 +361,8 @@ class _Rewriter(ast.NodeTransformer):
     def _returned(self, node: ast.Return | ast.Assign) -> ast.stmt:
         """Says which of its expressions the function returns, for errors in what a program does."""
         assert node.value is not None
-        node.value = at(node.value, _runtime("returned", self.visit(node.value)))
+        value = self.visit(node.value)
+        node.value = at(value, _runtime("returned", value)) if self.outer else value
         return node
 
     def visit_AugAssign(self, node: ast.AugAssign) -> Any:

@@ -180,7 +180,7 @@ def _date(*args: Any) -> Any:
 # ---- what another Python process would have otherwise: addresses, hashes of text, orders of sets -
 
 _LASTING = (bool, int, float, complex, np.number, np.bool_)  # hashed alike by every process
-_PLAIN = (*_LASTING, str, bytes, type(None), enum.Enum)
+_PLAIN = (*_LASTING, str, bytes, type(None), enum.Enum, type, np.dtype)  # with a text of their own
 
 
 class Passing(int):

@@ -55,6 +55,24 @@ def test_a_kernel_in_an_image(ranks):
     np.testing.assert_allclose(total[0], expected.sum(), rtol=1e-12)
 
 
+@spmd.program(mesh=("r",))
+def helper_inside(n: int = 4):
+    def kept(v):
+        return v
+
+    @spmd.kernel
+    def copied(x, out):
+        for i in range(x.shape[0]):
+            out[i] = kept(x[i])
+
+    x = spmd.input("x", (n,), np.float64, layout=("r",), default=lambda i: i)
+    return copied(x, out=spmd.like(x))
+
+
+def test_a_kernel_calls_a_helper_of_the_program():
+    assert spmd.build(helper_inside).run(ranks=2).tolist() == [0, 1, 2, 3]
+
+
 def allocates(x):
     scratch = np.zeros(x.shape[0])
     for i in range(x.shape[0]):

@@ -99,6 +99,7 @@ def test_keys_stay_keys():
         assert hash(5) % 3 == 2 and hash((1, 2.5)) == hash((1, 2.5)) and str(id(THING)).isdigit()
         assert time.gmtime(0).tm_year + time.gmtime(0)[0] == 3940
         assert [c.name for c in {Colour.RED, Colour.BLUE}] == ["BLUE", "RED"]
+        assert [t.__name__ for t in {int, float, str}] == ["float", "int", "str"]
         assert sorted({"b", "a"}) == ["a", "b"] and len({3, 1, 2}) == sum({1, 2})
         return np.ones(2) * memo[id(THING)] * memo[hash("abc")] * memo[Point(1)]
 

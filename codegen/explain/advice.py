@@ -14,7 +14,6 @@ from codegen.expr import Expr
 from codegen.ir import Op, Value, layout_text
 from codegen.layouts.cuts import layout_of
 from codegen.layouts.demands import Demands
-from codegen.layouts.localize import VIEWS
 from codegen.mesh import LayoutEntry
 
 LARGE = 1 << 20  # bytes that a rank then has, on however many ranks
@@ -38,7 +37,7 @@ def most_bytes(size: Expr) -> int:
 
 def askers(demands: Demands, op: Op) -> list[Op]:
     """The ops of the Graph that an exchange is made for."""
-    return [o for o in demands.defs.values() if o.place == op.place and o.kind not in VIEWS]
+    return [o for o in demands.defs.values() if o.place == op.place and not o.what.is_view]
 
 
 def remedy(

@@ -21,7 +21,6 @@ from codegen.ir import Input, Module, Op, Region, Value, layout_text
 from codegen.layouts import propagation
 from codegen.layouts.cuts import Window, home, layout_of
 from codegen.layouts.demands import demands_of
-from codegen.layouts.localize import VIEWS
 from codegen.plan import Exchange
 from codegen.printer import user_text
 from codegen.steps import walk_steps
@@ -122,7 +121,7 @@ class Explained:
         why, because = self.why(value)
         made = self.demands.of.get(value)
         size = expr.product(map(self.meter.cut, self.held(value))) * value.type.dtype.size
-        if op is not None and op.kind in VIEWS:
+        if op is not None and op.what.is_view:
             size = expr.const(0)
             because += "; no memory: made where it is used"
         elif made is not None and not made.made:

@@ -17,9 +17,10 @@ from codegen.expr import Sym
 from codegen.ir import Module, Op, Region, Value, free_values, used_values
 from codegen.layouts import cuts
 from codegen.layouts.cuts import Window, home, layout_of
-from codegen.layouts.localize import OVERLAPPING, VIEWS, Localizer, kernel_windows
+from codegen.layouts.localize import Localizer, kernel_windows
 from codegen.layouts.rooms import Rooms
 from codegen.mesh import LayoutEntry
+from codegen.ops import Map, Roll
 
 
 @dataclass
@@ -83,7 +84,7 @@ class Demands:
                 self.begins[op.attrs["counter"]] = self.clock
             self.rules.define(op)
             self.position.update(dict.fromkeys(op.results, self.clock))
-            if op.kind == "roll" and not self.rules.repeats(op.operands[0], op.attrs["dim"]):
+            if isinstance(op.what, Roll) and not self.rules.goes_on(op.operands[0], op.what.dim):
                 self.cut_short.add(op.operands[0])
 
     # ---- backwards -------------------------------------------------------------------------------
@@ -103,7 +104,7 @@ class Demands:
 
     def is_view(self, op: Op) -> bool:
         """Whether it is made anew wherever a part is wanted."""
-        return op.kind in VIEWS and op.result not in self.cut_short
+        return op.what.is_view and op.result not in self.cut_short
 
     def want_operands(self, op: Op, window: Window, place: Place | None) -> None:
         for operand, needed in zip(op.operands, self.rules.needs(op, window), strict=True):
@@ -170,7 +171,7 @@ class Demands:
         if not held and not wanted and value not in self.from_home:
             return  # nobody uses it
         if not held and value not in self.from_home:
-            one = cuts.gather(list(wanted)) if op and op.kind in OVERLAPPING else list(wanted)
+            one = cuts.gather(list(wanted)) if op and isinstance(op.what, Map) else list(wanted)
             if len(one) == 1 or all(cuts.inside(w, one[0]) for w in one):
                 demand.made = one[:1]
                 demand.of = dict.fromkeys(wanted, one[0])
@@ -199,8 +200,8 @@ class Demands:
         """Whether what is beyond the ends of dims that go on there can be computed as the rest."""
         around = [d for d, c in enumerate(window) if c.period is not None]
         return not around or (
-            op.kind in OVERLAPPING
-            and all(self.rules.repeats(v, d) for v in op.operands for d in around)
+            isinstance(op.what, Map)
+            and all(self.rules.goes_on(v, d) for v in op.operands for d in around)
         )
 
 

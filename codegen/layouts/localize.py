@@ -1,75 +1,207 @@
 """Operations on global arrays, on one rank: which part of its operands an op needs for a part of
 its result, and the local ops that compute that part.
 
-The rules are those of codegen.layouts.views and combining, one pair for each kind of op.
-Always holds: what `make` reads, `needs` has named.
+What an op needs, and how its part is made, are rules of its kind (codegen.ops); here is what the
+rules share.
+Always holds: what `localize` reads, `needs` has named.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
-from codegen.ir import Op, Value
+from codegen import dtypes, expr
+from codegen.dtypes import DType
+from codegen.expr import Expr
+from codegen.ir import ArrayType, Op, Shape, Value
 from codegen.layouts import cuts
-from codegen.layouts.combining import Combining
-from codegen.layouts.cuts import Window, home
-from codegen.layouts.views import Builder
+from codegen.layouts.cuts import Cut, Window, home
+from codegen.mesh import LayoutEntry, Mesh
+from codegen.ops import (
+    AllReduce,
+    Broadcast,
+    Full,
+    Gather,
+    Iota,
+    Kernel,
+    Kind,
+    Map,
+    ReduceScatter,
+    Slice,
+    Update,
+)
 
-# Ops that are no work of their own, or hardly any: computed anew wherever a part is wanted.
-VIEWS = frozenset("broadcast slice transpose reshape roll full iota const expr".split())
-# Ops that compute a part that several uses want together, though parts of ranks then overlap.
-OVERLAPPING = frozenset({"map"})
+
+class Builder(Protocol):
+    """What rules emit through."""
+
+    def emit(self, what: Kind, operands: Sequence[Value] = ()) -> Value: ...
+
+    def integer(self, e: Expr) -> Value:
+        """A symbolic integer as a 0-d int64 value."""
+        ...
 
 
-class Localizer(Combining):
-    """The rules by the kind of an op."""
+class Localizer:
+    """defs: the op that makes a value of the Graph; entry: the axes that split a dim."""
+
+    def __init__(self, mesh: Mesh, entry: Callable[[Value, int], LayoutEntry]) -> None:
+        self.mesh = mesh
+        self.entry = entry
+        self.defs: dict[Value, Op] = {}
+        # sums of which each rank has its own part, and those that are added to others before they
+        # are reduced
+        self.partial: dict[Value, tuple[str, ...]] = {}
+        self.later: set[Value] = set()
+        self.lies: dict[Value, dict[int, Cut]] = {}  # split dims that do not lie in blocks
 
     def needs(self, op: Op, window: Window) -> list[Window]:
         """The part of each operand for this part of the result. Window () for 0-d operands."""
-        needs, _ = _RULES[op.kind]
-        return needs(self, op, window)
+        return op.what.needs(op, window, self)
 
     def make(self, op: Op, window: Window, operands: Sequence[Value], build: Builder) -> Value:
         """The part of the result, of the operands' parts that `needs` named."""
-        _, make = _RULES[op.kind]
-        return make(self, op, window, list(operands), build)
+        return op.what.localize(op, window, list(operands), build, self)
 
+    # ---- where a value lies by itself ------------------------------------------------------------
 
-# By the kind of an op: what it needs, and how it is made.
-_RULES: dict[str, tuple[Callable[..., list[Window]], Callable[..., Value]]] = {
-    "map": (Localizer._same, Localizer._map),
-    "relayout": (Localizer._same, Localizer._operand),
-    "broadcast": (Localizer._broadcast_needs, Localizer._broadcast),
-    "slice": (Localizer._slice_needs, Localizer._slice),
-    "transpose": (Localizer._transpose_needs, Localizer._transpose),
-    "reshape": (Localizer._reshape_needs, Localizer._reshape),
-    "roll": (Localizer._roll_needs, Localizer._roll),
-    "edge": (Localizer._edge_needs, Localizer._edge),
-    "full": (Localizer._none, Localizer._full),
-    "iota": (Localizer._none, Localizer._iota),
-    "const": (Localizer._none, Localizer._const),
-    "expr": (Localizer._none, Localizer._expr),
-    "update": (Localizer._update_needs, Localizer._update),
-    "dynamic_slice": (Localizer._dynamic_slice_needs, Localizer._dynamic_slice),
-    "dynamic_update": (Localizer._dynamic_update_needs, Localizer._dynamic_update),
-    "gather": (Localizer._gather_needs, Localizer._gather),
-    "scatter": (Localizer._scatter_needs, Localizer._scatter),
-    "reduce": (Localizer._reduce_needs, Localizer._reduce),
-    "sort": (Localizer._lane_needs, Localizer._sort),
-    "argsort": (Localizer._lane_needs, Localizer._sort),
-    "argreduce": (Localizer._argreduce_needs, Localizer._argreduce),
-    "cumulative": (Localizer._same, Localizer._cumulative),
-    "matmul": (Localizer._matmul_needs, Localizer._matmul),
-}
+    def natural(self, value: Value, dim: int) -> Cut:
+        """The part of a dim that a rank can have of a value with the least exchange."""
+        found = self.lies.get(value, {}).get(dim)
+        return found or cuts.block(self.entry(value, dim), value.type.shape[dim])
+
+    def define(self, op: Op) -> None:
+        """Called for one op after the other, in program order."""
+        for value in op.results:
+            self.defs[value] = op
+            for dim in range(value.type.ndim):
+                if entry := self.entry(value, dim):
+                    found = op.what.lies(op, dim, self)
+                    if found is not None and found.axes == entry:
+                        self.lies.setdefault(value, {})[dim] = found
+
+    def goes_on(self, value: Value, dim: int) -> bool:
+        """Whether the part of a value beyond the ends of a dim, which goes on there, can be had
+        from such parts of what it is a view of."""
+        op = self.defs.get(value)
+        return op is None or op.what.goes_on(op, dim, self)
+
+    # ---- parts -----------------------------------------------------------------------------------
+
+    def shape(self, window: Window) -> Shape:
+        return cuts.extents(self.mesh, window)
+
+    def lows(self, window: Window) -> Shape:
+        return cuts.lows(self.mesh, window)
+
+    def part(self, value: Value, held: Window, wanted: Window, build: Builder) -> Value:
+        """A part of a part that a rank has."""
+        if held == wanted:
+            return value
+        start = tuple(w - h for w, h in zip(self.lows(wanted), self.lows(held)))
+        cut = Slice(start, (1,) * len(start), self.shape(wanted), cut=True)
+        return build.emit(cut, (value,))
+
+    def counted(
+        self, shape: Shape, dim: int, low: Expr, period: Expr | None, dtype: DType, build: Builder
+    ) -> Value:
+        """low, low + 1, … along a dim, modulo the period."""
+        value = build.emit(Iota(dim, dtype, shape))
+        terms = [("add", low)] if low != 0 else []
+        terms += [("mod", period)] if period is not None else []
+        for fn, number in terms:
+            other = self.cast(build.integer(number), dtype, build)
+            other = build.emit(Broadcast(dims=(), shape=shape), (other,))
+            value = build.emit(Map(fn), (value, other))
+        return value
+
+    def around(self, x: Value, dim: int, wanted: Cut, build: Builder) -> Value:
+        """Of a dim that a rank has whole: a part that lies beyond its ends too."""
+        wraps = wanted.wraps()
+        assert wraps is not None
+        before, beyond, period = wraps
+        low, high = wanted.bounds(self.mesh)
+        shape = (*x.type.shape[:dim], high - low, *x.type.shape[dim + 1 :])
+        if not before.is_const or not beyond.is_const:
+            at = self.counted((high - low,), 0, low, period, dtypes.INT64, build)
+            return build.emit(Gather(dims=(dim,), at=dim), (x, at))
+        value = build.emit(Full(0, x.type.dtype, shape, blank=True))
+        step = (1,) * len(shape)
+        for wrap in range(-before.value, beyond.value + 1):
+            begin = expr.maximum(low, period * wrap)
+            end = expr.minimum(high, period * (wrap + 1))
+            part = (*shape[:dim], expr.maximum(end - begin, 0), *shape[dim + 1 :])
+            zeros = [expr.const(0)] * len(shape)
+            here, there = zeros.copy(), zeros
+            here[dim], there[dim] = begin - low, begin - period * wrap
+            piece = build.emit(Slice(tuple(there), step, part, cut=True), (x,))
+            value = build.emit(Update(tuple(here), step, cut=True), (value, piece))
+        return value
+
+    def wide(self, x: Value, build: Builder) -> Value:
+        """Half types are folded in float32, and rounded once."""
+        return self.cast(x, dtypes.folded_in(x.type.dtype), build)
+
+    def cast(self, x: Value, dtype: DType, build: Builder) -> Value:
+        if x.type.dtype == dtype:
+            return x
+        return build.emit(Map("cast", dtype=dtype), (x,))
+
+    # ---- what combines elements ------------------------------------------------------------------
+
+    def summed(self, op: Op, window: Window) -> tuple[str, ...]:
+        """The axes over which a sum is still to be reduced when each rank has its own part; () for
+        other ops, and where the result is wanted in parts."""
+        inner = op.what.summed(op, window, self)
+        if inner is None:
+            return self.partial.get(op.result, ())
+        return self.axes_of(inner) if self.computed(op, window, inner) == window else ()
+
+    def axes_of(self, inner: Sequence[Cut]) -> tuple[str, ...]:
+        """The axes that cut these dims, in the mesh's order."""
+        return tuple(a for a in self.mesh.names if any(a in c.axes for c in inner))
+
+    def computed(self, op: Op, window: Window, inner: Iterable[Cut]) -> Window:
+        """Of a result that combines dims cut so: what each rank computes. No axis cuts two dims."""
+        used = {a for c in inner for a in c.axes}
+        shape = op.result.type.shape
+        return tuple(cuts.whole(e) if used & set(c.axes) else c for c, e in zip(window, shape))
+
+    def combined(
+        self, op: Op, window: Window, inner: Sequence[Cut], value: Value, fn: str, build: Builder
+    ) -> Value:
+        """What each rank computed of its own elements of the inner dims, over all ranks."""
+        axes = self.axes_of(inner)
+        held = self.computed(op, window, inner)
+        if axes:
+            value = self.wide(value, build)
+        if not axes or op.result in self.later:
+            return self.part(value, held, window, build)
+        value = self.over(axes, op, held, window, value, fn, build)
+        return self.cast(value, op.result.type.dtype, build)
+
+    def over(
+        self, axes: LayoutEntry, op: Op, held: Window, window: Window, value: Value, fn: str,
+        build: Builder,
+    ) -> Value:  # fmt: skip
+        """What all ranks have of a part of the result, combined; of that, the part wanted."""
+        cut = [d for d, (c, h) in enumerate(zip(window, held)) if c != h]
+        if len(cut) == 1 and window[cut[0]] == cuts.block(axes, op.result.type.shape[cut[0]]):
+            types = (ArrayType(value.type.dtype, self.shape(window)),)
+            return build.emit(ReduceScatter(axes, cut[0], fn, types), (value,))
+        value = build.emit(AllReduce(axes=axes, fn=fn), (value,))
+        return self.part(value, held, window, build)
 
 
 def kernel_windows(op: Op) -> list[Window]:
     """The part of each operand that a kernel works on for its part of the results."""
+    assert isinstance(op.what, Kernel)
     return [
         tuple(
             cuts.whole(extent) if along is None
             else cuts.widened(home(op.results[along[0]])[along[1]], along[2])
             for extent, along in zip(v.type.shape, dims, strict=True)
         )
-        for v, dims in zip(op.operands, op.attrs["along"], strict=True)
+        for v, dims in zip(op.operands, op.what.along, strict=True)
     ]  # fmt: skip

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from codegen.ir import Op, Region, Value, used_values
 from codegen.layouts import cuts
 from codegen.layouts.cuts import Window, home
-from codegen.layouts.localize import VIEWS
 
 if TYPE_CHECKING:  # it reads the other way round while running
     from codegen.layouts.demands import Demands
@@ -156,6 +155,6 @@ def _overwrites(body: Region, argument: Value, result: Value) -> bool:
     after = Region((), tuple(ops[at + 1 :]), body.results)
     seen = {argument}  # and what is a view of it, computed wherever it is wanted
     for op in ops:
-        if op.kind in VIEWS and seen & set(op.operands):
+        if op.what.is_view and seen & set(op.operands):
             seen |= set(op.results)
     return seen.isdisjoint(used_values(after))

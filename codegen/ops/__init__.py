@@ -6,6 +6,7 @@ Always holds: a kind knows nothing of the passes; a pass asks a kind for a rule,
 from __future__ import annotations
 
 from codegen.ops.control import Branch, Let, Loop, Nest, Relayout, ShardMap
+from codegen.ops.edges import Edge
 from codegen.ops.effects import POSITION, Expect, Print
 from codegen.ops.exchanges import (
     AllGather,
@@ -27,9 +28,10 @@ from codegen.ops.kernels import Kernel
 from codegen.ops.kind import Kind
 from codegen.ops.lookups import DynamicSlice, DynamicUpdate, Gather, Scatter
 from codegen.ops.maps import Map
-from codegen.ops.reductions import ArgReduce, ArgSort, Cumulative, Edge, MatMul, Reduce, Sort
+from codegen.ops.reductions import ArgReduce, ArgSort, Cumulative, MatMul, Reduce, Sort
+from codegen.ops.reshapes import Reshape
 from codegen.ops.sources import Const, Full, Iota, RunScalar, Symbolic
-from codegen.ops.views import Broadcast, Reshape, Roll, Slice, Transpose, Update
+from codegen.ops.views import Broadcast, Roll, Slice, Transpose, Update
 
 __all__ = [
     "OPS", "POSITION", "AllGather", "AllReduce", "AllToAll", "ArgReduce", "ArgSort", "Barrier",

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from codegen.expr import Expr, Sym
-from codegen.ir import ArrayType
+from codegen.ir import ArrayType, Op, Value
+from codegen.layouts.cuts import Window
 from codegen.mesh import Layout
 from codegen.ops.kind import Array, Eval, Kind, Stated, Types
+
+if TYPE_CHECKING:
+    from codegen.layouts.localize import Builder, Localizer
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,14 @@ class Relayout(Kind):
 
     def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
         return [operands[0]]
+
+    def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
+        return [window]
+
+    def localize(
+        self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
+    ) -> Value:
+        return operands[0]
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,14 @@ from numpy.typing import NDArray
 
 from codegen.expr import Expr, IntLike
 from codegen.indexing import Index
-from codegen.ir import ArrayType, Op, Shape
+from codegen.ir import ArrayType, Op, Shape, Value
+from codegen.layouts.cuts import Cut, Window, whole
 from codegen.mesh import Layout
 from codegen.plan import Node
 
 if TYPE_CHECKING:  # what rules are given; it asks kinds in turn
     from codegen.access import Resolver
+    from codegen.layouts.localize import Builder, Localizer
 
 Types = Sequence[ArrayType]
 Array = NDArray[Any]
@@ -31,11 +33,13 @@ Eval = Callable[[IntLike], int]  # evaluates Exprs
 
 class Kind:
     """name: how texts call it. group: source, map, view, update, reduce, compute, exchange, effect
-    or control. inline: it has an `element`, so that its result need not lie in memory."""
+    or control. inline: it has an `element`, so that its result need not lie in memory. is_view: no
+    work of its own, or hardly any: computed anew wherever a part is wanted."""
 
     name: ClassVar[str]
     group: ClassVar[str]
     inline: ClassVar[bool] = False
+    is_view: ClassVar[bool] = False
 
     def infer(self, types: Types) -> list[ArrayType]:
         """The types of the results, without layouts. Raises InternalError where the operands break
@@ -53,6 +57,33 @@ class Kind:
     def element(self, op: Op, index: Index, at: Resolver) -> Node:
         """What stands at an index of the result; of a kind that is `inline`."""
         raise NotImplementedError(self.name)
+
+    # ---- parts of global arrays on a rank --------------------------------------------------------
+
+    def lies(self, op: Op, dim: int, at: Localizer) -> Cut | None:
+        """The part of a dim of the result that a rank can have with the least exchange, where that
+        is none of balanced blocks."""
+        return None
+
+    def goes_on(self, op: Op, dim: int, at: Localizer) -> bool:
+        """Whether what is beyond the ends of a dim of the result, which goes on there, can be had
+        from what is beyond those of its operands."""
+        return True
+
+    def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
+        """The part of each operand for this part of the result; () for 0-d operands."""
+        return [tuple(map(whole, v.type.shape)) for v in op.operands]
+
+    def localize(
+        self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
+    ) -> Value:
+        """The part of the result, of the operands' parts that `needs` named."""
+        made = build.emit(self, operands)
+        return at.part(made, tuple(map(whole, op.result.type.shape)), window, build)
+
+    def summed(self, op: Op, window: Window, at: Localizer) -> list[Cut] | None:
+        """The parts of the dims over which a sum goes; None: it is no sum."""
+        return None
 
     def but(self, **changed: Any) -> Self:
         """The same with other fields."""

@@ -8,14 +8,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from codegen import expr
+from codegen import dtypes, expr
+from codegen.expr import Expr
+from codegen.functions import neutral
 from codegen.indexing import Index, or_zero, with_bounds
-from codegen.ir import ArrayType, Op, Shape
+from codegen.ir import ArrayType, Op, Shape, Value
+from codegen.layouts.cuts import Cut, Window, whole
 from codegen.ops.kind import Array, Eval, Kind, Types, dropped, extents, layout_of
+from codegen.ops.maps import Map
+from codegen.ops.reductions import AS_MAP
+from codegen.ops.sources import Full
+from codegen.ops.views import Broadcast
 from codegen.plan import Node
 
 if TYPE_CHECKING:
     from codegen.access import Resolver
+    from codegen.layouts.localize import Builder, Localizer
 
 
 # The ufunc that combines in place (`np.add.at`), by scatter's fn.
@@ -66,6 +74,25 @@ class DynamicSlice(Kind):
         node = with_bounds(at.node(x, tuple(inner)), tuple(bounds))
         return or_zero(fits, node, op.result.type.dtype)
 
+    def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
+        x, *starts = op.operands
+        part = tuple(
+            c if still(s, m, e, at) else whole(e)
+            for c, s, m, e in zip(window, starts, self.shape, x.type.shape, strict=True)
+        )
+        return [part, *[()] * len(starts)]
+
+    def localize(
+        self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
+    ) -> Value:
+        x, *starts = op.operands
+        found = tuple(
+            c if still(s, m, e, at) else whole(m)
+            for c, s, m, e in zip(window, starts, self.shape, x.type.shape, strict=True)
+        )
+        value = build.emit(self.but(shape=at.shape(found)), operands)
+        return at.part(value, found, window, build)
+
 
 @dataclass(frozen=True)
 class DynamicUpdate(Kind):
@@ -92,6 +119,29 @@ class DynamicUpdate(Kind):
             part.append(slice(low - first, high - first))
         out[tuple(into)] = v[tuple(part)]
         return [out]
+
+    def lies(self, op: Op, dim: int, at: Localizer) -> Cut | None:
+        return at.natural(op.operands[0], dim)
+
+    def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
+        x, v, *starts = op.operands
+        part = tuple(
+            c if still(s, m, e, at) else whole(m)
+            for c, s, m, e in zip(window, starts, v.type.shape, x.type.shape, strict=True)
+        )
+        return [window, part, *[()] * len(starts)]
+
+    def localize(
+        self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
+    ) -> Value:
+        x, v, *starts = op.operands
+        local = []
+        for d, (start, low) in enumerate(zip(starts, at.lows(window), strict=True)):
+            first = operands[2 + d]
+            if low != 0 and not still(start, v.type.shape[d], x.type.shape[d], at):
+                first = build.emit(Map("sub"), (first, build.integer(low)))
+            local.append(first)
+        return build.emit(self, [*operands[:2], *local])
 
 
 @dataclass(frozen=True)
@@ -132,6 +182,18 @@ class Gather(Kind):
         fits = expr.product(expr.ge(x.type.shape[d], 1) for d in self.dims)
         return or_zero(fits, with_bounds(at.node(x, inner), bounds), op.result.type.dtype)
 
+    def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
+        x, *index = op.operands
+        k = op.operands[-1].type.ndim
+        kept = iter((*window[: self.at], *window[self.at + k :]))
+        held = tuple(whole(e) if d in self.dims else next(kept) for d, e in enumerate(x.type.shape))
+        return [held, *[window[self.at : self.at + k]] * len(index)]
+
+    def localize(
+        self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
+    ) -> Value:
+        return build.emit(self, operands)
+
 
 @dataclass(frozen=True)
 class Scatter(Kind):
@@ -165,3 +227,62 @@ class Scatter(Kind):
         else:
             _SCATTER[self.fn].at(front, where, values[inside])
         return [out]
+
+    def lies(self, op: Op, dim: int, at: Localizer) -> Cut | None:
+        return at.natural(op.operands[0], dim)
+
+    def spread(self, op: Op, window: Window, at: Localizer) -> Cut | None:
+        """The part of the points that each rank combines, where that is less work than all of them
+        everywhere: into a result of its own, which all then reduce."""
+        x, v, *index = op.operands
+        if self.fn == "set" or index[0].type.ndim != 1:
+            return None
+        cut = at.natural(index[0], 0)
+        cut = cut if cut.axes else at.natural(v, self.at)
+        used = {a for d, c in enumerate(window) if d not in self.dims for a in c.axes}
+        return cut if cut.axes and not used & set(cut.axes) else None
+
+    def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
+        x, v, *index = op.operands
+        cut = self.spread(op, window, at)
+        part = tuple(map(whole, index[0].type.shape)) if cut is None else (cut,)
+        rest = tuple(c for d, c in enumerate(window) if d not in self.dims)
+        return [window, (*rest[: self.at], *part, *rest[self.at :]), *[part] * len(index)]
+
+    def localize(
+        self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
+    ) -> Value:
+        cut = self.spread(op, window, at)
+        if cut is not None:
+            return self.combine(op, window, cut, operands, build, at)
+        lows = at.lows(window)
+        local = list(operands)
+        for k, d in enumerate(self.dims):
+            if lows[d] != 0:
+                index = operands[2 + k]
+                low = build.emit(Broadcast((), index.type.shape), (build.integer(lows[d]),))
+                local[2 + k] = build.emit(Map("sub"), (index, low))
+        return build.emit(self, local)
+
+    def combine(
+        self, op: Op, window: Window, cut: Cut, operands: list[Value], build: Builder,
+        at: Localizer,
+    ) -> Value:  # fmt: skip
+        """Everybody's points are combined into nothing, then all of that into x."""
+        x, v, *index = operands
+        fn, shape, dtype = self.fn, op.result.type.shape, x.type.dtype
+        kept = tuple(whole(e) if d in self.dims else c
+                     for d, (c, e) in enumerate(zip(window, shape)))  # fmt: skip
+        wide = dtypes.folded_in(dtype)
+        nothing = build.emit(Full(neutral(fn, wide), wide, at.shape(kept)))
+        mine = build.emit(self, (nothing, at.cast(v, wide, build), *index))
+        total = at.over(cut.axes, op, kept, window, mine, fn, build)
+        made = build.emit(Map(AS_MAP[fn]), (at.cast(x, wide, build), total))
+        return at.cast(made, dtype, build)
+
+
+def still(start: Value, moved: Expr, extent: Expr, at: Localizer) -> bool:
+    """Whether a dim of a dynamic box is the whole dim, in place."""
+    op = at.defs.get(start)
+    is_zero = op is not None and isinstance(op.what, Full) and op.what.value == 0
+    return is_zero and moved == extent

@@ -13,13 +13,16 @@ from codegen.dtypes import DType
 from codegen.errors import InternalError
 from codegen.functions import FUNCTIONS
 from codegen.indexing import Index
-from codegen.ir import ArrayType, Op
+from codegen.ir import ArrayType, Op, Value
+from codegen.layouts.cuts import Cut, Window
 from codegen.mesh import joined_layout
+from codegen.ops.exchanges import AllReduce
 from codegen.ops.kind import Array, Eval, Kind, Types, layout_of
 from codegen.plan import Node, apply
 
 if TYPE_CHECKING:
     from codegen.access import Resolver
+    from codegen.layouts.localize import Builder, Localizer
 
 
 
@@ -56,3 +59,19 @@ class Map(Kind):
         args = tuple(at.node(v, index) for v in op.operands)
         operand = op.operands[-1 if self.fn == "select" else 0].type.dtype
         return apply(self.fn, op.result.type.dtype, args, operand)
+
+    def lies(self, op: Op, dim: int, at: Localizer) -> Cut | None:
+        return next((c for v in op.operands if (c := at.natural(v, dim)).axes), None)
+
+    def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
+        return [window] * len(op.operands)
+
+    def localize(
+        self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
+    ) -> Value:
+        value = build.emit(self, operands)
+        axes = at.partial.get(op.result)
+        if axes and op.result not in at.later:
+            value = build.emit(AllReduce(axes, "add"), (value,))
+            value = at.cast(value, op.result.type.dtype, build)
+        return value

@@ -4,14 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from codegen import dtypes
+from codegen import dtypes, expr
+from codegen.expr import Expr
 from codegen.functions import COMBINE, FUNCTIONS, neutral
-from codegen.ir import ArrayType
+from codegen.ir import ArrayType, Op, Value
+from codegen.layouts.cuts import Cut, Window, whole
 from codegen.mesh import joined_layout
+from codegen.ops.exchanges import AllReduce, Scan
 from codegen.ops.kind import Array, Eval, Kind, Types, dropped, layout_of
+from codegen.ops.maps import Map
+from codegen.ops.views import Broadcast
+
+if TYPE_CHECKING:
+    from codegen.layouts.localize import Builder, Localizer
+
+
+# The scalar function of a combining one.
+AS_MAP = {"add": "add", "mul": "mul", "min": "minimum", "max": "maximum"}
 
 
 def combine(fn: str) -> np.ufunc:
@@ -49,6 +62,25 @@ class Reduce(Kind):
             return [np.asarray(ufunc.reduce(x, axis=dims)).astype(x.dtype)]
         return [np.asarray(ufunc.reduce(x, axis=dims, dtype=x.dtype))]
 
+    def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
+        (x,) = op.operands
+        inner = {d: at.natural(x, d) for d in self.dims}
+        kept = iter(at.computed(op, window, inner.values()))
+        return [tuple(inner[d] if d in inner else next(kept) for d in range(x.type.ndim))]
+
+    def summed(self, op: Op, window: Window, at: Localizer) -> list[Cut] | None:
+        return [at.natural(op.operands[0], d) for d in self.dims] if self.fn == "add" else None
+
+    def localize(
+        self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
+    ) -> Value:
+        (held,) = self.needs(op, window, at)
+        inner = [held[d] for d in self.dims]
+        if any(c.axes for c in inner):
+            operands = [at.wide(x, build) for x in operands]
+        value = build.emit(self, operands)
+        return at.combined(op, window, inner, value, self.fn, build)
+
 
 @dataclass(frozen=True)
 class ArgReduce(Kind):
@@ -72,6 +104,41 @@ class ArgReduce(Kind):
         first = np.argmin if self.fn == "min" else np.argmax
         return [np.asarray(first(x, axis=dim)).astype(np.int64)]
 
+    def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
+        inner = at.natural(op.operands[0], self.dim)
+        kept = at.computed(op, window, [inner])
+        return [(*kept[: self.dim], inner, *kept[self.dim :])]
+
+    def localize(
+        self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
+    ) -> Value:
+        """Everybody's first extreme; the first of those that are the extreme of all."""
+        (held,), d, fn = self.needs(op, window, at), self.dim, self.fn
+        index = build.emit(self, operands)
+        axes = held[d].axes
+        kept = (*held[:d], *held[d + 1 :])
+        if not axes:
+            return at.part(index, kept, window, build)
+        low, high = held[d].bounds(at.mesh)
+        best = at.wide(build.emit(Reduce(fn, (d,)), operands), build)
+        extreme = build.emit(AllReduce(axes, fn), (best,))
+        same = build.emit(Map("eq"), (best, extreme))
+        if best.type.dtype.kind in "fc":  # a NaN is the extreme, and equals nothing
+            nan = build.emit(Map("isnan"), (best,))
+            same = build.emit(Map("logical_or"), (same, nan))
+
+        def everywhere(e: Expr) -> Value:
+            value, shape = build.integer(e), index.type.shape
+            return build.emit(Broadcast((), shape), (value,)) if shape else value
+
+        none = everywhere(op.operands[0].type.shape[d])
+        mine = build.emit(Map("add"), (index, everywhere(low)))
+        mine = build.emit(Map("select"), (same, mine, none))
+        some = build.emit(Map("gt"), (everywhere(high - low), everywhere(expr.const(0))))
+        mine = build.emit(Map("select"), (some, mine, none))
+        first = build.emit(AllReduce(axes, "min"), (mine,))
+        return at.part(first, kept, window, build)
+
 
 class Lane(Kind):
     """A kind that works on lines along `dim`, each for itself, with results of the same shape."""
@@ -85,6 +152,17 @@ class Lane(Kind):
     def layout(self, operands: Types, result: ArrayType) -> Iterable[tuple[str, ...]]:
         entries = enumerate(layout_of(operands[0]))
         return (() if d == self.dim else entry for d, entry in entries)
+
+    def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
+        """The line whole, the other dims as wanted."""
+        d, x = self.dim, op.operands[0]
+        return [(*window[:d], whole(x.type.shape[d]), *window[d + 1 :])]
+
+    def localize(
+        self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
+    ) -> Value:
+        (held,) = self.needs(op, window, at)
+        return at.part(build.emit(self, operands), held, window, build)
 
 
 @dataclass(frozen=True)
@@ -101,6 +179,26 @@ class Cumulative(Lane):
     def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
         (x,) = operands
         return [combine(self.fn).accumulate(x, axis=self.dim, dtype=x.dtype)]
+
+    def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
+        return [window]
+
+    def localize(
+        self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
+    ) -> Value:
+        """Of my part, after the totals of those before me."""
+        d, fn = self.dim, self.fn
+        axes = window[d].axes
+        if not axes:
+            return build.emit(self, operands)
+        operands = [at.wide(x, build) for x in operands]
+        value = build.emit(self, operands)
+        total = build.emit(Reduce(fn, (d,)), operands)
+        before = build.emit(Scan(axes, fn, exclusive=True), (total,))
+        dims = tuple(k for k in range(len(window)) if k != d)
+        before = build.emit(Broadcast(dims, value.type.shape), (before,))
+        value = build.emit(Map(AS_MAP[fn]), (before, value))
+        return at.cast(value, op.result.type.dtype, build)
 
 
 @dataclass(frozen=True)
@@ -148,22 +246,26 @@ class MatMul(Kind):
         product = np.asarray(np.matmul(operands[0], operands[1]))
         return [product.astype(operands[0].dtype)]  # of bfloat16, NumPy's is float32
 
+    def between(self, op: Op, window: Window, at: Localizer) -> Cut:
+        """The part of the summed dim."""
+        a, b = op.operands
+        used = {axis for c in window for axis in c.axes}
+        of_a, of_b = at.natural(a, a.type.ndim - 1), at.natural(b, b.type.ndim - 2)
+        if of_a == of_b:
+            return of_a
+        free = [c for c in (of_a, of_b) if c.axes and not used & set(c.axes)]
+        return free[0] if free else whole(a.type.shape[-1])
 
-@dataclass(frozen=True)
-class Edge(Kind):
-    """Graph level: the first and the last element again, before and behind along every dim; parts
-    of it are wanted with all that lies between."""
+    def summed(self, op: Op, window: Window, at: Localizer) -> list[Cut] | None:
+        return [self.between(op, window, at)]
 
-    name = "edge"
-    group = "compute"
-    widths: tuple[tuple[int, int], ...]
+    def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
+        between = self.between(op, window, at)
+        *batch, rows, columns = at.computed(op, window, [between])
+        return [(*batch, rows, between), (*batch, between, columns)]
 
-    def infer(self, types: Types) -> list[ArrayType]:
-        pairs = zip(types[0].shape, self.widths, strict=True)
-        return [ArrayType(types[0].dtype, tuple(e + a + b for e, (a, b) in pairs))]
-
-    def layout(self, operands: Types, result: ArrayType) -> Iterable[tuple[str, ...]]:
-        return layout_of(operands[0])
-
-    def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
-        return [np.pad(operands[0], self.widths, mode="edge")]
+    def localize(
+        self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
+    ) -> Value:
+        value = build.emit(self, operands)
+        return at.combined(op, window, [self.between(op, window, at)], value, "add", build)

@@ -12,12 +12,14 @@ from codegen import dtypes, expr
 from codegen.dtypes import DType
 from codegen.expr import Expr
 from codegen.indexing import Index, ravel
-from codegen.ir import ArrayType, Op, Shape
+from codegen.ir import ArrayType, Op, Shape, Value
+from codegen.layouts.cuts import Window
 from codegen.ops.kind import Array, Eval, Kind, Types, extents
 from codegen.plan import Integer, Literal, Load, Node, Runtime
 
 if TYPE_CHECKING:
     from codegen.access import Resolver
+    from codegen.layouts.localize import Builder, Localizer
 
 
 
@@ -36,6 +38,7 @@ class Const(Source):
 
     name = "const"
     inline = True
+    is_view = True
     data: Array
 
     def infer(self, types: Types) -> list[ArrayType]:
@@ -51,6 +54,9 @@ class Const(Source):
             return Literal(self.data.reshape(-1)[0].item(), op.result.type.dtype)
         return Load(at.constant(op.result, self.data), ravel(index, op.result.type.shape))
 
+    def goes_on(self, op: Op, dim: int, at: Localizer) -> bool:
+        return False
+
 
 @dataclass(frozen=True)
 class Full(Source):
@@ -58,6 +64,7 @@ class Full(Source):
 
     name = "full"
     inline = True
+    is_view = True
     value: Any
     dtype: DType
     shape: Shape
@@ -69,6 +76,11 @@ class Full(Source):
     def element(self, op: Op, index: Index, at: Resolver) -> Node:
         return Literal(self.value, op.result.type.dtype)
 
+    def localize(
+        self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
+    ) -> Value:
+        return build.emit(self.but(shape=at.shape(window)))
+
 
 @dataclass(frozen=True)
 class Iota(Source):
@@ -76,6 +88,7 @@ class Iota(Source):
 
     name = "iota"
     inline = True
+    is_view = True
     dim: int
     dtype: DType
     shape: Shape
@@ -90,6 +103,12 @@ class Iota(Source):
     def element(self, op: Op, index: Index, at: Resolver) -> Node:
         return Integer(index[self.dim], op.result.type.dtype)
 
+    def localize(
+        self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
+    ) -> Value:
+        low, period = at.lows(window)[self.dim], window[self.dim].period
+        return at.counted(at.shape(window), self.dim, low, period, self.dtype, build)
+
 
 @dataclass(frozen=True)
 class Symbolic(Source):
@@ -97,6 +116,7 @@ class Symbolic(Source):
 
     name = "expr"
     inline = True
+    is_view = True
     value: Expr
     dtype: DType
     shape = ()
@@ -106,6 +126,11 @@ class Symbolic(Source):
 
     def element(self, op: Op, index: Index, at: Resolver) -> Node:
         return Integer(self.value, op.result.type.dtype)
+
+    def localize(
+        self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
+    ) -> Value:
+        return build.emit(self)
 
 
 @dataclass(frozen=True)

@@ -10,20 +10,22 @@ import numpy as np
 
 from codegen import expr
 from codegen.errors import InternalError
-from codegen.expr import Expr
-from codegen.groups import reshaped_layout
-from codegen.indexing import Index, match_dims, ravel
-from codegen.ir import ArrayType, Op, Shape
+from codegen.expr import Expr, as_expr
+from codegen.indexing import Index
+from codegen.ir import ArrayType, Op, Shape, Value
+from codegen.layouts.cuts import Cut, Window, of_operand, of_result, rolled, whole
 from codegen.ops.kind import Array, Eval, Kind, Types, extents, layout_of
 from codegen.plan import Node
 
 if TYPE_CHECKING:
     from codegen.access import Resolver
+    from codegen.layouts.localize import Builder, Localizer
 
 
 
 class View(Kind):
     group = "view"
+    is_view = True
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,29 @@ class Broadcast(View):
             expr.const(0) if x.type.shape[k] == 1 else index[d] for k, d in enumerate(self.dims)
         )
         return at.node(x, inner)
+
+    def lies(self, op: Op, dim: int, at: Localizer) -> Cut | None:
+        (x,) = op.operands
+        if dim not in self.dims or x.type.shape[self.dims.index(dim)] != self.shape[dim]:
+            return None
+        return at.natural(x, self.dims.index(dim))
+
+    def goes_on(self, op: Op, dim: int, at: Localizer) -> bool:
+        (x,) = op.operands
+        k = self.dims.index(dim) if dim in self.dims else -1
+        return k < 0 or x.type.shape[k] != self.shape[dim] or at.goes_on(x, k)
+
+    def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
+        (x,), shape = op.operands, op.result.type.shape
+        return [tuple(
+            whole(1) if e == 1 and shape[d] != 1 else window[d]
+            for e, d in zip(x.type.shape, self.dims, strict=True)
+        )]  # fmt: skip
+
+    def localize(
+        self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
+    ) -> Value:
+        return build.emit(self.but(shape=at.shape(window)), operands)
 
 
 def positions(
@@ -108,6 +133,28 @@ class Slice(View):
     def element(self, op: Op, index: Index, at: Resolver) -> Node:
         return at.node(op.operands[0], at.within(self, index))
 
+    def lies(self, op: Op, dim: int, at: Localizer) -> Cut | None:
+        under = at.natural(op.operands[0], dim)
+        return of_result(under, self.start[dim], self.step[dim], self.shape[dim], at.mesh)
+
+    def goes_on(self, op: Op, dim: int, at: Localizer) -> bool:
+        (x,) = op.operands
+        all_of_it = self.start[dim] == 0 and self.step[dim] == 1
+        return all_of_it and self.shape[dim] == x.type.shape[dim] and at.goes_on(x, dim)
+
+    def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
+        return [tuple(
+            of_operand(c, as_expr(start), step, at.mesh)
+            for c, start, step in zip(window, self.start, self.step, strict=True)
+        )]  # fmt: skip
+
+    def localize(
+        self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
+    ) -> Value:
+        (held,) = self.needs(op, window, at)
+        start = begin(self, window, held, at)
+        return build.emit(Slice(start, self.step, at.shape(window), cut=True), operands)
+
 
 @dataclass(frozen=True)
 class Transpose(View):
@@ -133,33 +180,19 @@ class Transpose(View):
             inner[source] = index[d]
         return at.node(op.operands[0], tuple(inner))
 
+    def lies(self, op: Op, dim: int, at: Localizer) -> Cut | None:
+        return at.natural(op.operands[0], self.perm[dim])
 
-@dataclass(frozen=True)
-class Reshape(View):
-    """The same elements in row-major order."""
+    def goes_on(self, op: Op, dim: int, at: Localizer) -> bool:
+        return at.goes_on(op.operands[0], self.perm[dim])
 
-    name = "reshape"
-    inline = True
-    shape: Shape
+    def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
+        return [tuple(window[self.perm.index(d)] for d in range(len(self.perm)))]
 
-    def infer(self, types: Types) -> list[ArrayType]:
-        return [ArrayType(types[0].dtype, tuple(self.shape))]
-
-    def layout(self, operands: Types, result: ArrayType) -> Iterable[tuple[str, ...]]:
-        return reshaped_layout(operands[0].shape, result.shape, layout_of(operands[0]))
-
-    def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
-        shape = extents(self.shape, value)
-        if int(np.prod(shape)) != operands[0].size:
-            raise InternalError(f"reshape of {operands[0].shape} to {shape} changes the size")
-        return [operands[0].reshape(shape)]
-
-    def element(self, op: Op, index: Index, at: Resolver) -> Node:
-        x = op.operands[0]
-        mapped = match_dims(index, op.result.type.shape, x.type.shape)
-        if mapped is not None:
-            return at.node(x, mapped)
-        return at.at_offset(x, ravel(index, op.result.type.shape))
+    def localize(
+        self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
+    ) -> Value:
+        return build.emit(self, operands)
 
 
 @dataclass(frozen=True)
@@ -186,6 +219,27 @@ class Roll(View):
         extent = x.shape[d] if self.extent is None else value(self.extent)
         at = np.arange(extent) - value(self.shift)
         return [np.take(x, at % max(x.shape[d], 1), d)]
+
+    def lies(self, op: Op, dim: int, at: Localizer) -> Cut | None:
+        return at.natural(op.operands[0], dim) if dim != self.dim else None
+
+    def goes_on(self, op: Op, dim: int, at: Localizer) -> bool:
+        cut_short = self.extent is not None and dim == self.dim
+        return not cut_short and at.goes_on(op.operands[0], dim)
+
+    def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
+        d, extent = self.dim, op.operands[0].type.shape[self.dim]
+        return [(*window[:d], rolled(window[d], self.shift, extent, at.mesh), *window[d + 1 :])]
+
+    def localize(
+        self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
+    ) -> Value:
+        """What is there already, of the extents that the window says, in its own formulas."""
+        shape = at.shape(window)
+        if operands[0].type.shape == shape:
+            return operands[0]
+        zeros, ones = (expr.const(0),) * len(shape), (1,) * len(shape)
+        return build.emit(Slice(zeros, ones, shape, cut=True), operands)
 
 
 # ---- writes: the operand with something replaced -------------------------------------------------
@@ -216,3 +270,28 @@ class Update(Kind):
         if v.size:
             out[positions(self, x.shape, value, v.shape)] = v
         return [out]
+
+    def lies(self, op: Op, dim: int, at: Localizer) -> Cut | None:
+        return at.natural(op.operands[0], dim)
+
+    def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
+        part = tuple(
+            of_result(c, as_expr(start), step, m, at.mesh)
+            for c, start, step, m in zip(
+                window, self.start, self.step, op.operands[1].type.shape, strict=True
+            )
+        )
+        return [window, part]
+
+    def localize(
+        self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
+    ) -> Value:
+        _, part = self.needs(op, window, at)
+        return build.emit(self.but(start=begin(self, part, window, at), cut=True), operands)
+
+
+def begin(box: Slice | Update, part: Window, held: Window, at: Localizer) -> Shape:
+    """Where a part of the result of a slice (the operand of an update) begins in what is held of
+    the array that it is a slice of (written to)."""
+    lows = zip(box.start, box.step, at.lows(part), at.lows(held), strict=True)
+    return tuple(as_expr(s) + k * low - under for s, k, low, under in lows)

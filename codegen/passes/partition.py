@@ -19,6 +19,7 @@ from codegen.layouts.cuts import Window, home
 from codegen.layouts.localize import kernel_windows
 from codegen.layouts.parts import Parts
 from codegen.ops import Branch, Expect, Full, Halo, Kernel, Update
+from codegen.ops.views import begin
 
 
 def partition(graph: Module) -> Module:
@@ -213,7 +214,8 @@ class _Partition(Parts):
             v = self.need(op.operands[1], part)
             self.at = op
             around = self.with_room.get(under) or self.empty(value, room, full)
-            start = self.rules.start(op, part, room)
+            assert isinstance(op.what, Update)
+            start = begin(op.what, part, room, self.rules)
             made = self.emit(op.what.but(start=start, cut=True), (around, v))
         else:
             v = self.make(op, home(value))

@@ -1,0 +1,86 @@
+"""The op that puts the first and the last elements of an array around it once more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from codegen import expr
+from codegen.expr import Expr
+from codegen.ir import ArrayType, Op, Value
+from codegen.layouts.cuts import Window, of_result
+from codegen.ops.kind import Array, Eval, Kind, Types, layout_of
+from codegen.ops.sources import Full
+from codegen.ops.views import Broadcast, Slice, Update
+
+if TYPE_CHECKING:
+    from codegen.layouts.localize import Builder, Localizer
+
+
+@dataclass(frozen=True)
+class Edge(Kind):
+    """Graph level: the first and the last element again, before and behind along every dim; parts
+    of it are wanted with all that lies between."""
+
+    name = "edge"
+    group = "compute"
+    widths: tuple[tuple[int, int], ...]
+
+    def infer(self, types: Types) -> list[ArrayType]:
+        pairs = zip(types[0].shape, self.widths, strict=True)
+        return [ArrayType(types[0].dtype, tuple(e + a + b for e, (a, b) in pairs))]
+
+    def layout(self, operands: Types, result: ArrayType) -> Iterable[tuple[str, ...]]:
+        return layout_of(operands[0])
+
+    def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
+        return [np.pad(operands[0], self.widths, mode="edge")]
+
+    def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
+        (x,) = op.operands
+        return [tuple(
+            of_result(c, expr.const(before), 1, e, at.mesh)
+            for c, (before, _), e in zip(window, self.widths, x.type.shape, strict=True)
+        )]  # fmt: skip
+
+    def localize(
+        self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
+    ) -> Value:
+        """What a rank has, in an array with room, whose rim is filled from dim to dim. An empty
+        part has no elements to go there: nobody reads what is there then."""
+        (x,), (held,) = operands, self.needs(op, window, at)
+        shape, lows, step = at.shape(window), at.lows(window), (1,) * x.type.ndim
+        own = [
+            first + before - low
+            for first, (before, _), low in zip(at.lows(held), self.widths, lows)
+        ]
+        value = build.emit(Full(0, x.type.dtype, shape, blank=True))
+        value = build.emit(Update(tuple(own), step, cut=True), (value, x))
+        for d, (before, after) in enumerate(self.widths):
+            here = x.type.shape[d]
+            end = own[d] + here
+            behind = expr.minimum(shape[d] - end, here * after)
+            last = end - 1 if expr.nonneg(end - 1) else expr.maximum(end - 1, 0)
+            for many, count, source, target in (
+                (before, own[d], own[d], expr.const(0)), (after, behind, last, end)
+            ):  # fmt: skip
+                if many:
+                    value = _line_again(value, d, source, count, target, build)
+        return value
+
+
+def _line_again(
+    value: Value, d: int, source: Expr, count: Expr, target: Expr, build: Builder
+) -> Value:
+    """The array with what is at `source` of a dim at `count` positions from `target` on, too."""
+    shape, zeros = value.type.shape, [expr.const(0)] * value.type.ndim
+    step = (1,) * len(shape)
+    one = (*shape[:d], expr.const(1), *shape[d + 1 :])
+    line = build.emit(Slice((*zeros[:d], source, *zeros[d + 1 :]), step, one, cut=True), (value,))
+    lines = (*shape[:d], count, *shape[d + 1 :])
+    line = build.emit(Broadcast(tuple(range(len(shape))), lines), (line,))
+    start = (*zeros[:d], target, *zeros[d + 1 :])
+    return build.emit(Update(start, step, cut=True), (value, line))

@@ -1,0 +1,160 @@
+"""The op that gives an array another shape: dims that stay, merge and split.
+
+A reshape falls apart into groups of dims with equally many elements. In a group whose leading dim
+alone is split, a part is a range of rows, which is a range of elements: it can stay where it is.
+Always holds: `needs` covers what `localize` reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from codegen import expr
+from codegen.errors import InternalError
+from codegen.expr import Expr, product
+from codegen.groups import Group, groups, reshaped_layout
+from codegen.indexing import Index, match_dims, ravel
+from codegen.ir import ArrayType, Op, Shape, Value
+from codegen.layouts import cuts
+from codegen.layouts.cuts import Cut, Window
+from codegen.mesh import Mesh
+from codegen.ops.kind import Array, Eval, Types, extents, layout_of
+from codegen.ops.views import Slice, View
+from codegen.plan import Node
+
+if TYPE_CHECKING:
+    from codegen.access import Resolver
+    from codegen.layouts.localize import Builder, Localizer
+
+
+@dataclass(frozen=True)
+class Reshape(View):
+    """The same elements in row-major order."""
+
+    name = "reshape"
+    inline = True
+    shape: Shape
+
+    def infer(self, types: Types) -> list[ArrayType]:
+        return [ArrayType(types[0].dtype, tuple(self.shape))]
+
+    def layout(self, operands: Types, result: ArrayType) -> Iterable[tuple[str, ...]]:
+        return reshaped_layout(operands[0].shape, result.shape, layout_of(operands[0]))
+
+    def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
+        shape = extents(self.shape, value)
+        if int(np.prod(shape)) != operands[0].size:
+            raise InternalError(f"reshape of {operands[0].shape} to {shape} changes the size")
+        return [operands[0].reshape(shape)]
+
+    def element(self, op: Op, index: Index, at: Resolver) -> Node:
+        x = op.operands[0]
+        mapped = match_dims(index, op.result.type.shape, x.type.shape)
+        if mapped is not None:
+            return at.node(x, mapped)
+        return at.at_offset(x, ravel(index, op.result.type.shape))
+
+    def lies(self, op: Op, dim: int, at: Localizer) -> Cut | None:
+        """Where the operand's leading dim of the group lies, if that one leads to this dim."""
+        x, before, after = op.operands[0], op.operands[0].type.shape, self.shape
+        for group in groups(before, after):
+            if dim not in group.after or not group.before or dim != group.after[0]:
+                continue
+            under = at.natural(x, group.before[0])
+            if before[group.before[0]] == after[dim]:
+                return under
+            if len(group.after) == 1 and under.axes:
+                rest = product(before[d] for d in group.before[1:])
+                low, high = under.bounds(at.mesh)
+                return cuts.given(under.axes, low * rest, high * rest)
+        return None
+
+    def goes_on(self, op: Op, dim: int, at: Localizer) -> bool:
+        """Of a dim that is one of the operand's."""
+        x, before, after = op.operands[0], op.operands[0].type.shape, self.shape
+        found = (g.before[0] for g in groups(before, after)
+                 if g.after == (dim,) and len(g.before) == 1 and before[g.before[0]] == after[dim])
+        under = next(found, None)
+        return under is not None and at.goes_on(x, under)
+
+    def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
+        before, after = op.operands[0].type.shape, self.shape
+        out = [cuts.whole(e) for e in before]
+        for group in groups(before, after):
+            plan = _plan(group, before, window, at.mesh, after)
+            if plan.rows is not None:
+                out[group.before[0]] = plan.rows
+        return [tuple(out)]
+
+    def localize(
+        self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
+    ) -> Value:
+        (x,), before, after = operands, op.operands[0].type.shape, self.shape
+        held: list[Cut] = [cuts.whole(e) for e in after]  # of the result, before the last slice
+        plans = [_plan(g, before, window, at.mesh, after) for g in groups(before, after)]
+        if any(p.elements is not None for p in plans):
+            x = _cut_to_elements(plans, op, x, build, at.mesh)
+        for plan in plans:
+            if plan.rows is not None:
+                held[plan.group.after[0]] = window[plan.group.after[0]]
+        shape = cuts.extents(at.mesh, tuple(held))
+        if shape != x.type.shape:
+            x = build.emit(Reshape(shape), (x,))
+        return at.part(x, tuple(held), window, build)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How a group's part is made: rows of the operand's leading dim, cut to these elements."""
+
+    group: Group
+    rows: Cut | None  # None: all of it is needed
+    elements: tuple[Expr, Expr] | None = None  # None: the rows are the rows of the result
+
+
+def _plan(group: Group, before: Shape, window: Window, mesh: Mesh, after: Shape) -> _Plan:
+    if not group.before or not group.after:
+        return _Plan(group, None)
+    lead, *rest = group.after
+    if any(window[d] != cuts.whole(after[d]) for d in rest):
+        return _Plan(group, None)
+    if window[lead] == cuts.whole(after[lead]):
+        return _Plan(group, None)
+    if before[group.before[0]] == after[lead]:
+        return _Plan(group, window[lead])
+    low, high = window[lead].bounds(mesh)
+    width = product(after[d] for d in rest)
+    inner = product(before[d] for d in group.before[1:])
+    low, high = low * width, high * width
+    first = low // inner
+    rows = cuts.given(window[lead].axes, first, expr.maximum(-((-high) // inner), first))
+    return _Plan(group, rows, (low, high))
+
+
+def _cut_to_elements(
+    plans: Sequence[_Plan], op: Op, x: Value, build: Builder, mesh: Mesh
+) -> Value:
+    """One dim per group, of the elements of the part."""
+    before = op.operands[0].type.shape
+    start: list[Expr] = []
+    shape: list[Expr] = []
+    flat: list[Expr] = []
+    for plan in plans:
+        size = product(x.type.shape[d] for d in plan.group.before)
+        flat.append(size)
+        if plan.elements is None:
+            start.append(expr.const(0))
+            shape.append(size)
+            continue
+        assert plan.rows is not None
+        low, high = plan.elements
+        inner = product(before[d] for d in plan.group.before[1:])
+        start.append(low - plan.rows.bounds(mesh)[0] * inner)
+        shape.append(high - low)
+    x = build.emit(Reshape(shape=tuple(flat)), (x,))
+    cut = Slice(tuple(start), (1,) * len(start), tuple(shape), cut=True)
+    return build.emit(cut, (x,))

@@ -358,8 +358,7 @@ class Array:
     __abs__ = _unary("absolute")
     __invert__ = _unary("invert")
 
-    def __pos__(self) -> Any:
-        return self.copy()
+    __pos__ = _unary("positive")
 
     def __eq__(self, other: object) -> Any:
         return self._equal(other, np.equal)

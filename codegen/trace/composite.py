@@ -14,14 +14,12 @@ from codegen.trace.elementwise import apply, loop_dtypes, normal, result_type, s
 
 
 def _float(x: Any) -> Array:
-    """x as NumPy's floating loops take it: float64 for integers, itself otherwise."""
-    kind = np.result_type(as_array(x).dtype, np.float16 if _small(x) else np.float64)
-    return as_array(x) if as_array(x).type.dtype.kind in "fc" else as_array(x).astype(kind)
-
-
-def _small(x: Any) -> bool:
-    d = as_array(x).type.dtype
-    return d.kind == "b" or (d.kind in "iu" and d.size == 1)
+    """x as NumPy's floating loops take it: integers by their size, itself otherwise."""
+    array = as_array(x)
+    kind, size = array.type.dtype.kind, array.type.dtype.size
+    if kind in "fc":
+        return array
+    return as_array(array, {1: np.float16, 2: np.float32}.get(size, np.float64))
 
 
 def _positive(x: Any) -> Any:

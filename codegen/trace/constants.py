@@ -38,6 +38,14 @@ def rounded(value: Any, dtype: DType) -> int | float | complex | bool:
     """A Python number as it is in this element type. Raises where an integer does not fit."""
     if dtype.kind == "b":
         return bool(value)
+    if dtype.kind != "c" and isinstance(value, (complex, np.complexfloating)):
+        raise DtypeError(
+            f"a complex number in an array of {dtype}",
+            place=user_place(),
+            expected="a real number",
+            found=str(value),
+            remedy="take its .real, or make the array complex: x.astype(np.complex128)",
+        )
     if dtype.kind in "iu":
         info = np.iinfo(dtype.name)
         if not info.min - 1 < value < info.max + 1:  # nor is nan
@@ -51,14 +59,6 @@ def rounded(value: Any, dtype: DType) -> int | float | complex | bool:
                 if isinstance(value, int) else "an array of floats: dtype=np.float64",
             )
         return int(value)
-    if dtype.kind != "c" and isinstance(value, (complex, np.complexfloating)):
-        raise DtypeError(
-            f"a complex number in an array of {dtype}",
-            place=user_place(),
-            expected="a real number",
-            found=str(value),
-            remedy="take its .real, or make the array complex: x.astype(np.complex128)",
-        )
     if isinstance(value, int) and value.bit_length() > 1023:
         raise DtypeError("this integer is too large for a float", place=user_place(),
                          expected="less than 2**1023",

@@ -321,7 +321,7 @@ def _local_array(x: Any, dtype: Any) -> Array:
     from codegen.trace import joining
 
     parts = [_local_array(i, None) if isinstance(i, (list, tuple)) else i for i in x]
-    kind = element_type(dtype) if dtype is not None else elementwise.result_type(*parts)
+    kind = element_type(dtype) if dtype is not None else elementwise.joined_type(parts)
     return joining.stack([as_array(p, kind) for p in parts])
 
 

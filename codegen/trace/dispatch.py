@@ -231,6 +231,7 @@ def call_ufunc(
         return _REDUCE[name](*_with_axis(inputs, kwargs)[0], **_with_axis(inputs, kwargs)[1])
     if method == "reduce" and name in _BITS:
         (x, *rest), options = _with_axis(inputs, kwargs)
+        elementwise.loop_dtypes(ufunc, [array.as_array(x)] * 2, None)  # refuses floats
         return reducing.reduce(_BITS[name], f"np.{name}.reduce", x, *rest, **options)
     if method == "accumulate" and name in _ACCUMULATE:
         args, options = _with_axis(inputs, kwargs)

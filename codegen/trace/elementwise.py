@@ -149,6 +149,15 @@ def result_type(*operands: Operand) -> DType:
         raise _no_common_type(operands, str(error)) from None
 
 
+def joined_type(parts: Sequence[Any]) -> DType:
+    """Of one array of them all. No number is weak there: 1.5 beside a float32 is a float64."""
+    kinds = (dtypes.numpy_dtype(as_array(p).type.dtype) for p in parts)
+    try:
+        return element_type(np.result_type(*kinds))
+    except TypeError as error:
+        raise _no_common_type(parts, str(error)) from None
+
+
 def _no_common_type(operands: Sequence[Operand], reason: str) -> DtypeError:
     return DtypeError(
         reason.split("\n")[0],
@@ -434,6 +443,8 @@ def assign(target: Array, value: Any) -> None:
     """target[...] = value: broadcast to its shape, cast to its dtype."""
     context = target.context
     value = normal(value)
+    if isinstance(value, np.integer) and target.type.dtype.kind in "iu":
+        value = int(value)  # which has to fit
     shape = target.extents
     check_assignable(extents_of(value), shape)
     if isinstance(value, (bool, int, float, complex)) and not isinstance(value, np.generic):

@@ -26,6 +26,7 @@ from codegen.trace.array import (
 from codegen.trace.constants import blank_value
 from codegen.trace.context import require_context, user_place
 from codegen.trace.elementwise import (
+    joined_type,
     normal,
     operand_value,
     result_type,
@@ -72,8 +73,9 @@ def concatenate(arrays: Any, axis: Any = 0, out: Any = None, *, dtype: Any = Non
                 expected=f"the dims of {shape_text(first.extents)}, but for dim {d}",
                 found=shape_text(p.extents),
             )
-    kind = result_type(*parts) if dtype is None else element_type(dtype)
-    check_casting(result_type(*parts), kind, casting)
+    own = joined_type(parts)
+    kind = own if dtype is None else element_type(dtype)
+    check_casting(own, kind, casting)
     total = expr.const(0)
     for p in parts:
         total = total + p.extents[d]

@@ -73,11 +73,10 @@ def polyval(p: Any, x: Any) -> Any:
 
 
 def vander(x: Any, N: Any = None, increasing: bool = False) -> Any:
-    array = as_array(x)
+    array = as_array(x, result_type(as_array(x), np.int64(0)))
     powers = range(array.shape[0] if N is None else N)
     columns = [array**k for k in (powers if increasing else reversed(powers))]
-    kind = result_type(array, np.int64(0))
-    return joining.stack([as_array(c, kind) for c in columns], -1)
+    return joining.stack(columns, -1)
 
 
 def _aligned(ufunc: np.ufunc, a: Any, b: Any) -> Any:

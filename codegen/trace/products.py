@@ -71,12 +71,18 @@ def dot(x: Any, y: Any, out: Any = None) -> Any:
 
 
 def vdot(x: Any, y: Any) -> Any:
-    a = shaping.ravel(x)
-    return matmul(apply(np.conjugate, a) if a.type.dtype.kind == "c" else a, shaping.ravel(y))
+    return matmul(_conjugate(shaping.ravel(x)), shaping.ravel(y))
+
+
+def _conjugate(x: Any) -> Array:
+    """Of complex numbers; np.conjugate would make integers of bools."""
+    array = as_array(x)
+    return as_array(apply(np.conjugate, array)) if array.type.dtype.kind == "c" else array
 
 
 def vecdot(x: Any, y: Any, axis: int = -1) -> Any:
-    return sum_(apply(np.multiply, apply(np.conjugate, x), y), axis=axis)
+    terms = apply(np.multiply, _conjugate(x), y)
+    return sum_(terms, axis=axis, dtype=terms.type.dtype)
 
 
 def matvec(x: Any, y: Any) -> Any:
@@ -85,7 +91,7 @@ def matvec(x: Any, y: Any) -> Any:
 
 
 def vecmat(x: Any, y: Any) -> Any:
-    made = matmul(shaping.expand_dims(apply(np.conjugate, x), -2), y)
+    made = matmul(shaping.expand_dims(_conjugate(x), -2), y)
     return shaping.squeeze(made, -2)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from codegen import dtypes, expr
 from codegen.dtypes import DType
 from codegen.errors import ShapeError
-from codegen.functions import neutral
+from codegen.functions import COMBINE, FUNCTIONS, neutral
 from codegen.ops import ArgReduce, ArgSort, Cumulative, Reduce, Sort
 from codegen.trace.array import (
     Array,
@@ -100,7 +100,7 @@ def reduce(
     array = as_array(array, kind)
     if where is not True:
         # initial counts once; for min and max it may stand for every element left out
-        once = _default_no(initial) or fn in ("add", "mul")
+        once = _default_no(initial) or fn not in ("min", "max")
         start = neutral(fn, kind) if once else initial
         array = as_array(select(where, array, as_array(start, kind)), kind)
     value = array.read()
@@ -117,8 +117,8 @@ def reduce(
         value = array.context.emit_one(Reduce(fn=fn, dims=tuple(sorted(dims))), value)
     result = _finish(array, value, dims, keepdims, None)
     if not _default_no(initial):
-        combine = {"add": np.add, "mul": np.multiply, "min": np.minimum, "max": np.maximum}[fn]
-        result = apply(combine, result, as_array(initial, kind))
+        combine = FUNCTIONS[COMBINE[fn]].ufunc
+        result = apply(getattr(np, combine), result, as_array(initial, kind))
     return store(result, out)
 
 
@@ -162,13 +162,15 @@ def ptp(x: Any, axis: Any = None, out: Any = None, keepdims: Any = False) -> Any
 
 
 def any_(x: Any, axis: Any = None, out: Any = None, keepdims: Any = False, *,
-         where: Any = True) -> Any:  # fmt: skip
-    return reduce("or", "np.any", as_array(x, dtypes.BOOL), axis, None, out, keepdims, None, where)
+         where: Any = True, initial: Any = None) -> Any:  # fmt: skip
+    flags = as_array(x, dtypes.BOOL)
+    return reduce("or", "np.any", flags, axis, None, out, keepdims, initial, where)
 
 
 def all_(x: Any, axis: Any = None, out: Any = None, keepdims: Any = False, *,
-         where: Any = True) -> Any:  # fmt: skip
-    return reduce("and", "np.all", as_array(x, dtypes.BOOL), axis, None, out, keepdims, None, where)
+         where: Any = True, initial: Any = None) -> Any:  # fmt: skip
+    flags = as_array(x, dtypes.BOOL)
+    return reduce("and", "np.all", flags, axis, None, out, keepdims, initial, where)
 
 
 def count_nonzero(x: Any, axis: Any = None, *, keepdims: Any = False) -> Any:

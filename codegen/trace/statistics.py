@@ -155,8 +155,10 @@ def unwrap(p: Any, discont: Any = None, axis: int = -1, *, period: Any = 2 * np.
 
 
 def ediff1d(x: Any, to_end: Any = None, to_begin: Any = None) -> Any:
-    parts = [to_begin, picking.diff(shaping.ravel(x)), to_end]
-    return joining.concatenate([shaping.ravel(p) for p in parts if p is not None])
+    steps = picking.diff(shaping.ravel(x))
+    parts = [to_begin, steps, to_end]
+    kept = [shaping.ravel(as_array(p, steps.type.dtype)) for p in parts if p is not None]
+    return joining.concatenate(kept)
 
 
 def _check_place(at: Any, array: Array, d: int, most: int, what: str) -> None:

@@ -38,6 +38,21 @@ def test_types_that_few_programs_use():
     check_all(TYPES, C, B, I)
 
 
+JOINED = [  # no number is weak in an array of several
+    lambda f, i: np.append(f[0], 1.5), lambda f, i: np.append(i, 1), lambda f, i: np.hstack([i, 3]),
+    lambda f, i: np.stack([f[0, 0], 1.0]), lambda f, i: np.array([f[0, 0], 1]),
+    lambda f, i: np.array([[1, i[1]], [i[2], 3]]), lambda f, i: np.diff(i, append=1),
+    lambda f, i: np.ediff1d(i, to_begin=1), lambda f, i: np.vander(i, 3),
+    lambda f, i: np.radians(i.astype(np.int16)), lambda f, i: np.vecdot(i, i),
+    lambda f, i: np.bitwise_or.reduce(i, initial=1, where=i > 0), lambda f, i: np.r_[f[0], 1.0],
+    lambda f, i: np.logical_and.reduce(i, initial=False), lambda f, i: np.vecdot(i > 0, i > 1),
+]  # fmt: skip
+
+
+def test_numbers_in_lists():
+    check_all(JOINED, F, I)
+
+
 LANES = [
     lambda t, f: np.median(t, axis=(0, 1)), lambda t, f: np.median(t, axis=()),
     lambda t, f: np.median(t, axis=(2, 1), keepdims=True), lambda t, f: np.median(t, keepdims=1),
@@ -86,6 +101,10 @@ REFUSED = [
     (lambda c, i, e: np.digitize(c, [0, 1]), UnsupportedError, "complex"),
     (lambda c, i, e: np.quantile(c, 0.5), UnsupportedError, "complex"),
     (lambda c, i, e: np.heaviside(c, 1), DtypeError, "heaviside"),
+    (lambda c, i, e: np.bitwise_or.reduce(e), DtypeError, "bitwise_or"),
+    (lambda c, i, e: +(i > 0), UnsupportedError, "positive"),
+    (lambda c, i, e: i.__setitem__(0, 1j), DtypeError, "a complex number in an array of int8"),
+    (lambda c, i, e: i.__setitem__(0, np.int64(300)), DtypeError, "out of bounds"),
     (lambda c, i, e: i.astype(i), DtypeError, "is not an element type"),
     (lambda c, i, e: i[:: i.shape[0] * 0 + spmd.scalar("k", 2)], SpmdError, "step of a slice"),
 ]  # fmt: skip

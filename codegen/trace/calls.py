@@ -194,7 +194,8 @@ def _hasattr(x: Any, name: str) -> bool:
 
 
 def _getattr(x: Any, name: str, *default: Any) -> Any:
-    return default[0] if default and not _hasattr(x, name) else getattr(x, name, *default)
+    ours = isinstance(x, (Array, Number))
+    return default[0] if default and ours and not _hasattr(x, name) else getattr(x, name, *default)
 
 
 def _example(x: Any) -> Any:

@@ -393,7 +393,8 @@ def structure(returns: str, outputs: dict[str, Any]) -> Any:
         inner.setdefault(head, {})[rest] = value
     built = {}
     for head, within in inner.items():
-        numbered = list(within) == [str(k) for k in range(len(within))]
+        heads = list(dict.fromkeys(name.partition(".")[0] for name in within))
+        numbered = heads == [str(k) for k in range(len(heads))]
         leaf = list(within) == [""]
         built[head] = within[""] if leaf else structure("tuple" if numbered else "dict", within)
     return tuple(built.values()) if returns == "tuple" else built

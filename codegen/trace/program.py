@@ -423,13 +423,7 @@ def _outputs(context: Context, returned: Any, place: Place) -> tuple[list[Output
     if returned is None or (not named and returns != "dict"):  # {} is a program that only acts
         raise _returned_error("None" if returned is None else f"an empty {type(returned).__name__}",
                               place)
-    flat = _flat(named, place)
-    for k, (name, _) in enumerate(flat):
-        if name in [n for n, _ in flat[:k]]:
-            raise ProgramError(f'a program returns two outputs named "{name}"', place=place,
-                               expected="a name for each: what is nested has names with dots",
-                               found=", ".join(n for n, _ in flat))  # fmt: skip
-    return [_output(context, name, x, place) for name, x in flat], returns
+    return [_output(context, name, x, place) for name, x in _flat(named, place)], returns
 
 
 def _flat(named: Sequence[tuple[str, Any]], place: Place) -> list[tuple[str, Any]]:
@@ -437,6 +431,10 @@ def _flat(named: Sequence[tuple[str, Any]], place: Place) -> list[tuple[str, Any
     out = []
     for name, x in named:
         if isinstance(x, dict) and x:
+            if list(x) == [str(k) for k in range(len(x))]:
+                raise ProgramError("the keys of this dict are those of a tuple", place=place,
+                                   expected="other names", found=", ".join(map(repr, x)),
+                                   remedy="return a tuple there")  # fmt: skip
             inner = [(f"{name}.{_output_name(k, place)}", v) for k, v in x.items()]
             out += _flat(inner, place)
         elif isinstance(x, (tuple, list)) and x:
@@ -447,12 +445,12 @@ def _flat(named: Sequence[tuple[str, Any]], place: Place) -> list[tuple[str, Any
 
 
 def _output_name(key: Any, place: Place) -> str:
-    if isinstance(key, str) and key and "/" not in key:
+    if isinstance(key, str) and key and "/" not in key and "." not in key:
         return key
     raise ProgramError(
-        "the keys of a dict that a program returns must be text",
+        "the keys of a dict that a program returns are text without a dot or a slash",
         place=place,
-        expected='return {"u": u}',
+        expected='return {"u": u}; {"a": {"b": u}} has the output "a.b"',
         found=repr(key),
     )
 

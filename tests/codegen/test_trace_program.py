@@ -224,7 +224,8 @@ def test_what_a_program_returns():
     refuse(ProgramError, lambda: None, "returns arrays", "None")
     refuse(ProgramError, lambda: "text", "returns arrays", "str")
     refuse(ProgramError, lambda: {1: 2}, "are text", "1")
-    refuse(ProgramError, lambda: {"b": {"c": 1}, "b.c": 2}, "two outputs", "b.c")
+    refuse(ProgramError, lambda: {"b": {"c": 1}, "b.c": 2}, "without a dot", "b.c")
+    refuse(ProgramError, lambda: {"b": {"0": 1, "1": 2}}, "those of a tuple", "'0', '1'")
     refuse(ProgramError, lambda: {"b": {3: 1}}, "are text", "3")
     refuse(ProgramError, lambda: {"b": 2**70}, "71 bits")
     assert [o.name for o in build(nested).outputs] == ["0.0", "0.1", "1.0", "1.1.a"]

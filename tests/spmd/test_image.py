@@ -15,6 +15,7 @@ import pytest
 
 import spmd
 from codegen.errors import EnvironmentFault, InputError, MeshError, OutputError, UsageError
+from spmd.opened import structure
 from tests.conftest import run
 
 
@@ -101,6 +102,12 @@ def test_a_tuple_and_a_single_array() -> None:
     np.testing.assert_array_equal(out[1], [10, 8, 6])
     np.testing.assert_array_equal(built.run(ranks=4, u=u[::-1, ::-1])[0], u[::-1, ::-1].T)
     np.testing.assert_array_equal(spmd.build(one).run(ranks=2), -np.arange(4.0))
+
+
+def test_what_is_nested_keeps_its_form() -> None:
+    flat = {"o.0": 1, "o.1.0": 2, "o.1.1.a": 3, "d.b.c": 4}
+    assert structure("dict", flat) == {"o": (1, (2, {"a": 3})), "d": {"b": {"c": 4}}}
+    assert structure("tuple", {"0": 1, "1.0": 2, "1.1.0": 3}) == (1, (2, (3,)))
 
 
 @spmd.program(mesh=("x",))

@@ -78,6 +78,7 @@ class _Liveness:
         self.chains: dict[Op, tuple[list[Op], list[Op]]] = {}
         self.over: dict[Op, set[Value]] = {}
         self.cache: dict[Op, tuple[set[Value], set[Value]]] = {}
+        self.needed: dict[Region, set[Value]] = {}
         self.across: dict[Op, set[Value]] = {}
         self.exchanged: dict[Value, set[str]] = {}
 
@@ -119,6 +120,26 @@ class _Liveness:
         if op not in self.cache:
             self.cache[op] = self._reads(op)
         return self.cache[op]
+
+    def needs(self, region: Region, members: bool = False) -> set[Value]:
+        """The stored values from around a region that are read in it. members: it is a nest's."""
+        if region not in self.needed:
+            read, made = set(region.results), set(region.args)
+            for op in region.ops:
+                made.update(op.results)
+                if op.kind in ("loop", "branch"):
+                    read.update(op.operands, *map(self.needs, op.regions))
+                elif op.kind == "nest":
+                    read |= self.needs(op.regions[0], members=True)
+                elif members or self.works(op):
+                    read |= self.reads(op)[0]
+            self.needed[region] = read - made
+        return self.needed[region]
+
+    def works(self, op: Op) -> bool:
+        """Whether it is computed where it stands, and needs memory for that."""
+        return (not op.what.inline or op.result in self.stored) and (
+            self.blank.isdisjoint(op.results))  # fmt: skip
 
     def _reads(self, op: Op) -> tuple[set[Value], set[Value]]:
         everything: set[Value] = set()
@@ -181,13 +202,11 @@ class _Liveness:
                 live = self.branch(op, live, depth)
             elif op.kind == "nest":
                 live = self.nest(op, live, depth)
-            elif not op.what.inline or op.result in self.stored:
+            elif self.works(op):
                 live = self.op(op, live, depth)
         return live
 
     def op(self, op: Op, live: set[Value], depth: int) -> set[Value]:
-        if not self.blank.isdisjoint(op.results):
-            return live
         reads, reusable = self.reads(op)
         if self.begins(op):
             self.forced.append((op.operands[0], op.result))
@@ -272,19 +291,14 @@ class _Liveness:
         body = op.regions[-1]
         for v in op.results:
             self.define(v, (live | set(op.results)) - {v})
-        head = set(outer)
-        for _ in range(3):  # what an iteration needs, the one before must keep
-            inside = self.region(body, head | set(body.results), depth + 1)
-            if len(op.regions) == 2:
-                condition = op.regions[0]
-                keep = head | inside | set(condition.args) | set(condition.results)
-                inside |= self.region(condition, keep, depth + 1)
-            args = set(body.args) | (set(op.regions[0].args) if len(op.regions) == 2 else set())
-            new = head | (inside - args)
-            if new == head:
-                break
-            head = new
-        self.across.setdefault(op, set()).update(head)
+        # what an iteration needs, the one before must keep
+        head = outer.union(*map(self.needs, op.regions))
+        inside = self.region(body, head | set(body.results), depth + 1)
+        if len(op.regions) == 2:
+            condition = op.regions[0]
+            keep = head | inside | set(condition.args) | set(condition.results)
+            self.region(condition, keep, depth + 1)
+        self.across[op] = head
         for k, (init, arg, result) in enumerate(
             zip(op.operands, body.args, op.results, strict=True)
         ):

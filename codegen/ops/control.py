@@ -51,6 +51,7 @@ class Branch(Stated):
 
     name = "branch"
     group = "control"
+    reads = "points"
     on: Expr | None
     types: tuple[ArrayType, ...]
 

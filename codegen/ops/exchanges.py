@@ -36,6 +36,7 @@ class Permute(StatedExchange):
     from member `source` where `receives` (in var; None: not solved); else zeros."""
 
     name = "permute"
+    reads = "boxes"
     axes: Axes
     var: Sym
     to: Expr
@@ -59,6 +60,7 @@ class AllGather(StatedExchange):
     """Members' operands one after the other along dim; member var's begins at `offset`."""
 
     name = "all_gather"
+    reads = "boxes"
     axes: Axes
     dim: int
     var: Sym
@@ -83,6 +85,7 @@ class AllToAll(StatedExchange):
     var's begins at `offset`."""
 
     name = "all_to_all"
+    reads = "boxes"
     axes: Axes
     split: int
     concat: int
@@ -105,6 +108,7 @@ class Redistribute(StatedExchange):
     it stands before itself and behind, and its period."""
 
     name = "redistribute"
+    reads = "boxes"
     axes: Axes
     have: Bounds
     want: Bounds
@@ -119,6 +123,7 @@ class Halo(Exchange):
     member's own are in it already."""
 
     name = "halo"
+    in_place = True
     axes: Axes
     have: Bounds
     want: Bounds
@@ -132,6 +137,7 @@ class BroadcastFrom(StatedExchange):
     """The root member's operand."""
 
     name = "broadcast_from"
+    reads = "boxes"
     axes: Axes
     root: Expr
     types: tuple[ArrayType, ...]
@@ -142,6 +148,7 @@ class GatherTo(StatedExchange):
     """all_gather on the root member; elsewhere dim is empty."""
 
     name = "gather_to"
+    reads = "boxes"
     axes: Axes
     dim: int
     var: Sym
@@ -155,6 +162,7 @@ class ScatterFrom(StatedExchange):
     """Of the root member's operand, member k gets balanced block k of dim."""
 
     name = "scatter_from"
+    reads = "boxes"
     axes: Axes
     dim: int
     root: Expr

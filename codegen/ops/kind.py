@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from numpy.typing import NDArray
 
@@ -25,6 +25,7 @@ from codegen.plan import Node
 if TYPE_CHECKING:  # what rules are given; it asks kinds in turn
     from codegen.access import Resolver
     from codegen.layouts.localize import Builder, Localizer
+    from codegen.passes.schedule import Scheduler
 
 Types = Sequence[ArrayType]
 Array = NDArray[Any]
@@ -34,12 +35,18 @@ Eval = Callable[[IntLike], int]  # evaluates Exprs
 class Kind:
     """name: how texts call it. group: source, map, view, update, reduce, compute, exchange, effect
     or control. inline: it has an `element`, so that its result need not lie in memory. is_view: no
-    work of its own, or hardly any: computed anew wherever a part is wanted."""
+    work of its own, or hardly any: computed anew wherever a part is wanted. in_place: it wants the
+    memory of its first operand for its result. reads: its operands point by point, so that they
+    may be computed on the way; strided boxes where they lie; or whole and contiguous. rereads: it
+    may read one element at several points."""
 
     name: ClassVar[str]
     group: ClassVar[str]
     inline: ClassVar[bool] = False
     is_view: ClassVar[bool] = False
+    in_place: ClassVar[bool] = False
+    reads: ClassVar[Literal["points", "boxes", "whole"]] = "whole"
+    rereads: ClassVar[bool] = False
 
     def infer(self, types: Types) -> list[ArrayType]:
         """The types of the results, without layouts. Raises InternalError where the operands break
@@ -56,6 +63,14 @@ class Kind:
 
     def element(self, op: Op, index: Index, at: Resolver) -> Node:
         """What stands at an index of the result; of a kind that is `inline`."""
+        raise NotImplementedError(self.name)
+
+    def is_cheap(self) -> bool:
+        """Whether computing an element again beats a trip through memory."""
+        return False
+
+    def steps(self, op: Op, at: Scheduler) -> None:
+        """Adds the work of an op that is not `inline` to the phase."""
         raise NotImplementedError(self.name)
 
     # ---- parts of global arrays on a rank --------------------------------------------------------

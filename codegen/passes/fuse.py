@@ -17,14 +17,26 @@ from codegen.access import Points, Resolver
 from codegen.expr import Expr
 from codegen.indexing import loads
 from codegen.ir import Module, Op, Region, Value, free_values, walk
-from codegen.ops import Nest
+from codegen.ops import (
+    Barrier,
+    Branch,
+    Expect,
+    Full,
+    Let,
+    Loop,
+    Map,
+    Nest,
+    Print,
+    Reduce,
+    Update,
+)
 from codegen.plan import Apply, Bound, Node, Var
 
 LARGEST = 200  # functions in one nest: compilers take more than linear time for a loop
 WIDEST = 16  # arrays that a nest reads: caches keep few streams apart
 NEAREST = 6  # nests that a loop may join: programs are long where Python's loops unroll them
 # Ops that those who come later may not be computed before: a reduction may, its result is small.
-_FENCES = ("loop", "branch", "let", "print", "expect", "barrier")
+_FENCES = (Loop, Branch, Let, Print, Expect, Barrier)
 
 
 @dataclass(frozen=True)
@@ -38,7 +50,7 @@ class _Member:
     @property
     def base(self) -> Value | None:
         """The array that an update writes over."""
-        return self.op.operands[0] if self.op.kind == "update" else None
+        return self.op.operands[0] if isinstance(self.op.what, Update) else None
 
     @property
     def needs(self) -> set[Any]:
@@ -210,7 +222,7 @@ class _Fusing:
         read: dict[Value, int] = {}  # by which item last
         fence = segment = 0  # reductions move up to `fence`, other members to `segment`
         for op in region.ops:
-            if self.inline(op) or op.kind == "full":
+            if self.inline(op) or isinstance(op.what, Full):
                 continue
             if op.regions:
                 op = replace(op, regions=tuple(self.region(r) for r in op.regions))
@@ -231,7 +243,7 @@ class _Fusing:
                 items.append(item)
             if member is None:
                 segment = len(items)
-                fence = segment if op.kind in _FENCES else fence
+                fence = segment if isinstance(op.what, _FENCES) else fence
             else:
                 read.update((v, max(k, read.get(v, 0))) for v in member.needs)
                 if member.base is not None:  # what moved before it might keep it from writing there
@@ -242,10 +254,10 @@ class _Fusing:
 
     def member(self, op: Op) -> _Member | None:
         """An op that may share its loops, with what it reads."""
-        if op.kind not in ("map", "reduce", "update"):
+        if not isinstance(op.what, (Map, Reduce, Update)):
             return None
         at = self.resolver.points(op)
-        if at.how == "alone" or (op.kind == "update" and not at.loops):
+        if at.how == "alone" or (isinstance(op.what, Update) and not at.loops):
             return None
         node = self.resolver.member(op, at)
         reads: dict[Any, tuple[tuple[Expr, tuple[Bound, ...]], ...]] = {}
@@ -295,7 +307,7 @@ class _Fusing:
         """The ops, and before each what it computes on the way, and the arrays of one number that
         it writes into: members have moved up."""
         here = {
-            v: op for op in region.ops if self.inline(op) or op.kind == "full"
+            v: op for op in region.ops if self.inline(op) or isinstance(op.what, Full)
             for v in op.results
         }  # fmt: skip
         done: set[Op] = set()

@@ -149,8 +149,9 @@ def _hinders(a: _Member, b: _Member, value: Value) -> bool:
 
 def _apart(a: Op, b: Op) -> bool:
     """Whether two updates of an array surely write no element in common."""
-    for d, (p, q) in enumerate(zip(a.attrs["start"], b.attrs["start"], strict=True)):
-        s, t = a.attrs["step"][d], b.attrs["step"][d]
+    assert isinstance(a.what, Update) and isinstance(b.what, Update)
+    for d, (p, q) in enumerate(zip(a.what.start, b.what.start, strict=True)):
+        s, t = a.what.step[d], b.what.step[d]
         p_end, q_end = (
             start + step * (op.operands[1].type.shape[d] - 1)
             for op, start, step in ((a, p, s), (b, q, t))

@@ -338,15 +338,16 @@ class Scheduler:
 
     def exchange(self, op: Op) -> None:
         """An exchange phase, with the barriers that the program asked for around it."""
+        assert isinstance(op.what, ops.Exchange)
         if op.what.in_place:
             self.take_over(op)
         self.flush()
         around = "least" if isinstance(op.what, ops.Barrier) else self.sync
         if around in ("before", "both"):
-            self.add_exchange(op, "barrier")
-        self.add_exchange(op, op.what.name)
+            self.add_exchange(op, ops.Barrier(op.what.axes))
+        self.add_exchange(op, op.what)
         if around in ("after", "both"):
-            self.add_exchange(op, "barrier")
+            self.add_exchange(op, ops.Barrier(op.what.axes))
         self.fill(op)
 
     def fill(self, op: Op) -> None:
@@ -361,16 +362,15 @@ class Scheduler:
         self.add(Store(loops, self.of[op.result], ravel(positions(loops), shape), literal,
                        place=op.place))  # fmt: skip
 
-    def add_exchange(self, op: Op, kind: str) -> None:
-        assert isinstance(op.what, ops.Exchange)
-        axes = op.what.axes
+    def add_exchange(self, op: Op, what: ops.Exchange) -> None:
+        axes = what.axes
         member = Sym("member", "var", expr.const(0), self.mesh.size(axes) - 1)
-        details = self.exchanges.details(op, kind, member)
-        moves = kind != "barrier"
+        details = self.exchanges.details(op, what, member)
+        moves = not isinstance(what, ops.Barrier)
         dtype = op.operands[0].type.dtype if moves else None
-        fn = getattr(op.what, "fn", "") if moves else ""
+        fn = getattr(what, "fn", "")
         self.steps.append(
-            Exchange(self.sites, kind, axes, member, dtype, fn=fn, place=op.place, **details)
+            Exchange(self.sites, what.name, axes, member, dtype, fn=fn, place=op.place, **details)
         )
         self.sites += 1
 

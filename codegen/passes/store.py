@@ -236,5 +236,5 @@ class _Storing:
         op = self.defs.get(v)
         if op is None or v in self.stored or not op.what.inline:
             return False
-        below = below or op.kind == "reshape"
+        below = below or isinstance(op.what, Reshape)
         return any(self.reshaped(under, x, below) for under in op.operands)

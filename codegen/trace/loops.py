@@ -62,8 +62,8 @@ def _constants(block: Block) -> _Constants:
     """The numbers and arrays that operations are given while building, by the place."""
     found: _Constants = {}
     for op in walk(block.close(())):
-        if op.kind in ("full", "const"):
-            data = op.attrs["value"] if op.kind == "full" else op.attrs["data"]
+        if isinstance(op.what, (ops.Full, ops.Const)):
+            data = op.what.value if isinstance(op.what, ops.Full) else op.what.data
             shown = str(data) if np.size(data) < 9 else hash(np.asarray(data).tobytes())
             found.setdefault(op.place, []).append((op.result.type, shown))
     return found

@@ -390,7 +390,8 @@ def program(
       "after" or "both".
 
     The function's parameters have defaults and are fixed while building: `--set n=100`, or
-    `spmd.build(program, n=100)`. It returns an array, a number, or a tuple or dict of them.
+    `spmd.build(program, n=100)`. It returns an array, a number, or a tuple or dict of them, nested
+    as you like: `{"a": {"b": u}}` has the output `a.b`, so keys hold no dots.
     UsageError for a mesh that is none, LayoutError for rules that name no axis of it.
 
     Example::

@@ -28,6 +28,9 @@ if TYPE_CHECKING:  # a kind's rules speak of types
 
 Level = Literal["graph", "program"]
 Shape = tuple[Expr, ...]
+# The tree of what a program returns: k, of output k; or ("tuple", trees), ("list", trees),
+# ("dict", pairs of key and tree), ("named", name of the class, pairs of field and tree).
+Returned = int | tuple[Any, ...]
 _ids = itertools.count()
 
 
@@ -183,8 +186,7 @@ class Module:
     outputs: tuple[Output, ...]
     conditions: tuple[Condition, ...] = ()
     routes: tuple[Route, ...] = ()
-    # how outputs nest: "array", "tuple" or "dict"
-    returns: str = "dict"
+    returns: Returned = ("dict",)
     # barriers around exchange phases: "least", "before", "after" or "both"
     sync: str = "least"
     file: str = ""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from codegen import expr, indexing, mesh
+from codegen import expr, indexing, mesh, ops
 from codegen.access import Resolver
 from codegen.expr import Expr, Sym
 from codegen.functions import neutral
@@ -32,15 +32,15 @@ class Exchanges:
         self.mesh = mesh
         self.resolver = resolver
 
-    def details(self, op: Op, kind: str, member: Sym) -> Details:
-        """kind: the op's own, or barrier where one is asked for around it."""
-        axes = tuple(op.attrs["axes"])
+    def details(self, op: Op, what: ops.Exchange, member: Sym) -> Details:
+        """what: the op does, or a barrier where one is asked for around it."""
         at = expr.symbol(member)
-        there, names = {}, _wrap_names(op)
-        for coord, e in self.mesh.at(axes, at).items():
+        there, names = {}, _wrap_names(what)
+        for coord, e in self.mesh.at(what.axes, at).items():
             names[their := Sym(f"their_{coord.name[2:]}", "var", coord.lo, coord.hi)] = e
             there[coord] = expr.symbol(their)
-        details = EXCHANGES[kind](self, op, self.mesh.position(axes), at, there)
+        me = self.mesh.position(what.axes)
+        details = _RULES[type(what)](self, what, op, me, at, there)
         return {k: _with(v, names) if isinstance(v, Box) else v for k, v in details.items()}
 
     def box(self, value: Value) -> Box:
@@ -53,49 +53,56 @@ class Exchanges:
         formulas = {s: e for e, s in self.resolver.named.items()}
         return Box(node.buffer, found[0].subst(formulas), value.type.shape, found[1])
 
-    def permute(self, op: Op, me: Expr, member: Expr, there: There) -> Details:
-        a = op.attrs
+    def permute(
+        self, what: ops.Permute, op: Op, me: Expr, member: Expr, there: There
+    ) -> Details:
         mine, into = self.box(op.operands[0]), self.box(op.result)
-        at_me = {a["var"]: me}
-        solved = a["source"] is not None
+        at_me = {what.var: me}
         return {
             "pull_from": _with_extent(_seen_from(mine, there), into.extent),
             "pull_into": into,
             "send": mine,
-            "source": a["source"].subst(at_me) if solved else None,
-            "receives": a["receives"].subst(at_me) if solved else None,
-            "dest": a["to"].subst(at_me),
-            "sends": a["sends"].subst(at_me),
+            "source": what.source and what.source.subst(at_me),
+            "receives": what.receives and what.receives.subst(at_me),
+            "dest": what.to.subst(at_me),
+            "sends": what.sends.subst(at_me),
         }
 
-    def all_reduce(self, op: Op, me: Expr, member: Expr, there: There) -> Details:
+    def all_reduce(
+        self, what: ops.Exchange, op: Op, me: Expr, member: Expr, there: There
+    ) -> Details:
         return {"pull_from": _flat(_seen_from(self.box(op.operands[0]), there)),
                 "pull_into": _flat(self.box(op.result)),
                 "send": _flat(self.box(op.operands[0]))}  # fmt: skip
 
-    def all_gather(self, op: Op, me: Expr, member: Expr, there: There) -> Details:
+    def all_gather(
+        self, what: ops.AllGather | ops.GatherTo, op: Op, me: Expr, member: Expr, there: There
+    ) -> Details:
         mine, whole = self.box(op.operands[0]), self.box(op.result)
         from_ = _seen_from(mine, there)
-        offset = op.attrs["offset"].subst({op.attrs["var"]: member})
-        into = _part(whole, op.attrs["dim"], offset, from_.extent)
+        offset = what.offset.subst({what.var: member})
+        into = _part(whole, what.dim, offset, from_.extent)
         return {"pull_from": from_, "pull_into": into, "send": mine,
                 "give_into": _at(into, me, member, there)}  # fmt: skip
 
-    def all_to_all(self, op: Op, me: Expr, member: Expr, there: There) -> Details:
-        a = op.attrs
+    def all_to_all(
+        self, what: ops.AllToAll, op: Op, me: Expr, member: Expr, there: There
+    ) -> Details:
         mine, whole = self.box(op.operands[0]), self.box(op.result)
-        size = self.mesh.size(tuple(a["axes"]))
-        theirs = _block(_seen_from(mine, there), a["split"], size, me)
-        offset = a["offset"].subst({a["var"]: member})
-        into = _part(whole, a["concat"], offset, theirs.extent)
+        size = self.mesh.size(what.axes)
+        theirs = _block(_seen_from(mine, there), what.split, size, me)
+        offset = what.offset.subst({what.var: member})
+        into = _part(whole, what.concat, offset, theirs.extent)
         return {"pull_from": theirs, "pull_into": into,
-                "send": _block(mine, a["split"], size, member), "pieces": True}  # fmt: skip
+                "send": _block(mine, what.split, size, member), "pieces": True}  # fmt: skip
 
-    def redistribute(self, op: Op, me: Expr, member: Expr, there: There) -> Details:
+    def redistribute(
+        self, what: ops.Redistribute | ops.Halo, op: Op, me: Expr, member: Expr, there: There
+    ) -> Details:
         """A halo too: there, an array that has room for what is wanted is read and written."""
-        have, want, moved = op.attrs["have"], op.attrs["want"], _wrap(op)
-        halo, into = op.kind == "halo", self.box(op.result)
-        room = op.attrs["room"] if halo else want
+        have, want, moved = what.have, what.want, _wrap(what)
+        halo, into = isinstance(what, ops.Halo), self.box(op.result)
+        room = what.room if isinstance(what, ops.Halo) else want
         mine, held = (into, room) if halo else (self.box(op.operands[0]), have)
         get = _common(_moved(_bounds_at(have, there), moved), want)
         give = _common(_moved(have, moved), _bounds_at(want, there))
@@ -109,14 +116,16 @@ class Exchanges:
             itself = expr.eq(member, me) * expr.product(expr.eq(by, 0) for by in moved)
             boxes = [_unless(box, itself) for box in boxes]
         from_, to, send = boxes
-        near = op.attrs.get("near", ())
+        near = what.near
         return {"pull_from": from_, "pull_into": to, "send": send, "pieces": True,
-                "give_into": _at(to, me, member, there), "wraps": expr.product(_counts(op)),
+                "give_into": _at(to, me, member, there), "wraps": expr.product(_counts(what)),
                 **({"flow": "near", "near": near} if near else {})}  # fmt: skip
 
-    def reduce_scatter(self, op: Op, me: Expr, member: Expr, there: There) -> Details:
+    def reduce_scatter(
+        self, what: ops.ReduceScatter, op: Op, me: Expr, member: Expr, there: There
+    ) -> Details:
         mine = self.box(op.operands[0])
-        dim, size = op.attrs["dim"], self.mesh.size(tuple(op.attrs["axes"]))
+        dim, size = what.dim, self.mesh.size(what.axes)
         return {
             "pull_from": _block(_seen_from(mine, there), dim, size, me),
             "pull_into": self.box(op.result),
@@ -124,53 +133,65 @@ class Exchanges:
             "pieces": True,
         }
 
-    def broadcast_from(self, op: Op, me: Expr, member: Expr, there: There) -> Details:
+    def broadcast_from(
+        self, what: ops.BroadcastFrom, op: Op, me: Expr, member: Expr, there: There
+    ) -> Details:
         mine, into = self.box(op.operands[0]), self.box(op.result)
-        only = expr.eq(member, op.attrs["root"])
-        is_root = expr.eq(me, op.attrs["root"])
+        only = expr.eq(member, what.root)
+        is_root = expr.eq(me, what.root)
         return {"pull_from": _times(_seen_from(mine, there), only), "pull_into": _times(into, only),
-                "send": _times(mine, is_root), **_rooted(op, "from_root")}  # fmt: skip
+                "send": _times(mine, is_root), **_rooted(what, "from_root")}  # fmt: skip
 
-    def gather_to(self, op: Op, me: Expr, member: Expr, there: There) -> Details:
-        whole = self.all_gather(op, me, member, there)
-        is_root, for_root = expr.eq(me, op.attrs["root"]), expr.eq(member, op.attrs["root"])
+    def gather_to(
+        self, what: ops.GatherTo, op: Op, me: Expr, member: Expr, there: There
+    ) -> Details:
+        whole = self.all_gather(what, op, me, member, there)
+        is_root, for_root = expr.eq(me, what.root), expr.eq(member, what.root)
         return {"pull_from": _times(whole["pull_from"], is_root),
                 "pull_into": _times(whole["pull_into"], is_root),
                 "send": _times(whole["send"], for_root),
                 "give_into": _times(whole["give_into"], for_root),
-                **_rooted(op, "to_root")}  # fmt: skip
+                **_rooted(what, "to_root")}  # fmt: skip
 
-    def reduce_to(self, op: Op, me: Expr, member: Expr, there: There) -> Details:
-        return {**self.all_reduce(op, me, member, there), **_rooted(op, "to_root")}
+    def reduce_to(
+        self, what: ops.ReduceTo, op: Op, me: Expr, member: Expr, there: There
+    ) -> Details:
+        return {**self.all_reduce(what, op, me, member, there), **_rooted(what, "to_root")}
 
-    def scatter_from(self, op: Op, me: Expr, member: Expr, there: There) -> Details:
-        a = op.attrs
-        mine, dim, size = self.box(op.operands[0]), a["dim"], self.mesh.size(tuple(a["axes"]))
-        only, is_root = expr.eq(member, a["root"]), expr.eq(me, a["root"])
+    def scatter_from(
+        self, what: ops.ScatterFrom, op: Op, me: Expr, member: Expr, there: There
+    ) -> Details:
+        mine, dim, size = self.box(op.operands[0]), what.dim, self.mesh.size(what.axes)
+        only, is_root = expr.eq(member, what.root), expr.eq(me, what.root)
         return {
             "pull_from": _times(_block(_seen_from(mine, there), dim, size, me), only),
             "pull_into": _times(self.box(op.result), only),
             "send": _times(_block(mine, dim, size, member), is_root),
             "pieces": True,
-            **_rooted(op, "from_root"),
+            **_rooted(what, "from_root"),
         }
 
-    def scan(self, op: Op, me: Expr, member: Expr, there: There) -> Details:
-        flow = "before" if op.attrs["exclusive"] else "up_to"
-        return {**self.all_reduce(op, me, member, there), "flow": flow}
+    def scan(
+        self, what: ops.Scan, op: Op, me: Expr, member: Expr, there: There
+    ) -> Details:
+        flow = "before" if what.exclusive else "up_to"
+        return {**self.all_reduce(what, op, me, member, there), "flow": flow}
 
-    def barrier(self, op: Op, me: Expr, member: Expr, there: There) -> Details:
+    def barrier(
+        self, what: ops.Barrier, op: Op, me: Expr, member: Expr, there: There
+    ) -> Details:
         return {}
 
     # ---- what nobody sends -----------------------------------------------------------------------
 
     def unsent(self, op: Op) -> tuple[Expr, Any]:
         """Where (1) a member gets nothing although its result has elements, and what they are."""
-        me = self.mesh.position(tuple(op.attrs["axes"]))
-        if op.kind == "reduce_to":
-            return expr.ne(me, op.attrs["root"]), 0
-        if op.kind == "scan" and op.attrs["exclusive"]:
-            return expr.eq(me, 0), neutral(op.attrs["fn"], op.result.type.dtype)
+        what = op.what
+        if isinstance(what, ops.ReduceTo):
+            return expr.ne(self.mesh.position(what.axes), what.root), 0
+        if isinstance(what, ops.Scan) and what.exclusive:
+            first = expr.eq(self.mesh.position(what.axes), 0)
+            return first, neutral(what.fn, op.result.type.dtype)
         return expr.const(0), 0
 
 
@@ -178,9 +199,9 @@ class Exchanges:
 WRAP = Sym("wrap", "var", expr.const(0))
 
 
-def _counts(op: Op) -> list[Expr]:
+def _counts(what: ops.Exchange) -> list[Expr]:
     """How many wraps a part touches along every dim."""
-    wraps = op.attrs.get("wraps", ())
+    wraps = what.wraps if isinstance(what, (ops.Redistribute, ops.Halo)) else ()
     return [i[0] + 1 + i[1] if i else expr.const(1) for i in wraps]
 
 
@@ -189,20 +210,20 @@ def _number(dim: int) -> Sym:
     return Sym(f"wrap_{dim}", "var", expr.const(0))
 
 
-def _wrap_names(op: Op) -> dict[Sym, Expr]:
+def _wrap_names(what: ops.Exchange) -> dict[Sym, Expr]:
     """The number of the wrap along every dim that goes on."""
     names, left = {}, expr.symbol(WRAP)
-    for d, count in reversed(list(enumerate(_counts(op)))):
+    for d, count in reversed(list(enumerate(_counts(what)))):
         if count != 1:
             names[_number(d)] = left % count
             left = left // count
     return names
 
 
-def _wrap(op: Op) -> list[Expr]:
+def _wrap(what: ops.Redistribute | ops.Halo) -> list[Expr]:
     """How far each dim of the wrap lies from the dim itself."""
-    moved = [expr.const(0)] * op.operands[0].type.ndim
-    for d, (wrap, count) in enumerate(zip(op.attrs.get("wraps", ()), _counts(op))):
+    moved = [expr.const(0)] * len(what.have)
+    for d, (wrap, count) in enumerate(zip(what.wraps, _counts(what))):
         if wrap:
             before, _, period = wrap
             number = expr.const(0) if count == 1 else expr.symbol(_number(d))
@@ -214,8 +235,9 @@ def _moved(bounds: Bounds, by: Sequence[Expr]) -> Bounds:
     return [(low + e, high + e) for (low, high), e in zip(bounds, by, strict=True)]
 
 
-def _rooted(op: Op, flow: str) -> Details:
-    return {"flow": flow, "root": op.attrs["root"]}
+def _rooted(what: ops.BroadcastFrom | ops.GatherTo | ops.ScatterFrom | ops.ReduceTo,
+            flow: str) -> Details:  # fmt: skip
+    return {"flow": flow, "root": what.root}
 
 
 # ---- boxes ---------------------------------------------------------------------------------------
@@ -320,18 +342,18 @@ def _flat(box: Box) -> Box:
     return Box(box.buffer, box.offset, (expr.product(box.extent),), (expr.const(1),))
 
 
-EXCHANGES: dict[str, Callable[..., Details]] = {
-    "permute": Exchanges.permute,
-    "all_reduce": Exchanges.all_reduce,
-    "all_gather": Exchanges.all_gather,
-    "all_to_all": Exchanges.all_to_all,
-    "redistribute": Exchanges.redistribute,
-    "halo": Exchanges.redistribute,
-    "reduce_scatter": Exchanges.reduce_scatter,
-    "broadcast_from": Exchanges.broadcast_from,
-    "gather_to": Exchanges.gather_to,
-    "scatter_from": Exchanges.scatter_from,
-    "reduce_to": Exchanges.reduce_to,
-    "scan": Exchanges.scan,
-    "barrier": Exchanges.barrier,
+_RULES: dict[type[ops.Exchange], Callable[..., Details]] = {
+    ops.Permute: Exchanges.permute,
+    ops.AllReduce: Exchanges.all_reduce,
+    ops.AllGather: Exchanges.all_gather,
+    ops.AllToAll: Exchanges.all_to_all,
+    ops.Redistribute: Exchanges.redistribute,
+    ops.Halo: Exchanges.redistribute,
+    ops.ReduceScatter: Exchanges.reduce_scatter,
+    ops.BroadcastFrom: Exchanges.broadcast_from,
+    ops.GatherTo: Exchanges.gather_to,
+    ops.ScatterFrom: Exchanges.scatter_from,
+    ops.ReduceTo: Exchanges.reduce_to,
+    ops.Scan: Exchanges.scan,
+    ops.Barrier: Exchanges.barrier,
 }

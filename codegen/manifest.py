@@ -28,7 +28,7 @@ TYPE_CHECKING = False  # typing is not imported: every rank pays for what this f
 if TYPE_CHECKING:
     from typing import Any
 
-FORMAT = 1
+FORMAT = 2
 INTERFACE = 8
 INDEX_MAGIC = 0x78646E69646D7073
 INDEX_FIXED = 5 + AXES + 1  # words before the scalars: see spmd_index_words
@@ -192,7 +192,8 @@ def _escaped(value: Any) -> Any:
     if isinstance(value, list):
         return [_escaped(v) for v in value]
     if isinstance(value, dict):
-        return {printable(k): _escaped(v) for k, v in value.items()}
+        # Keys of a dict that the program returns are the user's own, and nobody prints them.
+        return {printable(k): v if k == "returns" else _escaped(v) for k, v in value.items()}
     return value
 
 
@@ -206,9 +207,10 @@ def check_version(manifest: dict[str, Any]) -> None:
     found = manifest.get("format")
     if type(found) is not int or found < 1:
         raise damaged(printable(repr(found)[:20]), "a format version in the manifest")
-    if found > FORMAT:
-        raise VersionError(f"image format {found}, this runtime reads up to {FORMAT}",
-                           remedy="install a newer spmd, or build the image again")  # fmt: skip
+    if found != FORMAT:
+        newer = "install a newer spmd, or " if found > FORMAT else ""
+        raise VersionError(f"image format {found}, this runtime reads {FORMAT}",
+                           remedy=f"{newer}build the image again")  # fmt: skip
     if manifest.get("interface") != INTERFACE:
         raise VersionError(
             f"image for engine interface {manifest.get('interface')}, this engine has {INTERFACE}",

@@ -22,7 +22,7 @@ from codegen import expr
 from codegen.dtypes import INT64, DType
 from codegen.errors import Place
 from codegen.expr import Expr, Sym
-from codegen.ir import Condition, Route, Scalar, Shape
+from codegen.ir import Condition, Returned, Route, Scalar, Shape
 from codegen.mesh import Layout, Mesh
 
 
@@ -451,7 +451,7 @@ class Plan:
     constants: tuple[Buffer, ...]
     inputs: tuple[Array, ...]
     outputs: tuple[Array, ...]
-    returns: str
+    returns: Returned
     steps: tuple[Step, ...]
     conditions: tuple[Condition, ...]
     counters: int

@@ -12,7 +12,7 @@ from codegen.elf import damaged, printable
 
 TYPE_CHECKING = False  # typing is not imported: every rank pays for what this file imports
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import Any
 
     Rule = Callable[[Any, str], None]
@@ -28,6 +28,7 @@ FLOWS = ("all", "from_root", "to_root", "up_to", "before", "near")
 _ARGUMENTS = {"floordiv": 2, "mod": 2, "min": 2, "max": 2, "ge0": 1, "eq0": 1}
 _MOST_NODES = 10_000
 _MOST_DEPTH = 100
+MOST_NESTED = 100  # containers inside each other, of what a program returns
 
 
 # ---- rules ---------------------------------------------------------------------------------------
@@ -165,9 +166,46 @@ def formula(value: Any, where: str) -> None:
     refuse(where, f"an expression that nests at most {_MOST_DEPTH} deep", "a deeper one")
 
 
+_COUNT = integer(0)
+
+
+def returned(value: Any, where: str) -> None:
+    """A tree as codegen.ir.Returned says; `leaves` gives the outputs that it holds."""
+    level = [value]
+    for _ in range(MOST_NESTED + 2):
+        level = [tree for node in level for tree in _nested(node, where)]
+        if not level:
+            return
+    refuse(where, f"containers that nest at most {MOST_NESTED} deep", "deeper ones")
+
+
+def _nested(node: Any, where: str) -> list[Any]:
+    """The trees of which a tree consists."""
+    if not isinstance(node, list):
+        _COUNT(node, where)
+        return []
+    kind, *trees = node or [None]
+    word("tuple", "list", "dict", "named")(kind, where)
+    if kind in ("tuple", "list"):
+        return trees
+    if kind == "named":
+        text(trees.pop(0) if trees else None, where)
+    every(row(text, anything))(trees, where)
+    return [tree for _, tree in trees]
+
+
+def leaves(tree: Any) -> Iterator[int]:
+    """Numbers of outputs, in order, of a checked tree."""
+    if not isinstance(tree, list):
+        yield tree
+        return
+    named = tree[0] in ("dict", "named")
+    for inner in tree[2 if tree[0] == "named" else 1 :]:
+        yield from leaves(inner[1] if named else inner)
+
+
 # ---- the schema ----------------------------------------------------------------------------------
 
-_COUNT = integer(0)
 _ARRAY = table(name=text, dtype=word(*DTYPES), shape=every(formula, DIMS),
                layout=every(every(text, AXES), DIMS), buffer=_COUNT)  # fmt: skip
 _MANIFEST = table(
@@ -176,7 +214,7 @@ _MANIFEST = table(
     mesh=every(table(name=text, size=maybe(integer(1, 2**31 - 1))), AXES),
     scalars=every(table(name=text, dtype=word("int64", "float64"), default=scalar_default)),
     inputs=every(both(_ARRAY, table(default=truth))), outputs=every(_ARRAY),
-    returns=word("array", "tuple", "dict"),
+    returns=returned,
     conditions=every(table(holds=formula, text=text, place=text)),
     routes=every(table(member=text, to=formula, sends=formula, size=formula, text=text,
                        place=text)),
@@ -228,6 +266,8 @@ def check_manifest(m: dict[str, Any]) -> None:
     for k, operation in enumerate(m["operations"]):
         if ("place" in operation) != ("text" in operation):
             refuse(f"operations[{k}]", "a place and its text, or neither", operation)
+    if list(leaves(m["returns"])) != list(range(len(m["outputs"]))):
+        refuse("returns", "each output once, in order", m["returns"])
     axes = {axis["name"] for axis in m["mesh"]}
     known = {s["name"] for s in m["scalars"]} | {f"n_{name}" for name in axes}
     for k, s in enumerate(m["scalars"]):

@@ -10,7 +10,9 @@ import math
 import os
 import weakref
 from _thread import allocate_lock, get_ident
+from collections import namedtuple
 from contextlib import contextmanager
+from functools import cache
 
 import numpy as np
 
@@ -26,7 +28,7 @@ from spmd.mistakes import plainly
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from typing import Any
 
     from spmd.image import Image
@@ -229,8 +231,7 @@ class Opened:
         outputs = [self._output(job, k) for k in range(len(manifest["outputs"]))]
         self._latest = [weakref.ref(output) for output in outputs
                         if isinstance(output, Distributed) and output.is_held()]  # fmt: skip
-        names = [output["name"] for output in manifest["outputs"]]
-        return structure(manifest["returns"], dict(zip(names, outputs, strict=True)))
+        return structure(manifest["returns"], outputs)
 
     def _prepare(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Sorts the arguments and checks them; returns what all processes must share."""
@@ -383,20 +384,36 @@ def _moves(job: Job, value: Distributed, number: int) -> list[tuple[int, int, in
     return moves
 
 
-def structure(returns: str, outputs: dict[str, Any]) -> Any:
-    """Outputs as the program returned them: what was nested has names with dots."""
-    if returns == "array":
-        return next(iter(outputs.values()))
-    inner: dict[str, dict[str, Any]] = {}
-    for name, value in outputs.items():
-        head, _, rest = name.partition(".")
-        inner.setdefault(head, {})[rest] = value
-    built = {}
-    for head, within in inner.items():
-        numbered = list(within) == [str(k) for k in range(len(within))]
-        leaf = list(within) == [""]
-        built[head] = within[""] if leaf else structure("tuple" if numbered else "dict", within)
-    return tuple(built.values()) if returns == "tuple" else built
+def structure(tree: Any, outputs: list[Any]) -> Any:
+    """Outputs as the program returned them: tree as a manifest holds it (codegen.ir.Returned)."""
+    if not isinstance(tree, list):
+        return outputs[tree]
+    kind, *inner = tree
+    if kind == "dict":
+        return {key: structure(below, outputs) for key, below in inner}
+    if kind == "named":
+        name, *fields = inner
+        values = (structure(below, outputs) for _, below in fields)
+        return _named(name, tuple(field for field, _ in fields), values)
+    values = (structure(below, outputs) for below in inner)
+    return list(values) if kind == "list" else tuple(values)
+
+
+def _named(name: str, fields: tuple[str, ...], values: Iterable[Any]) -> Any:
+    """A named tuple like the program's: its class is not where the image is."""
+    return _named_class(name, fields)(*values)
+
+
+@cache
+def _named_class(name: str, fields: tuple[str, ...]) -> Any:
+    found = namedtuple("Returned", fields, rename=True)  # type: ignore[misc]
+    found.__name__ = found.__qualname__ = name
+
+    def reduced(self: Any) -> Any:  # the class has no module where pickle could look it up
+        return _named, (name, fields, tuple(self))
+
+    found.__reduce__ = reduced  # type: ignore[method-assign]
+    return found
 
 
 def _is_limit(limit: object) -> bool:

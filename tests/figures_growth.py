@@ -26,7 +26,7 @@ ENDS = "    return np.sum(x), np.sum(y)\n"
 LOCAL = """    @spmd.shard_map(mesh="r", in_layouts=(("r",), ("r",)), out_layouts=("r",))
     def work(x, y):
 """
-DEEP = 2  # loops in each other
+DEEP = 5  # loops in each other
 
 
 def lines(rows: list[str], count: int, indent: int = 4) -> str:
@@ -50,9 +50,9 @@ def unrolled(count: int) -> str:
 
 
 def nested(count: int) -> str:
-    rows = ["x = x * 0.5 + i1", "y = y + x", "x = x + y", "y = y * 0.25"]
+    rows = ["x = x * 0.5 + i4", "y = y + x", "x = x + y", "y = y * 0.25"]
     one = "".join(f"{' ' * 4 * (d + 1)}for i{d} in spmd.range({d + 2}):\n" for d in range(DEEP))
-    one += lines(rows, 8, 4 * (DEEP + 1))
+    one += lines(rows, 5, 4 * (DEEP + 1))
     return HEAD + one * max(count // 10, 1) + ENDS
 
 

@@ -30,9 +30,6 @@ class Loop(Kind):
     def infer(self, types: Types) -> list[ArrayType]:
         return list(types)
 
-    def counts(self) -> Sym | None:
-        return self.counter
-
 
 @dataclass(frozen=True)
 class Let(Kind):
@@ -47,9 +44,6 @@ class Let(Kind):
     def infer(self, types: Types) -> list[ArrayType]:
         return []
 
-    def counts(self) -> Sym | None:
-        return self.counter
-
 
 @dataclass(frozen=True)
 class Branch(Stated):
@@ -57,6 +51,7 @@ class Branch(Stated):
 
     name = "branch"
     group = "control"
+    reads = "points"
     on: Expr | None
     types: tuple[ArrayType, ...]
 
@@ -105,7 +100,7 @@ class ShardMap(Stated):
 
     name = "shard_map"
     group = "control"
-    in_layouts: tuple[Layout, ...]
-    out_layouts: tuple[Layout, ...]
+    in_layouts: tuple[Layout | None, ...]
+    out_layouts: tuple[Layout | None, ...]
     types: tuple[ArrayType, ...]
     sure: bool = False

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from codegen import dtypes, gufunc
-from codegen.ir import ArrayType
+from codegen.ir import ArrayType, Op
 from codegen.ops.kind import Array, Eval, Stated, extents
+from codegen.plan import Argument, KernelCall
+
+if TYPE_CHECKING:
+    from codegen.passes.schedule import Scheduler
 
 # Of an operand, per dim: the result and its dim that a part goes with, and ghost cells; None: whole
 Along = tuple[tuple[int, int, int] | None, ...]
@@ -60,3 +64,31 @@ class Kernel(Stated):
             function = getattr(self.kernel, "function", self.kernel)
             gufunc.call(function, args, self.follows or [None] * len(args), writes)
         return outs
+
+    def steps(self, op: Op, at: Scheduler) -> None:
+        arguments: list[Argument] = []
+        signature: list[gufunc.Parameter] = []
+        follows = self.follows or [None] * len(self.args)
+        for (how, what), loops in zip(self.args, follows, strict=True):
+            if how in ("out", "own"):
+                j, begins = what
+                v = op.results[j]
+                if begins is not None:
+                    at.begin(v, op.operands[begins], op)
+                arguments.append(Argument(at.of[v], v.type.dtype, v.type.shape, True))
+                apart = how == "out" and self.apart
+                signature.append(
+                    gufunc.Parameter(v.type.dtype, v.type.ndim, how == "out", loops, apart)
+                )
+            elif how == "in":
+                v = op.operands[what]
+                node = at.resolver.node(v, ()) if not v.type.ndim else at.of[v]
+                arguments.append(Argument(node, v.type.dtype, v.type.shape))
+                signature.append(gufunc.Parameter(v.type.dtype, v.type.ndim, False, loops))
+            else:
+                numbers = what if how == "starts" else (what,)
+                arguments += [Argument(e, dtypes.INT64) for e in numbers]
+                many = len(numbers) if len(numbers) > 1 else 0
+                signature.append(gufunc.Parameter(dtypes.INT64, 0, False, loops, many=many))
+        symbol = at.kernel(self.kernel, tuple(signature))
+        at.add(KernelCall(symbol, tuple(arguments), op.place))

@@ -7,15 +7,15 @@ Always holds: `infer` gives the types of an op's results from its operands' type
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from numpy.typing import NDArray
 
-from codegen.expr import Expr, IntLike, Sym
+from codegen.expr import Expr, IntLike
 from codegen.indexing import Index
 from codegen.ir import ArrayType, Op, Shape, Value
 from codegen.layouts.cuts import Cut, Window, whole
@@ -24,8 +24,8 @@ from codegen.plan import Node
 
 if TYPE_CHECKING:  # what rules are given; it asks kinds in turn
     from codegen.access import Resolver
-    from codegen.claims import Claims
     from codegen.layouts.localize import Builder, Localizer
+    from codegen.passes.schedule import Scheduler
 
 Types = Sequence[ArrayType]
 Array = NDArray[Any]
@@ -35,12 +35,18 @@ Eval = Callable[[IntLike], int]  # evaluates Exprs
 class Kind:
     """name: how texts call it. group: source, map, view, update, reduce, compute, exchange, effect
     or control. inline: it has an `element`, so that its result need not lie in memory. is_view: no
-    work of its own, or hardly any: computed anew wherever a part is wanted."""
+    work of its own, or hardly any: computed anew wherever a part is wanted. in_place: it wants the
+    memory of its first operand for its result. reads: its operands point by point, so that they
+    may be computed on the way; strided boxes where they lie; or whole and contiguous. rereads: it
+    may read one element at several points."""
 
     name: ClassVar[str]
     group: ClassVar[str]
     inline: ClassVar[bool] = False
     is_view: ClassVar[bool] = False
+    in_place: ClassVar[bool] = False
+    reads: ClassVar[Literal["points", "boxes", "whole"]] = "whole"
+    rereads: ClassVar[bool] = False
 
     def infer(self, types: Types) -> list[ArrayType]:
         """The types of the results, without layouts. Raises InternalError where the operands break
@@ -59,8 +65,13 @@ class Kind:
         """What stands at an index of the result; of a kind that is `inline`."""
         raise NotImplementedError(self.name)
 
-    def claims(self, op: Op, at: Claims) -> None:
-        """What must hold of an op of a Program, on every rank and for all sizes."""
+    def is_cheap(self) -> bool:
+        """Whether computing an element again beats a trip through memory."""
+        return False
+
+    def steps(self, op: Op, at: Scheduler) -> None:
+        """Adds the work of an op that is not `inline` to the phase."""
+        raise NotImplementedError(self.name)
 
     # ---- parts of global arrays on a rank --------------------------------------------------------
 
@@ -94,22 +105,11 @@ class Kind:
         made: Self = replace(self, **changed)  # type: ignore[type-var]
         return made
 
-    def counts(self) -> Sym | None:
-        """The symbol that gets its values from the op."""
-        return None
-
-    def exprs(self) -> Iterator[Expr]:
-        """Every Expr that stands in its fields, also in types."""
-        return _exprs_in([getattr(self, f.name) for f in fields(self)])  # type: ignore[arg-type]
-
-    def said(self) -> dict[str, Any]:
-        """The fields by name, without those that have their default."""
-        named = ((f, getattr(self, f.name)) for f in fields(self))  # type: ignore[arg-type]
-        return {f.name: v for f, v in named if v is not f.default}
-
     @cached_property
     def attrs(self) -> Mapping[str, Any]:
-        return MappingProxyType(self.said())
+        """The fields by name, without those that have their default."""
+        named = ((f, getattr(self, f.name)) for f in fields(self))  # type: ignore[arg-type]
+        return MappingProxyType({f.name: v for f, v in named if v is not f.default})
 
 
 class Stated(Kind):
@@ -121,17 +121,7 @@ class Stated(Kind):
         return list(self.types)
 
 
-def _exprs_in(what: object) -> Iterator[Expr]:
-    if isinstance(what, Expr):
-        yield what
-    elif isinstance(what, ArrayType):
-        yield from what.shape
-    elif isinstance(what, tuple | list):
-        for part in what:
-            yield from _exprs_in(part)
-
-
-def dropped(shape: Sequence[Expr], dims: Iterable[int]) -> Shape:
+def dropped(shape: Shape, dims: Iterable[int]) -> Shape:
     """A shape without some dims."""
     gone = set(dims)
     return tuple(e for d, e in enumerate(shape) if d not in gone)

@@ -11,7 +11,7 @@ import numpy as np
 from codegen import dtypes, expr
 from codegen.expr import Expr
 from codegen.functions import neutral
-from codegen.indexing import Index, or_zero, with_bounds
+from codegen.indexing import Index, loop_vars, or_zero, positions, ravel, with_bounds
 from codegen.ir import ArrayType, Op, Shape, Value
 from codegen.layouts.cuts import Cut, Window, whole
 from codegen.ops.kind import Array, Eval, Kind, Types, dropped, extents, layout_of
@@ -19,12 +19,12 @@ from codegen.ops.maps import Map
 from codegen.ops.reductions import AS_MAP
 from codegen.ops.sources import Full
 from codegen.ops.views import Broadcast
-from codegen.plan import Node
+from codegen.plan import Bound, Node, Store
 
 if TYPE_CHECKING:
     from codegen.access import Resolver
-    from codegen.claims import Claims
     from codegen.layouts.localize import Builder, Localizer
+    from codegen.passes.schedule import Scheduler
 
 
 # The ufunc that combines in place (`np.add.at`), by scatter's fn.
@@ -36,6 +36,7 @@ class DynamicSlice(Kind):
     """Operands x, one 0-d int64 start per dim, clamped so that the box fits; else zeros."""
 
     name = "dynamic_slice"
+    rereads = True
     inline = True
     group = "compute"
     shape: Shape
@@ -47,10 +48,6 @@ class DynamicSlice(Kind):
         x = operands[0]
         kept = zip(result.shape, x.shape, layout_of(x), strict=True)
         return (entry if m == e else () for m, e, entry in kept)
-
-    def claims(self, op: Op, at: Claims) -> None:
-        """The box may be larger than the array, which gives zeros, but not less than nothing."""
-        at.no_less_than_nothing(op.result.type.shape)
 
     def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
         x, starts = operands[0], operands[1:]
@@ -105,6 +102,7 @@ class DynamicUpdate(Kind):
 
     name = "dynamic_update"
     group = "update"
+    in_place = True
 
     def infer(self, types: Types) -> list[ArrayType]:
         return [ArrayType(types[0].dtype, types[0].shape)]
@@ -148,12 +146,26 @@ class DynamicUpdate(Kind):
             local.append(first)
         return build.emit(self, [*operands[:2], *local])
 
+    def steps(self, op: Op, at: Scheduler) -> None:
+        into = at.take_over(op)
+        x, v, *starts = op.operands
+        loops = loop_vars(v.type.shape)
+        index = positions(loops)
+        bounds, first = [], []
+        for d, start in enumerate(starts):
+            bound = at.resolver.bound(start, (), x.type.shape[d] - 1)
+            bounds.append(Bound(bound.sym, bound.node, bound.limit, index[d]))
+            first.append(expr.symbol(bound.sym) + index[d])
+        target, node = ravel(tuple(first), x.type.shape), at.resolver.node(v, index)
+        at.add(Store(loops, into, target, node, "set", tuple(bounds), op.place))
+
 
 @dataclass(frozen=True)
 class Gather(Kind):
     """Operands x, index arrays of one shape for dims; they stand at `at` in the result."""
 
     name = "gather"
+    rereads = True
     inline = True
     group = "compute"
     dims: tuple[int, ...]
@@ -206,6 +218,7 @@ class Scatter(Kind):
 
     name = "scatter"
     group = "update"
+    in_place = True
     dims: tuple[int, ...]
     at: int
     fn: str
@@ -284,6 +297,15 @@ class Scatter(Kind):
         total = at.over(cut.axes, op, kept, window, mine, fn, build)
         made = build.emit(Map(AS_MAP[fn]), (at.cast(x, wide, build), total))
         return at.cast(made, dtype, build)
+
+    def steps(self, op: Op, at: Scheduler) -> None:
+        into = at.take_over(op)
+        x, v, *indices = op.operands
+        loops = loop_vars(v.type.shape)
+        index = positions(loops)
+        inner, bounds = at.resolver.picked(indices, self, x.type.shape, index)
+        target, node = ravel(inner, x.type.shape), at.resolver.node(v, index)
+        at.add(Store(loops, into, target, node, self.fn, bounds, op.place))
 
 
 def still(start: Value, moved: Expr, extent: Expr, at: Localizer) -> bool:

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 
 
 
+# Functions that are computed again rather than stored.
+_CHEAP = frozenset("add sub mul neg cast eq ne lt le gt ge select logical_and logical_or".split())
+
+
 @dataclass(frozen=True)
 class Map(Kind):
     """FUNCTIONS[fn] of operands of one shape; cast has dtype."""
@@ -75,3 +79,6 @@ class Map(Kind):
             value = build.emit(AllReduce(axes, "add"), (value,))
             value = at.cast(value, op.result.type.dtype, build)
         return value
+
+    def is_cheap(self) -> bool:
+        return self.fn in _CHEAP

@@ -8,24 +8,34 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from codegen import dtypes, expr
+from codegen import dtypes, expr, plan
 from codegen.expr import Expr
-from codegen.functions import neutral
+from codegen.functions import COMBINE, FUNCTIONS, neutral
+from codegen.indexing import affine, loop_vars, positions, ravel, strides
 from codegen.ir import ArrayType, Op, Value
 from codegen.layouts.cuts import Cut, Window, whole
 from codegen.mesh import joined_layout
 from codegen.ops.exchanges import AllReduce, Scan
-from codegen.ops.group import combine
 from codegen.ops.kind import Array, Eval, Kind, Types, dropped, layout_of
 from codegen.ops.maps import Map
 from codegen.ops.views import Broadcast
+from codegen.plan import Buffer
 
 if TYPE_CHECKING:
     from codegen.layouts.localize import Builder, Localizer
+    from codegen.passes.schedule import Scheduler
 
 
+_ROUTINES = {"float32": "sgemm", "float64": "dgemm", "complex64": "cgemm", "complex128": "zgemm"}
 # The scalar function of a combining one.
 AS_MAP = {"add": "add", "mul": "mul", "min": "minimum", "max": "maximum"}
+
+
+def combine(fn: str) -> np.ufunc:
+    """The ufunc of a combining function."""
+    ufunc = FUNCTIONS[COMBINE[fn]].numpy
+    assert isinstance(ufunc, np.ufunc)
+    return ufunc
 
 
 @dataclass(frozen=True)
@@ -34,6 +44,7 @@ class Reduce(Kind):
 
     name = "reduce"
     group = "reduce"
+    reads = "points"
     fn: str
     dims: tuple[int, ...]
 
@@ -75,6 +86,18 @@ class Reduce(Kind):
         value = build.emit(self, operands)
         return at.combined(op, window, inner, value, self.fn, build)
 
+    def steps(self, op: Op, at: Scheduler) -> None:
+        (x,), made = op.operands, op.result.type
+        loops = loop_vars(x.type.shape)
+        kept = tuple(v for d, v in enumerate(loops) if d not in self.dims)
+        inner = tuple(v for d, v in enumerate(loops) if d in self.dims)
+        long = [d for d, v in enumerate(loops) if v.extent != 1]
+        rows = bool(kept) and bool(long) and long[-1] not in self.dims and made.dtype.size != 2
+        offset = ravel(positions(kept), made.shape)
+        node = at.resolver.node(x, positions(loops))
+        at.add(plan.Reduce(kept, inner, rows, at.of[op.result], offset, node, self.fn, made.dtype,
+                           op.place))  # fmt: skip
+
 
 @dataclass(frozen=True)
 class ArgReduce(Kind):
@@ -82,6 +105,7 @@ class ArgReduce(Kind):
 
     name = "argreduce"
     group = "compute"
+    reads = "points"
     fn: str
     dim: int
 
@@ -133,6 +157,15 @@ class ArgReduce(Kind):
         first = build.emit(AllReduce(axes, "min"), (mine,))
         return at.part(first, kept, window, build)
 
+    def steps(self, op: Op, at: Scheduler) -> None:
+        (x,) = op.operands
+        loops = loop_vars(x.type.shape)
+        rest = tuple(v for d, v in enumerate(loops) if d != self.dim)
+        offset = ravel(positions(rest), op.result.type.shape)
+        node = at.resolver.node(x, positions(loops))
+        at.add(plan.Lane(self.name, rest, loops[self.dim], at.of[op.result], offset, expr.const(0),
+                         x.type.dtype, self.fn, node, (), op.place))  # fmt: skip
+
 
 class Lane(Kind):
     """A kind that works on lines along `dim`, each for itself, with results of the same shape."""
@@ -158,12 +191,27 @@ class Lane(Kind):
         (held,) = self.needs(op, window, at)
         return at.part(build.emit(self, operands), held, window, build)
 
+    def steps(self, op: Op, at: Scheduler) -> None:
+        (x,), dim, shape = op.operands, self.dim, op.result.type.shape
+        loops = loop_vars(x.type.shape)
+        rest = tuple(v for d, v in enumerate(loops) if d != dim)
+        first = tuple(expr.const(0) if d == dim else i for d, i in enumerate(positions(loops)))
+        node = at.resolver.node(x, positions(loops))
+        at.add(plan.Lane(self.name, rest, loops[dim], at.of[op.result], ravel(first, shape),
+                         strides(shape)[dim], x.type.dtype, getattr(self, "fn", ""), node,
+                         self.scratch(op, at), op.place))  # fmt: skip
+
+    def scratch(self, op: Op, at: Scheduler) -> tuple[Buffer, ...]:
+        """Memory that a lane needs beside its result."""
+        return ()
+
 
 @dataclass(frozen=True)
 class Cumulative(Lane):
     """Running COMBINE[fn] along a dim."""
 
     name = "cumulative"
+    reads = "points"
     fn: str
     dim: int
 
@@ -205,6 +253,10 @@ class Sort(Lane):
     def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
         return [np.sort(operands[0], axis=self.dim, kind="stable")]
 
+    def scratch(self, op: Op, at: Scheduler) -> tuple[Buffer, ...]:
+        room = at.of[op.result].capacity  # a lane is never longer than the whole
+        return (at.new_buffer(f"{op.result.name}_lane", op.operands[0].type.dtype, room),)
+
 
 @dataclass(frozen=True)
 class ArgSort(Lane):
@@ -219,6 +271,11 @@ class ArgSort(Lane):
     def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
         return [np.argsort(operands[0], axis=self.dim, kind="stable").astype(np.int64)]
 
+    def scratch(self, op: Op, at: Scheduler) -> tuple[Buffer, ...]:
+        room = at.of[op.result].capacity  # a lane is never longer than the whole
+        lane = at.new_buffer(f"{op.result.name}_lane", op.operands[0].type.dtype, room)
+        return lane, at.new_buffer(f"{op.result.name}_order", dtypes.INT64, room * 2)
+
 
 @dataclass(frozen=True)
 class MatMul(Kind):
@@ -226,6 +283,8 @@ class MatMul(Kind):
 
     name = "matmul"
     group = "compute"
+    rereads = True
+    reads = "boxes"
 
     def infer(self, types: Types) -> list[ArrayType]:
         a, b = types
@@ -263,3 +322,34 @@ class MatMul(Kind):
     ) -> Value:
         value = build.emit(self, operands)
         return at.combined(op, window, [self.between(op, window, at)], value, "add", build)
+
+    def steps(self, op: Op, at: Scheduler) -> None:
+        (a, b), c = op.operands, op.result
+        batch = loop_vars(c.type.shape[:-2])
+        (m, n), k = c.type.shape[-2:], a.type.shape[-1]
+        mats = [_matrix(v, batch, at) for v in (a, b, c)]
+        shapes = ((m, k), (k, n), (m, n))
+        library = None
+        routine = _ROUTINES.get(c.type.dtype.name)
+        if routine and all(_blas_can_read(x, s) for x, s in zip(mats, shapes, strict=True)):
+            library = at.library(routine)
+        at.add(plan.Product(batch, m, n, k, mats[0], mats[1], mats[2], c.type.dtype, library,
+                            op.place))  # fmt: skip
+
+
+def _matrix(value: Value, batch: tuple[plan.Var, ...], at: Scheduler) -> plan.Matrix:
+    last = loop_vars(value.type.shape[-2:], "k")
+    node = at.resolver.node(value, positions(batch) + positions(last))
+    assert isinstance(node, plan.Load), "an operand of matmul lies in memory"
+    found = affine(node.offset, last)
+    assert found is not None, "an operand of matmul is strided"
+    base, (row, column) = found
+    return plan.Matrix(node.buffer, base, row, column)
+
+
+def _blas_can_read(x: plan.Matrix, shape: tuple[Expr, Expr]) -> bool:
+    """One stride is 1 (or its extent is), the other is not negative."""
+    rows, columns = shape
+    along_row = x.column == 1 or columns == 1
+    along_column = x.row == 1 or rows == 1
+    return (along_row and expr.nonneg(x.row)) or (along_column and expr.nonneg(x.column))

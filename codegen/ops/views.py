@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from codegen import expr
+from codegen import expr, prove
 from codegen.errors import InternalError
 from codegen.expr import Expr, as_expr
-from codegen.indexing import Index
+from codegen.indexing import Index, loop_vars, positions, ravel, rows_kept
 from codegen.ir import ArrayType, Op, Shape, Value
 from codegen.layouts.cuts import Cut, Window, of_operand, of_result, rolled, whole
 from codegen.ops.kind import Array, Eval, Kind, Types, extents, layout_of
-from codegen.plan import Node
+from codegen.plan import Node, Store
 
 if TYPE_CHECKING:
     from codegen.access import Resolver
-    from codegen.claims import Claims
     from codegen.layouts.localize import Builder, Localizer
+    from codegen.passes.schedule import Scheduler
 
 
 
@@ -34,6 +34,7 @@ class Broadcast(View):
     """dims[k]: the result dim of operand dim k (increasing); a 1 may stretch."""
 
     name = "broadcast"
+    rereads = True
     inline = True
     dims: tuple[int, ...]
     shape: Shape
@@ -88,7 +89,7 @@ class Broadcast(View):
         return build.emit(self.but(shape=at.shape(window)), operands)
 
 
-def positions(
+def numpy_box(
     box: Slice | Update, shape: Sequence[int], value: Eval, taken: Sequence[int]
 ) -> tuple[slice, ...]:
     """The positions start + step * j, j < taken[d] > 0, in an operand of `shape`: all inside."""
@@ -124,16 +125,12 @@ class Slice(View):
     def layout(self, operands: Types, result: ArrayType) -> Iterable[tuple[str, ...]]:
         return (() if e == 1 else entry for e, entry in zip(result.shape, layout_of(operands[0])))
 
-    def claims(self, op: Op, at: Claims) -> None:
-        if not self.cut:
-            at.inside(self.start, self.step, op.result.type.shape, op.operands[0].type.shape)
-
     def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
         (x,) = operands
         shape = extents(self.shape, value)
         if 0 in shape:
             return [np.empty(shape, x.dtype)]
-        return [x[positions(self, x.shape, value, shape)]]
+        return [x[numpy_box(self, x.shape, value, shape)]]
 
     def element(self, op: Op, index: Index, at: Resolver) -> Node:
         return at.node(op.operands[0], at.within(self, index))
@@ -257,6 +254,7 @@ class Update(Kind):
 
     name = "update"
     group = "update"
+    in_place = True
     start: tuple[Expr, ...]
     step: tuple[int, ...]
     cut: bool = False
@@ -269,16 +267,11 @@ class Update(Kind):
         x, v = operands
         return layout_of(v if x.free and v.ndim == x.ndim else x)
 
-    def claims(self, op: Op, at: Claims) -> None:
-        x, v = op.operands
-        if not self.cut:
-            at.inside(self.start, self.step, v.type.shape, x.type.shape)
-
     def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
         x, v = operands
         out = x.copy()
         if v.size:
-            out[positions(self, x.shape, value, v.shape)] = v
+            out[numpy_box(self, x.shape, value, v.shape)] = v
         return [out]
 
     def lies(self, op: Op, dim: int, at: Localizer) -> Cut | None:
@@ -298,6 +291,23 @@ class Update(Kind):
     ) -> Value:
         _, part = self.needs(op, window, at)
         return build.emit(self.but(start=begin(self, part, window, at), cut=True), operands)
+
+    def steps(self, op: Op, at: Scheduler) -> None:
+        into, v = at.take_over(op), op.operands[1]
+        loops = loop_vars(v.type.shape)
+        index = positions(loops)
+        node = at.resolver.node(v, index)
+        shape = op.result.type.shape
+        target = ravel(at.resolver.within(self, index), shape)
+        rows = rows_kept(node, into, target, shape, self.step)
+        assert rows is not None, "what reads x where the order of rows does not help is stored"
+        waiting = None
+        if rows:
+            row = expr.product(loop.extent for loop in loops[1:])
+            gone = {s for s in row.symbols() if s.kind not in ("size", "scalar")}
+            most = prove.upper_bound(row, gone) if gone else row
+            waiting = at.new_buffer(f"{into.name}_rows", into.dtype, most * rows)
+        at.add(Store(loops, into, target, node, place=op.place, rows=rows, waiting=waiting))
 
 
 def begin(box: Slice | Update, part: Window, held: Window, at: Localizer) -> Shape:

@@ -15,11 +15,10 @@ from typing import Any, cast
 
 from codegen import expr, indexing, prove
 from codegen.access import Resolver
-from codegen.exchanges import EXCHANGES
 from codegen.expr import Expr
 from codegen.indexing import loop_vars, positions, ravel
 from codegen.ir import Module, Op, Region, Value, walk
-from codegen.ops import OPS
+from codegen.ops import OPS, Branch, Exchange, Full, Loop, Nest, Update
 from codegen.plan import Buffer
 
 
@@ -62,22 +61,26 @@ class _Liveness:
         self.order: dict[Value, int] = {}
         self.forced: list[tuple[Value, Value]] = []
         self.wishes: list[tuple[int, Value, Value]] = []  # depth, and two values that want to share
-        made = {v for r in _regions(program) for op in walk(r) if op.kind == "nest"
+        made = {v for r in _regions(program) for op in walk(r) if isinstance(op.what, Nest)
                 for part in op.regions[0].ops for v in part.results}  # fmt: skip
         self.resolver = Resolver(
             self.defs, lambda v: v in stored or v in made, lambda v: v, lambda v, _: None,
             {s.name: k for k, s in enumerate(program.scalars)},
         )  # fmt: skip
         # blank arrays that one update begins with need no memory of their own
-        self.uses = Counter(x for r in _regions(program) for op in walk(r) if op.kind != "nest"
-                            for x in (*op.operands, *(v for i in op.regions for v in i.results)))
+        self.uses = Counter(
+            x for r in _regions(program) for op in walk(r) if not isinstance(op.what, Nest)
+            for x in (*op.operands, *(v for i in op.regions for v in i.results))
+        )  # fmt: skip
         self.uses.update(o.value for o in program.outputs)
         self.blank = {
-            v for v, op in self.defs.items() if op.attrs.get("blank") and self.uses[v] == 1
+            v for v, op in self.defs.items()
+            if isinstance(op.what, Full) and op.what.blank and self.uses[v] == 1
         }
         self.chains: dict[Op, tuple[list[Op], list[Op]]] = {}
         self.over: dict[Op, set[Value]] = {}
         self.cache: dict[Op, tuple[set[Value], set[Value]]] = {}
+        self.needed: dict[Region, set[Value]] = {}
         self.across: dict[Op, set[Value]] = {}
         self.exchanged: dict[Value, set[str]] = {}
 
@@ -102,7 +105,7 @@ class _Liveness:
         for v in region.args:
             self.order.setdefault(v, len(self.order))
         for op in region.ops:
-            if op.kind in ("loop", "branch", "nest"):
+            if isinstance(op.what, (Loop, Branch, Nest)):
                 for inner in op.regions:
                     self.number(inner)
             for v in op.results:
@@ -119,6 +122,26 @@ class _Liveness:
         if op not in self.cache:
             self.cache[op] = self._reads(op)
         return self.cache[op]
+
+    def needs(self, region: Region, members: bool = False) -> set[Value]:
+        """The stored values from around a region that are read in it. members: it is a nest's."""
+        if region not in self.needed:
+            read, made = set(region.results), set(region.args)
+            for op in region.ops:
+                made.update(op.results)
+                if op.kind in ("loop", "branch"):
+                    read.update(op.operands, *map(self.needs, op.regions))
+                elif op.kind == "nest":
+                    read |= self.needs(op.regions[0], members=True)
+                elif members or self.works(op):
+                    read |= self.reads(op)[0]
+            self.needed[region] = read - made
+        return self.needed[region]
+
+    def works(self, op: Op) -> bool:
+        """Whether it is computed where it stands, and needs memory for that."""
+        return (not op.what.inline or op.result in self.stored) and (
+            self.blank.isdisjoint(op.results))  # fmt: skip
 
     def _reads(self, op: Op) -> tuple[set[Value], set[Value]]:
         everything: set[Value] = set()
@@ -139,7 +162,7 @@ class _Liveness:
             everything |= self.loaded(v)
         if self.begins(op):
             return everything - {op.operands[0]}, self.read_there(op)
-        if op.kind in ("update", "dynamic_update", "scatter", "halo"):
+        if op.what.in_place:
             rest = {r for v in op.operands[2:] for r in self.loaded(v)}
             same = {op.operands[0]} if op.operands[0] not in rest else set()
             if op.operands[0] in op.operands[1:2]:
@@ -149,7 +172,7 @@ class _Liveness:
 
     def begins(self, op: Op) -> bool:
         """Whether it is the first update of a blank array."""
-        return op.kind == "update" and op.operands[0] in self.blank
+        return isinstance(op.what, Update) and op.operands[0] in self.blank
 
     def read_there(self, op: Op) -> set[Value]:
         """What an update reads only where it writes."""
@@ -175,25 +198,23 @@ class _Liveness:
         live = set(live)
         self.find_chains(region)
         for op in reversed(region.ops):
-            if op.kind == "loop":
+            if isinstance(op.what, Loop):
                 live = self.loop(op, live, depth)
-            elif op.kind == "branch":
+            elif isinstance(op.what, Branch):
                 live = self.branch(op, live, depth)
-            elif op.kind == "nest":
+            elif isinstance(op.what, Nest):
                 live = self.nest(op, live, depth)
-            elif not op.what.inline or op.result in self.stored:
+            elif self.works(op):
                 live = self.op(op, live, depth)
         return live
 
     def op(self, op: Op, live: set[Value], depth: int) -> set[Value]:
-        if not self.blank.isdisjoint(op.results):
-            return live
         reads, reusable = self.reads(op)
         if self.begins(op):
             self.forced.append((op.operands[0], op.result))
-        if op.kind in EXCHANGES:
+        if isinstance(op.what, Exchange):
             for v in reads.union(op.results):
-                self.exchanged.setdefault(v, set()).update(op.attrs["axes"])
+                self.exchanged.setdefault(v, set()).update(op.what.axes)
         replaced = self.replaced_by(op, live)
         for v in op.results:
             self.define(v, (live | (reads - reusable) | set(op.results)) - {v} - replaced)
@@ -206,14 +227,14 @@ class _Liveness:
         """Updates that make an array of a blank one, and have no element in common."""
         ends: dict[Value, list[int]] = {}
         for k, op in enumerate(region.ops):
-            if op.kind == "update" and op.attrs.get("apart"):
+            if _is_apart(op):
                 under = op.operands[0]
                 chain = ends.pop(under, None) if self.uses[under] == 1 else None
                 if chain is not None or under in self.blank:
                     ends[op.result] = [*(chain or ()), k]
         for chain in ends.values():
             between = region.ops[chain[0] : chain[-1]]
-            others = [op for op in between if op.kind != "update" or not op.attrs.get("apart")]
+            others = [op for op in between if not _is_apart(op)]
             for k in chain:
                 self.chains[region.ops[k]] = [region.ops[n] for n in chain], others
 
@@ -272,19 +293,14 @@ class _Liveness:
         body = op.regions[-1]
         for v in op.results:
             self.define(v, (live | set(op.results)) - {v})
-        head = set(outer)
-        for _ in range(3):  # what an iteration needs, the one before must keep
-            inside = self.region(body, head | set(body.results), depth + 1)
-            if len(op.regions) == 2:
-                condition = op.regions[0]
-                keep = head | inside | set(condition.args) | set(condition.results)
-                inside |= self.region(condition, keep, depth + 1)
-            args = set(body.args) | (set(op.regions[0].args) if len(op.regions) == 2 else set())
-            new = head | (inside - args)
-            if new == head:
-                break
-            head = new
-        self.across.setdefault(op, set()).update(head)
+        # what an iteration needs, the one before must keep
+        head = outer.union(*map(self.needs, op.regions))
+        inside = self.region(body, head | set(body.results), depth + 1)
+        if len(op.regions) == 2:
+            condition = op.regions[0]
+            keep = head | inside | set(condition.args) | set(condition.results)
+            self.region(condition, keep, depth + 1)
+        self.across[op] = head
         for k, (init, arg, result) in enumerate(
             zip(op.operands, body.args, op.results, strict=True)
         ):
@@ -360,12 +376,16 @@ class _Groups:
                 homes.append((root, size))
 
 
+def _is_apart(op: Op) -> bool:
+    return isinstance(op.what, Update) and op.what.apart
+
+
 def _chains(members: Iterable[Op]) -> dict[Value, tuple[Value, list[Value]]]:
     """Of the updates of a nest: the array that was there before, and all that are written over it,
     part by part, in one memory."""
     chains: dict[Value, tuple[Value, list[Value]]] = {}
     for m in members:
-        if m.kind == "update":
+        if isinstance(m.what, Update):
             base = m.operands[0]
             chains[m.result] = chain = chains.get(base, (base, []))
             chain[1].append(m.result)

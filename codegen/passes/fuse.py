@@ -17,14 +17,26 @@ from codegen.access import Points, Resolver
 from codegen.expr import Expr
 from codegen.indexing import loads
 from codegen.ir import Module, Op, Region, Value, free_values, walk
-from codegen.ops import Nest
+from codegen.ops import (
+    Barrier,
+    Branch,
+    Expect,
+    Full,
+    Let,
+    Loop,
+    Map,
+    Nest,
+    Print,
+    Reduce,
+    Update,
+)
 from codegen.plan import Apply, Bound, Node, Var
 
 LARGEST = 200  # functions in one nest: compilers take more than linear time for a loop
 WIDEST = 16  # arrays that a nest reads: caches keep few streams apart
 NEAREST = 6  # nests that a loop may join: programs are long where Python's loops unroll them
 # Ops that those who come later may not be computed before: a reduction may, its result is small.
-_FENCES = ("loop", "branch", "let", "print", "expect", "barrier")
+_FENCES = (Loop, Branch, Let, Print, Expect, Barrier)
 
 
 @dataclass(frozen=True)
@@ -38,7 +50,7 @@ class _Member:
     @property
     def base(self) -> Value | None:
         """The array that an update writes over."""
-        return self.op.operands[0] if self.op.kind == "update" else None
+        return self.op.operands[0] if isinstance(self.op.what, Update) else None
 
     @property
     def needs(self) -> set[Any]:
@@ -137,8 +149,9 @@ def _hinders(a: _Member, b: _Member, value: Value) -> bool:
 
 def _apart(a: Op, b: Op) -> bool:
     """Whether two updates of an array surely write no element in common."""
-    for d, (p, q) in enumerate(zip(a.attrs["start"], b.attrs["start"], strict=True)):
-        s, t = a.attrs["step"][d], b.attrs["step"][d]
+    assert isinstance(a.what, Update) and isinstance(b.what, Update)
+    for d, (p, q) in enumerate(zip(a.what.start, b.what.start, strict=True)):
+        s, t = a.what.step[d], b.what.step[d]
         p_end, q_end = (
             start + step * (op.operands[1].type.shape[d] - 1)
             for op, start, step in ((a, p, s), (b, q, t))
@@ -210,7 +223,7 @@ class _Fusing:
         read: dict[Value, int] = {}  # by which item last
         fence = segment = 0  # reductions move up to `fence`, other members to `segment`
         for op in region.ops:
-            if self.inline(op) or op.kind == "full":
+            if self.inline(op) or isinstance(op.what, Full):
                 continue
             if op.regions:
                 op = replace(op, regions=tuple(self.region(r) for r in op.regions))
@@ -231,7 +244,7 @@ class _Fusing:
                 items.append(item)
             if member is None:
                 segment = len(items)
-                fence = segment if op.kind in _FENCES else fence
+                fence = segment if isinstance(op.what, _FENCES) else fence
             else:
                 read.update((v, max(k, read.get(v, 0))) for v in member.needs)
                 if member.base is not None:  # what moved before it might keep it from writing there
@@ -242,10 +255,10 @@ class _Fusing:
 
     def member(self, op: Op) -> _Member | None:
         """An op that may share its loops, with what it reads."""
-        if op.kind not in ("map", "reduce", "update"):
+        if not isinstance(op.what, (Map, Reduce, Update)):
             return None
         at = self.resolver.points(op)
-        if at.how == "alone" or (op.kind == "update" and not at.loops):
+        if at.how == "alone" or (isinstance(op.what, Update) and not at.loops):
             return None
         node = self.resolver.member(op, at)
         reads: dict[Any, tuple[tuple[Expr, tuple[Bound, ...]], ...]] = {}
@@ -295,7 +308,7 @@ class _Fusing:
         """The ops, and before each what it computes on the way, and the arrays of one number that
         it writes into: members have moved up."""
         here = {
-            v: op for op in region.ops if self.inline(op) or op.kind == "full"
+            v: op for op in region.ops if self.inline(op) or isinstance(op.what, Full)
             for v in op.results
         }  # fmt: skip
         done: set[Op] = set()

@@ -10,39 +10,33 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from codegen import expr, indexing, prove
+from codegen import expr, ops
 from codegen.access import Points, Resolver
-from codegen.dtypes import INT64, DType
+from codegen.dtypes import DType
 from codegen.errors import InternalError, Place
-from codegen.exchanges import EXCHANGES, Exchanges
+from codegen.exchanges import Exchanges
 from codegen.expr import Expr, Sym
 from codegen.flatten import flattened
 from codegen.gufunc import Parameter
-from codegen.indexing import loop_vars, positions, ravel, strides
+from codegen.indexing import loop_vars, positions, ravel
 from codegen.ir import Module, Op, Region, Value, walk
-from codegen.ops import Scatter, Update
+from codegen.ops import Kind
 from codegen.plan import (
-    Argument,
     Array,
-    Bound,
     Branch,
     Buffer,
     Default,
     Exchange,
     Expect,
     Keep,
-    KernelCall,
-    Lane,
     Let,
     Literal,
     Load,
     Loop,
-    Matrix,
     Nest,
     Phase,
     Plan,
     Print,
-    Product,
     Reduce,
     Step,
     Store,
@@ -51,15 +45,13 @@ from codegen.plan import (
     Work,
 )  # fmt: skip
 
-_ROUTINES = {"float32": "sgemm", "float64": "dgemm", "complex64": "cgemm", "complex128": "zgemm"}
-
 
 def schedule(
     program: Module, stored: frozenset[Value], buffers: Sequence[Buffer],
     of: Mapping[Value, Buffer], rotate: Mapping[Op, Rings],
 ) -> Plan:  # fmt: skip
     """The Plan of a Program. rotate: by loop, the buffers that change places as a turn ends."""
-    work = _Schedule(program, stored, list(buffers), of, rotate)
+    work = Scheduler(program, stored, list(buffers), of, rotate)
     steps: list[Step] = []
     for k, i in enumerate(program.inputs):
         if i.default is not None:
@@ -87,7 +79,9 @@ _Copy = tuple[Buffer, Value, Buffer]
 Rings = tuple[tuple[Buffer, ...], ...]
 
 
-class _Schedule:
+class Scheduler:
+    """What the rules of kinds add their work to."""
+
     def __init__(
         self, program: Module, stored: frozenset[Value], buffers: list[Buffer],
         of: Mapping[Value, Buffer], rotate: Mapping[Op, Rings],
@@ -176,18 +170,24 @@ class _Schedule:
     def op(self, op: Op) -> None:
         self.here = op.place or self.here
         if op.what.inline:
-            if op.result in self.stored and not op.attrs.get("blank"):
+            if op.result in self.stored and not (isinstance(op.what, ops.Full) and op.what.blank):
                 self.store_inline(op)
             return
-        _OPS[op.kind](self, op)
+        if isinstance(op.what, ops.Exchange):
+            self.exchange(op)
+        elif type(op.what) in _CONTROL:
+            _CONTROL[type(op.what)](self, op)
+        else:
+            op.what.steps(op, self)
 
     def loop(self, op: Op) -> None:
+        what = op.what
+        assert isinstance(what, ops.Loop)
         body = op.regions[-1]
         self.copies(self.moves(op.operands, body.args))
         self.flush()
-        a = op.attrs
         slot = self.counters
-        self.counters += a["counter"] is not None
+        self.counters += what.counter is not None
         condition: tuple[Step, ...] = ()
         flag = None
         if len(op.regions) == 2:
@@ -197,41 +197,42 @@ class _Schedule:
         turned = [(a, b) for ring in rotate for a, b in zip(ring, (*ring[1:], ring[0]))]
         again = self.moves(body.results, body.args)
         steps = self.region(body, [c for c in again if (c[0], c[2]) not in turned])
-        stop = None if a["stop"] is None else expr.as_expr(a["stop"])
+        stop = None if what.stop is None else expr.as_expr(what.stop)
+        start, step = expr.as_expr(what.start), expr.as_expr(what.step)
         self.steps.append(
-            Loop(a["counter"], slot, expr.as_expr(a["start"]), stop, expr.as_expr(a["step"]), steps,
-                 condition, flag, rotate, op.place)
-        )  # fmt: skip
+            Loop(what.counter, slot, start, stop, step, steps, condition, flag, rotate, op.place)
+        )
         for r, arg in zip(op.results, body.args, strict=True):
             if self.of[r] is not self.of[arg]:
                 raise InternalError(f"loop result {r} left its buffer", place=op.place)
 
     def let(self, op: Op) -> None:
+        assert isinstance(op.what, ops.Let)
         self.flush()
         value = Load(self.of[op.operands[0]], expr.const(0))
-        self.steps.append(Let(op.attrs["counter"], self.counters, value, op.place))
+        self.steps.append(Let(op.what.counter, self.counters, value, op.place))
         self.counters += 1
 
     def branch(self, op: Op) -> None:
+        assert isinstance(op.what, ops.Branch)
         self.flush()
         arms = tuple(self.region(a, self.moves(a.results, op.results)) for a in op.regions)
-        on = op.attrs["on"]
+        on: Expr | Load | None = op.what.on
         if on is None:
             on = Load(self.of[op.operands[0]], expr.const(0))
         self.steps.append(Branch(on, arms, op.place))
 
     def print(self, op: Op) -> None:
+        assert isinstance(op.what, ops.Print)
         self.flush()
         nodes = tuple(self.resolver.node(v, ()) for v in op.operands)
-        self.steps.append(
-            Print(tuple(op.attrs["parts"]), nodes, bool(op.attrs["every_rank"]), op.place)
-        )
+        self.steps.append(Print(op.what.parts, nodes, op.what.every_rank, op.place))
 
     def expect(self, op: Op) -> None:
+        assert isinstance(op.what, ops.Expect)
         self.flush()
         holds, *shown = (self.resolver.node(v, ()) for v in op.operands)
-        self.steps.append(Expect(holds, tuple(op.attrs["parts"]), tuple(shown),
-                                 op.attrs.get("check", ""), op.place))  # fmt: skip
+        self.steps.append(Expect(holds, op.what.parts, tuple(shown), op.what.check, op.place))
 
     # ---- compute ---------------------------------------------------------------------------------
 
@@ -249,17 +250,18 @@ class _Schedule:
         self.add(Store(loops, into, offset, node, place=op.place))
 
     def nest(self, op: Op) -> None:
-        outer, members = op.attrs["outer"], op.regions[0].ops
+        assert isinstance(op.what, ops.Nest)
+        outer, members = op.what.outer, op.regions[0].ops
         made = {m.result for m in members}
-        updated = [(m.operands[0], m.result) for m in members if m.kind == "update"]
+        updated = [(m.operands[0], m.result) for m in members if isinstance(m.what, ops.Update)]
         self.copies([(self.of[x], x, self.of[v]) for x, v in updated if x not in made])
         sweeps: list[Sweep] = []
-        for number in range(max(op.attrs["sweeps"]) + 1):
+        for number in range(max(op.what.sweeps) + 1):
             parts: list[Keep | Store | Reduce] = []
             after: list[Store] = []  # what is folded, once it is
             kept = []
             loops: tuple[Var, ...] = ()
-            for member, n in zip(members, op.attrs["sweeps"], strict=True):
+            for member, n in zip(members, op.what.sweeps, strict=True):
                 if n == number:
                     at = self.resolver.points(member)
                     loops = at.loops[len(outer) :]
@@ -279,15 +281,16 @@ class _Schedule:
         """A member of a nest: what is computed, and where it goes."""
         v, kept = op.result, self.resolver.kept
         node = self.resolver.member(op, at)
+        fn = op.what.fn if isinstance(op.what, ops.Reduce) else ""
         if at.how == "rows":
             inner = tuple(loop for loop in at.loops if loop not in at.kept)
-            parts.append(Reduce(at.kept, inner, True, self.of[v], at.offset, node, op.attrs["fn"],
-                                v.type.dtype, op.place))  # fmt: skip
+            parts.append(Reduce(at.kept, inner, True, self.of[v], at.offset, node, fn, v.type.dtype,
+                                op.place))  # fmt: skip
             return
-        if op.kind == "update":  # most of its elements nobody reads here
+        if isinstance(op.what, ops.Update):  # most of its elements nobody reads here
             parts.append(Store(at.loops, self.of[v], at.offset, node, place=op.place))
             return
-        fn = op.attrs["fn"] if at.how == "fold" else ""
+        fn = fn if at.how == "fold" else ""
         same = next((p for p in parts if isinstance(p, Keep) and p.value == node
                      and (p.fn, p.dtype) == (fn, v.type.dtype)), None)  # fmt: skip
         keep = same or Keep(self.local_name(v.name), v.type.dtype, node, fn, op.place)
@@ -308,141 +311,20 @@ class _Schedule:
         self.copies([(self.of[x], x, self.of[result])])
         return self.of[result]
 
-    def update(self, op: Op) -> None:
-        into = self.take_over(op)
-        v = op.operands[1]
-        loops = loop_vars(v.type.shape)
-        index = positions(loops)
-        assert isinstance(op.what, Update)
-        at = self.resolver.within(op.what, index)
-        node = self.resolver.node(v, index)
-        shape = op.result.type.shape
-        target = ravel(at, shape)
-        rows = indexing.rows_kept(node, into, target, shape, op.what.step)
-        assert rows is not None, "what reads x where the order of rows does not help is stored"
-        waiting = None
-        if rows:
-            row = expr.product(loop.extent for loop in loops[1:])
-            gone = {s for s in row.symbols() if s.kind not in ("size", "scalar")}
-            most = prove.upper_bound(row, gone) if gone else row
-            waiting = self.new_buffer(f"{into.name}_rows", into.dtype, most * rows)
-        self.add(Store(loops, into, target, node, place=op.place, rows=rows, waiting=waiting))
+    def library(self, routine: str) -> int:
+        """The number of a routine of BLAS."""
+        if routine not in self.libraries:
+            self.libraries.append(routine)
+        return self.libraries.index(routine)
 
-    def dynamic_update(self, op: Op) -> None:
-        into = self.take_over(op)
-        x, v, *starts = op.operands
-        loops = loop_vars(v.type.shape)
-        index = positions(loops)
-        bounds, at = [], []
-        for d, start in enumerate(starts):
-            bound = self.resolver.bound(start, (), x.type.shape[d] - 1)
-            bounds.append(Bound(bound.sym, bound.node, bound.limit, index[d]))
-            at.append(expr.symbol(bound.sym) + index[d])
-        self.add(Store(loops, into, ravel(tuple(at), x.type.shape),
-                       self.resolver.node(v, index), "set", tuple(bounds), op.place))  # fmt: skip
-
-    def scatter(self, op: Op) -> None:
-        into = self.take_over(op)
-        x, v, *indices = op.operands
-        loops = loop_vars(v.type.shape)
-        index = positions(loops)
-        assert isinstance(op.what, Scatter)
-        inner, bounds = self.resolver.picked(indices, op.what, x.type.shape, index)
-        self.add(Store(loops, into, ravel(inner, x.type.shape), self.resolver.node(v, index),
-                       op.what.fn, bounds, op.place))  # fmt: skip
-
-    def reduce(self, op: Op) -> None:
-        x = op.operands[0]
-        loops = loop_vars(x.type.shape)
-        index = positions(loops)
-        dims = op.attrs["dims"]
-        kept = tuple(v for d, v in enumerate(loops) if d not in dims)
-        inner = tuple(v for d, v in enumerate(loops) if d in dims)
-        offset = ravel(positions(kept), op.result.type.shape)
-        long = [d for d, v in enumerate(loops) if v.extent != 1]
-        rows = bool(kept) and bool(long) and long[-1] not in dims and op.result.type.dtype.size != 2
-        node = self.resolver.node(x, index)
-        self.add(Reduce(kept, inner, rows, self.of[op.result], offset, node, op.attrs["fn"],
-                        op.result.type.dtype, op.place))  # fmt: skip
-
-    def lane(self, op: Op) -> None:
-        x, dim = op.operands[0], op.attrs["dim"]
-        loops = loop_vars(x.type.shape)
-        rest = tuple(v for d, v in enumerate(loops) if d != dim)
-        node = self.resolver.node(x, positions(loops))
-        shape = op.result.type.shape
-        if op.kind == "argreduce":
-            offset, stride = ravel(positions(rest), shape), expr.const(0)
-        else:
-            at = list(positions(loops))
-            at[dim] = expr.const(0)
-            offset, stride = ravel(tuple(at), shape), strides(shape)[dim]
-        scratch: tuple[Buffer, ...] = ()
-        if op.kind in ("sort", "argsort"):
-            room = self.of[op.result].capacity  # a lane is never longer than the whole
-            scratch = (self.new_buffer(f"{op.result.name}_lane", x.type.dtype, room),)
-            if op.kind == "argsort":
-                scratch += (self.new_buffer(f"{op.result.name}_order", INT64, room * 2),)
-        self.add(Lane(op.kind, rest, loops[dim], self.of[op.result], offset, stride, x.type.dtype,
-                      op.attrs.get("fn", ""), node, scratch, op.place))  # fmt: skip
-
-    def matmul(self, op: Op) -> None:
-        a, b = op.operands
-        c = op.result
-        batch = loop_vars(c.type.shape[:-2])
-        m, n = c.type.shape[-2:]
-        k = a.type.shape[-1]
-        mats = [self.matrix(v, batch) for v in (a, b, c)]
-        library = None
-        routine = _ROUTINES.get(c.type.dtype.name)
-        shapes = ((m, k), (k, n), (m, n))
-        if routine and all(_blas_can_read(x, s) for x, s in zip(mats, shapes, strict=True)):
-            if routine not in self.libraries:
-                self.libraries.append(routine)
-            library = self.libraries.index(routine)
-        self.add(
-            Product(batch, m, n, k, mats[0], mats[1], mats[2], c.type.dtype, library, op.place)
-        )
-
-    def matrix(self, value: Value, batch: tuple[Var, ...]) -> Matrix:
-        last = loop_vars(value.type.shape[-2:], "k")
-        node = self.resolver.node(value, positions(batch) + positions(last))
-        assert isinstance(node, Load), "an operand of matmul lies in memory"
-        found = indexing.affine(node.offset, last)
-        assert found is not None, "an operand of matmul is strided"
-        base, (row, column) = found
-        return Matrix(node.buffer, base, row, column)
-
-    def kernel(self, op: Op) -> None:
-        kernel = op.attrs["kernel"]
-        arguments: list[Argument] = []
-        signature: list[Parameter] = []
-        follows = op.attrs.get("follows") or [None] * len(op.attrs["args"])
-        for (how, what), loops in zip(op.attrs["args"], follows, strict=True):
-            if how in ("out", "own"):
-                j, begins = what
-                v = op.results[j]
-                if begins is not None:
-                    self.begin(v, op.operands[begins], op)
-                arguments.append(Argument(self.of[v], v.type.dtype, v.type.shape, True))
-                apart = how == "out" and op.attrs.get("apart", False)
-                signature.append(Parameter(v.type.dtype, v.type.ndim, how == "out", loops, apart))
-            elif how == "in":
-                v = op.operands[what]
-                node = self.resolver.node(v, ()) if not v.type.ndim else self.of[v]
-                arguments.append(Argument(node, v.type.dtype, v.type.shape))
-                signature.append(Parameter(v.type.dtype, v.type.ndim, False, loops))
-            else:
-                numbers = what if how == "starts" else (what,)
-                arguments += [Argument(e, INT64) for e in numbers]
-                many = len(numbers) if len(numbers) > 1 else 0
-                signature.append(Parameter(INT64, 0, False, loops, many=many))
-        symbol = next((s for s, (k, sig) in self.kernels.items() if k is kernel and
-                       sig == tuple(signature)), None)  # fmt: skip
+    def kernel(self, kernel: Any, signature: tuple[Parameter, ...]) -> str:
+        """The symbol of a kernel compiled for these parameters."""
+        known = (s for s, (k, sig) in self.kernels.items() if k is kernel and sig == signature)
+        symbol = next(known, None)
         if symbol is None:
             symbol = f"kernel_{len(self.kernels)}_{kernel.name}"
-            self.kernels[symbol] = (kernel, tuple(signature))
-        self.add(KernelCall(symbol, tuple(arguments), op.place))
+            self.kernels[symbol] = (kernel, signature)
+        return symbol
 
     def begin(self, value: Value, content: Value, op: Op) -> None:
         """A value begins with the content of another one."""
@@ -456,15 +338,16 @@ class _Schedule:
 
     def exchange(self, op: Op) -> None:
         """An exchange phase, with the barriers that the program asked for around it."""
-        if op.kind == "halo":
+        assert isinstance(op.what, ops.Exchange)
+        if op.what.in_place:
             self.take_over(op)
         self.flush()
-        around = self.sync if op.kind != "barrier" else "least"
+        around = "least" if isinstance(op.what, ops.Barrier) else self.sync
         if around in ("before", "both"):
-            self.add_exchange(op, "barrier")
-        self.add_exchange(op, op.kind)
+            self.add_exchange(op, ops.Barrier(op.what.axes))
+        self.add_exchange(op, op.what)
         if around in ("after", "both"):
-            self.add_exchange(op, "barrier")
+            self.add_exchange(op, ops.Barrier(op.what.axes))
         self.fill(op)
 
     def fill(self, op: Op) -> None:
@@ -479,44 +362,24 @@ class _Schedule:
         self.add(Store(loops, self.of[op.result], ravel(positions(loops), shape), literal,
                        place=op.place))  # fmt: skip
 
-    def add_exchange(self, op: Op, kind: str) -> None:
-        axes = tuple(op.attrs["axes"])
+    def add_exchange(self, op: Op, what: ops.Exchange) -> None:
+        axes = what.axes
         member = Sym("member", "var", expr.const(0), self.mesh.size(axes) - 1)
-        details = self.exchanges.details(op, kind, member)
-        moves = kind != "barrier"
+        details = self.exchanges.details(op, what, member)
+        moves = not isinstance(what, ops.Barrier)
         dtype = op.operands[0].type.dtype if moves else None
-        fn = op.attrs.get("fn", "") if moves else ""
+        fn = getattr(what, "fn", "")
         self.steps.append(
-            Exchange(self.sites, kind, axes, member, dtype, fn=fn, place=op.place, **details)
+            Exchange(self.sites, what.name, axes, member, dtype, fn=fn, place=op.place, **details)
         )
         self.sites += 1
 
 
-def _blas_can_read(x: Matrix, shape: tuple[Expr, Expr]) -> bool:
-    """One stride is 1 (or its extent is), the other is not negative."""
-    rows, columns = shape
-    along_row = x.column == 1 or columns == 1
-    along_column = x.row == 1 or rows == 1
-    return (along_row and expr.nonneg(x.row)) or (along_column and expr.nonneg(x.column))
-
-
-_OPS: dict[str, Callable[[_Schedule, Op], None]] = {
-    "loop": _Schedule.loop,
-    "let": _Schedule.let,
-    "branch": _Schedule.branch,
-    "print": _Schedule.print,
-    "expect": _Schedule.expect,
-    "nest": _Schedule.nest,
-    "update": _Schedule.update,
-    "dynamic_update": _Schedule.dynamic_update,
-    "scatter": _Schedule.scatter,
-    "reduce": _Schedule.reduce,
-    "argreduce": _Schedule.lane,
-    "cumulative": _Schedule.lane,
-    "sort": _Schedule.lane,
-    "argsort": _Schedule.lane,
-    "matmul": _Schedule.matmul,
-    "kernel": _Schedule.kernel,
+_CONTROL: dict[type[Kind], Callable[[Scheduler, Op], None]] = {
+    ops.Loop: Scheduler.loop,
+    ops.Let: Scheduler.let,
+    ops.Branch: Scheduler.branch,
+    ops.Print: Scheduler.print,
+    ops.Expect: Scheduler.expect,
+    ops.Nest: Scheduler.nest,
 }
-
-_OPS.update(dict.fromkeys(EXCHANGES, _Schedule.exchange))

@@ -14,22 +14,22 @@ from typing import Any
 from codegen.access import Resolver
 from codegen.indexing import loads, loop_vars, positions, ravel, rows_kept
 from codegen.ir import Module, Op, Region, Value
-from codegen.ops import Update
+from codegen.ops import (
+    Branch,
+    Broadcast,
+    Kernel,
+    Loop,
+    Map,
+    Reshape,
+    Scatter,
+    Slice,
+    Transpose,
+    Update,
+)
+from codegen.ops.sources import Source
+from codegen.ops.views import View
 
-_VIEWS = ("slice", "broadcast", "transpose", "reshape")
-_SOURCES = ("full", "iota", "expr", "scalar", "const")
-# Functions so cheap that computing them again beats a trip through memory.
 DEEPEST = 40  # ops in one expression: unrolled loops chain without end, compilers recurse
-_CHEAP = frozenset("add sub mul neg cast eq ne lt le gt ge select logical_and logical_or".split())
-# Ops that want to take over the memory of their first operands.
-_TAKES_OVER = ("update", "dynamic_update", "scatter", "halo")
-# Ops that read a strided box where it lies.
-_IN_PLACE = (
-    "permute", "all_gather", "all_to_all", "redistribute", "broadcast_from", "gather_to",
-    "scatter_from", "matmul",
-)  # fmt: skip
-# Ops that read their operands point by point, or at one.
-_AT_POINTS = ("reduce", "argreduce", "cumulative", "print", "expect", "branch")
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class _Storing:
                 continue
             below = max((depth.get(x, 0) for x in op.operands), default=0)
             if not self.dear.isdisjoint(op.operands) or (
-                op.kind == "map" and op.attrs["fn"] not in _CHEAP
+                isinstance(op.what, Map) and not op.what.is_cheap()
             ):
                 self.dear.update(op.results)
             for value in op.results:
@@ -78,11 +78,11 @@ class _Storing:
                 depth[value] = 0 if value in self.stored else below + 1
             self.dear.difference_update(self.stored.intersection(op.results))
         for op in self.order:
-            if op.kind in _TAKES_OVER or op.kind == "loop":
-                for x in op.operands if op.kind == "loop" else op.operands[:1]:
-                    self.keep_old_views(op, x)
+            is_loop = isinstance(op.what, Loop)
+            for x in op.operands if is_loop else op.operands[: 1 if op.what.in_place else 0]:
+                self.keep_old_views(op, x)
         for op in self.order:
-            if op.kind in ("update", "scatter"):
+            if isinstance(op.what, (Update, Scatter)):
                 self.separate(op)
         return self.stored
 
@@ -113,32 +113,29 @@ class _Storing:
 
     def demand(self, op: Op) -> None:
         """Operands that must lie in memory for an op to work on them."""
-        if op.what.inline or op.kind in _AT_POINTS:
-            if op.kind == "branch":
-                self.stored.update(op.operands)
+        if isinstance(op.what, Branch):
+            self.stored.update(op.operands)
+        elif op.what.inline or op.what.reads == "points":
             return
-        if op.kind in _TAKES_OVER:
+        elif op.what.in_place:
             self.stored.add(op.operands[0])
-        elif op.kind in _IN_PLACE:
-            for v in op.operands:
-                if not self.is_plain_view(v):
-                    self.stored.add(v)
-        elif op.kind == "kernel":  # what its results begin as is computed into them
-            read = {what for how, what in op.attrs["args"] if how == "in"}
+        elif op.what.reads == "boxes":
+            self.stored.update(v for v in op.operands if not self.is_plain_view(v))
+        elif isinstance(op.what, Kernel):  # what its results begin as is computed into them
+            read = {what for how, what in op.what.args if how == "in"}
             self.stored.update(v for k, v in enumerate(op.operands) if k in read and v.type.shape)
-        else:  # all_reduce, reduce_scatter, loop, sort, argsort: whole and contiguous
-            for v in op.operands:
-                self.stored.add(v)
+        else:
+            self.stored.update(op.operands)
 
     def is_plain_view(self, value: Value) -> bool:
         """A chain of slices and transposes of something that is stored anyway."""
         while value not in self.stored:
             op = self.defs[value]
-            if op.kind == "reshape":
+            if isinstance(op.what, Reshape):
                 small = [e for e in op.result.type.shape if e != 1]
                 if small != [e for e in op.operands[0].type.shape if e != 1]:
                     return False
-            elif op.kind not in ("slice", "transpose"):
+            elif not isinstance(op.what, (Slice, Transpose)):
                 return False
             value = op.operands[0]
         return True
@@ -146,19 +143,20 @@ class _Storing:
     def consumers(self, value: Value) -> Iterator[_Use]:
         """The uses that really read a value: through views, to whoever is stored."""
         for use in self.uses.get(value, ()):
-            if use.op is not None and use.op.kind in _VIEWS and use.op.result not in self.stored:
-                yield from self.consumers(use.op.result)
+            op = use.op
+            if op is not None and isinstance(op.what, View) and op.result not in self.stored:
+                yield from self.consumers(op.result)
             else:
                 yield use
 
     def shared(self, op: Op, value: Value) -> bool:
         """An element-wise value read more than once, in another region, or stretched, is stored."""
-        if op.kind in _VIEWS or op.kind in _SOURCES:
+        if isinstance(op.what, (View, Source)):
             return False
         uses = list(self.consumers(value))
-        cheap = op.kind == "map" and value not in self.dear
+        cheap = isinstance(op.what, Map) and value not in self.dear
         if cheap and value.type.ndim == 0 and all(
-            self.defs[v].kind in _SOURCES for v in op.operands if v in self.defs
+            isinstance(self.defs[v].what, Source) for v in op.operands if v in self.defs
         ) and all(v in self.defs for v in op.operands):  # fmt: skip
             return False
         here = self.place[value][1]
@@ -171,9 +169,9 @@ class _Storing:
     def spread(self, op: Op) -> bool:
         """Whether it combines stretched arrays only, as x[:, None] - x: it is larger than they."""
         made = [self.defs.get(v) for v in op.operands]
-        return all(m is not None and m.kind in ("broadcast", *_SOURCES) for m in made) and any(
+        return all(m and isinstance(m.what, (Broadcast, Source)) for m in made) and any(
             m.operands[0].type.shape != m.result.type.shape
-            for m in made if m is not None and m.kind == "broadcast"
+            for m in made if m and isinstance(m.what, Broadcast)
         )  # fmt: skip
 
     def stretched(self, value: Value) -> bool:
@@ -181,8 +179,8 @@ class _Storing:
         ops = [u.op for u in self.uses.get(value, ()) if u.op is not None]
         return any(
             op.result.type.shape != value.type.shape
-            if op.kind in ("broadcast", "matmul", "gather", "dynamic_slice")
-            else op.kind in _VIEWS and self.stretched(op.result)
+            if op.what.rereads
+            else isinstance(op.what, View) and self.stretched(op.result)
             for op in ops
         )
 
@@ -238,5 +236,5 @@ class _Storing:
         op = self.defs.get(v)
         if op is None or v in self.stored or not op.what.inline:
             return False
-        below = below or op.kind == "reshape"
+        below = below or isinstance(op.what, Reshape)
         return any(self.reshaped(under, x, below) for under in op.operands)

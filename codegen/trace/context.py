@@ -122,6 +122,7 @@ class Context:
         # what open bodies must leave as it is (outside.Outside), the program first; and where the
         # user's code changed a thing last, by its id
         self.bodies: list[Any] = []
+        self.loops: list[Any] = []  # whose bodies are being captured: loops.Loop
         self.changed_at: dict[Any, Place | None] = {}
         # containers that may be one: two of them, their names, and where that is decided
         self.twins: list[tuple[Any, Any, str, str, Place | None]] = []

@@ -282,6 +282,8 @@ def asarray(x: Any, dtype: Any = None, layout: Any = None, **_: Any) -> Array:
     context = require_context("asarray")
     if isinstance(x, Array):
         made = x if dtype is None else as_array(x, dtype)
+        if made.weak:  # NumPy's array of a Python number is none
+            made = wrap(made.context, made.read(), scalar=False)
         if layout is None or not made.is_global or not made.ndim:
             return made
         same = layout_of(context, layout, made.ndim, "asarray") == made.held.type.layout

@@ -34,7 +34,7 @@ from codegen.ir import (
     free_values,
 )
 from codegen.mesh import Layout, local_offset
-from codegen.ops import Iota, Map, Print, Reshape, RunScalar
+from codegen.ops import Full, Iota, Map, Print, Reshape, RunScalar
 from codegen.trace import elementwise, known, mapping, view
 from codegen.trace.array import Array, Number, as_array, element_type, number, wrap
 from codegen.trace.constants import rounded
@@ -333,7 +333,7 @@ def _uniform(context: Context, default: Any, extents: Shape) -> Any:
                          found=elementwise.shape_text(default.extents))  # fmt: skip
     value = default.read()
     made = next((op for b in context.blocks for op in b.ops if value in op.results), None)
-    return made.attrs["value"] if made is not None and made.kind == "full" else default
+    return made.what.value if made is not None and isinstance(made.what, Full) else default
 
 
 def _from_function(

@@ -17,6 +17,7 @@ import numpy as np
 from codegen import expr
 from codegen.errors import CarryError, KernelError
 from codegen.ir import Region, Value, free_values
+from codegen.ops import Broadcast, Full, Map
 from codegen.trace.array import Array, as_array, full_value, number, wrap
 from codegen.trace.communicate import all_gather, all_to_all
 from codegen.trace.context import Block, Context, user_place
@@ -95,7 +96,7 @@ def _element_by_element(context: Context, called: Op, x: Array) -> Region | None
         mark.restore_storages()
         mark.forget_later(context, "loop", user_place())
         mark.restore_declared(context)
-    alone = all(op.kind in ("map", "full", "broadcast") for op in region.ops)
+    alone = all(isinstance(op.what, (Map, Full, Broadcast)) for op in region.ops)
     kept = any(storage in written for storage, *_ in mark.storages)
     return region if alone and not kept and not free_values(region) else None
 
@@ -105,11 +106,10 @@ def _again(context: Context, region: Region, a: Array, b: Array) -> Array:
     made = dict(zip(region.args, (a.read(), b.read())))
     for op in region.ops:
         operands = [made[v] for v in op.operands]
-        if op.kind == "map":
+        if isinstance(op.what, Map):
             made[op.result] = context.emit(op.what, operands, place=op.place)[0]
-        elif op.kind == "full":
-            value, dtype = op.attrs["value"], op.attrs["dtype"]
-            made[op.result] = full_value(context, value, dtype, a.extents)
+        elif isinstance(op.what, Full):
+            made[op.result] = full_value(context, op.what.value, op.what.dtype, a.extents)
         else:  # broadcast: of what has this shape already
             (made[op.result],) = operands
     return wrap(context, made[region.results[0]], scalar=False)

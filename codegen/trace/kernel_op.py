@@ -15,7 +15,7 @@ from codegen import expr, ops
 from codegen.gufunc import ONLY
 from codegen.ir import ArrayType, Value
 from codegen.mesh import Layout, LayoutEntry
-from codegen.ops import Edge, Roll
+from codegen.ops import Edge, Full, Relayout, Roll
 from codegen.trace import joining, windows
 from codegen.trace.array import Array, Number, as_array, as_value, full_value, wrap
 from codegen.trace.context import Context
@@ -152,9 +152,9 @@ class _Call:
 def _is_zeros(context: Context, value: Value) -> bool:
     made = (op for block in context.blocks for op in block.ops if value in op.results)
     op = next(made, None)
-    if op is not None and op.kind == "relayout":
+    if op is not None and isinstance(op.what, Relayout):
         return _is_zeros(context, op.operands[0])
-    return op is not None and op.kind == "full" and op.attrs["value"] == 0
+    return op is not None and isinstance(op.what, Full) and bool(op.what.value == 0)
 
 
 def _pad(x: Array, widths: list[tuple[int, int]], mode: str, **more: Any) -> Array:

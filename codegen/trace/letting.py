@@ -15,7 +15,8 @@ from typing import Any
 from codegen import dtypes, expr
 from codegen.expr import Expr, Sym
 from codegen.ir import Module, Op, Region, Value
-from codegen.ops import OPS, Let
+from codegen.ops import OPS, Branch, Const, Full, Let, Loop, Map, Symbolic
+from codegen.ops.views import View
 from codegen.trace.array import Array, as_value
 from codegen.trace.context import Context, user_place
 from codegen.trace.number import number
@@ -77,7 +78,8 @@ def bounds_of(module: Module) -> dict[str, Bounds]:
     work.region(module.body)
     out: dict[str, Bounds] = {}
     for op in work.lets:
-        value, key = op.operands[0], op.attrs["key"]
+        assert isinstance(op.what, Let)
+        value, key = op.operands[0], op.what.key
         new = work.of(value)
         new = Bounds(new.least, work.most.get(value), new.power)
         out[key] = _either(out[key], new) if key in out else new
@@ -109,16 +111,16 @@ class _Induction:
         for op in region.ops:
             for k, value in enumerate(op.results):
                 self.made[value] = op, k
-            if op.kind == "let":
+            if isinstance(op.what, Let):
                 self.lets.append(op)
-                self.named[op.attrs["counter"]] = op.operands[0]
+                self.named[op.what.counter] = op.operands[0]
             for inner in op.regions:
-                if op.kind == "loop":
+                if isinstance(op.what, Loop):
                     body = op.regions[-1]
                     for row in zip(inner.args, op.operands, body.results, strict=True):
                         self.carried[row[0]] = row[1:]
                 self.region(inner)
-            if op.kind == "loop" and len(op.regions) == 2:
+            if isinstance(op.what, Loop) and len(op.regions) == 2:
                 self._tested(*op.regions)
 
     def _tested(self, test: Region, body: Region) -> None:
@@ -126,9 +128,9 @@ class _Induction:
         todo = list(test.results)
         while todo:
             op, _ = self.made.get(todo.pop(), (None, 0))
-            if op is None or op.kind != "map":
+            if op is None or not isinstance(op.what, Map):
                 continue
-            fn, operands = op.attrs["fn"], op.operands
+            fn, operands = op.what.fn, op.operands
             if fn == "logical_and":
                 todo += operands
             if fn in ("gt", "ge"):
@@ -143,9 +145,9 @@ class _Induction:
     def _formula(self, value: Value) -> Expr | None:
         """A value as a formula of sizes, which are the same everywhere."""
         op, _ = self.made.get(value, (None, 0))
-        if op is None or op.kind not in ("expr", "full"):
+        if op is None or not isinstance(op.what, (Symbolic, Full)):
             return None
-        e = op.attrs["value"]
+        e = op.what.value
         if not isinstance(e, (int, Expr)) or isinstance(e, bool):
             return None
         e = expr.as_expr(e)
@@ -177,29 +179,29 @@ class _Induction:
         op, k = self.made.get(value, (None, 0))
         if op is None:
             return _NOTHING
-        if op.kind == "loop":
+        what = op.what
+        if isinstance(what, Loop):
             return self._carried(op.regions[-1].args[k])
-        if op.kind == "branch":
+        if isinstance(what, Branch):
             return _all([self.of(arm.results[k]) for arm in op.regions])
-        a = op.attrs
-        if op.kind == "const":
-            data = a["data"]
+        if isinstance(what, Const):
+            data = what.data
             if not data.size or data.dtype.kind not in "biu":
                 return _NOTHING
             return _all([_number(int(n)) for n in data.ravel()]) if data.size < 65 else _NOTHING
-        if op.kind == "full":
-            return _number(a["value"]) if isinstance(a["value"], int) else _NOTHING
-        if op.kind == "expr":
-            e = a["value"]
+        if isinstance(what, Full):
+            return _number(what.value) if isinstance(what.value, int) else _NOTHING
+        if isinstance(what, Symbolic):
+            e = what.value
             least = next((b for b in (1, 0) if expr.nonneg(e - b)), None)
             (sym,) = e.atoms() if len(e.atoms()) == 1 else (None,)
             power = isinstance(sym, Sym) and sym.divides == expr.POWERS and e == expr.symbol(sym)
             if sym in self.named and e == expr.from_atom(sym):
                 return self.of(self.named[sym])
             return _number(e.value) if e.is_const else Bounds(least, None, power)
-        if op.kind in ("reshape", "broadcast", "slice", "transpose", "roll"):
+        if isinstance(what, View):
             return self.of(op.operands[0])
-        return self._map(a["fn"], op.operands) if op.kind == "map" else _NOTHING
+        return self._map(what.fn, op.operands) if isinstance(what, Map) else _NOTHING
 
     def _map(self, fn: str, operands: tuple[Value, ...]) -> Bounds:
         parts = [self.of(x) if x.type.dtype.kind in "biu" else _NOTHING for x in operands]

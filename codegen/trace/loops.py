@@ -35,6 +35,7 @@ from codegen.trace.regions import (
     link,
     value_of,
 )
+from codegen.trace.settled import Inner, Key, Settled
 from codegen.trace.sharing import Turning
 from codegen.trace.state import (
     UNDEFINED,
@@ -46,13 +47,12 @@ from codegen.trace.state import (
     fill,
     joined,
     leaf_type,
+    memory_of,
     same,
+    storage_of,
 )
 
 _PASSES = 24  # more never settle: every pass carries more, or a wider type
-
-
-_Key = tuple[str, int]  # a carried leaf: the variable, and which leaf of it
 
 
 _Constants = dict[Place | None, list[tuple[Any, ...]]]
@@ -62,8 +62,8 @@ def _constants(block: Block) -> _Constants:
     """The numbers and arrays that operations are given while building, by the place."""
     found: _Constants = {}
     for op in walk(block.close(())):
-        if op.kind in ("full", "const"):
-            data = op.attrs["value"] if op.kind == "full" else op.attrs["data"]
+        if isinstance(op.what, (ops.Full, ops.Const)):
+            data = op.what.value if isinstance(op.what, ops.Full) else op.what.data
             shown = str(data) if np.size(data) < 9 else hash(np.asarray(data).tobytes())
             found.setdefault(op.place, []).append((op.result.type, shown))
     return found
@@ -114,13 +114,13 @@ class Loop(Piece):
         super().__init__(context, names, bound, touched, "loop")
         self.later = later or Later()
         self.flags = flags
-        self.carried: dict[_Key, LeafType] = {}
+        self.carried: dict[Key, LeafType] = {}
         self.stored: dict[Storage, ArrayType] = {}
         self.stale: dict[Storage, None] = {}
         self.start: dict[str, list[Any]] = {}
-        self.made: dict[_Key, Array] = {}
+        self.made: dict[Key, Array] = {}
         # memory that a carried array may be: storages from before the loop, other carried leaves
-        self.aliases: dict[_Key, dict[Storage | _Key, None]] = {}
+        self.aliases: dict[Key, dict[Storage | Key, None]] = {}
         self.body: Region | None = None
         self.constants: _Constants = {}
         self.again = False  # the last pass was one more, to compare its constants
@@ -128,6 +128,41 @@ class Loop(Piece):
         self.sharing = Turning(context, self.place, _trees(self.entry), bound, self.outside)
         self.types = {(n, j): leaf_type(leaf) for n, h in self.entry.items() if h is not None
                       for j, leaf in enumerate(h.leaves)}  # fmt: skip
+        self.inner = Inner()
+        self.changed: set[Key] = set()  # in the last pass
+        self.given: list[Key] = []  # what it began with
+        self.around = context.loops[-1].inner if context.loops else Inner()
+        self.number = self.around.number()
+        if before := self.around.found.get(self.number):
+            self.begin_with(before)
+
+    def begin_with(self, before: Settled) -> None:
+        """Carry from the first pass on what the loop carried before, where that can be."""
+        for key, t in before.carried.items():
+            had = self.types.get(key)
+            inside = had is None and key[0] in before.held
+            if inside and self.later.hands_on(key[0], self.entry.get(key[0])):
+                continue
+            if had is None or (not had.weak and had.dtype != t.dtype) or joined(had, t) != t:
+                return
+            self.given.append(key)
+        self.carried.update(before.carried)
+        self.later.held.update(before.held)
+        for memory, kind in before.stored.items():
+            if (storage := storage_of(self.entry, memory)) in self.serials:
+                self.stored[storage] = kind
+        for key, others in before.aliases.items():
+            found = (storage_of(self.entry, other) for other in others)
+            self.aliases[key] = dict.fromkeys(
+                o for o in found if o in self.serials or o in self.carried)
+
+    def settled(self) -> Settled:
+        """What it carries."""
+        names = memory_of(self.entry)
+        aliases = {k: tuple(names.get(o, o) if isinstance(o, Storage) else o for o in others)
+                   for k, others in self.aliases.items()}  # fmt: skip
+        stored = {names.get(s, s): t for s, t in self.stored.items()}
+        return Settled(dict(self.carried), stored, aliases, dict(self.later.held))
 
     # ---- one pass -------------------------------------------------------------------------------
 
@@ -137,6 +172,7 @@ class Loop(Piece):
             names = ", ".join(sorted({name for name, _ in self.carried}))
             raise UnsupportedError("variables of this loop change their type in every turn",
                                    place=self.place, found=f"{names} change")  # fmt: skip
+        self.inner.met.clear()
         block = self.block()
         self.begin(block)
         self.enter(block.args)
@@ -195,6 +231,10 @@ class Loop(Piece):
             stored[storage] = propagation.met(had, storage.value.type)
         settled = self._find_aliases(after) and settled and stored == self.stored
         settled = self._repeats(settled) and settled
+        if settled and not self.changed.issuperset(self.given):  # it carries too much
+            self.carried, stored, self.aliases, self.given = {}, {}, {}, []
+            self.later.held.clear()
+            settled = False
         if settled:
             values = [value_of(self.context, self._leaf(after, k), t)
                       for k, t in self.carried.items()]  # fmt: skip
@@ -241,14 +281,14 @@ class Loop(Piece):
         return True
 
     @staticmethod
-    def _leaf(variables: dict[str, Held | None], key: _Key) -> Any:
+    def _leaf(variables: dict[str, Held | None], key: Key) -> Any:
         held = variables[key[0]]
         assert held is not None
         return held.leaves[key[1]]
 
     def _compare(self, after: dict[str, Held | None]) -> bool:
         """Record what the pass changed; whether that was known."""
-        settled = True
+        self.changed, settled = set(), True
         for name, before in self.entry.items():
             if before is None:  # first bound in the body
                 settled = self._bound_inside(name, after.get(name)) and settled
@@ -261,6 +301,7 @@ class Loop(Piece):
             for j, (start, end) in enumerate(zip(self.start[name], now.leaves)):
                 if same(start, end):
                     continue
+                self.changed.add((name, j))
                 t = self._type(name, j, before.leaves[j], end)
                 if self.carried.get((name, j)) != t:
                     self.carried[name, j] = t
@@ -308,8 +349,8 @@ class Loop(Piece):
     def _find_aliases(self, after: dict[str, Held | None]) -> bool:
         """Record what memory the carried arrays are at the end of a pass; whether it was known."""
         owner = {a.storage: key for key, a in self.made.items()}
-        maker: dict[Storage, _Key] = {}
-        found: dict[_Key, dict[Storage | _Key, None]] = {}
+        maker: dict[Storage, Key] = {}
+        found: dict[Key, dict[Storage | Key, None]] = {}
         for key in self.carried:
             leaf = self._leaf(after, key)
             if not isinstance(leaf, Array) or leaf.scalar or leaf is self.made.get(key):
@@ -328,7 +369,7 @@ class Loop(Piece):
             self.aliases.setdefault(key, {}).update(others)
         return known
 
-    def _link(self, arrays: dict[_Key, Array]) -> None:
+    def _link(self, arrays: dict[Key, Array]) -> None:
         for key, others in self.aliases.items():
             for other in others:
                 twin = other if isinstance(other, Storage) else arrays[other].storage
@@ -442,7 +483,7 @@ class Loop(Piece):
                 self.names.put(flag, True)  # the first turn ends it
 
 
-    def _at_entry(self, key: _Key) -> Value:
+    def _at_entry(self, key: Key) -> Value:
         """What is carried, as it is before the first turn; of no use where it is bound inside."""
         t = self.carried[key]
         if key[0] not in self.later.held:
@@ -517,11 +558,14 @@ def passes(loop: Loop, loop_number: int, item: Callable[[], Any]) -> Iterator[An
         while True:
             loop.start_pass()
             names.tracing.append(loop_number)
+            loop.context.loops.append(loop)
             try:
                 yield item()
             finally:
                 names.tracing.remove(loop_number)
+                loop.context.loops.remove(loop)
             if loop.end_pass():
+                loop.around.found[loop.number] = loop.settled()
                 break
     finally:
         loop.abort()

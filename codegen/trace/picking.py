@@ -55,9 +55,9 @@ def clip(x: Any, a_min: Any = None, a_max: Any = None, out: Any = None, *, min: 
     high = None if high is np._NoValue else high
     result: Any = normal(x)
     if low is not None:
-        result = apply(np.maximum, result, low)
+        result = apply(np.maximum, low, result)  # which is the second one where they are equal
     if high is not None:
-        result = apply(np.minimum, result, high)
+        result = apply(np.minimum, high, result)
     return store(as_array(result), out)
 
 

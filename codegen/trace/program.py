@@ -10,7 +10,7 @@ import ast
 import inspect
 import math
 import numbers
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any, overload
 
@@ -25,16 +25,14 @@ from codegen.errors import (
     UnsupportedError,
     UsageError,
 )
-from codegen.ir import Condition, Module, Output, Value
+from codegen.ir import Condition, Module
 from codegen.layouts.choosing import choose
 from codegen.mesh import Axis, Layout, Mesh, checked_count, checked_sizes
 from codegen.places import place_in, program_files
-from codegen.trace import mapping
-from codegen.trace.array import Array, Number, as_value
 from codegen.trace.context import Context, Limits, user_place
 from codegen.trace.letting import Bounds, bounds_of
-from codegen.trace.masks import Chosen, refused
 from codegen.trace.outside import Outside
+from codegen.trace.returned import outputs_of
 
 SYNC = ("least", "before", "after", "both")
 
@@ -296,7 +294,7 @@ class Program:
                 raise
             place = self._place_of_return(context, function)
             try:
-                outputs, returns = _outputs(context, returned, place)
+                outputs, returns = outputs_of(context, returned, place)
             except SpmdError as error:
                 error.place = place  # the user's function has returned already
                 raise
@@ -390,7 +388,8 @@ def program(
       "after" or "both".
 
     The function's parameters have defaults and are fixed while building: `--set n=100`, or
-    `spmd.build(program, n=100)`. It returns an array, a number, or a tuple or dict of them.
+    `spmd.build(program, n=100)`. It returns an array, a number, or a tuple, list or dict of them,
+    nested as you like; a run returns the same nest. `{"a": {"b": u}}` has the output `a.b`.
     UsageError for a mesh that is none, LayoutError for rules that name no axis of it.
 
     Example::
@@ -407,85 +406,3 @@ def program(
     if function is not None:
         return Program(function, mesh, layout, sync)
     return lambda f: Program(f, mesh, layout, sync)
-
-
-# ---- what a program returns ------------------------------------------------------------------
-
-
-def _outputs(context: Context, returned: Any, place: Place) -> tuple[list[Output], str]:
-    named: list[tuple[str, Any]]
-    if isinstance(returned, dict):
-        returns, named = "dict", [(_output_name(k, place), v) for k, v in returned.items()]
-    elif isinstance(returned, (tuple, list)):
-        returns, named = "tuple", [(str(k), v) for k, v in enumerate(returned)]
-    else:
-        returns, named = "array", [("result", returned)]
-    if returned is None or (not named and returns != "dict"):  # {} is a program that only acts
-        raise _returned_error("None" if returned is None else f"an empty {type(returned).__name__}",
-                              place)
-    flat = _flat(named, place)
-    for k, (name, _) in enumerate(flat):
-        if name in [n for n, _ in flat[:k]]:
-            raise ProgramError(f'a program returns two outputs named "{name}"', place=place,
-                               expected="a name for each: what is nested has names with dots",
-                               found=", ".join(n for n, _ in flat))  # fmt: skip
-    return [_output(context, name, x, place) for name, x in flat], returns
-
-
-def _flat(named: Sequence[tuple[str, Any]], place: Place) -> list[tuple[str, Any]]:
-    """Nested containers get dotted names."""
-    out = []
-    for name, x in named:
-        if isinstance(x, dict) and x:
-            inner = [(f"{name}.{_output_name(k, place)}", v) for k, v in x.items()]
-            out += _flat(inner, place)
-        elif isinstance(x, (tuple, list)) and x:
-            out += _flat([(f"{name}.{k}", v) for k, v in enumerate(x)], place)
-        else:
-            out.append((name, x))
-    return out
-
-
-def _output_name(key: Any, place: Place) -> str:
-    if isinstance(key, str) and key and "/" not in key:
-        return key
-    raise ProgramError(
-        "the keys of a dict that a program returns must be text",
-        place=place,
-        expected='return {"u": u}',
-        found=repr(key),
-    )
-
-
-def _output(context: Context, name: str, x: Any, place: Place) -> Output:
-    if isinstance(x, Chosen):
-        raise refused("np.where(mask, x, other), and the mask as another output")
-    if isinstance(x, np.ndarray) and x.ndim:
-        x = mapping.replicated_constant(context, x)
-    if not isinstance(x, (Array, Number, bool, int, float, complex, np.generic, np.ndarray)):
-        kind = type(x).__name__
-        what = "None" if x is None else f"a{'n' * kind.startswith(('a', 'o', 'i', 'e'))} {kind}"
-        raise _returned_error(what if name == "result" else f"{what}, as {name}", place)
-    if isinstance(x, int) and not -(2**63) <= x < 2**64:
-        raise _returned_error(f"an int of {x.bit_length()} bits, as {name}", place)
-    value: Value = as_value(context, x)
-    if value.type.layout is None and value.type.ndim:
-        raise ProgramError(
-            f'output "{name}" is one rank\'s array, not a global one',
-            place=place,
-            expected="what a function given to spmd.shard_map returned",
-            found=str(value.type),
-            remedy="return it from that function, with out_layouts",
-        )
-    layout = value.type.layout or ()
-    return Output(name, value, layout, value.type.shape)
-
-
-def _returned_error(found: str, place: Place) -> ProgramError:
-    return ProgramError(
-        "a program returns arrays",
-        place=place,
-        expected="an array, a number, or a tuple or dict of them",
-        found=found,
-        remedy='return {"u": u}',
-    )

@@ -329,10 +329,36 @@ class Held:
 Variables = dict[str, Held | None]
 
 
+@dataclass(frozen=True)
+class Memory:
+    """The memory of an array that a variable holds."""
+
+    name: str
+    leaf: int
+
+
 def hold(value: Any) -> Held | None:
     if value is UNDEFINED:
         return None
     return Held(*flatten(value))
+
+
+def memory_of(entry: Variables) -> dict[Any, Memory]:
+    """By storage: the leaf by which its memory is known."""
+    return {
+        leaf.storage: Memory(name, j)
+        for name, held in entry.items() if held is not None
+        for j, leaf in enumerate(held.leaves) if isinstance(leaf, Array)
+    }  # fmt: skip
+
+
+def storage_of(entry: Variables, memory: Any) -> Any:
+    """The memory that this leaf shows now; what is no Memory is itself."""
+    if not isinstance(memory, Memory):
+        return memory
+    held = entry.get(memory.name)
+    leaf = held.leaves[memory.leaf] if held and memory.leaf < len(held.leaves) else None
+    return leaf.storage if isinstance(leaf, Array) else None
 
 
 def capture(names: Names, bound: Sequence[str], touched: Sequence[str]) -> Variables:

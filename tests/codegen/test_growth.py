@@ -13,31 +13,49 @@ import spmd
 from codegen.compile import lower
 from codegen.emit import cutting
 from spmd.source import find_program
-from tests.figures_growth import KINDS
+from tests.figures_growth import HEAD, KINDS
 
 COUNTS = {"updates of slices": 4, "shifted reads": 4, "branches": 20, "nested loops": 20}
 
 
-def build(folder: Path, kind: str, count: int) -> tuple[int, int]:
-    """How many calls a build makes, and how many lines the longest function of its C has."""
-    path = folder / f"{re.sub(' |-', '_', kind)}_{count}.py"
-    path.write_text(KINDS[kind](count))
+def work(path: Path, source: str) -> int:
+    """How many calls it takes to write the C of a program."""
+    path.write_text(source)
     program = find_program(str(path))
     profile = cProfile.Profile(subcalls=False, builtins=False)
     profile.enable()
-    text = lower(program.graph({}, ())).source.text
+    lower(program.graph({}, ()))
     profile.disable()
-    calls = sum(row.callcount for row in profile.getstats())
-    return calls, max(f.count("\n") for f in re.split(r"\n(?=static )", text))
+    return sum(row.callcount for row in profile.getstats())
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_work_per_statement_stays(tmp_path: Path, kind: str) -> None:
+    def calls(count: int) -> int:
+        return work(tmp_path / f"{kind.replace(' ', '_')}_{count}.py", KINDS[kind](count))
+
     count = COUNTS.get(kind, 40)
-    build(tmp_path, kind, count // 4)  # what is remembered of formulas
-    few, _ = build(tmp_path, kind, count)
-    many, _ = build(tmp_path, kind, 4 * count)
-    assert many < 5 * few
+    calls(count // 4)  # what is remembered of formulas
+    few = calls(count)
+    assert calls(4 * count) < 5 * few
+
+
+DEEP = """    w = y * 2.0
+{loops}{indent}x = x * 0.5 + {last}
+{indent}y[1:] = y[1:] + x[:-1] + w[1:]
+{indent}x = x + y
+    return x, y
+"""
+
+
+def test_depth_of_loops_is_no_exponent(tmp_path: Path) -> None:
+    def calls(depth: int) -> int:
+        loops = "".join(f"{'    ' * (k + 1)}for i{k} in spmd.range(2):\n" for k in range(depth))
+        body = DEEP.format(loops=loops, indent="    " * (depth + 1), last=f"i{depth - 1}")
+        return work(tmp_path / f"deep_{depth}.py", HEAD + body)
+
+    calls(2)
+    assert calls(8) < 5 * calls(4)
 
 
 @spmd.program(mesh=("r",))

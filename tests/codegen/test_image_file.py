@@ -70,7 +70,7 @@ def rebuilt_with(image, **changes):
 
 
 def test_newer_format(image):
-    with pytest.raises(VersionError, match="image format 3, this runtime reads up to 1"):
+    with pytest.raises(VersionError, match="image format 3, this runtime reads 2"):
         manifest.read(rebuilt(image, format=3))
 
 

@@ -131,6 +131,9 @@ del_ = object()
 DEEP = 1
 for _ in range(150):
     DEEP = ["+", DEEP, 1]
+DEEP_LIST = 0
+for _ in range(150):
+    DEEP_LIST = ["list", DEEP_LIST]
 
 
 @pytest.mark.parametrize(
@@ -151,6 +154,9 @@ for _ in range(150):
         (["target", "features"], "avx"), (["operations"], [1]), (["buffers", 0, "bytes"], ["+"]),
         (["buffers", 0, "dtype"], "flrat32"), (["outputs", 0, "dtype"], ["float32"]),
         (["outputs", 0, "shape", 0], -1), (["target", "features"], [{}]), (["returns"], {}),
+        (["returns"], ["dict"]), (["returns"], ["dict", 0]), (["returns"], ["dict", ["a", 7]]),
+        (["returns"], ["set", 0]), (["returns"], []), (["returns"], ["named"]),
+        (["returns"], ["tuple", *range(9)]), (["returns"], DEEP_LIST),
         (["mesh", 0, "name"], ["r"]), (["outputs", 0, "layout", 0], [7]),
         (["outputs", 0, "layout", 0], ["r", "r"]), (["format"], 0), (["format"], -5),
         (["scalars", 0, "default"], float("inf")), (["operations", 0, "buffers"], {}),

@@ -128,6 +128,7 @@ ZEROS = [
     lambda x, c, k: x ** np.float64(0.5), lambda x, c, k: c**1, lambda x, c, k: c**2,
     lambda x, c, k: c**3, lambda x, c, k: c**-1,
     lambda x, c, k: np.power(c, np.full(7, 2)), lambda x, c, k: np.power(c, np.full(7, 1)),
+    lambda x, c, k: np.asarray(k * 0.5) * c.real, lambda x, c, k: np.clip(x, 0, 1),
     lambda x, c, k: k**-1, lambda x, c, k: np.ones(2, int) * k**-2,
 ]  # fmt: skip
 

@@ -76,7 +76,7 @@ def test_parameters_and_their_types():
     module = small.capture(**given)
     assert dict(module.parameters) == {"n": 6, "scale": 2.0, "name": "v", "flag": True}
     assert small.capture(n=6, scale=2).parameters[1] == ("scale", 2.0)
-    assert module.returns == "array" and small.capture().returns == "tuple"
+    assert module.returns == 0 and small.capture().returns == ("tuple", 0, 1)
     assert [o.name for o in small.capture().outputs] == ["0", "1"]
     with pytest.raises(UsageError, match='no parameter "m"') as caught:
         small.capture(m=3)
@@ -225,6 +225,11 @@ def test_what_a_program_returns():
     refuse(ProgramError, lambda: "text", "returns arrays", "str")
     refuse(ProgramError, lambda: {1: 2}, "are text", "1")
     refuse(ProgramError, lambda: {"b": {"c": 1}, "b.c": 2}, "two outputs", "b.c")
+    refuse(ProgramError, lambda: {"b": None}, "returns arrays", "None, as b")
+    deep = 0
+    for _ in range(101):
+        deep = [deep]
+    refuse(ProgramError, lambda: [deep], "100 deep")
     refuse(ProgramError, lambda: {"b": {3: 1}}, "are text", "3")
     refuse(ProgramError, lambda: {"b": 2**70}, "71 bits")
     assert [o.name for o in build(nested).outputs] == ["0.0", "0.1", "1.0", "1.1.a"]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -101,6 +102,45 @@ def test_a_tuple_and_a_single_array() -> None:
     np.testing.assert_array_equal(out[1], [10, 8, 6])
     np.testing.assert_array_equal(built.run(ranks=4, u=u[::-1, ::-1])[0], u[::-1, ::-1].T)
     np.testing.assert_array_equal(spmd.build(one).run(ranks=2), -np.arange(4.0))
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+@spmd.program(mesh=("x",))
+def nested():
+    x = spmd.zeros(3)
+    return {
+        "a.b": x, "a/b": [x, (x + 1,), {}, [], ()], "d": {"0": x, "1": 2, "": {"z": [x]}},
+        "pair": Pair(x + 2, [Pair(x, 3)]), "": (), "caf\xe9\n": x - 1, "x.y": {"z.": x},
+    }  # fmt: skip
+
+
+def same_form(found: Any, wanted: Any) -> None:
+    """The same containers and keys, in the same order, with equal leaves."""
+    if not isinstance(wanted, (dict, list, tuple)):
+        np.testing.assert_array_equal(found, wanted)
+        return
+    assert type(found).__name__ == type(wanted).__name__ and len(found) == len(wanted)
+    assert getattr(found, "_fields", None) == getattr(wanted, "_fields", None)
+    if isinstance(wanted, dict):
+        assert list(found) == list(wanted)
+        found, wanted = found.values(), wanted.values()
+    for one, other in zip(found, wanted, strict=True):
+        same_form(one, other)
+
+
+def test_what_a_program_returns_keeps_its_form(tmp_path: Path) -> None:
+    built, wanted = spmd.build(nested), nested.eager(ranks=2)
+    same_form(built.run(ranks=2), wanted)
+    built.save(tmp_path / "nested.img")
+    names = [output["name"] for output in built.manifest["outputs"]]
+    assert names[:3] == ["a.b", "a/b.0", "a/b.1.0"] and 'd."".z.0' in names
+    assert "pair.second.0.first" in names and "caf\xe9\\x0a" in names
+    found = spmd.load(tmp_path / "nested.img").run(ranks=3)
+    same_form(pickle.loads(pickle.dumps(found)), wanted)
 
 
 @spmd.program(mesh=("x",))

@@ -14,8 +14,9 @@ The tree is frozen: a pass returns a new one.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from codegen.dtypes import DType
@@ -86,6 +87,11 @@ class Region:
     ops: tuple[Op, ...]
     results: tuple[Value, ...]
 
+    def with_ops(self, ops: Iterable[Op]) -> Region:
+        """The region with other ops; itself, if they are its own."""
+        new = tuple(ops)
+        return self if new == self.ops else replace(self, ops=new)
+
 
 @dataclass(frozen=True, eq=False)
 class Op:
@@ -107,6 +113,11 @@ class Op:
     def result(self) -> Value:
         (value,) = self.results
         return value
+
+    def mapped(self, fn: Callable[[Region], Region]) -> Op:
+        """The op with what fn makes of each of its regions; itself, if that is the same."""
+        regions = tuple(map(fn, self.regions))
+        return self if regions == self.regions else replace(self, regions=regions)
 
 
 @dataclass(frozen=True)
@@ -196,6 +207,69 @@ class Module:
     # of a Program: the value of the Graph that the result of an exchange is a part of
     origins: Mapping[Value, Value] = field(default_factory=dict)
 
+    @property
+    def entries(self) -> tuple[Region, ...]:
+        """The regions in which it begins: defaults of inputs, then the body."""
+        return (*(i.default for i in self.inputs if i.default is not None), self.body)
+
+    def mapped(self, fn: Callable[[Region], Region]) -> Module:
+        """The module with what fn makes of each of its entries."""
+        inputs = tuple(
+            i if i.default is None else replace(i, default=fn(i.default)) for i in self.inputs
+        )
+        return replace(self, inputs=inputs, body=fn(self.body))
+
+    @cached_property
+    def def_use(self) -> DefUse:
+        return DefUse.of(*self.entries, shown=[o.value for o in self.outputs])
+
+
+@dataclass(frozen=True)
+class Use:
+    """operand: its number; op None: the result of a region, or an output."""
+
+    op: Op | None
+    operand: int
+
+
+@dataclass(frozen=True)
+class DefUse:
+    """defs: the op that makes a value. uses: of a value, in program order. begins: when a value or
+    a counter comes to be, in program order: an argument as its region begins, a result as its op
+    ends."""
+
+    defs: Mapping[Value, Op]
+    uses: Mapping[Value, tuple[Use, ...]]
+    begins: Mapping[Value | Sym, int]
+
+    @classmethod
+    def of(cls, *regions: Region, shown: Iterable[Value] = ()) -> DefUse:
+        """shown: what is used at the end."""
+        defs: dict[Value, Op] = {}
+        uses: dict[Value, list[Use]] = {}
+        begins: dict[Value | Sym, int] = {}
+        clock = itertools.count(1)
+
+        def enter(region: Region) -> None:
+            begins.update(dict.fromkeys(region.args, next(clock)))
+            for op in region.ops:
+                for k, v in enumerate(op.operands):
+                    uses.setdefault(v, []).append(Use(op, k))
+                if (counter := op.what.counts()) is not None:
+                    begins[counter] = next(clock)
+                for inner in op.regions:
+                    enter(inner)
+                defs.update(dict.fromkeys(op.results, op))
+                begins.update(dict.fromkeys(op.results, next(clock)))
+            for v in region.results:
+                uses.setdefault(v, []).append(Use(None, 0))
+
+        for region in regions:
+            enter(region)
+        for v in shown:
+            uses.setdefault(v, []).append(Use(None, 0))
+        return cls(defs, {v: tuple(found) for v, found in uses.items()}, begins)
+
 
 def walk(region: Region) -> Iterator[Op]:
     """Every op of a region and of the regions in it, in program order, outer op first."""
@@ -232,21 +306,12 @@ def free_values(region: Region) -> list[Value]:
     return list(out)
 
 
-def exprs_in(attribute: object) -> Iterator[Expr]:
-    """Every Expr in an attribute of an op."""
-    if isinstance(attribute, Expr):
-        yield attribute
-    elif isinstance(attribute, (tuple, list)):
-        for part in attribute:
-            yield from exprs_in(part)
-
-
 def free_counters(region: Region) -> list[Sym]:
     """Counters of loops, and integers that are computed, which a region uses and which stand
     outside of it, in order of first use."""
     ops = list(walk(region))
-    own = {op.attrs.get("counter") for op in ops}
-    exprs = [e for op in ops for a in op.attrs.values() for e in exprs_in(a)]
+    own = {op.what.counts() for op in ops}
+    exprs = [e for op in ops for e in op.what.exprs()]
     exprs += [e for op in ops for v in op.results for e in v.type.shape]
     used = [s for e in exprs for s in sorted(e.symbols(), key=lambda s: s.name)]
     return [s for s in dict.fromkeys(used) if s.kind == "counter" and s not in own]

@@ -11,9 +11,10 @@ from typing import Any
 
 from codegen.errors import Place
 from codegen.expr import Expr
-from codegen.ir import ArrayType, Module, Op, Region, Value, exprs_in, layout_text, walk
+from codegen.ir import ArrayType, Module, Op, Region, Value, layout_text, walk
 from codegen.mesh import Mesh
 from codegen.naming import Naming
+from codegen.ops import AllReduce, Exchange, Scan
 from codegen.spelling import text
 
 
@@ -53,13 +54,14 @@ _REDUCTIONS = {
 
 def exchange_text(op: Op) -> str:
     """An exchange as its user knows it: psum over "x"."""
-    if op.kind == "all_reduce":
-        name = _REDUCTIONS[op.attrs["fn"]]
-    elif op.kind == "scan":
-        name = "pexscan" if op.attrs["exclusive"] else "pscan"
-    else:
-        name = _CALLS.get(op.kind, op.kind)
-    return f"{name} over {axes_text(op.attrs['axes'])}"
+    what = op.what
+    assert isinstance(what, Exchange)
+    name = _CALLS.get(what.name, what.name)
+    if isinstance(what, AllReduce):
+        name = _REDUCTIONS[what.fn]
+    elif isinstance(what, Scan):
+        name = "pexscan" if what.exclusive else "pscan"
+    return f"{name} over {axes_text(what.axes)}"
 
 
 def axes_text(axes: Iterable[str]) -> str:
@@ -97,12 +99,12 @@ _IN_TYPE = ("shape", "dtype", "types", "cut", "near")
 
 def _op_text(op: Op, name: _Names) -> str:
     results = ", ".join(f"{name(v)}: {name.type(v.type)}" for v in op.results)
-    shown = {k: v for k, v in op.attrs.items() if k not in (*_IN_TYPE, "fn")}
-    attrs = ", ".join(f"{k}={attr_text(v, name.expr)}" for k, v in shown.items())
-    fn = f".{op.attrs['fn']}" if "fn" in op.attrs else ""
+    fields = {k: v for k, v in op.what.said().items() if k not in _IN_TYPE}
+    fn = f".{fields.pop('fn')}" if "fn" in fields else ""
+    says = ", ".join(f"{k}={attr_text(v, name.expr)}" for k, v in fields.items())
     operands = ", ".join(name(v) for v in op.operands)
-    inside = "; ".join(part for part in (operands, attrs) if part)
-    call = f"{op.kind}{fn}({inside})"
+    inside = "; ".join(part for part in (operands, says) if part)
+    call = f"{op.what.name}{fn}({inside})"
     return f"{results} = {call}" if results else call
 
 
@@ -123,12 +125,11 @@ def _region_lines(
 
 
 def _all_exprs(module: Module) -> Iterator[Expr]:
-    for region in (module.body, *(i.default for i in module.inputs if i.default)):
+    for region in module.entries:
         for op in walk(region):
             for value in op.results:
                 yield from value.type.shape
-            for attr in op.attrs.values():
-                yield from exprs_in(attr)
+            yield from op.what.exprs()
 
 
 def module_text(module: Module) -> str:

@@ -7,18 +7,15 @@ Always holds: a value that is not said to vary over an axis is equal on all rank
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
-from codegen import expr
 from codegen.errors import Place
 from codegen.expr import Expr
-from codegen.ir import ArrayType, Op, Region, Value, walk
+from codegen.ir import DefUse, Op, Region, Value, walk
 from codegen.mesh import Layout, Mesh
-from codegen.ops import Exchange
+from codegen.ops import AllToAll, Branch, Exchange, Let, Loop, Permute, Redistribute
 
 Axes = frozenset[str]
 NONE: Axes = frozenset()
-EQUAL = ("all_reduce", "all_gather", "broadcast_from")  # what all members get the same of
 
 
 class Variance:
@@ -39,51 +36,48 @@ class Variance:
             self.op(op)
 
     def op(self, op: Op) -> None:
-        if op.kind == "loop":
-            self.loop(op)
-        elif op.kind == "branch":
-            self.branch(op)
-        elif op.kind == "let":
-            self.counters[op.attrs["counter"].name] = self.values(op.operands)
+        what = op.what
+        if isinstance(what, Loop):
+            self.loop(op, what)
+        elif isinstance(what, Branch):
+            self.branch(op, what)
+        elif isinstance(what, Let):
+            self.counters[what.counter.name] = self.values(op.operands)
         else:
-            attrs = {k: v for k, v in op.attrs.items() if k != "have" or op.kind == "halo"}
-            axes = self.values(op.operands) | self.attr(list(attrs.values()))
-            if isinstance(op.what, Exchange):
-                axes = self.exchanged(op, axes)
+            given = self.values(op.operands)
+            if isinstance(what, Exchange):
+                axes = self.exchanged(what, given)
+            else:
+                axes = given | self.exprs(what.exprs())
             for value in op.results:
-                self.of[value] = axes | self.type(value.type)
+                self.of[value] = axes | self.exprs(value.type.shape)
 
     def values(self, values: Iterable[Value]) -> Axes:
         return NONE.union(*(self.of.get(v, NONE) for v in values))
-
-    def attr(self, attr: Any) -> Axes:
-        """The axes that Exprs anywhere in an attribute vary over."""
-        if isinstance(attr, Expr):
-            return self.expr(attr)
-        if isinstance(attr, ArrayType):
-            return self.type(attr)
-        if isinstance(attr, (tuple, list)):
-            return NONE.union(*(self.attr(a) for a in attr))
-        return NONE
 
     def expr(self, e: Expr) -> Axes:
         tables = {"coord": self.coords, "counter": self.counters}
         return NONE.union(*(tables[s.kind].get(s.name, NONE) for s in e.symbols()
                              if s.kind in tables))  # fmt: skip
 
-    def type(self, t: ArrayType) -> Axes:
-        return NONE.union(*(self.expr(e) for e in t.shape))
+    def exprs(self, exprs: Iterable[Expr]) -> Axes:
+        return NONE.union(*map(self.expr, exprs))
 
-    def exchanged(self, op: Op, axes: Axes) -> Axes:
-        members = frozenset(op.attrs["axes"])
-        if op.kind in EQUAL:
-            return axes - members
-        if op.kind == "redistribute":
-            return (axes - members) | (self.attr(op.attrs["want"]) - self.alone)
-        return axes | (members - self.alone)
+    def passing(self, op: Op) -> Axes:
+        """Along which ranks may come through a loop or a branch in different ways."""
+        if isinstance(op.what, Loop):
+            return self.trips[op]
+        return self.on(op, op.what) if isinstance(op.what, Branch) else NONE
 
-    def branch(self, op: Op) -> None:
-        on = self.on(op)
+    def exchanged(self, what: Exchange, given: Axes) -> Axes:
+        """Of the result of an exchange, whose operand varies over the axes `given`."""
+        if isinstance(what, Redistribute):
+            return (given - set(what.axes)) | self.exprs(e for box in what.want for e in box)
+        axes = given | self.exprs(what.exprs())
+        return axes - set(what.axes) if what.same else axes | (set(what.axes) - self.alone)
+
+    def branch(self, op: Op, what: Branch) -> None:
+        on = self.on(op, what)
         for arm in op.regions:
             self.region(arm)
         for k, value in enumerate(op.results):
@@ -91,16 +85,14 @@ class Variance:
             one = all(v is given[0] for v in given)
             self.of[value] = self.values(given) | (NONE if one else on)
 
-    def on(self, op: Op) -> Axes:
-        """What decides which arm of a branch is taken."""
-        if op.attrs["on"] is None:
-            return self.values(op.operands)
-        return self.expr(expr.as_expr(op.attrs["on"]))
+    def on(self, op: Op, what: Branch) -> Axes:
+        """Of what decides which arm of a branch is taken."""
+        return self.values(op.operands) if what.on is None else self.expr(what.on)
 
-    def loop(self, op: Op) -> None:
-        bounds = self.attr([op.attrs[k] for k in ("start", "stop", "step")])
-        if op.attrs["counter"] is not None:
-            self.counters[op.attrs["counter"].name] = bounds
+    def loop(self, op: Op, what: Loop) -> None:
+        bounds = self.exprs(e for e in (what.start, what.stop, what.step) if e is not None)
+        if what.counter is not None:
+            self.counters[what.counter.name] = bounds
         carried = [self.values([v]) for v in op.operands]
         while True:
             for region in op.regions:
@@ -127,12 +119,13 @@ class Received(Variance):
         super().__init__(mesh, {})
         self.coords = {}
 
-    def exchanged(self, op: Op, axes: Axes) -> Axes:
-        members = frozenset(op.attrs["axes"])
-        if op.kind in EQUAL:
-            return axes - members
+    def exchanged(self, what: Exchange, given: Axes) -> Axes:
+        axes = given | self.exprs(what.exprs())
+        if what.same:
+            return axes - set(what.axes)
         # pieces and prefixes differ between members by what they are
-        return axes | members if op.kind in ("permute", "redistribute", "all_to_all") else axes
+        sent = isinstance(what, Permute | Redistribute | AllToAll)
+        return axes | set(what.axes) if sent else axes
 
 
 class InBody:
@@ -148,10 +141,10 @@ class InBody:
         self._varies, self._received = Variance(mesh, split), Received(mesh)
         self._varies.region(body)
         self._received.region(body)
-        self.made = {v: op for op in walk(body) for v in op.results}
+        self.made = DefUse.of(body).defs
         self._ends = {
             arg: (loop.operands[k], region.results[k] if region is loop.regions[-1] else arg)
-            for loop in walk(body) if loop.kind == "loop"
+            for loop in walk(body) if isinstance(loop.what, Loop)
             for region in loop.regions for k, arg in enumerate(region.args)
         }  # fmt: skip
 
@@ -186,8 +179,9 @@ class InBody:
     def _before(self, op: Op, value: Value) -> Iterator[Value]:
         """What a result follows from."""
         k = op.results.index(value)
-        if op.kind in ("loop", "branch"):
-            inner = op.regions[-1:] if op.kind == "loop" else op.regions
-            yield from (region.results[k] for region in inner)
-            yield from op.regions[0].results if op.kind == "loop" and len(op.regions) > 1 else ()
+        if isinstance(op.what, Loop):
+            yield op.regions[-1].results[k]
+            yield from (v for test in op.regions[:-1] for v in test.results)
+        else:
+            yield from (region.results[k] for region in op.regions)
         yield from op.operands

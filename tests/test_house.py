@@ -37,7 +37,7 @@ LEVELS = {
     "codegen.elf_dynamic": 5, "codegen.schema": 5,
     "codegen.target": 5, "codegen.link": 5, "codegen.plan_text": 5, "codegen.steps": 5,
     "codegen.exchanges": 5, "codegen.flatten": 5, "codegen.naming": 5, "codegen.layouts": 5,
-    "codegen.layouts.cuts": 4,
+    "codegen.layouts.cuts": 4, "codegen.kit": 5, "codegen.claims": 6,
     "codegen.gufunc": 4, "codegen.kernel_source": 5, "codegen.kernel_refusals": 5,
     "codegen.variance": 5,
     "codegen.explain.traffic": 6, "codegen.explain.advice": 7, "codegen.explain.checking": 6,

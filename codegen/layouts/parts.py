@@ -27,7 +27,7 @@ from codegen.ops import (
     Slice,
     Symbolic,
 )
-from codegen.ops.exchanges import Bounds, Near, Wraps
+from codegen.ops.group import Bounds, Near, Wraps
 
 
 class Boxes(TypedDict):

@@ -30,6 +30,9 @@ class Loop(Kind):
     def infer(self, types: Types) -> list[ArrayType]:
         return list(types)
 
+    def counts(self) -> Sym | None:
+        return self.counter
+
 
 @dataclass(frozen=True)
 class Let(Kind):
@@ -43,6 +46,9 @@ class Let(Kind):
 
     def infer(self, types: Types) -> list[ArrayType]:
         return []
+
+    def counts(self) -> Sym | None:
+        return self.counter
 
 
 @dataclass(frozen=True)
@@ -100,7 +106,7 @@ class ShardMap(Stated):
 
     name = "shard_map"
     group = "control"
-    in_layouts: tuple[Layout | None, ...]
-    out_layouts: tuple[Layout | None, ...]
+    in_layouts: tuple[Layout, ...]
+    out_layouts: tuple[Layout, ...]
     types: tuple[ArrayType, ...]
     sure: bool = False

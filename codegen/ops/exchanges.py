@@ -7,27 +7,69 @@ them. Expressions in `var` hold for every member; all others are in the view of 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
+
+from codegen import dtypes, expr
 from codegen.expr import Expr, Sym
-from codegen.ir import ArrayType
-from codegen.ops.kind import Kind, Stated, Types
+from codegen.functions import neutral
+from codegen.ir import ArrayType, Op
+from codegen.ops.group import Bounds, Group, Near, Wraps, common, poison, within
+from codegen.ops.kind import Array, Kind, Stated, Types, dropped, extents
+
+if TYPE_CHECKING:
+    from codegen.claims import Claims
 
 Axes = tuple[str, ...]
-Bounds = tuple[tuple[Expr, Expr], ...]  # per dim: low, high
 
 
 class Exchange(Kind):
-    """A kind whose operand members give to each other."""
+    """A kind whose operand members give to each other. same: all of them get the same."""
 
     group = "exchange"
+    same: ClassVar[bool] = False
     axes: Axes
 
     def infer(self, types: Types) -> list[ArrayType]:
         return [ArrayType(types[0].dtype, types[0].shape)]
 
+    def agreed(self) -> dict[str, Expr]:
+        """By name: the formulas that must be the same on all members."""
+        return {}
+
+    def claims(self, op: Op, at: Claims) -> None:
+        raise NotImplementedError(self.name)
+
+    def together(self, group: Group) -> list[list[Array]]:
+        """What each member gets, in NumPy, in their order; what they give is not written to."""
+        raise NotImplementedError(self.name)
+
 
 class StatedExchange(Stated, Exchange):
     """An exchange whose result has other extents than its operand."""
+
+
+class Fold(Exchange):
+    """An exchange that combines what members have: COMBINE[fn] of it."""
+
+    fn: str
+
+
+class Rooted(Exchange):
+    """An exchange of which one member, at the position `root`, has the whole."""
+
+    root: Expr
+
+    def agreed(self) -> dict[str, Expr]:
+        return {"root": self.root}
+
+
+class Joined(StatedExchange):
+    """An exchange that puts parts one after the other; member var's begins at `offset`."""
+
+    var: Sym
+    offset: Expr
 
 
 @dataclass(frozen=True)
@@ -45,31 +87,87 @@ class Permute(StatedExchange):
     receives: Expr | None
     types: tuple[ArrayType, ...]
 
+    def agreed(self) -> dict[str, Expr]:
+        solved = {"source": self.source, "receives": self.receives}
+        known = {name: e for name, e in solved.items() if e is not None}
+        return {"to": self.to, "sends": self.sends, **known}
+
+    def claims(self, op: Op, at: Claims) -> None:
+        shape = op.operands[0].type.shape
+        at.injective(self.to, self.sends, self.var)
+        if self.source is None or self.receives is None:
+            at.independent(shape)
+            at.shapes(shape)
+            return
+        at.inverse(self.to, self.sends, self.source, self.receives, self.var)
+        here = {self.var: at.position()}
+        source = self.source.subst(here)
+        at.shapes(tuple(at.at(e, source) for e in shape), self.receives.subst(here))
+
+    def together(self, group: Group) -> list[list[Array]]:
+        """By `to` and `sends` alone, which checks `source` and `receives`."""
+        (stated,) = self.types
+        sender: dict[int, int] = {}
+        for k, member in enumerate(group.members):
+            if member.eval(self.sends, self.var, k):
+                group.send(k, member.eval(self.to, self.var, k), sender)
+        out = []
+        for k, member in enumerate(group.members):
+            shape = extents(stated.shape, member.value)
+            nothing = np.zeros(shape, dtypes.numpy_dtype(stated.dtype))
+            out.append([group.given[sender[k]].copy() if k in sender else nothing])
+            if self.source is not None and self.receives is not None:
+                here = member.eval(self.receives, self.var, k)
+                source = member.eval(self.source, self.var, k) if here else None
+                if source != sender.get(k):
+                    raise group.broken(f"the solved source of member {k} is {source}, and it "
+                                       f"receives from {sender.get(k)}")  # fmt: skip
+        return out
+
 
 @dataclass(frozen=True)
-class AllReduce(Exchange):
+class AllReduce(Fold):
     """COMBINE[fn] over the members."""
 
     name = "all_reduce"
+    same = True
     axes: Axes
     fn: str
 
+    def claims(self, op: Op, at: Claims) -> None:
+        at.independent(op.operands[0].type.shape)
+
+    def together(self, group: Group) -> list[list[Array]]:
+        total = group.total(self.fn)
+        return [[total.copy()] for _ in group.members]
+
 
 @dataclass(frozen=True)
-class AllGather(StatedExchange):
+class AllGather(Joined):
     """Members' operands one after the other along dim; member var's begins at `offset`."""
 
     name = "all_gather"
     reads = "boxes"
+    same = True
     axes: Axes
     dim: int
     var: Sym
     offset: Expr
     types: tuple[ArrayType, ...]
 
+    def claims(self, op: Op, at: Claims) -> None:
+        d, shape = self.dim, op.operands[0].type.shape
+        at.independent(dropped(shape, (d,)))
+        whole = at.joined(shape[d], op.result.type.shape[d], self.var, self.offset)
+        at.shapes((*shape[:d], whole, *shape[d + 1 :]))
+
+    def together(self, group: Group) -> list[list[Array]]:
+        return [[group.joined(group.given, self.dim, self.var, self.offset, m)]
+                for m in group.members]  # fmt: skip
+
 
 @dataclass(frozen=True)
-class ReduceScatter(StatedExchange):
+class ReduceScatter(Fold, StatedExchange):
     """COMBINE[fn] over the members; member k keeps balanced block k of dim."""
 
     name = "reduce_scatter"
@@ -78,9 +176,18 @@ class ReduceScatter(StatedExchange):
     fn: str
     types: tuple[ArrayType, ...]
 
+    def claims(self, op: Op, at: Claims) -> None:
+        d, shape = self.dim, op.operands[0].type.shape
+        at.independent(shape)
+        at.shapes((*shape[:d], at.block(shape[d]), *shape[d + 1 :]))
+
+    def together(self, group: Group) -> list[list[Array]]:
+        parts = np.array_split(group.total(self.fn), len(group.members), axis=self.dim)
+        return [[p.copy()] for p in parts]
+
 
 @dataclass(frozen=True)
-class AllToAll(StatedExchange):
+class AllToAll(Joined):
     """Balanced block k of dim split goes to member k; pieces are joined along dim concat, member
     var's begins at `offset`."""
 
@@ -93,11 +200,23 @@ class AllToAll(StatedExchange):
     offset: Expr
     types: tuple[ArrayType, ...]
 
+    def claims(self, op: Op, at: Claims) -> None:
+        s, c, shape = self.split, self.concat, list(op.operands[0].type.shape)
+        total = op.result.type.shape[c]
+        at.independent(shape if s == c else dropped(shape, (c,)))
+        if s == c:
+            shape[c] = at.joined(at.block(shape[c]), total, self.var, self.offset, own=True)
+        else:
+            whole = at.joined(shape[c], total, self.var, self.offset)
+            shape[s], shape[c] = at.block(shape[s]), whole
+        at.shapes(tuple(shape))
 
-# Along each axis: begin and end of the members that I read, and of my readers.
-Near = tuple[tuple[Expr, Expr, Expr, Expr], ...]
-# Per dim how often it stands before itself and behind, and its period.
-Wraps = tuple[tuple[Expr, Expr, Expr] | None, ...]
+    def together(self, group: Group) -> list[list[Array]]:
+        pieces = [np.array_split(x, len(group.members), axis=self.split) for x in group.given]
+        return [
+            [group.joined([of[k] for of in pieces], self.concat, self.var, self.offset, member)]
+            for k, member in enumerate(group.members)
+        ]
 
 
 @dataclass(frozen=True)
@@ -116,6 +235,28 @@ class Redistribute(StatedExchange):
     near: Near = ()
     wraps: Wraps = ()
 
+    def claims(self, op: Op, at: Claims) -> None:
+        """What is stated; that members hold all that others want follows from the cuts."""
+        what = "members hold and get the elements that are stated"
+        for stated, value in ((self.have, op.operands[0]), (self.want, op.result)):
+            for (low, high), extent in zip(stated, value.type.shape, strict=True):
+                at.same(extent, high - low, what)
+
+    def together(self, group: Group) -> list[list[Array]]:
+        """Every element from the member that holds it; what nobody holds is nobody's."""
+        (stated,) = self.types
+        out = []
+        for member in group.members:
+            want = member.box(self.want)
+            made = poison([b - a for a, b in want], stated.dtype)
+            for source, given in zip(group.members, group.given, strict=True):
+                for held in member.copies(source.box(self.have), self.wraps):
+                    box = common(held, want)
+                    if box and group.reads(member, source, self.axes, self.near):
+                        made[within(box, want)] = given[within(box, held)]
+            out.append([made])
+        return out
+
 
 @dataclass(frozen=True)
 class Halo(Exchange):
@@ -131,20 +272,49 @@ class Halo(Exchange):
     near: Near = ()
     wraps: Wraps = ()
 
+    def claims(self, op: Op, at: Claims) -> None:
+        for (low, high), extent in zip(self.room, op.result.type.shape, strict=True):
+            at.same(extent, high - low, "there is room for what is wanted")
+
+    def together(self, group: Group) -> list[list[Array]]:
+        """What is a member's own stays."""
+        out = []
+        for member, mine in zip(group.members, group.given, strict=True):
+            made, want, room = mine.copy(), member.box(self.want), member.box(self.room)
+            for source, given in zip(group.members, group.given, strict=True):
+                have, around = source.box(self.have), source.box(self.room)
+                for held, there in zip(member.copies(have, self.wraps),
+                                       member.copies(around, self.wraps), strict=True):  # fmt: skip
+                    box = common(held, want)
+                    own = source is member and held == have
+                    if not own and box and group.reads(member, source, self.axes, self.near):
+                        made[within(box, room)] = given[within(box, there)]
+            out.append([made])
+        return out
+
 
 @dataclass(frozen=True)
-class BroadcastFrom(StatedExchange):
+class BroadcastFrom(Rooted, StatedExchange):
     """The root member's operand."""
 
     name = "broadcast_from"
     reads = "boxes"
+    same = True
     axes: Axes
     root: Expr
     types: tuple[ArrayType, ...]
 
+    def claims(self, op: Op, at: Claims) -> None:
+        root = at.root(self.root, "is sent from")
+        at.shapes(tuple(at.at(e, root) for e in op.operands[0].type.shape))
+
+    def together(self, group: Group) -> list[list[Array]]:
+        value = group.given[group.root(self.root)]
+        return [[value.copy()] for _ in group.members]
+
 
 @dataclass(frozen=True)
-class GatherTo(StatedExchange):
+class GatherTo(Rooted, Joined):
     """all_gather on the root member; elsewhere dim is empty."""
 
     name = "gather_to"
@@ -156,9 +326,23 @@ class GatherTo(StatedExchange):
     root: Expr
     types: tuple[ArrayType, ...]
 
+    def claims(self, op: Op, at: Claims) -> None:
+        d, shape = self.dim, op.operands[0].type.shape
+        root = at.root(self.root, "receives")
+        at.independent(dropped(shape, (d,)))
+        total = at.at(op.result.type.shape[d], root)
+        whole = at.joined(shape[d], total, self.var, self.offset) * expr.eq(at.position(), root)
+        at.shapes((*shape[:d], whole, *shape[d + 1 :]))
+
+    def together(self, group: Group) -> list[list[Array]]:
+        root = group.root(self.root)
+        whole = group.joined(group.given, self.dim, self.var, self.offset, group.members[root])
+        empty = np.take(whole, [], axis=self.dim)
+        return [[whole if k == root else empty.copy()] for k in range(len(group.members))]
+
 
 @dataclass(frozen=True)
-class ScatterFrom(StatedExchange):
+class ScatterFrom(Rooted, StatedExchange):
     """Of the root member's operand, member k gets balanced block k of dim."""
 
     name = "scatter_from"
@@ -168,9 +352,19 @@ class ScatterFrom(StatedExchange):
     root: Expr
     types: tuple[ArrayType, ...]
 
+    def claims(self, op: Op, at: Claims) -> None:
+        d, root = self.dim, at.root(self.root, "is sent from")
+        shape = tuple(at.at(e, root) for e in op.operands[0].type.shape)
+        at.shapes((*shape[:d], at.block(shape[d]), *shape[d + 1 :]))
+
+    def together(self, group: Group) -> list[list[Array]]:
+        whole = group.given[group.root(self.root)]
+        parts = np.array_split(whole, len(group.members), axis=self.dim)
+        return [[p.copy()] for p in parts]
+
 
 @dataclass(frozen=True)
-class ReduceTo(Exchange):
+class ReduceTo(Rooted, Fold):
     """COMBINE[fn] over the members, on the root member; zeros elsewhere."""
 
     name = "reduce_to"
@@ -178,9 +372,18 @@ class ReduceTo(Exchange):
     fn: str
     root: Expr
 
+    def claims(self, op: Op, at: Claims) -> None:
+        at.root(self.root, "receives")
+        at.independent(op.operands[0].type.shape)
+
+    def together(self, group: Group) -> list[list[Array]]:
+        root, total = group.root(self.root), group.total(self.fn)
+        nothing = np.zeros_like(total)
+        return [[(total if k == root else nothing).copy()] for k in range(len(group.members))]
+
 
 @dataclass(frozen=True)
-class Scan(Exchange):
+class Scan(Fold):
     """COMBINE[fn] over the members up to this one, in their order; exclusive: without it, so that
     the first has what is neutral."""
 
@@ -188,6 +391,17 @@ class Scan(Exchange):
     axes: Axes
     fn: str
     exclusive: bool
+
+    def claims(self, op: Op, at: Claims) -> None:
+        at.independent(op.operands[0].type.shape)
+
+    def together(self, group: Group) -> list[list[Array]]:
+        sums = [group.total(self.fn, k + 1) for k in range(len(group.members))]
+        if self.exclusive:
+            dtype = dtypes.from_numpy(sums[0].dtype)
+            assert dtype is not None
+            sums = [np.full_like(sums[0], neutral(self.fn, dtype)), *sums[:-1]]
+        return [[s] for s in sums]
 
 
 @dataclass(frozen=True)
@@ -199,3 +413,9 @@ class Barrier(Exchange):
 
     def infer(self, types: Types) -> list[ArrayType]:
         return []
+
+    def claims(self, op: Op, at: Claims) -> None:
+        pass
+
+    def together(self, group: Group) -> list[list[Array]]:
+        return [[] for _ in group.members]

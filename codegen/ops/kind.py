@@ -7,7 +7,7 @@ Always holds: `infer` gives the types of an op's results from its operands' type
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from numpy.typing import NDArray
 
-from codegen.expr import Expr, IntLike
+from codegen.expr import Expr, IntLike, Sym
 from codegen.indexing import Index
 from codegen.ir import ArrayType, Op, Shape, Value
 from codegen.layouts.cuts import Cut, Window, whole
@@ -24,6 +24,7 @@ from codegen.plan import Node
 
 if TYPE_CHECKING:  # what rules are given; it asks kinds in turn
     from codegen.access import Resolver
+    from codegen.claims import Claims
     from codegen.layouts.localize import Builder, Localizer
     from codegen.passes.schedule import Scheduler
 
@@ -73,6 +74,9 @@ class Kind:
         """Adds the work of an op that is not `inline` to the phase."""
         raise NotImplementedError(self.name)
 
+    def claims(self, op: Op, at: Claims) -> None:
+        """What must hold of an op of a Program, on every rank and for all sizes."""
+
     # ---- parts of global arrays on a rank --------------------------------------------------------
 
     def lies(self, op: Op, dim: int, at: Localizer) -> Cut | None:
@@ -105,11 +109,22 @@ class Kind:
         made: Self = replace(self, **changed)  # type: ignore[type-var]
         return made
 
-    @cached_property
-    def attrs(self) -> Mapping[str, Any]:
+    def counts(self) -> Sym | None:
+        """The symbol that gets its values from the op."""
+        return None
+
+    def exprs(self) -> Iterator[Expr]:
+        """Every Expr that stands in its fields, also in types."""
+        return _exprs_in([getattr(self, f.name) for f in fields(self)])  # type: ignore[arg-type]
+
+    def said(self) -> dict[str, Any]:
         """The fields by name, without those that have their default."""
         named = ((f, getattr(self, f.name)) for f in fields(self))  # type: ignore[arg-type]
-        return MappingProxyType({f.name: v for f, v in named if v is not f.default})
+        return {f.name: v for f, v in named if v is not f.default}
+
+    @cached_property
+    def attrs(self) -> Mapping[str, Any]:
+        return MappingProxyType(self.said())
 
 
 class Stated(Kind):
@@ -121,7 +136,17 @@ class Stated(Kind):
         return list(self.types)
 
 
-def dropped(shape: Shape, dims: Iterable[int]) -> Shape:
+def _exprs_in(what: object) -> Iterator[Expr]:
+    if isinstance(what, Expr):
+        yield what
+    elif isinstance(what, ArrayType):
+        yield from what.shape
+    elif isinstance(what, tuple | list):
+        for part in what:
+            yield from _exprs_in(part)
+
+
+def dropped(shape: Sequence[Expr], dims: Iterable[int]) -> Shape:
     """A shape without some dims."""
     gone = set(dims)
     return tuple(e for d, e in enumerate(shape) if d not in gone)

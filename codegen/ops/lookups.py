@@ -23,6 +23,7 @@ from codegen.plan import Bound, Node, Store
 
 if TYPE_CHECKING:
     from codegen.access import Resolver
+    from codegen.claims import Claims
     from codegen.layouts.localize import Builder, Localizer
     from codegen.passes.schedule import Scheduler
 
@@ -48,6 +49,10 @@ class DynamicSlice(Kind):
         x = operands[0]
         kept = zip(result.shape, x.shape, layout_of(x), strict=True)
         return (entry if m == e else () for m, e, entry in kept)
+
+    def claims(self, op: Op, at: Claims) -> None:
+        """The box may be larger than the array, which gives zeros, but not less than nothing."""
+        at.no_less_than_nothing(op.result.type.shape)
 
     def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
         x, starts = operands[0], operands[1:]

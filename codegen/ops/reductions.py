@@ -10,12 +10,13 @@ import numpy as np
 
 from codegen import dtypes, expr, plan
 from codegen.expr import Expr
-from codegen.functions import COMBINE, FUNCTIONS, neutral
+from codegen.functions import neutral
 from codegen.indexing import affine, loop_vars, positions, ravel, strides
 from codegen.ir import ArrayType, Op, Value
 from codegen.layouts.cuts import Cut, Window, whole
 from codegen.mesh import joined_layout
 from codegen.ops.exchanges import AllReduce, Scan
+from codegen.ops.group import combine
 from codegen.ops.kind import Array, Eval, Kind, Types, dropped, layout_of
 from codegen.ops.maps import Map
 from codegen.ops.views import Broadcast
@@ -29,13 +30,6 @@ if TYPE_CHECKING:
 _ROUTINES = {"float32": "sgemm", "float64": "dgemm", "complex64": "cgemm", "complex128": "zgemm"}
 # The scalar function of a combining one.
 AS_MAP = {"add": "add", "mul": "mul", "min": "minimum", "max": "maximum"}
-
-
-def combine(fn: str) -> np.ufunc:
-    """The ufunc of a combining function."""
-    ufunc = FUNCTIONS[COMBINE[fn]].numpy
-    assert isinstance(ufunc, np.ufunc)
-    return ufunc
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from codegen.plan import Node, Store
 
 if TYPE_CHECKING:
     from codegen.access import Resolver
+    from codegen.claims import Claims
     from codegen.layouts.localize import Builder, Localizer
     from codegen.passes.schedule import Scheduler
 
@@ -124,6 +125,10 @@ class Slice(View):
 
     def layout(self, operands: Types, result: ArrayType) -> Iterable[tuple[str, ...]]:
         return (() if e == 1 else entry for e, entry in zip(result.shape, layout_of(operands[0])))
+
+    def claims(self, op: Op, at: Claims) -> None:
+        if not self.cut:
+            at.inside(self.start, self.step, op.result.type.shape, op.operands[0].type.shape)
 
     def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
         (x,) = operands
@@ -266,6 +271,11 @@ class Update(Kind):
     def layout(self, operands: Types, result: ArrayType) -> Iterable[tuple[str, ...]]:
         x, v = operands
         return layout_of(v if x.free and v.ndim == x.ndim else x)
+
+    def claims(self, op: Op, at: Claims) -> None:
+        x, v = op.operands
+        if not self.cut:
+            at.inside(self.start, self.step, v.type.shape, x.type.shape)
 
     def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
         x, v = operands

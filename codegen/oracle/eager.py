@@ -22,6 +22,7 @@ from codegen.errors import InputError, LayoutError, MeshError, Place, SpmdError,
 from codegen.ir import Module, layout_text, walk
 from codegen.manifest import scalar_value
 from codegen.mesh import Layout, as_written
+from codegen.ops import ShardMap
 from codegen.oracle.common import Common
 from codegen.oracle.local import EagerArray, whole
 from codegen.oracle.ranks import Rank, Shards
@@ -178,17 +179,17 @@ class World(Common):
         and whose results have these dims."""
         here = user_place()
         try:
-            ops = walk(self.graph().body)
+            calls = [(op.place, op.what) for op in walk(self.graph().body)
+                     if isinstance(op.what, ShardMap)]  # fmt: skip
         except LayoutError:
             raise
         except SpmdError as error:
             raise self._unknown(f"the program does not build: {error.message}") from error
         found = list(dict.fromkeys(
-            (op.attrs["in_layouts"], op.attrs["out_layouts"]) for op in ops
-            if op.kind == "shard_map" and op.place and here
-            and (op.place.file, op.place.line, op.place.column)
-            == (here.file, here.line, here.column)
-            and [len(layout) for layout in op.attrs["out_layouts"]] == list(ndims)
+            (call.in_layouts, call.out_layouts) for place, call in calls
+            if place and here
+            and (place.file, place.line, place.column) == (here.file, here.line, here.column)
+            and [len(layout) for layout in call.out_layouts] == list(ndims)
         ))  # fmt: skip
         if len({out for _, out in found}) != 1:
             raise self._unknown("other layouts in other calls of this line" if found else

@@ -25,7 +25,7 @@ from codegen.errors import (
     MeshError,
     UsageError,
 )
-from codegen.expr import Expr, Sym
+from codegen.expr import Sym
 from codegen.ir import Input, Module, Op, Region, Shape, Value
 from codegen.mesh import Layout
 from codegen.ops import (
@@ -39,9 +39,9 @@ from codegen.ops import (
     RunScalar,
     ShardMap,
 )
+from codegen.ops.group import Group, Member
 from codegen.ops.kind import Array, extents
 from codegen.oracle.common import rank_prefix
-from codegen.oracle.exchange import EXCHANGE, Member
 from codegen.oracle.reference import evaluator
 
 # Kinds that are more than their result in NumPy.
@@ -104,7 +104,7 @@ class _Rank:
         dtype = dtypes.numpy_dtype(value.type.dtype)
         if array.shape != shape or array.dtype != dtype:
             raise InternalError(
-                f"{op.kind} gives another type than it states, at {self.env}",
+                f"{op.what.name} gives another type than it states, at {self.env}",
                 place=op.place,
                 expected=f"{value!r}, that is {dtype}{list(shape)}",
                 found=f"{array.dtype}{list(array.shape)}",
@@ -112,25 +112,24 @@ class _Rank:
         return array
 
     def op(self, op: Op, operands: list[Array]) -> Running:
-        if op.kind == "loop":
-            return (yield from self.loop(op, operands))
-        if op.kind == "branch":
-            return (yield from self.branch(op, operands))
-        if op.kind == "let":
-            self.set(op.attrs["counter"], int(operands[0]))
+        what = op.what
+        if isinstance(what, Loop):
+            return (yield from self.loop(op, what, operands))
+        if isinstance(what, Branch):
+            return (yield from self.branch(op, what, operands))
+        if isinstance(what, Let):
+            self.set(what.counter, int(operands[0]))
             return []
-        if op.kind == "shard_map":
-            return self.world.shard_map(op, operands, self)
-        if op.kind == "print":
-            self.print(op, operands)
+        if isinstance(what, ShardMap):
+            return self.world.shard_map(op, what, operands, self)
+        if isinstance(what, Print):
+            self.print(what, operands)
             return []
-        if op.kind == "expect":
-            self.expect(op, *operands)
+        if isinstance(what, Expect):
+            self.expect(op, what, *operands)
             return []
-        if op.kind == "scalar":
-            name = op.attrs["scalar"]
-            return [np.asarray(self.world.scalars[name], dtypes.numpy_dtype(op.attrs["dtype"]))]
-        assert isinstance(op.what, Exchange)
+        if isinstance(what, RunScalar):
+            return [np.asarray(self.world.scalars[what.scalar], dtypes.numpy_dtype(what.dtype))]
         self.waits = (op, operands)
         return (yield op)
 
@@ -144,17 +143,17 @@ class _Rank:
         except (ValueError, TypeError, IndexError, OverflowError) as error:
             shapes = ", ".join(f"{x.dtype}{list(x.shape)}" for x in operands)
             raise InternalError(
-                f"{op.kind} cannot be computed: {error}", place=op.place, found=f"operands {shapes}"
-            ) from error
+                f"{op.what.name} cannot be computed: {error}", place=op.place,
+                found=f"operands {shapes}",
+            ) from error  # fmt: skip
 
-    def loop(self, op: Op, carried: list[Array]) -> Running:
-        counter, stop = op.attrs["counter"], op.attrs["stop"]
-        at, step = self.eval(op.attrs["start"]), self.eval(op.attrs["step"])
-        end = None if stop is None else self.eval(stop)
+    def loop(self, op: Op, what: Loop, carried: list[Array]) -> Running:
+        at, step = self.eval(what.start), self.eval(what.step)
+        end = None if what.stop is None else self.eval(what.stop)
         *condition, body = op.regions
         while end is None or (at < end if step > 0 else at > end):
-            if counter is not None:
-                self.set(counter, at)
+            if what.counter is not None:
+                self.set(what.counter, at)
             if condition:
                 (holds,) = yield from self.region(condition[0], carried)
                 if not holds:
@@ -165,38 +164,37 @@ class _Rank:
             at += step
         return carried
 
-    def branch(self, op: Op, operands: list[Array]) -> Running:
-        on: Expr | None = op.attrs["on"]
-        chosen = int(operands[0]) if on is None else self.eval(on)
+    def branch(self, op: Op, what: Branch, operands: list[Array]) -> Running:
+        chosen = int(operands[0]) if what.on is None else self.eval(what.on)
         region = op.regions[min(max(chosen, 0), len(op.regions) - 1)]
         args = operands[len(operands) - len(region.args) :]
         return (yield from self.region(region, args))
 
-    def expect(self, op: Op, holds: Array, *shown: Array) -> None:
+    def expect(self, op: Op, what: Expect, holds: Array, *shown: Array) -> None:
         if holds.all():
             return
         at = np.unravel_index(int(np.argmin(holds)), holds.shape)
-        start = op.attrs.get("start") or (0,) * holds.ndim
-        place = tuple(int(k) + self.eval(first) for k, first in zip(at, start, strict=True))
-        text = _text(op, [x[at] if x.shape == holds.shape else x for x in shown], place)
+        start = extents(what.start, self.eval) if what.start else (0,) * holds.ndim
+        place = tuple(int(k) + first for k, first in zip(at, start, strict=True))
+        text = _text(what, [x[at] if x.shape == holds.shape else x for x in shown], place)
         where = "" if self.index is None else f"rank {self.index}"
         line = op.place.source_line().strip() if op.place else ""
         raise CheckError(text, str(op.place or ""), line, where)
 
-    def print(self, op: Op, operands: list[Array]) -> None:
-        if self.index and not op.attrs["every_rank"]:
+    def print(self, what: Print, operands: list[Array]) -> None:
+        if self.index and not what.every_rank:
             return
-        text = _text(op, operands)
-        if op.attrs["every_rank"] and self.index is not None:
+        text = _text(what, operands)
+        if what.every_rank and self.index is not None:
             text = rank_prefix(self.index) + text
         self.world.prints.append(text)
 
 
-def _text(op: Op, operands: Sequence[Array], place: tuple[int, ...] = ()) -> str:
+def _text(what: Print | Expect, operands: Sequence[Array], place: tuple[int, ...] = ()) -> str:
     """The text of a print or an expect."""
     text = ""
     shown = iter(operands)
-    for k, part in enumerate(op.attrs["parts"]):
+    for k, part in enumerate(what.parts):
         if k % 2 == 0:
             text += part
         elif part == POSITION:
@@ -275,19 +273,21 @@ class _World:
             out[o.name] = self.assemble(o.name, shape, [r.values[o.value] for r in ranks], boxes)
         return out
 
-    def shard_map(self, op: Op, operands: Sequence[Array], outer: _Rank) -> list[Array]:
+    def shard_map(
+        self, op: Op, what: ShardMap, operands: Sequence[Array], outer: _Rank
+    ) -> list[Array]:
         (body,) = op.regions
         ranks, running = [], []
         for k in range(len(self.coords)):
             rank = self.rank(k, outer.values, outer.env)
             args = []
-            for arg, x, layout in zip(body.args, operands, op.attrs["in_layouts"], strict=True):
+            for arg, x, layout in zip(body.args, operands, what.in_layouts, strict=True):
                 args.append(rank.checked(op, arg, x[self.split(x.shape, layout, k)]))
             ranks.append(rank)
             running.append(rank.region(body, args))
         parts = self.together(ranks, running)
         out = []
-        for j, (value, layout) in enumerate(zip(op.results, op.attrs["out_layouts"], strict=True)):
+        for j, (value, layout) in enumerate(zip(op.results, what.out_layouts, strict=True)):
             shape = extents(value.type.shape, outer.eval)
             boxes = [self.split(shape, layout, k) for k in range(len(ranks))]
             out.append(self.assemble(value.name, shape, [p[j] for p in parts], boxes, op))
@@ -351,9 +351,9 @@ class _World:
             ready = next((g for r in waiting if (g := self.group(ranks, r))), None)
             if ready is None:
                 raise _deadlock(waiting[0], self.members(ranks, waiting[0]))
-            op = _waits(ready[0])
+            op, what = _waits(ready[0])
             members = [Member(r.waits[1] if r.waits else [], r.env, r.eval) for r in ready]
-            received = EXCHANGE[op.kind](members, op)
+            received = what.together(Group(what.name, members, op.place))
             for rank, results in zip(ready, received, strict=True):
                 self.resume(rank, running[ranks.index(rank)], results)
         return [r.results or [] for r in ranks]
@@ -367,36 +367,38 @@ class _World:
 
     def group(self, ranks: Sequence[_Rank], rank: _Rank) -> list[_Rank] | None:
         """The members of the group that `rank` waits in, in their order, once all are there."""
-        op = _waits(rank)
+        op, _ = _waits(rank)
         members = self.members(ranks, rank)
         return members if all(r.waits and r.waits[0] is op for r in members) else None
 
     def members(self, ranks: Sequence[_Rank], rank: _Rank) -> list[_Rank]:
-        op = _waits(rank)
+        op, what = _waits(rank)
         if rank.index is None:
-            raise InternalError(f"{op.kind} outside shard_map", place=op.place)
-        axes = op.attrs["axes"]
+            raise InternalError(f"{what.name} outside shard_map", place=op.place)
+        axes = what.axes
         mine = self.coords[rank.index]
         rest = [a for a in self.sizes if a not in axes]
         found = [r for r in ranks if all(self.coords[r.index or 0][a] == mine[a] for a in rest)]
         return sorted(found, key=lambda r: [self.coords[r.index or 0][a] for a in axes])
 
 
-def _waits(rank: _Rank) -> Op:
+def _waits(rank: _Rank) -> tuple[Op, Exchange]:
     assert rank.waits is not None
-    return rank.waits[0]
+    op = rank.waits[0]
+    assert isinstance(op.what, Exchange)
+    return op, op.what
 
 
 def _deadlock(first: _Rank, members: Sequence[_Rank]) -> MatchingError:
     """Names a waiting rank and a member of its group that it waits for in vain."""
-    op = _waits(first)
+    op, what = _waits(first)
     other = next(r for r in members if not r.waits or r.waits[0] is not op)
     if other.waits is None:
         where = "has ended"
     else:
-        where = f"waits in {other.waits[0].kind} at {other.waits[0].place}"
+        where = f"waits in {other.waits[0].what.name} at {other.waits[0].place}"
     return MatchingError(
-        f"rank {first.index} waits in {op.kind} at {op.place}, and rank {other.index} {where}",
+        f"rank {first.index} waits in {what.name} at {op.place}, and rank {other.index} {where}",
         place=op.place,
         expected="all ranks of a group at the same exchange",
     )

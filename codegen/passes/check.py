@@ -12,7 +12,16 @@ from collections.abc import Sequence
 from codegen import dtypes
 from codegen.errors import InternalError
 from codegen.ir import ArrayType, Module, Op, Region, Value
-from codegen.ops import Exchange, Kind
+from codegen.ops import (
+    AllReduce,
+    Branch,
+    Kind,
+    Loop,
+    ReduceScatter,
+    ReduceTo,
+    Scan,
+    ShardMap,
+)
 
 
 def check(module: Module) -> Module:
@@ -21,11 +30,9 @@ def check(module: Module) -> Module:
     for i in module.inputs:
         if i.default is not None:
             _region(module, i.default, set())
-            _expect(
-                i.default.results[0].type.shape == _local(i.value).shape or module.level == "graph",
-                None,
-                f"default of {i.name} has the shard's shape",
-            )
+            made = i.default.results[0].type.shape
+            _expect(made == i.value.type.shape or module.level == "graph", None,
+                    f"default of {i.name} has the shard's shape")  # fmt: skip
     _region(module, module.body, defined)
     scope = defined | {v for op in module.body.ops for v in op.results}
     for out in module.outputs:
@@ -34,17 +41,13 @@ def check(module: Module) -> Module:
     return module
 
 
-def _local(value: Value) -> ArrayType:
-    return value.type
-
-
 def _expect(condition: bool, op: Op | None, rule: str, *about: object) -> None:
     """about: what stands for each {} of the rule; spelled only when it is broken."""
     if not condition:
         raise InternalError(
             f"the compiler broke a rule of its own: {rule.format(*map(_text, about))}",
             place=op.place if op else None,
-            found=f"op {op.kind}" if op else "",
+            found=f"op {op.what.name}" if op else "",
             remedy="report this program: it is a defect of spmd",
         )
 
@@ -77,13 +80,13 @@ def _op(module: Module, op: Op, scope: set[Value]) -> None:
     _expect(_same_types(inferred, stated), op, follows, inferred, stated)
     for inner in op.regions:
         _region(module, inner, scope)
-    if isinstance(op.what, Exchange) and "fn" in op.attrs:
+    if isinstance(op.what, AllReduce | ReduceScatter | ReduceTo | Scan):
         stored = op.operands[0].type.dtype
         _expect(dtypes.folded_in(stored) == stored, op, "ranks fold no {}", stored)
     _level(module, op)
-    if op.kind == "loop":
-        _loop(op)
-    elif op.kind == "branch":
+    if isinstance(op.what, Loop):
+        _loop(op, op.what)
+    elif isinstance(op.what, Branch):
         for inner in op.regions:
             _expect(
                 _same_types([v.type for v in inner.results], [v.type for v in op.results]),
@@ -93,13 +96,13 @@ def _op(module: Module, op: Op, scope: set[Value]) -> None:
 
 
 def _level(module: Module, op: Op) -> None:
-    _expect(module.level == "graph" or op.kind != "shard_map", op, "a Program holds no shard_map")
     if module.level == "program":
+        _expect(not isinstance(op.what, ShardMap), op, "a Program holds no shard_map")
         for value in op.results:
             _expect(value.type.layout is None, op, "a Program holds local arrays only")
 
 
-def _loop(op: Op) -> None:
+def _loop(op: Op, loop: Loop) -> None:
     carried = [v.type for v in op.operands]
     _expect(len(op.regions) in (1, 2), op, "a loop has a body, or a condition and a body")
     for inner in op.regions:
@@ -116,7 +119,7 @@ def _loop(op: Op) -> None:
     if len(op.regions) == 2:
         _expect(len(op.regions[0].results) == 1, op, "a loop's condition yields one truth value")
     else:
-        _expect(op.attrs["stop"] is not None, op, "a loop without a condition has a stop")
+        _expect(loop.stop is not None, op, "a loop without a condition has a stop")
 
 
 def _same_types(a: Sequence[ArrayType], b: Sequence[ArrayType]) -> bool:

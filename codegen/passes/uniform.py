@@ -6,14 +6,11 @@ Always holds: a value that is not said to vary over an axis is equal on all rank
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from codegen import expr
 from codegen.errors import MatchingError, Place
-from codegen.expr import Expr
 from codegen.ir import Module, Op, Region, Value
-from codegen.ops import Exchange
+from codegen.ops import Branch, Exchange, Loop
 from codegen.printer import axes_text, exchange_text, user_text
 from codegen.variance import NONE, Axes, Variance
 
@@ -29,7 +26,7 @@ def check_uniform(program: Module) -> Module:
     Raises MatchingError where a branch or a loop around it may part them.
     """
     found = _analyse(program)
-    for region in _regions(program):
+    for region in program.entries:
         _Check(program, found).region(region, ())
     return program
 
@@ -42,10 +39,8 @@ def turns_apart(program: Module) -> dict[Value, Axes]:
 
     def within(region: Region, around: Axes) -> None:
         for op in region.ops:
-            axes = around
-            if op.kind in ("loop", "branch"):
-                axes |= found.trips[op] if op.kind == "loop" else found.on(op)
-            if op.kind == "loop":
+            axes = around | found.passing(op)
+            if isinstance(op.what, Loop):
                 apart.update(dict.fromkeys(op.results, axes))
             for inner in op.regions:
                 within(inner, axes)
@@ -57,14 +52,10 @@ def turns_apart(program: Module) -> dict[Value, Axes]:
     return apart
 
 
-def _regions(program: Module) -> list[Region]:
-    return [i.default for i in program.inputs if i.default is not None] + [program.body]
-
-
 def _analyse(program: Module) -> Variance:
     split = {i.value: [a for entry in i.layout for a in entry] for i in program.inputs}
     found = Variance(program.mesh, split)
-    for region in _regions(program):
+    for region in program.entries:
         found.region(region)
     return found
 
@@ -88,18 +79,16 @@ class _Check:
     def region(self, region: Region, around: tuple[_Around, ...]) -> None:
         for op in region.ops:
             if isinstance(op.what, Exchange):
-                self.exchange(op, around)
-            elif op.regions:
-                axes = self.found.trips[op] if op.kind == "loop" else self.found.on(op)
-                for inner in op.regions:
-                    self.region(inner, (*around, _Around(op, axes)))
+                self.exchange(op, op.what, around)
+            for inner in op.regions:
+                self.region(inner, (*around, _Around(op, self.found.passing(op))))
 
-    def exchange(self, op: Op, around: tuple[_Around, ...]) -> None:
-        members = frozenset(op.attrs["axes"])
+    def exchange(self, op: Op, what: Exchange, around: tuple[_Around, ...]) -> None:
+        members = frozenset(what.axes)
         for outer in reversed(around):
             if apart := outer.axes & members:
-                raise self.refused(op, outer.op, tuple(a for a in op.attrs["axes"] if a in apart))
-        for name, e in self.routes(op):
+                raise self.refused(op, outer.op, tuple(a for a in what.axes if a in apart))
+        for name, e in what.agreed().items():
             if apart := self.found.expr(e) & members:
                 raise MatchingError(
                     f"{exchange_text(op)}: {name} differs between the ranks along "
@@ -110,16 +99,9 @@ class _Check:
                     remedy="ppermute(..., to=lambda i, n: ...) gives each rank's destination",
                 )
 
-    @staticmethod
-    def routes(op: Op) -> Iterator[tuple[str, Expr]]:
-        """What all members must agree on."""
-        for name in ("to", "sends", "source", "receives", "root"):
-            if op.attrs.get(name) is not None:
-                yield name, expr.as_expr(op.attrs[name])
-
     def refused(self, op: Op, outer: Op, apart: tuple[str, ...]) -> MatchingError:
         along = axes_text(apart)
-        if outer.kind == "loop":
+        if isinstance(outer.what, Loop):
             where = f"inside a loop whose number of turns may differ between ranks along {along}"
             what = "the number of turns differs:"
         else:
@@ -138,15 +120,16 @@ class _Check:
 
     def cause(self, outer: Op, apart: tuple[str, ...]) -> tuple[str, str]:
         """What parts the ranks, and the way out."""
-        for name in ("on", "start", "stop", "step"):
-            e = outer.attrs.get(name)
-            if e is None or not self.found.expr(expr.as_expr(e)) & set(apart):
-                continue
-            words = user_text(self.mesh, expr.as_expr(e))
-            if name == "on":
-                return words, "compute the value on every rank and choose with np.where"
-            remedy = "run the loop from one start, equally often on every rank; np.where chooses"
-            return f"{name} = {words}", remedy
+        what = outer.what
+        if isinstance(what, Branch) and what.on is not None:
+            return (user_text(self.mesh, what.on),
+                    "compute the value on every rank and choose with np.where")  # fmt: skip
+        if isinstance(what, Loop):
+            bounds = {"start": what.start, "stop": what.stop, "step": what.step}
+            for name, e in bounds.items():
+                if e is not None and self.found.expr(e) & set(apart):
+                    remedy = "run the loop from one start, equally often on every rank; np.where "
+                    return f"{name} = {user_text(self.mesh, e)}", f"{remedy}chooses"
         axes = axes_text(apart) if len(apart) == 1 else f"({axes_text(apart)})"
         return (
             f"a condition computed from values that may differ along {axes_text(apart)}",

@@ -18,6 +18,7 @@ from codegen.expr import Expr, Sym
 from codegen.ir import ArrayType, Shape, Value
 from codegen.mesh import Layout, LayoutEntry, Mesh, block_extent, local_extent, local_offset
 from codegen.ops import Relayout, ShardMap, Slice
+from codegen.ops.kind import layout_of as lying
 from codegen.trace import tree
 from codegen.trace.array import Array, Number, as_array, as_value, wrap
 from codegen.trace.context import Context, user_place
@@ -292,9 +293,9 @@ def _capture(
         context.bodies.remove(outside)
         context.rank_view -= 1
         context.captured.pop()
-    in_layouts = [v.type.layout for v in operands]
+    lie = tuple(lying(v.type) for v in operands)
     results = context.emit(
-        ShardMap(tuple(in_layouts), tuple(t.layout for t in outs), tuple(outs), bool(sure)),
+        ShardMap(lie, tuple(map(lying, outs)), tuple(outs), bool(sure)),
         operands,
         [region],
         [getattr(function, "__name__", "result")] * len(outs),

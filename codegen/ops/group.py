@@ -1,0 +1,150 @@
+"""What members of an exchange give each other, in NumPy: what the kinds of exchange share.
+
+Always holds: what an op states of others (offsets, who reads of whom) must be so, or InternalError.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from codegen import dtypes
+from codegen.dtypes import DType
+from codegen.errors import InternalError, MatchingError, Place
+from codegen.expr import Expr, Sym, as_expr
+from codegen.functions import COMBINE, FUNCTIONS
+from codegen.ops.kind import Array, Eval
+
+Bounds = tuple[tuple[Expr, Expr], ...]  # per dim: low, high
+# Along each axis: begin and end of the members that I read, and of my readers.
+Near = tuple[tuple[Expr, Expr, Expr, Expr], ...]
+# Per dim how often it stands before itself and behind, and its period.
+Wraps = tuple[tuple[Expr, Expr, Expr] | None, ...]
+Box = Sequence[tuple[int, int]]  # Bounds of one member, evaluated
+
+
+def combine(fn: str) -> np.ufunc:
+    """The ufunc of a combining function."""
+    ufunc = FUNCTIONS[COMBINE[fn]].numpy
+    assert isinstance(ufunc, np.ufunc)
+    return ufunc
+
+
+@dataclass
+class Member:
+    """env: the values of symbols on this rank. value: evaluates Exprs in them."""
+
+    operands: list[Array]
+    env: Mapping[str, int]
+    value: Eval
+
+    def eval(self, e: Expr, sym: Sym, position: int) -> int:
+        """An Expr in the position of a member."""
+        return as_expr(e).evaluate({**self.env, sym.name: position})
+
+    def box(self, bounds: Bounds) -> Box:
+        return [(self.value(a), self.value(b)) for a, b in bounds]
+
+    def copies(self, box: Box, wraps: Wraps) -> list[Box]:
+        """Where a part stands, in dims that go on beyond their ends."""
+        per_dim = []
+        for (low, high), wrap in zip(box, wraps or [None] * len(box), strict=True):
+            before, beyond, period = map(self.value, wrap or (0, 0, 0))
+            moved = [k * period for k in range(-before, beyond + 1)]
+            per_dim.append([(low + by, high + by) for by in moved])
+        return [list(one) for one in itertools.product(*per_dim)]
+
+
+@dataclass
+class Group:
+    """The members of one exchange, in the order of their positions. what: the op's name."""
+
+    what: str
+    members: Sequence[Member]
+    place: Place | None
+
+    @property
+    def given(self) -> list[Array]:
+        return [m.operands[0] for m in self.members]
+
+    def broken(self, text: str) -> InternalError:
+        return InternalError(text, place=self.place)
+
+    def send(self, k: int, to: int, sender: dict[int, int]) -> None:
+        """Member k sends to another one. sender: who sends to each, so far."""
+        words = f"with {len(self.members)} ranks, rank"
+        if not 0 <= to < len(self.members):
+            raise MatchingError(f"{words} {k} sends to {to}, which does not exist",
+                                place=self.place)  # fmt: skip
+        if to in sender:
+            raise MatchingError(f"{words}s {sender[to]} and {k} both send to {to}",
+                                place=self.place)  # fmt: skip
+        sender[to] = k
+
+    def root(self, root: Expr) -> int:
+        roots = {m.value(root) for m in self.members}
+        if len(roots) > 1 or not 0 <= min(roots) < len(self.members):
+            raise MatchingError(
+                f"the members name roots {sorted(roots)}", place=self.place,
+                expected=f"one root from 0 to {len(self.members) - 1}",
+            )  # fmt: skip
+        return roots.pop()
+
+    def total(self, fn: str, count: int | None = None) -> Array:
+        """What the first members have, combined; all members by default."""
+        total, *rest = self.given[:count]
+        if any(a.shape != total.shape for a in rest):
+            raise MatchingError(
+                f"{self.what}: the members' arrays differ in shape", place=self.place,
+                found=", ".join(str(a.shape) for a in self.given),
+            )  # fmt: skip
+        for a in rest:
+            total = combine(fn)(total, a).astype(total.dtype)
+        return total.copy()
+
+    def joined(
+        self, parts: Sequence[Array], dim: int, var: Sym, offset: Expr, member: Member
+    ) -> Array:
+        """The parts one after the other along dim, as a member sees their offsets."""
+        first = 0
+        for k, part in enumerate(parts):
+            stated = member.eval(offset, var, k)
+            if part.shape[dim] and stated != first:
+                raise self.broken(f"{self.what}: member {k}'s part begins at {first}, the op says "
+                                  f"{stated}")  # fmt: skip
+            first += part.shape[dim]
+        return np.concatenate(parts, axis=dim)
+
+    def reads(self, taker: Member, giver: Member, axes: Sequence[str], near: Near) -> bool:
+        """Whether they are near each other, as both must say."""
+        reads = told = True
+        for axis, (begin, end, first, last) in zip(axes, near):
+            coord, size = f"i_{axis}", taker.env.get(f"n_{axis}", 1)
+            there, here = giver.env.get(coord, 0), taker.env.get(coord, 0)
+            begins, ends = taker.value(begin), giver.value(first)
+            reads &= (there - begins) % size < taker.value(end) - begins
+            told &= (here - ends) % size < giver.value(last) - ends
+        if reads != told:
+            raise self.broken("one member reads of another that does not know it")
+        return reads
+
+
+def common(a: Box, b: Box) -> Box:
+    """What lies in both; [] where nothing does."""
+    box = [(max(p, q), min(m, n)) for (p, m), (q, n) in zip(a, b, strict=True)]
+    return [] if any(high <= low for low, high in box) else box
+
+
+def within(box: Box, held: Box) -> tuple[slice, ...]:
+    return tuple(slice(a - h, b - h) for (a, b), (h, _) in zip(box, held, strict=True))
+
+
+def poison(shape: Sequence[int], dtype: DType) -> Array:
+    """Elements that would be seen in a result."""
+    kind = dtypes.numpy_dtype(dtype)
+    made = np.empty(shape, kind)
+    made.view(np.uint8 if made.ndim else kind).fill(0xB5)
+    return made

@@ -192,3 +192,30 @@ def test_importing_the_engine_imports_little_else():
         "__future__",
     }
     assert set(done.stdout.split()) <= allowed, done.stdout + done.stderr
+
+
+def flags_of(address: int) -> list[str]:
+    """Of the mapping that begins there or before, as /proc says."""
+    flags: list[str] = []
+    with open("/proc/self/smaps") as file:
+        inside = False
+        for line in file:
+            head = line.split()[0]
+            if "-" in head and not head.endswith(":"):
+                begin, end = (int(part, 16) for part in head.split("-"))
+                inside = begin <= address < end
+            elif inside and head == "VmFlags:":
+                flags = line.split()[1:]
+    return flags
+
+
+@pytest.mark.skipif(not os.path.exists("/sys/kernel/mm/transparent_hugepage"), reason="none here")
+@pytest.mark.parametrize(("size", "huge"), [(1 << 23, True), (1 << 16, False)])
+def test_large_private_memory_asks_for_huge_pages(size, huge):
+    made = ffi.new("spmd_arena **")
+    assert lib.spmd_arena_new(size, 0, made) == 0
+    try:
+        word = ffi.cast("uintptr_t *", made[0])  # its first field: where it is mapped
+        assert ("hg" in flags_of(int(word[0]))) is huge
+    finally:
+        lib.spmd_arena_free(made[0])

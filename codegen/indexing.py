@@ -56,6 +56,11 @@ def positions(loops: Sequence[Var]) -> Index:
     return tuple(expr.const(0) if v.extent == 1 else expr.symbol(v.sym) for v in loops)
 
 
+def waiting_room(row: Shape, dtype: DType) -> Expr:
+    """Elements that a row takes which waits: its own, and a page, within which it is placed."""
+    return expr.product(row) + 4096 // dtype.size  # csrc/spmd_support.h: spmd_apart
+
+
 def match_dims(index: Index, shape: Shape, inner: Shape) -> Index | None:
     """Where two shapes differ by dims of extent 1 only: the same index without division."""
     kept = [i for i, e in zip(index, shape, strict=True) if e != 1]

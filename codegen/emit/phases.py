@@ -29,7 +29,7 @@ from codegen.emit.spell import (
 from codegen.errors import Place
 from codegen.expr import Expr, Sym
 from codegen.functions import FUNCTIONS, neutral
-from codegen.indexing import positions, ravel
+from codegen.indexing import positions, ravel, waiting_room
 from codegen.mesh import part_of_block
 from codegen.plan import (
     Buffer,
@@ -228,9 +228,11 @@ def _store_rows(self: PhaseWriter, work: Store) -> None:
     at = self.integer(ravel(positions(inner), tuple(v.extent for v in inner)), Binds.CHOICE)
     j, n, behind = first.sym.name, self.integer(first.extent), work.rows - 1
     late = f" + {behind}" if behind else ""
-    # what is not spelled is no parameter
-    size = self.integer(expr.product(v.extent for v in inner), Binds.PRODUCT) if behind else ""
     dtype = work.buffer.dtype
+    # what is not spelled is no parameter
+    room = waiting_room(tuple(v.extent for v in inner), dtype)
+    size = self.integer(room, Binds.PRODUCT) if behind else ""
+    begins = work.offset.subst({v.sym: expr.const(0) for v in inner})
     self.line(f"for (int64_t {j} = 0; {j} < {n}{late}; {j}++) {{")
     self.depth += 1
     for test, number, write in (
@@ -241,9 +243,11 @@ def _store_rows(self: PhaseWriter, work: Store) -> None:
         self.depth += 1
         if write and row in offset.symbols():
             self.line(f"const int64_t row = {j}{f' - {behind}' if behind else ''};")
-        slot = f"{number} % {work.rows} * {size}" if behind else "0"
+        slot = f" + {number} % {work.rows} * {size}" if behind else ""
         constant = "const " if write else ""
-        self.line(f"{constant}{dtype.c} *const line = {waiting} + {slot};")
+        its = begins.subst({first.sym: expr.symbol(row)}) if write else begins
+        self.line(f"{constant}{dtype.c} *const line = spmd_apart({waiting}{slot},")
+        self.line(f"    {written} + {self.integer(its)});")
         opened = self.open(inner)
         if write:
             self.statement(lambda: f"{self.target(work.buffer, offset)} = line[{at}];")

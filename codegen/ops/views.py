@@ -11,7 +11,7 @@ import numpy as np
 from codegen import expr, prove
 from codegen.errors import InternalError
 from codegen.expr import Expr, as_expr
-from codegen.indexing import Index, loop_vars, positions, ravel, rows_kept
+from codegen.indexing import Index, loop_vars, positions, ravel, rows_kept, waiting_room
 from codegen.ir import ArrayType, Op, Shape, Value
 from codegen.layouts.cuts import Cut, Window, of_operand, of_result, rolled, whole
 from codegen.ops.kind import Array, Eval, Kind, Types, extents, layout_of
@@ -313,7 +313,7 @@ class Update(Kind):
         assert rows is not None, "what reads x where the order of rows does not help is stored"
         waiting = None
         if rows:
-            row = expr.product(loop.extent for loop in loops[1:])
+            row = waiting_room(tuple(loop.extent for loop in loops[1:]), into.dtype)
             gone = {s for s in row.symbols() if s.kind not in ("size", "scalar")}
             most = prove.upper_bound(row, gone) if gone else row
             waiting = at.new_buffer(f"{into.name}_rows", into.dtype, most * rows)

@@ -1,9 +1,12 @@
 """The C that is printed compiles without a warning, whatever the user's names are."""
 
+import re
+
 import numpy as np
 import pytest
 
 import spmd
+from codegen.compile import lower
 
 
 @spmd.program(mesh=("r",))
@@ -88,6 +91,15 @@ def test_a_row_that_waits_for_itself(ranks):
     found = spmd.build(rows_that_wait_alone).run(ranks=ranks)
     for name, value in rows_that_wait_alone.eager().items():
         np.testing.assert_array_equal(found[name], value)
+
+
+def test_where_rows_wait():
+    """Away from where they go, computed and written back: two loops a row and no more."""
+    phases = lower(rows_that_wait_alone.capture()).source.text.split("__attribute__((noinline))")
+    (phase,) = (text for text in phases if "line" in text)
+    lines = re.findall(r"\*const line = spmd_apart\(memory_rows,\s+memory \+ (.+)\);", phase)
+    assert lines == ["7 * at0 + e0 * j0 + 50", "7 * at0 + e0 * row + 50"]
+    assert phase.count("for (") == 1 + 2 * 2
 
 
 @spmd.program(mesh=("r",))

@@ -442,3 +442,23 @@ def test_text_is_cut_off_at_the_end(text: Printer, room: int) -> None:
     assert text("f64", ">12.4f", 3.25, room=room) == format(3.25, ">12.4f")[:room]
     assert text("f64", "4000.120f", 1e300, room=room) == format(1e300, "4000.120f")[:room]
     assert text("text", "", b"0123456789", room=room) == "0123456789"[:room]
+
+
+APART = """#include "spmd_support.h"
+int64_t test_apart(void *room, const void *other);
+int64_t test_apart(void *room, const void *other)
+{
+    return (char *)spmd_apart(room, other) - (char *)room;
+}
+"""
+
+
+def test_lines_that_wait_lie_apart(compiled: Callable[..., ctypes.CDLL]) -> None:
+    """Loads do not agree with stores just before them in the low 12 bits of their addresses."""
+    apart = compiled("apart", APART).test_apart
+    apart.argtypes, apart.restype = [ctypes.c_void_p, ctypes.c_void_p], ctypes.c_int64
+    base = 1 << 40
+    for room in range(base, base + 4096, 520):
+        for other in range(base - 4096 - room % 8, base + 4096, 1032):
+            found = apart(room, other)
+            assert 0 <= found < 4096 and (room + found - other) % 4096 == 1280

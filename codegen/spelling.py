@@ -165,6 +165,8 @@ class _Writer:
         if not e.terms:
             return "0", Binds.ATOM
         terms, negated = _unfolded(e)
+        if len(terms) == 1 and terms[0][1] == 1 and len(terms[0][0]) == 1:
+            return self.atom(terms[0][0][0], terms[0][0] in negated)
         out = ""
         for monomial, coefficient in terms:
             size = abs(coefficient)
@@ -183,9 +185,7 @@ class _Writer:
                 out = body if sign == "+" else f"-{body}"
         if len(terms) > 1 or out.startswith("-"):
             return out, Binds.SUM
-        if len(factors) > 1:
-            return out, Binds.PRODUCT
-        return (out, Binds.ATOM) if not terms[0][0] else self.atom(terms[0][0][0])
+        return out, Binds.PRODUCT if len(factors) > 1 else Binds.ATOM
 
     def atom(self, a: Atom, negate: bool = False) -> Text:
         if isinstance(a, Sym):

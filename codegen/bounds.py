@@ -8,6 +8,7 @@ Always holds: True is never wrong, and the answer does not depend on what was as
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from itertools import product
 
 from codegen.terms import (
@@ -244,6 +245,7 @@ def _elimination_order(a: Atom) -> tuple[int, str]:
     return (0, a.order) if isinstance(a, Call) else (_ORDER[a.kind], a.order)
 
 
+@cache
 def _evident(e: Expr) -> bool:
     """No negative coefficient, and atoms that cannot be negative."""
     if e.is_const:
@@ -258,6 +260,7 @@ def _evident(e: Expr) -> bool:
     return least + negative[0][1] >= 0 and all(_atom_nonneg(a) for a in e.atoms())
 
 
+@cache
 def _atom_nonneg(a: Atom) -> bool:
     if isinstance(a, Sym):
         return a.lo is not None and a.lo.is_const and a.lo.value >= 0

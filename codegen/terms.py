@@ -184,6 +184,12 @@ class Expr:
         return frozenset(out)
 
     @cached_property
+    def depth(self) -> int:
+        """How many calls stand in each other."""
+        inner = (a.args for m, _ in self.terms for a in m if isinstance(a, Call))
+        return max((1 + max(e.depth for e in args) for args in inner), default=0)
+
+    @cached_property
     def _symbols(self) -> frozenset[Sym]:
         return frozenset(a for a in self.deep if isinstance(a, Sym))
 

@@ -44,9 +44,10 @@ def reused(count: int) -> str:
 
 
 def unrolled(count: int) -> str:
-    """By Python's loops."""
-    rows = ["x = x + 0.25 * (y - x)", "y = y - 0.5 * x + k"]
-    return HEAD + f"    for k in range({count // 2}):\n" + lines(rows, 2, 8) + ENDS
+    """By Python's loops; with a number that the program computes."""
+    rows = ["x = x + 0.25 * (y - x)", "y = y - 0.5 * x", "m = m // 2 + k"]
+    loop = f"    for k in range({count // 3}):\n"
+    return HEAD + loop + lines(rows, 3, 8) + "    return x[m % n], np.sum(y)\n"
 
 
 def nested(count: int) -> str:

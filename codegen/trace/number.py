@@ -39,6 +39,9 @@ def expr_of(x: object) -> Expr | None:
     return None
 
 
+DEEPEST = 10  # operations in each other in one formula: beyond it a number is computed step by step
+
+
 def condition_of(x: object) -> Expr | None:
     """The truth (0 or 1) of a Number or Python number as an Expr; None for anything else."""
     if isinstance(x, Number):
@@ -60,7 +63,9 @@ def _arithmetic(symbolic: Callable[[Expr, Expr], Expr], ufunc: str, truth: bool 
     def apply(a: object, b: object) -> Any:
         left, right = expr_of(a), expr_of(b)
         if left is not None and right is not None:
-            return number(symbolic(left, right), truth)
+            found = symbolic(left, right)
+            if found.depth <= DEEPEST:
+                return number(found, truth)
         from codegen.trace.elementwise import operate
 
         return operate(getattr(np, ufunc), a, b)

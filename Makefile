@@ -18,7 +18,7 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 export PRTE_MCA_rmaps_default_mapping_policy := :oversubscribe
 export OMPI_MCA_rmaps_base_oversubscribe := 1
 
-ENGINE := $(wildcard csrc/*.c csrc/*.h spmd/engine/build_engine.py)
+ENGINE := $(wildcard csrc/*.c csrc/*.h csrc/bench/*.c csrc/bench/*.h spmd/engine/build_engine.py)
 SANITIZED := tests/engine
 MPI_WORKS := $(RUN) timeout 60 mpirun -n 2 python -c \
 	'from mpi4py import MPI; raise SystemExit(MPI.COMM_WORLD.size != 2)' </dev/null >/dev/null 2>&1

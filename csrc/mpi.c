@@ -2,7 +2,7 @@
  * from the library that mpi4py loaded. Handles are integers in one family of MPI and pointers in
  * the other, so every call is written once and instantiated for both. */
 #define _GNU_SOURCE
-#include "parts.h"
+#include "bench/measure.h"
 
 #include <string.h>
 

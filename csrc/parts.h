@@ -18,9 +18,6 @@
  *   data.c        global arrays in and out
  *   start.c       processes that do not come
  *   timeline.c    what ranks did when
- *   turns.c       what goes into measured collectives, and what must come out
- *   floor.c       what this machine allows: the same transfers in the least code
- *   machine.c     what that is made of on one core
  *   probe.c       an image's plan functions alone
  *   print.c       lines of text on their way to the host language
  *   library.c     the dynamic linker
@@ -445,25 +442,6 @@ bool spmd_mpi_send(spmd_job *job, bool synchronous, const void *from, int bytes,
 bool spmd_mpi_receive(spmd_job *job, void *into, int bytes, int from, int tag,
                       spmd_handle *request, spmd_mpi_error *error);
 bool spmd_mpi_test(spmd_job *job, spmd_handle *request, bool *complete, spmd_mpi_error *error);
-
-/* turns.c */
-void spmd_turn_give(const spmd_turns *turns, int64_t turn);
-int64_t spmd_turn_elements(const spmd_turns *turns, bool gives);
-
-/* machine.c */
-/* The sum of so many sources goes to so many destinations, in one pass. prefix: destination k gets
- * the sum of the sources up to k, or below it. */
-typedef struct spmd_part {
-    float *const *into, *const *from;
-    int64_t intos, froms;
-    int64_t into_at, from_at, elements;
-    enum { SPMD_PART_SUM, SPMD_PART_SCAN, SPMD_PART_EXSCAN } prefix;
-} spmd_part;
-void spmd_part_move(const spmd_part *part, int64_t move); /* enum spmd_floor_move */
-bool spmd_part_streams(void); /* past the caches, whole lines of 16 elements */
-/* Nanoseconds in which a core goes from one thread to another, one of two that sleep or yield
- * until it is their turn. -1: the system does not let them. */
-int64_t spmd_switch_time(bool sleeps);
 
 /* copy.c */
 int64_t spmd_box_elements(const spmd_box *box);

@@ -1,4 +1,4 @@
-"""`bench floor`, `bench --vs floor`: what this machine allows, by minimal C (csrc/floor.c).
+"""`bench floor`, `bench --vs floor`: what this machine allows, by minimal C (csrc/bench/floor.c).
 
 In: names of collectives, sizes. Out: rows like those of `bench`, with the method that was best.
 Always holds: as for ours, what goes in differs in every turn, every turn begins with a barrier and

@@ -25,6 +25,7 @@ GROUPS = (
     ("Oracles", ("codegen/oracle/*.py",), "eager interpret"),
     ("What users import and run", ("spmd/*.py", "spmd/engine/*.py"), "__main__ cli run"),
     ("Engine, and headers of images", ("csrc/*.h", "csrc/*.c"), "spmd_image engine parts"),
+    ("Measuring beside the engine", ("csrc/bench/*.h", "csrc/bench/*.c"), "measure"),
     ("Examples", ("examples/*.py",), ""),
 )
 

@@ -94,7 +94,7 @@ def python_files(*folders: str) -> list[Path]:
 
 
 def c_files() -> list[Path]:
-    return sorted((ROOT / "csrc").glob("*.[ch]"))
+    return sorted((ROOT / "csrc").rglob("*.[ch]"))
 
 
 def name(path: Path) -> str:

@@ -1,7 +1,7 @@
 """Describes the extension `spmd.engine._engine` to cffi.
 
-Goes in: csrc/engine.h, whose marked section is the declarations, and csrc/*.c. Comes out:
-ffibuilder, which setup.py names.
+Goes in: csrc/engine.h and csrc/bench/measure.h, whose marked sections are the declarations, and the
+C files beside them. Comes out: ffibuilder, which setup.py names.
 Always holds: nothing of the engine's interface is written down a second time.
 """
 
@@ -19,16 +19,19 @@ PREAMBLE = """
 #pragma GCC diagnostic ignored "-Wunused-parameter"
 #pragma GCC diagnostic ignored "-Wmissing-field-initializers"
 #pragma GCC diagnostic ignored "-Wcast-function-type"
-#include "engine.h"
+#include "bench/measure.h"
 """
 
 
 def declarations() -> str:
-    header = (ROOT / "csrc" / "engine.h").read_text()
-    section = re.search(r"/\* <cdef> \*/(.*)/\* </cdef> \*/", header, re.DOTALL)
-    if section is None:
-        raise RuntimeError("csrc/engine.h has lost its cdef markers")
-    return section.group(1)
+    sections = []
+    for name in ("engine.h", "bench/measure.h"):
+        header = (ROOT / "csrc" / name).read_text()
+        section = re.search(r"/\* <cdef> \*/(.*)/\* </cdef> \*/", header, re.DOTALL)
+        if section is None:
+            raise RuntimeError(f"csrc/{name} has lost its cdef markers")
+        sections.append(section.group(1))
+    return "".join(sections)
 
 
 ffibuilder = FFI()
@@ -36,7 +39,7 @@ ffibuilder.cdef(declarations())
 ffibuilder.set_source(
     "spmd.engine._engine",
     PREAMBLE,
-    sources=sorted(f"csrc/{path.name}" for path in (ROOT / "csrc").glob("*.c")),
+    sources=sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc").rglob("*.c")),
     include_dirs=["csrc"],
     extra_compile_args=["-std=c11", "-O2", *WARNINGS],
     libraries=["pthread", "dl"],

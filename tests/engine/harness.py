@@ -21,7 +21,7 @@ from spmd.engine import ffi, lib
 
 HERE = Path(__file__).resolve().parent
 CSRC = HERE.parents[1] / "csrc"
-SOURCES = [str(path) for path in sorted(CSRC.glob("*.c"))]
+SOURCES = [str(path) for path in sorted(CSRC.rglob("*.c"))]
 FLAGS = ["-std=c11", "-Wall", "-Wextra", "-Wshadow", "-Werror", "-g", f"-I{CSRC}"]
 ALGORITHMS = {"auto": 0, "flat": 1, "blocks": 2, "ring": 3}
 WORST_SECONDS = 60

@@ -1,7 +1,7 @@
 /* Turns of a collective that is measured outside of images, by MPI or by hand: what goes into each
  * of them differs from the last one, and what must come out is known. spmd/bench_programs.py has
  * the same turns as programs. */
-#include "parts.h"
+#include "measure.h"
 
 #define PERIOD 7
 #define TABLE (PERIOD * 16) /* elements that are filled or compared at once */

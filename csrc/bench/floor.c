@@ -8,7 +8,7 @@
  * a counter: one of four by the phase, since nobody can be two phases ahead of all others.
  * Which method is best is measured, not known. */
 #define _GNU_SOURCE
-#include "parts.h"
+#include "measure.h"
 
 #include <limits.h>
 #include <linux/futex.h>

@@ -1,7 +1,7 @@
 /* What floor.c is made of on one core: moving memory, with sums on the way, and handing the core
  * over to another thread. */
 #define _GNU_SOURCE
-#include "parts.h"
+#include "measure.h"
 
 #include <linux/futex.h>
 #include <sched.h>

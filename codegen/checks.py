@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 CHECKS = {
-    "bounds": "indices lie within their dims, powers of integers are not negative",
+    "bounds": "indices lie within their dims, powers of integers are not negative, divisors not 0",
     "nan": "no operation makes a NaN or an infinity where there was none",
     "equal": "what all ranks hold is the same on all of them",
     "overflow": "integers do not overflow, and are not divided by zero",

@@ -168,6 +168,11 @@ class Context:
             if told != now:
                 self.learned[axis.name] = told
 
+    @property
+    def in_every_launch(self) -> bool:
+        """Whether what is captured now runs for sure: not in a loop or branch, or in a formula."""
+        return not self.write_logs and not self.selecting
+
     def region(self) -> Block:
         """The innermost open region: code in it runs as often as other code in it."""
         return next(b for b in reversed(self.blocks) if not b.once)

@@ -75,8 +75,7 @@ def shape_of(shape: Any, what: str, scalars: bool = False) -> Shape:
                 remedy="make it a parameter of the program, which is set at build",
             )
         context = Context.current()
-        if kinds <= {"size", "scalar"} and context is not None and not context.write_logs:
-            # in every launch: not in a loop or branch, which might not be entered
+        if kinds <= {"size", "scalar"} and context is not None and context.in_every_launch:
             context.hold(expr.ge0(e), f"the extent {e} is not negative")
         out.append(e)
     return tuple(out)

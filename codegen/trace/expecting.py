@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from codegen import dtypes, expr
-from codegen.errors import ShapeError
+from codegen.errors import ProgramError, ShapeError
 from codegen.expr import Expr
 from codegen.ir import Shape, Value
 from codegen.ops import POSITION, Expect, Map
@@ -108,6 +108,29 @@ def _within(
         *((" for a box of ", index_value(context, size)) if size is not None else ()),
         check="bounds",
     )  # fmt: skip
+    return True
+
+
+def nonzero(divisor: Any) -> None:
+    """A divisor of Python's own numbers, of which Python raises ZeroDivisionError: refused where it
+    is 0 for sure; where it is known at launch, launches are; else a run that checks bounds ends."""
+    context, e = require_context("a division"), expr_of(divisor)
+    if divisor == 0 if e is None else e == 0:
+        raise ProgramError("division by zero", place=user_place(),
+                           expected="a divisor that is not 0", found=f"{divisor!r}")  # fmt: skip
+    if e is None or expr.nonneg(e - 1) or expr.nonneg(-e - 1):
+        return
+    if {s.kind for s in e.symbols()} <= {"size", "scalar"} and context.in_every_launch:
+        context.hold(expr.ne(e, 0), f"the divisor {e} is not 0")
+    elif "bounds" in context.checks and not context.selecting:
+        context.remember(("nonzero", e), lambda: _nonzero(context, e))
+
+
+def _nonzero(context: Context, e: Expr) -> bool:
+    value, zero = (index_value(context, x) for x in (e, expr.const(0)))
+    holds = context.emit_one(Map("ne"), value, zero)
+    expect(context, holds, f"division by zero: {e} is 0\n  expected: a divisor that is not 0\n"
+           "  try:      a // b if b != 0 else 0", check="bounds")
     return True
 
 

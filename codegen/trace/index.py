@@ -147,7 +147,7 @@ def _stays_within(e: Expr, x: Any, extent: Expr, dim: int) -> None:
     """An index that is known at launch: launches where some rank has no such element are refused.
     In loops and branches, which may never run, nothing is said."""
     context = Context.current()
-    if context is None or context.write_logs or context.selecting:
+    if context is None or not context.in_every_launch:
         return
     for room in (e, extent - 1 - e):
         least = _least_of_ranks(context, room, extent)

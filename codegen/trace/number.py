@@ -57,12 +57,20 @@ def _as_array(x: object) -> Any:
     return as_array(x)
 
 
-def _arithmetic(symbolic: Callable[[Expr, Expr], Expr], ufunc: str, truth: bool = False) -> Any:
-    """A binary operator and its reflection: symbolic for integers, else on 0-d arrays."""
+def _arithmetic(symbolic: Any, ufunc: str, truth: bool = False, divides: bool = False) -> Any:
+    """A binary operator and its reflection: symbolic for integers, else on 0-d arrays.
+
+    symbolic: of two Exprs, an Expr; None where that is none. divides: Python's own numbers raise
+    where b is 0.
+    """
 
     def apply(a: object, b: object) -> Any:
         left, right = expr_of(a), expr_of(b)
-        if left is not None and right is not None:
+        if divides and _is_python(a) and _is_python(b):
+            from codegen.trace.expecting import nonzero
+
+            nonzero(b)
+        if symbolic is not None and left is not None and right is not None:
             found = symbolic(left, right)
             if found.depth <= DEEPEST:
                 return number(found, truth)
@@ -77,6 +85,11 @@ def _arithmetic(symbolic: Callable[[Expr, Expr], Expr], ufunc: str, truth: bool 
         return apply(other, self)
 
     return forward, reflected
+
+
+def _is_python(x: object) -> bool:
+    """A number of Python's own. NumPy divides by zero without an error."""
+    return isinstance(x, (Number, int, float)) and not isinstance(x, np.generic)
 
 
 def _logic(symbolic: Callable[[Expr, Expr], Expr], ufunc: str) -> Any:
@@ -152,8 +165,9 @@ class Number:
     __add__, __radd__ = _arithmetic(lambda a, b: a + b, "add")
     __sub__, __rsub__ = _arithmetic(lambda a, b: a - b, "subtract")
     __mul__, __rmul__ = _arithmetic(lambda a, b: a * b, "multiply")
-    __floordiv__, __rfloordiv__ = _arithmetic(expr.floordiv, "floor_divide")
-    __mod__, __rmod__ = _arithmetic(expr.mod, "remainder")
+    __floordiv__, __rfloordiv__ = _arithmetic(expr.floordiv, "floor_divide", divides=True)
+    __mod__, __rmod__ = _arithmetic(expr.mod, "remainder", divides=True)
+    __truediv__, __rtruediv__ = _arithmetic(None, "divide", divides=True)
     __lt__, _ = _arithmetic(expr.lt, "less", True)
     __le__, _ = _arithmetic(expr.le, "less_equal", True)
     __gt__, _ = _arithmetic(expr.gt, "greater", True)
@@ -177,16 +191,6 @@ class Number:
         from codegen.trace.elementwise import operate
 
         return operate(ufunc, self, other)
-
-    def __truediv__(self, other: object) -> Any:
-        from codegen.trace.elementwise import operate
-
-        return operate(np.divide, self, other)
-
-    def __rtruediv__(self, other: object) -> Any:
-        from codegen.trace.elementwise import operate
-
-        return operate(np.divide, other, self)
 
     def __pow__(self, other: object) -> Any:
         right = expr_of(other)
@@ -229,6 +233,9 @@ class Number:
 
     def __divmod__(self, other: object) -> Any:
         return self // other, self % other
+
+    def __rdivmod__(self, other: object) -> Any:
+        return other // self, other % self
 
     def __matmul__(self, other: object) -> Any:
         return _as_array(self) @ other

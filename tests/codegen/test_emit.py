@@ -133,13 +133,17 @@ def to_the_ends():
         turns[1] = turns[1] + 1
     for _ in spmd.range(low, -2**63, -2):
         turns[2] = turns[2] + 1
-    return {"turns": turns, "powers": np.ones(2) * s**-2 + 2**s}
+    return {"turns": turns, "powers": np.ones(2) * s**-2 + 2**s,
+            "divided": (7 // (s - 2), 7 % (s - 2), 7 / (s - 2), divmod(7.5, s - 2),
+                        7 // (s - 3) if s != 3 else 5, np.int64(6) // (s - 3))}  # fmt: skip
 
 
 def test_loops_up_to_the_last_integer():
     image = spmd.build(to_the_ends)
     for name, value in to_the_ends.eager().items():
-        np.testing.assert_array_equal(image.run()[name], value)
+        assert np.array_equal(np.hstack(image.run()[name]), np.hstack(value))
     assert image.run()["turns"].tolist() == [2, 1, 2]
     with pytest.raises(spmd.MeshError, match="exponent s is not negative"):
         image.run(s=-1)
+    with pytest.raises(spmd.MeshError, match="divisor s - 2 is not 0"):
+        image.run(s=2)

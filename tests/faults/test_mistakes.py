@@ -73,6 +73,7 @@ LINES = {
     "spmd.require(n == 20)": (None, None),
     "x = spmd.shard_map(lambda v: (spmd.require(spmd.ranks() < 9), v)[1], out_layouts=('r',))(x)": (
         None, None),
+    "k = spmd.scalar('k', 2); y = k // (k - k)": ("division by zero", "division"),
     "y = spmd.scalar('k', 2**70)": ("does not fit into 64 bits", None),
     "y = spmd.scalar('k', np.nan, int)": ("does not fit into 64 bits", "NaN to integer"),
     "z = np.zeros(5, int); z[0] = np.nan": ("nan out of bounds for int64", "NaN to integer"),

@@ -46,6 +46,13 @@ def added(u, k, s):
     return u
 
 
+def divided(u, k, s, careful=False):
+    total = 0
+    for k in spmd.range(s + 1):
+        total = total + ((7 // (k - 2) if k != 2 else 0) if careful else 7 % (k - 2))
+    return total
+
+
 OUT = "index of dim 0 is out of bounds: "
 # what is computed; what is given; what is said, by every level; where (3 ranks)
 BOUNDS = [
@@ -72,6 +79,10 @@ BOUNDS = [
      "ex is out of bounds: 4 (element (4,)", 2),
     (lambda u, k, s: k ** (1 - k), {}, "integers to negative integer powers are not allowed: -1 "
      "(element (2,)", 1),
+    (divided, {}, "division by zero: k - 2 is 0", 0),
+    (lambda u, k, s: spmd.shard_map(lambda v: v + 1 / spmd.axis_index("r"))(u), {},
+     "division by zero: i_r is 0", 0),
+    (lambda u, k, s: divided(u, k, s, True), {}, "", 0),
     (lambda u, k, s: (k ** k, 2 ** s + s ** -2, np.choose(k, [u[:5]] * 5)), {}, "", 0),
 ]  # fmt: skip
 

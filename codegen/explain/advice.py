@@ -15,10 +15,11 @@ from codegen.ir import Op, Value, layout_text
 from codegen.layouts.cuts import layout_of
 from codegen.layouts.demands import Demands
 from codegen.mesh import LayoutEntry
+from codegen.ops import Kernel, MatMul, Relayout, ShardMap
 
 LARGE = 1 << 20  # bytes that a rank then has, on however many ranks
 
-_ASKED = ("relayout", "shard_map")
+_ASKED = (Relayout, ShardMap)
 
 
 def too_much(traffic: Traffic) -> bool:
@@ -45,8 +46,9 @@ def remedy(
 ) -> str | None:
     """What to try; None where this is what was asked for."""
     by = askers(demands, op)
-    kernels = [o.attrs["kernel"].name for o in by if o.kind == "kernel" and value in o.operands]
-    if any(o.kind in _ASKED for o in by) and not kernels:
+    kernels = [o.what.kernel.name for o in by
+               if isinstance(o.what, Kernel) and value in o.operands]  # fmt: skip
+    if any(isinstance(o.what, _ASKED) for o in by) and not kernels:
         return None
     if kernels:
         return (
@@ -59,7 +61,7 @@ def remedy(
     wanted = demands.wanted.get(value, {})
     if value in demands.inputs and not any(w[d].axes for w in wanted for d in gathered):
         return reads_all  # nobody wants it in parts
-    products = [o for o in by if o.kind == "matmul"]
+    products = [o for o in by if isinstance(o.what, MatMul)]
     for o in products:
         if found := _partial_sums(o, value, gathered):
             return found
@@ -77,7 +79,7 @@ def remedy(
 
 def _partial_sums(op: Op, value: Value, gathered: Sequence[int]) -> str:
     """a @ b with b split where it is summed over: a split there too leaves sums to be reduced."""
-    if op.kind != "matmul" or value not in op.operands:
+    if value not in op.operands:
         return ""
     a, b = op.operands
     summed = value.type.ndim - (1 if value is a else 2)

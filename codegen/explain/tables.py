@@ -12,16 +12,28 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from codegen import expr, ops
+from codegen import expr, plan
 from codegen.errors import Place
 from codegen.explain import advice
 from codegen.explain.traffic import Meter, Traffic
 from codegen.expr import to_json
 from codegen.ir import Input, Module, Op, Region, Value, layout_text
+from codegen.kit import global_ops
 from codegen.layouts import propagation
 from codegen.layouts.cuts import Window, home, layout_of
 from codegen.layouts.demands import demands_of
-from codegen.plan import Exchange
+from codegen.ops import (
+    Barrier,
+    Branch,
+    DynamicUpdate,
+    Exchange,
+    Full,
+    Loop,
+    Relayout,
+    Scatter,
+    ShardMap,
+    Update,
+)
 from codegen.printer import user_text
 from codegen.steps import walk_steps
 from codegen.trace.context import assigned_name
@@ -34,7 +46,7 @@ def tables(levels: Levels) -> dict[str, Any]:
     """{"arrays": …, "traffic": …}, in the order of the program."""
     found = Explained(levels.graph, levels.program)
     sites = [x.site for x in walk_steps(levels.plan.steps)
-             if isinstance(x, Exchange) and x.kind != "barrier"]  # fmt: skip
+             if isinstance(x, plan.Exchange) and x.kind != "barrier"]  # fmt: skip
     rows = [
         {"site": site, **found.exchange_row(x)}
         for site, x in zip(sites, found.exchanges, strict=True)
@@ -60,13 +72,13 @@ class Explained:
         # of a region's argument, what it is at first; of what is laid out anew to be carried, what
         # it was before
         self.before: dict[Value, Value] = {}
-        self.ops = list(_global_ops(graph.body))
+        self.ops = list(global_ops(graph.body))
         for op in self.ops:
             carried = [*op.operands, *(v for inner in op.regions for v in inner.results)]
             made = [self.demands.defs.get(v) for v in carried if op.regions]
             self.before |= {d.result: d.operands[0] for d in made
-                            if d and d.kind == "relayout" and d.place == op.place}  # fmt: skip
-            if op.kind == "loop":
+                            if d and isinstance(d.what, Relayout) and d.place == op.place}
+            if isinstance(op.what, Loop):
                 for inner in op.regions:
                     self.before.update(zip(inner.args, op.operands, strict=True))
         self.names = self._names()
@@ -89,7 +101,8 @@ class Explained:
                 if not op.place or not v.type.ndim or v.name != assigned_name(op.place):
                     continue
                 rest = op.place.source_line().split(v.name, 1)[1].lstrip()
-                if not rest.startswith("[") or op.kind in _WRITES:  # what u[k] = … writes is no u
+                # what u[k] = … writes is no u
+                if not rest.startswith("[") or isinstance(op.what, _WRITES):
                     last[v.name, op.place.file, op.place.line] = v
         return names | {v: v.name for v in last.values()}
 
@@ -148,7 +161,7 @@ class Explained:
         if value in self.inputs:
             return self._why_input(self.inputs[value])
         op = self.demands.defs[value]
-        if op.kind in ("relayout", "shard_map"):
+        if isinstance(op.what, Relayout | ShardMap):
             return "given", f"given at {_at(op.place)}"
         source = self._decides(op, value)
         if source is None:
@@ -175,7 +188,7 @@ class Explained:
 
     def _decides(self, op: Op, value: Value) -> Value | None:
         """The operand that a result's layout comes from; None where there is none."""
-        if op.kind in ("loop", "branch"):
+        if isinstance(op.what, Loop | Branch):
             return self._carried(op, op.results.index(value))
         if found := [v for v in self._parts(value) if not v.type.free]:
             return next((v for v in found if layout_of(v) == layout_of(value)), found[0])
@@ -194,15 +207,16 @@ class Explained:
         """What an array is written of, part by part; nothing if it is not."""
         out = []
         op = self.demands.defs.get(value)
-        while op is not None and op.kind == "update":
+        while op is not None and isinstance(op.what, Update):
             out.append(op.operands[1])
             op = self.demands.defs.get(op.operands[0])
-        return out if op is not None and op.attrs.get("blank") else []
+        blank = op is not None and isinstance(op.what, Full) and op.what.blank
+        return out if blank else []
 
     def _carried(self, op: Op, k: int) -> Value:
         """What a loop or a branch has its layout from: before it, or at the end of a region."""
         ends = [*op.operands[k : k + 1], *(inner.results[k] for inner in op.regions[-1:])]
-        if op.kind == "branch":
+        if isinstance(op.what, Branch):
             ends = [inner.results[k] for inner in op.regions]
         wanted = layout_of(op.results[k])
         found = [self._first(v) for v in ends]
@@ -220,7 +234,7 @@ class Explained:
                 self._called[value] = self.names[value], place
                 break
             source = self._decides(op, value) if op is not None else None
-            if source is None or op is None or op.kind in ("shard_map", "relayout"):
+            if source is None or op is None or isinstance(op.what, ShardMap | Relayout):
                 self._called[value] = "what is computed", op.place if op else None
                 break
             value = source
@@ -231,12 +245,13 @@ class Explained:
     # ---- exchanges -----------------------------------------------------------------------------
 
     def exchange_row(self, found: Found) -> dict[str, Any]:
-        op = found.op
+        op, what = found.op, found.op.what
+        assert isinstance(what, Exchange)
         traffic = self.meter.of(op)
-        asked = any(o.kind == "relayout" for o in advice.askers(self.demands, op))
+        asked = any(isinstance(o.what, Relayout) for o in advice.askers(self.demands, op))
         words = f"change of layout, {traffic.words}" if asked else traffic.words
         return {
-            "kind": traffic.kind, "words": words, "axes": list(op.attrs["axes"]),
+            "kind": traffic.kind, "words": words, "axes": list(what.axes),
             "array": self.subject(op), "bytes": to_json(traffic.bytes),
             "often": _often(found.around), "place": place_row(op.place),
             "advice": self.advice(op, traffic),
@@ -273,21 +288,12 @@ class Explained:
 
 
 _NEW: dict[str, Any] = {"what": []}
-_WRITES = ("update", "dynamic_update", "scatter")
-
-
-def _global_ops(region: Region) -> Iterator[Op]:
-    """Ops on global arrays, in loops and branches too."""
-    for op in region.ops:
-        if op.kind != "shard_map":
-            for inner in op.regions:
-                yield from _global_ops(inner)
-        yield op
+_WRITES = (Update, DynamicUpdate, Scatter)
 
 
 def _exchanges(region: Region, around: tuple[Op, ...]) -> Iterator[Found]:
     for op in region.ops:
-        if isinstance(op.what, ops.Exchange) and op.kind != "barrier":
+        if isinstance(op.what, Exchange) and not isinstance(op.what, Barrier):
             yield Found(op, around)
         for inner in op.regions:
             yield from _exchanges(inner, (*around, op))
@@ -295,8 +301,8 @@ def _exchanges(region: Region, around: tuple[Op, ...]) -> Iterator[Found]:
 
 def _often(around: Sequence[Op]) -> str:
     """In words."""
-    loops = [str(op.place.line) for op in around if op.kind == "loop" and op.place]
-    branches = [str(op.place.line) for op in around if op.kind == "branch" and op.place]
+    loops = [str(op.place.line) for op in around if isinstance(op.what, Loop) and op.place]
+    branches = [op.place.line for op in around if isinstance(op.what, Branch) and op.place]
     text = "once"
     if loops:
         several = "s" if len(loops) > 1 else ""

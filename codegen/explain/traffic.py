@@ -13,22 +13,27 @@ from dataclasses import dataclass
 from codegen import estimate, expr
 from codegen.errors import ProgramError
 from codegen.expr import Call, Expr
-from codegen.ir import Op, Shape
+from codegen.ir import ArrayType, Op, Shape
 from codegen.layouts.cuts import Cut
 from codegen.mesh import Mesh
 from codegen.naming import Naming
-from codegen.ops import OPS, Exchange
+from codegen.ops import (
+    AllGather,
+    AllToAll,
+    BroadcastFrom,
+    GatherTo,
+    Halo,
+    Permute,
+    Redistribute,
+    ReduceScatter,
+    ReduceTo,
+    Scan,
+    ScatterFrom,
+)
+from codegen.ops.exchanges import Fold
 
 _COMBINED = {"add": "partial sums", "mul": "partial products", "max": "maxima", "min": "minima"}
-_FOLDS = {
-    "all_reduce": "all-reduce", "reduce_scatter": "reduce-scatter", "reduce_to": "reduce",
-}  # fmt: skip
-_MOVES = {
-    "permute": "permute", "broadcast_from": "broadcast", "gather_to": "gather",
-    "scatter_from": "scatter", "barrier": "barrier",
-}  # fmt: skip
-_KINDS = {*_FOLDS, *_MOVES, "redistribute", "halo", "all_gather", "all_to_all", "scan"}
-assert {k for k, rule in OPS.items() if issubclass(rule, Exchange)} == _KINDS
+_MOVES = {Permute: "permute", BroadcastFrom: "broadcast", ScatterFrom: "scatter"}
 
 
 @dataclass(frozen=True)
@@ -94,42 +99,37 @@ class Meter:
     # ---- kinds ---------------------------------------------------------------------------------
 
     def of(self, op: Op) -> Traffic:
-        size = op.operands[0].type.dtype.size if op.operands else 0
-        if op.kind in ("redistribute", "halo"):
-            return self.redistribute(op, size)
-        shape = op.result.type.shape if op.results else ()
+        """Of an exchange that has a result."""
+        what, (x,) = op.what, op.operands
+        size, given, shape = x.type.dtype.size, x.type.shape, op.result.type.shape
+        if isinstance(what, Redistribute | Halo):
+            return self.redistribute(what, op.result.type)
         result = self.volume(shape) * size
-        if op.kind == "all_gather" or op.kind == "gather_to":
-            d = op.attrs["dim"]
-            mine = self.least(op.operands[0].type.shape[d])
-            whole = op.operands[0].type.shape
-            rest = self.volume((*whole[:d], *whole[d + 1 :]))
-            words = "all-gather" if op.kind == "all_gather" else "gather"
-            total = self.most(shape[d])
-            return Traffic(words, f"{words} along dim {d}", (total - mine) * rest * size,
-                           result, (d,))  # fmt: skip
-        if op.kind == "all_to_all":
-            split, concat = op.attrs["split"], op.attrs["concat"]
-            total = self.most(shape[concat]) - self.least(op.operands[0].type.shape[concat])
-            rest = self.volume((*shape[:concat], *shape[concat + 1 :]))
-            words = f"all-to-all: dim {split} is split instead of dim {concat}"
-            return Traffic("all-to-all", words, total * rest * size, result)
-        if op.kind == "scan":
-            kind = "exclusive scan" if op.attrs["exclusive"] else "scan"
-        else:
-            kind = _FOLDS.get(op.kind, "")
-        if kind:
-            combined = _COMBINED.get(op.attrs["fn"], f"'{op.attrs['fn']}'")
-            into = f" into blocks of dim {op.attrs['dim']}" if op.kind == "reduce_scatter" else ""
-            whole = op.operands[0].type.shape
-            return Traffic(kind, f"{kind} of {combined}{into}", self.volume(whole) * size, result)
-        return Traffic(_MOVES[op.kind], _MOVES[op.kind], result, result)
+        if isinstance(what, AllGather | GatherTo):
+            d = what.dim
+            words = "all-gather" if isinstance(what, AllGather) else "gather"
+            others = self.most(shape[d]) - self.least(given[d])
+            rest = self.volume((*given[:d], *given[d + 1 :]))
+            return Traffic(words, f"{words} along dim {d}", others * rest * size, result, (d,))
+        if isinstance(what, AllToAll):
+            d = what.concat
+            others = self.most(shape[d]) - self.least(given[d])
+            rest = self.volume((*shape[:d], *shape[d + 1 :]))
+            words = f"all-to-all: dim {what.split} is split instead of dim {d}"
+            return Traffic("all-to-all", words, others * rest * size, result)
+        if isinstance(what, Fold):
+            words, into = _fold(what)
+            combined = _COMBINED.get(what.fn, f"'{what.fn}'")
+            return Traffic(words, f"{words} of {combined}{into}", self.volume(given) * size, result)
+        words = _MOVES[type(what)]
+        return Traffic(words, words, result, result)
 
-    def redistribute(self, op: Op, size: int) -> Traffic:
+    def redistribute(self, what: Redistribute | Halo, made: ArrayType) -> Traffic:
         """Per dim: what it becomes, its new extent, and how much of that a rank has already."""
+        size = made.dtype.size
         found = [
-            self.dim(d, h, w, op.result.type.ndim)
-            for d, (h, w) in enumerate(zip(op.attrs["have"], op.attrs["want"], strict=True))
+            self.dim(d, h, w, made.ndim)
+            for d, (h, w) in enumerate(zip(what.have, what.want, strict=True))
         ]
         kinds = list(dict.fromkeys(kind for kind, _, _, _ in found if kind))
         same: dict[str, list[int]] = {}
@@ -175,6 +175,15 @@ class Meter:
         if split:  # of what a rank has whole, it keeps a part
             return "change of layout", "{} split", total, total
         return "change of blocks", "change of blocks along {}", total, expr.const(0)
+
+
+def _fold(what: Fold) -> tuple[str, str]:
+    """What it is called, and where the results go."""
+    if isinstance(what, Scan):
+        return ("exclusive scan" if what.exclusive else "scan"), ""
+    if isinstance(what, ReduceScatter):
+        return "reduce-scatter", f" into blocks of dim {what.dim}"
+    return ("reduce" if isinstance(what, ReduceTo) else "all-reduce"), ""
 
 
 def unclipped(e: Expr) -> Expr:

@@ -13,6 +13,7 @@ from codegen.ir import Input, Module, walk
 from codegen.layouts import propagation
 from codegen.layouts.demands import Demands
 from codegen.mesh import Layout, LayoutEntry
+from codegen.ops import ShardMap
 
 
 def choose(graph: Module, auto: Sequence[str]) -> dict[str, Layout]:
@@ -20,7 +21,7 @@ def choose(graph: Module, auto: Sequence[str]) -> dict[str, Layout]:
 
     What a shard_map takes stays as it was, whole: its function sees the difference.
     """
-    taken = {v for op in walk(graph.body) if op.kind == "shard_map" for v in op.operands}
+    taken = {v for op in walk(graph.body) if isinstance(op.what, ShardMap) for v in op.operands}
     free = [i for i in graph.inputs if i.name in auto and i.value not in taken]
     if not free:
         return {}

@@ -8,19 +8,33 @@ Always holds: a part that is fetched comes out of balanced blocks, which are the
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 from functools import lru_cache
 
 from codegen.errors import Place
-from codegen.expr import Sym
-from codegen.ir import Module, Op, Region, Value, free_values, used_values
+from codegen.ir import Module, Op, Region, Value, free_values
+from codegen.kit import global_ops
 from codegen.layouts import cuts
 from codegen.layouts.cuts import Window, home, layout_of
 from codegen.layouts.localize import Localizer, kernel_windows
 from codegen.layouts.rooms import Rooms
 from codegen.mesh import LayoutEntry
-from codegen.ops import Map, Roll
+from codegen.ops import (
+    Branch,
+    Cumulative,
+    Expect,
+    Kernel,
+    Let,
+    Loop,
+    Map,
+    MatMul,
+    Print,
+    Reduce,
+    Relayout,
+    Roll,
+    RunScalar,
+    ShardMap,
+)
 
 
 @dataclass
@@ -34,7 +48,7 @@ class Demand:
 
 
 # Ops whose results lie in balanced blocks, whoever wants them.
-_HELD = frozenset({"loop", "branch", "shard_map", "relayout", "cumulative", "kernel"})
+_HELD = (Loop, Branch, ShardMap, Relayout, Cumulative, Kernel)
 
 
 class Demands:
@@ -44,48 +58,28 @@ class Demands:
         self.graph = graph
         self.rules = Localizer(graph.mesh, self.entry)
         self.defs = self.rules.defs
-        self.position: dict[Value, int] = {}
-        self.begins: dict[Sym, int] = {}  # where a counter gets its value
-        self.clock = 0
+        self.begins, self.uses = graph.def_use.begins, graph.def_use.uses
         self.of: dict[Value, Demand] = {}
         self.wanted: dict[Value, dict[Window, Place | None]] = {}
         self.from_home: set[Value] = set()  # wanted in parts that only a use can name
         self.passed: set[tuple[Value, Window]] = set()
         self.cut_short: set[Value] = set()  # views that are made: their ends are wanted rolled on
         self.inputs = [i.value for i in graph.inputs]
-        self.number(graph.body)
+        for op in global_ops(graph.body):
+            self.rules.define(op)
+            if isinstance(op.what, Roll) and not self.rules.goes_on(op.operands[0], op.what.dim):
+                self.cut_short.add(op.operands[0])
         for o in graph.outputs:
             made = self.defs.get(o.value)
             self.want(o.value, cuts.blocks(o.shape, o.layout), made.place if made else None)
         self.region(graph.body)
         for value in self.inputs:
             self.settle(value, None)
-        self.uses = Counter(used_values(graph.body))
-        self.uses.update(o.value for o in graph.outputs)
         self.sums(graph.body)
         self.rooms = Rooms(self)
 
     def entry(self, value: Value, dim: int) -> LayoutEntry:
         return layout_of(value)[dim]
-
-    def number(self, region: Region) -> None:
-        """When values and counters come to be, in program order."""
-        for op in region.ops:
-            self.clock += 1
-            if op.kind in ("loop", "branch"):
-                if (counter := op.attrs.get("counter")) is not None:
-                    self.begins[counter] = self.clock
-                for inner in op.regions:
-                    self.clock += 1
-                    self.position.update(dict.fromkeys(inner.args, self.clock))
-                    self.number(inner)
-                self.clock += 1
-            elif op.kind == "let":
-                self.begins[op.attrs["counter"]] = self.clock
-            self.rules.define(op)
-            self.position.update(dict.fromkeys(op.results, self.clock))
-            if isinstance(op.what, Roll) and not self.rules.goes_on(op.operands[0], op.what.dim):
-                self.cut_short.add(op.operands[0])
 
     # ---- backwards -------------------------------------------------------------------------------
 
@@ -96,7 +90,7 @@ class Demands:
                 self.passed.add((value, window))
                 self.want_operands(op, window, place or op.place)
             return
-        at = self.position.get(value, 0)
+        at = self.begins.get(value, 0)
         if any(self.begins.get(s, 0) > at for s in cuts.symbols(window)):
             self.from_home.add(value)
         else:
@@ -119,12 +113,13 @@ class Demands:
             return
         for value in op.results:
             self.settle(value, op)
-        if op.kind == "shard_map":
-            for operand, layout in zip(op.operands, op.attrs["in_layouts"], strict=True):
+        what = op.what
+        if isinstance(what, ShardMap):
+            for operand, layout in zip(op.operands, what.in_layouts, strict=True):
                 self.want(operand, cuts.blocks(operand.type.shape, layout), op.place)
             for value in free_values(op.regions[0]):
                 self.want(value, home(value), op.place)
-        elif op.kind in ("loop", "branch"):
+        elif isinstance(what, Loop | Branch):
             for inner in op.regions:
                 for value in inner.results:
                     self.want(value, home(value), op.place)
@@ -133,13 +128,13 @@ class Demands:
                     self.settle(value, None)
             for operand in op.operands:
                 self.want(operand, home(operand), op.place)
-        elif op.kind == "kernel":
+        elif isinstance(what, Kernel):
             for operand, window in zip(op.operands, kernel_windows(op), strict=True):
                 self.want(operand, window, op.place)
-        elif op.kind in ("print", "expect", "let"):
+        elif isinstance(what, Print | Expect | Let):
             for operand in op.operands:
                 self.want(operand, home(operand), op.place)
-        elif op.kind != "scalar":
+        elif not isinstance(what, RunScalar):
             (value,) = op.results
             for window in self.of[value].made:
                 self.want_operands(op, window, op.place)
@@ -148,14 +143,16 @@ class Demands:
         """Sums that are added to each other are added first and reduced once."""
         axes: dict[Value, tuple[str, ...]] = {}
         for op in region.ops:
-            if op.kind in ("loop", "branch"):
+            what = op.what
+            if isinstance(what, Loop | Branch):
                 for inner in op.regions:
                     self.sums(inner)
-            elif op.kind in ("reduce", "matmul") and len(self.of[op.result].made) == 1:
+            elif isinstance(what, Reduce | MatMul) and len(self.of[op.result].made) == 1:
                 axes[op.result] = self.rules.summed(op, self.of[op.result].made[0])
-            elif op.kind == "map" and op.attrs["fn"] in ("add", "sub"):
+            elif isinstance(what, Map) and what.fn in ("add", "sub"):
                 a, b = op.operands
-                alone = self.uses[a] == self.uses[b] == 1 and len(self.of[op.result].made) == 1
+                alone = len(self.uses[a]) == len(self.uses[b]) == 1
+                alone = alone and len(self.of[op.result].made) == 1
                 if alone and axes.get(a) and axes.get(a) == axes.get(b):
                     axes[op.result] = self.rules.partial[op.result] = axes[a]
                     self.rules.later |= {a, b}
@@ -167,7 +164,9 @@ class Demands:
         wanted = self.wanted.get(value, {})
         blocks = home(value)
         demand = self.of[value] = Demand()
-        held = op is None or op.kind in _HELD or not all(self.goes_on(op, w) for w in wanted)
+        held = op is None or isinstance(op.what, _HELD) or not all(
+            self.goes_on(op, w) for w in wanted
+        )
         if not held and not wanted and value not in self.from_home:
             return  # nobody uses it
         if not held and value not in self.from_home:

@@ -9,12 +9,12 @@ Always holds: what `localize` reads, `needs` has named.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
 
 from codegen import dtypes, expr
 from codegen.dtypes import DType
 from codegen.expr import Expr
 from codegen.ir import ArrayType, Op, Shape, Value
+from codegen.kit import Builder
 from codegen.layouts import cuts
 from codegen.layouts.cuts import Cut, Window, home
 from codegen.mesh import LayoutEntry, Mesh
@@ -25,22 +25,11 @@ from codegen.ops import (
     Gather,
     Iota,
     Kernel,
-    Kind,
     Map,
     ReduceScatter,
     Slice,
     Update,
 )
-
-
-class Builder(Protocol):
-    """What rules emit through."""
-
-    def emit(self, what: Kind, operands: Sequence[Value] = ()) -> Value: ...
-
-    def integer(self, e: Expr) -> Value:
-        """A symbolic integer as a 0-d int64 value."""
-        ...
 
 
 class Localizer:
@@ -111,7 +100,7 @@ class Localizer:
         terms = [("add", low)] if low != 0 else []
         terms += [("mod", period)] if period is not None else []
         for fn, number in terms:
-            other = self.cast(build.integer(number), dtype, build)
+            other = build.cast(build.integer(number), dtype)
             other = build.emit(Broadcast(dims=(), shape=shape), (other,))
             value = build.emit(Map(fn), (value, other))
         return value
@@ -141,12 +130,7 @@ class Localizer:
 
     def wide(self, x: Value, build: Builder) -> Value:
         """Half types are folded in float32, and rounded once."""
-        return self.cast(x, dtypes.folded_in(x.type.dtype), build)
-
-    def cast(self, x: Value, dtype: DType, build: Builder) -> Value:
-        if x.type.dtype == dtype:
-            return x
-        return build.emit(Map("cast", dtype=dtype), (x,))
+        return build.cast(x, dtypes.folded_in(x.type.dtype))
 
     # ---- what combines elements ------------------------------------------------------------------
 
@@ -179,7 +163,7 @@ class Localizer:
         if not axes or op.result in self.later:
             return self.part(value, held, window, build)
         value = self.over(axes, op, held, window, value, fn, build)
-        return self.cast(value, op.result.type.dtype, build)
+        return build.cast(value, op.result.type.dtype)
 
     def over(
         self, axes: LayoutEntry, op: Op, held: Window, window: Window, value: Value, fn: str,

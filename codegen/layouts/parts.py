@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypedDict
 
-from codegen import dtypes, expr, mesh
+from codegen import expr, mesh
 from codegen.errors import Place
 from codegen.expr import Expr, Sym
 from codegen.ir import ArrayType, Module, Op, Shape, Value
+from codegen.kit import Builder
 from codegen.layouts import cuts
 from codegen.layouts.cuts import Window, home, layout_of
 from codegen.layouts.demands import demands_of
@@ -20,12 +21,10 @@ from codegen.ops import (
     AllGather,
     AllToAll,
     Exchange,
-    Full,
     Kind,
     Redistribute,
     Reshape,
     Slice,
-    Symbolic,
 )
 from codegen.ops.group import Bounds, Near, Wraps
 
@@ -38,13 +37,13 @@ class Boxes(TypedDict):
     wraps: Wraps
 
 
-class Parts:
+class Parts(Builder):
     def __init__(self, graph: Module) -> None:
+        super().__init__()
         self.mesh = graph.mesh
         self.demands = demands_of(graph)
         self.rules = self.demands.rules
         self.parts: list[dict[Any, Value]] = [{}]  # what was made, per open region
-        self.ops: list[Op] = []
         self.made: dict[Value, Op] = {}
         self.at: Op | None = None  # of the Graph, what is being made
         self.wants: Op | None = None  # of the Graph, whose operands are being made
@@ -61,13 +60,11 @@ class Parts:
             what, operands = self.through(what, operands)
             if isinstance(what, Reshape) and operands[0].type.shape == what.shape:
                 return operands[0]
-        (t,) = what.infer([v.type for v in operands])
         names = [v.name for v in (*(self.at.results if self.at else ()), *operands)]
-        name = names[0] if names else what.name
-        result = Value(name, t)
         by = self.at or self.wants
-        place = self.asked or (by.place if by else None)
-        self.ops.append(Op(what, tuple(operands), (result,), (), place))
+        self.name = names[0] if names else ""
+        self.place = self.asked or (by.place if by else None)
+        result = super().emit(what, operands)
         self.made[result] = self.ops[-1]
         if isinstance(what, Exchange):
             whose = self.fetching or (self.at.results[0] if self.at and self.at.results else None)
@@ -94,14 +91,11 @@ class Parts:
         return what, op.operands
 
     def integer(self, e: Expr) -> Value:
-        if e.is_const:
-            return self.remember(("integer", e), Full(e.value, dtypes.INT64, ()))
-        return self.remember(("integer", e), Symbolic(e, dtypes.INT64))
-
-    def remember(self, key: Any, what: Kind, operands: Sequence[Value] = ()) -> Value:
+        """Made once in a region."""
+        key = ("integer", e)
         found = self.known(key)
         if found is None:
-            found = self.parts[-1][key] = self.emit(what, operands)
+            found = self.parts[-1][key] = super().integer(e)
         return found
 
     def known(self, key: Any) -> Value | None:

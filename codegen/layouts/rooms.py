@@ -13,12 +13,24 @@ from typing import TYPE_CHECKING
 from codegen.ir import Op, Region, Value, used_values
 from codegen.layouts import cuts
 from codegen.layouts.cuts import Window, home
+from codegen.ops import (
+    Branch,
+    Expect,
+    Kernel,
+    Let,
+    Loop,
+    Map,
+    Print,
+    RunScalar,
+    ShardMap,
+    Update,
+)
 
 if TYPE_CHECKING:  # it reads the other way round while running
     from codegen.layouts.demands import Demands
 
 # Ops whose results are not computed into memory of their own.
-_ELSEWHERE = frozenset("loop branch shard_map kernel print expect let scalar".split())
+_ELSEWHERE = (Loop, Branch, ShardMap, Kernel, Print, Expect, Let, RunScalar)
 
 
 class Rooms:
@@ -57,11 +69,11 @@ class Rooms:
 
     def region(self, region: Region) -> None:
         for op in region.ops:
-            if op.kind == "update":
+            if isinstance(op.what, Update):
                 self.join(op.result, op.operands[0])
-            if op.kind == "loop":
+            if isinstance(op.what, Loop):
                 self.loop(op)
-            if op.kind in ("loop", "branch"):
+            if isinstance(op.what, Loop | Branch):
                 for inner in op.regions:
                     self.region(inner)
             elif self.makes(op):
@@ -77,11 +89,12 @@ class Rooms:
                 self.carried.append((arg, y, result))
             made = self.demands.defs.get(y)
             once = body.results.count(y) == 1 and y not in body.args
-            if once and made in body.ops and made.kind == "map" and _overwrites(body, arg, y):
-                self.in_place[y] = arg
+            if once and made in body.ops and isinstance(made.what, Map):
+                if _overwrites(body, arg, y):
+                    self.in_place[y] = arg
 
     def makes(self, op: Op) -> bool:
-        if len(op.results) != 1 or op.kind in _ELSEWHERE or self.demands.is_view(op):
+        if len(op.results) != 1 or isinstance(op.what, _ELSEWHERE) or self.demands.is_view(op):
             return False
         demand = self.demands.of.get(op.result)
         return demand is not None and demand.made == [home(op.result)]

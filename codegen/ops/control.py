@@ -13,7 +13,8 @@ from codegen.mesh import Layout
 from codegen.ops.kind import Array, Eval, Kind, Stated, Types
 
 if TYPE_CHECKING:
-    from codegen.layouts.localize import Builder, Localizer
+    from codegen.kit import Builder
+    from codegen.layouts.localize import Localizer
 
 
 @dataclass(frozen=True)

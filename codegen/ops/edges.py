@@ -17,7 +17,8 @@ from codegen.ops.sources import Full
 from codegen.ops.views import Broadcast, Slice, Update
 
 if TYPE_CHECKING:
-    from codegen.layouts.localize import Builder, Localizer
+    from codegen.kit import Builder
+    from codegen.layouts.localize import Localizer
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,13 @@ import numpy as np
 from codegen import dtypes, expr
 from codegen.expr import Expr, Sym
 from codegen.functions import neutral
-from codegen.ir import ArrayType, Op
+from codegen.ir import ArrayType, Op, Value
 from codegen.ops.group import Bounds, Group, Near, Wraps, common, poison, within
 from codegen.ops.kind import Array, Kind, Stated, Types, dropped, extents
 
 if TYPE_CHECKING:
     from codegen.claims import Claims
+    from codegen.passes.checks import Checks
 
 Axes = tuple[str, ...]
 
@@ -133,6 +134,12 @@ class AllReduce(Fold):
     same = True
     axes: Axes
     fn: str
+
+    def title(self) -> str:
+        return "what ranks combine"
+
+    def exact(self, op: Op, at: Checks) -> Value | None:
+        return at.emit(self, at.floats(op)) if self.fn in ("add", "mul") else None
 
     def claims(self, op: Op, at: Claims) -> None:
         at.independent(op.operands[0].type.shape)

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from codegen import dtypes, gufunc
-from codegen.ir import ArrayType, Op
+from codegen.ir import ArrayType, Op, Value
 from codegen.ops.kind import Array, Eval, Stated, extents
+from codegen.ops.views import Broadcast
 from codegen.plan import Argument, KernelCall
 
 if TYPE_CHECKING:
+    from codegen.passes.checks import Checks
     from codegen.passes.schedule import Scheduler
 
 # Of an operand, per dim: the result and its dim that a part goes with, and ghost cells; None: whole
@@ -36,6 +38,18 @@ class Kernel(Stated):
     follows: gufunc.Follows = ()
     along: tuple[Along, ...] = ()
     apart: bool = False
+
+    def title(self) -> str:
+        return f"kernel {self.kernel.name}"
+
+    def finite(self, op: Op, value: Value, at: Checks) -> Value | None:
+        holds = at.map("isfinite", value)
+        for v in op.operands:
+            if v.type.dtype.kind in "fc":
+                was = at.any_of(at.not_finite(v), range(v.type.ndim))
+                wide = at.emit(Broadcast((), value.type.shape), (was,))
+                holds = at.map("logical_or", holds, wide if value.type.ndim else was)
+        return holds
 
     def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
         """The user's Python function on contiguous copies; 0-d operands arrive as scalars. What it

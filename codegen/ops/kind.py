@@ -25,7 +25,9 @@ from codegen.plan import Node
 if TYPE_CHECKING:  # what rules are given; it asks kinds in turn
     from codegen.access import Resolver
     from codegen.claims import Claims
-    from codegen.layouts.localize import Builder, Localizer
+    from codegen.kit import Builder
+    from codegen.layouts.localize import Localizer
+    from codegen.passes.checks import Checks
     from codegen.passes.schedule import Scheduler
 
 Types = Sequence[ArrayType]
@@ -76,6 +78,21 @@ class Kind:
 
     def claims(self, op: Op, at: Claims) -> None:
         """What must hold of an op of a Program, on every rank and for all sizes."""
+
+    # ---- what is checked while a program runs ----------------------------------------------------
+
+    def title(self) -> str:
+        """What users call it, as in "a sum makes a NaN"."""
+        return self.name
+
+    def finite(self, op: Op, value: Value, at: Checks) -> Value | None:
+        """That each element of a result is finite, or what it follows from is not; None: that is
+        not asked."""
+        return None
+
+    def exact(self, op: Op, at: Checks) -> Value | None:
+        """The result in float64, of operands in float64; None: integers cannot wrap around."""
+        return None
 
     # ---- parts of global arrays on a rank --------------------------------------------------------
 

@@ -24,7 +24,8 @@ from codegen.plan import Bound, Node, Store
 if TYPE_CHECKING:
     from codegen.access import Resolver
     from codegen.claims import Claims
-    from codegen.layouts.localize import Builder, Localizer
+    from codegen.kit import Builder
+    from codegen.layouts.localize import Localizer
     from codegen.passes.schedule import Scheduler
 
 
@@ -298,10 +299,10 @@ class Scatter(Kind):
                      for d, (c, e) in enumerate(zip(window, shape)))  # fmt: skip
         wide = dtypes.folded_in(dtype)
         nothing = build.emit(Full(neutral(fn, wide), wide, at.shape(kept)))
-        mine = build.emit(self, (nothing, at.cast(v, wide, build), *index))
+        mine = build.emit(self, (nothing, build.cast(v, wide), *index))
         total = at.over(cut.axes, op, kept, window, mine, fn, build)
-        made = build.emit(Map(AS_MAP[fn]), (at.cast(x, wide, build), total))
-        return at.cast(made, dtype, build)
+        made = build.emit(Map(AS_MAP[fn]), (build.cast(x, wide), total))
+        return build.cast(made, dtype)
 
     def steps(self, op: Op, at: Scheduler) -> None:
         into = at.take_over(op)

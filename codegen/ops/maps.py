@@ -22,10 +22,18 @@ from codegen.plan import Node, apply
 
 if TYPE_CHECKING:
     from codegen.access import Resolver
-    from codegen.layouts.localize import Builder, Localizer
+    from codegen.kit import Builder
+    from codegen.layouts.localize import Localizer
+    from codegen.passes.checks import Checks
 
 
-
+# Functions that give a number for numbers, and a finite one for finite ones.
+_SAFE = frozenset(
+    "select guard neg abs sign maximum minimum copysign conj real imag with_real with_imag floor "
+    "ceil trunc rint tanh atan atan2 sin cos asinh cbrt".split()
+)
+_COUNTED = frozenset("add sub mul neg abs pow square".split())  # those of integers that may wrap
+_TITLES = {"cast": "a conversion", "select": "np.where"}
 # Functions that are computed again rather than stored.
 _CHEAP = frozenset("add sub mul neg cast eq ne lt le gt ge select logical_and logical_or".split())
 
@@ -64,6 +72,31 @@ class Map(Kind):
         operand = op.operands[-1 if self.fn == "select" else 0].type.dtype
         return apply(self.fn, op.result.type.dtype, args, operand)
 
+    def title(self) -> str:
+        return _TITLES.get(self.fn) or FUNCTIONS[self.fn].ufunc
+
+    def finite(self, op: Op, value: Value, at: Checks) -> Value | None:
+        if not any(map(at.is_later, op.operands)):
+            narrows = self.fn == "cast" and _narrows(op.operands[0].type.dtype, value.type.dtype)
+            if self.fn in _SAFE or (self.fn == "cast" and not narrows):
+                return None
+        holds = at.map("isfinite", value)
+        if known := at.sources(op):
+            # it was there already: in the numbers that this one follows from
+            was_nan = at.every("isnan", known, "logical_or")
+            no_nan = at.map("logical_not", at.map("isnan", value))
+            allowed = at.map("logical_or", was_nan, no_nan)
+            infinite = at.map("logical_not", at.every("isfinite", known))
+            holds = at.map("logical_or", holds, at.map("logical_and", infinite, allowed))
+        return holds
+
+    def exact(self, op: Op, at: Checks) -> Value | None:
+        if self.fn == "cast":
+            given, to = op.operands[0].type.dtype, op.result.type.dtype
+            fits = given.kind == "b" or (given.kind == to.kind and given.size <= to.size)
+            return None if fits or given.kind == "c" else at.floats(op)[0]
+        return at.map(self.fn, *at.floats(op)) if self.fn in _COUNTED else None
+
     def lies(self, op: Op, dim: int, at: Localizer) -> Cut | None:
         return next((c for v in op.operands if (c := at.natural(v, dim)).axes), None)
 
@@ -77,8 +110,13 @@ class Map(Kind):
         axes = at.partial.get(op.result)
         if axes and op.result not in at.later:
             value = build.emit(AllReduce(axes, "add"), (value,))
-            value = at.cast(value, op.result.type.dtype, build)
+            value = build.cast(value, op.result.type.dtype)
         return value
 
     def is_cheap(self) -> bool:
         return self.fn in _CHEAP
+
+
+def _narrows(source: DType, to: DType) -> bool:
+    """Whether a finite number may be none in the other type."""
+    return to.size < source.size if source.kind in "fc" else to.size == 2

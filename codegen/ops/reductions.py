@@ -23,11 +23,14 @@ from codegen.ops.views import Broadcast
 from codegen.plan import Buffer
 
 if TYPE_CHECKING:
-    from codegen.layouts.localize import Builder, Localizer
+    from codegen.kit import Builder
+    from codegen.layouts.localize import Localizer
+    from codegen.passes.checks import Checks
     from codegen.passes.schedule import Scheduler
 
 
 _ROUTINES = {"float32": "sgemm", "float64": "dgemm", "complex64": "cgemm", "complex128": "zgemm"}
+_TOTALS = ("add", "mul")  # what may leave the range of a type
 # The scalar function of a combining one.
 AS_MAP = {"add": "add", "mul": "mul", "min": "minimum", "max": "maximum"}
 
@@ -60,6 +63,17 @@ class Reduce(Kind):
         if ufunc in (np.logical_and, np.logical_or):
             return [np.asarray(ufunc.reduce(x, axis=dims)).astype(x.dtype)]
         return [np.asarray(ufunc.reduce(x, axis=dims, dtype=x.dtype))]
+
+    def title(self) -> str:
+        return "a sum" if self.fn == "add" else "a product"
+
+    def finite(self, op: Op, value: Value, at: Checks) -> Value | None:
+        if self.fn not in _TOTALS:
+            return None
+        return at.unless(value, at.any_of(at.not_finite(op.operands[0]), self.dims))
+
+    def exact(self, op: Op, at: Checks) -> Value | None:
+        return at.emit(self, at.floats(op)) if self.fn in _TOTALS else None
 
     def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
         (x,) = op.operands
@@ -216,6 +230,20 @@ class Cumulative(Lane):
         (x,) = operands
         return [combine(self.fn).accumulate(x, axis=self.dim, dtype=x.dtype)]
 
+    def title(self) -> str:
+        return "a running total"
+
+    def finite(self, op: Op, value: Value, at: Checks) -> Value | None:
+        if self.fn not in _TOTALS:
+            return None
+        byte = dtypes.BY_NAME["uint8"]
+        bits = at.cast(at.not_finite(op.operands[0]), byte)
+        before = at.emit(Cumulative("max", self.dim), (bits,))
+        return at.unless(value, at.map("ne", before, at.full(0, byte, value.type.shape)))
+
+    def exact(self, op: Op, at: Checks) -> Value | None:
+        return at.emit(self, at.floats(op)) if self.fn in _TOTALS else None
+
     def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
         return [window]
 
@@ -234,7 +262,7 @@ class Cumulative(Lane):
         dims = tuple(k for k in range(len(window)) if k != d)
         before = build.emit(Broadcast(dims, value.type.shape), (before,))
         value = build.emit(Map(AS_MAP[fn]), (before, value))
-        return at.cast(value, op.result.type.dtype, build)
+        return build.cast(value, op.result.type.dtype)
 
 
 @dataclass(frozen=True)
@@ -292,6 +320,22 @@ class MatMul(Kind):
     def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
         product = np.asarray(np.matmul(operands[0], operands[1]))
         return [product.astype(operands[0].dtype)]  # of bfloat16, NumPy's is float32
+
+    def title(self) -> str:
+        return "a product of matrices"
+
+    def finite(self, op: Op, value: Value, at: Checks) -> Value | None:
+        a, b = op.operands
+        shape, n = value.type.shape, value.type.ndim
+        rows = at.any_of(at.not_finite(a), [n - 1])
+        columns = at.any_of(at.not_finite(b), [n - 2])
+        batch = tuple(range(n - 2))
+        wide = [at.emit(Broadcast((*batch, d), shape), (x,))
+                for x, d in ((rows, n - 2), (columns, n - 1))]  # fmt: skip
+        return at.unless(value, at.map("logical_or", *wide))
+
+    def exact(self, op: Op, at: Checks) -> Value | None:
+        return at.emit(self, at.floats(op))
 
     def between(self, op: Op, window: Window, at: Localizer) -> Cut:
         """The part of the summed dim."""

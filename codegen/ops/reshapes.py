@@ -28,7 +28,8 @@ from codegen.plan import Node
 
 if TYPE_CHECKING:
     from codegen.access import Resolver
-    from codegen.layouts.localize import Builder, Localizer
+    from codegen.kit import Builder
+    from codegen.layouts.localize import Localizer
 
 
 @dataclass(frozen=True)

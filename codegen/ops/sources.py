@@ -19,7 +19,8 @@ from codegen.plan import Integer, Literal, Load, Node, Runtime
 
 if TYPE_CHECKING:
     from codegen.access import Resolver
-    from codegen.layouts.localize import Builder, Localizer
+    from codegen.kit import Builder
+    from codegen.layouts.localize import Localizer
 
 
 

@@ -20,7 +20,8 @@ from codegen.plan import Node, Store
 if TYPE_CHECKING:
     from codegen.access import Resolver
     from codegen.claims import Claims
-    from codegen.layouts.localize import Builder, Localizer
+    from codegen.kit import Builder
+    from codegen.layouts.localize import Localizer
     from codegen.passes.schedule import Scheduler
 
 

@@ -14,7 +14,8 @@ from dataclasses import replace
 from codegen import expr, mesh
 from codegen.errors import Place
 from codegen.ir import ArrayType, Module, Op, Region, Value, walk
-from codegen.ops import POSITION, BroadcastFrom, Exchange, Expect, Kind, Map, ShardMap
+from codegen.kit import Builder
+from codegen.ops import POSITION, Branch, BroadcastFrom, Exchange, Expect, Loop, ShardMap
 from codegen.printer import axes_text
 from codegen.variance import InBody
 
@@ -37,27 +38,27 @@ class _Compare:
                  for op in self.whole(i.value, f'input "{i.name}"', i.place)]  # fmt: skip
         body = self.region(graph.body)
         seen = {i.value for i in graph.inputs}
-        made = {v: op.place for op in graph.body.ops for v in op.results}
+        made = graph.def_use.defs
         last = []
         for o in graph.outputs:
             if o.value not in seen:
-                last += self.whole(o.value, f'output "{o.name}"', made.get(o.value))
+                last += self.whole(o.value, f'output "{o.name}"', _place(made.get(o.value)))
             seen.add(o.value)
-        return replace(graph, body=replace(body, ops=(*first, *body.ops, *last)))
+        return replace(graph, body=body.with_ops((*first, *body.ops, *last)))
 
     # ---- the global view -------------------------------------------------------------------------
 
     def region(self, region: Region) -> Region:
         out: list[Op] = []
         for op in region.ops:
-            if op.kind == "shard_map":
-                out.append(self.shard_map(op))
+            if isinstance(op.what, ShardMap):
+                out.append(self.shard_map(op, op.what))
                 continue
-            out.append(replace(op, regions=tuple(map(self.region, op.regions))))
-            if op.kind == "loop":
+            out.append(op.mapped(self.region))
+            if isinstance(op.what, Loop):
                 for v in op.results:
                     out += self.whole(v, f'"{v.name}", which a loop carries,', op.place)
-        return replace(region, ops=tuple(out))
+        return region.with_ops(out)
 
     def whole(self, value: Value, what: str, place: Place | None) -> list[Op]:
         """Of a global array, along the axes that its layout does not name."""
@@ -77,34 +78,33 @@ class _Compare:
 
     # ---- one rank's view -------------------------------------------------------------------------
 
-    def shard_map(self, op: Op) -> Op:
+    def shard_map(self, op: Op, call: ShardMap) -> Op:
         (body,) = op.regions
-        known = InBody(self.graph.mesh, body, op.attrs["in_layouts"])
+        known = InBody(self.graph.mesh, body, call.in_layouts)
         inner = list(self.local(body))
         for result, value, layout in zip(
-            op.results, body.results, op.attrs["out_layouts"], strict=True
+            op.results, body.results, call.out_layouts, strict=True
         ):
             split = {a for entry in layout for a in entry}
             unknown = known.varies(value) - split
             axes = tuple(a for a in self.long if a in unknown)
             if axes:
-                made = known.made.get(value)
-                inner += self.same(value, axes, f'the result of "{result.name}"',
-                                   (made and made.place) or op.place)  # fmt: skip
-        return replace(op, regions=(replace(body, ops=tuple(inner)),))
+                place = _place(known.made.get(value)) or op.place
+                inner += self.same(value, axes, f'the result of "{result.name}"', place)
+        return op.mapped(lambda body: body.with_ops(inner))
 
     def local(self, region: Region) -> Iterator[Op]:
         """The ops of a region, with conditions compared that ranks must agree on."""
         for op in region.ops:
             axes = self.met(op.regions)
-            regions = [replace(r, ops=tuple(self.local(r))) for r in op.regions]
-            if axes and op.kind == "loop" and len(regions) == 2:
-                test = regions[0]
+            op = op.mapped(lambda r: r.with_ops(self.local(r)))
+            if axes and isinstance(op.what, Loop) and len(op.regions) == 2:
+                test, body = op.regions
                 same = self.same(test.results[0], axes, "the condition of this loop", op.place)
-                regions[0] = replace(test, ops=(*test.ops, *same))
-            if axes and op.kind == "branch" and op.attrs["on"] is None:
+                op = replace(op, regions=(test.with_ops((*test.ops, *same)), body))
+            if axes and isinstance(op.what, Branch) and op.what.on is None:
                 yield from self.same(op.operands[0], axes, "the condition of this branch", op.place)
-            yield replace(op, regions=tuple(regions)) if regions else op
+            yield op
 
     def met(self, regions: Sequence[Region]) -> Axes:
         """The axes along which ranks meet in some regions."""
@@ -114,24 +114,21 @@ class _Compare:
 
     def same(self, value: Value, axes: Axes, what: str, place: Place | None) -> list[Op]:
         """That this rank has what the first one along these axes has."""
-        out: list[Op] = []
-
-        def emit(what: Kind, *operands: Value) -> Value:
-            (t,) = what.infer([v.type for v in operands])
-            out.append(Op(what, operands, (Value(value.name, t),), (), place))
-            return out[-1].result
-
+        build = Builder(value.name, place)
         t = ArrayType(value.type.dtype, value.type.shape)
-        first = emit(BroadcastFrom(axes=axes, root=expr.const(0), types=(t,)), value)
-        holds = emit(Map("eq"), value, first)
+        first = build.emit(BroadcastFrom(axes, expr.const(0), (t,)), (value,))
+        holds = build.map("eq", value, first)
         if t.dtype.kind in "fc":
-            nan = [emit(Map("isnan"), v) for v in (value, first)]
-            holds = emit(Map("logical_or"), holds, emit(Map("logical_and"), *nan))
+            nan = [build.map("isnan", v) for v in (value, first)]
+            holds = build.map("logical_or", holds, build.map("logical_and", *nan))
         at = (" (element ", POSITION, " of this rank's part)") if t.ndim else ()
         along = axes_text(axes)
         text = [f"{what} differs between the ranks along {along}{''.join(at[:1])}", *at[1:]]
         text[-1] += "\n  expected: "
         parts = (*text, "", f", as on the first rank along {along}\n  found:    ", "", "")
-        expect = Expect(parts, check="equal")
-        out.append(Op(expect, (holds, first, value), (), (), place))
-        return out
+        build.add(Expect(parts, check="equal"), (holds, first, value))
+        return build.ops
+
+
+def _place(op: Op | None) -> Place | None:
+    return op.place if op else None

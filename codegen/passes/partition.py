@@ -8,7 +8,8 @@ Always holds: the Program computes the Graph's values; no number of ranks is kno
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 from codegen import expr
@@ -18,7 +19,20 @@ from codegen.layouts import cuts
 from codegen.layouts.cuts import Window, home
 from codegen.layouts.localize import kernel_windows
 from codegen.layouts.parts import Parts
-from codegen.ops import Branch, Expect, Full, Halo, Kernel, Update
+from codegen.ops import (
+    Branch,
+    Expect,
+    Full,
+    Halo,
+    Kernel,
+    Kind,
+    Let,
+    Loop,
+    Print,
+    RunScalar,
+    ShardMap,
+    Update,
+)
 from codegen.ops.views import begin
 
 
@@ -49,6 +63,14 @@ class _Partition(Parts):
 
     # ---- ops -------------------------------------------------------------------------------------
 
+    @contextmanager
+    def opened(self) -> Iterator[list[Op]]:
+        """A region, what is made in which is known in it only."""
+        self.parts.append({})
+        with self.inside() as ops:
+            yield ops
+        self.parts.pop()
+
     def region(self, region: Region) -> None:
         for op in region.ops:
             self.op(op)
@@ -56,19 +78,20 @@ class _Partition(Parts):
     def op(self, op: Op) -> None:
         if self.demands.is_view(op):
             return
-        if op.kind == "shard_map":
-            self.shard_map(op)
-        elif op.kind in ("loop", "branch"):
+        what = op.what
+        if isinstance(what, ShardMap):
+            self.shard_map(op, what)
+        elif isinstance(what, Loop | Branch):
             self.control(op)
-        elif op.kind == "kernel":
-            self.kernel(op)
-        elif op.kind in ("print", "expect", "let", "scalar"):
+        elif isinstance(what, Kernel):
+            self.kernel(op, what)
+        elif isinstance(what, Print | Expect | Let | RunScalar):
             operands = tuple(self.need(v, home(v)) for v in op.operands)
             results = tuple(Value(v.name, self.local_type(v)) for v in op.results)
-            what = op.what
             if isinstance(what, Expect):
                 what = what.but(start=cuts.lows(self.mesh, home(op.operands[0])))
-            self.ops.append(Op(what, operands, results, (), op.place))
+            self.place = op.place
+            self.add(what, operands, results)
             for value, local in zip(op.results, results):
                 self.have(value, local)
         else:
@@ -80,12 +103,10 @@ class _Partition(Parts):
                 self.parts[-1][value, window] = self.make(op, window)
             self.fetch_wanted(value)
 
-    def kernel(self, op: Op) -> None:
+    def kernel(self, op: Op, call: Kernel) -> None:
         """On the parts of arrays that the op says; what it copies for itself nobody has."""
         windows = kernel_windows(op)
         operands = tuple(self.need(v, w) for v, w in zip(op.operands, windows, strict=True))
-        call = op.what
-        assert isinstance(call, Kernel)
         own = {j: operands[k] for how, what in call.args if how == "own" for j, k in [what]}
         results = tuple(
             Value(v.name, own[j].type if j in own else self.local_type(v))
@@ -96,7 +117,8 @@ class _Partition(Parts):
             for how, what in call.args
         )
         local_call = call.but(args=args, types=tuple(v.type for v in results), along=())
-        self.ops.append(Op(local_call, operands, results, (), op.place))
+        self.place = op.place
+        self.add(local_call, operands, results)
         for j, (value, local) in enumerate(zip(op.results, results)):
             if j not in own:
                 self.have(value, local)
@@ -112,7 +134,7 @@ class _Partition(Parts):
         """A loop or a branch. What is carried lies in balanced blocks, or in an array with room for
         the ghost cells around them."""
         rooms: list[Window | None] = [None] * max(len(op.operands), len(op.results))
-        if op.kind == "loop":
+        if isinstance(op.what, Loop):
             rooms = [self.rooms.of.get(v) for v in op.regions[-1].args]
         operands = tuple(
             self.need(v, home(v)) if room is None else self.roomy(v, room)
@@ -121,27 +143,25 @@ class _Partition(Parts):
         regions = []
         for inner in op.regions:
             is_body = inner is op.regions[-1]
-            outer, self.ops = self.ops, []
-            self.parts.append({})
-            args = tuple(
-                self.argument(v, room, is_body) for v, room in zip(inner.args, rooms)
-            )
-            carried = rooms if is_body else [None] * len(inner.results)
-            self.region(inner)
-            ends = tuple(
-                self.need(v, home(v)) if room is None else self.with_room[v]
-                for v, room in zip(inner.results, carried)
-            )
-            regions.append(Region(args, tuple(self.ops), ends))
-            self.parts.pop()
-            self.ops = outer
+            with self.opened() as ops:
+                args = tuple(
+                    self.argument(v, room, is_body) for v, room in zip(inner.args, rooms)
+                )
+                carried = rooms if is_body else [None] * len(inner.results)
+                self.region(inner)
+                ends = tuple(
+                    self.need(v, home(v)) if room is None else self.with_room[v]
+                    for v, room in zip(inner.results, carried)
+                )
+            regions.append(Region(args, tuple(ops), ends))
         types = [
             self.local_type(v) if room is None else self.room_type(v, room)
             for v, room in zip(op.results, rooms)
         ]
         what = op.what.but(types=tuple(types)) if isinstance(op.what, Branch) else op.what
         results = tuple(Value(v.name, t) for v, t in zip(op.results, types))
-        self.ops.append(Op(what, operands, results, tuple(regions), op.place))
+        self.place = op.place
+        self.add(what, operands, results, regions)
         for value, local, room in zip(op.results, results, rooms):
             if room is None:
                 self.have(value, local)
@@ -153,11 +173,11 @@ class _Partition(Parts):
     def room_type(self, value: Value, room: Window) -> ArrayType:
         return ArrayType(value.type.dtype, cuts.extents(self.mesh, room))
 
-    def empty(self, value: Value, room: Window, like: Op | None = None) -> Value:
+    def empty(self, value: Value, room: Window, like: Kind | None = None) -> Value:
         """An array with room, filled like another one, or with anything."""
         shape = cuts.extents(self.mesh, room)
         blank = Full(0, value.type.dtype, shape, blank=True)
-        return self.emit(like.what.but(shape=shape) if like else blank)
+        return self.emit(like.but(shape=shape) if isinstance(like, Full) else blank)
 
     def written(self, around: Value, mine: Value, value: Value, room: Window) -> Value:
         """An array with room in which a rank's own part is this."""
@@ -207,16 +227,17 @@ class _Partition(Parts):
         that one has it."""
         (value,) = op.results
         room = self.rooms.of[value]
-        under = op.operands[0] if op.kind == "update" else value
-        full = self.demands.defs.get(under)
-        if under in self.with_room or (full is not None and full.kind == "full"):
+        what = op.what
+        under = op.operands[0] if isinstance(what, Update) else value
+        made_of = self.demands.defs.get(under)
+        full = made_of.what if made_of else None
+        if isinstance(what, Update) and (under in self.with_room or isinstance(full, Full)):
             part = self.rules.needs(op, home(value))[1]
             v = self.need(op.operands[1], part)
             self.at = op
             around = self.with_room.get(under) or self.empty(value, room, full)
-            assert isinstance(op.what, Update)
-            start = begin(op.what, part, room, self.rules)
-            made = self.emit(op.what.but(start=start, cut=True), (around, v))
+            start = begin(what, part, room, self.rules)
+            made = self.emit(what.but(start=start, cut=True), (around, v))
         else:
             v = self.make(op, home(value))
             self.at = op
@@ -226,11 +247,9 @@ class _Partition(Parts):
         self.at = None
         self.lies(value, made)
 
-    def shard_map(self, op: Op) -> None:
+    def shard_map(self, op: Op, call: ShardMap) -> None:
         (body,) = op.regions
-        for arg, operand, layout in zip(
-            body.args, op.operands, op.attrs["in_layouts"], strict=True
-        ):
+        for arg, operand, layout in zip(body.args, op.operands, call.in_layouts, strict=True):
             self.asked = op.place
             self.local[arg] = self.need(operand, cuts.blocks(operand.type.shape, layout))
             self.asked = None
@@ -249,19 +268,14 @@ class _Partition(Parts):
         operands = tuple(self.of(v) for v in op.operands)
         regions = []
         for inner in op.regions:
-            outer, self.ops = self.ops, []
-            self.parts.append({})
-            for value in inner.args:
-                self.define(value)
-            for o in inner.ops:
-                self.copy(o)
-            ends = tuple(self.of(v) for v in inner.results)
-            args = tuple(self.local[v] for v in inner.args)
-            regions.append(Region(args, tuple(self.ops), ends))
-            self.parts.pop()
-            self.ops = outer
-        results = tuple(self.define(v) for v in op.results)
-        self.ops.append(Op(op.what, operands, results, tuple(regions), op.place))
+            with self.opened() as ops:
+                args = tuple(map(self.define, inner.args))
+                for o in inner.ops:
+                    self.copy(o)
+                ends = tuple(self.of(v) for v in inner.results)
+            regions.append(Region(args, tuple(ops), ends))
+        self.place = op.place
+        self.add(op.what, operands, tuple(map(self.define, op.results)), regions)
 
     def define(self, value: Value) -> Value:
         self.local[value] = Value(value.name, value.type)

@@ -15,11 +15,23 @@ from dataclasses import dataclass, replace
 from codegen import expr
 from codegen.errors import Place
 from codegen.ir import Module, Op, Region, Shape, Value, used_values
+from codegen.kit import Builder
 from codegen.layouts.propagation import laid_out
-from codegen.ops import Full, Kind, Slice, Update
+from codegen.ops import (
+    Broadcast,
+    Full,
+    Kind,
+    Map,
+    MatMul,
+    Reduce,
+    Relayout,
+    ShardMap,
+    Slice,
+    Update,
+)
 
 # ops without effect, dropped when nobody reads them
-_FREE = ("map", "full", "slice", "broadcast", "relayout")
+_FREE = (Map, Full, Slice, Broadcast, Relayout)
 THIN = 16  # elements of a dim that an update may leave alone
 LONGEST = 40  # ops that are written again for every piece
 
@@ -42,17 +54,18 @@ def in_pieces(graph: Module) -> Module:
     """The Graph, with arrays in pieces where they may be."""
     shown = [o.value for o in graph.outputs]
     same: dict[Value, Value] = {}
-    body = _Rewrite(Counter([*used_values(graph.body), *shown]), same).run(graph.body, shown)
+    uses = Counter({v: len(found) for v, found in graph.def_use.uses.items()})
+    body = _Rewrite(uses, same).run(graph.body, shown)
     outputs = tuple(replace(o, value=same.get(o.value, o.value)) for o in graph.outputs)
     return replace(graph, body=body, outputs=outputs)
 
 
-class _Rewrite:
+class _Rewrite(Builder):
     """Of one region. same: slices that are a piece, of this region and those around it."""
 
     def __init__(self, uses: Counter[Value], same: dict[Value, Value]) -> None:
+        super().__init__()
         self.uses, self.same = uses, same
-        self.ops: list[Op] = []
         self.defs: dict[Value, Op] = {}
         self.readers: dict[Value, list[Op]] = {}
         self.pieces: dict[Value, _Pieces] = {}
@@ -71,25 +84,22 @@ class _Rewrite:
         return Region(region.args, tuple(self.needed(kept)), results)
 
     def op(self, op: Op) -> None:
-        inner = op.regions
-        if op.kind in ("loop", "branch"):
-            inner = tuple(_Rewrite(self.uses, self.same).run(r) for r in inner)
+        if not isinstance(op.what, ShardMap):
+            op = op.mapped(lambda r: _Rewrite(self.uses, self.same).run(r))
         operands = tuple(self.same.get(v, v) for v in op.operands)
-        if operands != op.operands or inner != op.regions:
-            op = replace(op, operands=operands, regions=inner)
+        if operands != op.operands:
+            op = replace(op, operands=operands)
         self.defs.update(dict.fromkeys(op.results, op))
         found = None
-        if op.kind == "slice" and op.operands[0] in self.pieces:
-            pieces, box = self.pieces[op.operands[0]].of, _box_of(op)
-            if box in pieces:
-                self.same[op.result] = pieces[box]
-                return
-        elif op.kind == "map":
+        before = self.pieces.get(op.operands[0]) if op.operands else None
+        box = _box_of(op)
+        if isinstance(op.what, Map):
             found = self.mapped(op)
-        elif op.kind == "update" and op.operands[0] in self.pieces:
-            before, box = self.pieces[op.operands[0]], _box_of(op)
-            if box in before.of:
-                found = replace(before, of={**before.of, box: op.operands[1]})
+        elif before is not None and box in before.of:
+            if isinstance(op.what, Slice):
+                self.same[op.result] = before.of[box]
+                return
+            found = replace(before, of={**before.of, box: op.operands[1]})
         for v in op.operands:
             if v in self.pieces and found is None:
                 self.put_together(v, self.pieces.pop(v))
@@ -105,12 +115,12 @@ class _Rewrite:
 
     def begun(self, op: Op) -> _Pieces | None:
         """Of an array that is only read where an update replaces it, if at all."""
-        if op.kind != "map" and not (op.kind in ("full", "relayout") and self.filled(op.result)):
+        filled = self.filled(op.result) if isinstance(op.what, Full | Relayout) else None
+        if filled is None and not isinstance(op.what, Map):
             return None
         value = op.result
-        by = [r for r in self.readers.get(value, ()) if r.kind == "update"]
-        filled = self.filled(value)
-        if len(by) != 1 or value.type.layout is None or (filled and filled.attrs.get("blank")):
+        by = [r for r in self.readers.get(value, ()) if isinstance(r.what, Update)]
+        if len(by) != 1 or value.type.layout is None or (filled and filled.blank):
             return None
         box, size = _box_of(by[0]), self.size(value)
         if box is None or not _is_thin(value.type.shape, box):
@@ -137,42 +147,39 @@ class _Rewrite:
         readers = self.readers.get(value, [])
         if self.uses[value] != len(readers):
             return False
-        if [r.kind for r in readers] == ["map"]:
+        if len(readers) == 1 and isinstance(readers[0].what, Map):
             return True
-        return all(
-            (r.kind == "slice" or (r.kind == "update" and r.operands[0] is value))
-            and _box_of(r) in found.of
-            for r in readers
-        ) and sum(r.kind == "update" for r in readers) == 1  # fmt: skip
+        updates = [r for r in readers if isinstance(r.what, Update)]
+        return len(updates) == 1 and updates[0].operands[0] is value and all(
+            _box_of(r) in found.of for r in readers)  # fmt: skip
 
     def put_together(self, value: Value, found: _Pieces) -> None:
         """The array of its pieces."""
-        t, place = value.type, self.place(value)
+        t, self.place = value.type, self.place_of(value)
         whole = Value(value.name, t)
-        self.ops.append(Op(Full(0, t.dtype, t.shape, blank=True), (), (whole,), (), place))
+        self.add(Full(0, t.dtype, t.shape, blank=True), (), (whole,))
         for k, (box, piece) in enumerate(found.of.items()):
             made = value if k == len(found.of) - 1 else Value(value.name, t)
             update = Update(box.start, (1,) * t.ndim, apart=True)
-            self.ops.append(Op(update, (whole, piece), (made,), (), place))
-            self.defs[made] = self.ops[-1]
+            self.defs[made] = self.add(update, (whole, piece), (made,))
             whole = made
 
     # ---- parts -----------------------------------------------------------------------------------
 
-    def place(self, value: Value) -> Place | None:
+    def place_of(self, value: Value) -> Place | None:
         return self.defs[value].place if value in self.defs else None
 
-    def filled(self, value: Value) -> Op | None:
-        """The op that fills an array with one number, whatever its layout."""
+    def filled(self, value: Value) -> Full | None:
+        """What fills an array with one number, whatever its layout."""
         op = self.defs.get(value)
-        while op and op.kind == "relayout":
+        while op and isinstance(op.what, Relayout):
             op = self.defs.get(op.operands[0])
-        return op if op and op.kind == "full" else None
+        return op.what if op and isinstance(op.what, Full) else None
 
     def size(self, value: Value) -> int:
         """Ops that are written again for a part of a value."""
         op = self.defs.get(value)
-        if op is None or op.kind != "map" or value in self.pieces:
+        if op is None or not isinstance(op.what, Map) or value in self.pieces:
             return 0
         return 1 + sum(self.size(v) for v in op.operands if self.uses[v] == 1)
 
@@ -180,7 +187,7 @@ class _Rewrite:
         """Whether sums are added in it: they are reduced once, after that, if they stay whole."""
         alone = [v for v in op.operands if self.uses[v] == 1 and v not in self.pieces]
         made = [self.defs.get(v) for v in alone]
-        return op.kind in ("reduce", "matmul") or op.kind == "map" and any(
+        return isinstance(op.what, Reduce | MatMul) or isinstance(op.what, Map) and any(
             d is not None and self.has_sums(d) for d in made)  # fmt: skip
 
     def part(self, value: Value, box: _Box, whole: bool = False) -> Value:
@@ -189,22 +196,21 @@ class _Rewrite:
             return self.pieces[value].of[box]
         op, filled = self.defs.get(value), self.filled(value)
         if filled:
-            return self.emit(filled.what.but(shape=box.shape), (), value)
-        if op is not None and op.kind == "map" and (whole or self.uses[value] == 1):
+            return self.piece(filled.but(shape=box.shape), (), value)
+        if op is not None and isinstance(op.what, Map) and (whole or self.uses[value] == 1):
             return self.again(op, box)
-        return self.emit(Slice(box.start, (1,) * len(box.start), box.shape), (value,), value)
+        return self.piece(Slice(box.start, (1,) * len(box.start), box.shape), (value,), value)
 
     def again(self, op: Op, box: _Box) -> Value:
         operands = tuple(self.part(v, box) for v in op.operands)
-        return self.emit(op.what, operands, op.result)
+        return self.piece(op.what, operands, op.result)
 
-    def emit(self, what: Kind, operands: tuple[Value, ...], like: Value) -> Value:
-        types = [v.type for v in operands]
-        (t,) = what.infer(types)
-        free = replace(laid_out(what, types, t), free=like.type.free)
-        result = Value(f"{like.name.removesuffix('_part')}_part", free)
-        self.ops.append(Op(what, operands, (result,), (), self.place(like)))
-        self.defs[result] = self.ops[-1]
+    def piece(self, what: Kind, operands: tuple[Value, ...], like: Value) -> Value:
+        t = laid_out(what, [v.type for v in operands], self.typed(what, operands))
+        name = f"{like.name.removesuffix('_part')}_part"
+        result = Value(name, replace(t, free=like.type.free))
+        self.place = self.place_of(like)
+        self.defs[result] = self.add(what, operands, (result,))
         return result
 
     def needed(self, results: Sequence[Value]) -> list[Op]:
@@ -214,7 +220,7 @@ class _Rewrite:
             used.update(used_values(Region((), (op,), ())))
         out = []
         for op in reversed(self.ops):
-            if op.kind in _FREE and not used[op.result]:
+            if isinstance(op.what, _FREE) and not used[op.result]:
                 used.subtract(op.operands)
             else:
                 out.append(op)
@@ -223,10 +229,11 @@ class _Rewrite:
 
 def _box_of(op: Op) -> _Box | None:
     """What a slice or an update is of; None: not of a box."""
-    if any(k != 1 for k in op.attrs["step"]):
+    what = op.what
+    if not isinstance(what, Slice | Update) or any(k != 1 for k in what.step):
         return None
-    shape = (op.operands[1] if op.kind == "update" else op.result).type.shape
-    return _Box(op.attrs["start"], shape)
+    shape = (op.operands[1] if isinstance(what, Update) else op.result).type.shape
+    return _Box(what.start, shape)
 
 
 def _is_thin(shape: Shape, box: _Box) -> bool:

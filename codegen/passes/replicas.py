@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from codegen.errors import MatchingError
 from codegen.ir import Module, Op, Value, layout_text, walk
+from codegen.ops import ShardMap
 from codegen.printer import axes_text
 from codegen.variance import InBody
 
@@ -16,21 +17,21 @@ from codegen.variance import InBody
 def check_replicas(graph: Module) -> Module:
     """Raises MatchingError, with the line and what makes the ranks differ."""
     for op in walk(graph.body):
-        if op.kind == "shard_map" and not op.attrs.get("sure"):
-            _Results(graph, op).check()
+        if isinstance(op.what, ShardMap) and not op.what.sure:
+            _Results(graph, op, op.what).check()
     return graph
 
 
 class _Results:
     """Of one shard_map."""
 
-    def __init__(self, graph: Module, op: Op) -> None:
-        self.graph, self.op = graph, op
+    def __init__(self, graph: Module, op: Op, call: ShardMap) -> None:
+        self.graph, self.op, self.call = graph, op, call
         (self.body,) = op.regions
-        self.known = InBody(graph.mesh, self.body, op.attrs["in_layouts"])
+        self.known = InBody(graph.mesh, self.body, call.in_layouts)
 
     def check(self) -> None:
-        for value, layout in zip(self.body.results, self.op.attrs["out_layouts"], strict=True):
+        for value, layout in zip(self.body.results, self.call.out_layouts, strict=True):
             apart = self.known.surely(value) - {a for entry in layout for a in entry}
             axis = next((a for a in self.graph.mesh.names if a in apart), None)
             if axis is not None:

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from codegen.ir import Module, Op, Value, walk
+from codegen.ops import Loop
 from codegen.plan import Buffer
 
 Ring = tuple[Buffer, ...]
@@ -32,8 +33,7 @@ def rotations(
 ) -> dict[Op, tuple[Ring, ...]]:  # fmt: skip
     """The rings of every loop that has some. across, exchanged: of Assignment. apart: by result of
     a loop."""
-    regions = [i.default for i in program.inputs if i.default is not None] + [program.body]
-    loops = [op for region in regions for op in walk(region) if op.kind == "loop"]
+    loops = [op for region in program.entries for op in walk(region) if isinstance(op.what, Loop)]
     wishes = [_Wish(op, ring, apart[op.results[0]])
               for op in loops for ring in _rings(op, of, across[op])]  # fmt: skip
     moved = _moved(wishes)

@@ -40,8 +40,17 @@ from codegen.trace.array import Array, Number, as_array, element_type, number, w
 from codegen.trace.constants import rounded
 from codegen.trace.context import Context, require_context, user_place
 from codegen.trace.layouts import MeshName, by_rules, layout_of
-from codegen.trace.number import condition_of, expr_of
+from codegen.trace.number import DEEPEST, condition_of, expr_of
 from codegen.trace.sameness import check_same, declared_twice, text_and_form
+
+
+def _not_an_extent(item: Any) -> str:
+    if not isinstance(item, Array):
+        return repr(item)
+    if item.ndim or item.type.dtype.kind not in "iu":
+        return "an array"
+    return ("a number that the program computes while it runs (a formula has at most "
+            f"{DEEPEST} operations such as // in each other)")  # fmt: skip
 
 
 def shape_of(shape: Any, what: str, scalars: bool = False) -> Shape:
@@ -58,7 +67,7 @@ def shape_of(shape: Any, what: str, scalars: bool = False) -> Shape:
                 f"{what}: {item!r} cannot be an extent",
                 place=user_place(),
                 expected="a non-negative Python integer, or a formula of axis sizes",
-                found="an array" if isinstance(item, Array) else repr(item),
+                found=_not_an_extent(item),
                 remedy="parameters of the program are Python integers" if e is None else "",
             )
         if e.is_const and e.value >= 2**62:

@@ -64,6 +64,7 @@ LINES = {
     "y = spmd.input('y', 4, 'flot')": ("'flot' is not an element type", "'flot' is not an element"),
     "y = spmd.scalar('k', 'a')": ("the default of a scalar must be a number", "could not convert"),
     "y = spmd.zeros(3.5)": ("3.5 cannot be an extent", "TypeError"),
+    "y = np.zeros(x.sum().astype(int))": ("a number that the program computes while it runs", None),
     "y = spmd.scan(lambda c, v: c, 0.0, x)": ("must return a pair", "TypeError"),
     "y = spmd.fori_loop(0, 3, x, x)": ("a function of i, state", "not callable"),
     "y = spmd.cond(x, lambda a: a, lambda a: a, x)": ("ambiguous", "ambiguous"),

@@ -7,6 +7,7 @@ Always holds: importing it costs next to nothing; ranks ask it when one of them 
 from __future__ import annotations
 
 import os
+import sys
 from functools import cache
 
 from codegen.errors import Place
@@ -14,7 +15,7 @@ from codegen.errors import Place
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from types import CodeType, TracebackType
+    from types import CodeType, FrameType, TracebackType
 
 # Files with a function decorated with @spmd.program: a user's, wherever they are installed.
 program_files: set[str] = set()
@@ -88,3 +89,19 @@ def names_in(code: CodeType) -> tuple[str, ...]:
     """Global names and attributes that a function and those inside it use."""
     names = (name for c in (code, *codes_in(code)) for name in c.co_names)
     return tuple(dict.fromkeys(names))
+
+
+def user_frame() -> FrameType | None:
+    """The innermost frame that runs the user's own source."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not is_user_file(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
+
+
+def user_place() -> Place | None:
+    """The innermost position in the user's source: the running expression's line and columns."""
+    frame = user_frame()
+    if frame is None:
+        return None
+    return place_in(frame.f_code, frame.f_lasti, frame.f_lineno)

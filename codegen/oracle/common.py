@@ -16,8 +16,8 @@ from codegen import dtypes
 from codegen.errors import LayoutError, MeshError, ProgramError
 from codegen.oracle import kernels
 from codegen.oracle.local import Blocks, EagerArray, local
+from codegen.places import user_place
 from codegen.trace.constants import element_type, rounded
-from codegen.trace.context import user_place
 from codegen.trace.layouts import MeshName
 from codegen.trace.tree import leaves, map_tree
 

@@ -27,9 +27,9 @@ from codegen.oracle.common import Common
 from codegen.oracle.local import EagerArray, whole
 from codegen.oracle.ranks import Rank, Shards
 from codegen.oracle.threads import Crew
+from codegen.places import user_place
 from codegen.trace.api import running_eagerly
 from codegen.trace.constants import element_type, rounded
-from codegen.trace.context import user_place
 from codegen.trace.layouts import MeshName
 from codegen.trace.mapping import spread
 from codegen.trace.sameness import Said, check_same, text_and_form

@@ -17,8 +17,8 @@ from codegen.functions import COMBINE, FUNCTIONS, neutral
 from codegen.oracle.common import Axes, Common
 from codegen.oracle.local import EagerArray, local, received
 from codegen.oracle.threads import Call, Combine, Crew
+from codegen.places import user_place
 from codegen.trace.combining import fn_of
-from codegen.trace.context import user_place
 from codegen.trace.folding import combining
 from codegen.trace.tree import map_tree
 

@@ -15,10 +15,13 @@ from contextlib import contextmanager
 from typing import Any, TypeVar, overload
 
 from codegen.errors import UsageError
+from codegen.places import user_place
+from codegen.trace import mapping
 from codegen.trace.array import Array
-from codegen.trace.context import Context, require_context, user_place
+from codegen.trace.context import Context, require_context
 from codegen.trace.layouts import Dim, replicated
 from codegen.trace.program import Program, parse_parameter, program
+from codegen.trace.source import check_call, convert
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -62,8 +65,6 @@ def _public(name: str, module: str, attribute: str = "") -> Callable[..., Any]:
                 kwargs[ours] = kwargs.pop(theirs)
         if name == "all_gather" and len(args) > 1 and "axis" in kwargs:
             kwargs["dim"] = kwargs.pop("axis")  # JAX: behind the mesh axis it is the dim
-        from codegen.trace.source import check_call
-
         function: Callable[..., Any] = call.__wrapped__  # type: ignore[attr-defined]
         runtime = eager_current()
         if runtime is not None:
@@ -212,9 +213,6 @@ def shard_map(
         if runtime is not None:
             return _eager_shard_map(runtime, function, args, kwargs, ins, outs)
         context = require_context("a function given to spmd.shard_map")
-        from codegen.trace import mapping
-        from codegen.trace.source import convert
-
         return mapping.call(context, convert(function), args, kwargs, mesh, ins, outs, pad, sure)
 
     return call

@@ -11,40 +11,37 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator
 from difflib import get_close_matches
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
 from codegen import dtypes, expr
-from codegen.dtypes import DType
 from codegen.errors import (
-    DtypeError,
     MissingError,
     ProgramError,
-    ShapeError,
     TracedValueError,
     UnsupportedError,
 )
 from codegen.expr import Expr
 from codegen.ir import ArrayType, Shape, Value
-from codegen.mesh import as_written
+from codegen.mesh import Layout, Mesh, as_written, local_extent
 from codegen.ops import Relayout, Symbolic
-from codegen.trace import known
+from codegen.places import user_place
 from codegen.trace import view as views
 from codegen.trace.constants import (
+    array_value,
     cast_value,
-    constant_value,
     default_dtype,
     element_type,
     full_value,
 )
-from codegen.trace.context import Context, Storage, refuse_constant, require_context, user_place
-from codegen.trace.known import Known, refuse_constant_write
-from codegen.trace.number import UNHASHED, Number, choose, maximum, minimum, number, where_asked
+from codegen.trace.context import Context, refuse_constant, refuse_constant_write, require_context
+from codegen.trace.number import UNHASHED, Number, choose, number, where_asked
 from codegen.trace.refused import REMEDIES
+from codegen.trace.storage import Known, Storage
 
 __all__ = ["Array", "Number", "as_array", "as_value", "cast_value", "choose", "element_type",
-           "full_value", "is_traced", "maximum", "minimum", "number", "wrap"]  # fmt: skip
+           "full_value", "is_traced", "number", "wrap"]  # fmt: skip
 
 
 def wrap(
@@ -60,60 +57,24 @@ def is_traced(x: object) -> bool:
     return isinstance(x, Number) or (isinstance(x, Array) and not x.is_known)
 
 
-def _binary(ufunc: str) -> Any:
-    def forward(self: Array, other: object) -> Any:
-        from codegen.trace.elementwise import operate
-
-        return operate(getattr(np, ufunc), self, other)
-
-    def reflected(self: Array, other: object) -> Any:
-        from codegen.trace.elementwise import operate
-
-        return operate(getattr(np, ufunc), other, self)
-
-    def in_place(self: Array, other: object) -> Any:
-        from codegen.trace.elementwise import operate
-
-        if self.scalar:
-            return operate(getattr(np, ufunc), self, other)
-        return operate(getattr(np, ufunc), self, other, out=self)
-
-    return forward, reflected, in_place
-
-
-def _unary(ufunc: str) -> Any:
-    def forward(self: Array) -> Any:
-        from codegen.trace.elementwise import operate
-
-        return operate(getattr(np, ufunc), self)
-
-    return forward
-
-
-def _method(name: str) -> Any:
-    """The ndarray method that is the NumPy function of this name with the array first."""
-
-    def call(self: Array, *args: Any, **kwargs: Any) -> Any:
-        from codegen.trace import dispatch
-
-        return dispatch.method(name, self, args, kwargs)
-
-    call.__name__ = name
-    return call
-
-
 def _asked(convert: Callable[..., Any], needed: str, remedy: str) -> Any:
     """A method of Python's that needs the elements while building."""
 
     def ask(self: Array, *args: Any, **kwargs: Any) -> Any:
         if self.is_known:
-            return convert(known.plain(self), *args, **kwargs)
+            return convert(self.frozen(), *args, **kwargs)
         self._unknown(needed, remedy)
 
     return ask
 
 
-class Array:
+if TYPE_CHECKING:  # methods.py, above NumPy's functions, puts them into Array
+    from codegen.trace.methods import ArrayMethods
+else:
+    ArrayMethods = object
+
+
+class Array(ArrayMethods):
     """An array of a program, for annotations: `def smooth(u: spmd.Array) -> spmd.Array`.
 
     It has the operators and methods of numpy.ndarray; its elements exist when an image runs.
@@ -161,8 +122,6 @@ class Array:
                 remedy="return it from that function, with out_layouts",
             )
         if value.type.layout is not None and self.context.rank_view:
-            from codegen.trace.mapping import shard_of_captured
-
             return shard_of_captured(self.context, value)
         return value
 
@@ -196,6 +155,13 @@ class Array:
     def known(self) -> np.ndarray[Any, Any] | None:
         """The elements where they are known while building, as a view of NumPy's."""
         return views.shown(self.storage.content.data, self.seen) if self.is_known else None
+
+    def frozen(self) -> Any:
+        """The elements of an array that is known, as a view that nobody can write through."""
+        assert (known := self.known) is not None
+        shown = known.view()
+        shown.flags.writeable = False
+        return shown
 
     def read(self) -> Value:
         """The value of the elements seen now; emits the view."""
@@ -266,55 +232,11 @@ class Array:
         layout = (self.read() if self.seen else self.held).type.layout
         return None if layout is None else as_written(layout)
 
-    @property
-    def T(self) -> Any:
-        return self.transpose()
-
-    @property
-    def mT(self) -> Any:
-        return self.swapaxes(-1, -2)
-
-    @property
-    def real(self) -> Any:
-        from codegen.trace import dispatch
-
-        return dispatch.by_name("real")(self)
-
-    @real.setter
-    def real(self, value: Any) -> None:
-        if value is not self.real or self.type.dtype.kind == "c":  # x.real += v of real x
-            self.real[...] = value
-
-    @property
-    def imag(self) -> Any:
-        from codegen.trace import dispatch
-
-        return dispatch.by_name("imag")(self)
-
-    @imag.setter
-    def imag(self, value: Any) -> None:
-        if self.type.dtype.kind != "c":
-            raise DtypeError(
-                "an array of real numbers has no imaginary part to set",
-                place=user_place(),
-                expected="an array of complex numbers",
-                found=str(self.dtype),
-                remedy="x = x.astype(np.complex128) makes one",
-            )
-        self.imag[...] = value
-
-    @property
-    def flat(self) -> Any:
-        shown = self.ravel()
-        if shown.storage is not self.storage:
-            raise unsupported("ndarray.flat of such a view", "x.ravel() has its elements, copied")
-        return shown
-
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
         if self.is_known and hasattr(np.ndarray, name):
-            return getattr(known.plain(self), name)
+            return getattr(self.frozen(), name)
         near = [f"x.{n}" for n in get_close_matches(name, dir(type(self)), 1)]
         remedy = f"np.{name}(x) says what to use" if hasattr(np, name) else "".join(near)
         remedy = REMEDIES.get(f"ndarray.{name}", remedy)
@@ -325,124 +247,6 @@ class Array:
             found=name,
             remedy=remedy,
         )
-
-    @property
-    def at(self) -> Any:
-        from codegen.trace.index import At
-
-        return At(self)
-
-    def __array_namespace__(self, api_version: str | None = None) -> Any:
-        from codegen.trace.dispatch import namespace
-
-        return namespace()
-
-    __add__, __radd__, __iadd__ = _binary("add")
-    __sub__, __rsub__, __isub__ = _binary("subtract")
-    __mul__, __rmul__, __imul__ = _binary("multiply")
-    __truediv__, __rtruediv__, __itruediv__ = _binary("divide")
-    __floordiv__, __rfloordiv__, __ifloordiv__ = _binary("floor_divide")
-    __mod__, __rmod__, __imod__ = _binary("remainder")
-    __pow__, __rpow__, __ipow__ = _binary("power")
-    __and__, __rand__, __iand__ = _binary("bitwise_and")
-    __or__, __ror__, __ior__ = _binary("bitwise_or")
-    __xor__, __rxor__, __ixor__ = _binary("bitwise_xor")
-    __lshift__, __rlshift__, __ilshift__ = _binary("left_shift")
-    __rshift__, __rrshift__, __irshift__ = _binary("right_shift")
-    __lt__, _, _ = _binary("less")
-    __le__, _, _ = _binary("less_equal")
-    __gt__, _, _ = _binary("greater")
-    __ge__, _, _ = _binary("greater_equal")
-    __matmul__, __rmatmul__, __imatmul__ = _binary("matmul")
-    __neg__ = _unary("negative")
-    __abs__ = _unary("absolute")
-    __invert__ = _unary("invert")
-
-    __pos__ = _unary("positive")
-
-    def __eq__(self, other: object) -> Any:
-        return self._equal(other, np.equal)
-
-    def __ne__(self, other: object) -> Any:
-        return self._equal(other, np.not_equal)
-
-    def _equal(self, other: object, ufunc: np.ufunc) -> Any:
-        if other is None or isinstance(other, (str, bytes)):
-            if not self.ndim:
-                return NotImplemented
-            other = np.nan  # which equals no number either
-        from codegen.trace.elementwise import operate
-
-        return operate(ufunc, self, other)
-
-    def __round__(self, digits: Any = None) -> Any:
-        from codegen.trace.mathematics import rounded
-
-        return rounded(self, digits)
-
-    def __divmod__(self, other: object) -> Any:
-        return self // other, self % other
-
-    def __rdivmod__(self, other: object) -> Any:
-        return other // self, other % self
-
-    sum, prod, mean, var, std = map(_method, ("sum", "prod", "mean", "var", "std"))
-    min, max, argmin, argmax = map(_method, ("min", "max", "argmin", "argmax"))
-    any, all, cumsum, cumprod = map(_method, ("any", "all", "cumsum", "cumprod"))
-    dot, trace, put, choose, copy = map(_method, ("dot", "trace", "put", "choose", "copy"))
-    clip, round, take, repeat, conj = map(_method, ("clip", "round", "take", "repeat", "conj"))
-    ravel, squeeze, swapaxes, diagonal = map(_method, ("ravel", "squeeze", "swapaxes", "diagonal"))
-    argsort, astype, conjugate, nonzero = map(_method, ("argsort", "astype", "conj", "nonzero"))
-    searchsorted, argpartition = map(_method, ("searchsorted", "argpartition"))
-
-    def compress(self, condition: Any, axis: Any = None, out: Any = None) -> Any:
-        from codegen.trace import dispatch
-
-        return dispatch.by_name("compress")(condition, self, axis, out)
-
-    def partition(self, kth: Any, axis: int = -1, **_: Any) -> None:
-        from codegen.trace import dispatch
-
-        self[...] = dispatch.by_name("partition")(self, kth, axis)
-
-    def reshape(self, *shape: Any, order: str = "C") -> Any:
-        from codegen.trace import dispatch
-
-        wanted = shape[0] if len(shape) == 1 else shape
-        return dispatch.call_function(np.reshape, (self, wanted), {"order": order})
-
-    def transpose(self, *axes: Any) -> Any:
-        from codegen.trace import dispatch
-
-        perm = axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes or None
-        return dispatch.call_function(np.transpose, (self, perm), {})
-
-    def flatten(self, order: str = "C") -> Any:
-        return self.ravel(order=order).copy()
-
-    def sort(self, axis: int = -1, kind: str | None = None) -> None:
-        from codegen.trace import dispatch
-
-        self[...] = dispatch.call_function(np.sort, (self, axis), {})
-
-    def fill(self, value: object) -> None:
-        self[...] = value
-
-    def relayout(self, layout: object) -> Array:
-        """A new array with the same elements, laid out otherwise."""
-        from codegen.trace.mapping import relayout
-
-        return relayout(self, layout)
-
-    def __getitem__(self, key: object) -> Any:
-        from codegen.trace import index
-
-        return index.get(self, key)
-
-    def __setitem__(self, key: object, value: object) -> None:
-        from codegen.trace import index
-
-        index.set_(self, key, value)
 
     def __len__(self) -> int:
         if not self.extents:
@@ -465,16 +269,6 @@ class Array:
         return self.copy()  # type: ignore[no-any-return]
 
     __deepcopy__ = __copy__
-
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        from codegen.trace import dispatch
-
-        return dispatch.call_ufunc(ufunc, method, inputs, kwargs)
-
-    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        from codegen.trace import dispatch
-
-        return dispatch.call_function(function, args, kwargs)
 
     # ---- where Python needs a value while building -------------------------------------------
 
@@ -507,7 +301,27 @@ class Array:
         )
 
 
-known.ARRAYS = (Array,)
+def local_shape(mesh: Mesh, shape: Shape, layout: Layout) -> Shape:
+    return tuple(local_extent(mesh, e, entry) for e, entry in zip(shape, layout))
+
+
+def local_type(mesh: Mesh, t: ArrayType) -> ArrayType:
+    assert t.layout is not None
+    return ArrayType(t.dtype, local_shape(mesh, t.shape, t.layout))
+
+
+def shard_of_captured(context: Context, value: Value) -> Value:
+    """This rank's shard of a global value that the open shard_map met by closure."""
+    if not context.captured:
+        raise ProgramError(
+            "the default of an input uses an array of the program",
+            place=user_place(),
+            remedy="compute it from the global indices, constants and parameters",
+        )
+    captured = context.captured[-1]
+    if value not in captured:
+        captured[value] = Value(value.name, local_type(context.mesh, value.type))
+    return captured[value]
 
 
 def constant(e: Expr, what: str, remedy: str) -> int:
@@ -540,7 +354,7 @@ def as_value(context: Context, x: Any, dtype: Any = None) -> Value:
     elif isinstance(x, (bool, int, float, complex)):
         return full_value(context, x, wanted or default_dtype(x))
     else:
-        value = constant_value(context, _numpy_array(x, wanted))
+        value = array_value(context, x, wanted)
     return value if wanted is None else cast_value(context, value, wanted)
 
 
@@ -552,24 +366,6 @@ def _number_value(context: Context, x: Number) -> Value:
     )
 
 
-def _numpy_array(x: Any, wanted: DType | None) -> np.ndarray[Any, Any]:
-    try:
-        data: np.ndarray[Any, Any] = dtypes.as_numpy(x)
-    except ValueError:
-        raise ShapeError("the rows of this list differ in length", place=user_place(),
-                         expected="lists of equal lengths", found=repr(x)[:60]) from None
-    if wanted is not None and dtypes.from_numpy(data.dtype) != wanted:
-        data = data.astype(dtypes.numpy_dtype(wanted))
-    if data.dtype == object or dtypes.from_numpy(data.dtype) is None:
-        raise DtypeError(
-            f"{type(x).__name__} of {data.dtype} is not an array of numbers",
-            place=user_place(),
-            expected=", ".join(dtypes.BY_NAME),
-            found=repr(x)[:60],
-        )
-    return data
-
-
 def as_array(x: Any, dtype: Any = None) -> Array:
     """The same array, or a new one around anything that `as_value` takes."""
     if isinstance(x, Array):
@@ -578,10 +374,7 @@ def as_array(x: Any, dtype: Any = None) -> Array:
         return wrap(x.context, as_value(x.context, x, dtype))
     context = require_context("an array operation")
     if isinstance(x, (list, tuple)) and any(is_traced(e) for e in _leaves(x)):
-        from codegen.trace import dispatch
-
-        x = dispatch.by_name("array")(x)
-        return as_array(x, dtype)
+        return as_array(Array.of_list(x), dtype)
     weak = dtype is None and isinstance(x, (Number, int, float, complex))
     weak = weak and not (isinstance(x, (bool, np.generic)) or getattr(x, "truth", False))
     return wrap(context, as_value(context, x, dtype), weak)

@@ -17,8 +17,8 @@ import numpy as np
 
 from codegen.errors import ProgramError, SpmdError, UnsupportedError
 from codegen.expr import Expr
+from codegen.places import user_place
 from codegen.trace.array import Array, Number
-from codegen.trace.context import user_place
 
 _MISTAKES = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError)
 _LARGE = 1 << 20  # elements; larger arrays that stand in are read-only and need no memory

@@ -9,9 +9,9 @@ from codegen import expr
 from codegen.errors import ShapeError, TracedValueError
 from codegen.expr import Expr
 from codegen.mesh import block_extent, block_offset
+from codegen.places import user_place
 from codegen.trace import view
 from codegen.trace.array import Array, as_array, constant, number
-from codegen.trace.context import user_place
 from codegen.trace.elementwise import assign
 from codegen.trace.number import expr_of
 

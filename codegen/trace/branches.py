@@ -21,7 +21,7 @@ from codegen.expr import Expr
 from codegen.ir import Region, Value
 from codegen.layouts import propagation
 from codegen.trace.array import Array, is_traced
-from codegen.trace.context import Block, Context, Storage
+from codegen.trace.context import Block, Context
 from codegen.trace.exits import RESULT
 from codegen.trace.number import choose, expr_of, number
 from codegen.trace.regions import (
@@ -48,6 +48,7 @@ from codegen.trace.state import (
     leaf_type,
     same,
 )
+from codegen.trace.storage import Storage
 
 _EXTRA = "__value__"  # what an arm gives as an expression
 

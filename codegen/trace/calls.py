@@ -13,11 +13,15 @@ from typing import Any
 import numpy as np
 
 from codegen.errors import ShapeError, TracedValueError
-from codegen.trace import known, tree
-from codegen.trace.array import Array, as_array, is_traced, maximum, minimum
-from codegen.trace.context import Context, user_place
+from codegen.places import user_place
+from codegen.trace import known, mathematics, tree
+from codegen.trace.array import Array, as_array, is_traced
+from codegen.trace.context import Context
+from codegen.trace.dispatch import aware, elsewhere
+from codegen.trace.elementwise import maximum, minimum
 from codegen.trace.logic import truth
 from codegen.trace.number import Number, condition_of, expr_of, number
+from codegen.trace.source import convert
 from codegen.trace.stateful import hashed, identity, iterating, ordered, watched
 
 
@@ -38,10 +42,6 @@ def call(function: Any) -> Any:
         return _constructor(function)
     if isinstance(function, partial):
         return partial(call(function.func), *function.args, **function.keywords)
-    from codegen.trace import mathematics
-    from codegen.trace.dispatch import aware
-    from codegen.trace.source import convert
-
     return aware(function) or mathematics.aware(function) or convert(function)
 
 
@@ -52,15 +52,12 @@ def _new_array(shape: Any, dtype: Any = float, *args: Any, **kwargs: Any) -> Any
 
 def _constructor(cls: type) -> Callable[..., Any]:
     """The class, with its __init__ converted where that is the user's."""
-    from codegen.trace.foreign import foreign
-    from codegen.trace.source import convert
-
     init = cls.__init__  # type: ignore[misc]
     if not isinstance(init, FunctionType) or type(cls).__call__ is not type.__call__:
-        return foreign(cls) or cls
+        return elsewhere(cls) or cls
     converted = convert(init)
     if converted is init:
-        return foreign(cls) or cls
+        return elsewhere(cls) or cls
 
     def make(*args: Any, **kwargs: Any) -> Any:
         made = cls.__new__(cls, *args, **kwargs)

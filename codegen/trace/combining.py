@@ -14,10 +14,11 @@ from codegen import dtypes, expr
 from codegen.errors import DtypeError, UsageError
 from codegen.ir import Value
 from codegen.ops import AllReduce, Kind, ReduceScatter, ReduceTo, Scan
+from codegen.places import user_place
 from codegen.trace import tree
 from codegen.trace.array import Array, as_array, cast_value, number, wrap
 from codegen.trace.communicate import Axes, dim_of, independent, inside, kept_part
-from codegen.trace.context import Context, user_place
+from codegen.trace.context import Context
 from codegen.trace.layouts import axes_of
 from codegen.trace.rooted import root_of
 

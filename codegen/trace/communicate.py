@@ -17,13 +17,15 @@ from codegen.expr import Expr, Sym
 from codegen.ir import ArrayType, Shape, Value
 from codegen.mesh import block_extent
 from codegen.ops import AllGather, AllToAll, Barrier, Permute
+from codegen.places import user_place
 from codegen.trace import tree
 from codegen.trace.array import Array, as_array, number, wrap
-from codegen.trace.context import Context, require_context, user_place
+from codegen.trace.context import Context, require_context
 from codegen.trace.elementwise import same_extent, shape_text
 from codegen.trace.layouts import axes_of
 from codegen.trace.letting import as_symbol
 from codegen.trace.number import expr_of, maybe
+from codegen.trace.source import given
 
 Axes = tuple[str, ...]
 
@@ -162,8 +164,6 @@ def _destination(
     context: Context, axes: Axes, p: Sym, to: Callable[..., Any]
 ) -> tuple[Expr, Expr]:
     """What the user's `to` gives for member p: the destination, and whether there is one."""
-    from codegen.trace.source import given
-
     called = given(to, "to= of ppermute", "i", "n")
     context.selecting = len(context.blocks)
     try:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from codegen import dtypes
+from codegen.trace import products
 from codegen.trace.array import Array, as_array, unsupported
 from codegen.trace.elementwise import apply, loop_dtypes, normal, result_type, select
 
@@ -96,15 +97,6 @@ def _bitwise_count(x: Any) -> Any:
     return ((v * np.uint64(0x0101010101010101)) >> np.uint64(56)).astype(np.uint8)
 
 
-def _product(name: str) -> Callable[[Any, Any], Any]:
-    def call(a: Any, b: Any) -> Any:
-        from codegen.trace import products
-
-        return getattr(products, name)(a, b)
-
-    return call
-
-
 UFUNCS: dict[str, Callable[..., Any]] = {
     "positive": _positive,
     "deg2rad": _scaled(math.pi / 180),
@@ -120,23 +112,8 @@ UFUNCS: dict[str, Callable[..., Any]] = {
     "fabs": _fabs,
     "logaddexp2": _logaddexp2,
     "bitwise_count": _bitwise_count,
-    "vecdot": _product("vecdot"),
-    "matvec": _product("matvec"),
-    "vecmat": _product("vecmat"),
+    "vecdot": products.vecdot,
+    "matvec": products.matvec,
+    "vecmat": products.vecmat,
+    "matmul": products.matmul,
 }
-
-def compare_mixed(ufunc: np.ufunc, a: Any, b: Any) -> Array:
-    """Comparison of int64 with uint64, exact as NumPy's."""
-    name = ufunc.__name__
-    a, b = as_array(a), as_array(b)
-    if a.type.dtype.kind == "u":
-        mirrored = {"less": np.greater, "less_equal": np.greater_equal, "greater": np.less,
-                    "greater_equal": np.less_equal}  # fmt: skip
-        return compare_mixed(mirrored.get(name, ufunc), b, a)
-    if name not in ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal"):
-        raise unsupported(f"np.{name} of {a.dtype} and {b.dtype}", "convert one with .astype")
-    negative = apply(np.less, a, 0)
-    as_unsigned = apply(ufunc, a.astype(np.uint64), as_array(b, dtypes.BY_NAME["uint64"]))
-    return select(negative, name in ("less", "less_equal", "not_equal"), as_unsigned)
-
-

@@ -11,10 +11,11 @@ import numpy as np
 
 from codegen import dtypes, expr
 from codegen.dtypes import DType
-from codegen.errors import DtypeError
+from codegen.errors import DtypeError, ShapeError
 from codegen.ir import Shape, Value
 from codegen.ops import Broadcast, Const, Full, Iota, Map
-from codegen.trace.context import Context, user_place
+from codegen.places import user_place
+from codegen.trace.context import Context
 
 
 def element_type(dtype: Any) -> DType:
@@ -152,3 +153,38 @@ def _negative_zero(data: np.ndarray[Any, Any]) -> bool:
 def default_dtype(x: object) -> DType:
     """The element type that NumPy gives a Python number or list."""
     return element_type(np.asarray(x).dtype)
+
+
+def array_value(context: Context, x: Any, wanted: DType | None = None) -> Value:
+    """A list or NumPy array as a constant; of the element type `wanted` if given."""
+    return constant_value(context, _numpy_array(x, wanted))
+
+
+def _numpy_array(x: Any, wanted: DType | None) -> np.ndarray[Any, Any]:
+    try:
+        data: np.ndarray[Any, Any] = dtypes.as_numpy(x)
+    except ValueError:
+        raise ShapeError("the rows of this list differ in length", place=user_place(),
+                         expected="lists of equal lengths", found=repr(x)[:60]) from None
+    if wanted is not None and dtypes.from_numpy(data.dtype) != wanted:
+        data = data.astype(dtypes.numpy_dtype(wanted))
+    if data.dtype == object or dtypes.from_numpy(data.dtype) is None:
+        raise DtypeError(
+            f"{type(x).__name__} of {data.dtype} is not an array of numbers",
+            place=user_place(),
+            expected=", ".join(dtypes.BY_NAME),
+            found=repr(x)[:60],
+        )
+    return data
+
+
+def broadcast_value(context: Context, value: Value, shape: Shape) -> Value:
+    """Stretch to a shape that `broadcast_shapes` gave; extents proved equal are taken as equal."""
+    if value.type.shape == shape:
+        return value
+    first = len(shape) - value.type.ndim
+    dims = tuple(range(first, len(shape)))
+    return context.remember(
+        (value, "broadcast", shape),
+        lambda: context.emit_one(Broadcast(dims=dims, shape=shape), value),
+    )

@@ -1,20 +1,17 @@
 """What one capture of a program keeps while the user's function runs: open regions and storages.
 
-A Storage is memory as the user sees it: several Array objects (views) may share one. Its `value` is
-the SSA value that stands for its present content; writing through a view replaces it.
 Always holds: ops are appended to the innermost open block only, in program order.
 """
 
 from __future__ import annotations
 
 import re
-import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import gcd
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from weakref import WeakSet
 
 import numpy as np
@@ -26,48 +23,10 @@ from codegen.ir import ArrayType, Condition, Input, Op, Region, Scalar, Value
 from codegen.layouts import propagation
 from codegen.mesh import Axis, Layout, Mesh
 from codegen.ops import Kind
-from codegen.places import is_user_file, place_in
-from codegen.trace.known import Known
+from codegen.places import user_frame, user_place
 
-
-class Storage:
-    """Memory under one or more arrays. serial grows with every storage made during a capture."""
-
-    def __init__(self, context: Context, content: Value | Known) -> None:
-        self.serial = context.next_serial()
-        self.content: Any = content  # Known: while building; else a value, or why there is none
-        self.turned = False  # NumPy may keep it in another order: see memory_order
-        self.region = context.region()  # in which it was made
-        # the shard_map it was made in, whose arrays exist there only
-        self.home = context.captured[-1] if context.captured else None
-        # storages that may be the same memory, for all that is known while building, with what
-        # stands for their content once this one is written
-        self.shadows: dict[Storage, Any] = {}
-        context.storages.add(self)
-
-    @property
-    def value(self) -> Any:
-        return self.content.value() if isinstance(self.content, Known) else self.content
-
-    @value.setter
-    def value(self, value: Any) -> None:
-        self.content = value
-
-    def write(self, context: Context, value: Value) -> None:
-        """Replace the content. Every write goes through here, so that loops see what is carried."""
-        self.value = value
-        for shadow, gone in self.shadows.items():
-            shadow.value = gone
-        for log in context.write_logs:
-            log.setdefault(self)
-            log.update(dict.fromkeys(self.shadows))
-
-    def lose(self, context: Context, why: Any) -> None:
-        """The content cannot be read any more; what may be the same memory keeps its own."""
-        self.value = why
-        for log in context.write_logs:
-            log.setdefault(self)
-
+if TYPE_CHECKING:
+    from codegen.trace.storage import Storage
 
 T = TypeVar("T")
 Limits = dict[str, tuple[Expr | None, Expr | None]]
@@ -293,6 +252,18 @@ def refuse_constant() -> None:
         )
 
 
+def refuse_constant_write(text: str) -> NoReturn:
+    """Raises ProgramError for a write into an array that the program did not make."""
+    raise ProgramError(
+        f"{text} is a NumPy array from outside the program, which is a constant",
+        place=user_place(),
+        expected="an array that was made in the program",
+        found=f"a write into {text}",
+        remedy=f"write into a copy: w = {text}.copy()" if text.isidentifier()
+        else "write into a copy of it, made in the program by .copy()",
+    )  # fmt: skip
+
+
 def require_context(what: str) -> Context:
     """The current capture, or an error that says where `what` may stand."""
     context = Context.current()
@@ -356,19 +327,3 @@ def _narrowed(
         else:
             high = bound if high is None else expr.minimum(high, bound)
     return low, high
-
-
-def user_frame() -> types.FrameType | None:
-    """The innermost frame that runs the user's own source."""
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None and not is_user_file(frame.f_code.co_filename):
-        frame = frame.f_back
-    return frame
-
-
-def user_place() -> Place | None:
-    """The innermost position in the user's source: the running expression's line and columns."""
-    frame = user_frame()
-    if frame is None:
-        return None
-    return place_in(frame.f_code, frame.f_lasti, frame.f_lineno)

@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from codegen.errors import TracedValueError, UnsupportedError
-from codegen.places import last, place_at
+from codegen.places import last, place_at, user_place
 from codegen.trace import tree
 from codegen.trace.array import Array, is_traced
 from codegen.trace.branches import captured_if
 from codegen.trace.calls import call
-from codegen.trace.context import Context, user_place
+from codegen.trace.context import Context
 from codegen.trace.expecting import asserted
 from codegen.trace.foreign import fresh, indexed, target
 from codegen.trace.logic import and_, both, compare, either, ifexp, known, not_, or_

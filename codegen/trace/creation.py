@@ -15,6 +15,7 @@ from codegen.dtypes import DType
 from codegen.errors import ShapeError, UsageError
 from codegen.expr import Expr
 from codegen.ir import Shape
+from codegen.places import user_place
 from codegen.trace import elementwise, mapping, view
 from codegen.trace.array import (
     Array,
@@ -27,7 +28,7 @@ from codegen.trace.array import (
     unsupported,
     wrap,
 )
-from codegen.trace.context import require_context, user_place
+from codegen.trace.context import require_context
 from codegen.trace.declare import global_indices, shape_of
 from codegen.trace.expecting import within
 from codegen.trace.layouts import by_rules, layout_of
@@ -202,8 +203,7 @@ def linspace(
     else:
         values, step = _evenly(start, stop, count, endpoint, layout)
         if axis != 0:
-            from codegen.trace.shaping import moveaxis
-
+            moveaxis: Any = np.moveaxis
             values = moveaxis(values, 0, axis)
         if dtype is not None:
             kind = element_type(dtype)
@@ -320,11 +320,10 @@ def _local_array(x: Any, dtype: Any) -> Array:
     if not (isinstance(x, (list, tuple)) and _has_traced(x)):
         made = as_array(x, dtype)
         return wrap(made.context, made.read(), scalar=False)
-    from codegen.trace import joining
-
     parts = [_local_array(i, None) if isinstance(i, (list, tuple)) else i for i in x]
     kind = element_type(dtype) if dtype is not None else elementwise.joined_type(parts)
-    return joining.stack([as_array(p, kind) for p in parts])
+    stack: Any = np.stack
+    return as_array(stack([as_array(p, kind) for p in parts]))
 
 
 # ---- boxes at run-time places ----------------------------------------------------------------

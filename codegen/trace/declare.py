@@ -35,13 +35,15 @@ from codegen.ir import (
 )
 from codegen.mesh import Layout, local_offset
 from codegen.ops import Full, Iota, Map, Print, Reshape, RunScalar
-from codegen.trace import elementwise, known, mapping, view
-from codegen.trace.array import Array, Number, as_array, element_type, number, wrap
+from codegen.places import user_place
+from codegen.trace import constants, elementwise, known, mapping, view
+from codegen.trace.array import Array, Number, as_array, element_type, local_shape, number, wrap
 from codegen.trace.constants import rounded
-from codegen.trace.context import Context, require_context, user_place
+from codegen.trace.context import Context, require_context
 from codegen.trace.layouts import MeshName, by_rules, layout_of
 from codegen.trace.number import DEEPEST, condition_of, expr_of
 from codegen.trace.sameness import check_same, declared_twice, text_and_form
+from codegen.trace.source import given
 
 
 def _not_an_extent(item: Any) -> str:
@@ -294,7 +296,7 @@ def _default_region(
     if isinstance(default, (int, float, np.integer, np.floating)):
         rounded(default, dtype)  # of a NaN NumPy makes an integer
     with mapping.rank_view(context), context.block() as block:
-        local = mapping.local_shape(context.mesh, extents, layout)
+        local = local_shape(context.mesh, extents, layout)
         if callable(default):
             array = _from_function(context, default, extents, local, layout)
         else:
@@ -348,8 +350,6 @@ def _from_function(
     context: Context, default: Callable[..., Any], extents: Shape, local: Shape, layout: Layout
 ) -> Array:
     """The function called with open grids of global indices, as numpy.indices(sparse=True)."""
-    from codegen.trace.source import given
-
     names = [f"index {d}" for d in range(len(layout))]
     function = given(default, "the default of an input", *names)
     grids = []
@@ -363,7 +363,7 @@ def global_indices(context: Context, extent: Expr, offset: Expr, dim: int, ndim:
     """offset, offset + 1, … along dim of an array of ndim dims whose others have extent 1."""
     value = context.emit_one(Iota(dim=0, dtype=dtypes.INT64, shape=(extent,)))
     if offset != 0:
-        first = elementwise.broadcast_value(context, view.index_value(context, offset), (extent,))
+        first = constants.broadcast_value(context, view.index_value(context, offset), (extent,))
         value = context.emit_one(Map("add"), value, first)
     one = expr.const(1)
     shape = tuple(extent if d == dim else one for d in range(ndim))

@@ -15,8 +15,9 @@ from codegen.errors import LayoutError, Place
 from codegen.expr import Expr
 from codegen.ir import Region, Shape, Value, layout_text
 from codegen.mesh import Layout, LayoutEntry, Mesh, local_extent
+from codegen.places import user_place
 from codegen.printer import axes_text
-from codegen.trace.context import Context, user_place
+from codegen.trace.context import Context
 from codegen.trace.elementwise import same_extent
 from codegen.variance import Axes, InBody
 

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from codegen.dtypes import BY_NAME
-from codegen.errors import UnsupportedError
 from codegen.trace import (
     array,
     creation,
@@ -33,10 +32,9 @@ from codegen.trace import (
 )
 from codegen.trace.array import Array, is_traced, unsupported
 from codegen.trace.blame import asked
-from codegen.trace.context import user_place
-from codegen.trace.known import refuse_constant_write
+from codegen.trace.context import refuse_constant_write
 from codegen.trace.masks import Chosen
-from codegen.trace.refused import ATTRIBUTES, BUILD_TIME, NOT_ABOUT_ARRAYS, REMEDIES
+from codegen.trace.refused import BUILD_TIME, NOT_ABOUT_ARRAYS, REMEDIES
 
 Function = Callable[..., Any]
 
@@ -44,7 +42,7 @@ Function = Callable[..., Any]
 _SAME: dict[Any, str] = {
     creation: "arange array asarray empty empty_like eye full full_like identity linspace "
     "logspace ones ones_like zeros zeros_like",
-    reducing: "argmax argmin argpartition argsort average count_nonzero cumprod cumsum lexsort "
+    reducing: "argmax argmin argpartition argsort average count_nonzero cumprod cumsum "
     "mean median partition prod ptp sort sort_complex std trapezoid var",
     shaping: "array_split astype atleast_1d atleast_2d atleast_3d broadcast_arrays "
     "broadcast_to copy diag diagflat diagonal dsplit expand_dims flip fliplr flipud hsplit ix_ "
@@ -59,7 +57,7 @@ _SAME: dict[Any, str] = {
     products: "dot einsum inner kron outer tensordot vdot",
     picking: "allclose angle array_equal array_equiv choose clip common_type compress copyto "
     "diag_indices_from diff fill_diagonal imag isclose iscomplex iscomplexobj isin isneginf "
-    "isposinf isreal isrealobj min_scalar_type nan_to_num ndim put put_along_axis putmask "
+    "isposinf isreal isrealobj lexsort min_scalar_type nan_to_num ndim put put_along_axis putmask "
     "ravel_multi_index real shape sinc size take take_along_axis tril_indices_from "
     "triu_indices_from unravel_index where",
 }
@@ -283,7 +281,27 @@ def aware(function: Any) -> Function | None:
     owner = function if isinstance(function, np.vectorize) else getattr(function, "__self__", None)
     if isinstance(owner, (np.vectorize, np.random.RandomState, np.random.Generator)):
         return _of_values(function, owner)
-    return _aware().get(id(function)) or foreign.foreign(function)
+    return _aware().get(id(function)) or elsewhere(function)
+
+
+def elsewhere(function: Any) -> Function | None:
+    """What runs instead of a function of NumPy's or of another library; None: of neither."""
+    if isinstance(getattr(function, "__self__", None), Array):
+        return None
+    if foreign.is_numpys(function):
+        return _of_numpy(function)
+    return foreign.library(function) if foreign.is_librarys(function) else None
+
+
+def _of_numpy(function: Any) -> Function:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if foreign.may_run(function, args, kwargs):
+            return foreign.called(function, ours_of(function), args, kwargs)
+        lists = [x for x in (*args, *kwargs.values()) if isinstance(x, (list, tuple))]
+        unknown = foreign.is_unknown(lists)
+        return (directly(function) if unknown else function)(*args, **kwargs)
+
+    return call
 
 
 @cache
@@ -399,23 +417,6 @@ def _state(name: str) -> tuple[str, str]:
     known = hasattr(Array, rest) if of == "ndarray" else of == "ufunc" or name in table() or (
         isinstance(function, np.ufunc) and elementwise.is_known(function))  # fmt: skip
     return ("works", "") if known else ("unknown", "")
-
-
-def _stay(name: str, remedy: str) -> None:
-    """The attribute of an array cannot be set, and the error says what to write instead."""
-
-    def refuse(self: Array, value: Any) -> None:
-        raise UnsupportedError(
-            f"x.{name} of an array of a program cannot be set", place=user_place(),
-            expected="an array stays what it is; another one takes its name",
-            found=f"x.{name} = …", remedy=remedy,
-        )  # fmt: skip
-
-    setattr(Array, name, getattr(Array, name).setter(refuse))
-
-
-for _name, _remedy in ATTRIBUTES.items():
-    _stay(_name, _remedy)
 
 
 # ---- spmd.numpy ------------------------------------------------------------------------------

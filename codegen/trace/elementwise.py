@@ -8,7 +8,7 @@ Always holds: operands of an emitted map have one shape, and the dtypes of one l
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,8 @@ from codegen.errors import DtypeError, ShapeError, UsageError
 from codegen.expr import Expr
 from codegen.functions import BY_UFUNC
 from codegen.ir import Shape, Value
-from codegen.ops import Broadcast, Map
+from codegen.ops import Map
+from codegen.places import user_place
 from codegen.trace import known, memory_order
 from codegen.trace.array import (
     Array,
@@ -33,7 +34,9 @@ from codegen.trace.array import (
     unsupported,
     wrap,
 )
-from codegen.trace.context import Context, require_context, user_place
+from codegen.trace.constants import broadcast_value
+from codegen.trace.context import Context, require_context
+from codegen.trace.expecting import between
 from codegen.trace.letting import as_symbol, no_branches
 from codegen.trace.number import expr_of, number
 from codegen.trace.refused import REMEDIES
@@ -101,18 +104,6 @@ def _example(a: Expr, b: Expr) -> str:
             text = ", ".join(f"{name} = {v}" for name, v in given.items())
             return f"; for {text} they are {p} and {q}"
     return ""
-
-
-def broadcast_value(context: Context, value: Value, shape: Shape) -> Value:
-    """Stretch to a shape that `broadcast_shapes` gave; extents proved equal are taken as equal."""
-    if value.type.shape == shape:
-        return value
-    first = len(shape) - value.type.ndim
-    dims = tuple(range(first, len(shape)))
-    return context.remember(
-        (value, "broadcast", shape),
-        lambda: context.emit_one(Broadcast(dims=dims, shape=shape), value),
-    )
 
 
 # ---- promotion -------------------------------------------------------------------------------
@@ -314,6 +305,9 @@ def _power_of_two(ufunc: np.ufunc, operands: list[Operand]) -> Any:
     return number(power if ufunc is np.equal else 1 - power, True)
 
 
+COMPOSITE: dict[str, Callable[..., Any]] = {}  # composite.UFUNCS, put here by methods.py
+
+
 def apply(
     ufunc: np.ufunc,
     *inputs: Any,
@@ -322,17 +316,15 @@ def apply(
     dtype: Any = None,
 ) -> Any:
     """A ufunc on arrays. Raises DtypeError, ShapeError, UnsupportedError."""
-    from codegen.trace import composite, products
-
     if ufunc is np.matmul:
-        return store(products.matmul(*inputs), out)
+        return store(COMPOSITE["matmul"](*inputs), out)
     operands = [normal(x) for x in inputs]
     if ufunc is np.power:
         ufunc, operands = _simple_power(operands)
-    if ufunc.__name__ in composite.UFUNCS:
+    if ufunc.__name__ in COMPOSITE:
         if dtype is not None:
             raise unsupported(f"np.{ufunc.__name__} with dtype=", "x.astype(t), before or after")
-        return store(composite.UFUNCS[ufunc.__name__](*operands), out, where)
+        return store(COMPOSITE[ufunc.__name__](*operands), out, where)
     function = BY_UFUNC.get(ufunc.__name__)
     if function is None:
         remedy = REMEDIES.get(ufunc.__name__, REMEDIES["vectorize"])
@@ -342,7 +334,7 @@ def apply(
     if ufunc is np.power and loop[-1].kind == "i":
         _check_exponent(context, operands)
     if len(set(loop[:-1])) > 1:  # int64 with uint64: NumPy compares them exactly
-        return store(composite.compare_mixed(ufunc, *operands), out, where)
+        return store(_compare_mixed(ufunc, *operands), out, where)
     shape = broadcast_shapes([extents_of(x) for x in operands])
     if (known := _beyond(ufunc, operands)) is not None:
         made = full_value(context, known, dtypes.BOOL, shape)
@@ -354,10 +346,7 @@ def apply(
 
 def is_known(ufunc: np.ufunc) -> bool:
     """Whether programs can call a ufunc."""
-    from codegen.trace import composite
-
-    name = ufunc.__name__
-    return ufunc is np.matmul or name in composite.UFUNCS or name in BY_UFUNC
+    return ufunc.__name__ in COMPOSITE or ufunc.__name__ in BY_UFUNC
 
 
 _COMPARISONS = (np.equal, np.not_equal, np.less, np.less_equal, np.greater, np.greater_equal)
@@ -375,6 +364,21 @@ def _beyond(ufunc: np.ufunc, operands: list[Operand]) -> bool | None:
     if np.iinfo(dtype).min <= value <= np.iinfo(dtype).max:
         return None
     return bool(ufunc(*plain))
+
+
+def _compare_mixed(ufunc: np.ufunc, a: Any, b: Any) -> Array:
+    """Comparison of int64 with uint64, exact as NumPy's."""
+    name = ufunc.__name__
+    a, b = as_array(a), as_array(b)
+    if a.type.dtype.kind == "u":
+        mirrored = {"less": np.greater, "less_equal": np.greater_equal, "greater": np.less,
+                    "greater_equal": np.less_equal}  # fmt: skip
+        return _compare_mixed(mirrored.get(name, ufunc), b, a)
+    if name not in ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal"):
+        raise unsupported(f"np.{name} of {a.dtype} and {b.dtype}", "convert one with .astype")
+    negative = apply(np.less, a, 0)
+    as_unsigned = apply(ufunc, a.astype(np.uint64), as_array(b, dtypes.BY_NAME["uint64"]))
+    return select(negative, name in ("less", "less_equal", "not_equal"), as_unsigned)
 
 
 _POWERS: dict[float, np.ufunc] = {2: np.square, 0.5: np.sqrt, -1: np.reciprocal}
@@ -403,8 +407,6 @@ def is_negative(x: Operand) -> bool:
 
 def _check_exponent(context: Context, operands: Sequence[Operand]) -> None:
     """NumPy refuses negative powers of integers; of Python's own they are floats."""
-    from codegen.trace.expecting import between
-
     e = expr_of(operands[1])
     if e is not None and all(kind_of(x) is int for x in operands) and context.in_every_launch:
         if {s.kind for s in e.symbols()} <= {"size", "scalar"}:
@@ -480,3 +482,20 @@ def select(mask: Any, a: Any, b: Any) -> Array:
     values = [operand_value(context, x, dtype, shape) for x in operands[1:]]
     return wrap(context, context.emit_one(Map("select"), condition, *values))
 
+
+def minimum(*values: Any) -> Any:
+    """Built-in min of numbers and 0-d arrays."""
+    return _extreme(values, expr.minimum, np.minimum)
+
+
+def maximum(*values: Any) -> Any:
+    """Built-in max of numbers and 0-d arrays."""
+    return _extreme(values, expr.maximum, np.maximum)
+
+
+def _extreme(values: tuple[Any, ...], symbolic: Callable[..., Expr], ufunc: np.ufunc) -> Any:
+    out = values[0]
+    for x in values[1:]:
+        a, b = expr_of(out), expr_of(x)
+        out = operate(ufunc, out, x) if a is None or b is None else number(symbolic(a, b))
+    return out

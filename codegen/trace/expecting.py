@@ -16,9 +16,10 @@ from codegen.errors import ProgramError, ShapeError
 from codegen.expr import Expr
 from codegen.ir import Shape, Value
 from codegen.ops import POSITION, Expect, Map
+from codegen.places import user_place
 from codegen.trace.array import Number, as_array, as_value, is_traced
-from codegen.trace.context import Context, require_context, user_place
-from codegen.trace.elementwise import broadcast_value
+from codegen.trace.constants import broadcast_value
+from codegen.trace.context import Context, require_context
 from codegen.trace.number import expr_of, number
 from codegen.trace.regions import condition
 from codegen.trace.view import index_value

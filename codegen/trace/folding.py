@@ -18,9 +18,10 @@ from codegen import expr
 from codegen.errors import CarryError, KernelError
 from codegen.ir import Region, Value, free_values
 from codegen.ops import Broadcast, Full, Map
+from codegen.places import user_place
 from codegen.trace.array import Array, as_array, full_value, number, wrap
 from codegen.trace.communicate import all_gather, all_to_all
-from codegen.trace.context import Block, Context, user_place
+from codegen.trace.context import Block, Context
 from codegen.trace.functional import fori_loop
 from codegen.trace.kernel_call import Kernel
 from codegen.trace.regions import Mark

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 
 from codegen import dtypes
-from codegen.places import is_library_file
+from codegen.places import is_library_file, user_frame
 from codegen.trace import known, tree
 from codegen.trace.array import Array, as_array, is_traced
 from codegen.trace.constants import element_type, rounded
-from codegen.trace.context import Context
-from codegen.trace.known import refuse_constant_write
+from codegen.trace.context import Context, refuse_constant_write
+from codegen.trace.joining import Joiner
 
 Function = Callable[..., Any]
 
@@ -67,8 +67,6 @@ def indexed(x: Any) -> Any:
     """What is subscripted to be read: constants, and np.r_ and np.c_, which NumPy cannot hand
     over."""
     if (x is np.r_ or x is np.c_) and Context.current() is not None:
-        from codegen.trace.joining import Joiner
-
         return Joiner(x)
     return _Indexed(x) if _is_constant(x) and Context.current() is not None else x
 
@@ -119,8 +117,6 @@ def _written(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list
 
 def text_of(x: Any) -> str:
     """The variable of the user's that holds an array."""
-    from codegen.trace.context import user_frame
-
     frame = user_frame()
     scopes = (frame.f_locals, frame.f_globals) if frame else ()
     return next((n for scope in scopes for n, v in scope.items() if v is x), "this")
@@ -189,17 +185,20 @@ def extents_known(x: Any) -> Any:
 # ---- what a call in converted code runs ----------------------------------------------------------
 
 
-def foreign(function: Any) -> Function | None:
-    """What runs instead of a function of NumPy's or of another library; None: of neither."""
+def is_numpys(function: Any) -> bool:
+    """Whether it is a function, ufunc or method of NumPy's."""
     owner = getattr(function, "__self__", None)
-    if isinstance(owner, Array):
-        return None
-    if type(owner) is np.ndarray or isinstance(owner, np.ufunc):
-        return _of_numpy(function)
-    roots = {_root(x) for x in (function, type(function), type(owner))}
-    if "numpy" in roots:
-        return _of_numpy(function)
-    return library(function) if any(map(_is_library, roots)) else None
+    return type(owner) is np.ndarray or isinstance(owner, np.ufunc) or "numpy" in _roots(function)
+
+
+def is_librarys(function: Any) -> bool:
+    """Whether it comes from an installed library."""
+    return any(map(_is_library, _roots(function)))
+
+
+def _roots(function: Any) -> set[str]:
+    owner = getattr(function, "__self__", None)
+    return {_root(x) for x in (function, type(function), type(owner))}
 
 
 def _root(x: Any) -> str:
@@ -214,18 +213,6 @@ def _is_library(name: str) -> bool:
     module = sys.modules.get(name)
     file = getattr(module, "__file__", None)
     return isinstance(module, types.ModuleType) and file is not None and is_library_file(file)
-
-
-def _of_numpy(function: Any) -> Function:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        from codegen.trace import dispatch
-
-        if may_run(function, args, kwargs):
-            return called(function, dispatch.ours_of(function), args, kwargs)
-        lists = [x for x in (*args, *kwargs.values()) if isinstance(x, (list, tuple))]
-        return (dispatch.directly(function) if is_unknown(lists) else function)(*args, **kwargs)
-
-    return call
 
 
 def library(function: Function) -> Function:

@@ -13,9 +13,10 @@ import numpy as np
 
 from codegen import dtypes, expr
 from codegen.errors import ShapeError, UsageError
+from codegen.places import user_place
 from codegen.trace.array import Array, as_array, as_value, full_value, wrap
 from codegen.trace.branches import captured_switch
-from codegen.trace.context import Context, require_context, user_place
+from codegen.trace.context import Context, require_context
 from codegen.trace.loops import Counter, Loop, passes
 from codegen.trace.number import expr_of, number
 from codegen.trace.ranges import captured_for, spmd_range

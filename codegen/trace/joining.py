@@ -13,6 +13,7 @@ from codegen import expr
 from codegen.errors import ShapeError
 from codegen.expr import Expr
 from codegen.ops import Update
+from codegen.places import user_place
 from codegen.trace.array import (
     Array,
     Number,
@@ -24,7 +25,8 @@ from codegen.trace.array import (
     wrap,
 )
 from codegen.trace.constants import blank_value
-from codegen.trace.context import require_context, user_place
+from codegen.trace.context import require_context
+from codegen.trace.creation import arange, linspace
 from codegen.trace.elementwise import (
     joined_type,
     normal,
@@ -204,8 +206,6 @@ class Joiner:
 
 
 def _stretch(item: slice) -> Array:
-    from codegen.trace.creation import arange, linspace
-
     start = 0 if item.start is None else item.start
     step = 1 if item.step is None else item.step
     if isinstance(step, complex):

@@ -20,12 +20,14 @@ from codegen import expr, gufunc
 from codegen.errors import KernelError, Place
 from codegen.gufunc import Signature
 from codegen.kernel_source import Reading
+from codegen.places import user_place
 from codegen.trace import windows
 from codegen.trace.array import Array, Number
-from codegen.trace.context import require_context, user_place
+from codegen.trace.context import require_context
 from codegen.trace.elementwise import same_extent
 from codegen.trace.kernel_op import emit
 from codegen.trace.kernel_trial import try_made_up
+from codegen.trace.source import find
 from codegen.trace.windows import Form, Start
 
 _RESERVED = ("halo", "boundary")
@@ -247,7 +249,5 @@ def _same(a: Any, b: Any) -> bool:
 
 def tree_of(function: types.FunctionType) -> ast.AST | None:
     """Of a function's source. Raises ProgramError where its file has changed since it was read."""
-    from codegen.trace.source import find
-
     found = find(function.__code__, function.__globals__)
     return found[0] if found else None

@@ -1,112 +1,26 @@
 """Arrays whose elements are known while building: NumPy made them in the program, and Python wrote.
 
-Such a content is a NumPy array, for any Python to use. It becomes a value of the graph where it
-meets what is known at run time only: as its formula with the writes since, or as a constant.
-Always holds: a content is written in place only by code that runs once, and in program order.
+In: arrays whose content is a storage.Known. Out: their elements as NumPy's arrays, for any Python
+to use; what NumPy made of them as arrays of the program.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any
 
 import numpy as np
 
-from codegen import dtypes, expr
+from codegen import dtypes
 from codegen.dtypes import DType
-from codegen.errors import ProgramError
-from codegen.ir import ArrayType, Value
+from codegen.ir import Value
 from codegen.trace import tree
+from codegen.trace.array import Array
+from codegen.trace.context import Context
+from codegen.trace.storage import Known, Storage
 
-if TYPE_CHECKING:
-    from codegen.trace.array import Array
-    from codegen.trace.context import Context
-    from codegen.trace.view import View
-
-ARRAYS: tuple[Any, ...] = ()  # the class of arrays, which array.py puts here
-_WRITES = 8  # writes that are kept beside a formula; with more, the elements are data
-_LARGE = 1 << 16  # elements; of larger arrays more writes are kept, since data fill the image
 _HUGE = 1 << 22  # elements; formulas of larger arrays are not computed while building
-_MANY_WRITES = 64
-_MOST_WRITTEN = 1 << 14  # elements of a write that is kept
-
-
-class Known:
-    """The content of a storage. `make` gives the elements when somebody asks for them."""
-
-    def __init__(
-        self, context: Context, shape: tuple[int, ...], dtype: DType,
-        make: Callable[[], np.ndarray[Any, Any]], formula: Callable[[], Value] | None = None,
-    ) -> None:  # fmt: skip
-        from codegen.trace.context import user_place
-
-        self.made_in, self.shape, self.dtype = context, shape, dtype
-        self._make = make
-        self._data: np.ndarray[Any, Any] | None = None
-        self.formula = formula
-        self.writes: list[tuple[View, Any]] = []  # since the formula: where, and what
-        self.version = 0
-        self.epoch = context.epoch
-        self.place = user_place()
-
-    @property
-    def context(self) -> Context:
-        """The present capture: a content may be kept from another one, as a constant."""
-        from codegen.trace.context import Context
-
-        return Context.current() or self.made_in
-
-    @property
-    def data(self) -> np.ndarray[Any, Any]:
-        """The elements, contiguous in C order; whoever writes them calls `wrote`."""
-        if self._data is None:
-            self._data = self._make()
-        return self._data
-
-    @property
-    def type(self) -> ArrayType:
-        t = ArrayType(self.dtype, tuple(expr.const(n) for n in self.shape))
-        if self.context.rank_view or not t.ndim:
-            return t
-        return replace(t, layout=((),) * t.ndim, free=True)
-
-    def value(self) -> Value:
-        """The content as it is now, as a value of the open region."""
-        return self.context.remember(("known", self, self.version), self._emit)
-
-    def _emit(self) -> Value:
-        from codegen.trace import elementwise, view
-        from codegen.trace.constants import constant_value
-
-        context = self.context
-        with context.standing_at(self.place):
-            if self.formula is None:
-                return constant_value(context, self.data)
-            value = self.formula()
-            for seen, written in self.writes:
-                shape = view.shape_of(seen, value.type.shape)
-                new = elementwise.operand_value(context, written, self.dtype, shape)
-                value = view.put(context, value, seen, new)
-            return value
-
-    def copied(self) -> Known:
-        """The same content, for writes that must not reach who holds this one."""
-        new = Known(self.context, self.shape, self.dtype, self.data.copy, self.formula)
-        new.writes, new.place = list(self.writes), self.place
-        return new
-
-    def wrote(self, seen: View | None, value: Any) -> None:
-        """Elements seen so have been replaced by `value`; None: nobody can say which ones."""
-        self.version += 1
-        most = _MANY_WRITES if self.data.size > _LARGE else _WRITES
-        if self.formula is None or seen is None or len(self.writes) >= most or (
-            np.size(value) > _MOST_WRITTEN
-        ):  # fmt: skip
-            self.formula, self.writes = None, []
-        else:
-            self.writes.append((seen, np.array(value)))
 
 
 # ---- arrays of known content ---------------------------------------------------------------------
@@ -114,8 +28,6 @@ class Known:
 
 def made(data: np.ndarray[Any, Any], formula: Callable[[], Value] | None = None) -> Any:
     """An array of the program with these elements, which belong to it from now on."""
-    from codegen.trace.context import Context
-
     context, dtype = Context.current(), dtypes.from_numpy(data.dtype)
     if context is None or dtype is None or type(data) is not np.ndarray:
         return data
@@ -129,15 +41,12 @@ def made_lazily(
     context: Context, shape: tuple[int, ...], dtype: DType,
     make: Callable[[], np.ndarray[Any, Any]], formula: Callable[[], Value] | None,
 ) -> Array:  # fmt: skip
-    from codegen.trace.array import Array
-    from codegen.trace.context import Storage
-
     return Array(context, Storage(context, Known(context, shape, dtype, make, formula)))
 
 
 def is_known(x: Any) -> bool:
     """Whether x is an array of the program whose elements are known now."""
-    return isinstance(x, ARRAYS) and x.is_known
+    return isinstance(x, Array) and x.is_known
 
 
 def is_huge(x: Any) -> bool:
@@ -156,9 +65,7 @@ def plain(x: Any, may_write: bool = False) -> Any:
             shown = owned(x)
             x.storage.content.wrote(None, 0)
             return shown
-        shown = x.known.view()
-        shown.flags.writeable = False
-        return shown
+        return x.frozen()
     if _is_tree(x) and any(map(is_known, tree.leaves(x))):
         return tree.map_tree(lambda leaf: plain(leaf, may_write), x)
     return x
@@ -204,39 +111,6 @@ def put_element(x: Array, key: Any, value: Any) -> bool:
         return False
     x.storage.content.version += 1
     return True
-
-
-def assign(x: Array, key: Any, value: Any) -> bool:
-    """x[key] = value by NumPy itself; False where NumPy refuses it."""
-    from codegen.trace import index
-
-    has_formula = x.storage.content.formula is not None
-    target = None
-    if has_formula:
-        target = x if key is ... else index.basic_target(x, key)
-    try:
-        owned(x)[key] = value
-    except (ValueError, TypeError, IndexError):
-        return False
-    if target is None:
-        x.storage.content.wrote(None, 0)
-    else:
-        x.storage.content.wrote(target.seen, value if np.ndim(value) == 0 else target.known)
-    return True
-
-
-def refuse_constant_write(text: str) -> NoReturn:
-    """Raises ProgramError for a write into an array that the program did not make."""
-    from codegen.trace.context import user_place
-
-    raise ProgramError(
-        f"{text} is a NumPy array from outside the program, which is a constant",
-        place=user_place(),
-        expected="an array that was made in the program",
-        found=f"a write into {text}",
-        remedy=f"write into a copy: w = {text}.copy()" if text.isidentifier()
-        else "write into a copy of it, made in the program by .copy()",
-    )  # fmt: skip
 
 
 # ---- NumPy's functions on them -------------------------------------------------------------------

@@ -14,7 +14,8 @@ from typing import Any
 from codegen.errors import LayoutError, UnsupportedError, UsageError
 from codegen.ir import layout_text
 from codegen.mesh import Layout, LayoutEntry, Mesh
-from codegen.trace.context import Context, user_place
+from codegen.places import user_place
+from codegen.trace.context import Context
 
 
 class _Replicated:

@@ -17,8 +17,9 @@ from codegen.expr import Expr, Sym
 from codegen.ir import Module, Op, Region, Value
 from codegen.ops import OPS, Branch, Const, Full, Let, Loop, Map, Symbolic
 from codegen.ops.views import View
+from codegen.places import user_place
 from codegen.trace.array import Array, as_value
-from codegen.trace.context import Context, user_place
+from codegen.trace.context import Context
 from codegen.trace.number import number
 
 

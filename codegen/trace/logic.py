@@ -15,9 +15,9 @@ import numpy as np
 from codegen import expr
 from codegen.errors import CarryError, UnsupportedError
 from codegen.ir import Value
+from codegen.places import user_place
 from codegen.trace.array import Array, as_array, is_traced, wrap
 from codegen.trace.branches import captured_switch
-from codegen.trace.context import user_place
 from codegen.trace.number import condition_of, number
 from codegen.trace.regions import condition
 

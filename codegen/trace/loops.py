@@ -19,8 +19,9 @@ from codegen.errors import Place, ProgramError, UnsupportedError
 from codegen.expr import Expr, Sym
 from codegen.ir import ArrayType, Region, Value, walk
 from codegen.layouts import propagation
+from codegen.places import user_place
 from codegen.trace.array import Array, as_value
-from codegen.trace.context import Block, Context, Storage, user_place
+from codegen.trace.context import Block, Context
 from codegen.trace.exits import RESULT
 from codegen.trace.number import Number, number
 from codegen.trace.regions import (
@@ -51,6 +52,7 @@ from codegen.trace.state import (
     same,
     storage_of,
 )
+from codegen.trace.storage import Storage
 
 _PASSES = 24  # more never settle: every pass carries more, or a wider type
 

@@ -16,45 +16,25 @@ from codegen import expr, prove
 from codegen.errors import LayoutError, ProgramError, ShapeError
 from codegen.expr import Expr, Sym
 from codegen.ir import ArrayType, Shape, Value
-from codegen.mesh import Layout, LayoutEntry, Mesh, block_extent, local_extent, local_offset
+from codegen.mesh import Layout, LayoutEntry, Mesh, block_extent, local_offset
 from codegen.ops import Relayout, ShardMap, Slice
 from codegen.ops.kind import layout_of as lying
+from codegen.places import user_place
 from codegen.trace import tree
-from codegen.trace.array import Array, Number, as_array, as_value, wrap
-from codegen.trace.context import Context, user_place
+from codegen.trace.array import Array, Number, as_array, as_value, local_shape, local_type, wrap
+from codegen.trace.context import Context
 from codegen.trace.default_layouts import computed_layouts
 from codegen.trace.elementwise import same_extent, shape_text
 from codegen.trace.layouts import axes_of, is_layout, layout_of
+from codegen.trace.masks import Chosen
 from codegen.trace.outside import Outside
 from codegen.trace.source import check_call
-
-
-def local_shape(mesh: Mesh, shape: Shape, layout: Layout) -> Shape:
-    return tuple(local_extent(mesh, e, entry) for e, entry in zip(shape, layout))
-
-
-def local_type(mesh: Mesh, t: ArrayType) -> ArrayType:
-    assert t.layout is not None
-    return ArrayType(t.dtype, local_shape(mesh, t.shape, t.layout))
+from codegen.trace.subscripts import refused
 
 
 def coords_of(e: Expr) -> set[Sym]:
     """Positions on mesh axes that an extent depends on."""
     return {s for s in e.symbols() if s.kind == "coord"}
-
-
-def shard_of_captured(context: Context, value: Value) -> Value:
-    """This rank's shard of a global value that the open shard_map met by closure."""
-    if not context.captured:
-        raise ProgramError(
-            "the default of an input uses an array of the program",
-            place=user_place(),
-            remedy="compute it from the global indices, constants and parameters",
-        )
-    captured = context.captured[-1]
-    if value not in captured:
-        captured[value] = Value(value.name, local_type(context.mesh, value.type))
-    return captured[value]
 
 
 # ---- layouts of arguments and results --------------------------------------------------------
@@ -321,8 +301,6 @@ def _rebuild(inputs: Any, made: Any) -> Any:
 
 
 def _check_returned(leaves: Sequence[Any]) -> None:
-    from codegen.trace.masks import Chosen, refused
-
     for x in leaves:
         if isinstance(x, Chosen):
             raise refused()

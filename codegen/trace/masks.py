@@ -15,9 +15,11 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from codegen.errors import ShapeError, UnsupportedError
 from codegen.ir import Op, Value
-from codegen.trace import elementwise, index, reducing
+from codegen.places import user_place
+from codegen.trace import elementwise, reducing, subscripts
 from codegen.trace.array import Array, as_array, wrap
-from codegen.trace.context import Context, user_place
+from codegen.trace.context import Context
+from codegen.trace.subscripts import refused
 
 # ---- the key -----------------------------------------------------------------------------------
 
@@ -31,16 +33,16 @@ def masked(array: Array, key: Any) -> Chosen | None:
     """x[key] with one mask in the key; None where it has none."""
     if not any(is_mask(i) for i in (key if isinstance(key, tuple) else (key,))):
         return None
-    raw, _ = index.expand(array, key)
+    raw, _ = subscripts.expand(array, key)
     at = next(k for k, item in enumerate(raw) if is_mask(item))
     mask: Array = raw[at]
-    integers = [k for k, item in enumerate(raw) if index.is_whole(item)]
+    integers = [k for k, item in enumerate(raw) if subscripts.is_whole(item)]
     joined = sorted([at, *integers])  # NumPy moves the chosen ones first where they stand apart
     others = [i for k, i in enumerate(raw) if k not in joined]
     together = joined[-1] - joined[0] == len(joined) - 1
     if not mask.ndim or not together or not all(i is None or isinstance(i, slice) for i in others):
         raise refused("x[...] with integers and slices first, then [mask]")
-    first = sum(index.consumes(i) for i in raw[:at])
+    first = sum(subscripts.consumes(i) for i in raw[:at])
     have = array.extents[first : first + mask.ndim]
     if not all(map(elementwise.same_extent, mask.extents, have)):
         raise ShapeError(
@@ -50,21 +52,9 @@ def masked(array: Array, key: Any) -> Chosen | None:
             found=elementwise.shape_text(mask.extents),
         )
     whole = (*raw[:at], *[slice(None)] * mask.ndim, *raw[at + 1 :])
-    shown = index.basic_view(array, index.parse(array, whole)[0])
+    shown = subscripts.basic_view(array, subscripts.parse(array, whole)[0])
     mask = wrap(mask.context, mask.read(), scalar=False)  # as it is now
     return Chosen(shown, mask, sum(k not in integers for k in range(at)))
-
-
-def refused(remedy: str = "") -> UnsupportedError:
-    """What is said where the number of chosen elements would have to be known."""
-    return UnsupportedError(
-        "the length of x[mask] depends on data, so it cannot be used here",
-        place=user_place(),
-        expected="element-wise functions, sums and means of x[mask], or x[mask] = v",
-        found="a boolean array known only at run time",
-        remedy=remedy or "np.where(mask, x, other) keeps the shape; np.max(x, where=mask, "
-        "initial=-np.inf) takes the chosen ones",
-    )
 
 
 # ---- what is chosen ----------------------------------------------------------------------------
@@ -150,19 +140,15 @@ class Chosen(NDArrayOperatorsMixin):
         elementwise.apply(ufunc, *operands, out=first.operand(out[0]))
         return out[0]
 
-    def __array_function__(self, function: Any, types: Any, args: Any, options: Any) -> Any:
-        name = function.__name__
+    def computed(self, name: str, by_name: Any, args: Any, options: Any) -> Any:
+        """A function of NumPy's with it among its arguments. by_name: our functions."""
         if name in _REDUCED:
             return reduced(name, *args, **options)
-        if name not in _EACH:
-            raise refused()
-        from codegen.trace import dispatch
-
         first = next((x for x in args if isinstance(x, Chosen)), None)
-        if first is None:
+        if name not in _EACH or first is None:
             raise refused()
         plain = [first.operand(x) if isinstance(x, (Array, Chosen)) else x for x in args]
-        return first.like(dispatch.by_name(name)(*plain, **options))
+        return first.like(by_name(name)(*plain, **options))
 
     def __getattr__(self, name: str) -> Any:
         if name in _REDUCED:

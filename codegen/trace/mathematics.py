@@ -17,6 +17,7 @@ from codegen import dtypes
 from codegen.trace.array import Array, as_array, is_traced, unsupported
 from codegen.trace.elementwise import apply, select
 from codegen.trace.number import Number
+from codegen.trace.picking import round_
 
 _UFUNCS = (
     "sqrt exp exp2 expm1 log2 log10 log1p cbrt sin cos tan sinh cosh tanh fabs degrees radians "
@@ -155,8 +156,6 @@ _OWN: dict[str, Callable[..., Any]] = {
 
 def rounded(x: Array, digits: Any) -> Any:
     """round(x) is an integer, round(x, digits) of x's own type; half to even."""
-    from codegen.trace.picking import round_
-
     if x.ndim:
         raise unsupported("round() of an array", "np.round(x, digits)")
     if digits is not None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from codegen.places import user_place
 from codegen.trace.array import Array
-from codegen.trace.context import user_place
 from codegen.trace.regions import link
 from codegen.trace.view import Transpose
 

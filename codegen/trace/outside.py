@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 
 from codegen.errors import Place, UnsupportedError
-from codegen.places import is_user_file, names_in
+from codegen.places import is_user_file, names_in, user_place
 from codegen.trace.array import Array, Number, is_traced
-from codegen.trace.context import Context, user_place
+from codegen.trace.context import Context
 from codegen.trace.state import Names, Variables, is_users_class, same
 
 GENERATORS = (np.random.Generator, np.random.RandomState, np.random.BitGenerator, random.Random)

@@ -9,6 +9,7 @@ import numpy as np
 
 from codegen import dtypes, expr
 from codegen.errors import ShapeError
+from codegen.places import user_place
 from codegen.trace import joining, shaping, view
 from codegen.trace.array import (
     Array,
@@ -19,12 +20,14 @@ from codegen.trace.array import (
     unsupported,
     wrap,
 )
-from codegen.trace.context import user_place
-from codegen.trace.elementwise import apply, normal, result_type, select, store
+from codegen.trace.creation import arange, zeros_like
+from codegen.trace.declare import global_indices
+from codegen.trace.elementwise import apply, normal, result_type, same_extent, select, store
 from codegen.trace.expecting import between, within
 from codegen.trace.index import Gather, from_the_end
 from codegen.trace.number import expr_of
-from codegen.trace.reducing import all_, dims_of
+from codegen.trace.reducing import all_, any_, argsort, dims_of
+from codegen.trace.refused import REMEDIES
 
 
 def where(condition: Any, x: Any = None, y: Any = None) -> Array:
@@ -92,8 +95,6 @@ def put_along_axis(x: Any, indices: Any, values: Any, axis: Any) -> None:
 
 
 def _along(array: Array, at: Array, d: int) -> Gather:
-    from codegen.trace.declare import global_indices
-
     if at.ndim != array.ndim:
         raise ShapeError("`indices` and `arr` must have the same number of dimensions",
                          place=user_place(), expected=f"{array.ndim} dims",
@@ -125,8 +126,6 @@ def round_(x: Any, decimals: int = 0, out: Any = None) -> Any:
     if kind == "b":
         raise unsupported("rounding bools to decimals", "x.astype(np.float64)")
     if kind == "c":  # each part by itself, infinities and NaN too
-        from codegen.trace.creation import zeros_like
-
         made = zeros_like(array)
         made.real, made.imag = round_(real(array), decimals), round_(imag(array), decimals)
         return store(made if made.ndim else made[()], out)
@@ -144,8 +143,6 @@ def real(x: Any) -> Array:
 
 
 def imag(x: Any) -> Array:
-    from codegen.trace.creation import zeros_like
-
     array = as_array(x)
     if array.type.dtype.kind != "c":
         return shaping.broadcast_to(zeros_like(array, shape=()), array.shape)  # read-only
@@ -185,8 +182,6 @@ def allclose(a: Any, b: Any, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bool
 
 
 def array_equal(a: Any, b: Any, equal_nan: bool = False) -> Any:
-    from codegen.trace.elementwise import same_extent
-
     a, b = as_array(a), as_array(b)
     if a.ndim != b.ndim or not all(map(same_extent, a.extents, b.extents)):
         return False
@@ -253,8 +248,6 @@ def diff(x: Any, n: int = 1, axis: Any = -1, prepend: Any = None, append: Any = 
 
 
 def isin(element: Any, test_elements: Any, invert: bool = False, **_: Any) -> Array:
-    from codegen.trace.reducing import any_
-
     array, tests = as_array(element), shaping.ravel(test_elements)
     found = any_(apply(np.equal, shaping.expand_dims(array, array.ndim), tests), axis=-1)
     return apply(np.logical_not, found) if invert else as_array(found)
@@ -366,8 +359,6 @@ def choose(a: Any, choices: Any, out: Any = None, mode: str = "raise") -> Any:
 
 def compress(condition: Any, a: Any, axis: Any = None, out: Any = None) -> Any:
     """By a condition known while building."""
-    from codegen.trace.refused import REMEDIES
-
     if is_traced(condition):
         raise unsupported("np.compress, whose shape depends on data,", REMEDIES["extract"])
     return take(a, np.flatnonzero(condition), axis, out)
@@ -399,8 +390,6 @@ triu_indices_from = _of_shape(np.triu_indices_from)
 
 
 def fill_diagonal(a: Any, val: Any, wrap: bool = False) -> None:
-    from codegen.trace.creation import arange
-
     array = as_array(a)
     if wrap or array.ndim < 2 or (array.ndim > 2 and len(set(array.extents)) > 1):
         raise unsupported("np.fill_diagonal with wrap=True, or of dims that differ",
@@ -409,3 +398,10 @@ def fill_diagonal(a: Any, val: Any, wrap: bool = False) -> None:
     array[(at,) * array.ndim] = val
 
 
+def lexsort(keys: Any, axis: Any = -1) -> Array:
+    """The order by the last key, of equal ones by the one before, and so on."""
+    rows = [as_array(k) for k in keys]
+    order = argsort(rows[0], axis)
+    for key in rows[1:]:
+        order = take_along_axis(order, argsort(take_along_axis(key, order, axis), axis), axis)
+    return as_array(order)

@@ -8,9 +8,9 @@ import numpy as np
 
 from codegen import expr
 from codegen.errors import ShapeError
+from codegen.places import user_place
 from codegen.trace import joining, shaping
 from codegen.trace.array import Array, as_array, unsupported
-from codegen.trace.context import user_place
 from codegen.trace.creation import arange, zeros
 from codegen.trace.elementwise import apply, result_type
 

@@ -11,19 +11,19 @@ from codegen import expr
 from codegen.errors import ShapeError, UnsupportedError
 from codegen.expr import Expr
 from codegen.ops import MatMul
+from codegen.places import user_place
 from codegen.trace import shaping
 from codegen.trace.array import Array, as_array, cast_value, number, wrap
-from codegen.trace.context import user_place
+from codegen.trace.constants import broadcast_value
 from codegen.trace.elementwise import (
     apply,
     broadcast_shapes,
-    broadcast_value,
     result_type,
     same_extent,
     shape_text,
     store,
 )
-from codegen.trace.reducing import dims_of, sum_
+from codegen.trace.reducing import dims_of, max_, sum_
 
 
 def _mismatch(what: str, a: Array, b: Array, reason: str) -> ShapeError:
@@ -255,8 +255,6 @@ def _pair(ta: str, a: Array, tb: str, b: Array, later: set[str]) -> tuple[str, A
 
 def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
     """np.linalg.norm of vectors; of a whole array, the root of the sum of squares."""
-    from codegen.trace.reducing import max_
-
     array = as_array(x)
     size = apply(np.absolute, array)
     size = size if size.type.dtype.kind in "fc" else as_array(size, np.float64)

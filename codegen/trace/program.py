@@ -28,11 +28,17 @@ from codegen.errors import (
 from codegen.ir import Condition, Module
 from codegen.layouts.choosing import choose
 from codegen.mesh import Axis, Layout, Mesh, checked_count, checked_sizes
-from codegen.places import place_in, program_files
-from codegen.trace.context import Context, Limits, user_place
+from codegen.places import place_in, program_files, user_place
+from codegen.trace import control, methods, source
+from codegen.trace.context import Context, Limits
 from codegen.trace.letting import Bounds, bounds_of
 from codegen.trace.outside import Outside
 from codegen.trace.returned import outputs_of
+from codegen.trace.source import convert
+
+# The tracer's modules import downwards only; what those below need of those above they get here.
+methods.attach()
+source.runtime = control
 
 SYNC = ("least", "before", "after", "both")
 
@@ -275,8 +281,6 @@ class Program:
             mesh = mesh.told(learned)
 
     def _trace(self, context: Context, values: dict[str, Any]) -> Module:
-        from codegen.trace.source import convert
-
         for axis in context.mesh.axes:  # scalars and counters must not be named like these
             context.unique(axis.size_name)
             context.unique(axis.coord_sym.name)
@@ -350,8 +354,6 @@ class Program:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if Context.current() is not None:
-            from codegen.trace.source import convert
-
             return convert(self.function)(*args, **kwargs)
         raise ProgramError(
             f'program "{self.name}" is called like a function',

@@ -16,10 +16,11 @@ import numpy as np
 from codegen.errors import DtypeError, UsageError
 from codegen.functions import FUNCTIONS
 from codegen.ops import Map
+from codegen.places import user_place
 from codegen.trace import creation, elementwise, mapping
 from codegen.trace.api import eager_current
 from codegen.trace.array import Array, as_array, element_type, is_traced, wrap
-from codegen.trace.context import Context, user_place
+from codegen.trace.context import Context
 from codegen.trace.layouts import by_rules
 
 _LOW = 2**32 - 1  # the lower half of 64 bits

@@ -10,9 +10,10 @@ import numpy as np
 from codegen import expr
 from codegen.errors import DtypeError, TracedValueError, UnsupportedError, UsageError
 from codegen.expr import Expr
+from codegen.places import user_place
 from codegen.trace import known
 from codegen.trace.array import Array, as_array
-from codegen.trace.context import require_context, user_place
+from codegen.trace.context import require_context
 from codegen.trace.loops import Counter, Later, Loop, passes
 from codegen.trace.number import expr_of, number
 from codegen.trace.state import Names

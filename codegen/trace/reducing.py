@@ -12,6 +12,7 @@ from codegen.dtypes import DType
 from codegen.errors import ShapeError
 from codegen.functions import COMBINE, FUNCTIONS, neutral
 from codegen.ops import ArgReduce, ArgSort, Cumulative, Reduce, Sort
+from codegen.places import user_place
 from codegen.trace.array import (
     Array,
     as_array,
@@ -20,16 +21,8 @@ from codegen.trace.array import (
     unsupported,
     wrap,
 )
-from codegen.trace.context import user_place
-from codegen.trace.elementwise import (
-    apply,
-    broadcast_value,
-    operate,
-    result_type,
-    select,
-    shape_text,
-    store,
-)
+from codegen.trace.constants import broadcast_value
+from codegen.trace.elementwise import apply, operate, result_type, select, shape_text, store
 from codegen.trace.number import expr_of
 
 
@@ -373,17 +366,6 @@ def _check_kth(x: Any, kth: Any, axis: Any, what: str) -> None:
         if n.is_const and not -n.value <= k < n.value:
             raise ShapeError(f"{what}: kth {k} is out of bounds", place=user_place(),
                              expected=f"{-n.value} to {n.value - 1}", found=str(k))  # fmt: skip
-
-
-def lexsort(keys: Any, axis: Any = -1) -> Array:
-    """The order by the last key, of equal ones by the one before, and so on."""
-    from codegen.trace.picking import take_along_axis
-
-    rows = [as_array(k) for k in keys]
-    order = argsort(rows[0], axis)
-    for key in rows[1:]:
-        order = take_along_axis(order, argsort(take_along_axis(key, order, axis), axis), axis)
-    return as_array(order)
 
 
 def sort_complex(a: Any) -> Any:

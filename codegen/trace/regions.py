@@ -17,9 +17,9 @@ from codegen.expr import Expr
 from codegen.ir import ArrayType, Value
 from codegen.mesh import Layout
 from codegen.ops import Relayout
+from codegen.places import user_place
 from codegen.trace.array import Array, as_value, is_traced, wrap
-from codegen.trace.context import Block, Context, Storage, user_place
-from codegen.trace.known import Known
+from codegen.trace.context import Block, Context
 from codegen.trace.number import condition_of
 from codegen.trace.outside import of_piece
 from codegen.trace.state import (
@@ -30,6 +30,7 @@ from codegen.trace.state import (
     describe,
     restore,
 )
+from codegen.trace.storage import Known, Storage
 
 
 class Gone:

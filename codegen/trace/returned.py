@@ -17,7 +17,8 @@ from codegen.schema import MOST_NESTED
 from codegen.trace import mapping
 from codegen.trace.array import Array, Number, as_value
 from codegen.trace.context import Context
-from codegen.trace.masks import Chosen, refused
+from codegen.trace.masks import Chosen
+from codegen.trace.subscripts import refused
 
 
 def outputs_of(context: Context, returned: Any, place: Place) -> tuple[list[Output], Returned]:

@@ -13,6 +13,7 @@ from codegen.errors import MatchingError, UsageError
 from codegen.expr import Expr
 from codegen.ir import ArrayType
 from codegen.ops import BroadcastFrom, GatherTo, ScatterFrom
+from codegen.places import user_place
 from codegen.trace import tree
 from codegen.trace.array import Array, as_array, wrap
 from codegen.trace.communicate import (
@@ -24,7 +25,7 @@ from codegen.trace.communicate import (
     kept_part,
     same_on_all,
 )  # fmt: skip
-from codegen.trace.context import Context, user_place
+from codegen.trace.context import Context
 from codegen.trace.layouts import axes_of
 from codegen.trace.number import expr_of
 

@@ -16,8 +16,8 @@ from codegen.places import is_user_file
 
 if TYPE_CHECKING:
     from codegen.ir import ArrayType
-    from codegen.trace.context import Storage
     from codegen.trace.state import Held, LeafType, Memory
+    from codegen.trace.storage import Storage
 
 Key = tuple[str, int]  # a leaf: the variable, and which leaf of it
 Path = tuple[tuple[int, int], ...]

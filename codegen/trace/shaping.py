@@ -16,6 +16,7 @@ from codegen.errors import DtypeError, ShapeError
 from codegen.expr import Expr
 from codegen.ir import Shape
 from codegen.ops import Roll, Update
+from codegen.places import user_place
 from codegen.trace import memory_order, view
 from codegen.trace.array import (
     Array,
@@ -26,15 +27,19 @@ from codegen.trace.array import (
     unsupported,
     wrap,
 )
+from codegen.trace.blocks import Blocks
 from codegen.trace.constants import blank_value, element_type
-from codegen.trace.context import user_place
+from codegen.trace.creation import arange, zeros
+from codegen.trace.declare import global_indices
 from codegen.trace.elementwise import (
+    apply,
     broadcast_shapes,
     same_extent,
+    select,
     shape_text,
 )
 from codegen.trace.number import expr_of
-from codegen.trace.reducing import dims_of
+from codegen.trace.reducing import dims_of, sum_
 
 ZERO, ONE = expr.const(0), expr.const(1)
 
@@ -231,8 +236,6 @@ def array_split(x: Any, indices: Any, axis: Any = 0) -> list[Array]:
     if isinstance(indices, (list, tuple, np.ndarray)):
         cuts = [0, *indices, array.shape[d]]
         return [array[(*lead, slice(a, b))] for a, b in zip(cuts, cuts[1:])]
-    from codegen.trace.blocks import Blocks
-
     return list(Blocks(array, indices, d))
 
 
@@ -316,8 +319,6 @@ def _rolled(array: Array, shift: Any, d: int) -> Array:
     e = expr_of(shift)
     lead = [slice(None)] * d
     if e is None:  # known only at run time
-        from codegen.trace.creation import arange
-
         at = (arange(array.shape[d]) - shift) % as_array(array.shape[d])
         got: Array = array[(*lead, at)]
         return got
@@ -430,8 +431,6 @@ def astype(x: Any, dtype: Any, order: str = "K", casting: Any = None, subok: Any
 
 def triangle(keep_lower: bool, what: str) -> Any:
     def call(m: Any, k: Any = 0) -> Array:
-        from codegen.trace.elementwise import apply, select
-
         array = as_array(m)
         if array.ndim < 2:
             raise ShapeError(f"{what} needs two dims", place=user_place(), expected="2 dims",
@@ -447,8 +446,6 @@ def triangle(keep_lower: bool, what: str) -> Any:
 
 def _grid(array: Array, dim: int) -> Array:
     """Positions along one of the last two dims, as a column or a row."""
-    from codegen.trace.declare import global_indices
-
     return global_indices(array.context, array.extents[dim], ZERO, dim + 2, 2)
 
 
@@ -456,8 +453,6 @@ tril, triu = triangle(True, "np.tril"), triangle(False, "np.triu")
 
 
 def diagonal(x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Array:
-    from codegen.trace.creation import arange
-
     array = moveaxis(x, (axis1, axis2), (0, 1))
     n, m = array.extents[:2]
     k = constant(expr_of(offset) or ZERO, "the offset of a diagonal", "")
@@ -471,8 +466,6 @@ def diag(x: Any, k: int = 0) -> Array:
     array = as_array(x)
     if array.ndim == 2:
         return diagonal(array, k)
-    from codegen.trace.creation import arange, zeros
-
     n = array.shape[0] + abs(k)
     made = zeros((n, n), array.dtype)
     at = arange(array.shape[0])
@@ -486,8 +479,6 @@ def diagflat(v: Any, k: int = 0) -> Array:
 
 def trace(x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = None,
           out: Any = None) -> Any:  # fmt: skip
-    from codegen.trace.reducing import sum_
-
     return sum_(diagonal(x, offset, axis1, axis2), axis=-1, dtype=dtype, out=out)
 
 

@@ -20,9 +20,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from codegen.errors import Place, ProgramError
-from codegen.places import codes_in, is_library_file, is_user_file
+from codegen.places import codes_in, is_library_file, is_user_file, user_place
 from codegen.trace import rewrite
-from codegen.trace.context import user_place
 from codegen.trace.sameness import content
 
 _FUTURE = functools.reduce(
@@ -39,6 +38,7 @@ _codes: dict[tuple[str, types.CodeType], types.CodeType | str] = {}
 _made: dict[int, types.CodeType] = {}
 _Text = tuple[str, ast.Module, list[types.CodeType]]
 _trees: dict[tuple[str, int], _Text] = {}
+runtime: Any = None  # what converted functions call: the module control, put here by program.py
 
 
 def convert(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -157,10 +157,8 @@ def _convert_code(code: types.CodeType, namespace: dict[str, Any]) -> types.Code
 
 def _bind(function: types.FunctionType, code: types.CodeType) -> types.FunctionType:
     """A function of the new code in the old one's surroundings: same cells, same globals."""
-    from codegen.trace import control
-
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or ()))
-    cells[rewrite.RUNTIME] = types.CellType(control)
+    cells[rewrite.RUNTIME] = types.CellType(runtime)
     closure = tuple(cells[name] for name in code.co_freevars)
     new = types.FunctionType(
         code, function.__globals__, function.__name__, function.__defaults__, closure

@@ -262,12 +262,10 @@ _GRADE = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}
 
 def joined(a: LeafType, b: LeafType) -> LeafType | None:
     """One type for both: a weak one adapts to the other; None where they do not agree."""
-    from codegen.trace.elementwise import same_extent
-
     if len(a.shape) != len(b.shape):
         return None
     layout = propagation.met(a.array, b.array).layout
-    if not all(same_extent(m, n) for m, n in zip(a.shape, b.shape)):
+    if not all(expr.equal(m, n) for m, n in zip(a.shape, b.shape)):
         return None
     if a.dtype == b.dtype:
         return LeafType(

@@ -20,8 +20,9 @@ from typing import Any, NoReturn
 import numpy as np
 
 from codegen.errors import UnsupportedError
+from codegen.places import user_place
 from codegen.trace.array import Array
-from codegen.trace.context import Context, user_place
+from codegen.trace.context import Context
 from codegen.trace.outside import GENERATORS, is_iterator
 from codegen.trace.sharing import refuse_twin
 

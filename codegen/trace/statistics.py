@@ -13,9 +13,9 @@ import numpy as np
 
 from codegen import dtypes
 from codegen.errors import ShapeError
+from codegen.places import user_place
 from codegen.trace import joining, picking, products, reducing, shaping
 from codegen.trace.array import Array, as_array, is_traced, unsupported
-from codegen.trace.context import user_place
 from codegen.trace.creation import zeros_like
 from codegen.trace.elementwise import apply, operate, result_type, select, store
 

@@ -21,7 +21,8 @@ from codegen.errors import ProgramError
 from codegen.expr import Expr, const
 from codegen.functions import FUNCTIONS
 from codegen.ir import Shape, Value
-from codegen.trace.context import Context, user_place
+from codegen.places import user_place
+from codegen.trace.context import Context
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 from codegen.errors import KernelError
 from codegen.gufunc import Follows
-from codegen.trace.context import user_place
+from codegen.places import user_place
 
 Sides = tuple[int, int]
 Halo = tuple[Sides | None, ...]

@@ -1,0 +1,242 @@
+"""The operators and methods of Array, which are NumPy's functions: Array gets them here, once.
+
+array.py is below NumPy's functions, which are made of arrays; this file is above them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from codegen.errors import DtypeError, UnsupportedError
+from codegen.places import user_place
+from codegen.trace import composite, dispatch, elementwise, index, mapping, mathematics
+from codegen.trace.arithmetic import NumberMethods
+from codegen.trace.array import Array, unsupported
+from codegen.trace.elementwise import operate
+from codegen.trace.masks import Chosen
+from codegen.trace.number import Number
+from codegen.trace.refused import ATTRIBUTES
+
+
+def _binary(ufunc: str) -> Any:
+    def forward(self: Array, other: object) -> Any:
+        return operate(getattr(np, ufunc), self, other)
+
+    def reflected(self: Array, other: object) -> Any:
+        return operate(getattr(np, ufunc), other, self)
+
+    def in_place(self: Array, other: object) -> Any:
+        if self.scalar:
+            return operate(getattr(np, ufunc), self, other)
+        return operate(getattr(np, ufunc), self, other, out=self)
+
+    return forward, reflected, in_place
+
+
+def _unary(ufunc: str) -> Any:
+    def forward(self: Array) -> Any:
+        return operate(getattr(np, ufunc), self)
+
+    return forward
+
+
+def _method(name: str) -> Any:
+    """The ndarray method that is the NumPy function of this name with the array first."""
+
+    def call(self: Array, *args: Any, **kwargs: Any) -> Any:
+        return dispatch.method(name, self, args, kwargs)
+
+    call.__name__ = name
+    return call
+
+
+class ArrayMethods:
+    """What Array has beside its content; `self` is an Array."""
+
+    @property
+    def T(self: Any) -> Any:
+        return self.transpose()
+
+    @property
+    def mT(self: Any) -> Any:
+        return self.swapaxes(-1, -2)
+
+    @property
+    def real(self: Any) -> Any:
+        return dispatch.by_name("real")(self)
+
+    @real.setter
+    def real(self: Any, value: Any) -> None:
+        if value is not self.real or self.type.dtype.kind == "c":  # x.real += v of real x
+            self.real[...] = value
+
+    @property
+    def imag(self: Any) -> Any:
+        return dispatch.by_name("imag")(self)
+
+    @imag.setter
+    def imag(self: Any, value: Any) -> None:
+        if self.type.dtype.kind != "c":
+            raise DtypeError(
+                "an array of real numbers has no imaginary part to set",
+                place=user_place(),
+                expected="an array of complex numbers",
+                found=str(self.dtype),
+                remedy="x = x.astype(np.complex128) makes one",
+            )
+        self.imag[...] = value
+
+    @property
+    def flat(self: Any) -> Any:
+        shown = self.ravel()
+        if shown.storage is not self.storage:
+            raise unsupported("ndarray.flat of such a view", "x.ravel() has its elements, copied")
+        return shown
+
+    @property
+    def at(self: Any) -> Any:
+        return index.At(self)
+
+    def __array_namespace__(self: Any, api_version: str | None = None) -> Any:
+        return dispatch.namespace()
+
+    __add__, __radd__, __iadd__ = _binary("add")
+    __sub__, __rsub__, __isub__ = _binary("subtract")
+    __mul__, __rmul__, __imul__ = _binary("multiply")
+    __truediv__, __rtruediv__, __itruediv__ = _binary("divide")
+    __floordiv__, __rfloordiv__, __ifloordiv__ = _binary("floor_divide")
+    __mod__, __rmod__, __imod__ = _binary("remainder")
+    __pow__, __rpow__, __ipow__ = _binary("power")
+    __and__, __rand__, __iand__ = _binary("bitwise_and")
+    __or__, __ror__, __ior__ = _binary("bitwise_or")
+    __xor__, __rxor__, __ixor__ = _binary("bitwise_xor")
+    __lshift__, __rlshift__, __ilshift__ = _binary("left_shift")
+    __rshift__, __rrshift__, __irshift__ = _binary("right_shift")
+    __lt__, _, _ = _binary("less")
+    __le__, _, _ = _binary("less_equal")
+    __gt__, _, _ = _binary("greater")
+    __ge__, _, _ = _binary("greater_equal")
+    __matmul__, __rmatmul__, __imatmul__ = _binary("matmul")
+    __neg__ = _unary("negative")
+    __abs__ = _unary("absolute")
+    __invert__ = _unary("invert")
+
+    __pos__ = _unary("positive")
+
+    def __eq__(self: Any, other: object) -> Any:
+        return self._equal(other, np.equal)
+
+    def __ne__(self: Any, other: object) -> Any:
+        return self._equal(other, np.not_equal)
+
+    def _equal(self: Any, other: object, ufunc: np.ufunc) -> Any:
+        if other is None or isinstance(other, (str, bytes)):
+            if not self.ndim:
+                return NotImplemented
+            other = np.nan  # which equals no number either
+        return operate(ufunc, self, other)
+
+    def __round__(self: Any, digits: Any = None) -> Any:
+        return mathematics.rounded(self, digits)
+
+    def __divmod__(self: Any, other: object) -> Any:
+        return self // other, self % other
+
+    def __rdivmod__(self: Any, other: object) -> Any:
+        return other // self, other % self
+
+    sum, prod, mean, var, std = map(_method, ("sum", "prod", "mean", "var", "std"))
+    min, max, argmin, argmax = map(_method, ("min", "max", "argmin", "argmax"))
+    any, all, cumsum, cumprod = map(_method, ("any", "all", "cumsum", "cumprod"))
+    dot, trace, put, choose, copy = map(_method, ("dot", "trace", "put", "choose", "copy"))
+    clip, round, take, repeat, conj = map(_method, ("clip", "round", "take", "repeat", "conj"))
+    ravel, squeeze, swapaxes, diagonal = map(_method, ("ravel", "squeeze", "swapaxes", "diagonal"))
+    argsort, astype, conjugate, nonzero = map(_method, ("argsort", "astype", "conj", "nonzero"))
+    searchsorted, argpartition = map(_method, ("searchsorted", "argpartition"))
+
+    def compress(self: Any, condition: Any, axis: Any = None, out: Any = None) -> Any:
+        return dispatch.by_name("compress")(condition, self, axis, out)
+
+    def partition(self: Any, kth: Any, axis: int = -1, **_: Any) -> None:
+        self[...] = dispatch.by_name("partition")(self, kth, axis)
+
+    def reshape(self: Any, *shape: Any, order: str = "C") -> Any:
+        wanted = shape[0] if len(shape) == 1 else shape
+        return dispatch.call_function(np.reshape, (self, wanted), {"order": order})
+
+    def transpose(self: Any, *axes: Any) -> Any:
+        perm = axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes or None
+        return dispatch.call_function(np.transpose, (self, perm), {})
+
+    def flatten(self: Any, order: str = "C") -> Any:
+        return self.ravel(order=order).copy()
+
+    def sort(self: Any, axis: int = -1, kind: str | None = None) -> None:
+        self[...] = dispatch.call_function(np.sort, (self, axis), {})
+
+    def fill(self: Any, value: object) -> None:
+        self[...] = value
+
+    def relayout(self: Any, layout: object) -> Any:
+        """A new array with the same elements, laid out otherwise."""
+        return mapping.relayout(self, layout)
+
+    def __getitem__(self: Any, key: object) -> Any:
+        return index.get(self, key)
+
+    def __setitem__(self: Any, key: object, value: object) -> None:
+        index.set_(self, key, value)
+
+    def __array_ufunc__(self: Any, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        return dispatch.call_ufunc(ufunc, method, inputs, kwargs)
+
+    def __array_function__(self: Any, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        return dispatch.call_function(function, args, kwargs)
+
+    @staticmethod
+    def of_list(x: Any) -> Any:
+        """An array of a list that holds arrays."""
+        return dispatch.by_name("array")(x)
+
+
+class ChosenMethods:
+    """What x[mask] has beside its content; `self` is a Chosen."""
+
+    def __array_function__(self: Any, function: Any, types: Any, args: Any, options: Any) -> Any:
+        return self.computed(function.__name__, dispatch.by_name, args, options)
+
+
+class _Empty:
+    """What every class has."""
+
+
+def _give(cls: type, methods: type) -> None:
+    """Puts the methods of one class into another."""
+    for name, method in vars(methods).items():
+        if name not in vars(_Empty) and method is not None:  # None: __hash__, as __eq__ is there
+            setattr(cls, name, method)
+
+
+def _stay(name: str, remedy: str) -> None:
+    """The attribute of an array cannot be set, and the error says what to write instead."""
+
+    def refuse(self: Array, value: Any) -> None:
+        raise UnsupportedError(
+            f"x.{name} of an array of a program cannot be set", place=user_place(),
+            expected="an array stays what it is; another one takes its name",
+            found=f"x.{name} = …", remedy=remedy,
+        )  # fmt: skip
+
+    setattr(Array, name, getattr(Array, name).setter(refuse))
+
+
+def attach() -> None:
+    """Gives the classes below their methods; program.py does it before anything is captured."""
+    elementwise.COMPOSITE.update(composite.UFUNCS)
+    _give(Array, ArrayMethods)
+    _give(Number, NumberMethods)
+    _give(Chosen, ChosenMethods)
+    for name, remedy in ATTRIBUTES.items():
+        _stay(name, remedy)

@@ -16,9 +16,7 @@ from codegen.trace import dispatch
 from codegen.trace.array import as_array
 from codegen.trace.elementwise import bitwise, operate
 from codegen.trace.expecting import nonzero
-from codegen.trace.number import Number, expr_of, number
-
-DEEPEST = 10  # operations in each other in one formula: beyond it a number is computed step by step
+from codegen.trace.number import DEEPEST, Number, expr_of, number
 
 
 def _arithmetic(symbolic: Any, ufunc: str, truth: bool = False, divides: bool = False) -> Any:

@@ -40,6 +40,9 @@ def expr_of(x: object) -> Expr | None:
     return None
 
 
+DEEPEST = 10  # operations in each other in one formula: beyond it a number is computed step by step
+
+
 def condition_of(x: object) -> Expr | None:
     """The truth (0 or 1) of a Number or Python number as an Expr; None for anything else."""
     if isinstance(x, Number):

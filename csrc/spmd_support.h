@@ -12,6 +12,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "spmd_exp.h"
 #include "spmd_philox.h"
 #include "spmd_select.h"
 
@@ -202,11 +203,11 @@ SPMD_UNSIGNED(SPMD_UNSIGNED_ONLY)
 
 SPMD_FLOATS(SPMD_FLOAT)
 
-/* One implementation for the vectorised part of a loop and for its tail: libm's scalar function. */
+/* One implementation for the vectorised part of a loop and for its tail: spmd_exp.h's, or libm's
+ * scalar function. */
 #define SPMD_LIBM(X)                                                                               \
-    X(floor) X(ceil) X(trunc) X(rint) X(sqrt) X(exp) X(exp2) X(expm1) X(log) X(log2) X(log10)      \
-    X(log1p) X(sin) X(cos) X(tan) X(asin) X(acos) X(atan) X(sinh) X(cosh) X(tanh) X(asinh)         \
-    X(acosh) X(atanh) X(cbrt)
+    X(floor) X(ceil) X(trunc) X(rint) X(sqrt) X(exp2) X(expm1) X(log) X(log2) X(log10) X(log1p)    \
+    X(sin) X(cos) X(tan) X(asin) X(acos) X(atan) X(sinh) X(cosh) X(asinh) X(acosh) X(atanh) X(cbrt)
 #define SPMD_UNARY(name)                                                                           \
     static inline float spmd_##name##_f32(float a) { return name##f(a); }                          \
     static inline double spmd_##name##_f64(double a) { return name(a); }

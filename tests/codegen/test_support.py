@@ -462,3 +462,38 @@ def test_lines_that_wait_lie_apart(compiled: Callable[..., ctypes.CDLL]) -> None
         for other in range(base - 4096 - room % 8, base + 4096, 1032):
             found = apart(room, other)
             assert 0 <= found < 4096 and (room + found - other) % 4096 == 1280
+
+
+# Where results leave their range, or the reduction of operands takes another step.
+TURNS = [0.0, 5e-324, 1e-45, 2e-308, 1e-38, 0.17, 0.3465, 0.3466, 0.5, 1.0, 9.0, 10.5, 22.5, 87.3,
+         88.72283, 88.7229, 103.97, 103.98, 708.4, 709.782712893384, 709.7827128933841, 745.1332,
+         745.1333, 1e300, np.inf, np.nan]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["float32", "float64"])
+@pytest.mark.parametrize(("function", "most"), [("exp", 1.0), ("tanh", 2.5)])
+def test_our_own_functions(loops: ctypes.CDLL, function: str, most: float, name: str) -> None:
+    """Units in the last place of results of ten digits more; the same bits wherever they stand."""
+    rng = np.random.default_rng(11)
+    patterns = rng.integers(0, 256, 400_000, np.uint8).view(name)  # of all sizes
+    sizes = [rng.uniform(-r, r, 50_000) for r in (1, 3, 20, 110, 750)]
+    with np.errstate(all="ignore"):
+        a = np.concatenate([patterns, *sizes, TURNS, np.negative(TURNS)]).astype(name)
+        want = getattr(np, function)(a.astype(np.longdouble))
+        unit = np.spacing(np.abs(want).astype(name)).astype(np.longdouble)
+    got = np.empty_like(a)
+    loop = getattr(loops, f"test_{function}_{name}")
+    loop(address(a), address(a), address(got), ctypes.c_int64(a.size))
+    with np.errstate(all="ignore"):
+        rounded = want.astype(name)
+        same = (got == rounded) | (np.isnan(got) & np.isnan(want))
+        apart = np.where(same, 0, np.abs(got - want) / unit)
+    assert np.nanmax(apart) <= most and not np.isnan(apart).any(), a[np.argmax(apart)]
+    np.testing.assert_array_equal(np.signbit(got)[got == 0], np.signbit(rounded)[got == 0])
+    part = np.empty(64, name)
+    for begin in range(a.size - 100, a.size - 80):
+        for size in range(1, 40):
+            piece = a[begin : begin + size].copy()
+            loop(address(piece), address(piece), address(part), ctypes.c_int64(size))
+            bits = part[:size].view(np.uint8), got[begin : begin + size].view(np.uint8)
+            assert np.array_equal(*bits), (begin, size)

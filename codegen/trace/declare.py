@@ -37,12 +37,11 @@ from codegen.mesh import Layout, local_offset
 from codegen.ops import Full, Iota, Map, Print, Reshape, RunScalar
 from codegen.places import user_place
 from codegen.trace import constants, elementwise, known, mapping, view
-from codegen.trace.arithmetic import DEEPEST
 from codegen.trace.array import Array, Number, as_array, element_type, local_shape, number, wrap
 from codegen.trace.constants import rounded
 from codegen.trace.context import Context, require_context
 from codegen.trace.layouts import MeshName, by_rules, layout_of
-from codegen.trace.number import condition_of, expr_of
+from codegen.trace.number import DEEPEST, condition_of, expr_of
 from codegen.trace.sameness import check_same, declared_twice, text_and_form
 from codegen.trace.source import given
 

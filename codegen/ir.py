@@ -102,14 +102,6 @@ class Op:
     place: Place | None = None
 
     @property
-    def kind(self) -> str:
-        return self.what.name
-
-    @property
-    def attrs(self) -> Mapping[str, Any]:
-        return self.what.attrs
-
-    @property
     def result(self) -> Value:
         (value,) = self.results
         return value

@@ -129,9 +129,9 @@ class _Liveness:
             read, made = set(region.results), set(region.args)
             for op in region.ops:
                 made.update(op.results)
-                if op.kind in ("loop", "branch"):
+                if isinstance(op.what, (Loop, Branch)):
                     read.update(op.operands, *map(self.needs, op.regions))
-                elif op.kind == "nest":
+                elif isinstance(op.what, Nest):
                     read |= self.needs(op.regions[0], members=True)
                 elif members or self.works(op):
                     read |= self.reads(op)[0]

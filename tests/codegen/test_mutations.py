@@ -160,23 +160,23 @@ def renamed(program, old, new):
 
 
 def _size(op, program):
-    return program.mesh.size(op.attrs["axes"])
+    return program.mesh.size(op.what.axes)
 
 
 def _var(op):
-    return expr.symbol(op.attrs["var"])
+    return expr.symbol(op.what.var)
 
 
 def to_the_next(op, program):
-    return with_attrs(op, to=op.attrs["to"] + 1)
+    return with_attrs(op, to=op.what.to + 1)
 
 
 def to_the_next_wrapped(op, program):
-    return _solved(op) and with_attrs(op, to=(op.attrs["to"] + 1) % _size(op, program))
+    return _solved(op) and with_attrs(op, to=(op.what.to + 1) % _size(op, program))
 
 
 def to_reversed(op, program):
-    return _solved(op) and with_attrs(op, to=_size(op, program) - 1 - op.attrs["to"])
+    return _solved(op) and with_attrs(op, to=_size(op, program) - 1 - op.what.to)
 
 
 def to_the_first(op, program):
@@ -184,16 +184,16 @@ def to_the_first(op, program):
 
 
 def to_by_own_index(op, program):
-    own = program.mesh.position(op.attrs["axes"])
-    return with_attrs(op, to=op.attrs["to"].subst({op.attrs["var"]: own}))
+    own = program.mesh.position(op.what.axes)
+    return with_attrs(op, to=op.what.to.subst({op.what.var: own}))
 
 
 def to_doubled(op, program):
-    return with_attrs(op, to=2 * op.attrs["to"] % _size(op, program))
+    return with_attrs(op, to=2 * op.what.to % _size(op, program))
 
 
 def sends_always(op, program):
-    return None if op.attrs["sends"] == 1 else with_attrs(op, sends=const(1))
+    return None if op.what.sends == 1 else with_attrs(op, sends=const(1))
 
 
 def sends_never(op, program):
@@ -202,17 +202,17 @@ def sends_never(op, program):
 
 def sends_but_the_first(op, program):
     guard = expr.ge(_var(op), 1)
-    if op.attrs["sends"] == guard or not _solved(op):
+    if op.what.sends == guard or not _solved(op):
         return None
-    return with_attrs(op, sends=op.attrs["sends"] * guard)
+    return with_attrs(op, sends=op.what.sends * guard)
 
 
 def sends_but_the_second(op, program):
-    return _solved(op) and with_attrs(op, sends=op.attrs["sends"] * expr.ne(_var(op), 1))
+    return _solved(op) and with_attrs(op, sends=op.what.sends * expr.ne(_var(op), 1))
 
 
 def source_next(op, program):
-    return _solved(op) and with_attrs(op, source=(op.attrs["source"] + 1) % _size(op, program))
+    return _solved(op) and with_attrs(op, source=(op.what.source + 1) % _size(op, program))
 
 
 def source_none_such(op, program):
@@ -226,13 +226,13 @@ def source_itself(op, program):
 def source_forgotten(op, program):
     """Without a solved source, all must send one shape."""
     shape = op.operands[0].type.shape
-    own = {s for a in op.attrs["axes"] for s in [program.mesh.axis(a).coord_sym]}
+    own = {s for a in op.what.axes for s in [program.mesh.axis(a).coord_sym]}
     varies = any(e.symbols() & own for e in shape)
     return with_attrs(op, source=None, receives=None) if _solved(op) and varies else None
 
 
 def receives_always(op, program):
-    return _solved(op) and op.attrs["receives"] != 1 and with_attrs(op, receives=const(1))
+    return _solved(op) and op.what.receives != 1 and with_attrs(op, receives=const(1))
 
 
 def receives_never(op, program):
@@ -241,13 +241,13 @@ def receives_never(op, program):
 
 def receives_but_the_last(op, program):
     last = expr.lt(_var(op), _size(op, program) - 1)
-    if not _solved(op) or op.attrs["receives"] == last:
+    if not _solved(op) or op.what.receives == last:
         return None
-    return with_attrs(op, receives=op.attrs["receives"] * last)
+    return with_attrs(op, receives=op.what.receives * last)
 
 
 def _solved(op):
-    return op.attrs["source"] is not None
+    return op.what.source is not None
 
 
 PERMUTE = [
@@ -259,12 +259,12 @@ PERMUTE = [
 
 
 def offset_later(op, program):
-    return with_attrs(op, offset=op.attrs["offset"] + 1)
+    return with_attrs(op, offset=op.what.offset + 1)
 
 
 def offset_even(op, program):
     """As if all pieces were equal."""
-    d = op.attrs.get("concat", op.attrs.get("dim"))
+    d = getattr(op.what, "concat", getattr(op.what, "dim", None))
     n = _size(op, program)
     return with_attrs(op, offset=_var(op) * (op.result.type.shape[d] // n))
 
@@ -274,14 +274,14 @@ def offset_zero(op, program):
 
 
 def dim_other(op, program):
-    name = "dim" if "dim" in op.attrs else "split"
-    return with_attrs(op, **{name: 1 - op.attrs[name]})
+    name = "dim" if "dim" in op.what.attrs else "split"
+    return with_attrs(op, **{name: 1 - op.what.attrs[name]})
 
 
 def dims_exchanged(op, program):
-    if op.kind != "all_to_all":
+    if op.what.name != "all_to_all":
         return None
-    return with_attrs(op, split=op.attrs["concat"], concat=op.attrs["split"])
+    return with_attrs(op, split=op.what.concat, concat=op.what.split)
 
 
 GATHER = [offset_later, offset_even, offset_zero, dims_exchanged]
@@ -296,7 +296,7 @@ def root_before(op, program):
 
 
 def root_own(op, program):
-    return with_attrs(op, root=program.mesh.position(op.attrs["axes"]))
+    return with_attrs(op, root=program.mesh.position(op.what.axes))
 
 
 ROOT = [root_beyond, root_before, root_own]
@@ -307,15 +307,15 @@ def axes_unknown(op, program):
 
 
 def axes_twice(op, program):
-    return with_attrs(op, axes=op.attrs["axes"] * 2)
+    return with_attrs(op, axes=op.what.axes * 2)
 
 
 def axes_other(op, program):
     """Along the other axis of the mesh; what is one for all may be reduced along any."""
-    combines = op.kind in ("all_reduce", "reduce_to", "scan")
-    if len(program.mesh.axes) < 2 or len(op.attrs["axes"]) > 1 or combines:
+    combines = op.what.name in ("all_reduce", "reduce_to", "scan")
+    if len(program.mesh.axes) < 2 or len(op.what.axes) > 1 or combines:
         return None
-    return with_attrs(op, axes=tuple(a for a in program.mesh.names if a != op.attrs["axes"][0]))
+    return with_attrs(op, axes=tuple(a for a in program.mesh.names if a != op.what.axes[0]))
 
 
 def dropped(op, program):
@@ -337,7 +337,7 @@ def _parted(op, program, on, operands=(), before=()):
 
 
 def _own(op, program):
-    return program.mesh.axis(op.attrs["axes"][0]).coord
+    return program.mesh.axis(op.what.axes[0]).coord
 
 
 def into_a_branch_on_the_index(op, program):
@@ -383,8 +383,8 @@ EXCHANGE = [
 
 def _box(op, program):
     """Whether one rank alone has an element of the box, and knows so without counters."""
-    part = (op.operands[1] if op.kind == "update" else op.result).type.shape
-    extents = (*part, *op.operands[0].type.shape, *map(expr.as_expr, op.attrs["start"]))
+    part = (op.operands[1] if op.what.name == "update" else op.result).type.shape
+    extents = (*part, *op.operands[0].type.shape, *map(expr.as_expr, op.what.start))
     alone = {s.name: v for a in program.mesh.axes for s, v in ((a.size_sym, 1), (a.coord_sym, 0))}
     if not {s.name for e in extents for s in e.symbols()} <= alone.keys():
         return None
@@ -393,30 +393,30 @@ def _box(op, program):
 
 
 def start_beyond(op, program):
-    start = (op.operands[0].type.shape[0], *op.attrs["start"][1:])
+    start = (op.operands[0].type.shape[0], *op.what.start[1:])
     return _box(op, program) and with_attrs(op, start=start)
 
 
 def start_one_too_far(op, program):
-    part = (op.operands[1] if op.kind == "update" else op.result).type.shape
-    far = op.operands[0].type.shape[-1] - (part[-1] - 1) * abs(op.attrs["step"][-1])
-    return _box(op, program) and with_attrs(op, start=(*op.attrs["start"][:-1], far))
+    part = (op.operands[1] if op.what.name == "update" else op.result).type.shape
+    far = op.operands[0].type.shape[-1] - (part[-1] - 1) * abs(op.what.step[-1])
+    return _box(op, program) and with_attrs(op, start=(*op.what.start[:-1], far))
 
 
 def start_negative(op, program):
-    return _box(op, program) and with_attrs(op, start=(const(-1), *op.attrs["start"][1:]))
+    return _box(op, program) and with_attrs(op, start=(const(-1), *op.what.start[1:]))
 
 
 def start_by_the_index(op, program):
     """Beyond the end on some ranks only."""
-    first = op.attrs["start"][0] + program.mesh.axes[0].coord * op.operands[0].type.shape[0]
-    return _box(op, program) and with_attrs(op, start=(first, *op.attrs["start"][1:]))
+    first = op.what.start[0] + program.mesh.axes[0].coord * op.operands[0].type.shape[0]
+    return _box(op, program) and with_attrs(op, start=(first, *op.what.start[1:]))
 
 
 def step_doubled(op, program):
     if not (box := _box(op, program)) or not any(2 * (m - 1) >= e for e, m in zip(*box)):
         return None
-    return with_attrs(op, step=tuple(2 * s for s in op.attrs["step"]))
+    return with_attrs(op, step=tuple(2 * s for s in op.what.step))
 
 
 BOX = [start_beyond, start_one_too_far, start_negative, start_by_the_index, step_doubled]
@@ -440,7 +440,7 @@ MUTATIONS = {m.__name__: m for group in FITS.values() for m in group}
 
 def mutants(program, mutation):
     for op in walk(program.body):
-        if mutation in FITS.get(op.kind, ()):
+        if mutation in FITS.get(op.what.name, ()):
             new = mutation(op, program)
             if new is not None and new is not False:  # [] drops the op
                 yield op, rewritten(program, op, new)
@@ -460,7 +460,7 @@ def survivors(broken):
             checked(program)
         except (MatchingError, InternalError, LayoutError):
             continue
-        out.append(f"{op.kind} at {op.place}: {op.attrs}")
+        out.append(f"{op.what.name} at {op.place}: {op.what.attrs}")
     return out
 
 
@@ -491,7 +491,7 @@ def test_extents_of_what_is_received(name, by):
             continue
         for d, extent in enumerate(op.result.type.shape):
             other = op.operands[0].type.shape[d] if by is None else extent + by
-            if op.kind == "all_reduce" or other == extent:
+            if op.what.name == "all_reduce" or other == extent:
                 continue
             new = with_extent(op, d, other)
             broken = renamed(rewritten(program, op, [new]), op.result, new.result)
@@ -501,8 +501,8 @@ def test_extents_of_what_is_received(name, by):
 
 def test_a_condition_that_is_no_longer_reduced():
     program = program_of("settle")
-    reductions = [op for op in walk(program.body) if op.kind == "all_reduce"]
-    deciding = [op for op in reductions if op.attrs["fn"] in ("max", "or")]
+    reductions = [op for op in walk(program.body) if op.what.name == "all_reduce"]
+    deciding = [op for op in reductions if op.what.fn in ("max", "or")]
     assert len(deciding) == 3
     for op in deciding:
         broken = renamed(program, op.result, op.operands[0])
@@ -512,7 +512,7 @@ def test_a_condition_that_is_no_longer_reduced():
 
 def test_a_branch_on_data_becomes_one_on_the_index():
     program = program_of("settle")
-    (branch,) = [op for op in walk(program.body) if op.kind == "branch"]
+    (branch,) = [op for op in walk(program.body) if op.what.name == "branch"]
     on = program.mesh.axes[0].coord
     new = replace(branch, operands=(), what=branch.what.but(on=on))
     with pytest.raises(MatchingError, match="inside a branch"):
@@ -521,7 +521,7 @@ def test_a_branch_on_data_becomes_one_on_the_index():
 
 def test_the_bounds_of_a_loop_differ_between_ranks():
     program = program_of("ring_allreduce")
-    loops = [op for op in walk(program.body) if op.kind == "loop"]
+    loops = [op for op in walk(program.body) if op.what.name == "loop"]
     for loop in loops:
         for name in ("start", "stop", "step"):
             value = expr.as_expr(getattr(loop.what, name)) + program.mesh.axes[0].coord

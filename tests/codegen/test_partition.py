@@ -46,11 +46,11 @@ def received(op: Op, sizes: Mapping[str, int]) -> int:
     def elements(shape: Any, rank: dict[str, int]) -> int:
         return int(np.prod([e.evaluate(rank) for e in shape], dtype=int))
 
-    if op.kind in ("redistribute", "halo"):
+    if op.what.name in ("redistribute", "halo"):
         def own(rank: dict[str, int]) -> int:
             both = [
                 min(b.evaluate(rank), d.evaluate(rank)) - max(a.evaluate(rank), c.evaluate(rank))
-                for (a, b), (c, d) in zip(op.attrs["have"], op.attrs["want"])
+                for (a, b), (c, d) in zip(op.what.have, op.what.want)
             ]
             return int(np.prod([max(0, e) for e in both], dtype=int))
 
@@ -58,9 +58,9 @@ def received(op: Op, sizes: Mapping[str, int]) -> int:
         return size * max(i - own(rank) for i, rank in zip(inside, ranks))
     mine = [elements(op.operands[0].type.shape, rank) for rank in ranks]
     got = [elements(value.type.shape, rank) for rank in ranks]
-    if op.kind in ("all_gather", "all_to_all"):
-        members = np.prod([sizes[a] for a in op.attrs["axes"]])
-        kept = mine if op.kind == "all_gather" else [m // members for m in mine]
+    if op.what.name in ("all_gather", "all_to_all"):
+        members = np.prod([sizes[a] for a in op.what.axes])
+        kept = mine if op.what.name == "all_gather" else [m // members for m in mine]
         return size * max(int(g - k) for g, k in zip(got, kept))
     return size * max(got)
 
@@ -68,13 +68,13 @@ def received(op: Op, sizes: Mapping[str, int]) -> int:
 def _inside(op: Op, rank: dict[str, int], sizes: Mapping[str, int]) -> int:
     """Elements wanted that some member holds."""
     total = 1
-    wraps = op.attrs.get("wraps") or [None] * len(op.attrs["have"])
-    for (a, b), (c, d), around in zip(op.attrs["have"], op.attrs["want"], wraps):
+    wraps = getattr(op.what, "wraps", None) or [None] * len(op.what.have)
+    for (a, b), (c, d), around in zip(op.what.have, op.what.want, wraps):
         if around:  # somebody holds whatever lies beyond the ends
             total *= d.evaluate(rank) - c.evaluate(rank)
             continue
-        last = {**rank, **{f"i_{x}": sizes[x] - 1 for x in op.attrs["axes"]}}
-        first = {**rank, **{f"i_{x}": 0 for x in op.attrs["axes"]}}
+        last = {**rank, **{f"i_{x}": sizes[x] - 1 for x in op.what.axes}}
+        first = {**rank, **{f"i_{x}": 0 for x in op.what.axes}}
         low = max(a.evaluate(first), c.evaluate(rank))
         total *= max(0, min(b.evaluate(last), d.evaluate(rank)) - low)
     return total
@@ -255,7 +255,7 @@ def test_exchanges(name: str) -> None:
     body, sizes, expected = CASES[name]
     program = program_of(body, tuple(sizes))
     found = [
-        (op.kind, tuple(op.attrs["axes"]), received(op, sizes))
+        (op.what.name, tuple(op.what.axes), received(op, sizes))
         for op in walk(program.body) if isinstance(op.what, Exchange)
     ]  # fmt: skip
     assert found == expected
@@ -286,6 +286,6 @@ def test_two_layers(name: str) -> None:
 
     program = program_of(body, ("x", "y") if name == "both" else ("x",))
     found = [op for op in walk(program.body) if isinstance(op.what, Exchange)]
-    assert [(op.kind, "".join(op.attrs["axes"])) for op in found] == [
+    assert [(op.what.name, "".join(op.what.axes)) for op in found] == [
         ("all_reduce", a) for a in expected
     ]

@@ -76,8 +76,8 @@ def test_capacities_mention_sizes_and_scalars_only():
 @pytest.mark.parametrize("name", ["ring_allreduce", "branches", "halo"])
 def test_no_shard_map_is_left_in_a_program(name):
     levels = lower(getattr(sample_programs, name).capture())
-    assert any(op.kind == "shard_map" for op in walk(levels.graph.body))
-    assert not any(op.kind == "shard_map" for op in walk(levels.program.body))
+    assert any(op.what.name == "shard_map" for op in walk(levels.graph.body))
+    assert not any(op.what.name == "shard_map" for op in walk(levels.program.body))
 
 
 def test_the_checker_sees_a_use_before_its_definition():
@@ -91,7 +91,7 @@ def test_the_checker_sees_a_use_before_its_definition():
 def test_the_checker_sees_a_missing_attribute():
     program = lower(sample_programs.halo.capture()).program
     ops = list(program.body.ops)
-    k = next(k for k, op in enumerate(ops) if op.kind == "permute")
+    k = next(k for k, op in enumerate(ops) if op.what.name == "permute")
     ops[k] = dataclasses.replace(ops[k], what=ops[k].what.but(types=()))
     with pytest.raises(InternalError):
         check(dataclasses.replace(program, body=dataclasses.replace(program.body, ops=tuple(ops))))

@@ -402,9 +402,9 @@ def test_kernel_calls():
         return f(u)
 
     module = build(body)
-    (op,) = [o for o in module.body.ops[0].regions[0].ops if o.kind == "kernel"]
-    kinds = [kind for kind, _ in op.attrs["args"]]
-    assert kinds == ["in", "expr", "out"] and op.attrs["kernel"] is smooth
+    (op,) = [o for o in module.body.ops[0].regions[0].ops if o.what.name == "kernel"]
+    kinds = [kind for kind, _ in op.what.args]
+    assert kinds == ["in", "expr", "out"] and op.what.kernel is smooth
     assert op.result.type == module.body.ops[0].regions[0].args[0].type
 
     def inside(call):

@@ -134,7 +134,7 @@ def with_extent(op, dim, extent):
     shape = list(op.result.type.shape)
     shape[dim] = extent
     t = ArrayType(op.result.type.dtype, tuple(shape))
-    said = {name: x for name, x in (("types", (t,)), ("shape", t.shape)) if name in op.what.attrs}
+    said = {name: x for name, x in (("types", (t,)), ("shape", t.shape)) if name in op.what.said()}
     return replace(op, what=op.what.but(**said), results=(Value(op.result.name, t),))
 
 
@@ -274,8 +274,8 @@ def offset_zero(op, program):
 
 
 def dim_other(op, program):
-    name = "dim" if "dim" in op.what.attrs else "split"
-    return with_attrs(op, **{name: 1 - op.what.attrs[name]})
+    name = "dim" if "dim" in op.what.said() else "split"
+    return with_attrs(op, **{name: 1 - op.what.said()[name]})
 
 
 def dims_exchanged(op, program):
@@ -460,7 +460,7 @@ def survivors(broken):
             checked(program)
         except (MatchingError, InternalError, LayoutError):
             continue
-        out.append(f"{op.what.name} at {op.place}: {op.what.attrs}")
+        out.append(f"{op.what.name} at {op.place}: {op.what.said()}")
     return out
 
 

@@ -249,9 +249,9 @@ class DefUse:
                     uses.setdefault(v, []).append(Use(op, k))
                 if (counter := op.what.counts()) is not None:
                     begins[counter] = next(clock)
-                for inner in op.regions:
-                    enter(inner)
                 defs.update(dict.fromkeys(op.results, op))
+                for inner in op.regions:  # a nest has the results of the ops in it
+                    enter(inner)
                 begins.update(dict.fromkeys(op.results, next(clock)))
             for v in region.results:
                 uses.setdefault(v, []).append(Use(None, 0))

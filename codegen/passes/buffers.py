@@ -56,12 +56,12 @@ class _Liveness:
         self.program = program
         self.stored = stored
         self.apart = apart
-        self.defs = {v: op for r in _regions(program) for op in walk(r) for v in op.results}
+        self.defs = program.def_use.defs
         self.conflicts: dict[Value, set[Value]] = {}
         self.order: dict[Value, int] = {}
         self.forced: list[tuple[Value, Value]] = []
         self.wishes: list[tuple[int, Value, Value]] = []  # depth, and two values that want to share
-        made = {v for r in _regions(program) for op in walk(r) if isinstance(op.what, Nest)
+        made = {v for r in program.entries for op in walk(r) if isinstance(op.what, Nest)
                 for part in op.regions[0].ops for v in part.results}  # fmt: skip
         self.resolver = Resolver(
             self.defs, lambda v: v in stored or v in made, lambda v: v, lambda v, _: None,
@@ -69,7 +69,7 @@ class _Liveness:
         )  # fmt: skip
         # blank arrays that one update begins with need no memory of their own
         self.uses = Counter(
-            x for r in _regions(program) for op in walk(r) if not isinstance(op.what, Nest)
+            x for r in program.entries for op in walk(r) if not isinstance(op.what, Nest)
             for x in (*op.operands, *(v for i in op.regions for v in i.results))
         )  # fmt: skip
         self.uses.update(o.value for o in program.outputs)
@@ -87,7 +87,7 @@ class _Liveness:
     def run(self) -> None:
         for i in self.program.inputs:
             self.order.setdefault(i.value, len(self.order))
-        for region in _regions(self.program):
+        for region in self.program.entries:
             self.number(region)
         live = {o.value for o in self.program.outputs}
         live = self.region(self.program.body, live, 0)
@@ -397,10 +397,6 @@ def _fits(a: Value, b: Value) -> bool:
     if a.type.dtype != b.type.dtype:
         return False
     return a.type.shape == b.type.shape or expr.product(a.type.shape) == expr.product(b.type.shape)
-
-
-def _regions(program: Module) -> list[Region]:
-    return [i.default for i in program.inputs if i.default is not None] + [program.body]
 
 
 def _number(program: Module, work: _Liveness, groups: _Groups) -> Assignment:

@@ -16,7 +16,7 @@ from codegen import expr
 from codegen.access import Points, Resolver
 from codegen.expr import Expr
 from codegen.indexing import loads
-from codegen.ir import Module, Op, Region, Value, free_values, walk
+from codegen.ir import Module, Op, Region, Value, free_values
 from codegen.ops import (
     Barrier,
     Branch,
@@ -168,27 +168,22 @@ def _apart(a: Op, b: Op) -> bool:
 def fuse(program: Module, stored: frozenset[Value]) -> tuple[Module, frozenset[Value]]:
     """The Program in nests, and what needs memory now."""
     work = _Fusing(program, stored)
-    inputs = tuple(
-        i if i.default is None else replace(i, default=work.region(i.default))
-        for i in program.inputs
-    )
-    body = work.region(program.body)
-    return replace(program, inputs=inputs, body=body), stored - work.kept
+    nests = program.mapped(work.region)
+    return nests, stored - work.kept
 
 
 class _Fusing:
     def __init__(self, program: Module, stored: frozenset[Value]) -> None:
         self.stored = stored
         self.kept: set[Value] = set()
-        regions = [i.default for i in program.inputs if i.default is not None] + [program.body]
-        self.defs = {v: op for r in regions for op in walk(r) for v in op.results}
+        self.defs = program.def_use.defs
         self.resolver = Resolver(
             self.defs, lambda v: v in stored, lambda v: v, lambda v, _: None,
             {s.name: k for k, s in enumerate(program.scalars)},
         )  # fmt: skip
         self.made_of: dict[Value, frozenset[Value]] = {}
         self.users: dict[Value, set[Op | None]] = {o.value: {None} for o in program.outputs}
-        for region in regions:
+        for region in program.entries:
             self.use(region)
 
     def use(self, region: Region) -> None:

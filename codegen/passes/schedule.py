@@ -19,7 +19,7 @@ from codegen.expr import Expr, Sym
 from codegen.flatten import flattened
 from codegen.gufunc import Parameter
 from codegen.indexing import loop_vars, positions, ravel
-from codegen.ir import Module, Op, Region, Value, walk
+from codegen.ir import Module, Op, Region, Value
 from codegen.ops import Kind
 from codegen.plan import (
     Array,
@@ -93,10 +93,8 @@ class Scheduler:
         self.stored = stored
         self.rotate = rotate
         self.constants: dict[Value, Buffer] = {}
-        regions = [i.default for i in program.inputs if i.default is not None] + [program.body]
-        defs = {v: op for r in regions for op in walk(r) for v in op.results}
         self.resolver = Resolver(
-            defs, lambda v: v in stored, lambda v: of[v], self.constant,
+            program.def_use.defs, lambda v: v in stored, lambda v: of[v], self.constant,
             {s.name: k for k, s in enumerate(program.scalars)},
         )  # fmt: skip
         self.exchanges = Exchanges(program.mesh, self.resolver)

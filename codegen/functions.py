@@ -16,6 +16,8 @@ import numpy as np
 
 from codegen import dtypes, philox
 from codegen.dtypes import DType
+from codegen.errors import UsageError
+from codegen.places import user_place
 
 
 @dataclass(frozen=True)
@@ -174,3 +176,22 @@ def neutral(fn: str, dtype: DType) -> int | float | bool | complex:
         return fn == "min"
     info = np.iinfo(dtype.name)
     return int(info.max if fn == "min" else info.min)
+
+
+# What users call the functions that arrays are combined with: rows of COMBINE.
+OPS = {
+    "sum": "add", "prod": "mul", "min": "min", "max": "max",
+    "and": "bit_and", "or": "bit_or", "xor": "bit_xor",
+}  # fmt: skip
+
+
+def fn_of(op: Any, what: str) -> str:
+    """The row of COMBINE that a user's op= means."""
+    if not isinstance(op, str) or op not in OPS:
+        raise UsageError(
+            f"{what}: no op {op!r}",
+            place=user_place(),
+            expected=f"one of {', '.join(OPS)}",
+            found=repr(op),
+        )
+    return OPS[op]

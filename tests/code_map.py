@@ -17,6 +17,7 @@ HEADING, END = "### Map of the code\n", "\n`examples/` holds programs"
 GROUPS = (
     ("The compiler", ("codegen/*.py",), "compile errors dtypes expr prove mesh ir plan"),
     ("Ops: one class each", ("codegen/ops/*.py",), "__init__ kind"),
+    ("What users write, read alike by tracer and oracles", ("codegen/user/*.py",), ""),
     ("Source to Graph", ("codegen/trace/*.py",), "program source control context api"),
     ("Where arrays lie, and what it costs",
      ("codegen/layouts/*.py", "codegen/explain/*.py"), "cuts demands localize"),

@@ -17,9 +17,9 @@ from codegen.errors import LayoutError, MeshError, ProgramError
 from codegen.oracle import kernels
 from codegen.oracle.local import Blocks, EagerArray, local
 from codegen.places import user_place
-from codegen.trace.constants import element_type, rounded
-from codegen.trace.layouts import MeshName
-from codegen.trace.tree import leaves, map_tree
+from codegen.user.layouts import MeshName
+from codegen.user.numbers import element_type, rounded
+from codegen.user.tree import leaves, map_tree
 
 Axes = Any  # as the user writes them: a name, several, a MeshName, or None for all
 

@@ -28,12 +28,11 @@ from codegen.oracle.local import EagerArray, whole
 from codegen.oracle.ranks import Rank, Shards
 from codegen.oracle.threads import Crew
 from codegen.places import user_place
-from codegen.trace.api import running_eagerly
-from codegen.trace.constants import element_type, rounded
-from codegen.trace.layouts import MeshName
-from codegen.trace.mapping import spread
-from codegen.trace.sameness import Said, check_same, text_and_form
-from codegen.trace.tree import leaves, map_tree
+from codegen.user.eager import running_eagerly
+from codegen.user.layouts import MeshName, spread
+from codegen.user.numbers import element_type, rounded
+from codegen.user.sameness import Said, check_same, text_and_form
+from codegen.user.tree import leaves, map_tree
 
 
 def run(

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from codegen.trace import windows
-from codegen.trace.kernel_trial import call, try_parts
-from codegen.trace.windows import Form
+from codegen.user import windows
+from codegen.user.trial import call, try_parts
+from codegen.user.windows import Form
 
 
 def run(kernel: Any, form: Form, bound: Mapping[str, Any]) -> Any:

@@ -13,14 +13,13 @@ import numpy as np
 
 from codegen import dtypes
 from codegen.errors import LayoutError, MatchingError
-from codegen.functions import COMBINE, FUNCTIONS, neutral
+from codegen.functions import COMBINE, FUNCTIONS, fn_of, neutral
 from codegen.oracle.common import Axes, Common
 from codegen.oracle.local import EagerArray, local, received
 from codegen.oracle.threads import Call, Combine, Crew
 from codegen.places import user_place
-from codegen.trace.combining import fn_of
-from codegen.trace.folding import combining
-from codegen.trace.tree import map_tree
+from codegen.user.signatures import check_call
+from codegen.user.tree import map_tree
 
 Entries = tuple[tuple[str, ...], ...]
 
@@ -223,7 +222,11 @@ class Rank(Common):
             made.made_empty = True
             return made
 
-        call = combining(op, what, like)
+        if hasattr(op, "combining"):  # a kernel
+            call = op.combining(what, like)
+        else:
+            check_call(op, f"op= of {what}", "a", "b", expected="a function of a, b")
+            call = op
         parts = self.exchange(what, axis, np.array(x),
                               lambda p: [[received(a.copy()) for a in p] for _ in p])  # fmt: skip
         total = parts[0]

@@ -9,49 +9,25 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, overload
 
 from codegen.errors import UsageError
 from codegen.places import user_place
 from codegen.trace import mapping
 from codegen.trace.array import Array
-from codegen.trace.context import Context, require_context
-from codegen.trace.layouts import Dim, replicated
+from codegen.trace.context import eager_current, require_context
+from codegen.trace.kernel_call import Kernel
+from codegen.trace.layouts import Dim
 from codegen.trace.program import Program, parse_parameter, program
-from codegen.trace.source import check_call, convert
+from codegen.trace.source import convert
+from codegen.user.layouts import replicated
+from codegen.user.signatures import check_call
+from codegen.user.windows import Start
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-__all__ = ["Array", "Dim", "EAGER", "Program", "parse_parameter", "program", "replicated",
-           "running_eagerly"]  # fmt: skip
-
-
-class _Eager(threading.local):
-    """The eager runtime of this thread, if one runs."""
-
-    runtime: Any = None
-
-
-EAGER = _Eager()
-
-
-@contextmanager
-def running_eagerly(runtime: Any) -> Iterator[None]:
-    """While it is open, this thread's calls of spmd functions go to the runtime's methods."""
-    before = EAGER.runtime
-    EAGER.runtime = runtime
-    try:
-        yield
-    finally:
-        EAGER.runtime = before
-
-
-def eager_current() -> Any:
-    """The eager runtime that calls go to, or None."""
-    return EAGER.runtime if Context.current() is None else None
+__all__ = ["Array", "Dim", "Program", "parse_parameter", "program", "replicated"]
 
 
 # JAX's names of arguments, and ours.
@@ -277,8 +253,6 @@ def kernel(
 
         print(totals.eager()[2])    # [2. 4. 6. 8.]
     """
-    from codegen.trace.kernel_call import Kernel
-
     if function is None:
         return functools.partial(kernel, signature=signature)
     return Kernel(function, user_place(), signature)
@@ -290,8 +264,6 @@ def start(x: Any) -> Any:
     An integer for one dim, a tuple for several: the global index of the first element that is no
     ghost cell. 0 along dims that the kernel gets whole.
     """
-    from codegen.trace.windows import Start
-
     if eager_current() is None:
         require_context("spmd.start")
     if not getattr(x, "ndim", 0):

@@ -28,17 +28,12 @@ from codegen.mesh import Layout, Mesh, as_written, local_extent
 from codegen.ops import Relayout, Symbolic
 from codegen.places import user_place
 from codegen.trace import view as views
-from codegen.trace.constants import (
-    array_value,
-    cast_value,
-    default_dtype,
-    element_type,
-    full_value,
-)
+from codegen.trace.constants import array_value, cast_value, default_dtype, full_value
 from codegen.trace.context import Context, refuse_constant, refuse_constant_write, require_context
 from codegen.trace.number import UNHASHED, Number, choose, number, where_asked
 from codegen.trace.refused import REMEDIES
 from codegen.trace.storage import Known, Storage
+from codegen.user.numbers import element_type
 
 __all__ = ["Array", "Number", "as_array", "as_value", "cast_value", "choose", "element_type",
            "full_value", "is_traced", "number", "wrap"]  # fmt: skip

@@ -14,7 +14,7 @@ import numpy as np
 
 from codegen.errors import ShapeError, TracedValueError
 from codegen.places import user_place
-from codegen.trace import known, mathematics, tree
+from codegen.trace import known, mathematics
 from codegen.trace.array import Array, as_array, is_traced
 from codegen.trace.context import Context
 from codegen.trace.dispatch import aware, elsewhere
@@ -23,6 +23,7 @@ from codegen.trace.logic import truth
 from codegen.trace.number import Number, condition_of, expr_of, number
 from codegen.trace.source import convert
 from codegen.trace.stateful import hashed, identity, iterating, ordered, watched
+from codegen.user import tree
 
 
 def call(function: Any) -> Any:

@@ -11,16 +11,18 @@ from typing import Any
 import numpy as np
 
 from codegen import dtypes, expr
-from codegen.errors import DtypeError, UsageError
+from codegen.errors import DtypeError
+from codegen.functions import fn_of
 from codegen.ir import Value
 from codegen.ops import AllReduce, Kind, ReduceScatter, ReduceTo, Scan
 from codegen.places import user_place
-from codegen.trace import tree
 from codegen.trace.array import Array, as_array, cast_value, number, wrap
 from codegen.trace.communicate import Axes, dim_of, independent, inside, kept_part
 from codegen.trace.context import Context
+from codegen.trace.folding import folded
 from codegen.trace.layouts import axes_of
 from codegen.trace.rooted import root_of
+from codegen.user import tree
 
 
 def _all_reduce(x: Any, axis: Any, fn: str, what: str) -> Any:
@@ -46,25 +48,6 @@ def combined(context: Context, what: Kind, value: Value) -> Array:
 
 def widened(context: Context, value: Value) -> Value:
     return cast_value(context, value, dtypes.folded_in(value.type.dtype))
-
-
-# What users call the functions that arrays are combined with: rows of COMBINE.
-OPS = {
-    "sum": "add", "prod": "mul", "min": "min", "max": "max",
-    "and": "bit_and", "or": "bit_or", "xor": "bit_xor",
-}  # fmt: skip
-
-
-def fn_of(op: Any, what: str) -> str:
-    """The row of COMBINE that a user's op= means."""
-    if not isinstance(op, str) or op not in OPS:
-        raise UsageError(
-            f"{what}: no op {op!r}",
-            place=user_place(),
-            expected=f"one of {', '.join(OPS)}",
-            found=repr(op),
-        )
-    return OPS[op]
 
 
 def contributed(array: Array, fn: str, what: str) -> Value:
@@ -263,8 +246,6 @@ def preduce(x: Any, axis: Any, op: Any = "sum", root: Any = 0) -> Any:
 
 
 def _folded(context: Context, axes: Axes, leaf: Any, op: Any, what: str, prefix: bool) -> Array:
-    from codegen.trace.folding import folded
-
     array = as_array(leaf)
     independent(context, axes, array.extents, range(array.ndim), what)
     return folded(context, axes, array, op, what, prefix)

@@ -18,7 +18,6 @@ from codegen.ir import ArrayType, Shape, Value
 from codegen.mesh import block_extent
 from codegen.ops import AllGather, AllToAll, Barrier, Permute
 from codegen.places import user_place
-from codegen.trace import tree
 from codegen.trace.array import Array, as_array, number, wrap
 from codegen.trace.context import Context, require_context
 from codegen.trace.elementwise import same_extent, shape_text
@@ -26,6 +25,7 @@ from codegen.trace.layouts import axes_of
 from codegen.trace.letting import as_symbol
 from codegen.trace.number import expr_of, maybe
 from codegen.trace.source import given
+from codegen.user import tree
 
 Axes = tuple[str, ...]
 

@@ -16,56 +16,7 @@ from codegen.ir import Shape, Value
 from codegen.ops import Broadcast, Const, Full, Iota, Map
 from codegen.places import user_place
 from codegen.trace.context import Context
-
-
-def element_type(dtype: Any) -> DType:
-    """Our element type for a NumPy dtype, scalar type, name or Python type."""
-    try:
-        an_array = hasattr(type(dtype), "__array_priority__")
-        found = None if an_array else dtypes.from_numpy(dtype)
-    except TypeError:
-        found = None
-    if found is None:
-        raise DtypeError(
-            f"{dtype!r} is not an element type",
-            place=user_place(),
-            expected=", ".join(dtypes.BY_NAME),
-            found=repr(dtype),
-        )
-    return found
-
-
-def rounded(value: Any, dtype: DType) -> int | float | complex | bool:
-    """A Python number as it is in this element type. Raises where an integer does not fit."""
-    if dtype.kind == "b":
-        return bool(value)
-    if dtype.kind != "c" and isinstance(value, (complex, np.complexfloating)):
-        raise DtypeError(
-            f"a complex number in an array of {dtype}",
-            place=user_place(),
-            expected="a real number",
-            found=str(value),
-            remedy="take its .real, or make the array complex: x.astype(np.complex128)",
-        )
-    if dtype.kind in "iu":
-        info = np.iinfo(dtype.name)
-        if not info.min - 1 < value < info.max + 1:  # nor is nan
-            raise DtypeError(
-                f"Python {'integer' if isinstance(value, int) else 'number'} {value} out of bounds "
-                f"for {dtype}",
-                place=user_place(),
-                expected=f"{info.min} to {info.max}",
-                found=str(value),
-                remedy="convert the array first: x.astype(np.int64)"
-                if isinstance(value, int) else "an array of floats: dtype=np.float64",
-            )
-        return int(value)
-    if isinstance(value, int) and value.bit_length() > 1023:
-        raise DtypeError("this integer is too large for a float", place=user_place(),
-                         expected="less than 2**1023",
-                         found=f"an integer of {value.bit_length()} bits")  # fmt: skip
-    kept = np.asarray(value).astype(dtypes.numpy_dtype(dtype))
-    return complex(kept) if dtype.kind == "c" else float(kept)
+from codegen.user.numbers import element_type, rounded
 
 
 def full_value(context: Context, value: Any, dtype: DType, shape: Shape = ()) -> Value:

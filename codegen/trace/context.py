@@ -24,6 +24,7 @@ from codegen.layouts import propagation
 from codegen.mesh import Axis, Layout, Mesh
 from codegen.ops import Kind
 from codegen.places import user_frame, user_place
+from codegen.user import eager
 
 if TYPE_CHECKING:
     from codegen.trace.storage import Storage
@@ -275,6 +276,11 @@ def require_context(what: str) -> Context:
             remedy="move it into the function, or run the program with image.run(...)",
         )
     return context
+
+
+def eager_current() -> Any:
+    """The eager runtime that calls go to, or None."""
+    return eager.runtime() if Context.current() is None else None
 
 
 def _told(axis: Axis, holds: Expr, mesh: Mesh) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from typing import Any
 
 from codegen.errors import TracedValueError, UnsupportedError
 from codegen.places import last, place_at, user_place
-from codegen.trace import tree
 from codegen.trace.array import Array, is_traced
 from codegen.trace.branches import captured_if
 from codegen.trace.calls import call
@@ -28,6 +27,7 @@ from codegen.trace.outside import is_iterator
 from codegen.trace.ranges import Range, captured_for
 from codegen.trace.state import Names, inside
 from codegen.trace.stateful import changed, ordered, refuse_outside
+from codegen.user import tree
 
 __all__ = ["Names", "and_", "asserted", "both", "call", "compare", "either", "fresh", "ifexp",
            "indexed", "known", "not_", "or_", "target"]  # fmt: skip

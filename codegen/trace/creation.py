@@ -22,7 +22,6 @@ from codegen.trace.array import (
     Number,
     as_array,
     as_value,
-    element_type,
     full_value,
     is_traced,
     unsupported,
@@ -33,6 +32,7 @@ from codegen.trace.declare import global_indices, shape_of
 from codegen.trace.expecting import within
 from codegen.trace.layouts import by_rules, layout_of
 from codegen.trace.number import expr_of, number
+from codegen.user.numbers import element_type
 
 Make = Callable[[Shape, Sequence[Expr]], Array]
 

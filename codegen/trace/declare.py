@@ -37,13 +37,14 @@ from codegen.mesh import Layout, local_offset
 from codegen.ops import Full, Iota, Map, Print, Reshape, RunScalar
 from codegen.places import user_place
 from codegen.trace import constants, elementwise, known, mapping, view
-from codegen.trace.array import Array, Number, as_array, element_type, local_shape, number, wrap
-from codegen.trace.constants import rounded
+from codegen.trace.array import Array, Number, as_array, local_shape, number, wrap
 from codegen.trace.context import Context, require_context
-from codegen.trace.layouts import MeshName, by_rules, layout_of
+from codegen.trace.layouts import by_rules, layout_of
 from codegen.trace.number import DEEPEST, condition_of, expr_of
-from codegen.trace.sameness import check_same, declared_twice, text_and_form
 from codegen.trace.source import given
+from codegen.user.layouts import MeshName
+from codegen.user.numbers import element_type, rounded
+from codegen.user.sameness import check_same, declared_twice, text_and_form
 
 
 def _not_an_extent(item: Any) -> str:

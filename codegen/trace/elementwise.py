@@ -29,7 +29,6 @@ from codegen.trace.array import (
     as_array,
     as_value,
     cast_value,
-    element_type,
     full_value,
     unsupported,
     wrap,
@@ -40,6 +39,7 @@ from codegen.trace.expecting import between
 from codegen.trace.letting import as_symbol, no_branches
 from codegen.trace.number import expr_of, number
 from codegen.trace.refused import REMEDIES
+from codegen.user.numbers import element_type
 
 Operand = Any  # Array, Number, Python number or NumPy array
 

@@ -8,20 +8,20 @@ has seen that op does the same with every element.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from codegen import expr
-from codegen.errors import CarryError, KernelError
+from codegen.errors import CarryError
 from codegen.ir import Region, Value, free_values
 from codegen.ops import Broadcast, Full, Map
 from codegen.places import user_place
 from codegen.trace.array import Array, as_array, full_value, number, wrap
 from codegen.trace.communicate import all_gather, all_to_all
 from codegen.trace.context import Block, Context
+from codegen.trace.creation import empty_like
 from codegen.trace.functional import fori_loop
 from codegen.trace.kernel_call import Kernel
 from codegen.trace.regions import Mark
@@ -41,9 +41,9 @@ def folded(context: Context, axes: Axes, x: Array, op: Any, what: str, prefix: b
     which they get the next one's x. Raises CarryError where op gives another shape or element type
     than it is given.
     """
-    from codegen.trace.api import __getattr__ as public
-
-    called = _checked(combining(op, what, public("empty_like")), what)
+    combined = op.combining(what, empty_like) if isinstance(op, Kernel) else (
+        given(op, f"op= of {what}", "a", "b"))  # fmt: skip
+    called = _checked(combined, what)
     size, own = (number(e) for e in (context.mesh.size(axes), context.mesh.position(axes)))
     bytes_ = expr.product(x.type.shape) * x.type.dtype.size
     every = all_gather(x, axes) if bytes_.is_const and bytes_.value <= SHORT else None
@@ -134,18 +134,3 @@ def _in_blocks(context: Context, axes: Axes, x: Array, each: Region, prefix: boo
         back = all_gather(fori_loop(1, size, total, rows[0]), axes, tiled=True)
     whole: Array = back.reshape(x.shape)
     return whole
-
-
-def combining(op: Any, what: str, like: Callable[[Any], Any]) -> Op:
-    """op as a function of two arrays. like: makes what a kernel writes into."""
-    if not isinstance(op, Kernel):
-        return given(op, f"op= of {what}", "a", "b")
-    names = list(inspect.signature(op.function).parameters)
-    if len(names) != 3:
-        raise KernelError(
-            f'kernel "{op.name}" cannot be the op= of {what}',
-            place=user_place(),
-            expected="a kernel of two arrays and the output: (a, b, out)",
-            found=f"{op.name}({', '.join(names)})",
-        )
-    return lambda a, b: op(a, b, **{names[2]: like(a)})

@@ -15,7 +15,7 @@ from codegen import dtypes, expr, ops
 from codegen.expr import Expr
 from codegen.functions import BY_UFUNC
 from codegen.ir import Shape, Value
-from codegen.trace import constants, elementwise, known, tree, view
+from codegen.trace import constants, elementwise, known, view
 from codegen.trace.array import Array, Number, as_array, is_traced, unsupported, wrap
 from codegen.trace.context import Context
 from codegen.trace.expecting import within
@@ -35,6 +35,7 @@ from codegen.trace.subscripts import (
     parse,
     stays_within,
 )
+from codegen.user import tree
 
 
 def get(array: Array, key: Any) -> Any:

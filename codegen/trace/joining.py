@@ -14,16 +14,7 @@ from codegen.errors import ShapeError
 from codegen.expr import Expr
 from codegen.ops import Update
 from codegen.places import user_place
-from codegen.trace.array import (
-    Array,
-    Number,
-    as_array,
-    constant,
-    element_type,
-    is_traced,
-    unsupported,
-    wrap,
-)
+from codegen.trace.array import Array, Number, as_array, constant, is_traced, unsupported, wrap
 from codegen.trace.constants import blank_value
 from codegen.trace.context import require_context
 from codegen.trace.creation import arange, linspace
@@ -48,6 +39,7 @@ from codegen.trace.shaping import (
     ravel,
     reshape,
 )
+from codegen.user.numbers import element_type
 
 ZERO = expr.const(0)
 

@@ -21,14 +21,14 @@ from codegen.errors import KernelError, Place
 from codegen.gufunc import Signature
 from codegen.kernel_source import Reading
 from codegen.places import user_place
-from codegen.trace import windows
 from codegen.trace.array import Array, Number
-from codegen.trace.context import require_context
+from codegen.trace.context import eager_current, require_context
 from codegen.trace.elementwise import same_extent
 from codegen.trace.kernel_op import emit
 from codegen.trace.kernel_trial import try_made_up
 from codegen.trace.source import find
-from codegen.trace.windows import Form, Start
+from codegen.user import windows
+from codegen.user.windows import Form, Start
 
 _RESERVED = ("halo", "boundary")
 _ARGUMENTS = (Array, Number, int, float, complex, np.ndarray, np.generic, Start)
@@ -78,6 +78,18 @@ class Kernel:
             )  # fmt: skip
         return found
 
+    def combining(self, what: str, like: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
+        """It as op= of `what`, a function of two arrays. like: makes what it writes into."""
+        names = list(inspect.signature(self.function).parameters)
+        if len(names) != 3:
+            raise KernelError(
+                f'kernel "{self.name}" cannot be the op= of {what}',
+                place=user_place(),
+                expected="a kernel of two arrays and the output: (a, b, out)",
+                found=f"{self.name}({', '.join(names)})",
+            )
+        return lambda a, b: self(a, b, **{names[2]: like(a)})
+
     def __repr__(self) -> str:
         return f"<spmd kernel {self.name}>"
 
@@ -86,8 +98,6 @@ class Kernel:
         return self.function, self.name, self.signature and self.signature.text
 
     def __call__(self, *args: Any, halo: Any = None, boundary: Any = None, **kwargs: Any) -> Any:
-        from codegen.trace.api import eager_current
-
         self.reading = Reading(self.function, tree_of)  # helpers may have changed
         bound = self._bound(args, kwargs)
         outputs = [name for name, x in bound.items() if name in kwargs and self._is_output(name, x)]

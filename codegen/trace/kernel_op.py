@@ -16,10 +16,11 @@ from codegen.gufunc import ONLY
 from codegen.ir import ArrayType, Value
 from codegen.mesh import Layout, LayoutEntry
 from codegen.ops import Edge, Full, Relayout, Roll
-from codegen.trace import joining, windows
+from codegen.trace import joining
 from codegen.trace.array import Array, Number, as_array, as_value, full_value, wrap
 from codegen.trace.context import Context
-from codegen.trace.windows import Form, Start
+from codegen.user import windows
+from codegen.user.windows import Form, Start
 
 Along = tuple[tuple[int, int, int] | None, ...]
 

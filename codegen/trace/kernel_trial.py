@@ -1,7 +1,6 @@
-"""Whether a kernel gives the same on parts of arrays as on the whole, which halo= says: tried.
+"""Whether a kernel gives the same on parts of arrays as on the whole: tried while building.
 
-Goes in: NumPy arrays, of an eager run or made up while building. Comes out: nothing, or a
-KernelError with an element that differs. A kernel that cannot run on what is made up passes.
+On small arrays of random numbers; a kernel that cannot run on what is made up passes.
 """
 
 from __future__ import annotations
@@ -14,61 +13,19 @@ from typing import Any
 
 import numpy as np
 
-from codegen import dtypes, gufunc
+from codegen import dtypes
 from codegen.errors import KernelError
 from codegen.expr import Expr
 from codegen.trace.array import Array, Number
 from codegen.trace.reads import digest
-from codegen.trace.windows import Box, Form, Start
+from codegen.user.trial import call, try_parts
+from codegen.user.windows import Form, Start
 
 Passed = dict[str, Any]
 
 SHORT = 5  # elements of a dim that is cut; more where ghost cells are many
 LONG = 16  # of a dim that is not
 STEPS = 100_000  # lines of Python that a trial may take
-
-
-def call(function: Any, form: Form, passed: Mapping[str, Any], box: Box | None = None) -> None:
-    """The function once, or for every turn of its loops. box: which part of arrays these are."""
-    args = [
-        form.first(form.starts[n], box or {}) if isinstance(x, Start) else x
-        for n, x in passed.items()
-    ]
-    gufunc.call(function, args, form.follows, [n in form.outputs for n in passed])
-
-
-def try_parts(
-    kernel: Any, form: Form, passed: Mapping[str, Any], results: Mapping[str, Any], where: str = ""
-) -> None:
-    """passed: what the kernel got, ghost cells and outputs as they were included."""
-    extents = {c: results[form.outputs[0]].shape[form.place(form.outputs[0], c)] for c in form.cut}
-    for half in np.ndindex(*[2] * len(form.cut)):
-        box = {
-            c: (0, n // 2) if h == 0 else (n // 2, n)
-            for (c, n), h in zip(extents.items(), half, strict=True)
-        }
-        if any(first == last for first, last in box.values()):
-            continue
-        parts = {
-            n: np.array(x[form.slices(n, box)]) if isinstance(x, np.ndarray) else x
-            for n, x in passed.items()
-        }
-        call(kernel.function, form, parts, box)
-        for n in form.outputs:
-            slices = form.slices(n, box)
-            whole, part = np.asarray(results[n])[slices], parts[n]
-            same = (whole == part) | ((whole != whole) & (part != part))
-            if same.all():
-                continue
-            at = tuple(np.argwhere(~same)[0])
-            index = ", ".join(str(k + (s.start or 0)) for k, s in zip(at, slices))
-            raise kernel.refused(
-                "another result on a part of the arrays than on the whole",
-                "the same on every part, since halo= lets ranks compute their own",
-                f"{n}[{index}] is {whole[at]} on the whole and {part[at]} on a part{where}",
-                "read no further than the ghost cells; or None for that dim in halo=: the kernel "
-                "then gets it whole",
-            )
 
 
 def try_made_up(kernel: Any, form: Form, bound: Mapping[str, Any]) -> None:

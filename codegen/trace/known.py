@@ -15,10 +15,10 @@ import numpy as np
 from codegen import dtypes
 from codegen.dtypes import DType
 from codegen.ir import Value
-from codegen.trace import tree
 from codegen.trace.array import Array
 from codegen.trace.context import Context
 from codegen.trace.storage import Known, Storage
+from codegen.user import tree
 
 _HUGE = 1 << 22  # elements; formulas of larger arrays are not computed while building
 

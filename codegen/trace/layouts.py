@@ -8,7 +8,6 @@ Always holds: what is returned names axes of the mesh only, each at most once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from codegen.errors import LayoutError, UnsupportedError, UsageError
@@ -16,24 +15,7 @@ from codegen.ir import layout_text
 from codegen.mesh import Layout, LayoutEntry, Mesh
 from codegen.places import user_place
 from codegen.trace.context import Context
-
-
-class _Replicated:
-    """spmd.replicated: every rank holds the whole array."""
-
-    def __repr__(self) -> str:
-        return "spmd.replicated"
-
-
-replicated = _Replicated()
-
-
-@dataclass(frozen=True)
-class MeshName:
-    """Another mesh over the same ranks: one dim, all ranks in the order of their index."""
-
-    name: str
-    axes: tuple[str, ...]
+from codegen.user.layouts import MeshName, is_layout, replicated
 
 
 class Dim(int):
@@ -99,17 +81,6 @@ def axes_of(context: Context, axis: Any, what: str) -> tuple[str, ...]:
         found=repr(axis),
         remedy='@spmd.program(mesh=("x", "y")) names the axes',
     )
-
-
-def is_layout(spec: Any) -> bool:
-    """One layout, not several: a tuple of axes, Nones and tuples of axes; or None, a name."""
-    if spec is None or spec is replicated or isinstance(spec, (str, MeshName)):
-        return True
-    return isinstance(spec, (tuple, list)) and all(
-        e is None or isinstance(e, (str, MeshName))
-        or (isinstance(e, tuple) and e != () and all(isinstance(a, (str, MeshName)) for a in e))
-        for e in spec
-    )  # fmt: skip
 
 
 def layout_of(context: Context, spec: Any, ndim: int, what: str, pad: bool = False) -> Layout:

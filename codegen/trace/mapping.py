@@ -13,78 +13,29 @@ from typing import Any
 import numpy as np
 
 from codegen import expr, prove
-from codegen.errors import LayoutError, ProgramError, ShapeError
+from codegen.errors import ProgramError, ShapeError
 from codegen.expr import Expr, Sym
 from codegen.ir import ArrayType, Shape, Value
 from codegen.mesh import Layout, LayoutEntry, Mesh, block_extent, local_offset
 from codegen.ops import Relayout, ShardMap, Slice
 from codegen.ops.kind import layout_of as lying
 from codegen.places import user_place
-from codegen.trace import tree
 from codegen.trace.array import Array, Number, as_array, as_value, local_shape, local_type, wrap
 from codegen.trace.context import Context
 from codegen.trace.default_layouts import computed_layouts
 from codegen.trace.elementwise import same_extent, shape_text
-from codegen.trace.layouts import axes_of, is_layout, layout_of
+from codegen.trace.layouts import axes_of, layout_of
 from codegen.trace.masks import Chosen
 from codegen.trace.outside import Outside
-from codegen.trace.source import check_call
 from codegen.trace.subscripts import refused
+from codegen.user import tree
+from codegen.user.layouts import spread
+from codegen.user.signatures import check_call
 
 
 def coords_of(e: Expr) -> set[Sym]:
     """Positions on mesh axes that an extent depends on."""
     return {s for s in e.symbols() if s.kind == "coord"}
-
-
-# ---- layouts of arguments and results --------------------------------------------------------
-
-
-def _several(spec: Any, count: int, ndims: Sequence[int]) -> list[Any] | None:
-    """One layout per item where `spec` is a tuple of them; None where it is one layout for all."""
-    if not isinstance(spec, (tuple, list)):
-        return None
-    flat = all(e is None or isinstance(e, str) for e in spec)
-    fits = is_layout(spec) and all(n == len(spec) for n in ndims)
-    if count == 1 and len(spec) == 1 and not flat and not fits:
-        return list(spec)
-    if count > 1 and len(spec) == count and not (flat and spec):
-        return list(spec)
-    if count > 1 and flat and all(e is None for e in spec) and len(spec) == count:
-        return list(spec)
-    if is_layout(spec):
-        return None
-    if len(spec) != count:
-        raise LayoutError(
-            "the number of layouts is not the number of arrays",
-            place=user_place(),
-            expected=f"{count} layouts, or one for all",
-            found=f"{len(spec)} in {spec!r}",
-        )
-    return list(spec)
-
-
-def spread(spec: Any, item: Any) -> list[Any]:
-    """One layout spec per leaf of a pytree, from a spec that may stop at an inner node."""
-    if isinstance(item, dict):
-        if isinstance(spec, dict):
-            missing = [k for k in item if k not in spec]
-            if missing:
-                raise LayoutError(
-                    f"no layout for {missing[0]!r}",
-                    place=user_place(),
-                    expected=f"layouts for {', '.join(map(repr, item))}",
-                    found=", ".join(map(repr, spec)),
-                )
-            return [s for k, x in item.items() for s in spread(spec[k], x)]
-        return [s for x in item.values() for s in spread(spec, x)]
-    if isinstance(item, (tuple, list)):
-        ndims = [np.ndim(x) if not isinstance(x, (Array, Number)) else x.ndim
-                 for x in tree.leaves(item)]  # fmt: skip
-        several = _several(spec, len(item), ndims)
-        specs = [spec] * len(item) if several is None else several
-        return [s for one, x in zip(specs, item) for s in spread(one, x)]
-    return [spec]
 
 
 # ---- arguments -------------------------------------------------------------------------------

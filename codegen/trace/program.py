@@ -339,7 +339,7 @@ class Program:
         Returns what the function returns. InputError for an input that is missing or of another
         shape, UsageError for an unknown name; exceptions of NumPy come through.
         """
-        from codegen.oracle import eager
+        from codegen.oracle import eager  # start-up time: builds and images do without it
 
         ranks = checked_count("ranks", ranks)
         given_sizes = checked_sizes({} if mesh is None else mesh, self.mesh.names)

@@ -18,10 +18,10 @@ from codegen.functions import FUNCTIONS
 from codegen.ops import Map
 from codegen.places import user_place
 from codegen.trace import creation, elementwise, mapping
-from codegen.trace.api import eager_current
-from codegen.trace.array import Array, as_array, element_type, is_traced, wrap
-from codegen.trace.context import Context
+from codegen.trace.array import Array, as_array, is_traced, wrap
+from codegen.trace.context import Context, eager_current
 from codegen.trace.layouts import by_rules
+from codegen.user.numbers import element_type
 
 _LOW = 2**32 - 1  # the lower half of 64 bits
 

@@ -13,17 +13,11 @@ from codegen.errors import ShapeError
 from codegen.functions import COMBINE, FUNCTIONS, neutral
 from codegen.ops import ArgReduce, ArgSort, Cumulative, Reduce, Sort
 from codegen.places import user_place
-from codegen.trace.array import (
-    Array,
-    as_array,
-    element_type,
-    number,
-    unsupported,
-    wrap,
-)
+from codegen.trace.array import Array, as_array, number, unsupported, wrap
 from codegen.trace.constants import broadcast_value
 from codegen.trace.elementwise import apply, operate, result_type, select, shape_text, store
 from codegen.trace.number import expr_of
+from codegen.user.numbers import element_type
 
 
 def dims_of(axis: Any, ndim: int, what: str) -> tuple[int, ...]:

@@ -14,8 +14,8 @@ from typing import Any
 
 from codegen.trace.exits import RESULT, Lowering, Stmts, at, cannot_lower, none_of, own_nodes
 from codegen.trace.liveness import annotate
+from codegen.user.sameness import RUNTIME
 
-RUNTIME = "__spmd__"
 _NAMES, _ARM, _ITEM, _ERROR = "__names__", "__arm__", "__item__", "__error__"
 _COMPILED_ELSEWHERE = {"kernel", "njit", "jit", "vectorize", "guvectorize", "cfunc", "stencil"}
 _BINDS = (ast.NamedExpr, ast.Yield, ast.YieldFrom, ast.Await)

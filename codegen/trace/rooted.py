@@ -14,7 +14,6 @@ from codegen.expr import Expr
 from codegen.ir import ArrayType
 from codegen.ops import BroadcastFrom, GatherTo, ScatterFrom
 from codegen.places import user_place
-from codegen.trace import tree
 from codegen.trace.array import Array, as_array, wrap
 from codegen.trace.communicate import (
     Axes,
@@ -28,6 +27,7 @@ from codegen.trace.communicate import (
 from codegen.trace.context import Context
 from codegen.trace.layouts import axes_of
 from codegen.trace.number import expr_of
+from codegen.user import tree
 
 
 def root_of(context: Context, axes: Axes, root: Any, what: str, word: str = "root") -> Expr:

@@ -16,10 +16,11 @@ from codegen.dtypes import DType
 from codegen.errors import ShapeError
 from codegen.places import user_place
 from codegen.trace import joining, picking, reducing, shaping
-from codegen.trace.array import Array, Number, as_array, element_type, is_traced, unsupported
+from codegen.trace.array import Array, Number, as_array, is_traced, unsupported
 from codegen.trace.creation import linspace, zeros
 from codegen.trace.elementwise import apply, result_type, select
 from codegen.trace.index import ufunc_at
+from codegen.user.numbers import element_type
 
 # ---- order ---------------------------------------------------------------------------------------
 

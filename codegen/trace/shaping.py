@@ -28,7 +28,7 @@ from codegen.trace.array import (
     wrap,
 )
 from codegen.trace.blocks import Blocks
-from codegen.trace.constants import blank_value, element_type
+from codegen.trace.constants import blank_value
 from codegen.trace.creation import arange, zeros
 from codegen.trace.declare import global_indices
 from codegen.trace.elementwise import (
@@ -40,6 +40,7 @@ from codegen.trace.elementwise import (
 )
 from codegen.trace.number import expr_of
 from codegen.trace.reducing import dims_of, sum_
+from codegen.user.numbers import element_type
 
 ZERO, ONE = expr.const(0), expr.const(1)
 

@@ -11,7 +11,6 @@ import __future__
 import ast
 import functools
 import importlib.machinery
-import inspect
 import linecache
 import sys
 import types
@@ -20,9 +19,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from codegen.errors import Place, ProgramError
-from codegen.places import codes_in, is_library_file, is_user_file, user_place
+from codegen.places import codes_in, is_library_file, is_user_file
 from codegen.trace import rewrite
-from codegen.trace.sameness import content
+from codegen.user.sameness import RUNTIME, content
+from codegen.user.signatures import check_call
 
 _FUTURE = functools.reduce(
     lambda a, b: a | b, (getattr(__future__, n).compiler_flag for n in __future__.all_feature_names)
@@ -88,34 +88,6 @@ def given(function: Any, what: str, *names: str) -> Callable[..., Any]:
     return convert(function)
 
 
-def check_call(
-    function: Any, what: str, /, *args: Any, expected: str = "", **kwargs: Any
-) -> None:  # fmt: skip
-    """Raises ProgramError where a function cannot be called with these arguments."""
-    problem = "" if callable(function) else f"{type(function).__name__}: {function!r}"[:80]
-    try:
-        signature = inspect.signature(function) if not problem else None
-    except (ValueError, TypeError):  # of a builtin
-        return
-    if signature is not None:
-        try:
-            signature.bind(*args, **kwargs)
-            return
-        except TypeError as error:
-            problem = str(error)
-        expected = expected or f"{what}{_plain(signature)}"
-    raise ProgramError(
-        f"{what} cannot be called like this", place=user_place(), expected=expected, found=problem
-    )
-
-
-def _plain(signature: inspect.Signature) -> str:
-    """The parameters without their types."""
-    empty = inspect.Parameter.empty
-    bare = [p.replace(annotation=empty) for p in signature.parameters.values()]
-    return str(signature.replace(parameters=bare, return_annotation=empty))
-
-
 def _convert_function(function: types.FunctionType) -> Callable[..., Any]:
     code = function.__code__
     if id(code) in _made or not is_user_file(code.co_filename):
@@ -158,7 +130,7 @@ def _convert_code(code: types.CodeType, namespace: dict[str, Any]) -> types.Code
 def _bind(function: types.FunctionType, code: types.CodeType) -> types.FunctionType:
     """A function of the new code in the old one's surroundings: same cells, same globals."""
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or ()))
-    cells[rewrite.RUNTIME] = types.CellType(runtime)
+    cells[RUNTIME] = types.CellType(runtime)
     closure = tuple(cells[name] for name in code.co_freevars)
     new = types.FunctionType(
         code, function.__globals__, function.__name__, function.__defaults__, closure

@@ -22,7 +22,7 @@ from codegen.passes.matching import check as check_matching
 from codegen.passes.partition import partition
 from codegen.passes.pieces import in_pieces
 from codegen.passes.uniform import check_uniform
-from codegen.trace.constants import element_type
+from codegen.user.numbers import element_type
 from tests.programs import global_recipes as recipes
 
 # The profile that tests/conftest.py loads says how many: few, and always the same, or many.

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from codegen.errors import Place, ProgramError
-from codegen.trace import rewrite
 
+RUNTIME = "__spmd__"  # in converted code, the name of what the tracer adds: it says nothing
 Said = dict[str, tuple[str, Any]]  # by part of a declaration: its text, and a form that compares
 Around = tuple[int, ...]  # ids of what holds the thing, so that circles end
 
@@ -76,7 +76,7 @@ def text_and_form(x: Any, simpler: Callable[[Any], Any]) -> tuple[str, Any]:
     held = []
     for name, cell in zip(code.co_freevars, x.__closure__ or ()):
         with contextlib.suppress(ValueError):
-            if name == rewrite.RUNTIME:
+            if name == RUNTIME:
                 continue
             held.append(f"{name} = {cell.cell_contents!r}"[:40])
     text = f"{code.co_name} of line {code.co_firstlineno}"

@@ -1,0 +1,1 @@
+"""What users write, as the tracer and the oracles read it: neither imports the other."""

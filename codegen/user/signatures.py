@@ -1,0 +1,37 @@
+"""Whether a function can be called with given arguments, asked before it is called."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from codegen.errors import ProgramError
+from codegen.places import user_place
+
+
+def check_call(
+    function: Any, what: str, /, *args: Any, expected: str = "", **kwargs: Any
+) -> None:  # fmt: skip
+    """Raises ProgramError where a function cannot be called with these arguments."""
+    problem = "" if callable(function) else f"{type(function).__name__}: {function!r}"[:80]
+    try:
+        signature = inspect.signature(function) if not problem else None
+    except (ValueError, TypeError):  # of a builtin
+        return
+    if signature is not None:
+        try:
+            signature.bind(*args, **kwargs)
+            return
+        except TypeError as error:
+            problem = str(error)
+        expected = expected or f"{what}{_plain(signature)}"
+    raise ProgramError(
+        f"{what} cannot be called like this", place=user_place(), expected=expected, found=problem
+    )
+
+
+def _plain(signature: inspect.Signature) -> str:
+    """The parameters without their types."""
+    empty = inspect.Parameter.empty
+    bare = [p.replace(annotation=empty) for p in signature.parameters.values()]
+    return str(signature.replace(parameters=bare, return_annotation=empty))

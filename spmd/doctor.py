@@ -11,28 +11,18 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 from codegen import link, programs, target
 from codegen.errors import EXIT_ENVIRONMENT, EnvironmentFault, SpmdError
+from spmd import doctor_mpi
+from spmd.doctor_check import MISSING, OK, OPEN_MPI_FOLDER, WARNING, Check, version_of
 from spmd.launchers import launcher
 from spmd.memory import available_memory, bytes_text, memory_limit
 
 NO_ENGINE = (ImportError, EnvironmentFault)  # what importing it may raise
 
-OK, WARNING, MISSING = "ok", "warning", "missing"
-OPEN_MPI_FOLDER = "PRTE_MCA_prte_tmpdir_base=/dev/shm"  # where its launcher keeps a session
 SMALL = 1 << 30  # bytes of memory below which a warning is due
-
-
-@dataclass(frozen=True)
-class Check:
-    """One line. state: OK, WARNING, or MISSING: builds or runs fail without it."""
-
-    name: str
-    state: str
-    found: str
-    remedy: str = ""
 
 
 def main(ranks: int | None, as_json: bool, calibrate: bool = False) -> int:
@@ -68,8 +58,6 @@ def table(checks: list[Check]) -> str:
 
 
 def _groups(ranks: int | None, calibrate: bool) -> list[Callable[[], Iterator[Check]]]:
-    from spmd import doctor_mpi
-
     groups = [software, doctor_mpi.checks, lambda: machine(ranks)]
     return [*groups, calibration, exchange] if calibrate else [*groups, exchange]
 
@@ -96,15 +84,6 @@ def software() -> Iterator[Check]:
     ):  # fmt: skip
         yield _package(name, module, need)
     yield _openblas()
-
-
-def version_of(package: str) -> str:
-    from importlib import metadata
-
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 def _package(name: str, module: str, need: str) -> Check:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from codegen import programs
 from spmd import launchers
-from spmd.doctor import MISSING, OK, OPEN_MPI_FOLDER, WARNING, Check, version_of
+from spmd.doctor_check import MISSING, OK, OPEN_MPI_FOLDER, WARNING, Check, version_of
 
 LIMIT_S = 30
 # What a process of a job inherits; another job starts without.

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from spmd import doctor
-from spmd.doctor import MISSING, OK, WARNING, Check
+from spmd.doctor_check import MISSING, OK, WARNING, Check
 from tests.conftest import run
 
 NOWHERE = {"MPI4PY_LIBMPI": "/nowhere/libmpi.so"}

@@ -15,7 +15,7 @@ from operator import index
 from typing import Any
 
 from codegen import expr
-from codegen.errors import UsageError
+from codegen.errors import Place, UsageError
 from codegen.expr import Expr, IntLike, Sym
 
 # One layout entry per dim: the mesh axes that split it, () for replicated.
@@ -219,6 +219,16 @@ def checked_count(what: str, value: Any) -> int:
         raise UsageError(f"{what}: {value!r} is not a whole number from 1",
                          expected="4, for instance", found=type(value).__name__)  # fmt: skip
     return count
+
+
+def checked_text(text: Any, place: Place | None) -> None:
+    """Of a condition of launches. UsageError where it is none: a second condition, for example."""
+    if not isinstance(text, str):
+        raise UsageError(
+            "spmd.require takes one condition and a text", place=place,
+            expected='spmd.require(n % 2 == 0, "an even n")', found=f"{text!r} as the text",
+            remedy="spmd.require(a), then spmd.require(b)",
+        )  # fmt: skip
 
 
 def checked_sizes(given: Any, names: tuple[str, ...]) -> dict[str, int]:

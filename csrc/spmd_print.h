@@ -11,6 +11,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "spmd_half.h"
+
 #define SPMD_PRINT_ROOM 640 /* the longest number: 1e308 with 120 decimals, digits grouped */
 #define SPMD_PRINT_WIDTH 4096
 #define SPMD_PRINT_PRECISION 120
@@ -131,6 +133,29 @@ static inline void spmd_shortest(char *out, size_t room, double x)
         if (strtod(out, NULL) == x)
             return;
     }
+}
+
+/* x as a float of so many significant bits: of float32, float16, bfloat16 */
+static inline double spmd_narrowed(double x, int bits)
+{
+    return bits == 24   ? (double)(float)x
+           : bits == 11 ? (double)spmd_float16_load(spmd_float16_store_f64(x))
+                        : (double)spmd_bfloat16_load(spmd_bfloat16_store((float)x));
+}
+
+/* For x, a float of so many bits: the number of the fewest digits that reads back as x. A spec that
+ * says how many digits there are shows x itself. */
+static inline double spmd_short(const char *text, double x, int bits)
+{
+    spmd_spec spec = spmd_spec_parse(text);
+    char digits[32];
+    for (int n = 0; n < 9 && !spec.type && spec.precision < 0; n++) {
+        snprintf(digits, sizeof digits, "%.*e", n, x);
+        double found = strtod(digits, NULL);
+        if (spmd_narrowed(found, bits) == x)
+            return found;
+    }
+    return x;
 }
 
 /* Digits "d.ddde±xx" in Python's style: 0.5, 1.0, 1e-07; an exponent beyond `limit` places. */

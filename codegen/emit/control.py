@@ -563,12 +563,19 @@ def c_string(text: str) -> str:
     return f'"{out}"'
 
 
+# Significant bits of floats whose text is shorter than that of the float64 that they are.
+_NARROW = {"float16": 11, "bfloat16": 8, "float32": 24, "complex64": 24}
+
+
 def _print_call(dtype: DType, spec: str, value: str) -> str:
+    parts = [f"creal({value})", f"cimag({value})"] if dtype.kind == "c" else [value]
+    if bits := _NARROW.get(dtype.name):
+        parts = [f"spmd_short({spec}, (double)({part}), {bits})" for part in parts]
     if dtype.kind == "c":
-        return f"spmd_print_c128(&at, end, {spec}, creal({value}), cimag({value}));"
+        return f"spmd_print_c128(&at, end, {spec}, {', '.join(parts)});"
     kind = {"b": "bool", "i": "i64", "u": "u64", "f": "f64"}[dtype.kind]
-    if dtype.name == "float32":  # the shortest text that gives the same float
-        return f"spmd_print_f64(&at, end, {spec}, (double)({value}));"
+    if dtype.kind == "f":
+        value = parts[0]
     return f"spmd_print_{kind}(&at, end, {spec}, {value});"
 
 

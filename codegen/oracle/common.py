@@ -14,6 +14,7 @@ import numpy as np
 
 from codegen import dtypes
 from codegen.errors import LayoutError, MeshError, ProgramError
+from codegen.mesh import checked_text
 from codegen.oracle import kernels
 from codegen.oracle.local import Blocks, EagerArray, local
 from codegen.places import user_place
@@ -58,6 +59,7 @@ class Common:
         return self.axis_size()
 
     def require(self, condition: Any, text: str = "") -> None:
+        checked_text(text, user_place())
         if not condition:
             raise MeshError(text or "a condition of the program does not hold",
                             place=user_place(), found=str(self.axes))  # fmt: skip
@@ -207,9 +209,29 @@ class _Shown:
 
     def __format__(self, spec: str) -> str:
         if isinstance(self.value, np.ndarray) and self.value.ndim:
-            return f"[{' '.join(format(x, spec) for x in self.value.tolist())}]"
-        plain = self.value.item() if hasattr(self.value, "item") else self.value
-        return format(plain, spec)
+            return f"[{' '.join(value_text(x, spec) for x in self.value)}]"
+        return value_text(self.value, spec)
+
+
+def value_text(x: Any, spec: str) -> str:
+    """A number as format() writes it; a float32 in its own digits, where spec asks for no others.
+
+    format(np.float32(0.1)) shows the digits of the float64 that it is: 0.10000000149011612.
+    """
+    plain = x.item() if hasattr(x, "item") else x
+    name = x.dtype.name if plain is not x else ""
+    if "." not in spec and spec[-1:] not in tuple("eEfFgGn%"):
+        if name == "complex64":
+            plain = complex(_shortest(x.real), _shortest(x.imag))
+        elif name in ("float16", "bfloat16", "float32"):
+            plain = _shortest(x)
+    return format(plain, spec)
+
+
+def _shortest(x: Any) -> float:
+    """The number of the fewest digits that is this one, rounded to its type."""
+    texts = (f"{float(x):.{digits}e}" for digits in range(9))
+    return next((float(t) for t in texts if x.dtype.type(t) == x), float(x))
 
 
 def _copied(x: Any) -> Any:

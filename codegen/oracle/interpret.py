@@ -41,7 +41,7 @@ from codegen.ops import (
 )
 from codegen.ops.group import Group, Member
 from codegen.ops.kind import Array, extents
-from codegen.oracle.common import rank_prefix
+from codegen.oracle.common import rank_prefix, value_text
 from codegen.oracle.reference import evaluator
 
 # Kinds that are more than their result in NumPy.
@@ -201,7 +201,7 @@ def _text(what: Print | Expect, operands: Sequence[Array], place: tuple[int, ...
             text += str(place)
         else:
             x = next(shown)
-            text += format(x.item() if x.ndim == 0 else x, part if x.ndim == 0 else "")
+            text += value_text(x[()], part) if x.ndim == 0 else str(x)
     return text
 
 

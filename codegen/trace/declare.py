@@ -33,7 +33,7 @@ from codegen.ir import (
     free_counters,
     free_values,
 )
-from codegen.mesh import Layout, local_offset
+from codegen.mesh import Layout, checked_text, local_offset
 from codegen.ops import Full, Iota, Map, Print, Reshape, RunScalar
 from codegen.places import user_place
 from codegen.trace import constants, elementwise, known, mapping, view
@@ -419,6 +419,7 @@ def require(condition: Any, text: str = "") -> None:
     """
     context = require_context("spmd.require")
     place = user_place()
+    checked_text(text, place)
     holds = condition_of(condition)
     if holds is None or any(s.kind in ("coord", "counter", "var") for s in holds.symbols()):
         raise TracedValueError(
@@ -473,8 +474,9 @@ def print_(text: Any, *values: Any, every_rank: bool = False, **named: Any) -> N
     """Prints while the program runs: once, from index 0, or on every rank, prefixed by its index.
 
     text: as of str.format, with a place {} for each value. values: numbers, arrays of shape (), and
-    1-D arrays of up to 64 elements; `spmd.print("loss {:.4f} after {}", loss, step)`. UsageError
-    for other arrays, and where places and values do not fit.
+    1-D arrays of up to 64 elements; `spmd.print("loss {:.4f} after {}", loss, step)`. A float32
+    has the digits that tell it from other float32 numbers: 0.1. UsageError for other arrays, and
+    where places and values do not fit.
     """
     context = require_context("spmd.print")
     if not isinstance(text, str):
@@ -486,7 +488,7 @@ def print_(text: Any, *values: Any, every_rank: bool = False, **named: Any) -> N
         parts[-1] += literal
         if value is _NOTHING:
             continue
-        if not isinstance(value, (Array, Number)):
+        if not isinstance(value, (Array, Number, np.inexact)):
             parts[-1] += format(value, spec)
             continue
         _print_array(as_array(value), spec, parts, operands)

@@ -279,8 +279,9 @@ def put(a: Any, ind: Any, v: Any, mode: str = "raise") -> None:
 
 
 def sinc(x: Any) -> Any:
-    turned = apply(np.multiply, x, np.pi)
-    turned = select(apply(np.equal, turned, 0), 1e-20, turned)
+    turned = as_array(apply(np.multiply, x, np.pi))
+    tiny = float(np.finfo(turned.dtype).eps) if turned.dtype.kind == "f" else 1e-20
+    turned = select(apply(np.equal, turned, 0), tiny, turned)
     return apply(np.divide, apply(np.sin, turned), turned)
 
 

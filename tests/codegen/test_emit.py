@@ -133,7 +133,11 @@ def to_the_ends():
         turns[1] = turns[1] + 1
     for _ in spmd.range(low, -2**63, -2):
         turns[2] = turns[2] + 1
-    return {"turns": turns, "powers": np.ones(2) * s**-2 + 2**s,
+    first, second = np.stack([turns, turns + 1])
+    for k in spmd.range(s):
+        first, second = second * 2, np.stack([first, second])[0]
+        second[k] += k
+    return {"turns": turns, "stacked": (first, second), "powers": np.ones(2) * s**-2 + 2**s,
             "divided": (7 // (s - 2), 7 % (s - 2), 7 / (s - 2), divmod(7.5, s - 2),
                         7 // (s - 3) if s != 3 else 5, np.int64(6) // (s - 3))}  # fmt: skip
 

@@ -13,6 +13,7 @@ import pytest
 
 from codegen.dtypes import BY_NAME, DType
 from codegen.functions import FUNCTIONS, Function
+from codegen.oracle.common import value_text
 
 CSRC = Path(__file__).resolve().parents[2] / "csrc"
 FLAGS = (
@@ -360,6 +361,12 @@ int64_t text_f64(const char *spec, double x, char *out, int64_t n)
 { char *at = out; spmd_print_f64(&at, out + n, spec, x); return at - out; }
 int64_t text_c128(const char *spec, double re, double im, char *out, int64_t n)
 { char *at = out; spmd_print_c128(&at, out + n, spec, re, im); return at - out; }
+int64_t text_f32(const char *spec, double x, char *out, int64_t n)
+{ return text_f64(spec, spmd_short(spec, x, 24), out, n); }
+int64_t text_f16(const char *spec, double x, char *out, int64_t n)
+{ return text_f64(spec, spmd_short(spec, x, 11), out, n); }
+int64_t text_bf16(const char *spec, double x, char *out, int64_t n)
+{ return text_f64(spec, spmd_short(spec, x, 8), out, n); }
 int64_t text_i64(const char *spec, int64_t x, char *out, int64_t n)
 { char *at = out; spmd_print_i64(&at, out + n, spec, x); return at - out; }
 int64_t text_u64(const char *spec, uint64_t x, char *out, int64_t n)
@@ -370,7 +377,8 @@ int64_t text_text(const char *spec, const char *x, char *out, int64_t n)
 { char *at = out; spmd_print_text(&at, out + n, spec, x); return at - out; }
 """
 C_TYPES = {
-    "f64": [ctypes.c_double], "c128": [ctypes.c_double] * 2, "i64": [ctypes.c_int64],
+    **dict.fromkeys(("f64", "f32", "f16", "bf16"), [ctypes.c_double]),
+    "c128": [ctypes.c_double] * 2, "i64": [ctypes.c_int64],
     "u64": [ctypes.c_uint64], "bool": [ctypes.c_int], "text": [ctypes.c_char_p],
 }  # fmt: skip
 
@@ -414,6 +422,23 @@ def test_float_repr_of_random_bits(text: Printer) -> None:
     for x in [*bits.tolist(), *decimal.tolist()]:
         got = text("f64", "", x)
         assert got == repr(x) or (float(got) == x and len(got) <= len(repr(x))), x
+
+
+def test_narrow_floats_have_the_digits_of_their_type(text: Printer) -> None:
+    draw = np.random.default_rng(5)
+    for kind, dtype, short in (("f32", np.float32, "0.1"), ("f16", np.float16, "0.1"),
+                               ("bf16", ml_dtypes.bfloat16, "0.1")):  # fmt: skip
+        bits = draw.integers(0, 2 ** (8 * dtype(0).itemsize), 700, np.uint32)
+        random = bits.astype(f"u{dtype(0).itemsize}").view(dtype)
+        with np.errstate(all="ignore"):
+            values = [*np.array(FLOATS).astype(dtype), *random, dtype(0.1)]
+        for x in values:
+            for spec in ("", ">12", ".4f", "e", "g"):
+                assert text(kind, spec, float(x)) == value_text(x, spec), (x, spec)
+            if kind != "bf16":  # NumPy has no digits of it
+                assert float(text(kind, "", float(x))) == float(str(x)) or x != x, x
+        assert text(kind, "", float(dtype(0.1))) == short
+    assert value_text(np.complex64(0.1 - 0.2j), "") == "(0.1-0.2j)"
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,9 @@ TYPES = [
     lambda c, b, i: np.nanmax(c), lambda c, b, i: np.nanmin(c), lambda c, b, i: np.nanargmax(c),
     lambda c, b, i: np.round(c, 1), lambda c, b, i: np.round(c[0] / 3, 2),
     lambda c, b, i: i ** np.float64(2), lambda c, b, i: c ** 0.5,
+    lambda c, b, i: b**2, lambda c, b, i: np.power(b, 2), lambda c, b, i: b[0] ** 2,
+    lambda c, b, i: (i > 0)[:, None] ** 2, lambda c, b, i: b ** np.int64(2),
+    lambda c, b, i: np.sinc(i.astype(np.float16)),
     lambda c, b, i: -abs(i[4:]).astype(np.float32) * 0 ** np.float64(0.5),
 ]  # fmt: skip
 

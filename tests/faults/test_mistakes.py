@@ -71,6 +71,7 @@ LINES = {
     "y = spmd.switch(0, [], x)": ("at least one branch", "IndexError"),
     "y = spmd.range()": ("expected: spmd.range(start", "expected: spmd.range(start"),
     "spmd.require(n == 3)": ("can never hold", "does not hold"),
+    "spmd.require(n > 3, n > 4)": ("one condition and a text", "one condition and a text"),
     "spmd.require(n == 20)": (None, None),
     "x = spmd.shard_map(lambda v: (spmd.require(spmd.ranks() < 9), v)[1], out_layouts=('r',))(x)": (
         None, None),

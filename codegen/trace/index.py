@@ -91,7 +91,7 @@ def _assign_known(x: Array, key: Any, value: Any) -> bool:
     if has_formula:
         target = x if key is ... else basic_target(x, key)
     try:
-        known.owned(x)[key] = value
+        known.put(x, key, value)
     except (ValueError, TypeError, IndexError):
         return False
     if target is None:

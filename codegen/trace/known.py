@@ -77,6 +77,11 @@ def writable(x: Array) -> bool:
     return x.is_known and not storage.shadows and storage.region is x.context.region()
 
 
+def put(x: Array, key: Any, value: Any) -> None:
+    """x[key] = value by NumPy itself, here, where what it raises is the user's (spmd.source)."""
+    owned(x)[key] = value
+
+
 def owned(x: Array) -> np.ndarray[Any, Any]:
     """The elements of x, which may be written in place now."""
     content = x.storage.content

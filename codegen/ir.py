@@ -218,49 +218,63 @@ class Module:
 
 @dataclass(frozen=True)
 class Use:
-    """operand: its number; op None: the result of a region, or an output."""
+    """operand: its number; op None: the result of a region, or an output. position: in program
+    order; region: in which that is."""
 
     op: Op | None
     operand: int
+    position: int
+    region: Region
 
 
 @dataclass(frozen=True)
 class DefUse:
-    """defs: the op that makes a value. uses: of a value, in program order. begins: when a value or
-    a counter comes to be, in program order: an argument as its region begins, a result as its op
-    ends."""
+    """order: all ops, outer ones first. defs: the op that makes a value; regions: in which that is.
+    uses: of a value, in program order. begins: the position at which a value or a counter comes to
+    be: an argument as its region begins, a result as its op ends."""
 
+    order: tuple[Op, ...]
     defs: Mapping[Value, Op]
+    regions: Mapping[Value, Region]
     uses: Mapping[Value, tuple[Use, ...]]
     begins: Mapping[Value | Sym, int]
 
     @classmethod
-    def of(cls, *regions: Region, shown: Iterable[Value] = ()) -> DefUse:
-        """shown: what is used at the end."""
+    def of(cls, *entries: Region, shown: Iterable[Value] = ()) -> DefUse:
+        """shown: what is used at the end of the last one."""
+        order: list[Op] = []
         defs: dict[Value, Op] = {}
+        regions: dict[Value, Region] = {}
         uses: dict[Value, list[Use]] = {}
         begins: dict[Value | Sym, int] = {}
         clock = itertools.count(1)
 
+        def ends(values: Iterable[Value], region: Region) -> None:
+            at = next(clock)
+            for v in values:
+                uses.setdefault(v, []).append(Use(None, 0, at, region))
+
         def enter(region: Region) -> None:
             begins.update(dict.fromkeys(region.args, next(clock)))
             for op in region.ops:
+                at = next(clock)
+                order.append(op)
                 for k, v in enumerate(op.operands):
-                    uses.setdefault(v, []).append(Use(op, k))
+                    uses.setdefault(v, []).append(Use(op, k, at, region))
                 if (counter := op.what.counts()) is not None:
-                    begins[counter] = next(clock)
+                    begins[counter] = at
                 defs.update(dict.fromkeys(op.results, op))
+                regions.update(dict.fromkeys(op.results, region))
                 for inner in op.regions:  # a nest has the results of the ops in it
                     enter(inner)
                 begins.update(dict.fromkeys(op.results, next(clock)))
-            for v in region.results:
-                uses.setdefault(v, []).append(Use(None, 0))
+            ends(region.results, region)
 
-        for region in regions:
+        for region in entries:
             enter(region)
-        for v in shown:
-            uses.setdefault(v, []).append(Use(None, 0))
-        return cls(defs, {v: tuple(found) for v, found in uses.items()}, begins)
+        ends(shown, entries[-1])
+        found = {v: tuple(us) for v, us in uses.items()}
+        return cls(tuple(order), defs, regions, found, begins)
 
 
 def walk(region: Region) -> Iterator[Op]:

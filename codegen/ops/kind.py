@@ -7,10 +7,8 @@ Always holds: `infer` gives the types of an op's results from its operands' type
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields, replace
-from functools import cached_property
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from numpy.typing import NDArray
@@ -138,10 +136,6 @@ class Kind:
         """The fields by name, without those that have their default."""
         named = ((f, getattr(self, f.name)) for f in fields(self))  # type: ignore[arg-type]
         return {f.name: v for f, v in named if v is not f.default}
-
-    @cached_property
-    def attrs(self) -> Mapping[str, Any]:
-        return MappingProxyType(self.said())
 
 
 class Stated(Kind):

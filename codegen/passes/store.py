@@ -8,12 +8,11 @@ Always holds: a value that is not stored reads nothing that may be overwritten b
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from codegen.access import Resolver
 from codegen.indexing import loads, loop_vars, positions, ravel, rows_kept
-from codegen.ir import Module, Op, Region, Value
+from codegen.ir import Module, Op, Region, Use, Value
 from codegen.ops import (
     Branch,
     Broadcast,
@@ -32,14 +31,6 @@ from codegen.ops.views import View
 DEEPEST = 40  # ops in one expression: unrolled loops chain without end, compilers recurse
 
 
-@dataclass(frozen=True)
-class _Use:
-    op: Op | None  # None: the end of a region, or an output
-    operand: int
-    position: int
-    region: Region
-
-
 def stored_values(program: Module) -> frozenset[Value]:
     """The values that need memory of their own."""
     return frozenset(_Storing(program).run())
@@ -48,19 +39,16 @@ def stored_values(program: Module) -> frozenset[Value]:
 class _Storing:
     def __init__(self, program: Module) -> None:
         self.program = program
-        self.defs: dict[Value, Op] = {}
-        self.place: dict[Value, tuple[int, Region]] = {}
-        self.uses: dict[Value, list[_Use]] = {}
-        self.order: list[Op] = []
+        found = program.def_use
+        self.defs, self.uses, self.order = found.defs, found.uses, found.order
+        self.regions = found.regions
         self.dear: set[Value] = set()  # not stored, and not cheap to compute again
         self.stored: set[Value] = {i.value for i in program.inputs}
-        self.clock = 0
 
     def run(self) -> set[Value]:
-        for i in self.program.inputs:
-            if i.default is not None:
-                self.region(i.default)
-        self.region(self.program.body, outputs=True)
+        for region in self.program.entries:
+            self.keep(region)
+        self.stored.update(o.value for o in self.program.outputs)
         for op in self.order:
             self.demand(op)
         depth: dict[Value, int] = {}  # of the expression that stands for a value not stored
@@ -88,28 +76,14 @@ class _Storing:
 
     # ---- facts -----------------------------------------------------------------------------------
 
-    def region(self, region: Region, outputs: bool = False) -> None:
-        self.stored.update(region.args)
+    def keep(self, region: Region) -> None:
+        """What regions take and give, and what is not computed where it is read."""
+        self.stored.update(region.args, region.results)
         for op in region.ops:
-            self.clock += 1
-            start = self.clock
-            self.order.append(op)
-            for k, v in enumerate(op.operands):
-                self.uses.setdefault(v, []).append(_Use(op, k, start, region))
+            if not op.what.inline:
+                self.stored.update(op.results)
             for inner in op.regions:
-                self.region(inner)
-            for v in op.results:
-                self.defs[v] = op
-                self.place[v] = (start, region)
-                if not op.what.inline:
-                    self.stored.add(v)
-        self.clock += 1
-        ends = list(region.results)
-        if outputs:
-            ends += [o.value for o in self.program.outputs]
-        for v in ends:
-            self.uses.setdefault(v, []).append(_Use(None, 0, self.clock, region))
-            self.stored.add(v)
+                self.keep(inner)
 
     def demand(self, op: Op) -> None:
         """Operands that must lie in memory for an op to work on them."""
@@ -140,7 +114,7 @@ class _Storing:
             value = op.operands[0]
         return True
 
-    def consumers(self, value: Value) -> Iterator[_Use]:
+    def consumers(self, value: Value) -> Iterator[Use]:
         """The uses that really read a value: through views, to whoever is stored."""
         for use in self.uses.get(value, ()):
             op = use.op
@@ -159,7 +133,7 @@ class _Storing:
             isinstance(self.defs[v].what, Source) for v in op.operands if v in self.defs
         ) and all(v in self.defs for v in op.operands):  # fmt: skip
             return False
-        here = self.place[value][1]
+        here = self.regions[value]
         if any(u.region is not here for u in uses):
             return True
         if len(uses) > 1:
@@ -189,7 +163,7 @@ class _Storing:
     def keep_old_views(self, op: Op, x: Value) -> None:
         """A view made before x is overwritten and read afterwards becomes a copy of the part."""
         at = self.uses_position(op)
-        for use in list(self.uses.get(x, ())):
+        for use in self.uses.get(x, ()):
             if use.op is None or use.op is op or not use.op.what.inline:
                 continue
             value = use.op.result

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import spmd
+from codegen import ops
 from codegen.compile import lower
 from codegen.errors import InternalError
 from codegen.ir import walk
@@ -159,3 +160,37 @@ def test_rolled_and_joined_arrays_are_written_once():
     for ranks in (1, 3):
         for found, expected in zip(spmd.build(joined).run(ranks=ranks), joined.eager()):
             np.testing.assert_array_equal(found, expected)
+
+
+def test_def_use_says_what_makes_and_what_uses_a_value():
+    """Of a module with a default, a loop and a branch, as a walk by hand finds it."""
+    program = lower(indexed.capture()).program
+    found = program.def_use
+    assert found is program.def_use and len(program.entries) == 2
+    every = [op for region in program.entries for op in walk(region)]
+    assert list(found.order) == every
+    assert {v: op for op in every for v in op.results} == dict(found.defs)
+    operands = [(v, op, k) for op in every for k, v in enumerate(op.operands)]
+    assert sorted((v.id, u.operand) for v, us in found.uses.items() for u in us if u.op) == sorted(
+        (v.id, k) for v, _, k in operands)  # fmt: skip
+    for value, op, k in operands:
+        (use,) = [u for u in found.uses[value] if u.op is op and u.operand == k]
+        assert op in use.region.ops and found.begins.get(value, 0) < use.position
+    loop = next(op for op in every if isinstance(op.what, ops.Loop))
+    (carried,) = [arg for arg in loop.regions[-1].args if arg.name == "v"]
+    assert found.begins[loop.what.counter] < found.begins[carried]
+    assert found.begins[carried] < min(found.begins[v] for v in loop.results)
+    ends = [u for u in found.uses[program.outputs[0].value] if u.op is None]
+    assert [u.region for u in ends] == [program.body]
+
+
+@spmd.program(mesh=("x",))
+def indexed():
+    u = spmd.input("u", (12,), np.float64, layout=("x",), default=lambda i: i * 2)
+    v = u + 1.0
+    for k in spmd.range(4):
+        if k > spmd.axis_size("x"):
+            v = v * 2.0 - k
+        else:
+            v = v + u
+    return v

@@ -41,9 +41,21 @@ def call(function: Any) -> Any:
         if function is np.ndarray:
             return _new_array
         return _constructor(function)
+    if isinstance(function, FunctionType) and "registry" in vars(function):
+        return _by_type(function, vars(function)["dispatch"])
     if isinstance(function, partial):
         return partial(call(function.func), *function.args, **function.keywords)
     return aware(function) or mathematics.aware(function) or convert(function)
+
+
+def _by_type(function: Any, dispatch: Callable[[type], Any]) -> Callable[..., Any]:
+    """A functools.singledispatch function: an array is an ndarray, as isinstance says."""
+
+    def chosen(*args: Any, **kwargs: Any) -> Any:
+        made = dispatch(type(_example(args[0]))) if args and is_traced(args[0]) else function
+        return (made if made is function else call(made))(*args, **kwargs)
+
+    return chosen
 
 
 def _new_array(shape: Any, dtype: Any = float, *args: Any, **kwargs: Any) -> Any:
@@ -83,13 +95,20 @@ def _extreme(plain_: Callable[..., Any], unknown: Callable[..., Any]) -> Callabl
         if kwargs:
             return plain_(*args, **kwargs)
         if len(args) == 1 and _is_row(args[0]):
-            return getattr(args[0], plain_.__name__)()
+            return _of_row(args[0], plain_.__name__)
         values = tuple(args[0]) if len(args) == 1 and not is_traced(args[0]) else args
         if len(values) < 2 or not any(is_traced(v) for v in values):
             return plain_(values) if len(args) == 1 else plain_(*args)
         return unknown(*values)
 
     return extreme
+
+
+def _of_row(x: Array, name: str) -> Any:
+    """Python's min or max of the elements of x: NaN is passed over, but for the first."""
+    if x.dtype.kind != "f":
+        return getattr(x, name)()
+    return np.where(np.isnan(x[0]), x[0], getattr(np, f"nan{name}")(x))[()]
 
 
 def _is_row(x: Any) -> bool:

@@ -16,7 +16,7 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from codegen import dtypes, expr
 from codegen.dtypes import DType
-from codegen.errors import DtypeError, ShapeError, UsageError
+from codegen.errors import DtypeError, ShapeError, TracedValueError, UsageError
 from codegen.expr import Expr
 from codegen.functions import BY_UFUNC
 from codegen.ir import Shape, Value
@@ -248,6 +248,7 @@ def operate(ufunc: np.ufunc, *inputs: Any, out: Array | None = None) -> Any:
 
 def _recorded(ufunc: np.ufunc, inputs: Sequence[Any], out: Array | None) -> Any:
     """An operator on operands that are known only at run time."""
+    _refuse_rows(ufunc, inputs)
     operands = [normal(x) for x in inputs]
     context = Context.current()
     if context is not None and context.selecting:  # in a formula, what is computed is a symbol
@@ -265,7 +266,27 @@ def _recorded(ufunc: np.ufunc, inputs: Sequence[Any], out: Array | None) -> Any:
     return _operated(ufunc, operands, out)
 
 
+def _refuse_rows(ufunc: np.ufunc, inputs: Sequence[Any]) -> None:
+    """A list times a number has so many copies of it; Python has no other operator for the two."""
+    if not any(isinstance(x, (list, tuple)) for x in inputs):
+        return
+    of_python = any(isinstance(x, (Number, Array)) and is_weak(x) for x in inputs)
+    element = any(isinstance(x, Array) and x.scalar for x in inputs)
+    if of_python or (element and ufunc is np.multiply):
+        raise TracedValueError(
+            "a list or tuple and a number that only the run knows have no operator",
+            place=user_place(),
+            expected="a list times a number known while building: its elements, so many times",
+            found=f"np.{ufunc.__name__} of " + " and ".join(type(x).__name__ for x in inputs),
+            remedy="np.array([...]) of the list, for arithmetic on its elements",
+        )
+
+
 def _operated(ufunc: np.ufunc, operands: list[Operand], out: Array | None) -> Any:
+    x = operands[0]
+    if ufunc is np.power and isinstance(x, Array) and not x.scalar and x.dtype == np.bool_:
+        if type(operands[1]) is int and operands[1] == 2:
+            ufunc, operands = np.square, [x]  # of bools int8, where np.power gives int64
     result = apply(ufunc, *operands, out=out)
     if out is None and all(is_weak(x) for x in operands) and isinstance(result, Array):
         result.weak = result.type.dtype.kind != "b"
@@ -491,17 +512,39 @@ def select(mask: Any, a: Any, b: Any) -> Array:
 
 def minimum(*values: Any) -> Any:
     """Built-in min of numbers and 0-d arrays."""
-    return _extreme(values, expr.minimum, np.minimum)
+    return _extreme(values, expr.minimum, np.minimum, np.less)
 
 
 def maximum(*values: Any) -> Any:
     """Built-in max of numbers and 0-d arrays."""
-    return _extreme(values, expr.maximum, np.maximum)
+    return _extreme(values, expr.maximum, np.maximum, np.greater)
 
 
-def _extreme(values: tuple[Any, ...], symbolic: Callable[..., Expr], ufunc: np.ufunc) -> Any:
+def _extreme(
+    values: tuple[Any, ...], symbolic: Callable[..., Expr], ufunc: np.ufunc, beyond: np.ufunc
+) -> Any:
     out = values[0]
     for x in values[1:]:
         a, b = expr_of(out), expr_of(x)
-        out = operate(ufunc, out, x) if a is None or b is None else number(symbolic(a, b))
+        if a is None or b is None:
+            out = _beyond_first(ufunc, beyond, out, x)
+        else:
+            out = number(symbolic(a, b))
     return out
+
+
+def _beyond_first(ufunc: np.ufunc, beyond: np.ufunc, a: Operand, b: Operand) -> Any:
+    """Python's max or min: the second where it is beyond the first, which NaN never is."""
+    context = require_context("min and max")
+    if any(e != 1 for x in (a, b) for e in extents_of(normal(x))):
+        raise ShapeError(
+            "min() and max() of arrays ask whether one array is the greater",
+            place=user_place(), expected="numbers, or one array to go through",
+            found=" and ".join(str(x.type) if isinstance(x, Array) else repr(x) for x in (a, b)),
+            remedy=f"np.{ufunc.__name__}(a, b), element by element",
+        )  # fmt: skip
+    if result_type(a, b).kind != "f" or context.selecting:
+        return operate(ufunc, a, b)
+    chosen = select(apply(beyond, b, a), b, a)
+    chosen.weak = is_weak(a) and is_weak(b)
+    return chosen

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from codegen.errors import DtypeError, UsageError
+from codegen.errors import DtypeError, TracedValueError, UsageError
 from codegen.functions import FUNCTIONS
 from codegen.ops import Map
 from codegen.places import user_place
@@ -99,6 +99,12 @@ def randint(
     if kind.kind not in "iu":
         raise _wrong_type("randint", dtype, "an integer type")
     info = np.iinfo(kind)
+    if is_traced(first) or is_traced(end):
+        raise TracedValueError(
+            "the bounds of randint must be known while building", place=user_place(),
+            expected="integers", found="a bound that only the run knows",
+            remedy="low + np.floor(spmd.random.uniform(...) * (high - low)).astype(int)",
+        )  # fmt: skip
     if not all(isinstance(x, (int, np.integer)) for x in (first, end)) or not (
         info.min <= first < end <= info.max + 1
     ):

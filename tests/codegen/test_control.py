@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -477,6 +478,35 @@ def builtins_over_elements(x, steps, limit):
     return y + sum(row) + min(3, 2) + max([1, 2])
 
 
+def the_first_of_min_and_max(x, steps, limit):
+    """Python keeps the first unless the next is beyond it: NaN and another zero never are."""
+    nan = limit * np.nan
+    row = np.array([1.0, np.nan, 3.0, -2.0]) * limit
+    one = max(nan, 1.0), max(1.0, nan), min(limit, nan, 0.25), max(row), min(row), max(row[1:])
+    zeros = max(limit * 0, -0.0), min(limit * 0, -limit * 0)
+    known = [np.where(np.isnan(v), 10**k, v) for k, v in enumerate(one)]
+    return x + sum(known) + np.signbit(zeros[0]) + 2 * np.signbit(zeros[1])
+
+
+@functools.singledispatch
+def named(v):
+    return 1
+
+
+@named.register
+def _(v: np.ndarray):
+    return 2 if v.sum() > 0 else v.ndim + 3
+
+
+@named.register
+def _(v: float):
+    return 6
+
+
+def dispatched_by_type(x, steps, limit):
+    return x + named(x[0:]) * 10 + named(x.sum()) + named(limit) * 100 + named("a") * 1000
+
+
 PROGRAMS = [
     rebinding, in_place, through_a_view, through_a_helper, python_numbers, nested, negative_step,
     bounds_by_the_index, bounds_by_data, swapping, double_buffer, two_names_of_one, containers,
@@ -485,7 +515,7 @@ PROGRAMS = [
     while_data, while_known_at_first, while_true, while_plain, while_walrus, while_else,
     on_the_index, on_data, numbers_stay_numbers, early_returns, returns_in_unrolled_loop,
     conditional_expressions, logic, operands, membership, guarded_operands, builtins,
-    builtins_over_elements,
+    builtins_over_elements, the_first_of_min_and_max, dispatched_by_type,
     memory_written_in_both_arms, undefined_is_rebound, trying, recursion,
 ]  # fmt: skip
 

@@ -247,7 +247,32 @@ def walrus_behind_and(x, steps, limit):
     return x
 
 
+def list_times_a_number(x, steps, limit):
+    return x + sum([1, 2] * steps)  # here
+
+
+def tuple_times_an_element(x, steps, limit):
+    return x + np.sum((1, 2) * x.astype(int).sum())  # here
+
+
+def list_beside_a_number(x, steps, limit):
+    return x + ([1, 2] + steps)[0]  # here
+
+
+def greater_array(x, steps, limit):
+    return max(x, x + 1)  # here
+
+
+def unknown_bound_of_a_draw(x, steps, limit):
+    return x + spmd.random.randint(1, (), 0, steps)  # here
+
+
 ERRORS = [
+    (list_times_a_number, TracedValueError, r"its elements, so many times.*np\.array"),
+    (tuple_times_an_element, TracedValueError, r"multiply of tuple and Array.*np\.array"),
+    (list_beside_a_number, TracedValueError, "have no operator"),
+    (greater_array, ShapeError, r"np\.maximum\(a, b\)"),
+    (unknown_bound_of_a_draw, TracedValueError, r"known while building.*low \+ np\.floor"),
     (forgotten_range, TracedValueError, "spmd.range"),
     (over_a_number, TracedValueError, r"for i in spmd\.range\(n\)"),
     (enumerated, TracedValueError, "enumerate"),

@@ -399,6 +399,7 @@ MORE = [
     "math.exp2(v[0])",
     "f * math.sqrt(v[0] ** 2)", "i // 2", "i % -3", "u - np.uint8(3)", "u + 200", "h * 2", "-u",
     "i ** 2", "2 ** j", "x ** -1", "divmod(x, 0.7)", "x // 0.3", "abs(h)", "~b", "x > y", "i == 3",
+    "b ** 2",
     "x @ q", "x[::-1, ::2]", "x[j % 5]", "x[[0, -1], [1, 2]]", "x[..., None, 1:]", "x[-1]",
     "x.T.ravel()", "x.reshape(5, 7).T.reshape(-1)", "x[:0].sum(axis=0)", "x[:0].mean() * 0 == 1",
     "np.prod(x[:0])", "np.any(x[:0])", "np.sort(x[:0], axis=0)", "np.concatenate([x[:0], y])",

@@ -21,7 +21,6 @@ from codegen.layouts.rooms import Rooms
 from codegen.mesh import LayoutEntry
 from codegen.ops import (
     Branch,
-    Cumulative,
     Expect,
     Kernel,
     Let,
@@ -30,7 +29,6 @@ from codegen.ops import (
     MatMul,
     Print,
     Reduce,
-    Relayout,
     Roll,
     RunScalar,
     ShardMap,
@@ -45,10 +43,6 @@ class Demand:
     fetched: list[Window] = field(default_factory=list)
     of: dict[Window, Window] = field(default_factory=dict)
     places: dict[Window, Place | None] = field(default_factory=dict)  # who wants what is fetched
-
-
-# Ops whose results lie in balanced blocks, whoever wants them.
-_HELD = (Loop, Branch, ShardMap, Relayout, Cumulative, Kernel)
 
 
 class Demands:
@@ -164,9 +158,7 @@ class Demands:
         wanted = self.wanted.get(value, {})
         blocks = home(value)
         demand = self.of[value] = Demand()
-        held = op is None or isinstance(op.what, _HELD) or not all(
-            self.goes_on(op, w) for w in wanted
-        )
+        held = op is None or op.what.held or not all(self.goes_on(op, w) for w in wanted)
         if not held and not wanted and value not in self.from_home:
             return  # nobody uses it
         if not held and value not in self.from_home:

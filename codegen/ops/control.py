@@ -22,6 +22,7 @@ class Loop(Kind):
     """Regions (body) or (condition, body) over the carried; stop None: until the condition."""
 
     name = "loop"
+    held = True
     group = "control"
     counter: Sym | None
     start: Expr
@@ -57,6 +58,7 @@ class Branch(Stated):
     """Region number `on` (an Expr, clamped), or the operand if None; if: (else, then)."""
 
     name = "branch"
+    held = True
     group = "control"
     reads = "points"
     on: Expr | None
@@ -79,6 +81,7 @@ class Relayout(Kind):
     """Graph level: the same elements, laid out otherwise."""
 
     name = "relayout"
+    held = True
     group = "control"
     to: Layout
 
@@ -106,6 +109,7 @@ class ShardMap(Stated):
     results are equal along the axes that their layouts do not name."""
 
     name = "shard_map"
+    held = True
     group = "control"
     in_layouts: tuple[Layout, ...]
     out_layouts: tuple[Layout, ...]

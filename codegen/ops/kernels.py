@@ -31,6 +31,7 @@ class Kernel(Stated):
     apart, empty ones not at all."""
 
     name = "kernel"
+    held = True
     group = "compute"
     kernel: Any
     args: tuple[tuple[str, Any], ...]

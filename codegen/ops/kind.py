@@ -39,7 +39,8 @@ class Kind:
     work of its own, or hardly any: computed anew wherever a part is wanted. in_place: it wants the
     memory of its first operand for its result. reads: its operands point by point, so that they
     may be computed on the way; strided boxes where they lie; or whole and contiguous. rereads: it
-    may read one element at several points."""
+    may read one element at several points. held: a rank has balanced blocks of its results,
+    whatever parts of them are wanted."""
 
     name: ClassVar[str]
     group: ClassVar[str]
@@ -48,6 +49,7 @@ class Kind:
     in_place: ClassVar[bool] = False
     reads: ClassVar[Literal["points", "boxes", "whole"]] = "whole"
     rereads: ClassVar[bool] = False
+    held: ClassVar[bool] = False
 
     def infer(self, types: Types) -> list[ArrayType]:
         """The types of the results, without layouts. Raises InternalError where the operands break

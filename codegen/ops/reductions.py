@@ -219,6 +219,7 @@ class Cumulative(Lane):
     """Running COMBINE[fn] along a dim."""
 
     name = "cumulative"
+    held = True
     reads = "points"
     fn: str
     dim: int

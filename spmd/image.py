@@ -77,7 +77,7 @@ def load(path: str | os.PathLike[str]) -> Image:
     Raises ImageError for a file that is no image or is damaged (the digest is compared),
     VersionError for an image of a newer format, OutputError for a file that cannot be read.
     """
-    return Image(loader.open_file(os.fspath(path)))
+    return Image(loader.open_file(os.fspath(path)), path=os.fspath(path))
 
 
 class Image:
@@ -86,8 +86,10 @@ class Image:
     `data` are its bytes, `manifest` its description, `digest` is the hash of its content.
     """
 
-    def __init__(self, checked: loader.Checked, again: Callable[..., Image] | None = None) -> None:
+    def __init__(self, checked: loader.Checked, again: Callable[..., Image] | None = None,
+                 path: str = "") -> None:  # fmt: skip
         self._checked = checked
+        self._path = path  # of the file that it was loaded from
         self._again = again  # builds the same program, with check=
         self._with_checks: dict[tuple[str, ...], Image] = {}
         self.data = checked.image.data
@@ -103,25 +105,35 @@ class Image:
     def checking(self, check: Any) -> Image:
         """The image that checks this: itself if it does, else it is built, once.
 
-        Raises UsageError for one that was loaded from a file, for an unknown check, and where the
+        One that was loaded from FILE.img is built from the FILE.py beside it. Raises UsageError
+        where that one is not there or gives another image, for an unknown check, and where the
         program has changed meanwhile.
         """
         checks = checks_of(check)
-        if self._again is None or set(checks) <= set(self.manifest["checks"]):
-            asked = repr(",".join(checks))
-            check_checks(self.manifest, checks, f"spmd.build(program, check={asked})")
+        if set(checks) <= set(self.manifest["checks"]):
             return self
         if checks not in self._with_checks:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", LayoutWarning)
-                if self._again(check=self.manifest["checks"]).digest != self.digest:
-                    raise UsageError(
-                        "the program, or what it reads, has changed since this image was built",
-                        expected="the same program, which is built again with checks",
-                        remedy="build it now: spmd.build(program, check=True)",
-                    )
-                self._with_checks[checks] = self._again(check=checks)
+                self._with_checks[checks] = self._built_again(checks)
         return self._with_checks[checks]
+
+    def _built_again(self, checks: tuple[str, ...]) -> Image:
+        if self._again is not None:
+            if self._again(check=self.manifest["checks"]).digest != self.digest:
+                raise UsageError(
+                    "the program, or what it reads, has changed since this image was built",
+                    expected="the same program, which is built again with checks",
+                    remedy="build it now: spmd.build(program, check=True)",
+                )
+            return self._again(check=checks)
+        twin = source.checked_twin(self._checked, self._path, checks) if self._path else None
+        if twin is not None:
+            return Image(loader.check(twin))
+        asked = repr(",".join(checks))
+        check_checks(self.manifest, checks, f"spmd.build(program, check={asked}); a FILE.img is "
+                     "built again by itself where its FILE.py is beside it")  # fmt: skip
+        return self
 
     @plainly
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -150,8 +162,8 @@ class Image:
         - threads: how many advance the ranks; as many as there are cores and ranks.
         - comm: an mpi4py communicator, one rank per process; outputs are then Distributed.
         - check: True, "all" or names such as "bounds,nan". The program is built once more, with
-          checks (an image from `load` has to have them already); CheckError names the line and
-          the rank.
+          checks (an image from `load`: from the FILE.py beside its FILE.img, where that one still
+          gives this image); CheckError names the line and the rank.
         - algorithm: of all-reduce: auto, flat, blocks, or ring (in both directions).
         - barrier: auto (ranks wait for those whom they read, and who read them), or strict (all
           members of an exchange meet before it and after it).

@@ -11,9 +11,7 @@ import mmap
 import os
 import sys
 
-from codegen.checks import checks_of
-from codegen.errors import AgreementError, EnvironmentFault, SpmdError, UsageError
-from codegen.manifest import IndexWords
+from codegen.errors import AgreementError, EnvironmentFault, UsageError
 from spmd import launch, loader, report, sizes
 from spmd.arguments import (
     check_array,
@@ -70,13 +68,16 @@ def _run(
         data, parameters = processes.from_first(lambda: built(options))
         checked = processes.together(lambda: loader.check(data), shared=False)
     elif set(options.check) - set(checked.manifest["checks"]):
-        here = checked
-        again = processes.from_first(lambda: checked_twin(options, here))
+        from spmd import source
+
+        here, path = checked, options.image
+        again = processes.from_first(lambda: source.checked_twin(
+            here, path, options.check, source.chosen_cache(options)))  # fmt: skip
         if again is not None:
             checked = processes.together(lambda: loader.check(again), shared=False)
             if processes.number == 0:
-                print(f"spmd: {options.image} has no such checks; built again with them from "
-                      f"{program_beside(options.image)}, which gives this image", file=sys.stderr)
+                print(f"spmd: {path} has no such checks; built again with them from "
+                      f"{source.program_beside(path)}, which gives this image", file=sys.stderr)
     settings = {k: v for k, v in read(options.set).items() if k not in parameters}
     launched = Launch(options, settings, checked)
     met = processes.meet(lambda: launched.prepare(processes))
@@ -147,35 +148,6 @@ def built(options: argparse.Namespace) -> tuple[bytes, dict[str, Any]]:
     if not options.json:
         source.point_out(data)
     return data, parameters
-
-
-def program_beside(image: str) -> str:
-    """The file that `spmd build FILE.py` writes FILE.img for."""
-    return os.path.splitext(image)[0] + ".py"
-
-
-def checked_twin(options: argparse.Namespace, checked: loader.Checked) -> bytes | None:
-    """The image with the checks asked for, built from the program beside it; None where that one
-    does not give this image, to the bit."""
-    from spmd import source
-
-    manifest, file = checked.manifest, program_beside(options.image)
-    if not os.path.isfile(file) or IndexWords(checked.image.section(".spmd.index")).patched:
-        return None
-    try:
-        program = source.find_program(f"{file}:{manifest['program']}")
-        texts = {k: v for k, v in manifest["parameters"].items() if isinstance(v, str)}
-        parameters = {**manifest["parameters"], **source.parameters_of(program, texts)}
-
-        def made(checks: tuple[str, ...]) -> bytes:
-            return source.build_program(program, parameters, manifest["target"]["level"],
-                                        source.chosen_cache(options), checks)  # fmt: skip
-
-        if loader.check(made(tuple(manifest["checks"]))).digest != checked.digest:
-            return None
-        return made(checks_of([*manifest["checks"], *options.check]))
-    except SpmdError:  # it is another program by now, or none
-        return None
 
 
 class Launch:

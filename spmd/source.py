@@ -11,6 +11,7 @@ import os
 import sys
 import time
 
+from codegen.checks import checks_of
 from codegen.errors import (
     InputError,
     InternalError,
@@ -20,6 +21,7 @@ from codegen.errors import (
     SpmdError,
     UsageError,
 )
+from codegen.manifest import IndexWords
 from codegen.places import HERE, is_ours, is_user_file, last, place_at
 from spmd.arguments import read
 from spmd.outputs import check_apart, keep_mode, program_file, refuse_replacing
@@ -28,6 +30,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
     from typing import Any
+
+    from spmd.loader import Checked
 
 # What only hands calls of the user on to Python and NumPy: what they raise is the user's mistake.
 HANDING_ON = tuple(
@@ -191,6 +195,35 @@ def _built(
     if key and key == kept.program_key(program, values, how):
         cache.put(key, data)
     return data
+
+
+def program_beside(image: str) -> str:
+    """The file that `spmd build FILE.py` writes FILE.img for."""
+    return os.path.splitext(image)[0] + ".py"
+
+
+def checked_twin(
+    checked: Checked, path: str, checks: tuple[str, ...], cache: Any = None
+) -> bytes | None:
+    """The image in this file with these checks as well, built from the program beside it; None
+    where that one does not give this image, to the bit."""
+    from spmd import loader
+
+    manifest, file = checked.manifest, program_beside(path)
+    if not os.path.isfile(file) or IndexWords(checked.image.section(".spmd.index")).patched:
+        return None
+    has = tuple(manifest["checks"])
+    try:
+        program = find_program(f"{file}:{manifest['program']}")
+        texts = {k: v for k, v in manifest["parameters"].items() if isinstance(v, str)}
+        parameters = {**manifest["parameters"], **parameters_of(program, texts)}
+        target = manifest["target"]["level"]
+        same = build_program(program, parameters, target, cache, has)
+        if loader.check(same).digest != checked.digest:
+            return None
+        return build_program(program, parameters, target, cache, checks_of([*has, *checks]))
+    except SpmdError:  # it is another program by now, or none
+        return None
 
 
 def build_file(options: argparse.Namespace) -> None:

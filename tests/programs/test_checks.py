@@ -273,7 +273,13 @@ def test_which_checks_are_meant(tmp_path, spmd_command):
     found = spmd_command("run", image, "--check", "--ranks", 2)
     assert found.code == 65 and "p.py:7: index of dim 0 is out of bounds: 6" in found.text
     assert f"p.img has no such checks; built again with them from {source}" in found.text
+    loaded = spmd.load(image)
+    with pytest.raises(CheckError, match="p.py:7: index of dim 0 is out of bounds: 6"):
+        loaded.run(ranks=2, check=True)
+    assert loaded.run(k=5, check="bounds") == 5 and loaded.checking(True) is loaded.checking(True)
     source.write_text(source.read_text().replace("i)", "i + 1)"))  # no longer its program
+    with pytest.raises(UsageError, match="does not check bounds, nan, equal"):
+        spmd.load(image).run(check=True)
     found = spmd_command("run", image, "--check")
     assert found.code == 2 and "spmd build FILE.py --check" in found.text
 

@@ -11,6 +11,7 @@ import os
 import sys
 import time
 
+from codegen import manifest as reader
 from codegen.checks import checks_of
 from codegen.errors import (
     InputError,
@@ -21,7 +22,6 @@ from codegen.errors import (
     SpmdError,
     UsageError,
 )
-from codegen.manifest import IndexWords
 from codegen.places import HERE, is_ours, is_user_file, last, place_at
 from spmd.arguments import read
 from spmd.outputs import check_apart, keep_mode, program_file, refuse_replacing
@@ -207,10 +207,8 @@ def checked_twin(
 ) -> bytes | None:
     """The image in this file with these checks as well, built from the program beside it; None
     where that one does not give this image, to the bit."""
-    from spmd import loader
-
     manifest, file = checked.manifest, program_beside(path)
-    if not os.path.isfile(file) or IndexWords(checked.image.section(".spmd.index")).patched:
+    if not os.path.isfile(file) or reader.IndexWords(checked.image.section(".spmd.index")).patched:
         return None
     has = tuple(manifest["checks"])
     try:
@@ -219,7 +217,7 @@ def checked_twin(
         parameters = {**manifest["parameters"], **parameters_of(program, texts)}
         target = manifest["target"]["level"]
         same = build_program(program, parameters, target, cache, has)
-        if loader.check(same).digest != checked.digest:
+        if reader.read(same).digest != checked.digest:
             return None
         return build_program(program, parameters, target, cache, checks_of([*has, *checks]))
     except SpmdError:  # it is another program by now, or none

@@ -119,7 +119,7 @@ def _is_row(x: Any) -> bool:
 def _of_truths(plain_: Callable[..., bool], join: np.ufunc) -> Callable[..., Any]:
     def whether(values: Any) -> Any:
         if _is_row(values):
-            return getattr(values, plain_.__name__)()
+            return truth(getattr(values, plain_.__name__)())
         held = list(values)
         if not any(is_traced(v) for v in held):
             return plain_(held)
@@ -171,7 +171,7 @@ def _converted(plain_: type, dtype: Any) -> Callable[..., Any]:
             )  # fmt: skip
         array = truth(x) if plain_ is bool else as_array(x).astype(dtype)
         array = array.reshape(()) if array.ndim else array
-        array.weak = plain_ is not bool
+        array.weak = True
         return array
 
     return convert_number

@@ -287,10 +287,30 @@ def _operated(ufunc: np.ufunc, operands: list[Operand], out: Array | None) -> An
     if ufunc is np.power and isinstance(x, Array) and not x.scalar and x.dtype == np.bool_:
         if type(operands[1]) is int and operands[1] == 2:
             ufunc, operands = np.square, [x]  # of bools int8, where np.power gives int64
+    of_python = out is None and all(map(_is_pythons, operands))
+    if of_python and ufunc in _COUNTING:
+        operands = [_counted(x) for x in operands]
     result = apply(ufunc, *operands, out=out)
-    if out is None and all(is_weak(x) for x in operands) and isinstance(result, Array):
-        result.weak = result.type.dtype.kind != "b"
+    if of_python and isinstance(result, Array):
+        result.weak = True
     return result
+
+
+_COUNTING = (np.add, np.subtract, np.multiply, np.negative, np.floor_divide, np.remainder, np.power)
+
+
+def _is_pythons(x: Operand) -> bool:
+    """A number, or a truth value, that Python computes with: not an element of an array."""
+    return is_weak(x) or type(x) is bool or isinstance(x, Number) or getattr(x, "weak", False)
+
+
+def _counted(x: Operand) -> Operand:
+    """A truth value of Python's as 0 or 1, which it is in sums: True + True is 2."""
+    if not isinstance(x, Array) or x.dtype != np.bool_:
+        return int(x) if type(x) is bool else x
+    count = as_array(x).astype(np.int64)
+    count.weak = True
+    return count
 
 
 def bitwise(ufunc: np.ufunc, a: Number, b: Any) -> Any:

@@ -96,14 +96,16 @@ def truth(x: Any) -> Any:
     if not is_traced(x):
         return bool(x)
     found = condition(x, "and, or, not")
-    return wrap(x.context, found) if isinstance(found, Value) else number(found, True)
+    return wrap(x.context, found, True) if isinstance(found, Value) else number(found, True)
 
 
 def not_(x: Any) -> Any:
     if not is_traced(x):
         return not x
     c = condition_of(x)
-    return number(expr.not_(c), True) if c is not None else np.logical_not(truth(x))
+    if c is not None:
+        return number(expr.not_(c), True)
+    return truth(np.logical_not(truth(x)))
 
 
 def any_of(values: Sequence[Any]) -> Any:
@@ -114,7 +116,7 @@ def any_of(values: Sequence[Any]) -> Any:
         if a is not None and b is not None:
             held = number(expr.or_(a, b), True)
         else:
-            held = np.logical_or(as_array(held), as_array(value))
+            held = truth(np.logical_or(as_array(held), as_array(value)))
         if held is True:
             break
     return held
@@ -123,7 +125,7 @@ def any_of(values: Sequence[Any]) -> Any:
 def _in(x: Any, container: Any) -> Any:
     """x in container, as Python asks one element after the other."""
     if isinstance(container, Array):
-        return np.any(container == x)
+        return truth(np.any(container == x))
     plain = isinstance(container, (list, tuple, dict, set, frozenset, range))
     if not plain or not (is_traced(x) or any(map(is_traced, container))):
         return x in container

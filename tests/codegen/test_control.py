@@ -488,6 +488,16 @@ def the_first_of_min_and_max(x, steps, limit):
     return x + sum(known) + np.signbit(zeros[0]) + 2 * np.signbit(zeros[1])
 
 
+def truths_are_counted(x, steps, limit):
+    """Comparisons of Python's numbers are 0 and 1 in sums; elements of an array are not."""
+    a, b = limit > 0.1, limit < 2.5
+    of_numbers = (a + b) + 10 * (a - b) + 100 * -a + 1000 * (bool(x.sum() + 9) + (steps >= 0))
+    of_numbers += (not limit) + (not steps) + any(x[:1, 0] < 99) + (99.0 not in x)
+    small = np.ones(1, np.float32) * (a * 2)
+    assert small.dtype == np.float32
+    return x + of_numbers + ((x.sum() < 99) + (x.sum() > -99)) * 0.5 + (a & b) + small.sum()
+
+
 @functools.singledispatch
 def named(v):
     return 1
@@ -516,6 +526,7 @@ PROGRAMS = [
     on_the_index, on_data, numbers_stay_numbers, early_returns, returns_in_unrolled_loop,
     conditional_expressions, logic, operands, membership, guarded_operands, builtins,
     builtins_over_elements, the_first_of_min_and_max, dispatched_by_type,
+    truths_are_counted,
     memory_written_in_both_arms, undefined_is_rebound, trying, recursion,
 ]  # fmt: skip
 

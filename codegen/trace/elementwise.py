@@ -283,10 +283,6 @@ def _refuse_rows(ufunc: np.ufunc, inputs: Sequence[Any]) -> None:
 
 
 def _operated(ufunc: np.ufunc, operands: list[Operand], out: Array | None) -> Any:
-    x = operands[0]
-    if ufunc is np.power and isinstance(x, Array) and not x.scalar and x.dtype == np.bool_:
-        if type(operands[1]) is int and operands[1] == 2:
-            ufunc, operands = np.square, [x]  # of bools int8, where np.power gives int64
     of_python = out is None and all(map(_is_pythons, operands))
     if of_python and ufunc in _COUNTING:
         operands = [_counted(x) for x in operands]

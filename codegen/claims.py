@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import NoReturn
 
-from codegen import expr, prove
 from codegen.errors import InternalError, MatchingError
-from codegen.expr import Expr, Sym, const
 from codegen.ir import Condition, Module, Op, Route, Shape
 from codegen.mesh import block_extent
 from codegen.ops import Exchange
 from codegen.printer import axes_text, exchange_text, user_text
-from codegen.sampling import Claim, Facts, first_failure, related, route_fault
+from codegen.symbolic import expr, prove
+from codegen.symbolic.expr import Expr, Sym, const
+from codegen.symbolic.sampling import Claim, Facts, first_failure, related, route_fault
 
 Axes = tuple[str, ...]
 

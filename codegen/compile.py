@@ -13,6 +13,7 @@ from typing import Any
 from codegen import kept
 from codegen.describe import manifest_of, notes_of
 from codegen.emit.image import Source, emit
+from codegen.image.target import resolve
 from codegen.ir import Module
 from codegen.passes.buffers import assign_buffers
 from codegen.passes.check import check
@@ -29,9 +30,8 @@ from codegen.passes.rotate import rotations
 from codegen.passes.schedule import schedule
 from codegen.passes.store import stored_values
 from codegen.passes.uniform import check_uniform, turns_apart
-from codegen.plan import Plan
+from codegen.plan.grammar import Plan
 from codegen.progress import at
-from codegen.target import resolve
 
 
 @dataclass(frozen=True)

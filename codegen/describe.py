@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 from codegen.emit.image import Source
 from codegen.errors import Place
 from codegen.explain.tables import tables
-from codegen.expr import Expr, to_json
+from codegen.image.manifest import FORMAT, INTERFACE
+from codegen.image.target import describe
 from codegen.ledger import coordinate_names, exchange_rows
-from codegen.manifest import FORMAT, INTERFACE
-from codegen.plan import Array, Buffer, Plan
-from codegen.plan_text import plan_text
+from codegen.plan.grammar import Array, Buffer, Plan
+from codegen.plan.text import plan_text
 from codegen.printer import module_text
-from codegen.target import describe
+from codegen.symbolic.expr import Expr, to_json
 
 if TYPE_CHECKING:
     from codegen.compile import Levels

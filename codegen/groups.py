@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from codegen import expr
-from codegen.expr import product
 from codegen.ir import Shape
 from codegen.mesh import Layout
+from codegen.symbolic import expr
+from codegen.symbolic.expr import product
 
 
 @dataclass(frozen=True)

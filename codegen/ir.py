@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from codegen.dtypes import DType
 from codegen.errors import Place
-from codegen.expr import Expr, Sym
 from codegen.mesh import Layout, Mesh
+from codegen.symbolic.expr import Expr, Sym
 
 if TYPE_CHECKING:  # a kind's rules speak of types
     from codegen.ops.kind import Kind

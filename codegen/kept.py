@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any, Protocol
 
-from codegen import link, programs
+from codegen.image import link, programs
 from codegen.progress import at
-from codegen.trace import reads
+from codegen.trace.control import reads
 
 
 class Store(Protocol):
@@ -51,7 +51,7 @@ def kernel(store: Store, function: Any, signature: Any, symbol: str, target: str
     key = _key("kernel", read, signature, symbol, target, _numba()) if read else ""
     if key and (data := store.get(key)) is not None:
         return data
-    from codegen.kernels import compile_kernel
+    from codegen.image.kernels import compile_kernel
 
     at(f"compiling the kernel {function.__name__}")
     data = compile_kernel(function, signature, symbol, target)

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from codegen import dtypes
 from codegen.dtypes import DType
 from codegen.errors import Place
-from codegen.expr import Expr
 from codegen.ir import ArrayType, Op, Region, Shape, Value
 from codegen.ops import Full, Kind, Map, ShardMap, Symbolic
+from codegen.symbolic.expr import Expr
 
 
 class Builder:

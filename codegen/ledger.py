@@ -11,8 +11,8 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from codegen.expr import Expr, to_json
-from codegen.plan import Box, Branch, Default, Exchange, Load, Loop, Plan, Step
+from codegen.plan.grammar import Box, Branch, Default, Exchange, Load, Loop, Plan, Step
+from codegen.symbolic.expr import Expr, to_json
 
 Rows = Iterator[dict[str, Any]]
 

@@ -14,9 +14,9 @@ from math import gcd
 from operator import index
 from typing import Any
 
-from codegen import expr
 from codegen.errors import Place, UsageError
-from codegen.expr import Expr, IntLike, Sym
+from codegen.symbolic import expr
+from codegen.symbolic.expr import Expr, IntLike, Sym
 
 # One layout entry per dim: the mesh axes that split it, () for replicated.
 LayoutEntry = tuple[str, ...]

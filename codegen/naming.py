@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import permutations
 
-from codegen import expr
-from codegen.expr import Call, Expr, Sym
 from codegen.mesh import LayoutEntry, Mesh, local_extent, local_offset
+from codegen.symbolic import expr
+from codegen.symbolic.expr import Call, Expr, Sym
 
 
 class Naming:

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from codegen.errors import Place
-from codegen.expr import Expr
 from codegen.ir import ArrayType, Module, Op, Region, Value, layout_text, walk
 from codegen.mesh import Mesh
 from codegen.naming import Naming
 from codegen.ops import AllReduce, Exchange, Scan
-from codegen.spelling import text
+from codegen.symbolic.expr import Expr
+from codegen.symbolic.spelling import text
 
 
 class _Names:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from codegen.errors import Place
-from codegen.expr import Expr
 from codegen.ir import DefUse, Op, Region, Value, walk
 from codegen.mesh import Layout, Mesh
 from codegen.ops import AllToAll, Branch, Exchange, Let, Loop, Permute, Redistribute
+from codegen.symbolic.expr import Expr
 
 Axes = frozenset[str]
 NONE: Axes = frozenset()

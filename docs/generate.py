@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from codegen.trace import dispatch
+from codegen.trace.numpy import dispatch
 from spmd import cli
 
 
@@ -31,7 +31,7 @@ def command_line() -> str:
     return "\n".join(parts)
 
 
-STATES = {  # of codegen.trace.dispatch.states, in the order of their tables
+STATES = {  # of codegen.trace.numpy.dispatch.states, in the order of their tables
     "works": "What works",
     "gathers": "What works, and brings a split operand whole to every rank",
     "refused": "What is refused, and what to write instead",

@@ -97,62 +97,62 @@ if TYPE_CHECKING:  # for editors and type checkers: where every name has its doc
     from codegen.trace.api import shard_map as shard_map
     from codegen.trace.api import start as start
     from codegen.trace.array import Array as Array
-    from codegen.trace.blocks import Blocks as _blocks
-    from codegen.trace.combining import all_ranks as all_ranks
-    from codegen.trace.combining import any_ranks as any_ranks
-    from codegen.trace.combining import pand as pand
-    from codegen.trace.combining import pargmax as pargmax
-    from codegen.trace.combining import pargmin as pargmin
-    from codegen.trace.combining import pexscan as pexscan
-    from codegen.trace.combining import pmax as pmax
-    from codegen.trace.combining import pmean as pmean
-    from codegen.trace.combining import pmin as pmin
-    from codegen.trace.combining import por as por
-    from codegen.trace.combining import pprod as pprod
-    from codegen.trace.combining import preduce as preduce
-    from codegen.trace.combining import pscan as pscan
-    from codegen.trace.combining import psum as psum
-    from codegen.trace.combining import psum_scatter as psum_scatter
-    from codegen.trace.combining import pxor as pxor
-    from codegen.trace.communicate import all_gather as all_gather
-    from codegen.trace.communicate import all_to_all as all_to_all
-    from codegen.trace.communicate import axis_index as _index
-    from codegen.trace.communicate import axis_index as axis_index
-    from codegen.trace.communicate import axis_size as axis_size
-    from codegen.trace.communicate import barrier as barrier
-    from codegen.trace.communicate import ppermute as ppermute
-    from codegen.trace.creation import arange as arange
-    from codegen.trace.creation import array as array
-    from codegen.trace.creation import asarray as asarray
-    from codegen.trace.creation import dynamic_slice as dynamic_slice
-    from codegen.trace.creation import dynamic_update_slice as dynamic_update_slice
-    from codegen.trace.creation import empty as empty
-    from codegen.trace.creation import empty_like as empty_like
-    from codegen.trace.creation import eye as eye
-    from codegen.trace.creation import full as full
-    from codegen.trace.creation import full_like as full_like
-    from codegen.trace.creation import identity as identity
-    from codegen.trace.creation import like as like
-    from codegen.trace.creation import linspace as linspace
-    from codegen.trace.creation import ones as ones
-    from codegen.trace.creation import ones_like as ones_like
-    from codegen.trace.creation import zeros as zeros
-    from codegen.trace.creation import zeros_like as zeros_like
+    from codegen.trace.control.blocks import Blocks as _blocks
+    from codegen.trace.control.functional import cond as cond
+    from codegen.trace.control.functional import fori_loop as fori_loop
+    from codegen.trace.control.functional import scan as scan
+    from codegen.trace.control.functional import switch as switch
+    from codegen.trace.control.functional import while_loop as while_loop
+    from codegen.trace.control.ranges import spmd_range as _range
     from codegen.trace.declare import input_ as _input
     from codegen.trace.declare import mesh as mesh
     from codegen.trace.declare import number_of_ranks as _ranks
     from codegen.trace.declare import print_ as _print
     from codegen.trace.declare import require as require
     from codegen.trace.declare import scalar as scalar
-    from codegen.trace.functional import cond as cond
-    from codegen.trace.functional import fori_loop as fori_loop
-    from codegen.trace.functional import scan as scan
-    from codegen.trace.functional import switch as switch
-    from codegen.trace.functional import while_loop as while_loop
-    from codegen.trace.ranges import spmd_range as _range
-    from codegen.trace.rooted import pbroadcast as pbroadcast
-    from codegen.trace.rooted import pgather as pgather
-    from codegen.trace.rooted import pscatter as pscatter
+    from codegen.trace.numpy.creation import arange as arange
+    from codegen.trace.numpy.creation import array as array
+    from codegen.trace.numpy.creation import asarray as asarray
+    from codegen.trace.numpy.creation import dynamic_slice as dynamic_slice
+    from codegen.trace.numpy.creation import dynamic_update_slice as dynamic_update_slice
+    from codegen.trace.numpy.creation import empty as empty
+    from codegen.trace.numpy.creation import empty_like as empty_like
+    from codegen.trace.numpy.creation import eye as eye
+    from codegen.trace.numpy.creation import full as full
+    from codegen.trace.numpy.creation import full_like as full_like
+    from codegen.trace.numpy.creation import identity as identity
+    from codegen.trace.numpy.creation import like as like
+    from codegen.trace.numpy.creation import linspace as linspace
+    from codegen.trace.numpy.creation import ones as ones
+    from codegen.trace.numpy.creation import ones_like as ones_like
+    from codegen.trace.numpy.creation import zeros as zeros
+    from codegen.trace.numpy.creation import zeros_like as zeros_like
+    from codegen.trace.ranks.combining import all_ranks as all_ranks
+    from codegen.trace.ranks.combining import any_ranks as any_ranks
+    from codegen.trace.ranks.combining import pand as pand
+    from codegen.trace.ranks.combining import pargmax as pargmax
+    from codegen.trace.ranks.combining import pargmin as pargmin
+    from codegen.trace.ranks.combining import pexscan as pexscan
+    from codegen.trace.ranks.combining import pmax as pmax
+    from codegen.trace.ranks.combining import pmean as pmean
+    from codegen.trace.ranks.combining import pmin as pmin
+    from codegen.trace.ranks.combining import por as por
+    from codegen.trace.ranks.combining import pprod as pprod
+    from codegen.trace.ranks.combining import preduce as preduce
+    from codegen.trace.ranks.combining import pscan as pscan
+    from codegen.trace.ranks.combining import psum as psum
+    from codegen.trace.ranks.combining import psum_scatter as psum_scatter
+    from codegen.trace.ranks.combining import pxor as pxor
+    from codegen.trace.ranks.communicate import all_gather as all_gather
+    from codegen.trace.ranks.communicate import all_to_all as all_to_all
+    from codegen.trace.ranks.communicate import axis_index as _index
+    from codegen.trace.ranks.communicate import axis_index as axis_index
+    from codegen.trace.ranks.communicate import axis_size as axis_size
+    from codegen.trace.ranks.communicate import barrier as barrier
+    from codegen.trace.ranks.communicate import ppermute as ppermute
+    from codegen.trace.ranks.rooted import pbroadcast as pbroadcast
+    from codegen.trace.ranks.rooted import pgather as pgather
+    from codegen.trace.ranks.rooted import pscatter as pscatter
     from spmd import numpy as numpy
     from spmd import random as random
     from spmd.image import Distributed as Distributed
@@ -189,14 +189,14 @@ def foreign_codegen() -> str:
 
 
 def _begin() -> None:
-    """One of several processes shows the others, from now on, what it is at: spmd.presence."""
+    """One of several processes shows the others, from now on, what it is at."""
     import os
     import sys
 
     marks = "PMI_SIZE OMPI_COMM_WORLD_SIZE MV2_COMM_WORLD_SIZE FLUX_JOB_SIZE SLURM_STEP_NUM_TASKS"
     several = any(os.environ.get(mark, "1") != "1" for mark in marks.split())
     if several and sys.argv[:1] != ["-m"] and not foreign_codegen():  # `python -m spmd`: Patience
-        from spmd import presence
+        from spmd.launch import presence
 
         presence.begin()
 

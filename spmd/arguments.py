@@ -9,13 +9,13 @@ from __future__ import annotations
 import struct
 
 from codegen.errors import InputError, UsageError
-from codegen.manifest import IndexWords, scalar_value
+from codegen.image.manifest import IndexWords, scalar_value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from codegen.manifest import Image
+    from codegen.image.manifest import Image
 
 
 def read(texts: dict[str, str]) -> dict[str, Any]:

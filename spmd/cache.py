@@ -12,7 +12,7 @@ import hashlib
 import os
 import time
 
-from spmd import limits
+from spmd.launch import limits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from errno import ENOSPC
 
 from codegen.checks import CHECKS, USUAL, checks_of
 from codegen.errors import AgreementError, UsageError
-from spmd import launch, report
+from spmd import report
+from spmd.launch import processes as launch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 def _file(text: str) -> tuple[str, str]:
     """name=path; a file of many arrays may stand alone: its name is then ""."""
-    from spmd.files import ARCHIVES
+    from spmd.files.inputs import ARCHIVES
 
     name, equals, path = text.partition("=")
     if (not equals or "/" in name) and text.endswith(ARCHIVES):
@@ -153,7 +154,7 @@ class _Version(argparse.Action):
     """Prints what a report of a defect should begin with: once, also under mpirun."""
 
     def __call__(self, top: argparse.ArgumentParser, *_: Any) -> NoReturn:
-        from codegen.manifest import FORMAT, INTERFACE
+        from codegen.image.manifest import FORMAT, INTERFACE
         from spmd import __version__
 
         if launch.launcher()[0] == 0:
@@ -539,7 +540,7 @@ def _build(options: argparse.Namespace, _: launch.Processes) -> int:
 
 
 def _run(options: argparse.Namespace, processes: launch.Processes) -> int:
-    from spmd import run
+    from spmd.launch import run
 
     return run.run(options, processes)
 
@@ -555,19 +556,19 @@ def _show(options: argparse.Namespace, _: launch.Processes) -> int:
 
 
 def _patch(options: argparse.Namespace, _: launch.Processes) -> int:
-    from spmd import patch
+    from spmd.launch import patch
 
     return patch.main(options)
 
 
 def _verify(options: argparse.Namespace, _: launch.Processes) -> int:
-    from spmd import verify
+    from spmd.verify import images as verify
 
     return verify.main(options)
 
 
 def _bench(options: argparse.Namespace, processes: launch.Processes) -> int:
-    from spmd import bench
+    from spmd.bench import collectives as bench
 
     return bench.main(options, processes)
 

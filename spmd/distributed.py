@@ -11,7 +11,7 @@ import numpy as np
 from codegen import dtypes
 from codegen.errors import UsageError
 from spmd import parts, report
-from spmd.job import Global, Job
+from spmd.launch.job import Global, Job
 from spmd.mistakes import plainly
 
 TYPE_CHECKING = False

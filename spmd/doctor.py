@@ -13,12 +13,12 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 
-from codegen import link, programs, target
 from codegen.errors import EXIT_ENVIRONMENT, EnvironmentFault, SpmdError
+from codegen.image import link, programs, target
 from spmd import doctor_mpi
 from spmd.doctor_check import MISSING, OK, OPEN_MPI_FOLDER, WARNING, Check, version_of
-from spmd.launchers import launcher
-from spmd.memory import available_memory, bytes_text, memory_limit
+from spmd.launch.launchers import launcher
+from spmd.launch.memory import available_memory, bytes_text, memory_limit
 
 NO_ENGINE = (ImportError, EnvironmentFault)  # what importing it may raise
 
@@ -123,7 +123,7 @@ def _compiler() -> Check:
 def _openblas() -> Check:
     name, need = "OpenBLAS", "only matrix products need it"
     try:
-        from spmd import loader
+        from spmd.launch import loader
 
         path = loader.openblas()
     except EnvironmentFault as error:
@@ -171,7 +171,7 @@ def _places() -> Check:
     import mmap
 
     try:
-        from spmd import loader
+        from spmd.launch import loader
     except NO_ENGINE:
         return Check("loading", WARNING, "not tried without the engine")
     good = []
@@ -262,8 +262,8 @@ def calibration() -> Iterator[Check]:
     """Measures, and keeps what was found; a row for every comparison."""
     name = "calibration"
     try:
-        from spmd import limits
-        from spmd.calibrate import Calibration
+        from spmd.bench.calibrate import Calibration
+        from spmd.launch import limits
     except NO_ENGINE as error:
         yield Check(name, WARNING, f"not without the engine: {error}")
         return
@@ -294,8 +294,8 @@ def calibration() -> Iterator[Check]:
 def exchange() -> Iterator[Check]:
     """The limits in use, and where they come from."""
     try:
-        from spmd import limits
         from spmd.engine import ffi, lib
+        from spmd.launch import limits
     except NO_ENGINE:
         return
     found = limits.find()

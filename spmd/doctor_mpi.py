@@ -12,9 +12,9 @@ import sys
 import tempfile
 from collections.abc import Iterator
 
-from codegen import programs
-from spmd import launchers
+from codegen.image import programs
 from spmd.doctor_check import MISSING, OK, OPEN_MPI_FOLDER, WARNING, Check, version_of
+from spmd.launch import launchers
 
 LIMIT_S = 30
 # What a process of a job inherits; another job starts without.
@@ -24,14 +24,14 @@ INHERITED = ("PMI_", "PMI2_", "PMIX_", "OMPI_COMM_WORLD_", "HYD", "MPI_LOCAL", "
 # Loaded, not started: its version, and the files it came from.
 LOAD = """
 import re
-from spmd import launchers
+from spmd.launch import launchers
 print(launchers.library().Get_library_version().split("\\n")[0])
 print(*set(re.findall(r"/\\S*/libmp[^/]*[.]so\\S*", open("/proc/self/maps").read())))
 """
 
 TRY = """
 import os
-from spmd import launchers
+from spmd.launch import launchers
 MPI = launchers.library()
 level = MPI.Init_thread()
 names = ("MPI_THREAD_" + n for n in ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE"))

@@ -11,18 +11,20 @@ import os
 import warnings
 
 from codegen.checks import checks_of
-from codegen.elf import printable
 from codegen.errors import LayoutWarning, UsageError
+from codegen.image.elf import printable
 from codegen.mesh import checked_count, checked_sizes
-from spmd import launch, layouts, loader, show, source, tables, timeline
+from spmd import layouts, show, source, tables, timeline
 from spmd.arguments import check_checks
 from spmd.cache import Cache
 from spmd.distributed import Distributed as Distributed
 from spmd.distributed import Local as Local
 from spmd.distributed import local as local
-from spmd.formulas import layout_text
+from spmd.launch import loader
+from spmd.launch import processes as launch
 from spmd.mistakes import cells, plainly
 from spmd.opened import Opened as Opened
+from spmd.verify.formulas import layout_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -321,8 +323,8 @@ class Image:
         Returns a table of one row: what `spmd verify --json` prints. Raises ImageError for what
         does not match, MeshError for ranks that the program refuses.
         """
-        from spmd import verify
         from spmd.progress import shown
+        from spmd.verify import images as verify
 
         names = tuple(axis["name"] for axis in self.manifest["mesh"])
         given = checked_sizes({} if mesh is None else mesh, names)

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from codegen import manifest as reader
 from codegen.errors import ImageError, under
-from spmd import ledger, ledger_row, memory, sizes
-from spmd.formulas import infix, layout_text, rounded_up
-from spmd.npy import SIZES
+from codegen.image import manifest as reader
+from spmd import ledger, ledger_row
+from spmd.files.npy import SIZES
+from spmd.launch import memory, sizes
+from spmd.verify.formulas import infix, layout_text, rounded_up
 
 Row = dict[str, Any]
 

@@ -11,11 +11,11 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from codegen import manifest as reader
 from codegen.errors import ImageError
-from spmd import sizes
+from codegen.image import manifest as reader
+from spmd.files.npy import SIZES
+from spmd.launch import sizes
 from spmd.ledger_row import Row, Values
-from spmd.npy import SIZES
 
 
 class Ledger:

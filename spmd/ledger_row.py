@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from codegen import manifest as reader
 from codegen.errors import ImageError
+from codegen.image import manifest as reader
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

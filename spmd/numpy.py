@@ -8,12 +8,12 @@ from typing import Any
 def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(name)
-    from codegen.trace import dispatch
+    from codegen.trace.numpy import dispatch
 
     return dispatch.attribute(name)
 
 
 def __dir__() -> list[str]:
-    from codegen.trace import dispatch
+    from codegen.trace.numpy import dispatch
 
     return dispatch.names()

@@ -19,11 +19,13 @@ import numpy as np
 from codegen import dtypes
 from codegen.errors import EnvironmentFault, InputError, UsageError
 from codegen.mesh import checked_count, checked_sizes
-from spmd import launch, launchers, presence, report, sizes, tables, timeline
+from spmd import report, tables, timeline
 from spmd.arguments import check_array, check_given, check_names, patched_in, scalars_of
 from spmd.distributed import Distributed, Local, address, global_of
 from spmd.engine import ffi
-from spmd.job import ALGORITHMS, BARRIERS, Global, Job, Setup
+from spmd.launch import launchers, presence, sizes
+from spmd.launch import processes as launch
+from spmd.launch.job import ALGORITHMS, BARRIERS, Global, Job, Setup
 from spmd.mistakes import plainly
 
 TYPE_CHECKING = False

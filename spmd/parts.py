@@ -13,8 +13,8 @@ import numpy as np
 from codegen.errors import OutputError
 from spmd import report
 from spmd.engine import ffi
-from spmd.job import EVERY_RANK, Job
-from spmd.npy import contiguous_strides
+from spmd.files.npy import contiguous_strides
+from spmd.launch.job import EVERY_RANK, Job
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import os
 from typing import Any
 
 from codegen.errors import EnvironmentFault, OutputError, UsageError
-from spmd.bench import LABELS
+from spmd.bench.collectives import LABELS
 
 DASHES = {"mpi": "--", "floor": ":"}
 INCHES = (9.0, 6.0)

@@ -14,7 +14,7 @@ import threading
 import time
 
 from codegen import progress
-from spmd import launch
+from spmd.launch import processes as launch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

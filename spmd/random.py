@@ -26,7 +26,7 @@ def __getattr__(name: str) -> Any:
         instead = _INSTEAD.get(name, f"it has {', '.join(_NAMES)}")
         module = sys.modules[__name__]
         raise AttributeError(f"spmd.random has no {name!r}: {instead}", name=None, obj=module)
-    from codegen.trace import random
+    from codegen.trace.numpy import random
 
     return getattr(random, name)
 

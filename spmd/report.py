@@ -10,7 +10,7 @@ import os
 import sys
 
 from codegen.errors import InternalError, SpmdError
-from spmd.npy import SIZES, element_count
+from spmd.files.npy import SIZES, element_count
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

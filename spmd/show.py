@@ -11,12 +11,13 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from codegen import manifest as reader
-from codegen.elf import printable
 from codegen.errors import ImageError, MeshError
-from codegen.manifest import evaluate
-from spmd import layouts, loader, memory, report, sizes
-from spmd.formulas import infix, layout_text
+from codegen.image import manifest as reader
+from codegen.image.elf import printable
+from codegen.image.manifest import evaluate
+from spmd import layouts, report
+from spmd.launch import loader, memory, sizes
+from spmd.verify.formulas import infix, layout_text
 
 RANKS = (1, 10, 100, 1_000, 10_000, 100_000, 1_000_000)
 
@@ -43,7 +44,7 @@ def _shown(
         elif part == "layouts":
             parts[part] = layouts.table(image, ranks, mesh or {})
         elif part == "asm":
-            from codegen.link import disassemble
+            from codegen.image.link import disassemble
 
             parts[part] = disassemble(image.data)
         else:

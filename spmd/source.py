@@ -11,7 +11,6 @@ import os
 import sys
 import time
 
-from codegen import manifest as reader
 from codegen.checks import checks_of
 from codegen.errors import (
     InputError,
@@ -22,24 +21,25 @@ from codegen.errors import (
     SpmdError,
     UsageError,
 )
+from codegen.image import manifest as reader
 from codegen.places import HERE, is_ours, is_user_file, last, place_at
 from spmd.arguments import read
-from spmd.outputs import check_apart, keep_mode, program_file, refuse_replacing
+from spmd.files.outputs import check_apart, keep_mode, program_file, refuse_replacing
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
     from typing import Any
 
-    from spmd.loader import Checked
+    from spmd.launch.loader import Checked
 
 # What only hands calls of the user on to Python and NumPy: what they raise is the user's mistake.
 HANDING_ON = tuple(
     os.path.join(HERE, "codegen", *path.split("/"))
     for path in (
         "oracle/common.py", "oracle/eager.py", "oracle/local.py", "oracle/ranks.py",
-        "oracle/threads.py", "trace/calls.py", "trace/control.py", "trace/dispatch.py",
-        "trace/foreign.py", "trace/known.py", "trace/logic.py", "trace/stateful.py",
+        "oracle/threads.py", "trace/calls.py", "trace/control/hooks.py", "trace/numpy/dispatch.py",
+        "trace/foreign.py", "trace/known.py", "trace/numpy/logic.py", "trace/control/stateful.py",
     )
 )  # fmt: skip
 
@@ -180,7 +180,7 @@ def _built(
     program: Any, parameters: dict[str, Any], target: str, cache: Any, checks: tuple[str, ...]
 ) -> bytes:
     from codegen import kept
-    from codegen.target import resolve
+    from codegen.image.target import resolve
 
     target = resolve(target)
     values = program.bind(parameters)
@@ -265,7 +265,7 @@ def point_out(data: bytes) -> None:
 
 
 def warnings_of(data: bytes) -> list[str]:
-    from codegen.manifest import read
+    from codegen.image.manifest import read
     from spmd.layouts import pointed_out
 
     return list(pointed_out(read(data, host=False)))
@@ -299,8 +299,8 @@ def run_eager(options: argparse.Namespace) -> int:
     import numpy as np
 
     from spmd import report
-    from spmd.files import open_inputs
-    from spmd.outputs import open_outputs
+    from spmd.files.inputs import open_inputs
+    from spmd.files.outputs import open_outputs
 
     if ".py" not in options.image:
         raise UsageError("--eager runs a program, not an image", remedy="run FILE.py --eager")

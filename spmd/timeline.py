@@ -13,16 +13,16 @@ from array import array
 
 from codegen.errors import OutputError
 from spmd.engine import ffi, lib
-from spmd.launch import ranks_text
-from spmd.memory import bytes_text
-from spmd.outputs import keep_mode
+from spmd.files.outputs import keep_mode
+from spmd.launch.memory import bytes_text
+from spmd.launch.processes import ranks_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-    from spmd.job import Job
+    from spmd.launch.job import Job
 
 MOST_EVENTS = 2_000_000  # of all ranks together: what a browser still opens
 EVENT, TOTAL = (ffi.sizeof(name) // 8 for name in ("spmd_event", "spmd_total"))  # numbers in each

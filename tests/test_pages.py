@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import spmd
-from codegen import link
+from codegen.image import link
 from tests.conftest import ROOT
 from tests.pages import PAGES, Reader, blocks
 

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
-from codegen import expr
 from codegen.dtypes import DType
 from codegen.emit.cutting import NOINLINE, Cuts
 from codegen.emit.lines import comment, source, wrapped
@@ -21,9 +20,8 @@ from codegen.emit.operators import filled
 from codegen.emit.phases import PhaseWriter
 from codegen.emit.spell import NodeWriter, abstract, c_expr, identifier
 from codegen.errors import Place
-from codegen.expr import Expr, Sym
 from codegen.mesh import Mesh
-from codegen.plan import (
+from codegen.plan.grammar import (
     Box,
     Branch,
     Buffer,
@@ -39,7 +37,9 @@ from codegen.plan import (
     Runtime,
     Step,
 )  # fmt: skip
-from codegen.spelling import Binds, Text, within
+from codegen.symbolic import expr
+from codegen.symbolic.expr import Expr, Sym
+from codegen.symbolic.spelling import Binds, Text, within
 
 _KINDS = {
     "permute": "SPMD_PERMUTE",

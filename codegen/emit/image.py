@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from codegen import expr, mesh
+from codegen import mesh
 from codegen.dtypes import DType
 from codegen.emit.control import ControlWriter, local_name
 from codegen.emit.cutting import NOINLINE, stretches
@@ -19,9 +19,20 @@ from codegen.emit.operators import single
 from codegen.emit.spell import c_expr, combined, identifier
 from codegen.errors import Place
 from codegen.explain.checking import shares
-from codegen.expr import Expr, Sym
-from codegen.plan import Array, Exchange, Expect, KernelCall, Nest, Phase, Plan, Product, Step
-from codegen.steps import step_buffers
+from codegen.plan.grammar import (
+    Array,
+    Exchange,
+    Expect,
+    KernelCall,
+    Nest,
+    Phase,
+    Plan,
+    Product,
+    Step,
+)
+from codegen.plan.steps import step_buffers
+from codegen.symbolic import expr
+from codegen.symbolic.expr import Expr, Sym
 
 _HEAD = """/*
  * How to read it: step() is the program of one rank. It calls compute phases, which know no rank:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from codegen.emit.operators import cast, infix, single
 from codegen.emit.spell import combined, element, literal, rounded, stored
 from codegen.functions import neutral
-from codegen.plan import Keep, Nest, Reduce, Store, Sweep
+from codegen.plan.grammar import Keep, Nest, Reduce, Store, Sweep
 
 if TYPE_CHECKING:
     from codegen.emit.phases import PhaseWriter

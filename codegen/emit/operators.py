@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from codegen.spelling import Binds, Text, within
+from codegen.symbolic.spelling import Binds, Text, within
 
 # How tightly an operator binds, and how tightly its left and right side have to.
 _SUM = (Binds.SUM, Binds.SUM, Binds.PRODUCT)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from math import gcd
 
-from codegen import expr
 from codegen.emit.cutting import NOINLINE
 from codegen.emit.lines import comment, source, wrapped
 from codegen.emit.nests import single_nest, start_rows, write_nest
@@ -27,11 +26,9 @@ from codegen.emit.spell import (
     suffix,
 )  # fmt: skip
 from codegen.errors import Place
-from codegen.expr import Expr, Sym
 from codegen.functions import FUNCTIONS, neutral
-from codegen.indexing import positions, ravel, waiting_room
 from codegen.mesh import part_of_block
-from codegen.plan import (
+from codegen.plan.grammar import (
     Buffer,
     KernelCall,
     Lane,
@@ -46,7 +43,10 @@ from codegen.plan import (
     Var,
     Work,
 )  # fmt: skip
-from codegen.spelling import Binds, Text, within
+from codegen.plan.indexing import positions, ravel, waiting_room
+from codegen.symbolic import expr
+from codegen.symbolic.expr import Expr, Sym
+from codegen.symbolic.spelling import Binds, Text, within
 
 
 class PhaseWriter:

@@ -12,14 +12,14 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
-from codegen import expr
 from codegen.dtypes import DType
 from codegen.emit.operators import call, cast, filled, single
-from codegen.expr import Call, Expr, Sym
 from codegen.functions import COMBINE, FUNCTIONS
-from codegen.indexing import placed
-from codegen.plan import Apply, Bound, Buffer, Integer, Literal, Load, Local, Node, Runtime
-from codegen.spelling import Binds, Text, c_operand
+from codegen.plan.grammar import Apply, Bound, Buffer, Integer, Literal, Load, Local, Node, Runtime
+from codegen.plan.indexing import placed
+from codegen.symbolic import expr
+from codegen.symbolic.expr import Call, Expr, Sym
+from codegen.symbolic.spelling import Binds, Text, c_operand
 
 _WORDS = frozenset(
     "auto break case char const continue default do double else enum extern float for goto if "

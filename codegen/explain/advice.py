@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from codegen import expr
 from codegen.explain.traffic import Traffic
-from codegen.expr import Expr
 from codegen.ir import Op, Value, layout_text
 from codegen.layouts.cuts import layout_of
 from codegen.layouts.demands import Demands
 from codegen.mesh import LayoutEntry
 from codegen.ops import Kernel, MatMul, Relayout, ShardMap
+from codegen.symbolic import expr
+from codegen.symbolic.expr import Expr
 
 LARGE = 1 << 20  # bytes that a rank then has, on however many ranks
 

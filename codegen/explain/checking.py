@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from codegen.indexing import loads
-from codegen.plan import (
+from codegen.plan.grammar import (
     Apply,
     Exchange,
     Expect,
@@ -26,7 +25,8 @@ from codegen.plan import (
     Step,
     Work,
 )  # fmt: skip
-from codegen.steps import step_buffers, walk_steps, work_buffers
+from codegen.plan.indexing import loads
+from codegen.plan.steps import step_buffers, walk_steps, work_buffers
 
 Key = int | str  # a buffer's number, or the name of what a nest keeps
 

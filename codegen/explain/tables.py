@@ -12,11 +12,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from codegen import expr, plan
 from codegen.errors import Place
 from codegen.explain import advice
 from codegen.explain.traffic import Meter, Traffic
-from codegen.expr import to_json
 from codegen.ir import Input, Module, Op, Region, Value, layout_text
 from codegen.kit import global_ops
 from codegen.layouts import propagation
@@ -34,8 +32,11 @@ from codegen.ops import (
     ShardMap,
     Update,
 )
+from codegen.plan import grammar as plan
+from codegen.plan.steps import walk_steps
 from codegen.printer import user_text
-from codegen.steps import walk_steps
+from codegen.symbolic import expr
+from codegen.symbolic.expr import to_json
 from codegen.trace.context import assigned_name
 
 if TYPE_CHECKING:

@@ -10,9 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from codegen import estimate, expr
 from codegen.errors import ProgramError
-from codegen.expr import Call, Expr
 from codegen.ir import ArrayType, Op, Shape
 from codegen.layouts.cuts import Cut
 from codegen.mesh import Mesh
@@ -31,6 +29,8 @@ from codegen.ops import (
     ScatterFrom,
 )
 from codegen.ops.exchanges import Fold
+from codegen.symbolic import estimate, expr
+from codegen.symbolic.expr import Call, Expr
 
 _COMBINED = {"add": "partial sums", "mul": "partial products", "max": "maxima", "min": "minima"}
 _MOVES = {Permute: "permute", BroadcastFrom: "broadcast", ScatterFrom: "scatter"}

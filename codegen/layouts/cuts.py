@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from codegen import expr
-from codegen.expr import Expr, IntLike, Sym, const
 from codegen.ir import Shape, Value
 from codegen.mesh import (
     Layout,
@@ -24,6 +22,8 @@ from codegen.mesh import (
     local_extent,
     local_offset,
 )  # fmt: skip
+from codegen.symbolic import expr
+from codegen.symbolic.expr import Expr, IntLike, Sym, const
 
 ZERO = const(0)
 

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from codegen import dtypes, expr
+from codegen import dtypes
 from codegen.dtypes import DType
-from codegen.expr import Expr
 from codegen.ir import ArrayType, Op, Shape, Value
 from codegen.kit import Builder
 from codegen.layouts import cuts
@@ -30,6 +29,8 @@ from codegen.ops import (
     Slice,
     Update,
 )
+from codegen.symbolic import expr
+from codegen.symbolic.expr import Expr
 
 
 class Localizer:

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypedDict
 
-from codegen import expr, mesh
+from codegen import mesh
 from codegen.errors import Place
-from codegen.expr import Expr, Sym
 from codegen.ir import ArrayType, Module, Op, Shape, Value
 from codegen.kit import Builder
 from codegen.layouts import cuts
@@ -27,6 +26,8 @@ from codegen.ops import (
     Slice,
 )
 from codegen.ops.group import Bounds, Near, Wraps
+from codegen.symbolic import expr
+from codegen.symbolic.expr import Expr, Sym
 
 
 class Boxes(TypedDict):

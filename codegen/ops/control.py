@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from codegen.expr import Expr, Sym
 from codegen.ir import ArrayType, Op, Value
 from codegen.layouts.cuts import Window
 from codegen.mesh import Layout
 from codegen.ops.kind import Array, Eval, Kind, Stated, Types
+from codegen.symbolic.expr import Expr, Sym
 
 if TYPE_CHECKING:
     from codegen.kit import Builder

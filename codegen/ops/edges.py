@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from codegen import expr
-from codegen.expr import Expr
 from codegen.ir import ArrayType, Op, Value
 from codegen.layouts.cuts import Window, of_result
 from codegen.ops.kind import Array, Eval, Kind, Types, layout_of
 from codegen.ops.sources import Full
 from codegen.ops.views import Broadcast, Slice, Update
+from codegen.symbolic import expr
+from codegen.symbolic.expr import Expr
 
 if TYPE_CHECKING:
     from codegen.kit import Builder

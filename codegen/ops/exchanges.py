@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from codegen import dtypes, expr
-from codegen.expr import Expr, Sym
+from codegen import dtypes
 from codegen.functions import neutral
 from codegen.ir import ArrayType, Op, Value
 from codegen.ops.group import Bounds, Group, Near, Wraps, common, poison, within
 from codegen.ops.kind import Array, Kind, Stated, Types, dropped, extents
+from codegen.symbolic import expr
+from codegen.symbolic.expr import Expr, Sym
 
 if TYPE_CHECKING:
     from codegen.claims import Claims

@@ -14,9 +14,9 @@ import numpy as np
 from codegen import dtypes
 from codegen.dtypes import DType
 from codegen.errors import InternalError, MatchingError, Place
-from codegen.expr import Expr, Sym, as_expr
 from codegen.functions import COMBINE, FUNCTIONS
 from codegen.ops.kind import Array, Eval
+from codegen.symbolic.expr import Expr, Sym, as_expr
 
 Bounds = tuple[tuple[Expr, Expr], ...]  # per dim: low, high
 # Along each axis: begin and end of the members that I read, and of my readers.

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from codegen import dtypes, gufunc
+from codegen import dtypes
+from codegen.image import gufunc
 from codegen.ir import ArrayType, Op, Value
 from codegen.ops.kind import Array, Eval, Stated, extents
 from codegen.ops.views import Broadcast
-from codegen.plan import Argument, KernelCall
+from codegen.plan.grammar import Argument, KernelCall
 
 if TYPE_CHECKING:
     from codegen.passes.checks import Checks

@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from numpy.typing import NDArray
 
-from codegen.expr import Expr, IntLike, Sym
-from codegen.indexing import Index
 from codegen.ir import ArrayType, Op, Shape, Value
 from codegen.layouts.cuts import Cut, Window, whole
 from codegen.mesh import Layout
-from codegen.plan import Node
+from codegen.plan.grammar import Node
+from codegen.plan.indexing import Index
+from codegen.symbolic.expr import Expr, IntLike, Sym
 
 if TYPE_CHECKING:  # what rules are given; it asks kinds in turn
-    from codegen.access import Resolver
     from codegen.claims import Claims
     from codegen.kit import Builder
     from codegen.layouts.localize import Localizer
     from codegen.passes.checks import Checks
     from codegen.passes.schedule import Scheduler
+    from codegen.plan.access import Resolver
 
 Types = Sequence[ArrayType]
 Array = NDArray[Any]

@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from codegen import dtypes, expr
-from codegen.expr import Expr
+from codegen import dtypes
 from codegen.functions import neutral
-from codegen.indexing import Index, loop_vars, or_zero, positions, ravel, with_bounds
 from codegen.ir import ArrayType, Op, Shape, Value
 from codegen.layouts.cuts import Cut, Window, whole
 from codegen.ops.kind import Array, Eval, Kind, Types, dropped, extents, layout_of
@@ -19,14 +17,17 @@ from codegen.ops.maps import Map
 from codegen.ops.reductions import AS_MAP
 from codegen.ops.sources import Full
 from codegen.ops.views import Broadcast
-from codegen.plan import Bound, Node, Store
+from codegen.plan.grammar import Bound, Node, Store
+from codegen.plan.indexing import Index, loop_vars, or_zero, positions, ravel, with_bounds
+from codegen.symbolic import expr
+from codegen.symbolic.expr import Expr
 
 if TYPE_CHECKING:
-    from codegen.access import Resolver
     from codegen.claims import Claims
     from codegen.kit import Builder
     from codegen.layouts.localize import Localizer
     from codegen.passes.schedule import Scheduler
+    from codegen.plan.access import Resolver
 
 
 # The ufunc that combines in place (`np.add.at`), by scatter's fn.

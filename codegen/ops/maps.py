@@ -12,19 +12,19 @@ from codegen import dtypes
 from codegen.dtypes import DType
 from codegen.errors import InternalError
 from codegen.functions import FUNCTIONS
-from codegen.indexing import Index
 from codegen.ir import ArrayType, Op, Value
 from codegen.layouts.cuts import Cut, Window
 from codegen.mesh import joined_layout
 from codegen.ops.exchanges import AllReduce
 from codegen.ops.kind import Array, Eval, Kind, Types, layout_of
-from codegen.plan import Node, apply
+from codegen.plan.grammar import Node, apply
+from codegen.plan.indexing import Index
 
 if TYPE_CHECKING:
-    from codegen.access import Resolver
     from codegen.kit import Builder
     from codegen.layouts.localize import Localizer
     from codegen.passes.checks import Checks
+    from codegen.plan.access import Resolver
 
 
 # Functions that give a number for numbers, and a finite one for finite ones.

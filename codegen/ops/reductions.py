@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from codegen import dtypes, expr, plan
-from codegen.expr import Expr
+from codegen import dtypes
 from codegen.functions import neutral
-from codegen.indexing import affine, loop_vars, positions, ravel, strides
 from codegen.ir import ArrayType, Op, Value
 from codegen.layouts.cuts import Cut, Window, whole
 from codegen.mesh import joined_layout
@@ -20,7 +18,11 @@ from codegen.ops.group import combine
 from codegen.ops.kind import Array, Eval, Kind, Types, dropped, layout_of
 from codegen.ops.maps import Map
 from codegen.ops.views import Broadcast
-from codegen.plan import Buffer
+from codegen.plan import grammar as plan
+from codegen.plan.grammar import Buffer
+from codegen.plan.indexing import affine, loop_vars, positions, ravel, strides
+from codegen.symbolic import expr
+from codegen.symbolic.expr import Expr
 
 if TYPE_CHECKING:
     from codegen.kit import Builder

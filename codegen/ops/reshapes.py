@@ -13,23 +13,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from codegen import expr
 from codegen.errors import InternalError
-from codegen.expr import Expr, product
 from codegen.groups import Group, groups, reshaped_layout
-from codegen.indexing import Index, match_dims, ravel
 from codegen.ir import ArrayType, Op, Shape, Value
 from codegen.layouts import cuts
 from codegen.layouts.cuts import Cut, Window
 from codegen.mesh import Mesh
 from codegen.ops.kind import Array, Eval, Types, extents, layout_of
 from codegen.ops.views import Slice, View
-from codegen.plan import Node
+from codegen.plan.grammar import Node
+from codegen.plan.indexing import Index, match_dims, ravel
+from codegen.symbolic import expr
+from codegen.symbolic.expr import Expr, product
 
 if TYPE_CHECKING:
-    from codegen.access import Resolver
     from codegen.kit import Builder
     from codegen.layouts.localize import Localizer
+    from codegen.plan.access import Resolver
 
 
 @dataclass(frozen=True)

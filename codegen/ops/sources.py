@@ -8,19 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from codegen import dtypes, expr
+from codegen import dtypes
 from codegen.dtypes import DType
-from codegen.expr import Expr
-from codegen.indexing import Index, ravel
 from codegen.ir import ArrayType, Op, Shape, Value
 from codegen.layouts.cuts import Window
 from codegen.ops.kind import Array, Eval, Kind, Types, extents
-from codegen.plan import Integer, Literal, Load, Node, Runtime
+from codegen.plan.grammar import Integer, Literal, Load, Node, Runtime
+from codegen.plan.indexing import Index, ravel
+from codegen.symbolic import expr
+from codegen.symbolic.expr import Expr
 
 if TYPE_CHECKING:
-    from codegen.access import Resolver
     from codegen.kit import Builder
     from codegen.layouts.localize import Localizer
+    from codegen.plan.access import Resolver
 
 
 

@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from codegen import expr, prove
 from codegen.errors import InternalError
-from codegen.expr import Expr, as_expr
-from codegen.indexing import Index, loop_vars, positions, ravel, rows_kept, waiting_room
 from codegen.ir import ArrayType, Op, Shape, Value
 from codegen.layouts.cuts import Cut, Window, of_operand, of_result, rolled, whole
 from codegen.ops.kind import Array, Eval, Kind, Types, extents, layout_of
-from codegen.plan import Node, Store
+from codegen.plan.grammar import Node, Store
+from codegen.plan.indexing import Index, loop_vars, positions, ravel, rows_kept, waiting_room
+from codegen.symbolic import expr, prove
+from codegen.symbolic.expr import Expr, as_expr
 
 if TYPE_CHECKING:
-    from codegen.access import Resolver
     from codegen.claims import Claims
     from codegen.kit import Builder
     from codegen.layouts.localize import Localizer
     from codegen.passes.schedule import Scheduler
+    from codegen.plan.access import Resolver
 
 
 

@@ -19,8 +19,8 @@ import numpy as np
 
 from codegen import dtypes
 from codegen.errors import InputError, LayoutError, MeshError, Place, SpmdError, UsageError
+from codegen.image.manifest import scalar_value
 from codegen.ir import Module, layout_text, walk
-from codegen.manifest import scalar_value
 from codegen.mesh import Layout, as_written
 from codegen.ops import ShardMap
 from codegen.oracle.common import Common

@@ -25,7 +25,6 @@ from codegen.errors import (
     MeshError,
     UsageError,
 )
-from codegen.expr import Sym
 from codegen.ir import Input, Module, Op, Region, Shape, Value
 from codegen.mesh import Layout
 from codegen.ops import (
@@ -43,6 +42,7 @@ from codegen.ops.group import Group, Member
 from codegen.ops.kind import Array, extents
 from codegen.oracle.common import rank_prefix, value_text
 from codegen.oracle.reference import evaluator
+from codegen.symbolic.expr import Sym
 
 # Kinds that are more than their result in NumPy.
 _APART = (RunScalar, Loop, Branch, Let, ShardMap, Print, Expect, Exchange)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from codegen.expr import Expr, IntLike, as_expr
 from codegen.ops.kind import Eval
+from codegen.symbolic.expr import Expr, IntLike, as_expr
 
 
 def evaluator(values: Mapping[str, int]) -> Eval:

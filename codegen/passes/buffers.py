@@ -13,13 +13,14 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from codegen import expr, indexing, prove
-from codegen.access import Resolver
-from codegen.expr import Expr
-from codegen.indexing import loop_vars, positions, ravel
 from codegen.ir import Module, Op, Region, Value, walk
 from codegen.ops import OPS, Branch, Exchange, Full, Loop, Nest, Update
-from codegen.plan import Buffer
+from codegen.plan import indexing
+from codegen.plan.access import Resolver
+from codegen.plan.grammar import Buffer
+from codegen.plan.indexing import loop_vars, positions, ravel
+from codegen.symbolic import expr, prove
+from codegen.symbolic.expr import Expr
 
 
 @dataclass

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from codegen.errors import InternalError, Place
-from codegen.plan import Exchange, Loop, Phase, Plan, Step
-from codegen.steps import inner_steps, step_buffers, walk_steps
+from codegen.plan.grammar import Exchange, Loop, Phase, Plan, Step
+from codegen.plan.steps import inner_steps, step_buffers, walk_steps
 
 
 def check_plan(plan: Plan) -> Plan:

@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from codegen import expr, mesh
+from codegen import mesh
 from codegen.errors import Place
 from codegen.ir import ArrayType, Module, Op, Region, Value, walk
 from codegen.kit import Builder
 from codegen.ops import POSITION, Branch, BroadcastFrom, Exchange, Expect, Loop, ShardMap
 from codegen.printer import axes_text
+from codegen.symbolic import expr
 from codegen.variance import InBody
 
 Axes = tuple[str, ...]

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from codegen import dtypes, expr
-from codegen.indexing import strides
+from codegen import dtypes
 from codegen.ir import Module, Op, Region, Shape, Value
 from codegen.kit import Builder
 from codegen.ops import POSITION, Expect, Gather, Iota, Reduce, Reshape
+from codegen.plan.indexing import strides
+from codegen.symbolic import expr
 
 _LATE = ("nan", "overflow")
 _NOWHERE = 2**63 - 1  # the first place where nothing is found

@@ -12,10 +12,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from codegen import expr
-from codegen.access import Points, Resolver
-from codegen.expr import Expr
-from codegen.indexing import loads
 from codegen.ir import Module, Op, Region, Value, free_values
 from codegen.ops import (
     Barrier,
@@ -30,7 +26,11 @@ from codegen.ops import (
     Reduce,
     Update,
 )
-from codegen.plan import Apply, Bound, Node, Var
+from codegen.plan.access import Points, Resolver
+from codegen.plan.grammar import Apply, Bound, Node, Var
+from codegen.plan.indexing import loads
+from codegen.symbolic import expr
+from codegen.symbolic.expr import Expr
 
 LARGEST = 200  # functions in one nest: compilers take more than linear time for a loop
 WIDEST = 16  # arrays that a nest reads: caches keep few streams apart

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from codegen import expr
 from codegen.claims import Claims, where
 from codegen.errors import LayoutError
-from codegen.expr import Expr, const
 from codegen.ir import Module, Op, Region, Shape, Value, layout_text
 from codegen.mesh import Layout, local_extent
 from codegen.ops import Branch, Loop
 from codegen.printer import axes_text, user_text
-from codegen.sampling import Facts, first_failure
+from codegen.symbolic import expr
+from codegen.symbolic.expr import Expr, const
+from codegen.symbolic.sampling import Facts, first_failure
 
 
 def check(program: Module) -> Module:

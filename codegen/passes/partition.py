@@ -12,8 +12,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from codegen import expr
-from codegen.expr import Expr
 from codegen.ir import ArrayType, Module, Op, Output, Region, Value
 from codegen.layouts import cuts
 from codegen.layouts.cuts import Window, home
@@ -34,6 +32,8 @@ from codegen.ops import (
     Update,
 )
 from codegen.ops.views import begin
+from codegen.symbolic import expr
+from codegen.symbolic.expr import Expr
 
 
 def partition(graph: Module) -> Module:

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from codegen import expr
 from codegen.errors import Place
 from codegen.ir import Module, Op, Region, Shape, Value, used_values
 from codegen.kit import Builder
@@ -29,6 +28,7 @@ from codegen.ops import (
     Slice,
     Update,
 )
+from codegen.symbolic import expr
 
 # ops without effect, dropped when nobody reads them
 _FREE = (Map, Full, Slice, Broadcast, Relayout)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from codegen.ir import Module, Op, Value, walk
 from codegen.ops import Loop
-from codegen.plan import Buffer
+from codegen.plan.grammar import Buffer
 
 Ring = tuple[Buffer, ...]
 Axes = frozenset[str]

@@ -10,18 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from codegen import expr, ops
-from codegen.access import Points, Resolver
+from codegen import ops
 from codegen.dtypes import DType
 from codegen.errors import InternalError, Place
-from codegen.exchanges import Exchanges
-from codegen.expr import Expr, Sym
-from codegen.flatten import flattened
-from codegen.gufunc import Parameter
-from codegen.indexing import loop_vars, positions, ravel
+from codegen.image.gufunc import Parameter
 from codegen.ir import Module, Op, Region, Value
 from codegen.ops import Kind
-from codegen.plan import (
+from codegen.plan.access import Points, Resolver
+from codegen.plan.exchanges import Exchanges
+from codegen.plan.flatten import flattened
+from codegen.plan.grammar import (
     Array,
     Branch,
     Buffer,
@@ -44,6 +42,9 @@ from codegen.plan import (
     Var,
     Work,
 )  # fmt: skip
+from codegen.plan.indexing import loop_vars, positions, ravel
+from codegen.symbolic import expr
+from codegen.symbolic.expr import Expr, Sym
 
 
 def schedule(

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from codegen.access import Resolver
-from codegen.indexing import loads, loop_vars, positions, ravel, rows_kept
 from codegen.ir import Module, Op, Region, Use, Value
 from codegen.ops import (
     Branch,
@@ -27,6 +25,8 @@ from codegen.ops import (
 )
 from codegen.ops.sources import Source
 from codegen.ops.views import View
+from codegen.plan.access import Resolver
+from codegen.plan.indexing import loads, loop_vars, positions, ravel, rows_kept
 
 DEEPEST = 40  # ops in one expression: unrolled loops chain without end, compilers recurse
 

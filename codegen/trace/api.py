@@ -14,13 +14,13 @@ from typing import Any, TypeVar, overload
 
 from codegen.errors import UsageError
 from codegen.places import user_place
-from codegen.trace import mapping
 from codegen.trace.array import Array
 from codegen.trace.context import eager_current, require_context
+from codegen.trace.control.source import convert
 from codegen.trace.kernel_call import Kernel
-from codegen.trace.layouts import Dim
 from codegen.trace.program import Program, parse_parameter, program
-from codegen.trace.source import convert
+from codegen.trace.ranks import mapping
+from codegen.trace.ranks.layouts import Dim
 from codegen.user.layouts import replicated
 from codegen.user.signatures import check_call
 from codegen.user.windows import Start
@@ -73,28 +73,32 @@ _TABLE: dict[str, tuple[str, ...]] = {
     "input": ("declare", "input_"), "scalar": ("declare",), "require": ("declare",),
     "mesh": ("declare",), "print": ("declare", "print_"),
     # the mesh
-    "axis_index": ("communicate",), "axis_size": ("communicate",),
-    "index": ("communicate", "axis_index"), "ranks": ("declare", "number_of_ranks"),
+    "axis_index": ("ranks.communicate",), "axis_size": ("ranks.communicate",),
+    "index": ("ranks.communicate", "axis_index"), "ranks": ("declare", "number_of_ranks"),
     # exchange
-    "ppermute": ("communicate",), "all_gather": ("communicate",),
-    "all_to_all": ("communicate",), "barrier": ("communicate",),
-    "psum": ("combining",), "pprod": ("combining",), "pmax": ("combining",),
-    "pmin": ("combining",), "pmean": ("combining",), "psum_scatter": ("combining",),
-    "pand": ("combining",), "por": ("combining",), "pxor": ("combining",),
-    "preduce": ("combining",), "pscan": ("combining",), "pexscan": ("combining",),
-    "pargmax": ("combining",), "pargmin": ("combining",),
-    "all_ranks": ("combining",), "any_ranks": ("combining",),
-    "pbroadcast": ("rooted",), "pgather": ("rooted",), "pscatter": ("rooted",),
+    "ppermute": ("ranks.communicate",), "all_gather": ("ranks.communicate",),
+    "all_to_all": ("ranks.communicate",), "barrier": ("ranks.communicate",),
+    "psum": ("ranks.combining",), "pprod": ("ranks.combining",), "pmax": ("ranks.combining",),
+    "pmin": ("ranks.combining",), "pmean": ("ranks.combining",),
+    "psum_scatter": ("ranks.combining",), "pand": ("ranks.combining",), "por": ("ranks.combining",),
+    "pxor": ("ranks.combining",), "preduce": ("ranks.combining",), "pscan": ("ranks.combining",),
+    "pexscan": ("ranks.combining",), "pargmax": ("ranks.combining",),
+    "pargmin": ("ranks.combining",), "all_ranks": ("ranks.combining",),
+    "any_ranks": ("ranks.combining",), "pbroadcast": ("ranks.rooted",),
+    "pgather": ("ranks.rooted",), "pscatter": ("ranks.rooted",),
     # arrays
-    "blocks": ("blocks", "Blocks"), "zeros": ("creation",), "ones": ("creation",),
-    "empty": ("creation",), "full": ("creation",), "arange": ("creation",), "eye": ("creation",),
-    "identity": ("creation",), "linspace": ("creation",), "asarray": ("creation",),
-    "array": ("creation",), "zeros_like": ("creation",), "ones_like": ("creation",),
-    "empty_like": ("creation",), "full_like": ("creation",), "like": ("creation",),
-    "dynamic_slice": ("creation",), "dynamic_update_slice": ("creation",),
+    "blocks": ("control.blocks", "Blocks"), "zeros": ("numpy.creation",),
+    "ones": ("numpy.creation",), "empty": ("numpy.creation",), "full": ("numpy.creation",),
+    "arange": ("numpy.creation",), "eye": ("numpy.creation",), "identity": ("numpy.creation",),
+    "linspace": ("numpy.creation",), "asarray": ("numpy.creation",), "array": ("numpy.creation",),
+    "zeros_like": ("numpy.creation",), "ones_like": ("numpy.creation",),
+    "empty_like": ("numpy.creation",), "full_like": ("numpy.creation",),
+    "like": ("numpy.creation",), "dynamic_slice": ("numpy.creation",),
+    "dynamic_update_slice": ("numpy.creation",),
     # control flow
-    "range": ("ranges", "spmd_range"), "fori_loop": ("functional",), "while_loop": ("functional",),
-    "cond": ("functional",), "switch": ("functional",), "scan": ("functional",),
+    "range": ("control.ranges", "spmd_range"), "fori_loop": ("control.functional",),
+    "while_loop": ("control.functional",), "cond": ("control.functional",),
+    "switch": ("control.functional",), "scan": ("control.functional",),
 }  # fmt: skip
 
 PUBLIC: dict[str, Callable[..., Any]] = {}  # those that were asked for

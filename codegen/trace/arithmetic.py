@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from codegen import expr
-from codegen.expr import Expr, Sym
-from codegen.trace import dispatch
+from codegen.symbolic import expr
+from codegen.symbolic.expr import Expr, Sym
 from codegen.trace.array import as_array
-from codegen.trace.elementwise import bitwise, operate
 from codegen.trace.expecting import nonzero
 from codegen.trace.number import DEEPEST, Number, expr_of, number
+from codegen.trace.numpy import dispatch
+from codegen.trace.numpy.elementwise import bitwise, operate
 
 
 def _arithmetic(symbolic: Any, ufunc: str, truth: bool = False, divides: bool = False) -> Any:

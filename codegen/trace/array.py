@@ -15,23 +15,24 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from codegen import dtypes, expr
+from codegen import dtypes
 from codegen.errors import (
     MissingError,
     ProgramError,
     TracedValueError,
     UnsupportedError,
 )
-from codegen.expr import Expr
 from codegen.ir import ArrayType, Shape, Value
 from codegen.mesh import Layout, Mesh, as_written, local_extent
 from codegen.ops import Relayout, Symbolic
 from codegen.places import user_place
+from codegen.symbolic import expr
+from codegen.symbolic.expr import Expr
 from codegen.trace import view as views
 from codegen.trace.constants import array_value, cast_value, default_dtype, full_value
 from codegen.trace.context import Context, refuse_constant, refuse_constant_write, require_context
 from codegen.trace.number import UNHASHED, Number, choose, number, where_asked
-from codegen.trace.refused import REMEDIES
+from codegen.trace.numpy.refused import REMEDIES
 from codegen.trace.storage import Known, Storage
 from codegen.user.numbers import element_type
 

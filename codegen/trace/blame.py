@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from codegen.errors import ProgramError, SpmdError, UnsupportedError
-from codegen.expr import Expr
 from codegen.places import user_place
+from codegen.symbolic.expr import Expr
 from codegen.trace.array import Array, Number
 
 _MISTAKES = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError)

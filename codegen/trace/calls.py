@@ -14,15 +14,16 @@ import numpy as np
 
 from codegen.errors import ShapeError, TracedValueError
 from codegen.places import user_place
-from codegen.trace import known, mathematics
+from codegen.trace import known
 from codegen.trace.array import Array, as_array, is_traced
 from codegen.trace.context import Context
-from codegen.trace.dispatch import aware, elsewhere
-from codegen.trace.elementwise import maximum, minimum
-from codegen.trace.logic import truth
+from codegen.trace.control.source import convert
+from codegen.trace.control.stateful import hashed, identity, iterating, ordered, watched
 from codegen.trace.number import Number, condition_of, expr_of, number
-from codegen.trace.source import convert
-from codegen.trace.stateful import hashed, identity, iterating, ordered, watched
+from codegen.trace.numpy import mathematics
+from codegen.trace.numpy.dispatch import aware, elsewhere
+from codegen.trace.numpy.elementwise import maximum, minimum
+from codegen.trace.numpy.logic import truth
 from codegen.user import tree
 
 

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from codegen import dtypes, expr
+from codegen import dtypes
 from codegen.dtypes import DType
 from codegen.errors import DtypeError, ShapeError
 from codegen.ir import Shape, Value
 from codegen.ops import Broadcast, Const, Full, Iota, Map
 from codegen.places import user_place
+from codegen.symbolic import expr
 from codegen.trace.context import Context
 from codegen.user.numbers import element_type, rounded
 

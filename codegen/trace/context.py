@@ -16,14 +16,14 @@ from weakref import WeakSet
 
 import numpy as np
 
-from codegen import expr
 from codegen.errors import Place, ProgramError, TracedValueError
-from codegen.expr import Expr, Sym
 from codegen.ir import ArrayType, Condition, Input, Op, Region, Scalar, Value
 from codegen.layouts import propagation
 from codegen.mesh import Axis, Layout, Mesh
 from codegen.ops import Kind
 from codegen.places import user_frame, user_place
+from codegen.symbolic import expr
+from codegen.symbolic.expr import Expr, Sym
 from codegen.user import eager
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from codegen import dtypes, expr
+from codegen import dtypes
 from codegen.dtypes import DType
 from codegen.errors import (
     LayoutError,
@@ -22,7 +22,6 @@ from codegen.errors import (
     TracedValueError,
     UsageError,
 )
-from codegen.expr import Expr, Sym
 from codegen.ir import (
     ArrayType,
     Input,
@@ -36,12 +35,16 @@ from codegen.ir import (
 from codegen.mesh import Layout, checked_text, local_offset
 from codegen.ops import Full, Iota, Map, Print, Reshape, RunScalar
 from codegen.places import user_place
-from codegen.trace import constants, elementwise, known, mapping, view
+from codegen.symbolic import expr
+from codegen.symbolic.expr import Expr, Sym
+from codegen.trace import constants, known, view
 from codegen.trace.array import Array, Number, as_array, local_shape, number, wrap
 from codegen.trace.context import Context, require_context
-from codegen.trace.layouts import by_rules, layout_of
+from codegen.trace.control.source import given
 from codegen.trace.number import DEEPEST, condition_of, expr_of
-from codegen.trace.source import given
+from codegen.trace.numpy import elementwise
+from codegen.trace.ranks import mapping
+from codegen.trace.ranks.layouts import by_rules, layout_of
 from codegen.user.layouts import MeshName
 from codegen.user.numbers import element_type, rounded
 from codegen.user.sameness import check_same, declared_twice, text_and_form

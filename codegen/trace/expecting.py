@@ -11,17 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from codegen import dtypes, expr
+from codegen import dtypes
 from codegen.errors import ProgramError, ShapeError
-from codegen.expr import Expr
 from codegen.ir import Shape, Value
 from codegen.ops import POSITION, Expect, Map
 from codegen.places import user_place
+from codegen.symbolic import expr
+from codegen.symbolic.expr import Expr
 from codegen.trace.array import Number, as_array, as_value, is_traced
 from codegen.trace.constants import broadcast_value
 from codegen.trace.context import Context, require_context
+from codegen.trace.control.regions import condition
 from codegen.trace.number import expr_of, number
-from codegen.trace.regions import condition
 from codegen.trace.view import index_value
 
 AT = object()  # in a text: the index of the first element that does not hold

@@ -21,7 +21,7 @@ from codegen.places import is_library_file, user_frame
 from codegen.trace import known
 from codegen.trace.array import Array, as_array, is_traced
 from codegen.trace.context import Context, refuse_constant_write
-from codegen.trace.joining import Joiner
+from codegen.trace.numpy.joining import Joiner
 from codegen.user import tree
 from codegen.user.numbers import element_type, rounded
 

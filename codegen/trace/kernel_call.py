@@ -16,17 +16,18 @@ from typing import Any
 
 import numpy as np
 
-from codegen import expr, gufunc
 from codegen.errors import KernelError, Place
-from codegen.gufunc import Signature
-from codegen.kernel_source import Reading
+from codegen.image import gufunc
+from codegen.image.gufunc import Signature
+from codegen.image.kernel_source import Reading
 from codegen.places import user_place
+from codegen.symbolic import expr
 from codegen.trace.array import Array, Number
 from codegen.trace.context import eager_current, require_context
-from codegen.trace.elementwise import same_extent
+from codegen.trace.control.source import find
 from codegen.trace.kernel_op import emit
 from codegen.trace.kernel_trial import try_made_up
-from codegen.trace.source import find
+from codegen.trace.numpy.elementwise import same_extent
 from codegen.user import windows
 from codegen.user.windows import Form, Start
 

@@ -11,14 +11,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from codegen import expr, ops
-from codegen.gufunc import ONLY
+from codegen import ops
+from codegen.image.gufunc import ONLY
 from codegen.ir import ArrayType, Value
 from codegen.mesh import Layout, LayoutEntry
 from codegen.ops import Edge, Full, Relayout, Roll
-from codegen.trace import joining
+from codegen.symbolic import expr
 from codegen.trace.array import Array, Number, as_array, as_value, full_value, wrap
 from codegen.trace.context import Context
+from codegen.trace.numpy import joining
 from codegen.user import windows
 from codegen.user.windows import Form, Start
 

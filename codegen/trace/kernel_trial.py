@@ -15,9 +15,9 @@ import numpy as np
 
 from codegen import dtypes
 from codegen.errors import KernelError
-from codegen.expr import Expr
+from codegen.symbolic.expr import Expr
 from codegen.trace.array import Array, Number
-from codegen.trace.reads import digest
+from codegen.trace.control.reads import digest
 from codegen.user.trial import call, try_parts
 from codegen.user.windows import Form, Start
 

@@ -11,13 +11,14 @@ import numpy as np
 
 from codegen.errors import DtypeError, UnsupportedError
 from codegen.places import user_place
-from codegen.trace import composite, dispatch, elementwise, index, mapping, mathematics
 from codegen.trace.arithmetic import NumberMethods
 from codegen.trace.array import Array, unsupported
-from codegen.trace.elementwise import operate
-from codegen.trace.masks import Chosen
 from codegen.trace.number import Number
-from codegen.trace.refused import ATTRIBUTES
+from codegen.trace.numpy import composite, dispatch, elementwise, index, mathematics
+from codegen.trace.numpy.elementwise import operate
+from codegen.trace.numpy.masks import Chosen
+from codegen.trace.numpy.refused import ATTRIBUTES
+from codegen.trace.ranks import mapping
 
 
 def _binary(ufunc: str) -> Any:

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from codegen import expr
 from codegen.errors import TracedValueError
-from codegen.expr import Expr
 from codegen.places import user_place
+from codegen.symbolic import expr
+from codegen.symbolic.expr import Expr
 from codegen.trace.context import refuse_constant
-from codegen.trace.source import why_unconverted
+from codegen.trace.control.source import why_unconverted
 
 UNHASHED = (
     "np.array([...])[k] looks a number up; if and elif choose; ppermute takes perm=[(0, 1), …]"

@@ -29,12 +29,14 @@ from codegen.ir import Condition, Module
 from codegen.layouts.choosing import choose
 from codegen.mesh import Axis, Layout, Mesh, checked_count, checked_sizes
 from codegen.places import place_in, program_files, user_place
-from codegen.trace import control, methods, source
+from codegen.trace import methods
 from codegen.trace.context import Context, Limits
-from codegen.trace.letting import Bounds, bounds_of
-from codegen.trace.outside import Outside
-from codegen.trace.returned import outputs_of
-from codegen.trace.source import convert
+from codegen.trace.control import hooks as control
+from codegen.trace.control import source
+from codegen.trace.control.letting import Bounds, bounds_of
+from codegen.trace.control.outside import Outside
+from codegen.trace.control.returned import outputs_of
+from codegen.trace.control.source import convert
 
 # The tracer's modules import downwards only; what those below need of those above they get here.
 methods.attach()

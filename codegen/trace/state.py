@@ -16,12 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from codegen import dtypes, expr
+from codegen import dtypes
 from codegen.dtypes import DType
 from codegen.ir import ArrayType, Shape
 from codegen.layouts import propagation
 from codegen.mesh import Layout
 from codegen.places import is_user_file
+from codegen.symbolic import expr
 from codegen.trace.array import Array, Number
 
 UNDEFINED: Any = type("Undefined", (), {"__repr__": lambda self: "no value"})()

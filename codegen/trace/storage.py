@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from codegen import expr
 from codegen.dtypes import DType
 from codegen.ir import ArrayType, Value
 from codegen.places import user_place
+from codegen.symbolic import expr
 from codegen.trace import view
 from codegen.trace.constants import array_value, broadcast_value, constant_value
 from codegen.trace.context import Context

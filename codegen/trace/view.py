@@ -18,10 +18,10 @@ import numpy as np
 from codegen import dtypes, ops
 from codegen.dtypes import DType
 from codegen.errors import ProgramError
-from codegen.expr import Expr, const
 from codegen.functions import FUNCTIONS
 from codegen.ir import Shape, Value
 from codegen.places import user_place
+from codegen.symbolic.expr import Expr, const
 from codegen.trace.context import Context
 
 

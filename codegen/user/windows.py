@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from codegen.errors import KernelError
-from codegen.gufunc import Follows
+from codegen.image.gufunc import Follows
 from codegen.places import user_place
 
 Sides = tuple[int, int]

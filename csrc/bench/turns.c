@@ -1,5 +1,5 @@
 /* Turns of a collective that is measured outside of images, by MPI or by hand: what goes into each
- * of them differs from the last one, and what must come out is known. spmd/bench_programs.py has
+ * of them differs from the last one, and what must come out is known. spmd/bench/programs.py has
  * the same turns as programs. */
 #include "measure.h"
 

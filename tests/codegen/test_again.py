@@ -29,8 +29,8 @@ import pytest
 import spmd
 from codegen.errors import ProgramError
 from codegen.printer import module_text
-from codegen.trace import source
-from codegen.trace.reads import digest
+from codegen.trace.control import source
+from codegen.trace.control.reads import digest
 
 TABLE = np.arange(2000.0)
 SETTINGS = {"s": [3.0]}

@@ -9,8 +9,8 @@ import struct
 
 import pytest
 
-from codegen import link, manifest
 from codegen.compile import build, lower
+from codegen.image import link, manifest
 from tests.codegen import sample_programs
 
 PROGRAMS = ("ring_allreduce", "branches", "halo", "in_place")

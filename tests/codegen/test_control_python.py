@@ -14,7 +14,7 @@ import pytest
 
 from codegen.mesh import Axis, Mesh
 from codegen.places import last
-from codegen.trace import source
+from codegen.trace.control import source
 from codegen.trace.context import Context
 
 # ruff: noqa

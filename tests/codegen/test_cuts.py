@@ -7,9 +7,10 @@ import itertools
 import numpy as np
 import pytest
 
-from codegen import expr, mesh
+from codegen import mesh
 from codegen.layouts import cuts
 from codegen.layouts.cuts import Cut
+from codegen.symbolic import expr
 
 MESH = mesh.Mesh((mesh.Axis("x"),))
 SLICES = [

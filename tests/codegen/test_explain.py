@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 
 import spmd
-from codegen import expr
 from codegen.compile import Levels, lower
 from codegen.describe import manifest_of, notes_of
 from codegen.explain.tables import tables
 from codegen.explain.traffic import unclipped
+from codegen.image.manifest import evaluate
 from codegen.ir import walk
-from codegen.manifest import evaluate
 from codegen.mesh import local_extent, local_offset
 from codegen.naming import Naming
 from codegen.printer import module_text
+from codegen.symbolic import expr
 from spmd import layouts
-from spmd.formulas import infix, rounded_up
+from spmd.verify.formulas import infix, rounded_up
 
 
 @spmd.program(mesh=("x", "y"))

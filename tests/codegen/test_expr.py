@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from codegen import expr, mesh, spelling
-from codegen.expr import EVALUATE, Expr, Sym, const, symbol
+from codegen import mesh
+from codegen.symbolic import expr, spelling
+from codegen.symbolic.expr import EVALUATE, Expr, Sym, const, symbol
 
 N = Sym("n", "size", const(1))
 I = Sym("i", "coord", const(0), symbol(N) - 1)  # noqa: E741

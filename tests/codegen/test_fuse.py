@@ -6,8 +6,8 @@ import pytest
 import spmd
 from codegen.compile import lower
 from codegen.passes.fuse import LARGEST
-from codegen.plan import Apply, Keep, Nest, Phase, Reduce, Store
-from codegen.steps import walk_steps
+from codegen.plan.grammar import Apply, Keep, Nest, Phase, Reduce, Store
+from codegen.plan.steps import walk_steps
 
 F64 = np.float64
 

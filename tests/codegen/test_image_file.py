@@ -7,9 +7,9 @@ import subprocess
 
 import pytest
 
-from codegen import link, manifest
 from codegen.compile import build
 from codegen.errors import EnvironmentFault, ImageError, InputError, VersionError
+from codegen.image import link, manifest
 from tests.codegen import sample_programs
 from tests.conftest import ROOT
 

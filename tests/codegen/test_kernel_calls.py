@@ -9,7 +9,7 @@ import spmd
 from codegen.compile import lower
 from codegen.errors import KernelError
 from codegen.explain.tables import tables
-from codegen.kernel_source import Reading
+from codegen.image.kernel_source import Reading
 from codegen.oracle import interpret
 from codegen.passes.check import check
 from codegen.passes.matching import check as check_matching

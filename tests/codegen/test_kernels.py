@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import spmd
-from codegen import expr
 from codegen.dtypes import BY_NAME
 from codegen.errors import KernelError
-from codegen.gufunc import Parameter
-from codegen.kernels import compile_kernel
+from codegen.image.gufunc import Parameter
+from codegen.image.kernels import compile_kernel
+from codegen.symbolic import expr
 from codegen.trace.number import Number
 
 F32, F64, I64 = BY_NAME["float32"], BY_NAME["float64"], BY_NAME["int64"]

@@ -3,7 +3,7 @@
 import pytest
 
 from codegen.compile import lower
-from codegen.plan_text import plan_text
+from codegen.plan.text import plan_text
 from codegen.printer import module_text
 from tests.codegen import sample_programs
 

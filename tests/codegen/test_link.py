@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from codegen import link, manifest, programs
 from codegen.errors import EnvironmentFault, InternalError
+from codegen.image import link, manifest, programs
 from tests.conftest import Launch
 
 SOURCE = "int unused;\n"

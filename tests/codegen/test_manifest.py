@@ -10,10 +10,12 @@ import zlib
 
 import pytest
 
-from codegen import dtypes, elf, link, manifest, schema
+from codegen import dtypes
 from codegen.compile import build
 from codegen.errors import ImageError, InputError, SpmdError, VersionError
-from spmd import arguments, ledger_row, show, sizes
+from codegen.image import elf, link, manifest, schema
+from spmd import arguments, ledger_row, show
+from spmd.launch import sizes
 from spmd.ledger import Ledger
 from tests.codegen import sample_programs
 
@@ -322,7 +324,7 @@ def test_every_segment_stands_on_pages_of_its_own(data):
 
 def test_no_damage_to_the_tables_of_the_linker_ends_this_process(data):
     """Bytes changed in all that the linker reads: refused, or loaded by a child that lives."""
-    from spmd import loader
+    from spmd.launch import loader
 
     draw = random.Random(5)
     sections = elf.read_sections(data)[1]

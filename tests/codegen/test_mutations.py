@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 import spmd
-from codegen import expr
 from codegen.dtypes import BOOL, INT64
 from codegen.errors import InternalError, LayoutError, MatchingError
-from codegen.expr import const
 from codegen.ir import ArrayType, Op, Region, Value, walk
 from codegen.ops import Branch, Exchange, Full, Loop, Map, Symbolic
 from codegen.passes.check import check
 from codegen.passes.matching import check as check_matching
 from codegen.passes.partition import partition
 from codegen.passes.uniform import check_uniform
+from codegen.symbolic import expr
+from codegen.symbolic.expr import const
 from examples.heat import heat
 from tests.codegen.sample_programs import branches, halo, in_place, ring_allreduce
 

@@ -7,10 +7,11 @@ import itertools
 import numpy as np
 import pytest
 
-from codegen import expr, mesh
-from codegen.expr import Sym, const, symbol
+from codegen import mesh
 from codegen.layouts import cuts
 from codegen.mesh import Axis, Mesh
+from codegen.symbolic import expr
+from codegen.symbolic.expr import Sym, const, symbol
 
 X, Y = Axis("x"), Axis("y")
 MESH = Mesh((X, Y))

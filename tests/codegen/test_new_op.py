@@ -13,15 +13,16 @@ from typing import Any
 import numpy as np
 
 import spmd
-from codegen import expr, plan
 from codegen.compile import lower
-from codegen.expr import Expr
-from codegen.indexing import Index, loop_vars, positions, ravel
 from codegen.ir import ArrayType, Op, Shape, walk
 from codegen.layouts.cuts import given
 from codegen.ops import OPS, AllGather, Halo, Kind, Redistribute
 from codegen.ops.kind import layout_of
 from codegen.oracle import interpret
+from codegen.plan import grammar as plan
+from codegen.plan.indexing import Index, loop_vars, positions, ravel
+from codegen.symbolic import expr
+from codegen.symbolic.expr import Expr
 from codegen.trace.array import as_array, wrap
 from codegen.trace.context import require_context
 

@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 
-from codegen import dtypes, expr, mesh, ops
+from codegen import dtypes, mesh, ops
 from codegen.errors import InputError, InternalError, MatchingError, MeshError, Place, UsageError
-from codegen.expr import Sym, const, symbol
 from codegen.ir import ArrayType, Condition, Input, Module, Op, Output, Region, Scalar, Value
 from codegen.mesh import Axis, Mesh
 from codegen.oracle.interpret import run
+from codegen.symbolic import expr
+from codegen.symbolic.expr import Sym, const, symbol
 
 RING = Mesh((Axis("r"),))
 GRID = Mesh((Axis("x"), Axis("y")))

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from codegen import dtypes
-from codegen.expr import as_expr
 from codegen.functions import BY_UFUNC
 from codegen.ops import OPS, Exchange, Kind
 from codegen.oracle.reference import evaluator
+from codegen.symbolic.expr import as_expr
 
 
 def apply(kind, *operands, **attrs):

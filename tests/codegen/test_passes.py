@@ -13,8 +13,19 @@ from codegen.ir import walk
 from codegen.passes.check import check
 from codegen.passes.check_plan import check_plan
 from codegen.passes.store import DEEPEST
-from codegen.plan import Branch, Exchange, Keep, Literal, Load, Loop, Nest, Phase, Reduce, Store
-from codegen.steps import walk_steps
+from codegen.plan.grammar import (
+    Branch,
+    Exchange,
+    Keep,
+    Literal,
+    Load,
+    Loop,
+    Nest,
+    Phase,
+    Reduce,
+    Store,
+)
+from codegen.plan.steps import walk_steps
 from tests.codegen import sample_programs
 
 

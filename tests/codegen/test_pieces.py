@@ -7,8 +7,8 @@ import spmd
 from codegen.compile import lower
 from codegen.ir import walk
 from codegen.passes.pieces import in_pieces
-from codegen.plan import Loop, Phase, Store
-from codegen.steps import walk_steps
+from codegen.plan.grammar import Loop, Phase, Store
+from codegen.plan.steps import walk_steps
 
 N = 20
 

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from codegen import expr, mesh, prove
+from codegen import mesh
 from codegen.errors import ProgramError
-from codegen.expr import Expr, Sym, const, symbol
 from codegen.mesh import Axis
+from codegen.symbolic import expr, prove
+from codegen.symbolic.expr import Expr, Sym, const, symbol
 
 X, Y = Axis("x"), Axis("y")
 n = X.size

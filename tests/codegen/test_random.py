@@ -11,7 +11,7 @@ import spmd
 from codegen import philox
 from codegen.oracle.interpret import run
 from codegen.passes.partition import partition
-from codegen.trace import random
+from codegen.trace.numpy import random
 
 # Of the authors' own library, Random123: tests/kat_vectors, philox4x32 10.
 KNOWN = [

@@ -12,8 +12,8 @@ import spmd
 from codegen.compile import lower
 from codegen.errors import InternalError
 from codegen.passes.check_plan import check_plan
-from codegen.plan import Load, Loop, Phase, Plan, Store
-from codegen.steps import walk_steps
+from codegen.plan.grammar import Load, Loop, Phase, Plan, Store
+from codegen.plan.steps import walk_steps
 
 N = 13
 

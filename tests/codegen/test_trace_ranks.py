@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 import spmd
-from codegen import expr
 from codegen.errors import (
     CarryError,
     DtypeError,
@@ -19,6 +18,7 @@ from codegen.errors import (
 )
 from codegen.ir import walk
 from codegen.oracle import interpret
+from codegen.symbolic import expr
 from codegen.trace.number import number
 
 SIZES = (1, 2, 3, 5, 8)

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from mpi4py import MPI
 
-from spmd import launch, transport
 from spmd.engine import ffi, lib
+from spmd.launch import processes as launch
+from spmd.launch import transport
 from tests.engine.harness import Images, Job, check
 
 comm = MPI.COMM_WORLD

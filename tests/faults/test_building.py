@@ -10,7 +10,8 @@ import pytest
 
 import spmd
 from codegen.errors import UsageError
-from spmd import cli, limits
+from spmd import cli
+from spmd.launch import limits
 from tests.conftest import run
 
 SOURCE = """

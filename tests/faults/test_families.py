@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from codegen.errors import EnvironmentFault
-from spmd import launchers
+from spmd.launch import launchers
 from tests.conftest import Finished, run
 
 MEAN = '''
@@ -34,7 +34,7 @@ def mean(n: int = 1000):
 
 FAMILIES = {".venv": launchers.MPICH, ".venv-openmpi": launchers.OPEN_MPI}
 SLURM = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "2"}
-VERSION = "from spmd import launchers; print(launchers.library().Get_library_version())"
+VERSION = "from spmd.launch import launchers; print(launchers.library().Get_library_version())"
 # As srun --mpi=none starts two processes; $0 is Python.
 SRUN = """
 SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 "$0" "$@" & other=$!

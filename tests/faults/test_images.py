@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from codegen import manifest
+from codegen.image import manifest
 
 PROGRAM = """
 import numpy as np

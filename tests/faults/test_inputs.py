@@ -12,7 +12,7 @@ import pytest
 
 import spmd
 from codegen.errors import InputError
-from spmd import npy
+from spmd.files import npy
 from tests.conftest import run
 from tests.faults.test_launch import TAKES_INPUT
 from tests.spmd.array_files import open_input, write

@@ -12,7 +12,8 @@ import pytest
 
 from codegen import places
 from codegen.errors import InternalError, ProgramError, SpmdError
-from spmd import presence, report, source
+from spmd import report, source
+from spmd.launch import presence
 
 HEAD = """import numpy as np
 import spmd

@@ -50,9 +50,9 @@ def job(tmp_path, place: str, what: str, *options: object) -> list[object]:
 
 @pytest.mark.mpi
 @pytest.mark.parametrize(("place", "when"), [
-    ("spmd.run:Launch:prepare", "before the program ran"),
-    ("spmd.job:Job:_make", "before the program ran"),
-    ("spmd.launch:Processes:finish", "at its end"),
+    ("spmd.launch.run:Launch:prepare", "before the program ran"),
+    ("spmd.launch.job:Job:_make", "before the program ran"),
+    ("spmd.launch.processes:Processes:finish", "at its end"),
 ])  # fmt: skip
 def test_a_process_that_stops(built, tmp_path, place, when):
     began = time.monotonic()
@@ -67,7 +67,7 @@ def test_a_process_that_stops_in_mpi_finalize(built, tmp_path):
     """Nothing of Python is left by then. The launcher's own code is that of the one that is ended
     with the others, if it lets them live."""
     options = (built(SQUARE), "--time-limit", 2)
-    done = run(job(tmp_path, "spmd.patience:Patience:end", "stop", *options), timeout=40)
+    done = run(job(tmp_path, "spmd.launch.patience:Patience:end", "stop", *options), timeout=40)
     assert done.code in (75, 9, 137), done.text
     assert done.err.count("warning: process 2 of 4") == 1, done.err
     assert done.err.count("lost at its end\n") == 1 and "in MPI_Finalize" in done.err, done.err
@@ -76,8 +76,7 @@ def test_a_process_that_stops_in_mpi_finalize(built, tmp_path):
 @pytest.mark.mpi
 @pytest.mark.parametrize("transport", ["auto", "mpi"])
 @pytest.mark.parametrize("place", [
-    "spmd.run:Launch:prepare", "spmd.job:Job:_make", "spmd.job:Job:put", "spmd.job:Job:_wait",
-    "spmd.run:Launch:collect",
+    "run:Launch:prepare", "job:Job:_make", "job:Job:put", "job:Job:_wait", "run:Launch:collect",
 ])  # fmt: skip
 def test_a_process_that_fails(built, tmp_path, place, transport):
     """Before, while and after the program runs: its own words, once, and nothing left."""
@@ -86,7 +85,7 @@ def test_a_process_that_fails(built, tmp_path, place, transport):
     results.mkdir()
     options = (built(TAKES_INPUT), "-i", f"x={tmp_path}/x.npy", "-o", f"total={results}/t.npy",
                "--transport", transport)  # fmt: skip
-    done = run(job(tmp_path, place, "fail", *options), timeout=40)
+    done = run(job(tmp_path, f"spmd.launch.{place}", "fail", *options), timeout=40)
     done.expect(74, "the-disk: Input/output error")
     assert done.err.count("spmd:") == 1, done.err
     assert os.listdir(results) == []

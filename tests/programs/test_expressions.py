@@ -25,8 +25,8 @@ from codegen.ops import Exchange
 from codegen.oracle import interpret
 from codegen.passes.check import check
 from codegen.passes.partition import partition
-from codegen.trace import dispatch
-from codegen.trace.refused import BUILD_TIME
+from codegen.trace.numpy import dispatch
+from codegen.trace.numpy.refused import BUILD_TIME
 from tests.programs.expressions import ARRAYS, EXPRESSIONS, MORE
 
 STATES = {s.name: s for s in dispatch.states()}
@@ -151,7 +151,7 @@ def same(got: np.ndarray, want: np.ndarray) -> bool:
 
 def test_every_function_has_a_state(monkeypatch: pytest.MonkeyPatch) -> None:
     unknown = [s.name for s in STATES.values() if s.state == "unknown"]
-    assert unknown == [], "functions of this NumPy: codegen/trace/dispatch.py or refused.py"
+    assert unknown == [], "functions of this NumPy: codegen/trace/numpy/dispatch.py or refused.py"
     silent = [s.name for s in STATES.values() if s.state == "refused" and not s.note]
     assert silent == []
     asked = {n for n, s in STATES.items() if s.state != "not about arrays"}

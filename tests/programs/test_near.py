@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import spmd
-from codegen import manifest
+from codegen.image import manifest
 
 HEAT = """
 import numpy as np

@@ -17,8 +17,8 @@ from mpi4py import MPI
 
 import spmd
 import spmd.image
-import spmd.loader
-from spmd.launch import PRETENDED
+import spmd.launch.loader
+from spmd.launch.processes import PRETENDED
 from tests.programs.generate import Program
 from tests.programs.test_random import agree
 
@@ -36,7 +36,7 @@ def run(image: Any, program: Program, **how: Any) -> dict[str, Any]:
 
 def compare(data: bytes, program: Program, way: str, pretended: str) -> str:
     """"" or what is wrong, in process 0."""
-    image = spmd.image.Image(spmd.loader.check(data))
+    image = spmd.image.Image(spmd.launch.loader.check(data))
     try:
         expected = run(image, program, ranks=comm.size)
     except spmd.MeshError:  # on all of them: a condition of the program

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from codegen.errors import InputError
-from spmd import files, outputs, report
+from spmd import report
+from spmd.files import inputs as files
+from spmd.files import outputs
 
 
 def elements(file: files.Input) -> np.ndarray:

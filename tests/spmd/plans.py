@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import zlib
 
-from codegen import elf, manifest
+from codegen.image import elf, manifest
 
 HALO = '''
 import numpy as np

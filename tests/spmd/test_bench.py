@@ -8,8 +8,12 @@ import sys
 import pytest
 
 import spmd
-from spmd import bench, bench_floor, bench_programs, launch, plot
+from spmd import plot
+from spmd.bench import collectives as bench
+from spmd.bench import floor as bench_floor
+from spmd.bench import programs as bench_programs
 from spmd.engine import ffi, lib
+from spmd.launch import processes as launch
 from tests.conftest import run
 
 
@@ -77,7 +81,7 @@ def test_what_is_wrong_is_counted():
 
 PEER = """
 import sys
-from spmd import bench, launch
+from spmd.bench import collectives as bench; from spmd.launch import processes as launch
 from mpi4py import MPI
 
 right, wrong = ("all-reduce", b"MPI_Allreduce"), ("all-reduce", b"MPI_Scan")

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 import spmd
-from codegen import kept, kernels, link
+from codegen import kept
 from codegen.errors import UsageError
+from codegen.image import kernels, link
 from codegen.trace.program import Program
 from spmd.cache import Cache
 

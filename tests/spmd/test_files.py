@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from spmd import cli
-from spmd.launch import PRETENDED
+from spmd.launch.processes import PRETENDED
 from tests.conftest import ROOT, Finished
 from tests.spmd.array_files import open_array, write
 
@@ -263,9 +263,11 @@ sys.exit(code)
 @pytest.mark.parametrize(
     "save, file, more, never",
     [
-        (np.savez_compressed, "a.npz", {"spmd.npz"}, {"zipfile", "numpy", "spmd.safetensors"}),
-        (np.save, "a.npy", {"spmd.files"}, {"numpy", "spmd.npz", "spmd.outputs"}),
-    ],
+        (np.savez_compressed, "a.npz", {"spmd.files.npz"},
+         {"zipfile", "numpy", "spmd.files.safetensors"}),
+        (np.save, "a.npy", {"spmd.files.inputs"},
+         {"numpy", "spmd.files.npz", "spmd.files.outputs"}),
+    ],  # fmt: skip
 )
 def test_a_rank_imports_what_its_files_need(
     built: Callable[..., Path], mpirun: Start, tmp_path: Path, save: object, file: str,

@@ -295,7 +295,7 @@ def test_too_much_memory_is_refused_before_it_is_taken() -> None:
 
 def test_what_ranks_take_beside_their_arrays_counts(image: Any, monkeypatch: Any) -> None:
     """A thousand ranks of ten numbers: it is the records that need room."""
-    monkeypatch.setattr("spmd.job.available_memory", lambda: 2_000_000)
+    monkeypatch.setattr("spmd.launch.job.available_memory", lambda: 2_000_000)
     image.run(ranks=100)
     with pytest.raises(EnvironmentFault, match="needs [0-9.]+ MiB, have 1.9 MiB"):
         image.run(ranks=1000)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from codegen.errors import AgreementError, EnvironmentFault, InputError
-from spmd import launch
+from spmd.launch import processes as launch
 
 
 class Together:

@@ -11,7 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spmd import bench, calibrate, launch, limits
+from spmd.bench import calibrate
+from spmd.bench import collectives as bench
+from spmd.launch import limits
+from spmd.launch import processes as launch
 from tests.conftest import Finished, run
 
 NOTHING = {kind: dict.fromkeys(limits.NAMES, 0) for kind in limits.CLASSES}

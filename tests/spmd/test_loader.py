@@ -13,7 +13,7 @@ import pytest
 import spmd
 from codegen.compile import build
 from codegen.errors import EnvironmentFault, ImageError
-from spmd import loader
+from spmd.launch import loader
 
 
 def program(factor: float) -> Any:

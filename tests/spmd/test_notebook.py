@@ -16,7 +16,7 @@ import pytest
 
 import spmd
 from codegen.errors import MeshError, OutputError, UsageError
-from spmd.job import Job
+from spmd.launch.job import Job
 
 
 @spmd.program(mesh=("x",))

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from codegen import dtypes
 from codegen.errors import InputError, OutputError
-from spmd import npy
-from spmd.outputs import OutputFile
+from spmd.files import npy
+from spmd.files.outputs import OutputFile
 from tests.spmd.array_files import elements, open_array, open_input, refused
 
 NUMPY_NAMES = [name for name in npy.SIZES if name != "bfloat16"]

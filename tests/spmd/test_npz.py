@@ -15,9 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from codegen.errors import EnvironmentFault, InputError, SpmdError
-from spmd import files, npy, npz
-from spmd.memory import available_memory, bytes_text
-from spmd.outputs import OutputFile
+from spmd.files import inputs as files
+from spmd.files import npy, npz
+from spmd.files.outputs import OutputFile
+from spmd.launch.memory import available_memory, bytes_text
 from tests.spmd.array_files import elements, open_array, open_input, refused, write
 
 NUMPY_NAMES = [name for name in npy.SIZES if name != "bfloat16"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import spmd
-from codegen import elf, manifest
+from codegen.image import elf, manifest
 from tests.conftest import run
 
 TURN = '''

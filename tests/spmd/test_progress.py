@@ -14,7 +14,10 @@ import pytest
 
 import spmd
 from codegen import progress as told
-from spmd import cli, engine, job, launch, progress, verify
+from spmd import cli, engine, progress
+from spmd.launch import job
+from spmd.launch import processes as launch
+from spmd.verify import images as verify
 
 CELL = contextvars.ContextVar("CELL", default="")
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from codegen.errors import InternalError, MeshError, UsageError
-from spmd import memory, report
+from spmd import report
+from spmd.launch import memory
 
 
 def test_small_outputs_are_printed_as_numpy_prints_them() -> None:

@@ -44,13 +44,14 @@ def empty():
 
 # All that a rank imports beyond the interpreter and mpi4py, whatever the program.
 OURS = {
-    "codegen", "codegen.checks", "codegen.elf", "codegen.elf_dynamic", "codegen.errors",
-    "codegen.manifest", "codegen.schema",
-    "codegen.target",
-    "spmd", "spmd.arguments", "spmd.cli", "spmd.engine", "spmd.engine._engine",
-    "spmd.engine._engine.lib", "spmd.job",
-    "spmd.launch", "spmd.launchers", "spmd.limits", "spmd.loader", "spmd.memory", "spmd.npy",
-    "spmd.report", "spmd.patience", "spmd.presence", "spmd.run", "spmd.sizes", "spmd.watch",
+    "codegen.image", "spmd.files", "spmd.launch",
+    "codegen", "codegen.checks", "codegen.image.elf", "codegen.image.elf_dynamic", "codegen.errors",
+    "codegen.image.manifest", "codegen.image.schema", "codegen.image.target", "spmd",
+    "spmd.arguments", "spmd.cli", "spmd.engine", "spmd.engine._engine", "spmd.engine._engine.lib",
+    "spmd.launch.job", "spmd.launch.processes", "spmd.launch.launchers", "spmd.launch.limits",
+    "spmd.launch.loader", "spmd.launch.memory", "spmd.files.npy", "spmd.report",
+    "spmd.launch.patience", "spmd.launch.presence", "spmd.launch.run", "spmd.launch.sizes",
+    "spmd.launch.watch",
 }  # fmt: skip
 THEIRS = {
     "__future__", "_cffi_backend", "_json", "_locale", "_sha2", "_sha256", "_sha512", "argparse",
@@ -119,7 +120,7 @@ def test_under_mpirun(
 
 
 def test_a_python_file_is_built_once(mpirun: Callable[..., Finished], tmp_path: Path) -> None:
-    text = "from spmd.launch import launcher\nprint('read by', launcher()[0])\n" + PROGRAM
+    text = "from spmd.launch.processes import launcher\nprint('read by', launcher()[0])\n" + PROGRAM
     (tmp_path / "p.py").write_text(text)
     done = mpirun(3, "-m", "spmd", "run", tmp_path / "p.py").expect(0, "on 3 ranks")
     assert done.out.count("read by") == 1 and "read by 0" in done.out

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from codegen.errors import SpmdError, UsageError
-from spmd import npy, report, safetensors
+from spmd import report
+from spmd.files import npy, safetensors
 from tests.spmd.array_files import elements, open_array, open_input, refused, write
 
 

@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 
 import spmd
-from codegen import link, manifest
 from codegen.compile import build
 from codegen.errors import ImageError
-from codegen.manifest import evaluate
-from spmd import cli, loader, show
+from codegen.image import link, manifest
+from codegen.image.manifest import evaluate
+from spmd import cli, show
 from spmd.engine import ffi
-from spmd.formulas import infix
+from spmd.launch import loader
+from spmd.verify.formulas import infix
 from tests.codegen import sample_programs
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from codegen.errors import MeshError, UsageError
-from spmd import launch, sizes
+from spmd.launch import processes as launch
+from spmd.launch import sizes
 
 
 def manifest(*axes: tuple[str, int | None], conditions: tuple[Any, ...] = ()) -> dict[str, Any]:

@@ -102,7 +102,7 @@ def carries():
 
 def test_copies_that_no_line_asks_for_have_a_place(built):
     """What a loop carries is copied before it and after it."""
-    from spmd import loader
+    from spmd.launch import loader
 
     rows = loader.open_file(str(built(CARRIES))).manifest["operations"]
     assert len(rows) > 4 and all(row["text"] and row["place"] for row in rows), rows

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from codegen import elf, manifest
+from codegen.image import elf, manifest
 from tests.conftest import EXAMPLES
 from tests.spmd.plans import HALO, STENCIL, edited
 
@@ -142,7 +142,8 @@ def test_plan_functions_that_crash_or_hang(
     built, tmp_path, capsys, monkeypatch, code, text
 ):
     """In a child process: this one goes on."""
-    from spmd import cli, verify
+    from spmd import cli
+    from spmd.verify import images as verify
 
     image = built(HALO)
     symbols = subprocess.run(["nm", image], capture_output=True, text=True, check=True).stdout

@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from codegen import manifest
 from codegen.errors import ImageError
-from spmd import ledger_row, verify_many, verify_search
+from codegen.image import manifest
+from spmd import ledger_row
 from spmd.ledger import Ledger
-from spmd.verify_terms import Terms
+from spmd.verify import many as verify_many
+from spmd.verify import search as verify_search
+from spmd.verify.terms import Terms
 from tests.conftest import EXAMPLES
 from tests.spmd.plans import HALO, STENCIL, edited
 

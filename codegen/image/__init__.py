@@ -1,0 +1,1 @@
+"""The image as a file: objects, ELF, the manifest, kernels."""

@@ -1,0 +1,208 @@
+"""Kernels: a user's Python function, compiled by numba into an object file for the image.
+
+Goes in: the function and one Parameter for each of its own. Comes out: an object with one C
+function: per array its address and extents, per scalar its value (a complex one: parts).
+Always holds: the object needs libm only; it allocates nothing, raises nothing, calls no Python.
+This is the only file that imports numba.
+"""
+
+from __future__ import annotations
+
+import re
+import types as pytypes
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from codegen.errors import KernelError
+from codegen.image import kernel_refusals as refusals
+from codegen.image.gufunc import ONLY, Parameter
+from codegen.places import names_in
+
+# What a kernel may call: libm, memory moves, and the compiler's own arithmetic.
+_MATH = frozenset(
+    "acos asin atan atan2 acosh asinh atanh cos sin tan cosh sinh tanh exp exp2 expm1 log log2 "
+    "log10 log1p pow sqrt cbrt hypot erf erfc lgamma tgamma floor ceil trunc rint nearbyint "
+    "round fabs fmod "
+    "remainder copysign ldexp frexp modf fmin fmax fma memcpy memset memmove __powidf2 __powisf2 "
+    "__divti3 __modti3 __muldc3 __divdc3 __mulsc3 __divsc3".split()
+)
+# What numba calls by another name, with the same arguments.
+_ALIASES = {"numba_gamma": "tgamma", "numba_gammaf": "tgammaf", "numba_ldexp": "ldexp",
+            "numba_frexp": "frexp"}  # fmt: skip
+
+
+def compile_kernel(
+    function: Callable[..., Any], signature: Sequence[Parameter], symbol: str, target: str
+) -> bytes:
+    """The object file. target: an LLVM name of a CPU. Raises KernelError with the kernel's line."""
+    import llvmlite.binding as llvm
+
+    functions = refusals.check_names(function)
+    module = _optimised(_typed(function, signature), symbol, target)
+    declared = [*module.functions, *module.global_variables]
+    names = {f.name for f in declared if f.is_declaration and not f.name.startswith("llvm.")}
+    outside = {n for n in names if not _is_math(n)}
+    if outside:
+        raise refusals.not_linkable(
+            function, functions, outside, str(module),
+            lambda: str(_optimised(_typed(function, signature, debug=True), symbol, target)),
+        )  # fmt: skip
+    object_file: bytes = _machine(llvm, target).emit_object(module)
+    return object_file
+
+
+def _is_math(name: str) -> bool:
+    return name in _MATH or (name.endswith("f") and name[:-1] in _MATH)
+
+
+def _typed(
+    function: Callable[..., Any], signature: Sequence[Parameter], debug: bool = False
+) -> Any:
+    """numba's C-callable wrapper around the function, typed for contiguous arrays. debug: with the
+    lines that code comes from."""
+    import warnings
+
+    import numba
+    from numba import cfunc
+
+    c_signature = _c_signature(signature)
+    members = vars(numba)
+    scope: dict[str, Any] = {n: members[n] for n in ("carray", "complex64", "complex128")}
+    try:
+        scope["inner"] = _with_helpers(function, {}, debug)
+        exec(_wrapper(signature), scope)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of lines that it does not find
+            return cfunc(c_signature, error_model="numpy", debug=debug)(scope["wrapper"])
+    except Exception as error:  # numba raises many classes for what it cannot compile
+        raise refusals.not_typed(function, str(error) or type(error).__name__) from None
+
+
+def _wrapper(signature: Sequence[Parameter]) -> str:
+    """Python's text of a function of addresses, extents and numbers that calls `inner` with arrays,
+    in every turn of the loops."""
+    names, lines, arguments = [], [], []
+    loops: dict[int, str] = {}
+    for k, p in enumerate(signature):
+        parts = [f"n{k}_{d}" for d in range(p.ndim)]
+        argument = f"a{k}"
+        if p.ndim or p.writes:
+            lines.append(f"    a{k} = carray(p{k}, ({', '.join(parts) or '1'},))")
+        elif p.dtype.kind == "c":
+            parts = [f"q{k}"]
+            lines.append(f"    a{k} = {p.dtype.name}(complex(p{k}, q{k}))")
+        elif p.many:
+            parts = [f"q{k}_{d}" for d in range(1, p.many)]
+            lines.append(f"    a{k} = (p{k}, {', '.join(parts)})")
+        else:
+            argument = f"p{k}"
+        names += [f"p{k}", *parts]
+        if p.apart:
+            lines.append(f"    if a{k}.size == 0:\n        return")
+        if p.loops:
+            loops |= {i: n for i, n in zip(p.loops, parts) if i != ONLY}
+            at = ["0" if i == ONLY else f"i{i}" for i in p.loops]
+            if p.writes and len(at) == p.ndim:  # of single elements: an array of one
+                at[-1] = f"{at[-1]}:{at[-1]} + 1"
+            argument += f"[{', '.join(at)}]"
+        arguments.append(argument)
+    pad = "    "
+    for i in sorted(loops):
+        lines.append(f"{pad}for i{i} in range({loops[i]}):")
+        pad += "    "
+    return "\n".join([f"def wrapper({', '.join(names)}):", *lines,
+                      f"{pad}inner({', '.join(arguments)})"])  # fmt: skip
+
+
+def _c_signature(signature: Sequence[Parameter]) -> Any:
+    from numba import types
+
+    arguments: list[Any] = []
+    for p in signature:
+        dtype = p.dtype
+        element = types.boolean if dtype.kind == "b" else getattr(types, dtype.name, None)
+        if element is None or dtype.name in ("float16", "bfloat16"):
+            raise KernelError(
+                f"kernels do not take {dtype}",
+                expected="float32, float64, an integer, bool or complex", found=str(dtype),
+                remedy="convert with x.astype(np.float32) before the call",
+            )  # fmt: skip
+        if p.ndim or p.writes:
+            pointer: Any = types.CPointer
+            arguments += [pointer(element), *[types.int64] * p.ndim]
+        elif p.many:
+            arguments += [types.int64] * p.many
+        elif dtype.kind == "c":  # how C passes one by value is another matter on every machine
+            arguments += [types.float32 if dtype.name == "complex64" else types.float64] * 2
+        else:
+            arguments.append(types.uint8 if dtype.kind == "b" else element)
+    return types.void(*arguments)
+
+
+def _with_helpers(function: Any, made: dict[Any, Any], debug: bool) -> Any:
+    """The function, and the user's functions that it names, for numba to compile now.
+
+    made: those that were met before; functions may call each other, and themselves.
+    """
+    from numba import njit
+
+    if function in made:
+        return made[function]
+    # One that the user gave to numba may be compiled already, with what it read then.
+    own = getattr(function, "targetoptions", {})
+    options = {"error_model": "numpy", "boundscheck": False, "debug": debug, **own}
+    options.pop("nopython", None)
+    given, function = function, getattr(function, "py_func", function)
+    code, scope = function.__code__, dict(function.__globals__)
+    closure = function.__closure__ or ()
+    cells = tuple(pytypes.CellType(c.cell_contents) for c in closure)
+    copy = pytypes.FunctionType(code, scope, function.__name__, function.__defaults__, cells)
+    made[given] = njit(**options)(copy)
+    for name in names_in(code):
+        if _is_helper(helper := scope.get(name)):
+            scope[name] = _with_helpers(helper, made, debug)
+    for cell in cells:
+        if _is_helper(cell.cell_contents):
+            cell.cell_contents = _with_helpers(cell.cell_contents, made, debug)
+    return made[given]
+
+
+def _is_helper(x: Any) -> bool:
+    return isinstance(x, pytypes.FunctionType) or hasattr(x, "py_func") and hasattr(x, "overloads")
+
+
+def _machine(llvm: Any, target: str) -> Any:
+    triple = llvm.get_process_triple()
+    cpu = target if target.startswith("x86-64") else ""
+    return llvm.Target.from_triple(triple).create_target_machine(
+        cpu=cpu, features="", opt=3, reloc="pic", codemodel="small"
+    )
+
+
+def _optimised(wrapped: Any, symbol: str, target: str) -> Any:
+    """The module with `symbol` as its only visible function, optimised for the target."""
+    import llvmlite.binding as llvm
+
+    # A function that calls itself is declared under another name, for numba's own linker.
+    text = wrapped._library.get_llvm_str()
+    text = re.sub(r"(?m)^declare [^\n]*\.numba\.unresolved\$.*\n", "", text)
+    module = llvm.parse_assembly(text.replace(".numba.unresolved$", ""))
+    entry = wrapped._wrapper_name
+    for f in module.functions:
+        if not f.is_declaration:
+            f.linkage = "external" if f.name == entry else "internal"
+    for g in module.global_variables:
+        if not g.is_declaration:
+            g.linkage = "internal"
+    module.get_function(entry).name = symbol
+    for f in module.functions:
+        f.name = _ALIASES.get(f.name, f.name) if f.is_declaration else f.name
+    machine = _machine(llvm, target)
+    builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(3))
+    builder.getModulePassManager().run(module, builder)
+    module.name = symbol
+    kept = [v for v in (*module.functions, *module.global_variables) if not v.is_declaration]
+    for k, value in enumerate(v for v in kept if v.name != symbol):
+        if not value.name.startswith(refusals.RAISED):
+            value.name = f"{symbol}_{k}"  # numba's own names count what was compiled before
+    return module

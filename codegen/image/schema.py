@@ -1,0 +1,322 @@
+"""What a manifest, and the notes of an image, may hold: one schema for both, and its checker.
+
+In: what JSON gave. Out: nothing, or an ImageError that names the place, as in
+`inputs[0].dtype`, what is expected there and what was found.
+Always holds: work is bounded by the length of the text; only cheap modules are imported.
+"""
+
+from __future__ import annotations
+
+from codegen.checks import CHECKS
+from codegen.image.elf import damaged, printable
+
+TYPE_CHECKING = False  # typing is not imported: every rank pays for what this file imports
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import Any
+
+    Rule = Callable[[Any, str], None]
+
+AXES = 3
+DIMS = 8
+BITS_64 = range(-(2**63), 2**63)
+DTYPES = (
+    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16",
+    "bfloat16", "float32", "float64", "complex64", "complex128",
+)  # fmt: skip
+FLOWS = ("all", "from_root", "to_root", "up_to", "before", "near")
+_ARGUMENTS = {"floordiv": 2, "mod": 2, "min": 2, "max": 2, "ge0": 1, "eq0": 1}
+_MOST_NODES = 10_000
+_MOST_DEPTH = 100
+MOST_NESTED = 100  # containers inside each other, of what a program returns
+
+
+# ---- rules ---------------------------------------------------------------------------------------
+
+
+def refuse(where: str, expected: str, value: Any) -> None:
+    text = printable(repr(value)[:60]) if isinstance(value, (str, int, float)) else _kind(value)
+    raise damaged(f"{text} at {where}", expected)
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "nothing"
+    return "an object" if isinstance(value, dict) else "a list"
+
+
+def text(value: Any, where: str) -> None:
+    if not isinstance(value, str):
+        refuse(where, "a text", value)
+
+
+def anything(value: Any, where: str) -> None:
+    """What only people read."""
+
+
+def truth(value: Any, where: str) -> None:
+    if type(value) is not bool:
+        refuse(where, "true or false", value)
+
+
+def integer(low: int = BITS_64[0], high: int = BITS_64[-1]) -> Rule:
+    """An integer from low to high, both inclusive."""
+
+    def rule(value: Any, where: str) -> None:
+        if type(value) is not int or not low <= value <= high:
+            refuse(where, f"an integer from {low} to {high}", value)
+
+    return rule
+
+
+def word(*known: str) -> Rule:
+    def rule(value: Any, where: str) -> None:
+        if not isinstance(value, str) or value not in known:
+            refuse(where, f"one of {', '.join(known)}", value)
+
+    return rule
+
+
+def maybe(inner: Rule) -> Rule:
+    """That, or nothing (null)."""
+
+    def rule(value: Any, where: str) -> None:
+        if value is not None:
+            inner(value, where)
+
+    return rule
+
+
+def every(inner: Rule, most: int = 1 << 20) -> Rule:
+    """A list of at most so many."""
+
+    def rule(value: Any, where: str) -> None:
+        if not isinstance(value, list) or len(value) > most:
+            refuse(where, f"a list of at most {most}", value)
+        for k, one in enumerate(value):
+            inner(one, f"{where}[{k}]")
+
+    return rule
+
+
+def row(*rules: Rule) -> Rule:
+    """A list of just these."""
+
+    def rule(value: Any, where: str) -> None:
+        if not isinstance(value, list) or len(value) != len(rules):
+            refuse(where, f"a list of {len(rules)}", value)
+        for k, (one, inner) in enumerate(zip(value, rules)):
+            inner(one, f"{where}[{k}]")
+
+    return rule
+
+
+def both(*rules: Rule) -> Rule:
+    def rule(value: Any, where: str) -> None:
+        for inner in rules:
+            inner(value, where)
+
+    return rule
+
+
+def table(optional: dict[str, Rule] | None = None, **fields: Rule) -> Rule:
+    """An object with these fields; some may be missing. What else is there nobody reads."""
+
+    def rule(value: Any, where: str) -> None:
+        if not isinstance(value, dict):
+            refuse(where, "an object", value)
+        for name, inner in fields.items():
+            at = f"{where}.{name.rstrip('_')}" if where else name.rstrip("_")
+            if name.rstrip("_") not in value:
+                refuse(at, "a value", None)
+            inner(value[name.rstrip("_")], at)
+        for name, inner in (optional or {}).items():
+            if name in value:
+                inner(value[name], f"{where}.{name}" if where else name)
+
+    return rule
+
+
+def scalar_default(value: Any, where: str) -> None:
+    if value is not None and (type(value) not in (int, float, bool) or (
+            type(value) is int and value not in BITS_64)):  # fmt: skip
+        refuse(where, "a number of 64 bits", value)
+
+
+def formula(value: Any, where: str) -> None:
+    """An expression in prefix form, of bounded depth and length: names are looked at later."""
+    level, nodes = [value], 0
+    for _ in range(_MOST_DEPTH):
+        below: list[Any] = []
+        for node in level:
+            if isinstance(node, list):
+                op, count = (node[0] if node else None), len(node) - 1
+                if not isinstance(op, str) or count < 1 or (
+                        op not in ("+", "*") and _ARGUMENTS.get(op) != count):  # fmt: skip
+                    refuse(where, "an operation and its arguments", op)
+                below += node[1:]
+            elif not isinstance(node, str) and (type(node) is not int or node not in BITS_64):
+                refuse(where, "an integer of 64 bits, a name or a list", node)
+        nodes += len(level)
+        if nodes + len(below) > _MOST_NODES:
+            refuse(where, f"at most {_MOST_NODES} parts of an expression", nodes + len(below))
+        if not below:
+            return
+        level = below
+    refuse(where, f"an expression that nests at most {_MOST_DEPTH} deep", "a deeper one")
+
+
+_COUNT = integer(0)
+
+
+def returned(value: Any, where: str) -> None:
+    """A tree as codegen.ir.Returned says; `leaves` gives the outputs that it holds."""
+    level = [value]
+    for _ in range(MOST_NESTED + 2):
+        level = [tree for node in level for tree in _nested(node, where)]
+        if not level:
+            return
+    refuse(where, f"containers that nest at most {MOST_NESTED} deep", "deeper ones")
+
+
+def _nested(node: Any, where: str) -> list[Any]:
+    """The trees of which a tree consists."""
+    if not isinstance(node, list):
+        _COUNT(node, where)
+        return []
+    kind, *trees = node or [None]
+    word("tuple", "list", "dict", "named")(kind, where)
+    if kind in ("tuple", "list"):
+        return trees
+    if kind == "named":
+        text(trees.pop(0) if trees else None, where)
+    every(row(text, anything))(trees, where)
+    return [tree for _, tree in trees]
+
+
+def leaves(tree: Any) -> Iterator[int]:
+    """Numbers of outputs, in order, of a checked tree."""
+    if not isinstance(tree, list):
+        yield tree
+        return
+    named = tree[0] in ("dict", "named")
+    for inner in tree[2 if tree[0] == "named" else 1 :]:
+        yield from leaves(inner[1] if named else inner)
+
+
+# ---- the schema ----------------------------------------------------------------------------------
+
+_ARRAY = table(name=text, dtype=word(*DTYPES), shape=every(formula, DIMS),
+               layout=every(every(text, AXES), DIMS), buffer=_COUNT)  # fmt: skip
+_MANIFEST = table(
+    program=text, parameters=table(),
+    target=table(machine=text, level=text, features=every(text, 1000)),
+    mesh=every(table(name=text, size=maybe(integer(1, 2**31 - 1))), AXES),
+    scalars=every(table(name=text, dtype=word("int64", "float64"), default=scalar_default)),
+    inputs=every(both(_ARRAY, table(default=truth))), outputs=every(_ARRAY),
+    returns=returned,
+    conditions=every(table(holds=formula, text=text, place=text)),
+    routes=every(table(member=text, to=formula, sends=formula, size=formula, text=text,
+                       place=text)),
+    operations=every(table(
+        {"place": text, "text": text, "site": _COUNT, "axes": every(text, AXES), "phase": text,
+         "lines": row(_COUNT, _COUNT), "libraries": every(_COUNT), "kernels": every(text)},
+        number=_COUNT, kind=text, buffers=every(_COUNT),
+    )),
+    buffers=every(table(number=_COUNT, name=text, dtype=word(*DTYPES), bytes=formula,
+                        operations=every(_COUNT))),
+    libraries=every(table(number=_COUNT, routine=text, operations=every(_COUNT))),
+    checks=every(word(*CHECKS)),
+)  # fmt: skip
+
+_NAMED = every(row(text, formula))
+_BOX = table(buffer=_COUNT, offset=formula, extent=every(formula, 32),
+             stride=every(formula, 32), names=_NAMED)  # fmt: skip
+_NOTES = table(
+    {
+        "graph": text, "program": text, "plan": text, "c": text,
+        "load": _NAMED, "coordinates": every(text, AXES),
+        "exchanges": every(table(
+            site=_COUNT, kind=text, axes=every(text, AXES), place=text, member=text,
+            loops=every(row(text, formula, maybe(formula), formula)),
+            guards=every(row(maybe(formula), _COUNT, _COUNT)),
+            sends=maybe(formula), dest=maybe(formula), receives=maybe(formula),
+            source=maybe(formula), root=maybe(formula),
+            from_=maybe(_BOX), into=maybe(_BOX), send=maybe(_BOX), give=maybe(_BOX),
+            flow=word(*FLOWS), wraps=formula, near=every(every(formula, 4), AXES),
+        )),
+        "arrays": every(table(name=text, dtype=word(*DTYPES), shape=every(formula, 64),
+                              bytes=formula)),
+        "traffic": every(table(site=_COUNT, kind=text, words=text, bytes=formula, often=text)),
+    }
+)  # fmt: skip
+
+
+def check_manifest(m: dict[str, Any]) -> None:
+    """Raises ImageError unless all that a runtime reads is there and means something."""
+    _MANIFEST(m, "")
+    for name in ("mesh", "scalars", "inputs", "outputs"):
+        names = [one["name"] for one in m[name]]
+        if len(set(names)) < len(names):
+            refuse(name, "distinct names", max(names, key=names.count))
+    for name in ("operations", "buffers", "libraries"):
+        numbers = [one["number"] for one in m[name]]
+        if numbers != list(range(len(numbers))):
+            refuse(f"{name} are not numbered", "numbers from 0 on", numbers[0])
+    for k, operation in enumerate(m["operations"]):
+        if ("place" in operation) != ("text" in operation):
+            refuse(f"operations[{k}]", "a place and its text, or neither", operation)
+    if list(leaves(m["returns"])) != list(range(len(m["outputs"]))):
+        refuse("returns", "each output once, in order", m["returns"])
+    axes = {axis["name"] for axis in m["mesh"]}
+    known = {s["name"] for s in m["scalars"]} | {f"n_{name}" for name in axes}
+    for k, s in enumerate(m["scalars"]):
+        if type(s["default"]) is (float if s["dtype"] == "int64" else bool):
+            refuse(f"scalars[{k}].default", "an integer" if s["dtype"] == "int64" else "a number",
+                   s["default"])
+    for kind in ("inputs", "outputs"):
+        for k, array in enumerate(m[kind]):
+            _check_array(array, f"{kind}[{k}]", axes, known, m["buffers"])
+    for kind, part in (("conditions", "holds"), ("buffers", "bytes")):
+        for k, one in enumerate(m[kind]):
+            check_names(one[part], known, f"{kind}[{k}].{part}")
+    for k, route in enumerate(m["routes"]):
+        for part in ("to", "sends", "size"):
+            check_names(route[part], known | {route["member"]}, f"routes[{k}].{part}")
+
+
+def _check_array(
+    array: dict[str, Any], where: str, axes: set[str], known: set[str], buffers: list[Any]
+) -> None:  # fmt: skip
+    if array["buffer"] >= len(buffers):
+        refuse(f"{where}.buffer", f"one of {len(buffers)} buffers", array["buffer"])
+    if array["dtype"] != (has := buffers[array["buffer"]]["dtype"]):
+        refuse(f"{where}.dtype", f"{has}, as its buffer has", array["dtype"])
+    if len(array["shape"]) != len(array["layout"]):
+        refuse(f"{where}.layout", "an entry for each dim", array["layout"])
+    used = [name for entry in array["layout"] for name in entry]
+    if not axes.issuperset(used) or len(set(used)) < len(used):
+        refuse(f"{where}.layout", "axes of the mesh, each once", ", ".join(used))
+    for k, e in enumerate(array["shape"]):
+        check_names(e, known, f"{where}.shape[{k}]")
+        if type(e) is int and e < 0:
+            refuse(f"{where}.shape[{k}]", "an extent of at least 0", e)
+
+
+def check_notes(notes: dict[str, Any]) -> None:
+    """The same of the notes."""
+    _NOTES(notes, "notes")
+
+
+def check_names(e: Any, known: set[str], where: str) -> None:
+    """A checked formula names only these."""
+    for name in symbols(e):
+        if name not in known:
+            refuse(where, "symbols that the image declares", name)
+
+
+def symbols(e: Any) -> set[str]:
+    """Names in a checked formula."""
+    if isinstance(e, str):
+        return {e}
+    return set().union(*map(symbols, e[1:])) if isinstance(e, list) else set()

@@ -1,0 +1,1 @@
+"""The Plan: loops over buffers, exchanges, steps; and what its makers share."""

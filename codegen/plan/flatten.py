@@ -1,0 +1,103 @@
+"""Loops that run through memory in one go are one loop: of rows without gaps, the whole array.
+
+Goes in: Work of a Plan. Comes out: the same Work over fewer loops.
+Always holds: the same points in the same order; short rows vectorise like long ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from codegen.plan.grammar import (
+    Apply,
+    Integer,
+    Keep,
+    Load,
+    Nest,
+    Node,
+    Reduce,
+    Store,
+    Sweep,
+    Var,
+    Work,
+)
+from codegen.symbolic import expr
+from codegen.symbolic.expr import Expr, Sym
+
+_Change = Mapping[Sym, Expr]
+
+
+def flattened(work: Work) -> Work:
+    """Loops are joined from the last one outwards, as long as all that is touched follows."""
+    if isinstance(work, Store) and not work.rows and not work.bounds:
+        loops, change = _joined(work.loops, [work.offset, *_exprs(work.value)])
+        return replace(work, loops=loops, offset=work.offset.subst(change),
+                       value=_changed(work.value, change))  # fmt: skip
+    if isinstance(work, Reduce) and not work.rows:
+        inner, change = _joined(work.inner, list(_exprs(work.value)))
+        return replace(work, inner=inner, value=_changed(work.value, change))
+    if isinstance(work, Nest):
+        return replace(work, sweeps=tuple(_sweep(s) for s in work.sweeps))
+    return work
+
+
+def _sweep(sweep: Sweep) -> Sweep:
+    if any(isinstance(p, Reduce) for p in sweep.parts):  # its row has a loop of its own
+        return sweep
+    touched = [e for p in sweep.parts for e in _exprs(p.value)]
+    touched += [p.offset for p in sweep.parts if isinstance(p, Store)]
+    loops, change = _joined(sweep.loops, touched)
+    parts: list[Keep | Store | Reduce] = []
+    for p in sweep.parts:
+        value = _changed(p.value, change)
+        if isinstance(p, Keep):
+            parts.append(replace(p, value=value))
+        else:
+            parts.append(replace(p, value=value, offset=p.offset.subst(change)))
+    return Sweep(loops, tuple(parts))
+
+
+def _joined(
+    loops: Sequence[Var], touched: Sequence[Expr | None]
+) -> tuple[tuple[Var, ...], _Change]:
+    """Fewer loops, and what their variables become. touched: offsets; None forbids it."""
+    left = [v for v in loops if v.extent != 1]
+    change: dict[Sym, Expr] = {}
+    offsets = [e for e in touched if e is not None]
+    if len(offsets) < len(touched):
+        return tuple(loops), change
+    while len(left) > 1:
+        a, b = left[-2:]
+        extent = a.extent * b.extent
+        last = Var(Sym(b.sym.name, "var", expr.const(0), extent - 1), extent)
+        step = {a.sym: expr.const(0), b.sym: expr.symbol(last.sym)}
+        along = {last.sym: b.extent * expr.symbol(a.sym) + expr.symbol(b.sym)}
+        after = [e.subst(step) for e in offsets]
+        if any(e.subst(along) != old for e, old in zip(after, offsets, strict=True)):
+            break
+        change = {s: e.subst(step) for s, e in change.items()} | step
+        left[-2:], offsets = [last], after
+    return (tuple(left), change) if change else (tuple(loops), change)
+
+
+def _exprs(node: Node) -> Iterator[Expr | None]:
+    if isinstance(node, Load):
+        yield None if node.bounds else node.offset
+    elif isinstance(node, Integer):
+        yield None if node.bounds else node.value
+    elif isinstance(node, Apply):
+        for a in node.args:
+            yield from _exprs(a)
+
+
+def _changed(node: Node, change: _Change) -> Node:
+    if not change:
+        return node
+    if isinstance(node, Load):
+        return replace(node, offset=node.offset.subst(change))
+    if isinstance(node, Integer):
+        return replace(node, value=node.value.subst(change))
+    if isinstance(node, Apply):
+        return replace(node, args=tuple(_changed(a, change) for a in node.args))
+    return node

@@ -1,0 +1,464 @@
+"""The Plan: supersteps over numbered buffers, as a grammar on one page.
+
+    Plan     = buffers, steps, exchanges, arrays in and out, conditions, routes, libraries,
+               kernels
+    Step     = Phase | Exchange | Loop | Let | Branch | Default | Print | Expect
+    Phase    = a compute phase: Work in order
+    Work     = Store | Reduce | Nest | Lane | Product | KernelCall      over loop variables
+    Nest     = sweeps one after the other within common loops; Sweep = Keep | Store | Reduce in one
+    Node     = Literal | Integer | Runtime | Load | Local | Apply    the scalar at one point
+
+Offsets, extents and peers are Exprs over coordinates, axis sizes, scalars, counters and the loop
+variables of the Work they stand in. What an exchange takes from a member is written in the
+member's own view. A buffer's capacity mentions sizes and scalars only, so addresses are arithmetic.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from codegen.dtypes import INT64, DType
+from codegen.errors import Place
+from codegen.ir import Condition, Returned, Route, Scalar, Shape
+from codegen.mesh import Layout, Mesh
+from codegen.symbolic import expr
+from codegen.symbolic.expr import Expr, Sym
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Memory of one rank. number: its logical number; the same on all ranks of all jobs."""
+
+    number: int
+    name: str
+    dtype: DType
+    capacity: Expr  # elements, an upper bound over all ranks and counters
+    data: Any = None  # the NumPy array, for a constant in the image
+
+
+# ---- what is computed at one point ---------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Literal:
+    """A number. Equal ones are spelled alike: 0.0 is another one than -0.0."""
+
+    value: Any = field(compare=False)
+    dtype: DType
+    spelled: str = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "spelled", repr(self.value))
+
+
+@dataclass(frozen=True)
+class Integer:
+    """A symbolic integer as a number: positions, extents, the index itself."""
+
+    value: Expr
+    dtype: DType
+    bounds: tuple[Bound, ...] = ()
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """A run-time scalar that is no integer, by its place among the program's scalars."""
+
+    number: int
+    name: str
+    dtype: DType
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A position that data decides: sym stands for max(min(node, limit), 0) in offsets."""
+
+    sym: Sym
+    node: Node
+    limit: Expr
+    shift: Expr | None = None  # of a Store: the point is dropped unless 0 <= sym + shift <= limit
+
+
+@dataclass(frozen=True)
+class Load:
+    buffer: Buffer
+    offset: Expr  # elements
+    bounds: tuple[Bound, ...] = ()
+
+
+@dataclass(frozen=True)
+class Local:
+    """What a Keep of the same nest has computed for this point."""
+
+    name: str
+    dtype: DType
+
+
+@dataclass(frozen=True)
+class Apply:
+    """A row of FUNCTIONS. dtype: of the result; operands: dtype of the first operand's loop."""
+
+    fn: str
+    dtype: DType
+    args: tuple[Node, ...]
+    operand: DType
+
+
+Node = Literal | Integer | Runtime | Load | Local | Apply
+
+
+def apply(fn: str, dtype: DType, args: tuple[Node, ...], operand: DType) -> Node:
+    """Apply; sums of symbolic integers are one symbolic integer."""
+    if fn in ("add", "sub", "mul") and dtype == operand == INT64:
+        known = [_symbolic(a) for a in args]
+        total = None if None in known else _joined(fn, *(e for e in known if e is not None))
+        if total is not None and all(abs(c) < 2**62 for _, c in total.terms):
+            return Integer(total, dtype)
+    return Apply(fn, dtype, args, operand)
+
+
+def _symbolic(node: Node) -> Expr | None:
+    if isinstance(node, Integer):
+        return node.value
+    return expr.const(int(node.value)) if isinstance(node, Literal) else None
+
+
+def _joined(fn: str, a: Expr, b: Expr) -> Expr | None:
+    if fn == "mul":  # products of sums have many terms
+        return a * b if a.is_const or b.is_const else None
+    return a + b if fn == "add" else a - b
+
+
+# ---- work of a compute phase ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Var:
+    """A loop variable of a nest: 0 <= sym < extent."""
+
+    sym: Sym
+    extent: Expr
+
+
+@dataclass(frozen=True)
+class Store:
+    """buffer[offset] = value, for every point. combine: a COMBINE or "set". A point whose
+    bound positions do not all lie within 0 … limit is dropped. rows: so many rows (of the first
+    loop) wait in `waiting` before they are stored, because the rows after them read what was there.
+    """
+
+    loops: tuple[Var, ...]
+    buffer: Buffer
+    offset: Expr
+    value: Node
+    combine: str = "set"
+    bounds: tuple[Bound, ...] = ()
+    place: Place | None = None
+    rows: int = 0
+    waiting: Buffer | None = None
+
+
+@dataclass(frozen=True)
+class Reduce:
+    """buffer[offset] = COMBINE[fn] of value over `inner`, for every point of `loops`.
+
+    rows: the last of `loops` runs innermost, over a row of results, as memory lies.
+    """
+
+    loops: tuple[Var, ...]
+    inner: tuple[Var, ...]
+    rows: bool
+    buffer: Buffer
+    offset: Expr
+    value: Node
+    fn: str
+    dtype: DType
+    place: Place | None = None
+
+
+@dataclass(frozen=True)
+class Keep:
+    """A value that is read as Local(name), at this point or, with fn, once the sweep is done: then
+    it is COMBINE[fn] of all its points."""
+
+    name: str
+    dtype: DType
+    value: Node
+    fn: str = ""
+    place: Place | None = None
+
+    @property
+    def local(self) -> Local:
+        return Local(self.name, self.dtype)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Its parts in order for every point of `loops` (within those of the nest)."""
+
+    loops: tuple[Var, ...]
+    parts: tuple[Keep | Store | Reduce, ...]
+
+
+@dataclass(frozen=True)
+class Nest:
+    """Its sweeps in order for every point of `loops`. A Reduce in it is one of rows."""
+
+    loops: tuple[Var, ...]
+    sweeps: tuple[Sweep, ...]
+    place: Place | None = None
+
+    @property
+    def parts(self) -> tuple[Keep | Store | Reduce, ...]:
+        return tuple(p for sweep in self.sweeps for p in sweep.parts)
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One lane after the other: kind cumulative, argreduce, sort or argsort.
+
+    `value` stands at position `along` of the lane; what comes out is stored at offset + stride * k
+    (argreduce: at offset). sort and argsort copy the lane into scratch[0] and work there.
+    """
+
+    kind: str
+    loops: tuple[Var, ...]
+    along: Var
+    buffer: Buffer
+    offset: Expr
+    stride: Expr
+    dtype: DType
+    fn: str = ""
+    value: Node | None = None
+    scratch: tuple[Buffer, ...] = ()
+    place: Place | None = None
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """An operand of a product: element (i, j) at offset + i * row + j * column."""
+
+    buffer: Buffer
+    offset: Expr
+    row: Expr
+    column: Expr
+
+
+@dataclass(frozen=True)
+class Product:
+    """c = a @ b for every point of `loops`; library: logical number of the routine, or None."""
+
+    loops: tuple[Var, ...]
+    m: Expr
+    n: Expr
+    k: Expr
+    a: Matrix
+    b: Matrix
+    c: Matrix
+    dtype: DType
+    library: int | None
+    place: Place | None = None
+
+
+@dataclass(frozen=True)
+class Argument:
+    """what: a Buffer (with its shape) or a Node. writes: an output of the kernel."""
+
+    what: Any
+    dtype: DType
+    shape: Shape = ()
+    writes: bool = False
+
+
+@dataclass(frozen=True)
+class KernelCall:
+    """symbol(arguments): an array is passed as its address and extents, a scalar by value."""
+
+    symbol: str
+    arguments: tuple[Argument, ...]
+    place: Place | None = None
+
+
+Work = Store | Reduce | Nest | Lane | Product | KernelCall
+
+
+# ---- steps of the control program ----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Phase:
+    number: int
+    name: str
+    work: tuple[Work, ...]
+    place: Place | None = None
+
+
+@dataclass(frozen=True)
+class Box:
+    """A region of a buffer: dims of extent elements at offset + stride * position (elements).
+
+    names: symbols in it that stand for formulas.
+    """
+
+    buffer: Buffer
+    offset: Expr
+    extent: Shape
+    stride: Shape
+    names: tuple[tuple[Sym, Expr], ...] = ()
+
+    def symbols(self) -> set[Sym]:
+        formulas = (self.offset, *self.extent, *self.stride, *(e for _, e in self.names))
+        return set().union(*(e.symbols() for e in formulas))
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """An exchange phase. `member` is the symbol of a member's position along `axes`.
+
+    pull_from: what I take from a member, in that member's view. pull_into: where it goes, in mine.
+    send: what a member takes from me, in mine. source, dest: of a permute (None: not solved).
+    flow: which members a member reads: all, from_root, to_root, up_to (itself), before (itself),
+    near (ranges along each axis: of those that I read, and of those that read me); boxes of a fold
+    do not tell. pieces: send is another one for every member. give_into: where what
+    I send goes in a member's view, where it may be written there. wraps: how many boxes a pair of
+    members has; the symbol `wrap` says which.
+    """
+
+    site: int
+    kind: str  # of the op
+    axes: tuple[str, ...]
+    member: Sym
+    dtype: DType | None = None
+    pull_from: Box | None = None
+    pull_into: Box | None = None
+    send: Box | None = None
+    give_into: Box | None = None
+    source: Expr | None = None
+    receives: Expr | None = None
+    dest: Expr | None = None
+    sends: Expr | None = None
+    flow: str = "all"
+    root: Expr | None = None
+    near: tuple[tuple[Expr, Expr, Expr, Expr], ...] = ()
+    pieces: bool = False
+    wraps: Expr = expr.const(1)
+    fn: str = ""
+    place: Place | None = None
+
+    @property
+    def boxes(self) -> tuple[Box, ...]:
+        named = (self.pull_from, self.pull_into, self.send, self.give_into)
+        return tuple(box for box in named if box is not None)
+
+    @property
+    def constant(self) -> bool:
+        """Whether its boxes are the same in every turn of the loops around it."""
+        return all(s.kind != "counter" for box in self.boxes for s in box.symbols())
+
+
+@dataclass(frozen=True)
+class Loop:
+    """slot: where the rank keeps the counter (None: a while loop counts nothing). condition: the
+    steps that compute the truth value `flag`. rotate: rings of buffers; as a turn ends, what is in
+    one comes to be in the next one, and what is in the last in the first, without being moved:
+    their places in the rank's memory change. All of a ring have one dtype and one capacity, so a
+    box that lies inside its buffer does so in every turn; and whoever takes part in an exchange
+    that touches them has made the same turns."""
+
+    counter: Sym | None
+    slot: int
+    start: Expr
+    stop: Expr | None
+    step: Expr
+    body: tuple[Step, ...]
+    condition: tuple[Step, ...] = ()
+    flag: Load | None = None
+    rotate: tuple[tuple[Buffer, ...], ...] = ()
+    place: Place | None = None
+
+
+@dataclass(frozen=True)
+class Let:
+    """The symbol `counter`, kept in this slot, is what stands in a 0-d buffer."""
+
+    counter: Sym
+    slot: int
+    value: Load
+    place: Place | None = None
+
+
+@dataclass(frozen=True)
+class Branch:
+    """Arm number `on` (clamped to the arms): an Expr (branch on the index) or a 0-d buffer."""
+
+    on: Expr | Load
+    arms: tuple[tuple[Step, ...], ...]
+    place: Place | None = None
+
+
+@dataclass(frozen=True)
+class Default:
+    """Steps that compute input number `input` where it was not given."""
+
+    input: int
+    name: str
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class Print:
+    parts: tuple[str, ...]
+    operands: tuple[Node, ...]
+    every_rank: bool
+    place: Place | None = None
+
+
+@dataclass(frozen=True)
+class Expect:
+    """Where `holds` is not true, the run of all ranks ends with this text. check: who asked."""
+
+    holds: Node
+    parts: tuple[str, ...]
+    operands: tuple[Node, ...]
+    check: str = ""
+    place: Place | None = None
+
+
+Step = Phase | Exchange | Loop | Let | Branch | Default | Print | Expect
+
+
+@dataclass(frozen=True)
+class Array:
+    """An input or output: which buffer, and its place in the global array."""
+
+    name: str
+    buffer: Buffer
+    dtype: DType
+    shape: Shape  # global
+    layout: Layout
+    default: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    name: str
+    file: str
+    mesh: Mesh
+    parameters: tuple[tuple[str, Any], ...]
+    scalars: tuple[Scalar, ...]
+    buffers: tuple[Buffer, ...]
+    constants: tuple[Buffer, ...]
+    inputs: tuple[Array, ...]
+    outputs: tuple[Array, ...]
+    returns: Returned
+    steps: tuple[Step, ...]
+    conditions: tuple[Condition, ...]
+    counters: int
+    sites: int
+    routes: tuple[Route, ...] = ()
+    libraries: tuple[str, ...] = ()
+    kernels: tuple[Any, ...] = ()
+    checks: tuple[str, ...] = ()
+    named: dict[Sym, Expr] = field(default_factory=dict)  # symbols that stand for formulas
+    notes: dict[str, str] = field(default_factory=dict)

@@ -1,0 +1,174 @@
+"""Positions in arrays: row-major offsets, loops over dims, what a tree of loads reads.
+
+Always holds: everything here is arithmetic of Exprs; no op and no value is looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from codegen.dtypes import INT64, DType
+from codegen.ir import Shape
+from codegen.plan.grammar import Apply, Bound, Integer, Literal, Load, Node, Var
+from codegen.symbolic import expr
+from codegen.symbolic.expr import Expr, Sym
+
+Index = tuple[Expr, ...]
+
+
+def strides(shape: Shape) -> Shape:
+    """Row-major strides in elements."""
+    out: list[Expr] = []
+    total = expr.const(1)
+    for extent in reversed(shape):
+        out.append(total)
+        total = total * extent
+    return tuple(reversed(out))
+
+
+def ravel(index: Index, shape: Shape) -> Expr:
+    total = expr.const(0)
+    for i, stride in zip(index, strides(shape), strict=True):
+        total = total + i * stride
+    return total
+
+
+def unravel(offset: Expr, shape: Shape) -> Index:
+    """The index of a row-major offset. The first dim needs no remainder."""
+    out: list[Expr] = []
+    for d, stride in enumerate(strides(shape)):
+        quotient = offset // stride
+        out.append(quotient % shape[d] if d else quotient)
+    return tuple(out)
+
+
+def loop_vars(shape: Shape, prefix: str = "j") -> tuple[Var, ...]:
+    """A loop variable per dim; one that runs over a single element is left out by `positions`."""
+    return tuple(
+        Var(Sym(f"{prefix}{d}", "var", expr.const(0), extent - 1), extent)
+        for d, extent in enumerate(shape)
+    )
+
+
+def positions(loops: Sequence[Var]) -> Index:
+    return tuple(expr.const(0) if v.extent == 1 else expr.symbol(v.sym) for v in loops)
+
+
+def waiting_room(row: Shape, dtype: DType) -> Expr:
+    """Elements that a row takes which waits: its own, and a page, within which it is placed."""
+    return expr.product(row) + 4096 // dtype.size  # csrc/spmd_support.h: spmd_apart
+
+
+def match_dims(index: Index, shape: Shape, inner: Shape) -> Index | None:
+    """Where two shapes differ by dims of extent 1 only: the same index without division."""
+    kept = [i for i, e in zip(index, shape, strict=True) if e != 1]
+    if [e for e in shape if e != 1] != [e for e in inner if e != 1]:
+        return None
+    rest = iter(kept)
+    return tuple(expr.const(0) if e == 1 else next(rest) for e in inner)
+
+
+def with_bounds(node: Node, bounds: tuple[Bound, ...]) -> Node:
+    """Attach bound positions to every Load and Integer below that mentions them."""
+    if isinstance(node, (Load, Integer)):
+        return replace(node, bounds=bounds + node.bounds)
+    if isinstance(node, Apply):
+        return Apply(
+            node.fn, node.dtype, tuple(with_bounds(a, bounds) for a in node.args), node.operand
+        )
+    return node
+
+
+def or_zero(holds: Expr, node: Node, dtype: DType) -> Node:
+    """Zero where there is nothing to read: an array that is empty on this rank."""
+    if holds == 1:
+        return node
+    return Apply("guard", dtype, (Integer(holds, INT64), node, Literal(0, dtype)), dtype)
+
+
+def placed(node: Node) -> Iterator[Load | Integer]:
+    """Every Load and Integer below a node, those in bound positions too."""
+    if isinstance(node, (Load, Integer)):
+        yield node
+        for bound in node.bounds:
+            yield from placed(bound.node)
+    elif isinstance(node, Apply):
+        for arg in node.args:
+            yield from placed(arg)
+
+
+def loads(node: Node) -> Iterator[Load]:
+    """Every Load below a node, those in bound positions too."""
+    return (n for n in placed(node) if isinstance(n, Load))
+
+
+SHORT = 16  # elements of a row that is not worth a loop of its own
+ROWS = 8  # that may lie between what is read and what is written
+
+
+def rows_kept(
+    node: Node, source: Any, target: Expr, shape: Shape, step: Sequence[int]
+) -> int | None:
+    """How many rows of results wait in a buffer of their own, where `source` of this shape is read
+    while it is written at `target` in these steps: a row is written when no row after it reads it
+    any more.
+
+    0: every element is read where it is written only. None: the order of rows does not help.
+    """
+    kept = 0
+    upwards = any(k < 0 for k in step[:1])  # rows are written last to first
+    row = expr.product(shape[1:])
+    short = row.is_const and row.value < SHORT
+    for load in loads(node):
+        if load.buffer is not source or (load.offset == target and not load.bounds):
+            continue
+        ahead = target - load.offset if upwards else load.offset - target
+        shift = None if load.bounds or short else _rows(ahead, shape)
+        if shift is None:
+            return None
+        kept = max(kept, 1 - min(shift, 0))
+    return kept
+
+
+def _rows(distance: Expr, shape: Shape) -> int | None:
+    """The least number of rows that this distance may be, of a few."""
+    row, *inner = strides(shape)
+    if row.is_const:
+        found = distance.value // row.value if distance.is_const and row.value else None
+        return found if found is not None and abs(found) <= ROWS else None
+    return next((s for s in range(-ROWS, ROWS + 1) if _within(distance - s * row, inner)), None)
+
+
+def _within(distance: Expr, inner: Sequence[Expr]) -> bool:
+    """Whether it is a few steps along the inner dims: of what is read through plain slices."""
+    if distance.is_const:
+        return abs(distance.value) <= ROWS * ROWS
+    if len(inner) < 2:
+        return False
+    return any(_within(distance - s * inner[0], inner[1:]) for s in range(-ROWS, ROWS + 1))
+
+
+def affine(offset: Expr, loops: Sequence[Var]) -> tuple[Expr, Shape] | None:
+    """offset = base + sum of stride * variable, with strides free of the variables; else None."""
+    syms = {v.sym for v in loops}
+    base = offset
+    out: list[Expr] = []
+    for v in loops:
+        if v.extent == 1:
+            out.append(expr.const(0))
+            continue
+        at0 = offset.subst({v.sym: 0})
+        stride = offset.subst({v.sym: 1}) - at0
+        if stride.symbols() & syms:
+            return None
+        if at0 + stride * expr.symbol(v.sym) != offset:
+            return None
+        out.append(stride)
+    base = offset.subst({v.sym: 0 for v in loops})
+    rebuilt = base
+    for v, s in zip(loops, out, strict=True):
+        if v.extent != 1:
+            rebuilt = rebuilt + s * expr.symbol(v.sym)
+    return (base, tuple(out)) if rebuilt == offset else None

@@ -1,0 +1,196 @@
+"""A Plan as text: buffers, then supersteps; golden tests compare it and `show` prints it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from codegen.plan.grammar import (
+    Apply,
+    Box,
+    Branch,
+    Buffer,
+    Default,
+    Exchange,
+    Expect,
+    Integer,
+    Keep,
+    KernelCall,
+    Lane,
+    Let,
+    Literal,
+    Load,
+    Local,
+    Loop,
+    Nest,
+    Node,
+    Phase,
+    Plan,
+    Print,
+    Product,
+    Reduce,
+    Runtime,
+    Step,
+    Store,
+    Var,
+    Work,
+)  # fmt: skip
+from codegen.symbolic.expr import Expr
+
+
+def plan_text(plan: Plan) -> str:
+    """The whole plan; ends with a newline."""
+    axes = ", ".join(a.name if a.fixed is None else f"{a.name}={a.fixed}" for a in plan.mesh.axes)
+    lines = [f"plan {plan.name} over mesh ({axes})"]
+    for b in plan.buffers:
+        lines.append(f"buffer {b.number} {b.name}: {b.dtype}[{b.capacity}]")
+    for b in plan.constants:
+        lines.append(f"constant {b.number} {b.name}: {b.dtype}[{b.capacity}]")
+    lines += [f"input {a.name} in buffer {a.buffer.number}" for a in plan.inputs]
+    lines += list(_steps(plan.steps, "  "))
+    lines += [f"output {a.name} in buffer {a.buffer.number}" for a in plan.outputs]
+    lines += [f"library {k} {name}" for k, name in enumerate(plan.libraries)]
+    return "\n".join(lines) + "\n"
+
+
+def _steps(steps: Sequence[Step], indent: str) -> Iterator[str]:
+    for step in steps:
+        place = getattr(step, "place", None)
+        where = f"  # line {place.line}" if place else ""
+        if isinstance(step, Phase):
+            yield f"{indent}compute {step.name}{where}"
+            for work in step.work:
+                yield from _work(work, indent + "  ")
+        elif isinstance(step, Exchange):
+            yield f"{indent}exchange {step.site} {_exchange(step)}{where}"
+        elif isinstance(step, Loop):
+            stop = "" if step.stop is None else f" to {step.stop}"
+            name = step.counter.name if step.counter is not None else ""
+            count = f" {name} from {step.start}{stop} step {step.step}"
+            yield f"{indent}loop{count if step.counter is not None else ''}{where}"
+            if step.flag is not None:
+                yield f"{indent}  while {node_text(step.flag)}:"
+                yield from _steps(step.condition, indent + "    ")
+            yield from _steps(step.body, indent + "  ")
+            for ring in step.rotate:
+                yield f"{indent}  rotate {' to '.join(b.name for b in (*ring, ring[0]))}"
+        elif isinstance(step, Let):
+            yield f"{indent}let {step.counter.name} be {node_text(step.value)}{where}"
+        elif isinstance(step, Branch):
+            on = node_text(step.on) if isinstance(step.on, Load) else f"index: {step.on}"
+            yield f"{indent}branch on {on}{where}"
+            for k, arm in enumerate(step.arms):
+                yield f"{indent}  arm {k}"
+                yield from _steps(arm, indent + "    ")
+        elif isinstance(step, Default):
+            yield f"{indent}default of input {step.name}"
+            yield from _steps(step.steps, indent + "  ")
+        elif isinstance(step, Print):
+            who = "every rank" if step.every_rank else "index 0"
+            yield f"{indent}print by {who}: {'{}'.join(step.parts[::2])!r}{where}"
+        elif isinstance(step, Expect):
+            text = "{}".join(step.parts[::2])
+            yield f"{indent}expect {node_text(step.holds)}, else {text!r}{where}"
+
+
+def _work(work: Work, indent: str) -> Iterator[str]:
+    if not isinstance(work, Nest):
+        yield indent + work_text(work)
+        return
+    yield f"{indent}nest{_loops(work.loops)}"
+    for sweep in work.sweeps:
+        yield f"{indent}  sweep{_loops(sweep.loops)}"
+        for part in sweep.parts:
+            if isinstance(part, Keep):
+                value = node_text(part.value)
+                yield f"{indent}    {part.name} is {f'{part.fn}({value})' if part.fn else value}"
+            else:
+                yield f"{indent}    {work_text(replace(part, loops=()))}"
+
+
+# Which members each one reads.
+_FLOWS = {
+    "from_root": " from member ", "to_root": " to member ", "up_to": " up to itself",
+    "before": " before itself", "near": " near itself",
+}  # fmt: skip
+
+
+def _exchange(x: Exchange) -> str:
+    text = f"{x.kind}{'.' + x.fn if x.fn else ''} over ({', '.join(x.axes)})"
+    if x.kind == "permute":
+        source = "by route slot" if x.source is None else f"{x.source} if {x.receives}"
+        text += f": to {x.dest} if {x.sends}, from {source}"
+    if x.flow != "all":
+        text += _FLOWS[x.flow] + (str(x.root) if x.root is not None else "")
+    if x.wraps != 1:
+        text += f", {x.wraps} wraps of each"
+    for axis, (begin, end, first, last) in zip(x.axes, x.near, strict=False):
+        text += f"; along {axis} reads {begin} to {end} - 1, is read by {first} to {last} - 1"
+    if x.pull_from is not None and x.pull_into is not None:
+        text += f"; pull {_box(x.pull_from)} into {_box(x.pull_into)}"
+    return text
+
+
+def _box(box: Box) -> str:
+    dims = ", ".join(f"{e}:{s}" for e, s in zip(box.extent, box.stride, strict=True))
+    names = ", ".join(f"{s.name} = {e}" for s, e in box.names)
+    return f"{box.buffer.name}+{box.offset}[{dims}]" + (f" where {names}" if names else "")
+
+
+def _loops(loops: Sequence[Var]) -> str:
+    return "".join(f" for {v.sym.name} < {v.extent}" for v in loops if v.extent != 1)
+
+
+def _at(buffer: Buffer, offset: Expr) -> str:
+    return f"{buffer.name}[{offset}]"
+
+
+def work_text(work: Work) -> str:
+    if isinstance(work, Store):
+        how = "=" if work.combine == "set" else f"{work.combine}="
+        tests = "".join(f" where {b.sym.name} = {node_text(b.node)}" for b in work.bounds)
+        target = _at(work.buffer, work.offset)
+        return f"{target} {how} {node_text(work.value)}{tests}{_loops(work.loops)}"
+    if isinstance(work, Reduce):
+        target = _at(work.buffer, work.offset)
+        inner = _loops(work.inner)
+        return f"{target} = {work.fn}({node_text(work.value)}{inner}){_loops(work.loops)}"
+    if isinstance(work, Lane):
+        value = node_text(work.value) if work.value is not None else ""
+        name = f"{work.kind}{'.' + work.fn if work.fn else ''}"
+        along = _loops((work.along,))
+        return f"{_at(work.buffer, work.offset)} = {name}({value}{along}){_loops(work.loops)}"
+    if isinstance(work, Product):
+        by = "loops" if work.library is None else f"library {work.library}"
+        return (
+            f"{work.c.buffer.name} = {work.a.buffer.name} @ {work.b.buffer.name} "
+            f"({work.m} x {work.k} x {work.n}) by {by}{_loops(work.loops)}"
+        )
+    assert isinstance(work, KernelCall)
+    args = ", ".join(
+        a.what.name if isinstance(a.what, Buffer)
+        else str(a.what) if isinstance(a.what, Expr) else node_text(a.what)
+        for a in work.arguments
+    )  # fmt: skip
+    return f"{work.symbol}({args})"
+
+
+def node_text(node: Node) -> str:
+    if isinstance(node, Literal):
+        return str(node.value)
+    if isinstance(node, Integer):
+        return f"({node.value}{_where(node)})"
+    if isinstance(node, Runtime):
+        return node.name
+    if isinstance(node, Load):
+        return f"{node.buffer.name}[{node.offset}{_where(node)}]"
+    if isinstance(node, Local):
+        return node.name
+    assert isinstance(node, Apply)
+    name = f"cast {node.dtype}" if node.fn == "cast" else node.fn
+    return f"{name}({', '.join(node_text(a) for a in node.args)})"
+
+
+def _where(node: Load | Integer) -> str:
+    """The positions in it that data decides."""
+    return "".join(f"; {b.sym.name} = {node_text(b.node)}" for b in node.bounds)

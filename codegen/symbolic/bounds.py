@@ -1,0 +1,381 @@
+"""A prover of e >= 0 for symbolic integers within the bounds of their symbols.
+
+In: an Expr. Out: True where a proof was found: atoms are replaced by their bounds, truth values,
+minima and wraps split into cases; what a sample point refutes is given up at once.
+Always holds: True is never wrong, and the answer does not depend on what was asked before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from itertools import product
+
+from codegen.symbolic.terms import (
+    CONSTRUCT,
+    ONE,
+    TRUTH,
+    ZERO,
+    Atom,
+    Call,
+    Expr,
+    IntLike,
+    Sym,
+    as_expr,
+    calls,
+    const,
+    from_atom,
+    linear_in,
+    replace,
+)
+
+# (depth, steps) of the attempts at one proof, by how deep searches stand in each other: short
+# proofs are found first, inner searches must stay small.
+_ATTEMPTS = (((2, 8), (4, 30), (7, 120)), ((2, 6), (4, 16)), ((2, 5),))
+_POINTS = 64  # so few are tried one by one
+_known: tuple[dict[Expr, bool], ...] = ({}, {}, {})
+_nesting = 0
+
+
+def nesting() -> int:
+    """How many searches are under way, at most 2: what is built then is remembered apart."""
+    return min(_nesting, len(_ATTEMPTS) - 1)
+
+
+def nonneg(e: Expr) -> bool:
+    """True when e >= 0 is proved for every value of its symbols within their bounds."""
+    global _nesting
+    if e.is_const:
+        return e.value >= 0
+    level = nesting()
+    found = _known[level].get(e)
+    if found is None:
+        _nesting += 1
+        try:
+            found = _evident(e) or (
+                not refuted(e)
+                and any(_Search(steps).prove(e, (), depth) for depth, steps in _ATTEMPTS[level])
+            )
+        finally:
+            _nesting -= 1
+        _known[level][e] = found
+    return found
+
+
+def equal(a: IntLike, b: IntLike) -> bool:
+    """True when a == b is proved."""
+    gap = as_expr(a) - b
+    if gap.is_const:
+        return gap.value == 0
+    if any(gap.samples):
+        return False
+    everywhere = _at_every_point(gap, lambda value: value == 0)
+    return (nonneg(gap) and nonneg(-gap)) if everywhere is None else everywhere
+
+
+def _at_every_point(e: Expr, holds: Callable[[int], bool]) -> bool | None:
+    """Whether it holds everywhere, where all symbols run over a few constants; None elsewhere."""
+    symbols = sorted(e.symbols(), key=lambda s: s.name)
+    ranges: list[range] = []
+    points = 1
+    for s in symbols:
+        if s.lo is None or s.hi is None or not (s.lo.is_const and s.hi.is_const):
+            return None
+        ranges.append(range(s.lo.value, s.hi.value + 1))
+        points *= len(ranges[-1])
+        if points > _POINTS:
+            return None
+    names = [s.name for s in symbols]
+    return all(
+        holds(e.evaluate(dict(zip(names, values, strict=True)))) for values in product(*ranges)
+    )
+
+
+def refuted(e: Expr, facts: tuple[Expr, ...] = ()) -> bool:
+    """Whether e < 0 at a sample point at which all facts are >= 0."""
+    columns = [f.samples for f in facts]
+    for p, v in enumerate(e.samples):
+        if v is not None and v < 0:
+            met = [column[p] for column in columns]
+            if all(f is not None and f >= 0 for f in met):
+                return True
+    return False
+
+
+class _Search:
+    """One bounded search for a proof."""
+
+    def __init__(self, steps: int) -> None:
+        self.left = steps
+        self.failed: set[tuple[Expr, tuple[Expr, ...]]] = set()
+
+    def prove(self, e: Expr, facts: tuple[Expr, ...], depth: int) -> bool:
+        """e >= 0 wherever every fact is >= 0."""
+        if e.is_const and e.value >= 0:
+            return True
+        if _evident(e):
+            return True
+        if refuted(e, facts) or (e.is_const and not facts):
+            return False
+        if (e, facts) in self.failed or depth <= 0 or self.left <= 0:
+            return False
+        self.left -= 1
+        self.failed.add((e, facts))
+        return (
+            any(_evident(e - f) for f in facts)
+            or self.by_bounds(e, facts, depth)
+            or self.by_scaling(e, facts, depth)
+            or self.by_cases(e, facts, depth)
+            or _from_one(e)
+            or self.vacuous(facts, depth)
+        )
+
+    def vacuous(self, facts: tuple[Expr, ...], depth: int) -> bool:
+        """No sample meets the facts: perhaps nothing does."""
+        if not facts or not refuted(const(-1)):
+            return False
+        if refuted(const(-1), facts):
+            return False
+        return any(
+            self.prove(-f - 1, facts[:k] + facts[k + 1 :], depth - 2)
+            for k, f in enumerate(facts)
+        )
+
+    def by_bounds(self, e: Expr, facts: tuple[Expr, ...], depth: int) -> bool:
+        for atom in sorted(e.atoms(), key=_elimination_order):
+            slope, rest = linear_in(e, atom)
+            if slope is None:
+                continue
+            sign = self.sign(slope, facts, depth)
+            if not sign:
+                continue
+            bounds = _lower(atom, e, facts) if sign > 0 else _upper(atom, e, facts)
+            for bound in bounds:
+                if self.prove(slope * bound + rest, facts, depth - 1):
+                    return True
+        return False
+
+    def sign(self, slope: Expr, facts: tuple[Expr, ...], depth: int) -> int:
+        """1 for slope >= 0, -1 for slope <= 0, 0 for not known."""
+        if slope.is_const:
+            return 1 if slope.value >= 0 else -1
+        if self.prove(slope, facts, min(depth - 1, 3)):
+            return 1
+        return -1 if self.prove(-slope, facts, min(depth - 1, 3)) else 0
+
+    def by_scaling(self, e: Expr, facts: tuple[Expr, ...], depth: int) -> bool:
+        """With q = x // d and d >= 1: d * e has the sign of e, and d * q is x - x % d.
+
+        Where e is r - q or r + q there is no remainder: q <= r means x < d * (r + 1).
+        """
+        for atom in e.atoms():
+            if not (isinstance(atom, Call) and atom.op == "floordiv"):
+                continue
+            x, d = atom.args
+            slope, rest = linear_in(e, atom)
+            if slope is None or not _evident(d - 1):
+                continue
+            if slope == -1 and self.prove(d * rest + d - 1 - x, facts, depth - 1):
+                return True
+            if slope == 1 and self.prove(d * rest + x, facts, depth - 1):
+                return True
+            if self.prove(slope * (x - CONSTRUCT["mod"](x, d)) + d * rest, facts, depth - 2):
+                return True
+        return False
+
+    def by_cases(self, e: Expr, facts: tuple[Expr, ...], depth: int) -> bool:
+        """Split on one call, an outer one first."""
+        outer = sorted((a for a in e.atoms() if isinstance(a, Call)), key=lambda a: a.order)
+        inner = [c for c in calls(e) if c not in outer]
+        for call in [*outer, *inner]:
+            cases = self.cases(call, e, facts)
+            if cases is None:
+                continue
+            return all(
+                self.prove(case, (*facts, *(f for f in more if not _evident(f))), depth - 1)
+                for case, more in cases
+            )
+        return False
+
+    def cases(
+        self, call: Call, e: Expr, facts: tuple[Expr, ...]
+    ) -> list[tuple[Expr, tuple[Expr, ...]]] | None:
+        """e without the call, and what holds then; together the cases are everything."""
+        x = call.args[0]
+        if call.op == "ge0":
+            return [
+                (replace(e, {call: ONE}), (x,)),
+                (replace(e, {call: ZERO}), (-x - 1,)),
+            ]
+        if call.op == "eq0":
+            no = replace(e, {call: ZERO})
+            return [(replace(e, {call: ONE}), (x, -x)), (no, (x - 1,)), (no, (-x - 1,))]
+        y = call.args[1]
+        if call.op in ("min", "max"):
+            low, high = (x, y) if call.op == "min" else (y, x)
+            return [
+                (replace(e, {call: x}), (high - low,)),
+                (replace(e, {call: y}), (low - high,)),
+            ]
+        return self.unwrap(call, x, y, e, facts)
+
+    def unwrap(
+        self, call: Call, x: Expr, d: Expr, e: Expr, facts: tuple[Expr, ...]
+    ) -> list[tuple[Expr, tuple[Expr, ...]]] | None:
+        """x % d and x // d where x lies within one d of [0, d)."""
+        if not _evident(d - 1):
+            return None
+
+        def value(turns: int) -> Expr:
+            new = const(turns) if call.op == "floordiv" else x - turns * d
+            return replace(e, {call: new})
+
+        if self.prove(x, facts, 3) and self.prove(2 * d - 1 - x, facts, 3):
+            return [(value(0), (d - 1 - x,)), (value(1), (x - d,))]
+        if self.prove(x + d, facts, 3) and self.prove(d - 1 - x, facts, 3):
+            return [(value(0), (x,)), (value(-1), (-x - 1,))]
+        return None
+
+
+_ORDER = {"var": 1, "counter": 2, "coord": 3, "scalar": 4, "size": 5}
+
+
+def _elimination_order(a: Atom) -> tuple[int, str]:
+    """Calls first, sizes last: bounds of the former are made of the latter."""
+    return (0, a.order) if isinstance(a, Call) else (_ORDER[a.kind], a.order)
+
+
+@cache
+def _evident(e: Expr) -> bool:
+    """No negative coefficient, and atoms that cannot be negative."""
+    if e.is_const:
+        return e.value >= 0
+    negative = [(m, c) for m, c in e.terms if c < 0]
+    if not negative:
+        return all(_atom_nonneg(a) for a in e.atoms())
+    if len(negative) > 1 or negative[0][0]:
+        return False
+    # a positive product is at least 1
+    least = sum(c for m, c in e.terms if m and all(a.positive for a in m))
+    return least + negative[0][1] >= 0 and all(_atom_nonneg(a) for a in e.atoms())
+
+
+@cache
+def _atom_nonneg(a: Atom) -> bool:
+    if isinstance(a, Sym):
+        return a.lo is not None and a.lo.is_const and a.lo.value >= 0
+    if a.op in TRUTH:
+        return True
+    x, y = a.args
+    if a.op == "max":
+        return _evident(x) or _evident(y)
+    if a.op == "mod":
+        return _evident(y)
+    return _evident(x) and _evident(y)
+
+
+def _from_facts(atom: Atom, facts: tuple[Expr, ...], slope: int) -> list[Expr]:
+    """Bounds that a fact slope * atom + rest >= 0 gives: lower ones for slope 1, upper for -1."""
+    out = []
+    for f in facts:
+        found, rest = linear_in(f, atom)
+        if found is not None and found.is_const and found.value == slope:
+            out.append(-rest * slope)
+    return out
+
+
+def _lower(atom: Atom, e: Expr, facts: tuple[Expr, ...]) -> list[Expr]:
+    bounds = _from_facts(atom, facts, 1)
+    if isinstance(atom, Sym):
+        return bounds if atom.lo is None else [*bounds, atom.lo]
+    if atom.op in TRUTH:
+        return [*bounds, *_alike(atom, e, 1), ZERO]
+    x, y = atom.args
+    if atom.op == "max":
+        return [*bounds, x, y]
+    if _atom_nonneg(atom):
+        bounds.append(ZERO)
+    if atom.op == "floordiv":
+        bounds += _alike(atom, e, 1)
+        most = _largest(y)
+        if most is not None and nonneg(x) and nonneg(y - 1):
+            bounds.append(CONSTRUCT["floordiv"](x, const(most)))
+        if ZERO not in bounds and nonneg(x) and nonneg(y):
+            bounds.append(ZERO)
+    elif atom.op == "mod" and ZERO not in bounds and nonneg(y):
+        bounds.append(ZERO)
+    elif atom.op == "min" and ZERO not in bounds and nonneg(x) and nonneg(y):
+        bounds.append(ZERO)
+    return bounds
+
+
+def _largest(e: Expr) -> int | None:
+    """The most that a product of positive symbols can be, where each is bounded by a constant."""
+    if len(e.terms) != 1:
+        return None
+    (monomial, most), = e.terms
+    for a in monomial:
+        if not (isinstance(a, Sym) and a.positive and a.hi is not None and a.hi.is_const):
+            return None
+        most *= a.hi.value
+    return most
+
+
+def _upper(atom: Atom, e: Expr, facts: tuple[Expr, ...]) -> list[Expr]:
+    bounds = _from_facts(atom, facts, -1)
+    if isinstance(atom, Sym):
+        return bounds if atom.hi is None else [*bounds, atom.hi]
+    if atom.op in TRUTH:
+        return [*bounds, *_alike(atom, e, -1), ONE]
+    x, y = atom.args
+    if atom.op == "min":
+        return [*bounds, x, y]
+    if atom.op == "max":
+        return bounds
+    if atom.op == "floordiv":
+        bounds += _alike(atom, e, -1)
+        if nonneg(y) and nonneg(x):
+            bounds.append(x)
+        return bounds
+    if nonneg(y - 1):
+        bounds.append(y - 1)
+        if nonneg(x):
+            bounds.append(x)
+    elif nonneg(y):
+        bounds.append(y)
+    return bounds
+
+
+def _alike(atom: Call, e: Expr, sign: int) -> list[Expr]:
+    """Atoms of e that rise with their argument as this one does, and bound it: x >= y gives
+    x // d >= y // d and (x >= 0) >= (y >= 0)."""
+    if atom.op == "eq0":
+        return []
+    out = []
+    for other in sorted((a for a in e.atoms() if isinstance(a, Call)), key=lambda a: a.order):
+        if other is atom or other.op != atom.op or other.args[1:] != atom.args[1:]:
+            continue
+        if atom.op == "floordiv" and not _evident(atom.args[1]):
+            continue
+        gap = (atom.args[0] - other.args[0]) * sign
+        if nonneg(gap):
+            out.append(from_atom(other))
+    return out
+
+
+def _from_one(e: Expr) -> bool:
+    """Write every positive symbol as 1 + m, m >= 0: enough if no coefficient is negative."""
+    shifted = {
+        a: from_atom(Sym(f"{a.name}'", "var", ZERO)) + 1
+        for a in e.atoms()
+        if isinstance(a, Sym) and a.positive
+    }
+    if not shifted:
+        return False
+    total = ZERO
+    for m, c in e.terms:
+        term = const(c)
+        for atom in m:
+            term = term * (shifted[atom] if atom in shifted else from_atom(atom))
+        total = total + term
+    return _evident(total)

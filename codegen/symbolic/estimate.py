@@ -1,0 +1,234 @@
+"""Sums and bounds of index expressions without some of their symbols.
+
+In: an Expr, and the symbols to do without. Out: an Expr without them: the sum over all values of
+one, or a bound that holds for all values within their own bounds (what a buffer's capacity is).
+Always holds: a bound is sound; it is reached where extents are balanced blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from codegen.errors import ProgramError
+from codegen.symbolic import expr
+from codegen.symbolic.expr import Atom, Call, Expr, Sym, const
+
+_TRUTH = ("ge0", "eq0")
+
+
+def root(e: Expr, var: Sym) -> tuple[Expr, int] | None:
+    """(root, slope) of e = slope * (var - root), slope 1 or -1."""
+    slope, rest = expr.linear_in(e, var)
+    if slope is None or var in rest.symbols() or not slope.is_const:
+        return None
+    if slope.value not in (1, -1):
+        return None
+    return -rest * slope.value, slope.value
+
+
+def depth(s: Sym) -> int:
+    """How many symbols stand in each other's bounds below this one."""
+    below = [b.symbols() for b in (s.lo, s.hi) if b is not None]
+    return max((1 + depth(t) for group in below for t in group), default=0)
+
+
+# ---- sums ----------------------------------------------------------------------------------------
+
+
+def prefix_sum(extent: Expr, var: Sym, count: Expr) -> Expr | None:
+    """The sum of extent(k) over 0 <= var = k < count, for count >= 0; None where not known.
+
+    Known: powers of var up to two, truth values linear in var, and sums of them: so also balanced
+    blocks e // n + (var < e % n).
+    """
+    total = const(0)
+    for monomial, coefficient in extent.terms:
+        inside = [a for a in monomial if var in expr.from_atom(a).symbols()]
+        outside = expr.from_monomial([a for a in monomial if a not in inside], coefficient)
+        part = _sum_of(inside, var, count)
+        if part is None:
+            return None
+        total = total + outside * part
+    return total
+
+
+def _sum_of(atoms: Sequence[Atom], var: Sym, count: Expr) -> Expr | None:
+    if not atoms:
+        return count
+    if all(a == var for a in atoms):
+        if len(atoms) == 1:
+            return (count * (count - 1)) // 2
+        return (count * (count - 1) * (2 * count - 1)) // 6 if len(atoms) == 2 else None
+    (atom, *more) = atoms
+    if more or not isinstance(atom, Call) or atom.op not in _TRUTH:
+        return None
+    at = root(atom.args[0], var)
+    if at is None:
+        return None
+    start, slope = at
+    if atom.op == "eq0":
+        return expr.ge0(start) * expr.lt(start, count)
+    if slope < 0:  # var <= start
+        return expr.minimum(count, expr.maximum(start + 1, 0))
+    return count - expr.minimum(count, expr.maximum(start, 0))
+
+
+# ---- bounds without some symbols -----------------------------------------------------------------
+
+
+def upper_bound(e: Expr, eliminate: Iterable[Sym]) -> Expr:
+    """An Expr >= e for all values of the symbols to eliminate within their bounds, without them.
+
+    Raises ProgramError where e has no upper bound.
+    """
+    return _bound(e, frozenset(eliminate), 1)
+
+
+def lower_bound(e: Expr, eliminate: Iterable[Sym]) -> Expr:
+    """An Expr <= e for all values of the symbols to eliminate; see upper_bound."""
+    return _bound(e, frozenset(eliminate), -1)
+
+
+class _Unbounded(Exception):
+    pass
+
+
+def _bound(e: Expr, away: frozenset[Sym], sign: int) -> Expr:
+    try:
+        return _reach(e, away, sign, 4)
+    except _Unbounded:
+        names = ", ".join(sorted(s.name for s in e.symbols() & away))
+        raise ProgramError(
+            f"{e} has no {'upper' if sign > 0 else 'lower'} bound",
+            expected=f"an extent that is bounded for all values of {names}",
+            found=str(e),
+            remedy="bound it with min(...) or max(...)",
+        ) from None
+
+
+def _reach(e: Expr, away: frozenset[Sym], sign: int, splits: int) -> Expr:
+    """The bound of e upwards (sign 1) or downwards (-1)."""
+    if not (e.symbols() & away):
+        return e
+    choice = _choice(e, away) if splits else None
+    if choice is not None:
+        arms = [
+            _reach(expr.replace(e, {choice: const(v)}), away, sign, splits - 1) for v in (0, 1)
+        ]
+        return expr.maximum(*arms) if sign > 0 else expr.minimum(*arms)
+    for atom in sorted(e.atoms(), key=_elimination_order):
+        if not (expr.from_atom(atom).symbols() & away):
+            continue
+        slope, rest = expr.linear_in(e, atom)
+        if slope is None:
+            return _by_terms(e, away, sign)
+        if expr.nonneg(slope):
+            return _reach(slope * _atom_bound(atom, away, sign) + rest, away, sign, splits)
+        if expr.nonneg(-slope):
+            return _reach(slope * _atom_bound(atom, away, -sign) + rest, away, sign, splits)
+        return _by_terms(e, away, sign)
+    raise _Unbounded
+
+
+def _elimination_order(a: Atom) -> tuple[int, int, str]:
+    """Calls first, then symbols whose bounds mention others."""
+    return (0, 0, a.key) if isinstance(a, Call) else (1, -depth(a), a.key)
+
+
+def _choice(e: Expr, away: frozenset[Sym]) -> Call | None:
+    """A truth value over eliminated symbols that chooses between values."""
+    for call in expr.calls(e):
+        if call.op not in _TRUTH or not (call.args[0].symbols() & away):
+            continue
+        slope, rest = expr.linear_in(e, call)
+        nested = any(call in expr.calls(expr.from_atom(a)) and a != call for a in e.atoms())
+        if slope is None or nested or not (expr.nonneg(slope) or expr.nonneg(-slope)):
+            return call
+        if slope.symbols() & away:
+            return call
+    return None
+
+
+def _by_terms(e: Expr, away: frozenset[Sym], sign: int) -> Expr:
+    """Bounds of the monomials, added: always possible where the atoms are bounded."""
+    total = const(0)
+    for monomial, coefficient in e.terms:
+        low = high = const(coefficient)
+        for atom in monomial:
+            if expr.from_atom(atom).symbols() & away:
+                a_low, a_high = _atom_bound(atom, away, -1), _atom_bound(atom, away, 1)
+            else:
+                a_low = a_high = expr.from_atom(atom)
+            corners = [x * y for x in (low, high) for y in (a_low, a_high)]
+            low, high = corners[0], corners[0]
+            for corner in corners[1:]:
+                low, high = expr.minimum(low, corner), expr.maximum(high, corner)
+        total = total + (high if sign > 0 else low)
+    return _reach(total, away, sign, 0)
+
+
+def _atom_bound(atom: Atom, away: frozenset[Sym], sign: int) -> Expr:
+    """A bound of one atom that mentions eliminated symbols; it mentions none."""
+    if isinstance(atom, Sym):
+        bound = atom.hi if sign > 0 else atom.lo
+        if bound is None:
+            raise _Unbounded
+        return _reach(bound, away, sign, 4)
+    if atom.op in _TRUTH:
+        return _truth_bound(atom, away, sign)
+    x, y = atom.args
+    if atom.op in ("min", "max"):
+        return _extreme_bound(atom, away, sign)
+    if y.symbols() & away:
+        return _division_interval(atom, away, sign)
+    if atom.op == "floordiv":
+        if expr.nonneg(y):  # x // 0 is 0 for every x
+            return _reach(x, away, sign, 4) // y
+        return _division_interval(atom, away, sign)
+    if not expr.nonneg(y):
+        return _division_interval(atom, away, sign)
+    return expr.maximum(y - 1, 0) if sign > 0 else const(0)
+
+
+def _truth_bound(atom: Call, away: frozenset[Sym], sign: int) -> Expr:
+    if atom.op == "eq0":
+        return const(1 if sign > 0 else 0)
+    try:
+        return expr.ge0(_reach(atom.args[0], away, sign, 2))
+    except _Unbounded:
+        return const(1 if sign > 0 else 0)
+
+
+def _extreme_bound(atom: Call, away: frozenset[Sym], sign: int) -> Expr:
+    """min is bounded above by either argument, max below."""
+    bounds = []
+    for arg in atom.args:
+        try:
+            bounds.append(_reach(arg, away, sign, 4))
+        except _Unbounded:
+            if (atom.op == "min") != (sign > 0):
+                raise
+    if not bounds:
+        raise _Unbounded
+    if len(bounds) == 1:
+        return bounds[0]
+    return expr.minimum(*bounds) if atom.op == "min" else expr.maximum(*bounds)
+
+
+def _division_interval(atom: Call, away: frozenset[Sym], sign: int) -> Expr:
+    """|x // d| <= |x| and |x % d| < |d| or 0, whatever d is."""
+    x, y = atom.args
+    if atom.op == "floordiv":
+        low, high = _reach(x, away, -1, 4), _reach(x, away, 1, 4)
+        if expr.nonneg(x) and expr.nonneg(y):
+            if sign < 0:
+                return const(0)
+            least = _reach(y, away, -1, 4)
+            return high // least if expr.nonneg(least - 1) else high
+        size = expr.maximum(expr.maximum(-low, high), 0)
+        return size if sign > 0 else -size
+    if expr.nonneg(y):
+        return expr.maximum(_reach(y, away, 1, 4) - 1, 0) if sign > 0 else const(0)
+    if sign > 0:
+        return expr.maximum(_reach(y, away, 1, 4) - 1, 0)
+    return expr.minimum(_reach(y, away, -1, 4) + 1, 0)

@@ -1,0 +1,549 @@
+"""Proofs about who sends to whom: inverses, injectivity, sums and bounds of index expressions.
+
+In: Exprs in one member's position `var` along mesh axes taken as one, 0 <= var < size. Out: the
+receiver's side of a permute, a Proof with the smallest counter-example, or an Expr without `var`.
+Always holds: what is called proved is true for every size; the rest is tried up to LIMIT members.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from codegen.symbolic import expr, partners
+from codegen.symbolic.estimate import depth, lower_bound, prefix_sum, root, upper_bound
+from codegen.symbolic.expr import Call, Expr, Sym, const, symbol
+from codegen.symbolic.terms import divisors
+
+LIMIT = 64  # members tried when there is no proof
+_BRANCHES = 128  # pieces of one `to`
+_TRUTH = ("ge0", "eq0")
+
+
+@dataclass(frozen=True)
+class CounterExample:
+    """Members that send to one target, or one member whose target does not exist.
+
+    values: of the symbols that matter, sizes first; members: how many there are.
+    """
+
+    values: Mapping[str, int]
+    members: int
+    senders: tuple[int, ...]
+    target: int
+
+    def __str__(self) -> str:
+        ranks = "1 rank" if self.members == 1 else f"{self.members} ranks"
+        if len(self.senders) == 2:
+            a, b = self.senders
+            return f"with {ranks}, ranks {a} and {b} both send to {self.target}"
+        return (
+            f"with {ranks}, rank {self.senders[0]} sends to {self.target}, which does not exist"
+        )
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What is known about a `to`.
+
+    always: right for every size. condition: right where `condition` is 1. refuted: see
+    `counter_example`. checked: right up to `checked` members; try the actual size at launch.
+    """
+
+    verdict: Literal["always", "condition", "refuted", "checked"]
+    condition: Expr | None = None
+    counter_example: CounterExample | None = None
+    checked: int = 0
+
+    @property
+    def holds(self) -> bool:
+        """Right for every size that meets `condition`, as far as is known."""
+        return self.verdict != "refuted"
+
+
+# ---- the pieces of a map -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Where `guard` is 1 (it implies lo <= var <= hi), var maps to `to`, which has no truth value
+    of var. pin: the only var of the piece (then `to` has no var at all), or None."""
+
+    guard: Expr
+    to: Expr
+    lo: Expr
+    hi: Expr
+    pin: Expr | None = None
+
+
+class _TooManyPieces(Exception):
+    pass
+
+
+def pieces(to: Expr, sends: Expr, var: Sym, size: Expr) -> list[Piece] | None:
+    """The map var -> to, cut at the truth values that mention var; None for too many pieces."""
+    out: list[Piece] = []
+    try:
+        _cut(to, sends, var, size, const(1), const(0), size - 1, out)
+    except _TooManyPieces:
+        return None
+    return out
+
+
+def _cut(
+    to: Expr, sends: Expr, var: Sym, size: Expr, guard: Expr, lo: Expr, hi: Expr, out: list[Piece]
+) -> None:
+    if sends == 0 or guard == 0 or expr.nonneg(lo - hi - 1):
+        return
+    if len(out) >= _BRANCHES:
+        raise _TooManyPieces
+    if expr.nonneg(lo - hi):
+        _pin(to, sends, var, size, guard, lo, out)
+        return
+    to, sends = _within(to, var, lo, hi), _within(sends, var, lo, hi)
+    atom = _next_truth(to, sends, var)
+    if atom is None:
+        if sends != 0:
+            out.append(Piece(guard * sends, to, lo, hi))
+        return
+    truth = expr.from_atom(atom)
+    at = root(atom.args[0], var)
+    yes = {atom: const(1)}
+    no = {atom: const(0)}
+    if at is not None and atom.op == "eq0":
+        inside = expr.ge(at[0], lo) * expr.le(at[0], hi) * guard.subst({var: at[0]})
+        _pin(to, sends, var, size, inside, at[0], out)
+        _cut(expr.replace(to, no), expr.replace(sends, no), var, size,
+             guard * (1 - truth), lo, hi, out)  # fmt: skip
+        return
+    yes_range, no_range = (lo, hi), (lo, hi)
+    if at is not None:  # var >= bound, or var <= bound
+        bound, slope = at
+        if slope > 0:
+            yes_range = (expr.maximum(lo, bound), hi)
+            no_range = (lo, expr.minimum(hi, bound - 1))
+        else:
+            yes_range = (lo, expr.minimum(hi, bound))
+            no_range = (expr.maximum(lo, bound + 1), hi)
+    _cut(expr.replace(to, yes), expr.replace(sends, yes), var, size,
+         guard * truth, *yes_range, out)  # fmt: skip
+    _cut(expr.replace(to, no), expr.replace(sends, no), var, size,
+         guard * (1 - truth), *no_range, out)  # fmt: skip
+
+
+def _within(e: Expr, var: Sym, lo: Expr, hi: Expr) -> Expr:
+    """e simplified for lo <= var <= hi, in var itself."""
+    narrow = Sym(var.name, "var", lo, hi)
+    return e.subst({var: symbol(narrow)}).subst({narrow: symbol(var)})
+
+
+def _pin(
+    to: Expr, sends: Expr, var: Sym, size: Expr, guard: Expr, at: Expr, out: list[Piece]
+) -> None:
+    guard = guard.subst({var: at}) * sends.subst({var: at})
+    guard = guard * expr.ge0(at) * expr.lt(at, size)
+    if guard != 0:
+        out.append(Piece(guard, to.subst({var: at}), at, at, at))
+
+
+def _next_truth(to: Expr, sends: Expr, var: Sym) -> Call | None:
+    """An innermost truth value that mentions var; equations first, they pin it."""
+    found = [a for e in (to, sends) for a in expr.calls(e) if a.op in _TRUTH]
+    found = [a for a in found if var in a.args[0].symbols()]
+    inner = [a for a in found if not any(c.op in _TRUTH for c in expr.calls(a.args[0]))]
+    for a in inner:
+        if a.op == "eq0" and root(a.args[0], var) is not None:
+            return a
+    return inner[0] if inner else None
+
+
+# ---- the receiver's side -----------------------------------------------------------------------
+
+
+def inverse(to: Expr, sends: Expr, var: Sym, size: Expr) -> tuple[Expr, Expr] | None:
+    """(source, receives) for an injective map: who sends to member var, and whether anybody does.
+
+    source lies in [0, size-1] always; receives is 1 exactly where some member sends to var.
+    None where it cannot be solved.
+    """
+    position = Sym(var.name, "var", const(0), size - 1)
+    here = {var: symbol(position)}
+    back_again = {position: symbol(var)}
+    to, sends = to.subst(here), sends.subst(here)
+    if partners.own_inverse(to, position):
+        exists = partners.exists(to, size)
+        receives = exists if sends == exists else exists * sends.subst({position: to})
+        source = expr.maximum(0, expr.minimum(to, size - 1))
+        return source.subst(back_again), receives.subst(back_again)
+    parts = pieces(to, sends, position, size)
+    if parts is None:
+        return None
+    if not parts:
+        return const(0), const(0)
+    solved = []
+    for piece in parts:
+        back = _solve_piece(piece, position, size)
+        if back is None:
+            return None
+        solved.append(back)
+    source, receives = _join(solved, position, size)
+    return source.subst(back_again), receives.subst(back_again)
+
+
+def _solve_piece(piece: Piece, var: Sym, size: Expr) -> tuple[Expr, Expr] | None:
+    """(source, receives) of one piece."""
+    here = symbol(var)
+    if piece.pin is not None:
+        return piece.pin, piece.guard * expr.eq(here, piece.to)
+    wrapped = piece.to
+    modulus = None
+    atoms = piece.to.atoms()
+    call = next(iter(atoms)) if len(atoms) == 1 else None
+    if isinstance(call, Call) and call.op == "mod" and piece.to == expr.from_atom(call):
+        wrapped, modulus = call.args
+        if modulus != size:
+            return None
+    slope, rest = expr.linear_in(wrapped, var)
+    if slope is None or not slope.is_const or var in rest.symbols():
+        return None
+    a = slope.value
+    if a == 0 or (abs(a) != 1 and modulus is not None):
+        return None
+    if modulus is not None:
+        source = expr.mod((here - rest) * a, size)
+        return source, _guard_at(piece, var, source)
+    if abs(a) == 1:
+        source, receives = (here - rest) * a, const(1)
+    else:
+        source, receives = (here - rest) // a, expr.eq0((here - rest) % a)
+    receives = receives * expr.ge(source, piece.lo) * expr.le(source, piece.hi)
+    if receives == 0:
+        return const(0), const(0)
+    # the guard's own linear bounds are in [lo, hi]; inside it the rest of the guard is left
+    narrow = Sym(var.name, "var", piece.lo, piece.hi)
+    guard = piece.guard.subst({var: symbol(narrow)}).subst({narrow: source})
+    return source, receives * guard
+
+
+def _guard_at(piece: Piece, var: Sym, source: Expr) -> Expr:
+    return piece.guard.subst({var: source})
+
+
+def _join(solved: list[tuple[Expr, Expr]], var: Sym, size: Expr) -> tuple[Expr, Expr]:
+    solved = [(s, r) for s, r in solved if r != 0]
+    if not solved:
+        return const(0), const(0)
+    merged: dict[Expr, Expr] = {}
+    for source, receives in solved:
+        merged[source] = merged[source] + receives if source in merged else receives
+    if len(merged) == 1:
+        ((source, receives),) = merged.items()
+        return expr.maximum(0, expr.minimum(source, size - 1)), receives
+    total = const(0)
+    for receives in merged.values():
+        total = total + receives
+    turn = _common_turn(merged, var, size)
+    if turn is not None:
+        return turn, total
+    joined = const(0)
+    for source, receives in merged.items():
+        joined = joined + receives * source
+    return joined, total
+
+
+def _common_turn(merged: Mapping[Expr, Expr], var: Sym, size: Expr) -> Expr | None:
+    """One (±var + b) % size that agrees with every piece where that piece receives."""
+    for source in merged:
+        slope, _ = expr.linear_in(source, var)
+        if slope is None or not slope.is_const or slope.value not in (1, -1):
+            continue
+        turn = expr.mod(source, size)
+        if all(_agree(turn, s, r, var) for s, r in merged.items()):
+            return turn
+    return None
+
+
+def _agree(a: Expr, b: Expr, guard: Expr, var: Sym) -> bool:
+    parts = pieces(a - b, guard, var, var.hi + 1) if var.hi is not None else None
+    return parts is not None and all(p.to == 0 for p in parts)
+
+
+# ---- injectivity ---------------------------------------------------------------------------------
+
+
+def injective(
+    to: Expr, sends: Expr, var: Sym, size: Expr, given: Sequence[Expr] = ()
+) -> Proof:
+    """Whether no two members send to one target and every target exists.
+
+    given: conditions on sizes that the program states; only sizes that meet them count.
+    """
+    position = Sym(var.name, "var", const(0), size - 1)
+    here = {var: symbol(position)}
+    to, sends, var = to.subst(here), sends.subst(here), position
+    condition = _prove_injective(to, sends, var, size)
+    if condition is not None and condition == 1:
+        return Proof("always")
+    if condition is not None and condition != 0 and _holds_at_large(condition, given):
+        return Proof("condition", condition)
+    found = counter_example(to, sends, var, size, given)
+    if found is not None:
+        return Proof("refuted", counter_example=found)
+    if _all_tried(size, (to.symbols() | sends.symbols()) - {var}):
+        return Proof("always")
+    return Proof("checked", checked=LIMIT)
+
+
+def _all_tried(size: Expr, symbols: set[Sym]) -> bool:
+    """Whether no more than LIMIT members are possible, and nothing else matters."""
+    largest = size.subst({s: s.hi for s in size.symbols() if s.hi is not None})
+    return largest.is_const and largest.value <= LIMIT and symbols <= size.symbols()
+
+
+def proved(to: Expr, sends: Expr, var: Sym, size: Expr) -> bool:
+    """Whether the map is right for all sizes, or for those that meet a condition on sizes."""
+    position = Sym(var.name, "var", const(0), size - 1)
+    here = {var: symbol(position)}
+    return _prove_injective(to.subst(here), sends.subst(here), position, size) is not None
+
+
+def _prove_injective(to: Expr, sends: Expr, var: Sym, size: Expr) -> Expr | None:
+    """The condition on sizes under which the map is right; None where it is not known."""
+    if partners.own_inverse(to, var):
+        if sends * (1 - partners.exists(to, size)) == 0:
+            return const(1)
+    parts = pieces(to, sends, var, size)
+    if parts is None:
+        return None
+    condition = const(1)
+    images: list[tuple[Expr, Expr]] = []
+    for piece in parts:
+        checked = _piece_condition(piece, var, size)
+        if checked is None:
+            return None
+        fits, low, high = checked
+        condition = condition * fits
+        images.append((low, high))
+    for (a_lo, a_hi), (b_lo, b_hi) in itertools.combinations(images, 2):
+        if not (expr.nonneg(b_lo - a_hi - 1) or expr.nonneg(a_lo - b_hi - 1)):
+            return None
+    if any(s.kind not in ("size", "scalar") for s in condition.symbols()):
+        return None
+    return condition
+
+
+def _piece_condition(piece: Piece, var: Sym, size: Expr) -> tuple[Expr, Expr, Expr] | None:
+    """(condition, lowest target, highest target) of one piece that is injective by itself."""
+    to = piece.to
+    if piece.pin is not None:
+        inside = expr.ge0(to) * expr.lt(to, size)
+        return 1 - piece.guard * (1 - inside), to, to
+    slope, rest = expr.linear_in(to, var)
+    if slope is not None and slope.is_const and slope.value and var not in rest.symbols():
+        first, last = to.subst({var: piece.lo}), to.subst({var: piece.hi})
+        low, high = (first, last) if slope.value > 0 else (last, first)
+        inside = expr.ge0(low) * expr.lt(high, size)
+        if inside == 1:
+            return inside, low, high
+        exists = expr.le(piece.lo, piece.hi)
+        if var in piece.guard.symbols() and not _only_bounds(piece, var):
+            return None
+        return 1 - exists * (1 - inside), low, high
+    return _wrapped_condition(to, var, size)
+
+
+def _only_bounds(piece: Piece, var: Sym) -> bool:
+    narrow = symbol(Sym(var.name, "var", piece.lo, piece.hi))
+    return piece.guard.subst({var: narrow}) == 1
+
+
+def _wrapped_condition(to: Expr, var: Sym, size: Expr) -> tuple[Expr, Expr, Expr] | None:
+    """(a * var + b) % size is a permutation exactly where gcd(a, size) is 1."""
+    atoms = to.atoms()
+    call = next(iter(atoms)) if len(atoms) == 1 else None
+    if not (isinstance(call, Call) and call.op == "mod" and to == expr.from_atom(call)):
+        return None
+    slope, rest = expr.linear_in(call.args[0], var)
+    if call.args[1] != size or slope is None or not slope.is_const or var in rest.symbols():
+        return None
+    condition = const(1)
+    for prime in primes(abs(slope.value)):
+        condition = condition * expr.ne(size % prime, 0)
+    if slope.value == 0:
+        condition = expr.eq(size, 1)
+    return condition, const(0), size - 1
+
+
+def primes(a: int) -> list[int]:
+    """The primes that divide a."""
+    out, p = [], 2
+    while p * p <= a:
+        if a % p == 0:
+            out.append(p)
+            while a % p == 0:
+                a //= p
+        p += 1
+    return [*out, a] if a > 1 else out
+
+
+def _holds_at_large(condition: Expr, given: Sequence[Expr]) -> bool:
+    """Whether sizes without bound meet a condition: one that only a few meet is a mistake."""
+    symbols = sorted(condition.symbols() | _all_symbols(given), key=lambda s: s.name)
+    if any(s.kind != "size" for s in symbols):
+        return True
+    if any(s.hi is not None for s in symbols):
+        return any(condition.evaluate(v) and all(g.evaluate(v) for g in given)
+                   for v in environments(symbols) if max(v.values()) > 1)  # fmt: skip
+    ranges = [range(97, 97 + 121)] if len(symbols) == 1 else [range(11, 24)] * len(symbols)
+    for point in itertools.product(*ranges):
+        values = {s.name: v for s, v in zip(symbols, point, strict=True)}
+        if condition.evaluate(values) and all(g.evaluate(values) for g in given):
+            return True
+    small = any(
+        all(g.evaluate(e) for g in given) and condition.evaluate(e)
+        for e in environments(symbols)
+    )
+    unbounded = any(
+        all(g.evaluate({s.name: v for s, v in zip(symbols, p, strict=True)}) for g in given)
+        for p in itertools.product(*ranges)
+    )
+    return small and not unbounded
+
+
+def counter_example(
+    to: Expr, sends: Expr, var: Sym, size: Expr, given: Sequence[Expr] = (), limit: int = LIMIT
+) -> CounterExample | None:
+    """The smallest number of members, up to limit, at which the map is wrong."""
+    used = (to.symbols() | sends.symbols() | size.symbols() | _all_symbols(given)) - {var}
+    names = sorted(s.name for s in used)
+    target_of = expr.function(to, [var.name, *names])
+    sends_of = expr.function(sends, [var.name, *names])
+    size_of = expr.function(size, names)
+    given_of = [expr.function(g, names) for g in given]
+    for values in environments(used, size, limit):
+        at = [values[n] for n in names]
+        if not all(g(*at) for g in given_of):
+            continue
+        members = size_of(*at)
+        taken: dict[int, int] = {}
+        for k in range(members):
+            if not sends_of(k, *at):
+                continue
+            target = target_of(k, *at)
+            senders = (taken[target], k) if target in taken else (k,)
+            if target in taken or not 0 <= target < members:
+                return CounterExample(dict(values), members, senders, target)
+            taken[target] = k
+    return None
+
+
+def _all_symbols(exprs: Iterable[Expr]) -> set[Sym]:
+    out: set[Sym] = set()
+    for e in exprs:
+        out |= e.symbols()
+    return out
+
+
+# ---- trying values -------------------------------------------------------------------------------
+
+
+def environments(
+    symbols: Iterable[Sym], size: Expr | None = None, limit: int = LIMIT
+) -> Iterator[dict[str, int]]:
+    """Values for symbols, those of the smallest `size` first: bounded work, for enumeration.
+
+    Sizes that make up `size` run through every shape of at most `limit` members; other sizes to 3;
+    coordinates through all positions (the ends when many); scalars and counters through a few.
+    """
+    wanted = _with_bounds(symbols)
+    if size is None:
+        main = sorted((s for s in wanted if s.kind == "size"), key=lambda s: s.name)
+    else:
+        main = sorted((s for s in size.symbols() if s.kind == "size"), key=lambda s: s.name)
+    others = sorted((s for s in wanted if s not in main), key=_dependency_order)
+    for shape in shapes(len(main), limit):
+        start = {s.name: v for s, v in zip(main, shape, strict=True)}
+        if size is not None and size.evaluate(start) > limit:  # axes that share one symbol
+            continue
+        if all(_may_be(s, start[s.name], start) for s in main):
+            yield from _fill(others, start)
+
+
+def _may_be(size: Sym, n: int, values: Mapping[str, int]) -> bool:
+    if size.divides and size.divides % n:
+        return False
+    return (size.lo is None or n >= size.lo.evaluate(values)) and (
+        size.hi is None or n <= size.hi.evaluate(values)
+    )
+
+
+def _with_bounds(symbols: Iterable[Sym]) -> set[Sym]:
+    out: set[Sym] = set()
+    todo = list(symbols)
+    while todo:
+        s = todo.pop()
+        if s in out:
+            continue
+        out.add(s)
+        for bound in (s.lo, s.hi):
+            if bound is not None:
+                todo.extend(bound.symbols())
+    return out
+
+
+_KINDS = ("size", "scalar", "coord", "counter", "var")
+
+
+def _dependency_order(s: Sym) -> tuple[int, int, str]:
+    return _KINDS.index(s.kind), depth(s), s.name
+
+
+def shapes(axes: int, limit: int = LIMIT) -> list[tuple[int, ...]]:
+    """Every shape of so many axes with at most `limit` members, smallest product first."""
+    out: list[tuple[int, ...]] = [()]
+    for _ in range(axes):
+        out = [(*s, k) for s in out for k in range(1, limit // _product(s) + 1)]
+    return sorted(out, key=lambda s: (_product(s), s))
+
+
+def _product(shape: tuple[int, ...]) -> int:
+    total = 1
+    for n in shape:
+        total *= n
+    return total
+
+
+def _fill(symbols: Sequence[Sym], values: dict[str, int]) -> Iterator[dict[str, int]]:
+    if not symbols:
+        yield values
+        return
+    sym = symbols[0]
+    for v in _candidates(sym, values):
+        yield from _fill(symbols[1:], {**values, sym.name: v})
+
+
+def _candidates(sym: Sym, values: Mapping[str, int]) -> list[int]:
+    lo = sym.lo.evaluate(values) if sym.lo is not None else None
+    hi = sym.hi.evaluate(values) if sym.hi is not None else None
+    if sym.kind == "size":
+        return [n for n in (1, 2, 3) if _may_be(sym, n, values)]
+    if sym.divides:
+        return divisors(sym.divides, lo, hi)[:8]
+    if lo is not None and hi is not None:
+        if hi - lo < 8:
+            return list(range(lo, hi + 1))
+        return [lo, lo + 1, lo + 2, (lo + hi) // 2, hi - 2, hi - 1, hi]
+    if lo is not None:
+        return [lo, lo + 1, lo + 2, lo + 5]
+    if hi is not None:
+        return [hi - 5, hi - 1, hi]
+    return [0, 1, 2, 5, -1, -3]
+
+
+__all__ = [
+    "LIMIT", "CounterExample", "Piece", "Proof", "counter_example", "environments", "injective",
+    "inverse", "lower_bound", "pieces", "prefix_sum", "primes", "proved", "shapes",
+    "upper_bound",
+]  # fmt: skip

@@ -1,0 +1,358 @@
+"""How an Expr is written: for people, for C and for Python; and in prefix form for the manifest.
+
+A polynomial that chooses (c * a + (1 - c) * b) is written as a choice, 1 - (i - n + 1 >= 0) as
+`i < n - 1`.
+Always holds: C and Python texts give the value of the Expr in 64 bits; every operand stands in
+parentheses where its operator could bind less tightly than what is around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from codegen.symbolic.bounds import nonneg
+from codegen.symbolic.terms import (
+    EVALUATE,
+    ONE,
+    SPELL,
+    TRUTH,
+    ZERO,
+    Atom,
+    Call,
+    Expr,
+    Monomial,
+    Sym,
+    linear_in,
+    times,
+)
+
+Name = Callable[[Sym], str]
+
+
+class Binds(IntEnum):
+    """How tightly a text binds. C compilers warn of & | ^ and ! beside other operators without
+    parentheses: here they bind less tightly than C has it."""
+
+    CHOICE = 0
+    OR = 1
+    AND = 2
+    BITS = 3
+    NOT = 4
+    COMPARE = 5
+    SUM = 6
+    PRODUCT = 7
+    UNARY = 8
+    ATOM = 9
+
+
+Text = tuple[str, Binds]
+
+
+def within(text: Text, least: Binds) -> str:
+    """A text where something binds this tightly: in parentheses if need be."""
+    return text[0] if text[1] >= least else f"({text[0]})"
+
+
+
+@dataclass(frozen=True)
+class Style:
+    """Spellings of one language. {0} {1} {2} are operands, already in parentheses where needed."""
+
+    choice: str
+    and_: str
+    or_: str
+    equal: str
+    floordiv: str
+    mod: str
+    infix: bool  # whether floordiv and mod are operators, with operands to protect
+
+
+_TEXT = Style("{1} if {0} else {2}", "and", "or", "==", "{0} // {1}", "{0} % {1}", True)
+_PYTHON = Style("{1} if {0} else {2}", "and", "or", "==", "floordiv({0}, {1})", "mod({0}, {1})",
+                False)  # fmt: skip
+_C = Style("{0} ? {1} : {2}", "&&", "||", "==", "spmd_floordiv({0}, {1})", "spmd_mod({0}, {1})",
+           False)  # fmt: skip
+_C_NAMES = {"min": "spmd_min", "max": "spmd_max"}
+
+class _Writer:
+    def __init__(self, style: Style, name: Name) -> None:
+        self.style = style
+        self.name = name
+
+    def expr(self, e: Expr) -> Text:
+        truth = _is_truth(e)
+        if truth and not e.is_const:
+            return self.condition(e)
+        split = _choice(e)
+        if split is None:
+            return self.sum(e)
+        call, yes, no = split
+        test = within(self.condition(_literal(call)), Binds.OR)
+        a, b = within(self.expr(yes), Binds.COMPARE), within(self.expr(no), Binds.COMPARE)
+        if len(call.args[0].terms) and _prefers_else(call, yes, no):
+            test = within(self.condition(ONE - _literal(call)), Binds.OR)
+            a, b = b, a
+        return self.style.choice.format(test, a, b), Binds.CHOICE
+
+    def condition(self, e: Expr) -> Text:
+        """An Expr whose value is 0 or 1, as a comparison or a combination of them."""
+        if e.is_const:
+            return str(e.value), Binds.ATOM
+        positive, negative = _as_literal(e)
+        if positive is not None:
+            return self.comparison(positive, False)
+        if negative is not None:
+            return self.comparison(negative, True)
+        for call in _outer_truths(e):
+            yes, no = _when(e, call, True), _when(e, call, False)
+            both = {ONE: self.style.or_, ZERO: self.style.and_}
+            if no is ZERO or yes is ONE:  # c and yes, or c or no
+                word = both[ZERO if no is ZERO else ONE]
+                other = yes if no is ZERO else no
+                if _is_truth(other):
+                    return self.joined(word, _literal(call), other)
+            if yes is ZERO or no is ONE:  # not c and no, or not c or yes
+                word = both[ZERO if yes is ZERO else ONE]
+                other = no if yes is ZERO else yes
+                if _is_truth(other):
+                    return self.joined(word, ONE - _literal(call), other)
+        return self.sum(e)
+
+    def joined(self, word: str, a: Expr, b: Expr) -> Text:
+        level = Binds.AND if word == self.style.and_ else Binds.OR
+        # C compilers warn of && inside || without parentheses: comparisons only stand bare
+        left, right = self.condition(a), self.condition(b)
+        if left[1] == level or right[1] == level:  # a chain of one word needs none
+            inner = level
+        else:
+            inner = Binds.COMPARE
+        return f"{within(left, inner)} {word} {within(right, inner)}", level
+
+    def comparison(self, call: Call, negate: bool) -> Text:
+        left, right, shift = _sides(call.args[0])
+        if call.op == "eq0":
+            sign, right = ("!=" if negate else self.style.equal), right - shift
+        elif _kind(right) < _kind(left):  # what moves most stands on the left: `i < n - 1`
+            sign, by = self.order(call, shift + 1, ("<", ">="), ("<=", ">"), negate)
+            left, right = right, left + by
+        else:
+            sign, by = self.order(call, -shift, (">=", "<"), (">", "<="), negate)
+            right = right + by
+        a, b = within(self.expr(left), Binds.SUM), within(self.expr(right), Binds.SUM)
+        return f"{a} {sign} {b}", Binds.COMPARE
+
+    def order(
+        self, call: Call, by: int, sign: tuple[str, str], other: tuple[str, str], negate: bool
+    ) -> tuple[str, int]:
+        """A sign, and what is added on the right; `other` is for a right side one less."""
+        e = call.args[0]
+        if nonneg(e + 1):  # lowest is -1: `i > 0`, `i == 0`; `i < n`, `i == n`
+            if sign[0] == ">=":
+                return (self.style.equal if negate else ">"), by - 1
+            return (self.style.equal, by) if negate else ("<", by)
+        if nonneg(-e):  # highest is 0: `i == n - 1`, `i < n - 1`
+            if sign[0] == ">=":
+                return ("<" if negate else self.style.equal), by
+            return (">", by - 1) if negate else (self.style.equal, by - 1)
+        if by == 1 and e.terms and any(c < 0 for m, c in e.terms if m):
+            return other[negate], by - 1
+        return sign[negate], by
+
+    def sum(self, e: Expr) -> Text:
+        if not e.terms:
+            return "0", Binds.ATOM
+        terms, negated = _unfolded(e)
+        if len(terms) == 1 and terms[0][1] == 1 and len(terms[0][0]) == 1:
+            return self.atom(terms[0][0][0], terms[0][0] in negated)
+        out = ""
+        for monomial, coefficient in terms:
+            size = abs(coefficient)
+            alone = len(monomial) == 1 and coefficient == 1
+            level = Binds.PRODUCT if alone else Binds.ATOM
+            turned = monomial in negated
+            factors = [within(self.atom(a, turned), level) for a in monomial]
+            least = coefficient == -(2**63) and self.style is _C  # C has no literal of it
+            if size != 1 or not factors:
+                factors.insert(0, "INT64_MIN" if least else str(size))
+            sign = "-" if coefficient < 0 and not least else "+"
+            body = " * ".join(factors)
+            if out:
+                out += f" {sign} {body}"
+            else:
+                out = body if sign == "+" else f"-{body}"
+        if len(terms) > 1 or out.startswith("-"):
+            return out, Binds.SUM
+        return out, Binds.PRODUCT if len(factors) > 1 else Binds.ATOM
+
+    def atom(self, a: Atom, negate: bool = False) -> Text:
+        if isinstance(a, Sym):
+            return self.name(a), Binds.ATOM
+        if a.op in TRUTH:
+            return self.comparison(a, negate)
+        args = [self.expr(arg) for arg in a.args]
+        if a.op in ("min", "max"):
+            word = _C_NAMES[a.op] if self.style is _C else a.op
+            return f"{word}({args[0][0]}, {args[1][0]})", Binds.ATOM
+        pattern = self.style.floordiv if a.op == "floordiv" else self.style.mod
+        if not self.style.infix:
+            return pattern.format(args[0][0], args[1][0]), Binds.ATOM
+        return pattern.format(*(within(x, Binds.ATOM) for x in args)), Binds.PRODUCT
+
+
+def _literal(call: Call) -> Expr:
+    return Expr((((call,), 1),))
+
+
+def _as_literal(e: Expr) -> tuple[Call | None, Call | None]:
+    """(c, None) for e = c, (None, c) for e = 1 - c."""
+    for terms, negate in ((e.terms, False), ((ONE - e).terms, True)):
+        if len(terms) == 1 and terms[0][1] == 1 and len(terms[0][0]) == 1:
+            call = terms[0][0][0]
+            if isinstance(call, Call) and call.op in TRUTH:
+                return (None, call) if negate else (call, None)
+    return None, None
+
+
+def _outer_truths(e: Expr) -> list[Call]:
+    found = {a for a in e.atoms() if isinstance(a, Call) and a.op in TRUTH}
+    return sorted(found, key=lambda a: a.order)
+
+
+def _is_truth(e: Expr, depth: int = 8) -> bool:
+    """Whether e is made of truth values only and is 0 or 1 for all of theirs."""
+    if e.is_const:
+        return e.value in (0, 1)
+    truths = _outer_truths(e)
+    if len(truths) > depth or any(a not in truths for a in e.atoms()):
+        return False
+    return all(_is_truth(_when(e, truths[0], v), depth - 1) for v in (True, False))
+
+
+def _when(e: Expr, call: Call, holds: bool) -> Expr:
+    """e where a truth value holds (or does not), without what that excludes (or would imply it)."""
+    if holds:
+        slope, rest = linear_in(e * _literal(call), call)
+        assert slope is not None
+        return slope + rest
+    kept = []
+    for m, c in e.terms:
+        if call not in m and not any(times((a,), (call,)) == (a,) for a in m if a in _truths(m)):
+            kept.append((m, c))
+    return Expr(tuple(kept))
+
+
+def _truths(monomial: Iterable[Atom]) -> list[Call]:
+    return [a for a in monomial if isinstance(a, Call) and a.op in TRUTH]
+
+
+def _choice(e: Expr) -> tuple[Call, Expr, Expr] | None:
+    """(c, a, b) of c * a + (1 - c) * b where that reads better than the sum."""
+    for call in _outer_truths(e):
+        slope, rest = linear_in(e, call)
+        if slope is not None and not slope.is_const:
+            return call, _when(e, call, True), _when(e, call, False)
+    return None
+
+
+def _prefers_else(call: Call, yes: Expr, no: Expr) -> bool:
+    """`a if i < n - 1 else b`: the longer value stands first."""
+    return call.op == "ge0" and len(no.terms) > len(yes.terms)
+
+
+def _unfolded(e: Expr) -> tuple[list[tuple[Monomial, int]], set[Monomial]]:
+    """Terms in the order of writing, and which of them, one truth value c each, are written as
+    its negation: -c + 1.
+
+    Positive ones come first; among them loop variables after what stays, comparisons last.
+    """
+    truths = _outer_truths(e)
+    left = sum(c for m, c in e.terms if not m)
+    terms: list[tuple[Monomial, int]] = []
+    negated: set[Monomial] = set()
+    for m, c in e.terms:
+        if len(m) == 1 and c < 0 and c + left >= 0 and m[0] in truths:
+            left += c
+            terms.append((m, -c))
+            negated.add(m)
+        elif m:
+            terms.append((m, c))
+    terms.sort(key=lambda t: (t[1] < 0, len(t[0]) == 1 and t[0][0] in truths, _moves(t[0])))
+    if left > 0 and terms and terms[0][1] < 0:
+        return [((), left), *terms], negated
+    return terms + [((), left)] * bool(left), negated
+
+
+def _moves(monomial: Monomial) -> bool:
+    return any(isinstance(a, Sym) and a.kind == "var" for a in monomial)
+
+
+_KINDS = ("var", "counter", "coord", "scalar", "size")
+
+
+def _kind(e: Expr) -> int:
+    """How little an Expr moves: the place of its symbols that move most."""
+    return min((_KINDS.index(s.kind) for s in e.symbols()), default=len(_KINDS))
+
+
+def _sides(e: Expr) -> tuple[Expr, Expr, int]:
+    """(left, right, constant) of e = left - right + constant, without negative terms."""
+    left = Expr(tuple((m, c) for m, c in e.terms if m and c > 0))
+    right = Expr(tuple((m, -c) for m, c in e.terms if m and c < 0))
+    return left, right, sum(c for m, c in e.terms if not m)
+
+
+def text(e: Expr, name: Name) -> str:
+    """For people."""
+    return _Writer(_TEXT, name).expr(e)[0]
+
+
+def c_text(e: Expr, name: Name) -> str:
+    """C source of an int64_t, in parentheses where it is not a sum, a product or an atom."""
+    return within(c_operand(e, name), Binds.SUM)
+
+
+def c_operand(e: Expr, name: Name) -> Text:
+    """The same, for what decides about parentheses itself."""
+    return _Writer(_C, name).expr(e)
+
+
+def python_text(e: Expr, name: Name) -> str:
+    return _Writer(_PYTHON, name).expr(e)[0]
+
+
+SPELL.update({"text": text, "c": c_text, "python": python_text})
+
+_PYTHON_NAMES = {
+    "floordiv": EVALUATE["floordiv"], "mod": EVALUATE["mod"], "min": min, "max": max, "int": int,
+}  # fmt: skip
+
+
+def function(e: Expr, names: Iterable[str]) -> Callable[..., int]:
+    """A Python function of the named symbols' values, in that order; fast, for enumeration."""
+    spelled = {n: f"v{k}" for k, n in enumerate(names)}
+    body = python_text(e, lambda s: spelled[s.name])
+    made: Callable[..., int] = eval(
+        f"lambda {', '.join(spelled.values())}: int({body})", dict(_PYTHON_NAMES)
+    )
+    return made
+
+
+def to_json(e: Expr) -> Any:
+    """Prefix form: an integer, a symbol's name, or [op, ...] with ops + * and those of calls."""
+    terms = [_term_json(m, c) for m, c in e.terms]
+    if not terms:
+        return 0
+    return terms[0] if len(terms) == 1 else ["+", *terms]
+
+
+def _term_json(monomial: Monomial, coefficient: int) -> Any:
+    factors: list[Any] = [
+        a.name if isinstance(a, Sym) else [a.op, *(to_json(arg) for arg in a.args)]
+        for a in monomial
+    ]
+    if coefficient != 1 or not factors:
+        factors.insert(0, coefficient)
+    return factors[0] if len(factors) == 1 else ["*", *factors]

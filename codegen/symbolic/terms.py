@@ -1,0 +1,545 @@
+"""Symbolic integers as objects: symbols, calls, and normalised polynomials in them.
+
+Everything is interned: two Exprs of one normal form are one object, so == is `is`. What needs proof
+(division, comparison) is built by expr.py, which enters its constructors in CONSTRUCT.
+Always holds: an object never changes; its order of terms depends on names only.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache, cached_property
+from math import isqrt
+from typing import Any, TypeAlias
+
+# op -> constructor from argument Exprs; filled by codegen.symbolic.expr
+CONSTRUCT: dict[str, Callable[..., Expr]] = {}
+# style ("c", "text", "python") -> spelling of an Expr; filled by codegen.symbolic.expr
+SPELL: dict[str, Callable[[Expr, Callable[[Sym], str]], str]] = {}
+
+TRUTH = ("ge0", "eq0")
+# Samples at which every Expr is known: they refute most of what is not true. At the last two the
+# mesh is large, and this rank and another one are at its opposite ends.
+POINTS, _ENDS = 16, 14
+
+
+POWERS = 1 << 62  # what divides it is a power of two
+
+
+class Sym:
+    """A named integer with bounds (both inclusive; None means unbounded).
+
+    divides: a number that it is known to divide; 0 where nothing is known.
+    Equal by name and what is known: what was proved of one must not be believed of another.
+
+    kind: coord (position on a mesh axis), size (ranks along an axis), scalar (bound at launch),
+    counter (of a loop), var (bound by whoever made it: a loop nest's variable, a peer).
+    """
+
+    name: str
+    kind: str
+    lo: Expr | None
+    hi: Expr | None
+    divides: int
+    _known: dict[tuple[str, str, Expr | None, Expr | None, int], Sym] = {}
+
+    def __new__(
+        cls, name: str, kind: str = "var", lo: Expr | None = None, hi: Expr | None = None,
+        divides: int = 0,
+    ) -> Sym:  # fmt: skip
+        known = cls._known.get((name, kind, lo, hi, divides))
+        if known is None:
+            known = super().__new__(cls)
+            known.name, known.kind, known.lo, known.hi, known.divides = name, kind, lo, hi, divides
+            cls._known[name, kind, lo, hi, divides] = known
+        return known
+
+    def __reduce__(self) -> Any:
+        return Sym, (self.name, self.kind, self.lo, self.hi, self.divides)
+
+    def __repr__(self) -> str:
+        return f"Sym({self.name!r}, {self.kind!r}, {self.lo}, {self.hi})"
+
+    @cached_property
+    def key(self) -> str:
+        lo = "" if self.lo is None else self.lo.key
+        hi = "" if self.hi is None else self.hi.key
+        known = f"{lo},{hi},{self.divides}" if self.divides else f"{lo},{hi}"
+        return f"{self.name}[{known}]" if known != "," else self.name
+
+    @cached_property
+    def order(self) -> str:
+        return self.name
+
+    @cached_property
+    def positive(self) -> bool:
+        """At least 1, as its own bound says."""
+        return self.lo is not None and self.lo.is_const and self.lo.value >= 1
+
+    @cached_property
+    def samples(self) -> tuple[int | None, ...]:
+        return tuple(_sample(self, p) for p in range(POINTS))
+
+
+class Call:
+    """An operation that a polynomial cannot express. op: floordiv mod min max ge0 eq0."""
+
+    op: str
+    args: tuple[Expr, ...]
+    positive = False
+    _known: dict[tuple[str, tuple[Expr, ...]], Call] = {}
+
+    def __new__(cls, op: str, args: tuple[Expr, ...]) -> Call:
+        known = cls._known.get((op, args))
+        if known is None:
+            known = super().__new__(cls)
+            known.op, known.args = op, args
+            cls._known[op, args] = known
+        return known
+
+    def __reduce__(self) -> Any:
+        return Call, (self.op, self.args)
+
+    def __repr__(self) -> str:
+        return str(from_atom(self))
+
+    @cached_property
+    def key(self) -> str:
+        return f"{self.op}({','.join(a.key for a in self.args)})"
+
+    @cached_property
+    def order(self) -> str:
+        return f"{self.op}({','.join(a.order for a in self.args)})"
+
+    @cached_property
+    def samples(self) -> tuple[int | None, ...]:
+        compute = EVALUATE[self.op]
+        columns = zip(*(a.samples for a in self.args), strict=True)
+        return tuple(None if None in column else compute(*column) for column in columns)
+
+
+Atom: TypeAlias = Sym | Call
+Monomial: TypeAlias = tuple[Atom, ...]
+IntLike: TypeAlias = "Expr | int"
+
+
+class Expr:
+    """A normalised polynomial; build one with `const`, `symbol` and the operators below."""
+
+    terms: tuple[tuple[Monomial, int], ...]
+    _known: dict[tuple[tuple[Monomial, int], ...], Expr] = {}
+
+    def __new__(cls, terms: tuple[tuple[Monomial, int], ...] = ()) -> Expr:
+        known = cls._known.get(terms)
+        if known is None:
+            known = super().__new__(cls)
+            known.terms = terms
+            cls._known[terms] = known
+        return known
+
+    def __reduce__(self) -> Any:
+        return Expr, (self.terms,)
+
+    def __eq__(self, other: object) -> bool:
+        """Structural: the same normal form. For a symbolic comparison use `eq`."""
+        if isinstance(other, int):
+            return self.is_const and self.value == other
+        return self is other
+
+    __hash__ = object.__hash__
+
+    @cached_property
+    def key(self) -> str:
+        return "+".join(f"{c}*{'*'.join(a.key for a in m)}" for m, c in self.terms)
+
+    @cached_property
+    def order(self) -> str:
+        """As key, without the bounds of symbols: what terms are sorted by."""
+        return "+".join(f"{c}*{'*'.join(a.order for a in m)}" for m, c in self.terms)
+
+    @cached_property
+    def is_const(self) -> bool:
+        return not self.terms or (len(self.terms) == 1 and not self.terms[0][0])
+
+    @property
+    def value(self) -> int:
+        """The integer, for a constant Expr only."""
+        assert self.is_const, f"{self} is not constant"
+        return self.terms[0][1] if self.terms else 0
+
+    def atoms(self) -> set[Atom]:
+        return {a for m, _ in self.terms for a in m}
+
+    @cached_property
+    def deep(self) -> frozenset[Atom]:
+        """Every atom anywhere in the expression (bounds of symbols not included)."""
+        out: set[Atom] = set()
+        for m, _ in self.terms:
+            for a in m:
+                out.add(a)
+                if isinstance(a, Call):
+                    for arg in a.args:
+                        out |= arg.deep
+        return frozenset(out)
+
+    @cached_property
+    def depth(self) -> int:
+        """How many calls stand in each other."""
+        inner = (a.args for m, _ in self.terms for a in m if isinstance(a, Call))
+        return max((1 + max(e.depth for e in args) for args in inner), default=0)
+
+    @cached_property
+    def _symbols(self) -> frozenset[Sym]:
+        return frozenset(a for a in self.deep if isinstance(a, Sym))
+
+    def symbols(self) -> set[Sym]:
+        """Every symbol anywhere in the expression (bounds of symbols not included)."""
+        return set(self._symbols)
+
+    @cached_property
+    def samples(self) -> tuple[int | None, ...]:
+        """Values at POINTS assignments within the bounds; None where a symbol has none there."""
+        rows = [(c, [a.samples for a in m]) for m, c in self.terms]
+        return tuple(_sum_at(rows, p) for p in range(POINTS))
+
+    def subst(self, mapping: Mapping[Sym, IntLike]) -> Expr:
+        """Replace symbols everywhere, then normalise again."""
+        return replace(self, mapping)
+
+    def evaluate(self, values: Mapping[str, int], known: dict[Expr, int] | None = None) -> int:
+        """The integer for given symbol values, by name. known: of the same values; added to."""
+        if known is not None and (found := known.get(self)) is not None:
+            return found
+        total = 0
+        for monomial, coefficient in self.terms:
+            for atom in monomial:
+                if coefficient == 0:
+                    break
+                if isinstance(atom, Sym):
+                    coefficient *= values[atom.name]
+                else:
+                    args = [a.evaluate(values, known) for a in atom.args]
+                    coefficient *= EVALUATE[atom.op](*args)
+            total += coefficient
+        if known is not None:
+            known[self] = total
+        return total
+
+    def c(self, name: Callable[[Sym], str]) -> str:
+        """C source of an int64_t; `name` spells a symbol."""
+        return SPELL["c"](self, name)
+
+    @cached_property
+    def _text(self) -> str:
+        return SPELL["text"](self, lambda s: s.name)
+
+    def __str__(self) -> str:
+        return self._text
+
+    __repr__ = __str__
+
+    def __add__(self, other: IntLike) -> Expr:
+        return _sum(self, as_expr(other), 1)
+
+    __radd__ = __add__
+
+    def __sub__(self, other: IntLike) -> Expr:
+        return _sum(self, as_expr(other), -1)
+
+    def __rsub__(self, other: IntLike) -> Expr:
+        return _sum(as_expr(other), self, -1)
+
+    def __neg__(self) -> Expr:
+        return Expr(tuple((m, -c) for m, c in self.terms))
+
+    def __mul__(self, other: IntLike) -> Expr:
+        return _product(self, as_expr(other))
+
+    __rmul__ = __mul__
+
+    def __floordiv__(self, other: IntLike) -> Expr:
+        return CONSTRUCT["floordiv"](self, as_expr(other))
+
+    def __rfloordiv__(self, other: IntLike) -> Expr:
+        return CONSTRUCT["floordiv"](as_expr(other), self)
+
+    def __mod__(self, other: IntLike) -> Expr:
+        return CONSTRUCT["mod"](self, as_expr(other))
+
+    def __rmod__(self, other: IntLike) -> Expr:
+        return CONSTRUCT["mod"](as_expr(other), self)
+
+
+EVALUATE: dict[str, Callable[..., int]] = {
+    "floordiv": lambda x, d: x // d if d else 0,
+    "mod": lambda x, d: x % d if d else 0,
+    "min": min,
+    "max": max,
+    "ge0": lambda e: int(e >= 0),
+    "eq0": lambda e: int(e == 0),
+}
+
+# ---- making and taking apart -------------------------------------------------------------------
+
+
+def const(value: int) -> Expr:
+    return Expr((((), int(value)),)) if value else ZERO
+
+
+def as_expr(value: IntLike) -> Expr:
+    return value if isinstance(value, Expr) else const(value)
+
+
+def from_atom(atom: Atom) -> Expr:
+    return Expr((((atom,), 1),))
+
+
+def symbol(sym: Sym) -> Expr:
+    return Expr((((sym,), 1),))
+
+
+def from_monomial(atoms: Iterable[Atom], coefficient: int = 1) -> Expr:
+    """The product of atoms, times an integer."""
+    total = const(coefficient)
+    for atom in atoms:
+        total = total * from_atom(atom)
+    return total
+
+
+def product(values: Iterable[IntLike]) -> Expr:
+    total = ONE
+    for v in values:
+        total = total * v
+    return total
+
+
+def calls(e: Expr) -> list[Call]:
+    """Every call in e, inner ones too, each once; in an order that depends on names only."""
+    return sorted((a for a in e.deep if isinstance(a, Call)), key=lambda a: a.order)
+
+
+def replace(e: Expr, mapping: Mapping[Any, IntLike]) -> Expr:
+    """Replace atoms (symbols or calls) everywhere, then normalise again."""
+    if not mapping or e.deep.isdisjoint(mapping.keys()):
+        return e
+    total = ZERO
+    for monomial, coefficient in e.terms:
+        term = const(coefficient)
+        for atom in monomial:
+            if atom in mapping:
+                term = term * mapping[atom]
+            elif isinstance(atom, Sym):
+                term = term * from_atom(atom)
+            else:
+                term = term * CONSTRUCT[atom.op](*(replace(a, mapping) for a in atom.args))
+        total = total + term
+    return total
+
+
+def linear_in(e: Expr, atom: Atom) -> tuple[Expr | None, Expr]:
+    """(slope, rest) of e = slope * atom + rest, atom a factor of neither; None if squared."""
+    slope: list[tuple[Monomial, int]] = []
+    rest: list[tuple[Monomial, int]] = []
+    for m, c in e.terms:
+        count = m.count(atom)
+        if count > 1:
+            return None, e
+        if count:
+            slope.append((tuple(a for a in m if a is not atom), c))
+        else:
+            rest.append((m, c))
+    return Expr(tuple(slope)), Expr(tuple(rest))
+
+
+# ---- polynomial arithmetic ---------------------------------------------------------------------
+
+
+def make(terms: Mapping[Monomial, int]) -> Expr:
+    kept = [(m, c) for m, c in terms.items() if c]
+    if len(kept) > 1:
+        kept.sort(key=_term_order)
+    return Expr(tuple(kept))
+
+
+def _term_order(term: tuple[Monomial, int]) -> tuple[int, list[str]]:
+    return -len(term[0]), [a.order for a in term[0]]
+
+
+def _sum(a: Expr, b: Expr, sign: int) -> Expr:
+    if not b.terms:
+        return a
+    if not a.terms and sign == 1:
+        return b
+    terms = dict(a.terms)
+    for m, c in b.terms:
+        terms[m] = terms.get(m, 0) + sign * c
+    return _collected(terms)
+
+
+def _product(a: Expr, b: Expr) -> Expr:
+    if not a.terms or b is ONE:
+        return a
+    if not b.terms or a is ONE:
+        return b
+    terms: dict[Monomial, int] = {}
+    for ma, ca in a.terms:
+        for mb, cb in b.terms:
+            m = times(ma, mb)
+            if m is not None:
+                terms[m] = terms.get(m, 0) + ca * cb
+    return _collected(terms)
+
+
+def _collected(terms: dict[Monomial, int]) -> Expr:
+    """The sum of the terms, with every d * (x // d) written as x - x % d."""
+    extra = ZERO
+    for m, c in list(terms.items()):
+        if c and any(isinstance(a, Call) and a.op == "floordiv" for a in m):
+            undone = _undo_division(m, c)
+            if undone is not None:
+                terms[m] -= undone[1]
+                extra = extra + undone[0]
+    return make(terms) + extra if extra.terms else make(terms)
+
+
+def times(a: Monomial, b: Monomial) -> Monomial | None:
+    """The product of two monomials; None where it is 0: two truth values exclude each other."""
+    if not a or not b:
+        return a or b
+    out = sorted(a + b, key=_atom_order)
+    truths = [x for x in out if isinstance(x, Call) and x.op in TRUTH]
+    if len(truths) > 1:
+        kept = _meet(truths)
+        if kept is None:
+            return None
+        if len(kept) < len(truths):
+            others: list[Atom] = [x for x in out if not (isinstance(x, Call) and x.op in TRUTH)]
+            out = sorted([*others, *kept], key=_atom_order)
+    return tuple(out)
+
+
+def _atom_order(a: Atom) -> str:
+    return a.order
+
+
+def _meet(truths: list[Call]) -> list[Call] | None:
+    """Truth values that hold together, without those that others imply; None: they never do.
+
+    Only values of arguments that differ by a constant are compared.
+    """
+    kept: list[Call] = []
+    for new in truths:
+        needed = True
+        for old in list(kept):
+            gap = as_expr(new.args[0]) - old.args[0]
+            if not gap.is_const:
+                continue
+            g = gap.value  # new's argument is old's + g
+            if new.op == old.op == "ge0":
+                if g >= 0:
+                    needed = False
+                else:
+                    kept.remove(old)
+            elif new.op == old.op:  # eq0 twice
+                if g:
+                    return None
+                needed = False
+            elif old.op == "eq0":  # new is ge0 at old's argument 0: its own is g
+                if g < 0:
+                    return None
+                needed = False
+            else:
+                if g > 0:  # new eq0: old's argument is -g there
+                    return None
+                kept.remove(old)
+        if needed:
+            kept.append(new)
+    return kept
+
+
+def _undo_division(m: Monomial, c: int) -> tuple[Expr, int] | None:
+    """Part of c * m, rewritten, and its coefficient: d * (x // d) is x - x % d where d >= 1."""
+    for i, atom in enumerate(m):
+        if not (isinstance(atom, Call) and atom.op == "floordiv"):
+            continue
+        x, d = atom.args
+        if len(d.terms) != 1 or not 0 < d.terms[0][1] <= abs(c):
+            continue
+        monomial, factor = d.terms[0]
+        rest = list(m[:i] + m[i + 1 :])
+        if not all(f.positive for f in monomial):  # x // 0 is 0
+            continue
+        try:
+            for other in monomial:
+                rest.remove(other)
+        except ValueError:
+            continue
+        turns = abs(c) // factor * (1 if c > 0 else -1)
+        return (x - CONSTRUCT["mod"](x, d)) * Expr(((tuple(rest), turns),)), turns * factor
+    return None
+
+
+ZERO = Expr(())
+ONE = Expr((((), 1),))
+
+# ---- samples -----------------------------------------------------------------------------------
+
+_LARGE = 1500
+_SIZES = (1, 2, 3, 4, 1, 5, 7, 2, 8, 3, 16, 6, 1500, 40)
+_FREE = (0, 1, -1, 2, -5, 7, 3, -2, 100, 4, 13, -37, 5000, -5000)
+_ABOVE = (0, 9, 1, 0, 2, 30, 4, 3, 17, 1, 5, 100, 5000, 64)
+
+
+@cache
+def _divisors(n: int) -> tuple[int, ...]:
+    """All of them; of a number beyond 2**40 those up to 2**20, and all if it is a power of two."""
+    if n & (n - 1) == 0:
+        return tuple(1 << k for k in range(n.bit_length()))
+    small = [k for k in range(1, min(isqrt(n), 1 << 20) + 1) if n % k == 0]
+    return tuple(sorted({*small, *(n // k for k in small)}))
+
+
+def divisors(n: int, lo: int | None, hi: int | None) -> list[int]:
+    """Those from lo to hi, both inclusive; None: without bound."""
+    return [k for k in _divisors(n) if (lo is None or lo <= k) and (hi is None or k <= hi)]
+
+
+def _sample(sym: Sym, point: int) -> int | None:
+    lo = None if sym.lo is None else sym.lo.samples[point]
+    hi = None if sym.hi is None else sym.hi.samples[point]
+    if (sym.lo is not None and lo is None) or (sym.hi is not None and hi is None):
+        return None
+    mixed = zlib.crc32(f"{sym.name} {point}".encode())
+    if sym.divides:
+        found = divisors(sym.divides, lo, hi)
+        return found[(0, -1, 0, -1)[point] if point < 4 else mixed % len(found)] if found else None
+    if lo is not None and hi is not None:
+        if hi < lo:
+            return None
+        if point >= _ENDS:
+            return lo if (sym.kind == "coord") == (point == _ENDS) else hi
+        return (lo, hi, lo, hi)[point] if point < 4 else (
+            (lo, hi, lo + mixed % (hi - lo + 1), lo + mixed % (hi - lo + 1))[mixed >> 20 & 3])
+    if point >= _ENDS and sym.kind == "size" and lo is not None and hi is None:
+        return max(_LARGE, lo)
+    if sym.kind == "size" and sym.lo is not None:
+        at = _SIZES[point] if point < 4 else _SIZES[mixed % _ENDS]
+        return max(at, lo or 0)
+    if lo is not None:
+        return lo + (_ABOVE[point] if point < 4 else _ABOVE[mixed % _ENDS])
+    if hi is not None:
+        return hi - (_ABOVE[point] if point < 4 else _ABOVE[mixed % _ENDS])
+    return _FREE[point] if point < 4 else _FREE[mixed % _ENDS]
+
+
+def _sum_at(rows: list[tuple[int, list[tuple[int | None, ...]]]], point: int) -> int | None:
+    total = 0
+    for term, factors in rows:
+        for f in factors:
+            v = f[point]
+            if v is None:
+                return None
+            term *= v
+        total += term
+    return total

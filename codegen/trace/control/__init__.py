@@ -1,0 +1,1 @@
+"""Python's control flow and state while tracing."""

@@ -1,0 +1,354 @@
+"""Branches captured as ops: every arm runs in a region of its own, then they are merged.
+
+A leaf that the arms leave different becomes a result of the op; under a condition on numbers,
+integers stay numbers (a formula), so that they may stand in subscripts.
+Always holds: both arms begin from the same variables and storages.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from codegen import ops
+from codegen.ir import Region, Value
+from codegen.layouts import propagation
+from codegen.symbolic import expr
+from codegen.symbolic.expr import Expr
+from codegen.trace.array import Array, is_traced
+from codegen.trace.context import Block, Context
+from codegen.trace.control.exits import RESULT
+from codegen.trace.control.regions import (
+    Gone,
+    Piece,
+    array_of,
+    carry_error,
+    condition,
+    hint,
+    laid_as,
+    link,
+    value_of,
+)
+from codegen.trace.control.sharing import Merging
+from codegen.trace.number import choose, expr_of, number
+from codegen.trace.state import (
+    UNDEFINED,
+    Held,
+    LeafType,
+    Names,
+    Variables,
+    fill,
+    hold,
+    joined,
+    leaf_type,
+    same,
+)
+from codegen.trace.storage import Storage
+
+_EXTRA = "__value__"  # what an arm gives as an expression
+
+
+@dataclass
+class _Arm:
+    """How one arm left the world. storages: those from before that it wrote, with their values."""
+
+    block: Block
+    variables: Variables
+    storages: dict[Storage, Any]
+
+
+class Branch(Piece):
+    """on: an Expr (the number of the arm) or a 0-d value; arms are captured in order of number."""
+
+    def __init__(
+        self, context: Context, names: Names, bound: Sequence[str], touched: Sequence[str],
+        on: Expr | Value,
+    ) -> None:  # fmt: skip
+        super().__init__(context, names, bound, touched, "branch")
+        self.on = on
+        self.arms: list[_Arm] = []
+        self.sharing = Merging(context, self.place, self.outside)
+
+    def start_arm(self) -> None:
+        self.begin(Block())
+
+    def end_arm(self, extra: Any = UNDEFINED) -> None:
+        """The arm's code has run; `extra` is its value where it is an expression."""
+        after = self.after()
+        after[_EXTRA] = hold(extra)
+        written = {s: s.value for s in self.written()}
+        self.arms.append(_Arm(self.close(), after, written))
+        self.put_back()
+
+    # ---- merging --------------------------------------------------------------------------------
+
+    def finish(self) -> Any:
+        """Emit the op; variables and storages show what the arm that runs leaves."""
+        self.results: list[tuple[str, LeafType, list[Any]]] = []
+        made: dict[str, _Merged] = {}
+        for name in self.arms[0].variables | self.entry:
+            merged = self._merge_variable(name)
+            if merged is not None:
+                made[name] = merged
+        stored = list(dict.fromkeys(s for arm in self.arms for s in arm.storages))
+        gone = {s: arm.storages[s] for arm in self.arms for s in arm.storages
+                if isinstance(arm.storages[s], Gone)}  # fmt: skip
+        stored = [s for s in stored if s not in gone]
+        values = iter(self._emit(stored))
+        self.mark.forget_later(self.context, "branch", self.place)
+        arrays = [array_of(self.context, next(values), t) for _, t, _ in self.results]
+        for storage in stored:
+            storage.write(self.context, next(values))
+        for storage, why in gone.items():
+            storage.lose(self.context, why)
+        self._link(arrays)
+        return self._put(made, arrays)
+
+    def _link(self, arrays: Sequence[Array]) -> None:
+        """A result may be the memory of what the arms had: of something older, or of each other."""
+        for k in range(len(self.arms)):
+            owner: dict[Storage, Storage] = {}
+            for array, (_, _, leaves) in zip(arrays, self.results):
+                leaf = leaves[k]
+                if not isinstance(leaf, Array) or leaf.scalar:
+                    continue
+                old = leaf.storage
+                twin = old if old in self.serials else owner.setdefault(old, array.storage)
+                link(array.storage, twin, "branch", self.place)
+
+    def _put(self, made: dict[str, _Merged], arrays: list[Array]) -> Any:
+        extra = None
+        for name, merged in made.items():
+            leaves = [arrays[x.at] if isinstance(x, _Result) else x for x in merged.leaves]
+            value = fill(merged.held.tree, iter(leaves), things=iter(merged.things))
+            if name == _EXTRA:
+                extra = value
+            else:
+                self.names.put(name, value)
+        return extra
+
+    def _merge_variable(self, name: str) -> _Merged | None:
+        """What a variable holds after the branch; None: nothing to do."""
+        helds = [arm.variables.get(name) for arm in self.arms]
+        defined = [h for h in helds if h is not None]
+        if not defined:
+            return None
+        if len(defined) < len(helds):
+            if name != RESULT:
+                if self.entry.get(name) is not None or name in self.bound:
+                    where = f"it is bound in one arm only of the branch at {self.place}"
+                    self.names.put(name, UNDEFINED, where)
+                return None
+            helds = [h or _blank(defined[0]) for h in helds]
+        first = defined[0]
+        for h in defined[1:]:
+            if not first.tree.like(h.tree):
+                if self._selecting():
+                    return self._chosen(first, h)
+                a, b = (leaf_type(x.value) or x.value for x in (h, first))
+                raise carry_error("branch", name, "", self.place, a, b)
+        if self._unchanged(name, helds):
+            return None
+        paths = list(first.tree.paths())
+        leaves = [
+            self._merge_leaf(name, paths[j], [h.leaves[j] for h in helds if h is not None])
+            for j in range(len(first.leaves))
+        ]
+        things = self.sharing.things(name, [h.tree for h in helds if h is not None])
+        return _Merged(first, leaves, things)
+
+    def _selecting(self) -> bool:
+        return bool(self.context.selecting) and isinstance(self.on, Expr) and len(self.arms) == 2
+
+    def _chosen(self, other: Held, then: Held) -> _Merged:
+        """In a `to` function: a number or None, kept as a formula."""
+        value = choose(number(self.on, True), then.value, other.value)  # type: ignore[arg-type]
+        held = hold(value)
+        assert held is not None
+        return _Merged(held, held.leaves, [])
+
+    def _unchanged(self, name: str, helds: Sequence[Held | None]) -> bool:
+        before = self.entry.get(name)
+        return before is not None and all(
+            h is not None and h.value is before.value and len(h.leaves) == len(before.leaves)
+            and all(map(operator.is_, h.tree.containers(), before.tree.containers()))
+            and all(same(a, b) for a, b in zip(h.leaves, before.leaves))
+            for h in helds
+        )  # fmt: skip
+
+    def _merge_leaf(self, name: str, path: str, leaves: list[Any]) -> Any:
+        known = [x for x in leaves if not isinstance(x, _Blank)]
+        if len(known) < len(leaves) and not isinstance(known[0], Array):
+            return known[0]
+        if len(known) == len(leaves) and all(same(known[0], x) for x in known):
+            return known[0]
+        if self._selecting():
+            return choose(number(self.on, True), leaves[1], leaves[0])  # type: ignore[arg-type]
+        exprs = [expr_of(x) if not isinstance(x, np.generic) else None for x in leaves]
+        if isinstance(self.on, Expr) and all(e is not None for e in exprs):
+            truth = all(isinstance(x, bool) or getattr(x, "truth", False) for x in leaves)
+            if truth or not any(isinstance(x, bool) for x in leaves):
+                return number(self._select(exprs), truth)  # type: ignore[arg-type]
+        return self._result(name, path, leaves)
+
+    def _select(self, exprs: Sequence[Expr]) -> Expr:
+        """The formula of the arm whose number `on` is; numbers beyond the ends are clamped."""
+        assert isinstance(self.on, Expr)
+        if len(exprs) == 2:
+            return expr.select(self.on, exprs[1], exprs[0])
+        out = exprs[0]
+        for k in range(1, len(exprs)):
+            out = expr.select(expr.ge(self.on, k), exprs[k], out)
+        return out
+
+    def _result(self, name: str, path: str, leaves: list[Any]) -> Any:
+        types = [leaf_type(x) for x in leaves if not isinstance(x, _Blank)]
+        known = [x for x in leaves if not isinstance(x, _Blank)]
+        for x, t in zip(known, types):
+            if t is None:
+                other = next((y for y in known if not same(x, y)), x)
+                raise carry_error("branch", name, path, self.place, other, x)
+        found = [t for t in types if t is not None]
+        t = found[0]
+        for u in found[1:]:
+            agreed = joined(t, u)
+            if agreed is None:
+                raise carry_error("branch", name, path, self.place, u, t)
+            t = agreed
+        self.results.append((hint(name, path), t, leaves))
+        return _Result(len(self.results) - 1)
+
+    # ---- the op ---------------------------------------------------------------------------------
+
+    def _emit(self, stored: Sequence[Storage]) -> tuple[Value, ...]:
+        """The op with one region per arm, which gives results, then storages."""
+        context = self.context
+        regions: list[Region] = []
+        left = []  # by each arm; only there does a view show how it is laid
+        for k, arm in enumerate(self.arms):
+            for s, value in arm.storages.items():
+                s.value = value
+            try:
+                with self._inside(arm):
+                    values = [self._value(leaves[k], t) for _, t, leaves in self.results]
+                    values += [arm.storages[s] if s in arm.storages else s.value for s in stored]
+                left.append(values)
+            finally:
+                self.mark.restore_storages()
+        types = [reduce(propagation.met, [v.type for v in values]) for values in zip(*left)]
+        for arm, values in zip(self.arms, left):
+            with self._inside(arm):
+                laid = [laid_as(context, v, t.layout) for v, t in zip(values, types)]
+            regions.append(arm.block.close(laid))
+        if not regions[0].results and not any(r.ops for r in regions):
+            return ()
+        results = tuple(v.type for v in regions[0].results)
+        operands, on = ((self.on,), None) if isinstance(self.on, Value) else ((), self.on)
+        names = [name for name, _, _ in self.results] + ["memory"] * len(stored)
+        return context.emit(ops.Branch(on, results), operands, regions, names, self.place)
+
+    @contextmanager
+    def _inside(self, arm: _Arm) -> Iterator[None]:
+        """What is emitted ends this arm."""
+        self.context.blocks.append(arm.block)
+        try:
+            yield
+        finally:
+            self.context.blocks.pop()
+
+    def _value(self, leaf: Any, t: LeafType) -> Value:
+        if isinstance(leaf, _Blank):
+            return self.context.emit_one(ops.Full(value=0, dtype=t.dtype, shape=t.shape))
+        return value_of(self.context, leaf, t)
+
+
+@dataclass(frozen=True)
+class _Merged:
+    """What a variable holds after the branch. things: its containers, as `fill` takes them."""
+
+    held: Held
+    leaves: list[Any]
+    things: list[Any]
+
+
+@dataclass(frozen=True)
+class _Result:
+    """A leaf that is a result of the op, by number."""
+
+    at: int
+
+
+@dataclass(frozen=True)
+class _Blank:
+    """A leaf of what an arm does not return: never read, so any value will do."""
+
+
+def _blank(like: Held) -> Held:
+    return Held(like.tree, [_Blank()] * len(like.leaves))
+
+
+# ---- forms -------------------------------------------------------------------------------------
+
+
+def captured_if(
+    test: Any, later: Sequence[Callable[[], Any]], names: Names, bound: Sequence[str],
+    touched: Sequence[str], k: int = 0,
+) -> Iterator[int]:  # fmt: skip
+    """Yields the number of each arm to run."""
+    context = Context.current()
+    assert context is not None
+    on = condition(test, "if")
+    branch = Branch(context, names, bound, touched, on)
+    names.arms += 1
+    try:
+        branch.start_arm()
+        yield k
+        branch.end_arm()
+        branch.start_arm()
+        yield from _chosen_arms(later, names, bound, touched, k + 1)
+        branch.end_arm()
+        branch.arms.reverse()  # region 0 is what runs where the test fails
+    finally:
+        names.arms -= 1
+        branch.abort()
+    branch.finish()
+
+
+def _chosen_arms(
+    later: Sequence[Callable[[], Any]], names: Names, bound: Sequence[str],
+    touched: Sequence[str], k: int,
+) -> Iterator[int]:  # fmt: skip
+    """The arms of the tests that are left, the first of them number k."""
+    for j, evaluate in enumerate(later):
+        test = evaluate()
+        if is_traced(test):
+            yield from captured_if(test, later[j + 1 :], names, bound, touched, k + j)
+            return
+        if test:
+            yield k + j
+            return
+    yield k + len(later)
+
+
+def captured_switch(on: Expr | Value, arms: Sequence[Callable[[], Any]]) -> Any:
+    """The value of the arm whose number `on` is; arms are functions of nothing."""
+    context = Context.current()
+    assert context is not None
+    names = Names(lambda: ())
+    names.roots += [("an arm", arm) for arm in arms]
+    branch = Branch(context, names, (), (), on)
+    names.arms += 1
+    try:
+        for arm in arms:
+            branch.start_arm()
+            branch.end_arm(arm())
+    finally:
+        names.arms -= 1
+        branch.abort()
+    return branch.finish()

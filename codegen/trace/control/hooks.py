@@ -1,0 +1,169 @@
+"""What rewritten functions call (as `__spmd__`): statements on unknown values.
+
+Operators (logic.py) and calls (calls.py) are here by name.
+Always holds: on plain Python values, and outside a capture, every function here does exactly what
+the statement or operator does that it stands for.
+"""
+
+from __future__ import annotations
+
+import builtins
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from codegen.errors import TracedValueError, UnsupportedError
+from codegen.places import last, place_at, user_place
+from codegen.trace.array import Array, is_traced
+from codegen.trace.calls import call
+from codegen.trace.context import Context
+from codegen.trace.control.branches import captured_if
+from codegen.trace.control.loops import captured_while, explained, refuse_raise
+from codegen.trace.control.outside import is_iterator
+from codegen.trace.control.ranges import Range, captured_for
+from codegen.trace.control.stateful import changed, ordered, refuse_outside
+from codegen.trace.expecting import asserted
+from codegen.trace.foreign import fresh, indexed, target
+from codegen.trace.number import Number
+from codegen.trace.numpy.logic import and_, both, compare, either, ifexp, known, not_, or_
+from codegen.trace.state import Names, inside
+from codegen.user import tree
+
+__all__ = ["Names", "and_", "asserted", "both", "call", "compare", "either", "fresh", "ifexp",
+           "indexed", "known", "not_", "or_", "target"]  # fmt: skip
+
+NameError = builtins.NameError
+
+
+def if_(
+    test: Any, names: Names, bound: Sequence[str], touched: Sequence[str],
+    *later: Callable[[], Any],
+) -> Iterable[int]:  # fmt: skip
+    """The numbers of the arms to run: one where the tests are known, else each in turn."""
+    for k, evaluate in enumerate((lambda: test, *later)):
+        value = evaluate()
+        if is_traced(value):
+            return captured_if(value, later[k:], names, bound, touched, k)
+        if value:
+            return (k,)
+    return (len(later) + 1,)
+
+
+def returned(value: Any) -> Any:
+    """What a return statement returns, or what is decided to be returned at the end."""
+    context = Context.current()
+    if context is not None:
+        frame = sys._getframe(1)
+        context.returned = frame.f_code, frame.f_lasti, frame.f_lineno
+    return value
+
+
+def matched(subject: Any) -> Any:
+    """What a match statement compares with types, or with True and False. Raises
+    TracedValueError."""
+    if Context.current() is not None and any(
+        isinstance(x, (Array, Number)) for x in tree.leaves(subject)
+    ):
+        raise TracedValueError(
+            "a match statement asks for the type of a value that the program computes",
+            place=user_place(),
+            expected="patterns of values, or of tuples, lists and dicts",
+            found="case int(), case True, or the like",
+            remedy="if isinstance(x, int): …, or if x: …",
+        )
+    return subject
+
+
+def for_(
+    iterable: Any, names: Names, bound: Sequence[str], touched: Sequence[str],
+    flags: Sequence[str], loop_number: int, hint: str, kept: Sequence[str],
+) -> Iterable[Any]:  # fmt: skip
+    """The iterable itself, or the passes of a captured loop over an spmd.range."""
+    if isinstance(iterable, Range):
+        return captured_for(iterable, names, bound, touched, flags, loop_number, hint, kept)
+    if isinstance(iterable, Number):
+        raise TracedValueError(
+            "a for loop over a number",
+            place=user_place(),
+            expected="something to iterate over",
+            found=repr(iterable),
+            remedy="for i in spmd.range(n)",
+        )
+    if is_iterator(iterable):
+        refuse_outside(iterable)
+    return each(iterable)  # type: ignore[no-any-return]
+
+
+def each(iterable: Any) -> Any:
+    """What Python goes through."""
+    return iterable if Context.current() is None else ordered(iterable)
+
+
+def while_(
+    test: Callable[[], Any], names: Names, bound: Sequence[str], touched: Sequence[str],
+    flags: Sequence[str], loop_number: int, kept: Sequence[str],
+) -> Iterator[None]:  # fmt: skip
+    context = Context.current()
+    if context is None:
+        return _plain_while(test)
+    return captured_while(context, test, names, bound, touched, flags, loop_number, kept)
+
+
+def _plain_while(test: Callable[[], Any]) -> Iterator[None]:
+    while test():
+        yield
+
+
+def left(names: Names, loop_number: int, *flags: Any) -> bool:
+    """Whether a loop that Python runs was left by break or return."""
+    if loop_number in names.tracing:
+        return False
+    return any(not is_traced(f) and f for f in flags)
+
+
+def endless() -> None:
+    """Stands before a loop that has no way out."""
+    if Context.current() is not None:
+        raise UnsupportedError(
+            "this loop never ends", place=user_place(), expected="a break, a return or a test",
+            found="while True: without one", remedy="while condition:, or if condition: break",
+        )  # fmt: skip
+
+
+raising = refuse_raise
+
+
+def stored(thing: Any, *steps: Any) -> None:
+    """A statement has stored into a thing, or has bound the variable of a name.
+
+    steps: keys and attributes that lead from the thing to a list, dict or object inside it.
+    """
+    context = Context.current()
+    if context is not None:
+        for step in steps:
+            thing = inside(thing, step)
+        changed(context, thing)
+
+
+def plain(test: Any, what: str, reason: str) -> Any:
+    """A test that Python itself takes; refuses one that is known only at run time."""
+    if not is_traced(test):
+        return test
+    raise UnsupportedError(
+        f"`{what}` on a value known only at run time, in a function that cannot be compiled",
+        place=user_place(),
+        found=reason,
+        remedy="move this part into a function of its own",
+    )
+
+
+def explain(error: builtins.NameError, names: Names) -> None:
+    """Raise what says why a variable has no value, where a loop or branch took it away."""
+    tb = last(error.__traceback__)
+    if tb is None or not names.lost:
+        return
+    text = str(error).split("'")
+    name = getattr(error, "name", None) or (text[1] if len(text) > 1 else "")
+    found = explained(name, names, place_at(tb))
+    if found is not None:
+        raise found from None

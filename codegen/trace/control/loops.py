@@ -1,0 +1,597 @@
+"""Loops captured as ops: the body is run until what it carries, and as what type, is settled.
+
+The first pass carries nothing and only shows what the body changes; from then on changed leaves
+and written storages enter as region arguments.
+Always holds: what a finished loop carries has one type at entry and at the end of every pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from codegen import dtypes, ops
+from codegen.errors import Place, ProgramError, UnsupportedError
+from codegen.ir import ArrayType, Region, Value, walk
+from codegen.layouts import propagation
+from codegen.places import user_place
+from codegen.symbolic import expr
+from codegen.symbolic.expr import Expr, Sym
+from codegen.trace.array import Array, as_value
+from codegen.trace.context import Block, Context
+from codegen.trace.control.exits import RESULT
+from codegen.trace.control.regions import (
+    Gone,
+    Piece,
+    array_of,
+    carry_error,
+    condition,
+    hint,
+    is_known,
+    laid_as,
+    link,
+    value_of,
+)
+from codegen.trace.control.settled import Inner, Key, Settled
+from codegen.trace.control.sharing import Turning
+from codegen.trace.number import Number, number
+from codegen.trace.state import (
+    UNDEFINED,
+    Held,
+    LeafType,
+    Names,
+    Tree,
+    attribute_set,
+    fill,
+    joined,
+    leaf_type,
+    memory_of,
+    same,
+    storage_of,
+)
+from codegen.trace.storage import Storage
+
+_PASSES = 24  # more never settle: every pass carries more, or a wider type
+
+
+_Constants = dict[Place | None, list[tuple[Any, ...]]]
+
+
+def _constants(block: Block) -> _Constants:
+    """The numbers and arrays that operations are given while building, by the place."""
+    found: _Constants = {}
+    for op in walk(block.close(())):
+        if isinstance(op.what, (ops.Full, ops.Const)):
+            data = op.what.value if isinstance(op.what, ops.Full) else op.what.data
+            shown = str(data) if np.size(data) < 9 else hash(np.asarray(data).tobytes())
+            found.setdefault(op.place, []).append((op.result.type, shown))
+    return found
+
+
+class Counter:
+    """start, stop and step of a captured `for`; stop None: until the condition fails."""
+
+    def __init__(self, context: Context, name: str, start: Expr, stop: Expr | None, step: Expr):
+        self.start, self.stop, self.step = start, stop, step
+        lo, hi = start, None if stop is None else stop - 1
+        if step.is_const and step.value < 0:
+            lo, hi = None if stop is None else stop + 1, start  # type: ignore[assignment]
+        self.sym = Sym(context.unique(name), "counter", lo, hi)
+
+    @property
+    def value(self) -> Any:
+        only = self.sym.lo if self.sym.lo is not None and self.sym.lo == self.sym.hi else None
+        return number(expr.symbol(self.sym) if only is None else only)
+
+    @property
+    def loop(self) -> ops.Loop:
+        return ops.Loop(self.sym, self.start, self.stop, self.step)
+
+
+@dataclass
+class Later:
+    """Variables that a loop binds and that are read after it. sure: the loop has a turn at least,
+    so that they have a value then. held: what they hold at the end of a turn."""
+
+    kept: Sequence[str] = ()
+    sure: bool = False
+    counter: Sym | None = None
+    held: dict[str, Held] = field(default_factory=dict)
+
+    def hands_on(self, name: str, before: Held | None) -> bool:
+        """The result of a return inside the loop is asked for only where there was one."""
+        return before is None and name in self.kept and (self.sure or name == RESULT)
+
+
+class Loop(Piece):
+    """One loop. flags: variables that end it when true; they are False when a pass begins."""
+
+    def __init__(
+        self, context: Context, names: Names, bound: Sequence[str], touched: Sequence[str],
+        flags: Sequence[str] = (), later: Later | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(context, names, bound, touched, "loop")
+        self.later = later or Later()
+        self.flags = flags
+        self.carried: dict[Key, LeafType] = {}
+        self.stored: dict[Storage, ArrayType] = {}
+        self.stale: dict[Storage, None] = {}
+        self.start: dict[str, list[Any]] = {}
+        self.made: dict[Key, Array] = {}
+        # memory that a carried array may be: storages from before the loop, other carried leaves
+        self.aliases: dict[Key, dict[Storage | Key, None]] = {}
+        self.body: Region | None = None
+        self.constants: _Constants = {}
+        self.again = False  # the last pass was one more, to compare its constants
+        self.passes = 0
+        self.sharing = Turning(context, self.place, _trees(self.entry), bound, self.outside)
+        self.types = {(n, j): leaf_type(leaf) for n, h in self.entry.items() if h is not None
+                      for j, leaf in enumerate(h.leaves)}  # fmt: skip
+        self.inner = Inner()
+        self.changed: set[Key] = set()  # in the last pass
+        self.given: list[Key] = []  # what it began with
+        self.around = context.loops[-1].inner if context.loops else Inner()
+        self.number = self.around.number()
+        if before := self.around.found.get(self.number):
+            self.begin_with(before)
+
+    def begin_with(self, before: Settled) -> None:
+        """Carry from the first pass on what the loop carried before, where that can be."""
+        for key, t in before.carried.items():
+            had = self.types.get(key)
+            inside = had is None and key[0] in before.held
+            if inside and self.later.hands_on(key[0], self.entry.get(key[0])):
+                continue
+            if had is None or (not had.weak and had.dtype != t.dtype) or joined(had, t) != t:
+                return
+            self.given.append(key)
+        self.carried.update(before.carried)
+        self.later.held.update(before.held)
+        for memory, kind in before.stored.items():
+            if (storage := storage_of(self.entry, memory)) in self.serials:
+                self.stored[storage] = kind
+        for key, others in before.aliases.items():
+            found = (storage_of(self.entry, other) for other in others)
+            self.aliases[key] = dict.fromkeys(
+                o for o in found if o in self.serials or o in self.carried)
+
+    def settled(self) -> Settled:
+        """What it carries."""
+        names = memory_of(self.entry)
+        aliases = {k: tuple(names.get(o, o) if isinstance(o, Storage) else o for o in others)
+                   for k, others in self.aliases.items()}  # fmt: skip
+        stored = {names.get(s, s): t for s, t in self.stored.items()}
+        return Settled(dict(self.carried), stored, aliases, dict(self.later.held))
+
+    # ---- one pass -------------------------------------------------------------------------------
+
+    def start_pass(self) -> None:
+        self.passes += 1
+        if self.passes > _PASSES:
+            names = ", ".join(sorted({name for name, _ in self.carried}))
+            raise UnsupportedError("variables of this loop change their type in every turn",
+                                   place=self.place, found=f"{names} change")  # fmt: skip
+        self.inner.met.clear()
+        block = self.block()
+        self.begin(block)
+        self.enter(block.args)
+
+    def block(self) -> Block:
+        """A new block with arguments for all that is carried."""
+        named = [(hint(n, self._path(n, j)), t.array) for (n, j), t in self.carried.items()]
+        named += [("memory", t) for t in self.stored.values()]
+        return Block(tuple(Value(name, t) for name, t in named))
+
+    def _path(self, name: str, j: int) -> str:
+        held = self.entry[name] or self.later.held[name]
+        return list(held.tree.paths())[j]
+
+    def enter(self, args: Sequence[Value]) -> None:
+        """Variables and storages show the arguments."""
+        values = iter(args)
+        self.start = {n: list(h.leaves) for n, h in self.entry.items() if h is not None}
+        self.made = {k: array_of(self.context, next(values), t) for k, t in self.carried.items()}
+        self._link(self.made)
+        first: dict[Storage, Storage] = {}
+        for (name, j), array in self.made.items():
+            if name in self.later.held:
+                continue  # it has no value when a turn begins
+            before = self.start[name][j]
+            if isinstance(before, Array) and not before.scalar:
+                link(array.storage, before.storage, "loop", self.place)
+                twin = first.setdefault(before.storage, array.storage)
+                link(array.storage, twin, "loop", self.place)
+            self.start[name][j] = array
+        for flag in self.flags:
+            self.start[flag] = [False]
+        for name, leaves in self.start.items():
+            held = self.entry[name]
+            assert held is not None
+            value = fill(held.tree, iter(leaves))
+            if self.names.get(name) is not value:
+                self.names.put(name, value)
+        for storage in self.stored:
+            storage.value = next(values)
+        self.sharing.begin()
+
+    def end_pass(self) -> bool:
+        """Whether this pass was the last: nothing new is carried. Else all is put back."""
+        after = self.after()
+        settled = self._compare(after)
+        settled = self.sharing.end(_trees(after)) and settled
+        stale: dict[Storage, None] = {}
+        stored: dict[Storage, ArrayType] = {}
+        before = {s: content for s, content, _ in self.mark.storages}
+        for storage in self.written():
+            if isinstance(storage.value, Gone):
+                stale[storage] = None
+                continue
+            had = self.stored.get(storage) or before[storage].type
+            stored[storage] = propagation.met(had, storage.value.type)
+        settled = self._find_aliases(after) and settled and stored == self.stored
+        settled = self._repeats(settled) and settled
+        if settled and not self.changed.issuperset(self.given):  # it carries too much
+            self.carried, stored, self.aliases, self.given = {}, {}, {}, []
+            self.later.held.clear()
+            settled = False
+        if settled:
+            values = [value_of(self.context, self._leaf(after, k), t)
+                      for k, t in self.carried.items()]  # fmt: skip
+            settled = self._laid(values)
+        if settled:
+            self.stale = stale
+            self._after = after
+            values += [laid_as(self.context, s.value, t.layout) for s, t in self.stored.items()]
+            self.body = self.close().close(values)
+        else:
+            if self.passes > 3:  # only grow, so that it settles
+                stored = self.stored | stored
+            self.stored = stored
+            self.close()
+        self.put_back()
+        self.mark.forget_later(self.context, "loop", self.place)
+        if not settled:
+            self.mark.restore_declared(self.context)
+        return settled
+
+    def _repeats(self, settled: bool) -> bool:
+        """Whether the pass has the constants of the one before, where there are as many; raises
+        where two passes that carry the same do not: something that nobody knows has state."""
+        assert self.open is not None
+        before, self.constants = self.constants, _constants(self.open)
+        again, self.again = self.again, False
+        if not settled:
+            return False
+        for place, values in self.constants.items():
+            had = before.get(place, values)
+            if len(had) == len(values) and had != values:
+                if again:
+                    raise UnsupportedError(
+                        "this gives another constant each time Python runs the body of the loop",
+                        place=place,
+                        expected="values that stay as they are: Python runs the body of a compiled "
+                        "loop while building, not once per iteration",
+                        found="two arrays" if isinstance(had[0][1], int) else
+                        f"{had[0][1]}, then {values[0][1]}",
+                        remedy="compute it before the loop, or Python's own range, which unrolls",
+                    )
+                self.again = True
+                return False
+        return True
+
+    @staticmethod
+    def _leaf(variables: dict[str, Held | None], key: Key) -> Any:
+        held = variables[key[0]]
+        assert held is not None
+        return held.leaves[key[1]]
+
+    def _compare(self, after: dict[str, Held | None]) -> bool:
+        """Record what the pass changed; whether that was known."""
+        self.changed, settled = set(), True
+        for name, before in self.entry.items():
+            if before is None:  # first bound in the body
+                settled = self._bound_inside(name, after.get(name)) and settled
+                continue
+            now = after.get(name)
+            if now is None:
+                raise carry_error("loop", name, "", self.place, before.value, UNDEFINED)
+            if not before.tree.like(now.tree):
+                self._refuse_structure(name, before, now)
+            for j, (start, end) in enumerate(zip(self.start[name], now.leaves)):
+                if same(start, end):
+                    continue
+                self.changed.add((name, j))
+                t = self._type(name, j, before.leaves[j], end)
+                if self.carried.get((name, j)) != t:
+                    self.carried[name, j] = t
+                    settled = False
+        return settled
+
+    def _bound_inside(self, name: str, now: Held | None) -> bool:
+        """Carry what a variable holds that is bound in the body and read after the loop; whether
+        that was known. Others are local to the body."""
+        if not self.later.hands_on(name, self.entry[name]) or now is None:
+            gone = [k for k in self.carried if k[0] == name]
+            for key in gone:
+                del self.carried[key]
+            self.later.held.pop(name, None)
+            return not gone
+        types = [leaf_type(leaf) for leaf in now.leaves]
+        if any(self.later.counter in e.symbols() for t in types if t for e in t.shape):
+            return True  # its shape is another in every turn
+        before = self.later.held.get(name)
+        if before is not None and not before.tree.like(now.tree):
+            self._refuse_structure(name, before, now)
+        self.later.held[name] = now
+        settled = True
+        for j, (leaf, t) in enumerate(zip(now.leaves, types)):
+            known = self.carried.get((name, j))
+            if t is None or (known is None and not isinstance(leaf, (Array, Number))):
+                continue  # the same Python value in every turn
+            joint = t if known is None else joined(known, t)
+            if joint is None:
+                raise carry_error("loop", name, self._path(name, j), self.place, known, t)
+            settled = settled and joint == known
+            self.carried[name, j] = joint
+        return settled
+
+    def _laid(self, values: Sequence[Value]) -> bool:
+        """Whether what is carried is laid as the pass leaves it; of a view only reading tells."""
+        settled = True
+        for (key, t), value in zip(list(self.carried.items()), values):
+            if t.layout is None and value.type.layout:
+                laid = replace(t, layout=value.type.layout, free=value.type.free)
+                self.carried[key] = laid
+                settled = False
+        return settled
+
+    def _find_aliases(self, after: dict[str, Held | None]) -> bool:
+        """Record what memory the carried arrays are at the end of a pass; whether it was known."""
+        owner = {a.storage: key for key, a in self.made.items()}
+        maker: dict[Storage, Key] = {}
+        found: dict[Key, dict[Storage | Key, None]] = {}
+        for key in self.carried:
+            leaf = self._leaf(after, key)
+            if not isinstance(leaf, Array) or leaf.scalar or leaf is self.made.get(key):
+                continue
+            storage, others = leaf.storage, found.setdefault(key, {})
+            if storage in self.serials:
+                others[storage] = None
+            elif storage in owner:
+                before = self._leaf(self.entry, owner[storage])
+                if isinstance(before, Array) and owner[storage] != key:
+                    others[before.storage] = None
+            elif maker.setdefault(storage, key) != key:  # made in the body, for two names
+                others[maker[storage]] = None
+        known = all(o in self.aliases.get(k, {}) for k, others in found.items() for o in others)
+        for key, others in found.items():
+            self.aliases.setdefault(key, {}).update(others)
+        return known
+
+    def _link(self, arrays: dict[Key, Array]) -> None:
+        for key, others in self.aliases.items():
+            for other in others:
+                twin = other if isinstance(other, Storage) else arrays[other].storage
+                link(arrays[key].storage, twin, "loop", self.place)
+
+    def _type(self, name: str, j: int, before: Any, end: Any) -> LeafType:
+        a, b = self.carried.get((name, j)) or self.types[name, j], leaf_type(end)
+        path = self._path(name, j)
+        if a is None or b is None:
+            raise carry_error("loop", name, path, self.place, before, end)
+        t = joined(a, b)
+        if t is None or (not a.weak and t.dtype != a.dtype):
+            raise carry_error("loop", name, path, self.place, a, b)
+        return t
+
+    def _refuse_structure(self, name: str, before: Held, now: Held) -> None:
+        if new := attribute_set(name, before.tree, now.tree):
+            raise UnsupportedError(
+                f"{new} is set for the first time in this loop",
+                place=self.context.changed_at.get(id(now.value)) or self.place,
+                expected="an attribute that is there before the loop: it is carried from turn to "
+                "turn",
+                remedy=f"bind it before the loop: {new} = …",
+            )
+        if before.tree.kind == now.tree.kind != "leaf":
+            kind = type(before.value).__name__
+            raise UnsupportedError(
+                f'"{name}" grows, shrinks or changes its keys in a loop',
+                place=self.place,
+                expected=f"a {kind} of {len(before.leaves)}",
+                found=f"a {kind} of {len(now.leaves)}",
+                remedy="an array with one row per iteration, written by out[k] = …",
+            )
+        first = self.types[name, 0] if before.tree.kind == "leaf" else None
+        shown = (first or before.value, leaf_type(now.value) or now.value)
+        raise carry_error("loop", name, "", self.place, *shown)
+
+    # ---- the op ---------------------------------------------------------------------------------
+
+    def test(self, evaluate: Callable[[], Any] | None) -> Region | None:
+        """The condition region: the loop's own test, and no flag up. None: there is neither."""
+        flags = [f for f in self.flags if (f, 0) in self.carried]
+        if evaluate is None and not flags:
+            return None
+        block = self.block()
+        self.begin(block)
+        try:
+            self.enter(block.args)
+            holds = self._holds(evaluate, [self._flag(block, f) for f in flags])
+            changed = self.written()
+            self.outside.check()
+        except BaseException:
+            self.abort()
+            raise
+        region = self.close().close([holds])
+        self.put_back()
+        self.mark.forget_later(self.context, "loop", self.place)
+        if changed:
+            raise UnsupportedError("the test of a while writes into an array", place=self.place,
+                                   remedy="do it in the body")  # fmt: skip
+        return region
+
+    def _holds(self, evaluate: Callable[[], Any] | None, flags: Sequence[Value]) -> Value:
+        context = self.context
+        parts = [context.emit_one(ops.Map("logical_not"), f) for f in flags]
+        test = True if evaluate is None else evaluate()
+        if not (is_known(test) and test and parts):
+            on = condition(test, "while")
+            if not isinstance(on, Value):
+                on = as_value(context, number(on, True), dtypes.BOOL)
+            parts.insert(0, on)
+        return reduce(lambda a, b: context.emit_one(ops.Map("logical_and"), a, b), parts)
+
+    def _flag(self, block: Block, flag: str) -> Value:
+        return block.args[list(self.carried).index((flag, 0))]
+
+    def finish(self, counter: Counter, evaluate: Callable[[], Any] | None = None) -> None:
+        """Emit the op; variables and storages show its results."""
+        assert self.body is not None
+        context, keys = self.context, list(self.carried)
+        test = self.test(evaluate)
+        operands = [self._at_entry(k) for k in keys]
+        operands += [laid_as(context, s.value, t.layout) for s, t in self.stored.items()]
+        regions = (self.body,) if test is None else (test, self.body)
+        names = [a.name for a in self.body.args]
+        results = context.emit(counter.loop, operands, regions, names, self.place)
+        leaves = {n: list(h.leaves) for n, h in self.entry.items() if h is not None}
+        leaves |= {n: list(h.leaves) for n, h in self.later.held.items()}
+        arrays = {k: array_of(context, v, self.carried[k]) for k, v in zip(keys, results)}
+        for (name, j), array in arrays.items():
+            leaves[name][j] = array
+        for storage, value in zip(self.stored, results[len(keys) :]):
+            storage.write(context, value)
+        for storage in self.stale:
+            storage.lose(context, _stale(self.place))
+        self._link(arrays)
+        things = self.sharing.finish(_trees(self._after), _trees(self.later.held))
+        for name, held in self.entry.items():
+            filled = iter(things.get(name, ()))
+            if held is None and (now := self.later.held.get(name)) is not None:
+                self.names.put(name, fill(now.tree, iter(leaves[name]), things=filled))
+                continue
+            if held is None:
+                lost = f"it is first bound in the loop at {self.place}, so it is local to that loop"
+                self.names.put(name, UNDEFINED, lost)
+                continue
+            self.names.put(name, fill(held.tree, iter(leaves[name]), things=filled))
+        for flag in self.flags:
+            up = self._after[flag]
+            if self.later.sure and up is not None and up.value is True:
+                self.names.put(flag, True)  # the first turn ends it
+
+
+    def _at_entry(self, key: Key) -> Value:
+        """What is carried, as it is before the first turn; of no use where it is bound inside."""
+        t = self.carried[key]
+        if key[0] not in self.later.held:
+            return value_of(self.context, self._leaf(self.entry, key), t)
+        value = self.context.emit_one(ops.Full(value=0, dtype=t.dtype, shape=t.shape))
+        return laid_as(self.context, value, t.layout)
+
+
+def _trees(variables: Mapping[str, Held | None]) -> dict[str, Tree]:
+    return {name: held.tree for name, held in variables.items() if held is not None}
+
+
+def _stale(place: Any) -> Gone:
+    return Gone(
+        "this array was written in a loop through a name that the loop rebinds",
+        "read it through that name, or copy it before the loop: x = x.copy()",
+        place,
+    )
+
+
+# ---- while -------------------------------------------------------------------------------------
+
+
+class Attempt(Piece):
+    """A stretch of a `while` whose test is known so far: kept if it stays so, else undone."""
+
+    def kept(self) -> None:
+        if self.open is not None:
+            self.keep(self.close())
+
+    def undone(self) -> None:
+        self.outside.check()
+        self.close()
+        self.put_back()
+        self.mark.forget_later(self.context, "loop", self.place)
+        self.mark.restore_declared(self.context)
+
+
+def captured_while(
+    context: Context, test: Callable[[], Any], names: Names, bound: Sequence[str],
+    touched: Sequence[str], flags: Sequence[str], loop_number: int, kept: Sequence[str] = (),
+) -> Iterator[None]:  # fmt: skip
+    """Python's own iterations while the test is known; from the first unknown one on, an op."""
+    where = (context, names, bound, touched)
+    started = False
+    while True:
+        attempt = Attempt(*where, "loop")
+        attempt.begin(Block(once=True))
+        try:
+            if started:
+                yield
+            known = all(is_known(names.get(f)) for f in flags)
+            holds = known and test()
+            known = known and is_known(holds)
+            if not known:
+                attempt.undone()
+                break
+        finally:  # also where the body leaves by break or an exception
+            attempt.kept()
+        if not holds:
+            return
+        started = True
+    loop = Loop(context, names, bound, touched, flags, Later(kept, started))
+    yield from passes(loop, loop_number, lambda: None)
+    loop.finish(Counter(context, "pass", expr.const(0), None, expr.const(1)), test)
+
+
+def passes(loop: Loop, loop_number: int, item: Callable[[], Any]) -> Iterator[Any]:
+    """Run the body, by yielding, until the loop is settled."""
+    names = loop.names
+    try:
+        while True:
+            loop.start_pass()
+            names.tracing.append(loop_number)
+            loop.context.loops.append(loop)
+            try:
+                yield item()
+            finally:
+                names.tracing.remove(loop_number)
+                loop.context.loops.remove(loop)
+            if loop.end_pass():
+                loop.around.found[loop.number] = loop.settled()
+                break
+    finally:
+        loop.abort()
+
+
+def refuse_raise(names: Names) -> None:
+    if names.arms:
+        raise UnsupportedError(
+            "raise under a condition known only at run time",
+            place=user_place(),
+            remedy="spmd.require(...) checks sizes at launch; np.where or a flag that is returned "
+            "reports data",
+        )
+
+
+def explained(name: str, names: Names, place: Any) -> ProgramError | None:
+    """Why a variable has no value, if a loop or branch took it away."""
+    lost = names.lost.get(name)
+    if lost is None:
+        return None
+    return ProgramError(
+        f'"{name}" has no value here',
+        place=place,
+        found=lost,
+        remedy=f"bind {name} before it",
+    )

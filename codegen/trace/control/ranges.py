@@ -1,0 +1,154 @@
+"""spmd.range: the loop that is compiled. Bounds may be integers, numbers or 0-d integer arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from codegen.errors import DtypeError, TracedValueError, UnsupportedError, UsageError
+from codegen.places import user_place
+from codegen.symbolic import expr
+from codegen.symbolic.expr import Expr
+from codegen.trace import known
+from codegen.trace.array import Array, as_array
+from codegen.trace.context import require_context
+from codegen.trace.control.loops import Counter, Later, Loop, passes
+from codegen.trace.number import expr_of, number
+from codegen.trace.state import Names
+
+_AT = "__at__"  # the loop variable where a bound is data
+
+
+class Range:
+    """start, stop and step as given: Python integers, Numbers or 0-d arrays."""
+
+    def __init__(self, start: Any, stop: Any, step: Any) -> None:
+        self.start, self.stop, self.step = start, stop, step
+
+    def __iter__(self) -> Iterator[int]:
+        bounds = [expr_of(b) for b in (self.start, self.stop, self.step)]
+        if all(b is not None and b.is_const for b in bounds):
+            return iter(range(*(b.value for b in bounds if b is not None)))
+        raise TracedValueError(
+            "spmd.range can only stand in a for statement",
+            place=user_place(),
+            expected="for i in spmd.range(n): in the program's own source",
+            found=repr(self),
+            remedy="leave out the enumerate, zip, list or comprehension around it",
+        )
+
+    def __len__(self) -> Any:
+        return sum(1 for _ in self)
+
+    def __repr__(self) -> str:
+        return f"spmd.range({self.start!r}, {self.stop!r}, {self.step!r})"
+
+
+def spmd_range(start: Any, stop: Any = None, step: Any = 1) -> Range:
+    """Like range, and compiled to a loop that runs on the ranks: `for i in spmd.range(a, b, step)`.
+
+    Bounds are integers, or numbers that only the run knows: scalars, axis sizes, the index,
+    counters, integer arrays of shape (). The sign of the step is known while building. Names that
+    the body rebinds are carried from turn to turn and keep their shape and dtype (CarryError
+    otherwise).
+
+    Example::
+
+        @spmd.program(mesh=("r",))
+        def powers(n: int = 5):
+            turns = spmd.scalar("turns", 3)
+            x = spmd.input("x", (n,), np.int64, layout=("r",), default=lambda i: i)
+            for i in spmd.range(turns):
+                x = x * 2 + i
+            return x
+
+        print(powers.eager(turns=2))    # [ 1  5  9 13 17]
+    """
+    require_context("spmd.range")
+    start, stop = (0, start) if stop is None else (start, stop)
+    return Range(*(_bound(x) for x in (start, stop, step)))
+
+
+def _bound(x: Any) -> Any:
+    x = known.plain(x)
+    if isinstance(x, np.ndarray) and x.ndim == 0 and x.dtype.kind in "iu":
+        x = int(x)
+    e = expr_of(x)
+    if e is not None and e.is_const and not -(2**63) <= e.value < 2**63:
+        raise DtypeError("a bound of spmd.range is no integer of 64 bits", place=user_place(),
+                         expected="-2**63 to 2**63 - 1", found=str(e.value))  # fmt: skip
+    if e is not None:
+        return x
+    if isinstance(x, Array) and x.ndim == 0 and x.dtype.kind in "iu":
+        return x
+    raise DtypeError(
+        "a bound of spmd.range must be an integer",
+        place=user_place(),
+        expected="a Python integer, a number or a 0-d integer array",
+        found=str(x.type) if isinstance(x, Array) else repr(x),
+    )
+
+
+def _step(step: Any) -> tuple[Expr, int]:
+    """The step and its sign."""
+    e = expr_of(step)
+    if e is not None:
+        for sign in (1, -1):
+            if expr.nonneg(e * sign - 1):
+                return e, sign
+        if e == 0:
+            raise UsageError("spmd.range() step must not be zero", place=user_place())
+    raise UnsupportedError(
+        "the sign of a step must be known while building",
+        place=user_place(),
+        found=repr(step),
+        remedy="loop over spmd.range(count) and compute start + k * step",
+    )
+
+
+def captured_for(
+    bounds: Range, names: Names, bound: Sequence[str], touched: Sequence[str],
+    flags: Sequence[str], loop_number: int, hint: str, kept: Sequence[str] = (),
+) -> Iterator[Any]:  # fmt: skip
+    """Yields the counter once per pass of the capture, then emits the loop."""
+    context = require_context("spmd.range")
+    step, sign = _step(bounds.step)
+    start, stop = expr_of(bounds.start), expr_of(bounds.stop)
+    if start is not None and stop is not None:
+        if expr.nonneg((start - stop) * sign):
+            return  # never runs: what holds of its counter would hold of no number
+        if hint in bound and hint not in kept:  # what it was before, nobody asks any more
+            names.unbind(hint)
+        counter = Counter(context, hint.strip("_") or "i", start, stop, step)
+        sure = expr.nonneg((stop - start) * sign - 1)
+        loop = Loop(context, names, bound, touched, flags, Later(kept, sure, counter.sym))
+        yield from passes(loop, loop_number, lambda: counter.value)
+        loop.finish(counter)
+        return
+    # a bound is data: the position is carried, and compared before every iteration
+    at = f"{_AT}{loop_number}"
+    names.hidden[at] = _weak(bounds.start)
+    end = _weak(bounds.stop)
+    loop = Loop(context, names, [*bound, at], touched, flags, Later(kept))
+    counter = Counter(context, "pass", expr.const(0), None, expr.const(1))
+
+    def item() -> Any:
+        position = names.get(at)
+        names.put(at, position + number(step))
+        return position
+
+    def more() -> Any:
+        return names.get(at) < end if sign > 0 else names.get(at) > end
+
+    yield from passes(loop, loop_number, item)
+    loop.finish(counter, more)
+    del names.hidden[at]
+
+
+def _weak(x: Any) -> Array:
+    """A bound as a 0-d int64 array that promotes as a Python integer."""
+    array: Array = as_array(x).astype(np.int64)
+    array.weak = True
+    return array

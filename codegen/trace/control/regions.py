@@ -1,0 +1,242 @@
+"""Capturing a piece of the user's code as a region: begin, run it, end, see what changed.
+
+A piece is run in a block of its own; variables and storages are put back before the next piece.
+Always holds: after `drop` the capture is as it was at `begin`; arrays made inside a region cannot
+be read after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from codegen import dtypes
+from codegen.errors import CarryError, Place, ProgramError, ShapeError
+from codegen.ir import ArrayType, Value
+from codegen.mesh import Layout
+from codegen.ops import Relayout
+from codegen.places import user_place
+from codegen.symbolic.expr import Expr
+from codegen.trace.array import Array, as_value, is_traced, wrap
+from codegen.trace.context import Block, Context
+from codegen.trace.control.outside import of_piece
+from codegen.trace.number import condition_of
+from codegen.trace.state import (
+    LeafType,
+    Names,
+    Variables,
+    capture,
+    describe,
+    restore,
+)
+from codegen.trace.storage import Known, Storage
+
+
+class Gone:
+    """Stands for the value of a storage that cannot be read any more; says why."""
+
+    def __init__(self, message: str, remedy: str, place: Place | None) -> None:
+        self.message, self.remedy, self.place = message, remedy, place
+
+    @property
+    def type(self) -> ArrayType:
+        raise ProgramError(
+            self.message,
+            place=user_place(),
+            remedy=self.remedy,
+            also=(("it is", self.place),) if self.place else (),
+        )
+
+
+def _made_inside(what: str, place: Place | None) -> Gone:
+    return Gone(
+        f"this array was made inside a {what} and is read outside it",
+        "bind a name before the loop or branch and rebind that name inside",
+        place,
+    )
+
+
+def link(a: Storage, b: Storage, what: str, place: Place | None) -> None:
+    """Whether two storages are one memory depends on what runs: a write to one ends the other."""
+    gone = Gone(
+        f"this array may or may not share memory with one that was written: a {what} decides it",
+        "read it through the name that was written, or copy it before: x = x.copy()",
+        place,
+    )
+    if a is not b:
+        a.shadows = {**a.shadows, b: gone}
+        b.shadows = {**b.shadows, a: gone}
+
+
+@dataclass
+class Mark:
+    """Where a capture stands: what `drop` goes back to."""
+
+    storages: list[tuple[Storage, Any, dict[Storage, Any]]]  # with contents and shadows
+    serial: int  # of the newest of them
+    scalars: dict[str, Any]
+    inputs: dict[str, Any]
+    conditions: int
+    names: dict[str, int]
+
+    @classmethod
+    def of(cls, context: Context) -> Mark:
+        context.epoch += 1
+        return cls(
+            [(s, s.content, s.shadows) for s in context.storages], context.next_serial(),
+            dict(context.scalars), dict(context.inputs), len(context.conditions),
+            dict(context._names),
+        )  # fmt: skip
+
+    def restore_storages(self) -> None:
+        for storage, content, shadows in self.storages:
+            storage.content, storage.shadows = content, shadows
+
+    def forget_later(self, context: Context, what: str, place: Place | None) -> None:
+        """Storages made since then are gone: nothing outside may read them."""
+        gone = _made_inside(what, place)
+        for storage in list(context.storages):
+            if storage.serial > self.serial and not isinstance(storage.content, Known):
+                storage.content = gone
+
+    def restore_declared(self, context: Context) -> None:
+        context.scalars, context.inputs = dict(self.scalars), dict(self.inputs)
+        del context.conditions[self.conditions :]
+        context._names = dict(self.names)
+
+
+class Piece:
+    """A region being captured, again and again where needed."""
+
+    def __init__(
+        self, context: Context, names: Names, bound: Sequence[str], touched: Sequence[str],
+        what: str,
+    ) -> None:  # fmt: skip
+        self.context, self.names = context, names
+        self.bound, self.touched, self.what = bound, touched, what
+        self.place = user_place()
+        self.entry: Variables = capture(names, bound, touched)
+        self.outside = of_piece(what, names, bound, touched, self.entry)
+        self.mark = Mark.of(context)
+        self.serials = {s for s, *_ in self.mark.storages}
+        self.log: dict[Storage, None] = {}
+        self.open: Block | None = None
+
+    def begin(self, block: Block) -> None:
+        self.log = {}
+        self.context.write_logs.append(self.log)
+        self.context.blocks.append(block)
+        self.context.bodies.append(self.outside)
+        self.open = block
+
+    def close(self) -> Block:
+        """The block ends; variables and storages stay as its code left them."""
+        assert self.open is not None
+        block, self.open = self.open, None
+        self.context.blocks.remove(block)
+        self.context.bodies.remove(self.outside)
+        self.context.write_logs[:] = [g for g in self.context.write_logs if g is not self.log]
+        return block
+
+    def abort(self) -> None:
+        """An exception passed through: the block is lost."""
+        if self.open is not None:
+            self.close()
+            self.put_back()
+            self.mark.forget_later(self.context, self.what, self.place)
+
+    def put_back(self) -> None:
+        """Variables and storages as they were before the piece ran."""
+        restore(self.names, self.entry)
+        self.mark.restore_storages()
+
+    def keep(self, block: Block) -> None:
+        """The piece was plain Python after all: its ops belong to the block around it."""
+        around = self.context.blocks[-1]
+        around.ops.extend(block.ops)
+        around.memo.update(block.memo)
+
+    def after(self) -> Variables:
+        """What the variables hold now; what stands outside must be as it was."""
+        self.outside.check()
+        return capture(self.names, self.bound, self.touched)
+
+    def written(self) -> list[Storage]:
+        """Storages from before the piece that it wrote."""
+        return [s for s in self.log if s in self.serials]
+
+
+# ---- values of leaves --------------------------------------------------------------------------
+
+
+def value_of(context: Context, leaf: Any, t: LeafType) -> Value:
+    """The value of a leaf in the element type and layout that were agreed."""
+    return laid_as(context, as_value(context, leaf, t.dtype), t.layout)
+
+
+def laid_as(context: Context, value: Value, layout: Layout | None) -> Value:
+    """A global value in the layout that was agreed."""
+    if not layout or context.rank_view or value.type.layout == layout:
+        return value
+    return context.emit_one(Relayout(to=layout), value)
+
+
+def array_of(context: Context, value: Value, t: LeafType) -> Array:
+    return wrap(context, value, t.weak and t.dtype.kind != "b", t.scalar)
+
+
+def hint(name: str, path: str) -> str:
+    """A name for a value: letters, digits and underscores."""
+    words = "".join(c if c.isalnum() else "_" for c in name + path)
+    return "_".join(filter(None, words.split("_"))) or "x"
+
+
+def condition(x: Any, what: str) -> Expr | Value:
+    """A truth value for an `if` or a loop: an Expr of a number, or a 0-d bool value."""
+    found = condition_of(x)
+    if found is not None:
+        return found
+    context = Context.current()
+    assert context is not None
+    if isinstance(x, Array):
+        if x.ndim and not all(e == 1 for e in x.extents):
+            raise ShapeError(
+                f"the truth of an array with several elements is ambiguous ({what})",
+                place=user_place(),
+                expected="a 0-d array or a number",
+                found=str(x.type),
+                remedy="say which: .any() or .all()",
+            )
+        x = x.reshape(()) if x.ndim else x
+        return as_value(context, x, dtypes.BOOL)
+    return as_value(context, bool(x), dtypes.BOOL)
+
+
+def carry_error(
+    what: str, name: str, path: str, place: Place | None, expected: Any, found: Any
+) -> CarryError:
+    """A variable that is one thing before and another after (or in the arms of a branch)."""
+    words = {"loop": ("before the loop", "after one pass"), "branch": ("one arm", "another arm")}
+    first, second = words.get(what, ("before", "after"))
+    shown = [str(t) if isinstance(t, LeafType) else describe(t) for t in (expected, found)]
+    remedy = "give it one shape and dtype throughout"
+    both = all(isinstance(t, LeafType) for t in (expected, found))
+    if both and expected.shape == found.shape and what == "loop":
+        remedy = f"convert it: {name}{path}.astype({expected.dtype}), or start with {found.dtype}"
+    elif both and what == "loop":
+        remedy = f"make it an array of that shape before the loop: {name} = spmd.zeros(…)"
+    elif not both:
+        remedy = "only arrays and numbers may depend on what is known at run time"
+    owner = f'"{name}{path}"' if not name.startswith("__") else "the returned value"
+    return CarryError(
+        f"{owner} changes its type in a {what}" if both else f"{owner} changes in a {what}",
+        place=place,
+        expected=f"{shown[0]} ({first})",
+        found=f"{shown[1]} ({second})",
+        remedy=remedy,
+    )
+
+
+def is_known(x: object) -> bool:
+    return not is_traced(x)

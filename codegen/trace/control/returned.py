@@ -1,0 +1,106 @@
+"""What a program returns: arrays and numbers as outputs, and the tree that they are the leaves of.
+
+In: what the user's function returned. Out: outputs with distinct names, and a tree (ir.Returned).
+Always holds: leaf k of the tree, in order, is output k.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from codegen.errors import Place, ProgramError
+from codegen.image.elf import printable
+from codegen.image.schema import MOST_NESTED
+from codegen.ir import Output, Returned, Value
+from codegen.trace.array import Array, Number, as_value
+from codegen.trace.context import Context
+from codegen.trace.numpy.masks import Chosen
+from codegen.trace.numpy.subscripts import refused
+from codegen.trace.ranks import mapping
+
+
+def outputs_of(context: Context, returned: Any, place: Place) -> tuple[list[Output], Returned]:
+    """Raises ProgramError, or UnsupportedError for x[mask], for what no image can give."""
+    leaves: dict[str, Any] = {}
+    if returned is None:
+        raise _returned_error("None", place)
+    tree = _tree(returned, "", leaves, place)
+    return [_output(context, name, x, place) for name, x in leaves.items()], tree
+
+
+def _tree(x: Any, name: str, leaves: dict[str, Any], place: Place, depth: int = 0) -> Returned:
+    """Leaves by name: what is nested has names with dots, as files and `-o` know it."""
+    if depth > MOST_NESTED:
+        raise _returned_error(f"containers nested more than {MOST_NESTED} deep", place)
+    if isinstance(x, dict):
+        kind: tuple[Any, ...] = ("dict",)
+        pairs = [(_key(key, place), inner) for key, inner in x.items()]
+    elif isinstance(x, (tuple, list)):
+        fields = getattr(x, "_fields", None) if isinstance(x, tuple) else None
+        kind = ("list" if isinstance(x, list) else "tuple",)
+        if fields is not None:
+            kind = ("named", type(x).__name__)
+        pairs = [(str(k), inner) for k, inner in enumerate(x)]
+        if fields is not None:
+            pairs = list(zip(fields, x, strict=True))
+    else:
+        name = name or "result"
+        if name in leaves:
+            raise ProgramError(f'a program returns two outputs named "{name}"', place=place,
+                               expected="a name for each: what is nested has names with dots",
+                               found=", ".join([*leaves, name]))  # fmt: skip
+        leaves[name] = x
+        return len(leaves) - 1
+    trees = []
+    for key, inner in pairs:
+        part = printable(key) or '""'
+        below = _tree(inner, f"{name}.{part}" if name else part, leaves, place, depth + 1)
+        trees.append(below if kind[0] in ("list", "tuple") else (key, below))
+    return (*kind, *trees)
+
+
+def _key(key: Any, place: Place) -> str:
+    if isinstance(key, str):
+        return str(key)
+    raise ProgramError(
+        "the keys of a dict that a program returns must be text",
+        place=place,
+        expected='return {"u": u}',
+        found=repr(key),
+    )
+
+
+def _output(context: Context, name: str, x: Any, place: Place) -> Output:
+    if isinstance(x, Chosen):
+        raise refused("np.where(mask, x, other), and the mask as another output")
+    if isinstance(x, np.ndarray) and x.ndim:
+        x = mapping.replicated_constant(context, x)
+    if not isinstance(x, (Array, Number, bool, int, float, complex, np.generic, np.ndarray)):
+        kind = type(x).__name__
+        what = "None" if x is None else f"a{'n' * kind.startswith(('a', 'o', 'i', 'e'))} {kind}"
+        raise _returned_error(what if name == "result" else f"{what}, as {name}", place)
+    if isinstance(x, int) and not -(2**63) <= x < 2**64:
+        raise _returned_error(f"an int of {x.bit_length()} bits, as {name}", place)
+    value: Value = as_value(context, x)
+    if value.type.layout is None and value.type.ndim:
+        raise ProgramError(
+            f'output "{name}" is one rank\'s array, not a global one',
+            place=place,
+            expected="what a function given to spmd.shard_map returned",
+            found=str(value.type),
+            remedy="return it from that function, with out_layouts",
+        )
+    layout = value.type.layout or ()
+    return Output(name, value, layout, value.type.shape)
+
+
+def _returned_error(found: str, place: Place) -> ProgramError:
+    return ProgramError(
+        "a program returns arrays",
+        place=place,
+        expected="an array, a number, or a tuple, list or dict of them",
+        found=found,
+        remedy='return {"u": u}',
+    )

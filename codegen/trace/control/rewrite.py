@@ -1,0 +1,557 @@
+"""The syntax tree of a function with its control flow handed to control.py.
+    if c: A else: B    for arm in if_(c, names, …):  if arm == 0: A  else: B
+    for x in it: A     for x in for_(it, names, …): A
+    while c: A         for _ in while_(lambda: c, names, …): A
+Bodies stay in the user's frame, run as often as the iterator says; `names` gives it the variables.
+Always holds: positions are the user's; hidden names begin and end with two underscores.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from codegen.trace.control.exits import (
+    RESULT,
+    Lowering,
+    Stmts,
+    at,
+    cannot_lower,
+    none_of,
+    own_nodes,
+)
+from codegen.trace.control.liveness import annotate
+from codegen.user.sameness import RUNTIME
+
+_NAMES, _ARM, _ITEM, _ERROR = "__names__", "__arm__", "__item__", "__error__"
+_COMPILED_ELSEWHERE = {"kernel", "njit", "jit", "vectorize", "guvectorize", "cfunc", "stencil"}
+_BINDS = (ast.NamedExpr, ast.Yield, ast.YieldFrom, ast.Await)
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def function_module(
+    node: _Function | ast.Lambda, free: Sequence[str], class_name: str | None
+) -> ast.Module:
+    """A module with a factory of the rewritten function; `free` are its variables from outside."""
+    node = _copy(node)
+    _bare_arguments(node.args)
+    inner: ast.stmt
+    if isinstance(node, ast.Lambda):
+        inner = ast.Expr(_Rewriter(class_name).visit(node))
+    else:
+        node.decorator_list, node.returns = [], None
+        inner = _rewrite_function(node, class_name, outer=True)
+    body = [inner]
+    if class_name is not None:  # private names are spelt with their class
+        body = [ast.ClassDef(class_name, [], [], [inner], [])]
+    made = class_name or getattr(inner, "name", "")
+    if made and made not in free:  # the factory must not hide the name from the function
+        body.insert(0, ast.Global([made]))
+    arguments = ast.arguments([], [ast.arg(n) for n in (*free, RUNTIME)], None, [], [], None, [])
+    factory = ast.FunctionDef("__factory__", arguments, body, [], None)
+    return ast.Module([at(node, factory)], [])
+
+
+def _copy(node: Any) -> Any:
+    """A deep copy; the parsed file is kept for the next function."""
+    if isinstance(node, list):
+        return [_copy(n) for n in node]
+    if not isinstance(node, ast.AST):
+        return node
+    new = type(node)(**{f: _copy(v) for f, v in ast.iter_fields(node)})
+    for attribute in node._attributes:
+        if hasattr(node, attribute):
+            setattr(new, attribute, getattr(node, attribute))
+    return new
+
+
+def _bare_arguments(args: ast.arguments) -> None:
+    """Defaults and annotations were evaluated when the original function was made."""
+    args.defaults, args.kw_defaults = [], [None] * len(args.kwonlyargs)
+    for arg in (*args.posonlyargs, *args.args, *args.kwonlyargs, args.vararg, args.kwarg):
+        if arg is not None:
+            arg.annotation = None
+
+
+def _rewrite_function(node: Any, class_name: str | None, outer: bool = False) -> Any:
+    """A def with its body rewritten; decorators, defaults and annotations are the caller's. outer:
+    it stands in no other that is rewritten, so that it may be a program, and no helper of a kernel.
+    """
+    if any(_last_name(d) in _COMPILED_ELSEWHERE for d in node.decorator_list):
+        return node
+    reason = cannot_lower(node.body)
+    doc: Stmts = []
+    if ast.get_docstring(node, clean=False) is not None:
+        doc, node.body = node.body[:1], node.body[1:]
+    body: Stmts = node.body
+    if not reason and body:
+        body = Lowering().function(body)
+        annotate(body, bound_names)
+    rewriter = _Rewriter(class_name, reason, [node.args, *body], outer)
+    body = rewriter.block(body)
+    if rewriter.state:
+        body = _with_names(node, body, rewriter)
+    node.body = doc + body
+    return node
+
+
+def _with_names(node: _Function, body: Stmts, rewriter: _Rewriter) -> Stmts:
+    """First the variables of the function; a NameError of one that a loop dropped is explained."""
+    first = [s for s in body if isinstance(s, (ast.Global, ast.Nonlocal))]
+    rest = [s for s in body if s not in first] or [ast.Pass()]
+    cells = ast.Lambda(_no_arguments(), ast.Tuple([_load(n) for n in rewriter.state], ast.Load()))
+    make = ast.Assign([_store(_NAMES)], _runtime("Names", cells))
+    explain = ast.Expr(_runtime("explain", _load(_ERROR), _load(_NAMES)))
+    caught = ast.ExceptHandler(_attribute("NameError"), _ERROR, [explain, ast.Raise()])
+    return [*first, at(node, make), at(node, ast.Try(rest, [caught], [], []))]
+
+
+# ---- which names a statement binds and touches -------------------------------------------------
+
+
+def bound_names(nodes: Sequence[ast.AST]) -> Iterator[str]:
+    """Names that the nodes (re)bind in the function that they stand in."""
+    for node in nodes:
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            yield node.id
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield node.name
+            continue
+        elif isinstance(node, ast.Lambda):
+            continue
+        elif isinstance(node, _COMPREHENSIONS):
+            for inner in ast.walk(node):
+                if isinstance(inner, ast.NamedExpr) and isinstance(inner.target, ast.Name):
+                    yield inner.target.id
+            continue
+        elif isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.alias):
+            yield (node.asname or node.name).split(".")[0]
+        elif isinstance(node, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)) and node.name:
+            yield node.name
+        elif isinstance(node, ast.MatchMapping) and node.rest:
+            yield node.rest
+        yield from bound_names(list(ast.iter_child_nodes(node)))
+
+
+def _loaded_names(nodes: Sequence[ast.AST]) -> Iterator[str]:
+    """Names read anywhere in the nodes, nested functions included."""
+    for top in nodes:
+        for node in ast.walk(top):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+                yield node.id
+
+
+def _nonlocals(nodes: Sequence[ast.AST], deep: bool = True) -> Iterator[str]:
+    """Names declared nonlocal in the nodes, and below them where `deep`."""
+    for top in nodes:
+        for node in ast.walk(top) if deep else (top,):
+            if isinstance(node, ast.Nonlocal):
+                yield from node.names
+
+
+def _last_name(node: ast.expr) -> str:
+    if isinstance(node, ast.Call):
+        return _last_name(node.func)
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+
+
+# ---- small trees -------------------------------------------------------------------------------
+
+
+def _chain(node: ast.expr) -> tuple[str, list[Any]]:
+    """The name and the attributes and constant keys that lead to a thing: `s`, ["a", 0] of s.a[0];
+    no name where anything else does."""
+    if isinstance(node, ast.Name):
+        return node.id, []
+    if isinstance(node, (ast.Attribute, ast.Subscript)):
+        name, steps = _chain(node.value)
+        if isinstance(node, ast.Attribute):
+            return name, [*steps, node.attr]
+        if isinstance(node.slice, ast.Constant):
+            return name, [*steps, node.slice.value]
+    return "", []
+
+
+def _load(name: str) -> ast.expr:
+    return ast.Name(name, ast.Load())
+
+
+def _store(name: str) -> ast.expr:
+    return ast.Name(name, ast.Store())
+
+
+def _attribute(name: str) -> ast.expr:
+    return ast.Attribute(_load(RUNTIME), name, ast.Load())
+
+
+def _runtime(name: str, *args: ast.expr) -> ast.Call:
+    return ast.Call(_attribute(name), list(args), [])
+
+
+def _constant(value: Any) -> ast.expr:
+    return ast.Constant(value)
+
+
+def _no_arguments() -> ast.arguments:
+    return ast.arguments([], [], None, [], [], None, [])
+
+
+def _later(value: ast.expr) -> ast.expr:
+    return at(value, ast.Lambda(_no_arguments(), value))
+
+
+def _message_parts(message: ast.expr) -> list[ast.expr]:
+    """(value, format) of the parts of an f-string; of another message, of itself."""
+    parts: list[ast.expr] = []
+    for part in message.values if isinstance(message, ast.JoinedStr) else [message]:
+        value, spec = part, None
+        if isinstance(part, ast.FormattedValue) and part.conversion == -1:
+            value, spec = part.value, part.format_spec
+        pair = [_copy(value), _copy(spec) if spec else ast.Constant("")]
+        parts.append(at(part, ast.Tuple(pair, ast.Load())))
+    return parts
+
+
+class _Rewriter(ast.NodeTransformer):
+    """Statements and expressions of one function; nested ones get a rewriter of their own.
+
+    reason: why control flow stays Python's own ("" where it is compiled). state: names to keep.
+    """
+
+    def __init__(
+        self, class_name: str | None, reason: str = "", scope: Sequence[ast.AST] = (),
+        outer: bool = False,
+    ) -> None:  # fmt: skip
+        self.class_name = class_name
+        self.outer = outer
+        self.reason = reason
+        self.state: dict[str, None] = {}
+        self.conditional = 0  # how many `if`s and loops are around
+        # variables of this function that a call of a nested one may rebind
+        own = set(bound_names(scope)) | set(_nonlocals(list(own_nodes(scope)), deep=False))
+        self.shared = sorted(own & set(_nonlocals(scope)))
+        self.elsewhere = {
+            name for node in own_nodes(scope)
+            if isinstance(node, (ast.Global, ast.Nonlocal)) for name in node.names
+        }  # fmt: skip
+
+    def block(self, stmts: Stmts) -> Stmts:
+        out: Stmts = []
+        for s in stmts:
+            new = self.visit(s)
+            out += new if isinstance(new, list) else [new]
+        return out
+
+    def _names(self, *nodes: ast.AST) -> tuple[ast.expr, ast.expr]:
+        """Constants: names that the nodes bind, and others through which they may change data."""
+        bound = dict.fromkeys(n for n in bound_names(nodes) if n != _ITEM)
+        bound |= dict.fromkeys(self.shared)
+        touched = dict.fromkeys(
+            n for n in _loaded_names(nodes) if n not in bound and not n.startswith("__")
+        )
+        self.state |= bound | touched
+        return tuple(  # type: ignore[return-value]
+            _constant(tuple(self._spelt(n) for n in names)) for names in (bound, touched)
+        )
+
+    def _spelt(self, name: str) -> str:
+        """A private name as the compiler spells it."""
+        if self.class_name and name.startswith("__") and not name.endswith("__"):
+            stripped = self.class_name.lstrip("_")
+            return f"_{stripped}{name}" if stripped else name
+        return name
+
+    # ---- statements -----------------------------------------------------------------------------
+
+    def visit_If(self, node: ast.If) -> Any:
+        if self.reason:
+            node.test = self._plain(self._test(node.test), "if")
+            node.body, node.orelse = self.block(node.body), self.block(node.orelse)
+            return node
+        bound, touched = self._names(node)
+        tests, arms, rest = [node.test], [node.body], node.orelse
+        while len(rest) == 1 and isinstance(rest[0], ast.If):  # elif: no deeper nesting
+            if _stays(rest[0].test):
+                break
+            tests.append(rest[0].test)
+            arms.append(rest[0].body)
+            rest = rest[0].orelse
+        self.conditional += 1
+        chosen: Stmts = self.block(rest)
+        for k in reversed(range(len(arms))):
+            is_k = ast.Compare(_load(_ARM), [ast.Eq()], [ast.Constant(k)])
+            chosen = [at(arms[k][0], ast.If(is_k, self.block(arms[k]), chosen))]
+        self.conditional -= 1
+        first, *others = [self._test(t) for t in tests]
+        call = _runtime("if_", first, _load(_NAMES), bound, touched, *map(_later, others))
+        return at(node, ast.For(_store(_ARM), at(first, call), chosen, []))
+
+    def visit_For(self, node: ast.For) -> Any:
+        if self.reason:
+            return self.generic_visit(node)
+        bound, touched = self._names(node)
+        flags: tuple[str, ...] = getattr(node, "flags", ())
+        hint = node.target.id if isinstance(node.target, ast.Name) else ""
+        self.conditional += 1
+        if flags:
+            item = f"__item{node.number}__"  # type: ignore[attr-defined]
+            bind = ast.Assign([node.target], _load(item))
+            guarded = ast.If(none_of(flags), [at(node.target, bind), *node.body], [])
+            node.body = [self.visit(at(node.target, guarded))]
+            node.target = at(node.target, _store(item))
+        else:
+            node.body = self.block(node.body)
+            node.target = self.visit(node.target)
+        self.conditional -= 1
+        node.body += self._leave(node, flags)
+        place = node.iter
+        call = _runtime(
+            "for_", self.visit(node.iter), _load(_NAMES), bound, touched,
+            _constant(flags),
+            ast.Constant(node.number),  # type: ignore[attr-defined]
+            ast.Constant(hint), self._kept(node),
+        )  # fmt: skip
+        node.iter = at(place, call)
+        return at(node, node)
+
+    def visit_While(self, node: ast.While) -> Any:
+        if self.reason:
+            node.test = self._plain(self._test(node.test), "while")
+            node.body, node.orelse = self.block(node.body), self.block(node.orelse)
+            return node
+        bound, touched = self._names(node)
+        flags: tuple[str, ...] = getattr(node, "flags", ())
+        endless = isinstance(node.test, ast.Constant) and node.test.value and not flags
+        if endless and not any(isinstance(n, ast.Raise) for n in own_nodes(node.body)):
+            return [at(node.test, ast.Expr(_runtime("endless"))), node]
+        self.conditional += 1
+        body = self.block(node.body)
+        self.conditional -= 1
+        test = _later(self._test(node.test))
+        call = _runtime(
+            "while_", test, _load(_NAMES), bound, touched, _constant(flags),
+            ast.Constant(node.number),  # type: ignore[attr-defined]
+            self._kept(node),
+        )  # fmt: skip
+        loop = ast.For(_store(_ITEM), at(node.test, call), body + self._leave(node, flags), [])
+        return at(node, loop)
+
+    def _kept(self, node: Any) -> ast.expr:
+        return _constant(tuple(self._spelt(n) for n in getattr(node, "kept", ())))
+
+    def _leave(self, node: Any, flags: Sequence[str]) -> Stmts:
+        """`if` a flag is up: break, which a capture of the loop's body must not do."""
+        if not flags:
+            return []
+        number = ast.Constant(node.number)
+        test = _runtime("left", _load(_NAMES), number, *map(_load, flags))
+        return [at(node, ast.If(test, [ast.Break()], []))]
+
+    def visit_Expr(self, node: ast.Expr) -> Any:
+        if isinstance(node.value, ast.BoolOp):
+            return self.visit(_as_if(node.value))
+        return self.generic_visit(node)
+
+    def visit_Return(self, node: ast.Return) -> Any:
+        if node.value is None or (isinstance(node.value, ast.Name) and node.value.id == RESULT):
+            return node
+        return self._returned(node)
+
+    def visit_Assign(self, node: ast.Assign) -> Any:
+        if isinstance(node.targets[0], ast.Name) and node.targets[0].id == RESULT:
+            return self._returned(node)
+        return self._stored(node, node.targets)
+
+    def _returned(self, node: ast.Return | ast.Assign) -> ast.stmt:
+        """Says which of its expressions the function returns, for errors in what a program does."""
+        assert node.value is not None
+        value = self.visit(node.value)
+        node.value = at(value, _runtime("returned", value)) if self.outer else value
+        return node
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> Any:
+        new = self._stored(node, [node.target])
+        if not isinstance(node.target, ast.Name):
+            return new
+        check = _runtime("target", _load(node.target.id), ast.Constant(node.target.id))
+        return [at(node.target, ast.Expr(check)), *(new if isinstance(new, list) else [new])]
+
+    def visit_Delete(self, node: ast.Delete) -> Any:
+        return self._stored(node, node.targets)
+
+    def _stored(self, node: ast.stmt, targets: Sequence[ast.expr]) -> Any:
+        """The statement, and after it what it changed that may stand outside of the body."""
+        changed: dict[str, tuple[ast.expr, ...]] = {}
+        for target in own_nodes(targets):
+            if isinstance(target, (ast.Attribute, ast.Subscript)):
+                name, steps = _chain(target.value)
+                if name and not isinstance(target.ctx, ast.Load):
+                    changed[ast.unparse(target.value)] = (_load(name), *map(ast.Constant, steps))
+            elif isinstance(target, ast.Name) and target.id in self.elsewhere:
+                changed[target.id] = (ast.Constant(self._spelt(target.id)),)
+        new = self.generic_visit(node)
+        return [new, *(at(node, ast.Expr(_runtime("stored", *x))) for x in changed.values())]
+
+    def visit_Match(self, node: ast.Match) -> Any:
+        """Python itself compares types, and True and False: it does not know ours."""
+        patterns = [p for case in node.cases for p in ast.walk(case.pattern)]
+        asks = any(isinstance(p, ast.MatchClass) or (
+            isinstance(p, ast.MatchSingleton) and p.value is not None) for p in patterns
+        )  # fmt: skip
+        new: ast.Match = self.generic_visit(node)  # type: ignore[assignment]
+        if asks:
+            new.subject = at(new.subject, _runtime("matched", new.subject))
+        return new
+
+    def visit_Raise(self, node: ast.Raise) -> Any:
+        new = self.generic_visit(node)
+        if self.reason or not self.conditional or node.exc is None:
+            return new
+        return [at(node, ast.Expr(_runtime("raising", _load(_NAMES)))), new]
+
+    def visit_Assert(self, node: ast.Assert) -> Any:
+        """Where the test is known, Python's own; its message is evaluated where it fails."""
+        source = ast.Constant(ast.unparse(node.test))
+        message = ast.Tuple(_message_parts(node.msg), ast.Load()) if node.msg else _constant(())
+        test = _runtime("asserted", self._test(node.test), source, _later(self.visit(message)))
+        node.test = at(node.test, test)
+        node.msg = self.visit(node.msg) if node.msg else None
+        return node
+
+    def _plain(self, test: ast.expr, what: str) -> ast.expr:
+        words = (ast.Constant(what), ast.Constant(self.reason))
+        return at(test, _runtime("plain", test, *words))
+
+    # ---- scopes ---------------------------------------------------------------------------------
+
+    def visit_FunctionDef(self, node: _Function) -> Any:
+        if not any(_last_name(d) in _COMPILED_ELSEWHERE for d in node.decorator_list):
+            self._defaults(node.args)
+            node.decorator_list = [self.visit(d) for d in node.decorator_list]
+        return _rewrite_function(node, self.class_name)
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> Any:
+        return self.visit_FunctionDef(node)
+
+    def _defaults(self, args: ast.arguments) -> None:
+        args.defaults = [self.visit(d) for d in args.defaults]
+        args.kw_defaults = [d and self.visit(d) for d in args.kw_defaults]
+
+    def visit_Starred(self, node: ast.Starred) -> Any:
+        new: ast.Starred = self.generic_visit(node)  # type: ignore[assignment]
+        if isinstance(new.ctx, ast.Load):
+            new.value = at(new.value, _runtime("each", new.value))
+        return new
+
+    def visit_comprehension(self, node: ast.comprehension) -> Any:
+        new: ast.comprehension = self.generic_visit(node)  # type: ignore[assignment]
+        new.iter = at(new.iter, _runtime("each", new.iter))
+        return new
+
+    def visit_Lambda(self, node: ast.Lambda) -> Any:
+        self._defaults(node.args)
+        node.body = _Rewriter(self.class_name, self.reason).visit(node.body)
+        return node
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> Any:
+        """Methods are rewritten; the statements of the class body stay as they are."""
+        for k, s in enumerate(node.body):
+            if isinstance(s, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                node.body[k] = _rewrite_function(s, node.name)
+        return node
+
+    # ---- expressions ----------------------------------------------------------------------------
+
+    def visit_Call(self, node: ast.Call) -> Any:
+        is_super = isinstance(node.func, ast.Name) and node.func.id == "super"
+        self.generic_visit(node)
+        if not is_super:
+            node.func = at(node.func, _runtime("call", node.func))
+        return node
+
+    def visit_Subscript(self, node: ast.Subscript) -> Any:
+        text = ast.unparse(node.value) if not isinstance(node.ctx, ast.Load) else ""
+        self.generic_visit(node)
+        if text:
+            node.value = at(node.value, _runtime("target", node.value, ast.Constant(text)))
+        elif not isinstance(node.value, ast.Constant):
+            node.value = at(node.value, _runtime("indexed", node.value))
+        return node
+
+    def visit_BinOp(self, node: ast.BinOp | ast.UnaryOp) -> Any:
+        self._operands(node)
+        return at(node, _runtime("fresh", node))
+
+    def _operands(self, node: ast.expr) -> ast.expr:
+        """The node with its operands visited; operators among them make nothing that is kept."""
+        if isinstance(node, ast.BinOp):
+            node.left, node.right = self._operands(node.left), self._operands(node.right)
+        elif isinstance(node, ast.UnaryOp) and not isinstance(node.op, ast.Not):
+            node.operand = self._operands(node.operand)
+        else:
+            return self.visit(node)  # type: ignore[no-any-return]
+        return node
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> Any:
+        return self._logic(node, ("and_", "or_"), self.visit)
+
+    def _test(self, node: ast.expr) -> Any:
+        """An expression whose truth alone is asked: `and`, `or` in it need not give an operand."""
+        if isinstance(node, ast.BoolOp):
+            return self._logic(node, ("both", "either"), self._test)
+        return self.visit(node)
+
+    def _logic(
+        self, node: ast.BoolOp, names: tuple[str, str], visit: Callable[[ast.expr], ast.expr]
+    ) -> ast.expr:
+        is_and = isinstance(node.op, ast.And)
+        first, *rest = node.values = [visit(v) for v in node.values]
+        if not any(map(_stays, rest)):
+            return at(node, _runtime(names[not is_and], first, *map(_later, rest)))
+        node.values[:-1] = [_known(v, "and" if is_and else "or") for v in node.values[:-1]]
+        return node
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:
+        if not isinstance(node.op, ast.Not):
+            return self.visit_BinOp(node)
+        return at(node, _runtime("not_", self._test(node.operand)))
+
+    def visit_Compare(self, node: ast.Compare) -> Any:
+        self.generic_visit(node)
+        second, *rest = node.comparators
+        among = any(isinstance(op, (ast.In, ast.NotIn)) for op in node.ops)
+        if not (rest or among):
+            return at(node, _runtime("fresh", node))
+        if any(map(_stays, rest)):
+            return node
+        ops = _constant(tuple(type(op).__name__ for op in node.ops))
+        return at(node, _runtime("compare", ops, node.left, second, *map(_later, rest)))
+
+    def visit_IfExp(self, node: ast.IfExp) -> Any:
+        test, body, orelse = self._test(node.test), self.visit(node.body), self.visit(node.orelse)
+        if _stays(body) or _stays(orelse):
+            return at(node, ast.IfExp(_known(test, "if"), body, orelse))
+        return at(node, _runtime("ifexp", test, _later(body), _later(orelse)))
+
+
+def _as_if(node: ast.BoolOp) -> ast.If:
+    """The statement `a and b`, whose value nobody reads: `if a: b`; `a or b`: `if not a: b`."""
+    *tests, last = node.values
+    test = tests[0] if len(tests) == 1 else at(node, ast.BoolOp(node.op, tests))
+    if isinstance(node.op, ast.Or):
+        test = at(test, ast.UnaryOp(ast.Not(), test))
+    return at(node, ast.If(test, [at(last, ast.Expr(last))], []))
+
+
+def _known(node: ast.expr, what: str) -> ast.expr:
+    """A value that decides whether Python itself evaluates an operand that stays."""
+    return at(node, _runtime("known", node, ast.Constant(what)))
+
+
+def _stays(node: ast.expr) -> bool:
+    """Whether an expression binds or waits, which a lambda around it would change."""
+    return any(isinstance(n, _BINDS) or getattr(n, "is_async", 0) for n in own_nodes([node]))

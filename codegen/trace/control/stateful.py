@@ -1,0 +1,284 @@
+"""Calls that give another value each time, or in each Python process: random generators, iterators,
+clocks, addresses, hashes, the order of sets; where Python containers are changed.
+
+Goes in: what the user's code is about to call. Comes out: what it calls instead, or an error with
+the line. Always holds: outside of a capture nobody asks here.
+"""
+
+from __future__ import annotations
+
+import collections
+import datetime
+import enum
+import os
+import random
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import numpy as np
+
+from codegen.errors import UnsupportedError
+from codegen.places import user_place
+from codegen.trace.array import Array
+from codegen.trace.context import Context
+from codegen.trace.control.outside import GENERATORS, is_iterator
+from codegen.trace.control.sharing import refuse_twin
+
+_CHANGEABLE = (list, dict, set, collections.deque, bytearray)
+_CHANGING = frozenset(
+    "append appendleft extend extendleft insert remove pop popleft popitem clear sort reverse add "
+    "discard update setdefault rotate difference_update intersection_update "
+    "symmetric_difference_update __setitem__ __delitem__".split()
+)
+_SEEDED = (
+    np.random.default_rng, np.random.RandomState, np.random.PCG64, np.random.MT19937,
+    np.random.Philox, np.random.SFC64, np.random.PCG64DXSM, np.random.SeedSequence, random.Random,
+)  # fmt: skip
+_CLOCKS = (
+    time.time, time.time_ns, time.perf_counter, time.perf_counter_ns, time.monotonic,
+    time.monotonic_ns, time.process_time, time.process_time_ns, time.thread_time,
+    time.thread_time_ns, time.clock_gettime, time.clock_gettime_ns, os.times, os.getloadavg,
+)  # fmt: skip
+_CALENDAR = (time.localtime, time.gmtime, time.ctime, time.asctime, time.strftime)  # else: of now
+_ENTROPY = (os.urandom, uuid.uuid1, uuid.uuid4)
+_TODAY = ("now", "utcnow", "today")
+
+
+def watched(context: Context, function: Any) -> Any:
+    """The function; one that looks at its arguments first; or UnsupportedError."""
+    owner = getattr(function, "__self__", None)
+    if isinstance(owner, GENERATORS):
+        return _of_generator(context, function, owner)
+    if isinstance(owner, _CHANGEABLE):
+        if function.__name__ in _CHANGING:
+            changed(context, owner)
+        if isinstance(owner, set) and function.__name__ == "pop":
+            return _popped(owner)
+        return iterating(function) if function.__name__ == "extend" else function
+    if isinstance(owner, str) and function.__name__ == "join":
+        return iterating(function)
+    if owner is dict and function.__name__ == "fromkeys":
+        return _from_keys
+    if function is next:
+        return _next
+    if is_iterator(owner):
+        refuse_outside(owner)
+    if any(function is f for f in _CLOCKS):
+        raise _frozen(f"{'os' if function in (os.times, os.getloadavg) else 'time'}."
+                      f"{function.__name__}()", _CLOCK)  # fmt: skip
+    if isinstance(owner, type) and issubclass(owner, datetime.date) and (
+        function.__name__ in _TODAY
+    ):
+        raise _frozen(f"{owner.__name__}.{function.__name__}()", _CLOCK)
+    if any(function is f for f in _ENTROPY) or getattr(function, "__module__", "") == "secrets":
+        raise _frozen(f"{function.__name__}()", _SEED)
+    name = f"{getattr(function, '__module__', '')}.{getattr(function, '__name__', '')}"
+    if name in _PASSING:
+        raise _frozen(*_PASSING[name])
+    if any(function is f for f in _CALENDAR):
+        return _of_calendar(function)
+    if function is np.datetime64:
+        return _date
+    if function is np.random.seed:
+        return _of_generator(context, function, np.random.mtrand._rand)
+    return _with_seed(function) if any(function is f for f in _SEEDED) else function
+
+
+def changed(context: Context, thing: Any) -> None:
+    """The user's code changes a thing, or the variable of a name: where, for who finds it."""
+    if context.twins:
+        refuse_twin(context, thing, user_place())
+    if not isinstance(thing, Array):
+        context.changed_at[thing if isinstance(thing, str) else id(thing)] = user_place()
+
+
+def refuse_outside(thing: Any) -> None:
+    """Raises UnsupportedError for a generator or an iterator from outside of what is captured."""
+    context = Context.current()
+    if context is None:
+        return
+    for body in reversed(context.bodies):
+        if thing in body and not (body.what == "program" and id(thing) in context.seeded):
+            raise body.drawn(thing, user_place())
+
+
+def _next(iterator: Any, *default: Any) -> Any:
+    if is_iterator(iterator):
+        refuse_outside(iterator)
+    return next(iterator, *default)
+
+
+def _of_generator(context: Context, function: Any, generator: Any) -> Any:
+    """A method of a random generator. One that gets a seed in the program is the program's own."""
+    if isinstance(generator, random.SystemRandom):
+        raise _frozen("random.SystemRandom", _SEED)
+    if function.__name__ == "seed":
+        seeding = _with_seed(function)
+        context.seeded.add(id(generator))
+        return seeding
+    refuse_outside(generator)
+    return function
+
+
+def _with_seed(function: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if all(x is None for x in (*args, *kwargs.values())):
+            raise _frozen(f"{function.__name__}() without a seed", _SEED)
+        return function(*args, **kwargs)
+
+    return call
+
+
+_CLOCK = "call it outside of the program; `python -m spmd run --profile` says what takes how long"
+_NUMBER = "spmd.index() in a shard_map, a rank's number while the image runs"
+_HOST = "a parameter of the program, spmd build --set …; or spmd.scalar, run --set …"
+_SEED = "a seed: rng = np.random.default_rng(0); or spmd.random, whose seed may come at launch"
+
+
+def _frozen(name: str, remedy: str) -> UnsupportedError:
+    varies = "on every machine" if remedy is _HOST else "in every build"
+    return UnsupportedError(
+        f"{name} gives another value {varies}", place=user_place(),
+        expected="values that stay the same: they become constants of the image",
+        found=f"{name}, which runs while building, not when the image runs", remedy=remedy,
+    )  # fmt: skip
+
+
+# By module and name, so that these modules need not be imported: how it is written, and a way out.
+_PASSING = {
+    "posix.getpid": ("os.getpid()", _NUMBER),
+    "posix.getppid": ("os.getppid()", _NUMBER),
+    "_thread.get_ident": ("threading.get_ident()", _NUMBER),
+    "_thread.get_native_id": ("threading.get_native_id()", _NUMBER),
+    "_socket.gethostname": ("socket.gethostname()", _HOST),
+    "socket.getfqdn": ("socket.getfqdn()", _HOST),
+    "platform.node": ("platform.node()", _HOST),
+    "posix.uname": ("os.uname()", _HOST),
+    "uuid.getnode": ("uuid.getnode()", _HOST),
+}
+
+
+def _of_calendar(function: Callable[..., Any]) -> Callable[..., Any]:
+    """time.localtime and its kin: of a time that is given, or, with one argument less, of now."""
+    needed = 2 if function is time.strftime else 1
+
+    def call(*args: Any) -> Any:
+        if len(args) < needed or args[-1] is None:
+            raise _frozen(f"time.{function.__name__}()", _CLOCK)
+        return function(*args)
+
+    return call
+
+
+def _date(*args: Any) -> Any:
+    if args and args[0] in ("now", "today"):
+        raise _frozen(f'np.datetime64("{args[0]}")', _CLOCK)
+    return np.datetime64(*args)
+
+
+# ---- what another Python process would have otherwise: addresses, hashes of text, orders of sets -
+
+_LASTING = (bool, int, float, complex, np.number, np.bool_)  # hashed alike by every process
+_PLAIN = (*_LASTING, str, bytes, type(None), enum.Enum, type, np.dtype)  # with a text of their own
+
+
+class Passing(int):
+    """An int that no image may keep. what: where it comes from."""
+
+    what: str
+
+    def _refuse(self, *_: Any) -> NoReturn:
+        raise UnsupportedError(
+            f"{self.what} gives another value in every build", place=user_place(),
+            expected="values that stay the same: they become constants of the image",
+            found=f"{self.what}, which is good for keys of a dict and for == only",
+            remedy="zlib.crc32(text.encode()) is the same everywhere" if self.what == "hash()"
+            else "a number of your own, such as a position in a list",
+        )  # fmt: skip
+
+    __hash__ = int.__hash__
+
+
+for _name in (
+    "add sub mul truediv floordiv mod divmod pow lshift rshift and or xor radd rsub rmul rtruediv "
+    "rfloordiv rmod rdivmod rpow rlshift rrshift rand ror rxor neg pos abs invert lt le gt ge "
+    "int float index bool round trunc floor ceil array"
+).split():
+    setattr(Passing, f"__{_name}__", Passing._refuse)
+
+
+def _passing(value: int, what: str) -> Passing:
+    made = Passing(value)
+    made.what = what
+    return made
+
+
+def identity(x: Any) -> int:
+    """id(x)."""
+    return _passing(id(x), "id()")
+
+
+def hashed(x: Any) -> int:
+    """hash(x)."""
+    return hash(x) if _is_lasting(x) else _passing(hash(x), "hash()")
+
+
+def _is_lasting(x: Any) -> bool:
+    if type(x) in (tuple, frozenset):
+        return all(map(_is_lasting, x))
+    return isinstance(x, _LASTING)
+
+
+def ordered(x: Any) -> Any:
+    """What is iterated over; of a set whose order another process would change, its elements in
+    the order of their types and texts. Raises UnsupportedError where they have no text."""
+    if type(x) not in (set, frozenset) or len(x) < 2 or all(map(_is_lasting, x)):
+        return x
+    if not all(map(_has_text, x)):
+        raise UnsupportedError(
+            "the order of this set is another one in every build", place=user_place(),
+            expected="an order that stays the same: it goes into the image",
+            found=f"a set of {type(next(e for e in x if not _has_text(e))).__name__}",
+            remedy="sorted(s, key=…), a list, or dict.fromkeys(…), which keeps its order",
+        )  # fmt: skip
+    return sorted(x, key=_text)
+
+
+def _has_text(x: Any) -> bool:
+    if type(x) in (tuple, frozenset):
+        return all(map(_has_text, x))
+    return isinstance(x, _PLAIN)
+
+
+def _text(x: Any) -> Any:
+    if isinstance(x, (tuple, frozenset)):
+        return type(x).__name__, str(sorted(map(_text, x)) if isinstance(x, frozenset)
+                                     else list(map(_text, x)))  # fmt: skip
+    return type(x).__name__, repr(x)
+
+
+def _popped(owner: set[Any]) -> Callable[[], Any]:
+    """owner.pop, of a set: its first element in that order."""
+
+    def pop() -> Any:
+        for x in ordered(owner):
+            owner.remove(x)
+            return x
+        return owner.pop()
+
+    return pop
+
+
+def _from_keys(keys: Any, *value: Any) -> dict[Any, Any]:
+    return dict.fromkeys(ordered(keys), *value)
+
+
+def iterating(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of Python's that goes through its arguments."""
+
+    def through(*args: Any, **kwargs: Any) -> Any:
+        return plain(*map(ordered, args), **kwargs)
+
+    return through

@@ -1,0 +1,119 @@
+"""Ufuncs that have no function of their own: written with those that have one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from codegen import dtypes
+from codegen.trace.array import Array, as_array, unsupported
+from codegen.trace.numpy import products
+from codegen.trace.numpy.elementwise import apply, loop_dtypes, normal, result_type, select
+
+
+def _float(x: Any) -> Array:
+    """x as NumPy's floating loops take it: integers by their size, itself otherwise."""
+    array = as_array(x)
+    kind, size = array.type.dtype.kind, array.type.dtype.size
+    if kind in "fc":
+        return array
+    return as_array(array, {1: np.float16, 2: np.float32}.get(size, np.float64))
+
+
+def _positive(x: Any) -> Any:
+    if as_array(x).type.dtype.kind == "b":
+        raise unsupported("np.positive of bools")
+    return as_array(x).copy()
+
+
+def _scaled(factor: float) -> Callable[[Any], Array]:
+    def call(x: Any) -> Array:
+        x = _float(x)
+        wide = as_array(x, dtypes.FLOAT32) if x.type.dtype.size == 2 else x
+        return as_array(apply(np.multiply, wide, factor), x.type.dtype)
+
+    return call
+
+
+def _first_number(ufunc: np.ufunc) -> Callable[[Any, Any], Array]:
+    """fmin and fmax: the other operand where one is NaN."""
+
+    def call(a: Any, b: Any) -> Any:
+        best = apply(ufunc, a, b)
+        if best.type.dtype.kind not in "fc":
+            return best
+        return select(apply(np.isnan, a), b, select(apply(np.isnan, b), a, best)).astype(best.dtype)
+
+    return call
+
+
+def _divmod(a: Any, b: Any) -> tuple[Array, Array]:
+    return apply(np.floor_divide, a, b), apply(np.remainder, a, b)
+
+
+def _modf(x: Any) -> tuple[Array, Array]:
+    x = _float(x)
+    whole = apply(np.trunc, x)
+    rest = select(apply(np.isinf, x), 0.0, apply(np.subtract, x, whole))
+    return apply(np.copysign, rest, x), whole
+
+
+def _heaviside(x: Any, at_zero: Any) -> Any:
+    kind = loop_dtypes(np.heaviside, [normal(x), normal(at_zero)], None)[0]
+    x, at_zero = as_array(x, kind), as_array(at_zero, kind)
+    step = select(apply(np.less, x, 0), 0.0, select(apply(np.equal, x, 0), at_zero, 1.0))
+    return select(apply(np.isnan, x), x, step)
+
+
+def _float_power(a: Any, b: Any) -> Any:
+    wide = np.complex128 if result_type(a, b).kind == "c" else np.float64
+    return apply(np.power, as_array(a, wide), as_array(b, wide))
+
+
+def _fabs(x: Any) -> Any:
+    return apply(np.absolute, _float(x))
+
+
+def _logaddexp2(a: Any, b: Any) -> Any:
+    kind, ln2 = result_type(_float(a) if isinstance(a, Array) else a, b), math.log(2)
+    a, b = (apply(np.multiply, as_array(x, kind), ln2) for x in (a, b))
+    return apply(np.divide, apply(np.logaddexp, a, b), ln2)
+
+
+def _bitwise_count(x: Any) -> Any:
+    """Ones of |x|, counted side by side in fields of 2, 4 and 8 bits."""
+    if as_array(x).type.dtype.kind not in "biu":
+        raise unsupported(f"np.bitwise_count of {as_array(x).dtype}", "integers")
+    size = as_array(x).type.dtype.size
+    v = apply(np.absolute, x).astype(np.uint64)
+    v = v & np.uint64(2 ** (8 * size) - 1)  # |x| of the least integer is itself
+    v = v - ((v >> np.uint64(1)) & np.uint64(0x5555555555555555))
+    pairs = np.uint64(0x3333333333333333)
+    v = (v & pairs) + ((v >> np.uint64(2)) & pairs)
+    v = (v + (v >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
+    return ((v * np.uint64(0x0101010101010101)) >> np.uint64(56)).astype(np.uint8)
+
+
+UFUNCS: dict[str, Callable[..., Any]] = {
+    "positive": _positive,
+    "deg2rad": _scaled(math.pi / 180),
+    "radians": _scaled(math.pi / 180),
+    "rad2deg": _scaled(180 / math.pi),
+    "degrees": _scaled(180 / math.pi),
+    "fmax": _first_number(np.maximum),
+    "fmin": _first_number(np.minimum),
+    "divmod": _divmod,
+    "modf": _modf,
+    "heaviside": _heaviside,
+    "float_power": _float_power,
+    "fabs": _fabs,
+    "logaddexp2": _logaddexp2,
+    "bitwise_count": _bitwise_count,
+    "vecdot": products.vecdot,
+    "matvec": products.matvec,
+    "vecmat": products.vecmat,
+    "matmul": products.matmul,
+}

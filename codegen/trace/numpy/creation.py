@@ -1,0 +1,399 @@
+"""New arrays: zeros, arange, asarray …; local inside a shard_map, global (with layout=) outside.
+
+Always holds: a global array is made by a shard_map without arguments, each rank making its shard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from codegen import dtypes
+from codegen.dtypes import DType
+from codegen.errors import ShapeError, UsageError
+from codegen.ir import Shape
+from codegen.places import user_place
+from codegen.symbolic import expr
+from codegen.symbolic.expr import Expr
+from codegen.trace import view
+from codegen.trace.array import (
+    Array,
+    Number,
+    as_array,
+    as_value,
+    full_value,
+    is_traced,
+    unsupported,
+    wrap,
+)
+from codegen.trace.context import require_context
+from codegen.trace.declare import global_indices, shape_of
+from codegen.trace.expecting import within
+from codegen.trace.number import expr_of, number
+from codegen.trace.numpy import elementwise
+from codegen.trace.ranks import mapping
+from codegen.trace.ranks.layouts import by_rules, layout_of
+from codegen.user.numbers import element_type
+
+Make = Callable[[Shape, Sequence[Expr]], Array]
+
+
+def _make(what: str, shape: Shape, layout: Any, make: Make) -> Array:
+    """make(local shape, offsets) here, or on every rank of a new global array."""
+    context = require_context(what)
+    made = make(shape, [expr.const(0)] * len(shape))
+    if context.rank_view or layout is None:
+        return made
+    layout_of(context, layout, len(shape), what)
+    return mapping.relayout(made, layout)
+
+
+def full(shape: Any, value: Any, dtype: Any = None, layout: Any = None) -> Array:
+    """An array of this shape with `value` everywhere.
+
+    shape: an int or a tuple; extents may be formulas in axis sizes. dtype: that of the value unless
+    you say otherwise. layout: as of spmd.input; inside a shard_map the array is this rank's own and
+    has none. TracedValueError for a shape that depends on data or a scalar.
+
+    >>> full(2, 7.0)
+    [7. 7.], [7. 7.], [7. 7.], [7. 7.]
+    """
+    context = require_context("full")
+    kind = element_type(dtype) if dtype is not None else _default_type(value)
+    extents = shape_of(shape, "the shape of an array")
+    layout = by_rules(context, shape, layout)
+
+    def make(local: Shape, _: Sequence[Expr]) -> Array:
+        if isinstance(value, (bool, int, float, complex)):
+            return wrap(context, full_value(context, value, kind, local), scalar=False)
+        made = elementwise.operand_value(context, elementwise.normal(value), kind, local)
+        return wrap(context, made, scalar=False)
+
+    return _make("spmd.full", extents, layout, make)
+
+
+def _default_type(value: Any) -> DType:
+    if isinstance(value, Array):
+        return value.type.dtype
+    if isinstance(value, Number):
+        return dtypes.BOOL if value.truth else dtypes.INT64
+    return element_type(np.asarray(value).dtype)
+
+
+def zeros(shape: Any, dtype: Any = None, layout: Any = None) -> Array:
+    """An array of zeros of this shape, float64 unless you say otherwise; all else as in full.
+
+    >>> zeros(2) + axis_index("r")
+    [0. 0.], [1. 1.], [2. 2.], [3. 3.]
+    """
+    return full(shape, 0, dtype or np.float64, layout)
+
+
+def ones(shape: Any, dtype: Any = None, layout: Any = None) -> Array:
+    """An array of ones of this shape, float64 unless you say otherwise; all else as in full.
+
+    >>> ones(2)
+    [1. 1.], [1. 1.], [1. 1.], [1. 1.]
+    """
+    return full(shape, 1, dtype or np.float64, layout)
+
+
+def empty(shape: Any, dtype: Any = None, layout: Any = None) -> Array:
+    """An array of this shape for something to write into: you, or a kernel whose output it is.
+
+    It holds zeros until then, on every rank; all else as in full.
+    """
+    made = zeros(shape, dtype, layout)
+    made.made_empty = True
+    return made
+
+
+def full_like(x: Any, value: Any, dtype: Any = None, layout: Any = None, **other: Any) -> Array:
+    """An array with `value` everywhere, of the shape, dtype and layout of x unless you give
+    others.
+    """
+    shape = other.get("shape")
+    if isinstance(x, Array):
+        wide = x.is_global and layout is None and shape is None
+        kind = x.type.dtype if dtype is None else dtype
+        return full(x.shape if shape is None else shape, value, kind, x.layout if wide else layout)
+    data = np.asarray(x) if not isinstance(x, Number) else np.zeros((), x.dtype)
+    return full(data.shape if shape is None else shape, value, dtype or data.dtype, layout)
+
+
+def zeros_like(x: Any, dtype: Any = None, layout: Any = None, **other: Any) -> Array:
+    """Zeros of the shape, dtype and layout of x unless you give others."""
+    return full_like(x, 0, dtype, layout, **other)
+
+
+def ones_like(x: Any, dtype: Any = None, layout: Any = None, **other: Any) -> Array:
+    """Ones of the shape, dtype and layout of x unless you give others."""
+    return full_like(x, 1, dtype, layout, **other)
+
+
+def empty_like(x: Any, dtype: Any = None, layout: Any = None, **other: Any) -> Array:
+    """An array to be written, of the shape, dtype and layout of x: as spmd.like."""
+    made = zeros_like(x, dtype, layout, **other)
+    made.made_empty = True
+    return made
+
+
+like = empty_like
+
+
+def arange(
+    start: Any, stop: Any = None, step: Any = 1, dtype: Any = None, layout: Any = None
+) -> Array:
+    """Numbers from start (0) up to stop, which is left out, in steps of `step`: as numpy.arange.
+
+    Bounds are integers or formulas of axis sizes and the index; the step is known while building.
+    dtype: int64 for integers, float64 with a float among them. layout: as of spmd.input. It takes
+    no memory in the image: it is kept as a formula.
+
+    >>> arange(axis_index("r") + 1)
+    [0], [0 1], [0 1 2], [0 1 2 3]
+    """
+    context = require_context("arange")
+    if stop is None:
+        start, stop = 0, start
+    if any(isinstance(x, (float, np.floating)) for x in (start, stop, step)):
+        data = np.arange(start, stop, step, dtype=dtype)
+        return asarray(data, layout=layout)
+    first, last, by = (expr_of(x) for x in (start, stop, step))
+    if first is None or last is None or by is None or not by.is_const or by == 0:
+        raise UsageError(
+            "arange takes integers and formulas of axis sizes and the index",
+            place=user_place(),
+            expected="a step known while building, bounds known at launch",
+            found=f"arange({start!r}, {stop!r}, {step!r})",
+        )
+    size = abs(by.value)
+    span = last - first if by.value > 0 else first - last
+    extents = shape_of(Number(expr.maximum((span + (size - 1)) // size, 0)), "the extent of arange")
+    kind = dtypes.INT64 if dtype is None else element_type(dtype)
+
+    def make(local: Shape, offsets: Sequence[Expr]) -> Array:
+        grid = global_indices(context, local[0], offsets[0], 0, 1)
+        made = grid * by.value if by != 1 else grid
+        made = made + Number(first) if first != 0 else made
+        return wrap(context, as_value(context, made, kind), scalar=False)
+
+    return _make("spmd.arange", extents, layout, make)
+
+
+def linspace(
+    start: Any, stop: Any, num: Any = 50, endpoint: bool = True, retstep: bool = False,
+    dtype: Any = None, axis: int = 0, *, layout: Any = None,
+) -> Any:  # fmt: skip
+    """`num` numbers from start to stop, at equal distances: as numpy.linspace.
+
+    endpoint: whether stop is the last of them. retstep: return the distance too. num may be a
+    formula of axis sizes, not data (UnsupportedError). All else as in full.
+
+    >>> linspace(0, 1, 3)
+    [0.  0.5 1. ], [0.  0.5 1. ], [0.  0.5 1. ], [0.  0.5 1. ]
+    """
+    count = expr_of(num)
+    if count is None:
+        raise unsupported("linspace with a number of points that depends on data",
+                          "start + step * np.arange(n)")  # fmt: skip
+    if count.is_const and not is_traced(start) and not is_traced(stop):
+        even: Any = np.linspace
+        made = even(start, stop, count.value, endpoint, True, dtype, axis)
+        values, step = asarray(made[0], layout=layout), made[1]
+    else:
+        values, step = _evenly(start, stop, count, endpoint, layout)
+        if axis != 0:
+            moveaxis: Any = np.moveaxis
+            values = moveaxis(values, 0, axis)
+        if dtype is not None:
+            kind = element_type(dtype)
+            values = elementwise.apply(np.floor, values) if kind.kind in "iu" else values
+            values = values.astype(kind.name)
+    return (values, step) if retstep else values
+
+
+def _evenly(
+    start: Any, stop: Any, count: Expr, endpoint: bool, layout: Any
+) -> tuple[Array, Array]:
+    """The numbers along dim 0, and their distance. The last one is `stop` to the bit."""
+    apply = elementwise.apply
+    start, stop = (elementwise.normal(x) for x in (start, stop))
+    kind = elementwise.result_type(start, stop, 0.0)
+    first, last = as_array(start, kind), as_array(stop, kind)
+    parts = as_array(number(expr.maximum(count - 1, 1) if endpoint else count), kind)
+    span = apply(np.subtract, last, first)
+    step = apply(np.divide, span, parts)
+    at = as_array(arange(number(count), layout=layout), kind)
+    at = at.reshape((at.shape[0], *[1] * step.ndim))
+    tiny = apply(np.multiply, apply(np.divide, at, parts), span)  # where step rounds to 0
+    made = elementwise.select(apply(np.equal, step, 0), tiny, apply(np.multiply, at, step))
+    made = as_array(apply(np.add, made, first))
+    if endpoint:
+        is_last = apply(np.equal, at, as_array(number(expr.maximum(count - 1, 1)), kind))
+        made = elementwise.select(is_last, last, made)
+    return made, step
+
+
+def logspace(
+    start: Any, stop: Any, num: Any = 50, endpoint: bool = True, base: Any = 10.0,
+    dtype: Any = None, axis: int = 0,
+) -> Any:  # fmt: skip
+    """base ** linspace(start, stop, num)."""
+    made = elementwise.apply(np.power, base, linspace(start, stop, num, endpoint, axis=axis))
+    return made if dtype is None else made.astype(dtype)
+
+
+def eye(
+    n: Any, m: Any = None, k: int = 0, dtype: Any = None, layout: Any = None
+) -> Array:
+    """A matrix of n rows and m columns (n, if left out): ones on the k-th diagonal, zeros
+    elsewhere.
+
+    >>> eye(3)[1]
+    [0. 1. 0.], [0. 1. 0.], [0. 1. 0.], [0. 1. 0.]
+    """
+    context = require_context("eye")
+    extents = shape_of((n, n if m is None else m), "the shape of eye")
+    kind = element_type(dtype or np.float64)
+
+    def make(local: Shape, offsets: Sequence[Expr]) -> Array:
+        rows, columns = (global_indices(context, local[d], offsets[d], d, 2) for d in (0, 1))
+        ones = elementwise.apply(np.equal, rows + k, columns)
+        return wrap(context, as_value(context, ones, kind))
+
+    return _make("spmd.eye", extents, layout, make)
+
+
+def identity(n: Any, dtype: Any = None) -> Array:
+    """The identity matrix of n rows and columns, float64 unless you say otherwise."""
+    return eye(n, dtype=dtype)
+
+
+def asarray(x: Any, dtype: Any = None, layout: Any = None, **_: Any) -> Array:
+    """x as an array of the program: NumPy arrays, numbers, nested lists, which may hold traced
+    numbers.
+
+    An array of the program stays itself, without a copy, unless dtype or layout say otherwise. A
+    NumPy array becomes a constant of the image, of which you get a copy that can be written.
+
+    >>> asarray([axis_index("r"), 10])
+    [ 0 10], [ 1 10], [ 2 10], [ 3 10]
+    """
+    context = require_context("asarray")
+    if isinstance(x, Array):
+        made = x if dtype is None else as_array(x, dtype)
+        if made.weak:  # NumPy's array of a Python number is none
+            made = wrap(made.context, made.read(), scalar=False)
+        if layout is None or not made.is_global or not made.ndim:
+            return made
+        same = layout_of(context, layout, made.ndim, "asarray") == made.held.type.layout
+        return made if same and not made.seen else mapping.relayout(made, layout)
+    if context.rank_view or is_traced(x) or _has_traced(x):
+        return _local_array(x, dtype)
+    data = dtypes.as_numpy(x)
+    data = data if dtype is None else data.astype(dtypes.numpy_dtype(element_type(dtype)))
+    made = wrap(context, as_value(context, data), scalar=False)
+    return made if layout is None or not data.ndim else mapping.relayout(made, layout)
+
+
+def array(
+    x: Any, dtype: Any = None, layout: Any = None, copy: Any = True, ndmin: int = 0, **_: Any
+) -> Array:
+    """A new array with the elements of x: as asarray, and always a copy.
+
+    ndmin: dims of extent 1 are put in front until there are as many.
+    """
+    made = asarray(x, dtype, layout)
+    if made.ndim < ndmin:
+        made = made.reshape((*[1] * (ndmin - made.ndim), *made.shape))
+    return wrap(made.context, made.read(), scalar=False) if copy or made is not x else made
+
+
+def _has_traced(x: Any) -> bool:
+    if isinstance(x, (list, tuple)):
+        return any(_has_traced(i) for i in x)
+    return is_traced(x)
+
+
+def _local_array(x: Any, dtype: Any) -> Array:
+    """A local array of a list that may hold arrays and numbers at its leaves."""
+    if not (isinstance(x, (list, tuple)) and _has_traced(x)):
+        made = as_array(x, dtype)
+        return wrap(made.context, made.read(), scalar=False)
+    parts = [_local_array(i, None) if isinstance(i, (list, tuple)) else i for i in x]
+    kind = element_type(dtype) if dtype is not None else elementwise.joined_type(parts)
+    stack: Any = np.stack
+    return as_array(stack([as_array(p, kind) for p in parts]))
+
+
+# ---- boxes at run-time places ----------------------------------------------------------------
+
+
+def _starts(x: Array, starts: Any, sizes: Shape) -> tuple[Any, ...]:
+    items = tuple(starts) if isinstance(starts, (tuple, list)) else (starts,)
+    if len(items) != x.ndim:
+        raise ShapeError(
+            "there is not one start for each dim",
+            place=user_place(),
+            expected=f"{x.ndim} starts",
+            found=f"{len(items)}",
+        )
+    out: list[Any] = []
+    for d, (start, extent, size) in enumerate(zip(items, x.extents, sizes)):
+        e = expr_of(start)
+        within(x.context, as_array(start).read() if e is None else e, extent, d, size)
+        if e is None:
+            out.append(as_array(start).read())
+        else:
+            out.append(e if expr.nonneg(e) else expr.select(expr.ge0(e), e, e + extent))
+    return tuple(out)
+
+
+def dynamic_slice(x: Any, starts: Any, sizes: Any) -> Any:
+    """The part of x of these extents that begins at `starts`, which may be known only at run time.
+
+    starts, sizes: one for each dim; sizes are known while building. Negative starts count from the
+    end. As in JAX, a part that would reach beyond an end is moved back into x. ShapeError where
+    there is not one for each dim.
+
+    >>> dynamic_slice(np.arange(8), (2 * axis_index("r"),), (3,))
+    [0 1 2], [2 3 4], [4 5 6], [5 6 7]
+    """
+    x = as_array(x)
+    extents = shape_of(sizes, "the sizes of dynamic_slice", scalars=True)
+    if len(extents) != x.ndim:
+        raise ShapeError(
+            "there is not one size for each dim", place=user_place(),
+            expected=f"{x.ndim} sizes", found=f"{len(extents)}",
+        )  # fmt: skip
+    return x.viewed(view.Dynamic(_starts(x, starts, extents), extents)).copy()
+
+
+def dynamic_update_slice(x: Any, update: Any, starts: Any) -> Array:
+    """A new array: x with `update` written where the part of its shape that begins at `starts`
+    lies.
+
+    starts: as of dynamic_slice. The result has the shape and dtype of x.
+
+    >>> dynamic_update_slice(np.zeros(4), np.ones(2), (axis_index("r"),))
+    [1. 1. 0. 0.], [0. 1. 1. 0.], [0. 0. 1. 1.], [0. 0. 1. 1.]
+    """
+    x, update = as_array(x), as_array(update, as_array(x).type.dtype)
+    limits = [a - b for a, b in zip(x.extents, update.extents)]
+    clamped = []
+    for start, limit, extent in zip(_starts(x, starts, update.extents), limits, x.extents):
+        if isinstance(start, Expr):
+            clamped.append(expr.maximum(expr.minimum(start, limit), 0))
+        else:
+            at = wrap(x.context, start)
+            at = at + (at < 0) * as_array(number(extent))
+            at = elementwise.apply(np.minimum, at, number(limit))
+            clamped.append(elementwise.apply(np.maximum, at, 0).read())
+    new: Array = x.copy()
+    new.viewed(view.Dynamic(tuple(clamped), update.extents)).write(update.read())
+    return new
+
+

@@ -1,0 +1,472 @@
+"""NumPy's dispatch: one table from NumPy's functions to ours, read by __array_function__ and
+__array_ufunc__, by the methods of Array, and by the namespace spmd.numpy.
+
+Always holds: a NumPy function that has no row is refused with its name and the nearest alternative.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterator
+from functools import cache
+from inspect import signature
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from codegen.dtypes import BY_NAME
+from codegen.trace import array, foreign
+from codegen.trace.array import Array, is_traced, unsupported
+from codegen.trace.blame import asked
+from codegen.trace.context import refuse_constant_write
+from codegen.trace.numpy import (
+    creation,
+    elementwise,
+    index,
+    joining,
+    picking,
+    polynomials,
+    products,
+    reducing,
+    searching,
+    shaping,
+    statistics,
+)
+from codegen.trace.numpy.masks import Chosen
+from codegen.trace.numpy.refused import BUILD_TIME, NOT_ABOUT_ARRAYS, REMEDIES
+
+Function = Callable[..., Any]
+
+# Rows whose name in our module is the name in NumPy.
+_SAME: dict[Any, str] = {
+    creation: "arange array asarray empty empty_like eye full full_like identity linspace "
+    "logspace ones ones_like zeros zeros_like",
+    reducing: "argmax argmin argpartition argsort average count_nonzero cumprod cumsum "
+    "mean median partition prod ptp sort sort_complex std trapezoid var",
+    shaping: "array_split astype atleast_1d atleast_2d atleast_3d broadcast_arrays "
+    "broadcast_to copy diag diagflat diagonal dsplit expand_dims flip fliplr flipud hsplit ix_ "
+    "matrix_transpose meshgrid moveaxis ravel repeat reshape resize roll rollaxis rot90 "
+    "split squeeze swapaxes tile trace transpose tril triu unstack vsplit",
+    joining: "append block column_stack concatenate dstack hstack pad stack vstack",
+    searching: "digitize histogram histogram2d histogram_bin_edges histogramdd interp searchsorted",
+    statistics: "corrcoef cov cross delete ediff1d gradient insert nanargmax nanargmin nancumprod "
+    "nancumsum nanmax nanmean nanmedian nanmin nanpercentile nanprod nanquantile nanstd nansum "
+    "nanvar percentile quantile unwrap",
+    polynomials: "convolve correlate polyadd polyder polyint polysub polyval vander",
+    products: "dot einsum inner kron outer tensordot vdot",
+    picking: "allclose angle array_equal array_equiv choose clip common_type compress copyto "
+    "diag_indices_from diff fill_diagonal imag isclose iscomplex iscomplexobj isin isneginf "
+    "isposinf isreal isrealobj lexsort min_scalar_type nan_to_num ndim put put_along_axis putmask "
+    "ravel_multi_index real shape sinc size take take_along_axis tril_indices_from "
+    "triu_indices_from unravel_index where",
+}
+
+# Rows whose names differ.
+_OTHER: dict[str, Function] = {
+    "sum": reducing.sum_, "min": reducing.min_, "max": reducing.max_, "amin": reducing.min_,
+    "amax": reducing.max_, "any": reducing.any_, "all": reducing.all_, "conj": picking.conj,
+    "round": picking.round_, "around": picking.round_, "select": picking.select_,
+    "result_type": picking.result_type_, "permute_dims": shaping.transpose,
+    "concat": joining.concatenate, "cumulative_sum": reducing.cumsum,
+    "cumulative_prod": reducing.cumprod, "row_stack": joining.vstack,
+    "asanyarray": creation.asarray, "ascontiguousarray": creation.asarray,
+    "asfortranarray": creation.asarray, "require": lambda a, dtype=None, requirements=None, **_: (
+        creation.asarray(a, dtype)),
+    "fix": lambda x, out=None: elementwise.apply(np.trunc, x, out=out),
+    "fft.fftshift": shaping.fftshift, "fft.ifftshift": shaping.ifftshift,
+    "linalg.cross": lambda a, b, *, axis=-1: statistics.cross(a, b, axis=axis),
+    "linalg.norm": products.norm,
+    "linalg.vector_norm": lambda x, *, axis=None, keepdims=False, ord=2: products.norm(
+        shaping.ravel(x) if axis is None else x, ord, 0 if axis is None else axis, keepdims),
+    "linalg.matmul": products.matmul, "linalg.outer": products.outer,
+    "linalg.trace": shaping.trace, "linalg.diagonal": shaping.diagonal,
+    "linalg.tensordot": products.tensordot, "linalg.matrix_transpose": shaping.matrix_transpose,
+    "linalg.vecdot": products.vecdot,
+    "lib.stride_tricks.sliding_window_view": joining.sliding_window_view,
+}  # fmt: skip
+
+@cache
+def table() -> dict[str, Function]:
+    """NumPy's name (dotted in a submodule) -> ours."""
+    rows = {n: getattr(module, n) for module, names in _SAME.items() for n in names.split()}
+    return {name: asked(ours, _numpy(name)) for name, ours in {**rows, **_OTHER}.items()}
+
+
+@cache
+def _by_function() -> dict[Any, Function]:
+    """NumPy's function objects -> ours."""
+    return {
+        found: ours for name, ours in table().items() if (found := _numpy(name)) is not None
+    }
+
+
+def _numpy(name: str) -> Any:
+    found: Any = np
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def by_name(name: str) -> Function:
+    """Our function for NumPy's of this name, or one that refuses it."""
+    found = table().get(name)
+    return found if found is not None else _refuse(name)
+
+
+def _refuse(name: str) -> Function:
+    def call(*_: Any, **__: Any) -> Any:
+        raise unsupported(f"np.{name}", REMEDIES.get(name, _NEW))
+
+    return call
+
+
+def ours_of(function: Any) -> Function | None:
+    """Our function for NumPy's own, where there is one."""
+    try:
+        return _by_function().get(function)
+    except TypeError:  # what is called need not be hashable
+        return None
+
+
+def method(name: str, x: Array, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The ndarray method of this name."""
+    unbound = getattr(np.ndarray, name)
+    if foreign.may_run(unbound, (x, *args), kwargs):
+        return foreign.called(unbound, table().get(name), (x, *args), kwargs)
+    if name == "copy" and not args:  # row by row, where np.copy keeps the order that x has
+        kwargs = {"order": "C", **kwargs}
+    return _run(name, by_name(name), (x, *args), kwargs)
+
+
+@cache
+def _named() -> dict[int, str]:
+    """By id of NumPy's functions: their names, dotted in a submodule."""
+    return {id(_numpy(n)): n for n in _names() if not n.startswith(("ndarray.", "ufunc."))}
+
+
+def _name_of(function: Any) -> str:
+    return _named().get(id(function), getattr(function, "__name__", str(function)))
+
+
+def call_function(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Array.__array_function__: what NumPy does when one of its functions meets an Array."""
+    if any(isinstance(x, Chosen) for x in args):
+        return NotImplemented
+    if foreign.may_run(function, args, kwargs):
+        return foreign.called(function, ours_of(function), args, kwargs)
+    ours = _by_function().get(function)
+    if ours is None:
+        ours = _refuse(_name_of(function))
+    args = (*args[:1], *foreign.extents_known(args[1:]))
+    kwargs = {k: v if k == "out" else foreign.extents_known(v) for k, v in kwargs.items()}
+    if kwargs.get("like") is not None:
+        kwargs = {k: v for k, v in kwargs.items() if k != "like"}
+    if getattr(function, "__name__", "") not in _OF_SEQUENCES:
+        args = tuple(map(_one, args))
+        kwargs = {k: _one(v) for k, v in kwargs.items()}
+    return _run(_name_of(function), ours, args, kwargs)
+
+
+def _run(name: str, ours: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Our function, or an error where NumPy's has arguments that ours has not."""
+    try:
+        return ours(*args, **kwargs)
+    except TypeError:
+        try:
+            signature(ours).bind(*args, **kwargs)
+        except TypeError as error:
+            raise unsupported(f"np.{name} with these arguments ({error})",
+                              "the other arguments, and functions before or after it") from None
+        raise
+
+
+# Functions of several arrays in a list; elsewhere, a list of arrays stands for one.
+_OF_SEQUENCES = frozenset(
+    "append block broadcast_arrays choose column_stack concatenate dstack einsum gradient "
+    "histogram2d histogramdd hstack ix_ lexsort meshgrid multi_dot piecewise ravel_multi_index "
+    "select stack vstack".split()
+)
+
+
+def _one(x: Any) -> Any:
+    """A list that holds arrays of the program as one of them."""
+    return array.as_array(x) if isinstance(x, (list, tuple)) and _has_array(x) else x
+
+
+def _has_array(x: Any) -> bool:
+    return any(_has_array(i) if isinstance(i, (list, tuple)) else isinstance(i, Array) for i in x)
+
+
+# ---- ufuncs ----------------------------------------------------------------------------------
+
+_REDUCE: dict[str, Function] = {
+    "add": reducing.sum_, "multiply": reducing.prod, "minimum": reducing.min_,
+    "maximum": reducing.max_, "logical_and": reducing.all_, "logical_or": reducing.any_,
+}  # fmt: skip
+_BITS = {"bitwise_and": "bit_and", "bitwise_or": "bit_or", "bitwise_xor": "bit_xor"}
+_ACCUMULATE: dict[str, Function] = {
+    "add": reducing.cumsum, "multiply": reducing.cumprod, "maximum": reducing.cummax,
+    "minimum": reducing.cummin,
+}  # fmt: skip
+
+
+def call_ufunc(
+    ufunc: np.ufunc, method: str, inputs: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Array.__array_ufunc__: a call, or ufunc.reduce, accumulate, outer, at."""
+    name = ufunc.__name__
+    if any(isinstance(x, Chosen) for x in inputs):
+        return NotImplemented
+    function = ufunc if method == "__call__" else getattr(ufunc, method)
+    if foreign.may_run(function, inputs, kwargs):
+        return foreign.called(function, None, inputs, kwargs)
+    if method == "__call__":
+        return _call(ufunc, inputs, kwargs)
+    if isinstance(kwargs.get("out"), tuple):
+        kwargs = {**kwargs, "out": kwargs["out"][0]}
+    if method == "reduce" and name in _REDUCE:
+        return _REDUCE[name](*_with_axis(inputs, kwargs)[0], **_with_axis(inputs, kwargs)[1])
+    if method == "reduce" and name in _BITS:
+        (x, *rest), options = _with_axis(inputs, kwargs)
+        elementwise.loop_dtypes(ufunc, [array.as_array(x)] * 2, None)  # refuses floats
+        return reducing.reduce(_BITS[name], f"np.{name}.reduce", x, *rest, **options)
+    if method == "accumulate" and name in _ACCUMULATE:
+        args, options = _with_axis(inputs, kwargs)
+        return _ACCUMULATE[name](*args, **options)
+    if method == "outer":
+        a, b = (array.as_array(x) for x in inputs)
+        return _call(ufunc, (a.reshape((*a.shape, *[1] * b.ndim)), b), kwargs)
+    if method == "at":
+        return index.ufunc_at(ufunc, *inputs)
+    raise unsupported(f"np.{name}.{method}", REMEDIES.get(
+        f"ufunc.{method}", "np.sum, np.prod, np.min, np.max, np.cumsum; a loop over spmd.range"))
+
+
+def _with_axis(inputs: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """ufunc.reduce and accumulate go along dim 0 unless told otherwise."""
+    if len(inputs) == 1 and "axis" not in kwargs:
+        kwargs = {**kwargs, "axis": 0}
+    return inputs, kwargs
+
+
+_IGNORED = ("casting", "order", "subok")
+
+
+def _call(ufunc: np.ufunc, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    options = {k: v for k, v in kwargs.items() if k not in _IGNORED}
+    if unknown := options.keys() - {"out", "where", "dtype"}:
+        raise unsupported(f"np.{ufunc.__name__} with {sorted(unknown)[0]}=",
+                          "np.swapaxes before and after it, or x.astype(t)")  # fmt: skip
+    out: Any = options.pop("out", None)
+    out = out[0] if isinstance(out, tuple) and len(out) == 1 else out
+    if out is not None and not isinstance(out, (Array, tuple)):
+        refuse_constant_write(foreign.text_of(out))
+    return elementwise.apply(ufunc, *inputs, out=out, **options)
+
+
+# ---- functions that NumPy cannot dispatch ----------------------------------------------------
+
+# Their arguments are extents, numbers or lists, so NumPy would ask those for Python integers.
+_UNDISPATCHED = (
+    np.zeros, np.ones, np.empty, np.full, np.arange, np.eye, np.identity, np.linspace, np.array,
+    np.asarray, np.ascontiguousarray, np.asfortranarray, np.asanyarray, np.require,
+    np.asarray_chkfinite, np.from_dlpack, np.lib.stride_tricks.as_strided, np.nested_iters,
+    np.asmatrix, np.bmat,
+)  # fmt: skip
+
+
+def aware(function: Any) -> Function | None:
+    """What a converted call runs instead of one of these; None for other functions."""
+    owner = function if isinstance(function, np.vectorize) else getattr(function, "__self__", None)
+    if isinstance(owner, (np.vectorize, np.random.RandomState, np.random.Generator)):
+        return _of_values(function, owner)
+    return _aware().get(id(function)) or elsewhere(function)
+
+
+def elsewhere(function: Any) -> Function | None:
+    """What runs instead of a function of NumPy's or of another library; None: of neither."""
+    if isinstance(getattr(function, "__self__", None), Array):
+        return None
+    if foreign.is_numpys(function):
+        return _of_numpy(function)
+    return foreign.library(function) if foreign.is_librarys(function) else None
+
+
+def _of_numpy(function: Any) -> Function:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if foreign.may_run(function, args, kwargs):
+            return foreign.called(function, ours_of(function), args, kwargs)
+        lists = [x for x in (*args, *kwargs.values()) if isinstance(x, (list, tuple))]
+        unknown = foreign.is_unknown(lists)
+        return (directly(function) if unknown else function)(*args, **kwargs)
+
+    return call
+
+
+@cache
+def _dispatched() -> frozenset[int]:
+    """NumPy's functions that hand arrays over, but not lists of them: by id."""
+    return frozenset(
+        id(f) for n in _named().values() if hasattr(f := _numpy(n), "_implementation")
+    )
+
+
+def directly(function: Any) -> Function:
+    """NumPy's function, for lists or tuples that hold arrays of the program: NumPy hands over
+    arrays, but not lists of them."""
+    owner = getattr(function, "__self__", None)
+    if isinstance(function, np.ufunc) or isinstance(owner, np.ufunc):
+        ufunc, name = (owner, function.__name__) if owner is not None else (function, "__call__")
+        return lambda *args, **options: call_ufunc(ufunc, name, args, options)
+    if id(function) in _dispatched():
+        return lambda *args, **options: call_function(function, args, options)
+    return function  # type: ignore[no-any-return]
+
+
+def _of_values(function: Any, owner: Any) -> Function:
+    """A function that would go through elements while building."""
+    drawn = not isinstance(owner, np.vectorize)
+    name = f"np.random's {function.__name__}" if drawn else "np.vectorize"
+    remedy = "order = spmd.random.permutation(seed, n), then x[order]" if drawn else (
+        REMEDIES["vectorize"])  # fmt: skip
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if foreign.is_unknown(args, kwargs):
+            raise unsupported(f"{name} of an array of the program", remedy)
+        return foreign.library(function)(*args, **kwargs)
+
+    return call
+
+
+@cache
+def _aware() -> dict[int, Function]:
+    """By id: what is called need not be hashable."""
+    return {id(f): _aware_of(f) for f in _UNDISPATCHED}
+
+
+def _aware_of(function: Function) -> Function:
+    ours = by_name(_name_of(function))
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if foreign.is_unknown(args, kwargs):
+            return ours(*args, **kwargs)
+        made = foreign.created(function, ours, args, kwargs)
+        if function is np.empty and isinstance(made, Array):
+            made.made_empty = True  # an output where a kernel takes it by name
+        return made
+
+    return call
+
+
+# ---- what there is -----------------------------------------------------------------------------
+
+_NEW = "another of NumPy's functions: spmd does not know this one yet"
+# Along a dim that is split, these need all of an operand.
+GATHERS = frozenset(
+    "median quantile percentile nanmedian nanquantile nanpercentile cov corrcoef trace sort "
+    "argsort lexsort partition argpartition sort_complex searchsorted interp isin compress tile "
+    "resize diag diagonal take take_along_axis put_along_axis matmul dot inner outer tensordot "
+    "einsum linalg.matmul linalg.outer linalg.tensordot linalg.trace linalg.diagonal "
+    "ufunc.outer".split()
+)
+_PARTS = ("linalg", "fft", "emath", "lib.stride_tricks")  # of numpy; others are not about arrays
+
+
+class State(NamedTuple):
+    """What becomes of a NumPy function in a program. note: of a refused one, what to write."""
+
+    name: str
+    state: str
+    note: str
+
+
+def states() -> Iterator[State]:
+    """Every function of NumPy's namespace, every attribute of its arrays and method of its ufuncs.
+
+    name: as after `np.`, or "ndarray.sort", "ufunc.reduce". state: "works", "gathers" (it works,
+    but every rank gets the whole operand), "refused", "not about arrays", or "unknown" of a later
+    NumPy.
+    """
+    for name in _names():
+        yield State(name, *_state(name))
+
+
+def _names() -> Iterator[str]:
+    for part in ("", *_PARTS):
+        found = _numpy(part) if part else np
+        for name in sorted(vars(found)):
+            one = getattr(found, name)
+            if callable(one) and not name.startswith("_") and not isinstance(one, type):
+                yield f"{part}.{name}" if part else name
+    yield from (f"ndarray.{n}" for n in dir(np.ndarray) if not n.startswith("_"))
+    yield from (f"ufunc.{n}" for n in ("accumulate", "at", "outer", "reduce", "reduceat"))
+
+
+def _state(name: str) -> tuple[str, str]:
+    of, _, rest = name.partition(".")
+    function = _numpy(name)
+    if name in REMEDIES:
+        return "refused", REMEDIES[name]
+    if name in GATHERS or (of == "ndarray" and rest in GATHERS):
+        return "gathers", "along a split dim, every rank gets the whole operand"
+    if name in BUILD_TIME:
+        return "works", BUILD_TIME[name]
+    if name in NOT_ABOUT_ARRAYS:
+        return "not about arrays", ""
+    known = hasattr(Array, rest) if of == "ndarray" else of == "ufunc" or name in table() or (
+        isinstance(function, np.ufunc) and elementwise.is_known(function))  # fmt: skip
+    return ("works", "") if known else ("unknown", "")
+
+
+# ---- spmd.numpy ------------------------------------------------------------------------------
+
+_ALIASES = {
+    "acos": "arccos", "acosh": "arccosh", "asin": "arcsin", "asinh": "arcsinh", "atan": "arctan",
+    "atan2": "arctan2", "atanh": "arctanh", "bitwise_invert": "invert", "pow": "power",
+    "bitwise_left_shift": "left_shift", "bitwise_right_shift": "right_shift",
+}  # fmt: skip
+
+
+def names() -> list[str]:
+    """What a program can use of the namespace spmd.numpy: functions, element types, numbers."""
+    works = {s.name for s in states() if s.state in ("works", "gathers") and "." not in s.name}
+    types = {n for n in BY_NAME if hasattr(np, n)}
+    return sorted({*works, *types, *_ALIASES, "e", "inf", "linalg", "nan", "newaxis", "pi"})
+
+
+def attribute(name: str) -> Any:
+    """A name of the namespace spmd.numpy. Raises AttributeError."""
+    if name == "linalg":
+        return types.SimpleNamespace(
+            **{k.removeprefix("linalg."): v for k, v in table().items() if k.startswith("linalg.")}
+        )
+    if name in table():
+        return table()[name]
+    found = getattr(np, _ALIASES.get(name, name), None)
+    if isinstance(found, np.ufunc):
+        return _ufunc(found)
+    if isinstance(found, type) or isinstance(found, (float, np.dtype)) or name in (
+        "newaxis", "finfo", "iinfo", "can_cast", "broadcast_shapes", "isdtype", "dtype",
+    ):  # fmt: skip
+        return found
+    if found is not None:
+        return _refuse(name)
+    raise AttributeError(f"spmd.numpy has no {name!r}")
+
+
+def _ufunc(ufunc: np.ufunc) -> Function:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if any(is_traced(x) or isinstance(x, (list, tuple)) for x in args):
+            return _call(ufunc, args, kwargs)
+        return ufunc(*args, **kwargs)
+
+    call.__name__, call.__doc__ = ufunc.__name__, ufunc.__doc__
+    return call
+
+
+@cache
+def namespace() -> types.ModuleType:
+    """spmd.numpy's twin inside the compiler, for __array_namespace__."""
+    module = types.ModuleType("spmd.numpy", "NumPy's functions on arrays of a program.")
+    module.__getattr__ = attribute  # type: ignore[method-assign]
+    return module

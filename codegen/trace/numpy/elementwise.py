@@ -1,0 +1,568 @@
+"""Element-wise functions: NumPy's promotion and broadcasting, then one `map` per function.
+
+Weak operands (Python numbers, Numbers, run-time scalars) promote as Python numbers do; an operator
+between weak operands gives a weak result, a NumPy function a strong one.
+Always holds: operands of an emitted map have one shape, and the dtypes of one loop of the ufunc.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
+
+from codegen import dtypes
+from codegen.dtypes import DType
+from codegen.errors import DtypeError, ShapeError, TracedValueError, UsageError
+from codegen.functions import BY_UFUNC
+from codegen.ir import Shape, Value
+from codegen.ops import Map
+from codegen.places import user_place
+from codegen.symbolic import expr
+from codegen.symbolic.expr import Expr
+from codegen.trace import known
+from codegen.trace.array import (
+    Array,
+    Number,
+    as_array,
+    as_value,
+    cast_value,
+    full_value,
+    unsupported,
+    wrap,
+)
+from codegen.trace.constants import broadcast_value
+from codegen.trace.context import Context, require_context
+from codegen.trace.control.letting import as_symbol, no_branches
+from codegen.trace.expecting import between
+from codegen.trace.number import expr_of, number
+from codegen.trace.numpy import memory_order
+from codegen.trace.numpy.refused import REMEDIES
+from codegen.user.numbers import element_type
+
+Operand = Any  # Array, Number, Python number or NumPy array
+
+
+def same_extent(a: Expr, b: Expr) -> bool:
+    """Whether two extents are proved equal."""
+    return a == b or expr.equal(a, b)
+
+
+def shape_text(shape: Shape) -> str:
+    inner = ", ".join(str(e) for e in shape)
+    return f"({inner},)" if len(shape) == 1 else f"({inner})"
+
+
+def broadcast_shapes(shapes: Sequence[Shape], what: str = "operands") -> Shape:
+    """NumPy's rule: from the right, extents are equal or one of them is the constant 1."""
+    ndim = max((len(s) for s in shapes), default=0)
+    out = []
+    for d in range(-ndim, 0):
+        extent = expr.const(1)
+        for s in shapes:
+            if len(s) < -d or s[d] == 1:
+                continue
+            if extent == 1:
+                extent = s[d]
+            elif not same_extent(extent, s[d]):
+                raise _cannot_broadcast(shapes, what, extent, s[d])
+        out.append(extent)
+    return tuple(out)
+
+
+def _cannot_broadcast(shapes: Sequence[Shape], what: str, a: Expr, b: Expr) -> ShapeError:
+    symbolic = not (a.is_const and b.is_const)
+    reason, remedy = f"{a} is not {b}", ""
+    if symbolic:
+        reason = f"{a} and {b} are not proved equal{_example(a, b)}"
+        remedy = "slice both to one extent, or give the mesh axis a fixed size"
+        names = sorted(s.name for s in a.symbols() | b.symbols() if s.kind == "scalar")
+        if names:
+            remedy = (f"say what {names[0]} can be, spmd.require(1 <= {names[0]} < n); or keep the "
+                      "extent: np.roll(x, k), or x[...] with np.where and np.arange")  # fmt: skip
+    return ShapeError(
+        f"{what} could not be broadcast together",
+        place=user_place(),
+        expected="equal extents, or 1, counted from the last dim",
+        found=f"shapes {' and '.join(shape_text(s) for s in shapes)}: {reason}",
+        remedy=remedy,
+    )
+
+
+def _example(a: Expr, b: Expr) -> str:
+    """Values for which two extents differ."""
+    symbols = sorted(a.symbols() | b.symbols(), key=lambda s: s.name)
+    for n in (3, 2, 1, 0, -1, 1000):
+        given = {s.name: max(n, 1) if s.kind == "size" else n for s in symbols}
+        inside = all(
+            (s.lo is None or not s.lo.is_const or s.lo.value <= given[s.name])
+            and (s.hi is None or not s.hi.is_const or given[s.name] <= s.hi.value)
+            for s in symbols
+        )
+        if inside and (p := a.evaluate(given)) != (q := b.evaluate(given)):
+            text = ", ".join(f"{name} = {v}" for name, v in given.items())
+            return f"; for {text} they are {p} and {q}"
+    return ""
+
+
+# ---- promotion -------------------------------------------------------------------------------
+
+
+def kind_of(x: Operand) -> Any:
+    """What NumPy's promotion sees: a dtype, or int, float, complex for weak operands."""
+    if isinstance(x, Array):
+        if x.weak:
+            return {"i": int, "u": int, "f": float, "c": complex}.get(x.type.dtype.kind, x.dtype)
+        return x.dtype
+    if isinstance(x, Number):
+        return np.dtype(np.bool_) if x.truth else int
+    if isinstance(x, bool):
+        return np.dtype(np.bool_)
+    if isinstance(x, np.generic):
+        return x.dtype
+    if isinstance(x, (int, float, complex)):
+        return complex if isinstance(x, complex) else float if isinstance(x, float) else int
+    return np.asarray(x).dtype
+
+
+def is_weak(x: Operand) -> bool:
+    return isinstance(kind_of(x), type)
+
+
+def result_type(*operands: Operand) -> DType:
+    """np.result_type with weak operands."""
+    samples = {int: 0, float: 0.0, complex: 0j}
+    kinds = [kind_of(x) for x in operands]
+    try:
+        return element_type(np.result_type(*(samples.get(k, k) for k in kinds)))
+    except TypeError as error:
+        raise _no_common_type(operands, str(error)) from None
+
+
+def joined_type(parts: Sequence[Any]) -> DType:
+    """Of one array of them all. No number is weak there: 1.5 beside a float32 is a float64."""
+    kinds = (dtypes.numpy_dtype(as_array(p).type.dtype) for p in parts)
+    try:
+        return element_type(np.result_type(*kinds))
+    except TypeError as error:
+        raise _no_common_type(parts, str(error)) from None
+
+
+def _no_common_type(operands: Sequence[Operand], reason: str) -> DtypeError:
+    return DtypeError(
+        reason.split("\n")[0],
+        place=user_place(),
+        expected="element types that NumPy combines",
+        found=" and ".join(_kind_text(x) for x in operands),
+        remedy="convert one with x.astype(...)",
+    )
+
+
+def _kind_text(x: Operand) -> str:
+    kind = kind_of(x)
+    return f"a Python {kind.__name__}" if isinstance(kind, type) else str(kind)
+
+
+def loop_dtypes(ufunc: np.ufunc, operands: Sequence[Operand], dtype: Any) -> list[DType]:
+    """Element types of the inputs, then of the outputs, of the loop that NumPy would run."""
+    kinds: list[Any] = [kind_of(x) for x in operands]
+    if kinds and all(isinstance(k, type) for k in kinds):  # weak ones alone: as default dtypes
+        kinds = [np.dtype({int: np.int64}.get(k, k)) for k in kinds]
+    options: dict[str, Any] = {}
+    if dtype is not None:
+        wanted = dtypes.numpy_dtype(element_type(dtype))
+        options["signature"] = (*[None] * ufunc.nin, *[wanted] * ufunc.nout)
+    try:
+        loop = ufunc.resolve_dtypes((*kinds, *[None] * ufunc.nout), **options)
+    except TypeError as error:
+        raise _no_common_type(operands, f"np.{ufunc.__name__}: {error}") from None
+    return [element_type(d) for d in loop]
+
+
+# ---- application -----------------------------------------------------------------------------
+
+
+def normal(x: Any) -> Operand:
+    """Lists become arrays; everything else stays."""
+    if isinstance(x, (list, tuple)):
+        return as_array(x)
+    if isinstance(x, (Array, Number, bool, int, float, complex, np.ndarray, np.generic)):
+        return as_array(x) if isinstance(x, Array) else x
+    if hasattr(x, "__array__"):
+        return as_array(x)
+    raise DtypeError(
+        f"an operand of type {type(x).__name__!r} for an array of the program",
+        place=user_place(),
+        expected="numbers, and arrays of numbers",
+        found=repr(x)[:60],
+        remedy="numbers that stand for it: np.where(x > 0, 0, 1), and names after the run"
+        if isinstance(x, (str, bytes)) else "np.asarray(...) of it, where it holds numbers",
+    )
+
+
+def extents_of(x: Operand) -> Shape:
+    if isinstance(x, Array):
+        return x.extents
+    return tuple(expr.const(n) for n in np.shape(x)) if not isinstance(x, Number) else ()
+
+
+def operand_value(context: Context, x: Operand, dtype: DType, shape: Shape) -> Value:
+    """An operand in the loop's dtype and shape."""
+    if isinstance(x, (bool, int, float, complex)) and not isinstance(x, np.generic):
+        return full_value(context, x, dtype, shape)
+    value = as_value(context, x, None if isinstance(x, Number) else dtype)
+    return broadcast_value(context, cast_value(context, value, dtype), shape)
+
+
+_SYMBOLIC: dict[np.ufunc, Any] = {
+    np.add: operator.add, np.subtract: operator.sub, np.multiply: operator.mul,
+    np.floor_divide: operator.floordiv, np.remainder: operator.mod, np.negative: operator.neg,
+    np.less: operator.lt, np.less_equal: operator.le, np.greater: operator.gt,
+    np.greater_equal: operator.ge, np.equal: operator.eq, np.not_equal: operator.ne,
+    np.bitwise_and: operator.and_, np.bitwise_or: operator.or_, np.bitwise_xor: operator.xor,
+}  # fmt: skip
+
+
+def _is_plain(x: Any) -> bool:
+    return known.is_known(x) or isinstance(x, (bool, int, float, complex, np.generic, np.ndarray))
+
+
+def _is_bools(x: Any) -> bool:
+    return isinstance(x, Array) and not x.scalar and x.dtype == np.bool_
+
+
+def operate(ufunc: np.ufunc, *inputs: Any, out: Array | None = None) -> Any:
+    """An operator of Python on arrays: weak operands give a weak result."""
+    if any(x is None or isinstance(x, (str, bytes, dict, NDArrayOperatorsMixin)) for x in inputs):
+        return NotImplemented  # the mixin: x[mask], which knows better
+    if ufunc is np.power and _is_bools(inputs[0]) and type(inputs[1]) is int and inputs[1] == 2:
+        ufunc, inputs = np.square, inputs[:1]  # as NumPy: an int8, where np.power makes an int64
+    if all(map(_is_plain, inputs)) and not any(map(known.is_huge, inputs)):
+        into = () if out is None else (out,)
+        if all(map(known.writable, into)):
+            options = {} if out is None else {"out": out}
+            return known.evaluate(ufunc, None, inputs, options, into)
+    return _recorded(ufunc, inputs, out)
+
+
+def _recorded(ufunc: np.ufunc, inputs: Sequence[Any], out: Array | None) -> Any:
+    """An operator on operands that are known only at run time."""
+    _refuse_rows(ufunc, inputs)
+    operands = [normal(x) for x in inputs]
+    context = Context.current()
+    if context is not None and context.selecting:  # in a formula, what is computed is a symbol
+        operands = [as_symbol(x) for x in operands]
+        if ufunc in _SYMBOLIC and all(expr_of(x) is not None for x in operands):
+            return _SYMBOLIC[ufunc](*operands)
+        with no_branches(context):
+            known = tuple(expr_of(x) for x in operands)
+            if None in known:
+                return _operated(ufunc, operands, out)
+            key = ("formula", ufunc.__name__, known)  # written twice, it is one number
+            return context.remember(key, lambda: _operated(ufunc, operands, out))
+    if ufunc in (np.equal, np.not_equal) and (known := _power_of_two(ufunc, operands)) is not None:
+        return known
+    return _operated(ufunc, operands, out)
+
+
+def _refuse_rows(ufunc: np.ufunc, inputs: Sequence[Any]) -> None:
+    """A list times a number has so many copies of it; Python has no other operator for the two."""
+    if not any(isinstance(x, (list, tuple)) for x in inputs):
+        return
+    of_python = any(isinstance(x, (Number, Array)) and is_weak(x) for x in inputs)
+    element = any(isinstance(x, Array) and x.scalar for x in inputs)
+    if of_python or (element and ufunc is np.multiply):
+        raise TracedValueError(
+            "a list or tuple and a number that only the run knows have no operator",
+            place=user_place(),
+            expected="a list times a number known while building: its elements, so many times",
+            found=f"np.{ufunc.__name__} of " + " and ".join(type(x).__name__ for x in inputs),
+            remedy="np.array([...]) of the list, for arithmetic on its elements",
+        )
+
+
+def _operated(ufunc: np.ufunc, operands: list[Operand], out: Array | None) -> Any:
+    of_python = out is None and all(map(_is_pythons, operands))
+    if of_python and ufunc in _COUNTING:
+        operands = [_counted(x) for x in operands]
+    result = apply(ufunc, *operands, out=out)
+    if of_python and isinstance(result, Array):
+        result.weak = True
+    return result
+
+
+_COUNTING = (np.add, np.subtract, np.multiply, np.negative, np.floor_divide, np.remainder, np.power)
+
+
+def _is_pythons(x: Operand) -> bool:
+    """A number, or a truth value, that Python computes with: not an element of an array."""
+    return is_weak(x) or type(x) is bool or isinstance(x, Number) or getattr(x, "weak", False)
+
+
+def _counted(x: Operand) -> Operand:
+    """A truth value of Python's as 0 or 1, which it is in sums: True + True is 2."""
+    if not isinstance(x, Array) or x.dtype != np.bool_:
+        return int(x) if type(x) is bool else x
+    count = as_array(x).astype(np.int64)
+    count.weak = True
+    return count
+
+
+def bitwise(ufunc: np.ufunc, a: Number, b: Any) -> Any:
+    """& | ^ of integers that are no formula together: in `to=` of a permute refused, else arrays.
+
+    Of n & (n - 1) is remembered that it is 0 where n is a power of two: see _power_of_two.
+    """
+    context = require_context(f"np.{ufunc.__name__}")
+    right = expr_of(b)
+    if context.selecting and right is not None:
+        raise UsageError(
+            f"np.{ufunc.__name__} of {a.expr} and {right} cannot be a formula",
+            place=user_place(),
+            expected="in to= of a ppermute one side is a number that is known while building, or "
+            "surely a power of two: 1, doubled by d *= 2 or d <<= 1; 1 << k",
+            found="two numbers that are known at run time only",
+            remedy="arithmetic: i + d if i // d % 2 == 0 else i - d",
+        )
+    result = operate(ufunc, a, b) if right is None else apply(ufunc, *(as_array(x) for x in (a, b)))
+    if right is not None and ufunc is np.bitwise_and:
+        result.weak = True
+        n, less = (a.expr, right) if a.expr - right == 1 else (right, a.expr)
+        if n - less == 1 and expr.nonneg(less):
+            power = expr.eq(expr.mod(expr.const(expr.POWERS), n), 0)
+            context.remember(("power of two", result.read()), lambda: power)
+    return result
+
+
+def _power_of_two(ufunc: np.ufunc, operands: list[Operand]) -> Any:
+    """n & (n - 1) == 0 as a condition: n divides a large power of two. None for anything else."""
+    array = next((x for x in operands if isinstance(x, Array)), None)
+    zero = any(type(x) is int and x == 0 for x in operands)
+    if array is None or array.ndim or not zero:
+        return None
+    key = ("power of two", array.read())
+    power = require_context("a condition").remember(key, lambda: None)
+    if power is None:
+        return None
+    return number(power if ufunc is np.equal else 1 - power, True)
+
+
+COMPOSITE: dict[str, Callable[..., Any]] = {}  # composite.UFUNCS, put here by methods.py
+
+
+def apply(
+    ufunc: np.ufunc,
+    *inputs: Any,
+    out: Any = None,
+    where: Any = True,
+    dtype: Any = None,
+) -> Any:
+    """A ufunc on arrays. Raises DtypeError, ShapeError, UnsupportedError."""
+    if ufunc is np.matmul:
+        return store(COMPOSITE["matmul"](*inputs), out)
+    operands = [normal(x) for x in inputs]
+    if ufunc is np.power:
+        ufunc, operands = _simple_power(operands)
+    if ufunc.__name__ in COMPOSITE:
+        if dtype is not None:
+            raise unsupported(f"np.{ufunc.__name__} with dtype=", "x.astype(t), before or after")
+        return store(COMPOSITE[ufunc.__name__](*operands), out, where)
+    function = BY_UFUNC.get(ufunc.__name__)
+    if function is None:
+        remedy = REMEDIES.get(ufunc.__name__, REMEDIES["vectorize"])
+        raise unsupported(f"np.{ufunc.__name__}", remedy)
+    context = require_context(f"np.{ufunc.__name__}")
+    loop = loop_dtypes(ufunc, operands, dtype)
+    if ufunc is np.power and loop[-1].kind == "i":
+        _check_exponent(context, operands)
+    if len(set(loop[:-1])) > 1:  # int64 with uint64: NumPy compares them exactly
+        return store(_compare_mixed(ufunc, *operands), out, where)
+    shape = broadcast_shapes([extents_of(x) for x in operands])
+    if (known := _beyond(ufunc, operands)) is not None:
+        made = full_value(context, known, dtypes.BOOL, shape)
+        return store(wrap(context, made), out, where, casting=True)
+    values = [operand_value(context, x, d, shape) for x, d in zip(operands, loop)]
+    result = wrap(context, context.emit_one(Map(function.name), *values))
+    return store(memory_order.kept(result, *operands), out, where, casting=True)
+
+
+def is_known(ufunc: np.ufunc) -> bool:
+    """Whether programs can call a ufunc."""
+    return ufunc.__name__ in COMPOSITE or ufunc.__name__ in BY_UFUNC
+
+
+_COMPARISONS = (np.equal, np.not_equal, np.less, np.less_equal, np.greater, np.greater_equal)
+
+
+def _beyond(ufunc: np.ufunc, operands: list[Operand]) -> bool | None:
+    """What NumPy says of integers and a Python integer that their dtype cannot hold."""
+    if ufunc not in _COMPARISONS or not any(type(x) is int for x in operands):
+        return None
+    plain = [np.zeros((), x.dtype) if isinstance(x, Array) and not x.weak else x for x in operands]
+    dtype = next((x.dtype for x in plain if isinstance(x, np.ndarray)), None)
+    value = next(x for x in operands if type(x) is int)
+    if dtype is None or dtype.kind not in "iu":
+        return None
+    if np.iinfo(dtype).min <= value <= np.iinfo(dtype).max:
+        return None
+    return bool(ufunc(*plain))
+
+
+def _compare_mixed(ufunc: np.ufunc, a: Any, b: Any) -> Array:
+    """Comparison of int64 with uint64, exact as NumPy's."""
+    name = ufunc.__name__
+    a, b = as_array(a), as_array(b)
+    if a.type.dtype.kind == "u":
+        mirrored = {"less": np.greater, "less_equal": np.greater_equal, "greater": np.less,
+                    "greater_equal": np.less_equal}  # fmt: skip
+        return _compare_mixed(mirrored.get(name, ufunc), b, a)
+    if name not in ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal"):
+        raise unsupported(f"np.{name} of {a.dtype} and {b.dtype}", "convert one with .astype")
+    negative = apply(np.less, a, 0)
+    as_unsigned = apply(ufunc, a.astype(np.uint64), as_array(b, dtypes.BY_NAME["uint64"]))
+    return select(negative, name in ("less", "less_equal", "not_equal"), as_unsigned)
+
+
+_POWERS: dict[float, np.ufunc] = {2: np.square, 0.5: np.sqrt, -1: np.reciprocal}
+
+
+def _simple_power(operands: list[Operand]) -> tuple[np.ufunc, list[Operand]]:
+    """x ** 2, 0.5 and -1 as NumPy computes them: square, sqrt and reciprocal, to the bit."""
+    x, exponent = operands
+    if is_negative(exponent) and all(kind_of(o) is int for o in operands):
+        return np.power, [apply(np.multiply, x, 1.0), exponent]  # of Python integers: a float
+    kind = x.type.dtype.kind if isinstance(x, Array) else ""
+    if isinstance(exponent, np.floating) and isinstance(x, Array):
+        x, exponent = as_array(x, result_type(x, exponent)), float(exponent)
+        kind = x.type.dtype.kind
+    plain = type(exponent) in (int, float) and (kind in "fc" or (kind in "iu" and exponent == 2))
+    if plain and exponent in _POWERS and (kind in "fc" or type(exponent) is int):
+        return _POWERS[exponent], [x]
+    return np.power, operands
+
+
+def is_negative(x: Operand) -> bool:
+    """Whether it surely is a negative integer."""
+    e = expr_of(x)
+    return e is not None and expr.nonneg(-e - 1)
+
+
+def _check_exponent(context: Context, operands: Sequence[Operand]) -> None:
+    """NumPy refuses negative powers of integers; of Python's own they are floats."""
+    e = expr_of(operands[1])
+    if e is not None and all(kind_of(x) is int for x in operands) and context.in_every_launch:
+        if {s.kind for s in e.symbols()} <= {"size", "scalar"}:
+            context.hold(expr.ge0(e), f"the exponent {e} is not negative")
+    between(operands[1], 0, None, "integers to negative integer powers are not allowed",
+            "x ** -1.0, or 1 / x, which are floats")  # fmt: skip
+
+
+def store(result: Any, out: Any, where: Any = True, casting: bool = True) -> Any:
+    """Write a result into `out=` (where the mask holds), as a ufunc does."""
+    if isinstance(out, tuple):
+        return tuple(store(r, o, where) for r, o in zip(result, out))
+    if out is None:
+        if where is not True:
+            raise unsupported("where= without out=", "np.where(mask, f(x), other)")
+        return result
+    if not isinstance(out, Array):
+        raise unsupported("out= that is a NumPy array", "an array of the program, or no out=")
+    result = as_array(result)
+    if casting and not np.can_cast(result.dtype, out.dtype, "same_kind"):
+        raise DtypeError(
+            f"cannot store {result.dtype} in an array of {out.dtype}",
+            place=user_place(),
+            expected=f"a result that casts to {out.dtype} with casting 'same_kind'",
+            found=f"{result.dtype}",
+            remedy=f"x = x + y makes a new array of {result.dtype}; or convert with "
+            f".astype(np.{out.dtype})",
+        )
+    if where is not True:
+        result = select(where, result, out)
+    assign(out, result)
+    return out
+
+
+def assign(target: Array, value: Any) -> None:
+    """target[...] = value: broadcast to its shape, cast to its dtype."""
+    context = target.context
+    value = normal(value)
+    if isinstance(value, np.integer) and target.type.dtype.kind in "iu":
+        value = int(value)  # which has to fit
+    shape = target.extents
+    check_assignable(extents_of(value), shape)
+    if isinstance(value, (bool, int, float, complex)) and not isinstance(value, np.generic):
+        target.write(full_value(context, value, target.type.dtype, shape))
+        return
+    if isinstance(value, Array) and len(value.extents) > len(shape):
+        value = value.reshape(tuple(value.shape[len(value.extents) - len(shape) :]))
+    target.write(operand_value(context, value, target.type.dtype, shape))
+
+
+def check_assignable(source: Shape, target: Shape) -> None:
+    extra = len(source) - len(target)
+    fits = all(e == 1 for e in source[: max(extra, 0)])
+    for a, b in zip(reversed(source), reversed(target)):
+        fits = fits and (a == 1 or same_extent(a, b))
+    if not fits:
+        raise ShapeError(
+            f"could not broadcast input array from shape {shape_text(source)} "
+            f"into shape {shape_text(target)}",
+            place=user_place(),
+            expected=f"a value of shape {shape_text(target)}, or one that broadcasts to it",
+            found=f"shape {shape_text(source)}",
+        )
+
+
+def select(mask: Any, a: Any, b: Any) -> Array:
+    """np.where(mask, a, b)."""
+    context = require_context("np.where")
+    operands = [normal(x) for x in (mask, a, b)]
+    dtype = result_type(*operands[1:])
+    shape = broadcast_shapes([extents_of(x) for x in operands])
+    condition = operand_value(context, operands[0], dtypes.BOOL, shape)
+    values = [operand_value(context, x, dtype, shape) for x in operands[1:]]
+    return wrap(context, context.emit_one(Map("select"), condition, *values))
+
+
+def minimum(*values: Any) -> Any:
+    """Built-in min of numbers and 0-d arrays."""
+    return _extreme(values, expr.minimum, np.minimum, np.less)
+
+
+def maximum(*values: Any) -> Any:
+    """Built-in max of numbers and 0-d arrays."""
+    return _extreme(values, expr.maximum, np.maximum, np.greater)
+
+
+def _extreme(
+    values: tuple[Any, ...], symbolic: Callable[..., Expr], ufunc: np.ufunc, beyond: np.ufunc
+) -> Any:
+    out = values[0]
+    for x in values[1:]:
+        a, b = expr_of(out), expr_of(x)
+        if a is None or b is None:
+            out = _beyond_first(ufunc, beyond, out, x)
+        else:
+            out = number(symbolic(a, b))
+    return out
+
+
+def _beyond_first(ufunc: np.ufunc, beyond: np.ufunc, a: Operand, b: Operand) -> Any:
+    """Python's max or min: the second where it is beyond the first, which NaN never is."""
+    context = require_context("min and max")
+    if any(e != 1 for x in (a, b) for e in extents_of(normal(x))):
+        raise ShapeError(
+            "min() and max() of arrays ask whether one array is the greater",
+            place=user_place(), expected="numbers, or one array to go through",
+            found=" and ".join(str(x.type) if isinstance(x, Array) else repr(x) for x in (a, b)),
+            remedy=f"np.{ufunc.__name__}(a, b), element by element",
+        )  # fmt: skip
+    if result_type(a, b).kind != "f" or context.selecting:
+        return operate(ufunc, a, b)
+    chosen = select(apply(beyond, b, a), b, a)
+    chosen.weak = is_weak(a) and is_weak(b)
+    return chosen

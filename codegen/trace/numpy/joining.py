@@ -1,0 +1,311 @@
+"""Arrays joined: concatenate, stack, block, pad.
+
+Always holds: arrays are joined by writing each into its place of one new array.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from codegen.errors import ShapeError
+from codegen.ops import Update
+from codegen.places import user_place
+from codegen.symbolic import expr
+from codegen.symbolic.expr import Expr
+from codegen.trace.array import Array, Number, as_array, constant, is_traced, unsupported, wrap
+from codegen.trace.constants import blank_value
+from codegen.trace.context import require_context
+from codegen.trace.number import expr_of
+from codegen.trace.numpy.creation import arange, linspace
+from codegen.trace.numpy.elementwise import (
+    joined_type,
+    normal,
+    operand_value,
+    result_type,
+    same_extent,
+    shape_text,
+)
+from codegen.trace.numpy.reducing import dims_of
+from codegen.trace.numpy.shaping import (
+    atleast_1d,
+    atleast_2d,
+    atleast_3d,
+    broadcast_to,
+    check_casting,
+    expand_dims,
+    flip,
+    ravel,
+    reshape,
+)
+from codegen.user.numbers import element_type
+
+ZERO = expr.const(0)
+
+
+def concatenate(arrays: Any, axis: Any = 0, out: Any = None, *, dtype: Any = None,
+                casting: Any = None) -> Array:  # fmt: skip
+    """Arrays one after the other along a dim."""
+    context = require_context("np.concatenate")
+    parts = [as_array(x) for x in arrays]
+    if not parts:
+        raise ShapeError("need at least one array to concatenate", place=user_place(),
+                         expected="one or more arrays", found="none")  # fmt: skip
+    if axis is None:
+        parts, axis = [ravel(p) for p in parts], 0
+    first = parts[0]
+    d = dims_of((axis,), first.ndim, "np.concatenate")[0]
+    for p in parts[1:]:
+        same = p.ndim == first.ndim and all(
+            k == d or same_extent(a, b) for k, (a, b) in enumerate(zip(p.extents, first.extents))
+        )
+        if not same:
+            raise ShapeError(
+                "all the input array dimensions except for the concatenation axis must match",
+                place=user_place(),
+                expected=f"the dims of {shape_text(first.extents)}, but for dim {d}",
+                found=shape_text(p.extents),
+            )
+    own = joined_type(parts)
+    kind = own if dtype is None else element_type(dtype)
+    check_casting(own, kind, casting)
+    total = expr.const(0)
+    for p in parts:
+        total = total + p.extents[d]
+    shape = (*first.extents[:d], total, *first.extents[d + 1 :])
+    value = blank_value(context, kind, shape)
+    at = ZERO
+    for p in parts:
+        start = tuple(at if k == d else ZERO for k in range(len(shape)))
+        inner = (*first.extents[:d], p.extents[d], *first.extents[d + 1 :])
+        piece = operand_value(context, p, kind, inner)
+        if p.extents[d] != 0:
+            value = context.emit_one(Update(start=start, step=(1,) * len(shape)), value, piece)
+        at = at + p.extents[d]
+    made = wrap(context, value, scalar=False)
+    if out is not None:
+        out[...] = made
+        return as_array(out)
+    return made
+
+
+def stack(arrays: Any, axis: Any = 0, out: Any = None, *, dtype: Any = None,
+          casting: Any = None) -> Array:  # fmt: skip
+    parts = [as_array(x) for x in arrays]
+    if not parts:
+        return concatenate(parts)
+    for p in parts[1:]:
+        if p.ndim != parts[0].ndim or not all(map(same_extent, p.extents, parts[0].extents)):
+            raise ShapeError("all input arrays must have the same shape", place=user_place(),
+                             expected=shape_text(parts[0].extents),
+                             found=shape_text(p.extents))  # fmt: skip
+    d = dims_of((axis,), parts[0].ndim + 1, "np.stack")[0]
+    wide = [expand_dims(p, d) for p in parts]
+    return concatenate(wide, d, out, dtype=dtype, casting=casting)
+
+
+def vstack(arrays: Any, **more: Any) -> Array:
+    return concatenate([atleast_2d(x) for x in arrays], 0, **more)
+
+
+def hstack(arrays: Any, **more: Any) -> Array:
+    parts = [atleast_1d(x) for x in arrays]
+    return concatenate(parts, 0 if parts and parts[0].ndim == 1 else 1, **more)
+
+
+def dstack(arrays: Any) -> Array:
+    return concatenate([atleast_3d(x) for x in arrays], 2)
+
+
+def column_stack(arrays: Any) -> Array:
+    parts = [as_array(x) for x in arrays]
+    return concatenate([expand_dims(p, 1) if p.ndim == 1 else p for p in parts], 1)
+
+
+def sliding_window_view(x: Any, window_shape: Any, axis: Any = None, **_: Any) -> Array:
+    """A copy, of windows whose extents are known while building: one shifted slice per place."""
+    array = as_array(x)
+    what = "np.lib.stride_tricks.sliding_window_view"
+    widths = window_shape if isinstance(window_shape, (tuple, list)) else (window_shape,)
+    if _.get("writeable"):
+        raise unsupported(f"{what} with writeable=True", "x[k : n - w + 1 + k] += v for each k")
+    if axis is None:
+        axes = tuple(range(array.ndim))
+    else:
+        items = axis if isinstance(axis, (tuple, list)) else (axis,)
+        axes = tuple(dims_of((a,), array.ndim, what)[0] for a in items)
+    if len(axes) != len(widths):
+        raise ShapeError(f"{what}: there is not one extent of the window for each dim",
+                         place=user_place(), expected=f"{len(axes)} of them",
+                         found=str(tuple(widths)))  # fmt: skip
+    for d, width in zip(axes, widths):
+        wide = constant(_extent(width), what, "a window of a known extent")
+        count = array.shape[d] - wide + 1
+        if expr.nonneg(expr.const(wide - 1) - array.extents[d]):
+            raise ShapeError("window shape cannot be larger than input array shape",
+                             place=user_place(), expected=f"at most {array.shape[d]} in dim {d}",
+                             found=str(wide))  # fmt: skip
+        lead = [slice(None)] * d
+        array = stack([array[(*lead, slice(k, k + count))] for k in range(wide)], -1)
+    return array
+
+
+class Joiner:
+    """np.r_ or np.c_: arrays, numbers and slices one after the other."""
+
+    def __init__(self, own: Any) -> None:
+        self.own = own
+
+    def __getitem__(self, key: Any) -> Any:
+        items = key if isinstance(key, tuple) else (key,)
+        slices = [(i.start, i.stop, i.step) for i in items if isinstance(i, slice)]
+        if not any(map(_has_traced, (*items, *slices))):
+            return self.own[key]
+        axis, ndim, first = self.own.axis, self.own.ndmin, self.own.trans1d
+        if isinstance(items[0], str):
+            axis, ndim, first = self._directive(items[0], axis, ndim, first)
+            items = items[1:]
+        return concatenate(self._typed([self._part(i, ndim, first) for i in items], items), axis)
+
+    def _directive(self, text: str, *numbers: int) -> list[int]:
+        parts = text.split(",")
+        if not all(p.strip().lstrip("-").isdigit() for p in parts):
+            raise unsupported(f"np.r_[{text!r}, ...], a matrix,", "np.stack, np.concatenate")
+        given = [int(p) for p in parts]
+        return [*given, *numbers[len(given) :]]
+
+    def _part(self, item: Any, ndim: int, first: int) -> Array:
+        """An item with `ndim` dims; those that are added stand behind dim `first`."""
+        if isinstance(item, slice):
+            array = _stretch(item)
+        else:
+            array = as_array(item)
+        added = ndim - array.ndim
+        if added <= 0:
+            return array
+        place = 0 if first == -1 else added + first + 1 if first < 0 else first
+        new = [d for d in range(ndim) if d < place or d >= place + array.ndim]
+        if first == -1:
+            new = list(range(added))
+        return expand_dims(array, tuple(new))
+
+    def _typed(self, parts: list[Array], items: Any) -> list[Array]:
+        """Numbers promote weakly."""
+        kind = result_type(*(normal(i) if not isinstance(i, slice) else p
+                             for i, p in zip(items, parts)))  # fmt: skip
+        return [as_array(p, kind) for p in parts]
+
+
+def _stretch(item: slice) -> Array:
+    start = 0 if item.start is None else item.start
+    step = 1 if item.step is None else item.step
+    if isinstance(step, complex):
+        return as_array(linspace(start, item.stop, int(abs(step))))
+    return arange(start, item.stop, step)
+
+
+def _has_traced(x: Any) -> bool:
+    return any(map(_has_traced, x)) if isinstance(x, (list, tuple)) else is_traced(x)
+
+
+def append(x: Any, values: Any, axis: Any = None) -> Array:
+    return concatenate([x, values], axis)
+
+
+def block(arrays: Any) -> Array:
+    """np.block of nested lists."""
+
+    def depth(x: Any) -> int:
+        return 1 + depth(x[0]) if isinstance(x, list) else 0
+
+    levels = depth(arrays)
+
+    def join(x: Any, level: int) -> Array:
+        if not isinstance(x, list):
+            a = as_array(x)
+            return a if a.ndim >= levels else reshape(a, (*[1] * (levels - a.ndim), *a.shape))
+        return concatenate([join(i, level - 1) for i in x], -level)
+
+    return join(arrays, levels)
+
+
+def pad(x: Any, pad_width: Any, mode: Any = "constant", **options: Any) -> Array:
+    """Modes constant, edge, wrap, reflect and symmetric."""
+    array = as_array(x)
+    if isinstance(pad_width, (Number, Array)):
+        pad_width = ((pad_width, pad_width),) * array.ndim
+    elif isinstance(pad_width, dict):
+        pad_width = [pad_width.get(d, pad_width.get(d - array.ndim, 0)) for d in range(array.ndim)]
+        pad_width = [(w, w) if not isinstance(w, (tuple, list)) else w for w in pad_width]
+    else:
+        pad_width = np.broadcast_to(np.asarray(pad_width, object), (array.ndim, 2)).tolist()
+    if mode == "constant":
+        values = options.get("constant_values", 0)
+        return _pad_constant(array, pad_width, values)
+    if mode not in ("edge", "wrap", "reflect", "symmetric"):
+        raise unsupported(f"np.pad with mode={mode!r}", "constant, edge, wrap, reflect, symmetric")
+    for d, (before, after) in enumerate(pad_width):
+        array = _pad_from(array, d, before, after, mode)
+    return array
+
+
+def _pad_constant(array: Array, widths: Any, values: Any) -> Array:
+    context = array.context
+    if np.ndim(values) if not isinstance(values, (Array, Number)) else values.ndim:
+        raise unsupported("np.pad with several constant_values", "one value, or np.concatenate")
+    before = [_extent(b) for b, _ in widths]
+    after = [_extent(a) for _, a in widths]
+    shape = tuple(b + e + a for b, e, a in zip(before, array.extents, after))
+    base = operand_value(context, normal(values), array.type.dtype, shape)
+    step = (1,) * array.ndim
+    value = context.emit_one(Update(start=tuple(before), step=step), base, array.read())
+    return wrap(context, value, scalar=False)
+
+
+def _extent(x: Any) -> Expr:
+    e = expr_of(x)
+    if e is None or expr.nonneg(-e - 1):
+        raise ShapeError("pad widths are non-negative integers", place=user_place(),
+                         expected="an integer known while building or at launch",
+                         found=repr(x))  # fmt: skip
+    return e
+
+
+def _pad_from(array: Array, d: int, before: Any, after: Any, mode: str) -> Array:
+    n = array.shape[d]
+    most = array.extents[d] - (1 if mode == "reflect" else 0)
+    if mode != "edge" and not all(expr.nonneg(most - _extent(w)) for w in (before, after)):
+        return _pad_again(array, d, before, after, mode)
+
+    def part(start: Any, stop: Any, step: int = 1) -> Array:
+        got: Array = array[(*[slice(None)] * d, slice(start, stop, step))]
+        return got
+
+    def wide(edge: Array, count: Any) -> Array:
+        shape = (*array.shape[:d], count, *array.shape[d + 1 :])
+        return broadcast_to(edge, shape)
+
+    if mode == "edge":
+        left, right = wide(part(0, 1), before), wide(part(n - 1, n), after)
+    elif mode == "wrap":
+        left, right = part(n - before, n), part(0, after)
+    elif mode == "reflect":
+        left, right = flip(part(1, before + 1), d), flip(part(n - 1 - after, n - 1), d)
+    else:
+        left, right = flip(part(0, before), d), flip(part(n - after, n), d)
+    return concatenate([left, array, right], d)
+
+
+def _pad_again(array: Array, d: int, before: Any, after: Any, mode: str) -> Array:
+    """Wider than the array is: its elements come several times."""
+    known = (array.extents[d], _extent(before), _extent(after))
+    if not all(e.is_const for e in known):
+        raise unsupported(
+            f"np.pad with mode={mode!r}, which may be wider than the array,",
+            f"spmd.require(...) that the widths are at most the extent {shape_text(known[:1])}",
+        )
+    n, left, right = (e.value for e in known)
+    at = np.pad(np.arange(n), (left, right), mode)  # type: ignore[call-overload]
+    got: Array = array[(*[slice(None)] * d, at)]
+    return got

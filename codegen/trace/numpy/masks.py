@@ -1,0 +1,259 @@
+"""Boolean masks as subscripts: x[mask] = v, and x[mask] where its number of elements is no shape.
+
+x[mask] is a Chosen: all of x, and the mask. Element-wise functions of it are computed everywhere
+and are Chosen again; sums and means take the chosen elements; x[mask] = such a one writes them.
+Always holds: what a Chosen is where its mask does not hold reaches no other array.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
+
+from codegen.errors import ShapeError, UnsupportedError
+from codegen.ir import Op, Value
+from codegen.places import user_place
+from codegen.trace.array import Array, as_array, wrap
+from codegen.trace.context import Context
+from codegen.trace.numpy import elementwise, reducing, subscripts
+from codegen.trace.numpy.subscripts import refused
+
+# ---- the key -----------------------------------------------------------------------------------
+
+
+def is_mask(item: Any) -> bool:
+    """Whether an item of a key is a boolean array known only at run time."""
+    return isinstance(item, Array) and item.type.dtype.kind == "b"
+
+
+def masked(array: Array, key: Any) -> Chosen | None:
+    """x[key] with one mask in the key; None where it has none."""
+    if not any(is_mask(i) for i in (key if isinstance(key, tuple) else (key,))):
+        return None
+    raw, _ = subscripts.expand(array, key)
+    at = next(k for k, item in enumerate(raw) if is_mask(item))
+    mask: Array = raw[at]
+    integers = [k for k, item in enumerate(raw) if subscripts.is_whole(item)]
+    joined = sorted([at, *integers])  # NumPy moves the chosen ones first where they stand apart
+    others = [i for k, i in enumerate(raw) if k not in joined]
+    together = joined[-1] - joined[0] == len(joined) - 1
+    if not mask.ndim or not together or not all(i is None or isinstance(i, slice) for i in others):
+        raise refused("x[...] with integers and slices first, then [mask]")
+    first = sum(subscripts.consumes(i) for i in raw[:at])
+    have = array.extents[first : first + mask.ndim]
+    if not all(map(elementwise.same_extent, mask.extents, have)):
+        raise ShapeError(
+            "a boolean index does not match the array",
+            place=user_place(),
+            expected=f"a mask of shape {elementwise.shape_text(have)}",
+            found=elementwise.shape_text(mask.extents),
+        )
+    whole = (*raw[:at], *[slice(None)] * mask.ndim, *raw[at + 1 :])
+    shown = subscripts.basic_view(array, subscripts.parse(array, whole)[0])
+    mask = wrap(mask.context, mask.read(), scalar=False)  # as it is now
+    return Chosen(shown, mask, sum(k not in integers for k in range(at)))
+
+
+# ---- what is chosen ----------------------------------------------------------------------------
+
+
+class Chosen(NDArrayOperatorsMixin):
+    """The elements of `whole` where `mask`, whose first dim is its dim `at`, holds."""
+
+    def __init__(self, whole: Array, mask: Array, at: int) -> None:
+        self.whole = whole
+        self.mask = mask
+        self.at = at
+
+    @property
+    def wide(self) -> Array:
+        """The mask, so that it broadcasts to `whole`."""
+        rest = self.whole.ndim - self.at - self.mask.ndim
+        made: Array = self.mask.reshape((*self.mask.shape, *[1] * rest))
+        return made
+
+    def fits(self, other: Chosen) -> bool:
+        """Whether both choose the same elements, for all that is known while building."""
+        same = _same_value(self.whole.context, self.mask.read(), other.mask.read())
+        return same and (self.at, self.whole.ndim) == (other.at, other.whole.ndim)
+
+    def operand(self, x: Any) -> Any:
+        """x as an operand beside `whole`."""
+        if isinstance(x, Chosen):
+            if not self.fits(x):
+                raise UnsupportedError(
+                    "x[mask] and y[other] may have different lengths",
+                    place=user_place(),
+                    expected="the same mask for both, and dims that match",
+                    found="two masks that may choose different elements",
+                    remedy="give the mask a name and use it for both: m = x > 0; x[m] += y[m]",
+                )
+            return x.whole
+        x = elementwise.normal(x)
+        shape = elementwise.extents_of(x)
+        place = self.whole.ndim - self.at - self.mask.ndim  # dims behind the chosen ones
+        if len(shape) <= place:
+            return x
+        if shape[-1 - place] != 1:
+            raise UnsupportedError(
+                "the length of x[mask] depends on data, so this array may not fit it",
+                place=user_place(),
+                expected="a number, an array for each chosen element, or y[mask] of the same mask",
+                found=f"an array of shape {elementwise.shape_text(shape)}",
+                remedy="x[mask] = y[mask], or x[...] = np.where(mask, y, x) with y of the shape "
+                "of x",
+            )
+        x = as_array(x)
+        kept = x.ndim - 1 - place
+        return x.reshape((*x.shape[:kept], *[1] * self.mask.ndim, *x.shape[kept + 1 :]))
+
+    def like(self, whole: Any) -> Chosen:
+        return Chosen(as_array(whole), self.mask, self.at)
+
+    def write(self, value: Any) -> None:
+        """Store in the chosen elements."""
+        target, value = self.whole, self.operand(value)
+        elementwise.check_assignable(elementwise.extents_of(value), target.extents)
+        if isinstance(value, (bool, int, float, complex)):
+            value = np.asarray(value).astype(target.dtype)
+        value = as_array(value, target.type.dtype)  # np.where would promote
+        elementwise.assign(target, elementwise.select(self.wide, value, target))
+
+    # ---- NumPy's functions on it ---------------------------------------------------------------
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        if method == "reduce" and ufunc in (np.add, np.multiply):
+            options.setdefault("axis", 0)  # as all ufuncs reduce
+            return reduced("sum" if ufunc is np.add else "prod", *inputs, **options)
+        out = options.pop("out", None)
+        if method != "__call__" or ufunc is np.matmul or options:
+            raise refused()
+        first = next(x for x in inputs if isinstance(x, Chosen))
+        operands = [first.operand(x) for x in inputs]
+        if out is None:
+            return _map_results(first, elementwise.apply(ufunc, *operands))
+        if not isinstance(out[0], Chosen):
+            raise refused()
+        elementwise.apply(ufunc, *operands, out=first.operand(out[0]))
+        return out[0]
+
+    def computed(self, name: str, by_name: Any, args: Any, options: Any) -> Any:
+        """A function of NumPy's with it among its arguments. by_name: our functions."""
+        if name in _REDUCED:
+            return reduced(name, *args, **options)
+        first = next((x for x in args if isinstance(x, Chosen)), None)
+        if name not in _EACH or first is None:
+            raise refused()
+        plain = [first.operand(x) if isinstance(x, (Array, Chosen)) else x for x in args]
+        return first.like(by_name(name)(*plain, **options))
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _REDUCED:
+            return lambda *args, **options: reduced(name, self, *args, **options)
+        if name in ("clip", "round", "conj", "conjugate"):
+            return lambda *args, **options: getattr(np, name)(self, *args, **options)
+        if name.startswith("__") or not hasattr(Array, name):
+            raise AttributeError(name)
+        raise refused()
+
+    def astype(self, dtype: Any, **_: Any) -> Chosen:
+        return self.like(self.whole.astype(dtype))
+
+    def copy(self) -> Chosen:
+        """As NumPy's x[mask] is one."""
+        return Chosen(self.whole.copy(), self.mask, self.at)
+
+    @property
+    def dtype(self) -> Any:
+        return self.whole.dtype
+
+    @property
+    def ndim(self) -> int:
+        return self.whole.ndim - self.mask.ndim + 1
+
+    @property
+    def size(self) -> Any:
+        """How many elements are chosen, known at run time: a 0-d array."""
+        return reducing.sum_(reducing.stretched(self.wide, self.whole))
+
+    @property
+    def real(self) -> Chosen:
+        return self.like(self.whole.real)
+
+    @property
+    def imag(self) -> Chosen:
+        return self.like(self.whole.imag)
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise refused()
+
+    __array__ = __len__ = __iter__ = __getitem__ = __setitem__ = __bool__ = _refuse
+
+
+def _map_results(first: Chosen, made: Any) -> Any:
+    return tuple(map(first.like, made)) if isinstance(made, tuple) else first.like(made)
+
+
+_EACH = {
+    "angle", "around", "clip", "imag", "isclose", "isneginf", "isposinf", "nan_to_num", "real",
+    "round", "where",
+}  # fmt: skip
+_REDUCED: dict[str, Callable[..., Any]] = {
+    "sum": reducing.sum_, "prod": reducing.prod, "mean": reducing.mean, "any": reducing.any_,
+    "all": reducing.all_, "std": reducing.std, "var": reducing.var, "max": reducing.max_,
+    "min": reducing.min_, "amax": reducing.max_, "amin": reducing.min_,
+    "count_nonzero": lambda x, axis, *, where: reducing.sum_(
+        as_array(x, np.bool_), axis, where=where),
+}  # fmt: skip
+
+
+def reduced(name: str, chosen: Any, axis: Any = None, *args: Any, **options: Any) -> Any:
+    """A reduction of all that is chosen, or over a tuple of dims with the chosen one among them."""
+    if not isinstance(chosen, Chosen) or options.get("where", True) is not True:
+        raise refused()
+    if options.get("keepdims") in (False, np._NoValue):
+        options.pop("keepdims")
+    dims: Any = None
+    if axis is not None:
+        given = reducing.dims_of(axis, chosen.ndim, f"np.{name}")
+        if chosen.at not in given or "keepdims" in options:
+            raise refused()
+        more = chosen.mask.ndim - 1
+        dims = [d if d < chosen.at else d + more for d in given if d != chosen.at]
+        dims = (*dims, *range(chosen.at, chosen.at + more + 1))
+    if name in ("max", "min", "amax", "amin") and options.get("initial") in (None, np._NoValue):
+        raise refused(f"np.{name}(x, where=mask, initial=v): v is the result where nothing is "
+                      "chosen, which is an error in NumPy")  # fmt: skip
+    return _REDUCED[name](chosen.whole, dims, *args, **options, where=chosen.wide)
+
+
+# ---- whether two masks are one -----------------------------------------------------------------
+
+
+def _same_value(context: Context, a: Value, b: Value) -> bool:
+    """Whether two values are computed alike from the same values."""
+    if a is b:
+        return True
+    made = {v: op for block in context.blocks for op in block.ops for v in op.results}
+    known: dict[tuple[Value, Value], bool] = {}
+
+    def same(x: Value, y: Value) -> bool:
+        if x is y:
+            return True
+        if (x, y) not in known:
+            p, q = made.get(x), made.get(y)
+            known[x, y] = p is not None and q is not None and _alike(p, q) and (
+                p.results.index(x) == q.results.index(y)
+            ) and all(map(same, p.operands, q.operands))  # fmt: skip
+        return known[x, y]
+
+    return same(a, b)
+
+
+def _alike(p: Op, q: Op) -> bool:
+    """Whether two ops do the same with their operands."""
+    simple = not p.regions and not q.regions and len(p.operands) == len(q.operands)
+    return simple and p.what == q.what

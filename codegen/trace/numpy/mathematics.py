@@ -1,0 +1,165 @@
+"""Python's `math` and `round` on numbers that the program computes.
+
+Always holds: numbers become float64, as in Python, and results are weak, as Python numbers are.
+Where Python raises for a number outside a function's domain, the result is what NumPy gives: NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache, reduce
+from typing import Any
+
+import numpy as np
+
+from codegen import dtypes
+from codegen.trace.array import Array, as_array, is_traced, unsupported
+from codegen.trace.number import Number
+from codegen.trace.numpy.elementwise import apply, select
+from codegen.trace.numpy.picking import round_
+
+_UFUNCS = (
+    "sqrt exp exp2 expm1 log2 log10 log1p cbrt sin cos tan sinh cosh tanh fabs degrees radians "
+    "fmod copysign isnan isinf isfinite"
+)  # fmt: skip
+_OTHER_NAMES = {
+    "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "asinh": np.arcsinh,
+    "acosh": np.arccosh, "atanh": np.arctanh, "atan2": np.arctan2, "pow": np.power,
+}  # fmt: skip
+_REMEDIES = {
+    "fsum": "np.sum(x), which rounds each sum", "gcd": "a loop of remainders",
+    "lcm": "a loop of remainders", "factorial": "np.cumprod of a row of numbers",
+    "isqrt": "np.floor(np.sqrt(x))", "frexp": "np.floor(np.log2(abs(x))) is the exponent",
+    "ldexp": "x * 2.0 ** k", "erf": "@spmd.kernel, which may call math.erf",
+    "erfc": "@spmd.kernel, which may call math.erfc", "gamma": "@spmd.kernel, which may call it",
+    "lgamma": "@spmd.kernel, which may call it",
+}  # fmt: skip
+
+
+def aware(function: Any) -> Callable[..., Any] | None:
+    """What a call of one of math's functions runs instead; None for other functions."""
+    return _table().get(id(function))
+
+
+@cache
+def _table() -> dict[int, Callable[..., Any]]:
+    """By id: what is called need not be hashable."""
+    return {
+        id(f): _knowing(f) for name, f in vars(math).items() if callable(f) and name[0] != "_"
+    }
+
+
+def _knowing(function: Callable[..., Any]) -> Callable[..., Any]:
+    name = function.__name__
+
+    def call(*args: Any, **options: Any) -> Any:
+        if not any(_holds(x) for x in args):
+            return function(*args, **options)
+        if name in ("prod", "sumprod"):  # Python's own products and sums of what is given
+            return function(*args, **options) if name == "prod" else _sumprod(*args)
+        ours = _ours(name)
+        if ours is None:
+            raise unsupported(f"math.{name} of a number of the program",
+                              _REMEDIES.get(name, "@spmd.kernel, which may call it"))  # fmt: skip
+        made = ours(*args, **options)
+        return tuple(map(_weak, made)) if isinstance(made, tuple) else _weak(made)
+
+    return call
+
+
+def _holds(x: Any) -> bool:
+    return any(map(_holds, x)) if isinstance(x, (list, tuple)) else is_traced(x)
+
+
+def _weak(x: Any) -> Any:
+    if isinstance(x, Array) and not x.ndim:
+        x.weak = x.type.dtype.kind != "b"
+    return x
+
+
+def _real(x: Any) -> Array:
+    """A number as a float64."""
+    array = as_array(x)
+    if array.ndim:
+        raise unsupported("a function of `math` of an array", "NumPy's of the same name: "
+                          "np.sqrt(x) takes arrays; x[k] is an element")  # fmt: skip
+    if array.type.dtype.kind == "c":
+        raise unsupported("a function of `math` of a complex number", "np.sqrt(z), z.real, z.imag")
+    return as_array(array, dtypes.FLOAT64)
+
+
+def _ours(name: str) -> Callable[..., Any] | None:
+    ufunc = _OTHER_NAMES.get(name) or (getattr(np, name) if name in _UFUNCS.split() else None)
+    if ufunc is not None:
+        return lambda *args: apply(ufunc, *map(_real, args))
+    return _OWN.get(name)
+
+
+def _log(x: Any, base: Any = None) -> Any:
+    made = apply(np.log, _real(x))
+    return made if base is None else made / apply(np.log, _real(base))
+
+
+def _hypot(*parts: Any) -> Any:
+    return reduce(lambda a, b: apply(np.hypot, a, b), map(_real, parts), _real(0.0))
+
+
+def _dist(p: Any, q: Any) -> Any:
+    return _hypot(*(a - b for a, b in zip(p, q, strict=True)))
+
+
+def _sumprod(p: Any, q: Any) -> Any:
+    return sum(a * b for a, b in zip(p, q, strict=True))
+
+
+def _modf(x: Any) -> tuple[Any, Any]:
+    rest, whole = apply(np.modf, _real(x))
+    return rest, whole
+
+
+def _isclose(a: Any, b: Any, *, rel_tol: float = 1e-9, abs_tol: float = 0.0) -> Any:
+    x, y = _real(a), _real(b)
+    size = apply(np.maximum, apply(np.absolute, x), apply(np.absolute, y))
+    most = apply(np.maximum, size * rel_tol, abs_tol)
+    near = apply(np.less_equal, apply(np.absolute, x - y), most)
+    return apply(np.equal, x, y) | (near & apply(np.isfinite, size))
+
+
+def _remainder(x: Any, y: Any) -> Any:
+    """IEEE 754's, by CPython's formula: exact."""
+    a, b = (apply(np.absolute, _real(v)) for v in (x, y))
+    rest = apply(np.fmod, a, b)
+    over = b - rest
+    tie = rest - 2.0 * apply(np.fmod, 0.5 * (a - rest), b)
+    made = select(rest < over, rest, select(rest > over, -over, tie))
+    made = apply(np.copysign, 1.0, _real(x)) * made
+    return select(apply(np.isinf, b) & apply(np.isfinite, a), _real(x), made)
+
+
+def _whole(ufunc: np.ufunc) -> Callable[[Any], Any]:
+    def call(x: Any) -> Any:
+        if isinstance(x, Number):
+            return x
+        return as_array(x) if as_array(x).type.dtype.kind in "biu" and not as_array(x).ndim else (
+            apply(ufunc, _real(x)).astype(np.int64))  # fmt: skip
+
+    return call
+
+
+_OWN: dict[str, Callable[..., Any]] = {
+    "log": _log, "hypot": _hypot, "dist": _dist, "modf": _modf, "isclose": _isclose,
+    "remainder": _remainder, "floor": _whole(np.floor), "ceil": _whole(np.ceil),
+    "trunc": _whole(np.trunc),
+}  # fmt: skip
+
+
+def rounded(x: Array, digits: Any) -> Any:
+    """round(x) is an integer, round(x, digits) of x's own type; half to even."""
+    if x.ndim:
+        raise unsupported("round() of an array", "np.round(x, digits)")
+    if digits is not None:
+        made = round_(x, digits)
+        made.weak = x.weak
+        return made
+    return _weak(apply(np.rint, _real(x)).astype(np.int64))

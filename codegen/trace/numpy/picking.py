@@ -1,0 +1,410 @@
+"""Functions that pick, compare and round: take, clip, where, isclose, diff …"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from codegen import dtypes
+from codegen.errors import ShapeError
+from codegen.places import user_place
+from codegen.symbolic import expr
+from codegen.trace import view
+from codegen.trace.array import (
+    Array,
+    as_array,
+    constant,
+    is_traced,
+    number,
+    unsupported,
+    wrap,
+)
+from codegen.trace.declare import global_indices
+from codegen.trace.expecting import between, within
+from codegen.trace.number import expr_of
+from codegen.trace.numpy import joining, shaping
+from codegen.trace.numpy.creation import arange, zeros_like
+from codegen.trace.numpy.elementwise import apply, normal, result_type, same_extent, select, store
+from codegen.trace.numpy.index import Gather, from_the_end
+from codegen.trace.numpy.reducing import all_, any_, argsort, dims_of
+from codegen.trace.numpy.refused import REMEDIES
+
+
+def where(condition: Any, x: Any = None, y: Any = None) -> Array:
+    if x is None or y is None:
+        raise unsupported("np.where(mask), whose shape depends on data,",
+                          "x[mask] = v, x[mask].sum(); np.where(mask, x, y) keeps the "
+                          "shape")  # fmt: skip
+    return select(condition, x, y)
+
+
+def select_(conditions: Any, choices: Any, default: Any = 0) -> Array:
+    if len(conditions) != len(choices):
+        raise ShapeError("np.select: as many conditions as choices", place=user_place(),
+                         expected=f"{len(conditions)} choices", found=str(len(choices)))
+    kind = result_type(*[normal(x) for x in (*choices, default)])
+    out: Any = as_array(default, kind)
+    for mask, choice in reversed(list(zip(conditions, choices))):
+        out = select(mask, as_array(choice, kind), out)
+    return as_array(out)
+
+
+def clip(x: Any, a_min: Any = None, a_max: Any = None, out: Any = None, *, min: Any = None,
+         max: Any = None, dtype: Any = None) -> Any:  # fmt: skip
+    if dtype is not None:
+        raise unsupported("np.clip with dtype=", "np.clip(x.astype(t), low, high)")
+    low, high = (a_min if min is None else min), (a_max if max is None else max)
+    low = None if low is np._NoValue else low
+    high = None if high is np._NoValue else high
+    result: Any = normal(x)
+    if low is not None:
+        result = apply(np.maximum, low, result)  # which is the second one where they are equal
+    if high is not None:
+        result = apply(np.minimum, high, result)
+    return store(as_array(result), out)
+
+
+def take(x: Any, indices: Any, axis: Any = None, out: Any = None, mode: str = "raise") -> Any:
+    array = as_array(x)
+    if axis is None:
+        array, axis = shaping.ravel(array), 0
+    d = dims_of(axis, array.ndim, "np.take")[0]
+    if mode == "wrap":
+        indices = as_array(indices) % as_array(array.shape[d])
+    elif mode == "clip":
+        indices = clip(indices, 0, array.shape[d] - 1)
+    plain = isinstance(indices, (Array, int)) or not np.ndim(indices)
+    key = indices if plain else np.asarray(indices)
+    return store(array[(*[slice(None)] * d, key)].copy(), out)  # never a view, as x[:, 0] is
+
+
+def take_along_axis(x: Any, indices: Any, axis: Any = -1) -> Array:
+    """x at one index per place along a dim."""
+    array, at = as_array(x), as_array(indices, dtypes.INT64)
+    if axis is None:
+        array, axis = shaping.ravel(array), 0
+    d = dims_of(axis, array.ndim, "np.take_along_axis")[0]
+    plan = _along(array, at, d)
+    return wrap(array.context, plan.read(array), scalar=False)
+
+
+def put_along_axis(x: Any, indices: Any, values: Any, axis: Any) -> None:
+    array, at = as_array(x), as_array(indices, dtypes.INT64)
+    d = dims_of(axis, array.ndim, "np.put_along_axis")[0]
+    _along(array, at, d).write(array, values, "set")
+
+
+def _along(array: Array, at: Array, d: int) -> Gather:
+    if at.ndim != array.ndim:
+        raise ShapeError("`indices` and `arr` must have the same number of dimensions",
+                         place=user_place(), expected=f"{array.ndim} dims",
+                         found=f"{at.ndim}")  # fmt: skip
+    grids = []
+    wide = tuple(
+        at.shape[k] if k == d else array.shape[k] for k in range(array.ndim)
+    )
+    for k in range(array.ndim):
+        if k == d:
+            within(array.context, at.read(), array.extents[d], d)
+            grid = from_the_end(at, array.extents[d])
+        else:
+            grid = global_indices(array.context, array.extents[k], expr.const(0), k, array.ndim)
+        grids.append(shaping.broadcast_to(grid, wide).read())
+    return Gather(array.context, tuple(range(array.ndim)), 0, tuple(grids))
+
+
+def round_(x: Any, decimals: int = 0, out: Any = None) -> Any:
+    """NumPy's: half to even, scaled by a power of ten."""
+    array = as_array(x)
+    kind = array.type.dtype.kind
+    if kind in "iu" and decimals >= 0:
+        return store(array.copy(), out)
+    if kind in "iu":
+        raise unsupported("rounding integers to tens", "(x + 5) // 10 * 10")
+    if decimals == 0:
+        return store(apply(np.rint, array), out)
+    if kind == "b":
+        raise unsupported("rounding bools to decimals", "x.astype(np.float64)")
+    if kind == "c":  # each part by itself, infinities and NaN too
+        made = zeros_like(array)
+        made.real, made.imag = round_(real(array), decimals), round_(imag(array), decimals)
+        return store(made if made.ndim else made[()], out)
+    scale = 10.0 ** abs(decimals)
+    if decimals > 0:
+        return store(apply(np.divide, apply(np.rint, apply(np.multiply, array, scale)), scale), out)
+    return store(apply(np.multiply, apply(np.rint, apply(np.divide, array, scale)), scale), out)
+
+
+def real(x: Any) -> Array:
+    array = as_array(x)
+    if array.type.dtype.kind != "c":
+        return array
+    return _part(array, "real")
+
+
+def imag(x: Any) -> Array:
+    array = as_array(x)
+    if array.type.dtype.kind != "c":
+        return shaping.broadcast_to(zeros_like(array, shape=()), array.shape)  # read-only
+    return _part(array, "imag")
+
+
+def _part(array: Array, fn: str) -> Array:
+    """A view of one part, as NumPy's; of a scalar, a scalar."""
+    shown = array.viewed(view.Part(fn, array.extents))
+    return wrap(array.context, shown.read()) if array.scalar else shown
+
+
+def conj(x: Any, out: Any = None) -> Any:
+    return store(apply(np.conjugate, as_array(x)), out)
+
+
+def angle(z: Any, deg: bool = False) -> Any:
+    z = as_array(z)
+    if z.type.dtype.kind != "c":  # an integer 0 over it, as NumPy
+        turned = apply(np.arctan2, 0, z)
+    else:
+        turned = apply(np.arctan2, imag(z), real(z))
+    return apply(np.multiply, turned, 180 / np.pi) if deg else turned
+
+
+def isclose(a: Any, b: Any, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bool = False) -> Array:
+    a, b = normal(a), normal(b)
+    b = as_array(b, result_type(b, 1.0))
+    finite = apply(np.isfinite, b)
+    near = apply(np.absolute, apply(np.subtract, a, b)) <= atol + rtol * apply(np.absolute, b)
+    result = (near & finite) | apply(np.equal, a, b)
+    return result | (apply(np.isnan, a) & apply(np.isnan, b)) if equal_nan else as_array(result)
+
+
+def allclose(a: Any, b: Any, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bool = False) -> Any:
+    return all_(isclose(a, b, rtol, atol, equal_nan))
+
+
+def array_equal(a: Any, b: Any, equal_nan: bool = False) -> Any:
+    a, b = as_array(a), as_array(b)
+    if a.ndim != b.ndim or not all(map(same_extent, a.extents, b.extents)):
+        return False
+    return all_(_equal(a, b, equal_nan))
+
+
+def _equal(a: Any, b: Any, equal_nan: bool) -> Any:
+    same = apply(np.equal, a, b)
+    return same | (apply(np.isnan, a) & apply(np.isnan, b)) if equal_nan else same
+
+
+def array_equiv(a1: Any, a2: Any) -> Any:
+    """Equal once broadcast; shapes that do not fit each other are not."""
+    try:
+        return all_(apply(np.equal, a1, a2))
+    except ShapeError:
+        return False
+
+
+def isneginf(x: Any, out: Any = None) -> Any:
+    return store(apply(np.isinf, x) & apply(np.signbit, x), out)
+
+
+def isposinf(x: Any, out: Any = None) -> Any:
+    return store(apply(np.isinf, x) & apply(np.logical_not, apply(np.signbit, x)), out)
+
+
+def nan_to_num(x: Any, copy: bool = True, nan: Any = 0.0, posinf: Any = None,
+               neginf: Any = None) -> Any:  # fmt: skip
+    array = as_array(x)
+    made = array.copy()
+    if array.type.dtype.kind == "c":
+        made = shaping.reshape(made, array.shape)  # of a scalar too, it is written below
+        made.real = _numbers_for(real(array), nan, posinf, neginf)
+        made.imag = _numbers_for(imag(array), nan, posinf, neginf)
+    elif array.type.dtype.kind == "f":
+        made = _numbers_for(array, nan, posinf, neginf)
+    return made if copy or not isinstance(x, Array) or x.scalar else store(made, x)
+
+
+def _numbers_for(array: Array, nan: Any, posinf: Any, neginf: Any) -> Array:
+    info = np.finfo(array.dtype)
+    top = float(info.max) if posinf is None else posinf
+    bottom = float(info.min) if neginf is None else neginf
+    out = select(apply(np.isnan, array), nan, array)
+    return select(isneginf(array), bottom, select(isposinf(array), top, out))
+
+
+def diff(x: Any, n: int = 1, axis: Any = -1, prepend: Any = None, append: Any = None) -> Array:
+    array = as_array(x)
+    d = dims_of(axis, array.ndim, "np.diff")[0]
+    for extra, first in ((prepend, True), (append, False)):
+        if extra is None or extra is np._NoValue:
+            continue
+        part = as_array(extra)
+        if part.ndim == 0:
+            part = shaping.broadcast_to(part, (*array.shape[:d], 1, *array.shape[d + 1 :]))
+        array = joining.concatenate([part, array] if first else [array, part], d)
+    lead = [slice(None)] * d
+    ufunc = np.not_equal if array.type.dtype.kind == "b" else np.subtract
+    for _ in range(n):
+        array = apply(ufunc, array[(*lead, slice(1, None))], array[(*lead, slice(None, -1))])
+    return array
+
+
+def isin(element: Any, test_elements: Any, invert: bool = False, **_: Any) -> Array:
+    array, tests = as_array(element), shaping.ravel(test_elements)
+    found = any_(apply(np.equal, shaping.expand_dims(array, array.ndim), tests), axis=-1)
+    return apply(np.logical_not, found) if invert else as_array(found)
+
+
+def iscomplex(x: Any) -> Any:
+    return apply(np.not_equal, imag(x), 0)
+
+
+def isreal(x: Any) -> Any:
+    return apply(np.equal, imag(x), 0)
+
+
+def iscomplexobj(x: Any) -> bool:
+    return as_array(x).type.dtype.kind == "c"
+
+
+def isrealobj(x: Any) -> bool:
+    return not iscomplexobj(x)
+
+
+def put(a: Any, ind: Any, v: Any, mode: str = "raise") -> None:
+    array = as_array(a)
+    if mode == "wrap":
+        ind = as_array(ind) % as_array(array.size)
+    elif mode == "clip":
+        ind = clip(ind, 0, array.size - 1)
+    array.flat[ind] = v
+
+
+def sinc(x: Any) -> Any:
+    turned = as_array(apply(np.multiply, x, np.pi))
+    tiny = float(np.finfo(turned.dtype).eps) if turned.dtype.kind == "f" else 1e-20
+    turned = select(apply(np.equal, turned, 0), tiny, turned)
+    return apply(np.divide, apply(np.sin, turned), turned)
+
+
+def unravel_index(indices: Any, shape: Any) -> tuple[Any, ...]:
+    out: list[Any] = []
+    rest: Any = as_array(indices, dtypes.INT64)
+    size = expr_of(math.prod(shape))
+    if size is not None and size.is_const:
+        between(indices, 0, size.value - 1, "an index of np.unravel_index is out of bounds",
+                "np.clip(k, 0, size - 1)")  # fmt: skip
+    for e in reversed(shape):
+        out.append(rest % e)
+        rest = rest // e
+    return tuple(reversed(out))
+
+
+def ravel_multi_index(multi_index: Any, dims: Any) -> Any:
+    flat: Any = 0
+    for index, e in zip(multi_index, dims, strict=True):
+        if isinstance(e, (int, np.integer)):
+            between(index, 0, int(e) - 1, "an index of np.ravel_multi_index is out of bounds",
+                    "np.clip(k, 0, n - 1)")  # fmt: skip
+        flat = flat * e + as_array(index, dtypes.INT64)
+    return flat
+
+
+def shape(x: Any) -> tuple[Any, ...]:
+    return as_array(x).shape
+
+
+def size(x: Any, axis: Any = None) -> Any:
+    array = as_array(x)
+    return array.size if axis is None else array.shape[axis]
+
+
+def ndim(x: Any) -> int:
+    return as_array(x).ndim
+
+
+def result_type_(*operands: Any) -> Any:
+    return dtypes.numpy_dtype(result_type(*operands))
+
+
+def copyto(dst: Any, src: Any, casting: str = "same_kind", where: Any = True) -> None:
+    store(src if where is True else as_array(src), dst, where)
+
+
+def putmask(a: Any, mask: Any, values: Any) -> None:
+    """Where values has as many elements as `a`, or one."""
+    array = as_array(a)
+    new = as_array(values, array.type.dtype)
+    if new.ndim and not expr.equal(expr.product(new.extents), expr.product(array.extents)):
+        if expr.product(new.extents) != 1:
+            raise unsupported("np.putmask with values that are repeated",
+                              "x[...] = np.where(mask, v, x)")  # fmt: skip
+        new = new.reshape(())
+    new = new.reshape(array.shape) if new.ndim else new
+    array[...] = select(mask, new, array)
+
+
+def choose(a: Any, choices: Any, out: Any = None, mode: str = "raise") -> Any:
+    """Of several arrays, the one that an element of `a` counts."""
+    options = [normal(c) for c in choices]
+    at, count = as_array(a, dtypes.INT64), len(options)
+    if mode == "wrap":
+        at = at % count
+    elif mode == "clip":
+        at = clip(at, 0, count - 1)
+    else:
+        between(a, 0, count - 1, "np.choose: there is no such choice", 'mode="clip", or "wrap"')
+    made: Any = as_array(options[-1], result_type(*options))
+    for k in reversed(range(count - 1)):
+        made = select(apply(np.equal, at, k), options[k], made)
+    return store(select(at == count - 1, options[-1], made), out)
+
+
+def compress(condition: Any, a: Any, axis: Any = None, out: Any = None) -> Any:
+    """By a condition known while building."""
+    if is_traced(condition):
+        raise unsupported("np.compress, whose shape depends on data,", REMEDIES["extract"])
+    return take(a, np.flatnonzero(condition), axis, out)
+
+
+def common_type(*arrays: Any) -> Any:
+    return np.common_type(*(np.empty(0, as_array(x).dtype) for x in arrays))
+
+
+def min_scalar_type(a: Any) -> Any:
+    if as_array(a).ndim == 0:
+        raise unsupported("np.min_scalar_type of a number of the program", "x.dtype")
+    return as_array(a).dtype
+
+
+def _of_shape(function: Any) -> Any:
+    """np.tril_indices_from and its kin: of a shape known while building."""
+
+    def call(a: Any, *args: Any, **options: Any) -> Any:
+        shape = tuple(constant(e, function.__name__, "") for e in as_array(a).extents)
+        return function(np.broadcast_to(np.empty(()), shape), *args, **options)
+
+    return call
+
+
+diag_indices_from = _of_shape(np.diag_indices_from)
+tril_indices_from = _of_shape(np.tril_indices_from)
+triu_indices_from = _of_shape(np.triu_indices_from)
+
+
+def fill_diagonal(a: Any, val: Any, wrap: bool = False) -> None:
+    array = as_array(a)
+    if wrap or array.ndim < 2 or (array.ndim > 2 and len(set(array.extents)) > 1):
+        raise unsupported("np.fill_diagonal with wrap=True, or of dims that differ",
+                          "x[k, k] = v with k = np.arange(n)")  # fmt: skip
+    at = arange(number(expr.minimum(*array.extents[:2])))
+    array[(at,) * array.ndim] = val
+
+
+def lexsort(keys: Any, axis: Any = -1) -> Array:
+    """The order by the last key, of equal ones by the one before, and so on."""
+    rows = [as_array(k) for k in keys]
+    order = argsort(rows[0], axis)
+    for key in rows[1:]:
+        order = take_along_axis(order, argsort(take_along_axis(key, order, axis), axis), axis)
+    return as_array(order)

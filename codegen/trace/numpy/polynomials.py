@@ -1,0 +1,121 @@
+"""Convolutions and polynomials, whose coefficients stand in an array, the highest power first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from codegen.errors import ShapeError
+from codegen.places import user_place
+from codegen.symbolic import expr
+from codegen.trace.array import Array, as_array, unsupported
+from codegen.trace.numpy import joining, shaping
+from codegen.trace.numpy.creation import arange, zeros
+from codegen.trace.numpy.elementwise import apply, result_type
+
+
+def _operands(what: str, a: Any, v: Any) -> tuple[Array, Array]:
+    """Of one dim and one element at least."""
+    x, y = as_array(a), as_array(v)
+    for z in (x, y):
+        if z.ndim != 1 or z.extents[0] == 0:
+            raise ShapeError(f"{what} takes two arrays of one dim with elements",
+                             place=user_place(), expected="one dim, one element at least",
+                             found=str(z.type))  # fmt: skip
+    return x, y
+
+
+def _shorter(what: str, x: Array, y: Array, mode: str) -> bool:
+    """Whether x has fewer elements than y; of no matter where all overlaps are asked for."""
+    n, m = x.extents[0], y.extents[0]
+    if not expr.nonneg(n - m) and not expr.nonneg(m - n) and mode != "full":
+        raise unsupported(
+            f"{what} where it is not known which operand is longer",
+            f"{what}(a, v), which gives all overlaps, and a slice of it")
+    return expr.nonneg(m - n - 1)
+
+
+def convolve(a: Any, v: Any, mode: str = "full") -> Any:
+    """By shifted products; the shorter operand's extent must be known while building."""
+    x, kernel = _operands("np.convolve", shaping.atleast_1d(a), shaping.atleast_1d(v))
+    if _shorter("np.convolve", x, kernel, mode) or not kernel.extents[0].is_const:
+        x, kernel = kernel, x
+    if not kernel.extents[0].is_const or kernel.extents[0].value > 64:
+        raise unsupported("np.convolve with a long kernel", "a kernel of at most 64 elements")
+    count = kernel.extents[0].value
+    n = x.shape[0]
+    out = zeros(n + count - 1, result_type(x, kernel))
+    for k in range(count):
+        out[k : k + n] += x * kernel[k]
+    if mode == "full":
+        return out
+    if mode == "same":
+        return out[(count - 1) // 2 : (count - 1) // 2 + n]
+    return out[count - 1 : n]
+
+
+def correlate(a: Any, v: Any, mode: str = "valid") -> Any:
+    """Of a longer operand and a kernel; the other way round, all is turned."""
+    x, y = _operands("np.correlate", a, v)
+    if _shorter("np.correlate", x, y, mode):
+        turned = convolve(y, apply(np.conjugate, x)[::-1], mode)
+        return apply(np.conjugate, turned)[::-1]
+    return convolve(x, apply(np.conjugate, y)[::-1], mode)
+
+
+def polyval(p: Any, x: Any) -> Any:
+    """Horner's rule."""
+    out: Any = shaping.broadcast_to(np.zeros((), as_array(x).dtype), as_array(x).shape)
+    for c in p if isinstance(p, Array) else np.asarray(p):
+        out = apply(np.add, apply(np.multiply, out, x), c)
+    return out
+
+
+def vander(x: Any, N: Any = None, increasing: bool = False) -> Any:
+    array = as_array(x, result_type(as_array(x), np.int64(0)))
+    powers = range(array.shape[0] if N is None else N)
+    columns = [array**k for k in (powers if increasing else reversed(powers))]
+    return joining.stack(columns, -1)
+
+
+def _aligned(ufunc: np.ufunc, a: Any, b: Any) -> Any:
+    """A ufunc of coefficients of equal powers."""
+    p, q = shaping.atleast_1d(a), shaping.atleast_1d(b)
+    n = max(_count(p), _count(q))
+    wide = [joining.concatenate([zeros(n - _count(x), x.dtype), x]) for x in (p, q)]
+    return apply(ufunc, *wide)
+
+
+def _count(p: Array) -> int:
+    if not p.extents[0].is_const:
+        raise unsupported("a polynomial whose number of coefficients depends on the ranks",
+                          "coefficients whose number is known while building")  # fmt: skip
+    return p.extents[0].value
+
+
+def polyadd(a1: Any, a2: Any) -> Any:
+    return _aligned(np.add, a1, a2)
+
+
+def polysub(a1: Any, a2: Any) -> Any:
+    return _aligned(np.subtract, a1, a2)
+
+
+def polyder(p: Any, m: int = 1) -> Any:
+    """The m-th derivative."""
+    made = as_array(p)
+    for _ in range(m):
+        made = made[:-1] * arange(_count(made) - 1, 0, -1)
+    return made
+
+
+def polyint(p: Any, m: int = 1, k: Any = None) -> Any:
+    """The m-th integral; k: its m constants, zeros by default."""
+    given = [0.0] * m if k is None else [k] * m if np.ndim(k) == 0 else list(k)
+    given = given * m if len(given) == 1 else given
+    made = as_array(p)
+    for constant in given[:m]:
+        divided = apply(np.divide, made, arange(_count(made), 0, -1))
+        made = joining.concatenate([divided, shaping.atleast_1d(constant)])
+    return made

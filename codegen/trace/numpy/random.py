@@ -1,0 +1,224 @@
+"""spmd.random: a number follows from the seed, the stream and the element's position, nothing else.
+
+So it is the same for any number of ranks, any layout, in an image and in an eager run (`normal` up
+to the rounding of log and cos). Goes in: an array of positions; codegen.philox makes random bits of
+them, element by element, so each rank computes its own part in one loop.
+Always holds: the same source runs on arrays of a program and on NumPy's.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from codegen.errors import DtypeError, TracedValueError, UsageError
+from codegen.functions import FUNCTIONS
+from codegen.ops import Map
+from codegen.places import user_place
+from codegen.trace.array import Array, as_array, is_traced, wrap
+from codegen.trace.context import Context, eager_current
+from codegen.trace.numpy import creation, elementwise
+from codegen.trace.ranks import mapping
+from codegen.trace.ranks.layouts import by_rules
+from codegen.user.numbers import element_type
+
+_LOW = 2**32 - 1  # the lower half of 64 bits
+
+
+def bits(
+    seed: Any, shape: Any, dtype: Any = np.uint64, layout: Any = None, *, stream: Any = 0,
+    start: Any = 0,
+) -> Any:  # fmt: skip
+    """Integers of this dtype and shape whose bits are 0 or 1 with the same chance.
+
+    The arguments that all functions share: seed, stream and start are integers, also such that are
+    known only at run time. Each seed gives other numbers, and with one seed each stream (a loop's
+    counter, say). layout is as in spmd.zeros. Element k in row-major order is number start + k.
+
+    >>> spmd.random.bits(1, 3, np.uint8)
+    array([112,  27, 240], dtype=uint8)
+    """
+    kind = np.dtype(dtype)
+    if kind.kind not in "iu":
+        raise _wrong_type("bits", dtype, "an integer type")
+    return _laid_out(_first(seed, shape, stream, start).astype(kind), layout, shape)
+
+
+def uniform(
+    seed: Any, shape: Any, low: Any = 0.0, high: Any = 1.0, dtype: Any = np.float64,
+    layout: Any = None, *, stream: Any = 0, start: Any = 0,
+) -> Any:  # fmt: skip
+    """Floats low <= x < high, of 53 random bits (float32: of 24); the rest as in `bits`.
+
+    >>> spmd.random.uniform(1, (2, 2)).round(3)
+    array([[0.895, 0.874],
+           [0.557, 0.037]])
+    """
+    kind = _float_type("uniform", dtype)
+    made = _fraction(_first(seed, shape, stream, start), kind)
+    if not (_is(low, 0) and _is(high, 1)):
+        made = low + (high - low) * made
+    return _laid_out(made.astype(kind), layout, shape)
+
+
+def normal(
+    seed: Any, shape: Any, loc: Any = 0.0, scale: Any = 1.0, dtype: Any = np.float64,
+    layout: Any = None, *, stream: Any = 0, start: Any = 0,
+) -> Any:  # fmt: skip
+    """Floats of the normal distribution with mean loc and deviation scale; the rest as in `bits`.
+
+    Of two fractions each (G. Box, M. Muller, 1958).
+
+    >>> spmd.random.normal(1, 3).round(3)
+    array([-0.114, -0.289,  0.954])
+    """
+    kind = _float_type("normal", dtype)
+    first = _first(seed, shape, stream, start)
+    second = _random("philox_second", _positions(shape, start), stream, seed)
+    radius = np.sqrt(-2 * np.log(_fraction(first, kind, least=1)))  # of (0, 1]: never log(0)
+    made = radius * np.cos(2 * math.pi * _fraction(second, kind))
+    if not (_is(loc, 0) and _is(scale, 1)):
+        made = loc + scale * made
+    return _laid_out(made.astype(kind), layout, shape)
+
+
+def randint(
+    seed: Any, shape: Any, low: int, high: int | None = None, dtype: Any = np.int64,
+    layout: Any = None, *, stream: Any = 0, start: Any = 0,
+) -> Any:  # fmt: skip
+    """Integers low <= x < high (0 <= x < low without high), both known while building.
+
+    The rest as in `bits`. No integer's chance is off by more than 2**-64.
+
+    >>> spmd.random.randint(1, 6, 1, 7)
+    array([6, 6, 4, 1, 4, 2])
+    """
+    first, end = (0, low) if high is None else (low, high)
+    kind = np.dtype(dtype)
+    if kind.kind not in "iu":
+        raise _wrong_type("randint", dtype, "an integer type")
+    info = np.iinfo(kind)
+    if is_traced(first) or is_traced(end):
+        raise TracedValueError(
+            "the bounds of randint must be known while building", place=user_place(),
+            expected="integers", found="a bound that only the run knows",
+            remedy="low + np.floor(spmd.random.uniform(...) * (high - low)).astype(int)",
+        )  # fmt: skip
+    if not all(isinstance(x, (int, np.integer)) for x in (first, end)) or not (
+        info.min <= first < end <= info.max + 1
+    ):
+        raise UsageError("the bounds of randint must be integers", place=user_place(),
+                         expected=f"{info.min} <= low < high <= {info.max + 1}",
+                         found=f"low {first}, high {end}")  # fmt: skip
+    # Twice, since what a loop reads once needs no memory; a C compiler sees that they are equal.
+    lower, upper = (_first(seed, shape, stream, start) for _ in range(2))
+    made = _scaled(lower & _LOW, upper >> 32, int(end) - int(first))
+    if first:  # uint64 wraps around, so that low may be negative
+        made = made + int(first) % 2**64
+    return _laid_out(made.astype(kind), layout, shape)
+
+
+def permutation(seed: Any, x: Any, layout: Any = None, *, stream: Any = 0) -> Any:
+    """0 … x - 1 in random order for an integer x; else x with its first dim in random order.
+
+    >>> spmd.random.permutation(1, 5)
+    array([3, 2, 4, 1, 0])
+    """
+    if isinstance(x, (int, np.integer)):
+        return _laid_out(np.argsort(_first(seed, (x,), stream, 0)), layout)
+    array = as_array(x) if Context.current() is not None else np.asarray(x)
+    return _laid_out(array[np.argsort(_first(seed, array.shape[:1], stream, 0))], layout)
+
+
+# ---- bits of an element ----------------------------------------------------------------------
+
+
+def _first(seed: Any, shape: Any, stream: Any, start: Any) -> Any:
+    """64 random bits per element."""
+    return _random("philox_first", _positions(shape, start), stream, seed)
+
+
+def _random(fn: str, position: Any, stream: Any, seed: Any) -> Any:
+    operands = (position, _integer(stream), _integer(seed))
+    context = Context.current()
+    if context is None:
+        return FUNCTIONS[fn].numpy(*operands)
+    kind, shape = element_type(np.uint64), position.extents
+    values = [elementwise.operand_value(context, x, kind, shape) for x in operands]
+    return wrap(context, context.emit_one(Map(fn), *values))
+
+
+def _integer(x: Any) -> Any:
+    """As uint64; negative ones wrap around."""
+    if isinstance(x, (int, np.integer)):
+        return np.uint64(int(x) % 2**64)
+    if Context.current() is not None:
+        x = as_array(x)
+    if getattr(x, "dtype", np.dtype(object)).kind not in "iu" or x.ndim:
+        raise UsageError("seed, stream and start must be integers", place=user_place(),
+                         expected="integers as seed, stream and start", found=repr(x))  # fmt: skip
+    return x.astype(np.uint64)
+
+
+def _positions(shape: Any, start: Any) -> Any:
+    """start plus the row-major number of every element, as uint64."""
+    extents = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
+    traced = Context.current() is not None
+    at: Any = 0
+    stride = 1
+    for d in reversed(range(len(extents))):
+        grid: Any = creation.arange(extents[d]) if traced else np.arange(extents[d])
+        at = (grid * stride).reshape((-1, *[1] * (len(extents) - 1 - d))) + at
+        stride = stride * extents[d]
+    at = (as_array(at) if traced else np.asarray(at)).astype(np.uint64)
+    return at if _is(start, 0) else at + _integer(start)
+
+
+def _fraction(bits: Any, kind: np.dtype[Any], least: int = 0) -> Any:
+    """The first of 64 bits as a multiple of 2**-53 (2**-24) below 1; least=1: above 0 up to 1."""
+    count = 53 if kind == np.float64 else 24
+    kept = bits >> (64 - count)
+    return ((kept + least) if least else kept).astype(kind) * kind.type(2.0**-count)
+
+
+def _scaled(lower: Any, upper: Any, span: int) -> Any:
+    """64 bits * span / 2**64, rounded down: D. Lemire, "Fast random integer generation", 2019."""
+    if span == 2**64:
+        return lower | (upper << 32)
+    low, high = span & _LOW, span >> 32
+    across = upper * low + (lower * low >> 32)  # below 2**64
+    if not high:
+        return across >> 32
+    other = lower * high + (across & _LOW)
+    return upper * high + (across >> 32) + (other >> 32)
+
+
+# ---- results ---------------------------------------------------------------------------------
+
+
+def _laid_out(made: Any, layout: Any, shape: Any = ()) -> Any:
+    if isinstance(made, Array):
+        layout = by_rules(made.context, shape, layout)
+        wanted = layout is not None and not made.context.rank_view
+        return mapping.relayout(made, layout) if wanted else made
+    runtime = eager_current()
+    return made if runtime is None else runtime.made(made, layout)
+
+
+def _is(x: Any, value: int) -> bool:
+    return not is_traced(x) and np.ndim(x) == 0 and bool(x == value)
+
+
+def _float_type(what: str, dtype: Any) -> np.dtype[Any]:
+    kind: np.dtype[Any] = np.dtype(dtype)
+    if kind not in (np.float32, np.float64):
+        raise _wrong_type(what, dtype, "float64 or float32")
+    return kind
+
+
+def _wrong_type(what: str, dtype: Any, expected: str) -> DtypeError:
+    return DtypeError(f"spmd.random.{what} cannot draw {np.dtype(dtype)}",
+                      place=user_place(), expected=expected, found=str(np.dtype(dtype)),
+                      remedy="convert the result with .astype(...)")  # fmt: skip

@@ -1,0 +1,415 @@
+"""Reductions, running sums, positions of extremes, sorting; dtypes as NumPy's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from codegen import dtypes
+from codegen.dtypes import DType
+from codegen.errors import ShapeError
+from codegen.functions import COMBINE, FUNCTIONS, neutral
+from codegen.ops import ArgReduce, ArgSort, Cumulative, Reduce, Sort
+from codegen.places import user_place
+from codegen.symbolic import expr
+from codegen.trace.array import Array, as_array, number, unsupported, wrap
+from codegen.trace.constants import broadcast_value
+from codegen.trace.number import expr_of
+from codegen.trace.numpy.elementwise import apply, operate, result_type, select, shape_text, store
+from codegen.user.numbers import element_type
+
+
+def dims_of(axis: Any, ndim: int, what: str) -> tuple[int, ...]:
+    """NumPy's axis argument as dims."""
+    if axis is None:
+        return tuple(range(ndim))
+    items = axis if isinstance(axis, (tuple, list)) else (axis,)
+    out = []
+    for item in items:
+        e = expr_of(item)
+        if e is None or not e.is_const or not -ndim <= e.value < ndim:
+            raise ShapeError(
+                f"{what}: axis {item!r} is out of bounds for an array of {ndim} dims",
+                place=user_place(),
+                expected=f"a dim from {-ndim} to {ndim - 1}" if ndim else "no axis",
+                found=repr(item),
+            )
+        out.append(e.value % ndim)
+    if len(set(out)) != len(out):
+        raise ShapeError(f"{what}: duplicate value in axis", place=user_place(),
+                         expected="each dim once", found=str(axis))  # fmt: skip
+    return tuple(out)
+
+
+def dim_of(axis: Any, ndim: int, what: str) -> int:
+    """NumPy's axis argument where it is one number."""
+    if isinstance(axis, (tuple, list)):
+        raise ShapeError(f"{what}: one axis is an integer", place=user_place(),
+                         expected=f"a dim from {-ndim} to {ndim - 1}", found=str(axis))  # fmt: skip
+    return dims_of(axis, ndim, what)[0]
+
+
+def _finish(array: Array, value: Any, dims: tuple[int, ...], keepdims: bool, out: Any) -> Any:
+    result = wrap(array.context, value)
+    if keepdims:
+        one = expr.const(1)
+        shape = tuple(one if d in dims else e for d, e in enumerate(array.extents))
+        result = result.reshape(tuple(number(e) for e in shape))
+    return store(result, out)
+
+
+def _default_no(x: Any) -> bool:
+    return x is None or x is np._NoValue
+
+
+def asked(keepdims: Any) -> bool:
+    return not _default_no(keepdims) and bool(keepdims)
+
+
+def reduce(
+    fn: str,
+    what: str,
+    x: Any,
+    axis: Any = None,
+    dtype: DType | None = None,
+    out: Any = None,
+    keepdims: Any = False,
+    initial: Any = None,
+    where: Any = True,
+) -> Any:
+    """COMBINE[fn] over dims; with where=, elements outside the mask do not count."""
+    array = as_array(x)
+    keepdims = asked(keepdims)
+    where = True if _default_no(where) else where
+    dims = dims_of(axis, array.ndim, what)
+    kind = dtype or array.type.dtype
+    array = as_array(array, kind)
+    if where is not True:
+        # initial counts once; for min and max it may stand for every element left out
+        once = _default_no(initial) or fn not in ("min", "max")
+        start = neutral(fn, kind) if once else initial
+        array = as_array(select(where, array, as_array(start, kind)), kind)
+    value = array.read()
+    if fn in ("min", "max") and _default_no(initial):
+        for d in dims:
+            if array.extents[d] == 0:
+                raise ShapeError(
+                    f"{what}: zero-size array to a reduction which has no identity",
+                    place=user_place(),
+                    expected="at least one element along the reduced dims",
+                    found=shape_text(array.extents),
+                )
+    if dims:
+        value = array.context.emit_one(Reduce(fn=fn, dims=tuple(sorted(dims))), value)
+    result = _finish(array, value, dims, keepdims, None)
+    if not _default_no(initial):
+        combine = FUNCTIONS[COMBINE[fn]].ufunc
+        result = apply(getattr(np, combine), result, as_array(initial, kind))
+    return store(result, out)
+
+
+def _sum_dtype(x: Any, dtype: Any) -> DType:
+    """Bools and small integers are summed as NumPy sums them: int64 or uint64."""
+    if dtype is not None:
+        return element_type(dtype)
+    kind = as_array(x).type.dtype
+    if kind.kind in "bi":
+        return dtypes.INT64
+    return dtypes.BY_NAME["uint64"] if kind.kind == "u" else kind
+
+
+def sum_(x: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = False,
+         initial: Any = None, where: Any = True) -> Any:  # fmt: skip
+    return reduce("add", "np.sum", x, axis, _sum_dtype(x, dtype), out, keepdims, initial, where)
+
+
+def prod(x: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = False,
+         initial: Any = None, where: Any = True) -> Any:  # fmt: skip
+    return reduce("mul", "np.prod", x, axis, _sum_dtype(x, dtype), out, keepdims, initial, where)
+
+
+def no_complex(x: Any, what: str) -> None:
+    if as_array(x).type.dtype.kind == "c":
+        raise unsupported(f"{what} of complex numbers", "np.abs(x) or x.real")
+
+
+def min_(x: Any, axis: Any = None, out: Any = None, keepdims: Any = False, initial: Any = None,
+         where: Any = True) -> Any:  # fmt: skip
+    return reduce("min", "np.min", x, axis, None, out, keepdims, initial, where)
+
+
+def max_(x: Any, axis: Any = None, out: Any = None, keepdims: Any = False, initial: Any = None,
+         where: Any = True) -> Any:  # fmt: skip
+    return reduce("max", "np.max", x, axis, None, out, keepdims, initial, where)
+
+
+def ptp(x: Any, axis: Any = None, out: Any = None, keepdims: Any = False) -> Any:
+    return store(max_(x, axis, None, keepdims) - min_(x, axis, None, keepdims), out)
+
+
+def any_(x: Any, axis: Any = None, out: Any = None, keepdims: Any = False, *,
+         where: Any = True, initial: Any = None) -> Any:  # fmt: skip
+    flags = as_array(x, dtypes.BOOL)
+    return reduce("or", "np.any", flags, axis, None, out, keepdims, initial, where)
+
+
+def all_(x: Any, axis: Any = None, out: Any = None, keepdims: Any = False, *,
+         where: Any = True, initial: Any = None) -> Any:  # fmt: skip
+    flags = as_array(x, dtypes.BOOL)
+    return reduce("and", "np.all", flags, axis, None, out, keepdims, initial, where)
+
+
+def count_nonzero(x: Any, axis: Any = None, *, keepdims: Any = False) -> Any:
+    return sum_(as_array(x, dtypes.BOOL), axis, keepdims=keepdims)
+
+
+def stretched(x: Array, like: Array) -> Array:
+    """x broadcast to the shape of another array."""
+    return wrap(x.context, broadcast_value(x.context, x.read(), like.extents))
+
+
+def _count(array: Array, dims: tuple[int, ...]) -> Any:
+    return number(expr.product(array.extents[d] for d in dims))
+
+
+def mean(x: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = False, *,
+         where: Any = True) -> Any:  # fmt: skip
+    """NumPy's: integers are summed in float64, half types in float32."""
+    array = as_array(x)
+    where = True if _default_no(where) else where
+    dims = dims_of(axis, array.ndim, "np.mean")
+    kind = array.type.dtype
+    wide = element_type(dtype) if dtype is not None else (
+        dtypes.FLOAT64 if kind.kind in "biu" else dtypes.FLOAT32 if kind.size == 2 else kind
+    )  # fmt: skip
+    total = reduce("add", "np.mean", array, axis, wide, None, keepdims, None, where)
+    count = _count(array, dims)
+    if where is not True:
+        count = sum_(stretched(as_array(where, dtypes.BOOL), array), axis, keepdims=keepdims)
+    result = apply(np.divide, total, count)
+    if dtype is None and kind.kind in "fc" and result.type.dtype != kind:
+        result = as_array(result, kind)
+    return store(result, out)
+
+
+def var(x: Any, axis: Any = None, dtype: Any = None, out: Any = None, ddof: Any = 0,
+        keepdims: Any = False, *, correction: Any = None, where: Any = True,
+        mean: Any = None) -> Any:  # fmt: skip
+    """The mean of squared distances from the mean, with `ddof` fewer in the divisor."""
+    where = True if _default_no(where) else where
+    array = as_array(x)
+    ddof = ddof if _default_no(correction) else correction
+    dims = dims_of(axis, array.ndim, "np.var")
+    kind = array.type.dtype
+    wide = element_type(dtype) if dtype is not None else (
+        dtypes.FLOAT64 if kind.kind in "biu" else dtypes.FLOAT32 if kind.size == 2 else kind
+    )  # fmt: skip
+    array = as_array(array, wide)
+    centre = _mean(array, axis, where) if _default_no(mean) else mean
+    distance = apply(np.subtract, array, centre)
+    if wide.kind == "c":
+        distance = apply(np.absolute, distance)
+    squares = reduce("add", "np.var", apply(np.multiply, distance, distance), axis, None, None,
+                     keepdims, None, where)  # fmt: skip
+    count = _count(array, dims) if where is True else sum_(
+        stretched(as_array(where, dtypes.BOOL), array), axis, keepdims=keepdims)
+    count = operate(np.subtract, count, ddof) if ddof else count
+    result = apply(np.divide, squares, operate(np.maximum, count, 0) if ddof else count)
+    if kind.kind in "fc" or wide.kind == "c":
+        own = squares.type.dtype if kind.kind == "c" else kind
+        result = as_array(result, wide if dtype is not None else own)
+    return store(result, out)
+
+
+def _mean(array: Array, axis: Any, where: Any) -> Any:
+    return mean(array, axis, keepdims=True, where=where)
+
+
+def std(x: Any, axis: Any = None, dtype: Any = None, out: Any = None, ddof: Any = 0,
+        keepdims: Any = False, **more: Any) -> Any:  # fmt: skip
+    return store(apply(np.sqrt, var(x, axis, dtype, None, ddof, keepdims, **more)), out)
+
+
+def average(x: Any, axis: Any = None, weights: Any = None, returned: bool = False, *,
+            keepdims: Any = False) -> Any:  # fmt: skip
+    if returned:
+        raise unsupported("np.average with returned=True", "np.sum(weights)")
+    if weights is None:
+        return mean(x, axis, keepdims=keepdims)
+    array, weights = as_array(x), as_array(weights)
+    if weights.is_known and not np.all(np.sum(weights.known, None if axis is None else axis
+                                              if weights.ndim == array.ndim else None)):
+        raise ShapeError("np.average: the weights sum to zero", place=user_place(),
+                         expected="a sum that is not zero: NumPy raises ZeroDivisionError",
+                         found=str(weights.known)[:60])  # fmt: skip
+    if weights.ndim != array.ndim and isinstance(axis, int):
+        shape = [1] * array.ndim
+        shape[axis] = weights.shape[0]
+        weights = weights.reshape(tuple(shape))
+    kind = _average_type(array, weights)
+    wide = apply(np.multiply, as_array(array, kind), as_array(weights, kind))
+    total = sum_(stretched(weights, array), axis, kind, keepdims=keepdims)
+    return apply(np.divide, sum_(wide, axis, keepdims=keepdims), total)
+
+
+def _average_type(array: Array, weights: Array) -> DType:
+    """What NumPy multiplies, sums and divides in: at least float64 where it averages integers."""
+    least = [np.float64(0)] if array.type.dtype.kind in "biu" else []
+    return result_type(array, weights, *least)
+
+
+# ---- positions, running totals, order --------------------------------------------------------
+
+
+def _flat_or(x: Any, axis: Any, what: str) -> tuple[Array, int]:
+    array = as_array(x)
+    if axis is None:
+        return array.ravel(), 0
+    return array, dim_of(axis, array.ndim, what)
+
+
+def lanes(x: Any, axis: Any, what: str) -> tuple[Array, int, tuple[Any, ...]]:
+    """An array in which one dim has what the dims of `axis` have; that dim; the keepdims shape."""
+    array = as_array(x)
+    dims = dims_of(axis, array.ndim, what)
+    wide = tuple(1 if d in dims else n for d, n in enumerate(array.shape))
+    if len(dims) == 1:
+        return array, dims[0], wide
+    if axis is None:
+        return array.ravel(), 0, wide
+    kept = [d for d in range(array.ndim) if d not in dims]
+    joined = number(expr.product(array.extents[d] for d in dims))
+    together = array.transpose((*kept, *dims))
+    shape = (*[array.shape[d] for d in kept], joined)
+    return together.reshape(shape), len(kept), wide
+
+
+def _arg(fn: str) -> Callable[..., Any]:
+    def call(x: Any, axis: Any = None, out: Any = None, *, keepdims: Any = False) -> Any:
+        what = f"np.arg{fn}"
+        array, d = _flat_or(x, axis, what)
+        if array.ndim == 0:
+            array = array.reshape(1)
+        if array.extents[d] == 0 and not any(e == 0 for k, e in enumerate(array.extents) if k != d):
+            raise ShapeError(f"{what}: attempt to get arg{fn} of an empty sequence",
+                             place=user_place(), expected="at least one element along the axis",
+                             found=shape_text(array.extents))  # fmt: skip
+        value = array.context.emit_one(ArgReduce(fn, d), array.read())
+        if axis is None and asked(keepdims):
+            made = wrap(array.context, value).reshape((1,) * as_array(x).ndim)
+            return store(made, out)
+        return _finish(array, value, (d,), asked(keepdims), out)
+
+    return call
+
+
+argmin, argmax = _arg("min"), _arg("max")
+
+
+def _cumulative(fn: str, what: str) -> Callable[..., Any]:
+    def call(x: Any, axis: Any = None, dtype: Any = None, out: Any = None) -> Any:
+        kind = _sum_dtype(x, dtype) if fn in ("add", "mul") else None
+        array, d = _flat_or(as_array(x, kind), axis, what)
+        if array.ndim == 0:
+            array = array.reshape(1)
+        value = array.context.emit_one(Cumulative(fn=fn, dim=d), array.read())
+        return store(wrap(array.context, value), out)
+
+    return call
+
+
+cumsum, cumprod = _cumulative("add", "np.cumsum"), _cumulative("mul", "np.cumprod")
+cummax = _cumulative("max", "np.maximum.accumulate")
+cummin = _cumulative("min", "np.minimum.accumulate")
+
+
+def sort(x: Any, axis: Any = -1, kind: Any = None, order: Any = None, *, stable: Any = None) -> Any:
+    """Ascending, NaN last. A new array."""
+    if order is not None:
+        raise unsupported("np.sort with order=")
+    array, d = _flat_or(x, axis, "np.sort")
+    return wrap(array.context, array.context.emit_one(Sort(dim=d), array.read()), scalar=False)
+
+
+def argsort(
+    x: Any, axis: Any = -1, kind: Any = None, order: Any = None, *, stable: Any = None
+) -> Any:
+    """Stable, whatever `kind` says."""
+    if order is not None:
+        raise unsupported("np.argsort with order=")
+    array, d = _flat_or(x, axis, "np.argsort")
+    return wrap(array.context, array.context.emit_one(ArgSort(dim=d), array.read()), scalar=False)
+
+
+def partition(x: Any, kth: Any, axis: Any = -1, kind: Any = None, order: Any = None) -> Any:
+    """All sorted: what stands before and behind the k-th element is then in order too."""
+    _check_kth(x, kth, axis, "np.partition")
+    return sort(x, axis, order=order)
+
+
+def argpartition(x: Any, kth: Any, axis: Any = -1, kind: Any = None, order: Any = None) -> Any:
+    _check_kth(x, kth, axis, "np.argpartition")
+    return argsort(x, axis, order=order)
+
+
+def _check_kth(x: Any, kth: Any, axis: Any, what: str) -> None:
+    array, d = _flat_or(x, axis, what)
+    n = array.extents[d]
+    for k in np.ravel(kth):
+        if n.is_const and not -n.value <= k < n.value:
+            raise ShapeError(f"{what}: kth {k} is out of bounds", place=user_place(),
+                             expected=f"{-n.value} to {n.value - 1}", found=str(k))  # fmt: skip
+
+
+def sort_complex(a: Any) -> Any:
+    made = sort(a)
+    kind = made.type.dtype
+    if kind.kind == "c":
+        return made
+    narrow = kind.name in ("int8", "uint8", "int16", "uint16")
+    return made.astype(np.complex64 if narrow else np.complex128)
+
+
+def median(x: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False,
+           keepdims: Any = False) -> Any:  # fmt: skip
+    """The middle of the sorted elements; NaN where there is one."""
+    array, d, wide = lanes(x, axis, "np.median")
+    if array.type.dtype.kind in "biu":
+        array = as_array(array, dtypes.FLOAT64)
+    ordered = sort(array, d)
+    n = array.shape[d]
+    low, high = _take(ordered, (n - 1) // 2, d), _take(ordered, n // 2, d)
+    middle = between(low, high, operate(np.remainder, n, 2) == 1)
+    last = _take(ordered, n - 1, d)
+    middle = as_array(select(apply(np.isnan, last), last, middle), array.type.dtype)
+    if asked(keepdims):
+        middle = middle.reshape(wide)
+    return store(middle, out)
+
+
+def between(low: Any, high: Any, single: Any) -> Any:
+    """The mean of the two middle elements; where there is a `single` one, itself: twice of it may
+    be too large."""
+    wide = dtypes.FLOAT32 if low.type.dtype.size == 2 else low.type.dtype
+    middle = (as_array(low, wide) + as_array(high, wide)) * 0.5
+    return select(single, as_array(low, wide), middle)
+
+
+def _take(array: Array, k: Any, d: int) -> Array:
+    got: Array = array[(*[slice(None)] * d, k)]
+    return got
+
+
+def trapezoid(y: Any, x: Any = None, dx: Any = 1.0, axis: int = -1) -> Any:
+    array = as_array(y)
+    d = dims_of(axis, array.ndim, "np.trapezoid")[0]
+    head = (*[slice(None)] * d, slice(None, -1))
+    tail = (*[slice(None)] * d, slice(1, None))
+    if x is not None:
+        x = as_array(x)
+        dx = x[1:] - x[:-1] if x.ndim == 1 else x[tail] - x[head]
+        if x.ndim == 1:
+            dx = dx.reshape((*dx.shape, *[1] * (array.ndim - 1 - d)))
+    return sum_((array[tail] + array[head]) * dx * 0.5, axis=d)

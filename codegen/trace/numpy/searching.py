@@ -1,0 +1,301 @@
+"""Where values lie among sorted ones: searchsorted, digitize, interp, histograms.
+
+Always holds: values are ordered as NumPy sorts them, NaN last. Positions are counted, so that no
+search depends on data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from codegen import dtypes
+from codegen.dtypes import DType
+from codegen.errors import ShapeError
+from codegen.places import user_place
+from codegen.trace.array import Array, Number, as_array, is_traced, unsupported
+from codegen.trace.numpy import joining, picking, reducing, shaping
+from codegen.trace.numpy.creation import linspace, zeros
+from codegen.trace.numpy.elementwise import apply, result_type, select
+from codegen.trace.numpy.index import ufunc_at
+from codegen.user.numbers import element_type
+
+# ---- order ---------------------------------------------------------------------------------------
+
+
+def sorts_before(a: Any, b: Any) -> Any:
+    """Whether a stands before b in a sorted array: NaN stand last."""
+    kind = as_array(a).type.dtype.kind
+    if kind == "f":
+        return apply(np.less, a, b) | (apply(np.isnan, b) & ~apply(np.isnan, a))
+    if kind != "c":
+        return apply(np.less, a, b)
+    (ar, ai), (br, bi) = ((picking.real(z), picking.imag(z)) for z in (a, b))
+    a_nan, b_nan = apply(np.isnan, ai), apply(np.isnan, bi)
+    same = apply(np.equal, ar, br) | (apply(np.isnan, ar) & apply(np.isnan, br))
+    made = apply(np.isnan, br) & ~apply(np.isnan, ar)
+    made = select(same, apply(np.less, ai, bi) | (b_nan & ~a_nan), made)
+    made = select(apply(np.greater, ar, br), b_nan & ~a_nan, made)
+    return select(apply(np.less, ar, br), ~a_nan | b_nan, made)
+
+
+def _strong(x: Any) -> Any:
+    """The element type that NumPy finds in what is converted to an array: of a number, its own."""
+    if isinstance(x, (Array, Number)):
+        return as_array(x).dtype
+    return as_array(x).dtype if isinstance(x, (list, tuple)) else np.asarray(x).dtype
+
+
+def searchsorted(a: Any, v: Any, side: str = "left", sorter: Any = None) -> Array:
+    """How many elements of sorted `a` stand before each of v."""
+    if side not in ("left", "right"):
+        raise unsupported(f"np.searchsorted with side={side!r}", "side='left' or side='right'")
+    kind = element_type(np.result_type(_strong(a), _strong(v)))
+    ordered = as_array(as_array(a) if sorter is None else as_array(a)[sorter], kind)
+    values = as_array(v, kind)
+    wide = shaping.expand_dims(values, values.ndim)
+    if side == "left":
+        before = sorts_before(ordered, wide)
+    else:
+        before = apply(np.logical_not, sorts_before(wide, ordered))
+    return as_array(reducing.sum_(before, axis=-1))
+
+
+def digitize(x: Any, bins: Any, right: bool = False) -> Any:
+    """Which of the intervals between edges each element lies in; edges increase or decrease."""
+    side = "left" if right else "right"
+    reducing.no_complex(x, "np.digitize")
+    if not is_traced(bins) and not _has_arrays(bins):
+        given = np.asarray(bins)
+        falls = bool(given.size and given[0] > given[-1])
+        if np.any(np.diff(given) > 0 if falls else np.diff(given) < 0):
+            raise _wrong("bins must be monotonically increasing or decreasing", str(bins))
+        if falls:
+            return apply(np.subtract, len(given), searchsorted(given[::-1], x, side))
+        return searchsorted(given, x, side)
+    edges = as_array(bins)
+    down = apply(np.greater, edges[0], edges[-1])
+    found = searchsorted(select(down, edges[::-1], edges), x, side)
+    return select(down, as_array(edges.shape[0]) - found, found)
+
+
+def _has_arrays(x: Any) -> bool:
+    return isinstance(x, (list, tuple)) and any(is_traced(e) or _has_arrays(e) for e in x)
+
+
+def _wrong(message: str, found: str, expected: str = "") -> ShapeError:
+    return ShapeError(message, place=user_place(), expected=expected, found=found)
+
+
+# ---- between places ------------------------------------------------------------------------------
+
+
+def interp(
+    x: Any, xp: Any, fp: Any, left: Any = None, right: Any = None, period: Any = None
+) -> Any:
+    """Piecewise linear through (xp, fp); complex fp: of real and imaginary parts."""
+    reducing.no_complex(x, "np.interp")
+    reducing.no_complex(xp, "np.interp")
+    at, xs = as_array(x, np.float64), as_array(xp, np.float64)
+    kind = dtypes.BY_NAME["complex128"] if as_array(fp).type.dtype.kind == "c" else dtypes.FLOAT64
+    ys = as_array(fp, kind)
+    if period is not None:
+        left = right = None
+        period = apply(np.absolute, as_array(period, np.float64))
+        at, xs = apply(np.remainder, at, period), apply(np.remainder, xs, period)
+        order = reducing.argsort(xs)
+        xs, ys = xs[order], ys[order]
+        xs = joining.concatenate([xs[-1:] - period, xs, xs[:1] + period])
+        ys = joining.concatenate([ys[-1:], ys, ys[:1]])
+    ends = [None if e is None else as_array(e, kind) for e in (left, right)]
+    if kind.kind != "c":
+        return _interpolated(at, xs, ys, *ends)
+    made = zeros(at.shape, np.complex128)
+    made.real = _interpolated(at, xs, ys.real, *[e if e is None else picking.real(e) for e in ends])
+    imaginary = [e if e is None else picking.imag(e) for e in ends]
+    found = _interpolated(at, xs, ys.imag, *imaginary)
+    made.imag = select(apply(np.isnan, at), 0.0, found)
+    return made[()] if not made.ndim else made
+
+
+def _interpolated(at: Array, xs: Array, ys: Array, left: Any, right: Any) -> Any:
+    """As arr_interp of NumPy's C, with its second tries where a formula gives NaN."""
+    low, high = ys[0] if left is None else left, ys[-1] if right is None else right
+    if xs.extents[0] == 1:
+        inside = select(at > xs[0], high, ys[0])
+        return select(at < xs[0], low, inside)
+    k = picking.clip(searchsorted(xs, at, "right") - 1, 0, xs.shape[0] - 2)
+    x0, x1, y0, y1 = xs[k], xs[k + 1], ys[k], ys[k + 1]
+    slope = (y1 - y0) / (x1 - x0)
+    found = slope * (at - x0) + y0
+    again = slope * (at - x1) + y1
+    again = select(apply(np.isnan, again) & (y0 == y1), y0, again)
+    found = select(apply(np.isnan, found), again, found)
+    found = select(at == x0, y0, found)
+    found = select(at == xs[-1], ys[-1], found)
+    found = select(at < xs[0], low, found)
+    found = select(at > xs[-1], high, found)
+    return select(apply(np.isnan, at), at, found)
+
+
+# ---- counting ------------------------------------------------------------------------------------
+
+
+def _ends(array: Array, given: Any) -> tuple[Any, Any]:
+    """The first and the last edge, apart from each other."""
+    if given is not None:
+        low, high = given
+        if not is_traced(low) and not is_traced(high):
+            if not (np.isfinite(low) and np.isfinite(high)) or low > high:
+                raise _wrong("range of a histogram", f"({low}, {high})",
+                             "finite numbers, the smaller one first")  # fmt: skip
+            return (low - 0.5, high + 0.5) if low == high else (low, high)
+    elif any(e == 0 for e in array.extents):
+        return 0.0, 1.0
+    else:
+        low, high = reducing.min_(array), reducing.max_(array)
+    flat = apply(np.equal, low, high)
+    return select(flat, low - 0.5, low), select(flat, high + 0.5, high)
+
+
+def _count_of(bins: Any) -> int:
+    if isinstance(bins, str):
+        raise unsupported(f"np.histogram with bins={bins!r}", "a number of bins, or their edges")
+    count = int(bins)
+    if count < 1:
+        raise _wrong("`bins` must be positive", str(bins), "1 or more")
+    return count
+
+
+def _given_edges(bins: Any) -> Array:
+    edges = as_array(bins)
+    if edges.ndim != 1:
+        raise _wrong("`bins` must be 1d, when an array", f"{edges.ndim} dims", "a number, or edges")
+    if not is_traced(bins) and not _has_arrays(bins) and np.any(np.diff(bins) < 0):
+        raise _wrong("`bins` must increase monotonically, when an array", str(bins))
+    return edges
+
+
+def _is_count(bins: Any) -> bool:
+    if isinstance(bins, (list, tuple)):
+        return False
+    return isinstance(bins, str) or (bins.ndim if isinstance(bins, Array) else np.ndim(bins)) == 0
+
+
+def _counted_type(array: Array, low: Any, high: Any) -> DType:
+    kind = result_type(low, high, array)
+    return dtypes.FLOAT64 if kind.kind in "biu" else kind
+
+
+def _numbers(x: Any) -> Array:
+    """The elements in one row; bools count as 0 and 1."""
+    array = shaping.ravel(x)
+    reducing.no_complex(array, "np.histogram")
+    return as_array(array, np.uint8) if array.type.dtype.kind == "b" else array
+
+
+def histogram_bin_edges(x: Any, bins: Any = 10, range: Any = None, weights: Any = None) -> Array:
+    """The edges that histogram counts between."""
+    if not _is_count(bins):
+        return _given_edges(bins)
+    array = _numbers(x)
+    low, high = _ends(array, range)
+    return as_array(linspace(low, high, _count_of(bins) + 1), _counted_type(array, low, high))
+
+
+def histogram(x: Any, bins: Any = 10, range: Any = None, density: Any = None,
+              weights: Any = None) -> tuple[Any, Any]:  # fmt: skip
+    """Counts between edges, and the edges; the last edge belongs to the last bin."""
+    array = _numbers(x)
+    if _is_count(bins):
+        count = _count_of(bins)
+        low, high = _ends(array, range)
+        kind = _counted_type(array, low, high)
+        edges = as_array(linspace(low, high, count + 1), kind)
+        inside = apply(np.greater_equal, array, low) & apply(np.less_equal, array, high)
+        k = _place(array, inside, as_array(low, kind), as_array(high, kind), edges, count)
+    else:
+        edges = _given_edges(bins)
+        count = edges.shape[0] - 1
+        inside = apply(np.greater_equal, array, edges[0]) & apply(np.less_equal, array, edges[-1])
+        k = searchsorted(edges, array, "right") - 1 - apply(np.equal, array, edges[-1])
+        k = picking.clip(k, 0, count - 1)
+    each = 1 if weights is None else _weights(weights, x)
+    made = zeros(count, np.int64 if weights is None else as_array(each).dtype)
+    ufunc_at(np.add, made, k, select(inside, each, 0))
+    if not density:
+        return made, edges
+    return made / picking.diff(as_array(edges, np.float64)) / reducing.sum_(made), edges
+
+
+def _weights(weights: Any, x: Any) -> Array:
+    made, shape = as_array(weights), as_array(x).shape
+    if made.shape != shape:
+        raise _wrong("weights should have the same shape as a", str(made.shape), str(shape))
+    return shaping.ravel(made)
+
+
+def _place(array: Array, inside: Any, low: Array, high: Array, edges: Array, count: int) -> Any:
+    """The bin of each element: computed, then corrected by the edges, which rounding may miss."""
+    array = select(inside, as_array(array, low.type.dtype), low)
+    place = (array - low) / (high - low) * count
+    k = picking.clip(place.astype(np.int64), 0, count - 1)
+    k = picking.clip(k - apply(np.less, array, edges[k]), 0, count - 1)
+    return k + (apply(np.greater_equal, array, edges[k + 1]) & (k != count - 1))
+
+
+def histogram2d(x: Any, y: Any, bins: Any = 10, range: Any = None, density: Any = None,
+                weights: Any = None) -> tuple[Any, Any, Any]:  # fmt: skip
+    """Counts between edges along two dims, and the edges."""
+    if not _is_count(bins) and (isinstance(bins, Array) or len(bins) not in (1, 2)):
+        bins = [bins, bins]
+    made, edges = histogramdd([x, y], bins, range, density, weights)
+    return made, edges[0], edges[1]
+
+
+def histogramdd(sample: Any, bins: Any = 10, range: Any = None, density: Any = None,
+                weights: Any = None) -> tuple[Any, tuple[Any, ...]]:  # fmt: skip
+    """Counts of points (rows of `sample`, or coordinates in a list) in boxes, and the edges."""
+    if isinstance(sample, Array) and sample.ndim == 2:
+        columns = [sample[:, d] for d in _numbered(sample.shape[1])]
+    else:
+        rows = shaping.atleast_2d(as_array(sample))
+        columns = [rows[d] for d in _numbered(rows.shape[0])]
+    each = [bins] * len(columns) if _is_count(bins) else list(bins)
+    if len(each) != len(columns):
+        raise _wrong("The dimension of bins must be equal to the dimension of the sample x",
+                     f"{len(each)} of them", str(len(columns)))  # fmt: skip
+    ranges = [None] * len(columns) if range is None else range
+    edges = tuple(_dd_edges(_numbers(c), b, r) for c, b, r in zip(columns, each, ranges))
+    inside: Any = True
+    at = []
+    for column, edge in zip(columns, edges):
+        k = searchsorted(edge, column, "right") - 1 - apply(np.equal, column, edge[-1])
+        count = edge.shape[0] - 1
+        inside = apply(np.logical_and, (k >= 0) & (k < count), inside)
+        at.append(picking.clip(k, 0, count - 1))
+    made = zeros(tuple(e.shape[0] - 1 for e in edges), np.float64)
+    one = 1.0 if weights is None else as_array(shaping.ravel(weights), np.float64)
+    made = made.at[tuple(at)].add(select(inside, one, 0.0))
+    if density:
+        total = reducing.sum_(made)
+        for d, edge in enumerate(edges):
+            wide = [1] * len(edges)
+            wide[d] = edge.shape[0] - 1
+            made = made / picking.diff(edge).reshape(tuple(wide))
+        made = made / total
+    return made, edges
+
+
+def _dd_edges(column: Array, bins: Any, given: Any) -> Array:
+    if not _is_count(bins):
+        return _given_edges(bins)
+    return as_array(linspace(*_ends(column, given), _count_of(bins) + 1))
+
+
+def _numbered(n: Any) -> Sequence[int]:
+    if not isinstance(n, int):
+        raise unsupported("np.histogramdd of extents that ranks decide", "np.histogram of each")
+    return range(n)

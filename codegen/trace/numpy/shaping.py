@@ -1,0 +1,504 @@
+"""Shapes: reshape, transpose, broadcasting, cutting, turning, repeating.
+
+Always holds: what is a view in NumPy is a view here, and can be written through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from codegen import dtypes
+from codegen.dtypes import DType
+from codegen.errors import DtypeError, ShapeError
+from codegen.ir import Shape
+from codegen.ops import Roll, Update
+from codegen.places import user_place
+from codegen.symbolic import expr
+from codegen.symbolic.expr import Expr
+from codegen.trace import view
+from codegen.trace.array import (
+    Array,
+    as_array,
+    as_value,
+    constant,
+    number,
+    unsupported,
+    wrap,
+)
+from codegen.trace.constants import blank_value
+from codegen.trace.control.blocks import Blocks
+from codegen.trace.declare import global_indices
+from codegen.trace.number import expr_of
+from codegen.trace.numpy import memory_order
+from codegen.trace.numpy.creation import arange, zeros
+from codegen.trace.numpy.elementwise import (
+    apply,
+    broadcast_shapes,
+    same_extent,
+    select,
+    shape_text,
+)
+from codegen.trace.numpy.reducing import dims_of, sum_
+from codegen.user.numbers import element_type
+
+ZERO, ONE = expr.const(0), expr.const(1)
+
+
+def _dim(axis: Any, ndim: int, what: str) -> int:
+    return dims_of((axis,), ndim, what)[0]
+
+
+# ---- reshape ---------------------------------------------------------------------------------
+
+
+def _wanted(shape: Any) -> list[Expr | None]:
+    if isinstance(shape, np.ndarray):
+        shape = shape.ravel().tolist()
+    items = shape if isinstance(shape, (tuple, list)) else (shape,)
+    out: list[Expr | None] = []
+    for item in items:
+        e = expr_of(item)
+        if e is None:
+            raise ShapeError("reshape takes integers", place=user_place(),
+                             expected="extents known while building or at launch",
+                             found=repr(item))  # fmt: skip
+        out.append(None if e == -1 else e)
+    return out
+
+
+def _missing(have: Shape, given: Sequence[Expr]) -> Expr | None:
+    """The extent x with product(given) * x = product(have); None: there is none."""
+    left, over = list(have), []
+    for e in given:
+        match = next((k for k, h in enumerate(left) if same_extent(h, e)), None)
+        if match is None:
+            over.append(e)
+        else:
+            left.pop(match)
+    top, bottom = expr.product(left), expr.product(over)
+    x = expr.floordiv(top, bottom)
+    if bottom == 0:
+        return None
+    return x if same_extent(x * bottom, top) else None
+
+
+def reshape(x: Any, shape: Any, order: str = "C", *, copy: Any = None) -> Array:
+    """The same elements in row-major order; a view where NumPy's is one."""
+    array = as_array(x)
+    if order == "F":
+        reverse = tuple(shape)[::-1] if isinstance(shape, (tuple, list)) else shape
+        return transpose(reshape(transpose(array), reverse))
+    if order not in ("C", "A", None):
+        raise unsupported(f"reshape with order={order!r}", "x.reshape(...), x.T.reshape(...)")
+    wanted = _wanted(shape)
+    given = [e for e in wanted if e is not None]
+    fill = _missing(array.extents, given) if len(given) < len(wanted) else ONE
+    fits = fill is not None and len(wanted) - len(given) <= 1
+    if fits and len(given) == len(wanted):
+        fits = same_extent(expr.product(given), expr.product(array.extents))
+    if not fits:
+        text = ", ".join("-1" if e is None else str(e) for e in wanted)
+        raise ShapeError(
+            f"cannot reshape {shape_text(array.extents)} into ({text})",
+            place=user_place(),
+            expected=f"a shape of {expr.product(array.extents)} elements",
+            found=f"({text})",
+        )
+    assert fill is not None
+    made = tuple(fill if e is None else e for e in wanted)
+    result = array.viewed(view.Reshape(made))
+    shared = view.may_reshape(array.seen, array.base_type.shape, made)
+    if array.storage.turned and not copy and array.ndim > 1:
+        return memory_order.apart(array, _copied(result))
+    return _copied(result) if copy or not shared else result
+
+
+def _copied(array: Array) -> Array:
+    return wrap(array.context, array.read(), scalar=False)
+
+
+def ravel(x: Any, order: str = "C") -> Array:
+    return reshape(x, (-1,), order) if as_array(x).ndim != 1 else as_array(x)
+
+
+def transpose(x: Any, axes: Any = None) -> Array:
+    """A view with its dims in another order; reversed by default."""
+    array = as_array(x)
+    perm = tuple(reversed(range(array.ndim))) if axes is None else dims_of(
+        axes, array.ndim, "transpose"
+    )  # fmt: skip
+    if len(perm) != array.ndim:
+        raise ShapeError("axes don't match array", place=user_place(),
+                         expected=f"{array.ndim} dims", found=str(axes))  # fmt: skip
+    return array.viewed(view.Transpose(perm))
+
+
+def swapaxes(x: Any, axis1: Any, axis2: Any) -> Array:
+    ndim = as_array(x).ndim
+    a, b = _dim(axis1, ndim, "swapaxes"), _dim(axis2, ndim, "swapaxes")
+    perm = list(range(ndim))
+    perm[a], perm[b] = b, a
+    return transpose(x, perm)
+
+
+def moveaxis(x: Any, source: Any, destination: Any) -> Array:
+    ndim = as_array(x).ndim
+    src, dst = dims_of(source, ndim, "moveaxis"), dims_of(destination, ndim, "moveaxis")
+    order = [d for d in range(ndim) if d not in src]
+    for to, d in sorted(zip(dst, src)):
+        order.insert(to, d)
+    return transpose(x, order)
+
+
+def rollaxis(x: Any, axis: int, start: int = 0) -> Array:
+    return moveaxis(x, axis, start if start <= axis else start - 1)
+
+
+def matrix_transpose(x: Any) -> Array:
+    return swapaxes(x, -1, -2)
+
+
+def squeeze(x: Any, axis: Any = None) -> Array:
+    array = as_array(x)
+    if axis is None:
+        dims = tuple(d for d, e in enumerate(array.extents) if e == 1)
+    else:
+        dims = dims_of(axis, array.ndim, "squeeze")
+    for d in dims:
+        if array.extents[d] != 1:
+            raise ShapeError("cannot squeeze a dim whose extent is not 1", place=user_place(),
+                             expected=f"extent 1 in dim {d}",
+                             found=shape_text(array.extents))  # fmt: skip
+    kept = tuple(e for d, e in enumerate(array.extents) if d not in dims)
+    return array.viewed(view.Reshape(kept))
+
+
+def expand_dims(x: Any, axis: Any) -> Array:
+    array = as_array(x)
+    items = axis if isinstance(axis, (tuple, list)) else (axis,)
+    dims = dims_of(items, array.ndim + len(items), "expand_dims")
+    shape = list(array.extents)
+    for d in sorted(dims):
+        shape.insert(d, ONE)
+    return array.viewed(view.Reshape(tuple(shape)))
+
+
+def _at_least(n: int) -> Any:
+    def call(*arrays: Any) -> Any:
+        def one(x: Any) -> Array:
+            a = as_array(x)
+            if a.ndim >= n:
+                return a
+            if n == 3 and a.ndim == 2:
+                return expand_dims(a, 2)
+            if n == 3 and a.ndim == 1:
+                return expand_dims(a, (0, 2))
+            return reshape(a, (*[1] * (n - a.ndim), *a.shape))
+
+        made = [one(x) for x in arrays]
+        return made[0] if len(made) == 1 else tuple(made)
+
+    return call
+
+
+atleast_1d, atleast_2d, atleast_3d = _at_least(1), _at_least(2), _at_least(3)
+
+
+def broadcast_to(x: Any, shape: Any, subok: bool = False) -> Array:
+    """A read-only view of a larger shape."""
+    array = as_array(x)
+    wanted = tuple(e if e is not None else ZERO for e in _wanted(shape))
+    joined = broadcast_shapes([array.extents, wanted], "broadcast_to")
+    if len(joined) != len(wanted) or not all(map(same_extent, joined, wanted)):
+        raise ShapeError(
+            f"{shape_text(array.extents)} cannot be broadcast to {shape_text(wanted)}",
+            place=user_place(), expected=shape_text(wanted), found=shape_text(array.extents),
+        )  # fmt: skip
+    if array.extents == wanted:
+        return array
+    dims = tuple(range(len(wanted) - array.ndim, len(wanted)))
+    return array.viewed(view.Broadcast(dims, wanted))
+
+
+def broadcast_arrays(*arrays: Any, subok: bool = False) -> tuple[Array, ...]:
+    made = [as_array(x) for x in arrays]
+    shape = broadcast_shapes([a.extents for a in made])
+    return tuple(broadcast_to(a, tuple(number(e) for e in shape)) for a in made)
+
+
+# ---- cutting and turning ---------------------------------------------------------------------
+
+
+def array_split(x: Any, indices: Any, axis: Any = 0) -> list[Array]:
+    array = as_array(x)
+    d = _dim(axis, array.ndim, "np.array_split")
+    lead = [slice(None)] * d
+    if isinstance(indices, (list, tuple, np.ndarray)):
+        cuts = [0, *indices, array.shape[d]]
+        return [array[(*lead, slice(a, b))] for a, b in zip(cuts, cuts[1:])]
+    return list(Blocks(array, indices, d))
+
+
+def split(x: Any, indices: Any, axis: Any = 0) -> list[Array]:
+    array = as_array(x)
+    d = _dim(axis, array.ndim, "np.split")
+    count = expr_of(indices) if not isinstance(indices, (list, tuple, np.ndarray)) else None
+    if count is not None and not same_extent(array.extents[d] % count, ZERO):
+        raise ShapeError("array split does not result in an equal division", place=user_place(),
+                         expected=f"a multiple of {count} in dim {d}",
+                         found=shape_text(array.extents),
+                         remedy="np.array_split, or spmd.blocks")  # fmt: skip
+    return array_split(x, indices, axis)
+
+
+def hsplit(x: Any, indices: Any) -> list[Array]:
+    return split(x, indices, 0 if as_array(x).ndim == 1 else 1)
+
+
+def dsplit(x: Any, indices: Any) -> list[Array]:
+    return split(x, indices, 2)
+
+
+def vsplit(x: Any, indices: Any) -> list[Array]:
+    return split(x, indices, 0)
+
+
+def unstack(x: Any, *, axis: int = 0) -> tuple[Array, ...]:
+    return tuple(moveaxis(x, axis, 0))
+
+
+def flip(x: Any, axis: Any = None) -> Array:
+    """A view, reversed along dims."""
+    array = as_array(x)
+    dims = dims_of(axis, array.ndim, "np.flip")
+    got: Array = array[tuple(slice(None, None, -1 if d in dims else 1) for d in range(array.ndim))]
+    return got
+
+
+def fliplr(x: Any) -> Array:
+    return flip(x, 1)
+
+
+def flipud(x: Any) -> Array:
+    return flip(x, 0)
+
+
+def rot90(x: Any, k: int = 1, axes: Any = (0, 1)) -> Array:
+    a, b = axes
+    turns = k % 4
+    if turns == 0:
+        return as_array(x)
+    if turns == 2:
+        return flip(x, (a, b))
+    return flip(swapaxes(x, a, b), a) if turns == 1 else swapaxes(flip(x, a), a, b)
+
+
+def roll(x: Any, shift: Any, axis: Any = None) -> Array:
+    """Elements moved along dims, around the end; shifts may be symbolic."""
+    array = as_array(x)
+    if axis is None:
+        return reshape(roll(ravel(array), shift, 0), array.shape)
+    axes = list(axis) if isinstance(axis, (tuple, list)) else [axis]
+    several = isinstance(shift, (tuple, list)) or (isinstance(shift, np.ndarray) and shift.ndim)
+    shifts = list(shift) if several else [shift]
+    if len(shifts) != len(axes) and 1 not in (len(shifts), len(axes)):
+        raise ShapeError("np.roll: the shifts and the axes do not pair up", place=user_place(),
+                         expected="as many shifts as axes, or one of them",
+                         found=f"{len(shifts)} and {len(axes)}")  # fmt: skip
+    dims = [d for a in axes for d in dims_of(a, array.ndim, "np.roll")]
+    totals: dict[int, Any] = {}  # several shifts of one dim add up
+    for s, d in zip(shifts * len(dims) if len(shifts) == 1 else shifts,
+                    dims * len(shifts) if len(dims) == 1 else dims):  # fmt: skip
+        totals[d] = totals[d] + s if d in totals else s
+    for d, total in totals.items():
+        array = _rolled(array, total, d)
+    return _copied(array) if array.storage is getattr(x, "storage", None) else array
+
+
+def _rolled(array: Array, shift: Any, d: int) -> Array:
+    e = expr_of(shift)
+    lead = [slice(None)] * d
+    if e is None:  # known only at run time
+        at = (arange(array.shape[d]) - shift) % as_array(array.shape[d])
+        got: Array = array[(*lead, at)]
+        return got
+    n = array.extents[d]
+    k = expr.mod(e, n)
+    if k == 0:
+        return array
+    if not array.context.rank_view:
+        shift = e if e.is_const and not n.is_const else k  # the shorter way round
+        if k.is_const and n.is_const and 2 * k.value > n.value:
+            shift = k - n
+        rolled = array.context.emit_one(Roll(dim=d, shift=shift), array.read())
+        return wrap(array.context, rolled, scalar=False)
+    zeros, step = [ZERO] * array.ndim, (1,) * array.ndim
+    value = blank_value(array.context, array.type.dtype, array.extents)
+    pieces = ((ZERO, k, n - k), (n - k, ZERO, k))  # the layout follows from the first
+    for source, target, extent in pieces if k == 1 else pieces[::-1]:
+        start, box = (*zeros[:d], source, *zeros[d + 1 :]), list(array.extents)
+        box[d] = extent
+        piece = array.viewed(view.Slice(start, step, tuple(box))).read()
+        at = (*zeros[:d], target, *zeros[d + 1 :])
+        value = array.context.emit_one(Update(start=at, step=step), value, piece)
+    return wrap(array.context, value, scalar=False)
+
+
+def fftshift(x: Any, axes: Any = None) -> Array:
+    """Zero frequency to the middle."""
+    return _half_way(x, axes, 1)
+
+
+def ifftshift(x: Any, axes: Any = None) -> Array:
+    return _half_way(x, axes, -1)
+
+
+def _half_way(x: Any, axes: Any, sign: int) -> Array:
+    array = as_array(x)
+    dims = dims_of(axes, array.ndim, "np.fft.fftshift")
+    halves = tuple(number(sign * (array.extents[d] // 2)) for d in dims)
+    return roll(array, halves, dims) if dims else _copied(array)
+
+
+def resize(x: Any, shape: Any) -> Array:
+    """The elements again and again until the shape is full."""
+    array = ravel(x)
+    wanted = [constant(e or ZERO, "np.resize", "") for e in _wanted(shape)]
+    have = constant(array.extents[0], "np.resize", "np.tile")
+    total = int(np.prod(wanted))
+    if not have:
+        return as_array(np.zeros(wanted, array.dtype))
+    return reshape(tile(array, -(-total // have))[:total], tuple(wanted))
+
+
+def tile(x: Any, reps: Any) -> Array:
+    array = as_array(x)
+    counts = list(reps) if isinstance(reps, (tuple, list)) else [reps]
+    counts = [1] * (array.ndim - len(counts)) + counts
+    array = reshape(array, (*[1] * (len(counts) - array.ndim), *array.shape))
+    wide: list[Any] = []
+    pairs: list[Any] = []
+    for n, e in zip(counts, array.shape):
+        wide += [n, e]
+        pairs += [1, e]
+    full = broadcast_to(reshape(array, tuple(pairs)), tuple(wide))
+    return _copied(reshape(full, tuple(n * e for n, e in zip(counts, array.shape))))
+
+
+def repeat(x: Any, repeats: Any, axis: Any = None) -> Array:
+    array = ravel(x) if axis is None else as_array(x)
+    d = _dim(axis or 0, array.ndim, "np.repeat")
+    if expr_of(repeats) is None:
+        data = repeats if not isinstance(repeats, Array) else None
+        if data is None:
+            raise unsupported("np.repeat with counts that depend on data", "one count for all")
+        got: Array = array[(*[slice(None)] * d, np.repeat(np.arange(len(data)), data))]
+        return got
+    shape = array.shape
+    wide = expand_dims(array, d + 1)
+    wide = broadcast_to(wide, (*shape[: d + 1], repeats, *shape[d + 1 :]))
+    return _copied(reshape(wide, (*shape[:d], shape[d] * repeats, *shape[d + 1 :])))
+
+
+# ---- copies ----------------------------------------------------------------------------------
+
+
+def copy(x: Any, order: str = "K", subok: bool = False) -> Array:
+    copied = _copied(as_array(x))
+    return memory_order.kept(copied, x) if order == "K" else copied
+
+
+def check_casting(have: DType, wanted: DType, casting: Any = None) -> None:
+    """Raises DtypeError where NumPy would not convert."""
+    rule: Any = casting or "same_kind"
+    if not np.can_cast(dtypes.numpy_dtype(have), dtypes.numpy_dtype(wanted), rule):
+        raise DtypeError(f"cannot cast {have} to {wanted}", place=user_place(),
+                         expected=f"a conversion that casting={rule!r} allows", found=str(have),
+                         remedy="x.real or np.floor(x) first; or x.astype(t)")  # fmt: skip
+
+
+def astype(x: Any, dtype: Any, order: str = "K", casting: Any = None, subok: Any = None,
+           copy: Any = True, *, device: Any = None) -> Array:  # fmt: skip
+    """A new array of another element type."""
+    array = as_array(x)
+    check_casting(array.type.dtype, element_type(dtype), casting or "unsafe")
+    if not copy and isinstance(x, Array) and element_type(dtype) == array.type.dtype:
+        return x
+    value = as_value(array.context, array, dtype)
+    made = wrap(array.context, value, scalar=array.scalar or None if array.ndim == 0 else False)
+    return memory_order.kept(made, array) if order == "K" else made
+
+
+def triangle(keep_lower: bool, what: str) -> Any:
+    def call(m: Any, k: Any = 0) -> Array:
+        array = as_array(m)
+        if array.ndim < 2:
+            raise ShapeError(f"{what} needs two dims", place=user_place(), expected="2 dims",
+                             found=shape_text(array.extents))  # fmt: skip
+        rows, columns = _grid(array, -2), _grid(array, -1)
+        compare = np.greater_equal if keep_lower else np.less_equal
+        mask = apply(compare, rows + k, columns)
+        zero = as_array(np.zeros((), array.dtype))
+        return select(mask, array, zero)
+
+    return call
+
+
+def _grid(array: Array, dim: int) -> Array:
+    """Positions along one of the last two dims, as a column or a row."""
+    return global_indices(array.context, array.extents[dim], ZERO, dim + 2, 2)
+
+
+tril, triu = triangle(True, "np.tril"), triangle(False, "np.triu")
+
+
+def diagonal(x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Array:
+    array = moveaxis(x, (axis1, axis2), (0, 1))
+    n, m = array.extents[:2]
+    k = constant(expr_of(offset) or ZERO, "the offset of a diagonal", "")
+    count = expr.maximum(expr.minimum(n + min(k, 0), m - max(k, 0)), 0)
+    at = arange(number(count))
+    places = ((at + max(-k, 0)).read(), (at + max(k, 0)).read())
+    return moveaxis(array.viewed(view.Picked(places, (count, *array.extents[2:]))), 0, -1)
+
+
+def diag(x: Any, k: int = 0) -> Array:
+    array = as_array(x)
+    if array.ndim == 2:
+        return diagonal(array, k)
+    n = array.shape[0] + abs(k)
+    made = zeros((n, n), array.dtype)
+    at = arange(array.shape[0])
+    made[at + max(-k, 0), at + max(k, 0)] = array
+    return made
+
+
+def diagflat(v: Any, k: int = 0) -> Array:
+    return diag(ravel(v), k)
+
+
+def trace(x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = None,
+          out: Any = None) -> Any:  # fmt: skip
+    return sum_(diagonal(x, offset, axis1, axis2), axis=-1, dtype=dtype, out=out)
+
+
+def meshgrid(*arrays: Any, copy: bool = True, sparse: bool = False, indexing: str = "xy") -> Any:
+    parts = [ravel(x) for x in arrays]
+    order = list(range(len(parts)))
+    if indexing == "xy" and len(parts) > 1:
+        order[:2] = [1, 0]
+    out = []
+    for k, p in enumerate(parts):
+        shape = [1] * len(parts)
+        shape[order[k]] = p.shape[0]
+        out.append(reshape(p, tuple(shape)))
+    return tuple(out) if sparse else tuple(_copied(a) for a in broadcast_arrays(*out))
+
+
+def ix_(*arrays: Any) -> tuple[Array, ...]:
+    grids: tuple[Array, ...] = meshgrid(*arrays, sparse=True, indexing="ij")
+    return grids
+

@@ -1,0 +1,351 @@
+"""Statistics and differences: quantiles, covariances, gradients, NaN left out.
+
+Composed of the other functions; dtypes and formulas are NumPy's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from codegen import dtypes
+from codegen.errors import ShapeError
+from codegen.places import user_place
+from codegen.trace.array import Array, as_array, is_traced, unsupported
+from codegen.trace.numpy import joining, picking, products, reducing, shaping
+from codegen.trace.numpy.creation import zeros_like
+from codegen.trace.numpy.elementwise import apply, operate, result_type, select, store
+
+# ---- order ---------------------------------------------------------------------------------------
+
+
+def quantile(x: Any, q: Any, axis: Any = None, *, method: str = "linear", keepdims: Any = False,
+             **other: Any) -> Any:  # fmt: skip
+    """Between the two sorted elements nearest to q, as method="linear"; NaN where there is one."""
+    _check_quantile("np.quantile", q, method, other)
+    reducing.no_complex(x, "np.quantile")
+    array, d, wide = reducing.lanes(x, axis, "np.quantile")
+    if array.type.dtype.kind in "biu" or np.ndim(q):  # an array of q is one of float64
+        array = as_array(array, dtypes.FLOAT64)
+    ordered = reducing.sort(array, d)
+    n = array.shape[d]
+    if not isinstance(n, int) and not n.expr.is_const:
+        raise unsupported("np.quantile of an extent that is known at launch", "np.sort(x)[k]")
+    count = int(n if isinstance(n, int) else n.expr.value)
+    last = _at(ordered, count - 1, d)
+
+    def one(part: float) -> Array:
+        place = part * (count - 1)
+        k = min(math.floor(place), max(count - 2, 0))
+        low, high = _at(ordered, k, d), _at(ordered, min(k + 1, count - 1), d)
+        t, step = place - k, high - low
+        between = low + step * t if t < 0.5 else high - step * (1 - t)
+        made = as_array(select(apply(np.isnan, last), last, between), array.type.dtype)
+        return made.reshape(wide) if reducing.asked(keepdims) else made
+
+    if np.ndim(q) == 0:
+        return one(float(q))
+    made = joining.stack([one(float(p)) for p in np.ravel(q)])
+    return made.reshape((*np.shape(q), *made.shape[1:]))
+
+
+def _check_quantile(what: str, q: Any, method: str, other: Any) -> None:
+    if method != "linear" or is_traced(q) or any(v is not None for v in other.values()):
+        raise unsupported(f"{what} with other methods, or a q that depends on data",
+                          "method='linear' and numbers; np.sort(x)[k]")  # fmt: skip
+    if not np.all((0 <= np.asarray(q)) & (np.asarray(q) <= 1)):
+        raise unsupported(f"{what} with q={q!r}", "q from 0 to 1 (percentiles: 0 to 100)")
+
+
+def percentile(x: Any, q: Any, axis: Any = None, **options: Any) -> Any:
+    return quantile(x, q if isinstance(q, Array) else np.true_divide(q, 100), axis, **options)
+
+
+def _at(array: Array, k: Any, d: int) -> Array:
+    got: Array = array[(*[slice(None)] * d, k)]
+    return got
+
+
+# ---- variances ---------------------------------------------------------------------------------
+
+
+def cov(m: Any, y: Any = None, rowvar: bool = True, bias: bool = False, ddof: Any = None,
+        fweights: Any = None, aweights: Any = None, *, dtype: Any = None) -> Any:  # fmt: skip
+    """Of variables in rows, or in columns where rowvar is false."""
+    if fweights is not None or aweights is not None:
+        raise unsupported("np.cov with weights", "(x * w) @ x.T of x minus its weighted mean")
+    parts = []
+    for one in (m,) if y is None else (m, y):
+        rows = shaping.atleast_2d(one)
+        parts.append(rows if rowvar or as_array(one).ndim == 1 else rows.T)
+    x = joining.concatenate(parts, 0) if len(parts) > 1 else parts[0]
+    x = as_array(x, result_type(x, np.float64(0)) if dtype is None else dtype)
+    x = x - reducing.mean(x, 1, keepdims=True)
+    less = (0 if bias else 1) if ddof is None else ddof
+    made = apply(np.divide, products.matmul(x, apply(np.conjugate, x).T), x.shape[1] - less)
+    return shaping.squeeze(made)
+
+
+def corrcoef(x: Any, y: Any = None, rowvar: bool = True, *, dtype: Any = None) -> Any:
+    c = cov(x, y, rowvar, dtype=dtype)
+    if c.ndim == 0:
+        return c / c
+    size = apply(np.sqrt, shaping.diagonal(c).real)
+    return picking.clip(c / size[:, None] / size[None, :], -1, 1)
+
+
+# ---- differences ---------------------------------------------------------------------------------
+
+
+def gradient(f: Any, *spacing: Any, axis: Any = None, edge_order: int = 1) -> Any:
+    """Central differences, one-sided ones at the ends; spacing: numbers, or places along a dim."""
+    array = as_array(f)
+    if edge_order != 1:
+        raise unsupported("np.gradient with edge_order=2", "edge_order=1, or slices")
+    if array.type.dtype.kind in "biu":
+        array = as_array(array, dtypes.FLOAT64)
+    dims = reducing.dims_of(axis, array.ndim, "np.gradient")
+    steps = spacing if len(spacing) > 1 else (spacing or (1.0,)) * len(dims)
+    out = tuple(_slope(array, step, d) for step, d in zip(steps, dims, strict=True))
+    return out[0] if len(out) == 1 else out
+
+
+def _slope(f: Array, step: Any, d: int) -> Array:
+    def part(start: Any, stop: Any) -> tuple[Any, ...]:
+        return (*[slice(None)] * d, slice(start, stop))
+
+    made = zeros_like(f)
+    inner, first, last = part(1, -1), part(0, 1), part(-1, None)
+    begin, end = f[part(1, 2)] - f[first], f[last] - f[part(-2, -1)]
+    if not (isinstance(step, Array) and step.ndim) and np.ndim(step) == 0:
+        made[inner] = (f[part(2, None)] - f[part(None, -2)]) / (operate(np.multiply, step, 2.0))
+        made[first], made[last] = begin / step, end / step
+        return made
+    gaps = picking.diff(as_array(step, np.float64))
+    gaps = gaps.reshape((gaps.shape[0], *[1] * (f.ndim - 1 - d)))
+    before, after = gaps[:-1], gaps[1:]
+    made[inner] = (
+        f[part(None, -2)] * (-after / (before * (before + after)))
+        + f[inner] * ((after - before) / (before * after))
+        + f[part(2, None)] * (before / (after * (before + after)))
+    )
+    made[first], made[last] = begin / gaps[:1], end / gaps[-1:]
+    return made
+
+
+def unwrap(p: Any, discont: Any = None, axis: int = -1, *, period: Any = 2 * np.pi) -> Any:
+    """Steps of more than half a period become their complements."""
+    array = as_array(p)
+    (d,) = reducing.dims_of((axis,), array.ndim, "np.unwrap")
+    steps = picking.diff(array, axis=d)
+    kind = result_type(steps, period)
+    half = period // 2 if kind.kind in "iu" else period / 2
+    turned = apply(np.remainder, steps + half, period) - half
+    if kind.kind not in "iu" or period % 2 == 0:
+        turned = select((turned == -half) & (steps > 0), half, turned)
+    small = apply(np.less, apply(np.absolute, steps), period / 2 if discont is None else discont)
+    moved = reducing.cumsum(select(small, 0, turned - steps), d)
+    lead = [slice(None)] * d
+    made = as_array(array, kind).copy()
+    made[(*lead, slice(1, None))] = array[(*lead, slice(1, None))] + moved
+    return made
+
+
+def ediff1d(x: Any, to_end: Any = None, to_begin: Any = None) -> Any:
+    steps = picking.diff(shaping.ravel(x))
+    parts = [to_begin, steps, to_end]
+    kept = [shaping.ravel(as_array(p, steps.type.dtype)) for p in parts if p is not None]
+    return joining.concatenate(kept)
+
+
+def _check_place(at: Any, array: Array, d: int, most: int, what: str) -> None:
+    """most: how far behind the last element it may be."""
+    n = array.extents[d]
+    if n.is_const and not -n.value <= int(at) < n.value + most:
+        raise ShapeError(f"{what}: {at} is out of bounds", place=user_place(),
+                         expected=f"{-n.value} to {n.value + most - 1}", found=str(at))  # fmt: skip
+
+
+def insert(x: Any, at: Any, values: Any, axis: Any = None) -> Any:
+    """At one place known while building."""
+    array = as_array(x) if axis is not None else shaping.ravel(x)
+    if not isinstance(at, (int, np.integer)):
+        raise unsupported("np.insert at several places", "slices and np.concatenate")
+    (d,) = reducing.dims_of(axis or 0, array.ndim, "np.insert")
+    _check_place(at, array, d, 1, "np.insert")
+    lead = [slice(None)] * d
+    part = as_array(values, array.type.dtype)
+    if part.ndim < array.ndim:
+        count = part.shape[0] if part.ndim and array.ndim == 1 else 1
+        part = shaping.broadcast_to(part if array.ndim == 1 else shaping.expand_dims(part, d)
+                                    if part.ndim else part,
+                                    (*array.shape[:d], count, *array.shape[d + 1 :]))  # fmt: skip
+    at = int(at)
+    return joining.concatenate([array[(*lead, slice(None, at))], part,
+                                array[(*lead, slice(at, None))]], d)  # fmt: skip
+
+
+def delete(x: Any, at: Any, axis: Any = None) -> Any:
+    """One place known while building."""
+    array = as_array(x) if axis is not None else shaping.ravel(x)
+    if not isinstance(at, (int, np.integer)):
+        raise unsupported("np.delete of several places", "slices and np.concatenate")
+    (d,) = reducing.dims_of(axis or 0, array.ndim, "np.delete")
+    _check_place(at, array, d, 0, "np.delete")
+    lead = [slice(None)] * d
+    rest = None if at == -1 else int(at) + 1
+    tail = [] if rest is None else [array[(*lead, slice(rest, None))]]
+    return joining.concatenate([array[(*lead, slice(None, int(at)))], *tail], d)
+
+
+def cross(a: Any, b: Any, axisa: int = -1, axisb: int = -1, axisc: int = -1,
+          axis: Any = None) -> Any:  # fmt: skip
+    """Of vectors with three components."""
+    axisa, axisb, axisc = (axisa, axisb, axisc) if axis is None else (axis,) * 3
+    p, q = shaping.moveaxis(a, axisa, -1), shaping.moveaxis(b, axisb, -1)
+    if p.extents[-1] != 3 or q.extents[-1] != 3:
+        raise unsupported("np.cross of vectors that have not three components",
+                          "a[0] * b[1] - a[1] * b[0]")  # fmt: skip
+    made = [
+        p[..., i] * q[..., j] - p[..., j] * q[..., i] for i, j in ((1, 2), (2, 0), (0, 1))
+    ]
+    return joining.stack([as_array(x) for x in made], axisc)
+
+
+# ---- NaN left out --------------------------------------------------------------------------------
+
+
+def _without_nan(reduce: Callable[..., Any]) -> Callable[..., Any]:
+    def call(x: Any, axis: Any = None, *args: Any, **options: Any) -> Any:
+        array = as_array(x)
+        if array.type.dtype.kind not in "fc":
+            return reduce(array, axis, *args, **options)
+        number = apply(np.logical_not, apply(np.isnan, array))
+        asked = options.pop("where", np._NoValue)
+        if asked is not np._NoValue and asked is not True:
+            number = apply(np.logical_and, number, asked)
+        return reduce(array, axis, *args, **options, where=number)
+
+    return call
+
+
+def _extreme_number(reduce: Callable[..., Any], extreme: float) -> Callable[..., Any]:
+    def call(x: Any, axis: Any = None, out: Any = None, keepdims: Any = False,
+             initial: Any = None, where: Any = True) -> Any:  # fmt: skip
+        array = as_array(x)
+        if array.type.dtype.kind not in "fc":
+            return reduce(array, axis, out, keepdims, initial, where)
+        nan = apply(np.isnan, array)
+        least = extreme if array.type.dtype.kind == "f" else complex(extreme, extreme)
+        found = reduce(select(nan, least, array), axis, None, keepdims, initial, where)
+        if initial is None or initial is np._NoValue:
+            none = reducing.all_(nan, axis, keepdims=keepdims)
+            found = as_array(select(none, np.nan, found), array.type.dtype)
+        return store(found, out)
+
+    return call
+
+
+nansum, nanprod = _without_nan(reducing.sum_), _without_nan(reducing.prod)
+nanmean, nanvar = _without_nan(reducing.mean), _without_nan(reducing.var)
+nanstd = _without_nan(reducing.std)
+nanmax, nanmin = _extreme_number(reducing.max_, -np.inf), _extreme_number(reducing.min_, np.inf)
+
+
+def _without_nan_running(run: Callable[..., Any], neutral: int) -> Callable[..., Any]:
+    def call(x: Any, axis: Any = None, dtype: Any = None, out: Any = None) -> Any:
+        array = as_array(x)
+        if array.type.dtype.kind in "fc":
+            array = as_array(select(apply(np.isnan, array), neutral, array), array.type.dtype)
+        return run(array, axis, dtype, out)
+
+    return call
+
+
+nancumsum = _without_nan_running(reducing.cumsum, 0)
+nancumprod = _without_nan_running(reducing.cumprod, 1)
+
+
+def _position_without_nan(find: Callable[..., Any], extreme: float) -> Callable[..., Any]:
+    def call(x: Any, axis: Any = None, out: Any = None, *, keepdims: Any = False) -> Any:
+        array = as_array(x)
+        if array.type.dtype.kind in "fc":
+            array = select(apply(np.isnan, array), extreme, array)
+        return find(array, axis, out, keepdims=keepdims)
+
+    return call
+
+
+nanargmax = _position_without_nan(reducing.argmax, -np.inf)
+nanargmin = _position_without_nan(reducing.argmin, np.inf)
+
+
+def nanquantile(x: Any, q: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False,
+                method: str = "linear", keepdims: Any = False, **other: Any) -> Any:  # fmt: skip
+    """np.quantile of what is no NaN: places among the sorted ones are known only at run time."""
+    _check_quantile("np.nanquantile", q, method, other)
+    array, d, shape = _lanes(x, axis)
+    ordered, count = _ordered(array, d)
+
+    def one(part: float) -> Any:
+        place = apply(np.multiply, count - 1, part)
+        low = apply(np.floor, place)
+        t = as_array(place - low, array.type.dtype)
+        first, last = (_picked(ordered, low + k, count, d) for k in (0, 1))
+        step = last - first
+        return select(t < 0.5, first + step * t, last - step * (1 - t))
+
+    wide = shape if reducing.asked(keepdims) else None
+    return store(_of_parts(one, q, count, array, d, wide), out)
+
+
+def nanpercentile(x: Any, q: Any, axis: Any = None, *args: Any, **options: Any) -> Any:
+    return nanquantile(x, np.true_divide(q, 100), axis, *args, **options)
+
+
+def nanmedian(x: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False,
+              keepdims: Any = False) -> Any:  # fmt: skip
+    """The middle of what is no NaN."""
+    array, d, shape = _lanes(x, axis)
+    ordered, count = _ordered(array, d)
+
+    def one(_: float) -> Any:
+        low, high = (_picked(ordered, (count - k) // 2, count, d) for k in (1, 0))
+        return reducing.between(low, high, count % 2 == 1)
+
+    wide = shape if reducing.asked(keepdims) else None
+    return store(_of_parts(one, 0.5, count, array, d, wide), out)
+
+
+def _lanes(x: Any, axis: Any) -> tuple[Array, int, tuple[Any, ...]]:
+    """Floats, the dim along which they are sorted, and the shape with keepdims."""
+    array, d, shape = reducing.lanes(x, axis, "np.nanquantile")
+    kind = dtypes.FLOAT64 if array.type.dtype.kind in "biu" else array.type.dtype
+    return as_array(array, kind), d, shape
+
+
+def _ordered(array: Array, d: int) -> tuple[Array, Array]:
+    """Sorted, NaN last; and how many are no NaN."""
+    there = apply(np.logical_not, apply(np.isnan, array))
+    return as_array(reducing.sort(array, d)), reducing.sum_(there, d, keepdims=True)
+
+
+def _picked(ordered: Array, k: Any, count: Array, d: int) -> Array:
+    at = apply(np.maximum, apply(np.minimum, as_array(k, dtypes.INT64), count - 1), 0)
+    return picking.take_along_axis(ordered, at, d)
+
+
+def _of_parts(one: Callable[[float], Any], q: Any, count: Array, array: Array, d: int,
+              wide: tuple[Any, ...] | None) -> Any:  # fmt: skip
+    def shown(part: float) -> Array:
+        made = as_array(select(count == 0, np.nan, one(part)), array.type.dtype)
+        return made.reshape(wide) if wide is not None else shaping.squeeze(made, d)
+
+    if np.ndim(q) == 0:
+        made = shown(float(q))
+        return made[()] if not made.ndim else made
+    parts = joining.stack([shown(float(p)) for p in np.ravel(q)])
+    return parts.reshape((*np.shape(q), *parts.shape[1:]))

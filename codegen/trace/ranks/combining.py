@@ -1,0 +1,342 @@
+"""What ranks combine inside a shard_map: the psum family, psum_scatter, preduce, scans, flags.
+
+Comes in: arrays of one shape on all members. Comes out: of what all get, the same bits on each.
+Always holds: COMBINE names what is combined with; types for which it means nothing are refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from codegen import dtypes
+from codegen.errors import DtypeError
+from codegen.functions import fn_of
+from codegen.ir import Value
+from codegen.ops import AllReduce, Kind, ReduceScatter, ReduceTo, Scan
+from codegen.places import user_place
+from codegen.symbolic import expr
+from codegen.trace.array import Array, as_array, cast_value, number, wrap
+from codegen.trace.context import Context
+from codegen.trace.ranks.communicate import Axes, dim_of, independent, inside, kept_part
+from codegen.trace.ranks.folding import folded
+from codegen.trace.ranks.layouts import axes_of
+from codegen.trace.ranks.rooted import root_of
+from codegen.user import tree
+
+
+def _all_reduce(x: Any, axis: Any, fn: str, what: str) -> Any:
+    context = inside(what)
+    axes = axes_of(context, axis, what)
+
+    def one(leaf: Any) -> Any:
+        if fn == "add" and isinstance(leaf, (int, float)) and not isinstance(leaf, bool):
+            return leaf * number(context.mesh.size(axes))  # psum(1, axis): the number of members
+        value = contributed(as_array(leaf), fn, what)
+        independent(context, axes, value.type.shape, range(value.type.ndim), what)
+        return combined(context, AllReduce(axes, fn), value)
+
+    return tree.map_tree(one, x)
+
+
+def combined(context: Context, what: Kind, value: Value) -> Array:
+    """What an exchange makes of the members' values: of half types in float32, rounded once."""
+    stored = value.type.dtype
+    total = context.emit_one(what, widened(context, value))
+    return wrap(context, cast_value(context, total, stored))
+
+
+def widened(context: Context, value: Value) -> Value:
+    return cast_value(context, value, dtypes.folded_in(value.type.dtype))
+
+
+def contributed(array: Array, fn: str, what: str) -> Value:
+    """Bools are counted, as NumPy's sum and product of them do; all else keeps them bools."""
+    value = array.read()
+    kind = value.type.dtype.kind
+    if fn.startswith("bit_") and kind in "fc":
+        raise DtypeError(
+            f"{what} of {value.type.dtype}: its bits are not truth values",
+            place=user_place(),
+            expected="bools, which it combines as truth values, or integers, bit by bit",
+            found=str(value.type),
+            remedy="compare first: x != 0",
+        )
+    if kind == "b" and fn in ("add", "mul"):
+        return cast_value(array.context, value, dtypes.INT64)
+    return value
+
+
+def psum(x: Any, axis: Any) -> Any:
+    """The sum of x over all ranks along the axis (or axes), element by element, on each of them.
+
+    x: arrays of one shape on all ranks, in any nest; the results have the same shapes and dtypes,
+    and the same bits on all ranks. ShapeError where a shape depends on the index.
+
+    On 4 ranks, x is [index]:
+
+    >>> psum(x, "r")
+    [6.], [6.], [6.], [6.]
+    """
+    return _all_reduce(x, axis, "add", "psum")
+
+
+def pprod(x: Any, axis: Any) -> Any:
+    """The product over all ranks along the axis, as psum.
+
+    >>> pprod(x + 1, "r")
+    [24.], [24.], [24.], [24.]
+    """
+    return _all_reduce(x, axis, "mul", "pprod")
+
+
+def pmax(x: Any, axis: Any) -> Any:
+    """The maximum over all ranks along the axis, as psum; NaN wins.
+
+    >>> pmax(x, "r")
+    [3.], [3.], [3.], [3.]
+    """
+    return _all_reduce(x, axis, "max", "pmax")
+
+
+def pmin(x: Any, axis: Any) -> Any:
+    """The minimum over all ranks along the axis, as psum; NaN wins.
+
+    >>> pmin(x, "r")
+    [0.], [0.], [0.], [0.]
+    """
+    return _all_reduce(x, axis, "min", "pmin")
+
+
+def pmean(x: Any, axis: Any) -> Any:
+    """The mean over all ranks along the axis, as psum, divided by their number.
+
+    >>> pmean(x, "r")
+    [1.5], [1.5], [1.5], [1.5]
+    """
+    context = inside("pmean")
+    size = number(context.mesh.size(axes_of(context, axis, "pmean")))
+    return tree.map_tree(lambda leaf: psum(as_array(leaf), axis) / size, x)
+
+
+def pand(x: Any, axis: Any) -> Any:
+    """Whether x holds on all ranks along the axis, as psum; of integers, bit by bit.
+
+    >>> pand(x < 3, "r")
+    [0], [0], [0], [0]
+    """
+    return _all_reduce(x, axis, "bit_and", "pand")
+
+
+def por(x: Any, axis: Any) -> Any:
+    """Whether x holds on any rank along the axis, as psum; of integers, bit by bit.
+
+    >>> por(x.astype(int), "r")
+    [3], [3], [3], [3]
+    """
+    return _all_reduce(x, axis, "bit_or", "por")
+
+
+def pxor(x: Any, axis: Any) -> Any:
+    """Whether x holds on an odd number of ranks along the axis, as psum; of integers, bit by bit.
+
+    >>> pxor(x > 0, "r")
+    [1], [1], [1], [1]
+    """
+    return _all_reduce(x, axis, "bit_xor", "pxor")
+
+
+def _flag(flag: Any, axis: Any, fn: str, what: str) -> Array:
+    context = inside(what)
+    axes = context.mesh.names if axis is None else axes_of(context, axis, what)
+    array = as_array(flag, dtypes.BOOL)
+    independent(context, axes, array.extents, range(array.ndim), what)
+    return wrap(context, context.emit_one(AllReduce(axes=axes, fn=fn), array.read()))
+
+
+def all_ranks(flag: Any, axis: Any = None) -> Array:
+    """Whether the flag holds on all ranks, or on all along the axis: a bool array of shape ().
+
+    Every rank gets the same answer, so `while not spmd.all_ranks(done)` ends on all of them at
+    once.
+    """
+    return _flag(flag, axis, "and", "all_ranks")
+
+
+def any_ranks(flag: Any, axis: Any = None) -> Array:
+    """Whether the flag holds on any rank, or on any along the axis: as all_ranks."""
+    return _flag(flag, axis, "or", "any_ranks")
+
+
+def psum_scatter(
+    x: Any, axis: Any, dim: int = 0, tiled: bool = False, *, scatter_dimension: int | None = None
+) -> Any:
+    """The sum over all ranks along the axis, of which each keeps its part of `dim`.
+
+    As in JAX, the extent of dim is the number of ranks, and the dim is dropped. tiled=True keeps
+    dim and cuts it into balanced blocks, so that any extent will do.
+
+    On 4 ranks, x is [index]:
+
+    >>> psum_scatter(x + np.arange(8), "r", tiled=True)
+    [ 6. 10.], [14. 18.], [22. 26.], [30. 34.]
+    """
+    context = inside("psum_scatter")
+    axes = axes_of(context, axis, "psum_scatter")
+    dim = dim if scatter_dimension is None else scatter_dimension
+
+    def one(leaf: Any) -> Array:
+        value = contributed(as_array(leaf), "add", "psum_scatter")
+        shape = value.type.shape
+        d = dim_of(dim, len(shape), "psum_scatter")
+        independent(context, axes, shape, range(len(shape)), "psum_scatter")
+        wide = widened(context, value)
+        kept = kept_part(context, axes, wide, shape, d, tiled, "psum_scatter")
+        part = wrap(context, context.emit_one(ReduceScatter(axes, d, "add", (kept,)), wide))
+        part = part if tiled else part.squeeze(d)
+        return as_array(part, value.type.dtype)
+
+    return tree.map_tree(one, x)
+
+
+def preduce(x: Any, axis: Any, op: Any = "sum", root: Any = 0) -> Any:
+    """What psum gives, on the rank at position `root` along the axis only; zeros on all others.
+
+    - x: arrays of one shape on all ranks, in any nest.
+    - op: "sum", "prod", "min" or "max" (NaN wins); "and", "or" or "xor", of bools as truth values
+      and of integers bit by bit; a function of two arrays that returns a third one like them; or a
+      kernel (a, b, out). The ranks' arrays are combined one after the other, in their order.
+    - root: None for all of them.
+
+    A function of your own that does the same with every element (arithmetic, np.where and the like,
+    of its arguments and numbers) takes two exchanges. Any other, and every kernel, takes one for
+    each rank.
+
+    UsageError for another op, DtypeError for bits of floats, ShapeError where a shape depends on
+    the index, MatchingError where there is no such rank, CarryError where op changes the type.
+
+    On 4 ranks, x is [index]:
+
+    >>> preduce(x, "r", "max", root=1)
+    [0.], [3.], [0.], [0.]
+    >>> preduce(x, "r", lambda a, b: 10 * a + b, root=None)
+    [123.], [123.], [123.], [123.]
+    """
+    context = inside("preduce")
+    axes = axes_of(context, axis, "preduce")
+    at = None if root is None else root_of(context, axes, root, "preduce")
+    if callable(op):
+        here = expr.const(1) if at is None else expr.eq(context.mesh.position(axes), at)
+
+        def mine(leaf: Any) -> Any:
+            total = _folded(context, axes, leaf, op, "preduce", False)
+            return np.where(number(here), total, np.zeros_like(total))
+
+        return tree.map_tree(mine, x)
+    fn = fn_of(op, "preduce")
+
+    def one(leaf: Any) -> Array:
+        value = contributed(as_array(leaf), fn, "preduce")
+        independent(context, axes, value.type.shape, range(value.type.ndim), "preduce")
+        if at is None:
+            return combined(context, AllReduce(axes, fn), value)
+        return combined(context, ReduceTo(axes, fn, at), value)
+
+    return tree.map_tree(one, x)
+
+
+def _folded(context: Context, axes: Axes, leaf: Any, op: Any, what: str, prefix: bool) -> Array:
+    array = as_array(leaf)
+    independent(context, axes, array.extents, range(array.ndim), what)
+    return folded(context, axes, array, op, what, prefix)
+
+
+def _prefix(x: Any, axis: Any, op: Any, exclusive: bool, what: str) -> Any:
+    context = inside(what)
+    axes = axes_of(context, axis, what)
+    if callable(op) and not exclusive:
+        return tree.map_tree(lambda leaf: _folded(context, axes, leaf, op, what, True), x)
+    fn = fn_of(op, what)
+
+    def one(leaf: Any) -> Array:
+        value = contributed(as_array(leaf), fn, what)
+        if exclusive and value.type.dtype.kind == "c" and fn in ("min", "max"):
+            raise DtypeError(
+                f"{what} of {value.type.dtype}: no complex number is the largest or smallest",
+                place=user_place(),
+                expected="an op for which the first rank has something to begin with",
+                found=f"op={op!r} of {value.type}",
+                remedy="pscan, or the real and imaginary parts",
+            )
+        independent(context, axes, value.type.shape, range(value.type.ndim), what)
+        return combined(context, Scan(axes, fn, exclusive), value)
+
+    return tree.map_tree(one, x)
+
+
+def pscan(x: Any, axis: Any, op: Any = "sum") -> Any:
+    """x of the ranks up to this one along the axis, combined element by element, in their order.
+
+    op and x: as of preduce, a function or a kernel also. The bits of a result depend on the mesh,
+    not on which process hosts which rank.
+
+    On 4 ranks, x is [index]:
+
+    >>> pscan(x + 1, "r")
+    [1.], [3.], [6.], [10.]
+    """
+    return _prefix(x, axis, op, False, "pscan")
+
+
+def pexscan(x: Any, axis: Any, op: str = "sum") -> Any:
+    """As pscan, without this rank's own x: of sizes, it says where this rank's part begins.
+
+    op: a name, no function. The first rank gets what changes no other value: 0 for sums, 1 for
+    products, the largest number (inf for floats) for minima.
+
+    >>> pexscan(x + 1, "r")
+    [0.], [1.], [3.], [6.]
+    """
+    return _prefix(x, axis, op, True, "pexscan")
+
+
+def pargmax(x: Any, axis: Any) -> Any:
+    """The largest x along the axis, element by element, and the position of the rank that has it.
+
+    Two arrays of x's shape, or of each leaf of a nest: the values, and int64 positions; the first
+    rank among equals, NaN counts as larger than all. Both have the same bits on all ranks.
+
+    On 4 ranks, x is [index]:
+
+    >>> pargmax(x * (3 - x), "r")[1]
+    [1], [1], [1], [1]
+    """
+    return _located(x, axis, "max", "pargmax")
+
+
+def pargmin(x: Any, axis: Any) -> Any:
+    """The smallest x along the axis and the position of the rank that has it: as pargmax.
+
+    NaN counts as smaller than all.
+
+    >>> pargmin(x * (3 - x), "r")[1]
+    [0], [0], [0], [0]
+    """
+    return _located(x, axis, "min", "pargmin")
+
+
+def _located(x: Any, axis: Any, fn: str, what: str) -> Any:
+    """Two all-reduces: of the values, then of the positions of those who have the best of them."""
+    context = inside(what)
+    axes = axes_of(context, axis, what)
+    size, own = (number(e) for e in (context.mesh.size(axes), context.mesh.position(axes)))
+    values = _all_reduce(x, axis, fn, what)
+    bests = (leaf for leaf in tree.leaves(values) if leaf is not None)
+
+    def where(leaf: Any) -> Any:
+        mine, best = as_array(leaf), next(bests)
+        has = (mine == best) | ((mine != mine) & (best != best))
+        return _all_reduce(np.where(has, own, size), axis, "min", what)
+
+    return values, tree.map_tree(where, x)

@@ -1,0 +1,436 @@
+"""Exchange between ranks inside a shard_map: ppermute, all_gather, all_to_all, barriers.
+
+Shapes of results are seen from the receiver: the sender's extents with the mesh coordinates of
+the axes replaced by the sender's.
+Always holds: what is wrong for every mesh is refused here; everything else is proved by the passes.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from codegen.errors import CarryError, MatchingError, ProgramError, ShapeError, UsageError
+from codegen.ir import ArrayType, Shape, Value
+from codegen.mesh import block_extent
+from codegen.ops import AllGather, AllToAll, Barrier, Permute
+from codegen.places import user_place
+from codegen.symbolic import expr, prove
+from codegen.symbolic.expr import Expr, Sym
+from codegen.trace.array import Array, as_array, number, wrap
+from codegen.trace.context import Context, require_context
+from codegen.trace.control.letting import as_symbol
+from codegen.trace.control.source import given
+from codegen.trace.number import expr_of, maybe
+from codegen.trace.numpy.elementwise import same_extent, shape_text
+from codegen.trace.ranks.layouts import axes_of
+from codegen.user import tree
+
+Axes = tuple[str, ...]
+
+
+def inside(what: str) -> Context:
+    """The context, which must be in a rank's view."""
+    context = require_context(what)
+    if not context.rank_view:
+        raise ProgramError(
+            f"{what} stands outside a shard_map",
+            place=user_place(),
+            expected="one rank's view, where the index can be read",
+            remedy="write it inside a function given to spmd.shard_map",
+        )
+    return context
+
+
+def member_of(context: Context, axes: Axes) -> Sym:
+    """The position of a member along these axes."""
+    return Sym("p", "var", expr.const(0), context.mesh.size(axes) - 1)
+
+
+def at_member(context: Context, axes: Axes, e: Expr, position: Expr) -> Expr:
+    """e as the member at this position sees it."""
+    return e.subst(context.mesh.at(axes, position))
+
+
+def independent(
+    context: Context, axes: Axes, shape: Shape, dims: Sequence[int], what: str, remedy: str = ""
+) -> None:
+    """Raises ShapeError where an extent among `dims` differs between the members."""
+    var = expr.symbol(member_of(context, axes))
+    for d in dims:
+        if not same_extent(shape[d], at_member(context, axes, shape[d], var)):
+            raise ShapeError(
+                f"{what}: dim {d} has different extents on different ranks",
+                place=user_place(),
+                expected=f"one shape on all ranks along {', '.join(axes)}",
+                found=f"{shape_text(shape)}, in which {shape[d]} depends on the index",
+                remedy=remedy or "spmd.require(extent % axis_size == 0) states that all are equal; "
+                "else pad to one extent, or reduce over that dim first",
+            )
+
+
+# ---- ppermute --------------------------------------------------------------------------------
+
+
+def ppermute(
+    x: Any,
+    axis: Any,
+    perm: Any = None,
+    *,
+    shift: Any = None,
+    to: Callable[..., Any] | None = None,
+) -> Any:
+    """Sends x to another rank along the axis, and returns what arrives here.
+
+    x: arrays, in any nest of tuples, lists and dicts. axis: one, or a tuple of axes that are taken
+    as one, row-major. Exactly one of:
+
+    - shift: k, to the rank k places on; it wraps around.
+    - to: a function f(i, n) of a position and the number of ranks, which returns the receiver's
+      position, or None for nobody. It is arithmetic on i, n and integers on which all ranks agree.
+    - perm: pairs [(source, destination), …], as in JAX.
+
+    A rank to which nothing is sent gets zeros of the sender's shape. MatchingError where two ranks
+    send to the same one, or one sends to a rank that does not exist, for any size of the mesh.
+
+    On 4 ranks, x is [index]:
+
+    >>> ppermute(x, "r", shift=1)
+    [3.], [0.], [1.], [2.]
+    >>> ppermute(x, "r", to=lambda i, n: i - 1 if i > 0 else None)
+    [1.], [2.], [3.], [0.]
+    """
+    context = inside("ppermute")
+    axes = axes_of(context, axis, "ppermute")
+    if sum(given is not None for given in (perm, shift, to)) != 1:
+        raise UsageError(
+            "ppermute needs one of shift=, to= and perm=",
+            place=user_place(),
+            expected="shift=k, to=lambda i, n: ..., or perm=[(source, destination), ...]",
+        )
+    n = context.mesh.size(axes)
+    p = member_of(context, axes)
+    if shift is not None:
+        route = _shifted(context, p, n, shift)
+    else:
+        to_, sends = _destination(context, axes, p, to) if to else _pairs(p, perm)
+        route = (to_, sends, *_sources(to_, sends, p, n))
+    return tree.map_tree(lambda leaf: _permute(context, axes, p, route, leaf), x)
+
+
+Route = tuple[Expr, Expr, "Expr | None", "Expr | None"]
+
+
+def _sources(to: Expr, sends: Expr, p: Sym, n: Expr) -> tuple[Expr | None, Expr | None]:
+    """Who sends to p, and whether anybody does; None where members find out while they run.
+
+    They do where a counter or a computed integer decides and nothing is proved: then two that send
+    to one are seen.
+    """
+    decided = any(s.kind == "counter" for s in to.symbols() | sends.symbols())
+    if decided and not prove.proved(to, sends, p, n):
+        return None, None
+    return prove.inverse(to, sends, p, n) or (None, None)
+
+
+def _shifted(context: Context, p: Sym, n: Expr, shift: Any) -> Route:
+    k = expr_of(as_symbol(shift))
+    if k is None:
+        raise UsageError(
+            "the shift of a ppermute must be an integer",
+            place=user_place(),
+            expected="an integer on which all ranks agree",
+            found=repr(shift),
+        )
+    at = expr.symbol(p)
+    same_on_all(context, k, "shift")
+    return (at + k) % n, expr.const(1), (at - k) % n, expr.const(1)
+
+
+def same_on_all(context: Context, e: Expr, what: str) -> None:
+    coords = [s for s in e.symbols() if s.kind == "coord"]
+    if coords:
+        raise MatchingError(
+            f"{what} differs between the ranks, so two ranks may send to the same one",
+            place=user_place(),
+            expected="one value on all ranks",
+            found=str(e),
+            remedy="ppermute(..., to=lambda i, n: ...) gives each rank's destination",
+        )
+
+
+def _destination(
+    context: Context, axes: Axes, p: Sym, to: Callable[..., Any]
+) -> tuple[Expr, Expr]:
+    """What the user's `to` gives for member p: the destination, and whether there is one."""
+    called = given(to, "to= of ppermute", "i", "n")
+    context.selecting = len(context.blocks)
+    try:
+        result = called(number(expr.symbol(p)), number(context.mesh.size(axes)))
+    except CarryError:
+        raise _no_destination("a choice by a value that is known at run time only") from None
+    finally:
+        context.selecting = 0
+    found = maybe(as_symbol(result))
+    if found is None:
+        raise _no_destination(f"{type(result).__name__}: {result!r}"[:80])
+    # the function may have read this rank's own coordinates: they are member p's
+    own = context.mesh.at(axes, expr.symbol(p))
+    return found.value.subst(own), found.holds.subst(own)
+
+
+def _no_destination(found: str) -> UsageError:
+    return UsageError(
+        "to= must give a destination",
+        place=user_place(),
+        expected="a formula (+ - * // % and comparisons) of i, n and integers on which all ranks "
+        "agree; None sends nothing",
+        found=found,
+    )
+
+
+def _pairs(p: Sym, perm: Any) -> tuple[Expr, Expr]:
+    """JAX's spelling: sends where p is one of the sources."""
+    perm = _integers(perm)
+    to, sends = expr.const(0), expr.const(0)
+    for k, what in enumerate(("source", "destination")):
+        ends = [pair[k] for pair in perm]
+        twice = next((e for j, e in enumerate(ends) if e in ends[:j]), None)
+        if twice is not None:
+            raise MatchingError(
+                f"rank {twice} stands twice as a {what} in perm",
+                place=user_place(),
+                expected=f"each {what} once",
+                found=repr(list(perm))[:80],
+            )
+    for source, destination in perm:
+        here = expr.eq(expr.symbol(p), source)
+        to, sends = to + here * destination, sends + here
+    return to, sends
+
+
+def _integers(perm: Any) -> list[tuple[int, int]]:
+    try:
+        return [(operator.index(source), operator.index(to)) for source, to in perm]
+    except (TypeError, ValueError):
+        raise UsageError(
+            "perm= of ppermute must be pairs of ranks",
+            place=user_place(),
+            expected="[(source, destination), ...], known while building",
+            found=repr(perm)[:80],
+            remedy="shift=k sends to the rank k places on; to=lambda i, n: ... to any other",
+        ) from None
+
+
+def _permute(context: Context, axes: Axes, p: Sym, route: Route, leaf: Any) -> Array:
+    to, sends, source, receives = route
+    array = as_array(leaf)
+    value = array.read()
+    if source is None:
+        independent(context, axes, value.type.shape, range(value.type.ndim),
+                     "ppermute with a destination that cannot be inverted")  # fmt: skip
+        shape = value.type.shape
+    else:
+        here = source.subst({p: context.mesh.position(axes)})
+        shape = tuple(at_member(context, axes, e, here) for e in value.type.shape)
+    types = (ArrayType(value.type.dtype, shape),)
+    permute = Permute(axes, p, to, sends, source, receives, types)
+    (result,) = context.emit(permute, [value], names=["received"])
+    return wrap(context, result)
+
+
+def barrier(axis: Any = None) -> None:
+    """Waits until all ranks, or all along the axis, have come here.
+
+    You rarely need it: exchanges wait for the data that they read. It is for measuring, and for
+    what programs do outside of spmd.
+    """
+    context = require_context("barrier")
+    axes = context.mesh.names if axis is None else axes_of(context, axis, "barrier")
+    context.emit(Barrier(axes=axes), ())
+
+
+# ---- gathers ---------------------------------------------------------------------------------
+
+
+def dim_of(d: Any, ndim: int, what: str) -> int:
+    value = expr_of(d)
+    if value is None or not value.is_const or not -ndim <= value.value < ndim:
+        raise ShapeError(
+            f"{what}: no dim {d}",
+            place=user_place(),
+            expected=f"a dim from {-ndim} to {ndim - 1}",
+            found=str(d),
+        )
+    return value.value % ndim
+
+
+def pieces(context: Context, axes: Axes, extent: Expr, p: Sym, what: str) -> tuple[Expr, Expr]:
+    """Where member p's piece begins when all members' pieces are joined, and the whole extent."""
+    n = context.mesh.size(axes)
+    k = Sym("k", "var", expr.const(0), n - 1)
+    each = at_member(context, axes, extent, expr.symbol(k))
+    offset = prove.prefix_sum(each, k, expr.symbol(p))
+    total = prove.prefix_sum(each, k, n)
+    if offset is None or total is None:
+        raise ShapeError(
+            f"{what}: there is no formula for the sum of the extents on all ranks",
+            place=user_place(),
+            expected="equal extents, balanced blocks, or extents linear in the index",
+            found=str(extent),
+            remedy="pad to one extent",
+        )
+    return offset, total
+
+
+def all_gather(
+    x: Any, axis: Any, dim: int = 0, tiled: bool = False, *, gather_axis: int | None = None
+) -> Any:
+    """x of all ranks along the axis, on each of them: stacked along a new dim, in their order.
+
+    tiled=True joins them along the existing dim instead; then their extents may differ. All other
+    extents are equal on all ranks, else ShapeError.
+
+    On 4 ranks, x is [index]:
+
+    >>> all_gather(x, "r", tiled=True)
+    [0. 1. 2. 3.], [0. 1. 2. 3.], [0. 1. 2. 3.], [0. 1. 2. 3.]
+    """
+    context = inside("all_gather")
+    axes = axes_of(context, axis, "all_gather")
+    dim = dim if gather_axis is None else gather_axis
+
+    def one(leaf: Any) -> Array:
+        value, d, p, offset, shape = joined(context, axes, leaf, dim, tiled, "all_gather")
+        types = (ArrayType(value.type.dtype, shape),)
+        gathered = context.emit_one(AllGather(axes, d, p, offset, types), value)
+        return wrap(context, gathered)
+
+    return tree.map_tree(one, x)
+
+
+def joined(
+    context: Context, axes: Axes, leaf: Any, dim: int, tiled: bool, what: str
+) -> tuple[Value, int, Sym, Expr, Shape]:
+    """The operand of a gather, the dim it grows along, where a member's part begins, the shape of
+    the whole."""
+    array = as_array(leaf)
+    d = dim_of(dim, array.ndim + (not tiled), what)
+    if not tiled:
+        array = array.reshape((*array.shape[:d], 1, *array.shape[d:]))
+    value = array.read()
+    shape = value.type.shape
+    independent(context, axes, shape, [k for k in range(len(shape)) if k != d], what,
+                "" if tiled else "tiled=True joins parts of different extents")  # fmt: skip
+    p = member_of(context, axes)
+    offset, total = pieces(context, axes, shape[d], p, what)
+    return value, d, p, offset, (*shape[:d], total, *shape[d + 1 :])
+
+
+def kept_part(
+    context: Context, axes: Axes, value: Value, shape: Shape, d: int, tiled: bool, what: str
+) -> ArrayType:
+    """The type of what this rank keeps of an array of this shape: its part of dim d."""
+    n, k = context.mesh.size(axes), context.mesh.position(axes)
+    if not tiled:
+        _one_per_member(shape, d, n, what)
+    own = expr.const(1) if not tiled else block_extent(shape[d], n, k)
+    return ArrayType(value.type.dtype, (*shape[:d], own, *shape[d + 1 :]))
+
+
+def _one_per_member(shape: Shape, d: int, n: Expr, what: str) -> None:
+    if not same_extent(shape[d], n):
+        raise ShapeError(
+            f"{what}: without tiled=True, the extent of dim {d} must be the number of ranks",
+            place=user_place(),
+            expected=f"extent {n}",
+            found=f"{shape[d]} in shape {shape_text(shape)}",
+            remedy="tiled=True cuts any extent into balanced blocks",
+        )
+
+
+def all_to_all(
+    x: Any,
+    axis: Any,
+    split_dim: int | None = None,
+    concat_dim: int | None = None,
+    tiled: bool = False,
+    *,
+    split_axis: int | None = None,
+    concat_axis: int | None = None,
+) -> Any:
+    """Block k of split_dim goes to rank k along the axis; what arrives is joined along concat_dim.
+
+    As in JAX, the extent of split_dim is the number of ranks, and the dim is dropped. tiled=True
+    cuts any extent into balanced blocks, and keeps the dim. split_axis and concat_axis are JAX's
+    names. ShapeError where the pieces do not fit.
+
+    >>> all_to_all(np.arange(4) + 10 * x, "r", split_dim=0, concat_dim=0, tiled=True)
+    [ 0. 10. 20. 30.], [ 1. 11. 21. 31.], [ 2. 12. 22. 32.], [ 3. 13. 23. 33.]
+    """
+    context = inside("all_to_all")
+    axes = axes_of(context, axis, "all_to_all")
+    split = split_axis if split_dim is None else split_dim
+    concat = concat_axis if concat_dim is None else concat_dim
+    if split is None or concat is None:
+        raise UsageError("all_to_all needs split_dim and concat_dim", place=user_place())
+
+    def one(leaf: Any) -> Any:
+        array = as_array(leaf)
+        s, c = (dim_of(d, array.ndim, "all_to_all") for d in (split, concat))
+        if tiled:
+            return _exchange_blocks(context, axes, array, s, c)
+        _one_per_member(array.extents, s, context.mesh.size(axes), "all_to_all")
+        at = c if c <= s else c + 1
+        wide = array.reshape((*array.shape[:at], 1, *array.shape[at:]))
+        s = s + 1 if at <= s else s
+        return _exchange_blocks(context, axes, wide, s, at).squeeze(s)
+
+    return tree.map_tree(one, x)
+
+
+def _exchange_blocks(context: Context, axes: Axes, array: Array, s: int, c: int) -> Array:
+    value = array.read()
+    shape = list(value.type.shape)
+    n, k = context.mesh.size(axes), context.mesh.position(axes)
+    rest = [d for d in range(len(shape)) if d != c]
+    independent(context, axes, tuple(shape), rest, "all_to_all")
+    p = member_of(context, axes)
+    if s == c:  # what member k gets from each is its own block, joined along the same dim
+        independent(context, axes, tuple(shape), [c], "all_to_all")
+        block = block_extent(shape[s], n, k)
+        offset, shape[c] = block * expr.symbol(p), block * n
+    else:
+        offset, total = pieces(context, axes, shape[c], p, "all_to_all")
+        shape[s], shape[c] = block_extent(shape[s], n, k), total
+    types = (ArrayType(value.type.dtype, tuple(shape)),)
+    return wrap(context, context.emit_one(AllToAll(axes, s, c, p, offset, types), value))
+
+
+def axis_index(axis: Any = None) -> Any:
+    """This rank's position along the axis, from 0; several axes are taken as one, row-major.
+
+    Without an axis, all axes are taken: the position among all ranks, also called spmd.index().
+    A number that may stand in subscripts, extents of blocks and conditions: an `if` on it makes
+    ranks run different code.
+
+    >>> x * 10 + axis_index("r")
+    [0.], [11.], [22.], [33.]
+    """
+    context = inside("axis_index")
+    axes = context.mesh.names if axis is None else axes_of(context, axis, "axis_index")
+    return number(context.mesh.position(axes))
+
+
+def axis_size(axis: Any = None) -> Any:
+    """How many ranks lie along the axis (or axes): a number, bound at launch.
+
+    >>> x + axis_size("r")
+    [4.], [5.], [6.], [7.]
+    """
+    context = require_context("axis_size")
+    axes = context.mesh.names if axis is None else axes_of(context, axis, "axis_size")
+    return number(context.mesh.size(axes))
+
+

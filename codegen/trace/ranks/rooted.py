@@ -1,0 +1,125 @@
+"""Exchange with a root inside a shard_map: pbroadcast, pgather, pscatter.
+
+Shapes of results are seen from the receiver; whoever gets nothing has an empty array.
+Always holds: all members name one root, which exists; what it is may depend on loop counters.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from codegen.errors import MatchingError, UsageError
+from codegen.ir import ArrayType
+from codegen.ops import BroadcastFrom, GatherTo, ScatterFrom
+from codegen.places import user_place
+from codegen.symbolic import expr
+from codegen.symbolic.expr import Expr
+from codegen.trace.array import Array, as_array, wrap
+from codegen.trace.context import Context
+from codegen.trace.number import expr_of
+from codegen.trace.ranks.communicate import (
+    Axes,
+    at_member,
+    dim_of,
+    inside,
+    joined,
+    kept_part,
+    same_on_all,
+)  # fmt: skip
+from codegen.trace.ranks.layouts import axes_of
+from codegen.user import tree
+
+
+def root_of(context: Context, axes: Axes, root: Any, what: str, word: str = "root") -> Expr:
+    """The position of the root along these axes. Raises UsageError or MatchingError."""
+    at = expr_of(root)
+    n = context.mesh.size(axes)
+    if at is None:
+        raise UsageError(
+            f"the {word} of a {what} must be known at launch",
+            place=user_place(),
+            expected="an integer, or a formula of axis sizes, scalars and loop counters",
+            found=repr(root),
+        )
+    same_on_all(context, at, f"the {word}")
+    if expr.nonneg(at - n) or expr.nonneg(-at - 1):
+        raise MatchingError(
+            f"the {word} of a {what} is rank {at} of the axis, which does not exist",
+            place=user_place(),
+            expected=f"a position from 0 to {n - 1}",
+            found=str(at),
+        )
+    return at
+
+
+def pbroadcast(x: Any, axis: Any, source: Any = 0, *, root: Any = None) -> Any:
+    """The x of the rank at position `source` along the axis, on all ranks.
+
+    >>> pbroadcast(x, "r", 2)
+    [2.], [2.], [2.], [2.]
+    """
+    context = inside("pbroadcast")
+    axes = axes_of(context, axis, "pbroadcast")
+    at = root_of(context, axes, source if root is None else root, "pbroadcast", "source")
+
+    def one(leaf: Any) -> Array:
+        value = as_array(leaf).read()
+        shape = tuple(at_member(context, axes, e, at) for e in value.type.shape)
+        types = (ArrayType(value.type.dtype, shape),)
+        return wrap(context, context.emit_one(BroadcastFrom(axes, at, types), value))
+
+    return tree.map_tree(one, x)
+
+
+def pgather(x: Any, axis: Any, root: Any = 0, dim: int = 0, tiled: bool = False) -> Any:
+    """x of all ranks along the axis, on the rank at position `root` only: as all_gather.
+
+    Stacked along a new dim, in their order; tiled=True joins them along the existing dim, then
+    their extents may differ. On all other ranks that dim of the result is empty. ShapeError where
+    another extent differs between the ranks, MatchingError where there is no such rank.
+
+    On 4 ranks, x is [index]:
+
+    >>> pgather(x, "r", root=1, tiled=True)
+    [], [0. 1. 2. 3.], [], []
+    """
+    context = inside("pgather")
+    axes = axes_of(context, axis, "pgather")
+    at = root_of(context, axes, root, "pgather")
+    here = expr.eq(context.mesh.position(axes), at)
+
+    def one(leaf: Any) -> Array:
+        value, d, p, offset, shape = joined(context, axes, leaf, dim, tiled, "pgather")
+        shape = (*shape[:d], shape[d] * here, *shape[d + 1 :])
+        types = (ArrayType(value.type.dtype, shape),)
+        gathered = context.emit_one(GatherTo(axes, d, p, offset, at, types), value)
+        return wrap(context, gathered)
+
+    return tree.map_tree(one, x)
+
+
+def pscatter(x: Any, axis: Any, root: Any = 0, dim: int = 0, tiled: bool = False) -> Any:
+    """The x of the rank at position `root` along the axis, of which each gets its part of `dim`.
+
+    As psum_scatter: without tiled=True the extent of dim is the number of ranks, and the dim is
+    dropped; tiled=True keeps dim and cuts it into balanced blocks. What other ranks pass has x's
+    number of dims and its dtype, and is not read: it may be empty, as what pgather gives them.
+
+    On 4 ranks, x is [index]:
+
+    >>> pscatter(np.arange(8) + 10 * x, "r", root=2, tiled=True)
+    [20. 21.], [22. 23.], [24. 25.], [26. 27.]
+    """
+    context = inside("pscatter")
+    axes = axes_of(context, axis, "pscatter")
+    at = root_of(context, axes, root, "pscatter")
+
+    def one(leaf: Any) -> Array:
+        value = as_array(leaf).read()
+        d = dim_of(dim, value.type.ndim, "pscatter")
+        shape = tuple(at_member(context, axes, e, at) for e in value.type.shape)
+        kept = kept_part(context, axes, value, shape, d, tiled, "pscatter")
+        part = wrap(context, context.emit_one(ScatterFrom(axes, d, at, (kept,)), value))
+        return part if tiled else part.squeeze(d)
+
+    return tree.map_tree(one, x)

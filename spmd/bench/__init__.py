@@ -1,0 +1,1 @@
+"""Measuring exchanges, and what the machine allows."""

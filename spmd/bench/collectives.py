@@ -1,0 +1,319 @@
+"""`python -m spmd bench`: collectives, as programs use them, beside MPI's own.
+
+In: names of collectives, sizes. Out: a table like those of the OSU micro-benchmarks, or JSON.
+Always holds: ours is timed inside a real image, by the timeline that `run --profile` keeps; MPI's
+in C, in the same processes; they alternate, every turn begins with a barrier and is checked.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from array import array
+from typing import TYPE_CHECKING, Any
+
+from codegen.errors import EnvironmentFault, UsageError
+from spmd import timeline
+from spmd.engine import ffi, lib
+from spmd.launch import loader, sizes
+from spmd.launch import processes as launch
+from spmd.launch.job import Job, Setup
+from spmd.launch.memory import available_memory, bytes_text
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Iterator
+
+    from spmd.launch.limits import Limits
+
+# Collectives whose arrays have a piece for every rank; sizes are those of a piece.
+PIECES = ("all-gather", "all-to-all", "gather", "scatter")
+UNSIZED = ("barrier", "flag", "switch-futex", "switch-yield")  # the last three: bench_floor.py
+ELEMENT = 4  # bytes: float32
+BATCH_BYTES = 16 << 20  # that a batch of turns moves, about
+# What runs in turn with ours, in the order of the columns: --vs.
+LABELS = {"mpi": "MPI", "floor": "floor"}
+MOST_TURNS, LEAST_TURNS = 400, 6
+MEMORY_SHARE = 4  # of what is available, at most, for the arrays of all ranks
+
+# MPI's function, its kind for csrc/mpi.c, and what the field counts as bandwidth on the bus: as
+# a multiple of size over time (nccl-tests, doc/PERFORMANCE.md; our sizes are of a rank's own part).
+COLLECTIVES: dict[str, tuple[bytes, int, Callable[[int], float]]] = {
+    "barrier": (b"MPI_Barrier", lib.SPMD_MPI_BARRIER, lambda n: 0.0),
+    "permute": (b"MPI_Sendrecv", lib.SPMD_MPI_SENDRECV, lambda n: 1.0),
+    "broadcast": (b"MPI_Bcast", lib.SPMD_MPI_BCAST, lambda n: 1.0),
+    "reduce": (b"MPI_Reduce", lib.SPMD_MPI_REDUCE, lambda n: 1.0),
+    "all-reduce": (b"MPI_Allreduce", lib.SPMD_MPI_ALLREDUCE, lambda n: 2 * (n - 1) / n),
+    "reduce-scatter": (
+        b"MPI_Reduce_scatter_block", lib.SPMD_MPI_REDUCE_SCATTER, lambda n: (n - 1) / n),
+    "all-gather": (b"MPI_Allgather", lib.SPMD_MPI_ALLGATHER, lambda n: n - 1),
+    "gather": (b"MPI_Gather", lib.SPMD_MPI_GATHER, lambda n: n - 1),
+    "scatter": (b"MPI_Scatter", lib.SPMD_MPI_SCATTER, lambda n: n - 1),
+    "all-to-all": (b"MPI_Alltoall", lib.SPMD_MPI_ALLTOALL, lambda n: n - 1),
+    "scan": (b"MPI_Scan", lib.SPMD_MPI_SCAN, lambda n: 1.0),
+    "exscan": (b"MPI_Exscan", lib.SPMD_MPI_EXSCAN, lambda n: 1.0),
+}  # fmt: skip
+
+
+def main(options: argparse.Namespace, processes: launch.Processes) -> int:
+    """Measures and prints what was asked for; every process must come."""
+    if options.plot:
+        from spmd import plot
+
+        processes.from_first(lambda: plot.check(options.plot))
+    if options.collective[:1] == ["floor"]:
+        from spmd.bench import floor as bench_floor
+
+        return bench_floor.main(options, processes)
+    names = options.collective or list(COLLECTIVES)
+    unknown = [name for name in names if name not in COLLECTIVES]
+    if unknown:
+        processes.refuse(UsageError(
+            f"no collective {unknown[0]!r}", expected=", ".join(COLLECTIVES),
+            remedy="bench floor [NAME …]" if "floor" in names else "",
+        ))  # fmt: skip
+    if "mpi" in options.vs and processes.count == 1:
+        raise UsageError("--vs mpi needs several processes", remedy="mpirun -n 4 python -m spmd …")
+    if "mpi" in options.vs and options.ranks not in (None, processes.count):
+        processes.refuse(UsageError(
+            "--vs mpi needs one rank in each process, as MPI has", found=f"--ranks {options.ranks}",
+            expected=f"--ranks {processes.count}, or none", remedy="measure them one by one",
+        ))  # fmt: skip
+    return print_rows(Bench(options, processes), names, head)
+
+
+def print_rows(bench: Bench, names: list[str], head: Callable[[Bench, str], str]) -> int:
+    """Measures, prints and draws; the exit code says whether anything was wrong."""
+    options, processes = bench.options, bench.processes
+    rows = []
+    for name in names:
+        first = True
+        for row in bench.measure(name):
+            if processes.number == 0 and not options.json:
+                print((head(bench, name) if first else "") + line(row), flush=True)
+            first = False
+            rows.append(row)
+    if not rows:
+        processes.refuse(EnvironmentFault(
+            "no room for any of these sizes",
+            found=f"1/{MEMORY_SHARE} of the memory: {bytes_text(bench.room)}",
+            remedy="smaller --sizes",
+        ))  # fmt: skip
+    if processes.number == 0 and options.json:
+        print(json.dumps(rows, indent=1))
+    if processes.number == 0 and options.plot:
+        from spmd import plot
+
+        plot.write(options.plot, rows)
+    return 1 if any(row["wrong"] for row in rows) else 0
+
+
+class Bench:
+    """What is measured, and on how many ranks."""
+
+    def __init__(self, options: argparse.Namespace, processes: launch.Processes) -> None:
+        self.options, self.processes = options, processes
+        self.ranks = options.ranks or processes.count
+        self.room: int = processes.from_first(available_memory) // MEMORY_SHARE
+
+    def measure(self, name: str) -> Iterator[dict[str, Any]]:
+        """A row for every size; empty rows in all processes but the first."""
+        least, most = (0, 0) if name in UNSIZED else self.options.sizes
+        size = least
+        while size <= most:
+            count = max(1, size // ELEMENT)
+            if name == "reduce-scatter":  # equal blocks, as MPI wants them
+                count = max(1, count // self.ranks) * self.ranks
+            if not self.fits(name, count):
+                if self.processes.number == 0:
+                    print(f"{name}: {size} bytes and more would take over 1/{MEMORY_SHARE} of the "
+                          "memory", file=sys.stderr)  # fmt: skip
+                return
+            yield self._row(name, count)
+            size = size * self.options.step if size else 1
+
+    def fits(self, name: str, count: int, jobs: int = 1) -> bool:
+        """Whether there is memory for the arrays of all ranks, in so many jobs at once."""
+        pieces = self.ranks if name in PIECES else 1
+        need = 6 * count * ELEMENT * pieces * self.ranks * jobs
+        return need <= self.room
+
+    def _row(self, name: str, count: int) -> dict[str, Any]:
+        turns = turns_of(name, count, self.ranks)
+        ours: list[list[list[int]]] = []
+        wrong = 0
+        data = self.processes.from_first(lambda: built(name, count))
+        with self.job(data, turns) as job:
+            job.keep_times(len(job.manifest["operations"]), 16 * turns)
+            peers = self._peers(name, count)
+            theirs: dict[str, list[list[list[int]]]] = {label: [] for label in peers}
+            theirs_wrong = dict.fromkeys(peers, 0)
+            for batch in range(self.options.rounds + 1):  # the first one warms up
+                times, bad = self.ours(job)
+                wrong += bad
+                ours += [times] if batch else []
+                for label, peer in peers.items():
+                    times, bad = peer.turns(turns)
+                    theirs_wrong[label] += bad
+                    theirs[label] += [times] if batch else []
+        row = self.row_of(name, count, turns * len(ours))
+        if self.processes.number:
+            return {**row, "wrong": 0}
+        row |= {**summary(ours), "wrong": wrong}
+        row["bus"] = COLLECTIVES[name][2](self.ranks) * row["bytes"] / (row["worst"] / 1e6)
+        for label, peer in peers.items():
+            row[label] = {**summary(theirs[label]), "wrong": theirs_wrong[label],
+                          "ratio": ratio(theirs[label], ours)}  # fmt: skip
+            if peer.method:
+                row[label]["method"] = peer.method
+        return row
+
+    def row_of(self, name: str, count: int, turns: int) -> dict[str, Any]:
+        """What a row says before anything is measured."""
+        return {
+            "collective": name, "ranks": self.ranks, "processes": self.processes.count,
+            "bytes": 0 if name in UNSIZED else count * ELEMENT, "turns": turns,
+        }  # fmt: skip
+
+    def _peers(self, name: str, count: int) -> dict[str, Any]:
+        """What runs in turn with ours, in the order of the columns."""
+        peers: dict[str, Any] = {}
+        if "mpi" in self.options.vs:
+            peers["mpi"] = Peer(name, self.processes, count)
+        if "floor" in self.options.vs:
+            from spmd.bench.floor import Floor
+
+            peers["floor"] = Floor(name, self.processes, self.ranks, count)
+        return peers
+
+    def job(self, data: bytes, turns: int, limits: Limits | None = None) -> Job:
+        """An image of `built`, loaded. limits: instead of those kept for this machine."""
+        checked = self.processes.together(lambda: loader.check(data), shared=False)
+        scalars = {"turns": turns}
+
+        def prepare() -> dict[str, Any]:
+            self.bound = sizes.bind_mesh(checked.manifest, self.ranks, {}, scalars)
+            setup = self._setup(checked.manifest, scalars, None)
+            return launch.mine(checked.digest, {"sizes": self.bound}, setup.first, setup.count)
+
+        met = self.processes.meet(prepare)
+        hosts = launch.agree(self.processes, met, self.options.transport)
+        if limits is not None:
+            hosts.limits = limits
+        setup = self._setup(checked.manifest, scalars, hosts)
+        return Job(checked, setup, self.processes, self.options.time_limit)
+
+    def _setup(self, manifest: Any, scalars: Any, hosts: launch.Hosts | None) -> Setup:
+        return Setup(manifest, self.processes, self.bound, scalars, self.options.threads, hosts,
+                     self.options.algorithm, self.options.barrier)  # fmt: skip
+
+    def ours(self, job: Job) -> tuple[list[list[int]], int]:
+        """Nanoseconds of every turn, by rank, and how much was wrong; in the first process."""
+        self.processes.together(job.run)
+        _, operation, _ = (row["number"] for row in job.manifest["operations"]
+                           if row["kind"] != "compute")  # fmt: skip # a barrier on either side
+        times = []
+        for own in timeline.gather(job):
+            times.append([end - begin for begin, end, _, _, row, waits in own.events()
+                          if row == operation and not waits])  # fmt: skip
+        wrong = 0
+        for rank in range(job.setup.first, job.setup.first + job.setup.count):
+            _, _, address = job.shard(len(job.numbers), rank)
+            wrong += int(ffi.cast("int64_t *", address)[0])
+        return times, sum(self.processes.to_first(wrong))
+
+
+class Peer:
+    """MPI's own collective, in the same processes."""
+
+    method = ""  # which is MPI's affair
+
+    def __init__(self, name: str, processes: launch.Processes, count: int) -> None:
+        MPI = processes.mpi()
+        self.processes = processes
+        library = lib.spmd_library_open(MPI.__file__.encode())
+        symbol, kind, _ = COLLECTIVES[name]
+        functions = [lib.spmd_library_symbol(library, s) for s in (b"MPI_Barrier", symbol)]
+        if not all(functions):
+            raise EnvironmentFault(f"the MPI library has no {symbol.decode()}")
+        many = count * (processes.count if name in PIECES else 1)
+        self.rooms = [ffi.new("float[]", many) for _ in range(2)]
+        handle = {
+            key: ffi.cast("int64_t", MPI._handleof(what))
+            for key, what in (("comm", processes.comm), ("type", MPI.FLOAT), ("op", MPI.SUM))
+        }
+        self.given = ffi.new("spmd_mpi_turns *", {
+            "barrier": functions[0], "collective": functions[1],
+            "handle_bytes": MPI._sizeof(MPI.Comm), **handle,
+            "turns": {"kind": kind, "count": count, "rank": processes.number,
+                      "ranks": processes.count, "from": self.rooms[0], "into": self.rooms[1]},
+        })  # fmt: skip
+
+    def turns(self, count: int) -> tuple[list[list[int]], int]:
+        """As Bench.ours."""
+        times = array("q", bytes(8 * count))
+        wrong = lib.spmd_mpi_measure(self.given, count, ffi.from_buffer("int64_t[]", times))
+        met = self.processes.to_first((times.tolist(), wrong))
+        if any(bad < 0 for _, bad in met):
+            raise EnvironmentFault("MPI's own collective failed")
+        return [own for own, _ in met], sum(bad for _, bad in met)
+
+
+def built(name: str, count: int) -> bytes:
+    from spmd import source
+    from spmd.bench.programs import PROGRAMS
+
+    return source.build_program(PROGRAMS[name], {"count": count})
+
+
+def turns_of(name: str, count: int, ranks: int) -> int:
+    """Of a batch: many of what is short."""
+    moved = count * ELEMENT * (ranks if name in PIECES else 1)
+    most = LEAST_TURNS if name.startswith("switch") else MOST_TURNS  # a turn is many switches
+    return max(LEAST_TURNS, min(most, BATCH_BYTES // moved))
+
+
+def ratio(theirs: list[list[list[int]]], ours: list[list[list[int]]]) -> float:
+    """Their time over ours: the worst rank, the median turn, the median batch."""
+    return statistics.median(
+        statistics.median(map(max, zip(*b))) / statistics.median(map(max, zip(*a)))
+        for a, b in zip(ours, theirs)
+    )
+
+
+def summary(batches: list[list[list[int]]]) -> dict[str, float]:
+    """Microseconds. average, least, most: over the ranks, of each one's median turn; worst: the
+    median over the turns of the rank that took longest."""
+    if not batches:
+        return {}
+    by_rank = [statistics.median(t for batch in batches for t in batch[rank]) / 1e3
+               for rank in range(len(batches[0]))]  # fmt: skip
+    worst = statistics.median(max(turn) for batch in batches for turn in zip(*batch)) / 1e3
+    return {"average": statistics.fmean(by_rank), "least": min(by_rank), "most": max(by_rank),
+            "worst": worst}  # fmt: skip
+
+
+def head(bench: Bench, name: str) -> str:
+    ranks, count = bench.ranks, bench.processes.count
+    text = (
+        f"# {name}, float32, {ranks} ranks in {count} process{'es' if count > 1 else ''}; "
+        "microseconds after a barrier\n"
+        f"{'# bytes':>10} {'avg':>10} {'min':>10} {'max':>10} {'worst':>10} {'bus GB/s':>9} "
+        f"{'#wrong':>6}"
+    )
+    for label in [label for label in LABELS if label in bench.options.vs]:
+        text += f" {LABELS[label] + ' worst':>11} {LABELS[label] + '/ours':>10}"
+    return text + "\n"
+
+
+def line(row: dict[str, Any]) -> str:
+    text = f"{row['bytes']:>10}" + "".join(
+        f" {row[key]:>10.2f}" for key in ("average", "least", "most", "worst")
+    )
+    text += f" {row['bus'] / 1e9:>9.2f} {row['wrong']:>6}"
+    for label in [label for label in LABELS if label in row]:
+        text += f" {row[label]['worst']:>11.2f} {row[label]['ratio']:>9.2f}x"
+        if row[label]["wrong"]:
+            text += f" {LABELS[label]}: {row[label]['wrong']} wrong"
+    return f"{text}  {row['method']}" if "method" in row else text

@@ -1,0 +1,313 @@
+"""NumPy's .npz files: .npy files as members of a zip archive, read and laid out.
+
+In: a mapped file, or arrays by name. Out: where a member's elements lie, or all of a file but its
+elements. Always holds: what a damaged directory can make us read is bounded by the file's length;
+elements are written at multiples of 64 bytes, members beyond 4 GiB as zip64.
+"""
+
+from __future__ import annotations
+
+import mmap
+from struct import Struct, pack, unpack_from
+
+from spmd.files import npy
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from spmd.files.inputs import InputFile
+
+# Records of a zip archive, as APPNOTE.TXT 4.3 numbers their fields.
+LOCAL = Struct("<4s5H3L2H")
+ENTRY = Struct("<4s6H3L5H2L")
+END = Struct("<4s4H2LH")
+END64 = Struct("<4sQ2H2L4Q")
+LOCATOR = Struct("<4sLQL")
+LOCAL_MARK, ENTRY_MARK, END_MARK = b"PK\3\4", b"PK\1\2", b"PK\5\6"
+END64_MARK, LOCATOR_MARK = b"PK\6\6", b"PK\6\7"
+CRC_IN_LOCAL, CRC_IN_ENTRY = 14, 16  # bytes from the start of the record
+
+WIDE, MANY = 0xFFFFFFFF, 0xFFFF  # fields that say: see the zip64 record
+SIZES_ID, PADDING_ID = 1, 0xD935  # extra fields: zip64; filler, as zipalign writes it
+STORED, DEFLATED = 0, 8
+ENCRYPTED, UTF8 = 1, 0x800
+JANUARY_1980 = 0x21  # the first day there is: files do not differ by when they were made
+DENSEST = 1032  # bytes that one byte of a deflated member stands for, at most
+ALIGNMENT = 64
+CHUNK = 1 << 18
+
+
+class Member:
+    """One row of the archive's directory. end: where the next member, or the directory, begins."""
+
+    def __init__(
+        self, raw: bytes, flags: int, method: int, crc: int, packed: int, size: int, at: int
+    ) -> None:
+        self.raw, self.flags, self.method, self.crc = raw, flags, method, crc
+        self.packed, self.size, self.at, self.end = packed, size, at, 0
+
+
+def members(file: InputFile) -> dict[str, Member]:
+    """The members of an archive by name, as NumPy names them. InputError for a damaged one."""
+    at, end, count = _directory(file)
+    first = at
+    found: dict[str, Member] = {}
+    for number in range(count):
+        if at + ENTRY.size > end:
+            raise file.wrong("is damaged", f"a directory of {count} members", f"{number} of them")
+        mark, _, _, flags, method, _, _, crc, packed, size, *lengths, _, _, _, local = (
+            ENTRY.unpack(file.read_all(at, ENTRY.size))
+        )
+        stop = at + ENTRY.size + sum(lengths)
+        if mark != ENTRY_MARK or stop > end:
+            raise file.wrong("is damaged", f"a directory of {count} members", f"{number} of them")
+        raw = file.read(at + ENTRY.size, lengths[0])
+        extra = file.read(at + ENTRY.size + lengths[0], lengths[1])
+        size, packed, local = _widened(file, extra, [size, packed, local])
+        name = raw.decode("utf-8" if flags & UTF8 else "cp437", "replace").removesuffix(".npy")
+        if name in found:
+            raise file.wrong("is damaged", "members of different names", f"{name!r} twice")
+        found[name] = Member(raw, flags, method, crc, packed, size, local)
+        at = stop
+    _check_apart(file, found, first)
+    return found
+
+
+def _directory(file: InputFile) -> tuple[int, int, int]:
+    """Where the directory begins, a bound of its end, and how many members it has."""
+    tail = file.read(max(0, file.length - END.size - MANY), END.size + MANY)
+    at = tail.rfind(END_MARK)
+    while at >= 0 and (
+        at + END.size > len(tail) or at + END.size + END.unpack_from(tail, at)[-1] != len(tail)
+    ):
+        at = tail.rfind(END_MARK, 0, at)
+    if at < 0:
+        zipped = file.read(0, 2) == b"PK"
+        found = f"a file that begins with {file.read(0, 6)!r}" if file.length else ""
+        raise file.wrong(
+            "is truncated" if zipped else "is not a .npz file",
+            "a zip archive with its directory at the end" if zipped else "a file of numpy.savez",
+            "none" if zipped else found or "an empty file",
+        )
+    _, disk, first_disk, here, count, size, start, _ = END.unpack_from(tail, at)
+    end = at = file.length - len(tail) + at
+    if at >= LOCATOR.size and file.read(at - LOCATOR.size, 4) == LOCATOR_MARK:
+        _, _, end, _ = LOCATOR.unpack(file.read_all(at - LOCATOR.size, LOCATOR.size))
+        if end + END64.size > at or file.read(end, 4) != END64_MARK:
+            raise file.wrong("is damaged", "a zip64 record before the end", f"none at byte {end}")
+        *_, disk, first_disk, here, count, size, start = END64.unpack(
+            file.read_all(end, END64.size)
+        )
+    if disk or first_disk or here != count:
+        raise file.wrong("is damaged", "an archive in one file", "one part of several")
+    if start + size > end:
+        raise file.wrong(
+            "is damaged", f"a directory before byte {end}", f"{size} bytes at byte {start}"
+        )
+    return start, start + size, count
+
+
+def _widened(file: InputFile, extra: bytes, fields: list[int]) -> list[int]:
+    """Fields of 32 bits, with those that did not fit taken from the zip64 extra field."""
+    if WIDE not in fields:
+        return fields
+    at = 0
+    while at + 4 <= len(extra):
+        kind, length = unpack_from("<2H", extra, at)
+        at += 4
+        if kind == SIZES_ID:
+            need = fields.count(WIDE)
+            if min(length, len(extra) - at) < 8 * need:
+                break
+            wide = iter(unpack_from(f"<{need}Q", extra, at))
+            return [next(wide) if field == WIDE else field for field in fields]
+        at += length
+    raise file.wrong("is damaged", "64-bit sizes of a large member", "a directory without them")
+
+
+def _check_apart(file: InputFile, found: dict[str, Member], directory: int) -> None:
+    """No two members share bytes; every member knows where the next one begins."""
+    end = directory
+    for name, member in sorted(found.items(), key=lambda item: item[1].at, reverse=True):
+        member.end = end
+        stop = member.at + LOCAL.size + len(member.raw) + member.packed
+        if stop > end:
+            raise file.wrong(
+                "is damaged",
+                f"member {name!r} from byte {member.at} to end before byte {end}",
+                f"it is {member.packed} bytes long, to byte {stop}",
+            )
+        end = member.at
+
+
+def elements(file: InputFile, member: Member) -> npy.Elements:
+    """Where a member's elements lie: in the file, or, for a compressed member, once inflated."""
+    start = _start(file, member)
+    if member.flags & ENCRYPTED or member.method not in (STORED, DEFLATED):
+        how = "an encrypted member" if member.flags & ENCRYPTED else f"method {member.method}"
+        raise file.wrong(
+            "is packed in a way we do not read", "numpy.savez or numpy.savez_compressed", how
+        )
+    if member.method == STORED:
+        if member.size != member.packed:
+            raise file.wrong("is damaged", f"{member.size} bytes, stored", f"{member.packed} bytes")
+        return _whole(file, member, npy.elements(file.read, start, member.size, file.wrong), start)
+    if member.size > DENSEST * member.packed:
+        raise file.wrong(
+            "is damaged",
+            f"at most {DENSEST * member.packed} bytes out of {member.packed} compressed ones",
+            f"{member.size} bytes",
+        )
+    head = next(_inflated(file, start, member, npy.LONGEST_HEADER + 12), b"")
+    found = npy.elements(
+        lambda at, count: head[at : at + count], 0, member.size, file.wrong
+    )
+    found.sum = member.crc
+    _whole(file, member, found, 0)
+    found.inflate = lambda *span: _inflate(file, start, member, *span)
+    return found
+
+
+def _whole(file: InputFile, member: Member, found: npy.Elements, start: int) -> npy.Elements:
+    """Nothing follows the elements: it would be inflated, or summed, for nothing."""
+    if found.end - start != member.size:
+        raise file.wrong("is damaged", f"{found.end - start} bytes, as its header says",
+                         f"{member.size} bytes")  # fmt: skip
+    return found
+
+
+def _start(file: InputFile, member: Member) -> int:
+    """The first byte of a member's content, after its local header."""
+    if member.at + LOCAL.size > file.length:
+        raise npy.truncated(file.wrong, member.at + LOCAL.size, file.length)
+    mark, _, _, method, *_, name, extra = LOCAL.unpack(file.read_all(member.at, LOCAL.size))
+    start = member.at + LOCAL.size + name + extra
+    raw = file.read(member.at + LOCAL.size, name)
+    if mark != LOCAL_MARK or method != member.method or raw != member.raw:
+        raise file.wrong(
+            "is damaged",
+            f"member {member.raw!r} at byte {member.at}",
+            f"{mark!r}, member {raw[:80]!r}",
+        )
+    if start + member.packed > member.end:
+        raise npy.truncated(file.wrong, member.packed, member.end - start)
+    return start
+
+
+def _inflated(file: InputFile, start: int, member: Member, most: int) -> Iterator[bytes]:
+    """The content of a deflated member, in pieces of up to `most` bytes."""
+    import zlib
+
+    stream = zlib.decompressobj(-zlib.MAX_WBITS)
+    at, end, rest = start, start + member.packed, b""
+    try:
+        while not stream.eof:
+            if not rest and at < end:
+                rest = file.read_all(at, min(CHUNK, end - at))
+                at += len(rest)
+            piece = stream.decompress(rest, most)
+            rest = stream.unconsumed_tail
+            if piece:
+                yield piece
+            elif not rest and at == end:
+                return  # short: the caller counts
+    except zlib.error as error:
+        raise file.wrong("is damaged", "deflated data", str(error)) from None
+
+
+def _inflate(
+    file: InputFile, start: int, member: Member, low: int, high: int, processes: int, available: int
+) -> mmap.mmap:
+    """The content of a deflated member, in memory of this process: its bytes low to high.
+
+    The rest is looked at for the checksum only. Pages that nothing is written to take no memory.
+    """
+    from zlib import crc32
+
+    remedy = "numpy.savez: of a file that is not compressed, each process reads its part"
+    memory = file.memory("inflated", member.size, high - low, processes, available, remedy)
+    at = crc = 0
+    for piece in _inflated(file, start, member, CHUNK):
+        first, end = max(at, low), min(at + len(piece), high)
+        if first < end:
+            memory[first:end] = piece[first - at : end - at]
+        at += len(piece)
+        if at > member.size:
+            break
+        crc = crc32(piece, crc)
+    if at != member.size:
+        more = "more" if at > member.size else f"{at} bytes"
+        raise file.wrong("is damaged", f"{member.size} bytes, inflated", more)
+    if crc != member.crc:
+        raise file.wrong("is damaged", f"CRC-32 {member.crc:08x}", f"{crc:08x}")
+    return memory
+
+
+def frame(arrays: list[tuple[str, str, tuple[int, ...]]]) -> npy.Frame:
+    """An archive of arrays (name, dtype, shape), stored one after the other."""
+    pieces: list[tuple[int, bytes]] = []
+    starts, spans, entries, at = [], [], [], 0
+    sums: list[tuple[int, int, tuple[int, ...]]] = []
+    for name, dtype, shape in arrays:
+        head = npy.header(dtype, shape)
+        raw = f"{name}.npy".encode()
+        size = len(head) + npy.element_count(shape) * npy.SIZES[dtype]
+        local = _local(raw, size, at)
+        pieces.append((at, local + head))
+        entries.append(_entry(raw, size, at))
+        spans.append((at + len(local), at + len(local) + size, at + CRC_IN_LOCAL))
+        starts.append(at + len(local) + len(head))
+        at += len(local) + size
+    directory = at
+    for (first, end, place), entry in zip(spans, entries):
+        sums.append((first, end, (place, at + CRC_IN_ENTRY)))
+        at += len(entry)
+    tail = b"".join(entries) + _end(len(arrays), at - directory, directory)
+    pieces.append((directory, tail))
+    return npy.Frame(directory + len(tail), pieces, starts, sums)
+
+
+def _needs(wide: bool) -> int:
+    """The version of the format that a reader must know."""
+    return 45 if wide else 20
+
+
+def _flags(raw: bytes) -> int:
+    return 0 if raw.isascii() else UTF8
+
+
+def _local(raw: bytes, size: int, at: int) -> bytes:
+    """The header of a member at byte `at`, so long that the content begins at a multiple of 64."""
+    wide = size >= WIDE
+    extra = pack("<2H2Q", SIZES_ID, 16, size, size) if wide else b""
+    unpadded = LOCAL.size + len(raw) + len(extra) + 6
+    filler = -(at + unpadded) % ALIGNMENT
+    extra += pack("<3H", PADDING_ID, 2 + filler, ALIGNMENT) + bytes(filler)
+    short = WIDE if wide else size
+    return LOCAL.pack(
+        LOCAL_MARK, _needs(wide), _flags(raw), STORED, 0, JANUARY_1980, 0, short, short,
+        len(raw), len(extra),
+    ) + raw + extra  # fmt: skip
+
+
+def _entry(raw: bytes, size: int, at: int) -> bytes:
+    """The directory's row of a member."""
+    wide = [n for n in (size, size, at) if n >= WIDE]
+    extra = pack(f"<2H{len(wide)}Q", SIZES_ID, 8 * len(wide), *wide) if wide else b""
+    made, readable = 3 << 8 | _needs(bool(wide)), 0o644 << 16  # as on Unix
+    short = min(size, WIDE)
+    return ENTRY.pack(
+        ENTRY_MARK, made, _needs(bool(wide)), _flags(raw), STORED, 0, JANUARY_1980, 0, short,
+        short, len(raw), len(extra), 0, 0, 0, readable, min(at, WIDE),
+    ) + raw + extra  # fmt: skip
+
+
+def _end(count: int, size: int, start: int) -> bytes:
+    """What follows the directory: where it begins; twice, if 32 bits do not hold that."""
+    few = min(count, MANY)
+    end = END.pack(END_MARK, 0, 0, few, few, min(size, WIDE), min(start, WIDE), 0)
+    if count < MANY and size < WIDE and start < WIDE:
+        return end
+    wide = END64.pack(END64_MARK, END64.size - 12, 3 << 8 | 45, 45, 0, 0, count, count, size, start)
+    return wide + LOCATOR.pack(LOCATOR_MARK, 0, start + size, 1) + end

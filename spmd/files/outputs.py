@@ -1,0 +1,252 @@
+"""Files that outputs go to: one or several arrays each, written in place part by part.
+
+In: paths as `-o` has them, outputs with dtype and shape. Out: for each the file that takes it.
+Always holds: a file has its whole length before anything is written (a full disk is noticed then),
+lies in the target's directory under another name, and replaces the target in one step.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+
+from codegen.errors import OutputError, UsageError
+from spmd.files import npy
+from spmd.files.inputs import archive_format, split
+from spmd.launch.memory import bytes_text
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+
+    Array = tuple[str, str, tuple[int, ...]]
+
+CHUNK = 1 << 24
+
+
+def keep_mode(fd: int, path: str) -> None:
+    """Gives a new file the mode, and where that is allowed the owner, of the one it replaces."""
+    try:
+        old, new = os.stat(path), os.fstat(fd)
+    except FileNotFoundError:
+        return
+    if (old.st_uid, old.st_gid) != (new.st_uid, new.st_gid):
+        try:
+            os.fchown(fd, old.st_uid, old.st_gid)
+        except PermissionError:
+            pass
+    os.fchmod(fd, old.st_mode & 0o777)
+
+
+def refuse_replacing(given: str, sources: dict[str, str]) -> None:
+    """sources: what a command reads, by path. Raises UsageError where a file to write is of it."""
+    for path, what in sources.items():
+        try:
+            same = os.path.samefile(given, path)
+        except OSError:  # one of them is not there
+            same = False
+        if same:
+            raise UsageError(f"{given} is {what}: it would be replaced",
+                             expected="a file of its own for what is written",
+                             remedy="another name for it")  # fmt: skip
+
+
+def check_apart(options: argparse.Namespace) -> None:
+    """Raises UsageError where `run` would write over what it reads."""
+    sources = {program_file(options.image): "what runs"}
+    for name, path in options.input.items():
+        sources[split(path, existing=True)[0]] = f"the file of input {name}"
+    sources |= dict.fromkeys(options.input_all, "a file of inputs")
+    given = [split(path, existing=False)[0] for path in options.output.values()]
+    for path in [*given, *options.output_all, *filter(None, [options.timeline])]:
+        refuse_replacing(path, sources)
+
+
+def program_file(path: str) -> str:
+    """FILE.py of FILE.py:NAME; another path as it is."""
+    return path.partition(":")[0] if ".py:" in path else path
+
+
+def open_outputs(
+    named: dict[str, str], whole: list[str], outputs: list[Array]
+) -> list[OutputFile | None]:
+    """For each output (name, dtype, shape) the file that takes it; None where there is none.
+
+    named: by output, FILE.npy or FILE.npz[:MEMBER] or FILE.safetensors[:MEMBER]. whole: a file for
+    all the others. Raises UsageError where files or members are taken twice.
+    """
+    if len(whole) > 1:
+        raise UsageError(f"{whole[0]} and {whole[1]} cannot both take all outputs",
+                         remedy="-o NAME=FILE")  # fmt: skip
+    if whole and not outputs:
+        raise UsageError(f"-o {whole[0]}: the program has no outputs")
+    places: dict[str, str] = {}  # of files as given, by their real path
+    members: dict[str, dict[str, Array]] = {}
+    for name, dtype, shape in outputs:
+        if name not in named and not whole:
+            continue
+        path, member = split(named[name], existing=False) if name in named else (whole[0], "")
+        real = os.path.realpath(path)
+        places.setdefault(real, path)
+        inside = members.setdefault(real, {})
+        member = member or name
+        archive = archive_format(path)
+        if inside and (archive is None or archive is not archive_format(places[real])):
+            raise _taken(next(iter(inside.values()))[0], name, "cannot share a file", path)
+        if member in inside:
+            raise _taken(inside[member][0], name, "cannot both be one member", f"{path}:{member}")
+        inside[member] = (name, dtype, shape)
+    files = {
+        array[0]: file
+        for real, inside in members.items()
+        for file in [OutputFile(places[real], inside)]
+        for array in inside.values()
+    }
+    return [files.get(name) for name, _, _ in outputs]
+
+
+def _taken(one: str, other: str, what: str, found: str) -> UsageError:
+    return UsageError(f"outputs {one} and {other} {what}", expected="a place for each",
+                      found=found, remedy="-o NAME=FILE.npz, which holds several")  # fmt: skip
+
+
+class OutputFile:
+    """A file under construction: `create` in one process, `attach` in every, then `commit`.
+
+    given: its path. members: outputs (name, dtype, shape) by their name inside of the file.
+    starts: by output, where its elements begin.
+    """
+
+    def __init__(self, given: str, members: dict[str, Array]) -> None:
+        self.given, self.path = given, os.path.realpath(given)
+        names = [name for name, _, _ in members.values()]
+        self.title = f"output{'s' if len(names) > 1 else ''} {', '.join(names)}"
+        self.members = {name: member for member, (name, _, _) in members.items()}
+        archive = archive_format(given)
+        try:
+            self.frame: npy.Frame = (archive or npy).frame(
+                [(member, dtype, shape) for member, (_, dtype, shape) in members.items()]
+            )
+        except UnicodeEncodeError:
+            raise UsageError(f"{self.title}: no name for a member: {ascii(list(members))}",
+                             expected="text in UTF-8") from None  # fmt: skip
+        self.starts = dict(zip(names, self.frame.starts))
+        self.part, self.fd = "", -1
+
+    def check(self) -> None:
+        """Refuses what can be refused before anything has been computed."""
+        folder = os.path.dirname(self.path)
+        if not os.path.isdir(folder):
+            raise self._failed(f"there is no directory {folder}")
+        if os.path.exists(self.path) and not os.path.isfile(self.path):
+            raise self._failed("it exists and is not a file")
+        if not os.access(folder, os.W_OK):
+            raise self._failed(f"directory {folder} may not be written to")
+        space = os.statvfs(folder)
+        have = space.f_bavail * space.f_frsize
+        if space.f_blocks and have < self.frame.size:
+            raise self._failed(f"needs {bytes_text(self.frame.size)}, have {bytes_text(have)}")
+
+    def create(self, named: bool = True) -> str:
+        """Makes the file, with all of its space; returns a path by which processes can open it.
+
+        named: under another name, for other hosts. Else without any, where the file system can do
+        that: whatever kills this process then leaves nothing.
+        """
+        if self.part:
+            return self.part
+        try:
+            fd = -1 if named else self._unnamed()
+            if fd < 0:
+                self.part = self._other_name()
+                fd = os.open(self.part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            self.part = ""
+            raise self._failed(error.strerror) from None
+        self.fd = fd
+        try:
+            os.posix_fallocate(fd, 0, self.frame.size)
+            for at, piece in self.frame.pieces:
+                os.pwrite(fd, piece, at)
+        except OSError as error:
+            self.discard()
+            raise self._failed(error.strerror) from None
+        return self.part
+
+    def _unnamed(self) -> int:
+        """A file in the target's directory that is gone when it is closed; -1: not there."""
+        try:
+            fd = os.open(os.path.dirname(self.path), os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o666)
+        except OSError:
+            return -1
+        self.part = f"/proc/{os.getpid()}/fd/{fd}"
+        return fd
+
+    def _other_name(self) -> str:
+        folder, base = os.path.split(self.path)
+        return os.path.join(folder, f".{base}.{os.getpid()}.{os.urandom(4).hex()}.part")
+
+    def attach(self, part: str) -> mmap.mmap:
+        """The whole file, mapped for writing."""
+        try:
+            fd = os.open(part, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                return mmap.mmap(fd, 0)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise self._failed(error.strerror) from None
+
+    def commit(self) -> None:
+        """Gives the whole file its name; the one that was there before is replaced."""
+        if self.frame.sums:
+            self._sum()
+        try:
+            keep_mode(self.fd, self.path)
+            os.fsync(self.fd)
+            if self.part.startswith("/proc/"):
+                name = self._other_name()
+                # Only with a folder given does Python follow the link that /proc shows.
+                os.link(self.part, name, src_dir_fd=self.fd, follow_symlinks=True)
+                self.part = name
+            os.replace(self.part, self.path)
+        except OSError as error:
+            self.discard()
+            raise self._failed(error.strerror) from None
+        self._close()
+
+    def _close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+        self.part, self.fd = "", -1
+
+    def _sum(self) -> None:
+        """Reads back what was written, for the CRC-32 of every member."""
+        from zlib import crc32
+
+        with self.attach(self.part) as view, memoryview(view) as data:
+            for first, end, places in self.frame.sums:
+                crc = 0
+                for at in range(first, end, CHUNK):
+                    crc = crc32(data[at : min(at + CHUNK, end)], crc)
+                for place in places:
+                    data[place : place + 4] = crc.to_bytes(4, "little")
+
+    def reading(self, name: str, dtype: str) -> str:
+        """How NumPy reads an output of a type that it does not know; "" where it does."""
+        if dtype != "bfloat16" or self.given.endswith(".safetensors"):
+            return ""
+        member = f"[{self.members[name]!r}]" if archive_format(self.given) else ""
+        return f"numpy.load({self.path!r}){member}.view(ml_dtypes.bfloat16)"
+
+    def discard(self) -> None:
+        """Removes an unfinished file; the target stays as it was."""
+        if self.part and not self.part.startswith("/proc/"):
+            try:
+                os.unlink(self.part)
+            except OSError:
+                pass
+        self._close()
+
+    def _failed(self, why: str | None) -> OutputError:
+        return OutputError(f"{self.title}: cannot write {self.path}: {why}")

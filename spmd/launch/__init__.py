@@ -1,0 +1,1 @@
+"""Launching: one life cycle for every way to run an image."""

@@ -1,0 +1,225 @@
+"""Who has not come to a meeting of processes: a warning, an end where one can come no more.
+
+In: the meetings of jobs that a program of the user's has opened (`comm=`). Out: messages from one
+of those who have come; exit code 75.
+Always holds: nobody waits for ever in MPI, which cannot be interrupted; who is late and still
+computes has END_LIMITS times as long as who has ended, is leaving, is stopped or waits elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from _thread import get_ident, start_new_thread
+from time import monotonic, sleep
+
+from codegen.errors import EXIT_PEER, PeerError
+from spmd import report
+from spmd.launch import launchers, presence
+from spmd.launch.patience import END_LIMITS, SHARE, TURN_S
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from spmd.launch.processes import Processes
+
+LEAVING, LATE = 0.25, 0.5  # parts of the limit: who is leaving is named, who is late warned of
+WARN_LIMITS = 10  # between two warnings
+SAMPLES = 3  # in which nobody computes: they wait for each other
+LATER_S = 2  # for whoever is not the first of those who have come
+
+_meetings: dict[int, Meeting] = {}  # by thread
+_numbers: dict[int, int] = {}  # of meetings so far, by group
+_started = False
+
+
+class Group:
+    """The processes of a communicator. world: their numbers as the launcher has them.
+
+    A context, for as long as this process waits for all the others.
+    """
+
+    def __init__(self, processes: Processes, limit: float) -> None:
+        MPI = processes.mpi()
+        self.processes, self.limit = processes, limit
+        group = processes.comm.Get_group()
+        world = MPI.COMM_WORLD.Get_group()
+        self.world: list[int] = list(
+            MPI.Group.Translate_ranks(group, list(range(processes.count)), world)
+        )
+        group.Free()
+        world.Free()
+        self.key = hash(tuple(self.world)) & (1 << 62) - 1
+
+    def __enter__(self) -> None:
+        global _started
+        number = _numbers[self.key] = _numbers.get(self.key, 0) + 1
+        _meetings[get_ident()] = Meeting(self, number)
+        presence.show(presence.WAITS, self.key, number)
+        if not _started:
+            _started = True
+            start_new_thread(_run, ())
+
+    def __exit__(self, *_: object) -> None:
+        _meetings.pop(get_ident(), None)
+        presence.show(presence.ELSEWHERE, self.key, _numbers[self.key])
+
+
+def _run() -> None:
+    last = monotonic()
+    while True:
+        sleep(TURN_S)
+        now, before, last = monotonic(), last, monotonic()
+        for thread, meeting in list(_meetings.items()):
+            if now - before > max(4 * TURN_S, meeting.group.limit / 4):
+                meeting.begin(now)  # I was away myself
+            elif meeting.group.limit:
+                meeting.look(now, thread)
+
+
+class Meeting:
+    """One of them, while this process waits in it."""
+
+    def __init__(self, group: Group, number: int) -> None:
+        self.group, self.number = group, number
+        self.begin(monotonic())
+
+    def begin(self, now: float) -> None:
+        self.since, self.warned, self.sampled, self.samples = now, 0.0, 0.0, 0
+        self.places: dict[int, tuple[str, int]] = {}
+        self.stopped: dict[int, float] = {}
+        self.mates: dict[int, presence.Mate] | None = None
+
+    def look(self, now: float, thread: int) -> None:
+        limit, waited = self.group.limit, now - self.since
+        if waited < LEAVING * limit:
+            return
+        if self.mates is None or waited > limit * (1 + self.warned):
+            self.mates = presence.mates()
+        for mate in self.mates.values():
+            mate.look()
+        missing = [k for k in range(self.group.processes.count) if not self._has_come(k)]
+        if not missing:
+            return
+        here = [k for k in range(self.group.processes.count) if k not in missing]
+        first = here[0] == self.group.processes.number
+        waited -= 0 if first else LATER_S  # of those who have come, the first one says it
+        lost = next((k for k in missing if self._is_lost(k, waited)), None)
+        if lost is None and waited > LATE * limit:
+            if self._nobody_computes(now) and waited > SHARE * limit:
+                lost = missing[0]
+            elif waited > END_LIMITS * limit and not self._computes(missing[0]):
+                lost = missing[0]
+        if lost is not None:
+            self._end(lost, thread)
+        if first and waited > (LATE + self.warned) * limit:
+            self.warned += WARN_LIMITS
+            self._warn(missing, now)
+
+    def _mate(self, k: int) -> presence.Mate | None:
+        return (self.mates or {}).get(self.group.world[k])
+
+    def _has_come(self, k: int) -> bool:
+        mate = self._mate(k)
+        if k == self.group.processes.number:
+            return True
+        return (
+            mate is not None
+            and (mate.group, mate.what) == (self.group.key, presence.WAITS)
+            and mate.meeting >= self.number
+        )
+
+    def _computes(self, k: int) -> bool:
+        mate = self._mate(k)
+        return mate is not None and mate.what == presence.COMPUTES
+
+    def _is_lost(self, k: int, waited: float) -> bool:
+        """It can come no more. Whoever was stopped may be let go on within the limit."""
+        mate, limit = self._mate(k), self.group.limit
+        if mate is None or mate.has_ended:
+            return waited > SHARE * limit and (mate is not None or self._all_here())
+        if mate.what == presence.LEAVES:
+            return waited > LEAVING * limit
+        if not mate.is_stopped:
+            self.stopped.pop(k, None)
+            return False
+        return waited - max(0.0, self.stopped.setdefault(k, waited)) > SHARE * limit
+
+    def _all_here(self) -> bool:
+        """Whether the launcher says that all of its processes were started on this host."""
+        count = launchers.launcher()[1]
+        local = ("MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE")
+        return any(os.environ.get(name) == str(count) for name in local)
+
+    def _nobody_computes(self, now: float) -> bool:
+        """Every process of the launcher waits in a meeting or inside MPI, where it waited before.
+
+        Each was found there SAMPLES times, at one line of its program.
+        """
+        if now - self.sampled > self.group.limit / 10:
+            self.sampled = now
+            still = len(self.mates or {}) == launchers.launcher()[1]
+            for mate in (self.mates or {}).values():
+                if mate.what in (presence.WAITS, presence.LEAVES):
+                    continue
+                in_mpi, file, line = mate.where()
+                still &= in_mpi and self.places.get(mate.number, (file, line)) == (file, line)
+                self.places[mate.number] = file, line
+            self.samples = self.samples + 1 if still else 0
+        return self.samples >= SAMPLES
+
+    def _doing(self, k: int) -> str:
+        """What is known of a process that has not come."""
+        mate = self._mate(k)
+        if mate is None:
+            return "has ended" if self._all_here() else "is on another host, or has ended"
+        if mate.has_ended:
+            return "has ended"
+        if mate.is_stopped:
+            return "is stopped"
+        if mate.what == presence.LEAVES:
+            return "has come to the end of its script"
+        if mate.what == presence.WAITS:
+            return "waits for the processes of another communicator, or in an earlier call"
+        if mate.what == presence.COMPUTES:
+            return "still runs the program"
+        in_mpi, file, line = mate.where()
+        place = f" at {presence.line_text(file, line)}" if file else ""
+        return f"waits inside MPI{place}" if in_mpi else f"is{place or ' somewhere else'}"
+
+    def _name(self, k: int) -> str:
+        mate = self._mate(k)
+        where = f" (process {mate.pid} on {os.uname().nodename})" if mate else ""
+        return f"rank {k} of {self.group.processes.count}{where}"
+
+    def _warn(self, missing: list[int], now: float) -> None:
+        k = missing[0]
+        if self._computes(k):
+            return  # the watch of the job speaks of it
+        others = f", nor have ranks {', '.join(map(str, missing[1:5]))}" if missing[1:] else ""
+        _say(f"spmd: warning: {self._name(k)} has not come to a call that every rank makes"
+             f"{others}; waiting for {now - self.since:.1f} s; it {self._doing(k)}")  # fmt: skip
+
+    def _end(self, k: int, thread: int) -> None:
+        frame, frames = sys._current_frames().get(thread), []
+        while frame:
+            frames.append((frame.f_code.co_filename, frame.f_lineno))
+            frame = frame.f_back
+        mine = presence.line_text(*presence.user_place(frames))
+        error = PeerError(
+            f"{self._name(k)} has not come to a call that every rank makes",
+            expected=f"all {self.group.processes.count} ranks at {mine}, "
+            f"within {self.group.limit:g} s (time_limit)",
+            found=f"it {self._doing(k)}",
+            remedy="the same calls on every rank of comm; "
+            "comm.Split makes a communicator of some of them",
+        )
+        _say(report.error_text(error))
+        self.group.processes.abort(EXIT_PEER)
+        os._exit(EXIT_PEER)
+
+
+def _say(text: str) -> None:
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except (OSError, ValueError):
+        pass

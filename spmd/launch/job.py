@@ -1,0 +1,495 @@
+"""The ranks that this process hosts, over the engine: memory, arrays in and out, running.
+
+In: a checked image, sizes of the mesh axes, scalars. Out: text while it runs, arrays afterwards.
+Always holds: what one process fails at, all processes of the job leave; memory is checked before
+it is taken, and nothing is left when the last process is gone.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from codegen.errors import (
+    EXIT_PEER,
+    CheckError,
+    EnvironmentFault,
+    ImageError,
+    InputError,
+    InternalError,
+    SpmdError,
+    VersionError,
+)
+from codegen.image.manifest import evaluate
+from spmd.arguments import scalar_words
+from spmd.engine import ffi, lib
+from spmd.files.npy import SIZES
+from spmd.launch import limits, loader
+from spmd.launch import processes as launch
+from spmd.launch.memory import address_space, available_memory, bytes_text
+from spmd.launch.sizes import mesh_symbols
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+AXES = 3  # SPMD_AXES
+EVERY_RANK: int = lib.SPMD_EVERY_RANK
+WAIT_MS = 100  # how long a signal may go unnoticed
+STACK = 8 << 20  # bytes of a thread, as usual
+LEAVE_MS = 2000  # how long an interrupted compute phase may take to notice
+
+
+class RunError(SpmdError):
+    """The program stopped while it ran; the exit code is the engine's."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.exit_code = code
+
+
+# Of all-reduce, as the engine numbers them.
+ALGORITHMS = ("auto", "flat", "blocks", "ring")
+BARRIERS = ("auto", "strict")
+
+
+class Setup:
+    """What a launch binds: mesh axes, scalars, ranks of this process, threads.
+
+    sizes: of each mesh axis. scalars: by name. algorithm: of all-reduce. barrier: strict keeps one
+    on either side of every exchange.
+    """
+
+    def __init__(
+        self,
+        manifest: dict[str, Any],
+        processes: launch.Processes,
+        sizes: tuple[int, ...],
+        scalars: dict[str, int | float],
+        threads: int | None = None,
+        hosts: launch.Hosts | None = None,
+        algorithm: str = "auto",
+        barrier: str = "auto",
+    ) -> None:
+        self.manifest, self.sizes, self.scalars = manifest, sizes, scalars
+        self.ranks = 1
+        for size in sizes:
+            self.ranks *= size
+        self.first, self.count = launch.hosted(self.ranks, processes)
+        if hosts is None:
+            hosts = launch.Hosts(0, [launch.mine("", {}, 0, self.ranks)])
+        self.hosts = hosts
+        share = max(1, hosts.cores // len(hosts.here))
+        self.algorithm, self.strict = ALGORITHMS.index(algorithm), BARRIERS.index(barrier)
+        self.threads = max(1, min(self.count, threads or share))
+        self.values: dict[str, Any] = {**scalars, **mesh_symbols(manifest, sizes)}
+        self.words = scalar_words(manifest, scalars)
+
+    def shape(self, array: dict[str, Any]) -> tuple[int, ...]:
+        """The global extents of an input or output: a row of the manifest."""
+        return tuple(int(evaluate(extent, self.values)) for extent in array["shape"])
+
+    def owners(self, layout: list[list[str]]) -> list[int]:
+        """Hosted ranks that between them hold every element of an array once.
+
+        Along an axis that splits no dim all ranks hold the same: the first of them speaks.
+        """
+        used = {name for entry in layout for name in entry}
+        spare = []
+        stride = self.ranks
+        for axis, size in zip(self.manifest["mesh"], self.sizes, strict=True):
+            stride //= size
+            if axis["name"] not in used and size > 1:
+                spare.append((stride, size))
+        hosted = range(self.first, self.first + self.count)
+        if not spare:
+            return [EVERY_RANK]
+        return [r for r in hosted if all(r // stride % size == 0 for stride, size in spare)]
+
+
+class Job:
+    """The hosted ranks of one job, loaded. Use as a context; run it any number of times."""
+
+    def __init__(
+        self, checked: loader.Checked, setup: Setup, processes: launch.Processes,
+        time_limit: float = launch.TIME_LIMIT,
+    ) -> None:  # fmt: skip
+        self.setup, self.processes, self.time_limit = setup, processes, time_limit
+        self.manifest = setup.manifest
+        self.numbers = {a["name"]: k for k, a in enumerate(self.manifest["inputs"])}
+        self.outputs = len(self.numbers)
+        self.given = bytearray(self.outputs)
+        self.owner = os.getpid()
+        self.image: Any = None
+        self.transport: Any = None
+        self.broken = False  # nobody may wait for the other processes any more
+        self.watch: Any = None
+        self.events = 0  # of every rank, that are kept
+        self.turns = 0  # runs, and the end: what outputs lie in its memory are of the latest
+        self._job = self._arena = self._board = ffi.NULL
+        try:
+            self._load(checked)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _load(self, checked: loader.Checked) -> None:
+        """The first process of an arena makes it, the others attach; then each loads its ranks."""
+        hosts = self.setup.hosts
+        mates = hosts.together_with()
+        if hosts.parted:
+            from spmd.launch.transport import Transport
+
+            self.transport = self.processes.together(
+                lambda: Transport(self.processes, hosts), shared=False
+            )
+        made = self.processes.meet(lambda: self._make(checked, mates))
+        (path, nonce), arena = made[mates[0]][0], lib.spmd_job_bytes(self._job)
+        several = self.processes.count > 1
+
+        def attach() -> None:
+            if self._arena == ffi.NULL:
+                self._arena = self._take(
+                    lambda to: lib.spmd_arena_attach(path.encode(), arena, nonce, to)
+                )
+            self._check(lib.spmd_job_load(self._job, self._arena))
+            if several:
+                self._attach_board(*made[hosts.beside()[0]][1])
+
+        self.processes.together(attach)
+        lib.spmd_arena_close_fd(self._arena)
+        if several:
+            from spmd.launch.watch import Watch
+
+            lib.spmd_arena_close_fd(self._board)
+            self.watch = Watch(self)
+            if self.processes.patience:
+                self.processes.patience.trusted = True
+
+    def _make_board(self) -> tuple[str, int]:
+        """The first process of every host makes a board for all of them."""
+        mates = self.setup.hosts.beside()
+        if self.processes.count == 1 or self.processes.number != mates[0]:
+            return "", 0
+        need = lib.spmd_board_bytes(self.processes.count)
+        self._board = self._take(lambda to: lib.spmd_arena_new(need, int(len(mates) > 1), to))
+        return arena_address(self._board)
+
+    def _attach_board(self, path: str, nonce: int) -> None:
+        need = lib.spmd_board_bytes(self.processes.count)
+        if self._board == ffi.NULL:
+            self._board = self._take(
+                lambda to: lib.spmd_arena_attach(path.encode(), need, nonce, to)
+            )
+        self._check(lib.spmd_job_board(self._job, self._board))
+
+    def _make(
+        self, checked: loader.Checked, mates: list[int]
+    ) -> tuple[tuple[str, int], tuple[str, int]]:
+        """This process's job; for its mates an arena, and a board: where they find them."""
+        setup = self.setup
+        self.image = checked.load(setup.first, setup.count, list(setup.sizes), setup.words)
+        sizes = ffi.new("int64_t[]", [*setup.sizes, *[1] * (AXES - len(setup.sizes))])
+        words = ffi.new("int64_t[]", setup.words or [0])
+        routines = ffi.new("void *[]", self.image.library or [ffi.NULL])
+        processes = self._processes()
+        hosts = setup.hosts
+        settings = ffi.new(
+            "spmd_settings *",
+            {
+                "image": self.image.table,
+                "ranks": setup.ranks,
+                "size": sizes,
+                "scalar": words,
+                "scalars": len(setup.words),
+                "first": setup.first,
+                "count": setup.count,
+                "threads": setup.threads,
+                "cores": hosts.cores,
+                "strangers": setup.threads * (len(hosts.here) - len(hosts.together_with())),
+                "algorithm": setup.algorithm,
+                "strict": setup.strict,
+                "library": routines,
+                "libraries": len(self.image.library),
+                "processes": processes[0],
+                "limits": limits.rows(hosts.limits),
+            },
+        )
+        made = ffi.new("spmd_job **")
+        self._check(lib.spmd_job_new(settings, made))
+        self._job = made[0]
+        self._check_addresses()
+        if self.processes.number != mates[0]:
+            return ("", 0), self._make_board()
+        have = available_memory()
+        if self.host_bytes() > have:
+            raise self._no_memory(have)
+        need, shared = lib.spmd_job_bytes(self._job), int(len(mates) > 1)
+        self._arena = self._take(lambda to: lib.spmd_arena_new(need, shared, to))
+        return arena_address(self._arena), self._make_board()
+
+    def _processes(self) -> tuple[Any, ...]:
+        """The processes of the job for the engine, and what must live as long."""
+        hosts = self.setup.hosts
+        first, arena = ffi.new("int64_t[]", hosts.first), ffi.new("int64_t[]", hosts.arenas)
+        mpi = self.transport.settings if self.transport else ffi.NULL
+        host = ffi.new("int64_t[]", hosts.hosts)
+        given = {"count": len(hosts.arenas), "number": hosts.number, "first": first,
+                 "arena": arena, "host": host, "mpi": mpi}  # fmt: skip
+        return ffi.new("spmd_processes *", given), first, arena, host
+
+    def _take(self, make: Any) -> Any:
+        to = ffi.new("spmd_arena **")
+        self._check(make(to))
+        return to[0]
+
+    def host_bytes(self) -> int:
+        """What all ranks of this host take together."""
+        ranks = self.setup.hosts.ranks_of(self.setup.hosts.here)
+        return int(lib.spmd_job_rank_bytes(self._job)) * ranks
+
+    def _check_addresses(self) -> None:
+        """Every process maps the whole arena, under its own limit of addresses (ulimit -v)."""
+        stacks = lib.spmd_job_threads(self._job) * STACK
+        need = lib.spmd_job_bytes(self._job) + lib.spmd_job_private_bytes(self._job) + stacks
+        have = address_space()
+        if need > have:
+            raise EnvironmentFault(
+                "not enough address space for this process",
+                expected=bytes_text(need),
+                found=f"{bytes_text(have)} under the limit that it was started with",
+                remedy="ulimit -v unlimited, fewer ranks, or smaller arrays",
+            )
+
+    def _no_memory(self, have: int) -> EnvironmentFault:
+        return EnvironmentFault(
+            f"not enough memory: needs {bytes_text(self.host_bytes())}, have {bytes_text(have)}",
+            expected=f"{bytes_text(lib.spmd_job_rank_bytes(self._job))} for each of "
+            f"{self.setup.hosts.ranks_of(self.setup.hosts.here)} ranks",
+            found=f"{bytes_text(have)} available",
+            remedy="fewer ranks, or smaller arrays",
+        )
+
+    def _check(self, status: int) -> None:
+        """Turns a status of the engine into the error it stands for."""
+        if status == lib.SPMD_OK:
+            return
+        if status == lib.SPMD_BUSY and lib.spmd_job_failure(self._job, ffi.new("spmd_failure *")):
+            raise self._failure()  # it was aborted by another process
+        text = ffi.string(lib.spmd_status_text(status)).decode()
+        if status == lib.SPMD_NO_MEMORY:
+            if self._job != ffi.NULL:
+                raise self._no_memory(available_memory())
+            raise EnvironmentFault(text)
+        if status == lib.SPMD_SYSTEM:
+            raise EnvironmentFault(f"{text}: {os.strerror(ffi.errno)}")
+        if status == lib.SPMD_MISMATCH:
+            raise VersionError(f"image and engine do not fit: {text}", remedy="build it again")
+        raise InternalError(f"engine: {text}")
+
+    def _check_array(self, status: int, name: str) -> None:
+        if status == lib.SPMD_RANGE:
+            raise ImageError(
+                f"the manifest and the machine code differ in array {name}",
+                expected="one shape and one element type in both", found="others",
+                remedy="build the image again",
+            )  # fmt: skip
+        self._check(status)
+
+    def put(self, name: str, array: Global, rank: int = EVERY_RANK, file: str = "") -> None:
+        """Copies the hosted ranks' parts of a global array into their memory.
+
+        Raises InputError where the array lies in a mapped file that has become shorter.
+        """
+        number = self.numbers[name]
+        status = lib.spmd_job_scatter(self._job, number, rank, array.pointer)
+        if status == lib.SPMD_CUT:
+            raise InputError(
+                f"input {name}: {file or 'its file'} became shorter while it was read",
+                expected="a file that nobody writes to",
+                remedy="write another file, then give it this one's name",
+            )
+        self._check_array(status, name)
+        self.given[number] = 1
+
+    def keep_times(self, operations: int, events: int) -> None:
+        """Has the engine keep times, from the next run on: spmd_job_timeline."""
+        self._check(lib.spmd_job_timeline(self._job, operations, events))
+        self.events = events
+
+    def forget(self) -> None:
+        """The next run computes the defaults of all inputs that are not put again."""
+        self.given = bytearray(self.outputs)
+
+    def get(self, number: int, into: Global, rank: int | None = None) -> None:
+        """Copies the hosted ranks' parts of output `number`, or one's, into a global array."""
+        layout = self.manifest["outputs"][number]["layout"]
+        for k in self.setup.owners(layout) if rank is None else [rank]:
+            done = lib.spmd_job_gather(self._job, self.outputs + number, k, into.pointer)
+            self._check_array(done, self.manifest["outputs"][number]["name"])
+
+    def shard(self, array: int, rank: int) -> tuple[list[int], list[int], int]:
+        """Offset and extent of a hosted rank's part of an array, and the address of its memory."""
+        offset, extent = ffi.new("int64_t[8]"), ffi.new("int64_t[8]")
+        address = ffi.new("void **")
+        self._check(lib.spmd_job_shard(self._job, array, rank, offset, extent, address))
+        arrays = (*self.manifest["inputs"], *self.manifest["outputs"])
+        dims = len(arrays[array]["shape"])
+        return list(offset[0:dims]), list(extent[0:dims]), int(ffi.cast("intptr_t", address[0]))
+
+    def run(self, told: Callable[[str], None] | None = None) -> None:
+        """Runs the program once; its text goes to sys.stdout as it comes.
+
+        told: hears the superstep, again and again, and "" before there is text.
+        """
+        self.turns += 1
+        given = ffi.new("uint8_t[]", bytes(self.given) or b"\0")
+        self._check(lib.spmd_job_start(self._job, given))
+        try:
+            state = self._wait(told)
+        except BaseException as error:
+            self.broken = True
+            code = getattr(error, "exit_code", 130 if isinstance(error, KeyboardInterrupt) else 70)
+            self.abort(code, f"{type(error).__name__} on process {self.processes.number}")
+            raise
+        if state == lib.SPMD_ABORTED:
+            self.broken = True
+            raise self._failure()
+
+    def _wait(self, told: Callable[[str], None] | None) -> int:
+        text = ffi.new("char[]", 1 << 16)
+        while True:
+            state = lib.spmd_job_wait(self._job, WAIT_MS)
+            while length := lib.spmd_job_text(self._job, text, len(text)):
+                if told:
+                    told("")
+                sys.stdout.write(ffi.buffer(text, length)[:].decode("utf-8", "replace"))
+                sys.stdout.flush()
+            if state != lib.SPMD_RUNNING:
+                return int(state)
+            if told:
+                told(f"superstep {self.superstep()}")
+
+    def abort(self, code: int, text: str) -> None:
+        """Ends the run of all processes of the job, and waits a moment until it has ended here."""
+        lib.spmd_job_abort(self._job, code, -1, text.encode())
+        for _ in range(LEAVE_MS // WAIT_MS):
+            if lib.spmd_job_wait(self._job, WAIT_MS) != lib.SPMD_RUNNING:
+                return
+
+    def _failure(self) -> Exception:
+        """Why the engine says the run was aborted."""
+        failure = ffi.new("spmd_failure *")
+        lib.spmd_job_failure(self._job, failure)
+        if failure.rank < 0:
+            if failure.code == EXIT_PEER:
+                launch.end_with_the_job(EXIT_PEER)
+            return launch.Elsewhere(int(failure.code))
+        row = self.row(failure.operation)
+        where = f"{row['place']}: " if "place" in row else ""
+        text = ffi.string(failure.text).decode("utf-8", "replace")
+        if row.get("kind") == "expect":
+            rank = f"rank {failure.rank} in superstep {failure.superstep}"
+            return CheckError(text, row.get("place", ""), row.get("text", ""), rank)
+        return RunError(
+            f"{where}rank {failure.rank} in superstep {failure.superstep}: {text}",
+            int(failure.code) or EXIT_PEER,
+        )
+
+    def row(self, operation: int) -> dict[str, Any]:
+        """The row of the manifest's table of operations, {} for none."""
+        rows = self.manifest["operations"]
+        return rows[operation] if 0 <= operation < len(rows) else {}
+
+    def state(self, rank: int) -> Any:
+        """Where a rank of this arena is: a spmd_rank_state."""
+        state = ffi.new("spmd_rank_state *")
+        self._check(lib.spmd_job_watch(self._job, rank, state))
+        return state
+
+    def superstep(self) -> int:
+        """How many exchanges the first hosted rank has completed."""
+        return int(self.state(self.setup.first).superstep)
+
+    def close(self) -> None:
+        """Gives all memory back, unless an interrupted compute phase, or MPI, still uses it.
+
+        A forked child has neither the threads nor the say.
+        """
+        if os.getpid() != self.owner:
+            return
+        if self.watch is not None:
+            if self.processes.patience:
+                self.processes.patience.may_leave = not self.broken
+                self.processes.patience.trusted = False
+            self.watch.end()
+            self.watch = None
+        self.turns += 1
+        if self._job != ffi.NULL:
+            if lib.spmd_job_free(self._job) != lib.SPMD_OK:
+                return
+            self._job = ffi.NULL
+        if self.transport is not None and not self.broken:
+            self.transport.close()
+        self.transport = None
+        lib.spmd_arena_free(self._arena)
+        lib.spmd_arena_free(self._board)
+        self._arena = self._board = ffi.NULL
+        if self.image is not None:
+            self.image.close()
+            self.image = None
+
+
+def arena_address(arena: Any) -> tuple[str, int]:
+    """Where the other processes of this host find an arena, and how they know it again."""
+    return f"/proc/{os.getpid()}/fd/{lib.spmd_arena_fd(arena)}", lib.spmd_arena_nonce(arena)
+
+
+class Global:
+    """A global array for the engine. base: a buffer whose byte `start` is the first element's, or
+    the address of that. A context for buffers, which are free again at its end: what is left to
+    the garbage collector can crash it.
+
+    swapped: its byte order is not this machine's; the parts of a complex number are swapped apart.
+    """
+
+    def __init__(
+        self,
+        base: Any,
+        dtype: str,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
+        swapped: bool = False,
+        start: int = 0,
+    ) -> None:
+        is_address = isinstance(base, int)
+        self._buffer = None if is_address else ffi.from_buffer("char[]", base)
+        at = ffi.cast("char *", base if is_address else self._buffer) + start
+        self._keep = (ffi.new("int64_t[8]", shape), ffi.new("int64_t[8]", strides))
+        size = SIZES[dtype]
+        unit = size // 2 if dtype.startswith("complex") else size
+        self.pointer = ffi.new(
+            "spmd_global *",
+            {
+                "base": at,
+                "dims": len(shape),
+                "shape": self._keep[0],
+                "stride": self._keep[1],
+                "size": size,
+                "swap": unit if swapped else 0,
+            },
+        )
+
+    def __enter__(self) -> Global:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._buffer is not None:
+            ffi.release(self._buffer)

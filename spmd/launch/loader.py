@@ -1,0 +1,249 @@
+"""From a file to machine code in memory: check the bytes, patch the index words, load those bytes.
+
+Goes in: a path or bytes. Comes out: a checked image, and from it a loaded local program.
+Always holds: the bytes that were hashed are the bytes that are loaded; what the dynamic linker
+hands back is compared with them, for it knows files by names that can return.
+"""
+
+from __future__ import annotations
+
+import os
+
+from codegen.errors import EnvironmentFault, ImageError, InputError, OutputError, VersionError
+from codegen.image import manifest as reader
+from spmd.engine import ffi, lib
+
+TYPE_CHECKING = False  # typing is not imported: every rank pays for what this file imports
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+# What the routines of the manifest are called in OpenBLAS.
+_BLAS_PREFIXES = ("scipy_cblas_", "cblas_")
+
+
+def read(path: str) -> bytes:
+    """The bytes of an image file. Raises ImageError for what is no regular file."""
+    import stat
+
+    try:
+        mode = os.stat(path).st_mode
+        if not stat.S_ISREG(mode):
+            raise ImageError(f"{path}: not an spmd image", expected="a regular file",
+                             found="a directory" if stat.S_ISDIR(mode)
+                             else "a special file")  # fmt: skip
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise OutputError(f"cannot read {path}", found=error.strerror or str(error)) from None
+
+
+def check(data: bytes) -> Checked:
+    """The image in these bytes, if it may run here. Raises ImageError or VersionError."""
+    return Checked(reader.read(data))
+
+
+class named:
+    """A context in which what is wrong with an image is said with its path."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: object, __: object) -> None:
+        said = isinstance(error, (ImageError, InputError, VersionError))
+        if said and self.path not in error.message:  # type: ignore[attr-defined]
+            error.message = f"{self.path}: {error.message}"  # type: ignore[attr-defined]
+
+
+def open_file(path: str) -> Checked:
+    """The checked image in a file; what is wrong with it is said with its path."""
+    with named(path):
+        return check(read(path))
+
+
+class Checked:
+    """An image that passed every check. manifest: its description. digest: hexadecimal."""
+
+    def __init__(self, image: reader.Image) -> None:
+        self.image = image
+        self.manifest = image.manifest
+        self.digest = image.digest
+
+    def load(self, first: int, count: int, sizes: list[int], words: list[int]) -> Loaded:
+        """The local program of these ranks, as machine code in this process."""
+        data = reader.patch(self.image, first, count, list(sizes), list(words))
+        proof = {
+            symbol: data[offset : offset + size]
+            for symbol, (offset, size) in (
+                (b"spmd_index", self.image.sections[".spmd.index"]),
+                (b"spmd_digest", self.image.sections[".spmd.digest"]),
+            )
+        }
+        return Loaded(data, proof, [row["routine"] for row in self.manifest["libraries"]])
+
+
+    def load_any(self, scalars: int) -> Loaded:
+        """Some local program, for functions that read no index words."""
+        words = reader.IndexWords(self.image.section(".spmd.index"))
+        if words.patched:
+            return self.load(words.first, words.count, list(words.sizes), list(words.scalars))
+        return self.load(0, 1, [1] * len(self.manifest["mesh"]), [0] * scalars)
+
+
+class Loaded:
+    """Machine code in memory. table: its spmd_image_table. library: routines by logical number.
+
+    proof: what must stand at some symbols, or the dynamic linker gave us another image.
+    """
+
+    def __init__(self, data: bytes, proof: dict[bytes, bytes], routines: list[str]) -> None:
+        self._handle, self._file = _open(data, proof)
+        self.table = lib.spmd_library_symbol(self._handle, b"spmd_image_table")
+        if self.table == ffi.NULL:
+            self.close()
+            raise ImageError("not an spmd image", expected="the symbol spmd_image_table",
+                             found="none")  # fmt: skip
+        try:
+            self.library = [_routine(name) for name in routines]
+        except EnvironmentFault:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Unload. The descriptor is closed last: its number names the mapping until then."""
+        if self._handle != ffi.NULL:
+            lib.spmd_library_close(self._handle)
+            os.close(self._file)
+            self._handle = ffi.NULL
+
+
+def _open(data: bytes, proof: dict[bytes, bytes]) -> tuple[Any, int]:
+    """The bytes, loaded: the dynamic linker's handle and the descriptor to close after it."""
+    held: list[int] = []  # open until the end: a number names one file only
+    reasons: list[str] = []
+    try:
+        for place in places():
+            try:
+                file, path = private_file(data, place)
+            except OSError as error:
+                reasons.append(f"{place or 'memory'}: {error.strerror}")
+                continue
+            held.append(file)
+            handle = lib.spmd_library_open(path.encode())
+            if place:
+                os.unlink(path)
+            if handle == ffi.NULL:
+                reasons.append(_linker_error())
+            elif _is_proved(handle, proof):
+                held.remove(file)
+                return handle, file
+            else:
+                lib.spmd_library_close(handle)
+                reasons.append("the dynamic linker returned another image")
+    finally:
+        for file in held:
+            os.close(file)
+    raise EnvironmentFault(
+        "the image cannot be loaded", expected="memory files, or a directory, that may be executed",
+        found="; ".join(dict.fromkeys(reasons)), remedy="set TMPDIR to a directory without noexec",
+    )  # fmt: skip
+
+
+def _is_proved(handle: Any, proof: dict[bytes, bytes]) -> bool:
+    for symbol, wanted in proof.items():
+        address = lib.spmd_library_symbol(handle, symbol)
+        if address == ffi.NULL or bytes(ffi.buffer(address, len(wanted))) != wanted:
+            return False
+    return True
+
+
+def places() -> Iterator[str]:
+    """Where an image can be put to be loaded: in memory (""), else in a directory."""
+    yield ""
+    import tempfile
+
+    try:
+        yield tempfile.gettempdir()
+    except OSError:  # none can be written
+        pass
+    yield from ("/var/tmp", "/dev/shm", os.getcwd())
+
+
+def private_file(data: bytes, place: str) -> tuple[int, str]:
+    """A private file that holds the bytes, and its path. In memory it is sealed for good."""
+    import fcntl
+
+    if place:
+        import tempfile
+
+        file, path = tempfile.mkstemp(prefix="spmd-", dir=place)
+    else:
+        file = os.memfd_create("spmd-image", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        path = f"/proc/self/fd/{file}"
+    try:
+        written = 0
+        while written < len(data):  # a part of an image would be a bus error while it is loaded
+            written += os.write(file, memoryview(data)[written:])
+        if not place:
+            fcntl.fcntl(file, fcntl.F_ADD_SEALS, 0xF)  # seal, shrink, grow, write
+    except OSError:
+        os.close(file)
+        if place:
+            os.unlink(path)
+        raise
+    return file, path
+
+
+def _linker_error() -> str:
+    return str(ffi.string(lib.spmd_library_error()).decode(errors="replace"))
+
+
+# ---- OpenBLAS ------------------------------------------------------------------------------------
+
+_openblas: Any = None
+
+
+def _routine(name: str) -> Any:
+    """The address of a BLAS routine."""
+    openblas()
+    for prefix in _BLAS_PREFIXES:
+        found = lib.spmd_library_symbol(_openblas, (prefix + name).encode())
+        if found != ffi.NULL:
+            return found
+    raise EnvironmentFault(f"OpenBLAS has no routine {name}", remedy="pip install scipy-openblas32")
+
+
+def openblas() -> str:
+    """The file of OpenBLAS, which is opened once, single-threaded."""
+    global _openblas
+    path = _openblas_path()
+    if _openblas is None:
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+        _openblas = lib.spmd_library_open(path.encode())
+        if _openblas == ffi.NULL:
+            _openblas = None
+            raise EnvironmentFault(
+                "OpenBLAS cannot be loaded", found=_linker_error(),
+                remedy="pip install --force-reinstall scipy-openblas32",
+            )  # fmt: skip
+    return path
+
+
+def _openblas_path() -> str:
+    """The library of the package scipy_openblas32, found without importing it (or NumPy)."""
+    import sys
+
+    for folder in sys.path:
+        place = os.path.join(folder or ".", "scipy_openblas32", "lib")
+        if os.path.isdir(place):
+            for name in sorted(os.listdir(place)):
+                if name.startswith("libscipy_openblas") and ".so" in name:
+                    return os.path.join(place, name)
+    raise EnvironmentFault(
+        "this image multiplies matrices with OpenBLAS, which is not installed",
+        expected="the package scipy-openblas32", found="none on sys.path",
+        remedy="pip install scipy-openblas32",
+    )  # fmt: skip

@@ -1,0 +1,220 @@
+"""The mesh of a job: a size for every axis, bound at launch.
+
+In: a manifest, the number of ranks, what --mesh says. Out: sizes that satisfy every condition of
+the program, or a MeshError that says which sizes would.
+"""
+
+from __future__ import annotations
+
+from codegen.errors import MeshError, UsageError
+from codegen.image.manifest import evaluate, symbols
+from spmd.arguments import check_scalars
+from spmd.launch.processes import ranks_text
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+MOST_RANKS = 1 << 31  # of one job: a mesh is searched for in the square root of this
+MOST_TRIED = 1 << 14  # members of a permutation that is tried at launch
+SUGGESTED_RANKS = 64  # how far to look for numbers of ranks that satisfy a program's conditions
+
+
+def divisors(number: int) -> list[int]:
+    low = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return low + [number // d for d in reversed(low) if d * d != number]
+
+
+def factorings(number: int, parts: int) -> Iterator[tuple[int, ...]]:
+    """Every way to write a number as an ordered product of so many factors."""
+    if parts == 0:
+        if number == 1:
+            yield ()
+        return
+    if parts == 1:
+        yield (number,)
+        return
+    for first in divisors(number):
+        for rest in factorings(number // first, parts - 1):
+            yield (first, *rest)
+
+
+def balanced_sizes(number: int, fixed: list[int | None]) -> tuple[int, ...] | None:
+    """Axis sizes as MPI_Dims_create makes them: free ones as equal as possible, not increasing.
+
+    None where the fixed ones do not divide the number.
+    """
+    known = 1
+    for size in fixed:
+        known *= size or 1
+    free = sum(size is None for size in fixed)
+    if number % known:
+        return None
+    best: tuple[int, ...] | None = None
+    for sizes in factorings(number // known, free):
+        if list(sizes) != sorted(sizes, reverse=True):
+            continue
+        if best is None or (sizes[0] - sizes[-1], sizes) < (best[0] - best[-1], best):
+            best = sizes
+    if best is None:
+        return None
+    left = iter(best)
+    return tuple(next(left) if size is None else size for size in fixed)
+
+
+def broken_condition(
+    manifest: dict[str, Any], sizes: tuple[int, ...], scalars: dict[str, Any]
+) -> dict[str, Any] | None:
+    """The first condition of the program that a mesh of these sizes breaks."""
+    values = {**scalars, **mesh_symbols(manifest, sizes)}
+    for condition in manifest["conditions"]:
+        if not evaluate(condition["holds"], values):
+            return condition
+    return None
+
+
+def broken_route(
+    manifest: dict[str, Any], sizes: tuple[int, ...], scalars: dict[str, Any]
+) -> tuple[dict[str, Any], str] | None:
+    """The first permutation that is wrong on this mesh, of those not proved; and how it is wrong.
+
+    Beyond MOST_TRIED members the engine notices two messages for one rank when they meet.
+    """
+    values = {**scalars, **mesh_symbols(manifest, sizes)}
+    for route in manifest["routes"]:
+        size, senders = evaluate(route["size"], values), dict[int, int]()
+        for member in range(size if size <= MOST_TRIED else 0):
+            values[route["member"]] = member
+            if not evaluate(route["sends"], values):
+                continue
+            to = evaluate(route["to"], values)
+            if not 0 <= to < size:
+                return route, f"rank {member} sends to {to}, which does not exist"
+            if to in senders:
+                return route, f"ranks {senders[to]} and {member} both send to {to}"
+            senders[to] = member
+    return None
+
+
+def mesh_symbols(manifest: dict[str, Any], sizes: tuple[int, ...]) -> dict[str, int]:
+    return {f"n_{axis['name']}": size for axis, size in zip(manifest["mesh"], sizes, strict=True)}
+
+
+def bind_mesh(
+    manifest: dict[str, Any],
+    ranks: int | None,
+    given: dict[str, int],
+    scalars: dict[str, Any],
+    processes: int = 1,
+) -> tuple[int, ...]:
+    """The size of every mesh axis. ranks: None takes what --mesh says, else one per process.
+
+    Raises MeshError, which says which sizes would work; UsageError for an axis that is not there.
+    """
+    names = [axis["name"] for axis in manifest["mesh"]]
+    said = [c["holds"] for c in manifest["conditions"]]
+    said += [e for r in manifest["routes"] for e in (r["to"], r["sends"], r["size"])]
+    check_scalars(scalars, symbols(["", *said]))
+    for name, size in given.items():
+        if name not in names:
+            raise UsageError(
+                f"--mesh: the program has no mesh axis {name!r}", expected=", ".join(names)
+            )
+        if size < 1:
+            raise MeshError(f"mesh axis {name} cannot have {size} ranks", expected="1 or more")
+    fixed: list[int | None] = []
+    for axis in manifest["mesh"]:
+        size = given.get(axis["name"], axis["size"])
+        if axis["size"] is not None and size != axis["size"]:
+            raise MeshError(
+                f"mesh axis {axis['name']} has {axis['size']} ranks in this image",
+                expected=f"{axis['name']}={axis['size']}, fixed when the image was built",
+                found=f"{axis['name']}={size}",
+            )
+        fixed.append(size)
+    free = ranks is None or None not in fixed  # --mesh says more than the number of ranks
+    if ranks is None:
+        ranks = _product(fixed) if None not in fixed and processes == 1 else processes
+    if max(ranks, _product(fixed)) > MOST_RANKS:
+        raise MeshError(f"a job has at most {MOST_RANKS} ranks",
+                        found=str(max(ranks, _product(fixed))))  # fmt: skip
+    sizes = balanced_sizes(ranks, fixed)
+    if sizes is None:
+        raise MeshError(
+            f"{ranks_text(ranks)} cannot form the mesh ({_written(names, fixed)})",
+            expected=f"a multiple of {_product(fixed)}" if None in fixed else str(_product(fixed)),
+            found=ranks_text(ranks),
+            remedy=suggestion(manifest, ranks, scalars, fixed if free else None),
+        )
+    broken = broken_condition(manifest, sizes, scalars)
+    if broken is not None:
+        raise MeshError(
+            f"the mesh ({_written(names, list(sizes))}) breaks a condition of the program",
+            expected=f"{broken['text']} ({broken['place']})",
+            found=_written([*names, *scalars], [*sizes, *scalars.values()]),
+            remedy=suggestion(manifest, ranks, scalars, fixed if free else None),
+        )
+    wrong = broken_route(manifest, sizes, scalars)
+    if wrong is not None:
+        route, how = wrong
+        raise MeshError(
+            f"with the mesh ({_written(names, list(sizes))}), {how}",
+            expected="a permutation in which each rank receives from one rank at most",
+            found=f"rank {route['member']} sends to {route['text']} ({route['place']})",
+            remedy="other numbers of ranks, or mend the program; spmd.require states the sizes",
+        )
+    return sizes
+
+
+def suggestion(
+    manifest: dict[str, Any], ranks: int, scalars: dict[str, Any], wanted: list[int | None] | None
+) -> str:
+    """What would work: other ranks for the wanted mesh, other meshes, other numbers of ranks."""
+    names = [axis["name"] for axis in manifest["mesh"]]
+    fixed = [axis["size"] for axis in manifest["mesh"]]
+
+    def works(sizes: tuple[int, ...] | None) -> bool:
+        if sizes is None or any(f not in (None, s) for f, s in zip(fixed, sizes, strict=True)):
+            return False
+        return broken_condition(manifest, sizes, scalars) is None
+
+    if wanted is not None and wanted != fixed:
+        every = [_product(wanted)] if None not in wanted else range(1, SUGGESTED_RANKS + 1)
+        counts = [n for n in every if works(balanced_sizes(n, wanted))]
+        if counts:
+            several = len(counts) > 1
+            return f"--ranks {'with one of ' if several else ''}{runs_text(counts)}"
+    if ranks <= SUGGESTED_RANKS:
+        same = [sizes for sizes in factorings(ranks, len(names)) if works(sizes)]
+        if same:
+            best = min(same, key=lambda sizes: max(sizes) - min(sizes))
+            return f"--mesh {_written(names, list(best))}"
+    counts = [n for n in range(1, SUGGESTED_RANKS + 1) if works(balanced_sizes(n, fixed))]
+    if not counts:
+        other = f", or other values: --set {next(iter(scalars))}=…" if scalars else ""
+        return f"no number of ranks up to {SUGGESTED_RANKS} satisfies the program{other}"
+    return f"one of these numbers of ranks: {runs_text(counts)}"
+
+
+def runs_text(numbers: list[int], most: int = 16) -> str:
+    """[1, 2, 3, 4, 9] as "1 to 4, 9"."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    parts = [f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
+    return ", ".join(parts[:most]) + (", …" if len(parts) > most else "")
+
+
+def _product(sizes: list[int | None]) -> int:
+    total = 1
+    for size in sizes:
+        total *= size or 1
+    return total
+
+
+def _written(names: list[str], sizes: list[int | None]) -> str:
+    return ",".join(f"{n}={'any' if s is None else s}" for n, s in zip(names, sizes, strict=True))

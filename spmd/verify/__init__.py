@@ -1,0 +1,1 @@
+"""Proving an image right for any number of ranks."""

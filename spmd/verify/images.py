@@ -1,0 +1,179 @@
+"""`python -m spmd verify`: what can be known of an image without running it.
+
+In: paths of images, meshes. Out: a line for each, or the error that says what does not fit.
+Always holds: nothing of the image is executed here; with --execute its plan functions run in a
+child process, which cannot hurt this one.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from typing import Any
+
+from codegen.errors import ImageError, MeshError, UsageError
+from codegen.image import manifest as reader
+from codegen.progress import at, each
+from spmd.arguments import check_scalars, patched_in, read, scalars_of
+from spmd.launch import loader, sizes
+from spmd.launch.memory import bytes_text
+from spmd.ledger import Ledger
+from spmd.progress import shown
+
+RANKS = range(1, 65)
+ONE_BY_ONE = 64  # ranks up to which each is evaluated by itself, by spmd.ledger
+MOST = 1 << 24  # ranks: 8 bytes each are needed to see that no two send to one
+EXECUTE_S = 120  # how long a child process may take
+
+
+def main(options: Any) -> int:
+    """Verifies every image. Raises what is wrong with the first that does not pass."""
+    with shown():
+        found = []
+        for path in options.image:
+            with loader.named(path):
+                found.append(verify(path, options))
+    if options.json:
+        print(json.dumps(found if len(found) > 1 else found[0], indent=1))
+        return 0
+    for one in found:
+        print(as_text(one))
+    return 0
+
+
+def verify(path: str, options: Any) -> dict[str, Any]:
+    """What was checked of one image, as the command line asks."""
+    image = reader.read(loader.read(path), host=False)
+    asked = options.ranks, options.mesh, read(options.set)
+    return checked(image, path, *asked, execute=options.execute)
+
+
+def checked(
+    image: reader.Image, path: str, ranks: Any, mesh: dict[str, int], settings: dict[str, Any],
+    execute: bool = False,
+) -> dict[str, Any]:  # fmt: skip
+    """What was checked of one image. ranks: several numbers, or None; execute: of a file only."""
+    patched, given, _ = patched_in(image, settings, mesh, None)
+    scalars = scalars_of(image.manifest, patched)
+    meshes, refused = _meshes(image.manifest, ranks, given, scalars)
+    ledger = Ledger(image, path)
+    check_scalars(scalars, set().union(*(row.used for row in ledger.exchanges)))
+    pairs, sampled = 0, dict[int, str]()
+    for one in each(f"checking {path}: numbers of ranks", meshes):
+        if math.prod(one) > MOST:
+            raise UsageError("too many ranks to verify", expected=f"up to {MOST}",
+                             found=str(math.prod(one)))  # fmt: skip
+        ledger.check_arrays(one, scalars)
+        if math.prod(one) <= ONE_BY_ONE:
+            pairs += ledger.check_exchanges(one, scalars)
+        else:
+            from spmd.verify import many as verify_many
+
+            found = verify_many.check(ledger, one, scalars)
+            pairs, sampled = pairs + found.transfers, sampled | found.sampled
+    executed = 0
+    if execute:
+        at(f"running the plan functions of {path}")
+        reader.check_machine(image.machine)
+        reader.check_features(image.manifest["target"])
+        executed = _execute(path, meshes, settings)
+    return {
+        "image": path, "bytes": len(image.data), "digest": image.digest,
+        "elsewhere": _elsewhere(image),
+        "local": _local(image), "meshes": len(meshes),
+        "ranks": [math.prod(mesh) for mesh in meshes], "refused": refused,
+        "at_once": [math.prod(mesh) for mesh in meshes if math.prod(mesh) > ONE_BY_ONE],
+        "exchanges": len(ledger.rows), "at_run_time": sorted(ledger.unknown),
+        "transfers": pairs, "sampled": sampled, "executed": executed,
+    }  # fmt: skip
+
+
+def _meshes(
+    manifest: dict[str, Any], asked: Any, given: dict[str, int], scalars: dict[str, Any]
+) -> tuple[list[tuple[int, ...]], list[int]]:
+    """The meshes to look at, and the numbers of ranks that cannot form one.
+
+    What was asked for alone must be possible. Raises MeshError.
+    """
+    whole = all(axis["size"] or axis["name"] in given for axis in manifest["mesh"])
+    asked = asked or ([None] if given and whole else RANKS)
+    meshes, refused = [], []
+    for ranks in asked:
+        try:
+            meshes.append(sizes.bind_mesh(manifest, ranks, given, scalars))
+        except MeshError:
+            if len(asked) == 1:
+                raise
+            refused.append(ranks)
+    if not meshes:
+        raise MeshError("the program can run on none of these numbers of ranks",
+                        found=sizes.runs_text(list(asked)))  # fmt: skip
+    return meshes, refused
+
+
+def _execute(path: str, meshes: list[tuple[int, ...]], settings: dict[str, str]) -> int:
+    """Has a child process compare the machine code's plan functions; how many ranks it did."""
+    from codegen.image import programs
+
+    job = json.dumps({"path": path, "meshes": meshes, "set": settings})
+    ended = programs.run([sys.executable, "-m", "spmd.bench.probe", job], limit_s=EXECUTE_S)
+    if ended.code == programs.TOO_LATE:
+        raise ImageError(f"{path}: its plan functions do not end", expected=f"{EXECUTE_S} s",
+                         found="they were stopped")  # fmt: skip
+    try:
+        answer = json.loads(ended.out)
+        wrong, ranks = answer["wrong"], int(answer["ranks"])
+    except (ValueError, KeyError, TypeError):
+        how = f"signal {-ended.code}" if ended.code < 0 else f"exit code {ended.code}"
+        last = ended.err.strip().split("\n")[-1]
+        raise ImageError(f"{path}: its plan functions crash", expected="numbers",
+                         found=f"{how} {last}".strip()) from None  # fmt: skip
+    if wrong:
+        raise ImageError(f"{path}: the machine code and the manifest differ", **wrong)
+    return ranks
+
+
+def _elsewhere(image: reader.Image) -> str:
+    """Why this machine cannot run it, which says nothing against the image; "" where it can."""
+    try:
+        reader.check_machine(image.machine)
+        reader.check_features(image.manifest["target"])
+    except ImageError as error:
+        return error.message
+    return ""
+
+
+def _local(image: reader.Image) -> str:
+    words = reader.IndexWords(image.section(".spmd.index"))
+    return str(words) if words.patched else ""
+
+
+def as_text(one: dict[str, Any]) -> str:
+    ranks, refused = sizes.runs_text(one["ranks"]), sizes.runs_text(one["refused"])
+    lines = [
+        f"{one['image']}: whole, {bytes_text(one['bytes'])}, digest {one['digest'][:16]}…",
+        f"  ranks      {ranks}: every expression of the plan evaluated for all of them",
+    ]
+    if one["at_once"]:
+        lines[1:] = [
+            f"  ranks      {ranks}: who exchanges what, for all of them",
+            f"  at once    {sizes.runs_text(one['at_once'])}: formulas prove whole ranges of them, "
+            "and what they leave open is evaluated",
+        ]
+    if one["elsewhere"]:
+        lines.insert(1, f"  elsewhere  not for this machine: {one['elsewhere']}")
+    if one["local"]:
+        lines.insert(1, f"  local      {one['local']}")
+    if one["refused"]:
+        lines.append(f"  refused    {refused}: by the mesh, or by the program's conditions")
+    known = one["exchanges"] - len(one["at_run_time"]) - len(one["sampled"])
+    lines.append(f"  exchanges  {known} match: {one['transfers']} transfers have equal boxes, "
+                 "inside their buffers, on both sides")  # fmt: skip
+    lines += [f"  a sample   of exchange {site}: {text}" for site, text in one["sampled"].items()]
+    if one["at_run_time"]:
+        sites = ", ".join(map(str, one["at_run_time"]))
+        lines.append(f"  at run time: exchange {sites}, which depends on what the program computes")
+    if one["executed"]:
+        lines.append(f"  executed   plan functions of {one['executed']} ranks say the same")
+    return "\n".join(lines)

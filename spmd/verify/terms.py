@@ -1,0 +1,382 @@
+"""Index formulas of one mesh, evaluated for many values of their symbols at once.
+
+In: formulas in prefix form, what their names stand for. Out: numbers of terms; of terms, their
+values at many points, or bounds over many ranges.
+Always holds: equal terms have one number; values are exact: in 64 bits only where all steps fit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from codegen.image.elf import damaged
+from codegen.image.manifest import bounded
+
+Array = Any  # an array, or one Python integer for all points
+Range = tuple[Array, Array]  # least and most value; the same object twice where it is one value
+Digits = tuple[tuple[int, int], ...]  # terms and sizes: a position along several axes, row-major
+MOST = 1 << 62  # what 64 bits hold, with room for one more step
+# Beyond these a formula is no image's of ours: work on it would have no bound.
+MOST_PARTS, MOST_TERMS = 1 << 12, 1 << 20
+
+
+class Terms:
+    """Sums, products, quotients … of numbers and symbols: each stands once, after its parts."""
+
+    def __init__(self) -> None:
+        self.table: list[tuple[str, tuple[Any, ...]]] = []
+        self.numbers: dict[tuple[str, tuple[Any, ...]], int] = {}
+        self.within: dict[int, tuple[int, int]] = {}  # of every symbol: its least and most value
+        self._parts: dict[tuple[int, ...], list[int]] = {}
+        self._done: dict[tuple[int, ...], list[list[int]]] = {}
+
+    # ---- making ------------------------------------------------------------------------------
+
+    def _term(self, op: str, *args: Any) -> int:
+        found = self.numbers.get((op, args))
+        if len(args) > MOST_PARTS or len(self.table) > MOST_TERMS:
+            raise damaged("longer ones", f"formulas of {MOST_PARTS} parts")
+        if found is None:
+            found = self.numbers[op, args] = len(self.table)
+            self.table.append((op, args))
+        return found
+
+    def number(self, value: int) -> int:
+        return self._term("number", bounded(int(value)))
+
+    def symbol(self, name: str, least: int, most: int) -> int:
+        if least == most:
+            return self.number(least)
+        term = self._term("symbol", name)
+        self.within[term] = (least, most)
+        return term
+
+    def value(self, term: int) -> int | None:
+        """Of a number, else None."""
+        op, args = self.table[term]
+        return args[0] if op == "number" else None
+
+    def read(self, e: Any, names: Mapping[str, int | Digits]) -> int:
+        """The term of a formula. names: what its symbols stand for. KeyError for others."""
+        found = self._read(e, names)
+        return found if isinstance(found, int) else self.joined(found)
+
+    def _read(self, e: Any, names: Mapping[str, int | Digits]) -> int | Digits:
+        if isinstance(e, int):
+            return self.number(e)
+        if isinstance(e, str):
+            return names[e]
+        parts = [self._read(a, names) for a in e[1:]]
+        if e[0] in ("floordiv", "mod") and isinstance(parts[0], tuple):
+            last = parts[1] if isinstance(parts[1], int) else self.joined(parts[1])
+            split = self._split(parts[0], self.value(last))
+            if split:
+                return split[e[0] == "mod"]
+        return self.make(e[0], *(p if isinstance(p, int) else self.joined(p) for p in parts))
+
+    def _split(self, digits: Digits, divisor: int | None) -> tuple[Any, Any] | None:
+        """Quotient and rest of a position, where both are positions along fewer axes."""
+        size = 1
+        for k in range(len(digits), 0, -1):
+            size *= digits[k - 1][1]
+            if size == divisor:
+                return tuple(d[0][0] if len(d) == 1 else d or self.number(0)
+                             for d in (digits[: k - 1], digits[k - 1 :]))  # type: ignore
+        return None
+
+    def joined(self, digits: Digits) -> int:
+        """A position along several axes as one term."""
+        total = self.number(0)
+        for term, size in digits:
+            total = self.make("+", self.make("*", total, self.number(size)), term)
+        return total
+
+    def make(self, op: str, *parts: int) -> int:
+        if op == "+":
+            return self._sum(parts)
+        if op == "*":
+            return self._product(parts)
+        if op in ("min", "max"):
+            return self._extreme(op, parts)
+        if op == "eq0":
+            parts = (self._unsigned(parts[0]),)
+        known = [self.value(p) for p in parts]
+        if all(k is not None for k in known):
+            return self.number(_ONE[op](*known))
+        if op in ("floordiv", "mod") and known[1] in (0, 1):
+            return parts[0] if op == "floordiv" and known[1] else self.number(0)
+        return self._term(op, *parts)
+
+    def _flat(self, op: str, parts: Iterable[int]) -> Iterable[int]:
+        for part in parts:
+            inner, args = self.table[part]
+            if inner == op:
+                yield from args
+            else:
+                yield part
+
+    def _sum(self, parts: Sequence[int]) -> int:
+        """Equal terms are added up, so that what is taken away again is gone."""
+        times: dict[int, int] = {}
+        for part in self._flat("+", parts):
+            rest, factor = self._factor(part)
+            times[rest] = times.get(rest, 0) + factor
+        fixed = times.pop(-1, 0)
+        found = [self._product((self.number(k), part)) for part, k in times.items() if k]
+        found += [self.number(fixed)] if fixed or not found else []
+        return found[0] if len(found) == 1 else self._term("+", *sorted(found))
+
+    def _unsigned(self, term: int) -> int:
+        """The term or its negative, the same one for both."""
+        op, args = self.table[term]
+        factors = [self._factor(a) for a in (args if op == "+" else (term,))]
+        _, first = min(factors)
+        return self._product((self.number(-1), term)) if first < 0 else term
+
+    def _factor(self, term: int) -> tuple[int, int]:
+        """What is multiplied (-1: nothing) and the number it is multiplied by."""
+        op, args = self.table[term]
+        if op == "number":
+            return -1, args[0]
+        factor = self.value(args[0]) if op == "*" else None
+        if factor is None:
+            return term, 1
+        return args[1] if len(args) == 2 else self._term("*", *args[1:]), factor
+
+    def _product(self, parts: Sequence[int]) -> int:
+        """A number stands first."""
+        flat, fixed, rest = self._flat("*", parts), 1, []
+        for part in flat:
+            value = self.value(part)
+            if value is None:
+                rest.append(part)
+            else:
+                fixed *= value
+        if not fixed or not rest:
+            return self.number(fixed)
+        if fixed != 1 and len(rest) == 1 and self.table[rest[0]][0] == "+":
+            factor = self.number(fixed)
+            return self._sum([self._product((factor, a)) for a in self.table[rest[0]][1]])
+        rest = ([self.number(fixed)] if fixed != 1 else []) + sorted(rest)
+        return rest[0] if len(rest) == 1 else self._term("*", *rest)
+
+    def _extreme(self, op: str, parts: Sequence[int]) -> int:
+        flat = set(self._flat(op, parts))
+        if self.number(op == "max") in flat and all(map(self._is_truth, flat)):
+            return self.number(op == "max")
+        known = [v for p in flat if (v := self.value(p)) is not None]
+        rest = sorted(p for p in flat if self.value(p) is None)
+        rest += [self.number(min(known) if op == "min" else max(known))] if known else []
+        return rest[0] if len(rest) == 1 else self._term(op, *rest)
+
+    # ---- truths: 0 or 1 ----------------------------------------------------------------------
+
+    def _is_truth(self, term: int) -> bool:
+        op, args = self.table[term]
+        return op in ("ge0", "eq0") or (op == "number" and args[0] in (0, 1)) or (
+            op in ("min", "max") and all(map(self._is_truth, args)))  # fmt: skip
+
+    def at_least(self, a: int, b: int) -> int:
+        return self.make("ge0", self.make("+", a, self.make("*", self.number(-1), b)))
+
+    def less(self, a: int, b: int) -> int:
+        return self.at_least(b, self.make("+", a, self.number(1)))
+
+    def differ(self, a: int, b: int) -> int:
+        return self.number(0) if a == b else self.any(self.less(a, b), self.less(b, a))
+
+    def all(self, *truths: int) -> int:
+        left = [t for t in truths if self.value(t) != 1]
+        return self._extreme("min", left) if left else self.number(1)
+
+    def any(self, *truths: int) -> int:
+        left = [t for t in truths if self.value(t) != 0]
+        return self._extreme("max", left) if left else self.number(0)
+
+    def negated(self, truth: int) -> int:
+        return self.make("eq0", truth)
+
+    # ---- evaluating --------------------------------------------------------------------------
+
+    def parts(self, terms: tuple[int, ...]) -> list[int]:
+        """All that these terms are made of, in order."""
+        if terms not in self._parts:
+            found, left = set[int](), list(terms)
+            while left:
+                term = left.pop()
+                if term not in found:
+                    found.add(term)
+                    op, args = self.table[term]
+                    left += args if op not in ("number", "symbol") else ()
+            self._parts[terms] = sorted(found)
+        return self._parts[terms]
+
+    def _last(self, terms: tuple[int, ...]) -> list[list[int]]:
+        """For each of the parts, those that nothing needs after it."""
+        if terms not in self._done:
+            order = self.parts(terms)
+            seen = set(terms)
+            out: list[list[int]] = []
+            for term in reversed(order):
+                op, args = self.table[term]
+                ends = set(args) - seen if op not in ("number", "symbol") else set()
+                seen |= ends
+                out.append(sorted(ends))
+            self._done[terms] = out[::-1]
+        return self._done[terms]
+
+    def symbols(self, *terms: int) -> set[int]:
+        return {t for t in self.parts(terms) if self.table[t][0] == "symbol"}
+
+    def dtype(self, *terms: int) -> Any:
+        """What the values are computed in: 64 bits, or Python's integers where that is too few."""
+        exact = {}
+        for s in self.symbols(*terms):
+            ends = np.array(self.within[s], dtype=object)
+            exact[s] = (ends[:1], ends[1:])
+        bounds = self.ranges(terms, exact, single=True)
+        size = {t: max(1, *(abs(int(np.ravel(b)[0])) for b in bounds[t])) for t in bounds}
+        for term, most in size.items():
+            op, args = self.table[term]
+            sizes = [size[a] for a in args] if op in ("+", "*") else [most]
+            if (math.prod(sizes) if op == "*" else sum(sizes)) >= MOST:  # in any order of steps
+                return object
+        return np.int64
+
+    def points(self, terms: tuple[int, ...], symbols: Mapping[int, Array]) -> dict[int, Array]:
+        """Values of these terms."""
+        out: dict[int, Array] = {}
+        for term, last in zip(self.parts(terms), self._last(terms)):
+            op, args = self.table[term]
+            if op == "number":
+                out[term] = _number(args[0])
+            elif op == "symbol":
+                out[term] = symbols[term]
+            else:
+                out[term] = _value(op, [out[a] for a in args])
+            for done in last:  # its memory, which is in the cache, is taken for the next
+                del out[done]
+        return out
+
+    def ranges(
+        self, terms: tuple[int, ...], symbols: Mapping[int, Range], single: bool = False
+    ) -> dict[int, Range]:
+        """Bounds of these terms and their parts where every symbol takes each value of its range.
+
+        They hold, and are exact where no symbol stands twice. single: each is one
+        number, and must be bounded: ImageError.
+        """
+        out: dict[int, Range] = {}
+        for term in self.parts(terms):
+            op, args = self.table[term]
+            if op == "number":
+                one = _number(args[0])
+                out[term] = (one, one)
+            elif op == "symbol":
+                out[term] = symbols[term]
+            elif all(out[a][0] is out[a][1] for a in args):
+                one = _value(op, [out[a][0] for a in args])
+                out[term] = (one, one)
+            else:
+                out[term] = _bounds(op, [out[a] for a in args])
+            if single:
+                bounded(max(abs(int(np.ravel(b)[0])) for b in out[term]))
+        return out
+
+
+def _number(value: int) -> Array:
+    """Beyond 64 bits an array, which NumPy takes for what it is."""
+    return value if abs(value) < MOST else np.array([value], dtype=object)
+
+
+_ONE: dict[str, Any] = {
+    "floordiv": lambda a, b: a // b if b else 0,
+    "mod": lambda a, b: a % b if b else 0,
+    "ge0": lambda a: int(a >= 0),
+    "eq0": lambda a: int(a == 0),
+}
+
+
+def _value(op: str, args: list[Array]) -> Array:
+    if op in ("+", "*", "min", "max"):
+        total = args[0]
+        for a in args[1:]:
+            total = _MANY[op](total, a)
+        return total
+    if op in ("ge0", "eq0"):
+        truth = args[0] >= 0 if op == "ge0" else args[0] == 0
+        return truth.astype(args[0].dtype)
+    a, b = args
+    if isinstance(b, int):
+        quotient = a // b if b else a  # NumPy divides by one number much faster than it does %
+        return quotient if op == "floordiv" else a - quotient * b
+    none = b == 0
+    safe = np.where(none, 1, b)
+    return np.where(none, 0, a // safe if op == "floordiv" else a % safe)
+
+
+_MANY: dict[str, Any] = {
+    "+": lambda a, b: a + b, "*": lambda a, b: a * b, "min": np.minimum, "max": np.maximum,
+}  # fmt: skip
+
+
+def _bounds(op: str, args: list[Range]) -> Range:
+    if op in ("+", "min", "max"):
+        low, high = args[0]
+        for least, most in args[1:]:
+            low, high = _MANY[op](low, least), _MANY[op](high, most)
+        return low, high
+    if op == "*":
+        found = args[0]
+        for other in args[1:]:
+            found = _times(found, other)
+        return found
+    low, high = args[0]
+    if op == "ge0":
+        return _truth(low >= 0, low), _truth(high >= 0, high)
+    if op == "eq0":
+        return _truth((low == 0) & (high == 0), low), _truth((low <= 0) & (high >= 0), high)
+    return _quotient(op, low, high, *args[1])
+
+
+def _truth(found: Any, like: Array) -> Array:
+    return np.asarray(found).astype(like.dtype if isinstance(like, np.ndarray) else np.int64)
+
+
+def _times(a: Range, b: Range) -> Range:
+    if b[0] is b[1]:
+        a, b = b, a
+    if a[0] is a[1]:
+        ends = [a[0] * b[0], a[0] * b[1]]
+        if isinstance(a[0], int):
+            return (ends[0], ends[1]) if a[0] >= 0 else (ends[1], ends[0])
+    else:
+        ends = [x * y for x in a for y in b]
+    low = high = ends[0]
+    for end in ends[1:]:
+        low, high = np.minimum(low, end), np.maximum(high, end)
+    return low, high
+
+
+def _quotient(op: str, low: Array, high: Array, least: Array, most: Array) -> Range:
+    """floordiv and mod: narrow for positive divisors, which blocks have; else what always holds."""
+    if least is most and isinstance(least, int) and least > 0:
+        first, last = low // least, high // least
+        if op == "floordiv":
+            return first, last
+        same = first == last
+        return (np.where(same, low - first * least, 0),
+                np.where(same, high - last * least, least - 1))  # fmt: skip
+    positive = least > 0
+    if op == "floordiv":
+        size = np.maximum(abs(low), abs(high))
+        small, large = np.maximum(least, 1), np.maximum(most, 1)
+        down = np.minimum(low // small, low // large)
+        up = np.maximum(high // small, high // large)
+        return np.where(positive, down, -size), np.where(positive, up, size)
+    size = np.maximum(abs(least), abs(most))
+    return np.where(positive, 0, -size), np.where(positive, most - 1, size)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from codegen.trace.numpy import dispatch
+from codegen.trace import namespace
 from spmd import cli
 
 
@@ -31,7 +31,7 @@ def command_line() -> str:
     return "\n".join(parts)
 
 
-STATES = {  # of codegen.trace.numpy.dispatch.states, in the order of their tables
+STATES = {  # of codegen.trace.numpy.namespace.states, in the order of their tables
     "works": "What works",
     "gathers": "What works, and brings a split operand whole to every rank",
     "refused": "What is refused, and what to write instead",
@@ -41,7 +41,7 @@ STATES = {  # of codegen.trace.numpy.dispatch.states, in the order of their tabl
 
 def numpy_table() -> str:
     """Names that simply work as a list, and a row for every one with a note."""
-    found = [s for s in dispatch.states() if s.state in STATES]
+    found = [s for s in namespace.states() if s.state in STATES]
     parts = [
         f"{sum(s.state == state for s in found)} of {len(found)}: {title[0].lower()}{title[1:]}."
         for state, title in STATES.items() if any(s.state == state for s in found)

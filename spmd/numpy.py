@@ -14,6 +14,6 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    from codegen.trace.numpy import dispatch
+    from codegen.trace import namespace
 
-    return dispatch.names()
+    return namespace.names()

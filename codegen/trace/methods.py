@@ -14,7 +14,7 @@ from codegen.places import user_place
 from codegen.trace.arithmetic import NumberMethods
 from codegen.trace.array import Array, unsupported
 from codegen.trace.number import Number
-from codegen.trace.numpy import composite, dispatch, elementwise, index, mathematics
+from codegen.trace.numpy import dispatch, index, mathematics
 from codegen.trace.numpy.elementwise import operate
 from codegen.trace.numpy.masks import Chosen
 from codegen.trace.numpy.refused import ATTRIBUTES
@@ -233,11 +233,9 @@ def _stay(name: str, remedy: str) -> None:
     setattr(Array, name, getattr(Array, name).setter(refuse))
 
 
-def attach() -> None:
-    """Gives the classes below their methods; program.py does it before anything is captured."""
-    elementwise.COMPOSITE.update(composite.UFUNCS)
-    _give(Array, ArrayMethods)
-    _give(Number, NumberMethods)
-    _give(Chosen, ChosenMethods)
-    for name, remedy in ATTRIBUTES.items():
-        _stay(name, remedy)
+# Before anything is captured, the classes below get their methods.
+_give(Array, ArrayMethods)
+_give(Number, NumberMethods)
+_give(Chosen, ChosenMethods)
+for _name, _remedy in ATTRIBUTES.items():
+    _stay(_name, _remedy)

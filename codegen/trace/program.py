@@ -29,7 +29,7 @@ from codegen.ir import Condition, Module
 from codegen.layouts.choosing import choose
 from codegen.mesh import Axis, Layout, Mesh, checked_count, checked_sizes
 from codegen.places import place_in, program_files, user_place
-from codegen.trace import methods
+from codegen.trace import methods  # noqa: F401  # gives Array its methods
 from codegen.trace.context import Context, Limits
 from codegen.trace.control import hooks as control
 from codegen.trace.control import source
@@ -39,7 +39,6 @@ from codegen.trace.control.returned import outputs_of
 from codegen.trace.control.source import convert
 
 # The tracer's modules import downwards only; what those below need of those above they get here.
-methods.attach()
 source.runtime = control
 
 SYNC = ("least", "before", "after", "both")

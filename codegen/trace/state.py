@@ -240,12 +240,11 @@ def leaf_type(x: Any) -> LeafType | None:
     if isinstance(x, Array):
         t = x.type
         layout = t.layout or None  # a 0-d array has none to speak of
-        weak = x.weak and t.dtype.kind != "b"
-        return LeafType(t.dtype, t.shape, layout, weak, x.scalar, t.free)
+        return LeafType(t.dtype, t.shape, layout, x.weak, x.scalar, t.free)
     if isinstance(x, Number):
-        return LeafType(dtypes.BOOL) if x.truth else LeafType(dtypes.INT64, weak=True)
+        return LeafType(dtypes.BOOL if x.truth else dtypes.INT64, weak=True)
     if isinstance(x, bool):
-        return LeafType(dtypes.BOOL)
+        return LeafType(dtypes.BOOL, weak=True)
     if isinstance(x, (np.generic, np.ndarray)):
         dtype = dtypes.from_numpy(x.dtype)
         if dtype is None:
@@ -272,7 +271,7 @@ def joined(a: LeafType, b: LeafType) -> LeafType | None:
         return LeafType(
             a.dtype, a.shape, layout, a.weak and b.weak, a.scalar and b.scalar, a.free and b.free
         )
-    if not (a.weak or b.weak):
+    if not (a.weak or b.weak) or dtypes.BOOL in (a.dtype, b.dtype):
         return None
     strong, weak = (b, a) if a.weak else (a, b)
     if strong.weak:

@@ -495,6 +495,11 @@ def truths_are_counted(x, steps, limit):
     of_numbers += (not limit) + (not steps) + any(x[:1, 0] < 99) + (99.0 not in x)
     small = np.ones(1, np.float32) * (a * 2)
     assert small.dtype == np.float32
+    for k in spmd.range(3):  # what is carried, or comes out of a branch, is Python's still
+        of_numbers += a + b
+        a = limit > 0.2
+    c = limit > 0.3 if x.sum() < 99 else limit > 9.9
+    of_numbers += c + b + (0.1 < limit < 2.5) + (0.2 < limit < 2.6)
     return x + of_numbers + ((x.sum() < 99) + (x.sum() > -99)) * 0.5 + (a & b) + small.sum()
 
 

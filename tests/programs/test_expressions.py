@@ -25,11 +25,11 @@ from codegen.ops import Exchange
 from codegen.oracle import interpret
 from codegen.passes.check import check
 from codegen.passes.partition import partition
-from codegen.trace.numpy import dispatch
+from codegen.trace import namespace
 from codegen.trace.numpy.refused import BUILD_TIME
 from tests.programs.expressions import ARRAYS, EXPRESSIONS, MORE
 
-STATES = {s.name: s for s in dispatch.states()}
+STATES = {s.name: s for s in namespace.states()}
 LONG = settings.get_profile(settings._current_profile or "short").max_examples > 100  # make random
 
 
@@ -159,7 +159,7 @@ def test_every_function_has_a_state(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked == set(EXPRESSIONS)
     assert len(asked) > 390
     monkeypatch.setattr(np, "one_of_a_later_numpy", lambda x: x, raising=False)
-    assert [s.name for s in dispatch.states() if s.state == "unknown"] == ["one_of_a_later_numpy"]
+    assert [s.name for s in namespace.states() if s.state == "unknown"] == ["one_of_a_later_numpy"]
 
 
 def test_refused_functions_say_what_to_write(tmp_path: Path) -> None:

@@ -183,7 +183,7 @@ def laid_as(context: Context, value: Value, layout: Layout | None) -> Value:
 
 
 def array_of(context: Context, value: Value, t: LeafType) -> Array:
-    return wrap(context, value, t.weak and t.dtype.kind != "b", t.scalar)
+    return wrap(context, value, t.weak, t.scalar)
 
 
 def hint(name: str, path: str) -> str:

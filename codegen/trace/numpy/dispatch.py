@@ -10,16 +10,16 @@ import types
 from collections.abc import Callable, Iterator
 from functools import cache
 from inspect import signature
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from codegen.dtypes import BY_NAME
 from codegen.trace import array, foreign
 from codegen.trace.array import Array, is_traced, unsupported
 from codegen.trace.blame import asked
 from codegen.trace.context import refuse_constant_write
 from codegen.trace.numpy import (
+    composite,
     creation,
     elementwise,
     index,
@@ -33,7 +33,9 @@ from codegen.trace.numpy import (
     statistics,
 )
 from codegen.trace.numpy.masks import Chosen
-from codegen.trace.numpy.refused import BUILD_TIME, NOT_ABOUT_ARRAYS, REMEDIES
+from codegen.trace.numpy.refused import REMEDIES
+
+elementwise.COMPOSITE.update(composite.UFUNCS)
 
 Function = Callable[..., Any]
 
@@ -89,18 +91,18 @@ _OTHER: dict[str, Function] = {
 def table() -> dict[str, Function]:
     """NumPy's name (dotted in a submodule) -> ours."""
     rows = {n: getattr(module, n) for module, names in _SAME.items() for n in names.split()}
-    return {name: asked(ours, _numpy(name)) for name, ours in {**rows, **_OTHER}.items()}
+    return {name: asked(ours, of_numpy_name(name)) for name, ours in {**rows, **_OTHER}.items()}
 
 
 @cache
 def _by_function() -> dict[Any, Function]:
     """NumPy's function objects -> ours."""
     return {
-        found: ours for name, ours in table().items() if (found := _numpy(name)) is not None
+        found: ours for name, ours in table().items() if (found := of_numpy_name(name)) is not None
     }
 
 
-def _numpy(name: str) -> Any:
+def of_numpy_name(name: str) -> Any:
     found: Any = np
     for part in name.split("."):
         found = getattr(found, part, None)
@@ -141,7 +143,8 @@ def method(name: str, x: Array, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 @cache
 def _named() -> dict[int, str]:
     """By id of NumPy's functions: their names, dotted in a submodule."""
-    return {id(_numpy(n)): n for n in _names() if not n.startswith(("ndarray.", "ufunc."))}
+    plain = (n for n in numpy_names() if not n.startswith(("ndarray.", "ufunc.")))
+    return {id(of_numpy_name(n)): n for n in plain}
 
 
 def _name_of(function: Any) -> str:
@@ -288,11 +291,11 @@ def elsewhere(function: Any) -> Function | None:
     if isinstance(getattr(function, "__self__", None), Array):
         return None
     if foreign.is_numpys(function):
-        return _of_numpy(function)
+        return _ofof_numpy_name(function)
     return foreign.library(function) if foreign.is_librarys(function) else None
 
 
-def _of_numpy(function: Any) -> Function:
+def _ofof_numpy_name(function: Any) -> Function:
     def call(*args: Any, **kwargs: Any) -> Any:
         if foreign.may_run(function, args, kwargs):
             return foreign.called(function, ours_of(function), args, kwargs)
@@ -307,7 +310,7 @@ def _of_numpy(function: Any) -> Function:
 def _dispatched() -> frozenset[int]:
     """NumPy's functions that hand arrays over, but not lists of them: by id."""
     return frozenset(
-        id(f) for n in _named().values() if hasattr(f := _numpy(n), "_implementation")
+        id(f) for n in _named().values() if hasattr(f := of_numpy_name(n), "_implementation")
     )
 
 
@@ -361,39 +364,13 @@ def _aware_of(function: Function) -> Function:
 # ---- what there is -----------------------------------------------------------------------------
 
 _NEW = "another of NumPy's functions: spmd does not know this one yet"
-# Along a dim that is split, these need all of an operand.
-GATHERS = frozenset(
-    "median quantile percentile nanmedian nanquantile nanpercentile cov corrcoef trace sort "
-    "argsort lexsort partition argpartition sort_complex searchsorted interp isin compress tile "
-    "resize diag diagonal take take_along_axis put_along_axis matmul dot inner outer tensordot "
-    "einsum linalg.matmul linalg.outer linalg.tensordot linalg.trace linalg.diagonal "
-    "ufunc.outer".split()
-)
 _PARTS = ("linalg", "fft", "emath", "lib.stride_tricks")  # of numpy; others are not about arrays
 
 
-class State(NamedTuple):
-    """What becomes of a NumPy function in a program. note: of a refused one, what to write."""
-
-    name: str
-    state: str
-    note: str
-
-
-def states() -> Iterator[State]:
-    """Every function of NumPy's namespace, every attribute of its arrays and method of its ufuncs.
-
-    name: as after `np.`, or "ndarray.sort", "ufunc.reduce". state: "works", "gathers" (it works,
-    but every rank gets the whole operand), "refused", "not about arrays", or "unknown" of a later
-    NumPy.
-    """
-    for name in _names():
-        yield State(name, *_state(name))
-
-
-def _names() -> Iterator[str]:
+def numpy_names() -> Iterator[str]:
+    """Of functions of NumPy's namespace, attributes of its arrays and methods of its ufuncs."""
     for part in ("", *_PARTS):
-        found = _numpy(part) if part else np
+        found = of_numpy_name(part) if part else np
         for name in sorted(vars(found)):
             one = getattr(found, name)
             if callable(one) and not name.startswith("_") and not isinstance(one, type):
@@ -402,36 +379,13 @@ def _names() -> Iterator[str]:
     yield from (f"ufunc.{n}" for n in ("accumulate", "at", "outer", "reduce", "reduceat"))
 
 
-def _state(name: str) -> tuple[str, str]:
-    of, _, rest = name.partition(".")
-    function = _numpy(name)
-    if name in REMEDIES:
-        return "refused", REMEDIES[name]
-    if name in GATHERS or (of == "ndarray" and rest in GATHERS):
-        return "gathers", "along a split dim, every rank gets the whole operand"
-    if name in BUILD_TIME:
-        return "works", BUILD_TIME[name]
-    if name in NOT_ABOUT_ARRAYS:
-        return "not about arrays", ""
-    known = hasattr(Array, rest) if of == "ndarray" else of == "ufunc" or name in table() or (
-        isinstance(function, np.ufunc) and elementwise.is_known(function))  # fmt: skip
-    return ("works", "") if known else ("unknown", "")
-
-
 # ---- spmd.numpy ------------------------------------------------------------------------------
 
-_ALIASES = {
+ALIASES = {
     "acos": "arccos", "acosh": "arccosh", "asin": "arcsin", "asinh": "arcsinh", "atan": "arctan",
     "atan2": "arctan2", "atanh": "arctanh", "bitwise_invert": "invert", "pow": "power",
     "bitwise_left_shift": "left_shift", "bitwise_right_shift": "right_shift",
 }  # fmt: skip
-
-
-def names() -> list[str]:
-    """What a program can use of the namespace spmd.numpy: functions, element types, numbers."""
-    works = {s.name for s in states() if s.state in ("works", "gathers") and "." not in s.name}
-    types = {n for n in BY_NAME if hasattr(np, n)}
-    return sorted({*works, *types, *_ALIASES, "e", "inf", "linalg", "nan", "newaxis", "pi"})
 
 
 def attribute(name: str) -> Any:
@@ -442,7 +396,7 @@ def attribute(name: str) -> Any:
         )
     if name in table():
         return table()[name]
-    found = getattr(np, _ALIASES.get(name, name), None)
+    found = getattr(np, ALIASES.get(name, name), None)
     if isinstance(found, np.ufunc):
         return _ufunc(found)
     if isinstance(found, type) or isinstance(found, (float, np.dtype)) or name in (

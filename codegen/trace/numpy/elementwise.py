@@ -350,7 +350,7 @@ def _power_of_two(ufunc: np.ufunc, operands: list[Operand]) -> Any:
     return number(power if ufunc is np.equal else 1 - power, True)
 
 
-COMPOSITE: dict[str, Callable[..., Any]] = {}  # composite.UFUNCS, put here by methods.py
+COMPOSITE: dict[str, Callable[..., Any]] = {}  # composite.UFUNCS, put here by dispatch.py
 
 
 def apply(

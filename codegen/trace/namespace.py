@@ -1,0 +1,66 @@
+"""What of NumPy's namespace works in programs: a state for every function, made from the code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from codegen.dtypes import BY_NAME
+from codegen.trace import methods  # noqa: F401  # what Array has
+from codegen.trace.array import Array
+from codegen.trace.numpy import elementwise
+from codegen.trace.numpy.dispatch import ALIASES, numpy_names, of_numpy_name, table
+from codegen.trace.numpy.refused import BUILD_TIME, NOT_ABOUT_ARRAYS, REMEDIES
+
+# Along a dim that is split, these need all of an operand.
+GATHERS = frozenset(
+    "median quantile percentile nanmedian nanquantile nanpercentile cov corrcoef trace sort "
+    "argsort lexsort partition argpartition sort_complex searchsorted interp isin compress tile "
+    "resize diag diagonal take take_along_axis put_along_axis matmul dot inner outer tensordot "
+    "einsum linalg.matmul linalg.outer linalg.tensordot linalg.trace linalg.diagonal "
+    "ufunc.outer".split()
+)
+
+
+class State(NamedTuple):
+    """What becomes of a NumPy function in a program. note: of a refused one, what to write."""
+
+    name: str
+    state: str
+    note: str
+
+
+def states() -> Iterator[State]:
+    """Every function of NumPy's namespace, every attribute of its arrays and method of its ufuncs.
+
+    name: as after `np.`, or "ndarray.sort", "ufunc.reduce". state: "works", "gathers" (it works,
+    but every rank gets the whole operand), "refused", "not about arrays", or "unknown" of a later
+    NumPy.
+    """
+    for name in numpy_names():
+        yield State(name, *_state(name))
+
+
+def _state(name: str) -> tuple[str, str]:
+    of, _, rest = name.partition(".")
+    function = of_numpy_name(name)
+    if name in REMEDIES:
+        return "refused", REMEDIES[name]
+    if name in GATHERS or (of == "ndarray" and rest in GATHERS):
+        return "gathers", "along a split dim, every rank gets the whole operand"
+    if name in BUILD_TIME:
+        return "works", BUILD_TIME[name]
+    if name in NOT_ABOUT_ARRAYS:
+        return "not about arrays", ""
+    known = hasattr(Array, rest) if of == "ndarray" else of == "ufunc" or name in table() or (
+        isinstance(function, np.ufunc) and elementwise.is_known(function))  # fmt: skip
+    return ("works", "") if known else ("unknown", "")
+
+
+def names() -> list[str]:
+    """What a program can use of the namespace spmd.numpy: functions, element types, numbers."""
+    works = {s.name for s in states() if s.state in ("works", "gathers") and "." not in s.name}
+    types = {n for n in BY_NAME if hasattr(np, n)}
+    return sorted({*works, *types, *ALIASES, "e", "inf", "linalg", "nan", "newaxis", "pi"})

@@ -46,7 +46,8 @@ def is_ours(filename: str) -> bool:
 
 @cache
 def _in_library(filename: str) -> bool:
-    return filename.startswith(("<frozen", _STANDARD, *_OURS)) or any(
+    command = os.path.basename(filename) == "spmd"  # the script that pip makes of our entry point
+    return command or filename.startswith(("<frozen", _STANDARD, *_OURS)) or any(
         part in filename for part in _INSTALLED
     )
 

@@ -109,3 +109,10 @@ def test_completion_by_bash(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     )
     done = run(["bash", "asks"], cwd=tmp_path).expect(0)
     assert done.out.split("\n")[:4] == ["run", "--no-cache", "heat.py", "strict"]
+
+
+def test_the_script_of_the_command_is_not_the_users():
+    """An operation that no line of a program asks for has no place, rather than its `main()`."""
+    from codegen.places import is_user_file
+
+    assert not is_user_file("/home/me/env/bin/spmd") and is_user_file("/home/me/spmd.py")

@@ -85,9 +85,6 @@ class Relayout(Kind):
     group = "control"
     to: Layout
 
-    def infer(self, types: Types) -> list[ArrayType]:
-        return [ArrayType(types[0].dtype, types[0].shape)]
-
     def layout(self, operands: Types, result: ArrayType) -> Iterable[tuple[str, ...]]:
         return self.to
 

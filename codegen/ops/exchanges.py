@@ -33,9 +33,6 @@ class Exchange(Kind):
     same: ClassVar[bool] = False
     axes: Axes
 
-    def infer(self, types: Types) -> list[ArrayType]:
-        return [ArrayType(types[0].dtype, types[0].shape)]
-
     def agreed(self) -> dict[str, Expr]:
         """By name: the formulas that must be the same on all members."""
         return {}

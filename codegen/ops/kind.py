@@ -52,9 +52,9 @@ class Kind:
     held: ClassVar[bool] = False
 
     def infer(self, types: Types) -> list[ArrayType]:
-        """The types of the results, without layouts. Raises InternalError where the operands break
-        the op's rule."""
-        raise NotImplementedError(self.name)
+        """The types of the results, without layouts; here one, as the first operand's. Raises
+        InternalError where the operands break the op's rule."""
+        return [ArrayType(types[0].dtype, types[0].shape)]
 
     def layout(self, operands: Types, result: ArrayType) -> Iterable[tuple[str, ...]]:
         """The layout of a global result, where nobody says one; an axis may stand in it twice."""

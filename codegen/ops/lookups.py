@@ -111,9 +111,6 @@ class DynamicUpdate(Kind):
     group = "update"
     in_place = True
 
-    def infer(self, types: Types) -> list[ArrayType]:
-        return [ArrayType(types[0].dtype, types[0].shape)]
-
     def layout(self, operands: Types, result: ArrayType) -> Iterable[tuple[str, ...]]:
         x, v = operands[:2]
         return layout_of(v if x.free and v.ndim == x.ndim else x)
@@ -229,9 +226,6 @@ class Scatter(Kind):
     dims: tuple[int, ...]
     at: int
     fn: str
-
-    def infer(self, types: Types) -> list[ArrayType]:
-        return [ArrayType(types[0].dtype, types[0].shape)]
 
     def layout(self, operands: Types, result: ArrayType) -> Iterable[tuple[str, ...]]:
         return layout_of(operands[0])

@@ -183,9 +183,6 @@ class Lane(Kind):
     group = "compute"
     dim: int
 
-    def infer(self, types: Types) -> list[ArrayType]:
-        return [ArrayType(types[0].dtype, types[0].shape)]
-
     def layout(self, operands: Types, result: ArrayType) -> Iterable[tuple[str, ...]]:
         entries = enumerate(layout_of(operands[0]))
         return (() if d == self.dim else entry for d, entry in entries)

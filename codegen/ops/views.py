@@ -266,9 +266,6 @@ class Update(Kind):
     cut: bool = False
     apart: bool = False
 
-    def infer(self, types: Types) -> list[ArrayType]:
-        return [ArrayType(types[0].dtype, types[0].shape)]
-
     def layout(self, operands: Types, result: ArrayType) -> Iterable[tuple[str, ...]]:
         x, v = operands
         return layout_of(v if x.free and v.ndim == x.ndim else x)

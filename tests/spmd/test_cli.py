@@ -115,4 +115,4 @@ def test_the_script_of_the_command_is_not_the_users():
     """An operation that no line of a program asks for has no place, rather than its `main()`."""
     from codegen.places import is_user_file
 
-    assert not is_user_file("/home/me/env/bin/spmd") and is_user_file("/home/me/spmd.py")
+    assert not is_user_file("/opt/env/bin/spmd") and is_user_file("/opt/mine/spmd.py")

@@ -81,7 +81,7 @@ class Number(NumberMethods):
         return Number(self.expr)
 
     def __invert__(self) -> Any:
-        return number(1 - self.expr, True) if self.truth else number(-self.expr - 1)
+        return number(-self.expr - 1)  # of a truth value too, as Python has it
 
     def __abs__(self) -> Any:
         return number(expr.maximum(self.expr, -self.expr))

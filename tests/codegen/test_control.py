@@ -492,6 +492,7 @@ def truths_are_counted(x, steps, limit):
     """Comparisons of Python's numbers are 0 and 1 in sums; elements of an array are not."""
     a, b = limit > 0.1, limit < 2.5
     of_numbers = (a + b) + 10 * (a - b) + 100 * -a + 1000 * (bool(x.sum() + 9) + (steps >= 0))
+    of_numbers += ~b + ~(steps > 0)  # -2, as of 1
     of_numbers += (not limit) + (not steps) + any(x[:1, 0] < 99) + (99.0 not in x)
     small = np.ones(1, np.float32) * (a * 2)
     assert small.dtype == np.float32

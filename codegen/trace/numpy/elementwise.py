@@ -294,7 +294,8 @@ def _operated(ufunc: np.ufunc, operands: list[Operand], out: Array | None) -> An
     return result
 
 
-_COUNTING = (np.add, np.subtract, np.multiply, np.negative, np.floor_divide, np.remainder, np.power)
+_COUNTING = (np.add, np.subtract, np.multiply, np.negative, np.floor_divide, np.remainder, np.power,
+             np.invert)  # fmt: skip
 
 
 def _is_pythons(x: Operand) -> bool:

@@ -17,13 +17,16 @@ if TYPE_CHECKING:
     from codegen.layouts.localize import Localizer
 
 
+class Control(Kind):
+    """A kind that has regions, or says how what follows is to be read."""
+
+
 @dataclass(frozen=True)
-class Loop(Kind):
+class Loop(Control):
     """Regions (body) or (condition, body) over the carried; stop None: until the condition."""
 
     name = "loop"
     held = True
-    group = "control"
     counter: Sym | None
     start: Expr
     stop: Expr | None
@@ -37,12 +40,11 @@ class Loop(Kind):
 
 
 @dataclass(frozen=True)
-class Let(Kind):
+class Let(Control):
     """From here on the symbol `counter` is the operand, a 0-d int64 that ranks agree on; key: under
     which a second trace finds what is known of it."""
 
     name = "let"
-    group = "control"
     counter: Sym
     key: str = ""
 
@@ -54,35 +56,32 @@ class Let(Kind):
 
 
 @dataclass(frozen=True)
-class Branch(Stated):
+class Branch(Stated, Control):
     """Region number `on` (an Expr, clamped), or the operand if None; if: (else, then)."""
 
     name = "branch"
     held = True
-    group = "control"
     reads = "points"
     on: Expr | None
     types: tuple[ArrayType, ...]
 
 
 @dataclass(frozen=True)
-class Nest(Stated):
+class Nest(Stated, Control):
     """In passes only: maps and reductions within the loops `outer`, those of a sweep in one."""
 
     name = "nest"
-    group = "control"
     outer: tuple[Any, ...]
     sweeps: tuple[int, ...]
     types: tuple[ArrayType, ...]
 
 
 @dataclass(frozen=True)
-class Relayout(Kind):
+class Relayout(Control):
     """Graph level: the same elements, laid out otherwise."""
 
     name = "relayout"
     held = True
-    group = "control"
     to: Layout
 
     def layout(self, operands: Types, result: ArrayType) -> Iterable[tuple[str, ...]]:
@@ -101,13 +100,12 @@ class Relayout(Kind):
 
 
 @dataclass(frozen=True)
-class ShardMap(Stated):
+class ShardMap(Stated, Control):
     """Graph level: the region is one rank's view of the operands' shards; sure: the user says that
     results are equal along the axes that their layouts do not name."""
 
     name = "shard_map"
     held = True
-    group = "control"
     in_layouts: tuple[Layout, ...]
     out_layouts: tuple[Layout, ...]
     types: tuple[ArrayType, ...]

@@ -27,7 +27,6 @@ class Edge(Kind):
     of it are wanted with all that lies between."""
 
     name = "edge"
-    group = "compute"
     widths: tuple[tuple[int, int], ...]
 
     def infer(self, types: Types) -> list[ArrayType]:

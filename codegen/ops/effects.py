@@ -11,7 +11,6 @@ POSITION = "@"  # a spec of an `expect`: where the element is
 
 
 class Effect(Kind):
-    group = "effect"
     reads = "points"
 
     def infer(self, types: Types) -> list[ArrayType]:

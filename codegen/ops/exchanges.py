@@ -29,7 +29,6 @@ Axes = tuple[str, ...]
 class Exchange(Kind):
     """A kind whose operand members give to each other. same: all of them get the same."""
 
-    group = "exchange"
     same: ClassVar[bool] = False
     axes: Axes
 

@@ -33,7 +33,6 @@ class Kernel(Stated):
 
     name = "kernel"
     held = True
-    group = "compute"
     kernel: Any
     args: tuple[tuple[str, Any], ...]
     types: tuple[ArrayType, ...]

@@ -34,16 +34,14 @@ Eval = Callable[[IntLike], int]  # evaluates Exprs
 
 
 class Kind:
-    """name: how texts call it. group: source, map, view, update, reduce, compute, exchange, effect
-    or control. inline: it has an `element`, so that its result need not lie in memory. is_view: no
-    work of its own, or hardly any: computed anew wherever a part is wanted. in_place: it wants the
-    memory of its first operand for its result. reads: its operands point by point, so that they
-    may be computed on the way; strided boxes where they lie; or whole and contiguous. rereads: it
-    may read one element at several points. held: a rank has balanced blocks of its results,
-    whatever parts of them are wanted."""
+    """name: how texts call it. inline: it has an `element`, its result need not lie in memory.
+    is_view: no work of its own, or hardly any: computed anew wherever a part is wanted. in_place:
+    it wants the memory of its first operand for its result. reads: its operands point by point, so
+    that they may be computed on the way; strided boxes where they lie; or whole and contiguous.
+    rereads: it may read one element at several points. held: a rank has balanced blocks of its
+    results, whatever parts of them are wanted."""
 
     name: ClassVar[str]
-    group: ClassVar[str]
     inline: ClassVar[bool] = False
     is_view: ClassVar[bool] = False
     in_place: ClassVar[bool] = False

@@ -41,7 +41,6 @@ class DynamicSlice(Kind):
     name = "dynamic_slice"
     rereads = True
     inline = True
-    group = "compute"
     shape: Shape
 
     def infer(self, types: Types) -> list[ArrayType]:
@@ -108,7 +107,6 @@ class DynamicUpdate(Kind):
     """Operands x, v, starts; elements that fall outside x are dropped."""
 
     name = "dynamic_update"
-    group = "update"
     in_place = True
 
     def layout(self, operands: Types, result: ArrayType) -> Iterable[tuple[str, ...]]:
@@ -171,7 +169,6 @@ class Gather(Kind):
     name = "gather"
     rereads = True
     inline = True
-    group = "compute"
     dims: tuple[int, ...]
     at: int
 
@@ -221,7 +218,6 @@ class Scatter(Kind):
     """Operands x, v, index arrays; fn set add mul min max; v has gather's result shape."""
 
     name = "scatter"
-    group = "update"
     in_place = True
     dims: tuple[int, ...]
     at: int

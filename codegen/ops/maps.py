@@ -44,7 +44,6 @@ class Map(Kind):
 
     name = "map"
     inline = True
-    group = "map"
     fn: str
     dtype: DType | None = None
 

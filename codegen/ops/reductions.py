@@ -42,7 +42,6 @@ class Reduce(Kind):
     """COMBINE[fn] over dims, which are dropped."""
 
     name = "reduce"
-    group = "reduce"
     reads = "points"
     fn: str
     dims: tuple[int, ...]
@@ -114,7 +113,6 @@ class ArgReduce(Kind):
     """fn min or max: first position."""
 
     name = "argreduce"
-    group = "compute"
     reads = "points"
     fn: str
     dim: int
@@ -180,7 +178,6 @@ class ArgReduce(Kind):
 class Lane(Kind):
     """A kind that works on lines along `dim`, each for itself, with results of the same shape."""
 
-    group = "compute"
     dim: int
 
     def layout(self, operands: Types, result: ArrayType) -> Iterable[tuple[str, ...]]:
@@ -304,7 +301,6 @@ class MatMul(Kind):
     """[…, m, k] x […, k, n]; equal leading dims."""
 
     name = "matmul"
-    group = "compute"
     rereads = True
     reads = "boxes"
 

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 
 class Source(Kind):
-    group = "source"
     dtype: DType
     shape: Shape
 

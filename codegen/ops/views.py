@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 
 class View(Kind):
-    group = "view"
     is_view = True
 
 
@@ -259,7 +258,6 @@ class Update(Kind):
     make an array of a blank one, no two have an element in common."""
 
     name = "update"
-    group = "update"
     in_place = True
     start: tuple[Expr, ...]
     step: tuple[int, ...]

@@ -418,9 +418,8 @@ def _number(program: Module, work: _Liveness, groups: _Groups) -> Assignment:
     return out
 
 
-_INLINE = {k for k, what in OPS.items() if what.inline}
 # Names that say how a value came about, not what the user called it.
-_DULL = frozenset(_INLINE | {"update", "arg", "loop", "branch", "reduce"})
+_DULL = {"update", "arg", "loop", "branch", "reduce"} | {k for k, w in OPS.items() if w.inline}
 
 
 def _capacity(value: Value) -> Expr:

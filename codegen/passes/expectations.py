@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from codegen import dtypes
 from codegen.ir import Module, Op, Region, Shape, Value
 from codegen.kit import Builder
-from codegen.ops import POSITION, Expect, Gather, Iota, Reduce, Reshape
+from codegen.ops import POSITION, Exchange, Expect, Gather, Iota, Reduce, Reshape
+from codegen.ops.control import Control
+from codegen.ops.effects import Effect
 from codegen.plan.indexing import strides
 from codegen.symbolic import expr
 
@@ -35,7 +37,7 @@ def _region(region: Region) -> Region:
         if isinstance(op.what, Expect) and op.what.check in _LATE:
             late.append(op)
             continue
-        if op.regions or op.what.group in ("effect", "control", "exchange"):
+        if op.regions or isinstance(op.what, (Control, Effect, Exchange)):
             out += late
             late = []
         out.append(op.mapped(_region))

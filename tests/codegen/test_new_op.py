@@ -33,7 +33,6 @@ class Recent(Kind):
     element counts as the first. shape: of the result."""
 
     name = "recent"
-    group = "compute"
     reads = "points"
     rereads = True
     dim: int
@@ -92,7 +91,6 @@ class Swapped(Kind):
     needs the operand whole, and no axis splits the result."""
 
     name = "swapped"
-    group = "compute"
     inline = True
     reads = "points"
 

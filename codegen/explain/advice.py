@@ -36,16 +36,11 @@ def most_bytes(size: Expr) -> int:
     )
 
 
-def askers(demands: Demands, op: Op) -> list[Op]:
-    """The ops of the Graph that an exchange is made for."""
-    return [o for o in demands.defs.values() if o.place == op.place and not o.what.is_view]
-
-
 def remedy(
     demands: Demands, op: Op, value: Value, name: str, gathered: Sequence[int]
 ) -> str | None:
     """What to try; None where this is what was asked for."""
-    by = askers(demands, op)
+    by = demands.by_place.get(op.place, [])  # what the exchange is made for
     kernels = [o.what.kernel.name for o in by
                if isinstance(o.what, Kernel) and value in o.operands]  # fmt: skip
     if any(isinstance(o.what, _ASKED) for o in by) and not kernels:

@@ -249,7 +249,7 @@ class Explained:
         op, what = found.op, found.op.what
         assert isinstance(what, Exchange)
         traffic = self.meter.of(op)
-        asked = any(isinstance(o.what, Relayout) for o in advice.askers(self.demands, op))
+        asked = any(isinstance(o.what, Relayout) for o in self.demands.by_place.get(op.place, ()))
         words = f"change of layout, {traffic.words}" if asked else traffic.words
         return {
             "kind": traffic.kind, "words": words, "axes": list(what.axes),

@@ -9,7 +9,7 @@ Always holds: a part that is fetched comes out of balanced blocks, which are the
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from codegen.errors import Place
 from codegen.ir import Module, Op, Region, Value, free_values
@@ -74,6 +74,15 @@ class Demands:
 
     def entry(self, value: Value, dim: int) -> LayoutEntry:
         return layout_of(value)[dim]
+
+    @cached_property
+    def by_place(self) -> dict[Place | None, list[Op]]:
+        """The ops on global arrays that are no views, by their places in the source."""
+        found: dict[Place | None, list[Op]] = {}
+        for op in self.defs.values():
+            if not op.what.is_view:
+                found.setdefault(op.place, []).append(op)
+        return found
 
     # ---- backwards -------------------------------------------------------------------------------
 

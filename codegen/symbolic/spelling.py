@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cache
 from typing import Any
 
 from codegen.symbolic.bounds import nonneg
@@ -340,8 +341,11 @@ def function(e: Expr, names: Iterable[str]) -> Callable[..., int]:
     return made
 
 
+@cache
 def to_json(e: Expr) -> Any:
-    """Prefix form: an integer, a symbol's name, or [op, ...] with ops + * and those of calls."""
+    """Prefix form: an integer, a symbol's name, or [op, ...] with ops + * and those of calls.
+
+    Not to be changed: who asks again gets the same."""
     terms = [_term_json(m, c) for m, c in e.terms]
     if not terms:
         return 0

@@ -568,7 +568,7 @@ def _verify(options: argparse.Namespace, _: launch.Processes) -> int:
 
 
 def _bench(options: argparse.Namespace, processes: launch.Processes) -> int:
-    from spmd.bench import collectives as bench
+    from spmd.bench import command as bench
 
     return bench.main(options, processes)
 

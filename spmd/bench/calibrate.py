@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from codegen.errors import InternalError
 from spmd.bench import collectives as bench
+from spmd.bench.programs import built
 from spmd.launch import limits
 from spmd.launch import processes as launch
 from spmd.launch.job import Job
@@ -136,7 +137,7 @@ class Calibration:
         count = size // bench.ELEMENT
         turns = min(TURNS, bench.turns_of(name, count, crew.ranks))
         if (name, count) not in self.images:
-            self.images[name, count] = bench.built(name, count)
+            self.images[name, count] = built(name, count)
         data = self.images[name, count]
         times: list[list[float]] = [[], []]
         with (

@@ -1,39 +1,36 @@
-"""`python -m spmd bench`: collectives, as programs use them, beside MPI's own.
+"""Collectives as programs use them, timed beside others' own: MPI's, or what is given.
 
-In: names of collectives, sizes. Out: a table like those of the OSU micro-benchmarks, or JSON.
+In: a name, sizes. Out: a row for each size.
 Always holds: ours is timed inside a real image, by the timeline that `run --profile` keeps; MPI's
 in C, in the same processes; they alternate, every turn begins with a barrier and is checked.
 """
 
 from __future__ import annotations
 
-import json
 import statistics
 import sys
 from array import array
 from typing import TYPE_CHECKING, Any
 
-from codegen.errors import EnvironmentFault, UsageError
+from codegen.errors import EnvironmentFault
 from spmd import timeline
 from spmd.engine import ffi, lib
 from spmd.launch import loader, sizes
 from spmd.launch import processes as launch
 from spmd.launch.job import Job, Setup
-from spmd.launch.memory import available_memory, bytes_text
+from spmd.launch.memory import available_memory
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from spmd.launch.limits import Limits
 
 # Collectives whose arrays have a piece for every rank; sizes are those of a piece.
 PIECES = ("all-gather", "all-to-all", "gather", "scatter")
-UNSIZED = ("barrier", "flag", "switch-futex", "switch-yield")  # the last three: bench_floor.py
+UNSIZED = ("barrier", "flag", "switch-futex", "switch-yield")  # the last three: floor.py
 ELEMENT = 4  # bytes: float32
 BATCH_BYTES = 16 << 20  # that a batch of turns moves, about
-# What runs in turn with ours, in the order of the columns: --vs.
-LABELS = {"mpi": "MPI", "floor": "floor"}
 MOST_TURNS, LEAST_TURNS = 400, 6
 MEMORY_SHARE = 4  # of what is available, at most, for the arrays of all ranks
 
@@ -56,64 +53,17 @@ COLLECTIVES: dict[str, tuple[bytes, int, Callable[[int], float]]] = {
 }  # fmt: skip
 
 
-def main(options: argparse.Namespace, processes: launch.Processes) -> int:
-    """Measures and prints what was asked for; every process must come."""
-    if options.plot:
-        from spmd import plot
-
-        processes.from_first(lambda: plot.check(options.plot))
-    if options.collective[:1] == ["floor"]:
-        from spmd.bench import floor as bench_floor
-
-        return bench_floor.main(options, processes)
-    names = options.collective or list(COLLECTIVES)
-    unknown = [name for name in names if name not in COLLECTIVES]
-    if unknown:
-        processes.refuse(UsageError(
-            f"no collective {unknown[0]!r}", expected=", ".join(COLLECTIVES),
-            remedy="bench floor [NAME …]" if "floor" in names else "",
-        ))  # fmt: skip
-    if "mpi" in options.vs and processes.count == 1:
-        raise UsageError("--vs mpi needs several processes", remedy="mpirun -n 4 python -m spmd …")
-    if "mpi" in options.vs and options.ranks not in (None, processes.count):
-        processes.refuse(UsageError(
-            "--vs mpi needs one rank in each process, as MPI has", found=f"--ranks {options.ranks}",
-            expected=f"--ranks {processes.count}, or none", remedy="measure them one by one",
-        ))  # fmt: skip
-    return print_rows(Bench(options, processes), names, head)
-
-
-def print_rows(bench: Bench, names: list[str], head: Callable[[Bench, str], str]) -> int:
-    """Measures, prints and draws; the exit code says whether anything was wrong."""
-    options, processes = bench.options, bench.processes
-    rows = []
-    for name in names:
-        first = True
-        for row in bench.measure(name):
-            if processes.number == 0 and not options.json:
-                print((head(bench, name) if first else "") + line(row), flush=True)
-            first = False
-            rows.append(row)
-    if not rows:
-        processes.refuse(EnvironmentFault(
-            "no room for any of these sizes",
-            found=f"1/{MEMORY_SHARE} of the memory: {bytes_text(bench.room)}",
-            remedy="smaller --sizes",
-        ))  # fmt: skip
-    if processes.number == 0 and options.json:
-        print(json.dumps(rows, indent=1))
-    if processes.number == 0 and options.plot:
-        from spmd import plot
-
-        plot.write(options.plot, rows)
-    return 1 if any(row["wrong"] for row in rows) else 0
-
-
 class Bench:
-    """What is measured, and on how many ranks."""
+    """What is measured, and on how many ranks.
 
-    def __init__(self, options: argparse.Namespace, processes: launch.Processes) -> None:
-        self.options, self.processes = options, processes
+    rivals: what runs in turn with ours, by the name of its columns; see Peer.
+    """
+
+    def __init__(
+        self, options: argparse.Namespace, processes: launch.Processes,
+        rivals: Mapping[str, Callable[[str, launch.Processes, int, int], Any]] | None = None,
+    ) -> None:  # fmt: skip
+        self.options, self.processes, self.rivals = options, processes, rivals or {}
         self.ranks = options.ranks or processes.count
         self.room: int = processes.from_first(available_memory) // MEMORY_SHARE
 
@@ -143,10 +93,11 @@ class Bench:
         turns = turns_of(name, count, self.ranks)
         ours: list[list[list[int]]] = []
         wrong = 0
-        data = self.processes.from_first(lambda: built(name, count))
+        data = self.processes.from_first(lambda: _built(name, count))
         with self.job(data, turns) as job:
             job.keep_times(len(job.manifest["operations"]), 16 * turns)
-            peers = self._peers(name, count)
+            peers = {label: rival(name, self.processes, self.ranks, count)
+                     for label, rival in self.rivals.items()}  # fmt: skip
             theirs: dict[str, list[list[list[int]]]] = {label: [] for label in peers}
             theirs_wrong = dict.fromkeys(peers, 0)
             for batch in range(self.options.rounds + 1):  # the first one warms up
@@ -175,17 +126,6 @@ class Bench:
             "collective": name, "ranks": self.ranks, "processes": self.processes.count,
             "bytes": 0 if name in UNSIZED else count * ELEMENT, "turns": turns,
         }  # fmt: skip
-
-    def _peers(self, name: str, count: int) -> dict[str, Any]:
-        """What runs in turn with ours, in the order of the columns."""
-        peers: dict[str, Any] = {}
-        if "mpi" in self.options.vs:
-            peers["mpi"] = Peer(name, self.processes, count)
-        if "floor" in self.options.vs:
-            from spmd.bench.floor import Floor
-
-            peers["floor"] = Floor(name, self.processes, self.ranks, count)
-        return peers
 
     def job(self, data: bytes, turns: int, limits: Limits | None = None) -> Job:
         """An image of `built`, loaded. limits: instead of those kept for this machine."""
@@ -225,11 +165,11 @@ class Bench:
 
 
 class Peer:
-    """MPI's own collective, in the same processes."""
+    """MPI's own collective, in the same processes, of which each is one rank."""
 
     method = ""  # which is MPI's affair
 
-    def __init__(self, name: str, processes: launch.Processes, count: int) -> None:
+    def __init__(self, name: str, processes: launch.Processes, ranks: int, count: int) -> None:
         MPI = processes.mpi()
         self.processes = processes
         library = lib.spmd_library_open(MPI.__file__.encode())
@@ -237,7 +177,7 @@ class Peer:
         functions = [lib.spmd_library_symbol(library, s) for s in (b"MPI_Barrier", symbol)]
         if not all(functions):
             raise EnvironmentFault(f"the MPI library has no {symbol.decode()}")
-        many = count * (processes.count if name in PIECES else 1)
+        many = count * (ranks if name in PIECES else 1)
         self.rooms = [ffi.new("float[]", many) for _ in range(2)]
         handle = {
             key: ffi.cast("int64_t", MPI._handleof(what))
@@ -247,7 +187,7 @@ class Peer:
             "barrier": functions[0], "collective": functions[1],
             "handle_bytes": MPI._sizeof(MPI.Comm), **handle,
             "turns": {"kind": kind, "count": count, "rank": processes.number,
-                      "ranks": processes.count, "from": self.rooms[0], "into": self.rooms[1]},
+                      "ranks": ranks, "from": self.rooms[0], "into": self.rooms[1]},
         })  # fmt: skip
 
     def turns(self, count: int) -> tuple[list[list[int]], int]:
@@ -260,11 +200,10 @@ class Peer:
         return [own for own, _ in met], sum(bad for _, bad in met)
 
 
-def built(name: str, count: int) -> bytes:
-    from spmd import source
-    from spmd.bench.programs import PROGRAMS
+def _built(name: str, count: int) -> bytes:
+    from spmd.bench.programs import built  # the compiler, which one process alone needs
 
-    return source.build_program(PROGRAMS[name], {"count": count})
+    return built(name, count)
 
 
 def turns_of(name: str, count: int, ranks: int) -> int:
@@ -292,28 +231,3 @@ def summary(batches: list[list[list[int]]]) -> dict[str, float]:
     worst = statistics.median(max(turn) for batch in batches for turn in zip(*batch)) / 1e3
     return {"average": statistics.fmean(by_rank), "least": min(by_rank), "most": max(by_rank),
             "worst": worst}  # fmt: skip
-
-
-def head(bench: Bench, name: str) -> str:
-    ranks, count = bench.ranks, bench.processes.count
-    text = (
-        f"# {name}, float32, {ranks} ranks in {count} process{'es' if count > 1 else ''}; "
-        "microseconds after a barrier\n"
-        f"{'# bytes':>10} {'avg':>10} {'min':>10} {'max':>10} {'worst':>10} {'bus GB/s':>9} "
-        f"{'#wrong':>6}"
-    )
-    for label in [label for label in LABELS if label in bench.options.vs]:
-        text += f" {LABELS[label] + ' worst':>11} {LABELS[label] + '/ours':>10}"
-    return text + "\n"
-
-
-def line(row: dict[str, Any]) -> str:
-    text = f"{row['bytes']:>10}" + "".join(
-        f" {row[key]:>10.2f}" for key in ("average", "least", "most", "worst")
-    )
-    text += f" {row['bus'] / 1e9:>9.2f} {row['wrong']:>6}"
-    for label in [label for label in LABELS if label in row]:
-        text += f" {row[label]['worst']:>11.2f} {row[label]['ratio']:>9.2f}x"
-        if row[label]["wrong"]:
-            text += f" {LABELS[label]}: {row[label]['wrong']} wrong"
-    return f"{text}  {row['method']}" if "method" in row else text

@@ -1,4 +1,4 @@
-"""`bench floor`, `bench --vs floor`: what this machine allows, by minimal C (csrc/bench/floor.c).
+"""What this machine allows, by minimal C (csrc/bench/floor.c): for `bench floor` and `--vs floor`.
 
 In: names of collectives, sizes. Out: rows like those of `bench`, with the method that was best.
 Always holds: as for ours, what goes in differs in every turn, every turn begins with a barrier and
@@ -11,7 +11,7 @@ import statistics
 from array import array
 from typing import TYPE_CHECKING, Any
 
-from codegen.errors import EnvironmentFault, UsageError
+from codegen.errors import EnvironmentFault
 from spmd.bench import collectives as bench
 from spmd.engine import ffi, lib
 from spmd.launch import processes as launch
@@ -42,8 +42,6 @@ TITLES = {
     "switch-futex": "from one thread to another on one core, where they sleep",
     "switch-yield": "from one thread to another on one core, where they yield",
 }
-# What else there is concerns our own collectives.
-TAKES = ("--sizes", "--step", "--rounds", "--ranks", "--json", "--plot")
 
 
 class Floor:
@@ -156,27 +154,3 @@ class FloorBench(bench.Bench):
         factor = floor.active if name in MACHINE else bench.COLLECTIVES[name][2](self.ranks)
         row["bus"] = factor * row["bytes"] / (row["worst"] / 1e6)
         return row
-
-
-def main(options: argparse.Namespace, processes: launch.Processes) -> int:
-    """`bench floor [NAME …]`: measures and prints; every process must come."""
-    known = [*MACHINE, *bench.COLLECTIVES]
-    names = options.collective[1:] or known
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        processes.refuse(UsageError(f"no floor of {unknown[0]!r}", expected=", ".join(known)))
-    foreign = sorted(options.given.difference(TAKES))
-    if foreign:
-        processes.refuse(UsageError(
-            f"bench floor has no use for {', '.join(foreign)}", expected=", ".join(TAKES),
-            remedy="bench COLLECTIVE --vs floor" if "--vs" in foreign else "",
-        ))  # fmt: skip
-    floors = FloorBench(options, processes)
-    if floors.ranks == 1:
-        names = [name for name in names if name not in ("copy-at-once", "flag")]
-    return bench.print_rows(floors, names, head)
-
-
-def head(floors: bench.Bench, name: str) -> str:
-    title = TITLES.get(name, f"floor of {name}")
-    return bench.head(floors, title).rstrip("\n") + "  by\n"

@@ -1,6 +1,6 @@
 """The programs that `bench` measures: each a loop over a barrier and one collective.
 
-In: elements per rank. Out: a program for each collective, which counts what was wrong.
+In: elements per rank. Out: an image for each collective, which counts what was wrong.
 Always holds: what goes in differs in every turn and on every rank, what comes out is compared with
 a formula; all values are small whole numbers, so that sums are exact.
 """
@@ -14,6 +14,7 @@ import numpy as np
 
 import spmd
 from codegen.trace.program import Program
+from spmd import source
 
 AXIS = "r"
 PERIOD = 7  # of the pattern: prime, so that no block in a wrong place looks right
@@ -153,3 +154,8 @@ PROGRAMS = {
         lambda c, m, i, n, t: _sum(pattern(c), i, t),
     ),
 }
+
+
+def built(name: str, count: int) -> bytes:
+    """The image of a collective of so many elements."""
+    return source.build_program(PROGRAMS[name], {"count": count})

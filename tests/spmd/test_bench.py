@@ -8,9 +8,9 @@ import sys
 import pytest
 
 import spmd
-from spmd import plot
 from spmd.bench import collectives as bench
 from spmd.bench import floor as bench_floor
+from spmd.bench import plot
 from spmd.bench import programs as bench_programs
 from spmd.engine import ffi, lib
 from spmd.launch import processes as launch
@@ -87,7 +87,7 @@ from mpi4py import MPI
 right, wrong = ("all-reduce", b"MPI_Allreduce"), ("all-reduce", b"MPI_Scan")
 for name, symbol in (right, wrong):
     bench.COLLECTIVES[name] = (symbol, *bench.COLLECTIVES[name][1:])
-    times, bad = bench.Peer(name, launch.Processes(MPI.COMM_WORLD), 10).turns(7)
+    times, bad = bench.Peer(name, launch.Processes(MPI.COMM_WORLD), 3, 10).turns(7)
     if MPI.COMM_WORLD.rank == 0:
         assert [len(own) for own in times] == [7, 7, 7] and min(map(min, times)) > 0
         print(bad)

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spmd.bench import calibrate
+from spmd.bench import calibrate, programs
 from spmd.bench import collectives as bench
 from spmd.launch import limits
 from spmd.launch import processes as launch
@@ -137,7 +137,7 @@ def test_every_collective_is_right_whatever_the_limits():
     ]  # fmt: skip
     crews = [calibrate.Crew(5, threads, 0) for threads in (1, 5)]
     for name in bench.COLLECTIVES:
-        data = bench.built(name, 250)  # 1000 bytes
+        data = programs.built(name, 250)  # 1000 bytes
         for crew in crews:
             measured = bench.Bench(calibrate.options_of(crew), launch.Processes())
             for way in ways:

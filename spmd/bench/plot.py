@@ -12,22 +12,16 @@ import os
 from typing import Any
 
 from codegen.errors import EnvironmentFault, OutputError, UsageError
-from spmd.bench.collectives import LABELS
+from spmd.source import write_whole
 
-DASHES = {"mpi": "--", "floor": ":"}
+# What may run in turn with ours (bench --vs): its name, and its line.
+RIVALS = {"mpi": ("MPI", "--"), "floor": ("floor", ":")}
 INCHES = (9.0, 6.0)
 
 
 def check(path: str) -> None:
     """Refuses what cannot be drawn or written. Raises UsageError, EnvironmentFault, OutputError."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise EnvironmentFault(
-            "--plot needs matplotlib, which is not installed",
-            remedy="pip install 'spmd[plot]', or leave --plot out and take --json",
-        ) from None
-    kinds = Figure().canvas.get_supported_filetypes()
+    kinds = _figure()().canvas.get_supported_filetypes()
     ending = _ending(path)
     if ending not in kinds:
         raise UsageError(f"--plot {path}: no format {ending!r}", expected=", ".join(sorted(kinds)))
@@ -37,17 +31,24 @@ def check(path: str) -> None:
                           "be written to", found=folder)  # fmt: skip
 
 
+def _figure() -> Any:
+    try:
+        from matplotlib.figure import Figure  # half a second, where a picture is wanted
+    except ImportError:
+        raise EnvironmentFault(
+            "--plot needs matplotlib, which is not installed",
+            remedy="pip install 'spmd[plot]', or leave --plot out and take --json",
+        ) from None
+    return Figure
+
+
 def _ending(path: str) -> str:
     return os.path.splitext(path)[1].lstrip(".").lower()
 
 
 def write(path: str, rows: list[dict[str, Any]]) -> None:
     """Draws the worst rank's latency; what has no size, at the left. Raises OutputError."""
-    from matplotlib.figure import Figure
-
-    from spmd.source import write_whole
-
-    figure = Figure(figsize=INCHES, layout="constrained")
+    figure = _figure()(figsize=INCHES, layout="constrained")
     axes = figure.add_subplot()
     least = min((row["bytes"] for row in rows if row["bytes"]), default=1)
     for k, name in enumerate(dict.fromkeys(row["collective"] for row in rows)):
@@ -56,12 +57,13 @@ def write(path: str, rows: list[dict[str, Any]]) -> None:
         sizes = [row["bytes"] or least for row in own]
         marker = "o" if k < 10 else "s"
         axes.plot(sizes, [row["worst"] for row in own], color=color, marker=marker, label=name)
-        for peer, dashes in DASHES.items():
+        for peer, (_, dashes) in RIVALS.items():
             if all(peer in row for row in own):
                 axes.plot(sizes, [row[peer]["worst"] for row in own], color=color, marker=marker,
                           markersize=3, linestyle=dashes)  # fmt: skip
-    for peer in [peer for peer in DASHES if any(peer in row for row in rows)]:
-        axes.plot([], [], color="gray", linestyle=DASHES[peer], label=LABELS[peer])
+    for peer, (label, dashes) in RIVALS.items():
+        if any(peer in row for row in rows):
+            axes.plot([], [], color="gray", linestyle=dashes, label=label)
     axes.set_title(f"{rows[0]['ranks']} ranks in {rows[0]['processes']} processes")
     axes.set(xlabel="bytes", ylabel="microseconds, the worst rank")
     axes.set_xscale("log", base=2)

@@ -71,6 +71,8 @@ def _cut(line: str, first: int, width: int) -> int:
     depth, best, least = 0, -1, 0
     for k, c in enumerate(line[:width]):
         depth += (c in "([") - (c in ")]")
+        if c not in " ,":
+            continue
         after = next((len(m) - 1 for m in _MARKS if line.startswith(m, k)), 0)
         if after and first < k + after < width and (best < 0 or depth <= least):
             best, least = k + after, depth

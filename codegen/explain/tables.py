@@ -37,7 +37,7 @@ from codegen.plan.steps import walk_steps
 from codegen.printer import user_text
 from codegen.symbolic import expr
 from codegen.symbolic.expr import to_json
-from codegen.trace.context import assigned_name
+from codegen.trace.targets import target_at
 
 if TYPE_CHECKING:
     from codegen.compile import Levels
@@ -99,11 +99,11 @@ class Explained:
         last: dict[tuple[str, str, int], Value] = {}
         for op in self.ops:
             for v in op.results:
-                if not op.place or not v.type.ndim or v.name != assigned_name(op.place):
+                target = target_at(op.place)
+                if not op.place or not v.type.ndim or v.name != target.name:
                     continue
-                rest = op.place.source_line().split(v.name, 1)[1].lstrip()
                 # what u[k] = … writes is no u
-                if not rest.startswith("[") or isinstance(op.what, _WRITES):
+                if not target.part or isinstance(op.what, _WRITES):
                     last[v.name, op.place.file, op.place.line] = v
         return names | {v: v.name for v in last.values()}
 

@@ -5,7 +5,6 @@ Always holds: ops are appended to the innermost open block only, in program orde
 
 from __future__ import annotations
 
-import re
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from codegen.ops import Kind
 from codegen.places import user_frame, user_place
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, Sym
+from codegen.trace.targets import assigned_name, target_at
 from codegen.user import eager
 
 if TYPE_CHECKING:
@@ -221,29 +221,14 @@ class Context:
             self.write_logs = [kept for kept in self.write_logs if kept is not log]
 
 
-_ASSIGNED = re.compile(r"\s*([A-Za-z_]\w*)\s*(?:\[.*\]\s*)?(?:[-+*/%@&|^]|//|\*\*|<<|>>)?=(?!=)")
-
-
-def assigned_name(place: Place | None) -> str:
-    """The name that a source line assigns to, or "": what the user calls the value."""
-    found = _ASSIGNED.match(place.source_line()) if place else None
-    return found.group(1) if found else ""
-
-
-# x[k] = v, x[k] += v, x += v
-_WRITTEN = re.compile(
-    r"\s*([A-Za-z_]\w*)\s*(?:\[.*\]\s*=|(?:\[.*\]\s*)?(?:[-+*/%@&|^]|//|\*\*|<<|>>)=)(?!=)"
-)
-
-
 def refuse_constant() -> None:
     """Raises TracedValueError where the running statement writes into a NumPy array."""
     frame, place = user_frame(), user_place()
     if frame is None or place is None:
         return
-    found = _WRITTEN.match(place.source_line())
-    name = found.group(1) if found else ""
-    if isinstance(frame.f_locals.get(name), np.ndarray):
+    target = target_at(place)
+    name = target.name
+    if target.written and isinstance(frame.f_locals.get(name), np.ndarray):
         raise TracedValueError(
             f"what is written into {name} is not known while building",
             place=place,

@@ -47,6 +47,25 @@ def test_the_graph_of_the_ring(golden):
     golden("trace_ring.graph", text)
 
 
+@spmd.program(mesh=("r",))
+def with_names(n: int = 4):
+    u = spmd.input("u", (n,), np.float64, layout=("r",))
+    sure: object = u + 1
+    if n > 3: low = u - 1  # noqa: E701
+    text = """
+    words = of a text, and no code""", u * 2
+    u[1:] += 3
+    last = first = (
+        u / 4)  # fmt: skip
+    return sure, low, text[1], last, first
+
+
+def test_values_are_named_after_what_is_assigned():
+    maps = [op for op in with_names.capture().body.ops if op.what.name == "map"]
+    found = [(op.what.fn, op.result.name) for op in maps]
+    assert found == [("add", "sure"), ("sub", "low"), ("mul", "map"), ("add", "u"), ("div", "map")]
+
+
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 8])
 @pytest.mark.parametrize("count", [1, 4, 10])
 def test_the_ring_sums(n, count):

@@ -99,14 +99,20 @@ class SpmdError(Exception):
         also: tuple[tuple[str, Place], ...] = (),
     ) -> None:
         self.message = message
-        self.place = place
+        self.place: Place | None = None
         self.expected = expected
         self.found = found
         self.remedy = remedy
         self.also = also
-        if place is not None and self.exit_code == EXIT_USAGE:
-            self.exit_code = EXIT_DATA  # inside a program, not on the command line
+        self.stand_at(place)
         super().__init__(message)
+
+    def stand_at(self, place: Place | None) -> None:
+        """The place of an error that has none yet."""
+        if self.place is None and place is not None:
+            self.place = place
+            if self.exit_code == EXIT_USAGE:
+                self.exit_code = EXIT_DATA  # inside a program, not on the command line
 
     def __str__(self) -> str:
         lines = [f"{self.place}: {self.message}" if self.place else self.message]

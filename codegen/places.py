@@ -10,7 +10,7 @@ import os
 import sys
 from functools import cache
 
-from codegen.errors import Place
+from codegen.errors import Place, SpmdError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -75,6 +75,16 @@ def last(traceback: TracebackType | None) -> TracebackType | None:
 def place_at(traceback: TracebackType) -> Place:
     """Where one step of a traceback stands."""
     return place_in(traceback.tb_frame.f_code, traceback.tb_lasti, traceback.tb_lineno)
+
+
+def put_place(error: SpmdError) -> None:
+    """Where an error has no place: the innermost one of the user's that it came through."""
+    place, step = None, error.__traceback__
+    while step is not None:
+        if is_user_file(step.tb_frame.f_code.co_filename):
+            place = step
+        step = step.tb_next
+    error.stand_at(user_place() if place is None else place_at(place))
 
 
 def codes_in(code: CodeType) -> Iterator[CodeType]:

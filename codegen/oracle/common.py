@@ -47,9 +47,8 @@ class Common:
                 return (axes,)
             raise LayoutError(
                 f"{axes!r} is not an axis of this program's mesh",
-                place=user_place(),
                 expected=f"one of {', '.join(self.axes)}, or a tuple of them",
-            )
+            )  # fmt: skip
         return tuple(name for a in axes for name in self.names(a))
 
     def axis_size(self, axis: Axes = None) -> int:
@@ -62,15 +61,14 @@ class Common:
         checked_text(text, user_place())
         if not condition:
             raise MeshError(text or "a condition of the program does not hold",
-                            place=user_place(), found=str(self.axes))  # fmt: skip
+                            found=str(self.axes))  # fmt: skip
 
     def outside(self, what: str) -> ProgramError:
         return ProgramError(
             f"{what} stands outside a shard_map",
-            place=user_place(),
             expected="one rank's view, where the index can be read",
             remedy="write it inside a function given to spmd.shard_map",
-        )
+        )  # fmt: skip
 
     # ---- arrays ----------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ from codegen.oracle.common import Common
 from codegen.oracle.local import EagerArray, whole
 from codegen.oracle.ranks import Rank, Shards
 from codegen.oracle.threads import Crew
-from codegen.places import user_place
+from codegen.places import put_place, user_place
 from codegen.user.eager import running_eagerly
 from codegen.user.layouts import MeshName, spread
 from codegen.user.numbers import element_type, rounded
@@ -36,12 +36,9 @@ from codegen.user.tree import leaves, map_tree
 
 
 def run(
-    function: Callable[..., Any],
-    axes: Mapping[str, int],
-    given: Mapping[str, Any],
-    graph: Callable[[], Module],
-    prints: list[str] | None = None,
-) -> Any:
+    function: Callable[..., Any], axes: Mapping[str, int], given: Mapping[str, Any],
+    graph: Callable[[], Module], prints: list[str] | None = None,
+) -> Any:  # fmt: skip
     """What the program's function returns, with whole NumPy arrays as leaves.
 
     axes: ranks along each mesh axis, in order. given: parameters, inputs and scalars by name.
@@ -51,8 +48,12 @@ def run(
     parameters = inspect.signature(function).parameters
     own = {k: v for k, v in given.items() if k in parameters}
     world = World(axes, {k: v for k, v in given.items() if k not in parameters}, graph, prints)
-    with running_eagerly(world), np.errstate(all="ignore"):
-        result = function(**own)
+    try:
+        with running_eagerly(world), np.errstate(all="ignore"):
+            result = function(**own)
+    except SpmdError as error:
+        put_place(error)
+        raise
     if unknown := set(world.given) - world.declared.keys():
         raise UsageError(
             f"the program has no {sorted(unknown)[0]!r}",
@@ -67,10 +68,9 @@ def mesh_sizes(names: Sequence[str], fixed: Mapping[str, int | None], ranks: int
     taken = int(np.prod([fixed.get(name) or 1 for name in names]))
     left = ranks // taken
     if left * taken != ranks or (not free and left != 1):
-        raise MeshError(
-            f"{ranks} ranks do not form a mesh with {dict(fixed)}",
-            expected=f"a multiple of {taken}" if free else f"{taken} ranks",
-        )
+        raise MeshError(f"{ranks} ranks do not form a mesh with {dict(fixed)}",
+                        expected=f"a multiple of {taken}" if free else
+                        f"{taken} ranks")  # fmt: skip
     divisors = [d for d in range(1, left + 1) if left % d == 0]
     shapes = (
         c for c in itertools.product(divisors, repeat=len(free))
@@ -111,10 +111,10 @@ class World(Common):
         if name in self.given:
             array = dtypes.as_numpy(self.given[name])
             if array.shape != extents:
-                raise InputError(f"input {name} has another shape", place=user_place(),
-                                 expected=str(extents), found=str(array.shape))  # fmt: skip
+                raise InputError(f"input {name} has another shape", expected=str(extents),
+                                 found=str(array.shape))  # fmt: skip
         elif default is None:
-            raise InputError(f"input {name} is not given", place=user_place(),
+            raise InputError(f"input {name} is not given",
                              remedy=f"pass {name}=array, or declare default=")  # fmt: skip
         elif callable(default):
             array = np.asarray(default(*np.indices(extents, sparse=True)))
@@ -139,7 +139,7 @@ class World(Common):
                     "default": default}  # fmt: skip
         value = scalar_value(declared, self.given[name]) if name in self.given else default
         if value is None:
-            raise InputError(f"scalar {name} is not given", place=user_place(),
+            raise InputError(f"scalar {name} is not given",
                              remedy=f"pass {name}=number, or declare a default")  # fmt: skip
         if isinstance(default, bool):
             return bool(value)
@@ -204,12 +204,10 @@ class World(Common):
     def _unknown(why: str) -> LayoutError:
         return LayoutError(
             "this shard_map needs out_layouts in an eager run",
-            place=user_place(),
-            expected="the layouts that the compiler computes",
-            found=why,
+            expected="the layouts that the compiler computes", found=why,
             remedy='write it, and in_layouts: out_layouts=("x", None) joins the parts along dim 0, '
             "out_layouts=spmd.replicated says that all ranks return the same",
-        )
+        )  # fmt: skip
 
     def _argument_layouts(self, given: Any, args: Sequence[Any]) -> list[Any]:
         """One per leaf that is not None: as given, else the array's own."""

@@ -52,12 +52,9 @@ Box = tuple[slice, ...]
 
 
 def run(
-    module: Module,
-    sizes: Mapping[str, int],
-    inputs: Mapping[str, Any] | None = None,
-    scalars: Mapping[str, int | float] | None = None,
-    prints: list[str] | None = None,
-) -> dict[str, Array]:
+    module: Module, sizes: Mapping[str, int], inputs: Mapping[str, Any] | None = None,
+    scalars: Mapping[str, int | float] | None = None, prints: list[str] | None = None,
+) -> dict[str, Array]:  # fmt: skip
     """The outputs, whole, by name. sizes: ranks along each axis; prints collects printed lines.
 
     Raises MatchingError where ranks wait for each other at different ops or replicas differ,
@@ -103,12 +100,9 @@ class _Rank:
         shape = extents(value.type.shape, self.eval)
         dtype = dtypes.numpy_dtype(value.type.dtype)
         if array.shape != shape or array.dtype != dtype:
-            raise InternalError(
-                f"{op.what.name} gives another type than it states, at {self.env}",
-                place=op.place,
-                expected=f"{value!r}, that is {dtype}{list(shape)}",
-                found=f"{array.dtype}{list(array.shape)}",
-            )
+            raise InternalError(f"{op.what.name} gives another type than it states, at {self.env}",
+                                place=op.place, expected=f"{value!r}, that is {dtype}{list(shape)}",
+                                found=f"{array.dtype}{list(array.shape)}")  # fmt: skip
         return array
 
     def op(self, op: Op, operands: list[Array]) -> Running:
@@ -142,10 +136,8 @@ class _Rank:
             raise
         except (ValueError, TypeError, IndexError, OverflowError) as error:
             shapes = ", ".join(f"{x.dtype}{list(x.shape)}" for x in operands)
-            raise InternalError(
-                f"{op.what.name} cannot be computed: {error}", place=op.place,
-                found=f"operands {shapes}",
-            ) from error  # fmt: skip
+            raise InternalError(f"{op.what.name} cannot be computed: {error}", place=op.place,
+                                found=f"operands {shapes}") from error  # fmt: skip
 
     def loop(self, op: Op, what: Loop, carried: list[Array]) -> Running:
         at, step = self.eval(what.start), self.eval(what.step)
@@ -326,17 +318,15 @@ class _World:
         for rank, (part, box) in enumerate(zip(parts, boxes, strict=True)):
             expected = tuple(s.stop - s.start for s in box)
             if part.shape != expected:
-                raise InternalError(
-                    f"rank {rank} has another part of {name} than its layout says",
-                    place=op.place if op else None, expected=str(expected), found=str(part.shape),
-                )  # fmt: skip
+                raise InternalError(f"rank {rank} has another part of {name} than its layout says",
+                                    place=op.place if op else None, expected=str(expected),
+                                    found=str(part.shape))  # fmt: skip
             first = written.setdefault(str(box), rank)
             if first != rank and part.tobytes() != parts[first].tobytes():
                 raise MatchingError(
                     f"{name} differs between ranks {first} and {rank}, and its layout says that "
-                    "they hold the same part",
-                    place=op.place if op else None,
-                )
+                    "they hold the same part", place=op.place if op else None,
+                )  # fmt: skip
             whole[box] = part
         return whole
 
@@ -399,9 +389,8 @@ def _deadlock(first: _Rank, members: Sequence[_Rank]) -> MatchingError:
         where = f"waits in {other.waits[0].what.name} at {other.waits[0].place}"
     return MatchingError(
         f"rank {first.index} waits in {what.name} at {op.place}, and rank {other.index} {where}",
-        place=op.place,
-        expected="all ranks of a group at the same exchange",
-    )
+        place=op.place, expected="all ranks of a group at the same exchange",
+    )  # fmt: skip
 
 
 def _sizes(module: Module, sizes: Mapping[str, int]) -> dict[str, int]:
@@ -410,10 +399,8 @@ def _sizes(module: Module, sizes: Mapping[str, int]) -> dict[str, int]:
     for axis in module.mesh.axes:
         n = sizes.get(axis.name, axis.fixed)
         if n is None or n < 1 or (axis.fixed is not None and n != axis.fixed):
-            raise MeshError(
-                f"axis {axis.name} cannot have {n} ranks",
-                expected=str(axis.fixed or "a positive number"),
-            )
+            raise MeshError(f"axis {axis.name} cannot have {n} ranks",
+                            expected=str(axis.fixed or "a positive number"))  # fmt: skip
         out[axis.name] = n
     return out
 

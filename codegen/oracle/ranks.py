@@ -50,7 +50,7 @@ class Shards:
             layout = (layout,) if isinstance(layout, str) and layout != "auto" else ()
         if len(layout) > ndim:
             raise LayoutError(f"layout {layout} has more entries than the array has dims",
-                              place=user_place(), expected=f"{ndim} entries")  # fmt: skip
+                              expected=f"{ndim} entries")  # fmt: skip
         out = [() if e is None else self.common.names(e) for e in layout]
         return (*out, *[()] * (ndim - len(out)))
 
@@ -84,14 +84,14 @@ class Shards:
             expected = tuple(s.stop - s.start for s in box)
             if part.shape != expected:
                 raise LayoutError(
-                    f"rank {k} returns a part of shape {part.shape}", place=user_place(),
+                    f"rank {k} returns a part of shape {part.shape}",
                     expected=f"{expected}, its block of {tuple(extents)} laid out as {spec}",
                 )  # fmt: skip
             first = held.setdefault(str(box), k)
             if part.tobytes() != arrays[first].tobytes():
                 raise MatchingError(
                     f"a result laid out as {spec} differs between ranks {first} and {k}",
-                    place=user_place(), expected="equal values on all ranks that hold one part",
+                    expected="equal values on all ranks that hold one part",
                 )  # fmt: skip
             out[box] = part
         whole = local(out)
@@ -168,7 +168,7 @@ class Rank(Common):
         n, at = self.axis_size(axis), int(root)
         if not 0 <= at < n:
             raise MatchingError(f"with {n} ranks, there is no member {at} to be the root",
-                                place=user_place(), expected=f"0 to {n - 1}")  # fmt: skip
+                                expected=f"0 to {n - 1}")  # fmt: skip
         return at
 
     # ---- reductions ------------------------------------------------------------------------------
@@ -297,8 +297,7 @@ class Rank(Common):
 
         return self.each("all_gather", x, axis, combine)
 
-    def pgather(self, x: Any, axis: Axes, root: Any = 0, dim: int = 0,
-                tiled: bool = False) -> Any:  # fmt: skip
+    def pgather(self, x: Any, axis: Axes, root: Any = 0, dim: int = 0, tiled: bool = False) -> Any:
         join: Callable[..., Any] = np.concatenate if tiled else np.stack
         at = self.root(root, axis)
 
@@ -308,8 +307,7 @@ class Rank(Common):
 
         return self.each("pgather", x, axis, combine)
 
-    def pscatter(self, x: Any, axis: Axes, root: Any = 0, dim: int = 0,
-                 tiled: bool = False) -> Any:  # fmt: skip
+    def pscatter(self, x: Any, axis: Axes, root: Any = 0, dim: int = 0, tiled: bool = False) -> Any:
         at = self.root(root, axis)
 
         def combine(parts: Sequence[Any]) -> list[Any]:

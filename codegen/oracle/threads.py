@@ -136,8 +136,7 @@ class Crew:
         else:
             where = f"rank {other} in {self.workers[other].call}"
         return MatchingError(
-            f"rank {rank} waits in {call}, {where}",
-            place=call.place,
+            f"rank {rank} waits in {call}, {where}", place=call.place,
             expected="all ranks of a group in the same exchange",
             remedy="move the exchange out of the branch, so that every rank reaches it",
-        )
+        )  # fmt: skip

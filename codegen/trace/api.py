@@ -46,11 +46,8 @@ def _public(name: str, module: str, attribute: str = "") -> Callable[..., Any]:
         if runtime is not None:
             method = getattr(runtime, name, None)
             if method is None:
-                raise UsageError(
-                    f"spmd.{name} is not available in an eager run",
-                    place=user_place(),
-                    remedy="build the program and run the image",
-                )
+                raise UsageError(f"spmd.{name} is not available in an eager run",
+                                 remedy="build the program and run the image")  # fmt: skip
             check_call(function, f"spmd.{name}", *args, **kwargs)
             result = method(*args, **kwargs)
             if name in ("empty", "empty_like", "like"):
@@ -130,15 +127,9 @@ def shard_map(
 
 
 def shard_map(
-    f: Callable[..., Any] | None = None,
-    *,
-    mesh: Any = None,
-    in_layouts: Any = None,
-    out_layouts: Any = ...,
-    in_specs: Any = None,
-    out_specs: Any = ...,
-    **jax_options: Any,
-) -> Any:
+    f: Callable[..., Any] | None = None, *, mesh: Any = None, in_layouts: Any = None,
+    out_layouts: Any = ..., in_specs: Any = None, out_specs: Any = ..., **jax_options: Any,
+) -> Any:  # fmt: skip
     """A function as one rank sees it: called with whole arrays, it gets this rank's shards.
 
     - mesh: the axes that it works along, one or a tuple.
@@ -182,9 +173,8 @@ def shard_map(
     sure = not all(jax_options.get(name, True) for name in ("check_vma", "check_rep"))
     if f is None:
         names = ("in_specs", "out_specs") if pad else ("in_layouts", "out_layouts")
-        return functools.partial(
-            shard_map, mesh=mesh, **dict(zip(names, (ins, outs))), **jax_options
-        )
+        return functools.partial(shard_map, mesh=mesh, **dict(zip(names, (ins, outs))),
+                                 **jax_options)  # fmt: skip
     function = f
 
     @functools.wraps(function)
@@ -220,9 +210,7 @@ def kernel(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]: ...
 
 
-def kernel(
-    function: Callable[..., Any] | None = None, *, signature: str | None = None
-) -> Any:
+def kernel(function: Callable[..., Any] | None = None, *, signature: str | None = None) -> Any:
     """Decorator: a Python function of elements, compiled by numba into the image.
 
     A call passes arrays and numbers. The keyword argument out=, and others made by spmd.like or

@@ -25,7 +25,6 @@ from codegen.errors import (
 from codegen.ir import ArrayType, Shape, Value
 from codegen.mesh import Layout, Mesh, as_written, local_extent
 from codegen.ops import Relayout, Symbolic
-from codegen.places import user_place
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 from codegen.trace import view as views
@@ -40,9 +39,7 @@ __all__ = ["Array", "Number", "as_array", "as_value", "cast_value", "choose", "e
            "full_value", "is_traced", "number", "wrap"]  # fmt: skip
 
 
-def wrap(
-    context: Context, value: Value, weak: bool = False, scalar: bool | None = None
-) -> Array:
+def wrap(context: Context, value: Value, weak: bool = False, scalar: bool | None = None) -> Array:
     """A new array around a value. scalar: immutable, as NumPy's scalars; by default where 0-d."""
     is_scalar = not value.type.shape if scalar is None else scalar
     return Array(context, Storage(context, value), (), weak, is_scalar)
@@ -110,13 +107,10 @@ class Array(ArrayMethods):
         value: Value = self.storage.value
         home = self.storage.home
         if home is not None and not any(frame is home for frame in self.context.captured):
-            raise ProgramError(
-                "one rank's array is used outside the function it was made in",
-                place=user_place(),
-                expected="what a function given to spmd.shard_map returned",
-                found=str(value.type),
-                remedy="return it from that function, with out_layouts",
-            )
+            raise ProgramError("one rank's array is used outside the function it was made in",
+                               expected="what a function given to spmd.shard_map returned",
+                               found=str(value.type),
+                               remedy="return it from that function, with out_layouts")  # fmt: skip
         if value.type.layout is not None and self.context.rank_view:
             return shard_of_captured(self.context, value)
         return value
@@ -168,10 +162,9 @@ class Array(ArrayMethods):
         if self.scalar:
             raise UnsupportedError(
                 "this is a NumPy scalar, which is immutable",
-                place=user_place(),
                 found="an element that was read, or the 0-d result of an operation",
                 remedy="bind the name again: x = y",
-            )
+            )  # fmt: skip
         content = self.storage.content
         if isinstance(content, Known) and content.made_in is not self.context:
             refuse_constant_write("an array that was kept from another build")
@@ -179,11 +172,10 @@ class Array(ArrayMethods):
         if captured and self.storage.home is not captured[-1]:
             raise ProgramError(
                 "a function given to shard_map writes into an array from outside of it",
-                place=user_place(),
                 expected="an array that it made, or an argument: these are the rank's own",
                 found=str(self.base_type),
                 remedy="pass the array as an argument, and return what is written",
-            )
+            )  # fmt: skip
         new = views.put(self.context, self.held, self.seen, value)
         have = self.held.type
         if have.layout and new.type.layout != have.layout and not have.free:
@@ -238,11 +230,9 @@ class Array(ArrayMethods):
         remedy = REMEDIES.get(f"ndarray.{name}", remedy)
         raise MissingError(
             f"an array of a program has no {name!r}",
-            place=user_place(),
             expected="what NumPy's arrays have, but for their memory: it lies on all ranks",
-            found=name,
-            remedy=remedy,
-        )
+            found=name, remedy=remedy,
+        )  # fmt: skip
 
     def __len__(self) -> int:
         if not self.extents:
@@ -290,11 +280,10 @@ class Array(ArrayMethods):
         refuse_constant()
         raise TracedValueError(
             f"Python needs a value that only the run knows: an element of {self.type}",
-            place=user_place(),
             expected=needed,
             found="an array of the program, which has values at run time" + where_asked(needed),
             remedy=remedy,
-        )
+        )  # fmt: skip
 
 
 def local_shape(mesh: Mesh, shape: Shape, layout: Layout) -> Shape:
@@ -311,9 +300,8 @@ def shard_of_captured(context: Context, value: Value) -> Value:
     if not context.captured:
         raise ProgramError(
             "the default of an input uses an array of the program",
-            place=user_place(),
             remedy="compute it from the global indices, constants and parameters",
-        )
+        )  # fmt: skip
     captured = context.captured[-1]
     if value not in captured:
         captured[value] = Value(value.name, local_type(context.mesh, value.type))
@@ -324,17 +312,13 @@ def constant(e: Expr, what: str, remedy: str) -> int:
     """A Python integer, or an error that teaches."""
     if e.is_const:
         return e.value
-    raise TracedValueError(
-        f"{what} needs a Python integer",
-        place=user_place(),
-        expected="an extent known while building",
-        found=f"{e}, known at launch only",
-        remedy=remedy,
-    )
+    raise TracedValueError(f"{what} needs a Python integer",
+                           expected="an extent known while building",
+                           found=f"{e}, known at launch only", remedy=remedy)  # fmt: skip
 
 
 def unsupported(what: str, remedy: str = "") -> UnsupportedError:
-    return UnsupportedError(f"{what} cannot be compiled", place=user_place(), remedy=remedy)
+    return UnsupportedError(f"{what} cannot be compiled", remedy=remedy)
 
 
 # ---- values ----------------------------------------------------------------------------------

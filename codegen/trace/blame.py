@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from codegen.errors import ProgramError, SpmdError, UnsupportedError
-from codegen.places import user_place
 from codegen.symbolic.expr import Expr
 from codegen.trace.array import Array, Number
 
@@ -43,7 +42,7 @@ def asked(ours: Callable[..., Any], theirs: Any) -> Callable[..., Any]:
             if given is None:
                 raise UnsupportedError(
                     f"np.{ours.__name__.strip('_')} does not take this argument here",
-                    place=user_place(), expected=f"{ours.__name__.strip('_')}"
+                    expected=f"{ours.__name__.strip('_')}"
                     f"{inspect.signature(ours)}".replace("typing.", ""),
                     found=str(error).partition(") ")[2],
                 ) from None  # fmt: skip
@@ -64,7 +63,7 @@ def _of_numpy(theirs: Any, args: Any, kwargs: Any) -> ProgramError | None:
         with np.errstate(all="ignore"):
             theirs(*stand_ins[0], **stand_ins[1])
     except _MISTAKES as error:
-        return ProgramError(f"{type(error).__name__}: {error}", place=user_place())
+        return ProgramError(f"{type(error).__name__}: {error}")
     return None
 
 

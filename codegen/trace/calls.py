@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from codegen.errors import ShapeError, TracedValueError
-from codegen.places import user_place
 from codegen.trace import known
 from codegen.trace.array import Array, as_array, is_traced
 from codegen.trace.context import Context
@@ -131,13 +130,10 @@ def _of_truths(plain_: Callable[..., bool], join: np.ufunc) -> Callable[..., Any
 
 def _sorted(values: Any, **options: Any) -> Any:
     if is_traced(values):
-        raise TracedValueError(
-            "sorted() compares elements while building",
-            place=user_place(),
-            expected="elements known while building",
-            found=f"{values!r}, known only at run time",
-            remedy="np.sort(x), and [::-1] for the other order",
-        )
+        raise TracedValueError("sorted() compares elements while building",
+                               expected="elements known while building",
+                               found=f"{values!r}, known only at run time",
+                               remedy="np.sort(x), and [::-1] for the other order")  # fmt: skip
     return sorted(values, **options)
 
 
@@ -146,11 +142,10 @@ def _range(*args: Any) -> Any:
         unknown = next(a for a in args if is_traced(a))
         raise TracedValueError(
             "range(n) needs a Python integer, because it is unrolled while building",
-            place=user_place(),
             expected="bounds known while building",
             found=f"{getattr(unknown, 'expr', unknown)}, known only at run time",
             remedy="for i in spmd.range(...), which is compiled to a loop",
-        )
+        )  # fmt: skip
     return range(*args)
 
 
@@ -166,7 +161,7 @@ def _converted(plain_: type, dtype: Any) -> Callable[..., Any]:
             return number(condition_of(x), True)  # type: ignore[arg-type]
         if isinstance(x, Array) and not all(n == 1 for n in x.extents):
             raise ShapeError(
-                f"{plain_.__name__}() of an array with several elements", place=user_place(),
+                f"{plain_.__name__}() of an array with several elements",
                 expected="a number, or an array of one element", found=str(x.type),
                 remedy="say which: x[0], x.sum(), x.any(); x.astype(t) converts every element",
             )  # fmt: skip
@@ -182,8 +177,7 @@ def _len(x: Any) -> Any:
     if isinstance(x, Array) and x.ndim:
         return x.shape[0]
     if is_traced(x):
-        raise ShapeError("len() of a number", place=user_place(),
-                         expected="an array of at least one dim, or a list",
+        raise ShapeError("len() of a number", expected="an array of at least one dim, or a list",
                          found=str(x.type) if isinstance(x, Array) else repr(x))  # fmt: skip
     return len(x)
 

@@ -14,7 +14,6 @@ from codegen.dtypes import DType
 from codegen.errors import DtypeError, ShapeError
 from codegen.ir import Shape, Value
 from codegen.ops import Broadcast, Const, Full, Iota, Map
-from codegen.places import user_place
 from codegen.symbolic import expr
 from codegen.trace.context import Context
 from codegen.user.numbers import element_type, rounded
@@ -116,17 +115,14 @@ def _numpy_array(x: Any, wanted: DType | None) -> np.ndarray[Any, Any]:
     try:
         data: np.ndarray[Any, Any] = dtypes.as_numpy(x)
     except ValueError:
-        raise ShapeError("the rows of this list differ in length", place=user_place(),
-                         expected="lists of equal lengths", found=repr(x)[:60]) from None
+        raise ShapeError("the rows of this list differ in length",
+                         expected="lists of equal lengths",
+                         found=repr(x)[:60]) from None  # fmt: skip
     if wanted is not None and dtypes.from_numpy(data.dtype) != wanted:
         data = data.astype(dtypes.numpy_dtype(wanted))
     if data.dtype == object or dtypes.from_numpy(data.dtype) is None:
-        raise DtypeError(
-            f"{type(x).__name__} of {data.dtype} is not an array of numbers",
-            place=user_place(),
-            expected=", ".join(dtypes.BY_NAME),
-            found=repr(x)[:60],
-        )
+        raise DtypeError(f"{type(x).__name__} of {data.dtype} is not an array of numbers",
+                         expected=", ".join(dtypes.BY_NAME), found=repr(x)[:60])  # fmt: skip
     return data
 
 

@@ -159,13 +159,9 @@ class Context:
     # ---- building ops ------------------------------------------------------------------------
 
     def emit(
-        self,
-        what: Kind,
-        operands: Sequence[Value] = (),
-        regions: Sequence[Region] = (),
-        names: Sequence[str] = (),
-        place: Place | None = None,
-    ) -> tuple[Value, ...]:
+        self, what: Kind, operands: Sequence[Value] = (), regions: Sequence[Region] = (),
+        names: Sequence[str] = (), place: Place | None = None,
+    ) -> tuple[Value, ...]:  # fmt: skip
         """Append an op to the open block; its results."""
         given = [v.type for v in operands]
         types = what.infer(given)
@@ -230,24 +226,20 @@ def refuse_constant() -> None:
     name = target.name
     if target.written and isinstance(frame.f_locals.get(name), np.ndarray):
         raise TracedValueError(
-            f"what is written into {name} is not known while building",
-            place=place,
+            f"what is written into {name} is not known while building", place=place,
             expected="an array of the program, which exists at run time",
             found=f"the NumPy array {name}, a constant of the program",
             remedy=f"write into a copy made in the program: w = {name}.copy()",
-        )
+        )  # fmt: skip
 
 
 def refuse_constant_write(text: str) -> NoReturn:
     """Raises ProgramError for a write into an array that the program did not make."""
-    raise ProgramError(
-        f"{text} is a NumPy array from outside the program, which is a constant",
-        place=user_place(),
-        expected="an array that was made in the program",
-        found=f"a write into {text}",
-        remedy=f"write into a copy: w = {text}.copy()" if text.isidentifier()
-        else "write into a copy of it, made in the program by .copy()",
-    )  # fmt: skip
+    raise ProgramError(f"{text} is a NumPy array from outside the program, which is a constant",
+                       expected="an array that was made in the program",
+                       found=f"a write into {text}",
+                       remedy=f"write into a copy: w = {text}.copy()" if text.isidentifier() else
+                       "write into a copy of it, made in the program by .copy()")  # fmt: skip
 
 
 def require_context(what: str) -> Context:
@@ -255,11 +247,10 @@ def require_context(what: str) -> Context:
     context = Context.current()
     if context is None:
         raise ProgramError(
-            f"{what} stands outside a program",
-            place=user_place(),
+            f"{what} stands outside a program", place=user_place(),
             expected="a call while a function decorated with @spmd.program is being built",
             remedy="move it into the function, or run the program with image.run(...)",
-        )
+        )  # fmt: skip
     return context
 
 

@@ -71,24 +71,20 @@ def shape_of(shape: Any, what: str, scalars: bool = False) -> Shape:
         if e is None or (expr.nonneg(-e - 1)):
             raise TracedValueError(
                 f"{what}: {item!r} cannot be an extent",
-                place=user_place(),
                 expected="a non-negative Python integer, or a formula of axis sizes",
                 found=_not_an_extent(item),
                 remedy="parameters of the program are Python integers" if e is None else "",
-            )
+            )  # fmt: skip
         if e.is_const and e.value >= 2**62:
-            raise ShapeError(f"{what}: this extent is too large",
-                             place=user_place(), expected="less than 2**62",
+            raise ShapeError(f"{what}: this extent is too large", expected="less than 2**62",
                              found=str(e.value))  # fmt: skip
         kinds = {s.kind for s in e.symbols()}
         if not scalars and kinds & {"scalar", "counter"}:
             raise TracedValueError(
                 f"{what}: the extent {e} depends on a run-time scalar or a loop counter",
-                place=user_place(),
-                expected="a Python integer, or a formula of axis sizes",
-                found=str(e),
+                expected="a Python integer, or a formula of axis sizes", found=str(e),
                 remedy="make it a parameter of the program, which is set at build",
-            )
+            )  # fmt: skip
         context = Context.current()
         if kinds <= {"size", "scalar"} and context is not None and context.in_every_launch:
             context.hold(expr.ge0(e), f"the extent {e} is not negative")
@@ -154,14 +150,11 @@ def _scalar_dtype(default: Any, dtype: Any) -> DType:
         return dtypes.INT64
     if default is None or isinstance(default, (float, np.floating)):
         return dtypes.FLOAT64
-    raise UsageError(
-        "the default of a scalar must be a number",
-        place=user_place(),
-        expected="an int or a float",
-        found="a number that the program computes" if isinstance(default, (Array, Number))
-        and not np.ndim(default) else f"{type(default).__name__}",
-        remedy="an array is declared by spmd.input",
-    )
+    raise UsageError("the default of a scalar must be a number", expected="an int or a float",
+                     found="a number that the program computes" if
+                     isinstance(default, (Array, Number)) and not np.ndim(default) else
+                     f"{type(default).__name__}",
+                     remedy="an array is declared by spmd.input")  # fmt: skip
 
 
 def _check_default(default: Any, dtype: DType, name: Any) -> None:
@@ -170,14 +163,13 @@ def _check_default(default: Any, dtype: DType, name: Any) -> None:
         return
     low, high = (-(2**63), 2**63 - 1) if dtype is dtypes.INT64 else (-(2**1023), 2**1023)
     if not low <= default <= high:  # nan too
-        raise UsageError(
-            f'the default of scalar "{name}" does not fit into 64 bits',
-            place=user_place(),
-            expected=f"an int of {low} to {high}" if dtype is dtypes.INT64 else "a float64",
-            found=repr(default) if isinstance(default, float) or abs(default) < 2**99 else
-            f"an int of {default.bit_length()} bits",
-            remedy="" if dtype is dtypes.FLOAT64 else "a float scalar: dtype=np.float64",
-        )
+        raise UsageError(f'the default of scalar "{name}" does not fit into 64 bits',
+                         expected=f"an int of {low} to {high}" if dtype is dtypes.INT64 else
+                         "a float64",
+                         found=repr(default) if isinstance(default, float) or abs(default) < 2**99
+                         else f"an int of {default.bit_length()} bits",
+                         remedy="" if dtype is dtypes.FLOAT64 else
+                         "a float scalar: dtype=np.float64")  # fmt: skip
 
 
 def _said(
@@ -208,10 +200,8 @@ def _check_name(context: Context, name: Any, what: str) -> None:
     if not isinstance(name, str) or not name.isidentifier():
         raise UsageError(
             f"the name of a{'n' if what == 'input' else ''} {what} must be an identifier",
-            place=user_place(),
-            expected='text such as "u" or "steps"',
-            found=repr(name),
-        )
+            expected='text such as "u" or "steps"', found=repr(name),
+        )  # fmt: skip
     known: list[Scalar | Input] = [*context.scalars.values(), *context.inputs.values()]
     for declared in known:
         if declared.name == name:
@@ -222,11 +212,7 @@ def _check_name(context: Context, name: Any, what: str) -> None:
 
 
 def input_(
-    name: str,
-    shape: Any,
-    dtype: Any = np.float64,
-    layout: Any = None,
-    default: Any = None,
+    name: str, shape: Any, dtype: Any = np.float64, layout: Any = None, default: Any = None
 ) -> Array:
     """An array that is given when the image runs: `-i u=u.npy`, or `image.run(u=array)`.
 
@@ -257,12 +243,9 @@ def input_(
         return wrap(context, before.value, scalar=False)
     _check_name(context, name, "input")
     if context.rank_view:
-        raise ProgramError(
-            "spmd.input stands inside a shard_map",
-            place=user_place(),
-            expected="inputs declared in the program, outside shard_map",
-            remedy="pass the input to the function as an argument",
-        )
+        raise ProgramError("spmd.input stands inside a shard_map",
+                           expected="inputs declared in the program, outside shard_map",
+                           remedy="pass the input to the function as an argument")  # fmt: skip
     extents = shape_of(shape, f'input "{name}"')
     kind = element_type(dtype)
     given, layout = layout, by_rules(context, shape, layout)
@@ -284,12 +267,9 @@ def input_(
 def _check_split(extents: Shape, layout: Layout, name: str) -> None:
     for d, (e, entry) in enumerate(zip(extents, layout)):
         if not entry and any(s.kind == "coord" for s in e.symbols()):
-            raise LayoutError(
-                f'input "{name}": dim {d} depends on the index but is not split',
-                place=user_place(),
-                expected="an extent that is equal on all ranks",
-                found=str(e),
-            )
+            raise LayoutError(f'input "{name}": dim {d} depends on the index but is not split',
+                              expected="an extent that is equal on all ranks",
+                              found=str(e))  # fmt: skip
 
 
 def _default_region(
@@ -308,12 +288,9 @@ def _default_region(
         if array.extents != local:
             shape = elementwise.broadcast_shapes([array.extents, local], f'default of "{name}"')
             if len(shape) != len(local) or not all(map(elementwise.same_extent, shape, local)):
-                raise ShapeError(
-                    f'the default of input "{name}" has another shape',
-                    place=user_place(),
-                    expected=f"what broadcasts to {elementwise.shape_text(local)}",
-                    found=elementwise.shape_text(array.extents),
-                )
+                raise ShapeError(f'the default of input "{name}" has another shape',
+                                 expected=f"what broadcasts to {elementwise.shape_text(local)}",
+                                 found=elementwise.shape_text(array.extents))  # fmt: skip
         value = elementwise.operand_value(context, array, dtype, local)
         region = block.close([value])
     _refuse_computed(name, region)
@@ -327,7 +304,6 @@ def _refuse_computed(name: str, region: Region) -> None:
         what = "arrays of the program" if arrays else "a number that the program computes"
         raise ProgramError(
             f'the default of input "{name}" uses {what}',
-            place=user_place(),
             expected="global indices, constants and integer scalars: an input is filled once, "
             "before the program runs",
             found=", ".join([v.name for v in arrays] + [f"{s.name}, which changes while it runs"
@@ -342,7 +318,7 @@ def _uniform(context: Context, default: Any, extents: Shape) -> Any:
     if not isinstance(default, Array) or (default.extents != extents and not default.ndim):
         return default
     if default.extents != extents:
-        raise ShapeError("the default of an input has another shape", place=user_place(),
+        raise ShapeError("the default of an input has another shape",
                          expected=elementwise.shape_text(extents),
                          found=elementwise.shape_text(default.extents))  # fmt: skip
     value = default.read()
@@ -376,9 +352,7 @@ def global_indices(context: Context, extent: Expr, offset: Expr, dim: int, ndim:
     return wrap(context, value, scalar=False)
 
 
-def _from_array(
-    context: Context, name: str, default: Any, extents: Shape, layout: Layout
-) -> Array:
+def _from_array(context: Context, name: str, default: Any, extents: Shape, layout: Layout) -> Array:
     if isinstance(default, (Number, Array)):
         return as_array(default)
     data = dtypes.as_numpy(default)
@@ -386,12 +360,9 @@ def _from_array(
         return as_array(data)
     shape = tuple(expr.const(n) for n in data.shape)
     if shape != extents:
-        raise ShapeError(
-            f'the default of input "{name}" has another shape',
-            place=user_place(),
-            expected=elementwise.shape_text(extents),
-            found=elementwise.shape_text(shape),
-        )
+        raise ShapeError(f'the default of input "{name}" has another shape',
+                         expected=elementwise.shape_text(extents),
+                         found=elementwise.shape_text(shape))  # fmt: skip
     return mapping.shard_of_constant(context, data, layout)
 
 
@@ -426,18 +397,14 @@ def require(condition: Any, text: str = "") -> None:
     holds = condition_of(condition)
     if holds is None or any(s.kind in ("coord", "counter", "var") for s in holds.symbols()):
         raise TracedValueError(
-            "spmd.require takes a condition that is known at launch",
-            place=place,
+            "spmd.require takes a condition that is known at launch", place=place,
             expected="a comparison of axis sizes, run-time int scalars and integers",
             found=repr(condition),
-        )
+        )  # fmt: skip
     if holds == 0:
-        raise ProgramError(
-            "a condition of the program can never hold",
-            place=place,
-            expected=text or "a condition that holds for some mesh sizes",
-            found="False",
-        )
+        raise ProgramError("a condition of the program can never hold", place=place,
+                           expected=text or "a condition that holds for some mesh sizes",
+                           found="False")  # fmt: skip
     if holds != 1:
         wording = text or (_source_of(place) if place else str(holds))
         context.hold(holds, wording)
@@ -459,12 +426,8 @@ def mesh(name: str) -> MeshName:
     context = require_context("spmd.mesh")
     known = context.mesh_names.get(name)
     if name in context.mesh.names and context.mesh.names != (name,):
-        raise UsageError(
-            f'"{name}" is an axis of the program\'s mesh already',
-            place=user_place(),
-            expected="another name",
-            found=repr(name),
-        )
+        raise UsageError(f'"{name}" is an axis of the program\'s mesh already',
+                         expected="another name", found=repr(name))  # fmt: skip
     if known is None:
         context.mesh_names[name] = context.mesh.names
     return MeshName(name, context.mesh.names)
@@ -531,12 +494,9 @@ def _fields(text: str, values: tuple[Any, ...], named: dict[str, Any]) -> list[A
 
 
 def _print_error(text: str, reason: str) -> UsageError:
-    return UsageError(
-        f"spmd.print: {reason}",
-        place=user_place(),
-        expected='a place {} per value, as in "epoch {} loss {:.4f}"',
-        found=repr(text),
-    )
+    return UsageError(f"spmd.print: {reason}",
+                      expected='a place {} per value, as in "epoch {} loss {:.4f}"',
+                      found=repr(text))  # fmt: skip
 
 
 def _print_array(array: Array, spec: str, parts: list[str], operands: list[Value]) -> None:
@@ -552,12 +512,10 @@ def _print_array(array: Array, spec: str, parts: list[str], operands: list[Value
     extent = array.extents[0]
     if array.ndim > 1 or not extent.is_const or extent.value > 64:
         raise UsageError(
-            "spmd.print takes 0-d arrays and 1-D ones of up to 64 elements",
-            place=user_place(),
-            expected="a number",
+            "spmd.print takes 0-d arrays and 1-D ones of up to 64 elements", expected="a number",
             found=str(array.type),
             remedy="print one element or a reduction, or return the array from the program",
-        )
+        )  # fmt: skip
     parts[-1] += "["
     for k in range(extent.value):
         parts += [spec, " " if k + 1 < extent.value else ""]

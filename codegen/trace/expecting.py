@@ -15,7 +15,6 @@ from codegen import dtypes
 from codegen.errors import ProgramError, ShapeError
 from codegen.ir import Shape, Value
 from codegen.ops import POSITION, Expect, Map
-from codegen.places import user_place
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 from codegen.trace.array import Number, as_array, as_value, is_traced
@@ -60,10 +59,8 @@ def asserted(test: Any, source: str, message: Callable[[], Sequence[tuple[Any, s
             parts[-1] += format(value, spec) if spec else str(value)
             continue
         if not isinstance(value, Number) and value.ndim:
-            raise ShapeError(
-                "the message of an assert shows numbers", place=user_place(),
-                expected="0-d arrays", found=str(value.type), remedy="x[k], x.max(), …",
-            )  # fmt: skip
+            raise ShapeError("the message of an assert shows numbers", expected="0-d arrays",
+                             found=str(value.type), remedy="x[k], x.max(), …")  # fmt: skip
         shown.append(as_array(value).read())
         parts += [spec, ""]
     parts[-1] += f"\n  expected: {source}" if parts != [""] else f"assert {source} does not hold"
@@ -103,13 +100,10 @@ def _within(
     at = (" (element ", AT, " of the indices)") if shape else ()
     what = f"index of dim {dim} is out of bounds: " if size is None else (
         f"a box begins out of bounds in dim {dim}: ")  # fmt: skip
-    expect(
-        context, holds, what, index, *at,
-        "\n  expected: ", index_value(context, -extent), " to ", index_value(context, last),
-        ", of an extent of ", index_value(context, extent),
-        *((" for a box of ", index_value(context, size)) if size is not None else ()),
-        check="bounds",
-    )  # fmt: skip
+    expect(context, holds, what, index, *at, "\n  expected: ", index_value(context, -extent),
+           " to ", index_value(context, last), ", of an extent of ", index_value(context, extent),
+           *((" for a box of ", index_value(context, size)) if size is not None else ()),
+           check="bounds")  # fmt: skip
     return True
 
 
@@ -118,8 +112,8 @@ def nonzero(divisor: Any) -> None:
     is 0 for sure; where it is known at launch, launches are; else a run that checks bounds ends."""
     context, e = require_context("a division"), expr_of(divisor)
     if divisor == 0 if e is None else e == 0:
-        raise ProgramError("division by zero", place=user_place(),
-                           expected="a divisor that is not 0", found=f"{divisor!r}")  # fmt: skip
+        raise ProgramError("division by zero", expected="a divisor that is not 0",
+                           found=f"{divisor!r}")  # fmt: skip
     if e is None or expr.nonneg(e - 1) or expr.nonneg(-e - 1):
         return
     if {s.kind for s in e.symbols()} <= {"size", "scalar"} and context.in_every_launch:
@@ -152,8 +146,7 @@ def between(x: Any, low: int, high: int | None, message: str, remedy: str) -> No
         data = np.empty(0, int) if array.known is None else array.known
         wrong = data[(data < low) | (data > (data if high is None else high))].tolist()
     if wrong:
-        raise ShapeError(message, place=user_place(), expected=limits, found=str(wrong[0]),
-                         remedy=remedy)  # fmt: skip
+        raise ShapeError(message, expected=limits, found=str(wrong[0]), remedy=remedy)
     if "bounds" not in context.checks or context.selecting or (e is None and array.is_known):
         return
     value = as_value(context, x, dtypes.INT64)

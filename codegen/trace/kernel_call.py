@@ -20,7 +20,6 @@ from codegen.errors import KernelError, Place
 from codegen.image import gufunc
 from codegen.image.gufunc import Signature
 from codegen.image.kernel_source import Reading
-from codegen.places import user_place
 from codegen.symbolic import expr
 from codegen.trace.array import Array, Number
 from codegen.trace.context import eager_current, require_context
@@ -56,10 +55,9 @@ class Kernel:
         self.__wrapped__ = function
         for name in _RESERVED:
             if name in inspect.signature(function).parameters:
-                raise KernelError(
-                    f'kernel "{self.name}": a parameter cannot be named {name}', place=self.place,
-                    expected="another name", found=f"{name}=, which calls of all kernels have",
-                )  # fmt: skip
+                raise KernelError(f'kernel "{self.name}": a parameter cannot be named {name}',
+                                  place=self.place, expected="another name",
+                                  found=f"{name}=, which calls of all kernels have")  # fmt: skip
 
     def _parsed(self, text: str, place: Place | None) -> Signature:
         parameters = list(inspect.signature(self.function).parameters)
@@ -83,12 +81,9 @@ class Kernel:
         """It as op= of `what`, a function of two arrays. like: makes what it writes into."""
         names = list(inspect.signature(self.function).parameters)
         if len(names) != 3:
-            raise KernelError(
-                f'kernel "{self.name}" cannot be the op= of {what}',
-                place=user_place(),
-                expected="a kernel of two arrays and the output: (a, b, out)",
-                found=f"{self.name}({', '.join(names)})",
-            )
+            raise KernelError(f'kernel "{self.name}" cannot be the op= of {what}',
+                              expected="a kernel of two arrays and the output: (a, b, out)",
+                              found=f"{self.name}({', '.join(names)})")  # fmt: skip
         return lambda a, b: self(a, b, **{names[2]: like(a)})
 
     def __repr__(self) -> str:
@@ -133,11 +128,10 @@ class Kernel:
         except TypeError as error:
             raise KernelError(
                 f'kernel "{self.name}": {error}',
-                place=user_place(),
                 expected=f"{self.name}{inspect.signature(self.function)}",
                 found=f"{len(args)} arguments and {', '.join(kwargs) or 'no'} keywords",
                 remedy="out=spmd.empty(shape, dtype), or out=spmd.like(x), is for the result",
-            ) from None
+            ) from None  # fmt: skip
         bound.apply_defaults()
         return dict(bound.arguments)
 
@@ -242,8 +236,8 @@ class Kernel:
         return form
 
     def refused(self, text: str, expected: str, found: str, remedy: str = "") -> KernelError:
-        return KernelError(f'kernel "{self.name}": {text}', place=user_place(), expected=expected,
-                           found=found, remedy=remedy)  # fmt: skip
+        return KernelError(f'kernel "{self.name}": {text}', expected=expected, found=found,
+                           remedy=remedy)  # fmt: skip
 
 
 def _shape(x: Any) -> tuple[Any, ...]:

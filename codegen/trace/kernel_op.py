@@ -32,9 +32,7 @@ def emit(kernel: Any, context: Context, form: Form, bound: Mapping[str, Any]) ->
 
 
 class _Call:
-    def __init__(
-        self, kernel: Any, context: Context, form: Form, bound: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, kernel: Any, context: Context, form: Form, bound: Mapping[str, Any]) -> None:
         self.kernel = kernel
         self.context = context
         self.form = form
@@ -53,12 +51,10 @@ class _Call:
             for a, layout in zip(arrays, self.layouts(), strict=True)
         ]
         is_global = not self.context.rank_view
-        call = ops.Kernel(
-            self.kernel, args, (*types, *self.own),
-            follows=tuple(self.form.follows) if self.kernel.signature else (),
-            along=tuple(self.along) if is_global else (),
-            apart=is_global and bool(self.form.cut),
-        )  # fmt: skip
+        call = ops.Kernel(self.kernel, args, (*types, *self.own),
+                          follows=tuple(self.form.follows) if self.kernel.signature else (),
+                          along=tuple(self.along) if is_global else (),
+                          apart=is_global and bool(self.form.cut))  # fmt: skip
         names = [self.kernel.name] * len(call.types)
         results = self.context.emit(call, self.operands, names=names)
         for array, value in zip(arrays, results):

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from codegen.errors import DtypeError, UnsupportedError
-from codegen.places import user_place
 from codegen.trace.arithmetic import NumberMethods
 from codegen.trace.array import Array, unsupported
 from codegen.trace.number import Number
@@ -80,13 +79,9 @@ class ArrayMethods:
     @imag.setter
     def imag(self: Any, value: Any) -> None:
         if self.type.dtype.kind != "c":
-            raise DtypeError(
-                "an array of real numbers has no imaginary part to set",
-                place=user_place(),
-                expected="an array of complex numbers",
-                found=str(self.dtype),
-                remedy="x = x.astype(np.complex128) makes one",
-            )
+            raise DtypeError("an array of real numbers has no imaginary part to set",
+                             expected="an array of complex numbers", found=str(self.dtype),
+                             remedy="x = x.astype(np.complex128) makes one")  # fmt: skip
         self.imag[...] = value
 
     @property
@@ -224,11 +219,9 @@ def _stay(name: str, remedy: str) -> None:
     """The attribute of an array cannot be set, and the error says what to write instead."""
 
     def refuse(self: Array, value: Any) -> None:
-        raise UnsupportedError(
-            f"x.{name} of an array of a program cannot be set", place=user_place(),
-            expected="an array stays what it is; another one takes its name",
-            found=f"x.{name} = …", remedy=remedy,
-        )  # fmt: skip
+        raise UnsupportedError(f"x.{name} of an array of a program cannot be set",
+                               expected="an array stays what it is; another one takes its name",
+                               found=f"x.{name} = …", remedy=remedy)  # fmt: skip
 
     setattr(Array, name, getattr(Array, name).setter(refuse))
 

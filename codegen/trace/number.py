@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from codegen.errors import TracedValueError
-from codegen.places import user_place
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 from codegen.trace.context import refuse_constant
@@ -141,13 +140,10 @@ class Number(NumberMethods):
     def _unknown(self, needed: str, remedy: str) -> NoReturn:
         refuse_constant()
         raise TracedValueError(
-            f"Python needs a value that only the run knows: {self.expr}",
-            place=user_place(),
-            expected=needed,
-            found="a number that depends on the index, the mesh, a scalar or a loop counter"
-            + where_asked(needed),
-            remedy=remedy,
-        )
+            f"Python needs a value that only the run knows: {self.expr}", expected=needed,
+            found="a number that depends on the index, the mesh, a scalar or a loop counter" +
+            where_asked(needed), remedy=remedy,
+        )  # fmt: skip
 
 
 def where_asked(needed: str) -> str:
@@ -181,10 +177,9 @@ def choose(condition: object, a: object, b: object) -> Any:
     if c is None or first is None or second is None:
         raise TracedValueError(
             "this `a if condition else b` cannot be computed with numbers",
-            place=user_place(),
             expected="a condition on numbers, and arms that are integers, numbers or None",
             found=f"{type(a).__name__} and {type(b).__name__}",
-        )
+        )  # fmt: skip
     if c.is_const:
         return a if c.value else b
     truth = all(isinstance(x, (bool, np.bool_)) or getattr(x, "truth", False) for x in (a, b))

@@ -28,7 +28,7 @@ from codegen.errors import (
 from codegen.ir import Condition, Module
 from codegen.layouts.choosing import choose
 from codegen.mesh import Axis, Layout, Mesh, checked_count, checked_sizes
-from codegen.places import place_in, program_files, user_place
+from codegen.places import place_in, program_files, put_place, user_place
 from codegen.trace import methods  # noqa: F401  # gives Array its methods
 from codegen.trace.context import Context, Limits
 from codegen.trace.control import hooks as control
@@ -60,18 +60,14 @@ def make_mesh(spec: Any) -> Mesh:
     sizes = all(s is None or (isinstance(s, int) and s >= 1) for _, s in items)
     if not items or not legal or not sizes or len(set(names)) != len(names):
         raise UsageError(
-            f"{spec!r} is not a mesh",
-            place=user_place(),
+            f"{spec!r} is not a mesh", place=user_place(),
             expected='different names: mesh=("x", "y"), or {"x": 4, "y": None} to fix a size',
             found=repr(spec),
-        )
+        )  # fmt: skip
     if len(items) > 3:
-        raise UnsupportedError(
-            "meshes have one to three axes",
-            place=user_place(),
-            expected="at most 3 axes",
-            found=f"{len(items)}: {', '.join(names)}",
-        )
+        raise UnsupportedError("meshes have one to three axes", place=user_place(),
+                               expected="at most 3 axes",
+                               found=f"{len(items)}: {', '.join(names)}")  # fmt: skip
     return Mesh(tuple(Axis(name, size) for name, size in items))
 
 
@@ -88,10 +84,9 @@ def _check_function(function: Any) -> None:
         found = "a function with yield, which returns no arrays"
     elif inspect.isfunction(function):
         return
-    raise UsageError(
-        "@spmd.program stands above a function of yours", place=user_place(),
-        expected="def name(n: int = 1000): … return {\"u\": u}", found=found,
-    )  # fmt: skip
+    raise UsageError("@spmd.program stands above a function of yours", place=user_place(),
+                     expected="def name(n: int = 1000): … return {\"u\": u}",
+                     found=found)  # fmt: skip
 
 
 def parse_parameter(text: str) -> Any:
@@ -123,11 +118,9 @@ def _rules(layout: Any, mesh: Mesh) -> dict[str, Any]:
     axes = [a for e in layout.values() for a in (e if isinstance(e, tuple) else (e,)) if a]
     for axis in axes:
         if axis not in mesh.names:
-            raise LayoutError(
-                f"a layout rule names {axis!r}, which is not an axis of the mesh",
-                place=user_place(),
-                expected=f"one of {', '.join(mesh.names)}", found=repr(layout),
-            )  # fmt: skip
+            raise LayoutError(f"a layout rule names {axis!r}, which is not an axis of the mesh",
+                              place=user_place(), expected=f"one of {', '.join(mesh.names)}",
+                              found=repr(layout))  # fmt: skip
     return dict(layout)
 
 
@@ -137,12 +130,9 @@ class Program:
     """
 
     def __init__(
-        self,
-        function: Callable[..., Any],
-        mesh: Any = ("x",),
-        layout: Any = None,
+        self, function: Callable[..., Any], mesh: Any = ("x",), layout: Any = None,
         sync: str = "least",
-    ) -> None:
+    ) -> None:  # fmt: skip
         _check_function(function)
         self.function = function
         self.name = function.__name__
@@ -156,12 +146,9 @@ class Program:
         self.place = Place(code.co_filename, code.co_firstlineno, 0, -1, self.name)
         self.rules = _rules(layout, self.mesh)
         if sync not in SYNC:
-            raise UsageError(
-                f"sync={sync!r} is unknown",
-                place=user_place(),
-                expected=", ".join(repr(s) for s in SYNC),
-                found=repr(sync),
-            )
+            raise UsageError(f"sync={sync!r} is unknown", place=user_place(),
+                             expected=", ".join(repr(s) for s in SYNC),
+                             found=repr(sync))  # fmt: skip
 
     def __repr__(self) -> str:
         return f"<spmd program {self.name} over {', '.join(self.mesh.names)}>"
@@ -182,26 +169,20 @@ class Program:
         for name in given:
             if name not in signature:
                 known = ", ".join(signature) or "none"
-                raise UsageError(
-                    f'program "{self.name}" has no parameter "{name}"',
-                    place=self.place,
-                    expected=f"parameters: {known}",
-                    found=f"{name}={given[name]!r}",
-                )
+                raise UsageError(f'program "{self.name}" has no parameter "{name}"',
+                                 place=self.place, expected=f"parameters: {known}",
+                                 found=f"{name}={given[name]!r}")  # fmt: skip
         out = {}
         for name, parameter in signature.items():
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-                raise UnsupportedError(
-                    f'program "{self.name}" takes *{name}', place=self.place,
-                    expected="named parameters with defaults",
-                )  # fmt: skip
+                raise UnsupportedError(f'program "{self.name}" takes *{name}', place=self.place,
+                                       expected="named parameters with defaults")  # fmt: skip
             value = given.get(name, parameter.default)
             if value is parameter.empty:
                 raise UsageError(
-                    f'parameter "{name}" of program "{self.name}" has no value',
-                    place=self.place,
+                    f'parameter "{name}" of program "{self.name}" has no value', place=self.place,
                     expected=f"a default, --set {name}=VALUE, or {name}=VALUE from Python",
-                )
+                )  # fmt: skip
             out[name] = self._typed(name, value, parameter.annotation) if name in given else value
         return out
 
@@ -221,14 +202,12 @@ class Program:
             str: isinstance(value, str),
         }
         if not fits[kind]:
-            raise UsageError(
-                f'parameter "{name}" of program "{self.name}" is of another type',
-                place=self.place,
-                expected=f"{name}: {kind.__name__}",
-                found=f"{value!r}, a {type(value).__name__}",
-                remedy=f"{name}={int(value)}" if kind is int and value in (0, 1) and truth else
-                f"{name}={int(value)}" if kind is int and real and value == value // 1 else "",
-            )
+            raise UsageError(f'parameter "{name}" of program "{self.name}" is of another type',
+                             place=self.place, expected=f"{name}: {kind.__name__}",
+                             found=f"{value!r}, a {type(value).__name__}",
+                             remedy=f"{name}={int(value)}" if kind is int and value in (0, 1) and
+                             truth else f"{name}={int(value)}" if kind is int and real and value ==
+                             value // 1 else "")  # fmt: skip
         return kind(value)
 
     def read(self, texts: Mapping[str, str]) -> dict[str, Any]:
@@ -294,8 +273,10 @@ class Program:
             try:
                 returned = function(**values)
                 outside.check(context.seeded)
-            except BaseException:
+            except BaseException as error:
                 outside.put_back()
+                if isinstance(error, SpmdError):
+                    put_place(error)
                 raise
             place = self._place_of_return(context, function)
             try:
@@ -304,21 +285,12 @@ class Program:
                 error.place = place  # the user's function has returned already
                 raise
         body = context.blocks[0].close([o.value for o in outputs])
-        return Module(
-            name=self.name,
-            level="graph",
-            mesh=context.mesh,
-            parameters=tuple(values.items()),
-            scalars=tuple(context.scalars.values()),
-            inputs=tuple(context.inputs.values()),
-            body=body,
-            outputs=tuple(outputs),
-            conditions=tuple(context.conditions),
-            returns=returns,
-            sync=self.sync,
-            file=self.file,
-            checks=tuple(name for name in CHECKS if name in context.checks),
-        )
+        return Module(name=self.name, level="graph", mesh=context.mesh,
+                      parameters=tuple(values.items()), scalars=tuple(context.scalars.values()),
+                      inputs=tuple(context.inputs.values()), body=body, outputs=tuple(outputs),
+                      conditions=tuple(context.conditions), returns=returns, sync=self.sync,
+                      file=self.file,
+                      checks=tuple(name for name in CHECKS if name in context.checks))  # fmt: skip
 
     def _place_of_return(self, context: Context, function: Callable[..., Any]) -> Place:
         """The expression that was returned; where there is none, the function's own place."""
@@ -357,11 +329,10 @@ class Program:
         if Context.current() is not None:
             return convert(self.function)(*args, **kwargs)
         raise ProgramError(
-            f'program "{self.name}" is called like a function',
-            place=user_place(),
+            f'program "{self.name}" is called like a function', place=user_place(),
             expected="spmd.build, or a run as plain NumPy",
             remedy=f"spmd.build({self.name}).run(ranks=4), or {self.name}.eager()",
-        )
+        )  # fmt: skip
 
 
 @overload
@@ -375,12 +346,9 @@ def program(
 
 
 def program(
-    function: Callable[..., Any] | None = None,
-    *,
-    mesh: Any = ("x",),
-    layout: Any = None,
+    function: Callable[..., Any] | None = None, *, mesh: Any = ("x",), layout: Any = None,
     sync: str = "least",
-) -> Any:
+) -> Any:  # fmt: skip
     """Decorator: `@spmd.program(mesh=("x", "y"))` makes a program of a function.
 
     - mesh: names of axes, one to three. Their sizes are bound when the image runs; a dict fixes

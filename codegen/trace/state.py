@@ -268,9 +268,8 @@ def joined(a: LeafType, b: LeafType) -> LeafType | None:
     if not all(expr.equal(m, n) for m, n in zip(a.shape, b.shape)):
         return None
     if a.dtype == b.dtype:
-        return LeafType(
-            a.dtype, a.shape, layout, a.weak and b.weak, a.scalar and b.scalar, a.free and b.free
-        )
+        return LeafType(a.dtype, a.shape, layout, a.weak and b.weak, a.scalar and b.scalar,
+                        a.free and b.free)  # fmt: skip
     if not (a.weak or b.weak) or dtypes.BOOL in (a.dtype, b.dtype):
         return None
     strong, weak = (b, a) if a.weak else (a, b)

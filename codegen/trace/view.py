@@ -20,7 +20,6 @@ from codegen.dtypes import DType
 from codegen.errors import ProgramError
 from codegen.functions import FUNCTIONS
 from codegen.ir import Shape, Value
-from codegen.places import user_place
 from codegen.symbolic.expr import Expr, const
 from codegen.trace.context import Context
 
@@ -116,10 +115,8 @@ def then(view: View, step: Step, before: Shape) -> View:
 
 
 def _permuted(step: Slice, perm: tuple[int, ...]) -> Slice:
-    return Slice(
-        tuple(step.start[d] for d in perm), tuple(step.step[d] for d in perm),
-        tuple(step.shape[d] for d in perm),
-    )  # fmt: skip
+    return Slice(tuple(step.start[d] for d in perm), tuple(step.step[d] for d in perm),
+                 tuple(step.shape[d] for d in perm))  # fmt: skip
 
 
 def _under_unit_dims(inner: Shape, outer: Shape, step: Slice) -> Slice | None:
@@ -328,9 +325,7 @@ def put(context: Context, base: Value, view: View, new: Value) -> Value:
     picked = isinstance(step, Picked)
     raise ProgramError(
         f"this array is a {'diagonal of another' if picked else 'broadcast view'}, which is "
-        "read-only",
-        place=user_place(),
-        expected="an array that has elements of its own",
+        "read-only", expected="an array that has elements of its own",
         found="the result of np.diagonal or np.diag" if picked else
         "the result of np.broadcast_to, or x.imag of real numbers",
         remedy="np.fill_diagonal(x, v), or x[k, k] = v with k = np.arange(n)" if picked else

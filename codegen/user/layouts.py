@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from codegen.errors import LayoutError
-from codegen.places import user_place
 from codegen.user import tree
 
 
@@ -57,12 +56,9 @@ def _several(spec: Any, count: int, ndims: Sequence[int]) -> list[Any] | None:
     if is_layout(spec):
         return None
     if len(spec) != count:
-        raise LayoutError(
-            "the number of layouts is not the number of arrays",
-            place=user_place(),
-            expected=f"{count} layouts, or one for all",
-            found=f"{len(spec)} in {spec!r}",
-        )
+        raise LayoutError("the number of layouts is not the number of arrays",
+                          expected=f"{count} layouts, or one for all",
+                          found=f"{len(spec)} in {spec!r}")  # fmt: skip
     return list(spec)
 
 
@@ -72,12 +68,9 @@ def spread(spec: Any, item: Any) -> list[Any]:
         if isinstance(spec, dict):
             missing = [k for k in item if k not in spec]
             if missing:
-                raise LayoutError(
-                    f"no layout for {missing[0]!r}",
-                    place=user_place(),
-                    expected=f"layouts for {', '.join(map(repr, item))}",
-                    found=", ".join(map(repr, spec)),
-                )
+                raise LayoutError(f"no layout for {missing[0]!r}",
+                                  expected=f"layouts for {', '.join(map(repr, item))}",
+                                  found=", ".join(map(repr, spec)))  # fmt: skip
             return [s for k, x in item.items() for s in spread(spec[k], x)]
         return [s for x in item.values() for s in spread(spec, x)]
     if isinstance(item, (tuple, list)):

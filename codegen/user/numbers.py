@@ -9,7 +9,6 @@ import numpy as np
 from codegen import dtypes
 from codegen.dtypes import DType
 from codegen.errors import DtypeError
-from codegen.places import user_place
 
 
 def element_type(dtype: Any) -> DType:
@@ -20,12 +19,8 @@ def element_type(dtype: Any) -> DType:
     except TypeError:
         found = None
     if found is None:
-        raise DtypeError(
-            f"{dtype!r} is not an element type",
-            place=user_place(),
-            expected=", ".join(dtypes.BY_NAME),
-            found=repr(dtype),
-        )
+        raise DtypeError(f"{dtype!r} is not an element type", expected=", ".join(dtypes.BY_NAME),
+                         found=repr(dtype))  # fmt: skip
     return found
 
 
@@ -35,28 +30,21 @@ def rounded(value: Any, dtype: DType) -> int | float | complex | bool:
         return bool(value)
     if dtype.kind != "c" and isinstance(value, (complex, np.complexfloating)):
         raise DtypeError(
-            f"a complex number in an array of {dtype}",
-            place=user_place(),
-            expected="a real number",
-            found=str(value),
+            f"a complex number in an array of {dtype}", expected="a real number", found=str(value),
             remedy="take its .real, or make the array complex: x.astype(np.complex128)",
-        )
+        )  # fmt: skip
     if dtype.kind in "iu":
         info = np.iinfo(dtype.name)
         if not info.min - 1 < value < info.max + 1:  # nor is nan
             raise DtypeError(
                 f"Python {'integer' if isinstance(value, int) else 'number'} {value} out of bounds "
-                f"for {dtype}",
-                place=user_place(),
-                expected=f"{info.min} to {info.max}",
-                found=str(value),
-                remedy="convert the array first: x.astype(np.int64)"
-                if isinstance(value, int) else "an array of floats: dtype=np.float64",
-            )
+                f"for {dtype}", expected=f"{info.min} to {info.max}", found=str(value),
+                remedy="convert the array first: x.astype(np.int64)" if isinstance(value, int) else
+                "an array of floats: dtype=np.float64",
+            )  # fmt: skip
         return int(value)
     if isinstance(value, int) and value.bit_length() > 1023:
-        raise DtypeError("this integer is too large for a float", place=user_place(),
-                         expected="less than 2**1023",
+        raise DtypeError("this integer is too large for a float", expected="less than 2**1023",
                          found=f"an integer of {value.bit_length()} bits")  # fmt: skip
     kept = np.asarray(value).astype(dtypes.numpy_dtype(dtype))
     return complex(kept) if dtype.kind == "c" else float(kept)

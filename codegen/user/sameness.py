@@ -46,25 +46,18 @@ def check_same(
     for part, (text, form) in said.items():
         if form != then[part][1]:
             raise ProgramError(
-                f'"{name}" is declared twice, with another {part}',
-                place=place,
-                expected=f"{part} {then[part][0]}, as the first time",
-                found=f"{part} {text}",
+                f'"{name}" is declared twice, with another {part}', place=place,
+                expected=f"{part} {then[part][0]}, as the first time", found=f"{part} {text}",
                 remedy=f"another name for each {what}, or keep the result of the first declaration",
-            )
+            )  # fmt: skip
 
 
-def declared_twice(
-    name: str, what: str, before: Place | None, place: Place | None
-) -> ProgramError:
+def declared_twice(name: str, what: str, before: Place | None, place: Place | None) -> ProgramError:
     return ProgramError(
-        f'"{name}" is declared twice',
-        place=place,
-        expected=f"one name per {what}",
-        found=f'another "{name}"',
-        also=(("declared before at", before),) if before else (),
+        f'"{name}" is declared twice', place=place, expected=f"one name per {what}",
+        found=f'another "{name}"', also=(("declared before at", before),) if before else (),
         remedy="choose another name, or keep the result of the first declaration",
-    )
+    )  # fmt: skip
 
 
 def text_and_form(x: Any, simpler: Callable[[Any], Any]) -> tuple[str, Any]:

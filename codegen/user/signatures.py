@@ -6,12 +6,9 @@ import inspect
 from typing import Any
 
 from codegen.errors import ProgramError
-from codegen.places import user_place
 
 
-def check_call(
-    function: Any, what: str, /, *args: Any, expected: str = "", **kwargs: Any
-) -> None:  # fmt: skip
+def check_call(function: Any, what: str, /, *args: Any, expected: str = "", **kwargs: Any) -> None:
     """Raises ProgramError where a function cannot be called with these arguments."""
     problem = "" if callable(function) else f"{type(function).__name__}: {function!r}"[:80]
     try:
@@ -25,9 +22,7 @@ def check_call(
         except TypeError as error:
             problem = str(error)
         expected = expected or f"{what}{_plain(signature)}"
-    raise ProgramError(
-        f"{what} cannot be called like this", place=user_place(), expected=expected, found=problem
-    )
+    raise ProgramError(f"{what} cannot be called like this", expected=expected, found=problem)
 
 
 def _plain(signature: inspect.Signature) -> str:

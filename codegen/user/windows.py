@@ -14,7 +14,6 @@ from typing import Any
 
 from codegen.errors import KernelError
 from codegen.image.gufunc import Follows
-from codegen.places import user_place
 
 Sides = tuple[int, int]
 Halo = tuple[Sides | None, ...]
@@ -170,8 +169,7 @@ def _alike(a: Any, b: Any) -> bool:
 
 
 def _refused(kernel: str, text: str, expected: str, found: str) -> KernelError:
-    return KernelError(f'kernel "{kernel}": {text}', place=user_place(), expected=expected,
-                       found=found)  # fmt: skip
+    return KernelError(f'kernel "{kernel}": {text}', expected=expected, found=found)
 
 
 def ghosts(form: Form, name: str) -> tuple[Halo, list[Any]]:

@@ -7,7 +7,6 @@ from typing import Any
 
 from codegen.errors import ShapeError, TracedValueError
 from codegen.mesh import block_extent, block_offset
-from codegen.places import user_place
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 from codegen.trace import view
@@ -31,22 +30,16 @@ class Blocks:
         self.array = as_array(x)
         count = expr_of(n)
         if count is None:
-            raise TracedValueError(
-                "the number of blocks must be known at launch",
-                place=user_place(),
-                expected="an integer, or a formula of axis sizes",
-                found=repr(n),
-            )
+            raise TracedValueError("the number of blocks must be known at launch",
+                                   expected="an integer, or a formula of axis sizes",
+                                   found=repr(n))  # fmt: skip
         if expr.nonneg(-count):
-            raise ShapeError("spmd.blocks cuts into at least one block", place=user_place(),
+            raise ShapeError("spmd.blocks cuts into at least one block",
                              expected="a positive number", found=str(count))  # fmt: skip
         if not -self.array.ndim <= dim < self.array.ndim:
-            raise ShapeError(
-                f"blocks along dim {dim} of {self.array.type}",
-                place=user_place(),
-                expected=f"an array of at least {dim + 1} dims",
-                found=f"{self.array.ndim} dims",
-            )
+            raise ShapeError(f"blocks along dim {dim} of {self.array.type}",
+                             expected=f"an array of at least {dim + 1} dims",
+                             found=f"{self.array.ndim} dims")  # fmt: skip
         self.count = count
         self.dim = dim % self.array.ndim
 
@@ -55,21 +48,15 @@ class Blocks:
         if k is None:
             raise TracedValueError(
                 "the number of a block must be known at launch",
-                place=user_place(),
                 expected="an integer, or a formula of the index, sizes and loop counters",
-                found=repr(key),
-                remedy="spmd.dynamic_slice takes a start that depends on data",
-            )
+                found=repr(key), remedy="spmd.dynamic_slice takes a start that depends on data",
+            )  # fmt: skip
         if expr.nonneg(-k - 1):
             k = k + self.count
         if not (expr.nonneg(k) and expr.nonneg(self.count - 1 - k)):
-            raise ShapeError(
-                f"block {k} is not proved to exist",
-                place=user_place(),
-                expected=f"a number from 0 to {self.count - 1}",
-                found=str(k),
-                remedy="b[k % n] wraps around",
-            )
+            raise ShapeError(f"block {k} is not proved to exist",
+                             expected=f"a number from 0 to {self.count - 1}", found=str(k),
+                             remedy="b[k % n] wraps around")  # fmt: skip
         return k
 
     def __getitem__(self, key: Any) -> Array:

@@ -13,7 +13,6 @@ import numpy as np
 
 from codegen import dtypes
 from codegen.errors import ShapeError, UsageError
-from codegen.places import user_place
 from codegen.symbolic import expr
 from codegen.trace.array import Array, as_array, as_value, full_value, wrap
 from codegen.trace.context import Context, require_context
@@ -91,7 +90,7 @@ def switch(index: Any, branches: Sequence[Callable[..., Any]], *args: Any) -> An
     """
     context = require_context("spmd.switch")
     if not branches:
-        raise UsageError("spmd.switch needs at least one branch", place=user_place())
+        raise UsageError("spmd.switch needs at least one branch")
     e = expr_of(index)
     if e is not None and e.is_const:
         return _arms(branches, args)[min(max(e.value, 0), len(branches) - 1)]()
@@ -99,12 +98,9 @@ def switch(index: Any, branches: Sequence[Callable[..., Any]], *args: Any) -> An
     if e is None:
         array = as_array(index)
         if array.ndim or array.type.dtype.kind not in "biu":
-            raise ShapeError(
-                "the index of spmd.switch must be an integer",
-                place=user_place(),
-                expected="an integer, a number or a 0-d integer array",
-                found=str(array.type),
-            )
+            raise ShapeError("the index of spmd.switch must be an integer",
+                             expected="an integer, a number or a 0-d integer array",
+                             found=str(array.type))  # fmt: skip
         on = as_value(context, array, dtypes.INT64)
     elif len(branches) == 2:
         on = expr.ge(e, 1)
@@ -141,8 +137,7 @@ def scan(
         pair = f(names.get(_STATE), x)
         if not isinstance(pair, tuple) or len(pair) != 2:
             raise UsageError("the function given to spmd.scan must return a pair",
-                             place=user_place(), expected="return carry, y",
-                             found=type(pair).__name__)  # fmt: skip
+                             expected="return carry, y", found=type(pair).__name__)  # fmt: skip
         names.put(_STATE, pair[0])
         return pair[1]
 
@@ -183,11 +178,11 @@ def _length(rows: Sequence[Any], length: Any) -> Any:
     counts = [r.shape[0] for r in rows if r is not None]
     counts += [] if length is None else [length]
     if not counts:
-        raise UsageError("spmd.scan needs xs or length=", place=user_place())
+        raise UsageError("spmd.scan needs xs or length=")
     for c in counts[1:]:
         if not expr.equal(expr_of(c) or 0, expr_of(counts[0]) or 0):
             raise ShapeError("spmd.scan: the arrays in xs have different numbers of rows",
-                             place=user_place(), expected=str(counts[0]), found=str(c))  # fmt: skip
+                             expected=str(counts[0]), found=str(c))  # fmt: skip
     return counts[0]
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from codegen.errors import TracedValueError, UnsupportedError
-from codegen.places import last, place_at, user_place
+from codegen.places import last, place_at
 from codegen.trace.array import Array, is_traced
 from codegen.trace.calls import call
 from codegen.trace.context import Context
@@ -36,9 +36,8 @@ NameError = builtins.NameError
 
 
 def if_(
-    test: Any, names: Names, bound: Sequence[str], touched: Sequence[str],
-    *later: Callable[[], Any],
-) -> Iterable[int]:  # fmt: skip
+    test: Any, names: Names, bound: Sequence[str], touched: Sequence[str], *later: Callable[[], Any]
+) -> Iterable[int]:
     """The numbers of the arms to run: one where the tests are known, else each in turn."""
     for k, evaluate in enumerate((lambda: test, *later)):
         value = evaluate()
@@ -66,11 +65,10 @@ def matched(subject: Any) -> Any:
     ):
         raise TracedValueError(
             "a match statement asks for the type of a value that the program computes",
-            place=user_place(),
             expected="patterns of values, or of tuples, lists and dicts",
             found="case int(), case True, or the like",
             remedy="if isinstance(x, int): …, or if x: …",
-        )
+        )  # fmt: skip
     return subject
 
 
@@ -82,13 +80,8 @@ def for_(
     if isinstance(iterable, Range):
         return captured_for(iterable, names, bound, touched, flags, loop_number, hint, kept)
     if isinstance(iterable, Number):
-        raise TracedValueError(
-            "a for loop over a number",
-            place=user_place(),
-            expected="something to iterate over",
-            found=repr(iterable),
-            remedy="for i in spmd.range(n)",
-        )
+        raise TracedValueError("a for loop over a number", expected="something to iterate over",
+                               found=repr(iterable), remedy="for i in spmd.range(n)")  # fmt: skip
     if is_iterator(iterable):
         refuse_outside(iterable)
     return each(iterable)  # type: ignore[no-any-return]
@@ -124,10 +117,9 @@ def left(names: Names, loop_number: int, *flags: Any) -> bool:
 def endless() -> None:
     """Stands before a loop that has no way out."""
     if Context.current() is not None:
-        raise UnsupportedError(
-            "this loop never ends", place=user_place(), expected="a break, a return or a test",
-            found="while True: without one", remedy="while condition:, or if condition: break",
-        )  # fmt: skip
+        raise UnsupportedError("this loop never ends", expected="a break, a return or a test",
+                               found="while True: without one",
+                               remedy="while condition:, or if condition: break")  # fmt: skip
 
 
 raising = refuse_raise
@@ -151,10 +143,8 @@ def plain(test: Any, what: str, reason: str) -> Any:
         return test
     raise UnsupportedError(
         f"`{what}` on a value known only at run time, in a function that cannot be compiled",
-        place=user_place(),
-        found=reason,
-        remedy="move this part into a function of its own",
-    )
+        found=reason, remedy="move this part into a function of its own",
+    )  # fmt: skip
 
 
 def explain(error: builtins.NameError, names: Names) -> None:

@@ -18,7 +18,6 @@ from codegen import dtypes, ops
 from codegen.errors import Place, ProgramError, UnsupportedError
 from codegen.ir import ArrayType, Region, Value, walk
 from codegen.layouts import propagation
-from codegen.places import user_place
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, Sym
 from codegen.trace.array import Array, as_value
@@ -394,18 +393,16 @@ class Loop(Piece):
                 f"{new} is set for the first time in this loop",
                 place=self.context.changed_at.get(id(now.value)) or self.place,
                 expected="an attribute that is there before the loop: it is carried from turn to "
-                "turn",
-                remedy=f"bind it before the loop: {new} = …",
-            )
+                "turn", remedy=f"bind it before the loop: {new} = …",
+            )  # fmt: skip
         if before.tree.kind == now.tree.kind != "leaf":
             kind = type(before.value).__name__
             raise UnsupportedError(
-                f'"{name}" grows, shrinks or changes its keys in a loop',
-                place=self.place,
+                f'"{name}" grows, shrinks or changes its keys in a loop', place=self.place,
                 expected=f"a {kind} of {len(before.leaves)}",
                 found=f"a {kind} of {len(now.leaves)}",
                 remedy="an array with one row per iteration, written by out[k] = …",
-            )
+            )  # fmt: skip
         first = self.types[name, 0] if before.tree.kind == "leaf" else None
         shown = (first or before.value, leaf_type(now.value) or now.value)
         raise carry_error("loop", name, "", self.place, *shown)
@@ -500,11 +497,9 @@ def _trees(variables: Mapping[str, Held | None]) -> dict[str, Tree]:
 
 
 def _stale(place: Any) -> Gone:
-    return Gone(
-        "this array was written in a loop through a name that the loop rebinds",
-        "read it through that name, or copy it before the loop: x = x.copy()",
-        place,
-    )
+    return Gone("this array was written in a loop through a name that the loop rebinds",
+                "read it through that name, or copy it before the loop: x = x.copy()",
+                place)  # fmt: skip
 
 
 # ---- while -------------------------------------------------------------------------------------
@@ -578,10 +573,9 @@ def refuse_raise(names: Names) -> None:
     if names.arms:
         raise UnsupportedError(
             "raise under a condition known only at run time",
-            place=user_place(),
             remedy="spmd.require(...) checks sizes at launch; np.where or a flag that is returned "
             "reports data",
-        )
+        )  # fmt: skip
 
 
 def explained(name: str, names: Names, place: Any) -> ProgramError | None:
@@ -589,9 +583,5 @@ def explained(name: str, names: Names, place: Any) -> ProgramError | None:
     lost = names.lost.get(name)
     if lost is None:
         return None
-    return ProgramError(
-        f'"{name}" has no value here',
-        place=place,
-        found=lost,
-        remedy=f"bind {name} before it",
-    )
+    return ProgramError(f'"{name}" has no value here', place=place, found=lost,
+                        remedy=f"bind {name} before it")  # fmt: skip

@@ -217,11 +217,10 @@ class Outside:
                       "all of it before: noise = rng.random(n)")  # fmt: skip
         else:
             remedy = "an array that is read at the counter, x[i]; or the rows of spmd.scan"
-        return UnsupportedError(
-            f"{self.path(thing)} {_ONCE[self.what]}", place=place,
-            expected=f"values that stay as they are: {_TURNS[self.what]}",
-            found=f"{self.path(thing)}, {kind_of(thing)} from outside of it", remedy=remedy,
-        )  # fmt: skip
+        return UnsupportedError(f"{self.path(thing)} {_ONCE[self.what]}", place=place,
+                                expected=f"values that stay as they are: {_TURNS[self.what]}",
+                                found=f"{self.path(thing)}, {kind_of(thing)} from outside of it",
+                                remedy=remedy)  # fmt: skip
 
 
 _WORDS = {

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from codegen.errors import DtypeError, TracedValueError, UnsupportedError, UsageError
-from codegen.places import user_place
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 from codegen.trace import known
@@ -33,11 +32,9 @@ class Range:
             return iter(range(*(b.value for b in bounds if b is not None)))
         raise TracedValueError(
             "spmd.range can only stand in a for statement",
-            place=user_place(),
-            expected="for i in spmd.range(n): in the program's own source",
-            found=repr(self),
+            expected="for i in spmd.range(n): in the program's own source", found=repr(self),
             remedy="leave out the enumerate, zip, list or comprehension around it",
-        )
+        )  # fmt: skip
 
     def __len__(self) -> Any:
         return sum(1 for _ in self)
@@ -77,18 +74,15 @@ def _bound(x: Any) -> Any:
         x = int(x)
     e = expr_of(x)
     if e is not None and e.is_const and not -(2**63) <= e.value < 2**63:
-        raise DtypeError("a bound of spmd.range is no integer of 64 bits", place=user_place(),
+        raise DtypeError("a bound of spmd.range is no integer of 64 bits",
                          expected="-2**63 to 2**63 - 1", found=str(e.value))  # fmt: skip
     if e is not None:
         return x
     if isinstance(x, Array) and x.ndim == 0 and x.dtype.kind in "iu":
         return x
-    raise DtypeError(
-        "a bound of spmd.range must be an integer",
-        place=user_place(),
-        expected="a Python integer, a number or a 0-d integer array",
-        found=str(x.type) if isinstance(x, Array) else repr(x),
-    )
+    raise DtypeError("a bound of spmd.range must be an integer",
+                     expected="a Python integer, a number or a 0-d integer array",
+                     found=str(x.type) if isinstance(x, Array) else repr(x))  # fmt: skip
 
 
 def _step(step: Any) -> tuple[Expr, int]:
@@ -99,13 +93,11 @@ def _step(step: Any) -> tuple[Expr, int]:
             if expr.nonneg(e * sign - 1):
                 return e, sign
         if e == 0:
-            raise UsageError("spmd.range() step must not be zero", place=user_place())
+            raise UsageError("spmd.range() step must not be zero")
     raise UnsupportedError(
-        "the sign of a step must be known while building",
-        place=user_place(),
-        found=repr(step),
+        "the sign of a step must be known while building", found=repr(step),
         remedy="loop over spmd.range(count) and compute start + k * step",
-    )
+    )  # fmt: skip
 
 
 def captured_for(

@@ -41,29 +41,22 @@ class Gone:
 
     @property
     def type(self) -> ArrayType:
-        raise ProgramError(
-            self.message,
-            place=user_place(),
-            remedy=self.remedy,
-            also=(("it is", self.place),) if self.place else (),
-        )
+        raise ProgramError(self.message, remedy=self.remedy,
+                           also=(("it is", self.place),) if self.place else ())  # fmt: skip
 
 
 def _made_inside(what: str, place: Place | None) -> Gone:
-    return Gone(
-        f"this array was made inside a {what} and is read outside it",
-        "bind a name before the loop or branch and rebind that name inside",
-        place,
-    )
+    return Gone(f"this array was made inside a {what} and is read outside it",
+                "bind a name before the loop or branch and rebind that name inside",
+                place)  # fmt: skip
 
 
 def link(a: Storage, b: Storage, what: str, place: Place | None) -> None:
     """Whether two storages are one memory depends on what runs: a write to one ends the other."""
     gone = Gone(
         f"this array may or may not share memory with one that was written: a {what} decides it",
-        "read it through the name that was written, or copy it before: x = x.copy()",
-        place,
-    )
+        "read it through the name that was written, or copy it before: x = x.copy()", place,
+    )  # fmt: skip
     if a is not b:
         a.shadows = {**a.shadows, b: gone}
         b.shadows = {**b.shadows, a: gone}
@@ -83,11 +76,9 @@ class Mark:
     @classmethod
     def of(cls, context: Context) -> Mark:
         context.epoch += 1
-        return cls(
-            [(s, s.content, s.shadows) for s in context.storages], context.next_serial(),
-            dict(context.scalars), dict(context.inputs), len(context.conditions),
-            dict(context._names),
-        )  # fmt: skip
+        return cls([(s, s.content, s.shadows) for s in context.storages], context.next_serial(),
+                   dict(context.scalars), dict(context.inputs), len(context.conditions),
+                   dict(context._names))  # fmt: skip
 
     def restore_storages(self) -> None:
         for storage, content, shadows in self.storages:
@@ -201,13 +192,9 @@ def condition(x: Any, what: str) -> Expr | Value:
     assert context is not None
     if isinstance(x, Array):
         if x.ndim and not all(e == 1 for e in x.extents):
-            raise ShapeError(
-                f"the truth of an array with several elements is ambiguous ({what})",
-                place=user_place(),
-                expected="a 0-d array or a number",
-                found=str(x.type),
-                remedy="say which: .any() or .all()",
-            )
+            raise ShapeError(f"the truth of an array with several elements is ambiguous ({what})",
+                             expected="a 0-d array or a number", found=str(x.type),
+                             remedy="say which: .any() or .all()")  # fmt: skip
         x = x.reshape(()) if x.ndim else x
         return as_value(context, x, dtypes.BOOL)
     return as_value(context, bool(x), dtypes.BOOL)
@@ -229,13 +216,9 @@ def carry_error(
     elif not both:
         remedy = "only arrays and numbers may depend on what is known at run time"
     owner = f'"{name}{path}"' if not name.startswith("__") else "the returned value"
-    return CarryError(
-        f"{owner} changes its type in a {what}" if both else f"{owner} changes in a {what}",
-        place=place,
-        expected=f"{shown[0]} ({first})",
-        found=f"{shown[1]} ({second})",
-        remedy=remedy,
-    )
+    return CarryError(f"{owner} changes its type in a {what}" if both else
+                      f"{owner} changes in a {what}", place=place, expected=f"{shown[0]} ({first})",
+                      found=f"{shown[1]} ({second})", remedy=remedy)  # fmt: skip
 
 
 def is_known(x: object) -> bool:

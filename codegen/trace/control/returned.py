@@ -64,12 +64,8 @@ def _tree(x: Any, name: str, leaves: dict[str, Any], place: Place, depth: int = 
 def _key(key: Any, place: Place) -> str:
     if isinstance(key, str):
         return str(key)
-    raise ProgramError(
-        "the keys of a dict that a program returns must be text",
-        place=place,
-        expected='return {"u": u}',
-        found=repr(key),
-    )
+    raise ProgramError("the keys of a dict that a program returns must be text", place=place,
+                       expected='return {"u": u}', found=repr(key))  # fmt: skip
 
 
 def _output(context: Context, name: str, x: Any, place: Place) -> Output:
@@ -85,22 +81,15 @@ def _output(context: Context, name: str, x: Any, place: Place) -> Output:
         raise _returned_error(f"an int of {x.bit_length()} bits, as {name}", place)
     value: Value = as_value(context, x)
     if value.type.layout is None and value.type.ndim:
-        raise ProgramError(
-            f'output "{name}" is one rank\'s array, not a global one',
-            place=place,
-            expected="what a function given to spmd.shard_map returned",
-            found=str(value.type),
-            remedy="return it from that function, with out_layouts",
-        )
+        raise ProgramError(f'output "{name}" is one rank\'s array, not a global one', place=place,
+                           expected="what a function given to spmd.shard_map returned",
+                           found=str(value.type),
+                           remedy="return it from that function, with out_layouts")  # fmt: skip
     layout = value.type.layout or ()
     return Output(name, value, layout, value.type.shape)
 
 
 def _returned_error(found: str, place: Place) -> ProgramError:
-    return ProgramError(
-        "a program returns arrays",
-        place=place,
-        expected="an array, a number, or a tuple, list or dict of them",
-        found=found,
-        remedy='return {"u": u}',
-    )
+    return ProgramError("a program returns arrays", place=place,
+                        expected="an array, a number, or a tuple, list or dict of them",
+                        found=found, remedy='return {"u": u}')  # fmt: skip

@@ -132,9 +132,8 @@ def _bind(function: types.FunctionType, code: types.CodeType) -> types.FunctionT
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or ()))
     cells[RUNTIME] = types.CellType(runtime)
     closure = tuple(cells[name] for name in code.co_freevars)
-    new = types.FunctionType(
-        code, function.__globals__, function.__name__, function.__defaults__, closure
-    )
+    new = types.FunctionType(code, function.__globals__, function.__name__, function.__defaults__,
+                             closure)  # fmt: skip
     new.__kwdefaults__ = function.__kwdefaults__
     new.__dict__.update(function.__dict__)
     new.__annotations__ = function.__annotations__
@@ -225,9 +224,8 @@ def _changed(code: types.CodeType) -> ProgramError:
         f"the file of {code.co_name} has changed since Python read it",
         place=Place(code.co_filename, code.co_firstlineno),
         expected=f"the text that {code.co_name} was made of, whose control flow is compiled",
-        found="another text",
-        remedy="start Python again, or importlib.reload() of its module",
-    )
+        found="another text", remedy="start Python again, or importlib.reload() of its module",
+    )  # fmt: skip
 
 
 def _functions(node: ast.AST, class_name: str | None) -> Iterator[tuple[_Function, str | None]]:

@@ -140,7 +140,7 @@ _SEED = "a seed: rng = np.random.default_rng(0); or spmd.random, whose seed may 
 def _frozen(name: str, remedy: str) -> UnsupportedError:
     varies = "on every machine" if remedy is _HOST else "in every build"
     return UnsupportedError(
-        f"{name} gives another value {varies}", place=user_place(),
+        f"{name} gives another value {varies}",
         expected="values that stay the same: they become constants of the image",
         found=f"{name}, which runs while building, not when the image runs", remedy=remedy,
     )  # fmt: skip
@@ -191,11 +191,11 @@ class Passing(int):
 
     def _refuse(self, *_: Any) -> NoReturn:
         raise UnsupportedError(
-            f"{self.what} gives another value in every build", place=user_place(),
+            f"{self.what} gives another value in every build",
             expected="values that stay the same: they become constants of the image",
             found=f"{self.what}, which is good for keys of a dict and for == only",
-            remedy="zlib.crc32(text.encode()) is the same everywhere" if self.what == "hash()"
-            else "a number of your own, such as a position in a list",
+            remedy="zlib.crc32(text.encode()) is the same everywhere" if self.what == "hash()" else
+            "a number of your own, such as a position in a list",
         )  # fmt: skip
 
     __hash__ = int.__hash__
@@ -238,7 +238,7 @@ def ordered(x: Any) -> Any:
         return x
     if not all(map(_has_text, x)):
         raise UnsupportedError(
-            "the order of this set is another one in every build", place=user_place(),
+            "the order of this set is another one in every build",
             expected="an order that stays the same: it goes into the image",
             found=f"a set of {type(next(e for e in x if not _has_text(e))).__name__}",
             remedy="sorted(s, key=…), a list, or dict.fromkeys(…), which keeps its order",

@@ -14,7 +14,6 @@ from codegen import dtypes
 from codegen.dtypes import DType
 from codegen.errors import ShapeError, UsageError
 from codegen.ir import Shape
-from codegen.places import user_place
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 from codegen.trace import view
@@ -163,12 +162,9 @@ def arange(
         return asarray(data, layout=layout)
     first, last, by = (expr_of(x) for x in (start, stop, step))
     if first is None or last is None or by is None or not by.is_const or by == 0:
-        raise UsageError(
-            "arange takes integers and formulas of axis sizes and the index",
-            place=user_place(),
-            expected="a step known while building, bounds known at launch",
-            found=f"arange({start!r}, {stop!r}, {step!r})",
-        )
+        raise UsageError("arange takes integers and formulas of axis sizes and the index",
+                         expected="a step known while building, bounds known at launch",
+                         found=f"arange({start!r}, {stop!r}, {step!r})")  # fmt: skip
     size = abs(by.value)
     span = last - first if by.value > 0 else first - last
     extents = shape_of(Number(expr.maximum((span + (size - 1)) // size, 0)), "the extent of arange")
@@ -215,9 +211,7 @@ def linspace(
     return (values, step) if retstep else values
 
 
-def _evenly(
-    start: Any, stop: Any, count: Expr, endpoint: bool, layout: Any
-) -> tuple[Array, Array]:
+def _evenly(start: Any, stop: Any, count: Expr, endpoint: bool, layout: Any) -> tuple[Array, Array]:
     """The numbers along dim 0, and their distance. The last one is `stop` to the bit."""
     apply = elementwise.apply
     start, stop = (elementwise.normal(x) for x in (start, stop))
@@ -246,9 +240,7 @@ def logspace(
     return made if dtype is None else made.astype(dtype)
 
 
-def eye(
-    n: Any, m: Any = None, k: int = 0, dtype: Any = None, layout: Any = None
-) -> Array:
+def eye(n: Any, m: Any = None, k: int = 0, dtype: Any = None, layout: Any = None) -> Array:
     """A matrix of n rows and m columns (n, if left out): ones on the k-th diagonal, zeros
     elsewhere.
 
@@ -335,12 +327,8 @@ def _local_array(x: Any, dtype: Any) -> Array:
 def _starts(x: Array, starts: Any, sizes: Shape) -> tuple[Any, ...]:
     items = tuple(starts) if isinstance(starts, (tuple, list)) else (starts,)
     if len(items) != x.ndim:
-        raise ShapeError(
-            "there is not one start for each dim",
-            place=user_place(),
-            expected=f"{x.ndim} starts",
-            found=f"{len(items)}",
-        )
+        raise ShapeError("there is not one start for each dim", expected=f"{x.ndim} starts",
+                         found=f"{len(items)}")  # fmt: skip
     out: list[Any] = []
     for d, (start, extent, size) in enumerate(zip(items, x.extents, sizes)):
         e = expr_of(start)
@@ -365,10 +353,8 @@ def dynamic_slice(x: Any, starts: Any, sizes: Any) -> Any:
     x = as_array(x)
     extents = shape_of(sizes, "the sizes of dynamic_slice", scalars=True)
     if len(extents) != x.ndim:
-        raise ShapeError(
-            "there is not one size for each dim", place=user_place(),
-            expected=f"{x.ndim} sizes", found=f"{len(extents)}",
-        )  # fmt: skip
+        raise ShapeError("there is not one size for each dim", expected=f"{x.ndim} sizes",
+                         found=f"{len(extents)}")  # fmt: skip
     return x.viewed(view.Dynamic(_starts(x, starts, extents), extents)).copy()
 
 

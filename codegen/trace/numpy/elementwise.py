@@ -20,7 +20,6 @@ from codegen.errors import DtypeError, ShapeError, TracedValueError, UsageError
 from codegen.functions import BY_UFUNC
 from codegen.ir import Shape, Value
 from codegen.ops import Map
-from codegen.places import user_place
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 from codegen.trace import known
@@ -83,13 +82,10 @@ def _cannot_broadcast(shapes: Sequence[Shape], what: str, a: Expr, b: Expr) -> S
         if names:
             remedy = (f"say what {names[0]} can be, spmd.require(1 <= {names[0]} < n); or keep the "
                       "extent: np.roll(x, k), or x[...] with np.where and np.arange")  # fmt: skip
-    return ShapeError(
-        f"{what} could not be broadcast together",
-        place=user_place(),
-        expected="equal extents, or 1, counted from the last dim",
-        found=f"shapes {' and '.join(shape_text(s) for s in shapes)}: {reason}",
-        remedy=remedy,
-    )
+    return ShapeError(f"{what} could not be broadcast together",
+                      expected="equal extents, or 1, counted from the last dim",
+                      found=f"shapes {' and '.join(shape_text(s) for s in shapes)}: {reason}",
+                      remedy=remedy)  # fmt: skip
 
 
 def _example(a: Expr, b: Expr) -> str:
@@ -152,13 +148,9 @@ def joined_type(parts: Sequence[Any]) -> DType:
 
 
 def _no_common_type(operands: Sequence[Operand], reason: str) -> DtypeError:
-    return DtypeError(
-        reason.split("\n")[0],
-        place=user_place(),
-        expected="element types that NumPy combines",
-        found=" and ".join(_kind_text(x) for x in operands),
-        remedy="convert one with x.astype(...)",
-    )
+    return DtypeError(reason.split("\n")[0], expected="element types that NumPy combines",
+                      found=" and ".join(_kind_text(x) for x in operands),
+                      remedy="convert one with x.astype(...)")  # fmt: skip
 
 
 def _kind_text(x: Operand) -> str:
@@ -195,12 +187,10 @@ def normal(x: Any) -> Operand:
         return as_array(x)
     raise DtypeError(
         f"an operand of type {type(x).__name__!r} for an array of the program",
-        place=user_place(),
-        expected="numbers, and arrays of numbers",
-        found=repr(x)[:60],
-        remedy="numbers that stand for it: np.where(x > 0, 0, 1), and names after the run"
-        if isinstance(x, (str, bytes)) else "np.asarray(...) of it, where it holds numbers",
-    )
+        expected="numbers, and arrays of numbers", found=repr(x)[:60],
+        remedy="numbers that stand for it: np.where(x > 0, 0, 1), and names after the run" if
+        isinstance(x, (str, bytes)) else "np.asarray(...) of it, where it holds numbers",
+    )  # fmt: skip
 
 
 def extents_of(x: Operand) -> Shape:
@@ -277,11 +267,10 @@ def _refuse_rows(ufunc: np.ufunc, inputs: Sequence[Any]) -> None:
     if of_python or (element and ufunc is np.multiply):
         raise TracedValueError(
             "a list or tuple and a number that only the run knows have no operator",
-            place=user_place(),
             expected="a list times a number known while building: its elements, so many times",
             found=f"np.{ufunc.__name__} of " + " and ".join(type(x).__name__ for x in inputs),
             remedy="np.array([...]) of the list, for arithmetic on its elements",
-        )
+        )  # fmt: skip
 
 
 def _operated(ufunc: np.ufunc, operands: list[Operand], out: Array | None) -> Any:
@@ -322,12 +311,11 @@ def bitwise(ufunc: np.ufunc, a: Number, b: Any) -> Any:
     if context.selecting and right is not None:
         raise UsageError(
             f"np.{ufunc.__name__} of {a.expr} and {right} cannot be a formula",
-            place=user_place(),
             expected="in to= of a ppermute one side is a number that is known while building, or "
             "surely a power of two: 1, doubled by d *= 2 or d <<= 1; 1 << k",
             found="two numbers that are known at run time only",
             remedy="arithmetic: i + d if i // d % 2 == 0 else i - d",
-        )
+        )  # fmt: skip
     result = operate(ufunc, a, b) if right is None else apply(ufunc, *(as_array(x) for x in (a, b)))
     if right is not None and ufunc is np.bitwise_and:
         result.weak = True
@@ -355,11 +343,7 @@ COMPOSITE: dict[str, Callable[..., Any]] = {}  # composite.UFUNCS, put here by d
 
 
 def apply(
-    ufunc: np.ufunc,
-    *inputs: Any,
-    out: Any = None,
-    where: Any = True,
-    dtype: Any = None,
+    ufunc: np.ufunc, *inputs: Any, out: Any = None, where: Any = True, dtype: Any = None
 ) -> Any:
     """A ufunc on arrays. Raises DtypeError, ShapeError, UnsupportedError."""
     if ufunc is np.matmul:
@@ -473,14 +457,11 @@ def store(result: Any, out: Any, where: Any = True, casting: bool = True) -> Any
         raise unsupported("out= that is a NumPy array", "an array of the program, or no out=")
     result = as_array(result)
     if casting and not np.can_cast(result.dtype, out.dtype, "same_kind"):
-        raise DtypeError(
-            f"cannot store {result.dtype} in an array of {out.dtype}",
-            place=user_place(),
-            expected=f"a result that casts to {out.dtype} with casting 'same_kind'",
-            found=f"{result.dtype}",
-            remedy=f"x = x + y makes a new array of {result.dtype}; or convert with "
-            f".astype(np.{out.dtype})",
-        )
+        raise DtypeError(f"cannot store {result.dtype} in an array of {out.dtype}",
+                         expected=f"a result that casts to {out.dtype} with casting 'same_kind'",
+                         found=f"{result.dtype}",
+                         remedy=f"x = x + y makes a new array of {result.dtype}; or convert with "
+                         f".astype(np.{out.dtype})")  # fmt: skip
     if where is not True:
         result = select(where, result, out)
     assign(out, result)
@@ -512,10 +493,9 @@ def check_assignable(source: Shape, target: Shape) -> None:
         raise ShapeError(
             f"could not broadcast input array from shape {shape_text(source)} "
             f"into shape {shape_text(target)}",
-            place=user_place(),
             expected=f"a value of shape {shape_text(target)}, or one that broadcasts to it",
             found=f"shape {shape_text(source)}",
-        )
+        )  # fmt: skip
 
 
 def select(mask: Any, a: Any, b: Any) -> Array:
@@ -558,7 +538,7 @@ def _beyond_first(ufunc: np.ufunc, beyond: np.ufunc, a: Operand, b: Operand) -> 
     if any(e != 1 for x in (a, b) for e in extents_of(normal(x))):
         raise ShapeError(
             "min() and max() of arrays ask whether one array is the greater",
-            place=user_place(), expected="numbers, or one array to go through",
+            expected="numbers, or one array to go through",
             found=" and ".join(str(x.type) if isinstance(x, Array) else repr(x) for x in (a, b)),
             remedy=f"np.{ufunc.__name__}(a, b), element by element",
         )  # fmt: skip

@@ -11,7 +11,6 @@ import numpy as np
 
 from codegen.errors import ShapeError
 from codegen.ops import Update
-from codegen.places import user_place
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 from codegen.trace.array import Array, Number, as_array, constant, is_traced, unsupported, wrap
@@ -50,8 +49,8 @@ def concatenate(arrays: Any, axis: Any = 0, out: Any = None, *, dtype: Any = Non
     context = require_context("np.concatenate")
     parts = [as_array(x) for x in arrays]
     if not parts:
-        raise ShapeError("need at least one array to concatenate", place=user_place(),
-                         expected="one or more arrays", found="none")  # fmt: skip
+        raise ShapeError("need at least one array to concatenate", expected="one or more arrays",
+                         found="none")  # fmt: skip
     if axis is None:
         parts, axis = [ravel(p) for p in parts], 0
     first = parts[0]
@@ -63,10 +62,9 @@ def concatenate(arrays: Any, axis: Any = 0, out: Any = None, *, dtype: Any = Non
         if not same:
             raise ShapeError(
                 "all the input array dimensions except for the concatenation axis must match",
-                place=user_place(),
                 expected=f"the dims of {shape_text(first.extents)}, but for dim {d}",
                 found=shape_text(p.extents),
-            )
+            )  # fmt: skip
     own = joined_type(parts)
     kind = own if dtype is None else element_type(dtype)
     check_casting(own, kind, casting)
@@ -97,7 +95,7 @@ def stack(arrays: Any, axis: Any = 0, out: Any = None, *, dtype: Any = None,
         return concatenate(parts)
     for p in parts[1:]:
         if p.ndim != parts[0].ndim or not all(map(same_extent, p.extents, parts[0].extents)):
-            raise ShapeError("all input arrays must have the same shape", place=user_place(),
+            raise ShapeError("all input arrays must have the same shape",
                              expected=shape_text(parts[0].extents),
                              found=shape_text(p.extents))  # fmt: skip
     d = dims_of((axis,), parts[0].ndim + 1, "np.stack")[0]
@@ -137,14 +135,13 @@ def sliding_window_view(x: Any, window_shape: Any, axis: Any = None, **_: Any) -
         axes = tuple(dims_of((a,), array.ndim, what)[0] for a in items)
     if len(axes) != len(widths):
         raise ShapeError(f"{what}: there is not one extent of the window for each dim",
-                         place=user_place(), expected=f"{len(axes)} of them",
-                         found=str(tuple(widths)))  # fmt: skip
+                         expected=f"{len(axes)} of them", found=str(tuple(widths)))  # fmt: skip
     for d, width in zip(axes, widths):
         wide = constant(_extent(width), what, "a window of a known extent")
         count = array.shape[d] - wide + 1
         if expr.nonneg(expr.const(wide - 1) - array.extents[d]):
             raise ShapeError("window shape cannot be larger than input array shape",
-                             place=user_place(), expected=f"at most {array.shape[d]} in dim {d}",
+                             expected=f"at most {array.shape[d]} in dim {d}",
                              found=str(wide))  # fmt: skip
         lead = [slice(None)] * d
         array = stack([array[(*lead, slice(k, k + count))] for k in range(wide)], -1)
@@ -266,7 +263,7 @@ def _pad_constant(array: Array, widths: Any, values: Any) -> Array:
 def _extent(x: Any) -> Expr:
     e = expr_of(x)
     if e is None or expr.nonneg(-e - 1):
-        raise ShapeError("pad widths are non-negative integers", place=user_place(),
+        raise ShapeError("pad widths are non-negative integers",
                          expected="an integer known while building or at launch",
                          found=repr(x))  # fmt: skip
     return e

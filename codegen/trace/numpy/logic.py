@@ -14,7 +14,6 @@ import numpy as np
 
 from codegen.errors import CarryError, UnsupportedError
 from codegen.ir import Value
-from codegen.places import user_place
 from codegen.symbolic import expr
 from codegen.trace.array import Array, as_array, is_traced, wrap
 from codegen.trace.control.branches import captured_switch
@@ -42,9 +41,7 @@ def either(first: Any, *rest: _Later) -> Any:
     return _first_deciding(True, first, rest, as_truth=True)
 
 
-def _first_deciding(
-    stop: bool, value: Any, rest: Sequence[_Later], as_truth: bool = False
-) -> Any:
+def _first_deciding(stop: bool, value: Any, rest: Sequence[_Later], as_truth: bool = False) -> Any:
     """The first operand whose truth is `stop`, else the last one."""
     if not rest:
         return value
@@ -83,11 +80,10 @@ def _short_circuit(stop: bool, left: Any, right: _Later, as_truth: bool) -> Any:
         word = "or" if stop else "and"
         raise CarryError(
             f"`{word}` gives one operand or the other, and they are of different types",
-            place=user_place(),
             expected="operands of one type, because the left one is known only at run time",
             found=" and ".join(t.rsplit(" (", 1)[0] for t in (error.found, error.expected)),
-            remedy=f"bool(a) {word} bool(b) for their truth, "
-            + ("np.where(a, a, b)" if stop else "np.where(a, b, a)") + " for a number",
+            remedy=f"bool(a) {word} bool(b) for their truth, " +
+            ("np.where(a, a, b)" if stop else "np.where(a, b, a)") + " for a number",
         ) from None  # fmt: skip
 
 
@@ -160,8 +156,7 @@ def known(value: Any, what: str) -> Any:
         return value
     raise UnsupportedError(
         f"`{what}` decides at run time whether a name is bound by :=, or an await is run",
-        place=user_place(),
         expected="operands that bind nothing, or a condition known while building",
         found=str(value.type) if isinstance(value, Array) else repr(value),
         remedy="bind the name in a statement before, or nest: if a: y = f(x)",
-    )
+    )  # fmt: skip

@@ -15,7 +15,6 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from codegen.errors import ShapeError, UnsupportedError
 from codegen.ir import Op, Value
-from codegen.places import user_place
 from codegen.trace.array import Array, as_array, wrap
 from codegen.trace.context import Context
 from codegen.trace.numpy import elementwise, reducing, subscripts
@@ -45,12 +44,9 @@ def masked(array: Array, key: Any) -> Chosen | None:
     first = sum(subscripts.consumes(i) for i in raw[:at])
     have = array.extents[first : first + mask.ndim]
     if not all(map(elementwise.same_extent, mask.extents, have)):
-        raise ShapeError(
-            "a boolean index does not match the array",
-            place=user_place(),
-            expected=f"a mask of shape {elementwise.shape_text(have)}",
-            found=elementwise.shape_text(mask.extents),
-        )
+        raise ShapeError("a boolean index does not match the array",
+                         expected=f"a mask of shape {elementwise.shape_text(have)}",
+                         found=elementwise.shape_text(mask.extents))  # fmt: skip
     whole = (*raw[:at], *[slice(None)] * mask.ndim, *raw[at + 1 :])
     shown = subscripts.basic_view(array, subscripts.parse(array, whole)[0])
     mask = wrap(mask.context, mask.read(), scalar=False)  # as it is now
@@ -86,11 +82,10 @@ class Chosen(NDArrayOperatorsMixin):
             if not self.fits(x):
                 raise UnsupportedError(
                     "x[mask] and y[other] may have different lengths",
-                    place=user_place(),
                     expected="the same mask for both, and dims that match",
                     found="two masks that may choose different elements",
                     remedy="give the mask a name and use it for both: m = x > 0; x[m] += y[m]",
-                )
+                )  # fmt: skip
             return x.whole
         x = elementwise.normal(x)
         shape = elementwise.extents_of(x)
@@ -100,12 +95,11 @@ class Chosen(NDArrayOperatorsMixin):
         if shape[-1 - place] != 1:
             raise UnsupportedError(
                 "the length of x[mask] depends on data, so this array may not fit it",
-                place=user_place(),
                 expected="a number, an array for each chosen element, or y[mask] of the same mask",
                 found=f"an array of shape {elementwise.shape_text(shape)}",
                 remedy="x[mask] = y[mask], or x[...] = np.where(mask, y, x) with y of the shape "
                 "of x",
-            )
+            )  # fmt: skip
         x = as_array(x)
         kept = x.ndim - 1 - place
         return x.reshape((*x.shape[:kept], *[1] * self.mask.ndim, *x.shape[kept + 1 :]))

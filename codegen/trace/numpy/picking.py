@@ -9,7 +9,6 @@ import numpy as np
 
 from codegen import dtypes
 from codegen.errors import ShapeError
-from codegen.places import user_place
 from codegen.symbolic import expr
 from codegen.trace import view
 from codegen.trace.array import (
@@ -42,8 +41,9 @@ def where(condition: Any, x: Any = None, y: Any = None) -> Array:
 
 def select_(conditions: Any, choices: Any, default: Any = 0) -> Array:
     if len(conditions) != len(choices):
-        raise ShapeError("np.select: as many conditions as choices", place=user_place(),
-                         expected=f"{len(conditions)} choices", found=str(len(choices)))
+        raise ShapeError("np.select: as many conditions as choices",
+                         expected=f"{len(conditions)} choices",
+                         found=str(len(choices)))  # fmt: skip
     kind = result_type(*[normal(x) for x in (*choices, default)])
     out: Any = as_array(default, kind)
     for mask, choice in reversed(list(zip(conditions, choices))):
@@ -99,12 +99,9 @@ def put_along_axis(x: Any, indices: Any, values: Any, axis: Any) -> None:
 def _along(array: Array, at: Array, d: int) -> Gather:
     if at.ndim != array.ndim:
         raise ShapeError("`indices` and `arr` must have the same number of dimensions",
-                         place=user_place(), expected=f"{array.ndim} dims",
-                         found=f"{at.ndim}")  # fmt: skip
+                         expected=f"{array.ndim} dims", found=f"{at.ndim}")  # fmt: skip
     grids = []
-    wide = tuple(
-        at.shape[k] if k == d else array.shape[k] for k in range(array.ndim)
-    )
+    wide = tuple(at.shape[k] if k == d else array.shape[k] for k in range(array.ndim))
     for k in range(array.ndim):
         if k == d:
             within(array.context, at.read(), array.extents[d], d)

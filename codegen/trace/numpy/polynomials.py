@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from codegen.errors import ShapeError
-from codegen.places import user_place
 from codegen.symbolic import expr
 from codegen.trace.array import Array, as_array, unsupported
 from codegen.trace.numpy import joining, shaping
@@ -21,7 +20,7 @@ def _operands(what: str, a: Any, v: Any) -> tuple[Array, Array]:
     for z in (x, y):
         if z.ndim != 1 or z.extents[0] == 0:
             raise ShapeError(f"{what} takes two arrays of one dim with elements",
-                             place=user_place(), expected="one dim, one element at least",
+                             expected="one dim, one element at least",
                              found=str(z.type))  # fmt: skip
     return x, y
 
@@ -30,9 +29,8 @@ def _shorter(what: str, x: Array, y: Array, mode: str) -> bool:
     """Whether x has fewer elements than y; of no matter where all overlaps are asked for."""
     n, m = x.extents[0], y.extents[0]
     if not expr.nonneg(n - m) and not expr.nonneg(m - n) and mode != "full":
-        raise unsupported(
-            f"{what} where it is not known which operand is longer",
-            f"{what}(a, v), which gives all overlaps, and a slice of it")
+        raise unsupported(f"{what} where it is not known which operand is longer",
+                          f"{what}(a, v), which gives all overlaps, and a slice of it")  # fmt: skip
     return expr.nonneg(m - n - 1)
 
 

@@ -9,7 +9,6 @@ import numpy as np
 
 from codegen.errors import ShapeError, UnsupportedError
 from codegen.ops import MatMul
-from codegen.places import user_place
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 from codegen.trace.array import Array, as_array, cast_value, number, wrap
@@ -28,11 +27,9 @@ from codegen.trace.numpy.reducing import dims_of, max_, sum_
 
 def _mismatch(what: str, a: Array, b: Array, reason: str) -> ShapeError:
     return ShapeError(
-        f"{what}: {reason}",
-        place=user_place(),
-        expected="equal extents in the summed dims",
+        f"{what}: {reason}", expected="equal extents in the summed dims",
         found=f"shapes {shape_text(a.extents)} and {shape_text(b.extents)}",
-    )
+    )  # fmt: skip
 
 
 def matmul(x: Any, y: Any) -> Array:
@@ -113,9 +110,8 @@ def kron(x: Any, y: Any) -> Array:
     a, b = (shaping.reshape(m, (*[1] * (n - m.ndim), *m.shape)) for m in (a, b))
     wide_a = shaping.expand_dims(a, tuple(range(1, 2 * n, 2)))
     wide_b = shaping.expand_dims(b, tuple(range(0, 2 * n, 2)))
-    return shaping.reshape(
-        apply(np.multiply, wide_a, wide_b), tuple(p * q for p, q in zip(a.shape, b.shape))
-    )
+    return shaping.reshape(apply(np.multiply, wide_a, wide_b),
+                           tuple(p * q for p, q in zip(a.shape, b.shape)))  # fmt: skip
 
 
 def tensordot(x: Any, y: Any, axes: Any = 2) -> Any:
@@ -137,10 +133,8 @@ def tensordot(x: Any, y: Any, axes: Any = 2) -> Any:
     rows = [a.extents[d] for d in rest_a]
     columns = [b.extents[d] for d in rest_b]
     middle = number(expr.product(a.extents[d] for d in da))
-    result = matmul(
-        shaping.reshape(left, (number(expr.product(rows)), middle)),
-        shaping.reshape(right, (middle, number(expr.product(columns)))),
-    )
+    result = matmul(shaping.reshape(left, (number(expr.product(rows)), middle)),
+                    shaping.reshape(right, (middle, number(expr.product(columns)))))  # fmt: skip
     made = shaping.reshape(result, tuple(number(e) for e in (*rows, *columns)))
     return wrap(made.context, made.read()) if made.ndim == 0 else made
 
@@ -154,7 +148,7 @@ def _subscripts(text: str, arrays: Sequence[Array]) -> tuple[list[str], str]:
     inputs, arrow, output = text.partition("->")
     terms = inputs.split(",")
     if len(terms) != len(arrays):
-        raise ShapeError("einsum: as many subscripts as operands are needed", place=user_place(),
+        raise ShapeError("einsum: as many subscripts as operands are needed",
                          expected=f"{len(arrays)}", found=text)  # fmt: skip
     free = [c for c in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if c not in text]
     spread = max((a.ndim - len(t.replace("...", "")) for t, a in zip(terms, arrays) if "..." in t),
@@ -166,7 +160,7 @@ def _subscripts(text: str, arrays: Sequence[Array]) -> tuple[list[str], str]:
             own = a.ndim - (len(t) - 3)
             t = t.replace("...", dots[len(dots) - own :] if own else "")
         if len(t) != a.ndim:
-            raise ShapeError(f"einsum: {t!r} for an array of {a.ndim} dims", place=user_place(),
+            raise ShapeError(f"einsum: {t!r} for an array of {a.ndim} dims",
                              expected=f"{a.ndim} letters", found=t)  # fmt: skip
         out.append(t)
     if arrow:
@@ -180,7 +174,7 @@ def einsum(subscripts: Any, *operands: Any, out: Any = None, optimize: Any = Non
            dtype: Any = None, **_: Any) -> Any:  # fmt: skip
     """Operands are combined from the left, each pair through one matmul."""
     if not isinstance(subscripts, str):
-        raise UnsupportedError("einsum takes its subscripts as text", place=user_place(),
+        raise UnsupportedError("einsum takes its subscripts as text",
                                expected='np.einsum("ij,jk->ik", a, b)',
                                found=type(subscripts).__name__)  # fmt: skip
     arrays = [as_array(x, dtype) for x in operands]
@@ -190,8 +184,8 @@ def einsum(subscripts: Any, *operands: Any, out: Any = None, optimize: Any = Non
         for c, e in zip(t, a.extents):
             known = extents.setdefault(c, e)
             if not same_extent(known, e) and e != 1 and known != 1:
-                raise ShapeError(f"einsum: {c!r} has two extents", place=user_place(),
-                                 expected=str(known), found=str(e))  # fmt: skip
+                raise ShapeError(f"einsum: {c!r} has two extents", expected=str(known),
+                                 found=str(e))  # fmt: skip
             extents[c] = e if known == 1 else known
     term, array = _without_repeats(terms[0], arrays[0])
     for k, (t, a) in enumerate(zip(terms[1:], arrays[1:])):
@@ -265,5 +259,5 @@ def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> A
             return sum_(size, axis=axis, keepdims=keepdims)
         if ord == np.inf:
             return max_(size, axis=axis, keepdims=keepdims)
-    raise UnsupportedError(f"np.linalg.norm with ord={ord!r}", place=user_place(),
+    raise UnsupportedError(f"np.linalg.norm with ord={ord!r}",
                            remedy="ord=None, or 1, 2, np.inf of a vector")  # fmt: skip

@@ -12,7 +12,6 @@ from codegen.dtypes import DType
 from codegen.errors import ShapeError
 from codegen.functions import COMBINE, FUNCTIONS, neutral
 from codegen.ops import ArgReduce, ArgSort, Cumulative, Reduce, Sort
-from codegen.places import user_place
 from codegen.symbolic import expr
 from codegen.trace.array import Array, as_array, number, unsupported, wrap
 from codegen.trace.constants import broadcast_value
@@ -30,23 +29,20 @@ def dims_of(axis: Any, ndim: int, what: str) -> tuple[int, ...]:
     for item in items:
         e = expr_of(item)
         if e is None or not e.is_const or not -ndim <= e.value < ndim:
-            raise ShapeError(
-                f"{what}: axis {item!r} is out of bounds for an array of {ndim} dims",
-                place=user_place(),
-                expected=f"a dim from {-ndim} to {ndim - 1}" if ndim else "no axis",
-                found=repr(item),
-            )
+            raise ShapeError(f"{what}: axis {item!r} is out of bounds for an array of {ndim} dims",
+                             expected=f"a dim from {-ndim} to {ndim - 1}" if ndim else "no axis",
+                             found=repr(item))  # fmt: skip
         out.append(e.value % ndim)
     if len(set(out)) != len(out):
-        raise ShapeError(f"{what}: duplicate value in axis", place=user_place(),
-                         expected="each dim once", found=str(axis))  # fmt: skip
+        raise ShapeError(f"{what}: duplicate value in axis", expected="each dim once",
+                         found=str(axis))  # fmt: skip
     return tuple(out)
 
 
 def dim_of(axis: Any, ndim: int, what: str) -> int:
     """NumPy's axis argument where it is one number."""
     if isinstance(axis, (tuple, list)):
-        raise ShapeError(f"{what}: one axis is an integer", place=user_place(),
+        raise ShapeError(f"{what}: one axis is an integer",
                          expected=f"a dim from {-ndim} to {ndim - 1}", found=str(axis))  # fmt: skip
     return dims_of(axis, ndim, what)[0]
 
@@ -69,16 +65,9 @@ def asked(keepdims: Any) -> bool:
 
 
 def reduce(
-    fn: str,
-    what: str,
-    x: Any,
-    axis: Any = None,
-    dtype: DType | None = None,
-    out: Any = None,
-    keepdims: Any = False,
-    initial: Any = None,
-    where: Any = True,
-) -> Any:
+    fn: str, what: str, x: Any, axis: Any = None, dtype: DType | None = None, out: Any = None,
+    keepdims: Any = False, initial: Any = None, where: Any = True,
+) -> Any:  # fmt: skip
     """COMBINE[fn] over dims; with where=, elements outside the mask do not count."""
     array = as_array(x)
     keepdims = asked(keepdims)
@@ -95,12 +84,9 @@ def reduce(
     if fn in ("min", "max") and _default_no(initial):
         for d in dims:
             if array.extents[d] == 0:
-                raise ShapeError(
-                    f"{what}: zero-size array to a reduction which has no identity",
-                    place=user_place(),
-                    expected="at least one element along the reduced dims",
-                    found=shape_text(array.extents),
-                )
+                raise ShapeError(f"{what}: zero-size array to a reduction which has no identity",
+                                 expected="at least one element along the reduced dims",
+                                 found=shape_text(array.extents))  # fmt: skip
     if dims:
         value = array.context.emit_one(Reduce(fn=fn, dims=tuple(sorted(dims))), value)
     result = _finish(array, value, dims, keepdims, None)
@@ -241,7 +227,7 @@ def average(x: Any, axis: Any = None, weights: Any = None, returned: bool = Fals
     array, weights = as_array(x), as_array(weights)
     if weights.is_known and not np.all(np.sum(weights.known, None if axis is None else axis
                                               if weights.ndim == array.ndim else None)):
-        raise ShapeError("np.average: the weights sum to zero", place=user_place(),
+        raise ShapeError("np.average: the weights sum to zero",
                          expected="a sum that is not zero: NumPy raises ZeroDivisionError",
                          found=str(weights.known)[:60])  # fmt: skip
     if weights.ndim != array.ndim and isinstance(axis, int):
@@ -294,7 +280,7 @@ def _arg(fn: str) -> Callable[..., Any]:
             array = array.reshape(1)
         if array.extents[d] == 0 and not any(e == 0 for k, e in enumerate(array.extents) if k != d):
             raise ShapeError(f"{what}: attempt to get arg{fn} of an empty sequence",
-                             place=user_place(), expected="at least one element along the axis",
+                             expected="at least one element along the axis",
                              found=shape_text(array.extents))  # fmt: skip
         value = array.context.emit_one(ArgReduce(fn, d), array.read())
         if axis is None and asked(keepdims):
@@ -359,7 +345,7 @@ def _check_kth(x: Any, kth: Any, axis: Any, what: str) -> None:
     n = array.extents[d]
     for k in np.ravel(kth):
         if n.is_const and not -n.value <= k < n.value:
-            raise ShapeError(f"{what}: kth {k} is out of bounds", place=user_place(),
+            raise ShapeError(f"{what}: kth {k} is out of bounds",
                              expected=f"{-n.value} to {n.value - 1}", found=str(k))  # fmt: skip
 
 

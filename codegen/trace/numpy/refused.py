@@ -92,7 +92,7 @@ NOT_ABOUT_ARRAYS = frozenset(
     "format_float_positional format_float_scientific get_include get_printoptions getbufsize "
     "geterr geterrcall is_busday isdtype issubdtype mintypecode printoptions promote_types "
     "set_printoptions setbufsize seterr seterrcall show_config show_runtime test typename "
-    "broadcast_shapes info iterable isscalar linalg.test fft.test".split()
+    "broadcast_shapes info iterable isscalar linalg.test fft.test".split(),
 )  # fmt: skip
 
 # NumPy's own: what they give is a constant of the image.

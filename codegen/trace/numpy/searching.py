@@ -14,7 +14,6 @@ import numpy as np
 from codegen import dtypes
 from codegen.dtypes import DType
 from codegen.errors import ShapeError
-from codegen.places import user_place
 from codegen.trace.array import Array, Number, as_array, is_traced, unsupported
 from codegen.trace.numpy import joining, picking, reducing, shaping
 from codegen.trace.numpy.creation import linspace, zeros
@@ -86,7 +85,7 @@ def _has_arrays(x: Any) -> bool:
 
 
 def _wrong(message: str, found: str, expected: str = "") -> ShapeError:
-    return ShapeError(message, place=user_place(), expected=expected, found=found)
+    return ShapeError(message, expected=expected, found=found)
 
 
 # ---- between places ------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ from codegen.dtypes import DType
 from codegen.errors import DtypeError, ShapeError
 from codegen.ir import Shape
 from codegen.ops import Roll, Update
-from codegen.places import user_place
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 from codegen.trace import view
@@ -62,7 +61,7 @@ def _wanted(shape: Any) -> list[Expr | None]:
     for item in items:
         e = expr_of(item)
         if e is None:
-            raise ShapeError("reshape takes integers", place=user_place(),
+            raise ShapeError("reshape takes integers",
                              expected="extents known while building or at launch",
                              found=repr(item))  # fmt: skip
         out.append(None if e == -1 else e)
@@ -101,12 +100,9 @@ def reshape(x: Any, shape: Any, order: str = "C", *, copy: Any = None) -> Array:
         fits = same_extent(expr.product(given), expr.product(array.extents))
     if not fits:
         text = ", ".join("-1" if e is None else str(e) for e in wanted)
-        raise ShapeError(
-            f"cannot reshape {shape_text(array.extents)} into ({text})",
-            place=user_place(),
-            expected=f"a shape of {expr.product(array.extents)} elements",
-            found=f"({text})",
-        )
+        raise ShapeError(f"cannot reshape {shape_text(array.extents)} into ({text})",
+                         expected=f"a shape of {expr.product(array.extents)} elements",
+                         found=f"({text})")  # fmt: skip
     assert fill is not None
     made = tuple(fill if e is None else e for e in wanted)
     result = array.viewed(view.Reshape(made))
@@ -128,11 +124,10 @@ def transpose(x: Any, axes: Any = None) -> Array:
     """A view with its dims in another order; reversed by default."""
     array = as_array(x)
     perm = tuple(reversed(range(array.ndim))) if axes is None else dims_of(
-        axes, array.ndim, "transpose"
+        axes, array.ndim, "transpose",
     )  # fmt: skip
     if len(perm) != array.ndim:
-        raise ShapeError("axes don't match array", place=user_place(),
-                         expected=f"{array.ndim} dims", found=str(axes))  # fmt: skip
+        raise ShapeError("axes don't match array", expected=f"{array.ndim} dims", found=str(axes))
     return array.viewed(view.Transpose(perm))
 
 
@@ -169,7 +164,7 @@ def squeeze(x: Any, axis: Any = None) -> Array:
         dims = dims_of(axis, array.ndim, "squeeze")
     for d in dims:
         if array.extents[d] != 1:
-            raise ShapeError("cannot squeeze a dim whose extent is not 1", place=user_place(),
+            raise ShapeError("cannot squeeze a dim whose extent is not 1",
                              expected=f"extent 1 in dim {d}",
                              found=shape_text(array.extents))  # fmt: skip
     kept = tuple(e for d, e in enumerate(array.extents) if d not in dims)
@@ -213,10 +208,8 @@ def broadcast_to(x: Any, shape: Any, subok: bool = False) -> Array:
     wanted = tuple(e if e is not None else ZERO for e in _wanted(shape))
     joined = broadcast_shapes([array.extents, wanted], "broadcast_to")
     if len(joined) != len(wanted) or not all(map(same_extent, joined, wanted)):
-        raise ShapeError(
-            f"{shape_text(array.extents)} cannot be broadcast to {shape_text(wanted)}",
-            place=user_place(), expected=shape_text(wanted), found=shape_text(array.extents),
-        )  # fmt: skip
+        raise ShapeError(f"{shape_text(array.extents)} cannot be broadcast to {shape_text(wanted)}",
+                         expected=shape_text(wanted), found=shape_text(array.extents))  # fmt: skip
     if array.extents == wanted:
         return array
     dims = tuple(range(len(wanted) - array.ndim, len(wanted)))
@@ -247,7 +240,7 @@ def split(x: Any, indices: Any, axis: Any = 0) -> list[Array]:
     d = _dim(axis, array.ndim, "np.split")
     count = expr_of(indices) if not isinstance(indices, (list, tuple, np.ndarray)) else None
     if count is not None and not same_extent(array.extents[d] % count, ZERO):
-        raise ShapeError("array split does not result in an equal division", place=user_place(),
+        raise ShapeError("array split does not result in an equal division",
                          expected=f"a multiple of {count} in dim {d}",
                          found=shape_text(array.extents),
                          remedy="np.array_split, or spmd.blocks")  # fmt: skip
@@ -305,7 +298,7 @@ def roll(x: Any, shift: Any, axis: Any = None) -> Array:
     several = isinstance(shift, (tuple, list)) or (isinstance(shift, np.ndarray) and shift.ndim)
     shifts = list(shift) if several else [shift]
     if len(shifts) != len(axes) and 1 not in (len(shifts), len(axes)):
-        raise ShapeError("np.roll: the shifts and the axes do not pair up", place=user_place(),
+        raise ShapeError("np.roll: the shifts and the axes do not pair up",
                          expected="as many shifts as axes, or one of them",
                          found=f"{len(shifts)} and {len(axes)}")  # fmt: skip
     dims = [d for a in axes for d in dims_of(a, array.ndim, "np.roll")]
@@ -415,7 +408,7 @@ def check_casting(have: DType, wanted: DType, casting: Any = None) -> None:
     """Raises DtypeError where NumPy would not convert."""
     rule: Any = casting or "same_kind"
     if not np.can_cast(dtypes.numpy_dtype(have), dtypes.numpy_dtype(wanted), rule):
-        raise DtypeError(f"cannot cast {have} to {wanted}", place=user_place(),
+        raise DtypeError(f"cannot cast {have} to {wanted}",
                          expected=f"a conversion that casting={rule!r} allows", found=str(have),
                          remedy="x.real or np.floor(x) first; or x.astype(t)")  # fmt: skip
 
@@ -436,7 +429,7 @@ def triangle(keep_lower: bool, what: str) -> Any:
     def call(m: Any, k: Any = 0) -> Array:
         array = as_array(m)
         if array.ndim < 2:
-            raise ShapeError(f"{what} needs two dims", place=user_place(), expected="2 dims",
+            raise ShapeError(f"{what} needs two dims", expected="2 dims",
                              found=shape_text(array.extents))  # fmt: skip
         rows, columns = _grid(array, -2), _grid(array, -1)
         compare = np.greater_equal if keep_lower else np.less_equal

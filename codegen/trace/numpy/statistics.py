@@ -13,7 +13,6 @@ import numpy as np
 
 from codegen import dtypes
 from codegen.errors import ShapeError
-from codegen.places import user_place
 from codegen.trace.array import Array, as_array, is_traced, unsupported
 from codegen.trace.numpy import joining, picking, products, reducing, shaping
 from codegen.trace.numpy.creation import zeros_like
@@ -165,7 +164,7 @@ def _check_place(at: Any, array: Array, d: int, most: int, what: str) -> None:
     """most: how far behind the last element it may be."""
     n = array.extents[d]
     if n.is_const and not -n.value <= int(at) < n.value + most:
-        raise ShapeError(f"{what}: {at} is out of bounds", place=user_place(),
+        raise ShapeError(f"{what}: {at} is out of bounds",
                          expected=f"{-n.value} to {n.value + most - 1}", found=str(at))  # fmt: skip
 
 

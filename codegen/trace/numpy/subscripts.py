@@ -17,7 +17,6 @@ import numpy as np
 from codegen.errors import ShapeError, UnsupportedError
 from codegen.ir import Value
 from codegen.mesh import part_of_block
-from codegen.places import user_place
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 from codegen.trace import view
@@ -56,7 +55,7 @@ Item = Any  # Whole, Part, Many or NEW
 
 
 def index_error(message: str, expected: str, found: str, remedy: str = "") -> ShapeError:
-    return ShapeError(message, place=user_place(), expected=expected, found=found, remedy=remedy)
+    return ShapeError(message, expected=expected, found=found, remedy=remedy)
 
 
 # ---- reading the key -------------------------------------------------------------------------
@@ -70,15 +69,13 @@ def _bound(x: Any, extent: Expr) -> Expr | None:
     if e is None and isinstance(x, Array) and x.ndim == 0:
         raise UnsupportedError(
             "the bounds of this slice depend on data, so its length would too",
-            place=user_place(),
             expected="bounds made of integers, axis indices, scalars and loop counters",
             found=f"an array of {x.type}",
             remedy="spmd.dynamic_slice(x, start, extent) takes a box of a known extent; "
             "np.where with a mask keeps the whole",
-        )
+        )  # fmt: skip
     if e is None:
-        raise index_error("slice bounds must be integers", "an integer or None",
-                           type(x).__name__)  # fmt: skip
+        raise index_error("slice bounds must be integers", "an integer or None", type(x).__name__)
     if expr.nonneg(e):
         return e
     if expr.nonneg(-e - 1):
@@ -211,11 +208,9 @@ def expand(array: Array, key: Any) -> tuple[list[Any], bool]:
     taken = sum(consumes(item) for item in items if item is not Ellipsis)
     missing = array.ndim - taken
     if missing < 0 or len(dots) > 1:
-        raise index_error(
-            f"too many indices for an array of {array.ndim} dims",
-            f"at most {array.ndim} of them",
-            f"{taken} indices for {array.type}",
-        )
+        raise index_error(f"too many indices for an array of {array.ndim} dims",
+                          f"at most {array.ndim} of them",
+                          f"{taken} indices for {array.type}")  # fmt: skip
     at = dots[0] if dots else len(items)
     items[at : at + len(dots)] = [slice(None)] * missing
     return items, bool(dots)
@@ -254,10 +249,9 @@ def parse(array: Array, key: Any) -> tuple[list[Item], bool]:
         elif isinstance(item, np.ndarray) and not item.size:
             items.append(Many(item.astype(np.int64)))
         else:
-            raise index_error(
-                "only integers, slices, ..., None and integer arrays are indices",
-                "one of these", f"{getattr(item, 'dtype', type(item).__name__)}",
-            )  # fmt: skip
+            raise index_error("only integers, slices, ..., None and integer arrays are indices",
+                              "one of these",
+                              f"{getattr(item, 'dtype', type(item).__name__)}")  # fmt: skip
         dim += consumes(item)
     return items, not dotted and all(isinstance(i, Whole) for i in items)
 
@@ -308,9 +302,8 @@ def refused(remedy: str = "") -> UnsupportedError:
     """What is said where the number of chosen elements would have to be known."""
     return UnsupportedError(
         "the length of x[mask] depends on data, so it cannot be used here",
-        place=user_place(),
         expected="element-wise functions, sums and means of x[mask], or x[mask] = v",
         found="a boolean array known only at run time",
         remedy=remedy or "np.where(mask, x, other) keeps the shape; np.max(x, where=mask, "
         "initial=-np.inf) takes the chosen ones",
-    )
+    )  # fmt: skip

@@ -15,7 +15,6 @@ from codegen.errors import DtypeError
 from codegen.functions import fn_of
 from codegen.ir import Value
 from codegen.ops import AllReduce, Kind, ReduceScatter, ReduceTo, Scan
-from codegen.places import user_place
 from codegen.symbolic import expr
 from codegen.trace.array import Array, as_array, cast_value, number, wrap
 from codegen.trace.context import Context
@@ -58,11 +57,9 @@ def contributed(array: Array, fn: str, what: str) -> Value:
     if fn.startswith("bit_") and kind in "fc":
         raise DtypeError(
             f"{what} of {value.type.dtype}: its bits are not truth values",
-            place=user_place(),
             expected="bools, which it combines as truth values, or integers, bit by bit",
-            found=str(value.type),
-            remedy="compare first: x != 0",
-        )
+            found=str(value.type), remedy="compare first: x != 0",
+        )  # fmt: skip
     if kind == "b" and fn in ("add", "mul"):
         return cast_value(array.context, value, dtypes.INT64)
     return value
@@ -264,11 +261,9 @@ def _prefix(x: Any, axis: Any, op: Any, exclusive: bool, what: str) -> Any:
         if exclusive and value.type.dtype.kind == "c" and fn in ("min", "max"):
             raise DtypeError(
                 f"{what} of {value.type.dtype}: no complex number is the largest or smallest",
-                place=user_place(),
                 expected="an op for which the first rank has something to begin with",
-                found=f"op={op!r} of {value.type}",
-                remedy="pscan, or the real and imaginary parts",
-            )
+                found=f"op={op!r} of {value.type}", remedy="pscan, or the real and imaginary parts",
+            )  # fmt: skip
         independent(context, axes, value.type.shape, range(value.type.ndim), what)
         return combined(context, Scan(axes, fn, exclusive), value)
 

@@ -15,7 +15,6 @@ from codegen.errors import CarryError, MatchingError, ProgramError, ShapeError, 
 from codegen.ir import ArrayType, Shape, Value
 from codegen.mesh import block_extent
 from codegen.ops import AllGather, AllToAll, Barrier, Permute
-from codegen.places import user_place
 from codegen.symbolic import expr, prove
 from codegen.symbolic.expr import Expr, Sym
 from codegen.trace.array import Array, as_array, number, wrap
@@ -34,12 +33,9 @@ def inside(what: str) -> Context:
     """The context, which must be in a rank's view."""
     context = require_context(what)
     if not context.rank_view:
-        raise ProgramError(
-            f"{what} stands outside a shard_map",
-            place=user_place(),
-            expected="one rank's view, where the index can be read",
-            remedy="write it inside a function given to spmd.shard_map",
-        )
+        raise ProgramError(f"{what} stands outside a shard_map",
+                           expected="one rank's view, where the index can be read",
+                           remedy="write it inside a function given to spmd.shard_map")  # fmt: skip
     return context
 
 
@@ -60,26 +56,19 @@ def independent(
     var = expr.symbol(member_of(context, axes))
     for d in dims:
         if not same_extent(shape[d], at_member(context, axes, shape[d], var)):
-            raise ShapeError(
-                f"{what}: dim {d} has different extents on different ranks",
-                place=user_place(),
-                expected=f"one shape on all ranks along {', '.join(axes)}",
-                found=f"{shape_text(shape)}, in which {shape[d]} depends on the index",
-                remedy=remedy or "spmd.require(extent % axis_size == 0) states that all are equal; "
-                "else pad to one extent, or reduce over that dim first",
-            )
+            raise ShapeError(f"{what}: dim {d} has different extents on different ranks",
+                             expected=f"one shape on all ranks along {', '.join(axes)}",
+                             found=f"{shape_text(shape)}, in which {shape[d]} depends on the index",
+                             remedy=remedy or
+                             "spmd.require(extent % axis_size == 0) states that all are equal; "
+                             "else pad to one extent, or reduce over that dim first")  # fmt: skip
 
 
 # ---- ppermute --------------------------------------------------------------------------------
 
 
 def ppermute(
-    x: Any,
-    axis: Any,
-    perm: Any = None,
-    *,
-    shift: Any = None,
-    to: Callable[..., Any] | None = None,
+    x: Any, axis: Any, perm: Any = None, *, shift: Any = None, to: Callable[..., Any] | None = None
 ) -> Any:
     """Sends x to another rank along the axis, and returns what arrives here.
 
@@ -106,9 +95,8 @@ def ppermute(
     if sum(given is not None for given in (perm, shift, to)) != 1:
         raise UsageError(
             "ppermute needs one of shift=, to= and perm=",
-            place=user_place(),
             expected="shift=k, to=lambda i, n: ..., or perm=[(source, destination), ...]",
-        )
+        )  # fmt: skip
     n = context.mesh.size(axes)
     p = member_of(context, axes)
     if shift is not None:
@@ -137,12 +125,9 @@ def _sources(to: Expr, sends: Expr, p: Sym, n: Expr) -> tuple[Expr | None, Expr 
 def _shifted(context: Context, p: Sym, n: Expr, shift: Any) -> Route:
     k = expr_of(as_symbol(shift))
     if k is None:
-        raise UsageError(
-            "the shift of a ppermute must be an integer",
-            place=user_place(),
-            expected="an integer on which all ranks agree",
-            found=repr(shift),
-        )
+        raise UsageError("the shift of a ppermute must be an integer",
+                         expected="an integer on which all ranks agree",
+                         found=repr(shift))  # fmt: skip
     at = expr.symbol(p)
     same_on_all(context, k, "shift")
     return (at + k) % n, expr.const(1), (at - k) % n, expr.const(1)
@@ -153,16 +138,12 @@ def same_on_all(context: Context, e: Expr, what: str) -> None:
     if coords:
         raise MatchingError(
             f"{what} differs between the ranks, so two ranks may send to the same one",
-            place=user_place(),
-            expected="one value on all ranks",
-            found=str(e),
+            expected="one value on all ranks", found=str(e),
             remedy="ppermute(..., to=lambda i, n: ...) gives each rank's destination",
-        )
+        )  # fmt: skip
 
 
-def _destination(
-    context: Context, axes: Axes, p: Sym, to: Callable[..., Any]
-) -> tuple[Expr, Expr]:
+def _destination(context: Context, axes: Axes, p: Sym, to: Callable[..., Any]) -> tuple[Expr, Expr]:
     """What the user's `to` gives for member p: the destination, and whether there is one."""
     called = given(to, "to= of ppermute", "i", "n")
     context.selecting = len(context.blocks)
@@ -183,11 +164,9 @@ def _destination(
 def _no_destination(found: str) -> UsageError:
     return UsageError(
         "to= must give a destination",
-        place=user_place(),
         expected="a formula (+ - * // % and comparisons) of i, n and integers on which all ranks "
-        "agree; None sends nothing",
-        found=found,
-    )
+        "agree; None sends nothing", found=found,
+    )  # fmt: skip
 
 
 def _pairs(p: Sym, perm: Any) -> tuple[Expr, Expr]:
@@ -198,12 +177,9 @@ def _pairs(p: Sym, perm: Any) -> tuple[Expr, Expr]:
         ends = [pair[k] for pair in perm]
         twice = next((e for j, e in enumerate(ends) if e in ends[:j]), None)
         if twice is not None:
-            raise MatchingError(
-                f"rank {twice} stands twice as a {what} in perm",
-                place=user_place(),
-                expected=f"each {what} once",
-                found=repr(list(perm))[:80],
-            )
+            raise MatchingError(f"rank {twice} stands twice as a {what} in perm",
+                                expected=f"each {what} once",
+                                found=repr(list(perm))[:80])  # fmt: skip
     for source, destination in perm:
         here = expr.eq(expr.symbol(p), source)
         to, sends = to + here * destination, sends + here
@@ -216,11 +192,9 @@ def _integers(perm: Any) -> list[tuple[int, int]]:
     except (TypeError, ValueError):
         raise UsageError(
             "perm= of ppermute must be pairs of ranks",
-            place=user_place(),
-            expected="[(source, destination), ...], known while building",
-            found=repr(perm)[:80],
+            expected="[(source, destination), ...], known while building", found=repr(perm)[:80],
             remedy="shift=k sends to the rank k places on; to=lambda i, n: ... to any other",
-        ) from None
+        ) from None  # fmt: skip
 
 
 def _permute(context: Context, axes: Axes, p: Sym, route: Route, leaf: Any) -> Array:
@@ -257,12 +231,8 @@ def barrier(axis: Any = None) -> None:
 def dim_of(d: Any, ndim: int, what: str) -> int:
     value = expr_of(d)
     if value is None or not value.is_const or not -ndim <= value.value < ndim:
-        raise ShapeError(
-            f"{what}: no dim {d}",
-            place=user_place(),
-            expected=f"a dim from {-ndim} to {ndim - 1}",
-            found=str(d),
-        )
+        raise ShapeError(f"{what}: no dim {d}", expected=f"a dim from {-ndim} to {ndim - 1}",
+                         found=str(d))  # fmt: skip
     return value.value % ndim
 
 
@@ -274,13 +244,9 @@ def pieces(context: Context, axes: Axes, extent: Expr, p: Sym, what: str) -> tup
     offset = prove.prefix_sum(each, k, expr.symbol(p))
     total = prove.prefix_sum(each, k, n)
     if offset is None or total is None:
-        raise ShapeError(
-            f"{what}: there is no formula for the sum of the extents on all ranks",
-            place=user_place(),
-            expected="equal extents, balanced blocks, or extents linear in the index",
-            found=str(extent),
-            remedy="pad to one extent",
-        )
+        raise ShapeError(f"{what}: there is no formula for the sum of the extents on all ranks",
+                         expected="equal extents, balanced blocks, or extents linear in the index",
+                         found=str(extent), remedy="pad to one extent")  # fmt: skip
     return offset, total
 
 
@@ -343,23 +309,15 @@ def _one_per_member(shape: Shape, d: int, n: Expr, what: str) -> None:
     if not same_extent(shape[d], n):
         raise ShapeError(
             f"{what}: without tiled=True, the extent of dim {d} must be the number of ranks",
-            place=user_place(),
-            expected=f"extent {n}",
-            found=f"{shape[d]} in shape {shape_text(shape)}",
+            expected=f"extent {n}", found=f"{shape[d]} in shape {shape_text(shape)}",
             remedy="tiled=True cuts any extent into balanced blocks",
-        )
+        )  # fmt: skip
 
 
 def all_to_all(
-    x: Any,
-    axis: Any,
-    split_dim: int | None = None,
-    concat_dim: int | None = None,
-    tiled: bool = False,
-    *,
-    split_axis: int | None = None,
-    concat_axis: int | None = None,
-) -> Any:
+    x: Any, axis: Any, split_dim: int | None = None, concat_dim: int | None = None,
+    tiled: bool = False, *, split_axis: int | None = None, concat_axis: int | None = None,
+) -> Any:  # fmt: skip
     """Block k of split_dim goes to rank k along the axis; what arrives is joined along concat_dim.
 
     As in JAX, the extent of split_dim is the number of ranks, and the dim is dropped. tiled=True
@@ -374,7 +332,7 @@ def all_to_all(
     split = split_axis if split_dim is None else split_dim
     concat = concat_axis if concat_dim is None else concat_dim
     if split is None or concat is None:
-        raise UsageError("all_to_all needs split_dim and concat_dim", place=user_place())
+        raise UsageError("all_to_all needs split_dim and concat_dim")
 
     def one(leaf: Any) -> Any:
         array = as_array(leaf)

@@ -134,13 +134,11 @@ class _Refused:
         differs = "differs" if self.sure else "may differ"
         return LayoutError(
             f"{which} shard_map needs out_layouts: it {differs} between the ranks along "
-            f"{axes_text(self.axes)}",
-            place=here,
-            also=also,
+            f"{axes_text(self.axes)}", place=here, also=also,
             expected="a result that is equal on all ranks, or one that is cut as an argument is",
             found=f"{known or uneven}{cause}" + (f"; {fits} fit" if fits else ""),
             remedy="; ".join(self.ways()),
-        )
+        )  # fmt: skip
 
     @property
     def sure(self) -> bool:

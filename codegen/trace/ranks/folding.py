@@ -67,11 +67,9 @@ def _checked(op: Op, what: str) -> Op:
         if new.type.dtype != old.type.dtype or new.extents != old.extents:
             raise CarryError(
                 f"the function op= of {what} returns another type than its arguments have",
-                place=user_place(),
-                expected=f"{old.type}, as of its two arguments",
-                found=str(new.type),
+                expected=f"{old.type}, as of its two arguments", found=str(new.type),
                 remedy="combine element by element; .astype(a.dtype) converts",
-            )
+            )  # fmt: skip
         return new
 
     return called

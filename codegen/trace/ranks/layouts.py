@@ -29,10 +29,9 @@ class Dim(int):
 
     def __new__(cls, name: str, extent: int) -> Dim:
         if not isinstance(name, str) or int(extent) < 0:
-            raise UsageError(
-                "a named dim has a name and an extent", place=user_place(),
-                expected='spmd.Dim("batch", 64)', found=f"Dim({name!r}, {extent!r})",
-            )  # fmt: skip
+            raise UsageError("a named dim has a name and an extent", place=user_place(),
+                             expected='spmd.Dim("batch", 64)',
+                             found=f"Dim({name!r}, {extent!r})")  # fmt: skip
         self = super().__new__(cls, extent)
         self.name = name
         return self
@@ -67,20 +66,13 @@ def axes_of(context: Context, axis: Any, what: str) -> tuple[str, ...]:
         out = tuple(n for a in axis for n in axes_of(context, a, what))
         if len(set(out)) == len(out):
             return out
-        raise LayoutError(
-            f"{what}: an axis stands twice in {axis!r}",
-            place=user_place(),
-            expected="each axis once",
-            found=repr(axis),
-        )
+        raise LayoutError(f"{what}: an axis stands twice in {axis!r}", expected="each axis once",
+                          found=repr(axis))  # fmt: skip
     named = "".join(f', "{n}"' for n in context.mesh_names)
-    raise LayoutError(
-        f"{what}: {axis!r} is not an axis of this program's mesh",
-        place=user_place(),
-        expected=f"one of {axes_text(context.mesh)}{named}, or a tuple of them",
-        found=repr(axis),
-        remedy='@spmd.program(mesh=("x", "y")) names the axes',
-    )
+    raise LayoutError(f"{what}: {axis!r} is not an axis of this program's mesh",
+                      expected=f"one of {axes_text(context.mesh)}{named}, or a tuple of them",
+                      found=repr(axis),
+                      remedy='@spmd.program(mesh=("x", "y")) names the axes')  # fmt: skip
 
 
 def layout_of(context: Context, spec: Any, ndim: int, what: str, pad: bool = False) -> Layout:
@@ -93,19 +85,15 @@ def layout_of(context: Context, spec: Any, ndim: int, what: str, pad: bool = Fal
     if spec in ("data", "model", "data+model") and spec not in context.mesh.names:
         raise UnsupportedError(
             f'{what}: the layout rule "{spec}" is not available yet',
-            place=user_place(),
             remedy='give one axis or None per dim: layout=("x", None)',
-        )
+        )  # fmt: skip
     if isinstance(spec, (str, MeshName)):
         spec = (spec,)
     if not is_layout(spec):
-        raise LayoutError(
-            f"{what}: {spec!r} is not a layout",
-            place=user_place(),
-            expected="one entry per dim: a mesh axis, None, or a tuple of mesh axes",
-            found=repr(spec),
-            remedy=f"axes are {axes_text(context.mesh)}",
-        )
+        raise LayoutError(f"{what}: {spec!r} is not a layout",
+                          expected="one entry per dim: a mesh axis, None, or a tuple of mesh axes",
+                          found=repr(spec),
+                          remedy=f"axes are {axes_text(context.mesh)}")  # fmt: skip
     entries = [() if e is None else axes_of(context, e, what) for e in spec]
     if all(not e for e in entries):
         return ((),) * ndim
@@ -120,13 +108,12 @@ def _check(mesh: Mesh, entries: Sequence[LayoutEntry], ndim: int, spec: Any, wha
         nearest = (*entries, *[()] * ndim)[:ndim]
         raise LayoutError(
             f"{what}: a layout has one entry per dim",
-            place=user_place(),
             expected=f"{ndim} entries for an array of {ndim} dims",
             found=f"{len(entries)} in {spec!r}",
             remedy=f"layout={layout_text(tuple(nearest))}" if ndim or what != "out_layouts" else
             "return value[None] to join one number of each rank; out_layouts=() is for one number "
             "that is the same on all of them",
-        )
+        )  # fmt: skip
     seen: set[str] = set()
     nearest_legal: list[LayoutEntry] = []
     double = ""
@@ -139,8 +126,6 @@ def _check(mesh: Mesh, entries: Sequence[LayoutEntry], ndim: int, spec: Any, wha
         raise LayoutError(
             f'{what}: axis "{double}" splits two dims, so each rank would hold only the blocks on '
             "the diagonal and the others would be lost",
-            place=user_place(),
-            expected="each mesh axis in one place at most",
-            found=repr(spec),
+            expected="each mesh axis in one place at most", found=repr(spec),
             remedy=f"layout={layout_text(tuple(nearest_legal))}",
-        )
+        )  # fmt: skip

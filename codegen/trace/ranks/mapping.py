@@ -117,23 +117,21 @@ def global_shape(
             if (found := coords_of(extent)):
                 raise ShapeError(
                     f"{what}: dim {d} is not split, and its extent differs between ranks",
-                    place=user_place(),
                     expected="one extent on all ranks",
                     found=f"{extent} in shape {shape_text(local)}",
-                    remedy=f"out_layouts with an axis for dim {d}, or an all_gather"
-                    + (f" over {', '.join(s.name.removeprefix('i_') for s in found)}"),
-                )
+                    remedy=f"out_layouts with an axis for dim {d}, or an all_gather" +
+                    (f" over {', '.join(s.name.removeprefix('i_') for s in found)}"),
+                )  # fmt: skip
             out.append(extent)
             continue
         total = _global_extent(mesh, extent, entry, known)
         if total is None:
             raise ShapeError(
                 f"{what}: dim {d} has extents that are not balanced blocks",
-                place=user_place(),
                 expected="local extents as numpy.array_split cuts, larger ones first",
                 found=f"{extent} in shape {shape_text(local)}",
                 remedy="return a part of the extent of an argument's shard",
-            )
+            )  # fmt: skip
         out.append(total)
     return tuple(out)
 
@@ -146,25 +144,16 @@ def _known_extents(operands: Sequence[Value]) -> list[Expr]:
 
 
 def call(
-    context: Context,
-    function: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    mesh: Any = None,
-    in_layouts: Any = None,
-    out_layouts: Any = ...,
-    pad: bool = False,
+    context: Context, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
+    mesh: Any = None, in_layouts: Any = None, out_layouts: Any = ..., pad: bool = False,
     sure: bool = False,
-) -> Any:
+) -> Any:  # fmt: skip
     """Capture function(*args) as one rank's view; its results as global arrays. sure: the user says
     that they are as their layouts say."""
     if context.rank_view:
-        raise ProgramError(
-            "a shard_map inside a shard_map",
-            place=user_place(),
-            expected="one shard_map at a time: arrays are local already",
-            remedy="call the function itself",
-        )
+        raise ProgramError("a shard_map inside a shard_map",
+                           expected="one shard_map at a time: arrays are local already",
+                           remedy="call the function itself")  # fmt: skip
     if mesh is not None:
         axes_of(context, mesh, "shard_map")
     arguments = _Arguments(context)
@@ -185,14 +174,9 @@ def _argument_specs(in_layouts: Any, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def _capture(
-    context: Context,
-    function: Callable[..., Any],
-    inputs: Any,
-    arguments: _Arguments,
-    out_layouts: Any,
-    pad: bool,
-    sure: bool,
-) -> Any:
+    context: Context, function: Callable[..., Any], inputs: Any, arguments: _Arguments,
+    out_layouts: Any, pad: bool, sure: bool,
+) -> Any:  # fmt: skip
     place = user_place()
     args, kwargs = inputs
     check_call(function, getattr(function, "__name__", "the function"), *args, **kwargs)
@@ -225,13 +209,10 @@ def _capture(
         context.rank_view -= 1
         context.captured.pop()
     lie = tuple(lying(v.type) for v in operands)
-    results = context.emit(
-        ShardMap(lie, tuple(map(lying, outs)), tuple(outs), bool(sure)),
-        operands,
-        [region],
-        [getattr(function, "__name__", "result")] * len(outs),
-        place,
-    )  # fmt: skip
+    results = context.emit(ShardMap(lie, tuple(map(lying, outs)), tuple(outs), bool(sure)),
+                           operands, [region],
+                           [getattr(function, "__name__", "result")] * len(outs),
+                           place)  # fmt: skip
     arrays = iter([wrap(context, v, scalar=False) for v in results])
     return tree.map_tree(lambda _: next(arrays), returned)
 
@@ -256,20 +237,15 @@ def _check_returned(leaves: Sequence[Any]) -> None:
         if isinstance(x, Chosen):
             raise refused()
         if not isinstance(x, (Array, Number, int, float, complex, np.ndarray, np.generic)):
-            raise ProgramError(
-                f"a function given to shard_map returned a {type(x).__name__}",
-                place=user_place(),
-                expected="arrays, or tuples, lists and dicts of arrays",
-                found=repr(x)[:60],
-            )
+            raise ProgramError(f"a function given to shard_map returned a {type(x).__name__}",
+                               expected="arrays, or tuples, lists and dicts of arrays",
+                               found=repr(x)[:60])  # fmt: skip
     if not leaves:
         raise ProgramError(
             "a function given to shard_map returned nothing",
-            place=user_place(),
             expected="arrays: arguments are by value, so writing into them changes nothing outside",
-            found="None",
-            remedy="return the arrays that were written",
-        )
+            found="None", remedy="return the arrays that were written",
+        )  # fmt: skip
 
 
 def _given_layouts(
@@ -319,12 +295,10 @@ def relayout(x: Array, spec: Any) -> Array:
     context = x.context
     if context.rank_view:
         raise ProgramError(
-            "relayout of one rank's array",
-            place=user_place(),
-            expected="a global array, outside shard_map",
+            "relayout of one rank's array", expected="a global array, outside shard_map",
             found=str(x.type),
             remedy="all_gather, all_to_all and psum_scatter move data between ranks",
-        )
+        )  # fmt: skip
     wanted = layout_of(context, spec, x.ndim, "relayout")
     return wrap(context, context.emit_one(Relayout(to=wanted), x.read()), scalar=False)
 

@@ -11,7 +11,6 @@ from typing import Any
 from codegen.errors import MatchingError, UsageError
 from codegen.ir import ArrayType
 from codegen.ops import BroadcastFrom, GatherTo, ScatterFrom
-from codegen.places import user_place
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 from codegen.trace.array import Array, as_array, wrap
@@ -37,18 +36,15 @@ def root_of(context: Context, axes: Axes, root: Any, what: str, word: str = "roo
     if at is None:
         raise UsageError(
             f"the {word} of a {what} must be known at launch",
-            place=user_place(),
             expected="an integer, or a formula of axis sizes, scalars and loop counters",
             found=repr(root),
-        )
+        )  # fmt: skip
     same_on_all(context, at, f"the {word}")
     if expr.nonneg(at - n) or expr.nonneg(-at - 1):
         raise MatchingError(
             f"the {word} of a {what} is rank {at} of the axis, which does not exist",
-            place=user_place(),
-            expected=f"a position from 0 to {n - 1}",
-            found=str(at),
-        )
+            expected=f"a position from 0 to {n - 1}", found=str(at),
+        )  # fmt: skip
     return at
 
 

@@ -25,6 +25,15 @@ from codegen.user.tree import leaves, map_tree
 Axes = Any  # as the user writes them: a name, several, a MeshName, or None for all
 
 
+def _making(function: Any) -> Any:
+    """A method of Common: NumPy's function, with layout=."""
+
+    def call(self: Common, *args: Any, layout: Any = None, **more: Any) -> EagerArray:
+        return self.made(function(*args, **more), layout)
+
+    return call
+
+
 class Common:
     """The part of the runtime that is the same for the program and for one rank in shard_map."""
 
@@ -97,11 +106,7 @@ class Common:
     def ones(self, shape: Any, dtype: Any = None, layout: Any = None) -> EagerArray:
         return self.made(np.ones(shape, dtype or np.float64), layout)
 
-    def arange(self, *bounds: Any, dtype: Any = None, layout: Any = None) -> EagerArray:
-        return self.made(np.arange(*bounds, dtype=dtype), layout)
-
-    def linspace(self, *args: Any, layout: Any = None, **more: Any) -> EagerArray:
-        return self.made(np.linspace(*args, **more), layout)
+    arange, linspace = _making(np.arange), _making(np.linspace)
 
     def eye(self, n: int, m: Any = None, k: int = 0, dtype: Any = None,
             layout: Any = None) -> EagerArray:  # fmt: skip

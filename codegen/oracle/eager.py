@@ -92,8 +92,7 @@ class World(Common):
         self.given = given
         # by name of an input or a scalar: where it is declared, and as what
         self.declared: dict[str, tuple[Place | None, Said]] = {}
-        grid = itertools.product(*(range(n) for n in self.axes.values()))
-        self.shards = Shards(self, [dict(zip(self.axes, at, strict=True)) for at in grid])
+        self.shards = Shards(self)
 
     def __getattr__(self, name: str) -> Any:
         """Functions that only a rank has."""

@@ -8,7 +8,6 @@ Always holds: every result has the dtype and the evaluated shape of its type, or
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,21 +25,11 @@ from codegen.errors import (
     UsageError,
 )
 from codegen.ir import Input, Module, Op, Region, Shape, Value
-from codegen.mesh import Layout
-from codegen.ops import (
-    POSITION,
-    Branch,
-    Exchange,
-    Expect,
-    Let,
-    Loop,
-    Print,
-    RunScalar,
-    ShardMap,
-)
+from codegen.ops import POSITION, Branch, Exchange, Expect, Let, Loop, Print, RunScalar, ShardMap
 from codegen.ops.group import Group, Member
 from codegen.ops.kind import Array, extents
 from codegen.oracle.common import rank_prefix, value_text
+from codegen.oracle.grid import Box, Grid, join
 from codegen.oracle.reference import evaluator
 from codegen.symbolic.expr import Sym
 
@@ -48,7 +37,6 @@ from codegen.symbolic.expr import Sym
 _APART = (RunScalar, Loop, Branch, Let, ShardMap, Print, Expect, Exchange)
 
 Running = Generator[Op, list[Array], list[Array]]
-Box = tuple[slice, ...]
 
 
 def run(
@@ -212,9 +200,8 @@ class _World:
         for s in module.scalars:
             if s.sym is not None:
                 self.env[s.sym.name] = int(self.scalars[s.name])
-        names = list(self.sizes)
-        grid = itertools.product(*(range(n) for n in self.sizes.values()))
-        self.coords = [dict(zip(names, at, strict=True)) for at in grid]
+        self.grid = Grid(self.sizes)
+        self.coords = self.grid.coords
         for condition in module.conditions:
             if not condition.holds.evaluate(self.env):
                 raise MeshError(condition.text, place=condition.place, found=str(self.sizes))
@@ -240,7 +227,7 @@ class _World:
         region = declared.default
         ranks = [self.rank(k, {}, self.env) for k in range(len(self.coords))]
         parts = self.together(ranks, [r.region(region, []) for r in ranks])
-        boxes = [self.split(shape, declared.layout, k) for k in range(len(ranks))]
+        boxes = [self.grid.box(shape, declared.layout, k) for k in range(len(ranks))]
         return self.assemble(declared.name, shape, [p[0] for p in parts], boxes)
 
     def run_graph(self, given: Mapping[str, Array]) -> dict[str, Array]:
@@ -274,33 +261,20 @@ class _World:
             rank = self.rank(k, outer.values, outer.env)
             args = []
             for arg, x, layout in zip(body.args, operands, what.in_layouts, strict=True):
-                args.append(rank.checked(op, arg, x[self.split(x.shape, layout, k)]))
+                args.append(rank.checked(op, arg, x[self.grid.box(x.shape, layout, k)]))
             ranks.append(rank)
             running.append(rank.region(body, args))
         parts = self.together(ranks, running)
         out = []
         for j, (value, layout) in enumerate(zip(op.results, what.out_layouts, strict=True)):
             shape = extents(value.type.shape, outer.eval)
-            boxes = [self.split(shape, layout, k) for k in range(len(ranks))]
+            boxes = [self.grid.box(shape, layout, k) for k in range(len(ranks))]
             out.append(self.assemble(value.name, shape, [p[j] for p in parts], boxes, op))
         return out
 
     # ---- shards ----------------------------------------------------------------------------------
 
-    def split(self, shape: Sequence[int], layout: Layout, index: int) -> Box:
-        """A rank's box of a global array, as numpy.array_split cuts."""
-        box = []
-        for extent, entry in zip(shape, layout, strict=True):
-            blocks, position = 1, 0
-            for axis in entry:
-                blocks *= self.sizes[axis]
-                position = position * self.sizes[axis] + self.coords[index][axis]
-            cuts = [len(part) for part in np.array_split(np.arange(extent), blocks)]
-            first = sum(cuts[:position])
-            box.append(slice(first, first + cuts[position]))
-        return tuple(box)
-
-    def own(self, shape: Shape, layout: Layout, ranks: Sequence[_Rank]) -> list[Box]:
+    def own(self, shape: Shape, layout: meshes.Layout, ranks: Sequence[_Rank]) -> list[Box]:
         """The ranks' boxes of a global array, by the symbolic offsets and extents."""
         mesh = self.module.mesh
         dims = [(meshes.local_offset(mesh, e, entry), meshes.local_extent(mesh, e, entry))
@@ -313,22 +287,19 @@ class _World:
         op: Op | None = None,
     ) -> Array:  # fmt: skip
         """One array from the ranks' parts; equal boxes must hold equal values."""
-        whole = np.zeros(shape, parts[0].dtype)
-        written: dict[str, int] = {}
-        for rank, (part, box) in enumerate(zip(parts, boxes, strict=True)):
-            expected = tuple(s.stop - s.start for s in box)
-            if part.shape != expected:
-                raise InternalError(f"rank {rank} has another part of {name} than its layout says",
-                                    place=op.place if op else None, expected=str(expected),
-                                    found=str(part.shape))  # fmt: skip
-            first = written.setdefault(str(box), rank)
-            if first != rank and part.tobytes() != parts[first].tobytes():
-                raise MatchingError(
-                    f"{name} differs between ranks {first} and {rank}, and its layout says that "
-                    "they hold the same part", place=op.place if op else None,
-                )  # fmt: skip
-            whole[box] = part
-        return whole
+        place = op.place if op else None
+
+        def misfit(rank: int, expected: tuple[int, ...]) -> InternalError:
+            return InternalError(
+                f"rank {rank} has another part of {name} than its layout says",
+                place=place, expected=str(expected), found=str(parts[rank].shape),
+            )  # fmt: skip
+
+        def differ(first: int, rank: int) -> MatchingError:
+            return MatchingError(f"{name} differs between ranks {first} and {rank}, and its layout "
+                                 "says that they hold the same part", place=place)  # fmt: skip
+
+        return join(shape, parts, boxes, misfit, differ)
 
     # ---- ranks against each other ----------------------------------------------------------------
 
@@ -365,11 +336,8 @@ class _World:
         op, what = _waits(rank)
         if rank.index is None:
             raise InternalError(f"{what.name} outside shard_map", place=op.place)
-        axes = what.axes
-        mine = self.coords[rank.index]
-        rest = [a for a in self.sizes if a not in axes]
-        found = [r for r in ranks if all(self.coords[r.index or 0][a] == mine[a] for a in rest)]
-        return sorted(found, key=lambda r: [self.coords[r.index or 0][a] for a in axes])
+        by_index = {r.index: r for r in ranks}
+        return [by_index[k] for k in self.grid.group(rank.index, what.axes)]
 
 
 def _waits(rank: _Rank) -> tuple[Op, Exchange]:

@@ -99,6 +99,17 @@ def whole(x: Any) -> np.ndarray[Any, Any]:
     return np.array(x)
 
 
+def _at(ufunc: np.ufunc) -> Any:
+    """A method of At."""
+
+    def apply(self: At, value: Any) -> EagerArray:
+        out = self.x.copy()
+        ufunc.at(out, self.key, np.asarray(value).astype(out.dtype))
+        return out
+
+    return apply
+
+
 class At:
     """x.at[k].add(v): x with something done at k, as a new array."""
 
@@ -117,24 +128,8 @@ class At:
         out[self.key] = value
         return out
 
-    def _apply(self, ufunc: Any, value: Any) -> EagerArray:
-        out = self.x.copy()
-        ufunc.at(out, self.key, np.asarray(value).astype(out.dtype))
-        return out
-
-    def add(self, value: Any) -> EagerArray:
-        return self._apply(np.add, value)
-
-    def multiply(self, value: Any) -> EagerArray:
-        return self._apply(np.multiply, value)
-
-    mul = multiply
-
-    def min(self, value: Any) -> EagerArray:
-        return self._apply(np.minimum, value)
-
-    def max(self, value: Any) -> EagerArray:
-        return self._apply(np.maximum, value)
+    add, min, max = _at(np.add), _at(np.minimum), _at(np.maximum)
+    mul = multiply = _at(np.multiply)
 
 
 class Blocks:

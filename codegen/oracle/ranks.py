@@ -15,6 +15,7 @@ from codegen import dtypes
 from codegen.errors import LayoutError, MatchingError
 from codegen.functions import COMBINE, FUNCTIONS, fn_of, neutral
 from codegen.oracle.common import Axes, Common
+from codegen.oracle.grid import Grid, join
 from codegen.oracle.local import EagerArray, local, received
 from codegen.oracle.threads import Call, Combine, Crew
 from codegen.places import user_place
@@ -24,25 +25,12 @@ from codegen.user.tree import map_tree
 Entries = tuple[tuple[str, ...], ...]
 
 
-class Shards:
-    """Who holds what: coordinates, groups, and boxes of global arrays."""
+class Shards(Grid):
+    """Shards of arrays by the layouts that the user writes."""
 
-    def __init__(self, common: Common, coords: Sequence[dict[str, int]]) -> None:
+    def __init__(self, common: Common) -> None:
+        super().__init__(common.axes)
         self.common = common
-        self.coords = coords
-
-    def position(self, rank: int, axes: Sequence[str]) -> int:
-        at = 0
-        for name in axes:
-            at = at * self.common.axes[name] + self.coords[rank][name]
-        return at
-
-    def group(self, rank: int, axes: tuple[str, ...]) -> list[int]:
-        """The ranks that differ from this one along `axes` only, by position along them."""
-        rest = [a for a in self.common.axes if a not in axes]
-        mine = self.coords[rank]
-        members = [k for k, c in enumerate(self.coords) if all(c[a] == mine[a] for a in rest)]
-        return sorted(members, key=lambda k: self.position(k, axes))
 
     def entries(self, layout: Any, ndim: int) -> Entries:
         """A layout as the user writes it, as the axes of every dim."""
@@ -53,15 +41,6 @@ class Shards:
                               expected=f"{ndim} entries")  # fmt: skip
         out = [() if e is None else self.common.names(e) for e in layout]
         return (*out, *[()] * (ndim - len(out)))
-
-    def box(self, shape: Sequence[int], layout: Entries, rank: int) -> tuple[slice, ...]:
-        out = []
-        for extent, axes in zip(shape, layout, strict=True):
-            cuts = np.array_split(np.arange(extent), self.common.axis_size(axes) if axes else 1)
-            at = self.position(rank, axes)
-            first = sum(len(c) for c in cuts[:at])
-            out.append(slice(first, first + len(cuts[at])))
-        return tuple(out)
 
     def shard(self, x: Any, layout: Any, rank: int) -> Any:
         """A rank's own copy of its part."""
@@ -77,24 +56,21 @@ class Shards:
             sum(arrays[k].shape[d] for k in self.group(0, axes)) if axes else arrays[0].shape[d]
             for d, axes in enumerate(layout)
         ]
-        out = np.zeros(extents, arrays[0].dtype)
-        held: dict[str, int] = {}
-        for k, part in enumerate(arrays):
-            box = self.box(extents, layout, k)
-            expected = tuple(s.stop - s.start for s in box)
-            if part.shape != expected:
-                raise LayoutError(
-                    f"rank {k} returns a part of shape {part.shape}",
-                    expected=f"{expected}, its block of {tuple(extents)} laid out as {spec}",
-                )  # fmt: skip
-            first = held.setdefault(str(box), k)
-            if part.tobytes() != arrays[first].tobytes():
-                raise MatchingError(
-                    f"a result laid out as {spec} differs between ranks {first} and {k}",
-                    expected="equal values on all ranks that hold one part",
-                )  # fmt: skip
-            out[box] = part
-        whole = local(out)
+
+        def misfit(rank: int, expected: tuple[int, ...]) -> LayoutError:
+            return LayoutError(
+                f"rank {rank} returns a part of shape {arrays[rank].shape}",
+                expected=f"{expected}, its block of {tuple(extents)} laid out as {spec}",
+            )  # fmt: skip
+
+        def differ(first: int, rank: int) -> MatchingError:
+            return MatchingError(
+                f"a result laid out as {spec} differs between ranks {first} and {rank}",
+                expected="equal values on all ranks that hold one part",
+            )
+
+        boxes = [self.box(extents, layout, k) for k in range(len(arrays))]
+        whole = local(join(extents, arrays, boxes, misfit, differ))
         whole.layout = spec
         return whole
 
@@ -119,6 +95,34 @@ class Shards:
             return types.CellType(self.shard(held, held.layout, rank))
         seen = self.view_of(held, rank)
         return cell if seen is held else types.CellType(seen)
+
+
+def _reduction(fn: str) -> Combine:
+    ufunc = FUNCTIONS[COMBINE[fn]].numpy
+
+    def combine(payloads: Sequence[Any]) -> list[Any]:
+        arrays = list(payloads)
+        if arrays[0].dtype == bool and fn in ("add", "mul"):
+            arrays = [a.astype(np.int64) for a in arrays]
+        stored = dtypes.from_numpy(arrays[0].dtype)
+        assert stored is not None
+        total = arrays[0].astype(dtypes.numpy_dtype(dtypes.folded_in(stored)))
+        for x in arrays[1:]:
+            if x.shape != total.shape:
+                raise MatchingError(f"members' arrays differ in shape: {total.shape}, {x.shape}")
+            total = np.asarray(ufunc(total, x.astype(total.dtype))).astype(total.dtype)
+        return [received(total.astype(arrays[0].dtype)) for _ in payloads]
+
+    return combine
+
+
+def _reducing(kind: str, fn: str) -> Callable[..., Any]:
+    """A method of Rank: all members get what fn combines of theirs."""
+
+    def call(self: Rank, x: Any, axis: Axes) -> Any:
+        return self.each(kind, x, axis, _reduction(fn))
+
+    return call
 
 
 class Rank(Common):
@@ -173,30 +177,14 @@ class Rank(Common):
 
     # ---- reductions ------------------------------------------------------------------------------
 
-    def psum(self, x: Any, axis: Axes) -> Any:
-        return self.each("psum", x, axis, _reduction("add"))
-
-    def pprod(self, x: Any, axis: Axes) -> Any:
-        return self.each("pprod", x, axis, _reduction("mul"))
-
-    def pmax(self, x: Any, axis: Axes) -> Any:
-        return self.each("pmax", x, axis, _reduction("max"))
-
-    def pmin(self, x: Any, axis: Axes) -> Any:
-        return self.each("pmin", x, axis, _reduction("min"))
+    psum, pprod = _reducing("psum", "add"), _reducing("pprod", "mul")
+    pmax, pmin = _reducing("pmax", "max"), _reducing("pmin", "min")
+    pand, por = _reducing("pand", "bit_and"), _reducing("por", "bit_or")
+    pxor = _reducing("pxor", "bit_xor")
 
     def pmean(self, x: Any, axis: Axes) -> Any:
         n = self.axis_size(axis)
         return map_tree(lambda leaf: leaf / n, self.each("pmean", x, axis, _reduction("add")))
-
-    def pand(self, x: Any, axis: Axes) -> Any:
-        return self.each("pand", x, axis, _reduction("bit_and"))
-
-    def por(self, x: Any, axis: Axes) -> Any:
-        return self.each("por", x, axis, _reduction("bit_or"))
-
-    def pxor(self, x: Any, axis: Axes) -> Any:
-        return self.each("pxor", x, axis, _reduction("bit_xor"))
 
     def preduce(self, x: Any, axis: Axes, op: Any = "sum", root: Any = 0) -> Any:
         at = None if root is None else self.root(root, axis)
@@ -290,19 +278,14 @@ class Rank(Common):
     def all_gather(self, x: Any, axis: Axes, dim: int = 0, tiled: bool = False, *,
                    gather_axis: int | None = None) -> Any:  # fmt: skip
         d = dim if gather_axis is None else gather_axis
-        join: Callable[..., Any] = np.concatenate if tiled else np.stack
+        return self.each("all_gather", x, axis, lambda p: [_joined(p, d, tiled) for _ in p])
 
-        def combine(parts: Sequence[Any]) -> list[Any]:
-            return [local(join(parts, axis=d)) for _ in parts]
-
-        return self.each("all_gather", x, axis, combine)
-
-    def pgather(self, x: Any, axis: Axes, root: Any = 0, dim: int = 0, tiled: bool = False) -> Any:
-        join: Callable[..., Any] = np.concatenate if tiled else np.stack
+    def pgather(self, x: Any, axis: Axes, root: Any = 0, dim: int = 0,
+                tiled: bool = False) -> Any:  # fmt: skip
         at = self.root(root, axis)
 
         def combine(parts: Sequence[Any]) -> list[Any]:
-            whole = local(join(parts, axis=dim))
+            whole = _joined(parts, dim, tiled)
             return [whole if k == at else whole.take([], axis=dim) for k in range(len(parts))]
 
         return self.each("pgather", x, axis, combine)
@@ -310,20 +293,14 @@ class Rank(Common):
     def pscatter(self, x: Any, axis: Axes, root: Any = 0, dim: int = 0, tiled: bool = False) -> Any:
         at = self.root(root, axis)
 
-        def combine(parts: Sequence[Any]) -> list[Any]:
-            blocks = _pieces(parts[at], len(parts), dim, tiled)
-            return [received(b.copy()) for b in blocks]
-
-        return self.each("pscatter", x, axis, combine)
+        return self.each("pscatter", x, axis, lambda p: _dealt(p[at], len(p), dim, tiled))
 
     def psum_scatter(self, x: Any, axis: Axes, dim: int = 0, tiled: bool = False, *,
                      scatter_dimension: int | None = None) -> Any:  # fmt: skip
         d = dim if scatter_dimension is None else scatter_dimension
 
         def combine(parts: Sequence[Any]) -> list[Any]:
-            total = np.asarray(_reduction("add")(parts)[0])
-            blocks = _pieces(total, len(parts), d, tiled)
-            return [received(b.copy()) for b in blocks]
+            return _dealt(np.asarray(_reduction("add")(parts)[0]), len(parts), d, tiled)
 
         return self.each("psum_scatter", x, axis, combine)
 
@@ -332,13 +309,21 @@ class Rank(Common):
                    concat_axis: Any = None) -> Any:  # fmt: skip
         split = split_dim if split_axis is None else split_axis
         concat = concat_dim if concat_axis is None else concat_axis
-        join: Callable[..., Any] = np.concatenate if tiled else np.stack
 
         def combine(parts: Sequence[Any]) -> list[Any]:
             pieces = [_pieces(p, len(parts), split, tiled) for p in parts]
-            return [local(join([p[k] for p in pieces], axis=concat)) for k in range(len(parts))]
+            return [_joined(row, concat, tiled) for row in zip(*pieces, strict=True)]
 
         return self.each("all_to_all", x, axis, combine)
+
+
+def _joined(parts: Sequence[Any], dim: int, tiled: bool) -> EagerArray:
+    return local((np.concatenate if tiled else np.stack)(parts, axis=dim))
+
+
+def _dealt(x: np.ndarray[Any, Any], n: int, dim: int, tiled: bool) -> list[Any]:
+    """What each of n members gets of an array: its own copy."""
+    return [received(b.copy()) for b in _pieces(x, n, dim, tiled)]
 
 
 def _pieces(x: np.ndarray[Any, Any], n: int, dim: int, tiled: bool) -> list[Any]:
@@ -371,22 +356,3 @@ def _permute(payloads: Sequence[Any]) -> list[Any]:
         received(payloads[sender[k]][1].copy() if k in sender else np.zeros_like(x))
         for k, (_, x) in enumerate(payloads)
     ]
-
-
-def _reduction(fn: str) -> Combine:
-    ufunc = FUNCTIONS[COMBINE[fn]].numpy
-
-    def combine(payloads: Sequence[Any]) -> list[Any]:
-        arrays = list(payloads)
-        if arrays[0].dtype == bool and fn in ("add", "mul"):
-            arrays = [a.astype(np.int64) for a in arrays]
-        stored = dtypes.from_numpy(arrays[0].dtype)
-        assert stored is not None
-        total = arrays[0].astype(dtypes.numpy_dtype(dtypes.folded_in(stored)))
-        for x in arrays[1:]:
-            if x.shape != total.shape:
-                raise MatchingError(f"members' arrays differ in shape: {total.shape}, {x.shape}")
-            total = np.asarray(ufunc(total, x.astype(total.dtype))).astype(total.dtype)
-        return [received(total.astype(arrays[0].dtype)) for _ in payloads]
-
-    return combine

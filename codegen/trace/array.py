@@ -16,12 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from codegen import dtypes
-from codegen.errors import (
-    MissingError,
-    ProgramError,
-    TracedValueError,
-    UnsupportedError,
-)
+from codegen.errors import MissingError, ProgramError, TracedValueError, UnsupportedError
 from codegen.ir import ArrayType, Shape, Value
 from codegen.mesh import Layout, Mesh, as_written, local_extent
 from codegen.ops import Relayout, Symbolic

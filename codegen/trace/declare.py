@@ -22,16 +22,7 @@ from codegen.errors import (
     TracedValueError,
     UsageError,
 )
-from codegen.ir import (
-    ArrayType,
-    Input,
-    Region,
-    Scalar,
-    Shape,
-    Value,
-    free_counters,
-    free_values,
-)
+from codegen.ir import ArrayType, Input, Region, Scalar, Shape, Value, free_counters, free_values
 from codegen.mesh import Layout, checked_text, local_offset
 from codegen.ops import Full, Iota, Map, Print, Reshape, RunScalar
 from codegen.places import user_place

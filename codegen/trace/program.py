@@ -17,14 +17,7 @@ from typing import Any, overload
 import numpy as np
 
 from codegen.checks import CHECKS
-from codegen.errors import (
-    LayoutError,
-    Place,
-    ProgramError,
-    SpmdError,
-    UnsupportedError,
-    UsageError,
-)
+from codegen.errors import LayoutError, Place, ProgramError, SpmdError, UnsupportedError, UsageError
 from codegen.ir import Condition, Module
 from codegen.layouts.choosing import choose
 from codegen.mesh import Axis, Layout, Mesh, checked_count, checked_sizes

@@ -1,6 +1,7 @@
 """Views of a storage: how to read the elements that a view shows, and how to write through it.
 
-A view is a tuple of steps from the storage's value to the array that the user holds.
+A view is a tuple of steps from the storage's value to the array that the user holds; most of them
+are ops themselves.
 Always holds: `put` gives a value of the storage's type; steps are compared to recognise
 `x[k] += v`, whose last act assigns a view to itself.
 """
@@ -13,42 +14,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from codegen import dtypes, ops
 from codegen.dtypes import DType
 from codegen.errors import ProgramError
 from codegen.functions import FUNCTIONS
 from codegen.ir import Shape, Value
-from codegen.symbolic.expr import Expr, const
+from codegen.ops import Broadcast, Reshape, Slice, Transpose
+from codegen.symbolic.expr import Expr, as_expr, const
 from codegen.trace.context import Context
-
-
-@dataclass(frozen=True)
-class Slice:
-    """start + step * j per dim, always in bounds."""
-
-    start: tuple[Expr, ...]
-    step: tuple[int, ...]
-    shape: Shape
-
-
-@dataclass(frozen=True)
-class Transpose:
-    perm: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Reshape:
-    shape: Shape
-
-
-@dataclass(frozen=True)
-class Broadcast:
-    """Read-only, as NumPy's."""
-
-    dims: tuple[int, ...]
-    shape: Shape
 
 
 @dataclass(frozen=True)
@@ -136,13 +109,9 @@ def _under_unit_dims(inner: Shape, outer: Shape, step: Slice) -> Slice | None:
 
 
 def shape_of(view: View, base: Shape) -> Shape:
-    shape = base
     for step in view:
-        if isinstance(step, Transpose):
-            shape = tuple(shape[d] for d in step.perm)
-        else:
-            shape = step.shape
-    return shape
+        base = tuple(base[d] for d in step.perm) if isinstance(step, Transpose) else step.shape
+    return base
 
 
 def dtype_of(view: View, base: DType) -> DType:
@@ -164,27 +133,12 @@ def is_static(view: View) -> bool:
 def shown(data: Any, view: View) -> Any:
     """The elements of a NumPy array that a static view shows, in the same memory."""
     for step in view:
-        if isinstance(step, Transpose):
-            data = data.transpose(step.perm)
-            continue
         if isinstance(step, Part):
             data = getattr(data, step.fn)
-            continue
-        shape = tuple(e.value for e in step.shape)
-        if isinstance(step, Slice):
-            firsts = [e.value for e in step.start]
-            data = data[tuple(_slice(*s) for s in zip(firsts, step.step, shape))]
-        elif isinstance(step, Reshape):
-            data = data.reshape(shape)
-        elif isinstance(step, Broadcast):
-            at = dict(zip(step.dims, data.shape))
-            data = np.broadcast_to(data.reshape([at.get(d, 1) for d in range(len(shape))]), shape)
+        else:
+            assert isinstance(step, (Slice, Transpose, Reshape, Broadcast))
+            (data,) = step.reference([data], lambda e: as_expr(e).value)
     return data
-
-
-def _slice(first: int, step: int, extent: int) -> slice:
-    stop = first + step * extent
-    return slice(first, stop if stop >= 0 else None, step) if extent else slice(0, 0)
 
 
 def may_reshape(view: View, base: Shape, shape: Shape) -> bool:
@@ -280,19 +234,13 @@ def index_value(context: Context, e: Expr) -> Value:
 
 def _apply(context: Context, base: Value, step: Step) -> Value:
     emit = context.emit_one
-    if isinstance(step, Slice):
-        return emit(ops.Slice(start=step.start, step=step.step, shape=step.shape), base)
-    if isinstance(step, Transpose):
-        return emit(ops.Transpose(perm=step.perm), base)
-    if isinstance(step, Reshape):
-        return emit(ops.Reshape(shape=step.shape), base)
-    if isinstance(step, Broadcast):
-        return emit(ops.Broadcast(dims=step.dims, shape=step.shape), base)
     if isinstance(step, Part):
         return emit(ops.Map(step.fn), base)
     if isinstance(step, Picked):
         return emit(ops.Gather(dims=tuple(range(len(step.indices))), at=0), base, *step.indices)
-    return emit(ops.DynamicSlice(shape=step.shape), base, *_starts(context, base, step))
+    if isinstance(step, Dynamic):
+        return emit(ops.DynamicSlice(shape=step.shape), base, *_starts(context, base, step))
+    return emit(step, base)
 
 
 def get(context: Context, base: Value, view: View) -> Value:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from codegen import ops
 from codegen.errors import ShapeError, TracedValueError
 from codegen.mesh import block_extent, block_offset
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
-from codegen.trace import view
 from codegen.trace.array import Array, as_array, constant, number
 from codegen.trace.number import expr_of
 from codegen.trace.numpy.elementwise import assign
@@ -66,7 +66,7 @@ class Blocks:
         whole = extents[self.dim]
         start[self.dim] = block_offset(whole, self.count, k)
         extents[self.dim] = block_extent(whole, self.count, k)
-        step = view.Slice(tuple(start), (1,) * len(extents), tuple(extents))
+        step = ops.Slice(tuple(start), (1,) * len(extents), tuple(extents))
         return self.array.viewed(step)
 
     def __setitem__(self, key: Any, value: Any) -> None:

@@ -22,14 +22,7 @@ from codegen.trace.array import Array, as_value, is_traced, wrap
 from codegen.trace.context import Block, Context
 from codegen.trace.control.outside import of_piece
 from codegen.trace.number import condition_of
-from codegen.trace.state import (
-    LeafType,
-    Names,
-    Variables,
-    capture,
-    describe,
-    restore,
-)
+from codegen.trace.state import LeafType, Names, Variables, capture, describe, restore
 from codegen.trace.storage import Known, Storage
 
 

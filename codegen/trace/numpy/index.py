@@ -250,35 +250,26 @@ class At:
         return AtKey(self._array, key)
 
 
-class AtKey:
-    def __init__(self, array: Array, key: Any) -> None:
-        self._array = array
-        self._key = key
+def _combined(fn: str) -> Any:
+    """A method of AtKey."""
 
-    def _combined(self, value: Any, fn: str) -> Array:
+    def call(self: AtKey, value: Any) -> Array:
         new: Array = self._array.copy()
         combine_at(new, self._key, value, fn)
         return new
 
+    return call
+
+
+class AtKey:
+    def __init__(self, array: Array, key: Any) -> None:
+        self._array, self._key = array, key
+
     def get(self) -> Any:
         return get(self._array, self._key)
 
-    def set(self, value: Any) -> Array:
-        return self._combined(value, "set")
-
-    def add(self, value: Any) -> Array:
-        return self._combined(value, "add")
-
-    def mul(self, value: Any) -> Array:
-        return self._combined(value, "mul")
-
-    multiply = mul
-
-    def min(self, value: Any) -> Array:
-        return self._combined(value, "min")
-
-    def max(self, value: Any) -> Array:
-        return self._combined(value, "max")
+    set, add, min, max = map(_combined, ("set", "add", "min", "max"))
+    mul = multiply = _combined("mul")
 
 
 _AT = {"add": "add", "multiply": "mul", "minimum": "min", "maximum": "max"}

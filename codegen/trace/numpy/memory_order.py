@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from codegen.ops import Transpose
 from codegen.places import user_place
 from codegen.trace.array import Array
 from codegen.trace.control.regions import link
-from codegen.trace.view import Transpose
 
 
 def is_turned(x: Any) -> bool:

@@ -11,15 +11,7 @@ from codegen import dtypes
 from codegen.errors import ShapeError
 from codegen.symbolic import expr
 from codegen.trace import view
-from codegen.trace.array import (
-    Array,
-    as_array,
-    constant,
-    is_traced,
-    number,
-    unsupported,
-    wrap,
-)
+from codegen.trace.array import Array, as_array, constant, is_traced, number, unsupported, wrap
 from codegen.trace.declare import global_indices
 from codegen.trace.expecting import between, within
 from codegen.trace.number import expr_of

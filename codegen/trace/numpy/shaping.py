@@ -10,36 +10,21 @@ from typing import Any
 
 import numpy as np
 
-from codegen import dtypes
+from codegen import dtypes, ops
 from codegen.dtypes import DType
 from codegen.errors import DtypeError, ShapeError
 from codegen.ir import Shape
-from codegen.ops import Roll, Update
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 from codegen.trace import view
-from codegen.trace.array import (
-    Array,
-    as_array,
-    as_value,
-    constant,
-    number,
-    unsupported,
-    wrap,
-)
+from codegen.trace.array import Array, as_array, as_value, constant, number, unsupported, wrap
 from codegen.trace.constants import blank_value
 from codegen.trace.control.blocks import Blocks
 from codegen.trace.declare import global_indices
 from codegen.trace.number import expr_of
 from codegen.trace.numpy import memory_order
 from codegen.trace.numpy.creation import arange, zeros
-from codegen.trace.numpy.elementwise import (
-    apply,
-    broadcast_shapes,
-    same_extent,
-    select,
-    shape_text,
-)
+from codegen.trace.numpy.elementwise import apply, broadcast_shapes, same_extent, select, shape_text
 from codegen.trace.numpy.reducing import dims_of, sum_
 from codegen.user.numbers import element_type
 
@@ -105,7 +90,7 @@ def reshape(x: Any, shape: Any, order: str = "C", *, copy: Any = None) -> Array:
                          found=f"({text})")  # fmt: skip
     assert fill is not None
     made = tuple(fill if e is None else e for e in wanted)
-    result = array.viewed(view.Reshape(made))
+    result = array.viewed(ops.Reshape(made))
     shared = view.may_reshape(array.seen, array.base_type.shape, made)
     if array.storage.turned and not copy and array.ndim > 1:
         return memory_order.apart(array, _copied(result))
@@ -128,7 +113,7 @@ def transpose(x: Any, axes: Any = None) -> Array:
     )  # fmt: skip
     if len(perm) != array.ndim:
         raise ShapeError("axes don't match array", expected=f"{array.ndim} dims", found=str(axes))
-    return array.viewed(view.Transpose(perm))
+    return array.viewed(ops.Transpose(perm))
 
 
 def swapaxes(x: Any, axis1: Any, axis2: Any) -> Array:
@@ -168,7 +153,7 @@ def squeeze(x: Any, axis: Any = None) -> Array:
                              expected=f"extent 1 in dim {d}",
                              found=shape_text(array.extents))  # fmt: skip
     kept = tuple(e for d, e in enumerate(array.extents) if d not in dims)
-    return array.viewed(view.Reshape(kept))
+    return array.viewed(ops.Reshape(kept))
 
 
 def expand_dims(x: Any, axis: Any) -> Array:
@@ -178,7 +163,7 @@ def expand_dims(x: Any, axis: Any) -> Array:
     shape = list(array.extents)
     for d in sorted(dims):
         shape.insert(d, ONE)
-    return array.viewed(view.Reshape(tuple(shape)))
+    return array.viewed(ops.Reshape(tuple(shape)))
 
 
 def _at_least(n: int) -> Any:
@@ -213,7 +198,7 @@ def broadcast_to(x: Any, shape: Any, subok: bool = False) -> Array:
     if array.extents == wanted:
         return array
     dims = tuple(range(len(wanted) - array.ndim, len(wanted)))
-    return array.viewed(view.Broadcast(dims, wanted))
+    return array.viewed(ops.Broadcast(dims, wanted))
 
 
 def broadcast_arrays(*arrays: Any, subok: bool = False) -> tuple[Array, ...]:
@@ -326,7 +311,7 @@ def _rolled(array: Array, shift: Any, d: int) -> Array:
         shift = e if e.is_const and not n.is_const else k  # the shorter way round
         if k.is_const and n.is_const and 2 * k.value > n.value:
             shift = k - n
-        rolled = array.context.emit_one(Roll(dim=d, shift=shift), array.read())
+        rolled = array.context.emit_one(ops.Roll(dim=d, shift=shift), array.read())
         return wrap(array.context, rolled, scalar=False)
     zeros, step = [ZERO] * array.ndim, (1,) * array.ndim
     value = blank_value(array.context, array.type.dtype, array.extents)
@@ -334,9 +319,9 @@ def _rolled(array: Array, shift: Any, d: int) -> Array:
     for source, target, extent in pieces if k == 1 else pieces[::-1]:
         start, box = (*zeros[:d], source, *zeros[d + 1 :]), list(array.extents)
         box[d] = extent
-        piece = array.viewed(view.Slice(start, step, tuple(box))).read()
+        piece = array.viewed(ops.Slice(start, step, tuple(box))).read()
         at = (*zeros[:d], target, *zeros[d + 1 :])
-        value = array.context.emit_one(Update(start=at, step=step), value, piece)
+        value = array.context.emit_one(ops.Update(start=at, step=step), value, piece)
     return wrap(array.context, value, scalar=False)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from codegen import ops
 from codegen.errors import ShapeError, UnsupportedError
 from codegen.ir import Value
 from codegen.mesh import part_of_block
@@ -280,10 +281,10 @@ def basic_view(array: Array, items: Sequence[Item]) -> Array:
         start.append(zero if dynamic else item.at if whole else item.start)
         step.append(1 if whole else item.step)
         box.append(one if whole else item.extent)
-    array = array.viewed(view.Slice(tuple(start), tuple(step), tuple(box)))
+    array = array.viewed(ops.Slice(tuple(start), tuple(step), tuple(box)))
     if any(i is NEW or isinstance(i, Whole) for i in items):
         kept = [one if i is NEW else i.extent for i in items if not isinstance(i, Whole)]
-        array = array.viewed(view.Reshape(tuple(kept)))
+        array = array.viewed(ops.Reshape(tuple(kept)))
     return array
 
 

@@ -23,7 +23,7 @@ _MISTAKES = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError
 _LARGE = 1 << 20  # elements; larger arrays that stand in are read-only and need no memory
 
 
-def asked(ours: Callable[..., Any], theirs: Any) -> Callable[..., Any]:
+def asked(name: str, ours: Callable[..., Any], theirs: Any) -> Callable[..., Any]:
     """Our function, which takes what NumPy's takes and fails as NumPy's fails."""
 
     @functools.wraps(ours)
@@ -41,11 +41,10 @@ def asked(ours: Callable[..., Any], theirs: Any) -> Callable[..., Any]:
             given = _in_order(theirs, args, kwargs)
             if given is None:
                 raise UnsupportedError(
-                    f"np.{ours.__name__.strip('_')} does not take this argument here",
-                    expected=f"{ours.__name__.strip('_')}"
-                    f"{inspect.signature(ours)}".replace("typing.", ""),
+                    f"np.{name} does not take this argument here",
+                    expected=f"{name}{inspect.signature(ours)}".replace("typing.", ""),
                     found=str(error).partition(") ")[2],
-                ) from None  # fmt: skip
+                ) from None
         return ours(*given[0], **given[1])
 
     return call

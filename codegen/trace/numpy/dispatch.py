@@ -1,5 +1,4 @@
-"""NumPy's dispatch: one table from NumPy's functions to ours, read by __array_function__ and
-__array_ufunc__, by the methods of Array, and by the namespace spmd.numpy.
+"""NumPy's dispatch: what runs where NumPy, a method of Array or spmd.numpy is called.
 
 Always holds: a NumPy function that has no row is refused with its name and the nearest alternative.
 """
@@ -7,7 +6,7 @@ Always holds: a NumPy function that has no row is refused with its name and the 
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from inspect import signature
 from typing import Any
@@ -16,83 +15,13 @@ import numpy as np
 
 from codegen.trace import array, foreign
 from codegen.trace.array import Array, is_traced, unsupported
-from codegen.trace.blame import asked
 from codegen.trace.context import refuse_constant_write
-from codegen.trace.numpy import (
-    composite,
-    creation,
-    elementwise,
-    index,
-    joining,
-    picking,
-    polynomials,
-    products,
-    reducing,
-    searching,
-    shaping,
-    statistics,
-)
+from codegen.trace.numpy import composite, elementwise, index, reducing
 from codegen.trace.numpy.masks import Chosen
 from codegen.trace.numpy.refused import REMEDIES
+from codegen.trace.numpy.table import Function, of_numpy_name, table
 
 elementwise.COMPOSITE.update(composite.UFUNCS)
-
-Function = Callable[..., Any]
-
-# Rows whose name in our module is the name in NumPy.
-_SAME: dict[Any, str] = {
-    creation: "arange array asarray empty empty_like eye full full_like identity linspace "
-    "logspace ones ones_like zeros zeros_like",
-    reducing: "argmax argmin argpartition argsort average count_nonzero cumprod cumsum "
-    "mean median partition prod ptp sort sort_complex std trapezoid var",
-    shaping: "array_split astype atleast_1d atleast_2d atleast_3d broadcast_arrays "
-    "broadcast_to copy diag diagflat diagonal dsplit expand_dims flip fliplr flipud hsplit ix_ "
-    "matrix_transpose meshgrid moveaxis ravel repeat reshape resize roll rollaxis rot90 "
-    "split squeeze swapaxes tile trace transpose tril triu unstack vsplit",
-    joining: "append block column_stack concatenate dstack hstack pad stack vstack",
-    searching: "digitize histogram histogram2d histogram_bin_edges histogramdd interp searchsorted",
-    statistics: "corrcoef cov cross delete ediff1d gradient insert nanargmax nanargmin nancumprod "
-    "nancumsum nanmax nanmean nanmedian nanmin nanpercentile nanprod nanquantile nanstd nansum "
-    "nanvar percentile quantile unwrap",
-    polynomials: "convolve correlate polyadd polyder polyint polysub polyval vander",
-    products: "dot einsum inner kron outer tensordot vdot",
-    picking: "allclose angle array_equal array_equiv choose clip common_type compress copyto "
-    "diag_indices_from diff fill_diagonal imag isclose iscomplex iscomplexobj isin isneginf "
-    "isposinf isreal isrealobj lexsort min_scalar_type nan_to_num ndim put put_along_axis putmask "
-    "ravel_multi_index real shape sinc size take take_along_axis tril_indices_from "
-    "triu_indices_from unravel_index where",
-}
-
-# Rows whose names differ.
-_OTHER: dict[str, Function] = {
-    "sum": reducing.sum_, "min": reducing.min_, "max": reducing.max_, "amin": reducing.min_,
-    "amax": reducing.max_, "any": reducing.any_, "all": reducing.all_, "conj": picking.conj,
-    "round": picking.round_, "around": picking.round_, "select": picking.select_,
-    "result_type": picking.result_type_, "permute_dims": shaping.transpose,
-    "concat": joining.concatenate, "cumulative_sum": reducing.cumsum,
-    "cumulative_prod": reducing.cumprod, "row_stack": joining.vstack,
-    "asanyarray": creation.asarray, "ascontiguousarray": creation.asarray,
-    "asfortranarray": creation.asarray, "require": lambda a, dtype=None, requirements=None, **_: (
-        creation.asarray(a, dtype)),
-    "fix": lambda x, out=None: elementwise.apply(np.trunc, x, out=out),
-    "fft.fftshift": shaping.fftshift, "fft.ifftshift": shaping.ifftshift,
-    "linalg.cross": lambda a, b, *, axis=-1: statistics.cross(a, b, axis=axis),
-    "linalg.norm": products.norm,
-    "linalg.vector_norm": lambda x, *, axis=None, keepdims=False, ord=2: products.norm(
-        shaping.ravel(x) if axis is None else x, ord, 0 if axis is None else axis, keepdims),
-    "linalg.matmul": products.matmul, "linalg.outer": products.outer,
-    "linalg.trace": shaping.trace, "linalg.diagonal": shaping.diagonal,
-    "linalg.tensordot": products.tensordot, "linalg.matrix_transpose": shaping.matrix_transpose,
-    "linalg.vecdot": products.vecdot,
-    "lib.stride_tricks.sliding_window_view": joining.sliding_window_view,
-}  # fmt: skip
-
-@cache
-def table() -> dict[str, Function]:
-    """NumPy's name (dotted in a submodule) -> ours."""
-    rows = {n: getattr(module, n) for module, names in _SAME.items() for n in names.split()}
-    return {name: asked(ours, of_numpy_name(name)) for name, ours in {**rows, **_OTHER}.items()}
-
 
 @cache
 def _by_function() -> dict[Any, Function]:
@@ -100,13 +29,6 @@ def _by_function() -> dict[Any, Function]:
     return {
         found: ours for name, ours in table().items() if (found := of_numpy_name(name)) is not None
     }
-
-
-def of_numpy_name(name: str) -> Any:
-    found: Any = np
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    return found
 
 
 def by_name(name: str) -> Function:
@@ -172,6 +94,7 @@ def call_function(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 def _run(name: str, ours: Function, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Our function, or an error where NumPy's has arguments that ours has not."""
+    kwargs = {k: v for k, v in kwargs.items() if v is not np._NoValue}
     try:
         return ours(*args, **kwargs)
     except TypeError:

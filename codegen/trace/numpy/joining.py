@@ -29,8 +29,6 @@ from codegen.trace.numpy.elementwise import (
 from codegen.trace.numpy.reducing import dims_of
 from codegen.trace.numpy.shaping import (
     atleast_1d,
-    atleast_2d,
-    atleast_3d,
     broadcast_to,
     check_casting,
     expand_dims,
@@ -103,17 +101,9 @@ def stack(arrays: Any, axis: Any = 0, out: Any = None, *, dtype: Any = None,
     return concatenate(wide, d, out, dtype=dtype, casting=casting)
 
 
-def vstack(arrays: Any, **more: Any) -> Array:
-    return concatenate([atleast_2d(x) for x in arrays], 0, **more)
-
-
 def hstack(arrays: Any, **more: Any) -> Array:
     parts = [atleast_1d(x) for x in arrays]
     return concatenate(parts, 0 if parts and parts[0].ndim == 1 else 1, **more)
-
-
-def dstack(arrays: Any) -> Array:
-    return concatenate([atleast_3d(x) for x in arrays], 2)
 
 
 def column_stack(arrays: Any) -> Array:
@@ -204,10 +194,6 @@ def _stretch(item: slice) -> Array:
 
 def _has_traced(x: Any) -> bool:
     return any(map(_has_traced, x)) if isinstance(x, (list, tuple)) else is_traced(x)
-
-
-def append(x: Any, values: Any, axis: Any = None) -> Array:
-    return concatenate([x, values], axis)
 
 
 def block(arrays: Any) -> Array:

@@ -208,7 +208,8 @@ def reduced(name: str, chosen: Any, axis: Any = None, *args: Any, **options: Any
     """A reduction of all that is chosen, or over a tuple of dims with the chosen one among them."""
     if not isinstance(chosen, Chosen) or options.get("where", True) is not True:
         raise refused()
-    if options.get("keepdims") in (False, np._NoValue):
+    options = {k: v for k, v in options.items() if v is not np._NoValue}
+    if options.get("keepdims") is False:
         options.pop("keepdims")
     dims: Any = None
     if axis is not None:
@@ -218,7 +219,7 @@ def reduced(name: str, chosen: Any, axis: Any = None, *args: Any, **options: Any
         more = chosen.mask.ndim - 1
         dims = [d if d < chosen.at else d + more for d in given if d != chosen.at]
         dims = (*dims, *range(chosen.at, chosen.at + more + 1))
-    if name in ("max", "min", "amax", "amin") and options.get("initial") in (None, np._NoValue):
+    if name in ("max", "min", "amax", "amin") and options.get("initial") is None:
         raise refused(f"np.{name}(x, where=mask, initial=v): v is the result where nothing is "
                       "chosen, which is an error in NumPy")  # fmt: skip
     return _REDUCED[name](chosen.whole, dims, *args, **options, where=chosen.wide)

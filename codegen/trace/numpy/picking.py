@@ -48,8 +48,6 @@ def clip(x: Any, a_min: Any = None, a_max: Any = None, out: Any = None, *, min: 
     if dtype is not None:
         raise unsupported("np.clip with dtype=", "np.clip(x.astype(t), low, high)")
     low, high = (a_min if min is None else min), (a_max if max is None else max)
-    low = None if low is np._NoValue else low
-    high = None if high is np._NoValue else high
     result: Any = normal(x)
     if low is not None:
         result = apply(np.maximum, low, result)  # which is the second one where they are equal
@@ -146,10 +144,6 @@ def _part(array: Array, fn: str) -> Array:
     return wrap(array.context, shown.read()) if array.scalar else shown
 
 
-def conj(x: Any, out: Any = None) -> Any:
-    return store(apply(np.conjugate, as_array(x)), out)
-
-
 def angle(z: Any, deg: bool = False) -> Any:
     z = as_array(z)
     if z.type.dtype.kind != "c":  # an integer 0 over it, as NumPy
@@ -166,10 +160,6 @@ def isclose(a: Any, b: Any, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bool 
     near = apply(np.absolute, apply(np.subtract, a, b)) <= atol + rtol * apply(np.absolute, b)
     result = (near & finite) | apply(np.equal, a, b)
     return result | (apply(np.isnan, a) & apply(np.isnan, b)) if equal_nan else as_array(result)
-
-
-def allclose(a: Any, b: Any, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bool = False) -> Any:
-    return all_(isclose(a, b, rtol, atol, equal_nan))
 
 
 def array_equal(a: Any, b: Any, equal_nan: bool = False) -> Any:
@@ -225,7 +215,7 @@ def diff(x: Any, n: int = 1, axis: Any = -1, prepend: Any = None, append: Any = 
     array = as_array(x)
     d = dims_of(axis, array.ndim, "np.diff")[0]
     for extra, first in ((prepend, True), (append, False)):
-        if extra is None or extra is np._NoValue:
+        if extra is None:
             continue
         part = as_array(extra)
         if part.ndim == 0:
@@ -242,22 +232,6 @@ def isin(element: Any, test_elements: Any, invert: bool = False, **_: Any) -> Ar
     array, tests = as_array(element), shaping.ravel(test_elements)
     found = any_(apply(np.equal, shaping.expand_dims(array, array.ndim), tests), axis=-1)
     return apply(np.logical_not, found) if invert else as_array(found)
-
-
-def iscomplex(x: Any) -> Any:
-    return apply(np.not_equal, imag(x), 0)
-
-
-def isreal(x: Any) -> Any:
-    return apply(np.equal, imag(x), 0)
-
-
-def iscomplexobj(x: Any) -> bool:
-    return as_array(x).type.dtype.kind == "c"
-
-
-def isrealobj(x: Any) -> bool:
-    return not iscomplexobj(x)
 
 
 def put(a: Any, ind: Any, v: Any, mode: str = "raise") -> None:
@@ -299,23 +273,6 @@ def ravel_multi_index(multi_index: Any, dims: Any) -> Any:
     return flat
 
 
-def shape(x: Any) -> tuple[Any, ...]:
-    return as_array(x).shape
-
-
-def size(x: Any, axis: Any = None) -> Any:
-    array = as_array(x)
-    return array.size if axis is None else array.shape[axis]
-
-
-def ndim(x: Any) -> int:
-    return as_array(x).ndim
-
-
-def result_type_(*operands: Any) -> Any:
-    return dtypes.numpy_dtype(result_type(*operands))
-
-
 def copyto(dst: Any, src: Any, casting: str = "same_kind", where: Any = True) -> None:
     store(src if where is True else as_array(src), dst, where)
 
@@ -354,10 +311,6 @@ def compress(condition: Any, a: Any, axis: Any = None, out: Any = None) -> Any:
     if is_traced(condition):
         raise unsupported("np.compress, whose shape depends on data,", REMEDIES["extract"])
     return take(a, np.flatnonzero(condition), axis, out)
-
-
-def common_type(*arrays: Any) -> Any:
-    return np.common_type(*(np.empty(0, as_array(x).dtype) for x in arrays))
 
 
 def min_scalar_type(a: Any) -> Any:

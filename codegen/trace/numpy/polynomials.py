@@ -77,7 +77,7 @@ def vander(x: Any, N: Any = None, increasing: bool = False) -> Any:
     return joining.stack(columns, -1)
 
 
-def _aligned(ufunc: np.ufunc, a: Any, b: Any) -> Any:
+def aligned(ufunc: np.ufunc, a: Any, b: Any) -> Any:
     """A ufunc of coefficients of equal powers."""
     p, q = shaping.atleast_1d(a), shaping.atleast_1d(b)
     n = max(_count(p), _count(q))
@@ -90,14 +90,6 @@ def _count(p: Array) -> int:
         raise unsupported("a polynomial whose number of coefficients depends on the ranks",
                           "coefficients whose number is known while building")  # fmt: skip
     return p.extents[0].value
-
-
-def polyadd(a1: Any, a2: Any) -> Any:
-    return _aligned(np.add, a1, a2)
-
-
-def polysub(a1: Any, a2: Any) -> Any:
-    return _aligned(np.subtract, a1, a2)
 
 
 def polyder(p: Any, m: int = 1) -> Any:

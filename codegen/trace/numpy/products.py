@@ -67,18 +67,14 @@ def dot(x: Any, y: Any, out: Any = None) -> Any:
     return store(tensordot(a, b, ((a.ndim - 1,), (max(b.ndim - 2, 0),))), out)
 
 
-def vdot(x: Any, y: Any) -> Any:
-    return matmul(_conjugate(shaping.ravel(x)), shaping.ravel(y))
-
-
-def _conjugate(x: Any) -> Array:
+def conjugate(x: Any) -> Array:
     """Of complex numbers; np.conjugate would make integers of bools."""
     array = as_array(x)
     return as_array(apply(np.conjugate, array)) if array.type.dtype.kind == "c" else array
 
 
 def vecdot(x: Any, y: Any, axis: int = -1) -> Any:
-    terms = apply(np.multiply, _conjugate(x), y)
+    terms = apply(np.multiply, conjugate(x), y)
     return sum_(terms, axis=axis, dtype=terms.type.dtype)
 
 
@@ -88,7 +84,7 @@ def matvec(x: Any, y: Any) -> Any:
 
 
 def vecmat(x: Any, y: Any) -> Any:
-    made = matmul(shaping.expand_dims(_conjugate(x), -2), y)
+    made = matmul(shaping.expand_dims(conjugate(x), -2), y)
     return shaping.squeeze(made, -2)
 
 

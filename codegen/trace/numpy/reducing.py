@@ -56,41 +56,29 @@ def _finish(array: Array, value: Any, dims: tuple[int, ...], keepdims: bool, out
     return store(result, out)
 
 
-def _default_no(x: Any) -> bool:
-    return x is None or x is np._NoValue
-
-
-def asked(keepdims: Any) -> bool:
-    return not _default_no(keepdims) and bool(keepdims)
-
-
 def reduce(
     fn: str, what: str, x: Any, axis: Any = None, dtype: DType | None = None, out: Any = None,
     keepdims: Any = False, initial: Any = None, where: Any = True,
 ) -> Any:  # fmt: skip
     """COMBINE[fn] over dims; with where=, elements outside the mask do not count."""
     array = as_array(x)
-    keepdims = asked(keepdims)
-    where = True if _default_no(where) else where
     dims = dims_of(axis, array.ndim, what)
     kind = dtype or array.type.dtype
     array = as_array(array, kind)
     if where is not True:
         # initial counts once; for min and max it may stand for every element left out
-        once = _default_no(initial) or fn not in ("min", "max")
+        once = initial is None or fn not in ("min", "max")
         start = neutral(fn, kind) if once else initial
         array = as_array(select(where, array, as_array(start, kind)), kind)
     value = array.read()
-    if fn in ("min", "max") and _default_no(initial):
-        for d in dims:
-            if array.extents[d] == 0:
-                raise ShapeError(f"{what}: zero-size array to a reduction which has no identity",
-                                 expected="at least one element along the reduced dims",
-                                 found=shape_text(array.extents))  # fmt: skip
+    if fn in ("min", "max") and initial is None and any(array.extents[d] == 0 for d in dims):
+        raise ShapeError(f"{what}: zero-size array to a reduction which has no identity",
+                         expected="at least one element along the reduced dims",
+                         found=shape_text(array.extents))  # fmt: skip
     if dims:
         value = array.context.emit_one(Reduce(fn=fn, dims=tuple(sorted(dims))), value)
     result = _finish(array, value, dims, keepdims, None)
-    if not _default_no(initial):
+    if initial is not None:
         combine = FUNCTIONS[COMBINE[fn]].ufunc
         result = apply(getattr(np, combine), result, as_array(initial, kind))
     return store(result, out)
@@ -106,45 +94,39 @@ def _sum_dtype(x: Any, dtype: Any) -> DType:
     return dtypes.BY_NAME["uint64"] if kind.kind == "u" else kind
 
 
-def sum_(x: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = False,
-         initial: Any = None, where: Any = True) -> Any:  # fmt: skip
-    return reduce("add", "np.sum", x, axis, _sum_dtype(x, dtype), out, keepdims, initial, where)
+def _summing(fn: str, what: str) -> Callable[..., Any]:
+    def call(x: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = False,
+             initial: Any = None, where: Any = True) -> Any:  # fmt: skip
+        return reduce(fn, what, x, axis, _sum_dtype(x, dtype), out, keepdims, initial, where)
+
+    return call
 
 
-def prod(x: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = False,
-         initial: Any = None, where: Any = True) -> Any:  # fmt: skip
-    return reduce("mul", "np.prod", x, axis, _sum_dtype(x, dtype), out, keepdims, initial, where)
+def _extreme(fn: str, what: str) -> Callable[..., Any]:
+    def call(x: Any, axis: Any = None, out: Any = None, keepdims: Any = False, initial: Any = None,
+             where: Any = True) -> Any:  # fmt: skip
+        return reduce(fn, what, x, axis, None, out, keepdims, initial, where)
+
+    return call
+
+
+def _of_truths(fn: str, what: str) -> Callable[..., Any]:
+    def call(x: Any, axis: Any = None, out: Any = None, keepdims: Any = False, *,
+             where: Any = True, initial: Any = None) -> Any:  # fmt: skip
+        flags = as_array(x, dtypes.BOOL)
+        return reduce(fn, what, flags, axis, None, out, keepdims, initial, where)
+
+    return call
+
+
+sum_, prod = _summing("add", "np.sum"), _summing("mul", "np.prod")
+min_, max_ = _extreme("min", "np.min"), _extreme("max", "np.max")
+any_, all_ = _of_truths("or", "np.any"), _of_truths("and", "np.all")
 
 
 def no_complex(x: Any, what: str) -> None:
     if as_array(x).type.dtype.kind == "c":
         raise unsupported(f"{what} of complex numbers", "np.abs(x) or x.real")
-
-
-def min_(x: Any, axis: Any = None, out: Any = None, keepdims: Any = False, initial: Any = None,
-         where: Any = True) -> Any:  # fmt: skip
-    return reduce("min", "np.min", x, axis, None, out, keepdims, initial, where)
-
-
-def max_(x: Any, axis: Any = None, out: Any = None, keepdims: Any = False, initial: Any = None,
-         where: Any = True) -> Any:  # fmt: skip
-    return reduce("max", "np.max", x, axis, None, out, keepdims, initial, where)
-
-
-def ptp(x: Any, axis: Any = None, out: Any = None, keepdims: Any = False) -> Any:
-    return store(max_(x, axis, None, keepdims) - min_(x, axis, None, keepdims), out)
-
-
-def any_(x: Any, axis: Any = None, out: Any = None, keepdims: Any = False, *,
-         where: Any = True, initial: Any = None) -> Any:  # fmt: skip
-    flags = as_array(x, dtypes.BOOL)
-    return reduce("or", "np.any", flags, axis, None, out, keepdims, initial, where)
-
-
-def all_(x: Any, axis: Any = None, out: Any = None, keepdims: Any = False, *,
-         where: Any = True, initial: Any = None) -> Any:  # fmt: skip
-    flags = as_array(x, dtypes.BOOL)
-    return reduce("and", "np.all", flags, axis, None, out, keepdims, initial, where)
 
 
 def count_nonzero(x: Any, axis: Any = None, *, keepdims: Any = False) -> Any:
@@ -156,25 +138,28 @@ def stretched(x: Array, like: Array) -> Array:
     return wrap(x.context, broadcast_value(x.context, x.read(), like.extents))
 
 
-def _count(array: Array, dims: tuple[int, ...]) -> Any:
-    return number(expr.product(array.extents[d] for d in dims))
+def _count(array: Array, axis: Any, keepdims: Any, where: Any) -> Any:
+    """How many elements each result is made of."""
+    if where is True:
+        dims = dims_of(axis, array.ndim, "np.mean")
+        return number(expr.product(array.extents[d] for d in dims))
+    return sum_(stretched(as_array(where, dtypes.BOOL), array), axis, keepdims=keepdims)
+
+
+def _summed_in(kind: DType, dtype: Any) -> DType:
+    """What NumPy sums elements in for a mean: integers in float64, half types in float32."""
+    if dtype is not None:
+        return element_type(dtype)
+    return dtypes.FLOAT64 if kind.kind in "biu" else dtypes.FLOAT32 if kind.size == 2 else kind
 
 
 def mean(x: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = False, *,
          where: Any = True) -> Any:  # fmt: skip
-    """NumPy's: integers are summed in float64, half types in float32."""
     array = as_array(x)
-    where = True if _default_no(where) else where
-    dims = dims_of(axis, array.ndim, "np.mean")
     kind = array.type.dtype
-    wide = element_type(dtype) if dtype is not None else (
-        dtypes.FLOAT64 if kind.kind in "biu" else dtypes.FLOAT32 if kind.size == 2 else kind
-    )  # fmt: skip
+    wide = _summed_in(kind, dtype)
     total = reduce("add", "np.mean", array, axis, wide, None, keepdims, None, where)
-    count = _count(array, dims)
-    if where is not True:
-        count = sum_(stretched(as_array(where, dtypes.BOOL), array), axis, keepdims=keepdims)
-    result = apply(np.divide, total, count)
+    result = apply(np.divide, total, _count(array, axis, keepdims, where))
     if dtype is None and kind.kind in "fc" and result.type.dtype != kind:
         result = as_array(result, kind)
     return store(result, out)
@@ -184,33 +169,29 @@ def var(x: Any, axis: Any = None, dtype: Any = None, out: Any = None, ddof: Any 
         keepdims: Any = False, *, correction: Any = None, where: Any = True,
         mean: Any = None) -> Any:  # fmt: skip
     """The mean of squared distances from the mean, with `ddof` fewer in the divisor."""
-    where = True if _default_no(where) else where
     array = as_array(x)
-    ddof = ddof if _default_no(correction) else correction
-    dims = dims_of(axis, array.ndim, "np.var")
+    dims_of(axis, array.ndim, "np.var")  # refused under this name, not as a mean
+    ddof = ddof if correction is None else correction
     kind = array.type.dtype
-    wide = element_type(dtype) if dtype is not None else (
-        dtypes.FLOAT64 if kind.kind in "biu" else dtypes.FLOAT32 if kind.size == 2 else kind
-    )  # fmt: skip
+    wide = _summed_in(kind, dtype)
     array = as_array(array, wide)
-    centre = _mean(array, axis, where) if _default_no(mean) else mean
+    centre = _mean(array, axis, keepdims=True, where=where) if mean is None else mean
     distance = apply(np.subtract, array, centre)
     if wide.kind == "c":
         distance = apply(np.absolute, distance)
     squares = reduce("add", "np.var", apply(np.multiply, distance, distance), axis, None, None,
                      keepdims, None, where)  # fmt: skip
-    count = _count(array, dims) if where is True else sum_(
-        stretched(as_array(where, dtypes.BOOL), array), axis, keepdims=keepdims)
-    count = operate(np.subtract, count, ddof) if ddof else count
-    result = apply(np.divide, squares, operate(np.maximum, count, 0) if ddof else count)
+    count = _count(array, axis, keepdims, where)
+    if ddof:
+        count = operate(np.maximum, operate(np.subtract, count, ddof), 0)
+    result = apply(np.divide, squares, count)
     if kind.kind in "fc" or wide.kind == "c":
         own = squares.type.dtype if kind.kind == "c" else kind
         result = as_array(result, wide if dtype is not None else own)
     return store(result, out)
 
 
-def _mean(array: Array, axis: Any, where: Any) -> Any:
-    return mean(array, axis, keepdims=True, where=where)
+_mean = mean  # which var's argument of that name hides
 
 
 def std(x: Any, axis: Any = None, dtype: Any = None, out: Any = None, ddof: Any = 0,
@@ -283,10 +264,10 @@ def _arg(fn: str) -> Callable[..., Any]:
                              expected="at least one element along the axis",
                              found=shape_text(array.extents))  # fmt: skip
         value = array.context.emit_one(ArgReduce(fn, d), array.read())
-        if axis is None and asked(keepdims):
+        if axis is None and keepdims:
             made = wrap(array.context, value).reshape((1,) * as_array(x).ndim)
             return store(made, out)
-        return _finish(array, value, (d,), asked(keepdims), out)
+        return _finish(array, value, (d,), keepdims, out)
 
     return call
 
@@ -311,33 +292,33 @@ cummax = _cumulative("max", "np.maximum.accumulate")
 cummin = _cumulative("min", "np.minimum.accumulate")
 
 
-def sort(x: Any, axis: Any = -1, kind: Any = None, order: Any = None, *, stable: Any = None) -> Any:
-    """Ascending, NaN last. A new array."""
-    if order is not None:
-        raise unsupported("np.sort with order=")
-    array, d = _flat_or(x, axis, "np.sort")
-    return wrap(array.context, array.context.emit_one(Sort(dim=d), array.read()), scalar=False)
+def _sorting(kind_of_op: type[Sort | ArgSort], what: str) -> Callable[..., Any]:
+    def call(x: Any, axis: Any = -1, kind: Any = None, order: Any = None, *,
+             stable: Any = None) -> Any:  # fmt: skip
+        """Ascending, NaN last, stable, whatever `kind` says. A new array."""
+        if order is not None:
+            raise unsupported(f"{what} with order=")
+        array, d = _flat_or(x, axis, what)
+        value = array.context.emit_one(kind_of_op(dim=d), array.read())
+        return wrap(array.context, value, scalar=False)
+
+    return call
 
 
-def argsort(
-    x: Any, axis: Any = -1, kind: Any = None, order: Any = None, *, stable: Any = None
-) -> Any:
-    """Stable, whatever `kind` says."""
-    if order is not None:
-        raise unsupported("np.argsort with order=")
-    array, d = _flat_or(x, axis, "np.argsort")
-    return wrap(array.context, array.context.emit_one(ArgSort(dim=d), array.read()), scalar=False)
+sort, argsort = _sorting(Sort, "np.sort"), _sorting(ArgSort, "np.argsort")
 
 
-def partition(x: Any, kth: Any, axis: Any = -1, kind: Any = None, order: Any = None) -> Any:
-    """All sorted: what stands before and behind the k-th element is then in order too."""
-    _check_kth(x, kth, axis, "np.partition")
-    return sort(x, axis, order=order)
+def _partition(order_of: Callable[..., Any], what: str) -> Callable[..., Any]:
+    def call(x: Any, kth: Any, axis: Any = -1, kind: Any = None, order: Any = None) -> Any:
+        """All sorted: what stands before and behind the k-th element is then in order too."""
+        _check_kth(x, kth, axis, what)
+        return order_of(x, axis, order=order)
+
+    return call
 
 
-def argpartition(x: Any, kth: Any, axis: Any = -1, kind: Any = None, order: Any = None) -> Any:
-    _check_kth(x, kth, axis, "np.argpartition")
-    return argsort(x, axis, order=order)
+partition = _partition(sort, "np.partition")
+argpartition = _partition(argsort, "np.argpartition")
 
 
 def _check_kth(x: Any, kth: Any, axis: Any, what: str) -> None:
@@ -366,13 +347,15 @@ def median(x: Any, axis: Any = None, out: Any = None, overwrite_input: bool = Fa
         array = as_array(array, dtypes.FLOAT64)
     ordered = sort(array, d)
     n = array.shape[d]
-    low, high = _take(ordered, (n - 1) // 2, d), _take(ordered, n // 2, d)
+    low, high = along(ordered, d, (n - 1) // 2), along(ordered, d, n // 2)
     middle = between(low, high, operate(np.remainder, n, 2) == 1)
-    last = _take(ordered, n - 1, d)
-    middle = as_array(select(apply(np.isnan, last), last, middle), array.type.dtype)
-    if asked(keepdims):
-        middle = middle.reshape(wide)
-    return store(middle, out)
+    middle = nan_if_last(middle, along(ordered, d, n - 1), array.type.dtype)
+    return store(middle.reshape(wide) if keepdims else middle, out)
+
+
+def nan_if_last(made: Any, last: Array, kind: DType) -> Array:
+    """NaN where the last of the sorted elements is one."""
+    return as_array(select(apply(np.isnan, last), last, made), kind)
 
 
 def between(low: Any, high: Any, single: Any) -> Any:
@@ -383,19 +366,19 @@ def between(low: Any, high: Any, single: Any) -> Any:
     return select(single, as_array(low, wide), middle)
 
 
-def _take(array: Array, k: Any, d: int) -> Array:
-    got: Array = array[(*[slice(None)] * d, k)]
+def along(array: Array, d: int, key: Any) -> Array:
+    """array[:, …, key], where the key stands in dim d."""
+    got: Array = array[(*[slice(None)] * d, key)]
     return got
 
 
 def trapezoid(y: Any, x: Any = None, dx: Any = 1.0, axis: int = -1) -> Any:
     array = as_array(y)
     d = dims_of(axis, array.ndim, "np.trapezoid")[0]
-    head = (*[slice(None)] * d, slice(None, -1))
-    tail = (*[slice(None)] * d, slice(1, None))
+    head, tail = slice(None, -1), slice(1, None)
     if x is not None:
         x = as_array(x)
-        dx = x[1:] - x[:-1] if x.ndim == 1 else x[tail] - x[head]
+        dx = x[1:] - x[:-1] if x.ndim == 1 else along(x, d, tail) - along(x, d, head)
         if x.ndim == 1:
             dx = dx.reshape((*dx.shape, *[1] * (array.ndim - 1 - d)))
-    return sum_((array[tail] + array[head]) * dx * 0.5, axis=d)
+    return sum_((along(array, d, tail) + along(array, d, head)) * dx * 0.5, axis=d)

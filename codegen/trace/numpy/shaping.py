@@ -25,7 +25,7 @@ from codegen.trace.number import expr_of
 from codegen.trace.numpy import memory_order
 from codegen.trace.numpy.creation import arange, zeros
 from codegen.trace.numpy.elementwise import apply, broadcast_shapes, same_extent, select, shape_text
-from codegen.trace.numpy.reducing import dims_of, sum_
+from codegen.trace.numpy.reducing import dims_of
 from codegen.user.numbers import element_type
 
 ZERO, ONE = expr.const(0), expr.const(1)
@@ -133,14 +133,6 @@ def moveaxis(x: Any, source: Any, destination: Any) -> Array:
     return transpose(x, order)
 
 
-def rollaxis(x: Any, axis: int, start: int = 0) -> Array:
-    return moveaxis(x, axis, start if start <= axis else start - 1)
-
-
-def matrix_transpose(x: Any) -> Array:
-    return swapaxes(x, -1, -2)
-
-
 def squeeze(x: Any, axis: Any = None) -> Array:
     array = as_array(x)
     if axis is None:
@@ -232,36 +224,12 @@ def split(x: Any, indices: Any, axis: Any = 0) -> list[Array]:
     return array_split(x, indices, axis)
 
 
-def hsplit(x: Any, indices: Any) -> list[Array]:
-    return split(x, indices, 0 if as_array(x).ndim == 1 else 1)
-
-
-def dsplit(x: Any, indices: Any) -> list[Array]:
-    return split(x, indices, 2)
-
-
-def vsplit(x: Any, indices: Any) -> list[Array]:
-    return split(x, indices, 0)
-
-
-def unstack(x: Any, *, axis: int = 0) -> tuple[Array, ...]:
-    return tuple(moveaxis(x, axis, 0))
-
-
 def flip(x: Any, axis: Any = None) -> Array:
     """A view, reversed along dims."""
     array = as_array(x)
     dims = dims_of(axis, array.ndim, "np.flip")
     got: Array = array[tuple(slice(None, None, -1 if d in dims else 1) for d in range(array.ndim))]
     return got
-
-
-def fliplr(x: Any) -> Array:
-    return flip(x, 1)
-
-
-def flipud(x: Any) -> Array:
-    return flip(x, 0)
 
 
 def rot90(x: Any, k: int = 1, axes: Any = (0, 1)) -> Array:
@@ -325,16 +293,7 @@ def _rolled(array: Array, shift: Any, d: int) -> Array:
     return wrap(array.context, value, scalar=False)
 
 
-def fftshift(x: Any, axes: Any = None) -> Array:
-    """Zero frequency to the middle."""
-    return _half_way(x, axes, 1)
-
-
-def ifftshift(x: Any, axes: Any = None) -> Array:
-    return _half_way(x, axes, -1)
-
-
-def _half_way(x: Any, axes: Any, sign: int) -> Array:
+def half_way(x: Any, axes: Any, sign: int) -> Array:
     array = as_array(x)
     dims = dims_of(axes, array.ndim, "np.fft.fftshift")
     halves = tuple(number(sign * (array.extents[d] // 2)) for d in dims)
@@ -454,15 +413,6 @@ def diag(x: Any, k: int = 0) -> Array:
     return made
 
 
-def diagflat(v: Any, k: int = 0) -> Array:
-    return diag(ravel(v), k)
-
-
-def trace(x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = None,
-          out: Any = None) -> Any:  # fmt: skip
-    return sum_(diagonal(x, offset, axis1, axis2), axis=-1, dtype=dtype, out=out)
-
-
 def meshgrid(*arrays: Any, copy: bool = True, sparse: bool = False, indexing: str = "xy") -> Any:
     parts = [ravel(x) for x in arrays]
     order = list(range(len(parts)))
@@ -474,9 +424,3 @@ def meshgrid(*arrays: Any, copy: bool = True, sparse: bool = False, indexing: st
         shape[order[k]] = p.shape[0]
         out.append(reshape(p, tuple(shape)))
     return tuple(out) if sparse else tuple(_copied(a) for a in broadcast_arrays(*out))
-
-
-def ix_(*arrays: Any) -> tuple[Array, ...]:
-    grids: tuple[Array, ...] = meshgrid(*arrays, sparse=True, indexing="ij")
-    return grids
-

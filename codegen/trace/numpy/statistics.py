@@ -17,6 +17,7 @@ from codegen.trace.array import Array, as_array, is_traced, unsupported
 from codegen.trace.numpy import joining, picking, products, reducing, shaping
 from codegen.trace.numpy.creation import zeros_like
 from codegen.trace.numpy.elementwise import apply, operate, result_type, select, store
+from codegen.trace.numpy.reducing import along
 
 # ---- order ---------------------------------------------------------------------------------------
 
@@ -30,21 +31,25 @@ def quantile(x: Any, q: Any, axis: Any = None, *, method: str = "linear", keepdi
     if array.type.dtype.kind in "biu" or np.ndim(q):  # an array of q is one of float64
         array = as_array(array, dtypes.FLOAT64)
     ordered = reducing.sort(array, d)
-    n = array.shape[d]
-    if not isinstance(n, int) and not n.expr.is_const:
+    if not array.extents[d].is_const:
         raise unsupported("np.quantile of an extent that is known at launch", "np.sort(x)[k]")
-    count = int(n if isinstance(n, int) else n.expr.value)
-    last = _at(ordered, count - 1, d)
+    count = array.extents[d].value
+    last = along(ordered, d, count - 1)
 
     def one(part: float) -> Array:
         place = part * (count - 1)
         k = min(math.floor(place), max(count - 2, 0))
-        low, high = _at(ordered, k, d), _at(ordered, min(k + 1, count - 1), d)
+        low, high = along(ordered, d, k), along(ordered, d, min(k + 1, count - 1))
         t, step = place - k, high - low
         between = low + step * t if t < 0.5 else high - step * (1 - t)
-        made = as_array(select(apply(np.isnan, last), last, between), array.type.dtype)
-        return made.reshape(wide) if reducing.asked(keepdims) else made
+        made = reducing.nan_if_last(between, last, array.type.dtype)
+        return made.reshape(wide) if keepdims else made
 
+    return _of_each(q, one)
+
+
+def _of_each(q: Any, one: Callable[[float], Array]) -> Any:
+    """Of a number, or of each in an array of them, whose dims come first."""
     if np.ndim(q) == 0:
         return one(float(q))
     made = joining.stack([one(float(p)) for p in np.ravel(q)])
@@ -57,15 +62,6 @@ def _check_quantile(what: str, q: Any, method: str, other: Any) -> None:
                           "method='linear' and numbers; np.sort(x)[k]")  # fmt: skip
     if not np.all((0 <= np.asarray(q)) & (np.asarray(q) <= 1)):
         raise unsupported(f"{what} with q={q!r}", "q from 0 to 1 (percentiles: 0 to 100)")
-
-
-def percentile(x: Any, q: Any, axis: Any = None, **options: Any) -> Any:
-    return quantile(x, q if isinstance(q, Array) else np.true_divide(q, 100), axis, **options)
-
-
-def _at(array: Array, k: Any, d: int) -> Array:
-    got: Array = array[(*[slice(None)] * d, k)]
-    return got
 
 
 # ---- variances ---------------------------------------------------------------------------------
@@ -138,7 +134,7 @@ def _slope(f: Array, step: Any, d: int) -> Array:
 def unwrap(p: Any, discont: Any = None, axis: int = -1, *, period: Any = 2 * np.pi) -> Any:
     """Steps of more than half a period become their complements."""
     array = as_array(p)
-    (d,) = reducing.dims_of((axis,), array.ndim, "np.unwrap")
+    d = reducing.dim_of(axis, array.ndim, "np.unwrap")
     steps = picking.diff(array, axis=d)
     kind = result_type(steps, period)
     half = period // 2 if kind.kind in "iu" else period / 2
@@ -147,9 +143,9 @@ def unwrap(p: Any, discont: Any = None, axis: int = -1, *, period: Any = 2 * np.
         turned = select((turned == -half) & (steps > 0), half, turned)
     small = apply(np.less, apply(np.absolute, steps), period / 2 if discont is None else discont)
     moved = reducing.cumsum(select(small, 0, turned - steps), d)
-    lead = [slice(None)] * d
     made = as_array(array, kind).copy()
-    made[(*lead, slice(1, None))] = array[(*lead, slice(1, None))] + moved
+    rest = (*[slice(None)] * d, slice(1, None))
+    made[rest] = array[rest] + moved
     return made
 
 
@@ -160,44 +156,38 @@ def ediff1d(x: Any, to_end: Any = None, to_begin: Any = None) -> Any:
     return joining.concatenate(kept)
 
 
-def _check_place(at: Any, array: Array, d: int, most: int, what: str) -> None:
-    """most: how far behind the last element it may be."""
+def _cut_at(what: str, x: Any, at: Any, axis: Any, most: int) -> tuple[Array, int, int]:
+    """The array, the dim and the one place along it; most: how far behind the last element."""
+    array = as_array(x) if axis is not None else shaping.ravel(x)
+    if not isinstance(at, (int, np.integer)):
+        raise unsupported(f"{what} {'at' if most else 'of'} several places",
+                          "slices and np.concatenate")  # fmt: skip
+    d = reducing.dim_of(axis or 0, array.ndim, what)
     n = array.extents[d]
     if n.is_const and not -n.value <= int(at) < n.value + most:
         raise ShapeError(f"{what}: {at} is out of bounds",
                          expected=f"{-n.value} to {n.value + most - 1}", found=str(at))  # fmt: skip
+    return array, d, int(at)
 
 
 def insert(x: Any, at: Any, values: Any, axis: Any = None) -> Any:
     """At one place known while building."""
-    array = as_array(x) if axis is not None else shaping.ravel(x)
-    if not isinstance(at, (int, np.integer)):
-        raise unsupported("np.insert at several places", "slices and np.concatenate")
-    (d,) = reducing.dims_of(axis or 0, array.ndim, "np.insert")
-    _check_place(at, array, d, 1, "np.insert")
-    lead = [slice(None)] * d
+    array, d, at = _cut_at("np.insert", x, at, axis, 1)
     part = as_array(values, array.type.dtype)
     if part.ndim < array.ndim:
         count = part.shape[0] if part.ndim and array.ndim == 1 else 1
-        part = shaping.broadcast_to(part if array.ndim == 1 else shaping.expand_dims(part, d)
-                                    if part.ndim else part,
-                                    (*array.shape[:d], count, *array.shape[d + 1 :]))  # fmt: skip
-    at = int(at)
-    return joining.concatenate([array[(*lead, slice(None, at))], part,
-                                array[(*lead, slice(at, None))]], d)  # fmt: skip
+        if part.ndim and array.ndim > 1:
+            part = shaping.expand_dims(part, d)
+        part = shaping.broadcast_to(part, (*array.shape[:d], count, *array.shape[d + 1 :]))
+    before, after = along(array, d, slice(None, at)), along(array, d, slice(at, None))
+    return joining.concatenate([before, part, after], d)
 
 
 def delete(x: Any, at: Any, axis: Any = None) -> Any:
     """One place known while building."""
-    array = as_array(x) if axis is not None else shaping.ravel(x)
-    if not isinstance(at, (int, np.integer)):
-        raise unsupported("np.delete of several places", "slices and np.concatenate")
-    (d,) = reducing.dims_of(axis or 0, array.ndim, "np.delete")
-    _check_place(at, array, d, 0, "np.delete")
-    lead = [slice(None)] * d
-    rest = None if at == -1 else int(at) + 1
-    tail = [] if rest is None else [array[(*lead, slice(rest, None))]]
-    return joining.concatenate([array[(*lead, slice(None, int(at)))], *tail], d)
+    array, d, at = _cut_at("np.delete", x, at, axis, 0)
+    tail = [] if at == -1 else [along(array, d, slice(at + 1, None))]
+    return joining.concatenate([along(array, d, slice(None, at)), *tail], d)
 
 
 def cross(a: Any, b: Any, axisa: int = -1, axisb: int = -1, axisc: int = -1,
@@ -223,9 +213,8 @@ def _without_nan(reduce: Callable[..., Any]) -> Callable[..., Any]:
         if array.type.dtype.kind not in "fc":
             return reduce(array, axis, *args, **options)
         number = apply(np.logical_not, apply(np.isnan, array))
-        asked = options.pop("where", np._NoValue)
-        if asked is not np._NoValue and asked is not True:
-            number = apply(np.logical_and, number, asked)
+        if (where := options.pop("where", True)) is not True:
+            number = apply(np.logical_and, number, where)
         return reduce(array, axis, *args, **options, where=number)
 
     return call
@@ -240,7 +229,7 @@ def _extreme_number(reduce: Callable[..., Any], extreme: float) -> Callable[...,
         nan = apply(np.isnan, array)
         least = extreme if array.type.dtype.kind == "f" else complex(extreme, extreme)
         found = reduce(select(nan, least, array), axis, None, keepdims, initial, where)
-        if initial is None or initial is np._NoValue:
+        if initial is None:
             none = reducing.all_(nan, axis, keepdims=keepdims)
             found = as_array(select(none, np.nan, found), array.type.dtype)
         return store(found, out)
@@ -297,12 +286,8 @@ def nanquantile(x: Any, q: Any, axis: Any = None, out: Any = None, overwrite_inp
         step = last - first
         return select(t < 0.5, first + step * t, last - step * (1 - t))
 
-    wide = shape if reducing.asked(keepdims) else None
+    wide = shape if keepdims else None
     return store(_of_parts(one, q, count, array, d, wide), out)
-
-
-def nanpercentile(x: Any, q: Any, axis: Any = None, *args: Any, **options: Any) -> Any:
-    return nanquantile(x, np.true_divide(q, 100), axis, *args, **options)
 
 
 def nanmedian(x: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False,
@@ -315,7 +300,7 @@ def nanmedian(x: Any, axis: Any = None, out: Any = None, overwrite_input: bool =
         low, high = (_picked(ordered, (count - k) // 2, count, d) for k in (1, 0))
         return reducing.between(low, high, count % 2 == 1)
 
-    wide = shape if reducing.asked(keepdims) else None
+    wide = shape if keepdims else None
     return store(_of_parts(one, 0.5, count, array, d, wide), out)
 
 
@@ -343,8 +328,5 @@ def _of_parts(one: Callable[[float], Any], q: Any, count: Array, array: Array, d
         made = as_array(select(count == 0, np.nan, one(part)), array.type.dtype)
         return made.reshape(wide) if wide is not None else shaping.squeeze(made, d)
 
-    if np.ndim(q) == 0:
-        made = shown(float(q))
-        return made[()] if not made.ndim else made
-    parts = joining.stack([shown(float(p)) for p in np.ravel(q)])
-    return parts.reshape((*np.shape(q), *parts.shape[1:]))
+    made = _of_each(q, shown)
+    return made if made.ndim else made[()]

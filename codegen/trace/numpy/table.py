@@ -1,0 +1,151 @@
+"""NumPy's functions and ours: one row each, which is a function of another file or an expression.
+
+Always holds: our function takes arguments in NumPy's order, and fails as NumPy's fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from codegen import dtypes
+from codegen.trace.array import Array, as_array
+from codegen.trace.blame import asked
+from codegen.trace.numpy import (
+    creation,
+    elementwise,
+    joining,
+    picking,
+    polynomials,
+    products,
+    reducing,
+    searching,
+    shaping,
+    statistics,
+)
+from codegen.trace.numpy.elementwise import apply, store
+
+Function = Callable[..., Any]
+
+# Functions of these files have NumPy's own names.
+_SAME: dict[Any, str] = {
+    creation: "arange array asarray empty empty_like eye full full_like identity linspace "
+    "logspace ones ones_like zeros zeros_like",
+    reducing: "argmax argmin argpartition argsort average count_nonzero cumprod cumsum "
+    "mean median partition prod sort sort_complex std trapezoid var",
+    shaping: "array_split astype atleast_1d atleast_2d atleast_3d broadcast_arrays "
+    "broadcast_to copy diag diagonal expand_dims flip meshgrid moveaxis ravel repeat reshape "
+    "resize roll rot90 split squeeze swapaxes tile transpose tril triu",
+    joining: "block column_stack concatenate hstack pad stack",
+    searching: "digitize histogram histogram2d histogram_bin_edges histogramdd interp searchsorted",
+    statistics: "corrcoef cov cross delete ediff1d gradient insert nanargmax nanargmin nancumprod "
+    "nancumsum nanmax nanmean nanmedian nanmin nanprod nanquantile nanstd nansum nanvar quantile "
+    "unwrap",
+    polynomials: "convolve correlate polyder polyint polyval vander",
+    products: "dot einsum inner kron outer tensordot",
+    picking: "angle array_equal array_equiv choose clip compress copyto "
+    "diag_indices_from diff fill_diagonal imag isclose isin isneginf isposinf lexsort "
+    "min_scalar_type nan_to_num put put_along_axis putmask ravel_multi_index real sinc take "
+    "take_along_axis tril_indices_from triu_indices_from unravel_index where",
+}
+
+
+def _vstack(arrays: Any, **more: Any) -> Array:
+    return joining.concatenate([shaping.atleast_2d(x) for x in arrays], 0, **more)
+
+
+def _norm(x: Any, *, axis: Any = None, keepdims: Any = False, ord: Any = 2) -> Any:
+    flat = axis is None
+    return products.norm(shaping.ravel(x) if flat else x, ord, 0 if flat else axis, keepdims)
+
+
+def _is_complex(x: Any) -> bool:
+    return bool(as_array(x).type.dtype.kind == "c")
+
+
+def _trace(x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = None,
+           out: Any = None) -> Any:  # fmt: skip
+    diagonal = shaping.diagonal(x, offset, axis1, axis2)
+    return reducing.sum_(diagonal, axis=-1, dtype=dtype, out=out)
+
+
+_OTHER: dict[str, Function] = {
+    # other names for them
+    "sum": reducing.sum_, "min": reducing.min_, "max": reducing.max_, "amin": reducing.min_,
+    "amax": reducing.max_, "any": reducing.any_, "all": reducing.all_,
+    "round": picking.round_, "around": picking.round_, "select": picking.select_,
+    "permute_dims": shaping.transpose, "concat": joining.concatenate,
+    "cumulative_sum": reducing.cumsum, "cumulative_prod": reducing.cumprod,
+    "vstack": _vstack, "row_stack": _vstack, "trace": _trace,
+    "asanyarray": creation.asarray, "ascontiguousarray": creation.asarray,
+    "asfortranarray": creation.asarray,
+    "linalg.norm": products.norm, "linalg.vector_norm": _norm,
+    "linalg.matmul": products.matmul, "linalg.outer": products.outer, "linalg.trace": _trace,
+    "linalg.diagonal": shaping.diagonal, "linalg.tensordot": products.tensordot,
+    "linalg.vecdot": products.vecdot,
+    "lib.stride_tricks.sliding_window_view": joining.sliding_window_view,
+    # what one expression says
+    "require": lambda a, dtype=None, requirements=None, **_: creation.asarray(a, dtype),
+    "fix": lambda x, out=None: apply(np.trunc, x, out=out),
+    "conj": lambda x, out=None: store(apply(np.conjugate, as_array(x)), out),
+    "ptp": lambda x, axis=None, out=None, keepdims=False: store(
+        reducing.max_(x, axis, None, keepdims) - reducing.min_(x, axis, None, keepdims), out),
+    "percentile": lambda x, q, axis=None, **options: statistics.quantile(
+        x, q if isinstance(q, Array) else np.true_divide(q, 100), axis, **options),
+    "nanpercentile": lambda x, q, axis=None, *args, **options: statistics.nanquantile(
+        x, np.true_divide(q, 100), axis, *args, **options),
+    "linalg.cross": lambda a, b, *, axis=-1: statistics.cross(a, b, axis=axis),
+    "vdot": lambda x, y: products.matmul(
+        products.conjugate(shaping.ravel(x)), shaping.ravel(y)),
+    "polyadd": lambda a1, a2: polynomials.aligned(np.add, a1, a2),
+    "polysub": lambda a1, a2: polynomials.aligned(np.subtract, a1, a2),
+    # of types and shapes
+    "iscomplexobj": _is_complex,
+    "isrealobj": lambda x: not _is_complex(x),
+    "shape": lambda x: as_array(x).shape,
+    "ndim": lambda x: as_array(x).ndim,
+    "size": lambda x, axis=None: as_array(x).size if axis is None else as_array(x).shape[axis],
+    "result_type": lambda *operands: dtypes.numpy_dtype(elementwise.result_type(*operands)),
+    "common_type": lambda *arrays: np.common_type(
+        *(np.empty(0, as_array(x).dtype) for x in arrays)),
+    # comparisons
+    "iscomplex": lambda x: apply(np.not_equal, picking.imag(x), 0),
+    "isreal": lambda x: apply(np.equal, picking.imag(x), 0),
+    "allclose": lambda a, b, rtol=1e-5, atol=1e-8, equal_nan=False: reducing.all_(
+        picking.isclose(a, b, rtol, atol, equal_nan)),
+    # shapes
+    "rollaxis": lambda x, axis, start=0: shaping.moveaxis(
+        x, axis, start if start <= axis else start - 1),
+    "matrix_transpose": lambda x: shaping.swapaxes(x, -1, -2),
+    "linalg.matrix_transpose": lambda x: shaping.swapaxes(x, -1, -2),
+    "hsplit": lambda x, indices: shaping.split(x, indices, 0 if as_array(x).ndim == 1 else 1),
+    "vsplit": lambda x, indices: shaping.split(x, indices, 0),
+    "dsplit": lambda x, indices: shaping.split(x, indices, 2),
+    "unstack": lambda x, *, axis=0: tuple(shaping.moveaxis(x, axis, 0)),
+    "fliplr": lambda x: shaping.flip(x, 1),
+    "flipud": lambda x: shaping.flip(x, 0),
+    "diagflat": lambda v, k=0: shaping.diag(shaping.ravel(v), k),
+    "ix_": lambda *arrays: shaping.meshgrid(*arrays, sparse=True, indexing="ij"),
+    "append": lambda x, values, axis=None: joining.concatenate([x, values], axis),
+    "dstack": lambda arrays: joining.concatenate([shaping.atleast_3d(x) for x in arrays], 2),
+    "fft.fftshift": lambda x, axes=None: shaping.half_way(x, axes, 1),
+    "fft.ifftshift": lambda x, axes=None: shaping.half_way(x, axes, -1),
+}  # fmt: skip
+
+
+@cache
+def table() -> dict[str, Function]:
+    """NumPy's name (dotted in a submodule) -> ours."""
+    rows = {n: getattr(module, n) for module, names in _SAME.items() for n in names.split()}
+    rows |= _OTHER
+    return {name: asked(name, ours, of_numpy_name(name)) for name, ours in rows.items()}
+
+
+def of_numpy_name(name: str) -> Any:
+    found: Any = np
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found

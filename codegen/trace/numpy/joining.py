@@ -26,7 +26,7 @@ from codegen.trace.numpy.elementwise import (
     same_extent,
     shape_text,
 )
-from codegen.trace.numpy.reducing import dims_of
+from codegen.trace.numpy.reducing import along, dim_of, dims_of
 from codegen.trace.numpy.shaping import (
     atleast_1d,
     broadcast_to,
@@ -52,7 +52,7 @@ def concatenate(arrays: Any, axis: Any = 0, out: Any = None, *, dtype: Any = Non
     if axis is None:
         parts, axis = [ravel(p) for p in parts], 0
     first = parts[0]
-    d = dims_of((axis,), first.ndim, "np.concatenate")[0]
+    d = dim_of(axis, first.ndim, "np.concatenate")
     for p in parts[1:]:
         same = p.ndim == first.ndim and all(
             k == d or same_extent(a, b) for k, (a, b) in enumerate(zip(p.extents, first.extents))
@@ -96,7 +96,7 @@ def stack(arrays: Any, axis: Any = 0, out: Any = None, *, dtype: Any = None,
             raise ShapeError("all input arrays must have the same shape",
                              expected=shape_text(parts[0].extents),
                              found=shape_text(p.extents))  # fmt: skip
-    d = dims_of((axis,), parts[0].ndim + 1, "np.stack")[0]
+    d = dim_of(axis, parts[0].ndim + 1, "np.stack")
     wide = [expand_dims(p, d) for p in parts]
     return concatenate(wide, d, out, dtype=dtype, casting=casting)
 
@@ -118,11 +118,8 @@ def sliding_window_view(x: Any, window_shape: Any, axis: Any = None, **_: Any) -
     widths = window_shape if isinstance(window_shape, (tuple, list)) else (window_shape,)
     if _.get("writeable"):
         raise unsupported(f"{what} with writeable=True", "x[k : n - w + 1 + k] += v for each k")
-    if axis is None:
-        axes = tuple(range(array.ndim))
-    else:
-        items = axis if isinstance(axis, (tuple, list)) else (axis,)
-        axes = tuple(dims_of((a,), array.ndim, what)[0] for a in items)
+    items = axis if isinstance(axis, (tuple, list)) else (axis,)
+    axes = [d for a in items for d in dims_of(a, array.ndim, what)]  # one may come twice
     if len(axes) != len(widths):
         raise ShapeError(f"{what}: there is not one extent of the window for each dim",
                          expected=f"{len(axes)} of them", found=str(tuple(widths)))  # fmt: skip
@@ -133,8 +130,7 @@ def sliding_window_view(x: Any, window_shape: Any, axis: Any = None, **_: Any) -
             raise ShapeError("window shape cannot be larger than input array shape",
                              expected=f"at most {array.shape[d]} in dim {d}",
                              found=str(wide))  # fmt: skip
-        lead = [slice(None)] * d
-        array = stack([array[(*lead, slice(k, k + count))] for k in range(wide)], -1)
+        array = stack([along(array, d, slice(k, k + count)) for k in range(wide)], -1)
     return array
 
 
@@ -261,22 +257,21 @@ def _pad_from(array: Array, d: int, before: Any, after: Any, mode: str) -> Array
     if mode != "edge" and not all(expr.nonneg(most - _extent(w)) for w in (before, after)):
         return _pad_again(array, d, before, after, mode)
 
-    def part(start: Any, stop: Any, step: int = 1) -> Array:
-        got: Array = array[(*[slice(None)] * d, slice(start, stop, step))]
-        return got
-
-    def wide(edge: Array, count: Any) -> Array:
-        shape = (*array.shape[:d], count, *array.shape[d + 1 :])
-        return broadcast_to(edge, shape)
+    def part(start: Any, stop: Any) -> Array:
+        return along(array, d, slice(start, stop))
 
     if mode == "edge":
-        left, right = wide(part(0, 1), before), wide(part(n - 1, n), after)
+        shape = array.shape
+        left, right = (
+            broadcast_to(edge, (*shape[:d], count, *shape[d + 1 :]))
+            for edge, count in ((part(0, 1), before), (part(n - 1, n), after))
+        )
     elif mode == "wrap":
         left, right = part(n - before, n), part(0, after)
-    elif mode == "reflect":
-        left, right = flip(part(1, before + 1), d), flip(part(n - 1 - after, n - 1), d)
     else:
-        left, right = flip(part(0, before), d), flip(part(n - after, n), d)
+        skipped = 1 if mode == "reflect" else 0  # the elements at the ends
+        left = flip(part(skipped, before + skipped), d)
+        right = flip(part(n - skipped - after, n - skipped), d)
     return concatenate([left, array, right], d)
 
 
@@ -289,6 +284,5 @@ def _pad_again(array: Array, d: int, before: Any, after: Any, mode: str) -> Arra
             f"spmd.require(...) that the widths are at most the extent {shape_text(known[:1])}",
         )
     n, left, right = (e.value for e in known)
-    at = np.pad(np.arange(n), (left, right), mode)  # type: ignore[call-overload]
-    got: Array = array[(*[slice(None)] * d, at)]
-    return got
+    at: Any = np.pad(np.arange(n), (left, right), mode)  # type: ignore[call-overload]
+    return along(array, d, at)

@@ -19,7 +19,7 @@ from codegen.trace.numpy import joining, shaping
 from codegen.trace.numpy.creation import arange, zeros_like
 from codegen.trace.numpy.elementwise import apply, normal, result_type, same_extent, select, store
 from codegen.trace.numpy.index import Gather, from_the_end
-from codegen.trace.numpy.reducing import all_, any_, argsort, dims_of
+from codegen.trace.numpy.reducing import all_, along, any_, argsort, dim_of
 from codegen.trace.numpy.refused import REMEDIES
 
 
@@ -60,14 +60,14 @@ def take(x: Any, indices: Any, axis: Any = None, out: Any = None, mode: str = "r
     array = as_array(x)
     if axis is None:
         array, axis = shaping.ravel(array), 0
-    d = dims_of(axis, array.ndim, "np.take")[0]
+    d = dim_of(axis, array.ndim, "np.take")
     if mode == "wrap":
         indices = as_array(indices) % as_array(array.shape[d])
     elif mode == "clip":
         indices = clip(indices, 0, array.shape[d] - 1)
     plain = isinstance(indices, (Array, int)) or not np.ndim(indices)
     key = indices if plain else np.asarray(indices)
-    return store(array[(*[slice(None)] * d, key)].copy(), out)  # never a view, as x[:, 0] is
+    return store(along(array, d, key).copy(), out)  # never a view, as x[:, 0] is
 
 
 def take_along_axis(x: Any, indices: Any, axis: Any = -1) -> Array:
@@ -75,14 +75,14 @@ def take_along_axis(x: Any, indices: Any, axis: Any = -1) -> Array:
     array, at = as_array(x), as_array(indices, dtypes.INT64)
     if axis is None:
         array, axis = shaping.ravel(array), 0
-    d = dims_of(axis, array.ndim, "np.take_along_axis")[0]
+    d = dim_of(axis, array.ndim, "np.take_along_axis")
     plan = _along(array, at, d)
     return wrap(array.context, plan.read(array), scalar=False)
 
 
 def put_along_axis(x: Any, indices: Any, values: Any, axis: Any) -> None:
     array, at = as_array(x), as_array(indices, dtypes.INT64)
-    d = dims_of(axis, array.ndim, "np.put_along_axis")[0]
+    d = dim_of(axis, array.ndim, "np.put_along_axis")
     _along(array, at, d).write(array, values, "set")
 
 
@@ -119,16 +119,13 @@ def round_(x: Any, decimals: int = 0, out: Any = None) -> Any:
         made.real, made.imag = round_(real(array), decimals), round_(imag(array), decimals)
         return store(made if made.ndim else made[()], out)
     scale = 10.0 ** abs(decimals)
-    if decimals > 0:
-        return store(apply(np.divide, apply(np.rint, apply(np.multiply, array, scale)), scale), out)
-    return store(apply(np.multiply, apply(np.rint, apply(np.divide, array, scale)), scale), out)
+    up, down = (np.multiply, np.divide) if decimals > 0 else (np.divide, np.multiply)
+    return store(apply(down, apply(np.rint, apply(up, array, scale)), scale), out)
 
 
 def real(x: Any) -> Array:
     array = as_array(x)
-    if array.type.dtype.kind != "c":
-        return array
-    return _part(array, "real")
+    return _part(array, "real") if array.type.dtype.kind == "c" else array
 
 
 def imag(x: Any) -> Array:
@@ -146,10 +143,8 @@ def _part(array: Array, fn: str) -> Array:
 
 def angle(z: Any, deg: bool = False) -> Any:
     z = as_array(z)
-    if z.type.dtype.kind != "c":  # an integer 0 over it, as NumPy
-        turned = apply(np.arctan2, 0, z)
-    else:
-        turned = apply(np.arctan2, imag(z), real(z))
+    above = imag(z) if z.type.dtype.kind == "c" else 0  # an integer, as NumPy
+    turned = apply(np.arctan2, above, real(z))
     return apply(np.multiply, turned, 180 / np.pi) if deg else turned
 
 
@@ -159,19 +154,19 @@ def isclose(a: Any, b: Any, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bool 
     finite = apply(np.isfinite, b)
     near = apply(np.absolute, apply(np.subtract, a, b)) <= atol + rtol * apply(np.absolute, b)
     result = (near & finite) | apply(np.equal, a, b)
-    return result | (apply(np.isnan, a) & apply(np.isnan, b)) if equal_nan else as_array(result)
+    return as_array(_or_nan(result, a, b) if equal_nan else result)
 
 
 def array_equal(a: Any, b: Any, equal_nan: bool = False) -> Any:
     a, b = as_array(a), as_array(b)
     if a.ndim != b.ndim or not all(map(same_extent, a.extents, b.extents)):
         return False
-    return all_(_equal(a, b, equal_nan))
-
-
-def _equal(a: Any, b: Any, equal_nan: bool) -> Any:
     same = apply(np.equal, a, b)
-    return same | (apply(np.isnan, a) & apply(np.isnan, b)) if equal_nan else same
+    return all_(_or_nan(same, a, b) if equal_nan else same)
+
+
+def _or_nan(same: Any, a: Any, b: Any) -> Any:
+    return same | (apply(np.isnan, a) & apply(np.isnan, b))
 
 
 def array_equiv(a1: Any, a2: Any) -> Any:
@@ -213,7 +208,7 @@ def _numbers_for(array: Array, nan: Any, posinf: Any, neginf: Any) -> Array:
 
 def diff(x: Any, n: int = 1, axis: Any = -1, prepend: Any = None, append: Any = None) -> Array:
     array = as_array(x)
-    d = dims_of(axis, array.ndim, "np.diff")[0]
+    d = dim_of(axis, array.ndim, "np.diff")
     for extra, first in ((prepend, True), (append, False)):
         if extra is None:
             continue
@@ -221,10 +216,9 @@ def diff(x: Any, n: int = 1, axis: Any = -1, prepend: Any = None, append: Any = 
         if part.ndim == 0:
             part = shaping.broadcast_to(part, (*array.shape[:d], 1, *array.shape[d + 1 :]))
         array = joining.concatenate([part, array] if first else [array, part], d)
-    lead = [slice(None)] * d
     ufunc = np.not_equal if array.type.dtype.kind == "b" else np.subtract
     for _ in range(n):
-        array = apply(ufunc, array[(*lead, slice(1, None))], array[(*lead, slice(None, -1))])
+        array = apply(ufunc, along(array, d, slice(1, None)), along(array, d, slice(None, -1)))
     return array
 
 

@@ -25,14 +25,10 @@ from codegen.trace.number import expr_of
 from codegen.trace.numpy import memory_order
 from codegen.trace.numpy.creation import arange, zeros
 from codegen.trace.numpy.elementwise import apply, broadcast_shapes, same_extent, select, shape_text
-from codegen.trace.numpy.reducing import dims_of
+from codegen.trace.numpy.reducing import along, dim_of, dims_of
 from codegen.user.numbers import element_type
 
 ZERO, ONE = expr.const(0), expr.const(1)
-
-
-def _dim(axis: Any, ndim: int, what: str) -> int:
-    return dims_of((axis,), ndim, what)[0]
 
 
 # ---- reshape ---------------------------------------------------------------------------------
@@ -118,7 +114,7 @@ def transpose(x: Any, axes: Any = None) -> Array:
 
 def swapaxes(x: Any, axis1: Any, axis2: Any) -> Array:
     ndim = as_array(x).ndim
-    a, b = _dim(axis1, ndim, "swapaxes"), _dim(axis2, ndim, "swapaxes")
+    a, b = dim_of(axis1, ndim, "swapaxes"), dim_of(axis2, ndim, "swapaxes")
     perm = list(range(ndim))
     perm[a], perm[b] = b, a
     return transpose(x, perm)
@@ -204,17 +200,16 @@ def broadcast_arrays(*arrays: Any, subok: bool = False) -> tuple[Array, ...]:
 
 def array_split(x: Any, indices: Any, axis: Any = 0) -> list[Array]:
     array = as_array(x)
-    d = _dim(axis, array.ndim, "np.array_split")
-    lead = [slice(None)] * d
+    d = dim_of(axis, array.ndim, "np.array_split")
     if isinstance(indices, (list, tuple, np.ndarray)):
         cuts = [0, *indices, array.shape[d]]
-        return [array[(*lead, slice(a, b))] for a, b in zip(cuts, cuts[1:])]
+        return [along(array, d, slice(a, b)) for a, b in zip(cuts, cuts[1:])]
     return list(Blocks(array, indices, d))
 
 
 def split(x: Any, indices: Any, axis: Any = 0) -> list[Array]:
     array = as_array(x)
-    d = _dim(axis, array.ndim, "np.split")
+    d = dim_of(axis, array.ndim, "np.split")
     count = expr_of(indices) if not isinstance(indices, (list, tuple, np.ndarray)) else None
     if count is not None and not same_extent(array.extents[d] % count, ZERO):
         raise ShapeError("array split does not result in an equal division",
@@ -266,11 +261,8 @@ def roll(x: Any, shift: Any, axis: Any = None) -> Array:
 
 def _rolled(array: Array, shift: Any, d: int) -> Array:
     e = expr_of(shift)
-    lead = [slice(None)] * d
     if e is None:  # known only at run time
-        at = (arange(array.shape[d]) - shift) % as_array(array.shape[d])
-        got: Array = array[(*lead, at)]
-        return got
+        return along(array, d, (arange(array.shape[d]) - shift) % as_array(array.shape[d]))
     n = array.extents[d]
     k = expr.mod(e, n)
     if k == 0:
@@ -327,16 +319,13 @@ def tile(x: Any, reps: Any) -> Array:
 
 def repeat(x: Any, repeats: Any, axis: Any = None) -> Array:
     array = ravel(x) if axis is None else as_array(x)
-    d = _dim(axis or 0, array.ndim, "np.repeat")
+    d = dim_of(axis or 0, array.ndim, "np.repeat")
     if expr_of(repeats) is None:
-        data = repeats if not isinstance(repeats, Array) else None
-        if data is None:
+        if isinstance(repeats, Array):
             raise unsupported("np.repeat with counts that depend on data", "one count for all")
-        got: Array = array[(*[slice(None)] * d, np.repeat(np.arange(len(data)), data))]
-        return got
+        return along(array, d, np.repeat(np.arange(len(repeats)), repeats))
     shape = array.shape
-    wide = expand_dims(array, d + 1)
-    wide = broadcast_to(wide, (*shape[: d + 1], repeats, *shape[d + 1 :]))
+    wide = broadcast_to(expand_dims(array, d + 1), (*shape[: d + 1], repeats, *shape[d + 1 :]))
     return _copied(reshape(wide, (*shape[:d], shape[d] * repeats, *shape[d + 1 :])))
 
 

@@ -1,13 +1,14 @@
 """Element types: one row per type, read by the tracer, the emitter and the runtime.
 
-Always holds: importing this module imports nothing outside the standard library; `numpy_dtype`
-imports NumPy (and ml_dtypes for bfloat16) when it is called.
+In: names and NumPy dtypes. Out: rows, and the NumPy dtype of each.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from codegen.errors import InputError
 
@@ -58,10 +59,8 @@ COMPLEX128 = BY_NAME["complex128"]
 
 def numpy_dtype(dtype: DType) -> Any:
     """The NumPy dtype of one of our element types."""
-    import numpy as np
-
     if dtype.name == "bfloat16":
-        import ml_dtypes
+        import ml_dtypes  # ten milliseconds, for one type
 
         return np.dtype(ml_dtypes.bfloat16)
     return np.dtype(dtype.name)
@@ -71,8 +70,6 @@ def from_numpy(dtype: Any) -> DType | None:
     """Our element type for anything NumPy accepts as a dtype; None when we have none."""
     if isinstance(dtype, DType):
         return dtype
-    import numpy as np
-
     if dtype == "bfloat16":
         return BY_NAME["bfloat16"]
     return BY_NAME.get(np.dtype(dtype).name)
@@ -80,8 +77,6 @@ def from_numpy(dtype: Any) -> DType | None:
 
 def as_numpy(x: Any) -> Any:
     """np.asarray(x). Raises InputError for masked arrays, whose mask it would lose."""
-    import numpy as np
-
     several = isinstance(x, (list, tuple))
     if any(hasattr(e, "filled") and hasattr(e, "mask") for e in (x if several else (x,))):
         masked: Any = np.ma

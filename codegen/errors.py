@@ -60,7 +60,7 @@ class Place:
         return f"{self.file}:{self.line}"
 
     def source_line(self) -> str:
-        import linecache
+        import linecache  # where something went wrong: no rank pays for it at start
 
         return linecache.getline(self.file, self.line).rstrip("\n")
 

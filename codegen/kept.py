@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any, Protocol
 
+import numpy
+
 from codegen.image import link, programs
 from codegen.progress import at
 from codegen.trace.control import reads
@@ -51,7 +53,7 @@ def kernel(store: Store, function: Any, signature: Any, symbol: str, target: str
     key = _key("kernel", read, signature, symbol, target, _numba()) if read else ""
     if key and (data := store.get(key)) is not None:
         return data
-    from codegen.image.kernels import compile_kernel
+    from codegen.image.kernels import compile_kernel  # numba: half a second
 
     at(f"compiling the kernel {function.__name__}")
     data = compile_kernel(function, signature, symbol, target)
@@ -73,8 +75,6 @@ def linked(store: Store, source: str, *, target: str, **parts: Any) -> bytes:
 
 def _key(kind: str, *parts: Any) -> str:
     """The key of these parts, for this version of spmd, of Python and of NumPy."""
-    import numpy
-
     whole = (kind, parts, _ourselves(), sys.version, numpy.__version__)
     return hashlib.sha256(repr(whole).encode("utf-8", "surrogatepass")).hexdigest()
 

@@ -23,7 +23,7 @@ def write(folder: Path) -> None:
 def command_line() -> str:
     """A section for every command: what it does, and its options."""
     parts = []
-    for name, (what, add) in cli._OPTIONS.items():
+    for name, (what, add, _) in cli.COMMANDS.items():
         parser = cli.Parser(prog=f"spmd {name}", add_help=False)
         add(parser)
         parts.append(f"## {name}\n\n{what[0].upper()}{what[1:]}.\n\n"

@@ -1,10 +1,14 @@
 """Write NumPy. Ship one image. Run it on any number of ranks.
 
-Always holds: importing this package imports nothing else, except in one of several processes of a
-launcher; a name brings in what it needs when it is first used.
+Always holds: importing this package imports nothing else of ours, except in one of several
+processes of a launcher; a name brings in what it needs when it is first used.
 """
 
 from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
 
 __version__ = "0.1.0"
 
@@ -19,7 +23,7 @@ _LANGUAGE = frozenset(
     zeros_like""".split()
 )
 
-# Names of the runtime, defined in spmd.image.
+# Names of the runtime, defined in spmd.image and spmd.building.
 _RUNTIME = frozenset("Distributed Image Local Opened build load local".split())
 
 # What can be raised, defined in codegen.errors; all are SpmdErrors, with an exit_code.
@@ -155,11 +159,11 @@ if TYPE_CHECKING:  # for editors and type checkers: where every name has its doc
     from codegen.trace.ranks.rooted import pscatter as pscatter
     from spmd import numpy as numpy
     from spmd import random as random
+    from spmd.building import build as build
     from spmd.image import Distributed as Distributed
     from spmd.image import Image as Image
     from spmd.image import Local as Local
     from spmd.image import Opened as Opened
-    from spmd.image import build as build
     from spmd.image import load as load
     from spmd.image import local as local
 
@@ -171,13 +175,20 @@ if TYPE_CHECKING:  # for editors and type checkers: where every name has its doc
     ranks = _ranks
 
 
+# Where public names are defined.
+_HOMES = {
+    **dict.fromkeys(_LANGUAGE, "codegen.trace.api"),
+    **dict.fromkeys(_RUNTIME, "spmd.image"),
+    "build": "spmd.building",
+    **dict.fromkeys(_ERRORS | _WARNINGS, "codegen.errors"),
+}
+
+
 def foreign_codegen() -> str:
     """What is wrong when the `codegen` that Python finds is not this project's, else ""."""
     try:
-        import codegen.errors  # noqa: F401
+        import_module("codegen.errors")
     except ImportError:
-        import sys
-
         found = getattr(sys.modules.get("codegen"), "__file__", None) or "nothing"
         return (
             "the package `codegen` that Python finds is not spmd's\n"
@@ -190,46 +201,26 @@ def foreign_codegen() -> str:
 
 def _begin() -> None:
     """One of several processes shows the others, from now on, what it is at."""
-    import os
-    import sys
-
     marks = "PMI_SIZE OMPI_COMM_WORLD_SIZE MV2_COMM_WORLD_SIZE FLUX_JOB_SIZE SLURM_STEP_NUM_TASKS"
     several = any(os.environ.get(mark, "1") != "1" for mark in marks.split())
     if several and sys.argv[:1] != ["-m"] and not foreign_codegen():  # `python -m spmd`: Patience
-        from spmd.launch import presence
-
-        presence.begin()
+        import_module("spmd.launch.presence").begin()
 
 
 def _find(name: str) -> Any:
     """A public name, when it is first used."""
-    if name in _LANGUAGE | _RUNTIME | _ERRORS | _WARNINGS and (problem := foreign_codegen()):
-        raise ImportError(problem)
-    if name in _LANGUAGE:
-        from codegen.trace import api
-        from spmd import mistakes  # noqa: F401  # how IPython shows those of a program
-
-        value = getattr(api, name)
-        globals()[name] = value
+    if name in _HOMES:
+        if problem := foreign_codegen():
+            raise ImportError(problem)
+        value = getattr(import_module(_HOMES[name]), name)
+        if name in _LANGUAGE:
+            import_module("spmd.mistakes")  # how IPython shows those of a program
+            globals()[name] = value
         return value
-    if name in _RUNTIME:
-        from spmd import image
-
-        return getattr(image, name)
-    if name in _ERRORS | _WARNINGS:
-        from codegen import errors
-
-        return getattr(errors, name)
     if name in ("numpy", "random"):
-        import importlib
-
-        return importlib.import_module(f"spmd.{name}")
+        return import_module(f"spmd.{name}")
     if name in _LATER:
-        from codegen.errors import UnsupportedError
-
-        raise UnsupportedError(f"spmd.{name} is not available yet", remedy=_LATER[name])
-    import sys
-
+        raise _find("UnsupportedError")(f"spmd.{name} is not available yet", remedy=_LATER[name])
     instead = _INSTEAD.get(name.lower(), "")
     if not instead and hasattr(sys.modules.get("numpy"), name):
         instead = f"np.{name} works on arrays of a program"

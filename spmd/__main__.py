@@ -2,6 +2,9 @@
 
 import signal
 import sys
+from importlib import import_module
+
+from spmd import foreign_codegen
 
 
 def main() -> int:
@@ -9,14 +12,10 @@ def main() -> int:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         # While modules are imported, an interrupt ends us as it ends any program.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from spmd import foreign_codegen
-
     if problem := foreign_codegen():
         print(problem, file=sys.stderr)
         return 69
-    from spmd.cli import main
-
-    return main(sys.argv[1:])
+    return int(import_module("spmd.cli").main(sys.argv[1:]))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import hashlib
 import os
 import time
 
+from spmd.files.whole import ENDING, whole
 from spmd.launch import limits
 
 TYPE_CHECKING = False
@@ -81,24 +82,15 @@ class Cache:
 
     def _write(self, name: str, data: bytes) -> None:
         """In one step: whoever reads meanwhile sees the old file or the new one."""
-        import tempfile
-
-        file, part = tempfile.mkstemp(dir=self.folder, prefix=".part-")
-        try:
-            with os.fdopen(file, "wb") as stream:
-                stream.write(data)
-            os.replace(part, os.path.join(self.folder, name))
-        except BaseException:
-            os.unlink(part)
-            raise
+        with whole(os.path.join(self.folder, name), sync=False) as file:
+            file.write(data)
 
     def _make_room(self) -> None:
         found = sorted(self._entries())
         size = sum(s for _, s, _ in found)
         aim = self.most * KEPT if size > self.most else size
         for when, bytes_, path in found:
-            is_part = os.path.basename(path).startswith(".part-")
-            if size > aim or (is_part and when < time.time() - FORGOTTEN_S):
+            if size > aim or (path.endswith(ENDING) and when < time.time() - FORGOTTEN_S):
                 size -= bytes_
                 with contextlib.suppress(FileNotFoundError):  # another build makes room too
                     os.unlink(path)

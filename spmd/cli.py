@@ -11,14 +11,18 @@ import os
 import signal
 import sys
 from errno import ENOSPC
+from importlib import import_module
 
 from codegen.checks import CHECKS, USUAL, checks_of
-from codegen.errors import AgreementError, UsageError
-from spmd import report
-from spmd.launch import processes as launch
+from codegen.errors import UsageError
+from spmd import __version__, report, texts
+from spmd.launch.launchers import launcher
+from spmd.launch.options import OPTIONS, TIME_LIMIT, flag
+from spmd.launch.processes import Elsewhere, Processes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any, NoReturn
 
 
@@ -43,125 +47,43 @@ class Parser(argparse.ArgumentParser):
         super().__init__(formatter_class=_formatter, allow_abbrev=False, **options)
         self.set_defaults(parser=self)
 
+    def add_argument(self, *names: Any, **options: Any) -> argparse.Action:
+        """A ValueError of `type` is what is wrong with the word: it is said with the option."""
+        if read := options.get("type"):
+            options["type"] = lambda word: _read(read, word)
+        return super().add_argument(*names, **options)
+
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}\n{self.format_usage().rstrip()}")
 
     def print_help(self, file: Any = None) -> None:
-        if launch.launcher()[0] == 0:
+        if launcher()[0] == 0:
             super().print_help(file)
 
 
-def _pair(text: str) -> tuple[str, str]:
-    """name=value."""
-    name, equals, value = text.partition("=")
-    if not equals or not name or not value:
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
-    return name, value
-
-
-def _file(text: str) -> tuple[str, str]:
-    """name=path; a file of many arrays may stand alone: its name is then ""."""
-    from spmd.files.inputs import ARCHIVES
-
-    name, equals, path = text.partition("=")
-    if (not equals or "/" in name) and text.endswith(ARCHIVES):
-        return "", text
-    if not equals or not name or not path:
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=FILE, FILE.npz or FILE.safetensors")
-    return name, path
-
-
-def _mesh(text: str) -> dict[str, int]:
-    """x=4,y=4."""
-    sizes = {}
-    for part in text.split(","):
-        name, equals, size = part.partition("=")
-        if not equals or not _is_number(size) or not name or name in sizes:
-            raise argparse.ArgumentTypeError(f"{text!r} is not AXIS=SIZE,AXIS=SIZE")
-        sizes[name] = int(size)
-    return sizes
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) < 4000
-
-
-def _count(text: str) -> int:
-    if not _is_number(text) or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1")
-    return int(text)
-
-
-def _index(text: str) -> int:
-    if not _is_number(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not an index from 0")
-    return int(text)
-
-
-def _range(text: str) -> range:
-    """4, or 1-64."""
-    low, dash, high = text.partition("-")
-    if not _is_number(low) or (dash and not _is_number(high)):
-        raise argparse.ArgumentTypeError(f"{text!r} is not N or N-M")
-    first, last = int(low), int(high or low)
-    if not 1 <= first <= last < first + 4096:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a range of at most 4096 from 1")
-    return range(first, last + 1)
-
-
-def _sizes(text: str) -> tuple[int, int]:
-    """Bytes: 8-16m."""
-    import re
-
-    units = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
-    found = re.fullmatch(r"(\d{1,12})([kmg]?)(?:-(\d{1,12})([kmg]?))?", text.lower())
-    if not found:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a range of sizes such as 8-16m")
-    low, low_unit, high, high_unit = found.groups()
-    least = max(1, int(low) * units[low_unit])
-    most = int(high) * units[high_unit] if high else least
-    if most < least:
-        raise argparse.ArgumentTypeError(f"{text!r}: the second size must be the larger one")
-    return least, most
-
-
-def _factor(text: str) -> int:
-    if not _is_number(text) or int(text) < 2:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 2")
-    return int(text)
-
-
-def _peers(text: str) -> list[str]:
-    """What to measure beside: mpi, floor, mpi,floor."""
-    names = text.split(",")
-    unknown = [name for name in names if name not in ("mpi", "floor")]
-    if unknown:
-        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is neither mpi nor floor")
-    return names
-
-
-def _seconds(text: str) -> float:
+def _read(read: Callable[[str], Any], word: str) -> Any:
     try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not 0 <= number < launch.MOST_SECONDS:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
-    return number
+        return read(word)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 class _Version(argparse.Action):
     """Prints what a report of a defect should begin with: once, also under mpirun."""
 
     def __call__(self, top: argparse.ArgumentParser, *_: Any) -> NoReturn:
-        from codegen.image.manifest import FORMAT, INTERFACE
-        from spmd import __version__
-
-        if launch.launcher()[0] == 0:
+        if launcher()[0] == 0:
+            reader = _loaded("codegen.image.manifest")
             python = ".".join(map(str, sys.version_info[:3]))
-            print(f"spmd {__version__}, image format {FORMAT}, engine interface {INTERFACE}, "
-                  f"Python {python}")  # fmt: skip
+            print(f"spmd {__version__}, image format {reader.FORMAT}, engine interface "
+                  f"{reader.INTERFACE}, Python {python}")  # fmt: skip
         top.exit()
+
+
+def _loaded(target: str) -> Any:
+    """A module, or module:name, that only some commands need: no other rank pays for it."""
+    module, _, name = target.partition(":")
+    return getattr(import_module(module), name) if name else import_module(module)
 
 
 def _called() -> str:
@@ -178,8 +100,8 @@ def parser(command: str = "", prog: str = "") -> Parser:
     )  # fmt: skip
     top.add_argument("--version", action=_Version, nargs=0, help="say which version this is")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True, prog=prog)
-    for name, (what, add) in _OPTIONS.items():
-        if command in (name, "") or command not in _OPTIONS:
+    for name, (what, add, _) in COMMANDS.items():
+        if command in (name, "") or command not in COMMANDS:
             add(commands.add_parser(name, help=what))
     return top
 
@@ -207,8 +129,8 @@ def _run_options(run: Parser) -> None:
         "FILE.npz alone: for all; those without one are printed",
     }
     for names, text in files.items():
-        run.add_argument(*names, metavar="[NAME=]FILE", type=_file, action="append", default=[],
-                         help=text)  # fmt: skip
+        run.add_argument(*names, metavar="[NAME=]FILE", type=texts.file, action="append",
+                         default=[], help=text)  # fmt: skip
     _add_set(run, "a run-time scalar; for a FILE.py also a parameter")
     _add_mesh(run)
     _add_how(run)
@@ -218,12 +140,9 @@ def _run_options(run: Parser) -> None:
                      help="a table: time, waiting, bytes and source line of every operation")
     run.add_argument("--json", action="store_true",
                      help="with --profile: as JSON; results and text go to standard error")
-    run.add_argument(
-        "--check", metavar="CHECKS", type=checks_of, default=(),
-        help="end with the line and the rank where something is wrong: bounds (of run-time "
-        "indices), nan (or an infinity made), equal (what all ranks hold), overflow (of integers), "
-        "or all; --check alone: bounds,nan,equal. Build an image with the same --check",
-    )  # fmt: skip
+    run.add_argument("--check", metavar="CHECKS", type=checks_of, default=(),
+                     help=OPTIONS["check"].help + "; --check alone: bounds,nan,equal. Build an "
+                     "image with the same --check")  # fmt: skip
     run.add_argument("--eager", action="store_true", help="run FILE.py as plain NumPy")
     _add_no_cache(run)
 
@@ -232,14 +151,14 @@ def _show_options(show: Parser) -> None:
     show.add_argument("image", metavar="IMAGE", help="nothing of it is executed")
     for what, text in _PARTS.items():
         show.add_argument(f"--{what}", dest="what", action="append_const", const=what, help=text)
-    show.add_argument("--ranks", metavar="N", type=_count,
+    show.add_argument("--ranks", metavar="N", type=texts.count,
                       help="with --layouts: bytes for so many ranks")  # fmt: skip
     _add_mesh(show)
     show.add_argument("--json", action="store_true", help="the same, for programs to read")
 
 
 def _doctor_options(doctor: Parser) -> None:
-    doctor.add_argument("--ranks", metavar="N", type=_count,
+    doctor.add_argument("--ranks", metavar="N", type=texts.count,
                         help="how many ranks you want to start")  # fmt: skip
     doctor.add_argument("--calibrate", action="store_true",
                         help="measure at which sizes data should travel in another way, and keep "
@@ -251,13 +170,13 @@ def _bench_options(bench: Parser) -> None:
     bench.add_argument("collective", metavar="COLLECTIVE", nargs="*",
                        help="default: all of them; floor [NAME …]: what this machine allows, by "
                        "minimal C, and what that is made of")  # fmt: skip
-    bench.add_argument("--sizes", metavar="N-M", type=_sizes, default=(8, 16 << 20),
+    bench.add_argument("--sizes", metavar="N-M", type=texts.sizes, default=(8, 16 << 20),
                        help="bytes of a rank's operand, also 4k, 16m; default: 8-16m")
-    bench.add_argument("--step", metavar="K", type=_factor, default=8,
+    bench.add_argument("--step", metavar="K", type=texts.factor, default=8,
                        help="the factor from one size to the next; default: 8")  # fmt: skip
-    bench.add_argument("--vs", metavar="mpi|floor", type=_peers, action="extend", default=[],
+    bench.add_argument("--vs", metavar="mpi|floor", type=texts.rivals, action="extend", default=[],
                        help="measure MPI's own, or minimal C, in turn with ours; mpi,floor: both")
-    bench.add_argument("--rounds", metavar="N", type=_count, default=5,
+    bench.add_argument("--rounds", metavar="N", type=texts.count, default=5,
                        help="how often all is measured; default: 5")
     _add_how(bench)
     bench.add_argument("--json", action="store_true", help="the same, for programs to read")
@@ -266,9 +185,9 @@ def _bench_options(bench: Parser) -> None:
 
 def _patch_options(patch: Parser) -> None:
     patch.add_argument("image", metavar="IMAGE", help="or a local program of it")
-    patch.add_argument("--index", metavar="I", type=_index, help="the index of one rank")
-    patch.add_argument("--ranks", metavar="N", type=_count, help="how many ranks the job has")
-    patch.add_argument("--all", metavar="N", type=_count, help="all local programs of N ranks")
+    patch.add_argument("--index", metavar="I", type=texts.index, help="the index of one rank")
+    patch.add_argument("--ranks", metavar="N", type=texts.count, help="how many ranks the job has")
+    patch.add_argument("--all", metavar="N", type=texts.count, help="all local programs of N ranks")
     patch.add_argument("-o", "--output", metavar="FILE",
                        help="with --all a folder; default: IMAGE.I-of-N.img beside it")  # fmt: skip
     _add_mesh(patch)
@@ -277,7 +196,7 @@ def _patch_options(patch: Parser) -> None:
 
 def _verify_options(verify: Parser) -> None:
     verify.add_argument("image", metavar="IMAGE", nargs="+")
-    verify.add_argument("--ranks", metavar="N|N-M", type=_range, default=None,
+    verify.add_argument("--ranks", metavar="N|N-M", type=texts.counts, default=None,
                         help="numbers of ranks to evaluate the plan for; default: 1-64")
     _add_mesh(verify)
     _add_set(verify, "a run-time scalar")
@@ -302,48 +221,40 @@ _PARTS = {
     "asm": "the machine code (needs objdump)",
 }
 
-_OPTIONS = {
-    "build": ("compile a program into an image", _build_options),
-    "run": ("run an image, or a program", _run_options),
-    "show": ("look into an image, running nothing of it", _show_options),
-    "patch": ("write the image of one rank, or of all, as files", _patch_options),
-    "verify": ("check an image and its plan, running nothing of it", _verify_options),
-    "bench": ("time collectives, also beside MPI's own", _bench_options),
-    "doctor": ("say what is installed, what is missing and what to do", _doctor_options),
-    "completion": ("print a script that completes what you type in a shell", _completion_options),
-}
+# What a command does, its options, and who does it: module:function(asked, processes).
+COMMANDS = {
+    "build": ("compile a program into an image", _build_options, "spmd.source:build_file"),
+    "run": ("run an image, or a program", _run_options, "spmd.launch.run:run"),
+    "show": ("look into an image, running nothing of it", _show_options, "spmd.show:command"),
+    "patch": ("write the image of one rank, or of all, as files", _patch_options,
+              "spmd.launch.patch:command"),
+    "verify": ("check an image and its plan, running nothing of it", _verify_options,
+               "spmd.verify.images:command"),
+    "bench": ("time collectives, also beside MPI's own", _bench_options,
+              "spmd.bench.command:command"),
+    "doctor": ("say what is installed, what is missing and what to do", _doctor_options,
+               "spmd.doctor:command"),
+    "completion": ("print a script that completes what you type in a shell", _completion_options,
+                   "spmd.completion:command"),
+}  # fmt: skip
+EAGER = "spmd.source:run_eager"  # run --eager
+TOGETHER = ("run", "bench")  # what several processes do together
 
 _NAMES = {"bench": "collective", "verify": "image"}  # commands that take any number of them
 
 
 def _add_mesh(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--mesh", metavar="AXIS=SIZE,…", type=_mesh, action="append", default=[],
-        help="sizes of mesh axes; default: as equal as possible"
-    )  # fmt: skip
+    row = OPTIONS["mesh"]
+    command.add_argument("--mesh", metavar=row.metavar, type=row.read, action="append",
+                         default=[], help=row.help)  # fmt: skip
 
 
 def _add_how(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--ranks", metavar="N", type=_count,
-                         help="how many ranks in all; default: one for every process")
-    command.add_argument("--threads", metavar="W", type=_count, help="threads of each process")
-    command.add_argument(
-        "--algorithm", choices=("auto", "flat", "blocks", "ring"), default="auto",
-        help="how reductions work; ring, of long ones: fragments travel in both directions",
-    )  # fmt: skip
-    command.add_argument(
-        "--barrier", choices=("auto", "strict"), default="auto",
-        help="strict: every exchange begins and ends with a barrier of its members; "
-        "auto: ranks wait only for those whose data they read, or who read theirs",
-    )  # fmt: skip
-    command.add_argument(
-        "--transport", choices=launch.TRANSPORTS, default="auto",
-        help="auto: shared memory inside a host, MPI between hosts; shm, mpi: all by one of them",
-    )  # fmt: skip
-    command.add_argument(
-        "--time-limit", metavar="SECONDS", type=_seconds, default=launch.TIME_LIMIT,
-        help="a process silent for longer is lost; 0: wait for ever; default: 5",
-    )  # fmt: skip
+    for name in ("ranks", "threads", "algorithm", "barrier", "transport", "time_limit"):
+        row = OPTIONS[name]
+        command.add_argument(flag(name), metavar=row.metavar or None, type=row.read,
+                             choices=row.known or None, default=row.default,
+                             help=row.help)  # fmt: skip
 
 
 def _add_no_cache(command: argparse.ArgumentParser) -> None:
@@ -353,7 +264,7 @@ def _add_no_cache(command: argparse.ArgumentParser) -> None:
 
 def _add_set(command: argparse.ArgumentParser, what: str) -> None:
     command.add_argument(
-        "--set", metavar="NAME=VALUE", type=_pair, action="append", default=[], help=what
+        "--set", metavar="NAME=VALUE", type=texts.pair, action="append", default=[], help=what
     )
 
 
@@ -372,9 +283,8 @@ def _check_alone(arguments: list[str]) -> list[str]:
 
 def _meant(word: str, command: Parser) -> str:
     """The option that is like an unknown one; "" where there is none."""
-    from difflib import get_close_matches
-
-    near = get_close_matches(word.partition("=")[0], command._option_string_actions, 1, 0.75)
+    near = _loaded("difflib:get_close_matches")(
+        word.partition("=")[0], command._option_string_actions, 1, 0.75)
     return f"\n  try:      {near[0]}, if that is what you mean" if near else ""
 
 
@@ -401,7 +311,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
             twice = [name for k, (name, _) in enumerate(pairs) if name in dict(pairs[:k])]
             if twice:
                 raise UsageError(f"--{option} {twice[0]} is given twice")
-    if getattr(options, "eager", False) and launch.launcher()[1] > 1:
+    if getattr(options, "eager", False) and launcher()[1] > 1:
         raise UsageError("--eager runs in one process", remedy="leave mpirun out")
     return options
 
@@ -415,26 +325,25 @@ def main(arguments: list[str]) -> int:
             setattr(sys, name, open(os.devnull, "w"))
         elif hasattr(getattr(sys, name), "reconfigure"):  # text that it has no letters for
             getattr(sys, name).reconfigure(errors="backslashreplace")
-    processes = launch.Processes()
+    processes = Processes()
     try:
         if _is_one_of_several(arguments):
-            # MPI may wait for a process that never comes, and Python's handlers with it: a signal
-            # ends us as it ends any program. A process with wrong arguments must come, to say so.
-            _plain_signals()
+            together = _loaded("spmd.launch.together")
             options, wrong = _attempt(arguments)
-            limit = options.time_limit if options else launch.TIME_LIMIT
-            processes = launch.find(limit)
-            options = _agreed(options, wrong, processes)
+            limit = options.time_limit if options else TIME_LIMIT
+            processes, start = together.come(limit)
+            together.agree(processes, start, lambda: _command_of(options, wrong), limit)
             if options is None:
                 return 0
         else:
             options = parsed(arguments)
             signal.signal(signal.SIGTERM, _terminate)
-        code = _commands()[options.command](options, processes)
+        eager = getattr(options, "eager", False)
+        code = int(_loaded(EAGER if eager else COMMANDS[options.command][2])(options, processes))
         sys.stdout.flush()
         processes.finish()
         return code
-    except launch.Elsewhere as error:
+    except Elsewhere as error:
         processes.finish()
         return error.exit_code
     except (KeyboardInterrupt, Terminated) as error:
@@ -446,7 +355,7 @@ def main(arguments: list[str]) -> int:
     except Exception as error:
         _name_output(error)
         met = processes.met is error
-        if met or processes.comm is not None or launch.launcher()[0] == 0:
+        if met or processes.comm is not None or launcher()[0] == 0:
             report.print_error(error)
         code = report.exit_code(error)
         if met:
@@ -476,47 +385,23 @@ def _attempt(arguments: list[str]) -> tuple[argparse.Namespace | None, Exception
         return None, error
 
 
-def _agreed(
-    options: argparse.Namespace | None, wrong: Exception | None, processes: launch.Processes
-) -> argparse.Namespace | None:
-    """The options, where every process has some; None where help was all that was wanted."""
-
-    def come() -> tuple[str, tuple[int, object]]:
-        if wrong:
-            raise wrong
-        return options.command if options else "--help", (os.getpid(), launch.place())
-
-    met = processes.meet(come)
-    processes.have_come()
-    commands = [command for command, _ in met]
-    odd = [k for k, command in enumerate(commands) if command != commands[0]]
-    if odd:
-        processes.refuse(AgreementError(
-            f"the processes of one job were given different commands: process {launch.listed(odd)} "
-            f"differ{'s' if len(odd) == 1 else ''}", expected=f"{commands[0]} (process 0)",
-            found=f"{commands[odd[0]]} (process {odd[0]})", remedy="give all the same command",
-        ))  # fmt: skip
-    if options:
-        processes.be_patient([where for _, where in met], options.time_limit)
-    return options
+def _command_of(options: argparse.Namespace | None, wrong: Exception | None) -> str:
+    """What this process was told to do. Raises what is wrong with its arguments."""
+    if wrong:
+        raise wrong
+    return str(options.command) if options else "--help"
 
 
 def _is_one_of_several(arguments: list[str]) -> bool:
-    together = arguments[:1] in (["run"], ["bench"]) and "--eager" not in arguments
-    return together and launch.launcher()[1] > 1
-
-
-def _plain_signals() -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, signal.SIG_DFL)
+    together = bool(arguments) and arguments[0] in TOGETHER and "--eager" not in arguments
+    return together and launcher()[1] > 1
 
 
 def _terminate(*_: object) -> NoReturn:
     raise Terminated
 
 
-def _leave_now(processes: launch.Processes, code: int) -> NoReturn:
+def _leave_now(processes: Processes, code: int) -> NoReturn:
     """Ends without waiting for threads or other processes; memory without a name goes with us."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -525,62 +410,3 @@ def _leave_now(processes: launch.Processes, code: int) -> NoReturn:
         pass
     processes.abort(code)
     os._exit(code)
-
-
-def _commands() -> dict[str, Any]:
-    return {"build": _build, "run": _run, "show": _show, "patch": _patch, "verify": _verify,
-            "bench": _bench, "doctor": _doctor, "completion": _completion}  # fmt: skip
-
-
-def _build(options: argparse.Namespace, _: launch.Processes) -> int:
-    from spmd import source
-
-    source.build_file(options)
-    return 0
-
-
-def _run(options: argparse.Namespace, processes: launch.Processes) -> int:
-    from spmd.launch import run
-
-    return run.run(options, processes)
-
-
-def _show(options: argparse.Namespace, _: launch.Processes) -> int:
-    from spmd import show
-
-    what = options.what or ["manifest"]
-    if (options.ranks or options.mesh) and "layouts" not in what:
-        raise UsageError("--ranks and --mesh are for the bytes that --layouts shows",
-                         remedy="show IMAGE --layouts --ranks N")  # fmt: skip
-    return show.main(options.image, what, options.json, options.ranks, options.mesh)
-
-
-def _patch(options: argparse.Namespace, _: launch.Processes) -> int:
-    from spmd.launch import patch
-
-    return patch.main(options)
-
-
-def _verify(options: argparse.Namespace, _: launch.Processes) -> int:
-    from spmd.verify import images as verify
-
-    return verify.main(options)
-
-
-def _bench(options: argparse.Namespace, processes: launch.Processes) -> int:
-    from spmd.bench import command as bench
-
-    return bench.main(options, processes)
-
-
-def _doctor(options: argparse.Namespace, _: launch.Processes) -> int:
-    from spmd import doctor
-
-    return doctor.main(options.ranks, options.json, options.calibrate)
-
-
-def _completion(options: argparse.Namespace, _: launch.Processes) -> int:
-    from spmd import completion
-
-    print(completion.script(options.shell, parser(prog=COMMAND)))
-    return 0

@@ -10,21 +10,28 @@ import argparse
 from collections.abc import Iterator
 
 from codegen.errors import EnvironmentFault
+from spmd.cli import COMMAND, parser
+from spmd.launch.processes import Processes
+
+try:
+    import shtab
+except ImportError:
+    shtab = None  # type: ignore[assignment]
 
 FILES = ("program", "image", "input", "output", "timeline", "plot")  # options that name files
 
 
-def script(shell: str, whole: argparse.ArgumentParser) -> str:
-    """For the whole command line. Raises EnvironmentFault where shtab is not installed."""
-    try:
-        import shtab
-    except ImportError:
+def command(asked: argparse.Namespace, _: Processes) -> int:
+    """Prints the script. Raises EnvironmentFault where shtab is not installed."""
+    if shtab is None:
         raise EnvironmentFault("completion needs shtab", expected="the package shtab",
-                               found="none", remedy="pip install shtab") from None  # fmt: skip
+                               found="none", remedy="pip install shtab")  # fmt: skip
+    whole = parser(prog=COMMAND)
     for action in _actions(whole):
         if action.dest in FILES:
             action.complete = shtab.FILE  # type: ignore[attr-defined]
-    return str(shtab.complete(whole, shell))
+    print(shtab.complete(whole, asked.shell))
+    return 0
 
 
 def _actions(command: argparse.ArgumentParser) -> Iterator[argparse.Action]:

@@ -10,9 +10,11 @@ import numpy as np
 
 from codegen import dtypes
 from codegen.errors import UsageError
-from spmd import parts, report
+from spmd import parts
+from spmd.arrays import SMALL, numpy_dtype
 from spmd.launch.job import Global, Job
 from spmd.mistakes import plainly
+from spmd.tables import pre
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -62,7 +64,7 @@ class Distributed:
     def __init__(self, job: Job, number: int, one_rank: bool, kept: bool) -> None:
         output = job.manifest["outputs"][number]
         self.name: str = output["name"]
-        self.shape, self.dtype = job.setup.shape(output), report.numpy_dtype(output["dtype"])
+        self.shape, self.dtype = job.setup.shape(output), numpy_dtype(output["dtype"])
         self._processes, self._number = job.processes, number
         self._rank = job.setup.first if one_rank else None
         self.offsets, self._extent = (0,) * len(self.shape), self.shape
@@ -147,13 +149,11 @@ class Distributed:
         here = ", ".join(f"{o}:{o + e}" for o, e in zip(self.offsets, self._extent))
         head = f"<spmd.Distributed {self.name}: {self.dtype} {self.shape}"
         if self._local is not None:
-            text = np.array2string(self._local, threshold=report.SMALL)
+            text = np.array2string(self._local, threshold=SMALL)
             return f"{head}, here [{here}]:\n{text}>"
         return f"{head}, " + ("kept on the ranks>" if self.is_held() else "no longer there>")
 
     def _repr_html_(self) -> str:
-        from spmd.tables import pre
-
         return pre(repr(self))
 
 

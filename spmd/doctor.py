@@ -9,9 +9,15 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import sys
-from collections.abc import Callable, Iterator
+import sysconfig
+import tempfile
+from collections.abc import Iterator
 from dataclasses import asdict
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
 
 from codegen.errors import EXIT_ENVIRONMENT, EnvironmentFault, SpmdError
 from codegen.image import link, programs, target
@@ -20,18 +26,22 @@ from spmd.doctor_check import MISSING, OK, OPEN_MPI_FOLDER, WARNING, Check, vers
 from spmd.launch.launchers import launcher
 from spmd.launch.memory import available_memory, bytes_text, memory_limit
 
-NO_ENGINE = (ImportError, EnvironmentFault)  # what importing it may raise
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+
+    from spmd.launch.processes import Processes
 
 SMALL = 1 << 30  # bytes of memory below which a warning is due
 
 
-def main(ranks: int | None, as_json: bool, calibrate: bool = False) -> int:
+def command(asked: argparse.Namespace, _: Processes) -> int:
     """Prints what was found; returns 0 or 69. Under a launcher the first process speaks for all."""
     if launcher()[0]:
         return 0
-    checks = [check for group in _groups(ranks, calibrate) for check in group()]
+    checks = list(_checks(asked.ranks, asked.calibrate))
     code = EXIT_ENVIRONMENT if any(c.state == MISSING for c in checks) else 0
-    if as_json:
+    if asked.json:
         print(json.dumps({"exit_code": code, "checks": [asdict(c) for c in checks]}, indent=1))
     else:
         print(table(checks))
@@ -57,20 +67,23 @@ def table(checks: list[Check]) -> str:
     return "\n".join(lines)
 
 
-def _groups(ranks: int | None, calibrate: bool) -> list[Callable[[], Iterator[Check]]]:
-    groups = [software, doctor_mpi.checks, lambda: machine(ranks)]
-    return [*groups, calibration, exchange] if calibrate else [*groups, exchange]
+def _checks(ranks: int | None, calibrate: bool) -> Iterator[Check]:
+    engine, tried = _engine()
+    yield from software(engine)
+    yield from doctor_mpi.checks()
+    yield from machine(ranks)
+    if tried:
+        yield from tried.checks(calibrate)
+    else:
+        yield Check("loading", WARNING, "not tried without the engine")
 
 
 # ---- what is installed ---------------------------------------------------------------------------
 
 
-def software() -> Iterator[Check]:
-    import sysconfig
-
+def software(engine: Check) -> Iterator[Check]:
     header = os.path.join(sysconfig.get_path("include"), "Python.h")
     headers = "with headers" if os.path.exists(header) else "without headers"
-    engine = _engine()
     lacks = engine.state == MISSING and headers.startswith("without")
     yield Check("Python", MISSING if lacks else OK,
                 f"{sys.version.split()[0]}, {headers}, {sys.executable}",
@@ -83,13 +96,10 @@ def software() -> Iterator[Check]:
         ("numba", "numba", "@spmd.kernel"),
     ):  # fmt: skip
         yield _package(name, module, need)
-    yield _openblas()
 
 
 def _package(name: str, module: str, need: str) -> Check:
     """need: what alone cannot be done without it; "" for everything."""
-    from importlib.util import find_spec
-
     if find_spec(module) is not None:
         return Check(name, OK, version_of(module) or "of unknown version")
     return Check(name, WARNING if need else MISSING,
@@ -97,16 +107,17 @@ def _package(name: str, module: str, need: str) -> Check:
                  f"pip install {module}")  # fmt: skip
 
 
-def _engine() -> Check:
+def _engine() -> tuple[Check, Any]:
+    """The engine, and the module of what is tried with it; None where it cannot be loaded."""
     text = f"spmd {version_of('spmd') or 'in a source tree'}"
     try:
-        from spmd.engine import _engine
+        tried = import_module("spmd.doctor_engine")
     except EnvironmentFault as error:
-        return Check("engine", MISSING, f"{text}; {error.message}", error.remedy)
+        return Check("engine", MISSING, f"{text}; {error.message}", error.remedy), None
     except ImportError as error:
         return Check("engine", MISSING, f"{text}; not loaded: {error}",
-                     "pip install . in the source tree, or make setup")  # fmt: skip
-    return Check("engine", OK, f"{text}, {_engine.__file__}")
+                     "pip install . in the source tree, or make setup"), None  # fmt: skip
+    return Check("engine", OK, f"{text}, {tried.PLACE}"), tried
 
 
 def _compiler() -> Check:
@@ -120,26 +131,12 @@ def _compiler() -> Check:
     return Check("C compiler", OK, f"{text}; builds shared objects")
 
 
-def _openblas() -> Check:
-    name, need = "OpenBLAS", "only matrix products need it"
-    try:
-        from spmd.launch import loader
-
-        path = loader.openblas()
-    except EnvironmentFault as error:
-        return Check(name, WARNING, f"{error.message}; {need}", error.remedy)
-    except ImportError:
-        return Check(name, WARNING, f"not tried without the engine; {need}")
-    return Check(name, OK, path)
-
-
 # ---- this machine --------------------------------------------------------------------------------
 
 
 def machine(ranks: int | None) -> Iterator[Check]:
     yield _memory()
     yield Check("/dev/shm", OK, _size("/dev/shm", "not needed: ranks share a memory file"))
-    yield _places()
     yield _temporary()
     yield _shared_files()
     yield _cores(ranks)
@@ -166,38 +163,7 @@ def _size(place: str, note: str) -> str:
     return f"{bytes_text(found.f_blocks * found.f_frsize)}; {note}"
 
 
-def _places() -> Check:
-    """Where images can be loaded from: memory files, else directories without noexec."""
-    import mmap
-
-    try:
-        from spmd.launch import loader
-    except NO_ENGINE:
-        return Check("loading", WARNING, "not tried without the engine")
-    good = []
-    for place in loader.places():
-        try:
-            file, path = loader.private_file(b"\x7fELF" + bytes(4092), place)
-        except OSError:
-            continue
-        try:
-            mmap.mmap(file, 4096, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC).close()
-            good.append(place or "memory files")
-        except OSError:  # noexec
-            pass
-        finally:
-            os.close(file)
-            if place:
-                os.unlink(path)
-    if not good:
-        return Check("loading", MISSING, "no memory file and no directory may be executed",
-                     "set TMPDIR to a directory without noexec")  # fmt: skip
-    return Check("loading", OK, f"images can be executed from {', '.join(dict.fromkeys(good))}")
-
-
 def _temporary() -> Check:
-    import tempfile
-
     meant = os.environ.get("TMPDIR") or "/tmp"
     try:
         place = tempfile.gettempdir()
@@ -242,8 +208,6 @@ def _cores(ranks: int | None) -> Check:
 
 
 def _limits() -> Check:
-    import resource
-
     parts = []
     for name, what in (("RLIMIT_AS", "address space (ulimit -v)"),
                        ("RLIMIT_MEMLOCK", "locked memory (ulimit -l)")):  # fmt: skip
@@ -253,66 +217,3 @@ def _limits() -> Check:
         return Check("limits", WARNING, "; ".join(parts),
                      "ulimit -v unlimited: ranks map all memory of a job")  # fmt: skip
     return Check("limits", OK, "; ".join(parts))
-
-
-# ---- at which sizes data travel in another way ---------------------------------------------------
-
-
-def calibration() -> Iterator[Check]:
-    """Measures, and keeps what was found; a row for every comparison."""
-    name = "calibration"
-    try:
-        from spmd.bench.calibrate import Calibration
-        from spmd.launch import limits
-    except NO_ENGINE as error:
-        yield Check(name, WARNING, f"not without the engine: {error}")
-        return
-    print("spmd: measuring, for up to 20 seconds", file=sys.stderr)
-    work = Calibration()
-    try:
-        for text in work.measure():
-            yield Check(name, OK, text)
-    except (SpmdError, OSError) as error:
-        yield Check(name, WARNING, f"not measured: {getattr(error, 'message', error)}",
-                    getattr(error, "remedy", ""))  # fmt: skip
-        return
-    if work.missed:
-        yield Check(name, WARNING, f"no time or memory for {work.missed} comparisons: what they "
-                    "are for stays", "again, when the machine has nothing else to do")  # fmt: skip
-    path = limits.place()
-    if not path:
-        yield Check(name, WARNING, "not kept: there is no place for it", f"{limits.CHOSEN}=FILE")
-        return
-    try:
-        limits.write(path, work.limits)
-    except OSError as error:
-        yield Check(name, WARNING, f"not kept: {path}: {error.strerror}", f"{limits.CHOSEN}=FILE")
-    else:
-        yield Check(name, OK, f"kept in {path}")
-
-
-def exchange() -> Iterator[Check]:
-    """The limits in use, and where they come from."""
-    try:
-        from spmd.engine import ffi, lib
-        from spmd.launch import limits
-    except NO_ENGINE:
-        return
-    found = limits.find()
-    kinds = []
-    for row in limits.rows(found.limits):
-        filled = ffi.new("spmd_limits *", row)
-        lib.spmd_limits_fill(filled, 1)
-        ring = f"ring from {filled.ring}" if filled.ring else "no ring"
-        kinds.append((f"slots to {filled.slot} bytes, folded whole to {filled.fold}, {ring}",
-                      f", broadcasts shared from {filled.share}"))  # fmt: skip
-    (roomy, share), (crowded, _) = kinds
-    text = roomy + share + (f"; where threads share cores: {crowded}" if crowded != roomy else "")
-    remedy = "python -m spmd doctor --calibrate"
-    if found.limits:
-        yield Check("exchange", OK, f"{text}; from {found.path}")
-    elif found.fault:
-        yield Check("exchange", WARNING, f"{text}; {found.path} is ignored: {found.fault}", remedy)
-    else:
-        why = "calibration is off" if os.environ.get(limits.CHOSEN) == "off" else "not calibrated"
-        yield Check("exchange", OK, f"{text}; defaults, {why}")

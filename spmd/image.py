@@ -1,12 +1,11 @@
-"""Images from Python: build, save, load, run, and open to be run many times.
+"""Images from Python: load, save, run, and open to be run many times.
 
-In: programs, paths, NumPy arrays. Out: what the program returns, as NumPy arrays, or one part per
+In: paths, NumPy arrays. Out: what the program returns, as NumPy arrays, or one part per
 process where a communicator was given.
 """
 
 from __future__ import annotations
 
-import functools
 import os
 import warnings
 
@@ -14,62 +13,25 @@ from codegen.checks import checks_of
 from codegen.errors import LayoutWarning, UsageError
 from codegen.image.elf import printable
 from codegen.mesh import checked_count, checked_sizes
-from spmd import layouts, show, source, tables, timeline
+from spmd import layouts, show, tables
 from spmd.arguments import check_checks
-from spmd.cache import Cache
 from spmd.distributed import Distributed as Distributed
 from spmd.distributed import Local as Local
 from spmd.distributed import local as local
+from spmd.files.whole import check_place, write_whole
 from spmd.launch import loader
-from spmd.launch import processes as launch
-from spmd.mistakes import cells, plainly
+from spmd.launch.options import Options
+from spmd.mistakes import plainly
 from spmd.opened import Opened as Opened
+from spmd.progress import shown
+from spmd.takes import call, takes, takes_more
+from spmd.verify import images as verify
 from spmd.verify.formulas import layout_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from typing import Any
-
-
-@plainly
-def build(
-    program: Any, *, target: str = "native", cache: bool = True, check: Any = False,
-    **parameters: Any,
-) -> Image:  # fmt: skip
-    """The image of a program, or of the one in "FILE.py[:NAME]", with these parameters.
-
-    - target: the instruction set: "native" for this machine, or "x86-64-v2", "-v3", "-v4".
-    - cache: take an image that was built before from the user's cache directory, as long as nothing
-      that the program reads has changed. False builds it in any case, as SPMD_CACHE=off does.
-    - check: what the image checks whenever it runs: True, "all", or names such as "bounds,nan"
-      (see `run --check`). What is found wrong ends the run in a CheckError, with the line.
-
-    Raises ProgramError and its kin, with the line, for what cannot be compiled; EnvironmentFault
-    without a C compiler. Warns of layouts (LayoutWarning) with which every rank gets a large array
-    whole.
-    """
-    if isinstance(program, str | os.PathLike):
-        program = source.find_program(os.fspath(program))
-    if not hasattr(program, "parameters"):
-        raise UsageError(
-            "spmd.build takes a program or the path of a Python file",
-            found=type(program).__name__,
-            remedy="decorate the function with @spmd.program(mesh=...)",
-        )
-    for name in parameters:
-        if name not in program.parameters:
-            raise UsageError(
-                f"the program has no parameter {name!r}",
-                expected=", ".join(program.parameters) or "no parameters",
-            )
-    checks = checks_of(check)
-    store = None if cache else Cache("")
-    data = source.build_program(program, parameters, target, store, checks)
-    for text in source.warnings_of(data):
-        warnings.warn(cells(text), LayoutWarning, stacklevel=3)
-    again = functools.partial(build, program, target=target, cache=cache, **parameters)
-    return Image(loader.check(data), again)
 
 
 @plainly
@@ -129,9 +91,11 @@ class Image:
                     remedy="build it now: spmd.build(program, check=True)",
                 )
             return self._again(check=checks)
-        twin = source.checked_twin(self._checked, self._path, checks) if self._path else None
-        if twin is not None:
-            return Image(loader.check(twin))
+        if self._path:
+            from spmd import source  # the tracer: who loads an image does without
+
+            if (twin := source.checked_twin(self._checked, self._path, checks)) is not None:
+                return Image(loader.check(twin))
         asked = repr(",".join(checks))
         check_checks(self.manifest, checks, f"spmd.build(program, check={asked}); a FILE.img is "
                      "built again by itself where its FILE.py is beside it")  # fmt: skip
@@ -140,65 +104,28 @@ class Image:
     @plainly
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the image to a file, in one step: never a part of it. Raises OutputError."""
-        source.write_whole(os.fspath(path), self.data)
+        write_whole(os.fspath(path), self.data)
 
-    @plainly
-    def run(
-        self,
-        *,
-        ranks: int | None = None,
-        mesh: Mapping[str, int] | None = None,
-        threads: int | None = None,
-        algorithm: str = "auto",
-        barrier: str = "auto",
-        transport: str = "auto",
-        time_limit: float = launch.TIME_LIMIT,
-        comm: Any = None,
-        check: Any = False,
-        **arguments: Any,
-    ) -> Any:
+    @takes(call)
+    def run(self, options: Options, arguments: dict[str, Any]) -> Any:
         """Runs once; inputs and scalars by name. Returns what the program returns, as NumPy arrays.
 
-        - ranks: how many this process hosts; 1 unless `mesh` says more.
-        - mesh: sizes of axes, {"x": 4, "y": 2}; as equal as possible unless you say otherwise.
-        - threads: how many advance the ranks; as many as there are cores and ranks.
-        - comm: an mpi4py communicator, one rank per process; outputs are then Distributed.
-        - check: True, "all" or names such as "bounds,nan". The program is built once more, with
-          checks (an image from `load`: from the FILE.py beside its FILE.img, where that one still
-          gives this image); CheckError names the line and the rank.
-        - algorithm: of all-reduce: auto, flat, blocks, or ring (in both directions).
-        - barrier: auto (ranks wait for those whom they read, and who read them), or strict (all
-          members of an exchange meet before it and after it).
-        - transport: auto (shared memory inside a host, MPI between hosts), shm or mpi.
-        - time_limit: seconds of silence after which a process counts as lost, and the job ends with
-          exit code 75; 0 waits for ever. While others wait for it here, a process also counts as
-          lost when it has ended, has left its script, or waits in MPI for something else. One that
-          computes gets a warning, and 60 times as long.
+        OPTIONS
+
+        While others wait for it here, a process also counts as lost when it has ended, has left its
+        script, or waits in MPI for something else. One that computes gets a warning, and 60 times
+        as long. With check, the program is built once more (an image from `load`: from the FILE.py
+        beside its FILE.img, where that one still gives this image).
 
         InputError for an array of another shape or dtype, MeshError for ranks that do not fit the
-        program, UsageError for an unknown name, PeerError for a lost process.
+        program, UsageError for an unknown name, PeerError for a lost process, CheckError for what a
+        check has found.
         """
-        with self.open(
-            ranks=ranks, mesh=mesh, threads=threads, algorithm=algorithm, barrier=barrier,
-            transport=transport, time_limit=time_limit, comm=comm, check=check,
-        ) as job:  # fmt: skip
+        with self._opened(options) as job:
             return job(**arguments)
 
-    @plainly
-    def open(
-        self,
-        *,
-        ranks: int | None = None,
-        mesh: Mapping[str, int] | None = None,
-        threads: int | None = None,
-        algorithm: str = "auto",
-        barrier: str = "auto",
-        transport: str = "auto",
-        time_limit: float = launch.TIME_LIMIT,
-        comm: Any = None,
-        check: Any = False,
-        keep: Iterable[str] | str | bool = (),
-    ) -> Opened:
+    @takes(Options)
+    def open(self, options: Options) -> Opened:
         """A context whose value is called as `run` is; the image is loaded once for all calls.
 
         Options are those of `run`, and keep: names of outputs that stay with the ranks (True: all
@@ -211,27 +138,15 @@ class Image:
                     out = job(u=out["u"])
                 u = np.asarray(out["u"])
         """
-        return Opened(
-            self.checking(check), ranks, mesh, threads, algorithm, barrier, transport,
-            time_limit, comm, keep,
-        )  # fmt: skip
+        return self._opened(options)
+
+    def _opened(self, options: Options) -> Opened:
+        return Opened(self.checking(options.check)._checked, options)
 
     # ---- looked at
 
-    @plainly
-    def profile(
-        self,
-        *,
-        ranks: int | None = None,
-        mesh: Mapping[str, int] | None = None,
-        threads: int | None = None,
-        algorithm: str = "auto",
-        barrier: str = "auto",
-        transport: str = "auto",
-        time_limit: float = launch.TIME_LIMIT,
-        comm: Any = None,
-        **arguments: Any,
-    ) -> tables.Profile:
+    @takes(call)
+    def profile(self, options: Options, arguments: dict[str, Any]) -> tables.Profile:
         """Runs once and says where the time went: the table of `spmd run --profile`.
 
         Takes what `run` takes. Its rows are dicts; `.plot()` draws them. With comm= every process
@@ -247,39 +162,21 @@ class Image:
             profile = image.profile(ranks=4, u=np.arange(8.0))
             print(profile[0]["kind"], profile[0]["count"])    # compute 1
         """
-        with self.open(
-            ranks=ranks, mesh=mesh, threads=threads, algorithm=algorithm, barrier=barrier,
-            transport=transport, time_limit=time_limit, comm=comm,
-        ) as opened:  # fmt: skip
-            return opened._profiled(arguments)
+        with self._opened(options) as job:
+            return job._profiled(arguments)
 
-    @plainly
-    def timeline(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        ranks: int | None = None,
-        mesh: Mapping[str, int] | None = None,
-        threads: int | None = None,
-        algorithm: str = "auto",
-        barrier: str = "auto",
-        transport: str = "auto",
-        time_limit: float = launch.TIME_LIMIT,
-        comm: Any = None,
-        **arguments: Any,
-    ) -> str:
+    @takes_more(call)
+    def timeline(self, path: str | os.PathLike[str], options: Options, arguments: dict[str, Any]
+                 ) -> str:  # fmt: skip
         """Runs once and writes what every rank did when, as `spmd run --timeline` does.
 
         Takes what `run` takes. Returns a sentence with the path; ui.perfetto.dev opens the file.
         Raises OutputError, before it runs, for a file that cannot be written.
         """
         path = os.fspath(path)
-        timeline.check(path)
-        with self.open(
-            ranks=ranks, mesh=mesh, threads=threads, algorithm=algorithm, barrier=barrier,
-            transport=transport, time_limit=time_limit, comm=comm,
-        ) as opened:  # fmt: skip
-            return opened._timed(path, arguments)
+        check_place(path, "timeline")
+        with self._opened(options) as job:
+            return job._timed(path, arguments)
 
     @plainly
     def layouts(
@@ -323,9 +220,6 @@ class Image:
         Returns a table of one row: what `spmd verify --json` prints. Raises ImageError for what
         does not match, MeshError for ranks that the program refuses.
         """
-        from spmd.progress import shown
-        from spmd.verify import images as verify
-
         names = tuple(axis["name"] for axis in self.manifest["mesh"])
         given = checked_sizes({} if mesh is None else mesh, names)
         several = None

@@ -6,6 +6,11 @@ but one. Always holds: SPMD_DEBUG=1, and a defect of spmd, show all of them.
 
 from __future__ import annotations
 
+import functools
+import re
+import sys
+import traceback
+
 from codegen.errors import InternalError, SpmdError
 from codegen.places import is_user_file
 from spmd import report
@@ -18,10 +23,11 @@ if TYPE_CHECKING:
     F = TypeVar("F", bound=Callable[..., Any])
 
 
+BY_NAME = "give it by name, as in run(ranks=4) and build(program, n=100)"
+
+
 def plainly(function: F) -> F:
     """A decorator. An interactive shell shows not even this frame: see `rendered`."""
-    import functools
-
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
@@ -32,7 +38,7 @@ def plainly(function: F) -> F:
             raise error.with_traceback(None) from None  # SPMD_DEBUG=1 shows the frames of spmd
         except TypeError as error:
             if error.__traceback__ and not error.__traceback__.tb_next:  # of this very call
-                error.add_note("give it by name, as in run(ranks=4) and build(program, n=100)")
+                error.add_note(BY_NAME)
             raise
 
     return call  # type: ignore[return-value]
@@ -40,9 +46,6 @@ def plainly(function: F) -> F:
 
 def cells(text: str) -> str:
     """Text whose places in a notebook are called as Jupyter does: `Cell In[3], line 2`."""
-    import re
-    import sys
-
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     files = getattr(getattr(shell, "compile", None), "_filename_map", {})
     known = {file.rpartition("/")[2]: number for file, number in files.items()}
@@ -60,8 +63,6 @@ def rendered(error: SpmdError) -> list[str]:
 
     SPMD_DEBUG=1, and a defect of spmd, show everything.
     """
-    import traceback
-
     if report.debugging() or error.exit_code == InternalError.exit_code:
         return "".join(traceback.format_exception(error)).splitlines()
     lines = []

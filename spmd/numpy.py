@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from codegen.trace import namespace
+from codegen.trace.numpy import dispatch
+
 
 def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(name)
-    from codegen.trace.numpy import dispatch
-
     return dispatch.attribute(name)
 
 
 def __dir__() -> list[str]:
-    from codegen.trace import namespace
-
     return namespace.names()

@@ -20,20 +20,27 @@ from codegen import dtypes
 from codegen.errors import EnvironmentFault, InputError, UsageError
 from codegen.mesh import checked_count, checked_sizes
 from spmd import report, tables, timeline
-from spmd.arguments import check_array, check_given, check_names, patched_in, scalars_of
+from spmd.arguments import check_array
+from spmd.arrays import numpy_dtype
 from spmd.distributed import Distributed, Local, address, global_of
 from spmd.engine import ffi
-from spmd.launch import launchers, presence, sizes
-from spmd.launch import processes as launch
-from spmd.launch.job import ALGORITHMS, BARRIERS, Global, Job, Setup
+from spmd.launch import launchers, presence
+from spmd.launch.attendance import Group
+from spmd.launch.course import Launch
+from spmd.launch.ending import LEFT, end_all, end_all_on_error
+from spmd.launch.job import Global
+from spmd.launch.options import OPTIONS, TIME_LIMIT, Options
+from spmd.launch.processes import Elsewhere, Processes
 from spmd.mistakes import plainly
+from spmd.texts import MOST_SECONDS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
     from typing import Any
 
-    from spmd.image import Image
+    from spmd.launch.job import Job
+    from spmd.launch.loader import Checked
 
 
 class Opened:
@@ -41,77 +48,48 @@ class Opened:
     changes.
     """
 
-    def __init__(
-        self,
-        image: Image,
-        ranks: int | None,
-        mesh: Mapping[str, int] | None,
-        threads: int | None,
-        algorithm: str,
-        barrier: str,
-        transport: str,
-        time_limit: float,
-        comm: Any,
-        keep: Any = (),
-    ) -> None:
-        self.keep = _kept(image.manifest, keep)
+    def __init__(self, checked: Checked, options: Options) -> None:
+        self.keep = _kept(checked.manifest, options.keep)
         self._latest: list[weakref.ref[Distributed]] = []  # outputs of the latest call, kept
-        self._times: bool | None = None  # whether times are kept, and single events too
-        self.image, self.ranks, self.threads = image, ranks, threads
-        self.mesh: Any = {} if mesh is None else mesh
-        self.algorithm, self.barrier = algorithm, barrier
-        self.transport, self.time_limit = transport, time_limit
         self._owner, self._turn, self._thread = os.getpid(), allocate_lock(), 0
+        comm = options.comm
         if comm is not None:
             if not hasattr(comm, "Get_rank"):
                 raise UsageError(f"comm={comm!r} is not a communicator", found=type(comm).__name__,
                                  expected="comm=MPI.COMM_WORLD, of mpi4py")  # fmt: skip
-            self._check_launcher()
-        self.processes = launch.Processes(comm)
-        self.distributed = comm is not None
-        self._checked = image._checked
-        self._job: Job | None = None
+            _check_launcher()
+        self.processes, self.distributed = Processes(comm), comm is not None
+        self._options, self._manifest = options, checked.manifest
+        self._launch = Launch(checked, options, self.processes)
         if self.processes.count > 1:
-            launch.end_all_on_error()
-            self.processes.attend(time_limit if _is_limit(time_limit) else launch.TIME_LIMIT)
+            end_all_on_error()
+            limit = options.time_limit if _is_limit(options.time_limit) else TIME_LIMIT
+            self.processes.waiting = Group(self.processes, limit)
         else:
             self._check()
 
-    def _check_launcher(self) -> None:
-        if presence.is_forked():
-            raise UsageError(
-                "a process that was forked cannot use the MPI of the one that it was forked from",
-                remedy="leave comm= out, or make the process by mpirun",
-            )
-        try:
-            launchers.check_world()
-        except EnvironmentFault as error:
-            launch.end_all_on_error()  # with its exit code
-            if launch.launcher()[0]:
-                raise launch.Elsewhere(error.exit_code, str(error)) from None
-            raise
+    @property
+    def _job(self) -> Job | None:
+        return self._launch.job
 
     def _check(self) -> None:
         """The options. With several processes all of them must hear of a wrong one."""
-        names = tuple(axis["name"] for axis in self.image.manifest["mesh"])
-        self.mesh = checked_sizes(self.mesh, names)
+        options = self._options
+        names = tuple(axis["name"] for axis in self._manifest["mesh"])
+        options.mesh = checked_sizes({} if options.mesh is None else options.mesh, names)
         for what in ("ranks", "threads"):
-            if (count := getattr(self, what)) is not None:
-                setattr(self, what, checked_count(what, count))
-        for what, name, known in (
-            ("algorithm", self.algorithm, ALGORITHMS),
-            ("barrier", self.barrier, BARRIERS),
-            ("transport", self.transport, launch.TRANSPORTS),
-        ):
-            if name not in known:
-                raise UsageError(f"there is no {what} {name!r}", expected=", ".join(known))
-        if not _is_limit(self.time_limit):
+            if (count := getattr(options, what)) is not None:
+                setattr(options, what, checked_count(what, count))
+        for what, row in OPTIONS.items():
+            if row.known and (name := getattr(options, what)) not in row.known:
+                raise UsageError(f"there is no {what} {name!r}", expected=", ".join(row.known))
+        if not _is_limit(options.time_limit):
             raise UsageError(
-                f"time_limit {self.time_limit!r} is not a number of seconds",
-                expected=f"0 (for ever) to {launch.MOST_SECONDS:.0f}",
+                f"time_limit {options.time_limit!r} is not a number of seconds",
+                expected=f"0 (for ever) to {MOST_SECONDS:.0f}",
             )
-        if self.distributed and self.ranks not in (None, self.processes.count):
-            raise UsageError("with comm= every process is one rank", found=f"ranks={self.ranks}")
+        if self.distributed and options.ranks not in (None, self.processes.count):
+            raise UsageError("with comm= every process is one rank", found=f"ranks={options.ranks}")
 
     def __enter__(self) -> Opened:
         return self
@@ -120,9 +98,9 @@ class Opened:
         if self.processes.count > 1 and os.getpid() == self._owner:
             if isinstance(error, SystemExit):
                 if error.code:
-                    launch.end_all(error)
+                    end_all(error)
             elif error is not None:
-                setattr(error, launch.LEFT, True)
+                setattr(error, LEFT, True)
                 if self._job is not None:
                     self._job.broken = True  # the others are not leaving, they may be running
                     text = f"process {self.processes.number} left"
@@ -141,12 +119,7 @@ class Opened:
                     for reference in self._latest:
                         if (output := reference()) is not None and output.is_held():
                             output.copy_out()
-                self._close()
-
-    def _close(self) -> None:
-        if self._job is not None:
-            self._job.close()
-            self._job = None
+                self._launch.end()
 
     @contextmanager
     def _alone(self, waits: bool) -> Iterator[None]:
@@ -189,56 +162,46 @@ class Opened:
 
     def _profiled(self, arguments: dict[str, Any]) -> tables.Profile:
         """Runs once; where the time went, on all ranks, in every process."""
-        ranks, times = self._measured(arguments, events=False)
-        assert self._job is not None
-        rows = self.processes.broadcast(timeline.profile(self._job, times) if times else None)
+        job, times = self._measured(arguments, events=False)
+        rows = self.processes.broadcast(timeline.profile(job, times) if times else None)
+        ranks = job.setup.ranks
         inside = tables.rows_html(timeline.profile_title(ranks, rows), timeline.HEAD,
                                   list(timeline.profile_cells(rows)))  # fmt: skip
         return tables.Profile(rows, timeline.profile_text(ranks, rows), inside)
 
     def _timed(self, path: str, arguments: dict[str, Any]) -> str:
         """Runs once; process 0 writes what every rank did when. What there is to say of it."""
-        _, times = self._measured(arguments, events=True)
-        job = self._job
-        assert job is not None
+        job, times = self._measured(arguments, events=True)
         return str(self.processes.from_first(lambda: timeline.write(path, job, times)))
 
-    def _measured(
-        self, arguments: dict[str, Any], events: bool
-    ) -> tuple[int, list[timeline.Rank]]:
-        """How many ranks ran, and in process 0 their times."""
-        self._times = events
+    def _measured(self, arguments: dict[str, Any], events: bool) -> tuple[Job, list[timeline.Rank]]:
+        """The job that has run, and in process 0 the times of all ranks."""
+        self._launch.times = events
         self(**arguments)
         assert self._job is not None
-        return self._job.setup.ranks, timeline.gather(self._job)
+        return self._job, timeline.gather(self._job)
 
     def _call(self, arguments: dict[str, Any]) -> Any:
-        manifest = self.image.manifest
-        met = self.processes.meet(lambda: self._prepare(arguments))
-        setup = self._setup(launch.agree(self.processes, met, self.transport))
-        if self._job is None or self._job.setup.words != setup.words:
+        setup, _ = self._launch.agreed(lambda: self._prepare(arguments))
+        if self._job is not None and self._job.setup.words != setup.words:
             for value in self.arrays.values():
                 if isinstance(value, Distributed):
                     value.copy_out()
-            self._close()
-            self._job = Job(self._checked, setup, self.processes, self.time_limit)
-            if self._times is not None:
-                timeline.keep(self._job, self._times)
-        job = self._job
+        job = self._launch.loaded(setup)
         try:
             self.processes.together(lambda: self._compute(job))
         except BaseException:
-            self._close()
+            self._launch.end()
             raise
-        outputs = [self._output(job, k) for k in range(len(manifest["outputs"]))]
+        outputs = [self._output(job, k) for k in range(len(self._manifest["outputs"]))]
         self._latest = [weakref.ref(output) for output in outputs
                         if isinstance(output, Distributed) and output.is_held()]  # fmt: skip
-        return structure(manifest["returns"], outputs)
+        return structure(self._manifest["returns"], outputs)
 
     def _prepare(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Sorts the arguments and checks them; returns what all processes must share."""
         self._check()
-        manifest = self.image.manifest
+        manifest = self._manifest
         known = [array["name"] for array in manifest["inputs"]]
         names = [scalar["name"] for scalar in manifest["scalars"]]
         for name in arguments:
@@ -248,58 +211,32 @@ class Opened:
                     expected=", ".join(known + names) or "no inputs and no scalars",
                 )
         given = {name: value for name, value in arguments.items() if name in known}
-        settings, mesh, ranks = patched_in(
-            self._checked.image,
-            {name: value for name, value in arguments.items() if name not in known},
-            self.mesh,
-            self.ranks,
-        )
-        self.scalars = scalars_of(manifest, settings)
-        check_names(manifest["inputs"], given, "input", "")
-        check_given(manifest, given)
-        self.bound = sizes.bind_mesh(manifest, ranks, mesh, self.scalars, self.processes.count)
-        setup = self._setup()
+        setup = self._launch.bound({k: v for k, v in arguments.items() if k not in known}, given)
         self.arrays = {
             array["name"]: _fitting(array, setup.shape(array), given[array["name"]])
             for array in manifest["inputs"]
             if array["name"] in given
         }
-        return launch.mine(
-            self.image.digest,
-            {
-                "mesh": self.bound, **self.scalars, "inputs": sorted(given),
-                "algorithm": self.algorithm, "barrier": self.barrier,
-                "transport": self.transport,
-                "time_limit": self.time_limit,
-            },  # fmt: skip
-            setup.first,
-            setup.count,
-        )
-
-    def _setup(self, hosts: launch.Hosts | None = None) -> Setup:
-        return Setup(
-            self.image.manifest, self.processes, self.bound, self.scalars, self.threads, hosts,
-            self.algorithm, self.barrier,
-        )
+        said = {**self._launch.scalars, "inputs": sorted(given), **self._options.agreed()}
+        return self._launch.mine(setup, said)
 
     def _compute(self, job: Job) -> None:
         try:
-            job.forget()
-            self._hand_over(job)
-            for number, array in enumerate(self.image.manifest["inputs"]):
-                value = self.arrays.get(array["name"])
-                if isinstance(value, Local):
-                    self._put_part(job, number, array, value)
-                elif value is not None:
-                    assert isinstance(value, np.ndarray)  # the others have been handed over
-                    job.put(array["name"], global_of(value, array["dtype"]))
-        except BaseException as error:
-            job.abort(report.exit_code(error), str(error))
-            raise
+            self._launch.run(job, self._put)
         finally:
             self.arrays = {}
+
+    def _put(self, job: Job) -> None:
+        job.forget()
+        self._hand_over(job)
+        for number, array in enumerate(self._manifest["inputs"]):
+            value = self.arrays.get(array["name"])
+            if isinstance(value, Local):
+                self._put_part(job, number, array, value)
+            elif value is not None:
+                assert isinstance(value, np.ndarray)  # the others have been handed over
+                job.put(array["name"], global_of(value, array["dtype"]))
         presence.show(presence.COMPUTES)
-        job.run()
 
     def _hand_over(self, job: Job) -> None:
         """Outputs of the last call become inputs inside the memory of every rank.
@@ -307,7 +244,7 @@ class Opened:
         Those whose layouts differ go through Python where this process has all of them.
         """
         moves: list[tuple[Any, int, int]] = []  # from, to, bytes
-        for number, array in enumerate(self.image.manifest["inputs"]):
+        for number, array in enumerate(self._manifest["inputs"]):
             value = self.arrays.get(array["name"])
             if not isinstance(value, Distributed):
                 continue
@@ -350,13 +287,28 @@ class Opened:
         job.put(array["name"], Global(base, array["dtype"], shape, part.strides), rank)
 
     def _output(self, job: Job, number: int) -> Any:
-        output = self.image.manifest["outputs"][number]
+        output = self._manifest["outputs"][number]
         kept = output["name"] in self.keep
         if self.distributed or kept:
             return Distributed(job, number, self.distributed, kept)
-        array = np.empty(job.setup.shape(output), report.numpy_dtype(output["dtype"]))
+        array = np.empty(job.setup.shape(output), numpy_dtype(output["dtype"]))
         job.get(number, global_of(array, output["dtype"]))
         return array
+
+
+def _check_launcher() -> None:
+    if presence.is_forked():
+        raise UsageError(
+            "a process that was forked cannot use the MPI of the one that it was forked from",
+            remedy="leave comm= out, or make the process by mpirun",
+        )
+    try:
+        launchers.check_world()
+    except EnvironmentFault as error:
+        end_all_on_error()  # with its exit code
+        if launchers.launcher()[0]:
+            raise Elsewhere(error.exit_code, str(error)) from None
+        raise
 
 
 def _kept(manifest: dict[str, Any], keep: Any) -> tuple[str, ...]:
@@ -419,7 +371,7 @@ def _named_class(name: str, fields: tuple[str, ...]) -> Any:
 
 
 def _is_limit(limit: object) -> bool:
-    return isinstance(limit, (int, float)) and 0 <= limit < launch.MOST_SECONDS
+    return isinstance(limit, (int, float)) and 0 <= limit < MOST_SECONDS
 
 
 def _fitting(
@@ -432,7 +384,7 @@ def _fitting(
             value.copy_out()  # of an earlier call of a job: refused
         return value
     part = value.part if isinstance(value, Local) else dtypes.as_numpy(value)
-    wanted = report.numpy_dtype(declared["dtype"])
+    wanted = numpy_dtype(declared["dtype"])
     # Lists and Python numbers have no dtype of their own: they adapt, as in NumPy.
     casting: Any = "safe" if hasattr(value, "dtype") or isinstance(value, Local) else "same_kind"
     if not np.can_cast(part.dtype, wanted, casting):

@@ -6,12 +6,13 @@ Always holds: an element that several ranks hold travels once.
 
 from __future__ import annotations
 
+import math
 import os
 
 import numpy as np
 
 from codegen.errors import OutputError
-from spmd import report
+from spmd.arrays import numpy_dtype
 from spmd.engine import ffi
 from spmd.files.npy import contiguous_strides
 from spmd.launch.job import EVERY_RANK, Job
@@ -27,7 +28,7 @@ MOST_GATHERED = 1 << 30  # bytes of one process that are gathered: MPI counts th
 def hosted_parts(job: Job, number: int) -> list[tuple[tuple[int, ...], np.ndarray]]:
     """Where the hosted ranks' parts of output `number` begin, and views of their elements."""
     output = job.manifest["outputs"][number]
-    dtype = report.numpy_dtype(output["dtype"])
+    dtype = numpy_dtype(output["dtype"])
     ranks: Iterable[int] = job.setup.owners(output["layout"])
     if ranks == [EVERY_RANK]:
         ranks = range(job.setup.first, job.setup.first + job.setup.count)
@@ -38,6 +39,27 @@ def hosted_parts(job: Job, number: int) -> list[tuple[tuple[int, ...], np.ndarra
         memory = ffi.buffer(ffi.cast("char *", address), max(1, count * dtype.itemsize))
         parts.append((tuple(offset), np.frombuffer(memory, dtype, count).reshape(extent)))
     return parts
+
+
+def collect(job: Job, rooms: list[tuple[str, int]]) -> dict[int, np.ndarray]:
+    """Brings every output to its room: a file, with the byte where it begins; without one ("") to
+    the first process, where these arrays come out. Every process must come.
+    """
+    def fill() -> None:
+        for number, (path, start) in enumerate(rooms):
+            if path:
+                store(job, number, path, start)
+
+    job.processes.together(fill)
+    found = {}
+    for number, output in enumerate(job.manifest["outputs"]):
+        shape, dtype = job.setup.shape(output), numpy_dtype(output["dtype"])
+        if rooms[number][0] or math.prod(shape) * dtype.itemsize > MOST_GATHERED:
+            continue
+        array = gather(job.processes.comm, hosted_parts(job, number), shape, dtype)
+        if array is not None:
+            found[number] = array
+    return found
 
 
 def store(job: Job, number: int, path: str, start: int) -> None:

@@ -14,7 +14,8 @@ import threading
 import time
 
 from codegen import progress
-from spmd.launch import processes as launch
+from codegen.progress import at as at
+from spmd.launch.launchers import launcher
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def where_somebody_looks() -> Line | None:
 
 def on_terminal() -> Line | None:
     """For the first rank's standard error, where that is a terminal."""
-    if sys.stderr is None or not sys.stderr.isatty() or launch.launcher()[0] != 0:
+    if sys.stderr is None or not sys.stderr.isatty() or launcher()[0] != 0:
         return None
     return Line(sys.stderr)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from codegen.trace.numpy import random
+
 _NAMES = "bits normal permutation randint uniform".split()
 
 # What people know from NumPy and JAX, and what to write here.
@@ -26,8 +28,6 @@ def __getattr__(name: str) -> Any:
         instead = _INSTEAD.get(name, f"it has {', '.join(_NAMES)}")
         module = sys.modules[__name__]
         raise AttributeError(f"spmd.random has no {name!r}: {instead}", name=None, obj=module)
-    from codegen.trace.numpy import random
-
     return getattr(random, name)
 
 

@@ -1,7 +1,6 @@
-"""What a user is told at the end: outputs that no file takes, and errors.
+"""What a user is told at the end: what went wrong, and by which exit code; what was checked.
 
-In: outputs as buffers, or an exception. Out: text. NumPy is imported only where there is an array
-to print, in the one process that prints it.
+In: an exception, or a manifest. Out: text, on standard error.
 """
 
 from __future__ import annotations
@@ -15,65 +14,6 @@ from spmd.files.npy import SIZES, element_count
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
-
-    import numpy as np
-
-SMALL = 100  # elements that are printed in full
-CHUNK = 1 << 20  # elements that are summarised at a time: no second copy of a large array
-
-
-def as_array(buffer: Any, start: int, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
-    """A NumPy view of an output that lies in a buffer."""
-    import numpy as np
-
-    return np.ndarray(shape, numpy_dtype(dtype), buffer, start)
-
-
-def numpy_dtype(dtype: str) -> np.dtype:
-    """The NumPy dtype of one of our element types."""
-    import numpy as np
-
-    if dtype == "bfloat16":
-        import ml_dtypes
-
-        return np.dtype(ml_dtypes.bfloat16)
-    return np.dtype(dtype)
-
-
-def output_text(name: str, dtype: str, array: np.ndarray) -> str:
-    """One output: as NumPy prints it, or its shape, dtype, min, max and mean."""
-    import numpy as np
-
-    head = f"{name}: {dtype} {array.shape}"
-    if array.ndim == 0:
-        return f"{name}: {dtype} {array[()]!s}"
-    if array.size == 0:
-        return f"{head} []"
-    if array.size <= SMALL:
-        text = np.array2string(array)
-        return f"{head} {text}" if "\n" not in text else f"{head}\n{text}"
-    low, high, mean = summary(array)
-    if dtype.startswith("complex"):
-        return f"{head} mean {mean:.6g}"
-    return f"{head} min {low!s} max {high!s} mean {mean:.6g}"
-
-
-def summary(array: np.ndarray) -> tuple[Any, Any, Any]:
-    """min, max and mean, in pieces; min and max are None for complex numbers."""
-    import numpy as np
-
-    flat = array.reshape(-1)
-    ordered = array.dtype.kind != "c"
-    wide = np.float64 if ordered else np.complex128
-    low, high, total = None, None, wide(0)
-    with np.errstate(all="ignore"):
-        for at in range(0, flat.size, CHUNK):
-            piece = flat[at : at + CHUNK]
-            total += piece.astype(wide).sum()
-            if ordered:
-                low = piece.min() if low is None else np.minimum(low, piece.min())
-                high = piece.max() if high is None else np.maximum(high, piece.max())
-        return low, high, total / flat.size
 
 
 def output_bytes(dtype: str, shape: tuple[int, ...]) -> int:
@@ -106,9 +46,7 @@ def is_shortage(error: BaseException) -> bool:
 def print_error(error: BaseException) -> None:
     """One message on standard error; a traceback only when it was asked for."""
     if debugging():
-        import traceback
-
-        traceback.print_exception(error)
+        sys.__excepthook__(type(error), error, error.__traceback__)
     print(error_text(error), file=sys.stderr, flush=True)
 
 

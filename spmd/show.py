@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from codegen.errors import ImageError, MeshError
+from codegen.errors import ImageError, MeshError, UsageError
 from codegen.image import manifest as reader
 from codegen.image.elf import printable
 from codegen.image.manifest import evaluate
@@ -19,7 +19,22 @@ from spmd import layouts, report
 from spmd.launch import loader, memory, sizes
 from spmd.verify.formulas import infix, layout_text
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+
+    from spmd.launch.processes import Processes
+
 RANKS = (1, 10, 100, 1_000, 10_000, 100_000, 1_000_000)
+
+
+def command(asked: argparse.Namespace, _: Processes) -> int:
+    """`spmd show`."""
+    what = asked.what or ["manifest"]
+    if (asked.ranks or asked.mesh) and "layouts" not in what:
+        raise UsageError("--ranks and --mesh are for the bytes that --layouts shows",
+                         remedy="show IMAGE --layouts --ranks N")  # fmt: skip
+    return main(asked.image, what, asked.json, asked.ranks, asked.mesh)
 
 
 def main(
@@ -44,7 +59,7 @@ def _shown(
         elif part == "layouts":
             parts[part] = layouts.table(image, ranks, mesh or {})
         elif part == "asm":
-            from codegen.image.link import disassemble
+            from codegen.image.link import disassemble  # subprocess, for --asm alone
 
             parts[part] = disassemble(image.data)
         else:

@@ -10,7 +10,12 @@ import builtins
 import os
 import sys
 import time
+from difflib import get_close_matches
+from types import ModuleType
 
+import numpy as np
+
+from codegen import kept
 from codegen.checks import checks_of
 from codegen.errors import (
     InputError,
@@ -22,9 +27,17 @@ from codegen.errors import (
     UsageError,
 )
 from codegen.image import manifest as reader
+from codegen.image.target import resolve
 from codegen.places import HERE, is_ours, is_user_file, last, place_at
+from codegen.trace.program import Program
 from spmd.arguments import read
-from spmd.files.outputs import check_apart, keep_mode, program_file, refuse_replacing
+from spmd.arrays import numpy_dtype, output_text
+from spmd.cache import Cache
+from spmd.files.inputs import open_inputs
+from spmd.files.outputs import check_apart, open_outputs, program_file
+from spmd.files.whole import refuse_replacing, write_whole
+from spmd.layouts import pointed_out
+from spmd.progress import shown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,6 +45,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from spmd.launch.loader import Checked
+    from spmd.launch.processes import Processes
 
 # What only hands calls of the user on to Python and NumPy: what they raise is the user's mistake.
 HANDING_ON = tuple(
@@ -46,8 +60,6 @@ HANDING_ON = tuple(
 
 def find_program(path: str) -> Any:
     """The program that FILE.py[:NAME] names; NAME may be left out where there is one only."""
-    from codegen.trace.program import Program
-
     name = path[len(program_file(path)) + 1 :]
     path = program_file(path)
     try:
@@ -78,8 +90,6 @@ def find_program(path: str) -> Any:
 
 def _executed(path: str, text: bytes) -> dict[str, Any]:
     """The names that a Python file defines. Its own folder can be imported from, as in a script."""
-    from types import ModuleType
-
     stem = os.path.splitext(os.path.basename(path))[0]
     module = ModuleType(stem)
     module.__file__ = os.path.abspath(path)
@@ -132,8 +142,6 @@ def guarded(step: Any) -> Any:
 
 def _meant(error: Exception) -> str:
     """A name that is like the one that does not exist; "" where there is none."""
-    from difflib import get_close_matches
-
     name, known = getattr(error, "name", None), []
     if isinstance(error, AttributeError):
         known = dir(error.obj)
@@ -169,9 +177,6 @@ def build_program(
     checks: tuple[str, ...] = (),
 ) -> bytes:  # fmt: skip
     """The image of a program. cache: where earlier builds are; None: the user's."""
-    from spmd.cache import Cache
-    from spmd.progress import shown
-
     with shown():
         return guarded(lambda: _built(program, parameters, target, cache or Cache(), checks))
 
@@ -179,16 +184,13 @@ def build_program(
 def _built(
     program: Any, parameters: dict[str, Any], target: str, cache: Any, checks: tuple[str, ...]
 ) -> bytes:
-    from codegen import kept
-    from codegen.image.target import resolve
-
     target = resolve(target)
     values = program.bind(parameters)
     how = (target, *checks)
     key = kept.program_key(program, values, how)
     if key and (data := cache.get(key)) is not None:
         return data
-    from codegen import compile as compiler
+    from codegen import compile as compiler  # the passes: an image that is kept needs none
 
     data = compiler.build(program, parameters, target=target, store=cache, checks=checks)
     # A program that changes what it reads is not the one that was looked up.
@@ -224,7 +226,29 @@ def checked_twin(
         return None
 
 
-def build_file(options: argparse.Namespace) -> None:
+def image_for_run(
+    asked: argparse.Namespace, opened: Checked | None
+) -> tuple[bytes, dict[str, Any]]:
+    """What `run` builds before it runs: the image, and those of the settings that are parameters.
+
+    opened: an image without the checks that are asked for; b"" where its program is not beside it.
+    """
+    cache = chosen_cache(asked)
+    if opened is not None:
+        twin = checked_twin(opened, asked.image, asked.check, cache)
+        if twin is not None:
+            print(f"spmd: {asked.image} has no such checks; built again with them from "
+                  f"{program_beside(asked.image)}, which gives this image", file=sys.stderr)
+        return twin or b"", {}
+    program = find_program(asked.image)
+    parameters = parameters_of(program, asked.set)
+    data = build_program(program, parameters, cache=cache, checks=asked.check)
+    if not asked.json:
+        point_out(data)
+    return data, parameters
+
+
+def build_file(options: argparse.Namespace, _: Processes) -> int:
     """`spmd build`: writes the image beside the program, or where it was asked for."""
     path = options.program
     file = program_file(path)
@@ -249,12 +273,11 @@ def build_file(options: argparse.Namespace) -> None:
     write_whole(image, data)
     how = "from the cache" if cache.used else "built"
     print(f"{image}: {len(data)} bytes, {how} in {seconds:.2f} s", file=sys.stderr)
+    return 0
 
 
 def chosen_cache(options: argparse.Namespace) -> Any:
     """What --no-cache leaves of it."""
-    from spmd.cache import Cache
-
     return Cache("") if options.no_cache else Cache()
 
 
@@ -265,43 +288,11 @@ def point_out(data: bytes) -> None:
 
 
 def warnings_of(data: bytes) -> list[str]:
-    from codegen.image.manifest import read
-    from spmd.layouts import pointed_out
-
-    return list(pointed_out(read(data, host=False)))
+    return list(pointed_out(reader.read(data, host=False)))
 
 
-def write_whole(path: str, data: bytes) -> None:
-    """Writes a file in one step: it is there with all of its bytes, or the old one stays."""
-    path = os.path.realpath(path)
-    folder, base = os.path.split(path)
-    part = os.path.join(folder, f".{base}.{os.getpid()}.{os.urandom(4).hex()}.part")
-    try:
-        if os.path.exists(path) and not os.path.isfile(path):
-            raise OutputError(f"cannot write {path}: it exists and is not a file")
-        with open(part, "xb") as file:
-            keep_mode(file.fileno(), path)
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}") from None
-    finally:
-        try:
-            os.unlink(part)
-        except OSError:
-            pass
-
-
-def run_eager(options: argparse.Namespace) -> int:
+def run_eager(options: argparse.Namespace, _: Processes) -> int:
     """`run FILE.py --eager`: the program as plain NumPy, its outputs printed or saved."""
-    import numpy as np
-
-    from spmd import report
-    from spmd.files.inputs import open_inputs
-    from spmd.files.outputs import open_outputs
-
     if ".py" not in options.image:
         raise UsageError("--eager runs a program, not an image", remedy="run FILE.py --eager")
     if options.check:
@@ -312,7 +303,7 @@ def run_eager(options: argparse.Namespace) -> int:
     program = find_program(options.image)
     inputs = {}
     for name, given in open_inputs(options.input, options.input_all).items():
-        dtype = report.numpy_dtype(given.dtype).newbyteorder(">" if given.swapped else "=")
+        dtype = numpy_dtype(given.dtype).newbyteorder(">" if given.swapped else "=")
         inputs[name] = np.ndarray(given.shape, dtype, given.buffer, given.start, given.strides)
     parameters = parameters_of(program, options.set)
     values = {**read(options.set), **parameters}
@@ -324,7 +315,7 @@ def run_eager(options: argparse.Namespace) -> int:
     try:
         for file, (name, array) in zip(files, arrays.items()):
             if file is None:
-                print(report.output_text(name, str(array.dtype), array))
+                print(output_text(name, str(array.dtype), array))
                 continue
             file.check()
             start, data = file.starts[name], array.tobytes()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterator, Sequence
+from importlib import import_module
 
 from codegen.errors import EnvironmentFault
 from spmd.mistakes import cells
@@ -70,14 +71,7 @@ class Profile(Table):
         Raises EnvironmentFault without matplotlib: `pip install 'spmd[plot]'`.
         """
         if ax is None:
-            try:
-                from matplotlib import pyplot
-            except ImportError:
-                raise EnvironmentFault(
-                    "plot() needs matplotlib, which is not installed",
-                    remedy="pip install 'spmd[plot]'",
-                ) from None
-            _, ax = pyplot.subplots(
+            _, ax = matplotlib("pyplot", "plot()").subplots(
                 figsize=(9.0, 1.2 + 0.35 * len(self.rows)), layout="constrained"
             )
         names = [f"{row['kind'].replace('_', '-')}  {cells(row['place'])}" for row in self.rows]
@@ -92,6 +86,15 @@ class Profile(Table):
         ax.set_xlabel("milliseconds on a rank, the mean")
         ax.legend()
         return ax
+
+
+def matplotlib(module: str, who: str, instead: str = "") -> Any:
+    """A module of matplotlib, which takes half a second. Raises EnvironmentFault without it."""
+    try:
+        return import_module(f"matplotlib.{module}")
+    except ImportError:
+        raise EnvironmentFault(f"{who} needs matplotlib, which is not installed",
+                               remedy=f"pip install 'spmd[plot]'{instead}") from None  # fmt: skip
 
 
 def pre(text: str) -> str:

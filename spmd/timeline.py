@@ -13,9 +13,9 @@ from array import array
 
 from codegen.errors import OutputError
 from spmd.engine import ffi, lib
-from spmd.files.outputs import keep_mode
+from spmd.files.whole import whole
 from spmd.launch.memory import bytes_text
-from spmd.launch.processes import ranks_text
+from spmd.launch.sizes import ranks_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from spmd.launch.job import Job
 
-MOST_EVENTS = 2_000_000  # of all ranks together: what a browser still opens
 EVENT, TOTAL = (ffi.sizeof(name) // 8 for name in ("spmd_event", "spmd_total"))  # numbers in each
 NS = 1e9
 
@@ -45,20 +44,6 @@ class Rank:
     def total(self, operation: int) -> tuple[int, ...]:
         """count; time, busy (nanoseconds); bytes; the longest (nanoseconds)."""
         return tuple(self.totals[operation * TOTAL : (operation + 1) * TOTAL])
-
-
-def check(path: str) -> None:
-    """Refuses before anything has been computed what cannot be written. Raises OutputError."""
-    folder = os.path.dirname(os.path.abspath(path))
-    if not os.access(folder, os.W_OK | os.X_OK) or os.path.isdir(path):
-        raise OutputError(f"timeline: cannot write {path}", expected="a file in a directory that "
-                          "may be written to", found=folder)  # fmt: skip
-
-
-def keep(job: Job, events: bool) -> None:
-    """From the next run on, times are kept: totals, and single events where they are wanted."""
-    most = MOST_EVENTS // job.setup.ranks if events else 0
-    job.keep_times(len(job.manifest["operations"]), most)
 
 
 def gather(job: Job) -> list[Rank]:
@@ -97,11 +82,9 @@ def write(path: str, job: Job, ranks: list[Rank]) -> str:
     rows, names = job.manifest["operations"], job.setup.hosts.names
     begins = _host_begins(job, ranks)
     path = os.path.realpath(path)
-    part = f"{path}.part"
     try:
-        with open(part, "w") as file:
-            keep_mode(file.fileno(), path)
-            file.write('{"displayTimeUnit": "ns", "traceEvents": [\n')
+        with whole(path) as file:
+            file.write(b'{"displayTimeUnit": "ns", "traceEvents": [\n')
             for process, host in enumerate(names):
                 file.write(_line({"ph": "M", "pid": process, "name": "process_name",
                                   "args": {"name": f"process {process} on {host}"}}))  # fmt: skip
@@ -111,8 +94,7 @@ def write(path: str, job: Job, ranks: list[Rank]) -> str:
                                   "name": "thread_name", "args": {"name": f"rank {rank.rank}"}}))
                 for event in rank.events():
                     file.write(_line(_slice(rank, event, base, rows)))
-            file.write('{"ph": "M", "pid": 0, "name": "process_labels"}\n]}\n')  # without a comma
-        os.replace(part, path)
+            file.write(b'{"ph": "M", "pid": 0, "name": "process_labels"}\n]}\n')  # without a comma
     except OSError as error:
         raise OutputError(f"timeline: cannot write {path}: {error.strerror}") from None
     dropped = sum(rank.dropped for rank in ranks)
@@ -124,8 +106,8 @@ def write(path: str, job: Job, ranks: list[Rank]) -> str:
     return text
 
 
-def _line(value: dict[str, Any]) -> str:
-    return json.dumps(value) + ",\n"
+def _line(value: dict[str, Any]) -> bytes:
+    return json.dumps(value).encode() + b",\n"
 
 
 def _host_begins(job: Job, ranks: list[Rank]) -> dict[int, int]:

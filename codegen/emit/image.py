@@ -6,6 +6,7 @@ Always holds: the text is deterministic; it holds no address, date, path or numb
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -302,8 +303,6 @@ def _operation(number: int, kind: str, step: Step) -> dict[str, Any]:
     place: Place | None = getattr(step, "place", None)
     row: dict[str, Any] = {"number": number, "kind": kind}
     if place is not None:
-        import os
-
         row["place"] = f"{os.path.basename(place.file)}:{place.line}"
         row["text"] = place.source_line().strip()
     row["buffers"] = sorted({b.number for b in step_buffers(step) if b.data is None})

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
-from codegen.dtypes import DType
+from codegen.dtypes import DType, numpy_dtype
 from codegen.emit.operators import call, cast, filled, single
 from codegen.functions import COMBINE, FUNCTIONS
 from codegen.plan.grammar import Apply, Bound, Buffer, Integer, Literal, Load, Local, Node, Runtime
@@ -124,8 +124,6 @@ def _integer(number: int, dtype: DType) -> str:
 
 
 def _rounded(value: Any, dtype: DType) -> str:
-    from codegen.dtypes import numpy_dtype
-
     number = numpy_dtype(dtype).type(value)
     part = "" if dtype.size == 8 else "f"
     if dtype.size == 4:

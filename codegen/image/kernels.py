@@ -10,8 +10,13 @@ from __future__ import annotations
 
 import re
 import types as pytypes
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
+
+import llvmlite.binding as llvm
+import numba
+from numba import cfunc, njit, types
 
 from codegen.errors import KernelError
 from codegen.image import kernel_refusals as refusals
@@ -35,8 +40,6 @@ def compile_kernel(
     function: Callable[..., Any], signature: Sequence[Parameter], symbol: str, target: str
 ) -> bytes:
     """The object file. target: an LLVM name of a CPU. Raises KernelError with the kernel's line."""
-    import llvmlite.binding as llvm
-
     functions = refusals.check_names(function)
     module = _optimised(_typed(function, signature), symbol, target)
     declared = [*module.functions, *module.global_variables]
@@ -47,7 +50,7 @@ def compile_kernel(
             function, functions, outside, str(module),
             lambda: str(_optimised(_typed(function, signature, debug=True), symbol, target)),
         )  # fmt: skip
-    object_file: bytes = _machine(llvm, target).emit_object(module)
+    object_file: bytes = _machine(target).emit_object(module)
     return object_file
 
 
@@ -60,11 +63,6 @@ def _typed(
 ) -> Any:
     """numba's C-callable wrapper around the function, typed for contiguous arrays. debug: with the
     lines that code comes from."""
-    import warnings
-
-    import numba
-    from numba import cfunc
-
     c_signature = _c_signature(signature)
     members = vars(numba)
     scope: dict[str, Any] = {n: members[n] for n in ("carray", "complex64", "complex128")}
@@ -115,8 +113,6 @@ def _wrapper(signature: Sequence[Parameter]) -> str:
 
 
 def _c_signature(signature: Sequence[Parameter]) -> Any:
-    from numba import types
-
     arguments: list[Any] = []
     for p in signature:
         dtype = p.dtype
@@ -144,8 +140,6 @@ def _with_helpers(function: Any, made: dict[Any, Any], debug: bool) -> Any:
 
     made: those that were met before; functions may call each other, and themselves.
     """
-    from numba import njit
-
     if function in made:
         return made[function]
     # One that the user gave to numba may be compiled already, with what it read then.
@@ -171,7 +165,7 @@ def _is_helper(x: Any) -> bool:
     return isinstance(x, pytypes.FunctionType) or hasattr(x, "py_func") and hasattr(x, "overloads")
 
 
-def _machine(llvm: Any, target: str) -> Any:
+def _machine(target: str) -> Any:
     triple = llvm.get_process_triple()
     cpu = target if target.startswith("x86-64") else ""
     return llvm.Target.from_triple(triple).create_target_machine(
@@ -181,8 +175,6 @@ def _machine(llvm: Any, target: str) -> Any:
 
 def _optimised(wrapped: Any, symbol: str, target: str) -> Any:
     """The module with `symbol` as its only visible function, optimised for the target."""
-    import llvmlite.binding as llvm
-
     # A function that calls itself is declared under another name, for numba's own linker.
     text = wrapped._library.get_llvm_str()
     text = re.sub(r"(?m)^declare [^\n]*\.numba\.unresolved\$.*\n", "", text)
@@ -197,7 +189,7 @@ def _optimised(wrapped: Any, symbol: str, target: str) -> Any:
     module.get_function(entry).name = symbol
     for f in module.functions:
         f.name = _ALIASES.get(f.name, f.name) if f.is_declaration else f.name
-    machine = _machine(llvm, target)
+    machine = _machine(target)
     builder = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(3))
     builder.getModulePassManager().run(module, builder)
     module.name = symbol

@@ -7,6 +7,8 @@ cheap modules of the standard library are imported.
 
 from __future__ import annotations
 
+import json
+import os
 import struct
 
 from codegen.errors import ImageError, InputError, UsageError, VersionError
@@ -21,8 +23,14 @@ from codegen.image.schema import (
     formula,
     symbols,
 )
+from codegen.image.target import host_features, mark, native
 
-__all__ = ["AXES", "symbols"]  # for those who read manifests
+try:  # without hashlib, which loads OpenSSL
+    from _blake2 import blake2b as hashed
+except ImportError:
+    from hashlib import blake2b as hashed
+
+__all__ = ["AXES", "hashed", "symbols"]  # for those who read manifests
 
 TYPE_CHECKING = False  # typing is not imported: every rank pays for what this file imports
 if TYPE_CHECKING:
@@ -56,8 +64,7 @@ class Image:
 
     def notes(self) -> dict[str, Any]:
         """What only people read: the text of every level."""
-        import json
-        import zlib
+        import zlib  # what only people read: ranks do without
 
         try:
             text = zlib.decompressobj().decompress(self.section(".spmd.notes"), MOST_NOTES)
@@ -90,9 +97,7 @@ def read(data: bytes, *, host: bool = True) -> Image:
 
 
 def check_machine(machine: str) -> None:
-    from os import uname
-
-    here = _HOSTS.get(uname().machine.lower(), uname().machine)
+    here = _HOSTS.get(os.uname().machine.lower(), os.uname().machine)
     if machine != here:
         raise ImageError(f"built for {machine}, this machine is {here}",
                          remedy="build the image on a machine of this kind")  # fmt: skip
@@ -103,11 +108,6 @@ def check_machine(machine: str) -> None:
 
 def digest_of(data: bytes, size: int, *blank: tuple[int, int]) -> bytes:
     """BLAKE2b of the bytes, as if the blank ranges (offset, size) were zero."""
-    try:  # without hashlib, which loads OpenSSL
-        from _blake2 import blake2b as hashed
-    except ImportError:
-        from hashlib import blake2b as hashed
-
     state, view, at = hashed(digest_size=size), memoryview(data), 0
     for offset, length in sorted(blank):
         state.update(view[at:offset])
@@ -165,8 +165,6 @@ def _damaged_section(sections: Sections, found: bytes, wanted: bytes, whole: byt
 
 
 def parse(text: bytes) -> dict[str, Any]:
-    import json
-
     try:
         manifest = json.loads(text, object_pairs_hook=_distinct)
         if b"\\" in text:  # only then can a string hold what is not printable
@@ -223,8 +221,6 @@ def check_features(target: dict[str, Any]) -> None:
     needed = target.get("features") or []
     if not needed:
         return
-    from codegen.image.target import host_features, mark, native
-
     have = host_features()
     missing = [f for f in needed if f not in have]
     if missing and have:

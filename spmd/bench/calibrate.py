@@ -7,7 +7,6 @@ default stays unless the other way is better by more than the noise, twice.
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import time
@@ -19,8 +18,9 @@ from codegen.errors import InternalError
 from spmd.bench import collectives as bench
 from spmd.bench.programs import built
 from spmd.launch import limits
-from spmd.launch import processes as launch
 from spmd.launch.job import Job
+from spmd.launch.options import Options
+from spmd.launch.processes import Processes
 
 LIMIT_S = 15.0  # no comparison begins later
 ROUNDS, LEAST_ROUNDS = 31, 5
@@ -116,7 +116,7 @@ class Calibration:
         first, more = crews(kind)
         for again, crew in enumerate((first, first, *more)):
             for name in limit.collectives:
-                measured = bench.Bench(options_of(crew), launch.Processes())
+                measured = bench_of(crew)
                 fits = measured.fits(name, size // bench.ELEMENT, 2)
                 if not fits or time.monotonic() > self.end:
                     self.missed += 1
@@ -178,17 +178,15 @@ def crews(kind: str) -> tuple[Crew, list[Crew]]:
     return Crew(max(2, threads), threads, cores), [crowd] if crowd.ranks <= MOST_RANKS else []
 
 
-def options_of(crew: Crew) -> argparse.Namespace:
-    return argparse.Namespace(
-        ranks=crew.ranks, threads=crew.threads, rounds=ROUNDS, vs=[], transport="shm",
-        algorithm="auto", barrier="auto", time_limit=0,
-    )  # fmt: skip
+def bench_of(crew: Crew) -> bench.Bench:
+    options = Options(ranks=crew.ranks, threads=crew.threads, transport="shm", time_limit=0)
+    return bench.Bench(options, Processes(), ROUNDS)
 
 
 def _job(measured: bench.Bench, data: bytes, turns: int, limit: Limit, way: int) -> Job:
     given = {kind: {limit.name: limit.ways[way][1]} for kind in limits.CLASSES}
     job = measured.job(data, turns, given)
-    job.keep_times(len(job.manifest["operations"]), 16 * turns)
+    job.keep_times(16 * turns)
     return job
 
 

@@ -15,16 +15,17 @@ from typing import TYPE_CHECKING, Any
 from codegen.errors import EnvironmentFault
 from spmd import timeline
 from spmd.engine import ffi, lib
-from spmd.launch import loader, sizes
-from spmd.launch import processes as launch
-from spmd.launch.job import Job, Setup
+from spmd.launch import loader
+from spmd.launch.course import Launch
 from spmd.launch.memory import available_memory
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Callable, Iterator, Mapping
 
+    from spmd.launch.job import Job
     from spmd.launch.limits import Limits
+    from spmd.launch.options import Options
+    from spmd.launch.processes import Processes
 
 # Collectives whose arrays have a piece for every rank; sizes are those of a piece.
 PIECES = ("all-gather", "all-to-all", "gather", "scatter")
@@ -56,21 +57,24 @@ COLLECTIVES: dict[str, tuple[bytes, int, Callable[[int], float]]] = {
 class Bench:
     """What is measured, and on how many ranks.
 
-    rivals: what runs in turn with ours, by the name of its columns; see Peer.
+    rounds: how often. rivals: what runs in turn with ours, by the name of its columns; see Peer.
     """
 
     def __init__(
-        self, options: argparse.Namespace, processes: launch.Processes,
-        rivals: Mapping[str, Callable[[str, launch.Processes, int, int], Any]] | None = None,
+        self, options: Options, processes: Processes, rounds: int,
+        rivals: Mapping[str, Callable[[str, Processes, int, int], Any]] | None = None,
     ) -> None:  # fmt: skip
-        self.options, self.processes, self.rivals = options, processes, rivals or {}
+        self.options, self.processes, self.rounds = options, processes, rounds
+        self.rivals = rivals or {}
         self.ranks = options.ranks or processes.count
         self.room: int = processes.from_first(available_memory) // MEMORY_SHARE
 
-    def measure(self, name: str) -> Iterator[dict[str, Any]]:
-        """A row for every size; empty rows in all processes but the first."""
-        least, most = (0, 0) if name in UNSIZED else self.options.sizes
-        size = least
+    def measure(self, name: str, sizes: tuple[int, int], step: int) -> Iterator[dict[str, Any]]:
+        """A row for every size, each so many times the last; empty rows but in the first process.
+
+        sizes: the least and the most, in bytes of a rank's operand.
+        """
+        size, most = (0, 0) if name in UNSIZED else sizes
         while size <= most:
             count = max(1, size // ELEMENT)
             if name == "reduce-scatter":  # equal blocks, as MPI wants them
@@ -81,7 +85,7 @@ class Bench:
                           "memory", file=sys.stderr)  # fmt: skip
                 return
             yield self._row(name, count)
-            size = size * self.options.step if size else 1
+            size = size * step if size else 1
 
     def fits(self, name: str, count: int, jobs: int = 1) -> bool:
         """Whether there is memory for the arrays of all ranks, in so many jobs at once."""
@@ -95,12 +99,12 @@ class Bench:
         wrong = 0
         data = self.processes.from_first(lambda: _built(name, count))
         with self.job(data, turns) as job:
-            job.keep_times(len(job.manifest["operations"]), 16 * turns)
+            job.keep_times(16 * turns)
             peers = {label: rival(name, self.processes, self.ranks, count)
                      for label, rival in self.rivals.items()}  # fmt: skip
             theirs: dict[str, list[list[list[int]]]] = {label: [] for label in peers}
             theirs_wrong = dict.fromkeys(peers, 0)
-            for batch in range(self.options.rounds + 1):  # the first one warms up
+            for batch in range(self.rounds + 1):  # the first one warms up
                 times, bad = self.ours(job)
                 wrong += bad
                 ours += [times] if batch else []
@@ -130,23 +134,11 @@ class Bench:
     def job(self, data: bytes, turns: int, limits: Limits | None = None) -> Job:
         """An image of `built`, loaded. limits: instead of those kept for this machine."""
         checked = self.processes.together(lambda: loader.check(data), shared=False)
-        scalars = {"turns": turns}
-
-        def prepare() -> dict[str, Any]:
-            self.bound = sizes.bind_mesh(checked.manifest, self.ranks, {}, scalars)
-            setup = self._setup(checked.manifest, scalars, None)
-            return launch.mine(checked.digest, {"sizes": self.bound}, setup.first, setup.count)
-
-        met = self.processes.meet(prepare)
-        hosts = launch.agree(self.processes, met, self.options.transport)
+        launch = Launch(checked, self.options, self.processes)
+        setup, _ = launch.agreed(lambda: launch.mine(launch.bound({"turns": turns}, ()), {}))
         if limits is not None:
-            hosts.limits = limits
-        setup = self._setup(checked.manifest, scalars, hosts)
-        return Job(checked, setup, self.processes, self.options.time_limit)
-
-    def _setup(self, manifest: Any, scalars: Any, hosts: launch.Hosts | None) -> Setup:
-        return Setup(manifest, self.processes, self.bound, scalars, self.options.threads, hosts,
-                     self.options.algorithm, self.options.barrier)  # fmt: skip
+            setup.hosts.limits = limits
+        return launch.loaded(setup)
 
     def ours(self, job: Job) -> tuple[list[list[int]], int]:
         """Nanoseconds of every turn, by rank, and how much was wrong; in the first process."""
@@ -169,7 +161,7 @@ class Peer:
 
     method = ""  # which is MPI's affair
 
-    def __init__(self, name: str, processes: launch.Processes, ranks: int, count: int) -> None:
+    def __init__(self, name: str, processes: Processes, ranks: int, count: int) -> None:
         MPI = processes.mpi()
         self.processes = processes
         library = lib.spmd_library_open(MPI.__file__.encode())

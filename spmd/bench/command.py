@@ -14,6 +14,7 @@ from spmd.bench import plot
 from spmd.bench.collectives import COLLECTIVES, MEMORY_SHARE, Bench, Peer
 from spmd.bench.floor import MACHINE, TITLES, Floor, FloorBench
 from spmd.launch.memory import bytes_text
+from spmd.launch.options import chosen
 
 if TYPE_CHECKING:
     import argparse
@@ -24,7 +25,7 @@ RIVALS = {"mpi": Peer, "floor": Floor}  # what can run in turn with ours: --vs
 FLOOR_TAKES = ("--sizes", "--step", "--rounds", "--ranks", "--json", "--plot")
 
 
-def main(options: argparse.Namespace, processes: Processes) -> int:
+def command(options: argparse.Namespace, processes: Processes) -> int:
     """Measures and prints what was asked for; the exit code says whether anything was wrong."""
     if options.plot:
         processes.from_first(lambda: plot.check(options.plot))
@@ -43,7 +44,7 @@ def main(options: argparse.Namespace, processes: Processes) -> int:
     rows = []
     for name in names:
         first = True
-        for row in bench.measure(name):
+        for row in bench.measure(name, options.sizes, options.step):
             if processes.number == 0 and not options.json:
                 print((head(bench, name, by_hand) if first else "") + line(row), flush=True)
             first = False
@@ -70,7 +71,7 @@ def _collectives(options: argparse.Namespace, processes: Processes) -> Bench:
             expected=f"--ranks {processes.count}, or none", remedy="measure them one by one",
         ))  # fmt: skip
     rivals = {label: make for label, make in RIVALS.items() if label in options.vs}
-    return Bench(options, processes, rivals)
+    return Bench(chosen(vars(options)), processes, options.rounds, rivals)
 
 
 def _floors(options: argparse.Namespace, processes: Processes) -> FloorBench:
@@ -79,7 +80,7 @@ def _floors(options: argparse.Namespace, processes: Processes) -> FloorBench:
             f"bench floor has no use for {', '.join(foreign)}", expected=", ".join(FLOOR_TAKES),
             remedy="bench COLLECTIVE --vs floor" if "--vs" in foreign else "",
         ))  # fmt: skip
-    return FloorBench(options, processes)
+    return FloorBench(chosen(vars(options)), processes, options.rounds)
 
 
 def head(bench: Bench, name: str, by_hand: bool) -> str:

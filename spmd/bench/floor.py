@@ -12,13 +12,14 @@ from array import array
 from typing import TYPE_CHECKING, Any
 
 from codegen.errors import EnvironmentFault
-from spmd.bench import collectives as bench
+from spmd.bench.collectives import COLLECTIVES, Bench, summary, turns_of
 from spmd.engine import ffi, lib
-from spmd.launch import processes as launch
+from spmd.launch.hosts import Hosts, agree, hosted, mine
 from spmd.launch.job import arena_address
 
 if TYPE_CHECKING:
-    import argparse
+    from spmd.launch.options import Options
+    from spmd.launch.processes import Processes
 
 # Methods: enum spmd_floor_method; moves: enum spmd_floor_move, of which the first goes unsaid.
 METHODS, MOVES = ("eager", "pull", "push"), ("", " memcpy", " stream")
@@ -47,20 +48,20 @@ TITLES = {
 class Floor:
     """One collective by hand, or something it is made of, in the same processes."""
 
-    def __init__(self, name: str, processes: launch.Processes, ranks: int, count: int) -> None:
+    def __init__(self, name: str, processes: Processes, ranks: int, count: int) -> None:
         self.processes, self.method = processes, ""
-        first, hosted = launch.hosted(ranks, processes)
-        met = processes.meet(lambda: launch.mine("", {}, first, hosted))
-        hosts = launch.agree(processes, met)
+        first, count_here = hosted(ranks, processes)
+        met = processes.meet(lambda: mine("", {}, first, count_here))
+        hosts = agree(processes, met)
         if hosts.count > 1:
             processes.refuse(EnvironmentFault(
                 "the floor is measured over shared memory", expected="processes on one host",
                 found=", ".join(dict.fromkeys(hosts.names)), remedy="start all of them on one host",
             ))  # fmt: skip
-        kind, self.names = MACHINE.get(name) or (bench.COLLECTIVES[name][1], {})
+        kind, self.names = MACHINE.get(name) or (COLLECTIVES[name][1], {})
         self.active = min(ranks, hosts.cores) if name == "copy-at-once" else 1
         self.given = ffi.new("spmd_floor *", {
-            "kind": kind, "ranks": ranks, "count": count, "first": first, "hosted": hosted,
+            "kind": kind, "ranks": ranks, "count": count, "first": first, "hosted": count_here,
             "crowded": ranks > hosts.cores, "active": self.active,
             "partner": hosts.first[1] if processes.count > 1 else 1,
         })  # fmt: skip
@@ -129,28 +130,28 @@ class Floor:
         return [row for row in ranks if min(row) >= 0], sum(bad for _, bad in met)
 
 
-class FloorBench(bench.Bench):
+class FloorBench(Bench):
     """Rows as of Bench, of what is made by hand."""
 
-    def __init__(self, options: argparse.Namespace, processes: launch.Processes) -> None:
-        super().__init__(options, processes)
+    def __init__(self, options: Options, processes: Processes, rounds: int) -> None:
+        super().__init__(options, processes, rounds)
         if not options.ranks and processes.count == 1:
-            cores = launch.Hosts(0, [launch.mine("", {}, 0, 1)]).cores
+            cores = Hosts(0, [mine("", {}, 0, 1)]).cores
             self.ranks = max(2, cores)
 
     def _row(self, name: str, count: int) -> dict[str, Any]:
-        turns = bench.turns_of(name, count, self.ranks)
+        turns = turns_of(name, count, self.ranks)
         floor = Floor(name, self.processes, self.ranks, count)
         batches, wrong = [], 0
-        for batch in range(self.options.rounds + 1):  # the first one warms up
+        for batch in range(self.rounds + 1):  # the first one warms up
             times, bad = floor.turns(turns)
             wrong += bad
             batches += [times] if batch else []
-        row = self.row_of(name, count, turns * self.options.rounds)
+        row = self.row_of(name, count, turns * self.rounds)
         if self.processes.number:
             return {**row, "wrong": 0}
-        row |= {**bench.summary(batches), "wrong": wrong}
+        row |= {**summary(batches), "wrong": wrong}
         row["method"] = floor.names.get(floor.method, floor.method)
-        factor = floor.active if name in MACHINE else bench.COLLECTIVES[name][2](self.ranks)
+        factor = floor.active if name in MACHINE else COLLECTIVES[name][2](self.ranks)
         row["bus"] = factor * row["bytes"] / (row["worst"] / 1e6)
         return row

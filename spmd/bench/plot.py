@@ -11,8 +11,9 @@ import io
 import os
 from typing import Any
 
-from codegen.errors import EnvironmentFault, OutputError, UsageError
-from spmd.source import write_whole
+from codegen.errors import UsageError
+from spmd.files.whole import check_place, write_whole
+from spmd.tables import matplotlib
 
 # What may run in turn with ours (bench --vs): its name, and its line.
 RIVALS = {"mpi": ("MPI", "--"), "floor": ("floor", ":")}
@@ -21,25 +22,16 @@ INCHES = (9.0, 6.0)
 
 def check(path: str) -> None:
     """Refuses what cannot be drawn or written. Raises UsageError, EnvironmentFault, OutputError."""
-    kinds = _figure()().canvas.get_supported_filetypes()
+    kinds = _figure().canvas.get_supported_filetypes()
     ending = _ending(path)
     if ending not in kinds:
         raise UsageError(f"--plot {path}: no format {ending!r}", expected=", ".join(sorted(kinds)))
-    folder = os.path.dirname(os.path.abspath(path))
-    if not os.access(folder, os.W_OK | os.X_OK) or os.path.isdir(path):
-        raise OutputError(f"plot: cannot write {path}", expected="a file in a directory that may "
-                          "be written to", found=folder)  # fmt: skip
+    check_place(path, "plot")
 
 
-def _figure() -> Any:
-    try:
-        from matplotlib.figure import Figure  # half a second, where a picture is wanted
-    except ImportError:
-        raise EnvironmentFault(
-            "--plot needs matplotlib, which is not installed",
-            remedy="pip install 'spmd[plot]', or leave --plot out and take --json",
-        ) from None
-    return Figure
+def _figure(**how: Any) -> Any:
+    instead = ", or leave --plot out and take --json"
+    return matplotlib("figure", "--plot", instead).Figure(**how)
 
 
 def _ending(path: str) -> str:
@@ -48,7 +40,7 @@ def _ending(path: str) -> str:
 
 def write(path: str, rows: list[dict[str, Any]]) -> None:
     """Draws the worst rank's latency; what has no size, at the left. Raises OutputError."""
-    figure = _figure()(figsize=INCHES, layout="constrained")
+    figure = _figure(figsize=INCHES, layout="constrained")
     axes = figure.add_subplot()
     least = min((row["bytes"] for row in rows if row["bytes"]), default=1)
     for k, name in enumerate(dict.fromkeys(row["collective"] for row in rows)):

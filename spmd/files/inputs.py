@@ -11,29 +11,22 @@ import mmap
 import os
 
 from codegen.errors import EnvironmentFault, InputError, OutputError, UsageError
-from spmd.files import npy
+from codegen.image.manifest import hashed
+from spmd.files import ARCHIVES, npy, npz, safetensors
+from spmd.files.npy import AT_ONCE
 from spmd.launch.memory import available_memory, bytes_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-DIGESTED = 1 << 22  # bytes at a time
 MAP_NORESERVE = 0x4000  # of Linux; Python's mmap has no name for it
-ARCHIVES = (".npz", ".safetensors")  # files that hold arrays by name
 
 
 def archive_format(path: str) -> Any:
     """The module that reads and lays out files of many arrays; None for a .npy file."""
-    if path.endswith(".npz"):
-        from spmd.files import npz
-
-        return npz
-    if path.endswith(".safetensors"):
-        from spmd.files import safetensors
-
-        return safetensors
-    return None
+    formats = zip(ARCHIVES, (npz, safetensors), strict=True)
+    return next((module for ending, module in formats if path.endswith(ending)), None)
 
 
 def split(path: str, existing: bool) -> tuple[str, str]:
@@ -160,12 +153,10 @@ class Input:
         """From now on the elements are of this dtype, where nothing is lost by that; else they stay
         as they are."""
         if self.dtype != dtype:
-            import numpy as np
+            from spmd.files.convert import converted  # NumPy, where dtypes differ
 
-            from spmd.report import numpy_dtype
-
-            if np.can_cast(numpy_dtype(self.dtype), numpy_dtype(dtype)):
-                self._use(_converted(self._file, self._given, dtype))
+            if (elements := converted(self._file, self._given, dtype)) is not None:
+                self._use(elements)
 
     def reserve(self, low: int, high: int, processes: int, taken: int) -> None:
         """Only bytes low to high of what is put into memory are used here, as many in each of the
@@ -193,56 +184,19 @@ class Input:
 
     def digest(self) -> str:
         """Equal for two arrays of equal elements. All of a file that is not compressed is read."""
-        from hashlib import blake2b
-
-        found = blake2b(repr(self._kind()).encode(), digest_size=16)
+        found = hashed(repr(self._kind()).encode(), digest_size=16)
         given = self._given
         if given.inflate is not None:
             found.update(repr(given.sum).encode())
             return found.hexdigest()
-        for at in range(given.start, given.end, DIGESTED):
-            found.update(self._file.read_all(at, min(DIGESTED, given.end - at)))
+        for at in range(given.start, given.end, AT_ONCE):
+            found.update(self._file.read_all(at, min(AT_ONCE, given.end - at)))
         return found.hexdigest()
 
     def close(self) -> None:
         if self._inflated is not None:
             self._inflated.close()
         self._file.close()
-
-
-def _converted(file: InputFile, given: npy.Elements, dtype: str) -> npy.Elements:
-    """The same array with elements of another dtype: in memory, in the order of the file."""
-    made = npy.Elements(0, dtype, given.shape)
-    made.strides = tuple(s // npy.SIZES[given.dtype] * npy.SIZES[dtype] for s in given.strides)
-    made.inflate = lambda *span: _convert(file, given, made, *span)
-    return made
-
-
-def _convert(
-    file: InputFile, given: npy.Elements, made: npy.Elements, low: int, high: int, processes: int,
-    available: int,
-) -> mmap.mmap:  # fmt: skip
-    """What bytes low to high of the converted array are made of is read, and converted."""
-    import numpy as np
-
-    from spmd.report import numpy_dtype
-
-    old, new = numpy_dtype(given.dtype), numpy_dtype(made.dtype)
-    old = old.newbyteorder() if given.swapped else old
-    first, last = low // new.itemsize, -(-high // new.itemsize)
-    begin, end = given.start + first * old.itemsize, given.start + last * old.itemsize
-    remedy = f"save it as {made.dtype}: then each process reads its part"
-    memory = file.memory(f"as {made.dtype}", made.end, high - low, processes, available, remedy)
-    whole = given.inflate(begin, end, processes, available) if given.inflate else None
-    for at in range(begin, end, DIGESTED):
-        count = min(DIGESTED, end - at)
-        raw = whole[at : at + count] if whole else file.read_all(at, count)
-        bits = np.frombuffer(raw, old).astype(new).tobytes()
-        to = (at - given.start) // old.itemsize * new.itemsize
-        memory[to : to + len(bits)] = bits
-    if whole is not None:
-        whole.close()
-    return memory
 
 
 def _open(path: str, member: str, name: str) -> Input:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     Wrong = Callable[[str, str, str], InputError]
 
+AT_ONCE = 1 << 22  # bytes that are read or converted at a time
 MAGIC = b"\x93NUMPY"
 LONGEST_HEADER = 1 << 16
 DEEPEST_HEADER = 8

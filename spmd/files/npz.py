@@ -8,6 +8,7 @@ elements are written at multiples of 64 bytes, members beyond 4 GiB as zip64.
 from __future__ import annotations
 
 import mmap
+import zlib
 from struct import Struct, pack, unpack_from
 
 from spmd.files import npy
@@ -197,8 +198,6 @@ def _start(file: InputFile, member: Member) -> int:
 
 def _inflated(file: InputFile, start: int, member: Member, most: int) -> Iterator[bytes]:
     """The content of a deflated member, in pieces of up to `most` bytes."""
-    import zlib
-
     stream = zlib.decompressobj(-zlib.MAX_WBITS)
     at, end, rest = start, start + member.packed, b""
     try:
@@ -223,8 +222,6 @@ def _inflate(
 
     The rest is looked at for the checksum only. Pages that nothing is written to take no memory.
     """
-    from zlib import crc32
-
     remedy = "numpy.savez: of a file that is not compressed, each process reads its part"
     memory = file.memory("inflated", member.size, high - low, processes, available, remedy)
     at = crc = 0
@@ -235,7 +232,7 @@ def _inflate(
         at += len(piece)
         if at > member.size:
             break
-        crc = crc32(piece, crc)
+        crc = zlib.crc32(piece, crc)
     if at != member.size:
         more = "more" if at > member.size else f"{at} bytes"
         raise file.wrong("is damaged", f"{member.size} bytes, inflated", more)

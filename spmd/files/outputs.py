@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import mmap
 import os
+from zlib import crc32
 
 from codegen.errors import OutputError, UsageError
 from spmd.files import npy
 from spmd.files.inputs import archive_format, split
+from spmd.files.inputs import open_inputs as open_inputs  # for who needs both
+from spmd.files.whole import keep_mode, part_of, refuse_replacing
 from spmd.launch.memory import bytes_text
 
 TYPE_CHECKING = False
@@ -22,33 +25,6 @@ if TYPE_CHECKING:
     Array = tuple[str, str, tuple[int, ...]]
 
 CHUNK = 1 << 24
-
-
-def keep_mode(fd: int, path: str) -> None:
-    """Gives a new file the mode, and where that is allowed the owner, of the one it replaces."""
-    try:
-        old, new = os.stat(path), os.fstat(fd)
-    except FileNotFoundError:
-        return
-    if (old.st_uid, old.st_gid) != (new.st_uid, new.st_gid):
-        try:
-            os.fchown(fd, old.st_uid, old.st_gid)
-        except PermissionError:
-            pass
-    os.fchmod(fd, old.st_mode & 0o777)
-
-
-def refuse_replacing(given: str, sources: dict[str, str]) -> None:
-    """sources: what a command reads, by path. Raises UsageError where a file to write is of it."""
-    for path, what in sources.items():
-        try:
-            same = os.path.samefile(given, path)
-        except OSError:  # one of them is not there
-            same = False
-        if same:
-            raise UsageError(f"{given} is {what}: it would be replaced",
-                             expected="a file of its own for what is written",
-                             remedy="another name for it")  # fmt: skip
 
 
 def check_apart(options: argparse.Namespace) -> None:
@@ -158,7 +134,7 @@ class OutputFile:
         try:
             fd = -1 if named else self._unnamed()
             if fd < 0:
-                self.part = self._other_name()
+                self.part = part_of(self.path)
                 fd = os.open(self.part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         except OSError as error:
             self.part = ""
@@ -182,10 +158,6 @@ class OutputFile:
         self.part = f"/proc/{os.getpid()}/fd/{fd}"
         return fd
 
-    def _other_name(self) -> str:
-        folder, base = os.path.split(self.path)
-        return os.path.join(folder, f".{base}.{os.getpid()}.{os.urandom(4).hex()}.part")
-
     def attach(self, part: str) -> mmap.mmap:
         """The whole file, mapped for writing."""
         try:
@@ -205,7 +177,7 @@ class OutputFile:
             keep_mode(self.fd, self.path)
             os.fsync(self.fd)
             if self.part.startswith("/proc/"):
-                name = self._other_name()
+                name = part_of(self.path)
                 # Only with a folder given does Python follow the link that /proc shows.
                 os.link(self.part, name, src_dir_fd=self.fd, follow_symlinks=True)
                 self.part = name
@@ -222,8 +194,6 @@ class OutputFile:
 
     def _sum(self) -> None:
         """Reads back what was written, for the CRC-32 of every member."""
-        from zlib import crc32
-
         with self.attach(self.part) as view, memoryview(view) as data:
             for first, end, places in self.frame.sums:
                 crc = 0

@@ -6,6 +6,8 @@ elements. Always holds: the arrays of a file that is read cover it without gaps 
 
 from __future__ import annotations
 
+import json
+
 from codegen.errors import UsageError
 from spmd.files import npy
 
@@ -68,8 +70,6 @@ def members(file: InputFile) -> dict[str, Member]:
 
 def _parsed(file: InputFile, raw: bytes) -> dict[str, Any]:
     """The header. Whatever is wrong with its JSON is an InputError."""
-    import json
-
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) < len(pairs):
@@ -122,8 +122,6 @@ def frame(arrays: list[tuple[str, str, tuple[int, ...]]]) -> npy.Frame:
     It allows no gaps: the array that comes first begins at a multiple of 64 bytes, and those of the
     largest elements come first, so that every element lies at a multiple of its size.
     """
-    import json
-
     for name, dtype, _ in arrays:
         if dtype not in CODES or name == METADATA:
             raise UsageError(

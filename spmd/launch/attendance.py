@@ -15,7 +15,7 @@ from time import monotonic, sleep
 
 from codegen.errors import EXIT_PEER, PeerError
 from spmd import report
-from spmd.launch import launchers, presence
+from spmd.launch import launchers, mates, presence
 from spmd.launch.patience import END_LIMITS, SHARE, TURN_S
 
 TYPE_CHECKING = False
@@ -87,14 +87,14 @@ class Meeting:
         self.since, self.warned, self.sampled, self.samples = now, 0.0, 0.0, 0
         self.places: dict[int, tuple[str, int]] = {}
         self.stopped: dict[int, float] = {}
-        self.mates: dict[int, presence.Mate] | None = None
+        self.mates: dict[int, mates.Mate] | None = None
 
     def look(self, now: float, thread: int) -> None:
         limit, waited = self.group.limit, now - self.since
         if waited < LEAVING * limit:
             return
         if self.mates is None or waited > limit * (1 + self.warned):
-            self.mates = presence.mates()
+            self.mates = mates.mates()
         for mate in self.mates.values():
             mate.look()
         missing = [k for k in range(self.group.processes.count) if not self._has_come(k)]
@@ -115,7 +115,7 @@ class Meeting:
             self.warned += WARN_LIMITS
             self._warn(missing, now)
 
-    def _mate(self, k: int) -> presence.Mate | None:
+    def _mate(self, k: int) -> mates.Mate | None:
         return (self.mates or {}).get(self.group.world[k])
 
     def _has_come(self, k: int) -> bool:
@@ -183,7 +183,7 @@ class Meeting:
         if mate.what == presence.COMPUTES:
             return "still runs the program"
         in_mpi, file, line = mate.where()
-        place = f" at {presence.line_text(file, line)}" if file else ""
+        place = f" at {mates.line_text(file, line)}" if file else ""
         return f"waits inside MPI{place}" if in_mpi else f"is{place or ' somewhere else'}"
 
     def _name(self, k: int) -> str:
@@ -204,7 +204,7 @@ class Meeting:
         while frame:
             frames.append((frame.f_code.co_filename, frame.f_lineno))
             frame = frame.f_back
-        mine = presence.line_text(*presence.user_place(frames))
+        mine = mates.line_text(*mates.user_place(frames))
         error = PeerError(
             f"{self._name(k)} has not come to a call that every rank makes",
             expected=f"all {self.group.processes.count} ranks at {mine}, "

@@ -25,14 +25,21 @@ from spmd.arguments import scalar_words
 from spmd.engine import ffi, lib
 from spmd.files.npy import SIZES
 from spmd.launch import limits, loader
-from spmd.launch import processes as launch
+from spmd.launch.hosts import Hosts, hosted, mine
 from spmd.launch.memory import address_space, available_memory, bytes_text
+from spmd.launch.options import OPTIONS
+from spmd.launch.processes import Elsewhere, end_with_the_job
 from spmd.launch.sizes import mesh_symbols
+from spmd.launch.transport import Transport
+from spmd.launch.watch import Watch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
+
+    from spmd.launch.options import Options
+    from spmd.launch.processes import Processes
 
 AXES = 3  # SPMD_AXES
 EVERY_RANK: int = lib.SPMD_EVERY_RANK
@@ -49,40 +56,33 @@ class RunError(SpmdError):
         self.exit_code = code
 
 
-# Of all-reduce, as the engine numbers them.
-ALGORITHMS = ("auto", "flat", "blocks", "ring")
-BARRIERS = ("auto", "strict")
-
-
 class Setup:
     """What a launch binds: mesh axes, scalars, ranks of this process, threads.
 
-    sizes: of each mesh axis. scalars: by name. algorithm: of all-reduce. barrier: strict keeps one
-    on either side of every exchange.
+    sizes: of each mesh axis. scalars: by name. hosts: None while they are not known.
     """
 
     def __init__(
         self,
         manifest: dict[str, Any],
-        processes: launch.Processes,
+        processes: Processes,
         sizes: tuple[int, ...],
         scalars: dict[str, int | float],
-        threads: int | None = None,
-        hosts: launch.Hosts | None = None,
-        algorithm: str = "auto",
-        barrier: str = "auto",
+        options: Options,
+        hosts: Hosts | None = None,
     ) -> None:
         self.manifest, self.sizes, self.scalars = manifest, sizes, scalars
         self.ranks = 1
         for size in sizes:
             self.ranks *= size
-        self.first, self.count = launch.hosted(self.ranks, processes)
+        self.first, self.count = hosted(self.ranks, processes)
         if hosts is None:
-            hosts = launch.Hosts(0, [launch.mine("", {}, 0, self.ranks)])
+            hosts = Hosts(0, [mine("", {}, 0, self.ranks)])
         self.hosts = hosts
         share = max(1, hosts.cores // len(hosts.here))
-        self.algorithm, self.strict = ALGORITHMS.index(algorithm), BARRIERS.index(barrier)
-        self.threads = max(1, min(self.count, threads or share))
+        self.algorithm = OPTIONS["algorithm"].known.index(options.algorithm)
+        self.strict = OPTIONS["barrier"].known.index(options.barrier)
+        self.threads = max(1, min(self.count, options.threads or share))
         self.values: dict[str, Any] = {**scalars, **mesh_symbols(manifest, sizes)}
         self.words = scalar_words(manifest, scalars)
 
@@ -112,9 +112,8 @@ class Job:
     """The hosted ranks of one job, loaded. Use as a context; run it any number of times."""
 
     def __init__(
-        self, checked: loader.Checked, setup: Setup, processes: launch.Processes,
-        time_limit: float = launch.TIME_LIMIT,
-    ) -> None:  # fmt: skip
+        self, checked: loader.Checked, setup: Setup, processes: Processes, time_limit: float
+    ) -> None:
         self.setup, self.processes, self.time_limit = setup, processes, time_limit
         self.manifest = setup.manifest
         self.numbers = {a["name"]: k for k, a in enumerate(self.manifest["inputs"])}
@@ -145,8 +144,6 @@ class Job:
         hosts = self.setup.hosts
         mates = hosts.together_with()
         if hosts.parted:
-            from spmd.launch.transport import Transport
-
             self.transport = self.processes.together(
                 lambda: Transport(self.processes, hosts), shared=False
             )
@@ -166,8 +163,6 @@ class Job:
         self.processes.together(attach)
         lib.spmd_arena_close_fd(self._arena)
         if several:
-            from spmd.launch.watch import Watch
-
             lib.spmd_arena_close_fd(self._board)
             self.watch = Watch(self)
             if self.processes.patience:
@@ -319,8 +314,9 @@ class Job:
         self._check_array(status, name)
         self.given[number] = 1
 
-    def keep_times(self, operations: int, events: int) -> None:
-        """Has the engine keep times, from the next run on: spmd_job_timeline."""
+    def keep_times(self, events: int) -> None:
+        """Has the engine keep times from the next run on: totals, and up to so many events."""
+        operations = len(self.manifest["operations"])
         self._check(lib.spmd_job_timeline(self._job, operations, events))
         self.events = events
 
@@ -390,8 +386,8 @@ class Job:
         lib.spmd_job_failure(self._job, failure)
         if failure.rank < 0:
             if failure.code == EXIT_PEER:
-                launch.end_with_the_job(EXIT_PEER)
-            return launch.Elsewhere(int(failure.code))
+                end_with_the_job(EXIT_PEER)
+            return Elsewhere(int(failure.code))
         row = self.row(failure.operation)
         where = f"{row['place']}: " if "place" in row else ""
         text = ffi.string(failure.text).decode("utf-8", "replace")

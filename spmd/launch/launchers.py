@@ -8,6 +8,8 @@ abort with a text of its own, or believe that it is alone.
 from __future__ import annotations
 
 import os
+import time
+from importlib import import_module
 
 from codegen.errors import EnvironmentFault
 
@@ -75,8 +77,6 @@ def world() -> Any:
         return _started(count, name, family)
     except EnvironmentFault:
         if number:  # some launchers end all processes when the first of them fails
-            import time
-
             time.sleep(GRACE_S)
         raise
 
@@ -148,10 +148,10 @@ def _check_shared_memory(name: str, count: int) -> None:
 def library(name: str = "", family: str = "") -> Any:
     """mpi4py's MPI, not started yet. Raises EnvironmentFault where there is none."""
     try:
-        import mpi4py
+        import mpi4py  # starts when a job does, and may be missing
 
         mpi4py.rc.initialize, mpi4py.rc.finalize = False, True
-        from mpi4py import MPI
+        MPI = import_module("mpi4py.MPI")
     except (ImportError, RuntimeError) as error:
         raise EnvironmentFault(
             f"started by {name}, but there is no MPI library here" if name

@@ -7,8 +7,12 @@ engine's own limits, and no run fails for it; one that was named is said to be s
 
 from __future__ import annotations
 
+import json
 import os
+import stat
 import sys
+
+from spmd.files.whole import whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -91,9 +95,6 @@ def find() -> Found:
 
 def read(path: str) -> Limits:
     """The limits in a file. ValueError: it is malformed, or another machine's."""
-    import json
-    import stat
-
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # no FIFO holds us up
     try:
         if not stat.S_ISREG(os.fstat(file).st_mode):
@@ -125,22 +126,10 @@ def _is_limits(value: Any) -> bool:
 
 def write(path: str, limits: Limits) -> None:
     """Keeps them for later runs; whoever reads meanwhile sees the old file or the new one."""
-    import json
-    import tempfile
-
-    inside = os.path.dirname(path)
-    os.makedirs(inside, exist_ok=True)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
     text = json.dumps({"version": VERSION, "machine": machine(), "limits": limits}, indent=1)
-    file, part = tempfile.mkstemp(dir=inside, prefix=".limits-")
-    try:
-        with os.fdopen(file, "w") as stream:
-            stream.write(text + "\n")
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(part, path)
-    except BaseException:
-        os.unlink(part)
-        raise
+    with whole(path) as file:
+        file.write(text.encode() + b"\n")
 
 
 _known: dict[tuple[str, ...], Limits | None] = {}

@@ -7,7 +7,10 @@ hands back is compared with them, for it knows files by names that can return.
 
 from __future__ import annotations
 
+import fcntl
 import os
+import stat
+import sys
 
 from codegen.errors import EnvironmentFault, ImageError, InputError, OutputError, VersionError
 from codegen.image import manifest as reader
@@ -24,8 +27,6 @@ _BLAS_PREFIXES = ("scipy_cblas_", "cblas_")
 
 def read(path: str) -> bytes:
     """The bytes of an image file. Raises ImageError for what is no regular file."""
-    import stat
-
     try:
         mode = os.stat(path).st_mode
         if not stat.S_ISREG(mode):
@@ -163,23 +164,16 @@ def _is_proved(handle: Any, proof: dict[bytes, bytes]) -> bool:
 def places() -> Iterator[str]:
     """Where an image can be put to be loaded: in memory (""), else in a directory."""
     yield ""
-    import tempfile
-
-    try:
-        yield tempfile.gettempdir()
-    except OSError:  # none can be written
-        pass
-    yield from ("/var/tmp", "/dev/shm", os.getcwd())
+    chosen = (os.environ.get(name, "") for name in ("TMPDIR", "TEMP", "TMP"))
+    yield from filter(os.path.isdir, dict.fromkeys([*chosen, "/tmp", "/var/tmp", "/dev/shm"]))
+    yield os.getcwd()
 
 
 def private_file(data: bytes, place: str) -> tuple[int, str]:
     """A private file that holds the bytes, and its path. In memory it is sealed for good."""
-    import fcntl
-
     if place:
-        import tempfile
-
-        file, path = tempfile.mkstemp(prefix="spmd-", dir=place)
+        path = os.path.join(os.path.abspath(place), f"spmd-{os.urandom(8).hex()}")
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     else:
         file = os.memfd_create("spmd-image", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         path = f"/proc/self/fd/{file}"
@@ -234,8 +228,6 @@ def openblas() -> str:
 
 def _openblas_path() -> str:
     """The library of the package scipy_openblas32, found without importing it (or NumPy)."""
-    import sys
-
     for folder in sys.path:
         place = os.path.join(folder or ".", "scipy_openblas32", "lib")
         if os.path.isdir(place):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+
 
 def bytes_text(count: int) -> str:
     """12,345 bytes as people read them: "12.1 KiB"."""
@@ -33,8 +35,6 @@ def available_memory() -> int:
 
 def address_space() -> int:
     """Bytes that this process may still map, under its own limit (ulimit -v)."""
-    import resource
-
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit == resource.RLIM_INFINITY:
         return 1 << 62

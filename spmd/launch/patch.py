@@ -12,17 +12,19 @@ import re
 
 from codegen.errors import UsageError
 from codegen.image import manifest as reader
-from spmd import source
 from spmd.arguments import patched_in, read, scalar_words, scalars_of
+from spmd.files.whole import write_whole
 from spmd.launch import loader, sizes
-from spmd.launch.processes import ranks_text
+from spmd.launch.sizes import ranks_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
 
+    from spmd.launch.processes import Processes
 
-def main(options: argparse.Namespace) -> int:
+
+def command(options: argparse.Namespace, _: Processes) -> int:
     """Writes one local program, or all of a job. Raises what is wrong with image or options."""
     with loader.named(options.image):
         image = reader.read(loader.read(options.image), host=False)
@@ -50,7 +52,7 @@ def main(options: argparse.Namespace) -> int:
     words = scalar_words(image.manifest, scalars)
     for index in indices:
         path = _path(options, index, ranks)
-        source.write_whole(path, reader.local_program(image, index, 1, list(mesh), words))
+        write_whole(path, reader.local_program(image, index, 1, list(mesh), words))
         print(f"{path}: rank {index} of {ranks}")
     return 0
 

@@ -1,27 +1,23 @@
-"""What the processes of a job see of each other on one host, without a word: who has come to a
-meeting, who is leaving, who has ended, and where one is.
+"""What a process shows the others of its host: whether it waits, computes or leaves, and where.
 
-In: a launcher's environment, /proc. Out: `mates`, one Mate for each process of this host.
+In: what it is at. Out: a memory file that mates.py looks at, and answers to who asks where it is.
 Always holds: nobody has to answer in Python; nothing that has a name is made, so nothing is left.
 """
 
 from __future__ import annotations
 
+import atexit
+import faulthandler
 import os
-from struct import Struct, error
-
-from spmd.launch.launchers import variables
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+import signal
+from importlib import import_module
+from struct import Struct
 
 # What a process is at. It waits in a meeting; it computes in an open job; its script has ended.
 ELSEWHERE, WAITS, COMPUTES, LEAVES = range(4)
 NAME = "spmd-presence"
 WORDS = Struct("<5q")  # process, what it is at, group and number of the meeting, 1: it can be asked
 ANSWERS = 4096  # where they begin in the file
-ANSWER_S = 0.3
 
 _file = -1
 _owner = 0
@@ -33,8 +29,6 @@ def begin() -> None:
     global _file, _owner, _asked
     if _owner == os.getpid():
         return
-    import atexit
-
     try:
         _file = os.memfd_create(NAME, os.MFD_CLOEXEC)
         os.lseek(_file, ANSWERS, os.SEEK_SET)
@@ -42,11 +36,7 @@ def begin() -> None:
         return
     _owner = os.getpid()
     try:
-        import faulthandler
-        import signal
-
-        from spmd.engine import lib
-
+        lib = import_module("spmd.engine").lib  # `import spmd` goes on without it
         if signal.getsignal(signal.SIGURG) is signal.SIG_DFL and not lib.spmd_where_begin(_file):
             faulthandler.register(signal.SIGURG, _file, all_threads=False, chain=True)
             _asked = 1
@@ -64,157 +54,3 @@ def is_forked() -> bool:
 def show(what: int, group: int = 0, number: int = 0) -> None:
     if _owner == os.getpid():
         os.pwrite(_file, WORDS.pack(_owner, what, group, number, _asked), 0)
-
-
-class Mate:
-    """A process of this host. number: the launcher's. pid: 0 where there is none any more.
-
-    what, group, number_of_meeting: what it shows; ELSEWHERE where it shows nothing.
-    """
-
-    def __init__(self, number: int, pid: int, fd: str = "") -> None:
-        self.number, self.pid, self.fd = number, pid, fd
-        self.what, self.group, self.meeting, self.can_say = ELSEWHERE, 0, 0, False
-        self.state = ""
-        self.look()
-
-    def look(self) -> None:
-        """Reads again what it shows, and whether it runs."""
-        try:
-            with open(f"/proc/{self.pid}/stat", "rb") as file:
-                self.state = file.read().rpartition(b")")[2].split()[0].decode()
-        except (OSError, IndexError):
-            self.state = "X"
-        if self.fd and not self.has_ended:
-            _, self.what, self.group, self.meeting, can_say = _words(self.fd)
-            self.can_say = bool(can_say)
-
-    @property
-    def has_ended(self) -> bool:
-        return self.state in ("X", "Z")
-
-    @property
-    def is_stopped(self) -> bool:
-        return self.state in ("T", "t")
-
-    def where(self) -> tuple[bool, str, int]:
-        """Whether its main thread is inside MPI, and the user's line that it is at, "" unknown."""
-        from spmd.engine import lib
-
-        if not self.can_say or self.is_stopped or self.has_ended:
-            return False, "", 0
-        try:
-            with open(self.fd, "rb") as file:
-                before = max(ANSWERS, os.fstat(file.fileno()).st_size)
-                if lib.spmd_where_ask(self.pid):
-                    return False, "", 0
-                answer = _answer(file, before, lib.spmd_where_bytes())
-                return _parsed(answer, self.pid, lib.spmd_where_bytes()) if answer else (
-                    False, "", 0)  # fmt: skip
-        except OSError:
-            return False, "", 0
-
-
-def _words(path: str) -> tuple[int, ...]:
-    try:
-        with open(path, "rb", buffering=0) as file:
-            return WORDS.unpack(file.read(WORDS.size))
-    except (OSError, error):  # or it has just begun
-        return 0, ELSEWHERE, 0, 0, 0
-
-
-def _answer(file: Any, at: int, words: int) -> bytes:
-    """What was appended, once it is whole: lines of Python, then `words` bytes of addresses."""
-    import time
-
-    deadline = time.monotonic() + ANSWER_S
-    while time.monotonic() < deadline:
-        text = os.pread(file.fileno(), 1 << 16, at)
-        if len(text) > words and text.endswith(bytes(8)):
-            return text
-        time.sleep(0.005)
-    return b""
-
-
-def _parsed(answer: bytes, pid: int, words: int) -> tuple[bool, str, int]:
-    import re
-
-    text, raw = answer[:-words], answer[-words:]
-    addresses = [int.from_bytes(raw[k : k + 8], "little") for k in range(0, words, 8)]
-    in_mpi = False
-    with open(f"/proc/{pid}/maps") as maps:
-        for line in maps:
-            if os.path.basename(line.rstrip()).startswith("libmpi"):
-                low, _, high = line.split()[0].partition("-")
-                in_mpi |= any(int(low, 16) <= a < int(high, 16) for a in addresses)
-    frames = re.findall(r'File "(.*?)", line (\d+)', text.decode(errors="replace"))
-    place, line_number = user_place([(file, int(line)) for file, line in frames])
-    return in_mpi, place and os.path.join(f"/proc/{pid}/cwd", place), line_number
-
-
-def user_place(frames: list[tuple[str, int]]) -> tuple[str, int]:
-    """The innermost of these that is the user's own: neither Python's, nor ours, nor installed."""
-    from codegen.places import is_user_file  # when one does not come, not at every rank's start
-
-    users = (frame for frame in frames if is_user_file(frame[0]))
-    return next(users, frames[0] if frames else ("", 0))
-
-
-def line_text(file: str, line: int) -> str:
-    """script.py:12: comm.Barrier()"""
-    import linecache
-
-    linecache.checkcache(file)
-    text = linecache.getline(file, line).strip()
-    return f"{os.path.basename(file)}:{line}" + (f": {text}" if text else "")
-
-
-def mates() -> dict[int, Mate]:
-    """The processes of this launcher on this host, by number; this one too."""
-    number, _ = variables()
-    if not number:
-        return {}
-    needle = f"{number}=".encode()
-    mine = _launcher(os.getpid(), needle)
-    found: dict[int, list[int]] = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            value = _variable(int(entry), needle)
-            if value.isdigit() and _launcher(int(entry), needle) == mine:
-                found.setdefault(int(value), []).append(int(entry))
-    return {value: _mate(value, sorted(pids)) for value, pids in found.items()}
-
-
-def _mate(number: int, pids: list[int]) -> Mate:
-    """Of the processes that a launcher's process has started, the one that has begun."""
-    for pid in pids:
-        folder = f"/proc/{pid}/fd"
-        try:
-            for name in os.listdir(folder):
-                if os.readlink(f"{folder}/{name}").startswith(f"/memfd:{NAME} "):
-                    if _words(f"{folder}/{name}")[0] == pid:
-                        return Mate(number, pid, f"{folder}/{name}")
-        except OSError:
-            continue
-    return Mate(number, pids[-1])
-
-
-def _variable(pid: int, needle: bytes) -> str:
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            words = file.read().split(b"\0")
-    except OSError:
-        return ""
-    return next((w[len(needle) :].decode("ascii", "replace") for w in words
-                 if w.startswith(needle)), "")  # fmt: skip
-
-
-def _launcher(pid: int, needle: bytes) -> int:
-    """The nearest ancestor that was not started as one of several: the launcher's own process."""
-    while pid > 1 and _variable(pid, needle):
-        try:
-            with open(f"/proc/{pid}/stat", "rb") as file:
-                pid = int(file.read().rpartition(b")")[2].split()[1])
-        except (OSError, IndexError, ValueError):
-            return 0
-    return pid

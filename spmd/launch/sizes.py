@@ -9,7 +9,6 @@ from __future__ import annotations
 from codegen.errors import MeshError, UsageError
 from codegen.image.manifest import evaluate, symbols
 from spmd.arguments import check_scalars
-from spmd.launch.processes import ranks_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,6 +18,10 @@ if TYPE_CHECKING:
 MOST_RANKS = 1 << 31  # of one job: a mesh is searched for in the square root of this
 MOST_TRIED = 1 << 14  # members of a permutation that is tried at launch
 SUGGESTED_RANKS = 64  # how far to look for numbers of ranks that satisfy a program's conditions
+
+
+def ranks_text(count: int) -> str:
+    return "1 rank" if count == 1 else f"{count} ranks"
 
 
 def divisors(number: int) -> list[int]:

@@ -1,6 +1,6 @@
 """What the engine needs of MPI where the ranks of a job share no memory.
 
-In: a communicator, through processes.py. Out: functions and handles as csrc/engine.h wants them.
+In: a communicator, through Processes. Out: functions and handles as csrc/engine.h wants them.
 Always holds: the job's messages travel in a communicator of its own; the engine is compiled without
 any MPI: its functions are those of the library that mpi4py has loaded.
 """
@@ -14,7 +14,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from spmd.launch.processes import Hosts, Processes
+    from spmd.launch.hosts import Hosts
+    from spmd.launch.processes import Processes
 
 _FUNCTIONS = {
     "isend": b"MPI_Isend", "issend": b"MPI_Issend", "irecv": b"MPI_Irecv", "test": b"MPI_Test",

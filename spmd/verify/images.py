@@ -21,13 +21,19 @@ from spmd.launch.memory import bytes_text
 from spmd.ledger import Ledger
 from spmd.progress import shown
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+
+    from spmd.launch.processes import Processes
+
 RANKS = range(1, 65)
 ONE_BY_ONE = 64  # ranks up to which each is evaluated by itself, by spmd.ledger
 MOST = 1 << 24  # ranks: 8 bytes each are needed to see that no two send to one
 EXECUTE_S = 120  # how long a child process may take
 
 
-def main(options: Any) -> int:
+def command(options: argparse.Namespace, _: Processes) -> int:
     """Verifies every image. Raises what is wrong with the first that does not pass."""
     with shown():
         found = []
@@ -68,9 +74,9 @@ def checked(
         if math.prod(one) <= ONE_BY_ONE:
             pairs += ledger.check_exchanges(one, scalars)
         else:
-            from spmd.verify import many as verify_many
+            from spmd.verify import many  # NumPy, for large meshes only
 
-            found = verify_many.check(ledger, one, scalars)
+            found = many.check(ledger, one, scalars)
             pairs, sampled = pairs + found.transfers, sampled | found.sampled
     executed = 0
     if execute:
@@ -114,7 +120,7 @@ def _meshes(
 
 def _execute(path: str, meshes: list[tuple[int, ...]], settings: dict[str, str]) -> int:
     """Has a child process compare the machine code's plan functions; how many ranks it did."""
-    from codegen.image import programs
+    from codegen.image import programs  # subprocess, for --execute alone
 
     job = json.dumps({"path": path, "meshes": meshes, "set": settings})
     ended = programs.run([sys.executable, "-m", "spmd.bench.probe", job], limit_s=EXECUTE_S)

@@ -11,8 +11,9 @@ from pathlib import Path
 from mpi4py import MPI
 
 from spmd.engine import ffi, lib
-from spmd.launch import processes as launch
 from spmd.launch import transport
+from spmd.launch.hosts import Hosts, block, mine
+from spmd.launch.processes import Processes
 from tests.engine.harness import Images, Job, check
 
 comm = MPI.COMM_WORLD
@@ -24,19 +25,19 @@ SIZES = [(4,), (2, 2), (7,), (2, 2, 4), (19,)]
 ARENAS = [[0, 1, 2, 3], [0, 0, 1, 1], [0, 1, 0, 1], [0, 0, 0, 1]]
 
 
-def hosts_of(ranks: int, arenas: list[int]) -> launch.Hosts:
+def hosts_of(ranks: int, arenas: list[int]) -> Hosts:
     everyones = []
     for number in range(comm.size):
-        first, count = launch.block(ranks, comm.size, number)
-        everyones.append(launch.mine("", {}, first, count))
+        first, count = block(ranks, comm.size, number)
+        everyones.append(mine("", {}, first, count))
         everyones[-1]["place"] = (str(arenas[number]),)
-    return launch.Hosts(comm.rank, everyones)
+    return Hosts(comm.rank, everyones)
 
 
 def run(images: Images, name: str, size: tuple[int, ...], arenas: list[int], **options) -> str:
     """Runs twice; "" or what is wrong."""
     hosts = hosts_of(_product(size), arenas)
-    moved = transport.Transport(launch.Processes(comm), hosts)
+    moved = transport.Transport(Processes(comm), hosts)
     first, arena = ffi.new("int64_t[]", hosts.first), ffi.new("int64_t[]", hosts.arenas)
     processes = ffi.new(
         "spmd_processes *", [comm.size, comm.rank, first, arena, arena, moved.settings]

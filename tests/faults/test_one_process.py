@@ -50,7 +50,7 @@ def job(tmp_path, place: str, what: str, *options: object) -> list[object]:
 
 @pytest.mark.mpi
 @pytest.mark.parametrize(("place", "when"), [
-    ("spmd.launch.run:Launch:prepare", "before the program ran"),
+    ("spmd.launch.run:Run:prepare", "before the program ran"),
     ("spmd.launch.job:Job:_make", "before the program ran"),
     ("spmd.launch.processes:Processes:finish", "at its end"),
 ])  # fmt: skip
@@ -76,7 +76,7 @@ def test_a_process_that_stops_in_mpi_finalize(built, tmp_path):
 @pytest.mark.mpi
 @pytest.mark.parametrize("transport", ["auto", "mpi"])
 @pytest.mark.parametrize("place", [
-    "run:Launch:prepare", "job:Job:_make", "job:Job:put", "job:Job:_wait", "run:Launch:collect",
+    "run:Run:prepare", "job:Job:_make", "job:Job:put", "job:Job:_wait", "run:Run:collect",
 ])  # fmt: skip
 def test_a_process_that_fails(built, tmp_path, place, transport):
     """Before, while and after the program runs: its own words, once, and nothing left."""

@@ -15,7 +15,7 @@ from mpi4py import MPI
 
 import spmd
 from spmd.image import Image
-from spmd.launch.processes import PRETENDED
+from spmd.launch.hosts import PRETENDED
 from tests.programs.collectives import ALL, CASES, difference, operand
 
 comm = MPI.COMM_WORLD

@@ -18,6 +18,7 @@ from codegen.passes.checks import with_checks
 from codegen.passes.compare import compared
 from codegen.passes.partition import partition
 from spmd.cli import parsed
+from spmd.launch.processes import Processes
 from spmd.source import run_eager
 
 K = np.arange(5)
@@ -267,7 +268,7 @@ def test_which_checks_are_meant(tmp_path, spmd_command):
     found = spmd_command("run", source, "--check", "--set", "k=5")
     assert found.code == 0 and "spmd: all checks held; they took about " in found.text
     with pytest.raises(UsageError, match="--eager runs NumPy itself"):
-        run_eager(parsed(["run", str(source), "--eager", "--check"]))
+        run_eager(parsed(["run", str(source), "--eager", "--check"]), Processes())
     image = tmp_path / "p.img"
     assert spmd_command("build", source, "-o", image).code == 0
     found = spmd_command("run", image, "--check", "--ranks", 2)

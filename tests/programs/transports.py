@@ -18,7 +18,7 @@ from mpi4py import MPI
 import spmd
 import spmd.image
 import spmd.launch.loader
-from spmd.launch.processes import PRETENDED
+from spmd.launch.hosts import PRETENDED
 from tests.programs.generate import Program
 from tests.programs.test_random import agree
 

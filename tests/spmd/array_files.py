@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from codegen.errors import InputError
-from spmd import report
+from spmd.arrays import numpy_dtype
 from spmd.files import inputs as files
 from spmd.files import outputs
 
 
 def elements(file: files.Input) -> np.ndarray:
-    dtype = report.numpy_dtype(file.dtype).newbyteorder(">" if file.swapped else "<")
+    dtype = numpy_dtype(file.dtype).newbyteorder(">" if file.swapped else "<")
     return np.ndarray(file.shape, dtype, file.buffer, file.start, file.strides)
 
 

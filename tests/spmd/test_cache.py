@@ -168,11 +168,11 @@ def test_parts_of_killed_builds_go(folder):
     cache = Cache()
     cache.put("a" * 64, b"a")
     for name, age in (("young", 10), ("old", 10_000)):
-        path = folder / f".part-{name}"
+        path = folder / f".{name}.part"
         path.write_bytes(b"half")
         os.utime(path, (path.stat().st_mtime - age,) * 2)
     cache.put("b" * 64, b"b")
-    assert [p.name for p in entries(folder) if p.name.startswith(".part")] == [".part-young"]
+    assert [p.name for p in entries(folder) if p.name.endswith(".part")] == [".young.part"]
 
 
 @pytest.mark.parametrize("how", ["a file", "others may write", "full", "read-only"])
@@ -191,7 +191,7 @@ def test_a_folder_that_cannot_be_used_is_no_cache(folder, how, monkeypatch):
     elif how == "full":
         monkeypatch.setattr(os, "replace", fail(errno.ENOSPC))
     else:
-        monkeypatch.setattr("tempfile.mkstemp", fail(errno.EROFS))
+        monkeypatch.setattr("spmd.cache.whole", fail(errno.EROFS))
     Cache().put("k" * 64, b"mine")
     assert Cache().get("k" * 64) is None
     assert not [p for p in entries(folder) if ".part" in p.name] if folder.is_dir() else True

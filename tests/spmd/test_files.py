@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from spmd import cli
-from spmd.launch.processes import PRETENDED
+from spmd.launch.hosts import PRETENDED
 from tests.conftest import ROOT, Finished
 from tests.spmd.array_files import open_array, write
 
@@ -263,10 +263,8 @@ sys.exit(code)
 @pytest.mark.parametrize(
     "save, file, more, never",
     [
-        (np.savez_compressed, "a.npz", {"spmd.files.npz"},
-         {"zipfile", "numpy", "spmd.files.safetensors"}),
-        (np.save, "a.npy", {"spmd.files.inputs"},
-         {"numpy", "spmd.files.npz", "spmd.files.outputs"}),
+        (np.savez_compressed, "a.npz", {"spmd.files.npz"}, {"zipfile", "numpy"}),
+        (np.save, "a.npy", {"spmd.files.inputs"}, {"numpy", "spmd.files.convert"}),
     ],  # fmt: skip
 )
 def test_a_rank_imports_what_its_files_need(

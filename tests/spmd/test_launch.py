@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from codegen.errors import AgreementError, EnvironmentFault, InputError
+from spmd.launch import launchers
 from spmd.launch import processes as launch
+from spmd.launch.hosts import PRETENDED, Hosts, agree, mine
 
 
 class Together:
@@ -83,7 +85,7 @@ def test_a_defect_on_one_process_ends_all() -> None:
 
 
 def agreement(**changes: dict[int, Any]) -> list[dict[str, Any]]:
-    everyones = [launch.mine("d0", {"mesh": (8,), "steps": 3}, k, 1) for k in range(8)]
+    everyones = [mine("d0", {"mesh": (8,), "steps": 3}, k, 1) for k in range(8)]
     for key, values in changes.items():
         for number, value in values.items():
             everyones[number][key] = value
@@ -91,41 +93,41 @@ def agreement(**changes: dict[int, Any]) -> list[dict[str, Any]]:
 
 
 def test_those_who_differ_are_named() -> None:
-    hosts = launch.agree(launch.Processes(), agreement())
+    hosts = agree(launch.Processes(), agreement())
     assert (hosts.count, hosts.parted, hosts.first) == (1, False, list(range(9)))
     with pytest.raises(AgreementError, match="ranks 3, 7 differ") as caught:
-        launch.agree(launch.Processes(), agreement(digest={3: "d1", 7: "d1"}))
+        agree(launch.Processes(), agreement(digest={3: "d1", 7: "d1"}))
     assert caught.value.exit_code == 78
     assert "d0 (rank 0)" in str(caught.value) and "d1 (rank 3)" in str(caught.value)
     with pytest.raises(AgreementError, match="different settings: rank 2 differs") as caught:
-        launch.agree(launch.Processes(), agreement(settings={2: {"mesh": "(8,)", "steps": "5"}}))
+        agree(launch.Processes(), agreement(settings={2: {"mesh": "(8,)", "steps": "5"}}))
     assert "expected: steps 3 (rank 0)" in str(caught.value)
     assert "found:    steps 5 (rank 2)" in str(caught.value)
     with pytest.raises(EnvironmentFault, match="run on 2 hosts") as fault:
-        launch.agree(launch.Processes(), agreement(place={5: ("elsewhere",)}), "shm")
+        agree(launch.Processes(), agreement(place={5: ("elsewhere",)}), "shm")
     assert fault.value.exit_code == 69
 
 
 def test_cores_are_those_of_all_processes() -> None:
-    hosts = launch.agree(launch.Processes(), agreement(cores={k: (k, 90) for k in range(8)}))
+    hosts = agree(launch.Processes(), agreement(cores={k: (k, 90) for k in range(8)}))
     assert hosts.cores == 9
 
 
 def test_who_shares_memory_with_whom() -> None:
     """Arenas are numbered in the order in which processes first belong to one."""
     everyones = agreement(place={k: ("b",) if k in (1, 2, 6) else ("a",) for k in range(8)})
-    hosts = launch.Hosts(6, everyones)
+    hosts = Hosts(6, everyones)
     assert hosts.arenas == [0, 1, 1, 0, 0, 0, 1, 0]
     assert hosts.here == hosts.together_with() == [1, 2, 6]
     assert hosts.ranks_of(hosts.here) == 3 and hosts.count == 2
-    alone = launch.Hosts(6, everyones, "mpi")
+    alone = Hosts(6, everyones, "mpi")
     assert alone.arenas == list(range(8))
     assert alone.together_with() == [6] and alone.here == [1, 2, 6] and alone.parted
 
 
 def test_hosts_can_be_pretended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(launch.PRETENDED, "a,a,a,b,b,b,b,c")
-    hosts = launch.Hosts(3, agreement())
+    monkeypatch.setenv(PRETENDED, "a,a,a,b,b,b,b,c")
+    hosts = Hosts(3, agreement())
     assert hosts.arenas == [0, 0, 0, 1, 1, 1, 1, 2] and hosts.count == 3
     assert hosts.names[7].endswith("#c")
     assert hosts.here == list(range(8)), "they share the cores of one machine"
@@ -134,8 +136,8 @@ def test_hosts_can_be_pretended(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_launcher_of_another_family_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PMI_RANK", "PMI_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    assert launch.launcher() == (0, 1, "")
-    assert launch.find().count == 1
+    assert launchers.launcher() == (0, 1, "")
+    assert launchers.world() is None
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "2")
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
-    assert launch.launcher() == (2, 4, "Open MPI")
+    assert launchers.launcher() == (2, 4, "Open MPI")

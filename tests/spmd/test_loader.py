@@ -152,8 +152,8 @@ def test_without_memory_files(
 
 def test_nowhere_to_load_from(images: tuple[bytes, bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "memfd_create", no_memory_file)
-    monkeypatch.setattr("tempfile.mkstemp", no_memory_file)
     before = descriptors()
+    monkeypatch.setattr(os, "open", no_memory_file)
     with pytest.raises(EnvironmentFault, match="cannot be loaded") as caught:
         loaded(images[0])
     assert caught.value.exit_code == 69

@@ -64,7 +64,7 @@ def test_a_build_and_a_check_say_what_they_are_at(heard, tmp_path, monkeypatch):
     image.save(tmp_path / "small.img")
     options = SimpleNamespace(image=[str(tmp_path / "small.img")], set={}, mesh={},
                               ranks=range(1, 4), execute=False, json=False)  # fmt: skip
-    assert verify.main(options) == 0
+    assert verify.command(options, launch.Processes()) == 0
     assert [h.rpartition(" ")[2] for h in heard[:-1]] == ["1/3", "2/3", "3/3"]
 
 
@@ -93,7 +93,7 @@ def test_the_line_comes_late_and_goes():
 ])  # fmt: skip
 def test_only_on_a_terminal_of_the_first_rank(monkeypatch, stream, rank, shows):
     monkeypatch.setattr(sys, "stderr", stream)
-    monkeypatch.setattr(launch, "launcher", lambda: (rank, 2))
+    monkeypatch.setattr(progress, "launcher", lambda: (rank, 2))
     line = progress.on_terminal()
     assert (line is not None) == shows
     if line:

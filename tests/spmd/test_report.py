@@ -6,32 +6,33 @@ import numpy as np
 import pytest
 
 from codegen.errors import InternalError, MeshError, UsageError
-from spmd import report
+from spmd import arrays, report
+from spmd.arrays import output_text
 from spmd.launch import memory
 
 
 def test_small_outputs_are_printed_as_numpy_prints_them() -> None:
-    assert report.output_text("peak", "float32", np.array(0.1, np.float32)) == "peak: float32 0.1"
-    assert report.output_text("v", "int64", np.arange(3)) == "v: int64 (3,) [0 1 2]"
-    assert report.output_text("m", "int64", np.eye(2, dtype=int)) == (
+    assert output_text("peak", "float32", np.array(0.1, np.float32)) == "peak: float32 0.1"
+    assert output_text("v", "int64", np.arange(3)) == "v: int64 (3,) [0 1 2]"
+    assert output_text("m", "int64", np.eye(2, dtype=int)) == (
         "m: int64 (2, 2)\n[[1 0]\n [0 1]]"
     )
-    assert report.output_text("e", "bool", np.zeros((0, 3), bool)) == "e: bool (0, 3) []"
+    assert output_text("e", "bool", np.zeros((0, 3), bool)) == "e: bool (0, 3) []"
 
 
 def test_large_outputs_are_summarised_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report, "CHUNK", 700)
+    monkeypatch.setattr(arrays, "CHUNK", 700)
     array = np.random.default_rng(1).normal(size=(60, 50)).astype(np.float32)
-    low, high, mean = report.summary(array)
+    low, high, mean = arrays.summary(array)
     assert (low, high) == (array.min(), array.max())
     assert mean == pytest.approx(array.mean(dtype=np.float64), rel=1e-12)
-    text = report.output_text("u", "float32", array)
+    text = output_text("u", "float32", array)
     assert text.startswith(f"u: float32 (60, 50) min {low!s} max {high!s} mean ")
     array[3, 4] = np.nan
-    assert "min nan max nan mean nan" in report.output_text("u", "float32", array)
-    assert "mean 1.5+2j" in report.output_text("z", "complex64", np.full(2000, 1.5 + 2j))
+    assert "min nan max nan mean nan" in output_text("u", "float32", array)
+    assert "mean 1.5+2j" in output_text("z", "complex64", np.full(2000, 1.5 + 2j))
     flags = np.arange(2000) % 4 == 0
-    assert report.output_text("b", "bool", flags) == "b: bool (2000,) min False max True mean 0.25"
+    assert output_text("b", "bool", flags) == "b: bool (2000,) min False max True mean 0.25"
 
 
 def test_exit_codes() -> None:

@@ -51,7 +51,8 @@ OURS = {
     "spmd.launch.job", "spmd.launch.processes", "spmd.launch.launchers", "spmd.launch.limits",
     "spmd.launch.loader", "spmd.launch.memory", "spmd.files.npy", "spmd.report",
     "spmd.launch.patience", "spmd.launch.presence", "spmd.launch.run", "spmd.launch.sizes",
-    "spmd.launch.watch",
+    "spmd.launch.watch", "spmd.launch.options", "spmd.launch.together", "spmd.launch.course",
+    "spmd.launch.hosts", "spmd.launch.transport", "spmd.texts", "spmd.files.whole",
 }  # fmt: skip
 THEIRS = {
     "__future__", "_cffi_backend", "_json", "_locale", "_sha2", "_sha256", "_sha512", "argparse",
@@ -120,7 +121,7 @@ def test_under_mpirun(
 
 
 def test_a_python_file_is_built_once(mpirun: Callable[..., Finished], tmp_path: Path) -> None:
-    text = "from spmd.launch.processes import launcher\nprint('read by', launcher()[0])\n" + PROGRAM
+    text = "from spmd.launch.launchers import launcher\nprint('read by', launcher()[0])\n" + PROGRAM
     (tmp_path / "p.py").write_text(text)
     done = mpirun(3, "-m", "spmd", "run", tmp_path / "p.py").expect(0, "on 3 ranks")
     assert done.out.count("read by") == 1 and "read by 0" in done.out

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from codegen.errors import SpmdError, UsageError
-from spmd import report
+from spmd.arrays import numpy_dtype
 from spmd.files import npy, safetensors
 from tests.spmd.array_files import elements, open_array, open_input, refused, write
 
@@ -27,7 +27,7 @@ def row(dtype: str, shape: list[object], begin: int, end: int) -> dict[str, obje
 
 
 def some(dtype: str, shape: tuple[int, ...]) -> np.ndarray:
-    return np.arange(npy.element_count(shape)).reshape(shape).astype(report.numpy_dtype(dtype))
+    return np.arange(npy.element_count(shape)).reshape(shape).astype(numpy_dtype(dtype))
 
 
 @pytest.mark.parametrize("code", safetensors.DTYPES)

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from codegen.errors import MeshError, UsageError
-from spmd.launch import processes as launch
 from spmd.launch import sizes
+from spmd.launch.hosts import hosted
+from spmd.launch.processes import Processes
 
 
 def manifest(*axes: tuple[str, int | None], conditions: tuple[Any, ...] = ()) -> dict[str, Any]:
@@ -94,12 +95,12 @@ def test_an_unknown_axis_lists_the_known_ones() -> None:
 
 
 def test_ranks_are_hosted_in_balanced_blocks() -> None:
-    class Some(launch.Processes):
+    class Some(Processes):
         def __init__(self, number: int, count: int) -> None:
             super().__init__()
             self.number, self.count = number, count
 
-    parts = [launch.hosted(10, Some(k, 4)) for k in range(4)]
+    parts = [hosted(10, Some(k, 4)) for k in range(4)]
     assert parts == [(0, 3), (3, 3), (6, 2), (8, 2)]
     with pytest.raises(MeshError, match="4 processes were started for 3 ranks"):
-        launch.hosted(3, Some(0, 4))
+        hosted(3, Some(0, 4))

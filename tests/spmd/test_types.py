@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 
 import spmd
+from spmd import takes
+from spmd.launch.options import OPTIONS, Options
 from tests.spmd import typed_program
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,3 +64,19 @@ def test_names_of_spmd_numpy():
         assert (getattr(spmd.numpy, name) is None) == (name == "newaxis")
     for function in (spmd.numpy.roll, spmd.numpy.sin):
         assert len((inspect.getdoc(function) or "").split()) > 4
+
+
+def test_options_are_declared_once():
+    """`takes.call` lists them again, for type checkers; the methods of an image show them all."""
+    said = dict(inspect.signature(takes.call).parameters)
+    assert said.pop("arguments").kind is inspect.Parameter.VAR_KEYWORD
+    assert {name: p.default for name, p in said.items()} == {
+        name: row.default for name, row in OPTIONS.items() if name != "keep"
+    }
+    types = inspect.get_annotations(Options)
+    assert {name: p.annotation for name, p in said.items()} == {n: types[n] for n in said}
+    for method in (spmd.Image.run, spmd.Image.profile, spmd.Image.timeline):
+        assert set(said) < set(inspect.signature(method).parameters)
+    assert list(inspect.signature(spmd.Image.open).parameters) == ["self", *OPTIONS]
+    for name in said:
+        assert f"- {name}: " in (spmd.Image.run.__doc__ or "")

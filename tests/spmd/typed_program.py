@@ -39,6 +39,11 @@ def use() -> None:
     assert_type(image, spmd.Image)
     image.rum()  # type: ignore[attr-defined]
     image.open(time_limit="long")  # type: ignore[arg-type]
+    image.open(rnaks=4)  # type: ignore[call-arg]
+    image.run(mesh=4, u=np.arange(8.0))  # type: ignore[arg-type]
+    image.profile(threads="all")  # type: ignore[arg-type]
+    assert_type(image.timeline("t.json", ranks=4, u=np.arange(8.0)), str)
+    image.timeline("t.json", ranks="4")  # type: ignore[arg-type]
     for row in image.profile(ranks=4):
         assert_type(row["seconds"] > 1, bool)  # type: ignore[assert-type]
     with image.open(ranks=4, keep=True) as job:

@@ -1,0 +1,107 @@
+"""What `doctor` tries with the engine: loading images, OpenBLAS, the limits of exchanges.
+
+In: whether they are to be measured. Out: checks. Nothing here is imported where there is no engine.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+from collections.abc import Iterator
+
+from codegen.errors import EnvironmentFault, SpmdError
+from spmd.doctor_check import MISSING, OK, WARNING, Check
+from spmd.engine import _engine, ffi, lib
+from spmd.launch import limits, loader
+
+PLACE = str(_engine.__file__)
+
+
+def checks(calibrate: bool) -> Iterator[Check]:
+    yield _openblas()
+    yield _places()
+    if calibrate:
+        yield from calibration()
+    yield exchange()
+
+
+def _openblas() -> Check:
+    name, need = "OpenBLAS", "only matrix products need it"
+    try:
+        return Check(name, OK, loader.openblas())
+    except EnvironmentFault as error:
+        return Check(name, WARNING, f"{error.message}; {need}", error.remedy)
+
+
+def _places() -> Check:
+    """Where images can be loaded from: memory files, else directories without noexec."""
+    good = []
+    for place in loader.places():
+        try:
+            file, path = loader.private_file(b"\x7fELF" + bytes(4092), place)
+        except OSError:
+            continue
+        try:
+            mmap.mmap(file, 4096, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC).close()
+            good.append(place or "memory files")
+        except OSError:  # noexec
+            pass
+        finally:
+            os.close(file)
+            if place:
+                os.unlink(path)
+    if not good:
+        return Check("loading", MISSING, "no memory file and no directory may be executed",
+                     "set TMPDIR to a directory without noexec")  # fmt: skip
+    return Check("loading", OK, f"images can be executed from {', '.join(dict.fromkeys(good))}")
+
+
+def calibration() -> Iterator[Check]:
+    """Measures, and keeps what was found; a row for every comparison."""
+    from spmd.bench.calibrate import Calibration  # the compiler, and NumPy: it may be missing
+
+    name = "calibration"
+    print("spmd: measuring, for up to 20 seconds", file=sys.stderr)
+    work = Calibration()
+    try:
+        for text in work.measure():
+            yield Check(name, OK, text)
+    except (SpmdError, OSError) as error:
+        yield Check(name, WARNING, f"not measured: {getattr(error, 'message', error)}",
+                    getattr(error, "remedy", ""))  # fmt: skip
+        return
+    if work.missed:
+        yield Check(name, WARNING, f"no time or memory for {work.missed} comparisons: what they "
+                    "are for stays", "again, when the machine has nothing else to do")  # fmt: skip
+    path = limits.place()
+    if not path:
+        yield Check(name, WARNING, "not kept: there is no place for it", f"{limits.CHOSEN}=FILE")
+        return
+    try:
+        limits.write(path, work.limits)
+    except OSError as error:
+        yield Check(name, WARNING, f"not kept: {path}: {error.strerror}", f"{limits.CHOSEN}=FILE")
+    else:
+        yield Check(name, OK, f"kept in {path}")
+
+
+def exchange() -> Check:
+    """The limits in use, and where they come from."""
+    found = limits.find()
+    kinds = []
+    for row in limits.rows(found.limits):
+        filled = ffi.new("spmd_limits *", row)
+        lib.spmd_limits_fill(filled, 1)
+        ring = f"ring from {filled.ring}" if filled.ring else "no ring"
+        kinds.append((f"slots to {filled.slot} bytes, folded whole to {filled.fold}, {ring}",
+                      f", broadcasts shared from {filled.share}"))  # fmt: skip
+    (roomy, share), (crowded, _) = kinds
+    text = roomy + share + (f"; where threads share cores: {crowded}" if crowded != roomy else "")
+    remedy = "python -m spmd doctor --calibrate"
+    if found.limits:
+        return Check("exchange", OK, f"{text}; from {found.path}")
+    if found.fault:
+        return Check("exchange", WARNING, f"{text}; {found.path} is ignored: {found.fault}", remedy)
+    why = "calibration is off" if os.environ.get(limits.CHOSEN) == "off" else "not calibrated"
+    return Check("exchange", OK, f"{text}; defaults, {why}")

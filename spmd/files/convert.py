@@ -1,0 +1,53 @@
+"""Inputs whose elements are of another dtype than the program's: converted where nothing is lost.
+
+In: an array of a file, a dtype. Out: the same array as elements in memory.
+"""
+
+from __future__ import annotations
+
+import mmap
+
+import numpy as np
+
+from spmd.arrays import numpy_dtype
+from spmd.files import npy
+from spmd.files.npy import AT_ONCE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from spmd.files.inputs import InputFile
+
+
+def converted(file: InputFile, given: npy.Elements, dtype: str) -> npy.Elements | None:
+    """The same array with elements of another dtype: in memory, in the order of the file. None
+    where something would be lost by that.
+    """
+    if not np.can_cast(numpy_dtype(given.dtype), numpy_dtype(dtype)):
+        return None
+    made = npy.Elements(0, dtype, given.shape)
+    made.strides = tuple(s // npy.SIZES[given.dtype] * npy.SIZES[dtype] for s in given.strides)
+    made.inflate = lambda *span: _convert(file, given, made, *span)
+    return made
+
+
+def _convert(
+    file: InputFile, given: npy.Elements, made: npy.Elements, low: int, high: int, processes: int,
+    available: int,
+) -> mmap.mmap:  # fmt: skip
+    """What bytes low to high of the converted array are made of is read, and converted."""
+    old, new = numpy_dtype(given.dtype), numpy_dtype(made.dtype)
+    old = old.newbyteorder() if given.swapped else old
+    first, last = low // new.itemsize, -(-high // new.itemsize)
+    begin, end = given.start + first * old.itemsize, given.start + last * old.itemsize
+    remedy = f"save it as {made.dtype}: then each process reads its part"
+    memory = file.memory(f"as {made.dtype}", made.end, high - low, processes, available, remedy)
+    whole = given.inflate(begin, end, processes, available) if given.inflate else None
+    for at in range(begin, end, AT_ONCE):
+        count = min(AT_ONCE, end - at)
+        raw = whole[at : at + count] if whole else file.read_all(at, count)
+        bits = np.frombuffer(raw, old).astype(new).tobytes()
+        to = (at - given.start) // old.itemsize * new.itemsize
+        memory[to : to + len(bits)] = bits
+    if whole is not None:
+        whole.close()
+    return memory

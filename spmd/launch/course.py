@@ -1,0 +1,92 @@
+"""The course of a launch, in each of its processes: asked for, agreed, loaded, run, timed, ended.
+
+In: a checked image, options, the processes of the job. Out: a job that has run.
+Always holds: whatever can be refused is refused before anything is computed; what one process fails
+at, all of them leave.
+"""
+
+from __future__ import annotations
+
+from spmd import report
+from spmd.arguments import check_given, patched_in, scalars_of
+from spmd.launch.hosts import agree, mine
+from spmd.launch.job import Job, Setup
+from spmd.launch.sizes import bind_mesh
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+    from typing import Any
+
+    from spmd.launch.hosts import Hosts
+    from spmd.launch.loader import Checked
+    from spmd.launch.options import Options
+    from spmd.launch.processes import Processes
+
+
+MOST_EVENTS = 2_000_000  # of all ranks together: what a browser still opens
+
+
+class Launch:
+    """One image in one process: it is `agreed`, then `loaded`, then `run` as often as one likes."""
+
+    times: bool | None = None  # whether times are kept, and single events too
+
+    def __init__(self, checked: Checked, options: Options, processes: Processes) -> None:
+        self.checked, self.options, self.processes = checked, options, processes
+        self.manifest = checked.manifest
+        self.job: Job | None = None
+
+    def bound(self, settings: dict[str, Any], given: Collection[str]) -> Setup:
+        """What these scalars, and inputs of these names, make of the image on its mesh."""
+        options = self.options
+        settings, mesh, ranks = patched_in(
+            self.checked.image, settings, dict(options.mesh or {}), options.ranks
+        )
+        self.scalars = scalars_of(self.manifest, settings)
+        check_given(self.manifest, given)
+        count = self.processes.count
+        self.sizes = bind_mesh(self.manifest, ranks, mesh, self.scalars, count)
+        return self.setup()
+
+    def setup(self, hosts: Hosts | None = None) -> Setup:
+        return Setup(
+            self.manifest, self.processes, self.sizes, self.scalars, self.options, hosts
+        )
+
+    def mine(self, setup: Setup, said: dict[str, Any]) -> dict[str, Any]:
+        """What this process brings to `agreed`: it and `said` must be alike in all of them."""
+        said = {"mesh": self.sizes, **said}
+        return mine(self.checked.digest, said, setup.first, setup.count)
+
+    def agreed(self, prepare: Callable[[], dict[str, Any]]) -> tuple[Setup, list[dict[str, Any]]]:
+        """Every process prepares and brings what is `mine`; the setup, and what all brought."""
+        met = self.processes.meet(prepare)
+        return self.setup(agree(self.processes, met, self.options.transport)), met
+
+    def loaded(self, setup: Setup) -> Job:
+        """The job; loaded anew only where scalars have changed."""
+        if self.job is None or self.job.setup.words != setup.words:
+            self.end()
+            job = self.job = Job(self.checked, setup, self.processes, self.options.time_limit)
+            if self.times is not None:
+                events = MOST_EVENTS // setup.ranks if self.times else 0
+                self.processes.together(lambda: job.keep_times(events))
+        return self.job
+
+    def run(
+        self, job: Job, put: Callable[[Job], None], told: Callable[[str], None] | None = None
+    ) -> None:
+        """Puts the inputs and runs. What fails in this process ends the job in all of them."""
+        try:
+            put(job)
+        except BaseException as error:
+            job.abort(report.exit_code(error), str(error))
+            raise
+        job.run(told)
+
+    def end(self) -> None:
+        """Gives the job's memory back."""
+        if self.job is not None:
+            self.job.close()
+            self.job = None

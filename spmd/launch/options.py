@@ -1,0 +1,124 @@
+"""The options of a launch, declared once: for the command line, for Python, for what runs.
+
+In: options by name. Out: `Options`, and OPTIONS: what the command line and docstrings say of each.
+Always holds: a name, its type, its default, how it is read and what it means stand in one row.
+"""
+
+from __future__ import annotations
+
+from codegen.checks import checks_of
+from spmd import texts
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from typing import Any, dataclass_transform
+else:  # typing costs every rank more time than this file
+
+    def dataclass_transform(**_: object) -> Callable[[type], type]:
+        return lambda declared: declared
+
+
+TIME_LIMIT = 5.0  # seconds of silence until a process counts as lost
+
+
+class Option:
+    """A row. read: its text on the command line. known: all that it can be."""
+
+    def __init__(self, default: Any, help: str, read: Callable[[str], Any], metavar: str,
+                 known: tuple[str, ...]) -> None:  # fmt: skip
+        self.default, self.help, self.read = default, help, read
+        self.metavar, self.known = metavar, known
+
+
+def option(
+    *, default: Any, help: str, read: Callable[[str], Any] = str, metavar: str = "",
+    known: tuple[str, ...] = (),
+) -> Any:  # fmt: skip
+    return Option(default, help, read, metavar, known)
+
+
+@dataclass_transform(kw_only_default=True, field_specifiers=(option,))
+class _Declared:
+    """Takes the rows of its class by name, as a dataclass does, whose module is too dear."""
+
+    def __init__(self, **given: Any) -> None:
+        for name, row in OPTIONS.items():
+            setattr(self, name, given.pop(name, row.default))
+        for name in given:
+            raise TypeError(f"got an unexpected keyword argument {name!r}")
+
+
+class Options(_Declared):
+    """How an image runs: what `spmd run` and Image.open take."""
+
+    ranks: int | None = option(
+        default=None, read=texts.count, metavar="N",
+        help="how many ranks in all; unless given, one for every process, or what the mesh says",
+    )  # fmt: skip
+    mesh: Mapping[str, int] | None = option(
+        default=None, read=texts.mesh, metavar="AXIS=SIZE,…",
+        help="sizes of mesh axes; unless given, as equal as possible",
+    )  # fmt: skip
+    threads: int | None = option(
+        default=None, read=texts.count, metavar="W",
+        help="threads of each process; unless given, as many as it has cores and ranks",
+    )  # fmt: skip
+    algorithm: str = option(
+        default="auto", known=("auto", "flat", "blocks", "ring"),  # as the engine numbers them
+        help="how reductions work; ring, of long ones: fragments travel in both directions",
+    )  # fmt: skip
+    barrier: str = option(
+        default="auto", known=("auto", "strict"),
+        help="strict: every exchange begins and ends with a barrier of its members; "
+        "auto: ranks wait only for those whose data they read, or who read theirs",
+    )  # fmt: skip
+    transport: str = option(
+        default="auto", known=("auto", "shm", "mpi"),
+        help="auto: shared memory inside a host, MPI between hosts; shm, mpi: all by one of them",
+    )  # fmt: skip
+    time_limit: float = option(
+        default=TIME_LIMIT, read=texts.seconds, metavar="SECONDS",
+        help="a process silent for longer is lost, and the job ends with exit code 75; 0: wait "
+        "for ever; unless given, 5",
+    )  # fmt: skip
+    comm: Any = option(
+        default=None,
+        help="an mpi4py communicator, one rank per process; outputs are then Distributed",
+    )  # fmt: skip
+    check: Any = option(
+        default=False, read=checks_of, metavar="CHECKS",
+        help="end with the line and the rank where something is wrong: bounds (of run-time "
+        "indices), nan (or an infinity made), equal (what all ranks hold), overflow (of integers), "
+        "or all",
+    )  # fmt: skip
+    keep: Iterable[str] | str | bool = option(
+        default=(),
+        help="names of outputs that stay with the ranks, True for all of them; they come as "
+        "Distributed, and go into the next call as they are",
+    )  # fmt: skip
+
+    @property
+    def checks(self) -> tuple[str, ...]:
+        """What `check` names. Raises UsageError."""
+        return checks_of(self.check)
+
+    def agreed(self, spelling: Callable[[str], str] = str) -> dict[str, Any]:
+        """What all processes of a job must be given alike, by name."""
+        names = ("algorithm", "barrier", "transport", "time_limit")
+        return {spelling(name): getattr(self, name) for name in names}
+
+
+OPTIONS: dict[str, Option] = {
+    name: row for name, row in vars(Options).items() if isinstance(row, Option)
+}
+
+
+def flag(name: str) -> str:
+    """time_limit as the command line has it: --time-limit."""
+    return f"--{name.replace('_', '-')}"
+
+
+def chosen(given: dict[str, Any]) -> Options:
+    """The options among arguments of a command line."""
+    return Options(**{name: given[name] for name in OPTIONS if name in given})

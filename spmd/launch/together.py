@@ -1,0 +1,52 @@
+"""The processes that a launcher started for one command: they come, and were told the same.
+
+In: what each of them was told to do. Out: `Processes`.
+Always holds: MPI may wait for a process that never comes: a signal ends us as it ends any program,
+and a process whose arguments are wrong comes too, to say so.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from codegen.errors import AgreementError
+from spmd.launch.hosts import place
+from spmd.launch.launchers import launcher, world
+from spmd.launch.patience import Patience, Start
+from spmd.launch.processes import Processes, listed
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def come(limit: float) -> tuple[Processes, Start | None]:
+    """All processes of the launcher; MPI is started.
+
+    limit: seconds, of --time-limit; how long they may take to come goes by it. 0: for ever.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+    rank, count, _ = launcher()
+    start = Start(rank, count, limit) if limit else None
+    return Processes(world()), start
+
+
+def agree(
+    processes: Processes, start: Start | None, said: Callable[[], str], limit: float
+) -> None:
+    """Every process says the same command; what is wrong with one ends all of them."""
+    met = processes.meet(lambda: (said(), (os.getpid(), place())))
+    if start:
+        start.end()
+    commands = [command for command, _ in met]
+    odd = [k for k, command in enumerate(commands) if command != commands[0]]
+    if odd:
+        processes.refuse(AgreementError(
+            f"the processes of one job were given different commands: process {listed(odd)} "
+            f"differ{'s' if len(odd) == 1 else ''}", expected=f"{commands[0]} (process 0)",
+            found=f"{commands[odd[0]]} (process {odd[0]})", remedy="give all the same command",
+        ))  # fmt: skip
+    processes.patience = Patience(processes, [where for _, where in met], limit)

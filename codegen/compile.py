@@ -32,6 +32,8 @@ from codegen.passes.store import stored_values
 from codegen.passes.uniform import check_uniform, turns_apart
 from codegen.plan.grammar import Plan
 from codegen.progress import at
+from codegen.verify.sample import check_exchanges
+from codegen.verify.table import Table
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class Levels:
     graph: Module
     program: Module
     plan: Plan
+    exchanges: Table
     source: Source
 
 
@@ -57,8 +60,9 @@ def lower(graph: Module) -> Levels:
     a = assign_buffers(nests, stored, apart)
     rotate = rotations(nests, a.of, a.across, a.exchanged, apart)
     plan = check_plan(schedule(nests, stored, a.buffers, a.of, rotate))
+    exchanges = check_exchanges(plan)
     at("writing C")
-    return Levels(graph, program, plan, emit(plan))
+    return Levels(graph, program, plan, exchanges, emit(plan))
 
 
 def build(

@@ -14,7 +14,6 @@ from codegen.errors import Place
 from codegen.explain.tables import tables
 from codegen.image.manifest import FORMAT, INTERFACE
 from codegen.image.target import describe
-from codegen.ledger import coordinate_names, exchange_rows
 from codegen.plan.grammar import Array, Buffer, Plan
 from codegen.plan.text import plan_text
 from codegen.printer import module_text
@@ -72,8 +71,8 @@ def notes_of(levels: Levels) -> dict[str, Any]:
         "plan": plan_text(levels.plan),
         "c": levels.source.text,
         "load": [[name, to_json(e)] for name, e in levels.source.at_load],
-        "coordinates": coordinate_names(levels.plan),
-        "exchanges": exchange_rows(levels.plan),
+        "coordinates": list(levels.exchanges.coordinates),
+        "exchanges": [row.said for row in levels.exchanges.rows],
         **tables(levels),
     }
 

@@ -1,25 +1,28 @@
-"""Exchanges and arrays of an image, evaluated for one mesh after the other.
+"""The exchanges and arrays of an image, as its notes and its manifest say them.
 
-In: an image's manifest and notes. Out: nothing, or an ImageError that names the exchange, both
-ranks and what does not fit.
+In: an image. Out: the table of its exchanges, for codegen.verify; what the expressions of a rank
+may name; or an ImageError that says what does not fit.
 Always holds: expressions are checked before they are evaluated; nothing of the image is executed.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 from codegen.errors import ImageError
 from codegen.image import manifest as reader
+from codegen.verify.table import Mismatch, Table
 from spmd.files.npy import SIZES
 from spmd.launch import sizes
-from spmd.ledger_row import Row, Values
+
+Values = dict[str, int]
+
+AT_ONCE = 64  # ranks up to which all pairs are compared, of all meshes together
 
 
 class Ledger:
-    """The table of an image's exchanges. unknown: sites that depend on what a program computes."""
+    """What an image says. unknown: sites that depend on what a program computes."""
 
     def __init__(self, image: reader.Image, path: str) -> None:
         self.manifest, self.path = image.manifest, path
@@ -27,35 +30,23 @@ class Ledger:
         if "exchanges" not in notes:
             raise ImageError(f"{path}: the image has no table of its exchanges",
                              remedy="build it again with this version of spmd")  # fmt: skip
-        self.rows: list[Any] = notes.get("exchanges") or []
         self.coordinates: list[str] = notes.get("coordinates") or []
         self.at_load: list[Any] = notes.get("load") or []
         self.axes = [axis["name"] for axis in self.manifest["mesh"]]
-        self.unknown: set[int] = set()
+        scalars = {scalar["name"] for scalar in self.manifest["scalars"]}
+        capacity = [["floordiv", b["bytes"], SIZES[b["dtype"]]] for b in self.manifest["buffers"]]
         try:
-            self._check_notes()
-            self.exchanges = [Row(row, self) for row in self.rows]
+            self.table = Table(self.axes, self.coordinates, scalars, capacity, notes["exchanges"])
+            known = set(self.table.known)
+            for name, e in self.at_load:  # an entry may name those before it
+                reader.check_expression(e, known)
+                known.add(name)
         except (KeyError, TypeError, ValueError, IndexError, RecursionError):
             raise self.wrong("damaged notes", "a table of exchanges", "something else") from None
-
-    def _check_notes(self) -> None:
-        tables = (self.rows, self.coordinates, self.at_load)
-        if not all(isinstance(t, list) for t in tables) or len(self.coordinates) != len(self.axes):
-            raise ValueError
-        self.known = {f"n_{name}" for name in self.axes} | set(self.coordinates)
-        self.known |= {scalar["name"] for scalar in self.manifest["scalars"]}
-        known = set(self.known)
-        for name, e in self.at_load:  # an entry may name those before it
-            reader.check_expression(e, known)
-            known.add(name)
+        self.unknown = {row.site for row in self.table.rows if row.unknown}
 
     def wrong(self, what: str, expected: str, found: str) -> ImageError:
         return ImageError(f"{self.path}: {what}", expected=expected, found=found)
-
-    def ranks(self, mesh: tuple[int, ...], scalars: dict[str, Any]) -> Iterator[Values]:
-        """What every rank's expressions may name, in the order of the index."""
-        for index in range(math.prod(mesh)):
-            yield self.rank(mesh, scalars, index)
 
     def rank(self, mesh: tuple[int, ...], scalars: dict[str, Any], index: int) -> Values:
         """What the expressions of the rank with this index may name."""
@@ -68,11 +59,27 @@ class Ledger:
         """What the expressions of all ranks may name."""
         return {**scalars, **sizes.mesh_symbols(self.manifest, mesh)}
 
-    def capacity(self, mesh: tuple[int, ...], scalars: dict[str, Any]) -> list[int]:
-        """Elements of every buffer, of which all ranks have equally many."""
-        first = self.rank(mesh, scalars, 0)
-        return [reader.evaluate(b["bytes"], first) // SIZES[b["dtype"]]
-                for b in self.manifest["buffers"]]  # fmt: skip
+    def check(
+        self, meshes: list[tuple[int, ...]], scalars: dict[str, Any], at_once: int = AT_ONCE
+    ) -> tuple[int, dict[int, str]]:
+        """Every exchange matches on these meshes. at_once: ranks of those checked together.
+
+        Comes out: how many transfers were compared, and by exchange of what only a sample was.
+        """
+        from codegen.verify import many, small  # NumPy, which showing an image does without
+
+        groups = [[self.common(m, scalars) for m in meshes if math.prod(m) <= at_once]]
+        groups += [[self.common(m, scalars)] for m in meshes if math.prod(m) > at_once]
+        count, sampled = 0, dict[int, str]()
+        try:
+            for k, group in enumerate(groups):
+                if group:
+                    found = many.check(self.table, group[0]) if k else small.check(
+                        self.table, group)  # fmt: skip
+                    count, sampled = count + found.transfers, sampled | found.sampled
+        except Mismatch as wrong:
+            raise self.wrong(wrong.what, wrong.expected, wrong.found) from None
+        return count, sampled
 
     # ---- arrays ------------------------------------------------------------------------------
 
@@ -105,46 +112,3 @@ class Ledger:
             if have < need:
                 raise self.wrong(f"array {array['name']} does not fit its buffer on {mesh}",
                                  f"{need} bytes", f"{have} bytes")  # fmt: skip
-
-    # ---- exchanges ---------------------------------------------------------------------------
-
-    def check_exchanges(self, mesh: tuple[int, ...], scalars: dict[str, Any]) -> int:
-        """Every exchange matches on this mesh; how many transfers were compared."""
-        everyone, capacity = list(self.ranks(mesh, scalars)), self.capacity(mesh, scalars)
-        known = [row for row in self.exchanges if row.site not in self.unknown]
-        return sum(row.check(self.groups(row, everyone), capacity) for row in known)
-
-    def groups(self, row: Row, everyone: list[Values]) -> list[list[Values]]:
-        """The members of every group of an exchange, by their position along its axes."""
-        along = [self.coordinates[self.axes.index(name)] for name in row.axes]
-        across = [name for name in self.coordinates if name not in along]
-        groups: dict[tuple[int, ...], list[Values]] = {}
-        for rank in everyone:
-            groups.setdefault(tuple(rank[name] for name in across), []).append(rank)
-        for members in groups.values():
-            members.sort(key=lambda rank: [rank[name] for name in along])
-        return list(groups.values())
-
-
-class Group(Sequence[Values]):
-    """The members of one group, each made when it is asked for: there may be a million.
-
-    common: what all of them may name. across: their place along axes that are not the exchange's.
-    """
-
-    def __init__(self, row: Row, mesh: dict[str, int], common: Values,
-                 across: dict[str, int]) -> None:  # fmt: skip
-        self.sizes = [(name, mesh[name]) for name in row.axes]
-        self.symbol = dict(zip(row.ledger.axes, row.ledger.coordinates))
-        self.common = {**common, **{self.symbol[name]: k for name, k in across.items()}}
-
-    def __len__(self) -> int:
-        return math.prod(size for _, size in self.sizes)
-
-    def __getitem__(self, member: Any) -> Any:
-        if not 0 <= member < len(self):
-            raise IndexError(member)
-        at = {}
-        for name, size in reversed(self.sizes):
-            at[self.symbol[name]], member = member % size, member // size
-        return {**self.common, **at}

@@ -41,7 +41,8 @@ LEVELS = {
     "codegen.claims": 6, "codegen.explain.traffic": 6, "codegen.explain.checking": 6,
     "codegen.trace": 6, "codegen.image.kernels": 6, "codegen.oracle": 6,
     "codegen.explain.advice": 7, "codegen.emit": 7,
-    "codegen.passes": 8, "codegen.ledger": 8, "codegen.explain.tables": 8, "codegen.describe": 8,
+    "codegen.verify.table": 5, "codegen.verify": 6,
+    "codegen.passes": 8, "codegen.explain.tables": 8, "codegen.describe": 8,
     "codegen.kept": 8,
     "codegen.compile": 9,
     "spmd": 10,
@@ -64,12 +65,11 @@ HEAVY = (
     "spmd.distributed", "spmd.doctor", "spmd.doctor_check", "spmd.doctor_engine",
     "spmd.doctor_mpi", "spmd.files.convert", "spmd.image", "spmd.numpy", "spmd.opened",
     "spmd.parts", "spmd.random", "spmd.show", "spmd.source", "spmd.verify.images",
-    "spmd.verify.many", "spmd.verify.search", "spmd.verify.terms",
 )
 LIGHT = (
     "codegen", "codegen.checks", "codegen.image.elf", "codegen.image.elf_dynamic", "codegen.errors",
     "codegen.image.manifest", "codegen.image.schema", "codegen.image.target", "codegen.places",
-    "codegen.progress",
+    "codegen.progress", "codegen.verify.table",
 )
 
 # A grammar stands on one page, in the docstring of its module.

@@ -236,7 +236,7 @@ _NOTES = table(
     {
         "graph": text, "program": text, "plan": text, "c": text,
         "load": _NAMED, "coordinates": every(text, AXES),
-        "exchanges": every(table(
+        "exchanges": every(table({"fn": text},
             site=_COUNT, kind=text, axes=every(text, AXES), place=text, member=text,
             loops=every(row(text, formula, maybe(formula), formula)),
             guards=every(row(maybe(formula), _COUNT, _COUNT)),

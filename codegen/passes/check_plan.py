@@ -35,6 +35,13 @@ def check_plan(plan: Plan) -> Plan:
             _rule(id(buffer) in known, place, f"buffer {buffer.name} is in the table")
         if isinstance(step, Loop):
             _rotations(step)
+        if isinstance(step, Exchange):
+            near = len(step.axes) if step.flow == "near" else 0
+            _rule(len(step.near) == near, place, "neighbours have a range along every axis")
+            _rule(
+                all(b.buffer.data is None for b in step.boxes), place,
+                "members see each other's buffers, not constants",
+            )
         if isinstance(step, Exchange) and step.pull_from and step.pull_into:
             _rule(
                 step.kind == "halo" or step.pull_from.buffer is not step.pull_into.buffer,

@@ -467,11 +467,12 @@ def environments(
         start = {s.name: v for s, v in zip(main, shape, strict=True)}
         if size is not None and size.evaluate(start) > limit:  # axes that share one symbol
             continue
-        if all(_may_be(s, start[s.name], start) for s in main):
+        if all(may_be(s, start[s.name], start) for s in main):
             yield from _fill(others, start)
 
 
-def _may_be(size: Sym, n: int, values: Mapping[str, int]) -> bool:
+def may_be(size: Sym, n: int, values: Mapping[str, int]) -> bool:
+    """Whether as many ranks may lie along an axis, as far as its symbol tells."""
     if size.divides and size.divides % n:
         return False
     return (size.lo is None or n >= size.lo.evaluate(values)) and (
@@ -520,15 +521,16 @@ def _fill(symbols: Sequence[Sym], values: dict[str, int]) -> Iterator[dict[str, 
         yield values
         return
     sym = symbols[0]
-    for v in _candidates(sym, values):
+    for v in candidates(sym, values):
         yield from _fill(symbols[1:], {**values, sym.name: v})
 
 
-def _candidates(sym: Sym, values: Mapping[str, int]) -> list[int]:
+def candidates(sym: Sym, values: Mapping[str, int]) -> list[int]:
+    """Some values that a symbol may have where others have theirs."""
     lo = sym.lo.evaluate(values) if sym.lo is not None else None
     hi = sym.hi.evaluate(values) if sym.hi is not None else None
     if sym.kind == "size":
-        return [n for n in (1, 2, 3) if _may_be(sym, n, values)]
+        return [n for n in (1, 2, 3) if may_be(sym, n, values)]
     if sym.divides:
         return divisors(sym.divides, lo, hi)[:8]
     if lo is not None and hi is not None:
@@ -543,7 +545,7 @@ def _candidates(sym: Sym, values: Mapping[str, int]) -> list[int]:
 
 
 __all__ = [
-    "LIMIT", "CounterExample", "Piece", "Proof", "counter_example", "environments", "injective",
-    "inverse", "lower_bound", "pieces", "prefix_sum", "primes", "proved", "shapes",
-    "upper_bound",
+    "LIMIT", "CounterExample", "Piece", "Proof", "candidates", "counter_example", "environments",
+    "injective", "inverse", "lower_bound", "may_be", "pieces", "prefix_sum", "primes", "proved",
+    "shapes", "upper_bound",
 ]  # fmt: skip

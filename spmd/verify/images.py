@@ -18,7 +18,7 @@ from codegen.progress import at, each
 from spmd.arguments import check_scalars, patched_in, read, scalars_of
 from spmd.launch import loader, sizes
 from spmd.launch.memory import bytes_text
-from spmd.ledger import Ledger
+from spmd.ledger import AT_ONCE, Ledger
 from spmd.progress import shown
 
 TYPE_CHECKING = False
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from spmd.launch.processes import Processes
 
 RANKS = range(1, 65)
-ONE_BY_ONE = 64  # ranks up to which each is evaluated by itself, by spmd.ledger
 MOST = 1 << 24  # ranks: 8 bytes each are needed to see that no two send to one
 EXECUTE_S = 120  # how long a child process may take
 
@@ -64,20 +63,13 @@ def checked(
     scalars = scalars_of(image.manifest, patched)
     meshes, refused = _meshes(image.manifest, ranks, given, scalars)
     ledger = Ledger(image, path)
-    check_scalars(scalars, set().union(*(row.used for row in ledger.exchanges)))
-    pairs, sampled = 0, dict[int, str]()
+    check_scalars(scalars, set().union(*(row.used for row in ledger.table.rows)))
     for one in each(f"checking {path}: numbers of ranks", meshes):
         if math.prod(one) > MOST:
             raise UsageError("too many ranks to verify", expected=f"up to {MOST}",
                              found=str(math.prod(one)))  # fmt: skip
         ledger.check_arrays(one, scalars)
-        if math.prod(one) <= ONE_BY_ONE:
-            pairs += ledger.check_exchanges(one, scalars)
-        else:
-            from spmd.verify import many  # NumPy, for large meshes only
-
-            found = many.check(ledger, one, scalars)
-            pairs, sampled = pairs + found.transfers, sampled | found.sampled
+    transfers, sampled = ledger.check(meshes, scalars)
     executed = 0
     if execute:
         at(f"running the plan functions of {path}")
@@ -89,9 +81,9 @@ def checked(
         "elsewhere": _elsewhere(image),
         "local": _local(image), "meshes": len(meshes),
         "ranks": [math.prod(mesh) for mesh in meshes], "refused": refused,
-        "at_once": [math.prod(mesh) for mesh in meshes if math.prod(mesh) > ONE_BY_ONE],
-        "exchanges": len(ledger.rows), "at_run_time": sorted(ledger.unknown),
-        "transfers": pairs, "sampled": sampled, "executed": executed,
+        "at_once": [math.prod(mesh) for mesh in meshes if math.prod(mesh) > AT_ONCE],
+        "exchanges": len(ledger.table.rows), "at_run_time": sorted(ledger.unknown),
+        "transfers": transfers, "sampled": sampled, "executed": executed,
     }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from codegen import dtypes
 from codegen.compile import build
 from codegen.errors import ImageError, InputError, SpmdError, VersionError
 from codegen.image import elf, link, manifest, schema
-from spmd import arguments, ledger_row, show
+from spmd import arguments, show
 from spmd.launch import sizes
 from spmd.ledger import Ledger
 from tests.codegen import sample_programs
@@ -170,7 +170,6 @@ def test_hostile_fields(good, path, value):
 
 def test_the_schema_knows_what_the_compiler_writes():
     assert set(schema.DTYPES) == set(dtypes.BY_NAME)
-    assert set(schema.FLOWS) == set(ledger_row._READS)
     assert set(schema._ARGUMENTS) == set(manifest.operations())
 
 

@@ -12,12 +12,12 @@ import pytest
 
 from codegen.errors import ImageError
 from codegen.image import manifest
-from spmd import ledger_row
+from codegen.verify import many as verify_many
+from codegen.verify import search as verify_search
+from codegen.verify.terms import Terms
 from spmd.ledger import Ledger
-from spmd.verify import many as verify_many
-from spmd.verify import search as verify_search
-from spmd.verify.terms import Terms
 from tests.conftest import EXAMPLES
+from tests.spmd import rank_by_rank
 from tests.spmd.plans import HALO, STENCIL, edited
 
 LARGE = 1_000_000
@@ -69,6 +69,11 @@ def ledger_of(path: Any, change: Any = None) -> Ledger:
     return Ledger(image, "the image")
 
 
+def many(ledger: Ledger, mesh: tuple[int, ...], scalars: Any = None) -> tuple[int, dict[int, str]]:
+    """As large meshes are checked, however small this one is."""
+    return ledger.check([mesh], scalars or {}, at_once=0)
+
+
 def scalars(ledger: Ledger) -> dict[str, Any]:
     return {s["name"]: s["default"] for s in ledger.manifest["scalars"]}
 
@@ -83,8 +88,8 @@ def scalars(ledger: Ledger) -> dict[str, Any]:
 def test_examples_pass_on_many_ranks(built, name, mesh, dense, sparse):
     """Every pair of those that exchange with everybody is compared, none for a sample."""
     ledger = ledger_of(built(EXAMPLES / f"{name}.py"))
-    found = verify_many.check(ledger, mesh, {**scalars(ledger), "steps": 3})
-    assert found.sampled == {} and dense <= found.transfers <= dense + sparse
+    found, sampled = many(ledger, mesh, {**scalars(ledger), "steps": 3})
+    assert sampled == {} and dense <= found <= dense + sparse
 
 
 TWO = """
@@ -113,15 +118,15 @@ def test_exchanges_that_differ_in_their_buffers_only_are_checked_once(built, mon
         return out
 
     monkeypatch.setattr(verify_search.Search, "_points", counted)
-    found = verify_many.check(ledger, (100, 100), scalars(ledger))
-    assert len(ledger.rows) == 2 and found.transfers == 2 * 4 * 10_000
+    found, _ = many(ledger, (100, 100), scalars(ledger))
+    assert len(ledger.table.rows) == 2 and found == 2 * 4 * 10_000
     assert sum(looked) < 20 * 10_000
 
     def wrong(notes: Any) -> None:
         notes["exchanges"][1]["into"]["offset"] = ["+", notes["exchanges"][1]["into"]["offset"], 1]
 
     with pytest.raises(ImageError, match="exchange 1"):
-        verify_many.check(ledger_of(built(TWO), wrong), (100, 100), scalars(ledger))
+        many(ledger_of(built(TWO), wrong), (100, 100), scalars(ledger))
 
 
 def test_what_is_said(built, spmd_command):
@@ -140,18 +145,18 @@ def test_what_is_only_a_sample_is_called_so(built, spmd_command, monkeypatch, ca
 
     image = str(built(EVERYBODY))
     ledger = ledger_of(built(EVERYBODY))
-    whole = verify_many.check(ledger, (40, 25), {})
+    whole, sampled = many(ledger, (40, 25))
     monkeypatch.setattr(verify_many, "BUDGET", 20)
-    part = verify_many.check(ledger, (40, 25), {})
-    assert whole.sampled == {} and part.transfers < whole.transfers
-    assert list(part.sampled) == [0]
+    part, some = many(ledger, (40, 25))
+    assert sampled == {} and part < whole
+    assert list(some) == [0]
     assert cli.main(["verify", image, "--mesh", "x=40,y=25"]) == 0
     out = capsys.readouterr().out
     monkeypatch.setattr(verify_many, "LISTED", 20)
-    part = verify_many.check(ledger_of(built(LINE)), (1000,), {})
-    assert part.transfers == 2998 and part.sampled[0].startswith("2998 of 2998 transfers on 1000")
+    part, some = many(ledger_of(built(LINE)), (1000,))
+    assert part == 2998 and some[0].startswith("2998 of 2998 transfers on 1000")
     assert "a sample   of exchange 0: 4994 of 1000000 transfers on 1000 ranks: every rank's" in out
-    assert f"exchanges  {len(ledger.rows) - 1} match" in out
+    assert f"exchanges  {len(ledger.table.rows) - 1} match" in out
 
 
 # ---- what does not ---------------------------------------------------------------------------
@@ -202,7 +207,7 @@ def test_neighbours_that_do_not_match_on_one_of_many(built, change, text):
     """The message names ranks, box and line."""
     ledger = ledger_of(built(LINE), change)
     with pytest.raises(ImageError) as found:
-        verify_many.check(ledger, (LARGE // 10,), {})
+        many(ledger, (LARGE // 10,))
     assert text in str(found.value) and "exchange 0 (halo, " in str(found.value)
     assert ".py:9)" in str(found.value)
 
@@ -222,7 +227,7 @@ def test_a_permute_that_does_not_match_on_one_of_many(built, change, text):
 
     ledger = ledger_of(built(EXAMPLES / "ring_allreduce.py"), edit)
     with pytest.raises(ImageError, match=text):
-        verify_many.check(ledger, (100_000,), {})
+        many(ledger, (100_000,))
 
 
 @pytest.mark.parametrize("name", ["from", "into", "send", "give"])
@@ -230,7 +235,7 @@ def test_a_gather_that_does_not_match_on_one_of_many(built, name):
     """Of 10^12 pairs."""
     change = box(name, "offset", 1500, 1)
     with pytest.raises(ImageError, match=r"all_gather, kmeans.py:\d+.*\n.*rank 1500"):
-        verify_many.check(ledger_of(built(EXAMPLES / "kmeans.py"), change), (LARGE,), {})
+        many(ledger_of(built(EXAMPLES / "kmeans.py"), change), (LARGE,))
 
 
 def squares(row: Any) -> None:
@@ -253,9 +258,9 @@ def larger_squares(row: Any) -> None:
 def test_work_without_end_is_refused(built, change, mesh):
     ledger = ledger_of(built(LINE), lambda notes: change(notes["exchanges"][0]))
     with pytest.raises(ImageError):
-        verify_many.check(ledger, mesh, {})
+        many(ledger, mesh)
     with pytest.raises(ImageError):
-        ledger.check_exchanges(mesh[:1] if mesh[0] < 64 else (60,), {})
+        ledger.check([mesh[:1] if mesh[0] < 64 else (60,)], {})
 
 
 def test_a_command_that_finds_it(built, spmd_command, tmp_path):
@@ -291,25 +296,25 @@ def mutate(notes: Any, rng: random.Random) -> None:
 
 def verdict(check: Any) -> Any:
     try:
-        return check()
+        return check()[0]
     except ImageError:
-        return "wrong"
+        return None
 
 
 @pytest.mark.parametrize("program", [HALO, STENCIL, EVERYBODY])
 def test_the_same_verdict_as_rank_by_rank(built, monkeypatch, program):
-    """Of plans with other formulas, all pairs compared; ranges are cut down to single pairs."""
-    monkeypatch.setattr(ledger_row, "ALL_PAIRS", LARGE)
+    """Of plans with other formulas, as small meshes are checked and as large ones; ranges are cut
+    down to single pairs."""
     rng, seen = random.Random(1), []
     for _ in range(25):
         ledger = ledger_of(built(program), lambda notes: mutate(notes, rng))
         mesh = rng.choice([(1, 1), (2, 3), (5, 2), (1, 7), (11, 1), (4, 4)])
         for name in ("FEW", "RANGES", "POINTS"):
             monkeypatch.setattr(verify_search, name, rng.choice([2, 5, 40]))
-        seen.append(verdict(lambda: ledger.check_exchanges(mesh, {})))
-        many = verdict(lambda: verify_many.check(ledger, mesh, {}).transfers)
-        assert (seen[-1] == many), (mesh, ledger.rows)
-    assert 5 < seen.count("wrong") < 23
+        seen.append(rank_by_rank.transfers(ledger, mesh, {}))
+        assert verdict(lambda: ledger.check([mesh], {})) == seen[-1], (mesh, ledger.table.rows)
+        assert verdict(lambda: many(ledger, mesh)) == seen[-1], (mesh, ledger.table.rows)
+    assert 5 < seen.count(None) < 23
 
 
 # ---- formulas ----------------------------------------------------------------------------------
@@ -339,8 +344,7 @@ def test_terms_have_the_value_of_their_formulas(most):
         types.add(dtype)
         places = np.array([(i, j) for i in range(low, low + 8) for j in range(-3, 4)], dtype=dtype)
         found = terms.points((term,), {a: places[:, 0], b: places[:, 1]})[term]
-        exact_value = ledger_row.compiled(e, {"a", "b"})
-        exact = [exact_value({"a": int(i), "b": int(j)}) for i, j in places]
+        exact = [rank_by_rank.value(e, {"a": int(i), "b": int(j)}) for i, j in places]
         assert np.broadcast_to(found, len(exact)).tolist() == exact, e
         ends = {a: places[:1, 0], b: places[:1, 1]}, {a: places[-1:, 0], b: places[-1:, 1]}
         least, largest = terms.ranges((term,), {s: (ends[0][s], ends[1][s]) for s in (a, b)})[term]
@@ -351,7 +355,7 @@ def test_terms_have_the_value_of_their_formulas(most):
 def test_a_position_along_several_axes_is_not_divided():
     terms = Terms()
     x, y, z = (terms.symbol(k, 0, n - 1) for k, n in (("x", 5), ("y", 7), ("z", 11)))
-    names = {"m": ((x, 5), (y, 7), (z, 11))}
+    names = {"m": tuple((k, terms.number(n)) for k, n in ((x, 5), (y, 7), (z, 11)))}
     assert terms.read(["mod", "m", 11], names) == z
     assert terms.read(["floordiv", ["floordiv", "m", 11], 7], names) == x
     assert terms.read(["mod", ["floordiv", "m", 11], 7], names) == y

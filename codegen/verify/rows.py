@@ -1,7 +1,7 @@
-"""The exchanges of a Plan as a table in prefix form: what `verify` evaluates, for any mesh.
+"""The exchanges of a Plan as a table in prefix form.
 
-Goes in: a Plan. Comes out: plain dicts, one per exchange: who sends to whom, which boxes of which
-buffers, inside which loops and branches.
+In: a Plan. Out: its Table: a dict per exchange: who sends to whom, which boxes of which buffers,
+inside which loops and branches.
 Always holds: an expression names coordinates, axis sizes, scalars, counters, the member; no C.
 """
 
@@ -13,18 +13,18 @@ from typing import Any
 
 from codegen.plan.grammar import Box, Branch, Default, Exchange, Load, Loop, Plan, Step
 from codegen.symbolic.expr import Expr, to_json
+from codegen.verify.table import Table
 
 Rows = Iterator[dict[str, Any]]
 
 
-def exchange_rows(plan: Plan) -> list[dict[str, Any]]:
-    """One row per exchange, in the order of the program."""
-    return list(_rows(plan.steps, [], []))
-
-
-def coordinate_names(plan: Plan) -> list[str]:
-    """The symbol of a rank's position along every mesh axis."""
-    return [axis.coord_sym.name for axis in plan.mesh.axes]
+def table_of(plan: Plan) -> Table:
+    """Its exchanges, in the order of the program."""
+    return Table(
+        plan.mesh.names, [axis.coord_sym.name for axis in plan.mesh.axes],
+        {s.name for s in plan.scalars}, [to_json(b.capacity) for b in plan.buffers],
+        list(_rows(plan.steps, [], [])),
+    )  # fmt: skip
 
 
 def _rows(steps: Sequence[Step], loops: list[Any], guards: list[Any]) -> Rows:
@@ -53,6 +53,7 @@ def _row(x: Exchange, loops: list[Any], guards: list[Any]) -> dict[str, Any]:
     return {
         "site": x.site,
         "kind": x.kind,
+        "fn": x.fn,
         "axes": list(x.axes),
         "place": where,
         "member": x.member.name,

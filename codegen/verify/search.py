@@ -11,11 +11,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from spmd.verify.pairs import Pairs
-from spmd.verify.terms import Array
-
-Places = dict[int, Array]  # symbol -> values
-Ranges = tuple[Array, Array]  # least and most of every symbol: a row each
+from codegen.verify.pairs import Pairs, Places, Ranges
+from codegen.verify.terms import Array
 
 RANGES = 1 << 13  # looked at together
 POINTS = 1 << 13

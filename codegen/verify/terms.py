@@ -1,4 +1,4 @@
-"""Index formulas of one mesh, evaluated for many values of their symbols at once.
+"""Index formulas, evaluated for many values of their symbols at once.
 
 In: formulas in prefix form, what their names stand for. Out: numbers of terms; of terms, their
 values at many points, or bounds over many ranges.
@@ -18,7 +18,7 @@ from codegen.image.manifest import bounded
 
 Array = Any  # an array, or one Python integer for all points
 Range = tuple[Array, Array]  # least and most value; the same object twice where it is one value
-Digits = tuple[tuple[int, int], ...]  # terms and sizes: a position along several axes, row-major
+Digits = tuple[tuple[int, int], ...]  # terms, and terms of sizes: a position along several axes
 MOST = 1 << 62  # what 64 bits hold, with room for one more step
 # Beyond these a formula is no image's of ours: work on it would have no bound.
 MOST_PARTS, MOST_TERMS = 1 << 12, 1 << 20
@@ -30,7 +30,9 @@ class Terms:
     def __init__(self) -> None:
         self.table: list[tuple[str, tuple[Any, ...]]] = []
         self.numbers: dict[tuple[str, tuple[Any, ...]], int] = {}
+        self.fixed: dict[int, int] = {}  # of every number: its term
         self.within: dict[int, tuple[int, int]] = {}  # of every symbol: its least and most value
+        self.size: list[int] = []  # of every term: no value, and no step to it, is larger than that
         self._parts: dict[tuple[int, ...], list[int]] = {}
         self._done: dict[tuple[int, ...], list[list[int]]] = {}
 
@@ -38,20 +40,34 @@ class Terms:
 
     def _term(self, op: str, *args: Any) -> int:
         found = self.numbers.get((op, args))
-        if len(args) > MOST_PARTS or len(self.table) > MOST_TERMS:
-            raise damaged("longer ones", f"formulas of {MOST_PARTS} parts")
         if found is None:
+            if len(args) > MOST_PARTS or len(self.table) > MOST_TERMS:
+                raise damaged("longer ones", f"formulas of {MOST_PARTS} parts")
             found = self.numbers[op, args] = len(self.table)
             self.table.append((op, args))
+            self.size.append(bounded(self._size(op, args)))
         return found
 
+    def _size(self, op: str, args: tuple[Any, ...]) -> int:
+        if op in ("ge0", "eq0"):
+            return 1
+        if op in ("number", "symbol"):
+            return max(abs(int(a)) for a in args if not isinstance(a, str))
+        sizes: list[int] = [self.size[a] for a in args]
+        if op in ("floordiv", "mod"):
+            return max(sizes[op == "mod"], 1)
+        return sum(sizes) if op == "+" else math.prod(sizes) if op == "*" else max(sizes)
+
     def number(self, value: int) -> int:
-        return self._term("number", bounded(int(value)))
+        found = self.fixed.get(value)
+        if found is None:
+            found = self.fixed[value] = self._term("number", int(value))
+        return found
 
     def symbol(self, name: str, least: int, most: int) -> int:
         if least == most:
             return self.number(least)
-        term = self._term("symbol", name)
+        term = self._term("symbol", name, least, most)
         self.within[term] = (least, most)
         return term
 
@@ -66,23 +82,22 @@ class Terms:
         return found if isinstance(found, int) else self.joined(found)
 
     def _read(self, e: Any, names: Mapping[str, int | Digits]) -> int | Digits:
-        if isinstance(e, int):
-            return self.number(e)
-        if isinstance(e, str):
-            return names[e]
+        if isinstance(e, (int, str)):
+            return self.number(e) if isinstance(e, int) else names[e]
         parts = [self._read(a, names) for a in e[1:]]
         if e[0] in ("floordiv", "mod") and isinstance(parts[0], tuple):
             last = parts[1] if isinstance(parts[1], int) else self.joined(parts[1])
-            split = self._split(parts[0], self.value(last))
+            split = self._split(parts[0], last)
             if split:
-                return split[e[0] == "mod"]
+                found: int | Digits = split[e[0] == "mod"]
+                return found
         return self.make(e[0], *(p if isinstance(p, int) else self.joined(p) for p in parts))
 
-    def _split(self, digits: Digits, divisor: int | None) -> tuple[Any, Any] | None:
+    def _split(self, digits: Digits, divisor: int) -> tuple[Any, Any] | None:
         """Quotient and rest of a position, where both are positions along fewer axes."""
-        size = 1
+        size = self.number(1)
         for k in range(len(digits), 0, -1):
-            size *= digits[k - 1][1]
+            size = self.make("*", size, digits[k - 1][1])
             if size == divisor:
                 return tuple(d[0][0] if len(d) == 1 else d or self.number(0)
                              for d in (digits[: k - 1], digits[k - 1 :]))  # type: ignore
@@ -92,7 +107,7 @@ class Terms:
         """A position along several axes as one term."""
         total = self.number(0)
         for term, size in digits:
-            total = self.make("+", self.make("*", total, self.number(size)), term)
+            total = self.make("+", self.make("*", total, size), term)
         return total
 
     def make(self, op: str, *parts: int) -> int:
@@ -111,13 +126,15 @@ class Terms:
             return parts[0] if op == "floordiv" and known[1] else self.number(0)
         return self._term(op, *parts)
 
-    def _flat(self, op: str, parts: Iterable[int]) -> Iterable[int]:
+    def _flat(self, op: str, parts: Iterable[int]) -> list[int]:
+        found: list[int] = []
         for part in parts:
             inner, args = self.table[part]
             if inner == op:
-                yield from args
+                found += args
             else:
-                yield part
+                found.append(part)
+        return found
 
     def _sum(self, parts: Sequence[int]) -> int:
         """Equal terms are added up, so that what is taken away again is gone."""
@@ -234,11 +251,13 @@ class Terms:
 
     def dtype(self, *terms: int) -> Any:
         """What the values are computed in: 64 bits, or Python's integers where that is too few."""
+        if all(self.size[part] < MOST for part in self.parts(terms)):
+            return np.int64
         exact = {}
         for s in self.symbols(*terms):
             ends = np.array(self.within[s], dtype=object)
             exact[s] = (ends[:1], ends[1:])
-        bounds = self.ranges(terms, exact, single=True)
+        bounds = self.ranges(terms, exact)
         size = {t: max(1, *(abs(int(np.ravel(b)[0])) for b in bounds[t])) for t in bounds}
         for term, most in size.items():
             op, args = self.table[term]
@@ -263,12 +282,11 @@ class Terms:
         return out
 
     def ranges(
-        self, terms: tuple[int, ...], symbols: Mapping[int, Range], single: bool = False
+        self, terms: tuple[int, ...], symbols: Mapping[int, Range]
     ) -> dict[int, Range]:
         """Bounds of these terms and their parts where every symbol takes each value of its range.
 
-        They hold, and are exact where no symbol stands twice. single: each is one
-        number, and must be bounded: ImageError.
+        They hold, and are exact where no symbol stands twice.
         """
         out: dict[int, Range] = {}
         for term in self.parts(terms):
@@ -283,8 +301,6 @@ class Terms:
                 out[term] = (one, one)
             else:
                 out[term] = _bounds(op, [out[a] for a in args])
-            if single:
-                bounded(max(abs(int(np.ravel(b)[0])) for b in out[term]))
         return out
 
 

@@ -1,0 +1,1 @@
+"""What members of an exchange must agree on: evaluated for small meshes at every build."""

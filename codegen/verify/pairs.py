@@ -1,0 +1,394 @@
+"""What two members of an exchange must agree on, as terms that are 1 where they do not.
+
+In: an exchange and meshes. Out: terms over the places of a giver, a taker and their group; and of
+a pair that does not fit, what is wrong with it, as a Mismatch.
+Always holds: a term names a place along an axis as `giver x`, `taker x` or, outside the axes of
+the exchange, `x`; where there are several meshes, their sizes and scalars too, turn and wrap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from codegen.verify.table import BOXES, Mismatch, Row, names_in
+from codegen.verify.terms import Array, Digits, Terms
+
+Names = dict[str, int | Digits]
+Axes = dict[str, int]  # axis -> the term of a place along it
+Point = Mapping[int, int]  # symbol -> value
+Places = dict[int, Array]  # symbol -> values
+Ranges = tuple[Array, Array]  # least and most of every symbol: a row each
+
+COUNTS = 4  # values that are tried of each loop counter: the first ones, and the last
+MOST_WRAPS = 1 << 12  # how often a dim that goes around may be seen again
+
+
+class Pairs:
+    """One exchange on one mesh or several. turn: of each of the loops around it, and wrap; None:
+    each of them."""
+
+    def __init__(
+        self, row: Row, meshes: Sequence[Mapping[str, Any]],
+        turn: tuple[int, ...] | None = None, wrap: int | None = None,
+    ) -> None:  # fmt: skip
+        """meshes: what all ranks of one may name."""
+        self.row, self.terms = row, Terms()
+        t, table = self.terms, row.table
+        self.loose = False  # whether a mismatch is only a suspicion
+        self.count = len(meshes)
+        self.given: dict[int, Array] = {}  # symbols that differ between meshes, by mesh
+        self.last: dict[int, Array] = {}  # of other symbols: their last value, by mesh
+        used = {*table.sizes, *row.used, *names_in(*(table.capacity[k] for k in row.buffers))}
+        values = {name: [mesh[name] for mesh in meshes] for name in meshes[0] if name in used}
+        self.values = {name: self._given(name, v) for name, v in values.items()
+                       if all(isinstance(x, int) for x in v)}  # fmt: skip
+        self.size = {a: self.values[f"n_{a}"] for a in table.axes}
+        most = {a: np.array(values[f"n_{a}"], dtype=np.int64) - 1 for a in table.axes}
+        self.coordinate = dict(zip(table.axes, table.coordinates, strict=True))
+        self.capacity = {k: t.read(table.capacity[k], self.values) for k in sorted(row.buffers)}
+        self.across = {a: self._counted(a, most[a]) for a in table.axes if a not in row.axes}
+        self.giver = {a: self._counted(f"giver {a}", most[a]) for a in row.axes}
+        self.taker = {a: self._counted(f"taker {a}", most[a]) for a in row.axes}
+        self.members = t.make("*", *(self.size[a] for a in row.axes))
+        self.first = {a: t.number(0) for a in row.axes}
+        self.wrap = self._counted("wrap", self.wraps() - 1) if wrap is None else t.number(wrap)
+        self.counters: dict[str, int] = {}
+        several = np.full(self.count, COUNTS - 1)
+        at = [self._counted(f"turn {k}", several) if turn is None else t.number(turn[k])
+              for k in range(len(row.loops))]  # fmt: skip
+        self.turns = [self._count(loop, k) for loop, k in zip(row.loops, at, strict=True)]
+
+    def _given(self, name: str, values: list[int]) -> int:
+        """The term of what all ranks of a mesh have alike."""
+        least, most = min(values), max(values)
+        term = self.terms.symbol(name, least, most)
+        if least != most:
+            self.given[term] = np.array(values, dtype=object if most >= 1 << 62 else np.int64)
+        return term
+
+    def _counted(self, name: str, last: Array) -> int:
+        """The term of what counts from 0 to `last`, which each mesh has its own of."""
+        term = self.terms.symbol(name, 0, int(last.max()))
+        if self.terms.value(term) is None:
+            self.last[term] = last
+        return term
+
+    def wraps(self) -> Array:
+        """How often members see each other where dims go on beyond their ends, by mesh."""
+        term = self.terms.read(self.row.said["wraps"], self.values)
+        places = {s: a.astype(object) for s, a in self.given.items()}
+        found = np.broadcast_to(self.terms.points((term,), places)[term], (self.count,))
+        for k, wraps in enumerate(found.tolist()):
+            if not 0 <= wraps <= MOST_WRAPS:
+                at = {s: int(a[k]) for s, a in self.given.items()}
+                raise self.fault(at, f"wraps at most {MOST_WRAPS} times", str(wraps))
+        return found.astype(np.int64)
+
+    def ranges(self, symbols: Sequence[int]) -> Ranges:
+        """Of these symbols, on every mesh: a column each."""
+        none = np.zeros((1, self.count), dtype=np.int64)
+        low = [self.given[s] if s in self.given else none[0] for s in symbols]
+        high = [self.given[s] if s in self.given else self.last[s] for s in symbols]
+        return np.array([*none, *low])[1:], np.array([*none, *high])[1:]
+
+    def symbols(self, *places: Axes) -> list[int]:
+        """Of meshes, loops, wraps and the group, then of these places."""
+        terms = [t for axes in (self.across, *places) for t in axes.values()]
+        counted = [s for s in self.last if self.terms.table[s][1][0].startswith(("turn ", "wrap"))]
+        return [*self.given, *counted, *(s for s in terms if self.terms.value(s) is None)]
+
+    # ---- names -------------------------------------------------------------------------------
+
+    def names(self, me: Axes) -> Names:
+        """What formulas of a rank may name."""
+        here = {self.coordinate[a]: term for a, term in (self.across | me).items()}
+        return {**self.values, **here, **self.counters}
+
+    def position(self, place: Axes) -> Digits | int:
+        digits = tuple((place[a], self.size[a]) for a in self.row.axes)
+        return digits[0][0] if len(digits) == 1 else digits
+
+    def member(self, place: Axes) -> int:
+        """The same as one term."""
+        found = self.position(place)
+        return found if isinstance(found, int) else self.terms.joined(found)
+
+    def view(self, me: Axes, member: Axes) -> Names:
+        return {**self.names(me), self.row.member: self.position(member), "wrap": self.wrap}
+
+    def read(self, name: str, me: Axes) -> int | None:
+        """A peer's position, or whether there is one."""
+        e = self.row.said[name]
+        return None if e is None else self.terms.read(e, self.names(me))
+
+    def place(self, position: int) -> Axes:
+        """The place along every axis of the member at a position."""
+        out, left = {}, position
+        for k, a in reversed(list(enumerate(self.row.axes))):
+            out[a] = self.terms.make("mod", left, self.size[a]) if k else left
+            left = self.terms.make("floordiv", left, self.size[a])
+        return out
+
+    # ---- loops and branches ------------------------------------------------------------------
+
+    def _count(self, loop: Any, k: int) -> int:
+        """Sets a counter to its value in turn k of those looked at, the last after the first ones.
+
+        Comes out: whether there is such a turn.
+        """
+        t, (name, begin, end, by) = self.terms, loop
+        names = self.names(self.first)
+        start, step = t.read(begin, names), t.read(by, names)
+        if t.value(step) == 0:
+            step = t.number(1)
+        at, exists = k, t.number(1)
+        if end is not None:
+            way = t.make("+", start, t.make("*", t.number(-1), t.read(end, names)))
+            turns = t.make("*", t.number(-1), t.make("floordiv", way, step))  # rounded up
+            exists = t.less(k, turns)
+            is_last = t.negated(t.differ(k, t.number(COUNTS - 1)))
+            more = t.make("+", turns, t.number(-1), t.make("*", t.number(-1), k))
+            at = t.make("+", k, t.make("*", is_last, more))
+        self.counters[name] = t.make("+", start, t.make("*", step, at))
+        return exists
+
+    def taken(self, me: Axes) -> int:
+        """Whether a rank comes to the exchange in this turn."""
+        t, names = self.terms, self.names(me)
+        found = list(self.turns)
+        for on, arm, arms in self.row.said["guards"]:
+            if on is not None:
+                chosen = t.make("min", t.make("max", t.read(on, names), t.number(0)),
+                                t.number(arms - 1))  # fmt: skip
+                found.append(t.negated(t.differ(chosen, t.number(arm))))
+        return t.all(*found)
+
+    # ---- what must hold ----------------------------------------------------------------------
+
+    def root(self) -> tuple[int, int]:
+        """The root that a giver names; and whether it is none, or another than the first names."""
+        t, said, root = self.terms, self.read("root", self.giver), self.read("root", self.first)
+        assert said is not None and root is not None
+        return said, t.any(t.differ(said, root), t.less(root, t.number(0)),
+                           t.at_least(root, self.members))  # fmt: skip
+
+    def boxes(self, giver: Axes, taker: Axes) -> dict[str, Box]:
+        gives, takes = self.view(giver, taker), self.view(taker, giver)
+        return {name: Box(self, self.row.said[name], names)
+                for name, names in zip(BOXES, (takes, takes, gives, gives), strict=True)
+                if self.row.said[name]}  # fmt: skip
+
+    def mismatch(self, boxes: dict[str, Box]) -> int:
+        """That two boxes differ, or one is not inside its buffer."""
+        found = [box.outside() for box in boxes.values()]
+        if "send" in boxes and "from" in boxes:
+            found.append(boxes["send"].unlike(boxes["from"]))
+        if "give" in boxes and "into" in boxes:
+            found.append(boxes["give"].unlike(boxes["into"]))
+        if "into" in boxes and "from" in boxes:
+            found.append(boxes["into"].larger_or_smaller(boxes["from"]))
+        return self.terms.any(*found)
+
+    def moves(self, boxes: dict[str, Box]) -> int:
+        """That something is taken or sent."""
+        return self.terms.any(*(boxes[k].nonempty for k in ("into", "send") if k in boxes))
+
+    def near(self, me: Axes, first: int) -> dict[str, tuple[int, int]]:
+        """Begin and end of the members along each axis: read (0), or reading (2). Where ranges go
+        around, the begin is a member, and the end may lie beyond the last."""
+        t, names, out = self.terms, self.names(me), {}
+        for a, r in zip(self.row.axes, self.row.said["near"], strict=True):
+            begin, end = t.read(r[first], names), t.read(r[first + 1], names)
+            if self.row.around:
+                length = t.make("+", end, t.make("*", t.number(-1), begin))
+                length = t.make("min", self.size[a], t.make("max", t.number(0), length))
+                begin = t.make("mod", begin, self.size[a])
+                end = t.make("+", begin, length)
+            out[a] = begin, end
+        return out
+
+    def beyond(self, near: dict[str, tuple[int, int]]) -> int:
+        """That ranges do not lie within the members of a group."""
+        t = self.terms
+        return t.any(*(t.all(t.less(begin, end), t.any(
+            t.less(begin, t.number(0)), t.less(self.size[a], end)))
+            for a, (begin, end) in near.items() if not self.row.around))  # fmt: skip
+
+    def lists(self, near: dict[str, tuple[int, int]], place: Axes) -> int:
+        t, found = self.terms, []
+        for a, (begin, end) in near.items():
+            on = t.make("+", place[a], self.size[a])
+            inside = [t.all(t.at_least(at, begin), t.less(at, end)) for at in (place[a], on)]
+            found.append(t.any(*inside) if self.row.around else inside[0])
+        return t.all(*found)
+
+    def reads(self) -> int:
+        """Whether a taker reads what a giver has, where ranges do not say it."""
+        t, flow = self.terms, self.row.said["flow"]
+        giver, taker = self.member(self.giver), self.member(self.taker)
+        if flow in ("from_root", "to_root"):
+            root = self.root()[0]
+            return t.negated(t.differ(giver if flow == "from_root" else taker, root))
+        if flow == "up_to":
+            return t.at_least(taker, giver)
+        return t.less(giver, taker) if flow == "before" else t.number(1)
+
+    def compared(self) -> tuple[int, int]:
+        """Whether a taker reads what a giver has; and whether that does not fit."""
+        t, boxes = self.terms, self.boxes(self.giver, self.taker)
+        if self.row.said["flow"] != "near":
+            read = self.reads()
+            # those of what is folded do not tell
+            other = self.moves(boxes) if self.row.said.get("fn") == "" else t.number(0)
+            return read, t.any(t.all(read, self.mismatch(boxes)), t.all(t.negated(read), other))
+        listed = self.lists(self.near(self.taker, 0), self.giver)
+        told = self.lists(self.near(self.giver, 2), self.taker)
+        return listed, t.any(t.differ(listed, told), t.all(listed, self.mismatch(boxes)),
+                             t.all(t.negated(listed), self.moves(boxes)))  # fmt: skip
+
+    # ---- what is wrong, at a point: everything below is evaluated exactly --------------------
+
+    def at(self, point: Point, *terms: int) -> list[int]:
+        """Values of terms."""
+        places = {s: np.array([v], dtype=object) for s, v in point.items()}
+        values = self.terms.points(terms, places)
+        return [int(np.ravel(values[t])[0]) for t in terms]
+
+    def rank(self, point: Point, place: Axes | int) -> str:
+        """By its index. place: along the axes of the exchange, or a position."""
+        index, at = 0, place if isinstance(place, dict) else self.place(self.terms.number(place))
+        for a in self.row.table.axes:
+            k, size = self.at(point, {**self.across, **at}[a], self.size[a])
+            index = index * size + k
+        return f"rank {index}"
+
+    def fault(self, point: Point, expected: str, found: str) -> Mismatch:
+        row = self.row
+        sizes = (f"{a}={self.at(point, size)[0]}" for a, size in self.size.items())
+        return Mismatch(row, f"exchange {row.site} ({row.kind}, {row.place}) does not match with "
+                        f"the mesh ({','.join(sizes)})", expected, found)  # fmt: skip
+
+    def judge_all(self, point: Point) -> None:
+        """Raises Mismatch unless a taker reads what it should of a giver, and both match; or does
+        not, and nothing moves."""
+        if self.row.said["flow"] == "near":
+            return self.judge_near(point)
+        if self.at(point, self.reads())[0]:
+            return self.judge(point, self.giver, self.taker)
+        self.judge_idle(point)
+
+    def judge_near(self, point: Point) -> None:
+        """The same of neighbours: both list each other, or neither."""
+        read, readers = self.near(self.taker, 0), self.near(self.giver, 2)
+        p, q = self.rank(point, self.giver), self.rank(point, self.taker)
+        listed, told = self.at(point, self.lists(read, self.giver), self.lists(readers, self.taker))
+        if listed != told:
+            raise self.fault(
+                point, f"{p} and {q} agree whether {p} is read",
+                f"only one of them says so: {p} has the readers {self._listed(point, readers)}, "
+                f"{q} reads {self._listed(point, read)}",
+            )  # fmt: skip
+        if listed:
+            return self.judge(point, self.giver, self.taker)
+        self.judge_idle(point)
+
+    def judge_idle(self, point: Point) -> None:
+        """Raises Mismatch where something moves between those who do not exchange."""
+        p, q = self.rank(point, self.giver), self.rank(point, self.taker)
+        for name, box in self.boxes(self.giver, self.taker).items():
+            if name in ("into", "send") and self.at(point, box.nonempty)[0]:
+                raise self.fault(point, f"{q} reads nothing of {p}, which it does not list"
+                                 if self.row.said["flow"] == "near" else
+                                 f"{q} reads nothing of {p}, which is not the root",
+                                 f"box '{name}' of {box.found(point)[1]}")  # fmt: skip
+
+    def _listed(self, point: Point, near: dict[str, tuple[int, int]]) -> str:
+        ends = [(a, self.at(point, begin, end)) for a, (begin, end) in near.items()]
+        return " and ".join(f"{begin} to {end - 1} along {a}" for a, (begin, end) in ends)
+
+    def judge(self, point: Point, giver: Axes, taker: Axes) -> None:
+        """Raises Mismatch unless both sides name equal boxes, inside their buffers."""
+        pair = f"{self.rank(point, giver)} to {self.rank(point, taker)}"
+        boxes = self.boxes(giver, taker)
+        said = {name: box.found(point) for name, box in boxes.items()}
+        for name, (offset, extents, strides) in said.items():
+            far = [(e - 1) * s for e, s in zip(extents, strides, strict=True)]
+            low = offset + sum(min(0, f) for f in far)
+            high = offset + sum(max(0, f) for f in far)
+            (capacity,) = self.at(point, boxes[name].capacity)
+            if 0 not in extents and (low < 0 or high >= capacity):
+                raise self.fault(point, f"{pair}: box '{name}' within {capacity} elements",
+                                 f"elements {low} to {high}")  # fmt: skip
+        if "send" in said and "from" in said and not _same(said["send"], said["from"]):
+            raise self.fault(point, f"{pair}: both name one box", f"the sender 'send' "
+                             f"{said['send']}, the receiver 'from' {said['from']}")  # fmt: skip
+        if "give" in said and not _same(said["give"], said["into"]):
+            raise self.fault(point, f"{pair}: both name one place for it", f"the sender 'give' "
+                             f"{said['give']}, the receiver 'into' {said['into']}")  # fmt: skip
+        if "into" in said and "from" in said and _elements(said["into"]) != _elements(said["from"]):
+            raise self.fault(point, f"{pair}: boxes of one size", f"'from' {said['from'][1]}, "
+                             f"'into' {said['into'][1]}")  # fmt: skip
+
+
+Found = tuple[int, tuple[int, ...], tuple[int, ...]]  # offset, extents, strides, in elements
+
+
+def _elements(box: Found) -> int:
+    return int(np.prod([1, *box[1]], dtype=object))
+
+
+def _same(a: Found, b: Found) -> bool:
+    """The same elements in the same order; of an empty box nothing else counts."""
+    if not _elements(a) or not _elements(b):
+        return _elements(a) == _elements(b)
+    walks = [[(e, s) for e, s in zip(*box[1:], strict=True) if e > 1] for box in (a, b)]
+    return a[0] == b[0] and walks[0] == walks[1]
+
+
+class Box:
+    """A box of a buffer as terms."""
+
+    def __init__(self, pairs: Pairs, box: Any, names: Names) -> None:
+        self.pairs, self.terms = pairs, pairs.terms
+        t, names = self.terms, dict(names)
+        for name, e in box["names"]:
+            names[name] = t.read(e, names)
+        self.capacity = pairs.capacity[box["buffer"]]
+        self.offset = t.read(box["offset"], names)
+        zero, one = t.number(0), t.number(1)
+        self.whole = [(t.make("max", zero, t.read(e, names)), t.read(s, names))
+                      for e, s in zip(box["extent"], box["stride"], strict=True)]  # fmt: skip
+        self.dims = [(e, s) for e, s in self.whole if e != one]
+        self.elements = t.make("*", one, *(e for e, _ in self.dims))
+        self.nonempty = t.all(*(t.at_least(e, one) for e, _ in self.dims))
+
+    def found(self, point: Point) -> Found:
+        """At a point."""
+        offset, *dims = self.pairs.at(point, self.offset, *(t for dim in self.whole for t in dim))
+        return offset, tuple(dims[::2]), tuple(dims[1::2])
+
+    def outside(self) -> int:
+        t, low, high, zero = self.terms, self.offset, self.offset, self.terms.number(0)
+        for e, s in self.dims:
+            far = t.make("*", t.make("+", e, t.number(-1)), s)
+            low = t.make("+", low, t.make("min", zero, far))
+            high = t.make("+", high, t.make("max", zero, far))
+        return t.all(self.nonempty, t.any(t.less(low, zero), t.at_least(high, self.capacity)))
+
+    def unlike(self, other: Box) -> int:
+        """Not the same elements in the same order; of an empty box nothing else counts."""
+        t, two = self.terms, self.terms.number(2)
+        one = (t.number(1), t.number(0))
+        self.pairs.loose |= len(self.dims) != len(other.dims)
+        most = max(len(self.dims), len(other.dims))  # where one has fewer, others are 1 for both
+        found = [t.differ(self.offset, other.offset)]
+        for (e, s), (f, r) in zip(*(d + [one] * (most - len(d)) for d in (self.dims, other.dims)),
+                                  strict=True):  # fmt: skip
+            found += [t.differ(e, f), t.all(t.at_least(e, two), t.differ(s, r))]
+        return t.any(self.larger_or_smaller(other), t.all(self.nonempty, t.any(*found)))
+
+    def larger_or_smaller(self, other: Box) -> int:
+        return self.terms.differ(self.elements, other.elements)

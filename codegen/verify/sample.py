@@ -1,0 +1,91 @@
+"""The exchanges of a Plan on a sample of meshes: what every build checks.
+
+In: a Plan. Out: its table of exchanges, or an InternalError that names the exchange, its line, the
+mesh, both ranks and what each of them says.
+Always holds: a mesh is tried only if a launch would accept it; no exchange is left out because of
+who made it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+from codegen.errors import InternalError
+from codegen.plan.grammar import Exchange, Let, Plan
+from codegen.plan.steps import walk_steps
+from codegen.symbolic.prove import candidates, may_be, shapes
+from codegen.verify.rows import table_of
+from codegen.verify.small import check
+from codegen.verify.table import Mismatch, Table
+
+Values = dict[str, int]
+
+RANKS = 8  # all meshes of up to so many
+LARGEST = 64  # ranks of other meshes, where there are not even so FEW that a launch accepts
+FEW = 3
+
+
+def check_exchanges(plan: Plan) -> Table:
+    """Raises InternalError for the first exchange whose members do not fit."""
+    table = table_of(plan)
+    meshes = list(sample(plan, table))
+    for row in table.rows:
+        row.unknown = set()  # what the program computes is among the samples
+    try:
+        if meshes:
+            check(table, meshes)
+    except Mismatch as wrong:
+        step = next(s for s in walk_steps(plan.steps)
+                    if isinstance(s, Exchange) and s.site == wrong.row.site)  # fmt: skip
+        raise InternalError(
+            f"the compiler broke a rule of its own: {wrong.what}", place=step.place,
+            expected=wrong.expected, found=wrong.found,
+            remedy="report this program: it is a defect of spmd",
+        ) from None  # fmt: skip
+    return table
+
+
+def sample(plan: Plan, table: Table) -> Iterator[Values]:
+    """What all ranks of a mesh may name: sizes, scalars, and what the program computes."""
+    used = set[str]().union(*(row.used for row in table.rows))
+    lets = [s.counter for s in walk_steps(plan.steps) if isinstance(s, Let)]
+    scalars = {s.sym: s.default for s in plan.scalars if s.sym is not None}
+    numbers = [sym for sym in (*scalars, *lets) if sym.name in used]
+    accepted = 0
+    for sizes in _meshes(plan):
+        if accepted >= FEW and prod(sizes[a.size_name] for a in plan.mesh.axes) > RANKS:
+            return
+        for turn in range(2 if numbers else 1):
+            values = {**sizes, **{s.name: d for s, d in scalars.items() if isinstance(d, int)}}
+            for k, sym in enumerate(numbers):
+                if turn or sym.name not in values:
+                    found = candidates(sym, values)
+                    values[sym.name] = found[(accepted + k) % len(found)] if found else 0
+            if _accepted(plan, values):
+                accepted += 1
+                yield values
+
+
+def _meshes(plan: Plan) -> Iterator[Values]:
+    """Sizes of all axes, the smallest first."""
+    free = list(dict.fromkeys(a.size_sym for a in plan.mesh.axes if a.fixed is None))
+    for shape in shapes(len(free), LARGEST):
+        sizes = {sym.name: n for sym, n in zip(free, shape, strict=True)}
+        if all(may_be(sym, sizes[sym.name], sizes) for sym in free):
+            yield {**sizes, **{a.size_name: a.size.evaluate(sizes) for a in plan.mesh.axes}}
+
+
+def _accepted(plan: Plan, values: Values) -> bool:
+    """Whether a launch accepts them: conditions hold, and no two ranks send to one."""
+    try:
+        if not all(c.holds.evaluate(values) for c in plan.conditions):
+            return False
+        for r in plan.routes:
+            members = [{**values, r.member.name: k} for k in range(r.size.evaluate(values))]
+            to = [r.to.evaluate(m) for m in members if r.sends.evaluate(m)]
+            if len(set(to)) < len(to) or not set(to) <= set(range(len(members))):
+                return False
+    except KeyError:  # a scalar without a default, which no exchange names
+        return False
+    return True

@@ -1,0 +1,334 @@
+"""The exchanges of small meshes: every member, and every pair of members, is looked at.
+
+In: an exchange on one or several meshes. Out: how many transfers match; or a Mismatch that names
+the first pair that does not.
+Always holds: values are exact; where there are more pairs than were allowed, it is said so.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from codegen import progress
+from codegen.verify.pairs import Axes, Pairs, Places, Ranges
+from codegen.verify.table import BOXES, Mismatch, Row, Table
+from codegen.verify.terms import Array
+
+Meshes = Sequence[Mapping[str, Any]]  # what all ranks of one may name
+
+POINTS = 1 << 13  # evaluated together: their values stay in the cache
+NOBODY = -(1 << 62)
+
+
+def formulas(row: Row) -> str:
+    """What is checked of an exchange, as a text: the same for those that differ in buffers of one
+    capacity, and in their places."""
+    said = {k: v for k, v in row.said.items() if k not in ("site", "place", "kind")}
+    for name in BOXES:
+        if said[name]:
+            said[name] = {**said[name], "buffer": row.table.capacity[said[name]["buffer"]]}
+    return json.dumps(said, sort_keys=True)
+
+
+@dataclass
+class Found:
+    transfers: int = 0
+    sampled: dict[int, str] = field(default_factory=dict)  # by exchange: of what
+
+
+def check(table: Table, meshes: Meshes, most: int | None = None) -> Found:
+    """Every exchange that is known matches on these meshes. most: pairs, else a sample of them.
+
+    Raises Mismatch, of the first mesh on which one does not.
+    """
+
+    def one(row: Row) -> Found:
+        everyone = Everyone(Pairs(row, meshes))
+        return everyone.found(everyone.check(most))
+
+    try:
+        return each_once(table, one)
+    except Mismatch:
+        for mesh in meshes if len(meshes) > 1 else ():
+            check(table, [mesh], most)
+        raise
+
+
+def each_once(table: Table, check: Callable[[Row], Found]) -> Found:
+    """What is found of all known exchanges; those whose formulas are alike are checked once."""
+    found = Found()
+    alike: dict[str, Found] = {}
+    for row in table.rows:
+        if row.unknown:
+            continue
+        key = formulas(row)
+        if key not in alike:
+            alike[key] = check(row)
+        found.transfers += alike[key].transfers
+        for text in alike[key].sampled.values():
+            found.sampled[row.site] = text
+    return found
+
+
+class Everyone:
+    """All members, and pairs of members, of one exchange."""
+
+    def __init__(self, pairs: Pairs) -> None:
+        self.pairs, self.terms, self.row = pairs, pairs.terms, pairs.row
+        self.here = pairs.taken(pairs.giver)  # at a rank that stands as giver
+        self.there = pairs.taken(pairs.taker)
+        self.sampled = ""
+
+    def found(self, transfers: int) -> Found:
+        return Found(transfers, {self.row.site: self.sampled} if self.sampled else {})
+
+    def check(self, most: int | None = None) -> int:
+        """How many transfers match. most: pairs, else a sample of them. Raises Mismatch."""
+        self._together()
+        if self.terms.value(self.here) == 0 or not self.row.buffers:
+            return 0
+        if self.row.said["dest"] is not None:
+            return self._permute()
+        if self.row.said["root"] is not None:
+            self._one_root()
+        if self.row.said["flow"] == "near":
+            self._inside()
+        return self.compared(most)
+
+    # ---- places ------------------------------------------------------------------------------
+
+    def each(self, symbols: list[int], within: Ranges | None = None) -> Iterator[Places]:
+        """All places, some at a time, mesh by mesh, the last symbol fastest."""
+        low, high = within or self.pairs.ranges(symbols)
+        sizes = high - low + 1
+        ends = np.cumsum(np.prod(sizes, axis=0, dtype=np.int64))
+        for first in range(0, int(ends[-1]), POINTS):
+            if ends[-1] > POINTS:
+                progress.at(f"exchange {self.row.site} ({self.row.kind})", first, int(ends[-1]))
+            left = np.arange(first, min(first + POINTS, int(ends[-1])))
+            of = np.searchsorted(ends, left, side="right")
+            left -= np.where(of > 0, ends[of - 1], 0)
+            out = {}
+            for s, least, size in reversed(list(zip(symbols, low, sizes, strict=True))):
+                if (size == 1).all():
+                    out[s] = least[of]
+                else:
+                    out[s], left = least[of] + left % size[of], left // size[of]
+            yield out
+
+    def evaluated(self, places: Places, *terms: int) -> list[Array]:
+        dtype = self.terms.dtype(*terms)
+        places = {s: a.astype(dtype, copy=False) for s, a in places.items()}
+        values = self.terms.points(terms, places)
+        length = len(next(iter(places.values()))) if places else 1
+        return [np.broadcast_to(np.asarray(values[t]), (length,)) for t in terms]
+
+    def where(self, truth: int, symbols: list[int]) -> Iterator[Places]:
+        """The places where a truth holds."""
+        if self.terms.value(truth) == 0:
+            return
+        for places in self.each(symbols):
+            (found,) = self.evaluated(places, truth)
+            if (some := found != 0).any():
+                yield {s: a[some] for s, a in places.items()}
+
+    def judge(self, found: Iterator[Places], pair: tuple[Axes, Axes] | None = None) -> None:
+        """Raises Mismatch for the first of these pairs that is wrong: any two, or these."""
+        for places in found:
+            for point in points(places):
+                if pair is None:
+                    self.pairs.judge_all(point)
+                else:
+                    self.pairs.judge(point, *pair)
+
+    # ---- what members say alone --------------------------------------------------------------
+
+    def _together(self) -> None:
+        """All members of a group come, or none."""
+        pairs, taken = self.pairs, self.pairs.taken(self.pairs.first)
+        alone = self.terms.differ(self.here, taken)
+        for places in self.where(alone, pairs.symbols(pairs.giver)):
+            point = next(points(places))
+            me, other = pairs.rank(point, pairs.giver), pairs.rank(point, pairs.first)
+            does = "stays away" if pairs.at(point, taken)[0] else "comes"
+            raise pairs.fault(point, "all members come to it, or none",
+                              f"{me} {does}, {other} does not")  # fmt: skip
+
+    def _one_root(self) -> None:
+        """All members name one."""
+        pairs = self.pairs
+        root, wrong = pairs.root()
+        both = self.terms.all(self.here, wrong)
+        for places in self.where(both, pairs.symbols(pairs.giver)):
+            point = next(points(places))
+            first = self.pairs.read("root", pairs.first)
+            assert first is not None
+            named, members = set(pairs.at(point, root, first)), pairs.at(point, pairs.members)[0]
+            raise pairs.fault(point, f"one root below {members}", f"roots {sorted(named)}")
+
+    def _inside(self) -> None:
+        """Ranges lie within the members of a group."""
+        pairs = self.pairs
+        for me, here, first in ((pairs.taker, self.there, 0), (pairs.giver, self.here, 2)):
+            near = pairs.near(me, first)
+            wrong = self.terms.all(here, pairs.beyond(near))
+            for places in self.where(wrong, pairs.symbols(me)):
+                point = next(points(places))
+                for a, (begin, end) in near.items():
+                    low, high, n = pairs.at(point, begin, end, pairs.size[a])
+                    if low < high and not 0 <= low < high <= n:
+                        raise pairs.fault(
+                            point, f"members 0 to {n - 1} along {a}",
+                            f"{low} to {high - 1} for {pairs.rank(point, me)}")  # fmt: skip
+
+    # ---- pairs -------------------------------------------------------------------------------
+
+    def compared(self, most: int | None) -> int:
+        """All pairs, or a sample of them: how many exchange."""
+        pairs = self.pairs
+        symbols = pairs.symbols(pairs.giver, pairs.taker)
+        if most is None or self.number_of(symbols) <= most:
+            return self.compare(self.each(symbols))
+        return self.compare_some("the pairs")
+
+    def compare_some(self, of: str) -> int:
+        """Every taker with itself, those beside it, the first and the last member."""
+        looked = self.compare(self.beside())
+        ranks = self.number_of(self.pairs.symbols(self.pairs.giver))
+        self.sampled = (f"{looked} of {of} transfers on {ranks} ranks: every rank's with itself, "
+                        "with those beside it, with the first and the last")  # fmt: skip
+        return looked
+
+    def compare(self, chunks: Iterator[Places]) -> int:
+        """How many of these pairs exchange. Raises Mismatch."""
+        t, pairs, count = self.terms, self.pairs, 0
+        read, wrong = pairs.compared()
+        counted = t.all(self.here, read, t.negated(pairs.wrap))
+        wrong = t.all(self.here, wrong)
+        for places in chunks:
+            found, bad = self.evaluated(places, counted, wrong)
+            count += int((found != 0).sum())
+            if (some := bad != 0).any():
+                self.judge(iter([{s: a[some] for s, a in places.items()}]))
+        return count
+
+    def beside(self) -> Iterator[Places]:
+        pairs = self.pairs
+        symbols = pairs.symbols(pairs.giver, pairs.taker)
+        sizes = [pairs.size[a] for a in self.row.axes]
+        for places in self.each(pairs.symbols(pairs.taker)):
+            q, n, *size = self.evaluated(places, pairs.member(pairs.taker), pairs.members, *sizes)
+            givers = np.array([q, (q + 1) % n, (q - 1) % n, 0 * q, n - 1])
+            for k, p in enumerate(givers):
+                left, at = p, dict(places)
+                for term, along in reversed(list(zip(pairs.giver.values(), size, strict=True))):
+                    at[term], left = left % along, left // along
+                new = (givers[:k] != p).all(axis=0)
+                yield {s: at[s][new] for s in symbols}
+
+    def _permute(self) -> int:
+        """Who sends to whom: one receiver each, and each knows who sends to it."""
+        t, pairs = self.terms, self.pairs
+        sends, dest = pairs.read("sends", pairs.giver), pairs.read("dest", pairs.giver)
+        assert sends is not None and dest is not None
+        sends = t.all(self.here, t.negated(t.negated(sends)))
+        symbols = pairs.symbols(pairs.giver)
+        terms = sends, dest, pairs.member(pairs.giver), pairs.members
+        giver_of = np.full(self.number_of(symbols), NOBODY, dtype=np.int64)
+        first, count = 0, 0
+        for places in self.each(symbols):
+            sending, to, p, n = self.evaluated(places, *terms)
+            k = np.flatnonzero(sending)
+            p, q, n = p[k], np.clip(to[k], -1, n[k]).astype(np.int64), n[k]
+            outside, target = (q < 0) | (q >= n), first + k - p + q
+            self._receiver(places, k[outside], giver_of)
+            for twice in (giver_of[target] != NOBODY, None):  # taken before, or meanwhile
+                if twice is None:
+                    giver_of[target] = p
+                    twice = giver_of[target] != p
+                self._receiver(places, k[twice], giver_of, target[twice])
+            first += len(to)
+            count += len(k)
+        self._known(giver_of)
+        bad = t.all(sends, pairs.mismatch(pairs.boxes(pairs.giver, pairs.place(dest))))
+        self.judge(self.where(bad, symbols), (pairs.giver, pairs.place(dest)))
+        return count
+
+    def number_of(self, symbols: list[int]) -> int:
+        """Of places."""
+        low, high = self.pairs.ranges(symbols)
+        return int(np.prod(high - low + 1, axis=0, dtype=np.int64).sum())
+
+    def _receiver(self, places: Places, wrong: Array, giver_of: Array, target: Any = None) -> None:
+        """Raises Mismatch where a sender has no receiver of its own."""
+        if not wrong.size:
+            return
+        pairs, point = self.pairs, next(points({s: a[wrong] for s, a in places.items()}))
+        dest = pairs.read("dest", pairs.giver)
+        assert dest is not None
+        to, n = pairs.at(point, dest, pairs.members)
+        me, other = pairs.rank(point, pairs.giver), ""
+        if target is not None:
+            other = f" as {pairs.rank(point, int(giver_of[target[0]]))} does"
+        raise pairs.fault(point, "a receiver of its own for every sender",
+                          f"{me} sends to member {to} of {n}{other}")  # fmt: skip
+
+    def _known(self, giver_of: Array) -> None:
+        """Every receiver names its sender, where the program knows it."""
+        pairs = self.pairs
+        receives, source = (pairs.read(k, pairs.giver) for k in ("receives", "source"))
+        if receives is None or source is None:
+            return
+        first = 0
+        for places in self.each(pairs.symbols(pairs.giver)):
+            gets, by, comes = self.evaluated(places, receives, source, self.here)
+            real = giver_of[first : first + len(by)]
+            named = np.where(gets != 0, by, NOBODY)
+            first += len(by)
+            for k in np.flatnonzero((named != real) & (comes != 0)):
+                point = {s: int(a[k]) for s, a in places.items()}
+                me, (n,) = pairs.rank(point, pairs.giver), pairs.at(point, pairs.members)
+                says, sender = (None if x == NOBODY else int(x) for x in (named[k], real[k]))
+                raise pairs.fault(point, f"{me} receives from member {sender} of {n}",
+                                  f"it expects {says}")  # fmt: skip
+
+
+def points(places: Places) -> Iterator[dict[int, int]]:
+    """One after the other."""
+    for k in range(len(next(iter(places.values()), [0]))):
+        yield {s: int(a[k]) for s, a in places.items()}
+
+
+# ---- amounts -------------------------------------------------------------------------------------
+
+
+def received(row: Row, values: Mapping[str, Any]) -> int:
+    """Elements that a rank of one mesh gets from the others in the first turn of the loops around,
+    at most. Of an exchange of many with many, ranks at the ends and in the middle tell."""
+    pairs = Pairs(row, [values], turn=(0,) * len(row.loops))
+    everyone, t, dest = Everyone(pairs), pairs.terms, pairs.read("dest", pairs.giver)
+    taker = pairs.taker if dest is None else pairs.place(dest)
+    moves = pairs.reads() if dest is None else pairs.read("sends", pairs.giver)
+    other = t.differ(pairs.member(pairs.giver), pairs.member(taker))
+    assert moves is not None
+    amount = t.make("*", moves, other, pairs.boxes(pairs.giver, taker)["from"].elements)
+    symbols = pairs.symbols(pairs.giver, *([taker] if dest is None else []))
+    low, high = pairs.ranges(symbols)
+    found = [0]
+    if dest is not None:
+        return max(int(everyone.evaluated(p, amount)[0].max()) for p in everyone.each(symbols))
+    free = {pairs.wrap, *pairs.giver.values()}
+    fixed = {k: int(high[k, 0]) for k, s in enumerate(symbols) if s not in free}
+    for at in itertools.product(*({0, 1, (n + 1) // 2, n} for n in fixed.values())):
+        one = low.copy(), high.copy()
+        for side in one:
+            side[list(fixed), 0] = at
+        found.append(sum(int(everyone.evaluated(p, amount)[0].sum())
+                         for p in everyone.each(symbols, one)))  # fmt: skip
+    return max(found)

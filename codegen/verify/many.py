@@ -32,7 +32,7 @@ def check(table: Table, values: Mapping[str, Any]) -> Found:
     def one(row: Row) -> Found:
         found = Found()
         for turn in itertools.product(range(COUNTS), repeat=len(row.loops)):
-            wraps = int(Pairs(row, [values], turn, 0).wraps()[0])
+            wraps = Pairs(row, [values], turn, 0).most_wraps
             for wrap in range(wraps):
                 beyond = f", wrap {wrap + 1} of {wraps}" if wraps > 1 else ""
                 progress.at(f"exchange {row.site} ({row.kind}) of {len(table.rows)}{beyond}")
@@ -70,7 +70,8 @@ class Everybody(Everyone):
     def _groups(self) -> int:
         """How many groups come."""
         coming, symbols = self.pairs.taken(self.pairs.first), self.pairs.symbols()
-        return sum(int(self.evaluated(places, coming)[0].sum()) for places in self.each(symbols))
+        return sum(int(self.pairs.evaluated(places, coming)[0].sum())
+                   for places in self.pairs.each(symbols))  # fmt: skip
 
     def _rooted(self, flow: str) -> int:
         """The root exchanges with each."""
@@ -150,8 +151,8 @@ class Everybody(Everyone):
         """Of ranks that come and list somebody: which, and begin and end along each axis."""
         here = self.there if mine is self.pairs.taker else self.here
         ends = [t for begin, end in near.values() for t in (begin, end)]
-        for places in self.each(self.pairs.symbols(mine)):
-            some, *found = self.evaluated(places, here, *ends)
+        for places in self.pairs.each(self.pairs.symbols(mine)):
+            some, *found = self.pairs.evaluated(places, here, *ends)
             some = some != 0
             for begin, end in zip(found[::2], found[1::2], strict=True):
                 some = some & (begin < end)
@@ -185,8 +186,8 @@ class Everybody(Everyone):
         """
         size = self.terms.within[other][1] + 1 if self.terms.value(other) is None else 1
         on = sorted(self.terms.symbols(*near))
-        for places in self.each(on):
-            begin, end = self.evaluated(places, *near)
+        for places in self.pairs.each(on):
+            begin, end = self.pairs.evaluated(places, *near)
             empty, beyond = begin >= end, np.maximum(end - size, 0)
             for first, last in ((beyond, np.where(empty, size, begin) - 1),
                                 (np.where(empty, size, end), size - 1)):

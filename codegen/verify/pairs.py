@@ -8,11 +8,12 @@ the exchange, `x`; where there are several meshes, their sizes and scalars too, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from codegen import progress
 from codegen.verify.table import BOXES, Mismatch, Row, names_in
 from codegen.verify.terms import Array, Digits, Terms
 
@@ -22,6 +23,7 @@ Point = Mapping[int, int]  # symbol -> value
 Places = dict[int, Array]  # symbol -> values
 Ranges = tuple[Array, Array]  # least and most of every symbol: a row each
 
+POINTS = 1 << 13  # evaluated together: their values stay in the cache
 COUNTS = 4  # values that are tried of each loop counter: the first ones, and the last
 MOST_WRAPS = 1 << 12  # how often a dim that goes around may be seen again
 
@@ -54,12 +56,17 @@ class Pairs:
         self.taker = {a: self._counted(f"taker {a}", most[a]) for a in row.axes}
         self.members = t.make("*", *(self.size[a] for a in row.axes))
         self.first = {a: t.number(0) for a in row.axes}
-        self.wrap = self._counted("wrap", self.wraps() - 1) if wrap is None else t.number(wrap)
         self.counters: dict[str, int] = {}
         several = np.full(self.count, COUNTS - 1)
-        at = [self._counted(f"turn {k}", several) if turn is None else t.number(turn[k])
-              for k in range(len(row.loops))]  # fmt: skip
-        self.turns = [self._count(loop, k) for loop, k in zip(row.loops, at, strict=True)]
+        self.at = [self._counted(f"turn {k}", several) if turn is None else t.number(turn[k])
+                   for k in range(len(row.loops))]  # fmt: skip
+        self.turns = [self._count(loop, k) for loop, k in zip(row.loops, self.at, strict=True)]
+        self.wrap = t.number(0)
+        self.often = t.read(row.said["wraps"], self.names(self.first))
+        self.most_wraps = self._wraps() if self.often != t.number(1) else 1
+        last = np.full(self.count, self.most_wraps - 1)
+        self.wrap = self._counted("wrap of a dim", last) if wrap is None else t.number(wrap)
+        self.turns.append(t.less(self.wrap, self.often))
 
     def _given(self, name: str, values: list[int]) -> int:
         """The term of what all ranks of a mesh have alike."""
@@ -76,16 +83,16 @@ class Pairs:
             self.last[term] = last
         return term
 
-    def wraps(self) -> Array:
-        """How often members see each other where dims go on beyond their ends, by mesh."""
-        term = self.terms.read(self.row.said["wraps"], self.values)
-        places = {s: a.astype(object) for s, a in self.given.items()}
-        found = np.broadcast_to(self.terms.points((term,), places)[term], (self.count,))
-        for k, wraps in enumerate(found.tolist()):
-            if not 0 <= wraps <= MOST_WRAPS:
-                at = {s: int(a[k]) for s, a in self.given.items()}
-                raise self.fault(at, f"wraps at most {MOST_WRAPS} times", str(wraps))
-        return found.astype(np.int64)
+    def _wraps(self) -> int:
+        """How often members see each other where dims go on beyond their ends, at most."""
+        most = 1
+        for places in self.each(self.symbols()):
+            turn, found = self.evaluated(places, self.terms.all(*self.turns), self.often)
+            for k in np.flatnonzero((turn != 0) & ((found < 0) | (found > MOST_WRAPS))):
+                raise self.fault({s: int(a[k]) for s, a in places.items()},
+                                 f"wraps at most {MOST_WRAPS} times", str(found[k]))  # fmt: skip
+            most = max(most, *found[turn != 0].tolist())
+        return most
 
     def ranges(self, symbols: Sequence[int]) -> Ranges:
         """Of these symbols, on every mesh: a column each."""
@@ -94,11 +101,41 @@ class Pairs:
         high = [self.given[s] if s in self.given else self.last[s] for s in symbols]
         return np.array([*none, *low])[1:], np.array([*none, *high])[1:]
 
+    def each(self, symbols: list[int], within: Ranges | None = None) -> Iterator[Places]:
+        """All places, some at a time, mesh by mesh, the last symbol fastest."""
+        low, high = within or self.ranges(symbols)
+        sizes = high - low + 1
+        ends = np.cumsum(np.prod(sizes, axis=0, dtype=np.int64))
+        for first in range(0, int(ends[-1]), POINTS):
+            if ends[-1] > POINTS:
+                progress.at(f"exchange {self.row.site} ({self.row.kind})", first, int(ends[-1]))
+            left = np.arange(first, min(first + POINTS, int(ends[-1])))
+            of = np.searchsorted(ends, left, side="right")
+            left -= np.where(of > 0, ends[of - 1], 0)
+            out = {}
+            for s, least, size in reversed(list(zip(symbols, low, sizes, strict=True))):
+                if (size == 1).all():
+                    out[s] = least[of]
+                else:
+                    out[s], left = least[of] + left % size[of], left // size[of]
+            yield out
+
+    def evaluated(self, places: Places, *terms: int) -> list[Array]:
+        dtype = self.terms.dtype(*terms)
+        places = {s: a.astype(dtype, copy=False) for s, a in places.items()}
+        values = self.terms.points(terms, places)
+        length = len(next(iter(places.values()))) if places else 1
+        return [np.broadcast_to(np.asarray(values[t]), (length,)) for t in terms]
+
+    def number_of(self, symbols: list[int]) -> int:
+        """Of places."""
+        low, high = self.ranges(symbols)
+        return int(np.prod(high - low + 1, axis=0, dtype=np.int64).sum())
+
     def symbols(self, *places: Axes) -> list[int]:
         """Of meshes, loops, wraps and the group, then of these places."""
-        terms = [t for axes in (self.across, *places) for t in axes.values()]
-        counted = [s for s in self.last if self.terms.table[s][1][0].startswith(("turn ", "wrap"))]
-        return [*self.given, *counted, *(s for s in terms if self.terms.value(s) is None)]
+        terms = [*self.at, self.wrap, *(t for a in (self.across, *places) for t in a.values())]
+        return [*self.given, *(s for s in terms if self.terms.value(s) is None)]
 
     # ---- names -------------------------------------------------------------------------------
 
@@ -156,7 +193,7 @@ class Pairs:
         return exists
 
     def taken(self, me: Axes) -> int:
-        """Whether a rank comes to the exchange in this turn."""
+        """Whether a rank comes to the exchange in this turn, for this wrap."""
         t, names = self.terms, self.names(me)
         found = list(self.turns)
         for on, arm, arms in self.row.said["guards"]:
@@ -251,7 +288,7 @@ class Pairs:
 
     # ---- what is wrong, at a point: everything below is evaluated exactly --------------------
 
-    def at(self, point: Point, *terms: int) -> list[int]:
+    def exact(self, point: Point, *terms: int) -> list[int]:
         """Values of terms."""
         places = {s: np.array([v], dtype=object) for s, v in point.items()}
         values = self.terms.points(terms, places)
@@ -261,13 +298,13 @@ class Pairs:
         """By its index. place: along the axes of the exchange, or a position."""
         index, at = 0, place if isinstance(place, dict) else self.place(self.terms.number(place))
         for a in self.row.table.axes:
-            k, size = self.at(point, {**self.across, **at}[a], self.size[a])
+            k, size = self.exact(point, {**self.across, **at}[a], self.size[a])
             index = index * size + k
         return f"rank {index}"
 
     def fault(self, point: Point, expected: str, found: str) -> Mismatch:
         row = self.row
-        sizes = (f"{a}={self.at(point, size)[0]}" for a, size in self.size.items())
+        sizes = (f"{a}={self.exact(point, size)[0]}" for a, size in self.size.items())
         return Mismatch(row, f"exchange {row.site} ({row.kind}, {row.place}) does not match with "
                         f"the mesh ({','.join(sizes)})", expected, found)  # fmt: skip
 
@@ -276,7 +313,7 @@ class Pairs:
         not, and nothing moves."""
         if self.row.said["flow"] == "near":
             return self.judge_near(point)
-        if self.at(point, self.reads())[0]:
+        if self.exact(point, self.reads())[0]:
             return self.judge(point, self.giver, self.taker)
         self.judge_idle(point)
 
@@ -284,7 +321,8 @@ class Pairs:
         """The same of neighbours: both list each other, or neither."""
         read, readers = self.near(self.taker, 0), self.near(self.giver, 2)
         p, q = self.rank(point, self.giver), self.rank(point, self.taker)
-        listed, told = self.at(point, self.lists(read, self.giver), self.lists(readers, self.taker))
+        both = self.lists(read, self.giver), self.lists(readers, self.taker)
+        listed, told = self.exact(point, *both)
         if listed != told:
             raise self.fault(
                 point, f"{p} and {q} agree whether {p} is read",
@@ -299,14 +337,14 @@ class Pairs:
         """Raises Mismatch where something moves between those who do not exchange."""
         p, q = self.rank(point, self.giver), self.rank(point, self.taker)
         for name, box in self.boxes(self.giver, self.taker).items():
-            if name in ("into", "send") and self.at(point, box.nonempty)[0]:
+            if name in ("into", "send") and self.exact(point, box.nonempty)[0]:
                 raise self.fault(point, f"{q} reads nothing of {p}, which it does not list"
                                  if self.row.said["flow"] == "near" else
                                  f"{q} reads nothing of {p}, which is not the root",
                                  f"box '{name}' of {box.found(point)[1]}")  # fmt: skip
 
     def _listed(self, point: Point, near: dict[str, tuple[int, int]]) -> str:
-        ends = [(a, self.at(point, begin, end)) for a, (begin, end) in near.items()]
+        ends = [(a, self.exact(point, begin, end)) for a, (begin, end) in near.items()]
         return " and ".join(f"{begin} to {end - 1} along {a}" for a, (begin, end) in ends)
 
     def judge(self, point: Point, giver: Axes, taker: Axes) -> None:
@@ -318,7 +356,7 @@ class Pairs:
             far = [(e - 1) * s for e, s in zip(extents, strides, strict=True)]
             low = offset + sum(min(0, f) for f in far)
             high = offset + sum(max(0, f) for f in far)
-            (capacity,) = self.at(point, boxes[name].capacity)
+            (capacity,) = self.exact(point, boxes[name].capacity)
             if 0 not in extents and (low < 0 or high >= capacity):
                 raise self.fault(point, f"{pair}: box '{name}' within {capacity} elements",
                                  f"elements {low} to {high}")  # fmt: skip
@@ -367,7 +405,8 @@ class Box:
 
     def found(self, point: Point) -> Found:
         """At a point."""
-        offset, *dims = self.pairs.at(point, self.offset, *(t for dim in self.whole for t in dim))
+        parts = (t for dim in self.whole for t in dim)
+        offset, *dims = self.pairs.exact(point, self.offset, *parts)
         return offset, tuple(dims[::2]), tuple(dims[1::2])
 
     def outside(self) -> int:

@@ -15,14 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from codegen import progress
-from codegen.verify.pairs import Axes, Pairs, Places, Ranges
+from codegen.verify.pairs import Axes, Pairs, Places
 from codegen.verify.table import BOXES, Mismatch, Row, Table
 from codegen.verify.terms import Array
 
 Meshes = Sequence[Mapping[str, Any]]  # what all ranks of one may name
 
-POINTS = 1 << 13  # evaluated together: their values stay in the cache
 NOBODY = -(1 << 62)
 
 
@@ -103,38 +101,12 @@ class Everyone:
 
     # ---- places ------------------------------------------------------------------------------
 
-    def each(self, symbols: list[int], within: Ranges | None = None) -> Iterator[Places]:
-        """All places, some at a time, mesh by mesh, the last symbol fastest."""
-        low, high = within or self.pairs.ranges(symbols)
-        sizes = high - low + 1
-        ends = np.cumsum(np.prod(sizes, axis=0, dtype=np.int64))
-        for first in range(0, int(ends[-1]), POINTS):
-            if ends[-1] > POINTS:
-                progress.at(f"exchange {self.row.site} ({self.row.kind})", first, int(ends[-1]))
-            left = np.arange(first, min(first + POINTS, int(ends[-1])))
-            of = np.searchsorted(ends, left, side="right")
-            left -= np.where(of > 0, ends[of - 1], 0)
-            out = {}
-            for s, least, size in reversed(list(zip(symbols, low, sizes, strict=True))):
-                if (size == 1).all():
-                    out[s] = least[of]
-                else:
-                    out[s], left = least[of] + left % size[of], left // size[of]
-            yield out
-
-    def evaluated(self, places: Places, *terms: int) -> list[Array]:
-        dtype = self.terms.dtype(*terms)
-        places = {s: a.astype(dtype, copy=False) for s, a in places.items()}
-        values = self.terms.points(terms, places)
-        length = len(next(iter(places.values()))) if places else 1
-        return [np.broadcast_to(np.asarray(values[t]), (length,)) for t in terms]
-
     def where(self, truth: int, symbols: list[int]) -> Iterator[Places]:
         """The places where a truth holds."""
         if self.terms.value(truth) == 0:
             return
-        for places in self.each(symbols):
-            (found,) = self.evaluated(places, truth)
+        for places in self.pairs.each(symbols):
+            (found,) = self.pairs.evaluated(places, truth)
             if (some := found != 0).any():
                 yield {s: a[some] for s, a in places.items()}
 
@@ -150,13 +122,20 @@ class Everyone:
     # ---- what members say alone --------------------------------------------------------------
 
     def _together(self) -> None:
-        """All members of a group come, or none."""
+        """All members of a group come, or none; and see each other equally often."""
         pairs, taken = self.pairs, self.pairs.taken(self.pairs.first)
+        often = pairs.read("wraps", pairs.giver)
+        assert often is not None
+        for places in self.where(self.terms.differ(often, pairs.often), pairs.symbols(pairs.giver)):
+            point = next(points(places))
+            here, there = pairs.exact(point, often, pairs.often)
+            me, other = pairs.rank(point, pairs.giver), pairs.rank(point, pairs.first)
+            raise pairs.fault(point, f"{there} wraps, as {other} has", f"{me} has {here}")
         alone = self.terms.differ(self.here, taken)
         for places in self.where(alone, pairs.symbols(pairs.giver)):
             point = next(points(places))
             me, other = pairs.rank(point, pairs.giver), pairs.rank(point, pairs.first)
-            does = "stays away" if pairs.at(point, taken)[0] else "comes"
+            does = "stays away" if pairs.exact(point, taken)[0] else "comes"
             raise pairs.fault(point, "all members come to it, or none",
                               f"{me} {does}, {other} does not")  # fmt: skip
 
@@ -169,8 +148,8 @@ class Everyone:
             point = next(points(places))
             first = self.pairs.read("root", pairs.first)
             assert first is not None
-            named, members = set(pairs.at(point, root, first)), pairs.at(point, pairs.members)[0]
-            raise pairs.fault(point, f"one root below {members}", f"roots {sorted(named)}")
+            members, *named = pairs.exact(point, pairs.members, root, first)
+            raise pairs.fault(point, f"one root below {members}", f"roots {sorted(set(named))}")
 
     def _inside(self) -> None:
         """Ranges lie within the members of a group."""
@@ -181,7 +160,7 @@ class Everyone:
             for places in self.where(wrong, pairs.symbols(me)):
                 point = next(points(places))
                 for a, (begin, end) in near.items():
-                    low, high, n = pairs.at(point, begin, end, pairs.size[a])
+                    low, high, n = pairs.exact(point, begin, end, pairs.size[a])
                     if low < high and not 0 <= low < high <= n:
                         raise pairs.fault(
                             point, f"members 0 to {n - 1} along {a}",
@@ -193,14 +172,14 @@ class Everyone:
         """All pairs, or a sample of them: how many exchange."""
         pairs = self.pairs
         symbols = pairs.symbols(pairs.giver, pairs.taker)
-        if most is None or self.number_of(symbols) <= most:
-            return self.compare(self.each(symbols))
+        if most is None or self.pairs.number_of(symbols) <= most:
+            return self.compare(self.pairs.each(symbols))
         return self.compare_some("the pairs")
 
     def compare_some(self, of: str) -> int:
         """Every taker with itself, those beside it, the first and the last member."""
         looked = self.compare(self.beside())
-        ranks = self.number_of(self.pairs.symbols(self.pairs.giver))
+        ranks = self.pairs.number_of(self.pairs.symbols(self.pairs.giver))
         self.sampled = (f"{looked} of {of} transfers on {ranks} ranks: every rank's with itself, "
                         "with those beside it, with the first and the last")  # fmt: skip
         return looked
@@ -212,7 +191,7 @@ class Everyone:
         counted = t.all(self.here, read, t.negated(pairs.wrap))
         wrong = t.all(self.here, wrong)
         for places in chunks:
-            found, bad = self.evaluated(places, counted, wrong)
+            found, bad = self.pairs.evaluated(places, counted, wrong)
             count += int((found != 0).sum())
             if (some := bad != 0).any():
                 self.judge(iter([{s: a[some] for s, a in places.items()}]))
@@ -222,8 +201,8 @@ class Everyone:
         pairs = self.pairs
         symbols = pairs.symbols(pairs.giver, pairs.taker)
         sizes = [pairs.size[a] for a in self.row.axes]
-        for places in self.each(pairs.symbols(pairs.taker)):
-            q, n, *size = self.evaluated(places, pairs.member(pairs.taker), pairs.members, *sizes)
+        for places in self.pairs.each(pairs.symbols(pairs.taker)):
+            q, n, *size = pairs.evaluated(places, pairs.member(pairs.taker), pairs.members, *sizes)
             givers = np.array([q, (q + 1) % n, (q - 1) % n, 0 * q, n - 1])
             for k, p in enumerate(givers):
                 left, at = p, dict(places)
@@ -240,10 +219,10 @@ class Everyone:
         sends = t.all(self.here, t.negated(t.negated(sends)))
         symbols = pairs.symbols(pairs.giver)
         terms = sends, dest, pairs.member(pairs.giver), pairs.members
-        giver_of = np.full(self.number_of(symbols), NOBODY, dtype=np.int64)
+        giver_of = np.full(self.pairs.number_of(symbols), NOBODY, dtype=np.int64)
         first, count = 0, 0
-        for places in self.each(symbols):
-            sending, to, p, n = self.evaluated(places, *terms)
+        for places in self.pairs.each(symbols):
+            sending, to, p, n = self.pairs.evaluated(places, *terms)
             k = np.flatnonzero(sending)
             p, q, n = p[k], np.clip(to[k], -1, n[k]).astype(np.int64), n[k]
             outside, target = (q < 0) | (q >= n), first + k - p + q
@@ -260,11 +239,6 @@ class Everyone:
         self.judge(self.where(bad, symbols), (pairs.giver, pairs.place(dest)))
         return count
 
-    def number_of(self, symbols: list[int]) -> int:
-        """Of places."""
-        low, high = self.pairs.ranges(symbols)
-        return int(np.prod(high - low + 1, axis=0, dtype=np.int64).sum())
-
     def _receiver(self, places: Places, wrong: Array, giver_of: Array, target: Any = None) -> None:
         """Raises Mismatch where a sender has no receiver of its own."""
         if not wrong.size:
@@ -272,7 +246,7 @@ class Everyone:
         pairs, point = self.pairs, next(points({s: a[wrong] for s, a in places.items()}))
         dest = pairs.read("dest", pairs.giver)
         assert dest is not None
-        to, n = pairs.at(point, dest, pairs.members)
+        to, n = pairs.exact(point, dest, pairs.members)
         me, other = pairs.rank(point, pairs.giver), ""
         if target is not None:
             other = f" as {pairs.rank(point, int(giver_of[target[0]]))} does"
@@ -286,14 +260,14 @@ class Everyone:
         if receives is None or source is None:
             return
         first = 0
-        for places in self.each(pairs.symbols(pairs.giver)):
-            gets, by, comes = self.evaluated(places, receives, source, self.here)
+        for places in self.pairs.each(pairs.symbols(pairs.giver)):
+            gets, by, comes = self.pairs.evaluated(places, receives, source, self.here)
             real = giver_of[first : first + len(by)]
             named = np.where(gets != 0, by, NOBODY)
             first += len(by)
             for k in np.flatnonzero((named != real) & (comes != 0)):
                 point = {s: int(a[k]) for s, a in places.items()}
-                me, (n,) = pairs.rank(point, pairs.giver), pairs.at(point, pairs.members)
+                me, (n,) = pairs.rank(point, pairs.giver), pairs.exact(point, pairs.members)
                 says, sender = (None if x == NOBODY else int(x) for x in (named[k], real[k]))
                 raise pairs.fault(point, f"{me} receives from member {sender} of {n}",
                                   f"it expects {says}")  # fmt: skip
@@ -312,7 +286,7 @@ def received(row: Row, values: Mapping[str, Any]) -> int:
     """Elements that a rank of one mesh gets from the others in the first turn of the loops around,
     at most. Of an exchange of many with many, ranks at the ends and in the middle tell."""
     pairs = Pairs(row, [values], turn=(0,) * len(row.loops))
-    everyone, t, dest = Everyone(pairs), pairs.terms, pairs.read("dest", pairs.giver)
+    t, dest = pairs.terms, pairs.read("dest", pairs.giver)
     taker = pairs.taker if dest is None else pairs.place(dest)
     moves = pairs.reads() if dest is None else pairs.read("sends", pairs.giver)
     other = t.differ(pairs.member(pairs.giver), pairs.member(taker))
@@ -322,13 +296,13 @@ def received(row: Row, values: Mapping[str, Any]) -> int:
     low, high = pairs.ranges(symbols)
     found = [0]
     if dest is not None:
-        return max(int(everyone.evaluated(p, amount)[0].max()) for p in everyone.each(symbols))
+        return max(int(pairs.evaluated(p, amount)[0].max()) for p in pairs.each(symbols))
     free = {pairs.wrap, *pairs.giver.values()}
     fixed = {k: int(high[k, 0]) for k, s in enumerate(symbols) if s not in free}
     for at in itertools.product(*({0, 1, (n + 1) // 2, n} for n in fixed.values())):
         one = low.copy(), high.copy()
         for side in one:
             side[list(fixed), 0] = at
-        found.append(sum(int(everyone.evaluated(p, amount)[0].sum())
-                         for p in everyone.each(symbols, one)))  # fmt: skip
+        found.append(sum(int(pairs.evaluated(p, amount)[0].sum())
+                         for p in pairs.each(symbols, one)))  # fmt: skip
     return max(found)

@@ -7,18 +7,15 @@ Always holds: expressions are checked before they are evaluated; nothing of the 
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from codegen.errors import ImageError
 from codegen.image import manifest as reader
-from codegen.verify.table import Mismatch, Table
+from codegen.verify.table import Table
 from spmd.files.npy import SIZES
 from spmd.launch import sizes
 
 Values = dict[str, int]
-
-AT_ONCE = 64  # ranks up to which all pairs are compared, of all meshes together
 
 
 class Ledger:
@@ -58,28 +55,6 @@ class Ledger:
     def common(self, mesh: tuple[int, ...], scalars: dict[str, Any]) -> Values:
         """What the expressions of all ranks may name."""
         return {**scalars, **sizes.mesh_symbols(self.manifest, mesh)}
-
-    def check(
-        self, meshes: list[tuple[int, ...]], scalars: dict[str, Any], at_once: int = AT_ONCE
-    ) -> tuple[int, dict[int, str]]:
-        """Every exchange matches on these meshes. at_once: ranks of those checked together.
-
-        Comes out: how many transfers were compared, and by exchange of what only a sample was.
-        """
-        from codegen.verify import many, small  # NumPy, which showing an image does without
-
-        groups = [[self.common(m, scalars) for m in meshes if math.prod(m) <= at_once]]
-        groups += [[self.common(m, scalars)] for m in meshes if math.prod(m) > at_once]
-        count, sampled = 0, dict[int, str]()
-        try:
-            for k, group in enumerate(groups):
-                if group:
-                    found = many.check(self.table, group[0]) if k else small.check(
-                        self.table, group)  # fmt: skip
-                    count, sampled = count + found.transfers, sampled | found.sampled
-        except Mismatch as wrong:
-            raise self.wrong(wrong.what, wrong.expected, wrong.found) from None
-        return count, sampled
 
     # ---- arrays ------------------------------------------------------------------------------
 

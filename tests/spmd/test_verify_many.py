@@ -16,6 +16,7 @@ from codegen.verify import many as verify_many
 from codegen.verify import search as verify_search
 from codegen.verify.terms import Terms
 from spmd.ledger import Ledger
+from spmd.verify.images import compare
 from tests.conftest import EXAMPLES
 from tests.spmd import rank_by_rank
 from tests.spmd.plans import HALO, STENCIL, edited
@@ -71,7 +72,7 @@ def ledger_of(path: Any, change: Any = None) -> Ledger:
 
 def many(ledger: Ledger, mesh: tuple[int, ...], scalars: Any = None) -> tuple[int, dict[int, str]]:
     """As large meshes are checked, however small this one is."""
-    return ledger.check([mesh], scalars or {}, at_once=0)
+    return compare(ledger, [mesh], scalars or {}, at_once=0)
 
 
 def scalars(ledger: Ledger) -> dict[str, Any]:
@@ -260,7 +261,7 @@ def test_work_without_end_is_refused(built, change, mesh):
     with pytest.raises(ImageError):
         many(ledger, mesh)
     with pytest.raises(ImageError):
-        ledger.check([mesh[:1] if mesh[0] < 64 else (60,)], {})
+        compare(ledger, [mesh[:1] if mesh[0] < 64 else (60,)], {})
 
 
 def test_a_command_that_finds_it(built, spmd_command, tmp_path):
@@ -312,7 +313,7 @@ def test_the_same_verdict_as_rank_by_rank(built, monkeypatch, program):
         for name in ("FEW", "RANGES", "POINTS"):
             monkeypatch.setattr(verify_search, name, rng.choice([2, 5, 40]))
         seen.append(rank_by_rank.transfers(ledger, mesh, {}))
-        assert verdict(lambda: ledger.check([mesh], {})) == seen[-1], (mesh, ledger.table.rows)
+        assert verdict(lambda: compare(ledger, [mesh], {})) == seen[-1], (mesh, ledger.table.rows)
         assert verdict(lambda: many(ledger, mesh)) == seen[-1], (mesh, ledger.table.rows)
     assert 5 < seen.count(None) < 23
 

@@ -11,13 +11,10 @@ import contextlib
 import hashlib
 import os
 import time
+from collections.abc import Iterator
 
 from spmd.files.whole import ENDING, whole
 from spmd.launch import limits
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 CHOSEN = "SPMD_CACHE"
 MOST_BYTES = 256 << 20

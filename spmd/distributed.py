@@ -6,6 +6,8 @@ In: a job that has run. Out: this process's part, or the whole array in one proc
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from codegen import dtypes
@@ -15,10 +17,6 @@ from spmd.arrays import SMALL, numpy_dtype
 from spmd.launch.job import Global, Job
 from spmd.mistakes import plainly
 from spmd.tables import pre
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 
 class Local:

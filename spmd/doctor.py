@@ -7,6 +7,7 @@ Always holds: nothing is changed, but by --calibrate; every program that is trie
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import resource
@@ -25,12 +26,7 @@ from spmd import doctor_mpi
 from spmd.doctor_check import MISSING, OK, OPEN_MPI_FOLDER, WARNING, Check, version_of
 from spmd.launch.launchers import launcher
 from spmd.launch.memory import available_memory, bytes_text, memory_limit
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import argparse
-
-    from spmd.launch.processes import Processes
+from spmd.launch.processes import Processes
 
 SMALL = 1 << 30  # bytes of memory below which a warning is due
 

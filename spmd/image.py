@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from codegen.checks import checks_of
 from codegen.errors import LayoutWarning, UsageError
@@ -27,11 +29,6 @@ from spmd.progress import shown
 from spmd.takes import call, takes, takes_more
 from spmd.verify import images as verify
 from spmd.verify.formulas import layout_text
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-    from typing import Any
 
 
 @plainly

@@ -11,8 +11,10 @@ import os
 import weakref
 from _thread import allocate_lock, get_ident
 from collections import namedtuple
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -28,19 +30,12 @@ from spmd.launch import launchers, presence
 from spmd.launch.attendance import Group
 from spmd.launch.course import Launch
 from spmd.launch.ending import LEFT, end_all, end_all_on_error
-from spmd.launch.job import Global
+from spmd.launch.job import Global, Job
+from spmd.launch.loader import Checked
 from spmd.launch.options import OPTIONS, TIME_LIMIT, Options
 from spmd.launch.processes import Elsewhere, Processes
 from spmd.mistakes import plainly
 from spmd.texts import MOST_SECONDS
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from typing import Any
-
-    from spmd.launch.job import Job
-    from spmd.launch.loader import Checked
 
 
 class Opened:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
@@ -16,11 +18,6 @@ from spmd.arrays import numpy_dtype
 from spmd.engine import ffi
 from spmd.files.npy import contiguous_strides
 from spmd.launch.job import EVERY_RANK, Job
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from typing import Any
 
 MOST_GATHERED = 1 << 30  # bytes of one process that are gathered: MPI counts them in an int
 

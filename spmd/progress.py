@@ -12,15 +12,12 @@ import html
 import sys
 import threading
 import time
+from collections.abc import Callable
+from typing import Any, TextIO
 
 from codegen import progress
 from codegen.progress import at as at
 from spmd.launch.launchers import launcher
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any, TextIO
 
 AFTER_S = 2.0  # what is done sooner says nothing
 AGAIN_S = 0.2

@@ -7,6 +7,7 @@ what an image says of itself is printed without terminal escapes.
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -17,13 +18,8 @@ from codegen.image.elf import printable
 from codegen.image.manifest import evaluate
 from spmd import layouts, report
 from spmd.launch import loader, memory, sizes
+from spmd.launch.processes import Processes
 from spmd.verify.formulas import infix, layout_text
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import argparse
-
-    from spmd.launch.processes import Processes
 
 RANKS = (1, 10, 100, 1_000, 10_000, 100_000, 1_000_000)
 

@@ -6,12 +6,14 @@ Always holds: a mistake in the user's file is shown with its line, never as a tr
 
 from __future__ import annotations
 
+import argparse
 import builtins
 import os
 import sys
 import time
 from difflib import get_close_matches
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 
@@ -36,16 +38,10 @@ from spmd.cache import Cache
 from spmd.files.inputs import open_inputs
 from spmd.files.outputs import check_apart, open_outputs, program_file
 from spmd.files.whole import refuse_replacing, write_whole
+from spmd.launch.loader import Checked
+from spmd.launch.processes import Processes
 from spmd.layouts import pointed_out
 from spmd.progress import shown
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import argparse
-    from typing import Any
-
-    from spmd.launch.loader import Checked
-    from spmd.launch.processes import Processes
 
 # What only hands calls of the user on to Python and NumPy: what they raise is the user's mistake.
 HANDING_ON = tuple(

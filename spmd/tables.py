@@ -9,13 +9,10 @@ from __future__ import annotations
 import html
 from collections.abc import Iterator, Sequence
 from importlib import import_module
+from typing import Any
 
 from codegen.errors import EnvironmentFault
 from spmd.mistakes import cells
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 
 class Table(Sequence[dict]):

@@ -10,19 +10,15 @@ from __future__ import annotations
 import json
 import os
 from array import array
+from collections.abc import Iterator
+from typing import Any
 
 from codegen.errors import OutputError
 from spmd.engine import ffi, lib
 from spmd.files.whole import whole
+from spmd.launch.job import Job
 from spmd.launch.memory import bytes_text
 from spmd.launch.sizes import ranks_text
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import Any
-
-    from spmd.launch.job import Job
 
 EVENT, TOTAL = (ffi.sizeof(name) // 8 for name in ("spmd_event", "spmd_total"))  # numbers in each
 NS = 1e9

@@ -10,22 +10,19 @@ from __future__ import annotations
 import statistics
 import sys
 from array import array
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from codegen.errors import EnvironmentFault
 from spmd import timeline
 from spmd.engine import ffi, lib
 from spmd.launch import loader
 from spmd.launch.course import Launch
+from spmd.launch.job import Job
+from spmd.launch.limits import Limits
 from spmd.launch.memory import available_memory
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from spmd.launch.job import Job
-    from spmd.launch.limits import Limits
-    from spmd.launch.options import Options
-    from spmd.launch.processes import Processes
+from spmd.launch.options import Options
+from spmd.launch.processes import Processes
 
 # Collectives whose arrays have a piece for every rank; sizes are those of a piece.
 PIECES = ("all-gather", "all-to-all", "gather", "scatter")

@@ -6,8 +6,9 @@ Always holds: every process must come; what cannot be measured or drawn is refus
 
 from __future__ import annotations
 
+import argparse
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from codegen.errors import EnvironmentFault, UsageError
 from spmd.bench import plot
@@ -15,11 +16,7 @@ from spmd.bench.collectives import COLLECTIVES, MEMORY_SHARE, Bench, Peer
 from spmd.bench.floor import MACHINE, TITLES, Floor, FloorBench
 from spmd.launch.memory import bytes_text
 from spmd.launch.options import chosen
-
-if TYPE_CHECKING:
-    import argparse
-
-    from spmd.launch.processes import Processes
+from spmd.launch.processes import Processes
 
 RIVALS = {"mpi": Peer, "floor": Floor}  # what can run in turn with ours: --vs
 FLOOR_TAKES = ("--sizes", "--step", "--rounds", "--ranks", "--json", "--plot")

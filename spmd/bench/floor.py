@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import statistics
 from array import array
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from codegen.errors import EnvironmentFault
 from spmd.bench.collectives import COLLECTIVES, Bench, summary, turns_of
 from spmd.engine import ffi, lib
 from spmd.launch.hosts import Hosts, agree, hosted, mine
 from spmd.launch.job import arena_address
-
-if TYPE_CHECKING:
-    from spmd.launch.options import Options
-    from spmd.launch.processes import Processes
+from spmd.launch.options import Options
+from spmd.launch.processes import Processes
 
 # Methods: enum spmd_floor_method; moves: enum spmd_floor_move, of which the first goes unsaid.
 METHODS, MOVES = ("eager", "pull", "push"), ("", " memcpy", " stream")

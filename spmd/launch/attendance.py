@@ -13,14 +13,10 @@ import sys
 from _thread import get_ident, start_new_thread
 from time import monotonic, sleep
 
-from codegen.errors import EXIT_PEER, PeerError
-from spmd import report
+from codegen.errors import PeerError
 from spmd.launch import launchers, mates, presence
 from spmd.launch.patience import END_LIMITS, SHARE, TURN_S
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from spmd.launch.processes import Processes
+from spmd.launch.processes import Processes, say
 
 LEAVING, LATE = 0.25, 0.5  # parts of the limit: who is leaving is named, who is late warned of
 WARN_LIMITS = 10  # between two warnings
@@ -196,7 +192,7 @@ class Meeting:
         if self._computes(k):
             return  # the watch of the job speaks of it
         others = f", nor have ranks {', '.join(map(str, missing[1:5]))}" if missing[1:] else ""
-        _say(f"spmd: warning: {self._name(k)} has not come to a call that every rank makes"
+        say(f"spmd: warning: {self._name(k)} has not come to a call that every rank makes"
              f"{others}; waiting for {now - self.since:.1f} s; it {self._doing(k)}")  # fmt: skip
 
     def _end(self, k: int, thread: int) -> None:
@@ -213,13 +209,4 @@ class Meeting:
             remedy="the same calls on every rank of comm; "
             "comm.Split makes a communicator of some of them",
         )
-        _say(report.error_text(error))
-        self.group.processes.abort(EXIT_PEER)
-        os._exit(EXIT_PEER)
-
-
-def _say(text: str) -> None:
-    try:
-        print(text, file=sys.stderr, flush=True)
-    except (OSError, ValueError):
-        pass
+        self.group.processes.lose(error)

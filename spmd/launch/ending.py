@@ -8,14 +8,11 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from typing import Any, NoReturn
 
 from codegen.errors import SpmdError
 from spmd.launch.launchers import library
 from spmd.launch.processes import Elsewhere, Processes, end_with_the_job
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, NoReturn
 
 _hooked = False
 LEFT = "_spmd_left"  # the attribute of an exception that has left an open job

@@ -14,6 +14,7 @@ from struct import error
 from codegen.places import is_user_file
 from spmd.engine import lib
 from spmd.launch.launchers import variables
+from spmd.launch.patience import ENDED, STOPPED, state_of
 from spmd.launch.presence import ANSWERS, ELSEWHERE, NAME, WORDS
 
 TYPE_CHECKING = False
@@ -37,22 +38,18 @@ class Mate:
 
     def look(self) -> None:
         """Reads again what it shows, and whether it runs."""
-        try:
-            with open(f"/proc/{self.pid}/stat", "rb") as file:
-                self.state = file.read().rpartition(b")")[2].split()[0].decode()
-        except (OSError, IndexError):
-            self.state = "X"
+        self.state = state_of(self.pid)
         if self.fd and not self.has_ended:
             _, self.what, self.group, self.meeting, can_say = _words(self.fd)
             self.can_say = bool(can_say)
 
     @property
     def has_ended(self) -> bool:
-        return self.state in ("X", "Z")
+        return self.state in ENDED
 
     @property
     def is_stopped(self) -> bool:
-        return self.state in ("T", "t")
+        return self.state in STOPPED
 
     def where(self) -> tuple[bool, str, int]:
         """Whether its main thread is inside MPI, and the user's line that it is at, "" unknown."""

@@ -8,7 +8,6 @@ Always holds: nobody waits for ever in MPI, which cannot be interrupted, for one
 from __future__ import annotations
 
 import os
-import sys
 from _thread import start_new_thread
 from time import monotonic, sleep
 
@@ -28,6 +27,19 @@ SHARE = 0.8  # of the limit: reported before it is over
 # Limits that processes may take to come: a thousand of them read Python from one disk.
 WARN_LIMITS, END_LIMITS = 6, 60
 LATER_S, LATEST_S = 5, 30  # than the process before: of those who come, the first one says it
+
+
+# Of a process, as the system says it.
+ENDED, STOPPED = ("X", "Z"), ("T", "t")
+
+
+def state_of(pid: int) -> str:
+    """One letter; "X" where there is no such process any more."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0].decode()
+    except (OSError, IndexError):
+        return "X"
 
 
 class Start:
@@ -130,14 +142,10 @@ class Patience:
 
     def _absent(self, pid: int) -> str:
         """Why this process will not come; "" while it may."""
-        try:
-            with open(f"/proc/{pid}/stat", "rb") as file:
-                state = file.read().rpartition(b")")[2].split()[0]
-        except (OSError, IndexError):
+        state = state_of(pid)
+        if state in ENDED:
             return "" if self.may_leave else "has ended"
-        if state in (b"Z", b"X"):
-            return "" if self.may_leave else "has ended"
-        return "is stopped" if state in (b"T", b"t") else ""
+        return "is stopped" if state in STOPPED else ""
 
     def _end(self, number: int) -> None:
         pid = self.mates[number]
@@ -148,9 +156,4 @@ class Patience:
             found=f"process {pid} {self._absent(pid) or 'was stopped'}",
             remedy="look why; a longer --time-limit, or 0 for none",
         )
-        try:
-            print(report.error_text(error), file=sys.stderr, flush=True)
-        except (OSError, ValueError):
-            pass
-        self.processes.abort(EXIT_PEER)
-        os._exit(EXIT_PEER)
+        self.processes.lose(error)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, NoReturn, TextIO
 
+    from codegen.errors import PeerError
     from spmd.launch.patience import Patience
 
 FIONREAD = 0x541B  # of Linux: how many bytes nobody has read yet
@@ -143,12 +144,27 @@ class Processes:
             self.comm.Abort(code)
 
 
+    def lose(self, error: PeerError, then: Callable[[], object] = bool) -> NoReturn:
+        """Says which process is lost, and ends all: there is nothing that MPI could go on with."""
+        say(report.error_text(error))
+        then()
+        self.abort(error.exit_code)
+        os._exit(error.exit_code)
+
     def finish(self) -> None:
         """The last meeting. MPI_Finalize would hold up whoever looks for those who do not come."""
         if self.patience:
             self.patience.may_leave = True
             self.comm.Barrier()
             self.patience.end()
+
+
+def say(text: str) -> None:
+    """On standard error, whether anybody reads it or not."""
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except (OSError, ValueError):
+        pass
 
 
 def _until_read(*streams: TextIO) -> None:

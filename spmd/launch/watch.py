@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import atexit
 import os
-import sys
 from _thread import allocate_lock, start_new_thread
 
-from codegen.errors import EXIT_PEER, PeerError
-from spmd import report
+from codegen.errors import PeerError
 from spmd.engine import ffi, lib
+from spmd.launch.processes import say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,22 +47,13 @@ class Watch:
             while (kind := lib.spmd_job_heed(self.job._job, limit, notice)) != lib.SPMD_NOTICE_END:
                 if kind == lib.SPMD_NOTICE_LOST:
                     self._end_job(notice)
-                self._say(f"spmd: warning: {self._warning(notice)}")
+                say(f"spmd: warning: {self._warning(notice)}")
         finally:
             self.done.release()
 
-    def _say(self, text: str) -> None:
-        try:
-            print(text, file=sys.stderr, flush=True)
-        except (OSError, ValueError):
-            pass  # nobody reads it; the signs of life go on
-
     def _end_job(self, notice: Any) -> None:
-        """Says who was lost, and ends all processes: there is nothing that MPI could go on with."""
-        self._say(report.error_text(self._lost(notice)))
-        lib.spmd_job_heed_last(self.job._job)
-        self.job.processes.abort(EXIT_PEER)
-        os._exit(EXIT_PEER)
+        job = self.job
+        job.processes.lose(self._lost(notice), lambda: lib.spmd_job_heed_last(job._job))
 
     def _who(self, notice: Any) -> str:
         last = notice.rank + notice.ranks - 1

@@ -6,9 +6,7 @@ Always holds: the text of an expression means the same in Python.
 
 from __future__ import annotations
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from typing import Any
 
 # How tightly each operation binds, and how it is written.
 _INFIX = {"+": (1, "+"), "*": (2, "*"), "/": (2, "/"), "floordiv": (2, "//"), "mod": (2, "%")}

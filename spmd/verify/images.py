@@ -7,6 +7,7 @@ child process, which cannot hurt this one.
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import sys
@@ -20,14 +21,9 @@ from codegen.verify.table import Mismatch
 from spmd.arguments import check_scalars, patched_in, read, scalars_of
 from spmd.launch import loader, sizes
 from spmd.launch.memory import bytes_text
+from spmd.launch.processes import Processes
 from spmd.ledger import Ledger
 from spmd.progress import shown
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    import argparse
-
-    from spmd.launch.processes import Processes
 
 RANKS = range(1, 65)
 AT_ONCE = 64  # ranks up to which all pairs are compared, of all meshes together

@@ -11,8 +11,8 @@ from typing import NoReturn
 
 from codegen.errors import InternalError, MatchingError
 from codegen.ir import Condition, Module, Op, Route, Shape
-from codegen.mesh import block_extent
 from codegen.ops import Exchange
+from codegen.ops.group import Bounds, Span, each
 from codegen.printer import axes_text, exchange_text, user_text
 from codegen.symbolic import expr, prove
 from codegen.symbolic.expr import Expr, Sym, const
@@ -68,7 +68,7 @@ class Claims:
         raise InternalError(
             f"the compiler broke a rule of its own: {rule}",
             place=self.op.place,
-            found=f"op {self.op.what.name}: {found}",
+            found=f"op {self.op.what.called}: {found}",
             remedy="report this program: it is a defect of spmd",
         )
 
@@ -88,19 +88,17 @@ class Claims:
         """What an Expr is on the member at a position."""
         return e.subst(self.mesh.at(self.axes, position))
 
-    def block(self, extent: Expr) -> Expr:
-        """The extent of this rank's balanced block."""
-        return block_extent(extent, self.mesh.size(self.axes), self.position())
-
     def among(self) -> Facts:
         """Facts that hold for all members, whatever their positions."""
         own = {self.mesh.axis(a).coord_sym for a in self.axes}
         return tuple(f for f in self.facts if not f.symbols() & own)
 
-    def independent(self, shape: Iterable[Expr]) -> None:
-        """Raises MatchingError where an extent differs between the members."""
+    def independent(self, shape: Shape, dims: Iterable[int] | None = None) -> None:
+        """Raises MatchingError where an extent differs between the members, of these dims or of
+        all."""
         member = Sym("p", "var", const(0), self.mesh.size(self.axes) - 1)
-        for d, extent in enumerate(shape):
+        for d in range(len(shape)) if dims is None else dims:
+            extent = shape[d]
             there = self.at(extent, expr.symbol(member))
             at = first_failure(("equal", extent - there), self.facts, ())
             if at is not None:
@@ -170,34 +168,38 @@ class Claims:
             )
         return root
 
-    def joined(self, extent: Expr, total: Expr, var: Sym, offset: Expr, own: bool = False) -> Expr:
-        """The extent `total` of all members' parts; checks it and `offset`. own: all have mine."""
+    def tiles(self, part: Span, total: Expr) -> None:
+        """That what members have, or want, of a dim of this extent is one part after the other."""
         n = self.mesh.size(self.axes)
-        p = Sym(var.name, "var", const(0), n - 1)
+        p = Sym("p", "var", const(0), n - 1)
         at = expr.symbol(p)
-        stated = offset.subst({var: at})
-        part = extent if own else self.at(extent, at)
-        sums = prove.prefix_sum(part, p, at), prove.prefix_sum(part, p, n)
-        if sums == (stated, total):
-            return total
-        what = "`offset` is where a member's piece begins, and the result ends with the last"
+        low, high = (self.at(e, at) for e in part)
+        each = high - low
+        if (prove.prefix_sum(each, p, at), prove.prefix_sum(each, p, n)) == (low, total):
+            return
+        what = "the parts of the members make up a dim, one after the other"
 
         def found() -> str:
-            return f"offset {stated}, extent {total} of pieces of {part}"
+            return f"parts from {low} to {high} of an extent of {total}"
 
-        after = stated.subst({p: at + 1})
         inner = (*self.among(), expr.lt(at, n - 1))
-        self.same(stated.subst({p: const(0)}), const(0), what)
-        self.hold([("equal", after - stated - part)], what, found, facts=inner)
-        self.hold([("equal", (stated + part).subst({p: n - 1}) - total)], what, found)
-        return total
+        self.same(low.subst({p: const(0)}), const(0), what)
+        self.hold([("equal", low.subst({p: at + 1}) - high)], what, found, facts=inner)
+        self.hold([("equal", high.subst({p: n - 1}) - total)], what, found)
+
+    def spans(self, bounds: Bounds, shape: Shape) -> None:
+        """That an array has the elements that are stated, where some are."""
+        what = "members hold and get the elements that are stated"
+        for span, extent in zip(each(bounds, len(shape)), shape, strict=True):
+            if span is not None:
+                self.same(extent, span[1] - span[0], what)
 
     # ---- extents and boxes -----------------------------------------------------------------------
 
     def shapes(self, expected: Shape, received: Expr | None = None) -> None:
         """That the result has the extents of what is received, where something is."""
         found = self.op.result.type.shape
-        what = f"the result of {self.op.what.name} has the extents of what is received"
+        what = f"the result of {self.op.what.called} has the extents of what is received"
         if len(found) != len(expected):
             self.broken(what, f"{len(found)} dims for {len(expected)}")
         if received is not None and not received.is_const:

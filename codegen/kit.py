@@ -31,7 +31,7 @@ class Builder:
 
     def emit(self, what: Kind, operands: Sequence[Value] = ()) -> Value:
         """The result of a new op that has one."""
-        result = Value(self.name or what.name, self.typed(what, operands))
+        result = Value(self.name or what.called, self.typed(what, operands))
         return self.add(what, operands, (result,)).result
 
     def add(

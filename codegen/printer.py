@@ -13,7 +13,7 @@ from codegen.errors import Place
 from codegen.ir import ArrayType, Module, Op, Region, Value, layout_text, walk
 from codegen.mesh import Mesh
 from codegen.naming import Naming
-from codegen.ops import AllReduce, Exchange, Scan
+from codegen.ops import Exchange, Fold
 from codegen.symbolic.expr import Expr
 from codegen.symbolic.spelling import text
 
@@ -56,11 +56,10 @@ def exchange_text(op: Op) -> str:
     """An exchange as its user knows it: psum over "x"."""
     what = op.what
     assert isinstance(what, Exchange)
-    name = _CALLS.get(what.name, what.name)
-    if isinstance(what, AllReduce):
-        name = _REDUCTIONS[what.fn]
-    elif isinstance(what, Scan):
-        name = "pexscan" if what.exclusive else "pscan"
+    name = _CALLS.get(what.called, what.called)
+    if isinstance(what, Fold):
+        combined = {"all_reduce": _REDUCTIONS[what.fn], "scan": "pscan"}
+        name = "pexscan" if what.flow == "before" else combined.get(what.called, name)
     return f"{name} over {axes_text(what.axes)}"
 
 
@@ -104,7 +103,7 @@ def _op_text(op: Op, name: _Names) -> str:
     says = ", ".join(f"{k}={attr_text(v, name.expr)}" for k, v in fields.items())
     operands = ", ".join(name(v) for v in op.operands)
     inside = "; ".join(part for part in (operands, says) if part)
-    call = f"{op.what.name}{fn}({inside})"
+    call = f"{op.what.called}{fn}({inside})"
     return f"{results} = {call}" if results else call
 
 

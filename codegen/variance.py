@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from codegen.errors import Place
 from codegen.ir import DefUse, Op, Region, Value, walk
 from codegen.mesh import Layout, Mesh
-from codegen.ops import AllToAll, Branch, Exchange, Let, Loop, Permute, Redistribute
+from codegen.ops import Branch, Exchange, Let, Loop
 from codegen.symbolic.expr import Expr
 
 Axes = frozenset[str]
@@ -71,10 +71,9 @@ class Variance:
 
     def exchanged(self, what: Exchange, given: Axes) -> Axes:
         """Of the result of an exchange, whose operand varies over the axes `given`."""
-        if isinstance(what, Redistribute):
-            return (given - set(what.axes)) | self.exprs(e for box in what.want for e in box)
-        axes = given | self.exprs(what.exprs())
-        return axes - set(what.axes) if what.same else axes | (set(what.axes) - self.alone)
+        axes = (given | self.exprs(what.exprs())) - set(what.axes)
+        by = what.differs()
+        return axes | (frozenset(what.axes) - self.alone if by is None else self.exprs(by))
 
     def branch(self, op: Op, what: Branch) -> None:
         on = self.on(op, what)
@@ -121,11 +120,9 @@ class Received(Variance):
 
     def exchanged(self, what: Exchange, given: Axes) -> Axes:
         axes = given | self.exprs(what.exprs())
-        if what.same:
+        if what.differs() == []:
             return axes - set(what.axes)
-        # pieces and prefixes differ between members by what they are
-        sent = isinstance(what, Permute | Redistribute | AllToAll)
-        return axes | set(what.axes) if sent else axes
+        return axes | set(what.axes) if what.moves else axes
 
 
 class InBody:

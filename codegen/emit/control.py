@@ -41,22 +41,6 @@ from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, Sym
 from codegen.symbolic.spelling import Binds, Text, within
 
-_KINDS = {
-    "permute": "SPMD_PERMUTE",
-    "barrier": "SPMD_BARRIER",
-    "all_reduce": "SPMD_REDUCE",
-    "reduce_scatter": "SPMD_REDUCE_SCATTER",
-    "all_gather": "SPMD_PULL",
-    "all_to_all": "SPMD_PULL",
-    "redistribute": "SPMD_PULL",
-    "halo": "SPMD_PULL",
-    "broadcast_from": "SPMD_PULL",
-    "gather_to": "SPMD_PULL",
-    "scatter_from": "SPMD_PULL",
-    "reduce_to": "SPMD_REDUCE",
-    "scan": "SPMD_REDUCE",
-}
-
 
 class ControlWriter:
     """Spells the control program of one Plan."""
@@ -393,11 +377,11 @@ class ControlWriter:
         out: list[str] = []
         lines = [
             f"x->site = {x.site};",
-            f"x->kind = {_KINDS[x.kind]};",
+            f"x->kind = {_kind(x)};",
             f"x->size = {x.dtype.size if x.dtype else 0};",
             *self.members(x),
         ]
-        if x.kind == "permute":
+        if x.dest is not None:
             lines += self.peers(x)
         lines += self.flow(x)
         if x.pull_from is not None and x.pull_into is not None and x.send is not None:
@@ -515,6 +499,15 @@ class ControlWriter:
         name = f"{x.fn}_{x.dtype.name}"
         self.fold_names[(x.fn, x.dtype)] = name
         return f"fold_{name}[r->engine->vectors]"
+
+
+def _kind(x: Exchange) -> str:
+    """What the engine calls it."""
+    if not x.boxes:
+        return "SPMD_BARRIER"
+    if x.fn:
+        return "SPMD_REDUCE_SCATTER" if x.pieces else "SPMD_REDUCE"
+    return "SPMD_PULL" if x.dest is None else "SPMD_PERMUTE"
 
 
 _WRITE: dict[type, Callable[[ControlWriter, Any], None]] = {

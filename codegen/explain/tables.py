@@ -21,7 +21,6 @@ from codegen.layouts import propagation
 from codegen.layouts.cuts import Window, home, layout_of
 from codegen.layouts.demands import demands_of
 from codegen.ops import (
-    Barrier,
     Branch,
     DynamicUpdate,
     Exchange,
@@ -47,7 +46,7 @@ def tables(levels: Levels) -> dict[str, Any]:
     """{"arrays": …, "traffic": …}, in the order of the program."""
     found = Explained(levels.graph, levels.program)
     sites = [x.site for x in walk_steps(levels.plan.steps)
-             if isinstance(x, plan.Exchange) and x.kind != "barrier"]  # fmt: skip
+             if isinstance(x, plan.Exchange) and x.boxes]  # fmt: skip
     rows = [
         {"site": site, **found.exchange_row(x)}
         for site, x in zip(sites, found.exchanges, strict=True)
@@ -294,7 +293,7 @@ _WRITES = (Update, DynamicUpdate, Scatter)
 
 def _exchanges(region: Region, around: tuple[Op, ...]) -> Iterator[Found]:
     for op in region.ops:
-        if isinstance(op.what, Exchange) and not isinstance(op.what, Barrier):
+        if isinstance(op.what, Exchange) and op.results:
             yield Found(op, around)
         for inner in op.regions:
             yield from _exchanges(inner, (*around, op))

@@ -11,29 +11,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from codegen.errors import ProgramError
-from codegen.ir import ArrayType, Op, Shape
+from codegen.ir import Op
 from codegen.layouts.cuts import Cut
 from codegen.mesh import Mesh
 from codegen.naming import Naming
-from codegen.ops import (
-    AllGather,
-    AllToAll,
-    BroadcastFrom,
-    GatherTo,
-    Halo,
-    Permute,
-    Redistribute,
-    ReduceScatter,
-    ReduceTo,
-    Scan,
-    ScatterFrom,
-)
-from codegen.ops.exchanges import Fold
+from codegen.ops import Exchange
+from codegen.ops.group import Bounds, Span, each
 from codegen.symbolic import estimate, expr
 from codegen.symbolic.expr import Call, Expr
 
 _COMBINED = {"add": "partial sums", "mul": "partial products", "max": "maxima", "min": "minima"}
-_MOVES = {Permute: "permute", BroadcastFrom: "broadcast", ScatterFrom: "scatter"}
 
 
 @dataclass(frozen=True)
@@ -88,7 +75,7 @@ class Meter:
         limit = c.last - c.first
         return found if c.open or limit == c.extent else expr.minimum(found, limit)
 
-    def volume(self, shape: Shape) -> Expr:
+    def volume(self, shape: Sequence[Expr]) -> Expr:
         try:
             return expr.product(map(self.most, shape))
         except ProgramError:  # no extent alone is bounded
@@ -100,56 +87,66 @@ class Meter:
 
     def of(self, op: Op) -> Traffic:
         """Of an exchange that has a result."""
-        what, (x,) = op.what, op.operands
-        size, given, shape = x.type.dtype.size, x.type.shape, op.result.type.shape
-        if isinstance(what, Redistribute | Halo):
-            return self.redistribute(what, op.result.type)
-        result = self.volume(shape) * size
-        if isinstance(what, AllGather | GatherTo):
-            d = what.dim
-            words = "all-gather" if isinstance(what, AllGather) else "gather"
-            others = self.most(shape[d]) - self.least(given[d])
-            rest = self.volume((*given[:d], *given[d + 1 :]))
-            return Traffic(words, f"{words} along dim {d}", others * rest * size, result, (d,))
-        if isinstance(what, AllToAll):
-            d = what.concat
-            others = self.most(shape[d]) - self.least(given[d])
-            rest = self.volume((*shape[:d], *shape[d + 1 :]))
-            words = f"all-to-all: dim {what.split} is split instead of dim {d}"
-            return Traffic("all-to-all", words, others * rest * size, result)
-        if isinstance(what, Fold):
-            words, into = _fold(what)
-            combined = _COMBINED.get(what.fn, f"'{what.fn}'")
-            return Traffic(words, f"{words} of {combined}{into}", self.volume(given) * size, result)
-        words = _MOVES[type(what)]
+        assert isinstance(op.what, Exchange)
+        return op.what.traffic(op, self)
+
+    def result(self, op: Op) -> Expr:
+        made = op.result.type
+        return self.volume(made.shape) * made.dtype.size
+
+    def whole(self, words: str, op: Op) -> Traffic:
+        """All that a rank has afterwards comes from others."""
+        result = self.result(op)
         return Traffic(words, words, result, result)
 
-    def redistribute(self, what: Redistribute | Halo, made: ArrayType) -> Traffic:
+    def folded(self, op: Op, words: str, fn: str, cut: Sequence[int]) -> Traffic:
+        """cut: dims of which a rank keeps a part."""
+        combined = _COMBINED.get(fn, f"'{fn}'")
+        into = f" into blocks of {_dims(cut)}" if cut else ""
+        given = op.operands[0].type
+        bytes_ = self.volume(given.shape) * given.dtype.size
+        return Traffic(words, f"{words} of {combined}{into}", bytes_, self.result(op))
+
+    def moved(self, op: Op, have: Bounds, want: Bounds, flow: str) -> Traffic:
         """Per dim: what it becomes, its new extent, and how much of that a rank has already."""
-        size = made.dtype.size
-        found = [
-            self.dim(d, h, w, made.ndim)
-            for d, (h, w) in enumerate(zip(what.have, what.want, strict=True))
-        ]
-        kinds = list(dict.fromkeys(kind for kind, _, _, _ in found if kind))
+        ndim = op.result.type.ndim
+        dims = list(zip(each(have, ndim), each(want, ndim), strict=True))
+        split = [d for d, (given, part) in enumerate(dims) if given is None and part is not None]
+        if flow == "from_root":
+            return self.whole("scatter" if split else "broadcast", op)
+        shape, size = op.result.type.shape, op.result.type.dtype.size
+        word = "gather" if flow == "to_root" else "all-gather"
+        found, rest = {}, []
+        for d, (given, part) in enumerate(dims):
+            if given is None or given == part:
+                rest.append(shape[d])
+            elif part is None:
+                own = self.least(given[1] - given[0])
+                found[d] = word, f"{word} along {{}}", self.most(shape[d]), own
+            else:
+                found[d] = self.dim(d, given, part, ndim)
+        kinds = list(dict.fromkeys(kind for kind, _, _, _ in found.values()))
         same: dict[str, list[int]] = {}
-        for d, (_, text, _, _) in enumerate(found):
+        for d, (_, text, _, _) in found.items():
             same.setdefault(text, []).append(d)
-        texts = [text.format(_dims(dims)) for text, dims in same.items() if text]
-        result = expr.product(total for _, _, total, _ in found) * size
-        mine = expr.product(own for _, _, _, own in found) * size
-        gathered = tuple(d for d, f in enumerate(found)
-                         if f[0] in ("all-gather", "broadcast") and f[2] != 1)
-        return Traffic(kinds[0] if len(kinds) == 1 else "change of layout", " and ".join(texts),
-                       result - mine, result, gathered)  # fmt: skip
+        kind = kinds[0] if len(kinds) == 1 else "change of layout"
+        words = " and ".join(text.format(_dims(some)) for text, some in same.items())
+        others = self.volume(rest) * size
+        result = expr.product(total for _, _, total, _ in found.values()) * others
+        mine = expr.product(own for _, _, _, own in found.values()) * others
+        if split:
+            words = f"all-to-all: {_dims(split)} is split instead of {_dims([*found])}"
+            return Traffic("all-to-all", words, result - mine, result)
+        gathered = tuple(d for d, (of, _, total, _) in found.items()
+                         if of in ("all-gather", "gather", "broadcast") and total != 1)  # fmt: skip
+        return Traffic(kind, words, result - mine, result, gathered)
 
     def dim(
-        self, d: int, have: Sequence[Expr], want: Sequence[Expr], ndim: int
+        self, d: int, have: Span, want: Span, ndim: int
     ) -> tuple[str, str, Expr, Expr]:
+        """Of a dim of which a rank has one part and wants another one."""
         (low, high), (first, last) = have, want
         total = self.most(last - first)
-        if (low, high) == (first, last):
-            return "", "", total, total
         before, after = low - first, last - high
         if before.is_const and after.is_const:
             own = total - max(before.value, 0) - max(after.value, 0)
@@ -175,15 +172,6 @@ class Meter:
         if split:  # of what a rank has whole, it keeps a part
             return "change of layout", "{} split", total, total
         return "change of blocks", "change of blocks along {}", total, expr.const(0)
-
-
-def _fold(what: Fold) -> tuple[str, str]:
-    """What it is called, and where the results go."""
-    if isinstance(what, Scan):
-        return ("exclusive scan" if what.exclusive else "scan"), ""
-    if isinstance(what, ReduceScatter):
-        return "reduce-scatter", f" into blocks of dim {what.dim}"
-    return ("reduce" if isinstance(what, ReduceTo) else "all-reduce"), ""
 
 
 def unclipped(e: Expr) -> Expr:

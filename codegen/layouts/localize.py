@@ -12,23 +12,23 @@ from collections.abc import Callable, Iterable, Sequence
 
 from codegen import dtypes
 from codegen.dtypes import DType
-from codegen.ir import ArrayType, Op, Shape, Value
+from codegen.ir import Op, Shape, Value
 from codegen.kit import Builder
 from codegen.layouts import cuts
 from codegen.layouts.cuts import Cut, Window, home
 from codegen.mesh import LayoutEntry, Mesh
 from codegen.ops import (
-    AllReduce,
     Broadcast,
+    Fold,
     Full,
     Gather,
     Iota,
     Kernel,
     Map,
-    ReduceScatter,
     Slice,
     Update,
 )
+from codegen.ops.group import along
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 
@@ -173,9 +173,9 @@ class Localizer:
         """What all ranks have of a part of the result, combined; of that, the part wanted."""
         cut = [d for d, (c, h) in enumerate(zip(window, held)) if c != h]
         if len(cut) == 1 and window[cut[0]] == cuts.block(axes, op.result.type.shape[cut[0]]):
-            types = (ArrayType(value.type.dtype, self.shape(window)),)
-            return build.emit(ReduceScatter(axes, cut[0], fn, types), (value,))
-        value = build.emit(AllReduce(axes=axes, fn=fn), (value,))
+            part = along(len(window), {cut[0]: window[cut[0]].bounds(self.mesh)})
+            return build.emit(Fold(axes, fn, want=part), (value,))
+        value = build.emit(Fold(axes, fn), (value,))
         return self.part(value, held, window, build)
 
 

@@ -16,17 +16,8 @@ from codegen.kit import Builder
 from codegen.layouts import cuts
 from codegen.layouts.cuts import Window, home, layout_of
 from codegen.layouts.demands import demands_of
-from codegen.ops import (
-    AllGather,
-    AllToAll,
-    Exchange,
-    Kind,
-    Redistribute,
-    Reshape,
-    Slice,
-)
-from codegen.ops.group import Bounds, Near, Wraps
-from codegen.symbolic import expr
+from codegen.ops import Exchange, Kind, Move, Reshape, Slice
+from codegen.ops.group import Bounds, Near, Wraps, along
 from codegen.symbolic.expr import Expr, Sym
 
 
@@ -195,28 +186,26 @@ class Parts(Builder):
             c if d in moved or (_symbols(c, self.mesh) & coords) else h
             for d, (c, h) in enumerate(zip(window, have))
         ]
-        size = self.mesh.size(axes)
-        var = Sym("member", "var", expr.const(0), size - 1)
-        # members are in the mesh's order; the blocks of an entry ("y", "x") are not
-        in_turn = all(have[d] == cuts.block(axes, have[d].extent) for d in moved)
-        if len(moved) == 1 and not any(_symbols(c, self.mesh) & coords for c in now):
-            (d,) = moved
-            if in_turn and now[d] == cuts.whole(have[d].extent):
-                offset = mesh.block_offset(have[d].extent, size, expr.symbol(var))
-                gather = AllGather(axes, d, var, offset, self.stated(x, now))
-                return self.emit(gather, (x,)), now
-        changed = [d for d, (c, h) in enumerate(zip(now, have)) if c != h]
-        if len(moved) == 1 and len(changed) == 2:
-            (d,), (q,) = moved, [d for d in changed if d not in moved]
-            whole = in_turn and now[d] == cuts.whole(have[d].extent)
-            if whole and have[q] == cuts.whole(have[q].last) and now[q] == cuts.block(
-                axes, have[q].last
-            ):
-                offset = mesh.block_offset(have[d].extent, size, expr.symbol(var))
-                swap = AllToAll(axes, q, d, var, offset, self.stated(x, now))
-                return self.emit(swap, (x,)), now
-        boxes = self.boxes(axes, have, now)
-        return self.emit(Redistribute(**boxes, types=self.stated(x, now)), (x,)), now
+        if len(moved) == 1 and all(
+            self.in_parts(d in moved, h, c, axes) for d, (c, h) in enumerate(zip(now, have))
+        ):
+            split = {d: c.bounds(self.mesh) for d, (c, h) in enumerate(zip(now, have))
+                     if c != h and d not in moved}  # fmt: skip
+            joined = along(x.type.ndim, {d: have[d].bounds(self.mesh) for d in moved})
+            want = along(x.type.ndim, split) if split else ()
+            move = Move(axes, joined, want, self.stated(x, now))
+        else:
+            move = Move(**self.boxes(axes, have, now), types=self.stated(x, now))
+        return self.emit(move, (x,)), now
+
+    def in_parts(self, moves: bool, have: cuts.Cut, want: cuts.Cut, axes: tuple[str, ...]) -> bool:
+        """Whether members have all of a dim that others have or want one block after the other.
+        They are in the mesh's order; the blocks of an entry ("y", "x") are not."""
+        if moves:
+            return have == cuts.block(axes, have.extent) and want == cuts.whole(have.extent)
+        if have != want:
+            return have == cuts.whole(have.last) and want == cuts.block(axes, have.last)
+        return not _symbols(want, self.mesh) & {self.mesh.axis(a).coord_sym for a in axes}
 
     def boxes(
         self, axes: tuple[str, ...], have: Sequence[cuts.Cut], want: Sequence[cuts.Cut]

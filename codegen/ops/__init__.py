@@ -8,22 +8,7 @@ from __future__ import annotations
 from codegen.ops.control import Branch, Let, Loop, Nest, Relayout, ShardMap
 from codegen.ops.edges import Edge
 from codegen.ops.effects import POSITION, Expect, Print
-from codegen.ops.exchanges import (
-    AllGather,
-    AllReduce,
-    AllToAll,
-    Barrier,
-    BroadcastFrom,
-    Exchange,
-    GatherTo,
-    Halo,
-    Permute,
-    Redistribute,
-    ReduceScatter,
-    ReduceTo,
-    Scan,
-    ScatterFrom,
-)
+from codegen.ops.exchanges import Barrier, Exchange, Fold, Move, Permute
 from codegen.ops.kernels import Kernel
 from codegen.ops.kind import Kind
 from codegen.ops.lookups import DynamicSlice, DynamicUpdate, Gather, Scatter
@@ -34,12 +19,11 @@ from codegen.ops.sources import Const, Full, Iota, RunScalar, Symbolic
 from codegen.ops.views import Broadcast, Roll, Slice, Transpose, Update
 
 __all__ = [
-    "OPS", "POSITION", "AllGather", "AllReduce", "AllToAll", "ArgReduce", "ArgSort", "Barrier",
-    "Branch", "Broadcast", "BroadcastFrom", "Const", "Cumulative", "DynamicSlice", "DynamicUpdate",
-    "Edge", "Exchange", "Expect", "Full", "Gather", "GatherTo", "Halo", "Iota", "Kernel", "Kind",
-    "Let", "Loop", "Map", "MatMul", "Nest", "Permute", "Print", "Redistribute", "Reduce",
-    "ReduceScatter", "ReduceTo", "Relayout", "Reshape", "Roll", "RunScalar", "Scan", "Scatter",
-    "ScatterFrom", "ShardMap", "Slice", "Sort", "Symbolic", "Transpose", "Update",
+    "OPS", "POSITION", "ArgReduce", "ArgSort", "Barrier", "Branch", "Broadcast", "Const",
+    "Cumulative", "DynamicSlice", "DynamicUpdate", "Edge", "Exchange", "Expect", "Fold", "Full",
+    "Gather", "Iota", "Kernel", "Kind", "Let", "Loop", "Map", "MatMul", "Move", "Nest",
+    "Permute", "Print", "Reduce", "Relayout", "Reshape", "Roll", "RunScalar", "Scatter",
+    "ShardMap", "Slice", "Sort", "Symbolic", "Transpose", "Update",
 ]  # fmt: skip
 
 OPS: dict[str, type[Kind]] = {
@@ -47,8 +31,7 @@ OPS: dict[str, type[Kind]] = {
     for kind in (
         Const, Full, Iota, Symbolic, RunScalar, Map, Broadcast, Slice, Transpose, Reshape, Roll,
         Update, DynamicSlice, DynamicUpdate, Gather, Scatter, Reduce, Edge, ArgReduce, Cumulative,
-        MatMul, Sort, ArgSort, Kernel, Permute, AllReduce, AllGather, ReduceScatter, AllToAll,
-        Redistribute, Halo, BroadcastFrom, GatherTo, ScatterFrom, ReduceTo, Scan, Barrier, Print,
+        MatMul, Sort, ArgSort, Kernel, Permute, Move, Fold, Barrier, Print,
         Expect, Loop, Let, Branch, Nest, Relayout, ShardMap,
     )
 }  # fmt: skip

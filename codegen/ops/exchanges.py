@@ -1,40 +1,53 @@
-"""Ops by which ranks exchange: what each gives its members, and what they state of each other.
+"""Ops by which ranks exchange: four, each of which says what its members give and get.
 
-axes: mesh axes taken as one, row-major: the members. var: the symbol of a member's position along
-them. Expressions in `var` hold for every member; all others are in the view of the rank itself.
+axes: mesh axes taken as one, row-major: the members. An Expr is in the view of the rank itself,
+and holds for another member with that one's coordinates; `to` and the like are in `var`, the
+position of any member.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from codegen import dtypes
 from codegen.functions import neutral
 from codegen.ir import ArrayType, Op, Value
-from codegen.ops.group import Bounds, Group, Near, Wraps, common, poison, within
-from codegen.ops.kind import Array, Kind, Stated, Types, dropped, extents
+from codegen.ops.group import Bounds, Group, Near, Wraps, common, each, poison, within
+from codegen.ops.kind import Array, Kind, Types, extents
 from codegen.symbolic import expr
-from codegen.symbolic.expr import Expr, Sym
+from codegen.symbolic.expr import Expr, IntLike, Sym
 
 if TYPE_CHECKING:
     from codegen.claims import Claims
+    from codegen.explain.traffic import Meter, Traffic
     from codegen.passes.checks import Checks
+    from codegen.plan.exchanges import Sides
 
 Axes = tuple[str, ...]
 
 
 class Exchange(Kind):
-    """A kind whose operand members give to each other. same: all of them get the same."""
+    """A kind whose operand members give to each other. moves: a member may get what another one
+    has, so that they come to have the same though they computed different things."""
 
-    same: ClassVar[bool] = False
+    moves: ClassVar[bool] = False
     axes: Axes
 
     def agreed(self) -> dict[str, Expr]:
         """By name: the formulas that must be the same on all members."""
         return {}
+
+    def differs(self) -> list[Expr] | None:
+        """What decides which part of one whole a member gets: where it is the same on all, or
+        there is none, all get the same. None: what they get differs otherwise."""
+        return None
+
+    def unsent(self, me: Expr, result: ArrayType) -> tuple[Expr, Any]:
+        """Where (1) a member gets nothing although its result has elements, and what they are."""
+        return expr.const(0), 0
 
     def claims(self, op: Op, at: Claims) -> None:
         raise NotImplementedError(self.name)
@@ -43,40 +56,43 @@ class Exchange(Kind):
         """What each member gets, in NumPy, in their order; what they give is not written to."""
         raise NotImplementedError(self.name)
 
+    def boxes(self, op: Op, at: Sides) -> dict[str, Any]:
+        """The fields of a plan.Exchange by which it is carried out."""
+        raise NotImplementedError(self.name)
 
-class StatedExchange(Stated, Exchange):
-    """An exchange whose result has other extents than its operand."""
-
-
-class Fold(Exchange):
-    """An exchange that combines what members have: COMBINE[fn] of it."""
-
-    fn: str
+    def traffic(self, op: Op, at: Meter) -> Traffic:
+        """How much of it reaches a rank, of an exchange that has a result."""
+        raise NotImplementedError(self.name)
 
 
-class Rooted(Exchange):
-    """An exchange of which one member, at the position `root`, has the whole."""
+class Flowing(Exchange):
+    """An exchange of which `flow` says whom a member reads: all; from_root, the one at position
+    `root`; to_root, all if it is the root; up_to, those up to itself; before, those before it."""
 
-    root: Expr
+    flow: str
+    root: Expr | None
 
     def agreed(self) -> dict[str, Expr]:
-        return {"root": self.root}
+        return {} if self.root is None else {"root": self.root}
 
-
-class Joined(StatedExchange):
-    """An exchange that puts parts one after the other; member var's begins at `offset`."""
-
-    var: Sym
-    offset: Expr
+    def takes(self, taker: IntLike, giver: IntLike, root: int | None = None) -> Expr:
+        """Whether (1) a member reads another one, by their positions."""
+        if self.root is not None:
+            at = self.root if root is None else root
+            return expr.eq(giver if self.flow == "from_root" else taker, at)
+        if self.flow in ("up_to", "before"):
+            return expr.le(giver, taker) if self.flow == "up_to" else expr.lt(giver, taker)
+        return expr.const(1)
 
 
 @dataclass(frozen=True)
-class Permute(StatedExchange):
+class Permute(Exchange):
     """Member var sends its operand to member `to` where `sends`; as seen by the receiver, it comes
     from member `source` where `receives` (in var; None: not solved); else zeros."""
 
     name = "permute"
     reads = "boxes"
+    moves = True
     axes: Axes
     var: Sym
     to: Expr
@@ -84,6 +100,9 @@ class Permute(StatedExchange):
     source: Expr | None
     receives: Expr | None
     types: tuple[ArrayType, ...]
+
+    def infer(self, types: Types) -> list[ArrayType]:
+        return list(self.types)
 
     def agreed(self) -> dict[str, Expr]:
         solved = {"source": self.source, "receives": self.receives}
@@ -122,290 +141,219 @@ class Permute(StatedExchange):
                                        f"receives from {sender.get(k)}")  # fmt: skip
         return out
 
+    def boxes(self, op: Op, at: Sides) -> dict[str, Any]:
+        mine, into = at.box(op.operands[0]), at.box(op.result)
+        peers = {"source": self.source, "receives": self.receives,
+                 "dest": self.to, "sends": self.sends}  # fmt: skip
+        return {"pull_from": at.seen(mine, into.extent), "pull_into": into, "send": mine,
+                **{k: e and e.subst({self.var: at.me}) for k, e in peers.items()}}  # fmt: skip
+
+    def traffic(self, op: Op, at: Meter) -> Traffic:
+        return at.whole("permute", op)
+
 
 @dataclass(frozen=True)
-class AllReduce(Fold):
-    """COMBINE[fn] over the members."""
+class Move(Flowing):
+    """Members hold the elements low … high - 1 of every dim that `have` says, and get those that
+    `want` says, each in its own view; None: all there is, of which members hold or get one part
+    after the other. room: it is done in place, the operand has these elements, those that are
+    wanted among them, and a member's own are there already. near: along each axis begin and end of
+    the members that I read, and of my readers; wraps: per dim how often it stands before itself and
+    behind, and its period."""
 
-    name = "all_reduce"
-    same = True
+    name = "move"
+    reads = "boxes"
+    axes: Axes
+    have: Bounds = ()
+    want: Bounds = ()
+    types: tuple[ArrayType, ...] = ()
+    room: Bounds = ()
+    flow: str = "all"
+    root: Expr | None = None
+    near: Near = ()
+    wraps: Wraps = ()
+
+    @property
+    def in_place(self) -> bool:  # type: ignore[override]
+        return bool(self.room)
+
+    @property
+    def moves(self) -> bool:  # type: ignore[override]
+        return self.flow == "all"
+
+    @property
+    def parts(self) -> bool:
+        """Whether each dim is had, or wanted, as a whole: then parts make up what there is."""
+        return all(have is None or want is None for have, want in zip(self.have, self.want))
+
+    @property
+    def called(self) -> str:
+        if self.flow != "all":
+            to = "scatter_from" if self.differs() else "broadcast_from"
+            return "gather_to" if self.flow == "to_root" else to
+        if not self.parts:
+            return "halo" if self.room else "redistribute"
+        return "all_to_all" if self.differs() else "all_gather"
+
+    def differs(self) -> list[Expr] | None:
+        return None if self.flow == "to_root" else [e for want in self.want for e in want or ()]
+
+    def infer(self, types: Types) -> list[ArrayType]:
+        return list(self.types) or super().infer(types)
+
+    def claims(self, op: Op, at: Claims) -> None:
+        """Where parts are had and wanted, only what is stated of them: that members hold all that
+        others want follows from the cuts."""
+        given, made = op.operands[0].type.shape, op.result.type.shape
+        if self.room:
+            at.spans(self.room, made)
+            return
+        if self.root is not None:
+            root = at.root(self.root, "receives" if self.flow == "to_root" else "is sent from")
+        if self.flow == "from_root":
+            given = tuple(at.at(e, root) for e in given)
+        else:
+            at.independent(given, [d for d, have in enumerate(self.have) if have is None])
+            if not any(self.have):
+                at.broken("no two members give one element", "all of them give all there is")
+        at.spans(self.have, given)
+        at.spans(self.want, made)
+        bounds = (each(self.have, len(given)), each(self.want, len(made)))
+        for have, want, e, r in zip(*bounds, given, made, strict=True):
+            if have is None and want is None:
+                at.same(r, e, "a dim has the extent of what is received")
+            elif have is None and want is not None:
+                at.tiles(want, e)
+            elif have is not None and want is None and self.flow == "to_root":
+                at.tiles(have, total := at.at(r, root))
+                at.same(r, total * expr.eq(at.position(), root), "only the root gets something")
+            elif have is not None and want is None:
+                at.tiles(have, r)
+
+    def together(self, group: Group) -> list[list[Array]]:
+        """Every element from the member that holds it; what nobody holds is nobody's."""
+        root = 0 if self.root is None else group.root(self.root)
+        out = []
+        for k, (member, mine) in enumerate(zip(group.members, group.given, strict=True)):
+            if self.room:
+                made, base = mine.copy(), member.box(self.room, mine.shape)
+            else:
+                (stated,) = self.types
+                made = poison(extents(stated.shape, member.value), stated.dtype)
+                base = member.box(self.want, made.shape)
+            want, times = member.box(self.want, made.shape), np.zeros(made.shape, int)
+            for j, (source, given) in enumerate(zip(group.members, group.given, strict=True)):
+                if self.takes(k, j, root) == 0 or not group.near(
+                    member, source, self.axes, self.near
+                ):
+                    continue
+                have = source.box(self.have, given.shape)
+                lies = source.box(self.room, given.shape) if self.room else have
+                if tuple(b - a for a, b in lies) != given.shape:
+                    raise group.broken(f"{group.what}: member {j} has {given.shape}, not {lies}")
+                for held, there in zip(member.copies(have, self.wraps),
+                                       member.copies(lies, self.wraps), strict=True):  # fmt: skip
+                    box = common(held, want)
+                    if box is None or (self.room and source is member and held == have):
+                        continue  # what is a member's own stays
+                    made[within(box, base)] = given[within(box, there)]
+                    times[within(box, base)] += 1
+            if self.parts and (times != 1).any():
+                raise group.broken(f"{group.what}: of what member {k} gets, no member or several "
+                                   "hold an element")  # fmt: skip
+            out.append([made])
+        return out
+
+    def boxes(self, op: Op, at: Sides) -> dict[str, Any]:
+        from_, into, send = at.parts(op, self.have, self.want, self.room, self.wraps)
+        taken, given = self.takes(at.me, at.member), self.takes(at.member, at.me)
+        # what a root sends, and blocks that all exchange, is only pulled, not written there
+        gives = self.flow != "from_root" and not (self.parts and self.differs())
+        return {
+            "pull_from": at.where(taken, from_), "pull_into": at.where(taken, into),
+            "send": at.where(given, send),
+            "give_into": at.where(given, at.theirs(into)) if gives else None,
+            "pieces": bool(self.differs()), "flow": "near" if self.near else self.flow,
+            "root": self.root, "near": self.near, "wraps": at.copies(self.wraps),
+        }  # fmt: skip
+
+    def traffic(self, op: Op, at: Meter) -> Traffic:
+        return at.moved(op, self.have, self.want, self.flow)
+
+
+@dataclass(frozen=True)
+class Fold(Flowing):
+    """COMBINE[fn] over the members that a member reads, in their order. want: of that, a member
+    gets these elements; () for all. Where it reads nobody, it gets zeros if there is a root, else
+    what is neutral."""
+
+    name = "fold"
     axes: Axes
     fn: str
+    flow: str = "all"
+    root: Expr | None = None
+    want: Bounds = ()
+
+    @property
+    def called(self) -> str:
+        every = "reduce_scatter" if self.want else "all_reduce"
+        return {"all": every, "to_root": "reduce_to"}.get(self.flow, "scan")
 
     def title(self) -> str:
         return "what ranks combine"
+
+    def differs(self) -> list[Expr] | None:
+        return [e for want in self.want for e in want or ()] if self.flow == "all" else None
+
+    def infer(self, types: Types) -> list[ArrayType]:
+        (given,) = types
+        want = each(self.want, given.ndim)
+        shape = (e if w is None else w[1] - w[0] for e, w in zip(given.shape, want, strict=True))
+        return [ArrayType(given.dtype, tuple(shape))]
 
     def exact(self, op: Op, at: Checks) -> Value | None:
         return at.emit(self, at.floats(op)) if self.fn in ("add", "mul") else None
 
     def claims(self, op: Op, at: Claims) -> None:
-        at.independent(op.operands[0].type.shape)
-
-    def together(self, group: Group) -> list[list[Array]]:
-        total = group.total(self.fn)
-        return [[total.copy()] for _ in group.members]
-
-
-@dataclass(frozen=True)
-class AllGather(Joined):
-    """Members' operands one after the other along dim; member var's begins at `offset`."""
-
-    name = "all_gather"
-    reads = "boxes"
-    same = True
-    axes: Axes
-    dim: int
-    var: Sym
-    offset: Expr
-    types: tuple[ArrayType, ...]
-
-    def claims(self, op: Op, at: Claims) -> None:
-        d, shape = self.dim, op.operands[0].type.shape
-        at.independent(dropped(shape, (d,)))
-        whole = at.joined(shape[d], op.result.type.shape[d], self.var, self.offset)
-        at.shapes((*shape[:d], whole, *shape[d + 1 :]))
-
-    def together(self, group: Group) -> list[list[Array]]:
-        return [[group.joined(group.given, self.dim, self.var, self.offset, m)]
-                for m in group.members]  # fmt: skip
-
-
-@dataclass(frozen=True)
-class ReduceScatter(Fold, StatedExchange):
-    """COMBINE[fn] over the members; member k keeps balanced block k of dim."""
-
-    name = "reduce_scatter"
-    axes: Axes
-    dim: int
-    fn: str
-    types: tuple[ArrayType, ...]
-
-    def claims(self, op: Op, at: Claims) -> None:
-        d, shape = self.dim, op.operands[0].type.shape
+        shape = op.operands[0].type.shape
+        if self.root is not None:
+            at.root(self.root, "receives")
         at.independent(shape)
-        at.shapes((*shape[:d], at.block(shape[d]), *shape[d + 1 :]))
+        at.shapes(self.infer([op.operands[0].type])[0].shape)
+        for want, extent in zip(self.want, shape):
+            if want is not None:
+                at.tiles(want, extent)
+
+    def unsent(self, me: Expr, result: ArrayType) -> tuple[Expr, Any]:
+        if self.root is not None:
+            return expr.ne(me, self.root), 0
+        if self.flow == "before":
+            return expr.eq(me, 0), neutral(self.fn, result.dtype)
+        return super().unsent(me, result)
 
     def together(self, group: Group) -> list[list[Array]]:
-        parts = np.array_split(group.total(self.fn), len(group.members), axis=self.dim)
-        return [[p.copy()] for p in parts]
-
-
-@dataclass(frozen=True)
-class AllToAll(Joined):
-    """Balanced block k of dim split goes to member k; pieces are joined along dim concat, member
-    var's begins at `offset`."""
-
-    name = "all_to_all"
-    reads = "boxes"
-    axes: Axes
-    split: int
-    concat: int
-    var: Sym
-    offset: Expr
-    types: tuple[ArrayType, ...]
-
-    def claims(self, op: Op, at: Claims) -> None:
-        s, c, shape = self.split, self.concat, list(op.operands[0].type.shape)
-        total = op.result.type.shape[c]
-        at.independent(shape if s == c else dropped(shape, (c,)))
-        if s == c:
-            shape[c] = at.joined(at.block(shape[c]), total, self.var, self.offset, own=True)
-        else:
-            whole = at.joined(shape[c], total, self.var, self.offset)
-            shape[s], shape[c] = at.block(shape[s]), whole
-        at.shapes(tuple(shape))
-
-    def together(self, group: Group) -> list[list[Array]]:
-        pieces = [np.array_split(x, len(group.members), axis=self.split) for x in group.given]
-        return [
-            [group.joined([of[k] for of in pieces], self.concat, self.var, self.offset, member)]
-            for k, member in enumerate(group.members)
-        ]
-
-
-@dataclass(frozen=True)
-class Redistribute(StatedExchange):
-    """Members hold the elements low … high - 1 of every dim that `have` says, and get those that
-    `want` says: halos, shifts, other layouts; each in the view of who holds or gets; near: along
-    each axis begin and end of the members that I read, and of my readers; wraps: per dim how often
-    it stands before itself and behind, and its period."""
-
-    name = "redistribute"
-    reads = "boxes"
-    axes: Axes
-    have: Bounds
-    want: Bounds
-    types: tuple[ArrayType, ...]
-    near: Near = ()
-    wraps: Wraps = ()
-
-    def claims(self, op: Op, at: Claims) -> None:
-        """What is stated; that members hold all that others want follows from the cuts."""
-        what = "members hold and get the elements that are stated"
-        for stated, value in ((self.have, op.operands[0]), (self.want, op.result)):
-            for (low, high), extent in zip(stated, value.type.shape, strict=True):
-                at.same(extent, high - low, what)
-
-    def together(self, group: Group) -> list[list[Array]]:
-        """Every element from the member that holds it; what nobody holds is nobody's."""
-        (stated,) = self.types
+        root = None if self.root is None else group.root(self.root)
         out = []
-        for member in group.members:
-            want = member.box(self.want)
-            made = poison([b - a for a, b in want], stated.dtype)
-            for source, given in zip(group.members, group.given, strict=True):
-                for held in member.copies(source.box(self.have), self.wraps):
-                    box = common(held, want)
-                    if box and group.reads(member, source, self.axes, self.near):
-                        made[within(box, want)] = given[within(box, held)]
-            out.append([made])
+        for k, member in enumerate(group.members):
+            read = [x for j, x in enumerate(group.given) if self.takes(k, j, root) == 1]
+            mine = member.operands[0]
+            nothing = 0 if self.root is not None else neutral(self.fn, group.dtype)
+            total = group.total(self.fn, read) if read else np.full_like(mine, nothing)
+            part = member.box(self.want, mine.shape)
+            out.append([total[tuple(slice(*ends) for ends in part)].copy()])
         return out
 
+    def boxes(self, op: Op, at: Sides) -> dict[str, Any]:
+        found = at.parts(op, (), self.want)
+        from_, into, send = found if self.want else map(at.flat, found)
+        return {"pull_from": from_, "pull_into": into, "send": send, "pieces": bool(self.want),
+                "flow": self.flow, "root": self.root, "fn": self.fn}  # fmt: skip
 
-@dataclass(frozen=True)
-class Halo(Exchange):
-    """A redistribute in place: the operand has the elements of `room`, with `want` among them; a
-    member's own are in it already."""
-
-    name = "halo"
-    in_place = True
-    axes: Axes
-    have: Bounds
-    want: Bounds
-    room: Bounds
-    near: Near = ()
-    wraps: Wraps = ()
-
-    def claims(self, op: Op, at: Claims) -> None:
-        for (low, high), extent in zip(self.room, op.result.type.shape, strict=True):
-            at.same(extent, high - low, "there is room for what is wanted")
-
-    def together(self, group: Group) -> list[list[Array]]:
-        """What is a member's own stays."""
-        out = []
-        for member, mine in zip(group.members, group.given, strict=True):
-            made, want, room = mine.copy(), member.box(self.want), member.box(self.room)
-            for source, given in zip(group.members, group.given, strict=True):
-                have, around = source.box(self.have), source.box(self.room)
-                for held, there in zip(member.copies(have, self.wraps),
-                                       member.copies(around, self.wraps), strict=True):  # fmt: skip
-                    box = common(held, want)
-                    own = source is member and held == have
-                    if not own and box and group.reads(member, source, self.axes, self.near):
-                        made[within(box, room)] = given[within(box, there)]
-            out.append([made])
-        return out
-
-
-@dataclass(frozen=True)
-class BroadcastFrom(Rooted, StatedExchange):
-    """The root member's operand."""
-
-    name = "broadcast_from"
-    reads = "boxes"
-    same = True
-    axes: Axes
-    root: Expr
-    types: tuple[ArrayType, ...]
-
-    def claims(self, op: Op, at: Claims) -> None:
-        root = at.root(self.root, "is sent from")
-        at.shapes(tuple(at.at(e, root) for e in op.operands[0].type.shape))
-
-    def together(self, group: Group) -> list[list[Array]]:
-        value = group.given[group.root(self.root)]
-        return [[value.copy()] for _ in group.members]
-
-
-@dataclass(frozen=True)
-class GatherTo(Rooted, Joined):
-    """all_gather on the root member; elsewhere dim is empty."""
-
-    name = "gather_to"
-    reads = "boxes"
-    axes: Axes
-    dim: int
-    var: Sym
-    offset: Expr
-    root: Expr
-    types: tuple[ArrayType, ...]
-
-    def claims(self, op: Op, at: Claims) -> None:
-        d, shape = self.dim, op.operands[0].type.shape
-        root = at.root(self.root, "receives")
-        at.independent(dropped(shape, (d,)))
-        total = at.at(op.result.type.shape[d], root)
-        whole = at.joined(shape[d], total, self.var, self.offset) * expr.eq(at.position(), root)
-        at.shapes((*shape[:d], whole, *shape[d + 1 :]))
-
-    def together(self, group: Group) -> list[list[Array]]:
-        root = group.root(self.root)
-        whole = group.joined(group.given, self.dim, self.var, self.offset, group.members[root])
-        empty = np.take(whole, [], axis=self.dim)
-        return [[whole if k == root else empty.copy()] for k in range(len(group.members))]
-
-
-@dataclass(frozen=True)
-class ScatterFrom(Rooted, StatedExchange):
-    """Of the root member's operand, member k gets balanced block k of dim."""
-
-    name = "scatter_from"
-    reads = "boxes"
-    axes: Axes
-    dim: int
-    root: Expr
-    types: tuple[ArrayType, ...]
-
-    def claims(self, op: Op, at: Claims) -> None:
-        d, root = self.dim, at.root(self.root, "is sent from")
-        shape = tuple(at.at(e, root) for e in op.operands[0].type.shape)
-        at.shapes((*shape[:d], at.block(shape[d]), *shape[d + 1 :]))
-
-    def together(self, group: Group) -> list[list[Array]]:
-        whole = group.given[group.root(self.root)]
-        parts = np.array_split(whole, len(group.members), axis=self.dim)
-        return [[p.copy()] for p in parts]
-
-
-@dataclass(frozen=True)
-class ReduceTo(Rooted, Fold):
-    """COMBINE[fn] over the members, on the root member; zeros elsewhere."""
-
-    name = "reduce_to"
-    axes: Axes
-    fn: str
-    root: Expr
-
-    def claims(self, op: Op, at: Claims) -> None:
-        at.root(self.root, "receives")
-        at.independent(op.operands[0].type.shape)
-
-    def together(self, group: Group) -> list[list[Array]]:
-        root, total = group.root(self.root), group.total(self.fn)
-        nothing = np.zeros_like(total)
-        return [[(total if k == root else nothing).copy()] for k in range(len(group.members))]
-
-
-@dataclass(frozen=True)
-class Scan(Fold):
-    """COMBINE[fn] over the members up to this one, in their order; exclusive: without it, so that
-    the first has what is neutral."""
-
-    name = "scan"
-    axes: Axes
-    fn: str
-    exclusive: bool
-
-    def claims(self, op: Op, at: Claims) -> None:
-        at.independent(op.operands[0].type.shape)
-
-    def together(self, group: Group) -> list[list[Array]]:
-        sums = [group.total(self.fn, k + 1) for k in range(len(group.members))]
-        if self.exclusive:
-            dtype = dtypes.from_numpy(sums[0].dtype)
-            assert dtype is not None
-            sums = [np.full_like(sums[0], neutral(self.fn, dtype)), *sums[:-1]]
-        return [[s] for s in sums]
+    def traffic(self, op: Op, at: Meter) -> Traffic:
+        words = {"to_root": "reduce", "up_to": "scan", "before": "exclusive scan"}
+        every = "reduce-scatter" if self.want else "all-reduce"
+        cut = [d for d, want in enumerate(self.want) if want is not None]
+        return at.folded(op, words.get(self.flow, every), self.fn, cut)
 
 
 @dataclass(frozen=True)
@@ -423,3 +371,6 @@ class Barrier(Exchange):
 
     def together(self, group: Group) -> list[list[Array]]:
         return [[] for _ in group.members]
+
+    def boxes(self, op: Op, at: Sides) -> dict[str, Any]:
+        return {}

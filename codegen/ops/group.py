@@ -18,12 +18,23 @@ from codegen.functions import COMBINE, FUNCTIONS
 from codegen.ops.kind import Array, Eval
 from codegen.symbolic.expr import Expr, Sym, as_expr
 
-Bounds = tuple[tuple[Expr, Expr], ...]  # per dim: low, high
+Span = tuple[Expr, Expr]  # low, high
+Bounds = tuple[Span | None, ...]  # per dim; None: all there is, () too
 # Along each axis: begin and end of the members that I read, and of my readers.
 Near = tuple[tuple[Expr, Expr, Expr, Expr], ...]
 # Per dim how often it stands before itself and behind, and its period.
 Wraps = tuple[tuple[Expr, Expr, Expr] | None, ...]
 Box = Sequence[tuple[int, int]]  # Bounds of one member, evaluated
+
+
+def along(ndim: int, given: Mapping[int, Span]) -> Bounds:
+    """Of so many dims: all there is, but of some these elements."""
+    return tuple(given.get(d) for d in range(ndim))
+
+
+def each(bounds: Bounds, ndim: int) -> Bounds:
+    """One for each dim."""
+    return bounds or (None,) * ndim
 
 
 def combine(fn: str) -> np.ufunc:
@@ -45,8 +56,10 @@ class Member:
         """An Expr in the position of a member."""
         return as_expr(e).evaluate({**self.env, sym.name: position})
 
-    def box(self, bounds: Bounds) -> Box:
-        return [(self.value(a), self.value(b)) for a, b in bounds]
+    def box(self, bounds: Bounds, shape: Sequence[int]) -> Box:
+        """shape: of all there is."""
+        return [(0, extent) if span is None else (self.value(span[0]), self.value(span[1]))
+                for span, extent in zip(each(bounds, len(shape)), shape, strict=True)]  # fmt: skip
 
     def copies(self, box: Box, wraps: Wraps) -> list[Box]:
         """Where a part stands, in dims that go on beyond their ends."""
@@ -69,6 +82,12 @@ class Group:
     @property
     def given(self) -> list[Array]:
         return [m.operands[0] for m in self.members]
+
+    @property
+    def dtype(self) -> DType:
+        dtype = dtypes.from_numpy(self.given[0].dtype)
+        assert dtype is not None
+        return dtype
 
     def broken(self, text: str) -> InternalError:
         return InternalError(text, place=self.place)
@@ -93,9 +112,9 @@ class Group:
             )  # fmt: skip
         return roots.pop()
 
-    def total(self, fn: str, count: int | None = None) -> Array:
-        """What the first members have, combined; all members by default."""
-        total, *rest = self.given[:count]
+    def total(self, fn: str, read: Sequence[Array]) -> Array:
+        """What some members have, combined."""
+        total, *rest = read
         if any(a.shape != total.shape for a in rest):
             raise MatchingError(
                 f"{self.what}: the members' arrays differ in shape", place=self.place,
@@ -103,22 +122,9 @@ class Group:
             )  # fmt: skip
         for a in rest:
             total = combine(fn)(total, a).astype(total.dtype)
-        return total.copy()
+        return total
 
-    def joined(
-        self, parts: Sequence[Array], dim: int, var: Sym, offset: Expr, member: Member
-    ) -> Array:
-        """The parts one after the other along dim, as a member sees their offsets."""
-        first = 0
-        for k, part in enumerate(parts):
-            stated = member.eval(offset, var, k)
-            if part.shape[dim] and stated != first:
-                raise self.broken(f"{self.what}: member {k}'s part begins at {first}, the op says "
-                                  f"{stated}")  # fmt: skip
-            first += part.shape[dim]
-        return np.concatenate(parts, axis=dim)
-
-    def reads(self, taker: Member, giver: Member, axes: Sequence[str], near: Near) -> bool:
+    def near(self, taker: Member, giver: Member, axes: Sequence[str], near: Near) -> bool:
         """Whether they are near each other, as both must say."""
         reads = told = True
         for axis, (begin, end, first, last) in zip(axes, near):
@@ -132,10 +138,10 @@ class Group:
         return reads
 
 
-def common(a: Box, b: Box) -> Box:
-    """What lies in both; [] where nothing does."""
+def common(a: Box, b: Box) -> Box | None:
+    """What lies in both, if anything does."""
     box = [(max(p, q), min(m, n)) for (p, m), (q, n) in zip(a, b, strict=True)]
-    return [] if any(high <= low for low, high in box) else box
+    return None if any(high <= low for low, high in box) else box
 
 
 def within(box: Box, held: Box) -> tuple[slice, ...]:

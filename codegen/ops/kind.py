@@ -49,6 +49,11 @@ class Kind:
     rereads: ClassVar[bool] = False
     held: ClassVar[bool] = False
 
+    @property
+    def called(self) -> str:
+        """What texts call the op, if that depends on what it says."""
+        return self.name
+
     def infer(self, types: Types) -> list[ArrayType]:
         """The types of the results, without layouts; here one, as the first operand's. Raises
         InternalError where the operands break the op's rule."""

@@ -15,7 +15,7 @@ from codegen.functions import FUNCTIONS
 from codegen.ir import ArrayType, Op, Value
 from codegen.layouts.cuts import Cut, Window
 from codegen.mesh import joined_layout
-from codegen.ops.exchanges import AllReduce
+from codegen.ops.exchanges import Fold
 from codegen.ops.kind import Array, Eval, Kind, Types, layout_of
 from codegen.plan.grammar import Node, apply
 from codegen.plan.indexing import Index
@@ -108,7 +108,7 @@ class Map(Kind):
         value = build.emit(self, operands)
         axes = at.partial.get(op.result)
         if axes and op.result not in at.later:
-            value = build.emit(AllReduce(axes, "add"), (value,))
+            value = build.emit(Fold(axes, "add"), (value,))
             value = build.cast(value, op.result.type.dtype)
         return value
 

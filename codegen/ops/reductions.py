@@ -13,7 +13,7 @@ from codegen.functions import neutral
 from codegen.ir import ArrayType, Op, Value
 from codegen.layouts.cuts import Cut, Window, whole
 from codegen.mesh import joined_layout
-from codegen.ops.exchanges import AllReduce, Scan
+from codegen.ops.exchanges import Fold
 from codegen.ops.group import combine
 from codegen.ops.kind import Array, Eval, Kind, Types, dropped, layout_of
 from codegen.ops.maps import Map
@@ -147,7 +147,7 @@ class ArgReduce(Kind):
             return at.part(index, kept, window, build)
         low, high = held[d].bounds(at.mesh)
         best = at.wide(build.emit(Reduce(fn, (d,)), operands), build)
-        extreme = build.emit(AllReduce(axes, fn), (best,))
+        extreme = build.emit(Fold(axes, fn), (best,))
         same = build.emit(Map("eq"), (best, extreme))
         if best.type.dtype.kind in "fc":  # a NaN is the extreme, and equals nothing
             nan = build.emit(Map("isnan"), (best,))
@@ -162,7 +162,7 @@ class ArgReduce(Kind):
         mine = build.emit(Map("select"), (same, mine, none))
         some = build.emit(Map("gt"), (everywhere(high - low), everywhere(expr.const(0))))
         mine = build.emit(Map("select"), (some, mine, none))
-        first = build.emit(AllReduce(axes, "min"), (mine,))
+        first = build.emit(Fold(axes, "min"), (mine,))
         return at.part(first, kept, window, build)
 
     def steps(self, op: Op, at: Scheduler) -> None:
@@ -255,7 +255,7 @@ class Cumulative(Lane):
         operands = [at.wide(x, build) for x in operands]
         value = build.emit(self, operands)
         total = build.emit(Reduce(fn, (d,)), operands)
-        before = build.emit(Scan(axes, fn, exclusive=True), (total,))
+        before = build.emit(Fold(axes, fn, "before"), (total,))
         dims = tuple(k for k in range(len(window)) if k != d)
         before = build.emit(Broadcast(dims, value.type.shape), (before,))
         value = build.emit(Map(AS_MAP[fn]), (before, value))

@@ -314,7 +314,7 @@ class _World:
                 raise _deadlock(waiting[0], self.members(ranks, waiting[0]))
             op, what = _waits(ready[0])
             members = [Member(r.waits[1] if r.waits else [], r.env, r.eval) for r in ready]
-            received = what.together(Group(what.name, members, op.place))
+            received = what.together(Group(what.called, members, op.place))
             for rank, results in zip(ready, received, strict=True):
                 self.resume(rank, running[ranks.index(rank)], results)
         return [r.results or [] for r in ranks]
@@ -335,7 +335,7 @@ class _World:
     def members(self, ranks: Sequence[_Rank], rank: _Rank) -> list[_Rank]:
         op, what = _waits(rank)
         if rank.index is None:
-            raise InternalError(f"{what.name} outside shard_map", place=op.place)
+            raise InternalError(f"{what.called} outside shard_map", place=op.place)
         by_index = {r.index: r for r in ranks}
         return [by_index[k] for k in self.grid.group(rank.index, what.axes)]
 
@@ -354,9 +354,9 @@ def _deadlock(first: _Rank, members: Sequence[_Rank]) -> MatchingError:
     if other.waits is None:
         where = "has ended"
     else:
-        where = f"waits in {other.waits[0].what.name} at {other.waits[0].place}"
+        where = f"waits in {other.waits[0].what.called} at {other.waits[0].place}"
     return MatchingError(
-        f"rank {first.index} waits in {what.name} at {op.place}, and rank {other.index} {where}",
+        f"rank {first.index} waits in {what.called} at {op.place}, and rank {other.index} {where}",
         place=op.place, expected="all ranks of a group at the same exchange",
     )  # fmt: skip
 

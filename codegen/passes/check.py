@@ -13,13 +13,10 @@ from codegen import dtypes
 from codegen.errors import InternalError
 from codegen.ir import ArrayType, Module, Op, Region, Value
 from codegen.ops import (
-    AllReduce,
     Branch,
+    Fold,
     Kind,
     Loop,
-    ReduceScatter,
-    ReduceTo,
-    Scan,
     ShardMap,
 )
 
@@ -47,7 +44,7 @@ def _expect(condition: bool, op: Op | None, rule: str, *about: object) -> None:
         raise InternalError(
             f"the compiler broke a rule of its own: {rule.format(*map(_text, about))}",
             place=op.place if op else None,
-            found=f"op {op.what.name}" if op else "",
+            found=f"op {op.what.called}" if op else "",
             remedy="report this program: it is a defect of spmd",
         )
 
@@ -80,7 +77,7 @@ def _op(module: Module, op: Op, scope: set[Value]) -> None:
     _expect(_same_types(inferred, stated), op, follows, inferred, stated)
     for inner in op.regions:
         _region(module, inner, scope)
-    if isinstance(op.what, AllReduce | ReduceScatter | ReduceTo | Scan):
+    if isinstance(op.what, Fold):
         stored = op.operands[0].type.dtype
         _expect(dtypes.folded_in(stored) == stored, op, "ranks fold no {}", stored)
     _level(module, op)

@@ -15,7 +15,7 @@ from codegen import mesh
 from codegen.errors import Place
 from codegen.ir import ArrayType, Module, Op, Region, Value, walk
 from codegen.kit import Builder
-from codegen.ops import POSITION, Branch, BroadcastFrom, Exchange, Expect, Loop, ShardMap
+from codegen.ops import POSITION, Branch, Exchange, Expect, Loop, Move, ShardMap
 from codegen.printer import axes_text
 from codegen.symbolic import expr
 from codegen.variance import InBody
@@ -117,16 +117,17 @@ class _Compare:
         """That this rank has what the first one along these axes has."""
         build = Builder(value.name, place)
         t = ArrayType(value.type.dtype, value.type.shape)
-        first = build.emit(BroadcastFrom(axes, expr.const(0), (t,)), (value,))
+        send = Move(axes, types=(t,), flow="from_root", root=expr.const(0))
+        first = build.emit(send, (value,))
         holds = build.map("eq", value, first)
         if t.dtype.kind in "fc":
             nan = [build.map("isnan", v) for v in (value, first)]
             holds = build.map("logical_or", holds, build.map("logical_and", *nan))
         at = (" (element ", POSITION, " of this rank's part)") if t.ndim else ()
-        along = axes_text(axes)
-        text = [f"{what} differs between the ranks along {along}{''.join(at[:1])}", *at[1:]]
+        group = axes_text(axes)
+        text = [f"{what} differs between the ranks along {group}{''.join(at[:1])}", *at[1:]]
         text[-1] += "\n  expected: "
-        parts = (*text, "", f", as on the first rank along {along}\n  found:    ", "", "")
+        parts = (*text, "", f", as on the first rank along {group}\n  found:    ", "", "")
         build.add(Expect(parts, check="equal"), (holds, first, value))
         return build.ops
 

@@ -21,11 +21,11 @@ from codegen.ops import (
     Branch,
     Expect,
     Full,
-    Halo,
     Kernel,
     Kind,
     Let,
     Loop,
+    Move,
     Print,
     RunScalar,
     ShardMap,
@@ -214,7 +214,7 @@ class _Partition(Parts):
             moved = [d for d in moved if window[d] != blocks[d]]
             have = tuple(h if d in moved else c for d, (c, h) in enumerate(zip(window, blocks)))
             boxes = self.boxes(self.moving(value, moved), have, window)
-            halo = Halo(**boxes, room=tuple(c.bounds(self.mesh) for c in room))
+            halo = Move(**boxes, room=tuple(c.bounds(self.mesh) for c in room))
             self.asked, self.fetching = self.demands.of[value].places.get(window), value
             around = self.emit(halo, (around,))
             self.asked = self.fetching = None

@@ -17,7 +17,7 @@ from codegen.image.gufunc import Parameter
 from codegen.ir import Module, Op, Region, Value
 from codegen.ops import Kind
 from codegen.plan.access import Points, Resolver
-from codegen.plan.exchanges import Exchanges
+from codegen.plan.exchanges import Sides
 from codegen.plan.flatten import flattened
 from codegen.plan.grammar import (
     Array,
@@ -98,7 +98,7 @@ class Scheduler:
             program.def_use.defs, lambda v: v in stored, lambda v: of[v], self.constant,
             {s.name: k for k, s in enumerate(program.scalars)},
         )  # fmt: skip
-        self.exchanges = Exchanges(program.mesh, self.resolver)
+        self.sides = Sides(program.mesh, self.resolver)
         self.phases = self.sites = self.counters = 0
         self.libraries: list[str] = []
         self.kernels: dict[str, Any] = {}
@@ -347,11 +347,12 @@ class Scheduler:
         self.add_exchange(op, op.what)
         if around in ("after", "both"):
             self.add_exchange(op, ops.Barrier(op.what.axes))
-        self.fill(op)
+        if op.results:
+            self.fill(op, op.what)
 
-    def fill(self, op: Op) -> None:
+    def fill(self, op: Op, what: ops.Exchange) -> None:
         """The elements of a result that the exchange leaves alone."""
-        where, value = self.exchanges.unsent(op)
+        where, value = what.unsent(self.mesh.position(what.axes), op.result.type)
         if where == 0:
             return
         result = op.result.type
@@ -362,14 +363,11 @@ class Scheduler:
                        place=op.place))  # fmt: skip
 
     def add_exchange(self, op: Op, what: ops.Exchange) -> None:
-        axes = what.axes
-        member = Sym("member", "var", expr.const(0), self.mesh.size(axes) - 1)
-        details = self.exchanges.details(op, what, member)
-        moves = not isinstance(what, ops.Barrier)
-        dtype = op.operands[0].type.dtype if moves else None
-        fn = getattr(what, "fn", "")
+        member = Sym("member", "var", expr.const(0), self.mesh.size(what.axes) - 1)
+        details = self.sides.details(op, what, member)
+        dtype = details["send"].buffer.dtype if details else None
         self.steps.append(
-            Exchange(self.sites, what.name, axes, member, dtype, fn=fn, place=op.place, **details)
+            Exchange(self.sites, what.called, what.axes, member, dtype, place=op.place, **details)
         )
         self.sites += 1
 

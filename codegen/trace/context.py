@@ -168,7 +168,7 @@ class Context:
         if not self.rank_view:
             types = [propagation.laid_out(what, given, t) for t in types]
         place = place or self.place or user_place()
-        hint = assigned_name(place) or what.name
+        hint = assigned_name(place) or what.called
         results = tuple(
             Value(names[k] if k < len(names) else hint, t) for k, t in enumerate(types)
         )

@@ -258,33 +258,55 @@ PERMUTE = [
 ]  # fmt: skip
 
 
-def offset_later(op, program):
-    return with_attrs(op, offset=op.what.offset + 1)
+def _spans(op, change):
+    """The op with other parts of the dim that members hold, or want, in parts."""
+    bounds = {name: getattr(op.what, name, ()) for name in ("have", "want")}
+    said = {name: tuple(span and change(*span, d) for d, span in enumerate(spans))
+            for name, spans in bounds.items() if spans}  # fmt: skip
+    return with_attrs(op, **said)
 
 
-def offset_even(op, program):
-    """As if all pieces were equal."""
-    d = getattr(op.what, "concat", getattr(op.what, "dim", None))
-    n = _size(op, program)
-    return with_attrs(op, offset=_var(op) * (op.result.type.shape[d] // n))
+def parts_later(op, program):
+    return _spans(op, lambda low, high, d: (low + 1, high + 1))
 
 
-def offset_zero(op, program):
-    return with_attrs(op, offset=const(0))
+def parts_even(op, program):
+    """They begin as if all of them were equal."""
+    n, k = _size(op, program), program.mesh.position(op.what.axes)
+
+    def even(low, high, d):
+        whole = max((v.type.shape[d] for v in (*op.operands, op.result)),
+                    key=lambda e: e.evaluate({s.name: 2 for s in e.symbols()}))  # fmt: skip
+        return k * (whole // n), k * (whole // n) + high - low
+
+    return _spans(op, even)
 
 
-def dim_other(op, program):
-    name = "dim" if "dim" in op.what.said() else "split"
-    return with_attrs(op, **{name: 1 - op.what.said()[name]})
+def parts_all_first(op, program):
+    return _spans(op, lambda low, high, d: (const(0), high - low))
 
 
-def dims_exchanged(op, program):
-    if op.what.name != "all_to_all":
-        return None
-    return with_attrs(op, split=op.what.concat, concat=op.what.split)
+def parts_of_the_next(op, program):
+    own = program.mesh.axis(op.what.axes[-1])
+    after = {own.coord_sym: (own.coord + 1) % own.size}
+    return _spans(op, lambda low, high, d: (low.subst(after), high.subst(after)))
 
 
-GATHER = [offset_later, offset_even, offset_zero, dims_exchanged]
+def parts_of_the_other_dim(op, program):
+    return with_attrs(op, **{name: getattr(op.what, name)[::-1] for name in ("have", "want")
+                             if getattr(op.what, name, ())})  # fmt: skip
+
+
+def parts_exchanged(op, program):
+    return with_attrs(op, have=op.what.want, want=op.what.have)
+
+
+PARTS = [parts_later, parts_even, parts_all_first, parts_of_the_next, parts_of_the_other_dim]
+
+
+def root_forgotten(op, program):
+    """As if all members gave what one of them gives."""
+    return None if op.what.called == "reduce_to" else with_attrs(op, root=None, flow="all")
 
 
 def root_beyond(op, program):
@@ -299,7 +321,7 @@ def root_own(op, program):
     return with_attrs(op, root=program.mesh.position(op.what.axes))
 
 
-ROOT = [root_beyond, root_before, root_own]
+ROOT = [root_beyond, root_before, root_own, root_forgotten]
 
 
 def axes_unknown(op, program):
@@ -312,7 +334,7 @@ def axes_twice(op, program):
 
 def axes_other(op, program):
     """Along the other axis of the mesh; what is one for all may be reduced along any."""
-    combines = op.what.name in ("all_reduce", "reduce_to", "scan")
+    combines = op.what.called in ("all_reduce", "reduce_to", "scan")
     if len(program.mesh.axes) < 2 or len(op.what.axes) > 1 or combines:
         return None
     return with_attrs(op, axes=tuple(a for a in program.mesh.names if a != op.what.axes[0]))
@@ -424,12 +446,12 @@ BOX = [start_beyond, start_one_too_far, start_negative, start_by_the_index, step
 FITS = {
     "permute": PERMUTE + EXCHANGE,
     "all_reduce": EXCHANGE,
-    "all_gather": GATHER + EXCHANGE + [dim_other],
-    "all_to_all": GATHER + EXCHANGE,
-    "reduce_scatter": EXCHANGE + [dim_other],
+    "all_gather": [*PARTS, parts_exchanged, *EXCHANGE],
+    "all_to_all": [*PARTS, parts_exchanged, *EXCHANGE],
+    "reduce_scatter": PARTS + EXCHANGE,
     "broadcast_from": EXCHANGE + ROOT,
-    "gather_to": GATHER + EXCHANGE + ROOT + [dim_other],
-    "scatter_from": EXCHANGE + ROOT + [dim_other],
+    "gather_to": [*PARTS, parts_exchanged, *EXCHANGE, *ROOT],
+    "scatter_from": [*PARTS, parts_exchanged, *EXCHANGE, *ROOT],
     "reduce_to": EXCHANGE + ROOT,
     "scan": EXCHANGE,
     "slice": BOX,
@@ -440,7 +462,7 @@ MUTATIONS = {m.__name__: m for group in FITS.values() for m in group}
 
 def mutants(program, mutation):
     for op in walk(program.body):
-        if mutation in FITS.get(op.what.name, ()):
+        if mutation in FITS.get(op.what.called, ()):
             new = mutation(op, program)
             if new is not None and new is not False:  # [] drops the op
                 yield op, rewritten(program, op, new)
@@ -460,7 +482,7 @@ def survivors(broken):
             checked(program)
         except (MatchingError, InternalError, LayoutError):
             continue
-        out.append(f"{op.what.name} at {op.place}: {op.what.said()}")
+        out.append(f"{op.what.called} at {op.place}: {op.what.said()}")
     return out
 
 
@@ -491,7 +513,7 @@ def test_extents_of_what_is_received(name, by):
             continue
         for d, extent in enumerate(op.result.type.shape):
             other = op.operands[0].type.shape[d] if by is None else extent + by
-            if op.what.name == "all_reduce" or other == extent:
+            if op.what.called == "all_reduce" or other == extent:
                 continue
             new = with_extent(op, d, other)
             broken = renamed(rewritten(program, op, [new]), op.result, new.result)
@@ -501,7 +523,7 @@ def test_extents_of_what_is_received(name, by):
 
 def test_a_condition_that_is_no_longer_reduced():
     program = program_of("settle")
-    reductions = [op for op in walk(program.body) if op.what.name == "all_reduce"]
+    reductions = [op for op in walk(program.body) if op.what.called == "all_reduce"]
     deciding = [op for op in reductions if op.what.fn in ("max", "or")]
     assert len(deciding) == 3
     for op in deciding:

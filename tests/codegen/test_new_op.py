@@ -2,6 +2,7 @@
 
 `Recent` gives the largest of the last few elements along a dim. The class says what it computes,
 what a rank needs for its part, and its loop nest; layouts, ghost cells, memory and C follow.
+`Turned` is an exchange: it says what goes where, in NumPy and as boxes of memory.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import spmd
 from codegen.compile import lower
 from codegen.ir import ArrayType, Op, Shape, walk
 from codegen.layouts.cuts import given
-from codegen.ops import OPS, AllGather, Halo, Kind, Redistribute
+from codegen.mesh import local_extent, local_offset
+from codegen.ops import OPS, Exchange, Kind
+from codegen.ops.group import Span
 from codegen.ops.kind import layout_of
 from codegen.oracle import interpret
 from codegen.plan import grammar as plan
@@ -107,6 +110,65 @@ class Swapped(Kind):
         return node
 
 
+@dataclass(frozen=True)
+class Turned(Exchange):
+    """Of a matrix whose rows members have, one block after the other, each gets some columns, as
+    rows. rows, columns: which are mine."""
+
+    name = "turned"
+    reads = "boxes"
+    axes: tuple[str, ...]
+    rows: Span
+    columns: Span
+    types: tuple[ArrayType, ...]
+
+    def infer(self, types: Sequence[ArrayType]) -> list[ArrayType]:
+        return list(self.types)
+
+    def differs(self) -> list[Expr]:
+        return list(self.columns)
+
+    def claims(self, op: Op, at: Any) -> None:
+        given, made = op.operands[0].type.shape, op.result.type.shape
+        at.independent(given, [1])
+        at.spans((self.rows, None), given)
+        at.spans((self.columns, None), made)
+        at.tiles(self.rows, made[1])
+        at.tiles(self.columns, given[1])
+
+    def together(self, group: Any) -> list[list[Any]]:
+        whole = np.concatenate(group.given).T
+        return [[whole[slice(*map(m.value, self.columns))].copy()] for m in group.members]
+
+    def boxes(self, op: Op, at: Any) -> dict[str, Any]:
+        def turned(box: plan.Box, first: Expr, count: Expr) -> plan.Box:
+            (rows, _), (down, right) = box.extent, box.stride
+            return replace(box, offset=box.offset + right * first, extent=(count, rows),
+                           stride=(right, down))  # fmt: skip
+
+        mine, into = at.box(op.operands[0]), at.box(op.result)
+        first, columns = self.columns[0], self.columns[1] - self.columns[0]
+        (before, after), (low, high) = at.bounds((self.rows, self.columns), (True, True))
+        there = replace(into, offset=into.offset + into.stride[1] * before,
+                        extent=(columns, after - before))  # fmt: skip
+        return {"pull_from": turned(at.seen(mine), first, columns), "pull_into": there,
+                "send": turned(mine, low, high - low), "pieces": True}  # fmt: skip
+
+    def traffic(self, op: Op, at: Any) -> Any:
+        return at.whole("turn", op)
+
+
+def turned(x: Any) -> Any:
+    """x: this rank's rows."""
+    array, context = as_array(x), require_context("turned")
+    (n, m), mesh = (23, 5), context.mesh
+    mine = [local_offset(mesh, e, mesh.names) for e in (n, m)]
+    rows, columns = ((low, low + local_extent(mesh, e, mesh.names)) for e, low in zip((n, m), mine))
+    shape = (columns[1] - columns[0], expr.const(n))
+    what = Turned(mesh.names, rows, columns, (ArrayType(array.type.dtype, shape),))
+    return wrap(context, context.emit_one(what, array.read()))
+
+
 def swapped(x: Any) -> Any:
     array, context = as_array(x), require_context("swapped")
     return wrap(context, context.emit_one(Swapped(), array.read()))
@@ -132,10 +194,12 @@ def smoothed() -> Any:
         v = recent(v * 0.5, 3) - v
         v[2:] += recent(v, 2)[:-2]
     shards = spmd.shard_map(lambda w: recent(w, 4), mesh="x")(u)
+    columns = spmd.shard_map(lambda w: turned(w * 2.0), mesh="x")(u)
     return {
         "v": v, "part": recent(u, 6)[5:17], "across": recent(u, 2, 1), "turned": recent(u[::-1], 4),
         "every": recent(u, 3)[1::3], "sum": np.sum(recent(u, 2) * u), "shards": shards,
         "swapped": swapped(u + 1.0) * 2.0, "both": swapped(recent(v, 2)),
+        "columns": columns,
     }  # fmt: skip
 
 
@@ -160,6 +224,7 @@ def expected(ranks: int) -> dict[str, Any]:
         "turned": plainly(u[::-1], 4), "every": plainly(u, 3)[1::3],
         "sum": np.sum(plainly(u, 2) * u), "shards": np.concatenate(shards),
         "swapped": swapping(u + 1.0) * 2.0, "both": swapping(plainly(v, 2)),
+        "columns": u.T * 2.0,
     }  # fmt: skip
 
 
@@ -170,7 +235,7 @@ def same(found: dict[str, Any], ranks: int) -> None:
 
 def test_an_op_is_one_class() -> None:
     """It builds, and both oracles that know it and the image agree."""
-    assert not {Recent, Swapped} & set(OPS.values())
+    assert not {Recent, Swapped, Turned} & set(OPS.values())
     levels, image = lower(smoothed.capture()), spmd.build(smoothed)
     for ranks in range(1, 10):
         same(interpret.run(levels.graph, {"x": ranks}), ranks)
@@ -181,6 +246,8 @@ def test_an_op_is_one_class() -> None:
 def test_a_rank_needs_ghost_cells_of_it_only() -> None:
     """What its class says it needs is what is sent: one gathers what `Swapped` wants whole."""
     made = list(walk(lower(smoothed.capture()).program.body))
-    sent = [op.place.source_line() for op in made if isinstance(op.what, AllGather) and op.place]
-    assert sent and all("swapped" in line for line in sent)
-    assert any(isinstance(op.what, Redistribute | Halo) for op in made)
+    sent = [(op.what.called, op.place.source_line()) for op in made
+            if isinstance(op.what, Exchange) and op.place]  # fmt: skip
+    gathered = [line for called, line in sent if called == "all_gather"]
+    assert gathered and all("swapped" in line for line in gathered)
+    assert {"redistribute", "halo"} & {called for called, _ in sent}

@@ -95,20 +95,11 @@ def test_map_of_shards_is_map_of_the_whole():
 def test_shift_moves_whole_blocks(n):
     def make(b, u):
         got = b("permute", u, **shift_attrs(RING, ("r",), 1, 7))
-        return b(
-            "all_gather",
-            got,
-            axes=("r",),
-            dim=0,
-            var=Sym("g"),
-            offset=expr.select(
-                expr.ge(symbol(Sym("g")), 1),
-                mesh.block_offset(7, RING.size(("r",)), symbol(Sym("g")) - 1)
-                + mesh.block_extent(7, RING.size(("r",)), RING.size(("r",)) - 1),
-                0,
-            ),
-            types=(ArrayType(F64, shape(7)),),
-        )
+        n, k = RING.size(("r",)), RING.position(("r",))
+        last = mesh.block_extent(7, n, n - 1)
+        first = expr.select(expr.ge(k, 1), mesh.block_offset(7, n, k - 1) + last, 0)
+        have = ((first, first + got.type.shape[0]),)
+        return b("move", got, axes=("r",), have=have, types=(ArrayType(F64, shape(7)),))
 
     module = program(make, out_layout=((),))
     blocks = np.array_split(np.arange(7.0), n)
@@ -148,7 +139,7 @@ def test_ranks_that_receive_nothing_get_zeros():
 
 def test_groups_along_one_axis_of_two():
     module = program(
-        lambda b, u: b("all_reduce", u, axes=("y",), fn="add"),
+        lambda b, u: b("fold", u, axes=("y",), fn="add"),
         GRID,
         extent=4,
         layout=(("x",),),
@@ -161,38 +152,29 @@ def test_groups_along_one_axis_of_two():
 def test_axes_in_another_order_number_the_members_otherwise():
     def make(b, u):
         at = b("expr", value=GRID.position(("x", "y")), dtype=F64)
-        return b(
-            "all_gather",
-            b("broadcast", at, dims=(), shape=shape(1)),
-            axes=("y", "x"),
-            dim=0,
-            var=Sym("g"),
-            offset=symbol(Sym("g")),
-            types=(ArrayType(F64, shape(6)),),
-        )
+        own, k = b("broadcast", at, dims=(), shape=shape(1)), GRID.position(("y", "x"))
+        types = (ArrayType(F64, shape(6)),)
+        return b("move", own, axes=("y", "x"), have=((k, k + 1),), types=types)
 
     module = program(make, GRID, extent=4, layout=((),), out_layout=((),), out_shape=(6,))
     out = run(module, {"x": 2, "y": 3}, {"u": np.zeros(4)})["out"]
     np.testing.assert_array_equal(out, [0, 3, 1, 4, 2, 5])
 
 
-def test_all_to_all_moves_a_split():
-    n = RING.size(("r",))
+def block(extent):
+    """The elements of this rank's block along the ring."""
+    first = mesh.local_offset(RING, extent, ("r",))
+    return first, first + mesh.local_extent(RING, extent, ("r",))
 
+
+def test_all_to_all_moves_a_split():
     def make(b, u):
         rows = b("reshape", u, shape=(*shape(1), *u.type.shape))
         whole = b("broadcast", rows, dims=(0, 1), shape=(*shape(5), *u.type.shape))
         mine = mesh.local_extent(RING, 5, ("r",))
-        return b(
-            "all_to_all",
-            whole,
-            axes=("r",),
-            split=0,
-            concat=1,
-            var=Sym("g"),
-            offset=mesh.block_offset(7, n, symbol(Sym("g"))),
-            types=(ArrayType(F64, (mine, const(7))),),
-        )
+        have, want = (None, block(7)), (block(5), None)
+        types = (ArrayType(F64, (mine, const(7))),)
+        return b("move", whole, axes=("r",), have=have, want=want, types=types)
 
     module = program(make, out_layout=(("r",), ()), out_shape=(5, 7))
     for ranks in (1, 2, 3, 6, 9):
@@ -200,12 +182,20 @@ def test_all_to_all_moves_a_split():
         np.testing.assert_array_equal(out, np.broadcast_to(np.arange(7.0), (5, 7)))
 
 
+@pytest.mark.parametrize("wrong", [
+    lambda low, high: (low + 1, high + 1), lambda low, high: (const(0), high - low),
+], ids=["beside", "twice"])  # fmt: skip
+def test_parts_that_do_not_make_up_the_whole_are_seen(wrong):
+    types = (ArrayType(F64, shape(7)),)
+    module = program(lambda b, u: b("move", u, axes=("r",), have=(wrong(*block(7)),), types=types),
+                     out_layout=((),))  # fmt: skip
+    with pytest.raises(InternalError, match="all_gather: of what member 0 gets, no member or seve"):
+        run(module, {"r": 3}, {"u": np.zeros(7)})
+
+
 def test_reduce_scatter_keeps_balanced_blocks():
     def make(b, u):
-        local = mesh.local_extent(RING, 7, ("r",))
-        return b(
-            "reduce_scatter", u, axes=("r",), dim=0, fn="max", types=(ArrayType(F64, (local,)),)
-        )
+        return b("fold", u, axes=("r",), fn="max", want=(block(7),))
 
     module = program(make, layout=((),), out_layout=(("r",),))
     out = run(module, {"r": 3}, {"u": np.arange(7.0)})["out"]
@@ -246,7 +236,7 @@ def test_while_on_data():
         biggest = test("reduce", args[0], fn="max", dims=(0,))
         below = test(
             "map",
-            test("all_reduce", biggest, axes=("r",), fn="max"),
+            test("fold", biggest, axes=("r",), fn="max"),
             test("full", value=100.0, dtype=F64, shape=()),
             fn="lt",
         )
@@ -294,7 +284,7 @@ def test_ranks_at_different_exchanges_are_named():
         arms = []
         for line, fn in ((11, "add"), (13, "max")):
             arm = Build()
-            arms.append(arm.region(arm("all_reduce", total, axes=("r",), fn=fn, line=line)))
+            arms.append(arm.region(arm("fold", total, axes=("r",), fn=fn, line=line)))
         on = expr.symbol(RING.axis("r").coord_sym) % 2
         return b("branch", on=on, types=(total.type,), regions=arms)
 
@@ -311,7 +301,7 @@ def test_a_rank_that_ended_is_named():
     def make(b, u):
         total = b("reduce", u, fn="add", dims=(0,))
         arm, other = Build(), Build()
-        arms = (arm.region(total), other.region(other("all_reduce", total, axes=("r",), fn="add")))
+        arms = (arm.region(total), other.region(other("fold", total, axes=("r",), fn="add")))
         on = expr.symbol(RING.axis("r").coord_sym)
         return b("branch", on=on, types=(total.type,), regions=arms)
 

@@ -46,7 +46,7 @@ def received(op: Op, sizes: Mapping[str, int]) -> int:
     def elements(shape: Any, rank: dict[str, int]) -> int:
         return int(np.prod([e.evaluate(rank) for e in shape], dtype=int))
 
-    if op.what.name in ("redistribute", "halo"):
+    if op.what.called in ("redistribute", "halo"):
         def own(rank: dict[str, int]) -> int:
             both = [
                 min(b.evaluate(rank), d.evaluate(rank)) - max(a.evaluate(rank), c.evaluate(rank))
@@ -58,9 +58,9 @@ def received(op: Op, sizes: Mapping[str, int]) -> int:
         return size * max(i - own(rank) for i, rank in zip(inside, ranks))
     mine = [elements(op.operands[0].type.shape, rank) for rank in ranks]
     got = [elements(value.type.shape, rank) for rank in ranks]
-    if op.what.name in ("all_gather", "all_to_all"):
+    if op.what.called in ("all_gather", "all_to_all"):
         members = np.prod([sizes[a] for a in op.what.axes])
-        kept = mine if op.what.name == "all_gather" else [m // members for m in mine]
+        kept = mine if op.what.called == "all_gather" else [m // members for m in mine]
         return size * max(int(g - k) for g, k in zip(got, kept))
     return size * max(got)
 
@@ -255,7 +255,7 @@ def test_exchanges(name: str) -> None:
     body, sizes, expected = CASES[name]
     program = program_of(body, tuple(sizes))
     found = [
-        (op.what.name, tuple(op.what.axes), received(op, sizes))
+        (op.what.called, tuple(op.what.axes), received(op, sizes))
         for op in walk(program.body) if isinstance(op.what, Exchange)
     ]  # fmt: skip
     assert found == expected
@@ -286,6 +286,6 @@ def test_two_layers(name: str) -> None:
 
     program = program_of(body, ("x", "y") if name == "both" else ("x",))
     found = [op for op in walk(program.body) if isinstance(op.what, Exchange)]
-    assert [(op.what.name, "".join(op.what.axes)) for op in found] == [
+    assert [(op.what.called, "".join(op.what.axes)) for op in found] == [
         ("all_reduce", a) for a in expected
     ]

@@ -136,10 +136,15 @@ OVERFLOW = [
     (lambda u, k, s: (u * 1e18).astype(np.int64), {}, "a number does not fit int64 (element", 2),
     (lambda u, k, s: np.sum(k), {"k": 0 * K + 2**62}, "a sum of integers overflows int64", 0),
     (lambda u, k, s: -(k.astype(np.int8) - 127 - 1), {}, "negative of integers overflows int8", 0),
+    (lambda u, k, s: spmd.shard_map(lambda v: v + spmd.pscan(0 * np.sum(v) + 2**62, "r"))(0 * k),
+     {}, "what ranks combine of integers overflows int64", 1),
+    (lambda u, k, s: spmd.shard_map(lambda v: spmd.psum_scatter(
+        np.full(6, 2**62) + np.sum(v), "r", tiled=True), out_layouts=("r",))(k), {},
+     "what ranks combine of integers overflows int64 (element", 0),
     (lambda u, k, s: k.astype(np.uint8) - np.uint8(3), {}, "", 0),
     (lambda u, k, s: spmd.random.normal(3, (12,)) + spmd.random.permutation(3, 12), {}, "", 0),
     (lambda u, k, s: (np.histogram(u, bins=4)[0], k + 2**62, np.sum(k * k)), {}, "", 0),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("body", "given", "said", "rank"), OVERFLOW)

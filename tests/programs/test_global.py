@@ -330,7 +330,7 @@ def test_sums_of_half_types_are_reduced_once(dtype: str) -> None:
     draw, kind = np.random.default_rng(3), numpy_dtype(element_type(dtype))
     given = {"a": draw.random((40, 6)).astype(kind), "b": draw.random((6, 40)).astype(kind)}
     lowered = partition(halves.capture(dtype=dtype))
-    kinds = [op.what.name for op in lowered.body.ops
+    kinds = [op.what.called for op in lowered.body.ops
              if op.place and "sums = " in op.place.source_line()]  # fmt: skip
     assert kinds.count("all_reduce") == 1
     expected = halves.eager(dtype=dtype, **given)

@@ -14,7 +14,7 @@ from codegen import dtypes
 from codegen.errors import DtypeError
 from codegen.functions import fn_of
 from codegen.ir import Value
-from codegen.ops import AllReduce, Kind, ReduceScatter, ReduceTo, Scan
+from codegen.ops import Fold, Kind
 from codegen.symbolic import expr
 from codegen.trace.array import Array, as_array, cast_value, number, wrap
 from codegen.trace.context import Context
@@ -34,7 +34,7 @@ def _all_reduce(x: Any, axis: Any, fn: str, what: str) -> Any:
             return leaf * number(context.mesh.size(axes))  # psum(1, axis): the number of members
         value = contributed(as_array(leaf), fn, what)
         independent(context, axes, value.type.shape, range(value.type.ndim), what)
-        return combined(context, AllReduce(axes, fn), value)
+        return combined(context, Fold(axes, fn), value)
 
     return tree.map_tree(one, x)
 
@@ -149,7 +149,7 @@ def _flag(flag: Any, axis: Any, fn: str, what: str) -> Array:
     axes = context.mesh.names if axis is None else axes_of(context, axis, what)
     array = as_array(flag, dtypes.BOOL)
     independent(context, axes, array.extents, range(array.ndim), what)
-    return wrap(context, context.emit_one(AllReduce(axes=axes, fn=fn), array.read()))
+    return wrap(context, context.emit_one(Fold(axes, fn), array.read()))
 
 
 def all_ranks(flag: Any, axis: Any = None) -> Array:
@@ -189,8 +189,8 @@ def psum_scatter(
         d = dim_of(dim, len(shape), "psum_scatter")
         independent(context, axes, shape, range(len(shape)), "psum_scatter")
         wide = widened(context, value)
-        kept = kept_part(context, axes, wide, shape, d, tiled, "psum_scatter")
-        part = wrap(context, context.emit_one(ReduceScatter(axes, d, "add", (kept,)), wide))
+        kept, _ = kept_part(context, axes, shape, d, tiled, "psum_scatter")
+        part = wrap(context, context.emit_one(Fold(axes, "add", want=kept), wide))
         part = part if tiled else part.squeeze(d)
         return as_array(part, value.type.dtype)
 
@@ -237,8 +237,8 @@ def preduce(x: Any, axis: Any, op: Any = "sum", root: Any = 0) -> Any:
         value = contributed(as_array(leaf), fn, "preduce")
         independent(context, axes, value.type.shape, range(value.type.ndim), "preduce")
         if at is None:
-            return combined(context, AllReduce(axes, fn), value)
-        return combined(context, ReduceTo(axes, fn, at), value)
+            return combined(context, Fold(axes, fn), value)
+        return combined(context, Fold(axes, fn, "to_root", at), value)
 
     return tree.map_tree(one, x)
 
@@ -265,7 +265,7 @@ def _prefix(x: Any, axis: Any, op: Any, exclusive: bool, what: str) -> Any:
                 found=f"op={op!r} of {value.type}", remedy="pscan, or the real and imaginary parts",
             )  # fmt: skip
         independent(context, axes, value.type.shape, range(value.type.ndim), what)
-        return combined(context, Scan(axes, fn, exclusive), value)
+        return combined(context, Fold(axes, fn, "before" if exclusive else "up_to"), value)
 
     return tree.map_tree(one, x)
 

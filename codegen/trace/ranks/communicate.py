@@ -13,8 +13,9 @@ from typing import Any
 
 from codegen.errors import CarryError, MatchingError, ProgramError, ShapeError, UsageError
 from codegen.ir import ArrayType, Shape, Value
-from codegen.mesh import block_extent
-from codegen.ops import AllGather, AllToAll, Barrier, Permute
+from codegen.mesh import block_extent, block_offset
+from codegen.ops import Barrier, Move, Permute
+from codegen.ops.group import Bounds, Span, along
 from codegen.symbolic import expr, prove
 from codegen.symbolic.expr import Expr, Sym
 from codegen.trace.array import Array, as_array, number, wrap
@@ -236,18 +237,18 @@ def dim_of(d: Any, ndim: int, what: str) -> int:
     return value.value % ndim
 
 
-def pieces(context: Context, axes: Axes, extent: Expr, p: Sym, what: str) -> tuple[Expr, Expr]:
-    """Where member p's piece begins when all members' pieces are joined, and the whole extent."""
+def pieces(context: Context, axes: Axes, extent: Expr, what: str) -> tuple[Span, Expr]:
+    """Where this rank's piece lies when all members' pieces are joined, and the whole extent."""
     n = context.mesh.size(axes)
     k = Sym("k", "var", expr.const(0), n - 1)
     each = at_member(context, axes, extent, expr.symbol(k))
-    offset = prove.prefix_sum(each, k, expr.symbol(p))
+    offset = prove.prefix_sum(each, k, context.mesh.position(axes))
     total = prove.prefix_sum(each, k, n)
     if offset is None or total is None:
         raise ShapeError(f"{what}: there is no formula for the sum of the extents on all ranks",
                          expected="equal extents, balanced blocks, or extents linear in the index",
                          found=str(extent), remedy="pad to one extent")  # fmt: skip
-    return offset, total
+    return (offset, offset + extent), total
 
 
 def all_gather(
@@ -268,19 +269,19 @@ def all_gather(
     dim = dim if gather_axis is None else gather_axis
 
     def one(leaf: Any) -> Array:
-        value, d, p, offset, shape = joined(context, axes, leaf, dim, tiled, "all_gather")
+        value, d, part, shape = joined(context, axes, leaf, dim, tiled, "all_gather")
         types = (ArrayType(value.type.dtype, shape),)
-        gathered = context.emit_one(AllGather(axes, d, p, offset, types), value)
-        return wrap(context, gathered)
+        gather = Move(axes, along(len(shape), {d: part}), types=types)
+        return wrap(context, context.emit_one(gather, value))
 
     return tree.map_tree(one, x)
 
 
 def joined(
     context: Context, axes: Axes, leaf: Any, dim: int, tiled: bool, what: str
-) -> tuple[Value, int, Sym, Expr, Shape]:
-    """The operand of a gather, the dim it grows along, where a member's part begins, the shape of
-    the whole."""
+) -> tuple[Value, int, Span, Shape]:
+    """The operand of a gather, the dim it grows along, this rank's part of that, the shape of the
+    whole."""
     array = as_array(leaf)
     d = dim_of(dim, array.ndim + (not tiled), what)
     if not tiled:
@@ -289,20 +290,20 @@ def joined(
     shape = value.type.shape
     independent(context, axes, shape, [k for k in range(len(shape)) if k != d], what,
                 "" if tiled else "tiled=True joins parts of different extents")  # fmt: skip
-    p = member_of(context, axes)
-    offset, total = pieces(context, axes, shape[d], p, what)
-    return value, d, p, offset, (*shape[:d], total, *shape[d + 1 :])
+    part, total = pieces(context, axes, shape[d], what)
+    return value, d, part, (*shape[:d], total, *shape[d + 1 :])
 
 
 def kept_part(
-    context: Context, axes: Axes, value: Value, shape: Shape, d: int, tiled: bool, what: str
-) -> ArrayType:
-    """The type of what this rank keeps of an array of this shape: its part of dim d."""
+    context: Context, axes: Axes, shape: Shape, d: int, tiled: bool, what: str
+) -> tuple[Bounds, Shape]:
+    """What this rank keeps of an array of this shape, its part of dim d; and the shape of that."""
     n, k = context.mesh.size(axes), context.mesh.position(axes)
     if not tiled:
         _one_per_member(shape, d, n, what)
-    own = expr.const(1) if not tiled else block_extent(shape[d], n, k)
-    return ArrayType(value.type.dtype, (*shape[:d], own, *shape[d + 1 :]))
+    first = block_offset(shape[d], n, k) if tiled else k
+    own = block_extent(shape[d], n, k) if tiled else expr.const(1)
+    return along(len(shape), {d: (first, first + own)}), (*shape[:d], own, *shape[d + 1 :])
 
 
 def _one_per_member(shape: Shape, d: int, n: Expr, what: str) -> None:
@@ -337,13 +338,16 @@ def all_to_all(
     def one(leaf: Any) -> Any:
         array = as_array(leaf)
         s, c = (dim_of(d, array.ndim, "all_to_all") for d in (split, concat))
-        if tiled:
+        if not tiled:
+            _one_per_member(array.extents, s, context.mesh.size(axes), "all_to_all")
+        elif s != c:
             return _exchange_blocks(context, axes, array, s, c)
-        _one_per_member(array.extents, s, context.mesh.size(axes), "all_to_all")
-        at = c if c <= s else c + 1
+        at = c if c <= s else c + 1  # a new dim, along which the blocks are joined
         wide = array.reshape((*array.shape[:at], 1, *array.shape[at:]))
-        s = s + 1 if at <= s else s
-        return _exchange_blocks(context, axes, wide, s, at).squeeze(s)
+        blocks = _exchange_blocks(context, axes, wide, s + 1 if at <= s else s, at)
+        if not tiled:
+            return blocks.squeeze(s + 1 if at <= s else s)
+        return blocks.reshape((*array.shape[:s], -1, *array.shape[s + 1 :]))
 
     return tree.map_tree(one, x)
 
@@ -351,19 +355,12 @@ def all_to_all(
 def _exchange_blocks(context: Context, axes: Axes, array: Array, s: int, c: int) -> Array:
     value = array.read()
     shape = list(value.type.shape)
-    n, k = context.mesh.size(axes), context.mesh.position(axes)
-    rest = [d for d in range(len(shape)) if d != c]
-    independent(context, axes, tuple(shape), rest, "all_to_all")
-    p = member_of(context, axes)
-    if s == c:  # what member k gets from each is its own block, joined along the same dim
-        independent(context, axes, tuple(shape), [c], "all_to_all")
-        block = block_extent(shape[s], n, k)
-        offset, shape[c] = block * expr.symbol(p), block * n
-    else:
-        offset, total = pieces(context, axes, shape[c], p, "all_to_all")
-        shape[s], shape[c] = block_extent(shape[s], n, k), total
-    types = (ArrayType(value.type.dtype, tuple(shape)),)
-    return wrap(context, context.emit_one(AllToAll(axes, s, c, p, offset, types), value))
+    independent(context, axes, tuple(shape), [d for d in range(len(shape)) if d != c], "all_to_all")
+    part, shape[c] = pieces(context, axes, shape[c], "all_to_all")
+    block, made = kept_part(context, axes, tuple(shape), s, True, "all_to_all")
+    types = (ArrayType(value.type.dtype, made),)
+    move = Move(axes, along(len(shape), {c: part}), block, types)
+    return wrap(context, context.emit_one(move, value))
 
 
 def axis_index(axis: Any = None) -> Any:

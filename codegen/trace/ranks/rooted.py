@@ -10,7 +10,8 @@ from typing import Any
 
 from codegen.errors import MatchingError, UsageError
 from codegen.ir import ArrayType
-from codegen.ops import BroadcastFrom, GatherTo, ScatterFrom
+from codegen.ops import Move
+from codegen.ops.group import along
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 from codegen.trace.array import Array, as_array, wrap
@@ -62,7 +63,8 @@ def pbroadcast(x: Any, axis: Any, source: Any = 0, *, root: Any = None) -> Any:
         value = as_array(leaf).read()
         shape = tuple(at_member(context, axes, e, at) for e in value.type.shape)
         types = (ArrayType(value.type.dtype, shape),)
-        return wrap(context, context.emit_one(BroadcastFrom(axes, at, types), value))
+        send = Move(axes, types=types, flow="from_root", root=at)
+        return wrap(context, context.emit_one(send, value))
 
     return tree.map_tree(one, x)
 
@@ -85,11 +87,11 @@ def pgather(x: Any, axis: Any, root: Any = 0, dim: int = 0, tiled: bool = False)
     here = expr.eq(context.mesh.position(axes), at)
 
     def one(leaf: Any) -> Array:
-        value, d, p, offset, shape = joined(context, axes, leaf, dim, tiled, "pgather")
+        value, d, part, shape = joined(context, axes, leaf, dim, tiled, "pgather")
         shape = (*shape[:d], shape[d] * here, *shape[d + 1 :])
-        types = (ArrayType(value.type.dtype, shape),)
-        gathered = context.emit_one(GatherTo(axes, d, p, offset, at, types), value)
-        return wrap(context, gathered)
+        have, types = along(len(shape), {d: part}), (ArrayType(value.type.dtype, shape),)
+        gather = Move(axes, have, types=types, flow="to_root", root=at)
+        return wrap(context, context.emit_one(gather, value))
 
     return tree.map_tree(one, x)
 
@@ -114,8 +116,10 @@ def pscatter(x: Any, axis: Any, root: Any = 0, dim: int = 0, tiled: bool = False
         value = as_array(leaf).read()
         d = dim_of(dim, value.type.ndim, "pscatter")
         shape = tuple(at_member(context, axes, e, at) for e in value.type.shape)
-        kept = kept_part(context, axes, value, shape, d, tiled, "pscatter")
-        part = wrap(context, context.emit_one(ScatterFrom(axes, d, at, (kept,)), value))
+        kept, made = kept_part(context, axes, shape, d, tiled, "pscatter")
+        types = (ArrayType(value.type.dtype, made),)
+        scatter = Move(axes, want=kept, types=types, flow="from_root", root=at)
+        part = wrap(context, context.emit_one(scatter, value))
         return part if tiled else part.squeeze(d)
 
     return tree.map_tree(one, x)

@@ -30,7 +30,7 @@ GROUPS = (
     ("The Plan", ("codegen/plan/*.py",), "grammar"),
     ("Plan to C", ("codegen/emit/*.py",), "image"),
     ("What ranks that exchange must agree on", ("codegen/verify/*.py",),
-     "table rows terms pairs small"),
+     "table rows terms pairs small landing"),
     ("The image as a file", ("codegen/image/*.py",), "manifest"),
     ("Oracles", ("codegen/oracle/*.py",), "eager interpret"),
     ("What users import and run", ("spmd/*.py",), "__main__ cli"),

@@ -9,6 +9,7 @@ the exchange, `x`; where there are several meshes, their sizes and scalars too, 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,8 @@ class Pairs:
         self.last: dict[int, Array] = {}  # of other symbols: their last value, by mesh
         used = {*table.sizes, *row.used, *names_in(*(table.capacity[k] for k in row.buffers))}
         values = {name: [mesh[name] for mesh in meshes] for name in meshes[0] if name in used}
+        if self.count > 1:
+            values["number of the mesh"] = list(range(self.count))
         self.values = {name: self._given(name, v) for name, v in values.items()
                        if all(isinstance(x, int) for x in v)}  # fmt: skip
         self.size = {a: self.values[f"n_{a}"] for a in table.axes}
@@ -218,6 +221,11 @@ class Pairs:
                 for name, names in zip(BOXES, (takes, takes, gives, gives), strict=True)
                 if self.row.said[name]}  # fmt: skip
 
+    @cached_property
+    def between(self) -> dict[str, Box]:
+        """The boxes of any giver and any taker."""
+        return self.boxes(self.giver, self.taker)
+
     def mismatch(self, boxes: dict[str, Box]) -> int:
         """That two boxes differ, or one is not inside its buffer."""
         found = [box.outside() for box in boxes.values()]
@@ -275,7 +283,7 @@ class Pairs:
 
     def compared(self) -> tuple[int, int]:
         """Whether a taker reads what a giver has; and whether that does not fit."""
-        t, boxes = self.terms, self.boxes(self.giver, self.taker)
+        t, boxes = self.terms, self.between
         if self.row.said["flow"] != "near":
             read = self.reads()
             # those of what is folded do not tell
@@ -336,7 +344,7 @@ class Pairs:
     def judge_idle(self, point: Point) -> None:
         """Raises Mismatch where something moves between those who do not exchange."""
         p, q = self.rank(point, self.giver), self.rank(point, self.taker)
-        for name, box in self.boxes(self.giver, self.taker).items():
+        for name, box in self.between.items():
             if name in ("into", "send") and self.exact(point, box.nonempty)[0]:
                 raise self.fault(point, f"{q} reads nothing of {p}, which it does not list"
                                  if self.row.said["flow"] == "near" else

@@ -24,6 +24,7 @@ Values = dict[str, int]
 RANKS = 8  # all meshes of up to so many
 LARGEST = 64  # ranks of other meshes, where there are not even so FEW that a launch accepts
 FEW = 3
+PAIRS = 1 << 16  # of members of one exchange on all these meshes; of more, a sample
 
 
 def check_exchanges(plan: Plan) -> Table:
@@ -34,7 +35,7 @@ def check_exchanges(plan: Plan) -> Table:
         row.unknown = set()  # what the program computes is among the samples
     try:
         if meshes:
-            check(table, meshes)
+            check(table, meshes, PAIRS, lands=True)
     except Mismatch as wrong:
         step = next(s for s in walk_steps(plan.steps)
                     if isinstance(s, Exchange) and s.site == wrong.row.site)  # fmt: skip

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from codegen.verify.landing import Landing
 from codegen.verify.pairs import Axes, Pairs, Places
 from codegen.verify.table import BOXES, Mismatch, Row, Table
 from codegen.verify.terms import Array
@@ -40,21 +41,22 @@ class Found:
     sampled: dict[int, str] = field(default_factory=dict)  # by exchange: of what
 
 
-def check(table: Table, meshes: Meshes, most: int | None = None) -> Found:
+def check(table: Table, meshes: Meshes, most: int | None = None, lands: bool = False) -> Found:
     """Every exchange that is known matches on these meshes. most: pairs, else a sample of them.
+    lands: what a member takes lands apart, and without holes.
 
     Raises Mismatch, of the first mesh on which one does not.
     """
 
     def one(row: Row) -> Found:
-        everyone = Everyone(Pairs(row, meshes))
+        everyone = Everyone(Pairs(row, meshes), lands)
         return everyone.found(everyone.check(most))
 
     try:
         return each_once(table, one)
     except Mismatch:
         for mesh in meshes if len(meshes) > 1 else ():
-            check(table, [mesh], most)
+            check(table, [mesh], most, lands)
         raise
 
 
@@ -77,11 +79,12 @@ def each_once(table: Table, check: Callable[[Row], Found]) -> Found:
 class Everyone:
     """All members, and pairs of members, of one exchange."""
 
-    def __init__(self, pairs: Pairs) -> None:
+    def __init__(self, pairs: Pairs, lands: bool = False) -> None:
+        """lands: whether it is checked where what members take lands."""
         self.pairs, self.terms, self.row = pairs, pairs.terms, pairs.row
         self.here = pairs.taken(pairs.giver)  # at a rank that stands as giver
         self.there = pairs.taken(pairs.taker)
-        self.sampled = ""
+        self.sampled, self.lands = "", lands
 
     def found(self, transfers: int) -> Found:
         return Found(transfers, {self.row.site: self.sampled} if self.sampled else {})
@@ -172,8 +175,9 @@ class Everyone:
         """All pairs, or a sample of them: how many exchange."""
         pairs = self.pairs
         symbols = pairs.symbols(pairs.giver, pairs.taker)
-        if most is None or self.pairs.number_of(symbols) <= most:
-            return self.compare(self.pairs.each(symbols))
+        if most is None or pairs.number_of(symbols) <= most:
+            return self.compare(pairs.each(symbols))
+        self.lands = False
         return self.compare_some("the pairs")
 
     def compare_some(self, of: str) -> int:
@@ -188,13 +192,19 @@ class Everyone:
         """How many of these pairs exchange. Raises Mismatch."""
         t, pairs, count = self.terms, self.pairs, 0
         read, wrong = pairs.compared()
-        counted = t.all(self.here, read, t.negated(pairs.wrap))
-        wrong = t.all(self.here, wrong)
+        read, wrong = t.all(self.here, read), t.all(self.here, wrong)
+        landing = Landing(pairs, read) if self.lands else None
+        more = landing.terms if landing else []
         for places in chunks:
-            found, bad = self.pairs.evaluated(places, counted, wrong)
+            found, bad, *values = pairs.evaluated(
+                places, t.all(read, t.negated(pairs.wrap)), wrong, *more)  # fmt: skip
             count += int((found != 0).sum())
             if (some := bad != 0).any():
                 self.judge(iter([{s: a[some] for s, a in places.items()}]))
+            if landing:
+                landing.add(places, values)
+        if landing:
+            landing.check()
         return count
 
     def beside(self) -> Iterator[Places]:

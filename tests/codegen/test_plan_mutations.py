@@ -241,3 +241,48 @@ def test_what_is_said_of_a_wrong_exchange():
                      r"\((\w+=\d,?)+\)", text)  # fmt: skip
     assert re.search(r"rank \d to rank \d", text) and "report this program" in text
     assert found.value.place == x.place
+
+
+# ---- what both sides say alike, and is wrong ----------------------------------------------------
+
+
+def both_later(x: Exchange, plan: Plan) -> Any:
+    """Where it lands, as the taker and as the giver has it."""
+    if x.give_into is None or x.pull_into is None:
+        return None
+    me, member = plan.mesh.position(x.axes), expr.symbol(x.member)
+    return {"pull_into": moved(x.pull_into, expr.eq(member, 0)),
+            "give_into": moved(x.give_into, expr.eq(me, 0))}  # fmt: skip
+
+
+def both_shorter(x: Exchange, plan: Plan) -> Any:
+    """What is taken of the first member: less of it."""
+    if not x.near and x.kind not in ("all_gather", "all_to_all", "gather_to", "redistribute"):
+        return None
+    me, member = expr.eq(plan.mesh.position(x.axes), 0), expr.eq(expr.symbol(x.member), 0)
+    sides = {"pull_from": member, "pull_into": member, "send": me, "give_into": me}
+    return {name: less(box, by) for name, by in sides.items() if (box := getattr(x, name))}
+
+
+def moved(box: Any, by: Any) -> Any:
+    return replace(box, offset=box.offset + by * (box.stride[-1] if box.stride else 1))
+
+
+def less(box: Any, by: Any) -> Any:
+    return replace(box, extent=(*box.extent[:-1], expr.maximum(box.extent[-1] - by, 0)))
+
+
+def in_place(x: Exchange, plan: Plan) -> Any:
+    """Into the memory that is read."""
+    if x.pull_from is None or x.pull_into is None or x.pull_from.buffer is x.pull_into.buffer:
+        return None
+    return {"pull_into": replace(x.pull_into, buffer=x.pull_from.buffer)}
+
+
+@pytest.mark.parametrize("mutation", [both_later, both_shorter, in_place])
+def test_what_both_say_alike_and_is_wrong_is_noticed(mutation):
+    broken = [(name, x, with_exchange(plan, x, **changed)) for name in ALL
+              for x, plan in exchanges_of(name) if (changed := mutation(x, plan))]  # fmt: skip
+    assert broken
+    survivors = [f"{name}: {x.kind} at {x.place}" for name, x, plan in broken if not noticed(plan)]
+    assert survivors == []

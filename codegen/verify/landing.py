@@ -1,0 +1,151 @@
+"""Where what a member takes lands in its memory: apart, without holes, and not on what it sends.
+
+In: an exchange on small meshes, and of pairs of members whether one reads the other. Out: nothing,
+or a Mismatch that names the member and both boxes.
+Always holds: of a fold nothing is asked, since all that is folded lands at one place; boxes that
+cannot be told apart dim by dim are compared element by element.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+
+from codegen.verify.pairs import Box, Found, Pairs, Places
+from codegen.verify.terms import Array
+
+MOST = 1 << 16  # elements of a box that are compared one by one
+
+
+class Landing:
+    """The boxes of one exchange that are not empty, as far as they were added."""
+
+    def __init__(self, pairs: Pairs, read: int) -> None:
+        """read: whether, at a place, the taker takes what the giver has."""
+        t, boxes, self.pairs = pairs.terms, pairs.between, pairs
+        self.boxes: list[Box] = []
+        if pairs.row.said.get("fn") == "" and "into" in boxes:
+            self.boxes.append(boxes["into"])
+            here = pairs.row.said["send"], pairs.row.said["into"]
+            self.in_place = here[0] is not None and here[0]["buffer"] == here[1]["buffer"]
+            if self.in_place:
+                self.boxes.append(boxes["send"])
+        self.terms = [term for box in self.boxes
+                      for term in (t.all(read, box.nonempty), box.offset,
+                                   *(part for dim in box.dims for part in dim))]  # fmt: skip
+        self.found: list[tuple[int, Places, list[Array]]] = []  # sent or not, where, box
+
+    def add(self, places: Places, values: list[Array]) -> None:
+        """values: of the terms."""
+        left = iter(values)
+        for sent, box in enumerate(self.boxes):
+            some, *parts = itertools.islice(left, 2 + 2 * len(box.dims))
+            if (some := some != 0).any():
+                at = {s: a[some] for s, a in places.items()}
+                self.found.append((sent, at, [a[some] for a in parts]))
+
+    def check(self) -> None:
+        """Raises Mismatch."""
+        if len({len(box.dims) for box in self.boxes}) != 1 or not self.found:
+            return
+        sent = np.concatenate([np.full(len(v[0]), k) for k, _, v in self.found])
+        places = {s: np.concatenate([at[s] for _, at, _ in self.found]) for s in self.found[0][1]}
+        values = [np.concatenate(v) for v in zip(*(v for *_, v in self.found), strict=True)]
+        owner = self._owner(sent, places)
+        order = np.lexsort((sent, owner))
+        sent, owner, values = sent[order], owner[order], [v[order] for v in values]
+        places = {s: a[order] for s, a in places.items()}
+        begin, extent, clear = _digits(values)
+        self._apart(owner, sent, begin, extent, clear, values, places)
+        if not self.in_place:
+            self._whole(owner, begin, extent, clear, places)
+
+    def _owner(self, sent: Array, places: Places) -> Array:
+        """A number of the member in whose memory a box lies, and of the turn and mesh."""
+        pairs, out = self.pairs, np.zeros(len(sent), dtype=np.int64)
+        own = [(pairs.taker[a], pairs.giver[a]) for a in pairs.row.axes]
+        both = {s for pair in own for s in pair}
+        for s, a in places.items():
+            if s not in both and s != pairs.wrap:
+                out = out * (int(a.max()) - int(a.min()) + 1) + (a - a.min()).astype(np.int64)
+        for taker, giver in own:
+            if taker in places:
+                mine: Array = np.where(sent == 1, places[giver], places[taker])
+                out = out * (int(mine.max()) + 1) + mine
+        return out
+
+    def _apart(self, owner: Array, sent: Array, begin: Array, extent: Array, clear: Array,
+               values: list[Array], places: Places) -> None:  # fmt: skip
+        """No two boxes that one member takes share an element, nor does one that it sends."""
+        most = max(np.unique(owner, return_counts=True)[1].tolist())
+        for by in range(1, most):
+            meet = (owner[by:] == owner[:-by]) & (sent[:-by] == 0)
+            known = clear[by:] & clear[:-by]
+            for b, e, s in zip(begin, extent, values[2::2], strict=True):
+                known &= (s[by:] == s[:-by]) | (e[by:] <= 1) & (e[:-by] <= 1)
+                meet &= ~known | ((b[by:] < b[:-by] + e[:-by]) & (b[:-by] < b[by:] + e[by:]))
+            for k in np.flatnonzero(meet):
+                if known[k] or _share(_box(values, int(k)), _box(values, int(k) + by)):
+                    self._fault(places, sent, values, int(k), int(k) + by)
+
+    def _fault(self, places: Places, sent: Array, values: list[Array], j: int, k: int) -> None:
+        pairs, both = self.pairs, []
+        for at in (j, k):
+            point = {s: int(a[at]) for s, a in places.items()}
+            other = pairs.rank(point, pairs.taker if sent[at] else pairs.giver)
+            does = "sends to" if sent[at] else "takes of"
+            both.append(f"{does} {other} {_box(values, at)}")
+        me = pairs.rank(point, pairs.giver if sent[k] else pairs.taker)
+        raise pairs.fault(point, f"what {me} takes lands apart from all that it takes or sends",
+                          " and ".join(both))  # fmt: skip
+
+    def _whole(self, owner: Array, begin: Array, extent: Array, clear: Array,
+               places: Places) -> None:  # fmt: skip
+        """What a member takes fills a whole region: nobody forgot a part of it."""
+        first = np.flatnonzero(np.diff(owner, prepend=owner[0] - 1))
+        many = np.ones(len(owner), dtype=np.int64)
+        whole = np.ones(len(first), dtype=np.int64)
+        for b, e in zip(begin, extent, strict=True):
+            many = many * e
+            whole = whole * (np.maximum.reduceat(b + e, first) - np.minimum.reduceat(b, first))
+        taken, known = np.add.reduceat(many, first), np.logical_and.reduceat(clear, first)
+        for k in np.flatnonzero(known & (taken != whole)):
+            point = {s: int(a[first[k]]) for s, a in places.items()}
+            raise self.pairs.fault(
+                point, f"what {self.pairs.rank(point, self.pairs.taker)} takes fills a region of "
+                f"{whole[k]} elements", f"{taken[k]} elements")  # fmt: skip
+
+
+def _digits(values: list[Array]) -> tuple[list[Array], list[Array], Array]:
+    """Of boxes (offset, then extent and stride of every dim) where each dim begins, and its extent;
+    and whether that is clear: dims nest as those of an array do."""
+    left, clear, begin = values[0], np.ones(len(values[0]), dtype=bool), []
+    outer = None
+    for extent, stride in zip(values[1::2], values[2::2], strict=True):
+        clear &= stride > 0
+        size = np.maximum(stride, 1)
+        first, left = left // size, left % size
+        if outer is not None:
+            clear &= (first + extent) * size <= outer
+        begin.append(first)
+        outer = size
+    return begin, values[1::2], clear & (left == 0)
+
+
+def _box(values: list[Array], k: int) -> Found:
+    offset, *dims = (int(v[k]) for v in values)
+    return offset, tuple(dims[::2]), tuple(dims[1::2])
+
+
+def _share(a: Found, b: Found) -> bool:
+    """Whether two boxes have an element in common; large ones are taken for what they say."""
+    if max(np.prod(box[1], dtype=object) for box in (a, b)) > MOST:
+        return False
+    elements = [set(), set()]  # type: list[set[int]]
+    for (offset, extents, strides), found in zip((a, b), elements, strict=True):
+        at = np.array(offset)
+        for e, s in zip(extents, strides, strict=True):
+            at = at[..., None] + s * np.arange(e)
+        found.update(at.ravel().tolist())
+    return bool(elements[0] & elements[1])

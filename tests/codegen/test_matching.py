@@ -119,7 +119,12 @@ def test_a_computed_distance_may_be_negative():
 
     error = refusal(unknown)
     assert error.message == "with 1 rank, rank 0 sends to -1, which does not exist"
-    assert "= -1)" in error.found
+    assert "(far = -1)" in error.found
+
+    def unnamed(u):
+        return spmd.ppermute(u, "x", to=lambda i, n: i + spmd.psum(np.sum(u).astype(int), "x"))
+
+    assert refusal(unnamed).found == "rank p sends to number + p (number = 1)"
 
     def growing(u, step):
         d = 1

@@ -14,7 +14,7 @@ from typing import Any
 
 from codegen import dtypes
 from codegen.ir import Module, Op, Region, Value
-from codegen.ops import OPS, Branch, Const, Full, Let, Loop, Map, Symbolic
+from codegen.ops import Branch, Const, Full, Let, Loop, Map, Symbolic
 from codegen.ops.views import View
 from codegen.places import user_place
 from codegen.symbolic import expr
@@ -60,7 +60,10 @@ def _let(context: Context, value: Value) -> Sym:
         key = f"{value.name} {place}"
         known = context.bounds.get(key, Bounds(power=True))  # nothing is refused before it is known
         least = None if known.least is None else expr.const(known.least)
-        name = "number" if value.name in OPS else value.name  # named by no variable
+        made = next((op for block in reversed(context.blocks) for op in reversed(block.ops)
+                     if value in op.results), None)  # fmt: skip
+        unnamed = made is not None and value.name == made.what.called  # by no variable
+        name = "number" if unnamed else value.name
         divides = expr.POWERS if known.power else 0
         sizes = {a.size_name: a.size for a in context.mesh.axes}  # they may be better known by now
         most = known.most and known.most.subst({s: sizes[s.name] for s in known.most.symbols()})

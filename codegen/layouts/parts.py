@@ -7,7 +7,7 @@ Always holds: a part is made once in a region; one that others hold comes out of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypedDict
+from typing import Any
 
 from codegen import mesh
 from codegen.errors import Place
@@ -17,16 +17,8 @@ from codegen.layouts import cuts
 from codegen.layouts.cuts import Window, home, layout_of
 from codegen.layouts.demands import demands_of
 from codegen.ops import Exchange, Kind, Move, Reshape, Slice
-from codegen.ops.group import Bounds, Near, Wraps, along
+from codegen.ops.group import along
 from codegen.symbolic.expr import Expr, Sym
-
-
-class Boxes(TypedDict):
-    axes: tuple[str, ...]
-    have: Bounds
-    want: Bounds
-    near: Near
-    wraps: Wraps
 
 
 class Parts(Builder):
@@ -195,7 +187,7 @@ class Parts(Builder):
             want = along(x.type.ndim, split) if split else ()
             move = Move(axes, joined, want, self.stated(x, now))
         else:
-            move = Move(**self.boxes(axes, have, now), types=self.stated(x, now))
+            move = self.move(axes, have, now, self.stated(x, now))
         return self.emit(move, (x,)), now
 
     def in_parts(self, moves: bool, have: cuts.Cut, want: cuts.Cut, axes: tuple[str, ...]) -> bool:
@@ -207,18 +199,16 @@ class Parts(Builder):
             return have == cuts.whole(have.last) and want == cuts.block(axes, have.last)
         return not _symbols(want, self.mesh) & {self.mesh.axis(a).coord_sym for a in axes}
 
-    def boxes(
-        self, axes: tuple[str, ...], have: Sequence[cuts.Cut], want: Sequence[cuts.Cut]
-    ) -> Boxes:
-        """What a redistribute or a halo says of its members."""
+    def move(
+        self, axes: tuple[str, ...], have: Sequence[cuts.Cut], want: Sequence[cuts.Cut],
+        types: tuple[ArrayType, ...] = (), room: Window = (),
+    ) -> Move:  # fmt: skip
+        """Of what members hold to what they want; room: where it is done in place."""
         wraps = tuple(c.wraps() for c in want)
-        return {
-            "axes": axes,
-            "have": tuple(c.bounds(self.mesh) for c in have),
-            "want": tuple(c.bounds(self.mesh) for c in want),
-            "near": cuts.near(self.mesh, axes, have, want),
-            "wraps": wraps if any(wraps) else (),
-        }
+        held, wanted, around = (tuple(c.bounds(self.mesh) for c in cut)
+                                for cut in (have, want, room))  # fmt: skip
+        return Move(axes, held, wanted, types, around, near=cuts.near(self.mesh, axes, have, want),
+                    wraps=wraps if any(wraps) else ())  # fmt: skip
 
     def moving(self, value: Value, dims: Sequence[int]) -> tuple[str, ...]:
         """The axes that split some dims of a value, in the mesh's order."""

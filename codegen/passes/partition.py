@@ -25,7 +25,6 @@ from codegen.ops import (
     Kind,
     Let,
     Loop,
-    Move,
     Print,
     RunScalar,
     ShardMap,
@@ -213,8 +212,7 @@ class _Partition(Parts):
             moved = [d for d, c in enumerate(window) if c.period or blocks[d].axes]
             moved = [d for d in moved if window[d] != blocks[d]]
             have = tuple(h if d in moved else c for d, (c, h) in enumerate(zip(window, blocks)))
-            boxes = self.boxes(self.moving(value, moved), have, window)
-            halo = Move(**boxes, room=tuple(c.bounds(self.mesh) for c in room))
+            halo = self.move(self.moving(value, moved), have, window, room=room)
             self.asked, self.fetching = self.demands.of[value].places.get(window), value
             around = self.emit(halo, (around,))
             self.asked = self.fetching = None

@@ -111,9 +111,9 @@ if TYPE_CHECKING:  # for editors and type checkers: where every name has its doc
     from codegen.trace.declare import input_ as _input
     from codegen.trace.declare import mesh as mesh
     from codegen.trace.declare import number_of_ranks as _ranks
-    from codegen.trace.declare import print_ as _print
     from codegen.trace.declare import require as require
     from codegen.trace.declare import scalar as scalar
+    from codegen.trace.messages import print_ as _print
     from codegen.trace.numpy.creation import arange as arange
     from codegen.trace.numpy.creation import array as array
     from codegen.trace.numpy.creation import asarray as asarray

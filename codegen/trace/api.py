@@ -68,7 +68,7 @@ def _public(name: str, module: str, attribute: str = "") -> Callable[..., Any]:
 _TABLE: dict[str, tuple[str, ...]] = {
     # declarations
     "input": ("declare", "input_"), "scalar": ("declare",), "require": ("declare",),
-    "mesh": ("declare",), "print": ("declare", "print_"),
+    "mesh": ("declare",), "print": ("messages", "print_"),
     # the mesh
     "axis_index": ("ranks.communicate",), "axis_size": ("ranks.communicate",),
     "index": ("ranks.communicate", "axis_index"), "ranks": ("declare", "number_of_ranks"),

@@ -16,7 +16,7 @@ from codegen.trace.array import as_array
 from codegen.trace.expecting import nonzero
 from codegen.trace.number import DEEPEST, Number, expr_of, number
 from codegen.trace.numpy import dispatch
-from codegen.trace.numpy.elementwise import bitwise, operate
+from codegen.trace.numpy.operators import bitwise, operate
 
 
 def _arithmetic(symbolic: Any, ufunc: str, truth: bool = False, divides: bool = False) -> Any:

@@ -21,8 +21,8 @@ from codegen.trace.control.stateful import hashed, identity, iterating, ordered,
 from codegen.trace.number import Number, condition_of, expr_of, number
 from codegen.trace.numpy import mathematics
 from codegen.trace.numpy.dispatch import aware, elsewhere
-from codegen.trace.numpy.elementwise import maximum, minimum
 from codegen.trace.numpy.logic import truth
+from codegen.trace.numpy.operators import maximum, minimum
 from codegen.user import tree
 
 

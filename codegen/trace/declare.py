@@ -6,7 +6,6 @@ gives the same thing.
 
 from __future__ import annotations
 
-import string
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +23,7 @@ from codegen.errors import (
 )
 from codegen.ir import ArrayType, Input, Region, Scalar, Shape, Value, free_counters, free_values
 from codegen.mesh import Layout, checked_text, local_offset
-from codegen.ops import Full, Iota, Map, Print, Reshape, RunScalar
+from codegen.ops import Full, Iota, Map, Reshape, RunScalar
 from codegen.places import user_place
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, Sym
@@ -422,96 +421,6 @@ def mesh(name: str) -> MeshName:
     if known is None:
         context.mesh_names[name] = context.mesh.names
     return MeshName(name, context.mesh.names)
-
-
-# ---- messages --------------------------------------------------------------------------------
-
-
-def print_(text: Any, *values: Any, every_rank: bool = False, **named: Any) -> None:
-    """Prints while the program runs: once, from index 0, or on every rank, prefixed by its index.
-
-    text: as of str.format, with a place {} for each value. values: numbers, arrays of shape (), and
-    1-D arrays of up to 64 elements; `spmd.print("loss {:.4f} after {}", loss, step)`. A float32
-    has the digits that tell it from other float32 numbers: 0.1. UsageError for other arrays, and
-    where places and values do not fit.
-    """
-    context = require_context("spmd.print")
-    if not isinstance(text, str):
-        values, text = (text, *values), " ".join(["{}"] * (len(values) + 1))
-    parts: list[str] = [""]
-    operands: list[Value] = []
-    fields = _fields(text, values, named)
-    for literal, spec, value in fields:
-        parts[-1] += literal
-        if value is _NOTHING:
-            continue
-        if not isinstance(value, (Array, Number, np.inexact)):
-            parts[-1] += format(value, spec)
-            continue
-        _print_array(as_array(value), spec, parts, operands)
-    context.emit(Print(parts=tuple(parts), every_rank=bool(every_rank)), operands)
-
-
-_NOTHING = object()
-
-
-def _fields(text: str, values: tuple[Any, ...], named: dict[str, Any]) -> list[Any]:
-    """(literal text, format spec, value) in turn."""
-    out: list[Any] = []
-    used = 0
-    try:
-        parsed = list(string.Formatter().parse(text))
-    except ValueError as error:
-        raise _print_error(text, str(error)) from None
-    for literal, field, spec, conversion in parsed:
-        if field is None:
-            out.append((literal, "", _NOTHING))
-            continue
-        if "{" in (spec or "") or conversion:
-            raise _print_error(text, "nested formats and conversions are not compiled")
-        key: Any = field
-        if field == "":
-            key, used = used, used + 1
-        elif field.isdigit():
-            key, used = int(field), max(used, int(field) + 1)
-        try:
-            value = values[key] if isinstance(key, int) else named[key]
-        except (IndexError, KeyError):
-            raise _print_error(text, f"no value for {{{field}}}") from None
-        out.append((literal, spec or "", value))
-    if used < len(values):
-        raise _print_error(text, f"{len(values)} values for {used} places")
-    return out
-
-
-def _print_error(text: str, reason: str) -> UsageError:
-    return UsageError(f"spmd.print: {reason}",
-                      expected='a place {} per value, as in "epoch {} loss {:.4f}"',
-                      found=repr(text))  # fmt: skip
-
-
-def _print_array(array: Array, spec: str, parts: list[str], operands: list[Value]) -> None:
-    """A 0-d array is one operand; a short 1-D one is printed as NumPy prints a list."""
-    try:
-        format(np.zeros((), array.dtype)[()].item(), spec)
-    except (ValueError, TypeError) as error:
-        raise _print_error(spec, f"{error} (for {array.dtype})") from None
-    if array.ndim == 0:
-        parts += [spec, ""]
-        operands.append(array.read())
-        return
-    extent = array.extents[0]
-    if array.ndim > 1 or not extent.is_const or extent.value > 64:
-        raise UsageError(
-            "spmd.print takes 0-d arrays and 1-D ones of up to 64 elements", expected="a number",
-            found=str(array.type),
-            remedy="print one element or a reduction, or return the array from the program",
-        )  # fmt: skip
-    parts[-1] += "["
-    for k in range(extent.value):
-        parts += [spec, " " if k + 1 < extent.value else ""]
-        operands.append(as_array(array[k]).read())
-    parts[-1] += "]"
 
 
 def number_of_ranks() -> Any:

@@ -14,8 +14,8 @@ from codegen.trace.arithmetic import NumberMethods
 from codegen.trace.array import Array, unsupported
 from codegen.trace.number import Number
 from codegen.trace.numpy import dispatch, index, mathematics
-from codegen.trace.numpy.elementwise import operate
 from codegen.trace.numpy.masks import Chosen
+from codegen.trace.numpy.operators import operate
 from codegen.trace.numpy.refused import ATTRIBUTES
 from codegen.trace.ranks import mapping
 

@@ -17,8 +17,8 @@ RESULT = "__result__"  # what it returned
 
 _Node = TypeVar("_Node", bound=ast.AST)
 Stmts = list[ast.stmt]
-_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
-_LOOPS = (ast.For, ast.While, ast.AsyncFor)
+SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
+LOOPS = (ast.For, ast.While, ast.AsyncFor)
 
 
 def at(place: ast.AST, new: _Node) -> _Node:
@@ -37,7 +37,7 @@ def own_nodes(nodes: Sequence[ast.AST]) -> Iterator[ast.AST]:
     """The nodes and all below them, without the insides of nested functions and classes."""
     for node in nodes:
         yield node
-        if not isinstance(node, _SCOPES):
+        if not isinstance(node, SCOPES):
             yield from own_nodes(list(ast.iter_child_nodes(node)))
 
 
@@ -84,9 +84,9 @@ def _exits_of(node: ast.stmt) -> _Exits:
         return frozenset({"break"})
     if isinstance(node, ast.Continue):
         return frozenset({"continue"})
-    if isinstance(node, _SCOPES):
+    if isinstance(node, SCOPES):
         return _NONE
-    if isinstance(node, _LOOPS):
+    if isinstance(node, LOOPS):
         inner = _exits_from(node.body) & {"return"}
         return inner | _exits_from(node.orelse)
     return frozenset().union(*(_exits_from(block) for block in blocks(node)))
@@ -144,7 +144,7 @@ class Lowering:
     def _straight(self, node: ast.stmt) -> bool:
         """Whether the returns in a statement stand in no `if` and no loop (with, try only)."""
         for inner in own_nodes([node]):
-            if isinstance(inner, (ast.If, ast.Match, *_LOOPS)) and _exits_of(inner) & {"return"}:
+            if isinstance(inner, (ast.If, ast.Match, *LOOPS)) and _exits_of(inner) & {"return"}:
                 return False
         return True
 
@@ -208,7 +208,7 @@ class Lowering:
             return [self._try(s)]
         for part in (s, *getattr(s, "cases", ())):
             for name in ("body", "orelse"):
-                if isinstance(getattr(part, name, None), list) and not isinstance(s, _SCOPES):
+                if isinstance(getattr(part, name, None), list) and not isinstance(s, SCOPES):
                     setattr(part, name, self.block(getattr(part, name)))
         return [s]
 

@@ -12,16 +12,16 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from codegen.errors import TracedValueError, UnsupportedError
+from codegen.errors import ProgramError, TracedValueError, UnsupportedError
 from codegen.places import last, place_at
 from codegen.trace.array import Array, is_traced
 from codegen.trace.calls import call
 from codegen.trace.context import Context
 from codegen.trace.control.branches import captured_if
-from codegen.trace.control.loops import captured_while, explained, refuse_raise
 from codegen.trace.control.outside import is_iterator
-from codegen.trace.control.ranges import Range, captured_for
+from codegen.trace.control.ranges import Range
 from codegen.trace.control.stateful import changed, ordered, refuse_outside
+from codegen.trace.control.turns import captured_for, captured_while
 from codegen.trace.expecting import asserted
 from codegen.trace.foreign import fresh, indexed, target
 from codegen.trace.number import Number
@@ -122,7 +122,14 @@ def endless() -> None:
                                remedy="while condition:, or if condition: break")  # fmt: skip
 
 
-raising = refuse_raise
+def raising(names: Names) -> None:
+    """Stands before a raise under an `if` or in a loop."""
+    if names.arms:
+        raise UnsupportedError(
+            "raise under a condition known only at run time",
+            remedy="spmd.require(...) checks sizes at launch; np.where or a flag that is returned "
+            "reports data",
+        )
 
 
 def stored(thing: Any, *steps: Any) -> None:
@@ -154,6 +161,6 @@ def explain(error: builtins.NameError, names: Names) -> None:
         return
     text = str(error).split("'")
     name = getattr(error, "name", None) or (text[1] if len(text) > 1 else "")
-    found = explained(name, names, place_at(tb))
-    if found is not None:
-        raise found from None
+    if name in names.lost:
+        raise ProgramError(f'"{name}" has no value here', place=place_at(tb),
+                           found=names.lost[name], remedy=f"bind {name} before it") from None

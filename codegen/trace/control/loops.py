@@ -7,7 +7,7 @@ Always holds: what a finished loop carries has one type at entry and at the end 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from codegen import dtypes, ops
-from codegen.errors import Place, ProgramError, UnsupportedError
+from codegen.errors import Place, UnsupportedError
 from codegen.ir import ArrayType, Region, Value, walk
 from codegen.layouts import propagation
 from codegen.symbolic import expr
@@ -500,88 +500,3 @@ def _stale(place: Any) -> Gone:
     return Gone("this array was written in a loop through a name that the loop rebinds",
                 "read it through that name, or copy it before the loop: x = x.copy()",
                 place)  # fmt: skip
-
-
-# ---- while -------------------------------------------------------------------------------------
-
-
-class Attempt(Piece):
-    """A stretch of a `while` whose test is known so far: kept if it stays so, else undone."""
-
-    def kept(self) -> None:
-        if self.open is not None:
-            self.keep(self.close())
-
-    def undone(self) -> None:
-        self.outside.check()
-        self.close()
-        self.put_back()
-        self.mark.forget_later(self.context, "loop", self.place)
-        self.mark.restore_declared(self.context)
-
-
-def captured_while(
-    context: Context, test: Callable[[], Any], names: Names, bound: Sequence[str],
-    touched: Sequence[str], flags: Sequence[str], loop_number: int, kept: Sequence[str] = (),
-) -> Iterator[None]:  # fmt: skip
-    """Python's own iterations while the test is known; from the first unknown one on, an op."""
-    where = (context, names, bound, touched)
-    started = False
-    while True:
-        attempt = Attempt(*where, "loop")
-        attempt.begin(Block(once=True))
-        try:
-            if started:
-                yield
-            known = all(is_known(names.get(f)) for f in flags)
-            holds = known and test()
-            known = known and is_known(holds)
-            if not known:
-                attempt.undone()
-                break
-        finally:  # also where the body leaves by break or an exception
-            attempt.kept()
-        if not holds:
-            return
-        started = True
-    loop = Loop(context, names, bound, touched, flags, Later(kept, started))
-    yield from passes(loop, loop_number, lambda: None)
-    loop.finish(Counter(context, "pass", expr.const(0), None, expr.const(1)), test)
-
-
-def passes(loop: Loop, loop_number: int, item: Callable[[], Any]) -> Iterator[Any]:
-    """Run the body, by yielding, until the loop is settled."""
-    names = loop.names
-    try:
-        while True:
-            loop.start_pass()
-            names.tracing.append(loop_number)
-            loop.context.loops.append(loop)
-            try:
-                yield item()
-            finally:
-                names.tracing.remove(loop_number)
-                loop.context.loops.remove(loop)
-            if loop.end_pass():
-                loop.around.found[loop.number] = loop.settled()
-                break
-    finally:
-        loop.abort()
-
-
-def refuse_raise(names: Names) -> None:
-    if names.arms:
-        raise UnsupportedError(
-            "raise under a condition known only at run time",
-            remedy="spmd.require(...) checks sizes at launch; np.where or a flag that is returned "
-            "reports data",
-        )  # fmt: skip
-
-
-def explained(name: str, names: Names, place: Any) -> ProgramError | None:
-    """Why a variable has no value, if a loop or branch took it away."""
-    lost = names.lost.get(name)
-    if lost is None:
-        return None
-    return ProgramError(f'"{name}" has no value here', place=place, found=lost,
-                        remedy=f"bind {name} before it")  # fmt: skip

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from codegen.errors import DtypeError, TracedValueError, UnsupportedError, UsageError
-from codegen.symbolic import expr
-from codegen.symbolic.expr import Expr
+from codegen.errors import DtypeError, TracedValueError
 from codegen.trace import known
-from codegen.trace.array import Array, as_array
+from codegen.trace.array import Array
 from codegen.trace.context import require_context
-from codegen.trace.control.loops import Counter, Later, Loop, passes
-from codegen.trace.number import expr_of, number
-from codegen.trace.state import Names
-
-_AT = "__at__"  # the loop variable where a bound is data
+from codegen.trace.number import expr_of
 
 
 class Range:
@@ -83,64 +77,3 @@ def _bound(x: Any) -> Any:
     raise DtypeError("a bound of spmd.range must be an integer",
                      expected="a Python integer, a number or a 0-d integer array",
                      found=str(x.type) if isinstance(x, Array) else repr(x))  # fmt: skip
-
-
-def _step(step: Any) -> tuple[Expr, int]:
-    """The step and its sign."""
-    e = expr_of(step)
-    if e is not None:
-        for sign in (1, -1):
-            if expr.nonneg(e * sign - 1):
-                return e, sign
-        if e == 0:
-            raise UsageError("spmd.range() step must not be zero")
-    raise UnsupportedError(
-        "the sign of a step must be known while building", found=repr(step),
-        remedy="loop over spmd.range(count) and compute start + k * step",
-    )  # fmt: skip
-
-
-def captured_for(
-    bounds: Range, names: Names, bound: Sequence[str], touched: Sequence[str],
-    flags: Sequence[str], loop_number: int, hint: str, kept: Sequence[str] = (),
-) -> Iterator[Any]:  # fmt: skip
-    """Yields the counter once per pass of the capture, then emits the loop."""
-    context = require_context("spmd.range")
-    step, sign = _step(bounds.step)
-    start, stop = expr_of(bounds.start), expr_of(bounds.stop)
-    if start is not None and stop is not None:
-        if expr.nonneg((start - stop) * sign):
-            return  # never runs: what holds of its counter would hold of no number
-        if hint in bound and hint not in kept:  # what it was before, nobody asks any more
-            names.unbind(hint)
-        counter = Counter(context, hint.strip("_") or "i", start, stop, step)
-        sure = expr.nonneg((stop - start) * sign - 1)
-        loop = Loop(context, names, bound, touched, flags, Later(kept, sure, counter.sym))
-        yield from passes(loop, loop_number, lambda: counter.value)
-        loop.finish(counter)
-        return
-    # a bound is data: the position is carried, and compared before every iteration
-    at = f"{_AT}{loop_number}"
-    names.hidden[at] = _weak(bounds.start)
-    end = _weak(bounds.stop)
-    loop = Loop(context, names, [*bound, at], touched, flags, Later(kept))
-    counter = Counter(context, "pass", expr.const(0), None, expr.const(1))
-
-    def item() -> Any:
-        position = names.get(at)
-        names.put(at, position + number(step))
-        return position
-
-    def more() -> Any:
-        return names.get(at) < end if sign > 0 else names.get(at) > end
-
-    yield from passes(loop, loop_number, item)
-    loop.finish(counter, more)
-    del names.hidden[at]
-
-
-def _weak(x: Any) -> Array:
-    """A bound as a 0-d int64 array that promotes as a Python integer."""
-    array: Array = as_array(x).astype(np.int64)
-    array.weak = True
-    return array

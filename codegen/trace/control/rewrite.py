@@ -9,7 +9,7 @@ Always holds: positions are the user's; hidden names begin and end with two unde
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from codegen.trace.control.exits import (
@@ -21,13 +21,12 @@ from codegen.trace.control.exits import (
     none_of,
     own_nodes,
 )
-from codegen.trace.control.liveness import annotate
+from codegen.trace.control.variables import annotate, bound_names, loaded_names, nonlocals
 from codegen.user.sameness import RUNTIME
 
 _NAMES, _ARM, _ITEM, _ERROR = "__names__", "__arm__", "__item__", "__error__"
 _COMPILED_ELSEWHERE = {"kernel", "njit", "jit", "vectorize", "guvectorize", "cfunc", "stencil"}
 _BINDS = (ast.NamedExpr, ast.Yield, ast.YieldFrom, ast.Await)
-_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -88,7 +87,7 @@ def _rewrite_function(node: Any, class_name: str | None, outer: bool = False) ->
     body: Stmts = node.body
     if not reason and body:
         body = Lowering().function(body)
-        annotate(body, bound_names)
+        annotate(body)
     rewriter = _Rewriter(class_name, reason, [node.args, *body], outer)
     body = rewriter.block(body)
     if rewriter.state:
@@ -106,51 +105,6 @@ def _with_names(node: _Function, body: Stmts, rewriter: _Rewriter) -> Stmts:
     explain = ast.Expr(_runtime("explain", _load(_ERROR), _load(_NAMES)))
     caught = ast.ExceptHandler(_attribute("NameError"), _ERROR, [explain, ast.Raise()])
     return [*first, at(node, make), at(node, ast.Try(rest, [caught], [], []))]
-
-
-# ---- which names a statement binds and touches -------------------------------------------------
-
-
-def bound_names(nodes: Sequence[ast.AST]) -> Iterator[str]:
-    """Names that the nodes (re)bind in the function that they stand in."""
-    for node in nodes:
-        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-            yield node.id
-        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            yield node.name
-            continue
-        elif isinstance(node, ast.Lambda):
-            continue
-        elif isinstance(node, _COMPREHENSIONS):
-            for inner in ast.walk(node):
-                if isinstance(inner, ast.NamedExpr) and isinstance(inner.target, ast.Name):
-                    yield inner.target.id
-            continue
-        elif isinstance(node, ast.arg):
-            yield node.arg
-        elif isinstance(node, ast.alias):
-            yield (node.asname or node.name).split(".")[0]
-        elif isinstance(node, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)) and node.name:
-            yield node.name
-        elif isinstance(node, ast.MatchMapping) and node.rest:
-            yield node.rest
-        yield from bound_names(list(ast.iter_child_nodes(node)))
-
-
-def _loaded_names(nodes: Sequence[ast.AST]) -> Iterator[str]:
-    """Names read anywhere in the nodes, nested functions included."""
-    for top in nodes:
-        for node in ast.walk(top):
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-                yield node.id
-
-
-def _nonlocals(nodes: Sequence[ast.AST], deep: bool = True) -> Iterator[str]:
-    """Names declared nonlocal in the nodes, and below them where `deep`."""
-    for top in nodes:
-        for node in ast.walk(top) if deep else (top,):
-            if isinstance(node, ast.Nonlocal):
-                yield from node.names
 
 
 def _last_name(node: ast.expr) -> str:
@@ -232,8 +186,8 @@ class _Rewriter(ast.NodeTransformer):
         self.state: dict[str, None] = {}
         self.conditional = 0  # how many `if`s and loops are around
         # variables of this function that a call of a nested one may rebind
-        own = set(bound_names(scope)) | set(_nonlocals(list(own_nodes(scope)), deep=False))
-        self.shared = sorted(own & set(_nonlocals(scope)))
+        own = set(bound_names(scope)) | set(nonlocals(list(own_nodes(scope)), deep=False))
+        self.shared = sorted(own & set(nonlocals(scope)))
         self.elsewhere = {
             name for node in own_nodes(scope)
             if isinstance(node, (ast.Global, ast.Nonlocal)) for name in node.names
@@ -251,7 +205,7 @@ class _Rewriter(ast.NodeTransformer):
         bound = dict.fromkeys(n for n in bound_names(nodes) if n != _ITEM)
         bound |= dict.fromkeys(self.shared)
         touched = dict.fromkeys(
-            n for n in _loaded_names(nodes) if n not in bound and not n.startswith("__")
+            n for n in loaded_names(nodes) if n not in bound and not n.startswith("__")
         )
         self.state |= bound | touched
         return tuple(  # type: ignore[return-value]

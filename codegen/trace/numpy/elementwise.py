@@ -7,22 +7,19 @@ Always holds: operands of an emitted map have one shape, and the dtypes of one l
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from codegen import dtypes
 from codegen.dtypes import DType
-from codegen.errors import DtypeError, ShapeError, TracedValueError, UsageError
+from codegen.errors import DtypeError, ShapeError
 from codegen.functions import BY_UFUNC
 from codegen.ir import Shape, Value
 from codegen.ops import Map
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
-from codegen.trace import known
 from codegen.trace.array import (
     Array,
     Number,
@@ -35,9 +32,8 @@ from codegen.trace.array import (
 )
 from codegen.trace.constants import broadcast_value
 from codegen.trace.context import Context, require_context
-from codegen.trace.control.letting import as_symbol, no_branches
 from codegen.trace.expecting import between
-from codegen.trace.number import expr_of, number
+from codegen.trace.number import expr_of
 from codegen.trace.numpy import memory_order
 from codegen.trace.numpy.refused import REMEDIES
 from codegen.user.numbers import element_type
@@ -205,138 +201,6 @@ def operand_value(context: Context, x: Operand, dtype: DType, shape: Shape) -> V
         return full_value(context, x, dtype, shape)
     value = as_value(context, x, None if isinstance(x, Number) else dtype)
     return broadcast_value(context, cast_value(context, value, dtype), shape)
-
-
-_SYMBOLIC: dict[np.ufunc, Any] = {
-    np.add: operator.add, np.subtract: operator.sub, np.multiply: operator.mul,
-    np.floor_divide: operator.floordiv, np.remainder: operator.mod, np.negative: operator.neg,
-    np.less: operator.lt, np.less_equal: operator.le, np.greater: operator.gt,
-    np.greater_equal: operator.ge, np.equal: operator.eq, np.not_equal: operator.ne,
-    np.bitwise_and: operator.and_, np.bitwise_or: operator.or_, np.bitwise_xor: operator.xor,
-}  # fmt: skip
-
-
-def _is_plain(x: Any) -> bool:
-    return known.is_known(x) or isinstance(x, (bool, int, float, complex, np.generic, np.ndarray))
-
-
-def _is_bools(x: Any) -> bool:
-    return isinstance(x, Array) and not x.scalar and x.dtype == np.bool_
-
-
-def operate(ufunc: np.ufunc, *inputs: Any, out: Array | None = None) -> Any:
-    """An operator of Python on arrays: weak operands give a weak result."""
-    if any(x is None or isinstance(x, (str, bytes, dict, NDArrayOperatorsMixin)) for x in inputs):
-        return NotImplemented  # the mixin: x[mask], which knows better
-    if ufunc is np.power and _is_bools(inputs[0]) and type(inputs[1]) is int and inputs[1] == 2:
-        ufunc, inputs = np.square, inputs[:1]  # as NumPy: an int8, where np.power makes an int64
-    if all(map(_is_plain, inputs)) and not any(map(known.is_huge, inputs)):
-        into = () if out is None else (out,)
-        if all(map(known.writable, into)):
-            options = {} if out is None else {"out": out}
-            return known.evaluate(ufunc, None, inputs, options, into)
-    return _recorded(ufunc, inputs, out)
-
-
-def _recorded(ufunc: np.ufunc, inputs: Sequence[Any], out: Array | None) -> Any:
-    """An operator on operands that are known only at run time."""
-    _refuse_rows(ufunc, inputs)
-    operands = [normal(x) for x in inputs]
-    context = Context.current()
-    if context is not None and context.selecting:  # in a formula, what is computed is a symbol
-        operands = [as_symbol(x) for x in operands]
-        if ufunc in _SYMBOLIC and all(expr_of(x) is not None for x in operands):
-            return _SYMBOLIC[ufunc](*operands)
-        with no_branches(context):
-            known = tuple(expr_of(x) for x in operands)
-            if None in known:
-                return _operated(ufunc, operands, out)
-            key = ("formula", ufunc.__name__, known)  # written twice, it is one number
-            return context.remember(key, lambda: _operated(ufunc, operands, out))
-    if ufunc in (np.equal, np.not_equal) and (known := _power_of_two(ufunc, operands)) is not None:
-        return known
-    return _operated(ufunc, operands, out)
-
-
-def _refuse_rows(ufunc: np.ufunc, inputs: Sequence[Any]) -> None:
-    """A list times a number has so many copies of it; Python has no other operator for the two."""
-    if not any(isinstance(x, (list, tuple)) for x in inputs):
-        return
-    of_python = any(isinstance(x, (Number, Array)) and is_weak(x) for x in inputs)
-    element = any(isinstance(x, Array) and x.scalar for x in inputs)
-    if of_python or (element and ufunc is np.multiply):
-        raise TracedValueError(
-            "a list or tuple and a number that only the run knows have no operator",
-            expected="a list times a number known while building: its elements, so many times",
-            found=f"np.{ufunc.__name__} of " + " and ".join(type(x).__name__ for x in inputs),
-            remedy="np.array([...]) of the list, for arithmetic on its elements",
-        )  # fmt: skip
-
-
-def _operated(ufunc: np.ufunc, operands: list[Operand], out: Array | None) -> Any:
-    of_python = out is None and all(map(_is_pythons, operands))
-    if of_python and ufunc in _COUNTING:
-        operands = [_counted(x) for x in operands]
-    result = apply(ufunc, *operands, out=out)
-    if of_python and isinstance(result, Array):
-        result.weak = True
-    return result
-
-
-_COUNTING = (np.add, np.subtract, np.multiply, np.negative, np.floor_divide, np.remainder, np.power,
-             np.invert)  # fmt: skip
-
-
-def _is_pythons(x: Operand) -> bool:
-    """A number, or a truth value, that Python computes with: not an element of an array."""
-    return is_weak(x) or type(x) is bool or isinstance(x, Number) or getattr(x, "weak", False)
-
-
-def _counted(x: Operand) -> Operand:
-    """A truth value of Python's as 0 or 1, which it is in sums: True + True is 2."""
-    if not isinstance(x, Array) or x.dtype != np.bool_:
-        return int(x) if type(x) is bool else x
-    count = as_array(x).astype(np.int64)
-    count.weak = True
-    return count
-
-
-def bitwise(ufunc: np.ufunc, a: Number, b: Any) -> Any:
-    """& | ^ of integers that are no formula together: in `to=` of a permute refused, else arrays.
-
-    Of n & (n - 1) is remembered that it is 0 where n is a power of two: see _power_of_two.
-    """
-    context = require_context(f"np.{ufunc.__name__}")
-    right = expr_of(b)
-    if context.selecting and right is not None:
-        raise UsageError(
-            f"np.{ufunc.__name__} of {a.expr} and {right} cannot be a formula",
-            expected="in to= of a ppermute one side is a number that is known while building, or "
-            "surely a power of two: 1, doubled by d *= 2 or d <<= 1; 1 << k",
-            found="two numbers that are known at run time only",
-            remedy="arithmetic: i + d if i // d % 2 == 0 else i - d",
-        )  # fmt: skip
-    result = operate(ufunc, a, b) if right is None else apply(ufunc, *(as_array(x) for x in (a, b)))
-    if right is not None and ufunc is np.bitwise_and:
-        result.weak = True
-        n, less = (a.expr, right) if a.expr - right == 1 else (right, a.expr)
-        if n - less == 1 and expr.nonneg(less):
-            power = expr.eq(expr.mod(expr.const(expr.POWERS), n), 0)
-            context.remember(("power of two", result.read()), lambda: power)
-    return result
-
-
-def _power_of_two(ufunc: np.ufunc, operands: list[Operand]) -> Any:
-    """n & (n - 1) == 0 as a condition: n divides a large power of two. None for anything else."""
-    array = next((x for x in operands if isinstance(x, Array)), None)
-    zero = any(type(x) is int and x == 0 for x in operands)
-    if array is None or array.ndim or not zero:
-        return None
-    key = ("power of two", array.read())
-    power = require_context("a condition").remember(key, lambda: None)
-    if power is None:
-        return None
-    return number(power if ufunc is np.equal else 1 - power, True)
 
 
 COMPOSITE: dict[str, Callable[..., Any]] = {}  # composite.UFUNCS, put here by dispatch.py
@@ -507,43 +371,3 @@ def select(mask: Any, a: Any, b: Any) -> Array:
     condition = operand_value(context, operands[0], dtypes.BOOL, shape)
     values = [operand_value(context, x, dtype, shape) for x in operands[1:]]
     return wrap(context, context.emit_one(Map("select"), condition, *values))
-
-
-def minimum(*values: Any) -> Any:
-    """Built-in min of numbers and 0-d arrays."""
-    return _extreme(values, expr.minimum, np.minimum, np.less)
-
-
-def maximum(*values: Any) -> Any:
-    """Built-in max of numbers and 0-d arrays."""
-    return _extreme(values, expr.maximum, np.maximum, np.greater)
-
-
-def _extreme(
-    values: tuple[Any, ...], symbolic: Callable[..., Expr], ufunc: np.ufunc, beyond: np.ufunc
-) -> Any:
-    out = values[0]
-    for x in values[1:]:
-        a, b = expr_of(out), expr_of(x)
-        if a is None or b is None:
-            out = _beyond_first(ufunc, beyond, out, x)
-        else:
-            out = number(symbolic(a, b))
-    return out
-
-
-def _beyond_first(ufunc: np.ufunc, beyond: np.ufunc, a: Operand, b: Operand) -> Any:
-    """Python's max or min: the second where it is beyond the first, which NaN never is."""
-    context = require_context("min and max")
-    if any(e != 1 for x in (a, b) for e in extents_of(normal(x))):
-        raise ShapeError(
-            "min() and max() of arrays ask whether one array is the greater",
-            expected="numbers, or one array to go through",
-            found=" and ".join(str(x.type) if isinstance(x, Array) else repr(x) for x in (a, b)),
-            remedy=f"np.{ufunc.__name__}(a, b), element by element",
-        )  # fmt: skip
-    if result_type(a, b).kind != "f" or context.selecting:
-        return operate(ufunc, a, b)
-    chosen = select(apply(beyond, b, a), b, a)
-    chosen.weak = is_weak(a) and is_weak(b)
-    return chosen

@@ -16,7 +16,8 @@ from codegen.symbolic import expr
 from codegen.trace.array import Array, as_array, number, unsupported, wrap
 from codegen.trace.constants import broadcast_value
 from codegen.trace.number import expr_of
-from codegen.trace.numpy.elementwise import apply, operate, result_type, select, shape_text, store
+from codegen.trace.numpy.elementwise import apply, result_type, select, shape_text, store
+from codegen.trace.numpy.operators import operate
 from codegen.user.numbers import element_type
 
 

@@ -16,7 +16,8 @@ from codegen.errors import ShapeError
 from codegen.trace.array import Array, as_array, is_traced, unsupported
 from codegen.trace.numpy import joining, picking, products, reducing, shaping
 from codegen.trace.numpy.creation import zeros_like
-from codegen.trace.numpy.elementwise import apply, operate, result_type, select, store
+from codegen.trace.numpy.elementwise import apply, result_type, select, store
+from codegen.trace.numpy.operators import operate
 from codegen.trace.numpy.reducing import along
 
 # ---- order ---------------------------------------------------------------------------------------

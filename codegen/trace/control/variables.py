@@ -1,34 +1,77 @@
-"""Which variables that a loop binds are read after it: what a compiled loop must hand on.
+"""Variables of a function's statements: which they bind and read, and what is read after a loop.
 
-In: the statements of a function, its exits lowered. Out: every loop has `kept`, their names.
-Always holds: a name may be listed that nobody reads, never the other way round.
+In: statements, their exits lowered. Out: names; every loop has `kept`, what a compiled loop must
+hand on. Always holds: a name may be kept that nobody reads, never the other way round.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
-from codegen.trace.control.exits import Stmts, blocks, own_nodes
+from codegen.trace.control.exits import LOOPS, SCOPES, Stmts, blocks, own_nodes
 
-_LOOPS = (ast.For, ast.While, ast.AsyncFor)
-_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _READ, _BOUND = "read", "bound"
 
 Events = dict[str, str]  # by variable: what happens to it first
-BoundNames = Callable[[Sequence[ast.AST]], Iterator[str]]
 
 
-def annotate(body: Stmts, bound_names: BoundNames) -> None:
+def bound_names(nodes: Sequence[ast.AST]) -> Iterator[str]:
+    """Names that the nodes (re)bind in the function that they stand in."""
+    for node in nodes:
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            yield node.id
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield node.name
+            continue
+        elif isinstance(node, ast.Lambda):
+            continue
+        elif isinstance(node, _COMPREHENSIONS):
+            for inner in ast.walk(node):
+                if isinstance(inner, ast.NamedExpr) and isinstance(inner.target, ast.Name):
+                    yield inner.target.id
+            continue
+        elif isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.alias):
+            yield (node.asname or node.name).split(".")[0]
+        elif isinstance(node, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)) and node.name:
+            yield node.name
+        elif isinstance(node, ast.MatchMapping) and node.rest:
+            yield node.rest
+        yield from bound_names(list(ast.iter_child_nodes(node)))
+
+
+def loaded_names(nodes: Sequence[ast.AST]) -> Iterator[str]:
+    """Names read anywhere in the nodes, nested functions included."""
+    for top in nodes:
+        for node in ast.walk(top):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+                yield node.id
+
+
+def nonlocals(nodes: Sequence[ast.AST], deep: bool = True) -> Iterator[str]:
+    """Names declared nonlocal in the nodes, and below them where `deep`."""
+    for top in nodes:
+        for node in ast.walk(top) if deep else (top,):
+            if isinstance(node, ast.Nonlocal):
+                yield from node.names
+
+
+# ---- what is read after a loop -----------------------------------------------------------------
+
+
+def annotate(body: Stmts) -> None:
     """Give the loops of a function their `kept`."""
-    inner = [n for n in own_nodes(body) if isinstance(n, _SCOPES)]
+    inner = [n for n in own_nodes(body) if isinstance(n, SCOPES)]
     always = {n.id for scope in inner for n in ast.walk(scope) if isinstance(n, ast.Name)}
 
     def visit(block: Stmts, after: list[Events]) -> None:
         later: Events = {}  # what happens first from here to the end of the block
         for s in reversed(block):
             rest = [later, *after]
-            if isinstance(s, _LOOPS):
+            if isinstance(s, LOOPS):
                 names = dict.fromkeys(bound_names([s]))
                 s.kept = tuple(  # type: ignore[union-attr]
                     n for n in names
@@ -36,7 +79,7 @@ def annotate(body: Stmts, bound_names: BoundNames) -> None:
                 )  # fmt: skip
                 head: list[ast.AST] = [s.test] if isinstance(s, ast.While) else []
                 rest = [_first([*head, *s.body]), *rest]  # the next turn
-            if not isinstance(s, _SCOPES):
+            if not isinstance(s, SCOPES):
                 for inside in blocks(s):
                     visit(inside, rest)
             later.update(_events(s))

@@ -1,0 +1,153 @@
+"""`for` and `while` as loops of the program: their bodies are run until what they carry is settled.
+
+Goes in: a range or a test, and the variables of the body. Comes out, by yielding: one pass of the
+body after another; then the op stands in the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from codegen.errors import UnsupportedError, UsageError
+from codegen.symbolic import expr
+from codegen.symbolic.expr import Expr
+from codegen.trace.array import Array, as_array
+from codegen.trace.context import Block, Context, require_context
+from codegen.trace.control.loops import Counter, Later, Loop
+from codegen.trace.control.ranges import Range
+from codegen.trace.control.regions import Piece, is_known
+from codegen.trace.number import expr_of, number
+from codegen.trace.state import Names
+
+_AT = "__at__"  # the loop variable where a bound is data
+
+
+class Attempt(Piece):
+    """A stretch of a `while` whose test is known so far: kept if it stays so, else undone."""
+
+    def kept(self) -> None:
+        if self.open is not None:
+            self.keep(self.close())
+
+    def undone(self) -> None:
+        self.outside.check()
+        self.close()
+        self.put_back()
+        self.mark.forget_later(self.context, "loop", self.place)
+        self.mark.restore_declared(self.context)
+
+
+def captured_while(
+    context: Context, test: Callable[[], Any], names: Names, bound: Sequence[str],
+    touched: Sequence[str], flags: Sequence[str], loop_number: int, kept: Sequence[str] = (),
+) -> Iterator[None]:  # fmt: skip
+    """Python's own iterations while the test is known; from the first unknown one on, an op."""
+    where = (context, names, bound, touched)
+    started = False
+    while True:
+        attempt = Attempt(*where, "loop")
+        attempt.begin(Block(once=True))
+        try:
+            if started:
+                yield
+            known = all(is_known(names.get(f)) for f in flags)
+            holds = known and test()
+            known = known and is_known(holds)
+            if not known:
+                attempt.undone()
+                break
+        finally:  # also where the body leaves by break or an exception
+            attempt.kept()
+        if not holds:
+            return
+        started = True
+    loop = Loop(context, names, bound, touched, flags, Later(kept, started))
+    yield from passes(loop, loop_number, lambda: None)
+    loop.finish(Counter(context, "pass", expr.const(0), None, expr.const(1)), test)
+
+
+def passes(loop: Loop, loop_number: int, item: Callable[[], Any]) -> Iterator[Any]:
+    """Run the body, by yielding, until the loop is settled."""
+    names = loop.names
+    try:
+        while True:
+            loop.start_pass()
+            names.tracing.append(loop_number)
+            loop.context.loops.append(loop)
+            try:
+                yield item()
+            finally:
+                names.tracing.remove(loop_number)
+                loop.context.loops.remove(loop)
+            if loop.end_pass():
+                loop.around.found[loop.number] = loop.settled()
+                break
+    finally:
+        loop.abort()
+
+
+# ---- for ---------------------------------------------------------------------------------------
+
+
+def _step(step: Any) -> tuple[Expr, int]:
+    """The step and its sign."""
+    e = expr_of(step)
+    if e is not None:
+        for sign in (1, -1):
+            if expr.nonneg(e * sign - 1):
+                return e, sign
+        if e == 0:
+            raise UsageError("spmd.range() step must not be zero")
+    raise UnsupportedError(
+        "the sign of a step must be known while building", found=repr(step),
+        remedy="loop over spmd.range(count) and compute start + k * step",
+    )  # fmt: skip
+
+
+def captured_for(
+    bounds: Range, names: Names, bound: Sequence[str], touched: Sequence[str],
+    flags: Sequence[str], loop_number: int, hint: str, kept: Sequence[str] = (),
+) -> Iterator[Any]:  # fmt: skip
+    """Yields the counter once per pass of the capture, then emits the loop."""
+    context = require_context("spmd.range")
+    step, sign = _step(bounds.step)
+    start, stop = expr_of(bounds.start), expr_of(bounds.stop)
+    if start is not None and stop is not None:
+        if expr.nonneg((start - stop) * sign):
+            return  # never runs: what holds of its counter would hold of no number
+        if hint in bound and hint not in kept:  # what it was before, nobody asks any more
+            names.unbind(hint)
+        counter = Counter(context, hint.strip("_") or "i", start, stop, step)
+        sure = expr.nonneg((stop - start) * sign - 1)
+        loop = Loop(context, names, bound, touched, flags, Later(kept, sure, counter.sym))
+        yield from passes(loop, loop_number, lambda: counter.value)
+        loop.finish(counter)
+        return
+    # a bound is data: the position is carried, and compared before every iteration
+    at = f"{_AT}{loop_number}"
+    names.hidden[at] = _weak(bounds.start)
+    end = _weak(bounds.stop)
+    loop = Loop(context, names, [*bound, at], touched, flags, Later(kept))
+    counter = Counter(context, "pass", expr.const(0), None, expr.const(1))
+
+    def item() -> Any:
+        position = names.get(at)
+        names.put(at, position + number(step))
+        return position
+
+    def more() -> Any:
+        return names.get(at) < end if sign > 0 else names.get(at) > end
+
+    yield from passes(loop, loop_number, item)
+    loop.finish(counter, more)
+    del names.hidden[at]
+
+
+def _weak(x: Any) -> Array:
+    """A bound as a 0-d int64 array that promotes as a Python integer."""
+    array: Array = as_array(x).astype(np.int64)
+    array.weak = True
+    return array

@@ -83,6 +83,22 @@ class Names:
 
 
 
+@dataclass(frozen=True)
+class Code:
+    """A piece of a user's function that is captured. bound: the variables that it may rebind.
+
+    touched: others, through which it may change data. Of a loop: flags, the variables that end it
+    when true; its number in the function; kept, bound variables that are read after it.
+    """
+
+    names: Names
+    bound: Sequence[str] = ()
+    touched: Sequence[str] = ()
+    flags: Sequence[str] = ()
+    number: int = 0
+    kept: Sequence[str] = ()
+
+
 # ---- trees --------------------------------------------------------------------------------------
 
 
@@ -358,11 +374,11 @@ def storage_of(entry: Variables, memory: Any) -> Any:
     return leaf.storage if isinstance(leaf, Array) else None
 
 
-def capture(names: Names, bound: Sequence[str], touched: Sequence[str]) -> Variables:
-    """bound: names that may be rebound. touched: others, kept where data can be changed through."""
-    out = {name: hold(names.get(name)) for name in bound}
-    for name in touched:
-        held = hold(names.get(name))
+def capture(code: Code) -> Variables:
+    """What its variables hold now: those that it may rebind, and others that hold data."""
+    out = {name: hold(code.names.get(name)) for name in code.bound}
+    for name in code.touched:
+        held = hold(code.names.get(name))
         if held is not None and held.tree.mutable:
             out[name] = held
     return out

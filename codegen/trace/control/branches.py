@@ -39,6 +39,7 @@ from codegen.trace.control.sharing import Merging
 from codegen.trace.number import choose, expr_of, number
 from codegen.trace.state import (
     UNDEFINED,
+    Code,
     Held,
     LeafType,
     Names,
@@ -66,11 +67,8 @@ class _Arm:
 class Branch(Piece):
     """on: an Expr (the number of the arm) or a 0-d value; arms are captured in order of number."""
 
-    def __init__(
-        self, context: Context, names: Names, bound: Sequence[str], touched: Sequence[str],
-        on: Expr | Value,
-    ) -> None:  # fmt: skip
-        super().__init__(context, names, bound, touched, "branch")
+    def __init__(self, context: Context, code: Code, on: Expr | Value) -> None:
+        super().__init__(context, code, "branch")
         self.on = on
         self.arms: list[_Arm] = []
         self.sharing = Merging(context, self.place, self.outside)
@@ -141,7 +139,7 @@ class Branch(Piece):
             return None
         if len(defined) < len(helds):
             if name != RESULT:
-                if self.entry.get(name) is not None or name in self.bound:
+                if self.entry.get(name) is not None or name in self.code.bound:
                     where = f"it is bound in one arm only of the branch at {self.place}"
                     self.names.put(name, UNDEFINED, where)
                 return None
@@ -297,38 +295,33 @@ def _blank(like: Held) -> Held:
 
 
 def captured_if(
-    test: Any, later: Sequence[Callable[[], Any]], names: Names, bound: Sequence[str],
-    touched: Sequence[str], k: int = 0,
-) -> Iterator[int]:  # fmt: skip
+    test: Any, later: Sequence[Callable[[], Any]], code: Code, k: int = 0
+) -> Iterator[int]:
     """Yields the number of each arm to run."""
     context = Context.current()
     assert context is not None
-    on = condition(test, "if")
-    branch = Branch(context, names, bound, touched, on)
-    names.arms += 1
+    branch = Branch(context, code, condition(test, "if"))
+    code.names.arms += 1
     try:
         branch.start_arm()
         yield k
         branch.end_arm()
         branch.start_arm()
-        yield from _chosen_arms(later, names, bound, touched, k + 1)
+        yield from _chosen_arms(later, code, k + 1)
         branch.end_arm()
         branch.arms.reverse()  # region 0 is what runs where the test fails
     finally:
-        names.arms -= 1
+        code.names.arms -= 1
         branch.abort()
     branch.finish()
 
 
-def _chosen_arms(
-    later: Sequence[Callable[[], Any]], names: Names, bound: Sequence[str],
-    touched: Sequence[str], k: int,
-) -> Iterator[int]:  # fmt: skip
+def _chosen_arms(later: Sequence[Callable[[], Any]], code: Code, k: int) -> Iterator[int]:
     """The arms of the tests that are left, the first of them number k."""
     for j, evaluate in enumerate(later):
         test = evaluate()
         if is_traced(test):
-            yield from captured_if(test, later[j + 1 :], names, bound, touched, k + j)
+            yield from captured_if(test, later[j + 1 :], code, k + j)
             return
         if test:
             yield k + j
@@ -342,7 +335,7 @@ def captured_switch(on: Expr | Value, arms: Sequence[Callable[[], Any]]) -> Any:
     assert context is not None
     names = Names(lambda: ())
     names.roots += [("an arm", arm) for arm in arms]
-    branch = Branch(context, names, (), (), on)
+    branch = Branch(context, Code(names), on)
     names.arms += 1
     try:
         for arm in arms:

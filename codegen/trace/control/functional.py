@@ -23,7 +23,7 @@ from codegen.trace.control.regions import condition, is_known
 from codegen.trace.control.source import given
 from codegen.trace.control.turns import captured_for, passes
 from codegen.trace.number import expr_of, number
-from codegen.trace.state import LeafType, Names, Tree, fill, flatten, leaf_type
+from codegen.trace.state import Code, LeafType, Names, Tree, fill, flatten, leaf_type
 
 _STATE = "init"  # the hidden variable that a loop carries; errors name it
 
@@ -40,7 +40,7 @@ def fori_loop(lower: Any, upper: Any, body: Callable[[Any, Any], Any], init: Any
     require_context("spmd.fori_loop")
     body = given(body, "the body of spmd.fori_loop", "i", "state")
     names = _holding(init, body)
-    for i in captured_for(spmd_range(lower, upper), names, (_STATE,), (), (), 0, "i"):
+    for i in captured_for(spmd_range(lower, upper), Code(names, (_STATE,)), "i"):
         names.put(_STATE, body(i, names.get(_STATE)))
     return names.get(_STATE)
 
@@ -57,8 +57,8 @@ def while_loop(cond: Callable[[Any], Any], body: Callable[[Any], Any], init: Any
     cond = given(cond, "the condition of spmd.while_loop", "state")
     body = given(body, "the body of spmd.while_loop", "state")
     names = _holding(init, cond, body)
-    loop = Loop(context, names, (_STATE,), ())
-    for _ in passes(loop, 0, lambda: None):
+    loop = Loop(context, Code(names, (_STATE,)))
+    for _ in passes(loop, lambda: None):
         names.put(_STATE, body(names.get(_STATE)))
     counter = Counter(context, "pass", expr.const(0), None, expr.const(1))
     loop.finish(counter, lambda: cond(names.get(_STATE)))
@@ -145,7 +145,7 @@ def scan(
     ys_tree, types = _types_of_rows(context, _holding(init, f), count, step)
     stacks = [_stack(context, t, count) for t in types]
     names = _holding(init, f)
-    for k in captured_for(spmd_range(count), names, (_STATE,), (), (), 0, "k"):
+    for k in captured_for(spmd_range(count), Code(names, (_STATE,)), "k"):
         for stack, y in zip(stacks, flatten(step(names, k))[1]):
             if stack is not None:
                 stack[row(k)] = y
@@ -156,11 +156,11 @@ def _types_of_rows(
     context: Context, names: Names, count: Any, step: Callable[[Names, Any], Any]
 ) -> tuple[Tree, list[LeafType | None]]:
     """What f returns for one row, once the carry is settled; nothing of it is kept."""
-    loop = Loop(context, names, (_STATE,), ())
+    loop = Loop(context, Code(names, (_STATE,)))
     end = expr_of(count)
     counter = Counter(context, "k", expr.const(0), end, expr.const(1))
     found: tuple[Tree, list[LeafType | None]] | None = None
-    for k in passes(loop, 0, lambda: counter.value):
+    for k in passes(loop, lambda: counter.value):
         tree, leaves = flatten(step(names, k))
         found = tree, [leaf_type(y) for y in leaves]
     assert found is not None

@@ -26,7 +26,7 @@ from codegen.trace.expecting import asserted
 from codegen.trace.foreign import fresh, indexed, target
 from codegen.trace.number import Number
 from codegen.trace.numpy.logic import and_, both, compare, either, ifexp, known, not_, or_
-from codegen.trace.state import Names, inside
+from codegen.trace.state import Code, Names, inside
 from codegen.user import tree
 
 __all__ = ["Names", "and_", "asserted", "both", "call", "compare", "either", "fresh", "ifexp",
@@ -42,7 +42,7 @@ def if_(
     for k, evaluate in enumerate((lambda: test, *later)):
         value = evaluate()
         if is_traced(value):
-            return captured_if(value, later[k:], names, bound, touched, k)
+            return captured_if(value, later[k:], Code(names, bound, touched), k)
         if value:
             return (k,)
     return (len(later) + 1,)
@@ -78,7 +78,8 @@ def for_(
 ) -> Iterable[Any]:  # fmt: skip
     """The iterable itself, or the passes of a captured loop over an spmd.range."""
     if isinstance(iterable, Range):
-        return captured_for(iterable, names, bound, touched, flags, loop_number, hint, kept)
+        code = Code(names, bound, touched, flags, loop_number, kept)
+        return captured_for(iterable, code, hint)
     if isinstance(iterable, Number):
         raise TracedValueError("a for loop over a number", expected="something to iterate over",
                                found=repr(iterable), remedy="for i in spmd.range(n)")  # fmt: skip
@@ -99,7 +100,8 @@ def while_(
     context = Context.current()
     if context is None:
         return _plain_while(test)
-    return captured_while(context, test, names, bound, touched, flags, loop_number, kept)
+    code = Code(names, bound, touched, flags, loop_number, kept)
+    return captured_while(context, test, code)
 
 
 def _plain_while(test: Callable[[], Any]) -> Iterator[None]:

@@ -40,9 +40,9 @@ from codegen.trace.control.sharing import Turning
 from codegen.trace.number import Number, number
 from codegen.trace.state import (
     UNDEFINED,
+    Code,
     Held,
     LeafType,
-    Names,
     Tree,
     attribute_set,
     fill,
@@ -107,15 +107,12 @@ class Later:
 
 
 class Loop(Piece):
-    """One loop. flags: variables that end it when true; they are False when a pass begins."""
+    """One loop. Its flags are False when a pass begins."""
 
-    def __init__(
-        self, context: Context, names: Names, bound: Sequence[str], touched: Sequence[str],
-        flags: Sequence[str] = (), later: Later | None = None,
-    ) -> None:  # fmt: skip
-        super().__init__(context, names, bound, touched, "loop")
+    def __init__(self, context: Context, code: Code, later: Later | None = None) -> None:
+        super().__init__(context, code, "loop")
         self.later = later or Later()
-        self.flags = flags
+        self.flags = code.flags
         self.carried: dict[Key, LeafType] = {}
         self.stored: dict[Storage, ArrayType] = {}
         self.stale: dict[Storage, None] = {}
@@ -127,7 +124,7 @@ class Loop(Piece):
         self.constants: _Constants = {}
         self.again = False  # the last pass was one more, to compare its constants
         self.passes = 0
-        self.sharing = Turning(context, self.place, _trees(self.entry), bound, self.outside)
+        self.sharing = Turning(context, self.place, _trees(self.entry), code.bound, self.outside)
         self.types = {(n, j): leaf_type(leaf) for n, h in self.entry.items() if h is not None
                       for j, leaf in enumerate(h.leaves)}  # fmt: skip
         self.inner = Inner()

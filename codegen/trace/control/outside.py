@@ -24,7 +24,7 @@ from codegen.errors import Place, UnsupportedError
 from codegen.places import is_user_file, names_in, user_place
 from codegen.trace.array import Array, Number, is_traced
 from codegen.trace.context import Context
-from codegen.trace.state import Names, Variables, is_users_class, same
+from codegen.trace.state import Code, Variables, is_users_class, same
 
 GENERATORS = (np.random.Generator, np.random.RandomState, np.random.BitGenerator, random.Random)
 _PLAIN = (
@@ -284,14 +284,13 @@ def step(path: str, thing: Any, key: Any) -> str:
     return f"{path}.{key}" if isinstance(key, str) and not is_iterator(thing) else path
 
 
-def of_piece(
-    what: str, names: Names, bound: Iterable[str], touched: Iterable[str], entry: Variables
-) -> Outside:
+def of_piece(what: str, code: Code, entry: Variables) -> Outside:
     """What a loop or a branch can reach beside the variables that it carries."""
-    reached = (*bound, *touched)
-    carried = [names.key(name) for name in bound]
+    names = code.names
+    carried = [names.key(name) for name in code.bound]
     carried += [id(x) for held in entry.values() if held for x in held.tree.containers()]
-    return Outside(what, [*((n, names.get(n)) for n in reached), *names.roots], carried)
+    reached = [(n, names.get(n)) for n in (*code.bound, *code.touched)]
+    return Outside(what, [*reached, *names.roots], carried)
 
 
 # ---- what has changed --------------------------------------------------------------------------

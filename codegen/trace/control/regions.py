@@ -7,7 +7,6 @@ be read after it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +21,7 @@ from codegen.trace.array import Array, as_value, is_traced, wrap
 from codegen.trace.context import Block, Context
 from codegen.trace.control.outside import of_piece
 from codegen.trace.number import condition_of
-from codegen.trace.state import LeafType, Names, Variables, capture, describe, restore
+from codegen.trace.state import Code, LeafType, Variables, capture, describe, restore
 from codegen.trace.storage import Known, Storage
 
 
@@ -93,15 +92,12 @@ class Mark:
 class Piece:
     """A region being captured, again and again where needed."""
 
-    def __init__(
-        self, context: Context, names: Names, bound: Sequence[str], touched: Sequence[str],
-        what: str,
-    ) -> None:  # fmt: skip
-        self.context, self.names = context, names
-        self.bound, self.touched, self.what = bound, touched, what
+    def __init__(self, context: Context, code: Code, what: str) -> None:
+        self.context, self.code, self.what = context, code, what
+        self.names = code.names
         self.place = user_place()
-        self.entry: Variables = capture(names, bound, touched)
-        self.outside = of_piece(what, names, bound, touched, self.entry)
+        self.entry: Variables = capture(code)
+        self.outside = of_piece(what, code, self.entry)
         self.mark = Mark.of(context)
         self.serials = {s for s, *_ in self.mark.storages}
         self.log: dict[Storage, None] = {}
@@ -144,7 +140,7 @@ class Piece:
     def after(self) -> Variables:
         """What the variables hold now; what stands outside must be as it was."""
         self.outside.check()
-        return capture(self.names, self.bound, self.touched)
+        return capture(self.code)
 
     def written(self) -> list[Storage]:
         """Storages from before the piece that it wrote."""

@@ -6,7 +6,8 @@ body after another; then the op stands in the graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from codegen.trace.control.loops import Counter, Later, Loop
 from codegen.trace.control.ranges import Range
 from codegen.trace.control.regions import Piece, is_known
 from codegen.trace.number import expr_of, number
-from codegen.trace.state import Names
+from codegen.trace.state import Code
 
 _AT = "__at__"  # the loop variable where a bound is data
 
@@ -40,20 +41,16 @@ class Attempt(Piece):
         self.mark.restore_declared(self.context)
 
 
-def captured_while(
-    context: Context, test: Callable[[], Any], names: Names, bound: Sequence[str],
-    touched: Sequence[str], flags: Sequence[str], loop_number: int, kept: Sequence[str] = (),
-) -> Iterator[None]:  # fmt: skip
+def captured_while(context: Context, test: Callable[[], Any], code: Code) -> Iterator[None]:
     """Python's own iterations while the test is known; from the first unknown one on, an op."""
-    where = (context, names, bound, touched)
     started = False
     while True:
-        attempt = Attempt(*where, "loop")
+        attempt = Attempt(context, code, "loop")
         attempt.begin(Block(once=True))
         try:
             if started:
                 yield
-            known = all(is_known(names.get(f)) for f in flags)
+            known = all(is_known(code.names.get(f)) for f in code.flags)
             holds = known and test()
             known = known and is_known(holds)
             if not known:
@@ -64,23 +61,23 @@ def captured_while(
         if not holds:
             return
         started = True
-    loop = Loop(context, names, bound, touched, flags, Later(kept, started))
-    yield from passes(loop, loop_number, lambda: None)
+    loop = Loop(context, code, Later(code.kept, started))
+    yield from passes(loop, lambda: None)
     loop.finish(Counter(context, "pass", expr.const(0), None, expr.const(1)), test)
 
 
-def passes(loop: Loop, loop_number: int, item: Callable[[], Any]) -> Iterator[Any]:
+def passes(loop: Loop, item: Callable[[], Any]) -> Iterator[Any]:
     """Run the body, by yielding, until the loop is settled."""
-    names = loop.names
+    tracing, number = loop.names.tracing, loop.code.number
     try:
         while True:
             loop.start_pass()
-            names.tracing.append(loop_number)
+            tracing.append(number)
             loop.context.loops.append(loop)
             try:
                 yield item()
             finally:
-                names.tracing.remove(loop_number)
+                tracing.remove(number)
                 loop.context.loops.remove(loop)
             if loop.end_pass():
                 loop.around.found[loop.number] = loop.settled()
@@ -107,30 +104,27 @@ def _step(step: Any) -> tuple[Expr, int]:
     )  # fmt: skip
 
 
-def captured_for(
-    bounds: Range, names: Names, bound: Sequence[str], touched: Sequence[str],
-    flags: Sequence[str], loop_number: int, hint: str, kept: Sequence[str] = (),
-) -> Iterator[Any]:  # fmt: skip
+def captured_for(bounds: Range, code: Code, hint: str) -> Iterator[Any]:
     """Yields the counter once per pass of the capture, then emits the loop."""
-    context = require_context("spmd.range")
+    context, names = require_context("spmd.range"), code.names
     step, sign = _step(bounds.step)
     start, stop = expr_of(bounds.start), expr_of(bounds.stop)
     if start is not None and stop is not None:
         if expr.nonneg((start - stop) * sign):
             return  # never runs: what holds of its counter would hold of no number
-        if hint in bound and hint not in kept:  # what it was before, nobody asks any more
+        if hint in code.bound and hint not in code.kept:  # what it was before, nobody asks any more
             names.unbind(hint)
         counter = Counter(context, hint.strip("_") or "i", start, stop, step)
         sure = expr.nonneg((stop - start) * sign - 1)
-        loop = Loop(context, names, bound, touched, flags, Later(kept, sure, counter.sym))
-        yield from passes(loop, loop_number, lambda: counter.value)
+        loop = Loop(context, code, Later(code.kept, sure, counter.sym))
+        yield from passes(loop, lambda: counter.value)
         loop.finish(counter)
         return
     # a bound is data: the position is carried, and compared before every iteration
-    at = f"{_AT}{loop_number}"
+    at = f"{_AT}{code.number}"
     names.hidden[at] = _weak(bounds.start)
     end = _weak(bounds.stop)
-    loop = Loop(context, names, [*bound, at], touched, flags, Later(kept))
+    loop = Loop(context, replace(code, bound=(*code.bound, at)), Later(code.kept))
     counter = Counter(context, "pass", expr.const(0), None, expr.const(1))
 
     def item() -> Any:
@@ -141,7 +135,7 @@ def captured_for(
     def more() -> Any:
         return names.get(at) < end if sign > 0 else names.get(at) > end
 
-    yield from passes(loop, loop_number, item)
+    yield from passes(loop, item)
     loop.finish(counter, more)
     del names.hidden[at]
 

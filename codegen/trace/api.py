@@ -34,7 +34,7 @@ __all__ = ["Array", "Dim", "Program", "parse_parameter", "program", "replicated"
 _JAX = {"axis_name": "axis", "fun": "f", "fill_value": "value", "device": None}
 
 
-def _public(name: str, module: str, attribute: str = "") -> Callable[..., Any]:
+def _public(name: str, module: str, attribute: str) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         for theirs, ours in _JAX.items():
             if ours and theirs in kwargs:
@@ -57,46 +57,34 @@ def _public(name: str, module: str, attribute: str = "") -> Callable[..., Any]:
         check_call(function, f"spmd.{name}", *args, **kwargs)
         return function(*args, **kwargs)
 
-    traced = getattr(importlib.import_module(f"codegen.trace.{module}"), attribute or name)
+    traced = getattr(importlib.import_module(f"codegen.trace.{module}"), attribute)
     functools.update_wrapper(call, traced)
     call.__name__ = call.__qualname__ = name
     call.__module__ = "spmd"
     return call
 
 
-# name -> module of codegen.trace (and the name there, where it differs)
-_TABLE: dict[str, tuple[str, ...]] = {
-    # declarations
-    "input": ("declare", "input_"), "scalar": ("declare",), "require": ("declare",),
-    "mesh": ("declare",), "print": ("messages", "print_"),
-    # the mesh
-    "axis_index": ("ranks.communicate",), "axis_size": ("ranks.communicate",),
-    "index": ("ranks.communicate", "axis_index"), "ranks": ("declare", "number_of_ranks"),
-    # exchange
-    "ppermute": ("ranks.communicate",), "all_gather": ("ranks.communicate",),
-    "all_to_all": ("ranks.communicate",), "barrier": ("ranks.communicate",),
-    "psum": ("ranks.combining",), "pprod": ("ranks.combining",), "pmax": ("ranks.combining",),
-    "pmin": ("ranks.combining",), "pmean": ("ranks.combining",),
-    "psum_scatter": ("ranks.combining",), "pand": ("ranks.combining",), "por": ("ranks.combining",),
-    "pxor": ("ranks.combining",), "preduce": ("ranks.combining",), "pscan": ("ranks.combining",),
-    "pexscan": ("ranks.combining",), "pargmax": ("ranks.combining",),
-    "pargmin": ("ranks.combining",), "all_ranks": ("ranks.combining",),
-    "any_ranks": ("ranks.combining",), "pbroadcast": ("ranks.rooted",),
-    "pgather": ("ranks.rooted",), "pscatter": ("ranks.rooted",),
-    # arrays
-    "blocks": ("control.blocks", "Blocks"), "zeros": ("numpy.creation",),
-    "ones": ("numpy.creation",), "empty": ("numpy.creation",), "full": ("numpy.creation",),
-    "arange": ("numpy.creation",), "eye": ("numpy.creation",), "identity": ("numpy.creation",),
-    "linspace": ("numpy.creation",), "asarray": ("numpy.creation",), "array": ("numpy.creation",),
-    "zeros_like": ("numpy.creation",), "ones_like": ("numpy.creation",),
-    "empty_like": ("numpy.creation",), "full_like": ("numpy.creation",),
-    "like": ("numpy.creation",), "dynamic_slice": ("numpy.creation",),
-    "dynamic_update_slice": ("numpy.creation",),
-    # control flow
-    "range": ("control.ranges", "spmd_range"), "fori_loop": ("control.functional",),
-    "while_loop": ("control.functional",), "cond": ("control.functional",),
-    "switch": ("control.functional",), "scan": ("control.functional",),
-}  # fmt: skip
+# module of codegen.trace -> names in it; name=attribute where the two differ
+_MODULES = {
+    "declare": "input=input_ scalar require mesh ranks=number_of_ranks",
+    "messages": "print=print_",
+    "ranks.communicate": "axis_index axis_size index=axis_index ppermute all_gather all_to_all "
+    "barrier",
+    "ranks.combining": "psum pprod pmax pmin pmean psum_scatter pand por pxor preduce pscan "
+    "pexscan pargmax pargmin all_ranks any_ranks",
+    "ranks.rooted": "pbroadcast pgather pscatter",
+    "numpy.creation": "zeros ones empty full arange eye identity linspace asarray array "
+    "zeros_like ones_like empty_like full_like like dynamic_slice dynamic_update_slice",
+    "control.blocks": "blocks=Blocks",
+    "control.ranges": "range=spmd_range",
+    "control.functional": "fori_loop while_loop cond switch scan",
+}
+# name -> module, and the name there
+_TABLE = {
+    name: (module, attribute or name)
+    for module, names in _MODULES.items()
+    for name, _, attribute in (entry.partition("=") for entry in names.split())
+}
 
 PUBLIC: dict[str, Callable[..., Any]] = {}  # those that were asked for
 

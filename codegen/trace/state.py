@@ -161,14 +161,11 @@ def _flatten(value: Any, leaves: list[Any], above: set[int]) -> Tree:
     if id(value) in above:
         keys, kind = (), ""  # it contains itself
     elif isinstance(value, (tuple, list)):
-        kind, keys, items = (
-            "tuple" if isinstance(value, tuple) else "list",
-            range(len(value)),
-            value,
-        )
+        kind = "tuple" if isinstance(value, tuple) else "list"
+        keys, items = range(len(value)), value
     elif isinstance(value, dict):
         kind, keys, items = "dict", value.keys(), list(value.values())
-    elif _is_users_object(value):
+    elif isinstance(getattr(value, "__dict__", None), dict) and is_users_class(type(value)):
         kind, keys, items = "object", vars(value).keys(), list(vars(value).values())
     else:
         kind = ""
@@ -184,10 +181,6 @@ def inside(value: Any, key: Any) -> Any:
     tree = _flatten(value, [], set()) if not isinstance(value, Array) else Tree("leaf", value)
     found = (c.value for k, c in zip(tree.keys, tree.children) if k == key)
     return next(found, None)
-
-
-def _is_users_object(value: Any) -> bool:
-    return isinstance(getattr(value, "__dict__", None), dict) and is_users_class(type(value))
 
 
 def is_users_class(cls: type) -> bool:

@@ -14,12 +14,12 @@ import numpy as np
 from codegen import dtypes
 from codegen.errors import ShapeError, UsageError
 from codegen.symbolic import expr
-from codegen.trace.array import Array, as_array, as_value, full_value, wrap
+from codegen.trace.array import Array, as_array, as_value, full_value, is_traced, wrap
 from codegen.trace.context import Context, require_context
 from codegen.trace.control.branches import captured_switch
 from codegen.trace.control.loops import Counter, Loop
 from codegen.trace.control.ranges import spmd_range
-from codegen.trace.control.regions import condition, is_known
+from codegen.trace.control.regions import condition
 from codegen.trace.control.source import given
 from codegen.trace.control.turns import captured_for, passes
 from codegen.trace.number import expr_of, number
@@ -76,7 +76,7 @@ def cond(pred: Any, true_fun: Callable[..., Any], false_fun: Callable[..., Any],
     [10.], [11.], [-2.], [-3.]
     """
     require_context("spmd.cond")
-    if is_known(pred):
+    if not is_traced(pred):
         return _arms((true_fun if pred else false_fun,), args)[0]()
     return captured_switch(condition(pred, "cond"), _arms((false_fun, true_fun), args))
 

@@ -20,7 +20,7 @@ from codegen.ir import ArrayType, Region, Value, walk
 from codegen.layouts import propagation
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, Sym
-from codegen.trace.array import Array, as_value
+from codegen.trace.array import Array, as_value, is_traced
 from codegen.trace.context import Block, Context
 from codegen.trace.control.exits import RESULT
 from codegen.trace.control.regions import (
@@ -30,7 +30,6 @@ from codegen.trace.control.regions import (
     carry_error,
     condition,
     hint,
-    is_known,
     laid_as,
     link,
     value_of,
@@ -433,7 +432,7 @@ class Loop(Piece):
         context = self.context
         parts = [context.emit_one(ops.Map("logical_not"), f) for f in flags]
         test = True if evaluate is None else evaluate()
-        if not (is_known(test) and test and parts):
+        if is_traced(test) or not (test and parts):
             on = condition(test, "while")
             if not isinstance(on, Value):
                 on = as_value(context, number(on, True), dtypes.BOOL)
@@ -460,8 +459,11 @@ class Loop(Piece):
             leaves[name][j] = array
         for storage, value in zip(self.stored, results[len(keys) :]):
             storage.write(context, value)
+        stale = Gone("this array was written in a loop through a name that the loop rebinds",
+                     "read it through that name, or copy it before the loop: x = x.copy()",
+                     self.place)  # fmt: skip
         for storage in self.stale:
-            storage.lose(context, _stale(self.place))
+            storage.lose(context, stale)
         self._link(arrays)
         things = self.sharing.finish(_trees(self._after), _trees(self.later.held))
         for name, held in self.entry.items():
@@ -491,9 +493,3 @@ class Loop(Piece):
 
 def _trees(variables: Mapping[str, Held | None]) -> dict[str, Tree]:
     return {name: held.tree for name, held in variables.items() if held is not None}
-
-
-def _stale(place: Any) -> Gone:
-    return Gone("this array was written in a loop through a name that the loop rebinds",
-                "read it through that name, or copy it before the loop: x = x.copy()",
-                place)  # fmt: skip

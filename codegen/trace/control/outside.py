@@ -162,7 +162,9 @@ class Outside:
         """Things that hold something else than before, and what."""
         for seen in self._seen:
             now = seen.read() or {}
-            if not _as_it_was(seen.items, now):
+            if now.keys() != seen.items.keys() or not all(
+                _alike(now[k], v) for k, v in seen.items.items()
+            ):
                 yield seen, now
 
     def _filled(self, seen: _Seen, now: dict[Any, Any]) -> bool:
@@ -294,10 +296,6 @@ def of_piece(what: str, code: Code, entry: Variables) -> Outside:
 
 
 # ---- what has changed --------------------------------------------------------------------------
-
-
-def _as_it_was(before: dict[Any, Any], now: dict[Any, Any]) -> bool:
-    return now.keys() == before.keys() and all(_alike(now[k], v) for k, v in before.items())
 
 
 def _alike(now: Any, before: Any) -> bool:

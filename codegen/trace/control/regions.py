@@ -17,7 +17,7 @@ from codegen.mesh import Layout
 from codegen.ops import Relayout
 from codegen.places import user_place
 from codegen.symbolic.expr import Expr
-from codegen.trace.array import Array, as_value, is_traced, wrap
+from codegen.trace.array import Array, as_value, wrap
 from codegen.trace.context import Block, Context
 from codegen.trace.control.outside import of_piece
 from codegen.trace.number import condition_of
@@ -35,12 +35,6 @@ class Gone:
     def type(self) -> ArrayType:
         raise ProgramError(self.message, remedy=self.remedy,
                            also=(("it is", self.place),) if self.place else ())  # fmt: skip
-
-
-def _made_inside(what: str, place: Place | None) -> Gone:
-    return Gone(f"this array was made inside a {what} and is read outside it",
-                "bind a name before the loop or branch and rebind that name inside",
-                place)  # fmt: skip
 
 
 def link(a: Storage, b: Storage, what: str, place: Place | None) -> None:
@@ -78,7 +72,9 @@ class Mark:
 
     def forget_later(self, context: Context, what: str, place: Place | None) -> None:
         """Storages made since then are gone: nothing outside may read them."""
-        gone = _made_inside(what, place)
+        gone = Gone(f"this array was made inside a {what} and is read outside it",
+                    "bind a name before the loop or branch and rebind that name inside",
+                    place)  # fmt: skip
         for storage in list(context.storages):
             if storage.serial > self.serial and not isinstance(storage.content, Known):
                 storage.content = gone
@@ -208,7 +204,3 @@ def carry_error(
     return CarryError(f"{owner} changes its type in a {what}" if both else
                       f"{owner} changes in a {what}", place=place, expected=f"{shown[0]} ({first})",
                       found=f"{shown[1]} ({second})", remedy=remedy)  # fmt: skip
-
-
-def is_known(x: object) -> bool:
-    return not is_traced(x)

@@ -1,4 +1,4 @@
-"""The syntax tree of a function with its control flow handed to control.py.
+"""The syntax tree of a function with its control flow handed to hooks.py.
     if c: A else: B    for arm in if_(c, names, …):  if arm == 0: A  else: B
     for x in it: A     for x in for_(it, names, …): A
     while c: A         for _ in while_(lambda: c, names, …): A
@@ -388,8 +388,7 @@ class _Rewriter(ast.NodeTransformer):
             node.decorator_list = [self.visit(d) for d in node.decorator_list]
         return _rewrite_function(node, self.class_name)
 
-    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> Any:
-        return self.visit_FunctionDef(node)
+    visit_AsyncFunctionDef = visit_FunctionDef
 
     def _defaults(self, args: ast.arguments) -> None:
         args.defaults = [self.visit(d) for d in args.defaults]

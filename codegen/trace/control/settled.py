@@ -1,7 +1,7 @@
-"""What a loop carried when it was captured before: where the body around it is captured again, the
-loop begins with that, so that captures grow with the depth of loops and not exponentially.
+"""What a loop carried when it was captured last, with which its next capture begins.
 
-Goes in: what a settled loop carries. Comes out: the same for the next pass of the body around it.
+The body of a loop is captured again and again, the loops in it too: without this the number of
+captures would double with each loop around. In: what a settled loop carries. Out: the same.
 Always holds: a loop is the same one if the user's functions have come to it in the same way.
 """
 

@@ -1,8 +1,8 @@
-"""Calls that give another value each time, or in each Python process: random generators, iterators,
-clocks, addresses, hashes, the order of sets; where Python containers are changed.
+"""Calls that give another value in each turn, build or process: they are refused or made to last.
 
-Goes in: what the user's code is about to call. Comes out: what it calls instead, or an error with
-the line. Always holds: outside of a capture nobody asks here.
+Random generators, iterators, clocks, addresses, hashes, orders of sets; and calls by which Python
+containers are changed, which are noted. In: what the user's code is about to call. Out: what it
+calls instead, or an error. Always holds: outside of a capture nobody asks here.
 """
 
 from __future__ import annotations
@@ -48,42 +48,32 @@ _TODAY = ("now", "utcnow", "today")
 
 def watched(context: Context, function: Any) -> Any:
     """The function; one that looks at its arguments first; or UnsupportedError."""
-    owner = getattr(function, "__self__", None)
+    owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
     if isinstance(owner, GENERATORS):
         return _of_generator(context, function, owner)
     if isinstance(owner, _CHANGEABLE):
-        if function.__name__ in _CHANGING:
+        if name in _CHANGING:
             changed(context, owner)
-        if isinstance(owner, set) and function.__name__ == "pop":
+        if isinstance(owner, set) and name == "pop":
             return _popped(owner)
-        return iterating(function) if function.__name__ == "extend" else function
-    if isinstance(owner, str) and function.__name__ == "join":
+        return iterating(function) if name == "extend" else function
+    if isinstance(owner, str) and name == "join":
         return iterating(function)
-    if owner is dict and function.__name__ == "fromkeys":
-        return _from_keys
-    if function is next:
-        return _next
+    if owner is dict and name == "fromkeys":
+        return lambda keys, *value: dict.fromkeys(ordered(keys), *value)
     if is_iterator(owner):
         refuse_outside(owner)
-    if any(function is f for f in _CLOCKS):
-        raise _frozen(f"{'os' if function in (os.times, os.getloadavg) else 'time'}."
-                      f"{function.__name__}()", _CLOCK)  # fmt: skip
-    if isinstance(owner, type) and issubclass(owner, datetime.date) and (
-        function.__name__ in _TODAY
-    ):
-        raise _frozen(f"{owner.__name__}.{function.__name__}()", _CLOCK)
-    if any(function is f for f in _ENTROPY) or getattr(function, "__module__", "") == "secrets":
-        raise _frozen(f"{function.__name__}()", _SEED)
-    name = f"{getattr(function, '__module__', '')}.{getattr(function, '__name__', '')}"
-    if name in _PASSING:
-        raise _frozen(*_PASSING[name])
-    if any(function is f for f in _CALENDAR):
-        return _of_calendar(function)
-    if function is np.datetime64:
-        return _date
+    if isinstance(owner, type) and issubclass(owner, datetime.date) and name in _TODAY:
+        raise _frozen(f"{owner.__name__}.{name}()", _CLOCK)
+    module = getattr(function, "__module__", "")
+    if f"{module}.{name}" in _PASSING:
+        raise _frozen(*_PASSING[f"{module}.{name}"])
+    if module == "secrets":
+        raise _frozen(f"{name}()", _SEED)
     if function is np.random.seed:
         return _of_generator(context, function, np.random.mtrand._rand)
-    return _with_seed(function) if any(function is f for f in _SEEDED) else function
+    instead = _INSTEAD.get(id(function))
+    return function if instead is None else instead(function)
 
 
 def changed(context: Context, thing: Any) -> None:
@@ -178,6 +168,26 @@ def _date(*args: Any) -> Any:
     return np.datetime64(*args)
 
 
+def _of_clock(function: Callable[..., Any]) -> NoReturn:
+    module = "os" if function in (os.times, os.getloadavg) else "time"
+    raise _frozen(f"{module}.{function.__name__}()", _CLOCK)
+
+
+def _of_entropy(function: Callable[..., Any]) -> NoReturn:
+    raise _frozen(f"{function.__name__}()", _SEED)
+
+
+# By id, since what is called need not be hashable: what stands for a function, or refuses it.
+_INSTEAD: dict[int, Callable[[Any], Any]] = {
+    id(next): lambda _: _next,
+    id(np.datetime64): lambda _: _date,
+    **{id(f): _of_clock for f in _CLOCKS},
+    **{id(f): _of_entropy for f in _ENTROPY},
+    **{id(f): _of_calendar for f in _CALENDAR},
+    **{id(f): _with_seed for f in _SEEDED},
+}
+
+
 # ---- what another Python process would have otherwise: addresses, hashes of text, orders of sets -
 
 _LASTING = (bool, int, float, complex, np.number, np.bool_)  # hashed alike by every process
@@ -269,10 +279,6 @@ def _popped(owner: set[Any]) -> Callable[[], Any]:
         return owner.pop()
 
     return pop
-
-
-def _from_keys(keys: Any, *value: Any) -> dict[Any, Any]:
-    return dict.fromkeys(ordered(keys), *value)
 
 
 def iterating(plain: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,11 +15,11 @@ import numpy as np
 from codegen.errors import UnsupportedError, UsageError
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
-from codegen.trace.array import Array, as_array
+from codegen.trace.array import Array, as_array, is_traced
 from codegen.trace.context import Block, Context, require_context
 from codegen.trace.control.loops import Counter, Later, Loop
 from codegen.trace.control.ranges import Range
-from codegen.trace.control.regions import Piece, is_known
+from codegen.trace.control.regions import Piece
 from codegen.trace.number import expr_of, number
 from codegen.trace.state import Code
 
@@ -50,9 +50,9 @@ def captured_while(context: Context, test: Callable[[], Any], code: Code) -> Ite
         try:
             if started:
                 yield
-            known = all(is_known(code.names.get(f)) for f in code.flags)
+            known = not any(is_traced(code.names.get(f)) for f in code.flags)
             holds = known and test()
-            known = known and is_known(holds)
+            known = known and not is_traced(holds)
             if not known:
                 attempt.undone()
                 break

@@ -50,10 +50,6 @@ def _first_number(ufunc: np.ufunc) -> Callable[[Any, Any], Array]:
     return call
 
 
-def _divmod(a: Any, b: Any) -> tuple[Array, Array]:
-    return apply(np.floor_divide, a, b), apply(np.remainder, a, b)
-
-
 def _modf(x: Any) -> tuple[Array, Array]:
     x = _float(x)
     whole = apply(np.trunc, x)
@@ -71,10 +67,6 @@ def _heaviside(x: Any, at_zero: Any) -> Any:
 def _float_power(a: Any, b: Any) -> Any:
     wide = np.complex128 if result_type(a, b).kind == "c" else np.float64
     return apply(np.power, as_array(a, wide), as_array(b, wide))
-
-
-def _fabs(x: Any) -> Any:
-    return apply(np.absolute, _float(x))
 
 
 def _logaddexp2(a: Any, b: Any) -> Any:
@@ -105,11 +97,11 @@ UFUNCS: dict[str, Callable[..., Any]] = {
     "degrees": _scaled(180 / math.pi),
     "fmax": _first_number(np.maximum),
     "fmin": _first_number(np.minimum),
-    "divmod": _divmod,
+    "divmod": lambda a, b: (apply(np.floor_divide, a, b), apply(np.remainder, a, b)),
     "modf": _modf,
     "heaviside": _heaviside,
     "float_power": _float_power,
-    "fabs": _fabs,
+    "fabs": lambda x: apply(np.absolute, _float(x)),
     "logaddexp2": _logaddexp2,
     "bitwise_count": _bitwise_count,
     "vecdot": products.vecdot,

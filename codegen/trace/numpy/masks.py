@@ -128,7 +128,9 @@ class Chosen(NDArrayOperatorsMixin):
         first = next(x for x in inputs if isinstance(x, Chosen))
         operands = [first.operand(x) for x in inputs]
         if out is None:
-            return _map_results(first, elementwise.apply(ufunc, *operands))
+            made = elementwise.apply(ufunc, *operands)
+            several = isinstance(made, tuple)
+            return tuple(map(first.like, made)) if several else first.like(made)
         if not isinstance(out[0], Chosen):
             raise refused()
         elementwise.apply(ufunc, *operands, out=first.operand(out[0]))
@@ -185,10 +187,6 @@ class Chosen(NDArrayOperatorsMixin):
         raise refused()
 
     __array__ = __len__ = __iter__ = __getitem__ = __setitem__ = __bool__ = _refuse
-
-
-def _map_results(first: Chosen, made: Any) -> Any:
-    return tuple(map(first.like, made)) if isinstance(made, tuple) else first.like(made)
 
 
 _EACH = {

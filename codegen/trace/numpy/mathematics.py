@@ -105,17 +105,8 @@ def _hypot(*parts: Any) -> Any:
     return reduce(lambda a, b: apply(np.hypot, a, b), map(_real, parts), _real(0.0))
 
 
-def _dist(p: Any, q: Any) -> Any:
-    return _hypot(*(a - b for a, b in zip(p, q, strict=True)))
-
-
 def _sumprod(p: Any, q: Any) -> Any:
     return sum(a * b for a, b in zip(p, q, strict=True))
-
-
-def _modf(x: Any) -> tuple[Any, Any]:
-    rest, whole = apply(np.modf, _real(x))
-    return rest, whole
 
 
 def _isclose(a: Any, b: Any, *, rel_tol: float = 1e-9, abs_tol: float = 0.0) -> Any:
@@ -148,7 +139,8 @@ def _whole(ufunc: np.ufunc) -> Callable[[Any], Any]:
 
 
 _OWN: dict[str, Callable[..., Any]] = {
-    "log": _log, "hypot": _hypot, "dist": _dist, "modf": _modf, "isclose": _isclose,
+    "log": _log, "hypot": _hypot, "modf": lambda x: apply(np.modf, _real(x)),
+    "dist": lambda p, q: _hypot(*(a - b for a, b in zip(p, q, strict=True))), "isclose": _isclose,
     "remainder": _remainder, "floor": _whole(np.floor), "ceil": _whole(np.ceil),
     "trunc": _whole(np.trunc),
 }  # fmt: skip

@@ -44,15 +44,13 @@ def _is_plain(x: Any) -> bool:
     return known.is_known(x) or isinstance(x, (bool, int, float, complex, np.generic, np.ndarray))
 
 
-def _is_bools(x: Any) -> bool:
-    return isinstance(x, Array) and not x.scalar and x.dtype == np.bool_
-
-
 def operate(ufunc: np.ufunc, *inputs: Any, out: Array | None = None) -> Any:
     """An operator of Python on arrays: weak operands give a weak result."""
     if any(x is None or isinstance(x, (str, bytes, dict, NDArrayOperatorsMixin)) for x in inputs):
         return NotImplemented  # the mixin: x[mask], which knows better
-    if ufunc is np.power and _is_bools(inputs[0]) and type(inputs[1]) is int and inputs[1] == 2:
+    first = inputs[0]
+    bools = isinstance(first, Array) and not first.scalar and first.dtype == np.bool_
+    if ufunc is np.power and bools and type(inputs[1]) is int and inputs[1] == 2:
         ufunc, inputs = np.square, inputs[:1]  # as NumPy: an int8, where np.power makes an int64
     if all(map(_is_plain, inputs)) and not any(map(known.is_huge, inputs)):
         into = () if out is None else (out,)

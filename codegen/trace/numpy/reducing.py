@@ -344,14 +344,18 @@ def median(x: Any, axis: Any = None, out: Any = None, overwrite_input: bool = Fa
            keepdims: Any = False) -> Any:  # fmt: skip
     """The middle of the sorted elements; NaN where there is one."""
     array, d, wide = lanes(x, axis, "np.median")
-    if array.type.dtype.kind in "biu":
-        array = as_array(array, dtypes.FLOAT64)
+    array = floats(array)
     ordered = sort(array, d)
     n = array.shape[d]
     low, high = along(ordered, d, (n - 1) // 2), along(ordered, d, n // 2)
     middle = between(low, high, operate(np.remainder, n, 2) == 1)
     middle = nan_if_last(middle, along(ordered, d, n - 1), array.type.dtype)
     return store(middle.reshape(wide) if keepdims else middle, out)
+
+
+def floats(array: Array) -> Array:
+    """Integers as float64; others as they are."""
+    return as_array(array, dtypes.FLOAT64) if array.type.dtype.kind in "biu" else array
 
 
 def nan_if_last(made: Any, last: Array, kind: DType) -> Array:

@@ -101,8 +101,7 @@ def gradient(f: Any, *spacing: Any, axis: Any = None, edge_order: int = 1) -> An
     array = as_array(f)
     if edge_order != 1:
         raise unsupported("np.gradient with edge_order=2", "edge_order=1, or slices")
-    if array.type.dtype.kind in "biu":
-        array = as_array(array, dtypes.FLOAT64)
+    array = reducing.floats(array)
     dims = reducing.dims_of(axis, array.ndim, "np.gradient")
     steps = spacing if len(spacing) > 1 else (spacing or (1.0,)) * len(dims)
     out = tuple(_slope(array, step, d) for step, d in zip(steps, dims, strict=True))
@@ -244,32 +243,20 @@ nanstd = _without_nan(reducing.std)
 nanmax, nanmin = _extreme_number(reducing.max_, -np.inf), _extreme_number(reducing.min_, np.inf)
 
 
-def _without_nan_running(run: Callable[..., Any], neutral: int) -> Callable[..., Any]:
-    def call(x: Any, axis: Any = None, dtype: Any = None, out: Any = None) -> Any:
+def _nan_as(function: Callable[..., Any], value: float) -> Callable[..., Any]:
+    """The function of an array in which a number that changes nothing stands for each NaN."""
+
+    def call(x: Any, *args: Any, **options: Any) -> Any:
         array = as_array(x)
         if array.type.dtype.kind in "fc":
-            array = as_array(select(apply(np.isnan, array), neutral, array), array.type.dtype)
-        return run(array, axis, dtype, out)
+            array = as_array(select(apply(np.isnan, array), value, array), array.type.dtype)
+        return function(array, *args, **options)
 
     return call
 
 
-nancumsum = _without_nan_running(reducing.cumsum, 0)
-nancumprod = _without_nan_running(reducing.cumprod, 1)
-
-
-def _position_without_nan(find: Callable[..., Any], extreme: float) -> Callable[..., Any]:
-    def call(x: Any, axis: Any = None, out: Any = None, *, keepdims: Any = False) -> Any:
-        array = as_array(x)
-        if array.type.dtype.kind in "fc":
-            array = select(apply(np.isnan, array), extreme, array)
-        return find(array, axis, out, keepdims=keepdims)
-
-    return call
-
-
-nanargmax = _position_without_nan(reducing.argmax, -np.inf)
-nanargmin = _position_without_nan(reducing.argmin, np.inf)
+nancumsum, nancumprod = _nan_as(reducing.cumsum, 0), _nan_as(reducing.cumprod, 1)
+nanargmax, nanargmin = _nan_as(reducing.argmax, -np.inf), _nan_as(reducing.argmin, np.inf)
 
 
 def nanquantile(x: Any, q: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False,
@@ -308,8 +295,7 @@ def nanmedian(x: Any, axis: Any = None, out: Any = None, overwrite_input: bool =
 def _lanes(x: Any, axis: Any) -> tuple[Array, int, tuple[Any, ...]]:
     """Floats, the dim along which they are sorted, and the shape with keepdims."""
     array, d, shape = reducing.lanes(x, axis, "np.nanquantile")
-    kind = dtypes.FLOAT64 if array.type.dtype.kind in "biu" else array.type.dtype
-    return as_array(array, kind), d, shape
+    return reducing.floats(array), d, shape
 
 
 def _ordered(array: Array, d: int) -> tuple[Array, Array]:

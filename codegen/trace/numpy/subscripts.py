@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from itertools import islice, product
 from typing import Any
 
@@ -84,13 +85,6 @@ def _bound(x: Any, extent: Expr) -> Expr | None:
     return expr.select(expr.ge0(e), e, e + extent)
 
 
-def _smallest(values: Sequence[Expr]) -> Expr:
-    out = values[0]
-    for e in values[1:]:
-        out = expr.minimum(out, e)
-    return out
-
-
 def part_of(key: slice, extent: Expr) -> Part:
     """NumPy's clamping as formulas, so that u[1:-1], u[:-2] and u[2:] have equal extents."""
     step_expr = expr.const(1) if key.step is None else expr_of(key.step)
@@ -109,7 +103,7 @@ def part_of(key: slice, extent: Expr) -> Part:
         low = expr.const(-1) if stop is None else stop
         spans = [high - low, extent - 1 - low, high + 1, extent]
         first = expr.minimum(high, extent - 1)
-    span = expr.maximum(_smallest(spans), 0)
+    span = expr.maximum(reduce(expr.minimum, spans), 0)
     size = abs(step)
     return Part(first, step, span if size == 1 else (span + (size - 1)) // size)
 

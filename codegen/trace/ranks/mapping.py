@@ -7,7 +7,8 @@ Always holds: a split dim of a result has the local extents of balanced blocks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -136,10 +137,6 @@ def global_shape(
     return tuple(out)
 
 
-def _known_extents(operands: Sequence[Value]) -> list[Expr]:
-    return list(dict.fromkeys(e for v in operands for e in v.type.shape))
-
-
 # ---- the call --------------------------------------------------------------------------------
 
 
@@ -252,10 +249,9 @@ def _given_layouts(
     context: Context, returned: Any, values: Sequence[Value], out_layouts: Any, pad: bool
 ) -> list[Layout]:
     """One per result, as the user says."""
-    if isinstance(returned, (tuple, list, dict)):
-        specs = spread(out_layouts, returned)
-    else:
-        specs = spread(out_layouts, (as_array_or_number(returned),))
+    several = isinstance(returned, (tuple, list, dict))
+    alone = returned if isinstance(returned, (Array, Number)) or several else np.asarray(returned)
+    specs = spread(out_layouts, returned if several else (alone,))
     return [layout_of(context, spec, value.type.ndim, _result_name(values, k), pad)
             for k, (value, spec) in enumerate(zip(values, specs))]  # fmt: skip
 
@@ -263,7 +259,7 @@ def _given_layouts(
 def _result_types(
     context: Context, values: Sequence[Value], layouts: Sequence[Layout], operands: Sequence[Value]
 ) -> list[ArrayType]:
-    known = _known_extents(operands)
+    known = list(dict.fromkeys(e for v in operands for e in v.type.shape))
     out = []
     for k, (value, layout) in enumerate(zip(values, layouts)):
         shape = global_shape(context, value.type.shape, layout, known, _result_name(values, k))
@@ -273,10 +269,6 @@ def _result_types(
 
 def _result_name(values: Sequence[Value], k: int) -> str:
     return "out_layouts" if len(values) == 1 else f"out_layouts, result {k}"
-
-
-def as_array_or_number(x: Any) -> Any:
-    return x if isinstance(x, (Array, Number)) else np.asarray(x)
 
 
 def per_rank(context: Context, shape: Shape, layout: Layout, make: Callable[[], Array]) -> Array:
@@ -310,14 +302,11 @@ def replicated_constant(context: Context, data: np.ndarray[Any, Any]) -> Array:
     return per_rank(context, shape, layout, lambda: shard_of_constant(context, data, layout))
 
 
-class rank_view:
+@contextmanager
+def rank_view(context: Context) -> Iterator[None]:
     """While it is open, arrays are local."""
-
-    def __init__(self, context: Context) -> None:
-        self.context = context
-
-    def __enter__(self) -> None:
-        self.context.rank_view += 1
-
-    def __exit__(self, *_: object) -> None:
-        self.context.rank_view -= 1
+    context.rank_view += 1
+    try:
+        yield
+    finally:
+        context.rank_view -= 1

@@ -45,6 +45,11 @@ def is_traced(x: object) -> bool:
     return isinstance(x, Number) or (isinstance(x, Array) and not x.is_known)
 
 
+def holds_traced(x: object) -> bool:
+    """Whether x, or something in it where it is a list or a tuple, is known only at run time."""
+    return any(map(holds_traced, x)) if isinstance(x, (list, tuple)) else is_traced(x)
+
+
 def _asked(convert: Callable[..., Any], needed: str, remedy: str) -> Any:
     """A method of Python's that needs the elements while building."""
 
@@ -348,16 +353,8 @@ def as_array(x: Any, dtype: Any = None) -> Array:
             return x
         return wrap(x.context, as_value(x.context, x, dtype))
     context = require_context("an array operation")
-    if isinstance(x, (list, tuple)) and any(is_traced(e) for e in _leaves(x)):
+    if isinstance(x, (list, tuple)) and holds_traced(x):
         return as_array(Array.of_list(x), dtype)
     weak = dtype is None and isinstance(x, (Number, int, float, complex))
     weak = weak and not (isinstance(x, (bool, np.generic)) or getattr(x, "truth", False))
     return wrap(context, as_value(context, x, dtype), weak)
-
-
-def _leaves(x: Any) -> Iterator[Any]:
-    if isinstance(x, (list, tuple)):
-        for e in x:
-            yield from _leaves(e)
-    else:
-        yield x

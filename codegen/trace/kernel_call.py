@@ -26,7 +26,7 @@ from codegen.trace.context import eager_current, require_context
 from codegen.trace.control.source import find
 from codegen.trace.kernel_op import emit
 from codegen.trace.kernel_trial import try_made_up
-from codegen.trace.numpy.elementwise import same_extent
+from codegen.trace.numpy.elementwise import same_extent, shape_text
 from codegen.user import windows
 from codegen.user.windows import Form, Start
 
@@ -156,7 +156,7 @@ class Kernel:
             if name in outputs and not isinstance(x, Array) and not eager:
                 raise self.refused(
                     f"the output {name} is a NumPy array from outside of the program",
-                    "an array of the program", f"{type(x).__name__} {_text(_shape(x))}",
+                    "an array of the program", f"{type(x).__name__} {shape_text(_shape(x))}",
                     f"{name}=spmd.like(u), or spmd.asarray({name}) before the call",
                 )  # fmt: skip
             if name in outputs and not self.signature and not getattr(x, "ndim", 1):
@@ -202,7 +202,7 @@ class Kernel:
                 found = self.signature.follows(names, list(shapes.values()), same)
             except ValueError as error:
                 raise self.refused(str(error), f'shapes of the signature "{self.signature.text}"',
-                                   ", ".join(f"{n} {_text(s)}" for n, s in shapes.items()),
+                                   ", ".join(f"{n} {shape_text(s)}" for n, s in shapes.items()),
                                    "dims before those of the signature are loops, and broadcast") \
                     from None  # fmt: skip
             follows = list(found)
@@ -226,7 +226,7 @@ class Kernel:
                         raise self.refused(
                             f"halo= names dim {label} of {name}, which {out} does not have",
                             f"dim {label} of {extent} elements in every output",
-                            f"{out} {_text(shapes[out])}",
+                            f"{out} {shape_text(shapes[out])}",
                             "give outputs the extent of the input, without ghost cells",
                         )
         if any(map(form.lead, starts.values())):
@@ -242,10 +242,6 @@ class Kernel:
 
 def _shape(x: Any) -> tuple[Any, ...]:
     return x.extents if isinstance(x, Array) else getattr(x, "shape", ())
-
-
-def _text(shape: tuple[Any, ...]) -> str:
-    return f"({', '.join(map(str, shape))}{',' if len(shape) == 1 else ''})"
 
 
 def _same(a: Any, b: Any) -> bool:

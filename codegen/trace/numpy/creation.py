@@ -23,6 +23,7 @@ from codegen.trace.array import (
     as_array,
     as_value,
     full_value,
+    holds_traced,
     is_traced,
     unsupported,
     wrap,
@@ -283,7 +284,7 @@ def asarray(x: Any, dtype: Any = None, layout: Any = None, **_: Any) -> Array:
             return made
         same = layout_of(context, layout, made.ndim, "asarray") == made.held.type.layout
         return made if same and not made.seen else mapping.relayout(made, layout)
-    if context.rank_view or is_traced(x) or _has_traced(x):
+    if context.rank_view or holds_traced(x):
         return _local_array(x, dtype)
     data = dtypes.as_numpy(x)
     data = data if dtype is None else data.astype(dtypes.numpy_dtype(element_type(dtype)))
@@ -304,15 +305,9 @@ def array(
     return wrap(made.context, made.read(), scalar=False) if copy or made is not x else made
 
 
-def _has_traced(x: Any) -> bool:
-    if isinstance(x, (list, tuple)):
-        return any(_has_traced(i) for i in x)
-    return is_traced(x)
-
-
 def _local_array(x: Any, dtype: Any) -> Array:
     """A local array of a list that may hold arrays and numbers at its leaves."""
-    if not (isinstance(x, (list, tuple)) and _has_traced(x)):
+    if not (isinstance(x, (list, tuple)) and holds_traced(x)):
         made = as_array(x, dtype)
         return wrap(made.context, made.read(), scalar=False)
     parts = [_local_array(i, None) if isinstance(i, (list, tuple)) else i for i in x]

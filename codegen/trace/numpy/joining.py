@@ -13,7 +13,7 @@ from codegen.errors import ShapeError
 from codegen.ops import Update
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
-from codegen.trace.array import Array, Number, as_array, constant, is_traced, unsupported, wrap
+from codegen.trace.array import Array, Number, as_array, constant, holds_traced, unsupported, wrap
 from codegen.trace.constants import blank_value
 from codegen.trace.context import require_context
 from codegen.trace.number import expr_of
@@ -143,7 +143,7 @@ class Joiner:
     def __getitem__(self, key: Any) -> Any:
         items = key if isinstance(key, tuple) else (key,)
         slices = [(i.start, i.stop, i.step) for i in items if isinstance(i, slice)]
-        if not any(map(_has_traced, (*items, *slices))):
+        if not any(map(holds_traced, (*items, *slices))):
             return self.own[key]
         axis, ndim, first = self.own.axis, self.own.ndmin, self.own.trans1d
         if isinstance(items[0], str):
@@ -186,10 +186,6 @@ def _stretch(item: slice) -> Array:
     if isinstance(step, complex):
         return as_array(linspace(start, item.stop, int(abs(step))))
     return arange(start, item.stop, step)
-
-
-def _has_traced(x: Any) -> bool:
-    return any(map(_has_traced, x)) if isinstance(x, (list, tuple)) else is_traced(x)
 
 
 def block(arrays: Any) -> Array:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from codegen import dtypes
-from codegen.trace.array import Array, as_array, is_traced, unsupported
+from codegen.trace.array import Array, as_array, holds_traced, unsupported
 from codegen.trace.number import Number
 from codegen.trace.numpy.elementwise import apply, select
 from codegen.trace.numpy.picking import round_
@@ -54,7 +54,7 @@ def _knowing(function: Callable[..., Any]) -> Callable[..., Any]:
     name = function.__name__
 
     def call(*args: Any, **options: Any) -> Any:
-        if not any(_holds(x) for x in args):
+        if not holds_traced(args):
             return function(*args, **options)
         if name in ("prod", "sumprod"):  # Python's own products and sums of what is given
             return function(*args, **options) if name == "prod" else _sumprod(*args)
@@ -66,10 +66,6 @@ def _knowing(function: Callable[..., Any]) -> Callable[..., Any]:
         return tuple(map(_weak, made)) if isinstance(made, tuple) else _weak(made)
 
     return call
-
-
-def _holds(x: Any) -> bool:
-    return any(map(_holds, x)) if isinstance(x, (list, tuple)) else is_traced(x)
 
 
 def _weak(x: Any) -> Any:

@@ -14,7 +14,7 @@ import numpy as np
 from codegen import dtypes
 from codegen.dtypes import DType
 from codegen.errors import ShapeError
-from codegen.trace.array import Array, Number, as_array, is_traced, unsupported
+from codegen.trace.array import Array, Number, as_array, holds_traced, is_traced, unsupported
 from codegen.trace.numpy import joining, picking, reducing, shaping
 from codegen.trace.numpy.creation import linspace, zeros
 from codegen.trace.numpy.elementwise import apply, result_type, select
@@ -66,7 +66,7 @@ def digitize(x: Any, bins: Any, right: bool = False) -> Any:
     """Which of the intervals between edges each element lies in; edges increase or decrease."""
     side = "left" if right else "right"
     reducing.no_complex(x, "np.digitize")
-    if not is_traced(bins) and not _has_arrays(bins):
+    if not holds_traced(bins):
         given = np.asarray(bins)
         falls = bool(given.size and given[0] > given[-1])
         if np.any(np.diff(given) > 0 if falls else np.diff(given) < 0):
@@ -78,10 +78,6 @@ def digitize(x: Any, bins: Any, right: bool = False) -> Any:
     down = apply(np.greater, edges[0], edges[-1])
     found = searchsorted(select(down, edges[::-1], edges), x, side)
     return select(down, as_array(edges.shape[0]) - found, found)
-
-
-def _has_arrays(x: Any) -> bool:
-    return isinstance(x, (list, tuple)) and any(is_traced(e) or _has_arrays(e) for e in x)
 
 
 def _wrong(message: str, found: str, expected: str = "") -> ShapeError:
@@ -172,7 +168,7 @@ def _given_edges(bins: Any) -> Array:
     edges = as_array(bins)
     if edges.ndim != 1:
         raise _wrong("`bins` must be 1d, when an array", f"{edges.ndim} dims", "a number, or edges")
-    if not is_traced(bins) and not _has_arrays(bins) and np.any(np.diff(bins) < 0):
+    if not holds_traced(bins) and np.any(np.diff(bins) < 0):
         raise _wrong("`bins` must increase monotonically, when an array", str(bins))
     return edges
 

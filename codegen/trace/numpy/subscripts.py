@@ -22,7 +22,7 @@ from codegen.mesh import part_of_block
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 from codegen.trace import view
-from codegen.trace.array import Array, Number, as_array
+from codegen.trace.array import Array, Number, as_array, holds_traced
 from codegen.trace.context import Context
 from codegen.trace.expecting import within
 from codegen.trace.number import expr_of
@@ -197,7 +197,7 @@ def is_whole(item: Any) -> bool:
 def expand(array: Array, key: Any) -> tuple[list[Any], bool]:
     """The items of a key, one per dim and newaxis, `...` written out; whether `...` stood there."""
     items = list(key) if isinstance(key, tuple) else [key]
-    items = [as_array(i) if isinstance(i, list) and _traced(i) else i for i in items]
+    items = [as_array(i) if isinstance(i, list) and holds_traced(i) else i for i in items]
     items = [np.asarray(i) if isinstance(i, list) else i for i in items]
     dots = [k for k, item in enumerate(items) if item is Ellipsis]
     taken = sum(consumes(item) for item in items if item is not Ellipsis)
@@ -209,12 +209,6 @@ def expand(array: Array, key: Any) -> tuple[list[Any], bool]:
     at = dots[0] if dots else len(items)
     items[at : at + len(dots)] = [slice(None)] * missing
     return items, bool(dots)
-
-
-def _traced(items: list[Any]) -> bool:
-    return any(
-        isinstance(i, (Array, Number)) or (isinstance(i, list) and _traced(i)) for i in items
-    )
 
 
 def parse(array: Array, key: Any) -> tuple[list[Item], bool]:

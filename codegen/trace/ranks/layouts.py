@@ -14,6 +14,7 @@ from codegen.errors import LayoutError, UnsupportedError, UsageError
 from codegen.ir import layout_text
 from codegen.mesh import Layout, LayoutEntry, Mesh
 from codegen.places import user_place
+from codegen.printer import axes_text
 from codegen.trace.context import Context
 from codegen.user.layouts import MeshName, is_layout, replicated
 
@@ -49,10 +50,6 @@ def by_rules(context: Context, shape: Any, spec: Any) -> Any:
     return tuple(named) if any(named) else None
 
 
-def axes_text(mesh: Mesh) -> str:
-    return ", ".join(f'"{n}"' for n in mesh.names)
-
-
 def axes_of(context: Context, axis: Any, what: str) -> tuple[str, ...]:
     """The program's mesh axes that an axis argument means, in the order given."""
     if isinstance(axis, MeshName):
@@ -70,7 +67,7 @@ def axes_of(context: Context, axis: Any, what: str) -> tuple[str, ...]:
                           found=repr(axis))  # fmt: skip
     named = "".join(f', "{n}"' for n in context.mesh_names)
     raise LayoutError(f"{what}: {axis!r} is not an axis of this program's mesh",
-                      expected=f"one of {axes_text(context.mesh)}{named}, or a tuple of them",
+                      expected=f"one of {axes_text(context.mesh.names)}{named}, or a tuple of them",
                       found=repr(axis),
                       remedy='@spmd.program(mesh=("x", "y")) names the axes')  # fmt: skip
 
@@ -93,7 +90,7 @@ def layout_of(context: Context, spec: Any, ndim: int, what: str, pad: bool = Fal
         raise LayoutError(f"{what}: {spec!r} is not a layout",
                           expected="one entry per dim: a mesh axis, None, or a tuple of mesh axes",
                           found=repr(spec),
-                          remedy=f"axes are {axes_text(context.mesh)}")  # fmt: skip
+                          remedy=f"axes are {axes_text(context.mesh.names)}")  # fmt: skip
     entries = [() if e is None else axes_of(context, e, what) for e in spec]
     if all(not e for e in entries):
         return ((),) * ndim

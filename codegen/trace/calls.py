@@ -27,7 +27,8 @@ from codegen.user import tree
 
 
 def call(function: Any) -> Any:
-    """What to call instead: helpers converted, built-ins that know unknown values."""
+    """What runs instead of a function that the user's code calls: a converted helper, or a built-in
+    that also takes values known only at run time."""
     context = Context.current()
     if context is None:
         return function
@@ -49,7 +50,7 @@ def call(function: Any) -> Any:
 
 
 def _by_type(function: Any, dispatch: Callable[[type], Any]) -> Callable[..., Any]:
-    """A functools.singledispatch function: an array is an ndarray, as isinstance says."""
+    """A functools.singledispatch function; an array counts as an ndarray, as isinstance says."""
 
     def chosen(*args: Any, **kwargs: Any) -> Any:
         made = dispatch(type(_example(args[0]))) if args and is_traced(args[0]) else function
@@ -207,7 +208,7 @@ def _getattr(x: Any, name: str, *default: Any) -> Any:
 
 
 def _example(x: Any) -> Any:
-    """Something of the type that x has in NumPy."""
+    """A value of the type that x would have if NumPy ran the program."""
     if isinstance(x, Number):
         return False if x.truth else 0
     if not isinstance(x, Array):

@@ -35,7 +35,7 @@ Limits = dict[str, tuple[Expr | None, Expr | None]]
 
 @dataclass(eq=False)
 class Block:
-    """An open region. once: its code runs once, where it stands: a stretch of the code around."""
+    """An open region. once: its code runs once, as a part of the code around it."""
 
     args: tuple[Value, ...] = ()
     ops: list[Op] = field(default_factory=list)
@@ -105,7 +105,7 @@ class Context:
             Context._stack.pop()
 
     def hold(self, holds: Expr, text: str) -> None:
-        """Launches for which this does not hold are refused; the next attempt knows it."""
+        """Refuses launches for which a condition fails; the next capture makes use of it."""
         if holds != 1:
             self.conditions.append(Condition(holds, text, user_place()))
             self.learn(holds)

@@ -47,12 +47,12 @@ def target(x: Any, text: str) -> Any:
 
 
 def fresh(x: Any) -> Any:
-    """The result of an operator: of constants, it is an array of the program."""
+    """The result of an operator; a new NumPy array becomes an array of the program."""
     return known.made(x) if type(x) is np.ndarray and x.base is None else x
 
 
 class _Indexed:
-    """A constant whose elements are asked for: also at subscripts known only at run time."""
+    """A constant that is subscripted, perhaps by what only the run knows."""
 
     def __init__(self, data: np.ndarray[Any, Any]) -> None:
         self.data = data
@@ -217,7 +217,7 @@ def _is_library(name: str) -> bool:
 
 
 def library(function: Function) -> Function:
-    """A function that knows nothing of us, called with NumPy's arrays."""
+    """A function of another library, which is called with NumPy's arrays."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if is_unknown(args, kwargs):

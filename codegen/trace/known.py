@@ -93,7 +93,7 @@ def owned(x: Array) -> np.ndarray[Any, Any]:
 
 
 def element(x: Array, key: Any) -> Any:
-    """x[key] of integers that say which element, where it is known; None else."""
+    """The element x[key] for a key of integers; None where it is not known."""
     shown = x.known
     if shown is None or len(key) != shown.ndim:
         return None
@@ -104,7 +104,7 @@ def element(x: Array, key: Any) -> Any:
 
 
 def put_element(x: Array, key: Any, value: Any) -> bool:
-    """x[key] = value of integers and a number, as tables are filled; False where it is no such."""
+    """x[key] = value for a key of integers and a number, done now; False where it cannot be."""
     if not writable(x) or x.storage.content.formula is not None:
         return False
     shown = owned(x)

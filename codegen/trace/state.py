@@ -61,7 +61,7 @@ class Names:
         return (id(self._globals), name) if cell is None else id(cell)
 
     def unbind(self, name: str) -> None:
-        """A variable of the function has no value from here on."""
+        """Takes a variable of the function its value."""
         if name in self._cells and self.get(name) is not UNDEFINED:
             del self._cells[name].cell_contents
 
@@ -104,7 +104,7 @@ class Code:
 
 @dataclass(frozen=True)
 class Tree:
-    """kind: leaf, tuple, list, dict or object. `value` is the thing itself, as it was."""
+    """A tree of what a variable holds. kind: leaf, tuple, list, dict or object; value: itself."""
 
     kind: str
     value: Any
@@ -245,7 +245,7 @@ class LeafType:
 
 
 def leaf_type(x: Any) -> LeafType | None:
-    """None for what is no array and no number."""
+    """The type of a leaf; None where it is neither an array nor a number."""
     if isinstance(x, Array):
         t = x.type
         layout = t.layout or None  # a 0-d array has none to speak of
@@ -350,7 +350,7 @@ def hold(value: Any) -> Held | None:
 
 
 def memory_of(entry: Variables) -> dict[Any, Memory]:
-    """By storage: the leaf by which its memory is known."""
+    """For each storage, the variable and leaf that show it."""
     return {
         leaf.storage: Memory(name, j)
         for name, held in entry.items() if held is not None
@@ -359,7 +359,7 @@ def memory_of(entry: Variables) -> dict[Any, Memory]:
 
 
 def storage_of(entry: Variables, memory: Any) -> Any:
-    """The memory that this leaf shows now; what is no Memory is itself."""
+    """The storage that a Memory means now; anything else is returned as it is."""
     if not isinstance(memory, Memory):
         return memory
     held = entry.get(memory.name)

@@ -62,7 +62,7 @@ class Storage:
             log.update(dict.fromkeys(self.shadows))
 
     def lose(self, context: Context, why: Any) -> None:
-        """The content cannot be read any more; what may be the same memory keeps its own."""
+        """Makes the content unreadable, and says why; storages that may be the same keep theirs."""
         self.value = why
         for log in context.write_logs:
             log.setdefault(self)
@@ -120,7 +120,7 @@ class Known:
             return value
 
     def copied(self) -> Known:
-        """The same content, for writes that must not reach who holds this one."""
+        """A copy, so that writes do not reach others that hold this content."""
         new = Known(self.context, self.shape, self.dtype, self.data.copy, self.formula)
         new.writes, new.place = list(self.writes), self.place
         return new

@@ -57,7 +57,7 @@ _EXTRA = "__value__"  # what an arm gives as an expression
 
 @dataclass
 class _Arm:
-    """How one arm left the world. storages: those from before that it wrote, with their values."""
+    """What one arm leaves behind. storages: older ones that it wrote, with their new values."""
 
     block: Block
     variables: Variables
@@ -65,7 +65,7 @@ class _Arm:
 
 
 class Branch(Piece):
-    """on: an Expr (the number of the arm) or a 0-d value; arms are captured in order of number."""
+    """A branch being captured. on: the number of the arm that runs, an Expr or a 0-d value."""
 
     def __init__(self, context: Context, code: Code, on: Expr | Value) -> None:
         super().__init__(context, code, "branch")
@@ -109,7 +109,7 @@ class Branch(Piece):
         return self._put(made, arrays)
 
     def _link(self, arrays: Sequence[Array]) -> None:
-        """A result may be the memory of what the arms had: of something older, or of each other."""
+        """Notes which memory a result may be: that of an older array, or that of another result."""
         for k in range(len(self.arms)):
             owner: dict[Storage, Storage] = {}
             for array, (_, _, leaves) in zip(arrays, self.results):
@@ -165,7 +165,7 @@ class Branch(Piece):
         return bool(self.context.selecting) and isinstance(self.on, Expr) and len(self.arms) == 2
 
     def _chosen(self, other: Held, then: Held) -> _Merged:
-        """In a `to` function: a number or None, kept as a formula."""
+        """The choice of a number or None in a `to` function, as a formula."""
         value = choose(number(self.on, True), then.value, other.value)  # type: ignore[arg-type]
         held = hold(value)
         assert held is not None
@@ -253,7 +253,7 @@ class Branch(Piece):
 
     @contextmanager
     def _inside(self, arm: _Arm) -> Iterator[None]:
-        """What is emitted ends this arm."""
+        """While it is open, ops are appended to this arm."""
         self.context.blocks.append(arm.block)
         try:
             yield

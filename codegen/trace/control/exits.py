@@ -42,7 +42,7 @@ def own_nodes(nodes: Sequence[ast.AST]) -> Iterator[ast.AST]:
 
 
 def cannot_lower(body: Stmts) -> str:
-    """Why a function's control flow stays Python's own; "" where it can be compiled."""
+    """Why the control flow of a function cannot be compiled; "" where it can be."""
     for node in own_nodes(body):
         if isinstance(node, (ast.Yield, ast.YieldFrom)):
             return "it is a generator (it has a yield)"
@@ -117,7 +117,7 @@ def _never_ends(block: Stmts) -> bool:
 
 
 class Lowering:
-    """One function's exits. `loops` numbers the loops; flags are named by it."""
+    """Replaces the exits of one function by flags, which are named after numbered loops."""
 
     def __init__(self) -> None:
         self.loops: list[_Loop] = []
@@ -173,7 +173,7 @@ class Lowering:
         return out
 
     def _absorb(self, s: ast.If, rest: Stmts) -> tuple[ast.If, Stmts]:
-        """`if c: return a` and a rest: the rest as the other arm."""
+        """Moves what follows `if c: return a` into the other arm of the `if`."""
         then, other = _never_ends(s.body), _never_ends(s.orelse)
         if not rest or then == other:
             return s, rest
@@ -182,7 +182,7 @@ class Lowering:
         return ast.copy_location(ast.If(s.test, s.body + rest, s.orelse), s), []
 
     def _guard(self, exits: set[str] | _Exits, rest: Stmts, place: ast.AST) -> ast.stmt:
-        """`if` none of the flags of these exits is up: the rest."""
+        """The rest under an `if` that asks whether none of the flags of these exits is true."""
         flags = []
         if "return" in exits:
             flags.append(RETURNED)
@@ -275,7 +275,7 @@ def _loads(block: Stmts, name: str) -> bool:
 
 
 def _without(block: Stmts, name: str) -> Stmts:
-    """The block with the assignments to a flag that nothing reads as `pass`."""
+    """The block with `pass` in place of assignments to a flag that nothing reads."""
 
     class Drop(ast.NodeTransformer):
         def visit_Assign(self, node: ast.Assign) -> ast.stmt:

@@ -49,7 +49,7 @@ def if_(
 
 
 def returned(value: Any) -> Any:
-    """What a return statement returns, or what is decided to be returned at the end."""
+    """Notes where the function returns its value."""
     context = Context.current()
     if context is not None:
         frame = sys._getframe(1)
@@ -89,7 +89,7 @@ def for_(
 
 
 def each(iterable: Any) -> Any:
-    """What Python goes through."""
+    """What Python iterates over in place of it."""
     return iterable if Context.current() is None else ordered(iterable)
 
 

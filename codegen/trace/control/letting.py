@@ -26,8 +26,8 @@ from codegen.trace.number import number
 
 @dataclass(frozen=True)
 class Bounds:
-    """Of a computed integer: the least that it can be; what it cannot exceed, in sizes; whether it
-    is a power of two."""
+    """What is known of a computed integer: its least value, a formula of sizes that it does not
+    exceed, and whether it is a power of two."""
 
     least: int | None = None
     most: Expr | None = None
@@ -45,7 +45,7 @@ def as_symbol(x: Any) -> Any:
 
 @contextmanager
 def no_branches(context: Context) -> Iterator[None]:
-    """What is emitted stands before the formula: a choice in a formula is no branch."""
+    """While it is open, ops are appended before the formula and not in an arm of its choices."""
     inner = context.blocks[context.selecting or len(context.blocks) :]
     del context.blocks[len(context.blocks) - len(inner) :]
     try:
@@ -78,7 +78,7 @@ def _let(context: Context, value: Value) -> Sym:
 
 
 def bounds_of(module: Module) -> dict[str, Bounds]:
-    """What holds of that which `let` ops name, by their keys."""
+    """The bounds of the integers that `let` ops name, by the keys of the ops."""
     work = _Induction()
     work.region(module.body)
     out: dict[str, Bounds] = {}
@@ -92,7 +92,7 @@ def bounds_of(module: Module) -> dict[str, Bounds]:
 
 
 def _either(a: Bounds, b: Bounds) -> Bounds:
-    """What holds of both."""
+    """The bounds that both integers keep."""
     least = None if a.least is None or b.least is None else min(a.least, b.least)
     return Bounds(least, a.most if a.most == b.most else None, a.power and b.power)
 
@@ -101,8 +101,8 @@ _NOTHING = Bounds()
 
 
 class _Induction:
-    """By induction: of a carried value holds what held before the loop, if a pass that assumes
-    this leaves it so."""
+    """Finds bounds by induction: what holds of a carried value before a loop holds in all passes,
+    if a pass that begins with it ends with it."""
 
     def __init__(self) -> None:
         self.made: dict[Value, tuple[Op, int]] = {}
@@ -129,7 +129,7 @@ class _Induction:
                 self._tested(*op.regions)
 
     def _tested(self, test: Region, body: Region) -> None:
-        """What a loop's test says of what the body begins with: `d < n`, for sizes n."""
+        """Notes what a loop's test, such as `d < n` of a size n, says of the body's arguments."""
         todo = list(test.results)
         while todo:
             op, _ = self.made.get(todo.pop(), (None, 0))

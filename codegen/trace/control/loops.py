@@ -60,7 +60,7 @@ _Constants = dict[Place | None, list[tuple[Any, ...]]]
 
 
 def _constants(block: Block) -> _Constants:
-    """The numbers and arrays that operations are given while building, by the place."""
+    """The constants of a block, by the place in the source where they stand."""
     found: _Constants = {}
     for op in walk(block.close(())):
         if isinstance(op.what, (ops.Full, ops.Const)):
@@ -101,7 +101,8 @@ class Later:
     held: dict[str, Held] = field(default_factory=dict)
 
     def hands_on(self, name: str, before: Held | None) -> bool:
-        """The result of a return inside the loop is asked for only where there was one."""
+        """Whether code after the loop gets this variable, which has no value before it. The result
+        of a return is read only where a flag says that there was one."""
         return before is None and name in self.kept and (self.sure or name == RESULT)
 
 
@@ -135,7 +136,7 @@ class Loop(Piece):
             self.begin_with(before)
 
     def begin_with(self, before: Settled) -> None:
-        """Carry from the first pass on what the loop carried before, where that can be."""
+        """Begin with what the loop carried when it was captured last, where the types allow it."""
         for key, t in before.carried.items():
             had = self.types.get(key)
             inside = had is None and key[0] in before.held
@@ -155,7 +156,7 @@ class Loop(Piece):
                 o for o in found if o in self.serials or o in self.carried)
 
     def settled(self) -> Settled:
-        """What it carries."""
+        """What this loop carries, for its next capture."""
         names = memory_of(self.entry)
         aliases = {k: tuple(names.get(o, o) if isinstance(o, Storage) else o for o in others)
                    for k, others in self.aliases.items()}  # fmt: skip
@@ -176,7 +177,7 @@ class Loop(Piece):
         self.enter(block.args)
 
     def block(self) -> Block:
-        """A new block with arguments for all that is carried."""
+        """A new block, with one argument for each value that is carried."""
         named = [(hint(n, self._path(n, j)), t.array) for (n, j), t in self.carried.items()]
         named += [("memory", t) for t in self.stored.values()]
         return Block(tuple(Value(name, t) for name, t in named))
@@ -285,7 +286,7 @@ class Loop(Piece):
         return held.leaves[key[1]]
 
     def _compare(self, after: dict[str, Held | None]) -> bool:
-        """Record what the pass changed; whether that was known."""
+        """Records which variables the pass changed. False where something new must be carried."""
         self.changed, settled = set(), True
         for name, before in self.entry.items():
             if before is None:  # first bound in the body
@@ -335,7 +336,7 @@ class Loop(Piece):
         return settled
 
     def _laid(self, values: Sequence[Value]) -> bool:
-        """Whether what is carried is laid as the pass leaves it; of a view only reading tells."""
+        """Whether the layouts of what is carried are known; reading a view may show another one."""
         settled = True
         for (key, t), value in zip(list(self.carried.items()), values):
             if t.layout is None and value.type.layout:
@@ -345,7 +346,7 @@ class Loop(Piece):
         return settled
 
     def _find_aliases(self, after: dict[str, Held | None]) -> bool:
-        """Record what memory the carried arrays are at the end of a pass; whether it was known."""
+        """Records which memory carried arrays show at the end of a pass. False where it is new."""
         owner = {a.storage: key for key, a in self.made.items()}
         maker: dict[Storage, Key] = {}
         found: dict[Key, dict[Storage | Key, None]] = {}
@@ -406,7 +407,7 @@ class Loop(Piece):
     # ---- the op ---------------------------------------------------------------------------------
 
     def test(self, evaluate: Callable[[], Any] | None) -> Region | None:
-        """The condition region: the loop's own test, and no flag up. None: there is neither."""
+        """The condition region: the test holds and no flag is true. None: it has neither."""
         flags = [f for f in self.flags if (f, 0) in self.carried]
         if evaluate is None and not flags:
             return None
@@ -483,7 +484,7 @@ class Loop(Piece):
 
 
     def _at_entry(self, key: Key) -> Value:
-        """What is carried, as it is before the first turn; of no use where it is bound inside."""
+        """A carried value before the first turn; zeros where the body binds the variable first."""
         t = self.carried[key]
         if key[0] not in self.later.held:
             return value_of(self.context, self._leaf(self.entry, key), t)

@@ -39,7 +39,7 @@ _WHOLE = 1 << 24  # bytes of an array that are compared; of a larger one, every 
 
 
 def is_iterator(x: Any) -> bool:
-    """Whether x forgets what it has given: a generator, a file, map, zip … No user's object."""
+    """Whether x gives each of its items once: a generator, a file, map, zip; no user's object."""
     return (
         hasattr(type(x), "__next__")
         and not isinstance(x, (Array, np.ndarray))
@@ -84,7 +84,7 @@ class Outside:
         return next((s.path for s in self._seen if s.thing is thing), type(thing).__name__)
 
     def holder(self, thing: Any, but: Iterable[str]) -> str:
-        """The path of what holds a thing and is not carried; but: variables that do not count."""
+        """The path to a holder of a thing that is not carried. but: variables to leave out."""
         return next((
             step(s.path, s.thing, k) for s in self._seen if s.path not in but
             for k, v in s.items.items() if v is thing
@@ -153,13 +153,13 @@ class Outside:
                 raise self._changed(seen, now)
 
     def put_back(self) -> None:
-        """The body failed: what keeps an array of the program from it is as it was before."""
+        """After a failure: restores what would keep an array of the program alive."""
         for seen, now in self._others():
             if self._holds_traced(_new(seen, now).values()):
                 _restore(seen.thing, seen.items, now)
 
     def _others(self) -> Iterator[tuple[_Seen, dict[Any, Any]]]:
-        """Things that hold something else than before, and what."""
+        """The things that have changed, each with what it holds now."""
         for seen in self._seen:
             now = seen.read() or {}
             if now.keys() != seen.items.keys() or not all(
@@ -278,7 +278,7 @@ def _of_global(space: dict[str, Any], name: str) -> dict[Any, Any]:
 
 
 def step(path: str, thing: Any, key: Any) -> str:
-    """How what a thing holds is written."""
+    """The text of a path to what a thing holds under a key."""
     if isinstance(thing, (types.CellType, Slot)):
         return path
     if isinstance(thing, (list, tuple, dict, collections.deque)):
@@ -318,7 +318,7 @@ def _is_cached(thing: Any, key: Any) -> bool:
 
 
 def _restore(thing: Any, before: dict[Any, Any], now: dict[Any, Any]) -> None:
-    """A variable, a container or an object holds again what it held."""
+    """Gives a variable, a container or an object back what it held."""
     if isinstance(thing, types.CellType):
         del thing.cell_contents
         for value in before.values():
@@ -351,7 +351,7 @@ def _restore(thing: Any, before: dict[Any, Any], now: dict[Any, Any]) -> None:
 
 
 def items_of(thing: Any) -> dict[Any, Any] | None:
-    """What a thing holds, by the last step of the way there; None where it has no state."""
+    """What a thing holds, by key, index or attribute; None where it has no state."""
     if isinstance(thing, np.ndarray):
         return {"data": _print(thing)}
     if isinstance(thing, GENERATORS):
@@ -389,7 +389,7 @@ def _public(names: Any) -> dict[Any, Any]:
 
 
 def _called_by(thing: Any) -> list[Any]:
-    """What a descriptor, a partial or a cache calls, with the arguments that it keeps."""
+    """The functions that a descriptor, a partial or a cache calls, and the arguments it keeps."""
     if isinstance(thing, (functools.partial, functools.partialmethod)):
         return [thing.func, *thing.args, *thing.keywords.values()]
     if isinstance(thing, (staticmethod, classmethod)):

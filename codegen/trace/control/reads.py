@@ -64,7 +64,7 @@ class _Unknown(Exception):
 
 
 def digest(*roots: Any) -> str | None:
-    """Of all that can be read from these on; None: something of it cannot be seen."""
+    """The digest of all that code can read from these; None where something cannot be seen."""
     try:
         return _Walk(roots).result()
     except (_Unknown, RecursionError):

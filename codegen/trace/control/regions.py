@@ -1,8 +1,8 @@
 """Capturing a piece of the user's code as a region: begin, run it, end, see what changed.
 
 A piece is run in a block of its own; variables and storages are put back before the next piece.
-Always holds: after `drop` the capture is as it was at `begin`; arrays made inside a region cannot
-be read after it.
+Always holds: after `put_back` variables and storages are as they were at `begin`; arrays made
+inside a region cannot be read after it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Gone:
 
 
 def link(a: Storage, b: Storage, what: str, place: Place | None) -> None:
-    """Whether two storages are one memory depends on what runs: a write to one ends the other."""
+    """Notes that two storages may be one memory: after a write to one, the other is unreadable."""
     gone = Gone(
         f"this array may or may not share memory with one that was written: a {what} decides it",
         "read it through the name that was written, or copy it before: x = x.copy()", place,
@@ -50,7 +50,7 @@ def link(a: Storage, b: Storage, what: str, place: Place | None) -> None:
 
 @dataclass
 class Mark:
-    """Where a capture stands: what `drop` goes back to."""
+    """The state of a capture at one moment, to which it can be put back."""
 
     storages: list[tuple[Storage, Any, dict[Storage, Any]]]  # with contents and shadows
     serial: int  # of the newest of them
@@ -116,7 +116,7 @@ class Piece:
         return block
 
     def abort(self) -> None:
-        """An exception passed through: the block is lost."""
+        """After an exception: drops the open block and puts everything back."""
         if self.open is not None:
             self.close()
             self.put_back()
@@ -134,7 +134,7 @@ class Piece:
         around.memo.update(block.memo)
 
     def after(self) -> Variables:
-        """What the variables hold now; what stands outside must be as it was."""
+        """What the variables hold now. UnsupportedError where something outside has changed."""
         self.outside.check()
         return capture(self.code)
 
@@ -188,7 +188,7 @@ def condition(x: Any, what: str) -> Expr | Value:
 def carry_error(
     what: str, name: str, path: str, place: Place | None, expected: Any, found: Any
 ) -> CarryError:
-    """A variable that is one thing before and another after (or in the arms of a branch)."""
+    """The error for a variable that changes its type in a loop, or differs between arms."""
     words = {"loop": ("before the loop", "after one pass"), "branch": ("one arm", "another arm")}
     first, second = words.get(what, ("before", "after"))
     shown = [str(t) if isinstance(t, LeafType) else describe(t) for t in (expected, found)]

@@ -67,7 +67,7 @@ def _copy(node: Any) -> Any:
 
 
 def _bare_arguments(args: ast.arguments) -> None:
-    """Defaults and annotations were evaluated when the original function was made."""
+    """Removes defaults and annotations, which the original function has evaluated already."""
     args.defaults, args.kw_defaults = [], [None] * len(args.kwonlyargs)
     for arg in (*args.posonlyargs, *args.args, *args.kwonlyargs, args.vararg, args.kwarg):
         if arg is not None:
@@ -97,7 +97,7 @@ def _rewrite_function(node: Any, class_name: str | None, outer: bool = False) ->
 
 
 def _with_names(node: _Function, body: Stmts, rewriter: _Rewriter) -> Stmts:
-    """First the variables of the function; a NameError of one that a loop dropped is explained."""
+    """The body with `Names` made first, and a handler that explains why a name has no value."""
     first = [s for s in body if isinstance(s, (ast.Global, ast.Nonlocal))]
     rest = [s for s in body if s not in first] or [ast.Pass()]
     cells = ast.Lambda(_no_arguments(), ast.Tuple([_load(n) for n in rewriter.state], ast.Load()))
@@ -159,7 +159,7 @@ def _later(value: ast.expr) -> ast.expr:
 
 
 def _message_parts(message: ast.expr) -> list[ast.expr]:
-    """(value, format) of the parts of an f-string; of another message, of itself."""
+    """Pairs (value, format) of the parts of an f-string; another message is one such part."""
     parts: list[ast.expr] = []
     for part in message.values if isinstance(message, ast.JoinedStr) else [message]:
         value, spec = part, None
@@ -298,7 +298,7 @@ class _Rewriter(ast.NodeTransformer):
         return _constant(tuple(self._spelt(n) for n in getattr(node, "kept", ())))
 
     def _leave(self, node: Any, flags: Sequence[str]) -> Stmts:
-        """`if` a flag is up: break, which a capture of the loop's body must not do."""
+        """A break under an `if` that asks for the flags; a capture of the body never takes it."""
         if not flags:
             return []
         number = ast.Constant(node.number)
@@ -338,7 +338,7 @@ class _Rewriter(ast.NodeTransformer):
         return self._stored(node, node.targets)
 
     def _stored(self, node: ast.stmt, targets: Sequence[ast.expr]) -> Any:
-        """The statement, and after it what it changed that may stand outside of the body."""
+        """The statement, then a call that notes what it changed outside of the function."""
         changed: dict[str, tuple[ast.expr, ...]] = {}
         for target in own_nodes(targets):
             if isinstance(target, (ast.Attribute, ast.Subscript)):
@@ -368,7 +368,7 @@ class _Rewriter(ast.NodeTransformer):
         return [at(node, ast.Expr(_runtime("raising", _load(_NAMES)))), new]
 
     def visit_Assert(self, node: ast.Assert) -> Any:
-        """Where the test is known, Python's own; its message is evaluated where it fails."""
+        """Python's own assert where the test is known; else a condition of the program."""
         source = ast.Constant(ast.unparse(node.test))
         message = ast.Tuple(_message_parts(node.msg), ast.Load()) if node.msg else _constant(())
         test = _runtime("asserted", self._test(node.test), source, _later(self.visit(message)))
@@ -440,7 +440,8 @@ class _Rewriter(ast.NodeTransformer):
         return at(node, _runtime("fresh", node))
 
     def _operands(self, node: ast.expr) -> ast.expr:
-        """The node with its operands visited; operators among them make nothing that is kept."""
+        """The node with its operands visited; inner operators are not wrapped, their results are
+        not kept."""
         if isinstance(node, ast.BinOp):
             node.left, node.right = self._operands(node.left), self._operands(node.right)
         elif isinstance(node, ast.UnaryOp) and not isinstance(node.op, ast.Not):
@@ -501,7 +502,7 @@ def _as_if(node: ast.BoolOp) -> ast.If:
 
 
 def _known(node: ast.expr, what: str) -> ast.expr:
-    """A value that decides whether Python itself evaluates an operand that stays."""
+    """Wraps a value that must be known, because the operand after it cannot be put in a lambda."""
     return at(node, _runtime("known", node, ast.Constant(what)))
 
 

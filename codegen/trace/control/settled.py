@@ -41,14 +41,14 @@ class Inner:
     met: dict[Path, int] = field(default_factory=dict)  # how often, in this pass
 
     def number(self) -> tuple[Path, int]:
-        """Of the loop that begins now."""
+        """The number of the loop that begins now: where it stands, and how often it was met."""
         path = _path()
         self.met[path] = self.met.get(path, 0) + 1
         return path, self.met[path]
 
 
 def _path() -> Path:
-    """Where the user's functions that run now stand, the innermost first."""
+    """The positions in the user's functions that run now, the innermost first."""
     out = []
     frame: Any = sys._getframe(1)
     while frame is not None:

@@ -50,7 +50,7 @@ def holder(thing: Any, but: Iterable[str] = ()) -> str:
 
 
 def _labels(things: Iterable[Any]) -> list[int]:
-    """The same number for what is one."""
+    """One number per thing: equal numbers mark the same thing."""
     numbers: dict[int, int] = {}
     return [numbers.setdefault(id(x), len(numbers)) for x in things]
 
@@ -59,7 +59,7 @@ def _labels(things: Iterable[Any]) -> list[int]:
 
 
 class Merging:
-    """What is one after a branch: containers that are the same in every arm, or copies."""
+    """Decides which containers names share after a branch: the arms' own, or copies."""
 
     def __init__(self, context: Context, place: Place | None, older: Outside) -> None:
         self.context, self.place, self._older = context, place, older
@@ -96,7 +96,7 @@ class Merging:
 
 
 def refuse_twin(context: Context, thing: Any, place: Place | None) -> None:
-    """Raises UnsupportedError for a store into what may or may not be another name's."""
+    """Raises UnsupportedError for a store into a container that another name may share."""
     for a, b, path, other, where in context.twins:
         if thing is a or thing is b:
             raise UnsupportedError(
@@ -113,7 +113,7 @@ def refuse_twin(context: Context, thing: Any, place: Place | None) -> None:
 
 
 class Turning:
-    """What is one in a loop. entry: the trees of the variables that have a value before it.
+    """Decides which containers names share in a loop. entry: what variables hold before it.
 
     bound: variables that it rebinds. outside: what else it can reach.
     """
@@ -201,7 +201,7 @@ class Turning:
         return out
 
     def _remember(self, made: dict[int, Any], moved: list[tuple[str, Any, Any]]) -> None:
-        """Who may be one after the loop: two copies, or a copy and what has another name."""
+        """Notes which containers may be one after the loop: copies of each other, or of others."""
         twins = self.context.twins
         for a, b, *rest in list(twins):
             if id(a) in made and id(b) in made:

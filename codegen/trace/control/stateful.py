@@ -47,7 +47,7 @@ _TODAY = ("now", "utcnow", "today")
 
 
 def watched(context: Context, function: Any) -> Any:
-    """The function; one that looks at its arguments first; or UnsupportedError."""
+    """The function itself, or one that checks its arguments first. Raises UnsupportedError."""
     owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
     if isinstance(owner, GENERATORS):
         return _of_generator(context, function, owner)
@@ -77,7 +77,7 @@ def watched(context: Context, function: Any) -> Any:
 
 
 def changed(context: Context, thing: Any) -> None:
-    """The user's code changes a thing, or the variable of a name: where, for who finds it."""
+    """Notes where the user's code changes a thing, or a variable by its name."""
     if context.twins:
         refuse_twin(context, thing, user_place())
     if not isinstance(thing, Array):
@@ -242,8 +242,8 @@ def _is_lasting(x: Any) -> bool:
 
 
 def ordered(x: Any) -> Any:
-    """What is iterated over; of a set whose order another process would change, its elements in
-    the order of their types and texts. Raises UnsupportedError where they have no text."""
+    """What code iterates over. A set whose order differs between processes is sorted by types and
+    texts; UnsupportedError where its elements have no text of their own."""
     if type(x) not in (set, frozenset) or len(x) < 2 or all(map(_is_lasting, x)):
         return x
     if not all(map(_has_text, x)):

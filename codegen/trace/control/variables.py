@@ -88,8 +88,8 @@ def annotate(body: Stmts) -> None:
 
 
 def _first(nodes: Sequence[ast.AST]) -> Events:
-    """What happens to variables first: they are read, or bound; where neither is sure they are
-    left out."""
+    """For each variable what happens to it first: it is read, or bound. Left out where that is
+    not certain."""
     out: Events = {}
     for node in reversed(nodes):
         out.update(_events(node))

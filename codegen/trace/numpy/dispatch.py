@@ -150,15 +150,14 @@ def call_ufunc(
         return _call(ufunc, inputs, kwargs)
     if isinstance(kwargs.get("out"), tuple):
         kwargs = {**kwargs, "out": kwargs["out"][0]}
-    if method == "reduce" and name in _REDUCE:
-        return _REDUCE[name](*_with_axis(inputs, kwargs)[0], **_with_axis(inputs, kwargs)[1])
+    if method in ("reduce", "accumulate") and len(inputs) == 1:
+        kwargs = {"axis": 0, **kwargs}  # dim 0 unless told otherwise
+    rows = {"reduce": _REDUCE, "accumulate": _ACCUMULATE}.get(method, {})
+    if name in rows:
+        return _run(f"{name}.{method}", rows[name], inputs, kwargs)
     if method == "reduce" and name in _BITS:
-        (x, *rest), options = _with_axis(inputs, kwargs)
-        elementwise.loop_dtypes(ufunc, [array.as_array(x)] * 2, None)  # refuses floats
-        return reducing.reduce(_BITS[name], f"np.{name}.reduce", x, *rest, **options)
-    if method == "accumulate" and name in _ACCUMULATE:
-        args, options = _with_axis(inputs, kwargs)
-        return _ACCUMULATE[name](*args, **options)
+        elementwise.loop_dtypes(ufunc, [array.as_array(inputs[0])] * 2, None)  # refuses floats
+        return reducing.reduce(_BITS[name], f"np.{name}.reduce", *inputs, **kwargs)
     if method == "outer":
         a, b = (array.as_array(x) for x in inputs)
         return _call(ufunc, (a.reshape((*a.shape, *[1] * b.ndim)), b), kwargs)
@@ -166,13 +165,6 @@ def call_ufunc(
         return index.ufunc_at(ufunc, *inputs)
     raise unsupported(f"np.{name}.{method}", REMEDIES.get(
         f"ufunc.{method}", "np.sum, np.prod, np.min, np.max, np.cumsum; a loop over spmd.range"))
-
-
-def _with_axis(inputs: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """ufunc.reduce and accumulate go along dim 0 unless told otherwise."""
-    if len(inputs) == 1 and "axis" not in kwargs:
-        kwargs = {**kwargs, "axis": 0}
-    return inputs, kwargs
 
 
 _IGNORED = ("casting", "order", "subok")
@@ -214,11 +206,11 @@ def elsewhere(function: Any) -> Function | None:
     if isinstance(getattr(function, "__self__", None), Array):
         return None
     if foreign.is_numpys(function):
-        return _ofof_numpy_name(function)
+        return _of_numpy(function)
     return foreign.library(function) if foreign.is_librarys(function) else None
 
 
-def _ofof_numpy_name(function: Any) -> Function:
+def _of_numpy(function: Any) -> Function:
     def call(*args: Any, **kwargs: Any) -> Any:
         if foreign.may_run(function, args, kwargs):
             return foreign.called(function, ours_of(function), args, kwargs)

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from codegen import dtypes, ops
-from codegen.functions import BY_UFUNC
 from codegen.ir import Shape, Value
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
@@ -117,7 +116,8 @@ def set_(array: Array, key: Any, value: Any) -> None:
         return
     items, _ = parse(array, key)
     if any(isinstance(i, Many) for i in items):
-        _scatter(array, items, value, "set")
+        base, plan = _gathered(array, items)
+        plan.write(base, value, "set")
         return
     target = basic_view(array, items)
     if isinstance(value, Array) and value.storage is array.storage and value.seen == target.seen:
@@ -213,11 +213,6 @@ def from_the_end(index: Array, extent: Expr) -> Array:
     return elementwise.select(index < 0, index + Number(extent), index)
 
 
-def _scatter(array: Array, items: Sequence[Item], value: Any, fn: str) -> None:
-    base, plan = _gathered(array, items)
-    plan.write(base, value, fn)
-
-
 # ---- x.at[key].add(v), np.add.at(x, key, v) --------------------------------------------------
 
 _SCATTER = {"add": np.add, "mul": np.multiply, "min": np.minimum, "max": np.maximum}
@@ -234,7 +229,8 @@ def combine_at(array: Array, key: Any, value: Any, fn: str) -> None:
         return
     items, _ = parse(array, key)
     if any(isinstance(i, Many) for i in items):
-        _scatter(array, items, value, fn)
+        base, plan = _gathered(array, items)
+        plan.write(base, value, fn)
         return
     target = basic_view(array, items)
     elementwise.apply(_SCATTER[fn], target, value, out=target)
@@ -272,7 +268,7 @@ class AtKey:
     mul = multiply = _combined("mul")
 
 
-_AT = {"add": "add", "multiply": "mul", "minimum": "min", "maximum": "max"}
+_AT = {ufunc.__name__: fn for fn, ufunc in _SCATTER.items()}
 
 
 def ufunc_at(ufunc: np.ufunc, array: Any, key: Any, value: Any = None) -> None:
@@ -281,7 +277,7 @@ def ufunc_at(ufunc: np.ufunc, array: Any, key: Any, value: Any = None) -> None:
         raise unsupported(f"np.{ufunc.__name__}.at on a NumPy array", "an array of the program")
     if ufunc is np.subtract:
         combine_at(array, key, -as_array(value), "add")
-    elif ufunc.__name__ in _AT and ufunc.__name__ in BY_UFUNC:
+    elif ufunc.__name__ in _AT:
         combine_at(array, key, value, _AT[ufunc.__name__])
     else:
         raise unsupported(f"np.{ufunc.__name__}.at", "np.add.at, or x[k] = f(x[k])")

@@ -78,11 +78,14 @@ def _bound(x: Any, extent: Expr) -> Expr | None:
         )  # fmt: skip
     if e is None:
         raise index_error("slice bounds must be integers", "an integer or None", type(x).__name__)
+    return from_the_end(e, extent)
+
+
+def from_the_end(e: Expr, extent: Expr) -> Expr:
+    """A position in a dim; a negative one counts from the end."""
     if expr.nonneg(e):
         return e
-    if expr.nonneg(-e - 1):
-        return e + extent
-    return expr.select(expr.ge0(e), e, e + extent)
+    return e + extent if expr.nonneg(-e - 1) else expr.select(expr.ge0(e), e, e + extent)
 
 
 def part_of(key: slice, extent: Expr) -> Part:
@@ -114,11 +117,7 @@ def _whole(x: Any, extent: Expr, dim: int) -> Whole:
         array = as_array(x)
         within(array.context, array.read(), extent, dim)
         return Whole(array.read())
-    given = e
-    if expr.nonneg(-e - 1):
-        e = e + extent
-    elif not expr.nonneg(e):
-        e = expr.select(expr.ge0(e), e, e + extent)
+    given, e = e, from_the_end(e, extent)
     if expr.nonneg(-e - 1) or expr.nonneg(e - extent):
         raise beyond(x, extent, dim)
     stays_within(e, x, extent, dim)

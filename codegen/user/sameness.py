@@ -121,12 +121,17 @@ def _globals(function: types.FunctionType, inner: Callable[[Any], Any]) -> Any:
     return tuple((n, inner(names[n])) for n in used)
 
 
-def content(code: types.CodeType) -> tuple[Any, ...]:
-    """What a function's code does, wherever in a file it stands."""
+def content(code: types.CodeType, placed: bool = False) -> tuple[Any, ...]:
+    """What a function's code does, wherever in a file it stands; placed: and where that is."""
     constants = [
-        content(c) if isinstance(c, types.CodeType)
-        else (type(c), c if isinstance(c, frozenset) else repr(c))  # 0.0 is not -0.0
-        for c in code.co_consts
+        content(c, placed) if isinstance(c, types.CodeType)
+        else (type(c), sorted(map(repr, c)) if isinstance(c, frozenset) else repr(c))
+        for c in code.co_consts  # as texts: 0.0 is not -0.0
     ]  # fmt: skip
     names = code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
-    return code.co_code, constants, names, code.co_argcount, code.co_kwonlyargcount
+    counts = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount
+    what = code.co_code, constants, names, counts
+    if not placed:
+        return what
+    where = code.co_filename, code.co_firstlineno, code.co_qualname, code.co_linetable
+    return *what, *where, code.co_flags, code.co_exceptiontable

@@ -96,7 +96,7 @@ class Outside:
         items = read()
         if items is None:
             return
-        if key_of(thing) not in self._carried:
+        if (thing.key if isinstance(thing, Variable) else id(thing)) not in self._carried:
             self._seen.append(_Seen(thing, path, read, items))
         self._work += [(step(path, thing, k), v) for k, v in items.items()]
 
@@ -122,9 +122,8 @@ class Outside:
     def _function(self, path: str, function: types.FunctionType) -> None:
         code = function.__code__
         for name, cell in zip(code.co_freevars, function.__closure__ or ()):
-            if not name.startswith("__") and id(cell) not in self._visited:
-                self._visited[id(cell)] = cell
-                self._note(cell, name, functools.partial(_of_cell, cell))
+            if not name.startswith("__"):
+                self._variable(Variable(cell, name))
         defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
         self._work += [(f"a default of {path}", x) for x in defaults]
         if "__wrapped__" in vars(function):
@@ -132,13 +131,13 @@ class Outside:
         if is_user_file(code.co_filename):
             if vars(function):
                 self._note(function, path, lambda: dict(vars(function)))
-            self._globals(function.__globals__, names_in(code))
+            for name in names_in(code):  # also those that it may set for the first time
+                self._variable(Variable(function.__globals__, name))
 
-    def _globals(self, space: dict[str, Any], names: Iterable[str]) -> None:
-        for name in names:  # also those that the function may set for the first time
-            if (id(space), name) not in self._visited:
-                self._visited[id(space), name] = space
-                self._note(Slot(space, name), name, functools.partial(_of_global, space, name))
+    def _variable(self, variable: Variable) -> None:
+        if variable.key not in self._visited:
+            self._visited[variable.key] = variable.held
+            self._note(variable, variable.name, variable.read)
 
     # ---- what has changed ------------------------------------------------------------------------
 
@@ -186,7 +185,7 @@ class Outside:
     def _changed(self, seen: _Seen, now: dict[Any, Any]) -> UnsupportedError:
         thing, path = seen.thing, seen.path
         context = Context.current()
-        variable = isinstance(thing, (types.CellType, Slot))
+        variable = isinstance(thing, Variable)
         where = context.changed_at.get(path if variable else id(thing)) if context else None
         if isinstance(thing, GENERATORS) or is_iterator(thing):
             return self.drawn(thing, where or self.place)
@@ -255,31 +254,34 @@ _WAYS = {
 # ---- where variables are -----------------------------------------------------------------------
 
 
-class Slot:
-    """A global variable."""
+class Variable:
+    """A variable of a function around (held is its cell), or a global one (held: all of them)."""
 
-    def __init__(self, space: dict[str, Any], name: str) -> None:
-        self.space, self.name, self.key = space, name, (id(space), name)
+    def __init__(self, held: types.CellType | dict[str, Any], name: str) -> None:
+        self.held, self.name = held, name
+        self.key = (id(held), name) if isinstance(held, dict) else id(held)
 
+    def read(self) -> dict[Any, Any]:
+        if isinstance(self.held, dict):
+            return {"": self.held[self.name]} if self.name in self.held else {}
+        try:
+            return {"": self.held.cell_contents}
+        except ValueError:
+            return {}
 
-def key_of(thing: Any) -> Any:
-    return thing.key if isinstance(thing, Slot) else id(thing)
-
-
-def _of_cell(cell: types.CellType) -> dict[Any, Any]:
-    try:
-        return {"": cell.cell_contents}
-    except ValueError:
-        return {}
-
-
-def _of_global(space: dict[str, Any], name: str) -> dict[Any, Any]:
-    return {"": space[name]} if name in space else {}
+    def restore(self, before: dict[Any, Any]) -> None:
+        if isinstance(self.held, dict):
+            self.held.pop(self.name, None)
+            self.held.update((self.name, value) for value in before.values())
+            return
+        del self.held.cell_contents
+        for value in before.values():
+            self.held.cell_contents = value
 
 
 def step(path: str, thing: Any, key: Any) -> str:
     """The text of a path to what a thing holds under a key."""
-    if isinstance(thing, (types.CellType, Slot)):
+    if isinstance(thing, Variable):
         return path
     if isinstance(thing, (list, tuple, dict, collections.deque)):
         return f"{path}[{key!r}]"
@@ -319,13 +321,8 @@ def _is_cached(thing: Any, key: Any) -> bool:
 
 def _restore(thing: Any, before: dict[Any, Any], now: dict[Any, Any]) -> None:
     """Gives a variable, a container or an object back what it held."""
-    if isinstance(thing, types.CellType):
-        del thing.cell_contents
-        for value in before.values():
-            thing.cell_contents = value
-    elif isinstance(thing, Slot):
-        thing.space.pop(thing.name, None)
-        thing.space.update((thing.name, value) for value in before.values())
+    if isinstance(thing, Variable):
+        thing.restore(before)
     elif isinstance(thing, (list, collections.deque)):
         if before[_LEN] <= _MANY:  # else it is not known what it held
             thing.clear()
@@ -448,8 +445,6 @@ def kind_of(thing: Any) -> str:
         return "a random generator"
     if is_iterator(thing):
         return "an iterator"
-    if isinstance(thing, types.CellType):
-        return "a variable"
-    if isinstance(thing, Slot):
-        return "a global variable"
+    if isinstance(thing, Variable):
+        return "a global variable" if isinstance(thing.held, dict) else "a variable"
     return "a NumPy array" if isinstance(thing, np.ndarray) else f"a {type(thing).__name__}"

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from codegen.places import codes_in, is_user_file
+from codegen.user.sameness import content
 
 # Modules of which nothing but the version can differ, and what of them reads the world outside.
 _STANDARD = frozenset(
@@ -324,9 +325,9 @@ def _imported(name: str, namespace: dict[str, Any]) -> Any:
 def _code(code: types.CodeType) -> tuple[bytes, _Uses]:
     """A digest of a function's code, and what it uses by global names."""
     if id(code) not in _codes:
-        content = repr(_content(code)).encode("utf-8", "surrogatepass")
+        text = repr(content(code, placed=True)).encode("utf-8", "surrogatepass")
         used = [u for c in (code, *codes_in(code)) for u in _uses(c)]
-        _codes[id(code)] = code, hashlib.sha256(content).digest(), list(dict.fromkeys(used))
+        _codes[id(code)] = code, hashlib.sha256(text).digest(), list(dict.fromkeys(used))
     return _codes[id(code)][1:]
 
 
@@ -340,17 +341,3 @@ def _uses(code: types.CodeType) -> Iterator[tuple[str, tuple[str, ...]]]:
             while end < len(steps) and steps[end].opname in ("LOAD_ATTR", "LOAD_METHOD"):
                 end += 1
             yield str(step.argval), tuple(str(s.argval) for s in steps[k + 1 : end])
-
-
-def _content(code: types.CodeType) -> tuple[Any, ...]:
-    constants = tuple(
-        _content(c) if isinstance(c, types.CodeType)
-        else (type(c).__name__, sorted(map(repr, c)) if isinstance(c, frozenset) else repr(c))
-        for c in code.co_consts
-    )  # fmt: skip
-    return (
-        code.co_filename, code.co_firstlineno, code.co_qualname, code.co_code, constants,
-        code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars, code.co_argcount,
-        code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags, code.co_linetable,
-        code.co_exceptiontable,
-    )  # fmt: skip

@@ -27,16 +27,28 @@ from codegen.errors import (
 from codegen.ir import Input, Module, Op, Region, Shape, Value
 from codegen.ops import POSITION, Branch, Exchange, Expect, Let, Loop, Print, RunScalar, ShardMap
 from codegen.ops.group import Group, Member
-from codegen.ops.kind import Array, extents
+from codegen.ops.kind import Array, Eval, extents
 from codegen.oracle.common import rank_prefix, value_text
 from codegen.oracle.grid import Box, Grid, join
-from codegen.oracle.reference import evaluator
-from codegen.symbolic.expr import Sym
+from codegen.symbolic.expr import Expr, IntLike, Sym, as_expr
 
 # Kinds that are more than their result in NumPy.
 _APART = (RunScalar, Loop, Branch, Let, ShardMap, Print, Expect, Exchange)
 
 Running = Generator[Op, list[Array], list[Array]]
+
+
+def evaluator(values: Mapping[str, int]) -> Eval:
+    """A function that evaluates Exprs and ints for these symbol values, which must stay."""
+    known: dict[Expr, int] = {}
+
+    def value(e: IntLike) -> int:
+        if e.__class__ is int:
+            return e
+        found = known.get(as_expr(e))
+        return as_expr(e).evaluate(values, known) if found is None else found
+
+    return value
 
 
 def run(

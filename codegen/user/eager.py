@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
-
-class _Eager(threading.local):
-    """The eager runtime of this thread, if one runs."""
-
-    runtime: Any = None
-
-
-_EAGER = _Eager()
+_RUNTIME: ContextVar[Any] = ContextVar("the eager runtime of this thread", default=None)
 
 
 @contextmanager
 def running_eagerly(runtime: Any) -> Iterator[None]:
     """While it is open, this thread's calls of spmd functions go to the runtime's methods."""
-    before = _EAGER.runtime
-    _EAGER.runtime = runtime
+    token = _RUNTIME.set(runtime)
     try:
         yield
     finally:
-        _EAGER.runtime = before
+        _RUNTIME.reset(token)
 
 
 def runtime() -> Any:
     """The eager runtime of this thread, or None."""
-    return _EAGER.runtime
+    return _RUNTIME.get()

@@ -7,7 +7,7 @@ from codegen import dtypes
 from codegen.functions import BY_UFUNC
 from codegen.ops import OPS, Exchange, Kind
 from codegen.ops.control import Control
-from codegen.oracle.reference import evaluator
+from codegen.oracle.interpret import evaluator
 from codegen.symbolic.expr import as_expr
 
 

@@ -61,13 +61,17 @@ def take(x: Any, indices: Any, axis: Any = None, out: Any = None, mode: str = "r
     if axis is None:
         array, axis = shaping.ravel(array), 0
     d = dim_of(axis, array.ndim, "np.take")
-    if mode == "wrap":
-        indices = as_array(indices) % as_array(array.shape[d])
-    elif mode == "clip":
-        indices = clip(indices, 0, array.shape[d] - 1)
+    indices = _by_mode(indices, array.shape[d], mode)
     plain = isinstance(indices, (Array, int)) or not np.ndim(indices)
     key = indices if plain else np.asarray(indices)
     return store(along(array, d, key).copy(), out)  # never a view, as x[:, 0] is
+
+
+def _by_mode(indices: Any, count: Any, mode: str) -> Any:
+    """Indices of `count` elements, those beyond the ends moved as mode= says."""
+    if mode == "wrap":
+        return as_array(indices) % as_array(count)
+    return clip(indices, 0, count - 1) if mode == "clip" else indices
 
 
 def take_along_axis(x: Any, indices: Any, axis: Any = -1) -> Array:
@@ -230,11 +234,7 @@ def isin(element: Any, test_elements: Any, invert: bool = False, **_: Any) -> Ar
 
 def put(a: Any, ind: Any, v: Any, mode: str = "raise") -> None:
     array = as_array(a)
-    if mode == "wrap":
-        ind = as_array(ind) % as_array(array.size)
-    elif mode == "clip":
-        ind = clip(ind, 0, array.size - 1)
-    array.flat[ind] = v
+    array.flat[_by_mode(ind, array.size, mode)] = v
 
 
 def sinc(x: Any) -> Any:
@@ -288,11 +288,8 @@ def choose(a: Any, choices: Any, out: Any = None, mode: str = "raise") -> Any:
     """Of several arrays, the one that an element of `a` counts."""
     options = [normal(c) for c in choices]
     at, count = as_array(a, dtypes.INT64), len(options)
-    if mode == "wrap":
-        at = at % count
-    elif mode == "clip":
-        at = clip(at, 0, count - 1)
-    else:
+    at = _by_mode(at, count, mode)
+    if mode == "raise":
         between(a, 0, count - 1, "np.choose: there is no such choice", 'mode="clip", or "wrap"')
     made: Any = as_array(options[-1], result_type(*options))
     for k in reversed(range(count - 1)):

@@ -7,6 +7,7 @@ Always holds: the text is put together only where something does not hold.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -91,12 +92,8 @@ def _within(
     if index.type.dtype != dtypes.INT64:
         index = context.emit_one(Map("cast", dtype=dtypes.INT64), index)
 
-    def compared(fn: str, to: Expr) -> Value:
-        limit = broadcast_value(context, index_value(context, to), shape)
-        return context.emit_one(Map(fn), index, limit)
-
     # an empty box may stand anywhere
-    holds = context.emit_one(Map("logical_and"), compared("ge", -extent), compared("le", last))
+    holds = _compared(context, index, ge=-extent, le=last)
     at = (" (element ", AT, " of the indices)") if shape else ()
     what = f"index of dim {dim} is out of bounds: " if size is None else (
         f"a box begins out of bounds in dim {dim}: ")  # fmt: skip
@@ -105,6 +102,15 @@ def _within(
            *((" for a box of ", index_value(context, size)) if size is not None else ()),
            check="bounds")  # fmt: skip
     return True
+
+
+def _compared(context: Context, value: Value, **limits: Expr) -> Value:
+    """Whether every comparison, ge= or le=, with a limit holds."""
+    holds = []
+    for fn, limit in limits.items():
+        wide = broadcast_value(context, index_value(context, limit), value.type.shape)
+        holds.append(context.emit_one(Map(fn), value, wide))
+    return reduce(lambda a, b: context.emit_one(Map("logical_and"), a, b), holds)
 
 
 def nonzero(divisor: Any) -> None:
@@ -150,14 +156,8 @@ def between(x: Any, low: int, high: int | None, message: str, remedy: str) -> No
     if "bounds" not in context.checks or context.selecting or (e is None and array.is_known):
         return
     value = as_value(context, x, dtypes.INT64)
-
-    def compared(fn: str, to: int) -> Value:
-        limit = broadcast_value(context, index_value(context, expr.const(to)), value.type.shape)
-        return context.emit_one(Map(fn), value, limit)
-
-    holds = compared("ge", low)
-    if high is not None:
-        holds = context.emit_one(Map("logical_and"), holds, compared("le", high))
+    most = {} if high is None else {"le": expr.const(high)}
+    holds = _compared(context, value, ge=expr.const(low), **most)
     at = (" (element ", AT, ")") if value.type.shape else ()
     after = f"\n  expected: {limits}\n  try:      {remedy}"
     expect(context, holds, f"{message}: ", value, *at, after, check="bounds")

@@ -1,7 +1,7 @@
 """NumPy's functions that programs cannot call, each with what to write instead.
 
 A row is names and one remedy. Names are NumPy's, dotted in a submodule; `ndarray.` stands before
-methods. A test holds this table, and that of dispatch.py, against NumPy's own namespace.
+methods. A test holds this table, and that of table.py, against NumPy's own namespace.
 """
 
 from __future__ import annotations

@@ -7,6 +7,14 @@ Always holds: importing this module imports nothing at all; every rank does it a
 
 from __future__ import annotations
 
+__all__ = [  # that users import from spmd
+    "AgreementError", "CarryError", "CheckError", "DtypeError", "EnvironmentFault",
+    "ImageError", "InputError", "InternalError", "KernelError", "LayoutError", "LayoutWarning",
+    "MatchingError", "MeshError", "MissingError", "OutputError", "PeerError", "ProgramError",
+    "ShapeError", "SpmdError", "TracedValueError", "UnsupportedError", "UsageError",
+    "VersionError",
+]  # fmt: skip
+
 EXIT_USAGE = 2
 EXIT_DATA = 65
 EXIT_ENVIRONMENT = 69

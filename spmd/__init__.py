@@ -69,29 +69,7 @@ TYPE_CHECKING = False  # typing costs every rank more time than this package
 if TYPE_CHECKING:  # for editors and type checkers: where every name has its docstring and its types
     from typing import Any
 
-    from codegen.errors import AgreementError as AgreementError
-    from codegen.errors import CarryError as CarryError
-    from codegen.errors import CheckError as CheckError
-    from codegen.errors import DtypeError as DtypeError
-    from codegen.errors import EnvironmentFault as EnvironmentFault
-    from codegen.errors import ImageError as ImageError
-    from codegen.errors import InputError as InputError
-    from codegen.errors import InternalError as InternalError
-    from codegen.errors import KernelError as KernelError
-    from codegen.errors import LayoutError as LayoutError
-    from codegen.errors import LayoutWarning as LayoutWarning
-    from codegen.errors import MatchingError as MatchingError
-    from codegen.errors import MeshError as MeshError
-    from codegen.errors import MissingError as MissingError
-    from codegen.errors import OutputError as OutputError
-    from codegen.errors import PeerError as PeerError
-    from codegen.errors import ProgramError as ProgramError
-    from codegen.errors import ShapeError as ShapeError
-    from codegen.errors import SpmdError as SpmdError
-    from codegen.errors import TracedValueError as TracedValueError
-    from codegen.errors import UnsupportedError as UnsupportedError
-    from codegen.errors import UsageError as UsageError
-    from codegen.errors import VersionError as VersionError
+    from codegen.errors import *  # noqa: F403
     from codegen.trace.api import Dim as Dim
     from codegen.trace.api import Program as Program
     from codegen.trace.api import kernel as kernel
@@ -114,39 +92,8 @@ if TYPE_CHECKING:  # for editors and type checkers: where every name has its doc
     from codegen.trace.declare import require as require
     from codegen.trace.declare import scalar as scalar
     from codegen.trace.messages import print_ as _print
-    from codegen.trace.numpy.creation import arange as arange
-    from codegen.trace.numpy.creation import array as array
-    from codegen.trace.numpy.creation import asarray as asarray
-    from codegen.trace.numpy.creation import dynamic_slice as dynamic_slice
-    from codegen.trace.numpy.creation import dynamic_update_slice as dynamic_update_slice
-    from codegen.trace.numpy.creation import empty as empty
-    from codegen.trace.numpy.creation import empty_like as empty_like
-    from codegen.trace.numpy.creation import eye as eye
-    from codegen.trace.numpy.creation import full as full
-    from codegen.trace.numpy.creation import full_like as full_like
-    from codegen.trace.numpy.creation import identity as identity
-    from codegen.trace.numpy.creation import like as like
-    from codegen.trace.numpy.creation import linspace as linspace
-    from codegen.trace.numpy.creation import ones as ones
-    from codegen.trace.numpy.creation import ones_like as ones_like
-    from codegen.trace.numpy.creation import zeros as zeros
-    from codegen.trace.numpy.creation import zeros_like as zeros_like
-    from codegen.trace.ranks.combining import all_ranks as all_ranks
-    from codegen.trace.ranks.combining import any_ranks as any_ranks
-    from codegen.trace.ranks.combining import pand as pand
-    from codegen.trace.ranks.combining import pargmax as pargmax
-    from codegen.trace.ranks.combining import pargmin as pargmin
-    from codegen.trace.ranks.combining import pexscan as pexscan
-    from codegen.trace.ranks.combining import pmax as pmax
-    from codegen.trace.ranks.combining import pmean as pmean
-    from codegen.trace.ranks.combining import pmin as pmin
-    from codegen.trace.ranks.combining import por as por
-    from codegen.trace.ranks.combining import pprod as pprod
-    from codegen.trace.ranks.combining import preduce as preduce
-    from codegen.trace.ranks.combining import pscan as pscan
-    from codegen.trace.ranks.combining import psum as psum
-    from codegen.trace.ranks.combining import psum_scatter as psum_scatter
-    from codegen.trace.ranks.combining import pxor as pxor
+    from codegen.trace.numpy.creation import *  # noqa: F403
+    from codegen.trace.ranks.combining import *  # noqa: F403
     from codegen.trace.ranks.communicate import all_gather as all_gather
     from codegen.trace.ranks.communicate import all_to_all as all_to_all
     from codegen.trace.ranks.communicate import axis_index as _index
@@ -192,7 +139,7 @@ def foreign_codegen() -> str:
         found = getattr(sys.modules.get("codegen"), "__file__", None) or "nothing"
         return (
             "the package `codegen` that Python finds is not spmd's\n"
-            f"  expected: the compiler that is installed with {__path__[0]}\n"
+            f"  expected: the compiler that is installed with {os.path.dirname(__file__)}\n"
             f"  found:    {found}\n"
             "  try:      pip uninstall codegen, then install spmd again; or rename that file"
         )

@@ -61,9 +61,8 @@ def check_checks(manifest: dict[str, Any], checks: tuple[str, ...], remedy: str)
         raise UsageError(
             f"the image does not check {', '.join(missing)}",
             expected="an image that was built with these checks: build puts their code in",
-            found=f"one that checks {', '.join(has) or 'nothing'}",
-            remedy=remedy,
-        )
+            found=f"one that checks {', '.join(has) or 'nothing'}", remedy=remedy,
+        )  # fmt: skip
 
 
 def check_scalars(scalars: dict[str, Any], needed: set[str]) -> None:
@@ -146,14 +145,11 @@ def check_given(manifest: dict[str, Any], given: Any) -> None:
 def check_array(array: dict[str, Any], shape: tuple[int, ...], found: Any) -> None:
     """A given array has the shape and the dtype that the program declared."""
     for what, expected, got in (
-        ("shape", shape, tuple(found.shape)),
-        ("dtype", array["dtype"], str(found.dtype)),
-    ):
+        ("shape", shape, tuple(found.shape)), ("dtype", array["dtype"], str(found.dtype)),
+    ):  # fmt: skip
         if expected != got:
             where = f": {found.path}" if hasattr(found, "path") else ""
             raise InputError(
-                f"input {array['name']}{where} has the wrong {what}",
-                expected=str(expected),
-                found=str(got),
-                remedy="" if what == "shape" else f"array.astype({expected!r})",
-            )
+                f"input {array['name']}{where} has the wrong {what}", expected=str(expected),
+                found=str(got), remedy="" if what == "shape" else f"array.astype({expected!r})",
+            )  # fmt: skip

@@ -27,7 +27,7 @@ from spmd.mistakes import plainly
 from spmd.opened import Opened as Opened
 from spmd.progress import shown
 from spmd.takes import call, takes, takes_more
-from spmd.verify import images as verify
+from spmd.verify import images
 from spmd.verify.formulas import layout_text
 
 
@@ -203,12 +203,9 @@ class Image:
 
     @plainly
     def verify(
-        self,
-        *,
-        ranks: int | Iterable[int] | None = None,
-        mesh: Mapping[str, int] | None = None,
+        self, *, ranks: int | Iterable[int] | None = None, mesh: Mapping[str, int] | None = None,
         **scalars: Any,
-    ) -> tables.Table:
+    ) -> tables.Table:  # fmt: skip
         """Checks without running that ranks send what others receive, inside their buffers.
 
         - ranks: a number, or several (`range(1, 65)`, which is the default).
@@ -225,8 +222,8 @@ class Image:
             several = [checked_count("ranks", count) for count in counts]
         with shown():
             name = self.manifest["program"]
-            found = verify.checked(self._checked.image, name, several, given, scalars)
-        return tables.Table([found], verify.as_text(found))
+            found = images.checked(self._checked.image, name, several, given, scalars)
+        return tables.Table([found], images.as_text(found))
 
     def _repr_html_(self) -> str:
         m = self.manifest

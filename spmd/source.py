@@ -27,7 +27,7 @@ from codegen.errors import (
     ProgramError,
     SpmdError,
     UsageError,
-)
+)  # fmt: skip
 from codegen.image import manifest as reader
 from codegen.image.target import resolve
 from codegen.places import HERE, is_ours, is_user_file, last, place_at
@@ -77,10 +77,9 @@ def find_program(path: str) -> Any:
         return found[name]
     if len({id(program) for program in found.values()}) != 1:
         raise UsageError(
-            f"{path} holds {len(found)} programs",
-            expected="one program, or FILE.py:NAME",
+            f"{path} holds {len(found)} programs", expected="one program, or FILE.py:NAME",
             found=names,
-        )
+        )  # fmt: skip
     return next(iter(found.values()))
 
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from codegen.errors import InternalError
-from spmd.bench import collectives as bench
+from spmd.bench.collectives import ELEMENT, Bench, turns_of
 from spmd.bench.programs import built
 from spmd.launch import limits
 from spmd.launch.job import Job
@@ -117,7 +117,7 @@ class Calibration:
         for again, crew in enumerate((first, first, *more)):
             for name in limit.collectives:
                 measured = bench_of(crew)
-                fits = measured.fits(name, size // bench.ELEMENT, 2)
+                fits = measured.fits(name, size // ELEMENT, 2)
                 if not fits or time.monotonic() > self.end:
                     self.missed += 1
                     yield (f"{name}, {size} bytes, {crew.ranks} ranks: not measured, "
@@ -131,11 +131,11 @@ class Calibration:
         return True
 
     def _compare(
-        self, measured: bench.Bench, limit: Limit, name: str, size: int, other: int, crew: Crew
+        self, measured: Bench, limit: Limit, name: str, size: int, other: int, crew: Crew
     ) -> tuple[float, float, str]:
         """By how much the other way is faster than the default's, as a share, and the noise."""
-        count = size // bench.ELEMENT
-        turns = min(TURNS, bench.turns_of(name, count, crew.ranks))
+        count = size // ELEMENT
+        turns = min(TURNS, turns_of(name, count, crew.ranks))
         if (name, count) not in self.images:
             self.images[name, count] = built(name, count)
         data = self.images[name, count]
@@ -178,12 +178,12 @@ def crews(kind: str) -> tuple[Crew, list[Crew]]:
     return Crew(max(2, threads), threads, cores), [crowd] if crowd.ranks <= MOST_RANKS else []
 
 
-def bench_of(crew: Crew) -> bench.Bench:
+def bench_of(crew: Crew) -> Bench:
     options = Options(ranks=crew.ranks, threads=crew.threads, transport="shm", time_limit=0)
-    return bench.Bench(options, Processes(), ROUNDS)
+    return Bench(options, Processes(), ROUNDS)
 
 
-def _job(measured: bench.Bench, data: bytes, turns: int, limit: Limit, way: int) -> Job:
+def _job(measured: Bench, data: bytes, turns: int, limit: Limit, way: int) -> Job:
     given = {kind: {limit.name: limit.ways[way][1]} for kind in limits.CLASSES}
     job = measured.job(data, turns, given)
     job.keep_times(16 * turns)

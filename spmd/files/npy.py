@@ -82,13 +82,9 @@ class Elements:
     """
 
     def __init__(
-        self,
-        start: int,
-        dtype: str,
-        shape: tuple[int, ...],
-        fortran: bool = False,
+        self, start: int, dtype: str, shape: tuple[int, ...], fortran: bool = False,
         swapped: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.start, self.dtype, self.shape, self.swapped = start, dtype, shape, swapped
         self.strides = contiguous_strides(shape, SIZES[dtype], fortran)
         self.end = start + element_count(shape) * SIZES[dtype]
@@ -104,12 +100,9 @@ class Frame:
     """
 
     def __init__(
-        self,
-        size: int,
-        pieces: list[tuple[int, bytes]],
-        starts: list[int],
+        self, size: int, pieces: list[tuple[int, bytes]], starts: list[int],
         sums: list[tuple[int, int, tuple[int, ...]]] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.size, self.pieces, self.starts, self.sums = size, pieces, starts, sums or []
 
 

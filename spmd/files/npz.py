@@ -135,10 +135,9 @@ def _check_apart(file: InputFile, found: dict[str, Member], directory: int) -> N
         stop = member.at + LOCAL.size + len(member.raw) + member.packed
         if stop > end:
             raise file.wrong(
-                "is damaged",
-                f"member {name!r} from byte {member.at} to end before byte {end}",
+                "is damaged", f"member {name!r} from byte {member.at} to end before byte {end}",
                 f"it is {member.packed} bytes long, to byte {stop}",
-            )
+            )  # fmt: skip
         end = member.at
 
 
@@ -187,10 +186,9 @@ def _start(file: InputFile, member: Member) -> int:
     raw = file.read(member.at + LOCAL.size, name)
     if mark != LOCAL_MARK or method != member.method or raw != member.raw:
         raise file.wrong(
-            "is damaged",
-            f"member {member.raw!r} at byte {member.at}",
+            "is damaged", f"member {member.raw!r} at byte {member.at}",
             f"{mark!r}, member {raw[:80]!r}",
-        )
+        )  # fmt: skip
     if start + member.packed > member.end:
         raise npy.truncated(file.wrong, member.packed, member.end - start)
     return start

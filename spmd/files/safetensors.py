@@ -56,10 +56,9 @@ def members(file: InputFile) -> dict[str, Member]:
         if member.start != end:
             what = "overlaps" if member.start < end else "a gap before"
             raise file.wrong(
-                "is damaged",
-                "arrays that lie one after the other",
+                "is damaged", "arrays that lie one after the other",
                 f"{what} {name!r}: it begins at byte {member.start}, the one before ends at {end}",
-            )
+            )  # fmt: skip
         end = member.end
     if end > file.length:
         raise npy.truncated(file.wrong, end, file.length)
@@ -126,9 +125,8 @@ def frame(arrays: list[tuple[str, str, tuple[int, ...]]]) -> npy.Frame:
         if dtype not in CODES or name == METADATA:
             raise UsageError(
                 f"a .safetensors file cannot hold {name}: {dtype}",
-                expected=f"{', '.join(CODES)}; any name but {METADATA}",
-                remedy="a .npz file",
-            )
+                expected=f"{', '.join(CODES)}; any name but {METADATA}", remedy="a .npz file",
+            )  # fmt: skip
     order = sorted(range(len(arrays)), key=lambda k: -npy.SIZES[arrays[k][1]])
     header, starts, at = {}, [0] * len(arrays), 0
     for k in order:

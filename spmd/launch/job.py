@@ -19,7 +19,7 @@ from codegen.errors import (
     InternalError,
     SpmdError,
     VersionError,
-)
+)  # fmt: skip
 from codegen.image.manifest import evaluate
 from spmd.arguments import scalar_words
 from spmd.engine import ffi, lib
@@ -63,14 +63,9 @@ class Setup:
     """
 
     def __init__(
-        self,
-        manifest: dict[str, Any],
-        processes: Processes,
-        sizes: tuple[int, ...],
-        scalars: dict[str, int | float],
-        options: Options,
-        hosts: Hosts | None = None,
-    ) -> None:
+        self, manifest: dict[str, Any], processes: Processes, sizes: tuple[int, ...],
+        scalars: dict[str, int | float], options: Options, hosts: Hosts | None = None,
+    ) -> None:  # fmt: skip
         self.manifest, self.sizes, self.scalars = manifest, sizes, scalars
         self.ranks = 1
         for size in sizes:
@@ -199,23 +194,14 @@ class Job:
         settings = ffi.new(
             "spmd_settings *",
             {
-                "image": self.image.table,
-                "ranks": setup.ranks,
-                "size": sizes,
-                "scalar": words,
-                "scalars": len(setup.words),
-                "first": setup.first,
-                "count": setup.count,
-                "threads": setup.threads,
-                "cores": hosts.cores,
+                "image": self.image.table, "ranks": setup.ranks, "size": sizes, "scalar": words,
+                "scalars": len(setup.words), "first": setup.first, "count": setup.count,
+                "threads": setup.threads, "cores": hosts.cores,
                 "strangers": setup.threads * (len(hosts.here) - len(hosts.together_with())),
-                "algorithm": setup.algorithm,
-                "strict": setup.strict,
-                "library": routines,
-                "libraries": len(self.image.library),
-                "processes": processes[0],
+                "algorithm": setup.algorithm, "strict": setup.strict, "library": routines,
+                "libraries": len(self.image.library), "processes": processes[0],
                 "limits": limits.rows(hosts.limits),
-            },
+            },  # fmt: skip
         )
         made = ffi.new("spmd_job **")
         self._check(lib.spmd_job_new(settings, made))
@@ -257,20 +243,18 @@ class Job:
         have = address_space()
         if need > have:
             raise EnvironmentFault(
-                "not enough address space for this process",
-                expected=bytes_text(need),
+                "not enough address space for this process", expected=bytes_text(need),
                 found=f"{bytes_text(have)} under the limit that it was started with",
                 remedy="ulimit -v unlimited, fewer ranks, or smaller arrays",
-            )
+            )  # fmt: skip
 
     def _no_memory(self, have: int) -> EnvironmentFault:
         return EnvironmentFault(
             f"not enough memory: needs {bytes_text(self.host_bytes())}, have {bytes_text(have)}",
             expected=f"{bytes_text(lib.spmd_job_rank_bytes(self._job))} for each of "
             f"{self.setup.hosts.ranks_of(self.setup.hosts.here)} ranks",
-            found=f"{bytes_text(have)} available",
-            remedy="fewer ranks, or smaller arrays",
-        )
+            found=f"{bytes_text(have)} available", remedy="fewer ranks, or smaller arrays",
+        )  # fmt: skip
 
     def _check(self, status: int) -> None:
         """Turns a status of the engine into the error it stands for."""
@@ -457,14 +441,9 @@ class Global:
     """
 
     def __init__(
-        self,
-        base: Any,
-        dtype: str,
-        shape: tuple[int, ...],
-        strides: tuple[int, ...],
-        swapped: bool = False,
-        start: int = 0,
-    ) -> None:
+        self, base: Any, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...],
+        swapped: bool = False, start: int = 0,
+    ) -> None:  # fmt: skip
         is_address = isinstance(base, int)
         self._buffer = None if is_address else ffi.from_buffer("char[]", base)
         at = ffi.cast("char *", base if is_address else self._buffer) + start
@@ -474,13 +453,9 @@ class Global:
         self.pointer = ffi.new(
             "spmd_global *",
             {
-                "base": at,
-                "dims": len(shape),
-                "shape": self._keep[0],
-                "stride": self._keep[1],
-                "size": size,
-                "swap": unit if swapped else 0,
-            },
+                "base": at, "dims": len(shape), "shape": self._keep[0], "stride": self._keep[1],
+                "size": size, "swap": unit if swapped else 0,
+            },  # fmt: skip
         )
 
     def __enter__(self) -> Global:

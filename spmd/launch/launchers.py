@@ -198,10 +198,9 @@ def misfit(name: str, version: str, family: str, expected: str = "", found: str 
     """A launcher, and a library that it cannot serve."""
     short = " ".join(version.split(",")[0].split("\n")[0].replace("Version:", "").split())
     remedies = {
-        OPEN_MPI: "start with the mpirun of Open MPI",
-        MPICH: "start with the mpirun of MPICH",
+        OPEN_MPI: "start with the mpirun of Open MPI", MPICH: "start with the mpirun of MPICH",
         "": "start with the mpirun of the library",
-    }
+    }  # fmt: skip
     remedy = remedies[family_of(version)]
     if name.startswith("Slurm"):
         remedy = f"srun --mpi={'pmix' if family_of(version) == OPEN_MPI else 'pmi2'}, or {remedy}"
@@ -210,6 +209,5 @@ def misfit(name: str, version: str, family: str, expected: str = "", found: str 
     return EnvironmentFault(
         f"launcher is {name}, library is {short}",
         expected=expected or f"a library of the family {family}",
-        found=found or family_of(version) or short,
-        remedy=remedy,
-    )
+        found=found or family_of(version) or short, remedy=remedy,
+    )  # fmt: skip

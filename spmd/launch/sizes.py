@@ -105,12 +105,9 @@ def mesh_symbols(manifest: dict[str, Any], sizes: tuple[int, ...]) -> dict[str, 
 
 
 def bind_mesh(
-    manifest: dict[str, Any],
-    ranks: int | None,
-    given: dict[str, int],
-    scalars: dict[str, Any],
+    manifest: dict[str, Any], ranks: int | None, given: dict[str, int], scalars: dict[str, Any],
     processes: int = 1,
-) -> tuple[int, ...]:
+) -> tuple[int, ...]:  # fmt: skip
     """The size of every mesh axis. ranks: None takes what --mesh says, else one per process.
 
     Raises MeshError, which says which sizes would work; UsageError for an axis that is not there.

@@ -13,7 +13,7 @@ from spmd.bench import floor as bench_floor
 from spmd.bench import plot
 from spmd.bench import programs as bench_programs
 from spmd.engine import ffi, lib
-from spmd.launch import processes as launch
+from spmd.launch.processes import Processes
 from tests.conftest import run
 
 
@@ -81,13 +81,13 @@ def test_what_is_wrong_is_counted():
 
 PEER = """
 import sys
-from spmd.bench import collectives as bench; from spmd.launch import processes as launch
+from spmd.bench import collectives as bench; from spmd.launch.processes import Processes
 from mpi4py import MPI
 
 right, wrong = ("all-reduce", b"MPI_Allreduce"), ("all-reduce", b"MPI_Scan")
 for name, symbol in (right, wrong):
     bench.COLLECTIVES[name] = (symbol, *bench.COLLECTIVES[name][1:])
-    times, bad = bench.Peer(name, launch.Processes(MPI.COMM_WORLD), 3, 10).turns(7)
+    times, bad = bench.Peer(name, Processes(MPI.COMM_WORLD), 3, 10).turns(7)
     if MPI.COMM_WORLD.rank == 0:
         assert [len(own) for own in times] == [7, 7, 7] and min(map(min, times)) > 0
         print(bad)
@@ -141,7 +141,7 @@ def test_every_way_gives_the_same(name, count, crowded):
     """By more ranks than cores, also as if each of them had its own."""
     ranks = 5
     count = -(-count // ranks) * ranks if name == "reduce-scatter" else count
-    floor = bench_floor.Floor(name, launch.Processes(), ranks, count)
+    floor = bench_floor.Floor(name, Processes(), ranks, count)
     floor.given.crowded = crowded
     ways = [way for way in bench_floor.WAYS if floor._offers(way)]
     assert "pull" in ways

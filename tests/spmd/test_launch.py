@@ -10,8 +10,8 @@ import pytest
 
 from codegen.errors import AgreementError, EnvironmentFault, InputError
 from spmd.launch import launchers
-from spmd.launch import processes as launch
 from spmd.launch.hosts import PRETENDED, Hosts, agree, mine
+from spmd.launch.processes import Elsewhere, Processes
 
 
 class Together:
@@ -21,7 +21,7 @@ class Together:
         self.count, self.slots = count, [None] * count
         self.barrier = threading.Barrier(count, timeout=10)
 
-    def member(self, number: int) -> launch.Processes:
+    def member(self, number: int) -> Processes:
         together = self
 
         class Member:
@@ -38,9 +38,9 @@ class Together:
                 together.barrier.wait()
                 return found
 
-        return launch.Processes(Member())
+        return Processes(Member())
 
-    def run(self, step: Callable[[launch.Processes], Any]) -> list[Any]:
+    def run(self, step: Callable[[Processes], Any]) -> list[Any]:
         """What `step` returned or raised, for every process."""
         found: list[Any] = [None] * self.count
 
@@ -65,7 +65,7 @@ def test_results_of_all_in_all() -> None:
 
 
 def test_the_lowest_failing_process_speaks_for_all() -> None:
-    def step(processes: launch.Processes) -> None:
+    def step(processes: Processes) -> None:
         def fail() -> None:
             if processes.number in (1, 3):
                 raise InputError(f"from {processes.number}")
@@ -74,14 +74,14 @@ def test_the_lowest_failing_process_speaks_for_all() -> None:
 
     found = Together(4).run(step)
     assert isinstance(found[1], InputError)
-    assert [type(f) for f in found] == [launch.Elsewhere, InputError] + [launch.Elsewhere] * 2
+    assert [type(f) for f in found] == [Elsewhere, InputError] + [Elsewhere] * 2
     assert {getattr(f, "exit_code", None) for f in found} == {65}
 
 
 def test_a_defect_on_one_process_ends_all() -> None:
     found = Together(2).run(lambda p: p.together(lambda: 1 // (p.number - 1 + 1)))
     assert isinstance(found[0], ZeroDivisionError)
-    assert isinstance(found[1], launch.Elsewhere) and found[1].exit_code == 70
+    assert isinstance(found[1], Elsewhere) and found[1].exit_code == 70
 
 
 def agreement(**changes: dict[int, Any]) -> list[dict[str, Any]]:
@@ -93,23 +93,23 @@ def agreement(**changes: dict[int, Any]) -> list[dict[str, Any]]:
 
 
 def test_those_who_differ_are_named() -> None:
-    hosts = agree(launch.Processes(), agreement())
+    hosts = agree(Processes(), agreement())
     assert (hosts.count, hosts.parted, hosts.first) == (1, False, list(range(9)))
     with pytest.raises(AgreementError, match="ranks 3, 7 differ") as caught:
-        agree(launch.Processes(), agreement(digest={3: "d1", 7: "d1"}))
+        agree(Processes(), agreement(digest={3: "d1", 7: "d1"}))
     assert caught.value.exit_code == 78
     assert "d0 (rank 0)" in str(caught.value) and "d1 (rank 3)" in str(caught.value)
     with pytest.raises(AgreementError, match="different settings: rank 2 differs") as caught:
-        agree(launch.Processes(), agreement(settings={2: {"mesh": "(8,)", "steps": "5"}}))
+        agree(Processes(), agreement(settings={2: {"mesh": "(8,)", "steps": "5"}}))
     assert "expected: steps 3 (rank 0)" in str(caught.value)
     assert "found:    steps 5 (rank 2)" in str(caught.value)
     with pytest.raises(EnvironmentFault, match="run on 2 hosts") as fault:
-        agree(launch.Processes(), agreement(place={5: ("elsewhere",)}), "shm")
+        agree(Processes(), agreement(place={5: ("elsewhere",)}), "shm")
     assert fault.value.exit_code == 69
 
 
 def test_cores_are_those_of_all_processes() -> None:
-    hosts = agree(launch.Processes(), agreement(cores={k: (k, 90) for k in range(8)}))
+    hosts = agree(Processes(), agreement(cores={k: (k, 90) for k in range(8)}))
     assert hosts.cores == 9
 
 

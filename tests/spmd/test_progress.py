@@ -16,7 +16,7 @@ import spmd
 from codegen import progress as told
 from spmd import cli, engine, progress
 from spmd.launch import job
-from spmd.launch import processes as launch
+from spmd.launch.processes import Processes
 from spmd.verify import images as verify
 
 CELL = contextvars.ContextVar("CELL", default="")
@@ -64,7 +64,7 @@ def test_a_build_and_a_check_say_what_they_are_at(heard, tmp_path, monkeypatch):
     image.save(tmp_path / "small.img")
     options = SimpleNamespace(image=[str(tmp_path / "small.img")], set={}, mesh={},
                               ranks=range(1, 4), execute=False, json=False)  # fmt: skip
-    assert verify.command(options, launch.Processes()) == 0
+    assert verify.command(options, Processes()) == 0
     assert [h.rpartition(" ")[2] for h in heard[:-1]] == ["1/3", "2/3", "3/3"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import tomllib
 from pathlib import Path
@@ -25,7 +26,12 @@ def imported_for_types() -> dict[str, tuple[str, str]]:
     found = {}
     for node in block.body:
         if isinstance(node, ast.ImportFrom) and node.module != "typing":
-            found |= {a.asname or a.name: (str(node.module), a.name) for a in node.names}
+            module = str(node.module)
+            for alias in node.names:
+                every = importlib.import_module(module).__all__ if alias.name == "*" else ()
+                found |= {name: (module, name) for name in every}
+                if alias.name != "*":
+                    found[alias.asname or alias.name] = module, alias.name
         elif isinstance(node, ast.Assign):
             target, value = ast.unparse(node.targets[0]), ast.unparse(node.value)
             found[target] = found.pop(value)

@@ -37,6 +37,12 @@ from codegen.trace.ranks import mapping
 from codegen.trace.ranks.layouts import by_rules, layout_of
 from codegen.user.numbers import element_type
 
+__all__ = [  # that users import from spmd
+    "arange", "array", "asarray", "dynamic_slice", "dynamic_update_slice", "empty",
+    "empty_like", "eye", "full", "full_like", "identity", "like", "linspace", "ones",
+    "ones_like", "zeros", "zeros_like",
+]  # fmt: skip
+
 Make = Callable[[Shape, Sequence[Expr]], Array]
 
 

@@ -24,6 +24,11 @@ from codegen.trace.ranks.layouts import axes_of
 from codegen.trace.ranks.rooted import root_of
 from codegen.user import tree
 
+__all__ = [  # that users import from spmd
+    "all_ranks", "any_ranks", "pand", "pargmax", "pargmin", "pexscan", "pmax", "pmean", "pmin",
+    "por", "pprod", "preduce", "pscan", "psum", "psum_scatter", "pxor",
+]  # fmt: skip
+
 
 def _all_reduce(x: Any, axis: Any, fn: str, what: str) -> Any:
     context = inside(what)

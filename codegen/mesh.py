@@ -16,6 +16,7 @@ from typing import Any
 
 from codegen.errors import Place, UsageError
 from codegen.symbolic import expr
+from codegen.symbolic.blocks import begins
 from codegen.symbolic.expr import Expr, IntLike, Sym
 
 # One layout entry per dim: the mesh axes that split it, () for replicated.
@@ -121,14 +122,13 @@ class Mesh:
 
 def block_extent(extent: IntLike, blocks: IntLike, k: IntLike) -> Expr:
     """Elements in block k when a dim of this extent is cut into so many balanced blocks."""
-    e = expr.as_expr(extent)
-    return e // blocks + expr.lt(k, e % blocks)
+    k = expr.as_expr(k)
+    return expr.begin(k + 1, extent, blocks) - expr.begin(k, extent, blocks)
 
 
 def block_offset(extent: IntLike, blocks: IntLike, k: IntLike) -> Expr:
     """The first element of block k."""
-    e = expr.as_expr(extent)
-    return expr.as_expr(k) * (e // blocks) + expr.minimum(k, e % blocks)
+    return expr.begin(k, extent, blocks)
 
 
 def owner(extent: IntLike, blocks: IntLike, element: IntLike) -> Expr:
@@ -156,17 +156,11 @@ def blocks_begun(extent: IntLike, blocks: IntLike, at: IntLike) -> Expr:
 
 def part_of_block(e: Expr) -> str:
     """"extent" or "offset" where e is that of some block of some dim, else ""."""
-    for call in expr.calls(e):
-        if call.op != "floordiv":
-            continue
-        whole, blocks = call.args
-        left = whole % blocks
-        slope, _ = expr.linear_in(e, call)
-        if slope is not None and e == block_offset(whole, blocks, slope):
-            return "offset"
-        tests = [c.args[0] for c in expr.calls(e) if c.op == "ge0"]
-        numbers = [k for t in tests for k in (left - 1 - t, left + t)]  # k < left, k >= left
-        if any(e == block_extent(whole, blocks, k) for k in (expr.const(0), *numbers)):
+    for call in begins(e):
+        k, extent, blocks = call.args
+        if e is expr.from_atom(call):
+            return "extent" if k == 1 else "offset"
+        if e is block_extent(extent, blocks, k):
             return "extent"
     return ""
 

@@ -71,6 +71,18 @@ static inline int64_t spmd_next(int64_t counter, int64_t step)
 static inline int64_t spmd_min(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t spmd_max(int64_t a, int64_t b) { return a > b ? a : b; }
 
+/* Where block k begins: each block has so many elements, the first `left` blocks one more. */
+static inline int64_t spmd_begins(int64_t k, int64_t each, int64_t left)
+{
+    return k * each + spmd_min(k, left);
+}
+
+/* Where block k of so many balanced blocks begins. */
+static inline int64_t spmd_begin(int64_t k, int64_t extent, int64_t blocks)
+{
+    return spmd_begins(k, spmd_floordiv(extent, blocks), spmd_mod(extent, blocks));
+}
+
 /* ---- integers ---- */
 
 #define SPMD_INTEGER(S, T, U)                                                                      \

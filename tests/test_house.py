@@ -23,8 +23,7 @@ FOLDERS = ("codegen", "spmd", "examples", "tests", "docs")
 # A module imports only modules of its own level or a lower one. The longest prefix counts.
 LEVELS = {
     "codegen.errors": 0, "codegen.progress": 0,
-    "codegen.checks": 1, "codegen.places": 1, "codegen.dtypes": 1, "codegen.symbolic.expr": 1,
-    "codegen.symbolic.terms": 1, "codegen.symbolic.bounds": 1, "codegen.symbolic.spelling": 1,
+    "codegen.checks": 1, "codegen.places": 1, "codegen.dtypes": 1, "codegen.symbolic": 1,
     "codegen.philox": 1,
     "codegen.symbolic.estimate": 2, "codegen.symbolic.prove": 2, "codegen.symbolic.sampling": 2,
     "codegen.mesh": 2, "codegen.symbolic.partners": 2, "codegen.functions": 2,
@@ -69,7 +68,7 @@ HEAVY = (
 LIGHT = (
     "codegen", "codegen.checks", "codegen.image.elf", "codegen.image.elf_dynamic", "codegen.errors",
     "codegen.image.manifest", "codegen.image.schema", "codegen.image.target", "codegen.places",
-    "codegen.progress", "codegen.verify.table",
+    "codegen.progress", "codegen.symbolic.meaning", "codegen.verify.table",
 )
 
 # A grammar stands on one page, in the docstring of its module.

@@ -132,13 +132,14 @@ class PhaseWriter:
     def parameter(self, e: Expr) -> Expr:
         """What the caller computes, by the symbol that stands for it here.
 
-        `2 * extent + 1` is computed here from an extent, so that few parameters say much.
+        `2 * extent` is computed here from an extent, so that few parameters say much; a longer sum
+        is not, as it may be multiplied by what moves.
         """
         name, unit, times, plus = _obvious_name(e), e, 1, 0
         if not name:
             unit, times, plus = _unit(e)
             name = _obvious_name(unit)
-        if not name:
+        if not name or (plus and name == "extent"):
             name, unit, times, plus = f"e{len(self.parameters)}", e, 1, 0
         if unit.key not in self.parameters:
             self.parameters[unit.key] = (unit, self.fresh(name))

@@ -18,6 +18,7 @@ from codegen.functions import COMBINE, FUNCTIONS
 from codegen.plan.grammar import Apply, Bound, Buffer, Integer, Literal, Load, Local, Node, Runtime
 from codegen.plan.indexing import placed
 from codegen.symbolic import expr
+from codegen.symbolic.blocks import by_parts, written
 from codegen.symbolic.expr import Call, Expr, Sym
 from codegen.symbolic.spelling import Binds, Text, c_operand
 
@@ -66,6 +67,7 @@ def abstract(e: Expr, local: frozenset[Sym], outside: Callable[[Expr], Expr]) ->
         return e
     if not e.symbols() & local:
         return outside(e)
+    e = written(e, local)
     groups: dict[Any, Expr] = {}
     factors: dict[Any, Expr] = {}
     for monomial, coefficient in e.terms:
@@ -78,6 +80,7 @@ def abstract(e: Expr, local: frozenset[Sym], outside: Callable[[Expr], Expr]) ->
                 else:
                     rest = rest * one
             elif one.symbols() & local:
+                atom = by_parts(atom)
                 args = tuple(abstract(a, local, outside) for a in atom.args)
                 inner = inner * Expr((((Call(atom.op, args),), 1),))
             else:

@@ -84,11 +84,7 @@ class Explained:
         self.names = self._names()
         self._called: dict[Value, tuple[str, Place | None]] = {}
         self.exchanges = list(_exchanges(program.body, ()))
-        every = [e for x in self.exchanges for v in (*x.op.operands, *x.op.results)
-                 for e in v.type.shape]  # fmt: skip
-        every += [high - low for v in self._shown() for c in self.held(v)
-                  for low, high in [c.bounds(graph.mesh)]]  # fmt: skip
-        self.meter = Meter(program.mesh, every)
+        self.meter = Meter(program.mesh)
 
     # ---- arrays --------------------------------------------------------------------------------
 

@@ -7,17 +7,16 @@ Always holds: what a rank has already does not count; of what ranks fold, a rank
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from codegen.errors import ProgramError
 from codegen.ir import Op
 from codegen.layouts.cuts import Cut
 from codegen.mesh import Mesh
-from codegen.naming import Naming
 from codegen.ops import Exchange
 from codegen.ops.group import Bounds, Span, each
-from codegen.symbolic import estimate, expr
+from codegen.symbolic import blocks, estimate, expr
 from codegen.symbolic.expr import Call, Expr
 
 _COMBINED = {"add": "partial sums", "mul": "partial products", "max": "maxima", "min": "minima"}
@@ -36,11 +35,10 @@ class Traffic:
 
 
 class Meter:
-    """every: the Exprs that will be asked about."""
+    """What exchanges of a Program move."""
 
-    def __init__(self, mesh: Mesh, every: Iterable[Expr]) -> None:
+    def __init__(self, mesh: Mesh) -> None:
         self.mesh = mesh
-        self.naming = Naming(mesh, every)
 
     # ---- the largest and the smallest part -----------------------------------------------------
 
@@ -52,12 +50,7 @@ class Meter:
         return self._of_blocks(e, -1)
 
     def _of_blocks(self, e: Expr, sign: int) -> Expr:
-        size = {
-            high: expr.symbol(low) - sign * ((-sign * extent) // self.mesh.size(axes))
-            for (extent, axes), (low, high) in self.naming.names.items()
-        }  # -(-e // n) is e / n rounded up
-        found = expr.replace(e, self.naming.stands_for)
-        found = (unclipped(found) if sign > 0 else found).subst(size)
+        found = blocks.evened(unclipped(e) if sign > 0 else e, sign)
         gone = {s for s in found.symbols() if s.kind not in ("size", "scalar")}
         if not gone:
             return found
@@ -69,7 +62,7 @@ class Meter:
         if c.given is not None or not c.axes:
             low, high = c.bounds(self.mesh)
             return self.most(high - low)
-        found = c.most - c.least - (-c.extent) // self.mesh.size(c.axes)
+        found = c.most - c.least + expr.begin(1, c.extent, self.mesh.size(c.axes))
         if abs(c.step) != 1:
             found = -((-found) // abs(c.step))
         limit = c.last - c.first

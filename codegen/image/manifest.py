@@ -24,6 +24,7 @@ from codegen.image.schema import (
     symbols,
 )
 from codegen.image.target import host_features, mark, native
+from codegen.symbolic.meaning import OPERATIONS
 
 try:  # without hashlib, which loads OpenSSL
     from _blake2 import blake2b as hashed
@@ -36,7 +37,7 @@ TYPE_CHECKING = False  # typing is not imported: every rank pays for what this f
 if TYPE_CHECKING:
     from typing import Any
 
-FORMAT = 2
+FORMAT = 3
 INTERFACE = 8
 INDEX_MAGIC = 0x78646E69646D7073
 INDEX_FIXED = 5 + AXES + 1  # words before the scalars: see spmd_index_words
@@ -253,7 +254,7 @@ def evaluate(e: Any, values: dict[str, int]) -> int:
         for a in args:
             total = within_64(total * a)
         return total
-    return int(_OPERATIONS[op](*args))
+    return OPERATIONS[op](*args)
 
 
 def within_64(n: int) -> int:
@@ -268,21 +269,6 @@ def bounded(n: int) -> int:
     if n.bit_length() > MOST_BITS:
         raise damaged("larger ones", f"numbers of {MOST_BITS} bits in formulas")
     return n
-
-
-_OPERATIONS: dict[str, Any] = {
-    "floordiv": lambda a, b: a // b if b else 0,
-    "mod": lambda a, b: a % b if b else 0,
-    "min": min,
-    "max": max,
-    "ge0": lambda a: a >= 0,
-    "eq0": lambda a: a == 0,
-}
-
-
-def operations() -> dict[str, Any]:
-    """What the names of operations in expressions mean, `+` and `*` apart."""
-    return _OPERATIONS
 
 
 # ---- index words ---------------------------------------------------------------------------------

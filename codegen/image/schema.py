@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from codegen.checks import CHECKS
 from codegen.image.elf import damaged, printable
+from codegen.symbolic.meaning import ARGUMENTS
 
 TYPE_CHECKING = False  # typing is not imported: every rank pays for what this file imports
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ DTYPES = (
     "bfloat16", "float32", "float64", "complex64", "complex128",
 )  # fmt: skip
 FLOWS = ("all", "from_root", "to_root", "up_to", "before", "near")
-_ARGUMENTS = {"floordiv": 2, "mod": 2, "min": 2, "max": 2, "ge0": 1, "eq0": 1}
 _MOST_NODES = 10_000
 _MOST_DEPTH = 100
 MOST_NESTED = 100  # containers inside each other, of what a program returns
@@ -152,7 +152,7 @@ def formula(value: Any, where: str) -> None:
             if isinstance(node, list):
                 op, count = (node[0] if node else None), len(node) - 1
                 if not isinstance(op, str) or count < 1 or (
-                        op not in ("+", "*") and _ARGUMENTS.get(op) != count):  # fmt: skip
+                        op not in ("+", "*") and ARGUMENTS.get(op) != count):  # fmt: skip
                     refuse(where, "an operation and its arguments", op)
                 below += node[1:]
             elif not isinstance(node, str) and (type(node) is not int or node not in BITS_64):

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import cache
 from itertools import product
 
+from codegen.symbolic import blocks
 from codegen.symbolic.terms import (
     CONSTRUCT,
     ONE,
@@ -52,19 +53,26 @@ def nonneg(e: Expr) -> bool:
     if found is None:
         _nesting += 1
         try:
-            found = _evident(e) or (
-                not refuted(e)
-                and any(_Search(steps).prove(e, (), depth) for depth, steps in _ATTEMPTS[level])
-            )
+            found = _evident(e) or (not refuted(e) and _searched(e, level))
         finally:
             _nesting -= 1
         _known[level][e] = found
     return found
 
 
+def _searched(e: Expr, level: int) -> bool:
+    """By the laws of blocks at first, with little work, then by what their beginnings are."""
+    attempts = _ATTEMPTS[level]
+    if e.has_blocks:
+        if any(_Search(steps).prove(e, (), depth) for depth, steps in attempts[:2]):
+            return True
+        e = blocks.opened(e, level)
+    return any(_Search(steps, True).prove(e, (), depth) for depth, steps in attempts)
+
+
 def equal(a: IntLike, b: IntLike) -> bool:
     """True when a == b is proved."""
-    gap = as_expr(a) - b
+    gap = blocks.opened(as_expr(a) - b, nesting())
     if gap.is_const:
         return gap.value == 0
     if any(gap.samples):
@@ -103,14 +111,16 @@ def refuted(e: Expr, facts: tuple[Expr, ...] = ()) -> bool:
 
 
 class _Search:
-    """One bounded search for a proof."""
+    """One bounded search for a proof. opens: blocks are opened that come with bounds."""
 
-    def __init__(self, steps: int) -> None:
-        self.left = steps
+    def __init__(self, steps: int, opens: bool = False) -> None:
+        self.left, self.opens = steps, opens
         self.failed: set[tuple[Expr, tuple[Expr, ...]]] = set()
 
     def prove(self, e: Expr, facts: tuple[Expr, ...], depth: int) -> bool:
         """e >= 0 wherever every fact is >= 0."""
+        if self.opens:
+            e = blocks.opened(e, nesting())
         if e.is_const and e.value >= 0:
             return True
         if _evident(e):
@@ -217,6 +227,8 @@ class _Search:
                 (replace(e, {call: x}), (high - low,)),
                 (replace(e, {call: y}), (low - high,)),
             ]
+        if call.op == "begin":
+            return None
         return self.unwrap(call, x, y, e, facts)
 
     def unwrap(
@@ -266,12 +278,11 @@ def _atom_nonneg(a: Atom) -> bool:
         return a.lo is not None and a.lo.is_const and a.lo.value >= 0
     if a.op in TRUTH:
         return True
-    x, y = a.args
     if a.op == "max":
-        return _evident(x) or _evident(y)
+        return any(map(_evident, a.args))
     if a.op == "mod":
-        return _evident(y)
-    return _evident(x) and _evident(y)
+        return _evident(a.args[1])
+    return all(map(_evident, a.args))
 
 
 def _from_facts(atom: Atom, facts: tuple[Expr, ...], slope: int) -> list[Expr]:
@@ -290,6 +301,8 @@ def _lower(atom: Atom, e: Expr, facts: tuple[Expr, ...]) -> list[Expr]:
         return bounds if atom.lo is None else [*bounds, atom.lo]
     if atom.op in TRUTH:
         return [*bounds, *_alike(atom, e, 1), ZERO]
+    if atom.op == "begin":
+        return [*bounds, *blocks.bounds(atom, e, 1, nonneg)]
     x, y = atom.args
     if atom.op == "max":
         return [*bounds, x, y]
@@ -327,6 +340,8 @@ def _upper(atom: Atom, e: Expr, facts: tuple[Expr, ...]) -> list[Expr]:
         return bounds if atom.hi is None else [*bounds, atom.hi]
     if atom.op in TRUTH:
         return [*bounds, *_alike(atom, e, -1), ONE]
+    if atom.op == "begin":
+        return [*bounds, *blocks.bounds(atom, e, -1, nonneg)]
     x, y = atom.args
     if atom.op == "min":
         return [*bounds, x, y]

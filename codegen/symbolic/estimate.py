@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from codegen.errors import ProgramError
-from codegen.symbolic import expr
+from codegen.symbolic import blocks, expr
 from codegen.symbolic.expr import Atom, Call, Expr, Sym, const
 
 _TRUTH = ("ge0", "eq0")
@@ -38,10 +38,18 @@ def depth(s: Sym) -> int:
 def prefix_sum(extent: Expr, var: Sym, count: Expr) -> Expr | None:
     """The sum of extent(k) over 0 <= var = k < count, for count >= 0; None where not known.
 
-    Known: powers of var up to two, truth values linear in var, and sums of them: so also balanced
-    blocks e // n + (var < e % n).
+    Known: powers of var up to two, truth values linear in var, extents of balanced blocks, and sums
+    of them.
     """
     total = const(0)
+    for call, slope, rest in blocks.extents(extent):
+        k, *dim = call.args
+        at = root(k, var)
+        if at is None or any(var in e.symbols() for e in (slope, *dim)):
+            continue
+        first, last = (k.subst({var: v}) for v in (const(0), count - 1)[:: at[1]])
+        total = total + slope * (expr.begin(last + 1, *dim) - expr.begin(first, *dim))
+        extent = rest
     for monomial, coefficient in extent.terms:
         inside = [a for a in monomial if var in expr.from_atom(a).symbols()]
         outside = expr.from_monomial([a for a in monomial if a not in inside], coefficient)
@@ -110,6 +118,9 @@ def _reach(e: Expr, away: frozenset[Sym], sign: int, splits: int) -> Expr:
     """The bound of e upwards (sign 1) or downwards (-1)."""
     if not (e.symbols() & away):
         return e
+    block = _block(e, away, sign)
+    if block is not None:
+        return _reach(block, away, sign, splits)
     choice = _choice(e, away) if splits else None
     if choice is not None:
         arms = [
@@ -128,6 +139,25 @@ def _reach(e: Expr, away: frozenset[Sym], sign: int, splits: int) -> Expr:
             return _reach(slope * _atom_bound(atom, away, -sign) + rest, away, sign, splits)
         return _by_terms(e, away, sign)
     raise _Unbounded
+
+
+def _block(e: Expr, away: frozenset[Sym], sign: int) -> Expr | None:
+    """A bound of e that is made of the longest or the shortest block instead of one."""
+    for call, slope, rest in blocks.extents(e):
+        k, *dim = call.args
+        if not k.symbols() & away or any(a.symbols() & away for a in dim):
+            continue
+        if not all(map(expr.nonneg, dim)):
+            continue
+        if expr.nonneg(slope):
+            sign_k = -sign
+        elif expr.nonneg(-slope):
+            sign_k = sign
+        else:
+            return blocks.opened(e)
+        k = _reach(k, away, sign_k, 4)  # extents fall with k
+        return slope * (expr.begin(k + 1, *dim) - expr.begin(k, *dim)) + rest
+    return None
 
 
 def _elimination_order(a: Atom) -> tuple[int, int, str]:
@@ -176,6 +206,11 @@ def _atom_bound(atom: Atom, away: frozenset[Sym], sign: int) -> Expr:
         return _reach(bound, away, sign, 4)
     if atom.op in _TRUTH:
         return _truth_bound(atom, away, sign)
+    if atom.op == "begin":
+        k, *dim = atom.args
+        if any(a.symbols() & away for a in dim) or not all(map(expr.nonneg, dim)):
+            return _reach(blocks.opened(expr.from_atom(atom)), away, sign, 4)
+        return expr.begin(_reach(k, away, sign, 4), *dim)
     x, y = atom.args
     if atom.op in ("min", "max"):
         return _extreme_bound(atom, away, sign)

@@ -3,6 +3,7 @@
     Expr  = integer | symbol | Expr + Expr | Expr * Expr | call       a polynomial in its atoms
     call  = floordiv | mod | min | max                                of two Exprs
           | ge0 | eq0                                                 of one; 0 or 1
+          | begin                       of k, e, n: where block k of n of e elements begins
     `and` is a product, `not c` is 1 - c, `a if c else b` is c * a + (1 - c) * b
 
 Construction always normalises (this module knows how, terms.py holds the objects, bounds.py proves,
@@ -17,10 +18,10 @@ from functools import wraps
 from math import gcd
 
 from codegen.symbolic.bounds import equal, nesting, nonneg
+from codegen.symbolic.meaning import OPERATIONS
 from codegen.symbolic.spelling import function, to_json
 from codegen.symbolic.terms import (
     CONSTRUCT,
-    EVALUATE,
     ONE,
     POWERS,
     ZERO,
@@ -42,7 +43,7 @@ from codegen.symbolic.terms import (
 )
 
 __all__ = [
-    "Atom", "Call", "EVALUATE", "Expr", "IntLike", "Monomial", "POWERS", "Sym", "and_", "as_expr",
+    "Atom", "Call", "Expr", "IntLike", "Monomial", "POWERS", "Sym", "and_", "as_expr", "begin",
     "calls", "const", "eq", "eq0", "equal", "floordiv", "from_atom", "from_monomial", "function",
     "ge", "ge0", "gt", "le", "least", "linear_in", "lt", "maximum", "minimum", "mod", "most", "ne",
     "nonneg", "not_", "or_", "product", "replace", "select", "symbol", "to_json",
@@ -181,6 +182,23 @@ def _open_mods(x: Expr, d: Expr) -> Expr:
                 term = term * from_atom(atom)
         total = total + term
     return total
+
+
+# ---- blocks ------------------------------------------------------------------------------------
+
+
+@_remembered
+def begin(k: Expr, extent: Expr, blocks: Expr) -> Expr:
+    """k * (extent // blocks) + min(k, extent % blocks): where balanced block k begins."""
+    if mod(extent, blocks) == 0:
+        return k * floordiv(extent, blocks) + minimum(k, ZERO)
+    if k.is_const and extent.is_const and blocks.is_const:
+        return const(OPERATIONS["begin"](k.value, extent.value, blocks.value))
+    if k == 0 and nonneg(blocks):
+        return ZERO
+    if (k is blocks or k is blocks - 1) and nonneg(blocks - 1):  # the last one is not longer
+        return extent if k is blocks else extent - floordiv(extent, blocks)
+    return from_atom(Call("begin", (k, extent, blocks)))
 
 
 # ---- min and max, truth values -----------------------------------------------------------------

@@ -14,9 +14,10 @@ from enum import IntEnum
 from functools import cache
 from typing import Any
 
+from codegen.symbolic.blocks import BY_PARTS, written
 from codegen.symbolic.bounds import nonneg
+from codegen.symbolic.meaning import OPERATIONS
 from codegen.symbolic.terms import (
-    EVALUATE,
     ONE,
     SPELL,
     TRUTH,
@@ -76,7 +77,7 @@ _PYTHON = Style("{1} if {0} else {2}", "and", "or", "==", "floordiv({0}, {1})", 
                 False)  # fmt: skip
 _C = Style("{0} ? {1} : {2}", "&&", "||", "==", "spmd_floordiv({0}, {1})", "spmd_mod({0}, {1})",
            False)  # fmt: skip
-_C_NAMES = {"min": "spmd_min", "max": "spmd_max"}
+_C_NAMES = {"min": "spmd_min", "max": "spmd_max", "begin": "spmd_begin", BY_PARTS: "spmd_begins"}
 
 class _Writer:
     def __init__(self, style: Style, name: Name) -> None:
@@ -84,6 +85,7 @@ class _Writer:
         self.name = name
 
     def expr(self, e: Expr) -> Text:
+        e = written(e)
         truth = _is_truth(e)
         if truth and not e.is_const:
             return self.condition(e)
@@ -194,9 +196,12 @@ class _Writer:
         if a.op in TRUTH:
             return self.comparison(a, negate)
         args = [self.expr(arg) for arg in a.args]
-        if a.op in ("min", "max"):
+        if a.op == "begin" and a.args[0] == 1 and self.style is _TEXT:
+            quotient = " / ".join(within(arg, Binds.ATOM) for arg in args[1:])
+            return f"ceil({quotient})", Binds.ATOM
+        if a.op in ("min", "max", "begin", BY_PARTS):
             word = _C_NAMES[a.op] if self.style is _C else a.op
-            return f"{word}({args[0][0]}, {args[1][0]})", Binds.ATOM
+            return f"{word}({', '.join(text for text, _ in args)})", Binds.ATOM
         pattern = self.style.floordiv if a.op == "floordiv" else self.style.mod
         if not self.style.infix:
             return pattern.format(args[0][0], args[1][0]), Binds.ATOM
@@ -326,17 +331,12 @@ def python_text(e: Expr, name: Name) -> str:
 
 SPELL.update({"text": text, "c": c_text, "python": python_text})
 
-_PYTHON_NAMES = {
-    "floordiv": EVALUATE["floordiv"], "mod": EVALUATE["mod"], "min": min, "max": max, "int": int,
-}  # fmt: skip
-
-
 def function(e: Expr, names: Iterable[str]) -> Callable[..., int]:
     """A Python function of the named symbols' values, in that order; fast, for enumeration."""
     spelled = {n: f"v{k}" for k, n in enumerate(names)}
     body = python_text(e, lambda s: spelled[s.name])
     made: Callable[..., int] = eval(
-        f"lambda {', '.join(spelled.values())}: int({body})", dict(_PYTHON_NAMES)
+        f"lambda {', '.join(spelled.values())}: int({body})", {**OPERATIONS, "int": int}
     )
     return made
 
@@ -346,7 +346,7 @@ def to_json(e: Expr) -> Any:
     """Prefix form: an integer, a symbol's name, or [op, ...] with ops + * and those of calls.
 
     Not to be changed: who asks again gets the same."""
-    terms = [_term_json(m, c) for m, c in e.terms]
+    terms = [_term_json(m, c) for m, c in written(e).terms]
     if not terms:
         return 0
     return terms[0] if len(terms) == 1 else ["+", *terms]

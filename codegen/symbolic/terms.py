@@ -13,6 +13,8 @@ from functools import cache, cached_property
 from math import isqrt
 from typing import Any, TypeAlias
 
+from codegen.symbolic.meaning import OPERATIONS
+
 # op -> constructor from argument Exprs; filled by codegen.symbolic.expr
 CONSTRUCT: dict[str, Callable[..., Expr]] = {}
 # style ("c", "text", "python") -> spelling of an Expr; filled by codegen.symbolic.expr
@@ -83,7 +85,8 @@ class Sym:
 
 
 class Call:
-    """An operation that a polynomial cannot express. op: floordiv mod min max ge0 eq0."""
+    """An operation that a polynomial cannot express. op: floordiv mod min max ge0 eq0
+    begin."""
 
     op: str
     args: tuple[Expr, ...]
@@ -114,7 +117,7 @@ class Call:
 
     @cached_property
     def samples(self) -> tuple[int | None, ...]:
-        compute = EVALUATE[self.op]
+        compute = OPERATIONS[self.op]
         columns = zip(*(a.samples for a in self.args), strict=True)
         return tuple(None if None in column else compute(*column) for column in columns)
 
@@ -184,6 +187,11 @@ class Expr:
         return frozenset(out)
 
     @cached_property
+    def has_blocks(self) -> bool:
+        """Whether there is any beginning of a block in it."""
+        return any(isinstance(a, Call) and a.op == "begin" for a in self.deep)
+
+    @cached_property
     def depth(self) -> int:
         """How many calls stand in each other."""
         inner = (a.args for m, _ in self.terms for a in m if isinstance(a, Call))
@@ -220,7 +228,7 @@ class Expr:
                     coefficient *= values[atom.name]
                 else:
                     args = [a.evaluate(values, known) for a in atom.args]
-                    coefficient *= EVALUATE[atom.op](*args)
+                    coefficient *= OPERATIONS[atom.op](*args)
             total += coefficient
         if known is not None:
             known[self] = total
@@ -270,15 +278,6 @@ class Expr:
     def __rmod__(self, other: IntLike) -> Expr:
         return CONSTRUCT["mod"](as_expr(other), self)
 
-
-EVALUATE: dict[str, Callable[..., int]] = {
-    "floordiv": lambda x, d: x // d if d else 0,
-    "mod": lambda x, d: x % d if d else 0,
-    "min": min,
-    "max": max,
-    "ge0": lambda e: int(e >= 0),
-    "eq0": lambda e: int(e == 0),
-}
 
 # ---- making and taking apart -------------------------------------------------------------------
 

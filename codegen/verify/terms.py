@@ -15,6 +15,7 @@ import numpy as np
 
 from codegen.image.elf import damaged
 from codegen.image.manifest import bounded
+from codegen.symbolic.meaning import OPERATIONS
 
 Array = Any  # an array, or one Python integer for all points
 Range = tuple[Array, Array]  # least and most value; the same object twice where it is one value
@@ -117,11 +118,14 @@ class Terms:
             return self._product(parts)
         if op in ("min", "max"):
             return self._extreme(op, parts)
+        if op == "begin":
+            each, left = (self.make(o, *parts[1:]) for o in ("floordiv", "mod"))
+            return self.make("+", self.make("*", parts[0], each), self.make("min", parts[0], left))
         if op == "eq0":
             parts = (self._unsigned(parts[0]),)
         known = [self.value(p) for p in parts]
         if all(k is not None for k in known):
-            return self.number(_ONE[op](*known))
+            return self.number(OPERATIONS[op](*known))
         if op in ("floordiv", "mod") and known[1] in (0, 1):
             return parts[0] if op == "floordiv" and known[1] else self.number(0)
         return self._term(op, *parts)
@@ -307,14 +311,6 @@ class Terms:
 def _number(value: int) -> Array:
     """Beyond 64 bits an array, which NumPy takes for what it is."""
     return value if abs(value) < MOST else np.array([value], dtype=object)
-
-
-_ONE: dict[str, Any] = {
-    "floordiv": lambda a, b: a // b if b else 0,
-    "mod": lambda a, b: a % b if b else 0,
-    "ge0": lambda a: int(a >= 0),
-    "eq0": lambda a: int(a == 0),
-}
 
 
 def _value(op: str, args: list[Array]) -> Array:

@@ -19,6 +19,8 @@ def infix(e: Any, outer: int = 0) -> str:
     op, *args = e
     if op in ("ge0", "eq0"):
         return f"({infix(args[0])} {'>=' if op == 'ge0' else '=='} 0)"
+    if op == "begin" and args[0] == 1:  # the extent of the longest block
+        op, args = "ceil", [["/", *args[1:]]]
     if op not in _INFIX:
         return f"{op}({', '.join(infix(a) for a in args)})"
     binds, sign = _INFIX[op]

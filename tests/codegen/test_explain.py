@@ -46,7 +46,7 @@ def levels() -> Levels:
 
 def test_bounds_of_blocks_have_short_names(levels: Levels) -> None:
     text = module_text(levels.program)
-    assert 'block x0:x1 of 30 over "x": x0 = (30 // n_x) * i_x + min(i_x, 30 % n_x)' in text
+    assert 'block x0:x1 of 30 over "x": x0 = begin(i_x, 30, n_x)' in text
     assert "have=((x0, x1), (y0, y1)), want=((x0 - 1, x1 + 1), (y0 - 1, y1 + 1))" in text
     used = text.partition("parameter")[2]
     assert "//" not in used and "i_x" not in used

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from codegen import mesh
 from codegen.symbolic import expr, spelling
-from codegen.symbolic.expr import EVALUATE, Expr, Sym, const, symbol
+from codegen.symbolic.expr import Expr, Sym, const, symbol
+from codegen.symbolic.meaning import OPERATIONS
 
 N = Sym("n", "size", const(1))
 I = Sym("i", "coord", const(0), symbol(N) - 1)  # noqa: E741
@@ -50,7 +51,7 @@ def test_binary_operations_on_all_small_values(op: str) -> None:
         left, right = expr.function(a, "nisez"), expr.function(b, "nisez")
         for p in ALL:
             v = p.values()
-            assert made(*v) == EVALUATE[op](left(*v), right(*v)), (op, a, b, p)
+            assert made(*v) == OPERATIONS[op](left(*v), right(*v)), (op, a, b, p)
 
 
 def test_comparisons_and_logic_on_all_small_values() -> None:
@@ -96,7 +97,7 @@ def trees() -> st.SearchStrategy[Tree]:
     leaf = st.one_of(
         st.integers(-4, 6).map(lambda v: ("const", v)), st.sampled_from("nisez").map(lambda x: (x,))
     )
-    ops = ["+", "-", "*", "floordiv", "mod", "min", "max", "ge", "eq", "select"]
+    ops = ["+", "-", "*", "floordiv", "mod", "min", "max", "ge", "eq", "select", "begin", "block"]
     return st.recursive(
         leaf, lambda t: st.tuples(st.sampled_from(ops), t, t, t), max_leaves=9
     )
@@ -114,6 +115,7 @@ def build(t: Tree) -> Expr:
         "min": lambda: expr.minimum(a, b), "max": lambda: expr.maximum(a, b),
         "ge": lambda: expr.ge(a, b), "eq": lambda: expr.eq(a, b),
         "select": lambda: expr.select(expr.lt(a, b), c, a),
+        "begin": lambda: expr.begin(a, b, c), "block": lambda: mesh.block_extent(b, c, a),
     }[t[0]]()  # fmt: skip
 
 
@@ -124,11 +126,24 @@ def value(t: Tree, p: dict[str, int]) -> int:
         return p[t[0]]
     a, b, c = (value(x, p) for x in t[1:])
     simple = {"+": a + b, "-": a - b, "*": a * b, "min": min(a, b), "max": max(a, b),
-              "ge": int(a >= b), "eq": int(a == b), "select": c if a < b else a}  # fmt: skip
-    return simple[t[0]] if t[0] in simple else EVALUATE[t[0]](a, b)
+              "ge": int(a >= b), "eq": int(a == b), "select": c if a < b else a,
+              "begin": OPERATIONS["begin"](a, b, c),
+              "block": OPERATIONS["floordiv"](b, c) + (a < OPERATIONS["mod"](b, c))}  # fmt: skip
+    return simple[t[0]] if t[0] in simple else OPERATIONS[t[0]](a, b)
 
 
 SOME = points(top=5)[::7]
+
+
+def test_begin_on_all_small_values() -> None:
+    numbers, extents = [*OPERANDS[:8], n - 1, z - n], [const(7), n, e, z, i * n + s]
+    sizes = [const(0), const(1), const(3), n, z, n - 1]
+    for k, b, size in itertools.product(numbers, extents, sizes):
+        made = expr.function(expr.begin(k, b, size), "nisez")
+        parts = [expr.function(x, "nisez") for x in (k, b, size)]
+        for p in SOME:
+            v = p.values()
+            assert made(*v) == OPERATIONS["begin"](*(f(*v) for f in parts)), (k, b, size, p)
 
 
 def json_value(x: object, p: dict[str, int]) -> int:
@@ -145,7 +160,7 @@ def json_value(x: object, p: dict[str, int]) -> int:
         for a in args:
             total *= a
         return total
-    return EVALUATE[x[0]](*args)
+    return OPERATIONS[x[0]](*args)
 
 
 @settings(max_examples=250, deadline=None)
@@ -181,8 +196,8 @@ def c_value(text: str, p: dict[str, int]) -> int:
 
 
 def _C(text: str, p: dict[str, int]) -> int:
-    names = {"spmd_floordiv": EVALUATE["floordiv"], "spmd_mod": EVALUATE["mod"],
-             "spmd_min": min, "spmd_max": max, **p}  # fmt: skip
+    names = {"spmd_floordiv": OPERATIONS["floordiv"], "spmd_mod": OPERATIONS["mod"],
+             "spmd_min": min, "spmd_max": max, "spmd_begin": OPERATIONS["begin"], **p}  # fmt: skip
     return eval(_choices(text), names)
 
 
@@ -283,6 +298,8 @@ def offset(k: Expr, count: Expr | int = e) -> Expr:
 
 
 
+PART = Sym("j0", "var", const(0), extent(i) - 1)  # counts within this rank's block
+
 NONNEG = {
     "an offset": offset(i),
     "an extent": extent(i),
@@ -293,6 +310,11 @@ NONNEG = {
     "a turn is below n": n - 1 - turn,
     "a turn by one": n - 1 - (i + 1) % n,
     "an offset grows": offset(i + 1) - offset(i),
+    "a turned block does not begin before the dim": offset(turn),
+    "two blocks are at most twice the longest": 2 * extent(const(0)) - offset(i + 2) + offset(i),
+    "and no shorter than two short ones": offset(i + 2) - offset(i) - 2 * (e // n),
+    "a part of a block ends within the dim": e - 1 - offset(i) - symbol(PART),
+    "blocks that a user wrote": e - i * (e // n) - expr.minimum(i, e % n) - extent(i),
     "offset plus extent is the next offset": offset(i) + extent(i) - offset(i + 1),
     "and not less": offset(i + 1) - offset(i) - extent(i),
     "blocks differ by one at most": extent(i) + 1 - extent(const(0)),
@@ -316,13 +338,14 @@ NONNEG = {
 @pytest.mark.parametrize("name", NONNEG)
 def test_nonneg_facts(name: str) -> None:
     fact = NONNEG[name]
+    fact = fact.subst({PART: extent(i) - 1})
     names = sorted({x.name for x in fact.symbols()})
     for size, other in itertools.product(range(1, 5), repeat=2):
         free = {"n": [size], "m": [other], "i": range(size), "j": range(other),
                 "s": range(size - 1), "e": range(9), "z": range(-4, 8)}  # fmt: skip
         for values in itertools.product(*(free[x] for x in names)):
             assert fact.evaluate(dict(zip(names, values, strict=True))) >= 0, "the fact is false"
-    assert expr.nonneg(fact)
+    assert expr.nonneg(NONNEG[name])
 
 
 EQUAL = {
@@ -345,6 +368,12 @@ EQUAL = {
     "position of coordinates": (((i * m + j) // m) * m + (i * m + j) % m, i * m + j),
     "the last": (expr.eq(i, n - 1), 1 - expr.lt(i, n - 1)),
     "all blocks": (offset(n), e),
+    "the last block": (extent(n - 1), e // n),
+    "one block": (mesh.block_offset(e, 1, i), i * e),
+    "whole blocks": (mesh.block_offset(6 * n, n, i), 6 * i),
+    "an offset as users write it": (i * (e // n) + expr.minimum(i, e % n), offset(i)),
+    "an extent as users write it": (e // n + expr.lt(turn, e % n), extent(turn)),
+    "the first is rounded up": (-(-e // n), extent(const(0))),
 }  # fmt: skip
 
 
@@ -369,7 +398,7 @@ TEXTS = {
     "e == z": expr.eq(e, z),
     "i + 1 if i < n - 1 else 0": expr.select(expr.lt(i, n - 1), i + 1, 0),
     "e // n + (i < e % n)": extent(i),
-    "(e // n) * i + min(i, e % n)": offset(i),
+    "begin(i, e, n)": offset(i),
     "(i - s) % n": turn,
     "n - 1": n - 1,
     "0": const(0),
@@ -432,7 +461,7 @@ def test_a_size_that_divides_a_number() -> None:
             made, left = expr.function(build(a, d), "dkz"), expr.function(a, "dkz")
             for p in DIVISORS:
                 v = p.values()
-                assert made(*v) == EVALUATE[op](left(*v), p["d"]), (op, a, p)
+                assert made(*v) == OPERATIONS[op](left(*v), p["d"]), (op, a, p)
     for extent in (12, 24, 36):
         assert mesh.block_extent(extent, d, k) == const(extent) // d
         assert (const(extent) // d) * d == extent

@@ -70,8 +70,8 @@ def rebuilt_with(image, **changes):
 
 
 def test_newer_format(image):
-    with pytest.raises(VersionError, match="image format 3, this runtime reads 2"):
-        manifest.read(rebuilt(image, format=3))
+    with pytest.raises(VersionError, match="image format 4, this runtime reads 3"):
+        manifest.read(rebuilt(image, format=4))
 
 
 def test_one_interface_for_the_compiler_and_the_engine():

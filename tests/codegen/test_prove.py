@@ -264,6 +264,8 @@ SUMS: dict[str, Expr] = {
     "linear": 3 * p + e,
     "squares": p * p,
     "balanced blocks": mesh.block_extent(e, n, p),
+    "balanced blocks, the last first": mesh.block_extent(e, n, n - 1 - p) * 3,
+    "blocks as users write them": e // n + expr.lt(p, e % n),
     "blocks of a constant, with halo": mesh.block_extent(17, n, p) + 2,
     "one rank more": e + expr.eq(p, 2),
     "all but the last": expr.lt(p, n - 1) * e,

@@ -44,7 +44,6 @@ enum {
     X_u_offset_0,
     X_u_extent_0,
     X_branch,
-    X_phase_5_e0,
 };
 
 static inline double spmd_scalar_f64(const spmd_rank *r, int number)
@@ -70,7 +69,7 @@ SPMD_FOLD(fold_max_float64, double, max_float64)
 
 /* compute phase
  *   extent = 9 // n_x + (i_x < 9 % n_x)
- *   offset = (9 // n_x) * i_x + min(i_x, 9 % n_x)
+ *   offset = begin(i_x, 9, n_x)
  */
 __attribute__((noinline))
 static void phase_0(double *restrict u_2, double *restrict u, const int64_t extent,
@@ -151,16 +150,16 @@ static void phase_4(double *restrict u, const int64_t extent)
 }
 
 /* compute phase
- *   e0 = 4 * (9 // n_x) + 4 * (i_x < 9 % n_x)
+ *   extent = 9 // n_x + (i_x < 9 % n_x)
  */
 __attribute__((noinline))
-static void phase_5(const double *restrict u, double *restrict largest, const int64_t e0)
+static void phase_5(const double *restrict u, double *restrict largest, const int64_t extent)
 {
     /* sample_programs.py:44: largest = spmd.pmax(np.max(np.abs(a), initial=0), "x") */
     double largest_3 = -(double)INFINITY;
 #pragma omp simd \
     reduction(spmd_maximum : largest_3)
-    for (int64_t j1 = 0; j1 < e0; j1++) {
+    for (int64_t j1 = 0; j1 < 4 * extent; j1++) {
         largest_3 = spmd_maximum_f64(largest_3, spmd_abs_f64(u[j1]));
     }
     largest[0] = largest_3;
@@ -176,15 +175,15 @@ static void phase_6(uint8_t *restrict map, const double *restrict largest_2)
 }
 
 /* compute phase
- *   e0 = 4 * (9 // n_x) + 4 * (i_x < 9 % n_x)
+ *   extent = 9 // n_x + (i_x < 9 % n_x)
  */
 __attribute__((noinline))
-static void phase_7(double *restrict largest_2, double *restrict u, const int64_t e0)
+static void phase_7(double *restrict largest_2, double *restrict u, const int64_t extent)
 {
     /* sample_programs.py:46: largest = largest / 2 */
     largest_2[0] = largest_2[0] / 2.0;
     /* sample_programs.py:47: a = a / 2 */
-    for (int64_t j1 = 0; j1 < e0; j1++) {
+    for (int64_t j1 = 0; j1 < 4 * extent; j1++) {
         u[j1] = u[j1] / 2.0;
     }
 }
@@ -305,7 +304,6 @@ static int step(spmd_rank *r)
     const int64_t n_x = r->world->size[AXIS_x];
     const int64_t steps = r->world->scalar[SCALAR_steps];
     const int64_t x_branch = r->at_load[X_branch];
-    const int64_t x_phase_5_e0 = r->at_load[X_phase_5_e0];
     const int64_t x_u_extent_0 = r->at_load[X_u_extent_0];
     const int64_t x_u_offset_0 = r->at_load[X_u_offset_0];
     switch (r->pc) {
@@ -343,7 +341,7 @@ static int step(spmd_rank *r)
         }
         /* sample_programs.py:44: largest = spmd.pmax(np.max(np.abs(a), initial=0), "x") */
         spmd_enter(r, 6);
-        phase_5(AT(r, B_u), AT(r, B_largest), x_phase_5_e0);
+        phase_5(AT(r, B_u), AT(r, B_largest), x_u_extent_0);
         spmd_enter(r, 7);
         exchange_1(r);
         r->pc = 2;
@@ -357,7 +355,7 @@ static int step(spmd_rank *r)
             if (!((uint8_t *)AT(r, B_map))[0]) break;
             /* sample_programs.py:46: largest = largest / 2 */
             spmd_enter(r, 9);
-            phase_7(AT(r, B_largest_2), AT(r, B_u), x_phase_5_e0);
+            phase_7(AT(r, B_largest_2), AT(r, B_u), x_u_extent_0);
         }
     }
     return SPMD_DONE;
@@ -391,17 +389,16 @@ static void load(spmd_rank *r)
 {
     const int64_t i_x = r->coord[AXIS_x];
     const int64_t n_x = r->world->size[AXIS_x];
-    r->at_load[X_u_offset_0] = spmd_floordiv(9, n_x) * i_x + spmd_min(i_x, spmd_mod(9, n_x));
+    r->at_load[X_u_offset_0] = spmd_begin(i_x, 9, n_x);
     r->at_load[X_u_extent_0] = spmd_floordiv(9, n_x) + (i_x < spmd_mod(9, n_x));
     r->at_load[X_branch] = (spmd_mod(i_x, 2) > 0) > 0;
-    r->at_load[X_phase_5_e0] = 4 * spmd_floordiv(9, n_x) + 4 * (i_x < spmd_mod(9, n_x));
 }
 
 /* bytes of each buffer, the same on all ranks */
 static void reserve(const spmd_world *world, int64_t *bytes)
 {
     const int64_t n_x = world->size[AXIS_x];
-    bytes[B_u] = 32 * spmd_floordiv(9, n_x) + 32 * (spmd_mod(9, n_x) > 0);
+    bytes[B_u] = 32 * spmd_begin(1, 9, n_x);
     bytes[B_u_2] = 32;
     bytes[B_a] = 32;
     bytes[B_largest] = 8;
@@ -420,7 +417,7 @@ const spmd_image spmd_image_table = {
     .inputs = 1,
     .outputs = 1,
     .buffers = 6,
-    .at_load = 4,
+    .at_load = 3,
     .counters = 2,
     .sites = 2,
     .array_buffer = array_buffer,

@@ -28,19 +28,18 @@ enum {
 enum {
     X_u_offset_0,
     X_u_extent_0,
-    X_phase_0_e0,
 };
 
 /* compute phase
- *   e0 = 6 * (12 // n_x) + 6 * (i_x < 12 % n_x)
- *   offset = (12 // n_x) * i_x + min(i_x, 12 % n_x)
+ *   extent = 12 // n_x + (i_x < 12 % n_x)
+ *   offset = begin(i_x, 12, n_x)
  */
 __attribute__((noinline))
-static void phase_0(double *restrict u, const int64_t e0, const int64_t offset)
+static void phase_0(double *restrict u, const int64_t extent, const int64_t offset)
 {
     /* sample_programs.py:71: u = spmd.input("u", (n, 6), np.float64, layout=("x", None),
      * default=lambda i, j: i * 6 + j) */
-    for (int64_t j1 = 0; j1 < e0; j1++) {
+    for (int64_t j1 = 0; j1 < 6 * extent; j1++) {
         u[j1] = spmd_cast_i64_f64(6 * offset + j1);
     }
 }
@@ -86,7 +85,6 @@ static void phase_1(double *restrict a, double *restrict u, double *restrict a_2
 /* the program of one rank */
 static int step(spmd_rank *r)
 {
-    const int64_t x_phase_0_e0 = r->at_load[X_phase_0_e0];
     const int64_t x_u_extent_0 = r->at_load[X_u_extent_0];
     const int64_t x_u_offset_0 = r->at_load[X_u_offset_0];
     switch (r->pc) {
@@ -96,7 +94,7 @@ static int step(spmd_rank *r)
             /* sample_programs.py:71: u = spmd.input("u", (n, 6), np.float64, layout=("x",
              * None), default=lambda i, j: i * 6 + j) */
             spmd_enter(r, 0);
-            phase_0(AT(r, B_u), x_phase_0_e0, x_u_offset_0);
+            phase_0(AT(r, B_u), x_u_extent_0, x_u_offset_0);
         }
         /* sample_programs.py:76: a[:, 0] = a[:, 5] */
         spmd_enter(r, 1);
@@ -133,18 +131,17 @@ static void load(spmd_rank *r)
 {
     const int64_t i_x = r->coord[AXIS_x];
     const int64_t n_x = r->world->size[AXIS_x];
-    r->at_load[X_u_offset_0] = spmd_floordiv(12, n_x) * i_x + spmd_min(i_x, spmd_mod(12, n_x));
+    r->at_load[X_u_offset_0] = spmd_begin(i_x, 12, n_x);
     r->at_load[X_u_extent_0] = spmd_floordiv(12, n_x) + (i_x < spmd_mod(12, n_x));
-    r->at_load[X_phase_0_e0] = 6 * spmd_floordiv(12, n_x) + 6 * (i_x < spmd_mod(12, n_x));
 }
 
 /* bytes of each buffer, the same on all ranks */
 static void reserve(const spmd_world *world, int64_t *bytes)
 {
     const int64_t n_x = world->size[AXIS_x];
-    bytes[B_u] = 48 * spmd_floordiv(12, n_x) + 48 * (spmd_mod(12, n_x) > 0);
-    bytes[B_a] = 8 * spmd_floordiv(12, n_x) + 8 * (spmd_mod(12, n_x) > 0);
-    bytes[B_a_2] = 32 * spmd_floordiv(12, n_x) + 32 * (spmd_mod(12, n_x) > 0);
+    bytes[B_u] = 48 * spmd_begin(1, 12, n_x);
+    bytes[B_a] = 8 * spmd_begin(1, 12, n_x);
+    bytes[B_a_2] = 32 * spmd_begin(1, 12, n_x);
 }
 
 static const uint32_t array_buffer[] = {B_u, B_u};
@@ -158,7 +155,7 @@ const spmd_image spmd_image_table = {
     .inputs = 1,
     .outputs = 1,
     .buffers = 3,
-    .at_load = 3,
+    .at_load = 2,
     .counters = 0,
     .sites = 0,
     .array_buffer = array_buffer,

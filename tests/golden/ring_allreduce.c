@@ -32,8 +32,8 @@ enum {
 enum {
     X_i_ring_minus_1_mod_n_ring,
     X_i_ring_plus_1_mod_n_ring,
-    X_10_mod_n_ring,
     X_10_div_n_ring,
+    X_10_mod_n_ring,
 };
 
 /* compute phase */
@@ -48,8 +48,7 @@ static void phase_0(float *restrict part, const int64_t i_ring)
 
 /* compute phase
  *   extent = 10 // n_ring + ((i_ring - s - 1) % n_ring < 10 % n_ring)
- *   offset = (10 // n_ring) * ((i_ring - s - 1) % n_ring)
- *       + min((i_ring - s - 1) % n_ring, 10 % n_ring)
+ *   offset = begin((i_ring - s - 1) % n_ring, 10, n_ring)
  */
 __attribute__((noinline))
 static void phase_1(float *restrict part, const float *restrict received, const int64_t extent,
@@ -64,8 +63,7 @@ static void phase_1(float *restrict part, const float *restrict received, const 
 
 /* compute phase
  *   extent = 10 // n_ring + ((i_ring - s_2) % n_ring < 10 % n_ring)
- *   offset = (10 // n_ring) * ((i_ring - s_2) % n_ring)
- *       + min((i_ring - s_2) % n_ring, 10 % n_ring)
+ *   offset = begin((i_ring - s_2) % n_ring, 10, n_ring)
  */
 __attribute__((noinline))
 static void phase_2(float *restrict part, const float *restrict received, const int64_t extent,
@@ -89,8 +87,8 @@ static void pull_0(const spmd_rank *r, int64_t member, spmd_box *from, spmd_box 
     const int64_t x_10_div_n_ring = r->at_load[X_10_div_n_ring];
     const int64_t x_10_mod_n_ring = r->at_load[X_10_mod_n_ring];
     const int64_t their_ring = member;
-    from->offset = r->buffer[B_part] + 4 * spmd_mod(their_ring - s, n_ring) * x_10_div_n_ring
-        + 4 * spmd_min(spmd_mod(their_ring - s, n_ring), x_10_mod_n_ring);
+    from->offset = r->buffer[B_part]
+        + 4 * spmd_begins(spmd_mod(their_ring - s, n_ring), x_10_div_n_ring, x_10_mod_n_ring);
     from->dims = 1;
     from->extent[0] = x_10_div_n_ring + (spmd_mod(i_ring - s - 1, n_ring) < x_10_mod_n_ring);
     from->stride[0] = 4;
@@ -111,8 +109,8 @@ static void send_0(const spmd_rank *r, int64_t member, spmd_box *from)
     const int64_t x_10_div_n_ring = r->at_load[X_10_div_n_ring];
     const int64_t x_10_mod_n_ring = r->at_load[X_10_mod_n_ring];
     (void)member;
-    from->offset = r->buffer[B_part] + 4 * spmd_mod(i_ring - s, n_ring) * x_10_div_n_ring
-        + 4 * spmd_min(spmd_mod(i_ring - s, n_ring), x_10_mod_n_ring);
+    from->offset = r->buffer[B_part]
+        + 4 * spmd_begins(spmd_mod(i_ring - s, n_ring), x_10_div_n_ring, x_10_mod_n_ring);
     from->dims = 1;
     from->extent[0] = x_10_div_n_ring + (spmd_mod(i_ring - s, n_ring) < x_10_mod_n_ring);
     from->stride[0] = 4;
@@ -161,8 +159,8 @@ static void pull_1(const spmd_rank *r, int64_t member, spmd_box *from, spmd_box 
     const int64_t x_10_mod_n_ring = r->at_load[X_10_mod_n_ring];
     const int64_t their_ring = member;
     from->offset = r->buffer[B_part]
-        + 4 * spmd_mod(their_ring - s_2 + 1, n_ring) * x_10_div_n_ring
-        + 4 * spmd_min(spmd_mod(their_ring - s_2 + 1, n_ring), x_10_mod_n_ring);
+        + 4 * spmd_begins(spmd_mod(their_ring - s_2 + 1, n_ring), x_10_div_n_ring,
+        x_10_mod_n_ring);
     from->dims = 1;
     from->extent[0] = x_10_div_n_ring + (spmd_mod(i_ring - s_2, n_ring) < x_10_mod_n_ring);
     from->stride[0] = 4;
@@ -183,8 +181,8 @@ static void send_1(const spmd_rank *r, int64_t member, spmd_box *from)
     const int64_t x_10_div_n_ring = r->at_load[X_10_div_n_ring];
     const int64_t x_10_mod_n_ring = r->at_load[X_10_mod_n_ring];
     (void)member;
-    from->offset = r->buffer[B_part] + 4 * spmd_mod(i_ring - s_2 + 1, n_ring) * x_10_div_n_ring
-        + 4 * spmd_min(spmd_mod(i_ring - s_2 + 1, n_ring), x_10_mod_n_ring);
+    from->offset = r->buffer[B_part]
+        + 4 * spmd_begins(spmd_mod(i_ring - s_2 + 1, n_ring), x_10_div_n_ring, x_10_mod_n_ring);
     from->dims = 1;
     from->extent[0] = x_10_div_n_ring + (spmd_mod(i_ring - s_2 + 1, n_ring) < x_10_mod_n_ring);
     from->stride[0] = 4;
@@ -250,8 +248,8 @@ static int step(spmd_rank *r)
             phase_1(AT(r, B_part), AT(r, B_received),
                 x_10_div_n_ring
                     + (spmd_mod(i_ring - r->counter[C_s] - 1, n_ring) < x_10_mod_n_ring),
-                spmd_mod(i_ring - r->counter[C_s] - 1, n_ring) * x_10_div_n_ring
-                    + spmd_min(spmd_mod(i_ring - r->counter[C_s] - 1, n_ring), x_10_mod_n_ring));
+                spmd_begins(spmd_mod(i_ring - r->counter[C_s] - 1, n_ring), x_10_div_n_ring,
+                    x_10_mod_n_ring));
         }
         /* sample_programs.py:21: for s in spmd.range(n - 1) */
         for (r->counter[C_s_2] = 0; r->counter[C_s_2] < n_ring - 1; r->counter[C_s_2]++) {
@@ -266,8 +264,8 @@ static int step(spmd_rank *r)
             spmd_enter(r, 4);
             phase_2(AT(r, B_part), AT(r, B_received),
                 x_10_div_n_ring + (spmd_mod(i_ring - r->counter[C_s_2], n_ring) < x_10_mod_n_ring),
-                spmd_mod(i_ring - r->counter[C_s_2], n_ring) * x_10_div_n_ring
-                    + spmd_min(spmd_mod(i_ring - r->counter[C_s_2], n_ring), x_10_mod_n_ring));
+                spmd_begins(spmd_mod(i_ring - r->counter[C_s_2], n_ring), x_10_div_n_ring,
+                    x_10_mod_n_ring));
         }
     }
     return SPMD_DONE;
@@ -302,8 +300,8 @@ static void load(spmd_rank *r)
     const int64_t n_ring = r->world->size[AXIS_ring];
     r->at_load[X_i_ring_minus_1_mod_n_ring] = spmd_mod(i_ring - 1, n_ring);
     r->at_load[X_i_ring_plus_1_mod_n_ring] = spmd_mod(i_ring + 1, n_ring);
-    r->at_load[X_10_mod_n_ring] = spmd_mod(10, n_ring);
     r->at_load[X_10_div_n_ring] = spmd_floordiv(10, n_ring);
+    r->at_load[X_10_mod_n_ring] = spmd_mod(10, n_ring);
 }
 
 /* bytes of each buffer, the same on all ranks */
@@ -311,7 +309,7 @@ static void reserve(const spmd_world *world, int64_t *bytes)
 {
     const int64_t n_ring = world->size[AXIS_ring];
     bytes[B_part] = 40;
-    bytes[B_received] = 4 * spmd_floordiv(10, n_ring) + 4 * (spmd_mod(10, n_ring) > 0);
+    bytes[B_received] = 4 * spmd_begin(1, 10, n_ring);
 }
 
 static const uint32_t array_buffer[] = {B_part, B_part};

@@ -224,7 +224,7 @@ def test_functions_that_gather_say_so(tmp_path: Path) -> None:
 def gathers(graph: Module, arrays: list[str]) -> bool:
     """Whether a rank of 16 gets as much as one of the operands is."""
     lowered = partition(graph)
-    meter = Meter(lowered.mesh, [])
+    meter = Meter(lowered.mesh)
     least = min((GIVEN[name].size for name in arrays), default=math.inf)
     for op in exchanges(lowered.body):
         traffic = meter.of(op)

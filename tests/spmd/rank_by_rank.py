@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from codegen.errors import ImageError
-from codegen.image import manifest as reader
+from codegen.symbolic.meaning import OPERATIONS
 
 Values = dict[str, int]
 
@@ -36,7 +36,7 @@ def value(e: Any, values: Values) -> int:
     op, *args = e[0], *(value(a, values) for a in e[1:])
     if op in ("+", "*"):
         return sum(args) if op == "+" else math.prod(args)
-    return int(reader.operations()[op](*args))
+    return OPERATIONS[op](*args)
 
 
 class _Exchange:

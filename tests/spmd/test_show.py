@@ -51,7 +51,7 @@ def test_the_summary(shown: Any, path: Path) -> None:
         r"scalar +steps: int64 = 3",
         r'input +u: float64\[9, 4\] over \("x", None\), buffer 0, has a default',
         r'output +result: float64\[9, 4\] over \("x", None\)',
-        r"buffer 0 +u: float64, .*9 // n_x.* bytes, operations 0, 1",
+        r"buffer 0 +u: float64, 32 \* ceil\(9 / n_x\) bytes, operations 0, 1",
         r"operation 2 +all_reduce over \(x\)  sample_programs.py:\d+: a = a - rate",
         r"target +x86-64",
         rf"digest +{manifest.read(path.read_bytes()).digest}",

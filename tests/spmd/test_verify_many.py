@@ -12,6 +12,7 @@ import pytest
 
 from codegen.errors import ImageError
 from codegen.image import manifest
+from codegen.symbolic.meaning import ARGUMENTS
 from codegen.verify import many as verify_many
 from codegen.verify import search as verify_search
 from codegen.verify.terms import Terms
@@ -326,8 +327,8 @@ SMALL, HUGE = 6, 1 << 45
 def formula(rng: random.Random, depth: int, most: int) -> Any:
     if depth == 0:
         return rng.choice(["a", "b", rng.randrange(-most, most), rng.randrange(-2, 3)])
-    op = rng.choice(["+", "*", "floordiv", "mod", "min", "max", "ge0", "eq0"])
-    parts = 1 if op in ("ge0", "eq0") else 3 if op in ("+", "*") else 2
+    op = rng.choice(["+", "*", *ARGUMENTS])
+    parts = ARGUMENTS.get(op, 3)
     return [op, *(formula(rng, rng.randrange(depth), most) for _ in range(parts))]
 
 

@@ -18,8 +18,8 @@ import numpy as np
 from codegen import ops
 from codegen.errors import ShapeError, UnsupportedError
 from codegen.ir import Value
-from codegen.mesh import part_of_block
 from codegen.symbolic import expr
+from codegen.symbolic.blocks import evened
 from codegen.symbolic.expr import Expr
 from codegen.trace import view
 from codegen.trace.array import Array, Number, as_array, holds_traced
@@ -160,15 +160,14 @@ def _least_of_ranks(context: Context, room: Expr, extent: Expr) -> Expr | None:
         few = len(ranks) <= _RANKS
         least = min(room.evaluate(dict(zip(names, at))) for at in ranks)
         return expr.const(least) if few else None
-    alike = room - extent  # room is a shard's extent and something that all ranks have
-    shard = not any(s.kind == "coord" for s in alike.symbols()) and part_of_block(extent)
+    alike = room - extent
+    if not any(s.kind == "coord" for s in alike.symbols()):
+        room = alike + evened(extent, -1)  # of a shard and something that all ranks have
     for axis in axes:
         slope, rest = expr.linear_in(room, axis.coord_sym)
         ends = [room.subst({axis.coord_sym: k}) for k in (expr.const(0), axis.size - 1)]
         if slope is not None and slope.is_const and axis.coord_sym not in rest.symbols():
             room = ends[slope.value < 0]
-        elif shard == "extent":
-            room = ends[1]
         else:
             return None
     return room if {s.kind for s in room.symbols()} <= {"size"} else None

@@ -1,0 +1,131 @@
+"""The beginnings of balanced blocks: begin(k, e, n) is one call, and these are its laws.
+
+Block k of n of a dim of e elements begins at k * (e // n) + min(k, e % n), as numpy.array_split
+cuts; its extent is begin(k + 1, e, n) - begin(k, e, n): e // n, or one more where k < e % n.
+Always holds: for e, n >= 0 begin rises with k by e // n to -(-e // n) a step; extents fall with k.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Set
+from functools import cache
+
+from codegen.symbolic.terms import (
+    CONSTRUCT,
+    Call,
+    Expr,
+    Sym,
+    calls,
+    const,
+    from_atom,
+    linear_in,
+    replace,
+)
+
+BY_PARTS = "begin_by_parts"  # of k, e // n, e % n: what C computes it from
+
+
+def begins(e: Expr) -> list[Call]:
+    """Every beginning in e, inner ones too."""
+    return [c for c in calls(e) if c.op == "begin"] if e.has_blocks else []
+
+
+def alike(a: Call, b: Call) -> bool:
+    """Whether both begin blocks of the same dim."""
+    return a is not b and a.op == b.op == "begin" and a.args[1:] == b.args[1:]
+
+
+def after(call: Call) -> Call | None:
+    """Where the block ends that begins here, as a call; None where that is another formula."""
+    k, extent, blocks = call.args
+    end = CONSTRUCT["begin"](k + 1, extent, blocks)
+    atom = next(iter(end.atoms()), None)
+    return atom if isinstance(atom, Call) and end is from_atom(atom) else None
+
+
+def extents(e: Expr) -> Iterator[tuple[Call, Expr, Expr]]:
+    """(call, slope, rest) of e = slope * (extent of the block that begins at call) + rest."""
+    found = sorted((a for a in e.atoms() if isinstance(a, Call) and a.op == "begin"),
+                   key=lambda a: a.order)  # fmt: skip
+    for call in found:
+        end = after(call)
+        if end not in found:
+            continue
+        slope, rest = linear_in(e, end)
+        less, rest = linear_in(rest, call)
+        if slope is not None and less is not None and slope + less == 0:
+            yield call, slope, rest
+
+
+@cache
+def opened(e: Expr, nesting: int = 0) -> Expr:
+    """e without begin: quotients, remainders and comparisons instead. nesting: of searches for
+    proofs, which bounds what is proved of their normal forms."""
+    found = begins(e)
+    forms: dict[Call, Expr] = {}
+
+    def form(call: Call) -> Expr:
+        if call not in forms:
+            k, extent, blocks = (opened(a, nesting) for a in call.args)
+            each, left = extent // blocks, extent % blocks
+            before = next((c for c in found if alike(c, call) and call.args[0] - c.args[0] == 1),
+                          None)  # fmt: skip
+            if before is None:
+                forms[call] = k * each + CONSTRUCT["min"](k, left)
+            else:
+                forms[call] = form(before) + each + CONSTRUCT["ge0"](left - k)
+        return forms[call]
+
+    return replace(e, {call: form(call) for call in found}) if found else e
+
+
+def evened(e: Expr, sign: int) -> Expr:
+    """e where all blocks are as long as the longest of their dim (sign 1), or the shortest."""
+    found, made = begins(e), {}
+    for call in found:
+        _, extent, blocks = call.args
+        if (end := after(call)) in found:
+            longest = CONSTRUCT["begin"](const(1), extent, blocks)
+            made[end] = from_atom(call) + (longest if sign > 0 else extent // blocks)
+    return replace(e, made)
+
+
+def written(e: Expr, moving: Set[Sym] | None = None) -> Expr:
+    """e as it is written and computed: extents need no beginning, only e // n + (k < e % n).
+    moving: of blocks that some of these number."""
+    if e.has_blocks:
+        for call, slope, rest in extents(e):
+            k, extent, blocks = call.args
+            if moving is None or k.symbols() & moving:
+                longer = CONSTRUCT["ge0"](extent % blocks - 1 - k)
+                return written(slope * (extent // blocks + longer) + rest, moving)
+    return e
+
+
+def by_parts(call: Call) -> Call:
+    """A call that is computed from quotient and remainder: in loops those are known before."""
+    if call.op != "begin":
+        return call
+    k, extent, blocks = call.args
+    return Call(BY_PARTS, (k, extent // blocks, extent % blocks))
+
+
+def bounds(call: Call, e: Expr, sign: int, nonneg: Callable[[Expr], bool]) -> list[Expr]:
+    """What a beginning in e is at least (sign 1) or at most (-1)."""
+    k, extent, blocks = call.args
+    if not (nonneg(extent) and nonneg(blocks)):
+        return []
+    out = []
+    for other in sorted((a for a in e.atoms() if isinstance(a, Call)), key=lambda a: a.order):
+        if not alike(call, other):
+            continue
+        steps = k - other.args[0]
+        if steps.is_const:
+            up = (steps.value > 0) == (sign < 0)
+            each = CONSTRUCT["begin"](const(1), extent, blocks) if up else extent // blocks
+            out.append(from_atom(other) + steps * each)
+        elif nonneg(steps * sign):
+            out.append(from_atom(other))
+    if nonneg(k if sign > 0 else blocks - k):
+        out.append(const(0) if sign > 0 else extent)
+    return out

@@ -15,22 +15,25 @@ from codegen.describe import manifest_of, notes_of
 from codegen.emit.image import Source, emit
 from codegen.image.target import resolve
 from codegen.ir import Module
-from codegen.passes.buffers import assign_buffers
+from codegen.passes.buffers import placed
 from codegen.passes.check import check
+from codegen.passes.check_loops import check_loops
 from codegen.passes.check_plan import check_plan
 from codegen.passes.checks import with_checks
 from codegen.passes.compare import compared
 from codegen.passes.expectations import at_one_place
-from codegen.passes.fuse import fuse
+from codegen.passes.fuse import fused
+from codegen.passes.loops import looped
 from codegen.passes.matching import check as check_matching
 from codegen.passes.partition import partition
 from codegen.passes.pieces import in_pieces
 from codegen.passes.replicas import check_replicas
-from codegen.passes.rotate import rotations
-from codegen.passes.schedule import schedule
-from codegen.passes.store import stored_values
-from codegen.passes.uniform import check_uniform, turns_apart
+from codegen.passes.rotate import rotated
+from codegen.passes.schedule import scheduled
+from codegen.passes.uniform import check_uniform
 from codegen.plan.grammar import Plan
+from codegen.plan.loops import Loops
+from codegen.plan.stored import stored_values
 from codegen.progress import at
 from codegen.verify.sample import check_exchanges
 from codegen.verify.table import Table
@@ -42,6 +45,7 @@ class Levels:
 
     graph: Module
     program: Module
+    loops: Loops
     plan: Plan
     exchanges: Table
     source: Source
@@ -55,14 +59,12 @@ def lower(graph: Module) -> Levels:
     at("proving that sends and receives match")
     program = check(at_one_place(check(with_checks(check_matching(program)))))
     at("choosing loops and buffers")
-    nests, stored = fuse(program, stored_values(program))
-    apart = turns_apart(program)
-    a = assign_buffers(nests, stored, apart)
-    rotate = rotations(nests, a.of, a.across, a.exchanged, apart)
-    plan = check_plan(schedule(nests, stored, a.buffers, a.of, rotate))
+    loops = check_loops(looped(program, stored_values(program)))
+    loops = check_loops(fused(loops))
+    plan = check_plan(scheduled(rotated(placed(loops))))
     exchanges = check_exchanges(plan)
     at("writing C")
-    return Levels(graph, program, plan, exchanges, emit(plan))
+    return Levels(graph, program, loops, plan, exchanges, emit(plan))
 
 
 def build(

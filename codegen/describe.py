@@ -15,7 +15,7 @@ from codegen.explain.tables import tables
 from codegen.image.manifest import FORMAT, INTERFACE
 from codegen.image.target import describe
 from codegen.plan.grammar import Array, Buffer, Plan
-from codegen.plan.text import plan_text
+from codegen.plan.text import loops_text, plan_text
 from codegen.printer import module_text
 from codegen.symbolic.expr import Expr, to_json
 
@@ -68,6 +68,7 @@ def notes_of(levels: Levels) -> dict[str, Any]:
     return {
         "graph": module_text(levels.graph),
         "program": module_text(levels.program),
+        "loops": loops_text(levels.loops),
         "plan": plan_text(levels.plan),
         "c": levels.source.text,
         "load": [[name, to_json(e)] for name, e in levels.source.at_load],

@@ -27,7 +27,7 @@ from codegen.symbolic.expr import Expr, Sym
 if TYPE_CHECKING:  # a kind's rules speak of types
     from codegen.ops.kind import Kind
 
-Level = Literal["graph", "program"]
+Level = Literal["graph", "program", "loops"]
 Shape = tuple[Expr, ...]
 # The tree of what a program returns: k, of output k; or ("tuple", trees), ("list", trees),
 # ("dict", pairs of key and tree), ("named", name of the class, pairs of field and tree).

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from codegen.errors import Place
-from codegen.ir import DefUse, Op, Region, Value, walk
+from codegen.ir import DefUse, Module, Op, Region, Value, walk
 from codegen.mesh import Layout, Mesh
 from codegen.ops import Branch, Exchange, Let, Loop
 from codegen.symbolic.expr import Expr
@@ -182,3 +182,33 @@ class InBody:
         else:
             yield from (region.results[k] for region in op.regions)
         yield from op.operands
+
+
+def analysed(program: Module) -> Variance:
+    """Of the values of a Program."""
+    split = {i.value: [a for entry in i.layout for a in entry] for i in program.inputs}
+    found = Variance(program.mesh, split)
+    for region in program.entries:
+        found.region(region)
+    return found
+
+
+def turns_apart(program: Module) -> dict[Value, Axes]:
+    """By result of a loop: the axes along which ranks may have made other turns of it, anywhere in
+    the program. Defaults: an input may be given to some processes only."""
+    found = analysed(program)
+    apart: dict[Value, Axes] = {}
+
+    def within(region: Region, around: Axes) -> None:
+        for op in region.ops:
+            axes = around | found.passing(op)
+            if isinstance(op.what, Loop):
+                apart.update(dict.fromkeys(op.results, axes))
+            for inner in op.regions:
+                within(inner, axes)
+
+    for i in program.inputs:
+        if i.default is not None:
+            within(i.default, frozenset(program.mesh.names) - found.alone)
+    within(program.body, NONE)
+    return apart

@@ -216,6 +216,7 @@ _PARTS = {
     "layouts": "how every array lies and why; what ranks exchange, how much, for which line",
     "graph": "the program as it was traced: global arrays",
     "program": "one rank's view: extents in the index and the axis sizes",
+    "loops": "what each op computes: loop nests over values that lie in memory",
     "plan": "compute phases and exchanges over numbered buffers",
     "c": "the generated C",
     "asm": "the machine code (needs objdump)",

@@ -35,6 +35,7 @@ LEVELS = {
     "codegen.image.elf_dynamic": 5, "codegen.image.schema": 5, "codegen.image.target": 5,
     "codegen.image.link": 5, "codegen.plan.text": 5, "codegen.plan.steps": 5,
     "codegen.plan.exchanges": 5, "codegen.plan.flatten": 5, "codegen.naming": 5,
+    "codegen.plan.loops": 5, "codegen.plan.stored": 5,
     "codegen.layouts": 5, "codegen.kit": 5, "codegen.image.kernel_source": 5,
     "codegen.image.kernel_refusals": 5, "codegen.variance": 5, "codegen.user": 5,
     "codegen.claims": 6, "codegen.explain.traffic": 6, "codegen.explain.checking": 6,
@@ -72,7 +73,10 @@ LIGHT = (
 )
 
 # A grammar stands on one page, in the docstring of its module.
-GRAMMARS = ("codegen/ir.py", "codegen/plan/grammar.py", "codegen/symbolic/expr.py")
+GRAMMARS = (
+    "codegen/ir.py", "codegen/plan/loops.py", "codegen/plan/grammar.py",
+    "codegen/symbolic/expr.py",
+)
 
 
 @dataclass(frozen=True)

@@ -234,7 +234,7 @@ _BOX = table(buffer=_COUNT, offset=formula, extent=every(formula, 32),
              stride=every(formula, 32), names=_NAMED)  # fmt: skip
 _NOTES = table(
     {
-        "graph": text, "program": text, "plan": text, "c": text,
+        "graph": text, "program": text, "loops": text, "plan": text, "c": text,
         "load": _NAMED, "coordinates": every(text, AXES),
         "exchanges": every(table({"fn": text},
             site=_COUNT, kind=text, axes=every(text, AXES), place=text, member=text,

@@ -5,7 +5,7 @@ Always holds: a kind knows nothing of the passes; a pass asks a kind for a rule,
 
 from __future__ import annotations
 
-from codegen.ops.control import Branch, Let, Loop, Nest, Relayout, ShardMap
+from codegen.ops.control import Branch, Control, Let, Loop, Relayout, ShardMap
 from codegen.ops.edges import Edge
 from codegen.ops.effects import POSITION, Expect, Print
 from codegen.ops.exchanges import Barrier, Exchange, Fold, Move, Permute
@@ -19,11 +19,11 @@ from codegen.ops.sources import Const, Full, Iota, RunScalar, Symbolic
 from codegen.ops.views import Broadcast, Roll, Slice, Transpose, Update
 
 __all__ = [
-    "OPS", "POSITION", "ArgReduce", "ArgSort", "Barrier", "Branch", "Broadcast", "Const",
+    "OPS", "POSITION", "ArgReduce", "ArgSort", "Barrier", "Branch", "Broadcast", "Const", "Control",
     "Cumulative", "DynamicSlice", "DynamicUpdate", "Edge", "Exchange", "Expect", "Fold", "Full",
-    "Gather", "Iota", "Kernel", "Kind", "Let", "Loop", "Map", "MatMul", "Move", "Nest",
-    "Permute", "Print", "Reduce", "Relayout", "Reshape", "Roll", "RunScalar", "Scatter",
-    "ShardMap", "Slice", "Sort", "Symbolic", "Transpose", "Update",
+    "Gather", "Iota", "Kernel", "Kind", "Let", "Loop", "Map", "MatMul", "Move", "Permute", "Print",
+    "Reduce", "Relayout", "Reshape", "Roll", "RunScalar", "Scatter", "ShardMap", "Slice", "Sort",
+    "Symbolic", "Transpose", "Update",
 ]  # fmt: skip
 
 OPS: dict[str, type[Kind]] = {
@@ -32,6 +32,6 @@ OPS: dict[str, type[Kind]] = {
         Const, Full, Iota, Symbolic, RunScalar, Map, Broadcast, Slice, Transpose, Reshape, Roll,
         Update, DynamicSlice, DynamicUpdate, Gather, Scatter, Reduce, Edge, ArgReduce, Cumulative,
         MatMul, Sort, ArgSort, Kernel, Permute, Move, Fold, Barrier, Print,
-        Expect, Loop, Let, Branch, Nest, Relayout, ShardMap,
+        Expect, Loop, Let, Branch, Relayout, ShardMap,
     )
 }  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from codegen.ir import ArrayType, Op, Value
 from codegen.layouts.cuts import Window
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 class Control(Kind):
     """A kind that has regions, or says how what follows is to be read."""
+
+    fence = True
 
 
 @dataclass(frozen=True)
@@ -63,16 +65,6 @@ class Branch(Stated, Control):
     held = True
     reads = "points"
     on: Expr | None
-    types: tuple[ArrayType, ...]
-
-
-@dataclass(frozen=True)
-class Nest(Stated, Control):
-    """In passes only: maps and reductions within the loops `outer`, those of a sweep in one."""
-
-    name = "nest"
-    outer: tuple[Any, ...]
-    sweeps: tuple[int, ...]
     types: tuple[ArrayType, ...]
 
 

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from codegen.ir import ArrayType, Shape
+from codegen.ir import ArrayType, Op, Shape
 from codegen.ops.kind import Kind, Types
+from codegen.plan import grammar as plan
+
+if TYPE_CHECKING:
+    from codegen.passes.loops import Maker
 
 POSITION = "@"  # a spec of an `expect`: where the element is
 
 
 class Effect(Kind):
     reads = "points"
+    fence = True
 
     def infer(self, types: Types) -> list[ArrayType]:
         return []
@@ -25,6 +31,10 @@ class Print(Effect):
     parts: tuple[str, ...]
     every_rank: bool
 
+    def steps(self, op: Op, at: Maker) -> None:
+        nodes = tuple(at.node(v, ()) for v in op.operands)
+        at.add(plan.Print(self.parts, nodes, self.every_rank, op.place))
+
 
 @dataclass(frozen=True)
 class Expect(Effect):
@@ -37,3 +47,7 @@ class Expect(Effect):
     parts: tuple[str, ...]
     start: Shape | None = None
     check: str = ""
+
+    def steps(self, op: Op, at: Maker) -> None:
+        holds, *shown = (at.node(v, ()) for v in op.operands)
+        at.add(plan.Expect(holds, self.parts, tuple(shown), self.check, op.place))

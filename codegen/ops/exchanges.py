@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from codegen.claims import Claims
     from codegen.explain.traffic import Meter, Traffic
     from codegen.passes.checks import Checks
+    from codegen.passes.loops import Maker
     from codegen.plan.exchanges import Sides
 
 Axes = tuple[str, ...]
@@ -35,6 +36,11 @@ class Exchange(Kind):
 
     moves: ClassVar[bool] = False
     axes: Axes
+
+    def steps(self, op: Op, at: Maker) -> None:
+        if self.in_place:
+            at.take_over(op)
+        at.exchange(op, self)
 
     def agreed(self) -> dict[str, Expr]:
         """By name: the formulas that must be the same on all members."""
@@ -361,6 +367,7 @@ class Barrier(Exchange):
     """All members have arrived."""
 
     name = "barrier"
+    fence = True
     axes: Axes
 
     def infer(self, types: Types) -> list[ArrayType]:

@@ -14,10 +14,11 @@ from codegen.ir import ArrayType, Op, Value
 from codegen.ops.kind import Array, Eval, Stated, extents
 from codegen.ops.views import Broadcast
 from codegen.plan.grammar import Argument, KernelCall
+from codegen.plan.indexing import loop_vars, positions
 
 if TYPE_CHECKING:
     from codegen.passes.checks import Checks
-    from codegen.passes.schedule import Scheduler
+    from codegen.passes.loops import Maker
 
 # Of an operand, per dim: the result and its dim that a part goes with, and ghost cells; None: whole
 Along = tuple[tuple[int, int, int] | None, ...]
@@ -80,8 +81,8 @@ class Kernel(Stated):
             gufunc.call(function, args, self.follows or [None] * len(args), writes)
         return outs
 
-    def steps(self, op: Op, at: Scheduler) -> None:
-        arguments: list[Argument] = []
+    def steps(self, op: Op, at: Maker) -> None:
+        arguments: list[Argument[Value]] = []
         signature: list[gufunc.Parameter] = []
         follows = self.follows or [None] * len(self.args)
         for (how, what), loops in zip(self.args, follows, strict=True):
@@ -89,16 +90,17 @@ class Kernel(Stated):
                 j, begins = what
                 v = op.results[j]
                 if begins is not None:
-                    at.begin(v, op.operands[begins], op)
-                arguments.append(Argument(at.of[v], v.type.dtype, v.type.shape, True))
+                    content = op.operands[begins]
+                    at.store(v, at.node(content, positions(loop_vars(v.type.shape))), op)
+                arguments.append(Argument(v, v.type.dtype, v.type.shape, True))
                 apart = how == "out" and self.apart
                 signature.append(
                     gufunc.Parameter(v.type.dtype, v.type.ndim, how == "out", loops, apart)
                 )
             elif how == "in":
                 v = op.operands[what]
-                node = at.resolver.node(v, ()) if not v.type.ndim else at.of[v]
-                arguments.append(Argument(node, v.type.dtype, v.type.shape))
+                given = v if v.type.ndim else at.node(v, ())
+                arguments.append(Argument(given, v.type.dtype, v.type.shape))
                 signature.append(gufunc.Parameter(v.type.dtype, v.type.ndim, False, loops))
             else:
                 numbers = what if how == "starts" else (what,)

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from codegen.ir import ArrayType, Op, Shape, Value
 from codegen.layouts.cuts import Cut, Window, whole
 from codegen.mesh import Layout
-from codegen.plan.grammar import Node
-from codegen.plan.indexing import Index
+from codegen.plan.indexing import Index, loop_vars, positions
 from codegen.symbolic.expr import Expr, IntLike, Sym
 
 if TYPE_CHECKING:  # what rules are given; it asks kinds in turn
@@ -25,8 +24,8 @@ if TYPE_CHECKING:  # what rules are given; it asks kinds in turn
     from codegen.kit import Builder
     from codegen.layouts.localize import Localizer
     from codegen.passes.checks import Checks
-    from codegen.passes.schedule import Scheduler
-    from codegen.plan.access import Resolver
+    from codegen.passes.loops import Maker
+    from codegen.plan.access import At, Resolver
 
 Types = Sequence[ArrayType]
 Array = NDArray[Any]
@@ -39,7 +38,8 @@ class Kind:
     it wants the memory of its first operand for its result. reads: its operands point by point, so
     that they may be computed on the way; strided boxes where they lie; or whole and contiguous.
     rereads: it may read one element at several points. held: a rank has balanced blocks of its
-    results, whatever parts of them are wanted."""
+    results, whatever parts of them are wanted. fuses: its `steps` are one Store or Reduce that may
+    share loops with others. fence: nothing that comes later is computed before it."""
 
     name: ClassVar[str]
     inline: ClassVar[bool] = False
@@ -48,6 +48,8 @@ class Kind:
     reads: ClassVar[Literal["points", "boxes", "whole"]] = "whole"
     rereads: ClassVar[bool] = False
     held: ClassVar[bool] = False
+    fuses: ClassVar[bool] = False
+    fence: ClassVar[bool] = False
 
     @property
     def called(self) -> str:
@@ -67,7 +69,7 @@ class Kind:
         """The results in NumPy, of an op that stays within a rank; operands are not written to."""
         raise NotImplementedError(self.name)
 
-    def element(self, op: Op, index: Index, at: Resolver) -> Node:
+    def element(self, op: Op, index: Index, at: Resolver) -> At:
         """What stands at an index of the result; of a kind that is `inline`."""
         raise NotImplementedError(self.name)
 
@@ -75,9 +77,10 @@ class Kind:
         """Whether computing an element again beats a trip through memory."""
         return False
 
-    def steps(self, op: Op, at: Scheduler) -> None:
-        """Adds the work of an op that is not `inline` to the phase."""
-        raise NotImplementedError(self.name)
+    def steps(self, op: Op, at: Maker) -> None:
+        """Adds what the op does to its results, which lie in memory."""
+        index = positions(loop_vars(op.result.type.shape))
+        at.store(op.result, self.element(op, index, at), op)
 
     def claims(self, op: Op, at: Claims) -> None:
         """What must hold of an op of a Program, on every rank and for all sizes."""

@@ -17,7 +17,7 @@ from codegen.ops.maps import Map
 from codegen.ops.reductions import AS_MAP
 from codegen.ops.sources import Full
 from codegen.ops.views import Broadcast
-from codegen.plan.grammar import Bound, Node, Store
+from codegen.plan.grammar import Bound, Store
 from codegen.plan.indexing import Index, loop_vars, or_zero, positions, ravel, with_bounds
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from codegen.claims import Claims
     from codegen.kit import Builder
     from codegen.layouts.localize import Localizer
-    from codegen.passes.schedule import Scheduler
-    from codegen.plan.access import Resolver
+    from codegen.passes.loops import Maker
+    from codegen.plan.access import At, Resolver
 
 
 # The ufunc that combines in place (`np.add.at`), by scatter's fn.
@@ -69,7 +69,7 @@ class DynamicSlice(Kind):
         )
         return [x[box]]
 
-    def element(self, op: Op, index: Index, at: Resolver) -> Node:
+    def element(self, op: Op, index: Index, at: Resolver) -> At:
         x, *starts = op.operands
         bounds, inner = [], []
         fits = expr.const(1)
@@ -148,17 +148,17 @@ class DynamicUpdate(Kind):
             local.append(first)
         return build.emit(self, [*operands[:2], *local])
 
-    def steps(self, op: Op, at: Scheduler) -> None:
+    def steps(self, op: Op, at: Maker) -> None:
         into = at.take_over(op)
         x, v, *starts = op.operands
         loops = loop_vars(v.type.shape)
         index = positions(loops)
         bounds, first = [], []
         for d, start in enumerate(starts):
-            bound = at.resolver.bound(start, (), x.type.shape[d] - 1)
+            bound = at.bound(start, (), x.type.shape[d] - 1)
             bounds.append(Bound(bound.sym, bound.node, bound.limit, index[d]))
             first.append(expr.symbol(bound.sym) + index[d])
-        target, node = ravel(tuple(first), x.type.shape), at.resolver.node(v, index)
+        target, node = ravel(tuple(first), x.type.shape), at.node(v, index)
         at.add(Store(loops, into, target, node, "set", tuple(bounds), op.place))
 
 
@@ -194,7 +194,7 @@ class Gather(Kind):
         k = index[0].ndim
         return [np.moveaxis(picked, range(k), range(at, at + k))]
 
-    def element(self, op: Op, index: Index, at: Resolver) -> Node:
+    def element(self, op: Op, index: Index, at: Resolver) -> At:
         x, *indices = op.operands
         inner, bounds = at.picked(indices, self, x.type.shape, index)
         fits = expr.product(expr.ge(x.type.shape[d], 1) for d in self.dims)
@@ -295,13 +295,13 @@ class Scatter(Kind):
         made = build.emit(Map(AS_MAP[fn]), (build.cast(x, wide), total))
         return build.cast(made, dtype)
 
-    def steps(self, op: Op, at: Scheduler) -> None:
+    def steps(self, op: Op, at: Maker) -> None:
         into = at.take_over(op)
         x, v, *indices = op.operands
         loops = loop_vars(v.type.shape)
         index = positions(loops)
-        inner, bounds = at.resolver.picked(indices, self, x.type.shape, index)
-        target, node = ravel(inner, x.type.shape), at.resolver.node(v, index)
+        inner, bounds = at.picked(indices, self, x.type.shape, index)
+        target, node = ravel(inner, x.type.shape), at.node(v, index)
         at.add(Store(loops, into, target, node, self.fn, bounds, op.place))
 
 

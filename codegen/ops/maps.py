@@ -17,14 +17,14 @@ from codegen.layouts.cuts import Cut, Window
 from codegen.mesh import joined_layout
 from codegen.ops.exchanges import Fold
 from codegen.ops.kind import Array, Eval, Kind, Types, layout_of
-from codegen.plan.grammar import Node, apply
+from codegen.plan.grammar import apply
 from codegen.plan.indexing import Index
 
 if TYPE_CHECKING:
     from codegen.kit import Builder
     from codegen.layouts.localize import Localizer
     from codegen.passes.checks import Checks
-    from codegen.plan.access import Resolver
+    from codegen.plan.access import At, Resolver
 
 
 # Functions that give a number for numbers, and a finite one for finite ones.
@@ -43,6 +43,7 @@ class Map(Kind):
     """FUNCTIONS[fn] of operands of one shape; cast has dtype."""
 
     name = "map"
+    fuses = True
     inline = True
     fn: str
     dtype: DType | None = None
@@ -66,7 +67,7 @@ class Map(Kind):
             return [operands[0].astype(dtypes.numpy_dtype(self.dtype))]
         return [np.asarray(FUNCTIONS[self.fn].numpy(*operands))]
 
-    def element(self, op: Op, index: Index, at: Resolver) -> Node:
+    def element(self, op: Op, index: Index, at: Resolver) -> At:
         args = tuple(at.node(v, index) for v in op.operands)
         operand = op.operands[-1 if self.fn == "select" else 0].type.dtype
         return apply(self.fn, op.result.type.dtype, args, operand)

@@ -19,7 +19,6 @@ from codegen.ops.kind import Array, Eval, Kind, Types, dropped, layout_of
 from codegen.ops.maps import Map
 from codegen.ops.views import Broadcast
 from codegen.plan import grammar as plan
-from codegen.plan.grammar import Buffer
 from codegen.plan.indexing import affine, loop_vars, positions, ravel, strides
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from codegen.kit import Builder
     from codegen.layouts.localize import Localizer
     from codegen.passes.checks import Checks
-    from codegen.passes.schedule import Scheduler
+    from codegen.passes.loops import Maker
 
 
 _ROUTINES = {"float32": "sgemm", "float64": "dgemm", "complex64": "cgemm", "complex128": "zgemm"}
@@ -42,6 +41,7 @@ class Reduce(Kind):
     """COMBINE[fn] over dims, which are dropped."""
 
     name = "reduce"
+    fuses = True
     reads = "points"
     fn: str
     dims: tuple[int, ...]
@@ -95,7 +95,7 @@ class Reduce(Kind):
         value = build.emit(self, operands)
         return at.combined(op, window, inner, value, self.fn, build)
 
-    def steps(self, op: Op, at: Scheduler) -> None:
+    def steps(self, op: Op, at: Maker) -> None:
         (x,), made = op.operands, op.result.type
         loops = loop_vars(x.type.shape)
         kept = tuple(v for d, v in enumerate(loops) if d not in self.dims)
@@ -103,8 +103,8 @@ class Reduce(Kind):
         long = [d for d, v in enumerate(loops) if v.extent != 1]
         rows = bool(kept) and bool(long) and long[-1] not in self.dims and made.dtype.size != 2
         offset = ravel(positions(kept), made.shape)
-        node = at.resolver.node(x, positions(loops))
-        at.add(plan.Reduce(kept, inner, rows, at.of[op.result], offset, node, self.fn, made.dtype,
+        node = at.node(x, positions(loops))
+        at.add(plan.Reduce(kept, inner, rows, op.result, offset, node, self.fn, made.dtype,
                            op.place))  # fmt: skip
 
 
@@ -165,13 +165,13 @@ class ArgReduce(Kind):
         first = build.emit(Fold(axes, "min"), (mine,))
         return at.part(first, kept, window, build)
 
-    def steps(self, op: Op, at: Scheduler) -> None:
+    def steps(self, op: Op, at: Maker) -> None:
         (x,) = op.operands
         loops = loop_vars(x.type.shape)
         rest = tuple(v for d, v in enumerate(loops) if d != self.dim)
         offset = ravel(positions(rest), op.result.type.shape)
-        node = at.resolver.node(x, positions(loops))
-        at.add(plan.Lane(self.name, rest, loops[self.dim], at.of[op.result], offset, expr.const(0),
+        node = at.node(x, positions(loops))
+        at.add(plan.Lane(self.name, rest, loops[self.dim], op.result, offset, expr.const(0),
                          x.type.dtype, self.fn, node, (), op.place))  # fmt: skip
 
 
@@ -195,17 +195,17 @@ class Lane(Kind):
         (held,) = self.needs(op, window, at)
         return at.part(build.emit(self, operands), held, window, build)
 
-    def steps(self, op: Op, at: Scheduler) -> None:
+    def steps(self, op: Op, at: Maker) -> None:
         (x,), dim, shape = op.operands, self.dim, op.result.type.shape
         loops = loop_vars(x.type.shape)
         rest = tuple(v for d, v in enumerate(loops) if d != dim)
         first = tuple(expr.const(0) if d == dim else i for d, i in enumerate(positions(loops)))
-        node = at.resolver.node(x, positions(loops))
-        at.add(plan.Lane(self.name, rest, loops[dim], at.of[op.result], ravel(first, shape),
+        node = at.node(x, positions(loops))
+        at.add(plan.Lane(self.name, rest, loops[dim], op.result, ravel(first, shape),
                          strides(shape)[dim], x.type.dtype, getattr(self, "fn", ""), node,
                          self.scratch(op, at), op.place))  # fmt: skip
 
-    def scratch(self, op: Op, at: Scheduler) -> tuple[Buffer, ...]:
+    def scratch(self, op: Op, at: Maker) -> tuple[Value, ...]:
         """Memory that a lane needs beside its result."""
         return ()
 
@@ -272,9 +272,9 @@ class Sort(Lane):
     def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
         return [np.sort(operands[0], axis=self.dim, kind="stable")]
 
-    def scratch(self, op: Op, at: Scheduler) -> tuple[Buffer, ...]:
-        room = at.of[op.result].capacity  # a lane is never longer than the whole
-        return (at.new_buffer(f"{op.result.name}_lane", op.operands[0].type.dtype, room),)
+    def scratch(self, op: Op, at: Maker) -> tuple[Value, ...]:
+        room = expr.product(op.result.type.shape)  # a lane is never longer than the whole
+        return (at.spare(f"{op.result.name}_lane", op.operands[0].type.dtype, room),)
 
 
 @dataclass(frozen=True)
@@ -290,10 +290,10 @@ class ArgSort(Lane):
     def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
         return [np.argsort(operands[0], axis=self.dim, kind="stable").astype(np.int64)]
 
-    def scratch(self, op: Op, at: Scheduler) -> tuple[Buffer, ...]:
-        room = at.of[op.result].capacity  # a lane is never longer than the whole
-        lane = at.new_buffer(f"{op.result.name}_lane", op.operands[0].type.dtype, room)
-        return lane, at.new_buffer(f"{op.result.name}_order", dtypes.INT64, room * 2)
+    def scratch(self, op: Op, at: Maker) -> tuple[Value, ...]:
+        room = expr.product(op.result.type.shape)  # a lane is never longer than the whole
+        lane = at.spare(f"{op.result.name}_lane", op.operands[0].type.dtype, room)
+        return lane, at.spare(f"{op.result.name}_order", dtypes.INT64, room * 2)
 
 
 @dataclass(frozen=True)
@@ -357,7 +357,7 @@ class MatMul(Kind):
         value = build.emit(self, operands)
         return at.combined(op, window, [self.between(op, window, at)], value, "add", build)
 
-    def steps(self, op: Op, at: Scheduler) -> None:
+    def steps(self, op: Op, at: Maker) -> None:
         (a, b), c = op.operands, op.result
         batch = loop_vars(c.type.shape[:-2])
         (m, n), k = c.type.shape[-2:], a.type.shape[-1]
@@ -371,9 +371,9 @@ class MatMul(Kind):
                             op.place))  # fmt: skip
 
 
-def _matrix(value: Value, batch: tuple[plan.Var, ...], at: Scheduler) -> plan.Matrix:
+def _matrix(value: Value, batch: tuple[plan.Var, ...], at: Maker) -> plan.Matrix[Value]:
     last = loop_vars(value.type.shape[-2:], "k")
-    node = at.resolver.node(value, positions(batch) + positions(last))
+    node = at.node(value, positions(batch) + positions(last))
     assert isinstance(node, plan.Load), "an operand of matmul lies in memory"
     found = affine(node.offset, last)
     assert found is not None, "an operand of matmul is strided"
@@ -381,7 +381,7 @@ def _matrix(value: Value, batch: tuple[plan.Var, ...], at: Scheduler) -> plan.Ma
     return plan.Matrix(node.buffer, base, row, column)
 
 
-def _blas_can_read(x: plan.Matrix, shape: tuple[Expr, Expr]) -> bool:
+def _blas_can_read(x: plan.Matrix[Value], shape: tuple[Expr, Expr]) -> bool:
     """One stride is 1 (or its extent is), the other is not negative."""
     rows, columns = shape
     along_row = x.column == 1 or columns == 1

@@ -21,7 +21,6 @@ from codegen.layouts.cuts import Cut, Window
 from codegen.mesh import Mesh
 from codegen.ops.kind import Array, Eval, Types, extents, layout_of
 from codegen.ops.views import Slice, View
-from codegen.plan.grammar import Node
 from codegen.plan.indexing import Index, match_dims, ravel
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, product
@@ -29,7 +28,7 @@ from codegen.symbolic.expr import Expr, product
 if TYPE_CHECKING:
     from codegen.kit import Builder
     from codegen.layouts.localize import Localizer
-    from codegen.plan.access import Resolver
+    from codegen.plan.access import At, Resolver
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class Reshape(View):
             raise InternalError(f"reshape of {operands[0].shape} to {shape} changes the size")
         return [operands[0].reshape(shape)]
 
-    def element(self, op: Op, index: Index, at: Resolver) -> Node:
+    def element(self, op: Op, index: Index, at: Resolver) -> At:
         x = op.operands[0]
         mapped = match_dims(index, op.result.type.shape, x.type.shape)
         if mapped is not None:

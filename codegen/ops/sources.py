@@ -13,7 +13,7 @@ from codegen.dtypes import DType
 from codegen.ir import ArrayType, Op, Shape, Value
 from codegen.layouts.cuts import Window
 from codegen.ops.kind import Array, Eval, Kind, Types, extents
-from codegen.plan.grammar import Integer, Literal, Load, Node, Runtime
+from codegen.plan.grammar import Integer, Literal, Load, Runtime
 from codegen.plan.indexing import Index, ravel
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
@@ -21,7 +21,8 @@ from codegen.symbolic.expr import Expr
 if TYPE_CHECKING:
     from codegen.kit import Builder
     from codegen.layouts.localize import Localizer
-    from codegen.plan.access import Resolver
+    from codegen.passes.loops import Maker
+    from codegen.plan.access import At, Resolver
 
 
 
@@ -50,7 +51,7 @@ class Const(Source):
     def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
         return [np.asarray(self.data)]
 
-    def element(self, op: Op, index: Index, at: Resolver) -> Node:
+    def element(self, op: Op, index: Index, at: Resolver) -> At:
         if self.data.size == 1:
             return Literal(self.data.reshape(-1)[0].item(), op.result.type.dtype)
         return Load(at.constant(op.result, self.data), ravel(index, op.result.type.shape))
@@ -74,8 +75,12 @@ class Full(Source):
     def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
         return [np.full(extents(self.shape, value), self.value, dtypes.numpy_dtype(self.dtype))]
 
-    def element(self, op: Op, index: Index, at: Resolver) -> Node:
+    def element(self, op: Op, index: Index, at: Resolver) -> At:
         return Literal(self.value, op.result.type.dtype)
+
+    def steps(self, op: Op, at: Maker) -> None:
+        if not self.blank:
+            super().steps(op, at)
 
     def localize(
         self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
@@ -101,7 +106,7 @@ class Iota(Source):
         line = np.arange(shape[self.dim]).astype(dtypes.numpy_dtype(self.dtype))
         return [np.broadcast_to(line.reshape(along), shape)]
 
-    def element(self, op: Op, index: Index, at: Resolver) -> Node:
+    def element(self, op: Op, index: Index, at: Resolver) -> At:
         return Integer(index[self.dim], op.result.type.dtype)
 
     def localize(
@@ -125,7 +130,7 @@ class Symbolic(Source):
     def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
         return [np.asarray(np.int64(value(self.value))).astype(dtypes.numpy_dtype(self.dtype))]
 
-    def element(self, op: Op, index: Index, at: Resolver) -> Node:
+    def element(self, op: Op, index: Index, at: Resolver) -> At:
         return Integer(self.value, op.result.type.dtype)
 
     def localize(
@@ -144,5 +149,5 @@ class RunScalar(Source):
     dtype: DType
     shape = ()
 
-    def element(self, op: Op, index: Index, at: Resolver) -> Node:
+    def element(self, op: Op, index: Index, at: Resolver) -> At:
         return Runtime(at.runtime[self.scalar], self.scalar, op.result.type.dtype)

@@ -12,8 +12,8 @@ from codegen.errors import InternalError
 from codegen.ir import ArrayType, Op, Shape, Value
 from codegen.layouts.cuts import Cut, Window, of_operand, of_result, rolled, whole
 from codegen.ops.kind import Array, Eval, Kind, Types, extents, layout_of
-from codegen.plan.grammar import Node, Store
-from codegen.plan.indexing import Index, loop_vars, positions, ravel, rows_kept, waiting_room
+from codegen.plan.grammar import Store
+from codegen.plan.indexing import Index, ravel, rows_kept, waiting_room
 from codegen.symbolic import expr, prove
 from codegen.symbolic.expr import Expr, as_expr
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from codegen.claims import Claims
     from codegen.kit import Builder
     from codegen.layouts.localize import Localizer
-    from codegen.passes.schedule import Scheduler
-    from codegen.plan.access import Resolver
+    from codegen.passes.loops import Maker
+    from codegen.plan.access import At, Resolver
 
 
 
@@ -59,7 +59,7 @@ class Broadcast(View):
             spread[d] = x.shape[k]
         return [np.broadcast_to(x.reshape(spread), shape)]
 
-    def element(self, op: Op, index: Index, at: Resolver) -> Node:
+    def element(self, op: Op, index: Index, at: Resolver) -> At:
         (x,) = op.operands
         inner = tuple(
             expr.const(0) if x.type.shape[k] == 1 else index[d] for k, d in enumerate(self.dims)
@@ -137,7 +137,7 @@ class Slice(View):
             return [np.empty(shape, x.dtype)]
         return [x[numpy_box(self, x.shape, value, shape)]]
 
-    def element(self, op: Op, index: Index, at: Resolver) -> Node:
+    def element(self, op: Op, index: Index, at: Resolver) -> At:
         return at.node(op.operands[0], at.within(self, index))
 
     def lies(self, op: Op, dim: int, at: Localizer) -> Cut | None:
@@ -181,7 +181,7 @@ class Transpose(View):
     def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
         return [operands[0].transpose(self.perm)]
 
-    def element(self, op: Op, index: Index, at: Resolver) -> Node:
+    def element(self, op: Op, index: Index, at: Resolver) -> At:
         inner = list(index)
         for d, source in enumerate(self.perm):
             inner[source] = index[d]
@@ -258,6 +258,7 @@ class Update(Kind):
     make an array of a blank one, no two have an element in common."""
 
     name = "update"
+    fuses = True
     in_place = True
     start: tuple[Expr, ...]
     step: tuple[int, ...]
@@ -298,21 +299,19 @@ class Update(Kind):
         _, part = self.needs(op, window, at)
         return build.emit(self.but(start=begin(self, part, window, at), cut=True), operands)
 
-    def steps(self, op: Op, at: Scheduler) -> None:
-        into, v = at.take_over(op), op.operands[1]
-        loops = loop_vars(v.type.shape)
-        index = positions(loops)
-        node = at.resolver.node(v, index)
-        shape = op.result.type.shape
-        target = ravel(at.resolver.within(self, index), shape)
-        rows = rows_kept(node, into, target, shape, self.step)
+    def steps(self, op: Op, at: Maker) -> None:
+        x, v = op.operands
+        into, shape = at.take_over(op), x.type.shape
+        loops, index = at.plainest(v)
+        node, target = at.node(v, index), ravel(at.within(self, index), shape)
+        rows = rows_kept(node, x, target, shape, self.step)
         assert rows is not None, "what reads x where the order of rows does not help is stored"
         waiting = None
         if rows:
-            row = waiting_room(tuple(loop.extent for loop in loops[1:]), into.dtype)
+            row = waiting_room(tuple(loop.extent for loop in loops[1:]), x.type.dtype)
             gone = {s for s in row.symbols() if s.kind not in ("size", "scalar")}
             most = prove.upper_bound(row, gone) if gone else row
-            waiting = at.new_buffer(f"{into.name}_rows", into.dtype, most * rows)
+            waiting = at.spare(f"{x.name}_rows", x.type.dtype, most * rows)
         at.add(Store(loops, into, target, node, place=op.place, rows=rows, waiting=waiting))
 
 

@@ -1,101 +1,85 @@
-"""Which buffer a stored value lives in.
+"""Which buffer a value lies in.
 
-Goes in: a Program and its stored values. Comes out: a Buffer per value. Values that may share
-memory do: an update happens in place, a carried array keeps one buffer round the loop, unless
-something still needs the old content; then they differ, and change places or are copied.
+Goes in: Loops. Comes out: the same, with a Buffer per value. Values that may share memory do: an
+update happens in place, a carried array keeps one buffer round the loop, unless something still
+needs the old content; then they differ, and change places or are copied.
 Always holds: two values in one buffer are never both needed at any point (Chaitin's rule).
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, cast
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
-from codegen.ir import Module, Op, Region, Value, walk
-from codegen.ops import OPS, Branch, Exchange, Full, Loop, Nest, Update
-from codegen.plan import indexing
-from codegen.plan.access import Resolver
-from codegen.plan.grammar import Buffer
-from codegen.plan.indexing import loop_vars, positions, ravel
-from codegen.symbolic import expr, prove
+from codegen.ir import Op, Region, Value
+from codegen.ops import OPS, Branch, Loop, Update
+from codegen.plan.grammar import Buffer, Exchange, Keep, Local, Nest, Node, Reduce, Store
+from codegen.plan.indexing import loads
+from codegen.plan.loops import Do, Loops, Placed, capacity
+from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 
 
-@dataclass
-class Assignment:
-    """across: what is needed all along a loop, in every turn or after it. exchanged: the axes of
-    the exchanges that touch a value."""
-
-    buffers: tuple[Buffer, ...]
-    of: dict[Value, Buffer] = field(default_factory=dict)
-    across: dict[Op, set[Value]] = field(default_factory=dict)
-    exchanged: dict[Value, set[str]] = field(default_factory=dict)
-
-
-def assign_buffers(
-    program: Module, stored: frozenset[Value], apart: Mapping[Value, Collection[str]]
-) -> Assignment:
-    """One Buffer per set of values that share memory, numbered in order of first definition. apart:
-    the results of loops whose buffers may not be free to change places: of turns_apart."""
-    work = _Liveness(program, stored, apart)
+def placed(loops: Loops) -> Placed:
+    """One Buffer per set of values that share memory, numbered in order of first definition."""
+    work = _Liveness(loops)
     work.run()
     groups = _Groups(work)
     for _, a, b in sorted(work.wishes, key=lambda w: -w[0]):
         groups.join(a, b)
-    groups.reuse_memory([i.value for i in program.inputs] + [o.value for o in program.outputs])
-    return _number(program, work, groups)
+    module = loops.module
+    groups.reuse_memory([i.value for i in module.inputs] + [o.value for o in module.outputs])
+    return _number(loops, work, groups)
+
+
+@dataclass(frozen=True)
+class _Write:
+    """What a part of a nest writes: at which offset, and what it computes there. number: of the
+    part; base: the array that it writes over, if any."""
+
+    number: int
+    offset: Expr
+    node: Node[Value]
+    is_point: bool  # a result for each point of its loops
+    is_row: bool
+    base: Value | None
 
 
 class _Liveness:
     """Backwards over the structured program: who is needed where, and who disturbs whom."""
 
-    def __init__(
-        self, program: Module, stored: frozenset[Value], apart: Mapping[Value, Collection[str]]
-    ) -> None:
-        self.program = program
-        self.stored = stored
-        self.apart = apart
-        self.defs = program.def_use.defs
+    def __init__(self, loops: Loops) -> None:
+        self.module = module = loops.module
+        self.apart = loops.apart
+        self.constants = loops.constants
         self.conflicts: dict[Value, set[Value]] = {}
         self.order: dict[Value, int] = {}
         self.forced: list[tuple[Value, Value]] = []
         self.wishes: list[tuple[int, Value, Value]] = []  # depth, and two values that want to share
-        made = {v for r in program.entries for op in walk(r) if isinstance(op.what, Nest)
-                for part in op.regions[0].ops for v in part.results}  # fmt: skip
-        self.resolver = Resolver(
-            self.defs, lambda v: v in stored or v in made, lambda v: v, lambda v, _: None,
-            {s.name: k for k, s in enumerate(program.scalars)},
-        )  # fmt: skip
+        found = module.def_use
+        self.uses = {v: len(uses) for v, uses in found.uses.items()}
         # blank arrays that one update begins with need no memory of their own
-        self.uses = Counter(
-            x for r in program.entries for op in walk(r) if not isinstance(op.what, Nest)
-            for x in (*op.operands, *(v for i in op.regions for v in i.results))
-        )  # fmt: skip
-        self.uses.update(o.value for o in program.outputs)
         self.blank = {
-            v for v, op in self.defs.items()
-            if isinstance(op.what, Full) and op.what.blank and self.uses[v] == 1
-        }
+            v for v, op in found.defs.items()
+            if isinstance(op.what, Do) and not op.what.acts and self.uses.get(v) == 1
+        }  # fmt: skip
         self.chains: dict[Op, tuple[list[Op], list[Op]]] = {}
         self.over: dict[Op, set[Value]] = {}
-        self.cache: dict[Op, tuple[set[Value], set[Value]]] = {}
         self.needed: dict[Region, set[Value]] = {}
-        self.across: dict[Op, set[Value]] = {}
-        self.exchanged: dict[Value, set[str]] = {}
+        self.across: dict[Op, frozenset[Value]] = {}
+        self.exchanged: dict[Value, frozenset[str]] = {}
 
     def run(self) -> None:
-        for i in self.program.inputs:
+        inputs = {i.value for i in self.module.inputs}
+        for i in self.module.inputs:
             self.order.setdefault(i.value, len(self.order))
-        for region in self.program.entries:
+        for region in self.module.entries:
             self.number(region)
-        live = {o.value for o in self.program.outputs}
-        live = self.region(self.program.body, live, 0)
-        inputs = {i.value for i in self.program.inputs}
-        for i in self.program.inputs:
+        live = {o.value for o in self.module.outputs}
+        live = self.region(self.module.body, live, 0)
+        for i in self.module.inputs:
             self.define(i.value, live | inputs)
-        for i in self.program.inputs:
+        for i in self.module.inputs:
             if i.default is not None:
                 # Nobody reads an input while its own default is computed.
                 others = inputs - {i.value}
@@ -106,9 +90,8 @@ class _Liveness:
         for v in region.args:
             self.order.setdefault(v, len(self.order))
         for op in region.ops:
-            if isinstance(op.what, (Loop, Branch, Nest)):
-                for inner in op.regions:
-                    self.number(inner)
+            for inner in op.regions:
+                self.number(inner)
             for v in op.results:
                 self.order.setdefault(v, len(self.order))
 
@@ -118,81 +101,51 @@ class _Liveness:
                 self.conflicts.setdefault(value, set()).add(other)
                 self.conflicts.setdefault(other, set()).add(value)
 
-    def reads(self, op: Op) -> tuple[set[Value], set[Value]]:
-        """The stored values an op reads, and those of them whose memory its result may take."""
-        if op not in self.cache:
-            self.cache[op] = self._reads(op)
-        return self.cache[op]
+    def reads(self, op: Op) -> set[Value]:
+        return set(op.operands) - self.blank
 
-    def needs(self, region: Region, members: bool = False) -> set[Value]:
-        """The stored values from around a region that are read in it. members: it is a nest's."""
+    def needs(self, region: Region) -> set[Value]:
+        """The values from around a region that are read in it."""
         if region not in self.needed:
             read, made = set(region.results), set(region.args)
             for op in region.ops:
                 made.update(op.results)
-                if isinstance(op.what, (Loop, Branch)):
-                    read.update(op.operands, *map(self.needs, op.regions))
-                elif isinstance(op.what, Nest):
-                    read |= self.needs(op.regions[0], members=True)
-                elif members or self.works(op):
-                    read |= self.reads(op)[0]
+                read |= self.reads(op).union(*map(self.needs, op.regions))
             self.needed[region] = read - made
         return self.needed[region]
 
-    def works(self, op: Op) -> bool:
-        """Whether it is computed where it stands, and needs memory for that."""
-        return (not op.what.inline or op.result in self.stored) and (
-            self.blank.isdisjoint(op.results))  # fmt: skip
+    def elsewhere(self, node: Node[Value], offset: Expr) -> set[Value]:
+        """The values that a node reads at other points than at this one."""
+        return {x.buffer for x in loads(node) if x.offset != offset or x.bounds}
 
-    def _reads(self, op: Op) -> tuple[set[Value], set[Value]]:
-        everything: set[Value] = set()
-        if op.what.inline:
-            index = positions(loop_vars(op.result.type.shape))
-            # The stored result itself is what is being computed: resolve its operands instead.
-            node = self.resolver.computed(op, index)
-            target = ravel(index, op.result.type.shape)
-            moved: set[Value] = set()
-            for load in indexing.loads(node):
-                source: Any = load.buffer  # the value itself, as long as no buffer is assigned
-                if source is not None:
-                    everything.add(source)
-                    if load.offset != target or load.bounds:
-                        moved.add(source)
-            return everything, everything - moved
-        for v in op.operands:
-            everything |= self.loaded(v)
-        if self.begins(op):
-            return everything - {op.operands[0]}, self.read_there(op)
-        if op.what.in_place:
-            rest = {r for v in op.operands[2:] for r in self.loaded(v)}
-            same = {op.operands[0]} if op.operands[0] not in rest else set()
-            if op.operands[0] in op.operands[1:2]:
-                same = set()
-            return everything, same
-        return everything, set()
+    def loaded(self, node: Node[Value]) -> set[Value]:
+        return {x.buffer for x in loads(node)} - self.constants.keys()
 
-    def begins(self, op: Op) -> bool:
-        """Whether it is the first update of a blank array."""
-        return isinstance(op.what, Update) and op.operands[0] in self.blank
+    def reusable(self, op: Op) -> set[Value]:
+        """The values that an op reads whose memory its result may take."""
+        what = op.what
+        if not isinstance(what, Do) or not what.acts:
+            return set()
+        act = what.acts[0]
+        base = what.begins[0][0] if what.begins else None
+        if base is None or base in self.blank:
+            return self.read_there(op) if len(what.acts) == 1 else set()
+        if not isinstance(act, Store):  # members of an exchange write where nobody reads
+            return {base}
+        beside = {v for b in act.bounds for v in self.loaded(b.node)}
+        if not act.rows:  # else what rows read is still there
+            beside |= self.elsewhere(act.value, act.offset)
+        return {base} - beside
 
     def read_there(self, op: Op) -> set[Value]:
-        """What an update reads only where it writes."""
-        at = self.resolver.points(op)
-        read: dict[Any, bool] = {}
-        for load in indexing.loads(self.resolver.member(op, at)):
-            there = load.offset == at.offset and not load.bounds
-            read[load.buffer] = read.get(load.buffer, True) and there
-        return {v for v, there in read.items() if there and v is not None}
+        """What an op reads only where it writes."""
+        assert isinstance(op.what, Do)
+        act = op.what.acts[0]
+        if not isinstance(act, Store):
+            return set()
+        return self.loaded(act.value) - self.elsewhere(act.value, act.offset)
 
-    def loaded(self, value: Value) -> set[Value]:
-        """The stored values that a value is made of."""
-        found: set[Any] = {
-            load.buffer
-            for load in indexing.loads(
-                self.resolver.node(value, positions(loop_vars(value.type.shape)))
-            )
-        }
-        return found - {None}
+    # ---- ops -------------------------------------------------------------------------------------
 
     def region(self, region: Region, live: set[Value], depth: int) -> set[Value]:
         """Values needed before the region, given those needed after it."""
@@ -203,26 +156,30 @@ class _Liveness:
                 live = self.loop(op, live, depth)
             elif isinstance(op.what, Branch):
                 live = self.branch(op, live, depth)
-            elif isinstance(op.what, Nest):
-                live = self.nest(op, live, depth)
-            elif self.works(op):
+            elif (nest := _nest(op)) is not None:
+                live = self.nest(op, nest, live, depth)
+            elif self.blank.isdisjoint(op.results):
                 live = self.op(op, live, depth)
         return live
 
     def op(self, op: Op, live: set[Value], depth: int) -> set[Value]:
-        reads, reusable = self.reads(op)
-        if self.begins(op):
-            self.forced.append((op.operands[0], op.result))
-        if isinstance(op.what, Exchange):
-            for v in reads.union(op.results):
-                self.exchanged.setdefault(v, set()).update(op.what.axes)
-        replaced = self.replaced_by(op, live)
+        reads, reusable = self.reads(op), self.reusable(op)
+        begins = op.what.begins if isinstance(op.what, Do) else ()
+        self.forced += [(x, v) for x, v in begins if x in self.blank]
+        for act in op.what.acts if isinstance(op.what, Do) else ():
+            if isinstance(act, Exchange):
+                for v in reads.union(op.results):
+                    self.exchanged[v] = self.exchanged.get(v, frozenset()) | set(act.axes)
+        others = (live | (reads - reusable) | set(op.results)) - self.replaced_by(op, live)
         for v in op.results:
-            self.define(v, (live | (reads - reusable) | set(op.results)) - {v} - replaced)
-            for r in sorted(reusable, key=lambda r: self.order[r]):
-                if _fits(r, v):
-                    self.wishes.append((depth + 3 * (not op.what.inline), r, v))
+            self.define(v, others)
+            self.wish(depth + 3 * bool(begins), reusable, v)
         return (live - set(op.results)) | reads
+
+    def wish(self, depth: int, reusable: set[Value], v: Value) -> None:
+        for r in sorted(reusable, key=lambda r: self.order[r]):
+            if _fits(r, v):
+                self.wishes.append((depth, r, v))
 
     def find_chains(self, region: Region) -> None:
         """Updates that make an array of a blank one, and have no element in common."""
@@ -248,46 +205,71 @@ class _Liveness:
         if op is chain[-1]:
             found = self.read_there(op) - live
             for m in chain:
-                found -= self.reads(m)[0] - self.read_there(m)
+                found -= self.reads(m) - self.read_there(m)
             for o in others:
-                if o.regions:
-                    found.clear()
-                elif not o.what.inline or o.result in self.stored:
-                    found -= self.reads(o)[0]
-            self.over[chain[-1]] = found
+                found -= self.reads(o).union(*map(self.needs, o.regions))
+            self.over[op] = found
         return self.over[chain[-1]]
 
-    def nest(self, op: Op, live: set[Value], depth: int) -> set[Value]:
-        """Members in order; but their loops turn together: what one computes at a later point, it
+    def nest(self, op: Op, nest: Nest[Value], live: set[Value], depth: int) -> set[Value]:
+        """Parts in order; but their loops turn together: what one computes at a later point, it
         does after the next one has computed at an earlier. What updates leave of an array is there
         before the first one computes: the array lies in its new memory, or is copied there."""
-        members = op.regions[0].ops
-        at = {m.result: self.resolver.points(m) for m in members}
-        chains = _chains(members)
-        read: dict[Value, list[tuple[int, Expr | None]]] = {}  # by which member, where
+        assert isinstance(op.what, Do)
+        bases = {v: x for x, v in op.what.begins}
+        chains = _chains(op.what.begins)
+        writes = dict(_writes(nest, bases))
+        read: dict[Value, list[tuple[int, Expr | None]]] = {}  # by which part, where
         for old, _ in chains.values():
             read.setdefault(old, [])
-        for k, m in enumerate(members):
-            for load in indexing.loads(self.resolver.member(m, at[m.result])):
+        for k, part in enumerate(nest.parts):
+            for load in loads(part.value):
                 where = None if load.bounds else load.offset
-                read.setdefault(cast(Any, load.buffer), []).append((k, where))
-        for k in reversed(range(len(members))):
-            v = members[k].result
-            live = self.op(members[k], live, depth)
-            base, parts = chains.get(v, (None, [v]))
-            others = {at[o].offset for o in parts} - {at[v].offset}  # they write elsewhere
-            for r, places in read.items():
-                if r is None or r in parts:  # None: a constant
-                    continue
-                there = {e for n, e in places if n <= k} - others
-                if at[v].how != "point" or there - {at[v].offset} or base not in (None, r):
-                    self.define(v, (r,))
-                elif _fits(r, v):
-                    self.wishes.append((depth, r, v))
-            self.define(v, (o for o in at if o not in parts and (
-                at[o].offset != at[v].offset or base or "rows" in (at[o].how, at[v].how))))
-            self.forced += [(part, v) for part in parts[:1] if part is not v]
+                if load.buffer not in self.constants:
+                    read.setdefault(load.buffer, []).append((k, where))
+        for part in reversed(nest.parts):
+            if not isinstance(part, Keep):
+                v = part.buffer
+                live = self.write(v, writes[v], live, depth)
+                self.disturbed(v, chains, writes, read, depth)
+            live |= self.loaded(part.value)
         return live
+
+    def write(self, v: Value, write: _Write, live: set[Value], depth: int) -> set[Value]:
+        """A part of a nest by itself. Values needed before it."""
+        reads = reusable = self.loaded(write.node)
+        if write.base in self.blank:
+            self.forced.append((write.base, v))
+        elif write.base is not None:
+            reads = reads | {write.base}
+            reusable = {write.base}
+        if not write.is_point:
+            reusable = set()
+        elif write.base is None or write.base in self.blank:
+            reusable = reusable - self.elsewhere(write.node, write.offset)
+        self.define(v, live | (reads - reusable))
+        self.wish(depth + 3 * (write.base is not None), reusable, v)
+        return (live - {v}) | reads
+
+    def disturbed(
+        self, v: Value, chains: _Chains, writes: Mapping[Value, _Write],
+        read: Mapping[Value, list[tuple[int, Expr | None]]], depth: int,
+    ) -> None:  # fmt: skip
+        """Who else in its nest keeps a value from taking memory, or gives it."""
+        mine = writes[v]
+        base, parts = chains.get(v, (None, [v]))
+        others = {writes[o].offset for o in parts} - {mine.offset}  # they write elsewhere
+        for r, places in read.items():
+            if r in parts:
+                continue
+            there = {e for n, e in places if n <= mine.number} - others
+            if not mine.is_point or there - {mine.offset} or base not in (None, r):
+                self.define(v, (r,))
+            elif _fits(r, v):
+                self.wishes.append((depth, r, v))
+        self.define(v, (o for o, w in writes.items() if o not in parts and (
+            w.offset != mine.offset or base or w.is_row or mine.is_row)))  # fmt: skip
+        self.forced += [(part, v) for part in parts[:1] if part is not v]
 
     def loop(self, op: Op, live: set[Value], depth: int) -> set[Value]:
         outer = live - set(op.results)
@@ -301,7 +283,7 @@ class _Liveness:
             condition = op.regions[0]
             keep = head | inside | set(condition.args) | set(condition.results)
             self.region(condition, keep, depth + 1)
-        self.across[op] = head
+        self.across[op] = frozenset(head)
         for k, (init, arg, result) in enumerate(
             zip(op.operands, body.args, op.results, strict=True)
         ):
@@ -337,8 +319,8 @@ class _Groups:
 
     def __init__(self, work: _Liveness) -> None:
         self.conflicts = work.conflicts
-        self.members: dict[Value, list[Value]] = {v: [v] for v in work.stored}
-        self.root: dict[Value, Value] = {v: v for v in work.stored}
+        self.members: dict[Value, list[Value]] = {v: [v] for v in work.order}
+        self.root: dict[Value, Value] = {v: v for v in work.order}
         for a, b in work.forced:
             self.merge(self.root[a], self.root[b])
 
@@ -367,7 +349,7 @@ class _Groups:
         for root in sorted(self.members, key=lambda v: v.id):
             if root in fixed:
                 continue
-            size = _capacity(root) * root.type.dtype.size
+            size = capacity(root) * root.type.dtype.size
             for home, room in homes:
                 same = room == size and home.type.dtype == root.type.dtype
                 if same and not self.disturb(home, root):
@@ -377,20 +359,45 @@ class _Groups:
                 homes.append((root, size))
 
 
-def _is_apart(op: Op) -> bool:
-    return isinstance(op.what, Update) and op.what.apart
+# Of the updates of a nest: the array that was there before, and all that are written over it, part
+# by part, in one memory.
+_Chains = Mapping[Value, tuple[Value, list[Value]]]
 
 
-def _chains(members: Iterable[Op]) -> dict[Value, tuple[Value, list[Value]]]:
-    """Of the updates of a nest: the array that was there before, and all that are written over it,
-    part by part, in one memory."""
+def _chains(begins: Iterable[tuple[Value, Value]]) -> _Chains:
     chains: dict[Value, tuple[Value, list[Value]]] = {}
-    for m in members:
-        if isinstance(m.what, Update):
-            base = m.operands[0]
-            chains[m.result] = chain = chains.get(base, (base, []))
-            chain[1].append(m.result)
+    for base, v in begins:
+        chains[v] = chain = chains.get(base, (base, []))
+        chain[1].append(v)
     return chains
+
+
+def _writes(nest: Nest[Value], bases: Mapping[Value, Value]) -> Iterator[tuple[Value, _Write]]:
+    """What each of its parts writes, if anything."""
+    keeps: dict[str, Keep[Value]] = {}
+    for k, part in enumerate(nest.parts):
+        if isinstance(part, Keep):
+            keeps[part.name] = part
+            continue
+        node, folded = part.value, False
+        if isinstance(part, Store) and isinstance(node, Local):
+            keep = keeps[node.name]
+            node, folded = keep.value, bool(keep.fn)
+        is_row = isinstance(part, Reduce)
+        yield (
+            part.buffer,
+            _Write(k, part.offset, node, not is_row and not folded, is_row, bases.get(part.buffer)),
+        )
+
+
+def _nest(op: Op) -> Nest[Value] | None:
+    act = op.what.acts[0] if isinstance(op.what, Do) and op.what.acts else None
+    return act if isinstance(act, Nest) else None
+
+
+def _is_apart(op: Op) -> bool:
+    of = op.what.of if isinstance(op.what, Do) else None
+    return of is not None and isinstance(of.what, Update) and of.what.apart
 
 
 def _fits(a: Value, b: Value) -> bool:
@@ -400,32 +407,21 @@ def _fits(a: Value, b: Value) -> bool:
     return a.type.shape == b.type.shape or expr.product(a.type.shape) == expr.product(b.type.shape)
 
 
-def _number(program: Module, work: _Liveness, groups: _Groups) -> Assignment:
-    first = {root: min(work.order.get(v, 0) for v in vs) for root, vs in groups.members.items()}
-    out = Assignment((), across=work.across, exchanged=work.exchanged)
+def _number(loops: Loops, work: _Liveness, groups: _Groups) -> Placed:
+    first = {root: min(work.order[v] for v in vs) for root, vs in groups.members.items()}
+    of: dict[Value, Buffer] = {}
     names: dict[str, int] = {}
     buffers: list[Buffer] = []
     for root in sorted(groups.members, key=lambda r: first[r]):
-        members = sorted(groups.members[root], key=lambda v: work.order.get(v, 0))
+        members = sorted(groups.members[root], key=lambda v: work.order[v])
         hint = next((v.name for v in members if v.name not in _DULL), members[0].name)
         names[hint] = names.get(hint, 0) + 1
         name = hint if names[hint] == 1 else f"{hint}_{names[hint]}"
-        buffer = Buffer(len(buffers), name, root.type.dtype, _capacity(members[0]))
+        buffer = Buffer(len(buffers), name, root.type.dtype, capacity(members[0]))
         buffers.append(buffer)
-        for v in members:
-            out.of[v] = buffer
-    out.buffers = tuple(buffers)
-    return out
+        of.update(dict.fromkeys(members, buffer))
+    return Placed(loops, tuple(buffers), of, work.across, work.exchanged)
 
 
 # Names that say how a value came about, not what the user called it.
 _DULL = {"update", "arg", "loop", "branch", "reduce"} | {k for k, w in OPS.items() if w.inline}
-
-
-def _capacity(value: Value) -> Expr:
-    """Elements that any rank needs at any time: no coordinate, counter or variable is left."""
-    elements = expr.product(value.type.shape)
-    # a counter's bound may name the counter of the loop around it
-    while gone := {s for s in elements.symbols() if s.kind not in ("size", "scalar")}:
-        elements = prove.upper_bound(elements, gone)
-    return elements

@@ -1,60 +1,74 @@
 """Which loops are one: what is computed over the same points, or in the same rows, is one nest.
 
-Goes in: a Program and its stored values. Comes out: the Program with `nest` ops, and the values
-that still need memory: what only its own nest reads, where it makes it, is kept in a C local.
+Goes in: Loops. Comes out: Loops in which a Do may be a Nest; a value that only its own nest reads,
+where it makes it, needs no memory any more: it is kept in a C local.
 Always holds: a member reads what another one of its nest makes at that very point only, and comes
 after it; so it is with what an update writes over. Ops that are no members stay in their order.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-from codegen.ir import Module, Op, Region, Value, free_values
-from codegen.ops import (
-    Barrier,
-    Branch,
-    Expect,
-    Full,
-    Let,
-    Loop,
-    Map,
+from codegen.ir import Op, Region, Value, free_values
+from codegen.ops import Kind, Update
+from codegen.plan.grammar import (
+    Apply,
+    Bound,
+    Keep,
+    Literal,
+    Load,
+    Local,
     Nest,
-    Print,
+    Node,
     Reduce,
-    Update,
+    Store,
+    Sweep,
+    Var,
 )
-from codegen.plan.access import Points, Resolver
-from codegen.plan.grammar import Apply, Bound, Node, Var
-from codegen.plan.indexing import loads
+from codegen.plan.indexing import in_order, loads, rewritten
+from codegen.plan.loops import Do, Loops
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 
 LARGEST = 200  # functions in one nest: compilers take more than linear time for a loop
 WIDEST = 16  # arrays that a nest reads: caches keep few streams apart
 NEAREST = 6  # nests that a loop may join: programs are long where Python's loops unroll them
-# Ops that those who come later may not be computed before: a reduction may, its result is small.
-_FENCES = (Loop, Branch, Let, Print, Expect, Barrier)
+
+_Where = tuple[tuple[Expr, tuple[Bound[Value], ...]], ...]
+_Part = Keep[Value] | Store[Value] | Reduce[Value]
 
 
 @dataclass(frozen=True)
 class _Member:
+    """An op that may share its loops, those of more than one turn; `kept` of them count the
+    elements of its result. how: point (a result for each), fold (one for the points inside `kept`),
+    or rows (a reduction whose results are a row that lies in memory)."""
+
     op: Op
-    at: Points
-    reads: Mapping[Any, tuple[tuple[Expr, tuple[Bound, ...]], ...]]  # by value: where
+    work: Store[Value] | Reduce[Value]
+    how: str
+    loops: tuple[Var, ...]
+    kept: tuple[Var, ...]
+    base: Value | None  # the array that an update writes over
+    reads: Mapping[Value, _Where]  # by value: where
     size: int
     sole: bool  # nobody else reads the array that it updates
 
     @property
-    def base(self) -> Value | None:
-        """The array that an update writes over."""
-        return self.op.operands[0] if isinstance(self.op.what, Update) else None
+    def result(self) -> Value:
+        return self.op.result
 
     @property
-    def needs(self) -> set[Any]:
-        return set(self.reads) | ({self.base} - {None})
+    def offset(self) -> Expr:
+        return self.work.offset
+
+    @property
+    def needs(self) -> list[Value]:
+        """What it reads, and the array that it writes over."""
+        return [*self.reads, *([self.base] if self.base is not None else [])]
 
 
 @dataclass
@@ -73,19 +87,18 @@ class _Nest:
         if sweep == len(self.sweeps):
             self.sweeps.append([])
         self.sweeps[sweep].append(member)
-        self.made[member.op.result] = sweep, member
-        if member.at.how == "fold":
-            self.outer = member.at.kept
+        self.made[member.result] = sweep, member
+        if member.how == "fold":
+            self.outer = member.kept
 
     def sweep_for(self, member: _Member) -> int | None:
         """The sweep that a member may join, perhaps a new one; None: it is no part of this nest."""
-        at = member.at
         members = [*self.members, member]
         if sum(m.size for m in members) > LARGEST or not self.shares(member):
             return None
         if len({v for m in members for v in m.reads} - self.made.keys()) > WIDEST:
             return None
-        if at.how == "fold" and self.outer not in (None, at.kept):
+        if member.how == "fold" and self.outer not in (None, member.kept):
             return None
         least = self.written_after(member)
         if least is None:
@@ -94,14 +107,14 @@ class _Nest:
             if value not in self.made:
                 continue
             sweep, maker = self.made[value]
-            if maker.at.how == "rows" or any(o != maker.at.offset or b for o, b in where):
+            if maker.how == "rows" or any(o != maker.offset or b for o, b in where):
                 return None
-            together = maker.at.how == "point" and maker.at.loops == at.loops
+            together = maker.how == "point" and maker.loops == member.loops
             least = max(least, sweep if together else sweep + 1)
         for k in range(least, len(self.sweeps)):
-            if self.sweeps[k][0].at.loops == at.loops:
+            if self.sweeps[k][0].loops == member.loops:
                 return k
-        below = bool(self.outer) and at.loops[: len(self.outer or ())] == self.outer
+        below = bool(self.outer) and member.loops[: len(self.outer or ())] == self.outer
         return len(self.sweeps) if least and below else None
 
     def written_after(self, member: _Member) -> int | None:
@@ -112,15 +125,15 @@ class _Nest:
             for other in sweep:
                 if other.base is not None and other.base in member.reads:
                     return None
-                if base in other.reads:
-                    if set(other.reads[base]) != {(member.at.offset, ())}:
+                if base is not None and base in other.reads:
+                    if set(other.reads[base]) != {(member.offset, ())}:
                         return None
                     least = k
         while base is not None and base in self.made:  # a part of an array that others write too
             k, part = self.made[base]
             if part.base is None or not member.sole:
                 return None
-            if part.at.offset != member.at.offset and not _apart(part.op, member.op):
+            if part.offset != member.offset and not _apart(_of(part.op), _of(member.op)):
                 return None
             least, base = max(least, k), part.base
         return least
@@ -141,14 +154,15 @@ def _hinders(a: _Member, b: _Member, value: Value) -> bool:
     """Whether a, which is no update, could take over the memory of what b reads elsewhere."""
     if a.base is not None:
         return False
-    here, result = (a.at.offset, ()), a.op.result.type
-    fits = a.at.how == "point" and (result.dtype, result.shape) == (
+    here, result = (a.offset, ()), a.result.type
+    fits = a.how == "point" and (result.dtype, result.shape) == (
         value.type.dtype, value.type.shape)  # fmt: skip
     return fits and set(a.reads[value]) == {here} and set(b.reads[value]) != {here}
 
 
-def _apart(a: Op, b: Op) -> bool:
+def _apart(a: Op | None, b: Op | None) -> bool:
     """Whether two updates of an array surely write no element in common."""
+    assert a is not None and b is not None
     assert isinstance(a.what, Update) and isinstance(b.what, Update)
     for d, (p, q) in enumerate(zip(a.what.start, b.what.start, strict=True)):
         s, t = a.what.step[d], b.what.step[d]
@@ -165,50 +179,28 @@ def _apart(a: Op, b: Op) -> bool:
     return False
 
 
-def fuse(program: Module, stored: frozenset[Value]) -> tuple[Module, frozenset[Value]]:
-    """The Program in nests, and what needs memory now."""
-    work = _Fusing(program, stored)
-    nests = program.mapped(work.region)
-    return nests, stored - work.kept
+def fused(loops: Loops) -> Loops:
+    """The Loops, those that go together in one nest."""
+    return replace(loops, module=loops.module.mapped(_Fusing(loops).region))
+
+
+def _of(op: Op) -> Op | None:
+    """The op of the Program that a Do is."""
+    return op.what.of if isinstance(op.what, Do) else None
+
+
+def _kind(op: Op) -> Kind:
+    of = _of(op)
+    return of.what if of is not None else op.what
 
 
 class _Fusing:
-    def __init__(self, program: Module, stored: frozenset[Value]) -> None:
-        self.stored = stored
-        self.kept: set[Value] = set()
-        self.defs = program.def_use.defs
-        self.resolver = Resolver(
-            self.defs, lambda v: v in stored, lambda v: v, lambda v, _: None,
-            {s.name: k for k, s in enumerate(program.scalars)},
-        )  # fmt: skip
-        self.made_of: dict[Value, frozenset[Value]] = {}
-        self.users: dict[Value, set[Op | None]] = {o.value: {None} for o in program.outputs}
-        for region in program.entries:
-            self.use(region)
-
-    def use(self, region: Region) -> None:
-        for op in region.ops:
-            if not self.inline(op):
-                for x in op.operands:
-                    for v in self.sources(x):
-                        self.users.setdefault(v, set()).add(op)
-            for inner in op.regions:
-                self.use(inner)
-        for v in region.results:
-            self.users.setdefault(v, set()).add(None)
-
-    def inline(self, op: Op) -> bool:
-        return op.what.inline and op.result not in self.stored
-
-    def sources(self, value: Value) -> frozenset[Value]:
-        """The stored values that a value is made of."""
-        if value in self.stored:
-            return frozenset((value,))
-        if value not in self.made_of:
-            self.made_of[value] = frozenset(
-                v for x in self.defs[value].operands for v in self.sources(x)
-            )
-        return self.made_of[value]
+    def __init__(self, loops: Loops) -> None:
+        self.constants = loops.constants
+        self.names: Counter[str] = Counter()  # of locals
+        self.users: dict[Value, set[Op | None]] = {}
+        for value, uses in loops.module.def_use.uses.items():
+            self.users[value] = {u.op for u in uses}
 
     # ---- regions ---------------------------------------------------------------------------------
 
@@ -218,15 +210,13 @@ class _Fusing:
         read: dict[Value, int] = {}  # by which item last
         fence = segment = 0  # reductions move up to `fence`, other members to `segment`
         for op in region.ops:
-            if self.inline(op) or isinstance(op.what, Full):
+            if _fills(op):
                 continue
-            if op.regions:
-                op = replace(op, regions=tuple(self.region(r) for r in op.regions))
             member = self.member(op)
             k = None
             if member is not None:
                 first = max((made[v] for v in member.needs if v in made), default=0)
-                first = max(first, segment if member.at.how == "point" else fence)
+                first = max(first, segment if member.how == "point" else fence)
                 if member.base is not None:
                     first = max(first, read.get(member.base, 0))
                 k = self.join(items, member, first)
@@ -239,32 +229,44 @@ class _Fusing:
                 items.append(item)
             if member is None:
                 segment = len(items)
-                fence = segment if isinstance(op.what, _FENCES) else fence
+                fence = segment if _kind(op).fence else fence
             else:
                 read.update((v, max(k, read.get(v, 0))) for v in member.needs)
                 if member.base is not None:  # what moved before it might keep it from writing there
                     segment = max(segment, k)
             made.update(dict.fromkeys(op.results, k))
-        ops = [self.finished(item) if isinstance(item, _Nest) else item for item in items]
-        return Region(region.args, tuple(self.with_inline(region, ops)), region.results)
+        ops = [self.finished(item) if isinstance(item, _Nest) else item.mapped(self.region)
+               for item in items]  # fmt: skip
+        return Region(region.args, tuple(_filled(region, ops)), region.results)
 
     def member(self, op: Op) -> _Member | None:
         """An op that may share its loops, with what it reads."""
-        if not isinstance(op.what, (Map, Reduce, Update)):
+        if not isinstance(op.what, Do) or not _kind(op).fuses:
             return None
-        at = self.resolver.points(op)
-        if at.how == "alone" or (isinstance(op.what, Update) and not at.loops):
-            return None
-        node = self.resolver.member(op, at)
-        reads: dict[Any, tuple[tuple[Expr, tuple[Bound, ...]], ...]] = {}
-        for load in loads(node):
-            if load.buffer is not None:  # a constant
+        (work,) = op.what.acts
+        base = op.what.begins[0][0] if op.what.begins else None
+        assert isinstance(work, Store | Reduce)
+        inner = work.inner if isinstance(work, Reduce) else ()
+        loops = tuple(v for v in in_order((*work.loops, *inner)) if v.extent != 1)
+        kept = tuple(v for v in work.loops if v.extent != 1)
+        how = "point"
+        if isinstance(work, Reduce):
+            if kept == loops[: len(kept)]:
+                how = "fold"
+            elif loops[-1] in kept and work.dtype.size != 2:
+                how = "rows"
+            else:
+                return None
+        reads: dict[Value, _Where] = {}
+        for load in loads(work.value):
+            if load.buffer not in self.constants:
                 reads[load.buffer] = (*reads.get(load.buffer, ()), (load.offset, load.bounds))
-        sole = self.users.get(op.operands[0]) == {op}
-        member = _Member(op, at, reads, _size(node), sole)
-        if set(reads.get(member.base, ())) - {(at.offset, ())}:  # rows wait for each other
+        if base is not None and (
+            not loops or set(reads.get(base, ())) - {(work.offset, ())}  # rows wait for each other
+        ):
             return None
-        return member
+        sole = base is not None and self.users[base] == {op}
+        return _Member(op, work, how, loops, kept, base, reads, _size(work.value), sole)
 
     def join(self, items: list[Op | _Nest], member: _Member, first: int) -> int | None:
         """The nest that a member now is in."""
@@ -275,55 +277,100 @@ class _Fusing:
                 return k
         return None
 
+    # ---- nests -----------------------------------------------------------------------------------
+
     def finished(self, nest: _Nest) -> Op:
-        if len(nest.members) == 1:
-            return nest.members[0].op
+        members = nest.members
+        if len(members) == 1:
+            return members[0].op
         outer = nest.outer or ()
-        inside: dict[Op | None, int] = {
-            m.op: k for k, sweep in enumerate(nest.sweeps) for m in sweep
-        }
-        results: list[Value] = []
-        for value, (sweep, maker) in nest.made.items():
-            everywhere = maker.at.how == "fold" or maker.at.loops == outer
-            users = self.users.get(value, {None})
-            if maker.at.how != "rows" and maker.base is None and all(
-                u in inside and (everywhere or inside[u] == sweep) for u in users
-            ):
-                self.kept.add(value)
-            else:
-                results.append(value)
-        ops = tuple(m.op for m in nest.members)
-        sweeps, types = tuple(inside[op] for op in ops), tuple(v.type for v in results)
-        needs = (v for m in nest.members for v in (*m.reads, m.base) if v is not None)
-        read = dict.fromkeys(v for v in needs if v not in nest.made)
-        region = Region((), ops, tuple(results))
-        return Op(Nest(outer, sweeps, types), tuple(read), tuple(results), (region,), ops[0].place)
+        results = self.results(nest, outer)
+        kept: dict[Value, Local] = {}
+        sweeps: list[Sweep[Value]] = []
+        for sweep in nest.sweeps:
+            parts: list[_Part] = []
+            after: list[Store[Value]] = []  # what is folded, once it is
+            for m in sweep:
+                self.part(m, m.result in results, kept, parts, after)
+            loops = sweep[-1].loops[len(outer) :]
+            sweeps.append(Sweep(loops, tuple(parts)))
+            if after:
+                sweeps.append(Sweep((), tuple(after)))
+            for m in sweep:  # later sweeps come to other points
+                if m.how == "point" and loops:
+                    kept.pop(m.result, None)
+        first = members[0].op
+        read = dict.fromkeys(v for m in members for v in m.needs if v not in nest.made)
+        begins = tuple((m.base, m.result) for m in members if m.base is not None)
+        what = Do((Nest(outer, tuple(sweeps), first.place),), begins)
+        return Op(what, tuple(read), tuple(results), (), first.place)
 
-    def with_inline(self, region: Region, ops: list[Op]) -> Iterator[Op]:
-        """The ops, and before each what it computes on the way, and the arrays of one number that
-        it writes into: members have moved up."""
-        here = {
-            v: op for op in region.ops if self.inline(op) or isinstance(op.what, Full)
-            for v in op.results
-        }  # fmt: skip
-        done: set[Op] = set()
+    def results(self, nest: _Nest, outer: tuple[Var, ...]) -> dict[Value, None]:
+        """What needs memory: others read it, or do so at other points."""
+        inside: dict[Op | None, int] = {m.op: k for k, s in enumerate(nest.sweeps) for m in s}
 
-        def before(op: Op) -> Iterator[Op]:
-            used = list(op.operands)
-            for inner in op.regions:
-                used += free_values(inner)
-            for x in used:
-                made = here.get(x)
-                if made is not None and made not in done:
-                    done.add(made)
-                    yield from before(made)
-                    yield made
+        def is_local(m: _Member) -> bool:
+            everywhere = m.how == "fold" or m.loops == outer
+            return m.how != "rows" and m.base is None and all(
+                u in inside and (everywhere or inside[u] == inside[m.op])
+                for u in self.users.get(m.result, {None})
+            )  # fmt: skip
 
-        for op in ops:
-            yield from before(op)
-            yield op
-        yield from (op for op in here.values() if op not in done and not self.inline(op))
+        return dict.fromkeys(m.result for m in nest.members if not is_local(m))
+
+    def part(
+        self, m: _Member, stored: bool, kept: dict[Value, Local], parts: list[_Part],
+        after: list[Store[Value]],
+    ) -> None:  # fmt: skip
+        """What a member computes, and where it goes."""
+
+        def local(node: Node[Value]) -> Local | None:
+            return kept.get(node.buffer) if isinstance(node, Load) else None
+
+        work, v = m.work, m.result
+        value = rewritten(work.value, local)
+        if m.how == "rows":
+            assert isinstance(work, Reduce)
+            inner = tuple(loop for loop in m.loops if loop not in m.kept)
+            parts.append(replace(work, loops=m.kept, inner=inner, rows=True, value=value))
+            return
+        if m.base is not None:  # most of its elements nobody reads here
+            parts.append(replace(work, loops=m.loops, value=value))
+            return
+        fn = work.fn if isinstance(work, Reduce) else ""
+        same = next((p for p in parts if isinstance(p, Keep) and p.value == value
+                     and (p.fn, p.dtype) == (fn, v.type.dtype)), None)  # fmt: skip
+        keep = same or Keep(self.local_name(v.name), v.type.dtype, value, fn, m.op.place)
+        parts += [] if same else [keep]
+        kept[v] = keep.local
+        if stored:
+            stores = after if fn else parts
+            stores.append(Store(m.kept, v, m.offset, keep.local, place=m.op.place))
+
+    def local_name(self, name: str) -> str:
+        """Unique in the Plan."""
+        self.names[name] += 1
+        return name if self.names[name] == 1 else f"{name}_{self.names[name]}"
 
 
-def _size(node: Node) -> int:
+def _fills(op: Op) -> bool:
+    """Whether it makes an array of one number, or of nothing yet."""
+    return isinstance(op.what, Do) and not op.operands and all(
+        isinstance(act, Store) and isinstance(act.value, Literal) for act in op.what.acts
+    )  # fmt: skip
+
+
+def _filled(region: Region, ops: list[Op]) -> Iterator[Op]:
+    """The ops, and before each the arrays of one number that it reads or writes into: members have
+    moved up."""
+    here = {op.result: op for op in region.ops if _fills(op)}
+    for op in ops:
+        for x in (*op.operands, *(v for inner in op.regions for v in free_values(inner))):
+            if x in here:
+                yield here.pop(x)
+        yield op
+    yield from here.values()
+
+
+def _size(node: Node[Value]) -> int:
     return 1 + sum(_size(a) for a in node.args) if isinstance(node, Apply) else 0

@@ -1,21 +1,21 @@
 """Which loops carry by changing the places of buffers, where they would have to copy.
 
-Goes in: a Program, its buffers, what lives across its loops, and where ranks may turn differently.
-Comes out: rings of buffers per loop: as a turn ends, each takes what the one before it holds.
+Goes in: Loops with their buffers. Comes out: the same, with rings of buffers per loop: as a turn
+ends, each takes what the one before it holds.
 Always holds: what a ring overwrites nobody needs; members of an exchange that touches a buffer
 have it in the same place, as each computes with its own table where the others' boxes are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
-from codegen.ir import Module, Op, Value, walk
+from codegen.ir import Op, walk
 from codegen.ops import Loop
 from codegen.plan.grammar import Buffer
+from codegen.plan.loops import Placed, Ring
 
-Ring = tuple[Buffer, ...]
 Axes = frozenset[str]
 _NONE: Axes = frozenset()
 
@@ -27,24 +27,20 @@ class _Wish:
     apart: Axes  # along which ranks may not make this turn together
 
 
-def rotations(
-    program: Module, of: Mapping[Value, Buffer], across: Mapping[Op, Collection[Value]],
-    exchanged: Mapping[Value, Collection[str]], apart: Mapping[Value, Axes],
-) -> dict[Op, tuple[Ring, ...]]:  # fmt: skip
-    """The rings of every loop that has some. across, exchanged: of Assignment. apart: by result of
-    a loop."""
-    loops = [op for region in program.entries for op in walk(region) if isinstance(op.what, Loop)]
-    wishes = [_Wish(op, ring, apart[op.results[0]])
-              for op in loops for ring in _rings(op, of, across[op])]  # fmt: skip
+def rotated(placed: Placed) -> Placed:
+    """With the rings of every loop that has some."""
+    module, of, apart = placed.loops.module, placed.of, placed.loops.apart
+    loops = [op for region in module.entries for op in walk(region) if isinstance(op.what, Loop)]
+    wishes = [_Wish(op, ring, apart[op.results[0]]) for op in loops for ring in _rings(op, placed)]
     moved = _moved(wishes)
     touched: dict[int, set[str]] = {}
-    for value, axes in exchanged.items():
+    for value, axes in placed.exchanged.items():
         touched.setdefault(of[value].number, set()).update(axes)
     found: dict[Op, tuple[Ring, ...]] = {}
     for w in wishes:
         if all(moved[b.number].isdisjoint(touched.get(b.number, ())) for b in w.ring):
             found[w.loop] = (*found.get(w.loop, ()), w.ring)
-    return found
+    return replace(placed, rings=found)
 
 
 def _moved(wishes: list[_Wish]) -> dict[int, Axes]:
@@ -60,13 +56,13 @@ def _moved(wishes: list[_Wish]) -> dict[int, Axes]:
             return moved
 
 
-def _rings(loop: Op, of: Mapping[Value, Buffer], across: Collection[Value]) -> Iterator[Ring]:
+def _rings(loop: Op, placed: Placed) -> Iterator[Ring]:
     """Of what a loop carries: buffers that give each other what they hold, all round; or one after
     the other from one on that nobody needs by then, which takes what the last one held.
 
     Copies that are left go to buffers in no ring: they come first, and see what was there before.
     """
-    body = loop.regions[-1]
+    body, of = loop.regions[-1], placed.of
     into: dict[int, Buffer] = {}  # by number: where what a buffer holds goes
     by_number: dict[int, Buffer] = {}
     for y, arg in zip(body.results, body.args, strict=True):
@@ -74,7 +70,7 @@ def _rings(loop: Op, of: Mapping[Value, Buffer], across: Collection[Value]) -> I
         if a is not b and a.number not in into and (a.dtype, a.capacity) == (b.dtype, b.capacity):
             into[a.number] = b
             by_number[a.number] = a
-    needed = {of[v].number for v in (*across, *body.args) if v in of}
+    needed = {of[v].number for v in (*placed.across[loop], *body.args) if v in of}
     replaced = {b.number for b in into.values()}
     done: set[int] = set()
     for start in sorted(into, key=lambda k: k in replaced):  # chains before rings

@@ -1,23 +1,19 @@
-"""Program to Plan: ops in order become compute phases, exchange phases and control steps.
+"""Loops to Plan: values become the buffers that they lie in, and steps are put in phases.
 
-Goes in: a Program, its stored values and their buffers. Comes out: the Plan; nothing is left for
-the emitter to decide. Where a value could not have the buffer it wanted, a copy stands here.
+Goes in: Loops with their buffers. Comes out: the Plan; nothing is left for the emitter to decide.
+Where a value could not have the buffer it wanted, a copy stands here.
 Always holds: between two exchanges there is at most one compute phase; no phase mentions a rank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from codegen import ops
 from codegen.dtypes import DType
 from codegen.errors import InternalError, Place
-from codegen.image.gufunc import Parameter
-from codegen.ir import Module, Op, Region, Value
+from codegen.ir import Op, Region, Value
 from codegen.ops import Kind
-from codegen.plan.access import Points, Resolver
-from codegen.plan.exchanges import Sides
 from codegen.plan.flatten import flattened
 from codegen.plan.grammar import (
     Array,
@@ -26,33 +22,27 @@ from codegen.plan.grammar import (
     Default,
     Exchange,
     Expect,
-    Keep,
     Let,
-    Literal,
     Load,
     Loop,
-    Nest,
     Phase,
     Plan,
     Print,
-    Reduce,
     Step,
     Store,
-    Sweep,
-    Var,
     Work,
 )  # fmt: skip
 from codegen.plan.indexing import loop_vars, positions, ravel
+from codegen.plan.loops import Do, Placed, capacity
+from codegen.plan.steps import moved
 from codegen.symbolic import expr
-from codegen.symbolic.expr import Expr, Sym
+from codegen.symbolic.expr import Expr
 
 
-def schedule(
-    program: Module, stored: frozenset[Value], buffers: Sequence[Buffer],
-    of: Mapping[Value, Buffer], rotate: Mapping[Op, Rings],
-) -> Plan:  # fmt: skip
-    """The Plan of a Program. rotate: by loop, the buffers that change places as a turn ends."""
-    work = Scheduler(program, stored, list(buffers), of, rotate)
+def scheduled(placed: Placed) -> Plan:
+    """The Plan of Loops whose values have buffers."""
+    work, of = _Scheduler(placed), placed.of
+    program = placed.loops.module
     steps: list[Step] = []
     for k, i in enumerate(program.inputs):
         if i.default is not None:
@@ -66,76 +56,49 @@ def schedule(
     outputs = tuple(
         Array(o.name, of[o.value], o.value.type.dtype, o.shape, o.layout) for o in program.outputs
     )
+    loops = placed.loops
     return Plan(
         program.name, program.file, program.mesh, program.parameters, program.scalars,
         tuple(work.buffers), tuple(work.constants.values()), inputs, outputs, program.returns,
-        tuple(steps), program.conditions, work.counters, work.sites, program.routes,
-        tuple(work.libraries), tuple(work.kernels.items()), program.checks,
-        {s: e for e, s in work.resolver.named.items()},
+        tuple(steps), program.conditions, work.counters, loops.sites, program.routes,
+        loops.libraries, tuple(loops.kernels.items()), program.checks, dict(loops.named),
     )  # fmt: skip
 
 
 # A copy that a control step needs: from buffer, the value, into buffer.
 _Copy = tuple[Buffer, Value, Buffer]
-Rings = tuple[tuple[Buffer, ...], ...]
 
 
-class Scheduler:
-    """What the rules of kinds add their work to."""
-
-    def __init__(
-        self, program: Module, stored: frozenset[Value], buffers: list[Buffer],
-        of: Mapping[Value, Buffer], rotate: Mapping[Op, Rings],
-    ) -> None:  # fmt: skip
-        self.mesh = program.mesh
-        self.sync = program.sync
-        self.buffers = buffers
-        self.of = of
-        self.stored = stored
-        self.rotate = rotate
+class _Scheduler:
+    def __init__(self, placed: Placed) -> None:
+        self.placed, self.of = placed, placed.of
+        self.buffers = list(placed.buffers)
         self.constants: dict[Value, Buffer] = {}
-        self.resolver = Resolver(
-            program.def_use.defs, lambda v: v in stored, lambda v: of[v], self.constant,
-            {s.name: k for k, s in enumerate(program.scalars)},
-        )  # fmt: skip
-        self.sides = Sides(program.mesh, self.resolver)
-        self.phases = self.sites = self.counters = 0
-        self.libraries: list[str] = []
-        self.kernels: dict[str, Any] = {}
-        self.names: dict[str, int] = {}
+        self.spare: dict[Value, Buffer] = {}  # what the op at hand needs meanwhile
+        self.phases = self.counters = 0
         self.pending: list[Work] = []
         self.steps: list[Step] = []
         self.here: Place | None = None  # of the last op: the place of copies that no op asks for
 
-    def constant(self, value: Value, data: Any) -> Buffer:
+    # ---- memory ----------------------------------------------------------------------------------
+
+    def buffer(self, value: Value) -> Buffer:
+        if value in self.of:
+            return self.of[value]
+        return self.spare[value] if value in self.spare else self.constant(value)
+
+    def constant(self, value: Value) -> Buffer:
         if value not in self.constants:
-            number = len(self.constants)
+            number, data = len(self.constants), self.placed.loops.constants[value]
             self.constants[value] = Buffer(
                 number, f"constant_{number}", value.type.dtype, expr.const(data.size), data
             )
         return self.constants[value]
 
-    # ---- regions and control ---------------------------------------------------------------------
-
-    def region(self, region: Region, copies: Sequence[_Copy]) -> tuple[Step, ...]:
-        """The steps of a region, with the copies that its end asks for."""
-        outer, self.steps = (self.steps, self.pending), []
-        self.pending = []
-        for op in region.ops:
-            self.op(op)
-        self.copies(copies)
-        self.flush()
-        done = tuple(self.steps)
-        self.steps, self.pending = outer
-        return done
-
-    def flush(self) -> None:
-        if self.pending:
-            place = next((w.place for w in self.pending if w.place), self.here)
-            name = f"phase_{self.phases}"
-            self.steps.append(Phase(self.phases, name, tuple(self.pending), place))
-            self.phases += 1
-            self.pending = []
+    def new_buffer(self, name: str, dtype: DType, elements: Expr) -> Buffer:
+        buffer = Buffer(len(self.buffers), name, dtype, elements)
+        self.buffers.append(buffer)
+        return buffer
 
     def moves(self, values: Sequence[Value], into: Sequence[Value]) -> list[_Copy]:
         return [(self.of[v], v, self.of[to]) for v, to in zip(values, into, strict=True)]
@@ -161,23 +124,43 @@ class Scheduler:
         offset = ravel(positions(loops), value.type.shape)
         self.add(Store(loops, into, offset, Load(source, offset)))
 
-    def new_buffer(self, name: str, dtype: DType, capacity: Expr) -> Buffer:
-        buffer = Buffer(len(self.buffers), name, dtype, capacity)
-        self.buffers.append(buffer)
-        return buffer
+    # ---- regions and control ---------------------------------------------------------------------
 
-    def op(self, op: Op) -> None:
-        self.here = op.place or self.here
-        if op.what.inline:
-            if op.result in self.stored and not (isinstance(op.what, ops.Full) and op.what.blank):
-                self.store_inline(op)
-            return
-        if isinstance(op.what, ops.Exchange):
-            self.exchange(op)
-        elif type(op.what) in _CONTROL:
-            _CONTROL[type(op.what)](self, op)
-        else:
-            op.what.steps(op, self)
+    def region(self, region: Region, copies: Sequence[_Copy]) -> tuple[Step, ...]:
+        """The steps of a region, with the copies that its end asks for."""
+        outer, self.steps = (self.steps, self.pending), []
+        self.pending = []
+        for op in region.ops:
+            self.here = op.place or self.here
+            _RULES[type(op.what)](self, op)
+        self.copies(copies)
+        self.flush()
+        done = tuple(self.steps)
+        self.steps, self.pending = outer
+        return done
+
+    def add(self, work: Work) -> None:
+        self.pending.append(flattened(work))
+
+    def flush(self) -> None:
+        if self.pending:
+            place = next((w.place for w in self.pending if w.place), self.here)
+            name = f"phase_{self.phases}"
+            self.steps.append(Phase(self.phases, name, tuple(self.pending), place))
+            self.phases += 1
+            self.pending = []
+
+    def do(self, op: Op) -> None:
+        assert isinstance(op.what, Do)
+        self.copies([(self.of[x], x, self.of[v]) for x, v in op.what.begins])
+        for v in op.what.scratch:
+            self.spare[v] = self.new_buffer(v.name, v.type.dtype, capacity(v))
+        for act in op.what.acts:
+            if isinstance(act, Exchange | Print | Expect):
+                self.flush()
+                self.steps.append(moved(act, self.buffer))
+            elif not _is_there(work := moved(act, self.buffer)):
+                self.add(work)
 
     def loop(self, op: Op) -> None:
         what = op.what
@@ -192,7 +175,7 @@ class Scheduler:
         if len(op.regions) == 2:
             condition = self.region(op.regions[0], ())
             flag = Load(self.of[op.regions[0].results[0]], expr.const(0))
-        rotate = self.rotate.get(op, ())
+        rotate = self.placed.rings.get(op, ())
         turned = [(a, b) for ring in rotate for a, b in zip(ring, (*ring[1:], ring[0]))]
         again = self.moves(body.results, body.args)
         steps = self.region(body, [c for c in again if (c[0], c[2]) not in turned])
@@ -221,162 +204,17 @@ class Scheduler:
             on = Load(self.of[op.operands[0]], expr.const(0))
         self.steps.append(Branch(on, arms, op.place))
 
-    def print(self, op: Op) -> None:
-        assert isinstance(op.what, ops.Print)
-        self.flush()
-        nodes = tuple(self.resolver.node(v, ()) for v in op.operands)
-        self.steps.append(Print(op.what.parts, nodes, op.what.every_rank, op.place))
 
-    def expect(self, op: Op) -> None:
-        assert isinstance(op.what, ops.Expect)
-        self.flush()
-        holds, *shown = (self.resolver.node(v, ()) for v in op.operands)
-        self.steps.append(Expect(holds, op.what.parts, tuple(shown), op.what.check, op.place))
-
-    # ---- compute ---------------------------------------------------------------------------------
-
-    def add(self, work: Work) -> None:
-        self.pending.append(flattened(work))
-
-    def store_inline(self, op: Op) -> None:
-        loops = loop_vars(op.result.type.shape)
-        index = positions(loops)
-        node = self.resolver.computed(op, index)
-        into = self.of[op.result]
-        offset = ravel(index, op.result.type.shape)
-        if isinstance(node, Load) and node.buffer is into and node.offset == offset:
-            return  # a reshape in place
-        self.add(Store(loops, into, offset, node, place=op.place))
-
-    def nest(self, op: Op) -> None:
-        assert isinstance(op.what, ops.Nest)
-        outer, members = op.what.outer, op.regions[0].ops
-        made = {m.result for m in members}
-        updated = [(m.operands[0], m.result) for m in members if isinstance(m.what, ops.Update)]
-        self.copies([(self.of[x], x, self.of[v]) for x, v in updated if x not in made])
-        sweeps: list[Sweep] = []
-        for number in range(max(op.what.sweeps) + 1):
-            parts: list[Keep | Store | Reduce] = []
-            after: list[Store] = []  # what is folded, once it is
-            kept = []
-            loops: tuple[Var, ...] = ()
-            for member, n in zip(members, op.what.sweeps, strict=True):
-                if n == number:
-                    at = self.resolver.points(member)
-                    loops = at.loops[len(outer) :]
-                    self.part(member, at, parts, after)
-                    kept += [member.result] if at.how == "point" and loops else []
-            sweeps.append(Sweep(loops, tuple(parts)))
-            if after:
-                sweeps.append(Sweep((), tuple(after)))
-            for v in kept:  # later sweeps come to other points
-                self.resolver.kept.pop(v, None)
-        self.resolver.kept.clear()
-        self.add(Nest(outer, tuple(sweeps), op.place))
-
-    def part(
-        self, op: Op, at: Points, parts: list[Keep | Store | Reduce], after: list[Store]
-    ) -> None:
-        """A member of a nest: what is computed, and where it goes."""
-        v, kept = op.result, self.resolver.kept
-        node = self.resolver.member(op, at)
-        fn = op.what.fn if isinstance(op.what, ops.Reduce) else ""
-        if at.how == "rows":
-            inner = tuple(loop for loop in at.loops if loop not in at.kept)
-            parts.append(Reduce(at.kept, inner, True, self.of[v], at.offset, node, fn, v.type.dtype,
-                                op.place))  # fmt: skip
-            return
-        if isinstance(op.what, ops.Update):  # most of its elements nobody reads here
-            parts.append(Store(at.loops, self.of[v], at.offset, node, place=op.place))
-            return
-        fn = fn if at.how == "fold" else ""
-        same = next((p for p in parts if isinstance(p, Keep) and p.value == node
-                     and (p.fn, p.dtype) == (fn, v.type.dtype)), None)  # fmt: skip
-        keep = same or Keep(self.local_name(v.name), v.type.dtype, node, fn, op.place)
-        parts += [] if same else [keep]
-        kept[v] = keep.local
-        if v in self.stored:
-            stores = after if fn else parts
-            stores.append(Store(at.kept, self.of[v], at.offset, kept[v], place=op.place))
-
-    def local_name(self, name: str) -> str:
-        """Unique in the Plan."""
-        self.names[name] = self.names.get(name, 0) + 1
-        return name if self.names[name] == 1 else f"{name}_{self.names[name]}"
-
-    def take_over(self, op: Op) -> Buffer:
-        """The buffer that an update writes; the old content is copied where it is still needed."""
-        x, result = op.operands[0], op.result
-        self.copies([(self.of[x], x, self.of[result])])
-        return self.of[result]
-
-    def library(self, routine: str) -> int:
-        """The number of a routine of BLAS."""
-        if routine not in self.libraries:
-            self.libraries.append(routine)
-        return self.libraries.index(routine)
-
-    def kernel(self, kernel: Any, signature: tuple[Parameter, ...]) -> str:
-        """The symbol of a kernel compiled for these parameters."""
-        known = (s for s, (k, sig) in self.kernels.items() if k is kernel and sig == signature)
-        symbol = next(known, None)
-        if symbol is None:
-            symbol = f"kernel_{len(self.kernels)}_{kernel.name}"
-            self.kernels[symbol] = (kernel, signature)
-        return symbol
-
-    def begin(self, value: Value, content: Value, op: Op) -> None:
-        """A value begins with the content of another one."""
-        loops = loop_vars(value.type.shape)
-        index = positions(loops)
-        node = self.resolver.node(content, index)
-        self.add(Store(loops, self.of[value], ravel(index, value.type.shape), node,
-                       place=op.place))  # fmt: skip
-
-    # ---- exchange --------------------------------------------------------------------------------
-
-    def exchange(self, op: Op) -> None:
-        """An exchange phase, with the barriers that the program asked for around it."""
-        assert isinstance(op.what, ops.Exchange)
-        if op.what.in_place:
-            self.take_over(op)
-        self.flush()
-        around = "least" if isinstance(op.what, ops.Barrier) else self.sync
-        if around in ("before", "both"):
-            self.add_exchange(op, ops.Barrier(op.what.axes))
-        self.add_exchange(op, op.what)
-        if around in ("after", "both"):
-            self.add_exchange(op, ops.Barrier(op.what.axes))
-        if op.results:
-            self.fill(op, op.what)
-
-    def fill(self, op: Op, what: ops.Exchange) -> None:
-        """The elements of a result that the exchange leaves alone."""
-        where, value = what.unsent(self.mesh.position(what.axes), op.result.type)
-        if where == 0:
-            return
-        result = op.result.type
-        shape = result.shape or (expr.const(1),)
-        loops = loop_vars((shape[0] * where, *shape[1:]))
-        literal = Literal(value, result.dtype)
-        self.add(Store(loops, self.of[op.result], ravel(positions(loops), shape), literal,
-                       place=op.place))  # fmt: skip
-
-    def add_exchange(self, op: Op, what: ops.Exchange) -> None:
-        member = Sym("member", "var", expr.const(0), self.mesh.size(what.axes) - 1)
-        details = self.sides.details(op, what, member)
-        dtype = details["send"].buffer.dtype if details else None
-        self.steps.append(
-            Exchange(self.sites, what.called, what.axes, member, dtype, place=op.place, **details)
-        )
-        self.sites += 1
+def _is_there(work: Work) -> bool:
+    """Whether it copies an array into itself, as a reshape in place."""
+    if not isinstance(work, Store) or not isinstance(work.value, Load):
+        return False
+    return work.value.buffer is work.buffer and work.value.offset == work.offset
 
 
-_CONTROL: dict[type[Kind], Callable[[Scheduler, Op], None]] = {
-    ops.Loop: Scheduler.loop,
-    ops.Let: Scheduler.let,
-    ops.Branch: Scheduler.branch,
-    ops.Print: Scheduler.print,
-    ops.Expect: Scheduler.expect,
-    ops.Nest: Scheduler.nest,
+_RULES: dict[type[Kind], Callable[[_Scheduler, Op], None]] = {
+    Do: _Scheduler.do,
+    ops.Loop: _Scheduler.loop,
+    ops.Let: _Scheduler.let,
+    ops.Branch: _Scheduler.branch,
 }

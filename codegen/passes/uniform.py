@@ -9,15 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from codegen.errors import MatchingError, Place
-from codegen.ir import Module, Op, Region, Value
+from codegen.ir import Module, Op, Region
 from codegen.ops import Branch, Exchange, Loop
 from codegen.printer import axes_text, exchange_text, user_text
-from codegen.variance import NONE, Axes, Variance
-
-
-def variance(program: Module) -> dict[Value, Axes]:
-    """The mesh axes along which each value may differ between ranks."""
-    return _analyse(program).of
+from codegen.variance import Axes, Variance, analysed
 
 
 def check_uniform(program: Module) -> Module:
@@ -25,39 +20,10 @@ def check_uniform(program: Module) -> Module:
 
     Raises MatchingError where a branch or a loop around it may part them.
     """
-    found = _analyse(program)
+    found = analysed(program)
     for region in program.entries:
         _Check(program, found).region(region, ())
     return program
-
-
-def turns_apart(program: Module) -> dict[Value, Axes]:
-    """By result of a loop: the axes along which ranks may have made other turns of it, anywhere in
-    the program. Defaults: an input may be given to some processes only."""
-    found = _analyse(program)
-    apart: dict[Value, Axes] = {}
-
-    def within(region: Region, around: Axes) -> None:
-        for op in region.ops:
-            axes = around | found.passing(op)
-            if isinstance(op.what, Loop):
-                apart.update(dict.fromkeys(op.results, axes))
-            for inner in op.regions:
-                within(inner, axes)
-
-    for i in program.inputs:
-        if i.default is not None:
-            within(i.default, frozenset(program.mesh.names) - found.alone)
-    within(program.body, NONE)
-    return apart
-
-
-def _analyse(program: Module) -> Variance:
-    split = {i.value: [a for entry in i.layout for a in entry] for i in program.inputs}
-    found = Variance(program.mesh, split)
-    for region in program.entries:
-        found.region(region)
-    return found
 
 
 # ---- who comes to an exchange ------------------------------------------------------------------

@@ -49,7 +49,7 @@ class Sides:
 
     # ---- boxes -----------------------------------------------------------------------------------
 
-    def box(self, value: Value) -> Box:
+    def box(self, value: Value) -> Box[Value]:
         """Where a value lies: a strided region of a buffer."""
         loops = loop_vars(value.type.shape)
         node = self.resolver.node(value, positions(loops))
@@ -59,7 +59,7 @@ class Sides:
         formulas = {s: e for e, s in self.resolver.named.items()}
         return Box(node.buffer, found[0].subst(formulas), value.type.shape, found[1])
 
-    def seen(self, box: Box, extent: Shape | None = None) -> Box:
+    def seen(self, box: Box[Value], extent: Shape | None = None) -> Box[Value]:
         """The same region in the member's view; of these extents."""
         found = _seen_from(box, self.there)
         return found if extent is None else replace(found, extent=extent)
@@ -77,17 +77,17 @@ class Sides:
         return tuple(span and (formula(span[0], named), formula(span[1], named))
                      for span, named in zip(bounds, cut, strict=True))  # fmt: skip
 
-    def theirs(self, into: Box) -> Box:
+    def theirs(self, into: Box[Value]) -> Box[Value]:
         """Where the member pulls into, what it pulls from me."""
         (member,) = self.member.symbols()
         back = {s: expr.symbol(coord) for coord, e in self.there.items() for s in e.symbols()}
         return _seen_from(into, {**self.there, **back, member: self.me})
 
-    def flat(self, box: Box) -> Box:
+    def flat(self, box: Box[Value]) -> Box[Value]:
         """Its elements, which are contiguous."""
         return Box(box.buffer, box.offset, (expr.product(box.extent),), (expr.const(1),))
 
-    def where(self, condition: Expr, box: Box) -> Box:
+    def where(self, condition: Expr, box: Box[Value]) -> Box[Value]:
         """Empty where the condition is 0."""
         return box if condition == 1 else _where(condition, box)
 
@@ -97,7 +97,7 @@ class Sides:
 
     def parts(
         self, op: Op, have: Bounds, want: Bounds, room: Bounds = (), wraps: Wraps = ()
-    ) -> tuple[Box, Box, Box]:
+    ) -> tuple[Box[Value], Box[Value], Box[Value]]:
         """What I pull from the member, into what, and what it pulls from me, where members hold the
         elements that `have` says, and want others. With room, one array has both."""
         into, ndim = self.box(op.result), op.result.type.ndim
@@ -174,7 +174,7 @@ def _overlap(a: Span, b: Span) -> Span:
 # ---- boxes ---------------------------------------------------------------------------------------
 
 
-def _seen_from(box: Box, there: There) -> Box:
+def _seen_from(box: Box[Value], there: There) -> Box[Value]:
     """The same region in another member's view."""
     return Box(
         box.buffer, box.offset.subst(there), tuple(e.subst(there) for e in box.extent),
@@ -183,7 +183,7 @@ def _seen_from(box: Box, there: There) -> Box:
     )  # fmt: skip
 
 
-def _with(box: Box, names: Mapping[Sym, Expr]) -> Box:
+def _with(box: Box[Value], names: Mapping[Sym, Expr]) -> Box[Value]:
     """Named before its own names; without those that do not stand in it."""
     kept: list[tuple[Sym, Expr]] = []
     used = replace(box, names=()).symbols()
@@ -195,8 +195,8 @@ def _with(box: Box, names: Mapping[Sym, Expr]) -> Box:
 
 
 def _between(
-    box: Box, held: Bounds, part: Bounds, cut: Sequence[bool], which: str, whose: str
-) -> Box:
+    box: Box[Value], held: Bounds, part: Bounds, cut: Sequence[bool], which: str, whose: str
+) -> Box[Value]:
     """Of a box that holds some elements, these; empty where there are none. Long formulas get
     names, in dims that are cut: of the part by `which` it is, of what is held by whose box it is.
     """
@@ -225,14 +225,14 @@ def _between(
     return Box(box.buffer, offset, tuple(extents), tuple(strides), tuple(names.items()))
 
 
-def _where(condition: Expr, box: Box) -> Box:
+def _where(condition: Expr, box: Box[Value]) -> Box[Value]:
     """Empty where the condition is 0."""
     extent = box.extent or (expr.const(1),)
     stride = box.stride or (expr.const(1),)
     return replace(box, extent=(extent[0] * condition, *extent[1:]), stride=stride)
 
 
-def _unless(box: Box, condition: Expr) -> Box:
+def _unless(box: Box[Value], condition: Expr) -> Box[Value]:
     """Empty where the condition is 1."""
     others = Sym("others", "var", expr.const(0), expr.const(1))
     named = replace(box, names=(*box.names, (others, 1 - condition)))

@@ -14,6 +14,7 @@ from codegen.plan.grammar import (
     Integer,
     Keep,
     Load,
+    M,
     Nest,
     Node,
     Reduce,
@@ -28,7 +29,7 @@ from codegen.symbolic.expr import Expr, Sym
 _Change = Mapping[Sym, Expr]
 
 
-def flattened(work: Work) -> Work:
+def flattened(work: Work[M]) -> Work[M]:
     """Loops are joined from the last one outwards, as long as all that is touched follows."""
     if isinstance(work, Store) and not work.rows and not work.bounds:
         loops, change = _joined(work.loops, [work.offset, *_exprs(work.value)])
@@ -42,13 +43,13 @@ def flattened(work: Work) -> Work:
     return work
 
 
-def _sweep(sweep: Sweep) -> Sweep:
+def _sweep(sweep: Sweep[M]) -> Sweep[M]:
     if any(isinstance(p, Reduce) for p in sweep.parts):  # its row has a loop of its own
         return sweep
     touched = [e for p in sweep.parts for e in _exprs(p.value)]
     touched += [p.offset for p in sweep.parts if isinstance(p, Store)]
     loops, change = _joined(sweep.loops, touched)
-    parts: list[Keep | Store | Reduce] = []
+    parts: list[Keep[M] | Store[M] | Reduce[M]] = []
     for p in sweep.parts:
         value = _changed(p.value, change)
         if isinstance(p, Keep):
@@ -81,7 +82,7 @@ def _joined(
     return (tuple(left), change) if change else (tuple(loops), change)
 
 
-def _exprs(node: Node) -> Iterator[Expr | None]:
+def _exprs(node: Node[M]) -> Iterator[Expr | None]:
     if isinstance(node, Load):
         yield None if node.bounds else node.offset
     elif isinstance(node, Integer):
@@ -91,7 +92,7 @@ def _exprs(node: Node) -> Iterator[Expr | None]:
             yield from _exprs(a)
 
 
-def _changed(node: Node, change: _Change) -> Node:
+def _changed(node: Node[M], change: _Change) -> Node[M]:
     if not change:
         return node
     if isinstance(node, Load):

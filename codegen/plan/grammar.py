@@ -16,7 +16,7 @@ member's own view. A buffer's capacity mentions sizes and scalars only, so addre
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic
 
 from codegen.dtypes import INT64, DType
 from codegen.errors import Place
@@ -24,6 +24,11 @@ from codegen.ir import Condition, Returned, Route, Scalar, Shape
 from codegen.mesh import Layout, Mesh
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, Sym
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+else:
+    from typing import TypeVar
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,13 @@ class Buffer:
     dtype: DType
     capacity: Expr  # elements, an upper bound over all ranks and counters
     data: Any = None  # the NumPy array, for a constant in the image
+
+
+# What memory is: a Buffer; in Loops, where none is assigned yet, the Value that lies in it.
+if TYPE_CHECKING:
+    M = TypeVar("M", default=Buffer)
+else:
+    M = TypeVar("M")
 
 
 # ---- what is computed at one point ---------------------------------------------------------------
@@ -53,12 +65,12 @@ class Literal:
 
 
 @dataclass(frozen=True)
-class Integer:
+class Integer(Generic[M]):
     """A symbolic integer as a number: positions, extents, the index itself."""
 
     value: Expr
     dtype: DType
-    bounds: tuple[Bound, ...] = ()
+    bounds: tuple[Bound[M], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -71,20 +83,20 @@ class Runtime:
 
 
 @dataclass(frozen=True)
-class Bound:
+class Bound(Generic[M]):
     """A position that data decides: sym stands for max(min(node, limit), 0) in offsets."""
 
     sym: Sym
-    node: Node
+    node: Node[M]
     limit: Expr
     shift: Expr | None = None  # of a Store: the point is dropped unless 0 <= sym + shift <= limit
 
 
 @dataclass(frozen=True)
-class Load:
-    buffer: Buffer
+class Load(Generic[M]):
+    buffer: M
     offset: Expr  # elements
-    bounds: tuple[Bound, ...] = ()
+    bounds: tuple[Bound[M], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -96,19 +108,19 @@ class Local:
 
 
 @dataclass(frozen=True)
-class Apply:
+class Apply(Generic[M]):
     """A row of FUNCTIONS. dtype: of the result; operands: dtype of the first operand's loop."""
 
     fn: str
     dtype: DType
-    args: tuple[Node, ...]
+    args: tuple[Node[M], ...]
     operand: DType
 
 
-Node = Literal | Integer | Runtime | Load | Local | Apply
+Node = Literal | Integer[M] | Runtime | Load[M] | Local | Apply[M]
 
 
-def apply(fn: str, dtype: DType, args: tuple[Node, ...], operand: DType) -> Node:
+def apply(fn: str, dtype: DType, args: tuple[Node[M], ...], operand: DType) -> Node[M]:
     """Apply; sums of symbolic integers are one symbolic integer."""
     if fn in ("add", "sub", "mul") and dtype == operand == INT64:
         known = [_symbolic(a) for a in args]
@@ -118,7 +130,7 @@ def apply(fn: str, dtype: DType, args: tuple[Node, ...], operand: DType) -> Node
     return Apply(fn, dtype, args, operand)
 
 
-def _symbolic(node: Node) -> Expr | None:
+def _symbolic(node: Node[M]) -> Expr | None:
     if isinstance(node, Integer):
         return node.value
     return expr.const(int(node.value)) if isinstance(node, Literal) else None
@@ -142,25 +154,25 @@ class Var:
 
 
 @dataclass(frozen=True)
-class Store:
+class Store(Generic[M]):
     """buffer[offset] = value, for every point. combine: a COMBINE or "set". A point whose
     bound positions do not all lie within 0 … limit is dropped. rows: so many rows (of the first
     loop) wait in `waiting` before they are stored, because the rows after them read what was there.
     """
 
     loops: tuple[Var, ...]
-    buffer: Buffer
+    buffer: M
     offset: Expr
-    value: Node
+    value: Node[M]
     combine: str = "set"
-    bounds: tuple[Bound, ...] = ()
+    bounds: tuple[Bound[M], ...] = ()
     place: Place | None = None
     rows: int = 0
-    waiting: Buffer | None = None
+    waiting: M | None = None
 
 
 @dataclass(frozen=True)
-class Reduce:
+class Reduce(Generic[M]):
     """buffer[offset] = COMBINE[fn] of value over `inner`, for every point of `loops`.
 
     rows: the last of `loops` runs innermost, over a row of results, as memory lies.
@@ -169,22 +181,22 @@ class Reduce:
     loops: tuple[Var, ...]
     inner: tuple[Var, ...]
     rows: bool
-    buffer: Buffer
+    buffer: M
     offset: Expr
-    value: Node
+    value: Node[M]
     fn: str
     dtype: DType
     place: Place | None = None
 
 
 @dataclass(frozen=True)
-class Keep:
+class Keep(Generic[M]):
     """A value that is read as Local(name), at this point or, with fn, once the sweep is done: then
     it is COMBINE[fn] of all its points."""
 
     name: str
     dtype: DType
-    value: Node
+    value: Node[M]
     fn: str = ""
     place: Place | None = None
 
@@ -194,28 +206,28 @@ class Keep:
 
 
 @dataclass(frozen=True)
-class Sweep:
+class Sweep(Generic[M]):
     """Its parts in order for every point of `loops` (within those of the nest)."""
 
     loops: tuple[Var, ...]
-    parts: tuple[Keep | Store | Reduce, ...]
+    parts: tuple[Keep[M] | Store[M] | Reduce[M], ...]
 
 
 @dataclass(frozen=True)
-class Nest:
+class Nest(Generic[M]):
     """Its sweeps in order for every point of `loops`. A Reduce in it is one of rows."""
 
     loops: tuple[Var, ...]
-    sweeps: tuple[Sweep, ...]
+    sweeps: tuple[Sweep[M], ...]
     place: Place | None = None
 
     @property
-    def parts(self) -> tuple[Keep | Store | Reduce, ...]:
+    def parts(self) -> tuple[Keep[M] | Store[M] | Reduce[M], ...]:
         return tuple(p for sweep in self.sweeps for p in sweep.parts)
 
 
 @dataclass(frozen=True)
-class Lane:
+class Lane(Generic[M]):
     """One lane after the other: kind cumulative, argreduce, sort or argsort.
 
     `value` stands at position `along` of the lane; what comes out is stored at offset + stride * k
@@ -225,62 +237,62 @@ class Lane:
     kind: str
     loops: tuple[Var, ...]
     along: Var
-    buffer: Buffer
+    buffer: M
     offset: Expr
     stride: Expr
     dtype: DType
     fn: str = ""
-    value: Node | None = None
-    scratch: tuple[Buffer, ...] = ()
+    value: Node[M] | None = None
+    scratch: tuple[M, ...] = ()
     place: Place | None = None
 
 
 @dataclass(frozen=True)
-class Matrix:
+class Matrix(Generic[M]):
     """An operand of a product: element (i, j) at offset + i * row + j * column."""
 
-    buffer: Buffer
+    buffer: M
     offset: Expr
     row: Expr
     column: Expr
 
 
 @dataclass(frozen=True)
-class Product:
+class Product(Generic[M]):
     """c = a @ b for every point of `loops`; library: logical number of the routine, or None."""
 
     loops: tuple[Var, ...]
     m: Expr
     n: Expr
     k: Expr
-    a: Matrix
-    b: Matrix
-    c: Matrix
+    a: Matrix[M]
+    b: Matrix[M]
+    c: Matrix[M]
     dtype: DType
     library: int | None
     place: Place | None = None
 
 
 @dataclass(frozen=True)
-class Argument:
+class Argument(Generic[M]):
     """what: a Buffer (with its shape) or a Node. writes: an output of the kernel."""
 
-    what: Any
+    what: M | Expr | Node[M]
     dtype: DType
     shape: Shape = ()
     writes: bool = False
 
 
 @dataclass(frozen=True)
-class KernelCall:
+class KernelCall(Generic[M]):
     """symbol(arguments): an array is passed as its address and extents, a scalar by value."""
 
     symbol: str
-    arguments: tuple[Argument, ...]
+    arguments: tuple[Argument[M], ...]
     place: Place | None = None
 
 
-Work = Store | Reduce | Nest | Lane | Product | KernelCall
+Work = Store[M] | Reduce[M] | Nest[M] | Lane[M] | Product[M] | KernelCall[M]
 
 
 # ---- steps of the control program ----------------------------------------------------------------
@@ -295,13 +307,13 @@ class Phase:
 
 
 @dataclass(frozen=True)
-class Box:
+class Box(Generic[M]):
     """A region of a buffer: dims of extent elements at offset + stride * position (elements).
 
     names: symbols in it that stand for formulas.
     """
 
-    buffer: Buffer
+    buffer: M
     offset: Expr
     extent: Shape
     stride: Shape
@@ -313,7 +325,7 @@ class Box:
 
 
 @dataclass(frozen=True)
-class Exchange:
+class Exchange(Generic[M]):
     """An exchange phase. `member` is the symbol of a member's position along `axes`.
 
     pull_from: what I take from a member, in that member's view. pull_into: where it goes, in mine.
@@ -330,10 +342,10 @@ class Exchange:
     axes: tuple[str, ...]
     member: Sym
     dtype: DType | None = None
-    pull_from: Box | None = None
-    pull_into: Box | None = None
-    send: Box | None = None
-    give_into: Box | None = None
+    pull_from: Box[M] | None = None
+    pull_into: Box[M] | None = None
+    send: Box[M] | None = None
+    give_into: Box[M] | None = None
     source: Expr | None = None
     receives: Expr | None = None
     dest: Expr | None = None
@@ -347,7 +359,7 @@ class Exchange:
     place: Place | None = None
 
     @property
-    def boxes(self) -> tuple[Box, ...]:
+    def boxes(self) -> tuple[Box[M], ...]:
         named = (self.pull_from, self.pull_into, self.send, self.give_into)
         return tuple(box for box in named if box is not None)
 
@@ -379,12 +391,12 @@ class Loop:
 
 
 @dataclass(frozen=True)
-class Let:
+class Let(Generic[M]):
     """The symbol `counter`, kept in this slot, is what stands in a 0-d buffer."""
 
     counter: Sym
     slot: int
-    value: Load
+    value: Load[M]
     place: Place | None = None
 
 
@@ -407,20 +419,20 @@ class Default:
 
 
 @dataclass(frozen=True)
-class Print:
+class Print(Generic[M]):
     parts: tuple[str, ...]
-    operands: tuple[Node, ...]
+    operands: tuple[Node[M], ...]
     every_rank: bool
     place: Place | None = None
 
 
 @dataclass(frozen=True)
-class Expect:
+class Expect(Generic[M]):
     """Where `holds` is not true, the run of all ranks ends with this text. check: who asked."""
 
-    holds: Node
+    holds: Node[M]
     parts: tuple[str, ...]
-    operands: tuple[Node, ...]
+    operands: tuple[Node[M], ...]
     check: str = ""
     place: Place | None = None
 

@@ -5,13 +5,12 @@ Always holds: everything here is arithmetic of Exprs; no op and no value is look
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 from codegen.dtypes import INT64, DType
 from codegen.ir import Shape
-from codegen.plan.grammar import Apply, Bound, Integer, Literal, Load, Node, Var
+from codegen.plan.grammar import Apply, Bound, Integer, Literal, Load, M, Node, Var
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, Sym
 
@@ -52,6 +51,11 @@ def loop_vars(shape: Shape, prefix: str = "j") -> tuple[Var, ...]:
     )
 
 
+def in_order(loops: Iterable[Var]) -> list[Var]:
+    """By the dims that they run over."""
+    return sorted(loops, key=lambda v: (len(v.sym.name), v.sym.name))
+
+
 def positions(loops: Sequence[Var]) -> Index:
     return tuple(expr.const(0) if v.extent == 1 else expr.symbol(v.sym) for v in loops)
 
@@ -70,7 +74,7 @@ def match_dims(index: Index, shape: Shape, inner: Shape) -> Index | None:
     return tuple(expr.const(0) if e == 1 else next(rest) for e in inner)
 
 
-def with_bounds(node: Node, bounds: tuple[Bound, ...]) -> Node:
+def with_bounds(node: Node[M], bounds: tuple[Bound[M], ...]) -> Node[M]:
     """Attach bound positions to every Load and Integer below that mentions them."""
     if isinstance(node, (Load, Integer)):
         return replace(node, bounds=bounds + node.bounds)
@@ -81,27 +85,48 @@ def with_bounds(node: Node, bounds: tuple[Bound, ...]) -> Node:
     return node
 
 
-def or_zero(holds: Expr, node: Node, dtype: DType) -> Node:
+def rewritten(node: Node[M], change: Callable[[Node[M]], Node[M] | None]) -> Node[M]:
+    """The node with what `change` gives for a part of it, those in bound positions too."""
+    new = change(node)
+    if new is not None:
+        return new
+    if isinstance(node, Apply):
+        args = tuple(rewritten(a, change) for a in node.args)
+        same = all(a is b for a, b in zip(args, node.args))
+        return node if same else replace(node, args=args)
+    if isinstance(node, Load | Integer) and node.bounds:
+        bounds = tuple(replace(b, node=rewritten(b.node, change)) for b in node.bounds)
+        return replace(node, bounds=bounds)
+    return node
+
+
+def or_zero(holds: Expr, node: Node[M], dtype: DType) -> Node[M]:
     """Zero where there is nothing to read: an array that is empty on this rank."""
     if holds == 1:
         return node
     return Apply("guard", dtype, (Integer(holds, INT64), node, Literal(0, dtype)), dtype)
 
 
-def placed(node: Node) -> Iterator[Load | Integer]:
-    """Every Load and Integer below a node, those in bound positions too."""
-    if isinstance(node, (Load, Integer)):
-        yield node
-        for bound in node.bounds:
-            yield from placed(bound.node)
-    elif isinstance(node, Apply):
+def leaves(node: Node[M]) -> Iterator[Node[M]]:
+    """All below a node that is no Apply, in bound positions too."""
+    if isinstance(node, Apply):
         for arg in node.args:
-            yield from placed(arg)
+            yield from leaves(arg)
+        return
+    yield node
+    if isinstance(node, (Load, Integer)):
+        for bound in node.bounds:
+            yield from leaves(bound.node)
 
 
-def loads(node: Node) -> Iterator[Load]:
-    """Every Load below a node, those in bound positions too."""
-    return (n for n in placed(node) if isinstance(n, Load))
+def placed(node: Node[M]) -> Iterator[Load[M] | Integer[M]]:
+    """Every Load and Integer below a node."""
+    return (n for n in leaves(node) if isinstance(n, Load | Integer))
+
+
+def loads(node: Node[M]) -> Iterator[Load[M]]:
+    """Every Load below a node."""
+    return (n for n in leaves(node) if isinstance(n, Load))
 
 
 SHORT = 16  # elements of a row that is not worth a loop of its own
@@ -109,7 +134,7 @@ ROWS = 8  # that may lie between what is read and what is written
 
 
 def rows_kept(
-    node: Node, source: Any, target: Expr, shape: Shape, step: Sequence[int]
+    node: Node[M], source: M, target: Expr, shape: Shape, step: Sequence[int]
 ) -> int | None:
     """How many rows of results wait in a buffer of their own, where `source` of this shape is read
     while it is written at `target` in these steps: a row is written when no row after it reads it

@@ -1,31 +1,46 @@
-"""Walking over a Plan: the steps inside a step, and the buffers that a step touches."""
+"""Walking over Plans and Loops: steps inside a step, the memory and the trees of each."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any, Generic, TypeVar, overload
 
+from codegen.ir import Value
+from codegen.plan import grammar
 from codegen.plan.grammar import (
+    Apply,
+    Argument,
     Branch,
     Buffer,
     Default,
     Exchange,
     Expect,
+    Integer,
     Keep,
     KernelCall,
     Lane,
     Let,
+    Literal,
     Load,
+    Local,
     Loop,
+    M,
     Nest,
+    Node,
     Phase,
     Print,
     Product,
     Reduce,
+    Runtime,
     Step,
     Store,
     Work,
 )  # fmt: skip
 from codegen.plan.indexing import loads
+from codegen.symbolic.expr import Expr
+
+N = TypeVar("N")
 
 
 def walk_steps(steps: Sequence[Step]) -> Iterator[Step]:
@@ -52,8 +67,7 @@ def step_buffers(step: Step) -> Iterator[Buffer]:
         for work in step.work:
             yield from work_buffers(work)
     elif isinstance(step, Exchange):
-        for box in step.boxes:
-            yield box.buffer
+        yield from (box.buffer for box in step.boxes)
     elif isinstance(step, Loop):
         if step.flag is not None:
             yield step.flag.buffer
@@ -64,33 +78,96 @@ def step_buffers(step: Step) -> Iterator[Buffer]:
     elif isinstance(step, Branch) and isinstance(step.on, Load):
         yield step.on.buffer
     elif isinstance(step, (Print, Expect)):
-        for node in (*step.operands, *([step.holds] if isinstance(step, Expect) else [])):
-            for load in loads(node):
-                yield load.buffer
+        yield from memory_read(step)
 
 
-def work_buffers(work: Work) -> Iterator[Buffer]:
-    if isinstance(work, Product):
-        for m in (work.a, work.b, work.c):
-            yield m.buffer
-        return
-    if isinstance(work, KernelCall):
-        for a in work.arguments:
-            if isinstance(a.what, Buffer):
-                yield a.what
-        return
+def work_buffers(work: Work[M]) -> Iterator[M]:
+    """Every buffer that a work touches."""
+    yield from memory_read(work)
+    yield from memory_written(work)
+
+
+def memory_read(act: Work[M] | Exchange[M] | Print[M] | Expect[M]) -> Iterator[M]:
+    """What is read. In Loops: constants too."""
+    for node in nodes(act):
+        yield from (load.buffer for load in loads(node))
+    if isinstance(act, Product):
+        yield from (act.a.buffer, act.b.buffer)
+    elif isinstance(act, KernelCall):
+        yield from (x for a in act.arguments if not a.writes and (x := array_of(a)) is not None)
+    elif isinstance(act, Exchange):
+        yield from (box.buffer for box in (act.pull_from, act.send) if box is not None)
+
+
+def memory_written(work: Work[M] | Keep[M]) -> Iterator[M]:
+    """What is written, memory that is needed meanwhile too."""
     if isinstance(work, Nest):
         for part in work.parts:
-            if isinstance(part, Keep):
-                yield from (load.buffer for load in loads(part.value))
-            else:
-                yield from work_buffers(part)
-        return
-    yield work.buffer
-    if isinstance(work, Store) and work.waiting is not None:
-        yield work.waiting
-    if isinstance(work, Lane):
-        yield from work.scratch
-    if isinstance(work, (Store, Reduce, Lane)) and work.value is not None:
-        for load in loads(work.value):
-            yield load.buffer
+            yield from memory_written(part)
+    elif isinstance(work, Product):
+        yield work.c.buffer
+    elif isinstance(work, KernelCall):
+        yield from (x for a in work.arguments if a.writes and (x := array_of(a)) is not None)
+    elif not isinstance(work, Keep):
+        yield work.buffer
+        if isinstance(work, Store) and work.waiting is not None:
+            yield work.waiting
+        if isinstance(work, Lane):
+            yield from work.scratch
+
+
+@overload
+def moved(act: Work[N], of: Callable[[N], M]) -> Work[M]: ...
+@overload
+def moved(act: Exchange[N], of: Callable[[N], M]) -> Exchange[M]: ...
+@overload
+def moved(act: Print[N], of: Callable[[N], M]) -> Print[M]: ...
+@overload
+def moved(act: Expect[N], of: Callable[[N], M]) -> Expect[M]: ...
+def moved(act: Any, of: Callable[[N], M]) -> Any:
+    """The same over other memory: `of` gives it for what there was."""
+
+    def change(x: Any) -> Any:
+        if type(x) is tuple:
+            return tuple(map(change, x)) if x else x
+        if type(x) is Value:
+            return of(x)  # type: ignore[arg-type]
+        names = _OVER_MEMORY.get(type(x))
+        return type(x)(*(change(getattr(x, name)) for name in names)) if names else x
+
+    return change(act)
+
+
+# The fields of the classes of the grammar that are generic in what memory is.
+_OVER_MEMORY: dict[type, tuple[str, ...]] = {
+    kind: tuple(f.name for f in fields(kind))
+    for kind in vars(grammar).values()
+    if is_dataclass(kind) and isinstance(kind, type) and Generic in kind.__mro__
+}
+
+
+def array_of(argument: Argument[M]) -> M | None:
+    """The array that an argument of a kernel is; None: it is a number."""
+    what = argument.what
+    return None if isinstance(what, Expr) or isinstance(what, _NODES) else what
+
+
+_NODES = (Apply, Integer, Literal, Load, Local, Runtime)
+
+
+def nodes(act: Work[M] | Keep[M] | Exchange[M] | Print[M] | Expect[M]) -> Iterator[Node[M]]:
+    """What is computed at a point: the trees of an act, in their order."""
+    if isinstance(act, Nest):
+        for part in act.parts:
+            yield from nodes(part)
+    elif isinstance(act, KernelCall):
+        yield from (a.what for a in act.arguments if isinstance(a.what, _NODES))
+    elif isinstance(act, Print):
+        yield from act.operands
+    elif isinstance(act, Expect):
+        yield from (act.holds, *act.operands)
+    elif isinstance(act, Store | Reduce | Keep | Lane):
+        if isinstance(act, Store):
+            yield from (b.node for b in act.bounds)
+        if act.value is not None:
+            yield act.value

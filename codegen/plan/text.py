@@ -1,10 +1,12 @@
-"""A Plan as text: buffers, then supersteps; golden tests compare it and `show` prints it."""
+"""Loops and Plans as text: memory, then steps; golden tests compare it and `show` prints it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from codegen.ir import Op, Region, Value
+from codegen.mesh import Mesh
 from codegen.plan.grammar import (
     Apply,
     Box,
@@ -35,13 +37,16 @@ from codegen.plan.grammar import (
     Var,
     Work,
 )  # fmt: skip
+from codegen.plan.loops import Do, Loops
+from codegen.plan.steps import moved
+from codegen.printer import Names
+from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 
 
 def plan_text(plan: Plan) -> str:
     """The whole plan; ends with a newline."""
-    axes = ", ".join(a.name if a.fixed is None else f"{a.name}={a.fixed}" for a in plan.mesh.axes)
-    lines = [f"plan {plan.name} over mesh ({axes})"]
+    lines = [f"plan {plan.name} over mesh ({_mesh(plan.mesh)})"]
     for b in plan.buffers:
         lines.append(f"buffer {b.number} {b.name}: {b.dtype}[{b.capacity}]")
     for b in plan.constants:
@@ -51,6 +56,56 @@ def plan_text(plan: Plan) -> str:
     lines += [f"output {a.name} in buffer {a.buffer.number}" for a in plan.outputs]
     lines += [f"library {k} {name}" for k, name in enumerate(plan.libraries)]
     return "\n".join(lines) + "\n"
+
+
+def loops_text(loops: Loops) -> str:
+    """Loops; ends with a newline. A value is called as its memory would be."""
+    module, names = loops.module, Names(str)
+    memory: dict[Value, Buffer] = {}
+
+    def of(value: Value) -> Buffer:
+        if value not in memory:
+            memory[value] = Buffer(0, names(value)[1:], value.type.dtype, expr.const(0))
+        return memory[value]
+
+    def called(value: Value) -> str:
+        return f"{of(value).name}: {names.type(value.type)}"
+
+    def region(r: Region, indent: str) -> Iterator[str]:
+        for op in r.ops:
+            yield f"{indent}{head(op)}" + (f"  # line {op.place.line}" if op.place else "")
+            if isinstance(op.what, Do):
+                yield from (f"{indent}  {of(v).name} begins as {of(x).name}"
+                            for x, v in op.what.begins)  # fmt: skip
+                yield from (f"{indent}  meanwhile {called(v)}" for v in op.what.scratch)
+                for act in op.what.acts:
+                    if isinstance(act, Exchange | Print | Expect):
+                        yield from _steps([moved(act, of)], f"{indent}  ")
+                    else:
+                        yield from _work(moved(act, of), f"{indent}  ")
+            for k, inner in enumerate(op.regions):
+                yield f"{indent}  region {k} ({', '.join(map(called, inner.args))}):"
+                yield from region(inner, f"{indent}    ")
+                yield f"{indent}    yield {', '.join(of(v).name for v in inner.results)}".rstrip()
+
+    def head(op: Op) -> str:
+        made = ", ".join(map(called, op.results))
+        given = ", ".join(of(v).name for v in op.operands)
+        return " ".join(filter(None, (op.what.name, made, f"from {given}" if given else "")))
+
+    lines = [f"loops {module.name} over mesh ({_mesh(module.mesh)})"]
+    lines += [f"constant {called(v)}" for v in loops.constants]
+    for i in module.inputs:
+        lines.append(f"input {called(i.value)}")
+        if i.default is not None:
+            lines += [*region(i.default, "    "), f"    yield {of(i.default.results[0]).name}"]
+    lines += list(region(module.body, "  "))
+    lines += [f"output {o.name} is {of(o.value).name}" for o in module.outputs]
+    return "\n".join(lines) + "\n"
+
+
+def _mesh(mesh: Mesh) -> str:
+    return ", ".join(a.name if a.fixed is None else f"{a.name}={a.fixed}" for a in mesh.axes)
 
 
 def _steps(steps: Sequence[Step], indent: str) -> Iterator[str]:

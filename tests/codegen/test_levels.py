@@ -3,7 +3,7 @@
 import pytest
 
 from codegen.compile import lower
-from codegen.plan.text import plan_text
+from codegen.plan.text import loops_text, plan_text
 from codegen.printer import module_text
 from tests.codegen import sample_programs
 
@@ -21,6 +21,10 @@ def test_graph(levels, golden):
 
 def test_program(levels, golden):
     golden(f"{levels.graph.name}.program", module_text(levels.program))
+
+
+def test_loops(levels, golden):
+    golden(f"{levels.graph.name}.loops", loops_text(levels.loops))
 
 
 def test_plan(levels, golden):

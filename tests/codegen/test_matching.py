@@ -10,7 +10,8 @@ from codegen.compile import lower
 from codegen.errors import MatchingError, MeshError
 from codegen.passes.matching import check
 from codegen.passes.partition import partition
-from codegen.passes.uniform import check_uniform, variance
+from codegen.passes.uniform import check_uniform
+from codegen.variance import analysed
 from tests.codegen import sample_programs
 
 
@@ -444,7 +445,7 @@ def test_accepted(body):
 def varying(body, mesh=("x", "y")):
     """The axes along which the result of body may vary."""
     program = partition(on_ranks(body, mesh).capture())
-    return set(variance(program)[program.outputs[0].value])
+    return set(analysed(program).of[program.outputs[0].value])
 
 
 @pytest.mark.parametrize(("body", "axes"), [

@@ -82,9 +82,9 @@ class Recent(Kind):
         index = list(positions(loops))
         before = self.first + index[self.dim] - positions((k,))[0]
         index[self.dim] = expr.maximum(before, 0)
-        node = at.resolver.node(x, tuple(index))
+        node = at.node(x, tuple(index))
         offset = ravel(positions(loops), made.shape)
-        at.add(plan.Reduce(loops, (k,), False, at.of[op.result], offset, node, "max", made.dtype,
+        at.add(plan.Reduce(loops, (k,), False, op.result, offset, node, "max", made.dtype,
                            op.place))  # fmt: skip
 
 

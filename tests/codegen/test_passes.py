@@ -12,7 +12,6 @@ from codegen.errors import InternalError
 from codegen.ir import walk
 from codegen.passes.check import check
 from codegen.passes.check_plan import check_plan
-from codegen.passes.store import DEEPEST
 from codegen.plan.grammar import (
     Branch,
     Exchange,
@@ -26,6 +25,7 @@ from codegen.plan.grammar import (
     Store,
 )
 from codegen.plan.steps import walk_steps
+from codegen.plan.stored import DEEPEST
 from tests.codegen import sample_programs
 
 

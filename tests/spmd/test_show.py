@@ -65,6 +65,7 @@ def test_the_summary(shown: Any, path: Path) -> None:
     [
         ("graph", "graph branches over mesh (x)"),
         ("program", "program branches over mesh (x)"),
+        ("loops", "loops branches over mesh (x)"),
         ("plan", "plan branches over mesh (x)"),
         ("c", "static int step(spmd_rank *r)"),
         ("asm", "<step>:"),
@@ -344,7 +345,7 @@ def test_nothing_is_executed(shown: Any, monkeypatch: pytest.MonkeyPatch, path: 
     """It is not even loaded: neither by the engine nor by anything else in this process."""
     monkeypatch.setattr(loader, "lib", NoLinker())
     monkeypatch.setattr(ctypes, "CDLL", NoLinker())
-    for what in ("manifest", "sizes", "graph", "program", "plan", "c"):
+    for what in ("manifest", "sizes", "graph", "program", "loops", "plan", "c"):
         assert shown(what)
     with pytest.raises(AssertionError):
         loader.check(path.read_bytes()).load(0, 1, [1], [3, 0])

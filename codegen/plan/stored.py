@@ -8,7 +8,6 @@ Always holds: a value that is not stored reads nothing that may be overwritten b
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from codegen.ir import Module, Op, Region, Use, Value
 from codegen.ops import (
@@ -187,10 +186,7 @@ class _Storing:
         x, v = op.operands[0], op.operands[1]
         if v in self.stored:
             return
-        resolver = Resolver(
-            self.defs, lambda a: a in self.stored, lambda a: a, lambda a, _: None,
-            {s.name: k for k, s in enumerate(self.program.scalars)},
-        )  # fmt: skip
+        resolver = Resolver(self.program, self.stored)
         index = positions(loop_vars(v.type.shape))
         node = resolver.node(v, index)
         if isinstance(op.what, Update):
@@ -198,8 +194,7 @@ class _Storing:
             kept = rows_kept(node, x, target, x.type.shape, op.what.step)
             if kept == 0 or (kept and not self.reshaped(v, x)):
                 return
-        read: list[Any] = [load.buffer for load in loads(node)]  # values: no buffer is assigned
-        if any(source is x for source in read):
+        if any(load.buffer is x for load in loads(node)):
             self.stored.add(v)
 
     def reshaped(self, v: Value, x: Value, below: bool = False) -> bool:

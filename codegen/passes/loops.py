@@ -1,0 +1,132 @@
+"""Program to Loops: every op that computes becomes the loop nests that its kind's rule gives.
+
+Goes in: a Program, and the values that lie in memory. Comes out: its Loops.
+Always holds: a Do reads its operands and writes its results, and no other memory; each op is
+resolved once, here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from dataclasses import replace
+from typing import Any
+
+from codegen import ops
+from codegen.dtypes import DType
+from codegen.image.gufunc import Parameter
+from codegen.ir import ArrayType, Module, Op, Region, Value
+from codegen.plan.access import At, Resolver
+from codegen.plan.exchanges import Sides
+from codegen.plan.grammar import Exchange, Literal, Store
+from codegen.plan.indexing import loop_vars, positions, ravel
+from codegen.plan.loops import Act, Do, Loops
+from codegen.plan.steps import memory_read
+from codegen.symbolic import expr
+from codegen.symbolic.expr import Expr, Sym
+from codegen.variance import turns_apart
+
+
+def looped(program: Module, stored: Container[Value]) -> Loops:
+    """The Loops of a Program. stored: the values that need memory."""
+    make = Maker(program, stored)
+    module: Module = replace(program.mapped(make.region), level="loops")
+    return Loops(
+        module, make.constants, {s: e for e, s in make.named.items()}, tuple(make.libraries),
+        make.kernels, make.sites, turns_apart(program),
+    )  # fmt: skip
+
+
+class Maker(Resolver):
+    """What the rules of kinds add their work to."""
+
+    def __init__(self, program: Module, stored: Container[Value]) -> None:
+        super().__init__(program, stored)
+        self.mesh, self.sync = program.mesh, program.sync
+        self.sides = Sides(program.mesh, self)
+        self.libraries: list[str] = []
+        self.kernels: dict[str, tuple[Any, tuple[Parameter, ...]]] = {}
+        self.sites = 0
+        # of the op at hand
+        self.acts: list[Act] = []
+        self.begins: list[tuple[Value, Value]] = []
+        self.scratch: list[Value] = []
+
+    def region(self, region: Region) -> Region:
+        made = (self.op(op) for op in region.ops if not op.what.inline or op.result in self.stored)
+        return Region(region.args, tuple(made), region.results)
+
+    def op(self, op: Op) -> Op:
+        if isinstance(op.what, ops.Control):
+            return op.mapped(self.region)
+        self.acts, self.begins, self.scratch = [], [], []
+        op.what.steps(op, self)
+        read = dict.fromkeys(x for x, _ in self.begins)
+        read |= dict.fromkeys(v for act in self.acts for v in memory_read(act))
+        what = Do(tuple(self.acts), tuple(self.begins), tuple(self.scratch), op)
+        operands = tuple(v for v in read if v not in self.constants and v not in op.results)
+        return Op(what, operands, op.results, (), op.place)
+
+    # ---- what rules of kinds say -----------------------------------------------------------------
+
+    def add(self, act: Act) -> None:
+        self.acts.append(act)
+
+    def store(self, into: Value, node: At, op: Op) -> None:
+        """All of a result, element by element: what stands at positions of its loops."""
+        loops = loop_vars(into.type.shape)
+        offset = ravel(positions(loops), into.type.shape)
+        self.add(Store(loops, into, offset, node, place=op.place))
+
+    def take_over(self, op: Op) -> Value:
+        """The result of an op that begins as its first operand."""
+        self.begins.append((op.operands[0], op.result))
+        return op.result
+
+    def spare(self, name: str, dtype: DType, elements: Expr) -> Value:
+        """Memory that is needed meanwhile."""
+        self.scratch.append(Value(name, ArrayType(dtype, (elements,))))
+        return self.scratch[-1]
+
+    def library(self, routine: str) -> int:
+        """The number of a routine of BLAS."""
+        if routine not in self.libraries:
+            self.libraries.append(routine)
+        return self.libraries.index(routine)
+
+    def kernel(self, kernel: Any, signature: tuple[Parameter, ...]) -> str:
+        """The symbol of a kernel compiled for these parameters."""
+        known = (s for s, (k, sig) in self.kernels.items() if k is kernel and sig == signature)
+        symbol = next(known, None)
+        if symbol is None:
+            symbol = f"kernel_{len(self.kernels)}_{kernel.name}"
+            self.kernels[symbol] = (kernel, signature)
+        return symbol
+
+    def exchange(self, op: Op, what: ops.Exchange) -> None:
+        """An exchange phase, with the barriers that the program asked for around it; and the
+        elements of the result that it leaves alone."""
+        around = "least" if isinstance(what, ops.Barrier) else self.sync
+        if around in ("before", "both"):
+            self.add_exchange(op, ops.Barrier(what.axes))
+        self.add_exchange(op, what)
+        if around in ("after", "both"):
+            self.add_exchange(op, ops.Barrier(what.axes))
+        if not op.results:
+            return
+        result = op.result.type
+        where, value = what.unsent(self.mesh.position(what.axes), result)
+        if where == 0:
+            return
+        shape = result.shape or (expr.const(1),)
+        loops = loop_vars((shape[0] * where, *shape[1:]))
+        literal = Literal(value, result.dtype)
+        self.add(Store(loops, op.result, ravel(positions(loops), shape), literal, place=op.place))
+
+    def add_exchange(self, op: Op, what: ops.Exchange) -> None:
+        member = Sym("member", "var", expr.const(0), self.mesh.size(what.axes) - 1)
+        details = self.sides.details(op, what, member)
+        dtype = details["send"].buffer.type.dtype if details else None
+        self.add(
+            Exchange(self.sites, what.called, what.axes, member, dtype, place=op.place, **details)
+        )
+        self.sites += 1

@@ -1,0 +1,79 @@
+"""Loops: a Program whose ops are the loop nests that they become, over values in memory.
+
+    Loops  = module, and what all of it shares: constants, library routines, kernels, names
+    module = a Module whose ops are Do, Loop, Let and Branch
+    Do     = results := Act in order, on operands        results are written, operands are read
+    Act    = Work | Exchange | Print | Expect            of the Plan's grammar, over Values
+
+Every value of the module lies in memory of its own; buffers are then a substitution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from codegen.image.gufunc import Parameter
+from codegen.ir import Module, Op, Value
+from codegen.ops.kind import Array, Kind
+from codegen.plan.grammar import Buffer, Exchange, Expect, Print, Work
+from codegen.symbolic import expr, prove
+from codegen.symbolic.expr import Expr, Sym
+
+Act = Work[Value] | Exchange[Value] | Print[Value] | Expect[Value]
+# The symbol of a kernel compiled for these parameters: the kernel, and them.
+Kernels = Mapping[str, tuple[Any, tuple[Parameter, ...]]]
+
+
+@dataclass(frozen=True, eq=False)
+class Do(Kind):
+    """begins: pairs of an operand and a result that has the operand's elements at first: it lies
+    in the same memory, or they are copied. scratch: memory that is needed meanwhile. of: the op of
+    the Program that it is; None: of several, fused."""
+
+    name = "do"
+    acts: tuple[Act, ...]
+    begins: tuple[tuple[Value, Value], ...] = ()
+    scratch: tuple[Value, ...] = ()
+    of: Op | None = None
+
+
+@dataclass(frozen=True)
+class Loops:
+    """constants: what a Load reads that is no value in memory. named: symbols that stand for
+    formulas. apart: by result of a loop, the axes along which ranks may have made other turns."""
+
+    module: Module
+    constants: Mapping[Value, Array]
+    named: Mapping[Sym, Expr]
+    libraries: tuple[str, ...]
+    kernels: Kernels
+    sites: int
+    apart: Mapping[Value, frozenset[str]]
+
+
+Ring = tuple[Buffer, ...]
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Loops with the buffers of their values. across: what is needed all along a loop, in every
+    turn or after it. exchanged: the axes of the exchanges that touch a value. rings: of a loop; as
+    a turn ends, each buffer of one takes what the one before it holds."""
+
+    loops: Loops
+    buffers: tuple[Buffer, ...]
+    of: Mapping[Value, Buffer]
+    across: Mapping[Op, frozenset[Value]]
+    exchanged: Mapping[Value, frozenset[str]]
+    rings: Mapping[Op, tuple[Ring, ...]] = field(default_factory=dict)
+
+
+def capacity(value: Value) -> Expr:
+    """Elements that any rank needs at any time: no coordinate, counter or variable is left."""
+    elements = expr.product(value.type.shape)
+    # a counter's bound may name the counter of the loop around it
+    while gone := {s for s in elements.symbols() if s.kind not in ("size", "scalar")}:
+        elements = prove.upper_bound(elements, gone)
+    return elements

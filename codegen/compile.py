@@ -15,6 +15,7 @@ from codegen.describe import manifest_of, notes_of
 from codegen.emit.image import Source, emit
 from codegen.image.target import resolve
 from codegen.ir import Module
+from codegen.layouts.demands import Demands
 from codegen.passes.buffers import placed
 from codegen.passes.check import check
 from codegen.passes.check_loops import check_loops
@@ -44,6 +45,7 @@ class Levels:
     """Every level of one program, for those who want to look."""
 
     graph: Module
+    demands: Demands
     program: Module
     loops: Loops
     plan: Plan
@@ -55,7 +57,8 @@ def lower(graph: Module) -> Levels:
     """All levels below a Graph. Raises the error classes of codegen.errors."""
     at("choosing what ranks hold, and what they send")
     graph = check(in_pieces(check(compared(check_replicas(check(graph))))))
-    program = check_uniform(check(partition(graph)))
+    demands = Demands(graph)
+    program = check_uniform(check(partition(graph, demands)))
     at("proving that sends and receives match")
     program = check(at_one_place(check(with_checks(check_matching(program)))))
     at("choosing loops and buffers")
@@ -64,7 +67,7 @@ def lower(graph: Module) -> Levels:
     plan = check_plan(scheduled(rotated(placed(loops))))
     exchanges = check_exchanges(plan)
     at("writing C")
-    return Levels(graph, program, loops, plan, exchanges, emit(plan))
+    return Levels(graph, demands, program, loops, plan, exchanges, emit(plan))
 
 
 def build(

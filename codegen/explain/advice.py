@@ -13,13 +13,12 @@ from codegen.ir import Op, Value, layout_text
 from codegen.layouts.cuts import layout_of
 from codegen.layouts.demands import Demands
 from codegen.mesh import LayoutEntry
-from codegen.ops import Kernel, MatMul, Relayout, ShardMap
+from codegen.ops import Kernel, MatMul
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 
 LARGE = 1 << 20  # bytes that a rank then has, on however many ranks
 
-_ASKED = (Relayout, ShardMap)
 
 
 def too_much(traffic: Traffic) -> bool:
@@ -43,7 +42,7 @@ def remedy(
     by = demands.by_place.get(op.place, [])  # what the exchange is made for
     kernels = [o.what.kernel.name for o in by
                if isinstance(o.what, Kernel) and value in o.operands]  # fmt: skip
-    if any(isinstance(o.what, _ASKED) for o in by) and not kernels:
+    if any(o.what.lays_out for o in by) and not kernels:
         return None
     if kernels:
         return (

@@ -19,15 +19,13 @@ from codegen.ir import Input, Module, Op, Region, Value, layout_text
 from codegen.kit import global_ops
 from codegen.layouts import propagation
 from codegen.layouts.cuts import Window, home, layout_of
-from codegen.layouts.demands import demands_of
+from codegen.layouts.demands import Demands
 from codegen.ops import (
     Branch,
-    DynamicUpdate,
     Exchange,
     Full,
     Loop,
     Relayout,
-    Scatter,
     ShardMap,
     Update,
 )
@@ -44,7 +42,7 @@ if TYPE_CHECKING:
 
 def tables(levels: Levels) -> dict[str, Any]:
     """{"arrays": …, "traffic": …}, in the order of the program."""
-    found = Explained(levels.graph, levels.program)
+    found = Explained(levels.demands, levels.program)
     sites = [x.site for x in walk_steps(levels.plan.steps)
              if isinstance(x, plan.Exchange) and x.boxes]  # fmt: skip
     rows = [
@@ -65,9 +63,9 @@ class Found:
 class Explained:
     """names: what the user calls a value of the Graph."""
 
-    def __init__(self, graph: Module, program: Module) -> None:
-        self.graph, self.program = graph, program
-        self.demands = demands_of(graph)
+    def __init__(self, demands: Demands, program: Module) -> None:
+        self.graph, self.program, self.demands = demands.graph, program, demands
+        graph = demands.graph
         self.inputs: dict[Value, Input] = {i.value: i for i in graph.inputs}
         # of a region's argument, what it is at first; of what is laid out anew to be carried, what
         # it was before
@@ -98,7 +96,7 @@ class Explained:
                 if not op.place or not v.type.ndim or v.name != target.name:
                     continue
                 # what u[k] = … writes is no u
-                if not target.part or isinstance(op.what, _WRITES):
+                if not target.part or op.what.in_place:
                     last[v.name, op.place.file, op.place.line] = v
         return names | {v: v.name for v in last.values()}
 
@@ -284,7 +282,6 @@ class Explained:
 
 
 _NEW: dict[str, Any] = {"what": []}
-_WRITES = (Update, DynamicUpdate, Scatter)
 
 
 def _exchanges(region: Region, around: tuple[Op, ...]) -> Iterator[Found]:

@@ -9,7 +9,7 @@ Always holds: a part that is fetched comes out of balanced blocks, which are the
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 from codegen.errors import Place
 from codegen.ir import Module, Op, Region, Value, free_values
@@ -203,8 +203,3 @@ class Demands:
             isinstance(op.what, Map)
             and all(self.rules.goes_on(v, d) for v in op.operands for d in around)
         )
-
-
-@lru_cache(maxsize=2)
-def demands_of(graph: Module) -> Demands:
-    return Demands(graph)

@@ -11,21 +11,22 @@ from typing import Any
 
 from codegen import mesh
 from codegen.errors import Place
-from codegen.ir import ArrayType, Module, Op, Shape, Value
+from codegen.ir import ArrayType, Op, Shape, Value
 from codegen.kit import Builder
 from codegen.layouts import cuts
 from codegen.layouts.cuts import Window, home, layout_of
-from codegen.layouts.demands import demands_of
+from codegen.layouts.demands import Demands
 from codegen.ops import Exchange, Kind, Move, Reshape, Slice
 from codegen.ops.group import along
 from codegen.symbolic.expr import Expr, Sym
 
 
 class Parts(Builder):
-    def __init__(self, graph: Module) -> None:
+    def __init__(self, demands: Demands) -> None:
         super().__init__()
+        graph = demands.graph
         self.mesh = graph.mesh
-        self.demands = demands_of(graph)
+        self.demands = demands
         self.rules = self.demands.rules
         self.parts: list[dict[Any, Value]] = [{}]  # what was made, per open region
         self.made: dict[Value, Op] = {}

@@ -13,24 +13,10 @@ from typing import TYPE_CHECKING
 from codegen.ir import Op, Region, Value, used_values
 from codegen.layouts import cuts
 from codegen.layouts.cuts import Window, home
-from codegen.ops import (
-    Branch,
-    Expect,
-    Kernel,
-    Let,
-    Loop,
-    Map,
-    Print,
-    RunScalar,
-    ShardMap,
-    Update,
-)
+from codegen.ops import Branch, Loop, Map, Update
 
 if TYPE_CHECKING:  # it reads the other way round while running
     from codegen.layouts.demands import Demands
-
-# Ops whose results are not computed into memory of their own.
-_ELSEWHERE = (Loop, Branch, ShardMap, Kernel, Print, Expect, Let, RunScalar)
 
 
 class Rooms:
@@ -94,7 +80,7 @@ class Rooms:
                     self.in_place[y] = arg
 
     def makes(self, op: Op) -> bool:
-        if len(op.results) != 1 or isinstance(op.what, _ELSEWHERE) or self.demands.is_view(op):
+        if len(op.results) != 1 or not op.what.has_room or self.demands.is_view(op):
             return False
         demand = self.demands.of.get(op.result)
         return demand is not None and demand.made == [home(op.result)]

@@ -21,6 +21,7 @@ class Control(Kind):
     """A kind that has regions, or says how what follows is to be read."""
 
     fence = True
+    has_room = False
 
 
 @dataclass(frozen=True)
@@ -69,11 +70,12 @@ class Branch(Stated, Control):
 
 
 @dataclass(frozen=True)
-class Relayout(Control):
+class Relayout(Kind):
     """Graph level: the same elements, laid out otherwise."""
 
     name = "relayout"
     held = True
+    lays_out = True
     to: Layout
 
     def layout(self, operands: Types, result: ArrayType) -> Iterable[tuple[str, ...]]:
@@ -98,6 +100,7 @@ class ShardMap(Stated, Control):
 
     name = "shard_map"
     held = True
+    lays_out = True
     in_layouts: tuple[Layout, ...]
     out_layouts: tuple[Layout, ...]
     types: tuple[ArrayType, ...]

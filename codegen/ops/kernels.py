@@ -33,6 +33,7 @@ class Kernel(Stated):
     apart, empty ones not at all."""
 
     name = "kernel"
+    has_room = False
     held = True
     kernel: Any
     args: tuple[tuple[str, Any], ...]

@@ -39,7 +39,8 @@ class Kind:
     that they may be computed on the way; strided boxes where they lie; or whole and contiguous.
     rereads: it may read one element at several points. held: a rank has balanced blocks of its
     results, whatever parts of them are wanted. fuses: its `steps` are one Store or Reduce that may
-    share loops with others. fence: nothing that comes later is computed before it."""
+    share loops with others. fence: nothing that comes later is computed before it. has_room: its
+    result may lie in an array with room for ghost cells. lays_out: it says how arrays lie."""
 
     name: ClassVar[str]
     inline: ClassVar[bool] = False
@@ -50,6 +51,8 @@ class Kind:
     held: ClassVar[bool] = False
     fuses: ClassVar[bool] = False
     fence: ClassVar[bool] = False
+    has_room: ClassVar[bool] = True
+    lays_out: ClassVar[bool] = False
 
     @property
     def called(self) -> str:

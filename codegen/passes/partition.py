@@ -15,6 +15,7 @@ from dataclasses import replace
 from codegen.ir import ArrayType, Module, Op, Output, Region, Value
 from codegen.layouts import cuts
 from codegen.layouts.cuts import Window, home
+from codegen.layouts.demands import Demands
 from codegen.layouts.localize import kernel_windows
 from codegen.layouts.parts import Parts
 from codegen.ops import (
@@ -35,9 +36,9 @@ from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 
 
-def partition(graph: Module) -> Module:
-    """The Program of a Graph."""
-    work = _Partition(graph)
+def partition(graph: Module, demands: Demands | None = None) -> Module:
+    """The Program of a Graph. demands: of the Graph, if they are known already."""
+    work = _Partition(demands or Demands(graph))
     inputs = []
     for i in graph.inputs:
         local = Value(i.name, work.local_type(i.value))
@@ -54,8 +55,8 @@ def partition(graph: Module) -> Module:
 
 
 class _Partition(Parts):
-    def __init__(self, graph: Module) -> None:
-        super().__init__(graph)
+    def __init__(self, demands: Demands) -> None:
+        super().__init__(demands)
         self.local: dict[Value, Value] = {}  # values of shard_maps, which are local already
         self.rooms = self.demands.rooms
         self.with_room: dict[Value, Value] = {}  # the arrays of values that have room

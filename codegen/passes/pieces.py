@@ -17,7 +17,6 @@ from codegen.ir import Module, Op, Region, Shape, Value, used_values
 from codegen.kit import Builder
 from codegen.layouts.propagation import laid_out
 from codegen.ops import (
-    Broadcast,
     Full,
     Kind,
     Map,
@@ -30,8 +29,6 @@ from codegen.ops import (
 )
 from codegen.symbolic import expr
 
-# ops without effect, dropped when nobody reads them
-_FREE = (Map, Full, Slice, Broadcast, Relayout)
 THIN = 16  # elements of a dim that an update may leave alone
 LONGEST = 40  # ops that are written again for every piece
 
@@ -220,7 +217,8 @@ class _Rewrite(Builder):
             used.update(used_values(Region((), (op,), ())))
         out = []
         for op in reversed(self.ops):
-            if isinstance(op.what, _FREE) and not used[op.result]:
+            free = op.what.inline or isinstance(op.what, Relayout)  # nothing but its result
+            if free and not used[op.result]:
                 used.subtract(op.operands)
             else:
                 out.append(op)

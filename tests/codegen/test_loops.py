@@ -1,0 +1,111 @@
+"""Loops, broken in one place: the checker notices every one; correct ones it lets through."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import spmd
+from codegen.compile import lower
+from codegen.errors import InternalError
+from codegen.ir import Region, Value, walk
+from codegen.ops import Map
+from codegen.passes.check_loops import check_loops
+from codegen.plan.grammar import Keep, Nest, Store, Sweep
+from codegen.plan.loops import Do
+from codegen.plan.steps import memory_read, memory_written
+from tests.codegen.sample_programs import halo, in_place
+
+
+@spmd.program(mesh=("x",))
+def moments(n: int = 40):
+    """Two sums in a nest, of what it keeps in a local; a lane with memory of its own."""
+    u = spmd.input("u", (n,), np.float64, layout=("x",), default=lambda i: i % 7)
+    s = np.sin(u)
+    for _ in spmd.range(3):
+        u = u + s * 0.5
+    return np.sum(s), np.sum(s * s), np.sort(u)
+
+
+def without_an_operand(op):
+    return op.operands and replace(op, operands=op.operands[:-1])
+
+
+def with_another_operand(op):
+    return op.operands and replace(op, operands=(Value("v", op.operands[0].type),))
+
+
+def without_a_result(op):
+    return op.results and op.what.acts and replace(op, results=op.results[:-1])
+
+
+def with_another_result(op):
+    v = Value("v", op.operands[0].type) if op.operands else None
+    return v and op.what.acts and replace(op, results=(*op.results, v))
+
+
+def without(kind, op):
+    """A nest without parts of a kind."""
+
+    def left(sweep):
+        return Sweep(sweep.loops, tuple(p for p in sweep.parts if not isinstance(p, kind)))
+
+    nests = [a for a in op.what.acts if isinstance(a, Nest)]
+    acts = tuple(replace(n, sweeps=tuple(map(left, n.sweeps))) for n in nests)
+    return nests and replace(op, what=replace(op.what, acts=acts))
+
+
+def nothing_stored(op):
+    return without(Store, op)
+
+
+def nothing_kept(op):
+    return without(Keep, op)
+
+
+def as_in_the_program(op):
+    return op.results and replace(op, what=Map("neg"))
+
+
+MUTATIONS = (
+    without_an_operand, with_another_operand, without_a_result, with_another_result,
+    nothing_stored, nothing_kept, as_in_the_program,
+)  # fmt: skip
+
+
+def mutants(loops, mutation):
+    """The Loops with one op of the body that is another one, for each that the mutation fits."""
+
+    def swapped(region, old, new):
+        ops = [new if op is old else op.mapped(lambda r: swapped(r, old, new)) for op in region.ops]
+        return Region(region.args, tuple(ops), region.results)
+
+    module = loops.module
+    for op in walk(module.body):
+        if isinstance(op.what, Do) and (new := mutation(op)):
+            yield replace(loops, module=replace(module, body=swapped(module.body, op, new)))
+
+
+@pytest.fixture(scope="module")
+def all_loops():
+    return [lower(p.capture()).loops for p in (moments, halo, in_place)]
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS)
+def test_the_checker_notices(all_loops, mutation):
+    broken = [m for loops in all_loops for m in mutants(check_loops(loops), mutation)]
+    assert broken
+    for loops in broken:
+        with pytest.raises(InternalError, match="a rule of its own"):
+            check_loops(loops)
+
+
+def test_an_op_of_loops_says_what_it_touches(all_loops):
+    """Operands are what it reads, results what it writes: no one has to look into its loops."""
+    found = [op for loops in all_loops for op in walk(loops.module.body)]
+    nests = [(op, act) for op in found if isinstance(op.what, Do)
+             for act in op.what.acts if isinstance(act, Nest)]  # fmt: skip
+    assert nests
+    for op, nest in nests:
+        assert set(memory_read(nest)) - set(op.results) <= set(op.operands)
+        assert set(memory_written(nest)) == set(op.results)

@@ -25,7 +25,7 @@ from codegen.plan.grammar import (
     Step,
     Work,
 )  # fmt: skip
-from codegen.plan.indexing import loads
+from codegen.plan.indexing import leaves
 from codegen.plan.steps import step_buffers, walk_steps, work_buffers
 
 Key = int | str  # a buffer's number, or the name of what a nest keeps
@@ -81,12 +81,11 @@ def _piece(part: Work | Keep) -> _Piece:
 
 
 def _takes(node: Node) -> Iterator[Key]:
-    yield from (load.buffer.number for load in loads(node) if load.buffer.data is None)
-    if isinstance(node, Local):
-        yield node.name
-    elif isinstance(node, Apply):
-        for arg in node.args:
-            yield from _takes(arg)
+    for x in leaves(node):
+        if isinstance(x, Load) and x.buffer.data is None:
+            yield x.buffer.number
+        elif isinstance(x, Local):
+            yield x.name
 
 
 def _work(node: Node) -> int:

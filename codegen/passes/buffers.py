@@ -34,15 +34,17 @@ def placed(loops: Loops) -> Placed:
 
 @dataclass(frozen=True)
 class _Write:
-    """What a part of a nest writes: at which offset, and what it computes there. number: of the
-    part; base: the array that it writes over, if any."""
+    """What a part of a nest writes, or an op alone: at which offset, and what it computes there.
+    number: of the part; base: the array that it writes over, if any; others: what it reads at other
+    points, and must not write over."""
 
     number: int
     offset: Expr
     node: Node[Value]
+    base: Value | None
+    others: frozenset[Value]
     is_point: bool  # a result for each point of its loops
     is_row: bool
-    base: Value | None
 
 
 class _Liveness:
@@ -114,36 +116,20 @@ class _Liveness:
             self.needed[region] = read - made
         return self.needed[region]
 
-    def elsewhere(self, node: Node[Value], offset: Expr) -> set[Value]:
-        """The values that a node reads at other points than at this one."""
-        return {x.buffer for x in loads(node) if x.offset != offset or x.bounds}
-
     def loaded(self, node: Node[Value]) -> set[Value]:
         return {x.buffer for x in loads(node)} - self.constants.keys()
 
-    def reusable(self, op: Op) -> set[Value]:
-        """The values that an op reads whose memory its result may take."""
-        what = op.what
-        if not isinstance(what, Do) or not what.acts:
-            return set()
-        act = what.acts[0]
-        base = what.begins[0][0] if what.begins else None
-        if base is None or base in self.blank:
-            return self.read_there(op) if len(what.acts) == 1 else set()
-        if not isinstance(act, Store):  # members of an exchange write where nobody reads
-            return {base}
-        beside = {v for b in act.bounds for v in self.loaded(b.node)}
-        if not act.rows:  # else what rows read is still there
-            beside |= self.elsewhere(act.value, act.offset)
-        return {base} - beside
+    def there(self, write: _Write) -> set[Value]:
+        """What a part reads only where it writes."""
+        return self.loaded(write.node) - write.others
 
-    def read_there(self, op: Op) -> set[Value]:
-        """What an op reads only where it writes."""
-        assert isinstance(op.what, Do)
-        act = op.what.acts[0]
-        if not isinstance(act, Store):
+    def reusable(self, write: _Write) -> set[Value]:
+        """What a part reads whose memory its result may take."""
+        if not write.is_point:
             return set()
-        return self.loaded(act.value) - self.elsewhere(act.value, act.offset)
+        if write.base is None or write.base in self.blank:
+            return self.there(write)
+        return {write.base} - write.others
 
     # ---- ops -------------------------------------------------------------------------------------
 
@@ -163,11 +149,14 @@ class _Liveness:
         return live
 
     def op(self, op: Op, live: set[Value], depth: int) -> set[Value]:
-        reads, reusable = self.reads(op), self.reusable(op)
+        reads, reusable = self.reads(op), set[Value]()
         begins = op.what.begins if isinstance(op.what, Do) else ()
         self.forced += [(x, v) for x, v in begins if x in self.blank]
+        if (write := _alone(op)) is not None:
+            reusable = self.reusable(write)
         for act in op.what.acts if isinstance(op.what, Do) else ():
             if isinstance(act, Exchange):
+                reusable = {x for x, _ in begins}  # members write where nobody reads
                 for v in reads.union(op.results):
                     self.exchanged[v] = self.exchanged.get(v, frozenset()) | set(act.axes)
         others = (live | (reads - reusable) | set(op.results)) - self.replaced_by(op, live)
@@ -203,9 +192,10 @@ class _Liveness:
             return set()
         chain, others = self.chains[op]
         if op is chain[-1]:
-            found = self.read_there(op) - live
+            found = self.reads(op) - live
             for m in chain:
-                found -= self.reads(m) - self.read_there(m)
+                write = _alone(m)
+                found -= self.reads(m) - (self.there(write) if write is not None else set())
             for o in others:
                 found -= self.reads(o).union(*map(self.needs, o.regions))
             self.over[op] = found
@@ -237,16 +227,11 @@ class _Liveness:
 
     def write(self, v: Value, write: _Write, live: set[Value], depth: int) -> set[Value]:
         """A part of a nest by itself. Values needed before it."""
-        reads = reusable = self.loaded(write.node)
+        reads, reusable = self.loaded(write.node), self.reusable(write)
         if write.base in self.blank:
             self.forced.append((write.base, v))
         elif write.base is not None:
-            reads = reads | {write.base}
-            reusable = {write.base}
-        if not write.is_point:
-            reusable = set()
-        elif write.base is None or write.base in self.blank:
-            reusable = reusable - self.elsewhere(write.node, write.offset)
+            reads.add(write.base)
         self.define(v, live | (reads - reusable))
         self.wish(depth + 3 * (write.base is not None), reusable, v)
         return (live - {v}) | reads
@@ -378,16 +363,33 @@ def _writes(nest: Nest[Value], bases: Mapping[Value, Value]) -> Iterator[tuple[V
     for k, part in enumerate(nest.parts):
         if isinstance(part, Keep):
             keeps[part.name] = part
-            continue
-        node, folded = part.value, False
-        if isinstance(part, Store) and isinstance(node, Local):
-            keep = keeps[node.name]
-            node, folded = keep.value, bool(keep.fn)
-        is_row = isinstance(part, Reduce)
-        yield (
-            part.buffer,
-            _Write(k, part.offset, node, not is_row and not folded, is_row, bases.get(part.buffer)),
-        )
+        else:
+            local = part.value if isinstance(part, Store) else None
+            keep = keeps[local.name] if isinstance(local, Local) else None
+            yield part.buffer, _write(k, part, keep, bases.get(part.buffer))
+
+
+def _write(
+    number: int, part: Store[Value] | Reduce[Value], keep: Keep[Value] | None, base: Value | None
+) -> _Write:
+    """keep: what makes the local that it writes."""
+    node = part.value if keep is None else keep.value
+    others = {x.buffer for x in loads(node) if x.offset != part.offset or x.bounds}
+    if isinstance(part, Store):
+        if part.rows:  # what they read is still there
+            others.clear()
+        others.update(x.buffer for b in part.bounds for x in loads(b.node))
+    is_row = isinstance(part, Reduce)
+    is_point = not is_row and not (keep is not None and keep.fn)
+    return _Write(number, part.offset, node, base, frozenset(others), is_point, is_row)
+
+
+def _alone(op: Op) -> _Write | None:
+    """Of an op that is one store."""
+    if not isinstance(op.what, Do) or len(op.what.acts) != 1:
+        return None
+    (act,), bases = op.what.acts, [x for x, _ in op.what.begins]
+    return _write(0, act, None, bases[0] if bases else None) if isinstance(act, Store) else None
 
 
 def _nest(op: Op) -> Nest[Value] | None:

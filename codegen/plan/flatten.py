@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from codegen.plan.grammar import (
-    Apply,
     Integer,
     Keep,
     Load,
@@ -23,6 +22,7 @@ from codegen.plan.grammar import (
     Var,
     Work,
 )
+from codegen.plan.indexing import leaves, rewritten
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, Sym
 
@@ -83,22 +83,15 @@ def _joined(
 
 
 def _exprs(node: Node[M]) -> Iterator[Expr | None]:
-    if isinstance(node, Load):
-        yield None if node.bounds else node.offset
-    elif isinstance(node, Integer):
-        yield None if node.bounds else node.value
-    elif isinstance(node, Apply):
-        for a in node.args:
-            yield from _exprs(a)
+    for x in leaves(node):
+        if isinstance(x, Load | Integer):
+            yield None if x.bounds else x.offset if isinstance(x, Load) else x.value
 
 
 def _changed(node: Node[M], change: _Change) -> Node[M]:
-    if not change:
-        return node
-    if isinstance(node, Load):
-        return replace(node, offset=node.offset.subst(change))
-    if isinstance(node, Integer):
-        return replace(node, value=node.value.subst(change))
-    if isinstance(node, Apply):
-        return replace(node, args=tuple(_changed(a, change) for a in node.args))
-    return node
+    def changed(x: Node[M]) -> Node[M] | None:
+        if isinstance(x, Load):
+            return replace(x, offset=x.offset.subst(change))
+        return replace(x, value=x.value.subst(change)) if isinstance(x, Integer) else None
+
+    return rewritten(node, changed) if change else node

@@ -76,13 +76,11 @@ def match_dims(index: Index, shape: Shape, inner: Shape) -> Index | None:
 
 def with_bounds(node: Node[M], bounds: tuple[Bound[M], ...]) -> Node[M]:
     """Attach bound positions to every Load and Integer below that mentions them."""
-    if isinstance(node, (Load, Integer)):
-        return replace(node, bounds=bounds + node.bounds)
-    if isinstance(node, Apply):
-        return Apply(
-            node.fn, node.dtype, tuple(with_bounds(a, bounds) for a in node.args), node.operand
-        )
-    return node
+
+    def bounded(x: Node[M]) -> Node[M] | None:
+        return replace(x, bounds=bounds + x.bounds) if isinstance(x, Load | Integer) else None
+
+    return rewritten(node, bounded)
 
 
 def rewritten(node: Node[M], change: Callable[[Node[M]], Node[M] | None]) -> Node[M]:

@@ -109,3 +109,19 @@ def test_an_op_of_loops_says_what_it_touches(all_loops):
     for op, nest in nests:
         assert set(memory_read(nest)) - set(op.results) <= set(op.operands)
         assert set(memory_written(nest)) == set(op.results)
+
+
+def test_a_box_is_written_over_what_it_is_made_of():
+    """At indices that data decides: what is read is not there any more where it was written."""
+
+    def shifted(by):
+        w = spmd.input("w", (12,), np.float64, default=lambda i: i * 1.0)
+        k = np.argmax(w) // 4
+        box = spmd.dynamic_slice(w, (k + by,), (6,)) * 2
+        return spmd.dynamic_update_slice(w, box, (k,))
+
+    for by in (-1, 1):
+        w = np.arange(12.0)
+        w[2:8] = w[2 + by : 8 + by] * 2
+        program = spmd.program(lambda by=by: shifted(by), mesh=("x",))
+        np.testing.assert_array_equal(spmd.build(program).run(ranks=1), w)

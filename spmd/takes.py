@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from spmd.launch.options import OPTIONS, TIME_LIMIT, Options
+from spmd.launch.options import OPTIONS, TIME_LIMIT, Option, Options
 from spmd.mistakes import BY_NAME, plainly
 
 P = ParamSpec("P")
@@ -69,13 +69,17 @@ def takes(
             return body(*given.values(), options, *rest)
 
         if body.__doc__:
-            rows = (textwrap.fill(f"- {name}: {OPTIONS[name].help}.", 96, subsequent_indent="  ")
-                    for name in signature.parameters if name in OPTIONS)  # fmt: skip
+            rows = (_row(name, OPTIONS[name]) for name in signature.parameters if name in OPTIONS)
             method.__doc__ = inspect.cleandoc(body.__doc__).replace("OPTIONS", "\n".join(rows))
         method.__signature__ = signature  # type: ignore[attr-defined]
         return plainly(method)
 
     return decorate
+
+
+def _row(name: str, option: Option) -> str:
+    form = f" ({option.form})" if option.form else ""
+    return textwrap.fill(f"- {name}{form}: {option.help}.", 96, subsequent_indent="  ")
 
 
 def takes_more(

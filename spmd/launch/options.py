@@ -23,19 +23,19 @@ TIME_LIMIT = 5.0  # seconds of silence until a process counts as lost
 
 
 class Option:
-    """A row. read: its text on the command line. known: all that it can be."""
+    """A row. read: its text on the command line. known: all that it can be. form: in Python."""
 
     def __init__(self, default: Any, help: str, read: Callable[[str], Any], metavar: str,
-                 known: tuple[str, ...]) -> None:  # fmt: skip
+                 known: tuple[str, ...], form: str) -> None:  # fmt: skip
         self.default, self.help, self.read = default, help, read
-        self.metavar, self.known = metavar, known
+        self.metavar, self.known, self.form = metavar, known, form or ", ".join(known)
 
 
 def option(
     *, default: Any, help: str, read: Callable[[str], Any] = str, metavar: str = "",
-    known: tuple[str, ...] = (),
+    known: tuple[str, ...] = (), form: str = "",
 ) -> Any:  # fmt: skip
-    return Option(default, help, read, metavar, known)
+    return Option(default, help, read, metavar, known, form)
 
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(option,))
@@ -57,7 +57,7 @@ class Options(_Declared):
         help="how many ranks in all; unless given, one for every process, or what the mesh says",
     )  # fmt: skip
     mesh: Mapping[str, int] | None = option(
-        default=None, read=texts.mesh, metavar="AXIS=SIZE,…",
+        default=None, read=texts.mesh, metavar="AXIS=SIZE,…", form='{"x": 4, "y": 2}',
         help="sizes of mesh axes; unless given, as equal as possible",
     )  # fmt: skip
     threads: int | None = option(
@@ -87,7 +87,7 @@ class Options(_Declared):
         help="an mpi4py communicator, one rank per process; outputs are then Distributed",
     )  # fmt: skip
     check: Any = option(
-        default=False, read=checks_of, metavar="CHECKS",
+        default=False, read=checks_of, metavar="CHECKS", form='True, "all", or "bounds,nan"',
         help="end with the line and the rank where something is wrong: bounds (of run-time "
         "indices), nan (or an infinity made), equal (what all ranks hold), overflow (of integers), "
         "or all",

@@ -282,6 +282,8 @@ def test_which_checks_are_meant(tmp_path, spmd_command):
     loaded = spmd.load(image)
     with pytest.raises(CheckError, match="p.py:7: index of dim 0 is out of bounds: 6"):
         loaded.run(ranks=2, check=True)
+    with pytest.raises(CheckError, match="p.py:7: index of dim 0 is out of bounds: 6"):
+        loaded.profile(ranks=2, check=True)
     assert loaded.run(k=5, check="bounds") == 5 and loaded.checking(True) is loaded.checking(True)
     source.write_text(source.read_text().replace("i)", "i + 1)"))  # no longer its program
     with pytest.raises(UsageError, match="does not check bounds, nan, equal"):

@@ -1,6 +1,6 @@
 """What ranks combine inside a shard_map: the psum family, psum_scatter, preduce, scans, flags.
 
-Comes in: arrays of one shape on all members. Comes out: of what all get, the same bits on each.
+In: arrays of one shape on all members. Out: where all members get a result, it has the same bits.
 Always holds: COMBINE names what is combined with; types for which it means nothing are refused.
 """
 
@@ -18,7 +18,7 @@ from codegen.ops import Fold, Kind
 from codegen.symbolic import expr
 from codegen.trace.array import Array, as_array, cast_value, number, wrap
 from codegen.trace.context import Context
-from codegen.trace.ranks.communicate import Axes, dim_of, independent, inside, kept_part
+from codegen.trace.ranks.communicate import Axes, dim_of, independent, inside, kept_part, members
 from codegen.trace.ranks.folding import folded
 from codegen.trace.ranks.layouts import axes_of
 from codegen.trace.ranks.rooted import root_of
@@ -31,14 +31,13 @@ __all__ = [  # that users import from spmd
 
 
 def _all_reduce(x: Any, axis: Any, fn: str, what: str) -> Any:
-    context = inside(what)
-    axes = axes_of(context, axis, what)
+    context, axes = members(axis, what)
 
     def one(leaf: Any) -> Any:
         if fn == "add" and isinstance(leaf, (int, float)) and not isinstance(leaf, bool):
             return leaf * number(context.mesh.size(axes))  # psum(1, axis): the number of members
         value = contributed(as_array(leaf), fn, what)
-        independent(context, axes, value.type.shape, range(value.type.ndim), what)
+        independent(context, axes, value.type.shape, what)
         return combined(context, Fold(axes, fn), value)
 
     return tree.map_tree(one, x)
@@ -117,8 +116,8 @@ def pmean(x: Any, axis: Any) -> Any:
     >>> pmean(x, "r")
     [1.5], [1.5], [1.5], [1.5]
     """
-    context = inside("pmean")
-    size = number(context.mesh.size(axes_of(context, axis, "pmean")))
+    context, axes = members(axis, "pmean")
+    size = number(context.mesh.size(axes))
     return tree.map_tree(lambda leaf: psum(as_array(leaf), axis) / size, x)
 
 
@@ -153,7 +152,7 @@ def _flag(flag: Any, axis: Any, fn: str, what: str) -> Array:
     context = inside(what)
     axes = context.mesh.names if axis is None else axes_of(context, axis, what)
     array = as_array(flag, dtypes.BOOL)
-    independent(context, axes, array.extents, range(array.ndim), what)
+    independent(context, axes, array.extents, what)
     return wrap(context, context.emit_one(Fold(axes, fn), array.read()))
 
 
@@ -184,15 +183,14 @@ def psum_scatter(
     >>> psum_scatter(x + np.arange(8), "r", tiled=True)
     [ 6. 10.], [14. 18.], [22. 26.], [30. 34.]
     """
-    context = inside("psum_scatter")
-    axes = axes_of(context, axis, "psum_scatter")
+    context, axes = members(axis, "psum_scatter")
     dim = dim if scatter_dimension is None else scatter_dimension
 
     def one(leaf: Any) -> Array:
         value = contributed(as_array(leaf), "add", "psum_scatter")
         shape = value.type.shape
         d = dim_of(dim, len(shape), "psum_scatter")
-        independent(context, axes, shape, range(len(shape)), "psum_scatter")
+        independent(context, axes, shape, "psum_scatter")
         wide = widened(context, value)
         kept, _ = kept_part(context, axes, shape, d, tiled, "psum_scatter")
         part = wrap(context, context.emit_one(Fold(axes, "add", want=kept), wide))
@@ -225,8 +223,7 @@ def preduce(x: Any, axis: Any, op: Any = "sum", root: Any = 0) -> Any:
     >>> preduce(x, "r", lambda a, b: 10 * a + b, root=None)
     [123.], [123.], [123.], [123.]
     """
-    context = inside("preduce")
-    axes = axes_of(context, axis, "preduce")
+    context, axes = members(axis, "preduce")
     at = None if root is None else root_of(context, axes, root, "preduce")
     if callable(op):
         here = expr.const(1) if at is None else expr.eq(context.mesh.position(axes), at)
@@ -240,7 +237,7 @@ def preduce(x: Any, axis: Any, op: Any = "sum", root: Any = 0) -> Any:
 
     def one(leaf: Any) -> Array:
         value = contributed(as_array(leaf), fn, "preduce")
-        independent(context, axes, value.type.shape, range(value.type.ndim), "preduce")
+        independent(context, axes, value.type.shape, "preduce")
         if at is None:
             return combined(context, Fold(axes, fn), value)
         return combined(context, Fold(axes, fn, "to_root", at), value)
@@ -250,13 +247,12 @@ def preduce(x: Any, axis: Any, op: Any = "sum", root: Any = 0) -> Any:
 
 def _folded(context: Context, axes: Axes, leaf: Any, op: Any, what: str, prefix: bool) -> Array:
     array = as_array(leaf)
-    independent(context, axes, array.extents, range(array.ndim), what)
+    independent(context, axes, array.extents, what)
     return folded(context, axes, array, op, what, prefix)
 
 
 def _prefix(x: Any, axis: Any, op: Any, exclusive: bool, what: str) -> Any:
-    context = inside(what)
-    axes = axes_of(context, axis, what)
+    context, axes = members(axis, what)
     if callable(op) and not exclusive:
         return tree.map_tree(lambda leaf: _folded(context, axes, leaf, op, what, True), x)
     fn = fn_of(op, what)
@@ -269,7 +265,7 @@ def _prefix(x: Any, axis: Any, op: Any, exclusive: bool, what: str) -> Any:
                 expected="an op for which the first rank has something to begin with",
                 found=f"op={op!r} of {value.type}", remedy="pscan, or the real and imaginary parts",
             )  # fmt: skip
-        independent(context, axes, value.type.shape, range(value.type.ndim), what)
+        independent(context, axes, value.type.shape, what)
         return combined(context, Fold(axes, fn, "before" if exclusive else "up_to"), value)
 
     return tree.map_tree(one, x)
@@ -328,8 +324,7 @@ def pargmin(x: Any, axis: Any) -> Any:
 
 def _located(x: Any, axis: Any, fn: str, what: str) -> Any:
     """Two all-reduces: of the values, then of the positions of those who have the best of them."""
-    context = inside(what)
-    axes = axes_of(context, axis, what)
+    context, axes = members(axis, what)
     size, own = (number(e) for e in (context.mesh.size(axes), context.mesh.position(axes)))
     values = _all_reduce(x, axis, fn, what)
     bests = (leaf for leaf in tree.leaves(values) if leaf is not None)

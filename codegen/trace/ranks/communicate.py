@@ -8,7 +8,7 @@ Always holds: what is wrong for every mesh is refused here; everything else is p
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from codegen.errors import CarryError, MatchingError, ProgramError, ShapeError, UsageError
@@ -40,6 +40,12 @@ def inside(what: str) -> Context:
     return context
 
 
+def members(axis: Any, what: str) -> tuple[Context, Axes]:
+    """The context, in a rank's view, and the axes along which ranks exchange."""
+    context = inside(what)
+    return context, axes_of(context, axis, what)
+
+
 def member_of(context: Context, axes: Axes) -> Sym:
     """The position of a member along these axes."""
     return Sym("p", "var", expr.const(0), context.mesh.size(axes) - 1)
@@ -51,12 +57,12 @@ def at_member(context: Context, axes: Axes, e: Expr, position: Expr) -> Expr:
 
 
 def independent(
-    context: Context, axes: Axes, shape: Shape, dims: Sequence[int], what: str, remedy: str = ""
+    context: Context, axes: Axes, shape: Shape, what: str, but: int | None = None, remedy: str = ""
 ) -> None:
-    """Raises ShapeError where an extent among `dims` differs between the members."""
+    """Raises ShapeError where an extent, except that of dim `but`, differs between the members."""
     var = expr.symbol(member_of(context, axes))
-    for d in dims:
-        if not same_extent(shape[d], at_member(context, axes, shape[d], var)):
+    for d in range(len(shape)):
+        if d != but and not same_extent(shape[d], at_member(context, axes, shape[d], var)):
             raise ShapeError(f"{what}: dim {d} has different extents on different ranks",
                              expected=f"one shape on all ranks along {', '.join(axes)}",
                              found=f"{shape_text(shape)}, in which {shape[d]} depends on the index",
@@ -91,8 +97,7 @@ def ppermute(
     >>> ppermute(x, "r", to=lambda i, n: i - 1 if i > 0 else None)
     [1.], [2.], [3.], [0.]
     """
-    context = inside("ppermute")
-    axes = axes_of(context, axis, "ppermute")
+    context, axes = members(axis, "ppermute")
     if sum(given is not None for given in (perm, shift, to)) != 1:
         raise UsageError(
             "ppermute needs one of shift=, to= and perm=",
@@ -203,8 +208,8 @@ def _permute(context: Context, axes: Axes, p: Sym, route: Route, leaf: Any) -> A
     array = as_array(leaf)
     value = array.read()
     if source is None:
-        independent(context, axes, value.type.shape, range(value.type.ndim),
-                     "ppermute with a destination that cannot be inverted")  # fmt: skip
+        independent(context, axes, value.type.shape,
+                    "ppermute with a destination that cannot be inverted")  # fmt: skip
         shape = value.type.shape
     else:
         here = source.subst({p: context.mesh.position(axes)})
@@ -264,8 +269,7 @@ def all_gather(
     >>> all_gather(x, "r", tiled=True)
     [0. 1. 2. 3.], [0. 1. 2. 3.], [0. 1. 2. 3.], [0. 1. 2. 3.]
     """
-    context = inside("all_gather")
-    axes = axes_of(context, axis, "all_gather")
+    context, axes = members(axis, "all_gather")
     dim = dim if gather_axis is None else gather_axis
 
     def one(leaf: Any) -> Array:
@@ -288,7 +292,7 @@ def joined(
         array = array.reshape((*array.shape[:d], 1, *array.shape[d:]))
     value = array.read()
     shape = value.type.shape
-    independent(context, axes, shape, [k for k in range(len(shape)) if k != d], what,
+    independent(context, axes, shape, what, d,
                 "" if tiled else "tiled=True joins parts of different extents")  # fmt: skip
     part, total = pieces(context, axes, shape[d], what)
     return value, d, part, (*shape[:d], total, *shape[d + 1 :])
@@ -328,8 +332,7 @@ def all_to_all(
     >>> all_to_all(np.arange(4) + 10 * x, "r", split_dim=0, concat_dim=0, tiled=True)
     [ 0. 10. 20. 30.], [ 1. 11. 21. 31.], [ 2. 12. 22. 32.], [ 3. 13. 23. 33.]
     """
-    context = inside("all_to_all")
-    axes = axes_of(context, axis, "all_to_all")
+    context, axes = members(axis, "all_to_all")
     split = split_axis if split_dim is None else split_dim
     concat = concat_axis if concat_dim is None else concat_dim
     if split is None or concat is None:
@@ -355,7 +358,7 @@ def all_to_all(
 def _exchange_blocks(context: Context, axes: Axes, array: Array, s: int, c: int) -> Array:
     value = array.read()
     shape = list(value.type.shape)
-    independent(context, axes, tuple(shape), [d for d in range(len(shape)) if d != c], "all_to_all")
+    independent(context, axes, tuple(shape), "all_to_all", c)
     part, shape[c] = pieces(context, axes, shape[c], "all_to_all")
     block, made = kept_part(context, axes, tuple(shape), s, True, "all_to_all")
     types = (ArrayType(value.type.dtype, made),)

@@ -21,12 +21,11 @@ from codegen.trace.ranks.communicate import (
     Axes,
     at_member,
     dim_of,
-    inside,
     joined,
     kept_part,
+    members,
     same_on_all,
 )  # fmt: skip
-from codegen.trace.ranks.layouts import axes_of
 from codegen.user import tree
 
 
@@ -55,8 +54,7 @@ def pbroadcast(x: Any, axis: Any, source: Any = 0, *, root: Any = None) -> Any:
     >>> pbroadcast(x, "r", 2)
     [2.], [2.], [2.], [2.]
     """
-    context = inside("pbroadcast")
-    axes = axes_of(context, axis, "pbroadcast")
+    context, axes = members(axis, "pbroadcast")
     at = root_of(context, axes, source if root is None else root, "pbroadcast", "source")
 
     def one(leaf: Any) -> Array:
@@ -81,8 +79,7 @@ def pgather(x: Any, axis: Any, root: Any = 0, dim: int = 0, tiled: bool = False)
     >>> pgather(x, "r", root=1, tiled=True)
     [], [0. 1. 2. 3.], [], []
     """
-    context = inside("pgather")
-    axes = axes_of(context, axis, "pgather")
+    context, axes = members(axis, "pgather")
     at = root_of(context, axes, root, "pgather")
     here = expr.eq(context.mesh.position(axes), at)
 
@@ -108,8 +105,7 @@ def pscatter(x: Any, axis: Any, root: Any = 0, dim: int = 0, tiled: bool = False
     >>> pscatter(np.arange(8) + 10 * x, "r", root=2, tiled=True)
     [20. 21.], [22. 23.], [24. 25.], [26. 27.]
     """
-    context = inside("pscatter")
-    axes = axes_of(context, axis, "pscatter")
+    context, axes = members(axis, "pscatter")
     at = root_of(context, axes, root, "pscatter")
 
     def one(leaf: Any) -> Array:

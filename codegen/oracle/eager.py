@@ -95,7 +95,7 @@ class World(Common):
         self.shards = Shards(self)
 
     def __getattr__(self, name: str) -> Any:
-        """Functions that only a rank has."""
+        """Refuses the functions that only one rank's view has."""
         if name.startswith("_") or not hasattr(Rank, name):
             raise AttributeError(name)
         raise self.outside(name)
@@ -148,7 +148,7 @@ class World(Common):
         return MeshName(name, tuple(self.axes))
 
     def barrier(self, axis: Any = None) -> None:
-        """The program's own code runs once: nobody to wait for."""
+        """Does nothing: the program's own code runs once, so there is nobody to wait for."""
 
     # ---- shard_map -------------------------------------------------------------------------------
 
@@ -173,8 +173,8 @@ class World(Common):
         return map_tree(lambda _: next(joined), results[0])
 
     def _computed_layouts(self, taken: Sequence[Layout], ndims: Sequence[int]) -> list[Any]:
-        """As the compiler computes them for the call that runs now, whose arguments lie as `taken`
-        and whose results have these dims."""
+        """The layouts of results that the compiler computes for the call that runs now. taken: the
+        layouts of its arguments; ndims: of its results."""
         here = user_place()
         try:
             calls = [(op.place, op.what) for op in walk(self.graph().body)
@@ -209,7 +209,7 @@ class World(Common):
         )  # fmt: skip
 
     def _argument_layouts(self, given: Any, args: Sequence[Any]) -> list[Any]:
-        """One per leaf that is not None: as given, else the array's own."""
+        """One layout per leaf that is not None: the one that is given, else that of the array."""
         items = list(leaves(tuple(args)))
         if given is None:
             return [getattr(x, "layout", None) for x in items if x is not None]

@@ -128,7 +128,7 @@ class _Rank:
         return (yield op)
 
     def compute(self, op: Op, operands: list[Array]) -> list[Array]:
-        """What an op within a rank gives."""
+        """The results of an op that is no exchange."""
         try:
             return op.what.reference(operands, self.eval)
         except InternalError as error:

@@ -90,7 +90,7 @@ def local(x: Any) -> EagerArray:
 
 
 def received(x: np.ndarray[Any, Any]) -> Any:
-    """The result of an operation: a NumPy scalar where it is 0-d."""
+    """An EagerArray, or a NumPy scalar where it is 0-d, as NumPy's operations give them."""
     return local(x) if x.ndim else x[()]
 
 

@@ -33,7 +33,7 @@ class Shards(Grid):
         self.common = common
 
     def entries(self, layout: Any, ndim: int) -> Entries:
-        """A layout as the user writes it, as the axes of every dim."""
+        """The axes of every dim, of a layout as the user writes it."""
         if layout is None or not isinstance(layout, (tuple, list)):
             layout = (layout,) if isinstance(layout, str) and layout != "auto" else ()
         if len(layout) > ndim:
@@ -75,7 +75,7 @@ class Shards(Grid):
         return whole
 
     def view_of(self, function: Any, rank: int) -> Any:
-        """The function with global arrays that it met by closure replaced by a rank's shards."""
+        """The function with a rank's shards in place of the global arrays in its closure."""
         if not isinstance(function, types.FunctionType) or not function.__closure__:
             return function
         cells = [self._cell(cell, rank) for cell in function.__closure__]
@@ -117,7 +117,7 @@ def _reduction(fn: str) -> Combine:
 
 
 def _reducing(kind: str, fn: str) -> Callable[..., Any]:
-    """A method of Rank: all members get what fn combines of theirs."""
+    """A method of Rank that gives all members what fn makes of their arrays."""
 
     def call(self: Rank, x: Any, axis: Axes) -> Any:
         return self.each(kind, x, axis, _reduction(fn))
@@ -204,7 +204,7 @@ class Rank(Common):
         return self.each("preduce", x, axis, combine)
 
     def folded(self, what: str, x: Any, axis: Axes, op: Any, count: int) -> Any:
-        """A user's function over what the first members have; each rank calls it on copies."""
+        """What a user's function makes of the arrays of the first `count` members, one by one."""
         def like(a: Any) -> Any:
             made = self.empty_like(a)
             made.made_empty = True
@@ -339,7 +339,7 @@ def _pieces(x: np.ndarray[Any, Any], n: int, dim: int, tiled: bool) -> list[Any]
 
 
 def _permute(payloads: Sequence[Any]) -> list[Any]:
-    """payloads: (target or None, array) per member."""
+    """What each member receives. payloads: a target, or None, and an array per member."""
     n = len(payloads)
     sender: dict[int, int] = {}
     for k, (target, _) in enumerate(payloads):

@@ -51,7 +51,7 @@ def holds_traced(x: object) -> bool:
 
 
 def _asked(convert: Callable[..., Any], needed: str, remedy: str) -> Any:
-    """A method of Python's that needs the elements while building."""
+    """A special method that needs the elements while building, and refuses unknown ones."""
 
     def ask(self: Array, *args: Any, **kwargs: Any) -> Any:
         if self.is_known:
@@ -94,7 +94,7 @@ class Array(ArrayMethods):
 
     @property
     def context(self) -> Context:
-        """The capture that it belongs to; of known content, the present one: it has survived."""
+        """The capture that the array belongs to; of known content, the one that runs now."""
         if isinstance(self.storage.content, Known):
             return self.storage.content.context
         return self._context
@@ -216,7 +216,7 @@ class Array(ArrayMethods):
 
     @property
     def layout(self) -> Any:
-        """As the user wrote it, of a global array; None for a local one."""
+        """The layout of a global array as the user writes it; None for a local one."""
         layout = (self.read() if self.seen else self.held).type.layout
         return None if layout is None else as_written(layout)
 
@@ -309,7 +309,7 @@ def shard_of_captured(context: Context, value: Value) -> Value:
 
 
 def constant(e: Expr, what: str, remedy: str) -> int:
-    """A Python integer, or an error that teaches."""
+    """The value of a constant Expr. Raises TracedValueError for any other."""
     if e.is_const:
         return e.value
     raise TracedValueError(f"{what} needs a Python integer",

@@ -24,7 +24,7 @@ _LARGE = 1 << 20  # elements; larger arrays that stand in are read-only and need
 
 
 def asked(name: str, ours: Callable[..., Any], theirs: Any) -> Callable[..., Any]:
-    """Our function, which takes what NumPy's takes and fails as NumPy's fails."""
+    """Our function, with NumPy's order of arguments, and NumPy's error where NumPy fails too."""
 
     @functools.wraps(ours)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -51,7 +51,7 @@ def asked(name: str, ours: Callable[..., Any], theirs: Any) -> Callable[..., Any
 
 
 def _of_numpy(theirs: Any, args: Any, kwargs: Any) -> ProgramError | None:
-    """NumPy's error for such a call; None where it has none."""
+    """The error that NumPy raises for the same call on arrays that stand in; None: it has none."""
     if theirs is None:
         return None
     try:
@@ -67,7 +67,7 @@ def _of_numpy(theirs: Any, args: Any, kwargs: Any) -> ProgramError | None:
 
 
 def _stand_in(x: Any) -> Any:
-    """The same with NumPy's arrays for those of the program. Raises ValueError: it has none."""
+    """The value with NumPy's arrays for the program's. ValueError where no size is known."""
     if isinstance(x, Number):
         return _extent(x.expr)
     if isinstance(x, Array):
@@ -81,7 +81,7 @@ def _stand_in(x: Any) -> Any:
 
 
 def _extent(e: Expr) -> int:
-    """Its value, or one that it may have."""
+    """The value of an extent, or one that it may have."""
     for value in (e.value,) if e.is_const else e.samples:
         if value is not None and value >= 0:
             return value
@@ -89,7 +89,7 @@ def _extent(e: Expr) -> int:
 
 
 def _in_order(theirs: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
-    """Arguments that NumPy has first, given by its names, in their places; None: there are none."""
+    """The arguments with those in front that were given by NumPy's names; None: there are none."""
     try:
         names = list(inspect.signature(theirs).parameters)
     except (TypeError, ValueError):

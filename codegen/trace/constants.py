@@ -40,7 +40,7 @@ def cast_value(context: Context, value: Value, dtype: DType) -> Value:
 
 
 def constant_value(context: Context, data: np.ndarray[Any, Any]) -> Value:
-    """A NumPy array as a constant of the image; a uniform one is no data."""
+    """A NumPy array as a constant of the image; uniform ones and grids become formulas."""
     dtype = element_type(data.dtype)
     shape = tuple(expr.const(n) for n in data.shape)
     if data.size and (data == data.flat[0]).all() and not _negative_zero(data):

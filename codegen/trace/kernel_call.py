@@ -36,7 +36,7 @@ _NO_KERNEL_TYPES = ("float16", "bfloat16")
 
 
 class Kernel:
-    """function: the user's, untouched. name: its own. place: where it is defined."""
+    """A kernel: the user's function as it is, its name, and the place where it is defined."""
 
     def __init__(
         self, function: Callable[..., Any], place: Place | None = None, signature: str | None = None
@@ -78,7 +78,7 @@ class Kernel:
         return found
 
     def combining(self, what: str, like: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
-        """It as op= of `what`, a function of two arrays. like: makes what it writes into."""
+        """A function of two arrays, for op= of `what`. like: makes the array that is written."""
         names = list(inspect.signature(self.function).parameters)
         if len(names) != 3:
             raise KernelError(f'kernel "{self.name}" cannot be the op= of {what}',
@@ -112,8 +112,8 @@ class Kernel:
         return emit(self, context, form, bound)
 
     def _is_output(self, name: str, x: Any) -> bool:
-        """Of a keyword argument: what the signature says, `out`, and what was made to be written
-        and is not only read."""
+        """Whether a keyword argument is an output: the signature says so, it is named out, or it
+        was made empty and the kernel writes it."""
         at = list(inspect.signature(self.function).parameters).index(name)
         if (self.signature and at >= self.signature.inputs) or name == "out":
             return isinstance(x, (Array, np.ndarray))
@@ -138,7 +138,7 @@ class Kernel:
     def _check(
         self, bound: Mapping[str, Any], outputs: list[str], local: bool, halo: bool, eager: bool
     ) -> None:
-        """What can be said of the arguments without their extents."""
+        """Raises KernelError for arguments that are wrong whatever their extents are."""
         for name, x in bound.items():
             if not isinstance(x, _ARGUMENTS):
                 raise self.refused(f"{name} is a {type(x).__name__}", "arrays and numbers",
@@ -249,6 +249,6 @@ def _same(a: Any, b: Any) -> bool:
 
 
 def tree_of(function: types.FunctionType) -> ast.AST | None:
-    """Of a function's source. Raises ProgramError where its file has changed since it was read."""
+    """The syntax tree of a function. ProgramError where its file has changed since it was read."""
     found = find(function.__code__, function.__globals__)
     return found[0] if found else None

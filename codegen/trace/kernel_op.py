@@ -27,7 +27,7 @@ Along = tuple[tuple[int, int, int] | None, ...]
 
 
 def emit(kernel: Any, context: Context, form: Form, bound: Mapping[str, Any]) -> Any:
-    """The outputs, written."""
+    """Emits the call; the outputs, which are written."""
     return _Call(kernel, context, form, bound).emit()
 
 
@@ -89,7 +89,7 @@ class _Call:
         return len(self.operands) - 1
 
     def content(self, out: Array) -> Value:
-        """Of an output before the call. Zeros are made anew, wherever they are wanted."""
+        """What is in an output before the call; zeros are made again, which needs no memory."""
         value = out.read()
         if _is_zeros(self.context, value):
             shape = value.type.shape
@@ -114,7 +114,7 @@ class _Call:
     # ---- dims ------------------------------------------------------------------------------------
 
     def dims(self, name: str) -> Along:
-        """Of an array: per dim, which dim of which result a part of it follows."""
+        """For each dim of an array, the result and the dim of it that a rank's part follows."""
         form = self.form
         mine = form.outputs.index(name) if name in form.outputs else 0
         out = [None if k == ONLY else (mine, k, 0) for k in form.lead(name)]
@@ -124,7 +124,7 @@ class _Call:
         return tuple(out)
 
     def layouts(self) -> list[Layout]:
-        """Of the results: split along the dims that may be, as the outputs are, or the inputs."""
+        """The layouts of the results: split where they may be, as the outputs or the inputs are."""
         form = self.form
         chosen: dict[Any, LayoutEntry] = {}
         used: set[str] = set()
@@ -141,7 +141,7 @@ class _Call:
         ]
 
     def keys(self, name: str) -> list[Any]:
-        """Per dim: what is cut together, or None where nobody cuts."""
+        """For each dim what it is cut together with; None where it is not cut."""
         form = self.form
         loops = [None if k == ONLY else ("loop", k) for k in form.lead(name)]
         return loops + [cut and ("dim", cut[0]) for cut in form.cuts(name)[len(loops) :]]

@@ -29,7 +29,7 @@ STEPS = 100_000  # lines of Python that a trial may take
 
 
 def try_made_up(kernel: Any, form: Form, bound: Mapping[str, Any]) -> None:
-    """While building: on small arrays of random numbers."""
+    """Tries the kernel on small arrays of random numbers, while building."""
     passed = _made_up(form, bound)
     given = ((x.shape, x.dtype) if isinstance(x, np.ndarray) else repr(x)
              for n, x in passed.items() if n not in form.starts)  # fmt: skip
@@ -55,7 +55,7 @@ def try_made_up(kernel: Any, form: Form, bound: Mapping[str, Any]) -> None:
 
 
 class _Budget:
-    """Ends what takes too many lines."""
+    """Ends a trial that runs too many lines."""
 
     def __init__(self) -> None:
         self.left = STEPS

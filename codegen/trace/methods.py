@@ -205,7 +205,7 @@ class ChosenMethods:
 
 
 class _Empty:
-    """What every class has."""
+    """A class without anything: its names are those that every class has."""
 
 
 def _give(cls: type, methods: type) -> None:

@@ -27,7 +27,8 @@ def call(function: Any, form: Form, passed: Mapping[str, Any], box: Box | None =
 def try_parts(
     kernel: Any, form: Form, passed: Mapping[str, Any], results: Mapping[str, Any], where: str = ""
 ) -> None:
-    """passed: what the kernel got, ghost cells and outputs as they were included."""
+    """Raises KernelError where the kernel gives another result on halves of its arrays. passed:
+    what it got, with ghost cells, and outputs as they were before."""
     extents = {c: results[form.outputs[0]].shape[form.place(form.outputs[0], c)] for c in form.cut}
     for half in np.ndindex(*[2] * len(form.cut)):
         box = {

@@ -173,7 +173,7 @@ def _refused(kernel: str, text: str, expected: str, found: str) -> KernelError:
 
 
 def ghosts(form: Form, name: str) -> tuple[Halo, list[Any]]:
-    """halo and boundary for all dims of an input, those of loops among them."""
+    """halo and boundary of an input for all its dims, also those that are looped over."""
     lead = len(form.lead(name))
     return (None,) * lead + form.halo[name], [0] * lead + form.boundary[name]
 

@@ -50,7 +50,7 @@ def quantile(x: Any, q: Any, axis: Any = None, *, method: str = "linear", keepdi
 
 
 def _of_each(q: Any, one: Callable[[float], Array]) -> Any:
-    """Of a number, or of each in an array of them, whose dims come first."""
+    """The result of one(q) for a number q; for an array q, the results stacked in its dims."""
     if np.ndim(q) == 0:
         return one(float(q))
     made = joining.stack([one(float(p)) for p in np.ravel(q)])
@@ -70,7 +70,7 @@ def _check_quantile(what: str, q: Any, method: str, other: Any) -> None:
 
 def cov(m: Any, y: Any = None, rowvar: bool = True, bias: bool = False, ddof: Any = None,
         fweights: Any = None, aweights: Any = None, *, dtype: Any = None) -> Any:  # fmt: skip
-    """Of variables in rows, or in columns where rowvar is false."""
+    """Covariances of variables in rows, or in columns where rowvar is false."""
     if fweights is not None or aweights is not None:
         raise unsupported("np.cov with weights", "(x * w) @ x.T of x minus its weighted mean")
     parts = []
@@ -157,7 +157,7 @@ def ediff1d(x: Any, to_end: Any = None, to_begin: Any = None) -> Any:
 
 
 def _cut_at(what: str, x: Any, at: Any, axis: Any, most: int) -> tuple[Array, int, int]:
-    """The array, the dim and the one place along it; most: how far behind the last element."""
+    """The array, the dim and the place along it. most: how far it may lie behind the end."""
     array = as_array(x) if axis is not None else shaping.ravel(x)
     if not isinstance(at, (int, np.integer)):
         raise unsupported(f"{what} {'at' if most else 'of'} several places",
@@ -171,7 +171,7 @@ def _cut_at(what: str, x: Any, at: Any, axis: Any, most: int) -> tuple[Array, in
 
 
 def insert(x: Any, at: Any, values: Any, axis: Any = None) -> Any:
-    """At one place known while building."""
+    """np.insert at one place that is known while building."""
     array, d, at = _cut_at("np.insert", x, at, axis, 1)
     part = as_array(values, array.type.dtype)
     if part.ndim < array.ndim:
@@ -184,7 +184,7 @@ def insert(x: Any, at: Any, values: Any, axis: Any = None) -> Any:
 
 
 def delete(x: Any, at: Any, axis: Any = None) -> Any:
-    """One place known while building."""
+    """np.delete of one place that is known while building."""
     array, d, at = _cut_at("np.delete", x, at, axis, 0)
     tail = [] if at == -1 else [along(array, d, slice(at + 1, None))]
     return joining.concatenate([along(array, d, slice(None, at)), *tail], d)
@@ -192,7 +192,7 @@ def delete(x: Any, at: Any, axis: Any = None) -> Any:
 
 def cross(a: Any, b: Any, axisa: int = -1, axisb: int = -1, axisc: int = -1,
           axis: Any = None) -> Any:  # fmt: skip
-    """Of vectors with three components."""
+    """The cross product of vectors with three components."""
     axisa, axisb, axisc = (axisa, axisb, axisc) if axis is None else (axis,) * 3
     p, q = shaping.moveaxis(a, axisa, -1), shaping.moveaxis(b, axisb, -1)
     if p.extents[-1] != 3 or q.extents[-1] != 3:
@@ -280,7 +280,7 @@ def nanquantile(x: Any, q: Any, axis: Any = None, out: Any = None, overwrite_inp
 
 def nanmedian(x: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False,
               keepdims: Any = False) -> Any:  # fmt: skip
-    """The middle of what is no NaN."""
+    """The median of the elements that are not NaN."""
     array, d, shape = _lanes(x, axis)
     ordered, count = _ordered(array, d)
 

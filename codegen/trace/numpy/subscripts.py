@@ -151,8 +151,8 @@ def stays_within(e: Expr, x: Any, extent: Expr, dim: int) -> None:
 
 
 def _least_of_ranks(context: Context, room: Expr, extent: Expr) -> Expr | None:
-    """The least that it is on any rank, where it falls or rises with every coordinate; the last
-    shard is the smallest. None where that is not known, or not at launch."""
+    """The least value of `room` on any rank, if it rises or falls with every coordinate (the last
+    shard is the smallest). None where that is not known at launch."""
     axes = [a for a in context.mesh.axes if a.coord_sym in room.symbols()]
     if all(a.fixed for a in axes) and room.symbols() == {a.coord_sym for a in axes}:
         names = [a.coord_sym.name for a in axes]
@@ -174,7 +174,7 @@ def _least_of_ranks(context: Context, room: Expr, extent: Expr) -> Expr | None:
 
 
 def consumes(item: Any) -> int:
-    """Dims of the array that one item of a key takes."""
+    """How many dims of the array one item of a key takes."""
     if item is None:
         return 0
     if isinstance(item, (np.ndarray, Array)) and item.dtype == np.bool_:
@@ -286,7 +286,7 @@ def basic_target(array: Array, key: Any) -> Array | None:
 
 
 def refused(remedy: str = "") -> UnsupportedError:
-    """What is said where the number of chosen elements would have to be known."""
+    """The error where the number of elements that a mask chooses would have to be known."""
     return UnsupportedError(
         "the length of x[mask] depends on data, so it cannot be used here",
         expected="element-wise functions, sums and means of x[mask], or x[mask] = v",

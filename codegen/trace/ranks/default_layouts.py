@@ -83,7 +83,7 @@ class _Cuts:
                    if self.real(its) == entry or uneven)  # fmt: skip
 
     def real(self, entry: LayoutEntry) -> LayoutEntry:
-        """Without axes that are one rank long."""
+        """The entry without axes that have one rank."""
         return tuple(a for a in entry if a not in self.alone)
 
     def joins(self, shape: Shape, layout: Layout) -> bool:
@@ -166,7 +166,7 @@ class _Refused:
             yield "out_layouts=spmd.replicated where you know that they have the same"
 
     def even(self) -> str:
-        """That the number of ranks divides the dims of the arguments that this axis cuts."""
+        """The text of a condition: the number of ranks divides the dims that this axis cuts."""
         dims = [n for wide, layout in self.cuts.arguments
                 for n, entry in zip(wide, layout) if self.axis in entry]  # fmt: skip
         n = str(dims[0]) if dims and dims[0].is_const else "n"

@@ -52,7 +52,7 @@ class _Arguments:
         self.makers: list[Callable[[Sequence[Value]], Any]] = []
 
     def add(self, x: Any, spec: Any, given: bool, pad: bool) -> None:
-        """One leaf; `given`: the user named a layout for it."""
+        """Adds one leaf. given: the user named a layout for it."""
         context = self.context
         if isinstance(x, Array) and (x.is_global or x.ndim):  # of a 0-d array there are views, too
             value = x.read()
@@ -215,7 +215,7 @@ def _capture(
 
 
 def _rebuild(inputs: Any, made: Any) -> Any:
-    """The arguments with their leaves replaced; a None argument took a maker too."""
+    """The arguments with the leaves in `made`, of which a None has one too."""
 
     def again(x: Any) -> Any:
         if isinstance(x, tuple) and hasattr(x, "_fields"):

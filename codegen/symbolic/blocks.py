@@ -22,7 +22,7 @@ from codegen.symbolic.terms import (
     replace,
 )
 
-BY_PARTS = "begin_by_parts"  # of k, e // n, e % n: what C computes it from
+BY_PARTS = "begins"  # of k, e // n, e % n: what C computes it from
 
 
 def begins(e: Expr) -> list[Call]:

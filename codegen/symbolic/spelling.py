@@ -1,20 +1,20 @@
-"""How an Expr is written: for people, for C and for Python; and in prefix form for the manifest.
+"""How an Expr is written: for people and for C, as a Python function, in prefix form for manifests.
 
 A polynomial that chooses (c * a + (1 - c) * b) is written as a choice, 1 - (i - n + 1 >= 0) as
 `i < n - 1`.
-Always holds: C and Python texts give the value of the Expr in 64 bits; every operand stands in
+Always holds: C and Python give the value of the Expr in 64 bits; every operand stands in
 parentheses where its operator could bind less tightly than what is around it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache
 from typing import Any
 
-from codegen.symbolic.blocks import BY_PARTS, written
+from codegen.symbolic.blocks import written
 from codegen.symbolic.bounds import nonneg
 from codegen.symbolic.meaning import OPERATIONS
 from codegen.symbolic.terms import (
@@ -66,18 +66,13 @@ class Style:
     choice: str
     and_: str
     or_: str
-    equal: str
-    floordiv: str
-    mod: str
-    infix: bool  # whether floordiv and mod are operators, with operands to protect
+    infix: Mapping[str, str]  # operations that are operators
+    call: str  # others
 
 
-_TEXT = Style("{1} if {0} else {2}", "and", "or", "==", "{0} // {1}", "{0} % {1}", True)
-_PYTHON = Style("{1} if {0} else {2}", "and", "or", "==", "floordiv({0}, {1})", "mod({0}, {1})",
-                False)  # fmt: skip
-_C = Style("{0} ? {1} : {2}", "&&", "||", "==", "spmd_floordiv({0}, {1})", "spmd_mod({0}, {1})",
-           False)  # fmt: skip
-_C_NAMES = {"min": "spmd_min", "max": "spmd_max", "begin": "spmd_begin", BY_PARTS: "spmd_begins"}
+_TEXT = Style("{1} if {0} else {2}", "and", "or", {"floordiv": "//", "mod": "%"}, "{}")
+_C = Style("{0} ? {1} : {2}", "&&", "||", {}, "spmd_{}")
+
 
 class _Writer:
     def __init__(self, style: Style, name: Name) -> None:
@@ -137,7 +132,7 @@ class _Writer:
     def comparison(self, call: Call, negate: bool) -> Text:
         left, right, shift = _sides(call.args[0])
         if call.op == "eq0":
-            sign, right = ("!=" if negate else self.style.equal), right - shift
+            sign, right = ("!=" if negate else "=="), right - shift
         elif _kind(right) < _kind(left):  # what moves most stands on the left: `i < n - 1`
             sign, by = self.order(call, shift + 1, ("<", ">="), ("<=", ">"), negate)
             left, right = right, left + by
@@ -154,12 +149,12 @@ class _Writer:
         e = call.args[0]
         if nonneg(e + 1):  # lowest is -1: `i > 0`, `i == 0`; `i < n`, `i == n`
             if sign[0] == ">=":
-                return (self.style.equal if negate else ">"), by - 1
-            return (self.style.equal, by) if negate else ("<", by)
+                return ("==" if negate else ">"), by - 1
+            return ("==", by) if negate else ("<", by)
         if nonneg(-e):  # highest is 0: `i == n - 1`, `i < n - 1`
             if sign[0] == ">=":
-                return ("<" if negate else self.style.equal), by
-            return (">", by - 1) if negate else (self.style.equal, by - 1)
+                return ("<" if negate else "=="), by
+            return (">", by - 1) if negate else ("==", by - 1)
         if by == 1 and e.terms and any(c < 0 for m, c in e.terms if m):
             return other[negate], by - 1
         return sign[negate], by
@@ -196,16 +191,11 @@ class _Writer:
         if a.op in TRUTH:
             return self.comparison(a, negate)
         args = [self.expr(arg) for arg in a.args]
-        if a.op == "begin" and a.args[0] == 1 and self.style is _TEXT:
-            quotient = " / ".join(within(arg, Binds.ATOM) for arg in args[1:])
-            return f"ceil({quotient})", Binds.ATOM
-        if a.op in ("min", "max", "begin", BY_PARTS):
-            word = _C_NAMES[a.op] if self.style is _C else a.op
-            return f"{word}({', '.join(text for text, _ in args)})", Binds.ATOM
-        pattern = self.style.floordiv if a.op == "floordiv" else self.style.mod
-        if not self.style.infix:
-            return pattern.format(args[0][0], args[1][0]), Binds.ATOM
-        return pattern.format(*(within(x, Binds.ATOM) for x in args)), Binds.PRODUCT
+        if sign := self.style.infix.get(a.op):
+            return f" {sign} ".join(within(arg, Binds.ATOM) for arg in args), Binds.PRODUCT
+        if a.op == "begin" and a.args[0] == 1 and self.style is _TEXT:  # the longest block
+            return f"ceil({' / '.join(within(arg, Binds.ATOM) for arg in args[1:])})", Binds.ATOM
+        return f"{self.style.call.format(a.op)}({', '.join(text for text, _ in args)})", Binds.ATOM
 
 
 def _literal(call: Call) -> Expr:
@@ -325,19 +315,32 @@ def c_operand(e: Expr, name: Name) -> Text:
     return _Writer(_C, name).expr(e)
 
 
-def python_text(e: Expr, name: Name) -> str:
-    return _Writer(_PYTHON, name).expr(e)[0]
-
-
-SPELL.update({"text": text, "c": c_text, "python": python_text})
+SPELL.update({"text": text, "c": c_text})
 
 def function(e: Expr, names: Iterable[str]) -> Callable[..., int]:
-    """A Python function of the named symbols' values, in that order; fast, for enumeration."""
+    """A Python function of the named symbols' values, in that order; fast, for enumeration.
+
+    Every call is evaluated once, whatever it stands in."""
     spelled = {n: f"v{k}" for k, n in enumerate(names)}
-    body = python_text(e, lambda s: spelled[s.name])
-    made: Callable[..., int] = eval(
-        f"lambda {', '.join(spelled.values())}: int({body})", {**OPERATIONS, "int": int}
-    )
+    steps: dict[Call, str] = {}
+    lines = [f"def made({', '.join(spelled.values())}):"]
+
+    def atom(a: Atom) -> str:
+        if isinstance(a, Sym):
+            return spelled[a.name]
+        if a not in steps:
+            args = ", ".join(total(arg) for arg in a.args)
+            steps[a] = f"t{len(steps)}"
+            lines.append(f" {steps[a]} = {a.op}({args})")
+        return steps[a]
+
+    def total(e: Expr) -> str:
+        return " + ".join("*".join((str(c), *map(atom, m))) for m, c in written(e).terms) or "0"
+
+    lines.append(f" return {total(e)}")
+    space: dict[str, Any] = dict(OPERATIONS)
+    exec("\n".join(lines), space)
+    made: Callable[..., int] = space["made"]
     return made
 
 

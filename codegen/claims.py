@@ -14,7 +14,7 @@ from codegen.ir import Condition, Module, Op, Route, Shape
 from codegen.ops import Exchange
 from codegen.ops.group import Bounds, Span, each
 from codegen.printer import axes_text, exchange_text, user_text
-from codegen.symbolic import expr, prove
+from codegen.symbolic import estimate, expr, prove
 from codegen.symbolic.expr import Expr, Sym, const
 from codegen.symbolic.sampling import Claim, Facts, first_failure, related, route_fault
 
@@ -175,7 +175,7 @@ class Claims:
         at = expr.symbol(p)
         low, high = (self.at(e, at) for e in part)
         each = high - low
-        if (prove.prefix_sum(each, p, at), prove.prefix_sum(each, p, n)) == (low, total):
+        if (estimate.prefix_sum(each, p, at), estimate.prefix_sum(each, p, n)) == (low, total):
             return
         what = "the parts of the members make up a dim, one after the other"
 

@@ -14,7 +14,7 @@ from codegen.layouts.cuts import Cut, Window, of_operand, of_result, rolled, who
 from codegen.ops.kind import Array, Eval, Kind, Types, extents, layout_of
 from codegen.plan.grammar import Store
 from codegen.plan.indexing import Index, ravel, rows_kept, waiting_room
-from codegen.symbolic import expr, prove
+from codegen.symbolic import estimate, expr
 from codegen.symbolic.expr import Expr, as_expr
 
 if TYPE_CHECKING:
@@ -310,7 +310,7 @@ class Update(Kind):
         if rows:
             row = waiting_room(tuple(loop.extent for loop in loops[1:]), x.type.dtype)
             gone = {s for s in row.symbols() if s.kind not in ("size", "scalar")}
-            most = prove.upper_bound(row, gone) if gone else row
+            most = estimate.upper_bound(row, gone) if gone else row
             waiting = at.spare(f"{x.name}_rows", x.type.dtype, most * rows)
         at.add(Store(loops, into, target, node, place=op.place, rows=rows, waiting=waiting))
 

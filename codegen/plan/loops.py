@@ -18,7 +18,7 @@ from codegen.image.gufunc import Parameter
 from codegen.ir import Module, Op, Value
 from codegen.ops.kind import Array, Kind
 from codegen.plan.grammar import Buffer, Exchange, Expect, Print, Work
-from codegen.symbolic import expr, prove
+from codegen.symbolic import estimate, expr
 from codegen.symbolic.expr import Expr, Sym
 
 Act = Work[Value] | Exchange[Value] | Print[Value] | Expect[Value]
@@ -75,5 +75,5 @@ def capacity(value: Value) -> Expr:
     elements = expr.product(value.type.shape)
     # a counter's bound may name the counter of the loop around it
     while gone := {s for s in elements.symbols() if s.kind not in ("size", "scalar")}:
-        elements = prove.upper_bound(elements, gone)
+        elements = estimate.upper_bound(elements, gone)
     return elements

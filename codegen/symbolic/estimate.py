@@ -12,8 +12,7 @@ from collections.abc import Iterable, Sequence
 from codegen.errors import ProgramError
 from codegen.symbolic import blocks, expr
 from codegen.symbolic.expr import Atom, Call, Expr, Sym, const
-
-_TRUTH = ("ge0", "eq0")
+from codegen.symbolic.terms import TRUTH
 
 
 def root(e: Expr, var: Sym) -> tuple[Expr, int] | None:
@@ -68,7 +67,7 @@ def _sum_of(atoms: Sequence[Atom], var: Sym, count: Expr) -> Expr | None:
             return (count * (count - 1)) // 2
         return (count * (count - 1) * (2 * count - 1)) // 6 if len(atoms) == 2 else None
     (atom, *more) = atoms
-    if more or not isinstance(atom, Call) or atom.op not in _TRUTH:
+    if more or not isinstance(atom, Call) or atom.op not in TRUTH:
         return None
     at = root(atom.args[0], var)
     if at is None:
@@ -168,7 +167,7 @@ def _elimination_order(a: Atom) -> tuple[int, int, str]:
 def _choice(e: Expr, away: frozenset[Sym]) -> Call | None:
     """A truth value over eliminated symbols that chooses between values."""
     for call in expr.calls(e):
-        if call.op not in _TRUTH or not (call.args[0].symbols() & away):
+        if call.op not in TRUTH or not (call.args[0].symbols() & away):
             continue
         slope, rest = expr.linear_in(e, call)
         nested = any(call in expr.calls(expr.from_atom(a)) and a != call for a in e.atoms())
@@ -204,7 +203,7 @@ def _atom_bound(atom: Atom, away: frozenset[Sym], sign: int) -> Expr:
         if bound is None:
             raise _Unbounded
         return _reach(bound, away, sign, 4)
-    if atom.op in _TRUTH:
+    if atom.op in TRUTH:
         return _truth_bound(atom, away, sign)
     if atom.op == "begin":
         k, *dim = atom.args

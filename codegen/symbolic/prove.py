@@ -8,18 +8,17 @@ Always holds: what is called proved is true for every size; the rest is tried up
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from codegen.symbolic import expr, partners
-from codegen.symbolic.estimate import depth, lower_bound, prefix_sum, root, upper_bound
+from codegen.symbolic.estimate import root
 from codegen.symbolic.expr import Call, Expr, Sym, const, symbol
-from codegen.symbolic.terms import divisors
+from codegen.symbolic.sampling import LIMIT, environments
+from codegen.symbolic.terms import TRUTH
 
-LIMIT = 64  # members tried when there is no proof
 _BRANCHES = 128  # pieces of one `to`
-_TRUTH = ("ge0", "eq0")
 
 
 @dataclass(frozen=True)
@@ -150,9 +149,9 @@ def _pin(
 
 def _next_truth(to: Expr, sends: Expr, var: Sym) -> Call | None:
     """An innermost truth value that mentions var; equations first, they pin it."""
-    found = [a for e in (to, sends) for a in expr.calls(e) if a.op in _TRUTH]
+    found = [a for e in (to, sends) for a in expr.calls(e) if a.op in TRUTH]
     found = [a for a in found if var in a.args[0].symbols()]
-    inner = [a for a in found if not any(c.op in _TRUTH for c in expr.calls(a.args[0]))]
+    inner = [a for a in found if not any(c.op in TRUTH for c in expr.calls(a.args[0]))]
     for a in inner:
         if a.op == "eq0" and root(a.args[0], var) is not None:
             return a
@@ -444,108 +443,3 @@ def _all_symbols(exprs: Iterable[Expr]) -> set[Sym]:
     for e in exprs:
         out |= e.symbols()
     return out
-
-
-# ---- trying values -------------------------------------------------------------------------------
-
-
-def environments(
-    symbols: Iterable[Sym], size: Expr | None = None, limit: int = LIMIT
-) -> Iterator[dict[str, int]]:
-    """Values for symbols, those of the smallest `size` first: bounded work, for enumeration.
-
-    Sizes that make up `size` run through every shape of at most `limit` members; other sizes to 3;
-    coordinates through all positions (the ends when many); scalars and counters through a few.
-    """
-    wanted = _with_bounds(symbols)
-    if size is None:
-        main = sorted((s for s in wanted if s.kind == "size"), key=lambda s: s.name)
-    else:
-        main = sorted((s for s in size.symbols() if s.kind == "size"), key=lambda s: s.name)
-    others = sorted((s for s in wanted if s not in main), key=_dependency_order)
-    for shape in shapes(len(main), limit):
-        start = {s.name: v for s, v in zip(main, shape, strict=True)}
-        if size is not None and size.evaluate(start) > limit:  # axes that share one symbol
-            continue
-        if all(may_be(s, start[s.name], start) for s in main):
-            yield from _fill(others, start)
-
-
-def may_be(size: Sym, n: int, values: Mapping[str, int]) -> bool:
-    """Whether as many ranks may lie along an axis, as far as its symbol tells."""
-    if size.divides and size.divides % n:
-        return False
-    return (size.lo is None or n >= size.lo.evaluate(values)) and (
-        size.hi is None or n <= size.hi.evaluate(values)
-    )
-
-
-def _with_bounds(symbols: Iterable[Sym]) -> set[Sym]:
-    out: set[Sym] = set()
-    todo = list(symbols)
-    while todo:
-        s = todo.pop()
-        if s in out:
-            continue
-        out.add(s)
-        for bound in (s.lo, s.hi):
-            if bound is not None:
-                todo.extend(bound.symbols())
-    return out
-
-
-_KINDS = ("size", "scalar", "coord", "counter", "var")
-
-
-def _dependency_order(s: Sym) -> tuple[int, int, str]:
-    return _KINDS.index(s.kind), depth(s), s.name
-
-
-def shapes(axes: int, limit: int = LIMIT) -> list[tuple[int, ...]]:
-    """Every shape of so many axes with at most `limit` members, smallest product first."""
-    out: list[tuple[int, ...]] = [()]
-    for _ in range(axes):
-        out = [(*s, k) for s in out for k in range(1, limit // _product(s) + 1)]
-    return sorted(out, key=lambda s: (_product(s), s))
-
-
-def _product(shape: tuple[int, ...]) -> int:
-    total = 1
-    for n in shape:
-        total *= n
-    return total
-
-
-def _fill(symbols: Sequence[Sym], values: dict[str, int]) -> Iterator[dict[str, int]]:
-    if not symbols:
-        yield values
-        return
-    sym = symbols[0]
-    for v in candidates(sym, values):
-        yield from _fill(symbols[1:], {**values, sym.name: v})
-
-
-def candidates(sym: Sym, values: Mapping[str, int]) -> list[int]:
-    """Some values that a symbol may have where others have theirs."""
-    lo = sym.lo.evaluate(values) if sym.lo is not None else None
-    hi = sym.hi.evaluate(values) if sym.hi is not None else None
-    if sym.kind == "size":
-        return [n for n in (1, 2, 3) if may_be(sym, n, values)]
-    if sym.divides:
-        return divisors(sym.divides, lo, hi)[:8]
-    if lo is not None and hi is not None:
-        if hi - lo < 8:
-            return list(range(lo, hi + 1))
-        return [lo, lo + 1, lo + 2, (lo + hi) // 2, hi - 2, hi - 1, hi]
-    if lo is not None:
-        return [lo, lo + 1, lo + 2, lo + 5]
-    if hi is not None:
-        return [hi - 5, hi - 1, hi]
-    return [0, 1, 2, 5, -1, -3]
-
-
-__all__ = [
-    "LIMIT", "CounterExample", "Piece", "Proof", "candidates", "counter_example", "environments",
-    "injective", "inverse", "lower_bound", "may_be", "pieces", "prefix_sum", "primes", "proved",
-    "shapes", "upper_bound",
-]  # fmt: skip

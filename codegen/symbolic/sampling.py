@@ -1,4 +1,4 @@
-"""Claims about index expressions, tried at small sizes where they are not proved.
+"""Values that symbols may have, small ones first; claims tried there that are not proved.
 
 In: an Expr, and facts that hold where it is used. Out: the first values at which a claim fails,
 those of the smallest mesh first, or None.
@@ -7,20 +7,24 @@ Always holds: the work is bounded and remembered; a claim with a failure among i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
+from math import prod
 
-from codegen.symbolic import expr, prove
+from codegen.symbolic import expr
+from codegen.symbolic.estimate import depth
 from codegen.symbolic.expr import Expr, Sym
+from codegen.symbolic.terms import divisors
 
 Claim = tuple[str, Expr]  # "equal": to 0; "nonneg": at least 0; "truth": not 0
 Facts = tuple[Expr, ...]  # each is 1
 Values = tuple[tuple[str, int], ...]
 Route = tuple[Expr, Expr, Expr, Expr]  # to, sends; source, receives
 
+LIMIT = 64  # members tried where there is no proof
 _POINTS = 2000  # samples of one claim
-_LIMITS = {0: 1, 1: 64, 2: 24}  # members, by how many axis sizes vary
+_LIMITS = {0: 1, 1: LIMIT, 2: 24}  # members, by how many axis sizes vary
 _MANY = 12
 _ROUTES = 16  # members up to which every route is followed
 
@@ -58,7 +62,7 @@ def samples(used: Iterable[Sym], facts: Facts, limit: int) -> Iterator[dict[str,
     """Values of the symbols, and of those in their bounds, at which all facts are 1."""
     names = sorted({s.name for s in used})
     holds = [expr.function(f, names) for f in facts]
-    for values in islice(prove.environments(used, None, limit), _POINTS):
+    for values in islice(environments(used, None, limit), _POINTS):
         at = [values[n] for n in names]
         if all(h(*at) for h in holds):
             yield values
@@ -125,3 +129,80 @@ def _fault(functions: list, at: list[int], members: int) -> str | None:  # type:
 
 def _name(member: int | None) -> str:
     return "nobody" if member is None else f"member {member}"
+
+
+# ---- trying values -------------------------------------------------------------------------------
+
+
+def environments(
+    symbols: Iterable[Sym], size: Expr | None = None, limit: int = LIMIT
+) -> Iterator[dict[str, int]]:
+    """Values for symbols, those of the smallest `size` first: bounded work, for enumeration.
+
+    Sizes that make up `size` run through every shape of at most `limit` members; other sizes to 3;
+    coordinates through all positions (the ends when many); scalars and counters through a few.
+    """
+    wanted = _with_bounds(symbols)
+    if size is None:
+        main = sorted((s for s in wanted if s.kind == "size"), key=lambda s: s.name)
+    else:
+        main = sorted((s for s in size.symbols() if s.kind == "size"), key=lambda s: s.name)
+    others = sorted((s for s in wanted if s not in main), key=_dependency_order)
+    for shape in shapes(len(main), limit):
+        start = {s.name: v for s, v in zip(main, shape, strict=True)}
+        if size is not None and size.evaluate(start) > limit:  # axes that share one symbol
+            continue
+        if all(may_be(s, start[s.name], start) for s in main):
+            yield from _fill(others, start)
+
+
+def may_be(size: Sym, n: int, values: Mapping[str, int]) -> bool:
+    """Whether as many ranks may lie along an axis, as far as its symbol tells."""
+    if size.divides and size.divides % n:
+        return False
+    return (size.lo is None or n >= size.lo.evaluate(values)) and (
+        size.hi is None or n <= size.hi.evaluate(values)
+    )
+
+
+_KINDS = ("size", "scalar", "coord", "counter", "var")
+
+
+def _dependency_order(s: Sym) -> tuple[int, int, str]:
+    return _KINDS.index(s.kind), depth(s), s.name
+
+
+def shapes(axes: int, limit: int = LIMIT) -> list[tuple[int, ...]]:
+    """Every shape of so many axes with at most `limit` members, smallest product first."""
+    out: list[tuple[int, ...]] = [()]
+    for _ in range(axes):
+        out = [(*s, k) for s in out for k in range(1, limit // prod(s) + 1)]
+    return sorted(out, key=lambda s: (prod(s), s))
+
+
+def _fill(symbols: Sequence[Sym], values: dict[str, int]) -> Iterator[dict[str, int]]:
+    if not symbols:
+        yield values
+        return
+    sym = symbols[0]
+    for v in candidates(sym, values):
+        yield from _fill(symbols[1:], {**values, sym.name: v})
+
+
+def candidates(sym: Sym, values: Mapping[str, int]) -> list[int]:
+    """Some values that a symbol may have where others have theirs."""
+    lo = sym.lo.evaluate(values) if sym.lo is not None else None
+    hi = sym.hi.evaluate(values) if sym.hi is not None else None
+    if sym.kind == "size":
+        return [n for n in (1, 2, 3) if may_be(sym, n, values)]
+    if sym.divides:
+        return divisors(sym.divides, lo, hi)[:8]
+    if lo is not None and hi is not None:
+        if hi - lo < 8:
+            return list(range(lo, hi + 1))
+        return [lo, lo + 1, lo + 2, (lo + hi) // 2, hi - 2, hi - 1, hi]
+    if lo is not None:
+        return [lo, lo + 1, lo + 2, lo + 5]
+    if hi is not None:
+        return [hi - 5, hi - 1, hi]
+    return [0, 1, 2, 5, -1, -3]

@@ -14,7 +14,7 @@ from math import prod
 from codegen.errors import InternalError
 from codegen.plan.grammar import Exchange, Let, Plan
 from codegen.plan.steps import walk_steps
-from codegen.symbolic.prove import candidates, may_be, shapes
+from codegen.symbolic.sampling import candidates, may_be, shapes
 from codegen.verify.rows import table_of
 from codegen.verify.small import check
 from codegen.verify.table import Mismatch, Table

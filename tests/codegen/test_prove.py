@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from codegen import mesh
 from codegen.errors import ProgramError
 from codegen.mesh import Axis
-from codegen.symbolic import expr, prove
+from codegen.symbolic import estimate, expr, prove, sampling
 from codegen.symbolic.expr import Expr, Sym, const, symbol
 
 X, Y = Axis("x"), Axis("y")
@@ -276,7 +276,7 @@ SUMS: dict[str, Expr] = {
 @pytest.mark.parametrize("name", SUMS)
 def test_prefix_sums(name: str) -> None:
     extent = SUMS[name]
-    upto, total = prove.prefix_sum(extent, P, p), prove.prefix_sum(extent, P, n)
+    upto, total = estimate.prefix_sum(extent, P, p), estimate.prefix_sum(extent, P, n)
     assert upto is not None and total is not None
     for size, count in itertools.product(range(1, 8), range(0, 20, 3)):
         parts = [extent.evaluate({"n_x": size, "e": count, "p": k}) for k in range(size)]
@@ -287,10 +287,10 @@ def test_prefix_sums(name: str) -> None:
 
 def test_sums_of_blocks_are_the_meshs_own() -> None:
     extent = mesh.block_extent(e, n, p)
-    assert prove.prefix_sum(extent, P, p) == mesh.block_offset(e, n, p)
-    assert prove.prefix_sum(extent, P, n) == e
-    assert prove.prefix_sum(p * p * p, P, n) is None
-    assert prove.prefix_sum(e // (p + 1), P, n) is None
+    assert estimate.prefix_sum(extent, P, p) == mesh.block_offset(e, n, p)
+    assert estimate.prefix_sum(extent, P, n) == e
+    assert estimate.prefix_sum(p * p * p, P, n) is None
+    assert estimate.prefix_sum(e // (p + 1), P, n) is None
 
 
 # ---- bounds --------------------------------------------------------------------------------------
@@ -328,7 +328,7 @@ def each(size: int) -> list[dict[str, int]]:
 
 
 @pytest.mark.parametrize("name", BOUNDED)
-@pytest.mark.parametrize("reach", [prove.upper_bound, prove.lower_bound])
+@pytest.mark.parametrize("reach", [estimate.upper_bound, estimate.lower_bound])
 def test_bounds_hold_and_mention_nothing_eliminated(
     name: str, reach: Callable[[Expr, set[Sym]], Expr]
 ) -> None:
@@ -338,13 +338,13 @@ def test_bounds_hold_and_mention_nothing_eliminated(
     for size in range(2, 6):
         for values in each(size):
             low, high = extent.evaluate(values), bound.evaluate(values)
-            assert low <= high if reach is prove.upper_bound else high <= low, values
+            assert low <= high if reach is estimate.upper_bound else high <= low, values
 
 
 def test_bounds_of_blocks_are_tight() -> None:
     for name, most in {"block": lambda c, s: -(-c // s), "with halo": lambda c, s: -(-c // s) + 2,
                        "turned block": lambda c, s: -(-c // s)}.items():  # fmt: skip
-        bound = prove.upper_bound(BOUNDED[name], AWAY)
+        bound = estimate.upper_bound(BOUNDED[name], AWAY)
         for size, count in itertools.product(range(1, 9), range(20)):
             assert bound.evaluate({"n_x": size, "e": count}) == most(count, size), name
 
@@ -352,8 +352,8 @@ def test_bounds_of_blocks_are_tight() -> None:
 def test_what_is_unbounded_is_said() -> None:
     free = Sym("k", "counter", const(0))
     with pytest.raises(ProgramError, match="no upper bound") as caught:
-        prove.upper_bound(e + symbol(free), {free})
-    assert prove.lower_bound(e + symbol(free), {free}) == e
+        estimate.upper_bound(e + symbol(free), {free})
+    assert estimate.lower_bound(e + symbol(free), {free}) == e
     assert "min(" in str(caught.value)
 
 
@@ -361,15 +361,15 @@ def test_what_is_unbounded_is_said() -> None:
 
 
 def test_shapes_are_all_and_in_order() -> None:
-    assert prove.shapes(1, 4) == [(1,), (2,), (3,), (4,)]
-    assert prove.shapes(2, 4) == [
+    assert sampling.shapes(1, 4) == [(1,), (2,), (3,), (4,)]
+    assert sampling.shapes(2, 4) == [
         (1, 1), (1, 2), (2, 1), (1, 3), (3, 1), (1, 4), (2, 2), (4, 1)]  # fmt: skip
-    assert all(a * b * c <= 12 for a, b, c in prove.shapes(3, 12))
+    assert all(a * b * c <= 12 for a, b, c in sampling.shapes(3, 12))
 
 
 def test_environments_respect_bounds() -> None:
     most = Sym("n_b", "size", const(1), const(5))
-    for values in prove.environments({I, C, most}, None, 12):
+    for values in sampling.environments({I, C, most}, None, 12):
         assert 0 <= values["i_x"] < values["n_x"]
         assert 0 <= values["c"] <= values["n_x"] - 2
         assert values["n_b"] <= 5

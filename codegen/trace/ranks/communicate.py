@@ -16,7 +16,7 @@ from codegen.ir import ArrayType, Shape, Value
 from codegen.mesh import block_extent, block_offset
 from codegen.ops import Barrier, Move, Permute
 from codegen.ops.group import Bounds, Span, along
-from codegen.symbolic import expr, prove
+from codegen.symbolic import estimate, expr, prove
 from codegen.symbolic.expr import Expr, Sym
 from codegen.trace.array import Array, as_array, number, wrap
 from codegen.trace.context import Context, require_context
@@ -247,8 +247,8 @@ def pieces(context: Context, axes: Axes, extent: Expr, what: str) -> tuple[Span,
     n = context.mesh.size(axes)
     k = Sym("k", "var", expr.const(0), n - 1)
     each = at_member(context, axes, extent, expr.symbol(k))
-    offset = prove.prefix_sum(each, k, context.mesh.position(axes))
-    total = prove.prefix_sum(each, k, n)
+    offset = estimate.prefix_sum(each, k, context.mesh.position(axes))
+    total = estimate.prefix_sum(each, k, n)
     if offset is None or total is None:
         raise ShapeError(f"{what}: there is no formula for the sum of the extents on all ranks",
                          expected="equal extents, balanced blocks, or extents linear in the index",

@@ -19,7 +19,7 @@ from codegen.mesh import Layout, LayoutEntry, Mesh, block_extent, local_offset
 from codegen.ops import Relayout, ShardMap, Slice
 from codegen.ops.kind import layout_of as lying
 from codegen.places import user_place
-from codegen.symbolic import expr, prove
+from codegen.symbolic import estimate, expr
 from codegen.symbolic.expr import Expr, Sym
 from codegen.trace.array import Array, Number, as_array, as_value, local_shape, local_type, wrap
 from codegen.trace.context import Context
@@ -101,7 +101,7 @@ def _global_extent(
             return candidate
     var = Sym("member", "var", expr.const(0), n - 1)
     at_member = extent.subst(mesh.at(entry, expr.symbol(var)))
-    total = prove.prefix_sum(at_member, var, n)
+    total = estimate.prefix_sum(at_member, var, n)
     if total is None or coords_of(total):
         return None
     return total if same_extent(block_extent(total, n, k), extent) else None

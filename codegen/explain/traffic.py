@@ -112,7 +112,7 @@ class Meter:
         found, rest = {}, []
         for d, (given, part) in enumerate(dims):
             if given is None or given == part:
-                rest.append(shape[d])
+                rest.append(part[1] - part[0] if part else shape[d])
             elif part is None:
                 own = self.least(given[1] - given[0])
                 found[d] = word, f"{word} along {{}}", self.most(shape[d]), own

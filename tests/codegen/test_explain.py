@@ -288,6 +288,20 @@ def test_of_a_halo_only_what_others_have_counts() -> None:
     assert infix(rounded_up(halo["bytes"])) == "8 * ceil(30 / n_x) + 8 * ceil(30 / n_y) + 16"
 
 
+def test_of_an_array_with_room_only_what_is_wanted_counts() -> None:
+    """The first and the last column are nobody's neighbours."""
+
+    @spmd.program(mesh=("x",))
+    def rims(n: int = 16):
+        u = spmd.input("u", (n, n), np.float64, layout=("x", None))
+        for _ in spmd.range(9):
+            u[1:-1, 1:-1] += u[:-2, 1:-1] + u[2:, 1:-1]
+        return u
+
+    (halo,) = tables(lower(rims.capture()))["traffic"]
+    assert (halo["kind"], halo["bytes"]) == ("halo", 2 * 14 * 8)
+
+
 class Noted:
     """What an image says of itself, without one."""
 

@@ -226,15 +226,15 @@ class _Liveness:
         return live
 
     def write(self, v: Value, write: _Write, live: set[Value], depth: int) -> set[Value]:
-        """A part of a nest by itself. Values needed before it."""
-        reads, reusable = self.loaded(write.node), self.reusable(write)
+        """A part of a nest by itself. Values needed before it, beside those that it loads."""
+        over, reusable = set[Value](), self.reusable(write)
         if write.base in self.blank:
             self.forced.append((write.base, v))
         elif write.base is not None:
-            reads.add(write.base)
-        self.define(v, live | (reads - reusable))
+            over = {write.base}
+        self.define(v, live | (self.loaded(write.node) | over) - reusable)
         self.wish(depth + 3 * (write.base is not None), reusable, v)
-        return (live - {v}) | reads
+        return (live - {v}) | over
 
     def disturbed(
         self, v: Value, chains: _Chains, writes: Mapping[Value, _Write],

@@ -111,6 +111,22 @@ def test_an_op_of_loops_says_what_it_touches(all_loops):
         assert set(memory_written(nest)) == set(op.results)
 
 
+def test_what_is_folded_leaves_memory_to_what_comes_after():
+    """A row of u is folded and written over in one nest: no second u, no copy."""
+
+    @spmd.program(mesh=("x",))
+    def program():
+        u = spmd.input("u", (6, 5), np.float64, default=1.0)
+        found = np.any(u, axis=1)
+        if spmd.scalar("steps", 1) > 1:
+            found = np.all(u, axis=1)
+            u = u - 1.5
+        return found, u
+
+    plan = lower(program.capture()).plan
+    assert [b.name for b in plan.buffers] == ["u", "found"]
+
+
 def test_a_box_is_written_over_what_it_is_made_of():
     """At indices that data decides: what is read is not there any more where it was written."""
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import itertools
 import time
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from codegen import mesh
-from codegen.symbolic import expr, spelling
+from codegen.errors import ProgramError
+from codegen.symbolic import estimate, expr, spelling
 from codegen.symbolic.expr import Expr, Sym, const, symbol
 from codegen.symbolic.meaning import OPERATIONS
+from codegen.verify.terms import Terms
 
 N = Sym("n", "size", const(1))
 I = Sym("i", "coord", const(0), symbol(N) - 1)  # noqa: E741
@@ -78,8 +81,6 @@ def test_division_by_constants_is_pythons(d: int) -> None:
 
 
 def test_blocks_are_numpys() -> None:
-    import numpy as np
-
     for count, blocks in itertools.product(range(12), range(1, 7)):
         parts = np.array_split(np.arange(count), blocks)
         for k in range(blocks):
@@ -172,6 +173,31 @@ def test_random_trees_keep_their_value(t: Tree) -> None:
     assert [made.evaluate(p) for p in SOME[::9]] == slow[::9]
     prefix = expr.to_json(made)
     assert [json_value(prefix, p) for p in SOME[::9]] == slow[::9]
+
+
+@settings(max_examples=100, deadline=None)
+@given(trees())
+def test_vectors_ranges_and_bounds_hold_the_integers(t: Tree) -> None:
+    """An expression means the same in all domains: at many points at once, over ranges of its
+    symbols, and without some of them."""
+    made, exact = build(t), [value(t, p) for p in SOME]
+    terms = Terms()
+    columns = {name: [p[name] for p in SOME] for name in "nisez"}
+    names = {k: terms.symbol(k, min(v), max(v)) for k, v in columns.items()}
+    term = terms.read(expr.to_json(made), names)
+    dtype = terms.dtype(term)
+    arrays = {names[k]: np.array(v, dtype=dtype) for k, v in columns.items()}
+    found = terms.points((term,), arrays)[term]
+    assert np.broadcast_to(found, len(exact)).tolist() == exact
+    ends = {s: (a.min(keepdims=True), a.max(keepdims=True)) for s, a in arrays.items()}
+    least, most = terms.ranges((term,), ends)[term]
+    assert np.all(least <= min(exact)) and np.all(most >= max(exact))
+    try:
+        bounds = estimate.lower_bound(made, {I, S}), estimate.upper_bound(made, {I, S})
+    except ProgramError:
+        return
+    for p, v in list(zip(SOME, exact, strict=True))[::5]:
+        assert bounds[0].evaluate(p) <= v <= bounds[1].evaluate(p), (made, p)
 
 
 @pytest.mark.parametrize("table", range(256))

@@ -21,7 +21,7 @@ from codegen.trace.control.exits import (
     none_of,
     own_nodes,
 )
-from codegen.trace.control.variables import annotate, bound_names, loaded_names, nonlocals
+from codegen.trace.control.variables import annotate, bound_names, chain, loaded_names, nonlocals
 from codegen.user.sameness import RUNTIME
 
 _NAMES, _ARM, _ITEM, _ERROR = "__names__", "__arm__", "__item__", "__error__"
@@ -114,20 +114,6 @@ def _last_name(node: ast.expr) -> str:
 
 
 # ---- small trees -------------------------------------------------------------------------------
-
-
-def _chain(node: ast.expr) -> tuple[str, list[Any]]:
-    """The name and the attributes and constant keys that lead to a thing: `s`, ["a", 0] of s.a[0];
-    no name where anything else does."""
-    if isinstance(node, ast.Name):
-        return node.id, []
-    if isinstance(node, (ast.Attribute, ast.Subscript)):
-        name, steps = _chain(node.value)
-        if isinstance(node, ast.Attribute):
-            return name, [*steps, node.attr]
-        if isinstance(node.slice, ast.Constant):
-            return name, [*steps, node.slice.value]
-    return "", []
 
 
 def _load(name: str) -> ast.expr:
@@ -342,7 +328,7 @@ class _Rewriter(ast.NodeTransformer):
         changed: dict[str, tuple[ast.expr, ...]] = {}
         for target in own_nodes(targets):
             if isinstance(target, (ast.Attribute, ast.Subscript)):
-                name, steps = _chain(target.value)
+                name, steps = chain(target.value)
                 if name and not isinstance(target.ctx, ast.Load):
                     changed[ast.unparse(target.value)] = (_load(name), *map(ast.Constant, steps))
             elif isinstance(target, ast.Name) and target.id in self.elsewhere:

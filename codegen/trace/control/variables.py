@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from codegen.trace.control.exits import LOOPS, SCOPES, Stmts, blocks, own_nodes
 
@@ -57,6 +58,20 @@ def nonlocals(nodes: Sequence[ast.AST], deep: bool = True) -> Iterator[str]:
         for node in ast.walk(top) if deep else (top,):
             if isinstance(node, ast.Nonlocal):
                 yield from node.names
+
+
+def chain(node: ast.expr) -> tuple[str, list[Any]]:
+    """The name and the attributes and constant keys that lead to a thing: `s`, ["a", 0] of s.a[0];
+    no name where anything else does."""
+    if isinstance(node, ast.Name):
+        return node.id, []
+    if isinstance(node, (ast.Attribute, ast.Subscript)):
+        name, steps = chain(node.value)
+        if isinstance(node, ast.Attribute):
+            return name, [*steps, node.attr]
+        if isinstance(node.slice, ast.Constant):
+            return name, [*steps, node.slice.value]
+    return "", []
 
 
 # ---- what is read after a loop -----------------------------------------------------------------

@@ -1,7 +1,5 @@
 """Scalar functions: one row each, read by the tracer, the oracles and the emitter.
 
-c: the C expression over {0} {1} {2}, without parentheses around the whole of it or its operands;
-{t} is a suffix per compute type (i8 … u64 f32 f64 c64 c128).
 Always holds: a function named like NumPy's gives NumPy's result for operands of its loop's dtypes.
 """
 
@@ -19,25 +17,33 @@ from codegen.dtypes import DType
 from codegen.errors import UsageError
 from codegen.places import user_place
 
+# C of a function: (head, *parts). A part is the number of an operand, another form, or a text.
+# A head is an operator; the name of a support function, which gets an ending for the compute type
+# (i8 … u64 f32 f64 c64 c128); or ",": the second part, where the first is of no account.
+# A head alone stands for (head, *operands), a number alone for that operand.
+Form = int | str | tuple["Form", ...]
+
 
 @dataclass(frozen=True)
 class Function:
     """ufunc: NumPy's name for it (resolves promotion, computes the reference). c: by dtype kind,
-    or one text for all. result: same (as the first operand), bool, or real (of a complex one)."""
+    or one form for all. result: same (as the first operand), bool, or real (of a complex one)."""
 
     name: str
     ufunc: str
     arity: int
-    c: str
+    c: Form
     result: str = "same"
-    c_float: str = ""
-    c_complex: str = ""
-    c_bool: str = ""
-    c_unsigned: str = ""
+    c_float: Form | None = None
+    c_complex: Form | None = None
+    c_bool: Form | None = None
+    c_unsigned: Form | None = None
 
-    def template(self, dtype: DType) -> str:
+    def form(self, dtype: DType) -> Form:
+        """Its C for operands of this dtype."""
         special = {"f": self.c_float, "c": self.c_complex, "b": self.c_bool, "u": self.c_unsigned}
-        return special.get(dtype.kind, "") or self.c
+        found = special.get(dtype.kind)
+        return self.c if found is None else found
 
     def result_dtype(self, first: DType) -> DType:
         if self.result == "bool":
@@ -70,79 +76,74 @@ def _math(name: str, c: str | None = None) -> Function:
     c = c or {"asin": "asin", "acos": "acos"}.get(name, name)
     u = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "asinh": "arcsinh",
          "acosh": "arccosh", "atanh": "arctanh", "ceil": "ceil"}.get(name, name)  # fmt: skip
-    return Function(name, u, 1, f"spmd_{c}_{{t}}({{0}})")
+    return Function(name, u, 1, f"spmd_{c}")
 
 
 _ROWS = (
-    Function("add", "add", 2, "{0} + {1}", c_bool="{0} | {1}"),
-    Function("sub", "subtract", 2, "{0} - {1}"),
-    Function("mul", "multiply", 2, "{0} * {1}", c_bool="{0} & {1}",
-             c_complex="spmd_mul_{t}({0}, {1})"),
-    Function("div", "divide", 2, "{0} / {1}", c_complex="spmd_div_{t}({0}, {1})"),
-    Function("floordiv", "floor_divide", 2, "spmd_floordiv_{t}({0}, {1})"),
-    Function("mod", "remainder", 2, "spmd_mod_{t}({0}, {1})"),
-    Function("pow", "power", 2, "spmd_pow_{t}({0}, {1})"),
-    Function("neg", "negative", 1, "-{0}"),
-    Function("abs", "absolute", 1, "spmd_abs_{t}({0})", "real", c_unsigned="{0}"),
-    Function("sign", "sign", 1, "spmd_sign_{t}({0})"),
-    Function("maximum", "maximum", 2, "spmd_maximum_{t}({0}, {1})", c_bool="{0} | {1}"),
-    Function("minimum", "minimum", 2, "spmd_minimum_{t}({0}, {1})", c_bool="{0} & {1}"),
-    Function("eq", "equal", 2, "{0} == {1}", "bool"),
-    Function("ne", "not_equal", 2, "{0} != {1}", "bool"),
-    Function("lt", "less", 2, "{0} < {1}", "bool",
-             c_complex="spmd_lt_{t}({0}, {1})"),
-    Function("le", "less_equal", 2, "{0} <= {1}", "bool",
-             c_complex="spmd_le_{t}({0}, {1})"),
-    Function("gt", "greater", 2, "{0} > {1}", "bool",
-             c_complex="spmd_gt_{t}({0}, {1})"),
-    Function("ge", "greater_equal", 2, "{0} >= {1}", "bool",
-             c_complex="spmd_ge_{t}({0}, {1})"),
-    Function("logical_and", "logical_and", 2, "({0} != 0) & ({1} != 0)", "bool",
-             c_bool="{0} & {1}"),
-    Function("logical_or", "logical_or", 2, "({0} != 0) | ({1} != 0)", "bool",
-             c_bool="{0} | {1}"),
-    Function("logical_xor", "logical_xor", 2, "!{0} != !{1}", "bool"),
-    Function("logical_not", "logical_not", 1, "!{0}", "bool"),
-    Function("bit_and", "bitwise_and", 2, "{0} & {1}"),
-    Function("bit_or", "bitwise_or", 2, "{0} | {1}"),
-    Function("bit_xor", "bitwise_xor", 2, "{0} ^ {1}"),
-    Function("invert", "invert", 1, "~{0}", c_bool="!{0}"),
-    Function("shl", "left_shift", 2, "spmd_shl_{t}({0}, {1})"),
-    Function("shr", "right_shift", 2, "spmd_shr_{t}({0}, {1})"),
-    Function("square", "square", 1, "{0} * {0}", c_complex="spmd_mul_{t}({0}, {0})"),
-    Function("reciprocal", "reciprocal", 1, "spmd_reciprocal_{t}({0})"),
-    Function("isnan", "isnan", 1, "((void){0}, 0)", "bool", c_float="{0} != {0}",
-             c_complex="spmd_isnan_{t}({0})"),
-    Function("isinf", "isinf", 1, "((void){0}, 0)", "bool", c_float="spmd_isinf_{t}({0})",
-             c_complex="spmd_isinf_{t}({0})"),
-    Function("isfinite", "isfinite", 1, "((void){0}, 1)", "bool", c_float="spmd_isfinite_{t}({0})",
-             c_complex="spmd_isfinite_{t}({0})"),
-    Function("signbit", "signbit", 1, "{0} < 0", "bool", c_unsigned="((void){0}, 0)",
-             c_float="spmd_signbit_{t}({0})"),
-    Function("copysign", "copysign", 2, "spmd_copysign_{t}({0}, {1})"),
-    Function("conj", "conjugate", 1, "{0}", c_complex="spmd_conj_{t}({0})"),
-    Function("real", "real", 1, "{0}", "real", c_complex="spmd_real_{t}({0})"),
-    Function("imag", "imag", 1, "((void){0}, 0)", "real", c_complex="spmd_imag_{t}({0})"),
+    Function("add", "add", 2, "+", c_bool="|"),
+    Function("sub", "subtract", 2, "-"),
+    Function("mul", "multiply", 2, "*", c_bool="&",
+             c_complex="spmd_mul"),
+    Function("div", "divide", 2, "/", c_complex="spmd_div"),
+    Function("floordiv", "floor_divide", 2, "spmd_floordiv"),
+    Function("mod", "remainder", 2, "spmd_mod"),
+    Function("pow", "power", 2, "spmd_pow"),
+    Function("neg", "negative", 1, "-"),
+    Function("abs", "absolute", 1, "spmd_abs", "real", c_unsigned=0),
+    Function("sign", "sign", 1, "spmd_sign"),
+    Function("maximum", "maximum", 2, "spmd_maximum", c_bool="|"),
+    Function("minimum", "minimum", 2, "spmd_minimum", c_bool="&"),
+    Function("eq", "equal", 2, "==", "bool"),
+    Function("ne", "not_equal", 2, "!=", "bool"),
+    Function("lt", "less", 2, "<", "bool", c_complex="spmd_lt"),
+    Function("le", "less_equal", 2, "<=", "bool", c_complex="spmd_le"),
+    Function("gt", "greater", 2, ">", "bool", c_complex="spmd_gt"),
+    Function("ge", "greater_equal", 2, ">=", "bool", c_complex="spmd_ge"),
+    Function("logical_and", "logical_and", 2, ("&", ("!=", 0, "0"), ("!=", 1, "0")), "bool",
+             c_bool="&"),
+    Function("logical_or", "logical_or", 2, ("|", ("!=", 0, "0"), ("!=", 1, "0")), "bool",
+             c_bool="|"),
+    Function("logical_xor", "logical_xor", 2, ("!=", ("!", 0), ("!", 1)), "bool"),
+    Function("logical_not", "logical_not", 1, "!", "bool"),
+    Function("bit_and", "bitwise_and", 2, "&"),
+    Function("bit_or", "bitwise_or", 2, "|"),
+    Function("bit_xor", "bitwise_xor", 2, "^"),
+    Function("invert", "invert", 1, "~", c_bool="!"),
+    Function("shl", "left_shift", 2, "spmd_shl"),
+    Function("shr", "right_shift", 2, "spmd_shr"),
+    Function("square", "square", 1, ("*", 0, 0), c_complex=("spmd_mul", 0, 0)),
+    Function("reciprocal", "reciprocal", 1, "spmd_reciprocal"),
+    Function("isnan", "isnan", 1, (",", 0, "0"), "bool", c_float=("!=", 0, 0),
+             c_complex="spmd_isnan"),
+    Function("isinf", "isinf", 1, (",", 0, "0"), "bool", c_float="spmd_isinf",
+             c_complex="spmd_isinf"),
+    Function("isfinite", "isfinite", 1, (",", 0, "1"), "bool", c_float="spmd_isfinite",
+             c_complex="spmd_isfinite"),
+    Function("signbit", "signbit", 1, ("<", 0, "0"), "bool", c_unsigned=(",", 0, "0"),
+             c_float="spmd_signbit"),
+    Function("copysign", "copysign", 2, "spmd_copysign"),
+    Function("conj", "conjugate", 1, 0, c_complex="spmd_conj"),
+    Function("real", "real", 1, 0, "real", c_complex="spmd_real"),
+    Function("imag", "imag", 1, (",", 0, "0"), "real", c_complex="spmd_imag"),
     # the first operand with one part from the real part of the second; complex ones only
-    Function("with_real", "", 2, "", c_complex="spmd_with_real_{t}({0}, {1})"),
-    Function("with_imag", "", 2, "", c_complex="spmd_with_imag_{t}({0}, {1})"),
-    Function("atan2", "arctan2", 2, "spmd_atan2_{t}({0}, {1})"),
-    Function("hypot", "hypot", 2, "spmd_hypot_{t}({0}, {1})"),
-    Function("logaddexp", "logaddexp", 2, "spmd_logaddexp_{t}({0}, {1})"),
-    Function("fmod", "fmod", 2, "spmd_fmod_{t}({0}, {1})"),
-    Function("floor", "floor", 1, "{0}", c_float="spmd_floor_{t}({0})"),
-    Function("ceil", "ceil", 1, "{0}", c_float="spmd_ceil_{t}({0})"),
-    Function("trunc", "trunc", 1, "{0}", c_float="spmd_trunc_{t}({0})"),
-    Function("rint", "rint", 1, "{0}", c_float="spmd_rint_{t}({0})",
-             c_complex="spmd_rint_{t}({0})"),
+    Function("with_real", "", 2, "", c_complex="spmd_with_real"),
+    Function("with_imag", "", 2, "", c_complex="spmd_with_imag"),
+    Function("atan2", "arctan2", 2, "spmd_atan2"),
+    Function("hypot", "hypot", 2, "spmd_hypot"),
+    Function("logaddexp", "logaddexp", 2, "spmd_logaddexp"),
+    Function("fmod", "fmod", 2, "spmd_fmod"),
+    Function("floor", "floor", 1, 0, c_float="spmd_floor"),
+    Function("ceil", "ceil", 1, 0, c_float="spmd_ceil"),
+    Function("trunc", "trunc", 1, 0, c_float="spmd_trunc"),
+    Function("rint", "rint", 1, 0, c_float="spmd_rint", c_complex="spmd_rint"),
     *(_math(n) for n in "sqrt exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan "
       "sinh cosh tanh asinh acosh atanh cbrt".split()),
     # no ufunc: the tracer and the oracles know these by name
-    Function("select", "where", 3, "spmd_select_{t}({0}, {1}, {2})"),
-    Function("guard", "where", 3, "{0} ? {1} : {2}"),  # reads {1} only where {0} holds
+    Function("select", "where", 3, "spmd_select"),
+    Function("guard", "where", 3, "?"),  # reads {1} only where {0} holds
     Function("cast", "astype", 1, ""),
-    Function("philox_first", "", 3, "spmd_philox_first_{t}({0}, {1}, {2})"),
-    Function("philox_second", "", 3, "spmd_philox_second_{t}({0}, {1}, {2})"),
+    Function("philox_first", "", 3, "spmd_philox_first"),
+    Function("philox_second", "", 3, "spmd_philox_second"),
 )  # fmt: skip
 
 FUNCTIONS: dict[str, Function] = {row.name: row for row in _ROWS}

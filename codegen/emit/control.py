@@ -16,7 +16,7 @@ from typing import Any
 from codegen.dtypes import DType
 from codegen.emit.cutting import NOINLINE, Cuts
 from codegen.emit.lines import comment, source, wrapped
-from codegen.emit.operators import filled
+from codegen.emit.operators import prefix
 from codegen.emit.phases import PhaseWriter
 from codegen.emit.spell import NodeWriter, abstract, c_expr, identifier
 from codegen.errors import Place
@@ -332,9 +332,9 @@ class ControlWriter:
         self.line("{")
         self.depth += 1
         self.node.begin()
-        holds = self.node.operand(step.holds)
+        fails = prefix("!", self.node.operand(step.holds))
         self.declare()
-        self.line(f"if ({filled('!{0}', (holds,), '')[0]}) {{")
+        self.line(f"if ({fails[0]}) {{")
         self.depth += 1
         self.text(step)
         operation = self.operation("expect", step)

@@ -1,15 +1,15 @@
 """C expressions put together from parts that know how tightly they bind.
 
-Goes in: Texts and templates of FUNCTIONS. Comes out: Texts.
+Goes in: Texts and forms of FUNCTIONS. Comes out: Texts.
 Always holds: parentheses stand where C, or a reader of C, needs them, and nowhere else; the order
 of evaluation is that of the parts.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
+from codegen.functions import Form
 from codegen.symbolic.spelling import Binds, Text, within
 
 # How tightly an operator binds, and how tightly its left and right side have to.
@@ -22,7 +22,6 @@ _INFIX = {
     "==": _COMPARE, "!=": _COMPARE, "<": _COMPARE, "<=": _COMPARE, ">": _COMPARE, ">=": _COMPARE,
 }  # fmt: skip
 _PREFIX = {"-": Binds.UNARY, "~": Binds.UNARY, "!": Binds.NOT}
-_BETWEEN = re.compile(r"(.+) ([-+*/&|^]|[<>]=?|[=!]=) (.+)")  # an operator and its sides
 
 
 def single(text: str) -> Text:
@@ -43,24 +42,23 @@ def call(name: str, *arguments: Text) -> Text:
     return single(f"{name}({', '.join(a[0] for a in arguments)})")
 
 
-def filled(template: str, operands: Sequence[Text], ending: str) -> Text:
-    """A template of FUNCTIONS with its operands; ending: of support functions."""
-    if template == "{0}":
-        return operands[0]
-    if template.startswith("spmd_"):
-        return single(template.format(*(o[0] for o in operands), t=ending))
-    if template == "{0} ? {1} : {2}":
-        needs = (Binds.OR, Binds.COMPARE, Binds.COMPARE)
-        texts = (within(o, n) for o, n in zip(operands, needs, strict=True))
-        return template.format(*texts), Binds.CHOICE
-    if found := _BETWEEN.fullmatch(template):
-        return infix(_side(found[1], operands), found[2], _side(found[3], operands))
-    tight = [within(o, Binds.ATOM) for o in operands]
-    return template.format(*tight), _PREFIX.get(template[0], Binds.ATOM)
+def prefix(operator: str, text: Text) -> Text:
+    return f"{operator}{within(text, Binds.ATOM)}", _PREFIX[operator]
 
 
-def _side(template: str, operands: Sequence[Text]) -> Text:
-    """One side of an operator: an operand, or what a template makes of it."""
-    if found := re.fullmatch(r"\{(\d)\}", template):
-        return operands[int(found[1])]
-    return single(template.format(*(within(o, Binds.ATOM) for o in operands)))
+def applied(form: Form, operands: Sequence[Text], ending: str) -> Text:
+    """A form of FUNCTIONS with its operands; ending: of support functions."""
+    if isinstance(form, int):
+        return operands[form]
+    head, *parts = (form, *range(len(operands))) if isinstance(form, str) else form
+    assert isinstance(head, str)
+    texts = [single(p) if isinstance(p, str) else applied(p, operands, ending) for p in parts]
+    if head == "?":
+        test, yes, no = texts
+        both = f"{within(yes, Binds.COMPARE)} : {within(no, Binds.COMPARE)}"
+        return f"{within(test, Binds.OR)} ? {both}", Binds.CHOICE
+    if head == ",":
+        return single(f"((void){within(texts[0], Binds.ATOM)}, {texts[1][0]})")
+    if head in _INFIX and len(texts) == 2:
+        return infix(texts[0], head, texts[1])
+    return prefix(head, texts[0]) if head in _PREFIX else call(f"{head}_{ending}", *texts)

@@ -12,7 +12,7 @@ from math import gcd
 from codegen.emit.cutting import NOINLINE
 from codegen.emit.lines import comment, source, wrapped
 from codegen.emit.nests import single_nest, start_rows, write_nest
-from codegen.emit.operators import call, cast, filled, single
+from codegen.emit.operators import applied, call, cast, single
 from codegen.emit.spell import (
     NodeWriter,
     abstract,
@@ -362,8 +362,8 @@ def _argreduce(self: PhaseWriter, work: Lane) -> None:
     j, compute = work.along.sym.name, work.dtype.compute
     self.line(f"{compute} best = 0;")
     self.line("int64_t where = 0;")
-    template = FUNCTIONS["lt" if work.fn == "min" else "gt"].template(work.dtype)
-    beyond = filled(template, (single("value"), single("best")), suffix(work.dtype))[0]
+    form = FUNCTIONS["lt" if work.fn == "min" else "gt"].form(work.dtype)
+    beyond = applied(form, (single("value"), single("best")), suffix(work.dtype))[0]
 
     def step() -> str:
         nan = " || (value != value && best == best)" if work.dtype.kind in "fc" else ""

@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 from codegen.dtypes import DType, numpy_dtype
-from codegen.emit.operators import call, cast, filled, single
+from codegen.emit.operators import applied, call, cast, single
 from codegen.functions import COMBINE, FUNCTIONS
 from codegen.plan.grammar import Apply, Bound, Buffer, Integer, Literal, Load, Local, Node, Runtime
 from codegen.plan.indexing import placed
@@ -210,8 +210,7 @@ class NodeWriter:
         args = [self.operand(a) for a in node.args]
         if node.fn == "cast":
             return converted(args[0], suffix(node.operand), node.dtype)
-        template = FUNCTIONS[node.fn].template(node.operand)
-        text = filled(template, args, suffix(node.operand))
+        text = applied(FUNCTIONS[node.fn].form(node.operand), args, suffix(node.operand))
         if node.dtype.kind in "iu" and node.dtype.size < 4:
             return cast(node.dtype.compute, text)
         if node.dtype.size == 2 and node.dtype.kind == "f":
@@ -283,4 +282,4 @@ def stored(dtype: DType, value: Text) -> str:
 
 def combined(fn: str, dtype: DType, a: Text, b: Text) -> Text:
     """COMBINE[fn] of two values of a dtype's compute type."""
-    return filled(FUNCTIONS[COMBINE[fn]].template(dtype), (a, b), suffix(dtype))
+    return applied(FUNCTIONS[COMBINE[fn]].form(dtype), (a, b), suffix(dtype))

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from codegen.dtypes import BY_NAME, DType
+from codegen.emit.operators import applied, single
 from codegen.functions import FUNCTIONS, Function
 from codegen.oracle.common import value_text
 
@@ -67,8 +68,8 @@ ROWS = [(fn, dtype) for fn in FUNCTIONS.values() for dtype in TYPES if loop_exis
 
 def c_loop(fn: Function, dtype: DType) -> str:
     result = fn.result_dtype(dtype)
-    operands = ("a[i]", "b[i]")[: fn.arity]
-    text = fn.template(dtype).format(*operands, t=SUFFIX[dtype.name])
+    operands = (single("a[i]"), single("b[i]"))[: fn.arity]
+    text = applied(fn.form(dtype), operands, SUFFIX[dtype.name])[0]
     return (
         f"void test_{fn.name}_{dtype}(const {dtype.c} *a, const {dtype.c} *b, "
         f"{result.c} *out, int64_t n)\n"

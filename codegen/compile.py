@@ -19,11 +19,12 @@ from codegen.layouts.demands import Demands
 from codegen.passes.buffers import placed
 from codegen.passes.check import check
 from codegen.passes.check_loops import check_loops
-from codegen.passes.check_plan import check_plan
+from codegen.passes.check_plan import check_finished, check_plan
 from codegen.passes.checks import with_checks
 from codegen.passes.compare import compared
 from codegen.passes.expectations import at_one_place
 from codegen.passes.fuse import fused
+from codegen.passes.hoist import hoisted
 from codegen.passes.loops import looped
 from codegen.passes.matching import check as check_matching
 from codegen.passes.partition import partition
@@ -31,6 +32,7 @@ from codegen.passes.pieces import in_pieces
 from codegen.passes.replicas import check_replicas
 from codegen.passes.rotate import rotated
 from codegen.passes.schedule import scheduled
+from codegen.passes.settle import settled
 from codegen.passes.uniform import check_uniform
 from codegen.plan.grammar import Plan
 from codegen.plan.loops import Loops
@@ -50,6 +52,7 @@ class Levels:
     loops: Loops
     plan: Plan
     exchanges: Table
+    finished: Plan  # the same as plan, and how loops run, and what is computed when
     source: Source
 
 
@@ -66,8 +69,9 @@ def lower(graph: Module) -> Levels:
     loops = check_loops(fused(loops))
     plan = check_plan(scheduled(rotated(placed(loops))))
     exchanges = check_exchanges(plan)
+    finished = check_finished(hoisted(settled(plan)))
     at("writing C")
-    return Levels(graph, demands, program, loops, plan, exchanges, emit(plan))
+    return Levels(graph, demands, program, loops, plan, exchanges, finished, emit(finished))
 
 
 def build(
@@ -92,7 +96,7 @@ def build(
             for symbol, (kernel, signature) in levels.plan.kernels
         ],
         constants=levels.source.constants,
-        manifest=manifest_of(levels.plan, levels.source, target),
+        manifest=manifest_of(levels.plan, target),
         notes=notes_of(levels),
         index_words=len(levels.plan.scalars),
         target=target,

@@ -9,12 +9,23 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from codegen.emit.image import Source
 from codegen.errors import Place
+from codegen.explain.checking import shares
 from codegen.explain.tables import tables
 from codegen.image.manifest import FORMAT, INTERFACE
 from codegen.image.target import describe
-from codegen.plan.grammar import Array, Buffer, Plan
+from codegen.plan.grammar import (
+    Array,
+    Buffer,
+    Exchange,
+    Expect,
+    KernelCall,
+    Nest,
+    Phase,
+    Plan,
+    Product,
+)
+from codegen.plan.steps import operations, step_buffers
 from codegen.plan.text import loops_text, plan_text
 from codegen.printer import module_text
 from codegen.symbolic.expr import Expr, to_json
@@ -23,10 +34,16 @@ if TYPE_CHECKING:
     from codegen.compile import Levels
 
 
-def manifest_of(plan: Plan, source: Source, target: str) -> dict[str, Any]:
+def manifest_of(plan: Plan, target: str) -> dict[str, Any]:
     """What a runtime must know before and while it runs the image."""
+    steps = operations(plan.steps)
+    rows = [_operation(k, step) for k, step in enumerate(steps)]
+    if plan.checks:
+        checking = shares(plan)
+        for row, step in zip(rows, steps, strict=True):
+            row["checking"] = round(checking.get(id(step), 0.0), 3)
     uses: dict[int, list[int]] = {}
-    for row in source.operations:
+    for row in rows:
         for number in row.get("buffers", ()):
             uses.setdefault(number, []).append(row["number"])
     return {
@@ -51,11 +68,11 @@ def manifest_of(plan: Plan, source: Source, target: str) -> dict[str, Any]:
              "size": to_json(r.size), "text": r.text, "place": _place(r.place)}
             for r in plan.routes
         ],
-        "operations": list(source.operations),
+        "operations": rows,
         "buffers": [_buffer(b, uses) for b in plan.buffers],
         "libraries": [
             {"number": k, "routine": name,
-             "operations": [r["number"] for r in source.operations if k in r.get("libraries", ())]}
+             "operations": [r["number"] for r in rows if k in r.get("libraries", ())]}
             for k, name in enumerate(plan.libraries)
         ],
         "streams": 1,
@@ -69,13 +86,36 @@ def notes_of(levels: Levels) -> dict[str, Any]:
         "graph": module_text(levels.graph),
         "program": module_text(levels.program),
         "loops": loops_text(levels.loops),
-        "plan": plan_text(levels.plan),
+        "plan": plan_text(levels.finished),
         "c": levels.source.text,
-        "load": [[name, to_json(e)] for name, e in levels.source.at_load],
+        "load": [[s.name, to_json(e)] for s, e in levels.finished.at_load.items()],
         "coordinates": list(levels.exchanges.coordinates),
         "exchanges": [row.said for row in levels.exchanges.rows],
         **tables(levels),
     }
+
+
+def _operation(number: int, step: Phase | Exchange | Expect) -> dict[str, Any]:
+    """A step that a rank can be at."""
+    row: dict[str, Any] = {"number": number, "kind": "compute"}
+    if step.place is not None:
+        row["place"] = _place(step.place)
+        row["text"] = step.place.source_line().strip()
+    row["buffers"] = sorted({b.number for b in step_buffers(step) if b.data is None})
+    match step:
+        case Exchange():
+            row |= {"kind": step.kind, "site": step.site, "axes": list(step.axes)}
+        case Expect():
+            row |= {"kind": "expect", "check": step.check}
+        case Phase():
+            row["phase"] = step.name
+            parts = [p for w in step.work for p in (w.parts if isinstance(w, Nest) else (w,))]
+            if lines := sorted({p.place.line for p in parts if p.place}):
+                row["lines"] = [lines[0], lines[-1]]
+            row["libraries"] = sorted({w.library for w in step.work if isinstance(w, Product)
+                                       and w.library is not None})  # fmt: skip
+            row["kernels"] = sorted({w.symbol for w in step.work if isinstance(w, KernelCall)})
+    return row
 
 
 def _plain(value: Any) -> Any:

@@ -35,6 +35,7 @@ LEVELS = {
     "codegen.image.elf_dynamic": 5, "codegen.image.schema": 5, "codegen.image.target": 5,
     "codegen.image.link": 5, "codegen.plan.text": 5, "codegen.plan.steps": 5,
     "codegen.plan.exchanges": 5, "codegen.plan.flatten": 5, "codegen.naming": 5,
+    "codegen.plan.names": 5, "codegen.plan.rewrite": 5,
     "codegen.plan.loops": 5, "codegen.plan.stored": 5,
     "codegen.layouts": 5, "codegen.kit": 5, "codegen.image.kernel_source": 5,
     "codegen.image.kernel_refusals": 5, "codegen.variance": 5, "codegen.user": 5,
@@ -215,6 +216,12 @@ def test_oracles_import_nothing_of_the_tracer():
     """What an oracle says of a program must not follow from how the tracer reads it."""
     found = all_imports("codegen/oracle")
     assert found and [str(i) for i in found if is_within(i.module, "codegen.trace")] == []
+
+
+def test_text_is_read_by_parsers():
+    """What a user's line says Python's parser tells; what is in C knows who writes it."""
+    found = all_imports("codegen/emit", "codegen/trace", "codegen/explain")
+    assert found and [str(i) for i in found if i.module == "re"] == []
 
 
 def test_run_path_is_light():

@@ -1,125 +1,181 @@
-"""Nests as C: element by element, several results in one loop, and the reductions that end them.
+"""Loops that store: element by element, several results in one loop, what is folded at its end.
 
-Goes in: a Nest, and the writer of its phase. Comes out: lines of C.
+Goes in: Stores and Nests. Comes out: lines of C.
 Always holds: what is kept is a const of its block, declared before what reads it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Collection
 
-from codegen.emit.operators import cast, infix, single
-from codegen.emit.spell import combined, element, literal, rounded, stored
+from codegen.dtypes import DType
+from codegen.emit.function import Function
+from codegen.emit.operators import single
+from codegen.emit.spell import combined, converted, element, literal, stored, suffix
 from codegen.functions import neutral
-from codegen.plan.grammar import Keep, Nest, Reduce, Store, Sweep
+from codegen.plan.grammar import Bound, Buffer, Keep, Nest, Runtime, Store, Sweep
+from codegen.plan.names import Names, identifier
+from codegen.symbolic import expr
+from codegen.symbolic.expr import Expr, Sym
+from codegen.symbolic.spelling import Binds, Text, c_operand
 
-if TYPE_CHECKING:
-    from codegen.emit.phases import PhaseWriter
 
-SHORT = 16  # turns of a loop that is not worth vectorising
+class NestWriter(Function):
+    """A function that is handed all that it uses: buffers, by name, and numbers."""
 
+    def __init__(self, buffer_names: dict[int, str], taken: Collection[str]) -> None:
+        super().__init__()
+        self.buffer_names = buffer_names
+        self.names = Names(taken)
+        self.buffers: dict[str, tuple[Buffer, bool]] = {}  # and whether they are written
+        self.runtimes: dict[str, Runtime] = {}
+        self.totals: dict[str, str] = {}  # what something kept is folded in
 
-def write_nest(self: PhaseWriter, nest: Nest) -> None:
-    for part in nest.parts:
-        if isinstance(part, Reduce):
-            start_rows(self, part)
-    self.begin((*nest.loops, *(v for sweep in nest.sweeps for v in sweep.loops)))
-    opened = self.open(nest.loops)
-    for sweep in nest.sweeps:
-        folds = [p for p in sweep.parts if isinstance(p, Keep) and p.fn]
-        if folds:
-            _fold(self, sweep, folds)
-        else:
-            inside = self.open(sweep.loops[:-1])
-            if _parts_of_an_array(sweep):
-                self.out.append("#pragma omp simd")
-            inside += self.open(sweep.loops[-1:])
-            _parts(self, sweep)
+    def buffer(self, buffer: Buffer, written: bool = False) -> str:
+        name = self.buffer_names[id(buffer)]
+        before = self.buffers.get(name, (buffer, False))[1]
+        self.buffers[name] = (buffer, before or written)
+        return name
+
+    def symbolic(self, e: Expr) -> Text:
+        return c_operand(e, lambda s: s.name)
+
+    def load(self, buffer: Buffer, offset: Expr) -> str:
+        return f"{self.buffer(buffer)}[{self.integer(offset, Binds.CHOICE)}]"
+
+    def runtime(self, node: Runtime) -> str:
+        name = f"scalar_{identifier(node.name)}"
+        self.runtimes[name] = node
+        return name
+
+    def target(self, buffer: Buffer, offset: Expr) -> str:
+        """An element that is written."""
+        self.buffer(buffer, written=True)
+        return self.load(buffer, offset)
+
+    def put(self, buffer: Buffer, offset: Expr, value: Text, combine: str = "set") -> str:
+        """A statement that stores, or combines with what is there."""
+        target, dtype = self.target(buffer, offset), buffer.dtype
+        if combine != "set":
+            value = combined(combine, dtype, element(dtype, target), value)
+        return f"{target} = {stored(dtype, value)};"
+
+    # ---- nests -----------------------------------------------------------------------------------
+
+    def nest(self, nest: Nest) -> None:
+        opened = self.loops(nest.loops)
+        for sweep in nest.sweeps:
+            for f in sweep.folds:
+                self.start(f)
+            inside = self.loops(sweep.long[:-1])
+            if sweep.simd:
+                clauses = [f"reduction({openmp(f)} : {self.totals[f.name]})" for f in sweep.folds]
+                self.lines.append(" \\\n    ".join(["#pragma omp simd", *clauses]))
+            inside += self.loops(sweep.long[-1:])
+            self.parts(sweep)
             self.close(inside)
-    self.close(opened)
+            for f in sweep.folds:
+                self.finish(f)
+        self.close(opened)
+
+    def parts(self, sweep: Sweep) -> None:
+        """The parts of a sweep at one point."""
+        self.declared.clear()
+        for part in sweep.parts:
+            self.quote(part.place)
+            match part:
+                case Keep(fn=""):
+                    text = self.value(part.value)[0]
+                    self.line(f"const {part.dtype.compute} {self.keep(part.name)} = {text};")
+                case Keep():
+                    value, total = self.value(part.value), single(self.totals[part.name])
+                    new = combined(part.fn, total_of(part), total, value)[0]
+                    self.line(f"{total[0]} = {new};")
+                case Store():
+                    value = self.value(part.value)
+                    self.line(self.put(part.buffer, part.offset, value, part.combine))
+
+    def keep(self, name: str) -> str:
+        """What a value that is kept from here on is called."""
+        self.kept[name] = self.names.fresh(identifier(name))
+        return self.kept[name]
+
+    def start(self, f: Keep) -> None:
+        """The total of a fold before the first point."""
+        name, dtype = self.keep(f.name), total_of(f)
+        self.totals[f.name] = name if dtype == f.dtype else self.names.fresh(f"{name}_wide")
+        first = literal(neutral(f.fn, dtype), dtype)[0]
+        self.line(f"{dtype.compute} {self.totals[f.name]} = {first};")
+
+    def finish(self, f: Keep) -> None:
+        if (dtype := total_of(f)) != f.dtype:
+            total = converted(single(self.totals[f.name]), suffix(dtype), f.dtype)[0]
+            self.line(f"const {f.dtype.compute} {self.kept[f.name]} = {total};")
+
+    # ---- stores ----------------------------------------------------------------------------------
+
+    def store(self, work: Store) -> None:
+        self.declared.clear()
+        if work.waiting is not None:
+            self.store_waiting(work, work.waiting)
+            return
+        opened = self.loops(work.loops)
+        self.buffer(work.buffer, written=True)
+        tests = [self.within(b) for b in work.bounds]
+        text = self.put(work.buffer, work.offset, self.value(work.value), work.combine)
+        self.line(f"if ({' && '.join(tests)}) {text}" if tests else text)
+        self.close(opened)
+
+    def within(self, b: Bound) -> str:
+        """Declares a position of a Store; whether it is one."""
+        raw = self.position(b.node)
+        self.declared.add(b.sym.name)
+        self.line(f"const int64_t {b.sym.name} = {raw};")
+        at = self.integer(expr.symbol(b.sym) + (b.shift if b.shift is not None else 0))
+        return f"{at} >= 0 && {at} <= {self.integer(b.limit)}"
+
+    def store_waiting(self, work: Store, waiting: Buffer) -> None:
+        """In each turn a row is computed, and an earlier one is stored."""
+        first, *inner = work.loops
+        j, n, behind = first.sym.name, self.integer(first.extent), work.rows - 1
+        late, back = (f" + {behind}", f" - {behind}") if behind else ("", "")
+        row = Sym("row", "var", expr.const(0), first.extent - 1)
+        later = {first.sym: expr.symbol(row)}
+        begins = work.offset.subst({v.sym: expr.const(0) for v in inner})
+        offset, at = work.offset.subst(later), self.integer(work.line, Binds.CHOICE)
+        self.open(f"for (int64_t {j} = 0; {j} < {n}{late}; {j}++) {{")
+        self.open(f"if ({j} < {n}) {{" if behind else "{")
+        self.waiting_line("", work, waiting, j, begins)
+        opened = self.loops(inner)
+        self.line(f"line[{at}] = {stored(work.buffer.dtype, self.value(work.value))};")
+        self.close(opened + 1)
+        self.open(f"if ({j} >= {behind}) {{" if behind else "{")
+        if row in offset.symbols():
+            self.line(f"const int64_t row = {j}{back};")
+        number = f"({j}{back})" if behind else j
+        self.waiting_line("const ", work, waiting, number, begins.subst(later))
+        opened = self.loops(inner)
+        self.line(f"{self.target(work.buffer, offset)} = line[{at}];")
+        self.close(opened + 2)
+
+    def waiting_line(
+        self, constant: str, work: Store, waiting: Buffer, number: str, begins: Expr
+    ) -> None:
+        """Declares where a row waits, away from where it goes."""
+        rows, target = self.buffer(waiting, written=True), self.buffer(work.buffer, True)
+        if work.rows > 1:
+            rows += f" + {number} % {work.rows} * {self.integer(work.room, Binds.PRODUCT)}"
+        self.line(f"{constant}{work.buffer.dtype.c} *const line = spmd_apart({rows},")
+        self.line(f"    {target} + {self.integer(begins)});")
 
 
-def _parts_of_an_array(sweep: Sweep) -> bool:
-    """Whether it writes several of one memory: they are apart, which no compiler can see."""
-    buffers = [p.buffer.number for p in sweep.parts if isinstance(p, Store)]
-    return len(set(buffers)) < len(buffers) and bool(sweep.loops)
+def total_of(f: Keep) -> DType:
+    assert f.total is not None, "passes.settle.py says in which type a fold is computed"
+    return f.total
 
 
-def start_rows(self: PhaseWriter, work: Reduce) -> None:
-    """The row of results before anything is combined into it."""
-    self.begin(work.loops)
-    first = stored(work.dtype, literal(neutral(work.fn, work.dtype), work.dtype))
-    opened = self.open(work.loops)
-    self.statement(lambda: f"{self.target(work.buffer, work.offset)} = {first};")
-    self.close(opened)
-
-
-def _parts(self: PhaseWriter, sweep: Sweep) -> None:
-    """The parts of a sweep at one point."""
-    self.writer.begin()
-    for part in sweep.parts:
-        self.quote(part.place)
-        value = self.value(part.value)
-        if isinstance(part, Keep):
-            if part.fn:
-                total = single(_total(self, part))
-                new = infix(total, "+", value) if _is_wide(part) else combined(
-                    part.fn, part.dtype, total, value)  # fmt: skip
-                text = f"{total[0]} = {new[0]};"
-            else:
-                text = f"const {part.dtype.compute} {self.keep(part.name)} = {value[0]};"
-        else:
-            target = self.target(part.buffer, part.offset)
-            if isinstance(part, Reduce):
-                value = combined(part.fn, part.dtype, element(part.dtype, target), value)
-            text = f"{target} = {stored(part.buffer.dtype, value)};"
-        self.flush()
-        self.line(text)
-
-
-def _is_wide(keep: Keep) -> bool:
-    """float32 sums accumulate in double."""
-    return keep.dtype.name == "float32" and keep.fn == "add"
-
-
-def _is_half(keep: Keep) -> bool:
-    """What accumulates in float32 is rounded at the end."""
-    return keep.dtype.kind == "f" and keep.dtype.size == 2
-
-
-def _total(self: PhaseWriter, keep: Keep) -> str:
-    """What a reduction accumulates in."""
-    return self.writer.names[f"total of {keep.name}"]
-
-
-def _fold(self: PhaseWriter, sweep: Sweep, folds: Sequence[Keep]) -> None:
-    """Reductions over the loops of a sweep, in an order that lets the last loop vectorise."""
-    for f in folds:
-        ctype = "double" if _is_wide(f) else f.dtype.compute
-        start = literal(neutral(f.fn, f.dtype), f.dtype)[0]
-        name = self.keep(f.name)
-        total = self.fresh(f"{name}_wide") if _is_wide(f) or _is_half(f) else name
-        self.writer.names[f"total of {f.name}"] = total
-        self.line(f"{ctype} {total} = {start};")
-    long = [v for v in sweep.loops if v.extent != 1]
-    inside = self.open(long[:-1])
-    clauses = [_clause(f, _total(self, f)) for f in folds]
-    short = not long or (long[-1].extent.is_const and long[-1].extent.value < SHORT)
-    if any(f.dtype.kind in "fc" for f in folds) and all(clauses) and not short:
-        self.out.append(" \\\n    ".join(["#pragma omp simd", *clauses]))
-    inside += self.open(long[-1:])
-    _parts(self, sweep)
-    self.close(inside)
-    for f in folds:
-        if _is_wide(f) or _is_half(f):
-            wide = single(_total(self, f))
-            result = rounded(wide, f.dtype) if _is_half(f) else cast("float", wide)
-            self.line(f"const float {self.writer.names[f.name]} = {result[0]};")
-
-
-# How OpenMP calls what combines (of floats: csrc/spmd_simd.h), and of bool.
-_CLAUSES = {
+# How OpenMP calls what combines, and what is another one of bool or floats.
+_OPENMP = {
     "add": "+", "mul": "*", "min": "min", "max": "max", "and": "&&", "or": "||", "bit_and": "&",
     "bit_or": "|", "bit_xor": "^",
 }  # fmt: skip
@@ -127,16 +183,7 @@ _OF_BOOL = {"add": "|", "mul": "&", "min": "&", "max": "|"}
 _OF_FLOAT = {"min": "spmd_minimum", "max": "spmd_maximum"}
 
 
-def _clause(f: Keep, total: str) -> str:
-    """The clause that lets a loop combine in another order; "" where there is none."""
-    if f.dtype.kind == "c" and f.fn != "add":
-        return ""
+def openmp(f: Keep) -> str:
+    """What lets a loop combine in another order; spmd_…: of csrc/spmd_simd.h."""
     special = {"b": _OF_BOOL, "f": _OF_FLOAT}.get(f.dtype.kind, {})
-    return f"reduction({special.get(f.fn, _CLAUSES[f.fn])} : {total})"
-
-
-def single_nest(work: Reduce) -> Nest:
-    """A reduction alone, which is none of rows."""
-    keep = Keep(work.buffer.name, work.dtype, work.value, work.fn, work.place)
-    store = Store((), work.buffer, work.offset, keep.local, place=work.place)
-    return Nest(work.loops, (Sweep(work.inner, (keep,)), Sweep((), (store,))), work.place)
+    return special.get(f.fn, _OPENMP[f.fn])

@@ -2,17 +2,32 @@
 
 Goes in: a Plan. Comes out: the same Plan, or an InternalError that names the step.
 Checks: every buffer used is in the table and its capacity knows no rank; those that change places
-are alike; an exchange pulls into other memory than it reads; two compute phases never stand side
-by side.
+are alike; an exchange pulls into other memory than it reads; no two compute phases stand side by
+side. Of a finished Plan: a phase uses what it is handed; what stays is evaluated at load.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from codegen.errors import InternalError, Place
-from codegen.plan.grammar import Exchange, Loop, Phase, Plan, Step
+from codegen.plan.grammar import (
+    Branch,
+    Exchange,
+    Expect,
+    Keep,
+    Loop,
+    Nest,
+    Phase,
+    Plan,
+    Print,
+    Reduce,
+    Step,
+)
+from codegen.plan.rewrite import exprs
 from codegen.plan.steps import inner_steps, step_buffers, walk_steps
+from codegen.symbolic import expr
+from codegen.symbolic.expr import Expr, Sym
 
 
 def check_plan(plan: Plan) -> Plan:
@@ -56,6 +71,49 @@ def check_plan(plan: Plan) -> Plan:
             )
     _side_by_side(plan.steps)
     return plan
+
+
+def check_finished(plan: Plan) -> Plan:
+    """The same, of a Plan after passes.settle.py and passes/hoist.py."""
+    check_plan(plan)
+    known: set[Sym] = set()
+    for entry, e in plan.at_load.items():
+        outside = {s for s in e.symbols() - known
+                   if s in plan.at_load or s.kind not in ("coord", "size", "scalar")}  # fmt: skip
+        _rule(not outside, None, f"{entry.name} follows from the index and entries before it")
+        known.add(entry)
+    for step in walk_steps(plan.steps):
+        place = getattr(step, "place", None)
+        if isinstance(step, Phase):
+            handed = {p.sym for p in step.parameters}
+            used = {s for e in exprs(step.work) for s in e.symbols() if s.kind != "var"}
+            _rule(used == handed, place, f"{step.name} uses what it is handed, and nothing else")
+            parts = [p for w in step.work for p in (w.parts if isinstance(w, Nest) else (w,))]
+            folds = [p for p in parts if isinstance(p, Keep) and p.fn]
+            _rule(all(f.total for f in folds), place, "a total has a type")
+            _rule(not any(isinstance(p, Reduce) for p in parts), place,
+                  "a reduction is a total, or a row in memory")  # fmt: skip
+        again = [c for e in _exprs(step) for c in expr.calls(e)
+                 if all(s.kind not in ("counter", "var") for s in expr.from_atom(c).symbols())]
+        _rule(not again, place, "what stays while the program runs is evaluated at load")
+    return plan
+
+
+def _exprs(step: Step) -> Iterator[Expr]:
+    """What a rank evaluates as it comes to a step."""
+    match step:
+        case Phase():
+            yield from (p.value for p in step.parameters)
+        case Loop():
+            yield from exprs((step.start, step.stop, step.step))
+        case Branch():
+            yield from exprs(step.on)
+        case Print():
+            yield from exprs(step.operands)
+        case Expect():
+            yield from exprs((step.holds, step.operands))
+        case Exchange():
+            yield from exprs(step)
 
 
 def _rotations(loop: Loop) -> None:

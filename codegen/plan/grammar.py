@@ -11,6 +11,8 @@
 Offsets, extents and peers are Exprs over coordinates, axis sizes, scalars, counters and the loop
 variables of the Work they stand in. What an exchange takes from a member is written in the
 member's own view. A buffer's capacity mentions sizes and scalars only, so addresses are arithmetic.
+passes/settle.py says how loops run, and leaves no Reduce; passes/hoist.py says what is computed
+once: then a phase mentions its parameters, and no rank.
 """
 
 from __future__ import annotations
@@ -157,8 +159,8 @@ class Var:
 class Store(Generic[M]):
     """buffer[offset] = value, for every point. combine: a COMBINE or "set". A point whose
     bound positions do not all lie within 0 … limit is dropped. rows: so many rows (of the first
-    loop) wait in `waiting` before they are stored, because the rows after them read what was there.
-    """
+    loop) wait in `waiting` before they are stored, because the rows after them read what was there,
+    `room` elements apart; a point stands at `line` of its row."""
 
     loops: tuple[Var, ...]
     buffer: M
@@ -169,6 +171,8 @@ class Store(Generic[M]):
     place: Place | None = None
     rows: int = 0
     waiting: M | None = None
+    room: Expr = expr.const(0)
+    line: Expr = expr.const(0)
 
 
 @dataclass(frozen=True)
@@ -192,13 +196,14 @@ class Reduce(Generic[M]):
 @dataclass(frozen=True)
 class Keep(Generic[M]):
     """A value that is read as Local(name), at this point or, with fn, once the sweep is done: then
-    it is COMBINE[fn] of all its points."""
+    it is COMBINE[fn] of all its points, computed in the type `total` and rounded at the end."""
 
     name: str
     dtype: DType
     value: Node[M]
     fn: str = ""
     place: Place | None = None
+    total: DType | None = None
 
     @property
     def local(self) -> Local:
@@ -207,10 +212,21 @@ class Keep(Generic[M]):
 
 @dataclass(frozen=True)
 class Sweep(Generic[M]):
-    """Its parts in order for every point of `loops` (within those of the nest)."""
+    """Its parts in order for every point of `loops` (within those of the nest). simd: turns of the
+    last loop may be taken at once: what is folded in any order, what is written lies apart."""
 
     loops: tuple[Var, ...]
     parts: tuple[Keep[M] | Store[M] | Reduce[M], ...]
+    simd: bool = False
+
+    @property
+    def long(self) -> tuple[Var, ...]:
+        """The loops of more than one turn."""
+        return tuple(v for v in self.loops if v.extent != 1)
+
+    @property
+    def folds(self) -> tuple[Keep[M], ...]:
+        return tuple(p for p in self.parts if isinstance(p, Keep) and p.fn)
 
 
 @dataclass(frozen=True)
@@ -249,17 +265,20 @@ class Lane(Generic[M]):
 
 @dataclass(frozen=True)
 class Matrix(Generic[M]):
-    """An operand of a product: element (i, j) at offset + i * row + j * column."""
+    """An operand of a product: element (i, j) at offset + i * row + j * column. transposed: a
+    library reads it so; of its strides the other one is 1 then, else `column` is."""
 
     buffer: M
     offset: Expr
     row: Expr
     column: Expr
+    transposed: bool = False
 
 
 @dataclass(frozen=True)
 class Product(Generic[M]):
-    """c = a @ b for every point of `loops`; library: logical number of the routine, or None."""
+    """c = a @ b for every point of `loops`; library: logical number of the routine, or None.
+    maybe_empty: extents that may be 0, of which a library wants to know nothing."""
 
     loops: tuple[Var, ...]
     m: Expr
@@ -271,6 +290,7 @@ class Product(Generic[M]):
     dtype: DType
     library: int | None
     place: Place | None = None
+    maybe_empty: tuple[Expr, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -299,11 +319,21 @@ Work = Store[M] | Reduce[M] | Nest[M] | Lane[M] | Product[M] | KernelCall[M]
 
 
 @dataclass(frozen=True)
+class Parameter:
+    """A number that a phase is handed. formula: what it is; value: as the caller computes it."""
+
+    sym: Sym
+    formula: Expr
+    value: Expr
+
+
+@dataclass(frozen=True)
 class Phase:
     number: int
     name: str
     work: tuple[Work, ...]
     place: Place | None = None
+    parameters: tuple[Parameter, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -442,7 +472,8 @@ Step = Phase | Exchange | Loop | Let | Branch | Default | Print | Expect
 
 @dataclass(frozen=True)
 class Array:
-    """An input or output: which buffer, and its place in the global array."""
+    """An input or output: which buffer, and its place in the global array. part: offset and extent
+    of a rank's part along every dim."""
 
     name: str
     buffer: Buffer
@@ -450,6 +481,7 @@ class Array:
     shape: Shape  # global
     layout: Layout
     default: bool = False
+    part: tuple[tuple[Expr, Expr], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -473,4 +505,4 @@ class Plan:
     kernels: tuple[Any, ...] = ()
     checks: tuple[str, ...] = ()
     named: dict[Sym, Expr] = field(default_factory=dict)  # symbols that stand for formulas
-    notes: dict[str, str] = field(default_factory=dict)
+    at_load: dict[Sym, Expr] = field(default_factory=dict)  # those evaluated once, in this order

@@ -75,10 +75,19 @@ def match_dims(index: Index, shape: Shape, inner: Shape) -> Index | None:
 
 
 def with_bounds(node: Node[M], bounds: tuple[Bound[M], ...]) -> Node[M]:
-    """Attach bound positions to every Load and Integer below that mentions them."""
+    """Attach bound positions to every Load and Integer below that mentions them, or that mentions
+    one which does. A stride of 0 needs no position."""
 
     def bounded(x: Node[M]) -> Node[M] | None:
-        return replace(x, bounds=bounds + x.bounds) if isinstance(x, Load | Integer) else None
+        if not isinstance(x, Load | Integer):
+            return None
+        used, kept = (x.offset if isinstance(x, Load) else x.value).symbols(), list[Bound[M]]()
+        for bound in reversed(bounds + x.bounds):
+            if bound.sym in used:
+                kept.append(bound)
+                for inner in placed(bound.node):
+                    used |= (inner.offset if isinstance(inner, Load) else inner.value).symbols()
+        return replace(x, bounds=tuple(reversed(kept)))
 
     return rewritten(node, bounded)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, Generic, TypeVar, overload
 
 from codegen.ir import Value
@@ -51,6 +51,11 @@ def walk_steps(steps: Sequence[Step]) -> Iterator[Step]:
             yield from walk_steps(inner)
 
 
+def operations(steps: Sequence[Step]) -> list[Phase | Exchange | Expect]:
+    """What a rank can be at, by number."""
+    return [s for s in walk_steps(steps) if isinstance(s, (Phase, Exchange, Expect))]
+
+
 def inner_steps(step: Step) -> tuple[tuple[Step, ...], ...]:
     if isinstance(step, Loop):
         return (step.condition, step.body)
@@ -59,6 +64,23 @@ def inner_steps(step: Step) -> tuple[tuple[Step, ...], ...]:
     if isinstance(step, Default):
         return (step.steps,)
     return ()
+
+
+def mapped_steps(steps: Sequence[Step], f: Callable[[Step], Step]) -> tuple[Step, ...]:
+    """The steps with f(step) in the place of each, outer ones first."""
+    return tuple(_inside(f(step), f) for step in steps)
+
+
+def _inside(step: Step, f: Callable[[Step], Step]) -> Step:
+    match step:
+        case Loop():
+            condition = mapped_steps(step.condition, f)
+            return replace(step, condition=condition, body=mapped_steps(step.body, f))
+        case Branch():
+            return replace(step, arms=tuple(mapped_steps(arm, f) for arm in step.arms))
+        case Default():
+            return replace(step, steps=mapped_steps(step.steps, f))
+    return step
 
 
 def step_buffers(step: Step) -> Iterator[Buffer]:

@@ -9,6 +9,7 @@ from codegen.ir import Op, Region, Value
 from codegen.mesh import Mesh
 from codegen.plan.grammar import (
     Apply,
+    Array,
     Box,
     Branch,
     Buffer,
@@ -24,6 +25,7 @@ from codegen.plan.grammar import (
     Load,
     Local,
     Loop,
+    Matrix,
     Nest,
     Node,
     Phase,
@@ -51,9 +53,10 @@ def plan_text(plan: Plan) -> str:
         lines.append(f"buffer {b.number} {b.name}: {b.dtype}[{b.capacity}]")
     for b in plan.constants:
         lines.append(f"constant {b.number} {b.name}: {b.dtype}[{b.capacity}]")
-    lines += [f"input {a.name} in buffer {a.buffer.number}" for a in plan.inputs]
+    lines += [f"at load {s.name} = {e}" for s, e in plan.at_load.items()]
+    lines += [f"input {_array(a)}" for a in plan.inputs]
     lines += list(_steps(plan.steps, "  "))
-    lines += [f"output {a.name} in buffer {a.buffer.number}" for a in plan.outputs]
+    lines += [f"output {_array(a)}" for a in plan.outputs]
     lines += [f"library {k} {name}" for k, name in enumerate(plan.libraries)]
     return "\n".join(lines) + "\n"
 
@@ -108,12 +111,19 @@ def _mesh(mesh: Mesh) -> str:
     return ", ".join(a.name if a.fixed is None else f"{a.name}={a.fixed}" for a in mesh.axes)
 
 
+def _array(a: Array) -> str:
+    part = ", ".join(f"{offset}:+{extent}" for offset, extent in a.part)
+    return f"{a.name} in buffer {a.buffer.number}" + (f", a rank's part [{part}]" if part else "")
+
+
 def _steps(steps: Sequence[Step], indent: str) -> Iterator[str]:
     for step in steps:
         place = getattr(step, "place", None)
         where = f"  # line {place.line}" if place else ""
         if isinstance(step, Phase):
-            yield f"{indent}compute {step.name}{where}"
+            handed = ", ".join(f"{p.sym.name} = {p.formula}" for p in step.parameters
+                               if p.sym.name != str(p.formula))  # fmt: skip
+            yield f"{indent}compute {step.name}{f' with {handed}' if handed else ''}{where}"
             for work in step.work:
                 yield from _work(work, indent + "  ")
         elif isinstance(step, Exchange):
@@ -154,11 +164,13 @@ def _work(work: Work, indent: str) -> Iterator[str]:
         return
     yield f"{indent}nest{_loops(work.loops)}"
     for sweep in work.sweeps:
-        yield f"{indent}  sweep{_loops(sweep.loops)}"
+        yield f"{indent}  sweep{_loops(sweep.loops)}{', vectorised' if sweep.simd else ''}"
         for part in sweep.parts:
             if isinstance(part, Keep):
                 value = node_text(part.value)
-                yield f"{indent}    {part.name} is {f'{part.fn}({value})' if part.fn else value}"
+                total = f" in {part.total}" if part.total not in (None, part.dtype) else ""
+                made = f"{part.fn}({value}){total}" if part.fn else value
+                yield f"{indent}    {part.name} is {made}"
             else:
                 yield f"{indent}    {work_text(replace(part, loops=()))}"
 
@@ -205,7 +217,7 @@ def work_text(work: Work) -> str:
         how = "=" if work.combine == "set" else f"{work.combine}="
         tests = "".join(f" where {b.sym.name} = {node_text(b.node)}" for b in work.bounds)
         target = _at(work.buffer, work.offset)
-        return f"{target} {how} {node_text(work.value)}{tests}{_loops(work.loops)}"
+        return f"{target} {how} {node_text(work.value)}{tests}{_loops(work.loops)}{_waiting(work)}"
     if isinstance(work, Reduce):
         target = _at(work.buffer, work.offset)
         inner = _loops(work.inner)
@@ -217,9 +229,10 @@ def work_text(work: Work) -> str:
         return f"{_at(work.buffer, work.offset)} = {name}({value}{along}){_loops(work.loops)}"
     if isinstance(work, Product):
         by = "loops" if work.library is None else f"library {work.library}"
+        tests = "".join(f" where {e} > 0" for e in work.maybe_empty)
         return (
-            f"{work.c.buffer.name} = {work.a.buffer.name} @ {work.b.buffer.name} "
-            f"({work.m} x {work.k} x {work.n}) by {by}{_loops(work.loops)}"
+            f"{_matrix(work.c)} = {_matrix(work.a)} @ {_matrix(work.b)} "
+            f"({work.m} x {work.k} x {work.n}) by {by}{tests}{_loops(work.loops)}"
         )
     assert isinstance(work, KernelCall)
     args = ", ".join(
@@ -228,6 +241,20 @@ def work_text(work: Work) -> str:
         for a in work.arguments
     )  # fmt: skip
     return f"{work.symbol}({args})"
+
+
+def _matrix(x: Matrix) -> str:
+    at = _at(x.buffer, x.offset)
+    if x.transposed:
+        return f"{at} transposed by {x.column}"
+    return f"{at} by {x.row}" + ("" if x.column == 1 else f", {x.column}")
+
+
+def _waiting(work: Store) -> str:
+    if work.waiting is None:
+        return ""
+    apart = "" if work.room == 0 else f", {work.room} apart"
+    return f"; {work.rows} rows wait in {work.waiting.name}{apart}"
 
 
 def node_text(node: Node) -> str:

@@ -98,7 +98,7 @@ def test_where_rows_wait():
     phases = lower(rows_that_wait_alone.capture()).source.text.split("__attribute__((noinline))")
     (phase,) = (text for text in phases if "line" in text)
     lines = re.findall(r"\*const line = spmd_apart\(memory_rows,\s+memory \+ (.+)\);", phase)
-    assert lines == ["7 * at0 + e0 * j0 + 50", "7 * at0 + e0 * row + 50"]
+    assert lines == ["7 * at0 + e1 * j0 + 50", "7 * at0 + e1 * row + 50"]
     assert phase.count("for (") == 1 + 2 * 2
 
 

@@ -306,7 +306,7 @@ class Noted:
     """What an image says of itself, without one."""
 
     def __init__(self, levels: Levels) -> None:
-        self.manifest = manifest_of(levels.plan, levels.source, "x86-64")
+        self.manifest = manifest_of(levels.plan, "x86-64")
         self.said = notes_of(levels)
 
     def notes(self) -> dict[str, Any]:

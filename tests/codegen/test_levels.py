@@ -28,7 +28,7 @@ def test_loops(levels, golden):
 
 
 def test_plan(levels, golden):
-    golden(f"{levels.graph.name}.plan", plan_text(levels.plan))
+    golden(f"{levels.graph.name}.plan", plan_text(levels.finished))
 
 
 def test_c(levels, golden):

@@ -330,7 +330,7 @@ static int step(spmd_rank *r)
             phase_2(AT(r, B_a), AT(r, B_u), n_x, x_u_extent_0, spmd_scalar_f64(r, 1));
         }
         /* branch on the index: sample_programs.py:40: if i % 2 == 0 */
-        if (x_branch) {
+        if (x_branch >= 1) {
             /* sample_programs.py:43: a[:, 0] = 1 */
             spmd_enter(r, 4);
             phase_3(AT(r, B_u), x_u_extent_0);
@@ -391,7 +391,7 @@ static void load(spmd_rank *r)
     const int64_t n_x = r->world->size[AXIS_x];
     r->at_load[X_u_offset_0] = spmd_begin(i_x, 9, n_x);
     r->at_load[X_u_extent_0] = spmd_floordiv(9, n_x) + (i_x < spmd_mod(9, n_x));
-    r->at_load[X_branch] = (spmd_mod(i_x, 2) > 0) > 0;
+    r->at_load[X_branch] = spmd_mod(i_x, 2) > 0;
 }
 
 /* bytes of each buffer, the same on all ranks */

@@ -32,8 +32,8 @@ enum {
 enum {
     X_i_ring_minus_1_mod_n_ring,
     X_i_ring_plus_1_mod_n_ring,
-    X_10_div_n_ring,
     X_10_mod_n_ring,
+    X_10_div_n_ring,
 };
 
 /* compute phase */
@@ -300,8 +300,8 @@ static void load(spmd_rank *r)
     const int64_t n_ring = r->world->size[AXIS_ring];
     r->at_load[X_i_ring_minus_1_mod_n_ring] = spmd_mod(i_ring - 1, n_ring);
     r->at_load[X_i_ring_plus_1_mod_n_ring] = spmd_mod(i_ring + 1, n_ring);
-    r->at_load[X_10_div_n_ring] = spmd_floordiv(10, n_ring);
     r->at_load[X_10_mod_n_ring] = spmd_mod(10, n_ring);
+    r->at_load[X_10_div_n_ring] = spmd_floordiv(10, n_ring);
 }
 
 /* bytes of each buffer, the same on all ranks */

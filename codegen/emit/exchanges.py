@@ -1,0 +1,153 @@
+"""What an exchange is to the engine: functions that name its members and its boxes.
+
+Goes in: an Exchange of a finished Plan. Comes out: C of exchange_K, which fills rank->exchange, and
+of pull_K, send_K and give_K, which the engine asks for boxes.
+Always holds: a box function looks at nothing but the rank and the member that it is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from codegen.emit.lines import comment, source
+from codegen.emit.places import Places, RankFunction
+from codegen.mesh import Mesh
+from codegen.plan.grammar import Box, Exchange
+from codegen.symbolic import expr
+from codegen.symbolic.expr import Expr
+from codegen.symbolic.spelling import Binds
+
+
+def exchange_functions(x: Exchange, mesh: Mesh, places: Places) -> str:
+    """All functions of an exchange."""
+    where = [source(x.place)] if x.place else []
+    asked, taken = f"exchange {x.site}, asked by the engine", "fold" if x.fn else "copy"
+    told = _told(x)
+    said = {
+        "pull": f"{asked}: what I {taken} from `member`, and into what",
+        "send": f"{asked}: what is for `member` to {taken} from me",
+        "give": f"{asked}: what of mine may be written to `member`",
+    }
+    out: list[str] = []
+    for name, boxes in told.items():
+        out += [comment(said[name], *where), _box_function(f"{name}_{x.site}", x, boxes, places)]
+    f = RankFunction(places)
+    _begin(f, x, mesh)
+    for name in ("pull", "send"):
+        if name in told:
+            f.line(f"x->{name} = {name}_{x.site};")
+    f.line(f"x->give = {f'give_{x.site}' if 'give' in told else '0'};")
+    f.line(f"x->fold = {f'{fold_name(x)}[r->engine->vectors]' if x.fn and x.dtype else '0'};")
+    f.line("r->stage = 0;")
+    over = f"{x.kind} over {', '.join(x.axes)}"
+    out.append(comment(f"exchange {x.site}, begun by step(): {over}", *where))
+    out.append(f"static void exchange_{x.site}(spmd_rank *r)\n{{\n{f.body()}\n}}\n")
+    return "\n".join(out)
+
+
+def fold_name(x: Exchange) -> str:
+    """How ranks' elements are folded."""
+    return f"fold_{x.fn}_{x.dtype}"
+
+
+def _told(x: Exchange) -> dict[str, tuple[Box, ...]]:
+    """The boxes that each of the functions tells."""
+    told: dict[str, tuple[Box, ...]] = {}
+    if x.send is not None and x.pull_from is not None and x.pull_into is not None:
+        told |= {"pull": (x.pull_from, x.pull_into), "send": (x.send,)}
+    if x.send is not None and x.give_into is not None:
+        told["give"] = (x.send, x.give_into)
+    return told
+
+
+# ---- exchange_K ----------------------------------------------------------------------------------
+
+
+def _begin(f: RankFunction, x: Exchange, mesh: Mesh) -> None:
+    """Fill rank->exchange."""
+
+    def put(name: str, e: Expr) -> None:
+        f.line(f"x->{name} = {f.integer(e, Binds.CHOICE)};")
+
+    f.line("spmd_exchange *const x = &r->exchange;")
+    f.line(f"x->site = {x.site};")
+    f.line(f"x->kind = {_kind(x)};")
+    f.line(f"x->size = {x.dtype.size if x.dtype else 0};")
+    # How many members, which I am, where the others are: index = first + sum of strides.
+    put("members", mesh.size(x.axes))
+    put("position", mesh.position(x.axes))
+    put("first", mesh.index.subst({mesh.axis(a).coord_sym: 0 for a in x.axes}))
+    more = 3 - len(x.axes)
+    counts = [mesh.axis(a).size for a in x.axes] + [expr.const(1)] * more
+    strides = [_index_stride(mesh, a) for a in x.axes] + [expr.const(0)] * more
+    for name, values in (("count", counts), ("stride", strides)):
+        texts = (f"x->{name}[{k}] = {f.integer(e, Binds.CHOICE)}" for k, e in enumerate(values))
+        f.line(", ".join(texts) + ";")
+    if x.dest is not None:
+        f.line(f"x->source = {_peer(f, x.receives, x.source)};")
+        f.line(f"x->dest = {_peer(f, x.sends, x.dest)};")
+    # Which members I read, and whether each reads something else of me.
+    f.line(f"x->flow = SPMD_{x.flow.upper()};")
+    f.line(f"x->pieces = {int(x.pieces)};")
+    f.line(f"x->constant = {int(x.constant)};")
+    put("wraps", x.wraps)
+    if x.root is not None:
+        put("root", x.root)
+    all_of_one = (expr.const(0), expr.const(1)) * 2  # along axes that the group does not have
+    for k, ranges in enumerate((*x.near, *[all_of_one] * 2)[:3] if x.near else ()):
+        begin, end, first, last = (f.integer(e, Binds.CHOICE) for e in ranges)
+        f.line(f"x->sources[{k}] = (spmd_range){{{begin}, {end}}};")
+        f.line(f"x->readers[{k}] = (spmd_range){{{first}, {last}}};")
+
+
+def _kind(x: Exchange) -> str:
+    """What the engine calls it."""
+    if not x.boxes:
+        return "SPMD_BARRIER"
+    if x.fn:
+        return "SPMD_REDUCE_SCATTER" if x.pieces else "SPMD_REDUCE"
+    return "SPMD_PULL" if x.dest is None else "SPMD_PERMUTE"
+
+
+def _peer(f: RankFunction, guard: Expr | None, peer: Expr | None) -> str:
+    """The peer of a permute, where the guard holds."""
+    if guard is None or peer is None:
+        return "SPMD_UNKNOWN"
+    if guard.is_const:
+        return f.integer(peer, Binds.CHOICE) if guard.value else "SPMD_NONE"
+    return f"{f.integer(guard, Binds.OR)} ? {f.integer(peer, Binds.COMPARE)} : SPMD_NONE"
+
+
+def _index_stride(mesh: Mesh, axis: str) -> Expr:
+    """How far the index moves when the coordinate along an axis grows by one."""
+    names = list(mesh.names)
+    return expr.product(mesh.axis(n).size for n in names[names.index(axis) + 1 :])
+
+
+# ---- boxes ---------------------------------------------------------------------------------------
+
+
+def _box_function(name: str, x: Exchange, boxes: Sequence[Box], places: Places) -> str:
+    f = RankFunction(places)
+    if x.wraps != 1:
+        f.line("const int64_t wrap = member / r->exchange.members;")
+        f.line("member %= r->exchange.members;")
+    elif all(x.member not in box.symbols() for box in boxes):
+        f.line("(void)member;")
+    for sym, formula in {sym: e for box in boxes for sym, e in box.names}.items():
+        f.line(f"const int64_t {sym.name} = {f.integer(formula, Binds.CHOICE)};")
+    for target, box in zip(("from", "into"), boxes, strict=False):
+        size = box.buffer.dtype.size
+        plus = "" if box.offset == 0 else f" + {f.integer(box.offset * size)}"
+        f.line(f"{target}->offset = r->buffer[{places.number(box.buffer)}]{plus};")
+        extents, strides = (e or (expr.const(1),) for e in (box.extent, box.stride))
+        f.line(f"{target}->dims = {len(extents)};")
+        for d, (e, s) in enumerate(zip(extents, strides, strict=True)):
+            s = expr.const(1) if s == 0 and d == len(extents) - 1 else s
+            same = target == "into" and boxes[0].extent[d : d + 1] == (e,) and not e.is_const
+            extent = f"from->extent[{d}]" if same else f.integer(e, Binds.CHOICE)
+            f.line(f"{target}->extent[{d}] = {extent};")
+            f.line(f"{target}->stride[{d}] = {f.integer(s * size, Binds.CHOICE)};")
+    into = ", spmd_box *into" if len(boxes) == 2 else ""
+    head = f"static void {name}(const spmd_rank *r, int64_t member, spmd_box *from{into})"
+    return f"{head}\n{{\n{f.body()}\n}}\n"

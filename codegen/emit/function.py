@@ -1,0 +1,142 @@
+"""A function of C while it is written: its lines, and the scalars that they compute.
+
+Goes in: Nodes and Exprs. Comes out: lines of C, declarations before what reads them.
+Always holds: what a function uses is known when its lines are; nobody reads them again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from codegen.dtypes import DType
+from codegen.emit.lines import comment, source
+from codegen.emit.operators import applied, cast, single
+from codegen.emit.spell import (
+    converted,
+    element,
+    literal,
+    rounded,
+    suffix,
+)
+from codegen.errors import Place
+from codegen.functions import FUNCTIONS
+from codegen.plan.grammar import (
+    Apply,
+    Bound,
+    Buffer,
+    Integer,
+    Literal,
+    Load,
+    Local,
+    Node,
+    Runtime,
+    Var,
+)
+from codegen.symbolic.expr import Expr
+from codegen.symbolic.spelling import Binds, Text, within
+
+
+class Function:
+    """Those who know where things are say how an Expr, an element in memory and a scalar of the
+    run are spelled: symbolic, load, runtime."""
+
+    def __init__(self, depth: int = 1) -> None:
+        self.lines: list[str] = []
+        self.depth = depth
+        self.quoted: Place | None = None  # the source line of what was written last
+        self.declared: set[str] = set()  # positions that data decides, where they are known
+        self.kept: dict[str, str] = {}  # the variable of what a nest keeps
+
+    def symbolic(self, e: Expr) -> Text:
+        raise NotImplementedError
+
+    def load(self, buffer: Buffer, offset: Expr) -> str:
+        raise NotImplementedError
+
+    def runtime(self, node: Runtime) -> str:
+        raise NotImplementedError
+
+    # ---- lines -----------------------------------------------------------------------------------
+
+    def line(self, text: str) -> None:
+        self.lines.append("    " * self.depth + text)
+
+    def open(self, text: str) -> None:
+        """A line that begins a block."""
+        self.line(text)
+        self.depth += 1
+
+    def close(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.depth -= 1
+            self.line("}")
+
+    def loop(self, v: Var) -> None:
+        j = v.sym.name
+        self.open(f"for (int64_t {j} = 0; {j} < {self.integer(v.extent)}; {j}++) {{")
+
+    def loops(self, loops: Sequence[Var]) -> int:
+        """Open those of more than one turn; how many."""
+        long = [v for v in loops if v.extent != 1]
+        for v in long:
+            self.loop(v)
+        return len(long)
+
+    def quote(self, place: Place | None, what: str = "") -> None:
+        """The line of the source that what follows comes from, where it is another one."""
+        if place and (what or self.quoted is None or self.quoted.line != place.line):
+            self.lines.append(comment(what + source(place), indent="    " * self.depth))
+            self.quoted = place
+
+    # ---- scalars ---------------------------------------------------------------------------------
+
+    def integer(self, e: Expr, least: Binds = Binds.SUM) -> str:
+        """An Expr where something binds this tightly."""
+        return within(self.symbolic(e), least)
+
+    def position(self, node: Node) -> str:
+        """A number that the program computes, as an int64_t."""
+        text = self.value(node)
+        return text[0] if dtype_of(node).compute == "int64_t" else cast("int64_t", text)[0]
+
+    def bounds(self, bounds: Sequence[Bound]) -> None:
+        """Declare the positions that data decides, kept within their limits."""
+        for b in bounds:
+            if b.sym.name not in self.declared:
+                raw = self.position(b.node)
+                self.declared.add(b.sym.name)
+                clamped = f"spmd_max(spmd_min({raw}, {self.symbolic(b.limit)[0]}), 0)"
+                self.line(f"const int64_t {b.sym.name} = {clamped};")
+
+    def value(self, node: Node) -> Text:
+        """What a Node computes, in its dtype's compute type."""
+        match node:
+            case Literal():
+                return literal(node.value, node.dtype)
+            case Integer():
+                self.bounds(node.bounds)
+                return converted(self.symbolic(node.value), "i64", node.dtype)
+            case Runtime():
+                return converted(single(self.runtime(node)), "f64", node.dtype)
+            case Local():
+                return single(self.kept[node.name])
+            case Load():
+                self.bounds(node.bounds)
+                return element(node.buffer.dtype, self.load(node.buffer, node.offset))
+            case Apply():
+                return self.applied(node)
+
+    def applied(self, node: Apply) -> Text:
+        args = [self.value(a) for a in node.args]
+        if node.fn == "cast":
+            return converted(args[0], suffix(node.operand), node.dtype)
+        text = applied(FUNCTIONS[node.fn].form(node.operand), args, suffix(node.operand))
+        if node.dtype.kind in "iu" and node.dtype.size < 4:
+            return cast(node.dtype.compute, text)
+        if node.dtype.size == 2 and node.dtype.kind == "f":
+            return rounded(text, node.dtype)
+        return text
+
+
+def dtype_of(node: Node) -> DType:
+    return node.buffer.dtype if isinstance(node, Load) else node.dtype

@@ -1,0 +1,235 @@
+"""What is computed when: once at load, when a phase is called, or inside its loops.
+
+Goes in: a Plan. Comes out: a Plan whose Work mentions its loop variables and the parameters of its
+phase only, and whose other steps mention formulas with a division or a test only if these move with
+a counter or a member: the rest is in `at_load`. Each array says where a rank's part lies.
+Always holds: with names replaced by what they stand for, it is the Plan that went in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from math import gcd
+from typing import Any, TypeVar
+
+from codegen.mesh import local_extent, local_offset, part_of_block
+from codegen.plan.grammar import (
+    Array,
+    Box,
+    Branch,
+    Exchange,
+    Expect,
+    Loop,
+    Parameter,
+    Phase,
+    Plan,
+    Print,
+    Step,
+)
+from codegen.plan.names import Names, buffer_names, identifier
+from codegen.plan.rewrite import mapped
+from codegen.plan.steps import mapped_steps
+from codegen.symbolic import expr
+from codegen.symbolic.blocks import by_parts, written
+from codegen.symbolic.expr import Call, Expr, Sym
+
+T = TypeVar("T")
+
+# What of an exchange is evaluated as it begins, and what that is called.
+_HINTS = {"receives": "source", "source": "source", "sends": "dest", "dest": "dest",
+          "wraps": "wraps", "root": "root", "near": "near"}  # fmt: skip
+
+
+def hoisted(plan: Plan) -> Plan:
+    work = _Hoisting(plan)
+    inputs, outputs = (tuple(map(work.array, some)) for some in (plan.inputs, plan.outputs))
+    steps = mapped_steps(plan.steps, work.step)
+    at_load = {s: e for e, s in work.entries.items()}
+    return replace(plan, inputs=inputs, outputs=outputs, steps=steps, named={}, at_load=at_load)
+
+
+class _Hoisting:
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.entries: dict[Expr, Sym] = {}
+        self.names = Names()  # of entries
+        self.buffers = buffer_names(plan).values()
+
+    # ---- steps and arrays ------------------------------------------------------------------------
+
+    def array(self, a: Array) -> Array:
+        name, mesh, part = identifier(a.name), self.plan.mesh, []
+        for d, (extent, entry) in enumerate(zip(a.shape, a.layout, strict=True)):
+            offset, extent = local_offset(mesh, extent, entry), local_extent(mesh, extent, entry)
+            offset = self.once(offset, f"{name}_offset_{d}")
+            part.append((offset, self.once(extent, f"{name}_extent_{d}")))
+        return replace(a, part=tuple(part))
+
+    def step(self, step: Step) -> Step:
+        match step:
+            case Phase():
+                return self.phase(step)
+            case Exchange():
+                return self.exchange(step)
+            case Loop(counter=Sym() as counter):
+                ends = (step.start, step.step, step.stop)
+                start, by, stop = self.inside(ends, f"loop_{counter.name}")
+                return replace(step, start=start, stop=stop, step=by)
+            case Branch(on=Expr() as on):
+                return replace(step, on=self.once(on, "branch"))
+            case Print():
+                return replace(step, operands=self.inside(step.operands, "value"))
+            case Expect():
+                holds, operands = self.inside((step.holds, step.operands), "value")
+                return replace(step, holds=holds, operands=operands)
+        return step
+
+    def phase(self, phase: Phase) -> Phase:
+        inside = _Inside(self.buffers)
+        work = mapped(phase.work, inside)
+        parameters = tuple(
+            Parameter(sym, e, self.once(e, f"{phase.name}_{sym.name}"))
+            for e, sym in inside.parameters.items()
+        )
+        return replace(phase, work=work, parameters=parameters)
+
+    def exchange(self, x: Exchange) -> Exchange:
+        made: dict[str, Any] = {
+            name: self.inside(getattr(x, name), f"exchange_{x.site}_{hint}")
+            for name, hint in _HINTS.items()
+        }
+        if x.pull_from is not None and x.pull_into is not None and x.send is not None:
+            pull = self.boxes(f"pull_{x.site}", x.pull_from, x.pull_into)
+            made |= {"pull_from": pull[0], "pull_into": pull[1]}
+            made["send"] = self.boxes(f"send_{x.site}", x.send)[0]
+        if x.give_into is not None and x.send is not None:
+            made["give_into"] = self.boxes(f"give_{x.site}", x.send, x.give_into)[1]
+        return replace(x, **made)
+
+    def boxes(self, name: str, *boxes: Box) -> list[Box]:
+        """Those that one function of the image tells. Their names come first."""
+        names = {s: e for box in boxes for s, e in box.names}
+        names = {s: self.once(e, s.name) for s, e in names.items()}
+        made = []
+        for target, box in zip(("from", "into"), boxes, strict=False):
+            at = self.inside(replace(box, names=()), f"{name}_{target}")
+            made.append(replace(at, names=tuple((s, names[s]) for s, _ in box.names)))
+        return made
+
+    # ---- entries of the table at load ------------------------------------------------------------
+
+    def inside(self, x: T, hint: str) -> T:
+        """Something with formulas in it."""
+        return mapped(x, lambda e: self.once(e, hint))
+
+    def once(self, e: Expr, hint: str) -> Expr:
+        """An Expr with entries for what stays while the program runs. hint: a name for them."""
+        named = sorted(e.symbols() & self.plan.named.keys(), key=lambda s: s.name)
+        e = e.subst({s: self.entry(self.plan.named[s], s.name) for s in named})
+        return _split(e, ("counter", "var"), lambda part: self.staying(part, hint))
+
+    def staying(self, e: Expr, hint: str) -> Expr:
+        """An entry if it needs a division or a test; of one alone, so that others share it."""
+        calls = [a for a in e.atoms() if isinstance(a, Call)]
+        if len(calls) != 1:
+            return self.entry(e, hint) if calls else e
+        once = self.entry(expr.from_atom(calls[0]), hint)
+        total = expr.const(0)
+        for monomial, coefficient in e.terms:
+            product = expr.const(coefficient)
+            for atom in monomial:
+                product = product * (once if atom == calls[0] else expr.from_atom(atom))
+            total = total + product
+        return total
+
+    def entry(self, e: Expr, hint: str) -> Expr:
+        if e not in self.entries:
+            name = self.names.fresh(_short_name(e) or hint)
+            self.entries[e] = Sym(f"x_{name}", "size")
+        return expr.symbol(self.entries[e])
+
+
+class _Inside:
+    """What the formulas of a phase become. parameters: by what they are."""
+
+    def __init__(self, taken: Collection[str]) -> None:
+        self.parameters: dict[Expr, Sym] = {}
+        self.names = Names(taken)
+
+    def __call__(self, e: Expr) -> Expr:
+        return _split(e, ("var",), self.parameter)
+
+    def parameter(self, e: Expr) -> Expr:
+        """`2 * extent` is computed in the phase from an extent, so that few parameters say much; a
+        longer sum is not, as it may be multiplied by what moves."""
+        name, unit, times, plus = _obvious_name(e), e, 1, 0
+        if not name:
+            unit, times, plus = _unit(e)
+            name = _obvious_name(unit)
+        if not name or (plus and name == "extent"):
+            name, unit, times, plus = f"e{len(self.parameters)}", e, 1, 0
+        if unit not in self.parameters:
+            self.parameters[unit] = Sym(self.names.fresh(name), "size")
+        return expr.symbol(self.parameters[unit]) * times + plus
+
+
+def _split(e: Expr, moving: tuple[str, ...], outside: Callable[[Expr], Expr]) -> Expr:
+    """e with outside(part) for its largest parts that mention no symbol of the kinds `moving`."""
+    if e.is_const:
+        return e
+    if all(s.kind not in moving for s in e.symbols()):
+        return outside(e)
+    e = written(e, frozenset(s for s in e.symbols() if s.kind in moving))
+    groups: dict[Expr, Expr] = {}  # by the product of what moves: what it is multiplied with
+    for monomial, coefficient in e.terms:
+        inner, rest = expr.const(1), expr.const(coefficient)
+        for atom in monomial:
+            one = expr.from_atom(atom)
+            if all(s.kind not in moving for s in one.symbols()):
+                rest = rest * one
+            elif isinstance(atom, Call):
+                atom = by_parts(atom)
+                args = tuple(_split(a, moving, outside) for a in atom.args)
+                inner = inner * expr.from_atom(Call(atom.op, args))
+            else:
+                inner = inner * one
+        groups[inner] = groups.get(inner, expr.const(0)) + rest
+    total = expr.const(0)
+    for inner, rest in groups.items():
+        total = total + inner * (rest if rest.is_const else outside(rest))
+    return total
+
+
+def _unit(e: Expr) -> tuple[Expr, int, int]:
+    """(unit, times, plus) of e = unit * times + plus."""
+    terms = [(m, c) for m, c in e.terms if m]
+    times = gcd(*(c for _, c in terms)) * (1 if any(c > 0 for _, c in terms) else -1)
+    plus = sum(c for m, c in e.terms if not m)
+    return Expr(tuple((m, c // times) for m, c in terms)), times, plus
+
+
+def _obvious_name(e: Expr) -> str:
+    """A symbol's own name; extent or offset of a block; or ""."""
+    symbols = list(e.symbols())
+    if len(symbols) == 1 and e == expr.symbol(symbols[0]):
+        return identifier(symbols[0].name)
+    return part_of_block(e)
+
+
+_OPERATORS = {"floordiv": "div", "mod": "mod"}
+
+
+def _short_name(e: Expr) -> str:
+    """What a short division is called: 10 // n_x is 10_div_n_x."""
+    (call, *more) = e.atoms()
+    if more or not isinstance(call, Call) or e != expr.from_atom(call):
+        return ""
+    if call.op not in _OPERATORS:
+        return ""
+    text = f"{call.args[0]} {_OPERATORS[call.op]} {call.args[1]}"
+    for sign, word in ((" - ", " minus "), (" + ", " plus "), (" * ", " times ")):
+        text = text.replace(sign, word)
+    text = text.replace(" ", "_")
+    plain = text.isascii() and text.replace("_", "").isalnum()
+    return text if plain and len(text) <= 48 else ""

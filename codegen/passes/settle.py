@@ -1,0 +1,148 @@
+"""How the loops of a Plan run: in which types totals are kept, and which loops are vectorised.
+
+Goes in: a Plan. Comes out: a Plan without Reduce: a reduction is a total of a sweep, or a row in
+memory that each of the inner loops combines into. Libraries know how to read their operands.
+Always holds: every point is computed as before; the order is another one where `simd` says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from codegen.dtypes import FLOAT32, FLOAT64, DType
+from codegen.errors import Place
+from codegen.functions import neutral
+from codegen.plan.grammar import (
+    Keep,
+    Lane,
+    Literal,
+    Matrix,
+    Nest,
+    Phase,
+    Plan,
+    Product,
+    Reduce,
+    Step,
+    Store,
+    Sweep,
+    Work,
+)
+from codegen.plan.indexing import positions, ravel, waiting_room
+from codegen.plan.steps import mapped_steps
+from codegen.symbolic import expr
+from codegen.symbolic.expr import Expr
+
+SHORT = 16  # turns of a loop that is not worth vectorising
+
+
+def settled(plan: Plan) -> Plan:
+    """The Plan with all that is to be known of its loops."""
+
+    def run(step: Step) -> Step:
+        if not isinstance(step, Phase):
+            return step
+        return replace(step, work=tuple(w for work in step.work for w in _works(work)))
+
+    return replace(plan, steps=mapped_steps(plan.steps, run))
+
+
+def _works(work: Work) -> Iterator[Work]:
+    if isinstance(work, Reduce) and work.rows:
+        *outer, row = work.loops
+        part = replace(work, loops=(*outer, *work.inner, row))
+        yield _start(work, work.place)
+        yield _combined(part)
+    elif isinstance(work, Reduce):
+        keep = Keep(work.buffer.name, work.dtype, work.value, work.fn, work.place)
+        store = Store((), work.buffer, work.offset, keep.local, place=work.place)
+        sweeps = _sweep(Sweep(work.inner, (keep,))), Sweep((), (store,))
+        yield Nest(work.loops, sweeps, work.place)
+    elif isinstance(work, Nest):
+        yield from (_start(p, work.place) for p in work.parts if isinstance(p, Reduce))
+        yield replace(work, sweeps=tuple(map(_sweep, work.sweeps)))
+    elif isinstance(work, Store) and work.waiting is not None:
+        inner = work.loops[1:]
+        extents = tuple(v.extent for v in inner)
+        room = waiting_room(extents, work.buffer.dtype) if work.rows > 1 else expr.const(0)
+        yield replace(work, room=room, line=ravel(positions(inner), extents))
+    elif isinstance(work, Lane) and work.kind != "argreduce":
+        along = work.stride * expr.symbol(work.along.sym)
+        yield replace(work, offset=work.offset + along, stride=expr.const(0))
+    else:
+        yield _called(work) if isinstance(work, Product) and work.library is not None else work
+
+
+# ---- reductions ----------------------------------------------------------------------------------
+
+
+def _start(row: Reduce, place: Place | None) -> Store:
+    """What a row is before anything is combined into it."""
+    value = Literal(neutral(row.fn, row.dtype), row.dtype)
+    return Store(row.loops, row.buffer, row.offset, value, place=place)
+
+
+def _combined(row: Reduce) -> Store:
+    return Store(row.loops, row.buffer, row.offset, row.value, row.fn, place=row.place)
+
+
+def _sweep(sweep: Sweep) -> Sweep:
+    parts = tuple(map(_part, sweep.parts))
+    made = Sweep(sweep.loops, parts)
+    return replace(made, simd=_reordered(made) if made.folds else _apart(made))
+
+
+def _part(part: Keep | Store | Reduce) -> Keep | Store:
+    """At one point of its sweep."""
+    if isinstance(part, Keep):
+        return replace(part, total=_total(part)) if part.fn else part
+    return replace(_combined(part) if isinstance(part, Reduce) else part, loops=())
+
+
+def _total(fold: Keep) -> DType:
+    """What it is computed in: of float32 sums are float64, of 16 bits all are float32."""
+    if fold.dtype == FLOAT32 and fold.fn == "add":
+        return FLOAT64
+    return FLOAT32 if fold.dtype.kind == "f" and fold.dtype.size == 2 else fold.dtype
+
+
+def _reordered(sweep: Sweep) -> bool:
+    """Whether what is folded in any order makes the loop faster: compilers see it of integers; of
+    complex numbers OpenMP has sums only."""
+    if not sweep.long or any(f.dtype.kind == "c" and f.fn != "add" for f in sweep.folds):
+        return False
+    last = sweep.long[-1].extent
+    short = last.is_const and last.value < SHORT
+    return not short and any(f.dtype.kind in "fc" for f in sweep.folds)
+
+
+def _apart(sweep: Sweep) -> bool:
+    """Whether it writes several parts of one memory: they are apart, which no compiler can see."""
+    buffers = [p.buffer.number for p in sweep.parts if isinstance(p, Store)]
+    return len(set(buffers)) < len(buffers) and bool(sweep.long)
+
+
+# ---- libraries -----------------------------------------------------------------------------------
+
+
+def _called(work: Product) -> Product:
+    """A product as BLAS wants to be asked for it."""
+    return replace(
+        work, a=_operand(work, work.a, work.m, work.k), b=_operand(work, work.b, work.k, work.n),
+        c=replace(work.c, row=work.n, column=expr.const(1)),
+        maybe_empty=tuple(e for e in (work.m, work.n) if not expr.nonneg(e - 1)),
+    )  # fmt: skip
+
+
+def _operand(work: Product, x: Matrix, rows: Expr, columns: Expr) -> Matrix:
+    """One that is rows x columns: of its strides one is 1, and the other at least that."""
+    one, plain = expr.const(1), (x.column == 1 or columns == 1) and expr.nonneg(x.row)
+    if plain:
+        lead = columns if rows == 1 or x.row == 0 else x.row
+    else:
+        lead = rows if columns == 1 or x.column == 0 else x.column
+    if lead not in (work.m, work.n):  # a product without rows or columns is not asked for
+        lead = expr.maximum(lead, 1)
+    if plain:
+        return replace(x, row=lead, column=one)
+    return replace(x, row=one, column=lead, transposed=True)

@@ -1,0 +1,66 @@
+"""The formulas in a Plan's Work and exchanges: all of them, and others in their place.
+
+Goes in: Work, an exchange, or parts of one. Comes out: what is in it, or the same with other Exprs.
+Always holds: formulas come in the order of computing: those of loops, then of what is read, then of
+where it goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
+from functools import cache
+from typing import Any, TypeVar
+
+from codegen.plan import grammar as g
+from codegen.symbolic.expr import Expr
+
+_INSIDE = (
+    g.Apply, g.Argument, g.Bound, g.Box, g.Exchange, g.Integer, g.Keep, g.KernelCall, g.Lane,
+    g.Load, g.Matrix, g.Nest, g.Product, g.Reduce, g.Store, g.Sweep, g.Var,
+)  # fmt: skip
+_PLAIN = ("DType", "DType | None", "Place | None", "Sym", "bool", "int", "int | None", "str",
+          "M | None", "tuple[M, ...]")  # fmt: skip
+_LAST = ("limit", "value", "offset")
+
+T = TypeVar("T")
+
+
+def mapped(x: T, f: Callable[[Expr], Expr]) -> T:
+    """x with every Expr e in it replaced by f(e)."""
+    made: T = _mapped(x, f)
+    return made
+
+
+def exprs(x: Any) -> Iterator[Expr]:
+    """Every Expr in it."""
+    if isinstance(x, Expr):
+        yield x
+    elif isinstance(x, tuple):
+        for y in x:
+            yield from exprs(y)
+    elif isinstance(x, _INSIDE):
+        kind: Any = type(x)
+        for name in _order(kind):
+            yield from exprs(getattr(x, name))
+
+
+def _mapped(x: Any, f: Callable[[Expr], Expr]) -> Any:
+    if isinstance(x, Expr):
+        return f(x)
+    if isinstance(x, tuple):
+        new = tuple(_mapped(y, f) for y in x)
+        return x if all(a is b for a, b in zip(x, new)) else new
+    if not isinstance(x, _INSIDE):
+        return x
+    kind: Any = type(x)
+    old = {name: getattr(x, name) for name in _order(kind)}
+    new_ones = {name: _mapped(y, f) for name, y in old.items()}
+    changed = {name: y for name, y in new_ones.items() if y is not old[name]}
+    return replace(x, **changed) if changed else x
+
+
+@cache
+def _order(kind: Any) -> tuple[str, ...]:
+    names = [f.name for f in fields(kind) if f.type not in _PLAIN]
+    return (*(n for n in names if n not in _LAST), *(n for n in _LAST if n in names))

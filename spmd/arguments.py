@@ -10,6 +10,7 @@ import struct
 
 from codegen.errors import InputError, UsageError
 from codegen.image.manifest import IndexWords, scalar_value
+from spmd.files.npy import element_count
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -102,9 +103,7 @@ def patched_in(
         if s["dtype"] == "float64" else word
         for s, word in zip(manifest["scalars"], own.scalars)
     }  # fmt: skip
-    product = 1
-    for n in own.sizes:
-        product *= n
+    product = element_count(own.sizes)
     known = {**{s["name"]: s for s in manifest["scalars"]}}
     wrong = [f"{k}={v}" for k, v in mesh.items() if k in sizes and sizes[k] != v]
     wrong += [f"{ranks} ranks"] if ranks not in (None, product) else []

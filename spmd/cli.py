@@ -333,7 +333,8 @@ def main(arguments: list[str]) -> int:
             options, wrong = _attempt(arguments)
             limit = options.time_limit if options else TIME_LIMIT
             processes, start = together.come(limit)
-            together.agree(processes, start, lambda: _command_of(options, wrong), limit)
+            patience = limit if options else 0  # nobody looks after those who only want help
+            together.agree(processes, start, lambda: _command_of(options, wrong), patience)
             if options is None:
                 return 0
         else:

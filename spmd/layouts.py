@@ -13,7 +13,7 @@ from codegen.errors import ImageError, under
 from codegen.image import manifest as reader
 from codegen.verify import table as exchanges
 from spmd import ledger
-from spmd.files.npy import SIZES
+from spmd.files.npy import SIZES, element_count
 from spmd.launch import memory, sizes
 from spmd.verify.formulas import infix, layout_text, rounded_up
 
@@ -65,10 +65,7 @@ class _Counted:
         self.sizes = {a["name"]: n for a, n in zip(m["mesh"], bound, strict=True)}
         self.values = {**scalars, **sizes.mesh_symbols(m, bound)}
         self.ledger: ledger.Ledger | None = None
-        product = 1
-        for n in bound:
-            product *= n
-        if product <= COUNTED:
+        if element_count(bound) <= COUNTED:
             self.ledger = ledger.Ledger(image, "the image")
         self.buffers = m["buffers"]
 

@@ -23,7 +23,7 @@ from codegen.errors import (
 from codegen.image.manifest import evaluate
 from spmd.arguments import scalar_words
 from spmd.engine import ffi, lib
-from spmd.files.npy import SIZES
+from spmd.files.npy import SIZES, element_count
 from spmd.launch import limits, loader
 from spmd.launch.hosts import Hosts, hosted, mine
 from spmd.launch.memory import address_space, available_memory, bytes_text
@@ -67,9 +67,7 @@ class Setup:
         scalars: dict[str, int | float], options: Options, hosts: Hosts | None = None,
     ) -> None:  # fmt: skip
         self.manifest, self.sizes, self.scalars = manifest, sizes, scalars
-        self.ranks = 1
-        for size in sizes:
-            self.ranks *= size
+        self.ranks = element_count(sizes)
         self.first, self.count = hosted(self.ranks, processes)
         if hosts is None:
             hosts = Hosts(0, [mine("", {}, 0, self.ranks)])

@@ -13,6 +13,7 @@ import re
 from codegen.errors import UsageError
 from codegen.image import manifest as reader
 from spmd.arguments import patched_in, read, scalar_words, scalars_of
+from spmd.files.npy import element_count
 from spmd.files.whole import write_whole
 from spmd.launch import loader, sizes
 from spmd.launch.sizes import ranks_text
@@ -42,9 +43,7 @@ def command(options: argparse.Namespace, _: Processes) -> int:
         image.manifest, asked or (None if options.mesh else count),
         options.mesh or ({} if asked else own), scalars,
     )  # fmt: skip
-    ranks = 1
-    for size in mesh:
-        ranks *= size
+    ranks = element_count(mesh)
     if options.index is not None and options.index >= ranks:
         raise UsageError(f"there is no index {options.index} among {ranks_text(ranks)}",
                          expected=f"0 to {ranks - 1}")  # fmt: skip

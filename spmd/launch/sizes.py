@@ -9,6 +9,7 @@ from __future__ import annotations
 from codegen.errors import MeshError, UsageError
 from codegen.image.manifest import evaluate, symbols
 from spmd.arguments import check_scalars
+from spmd.files.npy import element_count
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -48,9 +49,7 @@ def balanced_sizes(number: int, fixed: list[int | None]) -> tuple[int, ...] | No
 
     None where the fixed ones do not divide the number.
     """
-    known = 1
-    for size in fixed:
-        known *= size or 1
+    known = _product(fixed)
     free = sum(size is None for size in fixed)
     if number % known:
         return None
@@ -210,10 +209,7 @@ def runs_text(numbers: list[int], most: int = 16) -> str:
 
 
 def _product(sizes: list[int | None]) -> int:
-    total = 1
-    for size in sizes:
-        total *= size or 1
-    return total
+    return element_count(size or 1 for size in sizes)
 
 
 def _written(names: list[str], sizes: list[int | None]) -> str:

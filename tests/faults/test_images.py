@@ -123,8 +123,8 @@ def test_another_architecture(damaged, spmd_command):
 
 
 def test_a_newer_format(damaged, spmd_command):
-    path = damaged(lambda data: _edited(data, rb'"format": ?2', b'"format":3'))
-    spmd_command("run", path, "--ranks", "2").expect(78, "image format 3", "this runtime reads 2")
+    path = damaged(lambda data: _edited(data, rb'"format": ?3', b'"format":4'))
+    spmd_command("run", path, "--ranks", "2").expect(78, "image format 4", "this runtime reads 3")
 
 
 def test_a_missing_cpu_feature(damaged, spmd_command):

@@ -44,7 +44,7 @@ def empty():
 
 # All that a rank imports beyond the interpreter and mpi4py, whatever the program.
 OURS = {
-    "codegen.image", "spmd.files", "spmd.launch",
+    "codegen.image", "codegen.symbolic", "codegen.symbolic.meaning", "spmd.files", "spmd.launch",
     "codegen", "codegen.checks", "codegen.image.elf", "codegen.image.elf_dynamic", "codegen.errors",
     "codegen.image.manifest", "codegen.image.schema", "codegen.image.target", "spmd",
     "spmd.arguments", "spmd.cli", "spmd.engine", "spmd.engine._engine", "spmd.engine._engine.lib",

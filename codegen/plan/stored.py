@@ -17,7 +17,6 @@ from codegen.ops import (
     Loop,
     Map,
     Reshape,
-    Scatter,
     Slice,
     Transpose,
     Update,
@@ -69,7 +68,7 @@ class _Storing:
             for x in op.operands if is_loop else op.operands[: 1 if op.what.in_place else 0]:
                 self.keep_old_views(op, x)
         for op in self.order:
-            if isinstance(op.what, (Update, Scatter)):
+            if op.what.in_place and len(op.operands) > 1:
                 self.separate(op)
         return self.stored
 

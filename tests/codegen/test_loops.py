@@ -128,10 +128,11 @@ def test_what_is_folded_leaves_memory_to_what_comes_after():
 
 
 def test_a_box_is_written_over_what_it_is_made_of():
-    """At indices that data decides: what is read is not there any more where it was written."""
+    """At indices that data decides: what is read is not there any more where it was written. The
+    box alone is kept meanwhile, not the array."""
 
     def shifted(by):
-        w = spmd.input("w", (12,), np.float64, default=lambda i: i * 1.0)
+        w = spmd.input("w", (12,), np.float64, layout=(None,), default=lambda i: i * 1.0)
         k = np.argmax(w) // 4
         box = spmd.dynamic_slice(w, (k + by,), (6,)) * 2
         return spmd.dynamic_update_slice(w, box, (k,))
@@ -141,3 +142,5 @@ def test_a_box_is_written_over_what_it_is_made_of():
         w[2:8] = w[2 + by : 8 + by] * 2
         program = spmd.program(lambda by=by: shifted(by), mesh=("x",))
         np.testing.assert_array_equal(spmd.build(program).run(ranks=1), w)
+        sizes = [b.capacity for b in lower(program.capture()).plan.buffers]
+        assert sizes.count(12) == 1 and sizes.count(6) == 1

@@ -19,6 +19,7 @@ from codegen.layouts.demands import Demands
 from codegen.passes.buffers import placed
 from codegen.passes.check import check
 from codegen.passes.check_loops import check_loops
+from codegen.passes.check_memory import check_memory
 from codegen.passes.check_plan import check_finished, check_plan
 from codegen.passes.checks import with_checks
 from codegen.passes.compare import compared
@@ -67,7 +68,8 @@ def lower(graph: Module) -> Levels:
     at("choosing loops and buffers")
     loops = check_loops(looped(program, stored_values(program)))
     loops = check_loops(fused(loops))
-    plan = check_plan(scheduled(rotated(placed(loops))))
+    memory = rotated(placed(loops))
+    plan = check_memory(memory, check_plan(scheduled(memory)))
     exchanges = check_exchanges(plan)
     finished = check_finished(hoisted(settled(plan)))
     at("writing C")

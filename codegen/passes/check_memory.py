@@ -1,0 +1,326 @@
+"""A Plan does what its Loops say: whatever is read is the value that is asked for.
+
+Goes in: Loops with their buffers, and the Plan made of them. Comes out: the Plan, or an
+InternalError that names the op.
+Always holds: who chose the buffers, and why, is not asked. What each of them holds is followed from
+step to step, through copies, branches and turns of loops, as verifiers of register allocation do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from codegen.errors import InternalError, Place
+from codegen.ir import Op, Region, Value
+from codegen.ops import Branch as BranchOp
+from codegen.ops import Let as LetOp
+from codegen.ops import Update
+from codegen.plan.flatten import flattened
+from codegen.plan.grammar import (
+    Branch,
+    Buffer,
+    Default,
+    Exchange,
+    Expect,
+    Let,
+    Load,
+    Loop,
+    Phase,
+    Plan,
+    Print,
+    Step,
+    Store,
+    Work,
+)  # fmt: skip
+from codegen.plan.indexing import loads
+from codegen.plan.loops import Act, Do, Placed
+from codegen.plan.steps import inner_steps, memory_read, memory_written, moved, nodes
+from codegen.symbolic import expr
+
+Item = Step | Work[Buffer]
+Values = frozenset[Value]
+_NONE: Values = frozenset()
+
+
+def check_memory(placed: Placed, plan: Plan) -> Plan:
+    """Raises InternalError at the first op that does not find what it reads."""
+    _Check(placed, plan).run()
+    return plan
+
+
+class _Holds:
+    """The values that each buffer holds. under: what held before a region began."""
+
+    def __init__(self, under: _Holds | None = None) -> None:
+        self.under, self.own = under, dict[int, Values]()  # by number of a buffer
+
+    def __getitem__(self, number: int) -> Values:
+        at: _Holds | None = self
+        while at is not None:
+            if number in at.own:
+                return at.own[number]
+            at = at.under
+        return _NONE
+
+
+class _Items:
+    """The steps of a region, one after the other, the works of phases among them."""
+
+    def __init__(self, steps: Sequence[Step]) -> None:
+        self.left: list[Item] = []
+        for step in reversed(steps):
+            self.left += reversed(step.work) if isinstance(step, Phase) else [step]
+
+    @property
+    def first(self) -> Item | None:
+        return self.left[-1] if self.left else None
+
+
+class _Check:
+    def __init__(self, placed: Placed, plan: Plan) -> None:
+        self.placed, self.plan = placed, plan
+        self.at = {v: b.number for v, b in placed.of.items()}
+        self.written: dict[int, frozenset[int]] = {}  # by id of a step: numbers of buffers
+        # of an array that is made part by part, what is left of others where no part is written
+        self.under: dict[Value, Values] = {}
+        self.place: Place | None = None
+
+    def run(self) -> None:
+        module, steps = self.placed.loops.module, list(self.plan.steps)
+        holds = _Holds()
+        for i in module.inputs:
+            holds.own[self.at[i.value]] = frozenset([i.value])
+        for k, i in enumerate(module.inputs):
+            if i.default is not None:
+                step = steps.pop(0) if steps else None
+                self.rule(isinstance(step, Default) and step.input == k, "an input has its default")
+                assert isinstance(step, Default)
+                inner = self.region(i.default, step.steps, holds)
+                self.moved(inner, [(i.default.results[0], i.value)])
+                for buffer, values in inner.own.items():
+                    holds.own[buffer] = values & holds[buffer]
+                holds.own[self.at[i.value]] = frozenset([i.value])
+        end = self.region(module.body, steps, holds)
+        for o in module.outputs:
+            self.read(o.value, end)
+
+    # ---- rules -----------------------------------------------------------------------------------
+
+    def rule(self, holds: bool, rule: str, found: str = "") -> None:
+        if not holds:
+            raise InternalError(
+                f"the compiler broke a rule of its own: {rule}", place=self.place,
+                found=found, remedy="report this program: it is a defect of spmd",
+            )  # fmt: skip
+
+    def read(self, value: Value, holds: _Holds) -> None:
+        found = holds[self.at[value]]
+        if value not in found:
+            names = " and ".join(sorted(v.name for v in found)) or "nothing"
+            self.rule(False, f"{value.name} is in its buffer when it is read",
+                      f"buffer {self.placed.of[value].name} holds {names}")  # fmt: skip
+
+    # ---- steps -----------------------------------------------------------------------------------
+
+    def region(self, region: Region, steps: Sequence[Step], outer: _Holds) -> _Holds:
+        """What buffers hold at its end, after the copies that its end asks for."""
+        holds, items = _Holds(outer), _Items(steps)
+        for op in region.ops:
+            self.place = op.place or self.place
+            if isinstance(op.what, Do):
+                self.do(op, op.what, items, holds)
+                continue
+            self.copies(items, holds)
+            step = items.left.pop() if items.left else None
+            if isinstance(op.what, LetOp):
+                self.rule(isinstance(step, Let) and step.counter is op.what.counter
+                          and step.value.buffer.number == self.at[op.operands[0]],
+                          "a let is a step")  # fmt: skip
+                self.read(op.operands[0], holds)
+            elif isinstance(op.what, BranchOp):
+                self.branch(op, op.what, step, holds)
+            else:
+                self.loop(op, step, holds)
+        self.copies(items, holds)
+        self.rule(items.first is None, "every step is what an op asks for")
+        return holds
+
+    def copies(
+        self, items: _Items, holds: _Holds, wanted: Sequence[tuple[Value, Value]] | None = None
+    ) -> None:
+        """Follows the copies that come next: all, or until these values lie where others do."""
+        while wanted is None or any(v not in holds[self.at[to]] for v, to in wanted):
+            if (source := _copied(items.first)) is None:
+                break
+            store = items.left.pop()
+            assert isinstance(store, Store)
+            many = expr.product(v.extent for v in store.loops)
+            holds.own[store.buffer.number] = frozenset(
+                v for v in holds[source] if expr.product(v.type.shape) == many)  # fmt: skip
+
+    def do(self, op: Op, what: Do, items: _Items, holds: _Holds) -> None:
+        spare: dict[Value, Buffer] = {}
+        own = {*op.results, *what.scratch}
+        begins = [(x, v) for x, v in what.begins if x not in own]
+        self.copies(items, holds, begins)
+        self.moved(holds, begins)
+        for x, v in what.begins:
+            self.rule(x not in own or self.at[x] == self.at[v], f"{v.name} begins with {x.name}")
+        written = set[Value]()
+        left = _NONE
+        if what.of is not None and isinstance(what.of.what, Update) and what.of.what.apart:
+            left = holds[self.at[op.result]].union(*(self.under.get(x, _NONE) for x, _ in begins))
+            self.under[op.result] = left
+        for act in what.acts:
+            for v in memory_read(act):
+                if v in own or v not in self.at or (v in left and isinstance(act, Store)):
+                    continue  # where a part is written, what it replaces may be read
+                self.read(v, holds)
+            if not self.matches(act, items.first, spare):
+                found = type(items.first).__name__
+                self.rule(_nothing(act, self.at), "what an op does is in the Plan", found)
+                continue
+            items.left.pop()
+            if isinstance(act, Store) and not act.rows:
+                self.over_itself(act)
+            for v in _written(act):  # where two lie in one memory, the last one is there
+                if v in self.at:
+                    written.add(v)
+                    holds.own[self.at[v]] = frozenset([v])
+        for v in op.results:
+            if v not in written:  # what it begins with, or whatever is there
+                holds.own[self.at[v]] = holds[self.at[v]] | {v}
+
+    def over_itself(self, act: Store[Value]) -> None:
+        """What a store reads of the memory that it writes is what stood there: it may have written
+        elsewhere by then. (Where rows wait, they wait for that.)"""
+        for load in (load for node in nodes(act) for load in loads(node)):
+            if self.at.get(load.buffer) == self.at.get(act.buffer, -1):
+                self.rule(load.offset == act.offset, "a store reads what it has not written yet",
+                          f"{load.buffer.name} at {load.offset}, written at {act.offset}")
+
+    def matches(self, act: Any, item: Any, spare: dict[Value, Buffer]) -> bool:
+        """Whether a step is that act over the buffers of its values."""
+        if type(act) is not type(item):
+            return False
+        if isinstance(act, Exchange):
+            mine, theirs = ([box.buffer for box in x.boxes] for x in (act, item))
+        else:
+            mine, theirs = ([*memory_read(x), *_written(x)] for x in (act, item))
+        if len(mine) != len(theirs):
+            return False
+        to = dict(spare)
+        for v, b in zip(mine, theirs, strict=True):
+            if v in self.at:
+                to[v] = self.placed.of[v]
+            elif b.data is not self.placed.loops.constants.get(v):
+                return False
+            else:
+                to.setdefault(v, b)
+        new: Any = moved(act, to.__getitem__)
+        if not isinstance(new, Exchange | Print | Expect):
+            new = flattened(new)
+        return bool(new == item)
+
+    # ---- control ---------------------------------------------------------------------------------
+
+    def moved(self, holds: _Holds, pairs: Iterable[tuple[Value, Value]]) -> None:
+        """Each of these values lies where the other one does."""
+        for v, to in pairs:
+            self.rule(v in holds[self.at[to]], f"{v.name} is handed on as {to.name}",
+                      f"buffer {self.placed.of[to].name}")  # fmt: skip
+
+    def branch(self, op: Op, what: BranchOp, step: Item | None, holds: _Holds) -> None:
+        self.rule(isinstance(step, Branch) and len(step.arms) == len(op.regions),
+                  "a branch is a step")  # fmt: skip
+        assert isinstance(step, Branch)
+        if what.on is None:
+            self.rule(isinstance(step.on, Load)
+                      and step.on.buffer.number == self.at[op.operands[0]],
+                      "a branch reads what decides it")  # fmt: skip
+            self.read(op.operands[0], holds)
+        else:
+            self.rule(step.on == what.on, "a branch is on what decides it")
+        ends = []
+        for region, arm in zip(op.regions, step.arms, strict=True):
+            ends.append(end := self.region(region, arm, holds))
+            self.moved(end, zip(region.results, op.results, strict=True))
+        for number in set[int]().union(*(end.own for end in ends)):
+            found = [end[number] for end in ends]
+            holds.own[number] = found[0].intersection(*found[1:])
+        for v in op.results:
+            holds.own[self.at[v]] = holds[self.at[v]] | {v}
+
+    def loop(self, op: Op, step: Item | None, holds: _Holds) -> None:
+        """What a turn writes holds, as it begins, what is carried, and nothing else."""
+        self.rule(isinstance(step, Loop), "a loop is a step")
+        assert isinstance(step, Loop)
+        body = op.regions[-1]
+        self.moved(holds, zip(op.operands, body.args, strict=True))
+        written = self.buffers_written(step)
+        head = _Holds(holds)
+        for number in written:
+            head.own[number] = _NONE
+        for region in op.regions:
+            for arg, v in zip(body.args, region.args, strict=True):
+                self.rule(self.at[arg] == self.at[v], "what is carried stays in its buffer")
+                head.own[self.at[v]] = head[self.at[v]] | {v}
+        end = head
+        if len(op.regions) == 2:
+            end = self.region(op.regions[0], step.condition, head)
+            (truth,) = op.regions[0].results
+            self.rule(step.flag is not None and step.flag.buffer.number == self.at[truth],
+                      "a loop reads what decides it")  # fmt: skip
+            self.read(truth, end)
+        turned = self.region(body, step.body, end)
+        for ring in step.rotate:
+            held = [turned[b.number] for b in ring]
+            turned.own.update((b.number, v) for b, v in zip(ring, (held[-1], *held), strict=False))
+        self.moved(turned, zip(body.results, body.args, strict=True))
+        for number in written:
+            holds.own[number] = end[number]
+        for v, arg in zip(op.results, body.args, strict=True):
+            self.rule(self.at[v] == self.at[arg], "a result of a loop stays in its buffer")
+            self.rule(arg in end[self.at[arg]], f"{arg.name} is there when the loop ends")
+            holds.own[self.at[v]] = holds[self.at[v]] | {v}
+
+    def buffers_written(self, step: Step) -> frozenset[int]:
+        """By a step and all that are inside it."""
+        if id(step) not in self.written:
+            found = set[int]()
+            if isinstance(step, Phase):
+                found.update(b.number for work in step.work for b in memory_written(work))
+            elif isinstance(step, Exchange):
+                found.update(b.number for b in _written(step))
+            elif isinstance(step, Loop):
+                found.update(b.number for ring in step.rotate for b in ring)
+            for inner in inner_steps(step):
+                for one in inner:
+                    found |= self.buffers_written(one)
+            self.written[id(step)] = frozenset(found)
+        return self.written[id(step)]
+
+
+def _written(act: Any) -> list[Any]:
+    """The memory that an act, or a step, writes."""
+    if isinstance(act, Exchange):
+        return [b.buffer for b in (act.pull_into, act.give_into) if b is not None]
+    return [] if isinstance(act, Print | Expect) else list(memory_written(act))
+
+
+def _copied(item: Item | None) -> int | None:
+    """Of which buffer a step copies to the same places of another; None: it does not."""
+    if not isinstance(item, Store) or item.combine != "set" or item.bounds or item.rows:
+        return None
+    value = item.value
+    if not isinstance(value, Load) or value.bounds or value.offset != item.offset:
+        return None
+    constant = value.buffer.data is not None
+    return None if constant or value.buffer is item.buffer else value.buffer.number
+
+
+def _nothing(act: Act, at: Mapping[Value, int]) -> bool:
+    """Whether it copies an array into itself, as a reshape in place."""
+    return (isinstance(act, Store) and isinstance(act.value, Load)
+            and at.get(act.value.buffer) == at[act.buffer] and act.value.offset == act.offset)

@@ -17,8 +17,7 @@ from codegen.layouts.cuts import Cut, Window
 from codegen.mesh import joined_layout
 from codegen.ops.exchanges import Fold
 from codegen.ops.kind import Array, Eval, Kind, Types, layout_of
-from codegen.plan.grammar import apply
-from codegen.plan.indexing import Index
+from codegen.plan.indexing import Index, apply
 
 if TYPE_CHECKING:
     from codegen.kit import Builder

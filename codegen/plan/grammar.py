@@ -20,7 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic
 
-from codegen.dtypes import INT64, DType
+from codegen.dtypes import DType
 from codegen.errors import Place
 from codegen.ir import Condition, Returned, Route, Scalar, Shape
 from codegen.mesh import Layout, Mesh
@@ -120,28 +120,6 @@ class Apply(Generic[M]):
 
 
 Node = Literal | Integer[M] | Runtime | Load[M] | Local | Apply[M]
-
-
-def apply(fn: str, dtype: DType, args: tuple[Node[M], ...], operand: DType) -> Node[M]:
-    """Apply; sums of symbolic integers are one symbolic integer."""
-    if fn in ("add", "sub", "mul") and dtype == operand == INT64:
-        known = [_symbolic(a) for a in args]
-        total = None if None in known else _joined(fn, *(e for e in known if e is not None))
-        if total is not None and all(abs(c) < 2**62 for _, c in total.terms):
-            return Integer(total, dtype)
-    return Apply(fn, dtype, args, operand)
-
-
-def _symbolic(node: Node[M]) -> Expr | None:
-    if isinstance(node, Integer):
-        return node.value
-    return expr.const(int(node.value)) if isinstance(node, Literal) else None
-
-
-def _joined(fn: str, a: Expr, b: Expr) -> Expr | None:
-    if fn == "mul":  # products of sums have many terms
-        return a * b if a.is_const or b.is_const else None
-    return a + b if fn == "add" else a - b
 
 
 # ---- work of a compute phase ---------------------------------------------------------------------

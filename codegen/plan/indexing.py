@@ -74,6 +74,28 @@ def match_dims(index: Index, shape: Shape, inner: Shape) -> Index | None:
     return tuple(expr.const(0) if e == 1 else next(rest) for e in inner)
 
 
+def apply(fn: str, dtype: DType, args: tuple[Node[M], ...], operand: DType) -> Node[M]:
+    """Apply; sums of symbolic integers are one symbolic integer."""
+    if fn in ("add", "sub", "mul") and dtype == operand == INT64:
+        known = [_symbolic(a) for a in args]
+        total = None if None in known else _joined(fn, *(e for e in known if e is not None))
+        if total is not None and all(abs(c) < 2**62 for _, c in total.terms):
+            return Integer(total, dtype)
+    return Apply(fn, dtype, args, operand)
+
+
+def _symbolic(node: Node[M]) -> Expr | None:
+    if isinstance(node, Integer):
+        return node.value
+    return expr.const(int(node.value)) if isinstance(node, Literal) else None
+
+
+def _joined(fn: str, a: Expr, b: Expr) -> Expr | None:
+    if fn == "mul":  # products of sums have many terms
+        return a * b if a.is_const or b.is_const else None
+    return a + b if fn == "add" else a - b
+
+
 def with_bounds(node: Node[M], bounds: tuple[Bound[M], ...]) -> Node[M]:
     """Attach bound positions to every Load and Integer below that mentions them, or that mentions
     one which does. A stride of 0 needs no position."""

@@ -60,6 +60,7 @@ class Pairs:
         self.members = t.make("*", *(self.size[a] for a in row.axes))
         self.first = {a: t.number(0) for a in row.axes}
         self.counters: dict[str, int] = {}
+        self._near: dict[tuple[int, ...], dict[str, tuple[int, int]]] = {}
         several = np.full(self.count, COUNTS - 1)
         self.at = [self._counted(f"turn {k}", several) if turn is None else t.number(turn[k])
                    for k in range(len(row.loops))]  # fmt: skip
@@ -244,7 +245,10 @@ class Pairs:
     def near(self, me: Axes, first: int) -> dict[str, tuple[int, int]]:
         """Begin and end of the members along each axis: read (0), or reading (2). Where ranges go
         around, the begin is a member, and the end may lie beyond the last."""
-        t, names, out = self.terms, self.names(me), {}
+        key = (*me.values(), first)
+        if key in self._near:
+            return self._near[key]
+        t, names, out = self.terms, self.names(me), self._near.setdefault(key, {})
         for a, r in zip(self.row.axes, self.row.said["near"], strict=True):
             begin, end = t.read(r[first], names), t.read(r[first + 1], names)
             if self.row.around:

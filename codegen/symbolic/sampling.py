@@ -15,7 +15,7 @@ from math import prod
 from codegen.symbolic import expr
 from codegen.symbolic.estimate import depth
 from codegen.symbolic.expr import Expr, Sym
-from codegen.symbolic.terms import divisors
+from codegen.symbolic.sample_points import divisors
 
 Claim = tuple[str, Expr]  # "equal": to 0; "nonneg": at least 0; "truth": not 0
 Facts = tuple[Expr, ...]  # each is 1

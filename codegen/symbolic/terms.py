@@ -7,13 +7,12 @@ Always holds: an object never changes; its order of terms depends on names only.
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache, cached_property
-from math import isqrt
+from functools import cached_property
 from typing import Any, TypeAlias
 
 from codegen.symbolic.meaning import OPERATIONS
+from codegen.symbolic.sample_points import POINTS, sample, sum_at
 
 # op -> constructor from argument Exprs; filled by codegen.symbolic.expr
 CONSTRUCT: dict[str, Callable[..., Expr]] = {}
@@ -21,11 +20,6 @@ CONSTRUCT: dict[str, Callable[..., Expr]] = {}
 SPELL: dict[str, Callable[[Expr, Callable[[Sym], str]], str]] = {}
 
 TRUTH = ("ge0", "eq0")
-# Samples at which every Expr is known: they refute most of what is not true. At the last two the
-# mesh is large, and this rank and another one are at its opposite ends.
-POINTS, _ENDS = 16, 14
-
-
 POWERS = 1 << 62  # what divides it is a power of two
 
 
@@ -81,7 +75,7 @@ class Sym:
 
     @cached_property
     def samples(self) -> tuple[int | None, ...]:
-        return tuple(_sample(self, p) for p in range(POINTS))
+        return tuple(sample(self, p) for p in range(POINTS))
 
 
 class Call:
@@ -209,7 +203,7 @@ class Expr:
     def samples(self) -> tuple[int | None, ...]:
         """Values at POINTS assignments within the bounds; None where a symbol has none there."""
         rows = [(c, [a.samples for a in m]) for m, c in self.terms]
-        return tuple(_sum_at(rows, p) for p in range(POINTS))
+        return tuple(sum_at(rows, p) for p in range(POINTS))
 
     def subst(self, mapping: Mapping[Sym, IntLike]) -> Expr:
         """Replace symbols everywhere, then normalise again."""
@@ -481,64 +475,3 @@ def _undo_division(m: Monomial, c: int) -> tuple[Expr, int] | None:
 
 ZERO = Expr(())
 ONE = Expr((((), 1),))
-
-# ---- samples -----------------------------------------------------------------------------------
-
-_LARGE = 1500
-_SIZES = (1, 2, 3, 4, 1, 5, 7, 2, 8, 3, 16, 6, 1500, 40)
-_FREE = (0, 1, -1, 2, -5, 7, 3, -2, 100, 4, 13, -37, 5000, -5000)
-_ABOVE = (0, 9, 1, 0, 2, 30, 4, 3, 17, 1, 5, 100, 5000, 64)
-
-
-@cache
-def _divisors(n: int) -> tuple[int, ...]:
-    """All of them; of a number beyond 2**40 those up to 2**20, and all if it is a power of two."""
-    if n & (n - 1) == 0:
-        return tuple(1 << k for k in range(n.bit_length()))
-    small = [k for k in range(1, min(isqrt(n), 1 << 20) + 1) if n % k == 0]
-    return tuple(sorted({*small, *(n // k for k in small)}))
-
-
-def divisors(n: int, lo: int | None, hi: int | None) -> list[int]:
-    """Those from lo to hi, both inclusive; None: without bound."""
-    return [k for k in _divisors(n) if (lo is None or lo <= k) and (hi is None or k <= hi)]
-
-
-def _sample(sym: Sym, point: int) -> int | None:
-    lo = None if sym.lo is None else sym.lo.samples[point]
-    hi = None if sym.hi is None else sym.hi.samples[point]
-    if (sym.lo is not None and lo is None) or (sym.hi is not None and hi is None):
-        return None
-    mixed = zlib.crc32(f"{sym.name} {point}".encode())
-    if sym.divides:
-        found = divisors(sym.divides, lo, hi)
-        return found[(0, -1, 0, -1)[point] if point < 4 else mixed % len(found)] if found else None
-    if lo is not None and hi is not None:
-        if hi < lo:
-            return None
-        if point >= _ENDS:
-            return lo if (sym.kind == "coord") == (point == _ENDS) else hi
-        return (lo, hi, lo, hi)[point] if point < 4 else (
-            (lo, hi, lo + mixed % (hi - lo + 1), lo + mixed % (hi - lo + 1))[mixed >> 20 & 3])
-    if point >= _ENDS and sym.kind == "size" and lo is not None and hi is None:
-        return max(_LARGE, lo)
-    if sym.kind == "size" and sym.lo is not None:
-        at = _SIZES[point] if point < 4 else _SIZES[mixed % _ENDS]
-        return max(at, lo or 0)
-    if lo is not None:
-        return lo + (_ABOVE[point] if point < 4 else _ABOVE[mixed % _ENDS])
-    if hi is not None:
-        return hi - (_ABOVE[point] if point < 4 else _ABOVE[mixed % _ENDS])
-    return _FREE[point] if point < 4 else _FREE[mixed % _ENDS]
-
-
-def _sum_at(rows: list[tuple[int, list[tuple[int | None, ...]]]], point: int) -> int | None:
-    total = 0
-    for term, factors in rows:
-        for f in factors:
-            v = f[point]
-            if v is None:
-                return None
-            term *= v
-        total += term
-    return total

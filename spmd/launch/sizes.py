@@ -103,18 +103,9 @@ def mesh_symbols(manifest: dict[str, Any], sizes: tuple[int, ...]) -> dict[str, 
     return {f"n_{axis['name']}": size for axis, size in zip(manifest["mesh"], sizes, strict=True)}
 
 
-def bind_mesh(
-    manifest: dict[str, Any], ranks: int | None, given: dict[str, int], scalars: dict[str, Any],
-    processes: int = 1,
-) -> tuple[int, ...]:  # fmt: skip
-    """The size of every mesh axis. ranks: None takes what --mesh says, else one per process.
-
-    Raises MeshError, which says which sizes would work; UsageError for an axis that is not there.
-    """
+def _given_sizes(manifest: dict[str, Any], given: dict[str, int]) -> list[int | None]:
+    """What the image and --mesh say of every axis; None where neither does."""
     names = [axis["name"] for axis in manifest["mesh"]]
-    said = [c["holds"] for c in manifest["conditions"]]
-    said += [e for r in manifest["routes"] for e in (r["to"], r["sends"], r["size"])]
-    check_scalars(scalars, symbols(["", *said]))
     for name, size in given.items():
         if name not in names:
             raise UsageError(
@@ -132,6 +123,21 @@ def bind_mesh(
                 found=f"{axis['name']}={size}",
             )
         fixed.append(size)
+    return fixed
+
+
+def bind_mesh(
+    manifest: dict[str, Any], ranks: int | None, given: dict[str, int], scalars: dict[str, Any],
+    processes: int = 1,
+) -> tuple[int, ...]:  # fmt: skip
+    """The size of every mesh axis. ranks: None takes what --mesh says, else one per process.
+
+    Raises MeshError, which says which sizes would work; UsageError for an axis that is not there.
+    """
+    said = [c["holds"] for c in manifest["conditions"]]
+    said += [e for r in manifest["routes"] for e in (r["to"], r["sends"], r["size"])]
+    check_scalars(scalars, symbols(["", *said]))
+    names, fixed = [axis["name"] for axis in manifest["mesh"]], _given_sizes(manifest, given)
     free = ranks is None or None not in fixed  # --mesh says more than the number of ranks
     if ranks is None:
         ranks = _product(fixed) if None not in fixed and processes == 1 else processes

@@ -12,7 +12,7 @@ from typing import Any
 
 from codegen import kept
 from codegen.describe import manifest_of, notes_of
-from codegen.emit.image import Source, emit
+from codegen.emit.image import CSource, emit
 from codegen.image.target import resolve
 from codegen.ir import Module
 from codegen.layouts.demands import Demands
@@ -26,7 +26,6 @@ from codegen.passes.compare import compared
 from codegen.passes.expectations import at_one_place
 from codegen.passes.fuse import fused
 from codegen.passes.hoist import hoisted
-from codegen.passes.loops import looped
 from codegen.passes.matching import check as check_matching
 from codegen.passes.partition import partition
 from codegen.passes.pieces import in_pieces
@@ -34,13 +33,14 @@ from codegen.passes.replicas import check_replicas
 from codegen.passes.rotate import rotated
 from codegen.passes.schedule import scheduled
 from codegen.passes.settle import settled
+from codegen.passes.to_loops import looped
 from codegen.passes.uniform import check_uniform
 from codegen.plan.grammar import Plan
 from codegen.plan.loops import Loops
 from codegen.plan.stored import stored_values
 from codegen.progress import at
+from codegen.verify.exchange_table import ExchangeTable
 from codegen.verify.sample import check_exchanges
-from codegen.verify.table import Table
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,9 @@ class Levels:
     program: Module
     loops: Loops
     plan: Plan
-    exchanges: Table
+    exchanges: ExchangeTable
     finished: Plan  # the same as plan, and how loops run, and what is computed when
-    source: Source
+    source: CSource
 
 
 def lower(graph: Module) -> Levels:
@@ -78,12 +78,12 @@ def lower(graph: Module) -> Levels:
 
 def build(
     program: Any, parameters: Mapping[str, Any], *, target: str = "native",
-    store: kept.Store | None = None, checks: Collection[str] = (),
+    store: kept.BuildStore | None = None, checks: Collection[str] = (),
 ) -> bytes:  # fmt: skip
     """The image of a program (an ELF shared object) for a target instruction set.
 
     store: where machine code of earlier builds may be, and that of this one goes. checks: names of
-    codegen.checks, of what the image checks while it runs.
+    codegen.check_names, of what the image checks while it runs.
     """
     target = resolve(target)
     store = store or kept.Nothing()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from codegen.errors import Place
 from codegen.explain.checking import shares
-from codegen.explain.tables import tables
+from codegen.explain.reasons import tables
 from codegen.image.manifest import FORMAT, INTERFACE
 from codegen.image.target import describe
 from codegen.plan.grammar import (

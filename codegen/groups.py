@@ -11,18 +11,18 @@ from codegen.symbolic.expr import product
 
 
 @dataclass(frozen=True)
-class Group:
+class DimGroup:
     """Dims of the operand and of the result that hold the same elements; none of extent 1."""
 
     before: tuple[int, ...]
     after: tuple[int, ...]
 
 
-def groups(before: Shape, after: Shape) -> list[Group]:
+def groups(before: Shape, after: Shape) -> list[DimGroup]:
     """The finest groups, left to right."""
     old = [d for d, e in enumerate(before) if e != 1]
     new = [d for d, e in enumerate(after) if e != 1]
-    out: list[Group] = []
+    out: list[DimGroup] = []
     while old or new:
         i, j = (1 if old else 0), (1 if new else 0)
         while True:
@@ -33,7 +33,7 @@ def groups(before: Shape, after: Shape) -> list[Group]:
             i, j = (i + 1, j) if more_old else (i, j + 1)
         if i == 0 or j == 0:  # an extent of 0, or one that is 1 only at launch: all that is left
             i, j = len(old), len(new)
-        out.append(Group(tuple(old[:i]), tuple(new[:j])))
+        out.append(DimGroup(tuple(old[:i]), tuple(new[:j])))
         old, new = old[i:], new[j:]
     return out
 

@@ -193,7 +193,7 @@ class Module:
     # barriers around exchange phases: "least", "before", "after" or "both"
     sync: str = "least"
     file: str = ""
-    checks: tuple[str, ...] = ()  # of codegen.checks: what is checked while it runs
+    checks: tuple[str, ...] = ()  # of codegen.check_names: what is checked while it runs
     # of a Program, where that is: where in its array the part begins that a value is
     starts: Mapping[Value, Shape] = field(default_factory=dict)
     # of a Program: the value of the Graph that the result of an exchange is a part of

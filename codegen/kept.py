@@ -17,12 +17,12 @@ from typing import Any, Protocol
 
 import numpy
 
-from codegen.image import link, programs
+from codegen.image import commands, link
 from codegen.progress import at
 from codegen.trace.control import reads
 
 
-class Store(Protocol):
+class BuildStore(Protocol):
     """Bytes under keys; it may forget what it was given at any time."""
 
     def get(self, key: str) -> bytes | None: ...
@@ -47,13 +47,13 @@ def program_key(program: Any, values: Mapping[str, Any], how: Sequence[str]) -> 
     return _key("program", read, tuple(how), _compiler(), _numba()) if read else ""
 
 
-def kernel(store: Store, function: Any, signature: Any, symbol: str, target: str) -> bytes:
+def kernel(store: BuildStore, function: Any, signature: Any, symbol: str, target: str) -> bytes:
     """The object file of a kernel; numba is imported only where it is to be compiled."""
     read = reads.digest(function)
     key = _key("kernel", read, signature, symbol, target, _numba()) if read else ""
     if key and (data := store.get(key)) is not None:
         return data
-    from codegen.image.kernels import compile_kernel  # numba: half a second
+    from codegen.image.kernel_objects import compile_kernel  # numba: half a second
 
     at(f"compiling the kernel {function.__name__}")
     data = compile_kernel(function, signature, symbol, target)
@@ -62,7 +62,7 @@ def kernel(store: Store, function: Any, signature: Any, symbol: str, target: str
     return data
 
 
-def linked(store: Store, source: str, *, target: str, **parts: Any) -> bytes:
+def linked(store: BuildStore, source: str, *, target: str, **parts: Any) -> bytes:
     """The image that link.link makes of these parts."""
     key = _key("link", source, target, sorted(parts.items()), _compiler())
     data = store.get(key)
@@ -83,7 +83,7 @@ def _compiler() -> list[Any]:
     """The C compiler, what it calls, and what tells it where to look: another one, another key."""
     words = [*link.compiler(), "as", "ld"]
     told = "CPATH C_INCLUDE_PATH LIBRARY_PATH COMPILER_PATH GCC_EXEC_PREFIX".split()
-    return [(w, _state(programs.found(w))) for w in words] + [os.environ.get(n) for n in told]
+    return [(w, _state(commands.found(w))) for w in words] + [os.environ.get(n) for n in told]
 
 
 def _numba() -> list[Any]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from codegen.errors import Place, UsageError
 from codegen.symbolic import expr
-from codegen.symbolic.blocks import begins
+from codegen.symbolic.block_laws import begins
 from codegen.symbolic.expr import Expr, IntLike, Sym
 
 # One layout entry per dim: the mesh axes that split it, () for replicated.

@@ -12,7 +12,7 @@ from itertools import permutations
 
 from codegen.mesh import LayoutEntry, Mesh, local_extent, local_offset
 from codegen.symbolic import expr
-from codegen.symbolic.blocks import begins
+from codegen.symbolic.block_laws import begins
 from codegen.symbolic.expr import Call, Expr, Sym
 
 

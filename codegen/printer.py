@@ -18,7 +18,7 @@ from codegen.symbolic.expr import Expr
 from codegen.symbolic.spelling import text
 
 
-class Names:
+class ValueNames:
     """One readable name per value: its hint, numbered where the hint is taken. expr: how an Expr
     reads."""
 
@@ -96,7 +96,7 @@ def attr_text(value: Any, spelled: Callable[[Expr], str] = str) -> str:
 _IN_TYPE = ("shape", "dtype", "types", "cut", "near")
 
 
-def _op_text(op: Op, name: Names) -> str:
+def _op_text(op: Op, name: ValueNames) -> str:
     results = ", ".join(f"{name(v)}: {name.type(v.type)}" for v in op.results)
     fields = {k: v for k, v in op.what.said().items() if k not in _IN_TYPE}
     fn = f".{fields.pop('fn')}" if "fn" in fields else ""
@@ -108,7 +108,7 @@ def _op_text(op: Op, name: Names) -> str:
 
 
 def _region_lines(
-    region: Region, name: Names, indent: str, last: list[Place | None]
+    region: Region, name: ValueNames, indent: str, last: list[Place | None]
 ) -> Iterator[str]:
     for op in region.ops:
         if op.place and (last[0] is None or (op.place.file, op.place.line) != last[1:][0]):
@@ -134,7 +134,7 @@ def _all_exprs(module: Module) -> Iterator[Expr]:
 def module_text(module: Module) -> str:
     """The whole module; ends with a newline."""
     blocks = Naming(module.mesh, _all_exprs(module))
-    name = Names(blocks)
+    name = ValueNames(blocks)
     axes = ", ".join(a.name if a.fixed is None else f"{a.name}={a.fixed}" for a in module.mesh.axes)
     lines = [f"{module.level} {module.name} over mesh ({axes})", *blocks.definitions()]
     lines += [f"parameter {k} = {v!r}" for k, v in module.parameters]

@@ -16,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from codegen.image.manifest import Image
+    from codegen.image.manifest import ImageFile
 
 
 def read(texts: dict[str, str]) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def scalar_words(manifest: dict[str, Any], scalars: dict[str, int | float]) -> l
 
 
 def patched_in(
-    image: Image, settings: dict[str, Any], mesh: dict[str, int], ranks: int | None
+    image: ImageFile, settings: dict[str, Any], mesh: dict[str, int], ranks: int | None
 ) -> tuple[dict[str, Any], dict[str, int], int | None]:
     """Settings, mesh and ranks of a launch; those of a local program are what was patched in.
 

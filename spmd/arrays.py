@@ -12,7 +12,7 @@ import numpy as np
 from codegen import dtypes
 
 SMALL = 100  # elements that are printed in full
-CHUNK = 1 << 20  # elements that are summarised at a time: no second copy of a large array
+AT_ONCE = 1 << 20  # elements that are summarised at a time: no second copy of a large array
 
 
 def numpy_dtype(dtype: str) -> np.dtype:
@@ -50,8 +50,8 @@ def summary(array: np.ndarray) -> tuple[Any, Any, Any]:
     wide = np.float64 if ordered else np.complex128
     low, high, total = None, None, wide(0)
     with np.errstate(all="ignore"):
-        for at in range(0, flat.size, CHUNK):
-            piece = flat[at : at + CHUNK]
+        for at in range(0, flat.size, AT_ONCE):
+            piece = flat[at : at + AT_ONCE]
             total += piece.astype(wide).sum()
             if ordered:
                 low = piece.min() if low is None else np.minimum(low, piece.min())

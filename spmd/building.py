@@ -10,7 +10,7 @@ import os
 import warnings
 from typing import Any
 
-from codegen.checks import checks_of
+from codegen.check_names import checks_of
 from codegen.errors import LayoutWarning, UsageError
 from spmd import source
 from spmd.cache import Cache

@@ -13,7 +13,7 @@ import sys
 from errno import ENOSPC
 from importlib import import_module
 
-from codegen.checks import CHECKS, USUAL, checks_of
+from codegen.check_names import CHECKS, USUAL, checks_of
 from codegen.errors import UsageError
 from spmd import __version__, report, texts
 from spmd.launch.launchers import launcher

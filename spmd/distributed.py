@@ -12,7 +12,7 @@ import numpy as np
 
 from codegen import dtypes
 from codegen.errors import UsageError
-from spmd import parts
+from spmd import output_parts
 from spmd.arrays import SMALL, numpy_dtype
 from spmd.launch.job import Global, Job
 from spmd.mistakes import plainly
@@ -129,7 +129,7 @@ class Distributed:
         if self._processes.count == 1:
             return self.local
         with self._processes.waiting:
-            return parts.gather(self._processes.comm, part, self.shape, self.dtype, root)
+            return output_parts.gather(self._processes.comm, part, self.shape, self.dtype, root)
 
     @plainly
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:

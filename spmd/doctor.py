@@ -21,7 +21,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from codegen.errors import EXIT_ENVIRONMENT, EnvironmentFault, SpmdError
-from codegen.image import link, programs, target
+from codegen.image import commands, link, target
 from spmd import doctor_mpi
 from spmd.doctor_check import MISSING, OK, OPEN_MPI_FOLDER, WARNING, Check, version_of
 from spmd.launch.launchers import launcher
@@ -178,7 +178,7 @@ def _shared_files() -> Check:
     file = os.memfd_create("spmd-doctor", os.MFD_CLOEXEC)
     try:
         code = f"open('/proc/{os.getpid()}/fd/{file}', 'r+b').close()"
-        tried = programs.run([sys.executable, "-I", "-S", "-c", code], limit_s=20)
+        tried = commands.run([sys.executable, "-I", "-S", "-c", code], limit_s=20)
     finally:
         os.close(file)
     if tried.code == 0:

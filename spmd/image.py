@@ -11,11 +11,11 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from codegen.checks import checks_of
+from codegen.check_names import checks_of
 from codegen.errors import LayoutWarning, UsageError
 from codegen.image.elf import printable
 from codegen.mesh import checked_count, checked_sizes
-from spmd import layouts, show, tables
+from spmd import layout_table, show, tables
 from spmd.arguments import check_checks
 from spmd.distributed import Distributed as Distributed
 from spmd.distributed import Local as Local
@@ -197,8 +197,8 @@ class Image:
         names = tuple(axis["name"] for axis in self.manifest["mesh"])
         sizes = checked_sizes({} if mesh is None else mesh, names)
         count = None if ranks is None else checked_count("ranks", ranks)
-        found = layouts.table(self._checked.image, count, sizes)
-        lines = layouts.text(self._checked.image, found)
+        found = layout_table.table(self._checked.image, count, sizes)
+        lines = layout_table.text(self._checked.image, found)
         return tables.Layouts(found, "\n".join(printable(line.expandtabs()) for line in lines))
 
     @plainly

@@ -11,7 +11,7 @@ from typing import Any
 
 from codegen.errors import ImageError
 from codegen.image import manifest as reader
-from codegen.verify.table import Table
+from codegen.verify.exchange_table import ExchangeTable
 from spmd.files.npy import SIZES
 from spmd.launch import sizes
 
@@ -21,7 +21,7 @@ Values = dict[str, int]
 class Ledger:
     """What an image says. unknown: sites that depend on what a program computes."""
 
-    def __init__(self, image: reader.Image, path: str) -> None:
+    def __init__(self, image: reader.ImageFile, path: str) -> None:
         self.manifest, self.path = image.manifest, path
         notes = image.notes()
         if "exchanges" not in notes:
@@ -33,7 +33,8 @@ class Ledger:
         scalars = {scalar["name"] for scalar in self.manifest["scalars"]}
         capacity = [["floordiv", b["bytes"], SIZES[b["dtype"]]] for b in self.manifest["buffers"]]
         try:
-            self.table = Table(self.axes, self.coordinates, scalars, capacity, notes["exchanges"])
+            rows = notes["exchanges"]
+            self.table = ExchangeTable(self.axes, self.coordinates, scalars, capacity, rows)
             known = set(self.table.known)
             for name, e in self.at_load:  # an entry may name those before it
                 reader.check_expression(e, known)

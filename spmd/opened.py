@@ -27,7 +27,7 @@ from spmd.arrays import numpy_dtype
 from spmd.distributed import Distributed, Local, address, global_of
 from spmd.engine import ffi
 from spmd.launch import launchers, presence
-from spmd.launch.attendance import Group
+from spmd.launch.attendance import Attendance
 from spmd.launch.course import Launch
 from spmd.launch.ending import LEFT, end_all, end_all_on_error
 from spmd.launch.job import Global, Job
@@ -59,7 +59,7 @@ class Opened:
         if self.processes.count > 1:
             end_all_on_error()
             limit = options.time_limit if _is_limit(options.time_limit) else TIME_LIMIT
-            self.processes.waiting = Group(self.processes, limit)
+            self.processes.waiting = Attendance(self.processes, limit)
         else:
             self._check()
 
@@ -169,7 +169,9 @@ class Opened:
         job, times = self._measured(arguments, events=True)
         return str(self.processes.from_first(lambda: timeline.write(path, job, times)))
 
-    def _measured(self, arguments: dict[str, Any], events: bool) -> tuple[Job, list[timeline.Rank]]:
+    def _measured(
+        self, arguments: dict[str, Any], events: bool
+    ) -> tuple[Job, list[timeline.RankEvents]]:
         """The job that has run, and in process 0 the times of all ranks."""
         self._launch.times = events
         self(**arguments)

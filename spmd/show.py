@@ -16,7 +16,7 @@ from codegen.errors import ImageError, MeshError, UsageError
 from codegen.image import manifest as reader
 from codegen.image.elf import printable
 from codegen.image.manifest import evaluate
-from spmd import layouts, report
+from spmd import layout_table, report
 from spmd.launch import loader, memory, sizes
 from spmd.launch.processes import Processes
 from spmd.verify.formulas import infix, layout_text
@@ -53,7 +53,7 @@ def _shown(
         elif part == "sizes":
             parts[part] = size_table(image)
         elif part == "layouts":
-            parts[part] = layouts.table(image, ranks, mesh or {})
+            parts[part] = layout_table.table(image, ranks, mesh or {})
         elif part == "asm":
             from codegen.image.link import disassemble  # subprocess, for --asm alone
 
@@ -69,21 +69,21 @@ def _shown(
         elif part == "sizes":
             text = "\n".join(sizes_text(image, content))
         elif part == "layouts":
-            text = "\n".join(layouts.text(image, content))
+            text = "\n".join(layout_table.text(image, content))
         else:
             text = content
         print("\n".join(printable(line.expandtabs()) for line in text.rstrip("\n").split("\n")))
     return 0
 
 
-def _level(image: reader.Image, level: str) -> str:
+def _level(image: reader.ImageFile, level: str) -> str:
     text = image.notes().get(level)
     if not isinstance(text, str):
         raise ImageError("damaged image", expected=f"the text of the {level}", found="none")
     return text
 
 
-def _sections(image: reader.Image) -> dict[str, int]:
+def _sections(image: reader.ImageFile) -> dict[str, int]:
     return {name: size for name, (_, size) in image.sections.items() if name}
 
 
@@ -98,7 +98,7 @@ def shape_text(array: dict[str, Any]) -> str:
 # ---- the summary -------------------------------------------------------------------------------
 
 
-def summary(image: reader.Image) -> Iterator[str]:
+def summary(image: reader.ImageFile) -> Iterator[str]:
     """One screen: what the image is, takes, gives and does."""
     m = image.manifest
     target = m["target"]
@@ -147,7 +147,7 @@ def summary(image: reader.Image) -> Iterator[str]:
 # ---- sizes -------------------------------------------------------------------------------------
 
 
-def size_table(image: reader.Image) -> list[dict[str, Any]]:
+def size_table(image: reader.ImageFile) -> list[dict[str, Any]]:
     """Per number of ranks: the mesh, the image's bytes, and memory per rank and in all."""
     scalars = {s["name"]: s["default"] for s in image.manifest["scalars"] if s["dtype"] == "int64"}
     rows: list[dict[str, Any]] = []
@@ -166,7 +166,7 @@ def size_table(image: reader.Image) -> list[dict[str, Any]]:
     return rows
 
 
-def sizes_text(image: reader.Image, rows: list[dict[str, Any]]) -> Iterator[str]:
+def sizes_text(image: reader.ImageFile, rows: list[dict[str, Any]]) -> Iterator[str]:
     yield "The image is built once; no number of ranks is in it."
     yield f"{'ranks':>9}  {'image':>14}  {'buffers of a rank':>18}  {'of all ranks':>14}  mesh"
     for row in rows:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from codegen import kept
-from codegen.checks import checks_of
+from codegen.check_names import checks_of
 from codegen.errors import (
     InputError,
     InternalError,
@@ -40,7 +40,7 @@ from spmd.files.outputs import check_apart, open_outputs, program_file
 from spmd.files.whole import refuse_replacing, write_whole
 from spmd.launch.loader import Checked
 from spmd.launch.processes import Processes
-from spmd.layouts import pointed_out
+from spmd.layout_table import pointed_out
 from spmd.progress import shown
 
 # What only hands calls of the user on to Python and NumPy: what they raise is the user's mistake.

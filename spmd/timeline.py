@@ -24,7 +24,7 @@ EVENT, TOTAL = (ffi.sizeof(name) // 8 for name in ("spmd_event", "spmd_total")) 
 NS = 1e9
 
 
-class Rank:
+class RankEvents:
     """One rank's events and totals. dropped: events that there was no room for."""
 
     def __init__(self, process: int, rank: int, count: int, events: bytes, totals: bytes) -> None:
@@ -42,15 +42,15 @@ class Rank:
         return tuple(self.totals[operation * TOTAL : (operation + 1) * TOTAL])
 
 
-def gather(job: Job) -> list[Rank]:
+def gather(job: Job) -> list[RankEvents]:
     """The times of all ranks, in process 0; nothing elsewhere. Every process must come."""
-    return [Rank(*row) for rows in job.processes.to_first(_mine(job)) for row in rows]
+    return [RankEvents(*row) for rows in job.processes.to_first(_mine(job)) for row in rows]
 
 
 def cost_of_checks(job: Job) -> tuple[float, float]:
     """Of the ranks of this process, once they have run: the seconds that checks took, about, and
     all seconds but those of waiting; means."""
-    rows, ranks = job.manifest["operations"], [Rank(*row) for row in _mine(job)]
+    rows, ranks = job.manifest["operations"], [RankEvents(*row) for row in _mine(job)]
     busy = [sum(rank.total(row["number"])[2] for rank in ranks) / len(ranks) / NS for row in rows]
     return sum(t * row.get("checking", 0.0) for t, row in zip(busy, rows)), sum(busy)
 
@@ -73,7 +73,7 @@ def _mine(job: Job) -> list[Any]:
 # ---- timeline --------------------------------------------------------------------------------
 
 
-def write(path: str, job: Job, ranks: list[Rank]) -> str:
+def write(path: str, job: Job, ranks: list[RankEvents]) -> str:
     """Writes the timeline; returns what there is to say of it. Raises OutputError."""
     rows, names = job.manifest["operations"], job.setup.hosts.names
     begins = _host_begins(job, ranks)
@@ -106,7 +106,7 @@ def _line(value: dict[str, Any]) -> bytes:
     return json.dumps(value).encode() + b",\n"
 
 
-def _host_begins(job: Job, ranks: list[Rank]) -> dict[int, int]:
+def _host_begins(job: Job, ranks: list[RankEvents]) -> dict[int, int]:
     """The first event of every host: each has a clock of its own."""
     begins: dict[int, int] = {}
     for rank in ranks:
@@ -117,7 +117,7 @@ def _host_begins(job: Job, ranks: list[Rank]) -> dict[int, int]:
 
 
 def _slice(
-    rank: Rank, event: tuple[int, ...], base: int, rows: list[dict[str, Any]]
+    rank: RankEvents, event: tuple[int, ...], base: int, rows: list[dict[str, Any]]
 ) -> dict[str, Any]:
     begin, end, busy, moved, operation, waits = event
     row = rows[operation] if operation < len(rows) else {}
@@ -146,7 +146,7 @@ def _place(row: dict[str, Any]) -> str:
 # ---- profile ---------------------------------------------------------------------------------
 
 
-def profile(job: Job, ranks: list[Rank]) -> list[dict[str, Any]]:
+def profile(job: Job, ranks: list[RankEvents]) -> list[dict[str, Any]]:
     """A row for every operation that ran, the longest first. Seconds are means over the ranks.
 
     imbalance: of the time without waiting, the largest over the mean. bytes: brought to a rank, the

@@ -23,27 +23,27 @@ FOLDERS = ("codegen", "spmd", "examples", "tests", "docs")
 # A module imports only modules of its own level or a lower one. The longest prefix counts.
 LEVELS = {
     "codegen.errors": 0, "codegen.progress": 0,
-    "codegen.checks": 1, "codegen.places": 1, "codegen.dtypes": 1, "codegen.symbolic": 1,
+    "codegen.check_names": 1, "codegen.places": 1, "codegen.dtypes": 1, "codegen.symbolic": 1,
     "codegen.philox": 1,
     "codegen.symbolic.estimate": 2, "codegen.symbolic.prove": 2, "codegen.symbolic.sampling": 2,
     "codegen.mesh": 2, "codegen.symbolic.partners": 2, "codegen.functions": 2,
     "codegen.ir": 3,
-    "codegen.groups": 4, "codegen.ops": 4, "codegen.image.elf": 4, "codegen.image.programs": 4,
+    "codegen.groups": 4, "codegen.ops": 4, "codegen.image.elf": 4, "codegen.image.commands": 4,
     "codegen.plan.indexing": 4, "codegen.plan.grammar": 4, "codegen.layouts.cuts": 4,
     "codegen.image.gufunc": 4,
     "codegen.plan.access": 5, "codegen.printer": 5, "codegen.image.manifest": 5,
     "codegen.image.elf_dynamic": 5, "codegen.image.schema": 5, "codegen.image.target": 5,
     "codegen.image.link": 5, "codegen.plan.text": 5, "codegen.plan.steps": 5,
-    "codegen.plan.exchanges": 5, "codegen.plan.flatten": 5, "codegen.naming": 5,
-    "codegen.plan.names": 5, "codegen.plan.rewrite": 5,
+    "codegen.plan.boxes": 5, "codegen.plan.flatten": 5, "codegen.naming": 5,
+    "codegen.plan.names": 5, "codegen.plan.exprs": 5,
     "codegen.plan.loops": 5, "codegen.plan.stored": 5,
     "codegen.layouts": 5, "codegen.kit": 5, "codegen.image.kernel_source": 5,
     "codegen.image.kernel_refusals": 5, "codegen.variance": 5, "codegen.user": 5,
     "codegen.claims": 6, "codegen.explain.traffic": 6, "codegen.explain.checking": 6,
-    "codegen.trace": 6, "codegen.image.kernels": 6, "codegen.oracle": 6,
+    "codegen.trace": 6, "codegen.image.kernel_objects": 6, "codegen.oracle": 6,
     "codegen.explain.advice": 7, "codegen.emit": 7,
-    "codegen.verify.table": 5, "codegen.verify": 6,
-    "codegen.passes": 8, "codegen.explain.tables": 8, "codegen.describe": 8,
+    "codegen.verify.exchange_table": 5, "codegen.verify": 6,
+    "codegen.passes": 8, "codegen.explain.reasons": 8, "codegen.describe": 8,
     "codegen.kept": 8,
     "codegen.compile": 9,
     "spmd": 10,
@@ -51,11 +51,11 @@ LEVELS = {
 
 # Who alone may import what.
 ONLY = {
-    "numba": ("codegen.image.kernels",),
-    "llvmlite": ("codegen.image.kernels",),
+    "numba": ("codegen.image.kernel_objects",),
+    "llvmlite": ("codegen.image.kernel_objects",),
     "cffi": ("spmd.engine",),
     "_cffi_backend": ("spmd.engine",),
-    "subprocess": ("codegen.image.programs",),
+    "subprocess": ("codegen.image.commands",),
     "mpi4py": ("spmd.launch.launchers",),
     "shtab": ("spmd.completion",),
 }
@@ -65,12 +65,13 @@ HEAVY = (
     "spmd.arrays", "spmd.bench.calibrate", "spmd.bench.programs", "spmd.building",
     "spmd.distributed", "spmd.doctor", "spmd.doctor_check", "spmd.doctor_engine",
     "spmd.doctor_mpi", "spmd.files.convert", "spmd.image", "spmd.numpy", "spmd.opened",
-    "spmd.parts", "spmd.random", "spmd.show", "spmd.source", "spmd.verify.images",
+    "spmd.output_parts", "spmd.random", "spmd.show", "spmd.source", "spmd.verify.images",
 )
 LIGHT = (
-    "codegen", "codegen.checks", "codegen.image.elf", "codegen.image.elf_dynamic", "codegen.errors",
-    "codegen.image.manifest", "codegen.image.schema", "codegen.image.target", "codegen.places",
-    "codegen.progress", "codegen.symbolic.meaning", "codegen.verify.table",
+    "codegen", "codegen.check_names", "codegen.image.elf", "codegen.image.elf_dynamic",
+    "codegen.errors", "codegen.image.manifest", "codegen.image.schema", "codegen.image.target",
+    "codegen.places", "codegen.progress", "codegen.symbolic.meaning",
+    "codegen.verify.exchange_table",
 )
 
 # A grammar stands on one page, in the docstring of its module.

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from codegen.dtypes import DType
+from codegen.emit.expressions import applied, cast, single
 from codegen.emit.lines import comment, source
-from codegen.emit.operators import applied, cast, single
 from codegen.emit.spell import (
     converted,
     element,
@@ -25,9 +25,9 @@ from codegen.plan.grammar import (
     Bound,
     Buffer,
     Integer,
+    Kept,
     Literal,
     Load,
-    Local,
     Node,
     Runtime,
     Var,
@@ -36,7 +36,7 @@ from codegen.symbolic.expr import Expr
 from codegen.symbolic.spelling import Binds, Text, within
 
 
-class Function:
+class CFunction:
     """Those who know where things are say how an Expr, an element in memory and a scalar of the
     run are spelled: symbolic, load, runtime."""
 
@@ -118,7 +118,7 @@ class Function:
                 return converted(self.symbolic(node.value), "i64", node.dtype)
             case Runtime():
                 return converted(single(self.runtime(node)), "f64", node.dtype)
-            case Local():
+            case Kept():
                 return single(self.kept[node.name])
             case Load():
                 self.bounds(node.bounds)

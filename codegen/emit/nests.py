@@ -9,24 +9,24 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from codegen.dtypes import DType
-from codegen.emit.function import Function
-from codegen.emit.operators import single
+from codegen.emit.expressions import single
+from codegen.emit.function import CFunction
 from codegen.emit.spell import combined, converted, element, literal, stored, suffix
 from codegen.functions import neutral
 from codegen.plan.grammar import Bound, Buffer, Keep, Nest, Runtime, Store, Sweep
-from codegen.plan.names import Names, identifier
+from codegen.plan.names import Identifiers, identifier
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, Sym
 from codegen.symbolic.spelling import Binds, Text, c_operand
 
 
-class NestWriter(Function):
+class NestWriter(CFunction):
     """A function that is handed all that it uses: buffers, by name, and numbers."""
 
     def __init__(self, buffer_names: dict[int, str], taken: Collection[str]) -> None:
         super().__init__()
         self.buffer_names = buffer_names
-        self.names = Names(taken)
+        self.names = Identifiers(taken)
         self.buffers: dict[str, tuple[Buffer, bool]] = {}  # and whether they are written
         self.runtimes: dict[str, Runtime] = {}
         self.totals: dict[str, str] = {}  # what something kept is folded in

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from codegen.emit.cutting import NOINLINE
+from codegen.emit.expressions import applied, cast, single
 from codegen.emit.lines import comment, wrapped
 from codegen.emit.nests import NestWriter
-from codegen.emit.operators import applied, cast, single
 from codegen.emit.spell import combined, element, literal, storage_suffix, stored, suffix
 from codegen.functions import FUNCTIONS, neutral
 from codegen.plan.grammar import (

@@ -14,9 +14,9 @@ from codegen.plan.grammar import (
     Exchange,
     Expect,
     Keep,
+    Kept,
     KernelCall,
     Load,
-    Local,
     Nest,
     Node,
     Phase,
@@ -84,7 +84,7 @@ def _takes(node: Node) -> Iterator[Key]:
     for x in leaves(node):
         if isinstance(x, Load) and x.buffer.data is None:
             yield x.buffer.number
-        elif isinstance(x, Local):
+        elif isinstance(x, Kept):
             yield x.name
 
 

@@ -16,7 +16,7 @@ from codegen.layouts.cuts import Cut
 from codegen.mesh import Mesh
 from codegen.ops import Exchange
 from codegen.ops.group import Bounds, Span, each
-from codegen.symbolic import blocks, estimate, expr
+from codegen.symbolic import block_laws, estimate, expr
 from codegen.symbolic.expr import Call, Expr
 
 _COMBINED = {"add": "partial sums", "mul": "partial products", "max": "maxima", "min": "minima"}
@@ -50,7 +50,7 @@ class Meter:
         return self._of_blocks(e, -1)
 
     def _of_blocks(self, e: Expr, sign: int) -> Expr:
-        found = blocks.evened(unclipped(e) if sign > 0 else e, sign)
+        found = block_laws.evened(unclipped(e) if sign > 0 else e, sign)
         gone = {s for s in found.symbols() if s.kind not in ("size", "scalar")}
         if not gone:
             return found

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from codegen.errors import EnvironmentFault, InternalError
-from codegen.image import elf, elf_dynamic, programs
+from codegen.image import commands, elf, elf_dynamic
 from codegen.image import manifest as reader
 
 # NumPy's arithmetic: no fast-math, no fused multiply-add, wrapping integers, and complex products
@@ -97,7 +97,7 @@ def compiler() -> list[str]:
     """The C compiler: CC, or cc, gcc, clang. Raises EnvironmentFault where there is none."""
     named = os.environ.get("CC", "").split()
     for command in [named] if named else [["cc"], ["gcc"], ["clang"]]:
-        if programs.found(command[0]):
+        if commands.found(command[0]):
             return command
     raise EnvironmentFault(
         f"{named[0] if named else 'cc'} not found; install gcc or set CC",
@@ -132,7 +132,7 @@ def link(
 
 def _linked(files: dict[str, bytes], inputs: list[str], target: str) -> bytes:
     """The shared object that the compiler makes of these files. Raises EnvironmentFault."""
-    with programs.unwound(), _folder() as folder:
+    with commands.unwound(), _folder() as folder:
         try:
             for name, content in files.items():
                 Path(folder, name).write_bytes(content)
@@ -144,7 +144,7 @@ def _linked(files: dict[str, bytes], inputs: list[str], target: str) -> bytes:
         # Its own files are in ours, so that they go with ours whatever ends it.
         environment = {**os.environ, "LC_ALL": "C", "SOURCE_DATE_EPOCH": "0", "TMPDIR": folder}
         try:
-            done = programs.run(command, folder=folder, environment=environment)
+            done = commands.run(command, folder=folder, environment=environment)
         except OSError as error:
             raise EnvironmentFault(f"the C compiler {command[0]} cannot be started",
                                    found=str(error.strerror), remedy="set CC") from None
@@ -159,7 +159,7 @@ def _linked(files: dict[str, bytes], inputs: list[str], target: str) -> bytes:
 def trial(target: str) -> str:
     """Builds a small shared object as images are built; returns what the compiler calls itself."""
     _linked({"trial.c": _TRIAL}, ["trial.c"], target)
-    lines = programs.run([*compiler(), "--version"], limit_s=10).out.splitlines()
+    lines = commands.run([*compiler(), "--version"], limit_s=10).out.splitlines()
     return lines[0] if lines else compiler()[0]
 
 
@@ -177,7 +177,7 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
 
 
 def _refused(
-    name: str, done: programs.Ended, files: dict[str, bytes], target: str
+    name: str, done: commands.Ended, files: dict[str, bytes], target: str
 ) -> EnvironmentFault | InternalError:
     """Why a compiler failed: what it lacks, or what we gave it."""
     lines = [ln for ln in done.err.splitlines() if "error" in ln] or done.err.splitlines()
@@ -207,12 +207,12 @@ def _refused(
 
 def disassemble(data: bytes) -> str:
     """The machine code as text. Raises EnvironmentFault where objdump is missing."""
-    if not programs.found("objdump"):
+    if not commands.found("objdump"):
         raise EnvironmentFault("objdump not found", remedy="apt install binutils")
     with _folder() as folder:
         Path(folder, "image.so").write_bytes(data)
         command = ["objdump", "-d", "--no-show-raw-insn", "-M", "intel", "image.so"]
-        done = programs.run(command, folder=folder)
+        done = commands.run(command, folder=folder)
     if done.code:
         raise EnvironmentFault("objdump cannot read this image", found=done.err.strip()[:300],
                                remedy="apt install binutils")  # fmt: skip

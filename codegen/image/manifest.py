@@ -50,7 +50,7 @@ MOST_NOTES = 1 << 26  # bytes of text for people
 MOST_BITS = 1024  # of numbers in formulas that are only compared
 
 
-class Image:
+class ImageFile:
     """An image. sections: name -> (offset, size). manifest: its JSON. digest: hexadecimal."""
 
     def __init__(self, data: bytes) -> None:
@@ -76,12 +76,12 @@ class Image:
         return notes
 
 
-def read(data: bytes, *, host: bool = True) -> Image:
+def read(data: bytes, *, host: bool = True) -> ImageFile:
     """Check an image's bytes and read its manifest.
 
     host: it must also run on this machine. Raises ImageError, VersionError or InputError.
     """
-    image = Image(data)
+    image = ImageFile(data)
     if host and image.machine in MACHINES.values():  # else a damaged header: the digest says so
         check_machine(image.machine)
     check_digest(image)
@@ -134,7 +134,7 @@ def make_digest(data: bytes, sections: Sections) -> bytes:
     return digest_of(whole, DIGEST_SIZE, sections[".spmd.index"], (at, DIGEST_SIZE)) + parts
 
 
-def check_digest(image: Image) -> None:
+def check_digest(image: ImageFile) -> None:
     """Sets the image's digest. Sections are looked at one by one only to name the damaged one."""
     data, sections, found = image.data, image.sections, image.section(".spmd.digest")
     name = "headers"
@@ -338,7 +338,7 @@ class IndexWords:
             )  # fmt: skip
 
 
-def patch(image: Image, first: int, count: int, sizes: list[int], scalars: list[int]) -> bytes:
+def patch(image: ImageFile, first: int, count: int, sizes: list[int], scalars: list[int]) -> bytes:
     """A local program: the image with its index words. Raises InputError where they do not fit.
 
     What is a local program already stays what it is: it runs on its own ranks only.
@@ -355,7 +355,7 @@ def patch(image: Image, first: int, count: int, sizes: list[int], scalars: list[
 
 
 def local_program(
-    image: Image, first: int, count: int, sizes: list[int], scalars: list[int]
+    image: ImageFile, first: int, count: int, sizes: list[int], scalars: list[int]
 ) -> bytes:
     """An image, or a local program of it, with other index words. Raises InputError."""
     offset, size = image.sections[".spmd.index"]

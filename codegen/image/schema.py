@@ -7,7 +7,7 @@ Always holds: work is bounded by the length of the text; only cheap modules are 
 
 from __future__ import annotations
 
-from codegen.checks import CHECKS
+from codegen.check_names import CHECKS
 from codegen.image.elf import damaged, printable
 from codegen.symbolic.meaning import ARGUMENTS
 

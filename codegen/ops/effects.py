@@ -10,7 +10,7 @@ from codegen.ops.kind import Kind, Types
 from codegen.plan import grammar as plan
 
 if TYPE_CHECKING:
-    from codegen.passes.loops import Maker
+    from codegen.passes.to_loops import Maker
 
 POSITION = "@"  # a spec of an `expect`: where the element is
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from codegen.claims import Claims
     from codegen.explain.traffic import Meter, Traffic
     from codegen.passes.checks import Checks
-    from codegen.passes.loops import Maker
-    from codegen.plan.exchanges import Sides
+    from codegen.passes.to_loops import Maker
+    from codegen.plan.boxes import Sides
 
 Axes = tuple[str, ...]
 

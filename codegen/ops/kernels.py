@@ -18,7 +18,7 @@ from codegen.plan.indexing import loop_vars, positions
 
 if TYPE_CHECKING:
     from codegen.passes.checks import Checks
-    from codegen.passes.loops import Maker
+    from codegen.passes.to_loops import Maker
 
 # Of an operand, per dim: the result and its dim that a part goes with, and ghost cells; None: whole
 Along = tuple[tuple[int, int, int] | None, ...]

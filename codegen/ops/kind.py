@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # what rules are given; it asks kinds in turn
     from codegen.kit import Builder
     from codegen.layouts.localize import Localizer
     from codegen.passes.checks import Checks
-    from codegen.passes.loops import Maker
+    from codegen.passes.to_loops import Maker
     from codegen.plan.access import At, Resolver
 
 Types = Sequence[ArrayType]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from codegen.kit import Builder
     from codegen.layouts.localize import Localizer
     from codegen.passes.checks import Checks
-    from codegen.passes.loops import Maker
+    from codegen.passes.to_loops import Maker
 
 
 _ROUTINES = {"float32": "sgemm", "float64": "dgemm", "complex64": "cgemm", "complex128": "zgemm"}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from codegen.errors import InternalError
-from codegen.groups import Group, groups, reshaped_layout
+from codegen.groups import DimGroup, groups, reshaped_layout
 from codegen.ir import ArrayType, Op, Shape, Value
 from codegen.layouts import cuts
 from codegen.layouts.cuts import Cut, Window
@@ -111,12 +111,12 @@ class Reshape(View):
 class _Plan:
     """How a group's part is made: rows of the operand's leading dim, cut to these elements."""
 
-    group: Group
+    group: DimGroup
     rows: Cut | None  # None: all of it is needed
     elements: tuple[Expr, Expr] | None = None  # None: the rows are the rows of the result
 
 
-def _plan(group: Group, before: Shape, window: Window, mesh: Mesh, after: Shape) -> _Plan:
+def _plan(group: DimGroup, before: Shape, window: Window, mesh: Mesh, after: Shape) -> _Plan:
     if not group.before or not group.after:
         return _Plan(group, None)
     lead, *rest = group.after

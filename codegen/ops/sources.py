@@ -21,7 +21,7 @@ from codegen.symbolic.expr import Expr
 if TYPE_CHECKING:
     from codegen.kit import Builder
     from codegen.layouts.localize import Localizer
-    from codegen.passes.loops import Maker
+    from codegen.passes.to_loops import Maker
     from codegen.plan.access import At, Resolver
 
 

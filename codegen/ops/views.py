@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from codegen.claims import Claims
     from codegen.kit import Builder
     from codegen.layouts.localize import Localizer
-    from codegen.passes.loops import Maker
+    from codegen.passes.to_loops import Maker
     from codegen.plan.access import At, Resolver
 
 

@@ -15,10 +15,10 @@ import numpy as np
 from codegen import dtypes
 from codegen.errors import LayoutError, MeshError, ProgramError
 from codegen.mesh import checked_text
-from codegen.oracle import kernels
+from codegen.oracle import kernel_calls
 from codegen.oracle.local import Blocks, EagerArray, local
 from codegen.places import user_place
-from codegen.user.layouts import MeshName
+from codegen.user.layout_trees import MeshName
 from codegen.user.numbers import element_type, rounded
 from codegen.user.tree import leaves, map_tree
 
@@ -181,7 +181,7 @@ class Common:
 
     def kernel(self, kernel: Any, form: Any, bound: Mapping[str, Any]) -> Any:
         """A kernel's Python function on whole arrays, or on what a rank has."""
-        return kernels.run(kernel, form, bound)
+        return kernel_calls.run(kernel, form, bound)
 
     # ---- effects ---------------------------------------------------------------------------------
 

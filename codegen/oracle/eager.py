@@ -25,11 +25,11 @@ from codegen.mesh import Layout, as_written
 from codegen.ops import ShardMap
 from codegen.oracle.common import Common
 from codegen.oracle.local import EagerArray, whole
-from codegen.oracle.ranks import Rank, Shards
+from codegen.oracle.ranks import EagerRank, Shards
 from codegen.oracle.threads import Crew
 from codegen.places import put_place, user_place
-from codegen.user.eager import running_eagerly
-from codegen.user.layouts import MeshName, spread
+from codegen.user.eager_runs import running_eagerly
+from codegen.user.layout_trees import MeshName, spread
 from codegen.user.numbers import element_type, rounded
 from codegen.user.sameness import Said, check_same, text_and_form
 from codegen.user.tree import leaves, map_tree
@@ -96,7 +96,7 @@ class World(Common):
 
     def __getattr__(self, name: str) -> Any:
         """Refuses the functions that only one rank's view has."""
-        if name.startswith("_") or not hasattr(Rank, name):
+        if name.startswith("_") or not hasattr(EagerRank, name):
             raise AttributeError(name)
         raise self.outside(name)
 
@@ -223,7 +223,7 @@ class World(Common):
         specs = iter(layouts)
         shards = map_tree(lambda x: self.shards.shard(x, next(specs), rank), tuple(args))
         own = self.shards.view_of(f, rank)
-        view = Rank(self, self.shards, crew, rank)
+        view = EagerRank(self, self.shards, crew, rank)
 
         def main() -> Any:
             with running_eagerly(view), np.errstate(all="ignore"):

@@ -17,7 +17,7 @@ from codegen.functions import COMBINE, FUNCTIONS, fn_of, neutral
 from codegen.oracle.common import Axes, Common
 from codegen.oracle.grid import Grid, join
 from codegen.oracle.local import EagerArray, local, received
-from codegen.oracle.threads import Call, Combine, Crew
+from codegen.oracle.threads import Combine, Crew, ExchangeCall
 from codegen.places import user_place
 from codegen.user.signatures import check_call
 from codegen.user.tree import map_tree
@@ -119,13 +119,13 @@ def _reduction(fn: str) -> Combine:
 def _reducing(kind: str, fn: str) -> Callable[..., Any]:
     """A method of Rank that gives all members what fn makes of their arrays."""
 
-    def call(self: Rank, x: Any, axis: Axes) -> Any:
+    def call(self: EagerRank, x: Any, axis: Axes) -> Any:
         return self.each(kind, x, axis, _reduction(fn))
 
     return call
 
 
-class Rank(Common):
+class EagerRank(Common):
     """The functions of `spmd` inside shard_map."""
 
     def __init__(self, common: Common, shards: Shards, crew: Crew, index: int) -> None:
@@ -140,7 +140,7 @@ class Rank(Common):
     index = axis_index
 
     def exchange(self, kind: str, axes: Axes, payload: Any, combine: Combine) -> Any:
-        call = Call(kind, self.names(axes), user_place(), payload, combine)
+        call = ExchangeCall(kind, self.names(axes), user_place(), payload, combine)
         return self.crew.exchange(self.index_, call)
 
     def each(self, kind: str, x: Any, axes: Axes, combine: Combine) -> Any:

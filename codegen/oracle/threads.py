@@ -18,7 +18,7 @@ Combine = Callable[[Sequence[Any]], Sequence[Any]]
 
 
 @dataclass(frozen=True)
-class Call:
+class ExchangeCall:
     """One rank's part in an exchange. combine: the members' payloads to the members' results."""
 
     kind: str
@@ -27,7 +27,7 @@ class Call:
     payload: Any
     combine: Combine
 
-    def matches(self, other: Call | None) -> bool:
+    def matches(self, other: ExchangeCall | None) -> bool:
         return other is not None and (self.kind, self.axes, self.place) == (
             other.kind, other.axes, other.place,
         )  # fmt: skip
@@ -43,7 +43,7 @@ class _Abandoned(BaseException):
 class _Worker:
     def __init__(self, crew: Crew, rank: int, body: Callable[[], Any]) -> None:
         self.turn = threading.Semaphore(0)
-        self.call: Call | None = None
+        self.call: ExchangeCall | None = None
         self.result: Any = None
         self.error: BaseException | None = None
         self.ended = False
@@ -89,7 +89,7 @@ class Crew:
                 worker.thread.join()
         return [w.result for w in self.workers]
 
-    def exchange(self, rank: int, call: Call) -> Any:
+    def exchange(self, rank: int, call: ExchangeCall) -> Any:
         """Called on a rank's own thread: waits for the group, gives this rank's result."""
         worker = self.workers[rank]
         worker.call = call

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from codegen.ir import Op, Region, Value
 from codegen.ops import OPS, Branch, Loop, Update
-from codegen.plan.grammar import Buffer, Exchange, Keep, Local, Nest, Node, Reduce, Store
+from codegen.plan.grammar import Buffer, Exchange, Keep, Kept, Nest, Node, Reduce, Store
 from codegen.plan.indexing import loads
 from codegen.plan.loops import Do, Loops, Placed, capacity
 from codegen.symbolic import expr
@@ -365,7 +365,7 @@ def _writes(nest: Nest[Value], bases: Mapping[Value, Value]) -> Iterator[tuple[V
             keeps[part.name] = part
         else:
             local = part.value if isinstance(part, Store) else None
-            keep = keeps[local.name] if isinstance(local, Local) else None
+            keep = keeps[local.name] if isinstance(local, Kept) else None
             yield part.buffer, _write(k, part, keep, bases.get(part.buffer))
 
 

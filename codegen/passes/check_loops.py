@@ -12,7 +12,7 @@ from collections.abc import Collection
 from codegen.errors import InternalError
 from codegen.ir import Op, Region, Value
 from codegen.ops import Branch, Let, Loop
-from codegen.plan.grammar import Exchange, Expect, Keep, Local, Nest, Print
+from codegen.plan.grammar import Exchange, Expect, Keep, Kept, Nest, Print
 from codegen.plan.indexing import leaves
 from codegen.plan.loops import Do, Loops
 from codegen.plan.steps import memory_read, memory_written, nodes
@@ -68,7 +68,7 @@ def _do(op: Op, what: Do, constants: Collection[Value]) -> None:
 def _nest(op: Op, nest: Nest[Value]) -> None:
     kept: set[str] = set()
     for part in nest.parts:
-        read = {x.name for node in nodes(part) for x in leaves(node) if isinstance(x, Local)}
+        read = {x.name for node in nodes(part) for x in leaves(node) if isinstance(x, Kept)}
         _rule(read <= kept, op, "a local is kept before it is read")
         if isinstance(part, Keep):
             kept.add(part.name)

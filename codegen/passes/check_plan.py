@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from codegen.errors import InternalError, Place
+from codegen.plan.exprs import exprs
 from codegen.plan.grammar import (
     Branch,
     Exchange,
@@ -24,7 +25,6 @@ from codegen.plan.grammar import (
     Reduce,
     Step,
 )
-from codegen.plan.rewrite import exprs
 from codegen.plan.steps import inner_steps, step_buffers, walk_steps
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, Sym

@@ -18,9 +18,9 @@ from codegen.plan.grammar import (
     Apply,
     Bound,
     Keep,
+    Kept,
     Literal,
     Load,
-    Local,
     Nest,
     Node,
     Reduce,
@@ -285,7 +285,7 @@ class _Fusing:
             return members[0].op
         outer = nest.outer or ()
         results = self.results(nest, outer)
-        kept: dict[Value, Local] = {}
+        kept: dict[Value, Kept] = {}
         sweeps: list[Sweep[Value]] = []
         for sweep in nest.sweeps:
             parts: list[_Part] = []
@@ -319,12 +319,12 @@ class _Fusing:
         return dict.fromkeys(m.result for m in nest.members if not is_local(m))
 
     def part(
-        self, m: _Member, stored: bool, kept: dict[Value, Local], parts: list[_Part],
+        self, m: _Member, stored: bool, kept: dict[Value, Kept], parts: list[_Part],
         after: list[Store[Value]],
     ) -> None:  # fmt: skip
         """What a member computes, and where it goes."""
 
-        def local(node: Node[Value]) -> Local | None:
+        def local(node: Node[Value]) -> Kept | None:
             return kept.get(node.buffer) if isinstance(node, Load) else None
 
         work, v = m.work, m.result

@@ -14,6 +14,7 @@ from math import gcd
 from typing import Any, TypeVar
 
 from codegen.mesh import local_extent, local_offset, part_of_block
+from codegen.plan.exprs import mapped
 from codegen.plan.grammar import (
     Array,
     Box,
@@ -21,17 +22,16 @@ from codegen.plan.grammar import (
     Exchange,
     Expect,
     Loop,
-    Parameter,
     Phase,
+    PhaseParameter,
     Plan,
     Print,
     Step,
 )
-from codegen.plan.names import Names, buffer_names, identifier
-from codegen.plan.rewrite import mapped
+from codegen.plan.names import Identifiers, buffer_names, identifier
 from codegen.plan.steps import mapped_steps
 from codegen.symbolic import expr
-from codegen.symbolic.blocks import by_parts, written
+from codegen.symbolic.block_laws import by_parts, written
 from codegen.symbolic.expr import Call, Expr, Sym
 
 T = TypeVar("T")
@@ -53,7 +53,7 @@ class _Hoisting:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.entries: dict[Expr, Sym] = {}
-        self.names = Names()  # of entries
+        self.names = Identifiers()  # of entries
         self.buffers = buffer_names(plan).values()
 
     # ---- steps and arrays ------------------------------------------------------------------------
@@ -89,7 +89,7 @@ class _Hoisting:
         inside = _Inside(self.buffers)
         work = mapped(phase.work, inside)
         parameters = tuple(
-            Parameter(sym, e, self.once(e, f"{phase.name}_{sym.name}"))
+            PhaseParameter(sym, e, self.once(e, f"{phase.name}_{sym.name}"))
             for e, sym in inside.parameters.items()
         )
         return replace(phase, work=work, parameters=parameters)
@@ -155,7 +155,7 @@ class _Inside:
 
     def __init__(self, taken: Collection[str]) -> None:
         self.parameters: dict[Expr, Sym] = {}
-        self.names = Names(taken)
+        self.names = Identifiers(taken)
 
     def __call__(self, e: Expr) -> Expr:
         return _split(e, ("var",), self.parameter)

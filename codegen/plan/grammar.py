@@ -102,7 +102,7 @@ class Load(Generic[M]):
 
 
 @dataclass(frozen=True)
-class Local:
+class Kept:
     """What a Keep of the same nest has computed for this point."""
 
     name: str
@@ -119,7 +119,7 @@ class Apply(Generic[M]):
     operand: DType
 
 
-Node = Literal | Integer[M] | Runtime | Load[M] | Local | Apply[M]
+Node = Literal | Integer[M] | Runtime | Load[M] | Kept | Apply[M]
 
 
 # ---- work of a compute phase ---------------------------------------------------------------------
@@ -184,8 +184,8 @@ class Keep(Generic[M]):
     total: DType | None = None
 
     @property
-    def local(self) -> Local:
-        return Local(self.name, self.dtype)
+    def local(self) -> Kept:
+        return Kept(self.name, self.dtype)
 
 
 @dataclass(frozen=True)
@@ -297,7 +297,7 @@ Work = Store[M] | Reduce[M] | Nest[M] | Lane[M] | Product[M] | KernelCall[M]
 
 
 @dataclass(frozen=True)
-class Parameter:
+class PhaseParameter:
     """A number that a phase is handed. formula: what it is; value: as the caller computes it."""
 
     sym: Sym
@@ -311,7 +311,7 @@ class Phase:
     name: str
     work: tuple[Work, ...]
     place: Place | None = None
-    parameters: tuple[Parameter, ...] = ()
+    parameters: tuple[PhaseParameter, ...] = ()
 
 
 @dataclass(frozen=True)

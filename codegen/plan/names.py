@@ -29,7 +29,7 @@ def identifier(name: str) -> str:
     return f"{text}_" if text in _WORDS or numbered else text
 
 
-class Names:
+class Identifiers:
     """taken: those that are given away."""
 
     def __init__(self, taken: Iterable[str] = ()) -> None:
@@ -47,5 +47,5 @@ class Names:
 
 def buffer_names(plan: Plan) -> dict[int, str]:
     """Of every buffer and constant, by its id."""
-    names = Names()
+    names = Identifiers()
     return {id(b): names.fresh(identifier(b.name)) for b in (*plan.buffers, *plan.constants)}

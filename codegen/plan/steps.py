@@ -18,12 +18,12 @@ from codegen.plan.grammar import (
     Expect,
     Integer,
     Keep,
+    Kept,
     KernelCall,
     Lane,
     Let,
     Literal,
     Load,
-    Local,
     Loop,
     M,
     Nest,
@@ -174,7 +174,7 @@ def array_of(argument: Argument[M]) -> M | None:
     return None if isinstance(what, Expr) or isinstance(what, _NODES) else what
 
 
-_NODES = (Apply, Integer, Literal, Load, Local, Runtime)
+_NODES = (Apply, Integer, Literal, Load, Kept, Runtime)
 
 
 def nodes(act: Work[M] | Keep[M] | Exchange[M] | Print[M] | Expect[M]) -> Iterator[Node[M]]:

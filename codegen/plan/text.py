@@ -18,12 +18,12 @@ from codegen.plan.grammar import (
     Expect,
     Integer,
     Keep,
+    Kept,
     KernelCall,
     Lane,
     Let,
     Literal,
     Load,
-    Local,
     Loop,
     Matrix,
     Nest,
@@ -41,7 +41,7 @@ from codegen.plan.grammar import (
 )  # fmt: skip
 from codegen.plan.loops import Do, Loops
 from codegen.plan.steps import moved
-from codegen.printer import Names
+from codegen.printer import ValueNames
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 
@@ -63,7 +63,7 @@ def plan_text(plan: Plan) -> str:
 
 def loops_text(loops: Loops) -> str:
     """Loops; ends with a newline. A value is called as its memory would be."""
-    module, names = loops.module, Names(str)
+    module, names = loops.module, ValueNames(str)
     memory: dict[Value, Buffer] = {}
 
     def of(value: Value) -> Buffer:
@@ -266,7 +266,7 @@ def node_text(node: Node) -> str:
         return node.name
     if isinstance(node, Load):
         return f"{node.buffer.name}[{node.offset}{_where(node)}]"
-    if isinstance(node, Local):
+    if isinstance(node, Kept):
         return node.name
     assert isinstance(node, Apply)
     name = f"cast {node.dtype}" if node.fn == "cast" else node.fn

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import cache
 from itertools import product
 
-from codegen.symbolic import blocks
+from codegen.symbolic import block_laws
 from codegen.symbolic.terms import (
     CONSTRUCT,
     ONE,
@@ -66,13 +66,13 @@ def _searched(e: Expr, level: int) -> bool:
     if e.has_blocks:
         if any(_Search(steps).prove(e, (), depth) for depth, steps in attempts[:2]):
             return True
-        e = blocks.opened(e, level)
+        e = block_laws.opened(e, level)
     return any(_Search(steps, True).prove(e, (), depth) for depth, steps in attempts)
 
 
 def equal(a: IntLike, b: IntLike) -> bool:
     """True when a == b is proved."""
-    gap = blocks.opened(as_expr(a) - b, nesting())
+    gap = block_laws.opened(as_expr(a) - b, nesting())
     if gap.is_const:
         return gap.value == 0
     if any(gap.samples):
@@ -120,7 +120,7 @@ class _Search:
     def prove(self, e: Expr, facts: tuple[Expr, ...], depth: int) -> bool:
         """e >= 0 wherever every fact is >= 0."""
         if self.opens:
-            e = blocks.opened(e, nesting())
+            e = block_laws.opened(e, nesting())
         if e.is_const and e.value >= 0:
             return True
         if _evident(e):
@@ -302,7 +302,7 @@ def _lower(atom: Atom, e: Expr, facts: tuple[Expr, ...]) -> list[Expr]:
     if atom.op in TRUTH:
         return [*bounds, *_alike(atom, e, 1), ZERO]
     if atom.op == "begin":
-        return [*bounds, *blocks.bounds(atom, e, 1, nonneg)]
+        return [*bounds, *block_laws.bounds(atom, e, 1, nonneg)]
     x, y = atom.args
     if atom.op == "max":
         return [*bounds, x, y]
@@ -341,7 +341,7 @@ def _upper(atom: Atom, e: Expr, facts: tuple[Expr, ...]) -> list[Expr]:
     if atom.op in TRUTH:
         return [*bounds, *_alike(atom, e, -1), ONE]
     if atom.op == "begin":
-        return [*bounds, *blocks.bounds(atom, e, -1, nonneg)]
+        return [*bounds, *block_laws.bounds(atom, e, -1, nonneg)]
     x, y = atom.args
     if atom.op == "min":
         return [*bounds, x, y]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from codegen.errors import ProgramError
-from codegen.symbolic import blocks, expr
+from codegen.symbolic import block_laws, expr
 from codegen.symbolic.expr import Atom, Call, Expr, Sym, const
 from codegen.symbolic.terms import TRUTH
 
@@ -41,7 +41,7 @@ def prefix_sum(extent: Expr, var: Sym, count: Expr) -> Expr | None:
     of them.
     """
     total = const(0)
-    for call, slope, rest in blocks.extents(extent):
+    for call, slope, rest in block_laws.extents(extent):
         k, *dim = call.args
         at = root(k, var)
         if at is None or any(var in e.symbols() for e in (slope, *dim)):
@@ -142,7 +142,7 @@ def _reach(e: Expr, away: frozenset[Sym], sign: int, splits: int) -> Expr:
 
 def _block(e: Expr, away: frozenset[Sym], sign: int) -> Expr | None:
     """A bound of e that is made of the longest or the shortest block instead of one."""
-    for call, slope, rest in blocks.extents(e):
+    for call, slope, rest in block_laws.extents(e):
         k, *dim = call.args
         if not k.symbols() & away or any(a.symbols() & away for a in dim):
             continue
@@ -153,7 +153,7 @@ def _block(e: Expr, away: frozenset[Sym], sign: int) -> Expr | None:
         elif expr.nonneg(-slope):
             sign_k = sign
         else:
-            return blocks.opened(e)
+            return block_laws.opened(e)
         k = _reach(k, away, sign_k, 4)  # extents fall with k
         return slope * (expr.begin(k + 1, *dim) - expr.begin(k, *dim)) + rest
     return None
@@ -208,7 +208,7 @@ def _atom_bound(atom: Atom, away: frozenset[Sym], sign: int) -> Expr:
     if atom.op == "begin":
         k, *dim = atom.args
         if any(a.symbols() & away for a in dim) or not all(map(expr.nonneg, dim)):
-            return _reach(blocks.opened(expr.from_atom(atom)), away, sign, 4)
+            return _reach(block_laws.opened(expr.from_atom(atom)), away, sign, 4)
         return expr.begin(_reach(k, away, sign, 4), *dim)
     x, y = atom.args
     if atom.op in ("min", "max"):

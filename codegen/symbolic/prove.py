@@ -66,7 +66,7 @@ class Proof:
 
 
 @dataclass(frozen=True)
-class Piece:
+class Case:
     """Where `guard` is 1 (it implies lo <= var <= hi), var maps to `to`, which has no truth value
     of var. pin: the only var of the piece (then `to` has no var at all), or None."""
 
@@ -81,9 +81,9 @@ class _TooManyPieces(Exception):
     pass
 
 
-def pieces(to: Expr, sends: Expr, var: Sym, size: Expr) -> list[Piece] | None:
+def pieces(to: Expr, sends: Expr, var: Sym, size: Expr) -> list[Case] | None:
     """The map var -> to, cut at the truth values that mention var; None for too many pieces."""
-    out: list[Piece] = []
+    out: list[Case] = []
     try:
         _cut(to, sends, var, size, const(1), const(0), size - 1, out)
     except _TooManyPieces:
@@ -92,7 +92,7 @@ def pieces(to: Expr, sends: Expr, var: Sym, size: Expr) -> list[Piece] | None:
 
 
 def _cut(
-    to: Expr, sends: Expr, var: Sym, size: Expr, guard: Expr, lo: Expr, hi: Expr, out: list[Piece]
+    to: Expr, sends: Expr, var: Sym, size: Expr, guard: Expr, lo: Expr, hi: Expr, out: list[Case]
 ) -> None:
     if sends == 0 or guard == 0 or expr.nonneg(lo - hi - 1):
         return
@@ -105,7 +105,7 @@ def _cut(
     atom = _next_truth(to, sends, var)
     if atom is None:
         if sends != 0:
-            out.append(Piece(guard * sends, to, lo, hi))
+            out.append(Case(guard * sends, to, lo, hi))
         return
     truth = expr.from_atom(atom)
     at = root(atom.args[0], var)
@@ -139,12 +139,12 @@ def _within(e: Expr, var: Sym, lo: Expr, hi: Expr) -> Expr:
 
 
 def _pin(
-    to: Expr, sends: Expr, var: Sym, size: Expr, guard: Expr, at: Expr, out: list[Piece]
+    to: Expr, sends: Expr, var: Sym, size: Expr, guard: Expr, at: Expr, out: list[Case]
 ) -> None:
     guard = guard.subst({var: at}) * sends.subst({var: at})
     guard = guard * expr.ge0(at) * expr.lt(at, size)
     if guard != 0:
-        out.append(Piece(guard, to.subst({var: at}), at, at, at))
+        out.append(Case(guard, to.subst({var: at}), at, at, at))
 
 
 def _next_truth(to: Expr, sends: Expr, var: Sym) -> Call | None:
@@ -191,7 +191,7 @@ def inverse(to: Expr, sends: Expr, var: Sym, size: Expr) -> tuple[Expr, Expr] | 
     return source.subst(back_again), receives.subst(back_again)
 
 
-def _solve_piece(piece: Piece, var: Sym, size: Expr) -> tuple[Expr, Expr] | None:
+def _solve_piece(piece: Case, var: Sym, size: Expr) -> tuple[Expr, Expr] | None:
     """(source, receives) of one piece."""
     here = symbol(var)
     if piece.pin is not None:
@@ -226,7 +226,7 @@ def _solve_piece(piece: Piece, var: Sym, size: Expr) -> tuple[Expr, Expr] | None
     return source, receives * guard
 
 
-def _guard_at(piece: Piece, var: Sym, source: Expr) -> Expr:
+def _guard_at(piece: Case, var: Sym, source: Expr) -> Expr:
     return piece.guard.subst({var: source})
 
 
@@ -333,7 +333,7 @@ def _prove_injective(to: Expr, sends: Expr, var: Sym, size: Expr) -> Expr | None
     return condition
 
 
-def _piece_condition(piece: Piece, var: Sym, size: Expr) -> tuple[Expr, Expr, Expr] | None:
+def _piece_condition(piece: Case, var: Sym, size: Expr) -> tuple[Expr, Expr, Expr] | None:
     """(condition, lowest target, highest target) of one piece that is injective by itself."""
     to = piece.to
     if piece.pin is not None:
@@ -353,7 +353,7 @@ def _piece_condition(piece: Piece, var: Sym, size: Expr) -> tuple[Expr, Expr, Ex
     return _wrapped_condition(to, var, size)
 
 
-def _only_bounds(piece: Piece, var: Sym) -> bool:
+def _only_bounds(piece: Case, var: Sym) -> bool:
     narrow = symbol(Sym(var.name, "var", piece.lo, piece.hi))
     return piece.guard.subst({var: narrow}) == 1
 

@@ -14,7 +14,7 @@ from enum import IntEnum
 from functools import cache
 from typing import Any
 
-from codegen.symbolic.blocks import written
+from codegen.symbolic.block_laws import written
 from codegen.symbolic.bounds import nonneg
 from codegen.symbolic.meaning import OPERATIONS
 from codegen.symbolic.terms import (

@@ -16,12 +16,12 @@ from codegen.errors import UsageError
 from codegen.places import user_place
 from codegen.trace.array import Array
 from codegen.trace.context import eager_current, require_context
-from codegen.trace.control.source import convert
+from codegen.trace.control.converted import convert
 from codegen.trace.kernel_call import Kernel
 from codegen.trace.program import Program, parse_parameter, program
 from codegen.trace.ranks import mapping
-from codegen.trace.ranks.layouts import Dim
-from codegen.user.layouts import replicated
+from codegen.trace.ranks.layout_forms import Dim
+from codegen.user.layout_trees import replicated
 from codegen.user.signatures import check_call
 from codegen.user.windows import Start
 

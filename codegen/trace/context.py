@@ -24,7 +24,7 @@ from codegen.places import user_frame, user_place
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, Sym
 from codegen.trace.targets import assigned_name, target_at
-from codegen.user import eager
+from codegen.user import eager_runs
 
 if TYPE_CHECKING:
     from codegen.trace.storage import Storage
@@ -256,7 +256,7 @@ def require_context(what: str) -> Context:
 
 def eager_current() -> Any:
     """The eager runtime that calls go to, or None."""
-    return eager.runtime() if Context.current() is None else None
+    return eager_runs.runtime() if Context.current() is None else None
 
 
 def _told(axis: Axis, holds: Expr, mesh: Mesh) -> dict[str, Any]:

@@ -30,12 +30,12 @@ from codegen.symbolic.expr import Expr, Sym
 from codegen.trace import constants, known, view
 from codegen.trace.array import Array, Number, as_array, local_shape, number, wrap
 from codegen.trace.context import Context, require_context
-from codegen.trace.control.source import given
+from codegen.trace.control.converted import given
 from codegen.trace.number import DEEPEST, condition_of, expr_of
 from codegen.trace.numpy import elementwise
 from codegen.trace.ranks import mapping
-from codegen.trace.ranks.layouts import by_rules, layout_of
-from codegen.user.layouts import MeshName
+from codegen.trace.ranks.layout_forms import by_rules, layout_of
+from codegen.user.layout_trees import MeshName
 from codegen.user.numbers import element_type, rounded
 from codegen.user.sameness import check_same, declared_twice, text_and_form
 

@@ -12,8 +12,8 @@ from codegen.trace import methods  # noqa: F401  # what Array has
 from codegen.trace.array import Array
 from codegen.trace.numpy import elementwise
 from codegen.trace.numpy.dispatch import ALIASES, numpy_names
+from codegen.trace.numpy.function_table import of_numpy_name, table
 from codegen.trace.numpy.refused import BUILD_TIME, NOT_ABOUT_ARRAYS, REMEDIES
-from codegen.trace.numpy.table import of_numpy_name, table
 
 # Along a dim that is split, these need all of an operand.
 GATHERS = frozenset(

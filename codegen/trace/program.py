@@ -16,7 +16,7 @@ from typing import Any, overload
 
 import numpy as np
 
-from codegen.checks import CHECKS
+from codegen.check_names import CHECKS
 from codegen.errors import LayoutError, Place, ProgramError, SpmdError, UnsupportedError, UsageError
 from codegen.ir import Condition, Module
 from codegen.layouts.choosing import choose
@@ -24,15 +24,15 @@ from codegen.mesh import Axis, Layout, Mesh, checked_count, checked_sizes
 from codegen.places import place_in, program_files, put_place, user_place
 from codegen.trace import methods  # noqa: F401  # gives Array its methods
 from codegen.trace.context import Context, Limits
+from codegen.trace.control import converted
 from codegen.trace.control import hooks as control
-from codegen.trace.control import source
+from codegen.trace.control.converted import convert
 from codegen.trace.control.letting import Bounds, bounds_of
 from codegen.trace.control.outside import Outside
 from codegen.trace.control.returned import outputs_of
-from codegen.trace.control.source import convert
 
 # The tracer's modules import downwards only; what those below need of those above they get here.
-source.runtime = control
+converted.runtime = control
 
 SYNC = ("least", "before", "after", "both")
 
@@ -218,7 +218,7 @@ class Program:
         return self.graph(parameters)
 
     def graph(self, parameters: Mapping[str, Any], checks: Collection[str] = ()) -> Module:
-        """The Graph for these parameters. checks: rows of codegen.checks, of which the Graph has
+        """The Graph for these parameters. checks: rows of check_names.py, of which the Graph has
         what the source alone knows."""
         # Never remembered: what the function reads may have changed since. A program is traced
         # again with what spmd.require said of its axes: that proves more.

@@ -12,8 +12,8 @@ import itertools
 
 import numpy as np
 
-from codegen.verify.pairs import Box, Found, Pairs, Places
-from codegen.verify.terms import Array
+from codegen.verify.pairs import BoxTerms, Found, Pairs, Places
+from codegen.verify.vectors import Array
 
 MOST = 1 << 16  # elements of a box that are compared one by one
 
@@ -24,7 +24,7 @@ class Landing:
     def __init__(self, pairs: Pairs, read: int) -> None:
         """read: whether, at a place, the taker takes what the giver has."""
         t, boxes, self.pairs = pairs.terms, pairs.between, pairs
-        self.boxes: list[Box] = []
+        self.boxes: list[BoxTerms] = []
         if pairs.row.said.get("fn") == "" and "into" in boxes:
             self.boxes.append(boxes["into"])
             here = pairs.row.said["send"], pairs.row.said["into"]

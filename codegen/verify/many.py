@@ -15,22 +15,22 @@ from typing import Any
 import numpy as np
 
 from codegen import progress
-from codegen.verify.pairs import COUNTS, Axes, Box, Pairs, Places, Ranges
+from codegen.verify.exchange_table import ExchangeTable, Row
+from codegen.verify.pairs import COUNTS, Axes, BoxTerms, Pairs, Places, Ranges
 from codegen.verify.search import Exhausted, Search
-from codegen.verify.small import Everyone, Found, each_once
-from codegen.verify.table import Row, Table
-from codegen.verify.terms import Array
+from codegen.verify.small import Agreed, Everyone, each_once
+from codegen.verify.vectors import Array
 
 BUDGET = 1 << 22  # ranges and points of pairs, of an exchange of everybody with everybody
 LISTED = 1 << 26  # the same, of pairs that list each other as neighbours
 SEEN = 1 << 8  # the same, for a rank at an edge, of pairs that see one wrap of a dim that goes on
 
 
-def check(table: Table, values: Mapping[str, Any]) -> Found:
+def check(table: ExchangeTable, values: Mapping[str, Any]) -> Agreed:
     """Every exchange matches on this mesh. values: what all ranks may name. Raises Mismatch."""
 
-    def one(row: Row) -> Found:
-        found = Found()
+    def one(row: Row) -> Agreed:
+        found = Agreed()
         for turn in itertools.product(range(COUNTS), repeat=len(row.loops)):
             wraps = Pairs(row, [values], turn, 0).most_wraps
             for wrap in range(wraps):
@@ -132,7 +132,7 @@ class Everybody(Everyone):
             return self.compare_some(str(counts[0]))
         return counts[0]
 
-    def _hardly_moves(self, read: dict[str, tuple[int, int]], boxes: dict[str, Box],
+    def _hardly_moves(self, read: dict[str, tuple[int, int]], boxes: dict[str, BoxTerms],
                       symbols: list[int]) -> bool:  # fmt: skip
         """Between few pairs only, and these match: few ranks see the wrap of a dim beyond its end.
         False: between more than were looked at."""

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from codegen import progress
-from codegen.verify.table import BOXES, Mismatch, Row, names_in
-from codegen.verify.terms import Array, Digits, Terms
+from codegen.verify.exchange_table import BOXES, Mismatch, Row, names_in
+from codegen.verify.vectors import Array, Digits, Terms
 
 Names = dict[str, int | Digits]
 Axes = dict[str, int]  # axis -> the term of a place along it
@@ -216,18 +216,18 @@ class Pairs:
         return said, t.any(t.differ(said, root), t.less(root, t.number(0)),
                            t.at_least(root, self.members))  # fmt: skip
 
-    def boxes(self, giver: Axes, taker: Axes) -> dict[str, Box]:
+    def boxes(self, giver: Axes, taker: Axes) -> dict[str, BoxTerms]:
         gives, takes = self.view(giver, taker), self.view(taker, giver)
-        return {name: Box(self, self.row.said[name], names)
+        return {name: BoxTerms(self, self.row.said[name], names)
                 for name, names in zip(BOXES, (takes, takes, gives, gives), strict=True)
                 if self.row.said[name]}  # fmt: skip
 
     @cached_property
-    def between(self) -> dict[str, Box]:
+    def between(self) -> dict[str, BoxTerms]:
         """The boxes of any giver and any taker."""
         return self.boxes(self.giver, self.taker)
 
-    def mismatch(self, boxes: dict[str, Box]) -> int:
+    def mismatch(self, boxes: dict[str, BoxTerms]) -> int:
         """That two boxes differ, or one is not inside its buffer."""
         found = [box.outside() for box in boxes.values()]
         if "send" in boxes and "from" in boxes:
@@ -238,7 +238,7 @@ class Pairs:
             found.append(boxes["into"].larger_or_smaller(boxes["from"]))
         return self.terms.any(*found)
 
-    def moves(self, boxes: dict[str, Box]) -> int:
+    def moves(self, boxes: dict[str, BoxTerms]) -> int:
         """That something is taken or sent."""
         return self.terms.any(*(boxes[k].nonempty for k in ("into", "send") if k in boxes))
 
@@ -398,7 +398,7 @@ def _same(a: Found, b: Found) -> bool:
     return a[0] == b[0] and walks[0] == walks[1]
 
 
-class Box:
+class BoxTerms:
     """A box of a buffer as terms."""
 
     def __init__(self, pairs: Pairs, box: Any, names: Names) -> None:
@@ -429,7 +429,7 @@ class Box:
             high = t.make("+", high, t.make("max", zero, far))
         return t.all(self.nonempty, t.any(t.less(low, zero), t.at_least(high, self.capacity)))
 
-    def unlike(self, other: Box) -> int:
+    def unlike(self, other: BoxTerms) -> int:
         """Not the same elements in the same order; of an empty box nothing else counts."""
         t, two = self.terms, self.terms.number(2)
         one = (t.number(1), t.number(0))
@@ -441,5 +441,5 @@ class Box:
             found += [t.differ(e, f), t.all(t.at_least(e, two), t.differ(s, r))]
         return t.any(self.larger_or_smaller(other), t.all(self.nonempty, t.any(*found)))
 
-    def larger_or_smaller(self, other: Box) -> int:
+    def larger_or_smaller(self, other: BoxTerms) -> int:
         return self.terms.differ(self.elements, other.elements)

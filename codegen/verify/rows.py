@@ -13,14 +13,14 @@ from typing import Any
 
 from codegen.plan.grammar import Box, Branch, Default, Exchange, Load, Loop, Plan, Step
 from codegen.symbolic.expr import Expr, to_json
-from codegen.verify.table import Table
+from codegen.verify.exchange_table import ExchangeTable
 
 Rows = Iterator[dict[str, Any]]
 
 
-def table_of(plan: Plan) -> Table:
+def table_of(plan: Plan) -> ExchangeTable:
     """Its exchanges, in the order of the program."""
-    return Table(
+    return ExchangeTable(
         plan.mesh.names, [axis.coord_sym.name for axis in plan.mesh.axes],
         {s.name for s in plan.scalars}, [to_json(b.capacity) for b in plan.buffers],
         list(_rows(plan.steps, [], [])),

@@ -15,9 +15,9 @@ from codegen.errors import InternalError
 from codegen.plan.grammar import Exchange, Let, Plan
 from codegen.plan.steps import walk_steps
 from codegen.symbolic.sampling import candidates, may_be, shapes
+from codegen.verify.exchange_table import ExchangeTable, Mismatch
 from codegen.verify.rows import table_of
 from codegen.verify.small import check
-from codegen.verify.table import Mismatch, Table
 
 Values = dict[str, int]
 
@@ -27,7 +27,7 @@ FEW = 3
 PAIRS = 1 << 16  # of members of one exchange on all these meshes; of more, a sample
 
 
-def check_exchanges(plan: Plan) -> Table:
+def check_exchanges(plan: Plan) -> ExchangeTable:
     """Raises InternalError for the first exchange whose members do not fit."""
     table = table_of(plan)
     meshes = list(sample(plan, table))
@@ -47,7 +47,7 @@ def check_exchanges(plan: Plan) -> Table:
     return table
 
 
-def sample(plan: Plan, table: Table) -> Iterator[Values]:
+def sample(plan: Plan, table: ExchangeTable) -> Iterator[Values]:
     """What all ranks of a mesh may name: sizes, scalars, and what the program computes."""
     used = set[str]().union(*(row.used for row in table.rows))
     lets = [s.counter for s in walk_steps(plan.steps) if isinstance(s, Let)]

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from codegen.verify.pairs import Pairs, Places, Ranges
-from codegen.verify.terms import Array
+from codegen.verify.vectors import Array
 
 RANGES = 1 << 13  # looked at together
 POINTS = 1 << 13

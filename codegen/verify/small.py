@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from codegen.verify.exchange_table import BOXES, ExchangeTable, Mismatch, Row
 from codegen.verify.landing import Landing
 from codegen.verify.pairs import Axes, Pairs, Places
-from codegen.verify.table import BOXES, Mismatch, Row, Table
-from codegen.verify.terms import Array
+from codegen.verify.vectors import Array
 
 Meshes = Sequence[Mapping[str, Any]]  # what all ranks of one may name
 
@@ -36,19 +36,21 @@ def formulas(row: Row) -> str:
 
 
 @dataclass
-class Found:
+class Agreed:
     transfers: int = 0
     sampled: dict[int, str] = field(default_factory=dict)  # by exchange: of what
 
 
-def check(table: Table, meshes: Meshes, most: int | None = None, lands: bool = False) -> Found:
+def check(
+    table: ExchangeTable, meshes: Meshes, most: int | None = None, lands: bool = False
+) -> Agreed:
     """Every exchange that is known matches on these meshes. most: pairs, else a sample of them.
     lands: what a member takes lands apart, and without holes.
 
     Raises Mismatch, of the first mesh on which one does not.
     """
 
-    def one(row: Row) -> Found:
+    def one(row: Row) -> Agreed:
         everyone = Everyone(Pairs(row, meshes), lands)
         return everyone.found(everyone.check(most))
 
@@ -60,10 +62,10 @@ def check(table: Table, meshes: Meshes, most: int | None = None, lands: bool = F
         raise
 
 
-def each_once(table: Table, check: Callable[[Row], Found]) -> Found:
+def each_once(table: ExchangeTable, check: Callable[[Row], Agreed]) -> Agreed:
     """What is found of all known exchanges; those whose formulas are alike are checked once."""
-    found = Found()
-    alike: dict[str, Found] = {}
+    found = Agreed()
+    alike: dict[str, Agreed] = {}
     for row in table.rows:
         if row.unknown:
             continue
@@ -86,8 +88,8 @@ class Everyone:
         self.there = pairs.taken(pairs.taker)
         self.sampled, self.lands = "", lands
 
-    def found(self, transfers: int) -> Found:
-        return Found(transfers, {self.row.site: self.sampled} if self.sampled else {})
+    def found(self, transfers: int) -> Agreed:
+        return Agreed(transfers, {self.row.site: self.sampled} if self.sampled else {})
 
     def check(self, most: int | None = None) -> int:
         """How many transfers match. most: pairs, else a sample of them. Raises Mismatch."""
@@ -188,14 +190,14 @@ class Everyone:
                         "with those beside it, with the first and the last")  # fmt: skip
         return looked
 
-    def compare(self, chunks: Iterator[Places]) -> int:
+    def compare(self, portions: Iterator[Places]) -> int:
         """How many of these pairs exchange. Raises Mismatch."""
         t, pairs, count = self.terms, self.pairs, 0
         read, wrong = pairs.compared()
         read, wrong = t.all(self.here, read), t.all(self.here, wrong)
         landing = Landing(pairs, read) if self.lands else None
         more = landing.terms if landing else []
-        for places in chunks:
+        for places in portions:
             found, bad, *values = pairs.evaluated(
                 places, t.all(read, t.negated(pairs.wrap)), wrong, *more)  # fmt: skip
             count += int((found != 0).sum())

@@ -69,7 +69,7 @@ LIMITS = (
 
 
 @dataclass(frozen=True)
-class Crew:
+class Hosting:
     """Ranks of this process, on so many threads, on so many cores."""
 
     ranks: int
@@ -131,7 +131,7 @@ class Calibration:
         return True
 
     def _compare(
-        self, measured: Bench, limit: Limit, name: str, size: int, other: int, crew: Crew
+        self, measured: Bench, limit: Limit, name: str, size: int, other: int, crew: Hosting
     ) -> tuple[float, float, str]:
         """By how much the other way is faster than the default's, as a share, and the noise."""
         count = size // ELEMENT
@@ -167,18 +167,18 @@ class Calibration:
         return gain, max(MARGIN, noise), text
 
 
-def crews(kind: str) -> tuple[Crew, list[Crew]]:
+def crews(kind: str) -> tuple[Hosting, list[Hosting]]:
     """On whom a class of limits is measured first, and who else must not be worse off."""
     cores = len(os.sched_getaffinity(0))
     if kind == "crowded":
         cores = min(cores, CROWDED_CORES)
-        return Crew(CROWD * cores, CROWD * cores, cores), []
+        return Hosting(CROWD * cores, CROWD * cores, cores), []
     threads = min(cores, MOST_RANKS)
-    crowd = Crew(CROWD * threads, threads, cores)
-    return Crew(max(2, threads), threads, cores), [crowd] if crowd.ranks <= MOST_RANKS else []
+    crowd = Hosting(CROWD * threads, threads, cores)
+    return Hosting(max(2, threads), threads, cores), [crowd] if crowd.ranks <= MOST_RANKS else []
 
 
-def bench_of(crew: Crew) -> Bench:
+def bench_of(crew: Hosting) -> Bench:
     options = Options(ranks=crew.ranks, threads=crew.threads, transport="shm", time_limit=0)
     return Bench(options, Processes(), ROUNDS)
 

@@ -127,7 +127,7 @@ class InputFile:
         return OutputError(f"{title}: cannot open {self.path}: {why}")
 
 
-class Input:
+class InputArray:
     """An input's elements: buffer[start] is the first byte, `strides` are in bytes.
 
     swapped: their byte order is not this machine's. buffer: the mapped file; of a compressed
@@ -199,7 +199,7 @@ class Input:
         self._file.close()
 
 
-def _open(path: str, member: str, name: str) -> Input:
+def _open(path: str, member: str, name: str) -> InputArray:
     """The array for input `name` in FILE.npy, or a member of FILE.npz or FILE.safetensors.
 
     Member "": that of the input's name, or the only one. Raises InputError for whatever is
@@ -209,14 +209,14 @@ def _open(path: str, member: str, name: str) -> Input:
     file = InputFile(path, name)
     try:
         if archive is None:
-            return Input(file, npy.elements(file.read, 0, file.length, file.wrong))
+            return InputArray(file, npy.elements(file.read, 0, file.length, file.wrong))
         members = archive.members(file)
         if not member:
             member = next(iter(members)) if len(members) == 1 else name
         if member not in members:
             raise _no_member(file, member, list(members))
         file.label = f"{path}:{listed([member])}"
-        return Input(file, archive.elements(file, members[member]))
+        return InputArray(file, archive.elements(file, members[member]))
     except BaseException:
         file.close()
         raise
@@ -237,7 +237,7 @@ def listed(names: list[str], most: int = 20) -> str:
 
 def open_inputs(
     named: dict[str, str], whole: list[str], known: list[str] | None = None
-) -> dict[str, Input]:
+) -> dict[str, InputArray]:
     """The inputs that were given, by name: files for one input, and files for all their members.
 
     An input that is named takes its own file. known: the inputs there are; None: any.

@@ -36,10 +36,10 @@ ENCRYPTED, UTF8 = 1, 0x800
 JANUARY_1980 = 0x21  # the first day there is: files do not differ by when they were made
 DENSEST = 1032  # bytes that one byte of a deflated member stands for, at most
 ALIGNMENT = 64
-CHUNK = 1 << 18
+AT_ONCE = 1 << 18
 
 
-class Member:
+class NpzMember:
     """One row of the archive's directory. end: where the next member, or the directory, begins."""
 
     def __init__(
@@ -49,11 +49,11 @@ class Member:
         self.packed, self.size, self.at, self.end = packed, size, at, 0
 
 
-def members(file: InputFile) -> dict[str, Member]:
+def members(file: InputFile) -> dict[str, NpzMember]:
     """The members of an archive by name, as NumPy names them. InputError for a damaged one."""
     at, end, count = _directory(file)
     first = at
-    found: dict[str, Member] = {}
+    found: dict[str, NpzMember] = {}
     for number in range(count):
         if at + ENTRY.size > end:
             raise file.wrong("is damaged", f"a directory of {count} members", f"{number} of them")
@@ -69,7 +69,7 @@ def members(file: InputFile) -> dict[str, Member]:
         name = raw.decode("utf-8" if flags & UTF8 else "cp437", "replace").removesuffix(".npy")
         if name in found:
             raise file.wrong("is damaged", "members of different names", f"{name!r} twice")
-        found[name] = Member(raw, flags, method, crc, packed, size, local)
+        found[name] = NpzMember(raw, flags, method, crc, packed, size, local)
         at = stop
     _check_apart(file, found, first)
     return found
@@ -127,7 +127,7 @@ def _widened(file: InputFile, extra: bytes, fields: list[int]) -> list[int]:
     raise file.wrong("is damaged", "64-bit sizes of a large member", "a directory without them")
 
 
-def _check_apart(file: InputFile, found: dict[str, Member], directory: int) -> None:
+def _check_apart(file: InputFile, found: dict[str, NpzMember], directory: int) -> None:
     """No two members share bytes; every member knows where the next one begins."""
     end = directory
     for name, member in sorted(found.items(), key=lambda item: item[1].at, reverse=True):
@@ -141,7 +141,7 @@ def _check_apart(file: InputFile, found: dict[str, Member], directory: int) -> N
         end = member.at
 
 
-def elements(file: InputFile, member: Member) -> npy.Elements:
+def elements(file: InputFile, member: NpzMember) -> npy.Elements:
     """Where a member's elements lie: in the file, or, for a compressed member, once inflated."""
     start = _start(file, member)
     if member.flags & ENCRYPTED or member.method not in (STORED, DEFLATED):
@@ -169,7 +169,7 @@ def elements(file: InputFile, member: Member) -> npy.Elements:
     return found
 
 
-def _whole(file: InputFile, member: Member, found: npy.Elements, start: int) -> npy.Elements:
+def _whole(file: InputFile, member: NpzMember, found: npy.Elements, start: int) -> npy.Elements:
     """Nothing follows the elements: it would be inflated, or summed, for nothing."""
     if found.end - start != member.size:
         raise file.wrong("is damaged", f"{found.end - start} bytes, as its header says",
@@ -177,7 +177,7 @@ def _whole(file: InputFile, member: Member, found: npy.Elements, start: int) -> 
     return found
 
 
-def _start(file: InputFile, member: Member) -> int:
+def _start(file: InputFile, member: NpzMember) -> int:
     """The first byte of a member's content, after its local header."""
     if member.at + LOCAL.size > file.length:
         raise npy.truncated(file.wrong, member.at + LOCAL.size, file.length)
@@ -194,14 +194,14 @@ def _start(file: InputFile, member: Member) -> int:
     return start
 
 
-def _inflated(file: InputFile, start: int, member: Member, most: int) -> Iterator[bytes]:
+def _inflated(file: InputFile, start: int, member: NpzMember, most: int) -> Iterator[bytes]:
     """The content of a deflated member, in pieces of up to `most` bytes."""
     stream = zlib.decompressobj(-zlib.MAX_WBITS)
     at, end, rest = start, start + member.packed, b""
     try:
         while not stream.eof:
             if not rest and at < end:
-                rest = file.read_all(at, min(CHUNK, end - at))
+                rest = file.read_all(at, min(AT_ONCE, end - at))
                 at += len(rest)
             piece = stream.decompress(rest, most)
             rest = stream.unconsumed_tail
@@ -214,8 +214,9 @@ def _inflated(file: InputFile, start: int, member: Member, most: int) -> Iterato
 
 
 def _inflate(
-    file: InputFile, start: int, member: Member, low: int, high: int, processes: int, available: int
-) -> mmap.mmap:
+    file: InputFile, start: int, member: NpzMember, low: int, high: int, processes: int,
+    available: int,
+) -> mmap.mmap:  # fmt: skip
     """The content of a deflated member, in memory of this process: its bytes low to high.
 
     The rest is looked at for the checksum only. Pages that nothing is written to take no memory.
@@ -223,7 +224,7 @@ def _inflate(
     remedy = "numpy.savez: of a file that is not compressed, each process reads its part"
     memory = file.memory("inflated", member.size, high - low, processes, available, remedy)
     at = crc = 0
-    for piece in _inflated(file, start, member, CHUNK):
+    for piece in _inflated(file, start, member, AT_ONCE):
         first, end = max(at, low), min(at + len(piece), high)
         if first < end:
             memory[first:end] = piece[first - at : end - at]

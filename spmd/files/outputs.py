@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     Array = tuple[str, str, tuple[int, ...]]
 
-CHUNK = 1 << 24
+AT_ONCE = 1 << 24
 
 
 def check_apart(options: argparse.Namespace) -> None:
@@ -197,8 +197,8 @@ class OutputFile:
         with self.attach(self.part) as view, memoryview(view) as data:
             for first, end, places in self.frame.sums:
                 crc = 0
-                for at in range(first, end, CHUNK):
-                    crc = crc32(data[at : min(at + CHUNK, end)], crc)
+                for at in range(first, end, AT_ONCE):
+                    crc = crc32(data[at : min(at + AT_ONCE, end)], crc)
                 for place in places:
                     data[place : place + 4] = crc.to_bytes(4, "little")
 

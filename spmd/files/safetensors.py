@@ -29,14 +29,14 @@ DTYPES = {
 CODES = {dtype: code for code, dtype in DTYPES.items()}
 
 
-class Member:
+class StoredArray:
     """One array of a file: its elements are bytes start to end."""
 
     def __init__(self, code: str, shape: tuple[int, ...], start: int, end: int) -> None:
         self.code, self.shape, self.start, self.end = code, shape, start, end
 
 
-def members(file: InputFile) -> dict[str, Member]:
+def members(file: InputFile) -> dict[str, StoredArray]:
     """The arrays of a file by name. InputError for a damaged one."""
     size = int.from_bytes(file.read(0, 8), "little")
     if file.length < 8:
@@ -86,7 +86,7 @@ def _parsed(file: InputFile, raw: bytes) -> dict[str, Any]:
     return header
 
 
-def _member(file: InputFile, name: str, row: Any, base: int) -> Member:
+def _member(file: InputFile, name: str, row: Any, base: int) -> StoredArray:
     """One entry of the header, whose offsets count from byte `base`."""
     try:
         code, shape, (begin, end) = row["dtype"], row["shape"], row["data_offsets"]
@@ -103,10 +103,10 @@ def _member(file: InputFile, name: str, row: Any, base: int) -> Member:
             raise file.wrong(
                 "is damaged", f"{size} bytes for {name!r}, {code} {shape}", f"{end - begin} bytes"
             )
-    return Member(code, tuple(shape), base + begin, base + end)
+    return StoredArray(code, tuple(shape), base + begin, base + end)
 
 
-def elements(file: InputFile, member: Member) -> npy.Elements:
+def elements(file: InputFile, member: StoredArray) -> npy.Elements:
     """Where the elements of an array lie in the file."""
     if member.code not in DTYPES:
         raise file.wrong(

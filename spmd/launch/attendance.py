@@ -28,7 +28,7 @@ _numbers: dict[int, int] = {}  # of meetings so far, by group
 _started = False
 
 
-class Group:
+class Attendance:
     """The processes of a communicator. world: their numbers as the launcher has them.
 
     A context, for as long as this process waits for all the others.
@@ -75,7 +75,7 @@ def _run() -> None:
 class Meeting:
     """One of them, while this process waits in it."""
 
-    def __init__(self, group: Group, number: int) -> None:
+    def __init__(self, group: Attendance, number: int) -> None:
         self.group, self.number = group, number
         self.begin(monotonic())
 

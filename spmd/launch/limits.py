@@ -30,7 +30,7 @@ PREFIX = f"limits-{VERSION}-"
 Limits = dict[str, dict[str, int]]  # by class and name; 0: the engine's own
 
 
-class Found:
+class FoundLimits:
     """limits: None for the engine's own. path: of the file they are from, or would be; "" where
     there is to be none. fault: why they are not from it although it is there, or was named."""
 
@@ -79,18 +79,18 @@ def place() -> str:
     return os.path.join(inside, f"{PREFIX}{name[:100]}-{here['cores']}.json") if inside else ""
 
 
-def find() -> Found:
+def find() -> FoundLimits:
     """What is kept for this machine."""
     path = os.environ.get(CHOSEN, "")
     try:
         path = place()
-        return Found(read(path), path) if path else Found()
+        return FoundLimits(read(path), path) if path else FoundLimits()
     except FileNotFoundError:
         fault = "there is no such file" if os.environ.get(CHOSEN) else ""
-        return Found(None, path, fault)
+        return FoundLimits(None, path, fault)
     except (OSError, ValueError, RecursionError) as error:
         text = error.strerror if isinstance(error, OSError) else str(error)
-        return Found(None, path, text or type(error).__name__)
+        return FoundLimits(None, path, text or type(error).__name__)
 
 
 def read(path: str) -> Limits:
@@ -140,7 +140,7 @@ def in_use() -> Limits | None:
     is asked for only where there is a file that may be meant."""
     key = os.environ.get(CHOSEN, ""), folder()
     if key not in _known:
-        found = find() if key[0] or _has_files(key[1]) else Found()
+        found = find() if key[0] or _has_files(key[1]) else FoundLimits()
         if found.fault and key[0]:  # somebody wants it
             print(f"spmd: {CHOSEN}={key[0]} is not used: {found.fault}", file=sys.stderr)
         _known[key] = found.limits

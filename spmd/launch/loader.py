@@ -68,7 +68,7 @@ def open_file(path: str) -> Checked:
 class Checked:
     """An image that passed every check. manifest: its description. digest: hexadecimal."""
 
-    def __init__(self, image: reader.Image) -> None:
+    def __init__(self, image: reader.ImageFile) -> None:
         self.image = image
         self.manifest = image.manifest
         self.digest = image.digest

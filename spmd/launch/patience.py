@@ -42,7 +42,7 @@ def state_of(pid: int) -> str:
         return "X"
 
 
-class Start:
+class StartWatch:
     """Says, from a thread without Python, that not all processes have come to MPI_Init."""
 
     def __init__(self, number: int, count: int, limit: float) -> None:

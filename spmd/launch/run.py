@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import argparse
     from typing import Any, TextIO
 
-    from spmd.files.inputs import Input
+    from spmd.files.inputs import InputArray
     from spmd.files.outputs import OutputFile
     from spmd.launch.job import Job
     from spmd.launch.processes import Processes
@@ -128,7 +128,7 @@ class Run(Launch):
         if asked.timeline or asked.profile:
             self.times = bool(asked.timeline)
         self.says_checks = bool(self.first and self.manifest["checks"] and not asked.json)
-        self.opened: dict[str, Input] = {}
+        self.opened: dict[str, InputArray] = {}
         self.files: list[OutputFile | None] = []
         self.rooms: dict[int, int] = {}
         self.views: dict[int, Any] = {}  # outputs that no file takes: buffers, or arrays
@@ -241,9 +241,9 @@ class Run(Launch):
     def collect(self, job: Job, rooms: list[tuple[str, int]]) -> None:
         """Copies the hosted ranks' parts of every output to where it goes."""
         if job.setup.hosts.count > 1:
-            from spmd import parts  # NumPy, where memory is not shared
+            from spmd import output_parts  # NumPy, where memory is not shared
 
-            self.views = parts.collect(job, rooms)
+            self.views = output_parts.collect(job, rooms)
         else:
             self.processes.together(lambda: self._copy(job, rooms))
 
@@ -315,7 +315,7 @@ class Run(Launch):
                 file.discard()
 
 
-def _span(job: Job, name: str, file: Input) -> tuple[int, int]:
+def _span(job: Job, name: str, file: InputArray) -> tuple[int, int]:
     """The bytes of an input's buffer, low to high, that the hosted ranks' parts lie between."""
     low, high = file.start, file.start
     for rank in range(job.setup.first, job.setup.first + job.setup.count):

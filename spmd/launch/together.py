@@ -13,7 +13,7 @@ import signal
 from codegen.errors import AgreementError
 from spmd.launch.hosts import place
 from spmd.launch.launchers import launcher, world
-from spmd.launch.patience import Patience, Start
+from spmd.launch.patience import Patience, StartWatch
 from spmd.launch.processes import Processes, listed
 
 TYPE_CHECKING = False
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def come(limit: float) -> tuple[Processes, Start | None]:
+def come(limit: float) -> tuple[Processes, StartWatch | None]:
     """All processes of the launcher; MPI is started.
 
     limit: seconds, of --time-limit; how long they may take to come goes by it. 0: for ever.
@@ -30,12 +30,12 @@ def come(limit: float) -> tuple[Processes, Start | None]:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
     rank, count, _ = launcher()
-    start = Start(rank, count, limit) if limit else None
+    start = StartWatch(rank, count, limit) if limit else None
     return Processes(world()), start
 
 
 def agree(
-    processes: Processes, start: Start | None, said: Callable[[], str], limit: float
+    processes: Processes, start: StartWatch | None, said: Callable[[], str], limit: float
 ) -> None:
     """Every process says the same command; what is wrong with one ends all of them."""
     met = processes.meet(lambda: (said(), (os.getpid(), place())))

@@ -17,7 +17,7 @@ from codegen.errors import ImageError, MeshError, UsageError
 from codegen.image import manifest as reader
 from codegen.progress import at, each
 from codegen.verify import many, small
-from codegen.verify.table import Mismatch
+from codegen.verify.exchange_table import Mismatch
 from spmd.arguments import check_scalars, patched_in, read, scalars_of
 from spmd.launch import loader, sizes
 from spmd.launch.memory import bytes_text
@@ -54,7 +54,7 @@ def verify(path: str, options: Any) -> dict[str, Any]:
 
 
 def checked(
-    image: reader.Image, path: str, ranks: Any, mesh: dict[str, int], settings: dict[str, Any],
+    image: reader.ImageFile, path: str, ranks: Any, mesh: dict[str, int], settings: dict[str, Any],
     execute: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
     """What was checked of one image. ranks: several numbers, or None; execute: of a file only."""
@@ -94,7 +94,7 @@ def compare(
     common = [ledger.common(mesh, scalars) for mesh in meshes]
     few = [m for mesh, m in zip(meshes, common, strict=True) if math.prod(mesh) <= at_once]
     try:
-        found = small.check(ledger.table, few) if few else small.Found()
+        found = small.check(ledger.table, few) if few else small.Agreed()
         for mesh, values in zip(meshes, common, strict=True):
             if math.prod(mesh) > at_once:
                 more = many.check(ledger.table, values)
@@ -130,11 +130,11 @@ def _meshes(
 
 def _execute(path: str, meshes: list[tuple[int, ...]], settings: dict[str, str]) -> int:
     """Has a child process compare the machine code's plan functions; how many ranks it did."""
-    from codegen.image import programs  # subprocess, for --execute alone
+    from codegen.image import commands  # subprocess, for --execute alone
 
     job = json.dumps({"path": path, "meshes": meshes, "set": settings})
-    ended = programs.run([sys.executable, "-m", "spmd.bench.probe", job], limit_s=EXECUTE_S)
-    if ended.code == programs.TOO_LATE:
+    ended = commands.run([sys.executable, "-m", "spmd.bench.probe", job], limit_s=EXECUTE_S)
+    if ended.code == commands.TOO_LATE:
         raise ImageError(f"{path}: its plan functions do not end", expected=f"{EXECUTE_S} s",
                          found="they were stopped")  # fmt: skip
     try:
@@ -150,7 +150,7 @@ def _execute(path: str, meshes: list[tuple[int, ...]], settings: dict[str, str])
     return ranks
 
 
-def _elsewhere(image: reader.Image) -> str:
+def _elsewhere(image: reader.ImageFile) -> str:
     """Why this machine cannot run it, which says nothing against the image; "" where it can."""
     try:
         reader.check_machine(image.machine)
@@ -160,7 +160,7 @@ def _elsewhere(image: reader.Image) -> str:
     return ""
 
 
-def _local(image: reader.Image) -> str:
+def _local(image: reader.ImageFile) -> str:
     words = reader.IndexWords(image.section(".spmd.index"))
     return str(words) if words.patched else ""
 

@@ -14,7 +14,7 @@ import pytest
 import spmd
 from codegen.compile import Levels, lower
 from codegen.describe import manifest_of, notes_of
-from codegen.explain.tables import tables
+from codegen.explain.reasons import tables
 from codegen.explain.traffic import unclipped
 from codegen.image.manifest import evaluate
 from codegen.ir import walk
@@ -22,7 +22,7 @@ from codegen.mesh import local_extent, local_offset
 from codegen.naming import Naming
 from codegen.printer import module_text
 from codegen.symbolic import expr
-from spmd import layouts
+from spmd import layout_table
 from spmd.verify.formulas import infix, rounded_up
 
 
@@ -262,12 +262,12 @@ def test_bytes(name: str, ranks: int) -> None:
     """The formula is what the rank that gets most gets at most, the number what it does get."""
     levels = lower(globals()[name].capture())
     image = Noted(levels)
-    found = layouts.table(image, ranks, {})
+    found = layout_table.table(image, ranks, {})
     values = {f"n_{axis}": size for axis, size in found["mesh"].items()}
     for row in found["exchanges"]:
         most = evaluate(row["bytes"], values)
         assert row["rank_bytes"] <= most, row["words"]
-        assert ranks > 1 or row["kind"] in layouts._FOLDS or row["rank_bytes"] == 0
+        assert ranks > 1 or row["kind"] in layout_table._FOLDS or row["rank_bytes"] == 0
         assert row["kind"] != "all-gather" or row["rank_bytes"] == most
     for row in found["arrays"]:
         shard = [-(-e // prod(values[f"n_{a}"] for a in entry))
@@ -282,7 +282,7 @@ def test_bytes(name: str, ranks: int) -> None:
 def test_of_a_halo_only_what_others_have_counts() -> None:
     image = Noted(lower(stencil.capture()))
     for mesh, most in [((1, 1), 0), ((2, 1), 30), ((3, 1), 60), ((2, 2), 31), ((3, 3), 44)]:
-        found = layouts.table(image, None, dict(zip("xy", mesh)))
+        found = layout_table.table(image, None, dict(zip("xy", mesh)))
         (halo,) = [row for row in found["exchanges"] if row["kind"] == "halo"]
         assert halo["rank_bytes"] == 4 * most
     assert infix(rounded_up(halo["bytes"])) == "8 * ceil(30 / n_x) + 8 * ceil(30 / n_y) + 16"

@@ -15,7 +15,7 @@ from codegen.errors import ProgramError
 from codegen.symbolic import estimate, expr, spelling
 from codegen.symbolic.expr import Expr, Sym, const, symbol
 from codegen.symbolic.meaning import OPERATIONS
-from codegen.verify.terms import Terms
+from codegen.verify.vectors import Terms
 
 N = Sym("n", "size", const(1))
 I = Sym("i", "coord", const(0), symbol(N) - 1)  # noqa: E741

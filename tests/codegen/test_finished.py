@@ -13,12 +13,12 @@ from codegen.compile import Levels, lower
 from codegen.errors import InternalError
 from codegen.passes.check_plan import check_finished
 from codegen.passes.settle import settled
+from codegen.plan.exprs import exprs, mapped
 from codegen.plan.grammar import Exchange, Loop, Nest, Phase, Plan, Step
-from codegen.plan.rewrite import exprs, mapped
 from codegen.plan.steps import mapped_steps, walk_steps
 from codegen.plan.text import plan_text
 from codegen.symbolic import expr
-from codegen.symbolic.blocks import BY_PARTS
+from codegen.symbolic.block_laws import BY_PARTS
 from codegen.symbolic.meaning import OPERATIONS
 from examples.heat import heat
 from tests.codegen.sample_programs import branches, halo, in_place, ring_allreduce

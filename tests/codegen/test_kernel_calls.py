@@ -8,7 +8,7 @@ import pytest
 import spmd
 from codegen.compile import lower
 from codegen.errors import KernelError
-from codegen.explain.tables import tables
+from codegen.explain.reasons import tables
 from codegen.image.kernel_source import Reading
 from codegen.oracle import interpret
 from codegen.passes.check import check

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from codegen.errors import EnvironmentFault, InternalError
-from codegen.image import link, manifest, programs
+from codegen.image import commands, link, manifest
 from tests.conftest import Launch
 
 SOURCE = "int unused;\n"
@@ -137,4 +137,4 @@ def test_an_interrupt_when_a_program_has_just_ended(monkeypatch):
 
     monkeypatch.setattr(subprocess.Popen, "communicate", ended)
     with pytest.raises(KeyboardInterrupt):
-        programs.run(["true"], limit_s=20.0)
+        commands.run(["true"], limit_s=20.0)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from codegen.dtypes import BY_NAME, DType
-from codegen.emit.operators import applied, single
+from codegen.emit.expressions import applied, single
 from codegen.functions import FUNCTIONS, Function
 from codegen.oracle.common import value_text
 

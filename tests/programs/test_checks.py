@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import spmd
-from codegen.checks import CHECKS, USUAL, checks_of
+from codegen.check_names import CHECKS, USUAL, checks_of
 from codegen.errors import CheckError, UsageError
 from codegen.ir import Module
 from codegen.oracle.interpret import run

@@ -13,12 +13,12 @@ from spmd.files import inputs as files
 from spmd.files import outputs
 
 
-def elements(file: files.Input) -> np.ndarray:
+def elements(file: files.InputArray) -> np.ndarray:
     dtype = numpy_dtype(file.dtype).newbyteorder(">" if file.swapped else "<")
     return np.ndarray(file.shape, dtype, file.buffer, file.start, file.strides)
 
 
-def open_input(path: Path | str, name: str = "u") -> files.Input:
+def open_input(path: Path | str, name: str = "u") -> files.InputArray:
     return files.open_inputs({name: str(path)}, [])[name]
 
 

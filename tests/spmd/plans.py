@@ -45,7 +45,7 @@ def edited(path, folder, notes=None, old=b"", new=b""):
     sections = elf.read_sections(bytes(data))[1]
     if notes is not None:
         at, room = sections[".spmd.notes"]
-        whole = manifest.Image(bytes(data)).notes()
+        whole = manifest.ImageFile(bytes(data)).notes()
         notes(whole)
         text = zlib.compress(json.dumps({**whole, "c": "", "graph": ""}).encode(), 9)
         assert len(text) <= room

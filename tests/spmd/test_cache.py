@@ -14,7 +14,7 @@ import pytest
 import spmd
 from codegen import kept
 from codegen.errors import UsageError
-from codegen.image import kernels, link
+from codegen.image import kernel_objects, link
 from codegen.trace.program import Program
 from spmd.cache import Cache
 
@@ -61,7 +61,7 @@ def no_compilers(monkeypatch):
         raise AssertionError("compiled")
 
     monkeypatch.setattr(link, "link", refuse)
-    monkeypatch.setattr(kernels, "compile_kernel", refuse)
+    monkeypatch.setattr(kernel_objects, "compile_kernel", refuse)
 
 
 def test_it_follows_what_the_program_reads(request, monkeypatch):

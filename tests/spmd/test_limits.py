@@ -134,7 +134,7 @@ def test_every_collective_is_right_whatever_the_limits():
         {"slot": 1, "share": 1}, {"slot": 700, "fold": 1, "share": limits.MOST},
         {"fold": limits.MOST, "slot": 1}, {"ring": 1, "fold": 1},
     ]  # fmt: skip
-    crews = [calibrate.Crew(5, threads, 0) for threads in (1, 5)]
+    crews = [calibrate.Hosting(5, threads, 0) for threads in (1, 5)]
     for name in bench.COLLECTIVES:
         data = programs.built(name, 250)  # 1000 bytes
         for crew in crews:

@@ -21,7 +21,7 @@ def test_small_outputs_are_printed_as_numpy_prints_them() -> None:
 
 
 def test_large_outputs_are_summarised_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrays, "CHUNK", 700)
+    monkeypatch.setattr(arrays, "AT_ONCE", 700)
     array = np.random.default_rng(1).normal(size=(60, 50)).astype(np.float32)
     low, high, mean = arrays.summary(array)
     assert (low, high) == (array.min(), array.max())

@@ -45,14 +45,15 @@ def empty():
 # All that a rank imports beyond the interpreter and mpi4py, whatever the program.
 OURS = {
     "codegen.image", "codegen.symbolic", "codegen.symbolic.meaning", "spmd.files", "spmd.launch",
-    "codegen", "codegen.checks", "codegen.image.elf", "codegen.image.elf_dynamic", "codegen.errors",
-    "codegen.image.manifest", "codegen.image.schema", "codegen.image.target", "spmd",
-    "spmd.arguments", "spmd.cli", "spmd.engine", "spmd.engine._engine", "spmd.engine._engine.lib",
-    "spmd.launch.job", "spmd.launch.processes", "spmd.launch.launchers", "spmd.launch.limits",
-    "spmd.launch.loader", "spmd.launch.memory", "spmd.files.npy", "spmd.report",
-    "spmd.launch.patience", "spmd.launch.presence", "spmd.launch.run", "spmd.launch.sizes",
-    "spmd.launch.watch", "spmd.launch.options", "spmd.launch.together", "spmd.launch.course",
-    "spmd.launch.hosts", "spmd.launch.transport", "spmd.texts", "spmd.files.whole",
+    "codegen", "codegen.check_names", "codegen.image.elf", "codegen.image.elf_dynamic",
+    "codegen.errors", "codegen.image.manifest", "codegen.image.schema", "codegen.image.target",
+    "spmd", "spmd.arguments", "spmd.cli", "spmd.engine", "spmd.engine._engine",
+    "spmd.engine._engine.lib", "spmd.launch.job", "spmd.launch.processes", "spmd.launch.launchers",
+    "spmd.launch.limits", "spmd.launch.loader", "spmd.launch.memory", "spmd.files.npy",
+    "spmd.report", "spmd.launch.patience", "spmd.launch.presence", "spmd.launch.run",
+    "spmd.launch.sizes", "spmd.launch.watch", "spmd.launch.options", "spmd.launch.together",
+    "spmd.launch.course", "spmd.launch.hosts", "spmd.launch.transport", "spmd.texts",
+    "spmd.files.whole",
 }  # fmt: skip
 THEIRS = {
     "__future__", "_cffi_backend", "_json", "_locale", "_sha2", "_sha256", "_sha512", "argparse",

@@ -15,7 +15,7 @@ from codegen.image import manifest
 from codegen.symbolic.meaning import ARGUMENTS
 from codegen.verify import many as verify_many
 from codegen.verify import search as verify_search
-from codegen.verify.terms import Terms
+from codegen.verify.vectors import Terms
 from spmd.ledger import Ledger
 from spmd.verify.images import compare
 from tests.conftest import EXAMPLES

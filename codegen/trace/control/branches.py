@@ -25,8 +25,8 @@ from codegen.trace.array import Array, is_traced
 from codegen.trace.context import Block, Context
 from codegen.trace.control.exits import RESULT
 from codegen.trace.control.regions import (
+    Capture,
     Gone,
-    Piece,
     array_of,
     carry_error,
     condition,
@@ -64,7 +64,7 @@ class _Arm:
     storages: dict[Storage, Any]
 
 
-class Branch(Piece):
+class Branch(Capture):
     """A branch being captured. on: the number of the arm that runs, an Expr or a 0-d value."""
 
     def __init__(self, context: Context, code: Code, on: Expr | Value) -> None:

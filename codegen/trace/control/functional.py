@@ -17,10 +17,10 @@ from codegen.symbolic import expr
 from codegen.trace.array import Array, as_array, as_value, full_value, is_traced, wrap
 from codegen.trace.context import Context, require_context
 from codegen.trace.control.branches import captured_switch
-from codegen.trace.control.loops import Counter, Loop
+from codegen.trace.control.captured_loops import Counter, Loop
+from codegen.trace.control.converted import given
 from codegen.trace.control.ranges import spmd_range
 from codegen.trace.control.regions import condition
-from codegen.trace.control.source import given
 from codegen.trace.control.turns import captured_for, passes
 from codegen.trace.number import expr_of, number
 from codegen.trace.state import Code, LeafType, Names, Tree, fill, flatten, leaf_type

@@ -269,7 +269,7 @@ def _instance(x: Any) -> Iterator[Any]:
 
 def _holds_nothing(c: type) -> bool:
     """Bases in known modules that keep no state of their own."""
-    return c.__module__ in ("typing", "abc", "codegen.trace.ranks.layouts") or (
+    return c.__module__ in ("typing", "abc", "codegen.trace.ranks.layout_forms") or (
         c.__module__ == "enum" and issubclass(c, enum.Enum)
     )
 

@@ -85,7 +85,7 @@ class Mark:
         context._names = dict(self.names)
 
 
-class Piece:
+class Capture:
     """A region being captured, again and again where needed."""
 
     def __init__(self, context: Context, code: Code, what: str) -> None:

@@ -17,16 +17,16 @@ from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 from codegen.trace.array import Array, as_array, is_traced
 from codegen.trace.context import Block, Context, require_context
-from codegen.trace.control.loops import Counter, Later, Loop
+from codegen.trace.control.captured_loops import Counter, Later, Loop
 from codegen.trace.control.ranges import Range
-from codegen.trace.control.regions import Piece
+from codegen.trace.control.regions import Capture
 from codegen.trace.number import expr_of, number
 from codegen.trace.state import Code
 
 _AT = "__at__"  # the loop variable where a bound is data
 
 
-class Attempt(Piece):
+class Attempt(Capture):
     """A stretch of a `while` whose test is known so far: kept if it stays so, else undone."""
 
     def kept(self) -> None:

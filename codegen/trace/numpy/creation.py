@@ -34,7 +34,7 @@ from codegen.trace.expecting import within
 from codegen.trace.number import expr_of, number
 from codegen.trace.numpy import elementwise
 from codegen.trace.ranks import mapping
-from codegen.trace.ranks.layouts import by_rules, layout_of
+from codegen.trace.ranks.layout_forms import by_rules, layout_of
 from codegen.user.numbers import element_type
 
 __all__ = [  # that users import from spmd

@@ -17,9 +17,9 @@ from codegen.trace import array, foreign
 from codegen.trace.array import Array, is_traced, unsupported
 from codegen.trace.context import refuse_constant_write
 from codegen.trace.numpy import composite, elementwise, index, reducing
+from codegen.trace.numpy.function_table import Function, of_numpy_name, table
 from codegen.trace.numpy.masks import Chosen
 from codegen.trace.numpy.refused import REMEDIES
-from codegen.trace.numpy.table import Function, of_numpy_name, table
 
 elementwise.COMPOSITE.update(composite.UFUNCS)
 

@@ -21,7 +21,7 @@ from codegen.trace.array import Array, as_array, is_traced, wrap
 from codegen.trace.context import Context, eager_current
 from codegen.trace.numpy import creation, elementwise
 from codegen.trace.ranks import mapping
-from codegen.trace.ranks.layouts import by_rules
+from codegen.trace.ranks.layout_forms import by_rules
 from codegen.user.numbers import element_type
 
 _LOW = 2**32 - 1  # the lower half of 64 bits

@@ -19,7 +19,7 @@ from codegen import ops
 from codegen.errors import ShapeError, UnsupportedError
 from codegen.ir import Value
 from codegen.symbolic import expr
-from codegen.symbolic.blocks import evened
+from codegen.symbolic.block_laws import evened
 from codegen.symbolic.expr import Expr
 from codegen.trace import view
 from codegen.trace.array import Array, Number, as_array, holds_traced

@@ -20,7 +20,7 @@ from codegen.trace.array import Array, as_array, cast_value, number, wrap
 from codegen.trace.context import Context
 from codegen.trace.ranks.communicate import Axes, dim_of, independent, inside, kept_part, members
 from codegen.trace.ranks.folding import folded
-from codegen.trace.ranks.layouts import axes_of
+from codegen.trace.ranks.layout_forms import axes_of
 from codegen.trace.ranks.rooted import root_of
 from codegen.user import tree
 

@@ -20,9 +20,9 @@ from codegen.places import user_place
 from codegen.symbolic import expr
 from codegen.trace.array import Array, as_array, full_value, number, wrap
 from codegen.trace.context import Block, Context
+from codegen.trace.control.converted import given
 from codegen.trace.control.functional import fori_loop
 from codegen.trace.control.regions import Mark
-from codegen.trace.control.source import given
 from codegen.trace.kernel_call import Kernel
 from codegen.trace.numpy.creation import empty_like
 from codegen.trace.ranks.communicate import all_gather, all_to_all

@@ -28,9 +28,9 @@ from codegen.trace.numpy.elementwise import same_extent, shape_text
 from codegen.trace.numpy.masks import Chosen
 from codegen.trace.numpy.subscripts import refused
 from codegen.trace.ranks.default_layouts import computed_layouts
-from codegen.trace.ranks.layouts import axes_of, layout_of
+from codegen.trace.ranks.layout_forms import axes_of, layout_of
 from codegen.user import tree
-from codegen.user.layouts import spread
+from codegen.user.layout_trees import spread
 from codegen.user.signatures import check_call
 
 

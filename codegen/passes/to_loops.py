@@ -16,7 +16,7 @@ from codegen.dtypes import DType
 from codegen.image.gufunc import Parameter
 from codegen.ir import ArrayType, Module, Op, Region, Value
 from codegen.plan.access import At, Resolver
-from codegen.plan.exchanges import Sides
+from codegen.plan.boxes import Sides
 from codegen.plan.grammar import Exchange, Literal, Store
 from codegen.plan.indexing import loop_vars, positions, ravel
 from codegen.plan.loops import Act, Do, Loops

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from codegen.emit.function import Function
+from codegen.emit.function import CFunction
 from codegen.plan.grammar import Buffer, Let, Loop, Plan, Runtime
 from codegen.plan.names import buffer_names, identifier
 from codegen.plan.steps import walk_steps
@@ -58,7 +58,7 @@ class Places:
         return f"C_{identifier(s.name)}"
 
 
-class RankFunction(Function):
+class RankFunction(CFunction):
     """A function that is handed the rank `r`. changing: symbols whose values change in it, which
     are read where they stand. Others are copied to variables."""
 

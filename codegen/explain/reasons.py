@@ -53,7 +53,7 @@ def tables(levels: Levels) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Found:
+class ExchangeSite:
     """An exchange of a Program, and what stands around it: loops and branches, outermost first."""
 
     op: Op
@@ -238,7 +238,7 @@ class Explained:
 
     # ---- exchanges -----------------------------------------------------------------------------
 
-    def exchange_row(self, found: Found) -> dict[str, Any]:
+    def exchange_row(self, found: ExchangeSite) -> dict[str, Any]:
         op, what = found.op, found.op.what
         assert isinstance(what, Exchange)
         traffic = self.meter.of(op)
@@ -284,10 +284,10 @@ class Explained:
 _NEW: dict[str, Any] = {"what": []}
 
 
-def _exchanges(region: Region, around: tuple[Op, ...]) -> Iterator[Found]:
+def _exchanges(region: Region, around: tuple[Op, ...]) -> Iterator[ExchangeSite]:
     for op in region.ops:
         if isinstance(op.what, Exchange) and op.results:
-            yield Found(op, around)
+            yield ExchangeSite(op, around)
         for inner in op.regions:
             yield from _exchanges(inner, (*around, op))
 

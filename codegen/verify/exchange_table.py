@@ -16,7 +16,7 @@ BOXES = ("from", "into", "send", "give")
 PEERS = ("sends", "dest", "receives", "source", "root")
 
 
-class Table:
+class ExchangeTable:
     """What is known of the exchanges of one program.
 
     axes: of its mesh. coordinates: the symbol of a rank's position along each. capacity: elements
@@ -39,7 +39,7 @@ class Row:
     """One exchange. loops: those around it that its formulas mention. used: names that they use.
     unknown: those that stand for what the program computes."""
 
-    def __init__(self, said: dict[str, Any], table: Table) -> None:
+    def __init__(self, said: dict[str, Any], table: ExchangeTable) -> None:
         """Raises ValueError, KeyError or TypeError for what no Plan says."""
         self.said, self.table = said, table
         self.site, self.kind, self.place = int(said["site"]), str(said["kind"]), str(said["place"])

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from codegen.emit.lines import comment, source
-from codegen.emit.places import Places, RankFunction
+from codegen.emit.rank_code import Places, RankFunction
 from codegen.mesh import Mesh
 from codegen.plan.grammar import Box, Exchange
 from codegen.symbolic import expr

@@ -11,7 +11,7 @@ from typing import Any
 
 from codegen.errors import ImageError, under
 from codegen.image import manifest as reader
-from codegen.verify import table as exchanges
+from codegen.verify import exchange_table as exchanges
 from spmd import ledger
 from spmd.files.npy import SIZES, element_count
 from spmd.launch import memory, sizes
@@ -24,7 +24,7 @@ COUNTED = 4096
 _FOLDS = ("all-reduce", "reduce-scatter", "reduce", "scan", "exclusive scan")
 
 
-def table(image: reader.Image, ranks: int | None, mesh: dict[str, int]) -> dict[str, Any]:
+def table(image: reader.ImageFile, ranks: int | None, mesh: dict[str, int]) -> dict[str, Any]:
     """{"mesh", "arrays", "exchanges"}: as noted at build; with rank_bytes where a mesh is known.
 
     Raises MeshError where the ranks asked for do not form one.
@@ -50,7 +50,7 @@ def table(image: reader.Image, ranks: int | None, mesh: dict[str, int]) -> dict[
                          found="something else") from None  # fmt: skip
 
 
-def _symbols(image: reader.Image) -> set[str]:
+def _symbols(image: reader.ImageFile) -> set[str]:
     names = {f"n_{axis['name']}" for axis in image.manifest["mesh"]}
     return names | {scalar["name"] for scalar in image.manifest["scalars"]}
 
@@ -58,7 +58,7 @@ def _symbols(image: reader.Image) -> set[str]:
 class _Counted:
     """Amounts on one mesh."""
 
-    def __init__(self, image: reader.Image, ranks: int | None, mesh: dict[str, int]) -> None:
+    def __init__(self, image: reader.ImageFile, ranks: int | None, mesh: dict[str, int]) -> None:
         m = image.manifest
         scalars = {s["name"]: s["default"] for s in m["scalars"] if s["dtype"] == "int64"}
         bound = sizes.bind_mesh(m, ranks, mesh, scalars)
@@ -92,7 +92,7 @@ class _Counted:
 # ---- as text -----------------------------------------------------------------------------------
 
 
-def text(image: reader.Image, found: dict[str, Any]) -> Iterator[str]:
+def text(image: reader.ImageFile, found: dict[str, Any]) -> Iterator[str]:
     axes = ", ".join(f'n_{a["name"]} ranks along "{a["name"]}"' for a in image.manifest["mesh"])
     known = found["mesh"]
     yield ("on the mesh (" + ", ".join(f"{k}={n}" for k, n in known.items()) + ")") if known else (
@@ -122,7 +122,7 @@ def text(image: reader.Image, found: dict[str, Any]) -> Iterator[str]:
             yield f"       try: {r['advice']['try']}"
 
 
-def pointed_out(image: reader.Image) -> Iterator[str]:
+def pointed_out(image: reader.ImageFile) -> Iterator[str]:
     """What to say at build of exchanges that give every rank a large array whole: once per line."""
     said = set()
     for row in image.notes()["traffic"]:

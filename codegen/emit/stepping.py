@@ -13,12 +13,12 @@ from itertools import pairwise
 
 from codegen.dtypes import DType
 from codegen.emit.cutting import NOINLINE, Cuts
-from codegen.emit.exchanges import exchange_functions
+from codegen.emit.exchange_code import exchange_functions
+from codegen.emit.expressions import prefix
 from codegen.emit.function import dtype_of
 from codegen.emit.lines import wrapped
-from codegen.emit.operators import prefix
 from codegen.emit.phases import PhaseWriter
-from codegen.emit.places import Places, RankFunction
+from codegen.emit.rank_code import Places, RankFunction
 from codegen.plan.grammar import (
     Branch,
     Default,

@@ -16,7 +16,7 @@ from codegen.mesh import Layout, LayoutEntry, Mesh
 from codegen.places import user_place
 from codegen.printer import axes_text
 from codegen.trace.context import Context
-from codegen.user.layouts import MeshName, is_layout, replicated
+from codegen.user.layout_trees import MeshName, is_layout, replicated
 
 
 class Dim(int):

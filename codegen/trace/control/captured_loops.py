@@ -24,8 +24,8 @@ from codegen.trace.array import Array, as_value, is_traced
 from codegen.trace.context import Block, Context
 from codegen.trace.control.exits import RESULT
 from codegen.trace.control.regions import (
+    Capture,
     Gone,
-    Piece,
     array_of,
     carry_error,
     condition,
@@ -106,7 +106,7 @@ class Later:
         return before is None and name in self.kept and (self.sure or name == RESULT)
 
 
-class Loop(Piece):
+class Loop(Capture):
     """One loop. Its flags are False when a pass begins."""
 
     def __init__(self, context: Context, code: Code, later: Later | None = None) -> None:

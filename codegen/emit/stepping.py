@@ -139,8 +139,8 @@ class ControlWriter:
             self.steps(loop.condition)
             self.f.line(f"if (!{self.f.value(loop.flag)[0]}) break;")
         self.steps(loop.body)
-        for ring in loop.rotate:
-            for a, b in reversed(list(pairwise(ring))):
+        for cycle in loop.rotate:
+            for a, b in reversed(list(pairwise(cycle))):
                 self.f.line(f"spmd_swap(r, {self.places.number(a)}, {self.places.number(b)});")
         self.f.close()
 

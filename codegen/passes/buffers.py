@@ -274,7 +274,7 @@ class _Liveness:
         ):
             others = head | set(body.args) - {arg}
             others |= {v for j, v in enumerate(op.operands) if j != k and v is not init}
-            if self.apart[result]:  # copies in a ring would take one more
+            if self.apart[result]:  # copies in a cycle would take one more
                 others |= {v for j, v in enumerate(body.results) if j != k}
                 others -= {body.results[k], arg}
             self.define(arg, others)

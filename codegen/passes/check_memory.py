@@ -274,9 +274,9 @@ class _Check:
                       "a loop reads what decides it")  # fmt: skip
             self.read(truth, end)
         turned = self.region(body, step.body, end)
-        for ring in step.rotate:
-            held = [turned[b.number] for b in ring]
-            turned.own.update((b.number, v) for b, v in zip(ring, (held[-1], *held), strict=False))
+        for cycle in step.rotate:
+            held = [turned[b.number] for b in cycle]
+            turned.own.update((b.number, v) for b, v in zip(cycle, (held[-1], *held), strict=False))
         self.moved(turned, zip(body.results, body.args, strict=True))
         for number in written:
             holds.own[number] = end[number]
@@ -294,7 +294,7 @@ class _Check:
             elif isinstance(step, Exchange):
                 found.update(b.number for b in _written(step))
             elif isinstance(step, Loop):
-                found.update(b.number for ring in step.rotate for b in ring)
+                found.update(b.number for cycle in step.rotate for b in cycle)
             for inner in inner_steps(step):
                 for one in inner:
                     found |= self.buffers_written(one)

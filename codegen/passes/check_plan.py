@@ -117,9 +117,9 @@ def _exprs(step: Step) -> Iterator[Expr]:
 
 
 def _rotations(loop: Loop) -> None:
-    buffers = [b.number for ring in loop.rotate for b in ring]
-    alike = all(len(ring) > 1 and len({(b.dtype, b.capacity) for b in ring}) == 1
-                for ring in loop.rotate)  # fmt: skip
+    buffers = [b.number for cycle in loop.rotate for b in cycle]
+    alike = all(len(cycle) > 1 and len({(b.dtype, b.capacity) for b in cycle}) == 1
+                for cycle in loop.rotate)  # fmt: skip
     _rule(alike, loop.place, "buffers that change places have one dtype and one capacity")
     once = len(set(buffers)) == len(buffers)
     _rule(once, loop.place, "a buffer changes its place once as a turn ends")

@@ -1,8 +1,8 @@
 """Which loops carry by changing the places of buffers, where they would have to copy.
 
-Goes in: Loops with their buffers. Comes out: the same, with rings of buffers per loop: as a turn
+Goes in: Loops with their buffers. Comes out: the same, with cycles of buffers per loop: as a turn
 ends, each takes what the one before it holds.
-Always holds: what a ring overwrites nobody needs; members of an exchange that touches a buffer
+Always holds: what a cycle overwrites nobody needs; members of an exchange that touches a buffer
 have it in the same place, as each computes with its own table where the others' boxes are.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from codegen.ir import Op, walk
 from codegen.ops import Loop
 from codegen.plan.grammar import Buffer
-from codegen.plan.loops import Placed, Ring
+from codegen.plan.loops import Cycle, Placed
 
 Axes = frozenset[str]
 _NONE: Axes = frozenset()
@@ -23,44 +23,45 @@ _NONE: Axes = frozenset()
 @dataclass(frozen=True)
 class _Wish:
     loop: Op
-    ring: Ring
+    cycle: Cycle
     apart: Axes  # along which ranks may not make this turn together
 
 
 def rotated(placed: Placed) -> Placed:
-    """With the rings of every loop that has some."""
+    """With the cycles of every loop that has some."""
     module, of, apart = placed.loops.module, placed.of, placed.loops.apart
     loops = [op for region in module.entries for op in walk(region) if isinstance(op.what, Loop)]
-    wishes = [_Wish(op, ring, apart[op.results[0]]) for op in loops for ring in _rings(op, placed)]
+    wishes = [_Wish(op, cycle, apart[op.results[0]])
+              for op in loops for cycle in _cycles(op, placed)]  # fmt: skip
     moved = _moved(wishes)
     touched: dict[int, set[str]] = {}
     for value, axes in placed.exchanged.items():
         touched.setdefault(of[value].number, set()).update(axes)
-    found: dict[Op, tuple[Ring, ...]] = {}
+    found: dict[Op, tuple[Cycle, ...]] = {}
     for w in wishes:
-        if all(moved[b.number].isdisjoint(touched.get(b.number, ())) for b in w.ring):
-            found[w.loop] = (*found.get(w.loop, ()), w.ring)
-    return replace(placed, rings=found)
+        if all(moved[b.number].isdisjoint(touched.get(b.number, ())) for b in w.cycle):
+            found[w.loop] = (*found.get(w.loop, ()), w.cycle)
+    return replace(placed, cycles=found)
 
 
 def _moved(wishes: list[_Wish]) -> dict[int, Axes]:
     """By buffer: the axes along which it may lie elsewhere. It does where it has met a buffer that
     does, in whatever loop."""
-    moved: dict[int, Axes] = {b.number: _NONE for w in wishes for b in w.ring}
+    moved: dict[int, Axes] = {b.number: _NONE for w in wishes for b in w.cycle}
     while True:
         before = dict(moved)
         for w in wishes:
-            axes = w.apart.union(*(moved[b.number] for b in w.ring))
-            moved.update({b.number: axes for b in w.ring})
+            axes = w.apart.union(*(moved[b.number] for b in w.cycle))
+            moved.update({b.number: axes for b in w.cycle})
         if moved == before:
             return moved
 
 
-def _rings(loop: Op, placed: Placed) -> Iterator[Ring]:
+def _cycles(loop: Op, placed: Placed) -> Iterator[Cycle]:
     """Of what a loop carries: buffers that give each other what they hold, all round; or one after
     the other from one on that nobody needs by then, which takes what the last one held.
 
-    Copies that are left go to buffers in no ring: they come first, and see what was there before.
+    Copies that are left go to buffers in no cycle: they come first, and see what was there before.
     """
     body, of = loop.regions[-1], placed.of
     into: dict[int, Buffer] = {}  # by number: where what a buffer holds goes
@@ -73,12 +74,12 @@ def _rings(loop: Op, placed: Placed) -> Iterator[Ring]:
     needed = {of[v].number for v in (*placed.across[loop], *body.args) if v in of}
     replaced = {b.number for b in into.values()}
     done: set[int] = set()
-    for start in sorted(into, key=lambda k: k in replaced):  # chains before rings
+    for start in sorted(into, key=lambda k: k in replaced):  # chains before cycles
         if start in done:
             continue
-        ring = [by_number[start]]
-        while (following := into.get(ring[-1].number)) and following.number != start:
-            ring.append(following)
-        done.update(b.number for b in ring)
+        cycle = [by_number[start]]
+        while (following := into.get(cycle[-1].number)) and following.number != start:
+            cycle.append(following)
+        done.update(b.number for b in cycle)
         if start in replaced or start not in needed:
-            yield tuple(ring)
+            yield tuple(cycle)

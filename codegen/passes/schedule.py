@@ -175,8 +175,8 @@ class _Scheduler:
         if len(op.regions) == 2:
             condition = self.region(op.regions[0], ())
             flag = Load(self.of[op.regions[0].results[0]], expr.const(0))
-        rotate = self.placed.rings.get(op, ())
-        turned = [(a, b) for ring in rotate for a, b in zip(ring, (*ring[1:], ring[0]))]
+        rotate = self.placed.cycles.get(op, ())
+        turned = [(a, b) for cycle in rotate for a, b in zip(cycle, (*cycle[1:], cycle[0]))]
         again = self.moves(body.results, body.args)
         steps = self.region(body, [c for c in again if (c[0], c[2]) not in turned])
         stop = None if what.stop is None else expr.as_expr(what.stop)

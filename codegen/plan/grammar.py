@@ -380,9 +380,9 @@ class Exchange(Generic[M]):
 @dataclass(frozen=True)
 class Loop:
     """slot: where the rank keeps the counter (None: a while loop counts nothing). condition: the
-    steps that compute the truth value `flag`. rotate: rings of buffers; as a turn ends, what is in
+    steps that compute the truth value `flag`. rotate: cycles of buffers; as a turn ends, what is in
     one comes to be in the next one, and what is in the last in the first, without being moved:
-    their places in the rank's memory change. All of a ring have one dtype and one capacity, so a
+    their places in the rank's memory change. All of a cycle have one dtype and one capacity, so a
     box that lies inside its buffer does so in every turn; and whoever takes part in an exchange
     that touches them has made the same turns."""
 

@@ -53,13 +53,13 @@ class Loops:
     apart: Mapping[Value, frozenset[str]]
 
 
-Ring = tuple[Buffer, ...]
+Cycle = tuple[Buffer, ...]
 
 
 @dataclass(frozen=True)
 class Placed:
     """Loops with the buffers of their values. across: what is needed all along a loop, in every
-    turn or after it. exchanged: the axes of the exchanges that touch a value. rings: of a loop; as
+    turn or after it. exchanged: the axes of the exchanges that touch a value. cycles: of a loop; as
     a turn ends, each buffer of one takes what the one before it holds."""
 
     loops: Loops
@@ -67,7 +67,7 @@ class Placed:
     of: Mapping[Value, Buffer]
     across: Mapping[Op, frozenset[Value]]
     exchanged: Mapping[Value, frozenset[str]]
-    rings: Mapping[Op, tuple[Ring, ...]] = field(default_factory=dict)
+    cycles: Mapping[Op, tuple[Cycle, ...]] = field(default_factory=dict)
 
 
 def capacity(value: Value) -> Expr:

@@ -93,8 +93,8 @@ def step_buffers(step: Step) -> Iterator[Buffer]:
     elif isinstance(step, Loop):
         if step.flag is not None:
             yield step.flag.buffer
-        for ring in step.rotate:
-            yield from ring
+        for cycle in step.rotate:
+            yield from cycle
     elif isinstance(step, Let):
         yield step.value.buffer
     elif isinstance(step, Branch) and isinstance(step.on, Load):

@@ -137,8 +137,8 @@ def _steps(steps: Sequence[Step], indent: str) -> Iterator[str]:
                 yield f"{indent}  while {node_text(step.flag)}:"
                 yield from _steps(step.condition, indent + "    ")
             yield from _steps(step.body, indent + "  ")
-            for ring in step.rotate:
-                yield f"{indent}  rotate {' to '.join(b.name for b in (*ring, ring[0]))}"
+            for cycle in step.rotate:
+                yield f"{indent}  rotate {' to '.join(b.name for b in (*cycle, cycle[0]))}"
         elif isinstance(step, Let):
             yield f"{indent}let {step.counter.name} be {node_text(step.value)}{where}"
         elif isinstance(step, Branch):

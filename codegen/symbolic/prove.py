@@ -18,7 +18,7 @@ from codegen.symbolic.expr import Call, Expr, Sym, const, symbol
 from codegen.symbolic.sampling import LIMIT, environments
 from codegen.symbolic.terms import TRUTH
 
-_BRANCHES = 128  # pieces of one `to`
+_BRANCHES = 128  # cases of one `to`
 
 
 @dataclass(frozen=True)
@@ -62,13 +62,13 @@ class Proof:
         return self.verdict != "refuted"
 
 
-# ---- the pieces of a map -----------------------------------------------------------------------
+# ---- the cases of a map -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Case:
     """Where `guard` is 1 (it implies lo <= var <= hi), var maps to `to`, which has no truth value
-    of var. pin: the only var of the piece (then `to` has no var at all), or None."""
+    of var. pin: the only var of the case (then `to` has no var at all), or None."""
 
     guard: Expr
     to: Expr
@@ -77,16 +77,16 @@ class Case:
     pin: Expr | None = None
 
 
-class _TooManyPieces(Exception):
+class _TooManyCases(Exception):
     pass
 
 
-def pieces(to: Expr, sends: Expr, var: Sym, size: Expr) -> list[Case] | None:
-    """The map var -> to, cut at the truth values that mention var; None for too many pieces."""
+def cases(to: Expr, sends: Expr, var: Sym, size: Expr) -> list[Case] | None:
+    """The map var -> to, cut at the truth values that mention var; None for too many cases."""
     out: list[Case] = []
     try:
         _cut(to, sends, var, size, const(1), const(0), size - 1, out)
-    except _TooManyPieces:
+    except _TooManyCases:
         return None
     return out
 
@@ -97,7 +97,7 @@ def _cut(
     if sends == 0 or guard == 0 or expr.nonneg(lo - hi - 1):
         return
     if len(out) >= _BRANCHES:
-        raise _TooManyPieces
+        raise _TooManyCases
     if expr.nonneg(lo - hi):
         _pin(to, sends, var, size, guard, lo, out)
         return
@@ -176,14 +176,14 @@ def inverse(to: Expr, sends: Expr, var: Sym, size: Expr) -> tuple[Expr, Expr] | 
         receives = exists if sends == exists else exists * sends.subst({position: to})
         source = expr.maximum(0, expr.minimum(to, size - 1))
         return source.subst(back_again), receives.subst(back_again)
-    parts = pieces(to, sends, position, size)
+    parts = cases(to, sends, position, size)
     if parts is None:
         return None
     if not parts:
         return const(0), const(0)
     solved = []
-    for piece in parts:
-        back = _solve_piece(piece, position, size)
+    for case in parts:
+        back = _solve_case(case, position, size)
         if back is None:
             return None
         solved.append(back)
@@ -191,16 +191,16 @@ def inverse(to: Expr, sends: Expr, var: Sym, size: Expr) -> tuple[Expr, Expr] | 
     return source.subst(back_again), receives.subst(back_again)
 
 
-def _solve_piece(piece: Case, var: Sym, size: Expr) -> tuple[Expr, Expr] | None:
-    """(source, receives) of one piece."""
+def _solve_case(case: Case, var: Sym, size: Expr) -> tuple[Expr, Expr] | None:
+    """(source, receives) of one case."""
     here = symbol(var)
-    if piece.pin is not None:
-        return piece.pin, piece.guard * expr.eq(here, piece.to)
-    wrapped = piece.to
+    if case.pin is not None:
+        return case.pin, case.guard * expr.eq(here, case.to)
+    wrapped = case.to
     modulus = None
-    atoms = piece.to.atoms()
+    atoms = case.to.atoms()
     call = next(iter(atoms)) if len(atoms) == 1 else None
-    if isinstance(call, Call) and call.op == "mod" and piece.to == expr.from_atom(call):
+    if isinstance(call, Call) and call.op == "mod" and case.to == expr.from_atom(call):
         wrapped, modulus = call.args
         if modulus != size:
             return None
@@ -212,22 +212,22 @@ def _solve_piece(piece: Case, var: Sym, size: Expr) -> tuple[Expr, Expr] | None:
         return None
     if modulus is not None:
         source = expr.mod((here - rest) * a, size)
-        return source, _guard_at(piece, var, source)
+        return source, _guard_at(case, var, source)
     if abs(a) == 1:
         source, receives = (here - rest) * a, const(1)
     else:
         source, receives = (here - rest) // a, expr.eq0((here - rest) % a)
-    receives = receives * expr.ge(source, piece.lo) * expr.le(source, piece.hi)
+    receives = receives * expr.ge(source, case.lo) * expr.le(source, case.hi)
     if receives == 0:
         return const(0), const(0)
     # the guard's own linear bounds are in [lo, hi]; inside it the rest of the guard is left
-    narrow = Sym(var.name, "var", piece.lo, piece.hi)
-    guard = piece.guard.subst({var: symbol(narrow)}).subst({narrow: source})
+    narrow = Sym(var.name, "var", case.lo, case.hi)
+    guard = case.guard.subst({var: symbol(narrow)}).subst({narrow: source})
     return source, receives * guard
 
 
-def _guard_at(piece: Case, var: Sym, source: Expr) -> Expr:
-    return piece.guard.subst({var: source})
+def _guard_at(case: Case, var: Sym, source: Expr) -> Expr:
+    return case.guard.subst({var: source})
 
 
 def _join(solved: list[tuple[Expr, Expr]], var: Sym, size: Expr) -> tuple[Expr, Expr]:
@@ -253,7 +253,7 @@ def _join(solved: list[tuple[Expr, Expr]], var: Sym, size: Expr) -> tuple[Expr, 
 
 
 def _common_turn(merged: Mapping[Expr, Expr], var: Sym, size: Expr) -> Expr | None:
-    """One (±var + b) % size that agrees with every piece where that piece receives."""
+    """One (±var + b) % size that agrees with every case where that case receives."""
     for source in merged:
         slope, _ = expr.linear_in(source, var)
         if slope is None or not slope.is_const or slope.value not in (1, -1):
@@ -265,7 +265,7 @@ def _common_turn(merged: Mapping[Expr, Expr], var: Sym, size: Expr) -> Expr | No
 
 
 def _agree(a: Expr, b: Expr, guard: Expr, var: Sym) -> bool:
-    parts = pieces(a - b, guard, var, var.hi + 1) if var.hi is not None else None
+    parts = cases(a - b, guard, var, var.hi + 1) if var.hi is not None else None
     return parts is not None and all(p.to == 0 for p in parts)
 
 
@@ -313,13 +313,13 @@ def _prove_injective(to: Expr, sends: Expr, var: Sym, size: Expr) -> Expr | None
     if partners.own_inverse(to, var):
         if sends * (1 - partners.exists(to, size)) == 0:
             return const(1)
-    parts = pieces(to, sends, var, size)
+    parts = cases(to, sends, var, size)
     if parts is None:
         return None
     condition = const(1)
     images: list[tuple[Expr, Expr]] = []
-    for piece in parts:
-        checked = _piece_condition(piece, var, size)
+    for case in parts:
+        checked = _case_condition(case, var, size)
         if checked is None:
             return None
         fits, low, high = checked
@@ -333,29 +333,29 @@ def _prove_injective(to: Expr, sends: Expr, var: Sym, size: Expr) -> Expr | None
     return condition
 
 
-def _piece_condition(piece: Case, var: Sym, size: Expr) -> tuple[Expr, Expr, Expr] | None:
-    """(condition, lowest target, highest target) of one piece that is injective by itself."""
-    to = piece.to
-    if piece.pin is not None:
+def _case_condition(case: Case, var: Sym, size: Expr) -> tuple[Expr, Expr, Expr] | None:
+    """(condition, lowest target, highest target) of one case that is injective by itself."""
+    to = case.to
+    if case.pin is not None:
         inside = expr.ge0(to) * expr.lt(to, size)
-        return 1 - piece.guard * (1 - inside), to, to
+        return 1 - case.guard * (1 - inside), to, to
     slope, rest = expr.linear_in(to, var)
     if slope is not None and slope.is_const and slope.value and var not in rest.symbols():
-        first, last = to.subst({var: piece.lo}), to.subst({var: piece.hi})
+        first, last = to.subst({var: case.lo}), to.subst({var: case.hi})
         low, high = (first, last) if slope.value > 0 else (last, first)
         inside = expr.ge0(low) * expr.lt(high, size)
         if inside == 1:
             return inside, low, high
-        exists = expr.le(piece.lo, piece.hi)
-        if var in piece.guard.symbols() and not _only_bounds(piece, var):
+        exists = expr.le(case.lo, case.hi)
+        if var in case.guard.symbols() and not _only_bounds(case, var):
             return None
         return 1 - exists * (1 - inside), low, high
     return _wrapped_condition(to, var, size)
 
 
-def _only_bounds(piece: Case, var: Sym) -> bool:
-    narrow = symbol(Sym(var.name, "var", piece.lo, piece.hi))
-    return piece.guard.subst({var: narrow}) == 1
+def _only_bounds(case: Case, var: Sym) -> bool:
+    narrow = symbol(Sym(var.name, "var", case.lo, case.hi))
+    return case.guard.subst({var: narrow}) == 1
 
 
 def _wrapped_condition(to: Expr, var: Sym, size: Expr) -> tuple[Expr, Expr, Expr] | None:

@@ -2,7 +2,7 @@
 
 Buffers and steps are changed after the passes that chose them: a value in the memory of another one
 that is still needed, a copy that is left out, phases that change places, elements beside the right
-ones, rings the wrong way round.
+ones, cycles the wrong way round.
 """
 
 from __future__ import annotations
@@ -150,8 +150,8 @@ def rings_left_out_or_turned_round(plan: Plan) -> Any:
     for loop in walk_steps(plan.steps):
         if isinstance(loop, Loop) and loop.rotate:
             yield replace(plan, steps=with_step(plan.steps, loop, [replace(loop, rotate=())]))
-            if any(len(ring) > 2 for ring in loop.rotate):
-                turned = replace(loop, rotate=tuple(ring[::-1] for ring in loop.rotate))
+            if any(len(cycle) > 2 for cycle in loop.rotate):
+                turned = replace(loop, rotate=tuple(cycle[::-1] for cycle in loop.rotate))
                 yield replace(plan, steps=with_step(plan.steps, loop, [turned]))
 
 

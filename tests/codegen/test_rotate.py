@@ -140,7 +140,7 @@ def in_a_branch(u, p, k):
     return near(u), near(p)
 
 
-# What rotates, by loop: how many buffers in every ring; and how many copies of buffers are left.
+# What rotates, by loop: how many buffers in every cycle; and how many copies of buffers are left.
 # A branch and the entry of a loop copy; so does what is carried twice, or comes from outside.
 PROGRAMS: list[tuple[Any, list[list[int]], int]] = [
     (waves, [[2]], 0), (pinned, [[2]], 0), (shifted, [[3]], 0), (replaced, [[2]], 0),
@@ -168,10 +168,10 @@ def copies_in(loop: Loop) -> list[Store]:
             and w.value.offset == w.offset and w.value.buffer is not w.buffer]  # fmt: skip
 
 
-@pytest.mark.parametrize(("body", "rings", "copies"), PROGRAMS)
-def test_rings(body, rings, copies):
+@pytest.mark.parametrize(("body", "cycles", "copies"), PROGRAMS)
+def test_cycles(body, cycles, copies):
     loops = loops_of(lower(program_of(body).capture()).plan)
-    assert [[len(ring) for ring in loop.rotate] for loop in loops] == rings
+    assert [[len(cycle) for cycle in loop.rotate] for loop in loops] == cycles
     assert sum(len(copies_in(loop)) for loop in loops) == copies
 
 

@@ -49,7 +49,7 @@ def spoken(path: Path) -> set[str]:
 
 def test_no_file_has_another_word():
     other = {w.strip() for _, _, instead in rows() for w in instead.split(",") if w.strip()}
-    assert len(other) > 10
+    assert len(other) >= 10
     found = {name(p): said for p in SOURCES if name(p) not in QUOTED
              if (said := spoken(p) & {w + s for w in other for s in ("", "s")})}  # fmt: skip
     assert found == {}

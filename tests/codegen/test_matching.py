@@ -448,6 +448,23 @@ def varying(body, mesh=("x", "y")):
     return set(analysed(program).of[program.outputs[0].value])
 
 
+@pytest.mark.parametrize("call", [
+    lambda u: spmd.pscatter(u, "y", 0, tiled=True), lambda u: spmd.pgather(u, "y", 0, tiled=True),
+    lambda u: spmd.all_gather(u, "y", tiled=True), lambda u: spmd.pbroadcast(u, "y", 0),
+    lambda u: spmd.all_to_all(u, "y", 0, 0, tiled=True), lambda u: spmd.psum(u, "y"),
+    lambda u: spmd.psum_scatter(u, "y", tiled=True), lambda u: spmd.ppermute(u, "y", shift=1),
+])  # fmt: skip
+def test_an_axis_of_one_rank(call):
+    """Fixed at 1: no formula names it, and nothing has to be proved of its other ranks."""
+
+    @spmd.program(mesh={"x": None, "y": 1})
+    def case():
+        u = spmd.zeros((4,), np.float64, layout=(None,))
+        return spmd.shard_map(call, mesh=("x", "y"), in_layouts=((None,),), out_layouts=(None,))(u)
+
+    lower(case.capture())
+
+
 @pytest.mark.parametrize(("body", "axes"), [
     (lambda u: u, {"x", "y"}),
     (lambda u: spmd.psum(u, "x"), {"y"}),

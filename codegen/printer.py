@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from codegen.errors import Place
+from codegen.fresh import Fresh
 from codegen.ir import ArrayType, Module, Op, Region, Value, layout_text, walk
 from codegen.mesh import Mesh
 from codegen.naming import Naming
@@ -25,7 +26,7 @@ class ValueNames:
     def __init__(self, spelled: Callable[[Expr], str]) -> None:
         self.expr = spelled
         self._names: dict[Value, str] = {}
-        self._count: dict[str, int] = {}
+        self._fresh = Fresh()
 
     def type(self, t: ArrayType) -> str:
         where = "" if t.layout is None else f" over {layout_text(t.layout)}"
@@ -36,8 +37,7 @@ class ValueNames:
 
     def __call__(self, value: Value) -> str:
         if value not in self._names:
-            count = self._count[value.name] = self._count.get(value.name, 0) + 1
-            self._names[value] = value.name if count == 1 else f"{value.name}_{count}"
+            self._names[value] = self._fresh.name(value.name)
         return f"%{self._names[value]}"
 
 

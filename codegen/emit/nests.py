@@ -12,9 +12,10 @@ from codegen.dtypes import DType
 from codegen.emit.expressions import single
 from codegen.emit.function import CFunction
 from codegen.emit.spell import combined, converted, element, literal, stored, suffix
+from codegen.fresh import Fresh
 from codegen.functions import neutral
 from codegen.plan.grammar import Bound, Buffer, Keep, Nest, Runtime, Store, Sweep
-from codegen.plan.names import Identifiers, identifier
+from codegen.plan.names import identifier
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, Sym
 from codegen.symbolic.spelling import Binds, Text, c_operand
@@ -26,7 +27,7 @@ class NestWriter(CFunction):
     def __init__(self, buffer_names: dict[int, str], taken: Collection[str]) -> None:
         super().__init__()
         self.buffer_names = buffer_names
-        self.names = Identifiers(taken)
+        self.names = Fresh(taken)
         self.buffers: dict[str, tuple[Buffer, bool]] = {}  # and whether they are written
         self.runtimes: dict[str, Runtime] = {}
         self.totals: dict[str, str] = {}  # what something kept is folded in
@@ -44,7 +45,10 @@ class NestWriter(CFunction):
         return f"{self.buffer(buffer)}[{self.integer(offset, Binds.CHOICE)}]"
 
     def runtime(self, node: Runtime) -> str:
-        name = f"scalar_{identifier(node.name)}"
+        for name, known in self.runtimes.items():
+            if known == node:
+                return name
+        name = self.names.name(f"scalar_{identifier(node.name)}")
         self.runtimes[name] = node
         return name
 
@@ -97,13 +101,13 @@ class NestWriter(CFunction):
 
     def keep(self, name: str) -> str:
         """What a value that is kept from here on is called."""
-        self.kept[name] = self.names.fresh(identifier(name))
+        self.kept[name] = self.names.name(identifier(name))
         return self.kept[name]
 
     def start(self, f: Keep) -> None:
         """The total of a fold before the first point."""
         name, dtype = self.keep(f.name), total_of(f)
-        self.totals[f.name] = name if dtype == f.dtype else self.names.fresh(f"{name}_wide")
+        self.totals[f.name] = name if dtype == f.dtype else self.names.name(f"{name}_wide")
         first = literal(neutral(f.fn, dtype), dtype)[0]
         self.line(f"{dtype.compute} {self.totals[f.name]} = {first};")
 
@@ -170,7 +174,7 @@ class NestWriter(CFunction):
 
 
 def total_of(f: Keep) -> DType:
-    assert f.total is not None, "passes.settle.py says in which type a fold is computed"
+    assert f.total is not None, "passes/settle.py says in which type a fold is computed"
     return f.total
 
 

@@ -75,7 +75,7 @@ class PhaseWriter(NestWriter):
             case KernelCall():
                 self.kernel(work)
             case Reduce():
-                raise AssertionError("passes.settle.py leaves no Reduce")
+                raise AssertionError("passes/settle.py leaves no Reduce")
 
     # ---- lanes -----------------------------------------------------------------------------------
 

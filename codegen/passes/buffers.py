@@ -1,4 +1,4 @@
-"""Which buffer a value lies in.
+"""Buffer assignment: values that are never needed at once share a buffer.
 
 Goes in: Loops. Comes out: the same, with a Buffer per value. Values that may share memory do: an
 update happens in place, a carried array keeps one buffer round the loop, unless something still
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from codegen.fresh import Fresh
 from codegen.ir import Op, Region, Value
 from codegen.ops import OPS, Branch, Loop, Update
 from codegen.plan.grammar import Buffer, Exchange, Keep, Kept, Nest, Node, Reduce, Store
@@ -412,14 +413,12 @@ def _fits(a: Value, b: Value) -> bool:
 def _number(loops: Loops, work: _Liveness, groups: _Groups) -> Placed:
     first = {root: min(work.order[v] for v in vs) for root, vs in groups.members.items()}
     of: dict[Value, Buffer] = {}
-    names: dict[str, int] = {}
+    names = Fresh()
     buffers: list[Buffer] = []
     for root in sorted(groups.members, key=lambda r: first[r]):
         members = sorted(groups.members[root], key=lambda v: work.order[v])
         hint = next((v.name for v in members if v.name not in _DULL), members[0].name)
-        names[hint] = names.get(hint, 0) + 1
-        name = hint if names[hint] == 1 else f"{hint}_{names[hint]}"
-        buffer = Buffer(len(buffers), name, root.type.dtype, capacity(members[0]))
+        buffer = Buffer(len(buffers), names.name(hint), root.type.dtype, capacity(members[0]))
         buffers.append(buffer)
         of.update(dict.fromkeys(members, buffer))
     return Placed(loops, tuple(buffers), of, work.across, work.exchanged)

@@ -1,8 +1,8 @@
 """The executable specification of the IR: runs between passes, on Graphs and Programs.
 
 Goes in: a Module. Comes out: the same Module, or an InternalError that names the op.
-Checks: every value is defined once and before use, result types follow from the op's rule, attrs
-are those of the table, regions fit their op, and each level holds only what belongs to it.
+Checks: every value is defined once and before use, result types follow from the op's rule, what
+an op does is a Kind, regions fit their op, and each level holds only what belongs to it.
 """
 
 from __future__ import annotations

@@ -71,6 +71,7 @@ def _nest(op: Op, nest: Nest[Value]) -> None:
         read = {x.name for node in nodes(part) for x in leaves(node) if isinstance(x, Kept)}
         _rule(read <= kept, op, "a local is kept before it is read")
         if isinstance(part, Keep):
+            _rule(part.name not in kept, op, "a local is kept once")
             kept.add(part.name)
 
 

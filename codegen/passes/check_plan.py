@@ -74,7 +74,7 @@ def check_plan(plan: Plan) -> Plan:
 
 
 def check_finished(plan: Plan) -> Plan:
-    """The same, of a Plan after passes.settle.py and passes/hoist.py."""
+    """The same, of a Plan after passes/settle.py and passes/hoist.py."""
     check_plan(plan)
     known: set[Sym] = set()
     for entry, e in plan.at_load.items():

@@ -1,4 +1,4 @@
-"""What all ranks along an axis hold is compared while the program runs, where that is asked for.
+"""The check `equal`: ranks compare, as the program runs, what should be equal on all of them.
 
 Goes in: a Graph. Comes out: with the check `equal`, the same in which ranks compare with the first
 of them: inputs and outputs, what loops carry, conditions of loops and branches with exchanges in

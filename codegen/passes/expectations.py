@@ -1,7 +1,7 @@
-"""What is expected of arrays becomes what is expected of one number.
+"""An `expect` of an array becomes an `expect` of one number: the first place where it fails.
 
 Goes in: a Program. Comes out: the same, in which every `expect` has 0-d operands: that there is no
-first place where it does not hold; and what it shows is what stands there.
+place where it fails; and what it shows is what stands at the first one.
 Always holds: nothing that is shown is computed unless something does not hold.
 """
 

@@ -1,4 +1,4 @@
-"""Which loops are one: what is computed over the same points, or in the same rows, is one nest.
+"""Loop fusion: ops over the same points, or in the same rows, become one nest.
 
 Goes in: Loops. Comes out: Loops in which a Do may be a Nest; a value that only its own nest reads,
 where it makes it, needs no memory any more: it is kept in a C local.
@@ -8,10 +8,10 @@ after it; so it is with what an update writes over. Ops that are no members stay
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from codegen.fresh import Fresh
 from codegen.ir import Op, Region, Value, free_values
 from codegen.ops import Kind, Update
 from codegen.plan.grammar import (
@@ -197,7 +197,7 @@ def _kind(op: Op) -> Kind:
 class _Fusing:
     def __init__(self, loops: Loops) -> None:
         self.constants = loops.constants
-        self.names: Counter[str] = Counter()  # of locals
+        self.names = Fresh()  # of locals, unique in the Plan
         self.users: dict[Value, set[Op | None]] = {}
         for value, uses in loops.module.def_use.uses.items():
             self.users[value] = {u.op for u in uses}
@@ -340,17 +340,12 @@ class _Fusing:
         fn = work.fn if isinstance(work, Reduce) else ""
         same = next((p for p in parts if isinstance(p, Keep) and p.value == value
                      and (p.fn, p.dtype) == (fn, v.type.dtype)), None)  # fmt: skip
-        keep = same or Keep(self.local_name(v.name), v.type.dtype, value, fn, m.op.place)
+        keep = same or Keep(self.names.name(v.name), v.type.dtype, value, fn, m.op.place)
         parts += [] if same else [keep]
         kept[v] = keep.local
         if stored:
             stores = after if fn else parts
             stores.append(Store(m.kept, v, m.offset, keep.local, place=m.op.place))
-
-    def local_name(self, name: str) -> str:
-        """Unique in the Plan."""
-        self.names[name] += 1
-        return name if self.names[name] == 1 else f"{name}_{self.names[name]}"
 
 
 def _fills(op: Op) -> bool:

@@ -1,4 +1,4 @@
-"""What is computed when: once at load, when a phase is called, or inside its loops.
+"""Hoisting: each formula is computed once at load, when a phase is called, or inside its loops.
 
 Goes in: a Plan. Comes out: a Plan whose Work mentions its loop variables and the parameters of its
 phase only, and whose other steps mention formulas with a division or a test only if these move with
@@ -13,6 +13,7 @@ from dataclasses import replace
 from math import gcd
 from typing import Any, TypeVar
 
+from codegen.fresh import Fresh
 from codegen.mesh import local_extent, local_offset, part_of_block
 from codegen.plan.exprs import mapped
 from codegen.plan.grammar import (
@@ -28,7 +29,7 @@ from codegen.plan.grammar import (
     Print,
     Step,
 )
-from codegen.plan.names import Identifiers, buffer_names, identifier
+from codegen.plan.names import buffer_names, identifier
 from codegen.plan.steps import mapped_steps
 from codegen.symbolic import expr
 from codegen.symbolic.block_laws import by_parts, written
@@ -53,7 +54,7 @@ class _Hoisting:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.entries: dict[Expr, Sym] = {}
-        self.names = Identifiers()  # of entries
+        self.names = Fresh()  # of entries
         self.buffers = buffer_names(plan).values()
 
     # ---- steps and arrays ------------------------------------------------------------------------
@@ -145,7 +146,7 @@ class _Hoisting:
 
     def entry(self, e: Expr, hint: str) -> Expr:
         if e not in self.entries:
-            name = self.names.fresh(_short_name(e) or hint)
+            name = self.names.name(_short_name(e) or hint)
             self.entries[e] = Sym(f"x_{name}", "size")
         return expr.symbol(self.entries[e])
 
@@ -155,7 +156,7 @@ class _Inside:
 
     def __init__(self, taken: Collection[str]) -> None:
         self.parameters: dict[Expr, Sym] = {}
-        self.names = Identifiers(taken)
+        self.names = Fresh(taken)
 
     def __call__(self, e: Expr) -> Expr:
         return _split(e, ("var",), self.parameter)
@@ -170,7 +171,7 @@ class _Inside:
         if not name or (plus and name == "extent"):
             name, unit, times, plus = f"e{len(self.parameters)}", e, 1, 0
         if unit not in self.parameters:
-            self.parameters[unit] = Sym(self.names.fresh(name), "size")
+            self.parameters[unit] = Sym(self.names.name(name), "size")
         return expr.symbol(self.parameters[unit]) * times + plus
 
 

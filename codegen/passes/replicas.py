@@ -1,4 +1,4 @@
-"""Results of shard_maps that are equal on all ranks along an axis, as their layouts say: are they?
+"""Refuses a shard_map whose result differs between ranks along an axis its layout does not name.
 
 Goes in: a Graph. Comes out: the same, or a MatchingError where a result is what each rank makes of
 its index or of its own shard, and nothing combines it over the axis: then it varies, as far as

@@ -1,4 +1,4 @@
-"""Which loops carry by changing the places of buffers, where they would have to copy.
+"""Buffers that change places as a turn of a loop ends, instead of copies.
 
 Goes in: Loops with their buffers. Comes out: the same, with cycles of buffers per loop: as a turn
 ends, each takes what the one before it holds.

@@ -1,7 +1,7 @@
-"""Where ranks may differ: which values vary over which axes, and who comes to an exchange.
+"""Every exchange is reached by all its members, or by none.
 
-In: a Program. Out: axes per value; or a MatchingError where some ranks alone may reach an exchange.
-Always holds: a value that is not said to vary over an axis is equal on all ranks along it.
+In: a Program. Out: the same; or a MatchingError where a branch or a loop may part the members.
+Always holds: what members must say alike, such as a root, is one formula on all of them.
 """
 
 from __future__ import annotations

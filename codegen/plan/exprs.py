@@ -1,4 +1,4 @@
-"""The formulas in a Plan's Work and exchanges: all of them, and others in their place.
+"""Lists the formulas in a Plan's Work and exchanges, and replaces them.
 
 Goes in: Work, an exchange, or parts of one. Comes out: what is in it, or the same with other Exprs.
 Always holds: formulas come in the order of computing: those of loops, then of what is read, then of

@@ -1,4 +1,4 @@
-"""Loops that run through memory in one go are one loop: of rows without gaps, the whole array.
+"""Joins loops in each other into one, where they run through memory without gaps.
 
 Goes in: Work of a Plan. Comes out: the same Work over fewer loops.
 Always holds: the same points in the same order; short rows vectorise like long ones.

@@ -6,7 +6,7 @@
     Phase    = a compute phase: Work in order
     Work     = Store | Reduce | Nest | Lane | Product | KernelCall      over loop variables
     Nest     = sweeps one after the other within common loops; Sweep = Keep | Store | Reduce in one
-    Node     = Literal | Integer | Runtime | Load | Local | Apply    the scalar at one point
+    Node     = Literal | Integer | Runtime | Load | Kept | Apply    the scalar at one point
 
 Offsets, extents and peers are Exprs over coordinates, axis sizes, scalars, counters and the loop
 variables of the Work they stand in. What an exchange takes from a member is written in the
@@ -173,7 +173,7 @@ class Reduce(Generic[M]):
 
 @dataclass(frozen=True)
 class Keep(Generic[M]):
-    """A value that is read as Local(name), at this point or, with fn, once the sweep is done: then
+    """A value that is read as Kept(name), at this point or, with fn, once the sweep is done: then
     it is COMBINE[fn] of all its points, computed in the type `total` and rounded at the end."""
 
     name: str

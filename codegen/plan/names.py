@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import cache
 
+from codegen.fresh import Fresh
 from codegen.plan.grammar import Plan
 
 # What C, its library and the generated code call things.
@@ -15,7 +15,7 @@ _WORDS = frozenset(
     "tan pow sqrt floor "
     "ceil round y0 y1 yn j0 j1 jn gamma signal time step load shard reserve from into linux unix "
     "total best where value lane library i j k l t text at end send pull bytes offset "
-    "extent".split()
+    "extent row wrap complex NAN INFINITY".split()
 )
 
 
@@ -29,23 +29,7 @@ def identifier(name: str) -> str:
     return f"{text}_" if text in _WORDS or numbered else text
 
 
-class Identifiers:
-    """taken: those that are given away."""
-
-    def __init__(self, taken: Iterable[str] = ()) -> None:
-        self.taken = set(taken)
-
-    def fresh(self, base: str) -> str:
-        """base, or base_2, base_3 …: a name that nothing has."""
-        name, count = base, 1
-        while name in self.taken:
-            count += 1
-            name = f"{base}_{count}"
-        self.taken.add(name)
-        return name
-
-
 def buffer_names(plan: Plan) -> dict[int, str]:
     """Of every buffer and constant, by its id."""
-    names = Identifiers()
-    return {id(b): names.fresh(identifier(b.name)) for b in (*plan.buffers, *plan.constants)}
+    names = Fresh()
+    return {id(b): names.name(identifier(b.name)) for b in (*plan.buffers, *plan.constants)}

@@ -1,4 +1,4 @@
-"""Maps of members that swap: i ^ d, and the neighbour among pairs of blocks of d.
+"""Recognises maps of members that are their own inverse, such as i ^ d: partners swap.
 
 In: an Expr in one member's position. Out: whether it is its own inverse, hence injective for every
 size, and where it stays among the members. Source: the butterfly of recursive doubling.

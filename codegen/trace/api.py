@@ -16,7 +16,7 @@ from codegen.errors import UsageError
 from codegen.places import user_place
 from codegen.trace.array import Array
 from codegen.trace.context import eager_current, require_context
-from codegen.trace.control.converted import convert
+from codegen.trace.control.conversion import convert
 from codegen.trace.kernel_call import Kernel
 from codegen.trace.program import Program, parse_parameter, program
 from codegen.trace.ranks import mapping

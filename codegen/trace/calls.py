@@ -16,7 +16,7 @@ from codegen.errors import ShapeError, TracedValueError
 from codegen.trace import known
 from codegen.trace.array import Array, as_array, is_traced
 from codegen.trace.context import Context
-from codegen.trace.control.converted import convert
+from codegen.trace.control.conversion import convert
 from codegen.trace.control.stateful import hashed, identity, iterating, ordered, watched
 from codegen.trace.number import Number, condition_of, expr_of, number
 from codegen.trace.numpy import mathematics

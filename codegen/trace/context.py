@@ -16,6 +16,7 @@ from weakref import WeakSet
 import numpy as np
 
 from codegen.errors import Place, ProgramError, TracedValueError
+from codegen.fresh import Fresh
 from codegen.ir import ArrayType, Condition, Input, Op, Region, Scalar, Value
 from codegen.layouts import propagation
 from codegen.mesh import Axis, Layout, Mesh
@@ -90,7 +91,7 @@ class Context:
         # where a function of the user's last returned a value: its code, and where in it
         self.returned: tuple[types.CodeType, int, int] | None = None
         self._serial = 0
-        self._names: dict[str, int] = {}
+        self._names = Fresh()
 
     @classmethod
     def current(cls) -> Context | None:
@@ -152,9 +153,7 @@ class Context:
 
     def unique(self, hint: str) -> str:
         """A name for a symbol: the hint, or hint_2, hint_3 … when it is taken."""
-        count = self._names.get(hint, 0) + 1
-        self._names[hint] = count
-        return hint if count == 1 else f"{hint}_{count}"
+        return self._names.name(hint)
 
     # ---- building ops ------------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ from codegen.symbolic.expr import Expr, Sym
 from codegen.trace import constants, known, view
 from codegen.trace.array import Array, Number, as_array, local_shape, number, wrap
 from codegen.trace.context import Context, require_context
-from codegen.trace.control.converted import given
+from codegen.trace.control.conversion import given
 from codegen.trace.number import DEEPEST, condition_of, expr_of
 from codegen.trace.numpy import elementwise
 from codegen.trace.ranks import mapping
@@ -113,7 +113,7 @@ def scalar(name: str, default: Any = None, dtype: Any = None) -> Any:
         context.said[name] = said
         low, high = context.limits.get(name, (None, None))
         plain_int = kind is dtypes.INT64
-        sym = Sym(context.unique(name), "scalar", low, high) if plain_int else None
+        sym = Sym(_own_name(context, name), "scalar", low, high) if plain_int else None
         held = default if default is None else _held(default, plain_int)
         known = context.scalars[name] = Scalar(name, kind, held, sym, user_place())
     else:
@@ -123,6 +123,18 @@ def scalar(name: str, default: Any = None, dtype: Any = None) -> Any:
         return plain != 0 if isinstance(default, bool) else plain
     value = context.emit(RunScalar(scalar=name, dtype=kind), (), names=(name,))[0]
     return wrap(context, value, weak=True)
+
+
+def _own_name(context: Context, name: str) -> str:
+    """Of a scalar in formulas: what launches call it. Raises UsageError where that is taken."""
+    if context.unique(name) != name:
+        raise UsageError(
+            f"spmd.scalar({name!r}): another number of this program has that name",
+            place=user_place(), expected="a name that no loop variable before it has",
+            found=f"{name}, of a loop, of the mesh, or of the members of exchanges",
+            remedy=f"another name, as spmd.scalar({name + '_given'!r})",
+        )  # fmt: skip
+    return name
 
 
 def _held(default: Any, whole: bool) -> int | float:

@@ -23,7 +23,7 @@ from codegen.image.kernel_source import Reading
 from codegen.symbolic import expr
 from codegen.trace.array import Array, Number
 from codegen.trace.context import eager_current, require_context
-from codegen.trace.control.converted import find
+from codegen.trace.control.conversion import find
 from codegen.trace.kernel_op import emit
 from codegen.trace.kernel_trial import try_made_up
 from codegen.trace.numpy.elementwise import same_extent, shape_text

@@ -16,7 +16,7 @@ from codegen.errors import TracedValueError
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 from codegen.trace.context import refuse_constant
-from codegen.trace.control.converted import why_unconverted
+from codegen.trace.control.conversion import why_unconverted
 
 UNHASHED = (
     "np.array([...])[k] looks a number up; if and elif choose; ppermute takes perm=[(0, 1), …]"

@@ -24,15 +24,15 @@ from codegen.mesh import Axis, Layout, Mesh, checked_count, checked_sizes
 from codegen.places import place_in, program_files, put_place, user_place
 from codegen.trace import methods  # noqa: F401  # gives Array its methods
 from codegen.trace.context import Context, Limits
-from codegen.trace.control import converted
+from codegen.trace.control import conversion
 from codegen.trace.control import hooks as control
-from codegen.trace.control.converted import convert
+from codegen.trace.control.conversion import convert
 from codegen.trace.control.letting import Bounds, bounds_of
 from codegen.trace.control.outside import Outside
 from codegen.trace.control.returned import outputs_of
 
 # The tracer's modules import downwards only; what those below need of those above they get here.
-converted.runtime = control
+conversion.runtime = control
 
 SYNC = ("least", "before", "after", "both")
 
@@ -257,7 +257,8 @@ class Program:
         for axis in context.mesh.axes:  # scalars and counters must not be named like these
             context.unique(axis.size_name)
             context.unique(axis.coord_sym.name)
-        context.unique("p")  # a member of an exchange
+        for name in ("p", "member", "wrap", "others"):  # what formulas of exchanges name
+            context.unique(name)
         outside = Outside("program", [(self.name, self.function), *values.items()])
         outside.place = self.place
         context.bodies.append(outside)

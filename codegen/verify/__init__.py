@@ -1,1 +1,1 @@
-"""What members of an exchange must agree on: evaluated for small meshes at every build."""
+"""What members of an exchange must agree on: at every build, and in `spmd verify`."""

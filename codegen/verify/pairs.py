@@ -1,4 +1,4 @@
-"""What two members of an exchange must agree on, as terms that are 1 where they do not.
+"""Terms that are 1 for those pairs of members that disagree about an exchange.
 
 In: an exchange and meshes. Out: terms over the places of a giver, a taker and their group; and of
 a pair that does not fit, what is wrong with it, as a Mismatch.

@@ -1,7 +1,7 @@
 """The exchanges of a Plan as a table in prefix form.
 
-In: a Plan. Out: its Table: a dict per exchange: who sends to whom, which boxes of which buffers,
-inside which loops and branches.
+In: a Plan. Out: its ExchangeTable: a dict per exchange: who sends to whom, which boxes of which
+buffers, inside which loops and branches.
 Always holds: an expression names coordinates, axis sizes, scalars, counters, the member; no C.
 """
 

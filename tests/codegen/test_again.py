@@ -29,7 +29,7 @@ import pytest
 import spmd
 from codegen.errors import ProgramError
 from codegen.printer import module_text
-from codegen.trace.control import converted
+from codegen.trace.control import conversion
 from codegen.trace.control.reads import digest
 
 TABLE = np.arange(2000.0)
@@ -305,7 +305,7 @@ def test_a_cell_of_a_notebook_that_waits_and_remembers_the_future():
     f = types.FunctionType(next(c for c in code.co_consts if isinstance(c, types.CodeType)), {})
     try:
         assert "mul" in module_text(spmd.program(lambda: f(u())).capture())
-        assert converted.convert(f) is not f
+        assert conversion.convert(f) is not f
     finally:
         del linecache.cache[file]
 

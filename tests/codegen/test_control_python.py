@@ -14,7 +14,7 @@ import pytest
 
 from codegen.mesh import Axis, Mesh
 from codegen.places import last
-from codegen.trace.control import converted
+from codegen.trace.control import conversion
 from codegen.trace.context import Context
 
 # ruff: noqa
@@ -510,26 +510,26 @@ def outcome(f: Callable[..., Any], n: int) -> tuple[Any, ...]:
 @pytest.mark.parametrize("capturing", [False, True])
 @pytest.mark.parametrize("f", FUNCTIONS, ids=lambda f: f.__name__)
 def test_same_as_the_original(f: Callable[..., Any], capturing: bool) -> None:
-    converted = converted.convert(f)
-    assert converted is not f or f is too_deep
+    made = conversion.convert(f)
+    assert made is not f or f is too_deep
     for n in range(13):
         expected = outcome(f, n)
         if capturing:
             with Context("test", Mesh((Axis("x"),))).active():
-                got = outcome(converted, n)
+                got = outcome(made, n)
         else:
-            got = outcome(converted, n)
+            got = outcome(made, n)
         assert got == expected, n
 
 
 def test_identity() -> None:
-    converted = converted.convert(early)
-    assert converted.__name__ == "early" and converted.__doc__ == early.__doc__
-    assert converted.__qualname__ == early.__qualname__
-    assert converted.__code__.co_filename == early.__code__.co_filename
-    assert converted.convert(early) is converted and converted.convert(converted) is converted
-    assert converted.convert(len) is len and converted.convert(dict) is dict
-    assert converted.convert(functools.wraps) is functools.wraps
+    made = conversion.convert(early)
+    assert made.__name__ == "early" and made.__doc__ == early.__doc__
+    assert made.__qualname__ == early.__qualname__
+    assert made.__code__.co_filename == early.__code__.co_filename
+    assert conversion.convert(early) is made and conversion.convert(made) is made
+    assert conversion.convert(len) is len and conversion.convert(dict) is dict
+    assert conversion.convert(functools.wraps) is functools.wraps
 
 
 def test_closure_is_shared() -> None:
@@ -540,9 +540,9 @@ def test_closure_is_shared() -> None:
             return value
         return -value
 
-    converted = converted.convert(read)
+    made = conversion.convert(read)
     value = 5
-    assert converted(1) == 5 and converted(0) == -5
+    assert made(1) == 5 and made(0) == -5
 
 
 def decorated_by(f: Callable[..., Any]) -> Callable[..., Any]:
@@ -559,19 +559,19 @@ def decorated(n: int) -> Any:
 
 
 def test_decorators_and_lambdas() -> None:
-    assert converted.convert(decorated)(1) == "yes"
+    assert conversion.convert(decorated)(1) == "yes"
     f, g = lambda x: x if x else 7, lambda x: (lambda y: y + 1 if y > x else x)(x)
-    assert [converted.convert(f)(k) for k in (0, 2)] == [7, 2]
-    assert converted.convert(g)(3) == g(3)
-    assert converted.convert(lambda: 1) is not None
+    assert [conversion.convert(f)(k) for k in (0, 2)] == [7, 2]
+    assert conversion.convert(g)(3) == g(3)
+    assert conversion.convert(lambda: 1) is not None
 
 
 def test_generators_stay_lazy() -> None:
-    it: Iterator[int] = converted.convert(generator)(9)
+    it: Iterator[int] = conversion.convert(generator)(9)
     assert next(it) == 0 and next(it) == 1
 
 
 def test_no_source() -> None:
     space: dict[str, Any] = {}
     exec("def f(n):\n    return 1 if n else 2", space)
-    assert converted.convert(space["f"]) is space["f"]
+    assert conversion.convert(space["f"]) is space["f"]

@@ -18,7 +18,7 @@ from codegen.trace.array import Array, as_array, as_value, full_value, is_traced
 from codegen.trace.context import Context, require_context
 from codegen.trace.control.branches import captured_switch
 from codegen.trace.control.captured_loops import Counter, Loop
-from codegen.trace.control.converted import given
+from codegen.trace.control.conversion import given
 from codegen.trace.control.ranges import spmd_range
 from codegen.trace.control.regions import condition
 from codegen.trace.control.turns import captured_for, passes

@@ -12,6 +12,7 @@ from typing import Any
 
 from codegen import dtypes
 from codegen.errors import CarryError, Place, ProgramError, ShapeError
+from codegen.fresh import Fresh
 from codegen.ir import ArrayType, Value
 from codegen.mesh import Layout
 from codegen.ops import Relayout
@@ -57,14 +58,14 @@ class Mark:
     scalars: dict[str, Any]
     inputs: dict[str, Any]
     conditions: int
-    names: dict[str, int]
+    names: Fresh
 
     @classmethod
     def of(cls, context: Context) -> Mark:
         context.epoch += 1
         return cls([(s, s.content, s.shadows) for s in context.storages], context.next_serial(),
                    dict(context.scalars), dict(context.inputs), len(context.conditions),
-                   dict(context._names))  # fmt: skip
+                   context._names.copy())  # fmt: skip
 
     def restore_storages(self) -> None:
         for storage, content, shadows in self.storages:
@@ -82,7 +83,7 @@ class Mark:
     def restore_declared(self, context: Context) -> None:
         context.scalars, context.inputs = dict(self.scalars), dict(self.inputs)
         del context.conditions[self.conditions :]
-        context._names = dict(self.names)
+        context._names = self.names.copy()
 
 
 class Capture:

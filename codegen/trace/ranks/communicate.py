@@ -20,7 +20,7 @@ from codegen.symbolic import estimate, expr, prove
 from codegen.symbolic.expr import Expr, Sym
 from codegen.trace.array import Array, as_array, number, wrap
 from codegen.trace.context import Context, require_context
-from codegen.trace.control.converted import given
+from codegen.trace.control.conversion import given
 from codegen.trace.control.letting import as_symbol
 from codegen.trace.number import expr_of, maybe
 from codegen.trace.numpy.elementwise import same_extent, shape_text

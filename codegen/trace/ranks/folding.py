@@ -20,7 +20,7 @@ from codegen.places import user_place
 from codegen.symbolic import expr
 from codegen.trace.array import Array, as_array, full_value, number, wrap
 from codegen.trace.context import Block, Context
-from codegen.trace.control.converted import given
+from codegen.trace.control.conversion import given
 from codegen.trace.control.functional import fori_loop
 from codegen.trace.control.regions import Mark
 from codegen.trace.kernel_call import Kernel

@@ -1,0 +1,26 @@
+"""Names that are given once: what a user called x_2 is never taken for the second x."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class Fresh:
+    """taken: names that are given away already."""
+
+    def __init__(self, taken: Iterable[str] = ()) -> None:
+        self._count = dict.fromkeys(taken, 1)
+
+    def name(self, base: str) -> str:
+        """base, or base_2, base_3 …: one that nothing has."""
+        count = self._count.get(base, 0) + 1
+        while (found := base if count == 1 else f"{base}_{count}") in self._count:
+            count += 1
+        self._count[base] = count
+        self._count.setdefault(found, 1)
+        return found
+
+    def copy(self) -> Fresh:
+        made = Fresh()
+        made._count = dict(self._count)
+        return made

@@ -67,12 +67,14 @@ _MARKS = (" + ", " - ", " ? ", " : ", ", ")
 
 
 def _cut(line: str, first: int, width: int) -> int:
-    """Where to break: the last place within the width among those in the fewest parentheses."""
-    depth, best, least = 0, -1, 0
+    """Where to break: the last place within the width among those in the fewest parentheses; never
+    within a text."""
+    depth, best, least, quoted = 0, -1, 0, False
     for k, c in enumerate(line[:width]):
-        depth += (c in "([") - (c in ")]")
-        if c not in " ,":
+        quoted ^= c == '"'  # one within a text is \042
+        if quoted or c not in " ,([)]":
             continue
+        depth += (c in "([") - (c in ")]")
         after = next((len(m) - 1 for m in _MARKS if line.startswith(m, k)), 0)
         if after and first < k + after < width and (best < 0 or depth <= least):
             best, least = k + after, depth

@@ -151,3 +151,15 @@ def test_loops_up_to_the_last_integer():
         image.run(s=-1)
     with pytest.raises(spmd.MeshError, match="divisor s - 2 is not 0"):
         image.run(s=2)
+
+
+def test_a_text_is_never_broken():
+    """Long messages of checks name all axes of the mesh, with commas."""
+
+    @spmd.program(mesh=("first_axis", "second_axis", "third_axis"))
+    def checked():
+        a = spmd.input("a", (4,), np.float64, layout=("first_axis",), default=lambda i: i + 1.0)
+        return {"total": np.sum(a)}
+
+    image = spmd.build(checked, check=True)
+    assert image.run(ranks=2)["total"] == 10

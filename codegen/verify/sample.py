@@ -31,11 +31,9 @@ def check_exchanges(plan: Plan) -> ExchangeTable:
     """Raises InternalError for the first exchange whose members do not fit."""
     table = table_of(plan)
     meshes = list(sample(plan, table))
-    for row in table.rows:
-        row.unknown = set()  # what the program computes is among the samples
     try:
         if meshes:
-            check(table, meshes, PAIRS, lands=True)
+            check(table, meshes, PAIRS, at_build=True)
     except Mismatch as wrong:
         step = next(s for s in walk_steps(plan.steps)
                     if isinstance(s, Exchange) and s.site == wrong.row.site)  # fmt: skip

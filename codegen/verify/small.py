@@ -42,32 +42,36 @@ class Agreed:
 
 
 def check(
-    table: ExchangeTable, meshes: Meshes, most: int | None = None, lands: bool = False
+    table: ExchangeTable, meshes: Meshes, most: int | None = None, at_build: bool = False
 ) -> Agreed:
     """Every exchange that is known matches on these meshes. most: pairs, else a sample of them.
-    lands: what a member takes lands apart, and without holes.
+    at_build: the others too, as what the program computes is among the samples; and what a member
+    takes lands apart, and without holes.
 
     Raises Mismatch, of the first mesh on which one does not.
     """
 
     def one(row: Row) -> Agreed:
-        everyone = Everyone(Pairs(row, meshes), lands)
+        everyone = Everyone(Pairs(row, meshes), at_build)
         return everyone.found(everyone.check(most))
 
     try:
-        return each_once(table, one)
+        return each_once(table, one, at_build)
     except Mismatch:
         for mesh in meshes if len(meshes) > 1 else ():
-            check(table, [mesh], most, lands)
+            check(table, [mesh], most, at_build)
         raise
 
 
-def each_once(table: ExchangeTable, check: Callable[[Row], Agreed]) -> Agreed:
-    """What is found of all known exchanges; those whose formulas are alike are checked once."""
+def each_once(
+    table: ExchangeTable, check: Callable[[Row], Agreed], every: bool = False
+) -> Agreed:
+    """What is found of all known exchanges, or of every one; those whose formulas are alike are
+    checked once."""
     found = Agreed()
     alike: dict[str, Agreed] = {}
     for row in table.rows:
-        if row.unknown:
+        if row.unknown and not every:
             continue
         key = formulas(row)
         if key not in alike:

@@ -65,12 +65,8 @@ class Claims:
                 self.broken(what, f"{found()} ({where(at)})")
 
     def broken(self, rule: str, found: str) -> NoReturn:
-        raise InternalError(
-            f"the compiler broke a rule of its own: {rule}",
-            place=self.op.place,
-            found=f"op {self.op.what.called}: {found}",
-            remedy="report this program: it is a defect of spmd",
-        )
+        found = f"op {self.op.what.called}: {found}"
+        raise InternalError.of_rule(rule, self.op.place, found)
 
     def require(self, holds: Expr, why: str) -> None:
         """Asked at launch."""

@@ -197,6 +197,16 @@ class InternalError(SpmdError):
 
     exit_code = 70
 
+    @classmethod
+    def of_rule(
+        cls, rule: str, place: Place | None, found: str = "", expected: str = ""
+    ) -> InternalError:
+        """That a rule does not hold, which the checkers between the passes ask for."""
+        return cls(
+            f"the compiler broke a rule of its own: {rule}", place=place, found=found,
+            expected=expected, remedy="report this program: it is a defect of spmd",
+        )  # fmt: skip
+
 
 # What is wrong with an image, its inputs or the place it runs in.
 

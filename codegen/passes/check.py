@@ -41,12 +41,10 @@ def check(module: Module) -> Module:
 def _expect(condition: bool, op: Op | None, rule: str, *about: object) -> None:
     """about: what stands for each {} of the rule; spelled only when it is broken."""
     if not condition:
-        raise InternalError(
-            f"the compiler broke a rule of its own: {rule.format(*map(_text, about))}",
-            place=op.place if op else None,
-            found=f"op {op.what.called}" if op else "",
-            remedy="report this program: it is a defect of spmd",
-        )
+        raise InternalError.of_rule(
+            rule.format(*map(_text, about)), op.place if op else None,
+            f"op {op.what.called}" if op else "",
+        )  # fmt: skip
 
 
 def _text(x: object) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from codegen.errors import InternalError
 from codegen.ir import Op, Region, Value
 from codegen.ops import Branch, Let, Loop
-from codegen.plan.grammar import Exchange, Expect, Keep, Kept, Nest, Print
+from codegen.plan.grammar import Keep, Kept, Nest
 from codegen.plan.indexing import leaves
 from codegen.plan.loops import Do, Loops
 from codegen.plan.steps import memory_read, memory_written, nodes
@@ -53,10 +53,7 @@ def _do(op: Op, what: Do, constants: Collection[Value]) -> None:
     for act in what.acts:
         others = set(memory_read(act)) - own
         _rule(others <= {*op.operands, *constants}, op, "what is read is an operand")
-        if isinstance(act, Exchange):
-            written |= {b.buffer for b in (act.pull_into, act.give_into) if b is not None}
-        elif not isinstance(act, Print | Expect):
-            written.update(memory_written(act))
+        written.update(memory_written(act))
         if isinstance(act, Nest):
             _nest(op, act)
     begun = {v for _, v in what.begins}
@@ -77,8 +74,4 @@ def _nest(op: Op, nest: Nest[Value]) -> None:
 
 def _rule(holds: bool, op: Op | None, rule: str) -> None:
     if not holds:
-        raise InternalError(
-            f"the compiler broke a rule of its own: {rule}",
-            place=op.place if op else None,
-            remedy="report this program: it is a defect of spmd",
-        )
+        raise InternalError.of_rule(rule, op.place if op else None)

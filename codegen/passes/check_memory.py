@@ -109,10 +109,7 @@ class _Check:
 
     def rule(self, holds: bool, rule: str, found: str = "") -> None:
         if not holds:
-            raise InternalError(
-                f"the compiler broke a rule of its own: {rule}", place=self.place,
-                found=found, remedy="report this program: it is a defect of spmd",
-            )  # fmt: skip
+            raise InternalError.of_rule(rule, self.place, found)
 
     def read(self, value: Value, holds: _Holds) -> None:
         found = holds[self.at[value]]
@@ -184,7 +181,7 @@ class _Check:
             items.left.pop()
             if isinstance(act, Store) and not act.rows:
                 self.over_itself(act)
-            for v in _written(act):  # where two lie in one memory, the last one is there
+            for v in memory_written(act):  # where two lie in one memory, the last one is there
                 if v in self.at:
                     written.add(v)
                     holds.own[self.at[v]] = frozenset([v])
@@ -207,7 +204,7 @@ class _Check:
         if isinstance(act, Exchange):
             mine, theirs = ([box.buffer for box in x.boxes] for x in (act, item))
         else:
-            mine, theirs = ([*memory_read(x), *_written(x)] for x in (act, item))
+            mine, theirs = ([*memory_read(x), *memory_written(x)] for x in (act, item))
         if len(mine) != len(theirs):
             return False
         to = dict(spare)
@@ -292,7 +289,7 @@ class _Check:
             if isinstance(step, Phase):
                 found.update(b.number for work in step.work for b in memory_written(work))
             elif isinstance(step, Exchange):
-                found.update(b.number for b in _written(step))
+                found.update(b.number for b in memory_written(step))
             elif isinstance(step, Loop):
                 found.update(b.number for cycle in step.rotate for b in cycle)
             for inner in inner_steps(step):
@@ -300,13 +297,6 @@ class _Check:
                     found |= self.buffers_written(one)
             self.written[id(step)] = frozenset(found)
         return self.written[id(step)]
-
-
-def _written(act: Any) -> list[Any]:
-    """The memory that an act, or a step, writes."""
-    if isinstance(act, Exchange):
-        return [b.buffer for b in (act.pull_into, act.give_into) if b is not None]
-    return [] if isinstance(act, Print | Expect) else list(memory_written(act))
 
 
 def _copied(item: Item | None) -> int | None:

@@ -127,10 +127,7 @@ def _rotations(loop: Loop) -> None:
 
 def _rule(holds: bool, place: Place | None, rule: str) -> None:
     if not holds:
-        raise InternalError(
-            f"the compiler broke a rule of its own: {rule}", place=place,
-            remedy="report this program: it is a defect of spmd",
-        )  # fmt: skip
+        raise InternalError.of_rule(rule, place)
 
 
 def _side_by_side(steps: Sequence[Step]) -> None:

@@ -121,16 +121,20 @@ def memory_read(act: Work[M] | Exchange[M] | Print[M] | Expect[M]) -> Iterator[M
         yield from (box.buffer for box in (act.pull_from, act.send) if box is not None)
 
 
-def memory_written(work: Work[M] | Keep[M]) -> Iterator[M]:
+def memory_written(
+    work: Work[M] | Keep[M] | Exchange[M] | Print[M] | Expect[M]
+) -> Iterator[M]:
     """What is written, memory that is needed meanwhile too."""
-    if isinstance(work, Nest):
+    if isinstance(work, Exchange):
+        yield from (box.buffer for box in (work.pull_into, work.give_into) if box is not None)
+    elif isinstance(work, Nest):
         for part in work.parts:
             yield from memory_written(part)
     elif isinstance(work, Product):
         yield work.c.buffer
     elif isinstance(work, KernelCall):
         yield from (x for a in work.arguments if a.writes and (x := array_of(a)) is not None)
-    elif not isinstance(work, Keep):
+    elif not isinstance(work, Keep | Print | Expect):
         yield work.buffer
         if isinstance(work, Store) and work.waiting is not None:
             yield work.waiting

@@ -37,11 +37,7 @@ def check_exchanges(plan: Plan) -> ExchangeTable:
     except Mismatch as wrong:
         step = next(s for s in walk_steps(plan.steps)
                     if isinstance(s, Exchange) and s.site == wrong.row.site)  # fmt: skip
-        raise InternalError(
-            f"the compiler broke a rule of its own: {wrong.what}", place=step.place,
-            expected=wrong.expected, found=wrong.found,
-            remedy="report this program: it is a defect of spmd",
-        ) from None  # fmt: skip
+        raise InternalError.of_rule(wrong.what, step.place, wrong.found, wrong.expected) from None
     return table
 
 

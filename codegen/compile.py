@@ -21,11 +21,11 @@ from codegen.passes.check import check
 from codegen.passes.check_loops import check_loops
 from codegen.passes.check_memory import check_memory
 from codegen.passes.check_plan import check_finished, check_plan
-from codegen.passes.checks import with_checks
 from codegen.passes.compare import compared
 from codegen.passes.expectations import at_one_place
 from codegen.passes.fuse import fused
 from codegen.passes.hoist import hoisted
+from codegen.passes.instrument import instrumented
 from codegen.passes.matching import check as check_matching
 from codegen.passes.partition import partition
 from codegen.passes.pieces import in_pieces
@@ -64,7 +64,7 @@ def lower(graph: Module) -> Levels:
     demands = Demands(graph)
     program = check_uniform(check(partition(graph, demands)))
     at("proving that sends and receives match")
-    program = check(at_one_place(check(with_checks(check_matching(program)))))
+    program = check(at_one_place(check(instrumented(check_matching(program)))))
     at("choosing loops and buffers")
     loops = check_loops(looped(program, stored_values(program)))
     loops = check_loops(fused(loops))

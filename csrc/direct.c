@@ -163,7 +163,7 @@ static int64_t piece_begin(const spmd_hosted *me, const spmd_exchange *exchange,
                            const spmd_slot *slot)
 {
     const int32_t *table = (const int32_t *)(const void *)slot->bytes;
-    if (!exchange->pieces)
+    if (!exchange->differs)
         return 0;
     if (!me->near)
         return table[me->team->position];
@@ -186,16 +186,16 @@ static bool slot_fill(spmd_hosted *me, const spmd_rank *rank, const spmd_exchang
     int32_t *table = (int32_t *)(void *)me->slot->bytes;
     int64_t words = me->near ? 2 * me->readers.end : me->team->count;
     int64_t table_bytes = words * (int64_t)sizeof *table;
-    int64_t at = exchange->pieces ? spmd_round_up(table_bytes, ELEMENT_BYTES) : 0;
+    int64_t at = exchange->differs ? spmd_round_up(table_bytes, ELEMENT_BYTES) : 0;
     const uint64_t *wraps = me->near ? me->near->reader_wraps : NULL;
 
     for (int64_t k = me->readers.begin; k < me->readers.end; k++) {
         int64_t place = spmd_span_at(me->readers, k);
-        if (exchange->pieces && !exchange->fold && place == me->team->position)
+        if (exchange->differs && !exchange->fold && place == me->team->position)
             continue;
-        if (exchange->pieces && me->near)
+        if (exchange->differs && me->near)
             *table++ = (int32_t)place, *table++ = (int32_t)at;
-        else if (exchange->pieces)
+        else if (exchange->differs)
             table[place] = (int32_t)at;
         for (int64_t wrap = 0; wrap < exchange->wraps; wrap++) {
             spmd_box box;
@@ -208,7 +208,7 @@ static bool slot_fill(spmd_hosted *me, const spmd_rank *rank, const spmd_exchang
             spmd_box_pack(me->slot->bytes + at, rank->memory, &box, size);
             at = spmd_round_up(at + bytes, ELEMENT_BYTES);
         }
-        if (!exchange->pieces)
+        if (!exchange->differs)
             break;
     }
     return true;
@@ -297,7 +297,7 @@ static const char *source_memory(spmd_hosted *me, const spmd_exchange *exchange,
                                  spmd_box *from)
 {
     bool own = place == me->team->position;
-    bool packed = !own || (exchange->fold && exchange->pieces && me->team->count > 1);
+    bool packed = !own || (exchange->fold && exchange->differs && me->team->count > 1);
     const spmd_slot *slot = packed ? spmd_place_slot(me, exchange, place) : NULL;
 
     if (slot && slot->where == SPMD_HERE) {

@@ -149,7 +149,7 @@ bool spmd_blocks(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *exchange
 bool spmd_shares_work(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *exchange)
 {
     spmd_box from, into;
-    if (exchange->flow != SPMD_FROM_ROOT || exchange->pieces || me->job->crowded ||
+    if (exchange->flow != SPMD_FROM_ROOT || exchange->differs || me->job->crowded ||
         me->team->arenas > 1)
         return false;
     exchange->pull(rank, exchange->root, &from, &into);

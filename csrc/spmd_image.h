@@ -76,7 +76,7 @@ typedef struct spmd_exchange {
     uint32_t kind;
     uint32_t size; /* bytes of one element */
     uint32_t flow; /* not of SPMD_PERMUTE */
-    uint32_t pieces; /* 1: what I send is another box for every member; 0: the same for all */
+    uint32_t differs; /* 1: what I send is another box for every member; 0: the same for all */
     uint32_t constant; /* 1: the boxes of every pair are as long each time at this site */
     int64_t wraps; /* SPMD_PULL: boxes that a pair of members has, more than 1 where dims go around;
                     * number k is asked for as member + k * members. Else 1 */

@@ -330,6 +330,9 @@ def machine() -> str:
 
 
 def main(names: list[str]) -> None:
+    unknown = sorted(set(names) - FIGURES.keys())
+    if unknown:
+        sys.exit(f"no figure is called {', '.join(unknown)}; there are {', '.join(FIGURES)}")
     print(f"Measured {time.strftime('%Y-%m-%d')} on {machine()}.\n", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         for name in names or FIGURES:

@@ -88,7 +88,7 @@ def _begin(f: RankFunction, x: Exchange, mesh: Mesh) -> None:
         f.line(f"x->dest = {_peer(f, x.sends, x.dest)};")
     # Which members I read, and whether each reads something else of me.
     f.line(f"x->flow = SPMD_{x.flow.upper()};")
-    f.line(f"x->pieces = {int(x.pieces)};")
+    f.line(f"x->differs = {int(x.differs)};")
     f.line(f"x->constant = {int(x.constant)};")
     put("wraps", x.wraps)
     if x.root is not None:
@@ -105,7 +105,7 @@ def _kind(x: Exchange) -> str:
     if not x.boxes:
         return "SPMD_BARRIER"
     if x.fn:
-        return "SPMD_REDUCE_SCATTER" if x.pieces else "SPMD_REDUCE"
+        return "SPMD_REDUCE_SCATTER" if x.differs else "SPMD_REDUCE"
     return "SPMD_PULL" if x.dest is None else "SPMD_PERMUTE"
 
 

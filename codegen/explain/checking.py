@@ -33,7 +33,7 @@ Key = int | str  # a buffer's number, or the name of what a nest keeps
 
 def shares(plan: Plan) -> dict[int, float]:
     """By id of a step."""
-    pieces = {id(s): list(_pieces(s)) for s in walk_steps(plan.steps)
+    tasks = {id(s): list(_tasks(s)) for s in walk_steps(plan.steps)
               if isinstance(s, Phase | Exchange)}  # fmt: skip
     wanted: set[Key] = {a.buffer.number for a in (*plan.inputs, *plan.outputs)}
     for step in walk_steps(plan.steps):
@@ -42,42 +42,42 @@ def shares(plan: Plan) -> dict[int, float]:
     before = -1
     while before != len(wanted):  # what goes into something that is wanted is wanted
         before = len(wanted)
-        for piece in (p for some in pieces.values() for p in some):
-            if piece.gives & wanted:
-                wanted |= piece.takes
+        for task in (p for some in tasks.values() for p in some):
+            if task.gives & wanted:
+                wanted |= task.takes
     return {
         step: sum(p.work for p in some if not p.gives & wanted) / max(1, sum(p.work for p in some))
-        for step, some in pieces.items()
+        for step, some in tasks.items()
     }
 
 
-class _Piece:
+class _Task:
     """Something that is computed: of what, into what, and how much work it is at a point."""
 
     def __init__(self, gives: set[Key], takes: set[Key], work: int) -> None:
         self.gives, self.takes, self.work = gives, takes, work
 
 
-def _pieces(step: Step) -> Iterator[_Piece]:
+def _tasks(step: Step) -> Iterator[_Task]:
     if isinstance(step, Exchange):
         if step.pull_into is not None and step.pull_from is not None:
-            yield _Piece({step.pull_into.buffer.number}, {step.pull_from.buffer.number}, 1)
+            yield _Task({step.pull_into.buffer.number}, {step.pull_from.buffer.number}, 1)
     elif isinstance(step, Phase):
         for work in step.work:
             for part in work.parts if isinstance(work, Nest) else (work,):
-                yield _piece(part)
+                yield _task(part)
 
 
-def _piece(part: Work | Keep) -> _Piece:
+def _task(part: Work | Keep) -> _Task:
     if isinstance(part, Product | KernelCall):  # what they write, they may also read
         touched: set[Key] = {b.number for b in work_buffers(part)}
-        return _Piece(touched, touched, 8)
+        return _Task(touched, touched, 8)
     value: Any = getattr(part, "value", None)
     takes, work = (set(_takes(value)), _work(value)) if value is not None else (set(), 1)
     if isinstance(part, Keep):
-        return _Piece({part.name}, takes, work)
+        return _Task({part.name}, takes, work)
     assert not isinstance(part, Nest)
-    return _Piece({part.buffer.number}, takes, work + 1)
+    return _Task({part.buffer.number}, takes, work + 1)
 
 
 def _takes(node: Node) -> Iterator[Key]:

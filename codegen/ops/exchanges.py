@@ -23,7 +23,7 @@ from codegen.symbolic.expr import Expr, IntLike, Sym
 if TYPE_CHECKING:
     from codegen.claims import Claims
     from codegen.explain.traffic import Meter, Traffic
-    from codegen.passes.checks import Checks
+    from codegen.passes.instrument import Instrument
     from codegen.passes.to_loops import Maker
     from codegen.plan.boxes import Sides
 
@@ -279,8 +279,9 @@ class Move(Flowing):
             "pull_from": at.where(taken, from_), "pull_into": at.where(taken, into),
             "send": at.where(given, send),
             "give_into": at.where(given, at.theirs(into)) if gives else None,
-            "pieces": bool(self.differs()), "flow": "near" if self.near else self.flow,
-            "root": self.root, "near": self.near, "wraps": at.copies(self.wraps),
+            "differs": bool(self.differs()), "in_place": self.in_place,
+            "flow": "near" if self.near else self.flow, "root": self.root,
+            "near": self.near, "wraps": at.copies(self.wraps),
         }  # fmt: skip
 
     def traffic(self, op: Op, at: Meter) -> Traffic:
@@ -317,7 +318,7 @@ class Fold(Flowing):
         shape = (e if w is None else w[1] - w[0] for e, w in zip(given.shape, want, strict=True))
         return [ArrayType(given.dtype, tuple(shape))]
 
-    def exact(self, op: Op, at: Checks) -> Value | None:
+    def exact(self, op: Op, at: Instrument) -> Value | None:
         return at.emit(self, at.floats(op)) if self.fn in ("add", "mul") else None
 
     def claims(self, op: Op, at: Claims) -> None:
@@ -352,7 +353,7 @@ class Fold(Flowing):
     def boxes(self, op: Op, at: Sides) -> dict[str, Any]:
         found = at.parts(op, (), self.want)
         from_, into, send = found if self.want else map(at.flat, found)
-        return {"pull_from": from_, "pull_into": into, "send": send, "pieces": bool(self.want),
+        return {"pull_from": from_, "pull_into": into, "send": send, "differs": bool(self.want),
                 "flow": self.flow, "root": self.root, "fn": self.fn}  # fmt: skip
 
     def traffic(self, op: Op, at: Meter) -> Traffic:

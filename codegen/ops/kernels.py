@@ -17,7 +17,7 @@ from codegen.plan.grammar import Argument, KernelCall
 from codegen.plan.indexing import loop_vars, positions
 
 if TYPE_CHECKING:
-    from codegen.passes.checks import Checks
+    from codegen.passes.instrument import Instrument
     from codegen.passes.to_loops import Maker
 
 # Of an operand, per dim: the result and its dim that a part goes with, and ghost cells; None: whole
@@ -45,7 +45,7 @@ class Kernel(Stated):
     def title(self) -> str:
         return f"kernel {self.kernel.name}"
 
-    def finite(self, op: Op, value: Value, at: Checks) -> Value | None:
+    def finite(self, op: Op, value: Value, at: Instrument) -> Value | None:
         holds = at.map("isfinite", value)
         for v in op.operands:
             if v.type.dtype.kind in "fc":

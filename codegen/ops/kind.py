@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # what rules are given; it asks kinds in turn
     from codegen.claims import Claims
     from codegen.kit import Builder
     from codegen.layouts.localize import Localizer
-    from codegen.passes.checks import Checks
+    from codegen.passes.instrument import Instrument
     from codegen.passes.to_loops import Maker
     from codegen.plan.access import At, Resolver
 
@@ -94,12 +94,12 @@ class Kind:
         """What users call it, as in "a sum makes a NaN"."""
         return self.name
 
-    def finite(self, op: Op, value: Value, at: Checks) -> Value | None:
+    def finite(self, op: Op, value: Value, at: Instrument) -> Value | None:
         """That each element of a result is finite, or what it follows from is not; None: that is
         not asked."""
         return None
 
-    def exact(self, op: Op, at: Checks) -> Value | None:
+    def exact(self, op: Op, at: Instrument) -> Value | None:
         """The result in float64, of operands in float64; None: integers cannot wrap around."""
         return None
 

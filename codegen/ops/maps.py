@@ -22,7 +22,7 @@ from codegen.plan.indexing import Index, apply
 if TYPE_CHECKING:
     from codegen.kit import Builder
     from codegen.layouts.localize import Localizer
-    from codegen.passes.checks import Checks
+    from codegen.passes.instrument import Instrument
     from codegen.plan.access import At, Resolver
 
 
@@ -74,7 +74,7 @@ class Map(Kind):
     def title(self) -> str:
         return _TITLES.get(self.fn) or FUNCTIONS[self.fn].ufunc
 
-    def finite(self, op: Op, value: Value, at: Checks) -> Value | None:
+    def finite(self, op: Op, value: Value, at: Instrument) -> Value | None:
         if not any(map(at.is_later, op.operands)):
             narrows = self.fn == "cast" and _narrows(op.operands[0].type.dtype, value.type.dtype)
             if self.fn in _SAFE or (self.fn == "cast" and not narrows):
@@ -89,7 +89,7 @@ class Map(Kind):
             holds = at.map("logical_or", holds, at.map("logical_and", infinite, allowed))
         return holds
 
-    def exact(self, op: Op, at: Checks) -> Value | None:
+    def exact(self, op: Op, at: Instrument) -> Value | None:
         if self.fn == "cast":
             given, to = op.operands[0].type.dtype, op.result.type.dtype
             fits = given.kind == "b" or (given.kind == to.kind and given.size <= to.size)

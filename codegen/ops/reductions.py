@@ -26,7 +26,7 @@ from codegen.symbolic.expr import Expr
 if TYPE_CHECKING:
     from codegen.kit import Builder
     from codegen.layouts.localize import Localizer
-    from codegen.passes.checks import Checks
+    from codegen.passes.instrument import Instrument
     from codegen.passes.to_loops import Maker
 
 
@@ -68,12 +68,12 @@ class Reduce(Kind):
     def title(self) -> str:
         return "a sum" if self.fn == "add" else "a product"
 
-    def finite(self, op: Op, value: Value, at: Checks) -> Value | None:
+    def finite(self, op: Op, value: Value, at: Instrument) -> Value | None:
         if self.fn not in _TOTALS:
             return None
         return at.unless(value, at.any_of(at.not_finite(op.operands[0]), self.dims))
 
-    def exact(self, op: Op, at: Checks) -> Value | None:
+    def exact(self, op: Op, at: Instrument) -> Value | None:
         return at.emit(self, at.floats(op)) if self.fn in _TOTALS else None
 
     def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
@@ -230,7 +230,7 @@ class Cumulative(Lane):
     def title(self) -> str:
         return "a running total"
 
-    def finite(self, op: Op, value: Value, at: Checks) -> Value | None:
+    def finite(self, op: Op, value: Value, at: Instrument) -> Value | None:
         if self.fn not in _TOTALS:
             return None
         byte = dtypes.BY_NAME["uint8"]
@@ -238,7 +238,7 @@ class Cumulative(Lane):
         before = at.emit(Cumulative("max", self.dim), (bits,))
         return at.unless(value, at.map("ne", before, at.full(0, byte, value.type.shape)))
 
-    def exact(self, op: Op, at: Checks) -> Value | None:
+    def exact(self, op: Op, at: Instrument) -> Value | None:
         return at.emit(self, at.floats(op)) if self.fn in _TOTALS else None
 
     def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
@@ -320,7 +320,7 @@ class MatMul(Kind):
     def title(self) -> str:
         return "a product of matrices"
 
-    def finite(self, op: Op, value: Value, at: Checks) -> Value | None:
+    def finite(self, op: Op, value: Value, at: Instrument) -> Value | None:
         a, b = op.operands
         shape, n = value.type.shape, value.type.ndim
         rows = at.any_of(at.not_finite(a), [n - 1])
@@ -330,7 +330,7 @@ class MatMul(Kind):
                 for x, d in ((rows, n - 2), (columns, n - 1))]  # fmt: skip
         return at.unless(value, at.map("logical_or", *wide))
 
-    def exact(self, op: Op, at: Checks) -> Value | None:
+    def exact(self, op: Op, at: Instrument) -> Value | None:
         return at.emit(self, at.floats(op))
 
     def between(self, op: Op, window: Window, at: Localizer) -> Cut:

@@ -59,9 +59,8 @@ def check_plan(plan: Plan) -> Plan:
             )
         if isinstance(step, Exchange) and step.pull_from and step.pull_into:
             _rule(
-                step.kind == "halo" or step.pull_from.buffer is not step.pull_into.buffer,
-                place,
-                "an exchange does not write what its peers read",
+                step.in_place == (step.pull_from.buffer is step.pull_into.buffer), place,
+                "an exchange writes the buffer that its peers read only where it says so",
             )
             _rule(step.site < plan.sites, place, "every exchange has a site")
             _rule(

@@ -340,9 +340,9 @@ class Exchange(Generic[M]):
     send: what a member takes from me, in mine. source, dest: of a permute (None: not solved).
     flow: which members a member reads: all, from_root, to_root, up_to (itself), before (itself),
     near (ranges along each axis: of those that I read, and of those that read me); boxes of a fold
-    do not tell. pieces: send is another one for every member. give_into: where what
-    I send goes in a member's view, where it may be written there. wraps: how many boxes a pair of
-    members has; the symbol `wrap` says which.
+    do not tell. differs: send is another one for every member. give_into: where what I send goes in
+    a member's view, where it may be written there. in_place: it is pulled into the buffer that
+    members pull from. wraps: how many boxes a pair of members has; the symbol `wrap` says which.
     """
 
     site: int
@@ -361,7 +361,8 @@ class Exchange(Generic[M]):
     flow: str = "all"
     root: Expr | None = None
     near: tuple[tuple[Expr, Expr, Expr, Expr], ...] = ()
-    pieces: bool = False
+    differs: bool = False
+    in_place: bool = False
     wraps: Expr = expr.const(1)
     fn: str = ""
     place: Place | None = None

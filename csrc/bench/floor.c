@@ -6,7 +6,9 @@
  * has read and written; who depends on it waits for its word. So many arrivals belong to a turn,
  * the same for all. Where ranks share cores they sleep, and who waits for several waits for all, at
  * a counter: one of four by the phase, since nobody can be two phases ahead of all others.
- * Which method is best is measured, not known. */
+ * Which method is best is measured, not known.
+ *
+ * One file, longer than the others: who doubts a figure beside the floor reads all of it here. */
 #define _GNU_SOURCE
 #include "measure.h"
 

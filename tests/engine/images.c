@@ -356,7 +356,7 @@ static void swap_prepare(spmd_rank *rank)
     spmd_exchange *exchange = begin(rank, SPMD_PULL, 0);
     exchange->pull = pull_swap;
     exchange->send = send_swap;
-    exchange->pieces = 1;
+    exchange->differs = 1;
 }
 
 static void swap_check(spmd_rank *rank)
@@ -399,7 +399,7 @@ static void scatter_prepare(spmd_rank *rank)
     exchange->pull = pull_scatter;
     exchange->send = send_scatter;
     exchange->fold = sum[rank->engine->vectors];
-    exchange->pieces = 1;
+    exchange->differs = 1;
 }
 
 static void scatter_check(spmd_rank *rank)

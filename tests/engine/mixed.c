@@ -322,7 +322,7 @@ static void group_set(spmd_rank *rank, uint32_t site)
         .site = site, .kind = engine_kind[kind_of(site)], .size = 8, .wraps = 1, .members = 1,
         .first = rank->index, .source = SPMD_NONE, .dest = SPMD_NONE,
         .pull = pull, .send = send, .flow = flow_of(site),
-        .pieces = kind_of(site) == TURN || kind_of(site) == NEAR ||
+        .differs = kind_of(site) == TURN || kind_of(site) == NEAR ||
                   kind_of(site) == SUM_PARTS,
     };
     spmd_exchange *exchange = &rank->exchange;

@@ -165,7 +165,7 @@ static void begin(spmd_rank *rank)
     spmd_exchange *exchange = &rank->exchange;
 
     *exchange = (spmd_exchange){
-        .site = site, .kind = SPMD_PULL, .size = 8, .flow = SPMD_NEAR, .pieces = 1, .members = 1,
+        .site = site, .kind = SPMD_PULL, .size = 8, .flow = SPMD_NEAR, .differs = 1, .members = 1,
         .wraps = 1 + site % 3, .constant = site % 2,
         .first = rank->index, .pull = pull, .send = send,
         .give = rank->counter[STEP] / SITES % 2 ? give : NULL,

@@ -233,7 +233,7 @@ static void exchange_0(spmd_rank *r)
     x->count[0] = n_x, x->count[1] = 1, x->count[2] = 1;
     x->stride[0] = 1, x->stride[1] = 0, x->stride[2] = 0;
     x->flow = SPMD_ALL;
-    x->pieces = 0;
+    x->differs = 0;
     x->constant = 1;
     x->wraps = 1;
     x->pull = pull_0;
@@ -288,7 +288,7 @@ static void exchange_1(spmd_rank *r)
     x->count[0] = n_x, x->count[1] = 1, x->count[2] = 1;
     x->stride[0] = 1, x->stride[1] = 0, x->stride[2] = 0;
     x->flow = SPMD_ALL;
-    x->pieces = 0;
+    x->differs = 0;
     x->constant = 1;
     x->wraps = 1;
     x->pull = pull_1;

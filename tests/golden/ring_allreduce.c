@@ -137,7 +137,7 @@ static void exchange_0(spmd_rank *r)
     x->source = x_i_ring_minus_1_mod_n_ring;
     x->dest = x_i_ring_plus_1_mod_n_ring;
     x->flow = SPMD_ALL;
-    x->pieces = 0;
+    x->differs = 0;
     x->constant = 0;
     x->wraps = 1;
     x->pull = pull_0;
@@ -209,7 +209,7 @@ static void exchange_1(spmd_rank *r)
     x->source = x_i_ring_minus_1_mod_n_ring;
     x->dest = x_i_ring_plus_1_mod_n_ring;
     x->flow = SPMD_ALL;
-    x->pieces = 0;
+    x->differs = 0;
     x->constant = 0;
     x->wraps = 1;
     x->pull = pull_1;

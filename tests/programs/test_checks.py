@@ -14,8 +14,8 @@ from codegen.check_names import CHECKS, USUAL, checks_of
 from codegen.errors import CheckError, UsageError
 from codegen.ir import Module
 from codegen.oracle.interpret import run
-from codegen.passes.checks import with_checks
 from codegen.passes.compare import compared
+from codegen.passes.instrument import instrumented
 from codegen.passes.partition import partition
 from spmd.cli import parsed
 from spmd.launch.processes import Processes
@@ -34,7 +34,7 @@ def program(body: Callable[..., Any], checks: str) -> tuple[Module, Module]:
         return body(u, k, spmd.scalar("s", 3))
 
     graph = case.graph({}, checks_of(checks))
-    return graph, with_checks(partition(graph))
+    return graph, instrumented(partition(graph))
 
 
 def written(u, k, s):

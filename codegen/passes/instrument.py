@@ -1,4 +1,4 @@
-"""Checks of what is computed: a NaN or an infinity where there was none, integers that overflow.
+"""Puts checks behind ops: NaN or infinity where there was none, integers that overflow.
 
 Goes in: a Program, and which checks it asks for. Comes out: the same with an `expect` behind every
 op that may go wrong. What is only ever one choice of a np.where is checked where it is chosen.
@@ -22,14 +22,14 @@ _SPREAD = frozenset(
 _BOTH = ("logical_and", "bit_and")
 
 
-def with_checks(program: Module) -> Module:
+def instrumented(program: Module) -> Module:
     """The Program with the checks `nan` and `overflow` that it asks for."""
     if not {"nan", "overflow"} & set(program.checks):
         return program
-    return program.mapped(Checks(program).region)
+    return program.mapped(Instrument(program).region)
 
 
-class Checks(Builder):
+class Instrument(Builder):
     """What the rules of kinds ask with."""
 
     def __init__(self, program: Module) -> None:

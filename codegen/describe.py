@@ -20,6 +20,7 @@ from codegen.plan.grammar import (
     Exchange,
     Expect,
     KernelCall,
+    LibraryCall,
     Nest,
     Phase,
     Plan,
@@ -71,9 +72,9 @@ def manifest_of(plan: Plan, target: str) -> dict[str, Any]:
         "operations": rows,
         "buffers": [_buffer(b, uses) for b in plan.buffers],
         "libraries": [
-            {"number": k, "routine": name,
+            {"number": k, "source": routine.source, "routine": routine.name,
              "operations": [r["number"] for r in rows if k in r.get("libraries", ())]}
-            for k, name in enumerate(plan.libraries)
+            for k, routine in enumerate(plan.libraries)
         ],
         "streams": 1,
         "checks": list(plan.checks),
@@ -112,8 +113,8 @@ def _operation(number: int, step: Phase | Exchange | Expect) -> dict[str, Any]:
             parts = [p for w in step.work for p in (w.parts if isinstance(w, Nest) else (w,))]
             if lines := sorted({p.place.line for p in parts if p.place}):
                 row["lines"] = [lines[0], lines[-1]]
-            row["libraries"] = sorted({w.library for w in step.work if isinstance(w, Product)
-                                       and w.library is not None})  # fmt: skip
+            row["libraries"] = sorted({k for w in step.work if isinstance(w, Product | LibraryCall)
+                                       for k in w.routines})  # fmt: skip
             row["kernels"] = sorted({w.symbol for w in step.work if isinstance(w, KernelCall)})
     return row
 

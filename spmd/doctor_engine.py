@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from codegen.errors import EnvironmentFault, SpmdError
 from spmd.doctor_check import MISSING, OK, WARNING, Check
 from spmd.engine import _engine, ffi, lib
-from spmd.launch import limits, loader
+from spmd.launch import limits, loader, routines
 
 PLACE = str(_engine.__file__)
 
@@ -27,9 +27,9 @@ def checks(calibrate: bool) -> Iterator[Check]:
 
 
 def _openblas() -> Check:
-    name, need = "OpenBLAS", "only matrix products need it"
+    name, need = "OpenBLAS", "products of matrices and linear algebra need it"
     try:
-        return Check(name, OK, loader.openblas())
+        return Check(name, OK, routines.openblas())
     except EnvironmentFault as error:
         return Check(name, WARNING, f"{error.message}; {need}", error.remedy)
 

@@ -132,7 +132,7 @@ def summary(image: reader.ImageFile) -> Iterator[str]:
         )
     for row in m["libraries"]:
         used = ", ".join(str(k) for k in row["operations"])
-        yield f"library {row['number']:<4}{row['routine']} of OpenBLAS, operations {used}"
+        yield f"library {row['number']:<4}{row['routine']} of {row['source']}, operations {used}"
     for row in m["operations"]:
         over = f" over ({', '.join(row['axes'])})" if "axes" in row else ""
         where = f"  {row['place']}: {row['text']}" if "place" in row else ""

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from textwrap import indent
 
 from codegen.dtypes import DType
 from codegen.emit.cutting import NOINLINE, stretches
 from codegen.emit.exchange_code import fold_name
 from codegen.emit.expressions import single
-from codegen.emit.lines import comment, fold, source
+from codegen.emit.lines import comment, fold, source, wrapped
 from codegen.emit.nests import openmp
 from codegen.emit.rank_code import Places, RankFunction
 from codegen.emit.spell import combined
@@ -23,6 +24,7 @@ from codegen.plan.grammar import (
     Exchange,
     Expect,
     Lane,
+    LibraryCall,
     Nest,
     Phase,
     Plan,
@@ -50,16 +52,9 @@ _TOP = """
 """
 
 _BLAS = """
-/* routines of the library, row-major; the engine opens it and hands over their addresses */
-enum { SPMD_ROW_MAJOR = 101, SPMD_PLAIN = 111, SPMD_TRANSPOSED = 112 };
+/* routines of libraries: the engine opens those, and hands over a table of addresses */
+enum { SPMD_ROW_MAJOR = 101, SPMD_BY_COLUMNS, SPMD_PLAIN = 111, SPMD_TRANSPOSED = 112 };
 """
-
-_GEMM = {
-    "sgemm": "float, const float *, int, const float *, int, float, float *, int",
-    "dgemm": "double, const double *, int, const double *, int, double, double *, int",
-    "cgemm": "const void *, const void *, int, const void *, int, const void *, void *, int",
-    "zgemm": "const void *, const void *, int, const void *, int, const void *, void *, int",
-}
 
 
 @dataclass(frozen=True)
@@ -78,9 +73,7 @@ def emit(plan: Plan) -> CSource:
     if places.constants:
         parts.append(table)
     if plan.libraries:
-        parts.append(_BLAS + "".join(
-            f"typedef void (*spmd_{r})(int, int, int, int, int, int, {_GEMM[r]});\n"
-            for r in plan.libraries))  # fmt: skip
+        parts += _routines(plan)
     parts += _kernels(plan)
     if any(s.sym is None for s in plan.scalars):
         parts.append(
@@ -153,6 +146,20 @@ def _constants(plan: Plan) -> tuple[bytes, str]:
         "    ((void *)((char *)(uintptr_t)spmd_constants + constant_offset[number]))\n"
     )
     return data, table
+
+
+def _routines(plan: Plan) -> list[str]:
+    """The names of routines, and the functions around them."""
+    names = "".join(
+        f"#define {r.called} (({r.result} (*)({r.takes}))library[{k}])\n"
+        for k, r in enumerate(plan.libraries)
+    )
+    called = {w.function.name: w.function for s in walk_steps(plan.steps) if isinstance(s, Phase)
+              for w in s.work if isinstance(w, LibraryCall)}  # fmt: skip
+    return [_BLAS + names, *(
+        wrapped(f"static void {f.name}(", ["void *const *library", f.parameters], ")")
+        + f"\n{{\n{indent(f.text.strip(), '    ')}\n}}\n" for f in called.values()
+    )]  # fmt: skip
 
 
 def _kernels(plan: Plan) -> list[str]:

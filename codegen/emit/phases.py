@@ -19,6 +19,7 @@ from codegen.plan.grammar import (
     Buffer,
     KernelCall,
     Lane,
+    LibraryCall,
     Matrix,
     Nest,
     Node,
@@ -72,6 +73,8 @@ class PhaseWriter(NestWriter):
                 self.lane(work)
             case Product():
                 self.product(work)
+            case LibraryCall():
+                self.call(work)
             case KernelCall():
                 self.kernel(work)
             case Reduce():
@@ -139,12 +142,12 @@ class PhaseWriter(NestWriter):
     def product(self, work: Product) -> None:
         opened = self.loops(work.loops)
         if work.library is not None:
-            self.gemm(work, work.library)
+            self.gemm(work)
         else:
             self.plain_product(work)
         self.close(opened)
 
-    def gemm(self, work: Product, library: int) -> None:
+    def gemm(self, work: Product) -> None:
         self.library = True
         m, n, k = (cast("int", self.symbolic(e))[0] for e in (work.m, work.n, work.k))
         a, b = self.operand(work.a), self.operand(work.b)
@@ -157,8 +160,7 @@ class PhaseWriter(NestWriter):
         tests = " && ".join(f"{self.integer(e)} > 0" for e in work.maybe_empty)
         if tests:
             self.open(f"if ({tests}) {{")
-        self.line(f"((spmd_{kind}gemm)library[{library}])"
-                  f"(SPMD_ROW_MAJOR, {how}, {m}, {n}, {k}, {one},")  # fmt: skip
+        self.line(f"spmd_{kind}gemm(SPMD_ROW_MAJOR, {how}, {m}, {n}, {k}, {one},")
         self.line(f"    {a}, {b}, {zero}, {self.operand(work.c)});")
         self.close(bool(tests))
 
@@ -184,6 +186,16 @@ class PhaseWriter(NestWriter):
 
     def element(self, x: Matrix, row: Expr, column: Expr) -> str:
         return self.load(x.buffer, x.offset + x.row * row + x.column * column)
+
+    def call(self, work: LibraryCall) -> None:
+        self.library = True
+        opened = self.loops(work.loops)
+        given = [self.integer(e) for e in work.numbers]
+        for part in work.parts:
+            name = self.buffer(part.buffer, written=part.writes)
+            given.append(name if part.offset == 0 else f"{name} + {self.integer(part.offset)}")
+        self.line(f"{work.function.name}({', '.join(['library', *given])});")
+        self.close(opened)
 
     # ---- kernels ---------------------------------------------------------------------------------
 

@@ -37,7 +37,7 @@ TYPE_CHECKING = False  # typing is not imported: every rank pays for what this f
 if TYPE_CHECKING:
     from typing import Any
 
-FORMAT = 3
+FORMAT = 4
 INTERFACE = 8
 INDEX_MAGIC = 0x78646E69646D7073
 INDEX_FIXED = 5 + AXES + 1  # words before the scalars: see spmd_index_words

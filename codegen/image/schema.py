@@ -225,7 +225,8 @@ _MANIFEST = table(
     )),
     buffers=every(table(number=_COUNT, name=text, dtype=word(*DTYPES), bytes=formula,
                         operations=every(_COUNT))),
-    libraries=every(table(number=_COUNT, routine=text, operations=every(_COUNT))),
+    libraries=every(table(number=_COUNT, source=text, routine=text,
+                          operations=every(_COUNT))),
     checks=every(word(*CHECKS)),
 )  # fmt: skip
 

@@ -138,8 +138,8 @@ class Demands:
             for operand in op.operands:
                 self.want(operand, home(operand), op.place)
         elif not isinstance(what, RunScalar):
-            (value,) = op.results
-            for window in self.of[value].made:
+            # all that an op makes is of one batch: what its first result needs is what all need
+            for window in self.of[op.results[0]].made:
                 self.want_operands(op, window, op.place)
 
     def sums(self, region: Region) -> None:

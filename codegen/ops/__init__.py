@@ -11,6 +11,7 @@ from codegen.ops.effects import POSITION, Expect, Print
 from codegen.ops.exchanges import Barrier, Exchange, Fold, Move, Permute
 from codegen.ops.kernels import Kernel
 from codegen.ops.kind import Kind
+from codegen.ops.lapack import Cholesky
 from codegen.ops.lookups import DynamicSlice, DynamicUpdate, Gather, Scatter
 from codegen.ops.maps import Map
 from codegen.ops.reductions import ArgReduce, ArgSort, Cumulative, MatMul, Reduce, Sort
@@ -19,11 +20,11 @@ from codegen.ops.sources import Const, Full, Iota, RunScalar, Symbolic
 from codegen.ops.views import Broadcast, Roll, Slice, Transpose, Update
 
 __all__ = [
-    "OPS", "POSITION", "ArgReduce", "ArgSort", "Barrier", "Branch", "Broadcast", "Const", "Control",
-    "Cumulative", "DynamicSlice", "DynamicUpdate", "Edge", "Exchange", "Expect", "Fold", "Full",
-    "Gather", "Iota", "Kernel", "Kind", "Let", "Loop", "Map", "MatMul", "Move", "Permute", "Print",
-    "Reduce", "Relayout", "Reshape", "Roll", "RunScalar", "Scatter", "ShardMap", "Slice", "Sort",
-    "Symbolic", "Transpose", "Update",
+    "OPS", "POSITION", "ArgReduce", "ArgSort", "Barrier", "Branch", "Broadcast", "Cholesky",
+    "Const", "Control", "Cumulative", "DynamicSlice", "DynamicUpdate", "Edge", "Exchange",
+    "Expect", "Fold", "Full", "Gather", "Iota", "Kernel", "Kind", "Let", "Loop", "Map",
+    "MatMul", "Move", "Permute", "Print", "Reduce", "Relayout", "Reshape", "Roll", "RunScalar",
+    "Scatter", "ShardMap", "Slice", "Sort", "Symbolic", "Transpose", "Update",
 ]  # fmt: skip
 
 OPS: dict[str, type[Kind]] = {
@@ -31,7 +32,7 @@ OPS: dict[str, type[Kind]] = {
     for kind in (
         Const, Full, Iota, Symbolic, RunScalar, Map, Broadcast, Slice, Transpose, Reshape, Roll,
         Update, DynamicSlice, DynamicUpdate, Gather, Scatter, Reduce, Edge, ArgReduce, Cumulative,
-        MatMul, Sort, ArgSort, Kernel, Permute, Move, Fold, Barrier, Print,
+        MatMul, Sort, ArgSort, Cholesky, Kernel, Permute, Move, Fold, Barrier, Print,
         Expect, Loop, Let, Branch, Relayout, ShardMap,
     )
 }  # fmt: skip

@@ -38,7 +38,8 @@ class Kind:
     it wants the memory of its first operand for its result. reads: its operands point by point, so
     that they may be computed on the way; strided boxes where they lie; or whole and contiguous.
     rereads: it may read one element at several points. held: a rank has balanced blocks of its
-    results, whatever parts of them are wanted. fuses: its `steps` are one Store or Reduce that may
+    results, whatever parts of them are wanted; so it has of a kind of several results, which are of
+    one batch. fuses: its `steps` are one Store or Reduce that may
     share loops with others. fence: nothing that comes later is computed before it. has_room: its
     result may lie in an array with room for ghost cells. lays_out: it says how arrays lie."""
 

@@ -30,7 +30,15 @@ if TYPE_CHECKING:
     from codegen.passes.to_loops import Maker
 
 
-_ROUTINES = {"float32": "sgemm", "float64": "dgemm", "complex64": "cgemm", "complex128": "zgemm"}
+_GEMM = {
+    name: plan.Routine("openblas", f"{kind}gemm", "void", f"int, int, int, int, int, int, {more}")
+    for name, kind, more in (
+        ("float32", "s", "float, const float *, int, const float *, int, float, float *, int"),
+        ("float64", "d", "double, const double *, int, const double *, int, double, double *, int"),
+        *((name, kind, "const void *, const void *, int, const void *, int, const void *, void *, "
+           "int") for name, kind in (("complex64", "c"), ("complex128", "z"))),
+    )
+}  # fmt: skip
 _TOTALS = ("add", "mul")  # what may leave the range of a type
 # The scalar function of a combining one.
 AS_MAP = {"add": "add", "mul": "mul", "min": "minimum", "max": "maximum"}
@@ -364,7 +372,7 @@ class MatMul(Kind):
         mats = [_matrix(v, batch, at) for v in (a, b, c)]
         shapes = ((m, k), (k, n), (m, n))
         library = None
-        routine = _ROUTINES.get(c.type.dtype.name)
+        routine = _GEMM.get(c.type.dtype.name)
         if routine and all(_blas_can_read(x, s) for x, s in zip(mats, shapes, strict=True)):
             library = at.library(routine)
         at.add(plan.Product(batch, m, n, k, mats[0], mats[1], mats[2], c.type.dtype, library,

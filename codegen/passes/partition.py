@@ -94,6 +94,8 @@ class _Partition(Parts):
             self.add(what, operands, results)
             for value, local in zip(op.results, results):
                 self.have(value, local)
+        elif len(op.results) > 1:
+            self.several(op)
         else:
             (value,) = op.results
             if value in self.rooms.of:
@@ -102,6 +104,16 @@ class _Partition(Parts):
             for window in self.demands.of[value].made:
                 self.parts[-1][value, window] = self.make(op, window)
             self.fetch_wanted(value)
+
+    def several(self, op: Op) -> None:
+        """Blocks of all that an op makes, which are of one batch."""
+        windows = self.rules.needs(op, home(op.results[0]))
+        operands = tuple(self.need(v, w) for v, w in zip(op.operands, windows, strict=True))
+        results = tuple(Value(v.name, self.local_type(v)) for v in op.results)
+        self.place = op.place
+        self.add(op.what, operands, results)
+        for value, local in zip(op.results, results, strict=True):
+            self.have(value, local)
 
     def kernel(self, op: Op, call: Kernel) -> None:
         """On the parts of arrays that the op says; what it copies for itself nobody has."""

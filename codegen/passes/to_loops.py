@@ -7,7 +7,7 @@ resolved once, here.
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from codegen.image.gufunc import Parameter
 from codegen.ir import ArrayType, Module, Op, Region, Value
 from codegen.plan.access import At, Resolver
 from codegen.plan.boxes import Sides
-from codegen.plan.grammar import Exchange, Literal, Store
+from codegen.plan.grammar import Caller, Exchange, LibraryCall, Literal, Part, Routine, Store, Var
 from codegen.plan.indexing import loop_vars, positions, ravel
 from codegen.plan.loops import Act, Do, Loops
 from codegen.plan.steps import memory_read
@@ -43,7 +43,7 @@ class Maker(Resolver):
         super().__init__(program, stored)
         self.mesh, self.sync = program.mesh, program.sync
         self.sides = Sides(program.mesh, self)
-        self.libraries: list[str] = []
+        self.libraries: list[Routine] = []
         self.kernels: dict[str, tuple[Any, tuple[Parameter, ...]]] = {}
         self.sites = 0
         # of the op at hand
@@ -87,11 +87,17 @@ class Maker(Resolver):
         self.scratch.append(Value(name, ArrayType(dtype, (elements,))))
         return self.scratch[-1]
 
-    def library(self, routine: str) -> int:
-        """The number of a routine of BLAS."""
+    def library(self, routine: Routine) -> int:
+        """The number of a routine."""
         if routine not in self.libraries:
             self.libraries.append(routine)
         return self.libraries.index(routine)
+
+    def call(self, function: Caller, loops: tuple[Var, ...], numbers: Sequence[Expr],
+             parts: Sequence[Part[Value]], op: Op) -> None:  # fmt: skip
+        """A call of routines for every point of these loops."""
+        routines = tuple(map(self.library, function.routines))
+        self.add(LibraryCall(function, loops, tuple(numbers), tuple(parts), routines, op.place))
 
     def kernel(self, kernel: Any, signature: tuple[Parameter, ...]) -> str:
         """The symbol of a kernel compiled for these parameters."""

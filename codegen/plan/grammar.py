@@ -4,7 +4,8 @@
                kernels
     Step     = Phase | Exchange | Loop | Let | Branch | Default | Print | Expect
     Phase    = a compute phase: Work in order
-    Work     = Store | Reduce | Nest | Lane | Product | KernelCall      over loop variables
+    Work     = Store | Reduce | Nest | Lane | Product | LibraryCall | KernelCall
+               over loop variables
     Nest     = sweeps one after the other within common loops; Sweep = Keep | Store | Reduce in one
     Node     = Literal | Integer | Runtime | Load | Kept | Apply    the scalar at one point
 
@@ -270,6 +271,59 @@ class Product(Generic[M]):
     place: Place | None = None
     maybe_empty: tuple[Expr, ...] = ()
 
+    @property
+    def routines(self) -> tuple[int, ...]:
+        return () if self.library is None else (self.library,)
+
+
+@dataclass(frozen=True)
+class Routine:
+    """A function of a library, which ranks find there (spmd/launch/routines.py). source: of which
+    library; name: what it is called there; result and takes: its C prototype."""
+
+    source: str
+    name: str
+    result: str
+    takes: str
+
+    @property
+    def called(self) -> str:
+        """In C."""
+        return "spmd_" + "".join(c if c.isalnum() else "_" for c in self.name)
+
+
+@dataclass(frozen=True)
+class Caller:
+    """A function in C around routines, which does one piece of work. parameters: those of its
+    LibraryCall, int64_t for each number, then a pointer for each part."""
+
+    name: str
+    parameters: str
+    text: str
+    routines: tuple[Routine, ...]
+
+
+@dataclass(frozen=True)
+class Part(Generic[M]):
+    """Memory that a routine is given: from an element of a buffer on."""
+
+    buffer: M
+    offset: Expr
+    writes: bool = False
+
+
+@dataclass(frozen=True)
+class LibraryCall(Generic[M]):
+    """function(numbers, parts) for every point of `loops`. What it changes was put there before.
+    routines: logical numbers, in the order of the function's."""
+
+    function: Caller
+    loops: tuple[Var, ...]
+    numbers: tuple[Expr, ...]
+    parts: tuple[Part[M], ...]
+    routines: tuple[int, ...]
+    place: Place | None = None
+
 
 @dataclass(frozen=True)
 class Argument(Generic[M]):
@@ -290,7 +344,7 @@ class KernelCall(Generic[M]):
     place: Place | None = None
 
 
-Work = Store[M] | Reduce[M] | Nest[M] | Lane[M] | Product[M] | KernelCall[M]
+Work = Store[M] | Reduce[M] | Nest[M] | Lane[M] | Product[M] | LibraryCall[M] | KernelCall[M]
 
 
 # ---- steps of the control program ----------------------------------------------------------------
@@ -480,7 +534,7 @@ class Plan:
     counters: int
     sites: int
     routes: tuple[Route, ...] = ()
-    libraries: tuple[str, ...] = ()
+    libraries: tuple[Routine, ...] = ()
     kernels: tuple[Any, ...] = ()
     checks: tuple[str, ...] = ()
     named: dict[Sym, Expr] = field(default_factory=dict)  # symbols that stand for formulas

@@ -17,7 +17,7 @@ from typing import Any
 from codegen.image.gufunc import Parameter
 from codegen.ir import Module, Op, Value
 from codegen.ops.kind import Array, Kind
-from codegen.plan.grammar import Buffer, Exchange, Expect, Print, Work
+from codegen.plan.grammar import Buffer, Exchange, Expect, Print, Routine, Work
 from codegen.symbolic import estimate, expr
 from codegen.symbolic.expr import Expr, Sym
 
@@ -47,7 +47,7 @@ class Loops:
     module: Module
     constants: Mapping[Value, Array]
     named: Mapping[Sym, Expr]
-    libraries: tuple[str, ...]
+    libraries: tuple[Routine, ...]
     kernels: Kernels
     sites: int
     apart: Mapping[Value, frozenset[str]]

@@ -22,6 +22,7 @@ from codegen.plan.grammar import (
     KernelCall,
     Lane,
     Let,
+    LibraryCall,
     Literal,
     Load,
     Loop,
@@ -115,6 +116,8 @@ def memory_read(act: Work[M] | Exchange[M] | Print[M] | Expect[M]) -> Iterator[M
         yield from (load.buffer for load in loads(node))
     if isinstance(act, Product):
         yield from (act.a.buffer, act.b.buffer)
+    elif isinstance(act, LibraryCall):
+        yield from (part.buffer for part in act.parts if not part.writes)
     elif isinstance(act, KernelCall):
         yield from (x for a in act.arguments if not a.writes and (x := array_of(a)) is not None)
     elif isinstance(act, Exchange):
@@ -132,6 +135,8 @@ def memory_written(
             yield from memory_written(part)
     elif isinstance(work, Product):
         yield work.c.buffer
+    elif isinstance(work, LibraryCall):
+        yield from (part.buffer for part in work.parts if part.writes)
     elif isinstance(work, KernelCall):
         yield from (x for a in work.arguments if a.writes and (x := array_of(a)) is not None)
     elif not isinstance(work, Keep | Print | Expect):

@@ -22,6 +22,7 @@ from codegen.plan.grammar import (
     KernelCall,
     Lane,
     Let,
+    LibraryCall,
     Literal,
     Load,
     Loop,
@@ -57,7 +58,7 @@ def plan_text(plan: Plan) -> str:
     lines += [f"input {_array(a)}" for a in plan.inputs]
     lines += list(_steps(plan.steps, "  "))
     lines += [f"output {_array(a)}" for a in plan.outputs]
-    lines += [f"library {k} {name}" for k, name in enumerate(plan.libraries)]
+    lines += [f"library {k} {r.name} of {r.source}" for k, r in enumerate(plan.libraries)]
     return "\n".join(lines) + "\n"
 
 
@@ -234,6 +235,11 @@ def work_text(work: Work) -> str:
             f"{_matrix(work.c)} = {_matrix(work.a)} @ {_matrix(work.b)} "
             f"({work.m} x {work.k} x {work.n}) by {by}{tests}{_loops(work.loops)}"
         )
+    if isinstance(work, LibraryCall):
+        parts = [f"{'to ' if p.writes else ''}{_at(p.buffer, p.offset)}" for p in work.parts]
+        by = f" by library {', '.join(map(str, work.routines))}"
+        args = ", ".join([*map(str, work.numbers), *parts])
+        return f"{work.function.name}({args}){by}{_loops(work.loops)}"
     assert isinstance(work, KernelCall)
     args = ", ".join(
         a.what.name if isinstance(a.what, Buffer)

@@ -20,8 +20,8 @@ GATHERS = frozenset(
     "median quantile percentile nanmedian nanquantile nanpercentile cov corrcoef trace sort "
     "argsort lexsort partition argpartition sort_complex searchsorted interp isin compress tile "
     "resize diag diagonal take take_along_axis put_along_axis matmul dot inner outer tensordot "
-    "einsum linalg.matmul linalg.outer linalg.tensordot linalg.trace linalg.diagonal "
-    "ufunc.outer".split()
+    "einsum linalg.cholesky linalg.matmul linalg.outer linalg.tensordot linalg.trace "
+    "linalg.diagonal ufunc.outer".split()
 )
 
 

@@ -10,19 +10,16 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
-import sys
 
 from codegen.errors import EnvironmentFault, ImageError, InputError, OutputError, VersionError
 from codegen.image import manifest as reader
 from spmd.engine import ffi, lib
+from spmd.launch.routines import address, linker_error
 
 TYPE_CHECKING = False  # typing is not imported: every rank pays for what this file imports
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
-
-# What the routines of the manifest are called in OpenBLAS.
-_BLAS_PREFIXES = ("scipy_cblas_", "cblas_")
 
 
 def read(path: str) -> bytes:
@@ -83,8 +80,8 @@ class Checked:
                 (b"spmd_digest", self.image.sections[".spmd.digest"]),
             )
         }
-        return Loaded(data, proof, [row["routine"] for row in self.manifest["libraries"]])
-
+        rows = self.manifest["libraries"]
+        return Loaded(data, proof, [(row["source"], row["routine"]) for row in rows])
 
     def load_any(self, scalars: int) -> Loaded:
         """Some local program, for functions that read no index words."""
@@ -100,7 +97,8 @@ class Loaded:
     proof: what must stand at some symbols, or the dynamic linker gave us another image.
     """
 
-    def __init__(self, data: bytes, proof: dict[bytes, bytes], routines: list[str]) -> None:
+    def __init__(self, data: bytes, proof: dict[bytes, bytes],
+                 routines: list[tuple[str, str]]) -> None:  # fmt: skip
         self._handle, self._file = _open(data, proof)
         self.table = lib.spmd_library_symbol(self._handle, b"spmd_image_table")
         if self.table == ffi.NULL:
@@ -108,8 +106,8 @@ class Loaded:
             raise ImageError("not an spmd image", expected="the symbol spmd_image_table",
                              found="none")  # fmt: skip
         try:
-            self.library = [_routine(name) for name in routines]
-        except EnvironmentFault:
+            self.library = [address(source, name) for source, name in routines]
+        except (EnvironmentFault, ImageError):
             self.close()
             raise
 
@@ -137,7 +135,7 @@ def _open(data: bytes, proof: dict[bytes, bytes]) -> tuple[Any, int]:
             if place:
                 os.unlink(path)
             if handle == ffi.NULL:
-                reasons.append(_linker_error())
+                reasons.append(linker_error())
             elif _is_proved(handle, proof):
                 held.remove(file)
                 return handle, file
@@ -189,53 +187,3 @@ def private_file(data: bytes, place: str) -> tuple[int, str]:
             os.unlink(path)
         raise
     return file, path
-
-
-def _linker_error() -> str:
-    return str(ffi.string(lib.spmd_library_error()).decode(errors="replace"))
-
-
-# ---- OpenBLAS ------------------------------------------------------------------------------------
-
-_openblas: Any = None
-
-
-def _routine(name: str) -> Any:
-    """The address of a BLAS routine."""
-    openblas()
-    for prefix in _BLAS_PREFIXES:
-        found = lib.spmd_library_symbol(_openblas, (prefix + name).encode())
-        if found != ffi.NULL:
-            return found
-    raise EnvironmentFault(f"OpenBLAS has no routine {name}", remedy="pip install scipy-openblas32")
-
-
-def openblas() -> str:
-    """The file of OpenBLAS, which is opened once, single-threaded."""
-    global _openblas
-    path = _openblas_path()
-    if _openblas is None:
-        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-        _openblas = lib.spmd_library_open(path.encode())
-        if _openblas == ffi.NULL:
-            _openblas = None
-            raise EnvironmentFault(
-                "OpenBLAS cannot be loaded", found=_linker_error(),
-                remedy="pip install --force-reinstall scipy-openblas32",
-            )  # fmt: skip
-    return path
-
-
-def _openblas_path() -> str:
-    """The library of the package scipy_openblas32, found without importing it (or NumPy)."""
-    for folder in sys.path:
-        place = os.path.join(folder or ".", "scipy_openblas32", "lib")
-        if os.path.isdir(place):
-            for name in sorted(os.listdir(place)):
-                if name.startswith("libscipy_openblas") and ".so" in name:
-                    return os.path.join(place, name)
-    raise EnvironmentFault(
-        "this image multiplies matrices with OpenBLAS, which is not installed",
-        expected="the package scipy-openblas32", found="none on sys.path",
-        remedy="pip install scipy-openblas32",
-    )  # fmt: skip

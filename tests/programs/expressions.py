@@ -317,9 +317,11 @@ EXPRESSIONS: dict[str, str] = {
     "linalg.vecdot": "np.linalg.vecdot(x, y)",
     "linalg.cross": "np.linalg.cross(x[:, :3], y[:, 2:])",
     **{f"linalg.{n}": f"np.linalg.{n}(q)" for n in
-       "cholesky cond det eig eigh eigvals eigvalsh inv matrix_norm matrix_rank pinv qr slogdet "
+       "cond det eig eigh eigvals eigvalsh inv matrix_norm matrix_rank pinv qr slogdet "
        "svd "
        "svdvals".split()},
+    "linalg.cholesky": "np.linalg.cholesky(q @ q.T + np.eye(5)) "
+                       "| np.linalg.cholesky(np.stack([q @ q.T + np.eye(5)] * 3), upper=True)",
     "linalg.lstsq": "np.linalg.lstsq(x, v)", "linalg.solve": "np.linalg.solve(q, q[0])",
     "linalg.matrix_power": "np.linalg.matrix_power(q, 3)",
     "linalg.multi_dot": "np.linalg.multi_dot([x, q, q])",

@@ -13,7 +13,7 @@ import pytest
 import spmd
 from codegen.compile import build
 from codegen.errors import EnvironmentFault, ImageError
-from spmd.launch import loader
+from spmd.launch import loader, routines
 
 
 def program(factor: float) -> Any:
@@ -185,3 +185,12 @@ def test_the_dynamic_linker_handing_back_another_image_is_noticed(
 def test_a_directory_is_no_image(tmp_path: Path) -> None:
     with pytest.raises(ImageError, match="not an spmd image"):
         loader.open_file(str(tmp_path))
+
+
+def test_routines_are_found_or_refused() -> None:
+    """What an image calls is of a library that is known, and which has it."""
+    assert routines.address("openblas", "dgemm") != routines.address("openblas", "dpotrf")
+    with pytest.raises(ImageError, match="calls fft of cuda, which this runtime does not know"):
+        routines.address("cuda", "fft")
+    with pytest.raises(EnvironmentFault, match="OpenBLAS has no routine dnothing"):
+        routines.address("openblas", "dnothing")

@@ -55,7 +55,7 @@ _ROWS: tuple[tuple[str, str], ...] = (
     ("linalg.lstsq polyfit",
      "conjugate gradients of the normal equations, a.T @ a and a.T @ b; "
      "np.vander(x, k) is the matrix of a polynomial"),
-    ("linalg.det linalg.slogdet linalg.cholesky linalg.qr",
+    ("linalg.det linalg.slogdet linalg.qr",
      f"a factorisation written with spmd.range; {_KNOWN}"),
     ("linalg.eig linalg.eigh linalg.eigvals linalg.eigvalsh roots poly",
      f"power iteration: v = a @ v; v /= np.linalg.norm(v); {_KNOWN}"),

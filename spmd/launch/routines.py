@@ -1,0 +1,79 @@
+"""Routines of libraries that images call: where each is found, by its source and its name.
+
+Always holds: a library is opened once, and only where an image needs it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from codegen.errors import EnvironmentFault, ImageError
+from spmd.engine import ffi, lib
+
+TYPE_CHECKING = False  # typing is not imported: every rank pays for what this file imports
+if TYPE_CHECKING:
+    from typing import Any
+
+# What routines are called in OpenBLAS: those of BLAS, and of LAPACK with their own workspace.
+_FORMS = ("scipy_cblas_{}", "cblas_{}", "scipy_LAPACKE_{}_work", "LAPACKE_{}_work")
+
+_openblas: Any = None
+
+
+def address(source: str, name: str) -> Any:
+    """Where a routine begins. Raises ImageError for a source that is not known, EnvironmentFault
+    where the library is missing, or lacks the routine."""
+    if source not in SOURCES:
+        raise ImageError(f"the image calls {name} of {source}, which this runtime does not know",
+                         expected=f"a routine of {' or '.join(SOURCES)}",
+                         found=source)  # fmt: skip
+    return SOURCES[source](name)
+
+
+def _of_openblas(name: str) -> Any:
+    openblas()
+    for form in _FORMS:
+        found = lib.spmd_library_symbol(_openblas, form.format(name).encode())
+        if found != ffi.NULL:
+            return found
+    raise EnvironmentFault(f"OpenBLAS has no routine {name}", remedy="pip install scipy-openblas32")
+
+
+# Per source: the address of a routine by its name.
+SOURCES = {"openblas": _of_openblas}
+
+
+def openblas() -> str:
+    """The file of OpenBLAS, which is opened once, single-threaded."""
+    global _openblas
+    path = _openblas_path()
+    if _openblas is None:
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+        _openblas = lib.spmd_library_open(path.encode())
+        if _openblas == ffi.NULL:
+            _openblas = None
+            raise EnvironmentFault(
+                "OpenBLAS cannot be loaded", found=linker_error(),
+                remedy="pip install --force-reinstall scipy-openblas32",
+            )  # fmt: skip
+    return path
+
+
+def _openblas_path() -> str:
+    """The library of the package scipy_openblas32, found without importing it (or NumPy)."""
+    for folder in sys.path:
+        place = os.path.join(folder or ".", "scipy_openblas32", "lib")
+        if os.path.isdir(place):
+            for name in sorted(os.listdir(place)):
+                if name.startswith("libscipy_openblas") and ".so" in name:
+                    return os.path.join(place, name)
+    raise EnvironmentFault(
+        "this image computes with OpenBLAS, which is not installed",
+        expected="the package scipy-openblas32", found="none on sys.path",
+        remedy="pip install scipy-openblas32",
+    )  # fmt: skip
+
+
+def linker_error() -> str:
+    return str(ffi.string(lib.spmd_library_error()).decode(errors="replace"))

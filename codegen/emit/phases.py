@@ -12,7 +12,7 @@ from codegen.emit.cutting import NOINLINE
 from codegen.emit.expressions import applied, cast, single
 from codegen.emit.lines import comment, wrapped
 from codegen.emit.nests import NestWriter
-from codegen.emit.spell import combined, element, literal, storage_suffix, stored, suffix
+from codegen.emit.spell import combined, literal, storage_suffix, suffix
 from codegen.functions import FUNCTIONS, neutral
 from codegen.plan.grammar import (
     Argument,
@@ -30,7 +30,7 @@ from codegen.plan.grammar import (
     Work,
 )
 from codegen.symbolic import expr
-from codegen.symbolic.expr import Expr, Sym
+from codegen.symbolic.expr import Expr
 from codegen.symbolic.spelling import Binds
 
 
@@ -141,10 +141,7 @@ class PhaseWriter(NestWriter):
 
     def product(self, work: Product) -> None:
         opened = self.loops(work.loops)
-        if work.library is not None:
-            self.gemm(work)
-        else:
-            self.plain_product(work)
+        self.gemm(work)
         self.close(opened)
 
     def gemm(self, work: Product) -> None:
@@ -169,23 +166,6 @@ class PhaseWriter(NestWriter):
         name = self.buffer(x.buffer)
         lead = cast("int", self.symbolic(x.column if x.transposed else x.row))[0]
         return f"{name if x.offset == 0 else f'{name} + {self.integer(x.offset)}'}, {lead}"
-
-    def plain_product(self, work: Product) -> None:
-        """For types that no library multiplies: row by row, in the order of k."""
-        dtype, (i, j, k) = work.dtype, (expr.symbol(Sym(n)) for n in "ijk")
-        a, b = self.element(work.a, i, k), self.element(work.b, k, j)
-        product = combined("mul", dtype, element(dtype, a), element(dtype, b))
-        total = combined("add", dtype, _TOTAL, product)[0]
-        self.buffer(work.c.buffer, written=True)
-        self.open(f"for (int64_t i = 0; i < {self.integer(work.m)}; i++) {{")
-        self.open(f"for (int64_t j = 0; j < {self.integer(work.n)}; j++) {{")
-        self.line(f"{dtype.compute} total = 0;")
-        self.line(f"for (int64_t k = 0; k < {self.integer(work.k)}; k++) total = {total};")
-        self.line(f"{self.element(work.c, i, j)} = {stored(dtype, _TOTAL)};")
-        self.close(2)
-
-    def element(self, x: Matrix, row: Expr, column: Expr) -> str:
-        return self.load(x.buffer, x.offset + x.row * row + x.column * column)
 
     def call(self, work: LibraryCall) -> None:
         self.library = True

@@ -39,6 +39,7 @@ _GEMM = {
            "int") for name, kind in (("complex64", "c"), ("complex128", "z"))),
     )
 }  # fmt: skip
+_SMALL = 12  # the summed extent and another one, of products for which a call is too much
 _TOTALS = ("add", "mul")  # what may leave the range of a type
 # The scalar function of a combining one.
 AS_MAP = {"add": "add", "mul": "mul", "min": "minimum", "max": "maximum"}
@@ -371,12 +372,35 @@ class MatMul(Kind):
         (m, n), k = c.type.shape[-2:], a.type.shape[-1]
         mats = [_matrix(v, batch, at) for v in (a, b, c)]
         shapes = ((m, k), (k, n), (m, n))
-        library = None
         routine = _GEMM.get(c.type.dtype.name)
-        if routine and all(_blas_can_read(x, s) for x, s in zip(mats, shapes, strict=True)):
-            library = at.library(routine)
-        at.add(plan.Product(batch, m, n, k, mats[0], mats[1], mats[2], c.type.dtype, library,
-                            op.place))  # fmt: skip
+        small = [e.is_const and e.value <= _SMALL for e in (m, n, k)]
+        short = small[2] and any(small[:2])
+        lies = mats[0] if n == 1 else mats[1]
+        turned = lies.row == 1 and lies.column != 1
+        rows = (n == 1) == turned and not short and c.type.dtype.size != 2
+        loops = short or ((m == 1 or n == 1) and (rows or c.type.dtype.kind != "c"))
+        if loops or routine is None or not all(
+            _blas_can_read(x, s) for x, s in zip(mats, shapes, strict=True)
+        ):
+            self.by_loops(op, rows, at)
+            return
+        at.add(plan.Product(batch, m, n, k, mats[0], mats[1], mats[2], c.type.dtype,
+                            at.library(routine), op.place))  # fmt: skip
+
+    def by_loops(self, op: Op, rows: bool, at: Maker) -> None:
+        """Where that is faster than a library, or there is none. rows: a row or a column of the
+        result is summed up at once."""
+        (a, b), made = op.operands, op.result.type
+        *kept, i, j, k = loops = loop_vars((*made.shape, a.type.shape[-1]))
+        kept += [j, i] if j.extent == 1 else [i, j]
+        *batch, row, column, inner = positions(loops)
+        factors = at.node(a, (*batch, row, inner)), at.node(b, (*batch, inner, column))
+        value = plan.Apply("mul", made.dtype, factors, made.dtype)
+        fn = "or" if made.dtype.kind == "b" else "add"
+        total = None if made.dtype.size == 2 else made.dtype  # as libraries have it
+        offset = ravel((*batch, row, column), made.shape)
+        at.add(plan.Reduce(tuple(kept), (k,), rows, op.result, offset, value, fn, made.dtype,
+                           op.place, total))  # fmt: skip
 
 
 def _matrix(value: Value, batch: tuple[plan.Var, ...], at: Maker) -> plan.Matrix[Value]:

@@ -337,10 +337,10 @@ class _Fusing:
         if m.base is not None:  # most of its elements nobody reads here
             parts.append(replace(work, loops=m.loops, value=value))
             return
-        fn = work.fn if isinstance(work, Reduce) else ""
+        fn, total = (work.fn, work.total) if isinstance(work, Reduce) else ("", None)
         same = next((p for p in parts if isinstance(p, Keep) and p.value == value
-                     and (p.fn, p.dtype) == (fn, v.type.dtype)), None)  # fmt: skip
-        keep = same or Keep(self.names.name(v.name), v.type.dtype, value, fn, m.op.place)
+                     and (p.fn, p.dtype, p.total) == (fn, v.type.dtype, total)), None)
+        keep = same or Keep(self.names.name(v.name), v.type.dtype, value, fn, m.op.place, total)
         parts += [] if same else [keep]
         kept[v] = keep.local
         if stored:

@@ -54,7 +54,7 @@ def _works(work: Work) -> Iterator[Work]:
         yield _start(work, work.place)
         yield _combined(part)
     elif isinstance(work, Reduce):
-        keep = Keep(work.buffer.name, work.dtype, work.value, work.fn, work.place)
+        keep = Keep(work.buffer.name, work.dtype, work.value, work.fn, work.place, work.total)
         store = Store((), work.buffer, work.offset, keep.local, place=work.place)
         sweeps = _sweep(Sweep(work.inner, (keep,))), Sweep((), (store,))
         yield Nest(work.loops, sweeps, work.place)
@@ -70,7 +70,7 @@ def _works(work: Work) -> Iterator[Work]:
         along = work.stride * expr.symbol(work.along.sym)
         yield replace(work, offset=work.offset + along, stride=expr.const(0))
     else:
-        yield _called(work) if isinstance(work, Product) and work.library is not None else work
+        yield _called(work) if isinstance(work, Product) else work
 
 
 # ---- reductions ----------------------------------------------------------------------------------
@@ -95,7 +95,7 @@ def _sweep(sweep: Sweep) -> Sweep:
 def _part(part: Keep | Store | Reduce) -> Keep | Store:
     """At one point of its sweep."""
     if isinstance(part, Keep):
-        return replace(part, total=_total(part)) if part.fn else part
+        return replace(part, total=part.total or _total(part)) if part.fn else part
     return replace(_combined(part) if isinstance(part, Reduce) else part, loops=())
 
 

@@ -158,7 +158,8 @@ class Store(Generic[M]):
 class Reduce(Generic[M]):
     """buffer[offset] = COMBINE[fn] of value over `inner`, for every point of `loops`.
 
-    rows: the last of `loops` runs innermost, over a row of results, as memory lies.
+    rows: the last of `loops` runs innermost, over a row of results, as memory lies. total: the type
+    that it is computed in where that is not left to passes/settle.py.
     """
 
     loops: tuple[Var, ...]
@@ -170,6 +171,7 @@ class Reduce(Generic[M]):
     fn: str
     dtype: DType
     place: Place | None = None
+    total: DType | None = None
 
 
 @dataclass(frozen=True)
@@ -256,7 +258,7 @@ class Matrix(Generic[M]):
 
 @dataclass(frozen=True)
 class Product(Generic[M]):
-    """c = a @ b for every point of `loops`; library: logical number of the routine, or None.
+    """c = a @ b for every point of `loops`; library: logical number of the routine.
     maybe_empty: extents that may be 0, of which a library wants to know nothing."""
 
     loops: tuple[Var, ...]
@@ -267,13 +269,13 @@ class Product(Generic[M]):
     b: Matrix[M]
     c: Matrix[M]
     dtype: DType
-    library: int | None
+    library: int
     place: Place | None = None
     maybe_empty: tuple[Expr, ...] = ()
 
     @property
     def routines(self) -> tuple[int, ...]:
-        return () if self.library is None else (self.library,)
+        return (self.library,)
 
 
 @dataclass(frozen=True)

@@ -229,11 +229,10 @@ def work_text(work: Work) -> str:
         along = _loops((work.along,))
         return f"{_at(work.buffer, work.offset)} = {name}({value}{along}){_loops(work.loops)}"
     if isinstance(work, Product):
-        by = "loops" if work.library is None else f"library {work.library}"
         tests = "".join(f" where {e} > 0" for e in work.maybe_empty)
         return (
             f"{_matrix(work.c)} = {_matrix(work.a)} @ {_matrix(work.b)} "
-            f"({work.m} x {work.k} x {work.n}) by {by}{tests}{_loops(work.loops)}"
+            f"({work.m} x {work.k} x {work.n}) by library {work.library}{tests}{_loops(work.loops)}"
         )
     if isinstance(work, LibraryCall):
         parts = [f"{'to ' if p.writes else ''}{_at(p.buffer, p.offset)}" for p in work.parts]

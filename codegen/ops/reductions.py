@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -269,6 +269,26 @@ class Cumulative(Lane):
         before = build.emit(Broadcast(dims, value.type.shape), (before,))
         value = build.emit(Map(AS_MAP[fn]), (before, value))
         return build.cast(value, op.result.type.dtype)
+
+    def steps(self, op: Op, at: Maker) -> None:
+        """Row after row, where memory lies in rows across the dim."""
+        (x,), made, d = op.operands, op.result.type, self.dim
+        if made.dtype.size == 2 or all(e == 1 for e in made.shape[d + 1 :]):
+            super().steps(op, at)
+            return
+        loops, sweeps = loop_vars(made.shape), []
+        for begin in (0, 1):
+            rest = expr.most(0, made.shape[d] - 1)
+            along = replace(loops[d], extent=rest) if begin else loops[d]
+            here = begin * (expr.symbol(along.sym) + 1)
+            index = tuple(here if k == d else i for k, i in enumerate(positions(loops)))
+            offset, value = ravel(index, made.shape), at.node(x, index)
+            if begin:
+                before = plan.Load(op.result, offset - strides(made.shape)[d])
+                value = plan.Apply(AS_MAP[self.fn], made.dtype, (before, value), made.dtype)
+            store = plan.Store((), op.result, offset, value, place=op.place)
+            sweeps.append(plan.Sweep((along,) * begin + loops[d + 1 :], (store,)))
+        at.add(plan.Nest(loops[:d], tuple(sweeps), op.place))
 
 
 @dataclass(frozen=True)

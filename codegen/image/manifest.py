@@ -21,20 +21,20 @@ from codegen.image.schema import (
     check_names,
     check_notes,
     formula,
-    symbols,
 )
 from codegen.image.target import host_features, mark, native
-from codegen.symbolic.meaning import OPERATIONS
+from codegen.symbolic.meaning import integers, rows_of, value
 
 try:  # without hashlib, which loads OpenSSL
     from _blake2 import blake2b as hashed
 except ImportError:
     from hashlib import blake2b as hashed
 
-__all__ = ["AXES", "hashed", "symbols"]  # for those who read manifests
+__all__ = ["AXES", "hashed"]  # for those who read manifests
 
 TYPE_CHECKING = False  # typing is not imported: every rank pays for what this file imports
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
 FORMAT = 4
@@ -237,24 +237,20 @@ def check_features(target: dict[str, Any]) -> None:
 
 
 def evaluate(e: Any, values: dict[str, int]) -> int:
-    """The integer of an expression in prefix form: int, symbol, or [op, argument …].
+    """The integer of an expression in prefix form. Raises ImageError as of_64_bits does."""
+    found: int = value(rows_of(e), values, of_64_bits)
+    return found
 
-    Raises ImageError beyond 64 bits, which no image that spmd has built needs.
-    """
-    if isinstance(e, int):
-        return e
-    if isinstance(e, str):
-        return values[e]
-    op, *rest = e
-    args = [evaluate(a, values) for a in rest]
-    if op == "+":
-        return within_64(sum(args))
-    if op == "*":
-        total = 1
-        for a in args:
-            total = within_64(total * a)
-        return total
-    return OPERATIONS[op](*args)
+
+def of_64_bits(op: str, args: Sequence[int]) -> int:
+    """The domain of integers of 64 bits. Raises ImageError beyond them, which no image that spmd
+    has built needs."""
+    if op != "*":
+        return within_64(sum(args)) if op == "+" else integers(op, args)
+    total = 1
+    for factor in args:
+        total = within_64(total * factor)
+    return total
 
 
 def within_64(n: int) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from codegen.check_names import CHECKS
 from codegen.image.elf import damaged, printable
-from codegen.symbolic.meaning import ARGUMENTS
+from codegen.symbolic.meaning import ARGUMENTS, names_in
 
 TYPE_CHECKING = False  # typing is not imported: every rank pays for what this file imports
 if TYPE_CHECKING:
@@ -311,13 +311,6 @@ def check_notes(notes: dict[str, Any]) -> None:
 
 def check_names(e: Any, known: set[str], where: str) -> None:
     """A checked formula names only these."""
-    for name in symbols(e):
+    for name in names_in(e):
         if name not in known:
             refuse(where, "symbols that the image declares", name)
-
-
-def symbols(e: Any) -> set[str]:
-    """Names in a checked formula."""
-    if isinstance(e, str):
-        return {e}
-    return set().union(*map(symbols, e[1:])) if isinstance(e, list) else set()

@@ -46,7 +46,9 @@ def evaluator(values: Mapping[str, int]) -> Eval:
         if e.__class__ is int:
             return e
         found = known.get(as_expr(e))
-        return as_expr(e).evaluate(values, known) if found is None else found
+        if found is None:
+            found = known[as_expr(e)] = as_expr(e).evaluate(values)
+        return found
 
     return value
 

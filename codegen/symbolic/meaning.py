@@ -1,5 +1,7 @@
-"""What the operations of expressions mean for integers: the one table that all readers have.
+"""What formulas mean: what their operations do, formulas as rows, and their values in any domain.
 
+A row is a number, a symbol, or an op and numbers of rows before it; equal rows are one. A domain
+is a function of an op and its arguments' values: integers here; vectors, ranges, texts elsewhere.
 Always holds: every operation is total, and nothing is imported: ranks read manifests with this.
 """
 
@@ -7,7 +9,11 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from typing import Any, TypeAlias
+
+    Row: TypeAlias = tuple[str, tuple[Any, ...]]
+    Domain: TypeAlias = Callable[[str, Sequence[Any]], Any]
 
 
 def floordiv(a: int, b: int) -> int:
@@ -24,7 +30,15 @@ def begin(k: int, extent: int, blocks: int) -> int:
     return k * floordiv(extent, blocks) + min(k, mod(extent, blocks))
 
 
-# Beside sums and products.
+def product(factors: Iterable[int]) -> int:
+    total = 1
+    for factor in factors:
+        total *= factor
+    return total
+
+
+MANY: dict[str, Callable[[Iterable[int]], int]] = {"+": sum, "*": product}
+# Beside these.
 OPERATIONS: dict[str, Callable[..., int]] = {
     "floordiv": floordiv,
     "mod": mod,
@@ -35,3 +49,64 @@ OPERATIONS: dict[str, Callable[..., int]] = {
     "begin": begin,
 }
 ARGUMENTS = {op: {"ge0": 1, "eq0": 1, "begin": 3}.get(op, 2) for op in OPERATIONS}
+
+
+def integers(op: str, args: Sequence[int]) -> int:
+    """The domain of Python's integers, of any size."""
+    if op in MANY:
+        return MANY[op](args)
+    return args[0] if op == "number" else OPERATIONS[op](*args)
+
+
+# ---- rows ----------------------------------------------------------------------------------------
+
+
+def rows_of(e: Any) -> list[Row]:
+    """Of a formula in prefix form (an integer, a name, or [op, formula …]), which is the last."""
+    rows: dict[Row, int] = {}
+
+    def read(e: Any) -> int:
+        if isinstance(e, list):
+            row: Row = e[0], tuple([read(a) for a in e[1:]])
+        else:
+            row = "symbol" if isinstance(e, str) else "number", (e,)
+        return rows.setdefault(row, len(rows))
+
+    read(e)
+    return list(rows)
+
+
+def evaluate(
+    rows: Sequence[Row], symbols: Mapping[str, Any], domain: Domain = integers,
+    order: Iterable[int] | None = None, gone: Mapping[int, Sequence[int]] | None = None,
+) -> dict[int, Any]:  # fmt: skip
+    """Values of rows, by number. symbols: values by name; KeyError for others. order: of the rows
+    that are wanted, else all; gone: of a row, those that nothing needs after it."""
+    values: dict[int, Any] = {}
+    for k in range(len(rows)) if order is None else order:
+        op, args = rows[k]
+        if op == "symbol":
+            values[k] = symbols[args[0]]
+        else:
+            values[k] = domain(op, args if op == "number" else [values[a] for a in args])
+        if gone:
+            for done in gone[k]:
+                del values[done]
+    return values
+
+
+def value(rows: Sequence[Row], symbols: Mapping[str, Any], domain: Domain = integers) -> Any:
+    """Of the last row."""
+    return evaluate(rows, symbols, domain)[len(rows) - 1]
+
+
+def names_in(*formulas: Any) -> set[str]:
+    """Symbols of checked formulas in prefix form; None is none."""
+    found, left = set[str](), list(formulas)
+    while left:
+        e = left.pop()
+        if isinstance(e, list):
+            left += e[1:]
+        elif isinstance(e, str):
+            found.add(e)
+    return found

@@ -8,12 +8,17 @@ mesh is large, and this rank and another one are at its opposite ends.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from functools import cache
 from math import isqrt
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from codegen.symbolic.meaning import MANY, OPERATIONS
 
 if TYPE_CHECKING:
     from codegen.symbolic.terms import Sym
+
+Column: TypeAlias = tuple[int | None, ...]  # a value for each point
 
 POINTS, _ENDS = 16, 14
 _LARGE = 1500
@@ -36,7 +41,22 @@ def divisors(n: int, lo: int | None, hi: int | None) -> list[int]:
     return [k for k in _all_divisors(n) if (lo is None or lo <= k) and (hi is None or k <= hi)]
 
 
-def sample(sym: Sym, point: int) -> int | None:
+def column(sym: Sym) -> Column:
+    return tuple(_sample(sym, point) for point in range(POINTS))
+
+
+def sampled(op: str, columns: Sequence[Any]) -> Column:
+    """The domain of columns: None where an argument is."""
+    if op == "number":
+        return (columns[0],) * POINTS
+    points = zip(*columns, strict=True)
+    if op in MANY:
+        compute = MANY[op]
+        return tuple([None if None in at else compute(at) for at in points])
+    return tuple([None if None in at else OPERATIONS[op](*at) for at in points])
+
+
+def _sample(sym: Sym, point: int) -> int | None:
     lo = None if sym.lo is None else sym.lo.samples[point]
     hi = None if sym.hi is None else sym.hi.samples[point]
     if (sym.lo is not None and lo is None) or (sym.hi is not None and hi is None):
@@ -62,15 +82,3 @@ def sample(sym: Sym, point: int) -> int | None:
     if hi is not None:
         return hi - (_ABOVE[point] if point < 4 else _ABOVE[mixed % _ENDS])
     return _FREE[point] if point < 4 else _FREE[mixed % _ENDS]
-
-
-def sum_at(rows: list[tuple[int, list[tuple[int | None, ...]]]], point: int) -> int | None:
-    total = 0
-    for term, factors in rows:
-        for f in factors:
-            v = f[point]
-            if v is None:
-                return None
-            term *= v
-        total += term
-    return total

@@ -8,7 +8,7 @@ parentheses where its operator could bind less tightly than what is around it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache
@@ -16,7 +16,7 @@ from typing import Any
 
 from codegen.symbolic.block_laws import written
 from codegen.symbolic.bounds import nonneg
-from codegen.symbolic.meaning import OPERATIONS
+from codegen.symbolic.meaning import OPERATIONS, value
 from codegen.symbolic.terms import (
     ONE,
     SPELL,
@@ -28,6 +28,7 @@ from codegen.symbolic.terms import (
     Monomial,
     Sym,
     linear_in,
+    rows_of,
     times,
 )
 
@@ -317,27 +318,24 @@ def c_operand(e: Expr, name: Name) -> Text:
 
 SPELL.update({"text": text, "c": c_text})
 
+
+# ---- as a Python function, in prefix form --------------------------------------------------------
+
+
 def function(e: Expr, names: Iterable[str]) -> Callable[..., int]:
     """A Python function of the named symbols' values, in that order; fast, for enumeration.
 
     Every call is evaluated once, whatever it stands in."""
     spelled = {n: f"v{k}" for k, n in enumerate(names)}
-    steps: dict[Call, str] = {}
     lines = [f"def made({', '.join(spelled.values())}):"]
 
-    def atom(a: Atom) -> str:
-        if isinstance(a, Sym):
-            return spelled[a.name]
-        if a not in steps:
-            args = ", ".join(total(arg) for arg in a.args)
-            steps[a] = f"t{len(steps)}"
-            lines.append(f" {steps[a]} = {a.op}({args})")
-        return steps[a]
+    def spell(op: str, args: Sequence[Any]) -> str:
+        if op in OPERATIONS:
+            lines.append(f" t{len(lines)} = {op}({', '.join(args)})")
+            return f"t{len(lines) - 1}"
+        return {"+": " + ", "*": "*"}.get(op, "").join(map(str, args))
 
-    def total(e: Expr) -> str:
-        return " + ".join("*".join((str(c), *map(atom, m))) for m, c in written(e).terms) or "0"
-
-    lines.append(f" return {total(e)}")
+    lines.append(f" return {value(rows_of(e, written), spelled, spell)}")
     space: dict[str, Any] = dict(OPERATIONS)
     exec("\n".join(lines), space)
     made: Callable[..., int] = space["made"]
@@ -349,17 +347,9 @@ def to_json(e: Expr) -> Any:
     """Prefix form: an integer, a symbol's name, or [op, ...] with ops + * and those of calls.
 
     Not to be changed: who asks again gets the same."""
-    terms = [_term_json(m, c) for m, c in written(e).terms]
-    if not terms:
-        return 0
-    return terms[0] if len(terms) == 1 else ["+", *terms]
+    rows = rows_of(e, written)
+    return value(rows, {s.name: s.name for s in e.symbols()}, _prefix)
 
 
-def _term_json(monomial: Monomial, coefficient: int) -> Any:
-    factors: list[Any] = [
-        a.name if isinstance(a, Sym) else [a.op, *(to_json(arg) for arg in a.args)]
-        for a in monomial
-    ]
-    if coefficient != 1 or not factors:
-        factors.insert(0, coefficient)
-    return factors[0] if len(factors) == 1 else ["*", *factors]
+def _prefix(op: str, args: Sequence[Any]) -> Any:
+    return args[0] if op == "number" else [op, *args]

@@ -8,11 +8,14 @@ Always holds: an object never changes; its order of terms depends on names only.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import cached_property
-from typing import Any, TypeAlias
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from codegen.symbolic.meaning import OPERATIONS
-from codegen.symbolic.sample_points import POINTS, sample, sum_at
+from codegen.symbolic.meaning import value
+from codegen.symbolic.sample_points import Column, column, sampled
+
+if TYPE_CHECKING:
+    from codegen.symbolic.meaning import Row
 
 # op -> constructor from argument Exprs; filled by codegen.symbolic.expr
 CONSTRUCT: dict[str, Callable[..., Expr]] = {}
@@ -74,8 +77,8 @@ class Sym:
         return self.lo is not None and self.lo.is_const and self.lo.value >= 1
 
     @cached_property
-    def samples(self) -> tuple[int | None, ...]:
-        return tuple(sample(self, p) for p in range(POINTS))
+    def samples(self) -> Column:
+        return column(self)
 
 
 class Call:
@@ -110,10 +113,8 @@ class Call:
         return f"{self.op}({','.join(a.order for a in self.args)})"
 
     @cached_property
-    def samples(self) -> tuple[int | None, ...]:
-        compute = OPERATIONS[self.op]
-        columns = zip(*(a.samples for a in self.args), strict=True)
-        return tuple(None if None in column else compute(*column) for column in columns)
+    def samples(self) -> Column:
+        return sampled(self.op, [a.samples for a in self.args])
 
 
 Atom: TypeAlias = Sym | Call
@@ -200,33 +201,23 @@ class Expr:
         return set(self._symbols)
 
     @cached_property
-    def samples(self) -> tuple[int | None, ...]:
+    def samples(self) -> Column:
         """Values at POINTS assignments within the bounds; None where a symbol has none there."""
-        rows = [(c, [a.samples for a in m]) for m, c in self.terms]
-        return tuple(sum_at(rows, p) for p in range(POINTS))
+        return sampled("+", [_monomial_samples(m, c) for m, c in self.terms or (((), 0),)])
 
     def subst(self, mapping: Mapping[Sym, IntLike]) -> Expr:
         """Replace symbols everywhere, then normalise again."""
         return replace(self, mapping)
 
-    def evaluate(self, values: Mapping[str, int], known: dict[Expr, int] | None = None) -> int:
-        """The integer for given symbol values, by name. known: of the same values; added to."""
-        if known is not None and (found := known.get(self)) is not None:
-            return found
-        total = 0
-        for monomial, coefficient in self.terms:
-            for atom in monomial:
-                if coefficient == 0:
-                    break
-                if isinstance(atom, Sym):
-                    coefficient *= values[atom.name]
-                else:
-                    args = [a.evaluate(values, known) for a in atom.args]
-                    coefficient *= OPERATIONS[atom.op](*args)
-            total += coefficient
-        if known is not None:
-            known[self] = total
-        return total
+    @cached_property
+    def rows(self) -> list[Row]:
+        """As rows, of which the last one is the whole."""
+        return rows_of(self)
+
+    def evaluate(self, values: Mapping[str, int]) -> int:
+        """The integer for given symbol values, by name."""
+        found: int = value(self.rows, values)
+        return found
 
     def c(self, name: Callable[[Sym], str]) -> str:
         """C source of an int64_t; `name` spells a symbol."""
@@ -271,6 +262,46 @@ class Expr:
 
     def __rmod__(self, other: IntLike) -> Expr:
         return CONSTRUCT["mod"](as_expr(other), self)
+
+
+# ---- in other domains --------------------------------------------------------------------------
+
+
+def rows_of(e: Expr, written: Callable[[Expr], Expr] = lambda e: e) -> list[Row]:
+    """An Expr as rows, of which the last one is the whole. written: the form that sums have."""
+    rows: dict[Row, int] = {}
+    known: dict[Expr | Atom, int] = {}
+
+    def row(op: str, *args: Any) -> int:
+        return rows.setdefault((op, args), len(rows))
+
+    def atom(a: Atom) -> int:
+        found = known.get(a)
+        if found is None:
+            found = row("symbol", a.name) if isinstance(a, Sym) else row(a.op, *map(total, a.args))
+            known[a] = found
+        return found
+
+    def total(e: Expr) -> int:
+        found = known.get(e)
+        if found is None:
+            terms = []
+            for m, c in written(e).terms or (((), 0),):
+                factors = [] if c == 1 and m else [row("number", c)]
+                factors += map(atom, m)
+                terms.append(factors[0] if len(factors) == 1 else row("*", *factors))
+            found = known[e] = terms[0] if len(terms) == 1 else row("+", *terms)
+        return found
+
+    last = total(e)
+    return list(rows)[: last + 1]
+
+
+@cache
+def _monomial_samples(atoms: Monomial, coefficient: int) -> Column:
+    if coefficient == 1 and len(atoms) == 1:
+        return atoms[0].samples
+    return sampled("*", [sampled("number", (coefficient,)), *(a.samples for a in atoms)])
 
 
 # ---- making and taking apart -------------------------------------------------------------------

@@ -7,6 +7,8 @@ Always holds: only cheap modules are imported.
 
 from __future__ import annotations
 
+from codegen.symbolic.meaning import names_in
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -78,15 +80,3 @@ class Mismatch(Exception):
     def __init__(self, row: Row, what: str, expected: str, found: str) -> None:
         super().__init__(what)
         self.row, self.what, self.expected, self.found = row, what, expected, found
-
-
-def names_in(*formulas: Any) -> set[str]:
-    """Those that stand in checked formulas; None is none."""
-    found, left = set[str](), list(formulas)
-    while left:
-        e = left.pop()
-        if isinstance(e, list):
-            left += e[1:]
-        elif isinstance(e, str):
-            found.add(e)
-    return found

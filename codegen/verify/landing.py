@@ -9,6 +9,7 @@ cannot be told apart dim by dim are compared element by element.
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 
@@ -140,7 +141,7 @@ def _box(values: list[Array], k: int) -> Found:
 
 def _share(a: Found, b: Found) -> bool:
     """Whether two boxes have an element in common; large ones are taken for what they say."""
-    if max(np.prod(box[1], dtype=object) for box in (a, b)) > MOST:
+    if max(math.prod(box[1]) for box in (a, b)) > MOST:
         return False
     elements = [set(), set()]  # type: list[set[int]]
     for (offset, extents, strides), found in zip((a, b), elements, strict=True):

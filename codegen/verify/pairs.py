@@ -8,6 +8,7 @@ the exchange, `x`; where there are several meshes, their sizes and scalars too, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -15,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from codegen import progress
-from codegen.verify.exchange_table import BOXES, Mismatch, Row, names_in
+from codegen.symbolic.meaning import names_in
+from codegen.verify.exchange_table import BOXES, Mismatch, Row
 from codegen.verify.vectors import Array, Digits, Terms
 
 Names = dict[str, int | Digits]
@@ -387,7 +389,7 @@ Found = tuple[int, tuple[int, ...], tuple[int, ...]]  # offset, extents, strides
 
 
 def _elements(box: Found) -> int:
-    return int(np.prod([1, *box[1]], dtype=object))
+    return math.prod(box[1])
 
 
 def _same(a: Found, b: Found) -> bool:

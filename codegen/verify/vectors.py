@@ -1,74 +1,70 @@
 """Index formulas, evaluated for many values of their symbols at once.
 
-In: formulas in prefix form, what their names stand for. Out: numbers of terms; of terms, their
-values at many points, or bounds over many ranges.
+In: formulas in prefix form, what their names stand for. Out: numbers of terms, which are rows that
+sums and products of numbers are taken out of; their values at many points, bounds over many ranges.
 Always holds: equal terms have one number; values are exact: in 64 bits only where all steps fit.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from functools import reduce
+from operator import add, mul
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from codegen.image.elf import damaged
 from codegen.image.manifest import bounded
-from codegen.symbolic.meaning import OPERATIONS
+from codegen.symbolic.meaning import MANY, OPERATIONS, evaluate, integers, rows_of, value
+
+if TYPE_CHECKING:
+    from codegen.symbolic.meaning import Row
 
 Array = Any  # an array, or one Python integer for all points
 Range = tuple[Array, Array]  # least and most value; the same object twice where it is one value
 Digits = tuple[tuple[int, int], ...]  # terms, and terms of sizes: a position along several axes
+LEAVES = ("number", "symbol")
 MOST = 1 << 62  # what 64 bits hold, with room for one more step
 # Beyond these a formula is no image's of ours: work on it would have no bound.
 MOST_PARTS, MOST_TERMS = 1 << 12, 1 << 20
 
 
 class Terms:
-    """Sums, products, quotients … of numbers and symbols: each stands once, after its parts."""
+    """Rows that `make` has simplified. args of a symbol: its name, its least and its most value."""
 
     def __init__(self) -> None:
-        self.table: list[tuple[str, tuple[Any, ...]]] = []
-        self.numbers: dict[tuple[str, tuple[Any, ...]], int] = {}
+        self.table: list[Row] = []
+        self.numbers: dict[Row, int] = {}
         self.fixed: dict[int, int] = {}  # of every number: its term
         self.within: dict[int, tuple[int, int]] = {}  # of every symbol: its least and most value
         self.size: list[int] = []  # of every term: no value, and no step to it, is larger than that
         self._parts: dict[tuple[int, ...], list[int]] = {}
-        self._done: dict[tuple[int, ...], list[list[int]]] = {}
+        self._done: dict[tuple[int, ...], dict[int, list[int]]] = {}
 
     # ---- making ------------------------------------------------------------------------------
 
-    def _term(self, op: str, *args: Any) -> int:
+    def row(self, op: str, *args: Any) -> int:
         found = self.numbers.get((op, args))
         if found is None:
             if len(args) > MOST_PARTS or len(self.table) > MOST_TERMS:
                 raise damaged("longer ones", f"formulas of {MOST_PARTS} parts")
             found = self.numbers[op, args] = len(self.table)
             self.table.append((op, args))
-            self.size.append(bounded(self._size(op, args)))
+            parts = args if op in LEAVES else [self.size[a] for a in args]
+            self.size.append(bounded(most(op, parts)))
         return found
-
-    def _size(self, op: str, args: tuple[Any, ...]) -> int:
-        if op in ("ge0", "eq0"):
-            return 1
-        if op in ("number", "symbol"):
-            return max(abs(int(a)) for a in args if not isinstance(a, str))
-        sizes: list[int] = [self.size[a] for a in args]
-        if op in ("floordiv", "mod"):
-            return max(sizes[op == "mod"], 1)
-        return sum(sizes) if op == "+" else math.prod(sizes) if op == "*" else max(sizes)
 
     def number(self, value: int) -> int:
         found = self.fixed.get(value)
         if found is None:
-            found = self.fixed[value] = self._term("number", int(value))
+            found = self.fixed[value] = self.row("number", int(value))
         return found
 
     def symbol(self, name: str, least: int, most: int) -> int:
         if least == most:
             return self.number(least)
-        term = self._term("symbol", name, least, most)
+        term = self.row("symbol", name, least, most)
         self.within[term] = (least, most)
         return term
 
@@ -79,22 +75,24 @@ class Terms:
 
     def read(self, e: Any, names: Mapping[str, int | Digits]) -> int:
         """The term of a formula. names: what its symbols stand for. KeyError for others."""
-        found = self._read(e, names)
+        return self._one(value(rows_of(e), names, self._domain))
+
+    def _domain(self, op: str, parts: Sequence[int | Digits]) -> int | Digits:
+        """The domain of terms, and of positions along several axes."""
+        if op == "number":
+            return self.number(*parts)  # type: ignore[arg-type]
+        if tuple in map(type, parts):
+            first, parts = parts[0], [self._one(p) for p in parts]
+            if op in ("floordiv", "mod") and isinstance(first, tuple):
+                if split := self._split(first, parts[1]):
+                    found: int | Digits = split[op == "mod"]
+                    return found
+        return self.make(op, *parts)  # type: ignore[arg-type]
+
+    def _one(self, found: int | Digits) -> int:
         return found if isinstance(found, int) else self.joined(found)
 
-    def _read(self, e: Any, names: Mapping[str, int | Digits]) -> int | Digits:
-        if isinstance(e, (int, str)):
-            return self.number(e) if isinstance(e, int) else names[e]
-        parts = [self._read(a, names) for a in e[1:]]
-        if e[0] in ("floordiv", "mod") and isinstance(parts[0], tuple):
-            last = parts[1] if isinstance(parts[1], int) else self.joined(parts[1])
-            split = self._split(parts[0], last)
-            if split:
-                found: int | Digits = split[e[0] == "mod"]
-                return found
-        return self.make(e[0], *(p if isinstance(p, int) else self.joined(p) for p in parts))
-
-    def _split(self, digits: Digits, divisor: int) -> tuple[Any, Any] | None:
+    def _split(self, digits: Digits, divisor: Any) -> tuple[Any, Any] | None:
         """Quotient and rest of a position, where both are positions along fewer axes."""
         size = self.number(1)
         for k in range(len(digits), 0, -1):
@@ -128,7 +126,7 @@ class Terms:
             return self.number(OPERATIONS[op](*known))
         if op in ("floordiv", "mod") and known[1] in (0, 1):
             return parts[0] if op == "floordiv" and known[1] else self.number(0)
-        return self._term(op, *parts)
+        return self.row(op, *parts)
 
     def _flat(self, op: str, parts: Iterable[int]) -> list[int]:
         found: list[int] = []
@@ -149,7 +147,7 @@ class Terms:
         fixed = times.pop(-1, 0)
         found = [self._product((self.number(k), part)) for part, k in times.items() if k]
         found += [self.number(fixed)] if fixed or not found else []
-        return found[0] if len(found) == 1 else self._term("+", *sorted(found))
+        return found[0] if len(found) == 1 else self.row("+", *sorted(found))
 
     def _unsigned(self, term: int) -> int:
         """The term or its negative, the same one for both."""
@@ -166,7 +164,7 @@ class Terms:
         factor = self.value(args[0]) if op == "*" else None
         if factor is None:
             return term, 1
-        return args[1] if len(args) == 2 else self._term("*", *args[1:]), factor
+        return args[1] if len(args) == 2 else self.row("*", *args[1:]), factor
 
     def _product(self, parts: Sequence[int]) -> int:
         """A number stands first."""
@@ -183,7 +181,7 @@ class Terms:
             factor = self.number(fixed)
             return self._sum([self._product((factor, a)) for a in self.table[rest[0]][1]])
         rest = ([self.number(fixed)] if fixed != 1 else []) + sorted(rest)
-        return rest[0] if len(rest) == 1 else self._term("*", *rest)
+        return rest[0] if len(rest) == 1 else self.row("*", *rest)
 
     def _extreme(self, op: str, parts: Sequence[int]) -> int:
         flat = set(self._flat(op, parts))
@@ -192,7 +190,7 @@ class Terms:
         known = [v for p in flat if (v := self.value(p)) is not None]
         rest = sorted(p for p in flat if self.value(p) is None)
         rest += [self.number(min(known) if op == "min" else max(known))] if known else []
-        return rest[0] if len(rest) == 1 else self._term(op, *rest)
+        return rest[0] if len(rest) == 1 else self.row(op, *rest)
 
     # ---- truths: 0 or 1 ----------------------------------------------------------------------
 
@@ -232,11 +230,11 @@ class Terms:
                 if term not in found:
                     found.add(term)
                     op, args = self.table[term]
-                    left += args if op not in ("number", "symbol") else ()
+                    left += args if op not in LEAVES else ()
             self._parts[terms] = sorted(found)
         return self._parts[terms]
 
-    def _last(self, terms: tuple[int, ...]) -> list[list[int]]:
+    def _last(self, terms: tuple[int, ...]) -> dict[int, list[int]]:
         """For each of the parts, those that nothing needs after it."""
         if terms not in self._done:
             order = self.parts(terms)
@@ -244,10 +242,10 @@ class Terms:
             out: list[list[int]] = []
             for term in reversed(order):
                 op, args = self.table[term]
-                ends = set(args) - seen if op not in ("number", "symbol") else set()
+                ends = set(args) - seen if op not in LEAVES else set()
                 seen |= ends
                 out.append(sorted(ends))
-            self._done[terms] = out[::-1]
+            self._done[terms] = dict(zip(order, reversed(out), strict=True))
         return self._done[terms]
 
     def symbols(self, *terms: int) -> set[int]:
@@ -263,27 +261,17 @@ class Terms:
             exact[s] = (ends[:1], ends[1:])
         bounds = self.ranges(terms, exact)
         size = {t: max(1, *(abs(int(np.ravel(b)[0])) for b in bounds[t])) for t in bounds}
-        for term, most in size.items():
+        for term, found in size.items():
             op, args = self.table[term]
-            sizes = [size[a] for a in args] if op in ("+", "*") else [most]
-            if (math.prod(sizes) if op == "*" else sum(sizes)) >= MOST:  # in any order of steps
+            steps = integers(op, [size[a] for a in args]) if op in MANY else found  # in any order
+            if steps >= MOST:
                 return object
         return np.int64
 
     def points(self, terms: tuple[int, ...], symbols: Mapping[int, Array]) -> dict[int, Array]:
-        """Values of these terms."""
-        out: dict[int, Array] = {}
-        for term, last in zip(self.parts(terms), self._last(terms)):
-            op, args = self.table[term]
-            if op == "number":
-                out[term] = _number(args[0])
-            elif op == "symbol":
-                out[term] = symbols[term]
-            else:
-                out[term] = _value(op, [out[a] for a in args])
-            for done in last:  # its memory, which is in the cache, is taken for the next
-                del out[done]
-        return out
+        """Values of these terms. What others need only leaves the cache to the next."""
+        return evaluate(self.table, self._named(symbols), vectors, self.parts(terms),
+                        self._last(terms))  # fmt: skip
 
     def ranges(
         self, terms: tuple[int, ...], symbols: Mapping[int, Range]
@@ -292,20 +280,25 @@ class Terms:
 
         They hold, and are exact where no symbol stands twice.
         """
-        out: dict[int, Range] = {}
-        for term in self.parts(terms):
-            op, args = self.table[term]
-            if op == "number":
-                one = _number(args[0])
-                out[term] = (one, one)
-            elif op == "symbol":
-                out[term] = symbols[term]
-            elif all(out[a][0] is out[a][1] for a in args):
-                one = _value(op, [out[a][0] for a in args])
-                out[term] = (one, one)
-            else:
-                out[term] = _bounds(op, [out[a] for a in args])
-        return out
+        return evaluate(self.table, self._named(symbols), ranges, self.parts(terms))
+
+    def _named(self, symbols: Mapping[int, Any]) -> dict[str, Any]:
+        return {self.table[s][1][0]: values for s, values in symbols.items()}
+
+
+# ---- domains -------------------------------------------------------------------------------------
+
+
+def most(op: str, args: Sequence[Any]) -> int:
+    """The domain of what no value, and no step to it, is larger than."""
+    if op in LEAVES:
+        return max(abs(int(a)) for a in args if not isinstance(a, str))
+    if op in ("ge0", "eq0"):
+        return 1
+    if op in MANY:
+        return integers(op, args)
+    largest: int = args[op == "mod"] if op in ("floordiv", "mod") else max(args)
+    return max(largest, 1)
 
 
 def _number(value: int) -> Array:
@@ -313,12 +306,12 @@ def _number(value: int) -> Array:
     return value if abs(value) < MOST else np.array([value], dtype=object)
 
 
-def _value(op: str, args: list[Array]) -> Array:
-    if op in ("+", "*", "min", "max"):
-        total = args[0]
-        for a in args[1:]:
-            total = _MANY[op](total, a)
-        return total
+def vectors(op: str, args: Sequence[Array]) -> Array:
+    """The domain of arrays of integers."""
+    if op in _MANY:
+        return reduce(_MANY[op], args)
+    if op == "number":
+        return _number(args[0])
     if op in ("ge0", "eq0"):
         truth = args[0] >= 0 if op == "ge0" else args[0] == 0
         return truth.astype(args[0].dtype)
@@ -331,21 +324,19 @@ def _value(op: str, args: list[Array]) -> Array:
     return np.where(none, 0, a // safe if op == "floordiv" else a % safe)
 
 
-_MANY: dict[str, Any] = {
-    "+": lambda a, b: a + b, "*": lambda a, b: a * b, "min": np.minimum, "max": np.maximum,
-}  # fmt: skip
+_MANY: dict[str, Any] = {"+": add, "*": mul, "min": np.minimum, "max": np.maximum}
 
 
-def _bounds(op: str, args: list[Range]) -> Range:
+def ranges(op: str, args: Sequence[Any]) -> Range:
+    """The domain of ranges: arrays of least values and of most ones."""
+    if op == "number" or all(least is most for least, most in args):
+        one = vectors(op, args if op == "number" else [least for least, _ in args])
+        return one, one
     if op in ("+", "min", "max"):
-        low, high = args[0]
-        for least, most in args[1:]:
-            low, high = _MANY[op](low, least), _MANY[op](high, most)
+        low, high = (reduce(_MANY[op], ends) for ends in zip(*args, strict=True))
         return low, high
     if op == "*":
-        found = args[0]
-        for other in args[1:]:
-            found = _times(found, other)
+        found: Range = reduce(_times, args)
         return found
     low, high = args[0]
     if op == "ge0":

@@ -7,7 +7,8 @@ the program, or a MeshError that says which sizes would.
 from __future__ import annotations
 
 from codegen.errors import MeshError, UsageError
-from codegen.image.manifest import evaluate, symbols
+from codegen.image.manifest import evaluate
+from codegen.symbolic.meaning import names_in
 from spmd.arguments import check_scalars
 from spmd.files.npy import element_count
 
@@ -136,7 +137,7 @@ def bind_mesh(
     """
     said = [c["holds"] for c in manifest["conditions"]]
     said += [e for r in manifest["routes"] for e in (r["to"], r["sends"], r["size"])]
-    check_scalars(scalars, symbols(["", *said]))
+    check_scalars(scalars, names_in(*said))
     names, fixed = [axis["name"] for axis in manifest["mesh"]], _given_sizes(manifest, given)
     free = ranks is None or None not in fixed  # --mesh says more than the number of ranks
     if ranks is None:

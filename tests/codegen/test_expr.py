@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from codegen import mesh
 from codegen.errors import ProgramError
+from codegen.image import manifest
 from codegen.symbolic import estimate, expr, spelling
 from codegen.symbolic.expr import Expr, Sym, const, symbol
 from codegen.symbolic.meaning import OPERATIONS
@@ -147,40 +148,30 @@ def test_begin_on_all_small_values() -> None:
             assert made(*v) == OPERATIONS["begin"](*(f(*v) for f in parts)), (k, b, size, p)
 
 
-def json_value(x: object, p: dict[str, int]) -> int:
-    if isinstance(x, int):
-        return x
-    if isinstance(x, str):
-        return p[x]
-    assert isinstance(x, list)
-    args = [json_value(a, p) for a in x[1:]]
-    if x[0] == "+":
-        return sum(args)
-    if x[0] == "*":
-        total = 1
-        for a in args:
-            total *= a
-        return total
-    return OPERATIONS[x[0]](*args)
-
-
 @settings(max_examples=250, deadline=None)
 @given(trees())
-def test_random_trees_keep_their_value(t: Tree) -> None:
-    made = build(t)
-    fast, slow = expr.function(made, "nisez"), [value(t, p) for p in SOME]
-    assert [fast(*p.values()) for p in SOME] == slow
-    assert [made.evaluate(p) for p in SOME[::9]] == slow[::9]
-    prefix = expr.to_json(made)
-    assert [json_value(prefix, p) for p in SOME[::9]] == slow[::9]
-
-
-@settings(max_examples=100, deadline=None)
-@given(trees())
-def test_vectors_ranges_and_bounds_hold_the_integers(t: Tree) -> None:
-    """An expression means the same in all domains: at many points at once, over ranges of its
-    symbols, and without some of them."""
+def test_all_domains_hold_the_integers(t: Tree) -> None:
+    """An expression means the same in Python, in C, to ranks, at many points at once, at sample
+    points, over ranges of its symbols, and without some of them."""
     made, exact = build(t), [value(t, p) for p in SOME]
+    fast, prefix, c = expr.function(made, "nisez"), expr.to_json(made), made.c(lambda s: s.name)
+    assert [fast(*p.values()) for p in SOME] == exact
+    for p, v in list(zip(SOME, exact, strict=True))[::7]:
+        assert made.evaluate(p) == manifest.evaluate(prefix, p) == c_value(c, p) == v, (made, p)
+    drawn = {x.name: x.samples for x in (N, I, S, E, Z)}
+    for k, v in enumerate(made.samples):
+        p = {name: column[k] for name, column in drawn.items()}
+        assert v == (value(t, p) if None not in p.values() else v), (made, p)
+    in_vectors_and_ranges(made, exact)
+    try:
+        bounds = estimate.lower_bound(made, {I, S}), estimate.upper_bound(made, {I, S})
+    except ProgramError:
+        return
+    for p, v in list(zip(SOME, exact, strict=True))[::5]:
+        assert bounds[0].evaluate(p) <= v <= bounds[1].evaluate(p), (made, p)
+
+
+def in_vectors_and_ranges(made: Expr, exact: list[int]) -> None:
     terms = Terms()
     columns = {name: [p[name] for p in SOME] for name in "nisez"}
     names = {k: terms.symbol(k, min(v), max(v)) for k, v in columns.items()}
@@ -192,12 +183,6 @@ def test_vectors_ranges_and_bounds_hold_the_integers(t: Tree) -> None:
     ends = {s: (a.min(keepdims=True), a.max(keepdims=True)) for s, a in arrays.items()}
     least, most = terms.ranges((term,), ends)[term]
     assert np.all(least <= min(exact)) and np.all(most >= max(exact))
-    try:
-        bounds = estimate.lower_bound(made, {I, S}), estimate.upper_bound(made, {I, S})
-    except ProgramError:
-        return
-    for p, v in list(zip(SOME, exact, strict=True))[::5]:
-        assert bounds[0].evaluate(p) <= v <= bounds[1].evaluate(p), (made, p)
 
 
 @pytest.mark.parametrize("table", range(256))
@@ -267,15 +252,6 @@ def _top_split(text: str, mark: str) -> list[str]:
         else:
             parts[-1] += ch
     return parts
-
-
-@settings(max_examples=150, deadline=None)
-@given(trees())
-def test_c_text_has_the_value(t: Tree) -> None:
-    made = build(t)
-    text = made.c(lambda sym: sym.name)
-    for p in SOME[::5]:
-        assert c_value(text, p) == made.evaluate(p), text
 
 
 @settings(max_examples=250, deadline=None)

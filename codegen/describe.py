@@ -6,10 +6,8 @@ Always holds: no pickle, no path, no date; an Expr is written in prefix form.
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
-from codegen.errors import Place
 from codegen.explain.checking import shares
 from codegen.explain.reasons import tables
 from codegen.image.manifest import FORMAT, INTERFACE
@@ -30,6 +28,7 @@ from codegen.plan.steps import operations, step_buffers
 from codegen.plan.text import loops_text, plan_text
 from codegen.printer import module_text
 from codegen.symbolic.expr import Expr, to_json
+from codegen.verify.rows import conditions_of, line_of, routes_of
 
 if TYPE_CHECKING:
     from codegen.compile import Levels
@@ -60,15 +59,8 @@ def manifest_of(plan: Plan, target: str) -> dict[str, Any]:
         "inputs": [{**_array(a), "default": a.default} for a in plan.inputs],
         "outputs": [_array(a) for a in plan.outputs],
         "returns": plan.returns,
-        "conditions": [
-            {"holds": to_json(c.holds), "text": c.text, "place": _place(c.place)}
-            for c in plan.conditions
-        ],
-        "routes": [
-            {"member": r.member.name, "to": to_json(r.to), "sends": to_json(r.sends),
-             "size": to_json(r.size), "text": r.text, "place": _place(r.place)}
-            for r in plan.routes
-        ],
+        "conditions": conditions_of(plan),
+        "routes": routes_of(plan),
         "operations": rows,
         "buffers": [_buffer(b, uses) for b in plan.buffers],
         "libraries": [
@@ -100,7 +92,7 @@ def _operation(number: int, step: Phase | Exchange | Expect) -> dict[str, Any]:
     """A step that a rank can be at."""
     row: dict[str, Any] = {"number": number, "kind": "compute"}
     if step.place is not None:
-        row["place"] = _place(step.place)
+        row["place"] = line_of(step.place)
         row["text"] = step.place.source_line().strip()
     row["buffers"] = sorted({b.number for b in step_buffers(step) if b.data is None})
     match step:
@@ -142,7 +134,3 @@ def _buffer(b: Buffer, uses: dict[int, list[int]]) -> dict[str, Any]:
         "bytes": to_json(size),
         "operations": uses.get(b.number, []),
     }
-
-
-def _place(place: Place | None) -> str:
-    return f"{os.path.basename(place.file)}:{place.line}" if place else ""

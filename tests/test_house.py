@@ -32,6 +32,7 @@ LEVELS = {
     "codegen.plan.indexing": 4, "codegen.plan.grammar": 4, "codegen.layouts.cuts": 4,
     "codegen.image.gufunc": 4,
     "codegen.plan.access": 5, "codegen.printer": 5, "codegen.image.manifest": 5,
+    "codegen.image.conditions": 5,
     "codegen.image.elf_dynamic": 5, "codegen.image.schema": 5, "codegen.image.target": 5,
     "codegen.image.link": 5, "codegen.plan.text": 5, "codegen.plan.steps": 5,
     "codegen.plan.boxes": 5, "codegen.plan.flatten": 5, "codegen.naming": 5,
@@ -69,7 +70,8 @@ HEAVY = (
 )
 LIGHT = (
     "codegen", "codegen.check_names", "codegen.image.elf", "codegen.image.elf_dynamic",
-    "codegen.errors", "codegen.image.manifest", "codegen.image.schema", "codegen.image.target",
+    "codegen.errors", "codegen.image.conditions", "codegen.image.manifest",
+    "codegen.image.schema", "codegen.image.target",
     "codegen.places", "codegen.progress", "codegen.symbolic.meaning",
     "codegen.verify.exchange_table",
 )

@@ -1,7 +1,7 @@
-"""The exchanges of a Plan as a table in prefix form.
+"""What a Plan says in prefix form: its exchanges as a table, what it asks of a mesh.
 
 In: a Plan. Out: its ExchangeTable: a dict per exchange: who sends to whom, which boxes of which
-buffers, inside which loops and branches.
+buffers, inside which loops and branches; conditions and routes.
 Always holds: an expression names coordinates, axis sizes, scalars, counters, the member; no C.
 """
 
@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from codegen.errors import Place
 from codegen.plan.grammar import Box, Branch, Default, Exchange, Load, Loop, Plan, Step
 from codegen.symbolic.expr import Expr, to_json
 from codegen.verify.exchange_table import ExchangeTable
@@ -25,6 +26,23 @@ def table_of(plan: Plan) -> ExchangeTable:
         {s.name for s in plan.scalars}, [to_json(b.capacity) for b in plan.buffers],
         list(_rows(plan.steps, [], [])),
     )  # fmt: skip
+
+
+def conditions_of(plan: Plan) -> list[dict[str, Any]]:
+    """What holds on every mesh that a launch accepts."""
+    return [{"holds": to_json(c.holds), "text": c.text, "place": line_of(c.place)}
+            for c in plan.conditions]  # fmt: skip
+
+
+def routes_of(plan: Plan) -> list[dict[str, Any]]:
+    """Permutations that a launch tries."""
+    return [{"member": r.member.name, "to": to_json(r.to), "sends": to_json(r.sends),
+             "size": to_json(r.size), "text": r.text, "place": line_of(r.place)}
+            for r in plan.routes]  # fmt: skip
+
+
+def line_of(place: Place | None) -> str:
+    return f"{os.path.basename(place.file)}:{place.line}" if place else ""
 
 
 def _rows(steps: Sequence[Step], loops: list[Any], guards: list[Any]) -> Rows:
@@ -49,13 +67,12 @@ def _loop(step: Loop) -> list[Any]:
 
 
 def _row(x: Exchange, loops: list[Any], guards: list[Any]) -> dict[str, Any]:
-    where = f"{os.path.basename(x.place.file)}:{x.place.line}" if x.place else ""
     return {
         "site": x.site,
         "kind": x.kind,
         "fn": x.fn,
         "axes": list(x.axes),
-        "place": where,
+        "place": line_of(x.place),
         "member": x.member.name,
         "loops": list(loops),
         "guards": list(guards),

@@ -10,16 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import prod
+from typing import Any
 
 from codegen.errors import InternalError
+from codegen.image.conditions import broken_condition, broken_route
 from codegen.plan.grammar import Exchange, Let, Plan
 from codegen.plan.steps import walk_steps
 from codegen.symbolic.sampling import candidates, may_be, shapes
 from codegen.verify.exchange_table import ExchangeTable, Mismatch
-from codegen.verify.rows import table_of
+from codegen.verify.rows import conditions_of, routes_of, table_of
 from codegen.verify.small import check
 
 Values = dict[str, int]
+Asked = list[dict[str, Any]]
 
 RANKS = 8  # all meshes of up to so many
 LARGEST = 64  # ranks of other meshes, where there are not even so FEW that a launch accepts
@@ -47,7 +50,7 @@ def sample(plan: Plan, table: ExchangeTable) -> Iterator[Values]:
     lets = [s.counter for s in walk_steps(plan.steps) if isinstance(s, Let)]
     scalars = {s.sym: s.default for s in plan.scalars if s.sym is not None}
     numbers = [sym for sym in (*scalars, *lets) if sym.name in used]
-    accepted = 0
+    conditions, routes, accepted = conditions_of(plan), routes_of(plan), 0
     for sizes in _meshes(plan):
         if accepted >= FEW and prod(sizes[a.size_name] for a in plan.mesh.axes) > RANKS:
             return
@@ -57,7 +60,7 @@ def sample(plan: Plan, table: ExchangeTable) -> Iterator[Values]:
                 if turn or sym.name not in values:
                     found = candidates(sym, values)
                     values[sym.name] = found[(accepted + k) % len(found)] if found else 0
-            if _accepted(plan, values):
+            if _accepted(conditions, routes, values):
                 accepted += 1
                 yield values
 
@@ -71,16 +74,9 @@ def _meshes(plan: Plan) -> Iterator[Values]:
             yield {**sizes, **{a.size_name: a.size.evaluate(sizes) for a in plan.mesh.axes}}
 
 
-def _accepted(plan: Plan, values: Values) -> bool:
-    """Whether a launch accepts them: conditions hold, and no two ranks send to one."""
+def _accepted(conditions: Asked, routes: Asked, values: Values) -> bool:
+    """Whether a launch accepts them."""
     try:
-        if not all(c.holds.evaluate(values) for c in plan.conditions):
-            return False
-        for r in plan.routes:
-            members = [{**values, r.member.name: k} for k in range(r.size.evaluate(values))]
-            to = [r.to.evaluate(m) for m in members if r.sends.evaluate(m)]
-            if len(set(to)) < len(to) or not set(to) <= set(range(len(members))):
-                return False
+        return not (broken_condition(conditions, values) or broken_route(routes, values))
     except KeyError:  # a scalar without a default, which no exchange names
         return False
-    return True

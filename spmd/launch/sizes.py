@@ -7,7 +7,7 @@ the program, or a MeshError that says which sizes would.
 from __future__ import annotations
 
 from codegen.errors import MeshError, UsageError
-from codegen.image.manifest import evaluate
+from codegen.image.conditions import broken_condition, broken_route
 from codegen.symbolic.meaning import names_in
 from spmd.arguments import check_scalars
 from spmd.files.npy import element_count
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from typing import Any
 
 MOST_RANKS = 1 << 31  # of one job: a mesh is searched for in the square root of this
-MOST_TRIED = 1 << 14  # members of a permutation that is tried at launch
 SUGGESTED_RANKS = 64  # how far to look for numbers of ranks that satisfy a program's conditions
 
 
@@ -64,40 +63,6 @@ def balanced_sizes(number: int, fixed: list[int | None]) -> tuple[int, ...] | No
         return None
     left = iter(best)
     return tuple(next(left) if size is None else size for size in fixed)
-
-
-def broken_condition(
-    manifest: dict[str, Any], sizes: tuple[int, ...], scalars: dict[str, Any]
-) -> dict[str, Any] | None:
-    """The first condition of the program that a mesh of these sizes breaks."""
-    values = {**scalars, **mesh_symbols(manifest, sizes)}
-    for condition in manifest["conditions"]:
-        if not evaluate(condition["holds"], values):
-            return condition
-    return None
-
-
-def broken_route(
-    manifest: dict[str, Any], sizes: tuple[int, ...], scalars: dict[str, Any]
-) -> tuple[dict[str, Any], str] | None:
-    """The first permutation that is wrong on this mesh, of those not proved; and how it is wrong.
-
-    Beyond MOST_TRIED members the engine notices two messages for one rank when they meet.
-    """
-    values = {**scalars, **mesh_symbols(manifest, sizes)}
-    for route in manifest["routes"]:
-        size, senders = evaluate(route["size"], values), dict[int, int]()
-        for member in range(size if size <= MOST_TRIED else 0):
-            values[route["member"]] = member
-            if not evaluate(route["sends"], values):
-                continue
-            to = evaluate(route["to"], values)
-            if not 0 <= to < size:
-                return route, f"rank {member} sends to {to}, which does not exist"
-            if to in senders:
-                return route, f"ranks {senders[to]} and {member} both send to {to}"
-            senders[to] = member
-    return None
 
 
 def mesh_symbols(manifest: dict[str, Any], sizes: tuple[int, ...]) -> dict[str, int]:
@@ -153,7 +118,8 @@ def bind_mesh(
             found=ranks_text(ranks),
             remedy=suggestion(manifest, ranks, scalars, fixed if free else None),
         )
-    broken = broken_condition(manifest, sizes, scalars)
+    values = {**scalars, **mesh_symbols(manifest, sizes)}
+    broken = broken_condition(manifest["conditions"], values)
     if broken is not None:
         raise MeshError(
             f"the mesh ({_written(names, list(sizes))}) breaks a condition of the program",
@@ -161,7 +127,7 @@ def bind_mesh(
             found=_written([*names, *scalars], [*sizes, *scalars.values()]),
             remedy=suggestion(manifest, ranks, scalars, fixed if free else None),
         )
-    wrong = broken_route(manifest, sizes, scalars)
+    wrong = broken_route(manifest["routes"], values)
     if wrong is not None:
         route, how = wrong
         raise MeshError(
@@ -183,7 +149,8 @@ def suggestion(
     def works(sizes: tuple[int, ...] | None) -> bool:
         if sizes is None or any(f not in (None, s) for f, s in zip(fixed, sizes, strict=True)):
             return False
-        return broken_condition(manifest, sizes, scalars) is None
+        values = {**scalars, **mesh_symbols(manifest, sizes)}
+        return broken_condition(manifest["conditions"], values) is None
 
     if wanted is not None and wanted != fixed:
         every = [_product(wanted)] if None not in wanted else range(1, SUGGESTED_RANKS + 1)

@@ -13,7 +13,8 @@ from codegen.ir import Op, Value, layout_text
 from codegen.layouts.cuts import layout_of
 from codegen.layouts.demands import Demands
 from codegen.mesh import LayoutEntry
-from codegen.ops import Kernel, MatMul
+from codegen.ops import Fourier, Kernel, MatMul
+from codegen.ops.transforms import FACTOR, FOUR_STEPS
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 
@@ -49,6 +50,9 @@ def remedy(
             f"halo= in the call of {kernels[0]} for dims along which it works point by point or in "
             f"windows, or signature= in @spmd.kernel: each rank then gets its part"
         )
+    if any(isinstance(o.what, Fourier) for o in by):
+        return (f"a length with two factors of at least {FACTOR}, of {FOUR_STEPS} elements on: "
+                "it is transformed in four steps, which gather nothing")  # fmt: skip
     layout = layout_of(value)
     whole = tuple(() if d in gathered else entry for d, entry in enumerate(layout))
     reads_all = f"{layout_text(whole)} for {name}: each rank then reads all of it from the start"

@@ -9,6 +9,7 @@ from codegen.ops.control import Branch, Control, Let, Loop, Relayout, ShardMap
 from codegen.ops.edges import Edge
 from codegen.ops.effects import POSITION, Expect, Print
 from codegen.ops.exchanges import Barrier, Exchange, Fold, Move, Permute
+from codegen.ops.transforms import Fourier
 from codegen.ops.kernels import Kernel
 from codegen.ops.kind import Kind
 from codegen.ops.lapack import Cholesky
@@ -21,10 +22,10 @@ from codegen.ops.views import Broadcast, Roll, Slice, Transpose, Update
 
 __all__ = [
     "OPS", "POSITION", "ArgReduce", "ArgSort", "Barrier", "Branch", "Broadcast", "Cholesky",
-    "Const", "Control", "Cumulative", "DynamicSlice", "DynamicUpdate", "Edge", "Exchange",
-    "Expect", "Fold", "Full", "Gather", "Iota", "Kernel", "Kind", "Let", "Loop", "Map",
-    "MatMul", "Move", "Permute", "Print", "Reduce", "Relayout", "Reshape", "Roll", "RunScalar",
-    "Scatter", "ShardMap", "Slice", "Sort", "Symbolic", "Transpose", "Update",
+    "Const", "Control", "Cumulative", "DynamicSlice", "DynamicUpdate", "Edge", "Exchange", "Expect",
+    "Fold", "Fourier", "Full", "Gather", "Iota", "Kernel", "Kind", "Let", "Loop", "Map", "MatMul",
+    "Move", "Permute", "Print", "Reduce", "Relayout", "Reshape", "Roll", "RunScalar", "Scatter",
+    "ShardMap", "Slice", "Sort", "Symbolic", "Transpose", "Update",
 ]  # fmt: skip
 
 OPS: dict[str, type[Kind]] = {
@@ -32,7 +33,7 @@ OPS: dict[str, type[Kind]] = {
     for kind in (
         Const, Full, Iota, Symbolic, RunScalar, Map, Broadcast, Slice, Transpose, Reshape, Roll,
         Update, DynamicSlice, DynamicUpdate, Gather, Scatter, Reduce, Edge, ArgReduce, Cumulative,
-        MatMul, Sort, ArgSort, Cholesky, Kernel, Permute, Move, Fold, Barrier, Print,
+        MatMul, Sort, ArgSort, Cholesky, Fourier, Kernel, Permute, Move, Fold, Barrier, Print,
         Expect, Loop, Let, Branch, Relayout, ShardMap,
     )
 }  # fmt: skip

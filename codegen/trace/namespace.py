@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from codegen.dtypes import BY_NAME
+from codegen.ops.transforms import FACTOR, FOUR_STEPS
 from codegen.trace import methods  # noqa: F401  # what Array has
 from codegen.trace.array import Array
 from codegen.trace.numpy import elementwise
@@ -23,6 +24,18 @@ GATHERS = frozenset(
     "einsum linalg.cholesky linalg.matmul linalg.outer linalg.tensordot linalg.trace "
     "linalg.diagonal ufunc.outer".split()
 )
+
+# What works, but not everywhere alike.
+NOTES: dict[str, str] = {
+    **dict.fromkeys(
+        (f"fft.{name}" for name in "fft hfft ifft ihfft irfft rfft".split()),
+        "along a split dim, the split moves to another dim: one all-to-all. An array of one dim is "
+        f"transformed in four steps if its length has two factors of at least {FACTOR}, of "
+        f"{FOUR_STEPS} elements on; else every rank gets it whole"),
+    **dict.fromkeys(
+        (f"fft.{name}" for name in "fft2 fftn ifft2 ifftn irfft2 irfftn rfft2 rfftn".split()),
+        "dims that are not split first; then each split dim, as a transform of one dim"),
+}  # fmt: skip
 
 
 class State(NamedTuple):
@@ -57,7 +70,7 @@ def _state(name: str) -> tuple[str, str]:
         return "not about arrays", ""
     known = hasattr(Array, rest) if of == "ndarray" else of == "ufunc" or name in table() or (
         isinstance(function, np.ufunc) and elementwise.is_known(function))  # fmt: skip
-    return ("works", "") if known else ("unknown", "")
+    return ("works", NOTES.get(name, "")) if known else ("unknown", "")
 
 
 def names() -> list[str]:

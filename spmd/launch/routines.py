@@ -40,8 +40,30 @@ def _of_openblas(name: str) -> Any:
     raise EnvironmentFault(f"OpenBLAS has no routine {name}", remedy="pip install scipy-openblas32")
 
 
+def _of_numpy(name: str) -> Any:
+    """The loop of a ufunc for some types, or what it is handed last: "fft._pocketfft_umath.irfft
+    Dd->d", and "data" behind it. They lie in the ufunc as numpy/ufuncobject.h declares it."""
+    where, types, *data = name.split(" ")
+    module, _, attribute = where.rpartition(".")
+    try:
+        ufunc = getattr(__import__(f"numpy.{module}", fromlist=[attribute]), attribute)
+        known = (ufunc.nin, ufunc.nout, ufunc.nargs, ufunc.ntypes)
+        k = ufunc.types.index(types)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise EnvironmentFault(
+            f"NumPy has no routine {name}", expected="NumPy 2.0 or later", found=str(error),
+            remedy="pip install --upgrade numpy") from None  # fmt: skip
+    begin = ffi.cast("char *", id(ufunc)) + object.__basicsize__
+    counts, tables = ffi.cast("int *", begin), ffi.cast("void ***", begin + 16)
+    if (*list(counts[0:3]), ffi.cast("int *", begin + 32)[0]) != known:
+        raise EnvironmentFault(f"NumPy keeps its routine {name} where it is not found",
+                               expected="a ufunc as in NumPy 2",
+                               remedy="pip install 'numpy<3'")  # fmt: skip
+    return tables[1 if data else 0][k]
+
+
 # Per source: the address of a routine by its name.
-SOURCES = {"openblas": _of_openblas}
+SOURCES = {"openblas": _of_openblas, "numpy": _of_numpy}
 
 
 def openblas() -> str:

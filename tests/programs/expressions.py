@@ -327,8 +327,12 @@ EXPRESSIONS: dict[str, str] = {
     "linalg.multi_dot": "np.linalg.multi_dot([x, q, q])",
     "linalg.tensorinv": "np.linalg.tensorinv(q[:4, :4].reshape(2, 2, 2, 2))",
     "linalg.tensorsolve": "np.linalg.tensorsolve(q, q[0])",
-    **{f"fft.{n}": f"np.fft.{n}(x)" for n in
-       "fft fft2 fftn hfft ifft ifft2 ifftn ihfft irfft irfft2 irfftn rfft rfft2 rfftn".split()},
+    **{f"fft.{n}": f"np.fft.{n}(x) | np.fft.{n}(x, 9, 0, 'ortho') | np.fft.{n}(f, n=4, axis=0) "
+       f"| np.fft.{n}(v, norm='forward') | np.fft.{n}(t, 5, 1) | np.fft.{n}(i.T, norm='backward')"
+       for n in "fft hfft ifft ihfft irfft rfft".split()},
+    **{f"fft.{n}": f"np.fft.{n}(x) | np.fft.{n}(f, (4, 9), (0, 1), 'ortho') | np.fft.{n}(y) "
+       f"| np.fft.{n}(t, axes=(0, 2)) | np.fft.{n}(t[:, 1:], (-1, 3), (1, -3), norm='forward')"
+       for n in "fft2 fftn ifft2 ifftn irfft2 irfftn rfft2 rfftn".split()},
     "fft.fftshift": "np.fft.fftshift(v) | np.fft.fftshift(x) | np.fft.fftshift(x, 0)",
     "fft.ifftshift": "np.fft.ifftshift(v) | np.fft.ifftshift(x, axes=(1,))",
     "fft.fftfreq": "np.fft.fftfreq(7) * v", "fft.rfftfreq": "np.fft.rfftfreq(12) * v",

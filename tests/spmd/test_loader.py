@@ -13,6 +13,7 @@ import pytest
 import spmd
 from codegen.compile import build
 from codegen.errors import EnvironmentFault, ImageError
+from spmd.engine import ffi
 from spmd.launch import loader, routines
 
 
@@ -194,3 +195,8 @@ def test_routines_are_found_or_refused() -> None:
         routines.address("cuda", "fft")
     with pytest.raises(EnvironmentFault, match="OpenBLAS has no routine dnothing"):
         routines.address("openblas", "dnothing")
+    data = routines.address("numpy", "fft._pocketfft_umath.ifft Dd->D data")
+    assert ffi.cast("char *", data)[0] == b"\0"  # the direction: not forward
+    for name in ("fft._pocketfft_umath.fft dd->D", "fft._pocketfft_umath.dct dd->d", "tfft.f d->d"):
+        with pytest.raises(EnvironmentFault, match=f"NumPy has no routine {name}"):
+            routines.address("numpy", name)

@@ -17,6 +17,7 @@ from codegen.trace.blame import asked
 from codegen.trace.numpy import (
     creation,
     elementwise,
+    fourier,
     joining,
     linear,
     picking,
@@ -133,6 +134,9 @@ _OTHER: dict[str, Function] = {
     "ix_": lambda *arrays: shaping.meshgrid(*arrays, sparse=True, indexing="ij"),
     "append": lambda x, values, axis=None: joining.concatenate([x, values], axis),
     "dstack": lambda arrays: joining.concatenate([shaping.atleast_3d(x) for x in arrays], 2),
+    **{f"fft.{name}": getattr(fourier, name) for name in
+       "fft fft2 fftfreq fftn hfft ifft ifft2 ifftn ihfft irfft irfft2 irfftn rfft rfft2 rfftfreq "
+       "rfftn".split()},
     "fft.fftshift": lambda x, axes=None: shaping.half_way(x, axes, 1),
     "fft.ifftshift": lambda x, axes=None: shaping.half_way(x, axes, -1),
 }  # fmt: skip

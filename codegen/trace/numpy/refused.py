@@ -64,11 +64,6 @@ _ROWS: tuple[tuple[str, str], ...] = (
     ("linalg.multi_dot", "a @ b @ c"),
     ("linalg.matrix_power", "a @ a, or a loop: for _ in spmd.range(n): p = p @ a"),
     ("linalg.matrix_norm", "np.linalg.norm(x) is the root of the sum of squares"),
-    ("fft.fft fft.ifft fft.rfft fft.irfft fft.hfft fft.ihfft",
-     f"x @ f, with f = np.exp(-2j * np.pi * np.outer(k, k) / n) and k = np.arange(n); {_KNOWN}"),
-    ("fft.fft2 fft.ifft2 fft.rfft2 fft.irfft2 fft.fftn fft.ifftn fft.rfftn fft.irfftn",
-     "a product for each dim: f @ x @ f, with f = np.exp(-2j * np.pi * np.outer(k, k) / n) and "
-     f"k = np.arange(n); {_KNOWN}"),
     # -- files and text ----------------------------------------------------------------------------
     ("save savez savez_compressed savetxt ndarray.dump ndarray.dumps ndarray.tofile",
      "return the array from the program; run -o name=file.npy writes it"),
@@ -99,8 +94,8 @@ NOT_ABOUT_ARRAYS = frozenset(
 BUILD_TIME: dict[str, str] = {
     **dict.fromkeys(
         "bartlett blackman diag_indices frombuffer fromfunction fromiter fromstring hamming "
-        "hanning indices kaiser mask_indices tri tril_indices triu_indices fft.fftfreq "
-        "fft.rfftfreq".split(), "of numbers known while building"),
+        "hanning indices kaiser mask_indices tri tril_indices triu_indices"
+        .split(), "of numbers known while building"),
     **dict.fromkeys(
         "fromfile fromregex genfromtxt load loadtxt".split(),
         "the file is read while building; spmd.input reads one at launch"),

@@ -1,0 +1,238 @@
+"""The op that transforms every lane along a dim by Fourier's sum, with the loops of NumPy's ufuncs.
+
+Those need no Python, and take lanes at any strides; lanes that are far from contiguous are copied
+together first, some at a time, so that whole cache lines are read and written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from codegen import dtypes
+from codegen.dtypes import DType
+from codegen.errors import InternalError
+from codegen.ir import ArrayType, Op, Value
+from codegen.layouts.cuts import Window, whole
+from codegen.ops.kind import Array, Eval, Kind, Types, layout_of
+from codegen.ops.views import Broadcast
+from codegen.plan.grammar import Caller, Load, Part, Routine
+from codegen.plan.indexing import affine, loop_vars, positions, strides
+from codegen.symbolic import expr
+from codegen.symbolic.expr import Expr
+
+if TYPE_CHECKING:
+    from codegen.kit import Builder
+    from codegen.layouts.localize import Localizer
+    from codegen.passes.instrument import Instrument
+    from codegen.passes.to_loops import Maker
+
+# Of the complex type of a real one, and the other way round.
+COMPLEX = {"float32": "complex64", "float64": "complex128"}
+REAL = {c: r for r, c in COMPLEX.items()}
+# What a transform of n points is multiplied with, as NumPy calls it where it is a forward one.
+SCALES = {"one": "backward", "root": "ortho", "n": "forward"}
+
+# A line that is split is transformed in four steps, of which each transforms many short lanes. The
+# least length that pays for three exchanges instead of one that gathers, and the least of the two
+# factors that it needs: more ranks than this would have no lanes.
+FOUR_STEPS, FACTOR = 1 << 14, 32
+
+
+@dataclass(frozen=True)
+class Fourier(Kind):
+    """fn: fft or ifft of complex numbers; rfft of real ones to the n // 2 + 1 first results; irfft
+    of such ones to n real numbers. scale: 1 for "one", 1 / sqrt(n) for "root", 1 / n for "n"."""
+
+    name = "fourier"
+    held = True
+    reads = "boxes"
+    fn: str
+    dim: int
+    n: Expr
+    scale: str = "one"
+
+    @property
+    def called(self) -> str:
+        return self.fn
+
+    def made(self, given: DType) -> DType:
+        """The element type of the result."""
+        names = {"rfft": COMPLEX, "irfft": REAL}.get(self.fn, dict(zip(REAL, REAL)))
+        if given.name not in names:
+            raise InternalError(f"{self.fn} of {given.name}")
+        return dtypes.BY_NAME[names[given.name]]
+
+    def infer(self, types: Types) -> list[ArrayType]:
+        (x,), d = types, self.dim
+        few = self.n // 2 + 1
+        if x.shape[d] != (few if self.fn == "irfft" else self.n):
+            raise InternalError(f"{self.fn} of {self.n} points reads {x.shape[d]}")
+        extent = few if self.fn == "rfft" else self.n
+        return [ArrayType(self.made(x.dtype), (*x.shape[:d], extent, *x.shape[d + 1 :]))]
+
+    def layout(self, operands: Types, result: ArrayType) -> Iterable[tuple[str, ...]]:
+        """A rank has its lanes whole: the axes that split them split another dim, one that is not
+        split yet and the longest if there are several."""
+        entries, shape = list(layout_of(operands[0])), result.shape
+        moved, entries[self.dim] = entries[self.dim], ()
+        others = [d for d in range(result.ndim) if d != self.dim and shape[d] != 1]
+        if moved and others:
+            into = max(others, key=lambda d: (not entries[d], _length(shape[d]), -d))
+            entries[into] = (*entries[into], *moved)
+        return entries
+
+    def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
+        (x,), n = operands, value(self.n)
+        inverse = self.fn in ("ifft", "irfft")
+        norm = SCALES[self.scale]
+        if inverse and norm != "ortho":
+            norm = "backward" if norm == "forward" else "forward"
+        shape = [*x.shape]
+        shape[self.dim] = n // 2 + 1 if self.fn == "rfft" else n
+        dtype = dtypes.from_numpy(x.dtype)
+        assert dtype is not None
+        if x.size == 0 or n == 0:
+            return [np.zeros(shape, dtypes.numpy_dtype(self.made(dtype)))]
+        return [getattr(np.fft, self.fn)(x, n, self.dim, norm)]
+
+    def title(self) -> str:
+        return "a Fourier transform"
+
+    def finite(self, op: Op, value: Value, at: Instrument) -> Value | None:
+        bad = at.any_of(at.not_finite(op.operands[0]), [self.dim])
+        kept = tuple(d for d in range(value.type.ndim) if d != self.dim)
+        return at.unless(value, at.emit(Broadcast(kept, value.type.shape), (bad,)))
+
+    def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
+        """The lanes whole, of the other dims what is wanted."""
+        d, x = self.dim, op.operands[0]
+        return [(*window[:d], whole(x.type.shape[d]), *window[d + 1 :])]
+
+    def localize(
+        self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
+    ) -> Value:
+        d = self.dim
+        held = (*window[:d], whole(op.result.type.shape[d]), *window[d + 1 :])
+        return at.part(build.emit(self, operands), held, window, build)
+
+    def steps(self, op: Op, at: Maker) -> None:
+        (x,), made, d = op.operands, op.result, self.dim
+        every = loop_vars(x.type.shape)
+        node = at.node(x, positions(every))
+        assert isinstance(node, Load), "an operand that is read as a box lies in memory"
+        found = affine(node.offset, every)
+        assert found is not None, "an operand that is read as a box is strided"
+        (begin, given), into = found, strides(made.type.shape)
+        others = [(x.type.shape[k], given[k], into[k]) for k in range(x.type.ndim) if k != d]
+        outer, (rows, row, to_row) = _batches(others)
+        loops = loop_vars(tuple(e for e, _, _ in outer))
+        places = positions(loops)
+        first = sum((p * a for p, (_, a, _) in zip(places, outer, strict=True)), begin)
+        to_first = sum((p * b for p, (_, _, b) in zip(places, outer, strict=True)), expr.const(0))
+        numbers = (rows, self.n, row, given[d], to_row, into[d])
+        few = expr.minimum(rows, WIDE)
+        room = [at.spare(f"{made.name}_lanes", v.type.dtype, few * (v.type.shape[d] + GAP))
+                for v in ((x, made) if self.fn in ("rfft", "irfft") else (x,))]  # fmt: skip
+        parts = (Part(node.buffer, first), Part(made, to_first, True),
+                 *(Part(r, expr.const(0), True) for r in room))  # fmt: skip
+        at.call(self.caller(x.type.dtype), loops, numbers, parts, op)
+
+    def caller(self, given: DType) -> Caller:
+        """Lanes at `row` from each other, whose elements are `step` apart."""
+        made, fn = self.made(given), self.fn
+        real = given if given.kind == "f" else dtypes.BY_NAME[REAL[given.name]]
+        routines = _loops(fn, real)
+        few, through = "n / 2 + 1", fn in ("rfft", "irfft")
+        words = {
+            "<T>": given.c, "<U>": made.c, "<R>": real.c, "<wide>": str(WIDE), "<gap>": str(GAP),
+            "<reads>": few if fn == "irfft" else "n", "<makes>": few if fn == "rfft" else "n",
+            "<factor>": {"one": "1", "n": f"1 / ({real.c})n", "root": f"1 / {_ROOT[real.name]}"}[
+                self.scale],
+            "<turned>": "turned" if through else "lanes",
+            "<loop>": f"(n % 2 ? {routines[1].called} : {routines[0].called})" if fn == "rfft"
+            else routines[0].called,
+            "<data>": f"(void *){routines[1].called}" if fn in ("fft", "ifft") else "NULL",
+        }  # fmt: skip
+        takes = ("int64_t rows, int64_t n, int64_t row, int64_t step, int64_t to_row, "
+                 "int64_t to_step, const <T> *from, <U> *to, <T> *lanes")  # fmt: skip
+        text, takes = _TEXT, takes + ", <U> *turned" * through
+        for word, said in words.items():
+            text, takes = text.replace(word, said), takes.replace(word, said)
+        return Caller(f"{fn}_{real.name}_{self.scale}", takes, text, routines)
+
+
+# So many strided lanes are copied together: a few cache lines of each row that they lie in. They
+# are so many elements longer than they need be, or all would begin in one set of the cache.
+WIDE, GAP = 16, 4
+
+_ROOT = {"float32": "sqrtf((float)n)", "float64": "sqrt((double)n)"}
+
+_TEXT = """
+const int64_t reads = <reads>, makes = <makes>;
+<R> factor = <factor>;
+if (step == 1 && to_step == 1) {
+    <loop>((char *[]){(char *)from, (char *)&factor, (char *)to},
+        (intptr_t[]){rows, reads, makes},
+        (intptr_t[]){row * (intptr_t)sizeof *from, 0, to_row * (intptr_t)sizeof *to, sizeof *from,
+                     sizeof *to}, <data>);
+    return;
+}
+for (int64_t first = 0; first < rows; first += <wide>) {
+    const int64_t some = rows - first < <wide> ? rows - first : <wide>;
+    for (int64_t j = 0; j < reads; j += 4)
+        for (int64_t k = 0; k < some; k++)
+            for (int64_t i = j; i < j + 4 && i < reads; i++)
+                lanes[k * (reads + <gap>) + i] = from[(first + k) * row + i * step];
+    <loop>((char *[]){(char *)lanes, (char *)&factor, (char *)<turned>},
+        (intptr_t[]){some, reads, makes},
+        (intptr_t[]){(reads + <gap>) * (intptr_t)sizeof *from, 0,
+                     (makes + <gap>) * (intptr_t)sizeof *to, sizeof *from, sizeof *to}, <data>);
+    for (int64_t j = 0; j < makes; j += 4)
+        for (int64_t k = 0; k < some; k++)
+            for (int64_t i = j; i < j + 4 && i < makes; i++)
+                to[(first + k) * to_row + i * to_step] = <turned>[k * (makes + <gap>) + i];
+}
+"""
+
+
+def _loops(fn: str, real: DType) -> tuple[Routine, ...]:
+    """The routines of a transform: of rfft for even and odd numbers of points; of fft and ifft,
+    which share a loop, and what tells it the direction."""
+    r, c = ("d", "D") if real.name == "float64" else ("f", "F")
+    takes = "char **, const intptr_t *, const intptr_t *, void *"
+    names = {
+        "fft": [f"fft {c}{r}->{c}", f"fft {c}{r}->{c} data"],
+        "ifft": [f"ifft {c}{r}->{c}", f"ifft {c}{r}->{c} data"],
+        "rfft": [f"rfft_n_even {r}{r}->{c}", f"rfft_n_odd {r}{r}->{c}"],
+        "irfft": [f"irfft {c}{r}->{r}"],
+    }[fn]
+    return tuple(Routine("numpy", f"fft._pocketfft_umath.{name}", "void", takes) for name in names)
+
+
+# Of some dims: how long each is, and how far apart its elements lie in an operand and in a result.
+_Dims = list[tuple[Expr, Expr, Expr]]
+
+
+def _batches(dims: _Dims) -> tuple[_Dims, tuple[Expr, Expr, Expr]]:
+    """Dims that lie without gaps are one; those to loop over, and the one whose lanes one call
+    transforms: the closest to each other, or the most."""
+    joined: _Dims = []
+    for extent, a, b in dims:
+        if extent == 1:
+            continue
+        if joined and joined[-1][1:] == (extent * a, extent * b):
+            extent = joined.pop()[0] * extent
+        joined.append((extent, a, b))
+    if not joined:
+        return [], (expr.const(1), expr.const(0), expr.const(0))
+    of = max(range(len(joined)), key=lambda k: (joined[k][1] == 1, _length(joined[k][0]), k))
+    return joined[:of] + joined[of + 1 :], joined[of]
+
+
+def _length(e: Expr) -> int:
+    """0 where no number is known."""
+    return e.value if e.is_const else 0

@@ -9,7 +9,6 @@ from codegen.ops.control import Branch, Control, Let, Loop, Relayout, ShardMap
 from codegen.ops.edges import Edge
 from codegen.ops.effects import POSITION, Expect, Print
 from codegen.ops.exchanges import Barrier, Exchange, Fold, Move, Permute
-from codegen.ops.transforms import Fourier
 from codegen.ops.kernels import Kernel
 from codegen.ops.kind import Kind
 from codegen.ops.lapack import Cholesky
@@ -18,6 +17,7 @@ from codegen.ops.maps import Map
 from codegen.ops.reductions import ArgReduce, ArgSort, Cumulative, MatMul, Reduce, Sort
 from codegen.ops.reshapes import Reshape
 from codegen.ops.sources import Const, Full, Iota, RunScalar, Symbolic
+from codegen.ops.transforms import Fourier
 from codegen.ops.views import Broadcast, Roll, Slice, Transpose, Update
 
 __all__ = [

@@ -152,7 +152,7 @@ class Turned(Exchange):
         there = replace(into, offset=into.offset + into.stride[1] * before,
                         extent=(columns, after - before))  # fmt: skip
         return {"pull_from": turned(at.seen(mine), first, columns), "pull_into": there,
-                "send": turned(mine, low, high - low), "pieces": True}  # fmt: skip
+                "send": turned(mine, low, high - low), "differs": True}  # fmt: skip
 
     def traffic(self, op: Op, at: Any) -> Any:
         return at.whole("turn", op)

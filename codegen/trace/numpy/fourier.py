@@ -16,8 +16,8 @@ from codegen import dtypes
 from codegen.dtypes import DType
 from codegen.mesh import as_written
 from codegen.ops import Fourier, Slice
-from codegen.ops.transforms import COMPLEX, FACTOR, FOUR_STEPS, SCALES
 from codegen.ops.kind import layout_of
+from codegen.ops.transforms import COMPLEX, FACTOR, FOUR_STEPS, SCALES
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 from codegen.trace.array import Array, as_array, number, wrap

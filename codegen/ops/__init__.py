@@ -11,21 +11,23 @@ from codegen.ops.effects import POSITION, Expect, Print
 from codegen.ops.exchanges import Barrier, Exchange, Fold, Move, Permute
 from codegen.ops.kernels import Kernel
 from codegen.ops.kind import Kind
-from codegen.ops.lapack import Cholesky
+from codegen.ops.lapack import Cholesky, Lu, LuSolve, Triangular
 from codegen.ops.lookups import DynamicSlice, DynamicUpdate, Gather, Scatter
 from codegen.ops.maps import Map
 from codegen.ops.reductions import ArgReduce, ArgSort, Cumulative, MatMul, Reduce, Sort
 from codegen.ops.reshapes import Reshape
 from codegen.ops.sources import Const, Full, Iota, RunScalar, Symbolic
+from codegen.ops.spectra import Eig, Eigh, Qr, Svd
 from codegen.ops.transforms import Fourier
 from codegen.ops.views import Broadcast, Roll, Slice, Transpose, Update
 
 __all__ = [
     "OPS", "POSITION", "ArgReduce", "ArgSort", "Barrier", "Branch", "Broadcast", "Cholesky",
-    "Const", "Control", "Cumulative", "DynamicSlice", "DynamicUpdate", "Edge", "Exchange", "Expect",
-    "Fold", "Fourier", "Full", "Gather", "Iota", "Kernel", "Kind", "Let", "Loop", "Map", "MatMul",
-    "Move", "Permute", "Print", "Reduce", "Relayout", "Reshape", "Roll", "RunScalar", "Scatter",
-    "ShardMap", "Slice", "Sort", "Symbolic", "Transpose", "Update",
+    "Const", "Control", "Cumulative", "DynamicSlice", "DynamicUpdate", "Edge", "Eig", "Eigh",
+    "Exchange", "Expect", "Fold", "Fourier", "Full", "Gather", "Iota", "Kernel", "Kind", "Let",
+    "Loop", "Lu", "LuSolve", "Map", "MatMul", "Move", "Permute", "Print", "Qr", "Reduce",
+    "Relayout", "Reshape", "Roll", "RunScalar", "Scatter", "ShardMap", "Slice", "Sort", "Svd",
+    "Symbolic", "Transpose", "Triangular", "Update",
 ]  # fmt: skip
 
 OPS: dict[str, type[Kind]] = {
@@ -33,7 +35,8 @@ OPS: dict[str, type[Kind]] = {
     for kind in (
         Const, Full, Iota, Symbolic, RunScalar, Map, Broadcast, Slice, Transpose, Reshape, Roll,
         Update, DynamicSlice, DynamicUpdate, Gather, Scatter, Reduce, Edge, ArgReduce, Cumulative,
-        MatMul, Sort, ArgSort, Cholesky, Fourier, Kernel, Permute, Move, Fold, Barrier, Print,
+        MatMul, Sort, ArgSort, Cholesky, Lu, LuSolve,
+        Triangular, Qr, Svd, Eigh, Eig, Fourier, Kernel, Permute, Move, Fold, Barrier, Print,
         Expect, Loop, Let, Branch, Relayout, ShardMap,
     )
 }  # fmt: skip

@@ -6,9 +6,10 @@ it stands for, and so is a result. A batch may be split, a matrix is whole.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 
 if TYPE_CHECKING:
+    from codegen.kit import Builder
     from codegen.layouts.localize import Localizer
     from codegen.passes.to_loops import Maker
 
@@ -44,7 +46,7 @@ def real_of(dtype: DType) -> DType:
 def lapack(name: str, dtype: DType, takes: str) -> Routine:
     """A row: takes are the types of its parameters, T for the elements' and R for their parts'."""
     kinds = {"T": "void" if dtype.kind == "c" else dtype.c, "R": real_of(dtype).c}
-    takes = " ".join(kinds.get(word, word) for word in takes.split(" "))
+    takes = re.sub(r"\b[TR]\b", lambda found: kinds[found[0]], takes)
     return Routine("openblas", letter(dtype) + name, "int", takes)
 
 
@@ -52,14 +54,14 @@ class Factor(Kind):
     """cores: of each operand, how many dims are its own, behind those of the batch."""
 
     held = True
-    reads = "points"
+    reads: ClassVar[Literal["points", "boxes", "whole"]] = "points"
     cores: ClassVar[tuple[int, ...]] = (2,)
 
     def made(self, cores: Sequence[Shape], dtype: DType) -> list[tuple[DType, Shape]]:
         """The results of one member: element type and shape of each."""
         raise NotImplementedError(self.name)
 
-    def alone(self, *operands: Array) -> list[Array]:
+    def alone(self, *operands: Array) -> list[Any]:
         """The results for one member, in NumPy."""
         raise NotImplementedError(self.name)
 
@@ -80,6 +82,13 @@ class Factor(Kind):
     def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
         n = self.batch([v.type for v in op.operands])
         return [(*window[:n], *map(whole, v.type.shape[n:])) for v in op.operands]
+
+    def localize(
+        self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
+    ) -> Value:
+        n = self.batch([v.type for v in op.operands])
+        held = (*window[:n], *map(whole, op.result.type.shape[n:]))
+        return at.part(build.emit(self, operands), held, window, build)
 
     def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
         n = operands[0].ndim - self.cores[0]
@@ -105,7 +114,8 @@ class Members:
     def __init__(self, what: Factor, op: Op, at: Maker) -> None:
         self.op, self.at = op, at
         self.n = what.batch([v.type for v in op.operands])
-        self.loops: tuple[Var, ...] = loop_vars(op.results[0].type.shape[: self.n])
+        self.batch = op.operands[0].type.shape[: self.n]
+        self.loops: tuple[Var, ...] = loop_vars(self.batch)
         self.dtype = op.operands[0].type.dtype
 
     def part(self, value: Value, writes: bool = False) -> Part[Value]:
@@ -113,21 +123,27 @@ class Members:
         zeros = (expr.const(0),) * (value.type.ndim - self.n)
         return Part(value, ravel((*positions(self.loops), *zeros), value.type.shape), writes)
 
-    def copied(self, operand: Value, into: Value) -> Part[Value]:
+    def copied(self, operand: Value, into: Value | None = None) -> Part[Value]:
         """An operand where a routine may write over it."""
+        if into is None:
+            into = self.at.spare(f"{operand.name}_copy", self.dtype, *operand.type.shape)
         index = positions(loop_vars(into.type.shape))
         self.at.store(into, self.at.node(operand, index), self.op)
         return self.part(into, writes=True)
 
-    def spare(self, name: str, dtype: DType, elements: Expr) -> Part[Value]:
+    def results(self, first: int = 0) -> list[Part[Value]]:
+        """Those from this one on."""
+        return [self.part(v, writes=True) for v in self.op.results[first:]]
+
+    def spare(self, name: str, dtype: DType, *shape: Expr) -> Part[Value]:
         """Memory that a member needs meanwhile."""
-        made = self.at.spare(f"{self.op.results[0].name}_{name}", dtype, elements)
+        made = self.at.spare(f"{self.op.results[0].name}_{name}", dtype, *shape)
         return Part(made, expr.const(0), True)
 
     def call(self, name: str, parameters: str, text: str, routines: Sequence[Routine],
              numbers: Sequence[Expr], parts: Sequence[Part[Value]]) -> None:  # fmt: skip
-        """The text has T for the type of elements, R for that of their parts, and the names of
-        routines without the letter of the type: <potrf>."""
+        """In the text stand <T> for the type of elements, <R> for that of their parts, and a
+        routine without the letter of the type: <potrf>."""
         kind = letter(self.dtype)
         names = {"<T>": self.dtype.c, "<R>": real_of(self.dtype).c}
         names |= {f"<{r.name[1:]}>": r.called for r in routines}
@@ -147,17 +163,17 @@ class Cholesky(Factor):
     def made(self, cores: Sequence[Shape], dtype: DType) -> list[tuple[DType, Shape]]:
         return [(dtype, cores[0]), (INFO, ())]
 
-    def alone(self, *operands: Array) -> list[Array]:
+    def alone(self, *operands: Array) -> list[Any]:
         (x,) = operands
         for k in range(1, len(x) + 1):
             try:
                 lower = np.linalg.cholesky(x[:k, :k])
             except np.linalg.LinAlgError:
-                return [np.zeros_like(x), np.int32(k)]  # type: ignore[list-item]
-        return [lower, np.int32(0)]  # type: ignore[list-item]
+                return [np.zeros_like(x), k]
+        return [lower, 0]
 
     def steps(self, op: Op, at: Maker) -> None:
-        m, (lower, info) = Members(self, op, at), op.results
+        m, (lower, _) = Members(self, op, at), op.results
         m.call(
             "cholesky", "int64_t n, <T> *l, int32_t *info",
             "*info = n ? <potrf>(SPMD_BY_COLUMNS, 'U', n, l, n) : 0;\n"
@@ -165,6 +181,114 @@ class Cholesky(Factor):
             "    for (int64_t j = i + 1; j < n; j++)\n"
             "        l[i * n + j] = 0;",
             [lapack("potrf", m.dtype, "int, char, int, T *, int")],
-            op.operands[0].type.shape[-1:],
-            [m.copied(op.operands[0], lower), m.part(info, writes=True)],
+            op.operands[0].type.shape[-1:], [m.copied(op.operands[0], lower), *m.results(1)],
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Lu(Factor):
+    """P A = L U with partial pivoting: both factors in one matrix; per row, counted from 1, the one
+    that it changed places with; and 0, or the number of the first pivot that is 0."""
+
+    name = "lu"
+
+    def made(self, cores: Sequence[Shape], dtype: DType) -> list[tuple[DType, Shape]]:
+        return [(dtype, cores[0]), (INFO, (expr.minimum(*cores[0]),)), (INFO, ())]
+
+    def alone(self, *operands: Array) -> list[Any]:
+        a = operands[0].T.copy()
+        pivots, info = np.zeros(min(a.shape), np.int32), 0
+        for k in range(len(pivots)):
+            p = k + int(np.argmax(abs(a[k:, k].real) + abs(a[k:, k].imag)))
+            pivots[k] = p + 1
+            if a[p, k] == 0:
+                info = info or k + 1
+                continue
+            a[[k, p]] = a[[p, k]]
+            a[k + 1 :, k] /= a[k, k]
+            a[k + 1 :, k + 1 :] -= np.outer(a[k + 1 :, k], a[k, k + 1 :])
+        return [a.T, pivots, info]
+
+    def steps(self, op: Op, at: Maker) -> None:
+        m = Members(self, op, at)
+        m.call(
+            "lu", "int64_t n, int64_t m, <T> *lu, int32_t *pivots, int32_t *info",
+            "*info = m && n ? <getrf>(SPMD_BY_COLUMNS, m, n, lu, m, pivots) : 0;",
+            [lapack("getrf", m.dtype, "int, int, int, T *, int, int *")],
+            op.operands[0].type.shape[-2:],
+            [m.copied(op.operands[0], op.results[0]), *m.results(1)],
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LuSolve(Factor):
+    """X with A X = B, of what Lu gives for A."""
+
+    name = "lu_solve"
+    reads = "whole"
+    cores = (2, 1, 2)
+
+    def made(self, cores: Sequence[Shape], dtype: DType) -> list[tuple[DType, Shape]]:
+        return [(dtype, cores[2])]
+
+    def alone(self, *operands: Array) -> list[Any]:
+        (lu, pivots, b), order = operands, list(range(len(operands[0])))
+        for k, p in enumerate(pivots):
+            order[k], order[p - 1] = order[p - 1], order[k]
+        lower = np.tril(lu.T, -1) + np.eye(len(order), dtype=lu.dtype)
+        return [np.linalg.solve(np.triu(lu.T), np.linalg.solve(lower, b.T[order])).T]
+
+    def steps(self, op: Op, at: Maker) -> None:
+        m, (lu, pivots, b) = Members(self, op, at), op.operands
+        m.call(
+            "lu_solve", "int64_t k, int64_t n, const <T> *lu, const int32_t *pivots, <T> *x",
+            "if (n && k)\n    <getrs>(SPMD_BY_COLUMNS, 'N', n, k, lu, n, pivots, x, n);",
+            [lapack("getrs", m.dtype,
+                    "int, char, int, int, const T *, int, const int *, T *, int")],
+            b.type.shape[-2:], [m.part(lu), m.part(pivots), m.copied(b, op.result)],
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Triangular(Factor):
+    """X with A X = B, or with X A = B if `right`, of a triangle of A; adjoint: of its conjugate
+    transpose; unit: its diagonal counts as ones. Here matrices lie row by row."""
+
+    name = "triangular"
+    reads = "whole"
+    cores = (2, 2)
+    lower: bool
+    right: bool = False
+    adjoint: bool = False
+    unit: bool = False
+
+    def made(self, cores: Sequence[Shape], dtype: DType) -> list[tuple[DType, Shape]]:
+        return [(dtype, cores[1])]
+
+    def alone(self, *operands: Array) -> list[Any]:
+        a, b = operands
+        a = np.tril(a) if self.lower else np.triu(a)
+        if self.unit:
+            a = a - np.diag(np.diag(a)) + np.eye(len(a), dtype=a.dtype)
+        a = a.conj().T if self.adjoint else a
+        return [np.linalg.solve(a.T, b.T).T if self.right else np.linalg.solve(a, b)]
+
+    def steps(self, op: Op, at: Maker) -> None:
+        m, (a, b) = Members(self, op, at), op.operands
+        how = (142 if self.right else 141, 122 if self.lower else 121,
+               113 if self.adjoint else 111, 132 if self.unit else 131)  # fmt: skip
+        pointers = m.dtype.kind == "c"
+        factor = "const T *" if pointers else "T"
+        routine = lapack("trsm", m.dtype, "int, int, int, int, int, int, int, "
+                         f"{factor}, const T *, int, T *, int")  # fmt: skip
+        one = f"(const {m.dtype.c}[]){{1}}" if pointers else "1"
+        numbers = (a.type.shape[-1], *b.type.shape[-2:])
+        m.call(
+            "triangular" + "".join(f"_{k}" for k in how),
+            "int64_t n, int64_t rows, int64_t columns, const <T> *a, <T> *x",
+            "if (rows && columns)\n"
+            f"    <trsm>(SPMD_ROW_MAJOR, {', '.join(map(str, how))}, rows, columns, {one}, a, n,\n"
+            "        x, columns);",
+            [Routine(routine.source, routine.name, "void", routine.takes)], numbers,
+            [m.part(a), m.copied(b, op.result)],
         )  # fmt: skip

@@ -82,9 +82,9 @@ class Maker(Resolver):
         self.begins.append((op.operands[0], op.result))
         return op.result
 
-    def spare(self, name: str, dtype: DType, elements: Expr) -> Value:
+    def spare(self, name: str, dtype: DType, *shape: Expr) -> Value:
         """Memory that is needed meanwhile."""
-        self.scratch.append(Value(name, ArrayType(dtype, (elements,))))
+        self.scratch.append(Value(name, ArrayType(dtype, shape)))
         return self.scratch[-1]
 
     def library(self, routine: Routine) -> int:

@@ -13,17 +13,20 @@ from codegen.trace import methods  # noqa: F401  # what Array has
 from codegen.trace.array import Array
 from codegen.trace.numpy import elementwise
 from codegen.trace.numpy.dispatch import ALIASES, numpy_names
-from codegen.trace.numpy.function_table import of_numpy_name, table
+from codegen.trace.numpy.function_table import LINALG, of_numpy_name, table
 from codegen.trace.numpy.refused import BUILD_TIME, NOT_ABOUT_ARRAYS, REMEDIES
+
+# Of linear algebra, what does with parts of matrices.
+_PARTS = ("norm", "vector_norm", "matrix_norm", "matrix_power", "multi_dot")
 
 # Along a dim that is split, these need all of an operand.
 GATHERS = frozenset(
     "median quantile percentile nanmedian nanquantile nanpercentile cov corrcoef trace sort "
     "argsort lexsort partition argpartition sort_complex searchsorted interp isin compress tile "
     "resize diag diagonal take take_along_axis put_along_axis matmul dot inner outer tensordot "
-    "einsum linalg.cholesky linalg.matmul linalg.outer linalg.tensordot linalg.trace "
-    "linalg.diagonal ufunc.outer".split()
-)
+    "einsum linalg.matmul linalg.outer linalg.tensordot linalg.trace linalg.diagonal "
+    "ufunc.outer".split()
+) | {f"linalg.{name}" for name in LINALG.split() if name not in _PARTS}
 
 # What works, but not everywhere alike.
 NOTES: dict[str, str] = {

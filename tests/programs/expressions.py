@@ -308,25 +308,39 @@ EXPRESSIONS: dict[str, str] = {
        "arccos arcsin arctanh log log10 log2 sqrt".split()},
     "emath.logn": "np.emath.logn(2, x)", "emath.power": "np.emath.power(x, 2)",
     "linalg.norm": "np.linalg.norm(x) | np.linalg.norm(x, axis=1) | np.linalg.norm(v, 1) "
-                   "| np.linalg.norm(v, np.inf) | np.linalg.norm(z)",
-    "linalg.vector_norm": "np.linalg.vector_norm(x, axis=0) | np.linalg.vector_norm(x)",
+                   "| np.linalg.norm(v, np.inf) | np.linalg.norm(z) | np.linalg.norm(x, 2) "
+                   "| np.linalg.norm(z, 'nuc', keepdims=True) | np.linalg.norm(x, -np.inf) "
+                   "| np.linalg.norm(x, 1, axis=(1, 0)) | np.linalg.norm(i, 3, axis=0)",
+    "linalg.vector_norm": "np.linalg.vector_norm(x, axis=0) | np.linalg.vector_norm(x) "
+                          "| np.linalg.vector_norm(z, ord=0)",
+    "linalg.matrix_norm": "np.linalg.matrix_norm(q) | np.linalg.matrix_norm(t, ord=-2)",
     "linalg.matmul": "np.linalg.matmul(x, q)", "linalg.outer": "np.linalg.outer(v, j)",
     "linalg.trace": "np.linalg.trace(q)", "linalg.diagonal": "np.linalg.diagonal(q)",
     "linalg.tensordot": "np.linalg.tensordot(x, q, axes=1)",
     "linalg.matrix_transpose": "np.linalg.matrix_transpose(t)",
     "linalg.vecdot": "np.linalg.vecdot(x, y)",
     "linalg.cross": "np.linalg.cross(x[:, :3], y[:, 2:])",
-    **{f"linalg.{n}": f"np.linalg.{n}(q)" for n in
-       "cond det eig eigh eigvals eigvalsh inv matrix_norm matrix_rank pinv qr slogdet "
-       "svd "
-       "svdvals".split()},
+    **{f"linalg.{n}": f"np.linalg.{n}(q) | np.linalg.{n}(np.stack([q, q.T, q * 1j]))" for n in
+       "det eig eigvals inv slogdet".split()},
+    **{f"linalg.{n}": f"np.linalg.{n}(q) | np.linalg.{n}(z) | np.linalg.{n}(i[:4])" for n in
+       "svdvals matrix_rank pinv".split()},
+    "linalg.cond": "np.linalg.cond(q) | np.linalg.cond(z) | np.linalg.cond(q, 1)",
+    "linalg.qr": "np.linalg.qr(x) | np.linalg.qr(z.T, 'complete') | np.linalg.qr(f, 'r') "
+                 "| np.linalg.qr(x.reshape(7, 1, 5)) | np.linalg.qr(x, 'raw')",
+    "linalg.svd": "np.linalg.svd(x) | np.linalg.svd(z.T, full_matrices=False) "
+                  "| np.linalg.svd(t, compute_uv=False)",
+    "linalg.eigh": "np.linalg.eigh(q) | np.linalg.eigh(np.stack([z[:5], q * 2j]), 'U')",
+    "linalg.eigvalsh": "np.linalg.eigvalsh(q) | np.linalg.eigvalsh(z[:5], UPLO='U')",
     "linalg.cholesky": "np.linalg.cholesky(q @ q.T + np.eye(5)) "
                        "| np.linalg.cholesky(np.stack([q @ q.T + np.eye(5)] * 3), upper=True)",
-    "linalg.lstsq": "np.linalg.lstsq(x, v)", "linalg.solve": "np.linalg.solve(q, q[0])",
-    "linalg.matrix_power": "np.linalg.matrix_power(q, 3)",
-    "linalg.multi_dot": "np.linalg.multi_dot([x, q, q])",
-    "linalg.tensorinv": "np.linalg.tensorinv(q[:4, :4].reshape(2, 2, 2, 2))",
-    "linalg.tensorsolve": "np.linalg.tensorsolve(q, q[0])",
+    "linalg.lstsq": "np.linalg.lstsq(x, v) | np.linalg.lstsq(x.T, y.T[:, :2])",
+    "linalg.solve": "np.linalg.solve(q, q[0]) | np.linalg.solve(z[:5], y[:5]) "
+                    "| np.linalg.solve(np.stack([q, q.T]), x[None, :5])",
+    "linalg.matrix_power": "np.linalg.matrix_power(q, 3) | np.linalg.matrix_power(q, -2) "
+                           "| np.linalg.matrix_power(np.stack([q, q.T]), 0)",
+    "linalg.multi_dot": "np.linalg.multi_dot([x, q, q]) | np.linalg.multi_dot([v, x, q, j[:5]])",
+    "linalg.tensorinv": "np.linalg.tensorinv(q.reshape(1, 5, 5, 1))",
+    "linalg.tensorsolve": "np.linalg.tensorsolve(q.reshape(1, 5, 5, 1), q[:1])",
     **{f"fft.{n}": f"np.fft.{n}(x) | np.fft.{n}(x, 9, 0, 'ortho') | np.fft.{n}(f, n=4, axis=0) "
        f"| np.fft.{n}(v, norm='forward') | np.fft.{n}(t, 5, 1) | np.fft.{n}(i.T, norm='backward')"
        for n in "fft hfft ifft ihfft irfft rfft".split()},

@@ -53,15 +53,14 @@ _SAME: dict[Any, str] = {
     "min_scalar_type nan_to_num put put_along_axis putmask ravel_multi_index real sinc take "
     "take_along_axis tril_indices_from triu_indices_from unravel_index where",
 }
+LINALG = (
+    "cholesky cond det eig eigh eigvals eigvalsh inv lstsq matrix_norm matrix_power matrix_rank "
+    "multi_dot norm pinv qr slogdet solve svd svdvals tensorinv tensorsolve vector_norm"
+)
 
 
 def _vstack(arrays: Any, **more: Any) -> Array:
     return joining.concatenate([shaping.atleast_2d(x) for x in arrays], 0, **more)
-
-
-def _norm(x: Any, *, axis: Any = None, keepdims: Any = False, ord: Any = 2) -> Any:
-    flat = axis is None
-    return products.norm(shaping.ravel(x) if flat else x, ord, 0 if flat else axis, keepdims)
 
 
 def _is_complex(x: Any) -> bool:
@@ -84,9 +83,7 @@ _OTHER: dict[str, Function] = {
     "vstack": _vstack, "row_stack": _vstack, "trace": _trace,
     "asanyarray": creation.asarray, "ascontiguousarray": creation.asarray,
     "asfortranarray": creation.asarray,
-    "linalg.norm": products.norm, "linalg.vector_norm": _norm,
-    "linalg.cholesky": linear.cholesky, "linalg.matmul": products.matmul,
-    "linalg.outer": products.outer, "linalg.trace": _trace,
+    "linalg.matmul": products.matmul, "linalg.outer": products.outer, "linalg.trace": _trace,
     "linalg.diagonal": shaping.diagonal, "linalg.tensordot": products.tensordot,
     "linalg.vecdot": products.vecdot,
     "lib.stride_tricks.sliding_window_view": joining.sliding_window_view,
@@ -146,7 +143,7 @@ _OTHER: dict[str, Function] = {
 def table() -> dict[str, Function]:
     """NumPy's name (dotted in a submodule) -> ours."""
     rows = {n: getattr(module, n) for module, names in _SAME.items() for n in names.split()}
-    rows |= _OTHER
+    rows |= {f"linalg.{n}": getattr(linear, n) for n in LINALG.split()} | _OTHER
     return {name: asked(name, ours, of_numpy_name(name)) for name, ours in rows.items()}
 
 

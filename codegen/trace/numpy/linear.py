@@ -1,19 +1,37 @@
-"""Linear algebra, as np.linalg has it: by LAPACK where matrices are whole, else block by block."""
+"""Linear algebra, as np.linalg has it: by LAPACK, on matrices that a rank has whole.
+
+A batch may be split. What NumPy defines by other functions is written with those.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
 
+from codegen import dtypes
 from codegen.errors import ShapeError, UnsupportedError
-from codegen.ir import Value
-from codegen.ops import Broadcast, Cholesky, Full, Kind, Map
+from codegen.ops import Broadcast, Cholesky, Eig, Eigh, Full, Kind, Lu, LuSolve, Map, Qr, Svd
 from codegen.ops.lapack import KINDS
 from codegen.trace.array import Array, as_array, wrap
+from codegen.trace.constants import broadcast_value
 from codegen.trace.expecting import AT, expect
-from codegen.trace.numpy import shaping
-from codegen.trace.numpy.elementwise import apply, same_extent
+from codegen.trace.numpy import picking, products, reducing, shaping
+from codegen.trace.numpy.creation import eye
+from codegen.trace.numpy.elementwise import (
+    apply,
+    broadcast_shapes,
+    result_type,
+    same_extent,
+    store,
+)
+
+SINGULAR = "np.linalg.{}: the matrix is singular\n  expected: one that can be inverted"
+
+
+# ---- what all of them share ----------------------------------------------------------------------
 
 
 def _matrix(what: str, x: Any, square: bool = False) -> Array:
@@ -46,31 +64,366 @@ def _emit(what: Kind, *operands: Array) -> list[Array]:
     return [wrap(context, v, scalar=not v.type.shape) for v in made]
 
 
-def _hold(info: Array, message: str) -> None:
+def hold(info: Array, message: str) -> None:
     """The run ends where a factorisation says that it failed."""
     context, value = info.context, info.read()
-    zero: Value = context.emit_one(Full(0, value.type.dtype, ()))
+    zero = context.emit_one(Full(0, value.type.dtype, ()))
     if value.type.shape:
         zero = context.emit_one(Broadcast((), value.type.shape), zero)
     holds = context.emit_one(Map("eq"), value, zero)
+    first, *more = message.split("\n", 1)
     where = (" (matrix ", AT, " of the batch)") if value.type.shape else ()
-    expect(context, holds, message, *where)
+    expect(context, holds, first, *where, *("\n" + text for text in more))
 
 
-def _turned(x: Any) -> Any:
+def turned(x: Any) -> Any:
+    """Every matrix transposed."""
     return shaping.swapaxes(x, -1, -2)
+
+
+def adjoint(x: Any) -> Array:
+    return products.conjugate(turned(x))
+
+
+def spread(x: Array, lead: Sequence[Any], own: int) -> Array:
+    """With these leading dims; the last `own` stay."""
+    extents = x.extents
+    shape = (*lead, *extents[len(extents) - own :])
+    return wrap(x.context, broadcast_value(x.context, x.read(), shape), scalar=False)
+
+
+@cache
+def _named(of: str) -> Any:
+    """NumPy's class of what a function of several results gives."""
+    return type(getattr(np.linalg, of)(np.eye(1)))
+
+
+def column(x: Any) -> Any:
+    return shaping.expand_dims(x, -1)
+
+
+# ---- factorisations ------------------------------------------------------------------------------
 
 
 def cholesky(a: Any, /, *, upper: bool = False) -> Array:
     """The factor of a matrix of which one triangle counts."""
     x = _matrix("cholesky", a, square=True)
     if upper:
-        return _adjoint(cholesky(_adjoint(x)))
+        return adjoint(cholesky(adjoint(x)))
     lower, info = _emit(Cholesky(), x)
-    _hold(info, "np.linalg.cholesky: the matrix is not positive definite")
+    hold(info, "np.linalg.cholesky: the matrix is not positive definite")
     return lower
 
 
-def _adjoint(x: Array) -> Array:
-    made = _turned(x)
-    return as_array(apply(np.conjugate, made)) if made.type.dtype.kind == "c" else made
+def qr(a: Any, mode: str = "reduced") -> Any:
+    """By reflections, with LAPACK's signs: R may have negative numbers on its diagonal."""
+    x = _matrix("qr", a)
+    if mode not in ("reduced", "complete", "r", "raw"):
+        raise UnsupportedError(f"np.linalg.qr with mode={mode!r}",
+                               expected='"reduced", "complete", "r" or "raw"')  # fmt: skip
+    h, tau, *q = _emit(Qr("r" if mode == "raw" else mode), turned(x))  # type: ignore[arg-type]
+    if mode == "raw":
+        return h, tau
+    r = shaping.triu(turned(h) if mode == "complete" else turned(h)[..., : tau.shape[-1], :])
+    return _named("qr")(turned(q[0]), r) if q else r
+
+
+def svd(a: Any, full_matrices: bool = True, compute_uv: bool = True,
+        hermitian: bool = False) -> Any:  # fmt: skip
+    """By LAPACK's gesdd, as NumPy's."""
+    kind = "N" if not compute_uv else "A" if full_matrices else "S"
+    s, info, *vectors = _emit(Svd(kind), turned(_matrix("svd", a)))
+    hold(info, "np.linalg.svd did not converge")
+    return _named("svd")(turned(vectors[0]), s, turned(vectors[1])) if vectors else s
+
+
+def svdvals(x: Any, /) -> Any:
+    return svd(x, compute_uv=False)
+
+
+def _eigh(what: str, a: Any, UPLO: str, vectors: bool) -> list[Array]:
+    if UPLO.upper() not in ("L", "U"):
+        raise ShapeError("UPLO says which triangle counts", expected='"L" or "U"', found=repr(UPLO))
+    triangle: Any = UPLO.upper()
+    w, info, *v = _emit(Eigh(triangle, vectors), turned(_matrix(what, a, square=True)))
+    hold(info, f"np.linalg.{what} did not converge")
+    return [w, *map(turned, v)]
+
+
+def eigh(a: Any, UPLO: str = "L") -> Any:
+    return _named("eigh")(*_eigh("eigh", a, UPLO, True))
+
+
+def eigvalsh(a: Any, UPLO: str = "L") -> Any:
+    return _eigh("eigvalsh", a, UPLO, False)[0]
+
+
+def _eig(what: str, a: Any, vectors: bool) -> list[Array]:
+    x = _matrix(what, a, square=True)
+    finite = as_array(apply(np.isfinite, x)).read()
+    expect(x.context, finite, f"np.linalg.{what}: the matrix has infs or NaNs")
+    w, info, *v = _emit(Eig(vectors), turned(x))
+    hold(info, f"np.linalg.{what} did not converge")
+    return [w, *map(turned, v)]
+
+
+def eig(a: Any) -> Any:
+    """Always complex: whether all eigenvalues are real is known only at run time."""
+    return _named("eig")(*_eig("eig", a, True))
+
+
+def eigvals(a: Any) -> Any:
+    return _eig("eigvals", a, False)[0]
+
+
+# ---- what is solved ------------------------------------------------------------------------------
+
+
+def _solved(x: Array, b: Array) -> tuple[Array, Array]:
+    """Of matrices, their leading dims broadcast; and 0 for each that is not singular."""
+    lead = broadcast_shapes([x.extents[:-2], b.extents[:-2]], "np.linalg.solve")
+    lu, pivots, info = _emit(Lu(), turned(x))
+    given = spread(lu, lead, 2), spread(pivots, lead, 1), spread(turned(b), lead, 2)
+    return turned(_emit(LuSolve(), *given)[0]), info
+
+
+def _pair(what: str, a: Any, b: Any) -> tuple[Array, Array]:
+    """A square matrix, and what it is solved for, of one element type."""
+    x, y = _matrix(what, a, square=what == "solve"), as_array(b)
+    kind = dtypes.numpy_dtype(result_type(x, _numbers(what, y)))
+    vector = y.ndim == 1
+    if y.ndim == 0 or not same_extent(x.extents[-2], y.extents[-1 if vector else -2]):
+        raise ShapeError(f"np.linalg.{what}: a and b have unequal numbers of rows",
+                         expected=f"{x.extents[-2]} rows", found=str(y.type))  # fmt: skip
+    return as_array(x, kind), as_array(column(y) if vector else y, kind)
+
+
+def solve(a: Any, b: Any) -> Any:
+    """By elimination with partial pivoting."""
+    x, y = _pair("solve", a, b)
+    made, info = _solved(x, y)
+    hold(info, SINGULAR.format("solve"))
+    return shaping.squeeze(made, -1) if as_array(b).ndim == 1 else made
+
+
+def _inverse(x: Array) -> tuple[Array, Array]:
+    return _solved(x, as_array(eye(x.shape[-1], dtype=x.dtype)))
+
+
+def inv(a: Any) -> Any:
+    made, info = _inverse(_matrix("inv", a, square=True))
+    hold(info, SINGULAR.format("inv"))
+    return made
+
+
+def tensorsolve(a: Any, b: Any, axes: Any = None) -> Any:
+    x, y = as_array(a), as_array(b)
+    for axis in axes or ():
+        x = shaping.moveaxis(x, axis, -1)
+    shape = x.shape[y.ndim :]
+    made = solve(shaping.reshape(x, (y.size, -1)), shaping.ravel(y))
+    return shaping.reshape(made, shape)
+
+
+def tensorinv(a: Any, ind: int = 2) -> Any:
+    x = as_array(a)
+    rows = int(np.prod([int(n) for n in x.shape[ind:]]))
+    made = inv(shaping.reshape(x, (rows, -1)))
+    return shaping.reshape(made, (*x.shape[ind:], *x.shape[:ind]))
+
+
+def lstsq(a: Any, b: Any, rcond: Any = None) -> Any:
+    """By singular values. The sums of squares of the residues are given where there are more rows
+    than columns; NumPy gives none where the rank is not full, which is known only at run time."""
+    x, y = _pair("lstsq", a, b)
+    if x.ndim != 2:
+        raise ShapeError("np.linalg.lstsq takes one matrix", expected="2 dims", found=str(x.type))
+    m, n = x.shape
+    u, s, v = svd(x, full_matrices=False)
+    least = np.finfo(x.dtype).eps * max(int(m), int(n)) if rcond is None else rcond
+    large = s > least * s[:1]
+    scaled = picking.where(large, 1 / picking.where(large, s, 1), 0)
+    made = adjoint(v) @ (column(scaled) * (adjoint(u) @ y))
+    size = apply(np.absolute, y - x @ made)
+    sums = reducing.sum_(size * size, axis=0)
+    vector = as_array(b).ndim == 1
+    rank = reducing.count_nonzero(large).astype(np.int32)
+    return (shaping.squeeze(made, -1) if vector else made,
+            sums if int(m) > int(n) else np.empty(0, size.dtype), rank, s)  # fmt: skip
+
+
+def pinv(a: Any, rcond: Any = None, hermitian: bool = False, *, rtol: Any = 0) -> Any:
+    """By singular values; those up to rcond times the largest count as 0."""
+    x = _matrix("pinv", a)
+    if rcond is None:
+        least = np.finfo(x.dtype).eps * max(int(n) for n in x.shape[-2:])
+        rcond = (least if rtol is None else rtol) or 1e-15
+    u, s, v = svd(x, full_matrices=False)
+    large = s > column(as_array(rcond, s.dtype)) * s[..., :1]
+    scaled = picking.where(large, 1 / picking.where(large, s, 1), 0)
+    return adjoint(v) @ (column(scaled) * adjoint(u))
+
+
+# ---- numbers that say something of a matrix ------------------------------------------------------
+
+
+def slogdet(a: Any) -> Any:
+    """Of elimination: the sign of the determinant, and the logarithm of its size."""
+    lu, pivots, info = _emit(Lu(), turned(_matrix("slogdet", a, square=True)))
+    diagonal = as_array(shaping.diagonal(lu, 0, -2, -1))
+    size, regular = apply(np.absolute, diagonal), apply(np.equal, info, 0)
+    kept = as_array(apply(np.not_equal, size, 0))
+    unit = picking.where(kept, diagonal / picking.where(kept, size, 1), 0)
+    count = pivots.shape[-1]
+    swaps = reducing.count_nonzero(pivots != np.arange(1, int(count) + 1, dtype=np.int32), axis=-1)
+    sign = reducing.prod(unit, axis=-1) * picking.where(swaps % 2 == 0, 1, -1).astype(lu.dtype)
+    logs = reducing.sum_(apply(np.log, picking.where(kept, size, 1)), axis=-1)
+    return _named("slogdet")(
+        picking.where(regular, sign, 0).astype(lu.dtype),
+        picking.where(regular, logs, -np.inf).astype(size.dtype),
+    )
+
+
+def det(a: Any) -> Any:
+    sign, logarithm = slogdet(a)
+    return sign * apply(np.exp, logarithm)
+
+
+def matrix_rank(A: Any, tol: Any = None, hermitian: bool = False, *, rtol: Any = None) -> Any:
+    x = as_array(A)
+    if x.ndim < 2:
+        return reducing.any_(x != 0).astype(np.int64)
+    s = svdvals(x)
+    if tol is None:
+        eps = np.finfo(s.dtype).eps * max(int(n) for n in x.shape[-2:])
+        least = s[..., :1] * (eps if rtol is None else column(as_array(rtol, s.dtype)))
+    else:
+        least = column(as_array(tol, s.dtype))
+    return reducing.count_nonzero(s > least, axis=-1)
+
+
+def cond(x: Any, p: Any = None) -> Any:
+    array = _matrix("cond", x, square=p not in (None, 2, -2))
+    if p in (None, 2, -2):
+        s = svdvals(array)
+        return s[..., -1] / s[..., 0] if p == -2 else s[..., 0] / s[..., -1]
+    inverse, info = _inverse(array)
+    size = norm(array, p, (-2, -1)) * norm(inverse, p, (-2, -1))
+    return picking.where(apply(np.equal, info, 0), size, np.inf).astype(size.dtype)
+
+
+def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
+    """Of vectors or matrices along one or two dims; else the root of the sum of squares."""
+    array = as_array(x)
+    size = apply(np.absolute, array)
+    size = size if size.type.dtype.kind in "fc" else as_array(size, np.float64)
+    if axis is None and ord is None:
+        return apply(np.sqrt, reducing.sum_(size * size, keepdims=keepdims))
+    dims = tuple(range(array.ndim)) if axis is None else reducing.dims_of(axis, array.ndim, "norm")
+    if len(dims) == 1:
+        return _vector_norm(size, 2 if ord is None else ord, dims[0], keepdims)
+    if len(dims) != 2:
+        raise ShapeError("np.linalg.norm is of vectors or matrices", expected="1 or 2 dims",
+                         found=f"{len(dims)}")  # fmt: skip
+    return _matrix_norm(array, size, ord, dims, keepdims)
+
+
+def _vector_norm(size: Any, ord: Any, axis: Any, keepdims: bool) -> Any:
+    how = {"axis": axis, "keepdims": keepdims}
+    if ord in (np.inf, -np.inf):
+        return (reducing.max_ if ord > 0 else reducing.min_)(size, **how)
+    if ord == 0:
+        return reducing.sum_((size != 0).astype(size.dtype), **how)
+    if ord == 1:
+        return reducing.sum_(size, **how)
+    if ord == 2:
+        return apply(np.sqrt, reducing.sum_(size * size, **how))
+    if isinstance(ord, str):
+        raise ShapeError(f"np.linalg.norm of vectors with ord={ord!r}", expected="a number")
+    return reducing.sum_(size**ord, **how) ** (1.0 / ord)
+
+
+def _matrix_norm(x: Array, size: Any, ord: Any, dims: Sequence[int], keepdims: bool) -> Any:
+    rows, columns = dims
+    if ord in (None, "fro", "f"):
+        made = apply(np.sqrt, reducing.sum_(size * size, axis=tuple(dims)))
+    elif ord in (2, -2, "nuc"):
+        s = svdvals(shaping.moveaxis(x, (rows, columns), (-2, -1)))
+        made = reducing.sum_(s, axis=-1) if ord == "nuc" else s[..., 0 if ord == 2 else -1]
+    elif ord in (1, -1, np.inf, -np.inf):
+        summed, other = (rows, columns) if abs(ord) == 1 else (columns, rows)
+        sums = reducing.sum_(size, axis=summed)
+        most = reducing.max_ if ord > 0 else reducing.min_
+        made = most(sums, axis=other - (other > summed))
+    else:
+        raise UnsupportedError(f"np.linalg.norm of matrices with ord={ord!r}",
+                               expected='"fro", "nuc", 1, 2, np.inf, or minus a number')
+    return shaping.expand_dims(made, tuple(dims)) if keepdims else made
+
+
+def vector_norm(x: Any, /, *, axis: Any = None, keepdims: bool = False, ord: Any = 2) -> Any:
+    array = as_array(x)
+    if isinstance(axis, int):
+        return norm(array, ord, axis, keepdims)
+    dims = tuple(range(array.ndim)) if axis is None else reducing.dims_of(axis, array.ndim, "norm")
+    rest = [d for d in range(array.ndim) if d not in dims]
+    flat = shaping.reshape(shaping.transpose(array, (*dims, *rest)),
+                           (-1, *(array.shape[d] for d in rest)))  # fmt: skip
+    made = norm(flat, ord, 0)
+    return shaping.expand_dims(made, dims) if keepdims else made
+
+
+def matrix_norm(x: Any, /, *, keepdims: bool = False, ord: Any = "fro") -> Any:
+    return norm(x, ord, (-2, -1), keepdims)
+
+
+# ---- products ------------------------------------------------------------------------------------
+
+
+def matrix_power(a: Any, n: int) -> Any:
+    x = as_array(a)
+    if x.ndim < 2 or not same_extent(*x.extents[-2:]):
+        _matrix("matrix_power", x, square=True)
+    if n < 0:
+        x, n = inv(x), -n
+    if n == 0:
+        return spread(as_array(eye(x.shape[-1], dtype=x.dtype)), x.extents[:-2], 2)
+    made: Any = None
+    while n:
+        if n % 2:
+            made = x if made is None else made @ x
+        n //= 2
+        x = x @ x if n else x
+    return made
+
+
+def multi_dot(arrays: Any, *, out: Any = None) -> Any:
+    """In the order that multiplies least, if all extents are known while building."""
+    found = [as_array(x) for x in arrays]
+    chain = [shaping.expand_dims(found[0], 0) if found[0].ndim == 1 else found[0], *found[1:]]
+    if chain[-1].ndim == 1:
+        chain[-1] = column(chain[-1])
+    made = _ordered(chain)
+    if found[0].ndim == 1:
+        made = made[0]
+    made = made[..., 0] if found[-1].ndim == 1 else made
+    return store(made, out)
+
+
+def _ordered(chain: Sequence[Array]) -> Any:
+    sizes = [x.extents[0] for x in chain] + [chain[-1].extents[1]]
+    known = [e.value if e.is_const else 1 for e in sizes]
+
+    @cache
+    def best(i: int, j: int) -> tuple[int, int]:
+        """The least cost of the matrices from i to j, and after which of them they are divided."""
+        if i == j:
+            return 0, i
+        return min((best(i, k)[0] + best(k + 1, j)[0] + known[i] * known[k + 1] * known[j + 1], k)
+                   for k in range(i, j))  # fmt: skip
+
+    def product(i: int, j: int) -> Any:
+        k = best(i, j)[1]
+        return chain[i] if i == j else product(i, k) @ product(k + 1, j)
+
+    return product(0, len(chain) - 1)

@@ -22,7 +22,7 @@ from codegen.trace.numpy.elementwise import (
     shape_text,
     store,
 )
-from codegen.trace.numpy.reducing import dims_of, max_, sum_
+from codegen.trace.numpy.reducing import dims_of, sum_
 
 
 def _mismatch(what: str, a: Array, b: Array, reason: str) -> ShapeError:
@@ -241,19 +241,3 @@ def _pair(ta: str, a: Array, tb: str, b: Array, later: set[str]) -> tuple[str, A
     )
     shape = (*made.shape[:nb], *(number(e) for e in (*rows, *columns)))
     return "".join((*batch, *only_a, *only_b)), made.reshape(shape)
-
-
-def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
-    """np.linalg.norm of vectors; of a whole array, the root of the sum of squares."""
-    array = as_array(x)
-    size = apply(np.absolute, array)
-    size = size if size.type.dtype.kind in "fc" else as_array(size, np.float64)
-    if ord in (None, "fro") or (ord == 2 and (array.ndim == 1 or axis is not None)):
-        return apply(np.sqrt, sum_(apply(np.multiply, size, size), axis=axis, keepdims=keepdims))
-    if array.ndim == 1 or isinstance(axis, int):
-        if ord == 1:
-            return sum_(size, axis=axis, keepdims=keepdims)
-        if ord == np.inf:
-            return max_(size, axis=axis, keepdims=keepdims)
-    raise UnsupportedError(f"np.linalg.norm with ord={ord!r}",
-                           remedy="ord=None, or 1, 2, np.inf of a vector")  # fmt: skip

@@ -1,0 +1,219 @@
+"""Orthogonal factors, singular values and eigenvalues of matrices, by LAPACK.
+
+Matrices lie as in lapack.py: an operand is the transpose of the matrix that it stands for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from codegen import dtypes
+from codegen.dtypes import DType
+from codegen.ir import Op, Shape
+from codegen.ops.kind import Array
+from codegen.ops.lapack import INFO, Factor, Members, lapack, real_of
+from codegen.symbolic import expr
+
+if TYPE_CHECKING:
+    from codegen.passes.to_loops import Maker
+
+_BLOCK = 64  # columns that LAPACK takes at once: more workspace makes it no faster
+
+
+def complex_of(dtype: DType) -> DType:
+    return dtypes.BY_NAME["complex64" if real_of(dtype) == dtypes.FLOAT32 else "complex128"]
+
+
+@dataclass(frozen=True)
+class Qr(Factor):
+    """By reflections: R in and above the diagonal, and the reflections below it; how long those
+    are; and, where mode is "reduced" or "complete", so many columns of Q."""
+
+    name = "qr"
+    mode: Literal["reduced", "complete", "r"] = "reduced"
+
+    def made(self, cores: Sequence[Shape], dtype: DType) -> list[tuple[DType, Shape]]:
+        n, m = cores[0]
+        k = expr.minimum(m, n)
+        q = [(dtype, (m if self.mode == "complete" else k, m))]
+        return [(dtype, (n, m)), (dtype, (k,)), *(q if self.mode != "r" else [])]
+
+    def alone(self, *operands: Array) -> list[Any]:
+        x = operands[0].T
+        h, tau = np.linalg.qr(x, "raw")
+        return [h, tau, *([np.linalg.qr(x, self.mode)[0].T] if self.mode != "r" else [])]
+
+    def steps(self, op: Op, at: Maker) -> None:
+        m, (n, rows) = Members(self, op, at), op.operands[0].type.shape[-2:]
+        room = expr.maximum(n, rows) * _BLOCK
+        routines = [lapack("geqrf", m.dtype, "int, int, int, T *, int, T *, T *, int")]
+        parameters = "int64_t n, int64_t m, int64_t room, <T> *h, <T> *tau, "
+        text = "if (m && n)\n    <geqrf>(SPMD_BY_COLUMNS, m, n, h, m, tau, work, room);"
+        numbers = [n, rows, room]
+        if self.mode != "r":
+            form = "ungqr" if m.dtype.kind == "c" else "orgqr"
+            takes = "int, int, int, int, T *, int, const T *, T *, int"
+            routines.append(lapack(form, m.dtype, takes))
+            parameters = parameters.replace("room, ", "room, int64_t c, ") + "<T> *q, "
+            numbers.append(op.results[2].type.shape[-2])
+            text += (
+                "\nconst int64_t k = spmd_min(m, n);\n"
+                "for (int64_t i = 0; i < c * m; i++)\n"
+                "    q[i] = i < k * m ? h[i] : i / m == i % m;\n"
+                f"if (k)\n    <{form}>(SPMD_BY_COLUMNS, m, c, k, q, m, tau, work, room);"
+            )
+        parts = [m.copied(op.operands[0], op.results[0]), *m.results(1),
+                 m.spare("work", m.dtype, room)]  # fmt: skip
+        m.call(f"qr_{self.mode}", parameters + "<T> *work", text, routines, numbers, parts)
+
+
+@dataclass(frozen=True)
+class Svd(Factor):
+    """Singular values, the largest first, and 0 unless it did not converge; and the vectors: none
+    ("N"), as many as there are values ("S"), or all ("A")."""
+
+    name = "svd"
+    vectors: str = "S"
+
+    def made(self, cores: Sequence[Shape], dtype: DType) -> list[tuple[DType, Shape]]:
+        n, m = cores[0]
+        k = expr.minimum(m, n)
+        u, v = (m, n) if self.vectors == "A" else (k, k)
+        found: list[tuple[DType, Shape]] = [(real_of(dtype), (k,)), (INFO, ())]
+        return found + ([(dtype, (u, m)), (dtype, (n, v))] if self.vectors != "N" else [])
+
+    def alone(self, *operands: Array) -> list[Any]:
+        x = operands[0].T
+        if self.vectors == "N":
+            return [np.linalg.svd(x, compute_uv=False), 0]
+        u, s, v = np.linalg.svd(x, full_matrices=self.vectors == "A")
+        return [s, 0, u.T, v.T]
+
+    def steps(self, op: Op, at: Maker) -> None:
+        m, (n, rows) = Members(self, op, at), op.operands[0].type.shape[-2:]
+        small, large = expr.minimum(n, rows), expr.maximum(n, rows)
+        room = small * small * 4 + small * 8 + large * (_BLOCK + 1) + 64
+        is_complex, has = m.dtype.kind == "c", self.vectors != "N"
+        real = "R *, " if is_complex else ""
+        u, v = ("u", "v") if has else ("a", "a")  # what is not asked for is not touched
+        parts = [m.copied(*op.operands), *m.results(), m.spare("work", m.dtype, room),
+                 m.spare("numbers", INFO, small * 8)]  # fmt: skip
+        if is_complex:
+            more = small * (large * 2 + small * 5 + 7)
+            parts.append(m.spare("reals", real_of(m.dtype), more))
+        m.call(
+            f"svd_{self.vectors}",
+            "int64_t n, int64_t m, int64_t room, int64_t k, <T> *a, <R> *s, int32_t *info, "
+            + ("<T> *u, <T> *v, " if has else "") + "<T> *work, int32_t *numbers"
+            + (", <R> *reals" if is_complex else ""),
+            f"*info = m && n ? <gesdd>(SPMD_BY_COLUMNS, '{self.vectors}', m, n, a, m, s, {u}, m,\n"
+            f"    {v}, k, work, room, {'reals, ' if is_complex else ''}numbers) : 0;",
+            [lapack("gesdd", m.dtype, "int, char, int, int, T *, int, R *, T *, int, T *, int, "
+                    f"T *, int, {real}int *")],
+            [n, rows, room, op.results[3].type.shape[-1] if has else n], parts,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Eigh(Factor):
+    """Of a symmetric or Hermitian matrix, of which one triangle counts: eigenvalues, the least
+    first; 0 unless it did not converge; and vectors, if they are asked for."""
+
+    name = "eigh"
+    triangle: Literal["L", "U"] = "L"
+    vectors: bool = True
+
+    def made(self, cores: Sequence[Shape], dtype: DType) -> list[tuple[DType, Shape]]:
+        found: list[tuple[DType, Shape]] = [(real_of(dtype), cores[0][:1]), (INFO, ())]
+        return found + ([(dtype, cores[0])] if self.vectors else [])
+
+    def alone(self, *operands: Array) -> list[Any]:
+        x = operands[0].T
+        if not self.vectors:
+            return [np.linalg.eigvalsh(x, self.triangle), 0]
+        w, v = np.linalg.eigh(x, self.triangle)
+        return [w, 0, v.T]
+
+    def steps(self, op: Op, at: Maker) -> None:
+        m, n = Members(self, op, at), op.operands[0].type.shape[-1]
+        is_complex = m.dtype.kind == "c"
+        room, ints = n * n * 2 + n * (6 + _BLOCK) + 1, n * 5 + 3
+        form, real = ("heevd", "R *, int, ") if is_complex else ("syevd", "")
+        copy = m.copied(op.operands[0], op.results[2] if self.vectors else None)
+        parts = [copy, *m.results()[:2], m.spare("work", m.dtype, room),
+                 m.spare("numbers", INFO, ints)]  # fmt: skip
+        if is_complex:
+            parts.append(m.spare("reals", real_of(m.dtype), room))
+        job = f"'{'V' if self.vectors else 'N'}', '{self.triangle}'"
+        m.call(
+            f"eigh_{self.triangle}{'v' if self.vectors else ''}",
+            "int64_t n, int64_t room, int64_t ints, <T> *v, <R> *w, int32_t *info, <T> *work, "
+            "int32_t *numbers" + (", <R> *reals" if is_complex else ""),
+            f"*info = n ? <{form}>(SPMD_BY_COLUMNS, {job}, n, v, n, w, work, room,\n"
+            f"    {'reals, room, ' if is_complex else ''}numbers, ints) : 0;",
+            [lapack(form, m.dtype,
+                    f"int, char, char, int, T *, int, R *, T *, int, {real}int *, int")],
+            [n, room, ints], parts,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Eig(Factor):
+    """Eigenvalues in no order, complex also where all are real; 0 unless it did not converge; and
+    vectors, if they are asked for."""
+
+    name = "eig"
+    vectors: bool = True
+
+    def made(self, cores: Sequence[Shape], dtype: DType) -> list[tuple[DType, Shape]]:
+        kind = complex_of(dtype)
+        found: list[tuple[DType, Shape]] = [(kind, cores[0][:1]), (INFO, ())]
+        return found + ([(kind, cores[0])] if self.vectors else [])
+
+    def alone(self, *operands: Array) -> list[Any]:
+        x = operands[0].T
+        if not self.vectors:
+            return [np.linalg.eigvals(x), 0]
+        w, v = np.linalg.eig(x)
+        return [w, 0, v.T]
+
+    def steps(self, op: Op, at: Maker) -> None:
+        m, n = Members(self, op, at), op.operands[0].type.shape[-1]
+        is_complex, room, job = m.dtype.kind == "c", n * (8 + _BLOCK), "NV"[self.vectors]
+        vectors = f"{complex_of(m.dtype).c} *v, " if self.vectors else ""
+        parts = [m.copied(*op.operands), *m.results(), m.spare("work", m.dtype, room),
+                 m.spare("reals", real_of(m.dtype), n * 2)]  # fmt: skip
+        values, types = ("w", "T *, ") if is_complex else ("reals, reals + n", "T *, T *, ")
+        right, last = ("v" if self.vectors else "a"), ", reals" if is_complex else ""
+        more = ""
+        if not is_complex:
+            right = "pairs" if self.vectors else "a"
+            number = f"CMPLX{'F' if real_of(m.dtype) == dtypes.FLOAT32 else ''}"
+            more = ("\nfor (int64_t j = 0; j < n; j++)\n"
+                    f"    w[j] = {number}(reals[j], reals[n + j]);")  # fmt: skip
+        if not is_complex and self.vectors:  # of a pair, its real and its imaginary part
+            parts.append(m.spare("pairs", m.dtype, n, n))
+            more += (
+                "\nfor (int64_t j = 0; j < n; j++) {\n"
+                "    const int pair = reals[n + j] > 0 && j + 1 < n;\n"
+                "    for (int64_t i = 0; i < n; i++) {\n"
+                "        const <T> x = pairs[j * n + i], y = pair ? pairs[(j + 1) * n + i] : 0;\n"
+                f"        v[j * n + i] = {number}(x, y);\n"
+                "        if (pair)\n"
+                f"            v[(j + 1) * n + i] = {number}(x, -y);\n"
+                "    }\n    j += pair;\n}"
+            )
+        m.call(
+            f"eig_{job}", f"int64_t n, int64_t room, <T> *a, {complex_of(m.dtype).c} *w, "
+            f"int32_t *info, {vectors}<T> *work, <R> *reals"
+            + (", <T> *pairs" if right == "pairs" else ""),
+            f"*info = n ? <geev>(SPMD_BY_COLUMNS, 'N', '{job}', n, a, n, {values}, a, n,\n"
+            f"    {right}, n, work, room{last}) : 0;{more}",
+            [lapack("geev", m.dtype, f"int, char, char, int, T *, int, {types}T *, int, T *, int, "
+                    f"T *, int{', R *' if is_complex else ''}")],
+            [n, room], parts,
+        )  # fmt: skip

@@ -1,0 +1,102 @@
+"""np.linalg in images: NumPy's results for every element type, on whole and on split matrices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import spmd
+from codegen.errors import CheckError
+
+KINDS = ("float32", "float64", "complex64", "complex128")
+_DRAW = np.random.default_rng(5)
+
+
+def drawn(kind: str, *shape: int) -> Any:
+    x = _DRAW.normal(size=shape)
+    return (x + 1j * _DRAW.normal(size=shape) if kind[0] == "c" else x).astype(kind)
+
+
+def factors(a: Any, b: Any, tall: Any) -> dict[str, Any]:
+    """a: square matrices, b: right sides, tall: more rows than columns. What LAPACK's versions do
+    not have alike, signs and orders, is not in it."""
+    spd = a @ a.swapaxes(-1, -2).conj() + np.eye(a.shape[-1], dtype=a.dtype)
+    q, r = np.linalg.qr(tall)
+    u, s, v = np.linalg.svd(tall, full_matrices=False)
+    w, vectors = np.linalg.eigh(spd)
+    e, right = np.linalg.eig(a)
+    return {
+        "solve": np.linalg.solve(a, b), "lower": np.linalg.cholesky(spd), "q": q, "r": r, "s": s,
+        "svd": (u * s[..., None, :]) @ v, "w": w, "e": (e * e).sum(-1),
+        "eigh": (vectors * w[..., None, :]) @ vectors.swapaxes(-1, -2).conj(),
+        "eig": a @ right - right * e[..., None, :],
+    }  # fmt: skip
+
+
+def others(a: Any, tall: Any, m: Any, c: Any) -> dict[str, Any]:
+    wide, least = np.linalg.svd(tall.swapaxes(-1, -2)), np.linalg.lstsq(m, c)
+    full = np.linalg.qr(tall, "complete").Q
+    sign, logarithm = np.linalg.slogdet(a)
+    return {
+        "inv": np.linalg.inv(a), "gram": np.linalg.cholesky(m.T @ m), "wide": wide.S,
+        "only_r": np.linalg.qr(tall, "r"),
+        "all": abs(wide.U[..., 0]), "full": abs(full[..., :1]),
+        "eigvalsh": np.linalg.eigvalsh(a, "U"), "eigvals": np.linalg.eigvals(a).sum(-1),
+        "det": np.linalg.det(a), "sign": sign, "log": logarithm, "pinv": np.linalg.pinv(tall),
+        "x": least[0], "residues": least[1], "rank": least[2], "values": least[3],
+    }  # fmt: skip
+
+
+SPLIT = ("float64", "complex64")
+
+
+@spmd.program(mesh=("r",))
+def every() -> Any:
+    out: dict[str, Any] = {}
+    for kind in KINDS:
+        n, axis = (4, "r") if kind in SPLIT else (1, None)
+        a, b, tall = (spmd.input(f"{name}_{kind}", (n, *shape), kind, layout=(axis, None, None))
+                      for name, shape in SHAPES.items())  # fmt: skip
+        out |= {f"{name}_{kind}": x for name, x in factors(a, b, tall).items()}
+        if kind == "float64":
+            first, last = a, tall
+    m = spmd.input("m", (7, 4), np.float64, layout=("r", None))
+    c = spmd.input("c", (7,), np.float64, layout=("r",))
+    return out | others(first, last, m, c)
+
+
+SHAPES = {"a": (6, 6), "b": (6, 2), "t": (9, 5)}
+
+
+def test_every_function_on_every_kind() -> None:
+    arrays = {f"{name}_{kind}": drawn(kind, 4 if kind in SPLIT else 1, *shape)
+              for kind in KINDS for name, shape in SHAPES.items()}  # fmt: skip
+    arrays |= {"m": drawn("float64", 7, 4), "c": drawn("float64", 7)}
+    wanted: dict[str, Any] = {}
+    for kind in KINDS:
+        made = factors(*(arrays[f"{name}_{kind}"] for name in SHAPES))
+        wanted |= {f"{name}_{kind}": x for name, x in made.items()}
+    wanted |= others(arrays["a_float64"], arrays["t_float64"], arrays["m"], arrays["c"])
+    image = spmd.build(every)
+    for ranks in (1, 2, 3, 5):
+        found = image.run(ranks=ranks, **arrays)
+        assert found.keys() == wanted.keys()
+        for name, x in wanted.items():
+            got, x = np.asarray(found[name]), np.asarray(x)
+            assert (got.dtype, got.shape) == (x.dtype, x.shape), name
+            close = 2e-3 if x.dtype in (np.float32, np.complex64) else 1e-9
+            where = f"{name} on {ranks} ranks"
+            np.testing.assert_allclose(got, x, rtol=close, atol=close, err_msg=where)
+    for name, wrong, text in FAILURES:
+        with pytest.raises(CheckError, match=text):
+            image.run(ranks=3, **arrays | {name: wrong * np.ones_like(arrays[name])})
+
+
+# What makes a run end, with which message: a batch of matrices of which one fails.
+FAILURES = (
+    ("a_float64", np.arange(4).reshape(4, 1, 1), r"solve: the matrix is singular \(matrix \([0-3]"),
+    ("m", 0.0, "cholesky: the matrix is not positive definite"),
+    ("t_float32", np.nan, "svd did not converge"),
+)

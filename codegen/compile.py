@@ -31,6 +31,7 @@ from codegen.passes.partition import partition
 from codegen.passes.pieces import in_pieces
 from codegen.passes.replicas import check_replicas
 from codegen.passes.rotate import rotated
+from codegen.passes.row_wise import row_wise
 from codegen.passes.schedule import scheduled
 from codegen.passes.settle import settled
 from codegen.passes.to_loops import looped
@@ -60,7 +61,7 @@ class Levels:
 def lower(graph: Module) -> Levels:
     """All levels below a Graph. Raises the error classes of codegen.errors."""
     at("choosing what ranks hold, and what they send")
-    graph = check(in_pieces(check(compared(check_replicas(check(graph))))))
+    graph = check(row_wise(check(in_pieces(check(compared(check_replicas(check(graph))))))))
     demands = Demands(graph)
     program = check_uniform(check(partition(graph, demands)))
     at("proving that sends and receives match")

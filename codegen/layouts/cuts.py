@@ -118,8 +118,12 @@ class Cut:
         return expr.most(_ceil(before, n), 0), expr.most(_ceil(beyond, n), 0), self.period
 
     def opened(self) -> Cut:
-        """Without clipping, so that its bounds are simple formulas."""
-        return replace(self, open=True) if self.axes and self.given is None else self
+        """Without clipping, so that its bounds are simple formulas; not of a few rows of many."""
+        if not self.axes or self.given is not None:
+            return self
+        rows, n = self.last - self.first, self.extent
+        few = rows.is_const and not (n.is_const and n.value <= 4 * rows.value)
+        return self if few else replace(self, open=True)
 
     def symbols(self) -> set[Sym]:
         parts = [self.first, self.last, self.extent, self.least, self.most, *(self.given or ())]

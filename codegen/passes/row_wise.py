@@ -1,0 +1,94 @@
+"""What is written into one row of an array is computed where the row lies: A[i] += A[i - 1].
+
+Goes in: a Graph. Comes out: the same in which the elements that an update writes keep the dims of
+extent 1 that an index dropped and the update puts back: so the parts that ranks need of them are
+known along these dims too, and a rank that has no such row needs none.
+Always holds: no element is computed by other functions, or of other elements, than before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from codegen.ir import Module, Op, Region, Shape, Use, Value
+from codegen.kit import Builder
+from codegen.layouts.cuts import layout_of
+from codegen.layouts.propagation import laid_out
+from codegen.ops import Full, Kind, Map, Reshape, ShardMap, Slice, Update
+
+
+def row_wise(graph: Module) -> Module:
+    """The Graph, with rows computed as rows."""
+    return graph.mapped(_Rewrite(graph.def_use.defs, graph.def_use.uses).region)
+
+
+class _Rewrite(Builder):
+    def __init__(self, defs: Mapping[Value, Op], uses: Mapping[Value, tuple[Use, ...]]) -> None:
+        super().__init__()
+        self.defs, self.uses = defs, uses
+
+    def region(self, region: Region) -> Region:
+        here = {op.result for op in region.ops if len(op.results) == 1}
+        with self.inside() as ops:
+            for op in region.ops:
+                if isinstance(op.what, Update):
+                    (whole, rows), self.place = op.operands, op.place
+                    if self.drops_rows(whole, rows, here):
+                        rows = self.with_dims(rows, rows.type.shape)
+                        op = replace(op, operands=(whole, rows))
+                ops.append(op if isinstance(op.what, ShardMap) else op.mapped(self.region))
+        return region.with_ops(ops)
+
+    def drops_rows(self, whole: Value, value: Value, here: set[Value]) -> bool:
+        """Whether rows of a split dim are written that are a reshape of what is computed, for them
+        alone, of rows of that very shape."""
+        op, split = self.defs.get(value), zip(layout_of(whole), value.type.shape)
+        if not any(axes and e == 1 for axes, e in split):
+            return False
+        if op is None or not isinstance(op.what, Reshape) or len(self.uses[value]) != 1:
+            return False
+        made = op.operands[0]
+        alike = _long(made.type.shape) == _long(value.type.shape)
+        return alike and self.alone(made, here) and self.has_row(made, value.type.shape)
+
+    def alone(self, value: Value, here: set[Value]) -> bool:
+        """Whether it is computed element by element, in this region and for one use."""
+        op = self.defs.get(value)
+        return (op is not None and isinstance(op.what, Map) and value in here
+                and len(self.uses[value]) == 1)  # fmt: skip
+
+    def has_row(self, value: Value, shape: Shape) -> bool:
+        """Whether a row of this shape goes into it."""
+        op = self.defs.get(value)
+        if op is None:
+            return False
+        if isinstance(op.what, Map):
+            return any(self.has_row(v, shape) for v in op.operands)
+        row = self.defs.get(op.operands[0]) if isinstance(op.what, Reshape) else None
+        return (row is not None and isinstance(row.what, Slice)
+                and row.result.type.shape == shape)  # fmt: skip
+
+    def with_dims(self, value: Value, shape: Shape) -> Value:
+        """The same elements in this shape."""
+        op = self.defs.get(value)
+        if op is not None and isinstance(op.what, Reshape):
+            if op.operands[0].type.shape == shape:
+                return op.operands[0]
+            return self.with_dims(op.operands[0], shape)
+        if op is not None and isinstance(op.what, Map) and len(self.uses[value]) == 1:
+            operands = tuple(self.with_dims(v, shape) for v in op.operands)
+            return self.made(op.what, operands, value)
+        if op is not None and isinstance(op.what, Full):
+            return self.made(op.what.but(shape=shape), (), value)
+        return self.made(Reshape(shape), (value,), value)
+
+    def made(self, what: Kind, operands: tuple[Value, ...], like: Value) -> Value:
+        t = laid_out(what, [v.type for v in operands], self.typed(what, operands))
+        result = Value(like.name, replace(t, free=like.type.free))
+        self.add(what, operands, (result,))
+        return result
+
+
+def _long(shape: Shape) -> Shape:
+    return tuple(e for e in shape if e != 1)

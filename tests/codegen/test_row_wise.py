@@ -1,0 +1,52 @@
+"""Rows of split arrays that are computed of rows: by their owner, without an exchange."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import spmd
+from codegen.compile import lower
+from codegen.plan.grammar import Exchange, Loop
+from codegen.plan.steps import walk_steps
+
+ROWS = np.random.default_rng(3).normal(size=(11, 7))
+OTHER = np.random.default_rng(4).normal(size=(11, 7))
+
+
+def sweeps(a, b, turns=range):
+    """Gauss and Seidel's, row by row and element by element; and along columns."""
+    for i in turns(1, 10):
+        a[i, 1:-1] += 0.1 * (a[i - 1, :-2] + a[i + 1, 2:] * b[i, 1:-1])
+        for j in turns(1, 7):
+            a[i, j] = (a[i, j] + a[i, j - 1] * 2.0) / 3.0
+        b[i] = np.maximum(b[i], a[i]) - b[i - 1] + i
+    for j in turns(1, 7):
+        a[:, j] = a[:, j] - 0.5 * a[:, j - 1] + b[3, j]
+        a[4, j] = -abs(a[4, j]) + b[4, 0] * a[5, j]
+
+
+@spmd.program(mesh=("r",))
+def rows():
+    a = spmd.input("a", ROWS.shape, layout=("r", None))
+    b = spmd.input("b", OTHER.shape, layout=("r", None))
+    sweeps(a, b, spmd.range)
+    return {"a": a, "b": b}
+
+
+def test_results_are_numpys_on_any_number_of_ranks():
+    a, b = ROWS.copy(), OTHER.copy()
+    sweeps(a, b)
+    image = spmd.build(rows)
+    for ranks in (1, 2, 3, 5, 12):
+        out = image.run(ranks=ranks, a=ROWS, b=OTHER)
+        np.testing.assert_allclose(out["a"], a, rtol=1e-13)
+        np.testing.assert_allclose(out["b"], b, rtol=1e-13)
+
+
+def test_a_row_is_computed_where_it_lies():
+    """The loop along a row has no exchange; of the rows around it a rank gets those alone."""
+    plan = lower(rows.graph({})).plan
+    loops = [s for s in walk_steps(plan.steps) if isinstance(s, Loop)]
+    inner = [s for s in loops if not any(isinstance(t, Loop) for t in s.body)]
+    along, _ = inner
+    assert not any(isinstance(s, Exchange) for s in walk_steps(along.body))

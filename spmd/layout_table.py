@@ -15,7 +15,7 @@ from codegen.verify import exchange_table as exchanges
 from spmd import ledger
 from spmd.files.npy import SIZES, element_count
 from spmd.launch import memory, sizes
-from spmd.verify.formulas import infix, layout_text, rounded_up
+from spmd.verify.formulas import infix, layout_text
 
 Row = dict[str, Any]
 
@@ -149,7 +149,7 @@ def quoted(place: Row | None) -> Iterator[str]:
 def amount(row: Row) -> str:
     number = row.get("rank_bytes")
     if number is None:
-        return f"{infix(rounded_up(row['bytes']))} bytes"
+        return f"{infix(row['bytes'])} bytes"
     return f"{number} bytes" if number < 1 << 20 else memory.bytes_text(number)
 
 

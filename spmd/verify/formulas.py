@@ -6,68 +6,68 @@ Always holds: the text of an expression means the same in Python.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-# How tightly each operation binds, and how it is written.
-_INFIX = {"+": (1, "+"), "*": (2, "*"), "/": (2, "/"), "floordiv": (2, "//"), "mod": (2, "%")}
+from codegen.symbolic.meaning import names_in, rows_of, value
+
+_SUM, _PRODUCT, _ATOM = range(3)  # how tightly a text binds
+_INFIX = {"floordiv": "//", "mod": "%"}
+
+Text = tuple[str, int]
+Terms = list[tuple[int, tuple[Text, ...]]]  # a sum of products: a number, and other factors
 
 
-def infix(e: Any, outer: int = 0) -> str:
-    """An expression in prefix form as people write it. outer: how tightly its place binds."""
-    if not isinstance(e, list):
-        return str(e) if not isinstance(e, int) or e >= 0 or not outer else f"({e})"
-    op, *args = e
-    if op in ("ge0", "eq0"):
-        return f"({infix(args[0])} {'>=' if op == 'ge0' else '=='} 0)"
-    if op == "begin" and args[0] == 1:  # the extent of the longest block
-        op, args = "ceil", [["/", *args[1:]]]
-    if op not in _INFIX:
-        return f"{op}({', '.join(infix(a) for a in args)})"
-    binds, sign = _INFIX[op]
+def infix(e: Any) -> str:
+    """An expression in prefix form as people write it, -(-a // b) as ceil(a / b)."""
+    names: dict[str, Terms] = {name: [(1, ((name, _ATOM),))] for name in names_in(e)}
+    return _sum(value(rows_of(e), names, _terms))[0]
+
+
+def _terms(op: str, args: Sequence[Any]) -> Terms:
+    """The domain of sums of products of texts."""
+    if op == "number":
+        return [(args[0], ())]
     if op == "+":
-        text = infix(args[0])
-        for a in args[1:]:
-            negative = _negated(a)
-            text += f" + {infix(a, 1)}" if negative is None else f" - {infix(negative, 2)}"
-    else:  # from the left, so that only the first may be another product
-        text = f" {sign} ".join(infix(a, binds + (k > 0 or op == "*")) for k, a in enumerate(args))
-    return f"({text})" if binds < outer else text
+        return [term for terms in args for term in terms]
+    if op == "*":
+        number, factors = 1, list[Text]()
+        for terms in args:
+            ((by, more),) = terms if len(terms) == 1 else [(1, (_sum(terms),))]
+            number, factors = number * by, [*factors, *more]
+        return [(number, tuple(factors))]
+    if op == "begin" and args[0] == [(1, ())]:  # the extent of the longest block
+        return [(1, ((f"ceil({_divided(args[1], args[2], '/')})", _ATOM),))]
+    if op == "floordiv" and all(number < 0 for number, _ in args[0]):
+        above = [(-number, factors) for number, factors in args[0]]
+        return [(-1, ((f"ceil({_divided(above, args[1], '/')})", _ATOM),))]
+    if op in _INFIX:
+        return [(1, ((_divided(args[0], args[1], _INFIX[op]), _PRODUCT),))]
+    inner = ", ".join(_sum(terms)[0] for terms in args)
+    sign = {"ge0": ">=", "eq0": "=="}.get(op)
+    return [(1, ((f"({inner} {sign} 0)" if sign else f"{op}({inner})", _ATOM),))]
 
 
-def _negated(e: Any) -> Any:
-    """-e where e is a negative number or has a negative factor, else None."""
-    if isinstance(e, int) and e < 0:
-        return -e
-    if isinstance(e, list) and e[0] == "*" and isinstance(e[1], int) and e[1] < 0:
-        rest = e[2:] if e[1] == -1 else [-e[1], *e[2:]]
-        return rest[0] if len(rest) == 1 else ["*", *rest]
-    return None
+def _divided(a: Terms, b: Terms, sign: str) -> str:
+    return f"{_within(_sum(a), _PRODUCT)} {sign} {_within(_sum(b), _ATOM)}"
 
 
-def rounded_up(e: Any) -> Any:
-    """The same with -(-a // b) as ceil(a / b)."""
-    if not isinstance(e, list):
-        return e
-    op, *args = e[0], *map(rounded_up, e[1:])
-    if op == "floordiv" and (above := _all_negated(args[0])) is not None:
-        return ["*", -1, ["ceil", ["/", above, args[1]]]]
-    if op == "+":  # what is added first, then what is taken away
-        args.sort(key=lambda a: _negated(a) is not None)
-    if op != "*":
-        return [op, *args]
-    flat = [f for a in args for f in (a[1:] if isinstance(a, list) and a[0] == "*" else [a])]
-    factor, rest = 1, [f for f in flat if not isinstance(f, int)]
-    for f in flat:
-        factor *= f if isinstance(f, int) else 1
-    return ["*", factor, *rest] if factor != 1 else rest[0] if len(rest) == 1 else ["*", *rest]
+def _within(text: Text, least: int) -> str:
+    return text[0] if text[1] >= least else f"({text[0]})"
 
 
-def _all_negated(e: Any) -> Any:
-    """-e where every term of e is negative, else None."""
-    if isinstance(e, list) and e[0] == "+":
-        terms = [_negated(a) for a in e[1:]]
-        return None if None in terms else ["+", *terms]
-    return _negated(e)
+def _sum(terms: Terms) -> Text:
+    """What is added first, then what is taken away."""
+    out, binds = "", _SUM
+    for number, factors in sorted(terms, key=lambda term: term[0] < 0):
+        parts = [*[(str(abs(number)), _ATOM)] * (abs(number) != 1 or not factors), *factors]
+        if len(parts) == 1 and (number >= 0 or out):
+            text, binds = parts[0]
+        else:
+            text, binds = " * ".join(_within(part, _ATOM) for part in parts), _PRODUCT
+        sign = "-" if number < 0 else "+"
+        out += f" {sign} {text}" if out else text if sign == "+" else f"-{text}"
+    return out, binds if len(terms) == 1 else _SUM
 
 
 def layout_text(layout: list[list[str]]) -> str:

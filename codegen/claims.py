@@ -16,7 +16,8 @@ from codegen.ops.group import Bounds, Span, each
 from codegen.printer import axes_text, exchange_text, user_text
 from codegen.symbolic import estimate, expr, prove
 from codegen.symbolic.expr import Expr, Sym, const
-from codegen.symbolic.sampling import Claim, Facts, first_failure, related, route_fault
+from codegen.symbolic.facts import Facts, related
+from codegen.symbolic.sampling import Claim, first_failure, route_fault
 
 Axes = tuple[str, ...]
 

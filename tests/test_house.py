@@ -26,6 +26,7 @@ LEVELS = {
     "codegen.check_names": 1, "codegen.places": 1, "codegen.dtypes": 1, "codegen.symbolic": 1,
     "codegen.philox": 1,
     "codegen.symbolic.estimate": 2, "codegen.symbolic.prove": 2, "codegen.symbolic.sampling": 2,
+    "codegen.symbolic.facts": 2,
     "codegen.mesh": 2, "codegen.symbolic.partners": 2, "codegen.functions": 2,
     "codegen.ir": 3,
     "codegen.groups": 4, "codegen.ops": 4, "codegen.image.elf": 4, "codegen.image.commands": 4,

@@ -17,7 +17,8 @@ from codegen.ops import Branch, Loop
 from codegen.printer import axes_text, user_text
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, const
-from codegen.symbolic.sampling import Facts, first_failure
+from codegen.symbolic.facts import Facts
+from codegen.symbolic.sampling import first_failure
 
 
 def check(program: Module) -> Module:

@@ -7,9 +7,8 @@ Always holds: True is never wrong, and the answer does not depend on what was as
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from functools import cache
-from itertools import product
 
 from codegen.symbolic import block_laws
 from codegen.symbolic.terms import (
@@ -77,26 +76,20 @@ def equal(a: IntLike, b: IntLike) -> bool:
         return gap.value == 0
     if any(gap.samples):
         return False
-    everywhere = _at_every_point(gap, lambda value: value == 0)
-    return (nonneg(gap) and nonneg(-gap)) if everywhere is None else everywhere
+    places = _everywhere(gap.symbols())
+    if places is None:
+        return nonneg(gap) and nonneg(-gap)
+    return all(gap.evaluate(values) == 0 for values in places)
 
 
-def _at_every_point(e: Expr, holds: Callable[[int], bool]) -> bool | None:
-    """Whether it holds everywhere, where all symbols run over a few constants; None elsewhere."""
-    symbols = sorted(e.symbols(), key=lambda s: s.name)
-    ranges: list[range] = []
-    points = 1
-    for s in symbols:
-        if s.lo is None or s.hi is None or not (s.lo.is_const and s.hi.is_const):
+def _everywhere(symbols: Iterable[Sym]) -> list[dict[str, int]] | None:
+    """All values of the symbols, where each runs over a few constants; else None."""
+    out: list[dict[str, int]] = [{}]
+    for s in sorted(symbols, key=lambda s: s.name):
+        if s.least is None or s.most is None or len(out) * (s.most - s.least + 1) > _POINTS:
             return None
-        ranges.append(range(s.lo.value, s.hi.value + 1))
-        points *= len(ranges[-1])
-        if points > _POINTS:
-            return None
-    names = [s.name for s in symbols]
-    return all(
-        holds(e.evaluate(dict(zip(names, values, strict=True)))) for values in product(*ranges)
-    )
+        out = [{**values, s.name: v} for values in out for v in range(s.least, s.most + 1)]
+    return out
 
 
 def refuted(e: Expr, facts: tuple[Expr, ...] = ()) -> bool:
@@ -159,8 +152,7 @@ class _Search:
             sign = self.sign(slope, facts, depth)
             if not sign:
                 continue
-            bounds = _lower(atom, e, facts) if sign > 0 else _upper(atom, e, facts)
-            for bound in bounds:
+            for bound in _bounds(atom, e, facts, sign):
                 if self.prove(slope * bound + rest, facts, depth - 1):
                     return True
         return False
@@ -275,7 +267,7 @@ def _evident(e: Expr) -> bool:
 @cache
 def _atom_nonneg(a: Atom) -> bool:
     if isinstance(a, Sym):
-        return a.lo is not None and a.lo.is_const and a.lo.value >= 0
+        return a.least is not None and a.least >= 0
     if a.op in TRUTH:
         return True
     if a.op == "max":
@@ -295,31 +287,41 @@ def _from_facts(atom: Atom, facts: tuple[Expr, ...], slope: int) -> list[Expr]:
     return out
 
 
-def _lower(atom: Atom, e: Expr, facts: tuple[Expr, ...]) -> list[Expr]:
-    bounds = _from_facts(atom, facts, 1)
+def _bounds(atom: Atom, e: Expr, facts: tuple[Expr, ...], sign: int) -> list[Expr]:
+    """What an atom of e is at least (sign 1) or at most (-1)."""
+    out = _from_facts(atom, facts, sign)
     if isinstance(atom, Sym):
-        return bounds if atom.lo is None else [*bounds, atom.lo]
+        own = atom.lo if sign > 0 else atom.hi
+        return out if own is None else [*out, own]
     if atom.op in TRUTH:
-        return [*bounds, *_alike(atom, e, 1), ZERO]
+        return [*out, *_alike(atom, e, sign), ZERO if sign > 0 else ONE]
     if atom.op == "begin":
-        return [*bounds, *block_laws.bounds(atom, e, 1, nonneg)]
-    x, y = atom.args
-    if atom.op == "max":
-        return [*bounds, x, y]
-    if _atom_nonneg(atom):
-        bounds.append(ZERO)
+        return [*out, *block_laws.bounds(atom, e, sign, nonneg)]
+    if atom.op == ("max" if sign > 0 else "min"):
+        return [*out, *atom.args]
+    return [*out, *(_least if sign > 0 else _most)(atom, e, *atom.args)]
+
+
+def _least(atom: Call, e: Expr, x: Expr, y: Expr) -> list[Expr]:
+    """Of a minimum, a quotient or a remainder."""
+    out = [ZERO] if _atom_nonneg(atom) else []
     if atom.op == "floordiv":
-        bounds += _alike(atom, e, 1)
+        out += _alike(atom, e, 1)
         most = _largest(y)
         if most is not None and nonneg(x) and nonneg(y - 1):
-            bounds.append(CONSTRUCT["floordiv"](x, const(most)))
-        if ZERO not in bounds and nonneg(x) and nonneg(y):
-            bounds.append(ZERO)
-    elif atom.op == "mod" and ZERO not in bounds and nonneg(y):
-        bounds.append(ZERO)
-    elif atom.op == "min" and ZERO not in bounds and nonneg(x) and nonneg(y):
-        bounds.append(ZERO)
-    return bounds
+            out.append(CONSTRUCT["floordiv"](x, const(most)))
+    if ZERO not in out and (atom.op == "mod" or nonneg(x)) and nonneg(y):
+        out.append(ZERO)
+    return out
+
+
+def _most(atom: Call, e: Expr, x: Expr, y: Expr) -> list[Expr]:
+    """Of a maximum (nothing is known), a quotient or a remainder."""
+    if atom.op == "floordiv":
+        return [*_alike(atom, e, -1), *([x] if nonneg(y) and nonneg(x) else [])]
+    if atom.op == "mod" and nonneg(y - 1):
+        return [y - 1, x] if nonneg(x) else [y - 1]
+    return [y] if atom.op == "mod" and nonneg(y) else []
 
 
 def _largest(e: Expr) -> int | None:
@@ -328,37 +330,10 @@ def _largest(e: Expr) -> int | None:
         return None
     (monomial, most), = e.terms
     for a in monomial:
-        if not (isinstance(a, Sym) and a.positive and a.hi is not None and a.hi.is_const):
+        if not (isinstance(a, Sym) and a.positive and a.most is not None):
             return None
-        most *= a.hi.value
+        most *= a.most
     return most
-
-
-def _upper(atom: Atom, e: Expr, facts: tuple[Expr, ...]) -> list[Expr]:
-    bounds = _from_facts(atom, facts, -1)
-    if isinstance(atom, Sym):
-        return bounds if atom.hi is None else [*bounds, atom.hi]
-    if atom.op in TRUTH:
-        return [*bounds, *_alike(atom, e, -1), ONE]
-    if atom.op == "begin":
-        return [*bounds, *block_laws.bounds(atom, e, -1, nonneg)]
-    x, y = atom.args
-    if atom.op == "min":
-        return [*bounds, x, y]
-    if atom.op == "max":
-        return bounds
-    if atom.op == "floordiv":
-        bounds += _alike(atom, e, -1)
-        if nonneg(y) and nonneg(x):
-            bounds.append(x)
-        return bounds
-    if nonneg(y - 1):
-        bounds.append(y - 1)
-        if nonneg(x):
-            bounds.append(x)
-    elif nonneg(y):
-        bounds.append(y)
-    return bounds
 
 
 def _alike(atom: Call, e: Expr, sign: int) -> list[Expr]:

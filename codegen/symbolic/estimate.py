@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from codegen.errors import ProgramError
 from codegen.symbolic import block_laws, expr
 from codegen.symbolic.expr import Atom, Call, Expr, Sym, const
+from codegen.symbolic.facts import depth
 from codegen.symbolic.terms import TRUTH
 
 
@@ -23,12 +24,6 @@ def root(e: Expr, var: Sym) -> tuple[Expr, int] | None:
     if slope.value not in (1, -1):
         return None
     return -rest * slope.value, slope.value
-
-
-def depth(s: Sym) -> int:
-    """How many symbols stand in each other's bounds below this one."""
-    below = [b.symbols() for b in (s.lo, s.hi) if b is not None]
-    return max((1 + depth(t) for group in below for t in group), default=0)
 
 
 # ---- sums ----------------------------------------------------------------------------------------

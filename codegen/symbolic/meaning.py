@@ -64,13 +64,17 @@ def integers(op: str, args: Sequence[int]) -> int:
 def rows_of(e: Any) -> list[Row]:
     """Of a formula in prefix form (an integer, a name, or [op, formula …]), which is the last."""
     rows: dict[Row, int] = {}
+    known: dict[int, int] = {}  # of lists, which may be shared
 
     def read(e: Any) -> int:
-        if isinstance(e, list):
-            row: Row = e[0], tuple([read(a) for a in e[1:]])
-        else:
-            row = "symbol" if isinstance(e, str) else "number", (e,)
-        return rows.setdefault(row, len(rows))
+        if not isinstance(e, list):
+            row: Row = "symbol" if isinstance(e, str) else "number", (e,)
+            return rows.setdefault(row, len(rows))
+        found = known.get(id(e))
+        if found is None:
+            row = e[0], tuple([read(a) for a in e[1:]])
+            found = known[id(e)] = rows.setdefault(row, len(rows))
+        return found
 
     read(e)
     return list(rows)

@@ -8,14 +8,14 @@ Always holds: what is called proved is true for every size; the rest is tried up
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from codegen.symbolic import expr, partners
 from codegen.symbolic.estimate import root
 from codegen.symbolic.expr import Call, Expr, Sym, const, symbol
-from codegen.symbolic.sampling import LIMIT, environments
+from codegen.symbolic.facts import LIMIT, Facts, Values, environments, tried
 from codegen.symbolic.terms import TRUTH
 
 _BRANCHES = 128  # cases of one `to`
@@ -273,7 +273,7 @@ def _agree(a: Expr, b: Expr, guard: Expr, var: Sym) -> bool:
 
 
 def injective(
-    to: Expr, sends: Expr, var: Sym, size: Expr, given: Sequence[Expr] = ()
+    to: Expr, sends: Expr, var: Sym, size: Expr, given: Facts = ()
 ) -> Proof:
     """Whether no two members send to one target and every target exists.
 
@@ -387,50 +387,35 @@ def primes(a: int) -> list[int]:
     return [*out, a] if a > 1 else out
 
 
-def _holds_at_large(condition: Expr, given: Sequence[Expr]) -> bool:
+def _holds_at_large(condition: Expr, given: Facts) -> bool:
     """Whether sizes without bound meet a condition: one that only a few meet is a mistake."""
-    symbols = sorted(condition.symbols() | _all_symbols(given), key=lambda s: s.name)
+    symbols = _all_symbols((condition, *given))
     if any(s.kind != "size" for s in symbols):
         return True
+
+    def met(e: Expr, places: Iterable[Values]) -> bool:
+        return any(value() for _, (value,) in tried(places, (e,), given))
+
     if any(s.hi is not None for s in symbols):
-        return any(condition.evaluate(v) and all(g.evaluate(v) for g in given)
-                   for v in environments(symbols) if max(v.values()) > 1)  # fmt: skip
+        return met(condition, (v for v in environments(symbols) if max(v.values()) > 1))
     ranges = [range(97, 97 + 121)] if len(symbols) == 1 else [range(11, 24)] * len(symbols)
-    for point in itertools.product(*ranges):
-        values = {s.name: v for s, v in zip(symbols, point, strict=True)}
-        if condition.evaluate(values) and all(g.evaluate(values) for g in given):
-            return True
-    small = any(
-        all(g.evaluate(e) for g in given) and condition.evaluate(e)
-        for e in environments(symbols)
-    )
-    unbounded = any(
-        all(g.evaluate({s.name: v for s, v in zip(symbols, p, strict=True)}) for g in given)
-        for p in itertools.product(*ranges)
-    )
-    return small and not unbounded
+    large = [dict(zip((s.name for s in symbols), point, strict=True))
+             for point in itertools.product(*ranges)]  # fmt: skip
+    return met(condition, large) or (
+        met(condition, environments(symbols)) and not met(const(1), large))
 
 
 def counter_example(
-    to: Expr, sends: Expr, var: Sym, size: Expr, given: Sequence[Expr] = (), limit: int = LIMIT
+    to: Expr, sends: Expr, var: Sym, size: Expr, given: Facts = (), limit: int = LIMIT
 ) -> CounterExample | None:
     """The smallest number of members, up to limit, at which the map is wrong."""
-    used = (to.symbols() | sends.symbols() | size.symbols() | _all_symbols(given)) - {var}
-    names = sorted(s.name for s in used)
-    target_of = expr.function(to, [var.name, *names])
-    sends_of = expr.function(sends, [var.name, *names])
-    size_of = expr.function(size, names)
-    given_of = [expr.function(g, names) for g in given]
-    for values in environments(used, size, limit):
-        at = [values[n] for n in names]
-        if not all(g(*at) for g in given_of):
-            continue
-        members = size_of(*at)
-        taken: dict[int, int] = {}
+    places = environments(_all_symbols((to, sends, size, *given)) - {var}, size, limit)
+    for values, (target_of, sends_of, size_of) in tried(places, (to, sends, size), given, var):
+        members, taken = size_of(0), dict[int, int]()
         for k in range(members):
-            if not sends_of(k, *at):
+            if not sends_of(k):
                 continue
-            target = target_of(k, *at)
+            target = target_of(k)
             senders = (taken[target], k) if target in taken else (k,)
             if target in taken or not 0 <= target < members:
                 return CounterExample(dict(values), members, senders, target)
@@ -439,7 +424,4 @@ def counter_example(
 
 
 def _all_symbols(exprs: Iterable[Expr]) -> set[Sym]:
-    out: set[Sym] = set()
-    for e in exprs:
-        out |= e.symbols()
-    return out
+    return set[Sym]().union(*(e.symbols() for e in exprs))

@@ -16,7 +16,7 @@ from typing import Any
 
 from codegen.symbolic.block_laws import written
 from codegen.symbolic.bounds import nonneg
-from codegen.symbolic.meaning import OPERATIONS, value
+from codegen.symbolic.meaning import OPERATIONS, rows_of, value
 from codegen.symbolic.terms import (
     ONE,
     SPELL,
@@ -28,7 +28,6 @@ from codegen.symbolic.terms import (
     Monomial,
     Sym,
     linear_in,
-    rows_of,
     times,
 )
 
@@ -316,8 +315,6 @@ def c_operand(e: Expr, name: Name) -> Text:
     return _Writer(_C, name).expr(e)
 
 
-SPELL.update({"text": text, "c": c_text})
-
 
 # ---- as a Python function, in prefix form --------------------------------------------------------
 
@@ -335,7 +332,7 @@ def function(e: Expr, names: Iterable[str]) -> Callable[..., int]:
             return f"t{len(lines) - 1}"
         return {"+": " + ", "*": "*"}.get(op, "").join(map(str, args))
 
-    lines.append(f" return {value(rows_of(e, written), spelled, spell)}")
+    lines.append(f" return {value(rows_of(to_json(e)), spelled, spell)}")
     space: dict[str, Any] = dict(OPERATIONS)
     exec("\n".join(lines), space)
     made: Callable[..., int] = space["made"]
@@ -347,9 +344,17 @@ def to_json(e: Expr) -> Any:
     """Prefix form: an integer, a symbol's name, or [op, ...] with ops + * and those of calls.
 
     Not to be changed: who asks again gets the same."""
-    rows = rows_of(e, written)
-    return value(rows, {s.name: s.name for s in e.symbols()}, _prefix)
+    terms = [_term_json(m, c) for m, c in written(e).terms or (((), 0),)]
+    return terms[0] if len(terms) == 1 else ["+", *terms]
 
 
-def _prefix(op: str, args: Sequence[Any]) -> Any:
-    return args[0] if op == "number" else [op, *args]
+def _term_json(monomial: Monomial, coefficient: int) -> Any:
+    factors: list[Any] = [
+        a.name if isinstance(a, Sym) else [a.op, *map(to_json, a.args)] for a in monomial
+    ]
+    if coefficient != 1 or not factors:
+        factors.insert(0, coefficient)
+    return factors[0] if len(factors) == 1 else ["*", *factors]
+
+
+SPELL.update({"text": text, "c": c_text, "prefix": to_json})

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from codegen.symbolic.meaning import value
+from codegen.symbolic.meaning import rows_of, value
 from codegen.symbolic.sample_points import Column, column, sampled
 
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 # op -> constructor from argument Exprs; filled by codegen.symbolic.expr
 CONSTRUCT: dict[str, Callable[..., Expr]] = {}
-# style ("c", "text", "python") -> spelling of an Expr; filled by codegen.symbolic.expr
-SPELL: dict[str, Callable[[Expr, Callable[[Sym], str]], str]] = {}
+# style ("c", "text", "prefix") -> spelling of an Expr; filled by codegen.symbolic.spelling
+SPELL: dict[str, Callable[..., Any]] = {}
 
 TRUTH = ("ge0", "eq0")
 POWERS = 1 << 62  # what divides it is a power of two
@@ -72,9 +72,24 @@ class Sym:
         return self.name
 
     @cached_property
+    def least(self) -> int | None:
+        """Its lower bound, where that is a number."""
+        return self.lo.value if self.lo is not None and self.lo.is_const else None
+
+    @cached_property
+    def most(self) -> int | None:
+        """Its upper bound, where that is a number."""
+        return self.hi.value if self.hi is not None and self.hi.is_const else None
+
+    @cached_property
     def positive(self) -> bool:
         """At least 1, as its own bound says."""
-        return self.lo is not None and self.lo.is_const and self.lo.value >= 1
+        return self.least is not None and self.least >= 1
+
+    def within(self, values: Mapping[str, int]) -> tuple[int | None, int | None]:
+        """Its bounds, where others have these values."""
+        lo, hi = (None if b is None else b.evaluate(values) for b in (self.lo, self.hi))
+        return lo, hi
 
     @cached_property
     def samples(self) -> Column:
@@ -212,7 +227,7 @@ class Expr:
     @cached_property
     def rows(self) -> list[Row]:
         """As rows, of which the last one is the whole."""
-        return rows_of(self)
+        return rows_of(SPELL["prefix"](self))
 
     def evaluate(self, values: Mapping[str, int]) -> int:
         """The integer for given symbol values, by name."""
@@ -221,11 +236,13 @@ class Expr:
 
     def c(self, name: Callable[[Sym], str]) -> str:
         """C source of an int64_t; `name` spells a symbol."""
-        return SPELL["c"](self, name)
+        text: str = SPELL["c"](self, name)
+        return text
 
     @cached_property
     def _text(self) -> str:
-        return SPELL["text"](self, lambda s: s.name)
+        text: str = SPELL["text"](self, lambda s: s.name)
+        return text
 
     def __str__(self) -> str:
         return self._text
@@ -265,36 +282,6 @@ class Expr:
 
 
 # ---- in other domains --------------------------------------------------------------------------
-
-
-def rows_of(e: Expr, written: Callable[[Expr], Expr] = lambda e: e) -> list[Row]:
-    """An Expr as rows, of which the last one is the whole. written: the form that sums have."""
-    rows: dict[Row, int] = {}
-    known: dict[Expr | Atom, int] = {}
-
-    def row(op: str, *args: Any) -> int:
-        return rows.setdefault((op, args), len(rows))
-
-    def atom(a: Atom) -> int:
-        found = known.get(a)
-        if found is None:
-            found = row("symbol", a.name) if isinstance(a, Sym) else row(a.op, *map(total, a.args))
-            known[a] = found
-        return found
-
-    def total(e: Expr) -> int:
-        found = known.get(e)
-        if found is None:
-            terms = []
-            for m, c in written(e).terms or (((), 0),):
-                factors = [] if c == 1 and m else [row("number", c)]
-                factors += map(atom, m)
-                terms.append(factors[0] if len(factors) == 1 else row("*", *factors))
-            found = known[e] = terms[0] if len(terms) == 1 else row("+", *terms)
-        return found
-
-    last = total(e)
-    return list(rows)[: last + 1]
 
 
 @cache

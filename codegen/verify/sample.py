@@ -16,12 +16,11 @@ from codegen.errors import InternalError
 from codegen.image.conditions import broken_condition, broken_route
 from codegen.plan.grammar import Exchange, Let, Plan
 from codegen.plan.steps import walk_steps
-from codegen.symbolic.sampling import candidates, may_be, shapes
+from codegen.symbolic.facts import Values, candidates, environments
 from codegen.verify.exchange_table import ExchangeTable, Mismatch
 from codegen.verify.rows import conditions_of, routes_of, table_of
 from codegen.verify.small import check
 
-Values = dict[str, int]
 Asked = list[dict[str, Any]]
 
 RANKS = 8  # all meshes of up to so many
@@ -67,11 +66,9 @@ def sample(plan: Plan, table: ExchangeTable) -> Iterator[Values]:
 
 def _meshes(plan: Plan) -> Iterator[Values]:
     """Sizes of all axes, the smallest first."""
-    free = list(dict.fromkeys(a.size_sym for a in plan.mesh.axes if a.fixed is None))
-    for shape in shapes(len(free), LARGEST):
-        sizes = {sym.name: n for sym, n in zip(free, shape, strict=True)}
-        if all(may_be(sym, sizes[sym.name], sizes) for sym in free):
-            yield {**sizes, **{a.size_name: a.size.evaluate(sizes) for a in plan.mesh.axes}}
+    free = {a.size_sym for a in plan.mesh.axes if a.fixed is None}
+    for sizes in environments(free, None, LARGEST):
+        yield {**sizes, **{a.size_name: a.size.evaluate(sizes) for a in plan.mesh.axes}}
 
 
 def _accepted(conditions: Asked, routes: Asked, values: Values) -> bool:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from codegen import mesh
 from codegen.errors import ProgramError
 from codegen.mesh import Axis
-from codegen.symbolic import estimate, expr, prove, sampling
+from codegen.symbolic import estimate, expr, facts, prove
 from codegen.symbolic.expr import Expr, Sym, const, symbol
 
 X, Y = Axis("x"), Axis("y")
@@ -361,15 +361,15 @@ def test_what_is_unbounded_is_said() -> None:
 
 
 def test_shapes_are_all_and_in_order() -> None:
-    assert sampling.shapes(1, 4) == [(1,), (2,), (3,), (4,)]
-    assert sampling.shapes(2, 4) == [
+    assert facts.shapes(1, 4) == [(1,), (2,), (3,), (4,)]
+    assert facts.shapes(2, 4) == [
         (1, 1), (1, 2), (2, 1), (1, 3), (3, 1), (1, 4), (2, 2), (4, 1)]  # fmt: skip
-    assert all(a * b * c <= 12 for a, b, c in sampling.shapes(3, 12))
+    assert all(a * b * c <= 12 for a, b, c in facts.shapes(3, 12))
 
 
 def test_environments_respect_bounds() -> None:
     most = Sym("n_b", "size", const(1), const(5))
-    for values in sampling.environments({I, C, most}, None, 12):
+    for values in facts.environments({I, C, most}, None, 12):
         assert 0 <= values["i_x"] < values["n_x"]
         assert 0 <= values["c"] <= values["n_x"] - 2
         assert values["n_b"] <= 5

@@ -250,6 +250,41 @@ class LuSolve(Factor):
 
 
 @dataclass(frozen=True)
+class Swapped(Factor):
+    """Columns change places as Lu's rows did, counted from a first one."""
+
+    name = "swapped_columns"
+    in_place = True
+    reads = "whole"
+    cores = (2, 1)
+    first: Expr
+
+    def made(self, cores: Sequence[Shape], dtype: DType) -> list[tuple[DType, Shape]]:
+        return [(dtype, cores[0])]
+
+    def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
+        (x, pivots), first = operands, value(self.first)
+        order = list(range(x.shape[-1]))
+        for k, p in enumerate(pivots):
+            a, b = first + k, first + p - 1
+            order[a], order[b] = order[b], order[a]
+        return [x[..., order]]
+
+    def steps(self, op: Op, at: Maker) -> None:
+        m, made = Members(self, op, at), at.take_over(op)
+        rows, columns = made.type.shape[-2:]
+        m.call(
+            "swapped", "int64_t rows, int64_t columns, int64_t count, int64_t first, <T> *x, "
+            "const int32_t *pivots",
+            "if (rows)\n"
+            "    <laswp>(SPMD_BY_COLUMNS, rows, x + first, columns, 1, count, pivots, 1);",
+            [lapack("laswp", m.dtype, "int, int, T *, int, int, int, const int *, int")],
+            [rows, columns, op.operands[1].type.shape[-1], self.first],
+            [m.part(made, writes=True), m.part(op.operands[1])],
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
 class Triangular(Factor):
     """X with A X = B, or with X A = B if `right`, of a triangle of A; adjoint: of its conjugate
     transpose; unit: its diagonal counts as ones. Here matrices lie row by row."""

@@ -22,7 +22,10 @@ from codegen.ir import Condition, Module
 from codegen.layouts.choosing import choose
 from codegen.mesh import Axis, Layout, Mesh, checked_count, checked_sizes
 from codegen.places import place_in, program_files, put_place, user_place
-from codegen.trace import methods  # noqa: F401  # gives Array its methods
+from codegen.trace import (
+    blocked,  # noqa: F401  # gives np.linalg what it does with split matrices
+    methods,  # noqa: F401  # gives Array its methods
+)
 from codegen.trace.context import Context, Limits
 from codegen.trace.control import conversion
 from codegen.trace.control import hooks as control

@@ -9,6 +9,11 @@ import pytest
 
 import spmd
 from codegen.errors import CheckError
+from codegen.explain.traffic import Meter
+from codegen.ir import walk
+from codegen.ops import Exchange
+from codegen.passes.partition import partition
+from codegen.trace import blocked
 
 KINDS = ("float32", "float64", "complex64", "complex128")
 _DRAW = np.random.default_rng(5)
@@ -100,3 +105,53 @@ FAILURES = (
     ("m", 0.0, "cholesky: the matrix is not positive definite"),
     ("t_float32", np.nan, "svd did not converge"),
 )
+
+
+# ---- split matrices ------------------------------------------------------------------------------
+
+
+@spmd.program(mesh=("r", "s"))
+def blocks(n: int = 18) -> Any:
+    """Matrices of a few blocks, the last one not full, split by rows or by columns."""
+    a = spmd.input("a", (n, n), np.float64, layout=("r", None))
+    b = spmd.input("b", (n, 3), np.float64, layout=("r", None))
+    z = spmd.input("z", (n, n), np.complex128, layout=("r", None))
+    tall = spmd.input("tall", (47, 5), np.float64, layout=("r", None))
+    long = spmd.input("long", (47, 4), np.complex128, layout=("s", None))
+    gram, hermitian = a @ a.T + n * np.eye(n), z @ z.conj().T + np.eye(n)
+    total = np.zeros((n, 3))
+    for k in spmd.range(2):
+        total += np.linalg.solve(a + k * np.eye(n), b)
+    q, r = np.linalg.qr(long)
+    u, s, v = np.linalg.svd(tall, full_matrices=False)
+    return {
+        "lower": np.linalg.cholesky(gram), "upper": np.linalg.cholesky(hermitian, upper=True),
+        "solve": total, "vector": np.linalg.solve(z.T, z[0]), "r": np.linalg.qr(tall, "r"),
+        "complex": q, "corner": r, "u": abs(u), "svd": (u * s) @ v,
+    }  # fmt: skip
+
+
+def test_split_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Block by block, with pivots, and with the signs that LAPACK gives the whole matrix; no rank
+    gets a whole one."""
+    monkeypatch.setattr(blocked, "BLOCK", 4)
+    monkeypatch.setattr(blocked, "LEAST", 2)
+    arrays = {"a": drawn("float64", 18, 18), "b": drawn("float64", 18, 3),
+              "z": drawn("complex128", 18, 18), "tall": drawn("float64", 47, 5),
+              "long": drawn("complex128", 47, 4)}  # fmt: skip
+    wanted, image = blocks.eager(**arrays), spmd.build(blocks)
+    for ranks, mesh in ((1, None), (2, None), (3, None), (5, None), (6, {"r": 2, "s": 3})):
+        found = image.run(ranks=ranks, mesh=mesh, **arrays)
+        for name, x in wanted.items():
+            where = f"{name} on {ranks} ranks"
+            np.testing.assert_allclose(found[name], x, rtol=1e-9, atol=1e-9, err_msg=where)
+    with pytest.raises(CheckError, match="np.linalg.solve: the matrix is singular"):
+        image.run(ranks=2, **arrays | {"a": np.zeros((18, 18))})
+    lowered = partition(blocks.capture())
+    meter = Meter(lowered.mesh)
+    for op in walk(lowered.body):
+        text = op.place.source_line() if op.place else ""
+        if not isinstance(op.what, Exchange) or "linalg" not in text:
+            continue
+        if (traffic := meter.of(op)).gathered:
+            assert traffic.result.evaluate({"n_r": 4, "n_s": 1}) < 18 * 18 * 8, text

@@ -5,7 +5,7 @@ A batch may be split. What NumPy defines by other functions is written with thos
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -27,6 +27,9 @@ from codegen.trace.numpy.elementwise import (
     same_extent,
     store,
 )
+
+# By codegen/trace/blocked.py: functions of split matrices; None where those are gathered.
+BLOCKED: dict[str, Callable[..., Any]] = {}
 
 SINGULAR = "np.linalg.{}: the matrix is singular\n  expected: one that can be inverted"
 
@@ -57,11 +60,16 @@ def _numbers(what: str, array: Array) -> Array:
     return array
 
 
-def _emit(what: Kind, *operands: Array) -> list[Array]:
+def emitted(what: Kind, *operands: Array) -> list[Array]:
     """The results of an op."""
     context = operands[0].context
     made = context.emit(what, [x.read() for x in operands])
     return [wrap(context, v, scalar=not v.type.shape) for v in made]
+
+
+def _blocked(of: str, x: Array, *more: Any) -> Any:
+    """What a function of split matrices makes of one; None where it is gathered."""
+    return BLOCKED[of](x, *more)
 
 
 def hold(info: Array, message: str) -> None:
@@ -110,7 +118,9 @@ def cholesky(a: Any, /, *, upper: bool = False) -> Array:
     x = _matrix("cholesky", a, square=True)
     if upper:
         return adjoint(cholesky(adjoint(x)))
-    lower, info = _emit(Cholesky(), x)
+    if (made := _blocked("cholesky", x)) is not None:
+        return as_array(made)
+    lower, info = emitted(Cholesky(), x)
     hold(info, "np.linalg.cholesky: the matrix is not positive definite")
     return lower
 
@@ -121,7 +131,9 @@ def qr(a: Any, mode: str = "reduced") -> Any:
     if mode not in ("reduced", "complete", "r", "raw"):
         raise UnsupportedError(f"np.linalg.qr with mode={mode!r}",
                                expected='"reduced", "complete", "r" or "raw"')  # fmt: skip
-    h, tau, *q = _emit(Qr("r" if mode == "raw" else mode), turned(x))  # type: ignore[arg-type]
+    if mode in ("reduced", "r") and (made := _blocked("qr", x)) is not None:
+        return made[1] if mode == "r" else _named("qr")(*made)
+    h, tau, *q = emitted(Qr("r" if mode == "raw" else mode), turned(x))  # type: ignore[arg-type]
     if mode == "raw":
         return h, tau
     r = shaping.triu(turned(h) if mode == "complete" else turned(h)[..., : tau.shape[-1], :])
@@ -131,8 +143,13 @@ def qr(a: Any, mode: str = "reduced") -> Any:
 def svd(a: Any, full_matrices: bool = True, compute_uv: bool = True,
         hermitian: bool = False) -> Any:  # fmt: skip
     """By LAPACK's gesdd, as NumPy's."""
-    kind = "N" if not compute_uv else "A" if full_matrices else "S"
-    s, info, *vectors = _emit(Svd(kind), turned(_matrix("svd", a)))
+    kind, x = "N" if not compute_uv else "A" if full_matrices else "S", _matrix("svd", a)
+    if kind != "A" and (tall := _blocked("qr", x)) is not None:
+        if kind == "N":
+            return svd(tall[1], compute_uv=False)
+        u, s, v = svd(tall[1])
+        return _named("svd")(tall[0] @ u, s, v)
+    s, info, *vectors = emitted(Svd(kind), turned(x))
     hold(info, "np.linalg.svd did not converge")
     return _named("svd")(turned(vectors[0]), s, turned(vectors[1])) if vectors else s
 
@@ -145,7 +162,7 @@ def _eigh(what: str, a: Any, UPLO: str, vectors: bool) -> list[Array]:
     if UPLO.upper() not in ("L", "U"):
         raise ShapeError("UPLO says which triangle counts", expected='"L" or "U"', found=repr(UPLO))
     triangle: Any = UPLO.upper()
-    w, info, *v = _emit(Eigh(triangle, vectors), turned(_matrix(what, a, square=True)))
+    w, info, *v = emitted(Eigh(triangle, vectors), turned(_matrix(what, a, square=True)))
     hold(info, f"np.linalg.{what} did not converge")
     return [w, *map(turned, v)]
 
@@ -162,7 +179,7 @@ def _eig(what: str, a: Any, vectors: bool) -> list[Array]:
     x = _matrix(what, a, square=True)
     finite = as_array(apply(np.isfinite, x)).read()
     expect(x.context, finite, f"np.linalg.{what}: the matrix has infs or NaNs")
-    w, info, *v = _emit(Eig(vectors), turned(x))
+    w, info, *v = emitted(Eig(vectors), turned(x))
     hold(info, f"np.linalg.{what} did not converge")
     return [w, *map(turned, v)]
 
@@ -182,9 +199,17 @@ def eigvals(a: Any) -> Any:
 def _solved(x: Array, b: Array) -> tuple[Array, Array]:
     """Of matrices, their leading dims broadcast; and 0 for each that is not singular."""
     lead = broadcast_shapes([x.extents[:-2], b.extents[:-2]], "np.linalg.solve")
-    lu, pivots, info = _emit(Lu(), turned(x))
+    lu, pivots, info = emitted(Lu(), turned(x))
     given = spread(lu, lead, 2), spread(pivots, lead, 1), spread(turned(b), lead, 2)
-    return turned(_emit(LuSolve(), *given)[0]), info
+    return turned(emitted(LuSolve(), *given)[0]), info
+
+
+def _solution(what: str, x: Array, b: Array) -> Array:
+    if (split := _blocked("solve", x, what, b)) is not None:
+        return as_array(split)
+    made, info = _solved(x, b)
+    hold(info, SINGULAR.format(what))
+    return made
 
 
 def _pair(what: str, a: Any, b: Any) -> tuple[Array, Array]:
@@ -201,8 +226,7 @@ def _pair(what: str, a: Any, b: Any) -> tuple[Array, Array]:
 def solve(a: Any, b: Any) -> Any:
     """By elimination with partial pivoting."""
     x, y = _pair("solve", a, b)
-    made, info = _solved(x, y)
-    hold(info, SINGULAR.format("solve"))
+    made = _solution("solve", x, y)
     return shaping.squeeze(made, -1) if as_array(b).ndim == 1 else made
 
 
@@ -211,9 +235,8 @@ def _inverse(x: Array) -> tuple[Array, Array]:
 
 
 def inv(a: Any) -> Any:
-    made, info = _inverse(_matrix("inv", a, square=True))
-    hold(info, SINGULAR.format("inv"))
-    return made
+    x = _matrix("inv", a, square=True)
+    return _solution("inv", x, as_array(eye(x.shape[-1], dtype=x.dtype)))
 
 
 def tensorsolve(a: Any, b: Any, axes: Any = None) -> Any:
@@ -269,7 +292,7 @@ def pinv(a: Any, rcond: Any = None, hermitian: bool = False, *, rtol: Any = 0) -
 
 def slogdet(a: Any) -> Any:
     """Of elimination: the sign of the determinant, and the logarithm of its size."""
-    lu, pivots, info = _emit(Lu(), turned(_matrix("slogdet", a, square=True)))
+    lu, pivots, info = emitted(Lu(), turned(_matrix("slogdet", a, square=True)))
     diagonal = as_array(shaping.diagonal(lu, 0, -2, -1))
     size, regular = apply(np.absolute, diagonal), apply(np.equal, info, 0)
     kept = as_array(apply(np.not_equal, size, 0))

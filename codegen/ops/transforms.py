@@ -171,30 +171,32 @@ WIDE, GAP = 16, 4
 
 _ROOT = {"float32": "sqrtf((float)n)", "float64": "sqrt((double)n)"}
 
+# An element is moved as bytes: compilers move the parts of a complex number one by one.
 _TEXT = """
-const int64_t reads = <reads>, makes = <makes>;
+const int64_t reads = <reads>, makes = <makes>, in = sizeof *from, out = sizeof *to;
 <R> factor = <factor>;
+void *data = <data>;
+char *arrays[] = {(char *)from, (char *)&factor, (char *)to};
 if (step == 1 && to_step == 1) {
-    <loop>((char *[]){(char *)from, (char *)&factor, (char *)to},
-        (intptr_t[]){rows, reads, makes},
-        (intptr_t[]){row * (intptr_t)sizeof *from, 0, to_row * (intptr_t)sizeof *to, sizeof *from,
-                     sizeof *to}, <data>);
+    <loop>(arrays, (intptr_t[]){rows, reads, makes},
+           (intptr_t[]){row * in, 0, to_row * out, in, out}, data);
     return;
 }
+arrays[0] = (char *)lanes;
+arrays[2] = (char *)<turned>;
 for (int64_t first = 0; first < rows; first += <wide>) {
     const int64_t some = rows - first < <wide> ? rows - first : <wide>;
     for (int64_t j = 0; j < reads; j += 4)
         for (int64_t k = 0; k < some; k++)
             for (int64_t i = j; i < j + 4 && i < reads; i++)
-                lanes[k * (reads + <gap>) + i] = from[(first + k) * row + i * step];
-    <loop>((char *[]){(char *)lanes, (char *)&factor, (char *)<turned>},
-        (intptr_t[]){some, reads, makes},
-        (intptr_t[]){(reads + <gap>) * (intptr_t)sizeof *from, 0,
-                     (makes + <gap>) * (intptr_t)sizeof *to, sizeof *from, sizeof *to}, <data>);
+                memcpy(lanes + k * (reads + <gap>) + i, from + (first + k) * row + i * step, in);
+    <loop>(arrays, (intptr_t[]){some, reads, makes},
+           (intptr_t[]){(reads + <gap>) * in, 0, (makes + <gap>) * out, in, out}, data);
     for (int64_t j = 0; j < makes; j += 4)
         for (int64_t k = 0; k < some; k++)
             for (int64_t i = j; i < j + 4 && i < makes; i++)
-                to[(first + k) * to_row + i * to_step] = <turned>[k * (makes + <gap>) + i];
+                memcpy(to + (first + k) * to_row + i * to_step,
+                       <turned> + k * (makes + <gap>) + i, out);
 }
 """
 

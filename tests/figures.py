@@ -304,6 +304,19 @@ def growth(folder: Path, counts: tuple[int, ...] = (10, 100, 1000, 3000)) -> Non
     table(["statements", "", *counts, f"most of it, at {counts[-1]}"], rows)
 
 
+def fourier(folder: Path, rounds: int = 7) -> None:
+    """Transforms beside NumPy's and SciPy's."""
+    done = run([sys.executable, Path(__file__).parent / "figures_fourier.py", rounds], timeout=900)
+    found = json.loads(done.expect(0).out.splitlines()[-1])
+    print(f"Fourier transforms, ms, and how often faster than SciPy's; median of {rounds}:\n")
+    rows = [
+        (name, *(f"{t[k] * 1e3:.1f}" for k in ("numpy", "scipy")),
+         *(f"{t[k] * 1e3:.1f} ({t[f'{k}, ratio']:.2f})" for k in ("1 rank", "2 ranks")))
+        for name, t in found.items()
+    ]  # fmt: skip
+    table(["transform", "NumPy", "SciPy, one worker", "1 rank", "2 ranks"], rows)
+
+
 FIGURES: dict[str, Callable[[Path], None]] = {
     "start": start_up,
     "build": build_times,
@@ -315,6 +328,7 @@ FIGURES: dict[str, Callable[[Path], None]] = {
     "timelines": timelines,
     "global": global_arrays,
     "growth": growth,
+    "fourier": fourier,
 }
 
 

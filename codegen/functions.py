@@ -5,6 +5,7 @@ Always holds: a function named like NumPy's gives NumPy's result for operands of
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -26,8 +27,9 @@ Form = int | str | tuple["Form", ...]
 
 @dataclass(frozen=True)
 class Function:
-    """ufunc: NumPy's name for it (resolves promotion, computes the reference). c: by dtype kind,
-    or one form for all. result: same (as the first operand), bool, or real (of a complex one)."""
+    """ufunc: NumPy's name for it, or scipy.special's (resolves promotion, computes the reference).
+    c: by dtype kind, or one form for all. result: same (as the first operand), bool, int32, or real
+    (of a complex one). header: of the C, where not every image includes it."""
 
     name: str
     ufunc: str
@@ -38,6 +40,7 @@ class Function:
     c_complex: Form | None = None
     c_bool: Form | None = None
     c_unsigned: Form | None = None
+    header: str = ""
 
     def form(self, dtype: DType) -> Form:
         """Its C for operands of this dtype."""
@@ -46,16 +49,22 @@ class Function:
         return self.c if found is None else found
 
     def result_dtype(self, first: DType) -> DType:
-        if self.result == "bool":
-            return dtypes.BOOL
+        if self.result in ("bool", "int32"):
+            return dtypes.BY_NAME[self.result]
         if self.result == "real" and first.kind == "c":
             return dtypes.FLOAT32 if first.size == 8 else dtypes.FLOAT64
         return first
 
     @property
     def numpy(self) -> Callable[..., object]:
-        function: Callable[..., object] = _OWN.get(self.name) or getattr(np, self.ufunc)
+        found = _OWN.get(self.name) or getattr(np, self.ufunc, None)
+        function: Callable[..., object] = found or getattr(scipy_special(), self.ufunc)
         return function
+
+
+def scipy_special() -> Any:
+    """The module whose functions are traced, if the user has imported it; oracles import it."""
+    return importlib.import_module("scipy.special")
 
 
 def _with(part: str, z: Any, w: Any) -> Any:
@@ -68,6 +77,7 @@ def _with(part: str, z: Any, w: Any) -> Any:
 _OWN: dict[str, Callable[..., object]] = {
     "philox_first": philox.first, "philox_second": philox.second,
     "with_real": partial(_with, "real"), "with_imag": partial(_with, "imag"),
+    "mantissa": lambda x: np.frexp(x)[0], "exponent": lambda x: np.frexp(x)[1],
 }  # fmt: skip
 
 
@@ -78,6 +88,15 @@ def _math(name: str, c: str | None = None) -> Function:
          "acosh": "arccosh", "atanh": "arctanh", "ceil": "ceil"}.get(name, name)  # fmt: skip
     return Function(name, u, 1, f"spmd_{c}")
 
+
+def _special(name: str, arity: int = 1, result: str = "same", **by_kind: Form) -> Function:
+    """A function of csrc/spmd_special.h, for integers or for floats."""
+    header = "spmd_special.h"
+    return Function(name, name, arity, f"spmd_{name}", result, header=header, **by_kind)
+
+
+# Of scipy.special, where NumPy has none of the name.
+SPECIAL = "erf erfc erfinv erfcinv gamma gammaln psi i0 i0e i1 i1e j0 j1 y0 y1"
 
 _ROWS = (
     Function("add", "add", 2, "+", c_bool="|"),
@@ -138,6 +157,14 @@ _ROWS = (
     Function("rint", "rint", 1, 0, c_float="spmd_rint", c_complex="spmd_rint"),
     *(_math(n) for n in "sqrt exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan "
       "sinh cosh tanh asinh acosh atanh cbrt".split()),
+    Function("fmax", "fmax", 2, "spmd_maximum", c_bool="|", c_float="spmd_fmax",
+             c_complex="spmd_fmax"),
+    Function("fmin", "fmin", 2, "spmd_minimum", c_bool="&", c_float="spmd_fmin",
+             c_complex="spmd_fmin"),
+    *(_special(n, 2) for n in ("gcd", "lcm", "nextafter", "ldexp")),
+    _special("mantissa"),  # the results of frexp
+    _special("exponent", result="int32"),
+    *map(_special, SPECIAL.split()),
     # no ufunc: the tracer and the oracles know these by name
     Function("select", "where", 3, "spmd_select"),
     Function("guard", "where", 3, "?"),  # reads {1} only where {0} holds
@@ -147,25 +174,37 @@ _ROWS = (
 )  # fmt: skip
 
 FUNCTIONS: dict[str, Function] = {row.name: row for row in _ROWS}
-# NumPy ufunc name -> our function
+# The name of a ufunc, NumPy's or scipy.special's -> our function
 BY_UFUNC: dict[str, Function] = {
-    row.ufunc: row for row in _ROWS if isinstance(getattr(np, row.ufunc, None), np.ufunc)
-}
+    row.ufunc: row for row in _ROWS
+    if row.ufunc in SPECIAL.split() or isinstance(getattr(np, row.ufunc, None), np.ufunc)
+}  # fmt: skip
 
 # Combining functions of reductions and collectives: our map function, and the value it starts from.
 COMBINE: dict[str, str] = {
     "add": "add", "mul": "mul", "min": "minimum", "max": "maximum",
     "and": "logical_and", "or": "logical_or",
     "bit_and": "bit_and", "bit_or": "bit_or", "bit_xor": "bit_xor",
+    "xor": "logical_xor", "fmin": "fmin", "fmax": "fmax", "gcd": "gcd", "lcm": "lcm",
+    "hypot": "hypot", "logaddexp": "logaddexp",
+}  # fmt: skip
+# How OpenMP calls those whose loops are vectorised in any order.
+OPENMP = {
+    "add": "+", "mul": "*", "min": "min", "max": "max", "and": "&&", "or": "||", "bit_and": "&",
+    "bit_or": "|", "bit_xor": "^",
 }  # fmt: skip
 
 
 def neutral(fn: str, dtype: DType) -> int | float | bool | complex:
     """The value that leaves the other operand of a combining function unchanged."""
-    if fn in ("add", "or", "bit_or", "bit_xor"):
+    if fn in ("add", "or", "xor", "bit_or", "bit_xor", "gcd", "hypot"):
         return 0
-    if fn in ("mul", "and"):
+    if fn in ("mul", "and", "lcm"):
         return 1
+    if fn == "logaddexp":
+        return float("-inf")
+    if fn in ("fmin", "fmax"):  # NaN is no number; every integer is one
+        return float("nan") if dtype.kind in "fc" else neutral(fn[1:], dtype)
     if fn == "bit_and":
         return 1 if dtype.kind == "b" else (-1 if dtype.kind == "i" else 2 ** (8 * dtype.size) - 1)
     if dtype.kind == "f":

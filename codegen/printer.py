@@ -58,7 +58,8 @@ def exchange_text(op: Op) -> str:
     assert isinstance(what, Exchange)
     name = _CALLS.get(what.called, what.called)
     if isinstance(what, Fold):
-        combined = {"all_reduce": _REDUCTIONS[what.fn], "scan": "pscan"}
+        total = _REDUCTIONS.get(what.fn, f"preduce of {what.fn}")
+        combined = {"all_reduce": total, "scan": "pscan"}
         name = "pexscan" if what.flow == "before" else combined.get(what.called, name)
     return f"{name} over {axes_text(what.axes)}"
 

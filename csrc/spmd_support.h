@@ -163,6 +163,14 @@ SPMD_UNSIGNED(SPMD_UNSIGNED_ONLY)
     {                                                                                              \
         return spmd_select_##S((a < b) | (a != a), a, b);                                          \
     }                                                                                              \
+    static inline T spmd_fmax_##S(T a, T b)                                                        \
+    {                                                                                              \
+        return spmd_select_##S((a >= b) | (b != b), a, b);                                         \
+    }                                                                                              \
+    static inline T spmd_fmin_##S(T a, T b)                                                        \
+    {                                                                                              \
+        return spmd_select_##S((a <= b) | (b != b), a, b);                                         \
+    }                                                                                              \
     static inline T spmd_abs_##S(T a) { return fabs##F(a); }                                       \
     static inline T spmd_sign_##S(T a)                                                             \
     {                                                                                              \
@@ -305,6 +313,14 @@ static inline double _Complex spmd_make_c128(double re, double im) { return CMPL
     static inline C spmd_minimum_##S(C a, C b)                                                     \
     {                                                                                              \
         return spmd_le_##S(a, b) || spmd_isnan_##S(a) ? a : b;                                     \
+    }                                                                                              \
+    static inline C spmd_fmax_##S(C a, C b)                                                        \
+    {                                                                                              \
+        return spmd_ge_##S(a, b) || spmd_isnan_##S(b) ? a : b;                                     \
+    }                                                                                              \
+    static inline C spmd_fmin_##S(C a, C b)                                                        \
+    {                                                                                              \
+        return spmd_le_##S(a, b) || spmd_isnan_##S(b) ? a : b;                                     \
     }                                                                                              \
     static inline C spmd_sign_##S(C a)                                                             \
     {                                                                                              \

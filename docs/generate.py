@@ -59,7 +59,7 @@ def numpy_table() -> str:
 
 
 def full(name: str) -> str:
-    return name if name.startswith(("ndarray.", "ufunc.")) else f"np.{name}"
+    return name if name.startswith(("ndarray.", "ufunc.", "scipy.")) else f"np.{name}"
 
 
 def cell(note: str) -> str:

@@ -13,7 +13,7 @@ from codegen.emit.expressions import single
 from codegen.emit.function import CFunction
 from codegen.emit.spell import combined, converted, element, literal, stored, suffix
 from codegen.fresh import Fresh
-from codegen.functions import neutral
+from codegen.functions import OPENMP, neutral
 from codegen.plan.grammar import Bound, Buffer, Keep, Nest, Runtime, Store, Sweep
 from codegen.plan.names import identifier
 from codegen.symbolic import expr
@@ -178,11 +178,7 @@ def total_of(f: Keep) -> DType:
     return f.total
 
 
-# How OpenMP calls what combines, and what is another one of bool or floats.
-_OPENMP = {
-    "add": "+", "mul": "*", "min": "min", "max": "max", "and": "&&", "or": "||", "bit_and": "&",
-    "bit_or": "|", "bit_xor": "^",
-}  # fmt: skip
+# What OpenMP combines instead, of bool or floats.
 _OF_BOOL = {"add": "|", "mul": "&", "min": "&", "max": "|"}
 _OF_FLOAT = {"min": "spmd_minimum", "max": "spmd_maximum"}
 
@@ -190,4 +186,4 @@ _OF_FLOAT = {"min": "spmd_minimum", "max": "spmd_maximum"}
 def openmp(f: Keep) -> str:
     """What lets a loop combine in another order; spmd_…: of csrc/spmd_simd.h."""
     special = {"b": _OF_BOOL, "f": _OF_FLOAT}.get(f.dtype.kind, {})
-    return special.get(f.fn, _OPENMP[f.fn])
+    return special.get(f.fn, OPENMP[f.fn])

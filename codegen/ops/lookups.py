@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from codegen import dtypes
-from codegen.functions import neutral
+from codegen.functions import COMBINE, neutral
 from codegen.ir import ArrayType, Op, Shape, Value
 from codegen.layouts.cuts import Cut, Window, whole
+from codegen.ops.group import combine
 from codegen.ops.kind import Array, Eval, Kind, Types, dropped, extents, layout_of
 from codegen.ops.maps import Map
-from codegen.ops.reductions import AS_MAP
 from codegen.ops.sources import Full
 from codegen.ops.views import Broadcast
 from codegen.plan.grammar import Bound, Store
@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from codegen.passes.to_loops import Maker
     from codegen.plan.access import At, Resolver
 
-
-# The ufunc that combines in place (`np.add.at`), by scatter's fn.
-_SCATTER = {"add": np.add, "mul": np.multiply, "min": np.minimum, "max": np.maximum}
 
 
 @dataclass(frozen=True)
@@ -215,7 +212,7 @@ class Gather(Kind):
 
 @dataclass(frozen=True)
 class Scatter(Kind):
-    """Operands x, v, index arrays; fn set add mul min max; v has gather's result shape."""
+    """Operands x, v, index arrays; fn set, or of COMBINE; v has gather's result shape."""
 
     name = "scatter"
     in_place = True
@@ -240,7 +237,7 @@ class Scatter(Kind):
             for *one, given in zip(*where, values[inside], strict=True):  # in order: the last wins
                 front[tuple(one)] = given
         else:
-            _SCATTER[self.fn].at(front, where, values[inside])
+            combine(self.fn).at(front, where, values[inside])
         return [out]
 
     def lies(self, op: Op, dim: int, at: Localizer) -> Cut | None:
@@ -292,7 +289,7 @@ class Scatter(Kind):
         nothing = build.emit(Full(neutral(fn, wide), wide, at.shape(kept)))
         mine = build.emit(self, (nothing, build.cast(v, wide), *index))
         total = at.over(cut.axes, op, kept, window, mine, fn, build)
-        made = build.emit(Map(AS_MAP[fn]), (build.cast(x, wide), total))
+        made = build.emit(Map(COMBINE[fn]), (build.cast(x, wide), total))
         return build.cast(made, dtype)
 
     def steps(self, op: Op, at: Maker) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from codegen import dtypes
-from codegen.functions import neutral
+from codegen.functions import COMBINE, neutral
 from codegen.ir import ArrayType, Op, Value
 from codegen.layouts.cuts import Cut, Window, whole
 from codegen.mesh import joined_layout
@@ -41,8 +41,6 @@ _GEMM = {
 }  # fmt: skip
 _SMALL = 12  # the summed extent and another one, of products for which a call is too much
 _TOTALS = ("add", "mul")  # what may leave the range of a type
-# The scalar function of a combining one.
-AS_MAP = {"add": "add", "mul": "mul", "min": "minimum", "max": "maximum"}
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,7 @@ class Reduce(Kind):
             shape = tuple(n for d, n in enumerate(x.shape) if d not in dims)
             return [np.full(shape, neutral(self.fn, dtype), x.dtype)]
         ufunc = combine(self.fn)
-        if ufunc in (np.logical_and, np.logical_or):
+        if ufunc in (np.logical_and, np.logical_or, np.logical_xor):
             return [np.asarray(ufunc.reduce(x, axis=dims)).astype(x.dtype)]
         return [np.asarray(ufunc.reduce(x, axis=dims, dtype=x.dtype))]
 
@@ -267,7 +265,7 @@ class Cumulative(Lane):
         before = build.emit(Fold(axes, fn, "before"), (total,))
         dims = tuple(k for k in range(len(window)) if k != d)
         before = build.emit(Broadcast(dims, value.type.shape), (before,))
-        value = build.emit(Map(AS_MAP[fn]), (before, value))
+        value = build.emit(Map(COMBINE[fn]), (before, value))
         return build.cast(value, op.result.type.dtype)
 
     def steps(self, op: Op, at: Maker) -> None:
@@ -285,7 +283,7 @@ class Cumulative(Lane):
             offset, value = ravel(index, made.shape), at.node(x, index)
             if begin:
                 before = plan.Load(op.result, offset - strides(made.shape)[d])
-                value = plan.Apply(AS_MAP[self.fn], made.dtype, (before, value), made.dtype)
+                value = plan.Apply(COMBINE[self.fn], made.dtype, (before, value), made.dtype)
             store = plan.Store((), op.result, offset, value, place=op.place)
             sweeps.append(plan.Sweep((along,) * begin + loops[d + 1 :], (store,)))
         at.add(plan.Nest(loops[:d], tuple(sweeps), op.place))

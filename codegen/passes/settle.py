@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from codegen.dtypes import FLOAT32, FLOAT64, DType
 from codegen.errors import Place
-from codegen.functions import neutral
+from codegen.functions import OPENMP, neutral
 from codegen.plan.grammar import (
     Keep,
     Lane,
@@ -110,6 +110,8 @@ def _reordered(sweep: Sweep) -> bool:
     """Whether what is folded in any order makes the loop faster: compilers see it of integers; of
     complex numbers OpenMP has sums only."""
     if not sweep.long or any(f.dtype.kind == "c" and f.fn != "add" for f in sweep.folds):
+        return False
+    if any(f.fn not in OPENMP for f in sweep.folds):
         return False
     last = sweep.long[-1].extent
     short = last.is_const and last.value < SHORT

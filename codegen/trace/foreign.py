@@ -216,12 +216,12 @@ def _is_library(name: str) -> bool:
     return isinstance(module, types.ModuleType) and file is not None and is_library_file(file)
 
 
-def library(function: Function) -> Function:
-    """A function of another library, which is called with NumPy's arrays."""
+def library(function: Function, ours: Function | None = None) -> Function:
+    """A function of another library, which is called with NumPy's arrays. ours: of others."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if is_unknown(args, kwargs):
-            return function(*args, **kwargs)
+            return (ours or function)(*args, **kwargs)
         given, options = known.plain(args, True), known.plain(kwargs, True)
         held = {id(known.root(x)) for x in tree.leaves((given, options, _arrays_of(function)))
                 if isinstance(x, np.ndarray)}  # fmt: skip

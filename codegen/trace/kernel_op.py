@@ -19,7 +19,7 @@ from codegen.ops import Edge, Full, Relayout, Roll
 from codegen.symbolic import expr
 from codegen.trace.array import Array, Number, as_array, as_value, full_value, wrap
 from codegen.trace.context import Context
-from codegen.trace.numpy import joining
+from codegen.trace.numpy import padding
 from codegen.user import windows
 from codegen.user.windows import Form, Start
 
@@ -158,7 +158,7 @@ def _is_zeros(context: Context, value: Value) -> bool:
 def _pad(x: Array, widths: list[tuple[int, int]], mode: str, **more: Any) -> Array:
     """As np.pad, by ops that ranks compute of their own parts and ghost cells."""
     if mode == "constant":
-        padded: Array = joining.pad(x, widths, mode, **more)
+        padded: Array = padding.pad(x, widths, mode, **more)
         return padded
     context, value = x.context, x.read()
     if mode == "edge":

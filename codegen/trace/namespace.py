@@ -11,10 +11,10 @@ from codegen.dtypes import BY_NAME
 from codegen.ops.transforms import FACTOR, FOUR_STEPS
 from codegen.trace import methods  # noqa: F401  # what Array has
 from codegen.trace.array import Array
-from codegen.trace.numpy import elementwise
+from codegen.trace.numpy import elementwise, special
 from codegen.trace.numpy.dispatch import ALIASES, numpy_names
 from codegen.trace.numpy.function_table import LINALG, of_numpy_name, table
-from codegen.trace.numpy.refused import BUILD_TIME, NOT_ABOUT_ARRAYS, REMEDIES
+from codegen.trace.numpy.refused import BUILD_TIME, NOT_ABOUT_ARRAYS, RANDOM, REMEDIES
 
 # Of linear algebra, what does with parts of matrices.
 _PARTS = ("norm", "vector_norm", "matrix_norm", "matrix_power", "multi_dot")
@@ -24,7 +24,7 @@ GATHERS = frozenset(
     "median quantile percentile nanmedian nanquantile nanpercentile cov corrcoef trace sort "
     "argsort lexsort partition argpartition sort_complex searchsorted interp isin compress tile "
     "resize diag diagonal take take_along_axis put_along_axis matmul dot inner outer tensordot "
-    "einsum linalg.matmul linalg.outer linalg.tensordot linalg.trace linalg.diagonal "
+    "einsum polyfit linalg.matmul linalg.outer linalg.tensordot linalg.trace linalg.diagonal "
     "ufunc.outer".split()
 ) | {f"linalg.{name}" for name in LINALG.split() if name not in _PARTS}
 
@@ -58,6 +58,11 @@ def states() -> Iterator[State]:
     """
     for name in numpy_names():
         yield State(name, *_state(name))
+    for name in special.names():
+        yield State(f"scipy.special.{name}", "works", "")
+    for name, instead in RANDOM.items():
+        if hasattr(np.random, name):
+            yield State(f"random.{name}", "refused", instead)
 
 
 def _state(name: str) -> tuple[str, str]:

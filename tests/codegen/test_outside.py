@@ -426,7 +426,7 @@ LOOP, BRANCH, RANKS = "not once per iteration", "whichever is taken", "not once 
 KEEPS = "would keep an array of the program"
 REFUSED = [
     (generator_of_the_program, "rng would give every iteration", "spmd.random.uniform"),
-    (generator_of_the_module, "RNG would give every iteration", "spmd.random.uniform"),
+    (generator_of_the_module, "RNG would give every iteration", "spmd.random.normal"),
     (module_random, "random would give every iteration", LOOP),
     (old_numpy, "np.random would give every iteration", LOOP),
     (shuffled, "random would give every iteration", LOOP),

@@ -14,6 +14,7 @@ import pytest
 from codegen.dtypes import BY_NAME, DType
 from codegen.emit.expressions import applied, single
 from codegen.functions import FUNCTIONS, Function
+from codegen.functions import SPECIAL as OF_SCIPY
 from codegen.oracle.common import value_text
 
 CSRC = Path(__file__).resolve().parents[2] / "csrc"
@@ -32,6 +33,7 @@ TYPES = [BY_NAME[name] for name in SUFFIX]
 # Within how many units in the last place of NumPy's result; all other functions: to the bit.
 LIBM = "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh " \
        "acosh atanh cbrt pow hypot atan2 logaddexp".split()  # fmt: skip
+SPECIAL = OF_SCIPY.split()
 ULPS = 8
 
 
@@ -57,7 +59,9 @@ def loop_exists(fn: Function, dtype: DType) -> bool:
     if fn.arity == 3 or fn.name == "cast":  # no ufuncs; tested by the programs that use them
         return False
     if not isinstance(fn.numpy, np.ufunc):
-        return dtype.kind == "c"
+        return dtype.kind == ("f" if fn.header else "c")
+    if fn.ufunc in SPECIAL and dtype.kind == "c":
+        return False
     char = np.dtype(dtype.name).char
     result = np.dtype(fn.result_dtype(dtype).name).char
     return f"{char * fn.arity}->{result}" in fn.numpy.types
@@ -80,7 +84,7 @@ def c_loop(fn: Function, dtype: DType) -> str:
 
 @pytest.fixture(scope="module")
 def loops(compiled: Callable[..., ctypes.CDLL]) -> ctypes.CDLL:
-    source = '#include "spmd_support.h"\n' + "".join(c_loop(fn, dtype) for fn, dtype in ROWS)
+    source = '#include "spmd_special.h"\n' + "".join(c_loop(fn, dtype) for fn, dtype in ROWS)
     return compiled("loops", source)
 
 
@@ -159,7 +163,12 @@ def test_function_equals_numpy(loops: ctypes.CDLL, fn: Function, dtype: DType) -
         want = fn.numpy(*((a, b)[: fn.arity])).astype(out.dtype)
     if fn.name == "reciprocal" and dtype.kind in "iu":
         want[a == 0] = 0  # NumPy casts infinity, which is another value for each width
-    if fn.name == "maximum" or fn.name == "minimum":
+    if fn.name in SPECIAL:  # scipy's own differ in the last bits, and for huge and tiny arguments
+        usual = (np.abs(a) < 80) & ~(np.abs(a) < 1e-30) | (a == 0) | ~np.isfinite(a)
+        tolerance = 1e-12 if dtype.size == 8 else 1e-6
+        np.testing.assert_allclose(out[usual], want[usual], rtol=tolerance, atol=tolerance / 100)
+        return
+    if fn.name in ("maximum", "minimum", "fmax", "fmin"):
         zero = (a == 0) & (b == 0)  # of 0.0 and -0.0 NumPy's loops give either
         out, want = out[~zero], want[~zero]
         assert_same_bits(out, want)

@@ -80,9 +80,14 @@ EXPRESSIONS: dict[str, str] = {
     "select": "np.select([x > 1, x < -1], [x, y], 7) | np.select([b, x > 0], [i, i * 2])",
     "choose": "np.choose(j % 3, [v, v * 2, 1.0]) | np.choose(i, [x, y], mode='clip') "
               "| np.choose(i, [x, y, 3], mode='wrap') | (j % 2).choose([v, j])",
-    "frexp": "np.frexp(x)", "ldexp": "np.ldexp(x, 2)", "gcd": "np.gcd(i, 6)", "lcm": "np.lcm(i, 6)",
-    "nextafter": "np.nextafter(x, 2)", "spacing": "np.spacing(x)", "isnat": "np.isnat(x)",
-    "i0": "np.i0(v)", "unwrap": "np.unwrap(v * 3) | np.unwrap(x * 3, axis=0) | "
+    "frexp": "np.frexp(w) | np.frexp(f) | np.frexp(i)", "isnat": "np.isnat(x)",
+    "ldexp": "np.ldexp(x, i) | np.ldexp(f, h) | np.ldexp(w, 2)",
+    "gcd": "np.gcd(i, i[::-1]) | np.gcd(u, 6) | np.gcd(i, h)",
+    "lcm": "np.lcm(i, 6) | np.lcm(h, h[::-1])",
+    "nextafter": "np.nextafter(w, y) | np.nextafter(f, 2)", "spacing": "np.spacing(w) "
+       "| np.spacing(f)",
+    "i0": "np.i0(x * 20) | np.i0(f) | np.i0(j)",
+    "unwrap": "np.unwrap(v * 3) | np.unwrap(x * 3, axis=0) | "
                                 "np.unwrap(i, period=6) | np.unwrap(x, discont=4.0)",
     # -- reductions --------------------------------------------------------------------------------
     **{n: f"np.{n}(x) | np.{n}(x, axis=0) | np.{n}(i, axis=1, keepdims=True) | np.{n}(u, axis=0) "
@@ -99,15 +104,18 @@ EXPRESSIONS: dict[str, str] = {
     "all": "np.all(x > -9) | np.all(b, axis=0) | np.all(i, axis=1)",
     "count_nonzero": "np.count_nonzero(i) | np.count_nonzero(b, axis=0) | np.count_nonzero(w)",
     "average": "np.average(x, axis=0, weights=v) | np.average(x) | np.average(i, axis=1) "
-               "| np.average(x, weights=np.abs(y)) | np.average(f, axis=0)",
+               "| np.average(x, weights=np.abs(y)) | np.average(f, axis=0) "
+               "| np.average(x, axis=1, weights=[1, 2, 3, 4, 5.], returned=True) "
+               "| np.average(i, returned=True)",
     "median": "np.median(x) | np.median(x, axis=0) | np.median(i, axis=1) | np.median(w, axis=0) "
               "| np.median(f[:, :4], axis=1, keepdims=True) | np.median(x[:6] * 1e308, axis=0)",
     "quantile": "np.quantile(x, 0.3) | np.quantile(x, [0.1, 0.9], axis=0) | np.quantile(w, 0.5, 1)",
     "percentile": "np.percentile(x, 30) | np.percentile(i, [5, 50], axis=1)",
     "cumsum": "np.cumsum(x, axis=0) | np.cumsum(i) | np.cumsum(u, axis=1) | np.cumsum(z, axis=0)",
     "cumprod": "np.cumprod(x, axis=0) | np.cumprod(h) | np.cumprod(v)",
-    "cumulative_sum": "np.cumulative_sum(v) | np.cumulative_sum(x, axis=0)",
-    "cumulative_prod": "np.cumulative_prod(v) | np.cumulative_prod(x, axis=1)",
+    "cumulative_sum": "np.cumulative_sum(v) | np.cumulative_sum(x, axis=0, include_initial=True)",
+    "cumulative_prod": "np.cumulative_prod(v) "
+       "| np.cumulative_prod(x, axis=1, include_initial=True)",
     **{n: f"np.{n}(x) | np.{n}(x, axis=0) | np.{n}(w, axis=1) | np.{n}(w) | np.{n}(b, axis=0) "
           f"| np.{n}(i) | np.{n}(u, axis=1, keepdims=True) | np.{n}(z, axis=0)"
        for n in "argmax argmin".split()},
@@ -121,7 +129,8 @@ EXPRESSIONS: dict[str, str] = {
     "nanpercentile": "np.nanpercentile(x, 30, axis=0) | np.nanpercentile(w[3:], 30) "
        "| np.nanpercentile(x, [20, 60], axis=1)",
     "trapezoid": "np.trapezoid(x) | np.trapezoid(x, axis=0, dx=0.5) | np.trapezoid(v, j * 1.0)",
-    "cov": "np.cov(x) | np.cov(x, rowvar=False) | np.cov(v, j) | np.cov(z)",
+    "cov": "np.cov(x) | np.cov(x, rowvar=False) | np.cov(v, j) | np.cov(z) "
+           "| np.cov(x, y, fweights=j[:5] + 1, aweights=[1, 2, 3, 4, 5.], ddof=0)",
     "corrcoef": "np.corrcoef(x) | np.corrcoef(v, j)",
     "trace": "np.trace(q) | np.trace(x, offset=1) | np.trace(i)",
     # -- order and search --------------------------------------------------------------------------
@@ -164,8 +173,11 @@ EXPRESSIONS: dict[str, str] = {
     "unique_values": "np.unique_values(i)", "union1d": "np.union1d(v, v)",
     "intersect1d": "np.intersect1d(v, v)", "setdiff1d": "np.setdiff1d(v, v)",
     "setxor1d": "np.setxor1d(v, v)", "nonzero": "np.nonzero(i)", "argwhere": "np.argwhere(i)",
-    "flatnonzero": "np.flatnonzero(i)", "extract": "np.extract(b, x)",
-    "trim_zeros": "np.trim_zeros(v)", "piecewise": "np.piecewise(x, [x > 0], [abs])",
+    "flatnonzero": "np.flatnonzero(i)", "extract": "np.extract(b, x).sum()",
+    "trim_zeros": "np.trim_zeros(v)", "piecewise": "np.piecewise(x, [x > 0], [np.abs, 2]) "
+       "| np.piecewise(v, v > 0, [lambda q, c=3: q * c]) "
+       "| np.piecewise(i, [i < 0, i > 3], [2.7, -1])"
+       "| np.piecewise(v[0], [v[0] < 0, v[0] >= 0], [-1, lambda q: q])",
     "compress": "np.compress([True, False, True], x, axis=0) | x.compress([False, True])",
     # -- shapes ------------------------------------------------------------------------------------
     "reshape": "np.reshape(x, (5, 7)) | np.reshape(x.T, -1) | np.reshape(t, (3, -1, 2)) "
@@ -174,17 +186,20 @@ EXPRESSIONS: dict[str, str] = {
     "transpose": "np.transpose(x) | np.transpose(t, (2, 0, 1))",
     "permute_dims": "np.permute_dims(t, (1, 2, 0))", "matrix_transpose": "np.matrix_transpose(t)",
     "swapaxes": "np.swapaxes(t, 0, 2)", "moveaxis": "np.moveaxis(t, 0, -1)",
-    "rollaxis": "np.rollaxis(t, 2)", "squeeze": "np.squeeze(x[:1]) | np.squeeze(v[:, None], 1)",
+    "rollaxis": "np.rollaxis(t, 2) | np.rollaxis(t, -1) | np.rollaxis(t, 1, -1)",
+    "squeeze": "np.squeeze(x[:1]) | np.squeeze(v[:, None], 1)",
     "expand_dims": "np.expand_dims(x, 1)", "atleast_1d": "np.atleast_1d(x[0, 0])",
     "atleast_2d": "np.atleast_2d(v)", "atleast_3d": "np.atleast_3d(x)",
     "broadcast_to": "np.broadcast_to(v[:, None], (7, 3))",
     "broadcast_arrays": "np.broadcast_arrays(v, x.T)",
     "flip": "np.flip(x) | np.flip(t, (0, 2))", "fliplr": "np.fliplr(x)", "flipud": "np.flipud(x)",
     "rot90": "np.rot90(x) | np.rot90(x, 2) | np.rot90(x, -1)",
-    "roll": "np.roll(x, 2, axis=0) | np.roll(x, 3) | np.roll(x, (1, -2), axis=(0, 1))",
+    "roll": "np.roll(x, 2, axis=0) | np.roll(x, 3) | np.roll(x, (1, -2), axis=(0, 1)) "
+            "| np.roll(x, (1, 3), axis=(0, 0))",
     "tile": "np.tile(v, 2) | np.tile(x, (2, 1))", "resize": "np.resize(v, (3, 4)) "
        "| np.resize(x, 6)",
-    "repeat": "np.repeat(v, 2) | np.repeat(x, 3, axis=0) | np.repeat(v[:3], [1, 0, 2])",
+    "repeat": "np.repeat(v, 2) | np.repeat(x, 3, axis=0) | np.repeat(v[:3], [1, 0, 2]) "
+              "| np.repeat(x, np.array([2]), axis=0)",
     "split": "np.split(x[:6], 3) | np.split(v, [2, 5])", "array_split": "np.array_split(v, 3)",
     "hsplit": "np.hsplit(x, [1, 3])", "vsplit": "np.vsplit(x, [2])", "dsplit": "np.dsplit(t, 2)",
     "unstack": "np.unstack(t, axis=1)", "copy": "np.copy(x)",
@@ -193,7 +208,8 @@ EXPRESSIONS: dict[str, str] = {
     "diag": "np.diag(v) | np.diag(q) | np.diag(x, 1) | np.diag(v, -2)",
     "diagonal": "np.diagonal(x) | np.diagonal(t, 0, 1, 2)", "diagflat": "np.diagflat(x[:2])",
     "meshgrid": "np.meshgrid(v, j) | np.meshgrid(v, j, indexing='ij', sparse=True)",
-    "ix_": "np.ix_(j, [0, 1]) | x[np.ix_([0, 2], [1, 3])]", "shape": "np.zeros(np.shape(x)) + x",
+    "ix_": "np.ix_(j, [0, 1]) | np.ix_(j, [True, False, True]) | x[np.ix_([0, 2], [1, 3])]",
+    "shape": "np.zeros(np.shape(x)) + x",
     "size": "np.size(x) | np.size(x, 1)", "ndim": "np.ndim(t)",
     # -- joining -----------------------------------------------------------------------------------
     "concatenate": "np.concatenate([x, w]) | np.concatenate([x, y]) "
@@ -208,9 +224,21 @@ EXPRESSIONS: dict[str, str] = {
     "pad": "np.pad(x, 1) | np.pad(v, (2, 1), mode='edge') "
        "| np.pad(x, ((0, 2), (1, 0)), mode='wrap')"
            "| np.pad(v, 2, mode='reflect') | np.pad(v, 3, 'symmetric') "
-           "| np.pad(i, 1, constant_values=4)",
-    "insert": "np.insert(v, 2, 9.0) | np.insert(x, 1, v, axis=1)",
-    "delete": "np.delete(v, 3) | np.delete(x, -1, axis=0)",
+           "| np.pad(i, 1, constant_values=4) | np.pad(x, 1, constant_values=((1, 2), (3, 4))) "
+           "| np.pad(x, 2, mode='reflect', reflect_type='odd') | np.pad(i, 2, 'linear_ramp') "
+           "| np.pad(x, ((0, 0), (1, 2)), 'linear_ramp', end_values=((1, 2), (3, 4))) "
+           "| np.pad(x, ((1, 2), (2, 0)), 'maximum', stat_length=((1, 2), (2, 3))) "
+           "| np.pad(t, 1, mode='minimum') | np.pad(i, 1, mode='mean') "
+           "| np.pad(x, 1, mode='median')"
+           "| np.pad(x, 1, mode='empty')[1:-1, 1:-1]",
+    "insert": "np.insert(v, 2, 9.0) | np.insert(x, 1, v, axis=1) "
+       "| np.insert(v, [2, 1, 1], [7., 8, 9])"
+              "| np.insert(x, [0, 3], [[1], [2]], axis=0) | np.insert(i, slice(1, 5, 2), 9.7) "
+              "| np.insert(x, [1], v[:, None], axis=1) | np.insert(v, [], []) "
+              "| np.insert(v, np.arange(7).repeat(6), 1.5)",
+    "delete": "np.delete(v, 3) | np.delete(x, -1, axis=0) | np.delete(x, [0, 3, -1], axis=0) "
+              "| np.delete(v, slice(None, None, -2)) | np.delete(x, [True] + [False] * 4, 1) "
+              "| np.delete(v, []) | np.delete(np.repeat(v, 20), slice(0, 120, 3))",
     "array": "np.array(x) | np.array([v, v * 2]) | np.array([[v[0], 1], [2, v[1]]]) "
              "| np.array(x, ndmin=3)",
     "asarray": "np.asarray(x) | np.asarray([v[0], v[1]])", "asanyarray": "np.asanyarray(x)",
@@ -230,7 +258,7 @@ EXPRESSIONS: dict[str, str] = {
                 "| np.linspace(v[0], v[1], 1)",
     "logspace": "np.logspace(v[0], v[1], 4) | np.logspace(0, 1, 7) * v "
        "| np.logspace(v, 1, 3, base=2)",
-    "geomspace": "np.geomspace(np.abs(v), 4, 3)",
+    "geomspace": "np.geomspace(np.abs(v), 4, 3) | np.geomspace(-np.abs(v), -4., 3, axis=1)",
     "vander": "np.vander(v, 3) | np.vander(j)",
     **{n: f"np.{n}(7) * v" for n in "bartlett blackman hamming hanning".split()},
     "kaiser": "np.kaiser(7, 2.0) * v", "tri": "np.tri(5) * q",
@@ -252,39 +280,54 @@ EXPRESSIONS: dict[str, str] = {
     "put_along_axis": "np.put_along_axis(x, j[:, None], 9.0, axis=1); x",
     "put": "np.put(v, [0, 3], [7.0, 8]); v | np.put(v, [9, -9], 1, mode='clip'); v "
            "| np.put(x, j * 9, 2, mode='wrap'); x", "copyto": "np.copyto(x, y, where=b); x",
-    "putmask": "np.putmask(x, b, y); x | np.putmask(x, x > 0, -1); x",
-    "place": "np.place(x, b, [1])",
+    "putmask": "np.putmask(x, b, y); x | np.putmask(x, x > 0, -1); x "
+       "| np.putmask(i, i > 0, [1, 2, 3]); i",
+    "place": "np.place(x, b, [1]); x | np.place(x, x > 0, v); x",
     "fill_diagonal": "np.fill_diagonal(q, 3.0); q | np.fill_diagonal(x, 1); x "
-                     "| d = t[:2, :2] * 1; np.fill_diagonal(d, 4); d",
-    "unravel_index": "np.unravel_index(j, (2, 4)) | np.unravel_index(np.argmax(x), x.shape)",
-    "ravel_multi_index": "np.ravel_multi_index((j, j % 2), (5, 2))",
-    "packbits": "np.packbits(b)", "unpackbits": "np.unpackbits(u)",
+                     "| d = t[:2, :2] * 1; np.fill_diagonal(d, 4); d "
+                     "| np.fill_diagonal(x, 1, wrap=True); x | np.fill_diagonal(q, [1, 2, 3]); q",
+    "unravel_index": "np.unravel_index(j, (2, 4), order='F') | np.unravel_index(j, (2, 4)) "
+       "| np.unravel_index(np.argmax(x), x.shape)",
+    "ravel_multi_index": "np.ravel_multi_index((j, j % 2), (5, 2)) "
+       "| np.ravel_multi_index((j, j), (3, 2), mode=('clip', 'wrap'), order='F')",
+    "packbits": "np.packbits(b) | np.packbits(i, axis=0, bitorder='little')",
+    "unpackbits": "np.unpackbits(u, count=7) | np.unpackbits(u, axis=1, bitorder='little')",
     # -- products ----------------------------------------------------------------------------------
     "matmul": "np.matmul(x, q) | np.matmul(x.T, y) | np.matmul(v, x) | np.matmul(i, i.T)",
     "dot": "np.dot(x, q) | np.dot(v, v) | np.dot(x, 2) | np.dot(t, q[:2])",
     "inner": "np.inner(x, y) | np.inner(v, v)", "outer": "np.outer(v, j) | np.outer(x, v[:2])",
-    "vdot": "np.vdot(z, z) | np.vdot(v, v)", "vecdot": "np.vecdot(x, y) | np.vecdot(z, z)",
+    "vdot": "np.vdot(z, z) | np.vdot(v, v)",
+    "vecdot": "np.vecdot(x, y) | np.vecdot(z, z) | np.vecdot(z, z, axis=0)",
     "matvec": "np.matvec(x, q[0])", "vecmat": "np.vecmat(v, x) | np.vecmat(z[:, 0], x)",
     "tensordot": "np.tensordot(x, y, ((0,), (0,))) | np.tensordot(x, q, 1)",
     "einsum": "np.einsum('ij,kj', x, y) | np.einsum('ij,ij->j', x, y) | np.einsum('ii', q) "
-              "| np.einsum('i,j,k->ijk', v, j, [1, 2])",
+              "| np.einsum('i,j,k->ijk', v, j, [1, 2]) "
+              "| np.einsum(t, [0, 1, 2], x[:3], [1, 3], [3, 0, 2]) "
+              "| np.einsum('ij,jk,kl,lm', x, q, q, y.T, optimize='optimal') "
+              "| np.einsum('i,ij,jk->k', v, x, q, optimize=['einsum_path', (1, 2), (0, 1)])",
     "kron": "np.kron(v, [1, 2]) | np.kron(q[:2], q[:, :2])",
-    "cross": "np.cross(x[:, :3], y[:, 2:])",
-    "einsum_path": "np.einsum_path('ij,jk', x, q)",
+    "cross": "np.cross(x[:, :3], y[:, 2:]) | np.cross(x[:, :2], y[:, :2]) "
+             "| np.cross(x[:, :3], y[:, :2])",
+    "einsum_path": "v * len(np.einsum_path('ij,jk', x, q)[0])",
     # -- differences, polynomials ------------------------------------------------------------------
     "diff": "np.diff(x, axis=0) | np.diff(v, 2) | np.diff(u, axis=1) | np.diff(v, prepend=0) "
             "| np.diff(b, axis=0)",
     "ediff1d": "np.ediff1d(v) | np.ediff1d(x, to_end=9, to_begin=[1, 2])",
-    "gradient": "np.gradient(v) | np.gradient(x, 0.5, axis=0) | np.gradient(x)",
+    "gradient": "np.gradient(v) | np.gradient(x, 0.5, axis=0) | np.gradient(x) "
+                "| np.gradient(x, o, np.array([0, 1, 3, 4, 9.]), edge_order=2) "
+                "| np.gradient(x, 2, axis=0, edge_order=2)",
     "convolve": "np.convolve(v, [1, 2.0]) | np.convolve(v, [1, 0, -1], 'same') "
-                "| np.convolve(v, j, 'valid')",
+                "| np.convolve(v, j, 'valid') | np.convolve(v, j, 1) "
+                "| np.convolve(x.ravel(), np.arange(70) - 30, 'same')",
     "correlate": "np.correlate(v, [1, 2.0]) | np.correlate(v, j, 'full') "
                  "| np.correlate(z[:, 0], z[:3, 0], 'same') | np.correlate(z[:2, 0], z[:, 0])",
     "polyval": "np.polyval([1.0, 2, 3], x) | np.polyval(v, x) | np.polyval([1, 2], i)",
     "polyadd": "np.polyadd(v, [1, 2])", "polysub": "np.polysub([1.0, 2], v)",
     "polyder": "np.polyder(v) | np.polyder(v, 2)", "polyint": "np.polyint(v) | np.polyint(j, 2, 3)",
-    "polymul": "np.polymul(v, v)", "polydiv": "np.polydiv(v, [1, 2])", "poly": "np.poly(v)",
-    "polyfit": "np.polyfit(v, v, 2)", "roots": "np.roots(v)",
+    "polymul": "np.polymul(v, v)", "polydiv": "np.polydiv(v, [1, 2])",
+    "poly": "np.poly(v[:4]) | np.poly(j[:3])",
+    "polyfit": "np.polyfit(o, v, 2) | np.polyfit(o, x, 1, w=np.abs(v)) | np.polyfit(o, f[:, 0], 1) "
+               "| np.polyfit(o, v, 1, cov=True)", "roots": "np.roots(v)",
     # -- what is asked of arrays -------------------------------------------------------------------
     "array_equal": "np.array_equal(x, y) | np.array_equal(w, w, equal_nan=True) "
                    "| np.array_equal(x, v)",
@@ -296,7 +339,7 @@ EXPRESSIONS: dict[str, str] = {
     "shares_memory": "np.shares_memory(x, x)", "real_if_close": "np.real_if_close(z)",
     # -- functions of functions, text, files -------------------------------------------------------
     "apply_along_axis": "np.apply_along_axis(np.sum, 0, x)",
-    "apply_over_axes": "np.apply_over_axes(np.sum, x, [0])",
+    "apply_over_axes": "np.apply_over_axes(np.sum, t, [0, 2])",
     "frompyfunc": "np.frompyfunc(abs, 1, 1)(x)", "nested_iters": "np.nested_iters(x, [[0], [1]])",
     "array2string": "np.array2string(x)", "array_repr": "np.array_repr(x)",
     "array_str": "np.array_str(x)", "save": "np.save('f.npy', x)", "savez": "np.savez('f.npz', x)",
@@ -359,14 +402,32 @@ EXPRESSIONS: dict[str, str] = {
     # -- ufunc methods -----------------------------------------------------------------------------
     "ufunc.reduce": "np.add.reduce(x) | np.maximum.reduce(x, axis=1) | np.multiply.reduce(i) "
                     "| np.logical_or.reduce(b) | np.bitwise_xor.reduce(i, axis=0) "
-                    "| np.minimum.reduce([x, y]) | np.logical_and.reduce(i, axis=1)",
+                    "| np.minimum.reduce([x, y]) | np.logical_and.reduce(i, axis=1) "
+                    "| np.gcd.reduce(i) | np.lcm.reduce(i % 4 + 1, axis=1) | np.hypot.reduce(x) "
+                    "| np.logaddexp.reduce(x, axis=(0, 1)) | np.fmax.reduce(w, keepdims=True) "
+                    "| np.fmin.reduce(i) | np.logical_xor.reduce(x, axis=1) "
+                    "| np.subtract.reduce(i) | np.add.reduce(x, initial=2, where=b) "
+                    "| np.fmax.reduce(z) | np.lcm.reduce(-x[:1].astype(int))",
     "ufunc.accumulate": "np.add.accumulate(x) | np.maximum.accumulate(x, axis=1) "
                         "| np.minimum.accumulate(w) | np.multiply.accumulate(v) "
-                        "| np.maximum.accumulate(z) | np.minimum.accumulate(z, axis=1)",
-    "ufunc.outer": "np.add.outer(v, j) | np.less.outer(v, x[0])",
+                        "| np.maximum.accumulate(z) | np.minimum.accumulate(z, axis=1) "
+                        "| np.logical_or.accumulate(i) | np.bitwise_and.accumulate(i, axis=1) "
+                        "| np.gcd.accumulate(i) | np.hypot.accumulate(-x) "
+                        "| np.subtract.accumulate(x) | np.fmin.accumulate(w, axis=1) "
+                        "| np.logaddexp.accumulate(f) | np.logical_xor.accumulate(b)",
+    "ufunc.outer": "np.add.outer(v, j) | np.less.outer(v, x[0]) "
+                   "| np.divide.outer(v, o, dtype=np.float32)",
     "ufunc.at": "np.add.at(v, j, 1.0); v | np.maximum.at(v, [0, 0, 2], 9.0); v "
-                "| np.subtract.at(v, j, 2); v",
-    "ufunc.reduceat": "np.add.reduceat(v, [0, 3])",
+                "| np.subtract.at(v, j, 2); v | np.logaddexp.at(v, j, v); v "
+                "| np.negative.at(v, [0, 1]); v "
+                "| np.bitwise_xor.at(j, j, 3); j | np.divide.at(x, slice(1, 3), 2); x "
+                "| np.power.at(x, (0, [1, 2]), 2); x | np.fmax.at(v, j, 3); v "
+                "| np.logical_or.at(b, ([0, 1], [0, 0]), True); b",
+    "ufunc.reduceat": "np.add.reduceat(v, [0, 3]) | np.multiply.reduceat(x, [0, 3, 3, 1]) "
+                      "| np.add.reduceat(x * q[0], np.sort(j), axis=0) "
+                      "| np.add.reduceat(b, [0, 2], 1) "
+                      "| np.maximum.reduceat(i, np.sort(j)) "
+                      "| np.logaddexp.reduceat(x, [2, 0], axis=1)",
     # -- attributes and methods of arrays ----------------------------------------------------------
     **{f"ndarray.{n}": f"x.{n}() | x.{n}(axis=0) | i.{n}()" for n in
        "all any argmax argmin cumprod cumsum max mean min prod std sum var".split()},
@@ -398,6 +459,20 @@ EXPRESSIONS: dict[str, str] = {
     "ndarray.view": "x.view('i8')",
 }  # fmt: skip
 
+# Of scipy.special.
+EXPRESSIONS |= {
+    **{f"scipy.special.{n}": f"sp.{n}(w) | sp.{n}(f) | sp.{n}(j)" for n in
+       "erf erfc gamma gammaln psi i0 i0e i1 i1e j0 j1 y0 y1 expit log_expit entr ndtr exp10 "
+       "exprel cosm1 cbrt exp2 expm1 log1p".split()},
+    **{f"scipy.special.{n}": f"sp.{n}(np.abs(x) % 0.9) | sp.{n}(np.abs(f) % 0.875)" for n in
+       "erfinv erfcinv logit ndtri".split()},
+    **{f"scipy.special.{n}": f"sp.{n}(np.abs(w), y) | sp.{n}(j, np.abs(v))" for n in
+       "xlogy xlog1py rel_entr kl_div huber pseudo_huber boxcox boxcox1p inv_boxcox "
+       "inv_boxcox1p".split()},
+    **{f"scipy.special.{n}": f"sp.{n}(x) | sp.{n}(f, axis=0) | sp.{n}(i, axis=1)" for n in
+       "softmax log_softmax logsumexp".split()},
+}  # fmt: skip
+
 # Beyond NumPy's namespace: operators, lists of arrays, Python's own functions.
 MORE = [
     "np.sum([v, j], axis=0)", "np.maximum.reduce([v, j, v * 2])", "np.mean([x, y], axis=0)",
@@ -416,7 +491,9 @@ MORE = [
     "math.sinh(v[0])", "math.expm1(v[0])", "math.log1p(abs(v[0]))", "math.modf(v[0])",
     "math.prod([v[0], v[1], 2])",  "math.dist(x[0], y[0])",
     "math.isclose(v[0], v[0] + 1e-12)", "math.remainder(v[0], 0.7)",
-    "math.exp2(v[0])",
+    "math.exp2(v[0])", "math.erf(v[0])", "math.erfc(v[0])", "math.gamma(v[0])", "math.lgamma(v[0])",
+    "math.gcd(j[0], 6, j[1])", "math.lcm(j[1], 3)", "math.isqrt(j[0] + 15)", "math.frexp(v[0])",
+    "math.ldexp(v[0], 2)", "math.nextafter(v[0], 3)", "math.ulp(v[0])",
     "f * math.sqrt(v[0] ** 2)", "i // 2", "i % -3", "u - np.uint8(3)", "u + 200", "h * 2", "-u",
     "i ** 2", "2 ** j", "x ** -1", "divmod(x, 0.7)", "x // 0.3", "abs(h)", "~b", "x > y", "i == 3",
     "b ** 2",

@@ -349,6 +349,26 @@ def viewed(pool, x, y, c, d, mesh):
     return u
 
 
+def edited(pool, x, y, c, d, mesh):
+    """Elements put in, left out, combined in parts of a dim."""
+    if x.ndim == 0 or 0 in x.shape:
+        return None
+    dim, n = d % x.ndim, x.shape[d % x.ndim]
+    z = np.clip(np.where(np.isfinite(x), x, 2), -9, 9).astype(np.int64)
+    at = [0, n - 1, d % n]
+    made = (
+        lambda: np.insert(x, at, 5, axis=dim), lambda: np.delete(x, at, axis=dim),
+        lambda: np.pad(z, 1, mode=("linear_ramp", "maximum", "minimum", "median")[d % 4]),
+        lambda: np.add.reduceat(z, at, axis=dim), lambda: np.maximum.reduceat(x, at, axis=dim),
+        lambda: np.gcd.reduce(z, axis=dim), lambda: np.fmax.accumulate(x * 1.0, axis=dim),
+        lambda: np.bitwise_or.reduceat(z, np.sort(np.abs(z.ravel()) % n), axis=dim),
+        lambda: np.logical_xor.accumulate(z > d, axis=dim), lambda: np.subtract.reduce(z, axis=dim),
+        lambda: np.gradient(z, axis=dim, edge_order=1 + (n > 2)) if n > 1 else z,
+        lambda: np.frexp(z)[1] + np.lcm(z, 4),
+    )  # fmt: skip
+    return made[c]()
+
+
 STEPS = (add, unary, cut, pick, shifted, reduced, running, roll, joined, turned, reshaped, product,
          taken, written, scattered, ufunc, bits, spread, picked, contracted, summed, rearranged,
-         viewed, binned, flattened)  # fmt: skip
+         viewed, binned, flattened, edited)  # fmt: skip

@@ -207,15 +207,16 @@ class Outside:
             found=found, remedy=remedy, also=body,
         )  # fmt: skip
 
-    def drawn(self, thing: Any, place: Place | None) -> UnsupportedError:
-        """For what gives another value each time that it is asked: a generator, an iterator."""
+    def drawn(self, thing: Any, place: Place | None, instead: str = "") -> UnsupportedError:
+        """For what gives another value each time that it is asked: a generator, an iterator.
+        instead: of spmd.random, what a generator's method does."""
         drawing = isinstance(thing, GENERATORS)
         if self.what == "program":
-            remedy = "rng = np.random.default_rng(0) in the program" if drawing else (
+            remedy = "; or ".join(filter(None, [instead, _DRAWN])) if drawing else (
                 "a list of it, made outside")  # fmt: skip
         elif drawing:
-            remedy = ("spmd.random.uniform(seed, shape, stream=i), or normal, randint, …; or draw "
-                      "all of it before: noise = rng.random(n)")  # fmt: skip
+            instead = instead or "spmd.random.uniform(seed, shape), or normal, randint, …"
+            remedy = f"{instead}, with stream=i; or draw all of it before: noise = rng.random(n)"
         else:
             remedy = "an array that is read at the counter, x[i]; or the rows of spmd.scan"
         return UnsupportedError(f"{self.path(thing)} {_ONCE[self.what]}", place=place,
@@ -224,6 +225,7 @@ class Outside:
                                 remedy=remedy)  # fmt: skip
 
 
+_DRAWN = "rng = np.random.default_rng(0) in the program"
 _WORDS = {
     "loop": "a loop that is compiled",
     "branch": "a branch that is decided at run time",

@@ -25,6 +25,7 @@ from codegen.trace.array import Array
 from codegen.trace.context import Context
 from codegen.trace.control.outside import GENERATORS, is_iterator
 from codegen.trace.control.sharing import refuse_twin
+from codegen.trace.numpy.refused import RANDOM
 
 _CHANGEABLE = (list, dict, set, collections.deque, bytearray)
 _CHANGING = frozenset(
@@ -84,14 +85,14 @@ def changed(context: Context, thing: Any) -> None:
         context.changed_at[thing if isinstance(thing, str) else id(thing)] = user_place()
 
 
-def refuse_outside(thing: Any) -> None:
+def refuse_outside(thing: Any, method: str = "") -> None:
     """Raises UnsupportedError for a generator or an iterator from outside of what is captured."""
     context = Context.current()
     if context is None:
         return
     for body in reversed(context.bodies):
         if thing in body and not (body.what == "program" and id(thing) in context.seeded):
-            raise body.drawn(thing, user_place())
+            raise body.drawn(thing, user_place(), RANDOM.get(method, ""))
 
 
 def _next(iterator: Any, *default: Any) -> Any:
@@ -108,7 +109,7 @@ def _of_generator(context: Context, function: Any, generator: Any) -> Any:
         seeding = _with_seed(function)
         context.seeded.add(id(generator))
         return seeding
-    refuse_outside(generator)
+    refuse_outside(generator, function.__name__)
     return function
 
 

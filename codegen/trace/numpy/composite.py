@@ -11,7 +11,14 @@ import numpy as np
 from codegen import dtypes
 from codegen.trace.array import Array, as_array, unsupported
 from codegen.trace.numpy import products
-from codegen.trace.numpy.elementwise import apply, loop_dtypes, normal, result_type, select
+from codegen.trace.numpy.elementwise import (
+    apply,
+    loop_dtypes,
+    mapped,
+    normal,
+    result_type,
+    select,
+)
 
 
 def _float(x: Any) -> Array:
@@ -38,23 +45,23 @@ def _scaled(factor: float) -> Callable[[Any], Array]:
     return call
 
 
-def _first_number(ufunc: np.ufunc) -> Callable[[Any, Any], Array]:
-    """fmin and fmax: the other operand where one is NaN."""
-
-    def call(a: Any, b: Any) -> Any:
-        best = apply(ufunc, a, b)
-        if best.type.dtype.kind not in "fc":
-            return best
-        return select(apply(np.isnan, a), b, select(apply(np.isnan, b), a, best)).astype(best.dtype)
-
-    return call
-
-
 def _modf(x: Any) -> tuple[Array, Array]:
     x = _float(x)
     whole = apply(np.trunc, x)
     rest = select(apply(np.isinf, x), 0.0, apply(np.subtract, x, whole))
     return apply(np.copysign, rest, x), whole
+
+
+def _frexp(x: Any) -> tuple[Any, ...]:
+    x = _float(x)
+    return mapped("mantissa", x), mapped("exponent", x)
+
+
+def _spacing(x: Any) -> Any:
+    """How far it is to the next number, away from zero."""
+    x = _float(x)
+    size = apply(np.absolute, x)
+    return apply(np.copysign, apply(np.nextafter, size, np.inf) - size, x)
 
 
 def _heaviside(x: Any, at_zero: Any) -> Any:
@@ -95,10 +102,10 @@ UFUNCS: dict[str, Callable[..., Any]] = {
     "radians": _scaled(math.pi / 180),
     "rad2deg": _scaled(180 / math.pi),
     "degrees": _scaled(180 / math.pi),
-    "fmax": _first_number(np.maximum),
-    "fmin": _first_number(np.minimum),
     "divmod": lambda a, b: (apply(np.floor_divide, a, b), apply(np.remainder, a, b)),
     "modf": _modf,
+    "frexp": _frexp,
+    "spacing": _spacing,
     "heaviside": _heaviside,
     "float_power": _float_power,
     "fabs": lambda x: apply(np.absolute, _float(x)),

@@ -247,6 +247,28 @@ def logspace(
     return made if dtype is None else made.astype(dtype)
 
 
+def geomspace(
+    start: Any, stop: Any, num: int = 50, endpoint: bool = True, dtype: Any = None, axis: int = 0
+) -> Any:  # fmt: skip
+    """Numbers of which each is a fixed multiple of the one before; both ends of one sign."""
+    first, last = as_array(start), as_array(stop)
+    if "c" in first.type.dtype.kind + last.type.dtype.kind:
+        raise unsupported("np.geomspace of complex numbers", "start * ratio ** np.arange(n)")
+    kind = elementwise.result_type(first, last, np.float64(num))
+    sign = elementwise.apply(np.sign, first)
+    ends = elementwise.apply(np.divide, first, sign), elementwise.apply(np.divide, last, sign)
+    first, last = (elementwise.apply(np.log10, e) for e in ends)
+    made = logspace(first, last, num, endpoint)
+    made = as_array(made, kind)
+    if num > 0:
+        made[0] = ends[0]
+    if num > 1 and endpoint:
+        made[-1] = ends[1]
+    made = made * sign
+    made = made if axis == 0 else np.moveaxis(made, 0, axis)
+    return made if dtype is None else made.astype(dtype)
+
+
 def eye(n: Any, m: Any = None, k: int = 0, dtype: Any = None, layout: Any = None) -> Array:
     """A matrix of n rows and m columns (n, if left out): ones on the k-th diagonal, zeros
     elsewhere.

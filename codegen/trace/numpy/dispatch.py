@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from inspect import signature
 from typing import Any
 
@@ -16,12 +16,12 @@ import numpy as np
 from codegen.trace import array, foreign
 from codegen.trace.array import Array, is_traced, unsupported
 from codegen.trace.context import refuse_constant_write
-from codegen.trace.numpy import composite, elementwise, index, reducing
+from codegen.trace.numpy import composite, elementwise, special, ufunc_methods
 from codegen.trace.numpy.function_table import Function, of_numpy_name, table
 from codegen.trace.numpy.masks import Chosen
 from codegen.trace.numpy.refused import REMEDIES
 
-elementwise.COMPOSITE.update(composite.UFUNCS)
+elementwise.COMPOSITE.update(composite.UFUNCS | special.UFUNCS)
 
 @cache
 def _by_function() -> dict[Any, Function]:
@@ -125,22 +125,10 @@ def _has_array(x: Any) -> bool:
 
 # ---- ufuncs ----------------------------------------------------------------------------------
 
-_REDUCE: dict[str, Function] = {
-    "add": reducing.sum_, "multiply": reducing.prod, "minimum": reducing.min_,
-    "maximum": reducing.max_, "logical_and": reducing.all_, "logical_or": reducing.any_,
-}  # fmt: skip
-_BITS = {"bitwise_and": "bit_and", "bitwise_or": "bit_or", "bitwise_xor": "bit_xor"}
-_ACCUMULATE: dict[str, Function] = {
-    "add": reducing.cumsum, "multiply": reducing.cumprod, "maximum": reducing.cummax,
-    "minimum": reducing.cummin,
-}  # fmt: skip
-
-
 def call_ufunc(
     ufunc: np.ufunc, method: str, inputs: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """Array.__array_ufunc__: a call, or ufunc.reduce, accumulate, outer, at."""
-    name = ufunc.__name__
     if any(isinstance(x, Chosen) for x in inputs):
         return NotImplemented
     function = ufunc if method == "__call__" else getattr(ufunc, method)
@@ -150,21 +138,8 @@ def call_ufunc(
         return _call(ufunc, inputs, kwargs)
     if isinstance(kwargs.get("out"), tuple):
         kwargs = {**kwargs, "out": kwargs["out"][0]}
-    if method in ("reduce", "accumulate") and len(inputs) == 1:
-        kwargs = {"axis": 0, **kwargs}  # dim 0 unless told otherwise
-    rows = {"reduce": _REDUCE, "accumulate": _ACCUMULATE}.get(method, {})
-    if name in rows:
-        return _run(f"{name}.{method}", rows[name], inputs, kwargs)
-    if method == "reduce" and name in _BITS:
-        elementwise.loop_dtypes(ufunc, [array.as_array(inputs[0])] * 2, None)  # refuses floats
-        return reducing.reduce(_BITS[name], f"np.{name}.reduce", *inputs, **kwargs)
-    if method == "outer":
-        a, b = (array.as_array(x) for x in inputs)
-        return _call(ufunc, (a.reshape((*a.shape, *[1] * b.ndim)), b), kwargs)
-    if method == "at":
-        return index.ufunc_at(ufunc, *inputs)
-    raise unsupported(f"np.{name}.{method}", REMEDIES.get(
-        f"ufunc.{method}", "np.sum, np.prod, np.min, np.max, np.cumsum; a loop over spmd.range"))
+    return _run(f"{ufunc.__name__}.{method}", partial(getattr(ufunc_methods, method), ufunc),
+                inputs, kwargs)  # fmt: skip
 
 
 _IGNORED = ("casting", "order", "subok")
@@ -172,6 +147,9 @@ _IGNORED = ("casting", "order", "subok")
 
 def _call(ufunc: np.ufunc, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     options = {k: v for k, v in kwargs.items() if k not in _IGNORED}
+    if ufunc.signature == "(n),(n)->()" and "axis" in options:
+        axis, move = options.pop("axis"), table()["moveaxis"]
+        inputs = tuple(move(x, axis, -1) for x in inputs)
     if unknown := options.keys() - {"out", "where", "dtype"}:
         raise unsupported(f"np.{ufunc.__name__} with {sorted(unknown)[0]}=",
                           "np.swapaxes before and after it, or x.astype(t)")  # fmt: skip
@@ -207,7 +185,8 @@ def elsewhere(function: Any) -> Function | None:
         return None
     if foreign.is_numpys(function):
         return _of_numpy(function)
-    return foreign.library(function) if foreign.is_librarys(function) else None
+    known = foreign.is_librarys(function)
+    return foreign.library(function, special.ours_of(function)) if known else None
 
 
 def _of_numpy(function: Any) -> Function:

@@ -7,6 +7,7 @@ Always holds: operands of an emitted map have one shape, and the dtypes of one l
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 from codegen import dtypes
 from codegen.dtypes import DType
 from codegen.errors import DtypeError, ShapeError
-from codegen.functions import BY_UFUNC
+from codegen.functions import BY_UFUNC, SPECIAL
 from codegen.ir import Shape, Value
 from codegen.ops import Map
 from codegen.symbolic import expr
@@ -203,7 +204,7 @@ def operand_value(context: Context, x: Operand, dtype: DType, shape: Shape) -> V
     return broadcast_value(context, cast_value(context, value, dtype), shape)
 
 
-COMPOSITE: dict[str, Callable[..., Any]] = {}  # composite.UFUNCS, put here by dispatch.py
+COMPOSITE: dict[str, Callable[..., Any]] = {}  # UFUNCS of other files, put here by dispatch.py
 
 
 def apply(
@@ -215,11 +216,11 @@ def apply(
     operands = [normal(x) for x in inputs]
     if ufunc is np.power:
         ufunc, operands = _simple_power(operands)
-    if ufunc.__name__ in COMPOSITE:
+    if is_known(ufunc) and ufunc.__name__ in COMPOSITE:
         if dtype is not None:
             raise unsupported(f"np.{ufunc.__name__} with dtype=", "x.astype(t), before or after")
         return store(COMPOSITE[ufunc.__name__](*operands), out, where)
-    function = BY_UFUNC.get(ufunc.__name__)
+    function = BY_UFUNC.get(ufunc.__name__) if is_known(ufunc) else None
     if function is None:
         remedy = REMEDIES.get(ufunc.__name__, REMEDIES["vectorize"])
         raise unsupported(f"np.{ufunc.__name__}", remedy)
@@ -227,7 +228,9 @@ def apply(
     loop = loop_dtypes(ufunc, operands, dtype)
     if ufunc is np.power and loop[-1].kind == "i":
         _check_exponent(context, operands)
-    if len(set(loop[:-1])) > 1:  # int64 with uint64: NumPy compares them exactly
+    if function.ufunc in SPECIAL.split() and loop[-1].kind == "c":
+        raise unsupported(f"scipy.special.{ufunc.__name__} of complex numbers", "z.real, z.imag")
+    if ufunc in _COMPARISONS and len(set(loop[:-1])) > 1:
         return store(_compare_mixed(ufunc, *operands), out, where)
     shape = broadcast_shapes([extents_of(x) for x in operands])
     if (known := _beyond(ufunc, operands)) is not None:
@@ -238,9 +241,16 @@ def apply(
     return store(memory_order.kept(result, *operands), out, where, casting=True)
 
 
+def mapped(fn: str, x: Array) -> Array:
+    """One of FUNCTIONS that is no ufunc of NumPy's."""
+    return wrap(x.context, x.context.emit_one(Map(fn), x.read()))
+
+
 def is_known(ufunc: np.ufunc) -> bool:
-    """Whether programs can call a ufunc."""
-    return ufunc.__name__ in COMPOSITE or ufunc.__name__ in BY_UFUNC
+    """Whether programs can call a ufunc: NumPy's own or scipy.special's."""
+    name, special = ufunc.__name__, sys.modules.get("scipy.special")
+    own = ufunc in (getattr(np, name, None), getattr(special, name, None))
+    return own and (name in COMPOSITE or name in BY_UFUNC)
 
 
 _COMPARISONS = (np.equal, np.not_equal, np.less, np.less_equal, np.greater, np.greater_equal)

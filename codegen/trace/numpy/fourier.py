@@ -23,7 +23,7 @@ from codegen.symbolic.expr import Expr
 from codegen.trace.array import Array, as_array, number, wrap
 from codegen.trace.declare import shape_of
 from codegen.trace.number import expr_of
-from codegen.trace.numpy import joining
+from codegen.trace.numpy import joining, padding
 from codegen.trace.numpy.creation import arange
 from codegen.trace.numpy.elementwise import apply, select, store
 from codegen.trace.numpy.picking import real
@@ -84,7 +84,7 @@ def _fitted(array: Array, d: int, n: Expr) -> Array:
     if have == n:
         return array
     if not expr.nonneg(have - n):
-        array = joining.pad(array, {d: (0, number(expr.maximum(n - have, 0)))})
+        array = padding.pad(array, {d: (0, number(expr.maximum(n - have, 0)))})
     shape = tuple(n if k == d else e for k, e in enumerate(array.extents))
     return array.viewed(Slice((expr.const(0),) * array.ndim, (1,) * array.ndim, shape))
 

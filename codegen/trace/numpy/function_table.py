@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from codegen import dtypes
+from codegen.errors import ShapeError
 from codegen.trace.array import Array, as_array
 from codegen.trace.blame import asked
 from codegen.trace.numpy import (
@@ -20,6 +21,7 @@ from codegen.trace.numpy import (
     fourier,
     joining,
     linear,
+    padding,
     picking,
     polynomials,
     products,
@@ -41,17 +43,19 @@ _SAME: dict[Any, str] = {
     shaping: "array_split astype atleast_1d atleast_2d atleast_3d broadcast_arrays "
     "broadcast_to copy diag diagonal expand_dims flip meshgrid moveaxis ravel repeat reshape "
     "resize roll rot90 split squeeze swapaxes tile transpose tril triu",
-    joining: "block column_stack concatenate hstack pad stack",
+    joining: "block column_stack concatenate hstack stack",
+    padding: "delete insert pad",
     searching: "digitize histogram histogram2d histogram_bin_edges histogramdd interp searchsorted",
-    statistics: "corrcoef cov cross delete ediff1d gradient insert nanargmax nanargmin nancumprod "
+    statistics: "corrcoef cov cross ediff1d gradient nanargmax nanargmin nancumprod "
     "nancumsum nanmax nanmean nanmedian nanmin nanprod nanquantile nanstd nansum nanvar quantile "
     "unwrap",
-    polynomials: "convolve correlate polyder polyint polyval vander",
-    products: "dot einsum inner kron outer tensordot",
+    polynomials: "convolve correlate poly polyder polyfit polyint polyval vander",
+    products: "dot einsum einsum_path inner kron outer tensordot",
     picking: "angle array_equal array_equiv choose clip compress copyto "
     "diag_indices_from diff fill_diagonal imag isclose isin isneginf isposinf lexsort "
-    "min_scalar_type nan_to_num put put_along_axis putmask ravel_multi_index real sinc take "
-    "take_along_axis tril_indices_from triu_indices_from unravel_index where",
+    "min_scalar_type nan_to_num packbits place put put_along_axis putmask ravel_multi_index "
+    "real sinc take take_along_axis tril_indices_from triu_indices_from unpackbits "
+    "unravel_index where",
 }
 LINALG = (
     "cholesky cond det eig eigh eigvals eigvalsh inv lstsq matrix_norm matrix_power matrix_rank "
@@ -61,6 +65,30 @@ LINALG = (
 
 def _vstack(arrays: Any, **more: Any) -> Array:
     return joining.concatenate([shaping.atleast_2d(x) for x in arrays], 0, **more)
+
+
+def _with_initial(name: str, running: Function, initial: int) -> Function:
+    def call(x: Any, /, *, axis: Any = None, dtype: Any = None, out: Any = None,
+             include_initial: bool = False) -> Any:  # fmt: skip
+        array = as_array(x)
+        if axis is None and array.ndim > 1:
+            raise ShapeError(f"np.{name} needs an axis", expected="axis= of an array of "
+                             f"{array.ndim} dims", found="none")  # fmt: skip
+        made = running(array, axis, dtype)
+        if include_initial:
+            first = creation.full_like(made[(*[slice(None)] * (axis or 0), slice(0, 1))], initial)
+            made = joining.concatenate([first, made], axis or 0)
+        return store(made, out)
+
+    return call
+
+
+def _over_axes(function: Function, a: Any, axes: Any) -> Any:
+    made = as_array(a)
+    for axis in axes if isinstance(axes, (tuple, list)) else (axes,):
+        found = as_array(function(made, axis))
+        made = found if found.ndim == made.ndim else shaping.expand_dims(found, axis % made.ndim)
+    return made
 
 
 def _is_complex(x: Any) -> bool:
@@ -79,7 +107,8 @@ _OTHER: dict[str, Function] = {
     "amax": reducing.max_, "any": reducing.any_, "all": reducing.all_,
     "round": picking.round_, "around": picking.round_, "select": picking.select_,
     "permute_dims": shaping.transpose, "concat": joining.concatenate,
-    "cumulative_sum": reducing.cumsum, "cumulative_prod": reducing.cumprod,
+    "cumulative_sum": _with_initial("cumulative_sum", reducing.cumsum, 0),
+    "cumulative_prod": _with_initial("cumulative_prod", reducing.cumprod, 1),
     "vstack": _vstack, "row_stack": _vstack, "trace": _trace,
     "asanyarray": creation.asarray, "ascontiguousarray": creation.asarray,
     "asfortranarray": creation.asarray,
@@ -89,6 +118,7 @@ _OTHER: dict[str, Function] = {
     "lib.stride_tricks.sliding_window_view": joining.sliding_window_view,
     # what one expression says
     "require": lambda a, dtype=None, requirements=None, **_: creation.asarray(a, dtype),
+    "i0": lambda x: elementwise.mapped("i0", reducing.floats(as_array(x))),
     "fix": lambda x, out=None: apply(np.trunc, x, out=out),
     "conj": lambda x, out=None: store(apply(np.conjugate, as_array(x)), out),
     "ptp": lambda x, axis=None, out=None, keepdims=False: store(
@@ -98,6 +128,9 @@ _OTHER: dict[str, Function] = {
     "nanpercentile": lambda x, q, axis=None, *args, **options: statistics.nanquantile(
         x, np.true_divide(q, 100), axis, *args, **options),
     "linalg.cross": lambda a, b, *, axis=-1: statistics.cross(a, b, axis=axis),
+    "apply_over_axes": _over_axes, "piecewise": picking.piecewise,
+    "extract": lambda condition, arr: shaping.ravel(arr)[shaping.ravel(condition)],
+    "geomspace": creation.geomspace,
     "vdot": lambda x, y: products.matmul(
         products.conjugate(shaping.ravel(x)), shaping.ravel(y)),
     "polyadd": lambda a1, a2: polynomials.aligned(np.add, a1, a2),
@@ -117,8 +150,7 @@ _OTHER: dict[str, Function] = {
     "allclose": lambda a, b, rtol=1e-5, atol=1e-8, equal_nan=False: reducing.all_(
         picking.isclose(a, b, rtol, atol, equal_nan)),
     # shapes
-    "rollaxis": lambda x, axis, start=0: shaping.moveaxis(
-        x, axis, start if start <= axis else start - 1),
+    "rollaxis": shaping.rollaxis, "ix_": shaping.ix_,
     "matrix_transpose": lambda x: shaping.swapaxes(x, -1, -2),
     "linalg.matrix_transpose": lambda x: shaping.swapaxes(x, -1, -2),
     "hsplit": lambda x, indices: shaping.split(x, indices, 0 if as_array(x).ndim == 1 else 1),
@@ -128,7 +160,6 @@ _OTHER: dict[str, Function] = {
     "fliplr": lambda x: shaping.flip(x, 1),
     "flipud": lambda x: shaping.flip(x, 0),
     "diagflat": lambda v, k=0: shaping.diag(shaping.ravel(v), k),
-    "ix_": lambda *arrays: shaping.meshgrid(*arrays, sparse=True, indexing="ij"),
     "append": lambda x, values, axis=None: joining.concatenate([x, values], axis),
     "dstack": lambda arrays: joining.concatenate([shaping.atleast_3d(x) for x in arrays], 2),
     **{f"fft.{name}": getattr(fourier, name) for name in

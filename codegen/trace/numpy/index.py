@@ -1,4 +1,4 @@
-"""Subscripts: x[key], x[key] = v, x.at[key] and ufunc.at.
+"""Subscripts: x[key], x[key] = v, x.at[key].
 
 Integers and slices give views, as subscripts.py reads them; integer arrays gather, masks choose.
 """
@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from codegen import dtypes, ops
+from codegen.functions import COMBINE, FUNCTIONS
 from codegen.ir import Shape, Value
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 from codegen.trace import constants, known, view
-from codegen.trace.array import Array, Number, as_array, is_traced, unsupported, wrap
+from codegen.trace.array import Array, Number, as_array, is_traced, wrap
 from codegen.trace.context import Context
 from codegen.trace.expecting import within
 from codegen.trace.numpy import elementwise
@@ -215,17 +216,15 @@ def from_the_end(index: Array, extent: Expr) -> Array:
 
 # ---- x.at[key].add(v), np.add.at(x, key, v) --------------------------------------------------
 
-_SCATTER = {"add": np.add, "mul": np.multiply, "min": np.minimum, "max": np.maximum}
-
-
 def combine_at(array: Array, key: Any, value: Any, fn: str) -> None:
     """array[key] = fn(array[key], value), duplicates of integer arrays combined one by one."""
     key = known.plain(key)
     if fn == "set":
         set_(array, key, value)
         return
+    ufunc = getattr(np, FUNCTIONS[COMBINE[fn]].ufunc)
     if (chosen := masked(array, key)) is not None:
-        chosen.write(_SCATTER[fn](chosen, value))
+        chosen.write(ufunc(chosen, value))
         return
     items, _ = parse(array, key)
     if any(isinstance(i, Many) for i in items):
@@ -233,7 +232,7 @@ def combine_at(array: Array, key: Any, value: Any, fn: str) -> None:
         plan.write(base, value, fn)
         return
     target = basic_view(array, items)
-    elementwise.apply(_SCATTER[fn], target, value, out=target)
+    elementwise.apply(ufunc, target, value, out=target)
 
 
 class At:
@@ -266,18 +265,3 @@ class AtKey:
 
     set, add, min, max = map(_combined, ("set", "add", "min", "max"))
     mul = multiply = _combined("mul")
-
-
-_AT = {ufunc.__name__: fn for fn, ufunc in _SCATTER.items()}
-
-
-def ufunc_at(ufunc: np.ufunc, array: Any, key: Any, value: Any = None) -> None:
-    """np.add.at(x, key, v), also subtract, multiply, minimum, maximum."""
-    if not isinstance(array, Array):
-        raise unsupported(f"np.{ufunc.__name__}.at on a NumPy array", "an array of the program")
-    if ufunc is np.subtract:
-        combine_at(array, key, -as_array(value), "add")
-    elif ufunc.__name__ in _AT:
-        combine_at(array, key, value, _AT[ufunc.__name__])
-    else:
-        raise unsupported(f"np.{ufunc.__name__}.at", "np.add.at, or x[k] = f(x[k])")

@@ -1,4 +1,4 @@
-"""Arrays joined: concatenate, stack, block, pad.
+"""Arrays joined: concatenate, stack, block, windows.
 
 Always holds: arrays are joined by writing each into its place of one new array.
 """
@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from codegen.errors import ShapeError
 from codegen.ops import Update
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
-from codegen.trace.array import Array, Number, as_array, constant, holds_traced, unsupported, wrap
+from codegen.trace.array import Array, as_array, constant, holds_traced, unsupported, wrap
 from codegen.trace.constants import blank_value
 from codegen.trace.context import require_context
 from codegen.trace.number import expr_of
@@ -29,10 +27,8 @@ from codegen.trace.numpy.elementwise import (
 from codegen.trace.numpy.reducing import along, dim_of, dims_of
 from codegen.trace.numpy.shaping import (
     atleast_1d,
-    broadcast_to,
     check_casting,
     expand_dims,
-    flip,
     ravel,
     reshape,
 )
@@ -124,7 +120,7 @@ def sliding_window_view(x: Any, window_shape: Any, axis: Any = None, **_: Any) -
         raise ShapeError(f"{what}: there is not one extent of the window for each dim",
                          expected=f"{len(axes)} of them", found=str(tuple(widths)))  # fmt: skip
     for d, width in zip(axes, widths):
-        wide = constant(_extent(width), what, "a window of a known extent")
+        wide = constant(extent(width), what, "a window of a known extent")
         count = array.shape[d] - wide + 1
         if expr.nonneg(expr.const(wide - 1) - array.extents[d]):
             raise ShapeError("window shape cannot be larger than input array shape",
@@ -132,6 +128,16 @@ def sliding_window_view(x: Any, window_shape: Any, axis: Any = None, **_: Any) -
                              found=str(wide))  # fmt: skip
         array = stack([along(array, d, slice(k, k + count)) for k in range(wide)], -1)
     return array
+
+
+def extent(x: Any) -> Expr:
+    """What is added to a dim, or how wide a window is."""
+    e = expr_of(x)
+    if e is None or expr.nonneg(-e - 1):
+        raise ShapeError("pad widths are non-negative integers",
+                         expected="an integer known while building or at launch",
+                         found=repr(x))  # fmt: skip
+    return e
 
 
 class Joiner:
@@ -203,82 +209,3 @@ def block(arrays: Any) -> Array:
         return concatenate([join(i, level - 1) for i in x], -level)
 
     return join(arrays, levels)
-
-
-def pad(x: Any, pad_width: Any, mode: Any = "constant", **options: Any) -> Array:
-    """Modes constant, edge, wrap, reflect and symmetric."""
-    array = as_array(x)
-    if isinstance(pad_width, (Number, Array)):
-        pad_width = ((pad_width, pad_width),) * array.ndim
-    elif isinstance(pad_width, dict):
-        pad_width = [pad_width.get(d, pad_width.get(d - array.ndim, 0)) for d in range(array.ndim)]
-        pad_width = [(w, w) if not isinstance(w, (tuple, list)) else w for w in pad_width]
-    else:
-        pad_width = np.broadcast_to(np.asarray(pad_width, object), (array.ndim, 2)).tolist()
-    if mode == "constant":
-        values = options.get("constant_values", 0)
-        return _pad_constant(array, pad_width, values)
-    if mode not in ("edge", "wrap", "reflect", "symmetric"):
-        raise unsupported(f"np.pad with mode={mode!r}", "constant, edge, wrap, reflect, symmetric")
-    for d, (before, after) in enumerate(pad_width):
-        array = _pad_from(array, d, before, after, mode)
-    return array
-
-
-def _pad_constant(array: Array, widths: Any, values: Any) -> Array:
-    context = array.context
-    if np.ndim(values) if not isinstance(values, (Array, Number)) else values.ndim:
-        raise unsupported("np.pad with several constant_values", "one value, or np.concatenate")
-    before = [_extent(b) for b, _ in widths]
-    after = [_extent(a) for _, a in widths]
-    shape = tuple(b + e + a for b, e, a in zip(before, array.extents, after))
-    base = operand_value(context, normal(values), array.type.dtype, shape)
-    step = (1,) * array.ndim
-    value = context.emit_one(Update(start=tuple(before), step=step), base, array.read())
-    return wrap(context, value, scalar=False)
-
-
-def _extent(x: Any) -> Expr:
-    e = expr_of(x)
-    if e is None or expr.nonneg(-e - 1):
-        raise ShapeError("pad widths are non-negative integers",
-                         expected="an integer known while building or at launch",
-                         found=repr(x))  # fmt: skip
-    return e
-
-
-def _pad_from(array: Array, d: int, before: Any, after: Any, mode: str) -> Array:
-    n = array.shape[d]
-    most = array.extents[d] - (1 if mode == "reflect" else 0)
-    if mode != "edge" and not all(expr.nonneg(most - _extent(w)) for w in (before, after)):
-        return _pad_again(array, d, before, after, mode)
-
-    def part(start: Any, stop: Any) -> Array:
-        return along(array, d, slice(start, stop))
-
-    if mode == "edge":
-        shape = array.shape
-        left, right = (
-            broadcast_to(edge, (*shape[:d], count, *shape[d + 1 :]))
-            for edge, count in ((part(0, 1), before), (part(n - 1, n), after))
-        )
-    elif mode == "wrap":
-        left, right = part(n - before, n), part(0, after)
-    else:
-        skipped = 1 if mode == "reflect" else 0  # the elements at the ends
-        left = flip(part(skipped, before + skipped), d)
-        right = flip(part(n - skipped - after, n - skipped), d)
-    return concatenate([left, array, right], d)
-
-
-def _pad_again(array: Array, d: int, before: Any, after: Any, mode: str) -> Array:
-    """Wider than the array is: its elements come several times."""
-    known = (array.extents[d], _extent(before), _extent(after))
-    if not all(e.is_const for e in known):
-        raise unsupported(
-            f"np.pad with mode={mode!r}, which may be wider than the array,",
-            f"spmd.require(...) that the widths are at most the extent {shape_text(known[:1])}",
-        )
-    n, left, right = (e.value for e in known)
-    at: Any = np.pad(np.arange(n), (left, right), mode)  # type: ignore[call-overload]
-    return along(array, d, at)

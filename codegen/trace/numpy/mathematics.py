@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cache, reduce
+from functools import cache, partial, reduce
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy as np
 from codegen import dtypes
 from codegen.trace.array import Array, as_array, holds_traced, unsupported
 from codegen.trace.number import Number
-from codegen.trace.numpy.elementwise import apply, select
+from codegen.trace.numpy.elementwise import apply, mapped, select
 from codegen.trace.numpy.picking import round_
 
 _UFUNCS = (
@@ -28,13 +28,8 @@ _OTHER_NAMES = {
     "acosh": np.arccosh, "atanh": np.arctanh, "atan2": np.arctan2, "pow": np.power,
 }  # fmt: skip
 _REMEDIES = {
-    "fsum": "np.sum(x), which rounds each sum", "gcd": "a loop of remainders",
-    "lcm": "a loop of remainders", "factorial": "np.cumprod of a row of numbers",
-    "isqrt": "np.floor(np.sqrt(x))", "frexp": "np.floor(np.log2(abs(x))) is the exponent",
-    "ldexp": "x * 2.0 ** k", "erf": "@spmd.kernel, which may call math.erf",
-    "erfc": "@spmd.kernel, which may call math.erfc", "gamma": "@spmd.kernel, which may call it",
-    "lgamma": "@spmd.kernel, which may call it",
-}  # fmt: skip
+    "fsum": "np.sum(x), which rounds each sum", "factorial": "math.gamma(n + 1), a float",
+}
 
 
 def aware(function: Any) -> Callable[..., Any] | None:
@@ -134,11 +129,35 @@ def _whole(ufunc: np.ufunc) -> Callable[[Any], Any]:
     return call
 
 
+def _divisors(ufunc: np.ufunc) -> Callable[..., Any]:
+    return lambda *parts: reduce(lambda a, b: apply(ufunc, a, b), parts, int(ufunc is np.lcm))
+
+
+def _mapped(fn: str, x: Any) -> Any:
+    return mapped(fn, _real(x))
+
+
+def _whole_root(n: Array) -> Any:
+    """The root of the float64 nearest to n is one off at most."""
+    root = apply(np.sqrt, _real(n)).astype(np.int64)
+    root = select(root > n // apply(np.maximum, root, 1), root - 1, root)
+    return select((root + 1) <= n // (root + 1), root + 1, root)
+
+
 _OWN: dict[str, Callable[..., Any]] = {
     "log": _log, "hypot": _hypot, "modf": lambda x: apply(np.modf, _real(x)),
     "dist": lambda p, q: _hypot(*(a - b for a, b in zip(p, q, strict=True))), "isclose": _isclose,
     "remainder": _remainder, "floor": _whole(np.floor), "ceil": _whole(np.ceil),
-    "trunc": _whole(np.trunc),
+    "trunc": _whole(np.trunc), "gcd": _divisors(np.gcd), "lcm": _divisors(np.lcm),
+    "frexp": lambda x: tuple(p.astype(t) for p, t in zip(
+        apply(np.frexp, _real(x)), (np.float64, np.int64))),
+    "ulp": lambda x: apply(
+        np.spacing, apply(np.absolute, _real(x))),
+    "ldexp": lambda x, k: apply(np.ldexp, _real(x), as_array(k, dtypes.INT64)),
+    "nextafter": lambda x, y: apply(np.nextafter, _real(x), _real(y)),
+    "isqrt": lambda n: _whole_root(as_array(n, dtypes.INT64)),
+    **{name: partial(_mapped, fn) for name, fn in
+       {"erf": "erf", "erfc": "erfc", "gamma": "gamma", "lgamma": "gammaln"}.items()},
 }  # fmt: skip
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from functools import reduce
 from typing import Any
 
 import numpy as np
 
 from codegen import dtypes
-from codegen.errors import ShapeError
+from codegen.errors import DtypeError, ShapeError
 from codegen.symbolic import expr
 from codegen.trace import view
 from codegen.trace.array import Array, as_array, constant, is_traced, number, unsupported, wrap
@@ -19,7 +20,7 @@ from codegen.trace.numpy import joining, shaping
 from codegen.trace.numpy.creation import arange, zeros_like
 from codegen.trace.numpy.elementwise import apply, normal, result_type, same_extent, select, store
 from codegen.trace.numpy.index import Gather, from_the_end
-from codegen.trace.numpy.reducing import all_, along, any_, argsort, dim_of
+from codegen.trace.numpy.reducing import all_, along, any_, argsort, cumsum, dim_of, sum_
 from codegen.trace.numpy.refused import REMEDIES
 
 
@@ -41,6 +42,26 @@ def select_(conditions: Any, choices: Any, default: Any = 0) -> Array:
     for mask, choice in reversed(list(zip(conditions, choices))):
         out = select(mask, as_array(choice, kind), out)
     return as_array(out)
+
+
+def piecewise(x: Any, condlist: Any, funclist: Any, *args: Any, **options: Any) -> Any:
+    """Functions of those elements for which a condition holds, each in its place."""
+    array = shaping.atleast_1d(x)
+    given = condlist if isinstance(condlist, (list, tuple)) else list(
+        [condlist] if as_array(condlist).ndim < 2 else condlist)  # fmt: skip
+    if as_array(x).ndim and not as_array(given[0]).ndim:
+        given = [condlist]
+    masks = [as_array(c, dtypes.BOOL).reshape(array.shape) for c in given]
+    if len(funclist) == len(masks) + 1:
+        masks.append(apply(np.logical_not, reduce(lambda p, q: p | q, masks)))
+    if len(funclist) != len(masks):
+        raise ShapeError("np.piecewise: with as many conditions as there are, as many functions, "
+                         "or one more, are expected", expected=f"{len(masks)} functions",
+                         found=str(len(funclist)))  # fmt: skip
+    made = zeros_like(array)
+    for mask, f in zip(masks, funclist):
+        made[mask] = f(array[mask], *args, **options) if callable(f) else f
+    return made.reshape(as_array(x).shape)
 
 
 def clip(x: Any, a_min: Any = None, a_max: Any = None, out: Any = None, *, min: Any = None,
@@ -244,26 +265,30 @@ def sinc(x: Any) -> Any:
     return apply(np.divide, apply(np.sin, turned), turned)
 
 
-def unravel_index(indices: Any, shape: Any) -> tuple[Any, ...]:
+def unravel_index(indices: Any, shape: Any, order: str = "C") -> tuple[Any, ...]:
     out: list[Any] = []
     rest: Any = as_array(indices, dtypes.INT64)
+    shape = shape if isinstance(shape, (tuple, list)) else (shape,)
     size = expr_of(math.prod(shape))
     if size is not None and size.is_const:
         between(indices, 0, size.value - 1, "an index of np.unravel_index is out of bounds",
                 "np.clip(k, 0, size - 1)")  # fmt: skip
-    for e in reversed(shape):
+    for e in shape if order == "F" else reversed(shape):
         out.append(rest % e)
         rest = rest // e
-    return tuple(reversed(out))
+    return tuple(out if order == "F" else reversed(out))
 
 
-def ravel_multi_index(multi_index: Any, dims: Any) -> Any:
+def ravel_multi_index(multi_index: Any, dims: Any, mode: Any = "raise", order: str = "C") -> Any:
+    modes = mode if isinstance(mode, tuple) else (mode,) * len(dims)
+    steps = list(zip(multi_index, dims, modes, strict=True))
     flat: Any = 0
-    for index, e in zip(multi_index, dims, strict=True):
-        if isinstance(e, (int, np.integer)):
+    for index, e, how in reversed(steps) if order == "F" else steps:
+        index = _by_mode(as_array(index, dtypes.INT64), e, how)
+        if isinstance(e, (int, np.integer)) and how == "raise":
             between(index, 0, int(e) - 1, "an index of np.ravel_multi_index is out of bounds",
                     "np.clip(k, 0, n - 1)")  # fmt: skip
-        flat = flat * e + as_array(index, dtypes.INT64)
+        flat = flat * e + index
     return flat
 
 
@@ -272,16 +297,62 @@ def copyto(dst: Any, src: Any, casting: str = "same_kind", where: Any = True) ->
 
 
 def putmask(a: Any, mask: Any, values: Any) -> None:
-    """Where values has as many elements as `a`, or one."""
+    """Values that are fewer than the elements of `a` come again and again."""
     array = as_array(a)
     new = as_array(values, array.type.dtype)
     if new.ndim and not expr.equal(expr.product(new.extents), expr.product(array.extents)):
-        if expr.product(new.extents) != 1:
-            raise unsupported("np.putmask with values that are repeated",
-                              "x[...] = np.where(mask, v, x)")  # fmt: skip
-        new = new.reshape(())
+        new = shaping.resize(new, array.shape)
     new = new.reshape(array.shape) if new.ndim else new
     array[...] = select(mask, new, array)
+
+
+def place(arr: Any, mask: Any, vals: Any) -> None:
+    """The elements for which the mask holds, in their order, become vals, again and again."""
+    array, values = as_array(arr), shaping.ravel(as_array(vals, as_array(arr).type.dtype))
+    chosen = shaping.ravel(as_array(mask, dtypes.BOOL))
+    at = (cumsum(chosen) - 1) % values.shape[0]
+    array[...] = select(chosen.reshape(array.shape), values[at].reshape(array.shape), array)
+
+
+def unpackbits(a: Any, axis: Any = None, count: Any = None, bitorder: str = "big") -> Array:
+    """The bits of bytes, as bytes of 0 and 1."""
+    array, d = _bytes("np.unpackbits", a, axis)
+    if array.dtype != np.uint8:
+        raise DtypeError("np.unpackbits takes bytes", expected="uint8", found=str(array.dtype))
+    shifts = np.arange(8, dtype=np.uint8)[:: -1 if bitorder == "big" else 1]
+    wide = shaping.expand_dims(array, d + 1) >> as_array(shifts).reshape(
+        (8, *[1] * (array.ndim - 1 - d)))  # fmt: skip
+    bits = (wide & np.uint8(1)).reshape(
+        (*array.shape[:d], array.shape[d] * 8, *array.shape[d + 1 :]))  # fmt: skip
+    if count is None or bits.shape[d] == count:
+        return as_array(bits)
+    if count >= 0 and count > bits.shape[d]:
+        return joining.concatenate([bits, zeros_like(bits, shape=(
+            *bits.shape[:d], count - bits.shape[d], *bits.shape[d + 1 :]))], d)  # fmt: skip
+    return along(bits, d, slice(0, count))
+
+
+def packbits(a: Any, axis: Any = None, bitorder: str = "big") -> Array:
+    """Truth values as the bits of bytes; the last byte is filled with zeros."""
+    array, d = _bytes("np.packbits", a, axis)
+    flags = as_array(as_array(array, dtypes.BOOL), np.uint8)
+    count = constant(flags.extents[d], "np.packbits", "an extent known while building")
+    before, after = flags.shape[:d], flags.shape[d + 1 :]
+    if count % 8:
+        flags = joining.concatenate(
+            [flags, zeros_like(flags, shape=(*before, -count % 8, *after))], d)  # fmt: skip
+    parts = flags.reshape((*before, -(-count // 8), 8, *after))
+    shifts = np.arange(8, dtype=np.uint8)[:: -1 if bitorder == "big" else 1]
+    moved = parts << as_array(shifts).reshape((8, *[1] * len(after)))
+    return as_array(sum_(moved, axis=d + 1, dtype=np.uint8))
+
+
+def _bytes(what: str, a: Any, axis: Any) -> tuple[Array, int]:
+    array = shaping.ravel(a) if axis is None else as_array(a)
+    if array.type.dtype.kind not in "biu":
+        raise DtypeError(f"{what} takes bools or integers", expected="bool, uint8",
+                         found=str(array.dtype), remedy="x != 0")  # fmt: skip
+    return array, dim_of(axis or 0, array.ndim, what)
 
 
 def choose(a: Any, choices: Any, out: Any = None, mode: str = "raise") -> Any:
@@ -327,11 +398,19 @@ triu_indices_from = _of_shape(np.triu_indices_from)
 
 def fill_diagonal(a: Any, val: Any, wrap: bool = False) -> None:
     array = as_array(a)
-    if wrap or array.ndim < 2 or (array.ndim > 2 and len(set(array.extents)) > 1):
-        raise unsupported("np.fill_diagonal with wrap=True, or of dims that differ",
-                          "x[k, k] = v with k = np.arange(n)")  # fmt: skip
-    at = arange(number(expr.minimum(*array.extents[:2])))
-    array[(at,) * array.ndim] = val
+    if array.ndim < 2 or (array.ndim > 2 and len(set(array.extents)) > 1):
+        raise ShapeError("np.fill_diagonal takes a matrix, or dims of one extent",
+                         expected="2 dims, or equal extents", found=str(array.type))  # fmt: skip
+    count, values = expr.minimum(*array.extents[:2]), normal(val)
+    at: Any = arange(number(count))
+    key = (at,) * array.ndim
+    if wrap and array.ndim == 2:  # the diagonal again below the square, one row apart
+        rows, columns = (constant(e, "np.fill_diagonal with wrap=True", "") for e in array.extents)
+        key = tuple(np.divmod(np.arange(0, rows * columns, columns + 1), columns))
+        at = key[0]
+    if np.ndim(values) if not isinstance(values, Array) else values.ndim:
+        values = shaping.resize(values, at.shape)
+    array[key] = values
 
 
 def lexsort(keys: Any, axis: Any = -1) -> Array:

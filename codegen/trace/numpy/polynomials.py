@@ -6,12 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from codegen.errors import ShapeError
+from codegen.errors import ShapeError, UsageError
 from codegen.symbolic import expr
 from codegen.trace.array import Array, as_array, unsupported
-from codegen.trace.numpy import joining, shaping
+from codegen.trace.numpy import joining, linear, shaping
 from codegen.trace.numpy.creation import arange, zeros
 from codegen.trace.numpy.elementwise import apply, result_type
+from codegen.trace.numpy.reducing import floats, sum_
+from codegen.trace.numpy.refused import REMEDIES
 
 
 def _operands(what: str, a: Any, v: Any) -> tuple[Array, Array]:
@@ -34,18 +36,31 @@ def _shorter(what: str, x: Array, y: Array, mode: str) -> bool:
     return expr.nonneg(m - n - 1)
 
 
-def convolve(a: Any, v: Any, mode: str = "full") -> Any:
-    """By shifted products; the shorter operand's extent must be known while building."""
+def _mode(what: str, mode: Any) -> str:
+    """NumPy takes numbers and first letters too."""
+    names = ("valid", "same", "full")
+    found = {key: n for k, n in enumerate(names) for key in (k, n, n[0])}
+    if mode not in found:
+        raise UsageError(f"{what}: no mode {mode!r}", expected=", ".join(names), found=repr(mode))
+    return str(found[mode])
+
+
+def convolve(a: Any, v: Any, mode: Any = "full") -> Any:
+    """By shifted products of the longer operand; with a long kernel, by a sum for each result."""
+    mode = _mode("np.convolve", mode)
     x, kernel = _operands("np.convolve", shaping.atleast_1d(a), shaping.atleast_1d(v))
     if _shorter("np.convolve", x, kernel, mode) or not kernel.extents[0].is_const:
         x, kernel = kernel, x
-    if not kernel.extents[0].is_const or kernel.extents[0].value > 64:
-        raise unsupported("np.convolve with a long kernel", "a kernel of at most 64 elements")
-    count = kernel.extents[0].value
-    n = x.shape[0]
-    out = zeros(n + count - 1, result_type(x, kernel))
-    for k in range(count):
-        out[k : k + n] += x * kernel[k]
+    count, n = kernel.shape[0], x.shape[0]
+    if kernel.extents[0].is_const and kernel.extents[0].value <= 64:
+        out = zeros(n + count - 1, result_type(x, kernel))
+        for k in range(count):
+            out[k : k + n] += x * kernel[k]
+    else:
+        around = zeros(n + 2 * (count - 1), result_type(x, kernel))
+        around[count - 1 : count - 1 + n] = x
+        at = arange(n + count - 1)[:, None] + arange(count)
+        out = sum_(around[at] * kernel[::-1], axis=1, dtype=around.dtype)
     if mode == "full":
         return out
     if mode == "same":
@@ -53,8 +68,9 @@ def convolve(a: Any, v: Any, mode: str = "full") -> Any:
     return out[count - 1 : n]
 
 
-def correlate(a: Any, v: Any, mode: str = "valid") -> Any:
+def correlate(a: Any, v: Any, mode: Any = "valid") -> Any:
     """Of a longer operand and a kernel; the other way round, all is turned."""
+    mode = _mode("np.correlate", mode)
     x, y = _operands("np.correlate", a, v)
     if _shorter("np.correlate", x, y, mode):
         turned = convolve(y, apply(np.conjugate, x)[::-1], mode)
@@ -109,3 +125,46 @@ def polyint(p: Any, m: int = 1, k: Any = None) -> Any:
         divided = apply(np.divide, made, arange(_count(made), 0, -1))
         made = joining.concatenate([divided, shaping.atleast_1d(constant)])
     return made
+
+
+def poly(seq_of_zeros: Any) -> Any:
+    """The coefficients of the polynomial with these roots."""
+    roots = shaping.atleast_1d(seq_of_zeros)
+    if roots.ndim != 1 or roots.type.dtype.kind == "c":
+        raise unsupported("np.poly of a matrix, or of complex roots,", REMEDIES["roots"])
+    roots = floats(roots)
+    made: Any = np.ones(1, roots.dtype)
+    for k in range(_count(roots)):
+        made = convolve(made, joining.stack([np.ones((), roots.dtype), -roots[k]]))
+    return as_array(made)
+
+
+def polyfit(x: Any, y: Any, deg: int, rcond: Any = None, full: bool = False, w: Any = None,
+            cov: Any = False) -> Any:  # fmt: skip
+    """The polynomial of least squares, by np.linalg.lstsq of the matrix of powers."""
+    places, values = (floats(as_array(v)) for v in (x, y))
+    if not isinstance(deg, (int, np.integer)):
+        raise unsupported("np.polyfit with several degrees", "np.linalg.lstsq(np.vander(x, k), y)")
+    if places.ndim != 1 or values.ndim not in (1, 2):
+        raise ShapeError("np.polyfit takes places in one dim, and values in one or two",
+                         expected="x of 1 dim, y of 1 or 2",
+                         found=f"{places.type} and {values.type}")  # fmt: skip
+    powers = as_array(vander(places, deg + 1))
+    if w is not None:
+        weights = floats(as_array(w))
+        powers = powers * weights[:, None]
+        values = values * (weights[:, None] if values.ndim == 2 else weights)
+    scale = apply(np.sqrt, sum_(powers * powers, axis=0))
+    powers = powers / scale
+    least = _count(places) * np.finfo(places.dtype).eps if rcond is None else rcond
+    found, sums, rank, singular = linear.lstsq(powers, values, least)
+    made = (found.T / scale).T
+    if full:
+        return made, sums, rank, singular, least
+    if not cov:
+        return made
+    base = linear.inv(powers.T @ powers) / (scale[:, None] * scale)
+    if cov != "unscaled":
+        factor = sums / (_count(places) - deg - 1)
+        base = base * factor if values.ndim == 1 else base[:, :, None] * factor
+    return made, base

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from codegen.errors import ShapeError, UnsupportedError
+from codegen.errors import ShapeError
 from codegen.ops import MatMul
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
-from codegen.trace.array import Array, as_array, cast_value, number, wrap
+from codegen.trace.array import Array, as_array, cast_value, constant, number, wrap
 from codegen.trace.constants import broadcast_value
 from codegen.trace.numpy import shaping
 from codegen.trace.numpy.elementwise import (
@@ -168,13 +168,11 @@ def _subscripts(text: str, arrays: Sequence[Array]) -> tuple[list[str], str]:
 
 def einsum(subscripts: Any, *operands: Any, out: Any = None, optimize: Any = None,
            dtype: Any = None, **_: Any) -> Any:  # fmt: skip
-    """Operands are combined from the left, each pair through one matmul."""
-    if not isinstance(subscripts, str):
-        raise UnsupportedError("einsum takes its subscripts as text",
-                               expected='np.einsum("ij,jk->ik", a, b)',
-                               found=type(subscripts).__name__)  # fmt: skip
-    arrays = [as_array(x, dtype) for x in operands]
-    terms, output = _subscripts(subscripts, arrays)
+    """Each pair through one matmul, in the order of optimize=, which NumPy finds where it is none:
+    results are the same but for rounding."""
+    text, given = _as_text(subscripts, operands)
+    arrays = [as_array(x, dtype) for x in given]
+    terms, output = _subscripts(text, arrays)
     extents: dict[str, Expr] = {}
     for t, a in zip(terms, arrays):
         for c, e in zip(t, a.extents):
@@ -183,10 +181,15 @@ def einsum(subscripts: Any, *operands: Any, out: Any = None, optimize: Any = Non
                 raise ShapeError(f"einsum: {c!r} has two extents", expected=str(known),
                                  found=str(e))  # fmt: skip
             extents[c] = e if known == 1 else known
-    term, array = _without_repeats(terms[0], arrays[0])
-    for k, (t, a) in enumerate(zip(terms[1:], arrays[1:])):
-        later = set("".join(terms[k + 2 :])) | set(output)
-        term, array = _pair(term, array, *_without_repeats(t, a), later)
+    left = [_without_repeats(t, a) for t, a in zip(terms, arrays)]
+    for step in _path(f"{','.join(terms)}->{output}", arrays, optimize):
+        (term, array), *others = [left[k] for k in step]
+        left = [x for k, x in enumerate(left) if k not in step]
+        for j, (t, a) in enumerate(others):
+            later = set(output).union(*(x[0] for x in (*left, *others[j + 1 :])))
+            term, array = _pair(term, array, t, a, later)
+        left.append((term, array))
+    ((term, array),) = left
     array = sum_(array, axis=tuple(term.index(c) for c in term if c not in output),
                  dtype=array.dtype) if set(term) - set(output) else array  # fmt: skip
     term = "".join(c for c in term if c in output)
@@ -194,6 +197,45 @@ def einsum(subscripts: Any, *operands: Any, out: Any = None, optimize: Any = Non
     shape = tuple(number(extents[c]) for c in output)
     made = shaping.broadcast_to(result, shape) if shape != result.shape else result
     return store(wrap(made.context, made.read()), out)
+
+
+def _as_text(subscripts: Any, operands: Sequence[Any]) -> tuple[str, list[Any]]:
+    """Subscripts as letters: NumPy takes lists of integers behind each operand too."""
+    if isinstance(subscripts, str):
+        return subscripts, list(operands)
+    items = (subscripts, *operands)
+    lists = [*items[1::2], *items[-1:]] if len(items) % 2 else list(items[1::2])
+    used = sorted({k for one in lists for k in one if k is not ...})
+
+    def letters(one: Any) -> str:
+        return "".join("..." if k is ... else chr(ord("a") + used.index(k)) for k in one)
+
+    text = ",".join(letters(one) for one in items[1::2])
+    return text + (f"->{letters(items[-1])}" if len(items) % 2 else ""), list(items[:-1:2])
+
+
+def _path(text: str, arrays: Sequence[Array], optimize: Any) -> list[tuple[int, ...]]:
+    """Which operands are combined next; results stand behind those that are left."""
+    if isinstance(optimize, (list, tuple)) and optimize and optimize[0] == "einsum_path":
+        return [tuple(step) for step in optimize[1:]]
+    plain = all(e.is_const for a in arrays for e in a.extents)
+    if len(arrays) < 3 or not plain or optimize is False:
+        return [tuple(range(len(arrays)))]
+    path = np.einsum_path(text, *map(_alike, arrays), optimize=optimize or "greedy")[0]
+    return [tuple(step) for step in path[1:]]
+
+
+def _alike(x: Any) -> Any:
+    """An array of NumPy's of the same shape, without elements of its own."""
+    array = as_array(x)
+    shape = [constant(e, "np.einsum_path", "np.einsum") for e in array.extents]
+    return np.broadcast_to(np.empty((), array.dtype), shape)
+
+
+def einsum_path(subscripts: Any, *operands: Any, optimize: Any = "greedy", **_: Any) -> Any:
+    """NumPy's own, of the operands' shapes."""
+    text, arrays = _as_text(subscripts, operands)
+    return np.einsum_path(text, *map(_alike, arrays), optimize=optimize)
 
 
 def _without_repeats(term: str, array: Array) -> tuple[str, Array]:

@@ -72,7 +72,8 @@ def reduce(
         start = neutral(fn, kind) if once else initial
         array = as_array(select(where, array, as_array(start, kind)), kind)
     value = array.read()
-    if fn in ("min", "max") and initial is None and any(array.extents[d] == 0 for d in dims):
+    empty = any(array.extents[d] == 0 for d in dims)
+    if empty and initial is None and fn in ("min", "max", "fmin", "fmax", "lcm"):
         raise ShapeError(f"{what}: zero-size array to a reduction which has no identity",
                          expected="at least one element along the reduced dims",
                          found=shape_text(array.extents))  # fmt: skip
@@ -85,7 +86,7 @@ def reduce(
     return store(result, out)
 
 
-def _sum_dtype(x: Any, dtype: Any) -> DType:
+def sum_dtype(x: Any, dtype: Any) -> DType:
     """Bools and small integers are summed as NumPy sums them: int64 or uint64."""
     if dtype is not None:
         return element_type(dtype)
@@ -98,7 +99,7 @@ def _sum_dtype(x: Any, dtype: Any) -> DType:
 def _summing(fn: str, what: str) -> Callable[..., Any]:
     def call(x: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = False,
              initial: Any = None, where: Any = True) -> Any:  # fmt: skip
-        return reduce(fn, what, x, axis, _sum_dtype(x, dtype), out, keepdims, initial, where)
+        return reduce(fn, what, x, axis, sum_dtype(x, dtype), out, keepdims, initial, where)
 
     return call
 
@@ -202,10 +203,10 @@ def std(x: Any, axis: Any = None, dtype: Any = None, out: Any = None, ddof: Any 
 
 def average(x: Any, axis: Any = None, weights: Any = None, returned: bool = False, *,
             keepdims: Any = False) -> Any:  # fmt: skip
-    if returned:
-        raise unsupported("np.average with returned=True", "np.sum(weights)")
     if weights is None:
-        return mean(x, axis, keepdims=keepdims)
+        made = mean(x, axis, keepdims=keepdims)
+        return (made, stretched(as_array(_count(as_array(x), axis, keepdims, True), made.dtype),
+                                made)) if returned else made  # fmt: skip
     array, weights = as_array(x), as_array(weights)
     if weights.is_known and not np.all(np.sum(weights.known, None if axis is None else axis
                                               if weights.ndim == array.ndim else None)):
@@ -219,7 +220,8 @@ def average(x: Any, axis: Any = None, weights: Any = None, returned: bool = Fals
     kind = _average_type(array, weights)
     wide = apply(np.multiply, as_array(array, kind), as_array(weights, kind))
     total = sum_(stretched(weights, array), axis, kind, keepdims=keepdims)
-    return apply(np.divide, sum_(wide, axis, keepdims=keepdims), total)
+    made = apply(np.divide, sum_(wide, axis, keepdims=keepdims), total)
+    return (made, total) if returned else made
 
 
 def _average_type(array: Array, weights: Array) -> DType:
@@ -278,7 +280,7 @@ argmin, argmax = _arg("min"), _arg("max")
 
 def _cumulative(fn: str, what: str) -> Callable[..., Any]:
     def call(x: Any, axis: Any = None, dtype: Any = None, out: Any = None) -> Any:
-        kind = _sum_dtype(x, dtype) if fn in ("add", "mul") else None
+        kind = sum_dtype(x, dtype)
         array, d = _flat_or(as_array(x, kind), axis, what)
         if array.ndim == 0:
             array = array.reshape(1)
@@ -289,8 +291,6 @@ def _cumulative(fn: str, what: str) -> Callable[..., Any]:
 
 
 cumsum, cumprod = _cumulative("add", "np.cumsum"), _cumulative("mul", "np.cumprod")
-cummax = _cumulative("max", "np.maximum.accumulate")
-cummin = _cumulative("min", "np.minimum.accumulate")
 
 
 def _sorting(kind_of_op: type[Sort | ArgSort], what: str) -> Callable[..., Any]:

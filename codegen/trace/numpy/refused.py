@@ -14,7 +14,7 @@ _ROWS: tuple[tuple[str, str], ...] = (
      "x[mask] = v, x[mask].sum(); np.where(mask, x, other) keeps the shape; "
      "np.argmax(mask) is the first position"),
     ("flatnonzero", "x[mask] = v, x[mask].sum(); np.argmax(mask) is the first position"),
-    ("extract ma.masked_where",
+    ("ma.masked_where",
      "x[mask].sum(), np.mean(x, where=mask); np.where(mask, x, other) keeps the shape"),
     ("unique unique_all unique_counts unique_inverse unique_values",
      "np.sort(x), then np.where(x[1:] != x[:-1], ...) marks the first of each"),
@@ -22,25 +22,17 @@ _ROWS: tuple[tuple[str, str], ...] = (
     ("union1d intersect1d setdiff1d setxor1d", "np.isin(a, b) with np.where"),
     ("bincount", "counts = np.zeros(k, int); np.add.at(counts, x, 1): k is known while building"),
     ("polymul polydiv poly1d", "np.convolve(a, b) is the product; np.polyval evaluates one"),
-    ("geomspace", "10 ** np.linspace(np.log10(a), np.log10(b), n)"),
     # -- the element type of the result depends on data --------------------------------------------
     ("real_if_close", "z.real, or np.abs(z)"),
     ("emath.arccos emath.arcsin emath.arctanh emath.log emath.log10 emath.log2 emath.logn "
      "emath.power emath.sqrt", "the function of np itself, of x.astype(np.complex128)"),
     # -- a function of yours for each element ------------------------------------------------------
-    ("piecewise", "np.select([x < 0, x >= 0], [f(x), g(x)])"),
     ("vectorize frompyfunc",
      "the function itself on arrays; @spmd.kernel for a loop over elements"),
-    ("apply_along_axis apply_over_axes", "the function itself with axis=, or spmd.range"),
+    ("apply_along_axis", "the function itself with axis=; or a loop: for k in "
+     "spmd.range(x.shape[0]): out[k] = f(x[k])"),
     # -- a loop over elements, or tables -----------------------------------------------------------
-    ("gcd", "a loop of remainders: while np.any(b != 0): a, b = b, a % b"),
-    ("lcm", "a * b // gcd, with a loop of remainders: while np.any(b != 0): a, b = b, a % b"),
-    ("frexp", "np.floor(np.log2(np.abs(x))) is the exponent"),
-    ("ldexp", "x * 2.0 ** k"),
-    ("nextafter spacing", "np.abs(x) * np.finfo(x.dtype).eps is the distance, up to a factor of 2"),
-    ("i0", "a polynomial with np.polyval, or @spmd.kernel"),
-    ("packbits unpackbits", "(x[:, None] >> np.arange(8)) & 1 has the bits; a sum of shifts packs"),
-    ("place ndarray.resize", "x[mask] = v, or x[...] = np.where(mask, v, x)"),
+    ("ndarray.resize", "np.resize(x, shape), or np.pad"),
     ("lib.stride_tricks.as_strided", "np.lib.stride_tricks.sliding_window_view, or slices of x"),
     ("ndarray.view ndarray.byteswap ndarray.getfield ndarray.setfield ndarray.strides "
      "ndarray.base ndarray.ctypes ndarray.data ndarray.flags ndarray.setflags isfortran",
@@ -48,9 +40,7 @@ _ROWS: tuple[tuple[str, str], ...] = (
     ("may_share_memory shares_memory", "x.copy() is an array of its own"),
     ("nested_iters nditer ndenumerate", "for k in spmd.range(x.shape[0]): row = x[k]"),
     # -- linear algebra and Fourier transforms -----------------------------------------------------
-    ("polyfit", "np.linalg.lstsq(np.vander(x, k), y)[0]"),
     ("roots", "np.linalg.eigvals of the companion matrix"),
-    ("poly", "np.convolve(p, [1, -root]), for one root after the other"),
     # -- files and text ----------------------------------------------------------------------------
     ("save savez savez_compressed savetxt ndarray.dump ndarray.dumps ndarray.tofile",
      "return the array from the program; run -o name=file.npy writes it"),
@@ -62,8 +52,6 @@ _ROWS: tuple[tuple[str, str], ...] = (
     ("asarray_chkfinite", "np.asarray(x); np.all(np.isfinite(x)) says whether"),
     ("isnat", "integers of a unit of time that you choose"),
     ("from_dlpack ndarray.to_device ndarray.device", "spmd.input takes arrays; layouts say where"),
-    ("einsum_path", "np.einsum(...), whose operands are combined from the left"),
-    ("ufunc.reduceat", "np.add.at(sums, groups, x), or slices"),
 )  # fmt: skip
 
 REMEDIES: dict[str, str] = {name: remedy for names, remedy in _ROWS for name in names.split()}
@@ -96,3 +84,34 @@ ATTRIBUTES = {
     "flat": "x[...] = v",
     "layout": "x = x.relayout(layout)",
 }
+
+# Of NumPy's random numbers, and JAX's: spmd.random's.
+_U = "spmd.random.uniform(seed, shape)"
+RANDOM: dict[str, str] = {
+    **dict.fromkeys("key PRNGKey split fold_in seed get_state set_state".split(),
+                    "a seed and stream= of spmd.random's functions take its place"),
+    **dict.fromkeys("default_rng Generator RandomState".split(),
+                    "np.random.default_rng draws while building"),
+    **dict.fromkeys("rand random random_sample ranf sample".split(), _U),
+    "uniform": "spmd.random.uniform(seed, shape, low, high)",
+    **dict.fromkeys("randn standard_normal".split(), "spmd.random.normal(seed, shape)"),
+    "normal": "mean + sd * spmd.random.normal(seed, shape)",
+    "lognormal": "np.exp(mean + sd * spmd.random.normal(seed, shape))",
+    "multivariate_normal": "mean + spmd.random.normal(seed, (m, n)) @ np.linalg.cholesky(c).T",
+    **dict.fromkeys("integers randint random_integers".split(),
+                    "spmd.random.randint(seed, shape, low, high)"),
+    "bytes": "spmd.random.bits(seed, shape, np.uint8)",
+    "choice": "x[spmd.random.randint(seed, shape, 0, n)] draws from n elements",
+    **dict.fromkeys("shuffle permutation permuted".split(), "x[spmd.random.permutation(seed, n)]"),
+    **dict.fromkeys("bernoulli binomial".split(), f"{_U} < p; the sum of n of them"),
+    **dict.fromkeys("exponential standard_exponential".split(), f"-scale * np.log1p(-{_U})"),
+    "rayleigh": f"scale * np.sqrt(-2 * np.log1p(-{_U}))",
+    "weibull": f"(-np.log1p(-{_U})) ** (1 / a)",
+    "pareto": f"np.expm1(-np.log1p(-{_U}) / a)",
+    "power": f"{_U} ** (1 / a)",
+    "geometric": f"np.ceil(np.log1p(-{_U}) / np.log1p(-p))",
+    "standard_cauchy": f"np.tan(np.pi * ({_U} - 0.5))",
+    "logistic": f"mean + scale * np.log(u / (1 - u)) with u = {_U}",
+    "gumbel": f"mean - scale * np.log(-np.log1p(-{_U}))",
+    "laplace": f"mean - scale * np.sign(u) * np.log1p(-2 * np.abs(u)) with u = {_U} - 0.5",
+}  # fmt: skip

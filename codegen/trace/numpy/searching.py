@@ -18,7 +18,7 @@ from codegen.trace.array import Array, Number, as_array, holds_traced, is_traced
 from codegen.trace.numpy import joining, picking, reducing, shaping
 from codegen.trace.numpy.creation import linspace, zeros
 from codegen.trace.numpy.elementwise import apply, result_type, select
-from codegen.trace.numpy.index import ufunc_at
+from codegen.trace.numpy.index import combine_at
 from codegen.user.numbers import element_type
 
 # ---- order ---------------------------------------------------------------------------------------
@@ -219,7 +219,7 @@ def histogram(x: Any, bins: Any = 10, range: Any = None, density: Any = None,
         k = picking.clip(k, 0, count - 1)
     each = 1 if weights is None else _weights(weights, x)
     made = zeros(count, np.int64 if weights is None else as_array(each).dtype)
-    ufunc_at(np.add, made, k, select(inside, each, 0))
+    combine_at(made, k, select(inside, each, 0), "add")
     if not density:
         return made, edges
     return made / picking.diff(as_array(edges, np.float64)) / reducing.sum_(made), edges

@@ -16,8 +16,17 @@ from codegen.errors import DtypeError, ShapeError
 from codegen.ir import Shape
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
-from codegen.trace import view
-from codegen.trace.array import Array, as_array, as_value, constant, number, unsupported, wrap
+from codegen.trace import known, view
+from codegen.trace.array import (
+    Array,
+    as_array,
+    as_value,
+    constant,
+    is_traced,
+    number,
+    unsupported,
+    wrap,
+)
 from codegen.trace.constants import blank_value
 from codegen.trace.control.blocks import Blocks
 from codegen.trace.declare import global_indices
@@ -127,6 +136,21 @@ def moveaxis(x: Any, source: Any, destination: Any) -> Array:
     for to, d in sorted(zip(dst, src)):
         order.insert(to, d)
     return transpose(x, order)
+
+
+def rollaxis(x: Any, axis: int, start: int = 0) -> Array:
+    n = as_array(x).ndim
+    axis, start = dim_of(axis, n, "np.rollaxis"), start + n if start < 0 else start
+    return moveaxis(x, axis, start - (axis < start))
+
+
+def ix_(*arrays: Any) -> Any:
+    """A grid of the elements that have these places in each dim; flags name places."""
+    parts = [np.flatnonzero(known.plain(x)) if not is_traced(x) and np.asarray(
+        known.plain(x)).dtype == bool else x for x in arrays]  # fmt: skip
+    if any(isinstance(x, Array) and x.type.dtype.kind == "b" for x in parts):
+        raise unsupported("np.ix_ of flags that depend on data", "np.where(mask, x, 0)")
+    return meshgrid(*parts, sparse=True, indexing="ij")
 
 
 def squeeze(x: Any, axis: Any = None) -> Array:
@@ -323,7 +347,8 @@ def repeat(x: Any, repeats: Any, axis: Any = None) -> Array:
     if expr_of(repeats) is None:
         if isinstance(repeats, Array):
             raise unsupported("np.repeat with counts that depend on data", "one count for all")
-        return along(array, d, np.repeat(np.arange(len(repeats)), repeats))
+        n = constant(array.extents[d], "np.repeat with several counts", "one count for all")
+        return along(array, d, np.repeat(np.arange(n), repeats))
     shape = array.shape
     wide = broadcast_to(expand_dims(array, d + 1), (*shape[: d + 1], repeats, *shape[d + 1 :]))
     return _copied(reshape(wide, (*shape[:d], shape[d] * repeats, *shape[d + 1 :])))

@@ -13,6 +13,7 @@ import numpy as np
 
 from codegen import dtypes
 from codegen.errors import ShapeError
+from codegen.symbolic import expr
 from codegen.trace.array import Array, as_array, is_traced, unsupported
 from codegen.trace.numpy import joining, picking, products, reducing, shaping
 from codegen.trace.numpy.creation import zeros_like
@@ -71,18 +72,24 @@ def _check_quantile(what: str, q: Any, method: str, other: Any) -> None:
 def cov(m: Any, y: Any = None, rowvar: bool = True, bias: bool = False, ddof: Any = None,
         fweights: Any = None, aweights: Any = None, *, dtype: Any = None) -> Any:  # fmt: skip
     """Covariances of variables in rows, or in columns where rowvar is false."""
-    if fweights is not None or aweights is not None:
-        raise unsupported("np.cov with weights", "(x * w) @ x.T of x minus its weighted mean")
     parts = []
     for one in (m,) if y is None else (m, y):
         rows = shaping.atleast_2d(one)
         parts.append(rows if rowvar or as_array(one).ndim == 1 else rows.T)
     x = joining.concatenate(parts, 0) if len(parts) > 1 else parts[0]
     x = as_array(x, result_type(x, np.float64(0)) if dtype is None else dtype)
-    x = x - reducing.mean(x, 1, keepdims=True)
     less = (0 if bias else 1) if ddof is None else ddof
-    made = apply(np.divide, products.matmul(x, apply(np.conjugate, x).T), x.shape[1] - less)
-    return shaping.squeeze(made)
+    if fweights is None and aweights is None:
+        x = x - reducing.mean(x, 1, keepdims=True)
+        made = apply(np.divide, products.matmul(x, apply(np.conjugate, x).T), x.shape[1] - less)
+        return shaping.squeeze(made)
+    given = [as_array(w, np.float64) for w in (fweights, aweights) if w is not None]
+    weights = math.prod(given[1:], start=given[0])
+    x = x - reducing.average(x, 1, weights, keepdims=True)
+    total = reducing.sum_(weights)
+    lost = reducing.sum_(weights * given[-1]) / total if aweights is not None else 1.0
+    rows = apply(np.conjugate, x * weights)
+    return shaping.squeeze(apply(np.divide, products.matmul(x, rows.T), total - less * lost))
 
 
 def corrcoef(x: Any, y: Any = None, rowvar: bool = True, *, dtype: Any = None) -> Any:
@@ -99,36 +106,51 @@ def corrcoef(x: Any, y: Any = None, rowvar: bool = True, *, dtype: Any = None) -
 def gradient(f: Any, *spacing: Any, axis: Any = None, edge_order: int = 1) -> Any:
     """Central differences, one-sided ones at the ends; spacing: numbers, or places along a dim."""
     array = as_array(f)
-    if edge_order != 1:
-        raise unsupported("np.gradient with edge_order=2", "edge_order=1, or slices")
     array = reducing.floats(array)
     dims = reducing.dims_of(axis, array.ndim, "np.gradient")
     steps = spacing if len(spacing) > 1 else (spacing or (1.0,)) * len(dims)
-    out = tuple(_slope(array, step, d) for step, d in zip(steps, dims, strict=True))
+    if edge_order not in (1, 2) or any(
+        expr.nonneg(edge_order - array.extents[d]) for d in dims
+    ):  # fmt: skip
+        raise ShapeError("np.gradient needs more elements along a dim than its edge_order",
+                         expected="edge_order 1 or 2, and that many elements and one more",
+                         found=f"edge_order={edge_order}, {array.type}")  # fmt: skip
+    out = tuple(_slope(array, step, d, edge_order) for step, d in zip(steps, dims, strict=True))
     return out[0] if len(out) == 1 else out
 
 
-def _slope(f: Array, step: Any, d: int) -> Array:
+def _slope(f: Array, step: Any, d: int, order: int) -> Array:
     def part(start: Any, stop: Any) -> tuple[Any, ...]:
         return (*[slice(None)] * d, slice(start, stop))
 
     made = zeros_like(f)
     inner, first, last = part(1, -1), part(0, 1), part(-1, None)
-    begin, end = f[part(1, 2)] - f[first], f[last] - f[part(-2, -1)]
     if not (isinstance(step, Array) and step.ndim) and np.ndim(step) == 0:
         made[inner] = (f[part(2, None)] - f[part(None, -2)]) / (operate(np.multiply, step, 2.0))
-        made[first], made[last] = begin / step, end / step
-        return made
-    gaps = picking.diff(as_array(step, np.float64))
-    gaps = gaps.reshape((gaps.shape[0], *[1] * (f.ndim - 1 - d)))
-    before, after = gaps[:-1], gaps[1:]
-    made[inner] = (
-        f[part(None, -2)] * (-after / (before * (before + after)))
-        + f[inner] * ((after - before) / (before * after))
-        + f[part(2, None)] * (before / (after * (before + after)))
-    )
-    made[first], made[last] = begin / gaps[:1], end / gaps[-1:]
+        begin, end = (step, step), (step, step)
+    else:
+        gaps = picking.diff(as_array(step, np.float64))
+        gaps = gaps.reshape((gaps.shape[0], *[1] * (f.ndim - 1 - d)))
+        before, after = gaps[:-1], gaps[1:]
+        made[inner] = (
+            f[part(None, -2)] * (-after / (before * (before + after)))
+            + f[inner] * ((after - before) / (before * after))
+            + f[part(2, None)] * (before / (after * (before + after)))
+        )
+        begin, end = (gaps[:1], gaps[1:2]), (gaps[-1:], gaps[-2:-1])
+    second, before_last = f[part(1, 2)], f[part(-2, -1)]
+    if order == 1:
+        made[first], made[last] = (second - f[first]) / begin[0], (f[last] - before_last) / end[0]
+    else:
+        made[first] = _edge_slope(f[first], second, f[part(2, 3)], *begin)
+        made[last] = -_edge_slope(f[last], before_last, f[part(-3, -2)], *end)
     return made
+
+
+def _edge_slope(f0: Array, f1: Array, f2: Array, a: Any, b: Any) -> Array:
+    """At the first of three places, of which the second is a away, and the third b from it."""
+    return as_array(f0 * (-(2 * a + b) / (a * (a + b))) + f1 * ((a + b) / (a * b))
+                    - f2 * (a / (b * (a + b))))  # fmt: skip
 
 
 def unwrap(p: Any, discont: Any = None, axis: int = -1, *, period: Any = 2 * np.pi) -> Any:
@@ -156,48 +178,19 @@ def ediff1d(x: Any, to_end: Any = None, to_begin: Any = None) -> Any:
     return joining.concatenate(kept)
 
 
-def _cut_at(what: str, x: Any, at: Any, axis: Any, most: int) -> tuple[Array, int, int]:
-    """The array, the dim and the place along it. most: how far it may lie behind the end."""
-    array = as_array(x) if axis is not None else shaping.ravel(x)
-    if not isinstance(at, (int, np.integer)):
-        raise unsupported(f"{what} {'at' if most else 'of'} several places",
-                          "slices and np.concatenate")  # fmt: skip
-    d = reducing.dim_of(axis or 0, array.ndim, what)
-    n = array.extents[d]
-    if n.is_const and not -n.value <= int(at) < n.value + most:
-        raise ShapeError(f"{what}: {at} is out of bounds",
-                         expected=f"{-n.value} to {n.value + most - 1}", found=str(at))  # fmt: skip
-    return array, d, int(at)
-
-
-def insert(x: Any, at: Any, values: Any, axis: Any = None) -> Any:
-    """np.insert at one place that is known while building."""
-    array, d, at = _cut_at("np.insert", x, at, axis, 1)
-    part = as_array(values, array.type.dtype)
-    if part.ndim < array.ndim:
-        count = part.shape[0] if part.ndim and array.ndim == 1 else 1
-        if part.ndim and array.ndim > 1:
-            part = shaping.expand_dims(part, d)
-        part = shaping.broadcast_to(part, (*array.shape[:d], count, *array.shape[d + 1 :]))
-    before, after = along(array, d, slice(None, at)), along(array, d, slice(at, None))
-    return joining.concatenate([before, part, after], d)
-
-
-def delete(x: Any, at: Any, axis: Any = None) -> Any:
-    """np.delete of one place that is known while building."""
-    array, d, at = _cut_at("np.delete", x, at, axis, 0)
-    tail = [] if at == -1 else [along(array, d, slice(at + 1, None))]
-    return joining.concatenate([along(array, d, slice(None, at)), *tail], d)
-
-
 def cross(a: Any, b: Any, axisa: int = -1, axisb: int = -1, axisc: int = -1,
           axis: Any = None) -> Any:  # fmt: skip
-    """The cross product of vectors with three components."""
+    """The cross product of vectors with three components; where two are given, the third is 0."""
     axisa, axisb, axisc = (axisa, axisb, axisc) if axis is None else (axis,) * 3
     p, q = shaping.moveaxis(a, axisa, -1), shaping.moveaxis(b, axisb, -1)
-    if p.extents[-1] != 3 or q.extents[-1] != 3:
-        raise unsupported("np.cross of vectors that have not three components",
-                          "a[0] * b[1] - a[1] * b[0]")  # fmt: skip
+    if any(v.extents[-1] not in (2, 3) for v in (p, q)):
+        raise ShapeError("np.cross takes vectors of two or three components",
+                         expected="2 or 3 elements along the axis",
+                         found=f"{p.type} and {q.type}")  # fmt: skip
+    if p.extents[-1] == q.extents[-1] == 2:
+        return apply(np.subtract, p[..., 0] * q[..., 1], p[..., 1] * q[..., 0])
+    p, q = (v if v.extents[-1] == 3 else joining.concatenate(
+        [v, zeros_like(v[..., :1])], -1) for v in (p, q))  # fmt: skip
     made = [
         p[..., i] * q[..., j] - p[..., j] * q[..., i] for i, j in ((1, 2), (2, 0), (0, 1))
     ]

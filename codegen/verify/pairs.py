@@ -111,19 +111,25 @@ class Pairs:
         """All places, some at a time, mesh by mesh, the last symbol fastest."""
         low, high = within or self.ranges(symbols)
         sizes = high - low + 1
-        ends = np.cumsum(np.prod(sizes, axis=0, dtype=np.int64))
-        for first in range(0, int(ends[-1]), POINTS):
-            if ends[-1] > POINTS:
-                progress.at(f"exchange {self.row.site} ({self.row.kind})", first, int(ends[-1]))
-            left = np.arange(first, min(first + POINTS, int(ends[-1])))
-            of = np.searchsorted(ends, left, side="right")
-            left -= np.where(of > 0, ends[of - 1], 0)
-            out = {}
-            for s, least, size in reversed(list(zip(symbols, low, sizes, strict=True))):
-                if (size == 1).all():
-                    out[s] = least[of]
-                else:
-                    out[s], left = least[of] + left % size[of], left // size[of]
+        number = np.prod(sizes, axis=0, dtype=np.int64)
+        ends = np.cumsum(number)
+        total = int(number.sum())
+        for first in range(0, total, POINTS):
+            last = min(first + POINTS, total)
+            if total > POINTS and within is None:
+                progress.at(f"exchange {self.row.site} ({self.row.kind})", first, total)
+            some = slice(*(np.searchsorted(ends, (first, last - 1), side="right") + (0, 1)))
+            begins = ends[some] - number[some]
+            of = np.repeat(np.arange(len(begins)),
+                           np.minimum(ends[some], last) - np.maximum(begins, first))  # fmt: skip
+            left, out = np.arange(first, last) - begins[of], {}
+            for s, least, size in reversed(list(zip(symbols, low[:, some], sizes[:, some]))):
+                out[s] = least[of]
+                if (size != 1).any():
+                    size = size[of]
+                    quotient = (left / size).astype(np.int64)  # of small numbers: faster than //
+                    out[s] += left - quotient * size
+                    left = quotient
             yield out
 
     def evaluated(self, places: Places, *terms: int) -> list[Array]:

@@ -15,7 +15,6 @@ from codegen.verify.pairs import Pairs, Places, Ranges
 from codegen.verify.vectors import Array
 
 RANGES = 1 << 13  # looked at together
-POINTS = 1 << 13
 FEW = 32  # so many points are evaluated one by one
 
 
@@ -27,7 +26,7 @@ class Search:
     """Where a truth holds, among ranges of its symbols."""
 
     def __init__(self, pairs: Pairs, truth: int, symbols: list[int], budget: int | None) -> None:
-        self.terms, self.truth, self.symbols = pairs.terms, truth, symbols
+        self.pairs, self.terms, self.truth, self.symbols = pairs, pairs.terms, truth, symbols
         named = pairs.terms.symbols(truth)
         self.named = np.array([s in named or pairs.loose for s in symbols], dtype=bool)
         self.dtype, self.budget = pairs.terms.dtype(truth), budget
@@ -72,32 +71,9 @@ class Search:
         return np.concatenate([low, above], axis=1), np.concatenate([below, high], axis=1)
 
     def _one_by_one(self, low: Array, high: Array) -> Iterator[Places]:
-        sizes = high - low + 1
-        until = np.cumsum(np.prod(sizes, axis=0))
-        first = 0
-        while first < low.shape[1]:
-            done = until[first - 1] if first else 0
-            last = max(first + 1, int(np.searchsorted(until, done + POINTS, side="right")))
-            places = self._points(low[:, first:last], sizes[:, first:last])
-            self._spend(places.shape[1])
-            values = dict(zip(self.symbols, places.astype(self.dtype)))
-            holds = self.terms.points((self.truth,), values)[self.truth]
-            where = np.flatnonzero(np.broadcast_to(holds, places.shape[1:]))
+        for places in self.pairs.each(self.symbols, (low, high)):
+            (holds,) = self.pairs.evaluated(places, self.truth)
+            self._spend(len(holds))
+            where = np.flatnonzero(holds)
             if where.size:
-                yield dict(zip(self.symbols, places[:, where]))
-            first = last
-
-    def _points(self, low: Array, sizes: Array) -> Array:
-        """All points of the ranges, a column each."""
-        number = np.prod(sizes, axis=0)
-        of = np.repeat(np.arange(low.shape[1]), number)
-        left = np.arange(of.size) - np.repeat(np.cumsum(number) - number, number)
-        out = np.empty((low.shape[0], of.size), dtype=np.int64)
-        for k in reversed(range(low.shape[0])):
-            out[k] = low[k, of]
-            if (sizes[k] != 1).any():
-                size = sizes[k, of]
-                quotient = (left / size).astype(np.int64)  # of small numbers, and faster than //
-                out[k] += left - quotient * size
-                left = quotient
-        return out
+                yield {s: a[where] for s, a in places.items()}

@@ -14,6 +14,7 @@ from codegen.errors import ImageError
 from codegen.image import manifest
 from codegen.symbolic.meaning import ARGUMENTS
 from codegen.verify import many as verify_many
+from codegen.verify import pairs
 from codegen.verify import search as verify_search
 from codegen.verify.vectors import Terms
 from spmd.ledger import Ledger
@@ -112,14 +113,13 @@ def two(n: int = 2048):
 def test_exchanges_that_differ_in_their_buffers_only_are_checked_once(built, monkeypatch):
     """Both count, and the pairs of each rank are looked at once, not once for every rank's wrap."""
     ledger, looked = ledger_of(built(TWO)), []
-    points = verify_search.Search._points
+    one_by_one = verify_search.Search._one_by_one
 
-    def counted(self: Any, low: Any, sizes: Any) -> Any:
-        out = points(self, low, sizes)
-        looked.append(out.shape[1])
-        return out
+    def counted(self: Any, low: Any, high: Any) -> Any:
+        looked.append(np.prod(high - low + 1, axis=0).sum())
+        return one_by_one(self, low, high)
 
-    monkeypatch.setattr(verify_search.Search, "_points", counted)
+    monkeypatch.setattr(verify_search.Search, "_one_by_one", counted)
     found, _ = many(ledger, (100, 100), scalars(ledger))
     assert len(ledger.table.rows) == 2 and found == 2 * 4 * 10_000
     assert sum(looked) < 20 * 10_000
@@ -311,8 +311,8 @@ def test_the_same_verdict_as_rank_by_rank(built, monkeypatch, program):
     for _ in range(25):
         ledger = ledger_of(built(program), lambda notes: mutate(notes, rng))
         mesh = rng.choice([(1, 1), (2, 3), (5, 2), (1, 7), (11, 1), (4, 4)])
-        for name in ("FEW", "RANGES", "POINTS"):
-            monkeypatch.setattr(verify_search, name, rng.choice([2, 5, 40]))
+        for where, name in ((verify_search, "FEW"), (verify_search, "RANGES"), (pairs, "POINTS")):
+            monkeypatch.setattr(where, name, rng.choice([2, 5, 40]))
         seen.append(rank_by_rank.transfers(ledger, mesh, {}))
         assert verdict(lambda: compare(ledger, [mesh], {})) == seen[-1], (mesh, ledger.table.rows)
         assert verdict(lambda: many(ledger, mesh)) == seen[-1], (mesh, ledger.table.rows)

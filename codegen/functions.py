@@ -28,8 +28,9 @@ Form = int | str | tuple["Form", ...]
 @dataclass(frozen=True)
 class Function:
     """ufunc: NumPy's name for it, or scipy.special's (resolves promotion, computes the reference).
-    c: by dtype kind, or one form for all. result: same (as the first operand), bool, int32, or real
-    (of a complex one). header: of the C, where not every image includes it."""
+    c: by dtype kind, or one form for all. result: same (as the first operand), bool, int32, real
+    (of a complex one), or other: a float's integer of the same size, an integer's float. header: of
+    the C, where not every image includes it."""
 
     name: str
     ufunc: str
@@ -53,6 +54,8 @@ class Function:
             return dtypes.BY_NAME[self.result]
         if self.result == "real" and first.kind == "c":
             return dtypes.FLOAT32 if first.size == 8 else dtypes.FLOAT64
+        if self.result == "other":
+            return dtypes.BY_NAME[f"{'int' if first.kind == 'f' else 'float'}{8 * first.size}"]
         return first
 
     @property
@@ -73,11 +76,28 @@ def _with(part: str, z: Any, w: Any) -> Any:
     return out
 
 
+def order_key(x: Any) -> Any:
+    """Floats as integers of the same size in the order of sorting: -0.0 before 0.0, NaN last."""
+    bits = np.asarray(x).view(f"i{np.asarray(x).itemsize}")
+    not_a_number = np.array(np.nan, x.dtype).view(bits.dtype)
+    return np.where(np.isnan(x), not_a_number, _turned(bits))
+
+
+def _of_order_key(key: Any) -> Any:
+    return _turned(np.asarray(key)).view(f"f{np.asarray(key).itemsize}")
+
+
+def _turned(bits: Any) -> Any:
+    """With all bits but the sign turned, where that is set."""
+    return np.where(bits < 0, bits ^ np.iinfo(bits.dtype).max, bits)
+
+
 # What NumPy has no function for. Operands of philox are position, stream and seed.
 _OWN: dict[str, Callable[..., object]] = {
     "philox_first": philox.first, "philox_second": philox.second,
     "with_real": partial(_with, "real"), "with_imag": partial(_with, "imag"),
     "mantissa": lambda x: np.frexp(x)[0], "exponent": lambda x: np.frexp(x)[1],
+    "order_key": order_key, "of_order_key": _of_order_key,
 }  # fmt: skip
 
 
@@ -147,6 +167,9 @@ _ROWS = (
     # the first operand with one part from the real part of the second; complex ones only
     Function("with_real", "", 2, "", c_complex="spmd_with_real"),
     Function("with_imag", "", 2, "", c_complex="spmd_with_imag"),
+    # floats as integers in their order, and back: of float32 and float64
+    Function("order_key", "", 1, "spmd_order_key", "other"),
+    Function("of_order_key", "", 1, "spmd_of_order_key", "other"),
     Function("atan2", "arctan2", 2, "spmd_atan2"),
     Function("hypot", "hypot", 2, "spmd_hypot"),
     Function("logaddexp", "logaddexp", 2, "spmd_logaddexp"),

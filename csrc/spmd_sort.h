@@ -1,17 +1,18 @@
-/* Sorting one contiguous lane: ascending, NaN last, complex by real then imaginary part.
+/* Sorting one contiguous lane of integers or complex numbers: ascending, NaN last.
  *
- * spmd_sort_T works in place. spmd_argsort_T is stable and takes its scratch from the caller, n
- * words of it. Neither allocates. T is a suffix as in spmd_support.h, or f16, bf16.
+ * Floats are sorted as integers in their order (spmd_order_key). spmd_sort_lane_T works in place,
+ * with scratch as long as the lane; spmd_argsort_lane_T is stable and takes four words for each
+ * element. Neither allocates. T is a suffix as in spmd_support.h.
  */
 #ifndef SPMD_SORT_H
 #define SPMD_SORT_H
 
 #include "spmd_support.h"
 
+/* What is compiled once, however often it is called. */
+#define SPMD_ROUTINE __attribute__((noinline, unused)) static
+
 #define SPMD_LESS_PLAIN(a, b) ((a) < (b))
-#define SPMD_LESS_FLOAT(a, b) (((a) < (b)) | (((b) != (b)) & ((a) == (a))))
-#define SPMD_LESS_F16(a, b) SPMD_LESS_FLOAT(spmd_float16_load(a), spmd_float16_load(b))
-#define SPMD_LESS_BF16(a, b) SPMD_LESS_FLOAT(spmd_bfloat16_load(a), spmd_bfloat16_load(b))
 #define SPMD_LESS_C64(a, b) spmd_sorts_before_c64(a, b)
 #define SPMD_LESS_C128(a, b) spmd_sorts_before_c128(a, b)
 
@@ -31,14 +32,12 @@
 
 SPMD_COMPLEXES(SPMD_SORTS_BEFORE)
 
-/* X(suffix, type in memory, order) */
+/* X(suffix, type, order) */
 #define SPMD_SORTED(X)                                                                             \
     X(i8, int8_t, SPMD_LESS_PLAIN) X(i16, int16_t, SPMD_LESS_PLAIN)                                \
     X(i32, int32_t, SPMD_LESS_PLAIN) X(i64, int64_t, SPMD_LESS_PLAIN)                              \
     X(u8, uint8_t, SPMD_LESS_PLAIN) X(u16, uint16_t, SPMD_LESS_PLAIN)                              \
     X(u32, uint32_t, SPMD_LESS_PLAIN) X(u64, uint64_t, SPMD_LESS_PLAIN)                            \
-    X(f16, spmd_float16, SPMD_LESS_F16) X(bf16, spmd_bfloat16, SPMD_LESS_BF16)                     \
-    X(f32, float, SPMD_LESS_FLOAT) X(f64, double, SPMD_LESS_FLOAT)                                 \
     X(c64, float _Complex, SPMD_LESS_C64) X(c128, double _Complex, SPMD_LESS_C128)
 
 /* Quicksort around the median of three with a partition free of branches. Elements equal to the
@@ -174,5 +173,113 @@ SPMD_SORTED(SPMD_SORT)
     }
 
 SPMD_SORTED(SPMD_ARGSORT)
+
+/* ---- integers: long lanes by digits of eight bits, the last one first ---- */
+
+enum { SPMD_SHORT_LANE = 1024 };
+
+#define SPMD_DIGIT(key, d) ((key) >> 8 * (d) & 255)
+
+/* Where the elements with each digit begin; 0 where all have the same one. */
+static inline int spmd_digit_begins(int64_t counts[256], int64_t n)
+{
+    int64_t at = 0;
+    for (int d = 0; d < 256; d++) {
+        int64_t many = counts[d];
+        if (many == n)
+            return 0;
+        counts[d] = at;
+        at += many;
+    }
+    return 1;
+}
+
+/* The bit that is turned so that elements stand in order as unsigned numbers. */
+#define SPMD_TURN_i8 (1ULL << 7)
+#define SPMD_TURN_i16 (1ULL << 15)
+#define SPMD_TURN_i32 (1ULL << 31)
+#define SPMD_TURN_i64 (1ULL << 63)
+#define SPMD_TURN_u8 0ULL
+#define SPMD_TURN_u16 0ULL
+#define SPMD_TURN_u32 0ULL
+#define SPMD_TURN_u64 0ULL
+
+#define SPMD_RADIX_SORT(S, T, U)                                                                   \
+    typedef struct {                                                                               \
+        U key;                                                                                     \
+        int64_t at;                                                                                \
+    } spmd_placed_##S;                                                                             \
+    static inline void spmd_count_digits_##S(const U *x, int64_t n, int64_t counts[][256])         \
+    {                                                                                              \
+        memset(counts, 0, sizeof(T) * sizeof *counts);                                             \
+        for (int64_t i = 0; i < n; i++) {                                                          \
+            U key = (U)(x[i] ^ SPMD_TURN_##S);                                                     \
+            for (int d = 0; d < (int)sizeof(T); d++)                                               \
+                counts[d][SPMD_DIGIT(key, d)]++;                                                   \
+        }                                                                                          \
+    }                                                                                              \
+    SPMD_ROUTINE void spmd_sort_lane_##S(void *lane, void *spare, int64_t n)                       \
+    {                                                                                              \
+        if (n < SPMD_SHORT_LANE) {                                                                 \
+            spmd_sort_##S(lane, n);                                                                \
+            return;                                                                                \
+        }                                                                                          \
+        int64_t counts[sizeof(T)][256];                                                            \
+        U *from = lane, *into = spare;                                                             \
+        spmd_count_digits_##S(from, n, counts);                                                    \
+        for (int d = 0; d < (int)sizeof(T); d++) {                                                 \
+            if (!spmd_digit_begins(counts[d], n))                                                  \
+                continue;                                                                          \
+            for (int64_t i = 0; i < n; i++)                                                        \
+                into[counts[d][SPMD_DIGIT((U)(from[i] ^ SPMD_TURN_##S), d)]++] = from[i];          \
+            U *held = from;                                                                        \
+            from = into;                                                                           \
+            into = held;                                                                           \
+        }                                                                                          \
+        if (from != lane)                                                                          \
+            memcpy(lane, from, (size_t)n * sizeof(T));                                             \
+    }                                                                                              \
+    SPMD_ROUTINE void spmd_argsort_lane_##S(const void *lane, int64_t n, int64_t *out,             \
+                                             void *scratch)                                        \
+    {                                                                                              \
+        if (n < SPMD_SHORT_LANE) {                                                                 \
+            spmd_argsort_##S(lane, n, out, scratch);                                               \
+            return;                                                                                \
+        }                                                                                          \
+        int64_t counts[sizeof(T)][256];                                                            \
+        spmd_placed_##S *from = scratch, *into = from + n;                                         \
+        spmd_count_digits_##S(lane, n, counts);                                                    \
+        for (int64_t i = 0; i < n; i++)                                                            \
+            from[i] = (spmd_placed_##S){((const U *)lane)[i] ^ SPMD_TURN_##S, i};                  \
+        for (int d = 0; d < (int)sizeof(T); d++) {                                                 \
+            if (!spmd_digit_begins(counts[d], n))                                                  \
+                continue;                                                                          \
+            for (int64_t i = 0; i < n; i++)                                                        \
+                into[counts[d][SPMD_DIGIT(from[i].key, d)]++] = from[i];                           \
+            spmd_placed_##S *held = from;                                                          \
+            from = into;                                                                           \
+            into = held;                                                                           \
+        }                                                                                          \
+        for (int64_t i = 0; i < n; i++)                                                            \
+            out[i] = from[i].at;                                                                   \
+    }
+
+SPMD_SIGNED(SPMD_RADIX_SORT)
+SPMD_UNSIGNED(SPMD_RADIX_SORT)
+
+/* Complex numbers have no digits. */
+#define SPMD_SORT_COMPLEX(S, C, T, F, P)                                                           \
+    SPMD_ROUTINE void spmd_sort_lane_##S(void *lane, void *spare, int64_t n)                       \
+    {                                                                                              \
+        (void)spare;                                                                               \
+        spmd_sort_##S(lane, n);                                                                    \
+    }                                                                                              \
+    SPMD_ROUTINE void spmd_argsort_lane_##S(const void *lane, int64_t n, int64_t *out,             \
+                                             void *scratch)                                        \
+    {                                                                                              \
+        spmd_argsort_##S(lane, n, out, scratch);                                                   \
+    }
+
+SPMD_COMPLEXES(SPMD_SORT_COMPLEX)
 
 #endif

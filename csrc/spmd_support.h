@@ -181,7 +181,8 @@ SPMD_UNSIGNED(SPMD_UNSIGNED_ONLY)
     static inline int spmd_isnan_##S(T a) { return a != a; }                                       \
     static inline int spmd_isinf_##S(T a) { return fabs##F(a) == (T)INFINITY; }                    \
     static inline int spmd_isfinite_##S(T a) { return fabs##F(a) < (T)INFINITY; }                  \
-    static inline int spmd_signbit_##S(T a) { return signbit(a) != 0; }                            \
+    /* not signbit: gcc 12 fails on it in loops over halves */                                     \
+    static inline int spmd_signbit_##S(T a) { return copysign##F(1, a) < 0; }                      \
     static inline T spmd_copysign_##S(T a, T b) { return copysign##F(a, b); }                      \
     static inline T spmd_fmod_##S(T a, T b) { return fmod##F(a, b); }                              \
     static inline T spmd_mod_##S(T a, T b)                                                         \
@@ -222,6 +223,26 @@ SPMD_UNSIGNED(SPMD_UNSIGNED_ONLY)
     static inline T spmd_imag_##S(T a) { return a * 0; }
 
 SPMD_FLOATS(SPMD_FLOAT)
+
+/* Floats as integers in the order of sorting: -0.0 before 0.0, and one NaN behind all numbers. */
+#define SPMD_ORDER_KEY(S, T, K, I, U, INFINITE, NOT_A_NUMBER)                                      \
+    static inline I spmd_order_key_##S(T a)                                                        \
+    {                                                                                              \
+        I bits;                                                                                    \
+        memcpy(&bits, &a, sizeof bits);                                                            \
+        U size = (U)bits & ((U)-1 >> 1), sign = (U)(bits >> (8 * sizeof bits - 1));                \
+        return spmd_select_##K(size > INFINITE, NOT_A_NUMBER, bits ^ (I)(sign >> 1));              \
+    }                                                                                              \
+    static inline T spmd_of_order_key_##K(I key)                                                   \
+    {                                                                                              \
+        T a;                                                                                       \
+        key ^= (I)((U)(key >> (8 * sizeof key - 1)) >> 1);                                         \
+        memcpy(&a, &key, sizeof a);                                                                \
+        return a;                                                                                  \
+    }
+
+SPMD_ORDER_KEY(f32, float, i32, int32_t, uint32_t, 0x7f800000, 0x7fc00000)
+SPMD_ORDER_KEY(f64, double, i64, int64_t, uint64_t, 0x7ff0000000000000, 0x7ff8000000000000)
 
 /* One implementation for the vectorised part of a loop and for its tail: spmd_exp.h's, or libm's
  * scalar function. */

@@ -24,6 +24,7 @@ from codegen.plan.grammar import (
     Array,
     Exchange,
     Expect,
+    KernelCall,
     Lane,
     LibraryCall,
     Nest,
@@ -110,6 +111,8 @@ def _headers(plan: Plan, body: str) -> list[str]:
         "spmd_fold.h": any(isinstance(s, Exchange) and s.fn for s in steps),
         "spmd_print.h": any(isinstance(s, (Print, Expect)) for s in steps),
         "spmd_simd.h": any(openmp(f).startswith("spmd_") for f in folds),
+        "spmd_rows.h": any(isinstance(w, KernelCall) and w.symbol.startswith("spmd_")
+                           for w in work),
         "spmd_sort.h": any(isinstance(w, Lane) and w.scratch for w in work),
         "spmd_support.h": True,
         **{f.header: True for f in FUNCTIONS.values() if f.header and f"{f.c}_" in body},

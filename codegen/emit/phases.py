@@ -131,10 +131,10 @@ class PhaseWriter(NestWriter):
         place, ending = expr.symbol(work.along.sym), storage_suffix(work.dtype)
         self.along(work, lambda: self.put(work.scratch[0], place, self.value(value)))
         if work.kind == "sort":
-            self.line(f"spmd_sort_{ending}({lane}, {n});")
+            self.line(f"spmd_sort_lane_{ending}({lane}, {lane} + {n}, {n});")
         else:
             ordered = self.buffer(work.scratch[1], written=True)
-            self.line(f"spmd_argsort_{ending}({lane}, {n}, {ordered}, {ordered} + {n});")
+            self.line(f"spmd_argsort_lane_{ending}({lane}, {n}, {ordered}, {ordered} + {n});")
         self.along(work, lambda: f"{self.target(work.buffer, work.offset)} = {ordered}[{j}];")
 
     # ---- products --------------------------------------------------------------------------------

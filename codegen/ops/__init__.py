@@ -14,6 +14,7 @@ from codegen.ops.kind import Kind
 from codegen.ops.lapack import Cholesky, Lu, LuSolve, Swapped, Triangular
 from codegen.ops.lookups import DynamicSlice, DynamicUpdate, Gather, Scatter
 from codegen.ops.maps import Map
+from codegen.ops.order import Count, Merge, Partition, SearchSorted
 from codegen.ops.reductions import ArgReduce, ArgSort, Cumulative, MatMul, Reduce, Sort
 from codegen.ops.reshapes import Reshape
 from codegen.ops.sources import Const, Full, Iota, RunScalar, Symbolic
@@ -23,20 +24,20 @@ from codegen.ops.views import Broadcast, Roll, Slice, Transpose, Update
 
 __all__ = [
     "OPS", "POSITION", "ArgReduce", "ArgSort", "Barrier", "Branch", "Broadcast", "Cholesky",
-    "Const", "Control", "Cumulative", "DynamicSlice", "DynamicUpdate", "Edge", "Eig", "Eigh",
-    "Exchange", "Expect", "Fold", "Fourier", "Full", "Gather", "Iota", "Kernel", "Kind", "Let",
-    "Loop", "Lu", "LuSolve", "Map", "MatMul", "Move", "Permute", "Print", "Qr", "Reduce",
-    "Relayout", "Reshape", "Roll", "RunScalar", "Scatter", "ShardMap", "Slice", "Sort", "Svd",
-    "Swapped", "Symbolic", "Transpose", "Triangular", "Update",
+    "Const", "Control", "Count", "Cumulative", "DynamicSlice", "DynamicUpdate", "Edge", "Eig",
+    "Eigh", "Exchange", "Expect", "Fold", "Fourier", "Full", "Gather", "Iota", "Kernel", "Kind",
+    "Let", "Loop", "Lu", "LuSolve", "Map", "MatMul", "Merge", "Move", "Partition", "Permute",
+    "Print", "Qr", "Reduce", "Relayout", "Reshape", "Roll", "RunScalar", "Scatter", "SearchSorted",
+    "ShardMap", "Slice", "Sort", "Svd", "Swapped", "Symbolic", "Transpose", "Triangular", "Update",
 ]  # fmt: skip
 
 OPS: dict[str, type[Kind]] = {
     kind.name: kind
     for kind in (
         Const, Full, Iota, Symbolic, RunScalar, Map, Broadcast, Slice, Transpose, Reshape, Roll,
-        Update, DynamicSlice, DynamicUpdate, Gather, Scatter, Reduce, Edge, ArgReduce,
-        Cumulative, MatMul, Sort, ArgSort, Cholesky, Lu, LuSolve, Swapped, Triangular, Qr, Svd,
-        Eigh, Eig, Fourier, Kernel, Permute, Move, Fold, Barrier, Print, Expect, Loop, Let,
-        Branch, Relayout, ShardMap,
+        Update, DynamicSlice, DynamicUpdate, Gather, Scatter, Reduce, Edge, ArgReduce, Cumulative,
+        MatMul, Sort, ArgSort, Merge, Partition, Count, SearchSorted, Cholesky, Lu, LuSolve,
+        Swapped, Triangular, Qr, Svd, Eigh, Eig, Fourier, Kernel, Permute, Move, Fold, Barrier,
+        Print, Expect, Loop, Let, Branch, Relayout, ShardMap,
     )
 }  # fmt: skip

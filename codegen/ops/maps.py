@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 # Functions that give a number for numbers, and a finite one for finite ones.
 _SAFE = frozenset(
     "select guard neg abs sign maximum minimum fmax fmin copysign conj real imag with_real "
-    "with_imag floor ceil trunc rint tanh atan atan2 sin cos asinh cbrt".split()
+    "with_imag floor ceil trunc rint tanh atan atan2 sin cos asinh cbrt order_key "
+    "of_order_key".split()
 )
 _COUNTED = frozenset("add sub mul neg abs pow square".split())  # those of integers that may wrap
 _TITLES = {"cast": "a conversion", "select": "np.where"}

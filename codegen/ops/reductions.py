@@ -1,4 +1,4 @@
-"""Ops along whole dims: reductions, running ones, sorting, products of matrices, edges."""
+"""Ops along whole dims: reductions, running ones, sorting lanes, products of matrices."""
 
 from __future__ import annotations
 
@@ -291,7 +291,7 @@ class Cumulative(Lane):
 
 @dataclass(frozen=True)
 class Sort(Lane):
-    """Ascending, NaN last."""
+    """Ascending; integers, or complex numbers, NaN last."""
 
     name = "sort"
     dim: int
@@ -300,7 +300,7 @@ class Sort(Lane):
         return [np.sort(operands[0], axis=self.dim, kind="stable")]
 
     def scratch(self, op: Op, at: Maker) -> tuple[Value, ...]:
-        room = expr.product(op.result.type.shape)  # a lane is never longer than the whole
+        room = 2 * op.result.type.shape[self.dim]
         return (at.spare(f"{op.result.name}_lane", op.operands[0].type.dtype, room),)
 
 
@@ -318,9 +318,9 @@ class ArgSort(Lane):
         return [np.argsort(operands[0], axis=self.dim, kind="stable").astype(np.int64)]
 
     def scratch(self, op: Op, at: Maker) -> tuple[Value, ...]:
-        room = expr.product(op.result.type.shape)  # a lane is never longer than the whole
+        room = op.result.type.shape[self.dim]
         lane = at.spare(f"{op.result.name}_lane", op.operands[0].type.dtype, room)
-        return lane, at.spare(f"{op.result.name}_order", dtypes.INT64, room * 2)
+        return lane, at.spare(f"{op.result.name}_order", dtypes.INT64, room * 5)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from codegen.trace.numpy import (
     fourier,
     joining,
     linear,
+    ordering,
     padding,
     picking,
     polynomials,
@@ -38,21 +39,21 @@ Function = Callable[..., Any]
 _SAME: dict[Any, str] = {
     creation: "arange array asarray empty empty_like eye full full_like identity linspace "
     "logspace ones ones_like zeros zeros_like",
-    reducing: "argmax argmin argpartition argsort average count_nonzero cumprod cumsum "
-    "mean median partition prod sort sort_complex std trapezoid var",
+    reducing: "argmax argmin average count_nonzero cumprod cumsum mean prod std trapezoid var",
+    ordering: "argpartition argsort lexsort partition sort sort_complex",
     shaping: "array_split astype atleast_1d atleast_2d atleast_3d broadcast_arrays "
     "broadcast_to copy diag diagonal expand_dims flip meshgrid moveaxis ravel repeat reshape "
     "resize roll rot90 split squeeze swapaxes tile transpose tril triu",
     joining: "block column_stack concatenate hstack stack",
     padding: "delete insert pad",
     searching: "digitize histogram histogram2d histogram_bin_edges histogramdd interp searchsorted",
-    statistics: "corrcoef cov cross ediff1d gradient nanargmax nanargmin nancumprod "
+    statistics: "corrcoef cov cross ediff1d gradient median nanargmax nanargmin nancumprod "
     "nancumsum nanmax nanmean nanmedian nanmin nanprod nanquantile nanstd nansum nanvar quantile "
     "unwrap",
     polynomials: "convolve correlate poly polyder polyfit polyint polyval vander",
     products: "dot einsum einsum_path inner kron outer tensordot",
     picking: "angle array_equal array_equiv choose clip compress copyto "
-    "diag_indices_from diff fill_diagonal imag isclose isin isneginf isposinf lexsort "
+    "diag_indices_from diff fill_diagonal imag isclose isin isneginf isposinf "
     "min_scalar_type nan_to_num packbits place put put_along_axis putmask ravel_multi_index "
     "real sinc take take_along_axis tril_indices_from triu_indices_from unpackbits "
     "unravel_index where",

@@ -15,7 +15,7 @@ from codegen.ops import Update
 from codegen.symbolic import expr
 from codegen.trace import known
 from codegen.trace.array import Array, Number, as_array, constant, is_traced, unsupported, wrap
-from codegen.trace.numpy import reducing
+from codegen.trace.numpy import reducing, statistics
 from codegen.trace.numpy.creation import linspace, zeros
 from codegen.trace.numpy.elementwise import apply, normal, operand_value, shape_text
 from codegen.trace.numpy.joining import concatenate, extent
@@ -79,7 +79,7 @@ def _ramps(array: Array, d: int, widths: Any, ends: Any, mode: str) -> list[Arra
 
 _STATISTICS: dict[str, Callable[..., Any]] = {
     "maximum": reducing.max_, "minimum": reducing.min_, "mean": reducing.mean,
-    "median": reducing.median,
+    "median": statistics.median,
 }  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from codegen.trace.numpy import joining, shaping
 from codegen.trace.numpy.creation import arange, zeros_like
 from codegen.trace.numpy.elementwise import apply, normal, result_type, same_extent, select, store
 from codegen.trace.numpy.index import Gather, from_the_end
-from codegen.trace.numpy.reducing import all_, along, any_, argsort, cumsum, dim_of, sum_
+from codegen.trace.numpy.reducing import all_, along, any_, cumsum, dim_of, sum_
 from codegen.trace.numpy.refused import REMEDIES
 
 
@@ -411,12 +411,3 @@ def fill_diagonal(a: Any, val: Any, wrap: bool = False) -> None:
     if np.ndim(values) if not isinstance(values, Array) else values.ndim:
         values = shaping.resize(values, at.shape)
     array[key] = values
-
-
-def lexsort(keys: Any, axis: Any = -1) -> Array:
-    """The order by the last key, of equal ones by the one before, and so on."""
-    rows = [as_array(k) for k in keys]
-    order = argsort(rows[0], axis)
-    for key in rows[1:]:
-        order = take_along_axis(order, argsort(take_along_axis(key, order, axis), axis), axis)
-    return as_array(order)

@@ -1,4 +1,4 @@
-"""Reductions, running sums, positions of extremes, sorting; dtypes as NumPy's."""
+"""Reductions, running sums, positions of extremes; dtypes as NumPy's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from codegen import dtypes
 from codegen.dtypes import DType
 from codegen.errors import ShapeError
 from codegen.functions import COMBINE, FUNCTIONS, neutral
-from codegen.ops import ArgReduce, ArgSort, Cumulative, Reduce, Sort
+from codegen.ops import ArgReduce, Cumulative, Reduce
 from codegen.symbolic import expr
 from codegen.trace.array import Array, as_array, number, unsupported, wrap
 from codegen.trace.constants import broadcast_value
@@ -233,7 +233,8 @@ def _average_type(array: Array, weights: Array) -> DType:
 # ---- positions, running totals, order --------------------------------------------------------
 
 
-def _flat_or(x: Any, axis: Any, what: str) -> tuple[Array, int]:
+def flat_or(x: Any, axis: Any, what: str) -> tuple[Array, int]:
+    """An array and the dim of it that is meant; None: of all its elements in a row."""
     array = as_array(x)
     if axis is None:
         return array.ravel(), 0
@@ -259,7 +260,7 @@ def lanes(x: Any, axis: Any, what: str) -> tuple[Array, int, tuple[Any, ...]]:
 def _arg(fn: str) -> Callable[..., Any]:
     def call(x: Any, axis: Any = None, out: Any = None, *, keepdims: Any = False) -> Any:
         what = f"np.arg{fn}"
-        array, d = _flat_or(x, axis, what)
+        array, d = flat_or(x, axis, what)
         if array.ndim == 0:
             array = array.reshape(1)
         if array.extents[d] == 0 and not any(e == 0 for k, e in enumerate(array.extents) if k != d):
@@ -281,7 +282,7 @@ argmin, argmax = _arg("min"), _arg("max")
 def _cumulative(fn: str, what: str) -> Callable[..., Any]:
     def call(x: Any, axis: Any = None, dtype: Any = None, out: Any = None) -> Any:
         kind = sum_dtype(x, dtype)
-        array, d = _flat_or(as_array(x, kind), axis, what)
+        array, d = flat_or(as_array(x, kind), axis, what)
         if array.ndim == 0:
             array = array.reshape(1)
         value = array.context.emit_one(Cumulative(fn=fn, dim=d), array.read())
@@ -293,82 +294,9 @@ def _cumulative(fn: str, what: str) -> Callable[..., Any]:
 cumsum, cumprod = _cumulative("add", "np.cumsum"), _cumulative("mul", "np.cumprod")
 
 
-def _sorting(kind_of_op: type[Sort | ArgSort], what: str) -> Callable[..., Any]:
-    def call(x: Any, axis: Any = -1, kind: Any = None, order: Any = None, *,
-             stable: Any = None) -> Any:  # fmt: skip
-        """Ascending, NaN last, stable, whatever `kind` says. A new array."""
-        if order is not None:
-            raise unsupported(f"{what} with order=")
-        array, d = _flat_or(x, axis, what)
-        value = array.context.emit_one(kind_of_op(dim=d), array.read())
-        return wrap(array.context, value, scalar=False)
-
-    return call
-
-
-sort, argsort = _sorting(Sort, "np.sort"), _sorting(ArgSort, "np.argsort")
-
-
-def _partition(order_of: Callable[..., Any], what: str) -> Callable[..., Any]:
-    def call(x: Any, kth: Any, axis: Any = -1, kind: Any = None, order: Any = None) -> Any:
-        """All sorted: what stands before and behind the k-th element is then in order too."""
-        _check_kth(x, kth, axis, what)
-        return order_of(x, axis, order=order)
-
-    return call
-
-
-partition = _partition(sort, "np.partition")
-argpartition = _partition(argsort, "np.argpartition")
-
-
-def _check_kth(x: Any, kth: Any, axis: Any, what: str) -> None:
-    array, d = _flat_or(x, axis, what)
-    n = array.extents[d]
-    for k in np.ravel(kth):
-        if n.is_const and not -n.value <= k < n.value:
-            raise ShapeError(f"{what}: kth {k} is out of bounds",
-                             expected=f"{-n.value} to {n.value - 1}", found=str(k))  # fmt: skip
-
-
-def sort_complex(a: Any) -> Any:
-    made = sort(a)
-    kind = made.type.dtype
-    if kind.kind == "c":
-        return made
-    narrow = kind.name in ("int8", "uint8", "int16", "uint16")
-    return made.astype(np.complex64 if narrow else np.complex128)
-
-
-def median(x: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False,
-           keepdims: Any = False) -> Any:  # fmt: skip
-    """The middle of the sorted elements; NaN where there is one."""
-    array, d, wide = lanes(x, axis, "np.median")
-    array = floats(array)
-    ordered = sort(array, d)
-    n = array.shape[d]
-    low, high = along(ordered, d, (n - 1) // 2), along(ordered, d, n // 2)
-    middle = between(low, high, operate(np.remainder, n, 2) == 1)
-    middle = nan_if_last(middle, along(ordered, d, n - 1), array.type.dtype)
-    return store(middle.reshape(wide) if keepdims else middle, out)
-
-
 def floats(array: Array) -> Array:
     """Integers as float64; others as they are."""
     return as_array(array, dtypes.FLOAT64) if array.type.dtype.kind in "biu" else array
-
-
-def nan_if_last(made: Any, last: Array, kind: DType) -> Array:
-    """NaN where the last of the sorted elements is one."""
-    return as_array(select(apply(np.isnan, last), last, made), kind)
-
-
-def between(low: Any, high: Any, single: Any) -> Any:
-    """The mean of the two middle elements; where there is a `single` one, itself: twice of it may
-    be too large."""
-    wide = dtypes.FLOAT32 if low.type.dtype.size == 2 else low.type.dtype
-    middle = (as_array(low, wide) + as_array(high, wide)) * 0.5
-    return select(single, as_array(low, wide), middle)
 
 
 def along(array: Array, d: int, key: Any) -> Array:

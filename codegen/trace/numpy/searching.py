@@ -15,7 +15,7 @@ from codegen import dtypes
 from codegen.dtypes import DType
 from codegen.errors import ShapeError
 from codegen.trace.array import Array, Number, as_array, holds_traced, is_traced, unsupported
-from codegen.trace.numpy import joining, picking, reducing, shaping
+from codegen.trace.numpy import joining, ordering, picking, reducing, shaping
 from codegen.trace.numpy.creation import linspace, zeros
 from codegen.trace.numpy.elementwise import apply, result_type, select
 from codegen.trace.numpy.index import combine_at
@@ -100,7 +100,7 @@ def interp(
         left = right = None
         period = apply(np.absolute, as_array(period, np.float64))
         at, xs = apply(np.remainder, at, period), apply(np.remainder, xs, period)
-        order = reducing.argsort(xs)
+        order = ordering.argsort(xs)
         xs, ys = xs[order], ys[order]
         xs = joining.concatenate([xs[-1:] - period, xs, xs[:1] + period])
         ys = joining.concatenate([ys[-1:], ys, ys[:1]])

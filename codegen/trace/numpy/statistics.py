@@ -12,58 +12,196 @@ from typing import Any
 import numpy as np
 
 from codegen import dtypes
+from codegen.dtypes import DType
 from codegen.errors import ShapeError
 from codegen.symbolic import expr
 from codegen.trace.array import Array, as_array, is_traced, unsupported
-from codegen.trace.numpy import joining, picking, products, reducing, shaping
+from codegen.trace.numpy import creation, joining, ordering, picking, products, reducing, shaping
 from codegen.trace.numpy.creation import zeros_like
 from codegen.trace.numpy.elementwise import apply, result_type, select, store
 from codegen.trace.numpy.operators import operate
-from codegen.trace.numpy.reducing import along
 
 # ---- order ---------------------------------------------------------------------------------------
 
 
-def quantile(x: Any, q: Any, axis: Any = None, *, method: str = "linear", keepdims: Any = False,
-             **other: Any) -> Any:  # fmt: skip
-    """Between the two sorted elements nearest to q, as method="linear"; NaN where there is one."""
-    _check_quantile("np.quantile", q, method, other)
-    reducing.no_complex(x, "np.quantile")
-    array, d, wide = reducing.lanes(x, axis, "np.quantile")
-    if array.type.dtype.kind in "biu" or np.ndim(q):  # an array of q is one of float64
-        array = as_array(array, dtypes.FLOAT64)
-    ordered = reducing.sort(array, d)
-    if not array.extents[d].is_const:
-        raise unsupported("np.quantile of an extent that is known at launch", "np.sort(x)[k]")
-    count = array.extents[d].value
-    last = along(ordered, d, count - 1)
+# Of a sample of n, where a quantile stands: n * q + alpha + q * (1 - alpha - beta) - 1 (Hyndman
+# and Fan, Sample Quantiles in Statistical Packages).
+_PLOTTED = {
+    "interpolated_inverted_cdf": (0, 1), "hazen": (0.5, 0.5), "weibull": (0, 0),
+    "median_unbiased": (1 / 3.0, 1 / 3.0), "normal_unbiased": (3 / 8.0, 3 / 8.0),
+}  # fmt: skip
 
-    def one(part: float) -> Array:
-        place = part * (count - 1)
-        k = min(math.floor(place), max(count - 2, 0))
-        low, high = along(ordered, d, k), along(ordered, d, min(k + 1, count - 1))
-        t, step = place - k, high - low
-        between = low + step * t if t < 0.5 else high - step * (1 - t)
-        made = reducing.nan_if_last(between, last, array.type.dtype)
+
+def _rounded(index: Any, stays: Callable[[Any, Any], Any]) -> Any:
+    down = np.floor(index)
+    return np.maximum(np.where(stays(index - down, down), down, down + 1), 0)
+
+
+# By method, the place of an element, for which there is no other one to weigh it with.
+_ELEMENTS: dict[str, Callable[[Any, float], Any]] = {
+    "inverted_cdf": lambda n, q: _rounded(n * q - 1, lambda gap, down: gap == 0),
+    "closest_observation": lambda n, q: _rounded(
+        n * q - 1 - 0.5, lambda gap, down: (gap == 0) & (down % 2 == 1)),
+    "lower": lambda n, q: np.floor((n - 1) * q),
+    "higher": lambda n, q: np.ceil((n - 1) * q),
+    "nearest": lambda n, q: np.round((n - 1) * q),
+}
+
+
+def _between(n: Any, q: float, method: str) -> tuple[Any, Any, Any]:
+    """The places of the two elements beside a quantile, and the weight of the second one. n: a
+    number, or an array of them."""
+    if method in _ELEMENTS:
+        at = _ELEMENTS[method](n, q)
+        return at, at, None
+    if method == "averaged_inverted_cdf":
+        at = n * q - 1
+    elif method == "midpoint":
+        at = 0.5 * (np.floor((n - 1) * q) + np.ceil((n - 1) * q))
+    elif method == "linear":
+        at = (n - 1) * q
+    else:
+        alpha, beta = _PLOTTED[method]
+        at = n * q + (alpha + q * (1 - alpha - beta)) - 1
+    down = np.floor(at)
+    weight = at - down
+    if method == "averaged_inverted_cdf":
+        weight = np.where(weight == 0, 0.5, 1.0)
+    elif method == "midpoint":
+        weight = np.where(at % 1 == 0, 0.0, 0.5)
+    return (*(np.minimum(np.maximum(k, 0), n - 1) for k in (down, down + 1)), weight)
+
+
+def _quantiles(what: str, x: Any, q: Any, axis: Any, out: Any, method: str, keepdims: Any,
+               counts: bool, other: Any) -> Any:  # fmt: skip
+    """counts: of the numbers alone, how many there are is known only at run time."""
+    _check_quantile(what, q, method, other)
+    reducing.no_complex(x, what)
+    array, d, wide = reducing.lanes(x, axis, what)
+    kind = array.type.dtype.kind
+    if kind == "b" or (kind == "f" and np.ndim(q) and not counts and method not in _ELEMENTS):
+        array = as_array(array, dtypes.FLOAT64)  # an array of q is one of float64
+    dtype, extent = array.type.dtype, array.extents[d]
+    if dtype.kind in "iu" and (extent == 0 or method not in _ELEMENTS):
+        dtype = dtypes.FLOAT64
+    if extent == 0:
+        n: Any = 1.0  # NaN is what there is
+        array = creation.full((*array.shape[:d], 1, *array.shape[d + 1 :]), np.nan, dtype)
+    elif counts:
+        n = as_array(_numbers_along(array, d), np.float64)
+    else:
+        n = float(extent.value) if extent.is_const else as_array(array.shape[d], np.float64)
+    pairs = [_between(n, float(p), method) for p in np.ravel(q)]
+    at = [k for first, second, _ in pairs for k in (first, second)]
+    known = not isinstance(n, Array)
+    places: Any = sorted({int(k) for k in at}) if known else _stacked(at)
+    found = ordering.at_places(array, d, places)
+    lacks = np.equal(n, 0) if counts else _nan_along(array, d)
+
+    def one(k: int) -> Array:
+        low, high = (found[..., places.index(int(at[j])) if known else j]
+                     for j in (2 * k, 2 * k + 1))  # fmt: skip
+        t = pairs[k][2]
+        if t is not None:
+            step = high - low
+            if known:
+                t = float(t)
+                low = low + step * t if t < 0.5 else high - step * (1 - t)
+            else:
+                t = as_array(t, dtype)
+                low = select(t < 0.5, low + step * t, high - step * (1 - t))
+        made = low if lacks is None else select(lacks, np.nan, low)
+        made = as_array(made, dtype)
         return made.reshape(wide) if keepdims else made
 
-    return _of_each(q, one)
-
-
-def _of_each(q: Any, one: Callable[[float], Array]) -> Any:
-    """The result of one(q) for a number q; for an array q, the results stacked in its dims."""
     if np.ndim(q) == 0:
-        return one(float(q))
-    made = joining.stack([one(float(p)) for p in np.ravel(q)])
-    return made.reshape((*np.shape(q), *made.shape[1:]))
+        made = one(0)
+    else:
+        made = joining.stack([one(k) for k in range(len(pairs))])
+        made = made.reshape((*np.shape(q), *made.shape[1:]))
+    return store(made if made.ndim else made[()], out)
+
+
+def _stacked(places: list[Any]) -> Array:
+    made = joining.stack([as_array(k, np.int64) for k in places], -1)
+    return as_array(apply(np.maximum, made, 0))
+
+
+def _nan_along(array: Array, d: int) -> Any:
+    """Whether there is a NaN in each lane; None: there can be none."""
+    if array.type.dtype.kind not in "fc":
+        return None
+    return reducing.any_(apply(np.isnan, array), d)
+
+
+def _numbers_along(array: Array, d: int) -> Any:
+    """How many elements of each lane are no NaN."""
+    return reducing.sum_(apply(np.logical_not, apply(np.isnan, array)), d)
+
+
+def quantile(x: Any, q: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False,
+             method: str = "linear", keepdims: Any = False, **other: Any) -> Any:  # fmt: skip
+    """Of the two sorted elements nearest to q, what `method` says; NaN where there is one."""
+    return _quantiles("np.quantile", x, q, axis, out, method, keepdims, False, other)
+
+
+def nanquantile(x: Any, q: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False,
+                method: str = "linear", keepdims: Any = False, **other: Any) -> Any:  # fmt: skip
+    """np.quantile of what is no NaN."""
+    return _quantiles("np.nanquantile", x, q, axis, out, method, keepdims, True, other)
 
 
 def _check_quantile(what: str, q: Any, method: str, other: Any) -> None:
-    if method != "linear" or is_traced(q) or any(v is not None for v in other.values()):
-        raise unsupported(f"{what} with other methods, or a q that depends on data",
-                          "method='linear' and numbers; np.sort(x)[k]")  # fmt: skip
+    methods = ("linear", "midpoint", "averaged_inverted_cdf", *_PLOTTED, *_ELEMENTS)
+    if method not in methods:
+        raise unsupported(f"{what} with method={method!r}", f"one of {', '.join(methods)}")
+    if is_traced(q) or any(v is not None for v in other.values()):
+        raise unsupported(f"{what} with weights, or a q that depends on data",
+                          "numbers as q; np.sort(x)[k]")  # fmt: skip
     if not np.all((0 <= np.asarray(q)) & (np.asarray(q) <= 1)):
         raise unsupported(f"{what} with q={q!r}", "q from 0 to 1 (percentiles: 0 to 100)")
+
+
+def median(x: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False,
+           keepdims: Any = False) -> Any:  # fmt: skip
+    """The middle of the sorted elements; NaN where there is one."""
+    array, d, wide = reducing.lanes(x, axis, "np.median")
+    n = array.shape[d]
+    places = [(n - 1) // 2, n // 2]
+    is_complex = array.type.dtype.kind == "c"  # NaN is the last one, if there is any
+    places += [n - 1] * is_complex
+    found = reducing.floats(ordering.at_places(array, d, places))
+    middle = _middle(found, operate(np.remainder, n, 2) == 1)
+    lacks = apply(np.isnan, found[..., 2]) if is_complex else _nan_along(array, d)
+    if array.extents[d] == 0:
+        middle = select(True, np.nan, middle)
+    elif lacks is not None:
+        middle = select(lacks, found[..., 2] if is_complex else np.nan, middle)
+    return _shaped(middle, found.type.dtype, wide if keepdims else None, out)
+
+
+def nanmedian(x: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False,
+              keepdims: Any = False) -> Any:  # fmt: skip
+    """The median of the elements that are not NaN."""
+    array, d, wide = reducing.lanes(x, axis, "np.nanmedian")
+    n = as_array(_numbers_along(array, d))
+    found = reducing.floats(ordering.at_places(array, d, _stacked([(n - 1) // 2, n // 2])))
+    middle = select(n == 0, np.nan, _middle(found, n % 2 == 1))
+    return _shaped(middle, found.type.dtype, wide if keepdims else None, out)
+
+
+def _middle(found: Array, single: Any) -> Any:
+    """The mean of two elements; of a `single` one, itself: twice of it may be too large."""
+    kind = found.type.dtype
+    wide = as_array(found, dtypes.FLOAT32 if kind.size == 2 else kind)
+    return select(single, wide[..., 0], (wide[..., 0] + wide[..., 1]) * 0.5)
+
+
+def _shaped(made: Any, kind: DType, wide: tuple[Any, ...] | None, out: Any) -> Any:
+    array = as_array(made, kind)
+    if wide is not None:
+        array = array.reshape(wide)
+    return store(array if array.ndim else array[()], out)
 
 
 # ---- variances ---------------------------------------------------------------------------------
@@ -250,63 +388,3 @@ def _nan_as(function: Callable[..., Any], value: float) -> Callable[..., Any]:
 
 nancumsum, nancumprod = _nan_as(reducing.cumsum, 0), _nan_as(reducing.cumprod, 1)
 nanargmax, nanargmin = _nan_as(reducing.argmax, -np.inf), _nan_as(reducing.argmin, np.inf)
-
-
-def nanquantile(x: Any, q: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False,
-                method: str = "linear", keepdims: Any = False, **other: Any) -> Any:  # fmt: skip
-    """np.quantile of what is no NaN: places among the sorted ones are known only at run time."""
-    _check_quantile("np.nanquantile", q, method, other)
-    array, d, shape = _lanes(x, axis)
-    ordered, count = _ordered(array, d)
-
-    def one(part: float) -> Any:
-        place = apply(np.multiply, count - 1, part)
-        low = apply(np.floor, place)
-        t = as_array(place - low, array.type.dtype)
-        first, last = (_picked(ordered, low + k, count, d) for k in (0, 1))
-        step = last - first
-        return select(t < 0.5, first + step * t, last - step * (1 - t))
-
-    wide = shape if keepdims else None
-    return store(_of_parts(one, q, count, array, d, wide), out)
-
-
-def nanmedian(x: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False,
-              keepdims: Any = False) -> Any:  # fmt: skip
-    """The median of the elements that are not NaN."""
-    array, d, shape = _lanes(x, axis)
-    ordered, count = _ordered(array, d)
-
-    def one(_: float) -> Any:
-        low, high = (_picked(ordered, (count - k) // 2, count, d) for k in (1, 0))
-        return reducing.between(low, high, count % 2 == 1)
-
-    wide = shape if keepdims else None
-    return store(_of_parts(one, 0.5, count, array, d, wide), out)
-
-
-def _lanes(x: Any, axis: Any) -> tuple[Array, int, tuple[Any, ...]]:
-    """Floats, the dim along which they are sorted, and the shape with keepdims."""
-    array, d, shape = reducing.lanes(x, axis, "np.nanquantile")
-    return reducing.floats(array), d, shape
-
-
-def _ordered(array: Array, d: int) -> tuple[Array, Array]:
-    """Sorted, NaN last; and how many are no NaN."""
-    there = apply(np.logical_not, apply(np.isnan, array))
-    return as_array(reducing.sort(array, d)), reducing.sum_(there, d, keepdims=True)
-
-
-def _picked(ordered: Array, k: Any, count: Array, d: int) -> Array:
-    at = apply(np.maximum, apply(np.minimum, as_array(k, dtypes.INT64), count - 1), 0)
-    return picking.take_along_axis(ordered, at, d)
-
-
-def _of_parts(one: Callable[[float], Any], q: Any, count: Array, array: Array, d: int,
-              wide: tuple[Any, ...] | None) -> Any:  # fmt: skip
-    def shown(part: float) -> Array:
-        made = as_array(select(count == 0, np.nan, one(part)), array.type.dtype)
-        return made.reshape(wide) if wide is not None else shaping.squeeze(made, d)
-
-    made = _of_each(q, shown)
-    return made if made.ndim else made[()]

@@ -203,6 +203,12 @@ def _integers(perm: Any) -> list[tuple[int, int]]:
         ) from None  # fmt: skip
 
 
+def send_by(context: Context, axes: Axes, p: Sym, to: Expr, sends: Expr, x: Array) -> Array:
+    """ppermute of a formula: member p sends x to member `to`, where `sends` is 1."""
+    route = (to, sends, *_sources(to, sends, p, context.mesh.size(axes)))
+    return _permute(context, axes, p, route, x)
+
+
 def _permute(context: Context, axes: Axes, p: Sym, route: Route, leaf: Any) -> Array:
     to, sends, source, receives = route
     array = as_array(leaf)

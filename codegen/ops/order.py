@@ -1,0 +1,166 @@
+"""Ops on rows of integers, lanes along the last dim: merged, partitioned, counted, searched.
+
+Floats come as integers in their order (`order_key`). Functions of csrc/spmd_rows.h do the work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from codegen import dtypes
+from codegen.ir import ArrayType, Op, Value
+from codegen.layouts.cuts import Window, whole
+from codegen.ops.kind import Array, Eval, Kind, Types, layout_of
+from codegen.ops.reductions import Lane
+from codegen.plan.grammar import Argument, KernelCall, Store
+from codegen.plan.indexing import loop_vars, positions, ravel
+from codegen.symbolic import expr
+from codegen.symbolic.expr import Expr
+
+if TYPE_CHECKING:
+    from codegen.kit import Builder
+    from codegen.layouts.localize import Localizer
+    from codegen.passes.to_loops import Maker
+
+
+def _call(function: str, op: Op, at: Maker, *arguments: Value | Expr) -> None:
+    """A C function for the type of the op's first operand; of arrays it gets the addresses."""
+    dtype = op.operands[0].type.dtype
+    kind = "u" if dtype.kind == "b" else dtype.kind
+    made = []
+    for x in arguments:
+        if isinstance(x, Expr):
+            made.append(Argument[Value](x, dtypes.INT64))
+        else:
+            what: Any = x if x.type.ndim else at.node(x, ())
+            made.append(Argument(what, x.type.dtype, (), x not in op.operands))
+    at.add(KernelCall(f"spmd_{function}_{kind}{8 * dtype.size}", tuple(made), op.place))
+
+
+def _rows(x: Value) -> tuple[Expr, Expr]:
+    """How many rows there are, and how long they are."""
+    return expr.product(x.type.shape[:-1]), x.type.shape[-1]
+
+
+@dataclass(frozen=True)
+class Merge(Kind):
+    """Operands mine, theirs, side: two sorted arrays of rows of one length, merged. side 1: the
+    half that stands first; 2: the last half; 0: mine. Or mine, theirs, their places twice, side:
+    equal elements in the order of places, which no two have in common; the places come along."""
+
+    name = "merge"
+
+    def infer(self, types: Types) -> list[ArrayType]:
+        return [ArrayType(t.dtype, t.shape) for t in types[:-1:2]]
+
+    def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
+        *given, side = operands
+        n = given[0].shape[-1]
+        both = [np.concatenate(pair, -1) for pair in zip(given[::2], given[1::2], strict=True)]
+        order = np.lexsort(both[::-1], -1)
+        half = order[..., :n] if int(side) == 1 else order[..., n:]
+        mine = [x.copy() for x in given[::2]]
+        return [np.take_along_axis(x, half, -1) for x in both] if int(side) else mine
+
+    def steps(self, op: Op, at: Maker) -> None:
+        function = "merge_rows" if len(op.results) == 1 else "merge_placed"
+        _call(function, op, at, *op.operands, *op.results, *_rows(op.operands[0]))
+
+
+@dataclass(frozen=True)
+class Partition(Lane):
+    """Operands x and, for each row, places: there stands what sorting puts there, before it
+    nothing larger and behind it nothing less."""
+
+    name = "partition"
+    reads = "points"
+    dim: int
+
+    def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
+        return [np.sort(operands[0], axis=-1)]
+
+    def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
+        return [(*window[:-1], whole(v.type.shape[-1])) for v in op.operands]
+
+    def localize(
+        self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
+    ) -> Value:
+        held = self.needs(op, window, at)[0]
+        return at.part(build.emit(self, operands), held, window, build)
+
+    def steps(self, op: Op, at: Maker) -> None:
+        x, places = op.operands
+        loops = positions(loop_vars(x.type.shape))
+        at.store(op.result, at.node(x, loops), op)
+        memory = at.spare(f"{op.result.name}_places", dtypes.INT64, expr.product(places.type.shape))
+        index = loop_vars(places.type.shape)
+        at.add(Store(index, memory, ravel(positions(index), places.type.shape),
+                     at.node(places, positions(index)), place=op.place))  # fmt: skip
+        _call("partition_rows", op, at, op.result, memory, places.type.shape[-1], *_rows(x))
+
+
+@dataclass(frozen=True)
+class Count(Kind):
+    """Operands x, leading, shift: of the elements of a row whose leading bits are those, how many
+    have which `bits` next; `shift` more are below them. The order of bits is that of elements."""
+
+    name = "count"
+    bits: int
+
+    def infer(self, types: Types) -> list[ArrayType]:
+        return [ArrayType(dtypes.INT64, (*types[1].shape, expr.const(2**self.bits)))]
+
+    def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
+        x, leading, shift = operands
+        width = 8 * x.itemsize
+        top = 2 ** (width - 1) if x.dtype.kind == "i" else 0
+        keys = (x.view(f"u{x.itemsize}").astype(np.uint64) ^ np.uint64(top)) >> np.uint64(shift)
+        made = np.zeros((*leading.shape, 2**self.bits), np.int64)
+        for at in np.ndindex(leading.shape):
+            row = keys[at[:-1]]
+            if int(shift) + self.bits < width:
+                row = row[row >> np.uint64(self.bits) == np.uint64(leading[at])]
+            made[at] = np.bincount((row & np.uint64(2**self.bits - 1)).astype(np.int64),
+                                   minlength=2**self.bits)  # fmt: skip
+        return [made]
+
+    def steps(self, op: Op, at: Maker) -> None:
+        x, leading, shift = op.operands
+        _call("count_rows", op, at, x, leading, shift, expr.const(self.bits), op.result, *_rows(x),
+              leading.type.shape[-1])  # fmt: skip
+
+
+@dataclass(frozen=True)
+class SearchSorted(Kind):
+    """Operands row and values: how many elements of the sorted row are less than each value; with
+    `right`, or equal."""
+
+    name = "searchsorted"
+    right: bool
+
+    def infer(self, types: Types) -> list[ArrayType]:
+        return [ArrayType(dtypes.INT64, types[1].shape)]
+
+    def layout(self, operands: Types, result: ArrayType) -> Iterable[tuple[str, ...]]:
+        return layout_of(operands[1])
+
+    def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
+        side: Any = "right" if self.right else "left"
+        return [np.asarray(np.searchsorted(operands[0], operands[1], side)).astype(np.int64)]
+
+    def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
+        return [(whole(op.operands[0].type.shape[0]),), window]
+
+    def localize(
+        self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
+    ) -> Value:
+        return build.emit(self, operands)
+
+    def steps(self, op: Op, at: Maker) -> None:
+        row, values = op.operands
+        _call("search", op, at, row, values, expr.const(int(self.right)), op.result,
+              row.type.shape[0], expr.product(values.type.shape))  # fmt: skip

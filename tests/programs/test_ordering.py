@@ -1,0 +1,145 @@
+"""Sorting and what follows from it along dims that ranks hold whole and along split ones.
+
+One image for many functions; NumPy's results for any number of ranks, blocks without elements too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import spmd
+from codegen.ops import Move
+from codegen.oracle import interpret
+from codegen.passes.partition import partition
+
+RANKS = (1, 2, 3, 5, 16)
+
+
+def values(shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    """Many equal ones; the ends of the type; of floats: both zeros, infinities and NaN."""
+    rng = np.random.default_rng(len(shape) + sum(shape))
+    few, kind = rng.integers(0, 9, shape), np.dtype(dtype)
+    if kind.kind == "b":
+        return few % 2 == 0
+    if kind.kind in "iu":
+        info = np.iinfo(kind)
+        whole = rng.integers(info.min, info.max, shape, kind, endpoint=True)
+        return np.where(few < 4, few.astype(kind), np.where(few == 4, info.max, whole))
+    special = [np.nan, -0.0, 0.0, np.inf, -np.inf]
+    real = np.select([few == k for k in range(5)], special, (few - 7) / 4)
+    return (real + 1j * (few % 2) if kind.kind == "c" else real).astype(kind)
+
+
+def orders(d: int | None) -> dict[str, Callable[[Any], Any]]:
+    return {
+        "sort": lambda x: np.sort(x, axis=d),
+        "stable": lambda x: np.sort(x, axis=d, kind="stable"),
+        "argsort": lambda x: np.argsort(x, axis=d, kind="stable"),
+        "places": lambda x: np.sort(np.partition(x, 2, axis=d), axis=d),
+    }
+
+
+def middles(d: int | None) -> dict[str, Callable[[Any], Any]]:
+    return {
+        "median": lambda x: np.median(x, axis=d),
+        "nanmedian": lambda x: np.nanmedian(x, axis=d, keepdims=True),
+        "quantile": lambda x: np.quantile(x, [0.25, 0.9], axis=d),
+        "nanpercentile": lambda x: np.nanpercentile(x, 30, axis=d),
+    }
+
+
+CASES = {  # the first two as images, too
+    "one dim": ((37,), ("r",), 0, "float64", {**orders(0), **middles(0)}),
+    "rows": ((3, 7, 2), (None, "r", None), 1, "int32", {**orders(1), **middles(1)}),
+    "whole lanes": ((6, 9), ("r", None), 1, "float64", {**orders(1), **middles(1)}),
+    "last dim": ((4, 13), (None, "r"), 1, "float32", {**orders(1), **middles(1)}),
+    "all dims": ((3, 7, 2), (None, "r", None), None, "float64", middles(None)),
+    "halves": ((23,), ("r",), 0, "float16", orders(0)),
+    "few": ((3,), ("r",), 0, "uint8", {**orders(0), **middles(0)}),
+    "bools": ((40,), ("r",), 0, "bool", orders(0)),
+    "complex": ((11,), ("r",), 0, "complex64", orders(0)),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("case", CASES)
+def test_agrees_with_numpy(case: str) -> None:
+    shape, layout, _, dtype, functions = CASES[case]
+
+    @spmd.program(mesh=("r",))
+    def program() -> Any:
+        x = spmd.input("x", shape, dtype, layout=layout)
+        return {name: f(x) for name, f in functions.items()}
+
+    x = values(shape, dtype)
+    graph = program.capture()
+    lowered = partition(graph)
+    found: dict[Any, Any] = {n: interpret.run(lowered, {"r": n}, {"x": x}, {}) for n in (1, 3, 5)}
+    found["Graph"] = interpret.run(graph, {"r": 3}, {"x": x}, {})
+    if case in ("one dim", "rows", "whole lanes"):
+        image = spmd.build(program)
+        found |= {f"{n}, image": image.run(ranks=n, x=x) for n in RANKS}
+    for n, results in found.items():
+        for name, f in functions.items():
+            got, want = np.asarray(results[name]), f(x)
+            np.testing.assert_array_equal(got, want, err_msg=f"{name} on {n} ranks", strict=True)
+            if name == "stable" and want.dtype.kind == "f":
+                there = ~np.isnan(want)
+                assert np.array_equal(np.signbit(got[there]), np.signbit(want[there]))
+
+
+METHODS = ("linear lower higher midpoint nearest hazen weibull median_unbiased normal_unbiased "
+           "inverted_cdf averaged_inverted_cdf closest_observation "
+           "interpolated_inverted_cdf").split()  # fmt: skip
+
+
+def test_methods_of_quantiles() -> None:
+    """All of NumPy's, of an extent that is known and of one that depends on data."""
+    x = np.random.default_rng(3).normal(size=(12, 5))
+    missing = np.where(x > 1.2, np.nan, x)
+    q = [0, 0.1, 0.25, 0.5, 0.97, 1]
+
+    def all_of(x: Any, missing: Any) -> dict[str, Any]:
+        made = {m: np.quantile(x, q, axis=0, method=m) for m in METHODS}
+        made |= {f"nan {m}": np.nanquantile(missing, q, axis=0, method=m) for m in METHODS}
+        whole = (x * 100).astype(np.int32)
+        return made | {"int": np.percentile(whole, 40), "lower": np.quantile(whole, 0.3, 0)}
+
+    @spmd.program(mesh=("r",))
+    def program() -> Any:
+        split = (spmd.input(k, (12, 5), np.float64, layout=("r", None)) for k in ("x", "m"))
+        return all_of(*split)
+
+    found = interpret.run(partition(program.capture()), {"r": 3}, {"x": x, "m": missing}, {})
+    for name, want in all_of(x, missing).items():
+        np.testing.assert_allclose(found[name], want, rtol=1e-13, err_msg=name)
+
+
+def test_no_rank_holds_a_split_dim() -> None:
+    """Nothing is gathered, and what a rank has is about as long as its block."""
+
+    @spmd.program(mesh=("r",))
+    def program(n: int = 10_000) -> Any:
+        x = spmd.input("x", (n,), np.float64, layout=("r",))
+        return {"s": np.sort(x), "o": np.argsort(x), "m": np.median(x)}
+
+    lowered = partition(program.capture())
+    names: list[str] = []
+
+    def walk(region: Any) -> None:
+        for op in region.ops:
+            assert not isinstance(op.what, Move) or op.what.called == "redistribute"
+            names.append(op.what.name)
+            for v in op.results:
+                if v.name != "count" and v.type.ndim == 1:
+                    sizes = {"n_r": 100, "i_r": 0}
+                    assert v.type.shape[0].evaluate(sizes) <= 256, (op.what.name, v.type)
+            for inner in op.regions:
+                walk(inner)
+
+    walk(lowered.body)
+    assert {"merge", "count", "permute"} <= set(names)

@@ -13,6 +13,7 @@ from functools import cache
 from codegen.symbolic import block_laws
 from codegen.symbolic.terms import (
     CONSTRUCT,
+    KINDS,
     ONE,
     TRUTH,
     ZERO,
@@ -241,12 +242,9 @@ class _Search:
         return None
 
 
-_ORDER = {"var": 1, "counter": 2, "coord": 3, "scalar": 4, "size": 5}
-
-
 def _elimination_order(a: Atom) -> tuple[int, str]:
     """Calls first, sizes last: bounds of the former are made of the latter."""
-    return (0, a.order) if isinstance(a, Call) else (_ORDER[a.kind], a.order)
+    return (0, a.order) if isinstance(a, Call) else (1 + KINDS.index(a.kind), a.order)
 
 
 @cache

@@ -8,6 +8,7 @@ Always holds: a bound is sound; it is reached where extents are balanced blocks.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import reduce
 
 from codegen.errors import ProgramError
 from codegen.symbolic import block_laws, expr
@@ -239,9 +240,7 @@ def _extreme_bound(atom: Call, away: frozenset[Sym], sign: int) -> Expr:
                 raise
     if not bounds:
         raise _Unbounded
-    if len(bounds) == 1:
-        return bounds[0]
-    return expr.minimum(*bounds) if atom.op == "min" else expr.maximum(*bounds)
+    return reduce(expr.minimum if atom.op == "min" else expr.maximum, bounds)
 
 
 def _division_interval(atom: Call, away: frozenset[Sym], sign: int) -> Expr:

@@ -208,18 +208,14 @@ def begin(k: Expr, extent: Expr, blocks: Expr) -> Expr:
 def minimum(a: Expr, b: Expr) -> Expr:
     if nonneg(b - a):
         return a
-    if nonneg(a - b):
-        return b
-    return from_atom(Call("min", (a, b) if a.order <= b.order else (b, a)))
+    return b if nonneg(a - b) else least(a, b)
 
 
 @_remembered
 def maximum(a: Expr, b: Expr) -> Expr:
     if nonneg(b - a):
         return b
-    if nonneg(a - b):
-        return a
-    return from_atom(Call("max", (a, b) if a.order <= b.order else (b, a)))
+    return a if nonneg(a - b) else most(a, b)
 
 
 def least(a: IntLike, b: IntLike) -> Expr:
@@ -235,7 +231,7 @@ def most(a: IntLike, b: IntLike) -> Expr:
 
 def _unproved(op: str, a: Expr, b: Expr) -> Expr:
     if a.is_const and b.is_const:
-        return minimum(a, b) if op == "min" else maximum(a, b)
+        return const(OPERATIONS[op](a.value, b.value))
     return a if a == b else from_atom(Call(op, (a, b) if a.order <= b.order else (b, a)))
 
 

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from codegen.symbolic.sample_points import divisors
 from codegen.symbolic.spelling import function
-from codegen.symbolic.terms import Expr, Sym
+from codegen.symbolic.terms import KINDS, Expr, Sym
 
 Facts: TypeAlias = tuple[Expr, ...]  # each is 1
 Values: TypeAlias = dict[str, int]
@@ -83,11 +83,8 @@ def environments(
             yield from _fill(others, start)
 
 
-_KINDS = ("size", "scalar", "coord", "counter", "var")
-
-
 def _dependency_order(s: Sym) -> tuple[int, int, str]:
-    return _KINDS.index(s.kind), depth(s), s.name
+    return -KINDS.index(s.kind), depth(s), s.name
 
 
 def shapes(axes: int, limit: int = LIMIT) -> list[tuple[int, ...]]:

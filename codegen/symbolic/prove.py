@@ -212,7 +212,7 @@ def _solve_case(case: Case, var: Sym, size: Expr) -> tuple[Expr, Expr] | None:
         return None
     if modulus is not None:
         source = expr.mod((here - rest) * a, size)
-        return source, _guard_at(case, var, source)
+        return source, case.guard.subst({var: source})
     if abs(a) == 1:
         source, receives = (here - rest) * a, const(1)
     else:
@@ -224,10 +224,6 @@ def _solve_case(case: Case, var: Sym, size: Expr) -> tuple[Expr, Expr] | None:
     narrow = Sym(var.name, "var", case.lo, case.hi)
     guard = case.guard.subst({var: symbol(narrow)}).subst({narrow: source})
     return source, receives * guard
-
-
-def _guard_at(case: Case, var: Sym, source: Expr) -> Expr:
-    return case.guard.subst({var: source})
 
 
 def _join(solved: list[tuple[Expr, Expr]], var: Sym, size: Expr) -> tuple[Expr, Expr]:
@@ -279,9 +275,6 @@ def injective(
 
     given: conditions on sizes that the program states; only sizes that meet them count.
     """
-    position = Sym(var.name, "var", const(0), size - 1)
-    here = {var: symbol(position)}
-    to, sends, var = to.subst(here), sends.subst(here), position
     condition = _prove_injective(to, sends, var, size)
     if condition is not None and condition == 1:
         return Proof("always")
@@ -303,13 +296,14 @@ def _all_tried(size: Expr, symbols: set[Sym]) -> bool:
 
 def proved(to: Expr, sends: Expr, var: Sym, size: Expr) -> bool:
     """Whether the map is right for all sizes, or for those that meet a condition on sizes."""
-    position = Sym(var.name, "var", const(0), size - 1)
-    here = {var: symbol(position)}
-    return _prove_injective(to.subst(here), sends.subst(here), position, size) is not None
+    return _prove_injective(to, sends, var, size) is not None
 
 
 def _prove_injective(to: Expr, sends: Expr, var: Sym, size: Expr) -> Expr | None:
     """The condition on sizes under which the map is right; None where it is not known."""
+    position = Sym(var.name, "var", const(0), size - 1)
+    here = {var: symbol(position)}
+    to, sends, var = to.subst(here), sends.subst(here), position
     if partners.own_inverse(to, var):
         if sends * (1 - partners.exists(to, size)) == 0:
             return const(1)
@@ -347,15 +341,12 @@ def _case_condition(case: Case, var: Sym, size: Expr) -> tuple[Expr, Expr, Expr]
         if inside == 1:
             return inside, low, high
         exists = expr.le(case.lo, case.hi)
-        if var in case.guard.symbols() and not _only_bounds(case, var):
+        only_bounds = var not in case.guard.symbols() or (
+            _within(case.guard, var, case.lo, case.hi) == 1)
+        if not only_bounds:
             return None
         return 1 - exists * (1 - inside), low, high
     return _wrapped_condition(to, var, size)
-
-
-def _only_bounds(case: Case, var: Sym) -> bool:
-    narrow = symbol(Sym(var.name, "var", case.lo, case.hi))
-    return case.guard.subst({var: narrow}) == 1
 
 
 def _wrapped_condition(to: Expr, var: Sym, size: Expr) -> tuple[Expr, Expr, Expr] | None:

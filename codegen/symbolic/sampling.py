@@ -79,9 +79,6 @@ def _fault(functions: list[Callable[..., int]], members: int) -> str | None:
             return f"member {k} looks at member {says}, which is none"
         if (says if receives(k) else None) != real:
             finds = f"member {says}" if receives(k) else "nobody"
-            return f"member {k} receives from {finds}, and {_name(real)} sends to it"
+            sends_it = "nobody" if real is None else f"member {real}"
+            return f"member {k} receives from {finds}, and {sends_it} sends to it"
     return None
-
-
-def _name(member: int | None) -> str:
-    return "nobody" if member is None else f"member {member}"

@@ -18,6 +18,7 @@ from codegen.symbolic.block_laws import written
 from codegen.symbolic.bounds import nonneg
 from codegen.symbolic.meaning import OPERATIONS, rows_of, value
 from codegen.symbolic.terms import (
+    KINDS,
     ONE,
     SPELL,
     TRUTH,
@@ -285,12 +286,9 @@ def _moves(monomial: Monomial) -> bool:
     return any(isinstance(a, Sym) and a.kind == "var" for a in monomial)
 
 
-_KINDS = ("var", "counter", "coord", "scalar", "size")
-
-
 def _kind(e: Expr) -> int:
     """How little an Expr moves: the place of its symbols that move most."""
-    return min((_KINDS.index(s.kind) for s in e.symbols()), default=len(_KINDS))
+    return min((KINDS.index(s.kind) for s in e.symbols()), default=len(KINDS))
 
 
 def _sides(e: Expr) -> tuple[Expr, Expr, int]:

@@ -23,6 +23,7 @@ CONSTRUCT: dict[str, Callable[..., Expr]] = {}
 SPELL: dict[str, Callable[..., Any]] = {}
 
 TRUTH = ("ge0", "eq0")
+KINDS = ("var", "counter", "coord", "scalar", "size")  # of symbols, what moves most first
 POWERS = 1 << 62  # what divides it is a power of two
 
 
@@ -231,18 +232,15 @@ class Expr:
 
     def evaluate(self, values: Mapping[str, int]) -> int:
         """The integer for given symbol values, by name."""
-        found: int = value(self.rows, values)
-        return found
+        return int(value(self.rows, values))
 
     def c(self, name: Callable[[Sym], str]) -> str:
         """C source of an int64_t; `name` spells a symbol."""
-        text: str = SPELL["c"](self, name)
-        return text
+        return str(SPELL["c"](self, name))
 
     @cached_property
     def _text(self) -> str:
-        text: str = SPELL["text"](self, lambda s: s.name)
-        return text
+        return str(SPELL["text"](self, lambda s: s.name))
 
     def __str__(self) -> str:
         return self._text

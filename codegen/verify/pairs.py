@@ -309,10 +309,7 @@ class Pairs:
     # ---- what is wrong, at a point: everything below is evaluated exactly --------------------
 
     def exact(self, point: Point, *terms: int) -> list[int]:
-        """Values of terms."""
-        places = {s: np.array([v], dtype=object) for s, v in point.items()}
-        values = self.terms.points(terms, places)
-        return [int(np.ravel(values[t])[0]) for t in terms]
+        return self.terms.exact(terms, point)
 
     def rank(self, point: Point, place: Axes | int) -> str:
         """By its index. place: along the axes of the exchange, or a position."""

@@ -39,8 +39,7 @@ class Terms:
         self.fixed: dict[int, int] = {}  # of every number: its term
         self.within: dict[int, tuple[int, int]] = {}  # of every symbol: its least and most value
         self.size: list[int] = []  # of every term: no value, and no step to it, is larger than that
-        self._parts: dict[tuple[int, ...], list[int]] = {}
-        self._done: dict[tuple[int, ...], dict[int, list[int]]] = {}
+        self._parts: dict[tuple[int, ...], dict[int, list[int]]] = {}
 
     # ---- making ------------------------------------------------------------------------------
 
@@ -221,32 +220,26 @@ class Terms:
 
     # ---- evaluating --------------------------------------------------------------------------
 
-    def parts(self, terms: tuple[int, ...]) -> list[int]:
-        """All that these terms are made of, in order."""
-        if terms not in self._parts:
-            found, left = set[int](), list(terms)
+    def _arguments(self, term: int) -> tuple[int, ...]:
+        op, args = self.table[term]
+        return () if op in LEAVES else args
+
+    def parts(self, terms: tuple[int, ...]) -> dict[int, list[int]]:
+        """All that these terms are made of, in order; of each, what nothing needs after it."""
+        found = self._parts.get(terms)
+        if found is None:
+            needed, left = set[int](), list(terms)
             while left:
                 term = left.pop()
-                if term not in found:
-                    found.add(term)
-                    op, args = self.table[term]
-                    left += args if op not in LEAVES else ()
-            self._parts[terms] = sorted(found)
-        return self._parts[terms]
-
-    def _last(self, terms: tuple[int, ...]) -> dict[int, list[int]]:
-        """For each of the parts, those that nothing needs after it."""
-        if terms not in self._done:
-            order = self.parts(terms)
-            seen = set(terms)
-            out: list[list[int]] = []
-            for term in reversed(order):
-                op, args = self.table[term]
-                ends = set(args) - seen if op not in LEAVES else set()
-                seen |= ends
-                out.append(sorted(ends))
-            self._done[terms] = dict(zip(order, reversed(out), strict=True))
-        return self._done[terms]
+                if term not in needed:
+                    needed.add(term)
+                    left += self._arguments(term)
+            ends, seen = dict[int, list[int]](), set(terms)
+            for term in sorted(needed, reverse=True):
+                ends[term] = sorted(set(self._arguments(term)) - seen)
+                seen.update(ends[term])
+            found = self._parts[terms] = dict(reversed(ends.items()))
+        return found
 
     def symbols(self, *terms: int) -> set[int]:
         return {t for t in self.parts(terms) if self.table[t][0] == "symbol"}
@@ -268,10 +261,15 @@ class Terms:
                 return object
         return np.int64
 
+    def exact(self, terms: tuple[int, ...], point: Mapping[int, int]) -> list[int]:
+        """Values of these terms at one point."""
+        values = evaluate(self.table, self._named(point), integers, self.parts(terms))
+        return [values[t] for t in terms]
+
     def points(self, terms: tuple[int, ...], symbols: Mapping[int, Array]) -> dict[int, Array]:
         """Values of these terms. What others need only leaves the cache to the next."""
-        return evaluate(self.table, self._named(symbols), vectors, self.parts(terms),
-                        self._last(terms))  # fmt: skip
+        parts = self.parts(terms)
+        return evaluate(self.table, self._named(symbols), vectors, parts, parts)
 
     def ranges(
         self, terms: tuple[int, ...], symbols: Mapping[int, Range]

@@ -30,6 +30,7 @@ from codegen.plan.grammar import (
 )
 from codegen.plan.indexing import positions, ravel, waiting_room
 from codegen.plan.steps import mapped_steps
+from codegen.plan.strips import in_strips
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 
@@ -66,6 +67,8 @@ def _works(work: Work) -> Iterator[Work]:
         extents = tuple(v.extent for v in inner)
         room = waiting_room(extents, work.buffer.dtype) if work.rows > 1 else expr.const(0)
         yield replace(work, room=room, line=ravel(positions(inner), extents))
+    elif isinstance(work, Store):
+        yield in_strips(work)
     elif isinstance(work, Lane) and work.kind != "argreduce":
         along = work.stride * expr.symbol(work.along.sym)
         yield replace(work, offset=work.offset + along, stride=expr.const(0))

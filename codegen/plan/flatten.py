@@ -34,10 +34,10 @@ def flattened(work: Work[M]) -> Work[M]:
     if isinstance(work, Store) and not work.rows and not work.bounds:
         loops, change = _joined(work.loops, [work.offset, *_exprs(work.value)])
         return replace(work, loops=loops, offset=work.offset.subst(change),
-                       value=_changed(work.value, change))  # fmt: skip
+                       value=moved(work.value, change))  # fmt: skip
     if isinstance(work, Reduce) and not work.rows:
         inner, change = _joined(work.inner, list(_exprs(work.value)))
-        return replace(work, inner=inner, value=_changed(work.value, change))
+        return replace(work, inner=inner, value=moved(work.value, change))
     if isinstance(work, Nest):
         return replace(work, sweeps=tuple(_sweep(s) for s in work.sweeps))
     return work
@@ -51,7 +51,7 @@ def _sweep(sweep: Sweep[M]) -> Sweep[M]:
     loops, change = _joined(sweep.loops, touched)
     parts: list[Keep[M] | Store[M] | Reduce[M]] = []
     for p in sweep.parts:
-        value = _changed(p.value, change)
+        value = moved(p.value, change)
         if isinstance(p, Keep):
             parts.append(replace(p, value=value))
         else:
@@ -88,7 +88,9 @@ def _exprs(node: Node[M]) -> Iterator[Expr | None]:
             yield None if x.bounds else x.offset if isinstance(x, Load) else x.value
 
 
-def _changed(node: Node[M], change: _Change) -> Node[M]:
+def moved(node: Node[M], change: _Change) -> Node[M]:
+    """Where loop variables have become something else."""
+
     def changed(x: Node[M]) -> Node[M] | None:
         if isinstance(x, Load):
             return replace(x, offset=x.offset.subst(change))

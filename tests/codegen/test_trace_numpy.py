@@ -338,7 +338,7 @@ REFUSED = [
     (lambda u: np.linalg.cholesky(u[0]), "takes matrices", "2 dims or more"),
     (lambda u: np.linalg.svd(u.astype(np.float16)), "np.linalg.svd of float16", "float32"),
     (lambda u: np.roots(u[0]), "np.roots", "eigvals"),
-    (lambda u: np.bincount(u), "np.bincount", "np.add.at"),
+    (lambda u: np.bincount(u[0].astype(int)), "np.bincount", "np.add.at"),
     (lambda u: np.fft.fft(u, 0), "number of FFT data points", "0"),
     (lambda u: np.fft.rfft(u * 1j), "rfft", "signature"),
     (lambda u: np.fft.ifft2(u, norm="half"), "Invalid norm value half", "ortho"),

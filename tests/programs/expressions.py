@@ -163,12 +163,13 @@ EXPRESSIONS: dict[str, str] = {
                  "| np.histogram(v * 0, 2) | np.histogram(b.astype(np.int8), 2) "
                  "| np.histogram(w, 3, (-2, 2)) | np.histogram(w, [-1, 0, np.inf]) "
                  "| np.histogram(x, [-1, 1, 2], density=True) | np.histogram(x[:0], 3)",
+    "bincount": "np.bincount(j, minlength=50)",
     "histogram2d": "np.histogram2d(v, j, 3) "
        "| np.histogram2d(x.ravel(), y.ravel(), [2, [-1.0, 0, 4]])"
                    "| np.histogram2d(v, j, 2, [[-1, 1], [0, 5]], density=True, weights=v)",
     "histogramdd": "np.histogramdd(x[:, :3], 2) | np.histogramdd([v, j], [2, 3], weights=v)",
     "histogram_bin_edges": "np.histogram_bin_edges(x, 4) | np.histogram_bin_edges(i, 3, (0, 5))",
-    "bincount": "np.bincount(j)", "unique": "np.unique(i)", "unique_all": "np.unique_all(i)",
+    "unique": "np.unique(i)", "unique_all": "np.unique_all(i)",
     "unique_counts": "np.unique_counts(i)", "unique_inverse": "np.unique_inverse(i)",
     "unique_values": "np.unique_values(i)", "union1d": "np.union1d(v, v)",
     "intersect1d": "np.intersect1d(v, v)", "setdiff1d": "np.setdiff1d(v, v)",

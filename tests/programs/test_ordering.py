@@ -119,13 +119,50 @@ def test_methods_of_quantiles() -> None:
         np.testing.assert_allclose(found[name], want, rtol=1e-13, err_msg=name)
 
 
+def test_places_of_values() -> None:
+    """The sorted array split, the values, both, none; NaN and both zeros among them."""
+    rng = np.random.default_rng(1)
+    given = {
+        "a": np.sort(np.r_[rng.integers(-20, 20, 40) / 2, np.nan, np.nan, -0.0, 0.0]),
+        "v": np.r_[rng.integers(-25, 25, 31) / 2, np.nan, -0.0, 0.0, np.inf],
+        "w": rng.normal(size=(3, 7)), "i": rng.integers(0, 9, 50),
+    }  # fmt: skip
+
+    def places(a: Any, v: Any, w: Any, i: Any, b: Any) -> dict[str, Any]:
+        return {
+            "both": np.searchsorted(a, v), "right": np.searchsorted(a, v, "right"),
+            "row": np.searchsorted(a, w), "values": np.searchsorted(b, v),
+            "known": np.searchsorted(a, [0.0, 1.5]), "number": np.searchsorted(a, 0.5, "right"),
+            "digitize": np.digitize(v, np.linspace(-10, 10, 50)),
+            "few": np.digitize(v, [0, 1, 2]), "count": np.bincount(i, minlength=9),
+            "weights": np.bincount(i, weights=i * 0.5, minlength=12),
+        }  # fmt: skip
+
+    @spmd.program(mesh=("r",))
+    def program() -> Any:
+        x = {k: spmd.input(k, v.shape, v.dtype, layout=(None, "r") if v.ndim == 2 else ("r",))
+             for k, v in given.items()}  # fmt: skip
+        return places(**x, b=x["a"].relayout((None,)))
+
+    image, want = spmd.build(program), places(**given, b=given["a"])
+    lowered = partition(program.capture())
+    found = {n: image.run(ranks=n, **given) for n in (1, 3, 60)}
+    found[-2] = interpret.run(lowered, {"r": 2}, given, {})
+    for n, results in found.items():
+        for name in want:
+            np.testing.assert_array_equal(results[name], want[name], f"{name} {n}", strict=True)
+    with pytest.raises(spmd.CheckError, match=r"(?s)np\.bincount .* out of bounds: 18 .*0 to 8"):
+        image.run(ranks=2, **{**given, "i": np.full(50, 18)})
+
+
 def test_no_rank_holds_a_split_dim() -> None:
     """Nothing is gathered, and what a rank has is about as long as its block."""
 
     @spmd.program(mesh=("r",))
     def program(n: int = 10_000) -> Any:
         x = spmd.input("x", (n,), np.float64, layout=("r",))
-        return {"s": np.sort(x), "o": np.argsort(x), "m": np.median(x)}
+        return {"s": np.sort(x), "o": np.argsort(x), "m": np.median(x),
+                "p": np.searchsorted(x, x + 1)}  # fmt: skip
 
     lowered = partition(program.capture())
     names: list[str] = []
@@ -142,4 +179,4 @@ def test_no_rank_holds_a_split_dim() -> None:
                 walk(inner)
 
     walk(lowered.body)
-    assert {"merge", "count", "permute"} <= set(names)
+    assert {"merge", "count", "permute", "searchsorted"} <= set(names)

@@ -46,7 +46,8 @@ _SAME: dict[Any, str] = {
     "resize roll rot90 split squeeze swapaxes tile transpose tril triu",
     joining: "block column_stack concatenate hstack stack",
     padding: "delete insert pad",
-    searching: "digitize histogram histogram2d histogram_bin_edges histogramdd interp searchsorted",
+    searching: "bincount digitize histogram histogram2d histogram_bin_edges histogramdd interp "
+    "searchsorted",
     statistics: "corrcoef cov cross ediff1d gradient median nanargmax nanargmin nancumprod "
     "nancumsum nanmax nanmean nanmedian nanmin nanprod nanquantile nanstd nansum nanvar quantile "
     "unwrap",

@@ -17,7 +17,7 @@ from codegen import dtypes
 from codegen.dtypes import DType
 from codegen.errors import ShapeError
 from codegen.mesh import as_written, local_offset
-from codegen.ops import ArgSort, Count, Fold, Map, Merge, Partition, Sort
+from codegen.ops import ArgSort, Count, Fold, Kind, Map, Merge, Partition, Sort
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 from codegen.trace.array import Array, as_array, as_value, number, unsupported, wrap
@@ -33,7 +33,8 @@ _LAST = 2**63 - 1  # the place of what fills blocks up: behind all others
 # ---- elements as integers ------------------------------------------------------------------------
 
 
-def _made(x: Array, what: Any, *more: Array) -> Array:
+def made(x: Array, what: Kind, *more: Array) -> Array:
+    """The result of an op of this kind, of x and more operands."""
     value = x.context.emit_one(what, x.read(), *(y.read() for y in more))
     return wrap(x.context, value, scalar=False)
 
@@ -43,12 +44,12 @@ def keys_of(array: Array, one_zero: bool = False) -> Array:
     if array.type.dtype.kind != "f":
         return array
     wide = as_array(array, np.float64 if array.type.dtype.size == 8 else np.float32)
-    return _made(as_array(wide + 0.0) if one_zero else wide, Map("order_key"))
+    return made(as_array(wide + 0.0) if one_zero else wide, Map("order_key"))
 
 
 def of_keys(keys: Array, dtype: DType) -> Array:
     """The elements of which these are the keys."""
-    return as_array(_made(keys, Map("of_order_key")), dtype) if dtype.kind == "f" else keys
+    return as_array(made(keys, Map("of_order_key")), dtype) if dtype.kind == "f" else keys
 
 
 def split_over(array: Array, d: int) -> tuple[str, ...]:
@@ -83,8 +84,8 @@ def sort(x: Any, axis: Any = -1, kind: Any = None, order: Any = None, *,
 
 def _sorted(array: Array, d: int) -> Array:
     if array.type.dtype.kind == "c":
-        return _made(array, Sort(dim=d))
-    return of_keys(_made(keys_of(array), Sort(dim=d)), array.type.dtype)
+        return made(array, Sort(dim=d))
+    return of_keys(made(keys_of(array), Sort(dim=d)), array.type.dtype)
 
 
 def argsort(x: Any, axis: Any = -1, kind: Any = None, order: Any = None, *,
@@ -94,7 +95,7 @@ def argsort(x: Any, axis: Any = -1, kind: Any = None, order: Any = None, *,
     if axes := _apart(array, d):
         return _over_ranks(array, d, axes, False)[1]
     keys = array if array.type.dtype.kind == "c" else keys_of(array, one_zero=True)
-    return _made(keys, ArgSort(dim=d))
+    return made(keys, ArgSort(dim=d))
 
 
 def _lane(x: Any, axis: Any, order: Any, what: str) -> tuple[Array, int]:
@@ -114,12 +115,12 @@ def lexsort(keys: Any, axis: Any = -1) -> Array:
 
 
 def sort_complex(a: Any) -> Any:
-    made = sort(a)
-    kind = made.type.dtype
+    found = sort(a)
+    kind = found.type.dtype
     if kind.kind == "c":
-        return made
+        return found
     narrow = kind.name in ("int8", "uint8", "int16", "uint16")
-    return made.astype(np.complex64 if narrow else np.complex128)
+    return found.astype(np.complex64 if narrow else np.complex128)
 
 
 # ---- over ranks ----------------------------------------------------------------------------------
@@ -138,30 +139,30 @@ def _over_ranks(array: Array, d: int, axes: tuple[str, ...], signed: bool | None
 
     def blocks(part: Array) -> Any:
         mine = shaping.moveaxis(part, d, -1)
-        block = _filled(keys_of(mine, signed is not None), most)
+        block = filled(keys_of(mine, signed is not None), most)
         if signed is None:
-            rows = [_made(block, Sort(dim=block.ndim - 1))]
+            rows = [made(block, Sort(dim=block.ndim - 1))]
         else:
-            order = _made(block, ArgSort(dim=block.ndim - 1))
+            order = made(block, ArgSort(dim=block.ndim - 1))
             place = order + number(begin)
             if signed:
-                signs = _filled(as_array(keys_of(mine) < 0, dtypes.INT64), most)
+                signs = filled(as_array(keys_of(mine) < 0, dtypes.INT64), most)
                 place = 2 * place + picking.take_along_axis(signs, order, -1)
             there = apply(np.less, order, part.shape[d])
             place = as_array(select(there, place, _LAST))
             rows = [picking.take_along_axis(block, order, -1), place]
-        made = tuple(shaping.moveaxis(x, -1, d) for x in _merged(axes, rows))
-        return made if len(made) > 1 else made[0]
+        merged = tuple(shaping.moveaxis(x, -1, d) for x in _merged(axes, rows))
+        return merged if len(merged) > 1 else merged[0]
 
     blocks.__name__ = "sorted"
     spec = as_written(layout)
-    made = mapping.call(context, blocks, (array,), {}, None, None,
-                        spec if signed is None else (spec, spec))  # fmt: skip
+    found = mapping.call(context, blocks, (array,), {}, None, None,
+                         spec if signed is None else (spec, spec))  # fmt: skip
     whole = (slice(None),) * d
-    return [x[(*whole, slice(0, number(n)))] for x in (made if signed is not None else (made,))]
+    return [x[(*whole, slice(0, number(n)))] for x in (found if signed is not None else (found,))]
 
 
-def _filled(rows: Array, n: Expr) -> Array:
+def filled(rows: Array, n: Expr) -> Array:
     """Rows made n long by what stands behind all keys."""
     kind = rows.type.dtype
     last = True if kind.kind == "b" else int(np.iinfo(kind.name).max)
@@ -249,7 +250,7 @@ def _places(array: Array, d: int, kth: Any, what: str) -> list[Any]:
 
 
 def _partitioned(rows: Array, places: Any) -> Array:
-    return _made(rows, Partition(dim=rows.ndim - 1), _of_rows(rows, places))
+    return made(rows, Partition(dim=rows.ndim - 1), _of_rows(rows, places))
 
 
 def _of_rows(rows: Array, places: Any) -> Array:
@@ -294,7 +295,7 @@ def _counted(array: Array, d: int, axes: tuple[str, ...], places: Any) -> Array:
         def digit(step: Any, state: Any) -> Any:
             leading, left = state
             shift = as_array(width - bits * (step + 1), dtypes.INT64)
-            counts = _made(_made(keys, Count(bits), leading, shift), Fold(axes, "add"))
+            counts = made(made(keys, Count(bits), leading, shift), Fold(axes, "add"))
             up_to = reducing.cumsum(counts, -1)
             below = apply(np.less_equal, up_to, shaping.expand_dims(left, -1))
             k = as_array(reducing.sum_(below, -1), dtypes.INT64)
@@ -308,6 +309,6 @@ def _counted(array: Array, d: int, axes: tuple[str, ...], places: Any) -> Array:
         return as_array(as_array(leading), kind)
 
     spec = (*rest, None)
-    made = mapping.call(array.context, found, (array, wanted), {}, None,
+    keys = mapping.call(array.context, found, (array, wanted), {}, None,
                         (as_written(layout), spec), spec)  # fmt: skip
-    return as_array(made)
+    return as_array(keys)

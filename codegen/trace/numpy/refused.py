@@ -20,7 +20,6 @@ _ROWS: tuple[tuple[str, str], ...] = (
      "np.sort(x), then np.where(x[1:] != x[:-1], ...) marks the first of each"),
     ("trim_zeros", "np.where keeps the shape"),
     ("union1d intersect1d setdiff1d setxor1d", "np.isin(a, b) with np.where"),
-    ("bincount", "counts = np.zeros(k, int); np.add.at(counts, x, 1): k is known while building"),
     ("polymul polydiv poly1d", "np.convolve(a, b) is the product; np.polyval evaluates one"),
     # -- the element type of the result depends on data --------------------------------------------
     ("real_if_close", "z.real, or np.abs(z)"),

@@ -1,7 +1,6 @@
 """Where values lie among sorted ones: searchsorted, digitize, interp, histograms.
 
-Always holds: values are ordered as NumPy sorts them, NaN last. Positions are counted, so that no
-search depends on data.
+Always holds: values are ordered as NumPy sorts them, NaN last.
 """
 
 from __future__ import annotations
@@ -14,11 +13,26 @@ import numpy as np
 from codegen import dtypes
 from codegen.dtypes import DType
 from codegen.errors import ShapeError
-from codegen.trace.array import Array, Number, as_array, holds_traced, is_traced, unsupported
+from codegen.mesh import as_written
+from codegen.ops import Fold, SearchSorted
+from codegen.ops.kind import layout_of
+from codegen.symbolic import expr
+from codegen.trace.array import (
+    Array,
+    Number,
+    as_array,
+    holds_traced,
+    is_traced,
+    number,
+    unsupported,
+)
+from codegen.trace.control.functional import fori_loop
+from codegen.trace.expecting import AT, expect
 from codegen.trace.numpy import joining, ordering, picking, reducing, shaping
 from codegen.trace.numpy.creation import linspace, zeros
 from codegen.trace.numpy.elementwise import apply, result_type, select
 from codegen.trace.numpy.index import combine_at
+from codegen.trace.ranks import communicate, mapping
 from codegen.user.numbers import element_type
 
 # ---- order ---------------------------------------------------------------------------------------
@@ -54,12 +68,53 @@ def searchsorted(a: Any, v: Any, side: str = "left", sorter: Any = None) -> Arra
     kind = element_type(np.result_type(_strong(a), _strong(v)))
     ordered = as_array(as_array(a) if sorter is None else as_array(a)[sorter], kind)
     values = as_array(v, kind)
-    wide = shaping.expand_dims(values, values.ndim)
-    if side == "left":
-        before = sorts_before(ordered, wide)
-    else:
-        before = apply(np.logical_not, sorts_before(wide, ordered))
-    return as_array(reducing.sum_(before, axis=-1))
+    n = ordered.extents[0]
+    if values.type.dtype.kind == "c" or (n.is_const and n.value <= _FEW):
+        wide = shaping.expand_dims(values, values.ndim)
+        if side == "left":
+            before = sorts_before(ordered, wide)
+        else:
+            before = apply(np.logical_not, sorts_before(wide, ordered))
+        return as_array(reducing.sum_(before, axis=-1))
+    row, keys = (ordering.keys_of(x, one_zero=True) for x in (ordered, values))
+    if not keys.ndim:
+        return as_array(_searched(row, keys.reshape(1), side == "right")[0])
+    return _searched(row, keys, side == "right")
+
+
+_FEW = 16  # with so many, a value is faster compared with all
+
+
+def _searched(row: Array, values: Array, right: bool) -> Array:
+    """A binary search for each value. Of a split row each rank searches its block, and the ranks
+    add what they find; values that are split alike go from rank to rank."""
+    axes = ordering.split_over(row, 0)
+    if not axes:
+        return ordering.made(row, SearchSorted(right), values)
+    context = row.context
+    n = context.mesh.size(axes)
+    kept = [entry if entry == axes or not set(entry) & set(axes) else ()
+            for entry in layout_of(values.read().type)]  # fmt: skip
+    d = kept.index(axes) if axes in kept else None
+    longest = expr.floordiv((values.extents[d] if d is not None else expr.const(0)) + n - 1, n)
+
+    def found(part: Array, mine: Array) -> Array:
+        if d is None:
+            return ordering.made(ordering.made(part, SearchSorted(right), mine), Fold(axes, "add"))
+        rows = shaping.moveaxis(mine, d, -1)
+        block = ordering.filled(rows, longest)
+
+        def turn(_: Any, state: Any) -> Any:
+            block, total = state
+            total = total + ordering.made(part, SearchSorted(right), block)
+            return communicate.ppermute((block, total), axes, shift=1)
+
+        _, total = fori_loop(0, number(n), turn, (block, zeros(block.shape, np.int64)))
+        return shaping.moveaxis(as_array(total)[..., : rows.shape[-1]], -1, d)
+
+    spec = as_written(tuple(kept))
+    return as_array(mapping.call(context, found, (row, values), {}, None,
+                                 (as_written((axes,)), spec), spec))  # fmt: skip
 
 
 def digitize(x: Any, bins: Any, right: bool = False) -> Any:
@@ -136,6 +191,27 @@ def _interpolated(at: Array, xs: Array, ys: Array, left: Any, right: Any) -> Any
 
 
 # ---- counting ------------------------------------------------------------------------------------
+
+
+def bincount(x: Any, /, weights: Any = None, minlength: Any = 0) -> Array:
+    """How often each integer below minlength stands in x; a run in which another one does ends."""
+    array = as_array(x)
+    if array.type.dtype.kind not in "biu" or array.ndim != 1:
+        raise _wrong("np.bincount of what is no row of integers", str(array.type),
+                     "integers in one dim")  # fmt: skip
+    if is_traced(minlength) or int(minlength) < 1:
+        raise unsupported("np.bincount, whose length depends on data, without minlength",
+                          "minlength=k with all elements less than k; or np.add.at(np.zeros(k, "
+                          "int), x, 1)")  # fmt: skip
+    at = as_array(array, np.int64)
+    inside = as_array((at >= 0) & (at < int(minlength)))
+    expect(array.context, inside.read(), "np.bincount with an element out of bounds: ", at.read(),
+           " (element ", AT, f")\n  expected: 0 to {int(minlength) - 1}, since minlength is "
+           f"{int(minlength)}\n  try:      a larger minlength")  # fmt: skip
+    each = 1 if weights is None else as_array(_weights(weights, x), np.float64)
+    made = zeros(int(minlength), np.int64 if weights is None else np.float64)
+    combine_at(made, at, each, "add")
+    return made
 
 
 def _ends(array: Array, given: Any) -> tuple[Any, Any]:

@@ -17,7 +17,9 @@ from typing import Any
 import llvmlite.binding as llvm
 import numba
 from numba import cfunc, njit, types
+from numba.np import numpy_support
 
+from codegen.dtypes import DType
 from codegen.errors import KernelError
 from codegen.image import kernel_refusals as refusals
 from codegen.image.gufunc import ONLY, Parameter
@@ -52,6 +54,25 @@ def compile_kernel(
         )  # fmt: skip
     object_file: bytes = _machine(target).emit_object(module)
     return object_file
+
+
+def results_of(function: Callable[..., Any], given: Sequence[DType]) -> list[str]:
+    """NumPy's names of the element types that a function of numbers of these types gives. Raises
+    KernelError where numba cannot tell."""
+    refusals.check_names(function)
+    try:
+        made, signature = _with_helpers(function, {}, False), tuple(map(_element, given))
+        made.compile(signature)
+        found = made.overloads[signature].signature.return_type
+        parts = getattr(found, "types", None) or [found] * getattr(found, "count", 1)
+        return [str(numpy_support.as_dtype(getattr(p, "dtype", p))) for p in parts]
+    except Exception as error:  # as in _typed
+        raise refusals.not_typed(function, str(error) or type(error).__name__) from None
+
+
+def _element(dtype: DType) -> Any:
+    """numba's type of an element; None: it has none."""
+    return types.boolean if dtype.kind == "b" else getattr(types, dtype.name, None)
 
 
 def _is_math(name: str) -> bool:
@@ -116,7 +137,7 @@ def _c_signature(signature: Sequence[Parameter]) -> Any:
     arguments: list[Any] = []
     for p in signature:
         dtype = p.dtype
-        element = types.boolean if dtype.kind == "b" else getattr(types, dtype.name, None)
+        element = _element(dtype)
         if element is None or dtype.name in ("float16", "bfloat16"):
             raise KernelError(
                 f"kernels do not take {dtype}",

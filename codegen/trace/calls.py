@@ -23,6 +23,7 @@ from codegen.trace.numpy import mathematics
 from codegen.trace.numpy.dispatch import aware, elsewhere
 from codegen.trace.numpy.logic import truth
 from codegen.trace.numpy.operators import maximum, minimum
+from codegen.trace.vectorized import vectorized
 from codegen.user import tree
 
 
@@ -46,6 +47,8 @@ def call(function: Any) -> Any:
         return _by_type(function, vars(function)["dispatch"])
     if isinstance(function, partial):
         return partial(call(function.func), *function.args, **function.keywords)
+    if isinstance(function, np.vectorize):
+        return vectorized(function)
     return aware(function) or mathematics.aware(function) or convert(function)
 
 

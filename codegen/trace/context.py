@@ -48,6 +48,9 @@ class Block:
         return Region(self.args, tuple(self.ops), tuple(results))
 
 
+_FEW = 64  # turns of a loop that Python may run while building
+
+
 class Context:
     """One capture. `current()` gives the innermost one; None outside any program."""
 
@@ -84,6 +87,9 @@ class Context:
         # user's code changed a thing last, by its id
         self.bodies: list[Any] = []
         self.loops: list[Any] = []  # whose bodies are being captured: loops.Loop
+        # loops that Python runs turn by turn, and those of which it has turned out now
+        self.unrolled: frozenset[Place | None] = frozenset()
+        self.to_unroll: list[Place | None] = []
         self.changed_at: dict[Any, Place | None] = {}
         # containers that may be one: two of them, their names, and where that is decided
         self.twins: list[tuple[Any, Any, str, str, Place | None]] = []
@@ -308,3 +314,12 @@ def _narrowed(
         else:
             high = bound if high is None else expr.minimum(high, bound)
     return low, high
+
+
+def extent_unknown() -> None:
+    """Before an extent is refused that only the run knows, perhaps because of a loop's counter: the
+    program is captured again, with the innermost loop of few turns run by Python."""
+    if (context := Context.current()) is not None:
+        loops = reversed(context.loops)
+        short = [x.place for x in loops if x.turns is not None and x.turns <= _FEW]
+        context.to_unroll += short[:1]

@@ -29,7 +29,7 @@ from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, Sym
 from codegen.trace import constants, known, view
 from codegen.trace.array import Array, Number, as_array, local_shape, number, wrap
-from codegen.trace.context import Context, require_context
+from codegen.trace.context import Context, extent_unknown, require_context
 from codegen.trace.control.conversion import given
 from codegen.trace.number import DEEPEST, condition_of, expr_of
 from codegen.trace.numpy import elementwise
@@ -59,6 +59,7 @@ def shape_of(shape: Any, what: str, scalars: bool = False) -> Shape:
     for item in items:
         e = expr_of(item)
         if e is None or (expr.nonneg(-e - 1)):
+            extent_unknown()
             raise TracedValueError(
                 f"{what}: {item!r} cannot be an extent",
                 expected="a non-negative Python integer, or a formula of axis sizes",
@@ -70,6 +71,7 @@ def shape_of(shape: Any, what: str, scalars: bool = False) -> Shape:
                              found=str(e.value))  # fmt: skip
         kinds = {s.kind for s in e.symbols()}
         if not scalars and kinds & {"scalar", "counter"}:
+            extent_unknown()
             raise TracedValueError(
                 f"{what}: the extent {e} depends on a run-time scalar or a loop counter",
                 expected="a Python integer, or a formula of axis sizes", found=str(e),

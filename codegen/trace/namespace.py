@@ -57,6 +57,7 @@ def states() -> Iterator[State]:
     """
     for name in numpy_names():
         yield State(name, *_state(name))
+    yield State("vectorize", "works", "numba compiles the function, which is called at each point")
     for name in special.names():
         yield State(f"scipy.special.{name}", "works", "")
     for name, instead in RANDOM.items():

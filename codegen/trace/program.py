@@ -231,15 +231,18 @@ class Program:
         bounds: dict[str, Bounds] = {}
         layouts: dict[str, Layout] = {}
         limits: Limits = {}
+        unrolled: frozenset[Place | None] = frozenset()
         rounds = 0
         while True:
             context = Context(self.name, mesh)
             context.bounds, context.rules, context.layouts = bounds, self.rules, layouts
             context.limits, context.checks = limits, frozenset(checks)
+            context.unrolled = unrolled
             try:
                 module = self._trace(context, values)
             except SpmdError:
-                if not context.learned and not context.narrower:
+                unrolled = unrolled.union(context.to_unroll)
+                if not (context.learned or context.narrower or unrolled != context.unrolled):
                     raise
             else:
                 found = bounds_of(module)

@@ -540,3 +540,27 @@ PROGRAMS = [
 @pytest.mark.parametrize("f", PROGRAMS, ids=lambda f: f.__name__)
 def test_agrees_with_numpy(f: Callable[..., Any]) -> None:
     agree(f)
+
+
+# ---- extents that follow from a counter --------------------------------------------------------
+
+
+def test_a_short_loop_with_extents_of_its_counter_is_run_by_python() -> None:
+    """As in Stockham's Fourier transform; the loop around it stays one."""
+
+    @spmd.program(mesh=("r",))
+    def halves(k: int = 4, turns: int = 3, steps: int = 4):
+        y = spmd.input("y", (2**k,), np.float64, layout=("r",), default=lambda i: i * i % 7)
+        for _ in spmd.range(turns):
+            for i in spmd.range(steps):
+                pairs = np.reshape(y, (2**i, 2, 2 ** (k - i - 1)))
+                y[:] = np.transpose(pairs, (1, 0, 2)).reshape(-1) + np.arange(2**i).sum()
+        return y
+
+    module = halves.capture()
+    assert kinds(module).count("loop") == 1
+    for n in (1, 3):
+        np.testing.assert_array_equal(interpret.run(module, {"r": n}, {})["result"],
+                                      halves.eager(n))  # fmt: skip
+    with pytest.raises(spmd.SpmdError, match="reshape takes integers"):
+        halves.capture(steps=65, turns=65)

@@ -341,6 +341,10 @@ EXPRESSIONS: dict[str, str] = {
     # -- functions of functions, text, files -------------------------------------------------------
     "apply_along_axis": "np.apply_along_axis(np.sum, 0, x)",
     "apply_over_axes": "np.apply_over_axes(np.sum, t, [0, 2])",
+    "vectorize": "np.vectorize(lambda a, c: a - c if a > c else a * 2.0)(x, y) "
+                 "| np.vectorize(lambda a, c=2: (a * c, a > c))(v[:, None], x[0]) "
+                 "| np.vectorize(np.sin)(x) "
+                 "| np.vectorize(lambda a: a + 1, otypes=[np.float32])(i)",
     "frompyfunc": "np.frompyfunc(abs, 1, 1)(x)", "nested_iters": "np.nested_iters(x, [[0], [1]])",
     "array2string": "np.array2string(x)", "array_repr": "np.array_repr(x)",
     "array_str": "np.array_str(x)", "save": "np.save('f.npy', x)", "savez": "np.savez('f.npz', x)",

@@ -112,6 +112,7 @@ class Loop(Capture):
     def __init__(self, context: Context, code: Code, later: Later | None = None) -> None:
         super().__init__(context, code, "loop")
         self.later = later or Later()
+        self.turns: int | None = None  # where they are known while building
         self.flags = code.flags
         self.carried: dict[Key, LeafType] = {}
         self.stored: dict[Storage, ArrayType] = {}

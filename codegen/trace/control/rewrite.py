@@ -407,7 +407,13 @@ class _Rewriter(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> Any:
         is_super = isinstance(node.func, ast.Name) and node.func.id == "super"
-        self.generic_visit(node)
+        if _last_name(node.func) in _COMPILED_ELSEWHERE:  # np.vectorize(lambda a: ...)
+            kept, node.args = node.args, [ast.Constant(None) if isinstance(a, ast.Lambda) else a
+                                          for a in node.args]  # fmt: skip
+            self.generic_visit(node)
+            node.args = [a if isinstance(a, ast.Lambda) else b for a, b in zip(kept, node.args)]
+        else:
+            self.generic_visit(node)
         if not is_super:
             node.func = at(node.func, _runtime("call", node.func))
         return node

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from codegen.errors import UnsupportedError, UsageError
+from codegen.places import user_place
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 from codegen.trace.array import Array, as_array, is_traced
@@ -112,11 +113,17 @@ def captured_for(bounds: Range, code: Code, hint: str) -> Iterator[Any]:
     if start is not None and stop is not None:
         if expr.nonneg((start - stop) * sign):
             return  # never runs: what holds of its counter would hold of no number
+        known = (b.value for b in (start, stop, step) if b.is_const)
+        turns = range(*known) if start.is_const and stop.is_const and step.is_const else None
+        if turns is not None and user_place() in context.unrolled:
+            yield from turns
+            return
         if hint in code.bound and hint not in code.kept:  # what it was before, nobody asks any more
             names.unbind(hint)
         counter = Counter(context, hint.strip("_") or "i", start, stop, step)
         sure = expr.nonneg((stop - start) * sign - 1)
         loop = Loop(context, code, Later(code.kept, sure, counter.sym))
+        loop.turns = None if turns is None else len(turns)
         yield from passes(loop, lambda: counter.value)
         loop.finish(counter)
         return

@@ -19,7 +19,7 @@ from codegen.trace.context import refuse_constant_write
 from codegen.trace.numpy import composite, elementwise, special, ufunc_methods
 from codegen.trace.numpy.function_table import Function, of_numpy_name, table
 from codegen.trace.numpy.masks import Chosen
-from codegen.trace.numpy.refused import REMEDIES
+from codegen.trace.numpy.refused import RANDOM, REMEDIES
 
 elementwise.COMPOSITE.update(composite.UFUNCS | special.UFUNCS)
 
@@ -173,9 +173,9 @@ _UNDISPATCHED = (
 
 def aware(function: Any) -> Function | None:
     """What a converted call runs instead of one of these; None for other functions."""
-    owner = function if isinstance(function, np.vectorize) else getattr(function, "__self__", None)
-    if isinstance(owner, (np.vectorize, np.random.RandomState, np.random.Generator)):
-        return _of_values(function, owner)
+    owner = getattr(function, "__self__", None)
+    if isinstance(owner, (np.random.RandomState, np.random.Generator)):
+        return _of_random(function)
     return _aware().get(id(function)) or elsewhere(function)
 
 
@@ -220,16 +220,14 @@ def directly(function: Any) -> Function:
     return function  # type: ignore[no-any-return]
 
 
-def _of_values(function: Any, owner: Any) -> Function:
+def _of_random(function: Any) -> Function:
     """A function that would go through elements while building."""
-    drawn = not isinstance(owner, np.vectorize)
-    name = f"np.random's {function.__name__}" if drawn else "np.vectorize"
-    remedy = "order = spmd.random.permutation(seed, n), then x[order]" if drawn else (
-        REMEDIES["vectorize"])  # fmt: skip
+    name = function.__name__
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if foreign.is_unknown(args, kwargs):
-            raise unsupported(f"{name} of an array of the program", remedy)
+            raise unsupported(f"np.random's {name} of an array of the program", RANDOM.get(
+                name, "spmd.random.permutation(seed, n), then x[order]"))  # fmt: skip
         return foreign.library(function)(*args, **kwargs)
 
     return call

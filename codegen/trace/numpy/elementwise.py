@@ -36,7 +36,7 @@ from codegen.trace.context import Context, require_context
 from codegen.trace.expecting import between
 from codegen.trace.number import expr_of
 from codegen.trace.numpy import memory_order
-from codegen.trace.numpy.refused import REMEDIES
+from codegen.trace.numpy.refused import KERNEL, REMEDIES
 from codegen.user.numbers import element_type
 
 Operand = Any  # Array, Number, Python number or NumPy array
@@ -222,7 +222,7 @@ def apply(
         return store(COMPOSITE[ufunc.__name__](*operands), out, where)
     function = BY_UFUNC.get(ufunc.__name__) if is_known(ufunc) else None
     if function is None:
-        remedy = REMEDIES.get(ufunc.__name__, REMEDIES["vectorize"])
+        remedy = REMEDIES.get(ufunc.__name__, KERNEL)
         raise unsupported(f"np.{ufunc.__name__}", remedy)
     context = require_context(f"np.{ufunc.__name__}")
     loop = loop_dtypes(ufunc, operands, dtype)

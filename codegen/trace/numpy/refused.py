@@ -6,6 +6,7 @@ methods. A test holds this table, and that of table.py, against NumPy's own name
 
 from __future__ import annotations
 
+KERNEL = "the function itself on arrays; @spmd.kernel for a loop over elements"
 _KNOWN = "NumPy's own works on arrays that are known while building"
 
 _ROWS: tuple[tuple[str, str], ...] = (
@@ -26,8 +27,7 @@ _ROWS: tuple[tuple[str, str], ...] = (
     ("emath.arccos emath.arcsin emath.arctanh emath.log emath.log10 emath.log2 emath.logn "
      "emath.power emath.sqrt", "the function of np itself, of x.astype(np.complex128)"),
     # -- a function of yours for each element ------------------------------------------------------
-    ("vectorize frompyfunc",
-     "the function itself on arrays; @spmd.kernel for a loop over elements"),
+    ("frompyfunc", "np.vectorize(f), or the function itself on arrays"),
     ("apply_along_axis", "the function itself with axis=; or a loop: for k in "
      "spmd.range(x.shape[0]): out[k] = f(x[k])"),
     # -- a loop over elements, or tables -----------------------------------------------------------

@@ -28,6 +28,7 @@ from codegen.trace.array import (
     wrap,
 )
 from codegen.trace.constants import blank_value
+from codegen.trace.context import extent_unknown
 from codegen.trace.control.blocks import Blocks
 from codegen.trace.declare import global_indices
 from codegen.trace.number import expr_of
@@ -51,6 +52,7 @@ def _wanted(shape: Any) -> list[Expr | None]:
     for item in items:
         e = expr_of(item)
         if e is None:
+            extent_unknown()
             raise ShapeError("reshape takes integers",
                              expected="extents known while building or at launch",
                              found=repr(item))  # fmt: skip

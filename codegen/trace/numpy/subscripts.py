@@ -23,7 +23,7 @@ from codegen.symbolic.block_laws import evened
 from codegen.symbolic.expr import Expr
 from codegen.trace import view
 from codegen.trace.array import Array, Number, as_array, holds_traced
-from codegen.trace.context import Context
+from codegen.trace.context import Context, extent_unknown
 from codegen.trace.expecting import within
 from codegen.trace.number import expr_of
 
@@ -69,6 +69,7 @@ def _bound(x: Any, extent: Expr) -> Expr | None:
         return None
     e = expr_of(x)
     if e is None and isinstance(x, Array) and x.ndim == 0:
+        extent_unknown()
         raise UnsupportedError(
             "the bounds of this slice depend on data, so its length would too",
             expected="bounds made of integers, axis indices, scalars and loop counters",

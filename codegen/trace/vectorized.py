@@ -1,0 +1,61 @@
+"""np.vectorize in a program: the function of numbers becomes a kernel that is called at each point.
+
+Always holds: element types of results are those that otypes= says, or that numba finds.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+
+from codegen.image.kernel_objects import results_of
+from codegen.trace.array import as_array, unsupported
+from codegen.trace.foreign import is_unknown, library
+from codegen.trace.kernel_call import Kernel
+from codegen.trace.numpy.creation import empty, empty_like
+from codegen.trace.numpy.refused import KERNEL
+from codegen.trace.numpy.shaping import broadcast_arrays
+
+
+def vectorized(given: Any) -> Callable[..., Any]:
+    """What a call of an np.vectorize object runs."""
+
+    def call(*args: Any, **options: Any) -> Any:
+        if not is_unknown(args, options):
+            return library(given)(*args, **options)
+        if isinstance(given.pyfunc, np.ufunc) and not given.otypes:
+            return given.pyfunc(*args, **options)
+        plain = isinstance(given.pyfunc, FunctionType)
+        if not plain or given.signature or given.excluded:
+            raise unsupported("np.vectorize with signature=, or of a built-in function,", KERNEL)
+        bound = inspect.signature(given.pyfunc).bind(*args, **options)
+        if bound.kwargs:
+            raise unsupported("np.vectorize with keyword-only arguments", KERNEL)
+        return _called(given.pyfunc, list(bound.args), given.otypes)
+
+    return call
+
+
+def _called(function: FunctionType, args: list[Any], otypes: str | None) -> Any:
+    inputs = [as_array(x) for x in args]
+    whole = broadcast_arrays(*inputs)
+    kinds = list(otypes or results_of(function, [x.type.dtype for x in inputs]))
+    like = next((x for x in inputs if x.extents == whole[0].extents), None)
+    outs = {f"out{k}": empty(whole[0].shape, t) if like is None else empty_like(like, np.dtype(t))
+            for k, t in enumerate(kinds)}  # fmt: skip
+    names = [f"x{k}" for k in range(len(inputs))]
+    scope: dict[str, Any] = {"function": function}
+    exec(f"def {_name(function)}({', '.join((*names, *outs))}):\n"
+         f"    {', '.join(f'{out}[0]' for out in outs)} = function({', '.join(names)})\n",
+         scope)  # fmt: skip
+    signature = f"{','.join(['()'] * len(names))}->{','.join(['()'] * len(outs))}"
+    made = Kernel(scope[_name(function)], signature=signature)(*inputs, **outs)
+    return made
+
+
+def _name(function: FunctionType) -> str:
+    return function.__name__ if function.__name__.isidentifier() else "point"

@@ -140,7 +140,7 @@ EXPRESSIONS: dict[str, str] = {
                "| np.argsort(z, axis=0)",
     "lexsort": "np.lexsort((v, j)) | np.lexsort((x, i % 3)) | np.lexsort((y, i % 2), axis=0)",
     "partition": "np.sort(np.partition(v, 3)[:3]) | np.partition(x, 2, axis=0)[2]",
-    "argpartition": "v[np.argpartition(v, 3)][3] | np.argpartition(x, 0, axis=1)[:, 0]",
+    "argpartition": "np.argpartition(x, 0, axis=1)[:, 0] | v[np.argpartition(v, 3)][3]",
     "sort_complex": "np.sort_complex(v) | np.sort_complex(z) | np.sort_complex(h)",
     "searchsorted": "np.searchsorted(o, x) | np.searchsorted(np.sort(v), x) "
        "| np.searchsorted(s, w) | "
@@ -446,7 +446,7 @@ EXPRESSIONS: dict[str, str] = {
     "ndarray.conjugate": "z.conjugate()", "ndarray.copy": "x.copy()",
     "ndarray.diagonal": "x.diagonal(1)", "ndarray.dot": "x.dot(q)", "ndarray.fill": "x.fill(3); x",
     "ndarray.flatten": "x.flatten() | x.T.flatten()", "ndarray.nonzero": "x.nonzero()",
-    "ndarray.partition": "v.partition(3); v[3]", "ndarray.argpartition": "v[v.argpartition(2)[2]]",
+    "ndarray.partition": "v.partition(3); v[3]", "ndarray.argpartition": "x.argpartition(0)[:, 0]",
     "ndarray.put": "v.put([1, 2], 5); v", "ndarray.ravel": "x.ravel() | x[:, 1:].ravel()",
     "ndarray.repeat": "v.repeat(2)", "ndarray.reshape": "x.reshape(5, 7) | x.reshape((-1,))",
     "ndarray.round": "x.round(1) | x.round()", "ndarray.searchsorted": "o.searchsorted(x)",

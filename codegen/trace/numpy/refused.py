@@ -27,7 +27,7 @@ _ROWS: tuple[tuple[str, str], ...] = (
     ("emath.arccos emath.arcsin emath.arctanh emath.log emath.log10 emath.log2 emath.logn "
      "emath.power emath.sqrt", "the function of np itself, of x.astype(np.complex128)"),
     # -- a function of yours for each element ------------------------------------------------------
-    ("frompyfunc", "np.vectorize(f), or the function itself on arrays"),
+    ("frompyfunc", KERNEL),
     ("apply_along_axis", "the function itself with axis=; or a loop: for k in "
      "spmd.range(x.shape[0]): out[k] = f(x[k])"),
     # -- a loop over elements, or tables -----------------------------------------------------------

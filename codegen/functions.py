@@ -30,7 +30,7 @@ class Function:
     """ufunc: NumPy's name for it, or scipy.special's (resolves promotion, computes the reference).
     c: by dtype kind, or one form for all. result: same (as the first operand), bool, int32, real
     (of a complex one), or other: a float's integer of the same size, an integer's float. header: of
-    the C, where not every image includes it."""
+    the C, where not every image includes it; header_for: "f" if it is that of floats only."""
 
     name: str
     ufunc: str
@@ -42,6 +42,7 @@ class Function:
     c_bool: Form | None = None
     c_unsigned: Form | None = None
     header: str = ""
+    header_for: str = ""
 
     def form(self, dtype: DType) -> Form:
         """Its C for operands of this dtype."""
@@ -101,18 +102,22 @@ _OWN: dict[str, Callable[..., object]] = {
 }  # fmt: skip
 
 
-def _math(name: str, c: str | None = None) -> Function:
-    """A function of libm: expf for float32, exp for float64, cexpf and cexp for complex."""
-    c = c or {"asin": "asin", "acos": "acos"}.get(name, name)
-    u = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "asinh": "arcsinh",
-         "acosh": "arccosh", "atanh": "arctanh", "ceil": "ceil"}.get(name, name)  # fmt: skip
-    return Function(name, u, 1, f"spmd_{c}")
+def _math(names: str, header: str = "") -> tuple[Function, ...]:
+    """Functions of one float or complex number, with names as C has them."""
+    arcs = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "asinh": "arcsinh",
+            "acosh": "arccosh", "atanh": "arctanh"}  # fmt: skip
+    return tuple(
+        Function(n, arcs.get(n, n), 1, f"spmd_{n}", header=header, header_for="f")
+        for n in names.split()
+    )
 
 
 def _special(name: str, arity: int = 1, result: str = "same", **by_kind: Form) -> Function:
     """A function of csrc/spmd_special.h, for integers or for floats."""
     header = "spmd_special.h"
-    return Function(name, name, arity, f"spmd_{name}", result, header=header, **by_kind)
+    return Function(
+        name, name, arity, f"spmd_{name}", result, header=header, header_for="", **by_kind
+    )
 
 
 # Of scipy.special, where NumPy has none of the name.
@@ -126,7 +131,7 @@ _ROWS = (
     Function("div", "divide", 2, "/", c_complex="spmd_div"),
     Function("floordiv", "floor_divide", 2, "spmd_floordiv"),
     Function("mod", "remainder", 2, "spmd_mod"),
-    Function("pow", "power", 2, "spmd_pow"),
+    Function("pow", "power", 2, "spmd_pow", header="spmd_power.h", header_for="f"),
     Function("neg", "negative", 1, "-"),
     Function("abs", "absolute", 1, "spmd_abs", "real", c_unsigned=0),
     Function("sign", "sign", 1, "spmd_sign"),
@@ -170,7 +175,7 @@ _ROWS = (
     # floats as integers in their order, and back: of float32 and float64
     Function("order_key", "", 1, "spmd_order_key", "other"),
     Function("of_order_key", "", 1, "spmd_of_order_key", "other"),
-    Function("atan2", "arctan2", 2, "spmd_atan2"),
+    Function("atan2", "arctan2", 2, "spmd_atan2", header="spmd_arc.h", header_for="f"),
     Function("hypot", "hypot", 2, "spmd_hypot"),
     Function("logaddexp", "logaddexp", 2, "spmd_logaddexp"),
     Function("fmod", "fmod", 2, "spmd_fmod"),
@@ -178,8 +183,12 @@ _ROWS = (
     Function("ceil", "ceil", 1, 0, c_float="spmd_ceil"),
     Function("trunc", "trunc", 1, 0, c_float="spmd_trunc"),
     Function("rint", "rint", 1, 0, c_float="spmd_rint", c_complex="spmd_rint"),
-    *(_math(n) for n in "sqrt exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan "
-      "sinh cosh tanh asinh acosh atanh cbrt".split()),
+    *_math("exp exp2 expm1 sinh cosh tanh", "spmd_exp.h"),
+    *_math("log log2 log10 log1p", "spmd_log.h"),
+    *_math("sin cos tan", "spmd_trig.h"),
+    *_math("asin acos atan", "spmd_arc.h"),
+    *_math("cbrt", "spmd_power.h"),
+    *_math("sqrt asinh acosh atanh"),
     Function("fmax", "fmax", 2, "spmd_maximum", c_bool="|", c_float="spmd_fmax",
              c_complex="spmd_fmax"),
     Function("fmin", "fmin", 2, "spmd_minimum", c_bool="&", c_float="spmd_fmin",

@@ -19,20 +19,6 @@ typedef struct spmd_bfloat16 {
     uint16_t bits;
 } spmd_bfloat16;
 
-static inline uint32_t spmd_bits_f32(float x)
-{
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return bits;
-}
-
-static inline float spmd_from_bits_f32(uint32_t bits)
-{
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
-
 static inline float spmd_float16_load(spmd_float16 h)
 {
     uint32_t magnitude = (uint32_t)(h.bits & 0x7fff) << 13, exponent = magnitude & (0x1fu << 23);

@@ -27,14 +27,22 @@ SPMD_SELECT(u32, uint32_t, uint32_t)
 SPMD_SELECT(u64, uint64_t, uint64_t)
 
 #define SPMD_SELECT_FLOAT(S, T, U)                                                                 \
+    static inline U spmd_bits_##S(T x)                                                             \
+    {                                                                                              \
+        U bits;                                                                                    \
+        memcpy(&bits, &x, sizeof bits);                                                            \
+        return bits;                                                                               \
+    }                                                                                              \
+    static inline T spmd_from_bits_##S(U bits)                                                     \
+    {                                                                                              \
+        T x;                                                                                       \
+        memcpy(&x, &bits, sizeof x);                                                               \
+        return x;                                                                                  \
+    }                                                                                              \
     static inline T spmd_select_##S(U holds, T a, T b)                                             \
     {                                                                                              \
-        U mask = (U)0 - holds, x, y;                                                               \
-        memcpy(&x, &a, sizeof x);                                                                  \
-        memcpy(&y, &b, sizeof y);                                                                  \
-        x = (x & mask) | (y & ~mask);                                                              \
-        memcpy(&a, &x, sizeof a);                                                                  \
-        return a;                                                                                  \
+        U mask = (U)0 - holds;                                                                     \
+        return spmd_from_bits_##S((spmd_bits_##S(a) & mask) | (spmd_bits_##S(b) & ~mask));         \
     }
 SPMD_SELECT_FLOAT(f32, float, uint32_t)
 SPMD_SELECT_FLOAT(f64, double, uint64_t)

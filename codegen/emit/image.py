@@ -115,7 +115,8 @@ def _headers(plan: Plan, body: str) -> list[str]:
                            for w in work),
         "spmd_sort.h": any(isinstance(w, Lane) and w.scratch for w in work),
         "spmd_support.h": True,
-        **{f.header: True for f in FUNCTIONS.values() if f.header and f"{f.c}_" in body},
+        **{f.header: True for f in FUNCTIONS.values()
+           if f.header and f"{f.c}_{f.header_for}" in body},
     }
     return [name for name, needed in wanted.items() if needed]
 

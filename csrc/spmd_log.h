@@ -1,0 +1,105 @@
+/* log, log2, log10 and log1p of floats as plain arithmetic.
+ *
+ * Reduction: x = 2^k (1 + f), where 1 + f lies between the roots of 1/2 and 2. With
+ * s = f / (2 + f), log(1 + f) = 2 s + s R(s^2) = f - (f^2 / 2 - s (f^2 / 2 + R)), as in Sun's
+ * fdlibm; R is a polynomial of least relative error (Remez), 2^-29 and 2^-58.5.
+ * Within 1 unit of the last place, log1p 1.5.
+ */
+#ifndef SPMD_LOG_H
+#define SPMD_LOG_H
+
+#include "spmd_series.h"
+
+/* R / z, where z = s^2 */
+static inline float spmd_log_series_f32(float z)
+{
+    return 0x1.55557ap-1f + z * (0x1.995eb4p-2f + z * 0x1.31e3a6p-2f);
+}
+
+static inline double spmd_log_series_f64(double z)
+{
+    double square = z * z;
+    return SPMD_FOUR(z, square, 0x1.5555555555592p-1, 0x1.999999997fd34p-2, 0x1.24924941f8f74p-2,
+                     0x1.c71c520298434p-3)
+         + square * square
+               * (0x1.7466406085c35p-3 + z * 0x1.39a192d1d58dbp-3 + square * 0x1.2f0708dc82834p-3);
+}
+
+/* Of a type: its bits; the bits of its mantissa; what is added to exponents; the bits of the root
+ * of 1/2; which bits half a number has; 2^MANTISSA; its least normal number;
+ * ln 2, 1 / ln 2, log10(2) and 1 / ln 10, each in two parts. */
+#define SPMD_LOG(S, T, U, F, MANTISSA, BIAS, ROOT, HALF, WHOLE, NORMAL, LN2, REST, PER_LN2,        \
+                 PER_LN2_REST, LOG2, LOG2_REST, PER_LN10, PER_LN10_REST)                           \
+    /* f; *e is k + BIAS */                                                                        \
+    static inline T spmd_log_reduced_##S(T x, U *e)                                                \
+    {                                                                                              \
+        U bits = spmd_bits_##S(x) + (((U)BIAS << MANTISSA) - ROOT);                                \
+        *e = bits >> MANTISSA;                                                                     \
+        return spmd_from_bits_##S((bits & (((U)1 << MANTISSA) - 1)) + ROOT) - 1;                   \
+    }                                                                                              \
+    static inline T spmd_log_whole_##S(U e) /* e as a number, by its bits */                       \
+    {                                                                                              \
+        return spmd_from_bits_##S(spmd_bits_##S(WHOLE) | e) - WHOLE;                               \
+    }                                                                                              \
+    /* f and k of any positive number; what is subnormal is scaled */                              \
+    static inline T spmd_log_parts_##S(T a, T *k)                                                  \
+    {                                                                                              \
+        U e, small = a < NORMAL;                                                                   \
+        T f = spmd_log_reduced_##S(spmd_select_##S(small, a * (4 * WHOLE), a), &e);                \
+        *k = spmd_log_whole_##S(e) - spmd_select_##S(small, BIAS + 2 + MANTISSA, BIAS);            \
+        return f;                                                                                  \
+    }                                                                                              \
+    static inline T spmd_log_ends_##S(T a, T result) /* at 0, below it, at infinity; NaN */        \
+    {                                                                                              \
+        T below = spmd_select_##S(a == 0, -(T)INFINITY, (T)NAN);                                   \
+        return spmd_select_##S(a > 0, spmd_select_##S(a < (T)INFINITY, result, a), below);         \
+    }                                                                                              \
+    static inline T spmd_log_sum_##S(T f, T k)                                                     \
+    {                                                                                              \
+        T s = f / (2 + f), z = s * s, half = (T)0.5 * f * f;                                       \
+        T small = half - (s * (half + z * spmd_log_series_##S(z)) + k * REST);                     \
+        return k * LN2 - (small - f);                                                              \
+    }                                                                                              \
+    static inline T spmd_log_##S(T a)                                                              \
+    {                                                                                              \
+        T k, f = spmd_log_parts_##S(a, &k);                                                        \
+        return spmd_log_ends_##S(a, spmd_log_sum_##S(f, k));                                       \
+    }                                                                                              \
+    /* k * unit + log(1 + f) * scale, each of these numbers in two parts */                        \
+    static inline T spmd_log_scaled_##S(T a, T unit, T unit_rest, T scale, T scale_rest)           \
+    {                                                                                              \
+        T k, f = spmd_log_parts_##S(a, &k);                                                        \
+        T s = f / (2 + f), z = s * s, half = (T)0.5 * f * f;                                       \
+        T high = spmd_from_bits_##S(spmd_bits_##S(f - half) & HALF);                               \
+        T low = ((f - high) - half) + s * (half + z * spmd_log_series_##S(z));                     \
+        T most = k * unit, part = high * scale, sum = most + part;                                 \
+        T rest = ((low + high) * scale_rest + low * scale) + k * unit_rest;                        \
+        return spmd_log_ends_##S(a, sum + (rest + ((most - sum) + part)));                         \
+    }                                                                                              \
+    static inline T spmd_log2_##S(T a)                                                             \
+    {                                                                                              \
+        return spmd_log_scaled_##S(a, 1, 0, PER_LN2, PER_LN2_REST);                                \
+    }                                                                                              \
+    static inline T spmd_log10_##S(T a)                                                            \
+    {                                                                                              \
+        return spmd_log_scaled_##S(a, LOG2, LOG2_REST, PER_LN10, PER_LN10_REST);                   \
+    }                                                                                              \
+    /* What 1 + a loses is added to f (Knuth's sum of two numbers); the sign is that of a. */      \
+    static inline T spmd_log1p_##S(T a)                                                            \
+    {                                                                                              \
+        U e;                                                                                       \
+        T u = 1 + a, back = u - 1, lost = (1 - (u - back)) + (a - back);                           \
+        T f = spmd_log_reduced_##S(u, &e);                                                         \
+        f += lost * spmd_from_bits_##S((2 * BIAS + 1 - e) << MANTISSA) * (T)0.5;                   \
+        T result = spmd_log_sum_##S(f, spmd_log_whole_##S(e) - BIAS);                              \
+        return copysign##F(spmd_log_ends_##S(u, result), a);                                       \
+    }
+
+SPMD_LOG(f32, float, uint32_t, f, 23, 127, 0x3f3504f3u, 0xfffff000u, 0x1p23f, 0x1p-126f,
+         0x1.62e4p-1f, 0x1.7f7d1cp-20f, 0x1.716p0f, -0x1.7135a8p-13f, 0x1.3442p-2f, -0x1.95ec1p-19f,
+         0x1.bccp-2f, -0x1.09d5b2p-15f)
+SPMD_LOG(f64, double, uint64_t, , 52, 1023, 0x3fe6a09e667f3bcdull, 0xfffffffff8000000ull, 0x1p52,
+         0x1p-1022, 0x1.62e42fefp-1, 0x1.473de6af278edp-34, 0x1.7154768p0, -0x1.6a3e80f444178p-27,
+         0x1.34413509f78p-2, 0x1.fef311f12b358p-46, 0x1.bcb7b18p-2, -0x1.6c8d78e6acaa4p-29)
+
+#endif

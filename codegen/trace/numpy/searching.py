@@ -69,7 +69,8 @@ def searchsorted(a: Any, v: Any, side: str = "left", sorter: Any = None) -> Arra
     ordered = as_array(as_array(a) if sorter is None else as_array(a)[sorter], kind)
     values = as_array(v, kind)
     n = ordered.extents[0]
-    if values.type.dtype.kind == "c" or (n.is_const and n.value <= _FEW):
+    few = n.is_const and n.value <= _FEW and not ordering.split_over(ordered, 0)
+    if few or values.type.dtype.kind == "c":
         wide = shaping.expand_dims(values, values.ndim)
         if side == "left":
             before = sorts_before(ordered, wide)

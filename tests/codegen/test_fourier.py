@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.fft
 
 import spmd
 from codegen.compile import lower
@@ -46,6 +47,7 @@ def transforms(u: Any, z: Any, t: Any, line: Any, row: Any, prime: Any, k: Any, 
         "line": F.fft(line), "back": F.ifft(line, norm="ortho"), "half": F.rfft(row),
         "again": F.irfft(F.rfft(row), norm="forward"), "prime": F.fft(prime)[3:9],
         "turned": F.fftshift(F.fft2(z)), "launched": F.rfft(u, m),
+        "scipys": scipy.fft.irfft2(scipy.fft.rfft2(u, (9, 9), workers=1), overwrite_x=True),
         "freq": F.fftfreq(9, k), "rfreq": F.rfftfreq(10, d=k),
     }  # fmt: skip
 

@@ -16,7 +16,7 @@ import numpy as np
 from codegen.trace import array, foreign
 from codegen.trace.array import Array, is_traced, unsupported
 from codegen.trace.context import refuse_constant_write
-from codegen.trace.numpy import composite, elementwise, special, ufunc_methods
+from codegen.trace.numpy import composite, elementwise, fourier, special, ufunc_methods
 from codegen.trace.numpy.function_table import Function, of_numpy_name, table
 from codegen.trace.numpy.masks import Chosen
 from codegen.trace.numpy.refused import RANDOM, REMEDIES
@@ -185,8 +185,9 @@ def elsewhere(function: Any) -> Function | None:
         return None
     if foreign.is_numpys(function):
         return _of_numpy(function)
-    known = foreign.is_librarys(function)
-    return foreign.library(function, special.ours_of(function)) if known else None
+    if not foreign.is_librarys(function):
+        return None
+    return foreign.library(function, special.ours_of(function) or fourier.ours_of(function))
 
 
 def _of_numpy(function: Any) -> Function:

@@ -6,6 +6,7 @@ array of one split dim is transformed in four steps where its length has two goo
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from math import isqrt
 from typing import Any
@@ -212,3 +213,29 @@ def fftfreq(n: Any, d: Any = 1.0, device: Any = None) -> Any:
 
 def rfftfreq(n: Any, d: Any = 1.0, device: Any = None) -> Any:
     return arange(n // 2 + 1) * (1.0 / (n * d))
+
+
+# ---- scipy.fft -----------------------------------------------------------------------------------
+
+NAMES = frozenset(
+    "fft fft2 fftn hfft ifft ifft2 ifftn ihfft irfft irfft2 irfftn rfft rfft2 rfftn".split()
+)
+
+
+def ours_of(function: Any) -> Callable[..., Any] | None:
+    """Our function for one of scipy.fft that NumPy has too; how many workers it asks for, and
+    whether it may write over its operand, changes nothing here."""
+    name = getattr(function, "__name__", "")
+    own = getattr(sys.modules.get("scipy.fft"), name, None) if name in NAMES else None
+    if own is not function or own is None:
+        return None
+    ours = globals()[name]
+
+    def call(x: Any, *args: Any, **options: Any) -> Any:
+        array = as_array(x)
+        if array.type.dtype.kind == "f" and array.type.dtype.size == 2:
+            array = as_array(array, dtypes.FLOAT32)
+        kept = {k: v for k, v in options.items() if k not in ("overwrite_x", "workers", "plan")}
+        return ours(array, *args[:3], **kept)
+
+    return call

@@ -118,9 +118,25 @@ def product(pool, x, y, c, d, mesh):
         return x @ (y if x.shape[1] == y.shape[0] else x.T)
     if c % 3 == 1 and x.ndim == 2:
         return np.einsum("ij,kj->ik", x, x)
+    if x.ndim > 1 and x.size and (d % 2 or x.ndim > 2):
+        return factored(x, c // 3)
     if x.ndim > 2 or y.ndim > 2 or 0 in x.shape + y.shape:
         return None
     return np.outer(x[..., 0], y[0])
+
+
+def factored(x, c):
+    """Into factors and back: whole numbers come out again."""
+    whole = np.round(np.clip(x * 1.0, -9, 9))
+    gram = whole @ whole.swapaxes(-1, -2) + np.eye(x.shape[-2])
+    if c == 0:
+        lower = np.linalg.cholesky(gram)
+        return np.round(lower @ lower.swapaxes(-1, -2))
+    if c == 1:
+        return np.round(np.linalg.solve(gram, gram @ whole))
+    q, r = np.linalg.qr(whole)
+    u, s, v = np.linalg.svd(q @ r, full_matrices=False)
+    return np.round((u * s[..., None, :]) @ v)
 
 
 def taken(pool, x, y, c, d, mesh):

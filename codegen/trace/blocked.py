@@ -26,6 +26,7 @@ from codegen.trace.ranks.communicate import all_gather, all_to_all, axis_index, 
 from codegen.trace.ranks.rooted import pbroadcast
 
 BLOCK = 128  # rows of a block
+MANY = 32  # blocks: of more, they are twice as large
 LEAST = 8  # blocks: a smaller matrix is gathered
 TALL = 8  # rows for each column: of a matrix with fewer, Q and R are computed where it is gathered
 
@@ -54,42 +55,50 @@ class Dealt:
     row stand those of a unit matrix."""
 
     def __init__(self, n: int, axis: str) -> None:
-        self.n, self.axis, self.block = n, axis, BLOCK
-        self.count = -(-n // BLOCK)
-        self.width = self.count * BLOCK
+        self.n, self.axis = n, axis
+        self.block = BLOCK * 2 if n >= MANY * BLOCK else BLOCK  # a product wants many columns
+        self.count = -(-n // self.block)
+        self.width = self.count * self.block
         self.ranks = axis_size(axis)
         self.each = -(-self.count // self.ranks)
-        self.rows = self.each * self.ranks * BLOCK
 
     def padded(self, x: Array) -> Array:
         """In balanced parts, of which each is `each` blocks."""
-        wide = zeros((self.rows, self.width), x.dtype, layout=(self.axis, None))
+        rows = self.each * self.ranks * self.block
+        wide = zeros((rows, self.width), x.dtype, layout=(self.axis, None))
         wide[: self.n, : self.n] = x
         if self.width > self.n:
-            i, j = arange(self.rows)[:, None], arange(self.width)[None, :]
+            i, j = arange(rows)[:, None], arange(self.width)[None, :]
             wide = picking.where((i == j) & (i >= self.n), 1, wide).astype(x.dtype)
         return wide
 
     def deal(self, own: Array) -> Any:
         """Of a rank's balanced part: its blocks in turn, as the rows of one matrix."""
-        index, parts = axis_index(self.axis), self._parts()
-        first, slots = arange(self.ranks)[:, None], arange(parts)[None, :]
-        sent = (first - index * self.each) % self.ranks + slots * self.ranks
-        blocks = own.reshape(self.each, self.block, self.width)
-        got = all_to_all(blocks[apply(np.minimum, sent, self.each - 1)], self.axis, 0, 0)
+        index = axis_index(self.axis)
+        to, slots = arange(self.ranks)[:, None], arange(self._parts())[None, :]
+        got = self._exchanged(own, (to - index * self.each) % self.ranks + slots * self.ranks)
         mine = arange(self.each) * self.ranks + index
-        return got[mine // self.each, (mine % self.each) // self.ranks].reshape(-1, self.width)
+        return self._rows(got, mine // self.each, (mine % self.each) // self.ranks)
 
     def collect(self, low: Array) -> Any:
         """The other way round."""
-        index, parts = axis_index(self.axis), self._parts()
-        to, slots = arange(self.ranks)[:, None], arange(parts)[None, :]
-        sent = (to * self.each + (index - to * self.each) % self.ranks) // self.ranks + slots
-        blocks = low.reshape(self.each, self.block, self.width)
-        got = all_to_all(blocks[apply(np.minimum, sent, self.each - 1)], self.axis, 0, 0)
+        index = axis_index(self.axis)
+        to, slots = arange(self.ranks)[:, None], arange(self._parts())[None, :]
+        first = to * self.each + (index - to * self.each) % self.ranks
+        got = self._exchanged(low, first // self.ranks + slots)
         own = arange(self.each)
-        made = got[(index * self.each + own) % self.ranks, own // self.ranks]
-        return made.reshape(-1, self.width)
+        return self._rows(got, (index * self.each + own) % self.ranks, own // self.ranks)
+
+    def _exchanged(self, low: Array, blocks: Array) -> Array:
+        """Every rank is sent these of my blocks, those that are not there too."""
+        first = apply(np.minimum, blocks, self.each - 1) * self.block
+        sent = low[first[:, :, None] + arange(self.block)]
+        return all_to_all(sent, self.axis, 0, 0).reshape(-1, self.width)  # type: ignore[no-any-return]
+
+    def _rows(self, got: Array, member: Array, slot: Array) -> Any:
+        """Block after block, which a member sent in a slot."""
+        first = (member * self._parts() + slot) * self.block
+        return got[(first[:, None] + arange(self.block)).reshape(-1)]
 
     def _parts(self) -> Any:
         """How many blocks a rank may send to another one."""
@@ -121,8 +130,7 @@ def cholesky(x: Array) -> Array | None:
     dealt = Dealt(x.shape[0], axis)
 
     def factor(own: Array) -> Any:
-        low = fori_loop(0, dealt.count, step, dealt.deal(own))
-        return dealt.collect(low)
+        return dealt.collect(fori_loop(0, dealt.count, step, dealt.deal(own)))
 
     def step(k: Any, low: Array) -> Array:
         columns, first = dealt.columns(k), dealt.first(k)

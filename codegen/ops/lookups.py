@@ -105,6 +105,7 @@ class DynamicUpdate(Kind):
 
     name = "dynamic_update"
     in_place = True
+    reads = "points"
 
     def layout(self, operands: Types, result: ArrayType) -> Iterable[tuple[str, ...]]:
         x, v = operands[:2]
@@ -216,6 +217,7 @@ class Scatter(Kind):
 
     name = "scatter"
     in_place = True
+    reads = "points"
     dims: tuple[int, ...]
     at: int
     fn: str

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from codegen.passes.to_loops import Maker
 
 
-_GEMM = {
+GEMM = {
     name: plan.Routine("openblas", f"{kind}gemm", "void", f"int, int, int, int, int, int, {more}")
     for name, kind, more in (
         ("float32", "s", "float, const float *, int, const float *, int, float, float *, int"),
@@ -390,7 +390,7 @@ class MatMul(Kind):
         (m, n), k = c.type.shape[-2:], a.type.shape[-1]
         mats = [_matrix(v, batch, at) for v in (a, b, c)]
         shapes = ((m, k), (k, n), (m, n))
-        routine = _GEMM.get(c.type.dtype.name)
+        routine = GEMM.get(c.type.dtype.name)
         small = [e.is_const and e.value <= _SMALL for e in (m, n, k)]
         short = small[2] and any(small[:2])
         lies = mats[0] if n == 1 else mats[1]

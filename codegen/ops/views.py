@@ -260,6 +260,7 @@ class Update(Kind):
     name = "update"
     fuses = True
     in_place = True
+    reads = "points"
     start: tuple[Expr, ...]
     step: tuple[int, ...]
     cut: bool = False

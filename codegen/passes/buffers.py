@@ -14,7 +14,17 @@ from dataclasses import dataclass
 from codegen.fresh import Fresh
 from codegen.ir import Op, Region, Value
 from codegen.ops import OPS, Branch, Loop, Update
-from codegen.plan.grammar import Buffer, Exchange, Keep, Kept, Nest, Node, Reduce, Store
+from codegen.plan.grammar import (
+    Buffer,
+    Exchange,
+    Keep,
+    Kept,
+    LibraryCall,
+    Nest,
+    Node,
+    Reduce,
+    Store,
+)
 from codegen.plan.indexing import loads
 from codegen.plan.loops import Do, Loops, Placed, capacity
 from codegen.symbolic import expr
@@ -156,6 +166,8 @@ class _Liveness:
         if (write := _alone(op)) is not None:
             reusable = self.reusable(write)
         for act in op.what.acts if isinstance(op.what, Do) else ():
+            if isinstance(act, LibraryCall):  # it writes over what it begins with
+                reusable |= {x for x, _ in begins} - {p.buffer for p in act.parts}
             if isinstance(act, Exchange):
                 reusable = {x for x, _ in begins}  # members write where nobody reads
                 for v in reads.union(op.results):

@@ -87,10 +87,10 @@ class _Storing:
         """Operands that must lie in memory for an op to work on them."""
         if isinstance(op.what, Branch):
             self.stored.update(op.operands)
+        elif op.what.reads == "points" and op.what.in_place:
+            self.stored.add(op.operands[0])
         elif op.what.inline or op.what.reads == "points":
             return
-        elif op.what.in_place:
-            self.stored.add(op.operands[0])
         elif op.what.reads == "boxes":
             self.stored.update(v for v in op.operands if not self.is_plain_view(v))
         elif isinstance(op.what, Kernel):  # what its results begin as is computed into them

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from codegen.ops import Lu, Relayout, Swapped, Triangular
+from codegen.ops import LessProduct, Lu, Relayout, Swapped, Triangular
 from codegen.symbolic import expr
+from codegen.symbolic.expr import Expr
 from codegen.trace.array import Array, as_array, wrap
 from codegen.trace.context import Context
 from codegen.trace.control.functional import fori_loop
@@ -93,7 +94,7 @@ class Dealt:
         """Every rank is sent these of my blocks, those that are not there too."""
         first = apply(np.minimum, blocks, self.each - 1) * self.block
         sent = low[first[:, :, None] + arange(self.block)]
-        return all_to_all(sent, self.axis, 0, 0).reshape(-1, self.width)  # type: ignore[no-any-return]
+        return as_array(all_to_all(sent, self.axis, 0, 0).reshape(-1, self.width))
 
     def _rows(self, got: Array, member: Array, slot: Array) -> Any:
         """Block after block, which a member sent in a slot."""
@@ -169,14 +170,19 @@ def solve(x: Array, what: str, b: Array) -> Array | None:
         panel = pbroadcast(dealt.panel(cols, k)[:, begin:], axis, root=dealt.owner(k))
         lu, pivots, info = emitted(Lu(), panel)
         hold(info, SINGULAR.format(what))
-        after, swapped = dealt.first(k + 1), Swapped(expr_of(begin) or expr.const(0))
+        after, swapped = dealt.first(k + 1), Swapped(_expr(begin))
         cols, side = (emitted(swapped, part, pivots)[0] for part in (cols, side))
         mine = dealt.panel(cols, k)
         mine[:, begin:] = picking.where(axis_index(axis) == dealt.owner(k), lu, mine[:, begin:])
-        for part in (cols[after:], side):
-            part[:, columns] = emitted(upper, lu[:, : dealt.block], part[:, columns])[0]
-            part[:, columns.stop :] -= part[:, columns] @ lu[:, dealt.block :]
-        return cols, side
+        beside = lu[:, dealt.block :]
+        cols = less(cols, after, columns, lu, beside)
+        return cols, less(side, 0, columns, lu, beside)
+
+    def less(part: Array, first: Any, columns: slice, lu: Array, beside: Array) -> Array:
+        """U of its rows from the first on, and what that leaves of the columns behind."""
+        made = emitted(upper, lu[:, : dealt.block], part[first:, columns])[0]
+        part[first:, columns] = made
+        return emitted(LessProduct(_expr(first), _expr(columns.stop)), part, made, beside)[0]
 
     def up(k: Any, cols: Array, side: Array) -> Array:
         columns = dealt.columns(k)
@@ -217,6 +223,12 @@ def qr(x: Array) -> tuple[Array, Array] | None:
     everywhere = x.context.emit_one(Relayout(to=((), ())), (q[:columns] * positive).read())
     sign = positive * _reflected(wrap(x.context, everywhere))
     return q * sign, r * sign[:, None]
+
+
+def _expr(x: Any) -> Expr:
+    found = expr_of(x)
+    assert found is not None
+    return found
 
 
 def _sign(x: Any) -> Array:

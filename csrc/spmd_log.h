@@ -1,9 +1,9 @@
-/* log, log2, log10 and log1p of floats as plain arithmetic.
+/* log, log2, log10, log1p, asinh, acosh and atanh of floats as plain arithmetic.
  *
  * Reduction: x = 2^k (1 + f), where 1 + f lies between the roots of 1/2 and 2. With
  * s = f / (2 + f), log(1 + f) = 2 s + s R(s^2) = f - (f^2 / 2 - s (f^2 / 2 + R)), as in Sun's
  * fdlibm; R is a polynomial of least relative error (Remez), 2^-29 and 2^-58.5.
- * Within 1 unit of the last place, log1p 1.5.
+ * Within 1 unit of the last place, log1p 1.5, asinh 2, acosh and atanh 2.25.
  */
 #ifndef SPMD_LOG_H
 #define SPMD_LOG_H
@@ -93,6 +93,30 @@ static inline double spmd_log_series_f64(double z)
         f += lost * spmd_from_bits_##S((2 * BIAS + 1 - e) << MANTISSA) * (T)0.5;                   \
         T result = spmd_log_sum_##S(f, spmd_log_whole_##S(e) - BIAS);                              \
         return copysign##F(spmd_log_ends_##S(u, result), a);                                       \
+    }                                                                                              \
+    /* log1p(x + x^2 / (1 + sqrt(1 + x^2))); log(2 x) of what has squares out of range */          \
+    static inline T spmd_asinh_##S(T a)                                                            \
+    {                                                                                              \
+        T size = fabs##F(a);                                                                       \
+        U far = size > 2 * WHOLE;                                                                  \
+        T x = spmd_select_##S(far, 1, size), square = x * x;                                       \
+        T sum = x + square / (1 + sqrt##F(1 + square));                                            \
+        T result = spmd_log1p_##S(spmd_select_##S(far, size, sum));                                \
+        return copysign##F(result + spmd_select_##S(far, LN2 + REST, 0), a);                       \
+    }                                                                                              \
+    static inline T spmd_acosh_##S(T a)                                                            \
+    {                                                                                              \
+        T x = a - 1;                                                                               \
+        U far = a > 2 * WHOLE;                                                                     \
+        T y = spmd_select_##S(far, 1, x), sum = y + sqrt##F(2 * y + y * y);                        \
+        T result = spmd_log1p_##S(spmd_select_##S(far, a, sum));                                   \
+        result += spmd_select_##S(far, LN2 + REST, 0);                                             \
+        return spmd_select_##S(a < 1, (T)NAN, result);                                             \
+    }                                                                                              \
+    static inline T spmd_atanh_##S(T a)                                                            \
+    {                                                                                              \
+        T size = fabs##F(a);                                                                       \
+        return copysign##F((T)0.5 * spmd_log1p_##S(2 * size / (1 - size)), a);                     \
     }
 
 SPMD_LOG(f32, float, uint32_t, f, 23, 127, 0x3f3504f3u, 0xfffff000u, 0x1p23f, 0x1p-126f,

@@ -241,10 +241,8 @@ SPMD_FLOATS(SPMD_FLOAT)
 SPMD_ORDER_KEY(f32, float, i32, int32_t, uint32_t, 0x7f800000, 0x7fc00000)
 SPMD_ORDER_KEY(f64, double, i64, int64_t, uint64_t, 0x7ff0000000000000, 0x7ff8000000000000)
 
-/* One implementation for the vectorised part of a loop and for its tail: spmd_exp.h's, or libm's
- * scalar function. */
-#define SPMD_LIBM(X)                                                                               \
-    X(floor) X(ceil) X(trunc) X(rint) X(sqrt) X(asinh) X(acosh) X(atanh)
+/* What libm has and loops vectorise; elementary functions of floats have headers of their own. */
+#define SPMD_LIBM(X) X(floor) X(ceil) X(trunc) X(rint) X(sqrt)
 #define SPMD_UNARY(name)                                                                           \
     static inline float spmd_##name##_f32(float a) { return name##f(a); }                          \
     static inline double spmd_##name##_f64(double a) { return name(a); }

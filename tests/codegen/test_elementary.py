@@ -25,6 +25,7 @@ BOUNDS = {
     "cosh": (1.5, 1.5), "tanh": (2.5, 2.5), "log": (1, 1), "log2": (1, 1), "log10": (1, 1),
     "log1p": (1.5, 1.5), "sin": (1.6, 1), "cos": (1.6, 1), "tan": (3.5, 2.5), "asin": (2.5, 2.5),
     "acos": (1.5, 1.5), "atan": (2, 2), "atan2": (2, 2), "pow": (0.55, 1), "cbrt": (1, 1),
+    "asinh": (2, 2), "acosh": (2.25, 2.25), "atanh": (2.25, 2.25),
 }  # fmt: skip
 BASE = "x86-64" if target.native().startswith("x86") else target.native()
 TYPES = {"float32": ("float", "f32"), "float64": ("double", "f64")}

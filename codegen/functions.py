@@ -223,7 +223,7 @@ COMBINE: dict[str, str] = {
 # How OpenMP calls those whose loops are vectorised in any order.
 OPENMP = {
     "add": "+", "mul": "*", "min": "min", "max": "max", "and": "&&", "or": "||", "bit_and": "&",
-    "bit_or": "|", "bit_xor": "^",
+    "bit_or": "|", "bit_xor": "^", "fmin": "spmd_fmin", "fmax": "spmd_fmax",
 }  # fmt: skip
 
 

@@ -16,5 +16,9 @@ SPMD_REDUCTION(spmd_maximum, f32, float, -INFINITY)
 SPMD_REDUCTION(spmd_maximum, f64, double, -INFINITY)
 SPMD_REDUCTION(spmd_minimum, f32, float, INFINITY)
 SPMD_REDUCTION(spmd_minimum, f64, double, INFINITY)
+SPMD_REDUCTION(spmd_fmax, f32, float, NAN)
+SPMD_REDUCTION(spmd_fmax, f64, double, NAN)
+SPMD_REDUCTION(spmd_fmin, f32, float, NAN)
+SPMD_REDUCTION(spmd_fmin, f64, double, NAN)
 
 #endif

@@ -351,19 +351,14 @@ def _without_nan(reduce: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _extreme_number(reduce: Callable[..., Any], extreme: float) -> Callable[..., Any]:
+def _extreme_number(fn: str) -> Callable[..., Any]:
+    """NaN only where there is nothing else."""
+
     def call(x: Any, axis: Any = None, out: Any = None, keepdims: Any = False,
              initial: Any = None, where: Any = True) -> Any:  # fmt: skip
-        array = as_array(x)
-        if array.type.dtype.kind not in "fc":
-            return reduce(array, axis, out, keepdims, initial, where)
-        nan = apply(np.isnan, array)
-        least = extreme if array.type.dtype.kind == "f" else complex(extreme, extreme)
-        found = reduce(select(nan, least, array), axis, None, keepdims, initial, where)
-        if initial is None:
-            none = reducing.all_(nan, axis, keepdims=keepdims)
-            found = as_array(select(none, np.nan, found), array.type.dtype)
-        return store(found, out)
+        fits = as_array(x).type.dtype.kind in "fc"
+        return reducing.reduce(fn if fits else fn[1:], f"np.nan{fn[1:]}", x, axis, None, out,
+                               keepdims, initial, where)  # fmt: skip
 
     return call
 
@@ -371,7 +366,7 @@ def _extreme_number(reduce: Callable[..., Any], extreme: float) -> Callable[...,
 nansum, nanprod = _without_nan(reducing.sum_), _without_nan(reducing.prod)
 nanmean, nanvar = _without_nan(reducing.mean), _without_nan(reducing.var)
 nanstd = _without_nan(reducing.std)
-nanmax, nanmin = _extreme_number(reducing.max_, -np.inf), _extreme_number(reducing.min_, np.inf)
+nanmax, nanmin = _extreme_number("fmax"), _extreme_number("fmin")
 
 
 def _nan_as(function: Callable[..., Any], value: float) -> Callable[..., Any]:

@@ -14,12 +14,13 @@ from codegen import dtypes
 from codegen.dtypes import DType
 from codegen.functions import COMBINE, FUNCTIONS, neutral
 from codegen.ops import Cumulative
+from codegen.ops.kind import layout_of
 from codegen.symbolic import expr
 from codegen.trace import known
 from codegen.trace.array import Array, as_array, constant, is_traced, unsupported, wrap
 from codegen.trace.expecting import expect
 from codegen.trace.numpy import reducing, shaping
-from codegen.trace.numpy.creation import full, zeros
+from codegen.trace.numpy.creation import arange, full, zeros
 from codegen.trace.numpy.elementwise import apply, loop_dtypes, select, store
 from codegen.trace.numpy.index import Gather, combine_at, get, set_
 from codegen.trace.numpy.masks import is_mask
@@ -102,7 +103,7 @@ def reduceat(ufunc: np.ufunc, x: Any, indices: Any, axis: Any = 0, dtype: Any = 
     array = as_array(array, kind)
     if is_traced(indices):
         at = as_array(indices, dtypes.INT64)
-        made = _combined(fn, array, d, _segments(at, array.shape[d]), at.shape[0])
+        made = _combined(fn, array, d, _segments(at, array, d), at.shape[0])
         ends = at[:-1] == at[1:]
         alone = zeros(at.shape[0], bool)
         alone[:-1] = ends
@@ -125,13 +126,14 @@ _DECREASE = """reduceat: the indices decrease
   try:      np.sort(indices)"""
 
 
-def _segments(at: Array, extent: Any) -> Array:
+def _segments(at: Array, array: Array, d: int) -> Array:
     """Which segment each place belongs to; -1: before the first."""
     holds = apply(np.less_equal, at[:-1], at[1:])
     expect(at.context, holds.read(), _DECREASE)
-    marks = zeros(extent, np.int64)
-    combine_at(marks, at, 1, "add")
-    return as_array(reducing.cumsum(marks) - 1)
+    split = None if array.context.rank_view else (layout_of(array.read().type)[d] or None,)
+    marks = zeros(array.shape[d], np.int64, split)  # of several that begin at a place, the last one
+    Gather(at.context, (0,), 0, (at.read(),)).write(marks, arange(1, at.shape[0] + 1), "set")
+    return as_array(accumulate(np.maximum, marks) - 1)
 
 
 def _combined(fn: str, array: Array, d: int, segments: Array, count: Any) -> Array:

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 # Functions that give a number for numbers, and a finite one for finite ones.
 _SAFE = frozenset(
     "select guard neg abs sign maximum minimum fmax fmin copysign conj real imag with_real "
-    "with_imag floor ceil trunc rint tanh atan atan2 sin cos asinh cbrt order_key "
-    "of_order_key".split()
+    "with_imag floor ceil trunc rint tanh atan atan2 sin cos asinh cbrt".split()
 )
 _COUNTED = frozenset("add sub mul neg abs pow square".split())  # those of integers that may wrap
 _TITLES = {"cast": "a conversion", "select": "np.where"}
@@ -76,6 +75,8 @@ class Map(Kind):
         return _TITLES.get(self.fn) or FUNCTIONS[self.fn].ufunc
 
     def finite(self, op: Op, value: Value, at: Instrument) -> Value | None:
+        if self.fn in ("order_key", "of_order_key"):  # what is sorted was there before
+            return None
         if not any(map(at.is_later, op.operands)):
             narrows = self.fn == "cast" and _narrows(op.operands[0].type.dtype, value.type.dtype)
             if self.fn in _SAFE or (self.fn == "cast" and not narrows):

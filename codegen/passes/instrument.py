@@ -129,6 +129,8 @@ class Instrument(Builder):
         use, k = uses[0].op, uses[0].operand
         if use is None or not isinstance(op.what, Map) or not isinstance(use.what, Map):
             return False
+        if op.what.fn == "of_order_key":  # what was sorted, a NaN perhaps
+            return False
         same_line = op.place and use.place and use.place.line == op.place.line
         return bool(same_line) and (use.what.fn, k) in _SPREAD
 

@@ -385,6 +385,23 @@ def edited(pool, x, y, c, d, mesh):
     return made[c]()
 
 
+def ordered(pool, x, y, c, d, mesh):
+    """What follows from sorting; of many equal elements, and of what is no number."""
+    if x.ndim == 0 or 0 in x.shape:
+        return None
+    dim = d % x.ndim
+    z = x if x.dtype.kind == "i" else np.where(x == d - 5, np.nan, np.rint(x * 13) / 13)
+    made = (
+        lambda: np.median(z, axis=dim), lambda: np.nanmedian(z * 1.0, axis=dim),
+        lambda: np.argsort(z, axis=dim, kind="stable"), lambda: np.sort(z, axis=dim, stable=True),
+        lambda: np.quantile(z, [0.25, 0.9], axis=dim, method="lower"),
+        lambda: np.take(np.partition(z, 0, axis=dim), 0, axis=dim),
+        lambda: np.searchsorted(np.sort(z.ravel()), y.ravel() * 1.0),
+        lambda: np.nanpercentile(z * 1.0, 30, axis=dim, method="higher"),
+    )  # fmt: skip
+    return made[c % 8]()
+
+
 STEPS = (add, unary, cut, pick, shifted, reduced, running, roll, joined, turned, reshaped, product,
          taken, written, scattered, ufunc, bits, spread, picked, contracted, summed, rearranged,
-         viewed, binned, flattened, edited)  # fmt: skip
+         viewed, binned, flattened, edited, ordered)  # fmt: skip

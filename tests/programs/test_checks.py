@@ -119,6 +119,7 @@ NAN = [
      "", 0),
     (lambda u, k, s: np.exp(-1 / u), {}, f"divide {MADE}", 0),  # which makes 0 of -inf
     (lambda u, k, s: (np.mean(u), np.std(u), np.median(u), np.sort(u), u @ u), {}, "", 0),
+    (lambda u, k, s: np.sort(u) + 1, {"u": np.full(12, np.nan)}, "", 0),
     (lambda u, k, s: u.astype(np.float16), {"u": np.full(12, 1e6)}, f"a conversion {MADE}", 0),
 ]
 

@@ -233,10 +233,17 @@ def partition(x: Any, kth: Any, axis: Any = -1, kind: Any = None, order: Any = N
 
 
 def argpartition(x: Any, kth: Any, axis: Any = -1, kind: Any = None, order: Any = None) -> Any:
-    """The positions of all elements in sorted order: then each k is in its place, too."""
+    """Positions: of what is less than the element at each k, of what equals it, of what is more."""
     array, d = _lane(x, axis, order, "np.argpartition")
-    _places(array, d, kth, "np.argpartition")
-    return argsort(array, d)
+    places = _places(array, d, kth, "np.argpartition")
+    if array.type.dtype.kind == "c" or not 0 < len(places) < 64:
+        return argsort(array, d)
+    keys = keys_of(array, one_zero=True)
+    rows = shaping.moveaxis(keys, d, -1)
+    at = at_places(keys, d, places)
+    classes = sum(as_array(c, np.int8) for k in range(len(places))
+                  for c in (rows >= at[..., k, None], rows > at[..., k, None]))  # fmt: skip
+    return shaping.moveaxis(argsort(classes, -1), -1, d)
 
 
 def _places(array: Array, d: int, kth: Any, what: str) -> list[Any]:

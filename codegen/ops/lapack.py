@@ -55,6 +55,7 @@ class Factor(Kind):
     """cores: of each operand, how many dims are its own, behind those of the batch."""
 
     held = True
+    has_room = False
     reads: ClassVar[Literal["points", "boxes", "whole"]] = "points"
     cores: ClassVar[tuple[int, ...]] = (2,)
 
@@ -97,9 +98,8 @@ class Factor(Kind):
         outs = [np.zeros(tuple(map(value, t.shape)), dtypes.numpy_dtype(t.dtype))
                 for t in self.infer(types)]  # fmt: skip
         for index in np.ndindex(*operands[0].shape[:n]):
-            if all(x[index].size for x in operands):
-                for out, made in zip(outs, self.alone(*(x[index] for x in operands)), strict=True):
-                    out[index] = made
+            for out, made in zip(outs, self.alone(*(x[index] for x in operands)), strict=True):
+                out[index] = made
         return outs
 
 
@@ -166,6 +166,7 @@ class Cholesky(Factor):
 
     def alone(self, *operands: Array) -> list[Any]:
         (x,) = operands
+        lower = x
         for k in range(1, len(x) + 1):
             try:
                 lower = np.linalg.cholesky(x[:k, :k])

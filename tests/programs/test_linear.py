@@ -12,6 +12,7 @@ from codegen.errors import CheckError
 from codegen.explain.traffic import Meter
 from codegen.ir import walk
 from codegen.ops import Exchange
+from codegen.oracle import interpret
 from codegen.passes.partition import partition
 from codegen.trace import blocked
 
@@ -155,3 +156,34 @@ def test_split_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
             continue
         if (traffic := meter.of(op)).gathered:
             assert traffic.result.evaluate({"n_r": 4, "n_s": 1}) < 18 * 18 * 8, text
+
+
+@spmd.program(mesh=("r",))
+def edges() -> Any:
+    """Matrices without rows, batches without matrices, and extents that ranks know only."""
+    a = spmd.input("a", (12, 3), np.float64, layout=("r", None))
+    none, flat = np.zeros((0, 0)) * a[0, 0], a[:0] * 1
+    batch = a[:9].reshape(3, 3, 3)[:0] + np.eye(3)
+
+    def own(part: Any) -> Any:
+        w, v = np.linalg.eigh(spmd.psum(part.T @ part, "r") + np.eye(3))
+        return (v * w) @ v.T, spmd.psum(np.linalg.pinv(part) @ part, "r")
+
+    gram, inner = spmd.shard_map(own, mesh="r", out_layouts=((None, None), (None, None)))(a)
+    return {
+        "gram": gram, "inner": inner[:0], "det": np.linalg.det(none), "inv": np.linalg.inv(batch),
+        "eigh": np.linalg.eigh(batch).eigenvalues, "solve": np.linalg.solve(none, flat),
+        "complete": np.linalg.qr(flat.T, "complete").Q, "values": np.linalg.svdvals(flat),
+        "sides": np.linalg.solve(a[:3], a[:3, :0]), "dets": np.linalg.det(np.stack([a[:3] * 0])),
+    }  # fmt: skip
+
+
+def test_empty_matrices_and_extents_of_one_rank() -> None:
+    a = drawn("float64", 12, 3)
+    graph, wanted = edges.capture(), edges.eager(a=a)
+    lowered = partition(graph)
+    for ranks in (1, 2, 4):
+        found = interpret.run(lowered, {"r": ranks}, {"a": a})
+        for name, x in wanted.items():
+            assert np.shape(found[name]) == np.shape(x), name
+            np.testing.assert_allclose(found[name], x, rtol=1e-9, atol=1e-9, err_msg=name)

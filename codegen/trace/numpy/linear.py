@@ -15,11 +15,12 @@ from codegen import dtypes
 from codegen.errors import ShapeError, UnsupportedError
 from codegen.ops import Broadcast, Cholesky, Eig, Eigh, Full, Kind, Lu, LuSolve, Map, Qr, Svd
 from codegen.ops.lapack import KINDS
-from codegen.trace.array import Array, as_array, wrap
+from codegen.symbolic import expr
+from codegen.trace.array import Array, as_array, number, wrap
 from codegen.trace.constants import broadcast_value
 from codegen.trace.expecting import AT, expect
 from codegen.trace.numpy import picking, products, reducing, shaping
-from codegen.trace.numpy.creation import eye
+from codegen.trace.numpy.creation import arange, eye
 from codegen.trace.numpy.elementwise import (
     apply,
     broadcast_shapes,
@@ -261,10 +262,14 @@ def lstsq(a: Any, b: Any, rcond: Any = None) -> Any:
     x, y = _pair("lstsq", a, b)
     if x.ndim != 2:
         raise ShapeError("np.linalg.lstsq takes one matrix", expected="2 dims", found=str(x.type))
-    m, n = x.shape
+    m, n = x.extents
+    if not (expr.nonneg(m - n - 1) or expr.nonneg(n - m)):
+        raise UnsupportedError("np.linalg.lstsq where it is not known whether rows are more than "
+                               "columns", found=str(x.type),
+                               remedy="np.linalg.pinv(a) @ b")  # fmt: skip
     u, s, v = svd(x, full_matrices=False)
-    least = np.finfo(x.dtype).eps * max(int(m), int(n)) if rcond is None else rcond
-    large = s > least * s[:1]
+    least = _least(x) if rcond is None else rcond
+    large = s > least * _largest(s)
     scaled = picking.where(large, 1 / picking.where(large, s, 1), 0)
     made = adjoint(v) @ (column(scaled) * (adjoint(u) @ y))
     size = apply(np.absolute, y - x @ made)
@@ -272,17 +277,29 @@ def lstsq(a: Any, b: Any, rcond: Any = None) -> Any:
     vector = as_array(b).ndim == 1
     rank = reducing.count_nonzero(large).astype(np.int32)
     return (shaping.squeeze(made, -1) if vector else made,
-            sums if int(m) > int(n) else np.empty(0, size.dtype), rank, s)  # fmt: skip
+            sums if expr.nonneg(m - n - 1) else np.empty(0, size.dtype), rank, s)  # fmt: skip
+
+
+def _largest(s: Array) -> Any:
+    """Of singular values."""
+    known = s.extents[-1].is_const
+    return s[..., :1] if known else reducing.max_(s, axis=-1, keepdims=True)
+
+
+def _least(x: Array, of: Array | None = None) -> Any:
+    """What counts as 0 beside 1, of singular values: a rounding for each row or column."""
+    longest = expr.maximum(*(x if of is None else of).extents[-2:])
+    eps = np.finfo(x.dtype).eps
+    return eps * longest.value if longest.is_const else as_array(number(longest), x.dtype) * eps
 
 
 def pinv(a: Any, rcond: Any = None, hermitian: bool = False, *, rtol: Any = 0) -> Any:
     """By singular values; those up to rcond times the largest count as 0."""
     x = _matrix("pinv", a)
     if rcond is None:
-        least = np.finfo(x.dtype).eps * max(int(n) for n in x.shape[-2:])
-        rcond = (least if rtol is None else rtol) or 1e-15
+        rcond = _least(x) if rtol is None else rtol or 1e-15
     u, s, v = svd(x, full_matrices=False)
-    large = s > column(as_array(rcond, s.dtype)) * s[..., :1]
+    large = s > column(as_array(rcond, s.dtype)) * _largest(s)
     scaled = picking.where(large, 1 / picking.where(large, s, 1), 0)
     return adjoint(v) @ (column(scaled) * adjoint(u))
 
@@ -297,8 +314,8 @@ def slogdet(a: Any) -> Any:
     size, regular = apply(np.absolute, diagonal), apply(np.equal, info, 0)
     kept = as_array(apply(np.not_equal, size, 0))
     unit = picking.where(kept, diagonal / picking.where(kept, size, 1), 0)
-    count = pivots.shape[-1]
-    swaps = reducing.count_nonzero(pivots != np.arange(1, int(count) + 1, dtype=np.int32), axis=-1)
+    stays = arange(1, pivots.shape[-1] + 1, dtype=np.int32)
+    swaps = reducing.count_nonzero(pivots != stays, axis=-1)
     sign = reducing.prod(unit, axis=-1) * picking.where(swaps % 2 == 0, 1, -1).astype(lu.dtype)
     logs = reducing.sum_(apply(np.log, picking.where(kept, size, 1)), axis=-1)
     return _named("slogdet")(
@@ -318,8 +335,7 @@ def matrix_rank(A: Any, tol: Any = None, hermitian: bool = False, *, rtol: Any =
         return reducing.any_(x != 0).astype(np.int64)
     s = svdvals(x)
     if tol is None:
-        eps = np.finfo(s.dtype).eps * max(int(n) for n in x.shape[-2:])
-        least = s[..., :1] * (eps if rtol is None else column(as_array(rtol, s.dtype)))
+        least = _largest(s) * (_least(s, x) if rtol is None else column(as_array(rtol, s.dtype)))
     else:
         least = column(as_array(tol, s.dtype))
     return reducing.count_nonzero(s > least, axis=-1)

@@ -40,6 +40,7 @@ GEMM = {
     )
 }  # fmt: skip
 _SMALL = 12  # the summed extent and another one, of products for which a call is too much
+_FOUR = 4
 _TOTALS = ("add", "mul")  # what may leave the range of a type
 
 
@@ -407,18 +408,39 @@ class MatMul(Kind):
 
     def by_loops(self, op: Op, rows: bool, at: Maker) -> None:
         """Where that is faster than a library, or there is none. rows: a row or a column of the
-        result is summed up at once."""
+        result is summed up at once, of _FOUR terms in a turn: it is read and written less often."""
         (a, b), made = op.operands, op.result.type
         *kept, i, j, k = loops = loop_vars((*made.shape, a.type.shape[-1]))
         kept += [j, i] if j.extent == 1 else [i, j]
-        *batch, row, column, inner = positions(loops)
-        factors = at.node(a, (*batch, row, inner)), at.node(b, (*batch, inner, column))
-        value = plan.Apply("mul", made.dtype, factors, made.dtype)
+        *batch, row, column, _ = positions(loops)
         fn = "or" if made.dtype.kind == "b" else "add"
         total = None if made.dtype.size == 2 else made.dtype  # as libraries have it
         offset = ravel((*batch, row, column), made.shape)
-        at.add(plan.Reduce(tuple(kept), (k,), rows, op.result, offset, value, fn, made.dtype,
-                           op.place, total))  # fmt: skip
+
+        def term(inner: Expr) -> plan.Node[Value]:
+            factors = at.node(a, (*batch, row, inner)), at.node(b, (*batch, inner, column))
+            return plan.Apply("mul", made.dtype, factors, made.dtype)
+
+        if not rows:
+            value = term(expr.symbol(k.sym))
+            at.add(plan.Reduce(tuple(kept), (k,), False, op.result, offset, value, fn, made.dtype,
+                               op.place, total))  # fmt: skip
+            return
+        *outer, last = kept
+        zero = plan.Literal(neutral(fn, made.dtype), made.dtype)
+        at.add(plan.Store(tuple(kept), op.result, offset, zero, place=op.place))
+        done = expr.const(0)
+        for terms in (_FOUR, 1):
+            turns = replace(k, extent=(k.extent - done) // terms)
+            begin = done + terms * expr.symbol(k.sym)
+            value = term(begin)
+            for more in range(1, terms):
+                value = plan.Apply("logical_or" if fn == "or" else fn, made.dtype,
+                                   (value, term(begin + more)), made.dtype)  # fmt: skip
+            if turns.extent != 0:
+                at.add(plan.Store((*outer, turns, last), op.result, offset, value, fn,
+                                  place=op.place))  # fmt: skip
+            done = terms * turns.extent
 
 
 def _matrix(value: Value, batch: tuple[plan.Var, ...], at: Maker) -> plan.Matrix[Value]:

@@ -107,6 +107,9 @@ class _Storing:
                 small = [e for e in op.result.type.shape if e != 1]
                 if small != [e for e in op.operands[0].type.shape if e != 1]:
                     return False
+            elif isinstance(op.what, Map) and self.leaves(value):
+                self.stored.add(value)
+                return True
             elif not isinstance(op.what, (Slice, Transpose)):
                 return False
             value = op.operands[0]
@@ -131,12 +134,16 @@ class _Storing:
             isinstance(self.defs[v].what, Source) for v in op.operands if v in self.defs
         ) and all(v in self.defs for v in op.operands):  # fmt: skip
             return False
-        here = self.regions[value]
-        if any(u.region is not here for u in uses):
+        if self.leaves(value):
             return True
         if len(uses) > 1:
             return not (cheap and self.spread(op))
         return not cheap and self.stretched(value)
+
+    def leaves(self, value: Value) -> bool:
+        """Whether it is read in another region than where it is computed."""
+        here = self.regions[value]
+        return any(u.region is not here for u in self.consumers(value))
 
     def spread(self, op: Op) -> bool:
         """Whether it combines stretched arrays only, as x[:, None] - x: it is larger than they."""

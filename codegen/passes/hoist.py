@@ -177,29 +177,37 @@ class _Inside:
 
 def _split(e: Expr, moving: tuple[str, ...], outside: Callable[[Expr], Expr]) -> Expr:
     """e with outside(part) for its largest parts that mention no symbol of the kinds `moving`."""
-    if e.is_const:
-        return e
-    if all(s.kind not in moving for s in e.symbols()):
-        return outside(e)
-    e = written(e, frozenset(s for s in e.symbols() if s.kind in moving))
-    groups: dict[Expr, Expr] = {}  # by the product of what moves: what it is multiplied with
-    for monomial, coefficient in e.terms:
-        inner, rest = expr.const(1), expr.const(coefficient)
-        for atom in monomial:
-            one = expr.from_atom(atom)
-            if all(s.kind not in moving for s in one.symbols()):
-                rest = rest * one
-            elif isinstance(atom, Call):
-                atom = by_parts(atom)
-                args = tuple(_split(a, moving, outside) for a in atom.args)
-                inner = inner * expr.from_atom(Call(atom.op, args))
-            else:
-                inner = inner * one
-        groups[inner] = groups.get(inner, expr.const(0)) + rest
-    total = expr.const(0)
-    for inner, rest in groups.items():
-        total = total + inner * (rest if rest.is_const else outside(rest))
-    return total
+    known: dict[Expr, Expr] = {}  # Exprs share their parts
+
+    def stays(e: Expr) -> bool:
+        return all(s.kind not in moving for s in e.symbols())
+
+    def split(e: Expr) -> Expr:
+        if e not in known:
+            known[e] = e if e.is_const else outside(e) if stays(e) else apart(e)
+        return known[e]
+
+    def apart(e: Expr) -> Expr:
+        e = written(e, frozenset(s for s in e.symbols() if s.kind in moving))
+        groups: dict[Expr, Expr] = {}  # by the product of what moves: what it is multiplied with
+        for monomial, coefficient in e.terms:
+            inner, rest = expr.const(1), expr.const(coefficient)
+            for atom in monomial:
+                one = expr.from_atom(atom)
+                if stays(one):
+                    rest = rest * one
+                elif isinstance(atom, Call):
+                    atom = by_parts(atom)
+                    inner = inner * expr.from_atom(Call(atom.op, tuple(map(split, atom.args))))
+                else:
+                    inner = inner * one
+            groups[inner] = groups.get(inner, expr.const(0)) + rest
+        total = expr.const(0)
+        for inner, rest in groups.items():
+            total = total + inner * (rest if rest.is_const else outside(rest))
+        return total
+
+    return split(e)
 
 
 def _unit(e: Expr) -> tuple[Expr, int, int]:

@@ -17,6 +17,8 @@ from codegen.layouts.cuts import layout_of
 from codegen.layouts.propagation import laid_out
 from codegen.ops import Full, Kind, Map, Reshape, ShardMap, Slice, Update
 
+DEEPEST = 40  # ops in one expression that are written again
+
 
 def row_wise(graph: Module) -> Module:
     """The Graph, with rows computed as rows."""
@@ -50,34 +52,39 @@ class _Rewrite(Builder):
             return False
         made = op.operands[0]
         alike = _long(made.type.shape) == _long(value.type.shape)
-        return alike and self.alone(made, here) and self.has_row(made, value.type.shape)
+        return alike and self.alone(made, here) and self.has_row(made, value.type.shape, DEEPEST)
 
     def alone(self, value: Value, here: set[Value]) -> bool:
         """Whether it is computed element by element, in this region and for one use."""
+        return value in here and self.expands(value, 1)
+
+    def expands(self, value: Value, depth: int) -> bool:
+        """Whether it is computed with the dims too: for one use, so that nothing is done twice."""
         op = self.defs.get(value)
-        return (op is not None and isinstance(op.what, Map) and value in here
+        return (depth > 0 and op is not None and isinstance(op.what, Map)
                 and len(self.uses[value]) == 1)  # fmt: skip
 
-    def has_row(self, value: Value, shape: Shape) -> bool:
+    def has_row(self, value: Value, shape: Shape, depth: int) -> bool:
         """Whether a row of this shape goes into it."""
         op = self.defs.get(value)
         if op is None:
             return False
-        if isinstance(op.what, Map):
-            return any(self.has_row(v, shape) for v in op.operands)
+        if self.expands(value, depth):
+            return any(self.has_row(v, shape, depth - 1) for v in op.operands)
         row = self.defs.get(op.operands[0]) if isinstance(op.what, Reshape) else None
         return (row is not None and isinstance(row.what, Slice)
                 and row.result.type.shape == shape)  # fmt: skip
 
-    def with_dims(self, value: Value, shape: Shape) -> Value:
+    def with_dims(self, value: Value, shape: Shape, depth: int = DEEPEST) -> Value:
         """The same elements in this shape."""
         op = self.defs.get(value)
-        if op is not None and isinstance(op.what, Reshape):
-            if op.operands[0].type.shape == shape:
-                return op.operands[0]
-            return self.with_dims(op.operands[0], shape)
-        if op is not None and isinstance(op.what, Map) and len(self.uses[value]) == 1:
-            operands = tuple(self.with_dims(v, shape) for v in op.operands)
+        while op is not None and isinstance(op.what, Reshape):
+            (value,) = op.operands
+            op = self.defs.get(value)
+        if value.type.shape == shape:
+            return value
+        if op is not None and self.expands(value, depth):
+            operands = tuple(self.with_dims(v, shape, depth - 1) for v in op.operands)
             return self.made(op.what, operands, value)
         if op is not None and isinstance(op.what, Full):
             return self.made(op.what.but(shape=shape), (), value)

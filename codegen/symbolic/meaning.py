@@ -106,11 +106,12 @@ def value(rows: Sequence[Row], symbols: Mapping[str, Any], domain: Domain = inte
 
 def names_in(*formulas: Any) -> set[str]:
     """Symbols of checked formulas in prefix form; None is none."""
-    found, left = set[str](), list(formulas)
+    found, left, seen = set[str](), list(formulas), set[int]()
     while left:
         e = left.pop()
         if isinstance(e, list):
-            left += e[1:]
+            left += e[1:] if id(e) not in seen else ()
+            seen.add(id(e))  # lists may be shared
         elif isinstance(e, str):
             found.add(e)
     return found

@@ -79,8 +79,15 @@ class _Writer:
     def __init__(self, style: Style, name: Name) -> None:
         self.style = style
         self.name = name
+        self.known: dict[Expr, Text] = {}  # Exprs share their parts
 
     def expr(self, e: Expr) -> Text:
+        found = self.known.get(e)
+        if found is None:
+            found = self.known[e] = self.made(e)
+        return found
+
+    def made(self, e: Expr) -> Text:
         e = written(e)
         truth = _is_truth(e)
         if truth and not e.is_const:

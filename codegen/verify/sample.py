@@ -10,18 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import prod
-from typing import Any
 
 from codegen.errors import InternalError
 from codegen.image.conditions import broken_condition, broken_route
 from codegen.plan.grammar import Exchange, Let, Plan
 from codegen.plan.steps import walk_steps
 from codegen.symbolic.facts import Values, candidates, environments
+from codegen.symbolic.meaning import names_in
 from codegen.verify.exchange_table import ExchangeTable, Mismatch
 from codegen.verify.rows import conditions_of, routes_of, table_of
 from codegen.verify.small import check
-
-Asked = list[dict[str, Any]]
 
 RANKS = 8  # all meshes of up to so many
 LARGEST = 64  # ranks of other meshes, where there are not even so FEW that a launch accepts
@@ -45,11 +43,14 @@ def check_exchanges(plan: Plan) -> ExchangeTable:
 
 def sample(plan: Plan, table: ExchangeTable) -> Iterator[Values]:
     """What all ranks of a mesh may name: sizes, scalars, and what the program computes."""
-    used = set[str]().union(*(row.used for row in table.rows))
+    conditions, routes = conditions_of(plan), routes_of(plan)
+    used = names_in(*(c["holds"] for c in conditions),
+                    *(r[part] for r in routes for part in ("to", "sends", "size")))  # fmt: skip
+    used |= set[str]().union(*(row.used for row in table.rows))
     lets = [s.counter for s in walk_steps(plan.steps) if isinstance(s, Let)]
     scalars = {s.sym: s.default for s in plan.scalars if s.sym is not None}
     numbers = [sym for sym in (*scalars, *lets) if sym.name in used]
-    conditions, routes, accepted = conditions_of(plan), routes_of(plan), 0
+    accepted = tried = 0
     for sizes in _meshes(plan):
         if accepted >= FEW and prod(sizes[a.size_name] for a in plan.mesh.axes) > RANKS:
             return
@@ -58,8 +59,9 @@ def sample(plan: Plan, table: ExchangeTable) -> Iterator[Values]:
             for k, sym in enumerate(numbers):
                 if turn or sym.name not in values:
                     found = candidates(sym, values)
-                    values[sym.name] = found[(accepted + k) % len(found)] if found else 0
-            if _accepted(conditions, routes, values):
+                    values[sym.name] = found[(tried + k) % len(found)] if found else 0
+            tried += 1
+            if not (broken_condition(conditions, values) or broken_route(routes, values)):
                 accepted += 1
                 yield values
 
@@ -70,10 +72,3 @@ def _meshes(plan: Plan) -> Iterator[Values]:
     for sizes in environments(free, None, LARGEST):
         yield {**sizes, **{a.size_name: a.size.evaluate(sizes) for a in plan.mesh.axes}}
 
-
-def _accepted(conditions: Asked, routes: Asked, values: Values) -> bool:
-    """Whether a launch accepts them."""
-    try:
-        return not (broken_condition(conditions, values) or broken_route(routes, values))
-    except KeyError:  # a scalar without a default, which no exchange names
-        return False

@@ -8,6 +8,8 @@ import spmd
 from codegen.compile import lower
 from codegen.plan.grammar import Exchange, Loop
 from codegen.plan.steps import walk_steps
+from codegen.verify.rows import table_of
+from codegen.verify.sample import sample
 
 ROWS = np.random.default_rng(3).normal(size=(11, 7))
 OTHER = np.random.default_rng(4).normal(size=(11, 7))
@@ -50,3 +52,35 @@ def test_a_row_is_computed_where_it_lies():
     inner = [s for s in loops if not any(isinstance(t, Loop) for t in s.body)]
     along, _ = inner
     assert not any(isinstance(s, Exchange) for s in walk_steps(along.body))
+
+
+def test_a_row_of_much_that_is_computed():
+    """Values that are used twice, and long expressions, are looked at once."""
+
+    @spmd.program(mesh=("r",))
+    def written():
+        a = spmd.input("a", ROWS.shape, layout=("r", None))
+        x, y = a[0], a[1]
+        for _ in range(40):
+            x = x + x * 0.5
+        for _ in range(600):
+            y = y * 0.5 + 1.0
+        a[2], a[3] = x, y
+        return {"a": a}
+
+    program = lower(written.graph({})).program
+    assert sum(op.what.name == "update" for op in program.body.ops) == 2
+
+
+def test_a_build_tries_meshes_that_meet_the_conditions():
+    """Of scalars too that no exchange names, and that have no value yet."""
+
+    @spmd.program(mesh=("r",))
+    def asks():
+        k = spmd.scalar("k", dtype=int)
+        spmd.require(k > 3, "k is more than 3")
+        return {"total": np.sum(spmd.input("x", (9,), layout=("r",)))}
+
+    plan = lower(asks.graph({})).plan
+    meshes = list(sample(plan, table_of(plan)))
+    assert len(meshes) >= 3 and all(values["k"] > 3 for values in meshes)

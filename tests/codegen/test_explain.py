@@ -231,20 +231,21 @@ def test_halos_shifts_and_moves_in_words() -> None:
     def moves(n: int = 40):
         u = spmd.input("u", (n, n), np.float64, layout=("x", "y"))
         w = spmd.input("w", (n, n), np.float64, layout=("x", None))
+        z = spmd.input("z", (n, n), np.complex128, layout=("x", "y"))
         k = spmd.input("k", (n,), np.float64, layout=(("x", "y"),))
         v = spmd.input("v", (n, n), np.float64, layout=("x", "y"))
         shifted = np.roll(v, 3, axis=1)
         w[:-2] += w[1:-1] + w[2:]
         most = np.max(u, axis=0)
         parts = k.relayout(("x",))
-        lanes = np.sort(u, axis=0)
+        lanes = np.sort(z, axis=0)  # of complex numbers, which are gathered
         both = spmd.shard_map(lambda a: spmd.psum(np.sum(a), ("x", "y")), out_layouts=())(u)
         return {"a": w, "b": most, "c": parts, "d": lanes, "e": both, "f": shifted}
 
     said = [(r["words"], tuple(r["axes"]), r["array"])
             for r in tables(lower(moves.capture()))["traffic"]]  # fmt: skip
     assert sorted(said) == [
-        ("all-gather along dim 0", ("x",), "u"),
+        ("all-gather along dim 0", ("x",), "z"),
         ("all-reduce of maxima", ("x",), "most"),
         ("all-reduce of partial sums", ("x", "y"), ""),
         ("change of layout, change of blocks along dim 0", ("x", "y"), "k"),
@@ -349,7 +350,7 @@ def test_what_grows_with_the_mesh_is_a_formula() -> None:
     @spmd.program(mesh=("x",))
     def ordered(rows: int = 1000):
         n = spmd.axis_size("x")
-        x = spmd.input("x", (rows * n, 200), np.float64, layout=("x", None))
+        x = spmd.input("x", (rows * n, 100), np.complex128, layout=("x", None))
         return np.sort(x, axis=0)
 
     def said(**given: Any) -> list[str]:
@@ -386,7 +387,7 @@ def test_lanes_that_could_be_whole() -> None:
     def lanes(layout: Any) -> Any:
         @spmd.program(mesh=("x",))
         def program(n: int = 4096):
-            p = spmd.input("p", (n, 128), np.float32, layout=layout)
+            p = spmd.input("p", (n, 128), np.complex64, layout=layout)
             order = np.sort(p, axis=0)
             return {"order": order, "p": p + 1}
 

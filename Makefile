@@ -106,7 +106,7 @@ types: setup
 	$(RUN) mypy
 
 format: setup
-	$(RUN) ruff check --fix . && $(RUN) ruff format .
+	$(RUN) ruff check --fix .
 
 golden: setup
 	$(RUN) python -m pytest --update-golden -q $(ARGS) </dev/null

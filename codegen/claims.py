@@ -31,7 +31,7 @@ class Claims:
         # what was said of sizes is known of their symbols as well: one symbol per axis
         self.sizes = {s: a.size for a in program.mesh.axes
                       for c in program.conditions for s in c.holds.symbols()
-                      if s.name == a.size_name}  # fmt: skip
+                      if s.name == a.size_name}
         given = [c.holds.subst(self.sizes) for c in program.conditions]
         self.stated = set(given)
         self.facts: Facts = tuple(g for g in given if g != 1)
@@ -58,7 +58,7 @@ class Claims:
     def hold(
         self, claims: Sequence[Claim], what: str, found: Callable[[], str],
         unless: tuple[Expr, ...] = (), facts: Facts | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Raises InternalError where a claim fails. unless: extents of which none may be 0."""
         for claim in claims:
             at = first_failure(claim, self.facts if facts is None else facts, unless)
@@ -115,7 +115,7 @@ class Claims:
         if proof.condition is not None:
             self.require(proof.condition, "no two ranks send to one")
         words = user_text(self.mesh, to) + ("" if sends == 1 else
-                                            f" where {user_text(self.mesh, sends)}")  # fmt: skip
+                                            f" where {user_text(self.mesh, sends)}")
         if proof.holds:
             known = {s for s in used - {var} if s.kind in ("size", "scalar")}
             if proof.verdict == "checked" and used - {var} == known:
@@ -223,7 +223,7 @@ class Claims:
         self.hold([("nonneg", m)], "an extent is not negative", lambda: f"extent {m}")
         self.hold([("nonneg", low), ("nonneg", e - 1 - high)],
                   f"the box of {self.op.what.name} lies in bounds",
-                  lambda: f"elements {first} to {last} of an extent of {e}", part)  # fmt: skip
+                  lambda: f"elements {first} to {last} of an extent of {e}", part)
 
 
 def where(values: Iterable[tuple[str, int]]) -> str:

@@ -80,7 +80,7 @@ def lower(graph: Module) -> Levels:
 def build(
     program: Any, parameters: Mapping[str, Any], *, target: str = "native",
     store: kept.BuildStore | None = None, checks: Collection[str] = (),
-) -> bytes:  # fmt: skip
+) -> bytes:
     """The image of a program (an ELF shared object) for a target instruction set.
 
     store: where machine code of earlier builds may be, and that of this one goes. checks: names of

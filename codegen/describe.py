@@ -70,7 +70,7 @@ def manifest_of(plan: Plan, target: str) -> dict[str, Any]:
         ],
         "streams": 1,
         "checks": list(plan.checks),
-    }  # fmt: skip
+    }
 
 
 def notes_of(levels: Levels) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def _operation(number: int, step: Phase | Exchange | Expect) -> dict[str, Any]:
             if lines := sorted({p.place.line for p in parts if p.place}):
                 row["lines"] = [lines[0], lines[-1]]
             row["libraries"] = sorted({k for w in step.work if isinstance(w, Product | LibraryCall)
-                                       for k in w.routines})  # fmt: skip
+                                       for k in w.routines})
             row["kernels"] = sorted({w.symbol for w in step.work if isinstance(w, KernelCall)})
     return row
 

@@ -13,7 +13,7 @@ __all__ = [  # that users import from spmd
     "MatchingError", "MeshError", "MissingError", "OutputError", "PeerError", "ProgramError",
     "ShapeError", "SpmdError", "TracedValueError", "UnsupportedError", "UsageError",
     "VersionError",
-]  # fmt: skip
+]
 
 EXIT_USAGE = 2
 EXIT_DATA = 65
@@ -205,7 +205,7 @@ class InternalError(SpmdError):
         return cls(
             f"the compiler broke a rule of its own: {rule}", place=place, found=found,
             expected=expected, remedy="report this program: it is a defect of spmd",
-        )  # fmt: skip
+        )
 
 
 # What is wrong with an image, its inputs or the place it runs in.

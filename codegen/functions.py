@@ -99,13 +99,13 @@ _OWN: dict[str, Callable[..., object]] = {
     "with_real": partial(_with, "real"), "with_imag": partial(_with, "imag"),
     "mantissa": lambda x: np.frexp(x)[0], "exponent": lambda x: np.frexp(x)[1],
     "order_key": order_key, "of_order_key": _of_order_key,
-}  # fmt: skip
+}
 
 
 def _math(names: str, header: str = "") -> tuple[Function, ...]:
     """Functions of one float or complex number, with names as C has them."""
     arcs = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "asinh": "arcsinh",
-            "acosh": "arccosh", "atanh": "arctanh"}  # fmt: skip
+            "acosh": "arccosh", "atanh": "arctanh"}
     return tuple(
         Function(n, arcs.get(n, n), 1, f"spmd_{n}", header=header, header_for="f")
         for n in names.split()
@@ -203,14 +203,14 @@ _ROWS = (
     Function("cast", "astype", 1, ""),
     Function("philox_first", "", 3, "spmd_philox_first"),
     Function("philox_second", "", 3, "spmd_philox_second"),
-)  # fmt: skip
+)
 
 FUNCTIONS: dict[str, Function] = {row.name: row for row in _ROWS}
 # The name of a ufunc, NumPy's or scipy.special's -> our function
 BY_UFUNC: dict[str, Function] = {
     row.ufunc: row for row in _ROWS
     if row.ufunc in SPECIAL.split() or isinstance(getattr(np, row.ufunc, None), np.ufunc)
-}  # fmt: skip
+}
 
 # Combining functions of reductions and collectives: our map function, and the value it starts from.
 COMBINE: dict[str, str] = {
@@ -219,12 +219,12 @@ COMBINE: dict[str, str] = {
     "bit_and": "bit_and", "bit_or": "bit_or", "bit_xor": "bit_xor",
     "xor": "logical_xor", "fmin": "fmin", "fmax": "fmax", "gcd": "gcd", "lcm": "lcm",
     "hypot": "hypot", "logaddexp": "logaddexp",
-}  # fmt: skip
+}
 # How OpenMP calls those whose loops are vectorised in any order.
 OPENMP = {
     "add": "+", "mul": "*", "min": "min", "max": "max", "and": "&&", "or": "||", "bit_and": "&",
     "bit_or": "|", "bit_xor": "^", "fmin": "spmd_fmin", "fmax": "spmd_fmax",
-}  # fmt: skip
+}
 
 
 def neutral(fn: str, dtype: DType) -> int | float | bool | complex:
@@ -254,7 +254,7 @@ def neutral(fn: str, dtype: DType) -> int | float | bool | complex:
 OPS = {
     "sum": "add", "prod": "mul", "min": "min", "max": "max",
     "and": "bit_and", "or": "bit_or", "xor": "bit_xor",
-}  # fmt: skip
+}
 
 
 def fn_of(op: Any, what: str) -> str:

@@ -37,7 +37,7 @@ class Builder:
     def add(
         self, what: Kind, operands: Sequence[Value] = (), results: Sequence[Value] = (),
         regions: Sequence[Region] = (),
-    ) -> Op:  # fmt: skip
+    ) -> Op:
         """A new op, with these results."""
         op = Op(what, tuple(operands), tuple(results), tuple(regions), self.place)
         self.ops.append(op)

@@ -211,7 +211,7 @@ def checked_count(what: str, value: Any) -> int:
         count = 0
     if count < 1:
         raise UsageError(f"{what}: {value!r} is not a whole number from 1",
-                         expected="4, for instance", found=type(value).__name__)  # fmt: skip
+                         expected="4, for instance", found=type(value).__name__)
     return count
 
 
@@ -222,7 +222,7 @@ def checked_text(text: Any, place: Place | None) -> None:
             "spmd.require takes one condition and a text", place=place,
             expected='spmd.require(n % 2 == 0, "an even n")', found=f"{text!r} as the text",
             remedy="spmd.require(a), then spmd.require(b)",
-        )  # fmt: skip
+        )
 
 
 def checked_sizes(given: Any, names: tuple[str, ...]) -> dict[str, int]:
@@ -230,9 +230,9 @@ def checked_sizes(given: Any, names: tuple[str, ...]) -> dict[str, int]:
     example = ", ".join(f'"{name}": 2' for name in names)
     if not isinstance(given, Mapping):
         raise UsageError(f"mesh={given!r} does not give sizes of axes",
-                         expected=f"mesh={{{example}}}", found=type(given).__name__)  # fmt: skip
+                         expected=f"mesh={{{example}}}", found=type(given).__name__)
     for name in given:
         if name not in names:
             raise UsageError(f"mesh={given!r}: the program has no mesh axis {name!r}",
-                             expected=", ".join(names))  # fmt: skip
+                             expected=", ".join(names))
     return {name: checked_count(f"mesh axis {name}", size) for name, size in given.items()}

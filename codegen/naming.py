@@ -59,7 +59,7 @@ class Naming:
             begin = local_offset(self.mesh, extent, axes)
             end = begin + local_extent(self.mesh, extent, axes)
             yield (f"block {low.name}:{high.name} of {extent} over {over}: "
-                   f"{low.name} = {begin}, {high.name} = {end}")  # fmt: skip
+                   f"{low.name} = {begin}, {high.name} = {end}")
 
 
 def _numbered(count: int) -> str:

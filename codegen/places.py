@@ -62,7 +62,7 @@ def place_in(code: CodeType, at: int, fallback_line: int) -> Place:
     return Place(
         code.co_filename, line or fallback_line, column or 0, -1 if end is None else end,
         code.co_name,
-    )  # fmt: skip
+    )
 
 
 def last(traceback: TracebackType | None) -> TracebackType | None:

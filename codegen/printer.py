@@ -45,11 +45,11 @@ class ValueNames:
 _CALLS = {
     "permute": "ppermute", "reduce_scatter": "psum_scatter", "broadcast_from": "pbroadcast",
     "gather_to": "pgather", "scatter_from": "pscatter", "reduce_to": "preduce",
-}  # fmt: skip
+}
 _REDUCTIONS = {
     "add": "psum", "mul": "pprod", "max": "pmax", "min": "pmin", "and": "all_ranks",
     "or": "any_ranks", "bit_and": "pand", "bit_or": "por", "bit_xor": "pxor",
-}  # fmt: skip
+}
 
 
 def exchange_text(op: Op) -> str:

@@ -58,7 +58,7 @@ class Variance:
     def expr(self, e: Expr) -> Axes:
         tables = {"coord": self.coords, "counter": self.counters}
         return NONE.union(*(tables[s.kind].get(s.name, NONE) for s in e.symbols()
-                             if s.kind in tables))  # fmt: skip
+                             if s.kind in tables))
 
     def exprs(self, exprs: Iterable[Expr]) -> Axes:
         return NONE.union(*map(self.expr, exprs))
@@ -134,7 +134,7 @@ class InBody:
     def __init__(self, mesh: Mesh, body: Region, layouts: Sequence[Layout]) -> None:
         self.body = body
         split = {v: [a for entry in layout for a in entry]
-                 for v, layout in zip(body.args, layouts, strict=True)}  # fmt: skip
+                 for v, layout in zip(body.args, layouts, strict=True)}
         self._varies, self._received = Variance(mesh, split), Received(mesh)
         self._varies.region(body)
         self._received.region(body)
@@ -143,7 +143,7 @@ class InBody:
             arg: (loop.operands[k], region.results[k] if region is loop.regions[-1] else arg)
             for loop in walk(body) if isinstance(loop.what, Loop)
             for region in loop.regions for k, arg in enumerate(region.args)
-        }  # fmt: skip
+        }
 
     def varies(self, value: Value) -> Axes:
         """Along other axes it is equal on all ranks."""

@@ -27,7 +27,7 @@ def command_line() -> str:
         parser = cli.Parser(prog=f"spmd {name}", add_help=False)
         add(parser)
         parts.append(f"## {name}\n\n{what[0].upper()}{what[1:]}.\n\n"
-                     f"```text\n{parser.format_help().strip()}\n```\n")  # fmt: skip
+                     f"```text\n{parser.format_help().strip()}\n```\n")
     return "\n".join(parts)
 
 
@@ -45,7 +45,7 @@ def numpy_table() -> str:
     parts = [
         f"{sum(s.state == state for s in found)} of {len(found)}: {title[0].lower()}{title[1:]}."
         for state, title in STATES.items() if any(s.state == state for s in found)
-    ]  # fmt: skip
+    ]
     parts = ["- " + part for part in parts]
     for state, title in STATES.items():
         mine = [s for s in found if s.state == state]

@@ -22,7 +22,7 @@ def digits(batch, seed=0):
     steps = TRAIN // batch
     used = steps * batch
     return (x[:used].reshape(steps, batch, 64), t[:used].reshape(steps, batch, 10),
-            x[TRAIN:], t[TRAIN:])  # fmt: skip
+            x[TRAIN:], t[TRAIN:])
 
 
 def forward(x, w1, b1, w2, b2):

@@ -174,7 +174,7 @@ def _find(name: str) -> Any:
     raise AttributeError(
         f"module 'spmd' has no attribute {name!r}" + (f": {instead}" if instead else ""),
         name=None if instead else name, obj=sys.modules[__name__],
-    )  # fmt: skip
+    )
 
 
 if not TYPE_CHECKING:  # a type checker knows all names, and says which one does not exist

@@ -63,7 +63,7 @@ def check_checks(manifest: dict[str, Any], checks: tuple[str, ...], remedy: str)
             f"the image does not check {', '.join(missing)}",
             expected="an image that was built with these checks: build puts their code in",
             found=f"one that checks {', '.join(has) or 'nothing'}", remedy=remedy,
-        )  # fmt: skip
+        )
 
 
 def check_scalars(scalars: dict[str, Any], needed: set[str]) -> None:
@@ -83,7 +83,7 @@ def scalar_words(manifest: dict[str, Any], scalars: dict[str, int | float]) -> l
         struct.unpack("=q", struct.pack("=d", scalars[scalar["name"]]))[0]
         if scalar["dtype"] == "float64" else int(scalars[scalar["name"]])
         for scalar in manifest["scalars"]
-    ]  # fmt: skip
+    ]
 
 
 def patched_in(
@@ -102,19 +102,19 @@ def patched_in(
         s["name"]: struct.unpack("=d", struct.pack("=q", word))[0]
         if s["dtype"] == "float64" else word
         for s, word in zip(manifest["scalars"], own.scalars)
-    }  # fmt: skip
+    }
     product = element_count(own.sizes)
     known = {**{s["name"]: s for s in manifest["scalars"]}}
     wrong = [f"{k}={v}" for k, v in mesh.items() if k in sizes and sizes[k] != v]
     wrong += [f"{ranks} ranks"] if ranks not in (None, product) else []
     wrong += [f"{k}={v}" for k, v in settings.items()
-              if k in known and scalar_value(known[k], v) != values[k]]  # fmt: skip
+              if k in known and scalar_value(known[k], v) != values[k]]
     if wrong:
         raise InputError(
             f"this is a local program: {wrong[0]} is not what was patched into it",
             expected=", ".join(f"{k}={v}" for k, v in {**sizes, **values}.items()),
             found=", ".join(wrong), remedy="patch the image again, or run the image itself",
-        )  # fmt: skip
+        )
     others = {k: v for k, v in settings.items() if k not in values}
     unknown = {k: v for k, v in mesh.items() if k not in sizes}
     return {**values, **others}, {**sizes, **unknown}, product
@@ -145,10 +145,10 @@ def check_array(array: dict[str, Any], shape: tuple[int, ...], found: Any) -> No
     """A given array has the shape and the dtype that the program declared."""
     for what, expected, got in (
         ("shape", shape, tuple(found.shape)), ("dtype", array["dtype"], str(found.dtype)),
-    ):  # fmt: skip
+    ):
         if expected != got:
             where = f": {found.path}" if hasattr(found, "path") else ""
             raise InputError(
                 f"input {array['name']}{where} has the wrong {what}", expected=str(expected),
                 found=str(got), remedy="" if what == "shape" else f"array.astype({expected!r})",
-            )  # fmt: skip
+            )

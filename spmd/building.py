@@ -23,7 +23,7 @@ from spmd.mistakes import cells, plainly
 def build(
     program: Any, *, target: str = "native", cache: bool = True, check: Any = False,
     **parameters: Any,
-) -> Image:  # fmt: skip
+) -> Image:
     """The image of a program, or of the one in "FILE.py[:NAME]", with these parameters.
 
     - target: the instruction set: "native" for this machine, or "x86-64-v2", "-v3", "-v4".

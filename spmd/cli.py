@@ -76,7 +76,7 @@ class _Version(argparse.Action):
             reader = _loaded("codegen.image.manifest")
             python = ".".join(map(str, sys.version_info[:3]))
             print(f"spmd {__version__}, image format {reader.FORMAT}, engine interface "
-                  f"{reader.INTERFACE}, Python {python}")  # fmt: skip
+                  f"{reader.INTERFACE}, Python {python}")
         top.exit()
 
 
@@ -97,7 +97,7 @@ def parser(command: str = "", prog: str = "") -> Parser:
     top = Parser(
         prog=prog, description="Write NumPy. Ship one image. Run it on any number of ranks.",
         epilog=f"{prog} COMMAND --help says what a command takes.",
-    )  # fmt: skip
+    )
     top.add_argument("--version", action=_Version, nargs=0, help="say which version this is")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True, prog=prog)
     for name, (what, add, _) in COMMANDS.items():
@@ -109,12 +109,12 @@ def parser(command: str = "", prog: str = "") -> Parser:
 def _build_options(build: Parser) -> None:
     build.add_argument("program", metavar="FILE[:NAME]", help="a Python file with a program in it")
     build.add_argument("-o", "--output", metavar="IMAGE",
-                       help="where the image goes; default: FILE.img")  # fmt: skip
+                       help="where the image goes; default: FILE.img")
     _add_set(build, "a parameter of the program")
     build.add_argument("--check", metavar="CHECKS", type=checks_of, default=(),
-                       help="what the image checks whenever it runs: see run --help")  # fmt: skip
+                       help="what the image checks whenever it runs: see run --help")
     build.add_argument("--target", default="native",
-                       help="the instruction set; default: that of this machine")  # fmt: skip
+                       help="the instruction set; default: that of this machine")
     _add_no_cache(build)
 
 
@@ -130,19 +130,19 @@ def _run_options(run: Parser) -> None:
     }
     for names, text in files.items():
         run.add_argument(*names, metavar="[NAME=]FILE", type=texts.file, action="append",
-                         default=[], help=text)  # fmt: skip
+                         default=[], help=text)
     _add_set(run, "a run-time scalar; for a FILE.py also a parameter")
     _add_mesh(run)
     _add_how(run)
     run.add_argument("--timeline", metavar="FILE.json",
-                     help="what every rank did when, for ui.perfetto.dev")  # fmt: skip
+                     help="what every rank did when, for ui.perfetto.dev")
     run.add_argument("--profile", action="store_true",
                      help="a table: time, waiting, bytes and source line of every operation")
     run.add_argument("--json", action="store_true",
                      help="with --profile: as JSON; results and text go to standard error")
     run.add_argument("--check", metavar="CHECKS", type=checks_of, default=(),
                      help=OPTIONS["check"].help + "; --check alone: bounds,nan,equal. Build an "
-                     "image with the same --check")  # fmt: skip
+                     "image with the same --check")
     run.add_argument("--eager", action="store_true", help="run FILE.py as plain NumPy")
     _add_no_cache(run)
 
@@ -152,28 +152,28 @@ def _show_options(show: Parser) -> None:
     for what, text in _PARTS.items():
         show.add_argument(f"--{what}", dest="what", action="append_const", const=what, help=text)
     show.add_argument("--ranks", metavar="N", type=texts.count,
-                      help="with --layouts: bytes for so many ranks")  # fmt: skip
+                      help="with --layouts: bytes for so many ranks")
     _add_mesh(show)
     show.add_argument("--json", action="store_true", help="the same, for programs to read")
 
 
 def _doctor_options(doctor: Parser) -> None:
     doctor.add_argument("--ranks", metavar="N", type=texts.count,
-                        help="how many ranks you want to start")  # fmt: skip
+                        help="how many ranks you want to start")
     doctor.add_argument("--calibrate", action="store_true",
                         help="measure at which sizes data should travel in another way, and keep "
-                        "it for this machine: up to 20 seconds")  # fmt: skip
+                        "it for this machine: up to 20 seconds")
     doctor.add_argument("--json", action="store_true", help="the same, for programs to read")
 
 
 def _bench_options(bench: Parser) -> None:
     bench.add_argument("collective", metavar="COLLECTIVE", nargs="*",
                        help="default: all of them; floor [NAME …]: what this machine allows, by "
-                       "minimal C, and what that is made of")  # fmt: skip
+                       "minimal C, and what that is made of")
     bench.add_argument("--sizes", metavar="N-M", type=texts.sizes, default=(8, 16 << 20),
                        help="bytes of a rank's operand, also 4k, 16m; default: 8-16m")
     bench.add_argument("--step", metavar="K", type=texts.factor, default=8,
-                       help="the factor from one size to the next; default: 8")  # fmt: skip
+                       help="the factor from one size to the next; default: 8")
     bench.add_argument("--vs", metavar="mpi|floor", type=texts.rivals, action="extend", default=[],
                        help="measure MPI's own, or minimal C, in turn with ours; mpi,floor: both")
     bench.add_argument("--rounds", metavar="N", type=texts.count, default=5,
@@ -189,7 +189,7 @@ def _patch_options(patch: Parser) -> None:
     patch.add_argument("--ranks", metavar="N", type=texts.count, help="how many ranks the job has")
     patch.add_argument("--all", metavar="N", type=texts.count, help="all local programs of N ranks")
     patch.add_argument("-o", "--output", metavar="FILE",
-                       help="with --all a folder; default: IMAGE.I-of-N.img beside it")  # fmt: skip
+                       help="with --all a folder; default: IMAGE.I-of-N.img beside it")
     _add_mesh(patch)
     _add_set(patch, "a run-time scalar")
 
@@ -207,7 +207,7 @@ def _verify_options(verify: Parser) -> None:
 
 def _completion_options(completion: Parser) -> None:
     completion.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="for bash, write it to "
-                            "~/.local/share/bash-completion/completions/spmd")  # fmt: skip
+                            "~/.local/share/bash-completion/completions/spmd")
 
 
 _PARTS = {
@@ -237,7 +237,7 @@ COMMANDS = {
                "spmd.doctor:command"),
     "completion": ("print a script that completes what you type in a shell", _completion_options,
                    "spmd.completion:command"),
-}  # fmt: skip
+}
 EAGER = "spmd.source:run_eager"  # run --eager
 TOGETHER = ("run", "bench")  # what several processes do together
 
@@ -247,7 +247,7 @@ _NAMES = {"bench": "collective", "verify": "image"}  # commands that take any nu
 def _add_mesh(command: argparse.ArgumentParser) -> None:
     row = OPTIONS["mesh"]
     command.add_argument("--mesh", metavar=row.metavar, type=row.read, action="append",
-                         default=[], help=row.help)  # fmt: skip
+                         default=[], help=row.help)
 
 
 def _add_how(command: argparse.ArgumentParser) -> None:
@@ -255,12 +255,12 @@ def _add_how(command: argparse.ArgumentParser) -> None:
         row = OPTIONS[name]
         command.add_argument(flag(name), metavar=row.metavar or None, type=row.read,
                              choices=row.known or None, default=row.default,
-                             help=row.help)  # fmt: skip
+                             help=row.help)
 
 
 def _add_no_cache(command: argparse.ArgumentParser) -> None:
     command.add_argument("--no-cache", action="store_true",
-                         help="build anew what was built before, and keep nothing")  # fmt: skip
+                         help="build anew what was built before, and keep nothing")
 
 
 def _add_set(command: argparse.ArgumentParser, what: str) -> None:

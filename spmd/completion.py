@@ -25,7 +25,7 @@ def command(asked: argparse.Namespace, _: Processes) -> int:
     """Prints the script. Raises EnvironmentFault where shtab is not installed."""
     if shtab is None:
         raise EnvironmentFault("completion needs shtab", expected="the package shtab",
-                               found="none", remedy="pip install shtab")  # fmt: skip
+                               found="none", remedy="pip install shtab")
     whole = parser(prog=COMMAND)
     for action in _actions(whole):
         if action.dest in FILES:

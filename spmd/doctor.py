@@ -84,13 +84,13 @@ def software(engine: Check) -> Iterator[Check]:
     yield Check("Python", MISSING if lacks else OK,
                 f"{sys.version.split()[0]}, {headers}, {sys.executable}",
                 "apt install python3-dev: the engine is built with its headers" if lacks else "",
-                )  # fmt: skip
+                )
     yield engine
     yield _compiler()
     for name, module, need in (
         ("NumPy", "numpy", ""), ("cffi", "cffi", ""), ("ml_dtypes", "ml_dtypes", ""),
         ("numba", "numba", "@spmd.kernel"),
-    ):  # fmt: skip
+    ):
         yield _package(name, module, need)
 
 
@@ -100,7 +100,7 @@ def _package(name: str, module: str, need: str) -> Check:
         return Check(name, OK, version_of(module) or "of unknown version")
     return Check(name, WARNING if need else MISSING,
                  f"not installed{f'; only {need} needs it' if need else ''}",
-                 f"pip install {module}")  # fmt: skip
+                 f"pip install {module}")
 
 
 def _engine() -> tuple[Check, Any]:
@@ -112,7 +112,7 @@ def _engine() -> tuple[Check, Any]:
         return Check("engine", MISSING, f"{text}; {error.message}", error.remedy), None
     except ImportError as error:
         return Check("engine", MISSING, f"{text}; not loaded: {error}",
-                     "pip install . in the source tree, or make setup"), None  # fmt: skip
+                     "pip install . in the source tree, or make setup"), None
     return Check("engine", OK, f"{text}, {tried.PLACE}"), tried
 
 
@@ -170,7 +170,7 @@ def _temporary() -> Check:
     instead = f"{place} is used" if place else "/dev/shm or the current directory is used"
     return Check("TMPDIR", WARNING, f"{meant} cannot be written; {instead}",
                  f"TMPDIR of yours; for the mpirun of Open MPI: export {OPEN_MPI_FOLDER}",
-                 )  # fmt: skip
+                 )
 
 
 def _shared_files() -> Check:
@@ -186,7 +186,7 @@ def _shared_files() -> Check:
     last = (tried.err.strip().splitlines() or [f"exit code {tried.code}"])[-1]
     return Check("sharing", WARNING, f"/proc/PID/fd of another process does not open: {last}",
                  "host all ranks in one process: --ranks N without mpirun; or mount /proc "
-                 "without hidepid and allow ptrace of own processes")  # fmt: skip
+                 "without hidepid and allow ptrace of own processes")
 
 
 def _cores(ranks: int | None) -> Check:
@@ -199,17 +199,17 @@ def _cores(ranks: int | None) -> Check:
         return Check("cores", OK, text)
     if ranks > usable:
         return Check("cores", WARNING, f"{text} for {ranks} ranks: they take turns",
-                     "fine for trying; for speed at most a rank for each core")  # fmt: skip
+                     "fine for trying; for speed at most a rank for each core")
     return Check("cores", OK, f"{text} for {ranks} ranks")
 
 
 def _limits() -> Check:
     parts = []
     for name, what in (("RLIMIT_AS", "address space (ulimit -v)"),
-                       ("RLIMIT_MEMLOCK", "locked memory (ulimit -l)")):  # fmt: skip
+                       ("RLIMIT_MEMLOCK", "locked memory (ulimit -l)")):
         soft = resource.getrlimit(getattr(resource, name))[0]
         parts.append(f"{what} {'unlimited' if soft < 0 else bytes_text(soft)}")
     if resource.getrlimit(resource.RLIMIT_AS)[0] >= 0:
         return Check("limits", WARNING, "; ".join(parts),
-                     "ulimit -v unlimited: ranks map all memory of a job")  # fmt: skip
+                     "ulimit -v unlimited: ranks map all memory of a job")
     return Check("limits", OK, "; ".join(parts))

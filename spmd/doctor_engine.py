@@ -53,7 +53,7 @@ def _places() -> Check:
                 os.unlink(path)
     if not good:
         return Check("loading", MISSING, "no memory file and no directory may be executed",
-                     "set TMPDIR to a directory without noexec")  # fmt: skip
+                     "set TMPDIR to a directory without noexec")
     return Check("loading", OK, f"images can be executed from {', '.join(dict.fromkeys(good))}")
 
 
@@ -69,11 +69,11 @@ def calibration() -> Iterator[Check]:
             yield Check(name, OK, text)
     except (SpmdError, OSError) as error:
         yield Check(name, WARNING, f"not measured: {getattr(error, 'message', error)}",
-                    getattr(error, "remedy", ""))  # fmt: skip
+                    getattr(error, "remedy", ""))
         return
     if work.missed:
         yield Check(name, WARNING, f"no time or memory for {work.missed} comparisons: what they "
-                    "are for stays", "again, when the machine has nothing else to do")  # fmt: skip
+                    "are for stays", "again, when the machine has nothing else to do")
     path = limits.place()
     if not path:
         yield Check(name, WARNING, "not kept: there is no place for it", f"{limits.CHOSEN}=FILE")
@@ -95,7 +95,7 @@ def exchange() -> Check:
         lib.spmd_limits_fill(filled, 1)
         ring = f"ring from {filled.ring}" if filled.ring else "no ring"
         kinds.append((f"slots to {filled.slot} bytes, folded whole to {filled.fold}, {ring}",
-                      f", broadcasts shared from {filled.share}"))  # fmt: skip
+                      f", broadcasts shared from {filled.share}"))
     (roomy, share), (crowded, _) = kinds
     text = roomy + share + (f"; where threads share cores: {crowded}" if crowded != roomy else "")
     remedy = "python -m spmd doctor --calibrate"

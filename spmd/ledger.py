@@ -26,7 +26,7 @@ class Ledger:
         notes = image.notes()
         if "exchanges" not in notes:
             raise ImageError(f"{path}: the image has no table of its exchanges",
-                             remedy="build it again with this version of spmd")  # fmt: skip
+                             remedy="build it again with this version of spmd")
         self.coordinates: list[str] = notes.get("coordinates") or []
         self.at_load: list[Any] = notes.get("load") or []
         self.axes = [axis["name"] for axis in self.manifest["mesh"]]
@@ -87,4 +87,4 @@ class Ledger:
             have = reader.evaluate(buffer["bytes"], first)
             if have < need:
                 raise self.wrong(f"array {array['name']} does not fit its buffer on {mesh}",
-                                 f"{need} bytes", f"{have} bytes")  # fmt: skip
+                                 f"{need} bytes", f"{have} bytes")

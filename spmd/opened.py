@@ -51,7 +51,7 @@ class Opened:
         if comm is not None:
             if not hasattr(comm, "Get_rank"):
                 raise UsageError(f"comm={comm!r} is not a communicator", found=type(comm).__name__,
-                                 expected="comm=MPI.COMM_WORLD, of mpi4py")  # fmt: skip
+                                 expected="comm=MPI.COMM_WORLD, of mpi4py")
             _check_launcher()
         self.processes, self.distributed = Processes(comm), comm is not None
         self._options, self._manifest = options, checked.manifest
@@ -161,7 +161,7 @@ class Opened:
         rows = self.processes.broadcast(timeline.profile(job, times) if times else None)
         ranks = job.setup.ranks
         inside = tables.rows_html(timeline.profile_title(ranks, rows), timeline.HEAD,
-                                  list(timeline.profile_cells(rows)))  # fmt: skip
+                                  list(timeline.profile_cells(rows)))
         return tables.Profile(rows, timeline.profile_text(ranks, rows), inside)
 
     def _timed(self, path: str, arguments: dict[str, Any]) -> str:
@@ -192,7 +192,7 @@ class Opened:
             raise
         outputs = [self._output(job, k) for k in range(len(self._manifest["outputs"]))]
         self._latest = [weakref.ref(output) for output in outputs
-                        if isinstance(output, Distributed) and output.is_held()]  # fmt: skip
+                        if isinstance(output, Distributed) and output.is_held()]
         return structure(self._manifest["returns"], outputs)
 
     def _prepare(self, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -317,7 +317,7 @@ def _kept(manifest: dict[str, Any], keep: Any) -> tuple[str, ...]:
     for name in names:
         if name not in known:
             raise UsageError(f"keep={name!r}: the program has no output {name!r}",
-                             expected=", ".join(map(str, known)) or "no outputs")  # fmt: skip
+                             expected=", ".join(map(str, known)) or "no outputs")
     return names
 
 

@@ -79,7 +79,7 @@ def store(job: Job, number: int, path: str, start: int) -> None:
             f"output {output['name']}: cannot write {path}: {error.strerror}",
             expected="a directory that all hosts see", found=f"host {os.uname().nodename}",
             remedy=f"a shared directory, or leave -o {output['name']} out",
-        ) from None  # fmt: skip
+        ) from None
 
 
 def _store_part(
@@ -105,7 +105,7 @@ def _store_part(
 def gather(
     comm: Any, parts: list[tuple[tuple[int, ...], np.ndarray]], shape: tuple[int, ...],
     dtype: np.dtype, root: int = 0,
-) -> np.ndarray | None:  # fmt: skip
+) -> np.ndarray | None:
     """The global array in process `root`, None in the others. Every process must come."""
     everyones = comm.gather(parts, root=root)
     if everyones is None:

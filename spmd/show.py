@@ -29,14 +29,14 @@ def command(asked: argparse.Namespace, _: Processes) -> int:
     what = asked.what or ["manifest"]
     if (asked.ranks or asked.mesh) and "layouts" not in what:
         raise UsageError("--ranks and --mesh are for the bytes that --layouts shows",
-                         remedy="show IMAGE --layouts --ranks N")  # fmt: skip
+                         remedy="show IMAGE --layouts --ranks N")
     return main(asked.image, what, asked.json, asked.ranks, asked.mesh)
 
 
 def main(
     path: str, what: list[str], as_json: bool,
     ranks: int | None = None, mesh: dict[str, int] | None = None,
-) -> int:  # fmt: skip
+) -> int:
     """Print the parts that were asked for; layouts on a mesh. Raises ImageError and its like."""
     with loader.named(path):
         return _shown(path, what, as_json, ranks, mesh)
@@ -44,7 +44,7 @@ def main(
 
 def _shown(
     path: str, what: list[str], as_json: bool, ranks: int | None, mesh: dict[str, int] | None
-) -> int:  # fmt: skip
+) -> int:
     image = reader.read(loader.read(path), host=False)
     parts: dict[str, Any] = {}
     for part in what:

@@ -27,7 +27,7 @@ from codegen.errors import (
     ProgramError,
     SpmdError,
     UsageError,
-)  # fmt: skip
+)
 from codegen.image import manifest as reader
 from codegen.image.target import resolve
 from codegen.places import HERE, is_ours, is_user_file, last, place_at
@@ -51,7 +51,7 @@ HANDING_ON = tuple(
         "oracle/threads.py", "trace/calls.py", "trace/control/hooks.py", "trace/numpy/dispatch.py",
         "trace/foreign.py", "trace/known.py", "trace/numpy/logic.py", "trace/control/stateful.py",
     )
-)  # fmt: skip
+)
 
 
 def find_program(path: str) -> Any:
@@ -66,7 +66,7 @@ def find_program(path: str) -> Any:
     if b"\0" in text:
         raise InputError(f"{path} is not a Python file", expected="the source of a program",
                          found="an image" if text[:4] == b"\x7fELF" else "a binary file",
-                         remedy="build takes FILE.py, run and show take images")  # fmt: skip
+                         remedy="build takes FILE.py, run and show take images")
     found = {
         key: value for key, value in _executed(path, text).items() if isinstance(value, Program)
     }
@@ -79,7 +79,7 @@ def find_program(path: str) -> Any:
         raise UsageError(
             f"{path} holds {len(found)} programs", expected="one program, or FILE.py:NAME",
             found=names,
-        )  # fmt: skip
+        )
     return next(iter(found.values()))
 
 
@@ -118,10 +118,10 @@ def guarded(step: Any) -> Any:
         where, _ = user_place(error)
         if where is None:
             raise InternalError("the compiler recursed deeper than Python allows",
-                                remedy="smaller functions, or spmd.range") from error  # fmt: skip
+                                remedy="smaller functions, or spmd.range") from error
         raise ProgramError("recursion without end, or deeper than Python allows", place=where,
                            expected="functions that call each other while building only",
-                           remedy="a loop: spmd.range, or Python's range") from None  # fmt: skip
+                           remedy="a loop: spmd.range, or Python's range") from None
     except Exception as error:
         if isinstance(error.__cause__, SpmdError):
             raise error.__cause__ from None  # NumPy said less about it
@@ -150,7 +150,7 @@ def _meant(error: Exception) -> str:
 def user_place(error: BaseException) -> tuple[Place | None, bool]:
     """The innermost position in the user's own code, and whether it was ours that raised."""
     mistake = isinstance(error, (TypeError, ValueError, LookupError, ArithmeticError,
-                                 AttributeError))  # fmt: skip
+                                 AttributeError))
     place, tb = None, error.__traceback__
     ours = True
     while tb is not None:
@@ -170,7 +170,7 @@ def parameters_of(program: Any, settings: dict[str, str]) -> dict[str, Any]:
 def build_program(
     program: Any, parameters: dict[str, Any], target: str = "native", cache: Any = None,
     checks: tuple[str, ...] = (),
-) -> bytes:  # fmt: skip
+) -> bytes:
     """The image of a program. cache: where earlier builds are; None: the user's."""
     with shown():
         return guarded(lambda: _built(program, parameters, target, cache or Cache(), checks))
@@ -252,7 +252,7 @@ def build_file(options: argparse.Namespace, _: Processes) -> int:
     refuse_replacing(image, {file: "the program"})
     if image.endswith(".py") and os.path.exists(image):
         raise UsageError(f"{image} is Python: it would be replaced by an image",
-                         remedy="-o NAME.img")  # fmt: skip
+                         remedy="-o NAME.img")
     parameters = parameters_of(program, options.set)
     for name in options.set:
         if name not in parameters:
@@ -293,7 +293,7 @@ def run_eager(options: argparse.Namespace, _: Processes) -> int:
     if options.check:
         raise UsageError("--check is of images; --eager runs NumPy itself",
                          expected="one of the two", remedy="leave --check out: NumPy refuses "
-                         "indices out of bounds, and warns of NaN and overflow")  # fmt: skip
+                         "indices out of bounds, and warns of NaN and overflow")
     check_apart(options)
     program = find_program(options.image)
     inputs = {}

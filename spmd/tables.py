@@ -91,7 +91,7 @@ def matplotlib(module: str, who: str, instead: str = "") -> Any:
         return import_module(f"matplotlib.{module}")
     except ImportError:
         raise EnvironmentFault(f"{who} needs matplotlib, which is not installed",
-                               remedy=f"pip install 'spmd[plot]'{instead}") from None  # fmt: skip
+                               remedy=f"pip install 'spmd[plot]'{instead}") from None
 
 
 def pre(text: str) -> str:
@@ -109,4 +109,4 @@ def rows_html(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]]) 
 
     body = "".join(line(row, "td") for row in rows)
     return (f"<table><caption>{html.escape(caption)}</caption>"
-            f"<thead>{line(head, 'th')}</thead><tbody>{body}</tbody></table>")  # fmt: skip
+            f"<thead>{line(head, 'th')}</thead><tbody>{body}</tbody></table>")

@@ -49,7 +49,7 @@ def takes(
         kind = inspect.Parameter.KEYWORD_ONLY
         known = [inspect.Parameter(name, kind, default=row.default,
                                    annotation=Options.__annotations__[name])
-                 for name, row in OPTIONS.items()]  # fmt: skip
+                 for name, row in OPTIONS.items()]
 
     def decorate(body: Callable[Concatenate[S, ...], R]) -> Callable[Concatenate[S, P], R]:
         own = inspect.signature(body)

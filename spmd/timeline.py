@@ -66,7 +66,7 @@ def _mine(job: Job) -> list[Any]:
         mine.append((
             number, rank, count, bytes(ffi.buffer(events[0], kept * ffi.sizeof("spmd_event"))),
             bytes(ffi.buffer(totals[0], rows * ffi.sizeof("spmd_total"))),
-        ))  # fmt: skip
+        ))
     return mine
 
 
@@ -83,7 +83,7 @@ def write(path: str, job: Job, ranks: list[RankEvents]) -> str:
             file.write(b'{"displayTimeUnit": "ns", "traceEvents": [\n')
             for process, host in enumerate(names):
                 file.write(_line({"ph": "M", "pid": process, "name": "process_name",
-                                  "args": {"name": f"process {process} on {host}"}}))  # fmt: skip
+                                  "args": {"name": f"process {process} on {host}"}}))
             for rank in ranks:
                 base = begins[job.setup.hosts.hosts[rank.process]]
                 file.write(_line({"ph": "M", "pid": rank.process, "tid": rank.rank,
@@ -129,7 +129,7 @@ def _slice(
         "ph": "X", "pid": rank.process, "tid": rank.rank, "ts": (begin - base) / 1e3,
         "dur": (end - begin) / 1e3, "cat": "wait" if waits else kind,
         "name": "wait" if waits else f"{_what(row)} {_place(row)}".strip(), "args": args,
-    }  # fmt: skip
+    }
 
 
 def _what(row: dict[str, Any]) -> str:
@@ -166,7 +166,7 @@ def profile(job: Job, ranks: list[RankEvents]) -> list[dict[str, Any]]:
             "waiting": 1 - sum(busy) / max(1, sum(time)), "longest": max(longest) / NS,
             "imbalance": max(busy) / mean if mean else 1.0, "bytes": sum(moved) // len(ranks),
             "bandwidth": sum(moved) / (sum(busy) / NS) if sum(moved) and sum(busy) else 0.0,
-        })  # fmt: skip
+        })
     return sorted(found, key=lambda row: -row["seconds"])
 
 
@@ -189,7 +189,7 @@ def profile_text(ranks: int, rows: list[dict[str, Any]]) -> str:
 def profile_title(ranks: int, rows: list[dict[str, Any]]) -> str:
     whole = sum(row["seconds"] for row in rows) or 1.0
     return (f"profile: {time_text(whole)} on each of {ranks_text(ranks)}, the mean; "
-            "times are of all turns together")  # fmt: skip
+            "times are of all turns together")
 
 
 def profile_cells(rows: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
@@ -205,7 +205,7 @@ def profile_cells(rows: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
             bytes_text(row["bytes"]) if exchange else "",
             f"{bytes_text(int(row['bandwidth']))}/s" if row["bandwidth"] else "",
             f"{_what(row)}{over}" + (f", {row['place']}: {row['text']}" if row["place"] else ""),
-        )  # fmt: skip
+        )
 
 
 def time_text(seconds: float) -> str:

@@ -49,7 +49,7 @@ def collectives(rounds: int = 3) -> None:
     rows = {}
     for number, most in MOST.items():
         argv = ["mpirun", "-n", number, sys.executable, "-m", "spmd", "bench", "--vs", "mpi",
-                "--sizes", f"8-{most}", "--step", 128, "--rounds", rounds, "--json"]  # fmt: skip
+                "--sizes", f"8-{most}", "--step", 128, "--rounds", rounds, "--json"]
         found = json.loads(run(argv, timeout=1800).expect(0).out)
         name = f"{number}, {library}"
         rows[name] = [name, *ratios(found)]

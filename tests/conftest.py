@@ -71,7 +71,7 @@ class Launch:
     def __init__(
         self, argv: Iterable[object], cwd: Path | str | None = None,
         env: Mapping[str, str] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.mark = uuid.uuid4().hex
         self.started = time.monotonic()
         environment = {**os.environ, **LAUNCH_ENVIRONMENT, "PYTHONPATH": str(ROOT), **(env or {})}
@@ -86,7 +86,7 @@ class Launch:
         return subprocess.Popen(
             self.argv, cwd=self.cwd, env=self.environment, text=True, start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
+        )
 
     def __enter__(self) -> Launch:
         return self
@@ -173,7 +173,7 @@ def _command_line(pid: int) -> str:
 def run(
     argv: Iterable[object], *, timeout: float = 60, cwd: Path | str | None = None,
     env: Mapping[str, str] | None = None,
-) -> Finished:  # fmt: skip
+) -> Finished:
     """Runs a command to its end under a time limit."""
     with Launch(argv, cwd, env) as launch:
         return launch.finish(timeout)
@@ -311,7 +311,7 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.register_profile(
         "short", max_examples=25, deadline=None, derandomize=True, suppress_health_check=checks,
         phases=[Phase.explicit, Phase.generate],  # a failure is shown as it was found, at once
-    )  # fmt: skip
+    )
     if not config.getoption("--hypothesis-profile", default=None):
         settings.load_profile("short")
 

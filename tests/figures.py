@@ -117,7 +117,7 @@ def verified(folder: Path) -> None:
         spmd_command("build", _one(path), "-o", image, *rows_of)
         before = _seconds_of_children()
         done = run([sys.executable, "-m", "spmd", "verify", image, "--ranks", 1_000_000, "--json"],
-                   timeout=600)  # fmt: skip
+                   timeout=600)
         seconds = f"{_seconds_of_children() - before:.1f}"
         if done.code == 78:  # heat wants no rank without a row and a column
             rows.append((path.name, "refused by the program", seconds))
@@ -199,13 +199,13 @@ def digits(folder: Path) -> None:
         done = run(
             [*before, sys.executable, "-m", "spmd", "run", image, *after,
              "-o", f"losses={losses}", "-o", f"accuracy={accuracy}"], timeout=300,
-        ).expect(0)  # fmt: skip
+        ).expect(0)
         got = np.load(losses)[:20].astype(float)
         first = got if first is None else first
         rows.append((
             name, f"{np.abs(got / first - 1).max():.1e}",
             f"{100 * float(np.load(accuracy)):.2f} %", f"{done.seconds:.1f}",
-        ))  # fmt: skip
+        ))
     print("Training on digits, one image:\n")
     table(["ranks", "losses of 20 steps differ by", "accuracy held out", "seconds"], rows)
 
@@ -222,10 +222,10 @@ def transports(folder: Path, rounds: int = 7) -> None:
             found = json.loads(done.out.splitlines()[-1])
             numpy, numba, ours = (1e6 * statistics.median(t) / steps for t in found.values())
             rows.append((n, ranks, f"{numpy:.0f}", f"{numba:.0f}", f"{ours:.0f}",
-                         f"{ours / numpy:.2f}", f"{ours / numba:.2f}"))  # fmt: skip
+                         f"{ours / numpy:.2f}", f"{ours / numba:.2f}"))
     print(f"Heat, µs per step, median of {rounds}, the worst rank of each round:\n")
     table(["n", "ranks", "mpi4py and NumPy", "mpi4py and numba", "`--transport mpi`",
-           "beside NumPy", "beside numba"], rows)  # fmt: skip
+           "beside NumPy", "beside numba"], rows)
 
 
 TIMED = """
@@ -266,7 +266,7 @@ def timelines(folder: Path, rounds: int = 15) -> None:
                 plain, timed = json.loads(done.out.splitlines()[-1])
                 ratio = statistics.median(b / a for a, b in zip(plain, timed))
                 rows.append((example, ranks, what, f"{statistics.median(plain):.3f}",
-                             f"{100 * (ratio - 1):+.1f} %"))  # fmt: skip
+                             f"{100 * (ratio - 1):+.1f} %"))
     print(f"What keeping times costs, median of {rounds} pairs:\n")
     table(["example", "ranks", "kept", "seconds without", "with"], rows)
 
@@ -313,7 +313,7 @@ def fourier(folder: Path, rounds: int = 7) -> None:
         (name, *(f"{t[k] * 1e3:.1f}" for k in ("numpy", "scipy")),
          *(f"{t[k] * 1e3:.1f} ({t[f'{k}, ratio']:.2f})" for k in ("1 rank", "2 ranks")))
         for name, t in found.items()
-    ]  # fmt: skip
+    ]
     table(["transform", "NumPy", "SciPy, one worker", "1 rank", "2 ranks"], rows)
 
 

@@ -67,7 +67,7 @@ def main(rounds: str) -> None:
                 "numpy": partial(seconds, partial(theirs, a)),
                 "scipy": partial(seconds, partial(scipys, a, workers=1)),
                 "1 rank": partial(per_turn, one), "2 ranks": partial(per_turn, two),
-            }  # fmt: skip
+            }
             times: dict[str, list[float]] = {k: [] for k in runs}
             for _ in range(int(rounds)):
                 for k, r in runs.items():

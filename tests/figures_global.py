@@ -194,7 +194,7 @@ def stencil(n: int = 1024):
     u = spmd.input("u", (n, n), np.float32, layout=("x", None), default=lambda i, j: 1 + i % 7)
     for _ in spmd.range(steps):
         u[1:-1, 1:-1] += 0.1 * (u[:-2, 1:-1] + u[2:, 1:-1] + u[1:-1, :-2] + u[1:-1, 2:]
-                                - 4 * u[1:-1, 1:-1])  # fmt: skip
+                                - 4 * u[1:-1, 1:-1])
     return u[0]
 
 
@@ -204,7 +204,7 @@ def torus(n: int = 1024):
     u = spmd.input("u", (n, n), np.float32, layout=("x", "y"), default=lambda i, j: 1 + i % 7)
     for _ in spmd.range(steps):
         u = u + 0.1 * (np.roll(u, 1, 0) + np.roll(u, -1, 0) + np.roll(u, 1, 1) + np.roll(u, -1, 1)
-                       - 4 * u)  # fmt: skip
+                       - 4 * u)
     return u[0]
 
 
@@ -216,7 +216,7 @@ def leapfrog(n: int = 1024):
     for _ in spmd.range(steps):
         q = 2 * u - p
         q[1:-1, 1:-1] += 0.1 * (u[:-2, 1:-1] + u[2:, 1:-1] + u[1:-1, :-2] + u[1:-1, 2:]
-                                - 4 * u[1:-1, 1:-1])  # fmt: skip
+                                - 4 * u[1:-1, 1:-1])
         u, p = q, u
     return u[0]
 
@@ -370,7 +370,7 @@ def main(folder: str, rounds: str) -> None:
         image = spmd.build(program)
         with image.open(ranks=1) as one, image.open(ranks=2) as two:
             runs = {"by hand": hand[program.name], "1 rank": lambda s, j=one: j(steps=s),
-                    "2 ranks": lambda s, j=two: j(steps=s)}  # fmt: skip
+                    "2 ranks": lambda s, j=two: j(steps=s)}
             times: dict[str, list[float]] = {k: [] for k in runs}
             for _ in range(int(rounds)):
                 for k, r in runs.items():

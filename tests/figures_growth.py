@@ -59,7 +59,7 @@ def nested(count: int) -> str:
 
 def branches(count: int) -> str:
     rows = ["if m > {k}:\n        x = x + 1.0\n    else:\n        x = x * 0.5",
-            "y = spmd.cond(m < {k}, lambda v: v + 1.0, lambda v: v * 0.5, y)"]  # fmt: skip
+            "y = spmd.cond(m < {k}, lambda v: v + 1.0, lambda v: v * 0.5, y)"]
     return HEAD + lines(rows, count // 2) + ENDS
 
 
@@ -75,7 +75,7 @@ def shifted(count: int) -> str:
 
 def exchanges(count: int) -> str:
     rows = ["x = x + spmd.ppermute(y, 'r', shift=1)", "y = y * 0.5 + spmd.psum(x, 'r')",
-            "y = y + spmd.ppermute(x, 'r', shift=2)", "x = x * 0.25 + y"]  # fmt: skip
+            "y = y + spmd.ppermute(x, 'r', shift=2)", "x = x * 0.25 + y"]
     head = HEAD.replace("(n,)", "(spmd.axis_size('r') * n,)")
     return head + LOCAL + lines(rows, count, 8) + "        return x + y\n\n    return work(x, y)\n"
 

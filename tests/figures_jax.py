@@ -123,7 +123,7 @@ def measured(case: Case, rounds: int) -> dict[str, float]:
     ours, jax = (statistics.median(column) for column in zip(*rows))
     ratio = statistics.median(theirs / ours for ours, theirs in rows)
     return {"ours": ours, "jax": jax, "ratio": ratio, "build": times[1] - times[0],
-            "jit": times[2] - times[1]}  # fmt: skip
+            "jit": times[2] - times[1]}
 
 
 def main(rounds: str) -> None:

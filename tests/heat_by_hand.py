@@ -23,7 +23,7 @@ comm = MPI.COMM_WORLD
 
 def spread(v: np.ndarray) -> None:
     v[1:-1, 1:-1] += 0.1 * (v[:-2, 1:-1] + v[2:, 1:-1] + v[1:-1, :-2] + v[1:-1, 2:]
-                            - 4 * v[1:-1, 1:-1])  # fmt: skip
+                            - 4 * v[1:-1, 1:-1])
 
 
 @numba.njit  # type: ignore[misc]

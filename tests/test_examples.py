@@ -36,7 +36,7 @@ def test_heat_under_mpirun(mpirun, built, tmp_path, n):
     done = mpirun(
         n, "-m", "spmd", "run", built(EXAMPLES / "heat.py", n=40), "--set", "steps=20",
         "-i", f"u={tmp_path / 'start.npy'}", "-o", f"u={end}",
-    ).expect(0, "after 20 steps")  # fmt: skip
+    ).expect(0, "after 20 steps")
     assert done.text.count("after 20 steps") == 1  # printed once, not by every rank
     v = np.pad(u, 1)
     for _ in range(20):

@@ -49,7 +49,7 @@ LEVELS = {
     "codegen.kept": 8,
     "codegen.compile": 9,
     "spmd": 10,
-}  # fmt: skip
+}
 
 # Who alone may import what.
 ONLY = {
@@ -136,7 +136,7 @@ def _imports(path: Path) -> Iterator[Import]:
     """Imports under `if TYPE_CHECKING:` are left out: they are for readers."""
     importer = module_name(path)
     package = importer.removesuffix(".__init__") if path.stem == "__init__" else (
-        importer.rpartition(".")[0])  # fmt: skip
+        importer.rpartition(".")[0])
 
     def visit(node: ast.AST, lazy: bool) -> Iterator[Import]:
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
@@ -224,7 +224,8 @@ def test_oracles_import_nothing_of_the_tracer():
 
 def test_text_is_read_by_parsers():
     """What a user's line says Python's parser tells; what is in C knows who writes it."""
-    found = all_imports("codegen/emit", "codegen/trace", "codegen/explain")
+    found = all_imports("codegen/emit", "codegen/trace", "codegen/explain", "codegen/ops",
+                        "codegen/layouts", "codegen/passes", "codegen/plan")
     assert found and [str(i) for i in found if i.module == "re"] == []
 
 
@@ -235,7 +236,7 @@ def test_run_path_is_light():
         i for i in mine
         if is_within(i.module, "numpy")
         or (is_within(i.module, "codegen") and i.module not in LIGHT)
-    ]  # fmt: skip
+    ]
     assert mine and [str(i) for i in heavy] == []
 
 
@@ -252,7 +253,7 @@ def test_manifest_imports_nothing_heavy():
         for i in imports(ROOT / "codegen" / "image" / "manifest.py")
         if not i.lazy and (is_within(i.module, "numpy") or is_within(i.module, "codegen"))
         and i.module not in LIGHT
-    ]  # fmt: skip
+    ]
     assert heavy == []
 
 
@@ -314,7 +315,7 @@ def test_no_modules_import_each_other():
 
 def test_files_are_short():
     long = {name(p): n for p in python_files(*FOLDERS) + c_files()
-            if (n := len(p.read_text().splitlines())) > 600}  # fmt: skip
+            if (n := len(p.read_text().splitlines())) > 600}
     assert long == {}
 
 
@@ -334,7 +335,7 @@ def test_functions_fit_a_screen():
         for p in python_files(*FOLDERS)
         for node in ast.walk(tree(p))
         if isinstance(node, ast.FunctionDef)
-        and (size := (node.end_lineno or 0) - node.lineno + 1) > 70
+        and (size := (node.end_lineno or 0) - node.lineno + 1) > 60
     ]
     assert long == []
 
@@ -395,5 +396,5 @@ def test_map_of_the_code_is_true(request):
 def test_map_lists_every_file():
     listed = set(re.findall(r"`([\w./-]+\.(?:py|c|h))`", code_map()))
     real = {name(p) for p in (*python_files("codegen", "spmd", "examples"), *c_files())
-            if is_listed(p)}  # fmt: skip
+            if is_listed(p)}
     assert listed == real - {"setup.py"}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = sorted(p for f in ("codegen", "spmd", "csrc") for p in (ROOT / f).rglob("*.[pch]*")
-                 if p.suffix in (".py", ".c", ".h"))  # fmt: skip
+                 if p.suffix in (".py", ".c", ".h"))
 MODULES = [p for p in SOURCES if p.suffix == ".py" and p.stem not in ("__init__", "__main__")]
 
 # What users import as spmd.NAME is called as what it is made of.
@@ -21,7 +21,7 @@ QUOTED = {
     "codegen/emit/phases.py", "codegen/oracle/ranks.py", "codegen/trace/numpy/joining.py",
     "codegen/trace/numpy/picking.py", "codegen/trace/numpy/searching.py",
     "codegen/trace/ranks/combining.py",
-}  # fmt: skip
+}
 
 
 def name(path: Path) -> str:
@@ -31,7 +31,7 @@ def name(path: Path) -> str:
 def rows() -> list[tuple[str, str, str]]:
     text = (ROOT / "CONTRIBUTING.md").read_text().partition("\n## Words\n")[2].partition("\n## ")[0]
     cells = [[c.strip() for c in line.strip("|").split("|")] for line in text.splitlines()
-             if line.startswith("| ")]  # fmt: skip
+             if line.startswith("| ")]
     return [(word, means, instead) for word, means, instead in cells[1:]]
 
 
@@ -51,7 +51,7 @@ def test_no_file_has_another_word():
     other = {w.strip() for _, _, instead in rows() for w in instead.split(",") if w.strip()}
     assert len(other) >= 10
     found = {name(p): said for p in SOURCES if name(p) not in QUOTED
-             if (said := spoken(p) & {w + s for w in other for s in ("", "s")})}  # fmt: skip
+             if (said := spoken(p) & {w + s for w in other for s in ("", "s")})}
     assert found == {}
 
 

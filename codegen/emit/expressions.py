@@ -20,7 +20,7 @@ _BITS = (Binds.BITS, Binds.UNARY, Binds.UNARY)
 _INFIX = {
     "+": _SUM, "-": _SUM, "*": _PRODUCT, "/": _PRODUCT, "&": _BITS, "|": _BITS, "^": _BITS,
     "==": _COMPARE, "!=": _COMPARE, "<": _COMPARE, "<=": _COMPARE, ">": _COMPARE, ">=": _COMPARE,
-}  # fmt: skip
+}
 _PREFIX = {"-": Binds.UNARY, "~": Binds.UNARY, "!": Binds.NOT}
 
 

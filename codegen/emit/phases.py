@@ -150,10 +150,10 @@ class PhaseWriter(NestWriter):
         a, b = self.operand(work.a), self.operand(work.b)
         self.buffer(work.c.buffer, written=True)
         kind = {"float32": "s", "float64": "d", "complex64": "c", "complex128": "z"}[
-            work.dtype.name]  # fmt: skip
+            work.dtype.name]
         one, zero = (f"(const {work.dtype.c}[]){{{x}}}" if kind in "cz" else x for x in "10")
         how = ", ".join("SPMD_TRANSPOSED" if x.transposed else "SPMD_PLAIN"
-                        for x in (work.a, work.b))  # fmt: skip
+                        for x in (work.a, work.b))
         tests = " && ".join(f"{self.integer(e)} > 0" for e in work.maybe_empty)
         if tests:
             self.open(f"if ({tests}) {{")

@@ -25,7 +25,7 @@ class Places:
         self.mesh = plan.mesh
         self.constants = False
         self.counters = {s.counter: s.slot for s in walk_steps(plan.steps)
-                         if isinstance(s, (Loop, Let)) and s.counter is not None}  # fmt: skip
+                         if isinstance(s, (Loop, Let)) and s.counter is not None}
 
     def number(self, buffer: Buffer) -> str:
         return f"B_{self.names[id(buffer)]}"

@@ -42,7 +42,7 @@ def remedy(
     """What to try; None where this is what was asked for."""
     by = demands.by_place.get(op.place, [])  # what the exchange is made for
     kernels = [o.what.kernel.name for o in by
-               if isinstance(o.what, Kernel) and value in o.operands]  # fmt: skip
+               if isinstance(o.what, Kernel) and value in o.operands]
     if any(o.what.lays_out for o in by) and not kernels:
         return None
     if kernels:
@@ -52,7 +52,7 @@ def remedy(
         )
     if any(isinstance(o.what, Fourier) for o in by):
         return (f"a length with two factors of at least {FACTOR}, of {FOUR_STEPS} elements on: "
-                "it is transformed in four steps, which gather nothing")  # fmt: skip
+                "it is transformed in four steps, which gather nothing")
     layout = layout_of(value)
     whole = tuple(() if d in gathered else entry for d, entry in enumerate(layout))
     reads_all = f"{layout_text(whole)} for {name}: each rank then reads all of it from the start"
@@ -64,7 +64,7 @@ def remedy(
         if found := _partial_sums(o, value, gathered):
             return found
     free = [d for d, entry in enumerate(whole) if not entry and value.type.shape[d] != 1
-            and d not in gathered]  # fmt: skip
+            and d not in gathered]
     if free and not products:
         entries: list[LayoutEntry] = list(whole)
         entries[free[0]] = tuple(a for d in gathered for a in layout[d])
@@ -90,7 +90,7 @@ def _partial_sums(op: Op, value: Value, gathered: Sequence[int]) -> str:
     entries[dim] = axes
     which = "right" if value is a else "left"
     return (f"the layout {layout_text(tuple(entries))} for the {which} operand: then the product "
-            f"is an all-reduce of partial sums")  # fmt: skip
+            f"is an all-reduce of partial sums")
 
 
 def _elements(value: Value) -> int:

@@ -25,7 +25,7 @@ from codegen.plan.grammar import (
     Product,
     Step,
     Work,
-)  # fmt: skip
+)
 from codegen.plan.indexing import leaves
 from codegen.plan.steps import step_buffers, walk_steps, work_buffers
 
@@ -35,7 +35,7 @@ Key = int | str  # a buffer's number, or the name of what a nest keeps
 def shares(plan: Plan) -> dict[int, float]:
     """By id of a step."""
     tasks = {id(s): list(_tasks(s)) for s in walk_steps(plan.steps)
-              if isinstance(s, Phase | Exchange)}  # fmt: skip
+              if isinstance(s, Phase | Exchange)}
     wanted: set[Key] = {a.buffer.number for a in (*plan.inputs, *plan.outputs)}
     for step in walk_steps(plan.steps):
         if not isinstance(step, Phase | Exchange | Expect):

@@ -44,7 +44,7 @@ def tables(levels: Levels) -> dict[str, Any]:
     """{"arrays": …, "traffic": …}, in the order of the program."""
     found = Explained(levels.demands, levels.program)
     sites = [x.site for x in walk_steps(levels.plan.steps)
-             if isinstance(x, plan.Exchange) and x.boxes]  # fmt: skip
+             if isinstance(x, plan.Exchange) and x.boxes]
     rows = [
         {"site": site, **found.exchange_row(x)}
         for site, x in zip(sites, found.exchanges, strict=True)
@@ -143,7 +143,7 @@ class Explained:
             "shape": [to_json(e) for e in value.type.shape],
             "layout": [list(entry) for entry in layout_of(value)],
             "bytes": to_json(size), "why": why, "because": because, "place": place_row(place),
-        }  # fmt: skip
+        }
 
     # ---- why -----------------------------------------------------------------------------------
 
@@ -249,7 +249,7 @@ class Explained:
             "array": self.subject(op), "bytes": to_json(traffic.bytes),
             "often": _often(found.around), "place": place_row(op.place),
             "advice": self.advice(op, traffic),
-        }  # fmt: skip
+        }
 
     def advice(self, op: Op, traffic: Traffic) -> dict[str, str] | None:
         """What is pointed out at build."""
@@ -267,7 +267,7 @@ class Explained:
             "message": f"every rank gets all of {name or 'an intermediate result'}: {amount}",
             "layout": f"{layout_text(layout_of(value))}, {self.why(value)[1]}",
             "try": found,
-        }  # fmt: skip
+        }
 
     def subject(self, op: Op) -> str:
         """What the user calls the array that is exchanged; "" where it has no name."""
@@ -310,7 +310,7 @@ def place_row(place: Place | None) -> dict[str, Any] | None:
     if place is None:
         return None
     return {"file": os.path.basename(place.file), "line": place.line, "column": place.column,
-            "end": place.end_column, "text": place.source_line()}  # fmt: skip
+            "end": place.end_column, "text": place.source_line()}
 
 
 def _at(place: Place | None) -> str:

@@ -131,7 +131,7 @@ class Meter:
             words = f"all-to-all: {_dims(split)} is split instead of {_dims([*found])}"
             return Traffic("all-to-all", words, result - mine, result)
         gathered = tuple(d for d, (of, _, total, _) in found.items()
-                         if of in ("all-gather", "gather", "broadcast") and total != 1)  # fmt: skip
+                         if of in ("all-gather", "gather", "broadcast") and total != 1)
         return Traffic(kind, words, result - mine, result, gathered)
 
     def dim(

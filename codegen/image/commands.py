@@ -36,13 +36,13 @@ def found(name: str) -> str:
 def run(
     command: Sequence[str], *, folder: str | None = None,
     environment: Mapping[str, str] | None = None, limit_s: float | None = None,
-) -> Ended:  # fmt: skip
+) -> Ended:
     """Runs a program to its end, at most so many seconds. Raises OSError where it cannot start."""
     with subprocess.Popen(
         command, cwd=folder, env=environment, text=True, errors="replace",
         start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-    ) as process:  # fmt: skip
+    ) as process:
         try:
             out, err = process.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:
@@ -73,7 +73,7 @@ def unwound() -> Iterator[None]:
         n for n in (signal.SIGTERM, signal.SIGHUP)
         if threading.current_thread() is threading.main_thread()
         and signal.getsignal(n) is signal.SIG_DFL
-    ]  # fmt: skip
+    ]
 
     def leave(number: int, _: object) -> None:
         raise _Signalled(number)

@@ -24,7 +24,7 @@ _NOBITS = 8  # a section that occupies no space in the file
 
 def damaged(found: str, expected: str) -> ImageError:
     return ImageError("damaged image", expected=expected, found=found,
-                      remedy="copy or build the image again")  # fmt: skip
+                      remedy="copy or build the image again")
 
 
 def printable(text: str) -> str:
@@ -47,36 +47,36 @@ def read_sections(data: bytes) -> tuple[str, Sections]:
             return machine, sections
         raise ImageError("not an spmd image", expected=f"an ELF file with sections {OURS[0]} …",
                          found="an ELF file without them",
-                         remedy="spmd build FILE.py makes one")  # fmt: skip
+                         remedy="spmd build FILE.py makes one")
     except ImageError:
         if not _was_whole(data):
             raise
     raise ImageError("digest mismatch in section headers",
-                     remedy="the file was changed: copy or build it again")  # fmt: skip
+                     remedy="the file was changed: copy or build it again")
 
 
 def _read_sections(data: bytes) -> tuple[str, Sections]:
     if len(data) < 4 or data[:4] != b"\x7fELF":
         found = "an empty file" if not data else f"{len(data)} bytes that begin with {data[:4]!r}"
         raise ImageError("not an spmd image", expected="an ELF shared object", found=found,
-                         remedy="spmd build FILE.py makes an image")  # fmt: skip
+                         remedy="spmd build FILE.py makes an image")
     if len(data) < _HEADER.size:
         raise _truncated(_HEADER.size, len(data))
     header = _HEADER.unpack_from(data)
     ident, kind, machine, table, entry, count, names = header[:3] + header[6:7] + header[11:]
     if ident[4:6] != b"\x02\x01" or kind != _SHARED_OBJECT or entry != _SECTION.size or not count:
         raise ImageError("not an spmd image", expected="a 64-bit little-endian ELF shared object",
-                         found="an ELF file of another kind")  # fmt: skip
+                         found="an ELF file of another kind")
     if table + count * entry != len(data):
         raise _truncated(table + count * entry, len(data))
     if count > MOST_SECTIONS or names >= count:
         raise ImageError("not an spmd image", expected=f"at most {MOST_SECTIONS} sections, named",
-                         found=f"{count}, their names in number {names}")  # fmt: skip
+                         found=f"{count}, their names in number {names}")
     rows = [_SECTION.unpack_from(data, table + k * entry) for k in range(count)]
     for row in rows:
         if row[1] != _NOBITS and row[4] + row[5] > len(data):
             raise damaged(f"a section up to byte {row[4] + row[5]}",
-                          f"sections within {len(data)} bytes")  # fmt: skip
+                          f"sections within {len(data)} bytes")
     text = data[rows[names][4] : rows[names][4] + rows[names][5]]
     sections: Sections = {}
     for row in rows:
@@ -104,7 +104,7 @@ def _refuse_overlap(sections: Sections) -> None:
 def _truncated(expected: int, found: int) -> ImageError:
     what = "truncated image" if found < expected else "image with bytes behind its end"
     return ImageError(f"{what}: expected {expected} bytes, got {found}",
-                      remedy="copy or build the image again")  # fmt: skip
+                      remedy="copy or build the image again")
 
 
 def _was_whole(data: bytes) -> bool:

@@ -47,17 +47,17 @@ _FLAGS_1, _VERNEED, _VERNEEDNUM = 0x6FFFFFFB, 0x6FFFFFFE, 0x6FFFFFFF
 _HARMLESS = frozenset(
     (*range(1, 12), 16, _PLTREL, _JMPREL, 24, _FLAGS, _RELRSZ, _RELR, _RELRENT, _GNU_HASH,
      _VERSIONS, _RELACOUNT, _FLAGS_1, _VERNEED, _VERNEEDNUM, 0x70000001, 0x70000003, 0x70000005)
-)  # fmt: skip
+)
 _REFUSED = {
     12: "an initialiser", 13: "a finaliser", 14: "a name for the linker", 15: "a library run path",
     22: "relocations in its code", 25: "constructors", 26: "destructors", 29: "a library run path",
     32: "constructors", 0x6FFFFEFB: "an audit library", 0x6FFFFEFC: "an audit library",
     0x7FFFFFFD: "an auxiliary library", 0x7FFFFFFF: "a filter",
-}  # fmt: skip
+}
 _VALUES = {
     _SYMENT: (24,), _RELAENT: (24,), _RELRENT: (8,), _PLTREL: (_RELA,),
     _FLAGS: (0, 2, 8, 10), _FLAGS_1: (0, 1),  # symbolic, bound at once
-}  # fmt: skip
+}
 # Of x86-64 and aarch64: relocations to a symbol, or to the image itself; what calls a resolver.
 _TO_SYMBOL = (1, 6, 7, 257, 1025, 1026)
 _RELATIVE = (8, 1027)
@@ -90,7 +90,7 @@ class _Dynamic:
                 raise damaged(f"one at {s.address:#x} for {s.offset:#x}", "segments on pages")
             if s.address // s.align * s.align < end or s.room < s.size:
                 raise damaged(f"one at {s.address:#x}",
-                              "segments in order, each on pages of its own")  # fmt: skip
+                              "segments in order, each on pages of its own")
             end = -(-(s.address + s.room) // s.align) * s.align
         if not self.loads or end > MOST_MEMORY:
             raise damaged(f"{end} bytes", f"segments of at most {MOST_MEMORY} bytes")
@@ -102,7 +102,7 @@ class _Dynamic:
                 raise ImageError(
                     "image has memory that can be written and executed",
                     expected="an image without", remedy="build the image again",
-                )  # fmt: skip
+                )
             if s.kind == _RELRO and not any(
                 w.flags & _WRITE and w.address <= s.address
                 and s.address + s.room <= -(-(w.address + w.room) // w.align) * w.align
@@ -117,11 +117,11 @@ class _Dynamic:
                 if not writes or s.flags & _WRITE:
                     return s.offset + address - s.address
         raise damaged(f"{size} bytes at address {address:#x} in no segment",
-                      "tables within the file")  # fmt: skip
+                      "tables within the file")
 
     def within(self, address: int, size: int = 0) -> bool:
         return any(s.address <= address and address + size <= s.address + s.room
-                   for s in self.loads)  # fmt: skip
+                   for s in self.loads)
 
     # ---- entries -----------------------------------------------------------------------------
 
@@ -155,7 +155,7 @@ class _Dynamic:
             if tag not in _HARMLESS:
                 raise ImageError(f"image has {_REFUSED.get(tag, 'an unknown dynamic entry')}",
                                  expected="an image without", found=f"dynamic entry {tag:#x}",
-                                 remedy="build the image again")  # fmt: skip
+                                 remedy="build the image again")
             if tag == _NEEDED:
                 needed.append(value)
             elif tag in self.entries or value not in _VALUES.get(tag, (value,)):
@@ -181,7 +181,7 @@ class _Dynamic:
                 f"image asks for the library {printable(name)}",
                 expected="libm and libc only", found=printable(name),
                 remedy="build the image again: spmd build links nothing else",
-            )  # fmt: skip
+            )
 
     # ---- symbols -----------------------------------------------------------------------------
 
@@ -194,12 +194,12 @@ class _Dynamic:
         at = self.place(first, 24 * count)
         for k in range(count):
             name, info, _, section, value, size = struct.unpack_from(
-                "<IBBHQQ", self.data, at + 24 * k)  # fmt: skip
+                "<IBBHQQ", self.data, at + 24 * k)
             self._name(name)
             if info & 15 == _INDIRECT:
                 raise _indirect()
             if info & 15 == _THREAD_LOCAL or section >= _SPECIAL or (
-                    section and not self.within(value, size)):  # fmt: skip
+                    section and not self.within(value, size)):
                 raise damaged(printable(self._name(name)[:40]), "symbols within the image")
         return count
 
@@ -216,7 +216,7 @@ class _Dynamic:
 
     def _gnu_hash(self, address: int, count: int) -> None:
         buckets, first, words, shift = struct.unpack_from(
-            "<4I", self.data, self.place(address, 16))  # fmt: skip
+            "<4I", self.data, self.place(address, 16))
         fits = buckets and first <= count and words and not words & (words - 1) and shift < 64
         if not fits or max(buckets, words) > 1 << 20:
             raise damaged(f"one of {buckets} rows", "a table of names")
@@ -266,7 +266,7 @@ class _Dynamic:
     def _version_row(self, at: int) -> set[int]:
         """The numbers of the versions of one library."""
         revision, count, library, first = struct.unpack_from(
-            "<HHII", self.data, self.place(at, 16))  # fmt: skip
+            "<HHII", self.data, self.place(at, 16))
         self._library(library)
         found: set[int] = set()
         if revision != 1 or not 0 < count <= 256:
@@ -274,7 +274,7 @@ class _Dynamic:
         row = at + first
         for k in range(count):
             _, _, number, name, more = struct.unpack_from(
-                "<IHHII", self.data, self.place(row, 16))  # fmt: skip
+                "<IHHII", self.data, self.place(row, 16))
             self._name(name)
             found.add(number & 0x7FFF)
             if (more == 0) != (k == count - 1):
@@ -316,7 +316,7 @@ class _Dynamic:
         at, where = self.place(self.entries[_RELR], length), 0
         for (word,) in struct.iter_unpack("<Q", self.data[at : at + length]):
             places = [word] if not word & 1 else [
-                where + 8 * k for k in range(63) if word >> (k + 1) & 1]  # fmt: skip
+                where + 8 * k for k in range(63) if word >> (k + 1) & 1]
             where = word + 8 if not word & 1 else where + 8 * 63
             for address in places:
                 self._written(address)
@@ -339,10 +339,10 @@ def _segments(data: bytes) -> list[Segment]:
     found = []
     for k in range(count):
         kind, flags, offset, address, _, size, room, align = _SEGMENT.unpack_from(
-            data, start + k * entry)  # fmt: skip
+            data, start + k * entry)
         if offset + size > len(data) or kind not in _KINDS:
             raise damaged(f"kind {kind:#x} up to byte {offset + size}",
-                          f"segments of known kinds within {len(data)} bytes")  # fmt: skip
+                          f"segments of known kinds within {len(data)} bytes")
         found.append(Segment(kind, flags, offset, address, size, room, align))
     return found
 
@@ -350,4 +350,4 @@ def _segments(data: bytes) -> list[Segment]:
 def _indirect() -> ImageError:
     return ImageError("image has an indirect function", expected="an image without",
                       found="code that runs while the file is loaded",
-                      remedy="build the image again")  # fmt: skip
+                      remedy="build the image again")

@@ -80,7 +80,7 @@ class Signature:
     def _of_one(
         self, name: str, lead: tuple[Any, ...], loops: tuple[Any, ...], writes: bool,
         same: Callable[[Any, Any], bool],
-    ) -> tuple[int, ...]:  # fmt: skip
+    ) -> tuple[int, ...]:
         first = len(loops) - len(lead)
         if first < 0 or (writes and first):
             raise ValueError(f"{name} has {len(lead)} loop dims, and the first output {len(loops)}")
@@ -121,7 +121,7 @@ def call(
         function(*(
             x if dims is None else _turn(x, dims, at, written)
             for x, dims, written in zip(args, follows, writes, strict=True)
-        ))  # fmt: skip
+        ))
 
 
 def _turn(x: Any, dims: tuple[int, ...], at: tuple[int, ...], written: bool) -> Any:

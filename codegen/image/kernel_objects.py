@@ -35,7 +35,7 @@ _MATH = frozenset(
 )
 # What numba calls by another name, with the same arguments.
 _ALIASES = {"numba_gamma": "tgamma", "numba_gammaf": "tgammaf", "numba_ldexp": "ldexp",
-            "numba_frexp": "frexp"}  # fmt: skip
+            "numba_frexp": "frexp"}
 
 
 def compile_kernel(
@@ -51,7 +51,7 @@ def compile_kernel(
         raise refusals.not_linkable(
             function, functions, outside, str(module),
             lambda: str(_optimised(_typed(function, signature, debug=True), symbol, target)),
-        )  # fmt: skip
+        )
     object_file: bytes = _machine(target).emit_object(module)
     return object_file
 
@@ -130,7 +130,7 @@ def _wrapper(signature: Sequence[Parameter]) -> str:
         lines.append(f"{pad}for i{i} in range({loops[i]}):")
         pad += "    "
     return "\n".join([f"def wrapper({', '.join(names)}):", *lines,
-                      f"{pad}inner({', '.join(arguments)})"])  # fmt: skip
+                      f"{pad}inner({', '.join(arguments)})"])
 
 
 def _c_signature(signature: Sequence[Parameter]) -> Any:
@@ -143,7 +143,7 @@ def _c_signature(signature: Sequence[Parameter]) -> Any:
                 f"kernels do not take {dtype}",
                 expected="float32, float64, an integer, bool or complex", found=str(dtype),
                 remedy="convert with x.astype(np.float32) before the call",
-            )  # fmt: skip
+            )
         if p.ndim or p.writes:
             pointer: Any = types.CPointer
             arguments += [pointer(element), *[types.int64] * p.ndim]

@@ -43,7 +43,7 @@ def check_names(function: Callable[..., Any]) -> list[types.FunctionType]:
             try:
                 value = closure[name].cell_contents if name in closure else f.__globals__.get(
                     name, getattr(builtins, name, _NOTHING)
-                )  # fmt: skip
+                )
             except ValueError:  # an empty cell
                 value = _NOTHING
             if value is _NOTHING:
@@ -51,7 +51,7 @@ def check_names(function: Callable[..., Any]) -> list[types.FunctionType]:
                     f'kernel "{function.__name__}" reads {name}, which is not defined',
                     place=place, expected="a parameter, a variable of the kernel, or a global",
                     found=f"no {name} when the program is built",
-                )  # fmt: skip
+                )
             if type(value).__module__.startswith("codegen.trace"):
                 raise _of_the_program(function, name, value, place)
             if isinstance(value, types.FunctionType):
@@ -85,12 +85,12 @@ def _of_the_program(
             f'kernel "{function.__name__}" calls the kernel {name}', place=place,
             expected="helpers that are plain functions", found=repr(value),
             remedy=f"leave @spmd.kernel out before def {value.name}; call that one from kernels",
-        )  # fmt: skip
+        )
     return KernelError(
         f'kernel "{function.__name__}" reads {name}, which exists only when the program runs',
         place=place, expected="a constant, or a parameter", found=type(value).__name__,
         remedy=f"pass {name} as an argument",
-    )  # fmt: skip
+    )
 
 
 # ---- after it is compiled ------------------------------------------------------------------------
@@ -121,7 +121,7 @@ def not_linkable(
             if assigns else "a new array, list or other object",
             remedy=loop if assigns else "work element by element in a loop; pass scratch space as "
             "one more output made by spmd.empty(...)",
-        )  # fmt: skip
+        )
     if raised:
         lines = [(file, line) for _, file, line in raised if file in own]
         return KernelError(
@@ -236,7 +236,7 @@ def not_typed(function: Callable[..., Any], text: str) -> KernelError:
     reasons = [
         ln.strip() for ln in plain.splitlines()
         if ln.strip() and not re.match(r"\s*(Failed in|File|During|>>>|\^|-{3,}|\[\d)", ln)
-    ]  # fmt: skip
+    ]
     if reasons and reasons[0].startswith("No implementation of function"):
         reasons = [f"no {call}" for call in re.findall(r"(?m)^\s*>>> (.*)$", plain)[:1]] or reasons
     return KernelError(

@@ -33,7 +33,7 @@ class Reading:
 
     def __init__(
         self, function: Callable[..., Any], find: Callable[[Any], ast.AST | None]
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.function, self.find = function, find
         self._writes: dict[tuple[str, int], bool] = {}
 
@@ -64,7 +64,7 @@ class Reading:
         if self.tree is None or any(
             isinstance(n, (ast.Return, ast.Raise, ast.FunctionDef, ast.Lambda, ast.Try))
             for n in ast.walk(self.tree) if n is not self.tree
-        ):  # fmt: skip
+        ):
             return False
         alone = all(self._only_set(use) for use in self._uses(self.tree, name))
         return alone and _fills(self.tree.body, name, ndim, {})
@@ -78,7 +78,7 @@ class Reading:
             return isinstance(up.func, ast.Name) and up.func.id == "len"
         return (isinstance(up, ast.Subscript) and up.value is use
                 and isinstance(self.parents[up], ast.Assign)
-                and isinstance(up.ctx, ast.Store))  # fmt: skip
+                and isinstance(up.ctx, ast.Store))
 
     # ---- reading only ----------------------------------------------------------------------------
 
@@ -124,7 +124,7 @@ class Reading:
             inner = self if found is self.function else Reading(found, self.find)
             return at < len(parameters) and found is not self.function and not inner.writes(
                 parameters[at], ndim
-            )  # fmt: skip
+            )
         return found in (len, min, max, sum, abs, float, int, bool, range, enumerate, zip)
 
     def _named(self, name: str) -> Any:
@@ -137,7 +137,7 @@ def _dims_left(index: ast.expr, ndim: int) -> int | None:
     """How many dims a subscript leaves; None where that is not seen."""
     items = index.elts if isinstance(index, ast.Tuple) else [index]
     if any(isinstance(i, ast.Starred) or (isinstance(i, ast.Constant) and i.value in (None, ...))
-           for i in items):  # fmt: skip
+           for i in items):
         return None
     kept = sum(isinstance(i, ast.Slice) for i in items)
     return ndim - len(items) + kept
@@ -165,7 +165,7 @@ def _fills(body: list[ast.stmt], name: str, ndim: int, loops: dict[str, int]) ->
                 if dim is not None:
                     inner[statement.target.id] = dim
             assigned = {n.id for s in statement.body for n in ast.walk(s)
-                        if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}  # fmt: skip
+                        if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
             inner = {k: d for k, d in inner.items() if k not in assigned}
             whole = isinstance(statement.target, ast.Name) and statement.target.id in inner
             if whole and not _leaves(statement) and _fills(statement.body, name, ndim, inner):
@@ -177,7 +177,7 @@ def _fills(body: list[ast.stmt], name: str, ndim: int, loops: dict[str, int]) ->
                 return True
         if isinstance(statement, (ast.While, ast.If, ast.AugAssign, ast.With)):
             assigned = {n.id for n in ast.walk(statement)
-                        if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}  # fmt: skip
+                        if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
             loops = {k: d for k, d in loops.items() if k not in assigned}
     return False
 
@@ -200,7 +200,7 @@ def _everywhere(target: ast.expr, name: str, ndim: int, loops: dict[str, int]) -
     """Whether it is out[i, j] with counters that go through these dims, or out[:]; of an output of
     single elements, out[0]."""
     if not (isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name)
-            and target.value.id == name):  # fmt: skip
+            and target.value.id == name):
         return False
     index = target.slice
     items = index.elts if isinstance(index, ast.Tuple) else [index]
@@ -220,7 +220,7 @@ def _everywhere(target: ast.expr, name: str, ndim: int, loops: dict[str, int]) -
 def _range_over(e: ast.expr, name: str, ndim: int) -> int | None:
     """d of range(out.shape[d]) or range(len(out))."""
     if not (isinstance(e, ast.Call) and isinstance(e.func, ast.Name) and e.func.id in (
-        "range", "prange") and len(e.args) == 1):  # fmt: skip
+        "range", "prange") and len(e.args) == 1):
         return None
     n = e.args[0]
     if isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.func.id == "len":
@@ -228,7 +228,7 @@ def _range_over(e: ast.expr, name: str, ndim: int) -> int | None:
         return 0 if same else None
     if not (isinstance(n, ast.Subscript) and isinstance(n.value, ast.Attribute)
             and n.value.attr == "shape" and isinstance(n.value.value, ast.Name)
-            and n.value.value.id == name and isinstance(n.slice, ast.Constant)):  # fmt: skip
+            and n.value.value.id == name and isinstance(n.slice, ast.Constant)):
         return None
     d = n.slice.value
     return d % ndim if isinstance(d, int) and -ndim <= d < ndim else None

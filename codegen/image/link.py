@@ -90,7 +90,7 @@ def include_dir() -> str:
         if (place / "spmd_image.h").is_file():
             return str(place)
     raise EnvironmentFault("the headers of spmd are missing", expected=str(here / "include"),
-                           found="no spmd_image.h", remedy="install spmd again")  # fmt: skip
+                           found="no spmd_image.h", remedy="install spmd again")
 
 
 def compiler() -> list[str]:
@@ -102,13 +102,13 @@ def compiler() -> list[str]:
     raise EnvironmentFault(
         f"{named[0] if named else 'cc'} not found; install gcc or set CC",
         expected="a C compiler", found="none on PATH", remedy="apt install gcc, or CC=/path/to/cc",
-    )  # fmt: skip
+    )
 
 
 def link(
     source: str, *, objects: Sequence[bytes], constants: bytes, manifest: dict[str, Any],
     notes: dict[str, Any], index_words: int, target: str,
-) -> bytes:  # fmt: skip
+) -> bytes:
     """The image. index_words: how many run-time scalars stand behind the index. target: -march."""
     empty = reader.index_words(0, 0, 0, [1] * reader.AXES, [0] * index_words)
     files: dict[str, bytes] = {
@@ -140,7 +140,7 @@ def _linked(files: dict[str, bytes], inputs: list[str], target: str) -> bytes:
             raise EnvironmentFault(f"cannot write to {folder}: {error.strerror}",
                                    remedy="set TMPDIR to a directory with room") from None
         command = [*compiler(), *FLAGS, *WARNINGS, f"-march={target}", "-I", include_dir(), *LINK,
-                   "-o", "image.so", *inputs, "-lm"]  # fmt: skip
+                   "-o", "image.so", *inputs, "-lm"]
         # Its own files are in ours, so that they go with ours whatever ends it.
         environment = {**os.environ, "LC_ALL": "C", "SOURCE_DATE_EPOCH": "0", "TMPDIR": folder}
         try:
@@ -152,7 +152,7 @@ def _linked(files: dict[str, bytes], inputs: list[str], target: str) -> bytes:
             raise _refused(command[0], done, files, target)
         if not Path(folder, "image.so").is_file():
             raise EnvironmentFault(f"{command[0]} is not a C compiler", expected="an output file",
-                                   found="none", remedy="install gcc or set CC")  # fmt: skip
+                                   found="none", remedy="install gcc or set CC")
         return Path(folder, "image.so").read_bytes()
 
 
@@ -173,7 +173,7 @@ def _folder() -> tempfile.TemporaryDirectory[str]:
         except OSError:
             continue
     raise EnvironmentFault("no directory can be written", expected="a temporary directory",
-                           found="none", remedy="set TMPDIR to a directory of yours")  # fmt: skip
+                           found="none", remedy="set TMPDIR to a directory of yours")
 
 
 def _refused(
@@ -185,10 +185,10 @@ def _refused(
     for sign, lacks, remedy in _LACKS:
         if sign in done.err:
             return EnvironmentFault(f"the C compiler {name} {lacks}", found=found[:300],
-                                    remedy=remedy)  # fmt: skip
+                                    remedy=remedy)
     if done.code < 0:
         return EnvironmentFault(f"the C compiler {name} was killed",
-                                found=f"signal {-done.code}", remedy=_MEMORY)  # fmt: skip
+                                found=f"signal {-done.code}", remedy=_MEMORY)
     if files.get("trial.c") != _TRIAL:
         try:
             _linked({"trial.c": _TRIAL}, ["trial.c"], target)
@@ -202,7 +202,7 @@ def _refused(
     return EnvironmentFault(
         f"{name} does not compile C as images need it", found=found,
         expected="C11 with the options of gcc or clang", remedy="CC=gcc, or CC=clang",
-    )  # fmt: skip
+    )
 
 
 def disassemble(data: bytes) -> str:
@@ -215,5 +215,5 @@ def disassemble(data: bytes) -> str:
         done = commands.run(command, folder=folder)
     if done.code:
         raise EnvironmentFault("objdump cannot read this image", found=done.err.strip()[:300],
-                               remedy="apt install binutils")  # fmt: skip
+                               remedy="apt install binutils")
     return done.out

@@ -101,7 +101,7 @@ def check_machine(machine: str) -> None:
     here = _HOSTS.get(os.uname().machine.lower(), os.uname().machine)
     if machine != here:
         raise ImageError(f"built for {machine}, this machine is {here}",
-                         remedy="build the image on a machine of this kind")  # fmt: skip
+                         remedy="build the image on a machine of this kind")
 
 
 # ---- digest --------------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ def check_digest(image: ImageFile) -> None:
             return
         name = _damaged_section(sections, found, make_digest(data, sections), whole)
     raise ImageError(f"digest mismatch in section {printable(name)}",
-                     remedy="the file was changed: copy or build it again")  # fmt: skip
+                     remedy="the file was changed: copy or build it again")
 
 
 def _damaged_section(sections: Sections, found: bytes, wanted: bytes, whole: bytes) -> str:
@@ -209,7 +209,7 @@ def check_version(manifest: dict[str, Any]) -> None:
     if found != FORMAT:
         newer = "install a newer spmd, or " if found > FORMAT else ""
         raise VersionError(f"image format {found}, this runtime reads {FORMAT}",
-                           remedy=f"{newer}build the image again")  # fmt: skip
+                           remedy=f"{newer}build the image again")
     if manifest.get("interface") != INTERFACE:
         raise VersionError(
             f"image for engine interface {manifest.get('interface')}, this engine has {INTERFACE}",
@@ -233,7 +233,7 @@ def check_features(target: dict[str, Any]) -> None:
             expected=f"a CPU with {printable(target['level'])}",
             found=f"a CPU without {', '.join(printable(str(f)) for f in missing[:12])}",
             remedy="build with --target native on this machine, or with --target x86-64-v2",
-        )  # fmt: skip
+        )
 
 
 def evaluate(e: Any, values: dict[str, int]) -> int:
@@ -289,7 +289,7 @@ def index_words(
 
 def damaged_words(expected: str, found: str) -> InputError:
     return InputError("damaged index words", expected=expected, found=found,
-                      remedy="patch or build the image again")  # fmt: skip
+                      remedy="patch or build the image again")
 
 
 class IndexWords:
@@ -304,7 +304,7 @@ class IndexWords:
             raise InputError(
                 "digest mismatch in section .spmd.index: index words fail their check value",
                 expected=str(check), found=str(words[1]), remedy="patch or build the image again",
-            )  # fmt: skip
+            )
         if words[0] != INDEX_MAGIC:
             raise damaged_words(hex(INDEX_MAGIC), hex(words[0] & (2**64 - 1)))
         self.patched, self.first, self.count = words[2:5]
@@ -325,13 +325,13 @@ class IndexWords:
         for n in self.sizes:
             if n < 1:
                 raise InputError("index words out of range", expected="axis sizes of at least 1",
-                                 found=str(n))  # fmt: skip
+                                 found=str(n))
             ranks *= n
         if not (0 <= self.first and 1 <= self.count and self.first + self.count <= ranks):
             raise InputError(
                 "index words out of range", expected=f"ranks within 0 … {ranks - 1}",
                 found=f"{self.count} ranks from {self.first}",
-            )  # fmt: skip
+            )
 
 
 def patch(image: ImageFile, first: int, count: int, sizes: list[int], scalars: list[int]) -> bytes:
@@ -346,7 +346,7 @@ def patch(image: ImageFile, first: int, count: int, sizes: list[int], scalars: l
         raise InputError(
             "index words are not those of this rank", expected=str(wanted), found=str(own),
             remedy="give each process its own local program, or all of them the image",
-        )  # fmt: skip
+        )
     return data
 
 
@@ -358,7 +358,7 @@ def local_program(
     words = index_words(1, first, count, sizes, scalars)
     if len(words) != size:
         raise InputError("index words do not fit the image", expected=f"{size // 8} words",
-                         found=f"{len(words) // 8}")  # fmt: skip
+                         found=f"{len(words) // 8}")
     IndexWords(words)
     return image.data[:offset] + words + image.data[offset + size :]
 

@@ -24,7 +24,7 @@ BITS_64 = range(-(2**63), 2**63)
 DTYPES = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16",
     "bfloat16", "float32", "float64", "complex64", "complex128",
-)  # fmt: skip
+)
 FLOWS = ("all", "from_root", "to_root", "up_to", "before", "near")
 _MOST_NODES = 10_000
 _MOST_DEPTH = 100
@@ -139,7 +139,7 @@ def table(optional: dict[str, Rule] | None = None, **fields: Rule) -> Rule:
 
 def scalar_default(value: Any, where: str) -> None:
     if value is not None and (type(value) not in (int, float, bool) or (
-            type(value) is int and value not in BITS_64)):  # fmt: skip
+            type(value) is int and value not in BITS_64)):
         refuse(where, "a number of 64 bits", value)
 
 
@@ -152,7 +152,7 @@ def formula(value: Any, where: str) -> None:
             if isinstance(node, list):
                 op, count = (node[0] if node else None), len(node) - 1
                 if not isinstance(op, str) or count < 1 or (
-                        op not in ("+", "*") and ARGUMENTS.get(op) != count):  # fmt: skip
+                        op not in ("+", "*") and ARGUMENTS.get(op) != count):
                     refuse(where, "an operation and its arguments", op)
                 below += node[1:]
             elif not isinstance(node, str) and (type(node) is not int or node not in BITS_64):
@@ -207,7 +207,7 @@ def leaves(tree: Any) -> Iterator[int]:
 # ---- the schema ----------------------------------------------------------------------------------
 
 _ARRAY = table(name=text, dtype=word(*DTYPES), shape=every(formula, DIMS),
-               layout=every(every(text, AXES), DIMS), buffer=_COUNT)  # fmt: skip
+               layout=every(every(text, AXES), DIMS), buffer=_COUNT)
 _MANIFEST = table(
     program=text, parameters=table(),
     target=table(machine=text, level=text, features=every(text, 1000)),
@@ -228,11 +228,11 @@ _MANIFEST = table(
     libraries=every(table(number=_COUNT, source=text, routine=text,
                           operations=every(_COUNT))),
     checks=every(word(*CHECKS)),
-)  # fmt: skip
+)
 
 _NAMED = every(row(text, formula))
 _BOX = table(buffer=_COUNT, offset=formula, extent=every(formula, 32),
-             stride=every(formula, 32), names=_NAMED)  # fmt: skip
+             stride=every(formula, 32), names=_NAMED)
 _NOTES = table(
     {
         "graph": text, "program": text, "loops": text, "plan": text, "c": text,
@@ -250,7 +250,7 @@ _NOTES = table(
                               bytes=formula)),
         "traffic": every(table(site=_COUNT, kind=text, words=text, bytes=formula, often=text)),
     }
-)  # fmt: skip
+)
 
 
 def check_manifest(m: dict[str, Any]) -> None:
@@ -288,7 +288,7 @@ def check_manifest(m: dict[str, Any]) -> None:
 
 def _check_array(
     array: dict[str, Any], where: str, axes: set[str], known: set[str], buffers: list[Any]
-) -> None:  # fmt: skip
+) -> None:
     if array["buffer"] >= len(buffers):
         refuse(f"{where}.buffer", f"one of {len(buffers)} buffers", array["buffer"])
     if array["dtype"] != (has := buffers[array["buffer"]]["dtype"]):

@@ -57,7 +57,7 @@ def resolve(name: str) -> str:
     raise UsageError(
         f"no target {name}", expected=f"native, {', '.join(_ADDS)}", found=name,
         remedy="--target native builds for this machine",
-    )  # fmt: skip
+    )
 
 
 def features(target: str) -> list[str]:

@@ -21,7 +21,7 @@ from codegen.mesh import (
     blocks_ended,
     local_extent,
     local_offset,
-)  # fmt: skip
+)
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, IntLike, Sym, const
 
@@ -79,7 +79,7 @@ class Cut:
         return (
             bool(self.axes) and self.given is None and other.given is None
             and (self.axes, self.extent, self.step) == (other.axes, other.extent, other.step)
-        )  # fmt: skip
+        )
 
     @property
     def empty(self) -> bool:
@@ -99,7 +99,7 @@ class Cut:
             self.follows(other)
             and expr.nonneg(self.least - other.least) and expr.nonneg(other.most - self.most)
             and expr.nonneg(self.first - other.first) and expr.nonneg(other.last - self.last)
-        )  # fmt: skip
+        )
 
     def wraps(self) -> tuple[Expr, Expr, Expr] | None:
         """Of a dim that goes on: how often it stands before itself, and behind, for this part to
@@ -254,7 +254,7 @@ def _ranges_around(mesh: Mesh, held: Cut, wanted: Cut) -> Ranges:
     return (
         owner_of(begin - wanted.most), owner_of(end - wanted.least - 1) + some,
         owner_of(begin + wanted.least), owner_of(end + wanted.most - 1) + some,
-    )  # fmt: skip
+    )
 
 
 # ---- through slices ------------------------------------------------------------------------------
@@ -294,7 +294,7 @@ def rolled(cut: Cut, shift: Expr, extent: Expr, mesh: Mesh) -> Cut:
     return replace(
         cut, first=cut.first - shift, last=cut.last - shift, given=bounds,
         least=cut.least + shift, most=cut.most + shift, period=extent,
-    )  # fmt: skip
+    )
 
 
 def _covered(low: Expr, high: Expr, start: Expr, step: int) -> tuple[Expr, Expr]:

@@ -169,7 +169,7 @@ class Localizer:
     def over(
         self, axes: LayoutEntry, op: Op, held: Window, window: Window, value: Value, fn: str,
         build: Builder,
-    ) -> Value:  # fmt: skip
+    ) -> Value:
         """What all ranks have of a part of the result, combined; of that, the part wanted."""
         cut = [d for d, (c, h) in enumerate(zip(window, held)) if c != h]
         if len(cut) == 1 and window[cut[0]] == cuts.block(axes, op.result.type.shape[cut[0]]):
@@ -189,4 +189,4 @@ def kernel_windows(op: Op) -> list[Window]:
             for extent, along in zip(v.type.shape, dims, strict=True)
         )
         for v, dims in zip(op.operands, op.what.along, strict=True)
-    ]  # fmt: skip
+    ]

@@ -183,7 +183,7 @@ class Parts(Builder):
             self.in_parts(d in moved, h, c, axes) for d, (c, h) in enumerate(zip(now, have))
         ):
             split = {d: c.bounds(self.mesh) for d, (c, h) in enumerate(zip(now, have))
-                     if c != h and d not in moved}  # fmt: skip
+                     if c != h and d not in moved}
             joined = along(x.type.ndim, {d: have[d].bounds(self.mesh) for d in moved})
             want = along(x.type.ndim, split) if split else ()
             move = Move(axes, joined, want, self.stated(x, now))
@@ -203,13 +203,13 @@ class Parts(Builder):
     def move(
         self, axes: tuple[str, ...], have: Sequence[cuts.Cut], want: Sequence[cuts.Cut],
         types: tuple[ArrayType, ...] = (), room: Window = (),
-    ) -> Move:  # fmt: skip
+    ) -> Move:
         """Of what members hold to what they want; room: where it is done in place."""
         wraps = tuple(c.wraps() for c in want)
         held, wanted, around = (tuple(c.bounds(self.mesh) for c in cut)
-                                for cut in (have, want, room))  # fmt: skip
+                                for cut in (have, want, room))
         return Move(axes, held, wanted, types, around, near=cuts.near(self.mesh, axes, have, want),
-                    wraps=wraps if any(wraps) else ())  # fmt: skip
+                    wraps=wraps if any(wraps) else ())
 
     def moving(self, value: Value, dims: Sequence[int]) -> tuple[str, ...]:
         """The axes that split some dims of a value, in the mesh's order."""

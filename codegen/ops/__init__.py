@@ -1,6 +1,7 @@
 """The vocabulary: every op kind is one class, with its fields and its rules, in a file per family.
 
-Always holds: a kind knows nothing of the passes; a pass asks a kind for a rule, or for its class.
+Always holds: no kind imports a pass while it runs: a pass asks a kind for a rule, and hands it what
+the rule may use (Maker, Localizer, Instrument).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ __all__ = [
     "Partition", "Permute", "Print", "Qr", "Reduce", "Relayout", "Reshape", "Roll", "RunScalar",
     "Scatter", "SearchSorted", "ShardMap", "Slice", "Sort", "Svd", "Swapped", "Symbolic",
     "Transpose", "Triangular", "Update",
-]  # fmt: skip
+]
 
 OPS: dict[str, type[Kind]] = {
     kind.name: kind
@@ -41,4 +42,4 @@ OPS: dict[str, type[Kind]] = {
         LessProduct, Lu, LuSolve, Swapped, Triangular, Qr, Svd, Eigh, Eig, Fourier, Kernel,
         Permute, Move, Fold, Barrier, Print, Expect, Loop, Let, Branch, Relayout, ShardMap,
     )
-}  # fmt: skip
+}

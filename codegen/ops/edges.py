@@ -44,7 +44,7 @@ class Edge(Kind):
         return [tuple(
             of_result(c, expr.const(before), 1, e, at.mesh)
             for c, (before, _), e in zip(window, self.widths, x.type.shape, strict=True)
-        )]  # fmt: skip
+        )]
 
     def localize(
         self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
@@ -66,7 +66,7 @@ class Edge(Kind):
             last = end - 1 if expr.nonneg(end - 1) else expr.maximum(end - 1, 0)
             for many, count, source, target in (
                 (before, own[d], own[d], expr.const(0)), (after, behind, last, end)
-            ):  # fmt: skip
+            ):
                 if many:
                     value = _line_again(value, d, source, count, target, build)
         return value

@@ -144,15 +144,15 @@ class Permute(Exchange):
                 source = member.eval(self.source, self.var, k) if here else None
                 if source != sender.get(k):
                     raise group.broken(f"the solved source of member {k} is {source}, and it "
-                                       f"receives from {sender.get(k)}")  # fmt: skip
+                                       f"receives from {sender.get(k)}")
         return out
 
     def boxes(self, op: Op, at: Sides) -> dict[str, Any]:
         mine, into = at.box(op.operands[0]), at.box(op.result)
         peers = {"source": self.source, "receives": self.receives,
-                 "dest": self.to, "sends": self.sends}  # fmt: skip
+                 "dest": self.to, "sends": self.sends}
         return {"pull_from": at.seen(mine, into.extent), "pull_into": into, "send": mine,
-                **{k: e and e.subst({self.var: at.me}) for k, e in peers.items()}}  # fmt: skip
+                **{k: e and e.subst({self.var: at.me}) for k, e in peers.items()}}
 
     def traffic(self, op: Op, at: Meter) -> Traffic:
         return at.whole("permute", op)
@@ -258,7 +258,7 @@ class Move(Flowing):
                 if tuple(b - a for a, b in lies) != given.shape:
                     raise group.broken(f"{group.what}: member {j} has {given.shape}, not {lies}")
                 for held, there in zip(member.copies(have, self.wraps),
-                                       member.copies(lies, self.wraps), strict=True):  # fmt: skip
+                                       member.copies(lies, self.wraps), strict=True):
                     box = common(held, want)
                     if box is None or (self.room and source is member and held == have):
                         continue  # what is a member's own stays
@@ -266,7 +266,7 @@ class Move(Flowing):
                     times[within(box, base)] += 1
             if self.parts and (times != 1).any():
                 raise group.broken(f"{group.what}: of what member {k} gets, no member or several "
-                                   "hold an element")  # fmt: skip
+                                   "hold an element")
             out.append([made])
         return out
 
@@ -282,7 +282,7 @@ class Move(Flowing):
             "differs": bool(self.differs()), "in_place": self.in_place,
             "flow": "near" if self.near else self.flow, "root": self.root,
             "near": self.near, "wraps": at.copies(self.wraps),
-        }  # fmt: skip
+        }
 
     def traffic(self, op: Op, at: Meter) -> Traffic:
         return at.moved(op, self.have, self.want, self.flow)
@@ -354,7 +354,7 @@ class Fold(Flowing):
         found = at.parts(op, (), self.want)
         from_, into, send = found if self.want else map(at.flat, found)
         return {"pull_from": from_, "pull_into": into, "send": send, "differs": bool(self.want),
-                "flow": self.flow, "root": self.root, "fn": self.fn}  # fmt: skip
+                "flow": self.flow, "root": self.root, "fn": self.fn}
 
     def traffic(self, op: Op, at: Meter) -> Traffic:
         words = {"to_root": "reduce", "up_to": "scan", "before": "exclusive scan"}

@@ -59,7 +59,7 @@ class Member:
     def box(self, bounds: Bounds, shape: Sequence[int]) -> Box:
         """shape: of all there is."""
         return [(0, extent) if span is None else (self.value(span[0]), self.value(span[1]))
-                for span, extent in zip(each(bounds, len(shape)), shape, strict=True)]  # fmt: skip
+                for span, extent in zip(each(bounds, len(shape)), shape, strict=True)]
 
     def copies(self, box: Box, wraps: Wraps) -> list[Box]:
         """Where a part stands, in dims that go on beyond their ends."""
@@ -97,10 +97,10 @@ class Group:
         words = f"with {len(self.members)} ranks, rank"
         if not 0 <= to < len(self.members):
             raise MatchingError(f"{words} {k} sends to {to}, which does not exist",
-                                place=self.place)  # fmt: skip
+                                place=self.place)
         if to in sender:
             raise MatchingError(f"{words}s {sender[to]} and {k} both send to {to}",
-                                place=self.place)  # fmt: skip
+                                place=self.place)
         sender[to] = k
 
     def root(self, root: Expr) -> int:
@@ -109,7 +109,7 @@ class Group:
             raise MatchingError(
                 f"the members name roots {sorted(roots)}", place=self.place,
                 expected=f"one root from 0 to {len(self.members) - 1}",
-            )  # fmt: skip
+            )
         return roots.pop()
 
     def total(self, fn: str, read: Sequence[Array]) -> Array:
@@ -119,7 +119,7 @@ class Group:
             raise MatchingError(
                 f"{self.what}: the members' arrays differ in shape", place=self.place,
                 found=", ".join(str(a.shape) for a in self.given),
-            )  # fmt: skip
+            )
         for a in rest:
             total = combine(fn)(total, a).astype(total.dtype)
         return total

@@ -6,7 +6,6 @@ it stands for, and so is a result. A batch may be split, a matrix is whole.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -46,13 +45,16 @@ def real_of(dtype: DType) -> DType:
 
 def lapack(name: str, dtype: DType, takes: str) -> Routine:
     """A row: takes are the types of its parameters, T for the elements' and R for their parts'."""
-    kinds = {"T": "void" if dtype.kind == "c" else dtype.c, "R": real_of(dtype).c}
-    takes = re.sub(r"\b[TR]\b", lambda found: kinds[found[0]], takes)
+    named = (("T *", "void *" if dtype.kind == "c" else f"{dtype.c} *"),
+             ("R *", f"{real_of(dtype).c} *"))
+    for word, c in named:
+        takes = takes.replace(word, c)
     return Routine("openblas", letter(dtype) + name, "int", takes)
 
 
 class Factor(Kind):
-    """cores: of each operand, how many dims are its own, behind those of the batch."""
+    """An op on each matrix of a batch. cores: how many last dims of each operand belong to one
+    member of the batch."""
 
     held = True
     has_room = False
@@ -96,7 +98,7 @@ class Factor(Kind):
         n = operands[0].ndim - self.cores[0]
         types = [ArrayType(_dtype(x), tuple(map(expr.const, x.shape))) for x in operands]
         outs = [np.zeros(tuple(map(value, t.shape)), dtypes.numpy_dtype(t.dtype))
-                for t in self.infer(types)]  # fmt: skip
+                for t in self.infer(types)]
         for index in np.ndindex(*operands[0].shape[:n]):
             for out, made in zip(outs, self.alone(*(x[index] for x in operands)), strict=True):
                 out[index] = made
@@ -142,7 +144,7 @@ class Members:
         return Part(made, expr.const(0), True)
 
     def call(self, name: str, parameters: str, text: str, routines: Sequence[Routine],
-             numbers: Sequence[Expr], parts: Sequence[Part[Value]]) -> None:  # fmt: skip
+             numbers: Sequence[Expr], parts: Sequence[Part[Value]]) -> None:
         """In the text stand <T> for the type of elements, <R> for that of their parts, and a
         routine without the letter of the type: <potrf>."""
         kind = letter(self.dtype)
@@ -184,7 +186,7 @@ class Cholesky(Factor):
             "        l[i * n + j] = 0;",
             [lapack("potrf", m.dtype, "int, char, int, T *, int")],
             op.operands[0].type.shape[-1:], [m.copied(op.operands[0], lower), *m.results(1)],
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True)
@@ -219,7 +221,7 @@ class Lu(Factor):
             [lapack("getrf", m.dtype, "int, int, int, T *, int, int *")],
             op.operands[0].type.shape[-2:],
             [m.copied(op.operands[0], op.results[0]), *m.results(1)],
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True)
@@ -248,7 +250,7 @@ class LuSolve(Factor):
             [lapack("getrs", m.dtype,
                     "int, char, int, int, const T *, int, const int *, T *, int")],
             b.type.shape[-2:], [m.part(lu), m.part(pivots), m.copied(b, op.result)],
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True)
@@ -283,7 +285,7 @@ class Swapped(Factor):
             [lapack("laswp", m.dtype, "int, int, T *, int, int, int, const int *, int")],
             [rows, columns, op.operands[1].type.shape[-1], self.first],
             [m.part(made, writes=True), m.part(op.operands[1])],
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True)
@@ -310,7 +312,7 @@ class LessProduct(Factor):
         m, made, (_, a, b) = Members(self, op, at), at.take_over(op), op.operands
         (rows, k), columns = a.type.shape[-2:], b.type.shape[-1]
         less, one = ((f"(const {m.dtype.c}[]){{{x}}}" for x in (-1, 1))
-                     if m.dtype.kind == "c" else (-1, 1))  # fmt: skip
+                     if m.dtype.kind == "c" else (-1, 1))
         m.call(
             "less_product", "int64_t rows, int64_t columns, int64_t k, int64_t row, "
             "int64_t column, int64_t width, <T> *c, const <T> *a, const <T> *b",
@@ -320,7 +322,7 @@ class LessProduct(Factor):
             [GEMM[m.dtype.name]],
             [rows, columns, k, self.row, self.column, made.type.shape[-1]],
             [m.part(made, writes=True), m.part(a), m.part(b)],
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True)
@@ -350,11 +352,11 @@ class Triangular(Factor):
     def steps(self, op: Op, at: Maker) -> None:
         m, (a, b) = Members(self, op, at), op.operands
         how = (142 if self.right else 141, 122 if self.lower else 121,
-               113 if self.adjoint else 111, 132 if self.unit else 131)  # fmt: skip
+               113 if self.adjoint else 111, 132 if self.unit else 131)
         pointers = m.dtype.kind == "c"
-        factor = "const T *" if pointers else "T"
+        factor = "const T *" if pointers else m.dtype.c
         routine = lapack("trsm", m.dtype, "int, int, int, int, int, int, int, "
-                         f"{factor}, const T *, int, T *, int")  # fmt: skip
+                         f"{factor}, const T *, int, T *, int")
         one = f"(const {m.dtype.c}[]){{1}}" if pointers else "1"
         numbers = (a.type.shape[-1], *b.type.shape[-2:])
         m.call(
@@ -365,4 +367,4 @@ class Triangular(Factor):
             "        x, columns);",
             [Routine(routine.source, routine.name, "void", routine.takes)], numbers,
             [m.part(a), m.copied(b, op.result)],
-        )  # fmt: skip
+        )

@@ -281,12 +281,12 @@ class Scatter(Kind):
     def combine(
         self, op: Op, window: Window, cut: Cut, operands: list[Value], build: Builder,
         at: Localizer,
-    ) -> Value:  # fmt: skip
+    ) -> Value:
         """Everybody's points are combined into nothing, then all of that into x."""
         x, v, *index = operands
         fn, shape, dtype = self.fn, op.result.type.shape, x.type.dtype
         kept = tuple(whole(e) if d in self.dims else c
-                     for d, (c, e) in enumerate(zip(window, shape)))  # fmt: skip
+                     for d, (c, e) in enumerate(zip(window, shape)))
         wide = dtypes.folded_in(dtype)
         nothing = build.emit(Full(neutral(fn, wide), wide, at.shape(kept)))
         mine = build.emit(self, (nothing, build.cast(v, wide), *index))

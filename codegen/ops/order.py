@@ -50,7 +50,8 @@ def _rows(x: Value) -> tuple[Expr, Expr]:
 class Merge(Kind):
     """Operands mine, theirs, side: two sorted arrays of rows of one length, merged. side 1: the
     half that stands first; 2: the last half; 0: mine. Or mine, theirs, their places twice, side:
-    equal elements in the order of places, which no two have in common; the places come along."""
+    equal elements in the order of places, which no two have in common; the places come along.
+    Stands in shard_maps only."""
 
     name = "merge"
 
@@ -99,14 +100,15 @@ class Partition(Lane):
         memory = at.spare(f"{op.result.name}_places", dtypes.INT64, expr.product(places.type.shape))
         index = loop_vars(places.type.shape)
         at.add(Store(index, memory, ravel(positions(index), places.type.shape),
-                     at.node(places, positions(index)), place=op.place))  # fmt: skip
+                     at.node(places, positions(index)), place=op.place))
         _call("partition_rows", op, at, op.result, memory, places.type.shape[-1], *_rows(x))
 
 
 @dataclass(frozen=True)
 class Count(Kind):
     """Operands x, leading, shift: of the elements of a row whose leading bits are those, how many
-    have which `bits` next; `shift` more are below them. The order of bits is that of elements."""
+    have which `bits` next; `shift` more are below them. The order of bits is that of elements.
+    Stands in shard_maps only."""
 
     name = "count"
     bits: int
@@ -125,13 +127,13 @@ class Count(Kind):
             if int(shift) + self.bits < width:
                 row = row[row >> np.uint64(self.bits) == np.uint64(leading[at])]
             made[at] = np.bincount((row & np.uint64(2**self.bits - 1)).astype(np.int64),
-                                   minlength=2**self.bits)  # fmt: skip
+                                   minlength=2**self.bits)
         return [made]
 
     def steps(self, op: Op, at: Maker) -> None:
         x, leading, shift = op.operands
         _call("count_rows", op, at, x, leading, shift, expr.const(self.bits), op.result, *_rows(x),
-              leading.type.shape[-1])  # fmt: skip
+              leading.type.shape[-1])
 
 
 @dataclass(frozen=True)
@@ -163,4 +165,4 @@ class SearchSorted(Kind):
     def steps(self, op: Op, at: Maker) -> None:
         row, values = op.operands
         _call("search", op, at, row, values, expr.const(int(self.right)), op.result,
-              row.type.shape[0], expr.product(values.type.shape))  # fmt: skip
+              row.type.shape[0], expr.product(values.type.shape))

@@ -38,7 +38,7 @@ GEMM = {
         *((name, kind, "const void *, const void *, int, const void *, int, const void *, void *, "
            "int") for name, kind in (("complex64", "c"), ("complex128", "z"))),
     )
-}  # fmt: skip
+}
 _SMALL = 12  # the summed extent and another one, of products for which a call is too much
 _FOUR = 4
 _TOTALS = ("add", "mul")  # what may leave the range of a type
@@ -113,7 +113,7 @@ class Reduce(Kind):
         offset = ravel(positions(kept), made.shape)
         node = at.node(x, positions(loops))
         at.add(plan.Reduce(kept, inner, rows, op.result, offset, node, self.fn, made.dtype,
-                           op.place))  # fmt: skip
+                           op.place))
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ class ArgReduce(Kind):
         offset = ravel(positions(rest), op.result.type.shape)
         node = at.node(x, positions(loops))
         at.add(plan.Lane(self.name, rest, loops[self.dim], op.result, offset, expr.const(0),
-                         x.type.dtype, self.fn, node, (), op.place))  # fmt: skip
+                         x.type.dtype, self.fn, node, (), op.place))
 
 
 class Lane(Kind):
@@ -211,7 +211,7 @@ class Lane(Kind):
         node = at.node(x, positions(loops))
         at.add(plan.Lane(self.name, rest, loops[dim], op.result, ravel(first, shape),
                          strides(shape)[dim], x.type.dtype, getattr(self, "fn", ""), node,
-                         self.scratch(op, at), op.place))  # fmt: skip
+                         self.scratch(op, at), op.place))
 
     def scratch(self, op: Op, at: Maker) -> tuple[Value, ...]:
         """Memory that a lane needs beside its result."""
@@ -355,7 +355,7 @@ class MatMul(Kind):
         columns = at.any_of(at.not_finite(b), [n - 2])
         batch = tuple(range(n - 2))
         wide = [at.emit(Broadcast((*batch, d), shape), (x,))
-                for x, d in ((rows, n - 2), (columns, n - 1))]  # fmt: skip
+                for x, d in ((rows, n - 2), (columns, n - 1))]
         return at.unless(value, at.map("logical_or", *wide))
 
     def exact(self, op: Op, at: Instrument) -> Value | None:
@@ -404,7 +404,7 @@ class MatMul(Kind):
             self.by_loops(op, rows, at)
             return
         at.add(plan.Product(batch, m, n, k, mats[0], mats[1], mats[2], c.type.dtype,
-                            at.library(routine), op.place))  # fmt: skip
+                            at.library(routine), op.place))
 
     def by_loops(self, op: Op, rows: bool, at: Maker) -> None:
         """Where that is faster than a library, or there is none. rows: a row or a column of the
@@ -424,7 +424,7 @@ class MatMul(Kind):
         if not rows:
             value = term(expr.symbol(k.sym))
             at.add(plan.Reduce(tuple(kept), (k,), False, op.result, offset, value, fn, made.dtype,
-                               op.place, total))  # fmt: skip
+                               op.place, total))
             return
         *outer, last = kept
         zero = plan.Literal(neutral(fn, made.dtype), made.dtype)
@@ -436,10 +436,10 @@ class MatMul(Kind):
             value = term(begin)
             for more in range(1, terms):
                 value = plan.Apply("logical_or" if fn == "or" else fn, made.dtype,
-                                   (value, term(begin + more)), made.dtype)  # fmt: skip
+                                   (value, term(begin + more)), made.dtype)
             if turns.extent != 0:
                 at.add(plan.Store((*outer, turns, last), op.result, offset, value, fn,
-                                  place=op.place))  # fmt: skip
+                                  place=op.place))
             done = terms * turns.extent
 
 

@@ -67,7 +67,7 @@ class Qr(Factor):
                 f"if (k)\n    <{form}>(SPMD_BY_COLUMNS, m, c, k, q, m, tau, work, room);"
             )
         parts = [m.copied(op.operands[0], op.results[0]), *m.results(1),
-                 m.spare("work", m.dtype, room)]  # fmt: skip
+                 m.spare("work", m.dtype, room)]
         m.call(f"qr_{self.mode}", parameters + "<T> *work", text, routines, numbers, parts)
 
 
@@ -101,7 +101,7 @@ class Svd(Factor):
         real = "R *, " if is_complex else ""
         u, v = ("u", "v") if has else ("a", "a")  # what is not asked for is not touched
         parts = [m.copied(*op.operands), *m.results(), m.spare("work", m.dtype, room),
-                 m.spare("numbers", INFO, small * 8)]  # fmt: skip
+                 m.spare("numbers", INFO, small * 8)]
         if is_complex:
             more = small * (large * 2 + small * 5 + 7)
             parts.append(m.spare("reals", real_of(m.dtype), more))
@@ -115,7 +115,7 @@ class Svd(Factor):
             [lapack("gesdd", m.dtype, "int, char, int, int, T *, int, R *, T *, int, T *, int, "
                     f"T *, int, {real}int *")],
             [n, rows, room, op.results[3].type.shape[-1] if has else n], parts,
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class Eigh(Factor):
         form, real = ("heevd", "R *, int, ") if is_complex else ("syevd", "")
         copy = m.copied(op.operands[0], op.results[2] if self.vectors else None)
         parts = [copy, *m.results()[:2], m.spare("work", m.dtype, room),
-                 m.spare("numbers", INFO, ints)]  # fmt: skip
+                 m.spare("numbers", INFO, ints)]
         if is_complex:
             parts.append(m.spare("reals", real_of(m.dtype), room))
         job = f"'{'V' if self.vectors else 'N'}', '{self.triangle}'"
@@ -158,7 +158,7 @@ class Eigh(Factor):
             [lapack(form, m.dtype,
                     f"int, char, char, int, T *, int, R *, T *, int, {real}int *, int")],
             [n, room, ints], parts,
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ class Eig(Factor):
         is_complex, room, job = m.dtype.kind == "c", n * (8 + _BLOCK), "NV"[self.vectors]
         vectors = f"{complex_of(m.dtype).c} *v, " if self.vectors else ""
         parts = [m.copied(*op.operands), *m.results(), m.spare("work", m.dtype, room),
-                 m.spare("reals", real_of(m.dtype), n * 2)]  # fmt: skip
+                 m.spare("reals", real_of(m.dtype), n * 2)]
         values, types = ("w", "T *, ") if is_complex else ("reals, reals + n", "T *, T *, ")
         right, last = ("v" if self.vectors else "a"), ", reals" if is_complex else ""
         more = ""
@@ -194,7 +194,7 @@ class Eig(Factor):
             right = "pairs" if self.vectors else "a"
             number = f"CMPLX{'F' if real_of(m.dtype) == dtypes.FLOAT32 else ''}"
             more = ("\nfor (int64_t j = 0; j < n; j++)\n"
-                    f"    w[j] = {number}(reals[j], reals[n + j]);")  # fmt: skip
+                    f"    w[j] = {number}(reals[j], reals[n + j]);")
         if not is_complex and self.vectors:  # of a pair, its real and its imaginary part
             parts.append(m.spare("pairs", m.dtype, n, n))
             more += (
@@ -216,4 +216,4 @@ class Eig(Factor):
             [lapack("geev", m.dtype, f"int, char, char, int, T *, int, {types}T *, int, T *, int, "
                     f"T *, int{', R *' if is_complex else ''}")],
             [n, room], parts,
-        )  # fmt: skip
+        )

@@ -136,9 +136,9 @@ class Fourier(Kind):
         numbers = (rows, self.n, row, given[d], to_row, into[d])
         few = expr.minimum(rows, WIDE)
         room = [at.spare(f"{made.name}_lanes", v.type.dtype, few * (v.type.shape[d] + GAP))
-                for v in ((x, made) if self.fn in ("rfft", "irfft") else (x,))]  # fmt: skip
+                for v in ((x, made) if self.fn in ("rfft", "irfft") else (x,))]
         parts = (Part(node.buffer, first), Part(made, to_first, True),
-                 *(Part(r, expr.const(0), True) for r in room))  # fmt: skip
+                 *(Part(r, expr.const(0), True) for r in room))
         at.call(self.caller(x.type.dtype), loops, numbers, parts, op)
 
     def caller(self, given: DType) -> Caller:
@@ -156,9 +156,9 @@ class Fourier(Kind):
             "<loop>": f"(n % 2 ? {routines[1].called} : {routines[0].called})" if fn == "rfft"
             else routines[0].called,
             "<data>": f"(void *){routines[1].called}" if fn in ("fft", "ifft") else "NULL",
-        }  # fmt: skip
+        }
         takes = ("int64_t rows, int64_t n, int64_t row, int64_t step, int64_t to_row, "
-                 "int64_t to_step, const <T> *from, <U> *to, <T> *lanes")  # fmt: skip
+                 "int64_t to_step, const <T> *from, <U> *to, <T> *lanes")
         text, takes = _TEXT, takes + ", <U> *turned" * through
         for word, said in words.items():
             text, takes = text.replace(word, said), takes.replace(word, said)

@@ -82,7 +82,7 @@ class Broadcast(View):
         return [tuple(
             whole(1) if e == 1 and shape[d] != 1 else window[d]
             for e, d in zip(x.type.shape, self.dims, strict=True)
-        )]  # fmt: skip
+        )]
 
     def localize(
         self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
@@ -153,7 +153,7 @@ class Slice(View):
         return [tuple(
             of_operand(c, as_expr(start), step, at.mesh)
             for c, start, step in zip(window, self.start, self.step, strict=True)
-        )]  # fmt: skip
+        )]
 
     def localize(
         self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer

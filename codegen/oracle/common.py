@@ -57,7 +57,7 @@ class Common:
             raise LayoutError(
                 f"{axes!r} is not an axis of this program's mesh",
                 expected=f"one of {', '.join(self.axes)}, or a tuple of them",
-            )  # fmt: skip
+            )
         return tuple(name for a in axes for name in self.names(a))
 
     def axis_size(self, axis: Axes = None) -> int:
@@ -70,14 +70,14 @@ class Common:
         checked_text(text, user_place())
         if not condition:
             raise MeshError(text or "a condition of the program does not hold",
-                            found=str(self.axes))  # fmt: skip
+                            found=str(self.axes))
 
     def outside(self, what: str) -> ProgramError:
         return ProgramError(
             f"{what} stands outside a shard_map",
             expected="one rank's view, where the index can be read",
             remedy="write it inside a function given to spmd.shard_map",
-        )  # fmt: skip
+        )
 
     # ---- arrays ----------------------------------------------------------------------------------
 
@@ -109,14 +109,14 @@ class Common:
     arange, linspace = _making(np.arange), _making(np.linspace)
 
     def eye(self, n: int, m: Any = None, k: int = 0, dtype: Any = None,
-            layout: Any = None) -> EagerArray:  # fmt: skip
+            layout: Any = None) -> EagerArray:
         return self.made(np.eye(n, m, k, dtype or np.float64), layout)
 
     def identity(self, n: int, dtype: Any = None) -> EagerArray:
         return self.eye(n, dtype=dtype)
 
     def full_like(self, x: Any, value: Any, dtype: Any = None, layout: Any = None,
-                  **other: Any) -> EagerArray:  # fmt: skip
+                  **other: Any) -> EagerArray:
         made = np.full_like(np.asarray(x), value, dtype, shape=other.get("shape"))
         same = layout is None and other.get("shape") is None
         return self.made(made, getattr(x, "layout", None) if same else layout)
@@ -165,7 +165,7 @@ class Common:
         return branches[at](*map_tree(_copied, args))
 
     def scan(self, f: Any, init: Any, xs: Any = None, length: Any = None,
-             reverse: bool = False) -> Any:  # fmt: skip
+             reverse: bool = False) -> Any:
         """f(carry, x) for every x of the first dim: the last carry, and all second results."""
         carry, outs = map_tree(_copied, init), []
         steps = range(int(length) if xs is None else len(next(leaves(xs))))

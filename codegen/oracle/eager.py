@@ -38,7 +38,7 @@ from codegen.user.tree import leaves, map_tree
 def run(
     function: Callable[..., Any], axes: Mapping[str, int], given: Mapping[str, Any],
     graph: Callable[[], Module], prints: list[str] | None = None,
-) -> Any:  # fmt: skip
+) -> Any:
     """What the program's function returns, with whole NumPy arrays as leaves.
 
     axes: ranks along each mesh axis, in order. given: parameters, inputs and scalars by name.
@@ -70,12 +70,12 @@ def mesh_sizes(names: Sequence[str], fixed: Mapping[str, int | None], ranks: int
     if left * taken != ranks or (not free and left != 1):
         raise MeshError(f"{ranks} ranks do not form a mesh with {dict(fixed)}",
                         expected=f"a multiple of {taken}" if free else
-                        f"{taken} ranks")  # fmt: skip
+                        f"{taken} ranks")
     divisors = [d for d in range(1, left + 1) if left % d == 0]
     shapes = (
         c for c in itertools.product(divisors, repeat=len(free))
         if np.prod(c) == left and list(c) == sorted(c, reverse=True)
-    )  # fmt: skip
+    )
     sizes = dict(zip(free, min(shapes), strict=True))
     return {name: sizes.get(name) or fixed.get(name) or 1 for name in names}
 
@@ -86,7 +86,7 @@ class World(Common):
     def __init__(
         self, axes: Mapping[str, int], given: Mapping[str, Any], graph: Callable[[], Module],
         prints: list[str] | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(axes, prints)
         self.graph = functools.cache(graph)
         self.given = given
@@ -103,18 +103,18 @@ class World(Common):
     # ---- declarations ----------------------------------------------------------------------------
 
     def input(self, name: str, shape: Any, dtype: Any = np.float64, layout: Any = None,
-              default: Any = None) -> EagerArray:  # fmt: skip
+              default: Any = None) -> EagerArray:
         extents = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
         self._declare("input", name, shape=extents, dtype=element_type(dtype), layout=layout,
-                      default=default)  # fmt: skip
+                      default=default)
         if name in self.given:
             array = dtypes.as_numpy(self.given[name])
             if array.shape != extents:
                 raise InputError(f"input {name} has another shape", expected=str(extents),
-                                 found=str(array.shape))  # fmt: skip
+                                 found=str(array.shape))
         elif default is None:
             raise InputError(f"input {name} is not given",
-                             remedy=f"pass {name}=array, or declare default=")  # fmt: skip
+                             remedy=f"pass {name}=array, or declare default=")
         elif callable(default):
             array = np.asarray(default(*np.indices(extents, sparse=True)))
         else:
@@ -135,11 +135,11 @@ class World(Common):
         if default is not None and dtype is None:
             kind = np.asarray(default).dtype
         declared = {"name": name, "dtype": "int64" if kind.kind in "iub" else "float64",
-                    "default": default}  # fmt: skip
+                    "default": default}
         value = scalar_value(declared, self.given[name]) if name in self.given else default
         if value is None:
             raise InputError(f"scalar {name} is not given",
-                             remedy=f"pass {name}=number, or declare a default")  # fmt: skip
+                             remedy=f"pass {name}=number, or declare a default")
         if isinstance(default, bool):
             return bool(value)
         return int(value) if kind.kind in "iub" else float(value)
@@ -163,13 +163,13 @@ class World(Common):
         if out_layouts is ...:
             arrays = zip((x for x in leaves(tuple(args)) if x is not None), specs, strict=True)
             taken = [self.shards.entries(spec, x.ndim) for x, spec in arrays
-                     if isinstance(x, EagerArray)]  # fmt: skip
+                     if isinstance(x, EagerArray)]
             layouts = self._computed_layouts(taken, [np.ndim(x) for x in flat[0]])
         else:
             layouts = spread(out_layouts, results[0] if several else (np.asarray(results[0]),))
         joined = iter([
             self.shards.join([r[j] for r in flat], layouts[j]) for j in range(len(flat[0]))
-        ])  # fmt: skip
+        ])
         return map_tree(lambda _: next(joined), results[0])
 
     def _computed_layouts(self, taken: Sequence[Layout], ndims: Sequence[int]) -> list[Any]:
@@ -178,7 +178,7 @@ class World(Common):
         here = user_place()
         try:
             calls = [(op.place, op.what) for op in walk(self.graph().body)
-                     if isinstance(op.what, ShardMap)]  # fmt: skip
+                     if isinstance(op.what, ShardMap)]
         except LayoutError:
             raise
         except SpmdError as error:
@@ -188,10 +188,10 @@ class World(Common):
             if place and here
             and (place.file, place.line, place.column) == (here.file, here.line, here.column)
             and [len(layout) for layout in call.out_layouts] == list(ndims)
-        ))  # fmt: skip
+        ))
         if len({out for _, out in found}) != 1:
             raise self._unknown("other layouts in other calls of this line" if found else
-                                "no such shard_map in the compiled program")  # fmt: skip
+                                "no such shard_map in the compiled program")
         for operands, _ in found:
             rest = iter(operands)  # arrays met by closure and constants stand between and behind
             if not all(layout in rest for layout in taken):
@@ -206,7 +206,7 @@ class World(Common):
             expected="the layouts that the compiler computes", found=why,
             remedy='write it, and in_layouts: out_layouts=("x", None) joins the parts along dim 0, '
             "out_layouts=spmd.replicated says that all ranks return the same",
-        )  # fmt: skip
+        )
 
     def _argument_layouts(self, given: Any, args: Sequence[Any]) -> list[Any]:
         """One layout per leaf that is not None: the one that is given, else that of the array."""

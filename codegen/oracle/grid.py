@@ -52,7 +52,7 @@ class Grid:
 def join(
     shape: Sequence[int], parts: Sequence[np.ndarray[Any, Any]], boxes: Sequence[Box],
     misfit: Callable[[int, tuple[int, ...]], Exception], differ: Callable[[int, int], Exception],
-) -> np.ndarray[Any, Any]:  # fmt: skip
+) -> np.ndarray[Any, Any]:
     """The array whose parts in these boxes the ranks have. misfit: the error where a rank's part
     has not the shape of its box; differ: where two ranks hold other values of one part."""
     whole = np.zeros(shape, parts[0].dtype)

@@ -56,7 +56,7 @@ def evaluator(values: Mapping[str, int]) -> Eval:
 def run(
     module: Module, sizes: Mapping[str, int], inputs: Mapping[str, Any] | None = None,
     scalars: Mapping[str, int | float] | None = None, prints: list[str] | None = None,
-) -> dict[str, Array]:  # fmt: skip
+) -> dict[str, Array]:
     """The outputs, whole, by name. sizes: ranks along each axis; prints collects printed lines.
 
     Raises MatchingError where ranks wait for each other at different ops or replicas differ,
@@ -104,7 +104,7 @@ class _Rank:
         if array.shape != shape or array.dtype != dtype:
             raise InternalError(f"{op.what.name} gives another type than it states, at {self.env}",
                                 place=op.place, expected=f"{value!r}, that is {dtype}{list(shape)}",
-                                found=f"{array.dtype}{list(array.shape)}")  # fmt: skip
+                                found=f"{array.dtype}{list(array.shape)}")
         return array
 
     def op(self, op: Op, operands: list[Array]) -> Running:
@@ -139,7 +139,7 @@ class _Rank:
         except (ValueError, TypeError, IndexError, OverflowError) as error:
             shapes = ", ".join(f"{x.dtype}{list(x.shape)}" for x in operands)
             raise InternalError(f"{op.what.name} cannot be computed: {error}", place=op.place,
-                                found=f"operands {shapes}") from error  # fmt: skip
+                                found=f"operands {shapes}") from error
 
     def loop(self, op: Op, what: Loop, carried: list[Array]) -> Running:
         at, step = self.eval(what.start), self.eval(what.step)
@@ -205,7 +205,7 @@ class _World:
     def __init__(
         self, module: Module, sizes: Mapping[str, int], scalars: Mapping[str, int | float],
         prints: list[str],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.module = module
         self.prints = prints
         self.sizes = _sizes(module, sizes)
@@ -234,7 +234,7 @@ class _World:
             array = np.asarray(given[declared.name])
             if array.shape != shape:
                 raise InputError(f"input {declared.name} has another shape",
-                                 expected=str(shape), found=str(array.shape))  # fmt: skip
+                                 expected=str(shape), found=str(array.shape))
             return array.astype(dtype)
         if declared.default is None:
             raise InputError(f"input {declared.name} is not given", place=declared.place)
@@ -292,14 +292,14 @@ class _World:
         """The ranks' boxes of a global array, by the symbolic offsets and extents."""
         mesh = self.module.mesh
         dims = [(meshes.local_offset(mesh, e, entry), meshes.local_extent(mesh, e, entry))
-                for e, entry in zip(shape, layout, strict=True)]  # fmt: skip
+                for e, entry in zip(shape, layout, strict=True)]
         boxes = ([(r.eval(first), r.eval(extent)) for first, extent in dims] for r in ranks)
         return [tuple(slice(first, first + extent) for first, extent in box) for box in boxes]
 
     def assemble(
         self, name: str, shape: tuple[int, ...], parts: Sequence[Array], boxes: Sequence[Box],
         op: Op | None = None,
-    ) -> Array:  # fmt: skip
+    ) -> Array:
         """One array from the ranks' parts; equal boxes must hold equal values."""
         place = op.place if op else None
 
@@ -307,11 +307,11 @@ class _World:
             return InternalError(
                 f"rank {rank} has another part of {name} than its layout says",
                 place=place, expected=str(expected), found=str(parts[rank].shape),
-            )  # fmt: skip
+            )
 
         def differ(first: int, rank: int) -> MatchingError:
             return MatchingError(f"{name} differs between ranks {first} and {rank}, and its layout "
-                                 "says that they hold the same part", place=place)  # fmt: skip
+                                 "says that they hold the same part", place=place)
 
         return join(shape, parts, boxes, misfit, differ)
 
@@ -372,7 +372,7 @@ def _deadlock(first: _Rank, members: Sequence[_Rank]) -> MatchingError:
     return MatchingError(
         f"rank {first.index} waits in {what.called} at {op.place}, and rank {other.index} {where}",
         place=op.place, expected="all ranks of a group at the same exchange",
-    )  # fmt: skip
+    )
 
 
 def _sizes(module: Module, sizes: Mapping[str, int]) -> dict[str, int]:
@@ -382,7 +382,7 @@ def _sizes(module: Module, sizes: Mapping[str, int]) -> dict[str, int]:
         n = sizes.get(axis.name, axis.fixed)
         if n is None or n < 1 or (axis.fixed is not None and n != axis.fixed):
             raise MeshError(f"axis {axis.name} cannot have {n} ranks",
-                            expected=str(axis.fixed or "a positive number"))  # fmt: skip
+                            expected=str(axis.fixed or "a positive number"))
         out[axis.name] = n
     return out
 

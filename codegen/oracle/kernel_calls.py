@@ -37,5 +37,5 @@ def _given(kernel: Any, form: Form, name: str, x: Any) -> Any:
     for d, least, boundary in windows.least(form, name):
         if x.shape[d] < least:
             raise kernel.refused(f'boundary="{boundary}" of {name} wants more than dim {d} has',
-                                 f"at least {least} elements", str(x.shape[d]))  # fmt: skip
+                                 f"at least {least} elements", str(x.shape[d]))
     return windows.with_boundary(np.array(x), *windows.ghosts(form, name), np.pad)

@@ -38,7 +38,7 @@ class Shards(Grid):
             layout = (layout,) if isinstance(layout, str) and layout != "auto" else ()
         if len(layout) > ndim:
             raise LayoutError(f"layout {layout} has more entries than the array has dims",
-                              expected=f"{ndim} entries")  # fmt: skip
+                              expected=f"{ndim} entries")
         out = [() if e is None else self.common.names(e) for e in layout]
         return (*out, *[()] * (ndim - len(out)))
 
@@ -61,7 +61,7 @@ class Shards(Grid):
             return LayoutError(
                 f"rank {rank} returns a part of shape {arrays[rank].shape}",
                 expected=f"{expected}, its block of {tuple(extents)} laid out as {spec}",
-            )  # fmt: skip
+            )
 
         def differ(first: int, rank: int) -> MatchingError:
             return MatchingError(
@@ -82,7 +82,7 @@ class Shards(Grid):
         if all(a is b for a, b in zip(cells, function.__closure__, strict=True)):
             return function
         out = types.FunctionType(function.__code__, function.__globals__, function.__name__,
-                                 function.__defaults__, tuple(cells))  # fmt: skip
+                                 function.__defaults__, tuple(cells))
         out.__kwdefaults__ = function.__kwdefaults__
         return out
 
@@ -150,7 +150,7 @@ class EagerRank(Common):
     # ---- permutations ----------------------------------------------------------------------------
 
     def ppermute(self, x: Any, axis: Axes, perm: Any = None, *, shift: Any = None,
-                 to: Any = None) -> Any:  # fmt: skip
+                 to: Any = None) -> Any:
         n, i = self.axis_size(axis), self.axis_index(axis)
         target: Any
         if shift is not None:
@@ -172,7 +172,7 @@ class EagerRank(Common):
         n, at = self.axis_size(axis), int(root)
         if not 0 <= at < n:
             raise MatchingError(f"with {n} ranks, there is no member {at} to be the root",
-                                expected=f"0 to {n - 1}")  # fmt: skip
+                                expected=f"0 to {n - 1}")
         return at
 
     # ---- reductions ------------------------------------------------------------------------------
@@ -216,7 +216,7 @@ class EagerRank(Common):
             check_call(op, f"op= of {what}", "a", "b", expected="a function of a, b")
             call = op
         parts = self.exchange(what, axis, np.array(x),
-                              lambda p: [[received(a.copy()) for a in p] for _ in p])  # fmt: skip
+                              lambda p: [[received(a.copy()) for a in p] for _ in p])
         total = parts[0]
         for part in parts[1:count]:
             total = received(np.asarray(call(total, part)))
@@ -276,12 +276,12 @@ class EagerRank(Common):
     # ---- gathers ---------------------------------------------------------------------------------
 
     def all_gather(self, x: Any, axis: Axes, dim: int = 0, tiled: bool = False, *,
-                   gather_axis: int | None = None) -> Any:  # fmt: skip
+                   gather_axis: int | None = None) -> Any:
         d = dim if gather_axis is None else gather_axis
         return self.each("all_gather", x, axis, lambda p: [_joined(p, d, tiled) for _ in p])
 
     def pgather(self, x: Any, axis: Axes, root: Any = 0, dim: int = 0,
-                tiled: bool = False) -> Any:  # fmt: skip
+                tiled: bool = False) -> Any:
         at = self.root(root, axis)
 
         def combine(parts: Sequence[Any]) -> list[Any]:
@@ -296,7 +296,7 @@ class EagerRank(Common):
         return self.each("pscatter", x, axis, lambda p: _dealt(p[at], len(p), dim, tiled))
 
     def psum_scatter(self, x: Any, axis: Axes, dim: int = 0, tiled: bool = False, *,
-                     scatter_dimension: int | None = None) -> Any:  # fmt: skip
+                     scatter_dimension: int | None = None) -> Any:
         d = dim if scatter_dimension is None else scatter_dimension
 
         def combine(parts: Sequence[Any]) -> list[Any]:
@@ -306,7 +306,7 @@ class EagerRank(Common):
 
     def all_to_all(self, x: Any, axis: Axes, split_dim: Any = None, concat_dim: Any = None,
                    tiled: bool = False, *, split_axis: Any = None,
-                   concat_axis: Any = None) -> Any:  # fmt: skip
+                   concat_axis: Any = None) -> Any:
         split = split_dim if split_axis is None else split_axis
         concat = concat_dim if concat_axis is None else concat_axis
 
@@ -334,7 +334,7 @@ def _pieces(x: np.ndarray[Any, Any], n: int, dim: int, tiled: bool) -> list[Any]
         raise MatchingError(
             f"without tiled=True, the extent of dim {dim} must be the number of ranks",
             expected=f"extent {n}", found=str(x.shape),
-        )  # fmt: skip
+        )
     return [x.take(k, axis=dim) for k in range(n)]
 
 

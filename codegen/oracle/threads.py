@@ -30,7 +30,7 @@ class ExchangeCall:
     def matches(self, other: ExchangeCall | None) -> bool:
         return other is not None and (self.kind, self.axes, self.place) == (
             other.kind, other.axes, other.place,
-        )  # fmt: skip
+        )
 
     def __str__(self) -> str:
         return f"{self.kind} at {self.place}" if self.place else self.kind
@@ -130,7 +130,7 @@ class Crew:
         other = next(
             m for m in self.group(rank, call.axes)
             if self.workers[m].ended or not call.matches(self.workers[m].call)
-        )  # fmt: skip
+        )
         if self.workers[other].ended:
             where = f"rank {other} has ended"
         else:
@@ -139,4 +139,4 @@ class Crew:
             f"rank {rank} waits in {call}, {where}", place=call.place,
             expected="all ranks of a group in the same exchange",
             remedy="move the exchange out of the branch, so that every rank reaches it",
-        )  # fmt: skip
+        )

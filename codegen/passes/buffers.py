@@ -75,7 +75,7 @@ class _Liveness:
         self.blank = {
             v for v, op in found.defs.items()
             if isinstance(op.what, Do) and not op.what.acts and self.uses.get(v) == 1
-        }  # fmt: skip
+        }
         self.chains: dict[Op, tuple[list[Op], list[Op]]] = {}
         self.over: dict[Op, set[Value]] = {}
         self.needed: dict[Region, set[Value]] = {}
@@ -252,7 +252,7 @@ class _Liveness:
     def disturbed(
         self, v: Value, chains: _Chains, writes: Mapping[Value, _Write],
         read: Mapping[Value, list[tuple[int, Expr | None]]], depth: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Who else in its nest keeps a value from taking memory, or gives it."""
         mine = writes[v]
         base, parts = chains.get(v, (None, [v]))
@@ -266,7 +266,7 @@ class _Liveness:
             elif _fits(r, v):
                 self.wishes.append((depth, r, v))
         self.define(v, (o for o, w in writes.items() if o not in parts and (
-            w.offset != mine.offset or base or w.is_row or mine.is_row)))  # fmt: skip
+            w.offset != mine.offset or base or w.is_row or mine.is_row)))
         self.forced += [(part, v) for part in parts[:1] if part is not v]
 
     def loop(self, op: Op, live: set[Value], depth: int) -> set[Value]:

@@ -29,7 +29,7 @@ def check(module: Module) -> Module:
             _region(module, i.default, set())
             made = i.default.results[0].type.shape
             _expect(made == i.value.type.shape or module.level == "graph", None,
-                    f"default of {i.name} has the shard's shape")  # fmt: skip
+                    f"default of {i.name} has the shard's shape")
     _region(module, module.body, defined)
     scope = defined | {v for op in module.body.ops for v in op.results}
     for out in module.outputs:
@@ -44,7 +44,7 @@ def _expect(condition: bool, op: Op | None, rule: str, *about: object) -> None:
         raise InternalError.of_rule(
             rule.format(*map(_text, about)), op.place if op else None,
             f"op {op.what.called}" if op else "",
-        )  # fmt: skip
+        )
 
 
 def _text(x: object) -> str:

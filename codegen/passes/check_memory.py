@@ -32,7 +32,7 @@ from codegen.plan.grammar import (
     Step,
     Store,
     Work,
-)  # fmt: skip
+)
 from codegen.plan.indexing import loads
 from codegen.plan.loops import Act, Do, Placed
 from codegen.plan.steps import inner_steps, memory_read, memory_written, moved, nodes
@@ -116,7 +116,7 @@ class _Check:
         if value not in found:
             names = " and ".join(sorted(v.name for v in found)) or "nothing"
             self.rule(False, f"{value.name} is in its buffer when it is read",
-                      f"buffer {self.placed.of[value].name} holds {names}")  # fmt: skip
+                      f"buffer {self.placed.of[value].name} holds {names}")
 
     # ---- steps -----------------------------------------------------------------------------------
 
@@ -133,7 +133,7 @@ class _Check:
             if isinstance(op.what, LetOp):
                 self.rule(isinstance(step, Let) and step.counter is op.what.counter
                           and step.value.buffer.number == self.at[op.operands[0]],
-                          "a let is a step")  # fmt: skip
+                          "a let is a step")
                 self.read(op.operands[0], holds)
             elif isinstance(op.what, BranchOp):
                 self.branch(op, op.what, step, holds)
@@ -154,7 +154,7 @@ class _Check:
             assert isinstance(store, Store)
             many = expr.product(v.extent for v in store.loops)
             holds.own[store.buffer.number] = frozenset(
-                v for v in holds[source] if expr.product(v.type.shape) == many)  # fmt: skip
+                v for v in holds[source] if expr.product(v.type.shape) == many)
 
     def do(self, op: Op, what: Do, items: _Items, holds: _Holds) -> None:
         spare: dict[Value, Buffer] = {}
@@ -226,16 +226,16 @@ class _Check:
         """Each of these values lies where the other one does."""
         for v, to in pairs:
             self.rule(v in holds[self.at[to]], f"{v.name} is handed on as {to.name}",
-                      f"buffer {self.placed.of[to].name}")  # fmt: skip
+                      f"buffer {self.placed.of[to].name}")
 
     def branch(self, op: Op, what: BranchOp, step: Item | None, holds: _Holds) -> None:
         self.rule(isinstance(step, Branch) and len(step.arms) == len(op.regions),
-                  "a branch is a step")  # fmt: skip
+                  "a branch is a step")
         assert isinstance(step, Branch)
         if what.on is None:
             self.rule(isinstance(step.on, Load)
                       and step.on.buffer.number == self.at[op.operands[0]],
-                      "a branch reads what decides it")  # fmt: skip
+                      "a branch reads what decides it")
             self.read(op.operands[0], holds)
         else:
             self.rule(step.on == what.on, "a branch is on what decides it")
@@ -268,7 +268,7 @@ class _Check:
             end = self.region(op.regions[0], step.condition, head)
             (truth,) = op.regions[0].results
             self.rule(step.flag is not None and step.flag.buffer.number == self.at[truth],
-                      "a loop reads what decides it")  # fmt: skip
+                      "a loop reads what decides it")
             self.read(truth, end)
         turned = self.region(body, step.body, end)
         for cycle in step.rotate:

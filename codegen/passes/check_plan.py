@@ -78,7 +78,7 @@ def check_finished(plan: Plan) -> Plan:
     known: set[Sym] = set()
     for entry, e in plan.at_load.items():
         outside = {s for s in e.symbols() - known
-                   if s in plan.at_load or s.kind not in ("coord", "size", "scalar")}  # fmt: skip
+                   if s in plan.at_load or s.kind not in ("coord", "size", "scalar")}
         _rule(not outside, None, f"{entry.name} follows from the index and entries before it")
         known.add(entry)
     for step in walk_steps(plan.steps):
@@ -91,7 +91,7 @@ def check_finished(plan: Plan) -> Plan:
             folds = [p for p in parts if isinstance(p, Keep) and p.fn]
             _rule(all(f.total for f in folds), place, "a total has a type")
             _rule(not any(isinstance(p, Reduce) for p in parts), place,
-                  "a reduction is a total, or a row in memory")  # fmt: skip
+                  "a reduction is a total, or a row in memory")
         again = [c for e in _exprs(step) for c in expr.calls(e)
                  if all(s.kind not in ("counter", "var") for s in expr.from_atom(c).symbols())]
         _rule(not again, place, "what stays while the program runs is evaluated at load")
@@ -118,7 +118,7 @@ def _exprs(step: Step) -> Iterator[Expr]:
 def _rotations(loop: Loop) -> None:
     buffers = [b.number for cycle in loop.rotate for b in cycle]
     alike = all(len(cycle) > 1 and len({(b.dtype, b.capacity) for b in cycle}) == 1
-                for cycle in loop.rotate)  # fmt: skip
+                for cycle in loop.rotate)
     _rule(alike, loop.place, "buffers that change places have one dtype and one capacity")
     once = len(set(buffers)) == len(buffers)
     _rule(once, loop.place, "a buffer changes its place once as a turn ends")

@@ -36,7 +36,7 @@ class _Compare:
     def run(self) -> Module:
         graph = self.graph
         first = [op for i in graph.inputs
-                 for op in self.whole(i.value, f'input "{i.name}"', i.place)]  # fmt: skip
+                 for op in self.whole(i.value, f'input "{i.name}"', i.place)]
         body = self.region(graph.body)
         seen = {i.value for i in graph.inputs}
         made = graph.def_use.defs
@@ -110,7 +110,7 @@ class _Compare:
     def met(self, regions: Sequence[Region]) -> Axes:
         """The axes along which ranks meet in some regions."""
         found = {a for r in regions for op in walk(r)
-                 if isinstance(op.what, Exchange) for a in op.what.axes}  # fmt: skip
+                 if isinstance(op.what, Exchange) for a in op.what.axes}
         return tuple(a for a in self.long if a in found)
 
     def same(self, value: Value, axes: Axes, what: str, place: Place | None) -> list[Op]:

@@ -156,7 +156,7 @@ def _hinders(a: _Member, b: _Member, value: Value) -> bool:
         return False
     here, result = (a.offset, ()), a.result.type
     fits = a.how == "point" and (result.dtype, result.shape) == (
-        value.type.dtype, value.type.shape)  # fmt: skip
+        value.type.dtype, value.type.shape)
     return fits and set(a.reads[value]) == {here} and set(b.reads[value]) != {here}
 
 
@@ -236,7 +236,7 @@ class _Fusing:
                     segment = max(segment, k)
             made.update(dict.fromkeys(op.results, k))
         ops = [self.finished(item) if isinstance(item, _Nest) else item.mapped(self.region)
-               for item in items]  # fmt: skip
+               for item in items]
         return Region(region.args, tuple(_filled(region, ops)), region.results)
 
     def member(self, op: Op) -> _Member | None:
@@ -314,14 +314,14 @@ class _Fusing:
             return m.how != "rows" and m.base is None and all(
                 u in inside and (everywhere or inside[u] == inside[m.op])
                 for u in self.users.get(m.result, {None})
-            )  # fmt: skip
+            )
 
         return dict.fromkeys(m.result for m in nest.members if not is_local(m))
 
     def part(
         self, m: _Member, stored: bool, kept: dict[Value, Kept], parts: list[_Part],
         after: list[Store[Value]],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """What a member computes, and where it goes."""
 
         def local(node: Node[Value]) -> Kept | None:
@@ -352,7 +352,7 @@ def _fills(op: Op) -> bool:
     """Whether it makes an array of one number, or of nothing yet."""
     return isinstance(op.what, Do) and not op.operands and all(
         isinstance(act, Store) and isinstance(act.value, Literal) for act in op.what.acts
-    )  # fmt: skip
+    )
 
 
 def _filled(region: Region, ops: list[Op]) -> Iterator[Op]:

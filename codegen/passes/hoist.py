@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 # What of an exchange is evaluated as it begins, and what that is called.
 _HINTS = {"receives": "source", "source": "source", "sends": "dest", "dest": "dest",
-          "wraps": "wraps", "root": "root", "near": "near"}  # fmt: skip
+          "wraps": "wraps", "root": "root", "near": "near"}
 
 
 def hoisted(plan: Plan) -> Plan:

@@ -97,7 +97,7 @@ class Instrument(Builder):
                 "where there was none",
                 "np.where(condition, value, other) where it is not wanted; "
                 "run --check=bounds,equal looks for no NaN",
-            )  # fmt: skip
+            )
 
     def is_optional(self, value: Value) -> bool:
         """Whether it is only ever one choice of a np.where, or goes into such a choice; or into a
@@ -108,7 +108,7 @@ class Instrument(Builder):
             self.optional[value] = (
                 bool(uses) and op is not None and isinstance(op.what, Map)
                 and all(map(self.is_choice, uses))
-            )  # fmt: skip
+            )
         return self.optional[value]
 
     def is_choice(self, use: Use) -> bool:
@@ -116,7 +116,7 @@ class Instrument(Builder):
             return False
         fn, result = use.op.what.fn, use.op.result
         return ((fn == "select" and use.operand > 0) or self.is_optional(result)
-                or (fn in _BOTH and result.type.dtype.kind == "b"))  # fmt: skip
+                or (fn in _BOTH and result.type.dtype.kind == "b"))
 
     def is_later(self, value: Value) -> bool:
         """Whether it is checked with what it goes into: an optional one, or a part of an expression
@@ -157,7 +157,7 @@ class Instrument(Builder):
             zero = self.full(0, divisor.type.dtype, value.type.shape)
             self.expect("overflow", value, self.map("ne", divisor, zero),
                         "an integer is divided by zero", "np.where(b != 0, a // b, 0), with "
-                        "np.where(b != 0, b, 1) for b")  # fmt: skip
+                        "np.where(b != 0, b, 1) for b")
         cast = isinstance(what, Map) and what.fn == "cast"
         same = what.exact(op, self) if kind == "i" or cast else None  # unsigned wrap on purpose
         if same is None:
@@ -168,4 +168,4 @@ class Instrument(Builder):
         limit = self.full(least, dtypes.FLOAT64, value.type.shape)
         text = "a number does not fit" if cast else f"{what.title()} of integers overflows"
         self.expect("overflow", value, self.map("lt", apart, limit),
-                    f"{text} {value.type.dtype}", "a wider type: x.astype(np.int64)")  # fmt: skip
+                    f"{text} {value.type.dtype}", "a wider type: x.astype(np.int64)")

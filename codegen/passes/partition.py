@@ -51,7 +51,7 @@ def partition(graph: Module, demands: Demands | None = None) -> Module:
     )
     body = Region((), tuple(work.ops), ())
     return replace(graph, level="program", inputs=tuple(inputs), body=body, outputs=outputs,
-                   origins=work.origins, starts=work.starts)  # fmt: skip
+                   origins=work.origins, starts=work.starts)
 
 
 class _Partition(Parts):

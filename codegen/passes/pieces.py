@@ -148,7 +148,7 @@ class _Rewrite(Builder):
             return True
         updates = [r for r in readers if isinstance(r.what, Update)]
         return len(updates) == 1 and updates[0].operands[0] is value and all(
-            _box_of(r) in found.of for r in readers)  # fmt: skip
+            _box_of(r) in found.of for r in readers)
 
     def put_together(self, value: Value, found: _Pieces) -> None:
         """The array of its pieces."""
@@ -185,7 +185,7 @@ class _Rewrite(Builder):
         alone = [v for v in op.operands if self.uses[v] == 1 and v not in self.pieces]
         made = [self.defs.get(v) for v in alone]
         return isinstance(op.what, Reduce | MatMul) or isinstance(op.what, Map) and any(
-            d is not None and self.has_sums(d) for d in made)  # fmt: skip
+            d is not None and self.has_sums(d) for d in made)
 
     def part(self, value: Value, box: _Box, whole: bool = False) -> Value:
         """A part of a value. whole: nobody needs the rest of it."""
@@ -249,5 +249,5 @@ def _edges(shape: Shape, box: _Box) -> Iterator[_Box]:
         for begin, end in ((zero, first), (first + size, shape[d])):
             if begin != end:
                 yield _Box((*start[:d], begin, *start[d + 1 :]),
-                           (*extent[:d], end - begin, *extent[d + 1 :]))  # fmt: skip
+                           (*extent[:d], end - begin, *extent[d + 1 :]))
         start[d], extent[d] = first, size

@@ -32,7 +32,7 @@ def rotated(placed: Placed) -> Placed:
     module, of, apart = placed.loops.module, placed.of, placed.loops.apart
     loops = [op for region in module.entries for op in walk(region) if isinstance(op.what, Loop)]
     wishes = [_Wish(op, cycle, apart[op.results[0]])
-              for op in loops for cycle in _cycles(op, placed)]  # fmt: skip
+              for op in loops for cycle in _cycles(op, placed)]
     moved = _moved(wishes)
     touched: dict[int, set[str]] = {}
     for value, axes in placed.exchanged.items():

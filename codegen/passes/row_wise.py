@@ -62,7 +62,7 @@ class _Rewrite(Builder):
         """Whether it is computed with the dims too: for one use, so that nothing is done twice."""
         op = self.defs.get(value)
         return (depth > 0 and op is not None and isinstance(op.what, Map)
-                and len(self.uses[value]) == 1)  # fmt: skip
+                and len(self.uses[value]) == 1)
 
     def has_row(self, value: Value, shape: Shape, depth: int) -> bool:
         """Whether a row of this shape goes into it."""
@@ -73,7 +73,7 @@ class _Rewrite(Builder):
             return any(self.has_row(v, shape, depth - 1) for v in op.operands)
         row = self.defs.get(op.operands[0]) if isinstance(op.what, Reshape) else None
         return (row is not None and isinstance(row.what, Slice)
-                and row.result.type.shape == shape)  # fmt: skip
+                and row.result.type.shape == shape)
 
     def with_dims(self, value: Value, shape: Shape, depth: int = DEEPEST) -> Value:
         """The same elements in this shape."""

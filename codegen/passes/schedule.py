@@ -31,7 +31,7 @@ from codegen.plan.grammar import (
     Step,
     Store,
     Work,
-)  # fmt: skip
+)
 from codegen.plan.indexing import loop_vars, positions, ravel
 from codegen.plan.loops import Do, Placed, capacity
 from codegen.plan.steps import moved
@@ -62,7 +62,7 @@ def scheduled(placed: Placed) -> Plan:
         tuple(work.buffers), tuple(work.constants.values()), inputs, outputs, program.returns,
         tuple(steps), program.conditions, work.counters, loops.sites, program.routes,
         loops.libraries, tuple(loops.kernels.items()), program.checks, dict(loops.named),
-    )  # fmt: skip
+    )
 
 
 # A copy that a control step needs: from buffer, the value, into buffer.

@@ -136,7 +136,7 @@ def _called(work: Product) -> Product:
         work, a=_operand(work, work.a, work.m, work.k), b=_operand(work, work.b, work.k, work.n),
         c=replace(work.c, row=work.n, column=expr.const(1)),
         maybe_empty=tuple(e for e in (work.m, work.n) if not expr.nonneg(e - 1)),
-    )  # fmt: skip
+    )
 
 
 def _operand(work: Product, x: Matrix, rows: Expr, columns: Expr) -> Matrix:

@@ -33,7 +33,7 @@ def looped(program: Module, stored: Container[Value]) -> Loops:
     return Loops(
         module, make.constants, {s: e for e, s in make.named.items()}, tuple(make.libraries),
         make.kernels, make.sites, turns_apart(program),
-    )  # fmt: skip
+    )
 
 
 class Maker(Resolver):
@@ -94,7 +94,7 @@ class Maker(Resolver):
         return self.libraries.index(routine)
 
     def call(self, function: Caller, loops: tuple[Var, ...], numbers: Sequence[Expr],
-             parts: Sequence[Part[Value]], op: Op) -> None:  # fmt: skip
+             parts: Sequence[Part[Value]], op: Op) -> None:
         """A call of routines for every point of these loops."""
         routines = tuple(map(self.library, function.routines))
         self.add(LibraryCall(function, loops, tuple(numbers), tuple(parts), routines, op.place))

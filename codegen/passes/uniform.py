@@ -89,7 +89,7 @@ class _Check:
         what = outer.what
         if isinstance(what, Branch) and what.on is not None:
             return (user_text(self.mesh, what.on),
-                    "compute the value on every rank and choose with np.where")  # fmt: skip
+                    "compute the value on every rank and choose with np.where")
         if isinstance(what, Loop):
             bounds = {"start": what.start, "stop": what.stop, "step": what.step}
             for name, e in bounds.items():

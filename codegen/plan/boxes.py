@@ -71,11 +71,11 @@ class Sides:
         def formula(e: Expr, named: bool) -> Expr:
             exact, members = e.subst(self.exactly), self.member.symbols()
             apart = any(call.op in ("floordiv", "mod") and call.args[0].symbols() & members
-                        for call in expr.calls(exact))  # fmt: skip
+                        for call in expr.calls(exact))
             return e.subst(self.there) if named or apart else exact
 
         return tuple(span and (formula(span[0], named), formula(span[1], named))
-                     for span, named in zip(bounds, cut, strict=True))  # fmt: skip
+                     for span, named in zip(bounds, cut, strict=True))
 
     def theirs(self, into: Box[Value]) -> Box[Value]:
         """Where the member pulls into, what it pulls from me."""
@@ -168,7 +168,7 @@ def _common(a: Bounds, b: Bounds) -> Bounds:
 def _overlap(a: Span, b: Span) -> Span:
     (low, high), (first, last) = a, b
     return (low if low == first else expr.most(low, first),
-            high if high == last else expr.least(high, last))  # fmt: skip
+            high if high == last else expr.least(high, last))
 
 
 # ---- boxes ---------------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ def _seen_from(box: Box[Value], there: There) -> Box[Value]:
         box.buffer, box.offset.subst(there), tuple(e.subst(there) for e in box.extent),
         tuple(s.subst(there) for s in box.stride),
         tuple((name, e.subst(there)) for name, e in box.names),
-    )  # fmt: skip
+    )
 
 
 def _with(box: Box[Value], names: Mapping[Sym, Expr]) -> Box[Value]:
@@ -218,7 +218,7 @@ def _between(
         else:
             nonneg = not cut[d] or expr.nonneg(these[1] - these[0])
             begin, end = (name(f"{which}_{d}_{text}", e)
-                          for text, e in zip(("begin", "end"), these, strict=True))  # fmt: skip
+                          for text, e in zip(("begin", "end"), these, strict=True))
             low = all_there[0] if all_there else expr.const(0)
             offset = offset + stride * (begin - name(f"{whose}_{d}_begin", low))
             extents.append(end - begin if nonneg else expr.most(end - begin, 0))

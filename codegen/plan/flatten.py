@@ -34,7 +34,7 @@ def flattened(work: Work[M]) -> Work[M]:
     if isinstance(work, Store) and not work.rows and not work.bounds:
         loops, change = _joined(work.loops, [work.offset, *_exprs(work.value)])
         return replace(work, loops=loops, offset=work.offset.subst(change),
-                       value=moved(work.value, change))  # fmt: skip
+                       value=moved(work.value, change))
     if isinstance(work, Reduce) and not work.rows:
         inner, change = _joined(work.inner, list(_exprs(work.value)))
         return replace(work, inner=inner, value=moved(work.value, change))

@@ -37,7 +37,7 @@ from codegen.plan.grammar import (
     Step,
     Store,
     Work,
-)  # fmt: skip
+)
 from codegen.plan.indexing import loads
 from codegen.symbolic.expr import Expr
 

@@ -132,7 +132,7 @@ class _Storing:
         cheap = isinstance(op.what, Map) and value not in self.dear
         if cheap and value.type.ndim == 0 and all(
             isinstance(self.defs[v].what, Source) for v in op.operands if v in self.defs
-        ) and all(v in self.defs for v in op.operands):  # fmt: skip
+        ) and all(v in self.defs for v in op.operands):
             return False
         if self.leaves(value):
             return True
@@ -151,7 +151,7 @@ class _Storing:
         return all(m and isinstance(m.what, (Broadcast, Source)) for m in made) and any(
             m.operands[0].type.shape != m.result.type.shape
             for m in made if m and isinstance(m.what, Broadcast)
-        )  # fmt: skip
+        )
 
     def stretched(self, value: Value) -> bool:
         """Whether an element is read at several points, perhaps through views."""

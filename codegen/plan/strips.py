@@ -30,7 +30,7 @@ def in_strips(work: Store) -> Store:
         return work
     across, width = found
     block = Var(Sym(f"{across.sym.name}_strip", "var", expr.const(0), across.extent - 1),
-                -(-across.extent // width))  # fmt: skip
+                -(-across.extent // width))
     begin = expr.symbol(block.sym) * width if block.extent != 1 else expr.const(0)
     extent = expr.minimum(across.extent - begin, width)
     if across.extent.is_const and across.extent.value % width == 0:
@@ -39,7 +39,7 @@ def in_strips(work: Store) -> Store:
     loops = tuple(block if v is across else v for v in long) + (inner,)
     change = {across.sym: begin + expr.symbol(inner.sym)}
     return replace(work, loops=loops, offset=work.offset.subst(change),
-                   value=moved(work.value, change))  # fmt: skip
+                   value=moved(work.value, change))
 
 
 def _across(work: Store, long: list[Var]) -> tuple[Var, int] | None:

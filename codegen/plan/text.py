@@ -39,7 +39,7 @@ from codegen.plan.grammar import (
     Store,
     Var,
     Work,
-)  # fmt: skip
+)
 from codegen.plan.loops import Do, Loops
 from codegen.plan.steps import moved
 from codegen.printer import ValueNames
@@ -80,7 +80,7 @@ def loops_text(loops: Loops) -> str:
             yield f"{indent}{head(op)}" + (f"  # line {op.place.line}" if op.place else "")
             if isinstance(op.what, Do):
                 yield from (f"{indent}  {of(v).name} begins as {of(x).name}"
-                            for x, v in op.what.begins)  # fmt: skip
+                            for x, v in op.what.begins)
                 yield from (f"{indent}  meanwhile {called(v)}" for v in op.what.scratch)
                 for act in op.what.acts:
                     if isinstance(act, Exchange | Print | Expect):
@@ -123,7 +123,7 @@ def _steps(steps: Sequence[Step], indent: str) -> Iterator[str]:
         where = f"  # line {place.line}" if place else ""
         if isinstance(step, Phase):
             handed = ", ".join(f"{p.sym.name} = {p.formula}" for p in step.parameters
-                               if p.sym.name != str(p.formula))  # fmt: skip
+                               if p.sym.name != str(p.formula))
             yield f"{indent}compute {step.name}{f' with {handed}' if handed else ''}{where}"
             for work in step.work:
                 yield from _work(work, indent + "  ")
@@ -180,7 +180,7 @@ def _work(work: Work, indent: str) -> Iterator[str]:
 _FLOWS = {
     "from_root": " from member ", "to_root": " to member ", "up_to": " up to itself",
     "before": " before itself", "near": " near itself",
-}  # fmt: skip
+}
 
 
 def _exchange(x: Exchange) -> str:
@@ -244,7 +244,7 @@ def work_text(work: Work) -> str:
         a.what.name if isinstance(a.what, Buffer)
         else str(a.what) if isinstance(a.what, Expr) else node_text(a.what)
         for a in work.arguments
-    )  # fmt: skip
+    )
     return f"{work.symbol}({args})"
 
 

@@ -46,7 +46,7 @@ def after(call: Call) -> Call | None:
 def extents(e: Expr) -> Iterator[tuple[Call, Expr, Expr]]:
     """(call, slope, rest) of e = slope * (extent of the block that begins at call) + rest."""
     found = sorted((a for a in e.atoms() if isinstance(a, Call) and a.op == "begin"),
-                   key=lambda a: a.order)  # fmt: skip
+                   key=lambda a: a.order)
     for call in found:
         end = after(call)
         if end not in found:
@@ -69,7 +69,7 @@ def opened(e: Expr, nesting: int = 0) -> Expr:
             k, extent, blocks = (opened(a, nesting) for a in call.args)
             each, left = extent // blocks, extent % blocks
             before = next((c for c in found if alike(c, call) and call.args[0] - c.args[0] == 1),
-                          None)  # fmt: skip
+                          None)
             if before is None:
                 forms[call] = k * each + CONSTRUCT["min"](k, left)
             else:

@@ -93,9 +93,9 @@ def _everywhere(symbols: Iterable[Sym]) -> list[dict[str, int]] | None:
     return out
 
 
-def refuted(e: Expr, facts: tuple[Expr, ...] = ()) -> bool:
-    """Whether e < 0 at a sample point at which all facts are >= 0."""
-    columns = [f.samples for f in facts]
+def refuted(e: Expr, given: tuple[Expr, ...] = ()) -> bool:
+    """Whether e < 0 at a sample point at which all given are >= 0."""
+    columns = [f.samples for f in given]
     for p, v in enumerate(e.samples):
         if v is not None and v < 0:
             met = [column[p] for column in columns]
@@ -111,62 +111,62 @@ class _Search:
         self.left, self.opens = steps, opens
         self.failed: set[tuple[Expr, tuple[Expr, ...]]] = set()
 
-    def prove(self, e: Expr, facts: tuple[Expr, ...], depth: int) -> bool:
-        """e >= 0 wherever every fact is >= 0."""
+    def prove(self, e: Expr, given: tuple[Expr, ...], depth: int) -> bool:
+        """e >= 0 wherever every given one is >= 0."""
         if self.opens:
             e = block_laws.opened(e, nesting())
         if e.is_const and e.value >= 0:
             return True
         if _evident(e):
             return True
-        if refuted(e, facts) or (e.is_const and not facts):
+        if refuted(e, given) or (e.is_const and not given):
             return False
-        if (e, facts) in self.failed or depth <= 0 or self.left <= 0:
+        if (e, given) in self.failed or depth <= 0 or self.left <= 0:
             return False
         self.left -= 1
-        self.failed.add((e, facts))
+        self.failed.add((e, given))
         return (
-            any(_evident(e - f) for f in facts)
-            or self.by_bounds(e, facts, depth)
-            or self.by_scaling(e, facts, depth)
-            or self.by_cases(e, facts, depth)
+            any(_evident(e - f) for f in given)
+            or self.by_bounds(e, given, depth)
+            or self.by_scaling(e, given, depth)
+            or self.by_cases(e, given, depth)
             or _from_one(e)
-            or self.vacuous(facts, depth)
+            or self.vacuous(given, depth)
         )
 
-    def vacuous(self, facts: tuple[Expr, ...], depth: int) -> bool:
-        """No sample meets the facts: perhaps nothing does."""
-        if not facts or not refuted(const(-1)):
+    def vacuous(self, given: tuple[Expr, ...], depth: int) -> bool:
+        """No sample meets the given: perhaps nothing does."""
+        if not given or not refuted(const(-1)):
             return False
-        if refuted(const(-1), facts):
+        if refuted(const(-1), given):
             return False
         return any(
-            self.prove(-f - 1, facts[:k] + facts[k + 1 :], depth - 2)
-            for k, f in enumerate(facts)
+            self.prove(-f - 1, given[:k] + given[k + 1 :], depth - 2)
+            for k, f in enumerate(given)
         )
 
-    def by_bounds(self, e: Expr, facts: tuple[Expr, ...], depth: int) -> bool:
+    def by_bounds(self, e: Expr, given: tuple[Expr, ...], depth: int) -> bool:
         for atom in sorted(e.atoms(), key=_elimination_order):
             slope, rest = linear_in(e, atom)
             if slope is None:
                 continue
-            sign = self.sign(slope, facts, depth)
+            sign = self.sign(slope, given, depth)
             if not sign:
                 continue
-            for bound in _bounds(atom, e, facts, sign):
-                if self.prove(slope * bound + rest, facts, depth - 1):
+            for bound in _bounds(atom, e, given, sign):
+                if self.prove(slope * bound + rest, given, depth - 1):
                     return True
         return False
 
-    def sign(self, slope: Expr, facts: tuple[Expr, ...], depth: int) -> int:
+    def sign(self, slope: Expr, given: tuple[Expr, ...], depth: int) -> int:
         """1 for slope >= 0, -1 for slope <= 0, 0 for not known."""
         if slope.is_const:
             return 1 if slope.value >= 0 else -1
-        if self.prove(slope, facts, min(depth - 1, 3)):
+        if self.prove(slope, given, min(depth - 1, 3)):
             return 1
-        return -1 if self.prove(-slope, facts, min(depth - 1, 3)) else 0
+        return -1 if self.prove(-slope, given, min(depth - 1, 3)) else 0
 
-    def by_scaling(self, e: Expr, facts: tuple[Expr, ...], depth: int) -> bool:
+    def by_scaling(self, e: Expr, given: tuple[Expr, ...], depth: int) -> bool:
         """With q = x // d and d >= 1: d * e has the sign of e, and d * q is x - x % d.
 
         Where e is r - q or r + q there is no remainder: q <= r means x < d * (r + 1).
@@ -178,30 +178,30 @@ class _Search:
             slope, rest = linear_in(e, atom)
             if slope is None or not _evident(d - 1):
                 continue
-            if slope == -1 and self.prove(d * rest + d - 1 - x, facts, depth - 1):
+            if slope == -1 and self.prove(d * rest + d - 1 - x, given, depth - 1):
                 return True
-            if slope == 1 and self.prove(d * rest + x, facts, depth - 1):
+            if slope == 1 and self.prove(d * rest + x, given, depth - 1):
                 return True
-            if self.prove(slope * (x - CONSTRUCT["mod"](x, d)) + d * rest, facts, depth - 2):
+            if self.prove(slope * (x - CONSTRUCT["mod"](x, d)) + d * rest, given, depth - 2):
                 return True
         return False
 
-    def by_cases(self, e: Expr, facts: tuple[Expr, ...], depth: int) -> bool:
+    def by_cases(self, e: Expr, given: tuple[Expr, ...], depth: int) -> bool:
         """Split on one call, an outer one first."""
         outer = sorted((a for a in e.atoms() if isinstance(a, Call)), key=lambda a: a.order)
         inner = [c for c in calls(e) if c not in outer]
         for call in [*outer, *inner]:
-            cases = self.cases(call, e, facts)
+            cases = self.cases(call, e, given)
             if cases is None:
                 continue
             return all(
-                self.prove(case, (*facts, *(f for f in more if not _evident(f))), depth - 1)
+                self.prove(case, (*given, *(f for f in more if not _evident(f))), depth - 1)
                 for case, more in cases
             )
         return False
 
     def cases(
-        self, call: Call, e: Expr, facts: tuple[Expr, ...]
+        self, call: Call, e: Expr, given: tuple[Expr, ...]
     ) -> list[tuple[Expr, tuple[Expr, ...]]] | None:
         """e without the call, and what holds then; together the cases are everything."""
         x = call.args[0]
@@ -222,10 +222,10 @@ class _Search:
             ]
         if call.op == "begin":
             return None
-        return self.unwrap(call, x, y, e, facts)
+        return self.unwrap(call, x, y, e, given)
 
     def unwrap(
-        self, call: Call, x: Expr, d: Expr, e: Expr, facts: tuple[Expr, ...]
+        self, call: Call, x: Expr, d: Expr, e: Expr, given: tuple[Expr, ...]
     ) -> list[tuple[Expr, tuple[Expr, ...]]] | None:
         """x % d and x // d where x lies within one d of [0, d)."""
         if not _evident(d - 1):
@@ -235,9 +235,9 @@ class _Search:
             new = const(turns) if call.op == "floordiv" else x - turns * d
             return replace(e, {call: new})
 
-        if self.prove(x, facts, 3) and self.prove(2 * d - 1 - x, facts, 3):
+        if self.prove(x, given, 3) and self.prove(2 * d - 1 - x, given, 3):
             return [(value(0), (d - 1 - x,)), (value(1), (x - d,))]
-        if self.prove(x + d, facts, 3) and self.prove(d - 1 - x, facts, 3):
+        if self.prove(x + d, given, 3) and self.prove(d - 1 - x, given, 3):
             return [(value(0), (x,)), (value(-1), (-x - 1,))]
         return None
 
@@ -275,19 +275,19 @@ def _atom_nonneg(a: Atom) -> bool:
     return all(map(_evident, a.args))
 
 
-def _from_facts(atom: Atom, facts: tuple[Expr, ...], slope: int) -> list[Expr]:
-    """Bounds that a fact slope * atom + rest >= 0 gives: lower ones for slope 1, upper for -1."""
+def _from_given(atom: Atom, given: tuple[Expr, ...], slope: int) -> list[Expr]:
+    """Bounds that slope * atom + rest >= 0 gives: lower ones for slope 1, upper for -1."""
     out = []
-    for f in facts:
+    for f in given:
         found, rest = linear_in(f, atom)
         if found is not None and found.is_const and found.value == slope:
             out.append(-rest * slope)
     return out
 
 
-def _bounds(atom: Atom, e: Expr, facts: tuple[Expr, ...], sign: int) -> list[Expr]:
+def _bounds(atom: Atom, e: Expr, given: tuple[Expr, ...], sign: int) -> list[Expr]:
     """What an atom of e is at least (sign 1) or at most (-1)."""
-    out = _from_facts(atom, facts, sign)
+    out = _from_given(atom, given, sign)
     if isinstance(atom, Sym):
         own = atom.lo if sign > 0 else atom.hi
         return out if own is None else [*out, own]

@@ -47,7 +47,7 @@ __all__ = [
     "calls", "const", "eq", "eq0", "equal", "floordiv", "from_atom", "from_monomial", "function",
     "ge", "ge0", "gt", "le", "least", "linear_in", "lt", "maximum", "minimum", "mod", "most", "ne",
     "nonneg", "not_", "or_", "product", "replace", "select", "symbol", "to_json",
-]  # fmt: skip
+]
 
 
 def _remembered(construct: Callable[..., Expr]) -> Callable[..., Expr]:

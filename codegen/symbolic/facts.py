@@ -1,4 +1,4 @@
-"""What is known of symbols, and the small values that they may have: one place, for all provers.
+"""What is known of symbols, and small values within it: for claims without a proof.
 
 In: symbols, of which their bounds are known and what they divide; facts, Exprs that are 1 where an
 expression stands. Out: values of symbols, those of the smallest mesh first, and of Exprs there.
@@ -57,7 +57,7 @@ def may_be(size: Sym, n: int, values: Mapping[str, int]) -> bool:
     """Whether as many ranks may lie along an axis, as far as its symbol tells."""
     lo, hi = size.within(values)
     return not (size.divides and size.divides % n) and (lo is None or n >= lo) and (
-        hi is None or n <= hi)  # fmt: skip
+        hi is None or n <= hi)
 
 
 # ---- small values --------------------------------------------------------------------------------

@@ -83,7 +83,7 @@ def rows_of(e: Any) -> list[Row]:
 def evaluate(
     rows: Sequence[Row], symbols: Mapping[str, Any], domain: Domain = integers,
     order: Iterable[int] | None = None, gone: Mapping[int, Sequence[int]] | None = None,
-) -> dict[int, Any]:  # fmt: skip
+) -> dict[int, Any]:
     """Values of rows, by number. symbols: values by name; KeyError for others. order: of the rows
     that are wanted, else all; gone: of a row, those that nothing needs after it."""
     values: dict[int, Any] = {}

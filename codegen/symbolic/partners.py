@@ -40,7 +40,7 @@ def _bits(e: Expr) -> Expr:
             m, x = call.args[1].value, -1 - call.args[0]
             turned = m - 1 - expr.mod(x, call.args[1])
             if _constant(call.args[0]) % m == m - 1 and expr.from_atom(call) not in (
-                expr.mod(x, call.args[1]), turned):  # fmt: skip
+                expr.mod(x, call.args[1]), turned):
                 return _bits(expr.replace(e, {call: turned}))
     return e
 

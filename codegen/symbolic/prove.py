@@ -115,7 +115,7 @@ def _cut(
         inside = expr.ge(at[0], lo) * expr.le(at[0], hi) * guard.subst({var: at[0]})
         _pin(to, sends, var, size, inside, at[0], out)
         _cut(expr.replace(to, no), expr.replace(sends, no), var, size,
-             guard * (1 - truth), lo, hi, out)  # fmt: skip
+             guard * (1 - truth), lo, hi, out)
         return
     yes_range, no_range = (lo, hi), (lo, hi)
     if at is not None:  # var >= bound, or var <= bound
@@ -127,9 +127,9 @@ def _cut(
             yes_range = (lo, expr.minimum(hi, bound))
             no_range = (expr.maximum(lo, bound + 1), hi)
     _cut(expr.replace(to, yes), expr.replace(sends, yes), var, size,
-         guard * truth, *yes_range, out)  # fmt: skip
+         guard * truth, *yes_range, out)
     _cut(expr.replace(to, no), expr.replace(sends, no), var, size,
-         guard * (1 - truth), *no_range, out)  # fmt: skip
+         guard * (1 - truth), *no_range, out)
 
 
 def _within(e: Expr, var: Sym, lo: Expr, hi: Expr) -> Expr:
@@ -391,7 +391,7 @@ def _holds_at_large(condition: Expr, given: Facts) -> bool:
         return met(condition, (v for v in environments(symbols) if max(v.values()) > 1))
     ranges = [range(97, 97 + 121)] if len(symbols) == 1 else [range(11, 24)] * len(symbols)
     large = [dict(zip((s.name for s in symbols), point, strict=True))
-             for point in itertools.product(*ranges)]  # fmt: skip
+             for point in itertools.product(*ranges)]
     return met(condition, large) or (
         met(condition, environments(symbols)) and not met(const(1), large))
 

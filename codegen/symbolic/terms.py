@@ -47,7 +47,7 @@ class Sym:
     def __new__(
         cls, name: str, kind: str = "var", lo: Expr | None = None, hi: Expr | None = None,
         divides: int = 0,
-    ) -> Sym:  # fmt: skip
+    ) -> Sym:
         known = cls._known.get((name, kind, lo, hi, divides))
         if known is None:
             known = super().__new__(cls)

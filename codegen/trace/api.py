@@ -47,7 +47,7 @@ def _public(name: str, module: str, attribute: str) -> Callable[..., Any]:
             method = getattr(runtime, name, None)
             if method is None:
                 raise UsageError(f"spmd.{name} is not available in an eager run",
-                                 remedy="build the program and run the image")  # fmt: skip
+                                 remedy="build the program and run the image")
             check_call(function, f"spmd.{name}", *args, **kwargs)
             result = method(*args, **kwargs)
             if name in ("empty", "empty_like", "like"):
@@ -104,20 +104,20 @@ def __getattr__(name: str) -> Any:
 def shard_map(
     f: F, *, mesh: Any = ..., in_layouts: Any = ..., out_layouts: Any = ..., in_specs: Any = ...,
     out_specs: Any = ..., **jax_options: Any,
-) -> F: ...  # fmt: skip
+) -> F: ...
 
 
 @overload
 def shard_map(
     f: None = ..., *, mesh: Any = ..., in_layouts: Any = ..., out_layouts: Any = ...,
     in_specs: Any = ..., out_specs: Any = ..., **jax_options: Any,
-) -> Callable[[F], F]: ...  # fmt: skip
+) -> Callable[[F], F]: ...
 
 
 def shard_map(
     f: Callable[..., Any] | None = None, *, mesh: Any = None, in_layouts: Any = None,
     out_layouts: Any = ..., in_specs: Any = None, out_specs: Any = ..., **jax_options: Any,
-) -> Any:  # fmt: skip
+) -> Any:
     """A function as one rank sees it: called with whole arrays, it gets this rank's shards.
 
     - mesh: the axes that it works along, one or a tuple.
@@ -154,7 +154,7 @@ def shard_map(
     unknown = set(jax_options) - {"check_vma", "check_rep", "axis_names"}
     if unknown:
         raise UsageError(f"shard_map has no argument {sorted(unknown)[0]!r}", place=user_place(),
-                         expected="mesh, in_layouts, out_layouts")  # fmt: skip
+                         expected="mesh, in_layouts, out_layouts")
     pad = in_specs is not None or out_specs is not ...
     ins = in_layouts if in_layouts is not None else in_specs
     outs = out_layouts if out_layouts is not ... else out_specs
@@ -162,7 +162,7 @@ def shard_map(
     if f is None:
         names = ("in_specs", "out_specs") if pad else ("in_layouts", "out_layouts")
         return functools.partial(shard_map, mesh=mesh, **dict(zip(names, (ins, outs))),
-                                 **jax_options)  # fmt: skip
+                                 **jax_options)
     function = f
 
     @functools.wraps(function)
@@ -179,7 +179,7 @@ def shard_map(
 def _eager_shard_map(
     runtime: Any, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any],
     ins: Any, outs: Any,
-) -> Any:  # fmt: skip
+) -> Any:
     """The runtime takes positional arguments, and a layout spec as the user gave it."""
     bound = inspect.signature(function).bind(*args, **kwargs)
     return runtime.shard_map(function, ins, outs, bound.args)
@@ -249,5 +249,5 @@ def start(x: Any) -> Any:
     if not getattr(x, "ndim", 0):
         raise UsageError("spmd.start takes an array", place=user_place(),
                          expected="an array that the kernel is given too",
-                         found=type(x).__name__)  # fmt: skip
+                         found=type(x).__name__)
     return Start(x)

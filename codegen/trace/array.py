@@ -31,7 +31,7 @@ from codegen.trace.storage import Known, Storage
 from codegen.user.numbers import element_type
 
 __all__ = ["Array", "Number", "as_array", "as_value", "cast_value", "choose", "element_type",
-           "full_value", "is_traced", "number", "wrap"]  # fmt: skip
+           "full_value", "is_traced", "number", "wrap"]
 
 
 def wrap(context: Context, value: Value, weak: bool = False, scalar: bool | None = None) -> Array:
@@ -110,7 +110,7 @@ class Array(ArrayMethods):
             raise ProgramError("one rank's array is used outside the function it was made in",
                                expected="what a function given to spmd.shard_map returned",
                                found=str(value.type),
-                               remedy="return it from that function, with out_layouts")  # fmt: skip
+                               remedy="return it from that function, with out_layouts")
         if value.type.layout is not None and self.context.rank_view:
             return shard_of_captured(self.context, value)
         return value
@@ -164,7 +164,7 @@ class Array(ArrayMethods):
                 "this is a NumPy scalar, which is immutable",
                 found="an element that was read, or the 0-d result of an operation",
                 remedy="bind the name again: x = y",
-            )  # fmt: skip
+            )
         content = self.storage.content
         if isinstance(content, Known) and content.made_in is not self.context:
             refuse_constant_write("an array that was kept from another build")
@@ -175,7 +175,7 @@ class Array(ArrayMethods):
                 expected="an array that it made, or an argument: these are the rank's own",
                 found=str(self.base_type),
                 remedy="pass the array as an argument, and return what is written",
-            )  # fmt: skip
+            )
         new = views.put(self.context, self.held, self.seen, value)
         have = self.held.type
         if have.layout and new.type.layout != have.layout and not have.free:
@@ -232,7 +232,7 @@ class Array(ArrayMethods):
             f"an array of a program has no {name!r}",
             expected="what NumPy's arrays have, but for their memory: it lies on all ranks",
             found=name, remedy=remedy,
-        )  # fmt: skip
+        )
 
     def __len__(self) -> int:
         if not self.extents:
@@ -260,21 +260,21 @@ class Array(ArrayMethods):
 
     __bool__ = _asked(bool, "a truth value", "if, while, and, or, not in the program's own source "
                       "are compiled (use .any() or .all() of an array); elsewhere np.where or "
-                      "spmd.cond")  # fmt: skip
+                      "spmd.cond")
     __int__ = _asked(int, "a Python integer", "x.astype(np.int64) converts at run time")
     __index__ = _asked(operator.index, "a Python integer", "spmd.range for loops; subscripts take "
-                       "the array itself; an extent must be known while building")  # fmt: skip
+                       "the array itself; an extent must be known while building")
     __float__ = _asked(float, "a Python float", "use the 0-d array as it is, or "
-                       "x.astype(np.float64)")  # fmt: skip
+                       "x.astype(np.float64)")
     __complex__ = _asked(complex, "a Python complex", "use the 0-d array as it is")
     __array__ = _asked(np.array, "a NumPy array", "NumPy functions take the array itself; np.stack "
-                       "and np.concatenate make one of several")  # fmt: skip
+                       "and np.concatenate make one of several")
     item = _asked(np.ndarray.item, "a Python number", "x[k] is the element as a 0-d array")
     tolist = _asked(np.ndarray.tolist, "a Python list", "return the array from the program")
     __hash__ = _asked(hash, "a known key of a dict or set", UNHASHED)
     tobytes = _asked(np.ndarray.tobytes, "bytes", "return the array from the program")
     __format__ = _asked(format, "text", 'spmd.print("... {}", value) prints it while the program '
-                        "runs")  # fmt: skip
+                        "runs")
 
     def _unknown(self, needed: str, remedy: str) -> NoReturn:
         refuse_constant()
@@ -283,7 +283,7 @@ class Array(ArrayMethods):
             expected=needed,
             found="an array of the program, which has values at run time" + where_asked(needed),
             remedy=remedy,
-        )  # fmt: skip
+        )
 
 
 def local_shape(mesh: Mesh, shape: Shape, layout: Layout) -> Shape:
@@ -301,7 +301,7 @@ def shard_of_captured(context: Context, value: Value) -> Value:
         raise ProgramError(
             "the default of an input uses an array of the program",
             remedy="compute it from the global indices, constants and parameters",
-        )  # fmt: skip
+        )
     captured = context.captured[-1]
     if value not in captured:
         captured[value] = Value(value.name, local_type(context.mesh, value.type))
@@ -314,7 +314,7 @@ def constant(e: Expr, what: str, remedy: str) -> int:
         return e.value
     raise TracedValueError(f"{what} needs a Python integer",
                            expected="an extent known while building",
-                           found=f"{e}, known at launch only", remedy=remedy)  # fmt: skip
+                           found=f"{e}, known at launch only", remedy=remedy)
 
 
 def unsupported(what: str, remedy: str = "") -> UnsupportedError:

@@ -218,7 +218,7 @@ def qr(x: Array) -> tuple[Array, Array] | None:
         return (q @ again[index : index + columns])[: own.shape[0]], last
 
     q, r = mapping.call(x.context, run, (x,), {}, None, ((axis, None),),
-                        ((axis, None), (None, None)))  # fmt: skip
+                        ((axis, None), (None, None)))
     positive = _sign(shaping.diagonal(r))
     everywhere = x.context.emit_one(Relayout(to=((), ())), (q[:columns] * positive).read())
     sign = positive * _reflected(wrap(x.context, everywhere))

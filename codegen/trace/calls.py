@@ -137,7 +137,7 @@ def _sorted(values: Any, **options: Any) -> Any:
         raise TracedValueError("sorted() compares elements while building",
                                expected="elements known while building",
                                found=f"{values!r}, known only at run time",
-                               remedy="np.sort(x), and [::-1] for the other order")  # fmt: skip
+                               remedy="np.sort(x), and [::-1] for the other order")
     return sorted(values, **options)
 
 
@@ -149,7 +149,7 @@ def _range(*args: Any) -> Any:
             expected="bounds known while building",
             found=f"{getattr(unknown, 'expr', unknown)}, known only at run time",
             remedy="for i in spmd.range(...), which is compiled to a loop",
-        )  # fmt: skip
+        )
     return range(*args)
 
 
@@ -168,7 +168,7 @@ def _converted(plain_: type, dtype: Any) -> Callable[..., Any]:
                 f"{plain_.__name__}() of an array with several elements",
                 expected="a number, or an array of one element", found=str(x.type),
                 remedy="say which: x[0], x.sum(), x.any(); x.astype(t) converts every element",
-            )  # fmt: skip
+            )
         array = truth(x) if plain_ is bool else as_array(x).astype(dtype)
         array = array.reshape(()) if array.ndim else array
         array.weak = True
@@ -182,7 +182,7 @@ def _len(x: Any) -> Any:
         return x.shape[0]
     if is_traced(x):
         raise ShapeError("len() of a number", expected="an array of at least one dim, or a list",
-                         found=str(x.type) if isinstance(x, Array) else repr(x))  # fmt: skip
+                         found=str(x.type) if isinstance(x, Array) else repr(x))
     return len(x)
 
 

@@ -117,12 +117,12 @@ def _numpy_array(x: Any, wanted: DType | None) -> np.ndarray[Any, Any]:
     except ValueError:
         raise ShapeError("the rows of this list differ in length",
                          expected="lists of equal lengths",
-                         found=repr(x)[:60]) from None  # fmt: skip
+                         found=repr(x)[:60]) from None
     if wanted is not None and dtypes.from_numpy(data.dtype) != wanted:
         data = data.astype(dtypes.numpy_dtype(wanted))
     if data.dtype == object or dtypes.from_numpy(data.dtype) is None:
         raise DtypeError(f"{type(x).__name__} of {data.dtype} is not an array of numbers",
-                         expected=", ".join(dtypes.BY_NAME), found=repr(x)[:60])  # fmt: skip
+                         expected=", ".join(dtypes.BY_NAME), found=repr(x)[:60])
     return data
 
 

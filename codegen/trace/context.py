@@ -166,7 +166,7 @@ class Context:
     def emit(
         self, what: Kind, operands: Sequence[Value] = (), regions: Sequence[Region] = (),
         names: Sequence[str] = (), place: Place | None = None,
-    ) -> tuple[Value, ...]:  # fmt: skip
+    ) -> tuple[Value, ...]:
         """Append an op to the open block; its results."""
         given = [v.type for v in operands]
         types = what.infer(given)
@@ -235,7 +235,7 @@ def refuse_constant() -> None:
             expected="an array of the program, which exists at run time",
             found=f"the NumPy array {name}, a constant of the program",
             remedy=f"write into a copy made in the program: w = {name}.copy()",
-        )  # fmt: skip
+        )
 
 
 def refuse_constant_write(text: str) -> NoReturn:
@@ -244,7 +244,7 @@ def refuse_constant_write(text: str) -> NoReturn:
                        expected="an array that was made in the program",
                        found=f"a write into {text}",
                        remedy=f"write into a copy: w = {text}.copy()" if text.isidentifier() else
-                       "write into a copy of it, made in the program by .copy()")  # fmt: skip
+                       "write into a copy of it, made in the program by .copy()")
 
 
 def require_context(what: str) -> Context:
@@ -255,7 +255,7 @@ def require_context(what: str) -> Context:
             f"{what} stands outside a program", place=user_place(),
             expected="a call while a function decorated with @spmd.program is being built",
             remedy="move it into the function, or run the program with image.run(...)",
-        )  # fmt: skip
+        )
     return context
 
 
@@ -289,7 +289,7 @@ def _told(axis: Axis, holds: Expr, mesh: Mesh) -> dict[str, Any]:
                     known = gcd(axis.divides, first.value // scale)
                     told = {"divides": known}  # a power of two has no most
                     return told | ({} if known == expr.POWERS else
-                                   {"most": min(known, axis.most or known)})  # fmt: skip
+                                   {"most": min(known, axis.most or known)})
     return {}
 
 

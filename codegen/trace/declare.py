@@ -46,7 +46,7 @@ def _not_an_extent(item: Any) -> str:
     if item.ndim or item.type.dtype.kind not in "iu":
         return "an array"
     return ("a number that the program computes while it runs (a formula has at most "
-            f"{DEEPEST} operations such as // in each other)")  # fmt: skip
+            f"{DEEPEST} operations such as // in each other)")
 
 
 def shape_of(shape: Any, what: str, scalars: bool = False) -> Shape:
@@ -65,10 +65,10 @@ def shape_of(shape: Any, what: str, scalars: bool = False) -> Shape:
                 expected="a non-negative Python integer, or a formula of axis sizes",
                 found=_not_an_extent(item),
                 remedy="parameters of the program are Python integers" if e is None else "",
-            )  # fmt: skip
+            )
         if e.is_const and e.value >= 2**62:
             raise ShapeError(f"{what}: this extent is too large", expected="less than 2**62",
-                             found=str(e.value))  # fmt: skip
+                             found=str(e.value))
         kinds = {s.kind for s in e.symbols()}
         if not scalars and kinds & {"scalar", "counter"}:
             extent_unknown()
@@ -76,7 +76,7 @@ def shape_of(shape: Any, what: str, scalars: bool = False) -> Shape:
                 f"{what}: the extent {e} depends on a run-time scalar or a loop counter",
                 expected="a Python integer, or a formula of axis sizes", found=str(e),
                 remedy="make it a parameter of the program, which is set at build",
-            )  # fmt: skip
+            )
         context = Context.current()
         if kinds <= {"size", "scalar"} and context is not None and context.in_every_launch:
             context.hold(expr.ge0(e), f"the extent {e} is not negative")
@@ -135,7 +135,7 @@ def _own_name(context: Context, name: str) -> str:
             place=user_place(), expected="a name that no loop variable before it has",
             found=f"{name}, of a loop, of the mesh, or of the members of exchanges",
             remedy=f"another name, as spmd.scalar({name + '_given'!r})",
-        )  # fmt: skip
+        )
     return name
 
 
@@ -158,7 +158,7 @@ def _scalar_dtype(default: Any, dtype: Any) -> DType:
                      found="a number that the program computes" if
                      isinstance(default, (Array, Number)) and not np.ndim(default) else
                      f"{type(default).__name__}",
-                     remedy="an array is declared by spmd.input")  # fmt: skip
+                     remedy="an array is declared by spmd.input")
 
 
 def _check_default(default: Any, dtype: DType, name: Any) -> None:
@@ -173,7 +173,7 @@ def _check_default(default: Any, dtype: DType, name: Any) -> None:
                          found=repr(default) if isinstance(default, float) or abs(default) < 2**99
                          else f"an int of {default.bit_length()} bits",
                          remedy="" if dtype is dtypes.FLOAT64 else
-                         "a float scalar: dtype=np.float64")  # fmt: skip
+                         "a float scalar: dtype=np.float64")
 
 
 def _said(
@@ -205,7 +205,7 @@ def _check_name(context: Context, name: Any, what: str) -> None:
         raise UsageError(
             f"the name of a{'n' if what == 'input' else ''} {what} must be an identifier",
             expected='text such as "u" or "steps"', found=repr(name),
-        )  # fmt: skip
+        )
     known: list[Scalar | Input] = [*context.scalars.values(), *context.inputs.values()]
     for declared in known:
         if declared.name == name:
@@ -249,7 +249,7 @@ def input_(
     if context.rank_view:
         raise ProgramError("spmd.input stands inside a shard_map",
                            expected="inputs declared in the program, outside shard_map",
-                           remedy="pass the input to the function as an argument")  # fmt: skip
+                           remedy="pass the input to the function as an argument")
     extents = shape_of(shape, f'input "{name}"')
     kind = element_type(dtype)
     given, layout = layout, by_rules(context, shape, layout)
@@ -273,7 +273,7 @@ def _check_split(extents: Shape, layout: Layout, name: str) -> None:
         if not entry and any(s.kind == "coord" for s in e.symbols()):
             raise LayoutError(f'input "{name}": dim {d} depends on the index but is not split',
                               expected="an extent that is equal on all ranks",
-                              found=str(e))  # fmt: skip
+                              found=str(e))
 
 
 def _default_region(
@@ -294,7 +294,7 @@ def _default_region(
             if len(shape) != len(local) or not all(map(elementwise.same_extent, shape, local)):
                 raise ShapeError(f'the default of input "{name}" has another shape',
                                  expected=f"what broadcasts to {elementwise.shape_text(local)}",
-                                 found=elementwise.shape_text(array.extents))  # fmt: skip
+                                 found=elementwise.shape_text(array.extents))
         value = elementwise.operand_value(context, array, dtype, local)
         region = block.close([value])
     _refuse_computed(name, region)
@@ -314,7 +314,7 @@ def _refuse_computed(name: str, region: Region) -> None:
                                                         for s in counters]),
             remedy="a default without it, and then compute with the input: "
             f"{name} + {(arrays or counters)[0].name}",
-        )  # fmt: skip
+        )
 
 
 def _uniform(context: Context, default: Any, extents: Shape) -> Any:
@@ -324,7 +324,7 @@ def _uniform(context: Context, default: Any, extents: Shape) -> Any:
     if default.extents != extents:
         raise ShapeError("the default of an input has another shape",
                          expected=elementwise.shape_text(extents),
-                         found=elementwise.shape_text(default.extents))  # fmt: skip
+                         found=elementwise.shape_text(default.extents))
     value = default.read()
     made = next((op for b in context.blocks for op in b.ops if value in op.results), None)
     return made.what.value if made is not None and isinstance(made.what, Full) else default
@@ -366,7 +366,7 @@ def _from_array(context: Context, name: str, default: Any, extents: Shape, layou
     if shape != extents:
         raise ShapeError(f'the default of input "{name}" has another shape',
                          expected=elementwise.shape_text(extents),
-                         found=elementwise.shape_text(shape))  # fmt: skip
+                         found=elementwise.shape_text(shape))
     return mapping.shard_of_constant(context, data, layout)
 
 
@@ -404,11 +404,11 @@ def require(condition: Any, text: str = "") -> None:
             "spmd.require takes a condition that is known at launch", place=place,
             expected="a comparison of axis sizes, run-time int scalars and integers",
             found=repr(condition),
-        )  # fmt: skip
+        )
     if holds == 0:
         raise ProgramError("a condition of the program can never hold", place=place,
                            expected=text or "a condition that holds for some mesh sizes",
-                           found="False")  # fmt: skip
+                           found="False")
     if holds != 1:
         wording = text or (_source_of(place) if place else str(holds))
         context.hold(holds, wording)
@@ -431,7 +431,7 @@ def mesh(name: str) -> MeshName:
     known = context.mesh_names.get(name)
     if name in context.mesh.names and context.mesh.names != (name,):
         raise UsageError(f'"{name}" is an axis of the program\'s mesh already',
-                         expected="another name", found=repr(name))  # fmt: skip
+                         expected="another name", found=repr(name))
     if known is None:
         context.mesh_names[name] = context.mesh.names
     return MeshName(name, context.mesh.names)

@@ -61,7 +61,7 @@ def asserted(test: Any, source: str, message: Callable[[], Sequence[tuple[Any, s
             continue
         if not isinstance(value, Number) and value.ndim:
             raise ShapeError("the message of an assert shows numbers", expected="0-d arrays",
-                             found=str(value.type), remedy="x[k], x.max(), …")  # fmt: skip
+                             found=str(value.type), remedy="x[k], x.max(), …")
         shown.append(as_array(value).read())
         parts += [spec, ""]
     parts[-1] += f"\n  expected: {source}" if parts != [""] else f"assert {source} does not hold"
@@ -82,7 +82,7 @@ def within(
             return
         index = index_value(context, index)
     context.remember(("within", index, extent, last), lambda: _within(context, index, extent, last,
-                                                                      dim, size))  # fmt: skip
+                                                                      dim, size))
 
 
 def _within(
@@ -96,11 +96,11 @@ def _within(
     holds = _compared(context, index, ge=-extent, le=last)
     at = (" (element ", AT, " of the indices)") if shape else ()
     what = f"index of dim {dim} is out of bounds: " if size is None else (
-        f"a box begins out of bounds in dim {dim}: ")  # fmt: skip
+        f"a box begins out of bounds in dim {dim}: ")
     expect(context, holds, what, index, *at, "\n  expected: ", index_value(context, -extent),
            " to ", index_value(context, last), ", of an extent of ", index_value(context, extent),
            *((" for a box of ", index_value(context, size)) if size is not None else ()),
-           check="bounds")  # fmt: skip
+           check="bounds")
     return True
 
 
@@ -119,7 +119,7 @@ def nonzero(divisor: Any) -> None:
     context, e = require_context("a division"), expr_of(divisor)
     if divisor == 0 if e is None else e == 0:
         raise ProgramError("division by zero", expected="a divisor that is not 0",
-                           found=f"{divisor!r}")  # fmt: skip
+                           found=f"{divisor!r}")
     if e is None or expr.nonneg(e - 1) or expr.nonneg(-e - 1):
         return
     if {s.kind for s in e.symbols()} <= {"size", "scalar"} and context.in_every_launch:
@@ -146,7 +146,7 @@ def between(x: Any, low: int, high: int | None, message: str, remedy: str) -> No
         if below and above:
             return
         wrong = [e] if expr.nonneg(-e + (low - 1)) or (
-            high is not None and expr.nonneg(e - (high + 1))) else []  # fmt: skip
+            high is not None and expr.nonneg(e - (high + 1))) else []
     else:
         array = as_array(x)
         data = np.empty(0, int) if array.known is None else array.known

@@ -224,7 +224,7 @@ def library(function: Function, ours: Function | None = None) -> Function:
             return (ours or function)(*args, **kwargs)
         given, options = known.plain(args, True), known.plain(kwargs, True)
         held = {id(known.root(x)) for x in tree.leaves((given, options, _arrays_of(function)))
-                if isinstance(x, np.ndarray)}  # fmt: skip
+                if isinstance(x, np.ndarray)}
         return known.taken(function(*given, **options), held)
 
     return call

@@ -44,7 +44,7 @@ class Kernel:
         code = getattr(function, "__code__", None)
         if code is None:
             raise KernelError("a kernel is a Python function", place=place,
-                              expected="def smooth(u, out): ...", found=repr(function))  # fmt: skip
+                              expected="def smooth(u, out): ...", found=repr(function))
         self.function = function
         self.name = function.__name__
         self.place = Place(code.co_filename, code.co_firstlineno, 0, -1, self.name)
@@ -57,7 +57,7 @@ class Kernel:
             if name in inspect.signature(function).parameters:
                 raise KernelError(f'kernel "{self.name}": a parameter cannot be named {name}',
                                   place=self.place, expected="another name",
-                                  found=f"{name}=, which calls of all kernels have")  # fmt: skip
+                                  found=f"{name}=, which calls of all kernels have")
 
     def _parsed(self, text: str, place: Place | None) -> Signature:
         parameters = list(inspect.signature(self.function).parameters)
@@ -68,13 +68,13 @@ class Kernel:
                 f'kernel "{self.name}": this is not a signature', place=place,
                 expected='dims of inputs, then of outputs, as NumPy writes them: "(n),()->(n)"',
                 found=repr(text),
-            ) from None  # fmt: skip
+            ) from None
         if len(found.dims) != len(parameters):
             raise KernelError(
                 f'kernel "{self.name}": the signature has not one entry per parameter', place=place,
                 expected=f"{len(parameters)} entries: {', '.join(parameters)}",
                 found=f"{len(found.dims)} in {text!r}",
-            )  # fmt: skip
+            )
         return found
 
     def combining(self, what: str, like: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
@@ -83,7 +83,7 @@ class Kernel:
         if len(names) != 3:
             raise KernelError(f'kernel "{self.name}" cannot be the op= of {what}',
                               expected="a kernel of two arrays and the output: (a, b, out)",
-                              found=f"{self.name}({', '.join(names)})")  # fmt: skip
+                              found=f"{self.name}({', '.join(names)})")
         return lambda a, b: self(a, b, **{names[2]: like(a)})
 
     def __repr__(self) -> str:
@@ -131,7 +131,7 @@ class Kernel:
                 expected=f"{self.name}{inspect.signature(self.function)}",
                 found=f"{len(args)} arguments and {', '.join(kwargs) or 'no'} keywords",
                 remedy="out=spmd.empty(shape, dtype), or out=spmd.like(x), is for the result",
-            ) from None  # fmt: skip
+            ) from None
         bound.apply_defaults()
         return dict(bound.arguments)
 
@@ -142,30 +142,30 @@ class Kernel:
         for name, x in bound.items():
             if not isinstance(x, _ARGUMENTS):
                 raise self.refused(f"{name} is a {type(x).__name__}", "arrays and numbers",
-                                   repr(x)[:60])  # fmt: skip
+                                   repr(x)[:60])
             kind = str(getattr(x, "dtype", ""))
             if kind in _NO_KERNEL_TYPES:
                 raise self.refused(
                     f"{name} is of {kind}, which kernels do not know",
                     "float32, float64, an integer, bool or complex", kind,
                     f"convert it before the call: {name}.astype(np.float32)",
-                )  # fmt: skip
+                )
             if isinstance(x, int) and not -(2**63) <= x < 2**63:
                 raise self.refused(f"{name} is not an integer of 64 bits", "-2**63 to 2**63 - 1",
-                                   repr(x))  # fmt: skip
+                                   repr(x))
             if name in outputs and not isinstance(x, Array) and not eager:
                 raise self.refused(
                     f"the output {name} is a NumPy array from outside of the program",
                     "an array of the program", f"{type(x).__name__} {shape_text(_shape(x))}",
                     f"{name}=spmd.like(u), or spmd.asarray({name}) before the call",
-                )  # fmt: skip
+                )
             if name in outputs and not self.signature and not getattr(x, "ndim", 1):
                 raise self.refused(f"the output {name} has no dims", "an array of at least one",
-                                   "shape ()", f"{name}=spmd.empty((1,), dtype)")  # fmt: skip
+                                   "shape ()", f"{name}=spmd.empty((1,), dtype)")
             if isinstance(x, Start) and not any(x.array is y for y in bound.values()):
                 raise self.refused(f"{name} is spmd.start of an array that is not passed",
                                    "spmd.start(u) beside u itself",
-                                   f"arrays {', '.join(bound)}")  # fmt: skip
+                                   f"arrays {', '.join(bound)}")
         if not outputs:
             raise self.refused(
                 "called without an output",
@@ -176,24 +176,24 @@ class Kernel:
         if self.signature and list(bound)[self.signature.inputs :] != outputs:
             raise self.refused("the outputs are not those of the signature",
                                ", ".join(list(bound)[self.signature.inputs :]),
-                               ", ".join(outputs), "v = f(u, out=spmd.like(u))")  # fmt: skip
+                               ", ".join(outputs), "v = f(u, out=spmd.like(u))")
         if local and halo:
             raise self.refused(
                 "halo= stands inside a shard_map, where a kernel gets what the rank has",
                 "a call on global arrays", "one rank's arrays",
                 "call it outside of the shard_map, or fetch the ghost cells with spmd.ppermute",
-            )  # fmt: skip
+            )
         if local and any(isinstance(x, Start) for x in bound.values()):
             raise self.refused(
                 "spmd.start stands inside a shard_map, where a kernel gets what the rank has",
                 "a call on global arrays", "one rank's arrays",
                 "call it outside of the shard_map, or compute the place from spmd.axis_index",
-            )  # fmt: skip
+            )
 
     def _form(
         self, bound: Mapping[str, Any], outputs: list[str], halo: Any, boundary: Any,
         same: Callable[[Any, Any], bool],
-    ) -> Form:  # fmt: skip
+    ) -> Form:
         names = tuple(bound)
         shapes = {n: _shape(x) for n, x in bound.items()}
         follows: list[tuple[int, ...] | None] = [None] * len(names)
@@ -204,7 +204,7 @@ class Kernel:
                 raise self.refused(str(error), f'shapes of the signature "{self.signature.text}"',
                                    ", ".join(f"{n} {shape_text(s)}" for n, s in shapes.items()),
                                    "dims before those of the signature are loops, and broadcast") \
-                    from None  # fmt: skip
+                    from None
             follows = list(found)
             labels: dict[str, tuple[Any, ...]] = dict(zip(names, self.signature.dims, strict=True))
         else:
@@ -214,9 +214,9 @@ class Kernel:
         starts = {
             n: next(m for m, y in bound.items() if y is x.array)
             for n, x in bound.items() if isinstance(x, Start)
-        }  # fmt: skip
+        }
         form = Form(names, tuple(outputs), follows, labels, wanted,
-                    windows.boundaries(self.name, boundary, wanted), starts)  # fmt: skip
+                    windows.boundaries(self.name, boundary, wanted), starts)
         for name, entries in wanted.items():
             extents = shapes[name][len(form.lead(name)) :]
             for label, sides, extent in zip(labels[name], entries, extents, strict=True):
@@ -232,12 +232,12 @@ class Kernel:
         if any(map(form.lead, starts.values())):
             raise self.refused("spmd.start of an array that the signature loops over",
                                "an array of which the function sees all dims", "loop dims",
-                               "pass spmd.arange(n) as one more input")  # fmt: skip
+                               "pass spmd.arange(n) as one more input")
         return form
 
     def refused(self, text: str, expected: str, found: str, remedy: str = "") -> KernelError:
         return KernelError(f'kernel "{self.name}": {text}', expected=expected, found=found,
-                           remedy=remedy)  # fmt: skip
+                           remedy=remedy)
 
 
 def _shape(x: Any) -> tuple[Any, ...]:

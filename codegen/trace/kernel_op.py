@@ -54,7 +54,7 @@ class _Call:
         call = ops.Kernel(self.kernel, args, (*types, *self.own),
                           follows=tuple(self.form.follows) if self.kernel.signature else (),
                           along=tuple(self.along) if is_global else (),
-                          apart=is_global and bool(self.form.cut))  # fmt: skip
+                          apart=is_global and bool(self.form.cut))
         names = [self.kernel.name] * len(call.types)
         results = self.context.emit(call, self.operands, names=names)
         for array, value in zip(arrays, results):

@@ -32,7 +32,7 @@ def try_made_up(kernel: Any, form: Form, bound: Mapping[str, Any]) -> None:
     """Tries the kernel on small arrays of random numbers, while building."""
     passed = _made_up(form, bound)
     given = ((x.shape, x.dtype) if isinstance(x, np.ndarray) else repr(x)
-             for n, x in passed.items() if n not in form.starts)  # fmt: skip
+             for n, x in passed.items() if n not in form.starts)
     read = digest(kernel.function) or object()  # what cannot be seen may have changed
     key = (read, form.outputs, tuple(form.starts.items()), tuple(form.halo.items()), *given)
     if key in kernel.tried:

@@ -40,7 +40,7 @@ def made(data: np.ndarray[Any, Any], formula: Callable[[], Value] | None = None)
 def made_lazily(
     context: Context, shape: tuple[int, ...], dtype: DType,
     make: Callable[[], np.ndarray[Any, Any]], formula: Callable[[], Value] | None,
-) -> Array:  # fmt: skip
+) -> Array:
     return Array(context, Storage(context, Known(context, shape, dtype, make, formula)))
 
 
@@ -124,7 +124,7 @@ def put_element(x: Array, key: Any, value: Any) -> bool:
 def evaluate(
     function: Callable[..., Any], ours: Callable[..., Any] | None, args: Sequence[Any],
     kwargs: dict[str, Any], written: Sequence[Any] = (),
-) -> Any:  # fmt: skip
+) -> Any:
     """A function of NumPy's, run now: arguments are known. `written`: those it writes into.
 
     New arrays are arrays of the program; `ours` makes what shows the memory of an argument.
@@ -142,7 +142,7 @@ def evaluate(
     back = {id(targets[id(x)]): x for x in written}
     owner = getattr(function, "__self__", None)
     theirs = {id(root(x)) for x in tree.leaves((arguments, options, owner))
-              if isinstance(x, np.ndarray)}  # fmt: skip
+              if isinstance(x, np.ndarray)}
     ids = {id(root(x.known)) for x in tree.leaves((args, kwargs)) if is_known(x)}
     if ours is not None and any(id(root(x)) in ids and id(x) not in back for x in _arrays(result)):
         return ours(*args, **kwargs)

@@ -74,7 +74,7 @@ def _fields(text: str, values: tuple[Any, ...], named: dict[str, Any]) -> list[A
 def _print_error(text: str, reason: str) -> UsageError:
     return UsageError(f"spmd.print: {reason}",
                       expected='a place {} per value, as in "epoch {} loss {:.4f}"',
-                      found=repr(text))  # fmt: skip
+                      found=repr(text))
 
 
 def _print_array(array: Array, spec: str, parts: list[str], operands: list[Value]) -> None:
@@ -93,7 +93,7 @@ def _print_array(array: Array, spec: str, parts: list[str], operands: list[Value
             "spmd.print takes 0-d arrays and 1-D ones of up to 64 elements", expected="a number",
             found=str(array.type),
             remedy="print one element or a reduction, or return the array from the program",
-        )  # fmt: skip
+        )
     parts[-1] += "["
     for k in range(extent.value):
         parts += [spec, " " if k + 1 < extent.value else ""]

@@ -81,7 +81,7 @@ class ArrayMethods:
         if self.type.dtype.kind != "c":
             raise DtypeError("an array of real numbers has no imaginary part to set",
                              expected="an array of complex numbers", found=str(self.dtype),
-                             remedy="x = x.astype(np.complex128) makes one")  # fmt: skip
+                             remedy="x = x.astype(np.complex128) makes one")
         self.imag[...] = value
 
     @property
@@ -221,7 +221,7 @@ def _stay(name: str, remedy: str) -> None:
     def refuse(self: Array, value: Any) -> None:
         raise UnsupportedError(f"x.{name} of an array of a program cannot be set",
                                expected="an array stays what it is; another one takes its name",
-                               found=f"x.{name} = …", remedy=remedy)  # fmt: skip
+                               found=f"x.{name} = …", remedy=remedy)
 
     setattr(Array, name, getattr(Array, name).setter(refuse))
 

@@ -37,7 +37,7 @@ NOTES: dict[str, str] = {
     **dict.fromkeys(
         (f"fft.{name}" for name in "fft2 fftn ifft2 ifftn irfft2 irfftn rfft2 rfftn".split()),
         "dims that are not split first; then each split dim, as a transform of one dim"),
-}  # fmt: skip
+}
 
 
 class State(NamedTuple):
@@ -77,7 +77,7 @@ def _state(name: str) -> tuple[str, str]:
     if name in NOT_ABOUT_ARRAYS:
         return "not about arrays", ""
     known = hasattr(Array, rest) if of == "ndarray" else of == "ufunc" or name in table() or (
-        isinstance(function, np.ufunc) and elementwise.is_known(function))  # fmt: skip
+        isinstance(function, np.ufunc) and elementwise.is_known(function))
     return ("works", NOTES.get(name, "")) if known else ("unknown", "")
 
 

@@ -113,11 +113,11 @@ class Number(NumberMethods):
 
     def __bool__(self) -> bool:
         self._unknown("a truth value", "if, while, and, or, not in the program's own source are "
-                      "compiled; elsewhere use np.where or spmd.cond")  # fmt: skip
+                      "compiled; elsewhere use np.where or spmd.cond")
 
     def __index__(self) -> int:
         self._unknown("a Python integer", "use spmd.range for loops, spmd.zeros(shape) for arrays; "
-                      "only a program parameter is known while building")  # fmt: skip
+                      "only a program parameter is known while building")
 
     __int__ = __index__
 
@@ -126,7 +126,7 @@ class Number(NumberMethods):
 
     def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
         self._unknown("a NumPy array", "use the number as it is; to subscript a NumPy array a with "
-                      "it: spmd.asarray(a)[x]")  # fmt: skip
+                      "it: spmd.asarray(a)[x]")
 
     def __hash__(self) -> int:
         self._unknown("a known key of a dict or set", UNHASHED)
@@ -143,7 +143,7 @@ class Number(NumberMethods):
             f"Python needs a value that only the run knows: {self.expr}", expected=needed,
             found="a number that depends on the index, the mesh, a scalar or a loop counter" +
             where_asked(needed), remedy=remedy,
-        )  # fmt: skip
+        )
 
 
 def where_asked(needed: str) -> str:
@@ -179,7 +179,7 @@ def choose(condition: object, a: object, b: object) -> Any:
             "this `a if condition else b` cannot be computed with numbers",
             expected="a condition on numbers, and arms that are integers, numbers or None",
             found=f"{type(a).__name__} and {type(b).__name__}",
-        )  # fmt: skip
+        )
     if c.is_const:
         return a if c.value else b
     truth = all(isinstance(x, (bool, np.bool_)) or getattr(x, "truth", False) for x in (a, b))

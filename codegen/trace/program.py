@@ -59,11 +59,11 @@ def make_mesh(spec: Any) -> Mesh:
             f"{spec!r} is not a mesh", place=user_place(),
             expected='different names: mesh=("x", "y"), or {"x": 4, "y": None} to fix a size',
             found=repr(spec),
-        )  # fmt: skip
+        )
     if len(items) > 3:
         raise UnsupportedError("meshes have one to three axes", place=user_place(),
                                expected="at most 3 axes",
-                               found=f"{len(items)}: {', '.join(names)}")  # fmt: skip
+                               found=f"{len(items)}: {', '.join(names)}")
     return Mesh(tuple(Axis(name, size) for name, size in items))
 
 
@@ -82,7 +82,7 @@ def _check_function(function: Any) -> None:
         return
     raise UsageError("@spmd.program stands above a function of yours", place=user_place(),
                      expected="def name(n: int = 1000): … return {\"u\": u}",
-                     found=found)  # fmt: skip
+                     found=found)
 
 
 def parse_parameter(text: str) -> Any:
@@ -110,13 +110,13 @@ def _rules(layout: Any, mesh: Mesh) -> dict[str, Any]:
         raise UnsupportedError(
             f'the layout strategy "{layout}" is not available yet', place=user_place(),
             remedy='rules for named dims: layout={"batch": "x"}, spmd.Dim("batch", 64) in shapes',
-        )  # fmt: skip
+        )
     axes = [a for e in layout.values() for a in (e if isinstance(e, tuple) else (e,)) if a]
     for axis in axes:
         if axis not in mesh.names:
             raise LayoutError(f"a layout rule names {axis!r}, which is not an axis of the mesh",
                               place=user_place(), expected=f"one of {', '.join(mesh.names)}",
-                              found=repr(layout))  # fmt: skip
+                              found=repr(layout))
     return dict(layout)
 
 
@@ -128,7 +128,7 @@ class Program:
     def __init__(
         self, function: Callable[..., Any], mesh: Any = ("x",), layout: Any = None,
         sync: str = "least",
-    ) -> None:  # fmt: skip
+    ) -> None:
         _check_function(function)
         self.function = function
         self.name = function.__name__
@@ -144,7 +144,7 @@ class Program:
         if sync not in SYNC:
             raise UsageError(f"sync={sync!r} is unknown", place=user_place(),
                              expected=", ".join(repr(s) for s in SYNC),
-                             found=repr(sync))  # fmt: skip
+                             found=repr(sync))
 
     def __repr__(self) -> str:
         return f"<spmd program {self.name} over {', '.join(self.mesh.names)}>"
@@ -167,18 +167,18 @@ class Program:
                 known = ", ".join(signature) or "none"
                 raise UsageError(f'program "{self.name}" has no parameter "{name}"',
                                  place=self.place, expected=f"parameters: {known}",
-                                 found=f"{name}={given[name]!r}")  # fmt: skip
+                                 found=f"{name}={given[name]!r}")
         out = {}
         for name, parameter in signature.items():
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
                 raise UnsupportedError(f'program "{self.name}" takes *{name}', place=self.place,
-                                       expected="named parameters with defaults")  # fmt: skip
+                                       expected="named parameters with defaults")
             value = given.get(name, parameter.default)
             if value is parameter.empty:
                 raise UsageError(
                     f'parameter "{name}" of program "{self.name}" has no value', place=self.place,
                     expected=f"a default, --set {name}=VALUE, or {name}=VALUE from Python",
-                )  # fmt: skip
+                )
             out[name] = self._typed(name, value, parameter.annotation) if name in given else value
         return out
 
@@ -203,18 +203,18 @@ class Program:
                              found=f"{value!r}, a {type(value).__name__}",
                              remedy=f"{name}={int(value)}" if kind is int and value in (0, 1) and
                              truth else f"{name}={int(value)}" if kind is int and real and value ==
-                             value // 1 else "")  # fmt: skip
+                             value // 1 else "")
         return kind(value)
 
     def read(self, texts: Mapping[str, str]) -> dict[str, Any]:
         """Values of those parameters that are given as text, on a command line."""
         annotations = {k: p.annotation for k, p in
-                       inspect.signature(self.function).parameters.items()}  # fmt: skip
+                       inspect.signature(self.function).parameters.items()}
         return {
             name: text if _KINDS.get(annotations[name], annotations[name]) is str
             else parse_parameter(text)
             for name, text in texts.items() if name in annotations
-        }  # fmt: skip
+        }
 
     def capture(self, **parameters: Any) -> Module:
         """The Graph for these parameters."""
@@ -290,7 +290,7 @@ class Program:
                       inputs=tuple(context.inputs.values()), body=body, outputs=tuple(outputs),
                       conditions=tuple(context.conditions), returns=returns, sync=self.sync,
                       file=self.file,
-                      checks=tuple(name for name in CHECKS if name in context.checks))  # fmt: skip
+                      checks=tuple(name for name in CHECKS if name in context.checks))
 
     def _place_of_return(self, context: Context, function: Callable[..., Any]) -> Place:
         """The expression that was returned; where there is none, the function's own place."""
@@ -332,7 +332,7 @@ class Program:
             f'program "{self.name}" is called like a function', place=user_place(),
             expected="spmd.build, or a run as plain NumPy",
             remedy=f"spmd.build({self.name}).run(ranks=4), or {self.name}.eager()",
-        )  # fmt: skip
+        )
 
 
 @overload
@@ -348,7 +348,7 @@ def program(
 def program(
     function: Callable[..., Any] | None = None, *, mesh: Any = ("x",), layout: Any = None,
     sync: str = "least",
-) -> Any:  # fmt: skip
+) -> Any:
     """Decorator: `@spmd.program(mesh=("x", "y"))` makes a program of a function.
 
     - mesh: names of axes, one to three. Their sizes are bound when the image runs; a dict fixes

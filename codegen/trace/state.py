@@ -152,7 +152,7 @@ def attribute_set(path: str, before: Tree, now: Tree) -> str:
         return f"{path}.{new[0]}"
     inside = zip(before.keys, now.keys, before.children, now.children)
     steps = ((f".{j}" if now.kind == "object" else f"[{j!r}]", a, b)
-             for i, j, a, b in inside if i == j)  # fmt: skip
+             for i, j, a, b in inside if i == j)
     return next(filter(None, (attribute_set(path + step, a, b) for step, a, b in steps)), "")
 
 
@@ -278,7 +278,7 @@ def joined(a: LeafType, b: LeafType) -> LeafType | None:
         return None
     if a.dtype == b.dtype:
         return LeafType(a.dtype, a.shape, layout, a.weak and b.weak, a.scalar and b.scalar,
-                        a.free and b.free)  # fmt: skip
+                        a.free and b.free)
     if not (a.weak or b.weak) or dtypes.BOOL in (a.dtype, b.dtype):
         return None
     strong, weak = (b, a) if a.weak else (a, b)
@@ -355,7 +355,7 @@ def memory_of(entry: Variables) -> dict[Any, Memory]:
         leaf.storage: Memory(name, j)
         for name, held in entry.items() if held is not None
         for j, leaf in enumerate(held.leaves) if isinstance(leaf, Array)
-    }  # fmt: skip
+    }
 
 
 def storage_of(entry: Variables, memory: Any) -> Any:

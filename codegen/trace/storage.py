@@ -74,7 +74,7 @@ class Known:
     def __init__(
         self, context: Context, shape: tuple[int, ...], dtype: DType,
         make: Callable[[], np.ndarray[Any, Any]], formula: Callable[[], Value] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.made_in, self.shape, self.dtype = context, shape, dtype
         self._make = make
         self._data: np.ndarray[Any, Any] | None = None
@@ -131,7 +131,7 @@ class Known:
         most = _MANY_WRITES if self.data.size > _LARGE else _WRITES
         if self.formula is None or seen is None or len(self.writes) >= most or (
             np.size(value) > _MOST_WRITTEN
-        ):  # fmt: skip
+        ):
             self.formula, self.writes = None, []
         else:
             self.writes.append((seen, np.array(value)))

@@ -46,12 +46,12 @@ def _called(function: FunctionType, args: list[Any], otypes: str | None) -> Any:
     kinds = list(otypes or results_of(function, [x.type.dtype for x in inputs]))
     like = next((x for x in inputs if x.extents == whole[0].extents), None)
     outs = {f"out{k}": empty(whole[0].shape, t) if like is None else empty_like(like, np.dtype(t))
-            for k, t in enumerate(kinds)}  # fmt: skip
+            for k, t in enumerate(kinds)}
     names = [f"x{k}" for k in range(len(inputs))]
     scope: dict[str, Any] = {"function": function}
     exec(f"def {_name(function)}({', '.join((*names, *outs))}):\n"
          f"    {', '.join(f'{out}[0]' for out in outs)} = function({', '.join(names)})\n",
-         scope)  # fmt: skip
+         scope)
     signature = f"{','.join(['()'] * len(names))}->{','.join(['()'] * len(outs))}"
     made = Kernel(scope[_name(function)], signature=signature)(*inputs, **outs)
     return made

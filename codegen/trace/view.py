@@ -89,7 +89,7 @@ def then(view: View, step: Step, before: Shape) -> View:
 
 def _permuted(step: Slice, perm: tuple[int, ...]) -> Slice:
     return Slice(tuple(step.start[d] for d in perm), tuple(step.step[d] for d in perm),
-                 tuple(step.shape[d] for d in perm))  # fmt: skip
+                 tuple(step.shape[d] for d in perm))
 
 
 def _under_unit_dims(inner: Shape, outer: Shape, step: Slice) -> Slice | None:
@@ -278,7 +278,7 @@ def put(context: Context, base: Value, view: View, new: Value) -> Value:
         "the result of np.broadcast_to, or x.imag of real numbers",
         remedy="np.fill_diagonal(x, v), or x[k, k] = v with k = np.arange(n)" if picked else
         "write into a copy: x = np.broadcast_to(...).copy()",
-    )  # fmt: skip
+    )
 
 
 def inverse(perm: tuple[int, ...]) -> tuple[int, ...]:

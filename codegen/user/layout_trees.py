@@ -38,7 +38,7 @@ def is_layout(spec: Any) -> bool:
         e is None or isinstance(e, (str, MeshName))
         or (isinstance(e, tuple) and e != () and all(isinstance(a, (str, MeshName)) for a in e))
         for e in spec
-    )  # fmt: skip
+    )
 
 
 def _several(spec: Any, count: int, ndims: Sequence[int]) -> list[Any] | None:
@@ -58,7 +58,7 @@ def _several(spec: Any, count: int, ndims: Sequence[int]) -> list[Any] | None:
     if len(spec) != count:
         raise LayoutError("the number of layouts is not the number of arrays",
                           expected=f"{count} layouts, or one for all",
-                          found=f"{len(spec)} in {spec!r}")  # fmt: skip
+                          found=f"{len(spec)} in {spec!r}")
     return list(spec)
 
 
@@ -70,7 +70,7 @@ def spread(spec: Any, item: Any) -> list[Any]:
             if missing:
                 raise LayoutError(f"no layout for {missing[0]!r}",
                                   expected=f"layouts for {', '.join(map(repr, item))}",
-                                  found=", ".join(map(repr, spec)))  # fmt: skip
+                                  found=", ".join(map(repr, spec)))
             return [s for k, x in item.items() for s in spread(spec[k], x)]
         return [s for x in item.values() for s in spread(spec, x)]
     if isinstance(item, (tuple, list)):

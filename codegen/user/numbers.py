@@ -20,7 +20,7 @@ def element_type(dtype: Any) -> DType:
         found = None
     if found is None:
         raise DtypeError(f"{dtype!r} is not an element type", expected=", ".join(dtypes.BY_NAME),
-                         found=repr(dtype))  # fmt: skip
+                         found=repr(dtype))
     return found
 
 
@@ -32,7 +32,7 @@ def rounded(value: Any, dtype: DType) -> int | float | complex | bool:
         raise DtypeError(
             f"a complex number in an array of {dtype}", expected="a real number", found=str(value),
             remedy="take its .real, or make the array complex: x.astype(np.complex128)",
-        )  # fmt: skip
+        )
     if dtype.kind in "iu":
         info = np.iinfo(dtype.name)
         if not info.min - 1 < value < info.max + 1:  # nor is nan
@@ -41,10 +41,10 @@ def rounded(value: Any, dtype: DType) -> int | float | complex | bool:
                 f"for {dtype}", expected=f"{info.min} to {info.max}", found=str(value),
                 remedy="convert the array first: x.astype(np.int64)" if isinstance(value, int) else
                 "an array of floats: dtype=np.float64",
-            )  # fmt: skip
+            )
         return int(value)
     if isinstance(value, int) and value.bit_length() > 1023:
         raise DtypeError("this integer is too large for a float", expected="less than 2**1023",
-                         found=f"an integer of {value.bit_length()} bits")  # fmt: skip
+                         found=f"an integer of {value.bit_length()} bits")
     kept = np.asarray(value).astype(dtypes.numpy_dtype(dtype))
     return complex(kept) if dtype.kind == "c" else float(kept)

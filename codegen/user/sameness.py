@@ -49,7 +49,7 @@ def check_same(
                 f'"{name}" is declared twice, with another {part}', place=place,
                 expected=f"{part} {then[part][0]}, as the first time", found=f"{part} {text}",
                 remedy=f"another name for each {what}, or keep the result of the first declaration",
-            )  # fmt: skip
+            )
 
 
 def declared_twice(name: str, what: str, before: Place | None, place: Place | None) -> ProgramError:
@@ -57,7 +57,7 @@ def declared_twice(name: str, what: str, before: Place | None, place: Place | No
         f'"{name}" is declared twice', place=place, expected=f"one name per {what}",
         found=f'another "{name}"', also=(("declared before at", before),) if before else (),
         remedy="choose another name, or keep the result of the first declaration",
-    )  # fmt: skip
+    )
 
 
 def text_and_form(x: Any, simpler: Callable[[Any], Any]) -> tuple[str, Any]:
@@ -127,7 +127,7 @@ def content(code: types.CodeType, placed: bool = False) -> tuple[Any, ...]:
         content(c, placed) if isinstance(c, types.CodeType)
         else (type(c), sorted(map(repr, c)) if isinstance(c, frozenset) else repr(c))
         for c in code.co_consts  # as texts: 0.0 is not -0.0
-    ]  # fmt: skip
+    ]
     names = code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
     counts = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount
     what = code.co_code, constants, names, counts

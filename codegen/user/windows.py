@@ -84,7 +84,7 @@ _SPELLING = 'halo={"u": (1, 1)}: one entry per dim, an integer, (before, behind)
 
 def halos(kernel: str, given: Any, dims: Mapping[str, int], outputs: Sequence[str]) -> dict[
     str, Halo
-]:  # fmt: skip
+]:
     """By input. dims: how many dims the kernel sees of each array."""
     if given is None:
         return {}
@@ -103,7 +103,7 @@ def _halo(kernel: str, name: str, entries: Any, ndim: int) -> Halo:
         entries = (entries,) * ndim
     if not isinstance(entries, (tuple, list)) or len(entries) != ndim:
         raise _refused(kernel, f"halo= of {name} has not one entry per dim",
-                       f"{ndim} entries, as in {_SPELLING}", repr(entries))  # fmt: skip
+                       f"{ndim} entries, as in {_SPELLING}", repr(entries))
     return tuple(e if e is None else _sides(kernel, name, e) for e in entries)
 
 
@@ -111,7 +111,7 @@ def _sides(kernel: str, name: str, entry: Any) -> Sides:
     pair = tuple(entry) if isinstance(entry, (tuple, list)) else (entry, entry)
     if len(pair) != 2 or not all(isinstance(w, numbers.Integral) and int(w) >= 0 for w in pair):
         raise _refused(kernel, f"halo= of {name} is not a number of ghost cells",
-                       f"integers of at least 0, as in {_SPELLING}", repr(entry))  # fmt: skip
+                       f"integers of at least 0, as in {_SPELLING}", repr(entry))
     return int(pair[0]), int(pair[1])
 
 
@@ -120,18 +120,18 @@ def boundaries(kernel: str, given: Any, wanted: Mapping[str, Halo]) -> dict[str,
     wide = any(sides and any(sides) for halo in wanted.values() for sides in halo)
     if given is None and wide:
         raise _refused(kernel, "halo= without boundary=: what stands beyond the ends of the array?",
-                       '"zero", "edge", "wrap", or a number', "boundary=None")  # fmt: skip
+                       '"zero", "edge", "wrap", or a number', "boundary=None")
     if isinstance(given, Mapping) and (unknown := set(given) ^ set(wanted)):
         raise _refused(kernel, f"boundary= and halo= differ in {sorted(unknown)[0]!r}",
                        "one boundary for all, or one for each name in halo=",
-                       repr(given))  # fmt: skip
+                       repr(given))
     out = {}
     for name, halo in wanted.items():
         mine = given[name] if isinstance(given, Mapping) else given
         each = list(mine) if isinstance(mine, (tuple, list)) else [mine] * len(halo)
         if len(each) != len(halo):
             raise _refused(kernel, f"boundary= of {name} has not one entry per dim",
-                           f"{len(halo)} entries, or one for all", repr(mine))  # fmt: skip
+                           f"{len(halo)} entries, or one for all", repr(mine))
         out[name] = [_boundary(kernel, b) for b in each]
     return out
 
@@ -141,7 +141,7 @@ def _boundary(kernel: str, given: Any) -> Any:
         return 0
     if isinstance(given, str) and given not in _MODES:
         raise _refused(kernel, f"{given!r} is not a boundary",
-                       '"zero", "edge", "wrap", or a number', repr(given))  # fmt: skip
+                       '"zero", "edge", "wrap", or a number', repr(given))
     return given
 
 

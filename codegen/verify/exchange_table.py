@@ -28,7 +28,7 @@ class ExchangeTable:
     def __init__(
         self, axes: Sequence[str], coordinates: Sequence[str], scalars: Collection[str],
         capacity: Sequence[Any], rows: Sequence[dict[str, Any]],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.axes, self.coordinates, self.capacity = axes, coordinates, capacity
         self.sizes = [f"n_{name}" for name in axes]
         self.known = {*self.sizes, *coordinates, *scalars}
@@ -54,7 +54,7 @@ class Row:
                 and len(said["near"]) == near and all(len(r) == 4 for r in said["near"])
                 and all(len(box["extent"]) == len(box["stride"]) and box["buffer"] in range(
                     len(table.capacity)) for box in boxes)
-                and (said["sends"] is None) == (said["dest"] is None)):  # fmt: skip
+                and (said["sends"] is None) == (said["dest"] is None)):
             raise ValueError
         used = names_in(*(said[name] for name in PEERS), said["wraps"],
                       *(on for on, *_ in said["guards"]), *(e for r in said["near"] for e in r))

@@ -34,7 +34,7 @@ class Landing:
                 self.boxes.append(boxes["send"])
         self.terms = [term for box in self.boxes
                       for term in (t.all(read, box.nonempty), box.offset,
-                                   *(part for dim in box.dims for part in dim))]  # fmt: skip
+                                   *(part for dim in box.dims for part in dim))]
         self.found: list[tuple[int, Places, list[Array]]] = []  # sent or not, where, box
 
     def add(self, places: Places, values: list[Array]) -> None:
@@ -77,7 +77,7 @@ class Landing:
         return out
 
     def _apart(self, owner: Array, sent: Array, begin: Array, extent: Array, clear: Array,
-               values: list[Array], places: Places) -> None:  # fmt: skip
+               values: list[Array], places: Places) -> None:
         """No two boxes that one member takes share an element, nor does one that it sends."""
         most = max(np.unique(owner, return_counts=True)[1].tolist())
         for by in range(1, most):
@@ -99,10 +99,10 @@ class Landing:
             both.append(f"{does} {other} {_box(values, at)}")
         me = pairs.rank(point, pairs.giver if sent[k] else pairs.taker)
         raise pairs.fault(point, f"what {me} takes lands apart from all that it takes or sends",
-                          " and ".join(both))  # fmt: skip
+                          " and ".join(both))
 
     def _whole(self, owner: Array, begin: Array, extent: Array, clear: Array,
-               places: Places) -> None:  # fmt: skip
+               places: Places) -> None:
         """What a member takes fills a whole region: nobody forgot a part of it."""
         first = np.flatnonzero(np.diff(owner, prepend=owner[0] - 1))
         many = np.ones(len(owner), dtype=np.int64)
@@ -115,7 +115,7 @@ class Landing:
             point = {s: int(a[first[k]]) for s, a in places.items()}
             raise self.pairs.fault(
                 point, f"what {self.pairs.rank(point, self.pairs.taker)} takes fills a region of "
-                f"{whole[k]} elements", f"{taken[k]} elements")  # fmt: skip
+                f"{whole[k]} elements", f"{taken[k]} elements")
 
 
 def _digits(values: list[Array]) -> tuple[list[Array], list[Array], Array]:

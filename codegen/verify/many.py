@@ -57,7 +57,7 @@ class Everybody(Everyone):
         return self._search(truth, symbols)
 
     def _search(self, truth: int, symbols: list[int], starts: Any = None,
-                budget: int | None = None) -> Iterator[Places]:  # fmt: skip
+                budget: int | None = None) -> Iterator[Places]:
         whole = iter([self.pairs.ranges(symbols)])
         return Search(self.pairs, truth, symbols, budget).places(starts or whole)
 
@@ -71,7 +71,7 @@ class Everybody(Everyone):
         """How many groups come."""
         coming, symbols = self.pairs.taken(self.pairs.first), self.pairs.symbols()
         return sum(int(self.pairs.evaluated(places, coming)[0].sum())
-                   for places in self.pairs.each(symbols))  # fmt: skip
+                   for places in self.pairs.each(symbols))
 
     def _rooted(self, flow: str) -> int:
         """The root exchanges with each."""
@@ -81,7 +81,7 @@ class Everybody(Everyone):
         at = pairs.place(root)
         giver, taker = (at, pairs.taker) if flow == "from_root" else (pairs.giver, at)
         bad = t.all(self.there if giver is at else self.here,
-                    pairs.mismatch(pairs.boxes(giver, taker)))  # fmt: skip
+                    pairs.mismatch(pairs.boxes(giver, taker)))
         symbols = pairs.symbols(taker if giver is at else giver)
         self.judge(self._search(bad, symbols), (giver, taker))
         return self._groups() * self._members
@@ -115,7 +115,7 @@ class Everybody(Everyone):
             return 0  # the lists were compared with the first wrap
         ways = ((read, pairs.taker, pairs.giver), (readers, pairs.giver, pairs.taker))
         agree = [t.negated(pairs.lists(near, place))
-                 for near, place in ((readers, pairs.taker), (read, pairs.giver))]  # fmt: skip
+                 for near, place in ((readers, pairs.taker), (read, pairs.giver))]
         moves = pairs.moves(boxes)
         counts = [self._number(near, mine) for near, mine, _ in ways]
         try:
@@ -133,7 +133,7 @@ class Everybody(Everyone):
         return counts[0]
 
     def _hardly_moves(self, read: dict[str, tuple[int, int]], boxes: dict[str, BoxTerms],
-                      symbols: list[int]) -> bool:  # fmt: skip
+                      symbols: list[int]) -> bool:
         """Between few pairs only, and these match: few ranks see the wrap of a dim beyond its end.
         False: between more than were looked at."""
         t, pairs = self.terms, self.pairs
@@ -158,7 +158,7 @@ class Everybody(Everyone):
                 some = some & (begin < end)
             at = {s: x[some] for s, x in places.items()}
             parts = [_parts(begin[some], end[some], self.mesh[a]) for a, begin, end
-                     in zip(near, found[::2], found[1::2], strict=True)]  # fmt: skip
+                     in zip(near, found[::2], found[1::2], strict=True)]
             for one in itertools.product(*parts):
                 some = np.all([begin < end for begin, end in one], axis=0)
                 if some.any():
@@ -168,10 +168,10 @@ class Everybody(Everyone):
     def _number(self, near: dict[str, tuple[int, int]], mine: Axes) -> int:
         """How many pairs all ranks list."""
         return sum(int(math.prod(e - b for b, e in zip(ends[::2], ends[1::2], strict=True)).sum())
-                   for _, ends in self._ends(near, mine))  # fmt: skip
+                   for _, ends in self._ends(near, mine))
 
     def _listed(self, near: dict[str, tuple[int, int]], mine: Axes, others: Axes,
-                symbols: list[int]) -> Iterator[Ranges]:  # fmt: skip
+                symbols: list[int]) -> Iterator[Ranges]:
         """Of every rank, those it lists."""
         for places, ends in self._ends(near, mine):
             low, high = dict(places), dict(places)

@@ -38,7 +38,7 @@ class Pairs:
     def __init__(
         self, row: Row, meshes: Sequence[Mapping[str, Any]],
         turn: tuple[int, ...] | None = None, wrap: int | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """meshes: what all ranks of one may name."""
         self.row, self.terms = row, Terms()
         t, table = self.terms, row.table
@@ -51,7 +51,7 @@ class Pairs:
         if self.count > 1:
             values["number of the mesh"] = list(range(self.count))
         self.values = {name: self._given(name, v) for name, v in values.items()
-                       if all(isinstance(x, int) for x in v)}  # fmt: skip
+                       if all(isinstance(x, int) for x in v)}
         self.size = {a: self.values[f"n_{a}"] for a in table.axes}
         most = {a: np.array(values[f"n_{a}"], dtype=np.int64) - 1 for a in table.axes}
         self.coordinate = dict(zip(table.axes, table.coordinates, strict=True))
@@ -65,7 +65,7 @@ class Pairs:
         self._near: dict[tuple[int, ...], dict[str, tuple[int, int]]] = {}
         several = np.full(self.count, COUNTS - 1)
         self.at = [self._counted(f"turn {k}", several) if turn is None else t.number(turn[k])
-                   for k in range(len(row.loops))]  # fmt: skip
+                   for k in range(len(row.loops))]
         self.turns = [self._count(loop, k) for loop, k in zip(row.loops, self.at, strict=True)]
         self.wrap = t.number(0)
         self.often = t.read(row.said["wraps"], self.names(self.first))
@@ -96,7 +96,7 @@ class Pairs:
             turn, found = self.evaluated(places, self.terms.all(*self.turns), self.often)
             for k in np.flatnonzero((turn != 0) & ((found < 0) | (found > MOST_WRAPS))):
                 raise self.fault({s: int(a[k]) for s, a in places.items()},
-                                 f"wraps at most {MOST_WRAPS} times", str(found[k]))  # fmt: skip
+                                 f"wraps at most {MOST_WRAPS} times", str(found[k]))
             most = max(most, *found[turn != 0].tolist())
         return most
 
@@ -121,7 +121,7 @@ class Pairs:
             some = slice(*(np.searchsorted(ends, (first, last - 1), side="right") + (0, 1)))
             begins = ends[some] - number[some]
             of = np.repeat(np.arange(len(begins)),
-                           np.minimum(ends[some], last) - np.maximum(begins, first))  # fmt: skip
+                           np.minimum(ends[some], last) - np.maximum(begins, first))
             left, out = np.arange(first, last) - begins[of], {}
             for s, least, size in reversed(list(zip(symbols, low[:, some], sizes[:, some]))):
                 out[s] = least[of]
@@ -211,7 +211,7 @@ class Pairs:
         for on, arm, arms in self.row.said["guards"]:
             if on is not None:
                 chosen = t.make("min", t.make("max", t.read(on, names), t.number(0)),
-                                t.number(arms - 1))  # fmt: skip
+                                t.number(arms - 1))
                 found.append(t.negated(t.differ(chosen, t.number(arm))))
         return t.all(*found)
 
@@ -222,13 +222,13 @@ class Pairs:
         t, said, root = self.terms, self.read("root", self.giver), self.read("root", self.first)
         assert said is not None and root is not None
         return said, t.any(t.differ(said, root), t.less(root, t.number(0)),
-                           t.at_least(root, self.members))  # fmt: skip
+                           t.at_least(root, self.members))
 
     def boxes(self, giver: Axes, taker: Axes) -> dict[str, BoxTerms]:
         gives, takes = self.view(giver, taker), self.view(taker, giver)
         return {name: BoxTerms(self, self.row.said[name], names)
                 for name, names in zip(BOXES, (takes, takes, gives, gives), strict=True)
-                if self.row.said[name]}  # fmt: skip
+                if self.row.said[name]}
 
     @cached_property
     def between(self) -> dict[str, BoxTerms]:
@@ -272,7 +272,7 @@ class Pairs:
         t = self.terms
         return t.any(*(t.all(t.less(begin, end), t.any(
             t.less(begin, t.number(0)), t.less(self.size[a], end)))
-            for a, (begin, end) in near.items() if not self.row.around))  # fmt: skip
+            for a, (begin, end) in near.items() if not self.row.around))
 
     def lists(self, near: dict[str, tuple[int, int]], place: Axes) -> int:
         t, found = self.terms, []
@@ -304,7 +304,7 @@ class Pairs:
         listed = self.lists(self.near(self.taker, 0), self.giver)
         told = self.lists(self.near(self.giver, 2), self.taker)
         return listed, t.any(t.differ(listed, told), t.all(listed, self.mismatch(boxes)),
-                             t.all(t.negated(listed), self.moves(boxes)))  # fmt: skip
+                             t.all(t.negated(listed), self.moves(boxes)))
 
     # ---- what is wrong, at a point: everything below is evaluated exactly --------------------
 
@@ -323,7 +323,7 @@ class Pairs:
         row = self.row
         sizes = (f"{a}={self.exact(point, size)[0]}" for a, size in self.size.items())
         return Mismatch(row, f"exchange {row.site} ({row.kind}, {row.place}) does not match with "
-                        f"the mesh ({','.join(sizes)})", expected, found)  # fmt: skip
+                        f"the mesh ({','.join(sizes)})", expected, found)
 
     def judge_all(self, point: Point) -> None:
         """Raises Mismatch unless a taker reads what it should of a giver, and both match; or does
@@ -345,7 +345,7 @@ class Pairs:
                 point, f"{p} and {q} agree whether {p} is read",
                 f"only one of them says so: {p} has the readers {self._listed(point, readers)}, "
                 f"{q} reads {self._listed(point, read)}",
-            )  # fmt: skip
+            )
         if listed:
             return self.judge(point, self.giver, self.taker)
         self.judge_idle(point)
@@ -358,7 +358,7 @@ class Pairs:
                 raise self.fault(point, f"{q} reads nothing of {p}, which it does not list"
                                  if self.row.said["flow"] == "near" else
                                  f"{q} reads nothing of {p}, which is not the root",
-                                 f"box '{name}' of {box.found(point)[1]}")  # fmt: skip
+                                 f"box '{name}' of {box.found(point)[1]}")
 
     def _listed(self, point: Point, near: dict[str, tuple[int, int]]) -> str:
         ends = [(a, self.exact(point, begin, end)) for a, (begin, end) in near.items()]
@@ -376,16 +376,16 @@ class Pairs:
             (capacity,) = self.exact(point, boxes[name].capacity)
             if 0 not in extents and (low < 0 or high >= capacity):
                 raise self.fault(point, f"{pair}: box '{name}' within {capacity} elements",
-                                 f"elements {low} to {high}")  # fmt: skip
+                                 f"elements {low} to {high}")
         if "send" in said and "from" in said and not _same(said["send"], said["from"]):
             raise self.fault(point, f"{pair}: both name one box", f"the sender 'send' "
-                             f"{said['send']}, the receiver 'from' {said['from']}")  # fmt: skip
+                             f"{said['send']}, the receiver 'from' {said['from']}")
         if "give" in said and not _same(said["give"], said["into"]):
             raise self.fault(point, f"{pair}: both name one place for it", f"the sender 'give' "
-                             f"{said['give']}, the receiver 'into' {said['into']}")  # fmt: skip
+                             f"{said['give']}, the receiver 'into' {said['into']}")
         if "into" in said and "from" in said and _elements(said["into"]) != _elements(said["from"]):
             raise self.fault(point, f"{pair}: boxes of one size", f"'from' {said['from'][1]}, "
-                             f"'into' {said['into'][1]}")  # fmt: skip
+                             f"'into' {said['into'][1]}")
 
 
 Found = tuple[int, tuple[int, ...], tuple[int, ...]]  # offset, extents, strides, in elements
@@ -415,7 +415,7 @@ class BoxTerms:
         self.offset = t.read(box["offset"], names)
         zero, one = t.number(0), t.number(1)
         self.whole = [(t.make("max", zero, t.read(e, names)), t.read(s, names))
-                      for e, s in zip(box["extent"], box["stride"], strict=True)]  # fmt: skip
+                      for e, s in zip(box["extent"], box["stride"], strict=True)]
         self.dims = [(e, s) for e, s in self.whole if e != one]
         self.elements = t.make("*", one, *(e for e, _ in self.dims))
         self.nonempty = t.all(*(t.at_least(e, one) for e, _ in self.dims))
@@ -442,7 +442,7 @@ class BoxTerms:
         most = max(len(self.dims), len(other.dims))  # where one has fewer, others are 1 for both
         found = [t.differ(self.offset, other.offset)]
         for (e, s), (f, r) in zip(*(d + [one] * (most - len(d)) for d in (self.dims, other.dims)),
-                                  strict=True):  # fmt: skip
+                                  strict=True):
             found += [t.differ(e, f), t.all(t.at_least(e, two), t.differ(s, r))]
         return t.any(self.larger_or_smaller(other), t.all(self.nonempty, t.any(*found)))
 

@@ -25,20 +25,20 @@ def table_of(plan: Plan) -> ExchangeTable:
         plan.mesh.names, [axis.coord_sym.name for axis in plan.mesh.axes],
         {s.name for s in plan.scalars}, [to_json(b.capacity) for b in plan.buffers],
         list(_rows(plan.steps, [], [])),
-    )  # fmt: skip
+    )
 
 
 def conditions_of(plan: Plan) -> list[dict[str, Any]]:
     """What holds on every mesh that a launch accepts."""
     return [{"holds": to_json(c.holds), "text": c.text, "place": line_of(c.place)}
-            for c in plan.conditions]  # fmt: skip
+            for c in plan.conditions]
 
 
 def routes_of(plan: Plan) -> list[dict[str, Any]]:
     """Permutations that a launch tries."""
     return [{"member": r.member.name, "to": to_json(r.to), "sends": to_json(r.sends),
              "size": to_json(r.size), "text": r.text, "place": line_of(r.place)}
-            for r in plan.routes]  # fmt: skip
+            for r in plan.routes]
 
 
 def line_of(place: Place | None) -> str:
@@ -82,7 +82,7 @@ def _row(x: Exchange, loops: list[Any], guards: list[Any]) -> dict[str, Any]:
         "give": _box(x.give_into), "flow": x.flow, "root": _maybe(x.root),
         "wraps": to_json(x.wraps),
         "near": [[to_json(e) for e in ranges] for ranges in x.near],
-    }  # fmt: skip
+    }
 
 
 def _maybe(e: Expr | None) -> Any:

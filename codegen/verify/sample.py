@@ -36,7 +36,7 @@ def check_exchanges(plan: Plan) -> ExchangeTable:
             check(table, meshes, PAIRS, at_build=True)
     except Mismatch as wrong:
         step = next(s for s in walk_steps(plan.steps)
-                    if isinstance(s, Exchange) and s.site == wrong.row.site)  # fmt: skip
+                    if isinstance(s, Exchange) and s.site == wrong.row.site)
         raise InternalError.of_rule(wrong.what, step.place, wrong.found, wrong.expected) from None
     return table
 
@@ -45,7 +45,7 @@ def sample(plan: Plan, table: ExchangeTable) -> Iterator[Values]:
     """What all ranks of a mesh may name: sizes, scalars, and what the program computes."""
     conditions, routes = conditions_of(plan), routes_of(plan)
     used = names_in(*(c["holds"] for c in conditions),
-                    *(r[part] for r in routes for part in ("to", "sends", "size")))  # fmt: skip
+                    *(r[part] for r in routes for part in ("to", "sends", "size")))
     used |= set[str]().union(*(row.used for row in table.rows))
     lets = [s.counter for s in walk_steps(plan.steps) if isinstance(s, Let)]
     scalars = {s.sym: s.default for s in plan.scalars if s.sym is not None}

@@ -146,7 +146,7 @@ class Everyone:
             me, other = pairs.rank(point, pairs.giver), pairs.rank(point, pairs.first)
             does = "stays away" if pairs.exact(point, taken)[0] else "comes"
             raise pairs.fault(point, "all members come to it, or none",
-                              f"{me} {does}, {other} does not")  # fmt: skip
+                              f"{me} {does}, {other} does not")
 
     def _one_root(self) -> None:
         """All members name one."""
@@ -173,7 +173,7 @@ class Everyone:
                     if low < high and not 0 <= low < high <= n:
                         raise pairs.fault(
                             point, f"members 0 to {n - 1} along {a}",
-                            f"{low} to {high - 1} for {pairs.rank(point, me)}")  # fmt: skip
+                            f"{low} to {high - 1} for {pairs.rank(point, me)}")
 
     # ---- pairs -------------------------------------------------------------------------------
 
@@ -191,7 +191,7 @@ class Everyone:
         looked = self.compare(self.beside())
         ranks = self.pairs.number_of(self.pairs.symbols(self.pairs.giver))
         self.sampled = (f"{looked} of {of} transfers on {ranks} ranks: every rank's with itself, "
-                        "with those beside it, with the first and the last")  # fmt: skip
+                        "with those beside it, with the first and the last")
         return looked
 
     def compare(self, portions: Iterator[Places]) -> int:
@@ -203,7 +203,7 @@ class Everyone:
         more = landing.terms if landing else []
         for places in portions:
             found, bad, *values = pairs.evaluated(
-                places, t.all(read, t.negated(pairs.wrap)), wrong, *more)  # fmt: skip
+                places, t.all(read, t.negated(pairs.wrap)), wrong, *more)
             count += int((found != 0).sum())
             if (some := bad != 0).any():
                 self.judge(iter([{s: a[some] for s, a in places.items()}]))
@@ -267,7 +267,7 @@ class Everyone:
         if target is not None:
             other = f" as {pairs.rank(point, int(giver_of[target[0]]))} does"
         raise pairs.fault(point, "a receiver of its own for every sender",
-                          f"{me} sends to member {to} of {n}{other}")  # fmt: skip
+                          f"{me} sends to member {to} of {n}{other}")
 
     def _known(self, giver_of: Array) -> None:
         """Every receiver names its sender, where the program knows it."""
@@ -286,7 +286,7 @@ class Everyone:
                 me, (n,) = pairs.rank(point, pairs.giver), pairs.exact(point, pairs.members)
                 says, sender = (None if x == NOBODY else int(x) for x in (named[k], real[k]))
                 raise pairs.fault(point, f"{me} receives from member {sender} of {n}",
-                                  f"it expects {says}")  # fmt: skip
+                                  f"it expects {says}")
 
 
 def points(places: Places) -> Iterator[dict[int, int]]:
@@ -320,5 +320,5 @@ def received(row: Row, values: Mapping[str, Any]) -> int:
         for side in one:
             side[list(fixed), 0] = at
         found.append(sum(int(pairs.evaluated(p, amount)[0].sum())
-                         for p in pairs.each(symbols, one)))  # fmt: skip
+                         for p in pairs.each(symbols, one)))
     return max(found)

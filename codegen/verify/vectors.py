@@ -196,7 +196,7 @@ class Terms:
     def _is_truth(self, term: int) -> bool:
         op, args = self.table[term]
         return op in ("ge0", "eq0") or (op == "number" and args[0] in (0, 1)) or (
-            op in ("min", "max") and all(map(self._is_truth, args)))  # fmt: skip
+            op in ("min", "max") and all(map(self._is_truth, args)))
 
     def at_least(self, a: int, b: int) -> int:
         return self.make("ge0", self.make("+", a, self.make("*", self.number(-1), b)))
@@ -371,7 +371,7 @@ def _quotient(op: str, low: Array, high: Array, least: Array, most: Array) -> Ra
             return first, last
         same = first == last
         return (np.where(same, low - first * least, 0),
-                np.where(same, high - last * least, least - 1))  # fmt: skip
+                np.where(same, high - last * least, least - 1))
     positive = least > 0
     if op == "floordiv":
         size = np.maximum(abs(low), abs(high))

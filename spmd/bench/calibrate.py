@@ -65,7 +65,7 @@ LIMITS = (
           (("by each", limits.MOST), ("shared", 1)), upto=False, classes=("spacious",)),
     Limit("ring", ("all-reduce",), (1 << 16, 1 << 18, 1 << 20, 1 << 22), 4,
           (("blocks", 0), ("ring", 1)), upto=False),
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Calibration:
                 if not fits or time.monotonic() > self.end:
                     self.missed += 1
                     yield (f"{name}, {size} bytes, {crew.ranks} ranks: not measured, "
-                           f"{'time is over' if fits else 'not enough memory'}")  # fmt: skip
+                           f"{'time is over' if fits else 'not enough memory'}")
                     return False
                 gain, noise, text = self._compare(measured, limit, name, size, other, crew)
                 if gain <= (noise if again < 2 else -noise):

@@ -48,7 +48,7 @@ COLLECTIVES: dict[str, tuple[bytes, int, Callable[[int], float]]] = {
     "all-to-all": (b"MPI_Alltoall", lib.SPMD_MPI_ALLTOALL, lambda n: n - 1),
     "scan": (b"MPI_Scan", lib.SPMD_MPI_SCAN, lambda n: 1.0),
     "exscan": (b"MPI_Exscan", lib.SPMD_MPI_EXSCAN, lambda n: 1.0),
-}  # fmt: skip
+}
 
 
 class Bench:
@@ -60,7 +60,7 @@ class Bench:
     def __init__(
         self, options: Options, processes: Processes, rounds: int,
         rivals: Mapping[str, Callable[[str, Processes, int, int], Any]] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.options, self.processes, self.rounds = options, processes, rounds
         self.rivals = rivals or {}
         self.ranks = options.ranks or processes.count
@@ -79,7 +79,7 @@ class Bench:
             if not self.fits(name, count):
                 if self.processes.number == 0:
                     print(f"{name}: {size} bytes and more would take over 1/{MEMORY_SHARE} of the "
-                          "memory", file=sys.stderr)  # fmt: skip
+                          "memory", file=sys.stderr)
                 return
             yield self._row(name, count)
             size = size * step if size else 1
@@ -98,7 +98,7 @@ class Bench:
         with self.job(data, turns) as job:
             job.keep_times(16 * turns)
             peers = {label: rival(name, self.processes, self.ranks, count)
-                     for label, rival in self.rivals.items()}  # fmt: skip
+                     for label, rival in self.rivals.items()}
             theirs: dict[str, list[list[list[int]]]] = {label: [] for label in peers}
             theirs_wrong = dict.fromkeys(peers, 0)
             for batch in range(self.rounds + 1):  # the first one warms up
@@ -116,7 +116,7 @@ class Bench:
         row["bus"] = COLLECTIVES[name][2](self.ranks) * row["bytes"] / (row["worst"] / 1e6)
         for label, peer in peers.items():
             row[label] = {**summary(theirs[label]), "wrong": theirs_wrong[label],
-                          "ratio": ratio(theirs[label], ours)}  # fmt: skip
+                          "ratio": ratio(theirs[label], ours)}
             if peer.method:
                 row[label]["method"] = peer.method
         return row
@@ -126,7 +126,7 @@ class Bench:
         return {
             "collective": name, "ranks": self.ranks, "processes": self.processes.count,
             "bytes": 0 if name in UNSIZED else count * ELEMENT, "turns": turns,
-        }  # fmt: skip
+        }
 
     def job(self, data: bytes, turns: int, limits: Limits | None = None) -> Job:
         """An image of `built`, loaded. limits: instead of those kept for this machine."""
@@ -141,11 +141,11 @@ class Bench:
         """Nanoseconds of every turn, by rank, and how much was wrong; in the first process."""
         self.processes.together(job.run)
         _, operation, _ = (row["number"] for row in job.manifest["operations"]
-                           if row["kind"] != "compute")  # fmt: skip # a barrier on either side
+                           if row["kind"] != "compute")  # a barrier on either side
         times = []
         for own in timeline.gather(job):
             times.append([end - begin for begin, end, _, _, row, waits in own.events()
-                          if row == operation and not waits])  # fmt: skip
+                          if row == operation and not waits])
         wrong = 0
         for rank in range(job.setup.first, job.setup.first + job.setup.count):
             _, _, address = job.shard(len(job.numbers), rank)
@@ -177,7 +177,7 @@ class Peer:
             "handle_bytes": MPI._sizeof(MPI.Comm), **handle,
             "turns": {"kind": kind, "count": count, "rank": processes.number,
                       "ranks": ranks, "from": self.rooms[0], "into": self.rooms[1]},
-        })  # fmt: skip
+        })
 
     def turns(self, count: int) -> tuple[list[list[int]], int]:
         """As Bench.ours."""
@@ -216,7 +216,7 @@ def summary(batches: list[list[list[int]]]) -> dict[str, float]:
     if not batches:
         return {}
     by_rank = [statistics.median(t for batch in batches for t in batch[rank]) / 1e3
-               for rank in range(len(batches[0]))]  # fmt: skip
+               for rank in range(len(batches[0]))]
     worst = statistics.median(max(turn) for batch in batches for turn in zip(*batch)) / 1e3
     return {"average": statistics.fmean(by_rank), "least": min(by_rank), "most": max(by_rank),
-            "worst": worst}  # fmt: skip
+            "worst": worst}

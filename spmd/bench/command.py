@@ -35,7 +35,7 @@ def command(options: argparse.Namespace, processes: Processes) -> int:
             f"no floor of {unknown[0]!r}" if by_hand else f"no collective {unknown[0]!r}",
             expected=", ".join(known),
             remedy="bench floor [NAME …]" if "floor" in names else "",
-        ))  # fmt: skip
+        ))
     if by_hand and bench.ranks == 1:
         names = [name for name in names if name not in ("copy-at-once", "flag")]
     rows = []
@@ -51,7 +51,7 @@ def command(options: argparse.Namespace, processes: Processes) -> int:
             "no room for any of these sizes",
             found=f"1/{MEMORY_SHARE} of the memory: {bytes_text(bench.room)}",
             remedy="smaller --sizes",
-        ))  # fmt: skip
+        ))
     if processes.number == 0 and options.json:
         print(json.dumps(rows, indent=1))
     if processes.number == 0 and options.plot:
@@ -66,7 +66,7 @@ def _collectives(options: argparse.Namespace, processes: Processes) -> Bench:
         processes.refuse(UsageError(
             "--vs mpi needs one rank in each process, as MPI has", found=f"--ranks {options.ranks}",
             expected=f"--ranks {processes.count}, or none", remedy="measure them one by one",
-        ))  # fmt: skip
+        ))
     rivals = {label: make for label, make in RIVALS.items() if label in options.vs}
     return Bench(chosen(vars(options)), processes, options.rounds, rivals)
 
@@ -76,7 +76,7 @@ def _floors(options: argparse.Namespace, processes: Processes) -> FloorBench:
         processes.refuse(UsageError(
             f"bench floor has no use for {', '.join(foreign)}", expected=", ".join(FLOOR_TAKES),
             remedy="bench COLLECTIVE --vs floor" if "--vs" in foreign else "",
-        ))  # fmt: skip
+        ))
     return FloorBench(chosen(vars(options)), processes, options.rounds)
 
 

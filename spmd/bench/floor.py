@@ -22,7 +22,7 @@ from spmd.launch.processes import Processes
 # Methods: enum spmd_floor_method; moves: enum spmd_floor_move, of which the first goes unsaid.
 METHODS, MOVES = ("eager", "pull", "push"), ("", " memcpy", " stream")
 WAYS = {f"{method}{move}": (m, k)
-        for m, method in enumerate(METHODS) for k, move in enumerate(MOVES)}  # fmt: skip
+        for m, method in enumerate(METHODS) for k, move in enumerate(MOVES)}
 TRIALS = 20  # turns in which a way shows how fast it is
 
 # What transfers are made of: its kind, and what ways there are to do it, where that is not up to
@@ -55,14 +55,14 @@ class Floor:
             processes.refuse(EnvironmentFault(
                 "the floor is measured over shared memory", expected="processes on one host",
                 found=", ".join(dict.fromkeys(hosts.names)), remedy="start all of them on one host",
-            ))  # fmt: skip
+            ))
         kind, self.names = MACHINE.get(name) or (COLLECTIVES[name][1], {})
         self.active = min(ranks, hosts.cores) if name == "copy-at-once" else 1
         self.given = ffi.new("spmd_floor *", {
             "kind": kind, "ranks": ranks, "count": count, "first": first, "hosted": count_here,
             "crowded": ranks > hosts.cores, "active": self.active,
             "partner": hosts.first[1] if processes.count > 1 else 1,
-        })  # fmt: skip
+        })
         made = processes.meet(self._make)
         processes.together(lambda: self._attach(*made[0]))
         lib.spmd_arena_close_fd(self._arena)

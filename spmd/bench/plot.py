@@ -52,7 +52,7 @@ def write(path: str, rows: list[dict[str, Any]]) -> None:
         for peer, (_, dashes) in RIVALS.items():
             if all(peer in row for row in own):
                 axes.plot(sizes, [row[peer]["worst"] for row in own], color=color, marker=marker,
-                          markersize=3, linestyle=dashes)  # fmt: skip
+                          markersize=3, linestyle=dashes)
     for peer, (label, dashes) in RIVALS.items():
         if any(peer in row for row in rows):
             axes.plot([], [], color="gray", linestyle=dashes, label=label)

@@ -45,7 +45,7 @@ class Probe:
     def __init__(
         self, checked: loader.Checked, ledger: Ledger, mesh: tuple[int, ...],
         scalars: dict[str, Any], words: list[int],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.manifest, self.ledger, self.mesh = checked.manifest, ledger, mesh
         self.scalars, self.words = scalars, words
         self.arrays = [*self.manifest["inputs"], *self.manifest["outputs"]]
@@ -61,12 +61,12 @@ class Probe:
         settings = ffi.new("spmd_settings *", {
             "image": image.table, "ranks": self.size, "size": sizes, "scalar": words,
             "scalars": len(self.words), "count": self.size, "threads": 1, "cores": 1,
-        })  # fmt: skip
+        })
         made = ffi.new("spmd_job **")
         status = lib.spmd_job_new(settings, made)
         if status != lib.SPMD_OK:
             return {"expected": f"a job on {self.mesh}",
-                    "found": ffi.string(lib.spmd_status_text(status)).decode()}  # fmt: skip
+                    "found": ffi.string(lib.spmd_status_text(status)).decode()}
         try:
             for index in self.looked_at:
                 values = self.ledger.rank(self.mesh, self.scalars, index)
@@ -88,7 +88,7 @@ class Probe:
             "buffers": len(buffers), "at_loads": len(self.ledger.at_load),
             "arrays": len(self.arrays), "bytes": taken, "at_load": load,
             "offset": offset, "extent": extent,
-        })  # fmt: skip
+        })
         if lib.spmd_job_probe(job, index, plan) != lib.SPMD_OK:
             numbers = (plan.buffers, plan.at_loads, plan.arrays)
             yield "numbers of buffers, at_load words and arrays", numbers, "others"

@@ -19,7 +19,7 @@ def not_built(folder: str) -> EnvironmentFault:
     elsewhere = [
         os.path.join(place or ".", "spmd") for place in sys.path
         if _engines(place) and not os.path.samefile(os.path.join(place or ".", "spmd"), package)
-    ]  # fmt: skip
+    ]
     expected = f"the compiled module {os.path.join(folder, '_engine' + EXTENSION_SUFFIXES[0])}"
     if elsewhere:
         return EnvironmentFault(
@@ -32,9 +32,9 @@ def not_built(folder: str) -> EnvironmentFault:
         return EnvironmentFault(
             "the engine of spmd was built for another Python", expected=expected,
             found=", ".join(others), remedy="install spmd again with this Python: pip install .",
-        )  # fmt: skip
+        )
     return EnvironmentFault("the engine of spmd is not built", expected=expected, found="none",
-                            remedy=f"make setup, or pip install -e {top}")  # fmt: skip
+                            remedy=f"make setup, or pip install -e {top}")
 
 
 def _engines(place: str) -> list[str]:

@@ -33,7 +33,7 @@ def converted(file: InputFile, given: npy.Elements, dtype: str) -> npy.Elements 
 def _convert(
     file: InputFile, given: npy.Elements, made: npy.Elements, low: int, high: int, processes: int,
     available: int,
-) -> mmap.mmap:  # fmt: skip
+) -> mmap.mmap:
     """What bytes low to high of the converted array are made of is read, and converted."""
     old, new = numpy_dtype(given.dtype), numpy_dtype(made.dtype)
     old = old.newbyteorder() if given.swapped else old

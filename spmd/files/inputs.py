@@ -108,7 +108,7 @@ class InputFile:
             return mmap.mmap(-1, max(1, size), flags)
         except OSError as error:
             raise EnvironmentFault(text, expected=bytes_text(size), found=error.strerror or "",
-                                   remedy=remedy) from None  # fmt: skip
+                                   remedy=remedy) from None
 
     def close(self) -> None:
         if isinstance(self.data, mmap.mmap):

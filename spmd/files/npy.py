@@ -30,7 +30,7 @@ SIZES = {
     "bool": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8,
     "uint8": 1, "uint16": 2, "uint32": 4, "uint64": 8,
     "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "complex64": 8, "complex128": 16,
-}  # fmt: skip
+}
 _CODES = {"b": "bool", "i": "int", "u": "uint", "f": "float", "c": "complex"}
 
 
@@ -84,7 +84,7 @@ class Elements:
     def __init__(
         self, start: int, dtype: str, shape: tuple[int, ...], fortran: bool = False,
         swapped: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.start, self.dtype, self.shape, self.swapped = start, dtype, shape, swapped
         self.strides = contiguous_strides(shape, SIZES[dtype], fortran)
         self.end = start + element_count(shape) * SIZES[dtype]
@@ -102,7 +102,7 @@ class Frame:
     def __init__(
         self, size: int, pieces: list[tuple[int, bytes]], starts: list[int],
         sums: list[tuple[int, int, tuple[int, ...]]] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.size, self.pieces, self.starts, self.sums = size, pieces, starts, sums or []
 
 

@@ -137,7 +137,7 @@ def _check_apart(file: InputFile, found: dict[str, NpzMember], directory: int) -
             raise file.wrong(
                 "is damaged", f"member {name!r} from byte {member.at} to end before byte {end}",
                 f"it is {member.packed} bytes long, to byte {stop}",
-            )  # fmt: skip
+            )
         end = member.at
 
 
@@ -173,7 +173,7 @@ def _whole(file: InputFile, member: NpzMember, found: npy.Elements, start: int) 
     """Nothing follows the elements: it would be inflated, or summed, for nothing."""
     if found.end - start != member.size:
         raise file.wrong("is damaged", f"{found.end - start} bytes, as its header says",
-                         f"{member.size} bytes")  # fmt: skip
+                         f"{member.size} bytes")
     return found
 
 
@@ -188,7 +188,7 @@ def _start(file: InputFile, member: NpzMember) -> int:
         raise file.wrong(
             "is damaged", f"member {member.raw!r} at byte {member.at}",
             f"{mark!r}, member {raw[:80]!r}",
-        )  # fmt: skip
+        )
     if start + member.packed > member.end:
         raise npy.truncated(file.wrong, member.packed, member.end - start)
     return start
@@ -216,7 +216,7 @@ def _inflated(file: InputFile, start: int, member: NpzMember, most: int) -> Iter
 def _inflate(
     file: InputFile, start: int, member: NpzMember, low: int, high: int, processes: int,
     available: int,
-) -> mmap.mmap:  # fmt: skip
+) -> mmap.mmap:
     """The content of a deflated member, in memory of this process: its bytes low to high.
 
     The rest is looked at for the checksum only. Pages that nothing is written to take no memory.
@@ -284,7 +284,7 @@ def _local(raw: bytes, size: int, at: int) -> bytes:
     return LOCAL.pack(
         LOCAL_MARK, _needs(wide), _flags(raw), STORED, 0, JANUARY_1980, 0, short, short,
         len(raw), len(extra),
-    ) + raw + extra  # fmt: skip
+    ) + raw + extra
 
 
 def _entry(raw: bytes, size: int, at: int) -> bytes:
@@ -296,7 +296,7 @@ def _entry(raw: bytes, size: int, at: int) -> bytes:
     return ENTRY.pack(
         ENTRY_MARK, made, _needs(bool(wide)), _flags(raw), STORED, 0, JANUARY_1980, 0, short,
         short, len(raw), len(extra), 0, 0, 0, readable, min(at, WIDE),
-    ) + raw + extra  # fmt: skip
+    ) + raw + extra
 
 
 def _end(count: int, size: int, start: int) -> bytes:

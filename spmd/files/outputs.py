@@ -53,7 +53,7 @@ def open_outputs(
     """
     if len(whole) > 1:
         raise UsageError(f"{whole[0]} and {whole[1]} cannot both take all outputs",
-                         remedy="-o NAME=FILE")  # fmt: skip
+                         remedy="-o NAME=FILE")
     if whole and not outputs:
         raise UsageError(f"-o {whole[0]}: the program has no outputs")
     places: dict[str, str] = {}  # of files as given, by their real path
@@ -83,7 +83,7 @@ def open_outputs(
 
 def _taken(one: str, other: str, what: str, found: str) -> UsageError:
     return UsageError(f"outputs {one} and {other} {what}", expected="a place for each",
-                      found=found, remedy="-o NAME=FILE.npz, which holds several")  # fmt: skip
+                      found=found, remedy="-o NAME=FILE.npz, which holds several")
 
 
 class OutputFile:
@@ -105,7 +105,7 @@ class OutputFile:
             )
         except UnicodeEncodeError:
             raise UsageError(f"{self.title}: no name for a member: {ascii(list(members))}",
-                             expected="text in UTF-8") from None  # fmt: skip
+                             expected="text in UTF-8") from None
         self.starts = dict(zip(names, self.frame.starts))
         self.part, self.fd = "", -1
 

@@ -25,7 +25,7 @@ DTYPES = {
     "BOOL": "bool", "I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64",
     "U8": "uint8", "U16": "uint16", "U32": "uint32", "U64": "uint64",
     "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64", "C64": "complex64",
-}  # fmt: skip
+}
 CODES = {dtype: code for code, dtype in DTYPES.items()}
 
 
@@ -58,7 +58,7 @@ def members(file: InputFile) -> dict[str, StoredArray]:
             raise file.wrong(
                 "is damaged", "arrays that lie one after the other",
                 f"{what} {name!r}: it begins at byte {member.start}, the one before ends at {end}",
-            )  # fmt: skip
+            )
         end = member.end
     if end > file.length:
         raise npy.truncated(file.wrong, end, file.length)
@@ -126,7 +126,7 @@ def frame(arrays: list[tuple[str, str, tuple[int, ...]]]) -> npy.Frame:
             raise UsageError(
                 f"a .safetensors file cannot hold {name}: {dtype}",
                 expected=f"{', '.join(CODES)}; any name but {METADATA}", remedy="a .npz file",
-            )  # fmt: skip
+            )
     order = sorted(range(len(arrays)), key=lambda k: -npy.SIZES[arrays[k][1]])
     header, starts, at = {}, [0] * len(arrays), 0
     for k in order:

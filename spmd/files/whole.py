@@ -89,7 +89,7 @@ def refuse_replacing(given: str, sources: dict[str, str]) -> None:
         if same:
             raise UsageError(f"{given} is {what}: it would be replaced",
                              expected="a file of its own for what is written",
-                             remedy="another name for it")  # fmt: skip
+                             remedy="another name for it")
 
 
 def check_place(path: str, what: str) -> None:
@@ -97,4 +97,4 @@ def check_place(path: str, what: str) -> None:
     folder = os.path.dirname(os.path.abspath(path))
     if not os.access(folder, os.W_OK | os.X_OK) or os.path.isdir(path):
         raise OutputError(f"{what}: cannot write {path}", expected="a file in a directory that may "
-                          "be written to", found=folder)  # fmt: skip
+                          "be written to", found=folder)

@@ -193,7 +193,7 @@ class Meeting:
             return  # the watch of the job speaks of it
         others = f", nor have ranks {', '.join(map(str, missing[1:5]))}" if missing[1:] else ""
         say(f"spmd: warning: {self._name(k)} has not come to a call that every rank makes"
-             f"{others}; waiting for {now - self.since:.1f} s; it {self._doing(k)}")  # fmt: skip
+             f"{others}; waiting for {now - self.since:.1f} s; it {self._doing(k)}")
 
     def _end(self, k: int, thread: int) -> None:
         frame, frames = sys._current_frames().get(thread), []

@@ -19,7 +19,7 @@ from codegen.errors import (
     InternalError,
     SpmdError,
     VersionError,
-)  # fmt: skip
+)
 from codegen.image.manifest import evaluate
 from spmd.arguments import scalar_words
 from spmd.engine import ffi, lib
@@ -65,7 +65,7 @@ class Setup:
     def __init__(
         self, manifest: dict[str, Any], processes: Processes, sizes: tuple[int, ...],
         scalars: dict[str, int | float], options: Options, hosts: Hosts | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.manifest, self.sizes, self.scalars = manifest, sizes, scalars
         self.ranks = element_count(sizes)
         self.first, self.count = hosted(self.ranks, processes)
@@ -199,7 +199,7 @@ class Job:
                 "algorithm": setup.algorithm, "strict": setup.strict, "library": routines,
                 "libraries": len(self.image.library), "processes": processes[0],
                 "limits": limits.rows(hosts.limits),
-            },  # fmt: skip
+            },
         )
         made = ffi.new("spmd_job **")
         self._check(lib.spmd_job_new(settings, made))
@@ -221,7 +221,7 @@ class Job:
         mpi = self.transport.settings if self.transport else ffi.NULL
         host = ffi.new("int64_t[]", hosts.hosts)
         given = {"count": len(hosts.arenas), "number": hosts.number, "first": first,
-                 "arena": arena, "host": host, "mpi": mpi}  # fmt: skip
+                 "arena": arena, "host": host, "mpi": mpi}
         return ffi.new("spmd_processes *", given), first, arena, host
 
     def _take(self, make: Any) -> Any:
@@ -244,7 +244,7 @@ class Job:
                 "not enough address space for this process", expected=bytes_text(need),
                 found=f"{bytes_text(have)} under the limit that it was started with",
                 remedy="ulimit -v unlimited, fewer ranks, or smaller arrays",
-            )  # fmt: skip
+            )
 
     def _no_memory(self, have: int) -> EnvironmentFault:
         return EnvironmentFault(
@@ -252,7 +252,7 @@ class Job:
             expected=f"{bytes_text(lib.spmd_job_rank_bytes(self._job))} for each of "
             f"{self.setup.hosts.ranks_of(self.setup.hosts.here)} ranks",
             found=f"{bytes_text(have)} available", remedy="fewer ranks, or smaller arrays",
-        )  # fmt: skip
+        )
 
     def _check(self, status: int) -> None:
         """Turns a status of the engine into the error it stands for."""
@@ -277,7 +277,7 @@ class Job:
                 f"the manifest and the machine code differ in array {name}",
                 expected="one shape and one element type in both", found="others",
                 remedy="build the image again",
-            )  # fmt: skip
+            )
         self._check(status)
 
     def put(self, name: str, array: Global, rank: int = EVERY_RANK, file: str = "") -> None:
@@ -441,7 +441,7 @@ class Global:
     def __init__(
         self, base: Any, dtype: str, shape: tuple[int, ...], strides: tuple[int, ...],
         swapped: bool = False, start: int = 0,
-    ) -> None:  # fmt: skip
+    ) -> None:
         is_address = isinstance(base, int)
         self._buffer = None if is_address else ffi.from_buffer("char[]", base)
         at = ffi.cast("char *", base if is_address else self._buffer) + start
@@ -453,7 +453,7 @@ class Global:
             {
                 "base": at, "dims": len(shape), "shape": self._keep[0], "stride": self._keep[1],
                 "size": size, "swap": unit if swapped else 0,
-            },  # fmt: skip
+            },
         )
 
     def __enter__(self) -> Global:

@@ -99,7 +99,7 @@ def _started(count: int, name: str, family: str) -> Any:
         MPI.Init_thread()
     if MPI.COMM_WORLD.Get_size() != count:
         raise misfit(name, text, family, f"{count} processes in one job",
-                     "every process thinks it is alone")  # fmt: skip
+                     "every process thinks it is alone")
     return MPI.COMM_WORLD
 
 
@@ -130,7 +130,7 @@ def _check_shared_memory(name: str, count: int) -> None:
     try:
         size = os.statvfs("/dev/shm")
         theirs = [os.stat(f"/dev/shm/{file}").st_blocks * 512
-                  for file in os.listdir("/dev/shm") if file.startswith("mpich_shm_")]  # fmt: skip
+                  for file in os.listdir("/dev/shm") if file.startswith("mpich_shm_")]
     except OSError:
         return
     local = os.environ.get("MPI_LOCALNRANKS", "")
@@ -142,7 +142,7 @@ def _check_shared_memory(name: str, count: int) -> None:
             expected=f"{need >> 10} KiB", found=f"{have >> 10} KiB are free",
             remedy="mount -o remount,size=64m /dev/shm, docker run --shm-size=64m, or no mpirun: "
             "python -m spmd run IMAGE --ranks N",
-        )  # fmt: skip
+        )
 
 
 def library(name: str = "", family: str = "") -> Any:
@@ -159,7 +159,7 @@ def library(name: str = "", family: str = "") -> Any:
             expected="a libmpi that mpi4py can load", found=str(error).split("\n")[0],
             remedy=f"{install(family)}, or load the MPI module of this cluster; "
             "without mpirun: run IMAGE --ranks N",
-        ) from None  # fmt: skip
+        ) from None
     return MPI
 
 
@@ -194,13 +194,13 @@ def family_of(version: str) -> str:
 
 def misfit(name: str, version: str, family: str, expected: str = "", found: str = "") -> (
     EnvironmentFault
-):  # fmt: skip
+):
     """A launcher, and a library that it cannot serve."""
     short = " ".join(version.split(",")[0].split("\n")[0].replace("Version:", "").split())
     remedies = {
         OPEN_MPI: "start with the mpirun of Open MPI", MPICH: "start with the mpirun of MPICH",
         "": "start with the mpirun of the library",
-    }  # fmt: skip
+    }
     remedy = remedies[family_of(version)]
     if name.startswith("Slurm"):
         remedy = f"srun --mpi={'pmix' if family_of(version) == OPEN_MPI else 'pmi2'}, or {remedy}"
@@ -210,4 +210,4 @@ def misfit(name: str, version: str, family: str, expected: str = "", found: str 
         f"launcher is {name}, library is {short}",
         expected=expected or f"a library of the family {family}",
         found=found or family_of(version) or short, remedy=remedy,
-    )  # fmt: skip
+    )

@@ -121,7 +121,7 @@ def _is_limits(value: Any) -> bool:
         isinstance(value, dict) and set(value) == set(CLASSES)
         and all(isinstance(row, dict) and set(row) == set(NAMES) for row in value.values())
         and all(type(n) is int and 0 <= n <= MOST for row in value.values() for n in row.values())
-    )  # fmt: skip
+    )
 
 
 def write(path: str, limits: Limits) -> None:

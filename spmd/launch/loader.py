@@ -29,7 +29,7 @@ def read(path: str) -> bytes:
         if not stat.S_ISREG(mode):
             raise ImageError(f"{path}: not an spmd image", expected="a regular file",
                              found="a directory" if stat.S_ISDIR(mode)
-                             else "a special file")  # fmt: skip
+                             else "a special file")
         with open(path, "rb") as file:
             return file.read()
     except OSError as error:
@@ -98,13 +98,13 @@ class Loaded:
     """
 
     def __init__(self, data: bytes, proof: dict[bytes, bytes],
-                 routines: list[tuple[str, str]]) -> None:  # fmt: skip
+                 routines: list[tuple[str, str]]) -> None:
         self._handle, self._file = _open(data, proof)
         self.table = lib.spmd_library_symbol(self._handle, b"spmd_image_table")
         if self.table == ffi.NULL:
             self.close()
             raise ImageError("not an spmd image", expected="the symbol spmd_image_table",
-                             found="none")  # fmt: skip
+                             found="none")
         try:
             self.library = [address(source, name) for source, name in routines]
         except (EnvironmentFault, ImageError):
@@ -148,7 +148,7 @@ def _open(data: bytes, proof: dict[bytes, bytes]) -> tuple[Any, int]:
     raise EnvironmentFault(
         "the image cannot be loaded", expected="memory files, or a directory, that may be executed",
         found="; ".join(dict.fromkeys(reasons)), remedy="set TMPDIR to a directory without noexec",
-    )  # fmt: skip
+    )
 
 
 def _is_proved(handle: Any, proof: dict[bytes, bytes]) -> bool:

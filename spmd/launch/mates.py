@@ -62,7 +62,7 @@ class Mate:
                     return False, "", 0
                 answer = _answer(file, before, lib.spmd_where_bytes())
                 return _parsed(answer, self.pid, lib.spmd_where_bytes()) if answer else (
-                    False, "", 0)  # fmt: skip
+                    False, "", 0)
         except OSError:
             return False, "", 0
 
@@ -150,7 +150,7 @@ def _variable(pid: int, needle: bytes) -> str:
     except OSError:
         return ""
     return next((w[len(needle) :].decode("ascii", "replace") for w in words
-                 if w.startswith(needle)), "")  # fmt: skip
+                 if w.startswith(needle)), "")
 
 
 def _launcher(pid: int, needle: bytes) -> int:

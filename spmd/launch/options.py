@@ -26,7 +26,7 @@ class Option:
     """A row. read: its text on the command line. known: all that it can be. form: in Python."""
 
     def __init__(self, default: Any, help: str, read: Callable[[str], Any], metavar: str,
-                 known: tuple[str, ...], form: str) -> None:  # fmt: skip
+                 known: tuple[str, ...], form: str) -> None:
         self.default, self.help, self.read = default, help, read
         self.metavar, self.known, self.form = metavar, known, form or ", ".join(known)
 
@@ -34,7 +34,7 @@ class Option:
 def option(
     *, default: Any, help: str, read: Callable[[str], Any] = str, metavar: str = "",
     known: tuple[str, ...] = (), form: str = "",
-) -> Any:  # fmt: skip
+) -> Any:
     return Option(default, help, read, metavar, known, form)
 
 
@@ -55,48 +55,48 @@ class Options(_Declared):
     ranks: int | None = option(
         default=None, read=texts.count, metavar="N",
         help="how many ranks in all; unless given, one for every process, or what the mesh says",
-    )  # fmt: skip
+    )
     mesh: Mapping[str, int] | None = option(
         default=None, read=texts.mesh, metavar="AXIS=SIZE,…", form='{"x": 4, "y": 2}',
         help="sizes of mesh axes; unless given, as equal as possible",
-    )  # fmt: skip
+    )
     threads: int | None = option(
         default=None, read=texts.count, metavar="W",
         help="threads of each process; unless given, as many as it has cores and ranks",
-    )  # fmt: skip
+    )
     algorithm: str = option(
         default="auto", known=("auto", "flat", "blocks", "ring"),  # as the engine numbers them
         help="how reductions work; ring, of long ones: fragments travel in both directions",
-    )  # fmt: skip
+    )
     barrier: str = option(
         default="auto", known=("auto", "strict"),
         help="strict: every exchange begins and ends with a barrier of its members; "
         "auto: ranks wait only for those whose data they read, or who read theirs",
-    )  # fmt: skip
+    )
     transport: str = option(
         default="auto", known=("auto", "shm", "mpi"),
         help="auto: shared memory inside a host, MPI between hosts; shm, mpi: all by one of them",
-    )  # fmt: skip
+    )
     time_limit: float = option(
         default=TIME_LIMIT, read=texts.seconds, metavar="SECONDS",
         help="a process silent for longer is lost, and the job ends with exit code 75; 0: wait "
         "for ever; unless given, 5",
-    )  # fmt: skip
+    )
     comm: Any = option(
         default=None,
         help="an mpi4py communicator, one rank per process; outputs are then Distributed",
-    )  # fmt: skip
+    )
     check: Any = option(
         default=False, read=checks_of, metavar="CHECKS", form='True, "all", or "bounds,nan"',
         help="end with the line and the rank where something is wrong: bounds (of run-time "
         "indices), nan (or an infinity made), equal (what all ranks hold), overflow (of integers), "
         "or all",
-    )  # fmt: skip
+    )
     keep: Iterable[str] | str | bool = option(
         default=(),
         help="names of outputs that stay with the ranks, True for all of them; they come as "
         "Distributed, and go into the next call as they are",
-    )  # fmt: skip
+    )
 
     @property
     def checks(self) -> tuple[str, ...]:

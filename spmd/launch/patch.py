@@ -31,10 +31,10 @@ def command(options: argparse.Namespace, _: Processes) -> int:
         image = reader.read(loader.read(options.image), host=False)
     if options.all and (options.index is not None or options.ranks):
         raise UsageError("--all N already says the number of ranks",
-                         remedy="--all N, or --index I --ranks N")  # fmt: skip
+                         remedy="--all N, or --index I --ranks N")
     if not options.all and options.index is None:
         raise UsageError("no index is given",
-                         remedy="--index I --ranks N, or --all N")  # fmt: skip
+                         remedy="--index I --ranks N, or --all N")
     asked = options.all or options.ranks
     # A local program is patched anew: what is not said stays as it was.
     settings, own, count = patched_in(image, {}, {}, None)
@@ -42,11 +42,11 @@ def command(options: argparse.Namespace, _: Processes) -> int:
     mesh = sizes.bind_mesh(
         image.manifest, asked or (None if options.mesh else count),
         options.mesh or ({} if asked else own), scalars,
-    )  # fmt: skip
+    )
     ranks = element_count(mesh)
     if options.index is not None and options.index >= ranks:
         raise UsageError(f"there is no index {options.index} among {ranks_text(ranks)}",
-                         expected=f"0 to {ranks - 1}")  # fmt: skip
+                         expected=f"0 to {ranks - 1}")
     indices = range(ranks) if options.all else [options.index]
     words = scalar_words(image.manifest, scalars)
     for index in indices:

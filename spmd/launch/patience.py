@@ -53,14 +53,14 @@ class StartWatch:
             what.format(end), expected=f"all of them within {END_LIMITS} times --time-limit",
             remedy="look for one that is stopped, or for a host that does not answer; "
             "a longer --time-limit, or 0 to wait for ever",
-        )  # fmt: skip
+        )
         self.texts = [ffi.new("char[]", text.encode())
-                      for text in (warning, report.error_text(error) + "\n")]  # fmt: skip
+                      for text in (warning, report.error_text(error) + "\n")]
         end += min(number * LATER_S, LATEST_S)
         self.given = ffi.new("spmd_start *", {
             "warn_ms": int(1000 * warn), "end_ms": int(1000 * end),
             "code": EXIT_PEER, "warning": self.texts[0], "error": self.texts[1],
-        })  # fmt: skip
+        })
         lib.spmd_start_begin(self.given)
 
     def end(self) -> None:
@@ -83,7 +83,7 @@ def watch_the_end(processes: Processes, mates: dict[int, int], limit: float) -> 
             f"{who} lost at its end", expected=f"it to end within {limit:g} s (--time-limit)",
             found=f"{stopped}, in MPI_Finalize; the outputs are whole",
             remedy="look why; a longer --time-limit, or 0 for none",
-        )  # fmt: skip
+        )
         errors.append(report.error_text(error) + "\n")
     kept = [[ffi.new("char[]", text.encode()) for text in texts] for texts in (warnings, errors)]
     pids = ffi.new("int64_t[]", [mates[number] for number in numbers])
@@ -92,7 +92,7 @@ def watch_the_end(processes: Processes, mates: dict[int, int], limit: float) -> 
         "processes": len(numbers), "before": sum(n < processes.number for n in numbers),
         "pid": pids, "warning": warning, "error": error_of, "limit_ms": int(1000 * limit),
         "late_ms": 1000, "code": EXIT_PEER,
-    }))  # fmt: skip
+    }))
 
 
 class Patience:
@@ -110,7 +110,7 @@ class Patience:
         self.mates = {
             number: pid for number, (pid, place) in enumerate(places)
             if place == mine and number != processes.number
-        }  # fmt: skip
+        }
         self.trusted = self.may_leave = False
         self.launcher = os.getppid()
         if limit:

@@ -27,7 +27,7 @@ def address(source: str, name: str) -> Any:
     if source not in SOURCES:
         raise ImageError(f"the image calls {name} of {source}, which this runtime does not know",
                          expected=f"a routine of {' or '.join(SOURCES)}",
-                         found=source)  # fmt: skip
+                         found=source)
     return SOURCES[source](name)
 
 
@@ -52,13 +52,13 @@ def _of_numpy(name: str) -> Any:
     except (ImportError, AttributeError, ValueError) as error:
         raise EnvironmentFault(
             f"NumPy has no routine {name}", expected="NumPy 2.0 or later", found=str(error),
-            remedy="pip install --upgrade numpy") from None  # fmt: skip
+            remedy="pip install --upgrade numpy") from None
     begin = ffi.cast("char *", id(ufunc)) + object.__basicsize__
     counts, tables = ffi.cast("int *", begin), ffi.cast("void ***", begin + 16)
     if (*list(counts[0:3]), ffi.cast("int *", begin + 32)[0]) != known:
         raise EnvironmentFault(f"NumPy keeps its routine {name} where it is not found",
                                expected="a ufunc as in NumPy 2",
-                               remedy="pip install 'numpy<3'")  # fmt: skip
+                               remedy="pip install 'numpy<3'")
     return tables[1 if data else 0][k]
 
 
@@ -78,7 +78,7 @@ def openblas() -> str:
             raise EnvironmentFault(
                 "OpenBLAS cannot be loaded", found=linker_error(),
                 remedy="pip install --force-reinstall scipy-openblas32",
-            )  # fmt: skip
+            )
     return path
 
 
@@ -94,7 +94,7 @@ def _openblas_path() -> str:
         "this image computes with OpenBLAS, which is not installed",
         expected="the package scipy-openblas32", found="none on sys.path",
         remedy="pip install scipy-openblas32",
-    )  # fmt: skip
+    )
 
 
 def linker_error() -> str:

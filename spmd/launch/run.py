@@ -111,7 +111,7 @@ def _same_image(asked: argparse.Namespace, processes: Processes) -> loader.Check
             f"ranks of one job hold different images: {holder} {listed(odd)} "
             f"differ{'s' if len(odd) == 1 else ''}", expected=f"{kinds[0]} ({holder} 0)",
             found=f"{kinds[odd[0]]} ({holder} {odd[0]})", remedy="give every rank the same file",
-        ))  # fmt: skip
+        ))
     return opened[0] if opened else None
 
 
@@ -121,7 +121,7 @@ class Run(Launch):
     def __init__(
         self, asked: argparse.Namespace, settings: dict[str, str], checked: loader.Checked,
         processes: Processes,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(checked, chosen(vars(asked)), processes)
         self.asked, self.settings = asked, settings
         self.first = processes.number == 0
@@ -138,11 +138,11 @@ class Run(Launch):
         asked, inputs = self.asked, self.manifest["inputs"]
         check_checks(self.manifest, asked.check,
                      "spmd build FILE.py --check, or spmd run FILE.py --check; the FILE.py beside "
-                     "FILE.img is built again by itself, if it still gives this image")  # fmt: skip
+                     "FILE.img is built again by itself, if it still gives this image")
         check_names(inputs, asked.input, "input", "-i")
         check_names(self.manifest["outputs"], asked.output, "output", "-o")
         if files := any((asked.input, asked.input_all, asked.output, asked.output_all,
-                         asked.timeline)):  # fmt: skip
+                         asked.timeline)):
             from spmd.files import outputs  # mmap, zlib: a run without files does without
 
             outputs.check_apart(asked)
@@ -154,7 +154,7 @@ class Run(Launch):
                 self.opened[array["name"]].convert(array["dtype"])
                 check_array(array, setup.shape(array), self.opened[array["name"]])
         rows = [(output["name"], output["dtype"], setup.shape(output))
-                for output in self.manifest["outputs"]]  # fmt: skip
+                for output in self.manifest["outputs"]]
         self.shapes = [shape for _, _, shape in rows]
         self.files = [None] * len(rows)
         if asked.timeline:
@@ -170,14 +170,14 @@ class Run(Launch):
             "-i": sorted(self.opened), "-o": [file and file.given for file in self.files],
             **self.options.agreed(flag),
             "--timeline": bool(asked.timeline), "--profile": asked.profile,
-        })  # fmt: skip
+        })
 
     def compare_files(self, everyones: list[dict[str, tuple[str, tuple[Any, ...]]]]) -> None:
         """All processes were given the same arrays: the same files, or others of equal elements."""
         other = [
             name for name in self.opened
             if any(files[name][1] != everyones[0][name][1] for files in everyones)
-        ]  # fmt: skip
+        ]
         if not other:
             return
         digests = self.processes.meet(lambda: {name: self.opened[name].digest() for name in other})
@@ -191,7 +191,7 @@ class Run(Launch):
                     expected=f"the elements of {everyones[0][name][0]} ({holder} 0)",
                     found=f"others in {everyones[odd[0]][name][0]} ({holder} {odd[0]})",
                     remedy="give every rank the same file, or a copy of it",
-                ))  # fmt: skip
+                ))
 
     def compute(self, job: Job) -> list[tuple[str, int]]:
         """Reads the inputs and runs; process 0 then makes room for every output."""
@@ -294,7 +294,7 @@ class Run(Launch):
         if self.says_checks:
             checks, whole = timeline.cost_of_checks(job)
             print(f"spmd: all checks held; they took about {checks / max(whole, 1e-9):.0%} of "
-                  f"{timeline.time_text(whole)}", file=sys.stderr)  # fmt: skip
+                  f"{timeline.time_text(whole)}", file=sys.stderr)
         if self.times is not None:
             times = timeline.gather(job)
 

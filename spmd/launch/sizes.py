@@ -95,7 +95,7 @@ def _given_sizes(manifest: dict[str, Any], given: dict[str, int]) -> list[int | 
 def bind_mesh(
     manifest: dict[str, Any], ranks: int | None, given: dict[str, int], scalars: dict[str, Any],
     processes: int = 1,
-) -> tuple[int, ...]:  # fmt: skip
+) -> tuple[int, ...]:
     """The size of every mesh axis. ranks: None takes what --mesh says, else one per process.
 
     Raises MeshError, which says which sizes would work; UsageError for an axis that is not there.
@@ -109,7 +109,7 @@ def bind_mesh(
         ranks = _product(fixed) if None not in fixed and processes == 1 else processes
     if max(ranks, _product(fixed)) > MOST_RANKS:
         raise MeshError(f"a job has at most {MOST_RANKS} ranks",
-                        found=str(max(ranks, _product(fixed))))  # fmt: skip
+                        found=str(max(ranks, _product(fixed))))
     sizes = balanced_sizes(ranks, fixed)
     if sizes is None:
         raise MeshError(

@@ -48,5 +48,5 @@ def agree(
             f"the processes of one job were given different commands: process {listed(odd)} "
             f"differ{'s' if len(odd) == 1 else ''}", expected=f"{commands[0]} (process 0)",
             found=f"{commands[odd[0]]} (process {odd[0]})", remedy="give all the same command",
-        ))  # fmt: skip
+        ))
     processes.patience = Patience(processes, [where for _, where in met], limit)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _FUNCTIONS = {
     "isend": b"MPI_Isend", "issend": b"MPI_Issend", "irecv": b"MPI_Irecv", "test": b"MPI_Test",
     "error_string": b"MPI_Error_string",
-}  # fmt: skip
+}
 
 
 class Transport:
@@ -39,7 +39,7 @@ class Transport:
             raise EnvironmentFault(
                 f"the MPI library has no {missing[0]}", found=MPI.Get_library_version().strip(),
                 remedy="--transport shm, on one host",
-            )  # fmt: skip
+            )
         handles = {
             "handle_bytes": MPI._sizeof(MPI.Comm),
             "comm": ffi.cast("int64_t", MPI._handleof(self.comm)),
@@ -68,4 +68,4 @@ def _check_library(MPI: Any, comm: Any, hosts: Hosts) -> None:
             f"{widest} ranks in one process are more than the tags of this MPI can tell apart",
             expected=f"at most {int(most**0.5)} ranks in each process", found=str(widest),
             remedy="more processes, or fewer ranks",
-        )  # fmt: skip
+        )

@@ -56,7 +56,7 @@ def verify(path: str, options: Any) -> dict[str, Any]:
 def checked(
     image: reader.ImageFile, path: str, ranks: Any, mesh: dict[str, int], settings: dict[str, Any],
     execute: bool = False,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """What was checked of one image. ranks: several numbers, or None; execute: of a file only."""
     patched, given, _ = patched_in(image, settings, mesh, None)
     scalars = scalars_of(image.manifest, patched)
@@ -66,7 +66,7 @@ def checked(
     for one in each(f"checking {path}: numbers of ranks", meshes):
         if math.prod(one) > MOST:
             raise UsageError("too many ranks to verify", expected=f"up to {MOST}",
-                             found=str(math.prod(one)))  # fmt: skip
+                             found=str(math.prod(one)))
         ledger.check_arrays(one, scalars)
     transfers, sampled = compare(ledger, meshes, scalars)
     executed = 0
@@ -83,7 +83,7 @@ def checked(
         "at_once": [math.prod(mesh) for mesh in meshes if math.prod(mesh) > AT_ONCE],
         "exchanges": len(ledger.table.rows), "at_run_time": sorted(ledger.unknown),
         "transfers": transfers, "sampled": sampled, "executed": executed,
-    }  # fmt: skip
+    }
 
 
 def compare(
@@ -124,7 +124,7 @@ def _meshes(
             refused.append(ranks)
     if not meshes:
         raise MeshError("the program can run on none of these numbers of ranks",
-                        found=sizes.runs_text(list(asked)))  # fmt: skip
+                        found=sizes.runs_text(list(asked)))
     return meshes, refused
 
 
@@ -136,7 +136,7 @@ def _execute(path: str, meshes: list[tuple[int, ...]], settings: dict[str, str])
     ended = commands.run([sys.executable, "-m", "spmd.bench.probe", job], limit_s=EXECUTE_S)
     if ended.code == commands.TOO_LATE:
         raise ImageError(f"{path}: its plan functions do not end", expected=f"{EXECUTE_S} s",
-                         found="they were stopped")  # fmt: skip
+                         found="they were stopped")
     try:
         answer = json.loads(ended.out)
         wrong, ranks = answer["wrong"], int(answer["ranks"])
@@ -144,7 +144,7 @@ def _execute(path: str, meshes: list[tuple[int, ...]], settings: dict[str, str])
         how = f"signal {-ended.code}" if ended.code < 0 else f"exit code {ended.code}"
         last = ended.err.strip().split("\n")[-1]
         raise ImageError(f"{path}: its plan functions crash", expected="numbers",
-                         found=f"{how} {last}".strip()) from None  # fmt: skip
+                         found=f"{how} {last}".strip()) from None
     if wrong:
         raise ImageError(f"{path}: the machine code and the manifest differ", **wrong)
     return ranks
@@ -185,7 +185,7 @@ def as_text(one: dict[str, Any]) -> str:
         lines.append(f"  refused    {refused}: by the mesh, or by the program's conditions")
     known = one["exchanges"] - len(one["at_run_time"]) - len(one["sampled"])
     lines.append(f"  exchanges  {known} match: {one['transfers']} transfers have equal boxes, "
-                 "inside their buffers, on both sides")  # fmt: skip
+                 "inside their buffers, on both sides")
     lines += [f"  a sample   of exchange {site}: {text}" for site, text in one["sampled"].items()]
     if one["at_run_time"]:
         sites = ", ".join(map(str, one["at_run_time"]))

@@ -177,12 +177,12 @@ VALUES = {"enum": Colour.RED, "named": Size(), "data": Setting(), "slots": Slott
           "own": Rows([1, [2]]), "set": {1, "b"}, "partial": functools.partial(helper, s=2.0),
           "dtype": np.dtype("f4"), "scalar": np.float32(2), "module": CONFIG, "ufunc": np.add,
           "np": np.roll, "range": range(3), "spmd": spmd.psum, "class": Shape,
-          "bound": SHAPE.of, "reduce": functools.reduce, "built-in": sum}  # fmt: skip
+          "bound": SHAPE.of, "reduce": functools.reduce, "built-in": sum}
 HIDDEN = {"generator": np.random.default_rng(0), "random": random.random, "time": time.time,
           "iterator": iter([1]), "file": sys.stdout, "environment": os.environ, "open": open,
           "np.random": np.random.rand, "cached": functools.cache(helper), "os": os,
           "object": np.array([None]), "masked": np.ma.zeros(3), "lock": threading.Lock(),
-          "local": threading.local(), "load": np.load, "pattern": re.compile("a")}  # fmt: skip
+          "local": threading.local(), "load": np.load, "pattern": re.compile("a")}
 
 
 @pytest.mark.parametrize("name", VALUES)
@@ -206,7 +206,7 @@ def test_reading_by_the_back_door_is_seen_as_such():
         lambda: globals()["THREE"], lambda: getattr(CONFIG, name), lambda: vars(CONFIG)["s"],
         lambda: CONFIG.__dict__["s"], lambda: eval("THREE"), lambda: np.random.rand(),
         lambda: time.time(), lambda: os.environ["HOME"],
-    ):  # fmt: skip
+    ):
         assert digest(function) is None
 
 
@@ -226,7 +226,7 @@ def test_what_differs_is_told_apart():
         0, 0.0, -0.0, False, "0", b"0", None, np.float32(0), np.float64(0), (0,), [0], {0}, {0: 0},
         a, a.reshape(3, 1), a.astype("f4"), a.astype(">f8"), (a, a), (a, a + 0), (a, a + 1),
         Size(0), Rows([0]), Setting(0),
-    )]  # fmt: skip
+    )]
     assert None not in seen and [seen.index(s) for s in seen] == list(range(len(seen)))
 
 
@@ -330,7 +330,7 @@ def test_a_kernels_helper_that_writes_from_now_on(monkeypatch):
 
     program = spmd.program(lambda: spmd.shard_map(
         lambda x: k(x, out=spmd.empty((1,), np.float64)), mesh="x", out_layouts=("x",))(u())
-    )  # fmt: skip
+    )
     before = module_text(program.capture())
     monkeypatch.setitem(globals(), "_helped", writes)
     assert module_text(program.capture()) != before
@@ -343,7 +343,7 @@ def test_a_kernels_file_that_changed(helpers):
     path.write_text(KERNEL.format("x[i] = out[i]"))
     program = spmd.program(lambda: spmd.shard_map(
         lambda x: module.k(x, out=spmd.like(x)), mesh="x", out_layouts=("x",))(u())
-    )  # fmt: skip
+    )
     with pytest.raises(ProgramError, match="the file of k has changed"):
         program.capture()
 

@@ -64,7 +64,7 @@ def every_maker(x, k, t):
             np.empty_like(TABLE), TABLE.copy(), np.array(TABLE), np.copy(TABLE), TABLE * 2, -TABLE,
             TABLE[[0, 0, 1, 2, 3, 4]], TABLE.astype(np.float32), np.sort(TABLE), np.outer(X, X)[0],
             np.concatenate([TABLE[:3], TABLE[3:]]), np.diag(TABLE)[2].copy(),
-            TABLE.reshape(6) + 0]  # fmt: skip
+            TABLE.reshape(6) + 0]
     for m in made:
         m[2:] = 7.0
         m[1] = x[3]
@@ -368,7 +368,7 @@ CASES = [
     copies_are_copies, written_to_itself, swapped, order_of_memory, written_in_loops,
     read_then_written_in_a_loop, rebound_in_a_loop, made_in_a_loop, written_in_branches,
     known_while, functional, build_time, of_other_libraries, constants_read,
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("in_ranks", [False, True], ids=["global", "ranks"])
@@ -424,7 +424,7 @@ CONSTANTS = [
     (lambda x: np.sin(x, out=TABLE), "TABLE.copy()"),
     (lambda x: np.sin(TABLE, out=TABLE), "TABLE.copy()"),
     (lambda x: np.fill_diagonal(SQUARE, 1), "SQUARE.copy()"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("k", range(len(CONSTANTS)))

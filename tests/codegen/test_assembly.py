@@ -86,7 +86,7 @@ def test_that_test_can_fail(program):
     data = link.link(
         levels.source.text + reads, objects=[], constants=levels.source.constants, manifest={},
         notes={}, index_words=len(levels.plan.scalars), target="x86-64",
-    )  # fmt: skip
+    )
     start, size = span(data, ".spmd.index")
     body = functions(link.disassemble(data))["phase_that_reads"]
     assert [a for a in addresses(body) if start <= a < start + size]
@@ -135,5 +135,5 @@ def test_the_index_gives_instructions_by_a_branch():
     decided = [
         k for k in loads
         if any(re.search(r"\bj(e|ne|s|ns|l|g|le|ge|a|b)\b", line) for line in step[k : k + 12])
-    ]  # fmt: skip
+    ]
     assert decided, "no jump follows the load of coord[0]"

@@ -534,7 +534,7 @@ PROGRAMS = [
     builtins_over_elements, the_first_of_min_and_max, dispatched_by_type,
     truths_are_counted,
     memory_written_in_both_arms, undefined_is_rebound, trying, recursion,
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("f", PROGRAMS, ids=lambda f: f.__name__)
@@ -561,6 +561,6 @@ def test_a_short_loop_with_extents_of_its_counter_is_run_by_python() -> None:
     assert kinds(module).count("loop") == 1
     for n in (1, 3):
         np.testing.assert_array_equal(interpret.run(module, {"r": n}, {})["result"],
-                                      halves.eager(n))  # fmt: skip
+                                      halves.eager(n))
     with pytest.raises(spmd.SpmdError, match="reshape takes integers"):
         halves.capture(steps=65, turns=65)

@@ -85,7 +85,7 @@ def scan_over_a_shard(x, steps, limit):
 @pytest.mark.parametrize(
     "f", [fori, by_value, whiles, conds, switches, scans, scan_over_a_shard],
     ids=lambda f: f.__name__,
-)  # fmt: skip
+)
 def test_agrees_with_numpy(f: Callable[..., Any]) -> None:
     agree(f)
 

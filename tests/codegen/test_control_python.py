@@ -437,7 +437,7 @@ def deep_elif(n):
         r = 21
     else:
         r = None
-    return r  # fmt: skip
+    return r
 
 
 def too_deep(n):
@@ -465,7 +465,7 @@ def too_deep(n):
                                                                                         return (
                                                                                             "deep"
                                                                                         )
-    return n  # fmt: skip
+    return n
 
 
 def walrus_while_else(n):
@@ -496,7 +496,7 @@ FUNCTIONS = [
     f for f in list(globals().values())
     if callable(f) and getattr(f, "__module__", "") == __name__ and not isinstance(f, type)
     and f is not generator and f is not keywords
-]  # fmt: skip
+]
 
 
 def outcome(f: Callable[..., Any], n: int) -> tuple[Any, ...]:

@@ -15,7 +15,7 @@ from codegen.symbolic import expr
 MESH = mesh.Mesh((mesh.Axis("x"),))
 SLICES = [
     (start, step) for step in (1, -1, 2, -2, 3, -3) for start in (0, 1, 2, 5)
-]  # fmt: skip
+]
 
 
 def elements(cut: Cut, ranks: int) -> list[list[int]]:
@@ -58,7 +58,7 @@ def test_of_operand_covers_what_a_slice_reads(start: int, step: int) -> None:
             cuts.of_result(cuts.block(("x",), expr.const(n)), expr.const(start), step,
                            expr.const(len(at)), MESH),
             cuts.whole(len(at)), cuts.fixed(0, 1),
-        ):  # fmt: skip
+        ):
             under = elements(cuts.of_operand(cut, expr.const(start), step, MESH), ranks)
             for mine, held in zip(elements(cut, ranks), under):
                 assert {at[j] for j in mine} <= set(held)
@@ -74,7 +74,7 @@ def test_hull_covers_both_and_stays_near() -> None:
                 expr.const(k), 1, MESH,
             )
             for k in (0, 1, 2)
-        ]  # fmt: skip
+        ]
         joined = cuts.gather([(c,) for c in (block, *shifted)])
         assert len(joined) == 1
         (cut,) = joined[0]
@@ -103,7 +103,7 @@ def test_rolled_covers_what_a_roll_reads(shift: int) -> None:
             cuts.block(("x",), extent), cuts.whole(n), cuts.fixed(0, 1),
             cuts.of_operand(cuts.block(("x",), extent), expr.const(n - 1), -1, MESH),
             cuts.given(("x",), expr.minimum(1, MESH.axis("x").coord), expr.const(1)),
-        ):  # fmt: skip
+        ):
             around = cuts.rolled(cut, expr.const(shift), extent, MESH)
             for wanted, found in zip(elements(cut, ranks), elements(around, ranks)):
                 assert [p % n for p in found] == [rolled[j] for j in wanted]

@@ -26,7 +26,7 @@ FOLLOW = {
     "a dict": (lambda w, r, t, q: {"a": w, "b": 7, "c": q + 0.5},
                {"a": (None,), "b": (), "c": (("x", "y"),)}),
     "times the index": (lambda w, r, t, q: r[:, :2] * spmd.axis_index("x"), ("x", None)),
-}  # fmt: skip
+}
 ASKED = [
     (lambda w, r, t, q: np.sum(r), ("x",), 'argument "rows"', 'with out_layouts=("x",) returns'),
     (lambda w, r, t, q: np.array([np.min(r), np.max(r)]), ("x",), 'argument "rows"',
@@ -47,7 +47,7 @@ ASKED = [
      'spmd.require(11 % spmd.axis_size("x") == 0)'),
     (lambda w, r, t, q: w[spmd.axis_index("x") :], ("x",), "dim 0 has other extents",
      "give it one shape on all ranks"),
-]  # fmt: skip
+]
 
 
 def inputs():
@@ -142,7 +142,7 @@ def test_what_the_error_proposes_builds():
     sums = case(lambda w, r, t, q: np.expand_dims(np.sum(t, 1), 0), out_layouts=("y", "x"))
     assert sums.shape == (2, 6)
     index = case(lambda w, r, t, q: np.reshape(spmd.axis_index("x") + spmd.axis_index("y"), 1),
-                 out_layouts=(("x", "y"),))  # fmt: skip
+                 out_layouts=(("x", "y"),))
     assert list(index) == [0, 1, 1, 2]
     assert case(lambda w, r, t, q: spmd.ppermute(r, "x", shift=1)).shape == (11, 5)
 

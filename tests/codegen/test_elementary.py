@@ -26,7 +26,7 @@ BOUNDS = {
     "log1p": (1.5, 1.5), "sin": (1.6, 1), "cos": (1.6, 1), "tan": (3.5, 2.5), "asin": (2.5, 2.5),
     "acos": (1.5, 1.5), "atan": (2, 2), "atan2": (2, 2), "pow": (0.55, 1), "cbrt": (1, 1),
     "asinh": (2, 2), "acosh": (2.25, 2.25), "atanh": (2.25, 2.25),
-}  # fmt: skip
+}
 BASE = "x86-64" if target.native().startswith("x86") else target.native()
 TYPES = {"float32": ("float", "f32"), "float64": ("double", "f64")}
 FUSED = "out[i] = spmd_sin_f64(a[i]) * b[i] + spmd_log_f64(b[i]) + spmd_pow_f64(a[i], 2.5);"
@@ -54,7 +54,7 @@ def libraries(once: Callable[..., Path]) -> dict[str, ctypes.CDLL]:
             file.write_text(source)
             command = [*link.compiler(), *link.FLAGS, "-fvisibility=default", *link.WARNINGS,
                        f"-march={level}", f"-I{CSRC}", "-shared", *says, str(file),
-                       "-o", str(library), "-lm"]  # fmt: skip
+                       "-o", str(library), "-lm"]
             done = subprocess.run(command, capture_output=True, text=True, timeout=120)
             assert done.returncode == 0, done.stderr
             library.with_name(f"elementary_{level}.txt").write_text(done.stdout + done.stderr)

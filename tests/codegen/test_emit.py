@@ -80,7 +80,7 @@ def test_an_empty_shard_has_no_ends():
 def rows_that_wait_alone():
     """A row waits only for itself: how long it is need not be told."""
     a = spmd.input("a", (9, 16, 7), np.float64, layout=(None, "r", None),
-                   default=lambda i, j, k: 7 * i + j * j + k)  # fmt: skip
+                   default=lambda i, j, k: 7 * i + j * j + k)
     for _ in spmd.range(2):
         a[:, 7:-7, 1:] -= a[:, 9:-5, 1:]
     return {"a": a[:, 14:, 1:-1], "all": a}
@@ -139,7 +139,7 @@ def to_the_ends():
         second[k] += k
     return {"turns": turns, "stacked": (first, second), "powers": np.ones(2) * s**-2 + 2**s,
             "divided": (7 // (s - 2), 7 % (s - 2), 7 / (s - 2), divmod(7.5, s - 2),
-                        7 // (s - 3) if s != 3 else 5, np.int64(6) // (s - 3))}  # fmt: skip
+                        7 // (s - 3) if s != 3 else 5, np.int64(6) // (s - 3))}
 
 
 def test_loops_up_to_the_last_integer():

@@ -170,7 +170,7 @@ CASES = [
     first_above, of_two_loops, several_returns, from_a_while, in_the_first_turn, from_a_branch,
     from_a_method, bound_inside, bound_before_the_break, bound_in_inner_loops, else_break_continue,
     a_counter_that_was_something_else,
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("f", CASES, ids=lambda f: f.__name__)

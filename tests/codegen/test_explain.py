@@ -123,7 +123,7 @@ def line(text: str) -> int:
         ("far", ["variable", "result"], [["x"], []], "follows", "follows from y (line {y = })"),
         ("mean", ["result"], [], "chosen", "a number, the same on every rank"),
     ],
-)  # fmt: skip
+)
 def test_why(name: str, what: list[str], layout: Any, why: str, because: str) -> None:
     row = rows(network)[name]
     assert (row["what"], row["layout"], row["why"]) == (what, layout, why)
@@ -151,7 +151,7 @@ def test_what_is_carried_follows_from_what_its_turns_make() -> None:
     for name, layout, source in [
         ("acc", [["x"]], "u"), ("total", [["x"]], "acc"), ("t", [["x"], []], "u"),
         ("hist", [[]], "u"),
-    ]:  # fmt: skip
+    ]:
         assert found[name]["layout"] == layout
         assert found[name]["because"].startswith(f"follows from {source} (line "), name
     kinds = [r["kind"] for r in tables(lower(carried.capture()))["traffic"]]
@@ -220,7 +220,7 @@ def test_what_is_exchanged_in_words() -> None:
         ("broadcast of row k of dim 0", "y", "far += y[k]"),
         ("all-reduce of partial sums", "", 'return {"back": back, "g": g, "total": total, "far": '
          'far, "mean": np.mean(x @ v)}'),
-    ]  # fmt: skip
+    ]
     assert [r["often"] for r in found if r["often"] != "once"] == [
         f"per turn of the loop in line {line('for k')}"
     ]
@@ -243,7 +243,7 @@ def test_halos_shifts_and_moves_in_words() -> None:
         return {"a": w, "b": most, "c": parts, "d": lanes, "e": both, "f": shifted}
 
     said = [(r["words"], tuple(r["axes"]), r["array"])
-            for r in tables(lower(moves.capture()))["traffic"]]  # fmt: skip
+            for r in tables(lower(moves.capture()))["traffic"]]
     assert sorted(said) == [
         ("all-gather along dim 0", ("x",), "z"),
         ("all-reduce of maxima", ("x",), "most"),
@@ -272,7 +272,7 @@ def test_bytes(name: str, ranks: int) -> None:
         assert row["kind"] != "all-gather" or row["rank_bytes"] == most
     for row in found["arrays"]:
         shard = [-(-e // prod(values[f"n_{a}"] for a in entry))
-                 for e, entry in zip(row["shape"], row["layout"])]  # fmt: skip
+                 for e, entry in zip(row["shape"], row["layout"])]
         size = prod(shard) * np.dtype(row["dtype"]).itemsize
         if row["what"] != ["variable"]:
             assert row["rank_bytes"] == size

@@ -31,7 +31,7 @@ def points(names: str = "nisez", top: int = 6) -> list[dict[str, int]]:
     out = []
     for size in range(1, top):
         ranges = {"n": [size], "i": range(size), "s": range(size - 1), "e": range(0, 14, 3),
-                  "z": range(-4, 5)}  # fmt: skip
+                  "z": range(-4, 5)}
         for values in itertools.product(*(ranges[k] for k in names)):
             out.append(dict(zip(names, values, strict=True)))
     return out
@@ -42,14 +42,14 @@ ALL = points()
 # ---- every operation, exhaustively ---------------------------------------------------------------
 
 OPERANDS = [const(-3), const(0), const(1), const(2), const(5), n, i, e, z, n - 1, i - s, 2 * i + 1,
-            z - n, i * n + s, -e, 3 * z - 2]  # fmt: skip
+            z - n, i * n + s, -e, 3 * z - 2]
 BINARY = ["floordiv", "mod", "min", "max"]
 
 
 @pytest.mark.parametrize("op", BINARY)
 def test_binary_operations_on_all_small_values(op: str) -> None:
     build = {"floordiv": expr.floordiv, "mod": expr.mod, "min": expr.minimum,
-             "max": expr.maximum}[op]  # fmt: skip
+             "max": expr.maximum}[op]
     for a, b in itertools.product(OPERANDS, repeat=2):
         made = expr.function(build(a, b), "nisez")
         left, right = expr.function(a, "nisez"), expr.function(b, "nisez")
@@ -62,7 +62,7 @@ def test_comparisons_and_logic_on_all_small_values() -> None:
     table = {
         expr.ge: int.__ge__, expr.gt: int.__gt__, expr.le: int.__le__, expr.lt: int.__lt__,
         expr.eq: int.__eq__, expr.ne: int.__ne__,
-    }  # fmt: skip
+    }
     for a, b in itertools.product(OPERANDS, repeat=2):
         for build, reference in table.items():
             made = expr.function(build(a, b), "nisez")
@@ -118,7 +118,7 @@ def build(t: Tree) -> Expr:
         "ge": lambda: expr.ge(a, b), "eq": lambda: expr.eq(a, b),
         "select": lambda: expr.select(expr.lt(a, b), c, a),
         "begin": lambda: expr.begin(a, b, c), "block": lambda: mesh.block_extent(b, c, a),
-    }[t[0]]()  # fmt: skip
+    }[t[0]]()
 
 
 def value(t: Tree, p: dict[str, int]) -> int:
@@ -130,7 +130,7 @@ def value(t: Tree, p: dict[str, int]) -> int:
     simple = {"+": a + b, "-": a - b, "*": a * b, "min": min(a, b), "max": max(a, b),
               "ge": int(a >= b), "eq": int(a == b), "select": c if a < b else a,
               "begin": OPERATIONS["begin"](a, b, c),
-              "block": OPERATIONS["floordiv"](b, c) + (a < OPERATIONS["mod"](b, c))}  # fmt: skip
+              "block": OPERATIONS["floordiv"](b, c) + (a < OPERATIONS["mod"](b, c))}
     return simple[t[0]] if t[0] in simple else OPERATIONS[t[0]](a, b)
 
 
@@ -208,7 +208,7 @@ def c_value(text: str, p: dict[str, int]) -> int:
 
 def _C(text: str, p: dict[str, int]) -> int:
     names = {"spmd_floordiv": OPERATIONS["floordiv"], "spmd_mod": OPERATIONS["mod"],
-             "spmd_min": min, "spmd_max": max, "spmd_begin": OPERATIONS["begin"], **p}  # fmt: skip
+             "spmd_min": min, "spmd_max": max, "spmd_begin": OPERATIONS["begin"], **p}
     return eval(_choices(text), names)
 
 
@@ -344,7 +344,7 @@ def test_nonneg_facts(name: str) -> None:
     names = sorted({x.name for x in fact.symbols()})
     for size, other in itertools.product(range(1, 5), repeat=2):
         free = {"n": [size], "m": [other], "i": range(size), "j": range(other),
-                "s": range(size - 1), "e": range(9), "z": range(-4, 8)}  # fmt: skip
+                "s": range(size - 1), "e": range(9), "z": range(-4, 8)}
         for values in itertools.product(*(free[x] for x in names)):
             assert fact.evaluate(dict(zip(names, values, strict=True))) >= 0, "the fact is false"
     assert expr.nonneg(NONNEG[name])
@@ -376,7 +376,7 @@ EQUAL = {
     "an offset as users write it": (i * (e // n) + expr.minimum(i, e % n), offset(i)),
     "an extent as users write it": (e // n + expr.lt(turn, e % n), extent(turn)),
     "the first is rounded up": (-(-e // n), extent(const(0))),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", EQUAL)
@@ -448,7 +448,7 @@ def test_construction_is_fast() -> None:
 D = Sym("d", "size", const(1), const(12), 12)
 K = Sym("k", "coord", const(0), symbol(D) - 1)
 DIVISORS = [{"d": d, "k": k, "z": z} for d in (1, 2, 3, 4, 6, 12) for k in range(d)
-            for z in range(-7, 8)]  # fmt: skip
+            for z in range(-7, 8)]
 
 
 def test_a_size_that_divides_a_number() -> None:
@@ -459,7 +459,7 @@ def test_a_size_that_divides_a_number() -> None:
     for a in operands:
         for op in BINARY:
             build = {"floordiv": expr.floordiv, "mod": expr.mod, "min": expr.minimum,
-                     "max": expr.maximum}[op]  # fmt: skip
+                     "max": expr.maximum}[op]
             made, left = expr.function(build(a, d), "dkz"), expr.function(a, "dkz")
             for p in DIVISORS:
                 v = p.values()

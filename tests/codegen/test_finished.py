@@ -52,16 +52,16 @@ def levels() -> Levels:
     "reduce_2[j1] max= a[24 * j0 + j1]",
     "product[0] by 24 = a[0] transposed by 24 @ a[0] by 24 (24 x extent x 24) by library 0",
     "2 rows wait in memory_rows, 1048 apart",
-])  # fmt: skip
+])
 def test_decisions_are_printed(levels: Levels, line: str) -> None:
     assert line in plan_text(levels.finished)
 
 
 def test_sums_of_integers_are_left_to_the_compiler(levels: Levels) -> None:
     nests = [w for s in walk_steps(levels.finished.steps) if isinstance(s, Phase)
-             for w in s.work if isinstance(w, Nest)]  # fmt: skip
+             for w in s.work if isinstance(w, Nest)]
     said = {(f.dtype.name, f.fn): sweep.simd for n in nests for sweep in n.sweeps
-            for f in sweep.folds}  # fmt: skip
+            for f in sweep.folds}
     assert said["float32", "add"] and not said["int64", "add"]
 
 
@@ -130,7 +130,7 @@ def untyped(plan: Plan) -> Plan:
             replace(w, sweeps=tuple(
                 replace(s, parts=tuple(replace(p, total=None) if p in s.folds else p
                                        for p in s.parts)) for s in w.sweeps))
-            if w in nests else w for w in phase.work)  # fmt: skip
+            if w in nests else w for w in phase.work)
         return replace(phase, work=work)
 
     return phases(plan, one)
@@ -139,7 +139,7 @@ def untyped(plan: Plan) -> Plan:
 def anew(plan: Plan) -> Plan:
     def one(step: Step) -> Step:
         return replace(step, start=expr.as_expr(7) // plan.mesh.ranks) \
-            if isinstance(step, Loop) else step  # fmt: skip
+            if isinstance(step, Loop) else step
 
     return replace(plan, steps=mapped_steps(plan.steps, one))
 
@@ -154,7 +154,7 @@ def turned(plan: Plan) -> Plan:
     (untyped, "a total has a type"),
     (anew, "is evaluated at load"),
     (turned, "entries before it"),
-])  # fmt: skip
+])
 def test_a_broken_plan_is_noticed(
     levels: Levels, change: Callable[[Plan], Plan], rule: str
 ) -> None:

@@ -27,10 +27,10 @@ GIVEN: dict[str, Any] = {
     "u": _DRAW.normal(size=(12, 10)), "z": _complex(7, 11).astype(np.complex64),
     "t": _complex(5, 4, 17), "line": _complex(20 * 18), "row": _DRAW.normal(size=(1, 16 * 25)),
     "prime": _DRAW.normal(size=131),
-}  # fmt: skip
+}
 SCALARS = {"k": 0.5, "m": 9}
 LAYOUTS = {"u": ("x", None), "z": (None, "x"), "t": (None, "x", None), "line": ("x",),
-           "row": (None, "x"), "prime": ("x",)}  # fmt: skip
+           "row": (None, "x"), "prime": ("x",)}
 
 
 def transforms(u: Any, z: Any, t: Any, line: Any, row: Any, prime: Any, k: Any, m: Any) -> Any:
@@ -49,13 +49,13 @@ def transforms(u: Any, z: Any, t: Any, line: Any, row: Any, prime: Any, k: Any, 
         "turned": F.fftshift(F.fft2(z)), "launched": F.rfft(u, m),
         "scipys": scipy.fft.irfft2(scipy.fft.rfft2(u, (9, 9), workers=1), overwrite_x=True),
         "freq": F.fftfreq(9, k), "rfreq": F.rfftfreq(10, d=k),
-    }  # fmt: skip
+    }
 
 
 @spmd.program(mesh=("x",))
 def everything() -> Any:
     arrays = {n: spmd.input(n, GIVEN[n].shape, GIVEN[n].dtype, layout=lay)
-              for n, lay in LAYOUTS.items()}  # fmt: skip
+              for n, lay in LAYOUTS.items()}
     k, m = spmd.scalar("k", 1.0), spmd.scalar("m", 4)
     size = spmd.axis_size("x")
     more = {"even": F.fftfreq(2 * size), "odd": F.fftfreq(2 * size + 1), "rest": F.rfftfreq(size)}
@@ -78,7 +78,7 @@ def test_transforms_agree_with_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = transforms(**GIVEN, **SCALARS)
     for ranks in (1, 2, 3, 5):
         wanted |= {"even": F.fftfreq(2 * ranks), "odd": F.fftfreq(2 * ranks + 1),
-                   "rest": F.rfftfreq(ranks)}  # fmt: skip
+                   "rest": F.rfftfreq(ranks)}
         for level in (levels.graph, levels.program):
             made = interpret.run(level, {"x": ranks}, GIVEN, SCALARS)
             _same(made, wanted, f" on {ranks}")

@@ -78,7 +78,7 @@ def program_of(function):
 ONE_NEST = {  # buffers, the four inputs not among them; turns over the data
     used_twice: (1, 1), sines: (1, 1), two_results: (2, 1), moments: (6, 1), softmax: (1, 3),
     normalised: (1, 3), rows_and_columns: (3, 1), all_pairs: (2, 2),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("function", ONE_NEST, ids=lambda f: f.__name__)
@@ -102,7 +102,7 @@ def test_nests_compute_what_numpy_does():
         for name, values in expected.items():
             np.testing.assert_allclose(np.concatenate([np.ravel(v) for v in out[name]]),
                                        np.concatenate([np.ravel(v) for v in values]), rtol=1e-12,
-                                       atol=1e-12, err_msg=name)  # fmt: skip
+                                       atol=1e-12, err_msg=name)
 
 
 def applied(node, fn):
@@ -113,7 +113,7 @@ def applied(node, fn):
 @pytest.mark.parametrize(("function", "fn"), [
     (sines, "sin"), (two_results, "exp"), (softmax, "exp"), (rows_and_columns, "sin"),
     (all_pairs, "sqrt"),
-])  # fmt: skip
+])
 def test_what_is_dear_is_computed_once(function, fn):
     _, work = work_of(program_of(function))
     assert sum(applied(p.value, fn) for w in work for p in w.parts) == 1
@@ -244,7 +244,7 @@ def still_needed(u, v):
 
 TOGETHER = {  # stores of the one nest
     stacked: 3, joined: 2, two_arrays: 2, twice: 2, every_other: 2, backwards: 2, still_needed: 2,
-}  # fmt: skip
+}
 
 
 def overlapping(u, v):
@@ -307,7 +307,7 @@ def other_loops(u, v):
 APART = (
     overlapping, overlapping_by_one_column, read_elsewhere, overwritten_elsewhere,
     read_after_it_is_overwritten, kept_between, rows_wait, other_loops,
-)  # fmt: skip
+)
 
 
 def writing(*functions):
@@ -316,7 +316,7 @@ def writing(*functions):
     @spmd.program(mesh=("r",))
     def program():
         return {f.__name__: f(matrix(f"{f.__name__}_u"), matrix(f"{f.__name__}_v"))
-                for f in functions}  # fmt: skip
+                for f in functions}
 
     return program
 
@@ -353,7 +353,7 @@ def test_parts_compute_what_numpy_does():
         for name, values in expected.items():
             several = isinstance(values, tuple)
             for found, wanted in zip(out[name] if several else [out[name]],
-                                     values if several else [values], strict=True):  # fmt: skip
+                                     values if several else [values], strict=True):
                 np.testing.assert_allclose(found, wanted, rtol=1e-12, err_msg=f"{name}, {ranks}")
 
 
@@ -363,7 +363,7 @@ def test_a_collision_of_nine_directions_is_one_loop():
     @spmd.program(mesh=("r",))
     def collide(n: int = 6):
         f = spmd.input("f", (9, n, 8), F64, layout=(None, "r", None),
-                       default=lambda k, i, j: (k * i + j) % 7 + 1)  # fmt: skip
+                       default=lambda k, i, j: (k * i + j) % 7 + 1)
         for _ in spmd.range(3):
             g = [f[k] for k in range(9)]
             rho = sum(g)

@@ -29,7 +29,7 @@ def rebuilt(image, **changes):
     return link.link(
         "int unused;\n", objects=[], constants=b"", manifest={**image.manifest, **changes},
         notes={}, index_words=0, target=image.manifest["target"]["level"],
-    )  # fmt: skip
+    )
 
 
 def test_one_flipped_bit_anywhere_is_refused(data, image):
@@ -66,7 +66,7 @@ def rebuilt_with(image, **changes):
     return link.link(
         "int unused;\n", objects=[], constants=b"", manifest={**image.manifest, **changes},
         notes={}, index_words=0, target="x86-64",
-    )  # fmt: skip
+    )
 
 
 def test_newer_format(image):
@@ -94,11 +94,11 @@ def test_other_interface(image):
          'void h(void) __attribute__((ifunc("g"), visibility("default")));\n', "indirect function"),
     ],
     ids=["constructor", "ifunc"],
-)  # fmt: skip
+)
 def test_code_that_runs_when_loaded_is_refused(image, source, what):
     with pytest.raises(ImageError, match=what):
         link.link(source, objects=[], constants=b"", manifest=image.manifest, notes={},
-                  index_words=0, target="x86-64")  # fmt: skip
+                  index_words=0, target="x86-64")
 
 
 # ---- index words -------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ def test_local_programs_differ_in_the_index_words_only(data, image):
 
 
 @pytest.mark.parametrize("first, count, sizes", [(-1, 1, [4]), (4, 1, [4]), (0, 5, [4]),
-                                                 (0, 0, [4]), (0, 1, [0])])  # fmt: skip
+                                                 (0, 0, [4]), (0, 1, [0])])
 def test_index_words_out_of_range(image, first, count, sizes):
     with pytest.raises(InputError, match="index words out of range"):
         manifest.patch(image, first, count, sizes, [3, 0])

@@ -87,7 +87,7 @@ def windows(u, layout=None):
         key = f"{name}_{BOUNDARIES.index(b)}"
         count = spmd.empty(u.shape, np.int32, layout=layout)
         both = box(u, spmd.start(u), 0.5, halo={"u": halo}, boundary=b, out=spmd.like(u),
-                   count=count)  # fmt: skip
+                   count=count)
         out[key], out[key + "_count"] = both
     return out
 
@@ -131,14 +131,14 @@ def whole(n: int = 11, m: int = 6):
     odd = x[1::2]
     out = {"reverse": reverse(x, out=spmd.like(x)), "running": running(odd, out=spmd.like(odd)),
            "first": first(x, out=spmd.empty(n)), "spoils": spoilt, "x": x, "flat": flat,
-           "some": some(x, out=spmd.like(x))}  # fmt: skip
+           "some": some(x, out=spmd.like(x))}
     into = spmd.zeros((n, 3), layout=("r", None))
     horner(u, a=0.5, x=x[:3], out=into[:, ::-1], n=spmd.zeros(n, int))  # as NumPy's out=
     out["into"], out["read"] = into, scaled(a=flat, k=3, out=spmd.like(x))
     out["rows"], out["n"] = horner(u, x[3:6], 2, out=spmd.empty((n, 3), layout=("c", None)),
-                                   n=spmd.empty((n,), np.int64))  # fmt: skip
+                                   n=spmd.empty((n,), np.int64))
     out["columns"], _m = horner(u.T[:, None], x[:, None], u[0, 0], out=spmd.empty((m, n, 1)),
-                               n=spmd.empty((m, n), np.int64, layout=("c", "r")))  # fmt: skip
+                               n=spmd.empty((m, n), np.int64, layout=("c", "r")))
     here, there = x + 1, np.zeros(n)
     for _ in spmd.range(steps):
         scaled(here, 2, out=there)
@@ -146,10 +146,10 @@ def whole(n: int = 11, m: int = 6):
     out["there"] = there
     for _ in spmd.range(steps):
         u[:], _n = box(u, spmd.start(u), 0.125, halo={"u": 1}, boundary="wrap", out=spmd.like(u),
-                      count=spmd.like(u))  # fmt: skip
+                      count=spmd.like(u))
     out["u"] = u
     out["edge"], _k = box(u, spmd.start(u), 1, halo={"u": (4, 1)}, boundary="edge",
-                         out=spmd.like(u), count=spmd.like(u))  # fmt: skip
+                         out=spmd.like(u), count=spmd.like(u))
 
     @spmd.shard_map(out_layouts=("r",))
     def local(x):
@@ -222,7 +222,7 @@ REFUSED = [
     (lambda x, o: in_rows(spmd.empty((3, 12)), x), "loops over", "spmd.arange"),
     (lambda x, o: spmd.shard_map(lambda x: neighbours(x, out=spmd.like(x), halo={"u": 1},
      boundary=0), out_layouts=("r",))(x), "inside a shard_map", "spmd.ppermute"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("call, text, more", REFUSED)

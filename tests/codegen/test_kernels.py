@@ -265,7 +265,7 @@ COMPLEX = BY_NAME["complex128"]
         (prints, [], "a call into Python", "def prints"),
         (draws, [], "numba_get_np_random_state", "x[0] = np.random.rand()"),
     ],
-)  # fmt: skip
+)
 def test_the_refusal_says_what_could_be_raised(function, scalars, text, line):
     first = COMPLEX if function is divides else I64 if scalars else F64
     with pytest.raises(KernelError) as caught:

@@ -68,7 +68,7 @@ def test_no_date_and_no_compiler_name_is_in_it():
          "was killed", "more memory"),
         ("echo 'x.c:1: internal compiler error: in f' >&2; exit 1", "a defect of its own", "CC="),
     ],
-)  # fmt: skip
+)
 def test_what_the_compiler_lacks(compiler, body, message, remedy):
     compiler(body)
     with pytest.raises(EnvironmentFault, match=message) as caught:
@@ -86,7 +86,7 @@ def test_a_target_of_another_machine():
     ["int f(void) { return undeclared; }\n", "static int f(void) { return 1; }\n",
      "int f(int a) { { int a = 2; return a; } }\n", "int g(void); int f(void) { return g(); }\n"],
     ids=["wrong", "unused", "shadowed", "undefined"],
-)  # fmt: skip
+)
 def test_warnings_and_missing_symbols_are_our_defects(source):
     with pytest.raises(InternalError, match="refused what spmd generated") as caught:
         linked(source)

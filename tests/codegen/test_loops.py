@@ -70,7 +70,7 @@ def as_in_the_program(op):
 MUTATIONS = (
     without_an_operand, with_another_operand, without_a_result, with_another_result,
     nothing_stored, nothing_kept, as_in_the_program,
-)  # fmt: skip
+)
 
 
 def mutants(loops, mutation):
@@ -104,7 +104,7 @@ def test_an_op_of_loops_says_what_it_touches(all_loops):
     """Operands are what it reads, results what it writes: no one has to look into its loops."""
     found = [op for loops in all_loops for op in walk(loops.module.body)]
     nests = [(op, act) for op in found if isinstance(op.what, Do)
-             for act in op.what.acts if isinstance(act, Nest)]  # fmt: skip
+             for act in op.what.acts if isinstance(act, Nest)]
     assert nests
     for op, nest in nests:
         assert set(memory_read(nest)) - set(op.results) <= set(op.operands)

@@ -46,7 +46,7 @@ def with_manifest(content, notes=None):
         link.link("int unused;\n", objects=[], constants=b"", manifest={"": "x" * len(text)},
                   notes={"": random.Random(1).randbytes(len(notes or b"")).hex()}, index_words=2,
                   target="x86-64")
-    )  # fmt: skip
+    )
     _, sections = elf.read_sections(bytes(data))
     for name, new in ((".spmd.manifest", text), (".spmd.notes", notes)):
         offset, size = sections[name]
@@ -111,7 +111,7 @@ def test_bytes_behind_the_end(data):
     [b"", b"[]", b"null", b"[" * 100_000, b'{"a":' * 50_000, b'{"a": 1, "a": 2}', b'{"x": 1e',
      b'{"n": ' + b"9" * 5000 + b"}", b"\xff\xfe{}"],
     ids=["empty", "list", "null", "nested", "nested dicts", "duplicate", "cut", "digits", "bytes"],
-)  # fmt: skip
+)
 def test_hostile_json(text):
     refused(with_manifest(text), "damaged image")
 
@@ -163,7 +163,7 @@ for _ in range(150):
         (["outputs", 0, "layout", 0], ["r", "r"]), (["format"], 0), (["format"], -5),
         (["scalars", 0, "default"], float("inf")), (["operations", 0, "buffers"], {}),
     ],
-)  # fmt: skip
+)
 def test_hostile_fields(good, path, value):
     refused(with_manifest(changed(good, path, value)), "damaged image")
 
@@ -175,7 +175,7 @@ def test_the_schema_knows_what_the_compiler_writes():
 def paths(value, at=()):
     """Every place in what JSON holds."""
     items = value.items() if isinstance(value, dict) else (
-        enumerate(value) if isinstance(value, list) else ())  # fmt: skip
+        enumerate(value) if isinstance(value, list) else ())
     for key, inner in items:
         yield (*at, key)
         yield from paths(inner, (*at, key))
@@ -184,7 +184,7 @@ def paths(value, at=()):
 @pytest.mark.parametrize(
     "value", [del_, None, [], {"a": 1}, "text", 2**40],
     ids=["removed", "null", "list", "object", "text", "large"],
-)  # fmt: skip
+)
 def test_whatever_a_manifest_lacks_or_holds_is_known_or_unread(data, good, value):
     """Each place removed, and replaced: refused as damaged, or shown and launched as it is."""
     draw, image = random.Random(3), manifest.read(data)
@@ -249,7 +249,7 @@ def with_section(data, name, **fields):
 @pytest.mark.parametrize(
     "fields", [{"offset": 2**63}, {"size": 2**64 - 1}, {"offset": 2**64 - 8, "size": 16},
                {"offset": 64}, {"size": 2**40}]
-)  # fmt: skip
+)
 @pytest.mark.parametrize("name", [".spmd.index", ".spmd.manifest", ".spmd.digest", ".text"])
 def test_hostile_section_table(data, name, fields):
     out = bytes(with_section(data, name, **fields))
@@ -269,7 +269,7 @@ def dynamic_entries(data):
     [(12, "an initialiser"), (13, "a finaliser"), (15, "run path"), (25, "constructors"),
      (29, "run path"), (14, "a name"), (22, "relocations in its code"), (0x6FFFFEFC, "audit"),
      (0x7FFFFFFF, "filter"), (0x12345678, "unknown")],
-)  # fmt: skip
+)
 def test_dynamic_entries_that_are_refused(data, tag, what):
     out = bytearray(data)
     at = next(at for at, found, _ in dynamic_entries(data) if found == 0x6FFFFFF9)  # RELACOUNT
@@ -327,9 +327,9 @@ def test_no_damage_to_the_tables_of_the_linker_ends_this_process(data):
     draw = random.Random(5)
     sections = elf.read_sections(data)[1]
     names = (".gnu.hash", ".dynsym", ".dynstr", ".gnu.version", ".gnu.version_r", ".rela.dyn",
-             ".rela.plt", ".dynamic")  # fmt: skip
+             ".rela.plt", ".dynamic")
     places = [at for name in names if name in sections
-              for at in range(sections[name][0], sum(sections[name]))]  # fmt: skip
+              for at in range(sections[name][0], sum(sections[name]))]
     places += range(64, 64 + 56 * 8)
     loaded = 0
     for _ in range(150):

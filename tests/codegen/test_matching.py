@@ -22,7 +22,7 @@ def on_ranks(body, mesh=("x",)):
     def case():
         counts = [spmd.axis_size(a) for a in mesh]
         u = spmd.input("u", (*counts, 4), np.float64, layout=(*mesh, None),
-                       default=lambda *at: 1 + at[0] + 10 * at[-1])  # fmt: skip
+                       default=lambda *at: 1 + at[0] + 10 * at[-1])
         return spmd.shard_map(body, out_layouts=(*mesh, None))(u)
 
     return case
@@ -219,7 +219,7 @@ def test_an_exchange_in_a_branch_on_the_index():
 def test_an_exchange_in_a_switch_on_the_index():
     def body(u):
         return spmd.switch(spmd.axis_index("x") % 3, [lambda v: v, lambda v: spmd.pmax(v, "x"),
-                                                      lambda v: 2 * v], u)  # fmt: skip
+                                                      lambda v: 2 * v], u)
 
     assert refusal(body).message.startswith('pmax over "x" inside a branch')
 
@@ -278,7 +278,7 @@ def in_a_conditional_expression(u):
 @pytest.mark.parametrize(
     "body", [behind_and, behind_or, in_a_chain_of_comparisons, in_a_conditional_expression],
     ids=lambda f: f.__name__,
-)  # fmt: skip
+)
 def test_an_exchange_that_python_evaluates_on_some_ranks(body):
     error = refusal(body)
     assert error.message == 'pmax over "x" inside a branch that only some ranks along "x" may take'
@@ -430,7 +430,7 @@ MATCHING = [
     shift, guarded, guarded_back, reversal, pairs, shuffle, counted, other_axis_in_a_branch,
     other_axis_in_a_loop, sizes_decide, reduced_condition, reduced_while, group_of_a_condition,
     gathers,
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("body", MATCHING, ids=lambda f: f.__name__)
@@ -453,7 +453,7 @@ def varying(body, mesh=("x", "y")):
     lambda u: spmd.all_gather(u, "y", tiled=True), lambda u: spmd.pbroadcast(u, "y", 0),
     lambda u: spmd.all_to_all(u, "y", 0, 0, tiled=True), lambda u: spmd.psum(u, "y"),
     lambda u: spmd.psum_scatter(u, "y", tiled=True), lambda u: spmd.ppermute(u, "y", shift=1),
-])  # fmt: skip
+])
 def test_an_axis_of_one_rank(call):
     """Fixed at 1: no formula names it, and nothing has to be proved of its other ranks."""
 
@@ -475,7 +475,7 @@ def test_an_axis_of_one_rank(call):
     (lambda u: spmd.ppermute(spmd.psum(u, ("x", "y")), "x", to=lambda i, n: 0 if i == 0 else None),
      {"x"}),
     (lambda u: np.where(spmd.axis_index("x") == 0, 1, 0) + 0 * spmd.psum(u, ("x", "y")), {"x"}),
-], ids="shard psum_x psum_xy index size broadcast permute where".split())  # fmt: skip
+], ids="shard psum_x psum_xy index size broadcast permute where".split())
 def test_variance(body, axes):
     assert varying(body) == axes
 

@@ -96,7 +96,7 @@ def work_done_twice_in_another_order(plan: Plan) -> Any:
         for k in range(len(phase.work) - 1):
             a, b = phase.work[k : k + 2]
             if a != b and set(map(id, memory_read(b))) & {id(a.buffer)} if hasattr(
-                    a, "buffer") else False:  # fmt: skip
+                    a, "buffer") else False:
                 yield with_work(plan, phase, (*phase.work[:k], b, a, *phase.work[k + 2 :]))
 
 
@@ -158,7 +158,7 @@ def rings_left_out_or_turned_round(plan: Plan) -> Any:
 MUTATIONS = [
     work_left_out, work_done_twice_in_another_order, phases_change_places, an_exchange_left_out,
     elements_beside, into_another_buffer, a_shorter_loop, rings_left_out_or_turned_round,
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS)

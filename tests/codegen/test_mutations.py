@@ -80,7 +80,7 @@ def transposed():
     rows = spmd.axis_size("r")
     spmd.require(rows == spmd.axis_size("c"))
     u = spmd.input("u", (rows, spmd.axis_size("c")), np.float64, layout=("r", "c"),
-                   default=lambda i, j: 10 * i + j)  # fmt: skip
+                   default=lambda i, j: 10 * i + j)
 
     @spmd.shard_map(out_layouts=("r", "c"))
     def turn(a):
@@ -91,7 +91,7 @@ def transposed():
 
 PROGRAMS = {p.name: p for p in (
     ring_allreduce, branches, halo, in_place, heat, moves, roots, settle, transposed,
-)}  # fmt: skip
+)}
 _programs = {}
 
 
@@ -255,14 +255,14 @@ PERMUTE = [
     sends_always, sends_never, sends_but_the_first, sends_but_the_second, source_next,
     source_none_such, source_itself, source_forgotten, receives_always, receives_never,
     receives_but_the_last,
-]  # fmt: skip
+]
 
 
 def _spans(op, change):
     """The op with other parts of the dim that members hold, or want, in parts."""
     bounds = {name: getattr(op.what, name, ()) for name in ("have", "want")}
     said = {name: tuple(span and change(*span, d) for d, span in enumerate(spans))
-            for name, spans in bounds.items() if spans}  # fmt: skip
+            for name, spans in bounds.items() if spans}
     return with_attrs(op, **said)
 
 
@@ -276,7 +276,7 @@ def parts_even(op, program):
 
     def even(low, high, d):
         whole = max((v.type.shape[d] for v in (*op.operands, op.result)),
-                    key=lambda e: e.evaluate({s.name: 2 for s in e.symbols()}))  # fmt: skip
+                    key=lambda e: e.evaluate({s.name: 2 for s in e.symbols()}))
         return k * (whole // n), k * (whole // n) + high - low
 
     return _spans(op, even)
@@ -294,7 +294,7 @@ def parts_of_the_next(op, program):
 
 def parts_of_the_other_dim(op, program):
     return with_attrs(op, **{name: getattr(op.what, name)[::-1] for name in ("have", "want")
-                             if getattr(op.what, name, ())})  # fmt: skip
+                             if getattr(op.what, name, ())})
 
 
 def parts_exchanged(op, program):
@@ -400,7 +400,7 @@ def into_a_loop_whose_start_varies(op, program):
 EXCHANGE = [
     axes_unknown, axes_twice, axes_other, dropped, into_a_branch_on_the_index,
     into_a_branch_on_varying_data, into_a_loop_whose_count_varies, into_a_loop_whose_start_varies,
-]  # fmt: skip
+]
 
 
 def _box(op, program):
@@ -471,7 +471,7 @@ def mutants(program, mutation):
 CASES = [
     (name, mutation) for name in PROGRAMS for mutation, function in MUTATIONS.items()
     if any(True for _ in mutants(program_of(name), function))
-]  # fmt: skip
+]
 
 
 def survivors(broken):

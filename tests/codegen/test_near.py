@@ -38,7 +38,7 @@ def test_which_block_an_element_lies_in() -> None:
 
 @pytest.mark.parametrize(("least", "most"), [
     (-1, 1), (0, 0), (0, 2), (-5, -3), (3, 3), (-40, 40), (2, 1),
-])  # fmt: skip
+])
 @pytest.mark.parametrize("other", [0, -2, 5])
 def test_neighbours_are_those_that_have_what_is_wanted(least: int, most: int, other: int) -> None:
     """other: by so much the dim is longer whose blocks are followed."""
@@ -71,7 +71,7 @@ def test_neighbours_around_the_ends(least: int, most: int) -> None:
         known = np.array([
             [any(reads((a + k, b + k), at, least, most) and a < b for k in images)
              for a, b in mine] for at in mine
-        ])  # fmt: skip
+        ])
         listed, told = np.zeros_like(known), np.zeros_like(known)
         for me in range(parts):
             values = {"n_x": parts, "e": extent, "i_x": me, "n_y": 1, "i_y": 0}
@@ -106,4 +106,4 @@ def test_what_is_not_among_neighbours() -> None:
         ([both], [wide]),
     ):
         assert cuts.near(MESH, ("x", "y") if len(have) > 1 or have == [both] else ("x",),
-                         have, want) == ()  # fmt: skip
+                         have, want) == ()

@@ -85,7 +85,7 @@ class Recent(Kind):
         node = at.node(x, tuple(index))
         offset = ravel(positions(loops), made.shape)
         at.add(plan.Reduce(loops, (k,), False, op.result, offset, node, "max", made.dtype,
-                           op.place))  # fmt: skip
+                           op.place))
 
 
 @dataclass(frozen=True)
@@ -144,15 +144,15 @@ class Turned(Exchange):
         def turned(box: plan.Box, first: Expr, count: Expr) -> plan.Box:
             (rows, _), (down, right) = box.extent, box.stride
             return replace(box, offset=box.offset + right * first, extent=(count, rows),
-                           stride=(right, down))  # fmt: skip
+                           stride=(right, down))
 
         mine, into = at.box(op.operands[0]), at.box(op.result)
         first, columns = self.columns[0], self.columns[1] - self.columns[0]
         (before, after), (low, high) = at.bounds((self.rows, self.columns), (True, True))
         there = replace(into, offset=into.offset + into.stride[1] * before,
-                        extent=(columns, after - before))  # fmt: skip
+                        extent=(columns, after - before))
         return {"pull_from": turned(at.seen(mine), first, columns), "pull_into": there,
-                "send": turned(mine, low, high - low), "differs": True}  # fmt: skip
+                "send": turned(mine, low, high - low), "differs": True}
 
     def traffic(self, op: Op, at: Any) -> Any:
         return at.whole("turn", op)
@@ -188,7 +188,7 @@ def recent(x: Any, width: int, dim: int = 0) -> Any:
 @spmd.program(mesh=("x",))
 def smoothed() -> Any:
     u = spmd.input("u", (23, 5), np.float64, layout=("x", None),
-                   default=lambda i, j: (i * 7 + j * 5) % 11)  # fmt: skip
+                   default=lambda i, j: (i * 7 + j * 5) % 11)
     v = u - 4.0
     for _ in spmd.range(3):
         v = recent(v * 0.5, 3) - v
@@ -200,7 +200,7 @@ def smoothed() -> Any:
         "every": recent(u, 3)[1::3], "sum": np.sum(recent(u, 2) * u), "shards": shards,
         "swapped": swapped(u + 1.0) * 2.0, "both": swapped(recent(v, 2)),
         "columns": columns,
-    }  # fmt: skip
+    }
 
 
 def plainly(x: Any, width: int, dim: int = 0) -> Any:
@@ -225,7 +225,7 @@ def expected(ranks: int) -> dict[str, Any]:
         "sum": np.sum(plainly(u, 2) * u), "shards": np.concatenate(shards),
         "swapped": swapping(u + 1.0) * 2.0, "both": swapping(plainly(v, 2)),
         "columns": u.T * 2.0,
-    }  # fmt: skip
+    }
 
 
 def same(found: dict[str, Any], ranks: int) -> None:
@@ -247,7 +247,7 @@ def test_a_rank_needs_ghost_cells_of_it_only() -> None:
     """What its class says it needs is what is sent: one gathers what `Swapped` wants whole."""
     made = list(walk(lower(smoothed.capture()).program.body))
     sent = [(op.what.called, op.place.source_line()) for op in made
-            if isinstance(op.what, Exchange) and op.place]  # fmt: skip
+            if isinstance(op.what, Exchange) and op.place]
     gathered = [line for called, line in sent if called == "all_gather"]
     assert gathered and all("swapped" in line for line in gathered)
     assert {"redistribute", "halo"} & {called for called, _ in sent}

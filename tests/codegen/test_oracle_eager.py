@@ -305,7 +305,7 @@ def several(case: int = 0):
 def test_declarations_are_refused_as_in_a_build():
     assert several.eager().tolist() == [0, 2, 4]
     for case, kind, text in ((1, ProgramError, "another default"), (3, DtypeError, "nan out of"),
-                             (2, ProgramError, "declared before at")):  # fmt: skip
+                             (2, ProgramError, "declared before at")):
         for refuse in (several.eager, several.capture):
             with pytest.raises(kind, match=text):
                 refuse(case=case)

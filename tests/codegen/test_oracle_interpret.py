@@ -184,11 +184,11 @@ def test_all_to_all_moves_a_split():
 
 @pytest.mark.parametrize("wrong", [
     lambda low, high: (low + 1, high + 1), lambda low, high: (const(0), high - low),
-], ids=["beside", "twice"])  # fmt: skip
+], ids=["beside", "twice"])
 def test_parts_that_do_not_make_up_the_whole_are_seen(wrong):
     types = (ArrayType(F64, shape(7)),)
     module = program(lambda b, u: b("move", u, axes=("r",), have=(wrong(*block(7)),), types=types),
-                     out_layout=((),))  # fmt: skip
+                     out_layout=((),))
     with pytest.raises(InternalError, match="all_gather: of what member 0 gets, no member or seve"):
         run(module, {"r": 3}, {"u": np.zeros(7)})
 

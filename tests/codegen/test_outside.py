@@ -470,7 +470,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("f", "said"), [(f, said) for f, *said in REFUSED], ids=lambda p: (
-    getattr(p, "__name__", "")))  # fmt: skip
+    getattr(p, "__name__", "")))
 def test_refused(f: Callable[..., Any], said: list[str]) -> None:
     with pytest.raises(ProgramError) as caught:
         program(f).capture()
@@ -481,7 +481,7 @@ def test_refused(f: Callable[..., Any], said: list[str]) -> None:
 
 @pytest.mark.parametrize(("f", "said"), [
     (global_in_a_helper, "CALLS is changed in a loop"), (object_in_fori, "BOX.n is changed in a"),
-])  # fmt: skip
+])
 def test_the_line_that_changes_it_and_the_body(f: Callable[..., Any], said: str) -> None:
     with pytest.raises(UnsupportedError, match=re.escape(said)) as caught:
         program(f).capture()

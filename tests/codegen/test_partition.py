@@ -34,7 +34,7 @@ def program_of(body: Callable[[], Any], mesh: tuple[str, ...]) -> Module:
 def coordinates(sizes: Mapping[str, int]) -> list[dict[str, int]]:
     at = [dict(zip(sizes, k)) for k in np.ndindex(*sizes.values())]
     return [{f"n_{a}": n for a, n in sizes.items()} | {f"i_{a}": k for a, k in c.items()} | {"k": 0}
-            for c in at]  # fmt: skip
+            for c in at]
 
 
 def received(op: Op, sizes: Mapping[str, int]) -> int:
@@ -94,7 +94,7 @@ def nine_points() -> Any:
     u = source("u", (N, N), ("x", "y"))
     v = u.copy()
     v[1:-1, 1:-1] = sum(u[1 + i : N - 1 + i, 1 + j : N - 1 + j] for i in (-1, 0, 1)
-                        for j in (-1, 0, 1))  # fmt: skip
+                        for j in (-1, 0, 1))
     return v
 
 
@@ -247,7 +247,7 @@ CASES: dict[str, tuple[Callable[[], Any], dict[str, int], Exchanged]] = {
         [("all_reduce", ("x",), 5 * EIGHT)]),
     "picked by indices that are split": (
         lambda: source("table", (7,), (None,))[source("k", (N,), ("x",), np.int64) % 7], X, []),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -257,7 +257,7 @@ def test_exchanges(name: str) -> None:
     found = [
         (op.what.called, tuple(op.what.axes), received(op, sizes))
         for op in walk(program.body) if isinstance(op.what, Exchange)
-    ]  # fmt: skip
+    ]
     assert found == expected
 
 

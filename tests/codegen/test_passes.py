@@ -39,7 +39,7 @@ def work_of(plan):
 
 def copies(plan):
     return [w for w in work_of(plan) if isinstance(w, Store) and isinstance(w.value, Load)
-            and w.value.offset == w.offset and w.value.buffer is not w.buffer]  # fmt: skip
+            and w.value.offset == w.offset and w.value.buffer is not w.buffer]
 
 
 def test_the_ring_works_in_place_and_copies_nothing():
@@ -183,7 +183,7 @@ def test_def_use_says_what_makes_and_what_uses_a_value():
     assert {v: op for op in every for v in op.results} == dict(found.defs)
     operands = [(v, op, k) for op in every for k, v in enumerate(op.operands)]
     assert sorted((v.id, u.operand) for v, us in found.uses.items() for u in us if u.op) == sorted(
-        (v.id, k) for v, _, k in operands)  # fmt: skip
+        (v.id, k) for v, _, k in operands)
     for value, op, k in operands:
         (use,) = [u for u in found.uses[value] if u.op is op and u.operand == k]
         assert op in use.region.ops and found.begins.get(value, 0) < use.position

@@ -42,7 +42,7 @@ def captured(body):
     (lambda: hash(("abc", 1)) % 8, "hash() gives another value"),
     (lambda: len([x.__doc__ for x in {object(), object()}]), "the order of this set"),
     (lambda: len([*{object(), object()}]), "the order of this set"),
-])  # fmt: skip
+])
 def test_what_would_be_another_value_is_refused(read, text):
     def body():
         return np.ones(2) * read()
@@ -77,7 +77,7 @@ def test_sets_have_one_order(tmp_path: Path):
             [sys.executable, tmp_path / "orders.py"], env=os.environ | {"PYTHONHASHSEED": seed},
             capture_output=True, text=True, check=True, timeout=60,
         ).stdout for seed in ("1", "2", "3")
-    }  # fmt: skip
+    }
     (one,) = said
     assert one.startswith("[97, 98, 99, 100, 97, 98,")
 

@@ -155,14 +155,14 @@ def test_not_split(step):
 @pytest.mark.parametrize("n", [N, 5, 3, 2])
 def test_the_same_results(n):
     steps = [*INSIDE, slice_kept, of_other_boxes, of_sums, with_other_rims, two_of_them, one_side,
-             read_beside, read_whole][: None if n > 3 else 5]  # fmt: skip
+             read_beside, read_whole][: None if n > 3 else 5]
 
     @spmd.program(mesh=("x", "y"))
     def program():
         out = {}
         for step in steps:
             u = spmd.input(step.__name__, (n, n), layout=("x", "y"),
-                           default=lambda i, j: (i * 3 + j * j) % 7)  # fmt: skip
+                           default=lambda i, j: (i * 3 + j * j) % 7)
             p = u * 0.5
             for _ in spmd.range(3):
                 u, p = step(u, p)
@@ -186,7 +186,7 @@ def test_results_that_are_pieces_or_computed_of_them():
         padded = np.zeros_like(u)
         padded[1:] = u[:-1]
         return {"inside": inside, "new": new, "beside": u * 3, "padded": padded * 2,
-                "again": inside[1:] + 1}  # fmt: skip
+                "again": inside[1:] + 1}
 
     found = spmd.build(program).run(ranks=3)
     for name, values in program.eager().items():
@@ -211,5 +211,5 @@ def test_no_op_is_left_over():
     graph = in_pieces(program_of(leapfrog).capture())
     (loop,) = [op for op in graph.body.ops if op.what.name == "loop"]
     whole = [op for op in walk(loop.regions[0]) if op.what.name == "map"
-             and op.result.type.shape == loop.results[0].type.shape]  # fmt: skip
+             and op.result.type.shape == loop.results[0].type.shape]
     assert not whole

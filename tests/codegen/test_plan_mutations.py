@@ -69,7 +69,7 @@ def with_step(steps: Any, old: Any, new: Any) -> Any:
             continue
         if inner_steps(step):
             parts = {k: with_step(v, old, new) for k in ("body", "condition", "steps")
-                     if (v := getattr(step, k, None)) is not None}  # fmt: skip
+                     if (v := getattr(step, k, None)) is not None}
             if isinstance(step, Branch):
                 parts["arms"] = tuple(with_step(arm, old, new) for arm in step.arms)
             step = replace(step, **parts)
@@ -129,7 +129,7 @@ def on_one_rank(box: Any, x: Exchange) -> Any:
 
 
 OF_BOXES = [of_box(name, change) for name in BOXES
-            for change in (later, earlier, longer, shorter, wider, on_one_rank)]  # fmt: skip
+            for change in (later, earlier, longer, shorter, wider, on_one_rank)]
 
 
 def next_dest(x: Exchange, plan: Plan) -> Any:
@@ -184,7 +184,7 @@ def near_end(k: int, by: int) -> Any:
 OF_PEERS = [
     next_dest, next_source, first_dest, nobody_sends, nobody_receives, next_root, own_root,
     root_beyond, near_is_all, *(near_end(k, by) for k in range(4) for by in (1, -1)),
-]  # fmt: skip
+]
 MUTATIONS = {m.__name__: m for m in OF_BOXES + OF_PEERS}
 
 
@@ -224,7 +224,7 @@ def test_whole_plans_pass(name):
 def test_a_wrong_exchange_is_noticed(mutation):
     broken = [(name, x, with_exchange(plan, x, **changed)) for name in ALL
               for x, plan in exchanges_of(name)
-              if (changed := MUTATIONS[mutation](x, plan))]  # fmt: skip
+              if (changed := MUTATIONS[mutation](x, plan))]
     assert broken
     survivors = [f"{name}: {x.kind} at {x.place}" for name, x, plan in broken if not noticed(plan)]
     assert survivors == []
@@ -238,7 +238,7 @@ def test_what_is_said_of_a_wrong_exchange():
         check_exchanges(with_exchange(plan, x, send=replace(x.send, offset=x.send.offset - 1)))
     text = str(found.value)
     assert re.search(rf"exchange {x.site} \({x.kind}, [\w.]+:\d+\) does not match with the mesh "
-                     r"\((\w+=\d,?)+\)", text)  # fmt: skip
+                     r"\((\w+=\d,?)+\)", text)
     assert re.search(r"rank \d to rank \d", text) and "report this program" in text
     assert found.value.place == x.place
 
@@ -252,7 +252,7 @@ def both_later(x: Exchange, plan: Plan) -> Any:
         return None
     me, member = plan.mesh.position(x.axes), expr.symbol(x.member)
     return {"pull_into": moved(x.pull_into, expr.eq(member, 0)),
-            "give_into": moved(x.give_into, expr.eq(me, 0))}  # fmt: skip
+            "give_into": moved(x.give_into, expr.eq(me, 0))}
 
 
 def both_shorter(x: Exchange, plan: Plan) -> Any:
@@ -282,7 +282,7 @@ def in_place(x: Exchange, plan: Plan) -> Any:
 @pytest.mark.parametrize("mutation", [both_later, both_shorter, in_place])
 def test_what_both_say_alike_and_is_wrong_is_noticed(mutation):
     broken = [(name, x, with_exchange(plan, x, **changed)) for name in ALL
-              for x, plan in exchanges_of(name) if (changed := mutation(x, plan))]  # fmt: skip
+              for x, plan in exchanges_of(name) if (changed := mutation(x, plan))]
     assert broken
     survivors = [f"{name}: {x.kind} at {x.place}" for name, x, plan in broken if not noticed(plan)]
     assert survivors == []

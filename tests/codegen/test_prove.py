@@ -62,7 +62,7 @@ RIGHT: dict[str, tuple[Expr, Expr]] = {
     "i ^ d": (XOR, expr.lt(XOR, n)),
     "partner at d": (PARTNER, expr.lt(PARTNER, n)),
     "i ^ 3": (p + 3 - 2 * (p % 4), expr.lt(p + 3 - 2 * (p % 4), n)),
-}  # fmt: skip
+}
 SOLVED = [k for k in RIGHT if k not in ("doubled", "six times")]
 
 
@@ -173,7 +173,7 @@ WRONG: dict[str, tuple[Expr, Expr, str]] = {
         p + 1 - 2 * (p % 2), always, "with 1 rank, rank 0 sends to 1, which does not exist"),
     "from some size on": (
         expr.select(expr.ge(p, 5), 0, p), always, "with 6 ranks, ranks 0 and 5 both send to 0"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", WRONG)
@@ -223,14 +223,14 @@ def test_permutes_over_two_axes() -> None:
 @given(
     st.integers(-3, 3), st.integers(-4, 4), st.booleans(), st.integers(-2, 4),
     st.sampled_from(["all", "below", "above", "even", "choice"]),
-)  # fmt: skip
+)
 def test_random_maps(a: int, b: int, wraps: bool, limit: int, kind: str) -> None:
     """Proofs are never wrong, counter-examples are real and the smallest, inverses invert."""
     to = (a * p + b) % n if wraps else a * p + b
     sends = {
         "all": always, "below": expr.lt(p, n - limit), "above": expr.ge(p, limit),
         "even": expr.eq(p % 2, 0), "choice": always,
-    }[kind]  # fmt: skip
+    }[kind]
     if kind == "choice":
         to = expr.select(expr.lt(p, limit), p, to)
     proof = prove.injective(to, sends, P, n)
@@ -240,7 +240,7 @@ def test_random_maps(a: int, b: int, wraps: bool, limit: int, kind: str) -> None
         sender = routes(to, sends, size, values)
         if proof.counter_example is not None:
             assert (sender is None) == (size == proof.counter_example.members) or (
-                size > proof.counter_example.members)  # fmt: skip
+                size > proof.counter_example.members)
             continue
         ok = proof.condition is None or proof.condition.evaluate(values)
         assert not ok or sender is not None, (to, sends, size)
@@ -324,7 +324,7 @@ def each(size: int) -> list[dict[str, int]]:
     return [
         {"n_x": size, "i_x": k, "c": c, "e": count, "s": s}
         for k in range(size) for c in range(size - 1) for count in (0, 1, 5, 12) for s in (-3, 2)
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize("name", BOUNDED)
@@ -343,7 +343,7 @@ def test_bounds_hold_and_mention_nothing_eliminated(
 
 def test_bounds_of_blocks_are_tight() -> None:
     for name, most in {"block": lambda c, s: -(-c // s), "with halo": lambda c, s: -(-c // s) + 2,
-                       "turned block": lambda c, s: -(-c // s)}.items():  # fmt: skip
+                       "turned block": lambda c, s: -(-c // s)}.items():
         bound = estimate.upper_bound(BOUNDED[name], AWAY)
         for size, count in itertools.product(range(1, 9), range(20)):
             assert bound.evaluate({"n_x": size, "e": count}) == most(count, size), name
@@ -363,7 +363,7 @@ def test_what_is_unbounded_is_said() -> None:
 def test_shapes_are_all_and_in_order() -> None:
     assert facts.shapes(1, 4) == [(1,), (2,), (3,), (4,)]
     assert facts.shapes(2, 4) == [
-        (1, 1), (1, 2), (2, 1), (1, 3), (3, 1), (1, 4), (2, 2), (4, 1)]  # fmt: skip
+        (1, 1), (1, 2), (2, 1), (1, 3), (3, 1), (1, 4), (2, 2), (4, 1)]
     assert all(a * b * c <= 12 for a, b, c in facts.shapes(3, 12))
 
 

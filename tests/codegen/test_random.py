@@ -21,7 +21,7 @@ KNOWN = [
      "408f276d 41c83b0e a20bc7c6 6d5451fd"),
     ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0",
      "d16cfe09 94fdcceb 5001e420 24126ea1"),
-]  # fmt: skip
+]
 
 
 def words(text):
@@ -81,7 +81,7 @@ def numbers(n: int = 37):
         "one": spmd.random.uniform(seed, (n, 4), layout=("x", None))[n // 2],
         "none": spmd.random.normal(seed, (0, 3), layout=("x", None)),
         "total": total,
-    }  # fmt: skip
+    }
 
 
 def same(found, expected):

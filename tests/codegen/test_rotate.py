@@ -20,7 +20,7 @@ N = 13
 
 def field(name: str, shift: int) -> Any:
     return spmd.input(name, (N, 3), np.float64, layout=("x", None),
-                      default=lambda i, j: (i * 7 + j * 3 + shift) % 11)  # fmt: skip
+                      default=lambda i, j: (i * 7 + j * 3 + shift) % 11)
 
 
 def near(u: Any) -> Any:
@@ -147,7 +147,7 @@ PROGRAMS: list[tuple[Any, list[list[int]], int]] = [
     (exchanged, [[3]], 0), (two_rings, [[3, 2]], 0), (twice, [[2]], 1), (from_outside, [[]], 2),
     (nested, [[2], [2]], 0), (in_sequence, [[2], [2]], 0), (until, [[2]], 0),
     (left_early, [[2]], 2), (counted, [[2]], 0), (in_a_branch, [[2]], 0),
-]  # fmt: skip
+]
 
 
 def program_of(body: Any) -> Any:
@@ -165,7 +165,7 @@ def loops_of(plan: Plan) -> list[Loop]:
 def copies_in(loop: Loop) -> list[Store]:
     work = [w for s in walk_steps([loop]) if isinstance(s, Phase) for w in s.work]
     return [w for w in work if isinstance(w, Store) and isinstance(w.value, Load)
-            and w.value.offset == w.offset and w.value.buffer is not w.buffer]  # fmt: skip
+            and w.value.offset == w.offset and w.value.buffer is not w.buffer]
 
 
 @pytest.mark.parametrize(("body", "cycles", "copies"), PROGRAMS)
@@ -215,7 +215,7 @@ def apart(body: Any) -> Any:
         n = spmd.ranks()
         a, b, c = (spmd.input(name, (n, LONG), np.float64, layout=("x", None),
                               default=lambda i, j, k=k: i * 5 + j % 7 + k)
-                   for k, name in enumerate("abc"))  # fmt: skip
+                   for k, name in enumerate("abc"))
         results = spmd.shard_map(body, mesh="x", out_layouts=(("x", None),) * 3)(a, b, c)
         return dict(zip("abc", results, strict=True))
 
@@ -265,7 +265,7 @@ def turned_alike(a, b, c):
 APART: list[tuple[Any, list[bool]]] = [  # which loops rotate
     (by_index, [False]), (as_often_as_index, [False]), (not_exchanged, [True]),
     (met_later, [True, False]), (turned_alike, [True]),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("body", "rotates"), APART)
@@ -315,7 +315,7 @@ def waves(n: int = 50, m: int = 700):
 def test_under_mpirun(mpirun, built, tmp_path, transport):
     out = tmp_path / "out.npz"
     mpirun(3, "-m", "spmd", "run", built(WAVES), "--transport", transport, "--ranks", 4,
-           "-o", f"u={out}", "-o", f"p={out}").expect(0)  # fmt: skip
+           "-o", f"u={out}", "-o", f"p={out}").expect(0)
     u = np.fromfunction(lambda i, j: (i * j) % 11, (50, 700))
     p = u.copy()
     for _ in range(5):

@@ -85,7 +85,7 @@ def read_by_a_function(x):
 @pytest.mark.parametrize("f", [
     list_rebound, dict_rebound, object_rebound, best_of, swapped_in_list, rebound_in_object,
     read_by_a_function,
-])  # fmt: skip
+])
 def test_a_loop_that_parts_names_of_one_thing_is_refused(f):
     with pytest.raises(CarryError, match=r"are one \w+ before .* two after"):
         program(f).capture()

@@ -17,7 +17,7 @@ GIVEN: dict[str, Any] = {
     "a": _DRAW.normal(size=(37, 53)), "t": _DRAW.normal(size=(11, 20, 18)).astype(np.float32),
     "c": (_DRAW.normal(size=(19, 33)) + 1j).astype(np.complex64),
     "h": np.arange(840).reshape(40, 21).astype(np.int8),
-}  # fmt: skip
+}
 
 
 def turned(a: Any, t: Any, c: Any, h: Any) -> Any:
@@ -30,13 +30,13 @@ def turned(a: Any, t: Any, c: Any, h: Any) -> Any:
         "reversed": t.transpose(2, 1, 0) + 0.5, "rolled": t.transpose(2, 0, 1) - 1,
         "inner": t.transpose(0, 2, 1) * 2, "conjugate": np.conj(c).T, "bytes": h.T[::2, ::-1] * 3,
         "function": np.exp(a.T),
-    }  # fmt: skip
+    }
 
 
 @spmd.program(mesh=("x",))
 def case() -> Any:
     return turned(**{n: spmd.input(n, x.shape, x.dtype, layout=(None,) * (x.ndim - 1) + ("x",))
-                     for n, x in GIVEN.items()})  # fmt: skip
+                     for n, x in GIVEN.items()})
 
 
 def test_operands_across_are_read_in_strips() -> None:

@@ -28,12 +28,12 @@ SUFFIX = {
     "bool": "u8", "int8": "i8", "int16": "i16", "int32": "i32", "int64": "i64", "uint8": "u8",
     "uint16": "u16", "uint32": "u32", "uint64": "u64", "float32": "f32", "float64": "f64",
     "complex64": "c64", "complex128": "c128",
-}  # fmt: skip
+}
 TYPES = [BY_NAME[name] for name in SUFFIX]
 
 # Within how many units in the last place of NumPy's result; all other functions: to the bit.
 LIBM = "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh " \
-       "acosh atanh cbrt pow hypot atan2 logaddexp".split()  # fmt: skip
+       "acosh atanh cbrt pow hypot atan2 logaddexp".split()
 SPECIAL = OF_SCIPY.split()
 ULPS = 8
 
@@ -403,10 +403,10 @@ def test_rows_equal_numpy(sorts: ctypes.CDLL, name: str) -> None:
         for side, part in ((1, slice(0, n)), (2, slice(n, None)), (0, None)):
             want = a if part is None else np.take_along_axis(both, order[:, part], -1)
             getattr(sorts, f"merge_{s}")(address(a), address(b), ctypes.c_int64(side),
-                                         address(out), *size)  # fmt: skip
+                                         address(out), *size)
             assert np.array_equal(out, want)
             getattr(sorts, f"placed_{s}")(*map(address, (a, b, p, q)), ctypes.c_int64(side),
-                                          address(out), address(into), *size)  # fmt: skip
+                                          address(out), address(into), *size)
             want_at = p if part is None else np.take_along_axis(where, order[:, part], -1)
             assert np.array_equal(out, want) and np.array_equal(into, want_at)
         values = rng.integers(0, most, 50).astype(name)
@@ -450,7 +450,7 @@ C_TYPES = {
     **dict.fromkeys(("f64", "f32", "f16", "bf16"), [ctypes.c_double]),
     "c128": [ctypes.c_double] * 2, "i64": [ctypes.c_int64],
     "u64": [ctypes.c_uint64], "bool": [ctypes.c_int], "text": [ctypes.c_char_p],
-}  # fmt: skip
+}
 
 
 class Printer:
@@ -474,10 +474,10 @@ def text(compiled: Callable[..., ctypes.CDLL]) -> Printer:
 
 FLOATS = [0.0, -0.0, 0.1, 0.5, 1.0, -1.5, 100.0, 1e-7, 1e-5, 1e-4, 123456.789, 1e15, 1e16, 1e17,
           1.7976931348623157e308, 5e-324, 2.5e-320, 1 / 3, 2 / 3, 1e22, 123456789012345678.0,
-          float("inf"), -float("inf"), float("nan")]  # fmt: skip
+          float("inf"), -float("inf"), float("nan")]
 FLOAT_SPECS = ["", ".4f", "8.3f", "e", ".2e", "g", ".3g", "5.2%", ".0f", ">8", "<12", "^11", "+",
                " .2f", "010.3f", ",.2f", "*>9.1f", ".3", ".1", "G", "#g", "+.3e", "=+9.2f",
-               "012,.1f", "_.1f", "20", ".17g"]  # fmt: skip
+               "012,.1f", "_.1f", "20", ".17g"]
 
 
 @pytest.mark.parametrize("spec", FLOAT_SPECS)
@@ -497,7 +497,7 @@ def test_float_repr_of_random_bits(text: Printer) -> None:
 def test_narrow_floats_have_the_digits_of_their_type(text: Printer) -> None:
     draw = np.random.default_rng(5)
     for kind, dtype, short in (("f32", np.float32, "0.1"), ("f16", np.float16, "0.1"),
-                               ("bf16", ml_dtypes.bfloat16, "0.1")):  # fmt: skip
+                               ("bf16", ml_dtypes.bfloat16, "0.1")):
         bits = draw.integers(0, 2 ** (8 * dtype(0).itemsize), 700, np.uint32)
         random = bits.astype(f"u{dtype(0).itemsize}").view(dtype)
         with np.errstate(all="ignore"):
@@ -513,7 +513,7 @@ def test_narrow_floats_have_the_digits_of_their_type(text: Printer) -> None:
 
 @pytest.mark.parametrize(
     "spec", ["", "d", ">8", "08d", "+d", ",", "x", "#x", "#X", "b", "#o", "^9", "_", "08,", ".2f",
-             "e", "-<7d", "_b", "#010x", "%"]  # fmt: skip
+             "e", "-<7d", "_b", "#010x", "%"]
 )
 def test_integer_text_is_pythons(text: Printer, spec: str) -> None:
     for x in (0, 1, -1, 7, 1234, -123456, 2**63 - 1, -(2**63)):
@@ -562,7 +562,7 @@ def test_lines_that_wait_lie_apart(compiled: Callable[..., ctypes.CDLL]) -> None
 # Where results leave their range, or the reduction of operands takes another step.
 TURNS = [0.0, 5e-324, 1e-45, 2e-308, 1e-38, 0.17, 0.3465, 0.3466, 0.5, 1.0, 9.0, 10.5, 22.5, 87.3,
          88.72283, 88.7229, 103.97, 103.98, 708.4, 709.782712893384, 709.7827128933841, 745.1332,
-         745.1333, 1e300, np.inf, np.nan]  # fmt: skip
+         745.1333, 1e300, np.inf, np.nan]
 
 
 @pytest.mark.parametrize("name", ["float32", "float64"])

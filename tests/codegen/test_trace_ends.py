@@ -10,7 +10,7 @@ from codegen.plan.grammar import Literal
 from tests.codegen.test_trace_numpy import S, T, agree, check, check_all, traced
 
 C = np.array([1 + 1j, -1j, complex(np.nan, 0), complex(np.inf, -1), 0, complex(-0.0, -2), 3],
-             np.complex64)  # fmt: skip
+             np.complex64)
 B = np.array([True, False, True, True, False, False, True])
 I = np.array([-128, -127, -1, 0, 1, 7, 127], np.int8)  # noqa: E741
 F = np.array([[-np.inf, np.nan, -1.5], [np.nan, np.nan, np.nan], [1, 2, np.nan]], np.float32)
@@ -33,7 +33,7 @@ TYPES = [
     lambda c, b, i: (i > 0)[:, None] ** 2, lambda c, b, i: b ** np.int64(2),
     lambda c, b, i: np.sinc(i.astype(np.float16)),
     lambda c, b, i: -abs(i[4:]).astype(np.float32) * 0 ** np.float64(0.5),
-]  # fmt: skip
+]
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -49,7 +49,7 @@ JOINED = [  # no number is weak in an array of several
     lambda f, i: np.radians(i.astype(np.int16)), lambda f, i: np.vecdot(i, i),
     lambda f, i: np.bitwise_or.reduce(i, initial=1, where=i > 0), lambda f, i: np.r_[f[0], 1.0],
     lambda f, i: np.logical_and.reduce(i, initial=False), lambda f, i: np.vecdot(i > 0, i > 1),
-]  # fmt: skip
+]
 
 
 def test_numbers_in_lists():
@@ -65,7 +65,7 @@ LANES = [
     lambda t, f: np.nanquantile(t, 0.2, axis=(0, 1), keepdims=True),
     lambda t, f: np.nanpercentile(np.where(f == 2, -np.inf, f), 40, axis=0),
     lambda t, f: np.nansum(f, axis=1, where=f != 2), lambda t, f: np.nanmax(f, 1, initial=0),
-]  # fmt: skip
+]
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -110,7 +110,7 @@ REFUSED = [
     (lambda c, i, e: i.__setitem__(0, np.int64(300)), DtypeError, "out of bounds"),
     (lambda c, i, e: i.astype(i), DtypeError, "is not an element type"),
     (lambda c, i, e: i[:: i.shape[0] * 0 + spmd.scalar("k", 2)], SpmdError, "step of a slice"),
-]  # fmt: skip
+]
 
 
 def test_what_numpy_refuses_is_refused():
@@ -133,7 +133,7 @@ ZEROS = [
     lambda x, c, k: np.power(c, np.full(7, 2)), lambda x, c, k: np.power(c, np.full(7, 1)),
     lambda x, c, k: np.asarray(k * 0.5) * c.real, lambda x, c, k: np.clip(x, 0, 1),
     lambda x, c, k: k**-1, lambda x, c, k: np.ones(2, int) * k**-2,
-]  # fmt: skip
+]
 
 
 @pytest.mark.filterwarnings("ignore")

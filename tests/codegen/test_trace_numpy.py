@@ -87,7 +87,7 @@ UFUNCS = [
     lambda u: np.add(u, u, dtype=np.float64), lambda u: np.float_power(u, 2),
     lambda u: u + [1, 2, 3, 4, 5, 6], lambda u: np.array_equal(u, u),
     lambda u: np.interp(u, [-1.0, 0.0, 1.0], [0.0, 1.0, 4.0]), lambda u: np.isin(u, [0.5, 1.0]),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("a", [U, F], ids=["float64", "float32"])
@@ -103,7 +103,7 @@ INTEGERS = [
     lambda i: i + np.float32(1), lambda i: i > 2, lambda i: i.cumsum(axis=1), lambda i: i.var(),
     lambda i: np.sign(i), lambda i: np.median(i), lambda i: i.astype(np.float32),
     lambda i: i.astype(bool), lambda i: np.exp(i / 50), lambda i: np.isfinite(i),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("a", [I, S, S.astype(np.uint16) % 50], ids=["int64", "int8", "uint16"])
@@ -126,7 +126,7 @@ REDUCE = [
     lambda u: np.diff(u, 2, axis=0), lambda u: np.trapezoid(u), lambda u: np.linalg.norm(u),
     lambda u: np.linalg.norm(u, axis=1), lambda u: np.multiply.outer(u[0], u[1]),
     lambda u: u.sum(dtype=np.float64), lambda u: u.trace(), lambda u: np.diag(u), lambda u: sum(u),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("a", [U, F], ids=["float64", "float32"])
@@ -156,7 +156,7 @@ SHAPE = [
     lambda u: np.full_like(u, 3),
     lambda u: np.append(u, u[:1], axis=0), lambda u: np.block([[u, u], [u, u]]), lambda u: u.copy(),
     lambda u: [r * 2 for r in u], lambda u: np.asarray(u), lambda u: np.zeros_like(u, dtype=int),
-]  # fmt: skip
+]
 
 
 def test_shapes():
@@ -179,7 +179,7 @@ PRODUCTS = [
     lambda a, t: [np.convolve(v, w, mode) for mode in ("full", "same", "valid")
                   for v, w in ((a[0, :3], a[1]), (a[0], 2.0), ([1, 2], a[0]))],
     lambda a, t: a @ np.ones((6, 2)), lambda a, t: np.arange(4) @ a,
-]  # fmt: skip
+]
 
 
 def test_products():
@@ -198,7 +198,7 @@ INDEX = [
     lambda u, k: np.take_along_axis(u, np.argsort(u, axis=1), 1), lambda u, k: u[..., None, 0:2],
     lambda u, k: u[np.ix_(np.array([0, 2]), np.array([1, 5]))], lambda u, k: u[()],
     lambda u, k: np.searchsorted(np.sort(u[0]), u[1]), lambda u, k: u[k - 1][::2].T,
-]  # fmt: skip
+]
 
 
 def test_indexing():
@@ -305,7 +305,7 @@ def _newaxis(u, k):
 WRITES = [
     _assign_slice, _add_slice, _shift, _alias, _through_transpose, _through_reshape, _row_broadcast,
     _mask, _scatter, _add_at, _element, _dynamic, _out, _swap, _newaxis,
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("body", WRITES, ids=lambda f: f.__name__)
@@ -477,7 +477,7 @@ def test_boxes_are_clamped_as_by_jax(k):
 def test_an_initial_value_counts_once_whatever_the_mask():
     def f(u):
         return [r(u, axis=a, initial=2, where=u > 0)
-                for r in (np.sum, np.prod, np.max, np.min) for a in (None, 0, 1)]  # fmt: skip
+                for r in (np.sum, np.prod, np.max, np.min) for a in (None, 0, 1)]
 
     for got, want in zip(traced(f, U), f(U)):
         np.testing.assert_allclose(got, want, rtol=1e-12)

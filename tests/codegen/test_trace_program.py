@@ -27,7 +27,7 @@ from codegen.printer import module_text
 def ring_allreduce(count: int = 1 << 20):
     n = spmd.axis_size("ring")
     part = spmd.input("part", (n, count), np.float32, layout=("ring", None),   # one row per rank
-                      default=lambda r, c: r + c % 7)  # fmt: skip
+                      default=lambda r, c: r + c % 7)
 
     @spmd.shard_map(mesh="ring", out_layouts=("ring", None))
     def reduce(row):                                   # row: (1, count)
@@ -56,7 +56,7 @@ def with_names(n: int = 4):
     words = of a text, and no code""", u * 2
     u[1:] += 3
     last = first = (
-        u / 4)  # fmt: skip
+        u / 4)
     return sure, low, text[1], last, first
 
 
@@ -205,7 +205,7 @@ def test_a_default_does_without_what_changes_while_the_program_runs():
         return spmd.input("u", (4,), default=triangle)
 
     refuse(ProgramError, by_counter, "a number that the program computes", "n, which changes",
-           "u + n")  # fmt: skip
+           "u + n")
     refuse(ProgramError, by_computed, "the default of input", "uses")
     refuse(DtypeError, lambda: spmd.input("u", 4, np.int32, default=np.nan), "nan out of bounds")
     assert len(build(own_loop).inputs) == 1
@@ -254,7 +254,7 @@ def test_what_a_program_returns():
     assert [o.name for o in build(nested).outputs] == ["0.0", "0.1", "1.0", "1.1.a"]
     for body, name, error in ((early, "text", ProgramError), (full, "full", DtypeError),
                               (perhaps_one, "perhaps", ProgramError),
-                              (mask, "mask", UnsupportedError)):  # fmt: skip
+                              (mask, "mask", UnsupportedError)):
         with pytest.raises(error) as caught:
             build(body)
         assert f"# here: {name}" in caught.value.place.source_line()
@@ -309,7 +309,7 @@ def test_a_number_of_the_run_is_no_key():
         return spmd.shard_map(part, out_layouts=("x",))(spmd.input("u", (4,), layout=("x",)))
 
     for body in (turns, swapped, lambda: len({spmd.scalar("s", 3), 3}),
-                 lambda: {1.0: 2}.get(spmd.input("u", (4,))[0])):  # fmt: skip
+                 lambda: {1.0: 2}.get(spmd.input("u", (4,))[0])):
         refuse(TracedValueError, body, "a known key of a dict or set", "perm=[(0, 1), …]")
     assert build(lambda: spmd.zeros(3) + {1: 2}[np.arange(4)[1]])
 
@@ -473,7 +473,7 @@ def test_importing_spmd_imports_nothing_heavy():
     heavy = ("numpy", "mpi4py", "codegen", "numba", "cffi", "ctypes")
     root = str(Path(inspect.getfile(spmd)).parents[1])
     out = subprocess.run([sys.executable, "-c", code.format(heavy)], cwd=root, text=True,
-                         capture_output=True, timeout=60)  # fmt: skip
+                         capture_output=True, timeout=60)
     assert out.stdout.strip() == "", out.stdout + out.stderr
 
 

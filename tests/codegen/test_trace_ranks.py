@@ -164,7 +164,7 @@ def test_ppermute_reversed_and_nested_choice(n):
         return (i + 1 if i + 1 < n else None) if i % 2 == 0 else i - 1
 
     program = per_rank(lambda x: spmd.ppermute(x, "r", to=lambda i, n: n - 1 - i) * 2
-                       + spmd.ppermute(x, "r", to=to))  # fmt: skip
+                       + spmd.ppermute(x, "r", to=to))
     want = rows(n)[::-1] * 2
     for i in range(n):
         if (d := to(i, n)) is not None:
@@ -199,7 +199,7 @@ def test_reductions_over_ranks(n):
             spmd.psum(x, "r"), spmd.pmax(x, "r"), spmd.pmin({"a": x}, "r")["a"], spmd.pmean(x, "r"),
             spmd.pprod(x[:, :1] * 0 + 2, "r"), spmd.psum(i, "r"), spmd.psum(x > 3, "r"),
             spmd.all_ranks(i < 3), spmd.any_ranks(i == 3), spmd.psum(1, "r"),
-        )  # fmt: skip
+        )
 
     out = list(run(per_rank(f, out=spmd.replicated), n).values())
     x = rows(n)
@@ -207,7 +207,7 @@ def test_reductions_over_ranks(n):
         x.sum(0, keepdims=True), x.max(0, keepdims=True), x.min(0, keepdims=True),
         x.mean(0, keepdims=True), np.full((1, 1), 2.0**n), n * (n - 1) // 2,
         (x > 3).sum(0, keepdims=True), n <= 3, n > 3, n,
-    ]  # fmt: skip
+    ]
     for got, expected in zip(out, want):
         assert got.dtype == np.asarray(expected).dtype
         np.testing.assert_array_equal(got, expected)
@@ -252,7 +252,7 @@ def test_all_to_all_moves_the_split(n):
     program = on_shards(
         lambda u: spmd.all_to_all(u, "r", split_dim=1, concat_dim=0, tiled=True),
         (7, 5), ("r", None), (None, "r"),
-    )  # fmt: skip
+    )
     np.testing.assert_array_equal(run(program, n, u=U)["result"], U)
 
 
@@ -406,7 +406,7 @@ def test_scalars_and_symbolic_numbers():
             return (
                 v * rate, v[steps % 10], (steps + 1) / 2, v[:2] + n, rate * 2 + 1, -steps // 7,
                 np.where(steps > 50, v[1], v[2]), np.sqrt(rate), steps * 2.5, 2**p + steps,
-            )  # fmt: skip
+            )
 
         return f()
 
@@ -417,7 +417,7 @@ def test_scalars_and_symbolic_numbers():
             u * np.float32(rate), u[steps % 10], (steps + 1) / 2, u[:2] + np.float32(n),
             rate * 2 + 1, -steps // 7, u[1] if steps > 50 else u[2], np.sqrt(rate), steps * 2.5,
             8 + steps,
-        ]  # fmt: skip
+        ]
         for got, expected in zip(out, want):
             assert got.dtype == np.asarray(expected).dtype
             np.testing.assert_array_equal(got, expected)
@@ -455,7 +455,7 @@ WHOLE = ["broadcast_from"] * 2  # before a loop and in it
     (lambda a, b, x: a * x + b, WHOLE),
     (lambda a, b, x: a * spmd.axis_index("r") + b, WHOLE),
     (lambda a, b, x: np.copyto(x, a) or a + b, WHOLE),
-])  # fmt: skip
+])
 def test_only_what_works_element_by_element_is_combined_in_blocks(op, exchanges):
     def f(u):
         x = spmd.zeros((7, 7)) + 1
@@ -542,7 +542,7 @@ def test_bits_of_an_index(mask):
     sym = expr.Sym("k", "scalar")
     k = number(expr.symbol(sym))
     pairs = [(k & mask, lambda v: v & mask), (k | mask, lambda v: v | mask),
-             (k ^ mask, lambda v: v ^ mask), (mask ^ k, lambda v: v ^ mask)]  # fmt: skip
+             (k ^ mask, lambda v: v ^ mask), (mask ^ k, lambda v: v ^ mask)]
     for made, plain in pairs:
         for v in (*range(-20, 21), 255, 256, 1 << 20, (1 << 20) + 7):
             found = made.expr.evaluate({"k": v}) if hasattr(made, "expr") else made

@@ -33,7 +33,7 @@ STATISTICS = [
     lambda u: np.lib.stride_tricks.sliding_window_view(u, 3, axis=1).max(-1),
     lambda u: np.unravel_index(np.argmax(u), u.shape), lambda u: np.array(u[0], ndmin=3),
     lambda u: np.ravel_multi_index((np.argmax(u, 0), np.arange(6)), (4, 6)),
-]  # fmt: skip
+]
 
 
 @pytest.mark.filterwarnings("ignore:All-NaN")
@@ -51,7 +51,7 @@ MASKS = [
     lambda u: np.sum(2.0 / u[u > 1].clip(1, 2)), lambda u: np.any(u[u > 1] > 2),
     lambda u: u[1, u[1] > 0].prod(), lambda u: np.sum(np.where(u[u > 0] > 1, u[u > 0], 0)),
     lambda u: np.var(u, where=u > 0), lambda u: np.std(u, axis=0, where=u[:, :1] > -9),
-]  # fmt: skip
+]
 
 
 def test_what_a_mask_chooses():
@@ -113,7 +113,7 @@ SEARCHES = [
     lambda x, o: np.interp(o, [-np.inf, 0, 1, np.inf], [1, 2, 2, 3]),
     lambda x, o: np.median(x[:1] * 1e308),
     lambda x, o: np.nan_to_num(o + 1j * o), lambda x, o: np.array_equal(o, o, equal_nan=True),
-]  # fmt: skip
+]
 
 
 def test_edges_and_what_is_no_number():

@@ -86,7 +86,7 @@ class Machine:
             self.steps.append([step_of(group, number) for group in grouped(shared, awaited, each)])
         # By step: which steps before it write.
         self.writing = [[[k for k in range(at) if steps[k].writes] for at in range(len(steps) + 1)]
-                        for steps in self.steps]  # fmt: skip
+                        for steps in self.steps]
         self.first = State((0,) * len(ops), (0,) * len(ops), (0,) * len(self.words))
 
     def next(self, state: State) -> Iterator[State]:
@@ -152,7 +152,7 @@ def step_of(ops: list[Op], number: dict[str, int]) -> Step:
         those("wait"), those("read"), those("write"),
         adds=word if first.kind == "add" else None,
         swaps=(word, first.value, first.new) if first.kind == "swap" else None,
-    )  # fmt: skip
+    )
 
 
 def plus_one(counts: tuple[int, ...], k: int) -> tuple[int, ...]:

@@ -148,7 +148,7 @@ class Job:
         end = time.monotonic() + WORST_SECONDS
         state = ffi.new("spmd_rank_state *")
         while any(lib.spmd_job_watch(self.job, k, state) == lib.SPMD_OK and state.process == 0
-                  for k in range(self.ranks)):  # fmt: skip
+                  for k in range(self.ranks)):
             assert time.monotonic() < end, "a process does not load"
             time.sleep(0.001)
         check(lib.spmd_job_start(self.job, ffi.new("uint8_t[]", given)))

@@ -276,7 +276,7 @@ class Member:
             for p in range(n):  # what all hold after this step, where nothing goes wrong
                 hop = step + 1 if step < n - 1 else step - (n - 1)
                 for from_, at in (((p - 1) % n, ((p - hop) % n, 0)),
-                                  ((p + 1) % n, ((p + hop) % n, 1))):  # fmt: skip
+                                  ((p + 1) % n, ((p + hop) % n, 1))):
                     own = before[p][at] if step < n - 1 else set()
                     held[p][at] = before[from_][at] | own
                     if p == k:  # ring_hop
@@ -299,5 +299,5 @@ class Member:
 
 
 def model(members: int, exchanges: Sequence[Exchange], without: str = "",
-          each: bool = False) -> Machine:  # fmt: skip
+          each: bool = False) -> Machine:
     return Machine([Member(k, members, exchanges, without).ops for k in range(members)], each)

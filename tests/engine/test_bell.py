@@ -71,7 +71,7 @@ class Model:
             if self.without == "ringer":  # a plain write, as if nobody else wrote
                 value = self._read(state, thread, "posted") + 1
                 yield self._with(state, k, replace(
-                    thread, at="ring_fence", buffer=(("posted", value),)), {})  # fmt: skip
+                    thread, at="ring_fence", buffer=(("posted", value),)), {})
             else:
                 yield self._with(state, k, replace(thread, at="ring_fence"), {"posted": value})
 
@@ -80,7 +80,7 @@ class Model:
 
     def _ring_look(self, state: State, k: int, thread: Thread) -> Iterator[State]:
         after = replace(thread, posts=thread.posts - 1,
-                        at="post" if thread.posts > 1 else "done")  # fmt: skip
+                        at="post" if thread.posts > 1 else "done")
         if self._read(state, thread, "sleeps"):
             after = replace(thread, at="ring")
         yield self._with(state, k, after, {})
@@ -92,7 +92,7 @@ class Model:
 
     def _wake(self, state: State, k: int, thread: Thread) -> Iterator[State]:
         after = replace(thread, posts=thread.posts - 1,
-                        at="post" if thread.posts > 1 else "done")  # fmt: skip
+                        at="post" if thread.posts > 1 else "done")
         woken = self._with(state, k, after, {})
         yield self._with(woken, 0, replace(woken.threads[0], blocked=False), {})
 
@@ -134,7 +134,7 @@ def stuck(model: Model) -> tuple[int, list[State]]:
     """How many states there are, and those that never change again with somebody asleep."""
     states = list(explore(model.first, model.next))
     return len(states), [state for state, end in states
-                         if end and any(t.at != "done" for t in state.threads)]  # fmt: skip
+                         if end and any(t.at != "done" for t in state.threads)]
 
 
 @pytest.mark.parametrize(("ringers", "posts"), [(1, 1), (1, 3), (2, 1), (2, 2), (3, 1)])

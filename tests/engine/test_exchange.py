@@ -11,7 +11,7 @@ from tests.engine.harness import ALGORITHMS, Images, Job
 
 PROGRAMS = [
     "ring", "edge", "route", "reduce", "axes", "gather", "swap", "scatter", "scan", "near", "halo",
-]  # fmt: skip
+]
 SHAPES = [((1,), 1), ((4,), 1), ((2, 2), 2), ((7,), 3), ((4, 4, 4), 2)]
 
 

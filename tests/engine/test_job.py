@@ -187,7 +187,7 @@ def test_importing_the_engine_imports_little_else():
         "spmd", "spmd.engine", "spmd.engine._engine", "spmd.engine._engine.lib", "_cffi_backend",
         "__future__", "importlib", "importlib._bootstrap", "importlib._bootstrap_external",
         "warnings",
-    }  # fmt: skip
+    }
     assert set(done.stdout.split()) <= allowed, done.stdout + done.stderr
 
 

@@ -15,7 +15,7 @@ NEVER = 1 << 50
 LIMITS = [
     {"slot": 1}, {"slot": 40, "fold": NEVER}, {"fold": 1}, {"fold": 1, "ring": 1, "slot": 1},
     {"slot": NEVER, "fold": 100, "ring": 300},
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("limits", LIMITS, ids=str)

@@ -49,7 +49,7 @@ class Others:
 
 @pytest.mark.parametrize("name", [
     "ring", "route", "reduce", "gather", "scatter", "scan", "near", "halo",
-])  # fmt: skip
+])
 def test_three_processes_exchange(images: Images, name):
     settings = {"size": (2, 4), "elements": 40, "steps": 12, "seed": 4}
     with Job(images, name, threads=1, first=0, count=3, shared=True, **settings) as job:

@@ -42,7 +42,7 @@ KINDS = {
 }
 # A pair of them costs more with three members: these have one of everything.
 SOME = ("one long", "one gives", "gated, long", "gated, one gives", "from root", "to root, give",
-        "up to, one long", "blocks")  # fmt: skip
+        "up to, one long", "blocks")
 
 
 def in_turn(members: int) -> dict[str, list[Exchange]]:
@@ -56,7 +56,7 @@ def in_turn(members: int) -> dict[str, list[Exchange]]:
     roots = [k % members for k in (0, 1, 2, 0, 0, 1)]
     moved = [tuple((k + at) % members for k in range(members)) for at in range(6)]
     some = [tuple(None if (k + at) % 3 == 0 else to for k, to in enumerate(dest))
-            for at, dest in enumerate(moved)]  # fmt: skip
+            for at, dest in enumerate(moved)]
     return {
         "permute": [Exchange("permute", dest=dest, long=(0,)) for dest in some],
         "route": [Exchange("route", dest=dest) for dest in moved],
@@ -70,7 +70,7 @@ def in_turn(members: int) -> dict[str, list[Exchange]]:
         "broadcast": either("from_root", 0, 0, 1, 1, 0, 1),
         "scan": either("up_to", *[0] * 6),
         "exscan": either("before", *[0] * 6),
-    }  # fmt: skip
+    }
 
 
 def programs(members: int) -> dict[str, list[Exchange]]:
@@ -80,12 +80,12 @@ def programs(members: int) -> dict[str, list[Exchange]]:
 
 def faults(machine: Machine) -> set[str]:
     return {state.wrong or "a deadlock" for state, end in explore(machine.first, machine.next)
-            if end and not machine.done(state)}  # fmt: skip
+            if end and not machine.done(state)}
 
 
 def is_faulty(machine: Machine) -> bool:
     return any(end and not machine.done(state)
-               for state, end in explore(machine.first, machine.next))  # fmt: skip
+               for state, end in explore(machine.first, machine.next))
 
 
 @pytest.mark.parametrize("members", [2, 3])

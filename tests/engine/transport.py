@@ -19,7 +19,7 @@ from tests.engine.harness import Images, Job, check
 comm = MPI.COMM_WORLD
 PROGRAMS = [
     "ring", "edge", "route", "reduce", "axes", "gather", "swap", "scatter", "scan", "near", "halo",
-]  # fmt: skip
+]
 SIZES = [(4,), (2, 2), (7,), (2, 2, 4), (19,)]
 # Which arena each of four processes shares: none, two by two, alternating, all but one.
 ARENAS = [[0, 1, 2, 3], [0, 0, 1, 1], [0, 1, 0, 1], [0, 0, 0, 1]]
@@ -50,7 +50,7 @@ def run(images: Images, name: str, size: tuple[int, ...], arenas: list[int], **o
             job = Job(
                 images, name, size, min(2, mine[1]), first=mine[0], count=mine[1], shared=True,
                 arena=None if turn else made[mates[0]], processes=processes, **options,
-            )  # fmt: skip
+            )
         made = comm.allgather(job.address if job and turn else None)
     comm.Barrier()
     wrong = ""
@@ -82,7 +82,7 @@ def main() -> None:
             for name in PROGRAMS:
                 for elements, seed in [(1, 0), (130, 5)]:
                     wrong = run(images, name, size, arenas, elements=elements, seed=seed,
-                                strict=seed == 0)  # fmt: skip
+                                strict=seed == 0)
                     if comm.rank == 0:
                         print(f"{name} {size} {arenas} {elements}: {wrong or 'right'}", flush=True)
         for algorithm in ("flat", "blocks", "ring"):  # long enough for a ring between arenas

@@ -80,7 +80,7 @@ def test_a_communicator_that_is_none(image):
     ["run", "p.img", "-i", "u=u.npy", "-o", "result=u.npy"],
     ["run", "p.img", "-i", "u=u.npz:u", "-o", "u.npz"],
     ["run", "p.img", "-i", "u=u.npy", "--timeline", "u.npy"],
-])  # fmt: skip
+])
 def test_what_is_read_is_not_written_over(folder, capsys, arguments):
     np.savez("u.npz", u=np.ones(4))
     (folder / "other.py").write_text("precious = 1\n")
@@ -96,7 +96,7 @@ def test_files_keep_their_mode(folder, capsys):
     old = os.umask(0o027)
     try:
         commands = [["run", "p.img", "-o", "result=a.npy", "--timeline", "t.json"],
-                    ["run", "p.img", "-o", "b.npz"], ["build", "p.py"]]  # fmt: skip
+                    ["run", "p.img", "-o", "b.npz"], ["build", "p.py"]]
         (folder / "p.img").unlink()
         commands = [commands[2], *commands]
         for mode in (0o640, 0o604):
@@ -123,7 +123,7 @@ def test_a_calibration_that_cannot_be_used_is_said(monkeypatch, capsys, tmp_path
 
 def test_letters_that_the_terminal_lacks(folder):
     done = run([sys.executable, "-m", "spmd", "verify", "p.img"],
-               env={"PYTHONIOENCODING": "ascii"})  # fmt: skip
+               env={"PYTHONIOENCODING": "ascii"})
     done.expect(0, "\\u2026")
 
 

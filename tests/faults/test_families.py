@@ -75,7 +75,7 @@ def test_a_launcher_of_the_other_family(built, launcher, processes):
         done.expect(0, "on 1 ranks", "mean: float64 0.4995")
     else:
         told_once(done, f"launcher is {launcher}, library is {library}",
-                  f"try:      start with the mpirun of {library}")  # fmt: skip
+                  f"try:      start with the mpirun of {library}")
 
 
 SCRIPT = """
@@ -91,7 +91,7 @@ def test_a_program_that_starts_mpi_itself(built, tmp_path):
     folders = environments()
     (tmp_path / "script.py").write_text(SCRIPT)
     argv = [folders[launchers.MPICH] / "mpirun", "-n", 3, folders[launchers.OPEN_MPI] / "python",
-            tmp_path / "script.py", built(MEAN)]  # fmt: skip
+            tmp_path / "script.py", built(MEAN)]
     done = run(argv)
     assert done.code == 69, done.text
     assert done.err.count("launcher is MPICH, library is Open MPI") == 1, done.err
@@ -118,7 +118,7 @@ def test_no_library_under_a_launcher(built, mpirun):
     done = mpirun(2, "-m", "spmd", "run", built(MEAN), env=nowhere)
     family = launchers.family_of(run(["mpirun", "--version"]).text)
     told_once(done, f"started by {family}, but there is no MPI library here",
-              launchers.install(family), "--ranks N")  # fmt: skip
+              launchers.install(family), "--ranks N")
     mpirun(1, "-m", "spmd", "run", built(MEAN), env=nowhere).expect(0, "on 1 ranks")
 
 
@@ -128,7 +128,7 @@ def test_srun_without_an_mpi_plugin(built):
     done = run(argv, env=SLURM).expect(
         0, "ended with 69 and 69", "launcher is Slurm, library is", "try:      srun --mpi=pmi",
         "expected: 2 processes in one job", "found:    every process thinks it is alone",
-    )  # fmt: skip
+    )
     assert done.err.count("spmd: ") == 1, done.err
 
 
@@ -143,7 +143,7 @@ def test_srun_with_a_plugin_for_the_other_family(built):
     done = run(argv, env=pmix).expect(
         0, "ended with 69 and 69", "launcher is Slurm with PMIx, library is MPICH",
         "expected: a library that speaks PMIx", "try:      srun --mpi=pmi2",
-    )  # fmt: skip
+    )
     assert done.err.count("spmd: ") == 1 and "Abort(" not in done.err, done.err
 
 
@@ -195,7 +195,7 @@ def test_a_batch_script_is_no_launcher(built, spmd_command):
         ({"PMI_RANK": "1", "PMI_SIZE": "3"}, (1, 3, "PMI")),
         ({"PMI_RANK": "", "PMI_SIZE": "three"}, (0, 1, "")),
     ],
-)  # fmt: skip
+)
 def test_what_launchers_set(monkeypatch, variables, expected):
     for name in list(os.environ):
         if name.startswith(("PMI", "OMPI_COMM", "HYDI", "SLURM", "FLUX", "PALS", "MV2")):
@@ -215,6 +215,6 @@ def test_what_launchers_set(monkeypatch, variables, expected):
         ("MVAPICH2 Version: 2.3", "MPICH"),
         ("MPI VERSION    : CRAY MPICH version 8.1.30", "MPICH"), ("another", ""),
     ],
-)  # fmt: skip
+)
 def test_families(text, family):
     assert launchers.family_of(text) == family

@@ -139,7 +139,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[SpmdError], tuple[str, ...]]] 
         lambda: u() * spmd.axis_index("x"), ProgramError, ("outside a shard_map",)),
     "an exchange outside of shard_map": (
         lambda: spmd.psum(np.sum(u()), "x"), ProgramError, ("shard_map",)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", MISTAKES)

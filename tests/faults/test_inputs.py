@@ -119,7 +119,7 @@ def test_archives_that_are_damaged(built, spmd_command, mpirun, tmp_path, suffix
         "type": lambda: data.replace(b"<f8", b"<U8").replace(b'"F64"', b'"F61"'),
         "twice": lambda: data[: row + 46] + b"x" + data[row + 47 :] if row
         else data.replace(b'"y"', b'"x"'),
-    }[change]()  # fmt: skip
+    }[change]()
     path.write_bytes(data)
     arguments = ("run", built(TAKES_INPUT), "-i", f"x={path}", "-o", f"total={tmp_path}/t.npz")
     done = spmd_command(*arguments).expect(65, str(path), "expected: ", "found: ")
@@ -139,7 +139,7 @@ def test_a_compressed_member_that_is_damaged(built, mpirun, tmp_path):
     data[4000] ^= 1
     path.write_bytes(data)
     done = mpirun(3, "-m", "spmd", "run", built(TAKES_INPUT), "-i", f"x={path}",
-                  "-o", f"total={tmp_path}/t.npz")  # fmt: skip
+                  "-o", f"total={tmp_path}/t.npz")
     done.expect(65, f"{path}:x is damaged", "expected: ", "found: ")
     assert done.err.count("spmd: ") == 1, done.err
     assert [p.name for p in tmp_path.iterdir()] == ["x.npz"]
@@ -183,7 +183,7 @@ def test_two_outputs_of_one_name(built, spmd_command, tmp_path):
     np.save(tmp_path / "a.npy", np.ones((6, 4)))
     image = built(WIDE.replace('{"y": scale(x)}', '{"y": scale(x), "z": scale(x)}'))
     done = spmd_command("run", image, "-i", f"x={tmp_path}/a.npy",
-                        "-o", f"y={tmp_path}/o.npy", "-o", f"z={tmp_path}/./o.npy")  # fmt: skip
+                        "-o", f"y={tmp_path}/o.npy", "-o", f"z={tmp_path}/./o.npy")
     done.expect(2, "y and z", "o.npy")
     assert not (tmp_path / "o.npy").exists()
 
@@ -201,7 +201,7 @@ def test_an_output_that_cannot_be_written(built, spmd_command, tmp_path):
     done = spmd_command(
         "run", built(TAKES_INPUT), "--ranks", "2", "-i", f"x={tmp_path}/a.npy",
         "-o", f"total={tmp_path}/no/such/folder.npy",
-    )  # fmt: skip
+    )
     done.expect(74, "folder.npy")
 
 
@@ -215,13 +215,13 @@ def test_another_file_on_one_rank(built, tmp_path):
 
     def start(other):
         return run(["mpirun", "-n", 2, *usual, f"x={tmp_path}/a.npy",
-                    ":", "-n", 1, *usual, f"x={tmp_path}/{other}.npy"], timeout=40)  # fmt: skip
+                    ":", "-n", 1, *usual, f"x={tmp_path}/{other}.npy"], timeout=40)
 
     start("copy").expect(0, "total: float64 499500")
     done = start("b").expect(
         78, "different arrays for input x: rank 2 differs", "elements of", "a.npy (rank 0)",
         "b.npy (rank 2)",
-    )  # fmt: skip
+    )
     assert done.err.count("spmd:") == 1, done.err
 
 

@@ -69,7 +69,7 @@ def test_a_condition_on_sizes(built, spmd_command):
     spmd_command("run", image, "--ranks", "3").expect(
         78, "breaks a condition", "expected: spmd.axis_size", "found:    r=3,c=1",
         "try:      one of these numbers of ranks: 1, 4, 9, 16",
-    )  # fmt: skip
+    )
 
 
 def test_a_condition_under_mpirun(built, mpirun):
@@ -108,7 +108,7 @@ def test_a_permutation_that_nobody_could_prove(built, spmd_command):
     spmd_command("run", image, "--ranks", "70").expect(0, "before")
     done = spmd_command("run", image, "--ranks", "71").expect(
         78, "with the mesh (r=71), ranks 0 and 70 both send to 0", "rank p sends to", ".py:10",
-    )  # fmt: skip
+    )
     assert "before" not in done.out
     assert "tried at launch" in spmd_command("show", image).expect(0).out
 
@@ -131,7 +131,7 @@ def test_one_rank_cannot_read(built, tmp_path):
     done = run(
         ["mpirun", "-n", "1", *start, f"x={tmp_path}/good.npy",
          ":", "-n", "1", *start, f"x={tmp_path}/gone.npy"],
-    )  # fmt: skip
+    )
     assert done.code != 0
     assert done.err.count("gone.npy") == 1, done.text
     assert "Traceback" not in done.text
@@ -157,14 +157,14 @@ def test_another_image_on_one_rank(built):
 @pytest.mark.mpi
 @pytest.mark.parametrize(("option", "one", "other"), [
     ("--time-limit", "200.0", "1.0"), ("--algorithm", "'ring'", "'flat'"),
-])  # fmt: skip
+])
 def test_other_options_on_one_rank(built, option, one, other):
     image = built(TAKES_INPUT.replace('layout=("r",))', 'layout=("r",), default=0)'))
     start = [sys.executable, "-m", "spmd", "run", image, option]
     argv = ["mpirun", "-n", "2", *start, one.strip("'"), ":", "-n", "1", *start, other.strip("'")]
     done = run(argv, timeout=30).expect(
         78, "rank 2 differs", f"expected: {option} {one} (rank 0)", f"found:    {option} {other}",
-    )  # fmt: skip
+    )
     assert done.err.count("spmd: ") == 1, done.text
 
 

@@ -62,7 +62,7 @@ def pretend(*names: str) -> dict[str, str]:
         "SPMD_PRETEND_HOSTS": ",".join(names),
         "MPIR_CVAR_NOLOCAL": "1", "UCX_TLS": "tcp,self",
         "OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "tcp,self",
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.alone
@@ -93,7 +93,7 @@ def test_a_killed_rank(built, survivors):
 
 @pytest.mark.parametrize("options, hosts", [
     ((), ()), (("--transport", "mpi"), ()), ((), ("a", "a", "b", "b")), ((), ("a", "b", "b", "c")),
-])  # fmt: skip
+])
 @pytest.mark.parametrize("rank", [0, 3])
 def test_a_stopped_rank(built, survivors, options, hosts, rank):
     with start(survivors, 4, built(TURNS), *options, env=pretend(*hosts)) as launch:
@@ -104,7 +104,7 @@ def test_a_stopped_rank(built, survivors, options, hosts, rank):
         done = launch.finish(30)
     assert time.monotonic() - sent < LIMIT + 1, done.text  # reported within; then it is ended
     done.expect(75, f"spmd: rank {rank} on {os.uname().nodename}", "lost in superstep",
-                "a sign of life within 5 s", ".py:20: x = spmd.ppermute")  # fmt: skip
+                "a sign of life within 5 s", ".py:20: x = spmd.ppermute")
     assert done.err.count("lost in superstep") == 1, done.err
     assert done.err.count("late: no sign of life") == 1, done.err
 
@@ -130,7 +130,7 @@ def test_a_rank_that_computes_for_long(built, mpirun, options):
     """Longer than the limit; the others wait for it, are told for whom, and nothing is lost."""
     image = built(TURNS)
     done = mpirun(3, "-m", "spmd", "run", image, "--time-limit", "1", "--set", "steps=1",
-                  "--set", "work=150000000", *options).expect(0, "x: float64")  # fmt: skip
+                  "--set", "work=150000000", *options).expect(0, "x: float64")
     # one for each ten limits, however long this machine takes
     assert 1 <= done.err.count("warning") <= 1 + done.seconds // 10, done.err
     assert "rank 1 on" in done.err and "is slow: others wait for it" in done.err
@@ -204,7 +204,7 @@ def test_not_even_mpi_leaves_memory(built, survivors):
         victims = launch.ranks(3)
         wait_for_text(launch)
         maps = [line for pid in victims.values()
-                for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]  # fmt: skip
+                for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
         for pid in victims.values():
             os.kill(pid, signal.SIGKILL)
         launch.finish(20)

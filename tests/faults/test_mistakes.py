@@ -100,7 +100,7 @@ LINES = {
     "y = spmd.shard_map(lambda v: np.sum(v), out_layouts=('r',))(x)": (
         "return value[None]", "more entries than the array has dims"),
     "y = np.sum(a=x, axis=0)": (None, None),
-}  # fmt: skip
+}
 
 
 def said(step) -> str | None:
@@ -161,7 +161,7 @@ def test_in_helpers_of_other_modules_and_kernels(tmp_path, monkeypatch):
         found = said(step)
         assert found and "mistakes_helper.py:3:" in found and "out of bounds" in found
     path.write_text(HEAD + "    from mistakes_helper import third, twice\n"
-                    "    return twice(x, out=spmd.like(x))\n")  # fmt: skip
+                    "    return twice(x, out=spmd.like(x))\n")
     found = said(lambda: source.find_program(str(path)).eager(ranks=1))
     assert found and "mistakes_helper.py:6:" in found and "IndexError" in found
 

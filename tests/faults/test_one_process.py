@@ -45,7 +45,7 @@ def job(tmp_path, place: str, what: str, *options: object) -> list[object]:
     script.write_text(SITE)
     usual = [sys.executable, "-m", "spmd", "run", *options]
     return ["mpirun", "-n", 2, *usual, ":", "-n", 1, sys.executable, script, place, what, "run",
-            *options, ":", "-n", 1, *usual]  # fmt: skip
+            *options, ":", "-n", 1, *usual]
 
 
 @pytest.mark.mpi
@@ -53,7 +53,7 @@ def job(tmp_path, place: str, what: str, *options: object) -> list[object]:
     ("spmd.launch.run:Run:prepare", "before the program ran"),
     ("spmd.launch.job:Job:_make", "before the program ran"),
     ("spmd.launch.processes:Processes:finish", "at its end"),
-])  # fmt: skip
+])
 def test_a_process_that_stops(built, tmp_path, place, when):
     began = time.monotonic()
     done = run(job(tmp_path, place, "stop", built(SQUARE)), timeout=40)
@@ -77,14 +77,14 @@ def test_a_process_that_stops_in_mpi_finalize(built, tmp_path):
 @pytest.mark.parametrize("transport", ["auto", "mpi"])
 @pytest.mark.parametrize("place", [
     "run:Run:prepare", "job:Job:_make", "job:Job:put", "job:Job:_wait", "run:Run:collect",
-])  # fmt: skip
+])
 def test_a_process_that_fails(built, tmp_path, place, transport):
     """Before, while and after the program runs: its own words, once, and nothing left."""
     np.save(tmp_path / "x.npy", np.ones(1000))
     results = tmp_path / "results"
     results.mkdir()
     options = (built(TAKES_INPUT), "-i", f"x={tmp_path}/x.npy", "-o", f"total={results}/t.npy",
-               "--transport", transport)  # fmt: skip
+               "--transport", transport)
     done = run(job(tmp_path, f"spmd.launch.{place}", "fail", *options), timeout=40)
     done.expect(74, "the-disk: Input/output error")
     assert done.err.count("spmd:") == 1, done.err
@@ -96,7 +96,7 @@ def test_a_process_that_fails(built, tmp_path, place, transport):
     (("--set", "steps=7"), 78, "expected: --set steps 3 (rank 0)"),
     (("--help",), 78, "found:    --help (process 2)"),
     (("bench", "barrier"), 78, "given different commands: process 2 differs"),
-])  # fmt: skip
+])
 def test_other_options_on_one_process(built, options, code, text):
     usual = [sys.executable, "-m", "spmd", "run", built(TURNS), "--set", "steps=3"]
     other = {"--set": [*usual[:-2], *options], "bench": [*usual[:3], *options]}.get(
@@ -112,6 +112,6 @@ def test_a_program_on_one_process_and_an_image_on_the_others(built, tmp_path):
     (tmp_path / "turns.py").write_text(TURNS)
     usual = [sys.executable, "-m", "spmd", "run"]
     done = run(["mpirun", "-n", 2, *usual, built(TURNS), ":", "-n", 1, *usual,
-                tmp_path / "turns.py"], timeout=40)  # fmt: skip
+                tmp_path / "turns.py"], timeout=40)
     done.expect(78, "different images: rank 2 differs", "found:    a program (rank 2)")
     assert done.err.count("spmd:") == 1, done.err

@@ -61,7 +61,7 @@ def mounted(tmp_path: Path) -> Callable[..., Finished]:
         elif any(str(Path(p).resolve()).startswith("/tmp/") for p in (ROOT, sys.prefix)):
             pytest.skip("this source tree or this Python is in /tmp itself")
         done = run([*UNSHARE, "sh", "-c", MOUNTED, "sh", over, how, file, *argv],
-                   env={"PRTE_MCA_prte_tmpdir_base": "/dev/shm"})  # fmt: skip
+                   env={"PRTE_MCA_prte_tmpdir_base": "/dev/shm"})
         if done.code == 97:
             pytest.skip("a file system cannot be mounted here")
         return done
@@ -91,7 +91,7 @@ def test_a_program_is_built_and_run(mounted, tmp_path_factory, over, how):
     program.write_text(BIG)
     argv = ["sh", "-c", 'cp taken p.py && exec "$@"', "sh",
             sys.executable, "-m", "spmd", "run", "p.py", "--no-cache",
-            "--ranks", "16"]  # fmt: skip
+            "--ranks", "16"]
     mounted(over, how, program, *argv).expect(0, TOTAL)
 
 

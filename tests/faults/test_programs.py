@@ -80,7 +80,7 @@ PROGRAMS = {
     "layout": (
         'y = spmd.input("y", (4, 4), np.float32, layout=("r", "r"))  # fault', ["r"],
     ),
-}  # fmt: skip
+}
 
 
 @pytest.fixture

@@ -136,7 +136,7 @@ def script(tmp_path, built, case, transport="auto", ranks=3, **options):
     ("option", "auto", 2, "there is no transport 'tcp'"), ("limit", "auto", 2, "time_limit inf"),
     ("input", "mpi", 65, "(999,)"), ("caught", "auto", 0, ""), ("halves", "mpi", 0, ""),
     ("all exit 0", "mpi", 0, ""), ("forked", "auto", 0, ""),
-])  # fmt: skip
+])
 def test_an_exception_on_one_rank(built, tmp_path, case, code, text, transport):
     done = script(tmp_path, built, case, transport, ranks=4 if case == "halves" else 3)
     assert done.code == code, done.text
@@ -149,7 +149,7 @@ def test_an_exception_on_one_rank(built, tmp_path, case, code, text, transport):
     ("exit 0", "mpi", "it has come to the end of its script"),
     ("leave", "auto", "it has come to the end of its script"),
     ("barrier", "auto", "it waits inside MPI at script.py:"), ("stopped", "auto", "it is stopped"),
-])  # fmt: skip
+])
 def test_a_rank_that_does_not_come(built, tmp_path, case, transport, found):
     """The others cannot go on: one of them says who is missing and what it does, and ends all."""
     done = script(tmp_path, built, case, transport)

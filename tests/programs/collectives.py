@@ -58,14 +58,14 @@ def rooted_in_numpy(u: Any, x: int, y: int) -> Arrays:
     index = np.arange(x * y)
     table = (np.arange(10.0) + 100 * index[:, None]) * 2.0**y
     return {"back": 2 * u, "sums": first, "columns": u[::-1], "one": index[:, None] + 0.5,
-            "table": table}  # fmt: skip
+            "table": table}
 
 NAMES = ("sum", "prod", "min", "max")
 BITS = ("and", "or", "xor")
 _UFUNCS = {
     "sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum,
     "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
-}  # fmt: skip
+}
 
 
 def ops_of(dtype: str) -> tuple[str, ...]:
@@ -84,7 +84,7 @@ def reduced(n: int = 11, m: int = 7, dtype: str = "float64"):
         row = u[spmd.index() % n]
         at = (0, spmd.axis_size("y") - 1, spmd.ranks() // 2)
         out = [spmd.preduce(row, axes, op, root) for op in ops
-               for axes, root in zip(("x", "y", ("y", "x")), at)]  # fmt: skip
+               for axes, root in zip(("x", "y", ("y", "x")), at)]
         for name in bits:
             out += [getattr(spmd, name)(row, "y"), getattr(spmd, name)(row, ALL)]
         one = spmd.preduce(np.sum(row), ALL, root=spmd.ranks() - 1)  # of no dims
@@ -105,7 +105,7 @@ def prefixed(n: int = 11, m: int = 7, dtype: str = "float64"):
     def local(u):
         row = u[spmd.index() % n]
         out = [scan(row, axes, op) for op in ops for axes in ("x", "y", ("y", "x"))
-               for scan in (spmd.pscan, spmd.pexscan)]  # fmt: skip
+               for scan in (spmd.pscan, spmd.pexscan)]
         for axes in ("x", ("y", "x")):
             out += [*spmd.pargmax(row, axes), *spmd.pargmin(row, axes)]
         return tuple(np.reshape(x, (1, -1)) for x in out)
@@ -147,7 +147,7 @@ def folded(n: int = 11, m: int = 7):
             spmd.pscan(row, "x", longer), spmd.pscan(row, ALL, later_half), one,
             spmd.preduce(row, ALL, turned, None), spmd.pscan(row, ("y", "x"), turned),
             *(np.sum(part, axis=0) for part in parts),
-        )  # fmt: skip
+        )
         return tuple(np.reshape(x, (1, -1)) for x in out)
 
     names = "longer", "half", "longer up to", "half up to", "one", "turned", "turned up to"
@@ -196,7 +196,7 @@ def groups(x: int, y: int, axes: tuple[str, ...]) -> list[list[int]]:
     """The ranks of every group along some axes, in the order of their positions."""
     index = np.arange(x * y).reshape(x, y)
     along = {("x",): index.T, ("y",): index, ALL: index.reshape(1, -1),
-             ("y", "x"): index.T.reshape(1, -1)}[axes]  # fmt: skip
+             ("y", "x"): index.T.reshape(1, -1)}[axes]
     return [list(map(int, group)) for group in along]
 
 
@@ -279,7 +279,7 @@ def halves(n: int = 11, m: int = 7, dtype: str = "float16"):
     def local(u):
         row = u[spmd.index() % n] + np.where(spmd.index() == 0, HALVES[dtype], 0).astype(dtype)
         rows = (spmd.psum(row, ALL), spmd.preduce(row, ALL, root=spmd.ranks() // 2),
-                spmd.pscan(row, ALL), spmd.pexscan(row, ALL))  # fmt: skip
+                spmd.pscan(row, ALL), spmd.pexscan(row, ALL))
         return (spmd.psum_scatter(row, ALL, tiled=True), *(np.reshape(x, (1, m)) for x in rows))
 
     return dict(zip(("scattered", "all", "root", "up to", "before"), local(u)))

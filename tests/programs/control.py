@@ -64,7 +64,7 @@ class Flow(Library):
             self.where, self.view, self.view, self.reshaped, self.ordered, self.matmul,
             self.element, self.element, self.gather, self.augmented, self.alias, self.helper,
             self.switch, self.conditional,
-        ]  # fmt: skip
+        ]
         if self.indent > 2:
             out += [self.rebind] * 5
         if self.indent < 5:
@@ -138,7 +138,7 @@ class Flow(Library):
         if fresh and shared:
             group = Group(shared.exact, self.loops)
             self.vars.append(Var(fresh, shared.dtype, shared.dims, group, bool(shared.dims),
-                                 self.indent))  # fmt: skip
+                                 self.indent))
         return True
 
     def conditional(self) -> bool:
@@ -148,7 +148,7 @@ class Flow(Library):
         assert w is not None
         test = self.choice(("i == 0", "n > 2", "steps > i", "i % 2"))
         self.define(f"{v.name}.astype({cast(v)}) if {test} else {w.name}.astype({cast(v)})",
-                    v.dtype, v.dims, v.exact and w.exact)  # fmt: skip
+                    v.dtype, v.dims, v.exact and w.exact)
         return True
 
     def switch(self) -> bool:
@@ -178,7 +178,7 @@ class Flow(Library):
             text = f"spmd.scan(lambda c, x: (c + x, c * x), {v.name}[{at}] * 1, {v.name})[1]"
         else:
             text = (f"spmd.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, s[1] + s[0]), "
-                    f"(0, {v.name}))[1]")  # fmt: skip
+                    f"(0, {v.name}))[1]")
         self.define(text, v.dtype, v.dims, True)
         return True
 

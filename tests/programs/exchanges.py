@@ -54,7 +54,7 @@ class Author(Flow):
                     "lambda p, m: p - 1 if p > 0 else None", "lambda p, m: (p + 2) % m",
                     "lambda p, m: 0 if p == m - 1 else None", "lambda p, m: (p - steps) % m",
                     "lambda p, m: p + 1 if p % 2 == 0 and p + 1 < m else None",
-                ))  # fmt: skip
+                ))
         else:
             k = self.name("s")  # extents of another rank: equal to no other's
             dims = tuple(Cut(d, k) if axes_in(d) & set(axes) else d for d in dims)
@@ -67,7 +67,7 @@ class Author(Flow):
         if v is None:
             return False
         what = self.choice(("psum", "pmax", "pmin", "pbroadcast", "all_ranks", "psum", "pmean",
-                            "located", "placed", "placed"))  # fmt: skip
+                            "located", "placed", "placed"))
         if what in ("psum", "pmean"):
             x = f"np.clip({v.name}, -8, 8)" if v.kind == "f" else v.name
             dtype = np.dtype(np.int64) if v.kind == "b" else v.dtype
@@ -106,7 +106,7 @@ class Author(Flow):
         root = self.choice((", 0", f", spmd.axis_size({text}) - 1")) if what == "preduce" else ""
         dtype = np.dtype(np.int64) if v.kind == "b" and op == "sum" else v.dtype
         self.define(f"spmd.{what}({x}, {text}, {op!r}{root})", dtype, v.dims,
-                    v.exact and (v.kind != "f" or op != "sum"))  # fmt: skip
+                    v.exact and (v.kind != "f" or op != "sum"))
 
     def moved(self) -> bool:
         """A split gathered, made or moved."""
@@ -116,7 +116,7 @@ class Author(Flow):
         root = self.choice(("0", f"spmd.axis_size({text}) - 1", f"spmd.axis_size({text}) // 2"))
         if what == 0:
             v = self.var(lambda w: any(d in split for d in w.dims) and
-                         sum(bool(axes_in(d) & set(axes)) for d in w.dims) == 1)  # fmt: skip
+                         sum(bool(axes_in(d) & set(axes)) for d in w.dims) == 1)
             if v is None:
                 return False
             d = next(k for k, e in enumerate(v.dims) if e in split)
@@ -125,34 +125,34 @@ class Author(Flow):
                 whole = self.name("g")
                 self.emit(f"{whole} = spmd.pgather({v.name}, {text}, {root}, {d}, tiled=True)")
                 self.define(f"spmd.pscatter({whole}, {text}, {root}, {d}, tiled=True)", v.dtype,
-                            v.dims, v.exact)  # fmt: skip
+                            v.dims, v.exact)
                 return True
             self.define(f"spmd.all_gather({v.name}, {text}, {d}, tiled=True)", v.dtype, dims,
-                        v.exact)  # fmt: skip
+                        v.exact)
             return True
         v = self.var(lambda w: bool(w.dims) and self.alike(w, axes) and w.kind not in "bc"
-                     and isinstance(w.dims[0], int) and w.dtype != np.float16)  # fmt: skip
+                     and isinstance(w.dims[0], int) and w.dtype != np.float16)
         if v is None:
             return False
         if what == 1:
             x = f"np.clip({v.name}, -8, 8)" if v.kind == "f" else v.name
             self.define(f"spmd.psum_scatter({x}, {text}, 0, tiled=True)", v.dtype,
-                        (Local(v.dims[0], axes), *v.dims[1:]), v.kind != "f")  # fmt: skip
+                        (Local(v.dims[0], axes), *v.dims[1:]), v.kind != "f")
         elif what == 4:
             self.define(f"spmd.pscatter({v.name}, {text}, {root}, tiled=True)", v.dtype,
-                        (Local(v.dims[0], axes), *v.dims[1:]), v.exact)  # fmt: skip
+                        (Local(v.dims[0], axes), *v.dims[1:]), v.exact)
         elif what == 2:
             got = self.define(f"spmd.all_gather({v.name}, {text})", v.dtype,
-                              (Cut("members", text), *v.dims), v.exact)  # fmt: skip
+                              (Cut("members", text), *v.dims), v.exact)
             at = self.choice((f"spmd.axis_index({text})", f"spmd.axis_size({text}) - 1", "0"))
             self.define(f"{got.name}[{at}] + 0", (np.ones(1, v.dtype) + 0).dtype, v.dims, v.exact)
         else:
             w = self.var(lambda w: len(w.dims) == 2 and isinstance(w.dims[0], int)
-                         and w.dims[1] in split)  # fmt: skip
+                         and w.dims[1] in split)
             if w is None:
                 return False
             self.define(f"spmd.all_to_all({w.name}, {text}, 0, 1, tiled=True)", w.dtype,
-                        (Local(w.dims[0], axes), w.dims[1].whole), w.exact)  # fmt: skip
+                        (Local(w.dims[0], axes), w.dims[1].whole), w.exact)
         return True
 
     def ring(self) -> bool:
@@ -160,7 +160,7 @@ class Author(Flow):
         text, axes = self.along()
         v = self.var(lambda w: bool(w.dims) and self.alike(w, axes) and w.kind not in "bc"
                      and w.writable and w.dtype != np.float16
-                     and self.may_store(w, w.kind != "f"))  # fmt: skip
+                     and self.may_store(w, w.kind != "f"))
         if v is None:
             return False
         b, k, p, m = self.name("b"), self.name("k"), self.name("p"), self.name("m")

@@ -38,7 +38,7 @@ ARRAYS: dict[str, tuple[np.ndarray, tuple[str | None, ...]]] = {
     "b": (_DRAW.random((7, 5)) < 0.5, ("r", None)),
     "q": (_DRAW.normal(0, 1, (5, 5)).round(2), ("r", None)),
     "t": (_DRAW.normal(0, 1, (4, 3, 2)).round(2), ("r", None, None)),
-}  # fmt: skip
+}
 
 EXPRESSIONS: dict[str, str] = {
     # -- element by element ------------------------------------------------------------------------
@@ -462,7 +462,7 @@ EXPRESSIONS: dict[str, str] = {
     "ndarray.to_device": "x.to_device('cpu')", "ndarray.tobytes": "x.tobytes()",
     "ndarray.tofile": "x.tofile('f')", "ndarray.tolist": "x.tolist()",
     "ndarray.view": "x.view('i8')",
-}  # fmt: skip
+}
 
 # Of scipy.special.
 EXPRESSIONS |= {
@@ -476,7 +476,7 @@ EXPRESSIONS |= {
        "inv_boxcox1p".split()},
     **{f"scipy.special.{n}": f"sp.{n}(x) | sp.{n}(f, axis=0) | sp.{n}(i, axis=1)" for n in
        "softmax log_softmax logsumexp".split()},
-}  # fmt: skip
+}
 
 # Beyond NumPy's namespace: operators, lists of arrays, Python's own functions.
 MORE = [
@@ -505,4 +505,4 @@ MORE = [
     "x @ q", "x[::-1, ::2]", "x[j % 5]", "x[[0, -1], [1, 2]]", "x[..., None, 1:]", "x[-1]",
     "x.T.ravel()", "x.reshape(5, 7).T.reshape(-1)", "x[:0].sum(axis=0)", "x[:0].mean() * 0 == 1",
     "np.prod(x[:0])", "np.any(x[:0])", "np.sort(x[:0], axis=0)", "np.concatenate([x[:0], y])",
-]  # fmt: skip
+]

@@ -181,7 +181,7 @@ class Writer:
             fits = self.var(
                 lambda w: w.dims == v.dims or w.dims == () or
                 (len(w.dims) < len(v.dims) and w.dims == v.dims[len(v.dims) - len(w.dims):])
-            )  # fmt: skip
+            )
             if fits is not None:
                 return fits.name, np.ones(1, fits.dtype), fits.exact
         if what < 7:
@@ -205,14 +205,14 @@ class Writer:
         exact = exact and v.exact
         a = np.ones(1, v.dtype)
         forms = ["{a} + {b}", "{a} * {b}", "{a} - {b}", "np.maximum({a}, {b})",
-                 "np.minimum({b}, {a})", "{b} - {a}"]  # fmt: skip
+                 "np.minimum({b}, {a})", "{b} - {a}"]
         if v.kind in "iub":
             forms += ["{a} & {b}", "{a} | {b}", "{a} ^ {b}"]
         if v.kind in "iu" and not isinstance(sample, float):
             forms += ["{a} // {b}", "{a} % {b}", "{b} // {a}", "{b} % {a}"]
         if exact:
             forms += ["{a} < {b}", "{a} >= {b}", "{a} == {b}", "{b} != {a}",
-                      "{a} / np.abs({b})", "np.where({a} > {b}, {a}, {b})"]  # fmt: skip
+                      "{a} / np.abs({b})", "np.where({a} > {b}, {a}, {b})"]
             if v.kind == "f":
                 forms += ["{a} // np.abs({b})", "{a} % np.abs({b})"]
         if v.kind == "c" or getattr(sample, "dtype", a.dtype).kind == "c":  # not ordered
@@ -393,7 +393,7 @@ class Writer:
         if v is None:
             return False
         w = self.var(lambda w: len(w.dims) in (1, 2) and w.dims[0] == v.dims[1]
-                     and w.dtype == v.dtype)  # fmt: skip
+                     and w.dtype == v.dtype)
         dims = (v.dims[0], *w.dims[1:]) if w else (v.dims[0], v.dims[0])
         texts = (v.name, w.name) if w else (v.name, f"{v.name}.T")
         if v.kind == "f":  # finite: a product of zero and infinity must not depend on blocking
@@ -464,7 +464,7 @@ class Writer:
             if at is not None:
                 key, dims = at, v.dims[1:]
         source = self.var(lambda w: w.dims == dims and np.can_cast(w.dtype, v.dtype, "same_kind")
-                          and w.kind == v.kind)  # fmt: skip
+                          and w.kind == v.kind)
         value, exact = str(self.draw(st.integers(0, 3))), True
         if source is not None and self.chance(70):
             if self.may_store(v, source.exact):

@@ -165,7 +165,7 @@ def half(pool, x, y, c, d, mesh):
         lambda: h * 3 - h / 2, lambda: np.roll(h, 1, axis=0) + h, lambda: h[1:] - h[:-1],
         lambda: np.max(h, axis=d % x.ndim), lambda: np.where(h > 1, h, -h),
         lambda: np.sort(h, axis=0),
-    )  # fmt: skip
+    )
     return made[c % 6]().astype(np.float64)
 
 

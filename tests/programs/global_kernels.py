@@ -46,7 +46,7 @@ def windows(pool, x, y, c, d, mesh):
             boundary = 3
     out = spmd.like(x) if d % 2 else spmd.empty(x.shape, x.dtype)
     return weighted(x, spmd.start(x), y.ravel()[:5], out=out, halo={"u": tuple(halo)},
-                    boundary=boundary)  # fmt: skip
+                    boundary=boundary)
 
 
 def whole(pool, x, y, c, d, mesh):

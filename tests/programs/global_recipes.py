@@ -72,7 +72,7 @@ def sizes(ranks: int, axes: int, choice: int) -> dict[str, int]:
         (a, b, ranks // a // b)
         for a in range(1, ranks + 1) for b in range(1, ranks + 1)
         if ranks % (a * b) == 0 and (axes > 2 or ranks == a * b) and (axes > 1 or b == 1)
-    ]  # fmt: skip
+    ]
     return dict(zip(AXES[:axes], found[choice % len(found)]))
 
 
@@ -102,5 +102,5 @@ def follow(pool: Sequence[Any], step: Any, mesh: Any) -> Any:
     """One step: a new array, or None where it only writes or does not apply."""
     kind, a, b, c, d = step
     x, y = (v.astype(np.int64) if v.dtype == np.bool_ else v
-            for v in (pool[a % len(pool)], pool[b % len(pool)]))  # fmt: skip
+            for v in (pool[a % len(pool)], pool[b % len(pool)]))
     return STEPS[kind](pool, x, y, c, d, mesh)

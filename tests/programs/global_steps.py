@@ -22,7 +22,7 @@ def unary(pool, x, y, c, d, mesh):
         lambda: -x, lambda: np.abs(x) + 1, lambda: np.sqrt(np.abs(x)), lambda: np.clip(x, -2, 3),
         lambda: np.where(x > 0, x, 7), lambda: x.astype(np.float32).astype(np.float64),
         lambda: x % 5, lambda: x.copy(),
-    )  # fmt: skip
+    )
     return made[c % 8]()
 
 
@@ -34,7 +34,7 @@ def cut(pool, x, y, c, d, mesh):
         slice(1, None), slice(None, -1), slice(None, None, -1), slice(None, None, 2),
         slice(c, None), slice(-3, None), slice(5, 1, -2), slice(1, -1), slice(2, 4),
         slice(None, None, -3),
-    )  # fmt: skip
+    )
     return x[(*[slice(None)] * dim, key[c % 10])]
 
 
@@ -190,7 +190,7 @@ def ufunc(pool, x, y, c, d, mesh):
         lambda: np.floor(z / 2), lambda: np.sign(x), lambda: np.square(z) - z**3, lambda: x // 3,
         lambda: (x > 0) & (z != 2) | ~(x == x), lambda: np.logical_xor(x, z > 1),
         lambda: np.where(np.isfinite(x), x, 0), lambda: np.divide(z, 4) ** 2 + 1 / (z * z + 1),
-    )  # fmt: skip
+    )
     return made[c]()
 
 
@@ -256,7 +256,7 @@ def binned(pool, x, y, c, d, mesh):
         lambda: np.histogram2d(known.ravel(), known.ravel() // 2, 1 + d % 4)[0],
         lambda: np.digitize(known, [d, 0, -3]),
         lambda: np.nanmedian(np.where(x > d, np.nan, known)),
-    )  # fmt: skip
+    )
     return made[c]()
 
 
@@ -270,7 +270,7 @@ def flattened(pool, x, y, c, d, mesh):
         lambda: u.T, lambda: u[1:], lambda: u[(*[slice(None)] * dim, slice(None, None, 2))],
         lambda: u[::-1], lambda: np.swapaxes(u, 0, -1)[..., :1], lambda: u[..., None].T,
         lambda: u[:1].T, lambda: np.moveaxis(u, 0, -1),
-    )  # fmt: skip
+    )
     flat = shown[c % 8]().reshape(-1)
     flat[d % 4 :: 3] = 7
     return u if d % 2 else flat
@@ -289,14 +289,14 @@ def contracted(pool, x, y, c, d, mesh):
             lambda: x @ x[0], lambda: x[:, 0] @ x, lambda: np.inner(x, x),
             lambda: np.tensordot(x, x, axes=([d % 2], [d % 2])),
             lambda: np.einsum("ij,ik->kj", x, x), lambda: np.tensordot(x, x),
-        )  # fmt: skip
+        )
         return made[c % 8]()
     if x.ndim == 3:
         z = np.swapaxes(x, 1, 2)
         made = (
             lambda: x @ z, lambda: np.einsum("bij,bkj->bik", x, x), lambda: np.einsum("ijk->ki", x),
             lambda: np.tensordot(x, x, axes=([0, 1], [0, 1])),
-        )  # fmt: skip
+        )
         return made[c % 4]()
     return None
 
@@ -313,7 +313,7 @@ def summed(pool, x, y, c, d, mesh):
         lambda: np.diff(x, axis=dim), lambda: np.cumsum(z), lambda: np.ptp(z, axis=dim),
         lambda: np.count_nonzero(x, axis=dim), lambda: np.std(z),
         lambda: np.average(z, axis=dim, weights=np.arange(1, x.shape[dim] + 1)),
-    )  # fmt: skip
+    )
     return made[c]()
 
 
@@ -331,7 +331,7 @@ def rearranged(pool, x, y, c, d, mesh):
         lambda: np.pad(x, 1, mode=("edge", "wrap", "reflect", "symmetric")[d % 4])
         if min(x.shape) > 1 else x,
         lambda: np.triu(x) if x.ndim == 2 else np.concatenate([x[1:], x[:1], x[::-1]]),
-    )  # fmt: skip
+    )
     return made[c]()
 
 
@@ -381,7 +381,7 @@ def edited(pool, x, y, c, d, mesh):
         lambda: np.logical_xor.accumulate(z > d, axis=dim), lambda: np.subtract.reduce(z, axis=dim),
         lambda: np.gradient(z, axis=dim, edge_order=1 + (n > 2)) if n > 1 else z,
         lambda: np.frexp(z)[1] + np.lcm(z, 4),
-    )  # fmt: skip
+    )
     return made[c]()
 
 
@@ -398,10 +398,10 @@ def ordered(pool, x, y, c, d, mesh):
         lambda: np.take(np.partition(z, 0, axis=dim), 0, axis=dim),
         lambda: np.searchsorted(np.sort(z.ravel()), y.ravel() * 1.0),
         lambda: np.nanpercentile(z * 1.0, 30, axis=dim, method="higher"),
-    )  # fmt: skip
+    )
     return made[c % 8]()
 
 
 STEPS = (add, unary, cut, pick, shifted, reduced, running, roll, joined, turned, reshaped, product,
          taken, written, scattered, ufunc, bits, spread, picked, contracted, summed, rearranged,
-         viewed, binned, flattened, edited, ordered)  # fmt: skip
+         viewed, binned, flattened, edited, ordered)

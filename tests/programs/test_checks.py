@@ -85,7 +85,7 @@ BOUNDS = [
      "division by zero: i_r is 0", 0),
     (lambda u, k, s: divided(u, k, s, True), {}, "", 0),
     (lambda u, k, s: (k ** k, 2 ** s + s ** -2, np.choose(k, [u[:5]] * 5)), {}, "", 0),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("body", "given", "said", "rank"), BOUNDS)
@@ -145,7 +145,7 @@ OVERFLOW = [
     (lambda u, k, s: k.astype(np.uint8) - np.uint8(3), {}, "", 0),
     (lambda u, k, s: spmd.random.normal(3, (12,)) + spmd.random.permutation(3, 12), {}, "", 0),
     (lambda u, k, s: (np.histogram(u, bins=4)[0], k + 2**62, np.sum(k * k)), {}, "", 0),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("body", "given", "said", "rank"), OVERFLOW)
@@ -332,10 +332,10 @@ def meant(u: Any, k: Any, m: Any) -> tuple[list[Any], list[int]]:
     np.add.at(c, (kept(m, 7), k[0] % 5), 1.0)
     d[:, kept(k[1:2], 5)] += 1.0
     out = [u[read(k[0], 7), read(k[1], 5)], u[read(k[2], 7)], u[read(m, 7)],
-           u[read(m, 7), read(m - 1, 5)], a, b, c, d]  # fmt: skip
+           u[read(m, 7), read(m - 1, 5)], a, b, c, d]
     lines = [wrong((k[0], 7), (k[1], 5)), wrong((k[2], 7)), wrong((m, 7)),
              wrong((m, 7), (m - 1, 5)), wrong((k[3], 7)), wrong((m, 7)), wrong((m, 7)),
-             wrong((k[1], 5))]  # fmt: skip
+             wrong((k[1], 5))]
     return out, [line for line, holds in enumerate(lines) if holds]
 
 

@@ -83,7 +83,7 @@ def long_and_short():
                     spmd.psum_scatter(x, "r", tiled=True), spmd.all_gather(x, "r", tiled=True),
                     spmd.pgather(x, "r", root=n - 1, tiled=True), spmd.pexscan(x, "r"),
                     spmd.pbroadcast(x, "r", root=n - 1), spmd.all_to_all(x, "r", 0, 0, tiled=True),
-                )  # fmt: skip
+                )
                 weight = 1
                 total = 0.0
                 for part in parts:

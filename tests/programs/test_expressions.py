@@ -128,7 +128,7 @@ def numpy_says(text: str) -> list[np.ndarray]:
 
 
 def agree(found: dict[str, Any], texts: list[str], expected: list[list[np.ndarray]],
-          where: str) -> None:  # fmt: skip
+          where: str) -> None:
     wrong = []
     for k, (text, wanted) in enumerate(zip(texts, expected, strict=True)):
         for j, want in enumerate(wanted):
@@ -203,7 +203,7 @@ def test_expressions_agree_with_numpy(k: int, tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_an_image_of_what_is_new_in_c(tmp_path: Path) -> None:
     names = ("max", "argmin", "sort", "argsort", "histogram", "searchsorted", "interp", "digitize",
-             "bitwise_count", "nanmedian", "frexp", "vectorize")  # fmt: skip
+             "bitwise_count", "nanmedian", "frexp", "vectorize")
     texts = [text for name in names for text in lines(name)] + [t for t in MORE if "math" in t]
     methods = [t for name in EXPRESSIONS if name.startswith("ufunc.") for t in lines(name)]
     texts += [t for t in methods if re.search("gcd|hypot|logadd|fmax|reduceat.*j|logical_or.at", t)]
@@ -270,7 +270,7 @@ MISTAKES: list[tuple[Callable[[Any], Any], str]] = [
     (lambda x: np.pad(x, 1, mode="other"), "linear_ramp"),
     (lambda x: np.insert(x, x[0], 1), "places that depend on data"),
     (lambda x: np.gradient(x[:2], axis=0, edge_order=2), "edge_order"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("k", range(len(MISTAKES)))

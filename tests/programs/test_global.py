@@ -92,7 +92,7 @@ def in_place(n: int = 9, m: int = 7):
     """What is written is read by rows that come later, in every direction."""
     a = spmd.input("a", (n, m), np.float32, layout=("x", "y"), default=lambda i, j: (i + 3 * j) % 7)
     w = spmd.input("w", (4, n, m), np.float64, layout=spmd.replicated,
-                   default=lambda i, j, k: (i * 7 + j * 3 + k * k) % 11)  # fmt: skip
+                   default=lambda i, j, k: (i * 7 + j * 3 + k * k) % 11)
 
     @spmd.shard_map(out_layouts=spmd.replicated)
     def alone(u):
@@ -136,7 +136,7 @@ def test_large_halos_in_an_image(ranks: int) -> None:
     @spmd.program(mesh=("x",))
     def shifted() -> Any:
         u = spmd.input("u", (500, 700), np.float32, layout=("x", None),
-                       default=lambda i, j: (700 * i + j) % 1013)  # fmt: skip
+                       default=lambda i, j: (700 * i + j) % 1013)
         return {"d": u[4:] - u[:-4], "sum": u + np.roll(u, 3, axis=0)}
 
     same(spmd.build(shifted).run(ranks=ranks), shifted.eager(), f"{ranks} ranks")
@@ -202,7 +202,7 @@ def test_a_branch_that_only_prints(capfd: pytest.CaptureFixture[str]) -> None:
 def one_side() -> Any:
     """All ghost cells lie on one side of a rank's own."""
     u = spmd.input("u", (50, 20), np.float64, layout=("x", None),
-                   default=lambda i, j: i * 3 % 7 + j)  # fmt: skip
+                   default=lambda i, j: i * 3 % 7 + j)
     if np.sum(u) > 3:
         for _ in spmd.range(2):
             u[:-1] = u[1:] - 0.25 * u[:-1]
@@ -225,7 +225,7 @@ def test_loops_that_read_on_one_side_only() -> None:
     @spmd.program(mesh=("x",))
     def one_sided() -> Any:
         u, v, w, a, b = (spmd.input(name, (200,), np.float64, layout=("x",),
-                                    default=lambda i: i * i % 11) for name in "uvwab")  # fmt: skip
+                                    default=lambda i: i * i % 11) for name in "uvwab")
         for _ in spmd.range(3):
             u[1:] += 0.5 * u[:-1]
             v[:-3] -= 0.5 * v[3:]
@@ -245,7 +245,7 @@ def test_extremes_of_half_types() -> None:
     @spmd.program(mesh=("x", "y"))
     def first() -> Any:
         u = spmd.input("u", (9, 7), np.float16, layout=("x", "y"),
-                       default=lambda i, j: (7 * i + 3 * j + i * j) % 11)  # fmt: skip
+                       default=lambda i, j: (7 * i + 3 * j + i * j) % 11)
         v = np.where(u == 3, np.float16(np.nan), u)
         return {"least": u.argmin(), "most": u.argmax(0), "nan": v.argmin(1)}
 
@@ -265,7 +265,7 @@ def test_what_shows_the_same_memory() -> None:
             (u.T, -1), (u[:, 1:], -1), (u[1:], -1), (u[::2], (-1, 2)), (u[:, ::2], (2, 2, 3)),
             (u.T, (3, 2, 4)), (u[::-1], -1), (u[:, None], (4, 6)), (u[2:3].T, (2, 3)),
             (u.reshape(2, 2, 6)[:, 1], -1), (np.broadcast_to(u[0], (2, 6)), -1), (u[0:0], (3, 0)),
-        ]  # fmt: skip
+        ]
         for k, (part, shape) in enumerate(shapes):
             part.reshape(shape)[:1] = 100 + k
         return {"u": u, "copy": copy, "taken": taken}
@@ -280,7 +280,7 @@ def test_what_random_programs_found() -> None:
         never = (u & 3) == 5  # C compilers warn of it
         shard = spmd.shard_map(lambda v: v + 1, in_layouts=(("x",),), out_layouts=("x",))
         return {"sorted": np.sort(u), "whole": u.relayout((None,)), "never": never,
-                "one": shard(np.sum(u, keepdims=True))}  # fmt: skip
+                "one": shard(np.sum(u, keepdims=True))}
 
     same(spmd.build(found).run(ranks=6), found.eager(), "6 ranks")
 
@@ -304,7 +304,7 @@ def like_numpy(n: int = 11):
     turned = spmd.asarray(u, layout=(None, "x"))
     return {"v": v, "z": z, "mean": np.mean(u[u > 0]), "count": u[u > 0].size, "shifted": shifted,
             "u": u, "order": np.argsort(ties, axis=0), "first": np.argmin(ties, axis=0),
-            "turned": turned, "row": np.array(u[0], ndmin=2)}  # fmt: skip
+            "turned": turned, "row": np.array(u[0], ndmin=2)}
 
 
 def test_what_users_of_numpy_write() -> None:
@@ -331,7 +331,7 @@ def test_sums_of_half_types_are_reduced_once(dtype: str) -> None:
     given = {"a": draw.random((40, 6)).astype(kind), "b": draw.random((6, 40)).astype(kind)}
     lowered = partition(halves.capture(dtype=dtype))
     kinds = [op.what.called for op in lowered.body.ops
-             if op.place and "sums = " in op.place.source_line()]  # fmt: skip
+             if op.place and "sums = " in op.place.source_line()]
     assert kinds.count("all_reduce") == 1
     expected = halves.eager(dtype=dtype, **given)
     for ranks in (1, 3):

@@ -38,7 +38,7 @@ def factors(a: Any, b: Any, tall: Any) -> dict[str, Any]:
         "svd": (u * s[..., None, :]) @ v, "w": w, "e": (e * e).sum(-1),
         "eigh": (vectors * w[..., None, :]) @ vectors.swapaxes(-1, -2).conj(),
         "eig": a @ right - right * e[..., None, :],
-    }  # fmt: skip
+    }
 
 
 def others(a: Any, tall: Any, m: Any, c: Any) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def others(a: Any, tall: Any, m: Any, c: Any) -> dict[str, Any]:
         "eigvalsh": np.linalg.eigvalsh(a, "U"), "eigvals": np.linalg.eigvals(a).sum(-1),
         "det": np.linalg.det(a), "sign": sign, "log": logarithm, "pinv": np.linalg.pinv(tall),
         "x": least[0], "residues": least[1], "rank": least[2], "values": least[3],
-    }  # fmt: skip
+    }
 
 
 SPLIT = ("float64", "complex64")
@@ -64,7 +64,7 @@ def every() -> Any:
     for kind in KINDS:
         n, axis = (4, "r") if kind in SPLIT else (1, None)
         a, b, tall = (spmd.input(f"{name}_{kind}", (n, *shape), kind, layout=(axis, None, None))
-                      for name, shape in SHAPES.items())  # fmt: skip
+                      for name, shape in SHAPES.items())
         out |= {f"{name}_{kind}": x for name, x in factors(a, b, tall).items()}
         if kind == "float64":
             first, last = a, tall
@@ -78,7 +78,7 @@ SHAPES = {"a": (6, 6), "b": (6, 2), "t": (9, 5)}
 
 def test_every_function_on_every_kind() -> None:
     arrays = {f"{name}_{kind}": drawn(kind, 4 if kind in SPLIT else 1, *shape)
-              for kind in KINDS for name, shape in SHAPES.items()}  # fmt: skip
+              for kind in KINDS for name, shape in SHAPES.items()}
     arrays |= {"m": drawn("float64", 7, 4), "c": drawn("float64", 7)}
     wanted: dict[str, Any] = {}
     for kind in KINDS:
@@ -129,7 +129,7 @@ def blocks(n: int = 18) -> Any:
         "lower": np.linalg.cholesky(gram), "upper": np.linalg.cholesky(hermitian, upper=True),
         "solve": total, "vector": np.linalg.solve(z.T, z[0]), "r": np.linalg.qr(tall, "r"),
         "complex": q, "corner": r, "u": abs(u), "svd": (u * s) @ v,
-    }  # fmt: skip
+    }
 
 
 def test_split_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +139,7 @@ def test_split_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocked, "LEAST", 2)
     arrays = {"a": drawn("float64", 18, 18), "b": drawn("float64", 18, 3),
               "z": drawn("complex128", 18, 18), "tall": drawn("float64", 47, 5),
-              "long": drawn("complex128", 47, 4)}  # fmt: skip
+              "long": drawn("complex128", 47, 4)}
     wanted, image = blocks.eager(**arrays), spmd.build(blocks)
     for ranks, mesh in ((1, None), (2, None), (3, None), (5, None), (6, {"r": 2, "s": 3})):
         found = image.run(ranks=ranks, mesh=mesh, **arrays)
@@ -175,7 +175,7 @@ def edges() -> Any:
         "eigh": np.linalg.eigh(batch).eigenvalues, "solve": np.linalg.solve(none, flat),
         "complete": np.linalg.qr(flat.T, "complete").Q, "values": np.linalg.svdvals(flat),
         "sides": np.linalg.solve(a[:3], a[:3, :0]), "dets": np.linalg.det(np.stack([a[:3] * 0])),
-    }  # fmt: skip
+    }
 
 
 def test_empty_matrices_and_extents_of_one_rank() -> None:

@@ -56,14 +56,14 @@ def heated(u: Any, steps: int) -> Any:
     u = u.copy()
     for _ in range(steps):
         u[1:-1, 1:-1] += 0.1 * (u[:-2, 1:-1] + u[2:, 1:-1] + u[1:-1, :-2] + u[1:-1, 2:]
-                                - 4 * u[1:-1, 1:-1])  # fmt: skip
+                                - 4 * u[1:-1, 1:-1])
     return u
 
 
 def turned(u: Any, steps: int, far: int) -> Any:
     for _ in range(steps):
         u = u + 0.1 * (np.roll(u, far, 0) + np.roll(u, -1, 0) + np.roll(u, 1, 1)
-                       + np.roll(u, -far, 1) - 4 * u + np.roll(u, (1, far), (0, 1)))  # fmt: skip
+                       + np.roll(u, -far, 1) - 4 * u + np.roll(u, (1, far), (0, 1)))
     return u
 
 
@@ -135,7 +135,7 @@ def test_heat_under_mpirun(mpirun, built, tmp_path, transport, shape):
         mpirun(
             4, "-m", "spmd", "run", built(HEAT, n=n, m=m), "--transport", transport, *more,
             "-i", f"u={tmp_path / 'u.npy'}", "-o", f"u={end}",
-        ).expect(0)  # fmt: skip
+        ).expect(0)
         np.testing.assert_array_equal(np.load(end), heated(u, 5))
 
 
@@ -150,7 +150,7 @@ def test_a_torus_under_mpirun(mpirun, built, tmp_path, transport, shape):
         mpirun(
             4, "-m", "spmd", "run", built(TORUS, n=n, m=m), "--transport", transport,
             "--ranks", ranks, "-i", f"u={tmp_path / 'u.npy'}", "-o", f"u={end}",
-        ).expect(0)  # fmt: skip
+        ).expect(0)
         np.testing.assert_array_equal(np.load(end), turned(u, 5, 1))
 
 

@@ -95,7 +95,7 @@ def test_agrees_with_numpy(case: str) -> None:
 
 METHODS = ("linear lower higher midpoint nearest hazen weibull median_unbiased normal_unbiased "
            "inverted_cdf averaged_inverted_cdf closest_observation "
-           "interpolated_inverted_cdf").split()  # fmt: skip
+           "interpolated_inverted_cdf").split()
 
 
 def test_methods_of_quantiles() -> None:
@@ -127,7 +127,7 @@ def test_places_of_values() -> None:
         "a": np.sort(np.r_[rng.integers(-20, 20, 40) / 2, np.nan, np.nan, -0.0, 0.0]),
         "v": np.r_[rng.integers(-25, 25, 31) / 2, np.nan, -0.0, 0.0, np.inf],
         "w": rng.normal(size=(3, 7)), "i": rng.integers(0, 9, 50),
-    }  # fmt: skip
+    }
 
     def places(a: Any, v: Any, w: Any, i: Any, b: Any) -> dict[str, Any]:
         return {
@@ -137,12 +137,12 @@ def test_places_of_values() -> None:
             "digitize": np.digitize(v, np.linspace(-10, 10, 50)),
             "few": np.digitize(v, [0, 1, 2]), "count": np.bincount(i, minlength=9),
             "weights": np.bincount(i, weights=i * 0.5, minlength=12),
-        }  # fmt: skip
+        }
 
     @spmd.program(mesh=("r",))
     def program() -> Any:
         x = {k: spmd.input(k, v.shape, v.dtype, layout=(None, "r") if v.ndim == 2 else ("r",))
-             for k, v in given.items()}  # fmt: skip
+             for k, v in given.items()}
         return places(**x, b=x["a"].relayout((None,)))
 
     image, want = spmd.build(program), places(**given, b=given["a"])
@@ -163,7 +163,7 @@ def test_no_rank_holds_a_split_dim() -> None:
     def program(n: int = 10_000) -> Any:
         x = spmd.input("x", (n,), np.float64, layout=("r",))
         return {"s": np.sort(x), "o": np.argsort(x), "m": np.median(x),
-                "p": np.searchsorted(x, x + 1)}  # fmt: skip
+                "p": np.searchsorted(x, x + 1)}
 
     lowered = partition(program.capture())
     names: list[str] = []

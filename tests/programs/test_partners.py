@@ -41,7 +41,7 @@ BUILDS = {
     "shifted": {"to": "i ^ (1 << k) if i ^ (1 << k) < n else None", **COUNTING},
     "a size that is a power": {"to": "i ^ d", "first": POWER},
     "the same by choice": {"to": "i + d if i // d % 2 == 0 else i - d", "first": POWER},
-}  # fmt: skip
+}
 
 
 def program(**pieces: str) -> str:
@@ -74,7 +74,7 @@ def test_partners_find_each_other(name, tmp_path):
     ("i ^ d", "with 3 ranks, rank 2 sends to 3, which does not exist"),
     ("i ^ (d + 1)", "surely a power of two"),
     ("i ^ s[0]", "surely a power of two"),
-])  # fmt: skip
+])
 def test_partners_that_may_not_exist_are_refused(to, found, tmp_path):
     path = tmp_path / "rounds.py"
     path.write_text(program(to=to))
@@ -88,7 +88,7 @@ def test_what_is_not_proved_is_seen_while_it_runs(tmp_path):
     path.write_text(program(
         first="last = spmd.scalar('last', 9)", setup="d = 1", test="d < last",
         to="i * (d != 5) % n", step="d += 1",
-    ))  # fmt: skip
+    ))
     image = spmd.build(path)
     assert image.run(ranks=1).tolist() == [2**8]
     with pytest.raises(spmd.SpmdError, match="both send to rank 0"):

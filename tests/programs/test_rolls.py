@@ -16,7 +16,7 @@ import spmd
 @spmd.program(mesh=("x",))
 def rolled() -> Any:
     u = spmd.input("u", (13, 4), np.float64, layout=("x", None),
-                   default=lambda i, j: (i * 7 + j * 3) % 11)  # fmt: skip
+                   default=lambda i, j: (i * 7 + j * 3) % 11)
     v = u * 1.0
     for k in spmd.range(5):
         v[2:-2] += np.roll(v, 1, 0)[2:-2]
@@ -31,7 +31,7 @@ def rolled() -> Any:
         "flipped": np.roll(v[::-1], 4, 0), "running": np.cumsum(np.roll(v, 1, 0), axis=0),
         "turned": np.roll(v.T, 1, 1).sum(axis=0), "of one": np.roll(v[:, None, :], 1, 1),
         "of none": np.roll(v[:0], 1, 0), "repeated": np.roll(np.broadcast_to(v[0], (5, 4)), 1, 0),
-    }  # fmt: skip
+    }
 
 
 def same(found: dict[str, Any], expected: dict[str, Any], ranks: int) -> None:
@@ -49,7 +49,7 @@ def test_rolls() -> None:
 @spmd.program(mesh=("x",))
 def rolled_by_the_mesh() -> Any:
     u = spmd.input("u", (2 * spmd.axis_size("x"), 3), np.float64, layout=("x", None),
-                   default=lambda i, j: i * i + j)  # fmt: skip
+                   default=lambda i, j: i * i + j)
     for _ in spmd.range(3):
         u = u + np.roll(u, 1, 0) * 0.5 + np.roll(u, -2, 0) * 0.25 + np.roll(u, 5, 0)
     return u
@@ -80,7 +80,7 @@ def parts(n: int = 8) -> Any:
         "w": w, "v": v, "y": y, "after": np.roll(u, 1)[1:], "before": np.roll(u, -2)[:-2],
         "column": np.roll(z, (1, 1), (0, 1))[:, 2],
         "both": (np.roll(z, -1, 1) + np.roll(z, 1, 0))[:, :-1],
-    }  # fmt: skip
+    }
 
 
 def test_parts_of_rolls() -> None:

@@ -43,7 +43,7 @@ def test_selects_agree_with_numpy(pair: tuple[str, str]) -> None:
             return spmd.input(name, shape, dtype, layout=(None,) * len(shape))
 
         sets = [tuple(given(f"{k}{n}", s, t) for k, t in zip("abm", (*pair, "bool"), strict=True))
-                for n, s in zip(names, SHAPES, strict=True)]  # fmt: skip
+                for n, s in zip(names, SHAPES, strict=True)]
 
         @spmd.shard_map(mesh="r", out_layouts=spmd.replicated)
         def local(sets):

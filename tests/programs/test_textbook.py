@@ -132,9 +132,9 @@ def life(h: int = 11, w: int = 13, steps: int = 3):
     def played(g):
         for _ in spmd.range(steps):
             e = np.concatenate([spmd.ppermute(g[-1:], "x", shift=1), g,
-                                spmd.ppermute(g[:1], "x", shift=-1)])  # fmt: skip
+                                spmd.ppermute(g[:1], "x", shift=-1)])
             e = np.concatenate([spmd.ppermute(e[:, -1:], "y", shift=1), e,
-                                spmd.ppermute(e[:, :1], "y", shift=-1)], axis=1)  # fmt: skip
+                                spmd.ppermute(e[:, :1], "y", shift=-1)], axis=1)
             s = np.zeros(g.shape, np.uint8)
             for a in range(3):
                 for b in range(3):

@@ -22,7 +22,7 @@ def drawn(folder: Path) -> list[tuple[bytes, Program]]:
 
     @given(programs(22))
     @settings(max_examples=PROGRAMS, derandomize=True, database=None, deadline=None,
-              phases=[Phase.generate], suppress_health_check=list(HealthCheck))  # fmt: skip
+              phases=[Phase.generate], suppress_health_check=list(HealthCheck))
     def draw(program: Program) -> None:
         if len(made) < PROGRAMS:
             made.append((spmd.build(load(program, folder)).data, program))

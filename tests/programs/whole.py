@@ -84,7 +84,7 @@ def output(axes: Sequence[str], v: Var) -> tuple[str, tuple[Any, ...]] | None:
 def mesh_sizes(draw: Any, axes: Sequence[str], fixed: dict[str, int]) -> list[dict[str, int]]:
     grid = itertools.product(range(1, 10), repeat=len(axes))
     fits = [c for c in grid if np.prod(c) <= 9 and all(
-        fixed.get(a, n) == n for a, n in zip(axes, c))]  # fmt: skip
+        fixed.get(a, n) == n for a, n in zip(axes, c))]
     picks = [fits[draw(st.integers(0, len(fits) - 1))] for _ in range(3)]
     return [dict(zip(axes, c)) for c in dict.fromkeys(picks)]
 
@@ -128,27 +128,27 @@ def programs(draw: Any, size: int = 22) -> Program:
     seed = draw(st.integers(0, 999))
     scalars = {"steps": draw(st.integers(0, 4))} if author.chance(50) else {}
     return Program(text, axes, inputs, outputs, mesh_sizes(draw, axes, fixed), seed,
-                   scalars=scalars)  # fmt: skip
+                   scalars=scalars)
 
 
 def module(
     axes: Sequence[str], fixed: dict[str, int], inputs: Sequence[Input], author: Author,
     texts: Sequence[str], layouts: Sequence[Any],
-) -> str:  # fmt: skip
+) -> str:
     mesh = repr({a: fixed.get(a) for a in axes}) if fixed else repr(tuple(axes))
     lines = ["import numpy as np", "import spmd", "", HELPERS, "", f"@spmd.program(mesh={mesh})",
              "def random_program():", '    steps = spmd.scalar("steps", 2)',
-             '    weight = spmd.scalar("weight", 0.75)']  # fmt: skip
+             '    weight = spmd.scalar("weight", 0.75)']
     for one in inputs:
         dtype = "bool" if one.dtype.kind == "b" else f"np.{one.dtype}"
         lines.append(f'    {one.name} = spmd.input("{one.name}", {one.shape}, {dtype}, '
-                     f"layout={one.layout})")  # fmt: skip
+                     f"layout={one.layout})")
     names = ", ".join(one.name for one in inputs)
     outs = "".join(f"{e}, " for e in layouts)
     lines += ["", f"    @spmd.shard_map(out_layouts=({outs}))", f"    def body({names}):",
-              "        i, n = spmd.index(), spmd.ranks()"]  # fmt: skip
+              "        i, n = spmd.index(), spmd.ranks()"]
     lines += author.lines
     lines += [f"        return ({''.join(f'{t}, ' for t in texts)})", "",
               f"    out = body({names})",
-              "    return {f'o{k}': x for k, x in enumerate(out)}", ""]  # fmt: skip
+              "    return {f'o{k}': x for k, x in enumerate(out)}", ""]
     return "\n".join(lines)

@@ -38,16 +38,16 @@ class Network:
             self.holders[name] = subprocess.Popen(
                 ["unshare", "--net", "--uts", "--ipc", "--mount", "sh", "-c", HOLD],
                 stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-            )  # fmt: skip
+            )
         for holder in self.holders.values():
             if holder.stdout is None or holder.stdout.readline() != "ready\n":
                 raise OSError("namespaces are not permitted here")
         a, b = (str(holder.pid) for holder in self.holders.values())
         _run("ip", "link", "add", "ve0", "netns", a, "type", "veth", "peer", "name", "ve0",
-             "netns", b)  # fmt: skip
+             "netns", b)
         for name, address in ADDRESSES.items():
             self.inside(name, "sh", "-c", f"hostname {name}; ip addr add {address}/24 dev ve0; "
-                        "ip link set ve0 up")  # fmt: skip
+                        "ip link set ve0 up")
         deadline = time.monotonic() + 10
         for name in ADDRESSES:
             while self.inside(name, "cat", "/sys/class/net/ve0/operstate") != "up\n":
@@ -68,7 +68,7 @@ class Network:
     def enter(self, name: str, folder: Path) -> list[str]:
         """What stands before a command that is to run on one of the hosts."""
         return ["nsenter", "-t", str(self.holders[name].pid), "-n", "-u", "-i", "-m", "--",
-                "env", "-C", str(folder)]  # fmt: skip
+                "env", "-C", str(folder)]
 
     def inside(self, name: str, *argv: str) -> str:
         return _run(*self.enter(name, Path("/")), *argv)

@@ -24,7 +24,7 @@ class Wrong(Exception):
 def transfers(ledger: Any, mesh: tuple[int, ...], scalars: dict[str, Any]) -> int | None:
     try:
         return sum(_Exchange(row, ledger, mesh, scalars).transfers()
-                   for row in ledger.table.rows if not row.unknown)  # fmt: skip
+                   for row in ledger.table.rows if not row.unknown)
     except (Wrong, ImageError):
         return None
 
@@ -51,7 +51,7 @@ class _Exchange:
             across = [rank[self.symbol[a]] for a in self.mesh if a not in self.axes]
             groups.setdefault(tuple(across), []).append(rank)
         self.groups = [sorted(g, key=lambda r: [r[self.symbol[a]] for a in self.axes])
-                       for g in groups.values()]  # fmt: skip
+                       for g in groups.values()]
 
     def transfers(self) -> int:
         count = 0
@@ -78,7 +78,7 @@ class _Exchange:
 
     def _comes(self, rank: Values) -> bool:
         return all(min(max(value(on, rank), 0), arms - 1) == arm
-                   for on, arm, arms in self.row["guards"] if on is not None)  # fmt: skip
+                   for on, arm, arms in self.row["guards"] if on is not None)
 
     def _group(self, group: list[Values]) -> int:
         row, members = self.row, range(len(group))
@@ -99,7 +99,7 @@ class _Exchange:
                 raise Wrong
             (root,) = roots
             reads = {"from_root": lambda p, q: p == root, "to_root": lambda p, q: q == root,
-                     "up_to": lambda p, q: p <= q, "before": lambda p, q: p < q}  # fmt: skip
+                     "up_to": lambda p, q: p <= q, "before": lambda p, q: p < q}
             flow = reads.get(row["flow"], lambda p, q: True)
             pairs = [(p, q) for p in members for q in members if flow(p, q)]
             if row["fn"] == "":
@@ -141,7 +141,7 @@ class _Exchange:
         for local, e in box["names"]:
             values[local] = value(e, values)
         return (value(box["offset"], values), [max(0, value(e, values)) for e in box["extent"]],
-                [value(e, values) for e in box["stride"]])  # fmt: skip
+                [value(e, values) for e in box["stride"]])
 
     def _transfer(self, group: list[Values], p: int, q: int, wrap: int) -> None:
         elements = {}

@@ -20,11 +20,11 @@ from tests.conftest import run
 @pytest.mark.mpi
 @pytest.mark.parametrize(("names", "options"), [
     ((), ()), (("permute", "scan"), ("--transport", "mpi")),
-])  # fmt: skip
+])
 def test_every_collective_beside_mpi(mpirun, names, options):
     """Ours and MPI's, both checked in every turn, on a number of ranks that divides nothing."""
     done = mpirun(3, "-m", "spmd", "bench", *names, "--sizes", "3k", "--rounds", 1,
-                  "--vs", "mpi", "--json", *options, timeout=120).expect(0)  # fmt: skip
+                  "--vs", "mpi", "--json", *options, timeout=120).expect(0)
     rows = json.loads(done.out)
     assert [row["collective"] for row in rows] == list(names or bench.COLLECTIVES)
     assert {row["bytes"] for row in rows} == ({3072, 0} if not names else {3072})
@@ -39,7 +39,7 @@ def test_every_collective_beside_mpi(mpirun, names, options):
 def test_a_table(spmd_command):
     """Sizes first, then latencies, bandwidth and what was wrong; many ranks in one process."""
     done = spmd_command("bench", "all-gather", "barrier", "--ranks", 5, "--sizes", "1k",
-                        "--rounds", 1).expect(0)  # fmt: skip
+                        "--rounds", 1).expect(0)
     lines = done.out.splitlines()
     assert lines[0].startswith("# all-gather, float32, 5 ranks in 1 process")
     assert lines[1].split()[:4] == ["#", "bytes", "avg", "min"]
@@ -57,7 +57,7 @@ def test_a_table(spmd_command):
     (("floor", "--vs", "mpi"), 2, "bench COLLECTIVE --vs floor"),
     (("--algorithm=auto", "floor", "--json", "flag"), 2, "no use for --algorithm"),
     (("flag", "floor"), 2, "bench floor [NAME …]"),
-])  # fmt: skip
+])
 def test_what_is_refused(spmd_command, options, code, text):
     spmd_command("bench", *options).expect(code, text)
 
@@ -110,7 +110,7 @@ def test_what_mpi_gives_is_checked(tmp_path):
 def test_the_floor(mpirun, n):
     """What machines allow and every collective by hand; at sizes of each way to move data."""
     done = mpirun(n, "-m", "spmd", "bench", "floor", "--sizes", "12-24k", "--step", 2048,
-                  "--rounds", 1, "--json", timeout=120).expect(0)  # fmt: skip
+                  "--rounds", 1, "--json", timeout=120).expect(0)
     rows = json.loads(done.out)
     sizes = {}
     for row in rows:
@@ -125,12 +125,12 @@ def test_the_floor(mpirun, n):
 def test_beside_the_floor_and_mpi(mpirun):
     """Ranks that share processes too; columns in one order, whatever was asked for first."""
     done = mpirun(2, "-m", "spmd", "bench", "scan", "--sizes", "1k", "--rounds", 1,
-                  "--vs", "floor", "--vs", "mpi").expect(0)  # fmt: skip
+                  "--vs", "floor", "--vs", "mpi").expect(0)
     head, row = done.out.splitlines()[1:]
     assert head.split()[-6:] == ["MPI", "worst", "MPI/ours", "floor", "worst", "floor/ours"]
     assert len(row.split()) == 11 and row.split()[-1].endswith("x")
     done = mpirun(2, "-m", "spmd", "bench", "gather", "--ranks", 5, "--sizes", "1k", "--rounds", 1,
-                  "--vs", "floor", "--json").expect(0)  # fmt: skip
+                  "--vs", "floor", "--json").expect(0)
     (row,) = json.loads(done.out)
     assert row["floor"]["wrong"] == 0 and row["floor"]["ratio"] > 0
 
@@ -154,7 +154,7 @@ def test_what_is_wrong_by_hand_is_counted():
     """Turns of a scan, compared with those of an all-reduce: right on the last rank only."""
     into = ffi.new("float[]", [3 * j + 3 for j in range(7)] * 20)
     turns = ffi.new("spmd_turns *", {"kind": lib.SPMD_MPI_ALLREDUCE, "ranks": 3, "count": 140,
-                                     "into": into})  # fmt: skip
+                                     "into": into})
     assert lib.spmd_turn_wrong(turns, 0) == 0
     into[139] += 1
     into[0] += 1
@@ -170,7 +170,7 @@ def test_a_picture(spmd_command, tmp_path):
     pytest.importorskip("matplotlib")
     picture = tmp_path / "floor.png"
     spmd_command("bench", "floor", "barrier", "--ranks", 2, "--sizes", "8-1k", "--rounds", 1,
-                 "--plot", picture, "all-reduce").expect(0)  # fmt: skip
+                 "--plot", picture, "all-reduce").expect(0)
     data = picture.read_bytes()
     assert data[:8] == b"\x89PNG\r\n\x1a\n" and data[12:16] == b"IHDR"
     width, height = int.from_bytes(data[16:20]), int.from_bytes(data[20:24])
@@ -181,7 +181,7 @@ def test_a_picture(spmd_command, tmp_path):
 @pytest.mark.parametrize(("file", "code", "text"), [
     ("no/where.png", 74, "a file in a directory that may be written to"),
     ("what.doc", 2, "no format 'doc'"),
-])  # fmt: skip
+])
 def test_a_picture_that_cannot_be(spmd_command, tmp_path, file, code, text):
     """Said before anything is measured."""
     pytest.importorskip("matplotlib")

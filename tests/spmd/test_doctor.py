@@ -33,7 +33,7 @@ def test_all_is_here(spmd_command):
     )
     assert [line.split("  ")[0] for line in done.out.splitlines() if line[:1] > " "][:3] == [
         "Python", "engine", "C compiler"
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.mpi

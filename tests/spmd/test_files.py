@@ -79,11 +79,11 @@ def test_whole_files(
     given = inputs()
     write(tmp_path / f"in.{suffix}", given)
     done = spmd_command("run", built(PROGRAM), "--mesh", mesh, "-i", f"in.{suffix}",
-                        "-o", f"out.{suffix}", cwd=tmp_path).expect(0)  # fmt: skip
+                        "-o", f"out.{suffix}", cwd=tmp_path).expect(0)
     assert done.out.splitlines() == [
         f"v: float64 (7, 5) in out.{suffix}", f"l: int32 (5, 3) in out.{suffix}",
         f"d: complex64 (7,) in out.{suffix}", f"a: bfloat16 (3,) in out.{suffix}",
-    ]  # fmt: skip
+    ]
     check(tmp_path / f"out.{suffix}", given)
     assert sorted(os.listdir(tmp_path)) == [f"in.{suffix}", f"out.{suffix}"]
     assert ("ml_dtypes" in done.err) == (suffix == "npz")
@@ -94,7 +94,7 @@ def test_whole_files(
 def test_under_mpirun(
     built: Callable[..., Path], mpirun: Start, tmp_path: Path, suffix: str,
     processes: int, ranks: int, mesh: str,
-) -> None:  # fmt: skip
+) -> None:
     """More ranks than processes, uneven and empty shards, files given in both ways, of the declared
     dtype or of one that is converted."""
     given = inputs()
@@ -106,7 +106,7 @@ def test_under_mpirun(
     done = mpirun(
         processes, "-m", "spmd", "run", built(PROGRAM), "--mesh", mesh, "--ranks", ranks,
         "-i", "in.npz", "-i", "k=k.safetensors:other", "-o", out, "-o", "l=l.npy", cwd=tmp_path,
-    ).expect(0)  # fmt: skip
+    ).expect(0)
     assert f"v: float64 (7, 5) in {out}\nl: int32 (5, 3) in l.npy\n" in done.out
     assert np.array_equal(np.load(tmp_path / "l.npy"), given["k"] * 2)
     for name in ("v", "d", "a"):
@@ -124,9 +124,9 @@ def test_what_numpy_writes(
     """Fortran order, foreign byte order, stored and compressed."""
     given = inputs(130, 41)
     save(tmp_path / "in.npz", u=np.asfortranarray(given["u"].astype(">f8")),
-         k=np.asfortranarray(given["k"]), c=given["c"].astype(">c8"))  # fmt: skip
+         k=np.asfortranarray(given["k"]), c=given["c"].astype(">c8"))
     mpirun(4, "-m", "spmd", "run", built(PROGRAM, n=130, m=41), "-i", "in.npz",
-           "-o", "out.npz", cwd=tmp_path).expect(0)  # fmt: skip
+           "-o", "out.npz", cwd=tmp_path).expect(0)
     check(tmp_path / "out.npz", given)
 
 
@@ -135,7 +135,7 @@ def test_between_hosts(built: Callable[..., Path], mpirun: Start, tmp_path: Path
     given = inputs(2, 3)
     np.savez_compressed(tmp_path / "in.npz", **given)
     mpirun(4, "-m", "spmd", "run", built(PROGRAM, n=2, m=3), "--mesh", "x=4,y=1", "-i", "in.npz",
-           "-o", "out.npz", cwd=tmp_path, env={PRETENDED: "a,a,b,b"}).expect(0)  # fmt: skip
+           "-o", "out.npz", cwd=tmp_path, env={PRETENDED: "a,a,b,b"}).expect(0)
     check(tmp_path / "out.npz", given)
 
 
@@ -150,7 +150,7 @@ def test_members_are_chosen(
     spmd_command(
         "run", built(PROGRAM), "--ranks", 6, "-i", "u=u.npz", "-i", "k=several.npz",
         "-i", "c=several.npz:third", *(x for out in outs for x in ("-o", out)), cwd=tmp_path,
-    ).expect(0, "l: int32 (5, 3) in r.npz", "a: bfloat16 (3,) [0 2 4]")  # fmt: skip
+    ).expect(0, "l: int32 (5, 3) in r.npz", "a: bfloat16 (3,) [0 2 4]")
     with np.load(tmp_path / "r.npz") as found:
         assert list(found) == ["v", "rows", "größe"]
         assert np.array_equal(found["rows"], given["k"] * 2)
@@ -164,7 +164,7 @@ def test_eager(spmd_command: Start, tmp_path: Path, suffix: str) -> None:
     given = inputs()
     np.savez_compressed(tmp_path / "in.npz", **{**given, "u": given["u"].astype(">f8")})
     done = spmd_command("run", "p.py", "--eager", "-i", "in.npz", "-o", f"o.{suffix}",
-                        "-o", "l=l.npy", cwd=tmp_path).expect(0)  # fmt: skip
+                        "-o", "l=l.npy", cwd=tmp_path).expect(0)
     assert done.out == ""
     for name in ("v", "d", "a"):
         found = open_array(f"{tmp_path}/o.{suffix}:{name}")
@@ -206,9 +206,9 @@ def test_what_cannot_be_asked_for(
     refuse(65, "u … a.npz:k … wrong shape … (7, 5) … (5, 3)", "-i", "a.npz", "-i", "u=a.npz:k")
     refuse(2, "both take all", "-i", "a.npz", "-o", "x.npz", "-o", "y.npz")
     refuse(2, "outputs v and l cannot share a file … x.npy",
-           "-i", "a.npz", "-o", "v=x.npy", "-o", "l=./x.npy")  # fmt: skip
+           "-i", "a.npz", "-o", "v=x.npy", "-o", "l=./x.npy")
     refuse(2, "outputs v and l cannot both be one member … x.npz:l",
-           "-i", "a.npz", "-o", "v=x.npz:l", "-o", "l=x.npz")  # fmt: skip
+           "-i", "a.npz", "-o", "v=x.npz:l", "-o", "l=x.npz")
     refuse(74, "outputs v, l … no directory", "-i", "a.npz", "-o", "v=no/x.npz", "-o", "l=no/x.npz")
     refuse(2, "'a.npy' is not NAME=FILE", "-i", "a.npy")
     assert sorted(os.listdir(tmp_path)) == ["a.npz", "b.npz", "w.npz"]
@@ -242,7 +242,7 @@ def test_a_full_disk_leaves_the_previous_file(
         [sys.executable, "-m", "spmd", "run", image, "-i", tmp_path / "in.npz",
          "-o", f"v={out}", "-o", f"l={out}", "-o", f"d={tmp_path}/d.npz"],
         preexec_fn=limit, capture_output=True, text=True, timeout=60, cwd=ROOT,
-    )  # fmt: skip
+    )
     assert done.returncode == 74 and "outputs v, l: cannot write" in done.stderr, done.stderr
     assert np.array_equal(open_array(f"{out}:v"), np.arange(3))
     assert sorted(os.listdir(tmp_path)) == ["in.npz", out.name]
@@ -265,12 +265,12 @@ sys.exit(code)
     [
         (np.savez_compressed, "a.npz", {"spmd.files.npz"}, {"zipfile", "numpy"}),
         (np.save, "a.npy", {"spmd.files.inputs"}, {"numpy", "spmd.files.convert"}),
-    ],  # fmt: skip
+    ],
 )
 def test_a_rank_imports_what_its_files_need(
     built: Callable[..., Path], mpirun: Start, tmp_path: Path, save: object, file: str,
     more: set[str], never: set[str],
-) -> None:  # fmt: skip
+) -> None:
     (tmp_path / "modules.py").write_text(MODULES)
     if save is np.save:
         np.save(tmp_path / file, inputs()["u"])
@@ -298,7 +298,7 @@ def test_other_dtypes_are_converted_where_nothing_is_lost(
 
     def run_with(*files: str) -> int:
         words = [f"-i={tmp_path}/{f}" if "=" not in f else f"-i{f.replace('=', f'={tmp_path}/')}"
-                 for f in files]  # fmt: skip
+                 for f in files]
         return cli.main(["run", str(image), "--mesh", "x=3,y=2", *words, "-o", str(out)])
 
     out = tmp_path / "out.npz"

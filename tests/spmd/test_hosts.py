@@ -19,7 +19,7 @@ BY_MPI = ("--transport", "mpi")
 @pytest.mark.parametrize(("options", "hosts"), [
     (BY_MPI, ""), ((), "a,a,b"), ((), "a,b,a"), ((), "a,b,c"), (("--ranks", "7"), "a,a,b"),
     ((*BY_MPI, "--ranks", "8", "--threads", "2"), ""),
-])  # fmt: skip
+])
 def test_examples_on_hosts_that_share_no_memory(
     built, mpirun, spmd_command, tmp_path, options, hosts
 ):
@@ -31,7 +31,7 @@ def test_examples_on_hosts_that_share_no_memory(
     second = mpirun(
         3, "-m", "spmd", "run", image, "-o", f"u={apart}", *options,
         env={"SPMD_PRETEND_HOSTS": hosts},
-    ).expect(0)  # fmt: skip
+    ).expect(0)
     np.testing.assert_array_equal(np.load(apart), np.load(alone))
     assert second.out.replace("apart", "alone") == first.out
 
@@ -65,7 +65,7 @@ def test_every_host_writes_its_parts_of_a_file(built, mpirun, spmd_command, tmp_
     image = built(PARTS)
     spmd_command("run", image, "--ranks", 1, "-o", tmp_path / "one.npz").expect(0)
     mpirun(6, "-m", "spmd", "run", image, "-o", tmp_path / "six.npz",
-           env={"SPMD_PRETEND_HOSTS": hosts}).expect(0)  # fmt: skip
+           env={"SPMD_PRETEND_HOSTS": hosts}).expect(0)
     one, six = np.load(tmp_path / "one.npz"), np.load(tmp_path / "six.npz")
     assert one.files == six.files == ["a", "b", "c", "d"]
     for name in one.files:
@@ -74,7 +74,7 @@ def test_every_host_writes_its_parts_of_a_file(built, mpirun, spmd_command, tmp_
 
 def test_shared_memory_is_for_one_host(built, mpirun):
     done = mpirun(2, "-m", "spmd", "run", built(EXAMPLES / "heat.py"), "--transport", "shm",
-                  env={"SPMD_PRETEND_HOSTS": "a,b"})  # fmt: skip
+                  env={"SPMD_PRETEND_HOSTS": "a,b"})
     done.expect(69, "the processes run on 2 hosts", "--transport auto")
 
 
@@ -105,7 +105,7 @@ def test_inside_an_mpi4py_program(built, mpirun, tmp_path, transport, hosts):
     """Loaded once, run several times; again when a scalar changes; ends without a word."""
     (tmp_path / "script.py").write_text(SCRIPT)
     done = mpirun(3, tmp_path / "script.py", built(EXAMPLES / "heat.py"), transport,
-                  env={"SPMD_PRETEND_HOSTS": hosts}).expect(0)  # fmt: skip
+                  env={"SPMD_PRETEND_HOSTS": hosts}).expect(0)
     assert done.out.count("right") == 1 and done.err == ""  # launchers mix lines of ranks
 
 
@@ -126,10 +126,10 @@ def across(network: Network, folder, *argv: object) -> list[object]:
     inside = network.enter("hosta", folder)
     if "HYDRA" in run(["mpirun", "--version"]).text:
         return [*inside, "mpirun", "-launcher", "ssh", "-launcher-exec", network.agent, "-iface",
-                "ve0", "-hosts", f"{first},{second}", "-ppn", 2, "-n", 4, *python]  # fmt: skip
+                "ve0", "-hosts", f"{first},{second}", "-ppn", 2, "-n", 4, *python]
     return [*inside, "mpirun", "--mca", "plm_ssh_agent", network.agent, "--host",
             f"{first}:2,{second}:2", "--map-by", "ppr:2:node:oversubscribe", "-x", "PYTHONPATH",
-            "-n", 4, *python]  # fmt: skip
+            "-n", 4, *python]
 
 
 # MPICH's UCX finds a network by /sys only if it is told its name.

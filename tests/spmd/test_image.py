@@ -115,7 +115,7 @@ def nested():
     return {
         "a.b": x, "a/b": [x, (x + 1,), {}, [], ()], "d": {"0": x, "1": 2, "": {"z": [x]}},
         "pair": Pair(x + 2, [Pair(x, 3)]), "": (), "caf\xe9\n": x - 1, "x.y": {"z.": x},
-    }  # fmt: skip
+    }
 
 
 def same_form(found: Any, wanted: Any) -> None:
@@ -157,7 +157,7 @@ def test_an_output_may_be_called_as_an_input_and_have_another_shape(
     image.save(tmp_path / "d.img")
     np.save(tmp_path / "in.npy", c)
     spmd_command("run", tmp_path / "d.img", "-i", f"c={tmp_path}/in.npy",
-                 "-o", f"c={tmp_path}/out.npy").expect(0)  # fmt: skip
+                 "-o", f"c={tmp_path}/out.npy").expect(0)
     np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), np.concatenate([c, c]))
 
 
@@ -384,7 +384,7 @@ def test_inside_an_mpi_program(image: Any, tmp_path: Path, processes: int) -> No
     spmd.build(transposed, n=8).save(tmp_path / "t.img")
     (tmp_path / "script.py").write_text(COMM)
     done = run(["mpirun", "-n", processes, sys.executable, tmp_path / "script.py",
-                tmp_path / "a.img", tmp_path / "t.img"]).expect(0)  # fmt: skip
+                tmp_path / "a.img", tmp_path / "t.img"]).expect(0)
     assert done.out.count("right") == processes
 
 

@@ -71,7 +71,7 @@ def kept(**changes: object) -> str:
     (kept(limits={**RING, "crowded": {**RING["crowded"], "slot": 1e300}}), "no limits"),
     (kept(limits={**RING, "crowded": {**RING["crowded"], "slot": True}}), "no limits"),
     (kept(limits={**RING, "crowded": {**RING["crowded"], "slot": 1 << 63}}), "no limits"),
-])  # fmt: skip
+])
 def test_what_is_malformed_is_ignored(cache: Path, text: str, fault: str):
     cache.mkdir()
     path = Path(limits.place())
@@ -87,7 +87,7 @@ def test_what_cannot_be_read_is_ignored(cache: Path, built, spmd_command):
     cache.mkdir()
     os.mkfifo(cache / "fifo")
     for path, fault in ((cache / "fifo", "not a regular file"), (cache, "not a regular file"),
-                        (cache / "none" / "x", "no such file")):  # fmt: skip
+                        (cache / "none" / "x", "no such file")):
         chosen = {limits.CHOSEN: str(path), **NOWHERE}
         spmd_command("run", built(SUM), "--ranks", 3, env=chosen).expect(0, "total: float32")
         spmd_command("doctor", env=chosen).expect(
@@ -133,7 +133,7 @@ def test_every_collective_is_right_whatever_the_limits():
     ways: list[dict[str, int]] = [
         {"slot": 1, "share": 1}, {"slot": 700, "fold": 1, "share": limits.MOST},
         {"fold": limits.MOST, "slot": 1}, {"ring": 1, "fold": 1},
-    ]  # fmt: skip
+    ]
     crews = [calibrate.Hosting(5, threads, 0) for threads in (1, 5)]
     for name in bench.COLLECTIVES:
         data = programs.built(name, 250)  # 1000 bytes

@@ -80,7 +80,7 @@ def test_kept_outputs_are_inputs_of_the_next_call(image: Any, copies: list[str],
 
 def _numpy(a: dict[str, Any]) -> dict[str, Any]:
     return {"u": np.roll(a["u"], 1) * 2, "w": a["w"] + 1, "z": a["z"] - a["u"],
-            "total": np.sum(a["u"])}  # fmt: skip
+            "total": np.sum(a["u"])}
 
 
 def test_kept_beside_what_is_given(image: Any, copies: list[str]):
@@ -221,7 +221,7 @@ def test_a_mistake_shows_the_line_of_its_caller(image: Any, monkeypatch: Any):
             lambda: image.run(ranks=3, u=np.ones(3)), lambda: job(v=1), lambda: image.profile(q=1),
             lambda: image.open(ranks=0), lambda: image.layouts(ranks=-1), lambda: spmd.load("/no"),
             lambda: spmd.build(step, m=3),
-        ):  # fmt: skip
+        ):
             ours, shown = frames(call)
             assert len(ours) <= 1, ours
             assert "lambda: " in shown and "Error: " in shown and "raise" not in shown

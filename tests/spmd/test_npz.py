@@ -243,7 +243,7 @@ def test_a_member_that_does_not_fit_into_memory(tmp_path: Path) -> None:
     local = npz.LOCAL.pack(npz.LOCAL_MARK, 45, 0, npz.DEFLATED, 0, 0, 0, 0, 0, 5, 0) + b"u.npy"
     extra = struct.pack("<2HQ", npz.SIZES_ID, 8, size)
     entry = npz.ENTRY.pack(npz.ENTRY_MARK, 45, 45, 0, npz.DEFLATED, 0, 0, 0, packed, npz.WIDE,
-                           5, len(extra), 0, 0, 0, 0, 0) + b"u.npy" + extra  # fmt: skip
+                           5, len(extra), 0, 0, 0, 0, 0) + b"u.npy" + extra
     directory = len(local) + packed
     end = npz.END.pack(npz.END_MARK, 0, 0, 1, 1, len(entry), directory, 0)
     with open(tmp_path / "a.npz", "wb") as file:

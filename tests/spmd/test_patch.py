@@ -45,7 +45,7 @@ def job(*images: object) -> list[object]:
 def programs(built, spmd_command, tmp_path_factory):
     folder = tmp_path_factory.mktemp("local") / "made"
     done = spmd_command("patch", built(TURN), "--all", 3, "--set", "scale=2", "--set", "steps=5",
-                        "-o", folder).expect(0)  # fmt: skip
+                        "-o", folder).expect(0)
     paths = sorted(folder.iterdir())
     assert [p.name.split(".", 1)[1] for p in paths] == [f"{k}-of-3.img" for k in range(3)]
     assert [line.split(": ")[1] for line in done.out.splitlines()] == [
@@ -82,13 +82,13 @@ def test_a_local_program_in_the_wrong_place(programs):
 
 @pytest.mark.parametrize("option", [
     ("--ranks", "4"), ("--mesh", "r=4"), ("--set", "scale=3"), ("--set", "steps=6"),
-])  # fmt: skip
+])
 def test_options_cannot_contradict_what_was_patched_in(programs, spmd_command, option):
     what = "4 ranks" if option[0] == "--ranks" else option[1]
     spmd_command("run", programs[1], *option).expect(
         65, f"this is a local program: {what} is not what was patched into it",
         "expected: r=3, scale=2.0, steps=5",
-    )  # fmt: skip
+    )
 
 
 def test_a_whole_job_of_one_rank_runs_anywhere(built, spmd_command, tmp_path):
@@ -101,7 +101,7 @@ def test_a_whole_job_of_one_rank_runs_anywhere(built, spmd_command, tmp_path):
 def test_any_of_them_can_be_patched_again(programs, built, spmd_command, tmp_path):
     again = tmp_path / "again.img"
     spmd_command("patch", programs[2], "--index", 1, "--ranks", 3, "--set", "scale=2",
-                 "--set", "steps=5", "-o", again).expect(0)  # fmt: skip
+                 "--set", "steps=5", "-o", again).expect(0)
     assert again.read_bytes() == programs[1].read_bytes()
     spmd_command("show", again).expect(0, "local       rank 1 of 3")
     spmd_command("patch", again, "--index", 2, "-o", again).expect(0)  # the rest stays as it was
@@ -117,7 +117,7 @@ def test_names(built, spmd_command, tmp_path):
     assert [p.name for p in (tmp_path / "new").iterdir()] == ["turn.0-of-2.img"]
     assert sorted(p.name for p in tmp_path.glob("*.img")) == [
         "turn.03-of-16.img", "turn.1-of-2.img", "turn.img",
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize(("options", "code", "text"), [
@@ -127,6 +127,6 @@ def test_names(built, spmd_command, tmp_path):
     (("--all", "2", "--set", "scales=1"), 2, "expected: scale, steps"),
     (("--index", "0", "--ranks", "4", "--mesh", "r=3"), 78, "cannot form the mesh"),
     (("--index", "0", "--ranks", "2", "-o", "/nowhere/at/all.img"), 74, "/nowhere/at"),
-])  # fmt: skip
+])
 def test_what_is_refused(built, spmd_command, options, code, text):
     spmd_command("patch", built(TURN), *options).expect(code, text)

@@ -63,7 +63,7 @@ def test_a_build_and_a_check_say_what_they_are_at(heard, tmp_path, monkeypatch):
     del heard[:]
     image.save(tmp_path / "small.img")
     options = SimpleNamespace(image=[str(tmp_path / "small.img")], set={}, mesh={},
-                              ranks=range(1, 4), execute=False, json=False)  # fmt: skip
+                              ranks=range(1, 4), execute=False, json=False)
     assert verify.command(options, Processes()) == 0
     assert [h.rpartition(" ")[2] for h in heard[:-1]] == ["1/3", "2/3", "3/3"]
 
@@ -90,7 +90,7 @@ def test_the_line_comes_late_and_goes():
 
 @pytest.mark.parametrize(("stream", "rank", "shows"), [
     (Terminal(), 0, True), (Terminal(), 1, False), (io.StringIO(), 0, False), (None, 0, False),
-])  # fmt: skip
+])
 def test_only_on_a_terminal_of_the_first_rank(monkeypatch, stream, rank, shows):
     monkeypatch.setattr(sys, "stderr", stream)
     monkeypatch.setattr(progress, "launcher", lambda: (rank, 2))

@@ -50,7 +50,7 @@ def test_too_little_memory_is_no_defect() -> None:
         ImportError("numpy\nOriginal error was: libx.so: failed to map segment from shared object"),
         OSError(12, "Cannot allocate memory"), RuntimeError("can't start new thread"),
         MemoryError(),
-    ):  # fmt: skip
+    ):
         assert report.exit_code(error) == 69
         text = report.error_text(error)
         assert "out of memory" in text and "defect" not in text

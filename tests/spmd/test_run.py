@@ -55,13 +55,13 @@ OURS = {
     "spmd.launch.sizes", "spmd.launch.watch", "spmd.launch.options", "spmd.launch.together",
     "spmd.launch.course", "spmd.launch.hosts", "spmd.launch.routines", "spmd.launch.transport",
     "spmd.files.whole", "spmd.texts",
-}  # fmt: skip
+}
 THEIRS = {
     "__future__", "_cffi_backend", "_json", "_locale", "_sha2", "_sha256", "_sha512", "argparse",
     "atexit", "errno", "faulthandler",
     "fcntl", "gettext", "json", "json.decoder", "json.encoder", "json.scanner", "locale", "mmap",
     "signal", "resource", "_blake2", "_hashlib", "hashlib", "_md5", "_sha1", "_sha3", "platform",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("ranks", [1, 6, 35])
@@ -73,14 +73,14 @@ def test_files_in_and_out(
     done = spmd_command(
         "run", built(PROGRAM), "--ranks", ranks, "-i", f"u={tmp_path}/u.npy", "--set", "weight=0.5",
         "-o", f"v={tmp_path}/v.npy", "-o", f"rows={tmp_path}/rows.npy",
-    ).expect(0)  # fmt: skip
+    ).expect(0)
     v = np.load(tmp_path / "v.npy")
     np.testing.assert_array_equal(v, u * np.float32(0.5))
     np.testing.assert_allclose(np.load(tmp_path / "rows.npy"), v.sum(axis=1), rtol=1e-5)
     assert done.out.splitlines() == [
         f"on {ranks} ranks", f"v: float32 (12, 5) in {tmp_path}/v.npy",
         f"peak: float32 {v.max()!s}", f"rows: float32 (12,) in {tmp_path}/rows.npy",
-    ]  # fmt: skip
+    ]
     assert done.err == ""
     assert sorted(os.listdir(tmp_path)) == ["rows.npy", "u.npy", "v.npy"]
 
@@ -114,7 +114,7 @@ def test_under_mpirun(
 ) -> None:
     image = built(PROGRAM)
     done = mpirun(processes, "-m", "spmd", "run", image, "--ranks", "8",
-                  "-o", f"v={tmp_path}/v.npy").expect(0)  # fmt: skip
+                  "-o", f"v={tmp_path}/v.npy").expect(0)
     i, j = np.ogrid[:12, :5]
     np.testing.assert_array_equal(np.load(tmp_path / "v.npy"), (i + 10 * j) * np.float32(0.25))
     assert f"on 8 ranks\nv: float32 (12, 5) in {tmp_path}/v.npy\npeak: float32 12.75\n" in done.out
@@ -167,7 +167,7 @@ def test_an_output_that_does_not_fit_leaves_the_old_one(
     done = subprocess.run(
         [sys.executable, "-m", "spmd", "run", image, "-o", f"v={tmp_path}/v.npy"],
         preexec_fn=limit, capture_output=True, text=True, timeout=60, cwd=ROOT,
-    )  # fmt: skip
+    )
     assert done.returncode == 74 and "cannot write" in done.stderr, done.stderr
     np.testing.assert_array_equal(np.load(tmp_path / "v.npy"), np.arange(3))
     assert os.listdir(tmp_path) == ["v.npy"]

@@ -38,7 +38,7 @@ def test_reads_every_type_wherever_it_lies(
     wanted = some(safetensors.DTYPES[code], shape)
     size = wanted.nbytes
     header = {"__metadata__": {"by": "hand"}, "first": row("U8", [3], 0, 3),
-              "u": row(code, list(shape), 3, 3 + size)}  # fmt: skip
+              "u": row(code, list(shape), 3, 3 + size)}
     (tmp_path / "a.safetensors").write_bytes(made(header, b"abc" + wanted.tobytes()))
     found = open_array(tmp_path / "a.safetensors")
     assert found.dtype == wanted.dtype and np.array_equal(found, wanted)
@@ -109,7 +109,7 @@ def test_damaged_files_are_named_with_expected_and_found(tmp_path: Path) -> None
         row("F32", [1 << 200, 0], 0, 8), {"dtype": "F32", "shape": [2]}, [], None,
         {**one, "shape": 2}, {**one, "dtype": 4}, {**one, "data_offsets": [0, 8, 8]},
         {**one, "shape": "22"},
-    ):  # fmt: skip
+    ):
         assert "dtype, shape and data_offsets" in refuse({"u": broken}), broken
     deep, long = b"[" * 100_000, b'{"u": 1' + b"0" * 5000 + b"}"
     for text in (b"[]", b"\xff{}", b"{" * 90, deep, b'{"u":' * 50_000, b" {}", long):

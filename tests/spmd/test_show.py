@@ -114,7 +114,7 @@ class World(ctypes.Structure):
     _fields_ = (
         ("ranks", ctypes.c_int64), ("size", ctypes.c_int64 * 3), ("scalar", ctypes.c_void_p),
         ("buffer", ctypes.c_void_p), ("given", ctypes.c_void_p),
-    )  # fmt: skip
+    )
 
 
 class Table(ctypes.Structure):
@@ -125,7 +125,7 @@ class Table(ctypes.Structure):
                                          "buffers", "at_load", "counters", "sites")),
         ("array_buffer", ctypes.c_void_p), ("array_dims", ctypes.c_void_p),
         ("reserve", ctypes.CFUNCTYPE(None, ctypes.POINTER(World), ctypes.POINTER(ctypes.c_int64))),
-    )  # fmt: skip
+    )
 
 
 def test_sizes_are_what_the_image_reserves(path: Path) -> None:
@@ -195,7 +195,7 @@ def test_layouts(shown: Any, stencil: Path) -> None:
     "mesh, shard, halo",
     [("x=1,y=1", 3600, 0), ("x=2,y=1", 1800, 120), ("x=3,y=1", 1200, 240), ("x=4,y=2", 480, 120),
      ("x=7,y=7", 100, 40), ("x=100,y=60", 4, 8)],
-)  # fmt: skip
+)
 def test_layouts_on_a_mesh(
     mesh: str, shard: int, halo: int, stencil: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -273,7 +273,7 @@ def drawn(draw: random.Random, depth: int) -> Any:
     op, count = draw.choice(
         [("+", 2), ("+", 3), ("*", 2), ("*", 3), ("floordiv", 2), ("mod", 2), ("min", 2),
          ("max", 2), ("ge0", 1), ("eq0", 1)]
-    )  # fmt: skip
+    )
     return [op, *(drawn(draw, depth - 1) for _ in range(count))]
 
 
@@ -316,7 +316,7 @@ def made(path: Path, change: Any = lambda m: None, **notes: Any) -> Path:
     data = link.link(
         "int unused;\n", objects=[], constants=b"", manifest=changed,
         notes={**original.notes(), **notes}, index_words=0, target="x86-64",
-    )  # fmt: skip
+    )
     path.write_bytes(data)
     return path
 

@@ -34,7 +34,7 @@ def line_of(text: str) -> int:
 @pytest.mark.mpi
 @pytest.mark.parametrize(("options", "hosts"), [
     ((), ""), (("--transport", "mpi"), ""), ((), "a,a,b"),
-])  # fmt: skip
+])
 def test_a_timeline(built, mpirun, tmp_path, options, hosts):
     """In the Chrome trace format: of every rank, phases and exchanges one after the other, waits
     inside their exchange."""
@@ -42,7 +42,7 @@ def test_a_timeline(built, mpirun, tmp_path, options, hosts):
     mpirun(
         3, "-m", "spmd", "run", built(EXAMPLES / "heat.py"), "--set", f"steps={STEPS}",
         "--ranks", 6, "--mesh", "x=3,y=2", "--timeline", path, env={"SPMD_PRETEND_HOSTS": hosts},
-    ).expect(0, f"timeline: {path}")  # fmt: skip
+    ).expect(0, f"timeline: {path}")
     found = slices(path)
     assert sorted(found) == list(range(6))
     first = line_of('"x", to=forward')
@@ -60,7 +60,7 @@ def test_a_timeline(built, mpirun, tmp_path, options, hosts):
                 e["ts"] - SLACK_US <= wait["ts"]
                 and wait["ts"] + wait["dur"] <= e["ts"] + e["dur"] + SLACK_US
                 for e in work if e["cat"] != "compute"
-            )  # fmt: skip
+            )
 
 
 def test_a_profile(built, spmd_command):
@@ -68,7 +68,7 @@ def test_a_profile(built, spmd_command):
     done = spmd_command(
         "run", built(EXAMPLES / "heat.py"), "--set", f"steps={STEPS}", "--mesh", "x=4,y=2",
         "--profile", "--json",
-    ).expect(0)  # fmt: skip
+    ).expect(0)
     rows = json.loads(done.out)  # and nothing else; results go to standard error
     assert "peak: float32" in done.err and all(row["place"] for row in rows)
     exchanges = [row for row in rows if row["kind"] == "permute"]
@@ -188,7 +188,7 @@ def test_who_sends_waits_for_its_reader_only_where_barriers_are_strict(
     """A rank that only sends goes on at once, whatever its reader still computes."""
     image, path = built(PROGRAMS / "late_root.py"), tmp_path / "t.json"
     spmd_command("run", image, "--ranks", 2, "--threads", 2, "--barrier", barrier, "--timeline",
-                 path).expect(0)  # fmt: skip
+                 path).expect(0)
     root, other = (slices(path)[rank] for rank in range(2))
     computed = sum(e["dur"] for e in root if e["cat"] == "compute")
     sent = sum(e["dur"] for e in other if e["cat"] == "reduce_to")

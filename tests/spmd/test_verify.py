@@ -59,7 +59,7 @@ def test_what_the_program_computes_is_left_to_run_time(built, spmd_command):
     (lambda row: row["send"]["extent"].__setitem__(0, 1), "both name one box"),
     (lambda row: row["into"].update(offset=1), "box 'into' within"),
     (lambda row: row["into"].update(offset=-1), "elements -1 to"),
-])  # fmt: skip
+])
 def test_a_permute_that_does_not_match(built, spmd_command, tmp_path, change, text):
     copy = edited(built(HALO), tmp_path, lambda notes: change(notes["exchanges"][0]))
     spmd_command("verify", copy).expect(
@@ -70,7 +70,7 @@ def test_a_permute_that_does_not_match(built, spmd_command, tmp_path, change, te
 @pytest.mark.parametrize(("box", "offset", "text"), [
     ("into", -1, "box 'into' within"), ("give", -1, "box 'give' within"),
     ("give", 0, "both name one place for it"),
-])  # fmt: skip
+])
 def test_a_gather_that_does_not_match(built, spmd_command, tmp_path, box, offset, text):
     def change(notes):
         row = next(row for row in notes["exchanges"] if row["kind"] == "all_gather")
@@ -91,7 +91,7 @@ def only_itself(row, i):
     (lambda row, i: [[0, 1 << 40, 0, 1 << 40], *row["near"][1:]], "expected: members 0 to"),
     (lambda row, i: row["near"][:1], "damaged"),
     (lambda row, i: [[0, 1, 0], *row["near"][1:]], "damaged"),
-])  # fmt: skip
+])
 def test_neighbours_that_do_not_match(built, spmd_command, tmp_path, change, text):
     image = built(STENCIL)
     spmd_command("verify", image, "--execute").expect(0, "1 match")
@@ -112,7 +112,7 @@ def test_neighbours_that_do_not_match(built, spmd_command, tmp_path, change, tex
     lambda notes: notes["exchanges"][0].update(axes=["z"]),
     lambda notes: notes["exchanges"][0].update(flow="sideways"),
     lambda notes: notes.update(load=[["+"] * 3]),
-])  # fmt: skip
+])
 def test_damaged_notes_are_refused(built, spmd_command, tmp_path, change):
     done = spmd_command("verify", edited(built(HALO), tmp_path, change))
     done.expect(65, "damaged")
@@ -137,7 +137,7 @@ def test_a_manifest_that_the_machine_code_does_not_follow(built, spmd_command, t
 
 @pytest.mark.parametrize(("code", "text"), [
     (b"\x0f\x0b", "crash"), (b"\xeb\xfe", "do not end"),
-])  # fmt: skip
+])
 def test_plan_functions_that_crash_or_hang(
     built, tmp_path, capsys, monkeypatch, code, text
 ):
@@ -150,7 +150,7 @@ def test_plan_functions_that_crash_or_hang(
     address = int(re.search(r"^(\w+) t load$", symbols, re.MULTILINE).group(1), 16)
     sections = subprocess.run(["readelf", "-SW", image], capture_output=True, text=True).stdout
     start, offset = (int(x, 16) for x in re.search(r"\.text +PROGBITS +(\w+) (\w+)",
-                                                   sections).groups())  # fmt: skip
+                                                   sections).groups())
     data = image.read_bytes()
     at = address - start + offset
     old = data[at : at + 16]

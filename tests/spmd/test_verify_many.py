@@ -87,7 +87,7 @@ def scalars(ledger: Ledger) -> dict[str, Any]:
 @pytest.mark.parametrize(("name", "mesh", "dense", "sparse"), [
     ("life", (400, 250), 10**10, 9 * 10**5), ("kmeans", (LARGE,), 4 * LARGE**2, 0),
     ("ring_allreduce", (LARGE // 10,), 8 * LARGE // 10, 0),
-])  # fmt: skip
+])
 def test_examples_pass_on_many_ranks(built, name, mesh, dense, sparse):
     """Every pair of those that exchange with everybody is compared, none for a sample."""
     ledger = ledger_of(built(EXAMPLES / f"{name}.py"))
@@ -136,7 +136,7 @@ def test_what_is_said(built, spmd_command):
     done = spmd_command("verify", image, "--ranks", LARGE // 10, "--execute").expect(
         0, "ranks      100000: who exchanges what", "at once    100000:",
         "1 match: 299998 transfers", "plan functions of 4097 ranks say the same",
-    )  # fmt: skip
+    )
     assert "sample" not in done.out
     found = json.loads(spmd_command("verify", image, "--ranks", "63-66", "--json").out)
     assert found["at_once"] == [65, 66] and found["sampled"] == {}
@@ -204,7 +204,7 @@ def both_too_short(notes: Any) -> None:
     (near(0, 77_777, -77_776), "agree whether rank 0 is read"),
     (near(1, 77_777, LARGE), f"members 0 to {LARGE // 10 - 1} along r"),
     (both_too_short, "rank 77777 reads nothing of rank 77778, which it does not list"),
-])  # fmt: skip
+])
 def test_neighbours_that_do_not_match_on_one_of_many(built, change, text):
     """The message names ranks, box and line."""
     ledger = ledger_of(built(LINE), change)
@@ -220,7 +220,7 @@ def test_neighbours_that_do_not_match_on_one_of_many(built, change, text):
     (lambda row: row.update(receives=only(500, -1, 1)), "rank 500 receives from member"),
     (lambda row: row.update(guards=[[["eq0", ["+", "i_r", -9]], 0, 2]]), "all members come to it"),
     (lambda row: row["into"].update(offset=only(99_999, -1, 0)), "box 'into' within"),
-])  # fmt: skip
+])
 def test_a_permute_that_does_not_match_on_one_of_many(built, change, text):
     def edit(notes: Any) -> None:
         text = json.dumps(notes["exchanges"]).replace("i_ring", "i_r")
@@ -256,7 +256,7 @@ def larger_squares(row: Any) -> None:
 @pytest.mark.parametrize("mesh", [(3,), (1000,)])
 @pytest.mark.parametrize("change", [
     lambda row: row.update(wraps=2**62), squares, larger_squares,
-])  # fmt: skip
+])
 def test_work_without_end_is_refused(built, change, mesh):
     ledger = ledger_of(built(LINE), lambda notes: change(notes["exchanges"][0]))
     with pytest.raises(ImageError):
@@ -277,7 +277,7 @@ def test_a_command_that_finds_it(built, spmd_command, tmp_path):
 def formulas(row: Any) -> list[tuple[Any, Any]]:
     """Where a formula of an exchange stands."""
     found = [(row, k) for k in ("sends", "dest", "receives", "source", "root")
-             if row[k] is not None]  # fmt: skip
+             if row[k] is not None]
     for one in (row[k] for k in ("from", "into", "send", "give") if row[k]):
         found += [(one, "offset")]
         found += [(part, k) for part in (one["extent"], one["stride"]) for k in range(len(part))]
@@ -293,7 +293,7 @@ def mutate(notes: Any, rng: random.Random) -> None:
         where[k] = rng.choice([
             ["+", where[k], rng.choice([-1, 1])], ["*", where[k], rng.choice([0, 2, -1])],
             ["+", where[k], ["eq0", ["+", symbol, -rng.randrange(4)]]], copy.deepcopy(other[j]),
-        ])  # fmt: skip
+        ])
 
 
 def verdict(check: Any) -> Any:

@@ -32,14 +32,14 @@ class Blocks:
         if count is None:
             raise TracedValueError("the number of blocks must be known at launch",
                                    expected="an integer, or a formula of axis sizes",
-                                   found=repr(n))  # fmt: skip
+                                   found=repr(n))
         if expr.nonneg(-count):
             raise ShapeError("spmd.blocks cuts into at least one block",
-                             expected="a positive number", found=str(count))  # fmt: skip
+                             expected="a positive number", found=str(count))
         if not -self.array.ndim <= dim < self.array.ndim:
             raise ShapeError(f"blocks along dim {dim} of {self.array.type}",
                              expected=f"an array of at least {dim + 1} dims",
-                             found=f"{self.array.ndim} dims")  # fmt: skip
+                             found=f"{self.array.ndim} dims")
         self.count = count
         self.dim = dim % self.array.ndim
 
@@ -50,13 +50,13 @@ class Blocks:
                 "the number of a block must be known at launch",
                 expected="an integer, or a formula of the index, sizes and loop counters",
                 found=repr(key), remedy="spmd.dynamic_slice takes a start that depends on data",
-            )  # fmt: skip
+            )
         if expr.nonneg(-k - 1):
             k = k + self.count
         if not (expr.nonneg(k) and expr.nonneg(self.count - 1 - k)):
             raise ShapeError(f"block {k} is not proved to exist",
                              expected=f"a number from 0 to {self.count - 1}", found=str(k),
-                             remedy="b[k % n] wraps around")  # fmt: skip
+                             remedy="b[k % n] wraps around")
         return k
 
     def __getitem__(self, key: Any) -> Array:

@@ -96,7 +96,7 @@ class Branch(Capture):
                 made[name] = merged
         stored = list(dict.fromkeys(s for arm in self.arms for s in arm.storages))
         gone = {s: arm.storages[s] for arm in self.arms for s in arm.storages
-                if isinstance(arm.storages[s], Gone)}  # fmt: skip
+                if isinstance(arm.storages[s], Gone)}
         stored = [s for s in stored if s not in gone]
         values = iter(self._emit(stored))
         self.mark.forget_later(self.context, "branch", self.place)
@@ -178,7 +178,7 @@ class Branch(Capture):
             and all(map(operator.is_, h.tree.containers(), before.tree.containers()))
             and all(same(a, b) for a, b in zip(h.leaves, before.leaves))
             for h in helds
-        )  # fmt: skip
+        )
 
     def _merge_leaf(self, name: str, path: str, leaves: list[Any]) -> Any:
         known = [x for x in leaves if not isinstance(x, _Blank)]

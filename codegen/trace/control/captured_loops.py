@@ -127,7 +127,7 @@ class Loop(Capture):
         self.passes = 0
         self.sharing = Turning(context, self.place, _trees(self.entry), code.bound, self.outside)
         self.types = {(n, j): leaf_type(leaf) for n, h in self.entry.items() if h is not None
-                      for j, leaf in enumerate(h.leaves)}  # fmt: skip
+                      for j, leaf in enumerate(h.leaves)}
         self.inner = Inner()
         self.changed: set[Key] = set()  # in the last pass
         self.given: list[Key] = []  # what it began with
@@ -160,7 +160,7 @@ class Loop(Capture):
         """What this loop carries, for its next capture."""
         names = memory_of(self.entry)
         aliases = {k: tuple(names.get(o, o) if isinstance(o, Storage) else o for o in others)
-                   for k, others in self.aliases.items()}  # fmt: skip
+                   for k, others in self.aliases.items()}
         stored = {names.get(s, s): t for s, t in self.stored.items()}
         return Settled(dict(self.carried), stored, aliases, dict(self.later.held))
 
@@ -171,7 +171,7 @@ class Loop(Capture):
         if self.passes > _PASSES:
             names = ", ".join(sorted({name for name, _ in self.carried}))
             raise UnsupportedError("variables of this loop change their type in every turn",
-                                   place=self.place, found=f"{names} change")  # fmt: skip
+                                   place=self.place, found=f"{names} change")
         self.inner.met.clear()
         block = self.block()
         self.begin(block)
@@ -237,7 +237,7 @@ class Loop(Capture):
             settled = False
         if settled:
             values = [value_of(self.context, self._leaf(after, k), t)
-                      for k, t in self.carried.items()]  # fmt: skip
+                      for k, t in self.carried.items()]
             settled = self._laid(values)
         if settled:
             self.stale = stale
@@ -392,7 +392,7 @@ class Loop(Capture):
                 place=self.context.changed_at.get(id(now.value)) or self.place,
                 expected="an attribute that is there before the loop: it is carried from turn to "
                 "turn", remedy=f"bind it before the loop: {new} = …",
-            )  # fmt: skip
+            )
         if before.tree.kind == now.tree.kind != "leaf":
             kind = type(before.value).__name__
             raise UnsupportedError(
@@ -400,7 +400,7 @@ class Loop(Capture):
                 expected=f"a {kind} of {len(before.leaves)}",
                 found=f"a {kind} of {len(now.leaves)}",
                 remedy="an array with one row per iteration, written by out[k] = …",
-            )  # fmt: skip
+            )
         first = self.types[name, 0] if before.tree.kind == "leaf" else None
         shown = (first or before.value, leaf_type(now.value) or now.value)
         raise carry_error("loop", name, "", self.place, *shown)
@@ -427,7 +427,7 @@ class Loop(Capture):
         self.mark.forget_later(self.context, "loop", self.place)
         if changed:
             raise UnsupportedError("the test of a while writes into an array", place=self.place,
-                                   remedy="do it in the body")  # fmt: skip
+                                   remedy="do it in the body")
         return region
 
     def _holds(self, evaluate: Callable[[], Any] | None, flags: Sequence[Value]) -> Value:
@@ -463,7 +463,7 @@ class Loop(Capture):
             storage.write(context, value)
         stale = Gone("this array was written in a loop through a name that the loop rebinds",
                      "read it through that name, or copy it before the loop: x = x.copy()",
-                     self.place)  # fmt: skip
+                     self.place)
         for storage in self.stale:
             storage.lose(context, stale)
         self._link(arrays)

@@ -133,7 +133,7 @@ def _bind(function: types.FunctionType, code: types.CodeType) -> types.FunctionT
     cells[RUNTIME] = types.CellType(runtime)
     closure = tuple(cells[name] for name in code.co_freevars)
     new = types.FunctionType(code, function.__globals__, function.__name__, function.__defaults__,
-                             closure)  # fmt: skip
+                             closure)
     new.__kwdefaults__ = function.__kwdefaults__
     new.__dict__.update(function.__dict__)
     new.__annotations__ = function.__annotations__
@@ -225,7 +225,7 @@ def _changed(code: types.CodeType) -> ProgramError:
         place=Place(code.co_filename, code.co_firstlineno),
         expected=f"the text that {code.co_name} was made of, whose control flow is compiled",
         found="another text", remedy="start Python again, or importlib.reload() of its module",
-    )  # fmt: skip
+    )
 
 
 def _functions(node: ast.AST, class_name: str | None) -> Iterator[tuple[_Function, str | None]]:

@@ -127,7 +127,7 @@ class Lowering:
     def function(self, body: Stmts) -> Stmts:
         """The body with every exit out of an `if` or a loop lowered; a plain return stays."""
         self.returns = any("return" in _exits_of(s) for s in body if not isinstance(s, ast.Return)
-                           and not self._straight(s))  # fmt: skip
+                           and not self._straight(s))
         if not self.returns:
             return self.block(body)
         ends = _never_ends(body)

@@ -101,7 +101,7 @@ def switch(index: Any, branches: Sequence[Callable[..., Any]], *args: Any) -> An
         if array.ndim or array.type.dtype.kind not in "biu":
             raise ShapeError("the index of spmd.switch must be an integer",
                              expected="an integer, a number or a 0-d integer array",
-                             found=str(array.type))  # fmt: skip
+                             found=str(array.type))
         on = as_value(context, array, dtypes.INT64)
     elif len(branches) == 2:
         on = expr.ge(e, 1)
@@ -113,7 +113,7 @@ def switch(index: Any, branches: Sequence[Callable[..., Any]], *args: Any) -> An
 def scan(
     f: Callable[[Any, Any], Any], init: Any, xs: Any = None, length: Any = None,
     reverse: bool = False,
-) -> Any:  # fmt: skip
+) -> Any:
     """The last carry, and the y's stacked, of `carry, y = f(carry, x)` for every row x of xs.
 
     xs: arrays with the same number of rows, in any nest; or None, and `length` turns. reverse: from
@@ -138,7 +138,7 @@ def scan(
         pair = f(names.get(_STATE), x)
         if not isinstance(pair, tuple) or len(pair) != 2:
             raise UsageError("the function given to spmd.scan must return a pair",
-                             expected="return carry, y", found=type(pair).__name__)  # fmt: skip
+                             expected="return carry, y", found=type(pair).__name__)
         names.put(_STATE, pair[0])
         return pair[1]
 
@@ -183,7 +183,7 @@ def _length(rows: Sequence[Any], length: Any) -> Any:
     for c in counts[1:]:
         if not expr.equal(expr_of(c) or 0, expr_of(counts[0]) or 0):
             raise ShapeError("spmd.scan: the arrays in xs have different numbers of rows",
-                             expected=str(counts[0]), found=str(c))  # fmt: skip
+                             expected=str(counts[0]), found=str(c))
     return counts[0]
 
 

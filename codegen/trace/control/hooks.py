@@ -30,7 +30,7 @@ from codegen.trace.state import Code, Names, inside
 from codegen.user import tree
 
 __all__ = ["Names", "and_", "asserted", "both", "call", "compare", "either", "fresh", "ifexp",
-           "indexed", "known", "not_", "or_", "target"]  # fmt: skip
+           "indexed", "known", "not_", "or_", "target"]
 
 NameError = builtins.NameError
 
@@ -68,21 +68,21 @@ def matched(subject: Any) -> Any:
             expected="patterns of values, or of tuples, lists and dicts",
             found="case int(), case True, or the like",
             remedy="if isinstance(x, int): …, or if x: …",
-        )  # fmt: skip
+        )
     return subject
 
 
 def for_(
     iterable: Any, names: Names, bound: Sequence[str], touched: Sequence[str],
     flags: Sequence[str], loop_number: int, hint: str, kept: Sequence[str],
-) -> Iterable[Any]:  # fmt: skip
+) -> Iterable[Any]:
     """The iterable itself, or the passes of a captured loop over an spmd.range."""
     if isinstance(iterable, Range):
         code = Code(names, bound, touched, flags, loop_number, kept)
         return captured_for(iterable, code, hint)
     if isinstance(iterable, Number):
         raise TracedValueError("a for loop over a number", expected="something to iterate over",
-                               found=repr(iterable), remedy="for i in spmd.range(n)")  # fmt: skip
+                               found=repr(iterable), remedy="for i in spmd.range(n)")
     if is_iterator(iterable):
         refuse_outside(iterable)
     return each(iterable)  # type: ignore[no-any-return]
@@ -96,7 +96,7 @@ def each(iterable: Any) -> Any:
 def while_(
     test: Callable[[], Any], names: Names, bound: Sequence[str], touched: Sequence[str],
     flags: Sequence[str], loop_number: int, kept: Sequence[str],
-) -> Iterator[None]:  # fmt: skip
+) -> Iterator[None]:
     context = Context.current()
     if context is None:
         return _plain_while(test)
@@ -121,7 +121,7 @@ def endless() -> None:
     if Context.current() is not None:
         raise UnsupportedError("this loop never ends", expected="a break, a return or a test",
                                found="while True: without one",
-                               remedy="while condition:, or if condition: break")  # fmt: skip
+                               remedy="while condition:, or if condition: break")
 
 
 def raising(names: Names) -> None:
@@ -153,7 +153,7 @@ def plain(test: Any, what: str, reason: str) -> Any:
     raise UnsupportedError(
         f"`{what}` on a value known only at run time, in a function that cannot be compiled",
         found=reason, remedy="move this part into a function of its own",
-    )  # fmt: skip
+    )
 
 
 def explain(error: builtins.NameError, names: Names) -> None:

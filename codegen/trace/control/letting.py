@@ -61,7 +61,7 @@ def _let(context: Context, value: Value) -> Sym:
         known = context.bounds.get(key, Bounds(power=True))  # nothing is refused before it is known
         least = None if known.least is None else expr.const(known.least)
         made = next((op for block in reversed(context.blocks) for op in reversed(block.ops)
-                     if value in op.results), None)  # fmt: skip
+                     if value in op.results), None)
         unnamed = made is not None and value.name == made.what.called  # by no variable
         name = "number" if unnamed else value.name
         divides = expr.POWERS if known.power else 0

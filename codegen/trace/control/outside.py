@@ -30,7 +30,7 @@ GENERATORS = (np.random.Generator, np.random.RandomState, np.random.BitGenerator
 _PLAIN = (
     int, float, complex, str, bytes, type(None), np.generic, np.dtype, Array, Number, slice, range,
     types.BuiltinFunctionType,
-)  # fmt: skip
+)
 _CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque, bytearray)
 _OPEN = (types.SimpleNamespace, argparse.Namespace)  # objects of anybody, as a user's own
 _LEN = "number of items"
@@ -88,7 +88,7 @@ class Outside:
         return next((
             step(s.path, s.thing, k) for s in self._seen if s.path not in but
             for k, v in s.items.items() if v is thing
-        ), "")  # fmt: skip
+        ), "")
 
     # ---- what can be reached ---------------------------------------------------------------------
 
@@ -205,7 +205,7 @@ class Outside:
             f"{shown} is changed in {_WORDS[self.what]}", place=where or self.place,
             expected=f"what stands outside of it stays as it is: {_TURNS[self.what]}",
             found=found, remedy=remedy, also=body,
-        )  # fmt: skip
+        )
 
     def drawn(self, thing: Any, place: Place | None, instead: str = "") -> UnsupportedError:
         """For what gives another value each time that it is asked: a generator, an iterator.
@@ -213,7 +213,7 @@ class Outside:
         drawing = isinstance(thing, GENERATORS)
         if self.what == "program":
             remedy = "; or ".join(filter(None, [instead, _DRAWN])) if drawing else (
-                "a list of it, made outside")  # fmt: skip
+                "a list of it, made outside")
         elif drawing:
             instead = instead or "spmd.random.uniform(seed, shape), or normal, randint, …"
             remedy = f"{instead}, with stream=i; or draw all of it before: noise = rng.random(n)"
@@ -222,7 +222,7 @@ class Outside:
         return UnsupportedError(f"{self.path(thing)} {_ONCE[self.what]}", place=place,
                                 expected=f"values that stay as they are: {_TURNS[self.what]}",
                                 found=f"{self.path(thing)}, {kind_of(thing)} from outside of it",
-                                remedy=remedy)  # fmt: skip
+                                remedy=remedy)
 
 
 _DRAWN = "rng = np.random.default_rng(0) in the program"
@@ -384,7 +384,7 @@ def _public(names: Any) -> dict[Any, Any]:
         k: v for k, v in dict(names).items()
         if not isinstance(v, types.ModuleType)
         and (not k.startswith("__") or isinstance(v, types.FunctionType) or _called_by(v))
-    }  # fmt: skip
+    }
 
 
 def _called_by(thing: Any) -> list[Any]:

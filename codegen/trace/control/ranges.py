@@ -28,7 +28,7 @@ class Range:
             "spmd.range can only stand in a for statement",
             expected="for i in spmd.range(n): in the program's own source", found=repr(self),
             remedy="leave out the enumerate, zip, list or comprehension around it",
-        )  # fmt: skip
+        )
 
     def __len__(self) -> Any:
         return sum(1 for _ in self)
@@ -69,11 +69,11 @@ def _bound(x: Any) -> Any:
     e = expr_of(x)
     if e is not None and e.is_const and not -(2**63) <= e.value < 2**63:
         raise DtypeError("a bound of spmd.range is no integer of 64 bits",
-                         expected="-2**63 to 2**63 - 1", found=str(e.value))  # fmt: skip
+                         expected="-2**63 to 2**63 - 1", found=str(e.value))
     if e is not None:
         return x
     if isinstance(x, Array) and x.ndim == 0 and x.dtype.kind in "iu":
         return x
     raise DtypeError("a bound of spmd.range must be an integer",
                      expected="a Python integer, a number or a 0-d integer array",
-                     found=str(x.type) if isinstance(x, Array) else repr(x))  # fmt: skip
+                     found=str(x.type) if isinstance(x, Array) else repr(x))

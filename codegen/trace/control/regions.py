@@ -35,7 +35,7 @@ class Gone:
     @property
     def type(self) -> ArrayType:
         raise ProgramError(self.message, remedy=self.remedy,
-                           also=(("it is", self.place),) if self.place else ())  # fmt: skip
+                           also=(("it is", self.place),) if self.place else ())
 
 
 def link(a: Storage, b: Storage, what: str, place: Place | None) -> None:
@@ -43,7 +43,7 @@ def link(a: Storage, b: Storage, what: str, place: Place | None) -> None:
     gone = Gone(
         f"this array may or may not share memory with one that was written: a {what} decides it",
         "read it through the name that was written, or copy it before: x = x.copy()", place,
-    )  # fmt: skip
+    )
     if a is not b:
         a.shadows = {**a.shadows, b: gone}
         b.shadows = {**b.shadows, a: gone}
@@ -65,7 +65,7 @@ class Mark:
         context.epoch += 1
         return cls([(s, s.content, s.shadows) for s in context.storages], context.next_serial(),
                    dict(context.scalars), dict(context.inputs), len(context.conditions),
-                   context._names.copy())  # fmt: skip
+                   context._names.copy())
 
     def restore_storages(self) -> None:
         for storage, content, shadows in self.storages:
@@ -75,7 +75,7 @@ class Mark:
         """Storages made since then are gone: nothing outside may read them."""
         gone = Gone(f"this array was made inside a {what} and is read outside it",
                     "bind a name before the loop or branch and rebind that name inside",
-                    place)  # fmt: skip
+                    place)
         for storage in list(context.storages):
             if storage.serial > self.serial and not isinstance(storage.content, Known):
                 storage.content = gone
@@ -180,7 +180,7 @@ def condition(x: Any, what: str) -> Expr | Value:
         if x.ndim and not all(e == 1 for e in x.extents):
             raise ShapeError(f"the truth of an array with several elements is ambiguous ({what})",
                              expected="a 0-d array or a number", found=str(x.type),
-                             remedy="say which: .any() or .all()")  # fmt: skip
+                             remedy="say which: .any() or .all()")
         x = x.reshape(()) if x.ndim else x
         return as_value(context, x, dtypes.BOOL)
     return as_value(context, bool(x), dtypes.BOOL)
@@ -204,4 +204,4 @@ def carry_error(
     owner = f'"{name}{path}"' if not name.startswith("__") else "the returned value"
     return CarryError(f"{owner} changes its type in a {what}" if both else
                       f"{owner} changes in a {what}", place=place, expected=f"{shown[0]} ({first})",
-                      found=f"{shown[1]} ({second})", remedy=remedy)  # fmt: skip
+                      found=f"{shown[1]} ({second})", remedy=remedy)

@@ -50,7 +50,7 @@ def _tree(x: Any, name: str, leaves: dict[str, Any], place: Place, depth: int = 
         if name in leaves:
             raise ProgramError(f'a program returns two outputs named "{name}"', place=place,
                                expected="a name for each: what is nested has names with dots",
-                               found=", ".join([*leaves, name]))  # fmt: skip
+                               found=", ".join([*leaves, name]))
         leaves[name] = x
         return len(leaves) - 1
     trees = []
@@ -65,7 +65,7 @@ def _key(key: Any, place: Place) -> str:
     if isinstance(key, str):
         return str(key)
     raise ProgramError("the keys of a dict that a program returns must be text", place=place,
-                       expected='return {"u": u}', found=repr(key))  # fmt: skip
+                       expected='return {"u": u}', found=repr(key))
 
 
 def _output(context: Context, name: str, x: Any, place: Place) -> Output:
@@ -84,7 +84,7 @@ def _output(context: Context, name: str, x: Any, place: Place) -> Output:
         raise ProgramError(f'output "{name}" is one rank\'s array, not a global one', place=place,
                            expected="what a function given to spmd.shard_map returned",
                            found=str(value.type),
-                           remedy="return it from that function, with out_layouts")  # fmt: skip
+                           remedy="return it from that function, with out_layouts")
     layout = value.type.layout or ()
     return Output(name, value, layout, value.type.shape)
 
@@ -92,4 +92,4 @@ def _output(context: Context, name: str, x: Any, place: Place) -> Output:
 def _returned_error(found: str, place: Place) -> ProgramError:
     return ProgramError("a program returns arrays", place=place,
                         expected="an array, a number, or a tuple, list or dict of them",
-                        found=found, remedy='return {"u": u}')  # fmt: skip
+                        found=found, remedy='return {"u": u}')

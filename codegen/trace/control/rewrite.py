@@ -165,7 +165,7 @@ class _Rewriter(ast.NodeTransformer):
     def __init__(
         self, class_name: str | None, reason: str = "", scope: Sequence[ast.AST] = (),
         outer: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.class_name = class_name
         self.outer = outer
         self.reason = reason
@@ -177,7 +177,7 @@ class _Rewriter(ast.NodeTransformer):
         self.elsewhere = {
             name for node in own_nodes(scope)
             if isinstance(node, (ast.Global, ast.Nonlocal)) for name in node.names
-        }  # fmt: skip
+        }
 
     def block(self, stmts: Stmts) -> Stmts:
         out: Stmts = []
@@ -254,7 +254,7 @@ class _Rewriter(ast.NodeTransformer):
             _constant(flags),
             ast.Constant(node.number),  # type: ignore[attr-defined]
             ast.Constant(hint), self._kept(node),
-        )  # fmt: skip
+        )
         node.iter = at(place, call)
         return at(node, node)
 
@@ -276,7 +276,7 @@ class _Rewriter(ast.NodeTransformer):
             "while_", test, _load(_NAMES), bound, touched, _constant(flags),
             ast.Constant(node.number),  # type: ignore[attr-defined]
             self._kept(node),
-        )  # fmt: skip
+        )
         loop = ast.For(_store(_ITEM), at(node.test, call), body + self._leave(node, flags), [])
         return at(node, loop)
 
@@ -341,7 +341,7 @@ class _Rewriter(ast.NodeTransformer):
         patterns = [p for case in node.cases for p in ast.walk(case.pattern)]
         asks = any(isinstance(p, ast.MatchClass) or (
             isinstance(p, ast.MatchSingleton) and p.value is not None) for p in patterns
-        )  # fmt: skip
+        )
         new: ast.Match = self.generic_visit(node)  # type: ignore[assignment]
         if asks:
             new.subject = at(new.subject, _runtime("matched", new.subject))
@@ -409,7 +409,7 @@ class _Rewriter(ast.NodeTransformer):
         is_super = isinstance(node.func, ast.Name) and node.func.id == "super"
         if _last_name(node.func) in _COMPILED_ELSEWHERE:  # np.vectorize(lambda a: ...)
             kept, node.args = node.args, [ast.Constant(None) if isinstance(a, ast.Lambda) else a
-                                          for a in node.args]  # fmt: skip
+                                          for a in node.args]
             self.generic_visit(node)
             node.args = [a if isinstance(a, ast.Lambda) else b for a, b in zip(kept, node.args)]
         else:

@@ -106,7 +106,7 @@ def refuse_twin(context: Context, thing: Any, place: Place | None) -> None:
                 found=f"a store into {path if thing is a else other}",
                 remedy=f"choose {_COPY.format(other)}",
                 also=(("it is decided", where),) if where else (),
-            )  # fmt: skip
+            )
 
 
 # ---- loops -------------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ class Turning:
     def __init__(
         self, context: Context, place: Place | None, entry: dict[str, Tree], bound: Sequence[str],
         outside: Outside,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.context, self.place, self.entry, self.outside = context, place, entry, outside
         self.known = (*entry, *bound)
         self.before = [p for name, tree in entry.items() for p in parts(tree, name)]
@@ -159,7 +159,7 @@ class Turning:
             expected="names that share a list, dict or object in every turn, or in none",
             found=f"a turn that rebinds {first} or {second}",
             remedy=f"{_COPY.format(first)}, {'before' if one else 'in'} the loop",
-        )  # fmt: skip
+        )
 
     def _refuse_kept(self, path: str, thing: Any, now: Any, began: list[Any]) -> None:
         """What the first turn has, and a later one no more, has no other name by which the body
@@ -176,7 +176,7 @@ class Turning:
                 expected="what the loop changes to have one name, or to keep its names",
                 found=f"a turn that changes what {other} holds, and rebinds {path}",
                 remedy=f"{_COPY.format(other)}, before the loop",
-            )  # fmt: skip
+            )
 
     def finish(self, after: dict[str, Tree], later: dict[str, Tree]) -> dict[str, list[Any]]:
         """What each variable is filled into after the loop: what it was where that stays, else

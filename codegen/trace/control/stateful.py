@@ -36,12 +36,12 @@ _CHANGING = frozenset(
 _SEEDED = (
     np.random.default_rng, np.random.RandomState, np.random.PCG64, np.random.MT19937,
     np.random.Philox, np.random.SFC64, np.random.PCG64DXSM, np.random.SeedSequence, random.Random,
-)  # fmt: skip
+)
 _CLOCKS = (
     time.time, time.time_ns, time.perf_counter, time.perf_counter_ns, time.monotonic,
     time.monotonic_ns, time.process_time, time.process_time_ns, time.thread_time,
     time.thread_time_ns, time.clock_gettime, time.clock_gettime_ns, os.times, os.getloadavg,
-)  # fmt: skip
+)
 _CALENDAR = (time.localtime, time.gmtime, time.ctime, time.asctime, time.strftime)  # else: of now
 _ENTROPY = (os.urandom, uuid.uuid1, uuid.uuid4)
 _TODAY = ("now", "utcnow", "today")
@@ -134,7 +134,7 @@ def _frozen(name: str, remedy: str) -> UnsupportedError:
         f"{name} gives another value {varies}",
         expected="values that stay the same: they become constants of the image",
         found=f"{name}, which runs while building, not when the image runs", remedy=remedy,
-    )  # fmt: skip
+    )
 
 
 # By module and name, so that these modules need not be imported: how it is written, and a way out.
@@ -207,7 +207,7 @@ class Passing(int):
             found=f"{self.what}, which is good for keys of a dict and for == only",
             remedy="zlib.crc32(text.encode()) is the same everywhere" if self.what == "hash()" else
             "a number of your own, such as a position in a list",
-        )  # fmt: skip
+        )
 
     __hash__ = int.__hash__
 
@@ -253,7 +253,7 @@ def ordered(x: Any) -> Any:
             expected="an order that stays the same: it goes into the image",
             found=f"a set of {type(next(e for e in x if not _has_text(e))).__name__}",
             remedy="sorted(s, key=…), a list, or dict.fromkeys(…), which keeps its order",
-        )  # fmt: skip
+        )
     return sorted(x, key=_text)
 
 
@@ -266,7 +266,7 @@ def _has_text(x: Any) -> bool:
 def _text(x: Any) -> Any:
     if isinstance(x, (tuple, frozenset)):
         return type(x).__name__, str(sorted(map(_text, x)) if isinstance(x, frozenset)
-                                     else list(map(_text, x)))  # fmt: skip
+                                     else list(map(_text, x)))
     return type(x).__name__, repr(x)
 
 

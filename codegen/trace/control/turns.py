@@ -102,7 +102,7 @@ def _step(step: Any) -> tuple[Expr, int]:
     raise UnsupportedError(
         "the sign of a step must be known while building", found=repr(step),
         remedy="loop over spmd.range(count) and compute start + k * step",
-    )  # fmt: skip
+    )
 
 
 def captured_for(bounds: Range, code: Code, hint: str) -> Iterator[Any]:

@@ -91,7 +91,7 @@ def annotate(body: Stmts) -> None:
                 s.kept = tuple(  # type: ignore[union-attr]
                     n for n in names
                     if n in always or next((e[n] for e in rest if n in e), "") == _READ
-                )  # fmt: skip
+                )
                 head: list[ast.AST] = [s.test] if isinstance(s, ast.While) else []
                 rest = [_first([*head, *s.body]), *rest]  # the next turn
             if not isinstance(s, SCOPES):
@@ -133,7 +133,7 @@ def _events(node: ast.AST) -> Events:
 def _names(node: ast.AST, event: str = "") -> set[str]:
     """The variables in a piece of code; with "read", those that it does not only bind."""
     return {n.id for n in ast.walk(node) if isinstance(n, ast.Name)
-            and not (event == _READ and isinstance(n.ctx, ast.Store))}  # fmt: skip
+            and not (event == _READ and isinstance(n.ctx, ast.Store))}
 
 
 def _targets(node: ast.Assign) -> Iterator[ast.expr]:

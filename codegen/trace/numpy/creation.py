@@ -41,7 +41,7 @@ __all__ = [  # that users import from spmd
     "arange", "array", "asarray", "dynamic_slice", "dynamic_update_slice", "empty",
     "empty_like", "eye", "full", "full_like", "identity", "like", "linspace", "ones",
     "ones_like", "zeros", "zeros_like",
-]  # fmt: skip
+]
 
 Make = Callable[[Shape, Sequence[Expr]], Array]
 
@@ -171,7 +171,7 @@ def arange(
     if first is None or last is None or by is None or not by.is_const or by == 0:
         raise UsageError("arange takes integers and formulas of axis sizes and the index",
                          expected="a step known while building, bounds known at launch",
-                         found=f"arange({start!r}, {stop!r}, {step!r})")  # fmt: skip
+                         found=f"arange({start!r}, {stop!r}, {step!r})")
     size = abs(by.value)
     span = last - first if by.value > 0 else first - last
     extents = shape_of(Number(expr.maximum((span + (size - 1)) // size, 0)), "the extent of arange")
@@ -189,7 +189,7 @@ def arange(
 def linspace(
     start: Any, stop: Any, num: Any = 50, endpoint: bool = True, retstep: bool = False,
     dtype: Any = None, axis: int = 0, *, layout: Any = None,
-) -> Any:  # fmt: skip
+) -> Any:
     """`num` numbers from start to stop, at equal distances: as numpy.linspace.
 
     endpoint: whether stop is the last of them. retstep: return the distance too. num may be a
@@ -201,7 +201,7 @@ def linspace(
     count = expr_of(num)
     if count is None:
         raise unsupported("linspace with a number of points that depends on data",
-                          "start + step * np.arange(n)")  # fmt: skip
+                          "start + step * np.arange(n)")
     if count.is_const and not is_traced(start) and not is_traced(stop):
         even: Any = np.linspace
         made = even(start, stop, count.value, endpoint, True, dtype, axis)
@@ -241,7 +241,7 @@ def _evenly(start: Any, stop: Any, count: Expr, endpoint: bool, layout: Any) -> 
 def logspace(
     start: Any, stop: Any, num: Any = 50, endpoint: bool = True, base: Any = 10.0,
     dtype: Any = None, axis: int = 0,
-) -> Any:  # fmt: skip
+) -> Any:
     """base ** linspace(start, stop, num)."""
     made = elementwise.apply(np.power, base, linspace(start, stop, num, endpoint, axis=axis))
     return made if dtype is None else made.astype(dtype)
@@ -249,7 +249,7 @@ def logspace(
 
 def geomspace(
     start: Any, stop: Any, num: int = 50, endpoint: bool = True, dtype: Any = None, axis: int = 0
-) -> Any:  # fmt: skip
+) -> Any:
     """Numbers of which each is a fixed multiple of the one before; both ends of one sign."""
     first, last = as_array(start), as_array(stop)
     if "c" in first.type.dtype.kind + last.type.dtype.kind:
@@ -351,7 +351,7 @@ def _starts(x: Array, starts: Any, sizes: Shape) -> tuple[Any, ...]:
     items = tuple(starts) if isinstance(starts, (tuple, list)) else (starts,)
     if len(items) != x.ndim:
         raise ShapeError("there is not one start for each dim", expected=f"{x.ndim} starts",
-                         found=f"{len(items)}")  # fmt: skip
+                         found=f"{len(items)}")
     out: list[Any] = []
     for d, (start, extent, size) in enumerate(zip(items, x.extents, sizes)):
         e = expr_of(start)
@@ -377,7 +377,7 @@ def dynamic_slice(x: Any, starts: Any, sizes: Any) -> Any:
     extents = shape_of(sizes, "the sizes of dynamic_slice", scalars=True)
     if len(extents) != x.ndim:
         raise ShapeError("there is not one size for each dim", expected=f"{x.ndim} sizes",
-                         found=f"{len(extents)}")  # fmt: skip
+                         found=f"{len(extents)}")
     return x.viewed(view.Dynamic(_starts(x, starts, extents), extents)).copy()
 
 

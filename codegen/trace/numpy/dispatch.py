@@ -139,7 +139,7 @@ def call_ufunc(
     if isinstance(kwargs.get("out"), tuple):
         kwargs = {**kwargs, "out": kwargs["out"][0]}
     return _run(f"{ufunc.__name__}.{method}", partial(getattr(ufunc_methods, method), ufunc),
-                inputs, kwargs)  # fmt: skip
+                inputs, kwargs)
 
 
 _IGNORED = ("casting", "order", "subok")
@@ -152,7 +152,7 @@ def _call(ufunc: np.ufunc, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> A
         inputs = tuple(move(x, axis, -1) for x in inputs)
     if unknown := options.keys() - {"out", "where", "dtype"}:
         raise unsupported(f"np.{ufunc.__name__} with {sorted(unknown)[0]}=",
-                          "np.swapaxes before and after it, or x.astype(t)")  # fmt: skip
+                          "np.swapaxes before and after it, or x.astype(t)")
     out: Any = options.pop("out", None)
     out = out[0] if isinstance(out, tuple) and len(out) == 1 else out
     if out is not None and not isinstance(out, (Array, tuple)):
@@ -168,7 +168,7 @@ _UNDISPATCHED = (
     np.asarray, np.ascontiguousarray, np.asfortranarray, np.asanyarray, np.require,
     np.asarray_chkfinite, np.from_dlpack, np.lib.stride_tricks.as_strided, np.nested_iters,
     np.asmatrix, np.bmat, np.fft.fftfreq, np.fft.rfftfreq,
-)  # fmt: skip
+)
 
 
 def aware(function: Any) -> Function | None:
@@ -228,7 +228,7 @@ def _of_random(function: Any) -> Function:
     def call(*args: Any, **kwargs: Any) -> Any:
         if foreign.is_unknown(args, kwargs):
             raise unsupported(f"np.random's {name} of an array of the program", RANDOM.get(
-                name, "spmd.random.permutation(seed, n), then x[order]"))  # fmt: skip
+                name, "spmd.random.permutation(seed, n), then x[order]"))
         return foreign.library(function)(*args, **kwargs)
 
     return call
@@ -278,7 +278,7 @@ ALIASES = {
     "acos": "arccos", "acosh": "arccosh", "asin": "arcsin", "asinh": "arcsinh", "atan": "arctan",
     "atan2": "arctan2", "atanh": "arctanh", "bitwise_invert": "invert", "pow": "power",
     "bitwise_left_shift": "left_shift", "bitwise_right_shift": "right_shift",
-}  # fmt: skip
+}
 
 
 def attribute(name: str) -> Any:
@@ -294,7 +294,7 @@ def attribute(name: str) -> Any:
         return _ufunc(found)
     if isinstance(found, type) or isinstance(found, (float, np.dtype)) or name in (
         "newaxis", "finfo", "iinfo", "can_cast", "broadcast_shapes", "isdtype", "dtype",
-    ):  # fmt: skip
+    ):
         return found
     if found is not None:
         return _refuse(name)

@@ -78,11 +78,11 @@ def _cannot_broadcast(shapes: Sequence[Shape], what: str, a: Expr, b: Expr) -> S
         names = sorted(s.name for s in a.symbols() | b.symbols() if s.kind == "scalar")
         if names:
             remedy = (f"say what {names[0]} can be, spmd.require(1 <= {names[0]} < n); or keep the "
-                      "extent: np.roll(x, k), or x[...] with np.where and np.arange")  # fmt: skip
+                      "extent: np.roll(x, k), or x[...] with np.where and np.arange")
     return ShapeError(f"{what} could not be broadcast together",
                       expected="equal extents, or 1, counted from the last dim",
                       found=f"shapes {' and '.join(shape_text(s) for s in shapes)}: {reason}",
-                      remedy=remedy)  # fmt: skip
+                      remedy=remedy)
 
 
 def _example(a: Expr, b: Expr) -> str:
@@ -147,7 +147,7 @@ def joined_type(parts: Sequence[Any]) -> DType:
 def _no_common_type(operands: Sequence[Operand], reason: str) -> DtypeError:
     return DtypeError(reason.split("\n")[0], expected="element types that NumPy combines",
                       found=" and ".join(_kind_text(x) for x in operands),
-                      remedy="convert one with x.astype(...)")  # fmt: skip
+                      remedy="convert one with x.astype(...)")
 
 
 def _kind_text(x: Operand) -> str:
@@ -187,7 +187,7 @@ def normal(x: Any) -> Operand:
         expected="numbers, and arrays of numbers", found=repr(x)[:60],
         remedy="numbers that stand for it: np.where(x > 0, 0, 1), and names after the run" if
         isinstance(x, (str, bytes)) else "np.asarray(...) of it, where it holds numbers",
-    )  # fmt: skip
+    )
 
 
 def extents_of(x: Operand) -> Shape:
@@ -276,7 +276,7 @@ def _compare_mixed(ufunc: np.ufunc, a: Any, b: Any) -> Array:
     a, b = as_array(a), as_array(b)
     if a.type.dtype.kind == "u":
         mirrored = {"less": np.greater, "less_equal": np.greater_equal, "greater": np.less,
-                    "greater_equal": np.less_equal}  # fmt: skip
+                    "greater_equal": np.less_equal}
         return _compare_mixed(mirrored.get(name, ufunc), b, a)
     if name not in ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal"):
         raise unsupported(f"np.{name} of {a.dtype} and {b.dtype}", "convert one with .astype")
@@ -316,7 +316,7 @@ def _check_exponent(context: Context, operands: Sequence[Operand]) -> None:
         if {s.kind for s in e.symbols()} <= {"size", "scalar"}:
             context.hold(expr.ge0(e), f"the exponent {e} is not negative")
     between(operands[1], 0, None, "integers to negative integer powers are not allowed",
-            "x ** -1.0, or 1 / x, which are floats")  # fmt: skip
+            "x ** -1.0, or 1 / x, which are floats")
 
 
 def store(result: Any, out: Any, where: Any = True, casting: bool = True) -> Any:
@@ -335,7 +335,7 @@ def store(result: Any, out: Any, where: Any = True, casting: bool = True) -> Any
                          expected=f"a result that casts to {out.dtype} with casting 'same_kind'",
                          found=f"{result.dtype}",
                          remedy=f"x = x + y makes a new array of {result.dtype}; or convert with "
-                         f".astype(np.{out.dtype})")  # fmt: skip
+                         f".astype(np.{out.dtype})")
     if where is not True:
         result = select(where, result, out)
     assign(out, result)
@@ -369,7 +369,7 @@ def check_assignable(source: Shape, target: Shape) -> None:
             f"into shape {shape_text(target)}",
             expected=f"a value of shape {shape_text(target)}, or one that broadcasts to it",
             found=f"shape {shape_text(source)}",
-        )  # fmt: skip
+        )
 
 
 def select(mask: Any, a: Any, b: Any) -> Array:

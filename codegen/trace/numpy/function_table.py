@@ -71,11 +71,11 @@ def _vstack(arrays: Any, **more: Any) -> Array:
 
 def _with_initial(name: str, running: Function, initial: int) -> Function:
     def call(x: Any, /, *, axis: Any = None, dtype: Any = None, out: Any = None,
-             include_initial: bool = False) -> Any:  # fmt: skip
+             include_initial: bool = False) -> Any:
         array = as_array(x)
         if axis is None and array.ndim > 1:
             raise ShapeError(f"np.{name} needs an axis", expected="axis= of an array of "
-                             f"{array.ndim} dims", found="none")  # fmt: skip
+                             f"{array.ndim} dims", found="none")
         made = running(array, axis, dtype)
         if include_initial:
             first = creation.full_like(made[(*[slice(None)] * (axis or 0), slice(0, 1))], initial)
@@ -98,7 +98,7 @@ def _is_complex(x: Any) -> bool:
 
 
 def _trace(x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = None,
-           out: Any = None) -> Any:  # fmt: skip
+           out: Any = None) -> Any:
     diagonal = shaping.diagonal(x, offset, axis1, axis2)
     return reducing.sum_(diagonal, axis=-1, dtype=dtype, out=out)
 
@@ -169,7 +169,7 @@ _OTHER: dict[str, Function] = {
        "rfftn".split()},
     "fft.fftshift": lambda x, axes=None: shaping.half_way(x, axes, 1),
     "fft.ifftshift": lambda x, axes=None: shaping.half_way(x, axes, -1),
-}  # fmt: skip
+}
 
 
 @cache

@@ -77,7 +77,7 @@ def _known_elements(array: Array, key: Any) -> Any:
     items = key if isinstance(key, tuple) else (key,)
     if _is_unknown(key) or not (all(map(is_whole, items)) and len(items) == array.ndim) and all(
         map(is_basic, items)
-    ):  # fmt: skip
+    ):
         return None
     try:
         found = known.plain(array)[key]
@@ -192,7 +192,7 @@ def _index_array(context: Context, item: Item, extent: Expr, dim: int) -> Value:
             if data.size and (data.min() < -n or data.max() >= n):
                 bad = int(data[(data < -n) | (data >= n)].flat[0])
                 raise index_error(f"index {bad} is out of bounds", f"indices from {-n} to {n - 1}",
-                                   str(bad))  # fmt: skip
+                                   str(bad))
             return as_array(np.where(data < 0, data + n, data)).read()
         if data.size:
             for k in {int(data.min()), int(data.max())}:  # of two that are not negative, the last

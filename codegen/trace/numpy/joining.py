@@ -38,13 +38,13 @@ ZERO = expr.const(0)
 
 
 def concatenate(arrays: Any, axis: Any = 0, out: Any = None, *, dtype: Any = None,
-                casting: Any = None) -> Array:  # fmt: skip
+                casting: Any = None) -> Array:
     """Arrays one after the other along a dim."""
     context = require_context("np.concatenate")
     parts = [as_array(x) for x in arrays]
     if not parts:
         raise ShapeError("need at least one array to concatenate", expected="one or more arrays",
-                         found="none")  # fmt: skip
+                         found="none")
     if axis is None:
         parts, axis = [ravel(p) for p in parts], 0
     first = parts[0]
@@ -58,7 +58,7 @@ def concatenate(arrays: Any, axis: Any = 0, out: Any = None, *, dtype: Any = Non
                 "all the input array dimensions except for the concatenation axis must match",
                 expected=f"the dims of {shape_text(first.extents)}, but for dim {d}",
                 found=shape_text(p.extents),
-            )  # fmt: skip
+            )
     own = joined_type(parts)
     kind = own if dtype is None else element_type(dtype)
     check_casting(own, kind, casting)
@@ -83,7 +83,7 @@ def concatenate(arrays: Any, axis: Any = 0, out: Any = None, *, dtype: Any = Non
 
 
 def stack(arrays: Any, axis: Any = 0, out: Any = None, *, dtype: Any = None,
-          casting: Any = None) -> Array:  # fmt: skip
+          casting: Any = None) -> Array:
     parts = [as_array(x) for x in arrays]
     if not parts:
         return concatenate(parts)
@@ -91,7 +91,7 @@ def stack(arrays: Any, axis: Any = 0, out: Any = None, *, dtype: Any = None,
         if p.ndim != parts[0].ndim or not all(map(same_extent, p.extents, parts[0].extents)):
             raise ShapeError("all input arrays must have the same shape",
                              expected=shape_text(parts[0].extents),
-                             found=shape_text(p.extents))  # fmt: skip
+                             found=shape_text(p.extents))
     d = dim_of(axis, parts[0].ndim + 1, "np.stack")
     wide = [expand_dims(p, d) for p in parts]
     return concatenate(wide, d, out, dtype=dtype, casting=casting)
@@ -118,14 +118,14 @@ def sliding_window_view(x: Any, window_shape: Any, axis: Any = None, **_: Any) -
     axes = [d for a in items for d in dims_of(a, array.ndim, what)]  # one may come twice
     if len(axes) != len(widths):
         raise ShapeError(f"{what}: there is not one extent of the window for each dim",
-                         expected=f"{len(axes)} of them", found=str(tuple(widths)))  # fmt: skip
+                         expected=f"{len(axes)} of them", found=str(tuple(widths)))
     for d, width in zip(axes, widths):
         wide = constant(extent(width), what, "a window of a known extent")
         count = array.shape[d] - wide + 1
         if expr.nonneg(expr.const(wide - 1) - array.extents[d]):
             raise ShapeError("window shape cannot be larger than input array shape",
                              expected=f"at most {array.shape[d]} in dim {d}",
-                             found=str(wide))  # fmt: skip
+                             found=str(wide))
         array = stack([along(array, d, slice(k, k + count)) for k in range(wide)], -1)
     return array
 
@@ -136,7 +136,7 @@ def extent(x: Any) -> Expr:
     if e is None or expr.nonneg(-e - 1):
         raise ShapeError("pad widths are non-negative integers",
                          expected="an integer known while building or at launch",
-                         found=repr(x))  # fmt: skip
+                         found=repr(x))
     return e
 
 
@@ -182,7 +182,7 @@ class Joiner:
     def _typed(self, parts: list[Array], items: Any) -> list[Array]:
         """Numbers promote weakly."""
         kind = result_type(*(normal(i) if not isinstance(i, slice) else p
-                             for i, p in zip(items, parts)))  # fmt: skip
+                             for i, p in zip(items, parts)))
         return [as_array(p, kind) for p in parts]
 
 

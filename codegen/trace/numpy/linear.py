@@ -43,10 +43,10 @@ def _matrix(what: str, x: Any, square: bool = False) -> Array:
     array = as_array(x)
     if array.ndim < 2:
         raise ShapeError(f"np.linalg.{what} takes matrices", expected="2 dims or more",
-                         found=str(array.type))  # fmt: skip
+                         found=str(array.type))
     if square and not same_extent(*array.extents[-2:]):
         raise ShapeError(f"np.linalg.{what} takes square matrices",
-                         expected="last 2 dims of one extent", found=str(array.type))  # fmt: skip
+                         expected="last 2 dims of one extent", found=str(array.type))
     return _numbers(what, array)
 
 
@@ -57,7 +57,7 @@ def _numbers(what: str, array: Array) -> Array:
     if kind.name not in KINDS:
         raise UnsupportedError(f"np.linalg.{what} of {kind}",
                                expected="float32, float64, complex64 or complex128",
-                               found=str(kind), remedy="x.astype(np.float32)")  # fmt: skip
+                               found=str(kind), remedy="x.astype(np.float32)")
     return array
 
 
@@ -131,7 +131,7 @@ def qr(a: Any, mode: str = "reduced") -> Any:
     x = _matrix("qr", a)
     if mode not in ("reduced", "complete", "r", "raw"):
         raise UnsupportedError(f"np.linalg.qr with mode={mode!r}",
-                               expected='"reduced", "complete", "r" or "raw"')  # fmt: skip
+                               expected='"reduced", "complete", "r" or "raw"')
     if mode in ("reduced", "r") and (made := _blocked("qr", x)) is not None:
         return made[1] if mode == "r" else _named("qr")(*made)
     h, tau, *q = emitted(Qr("r" if mode == "raw" else mode), turned(x))  # type: ignore[arg-type]
@@ -142,7 +142,7 @@ def qr(a: Any, mode: str = "reduced") -> Any:
 
 
 def svd(a: Any, full_matrices: bool = True, compute_uv: bool = True,
-        hermitian: bool = False) -> Any:  # fmt: skip
+        hermitian: bool = False) -> Any:
     """By LAPACK's gesdd, as NumPy's."""
     kind, x = "N" if not compute_uv else "A" if full_matrices else "S", _matrix("svd", a)
     if kind != "A" and (tall := _blocked("qr", x)) is not None:
@@ -220,7 +220,7 @@ def _pair(what: str, a: Any, b: Any) -> tuple[Array, Array]:
     vector = y.ndim == 1
     if y.ndim == 0 or not same_extent(x.extents[-2], y.extents[-1 if vector else -2]):
         raise ShapeError(f"np.linalg.{what}: a and b have unequal numbers of rows",
-                         expected=f"{x.extents[-2]} rows", found=str(y.type))  # fmt: skip
+                         expected=f"{x.extents[-2]} rows", found=str(y.type))
     return as_array(x, kind), as_array(column(y) if vector else y, kind)
 
 
@@ -266,7 +266,7 @@ def lstsq(a: Any, b: Any, rcond: Any = None) -> Any:
     if not (expr.nonneg(m - n - 1) or expr.nonneg(n - m)):
         raise UnsupportedError("np.linalg.lstsq where it is not known whether rows are more than "
                                "columns", found=str(x.type),
-                               remedy="np.linalg.pinv(a) @ b")  # fmt: skip
+                               remedy="np.linalg.pinv(a) @ b")
     u, s, v = svd(x, full_matrices=False)
     least = _least(x) if rcond is None else rcond
     large = s > least * _largest(s)
@@ -277,7 +277,7 @@ def lstsq(a: Any, b: Any, rcond: Any = None) -> Any:
     vector = as_array(b).ndim == 1
     rank = reducing.count_nonzero(large).astype(np.int32)
     return (shaping.squeeze(made, -1) if vector else made,
-            sums if expr.nonneg(m - n - 1) else np.empty(0, size.dtype), rank, s)  # fmt: skip
+            sums if expr.nonneg(m - n - 1) else np.empty(0, size.dtype), rank, s)
 
 
 def _largest(s: Array) -> Any:
@@ -363,7 +363,7 @@ def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> A
         return _vector_norm(size, 2 if ord is None else ord, dims[0], keepdims)
     if len(dims) != 2:
         raise ShapeError("np.linalg.norm is of vectors or matrices", expected="1 or 2 dims",
-                         found=f"{len(dims)}")  # fmt: skip
+                         found=f"{len(dims)}")
     return _matrix_norm(array, size, ord, dims, keepdims)
 
 
@@ -407,7 +407,7 @@ def vector_norm(x: Any, /, *, axis: Any = None, keepdims: bool = False, ord: Any
     dims = tuple(range(array.ndim)) if axis is None else reducing.dims_of(axis, array.ndim, "norm")
     rest = [d for d in range(array.ndim) if d not in dims]
     flat = shaping.reshape(shaping.transpose(array, (*dims, *rest)),
-                           (-1, *(array.shape[d] for d in rest)))  # fmt: skip
+                           (-1, *(array.shape[d] for d in rest)))
     made = norm(flat, ord, 0)
     return shaping.expand_dims(made, dims) if keepdims else made
 
@@ -459,7 +459,7 @@ def _ordered(chain: Sequence[Array]) -> Any:
         if i == j:
             return 0, i
         return min((best(i, k)[0] + best(k + 1, j)[0] + known[i] * known[k + 1] * known[j + 1], k)
-                   for k in range(i, j))  # fmt: skip
+                   for k in range(i, j))
 
     def product(i: int, j: int) -> Any:
         k = best(i, j)[1]

@@ -84,7 +84,7 @@ def _short_circuit(stop: bool, left: Any, right: _Later, as_truth: bool) -> Any:
             found=" and ".join(t.rsplit(" (", 1)[0] for t in (error.found, error.expected)),
             remedy=f"bool(a) {word} bool(b) for their truth, " +
             ("np.where(a, a, b)" if stop else "np.where(a, b, a)") + " for a number",
-        ) from None  # fmt: skip
+        ) from None
 
 
 def truth(x: Any) -> Any:
@@ -132,7 +132,7 @@ _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "Eq": operator.eq, "NotEq": operator.ne, "Lt": operator.lt, "LtE": operator.le,
     "Gt": operator.gt, "GtE": operator.ge, "Is": operator.is_, "IsNot": operator.is_not,
     "In": _in, "NotIn": lambda a, b: not_(_in(a, b)),
-}  # fmt: skip
+}
 
 
 def compare(ops: Sequence[str], first: Any, second: Any, *rest: _Later) -> Any:
@@ -159,4 +159,4 @@ def known(value: Any, what: str) -> Any:
         expected="operands that bind nothing, or a condition known while building",
         found=str(value.type) if isinstance(value, Array) else repr(value),
         remedy="bind the name in a statement before, or nest: if a: y = f(x)",
-    )  # fmt: skip
+    )

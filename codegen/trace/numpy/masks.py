@@ -46,7 +46,7 @@ def masked(array: Array, key: Any) -> Chosen | None:
     if not all(map(elementwise.same_extent, mask.extents, have)):
         raise ShapeError("a boolean index does not match the array",
                          expected=f"a mask of shape {elementwise.shape_text(have)}",
-                         found=elementwise.shape_text(mask.extents))  # fmt: skip
+                         found=elementwise.shape_text(mask.extents))
     whole = (*raw[:at], *[slice(None)] * mask.ndim, *raw[at + 1 :])
     shown = subscripts.basic_view(array, subscripts.parse(array, whole)[0])
     mask = wrap(mask.context, mask.read(), scalar=False)  # as it is now
@@ -85,7 +85,7 @@ class Chosen(NDArrayOperatorsMixin):
                     expected="the same mask for both, and dims that match",
                     found="two masks that may choose different elements",
                     remedy="give the mask a name and use it for both: m = x > 0; x[m] += y[m]",
-                )  # fmt: skip
+                )
             return x.whole
         x = elementwise.normal(x)
         shape = elementwise.extents_of(x)
@@ -99,7 +99,7 @@ class Chosen(NDArrayOperatorsMixin):
                 found=f"an array of shape {elementwise.shape_text(shape)}",
                 remedy="x[mask] = y[mask], or x[...] = np.where(mask, y, x) with y of the shape "
                 "of x",
-            )  # fmt: skip
+            )
         x = as_array(x)
         kept = x.ndim - 1 - place
         return x.reshape((*x.shape[:kept], *[1] * self.mask.ndim, *x.shape[kept + 1 :]))
@@ -192,14 +192,14 @@ class Chosen(NDArrayOperatorsMixin):
 _EACH = {
     "angle", "around", "clip", "imag", "isclose", "isneginf", "isposinf", "nan_to_num", "real",
     "round", "where",
-}  # fmt: skip
+}
 _REDUCED: dict[str, Callable[..., Any]] = {
     "sum": reducing.sum_, "prod": reducing.prod, "mean": reducing.mean, "any": reducing.any_,
     "all": reducing.all_, "std": reducing.std, "var": reducing.var, "max": reducing.max_,
     "min": reducing.min_, "amax": reducing.max_, "amin": reducing.min_,
     "count_nonzero": lambda x, axis, *, where: reducing.sum_(
         as_array(x, np.bool_), axis, where=where),
-}  # fmt: skip
+}
 
 
 def reduced(name: str, chosen: Any, axis: Any = None, *args: Any, **options: Any) -> Any:
@@ -219,7 +219,7 @@ def reduced(name: str, chosen: Any, axis: Any = None, *args: Any, **options: Any
         dims = (*dims, *range(chosen.at, chosen.at + more + 1))
     if name in ("max", "min", "amax", "amin") and options.get("initial") is None:
         raise refused(f"np.{name}(x, where=mask, initial=v): v is the result where nothing is "
-                      "chosen, which is an error in NumPy")  # fmt: skip
+                      "chosen, which is an error in NumPy")
     return _REDUCED[name](chosen.whole, dims, *args, **options, where=chosen.wide)
 
 
@@ -240,7 +240,7 @@ def _same_value(context: Context, a: Value, b: Value) -> bool:
             p, q = made.get(x), made.get(y)
             known[x, y] = p is not None and q is not None and _alike(p, q) and (
                 p.results.index(x) == q.results.index(y)
-            ) and all(map(same, p.operands, q.operands))  # fmt: skip
+            ) and all(map(same, p.operands, q.operands))
         return known[x, y]
 
     return same(a, b)

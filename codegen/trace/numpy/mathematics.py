@@ -22,11 +22,11 @@ from codegen.trace.numpy.picking import round_
 _UFUNCS = (
     "sqrt exp exp2 expm1 log2 log10 log1p cbrt sin cos tan sinh cosh tanh fabs degrees radians "
     "fmod copysign isnan isinf isfinite"
-)  # fmt: skip
+)
 _OTHER_NAMES = {
     "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan, "asinh": np.arcsinh,
     "acosh": np.arccosh, "atanh": np.arctanh, "atan2": np.arctan2, "pow": np.power,
-}  # fmt: skip
+}
 _REMEDIES = {
     "fsum": "np.sum(x), which rounds each sum", "factorial": "math.gamma(n + 1), a float",
 }
@@ -56,7 +56,7 @@ def _knowing(function: Callable[..., Any]) -> Callable[..., Any]:
         ours = _ours(name)
         if ours is None:
             raise unsupported(f"math.{name} of a number of the program",
-                              _REMEDIES.get(name, "@spmd.kernel, which may call it"))  # fmt: skip
+                              _REMEDIES.get(name, "@spmd.kernel, which may call it"))
         made = ours(*args, **options)
         return tuple(map(_weak, made)) if isinstance(made, tuple) else _weak(made)
 
@@ -74,7 +74,7 @@ def _real(x: Any) -> Array:
     array = as_array(x)
     if array.ndim:
         raise unsupported("a function of `math` of an array", "NumPy's of the same name: "
-                          "np.sqrt(x) takes arrays; x[k] is an element")  # fmt: skip
+                          "np.sqrt(x) takes arrays; x[k] is an element")
     if array.type.dtype.kind == "c":
         raise unsupported("a function of `math` of a complex number", "np.sqrt(z), z.real, z.imag")
     return as_array(array, dtypes.FLOAT64)
@@ -124,7 +124,7 @@ def _whole(ufunc: np.ufunc) -> Callable[[Any], Any]:
         if isinstance(x, Number):
             return x
         return as_array(x) if as_array(x).type.dtype.kind in "biu" and not as_array(x).ndim else (
-            apply(ufunc, _real(x)).astype(np.int64))  # fmt: skip
+            apply(ufunc, _real(x)).astype(np.int64))
 
     return call
 
@@ -158,7 +158,7 @@ _OWN: dict[str, Callable[..., Any]] = {
     "isqrt": lambda n: _whole_root(as_array(n, dtypes.INT64)),
     **{name: partial(_mapped, fn) for name, fn in
        {"erf": "erf", "erfc": "erfc", "gamma": "gamma", "lgamma": "gammaln"}.items()},
-}  # fmt: skip
+}
 
 
 def rounded(x: Array, digits: Any) -> Any:

@@ -37,7 +37,7 @@ _SYMBOLIC: dict[np.ufunc, Any] = {
     np.less: operator.lt, np.less_equal: operator.le, np.greater: operator.gt,
     np.greater_equal: operator.ge, np.equal: operator.eq, np.not_equal: operator.ne,
     np.bitwise_and: operator.and_, np.bitwise_or: operator.or_, np.bitwise_xor: operator.xor,
-}  # fmt: skip
+}
 
 
 def _is_plain(x: Any) -> bool:
@@ -92,7 +92,7 @@ def _refuse_rows(ufunc: np.ufunc, inputs: Sequence[Any]) -> None:
             expected="a list times a number known while building: its elements, so many times",
             found=f"np.{ufunc.__name__} of " + " and ".join(type(x).__name__ for x in inputs),
             remedy="np.array([...]) of the list, for arithmetic on its elements",
-        )  # fmt: skip
+        )
 
 
 def _operated(ufunc: np.ufunc, operands: list[Operand], out: Array | None) -> Any:
@@ -106,7 +106,7 @@ def _operated(ufunc: np.ufunc, operands: list[Operand], out: Array | None) -> An
 
 
 _COUNTING = (np.add, np.subtract, np.multiply, np.negative, np.floor_divide, np.remainder, np.power,
-             np.invert)  # fmt: skip
+             np.invert)
 
 
 def _is_pythons(x: Operand) -> bool:
@@ -137,7 +137,7 @@ def bitwise(ufunc: np.ufunc, a: Number, b: Any) -> Any:
             "surely a power of two: 1, doubled by d *= 2 or d <<= 1; 1 << k",
             found="two numbers that are known at run time only",
             remedy="arithmetic: i + d if i // d % 2 == 0 else i - d",
-        )  # fmt: skip
+        )
     result = operate(ufunc, a, b) if right is None else apply(ufunc, *(as_array(x) for x in (a, b)))
     if right is not None and ufunc is np.bitwise_and:
         result.weak = True
@@ -196,7 +196,7 @@ def _beyond_first(ufunc: np.ufunc, beyond: np.ufunc, a: Operand, b: Operand) -> 
             expected="numbers, or one array to go through",
             found=" and ".join(str(x.type) if isinstance(x, Array) else repr(x) for x in (a, b)),
             remedy=f"np.{ufunc.__name__}(a, b), element by element",
-        )  # fmt: skip
+        )
     if result_type(a, b).kind != "f" or context.selecting:
         return operate(ufunc, a, b)
     chosen = select(apply(beyond, b, a), b, a)

@@ -67,7 +67,7 @@ def _apart(array: Array, d: int) -> tuple[str, ...]:
 
 
 def sort(x: Any, axis: Any = -1, kind: Any = None, order: Any = None, *,
-         stable: Any = None) -> Any:  # fmt: skip
+         stable: Any = None) -> Any:
     """Ascending, NaN last; -0.0 before 0.0, or as they stand where it is to be stable."""
     array, d = _lane(x, axis, order, "np.sort")
     axes, dtype = _apart(array, d), array.type.dtype
@@ -89,7 +89,7 @@ def _sorted(array: Array, d: int) -> Array:
 
 
 def argsort(x: Any, axis: Any = -1, kind: Any = None, order: Any = None, *,
-            stable: Any = None) -> Any:  # fmt: skip
+            stable: Any = None) -> Any:
     """The positions of the elements in sorted order; stable, whatever `kind` says."""
     array, d = _lane(x, axis, order, "np.argsort")
     if axes := _apart(array, d):
@@ -157,7 +157,7 @@ def _over_ranks(array: Array, d: int, axes: tuple[str, ...], signed: bool | None
     blocks.__name__ = "sorted"
     spec = as_written(layout)
     found = mapping.call(context, blocks, (array,), {}, None, None,
-                         spec if signed is None else (spec, spec))  # fmt: skip
+                         spec if signed is None else (spec, spec))
     whole = (slice(None),) * d
     return [x[(*whole, slice(0, number(n)))] for x in (found if signed is not None else (found,))]
 
@@ -242,7 +242,7 @@ def argpartition(x: Any, kth: Any, axis: Any = -1, kind: Any = None, order: Any 
     rows = shaping.moveaxis(keys, d, -1)
     at = at_places(keys, d, places)
     classes = sum(as_array(c, np.int8) for k in range(len(places))
-                  for c in (rows >= at[..., k, None], rows > at[..., k, None]))  # fmt: skip
+                  for c in (rows >= at[..., k, None], rows > at[..., k, None]))
     return shaping.moveaxis(argsort(classes, -1), -1, d)
 
 
@@ -251,7 +251,7 @@ def _places(array: Array, d: int, kth: Any, what: str) -> list[Any]:
     for k in np.ravel(kth):
         if n.is_const and not -n.value <= k < n.value:
             raise ShapeError(f"{what}: kth {k} is out of bounds",
-                             expected=f"{-n.value} to {n.value - 1}", found=str(k))  # fmt: skip
+                             expected=f"{-n.value} to {n.value - 1}", found=str(k))
     kept = sorted({int(k) for k in np.ravel(kth)})
     return [array.shape[d] + k for k in kept if k < 0] + [k for k in kept if k >= 0]
 
@@ -317,5 +317,5 @@ def _counted(array: Array, d: int, axes: tuple[str, ...], places: Any) -> Array:
 
     spec = (*rest, None)
     keys = mapping.call(array.context, found, (array, wanted), {}, None,
-                        (as_written(layout), spec), spec)  # fmt: skip
+                        (as_written(layout), spec), spec)
     return as_array(keys)

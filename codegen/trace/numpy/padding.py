@@ -73,14 +73,14 @@ def _constants(array: Array, d: int, widths: Any, values: Any, mode: str) -> lis
 def _ramps(array: Array, d: int, widths: Any, ends: Any, mode: str) -> list[Array]:
     edges = along(array, d, 0), along(array, d, -1)
     left, right = (linspace(end, edge, w, endpoint=False, dtype=array.dtype, axis=d)
-                   for w, end, edge in zip(widths, ends, edges))  # fmt: skip
+                   for w, end, edge in zip(widths, ends, edges))
     return [as_array(left), flip(right, d)]
 
 
 _STATISTICS: dict[str, Callable[..., Any]] = {
     "maximum": reducing.max_, "minimum": reducing.min_, "mean": reducing.mean,
     "median": statistics.median,
-}  # fmt: skip
+}
 
 
 def _statistics(array: Array, d: int, widths: Any, lengths: Any, mode: str) -> list[Array]:
@@ -111,7 +111,7 @@ _MODES: dict[str, tuple[Callable[..., Any], str]] = {
     **dict.fromkeys(("edge", "wrap", "reflect", "symmetric"), (_repeated, "reflect_type")),
     **dict.fromkeys(_STATISTICS, (_statistics, "stat_length")),
     "linear_ramp": (_ramps, "end_values"), "empty": (_nothing, ""),
-}  # fmt: skip
+}
 _DEFAULTS = {"end_values": 0}
 
 
@@ -119,7 +119,7 @@ def _pad_constant(array: Array, widths: Any, values: Any) -> Array:
     context = array.context
     if isinstance(values, (Array, Number)) and values.ndim:
         raise unsupported("np.pad with constant_values of the program", "one value, or "
-                          "np.concatenate")  # fmt: skip
+                          "np.concatenate")
     before = [extent(b) for b, _ in widths]
     after = [extent(a) for _, a in widths]
     shape = tuple(b + e + a for b, e, a in zip(before, array.extents, after))
@@ -193,7 +193,7 @@ def _places(what: str, x: Any, at: Any, axis: Any, most: int) -> tuple[Array, in
     wrong = found[(found < -n) | (found >= n + most)]
     if wrong.size:
         raise ShapeError(f"{what}: {wrong.flat[0]} is out of bounds",
-                         expected=f"{-n} to {n + most - 1}", found=str(at))  # fmt: skip
+                         expected=f"{-n} to {n + most - 1}", found=str(at))
     return array, d, np.where(found < 0, found + n, found)
 
 
@@ -210,7 +210,7 @@ def insert(x: Any, at: Any, values: Any, axis: Any = None) -> Any:
     if single:
         k = int(at.flat[0])
         return concatenate([along(array, d, slice(None, k)), part, along(array, d, slice(k, None))],
-                           d)  # fmt: skip
+                           d)
     order = np.argsort(at, kind="stable")
     cuts = [0, *at[order].tolist(), None]
     if len(order) <= _PIECES:

@@ -28,7 +28,7 @@ def where(condition: Any, x: Any = None, y: Any = None) -> Array:
     if x is None or y is None:
         raise unsupported("np.where(mask), whose shape depends on data,",
                           "x[mask] = v, x[mask].sum(); np.where(mask, x, y) keeps the "
-                          "shape")  # fmt: skip
+                          "shape")
     return select(condition, x, y)
 
 
@@ -36,7 +36,7 @@ def select_(conditions: Any, choices: Any, default: Any = 0) -> Array:
     if len(conditions) != len(choices):
         raise ShapeError("np.select: as many conditions as choices",
                          expected=f"{len(conditions)} choices",
-                         found=str(len(choices)))  # fmt: skip
+                         found=str(len(choices)))
     kind = result_type(*[normal(x) for x in (*choices, default)])
     out: Any = as_array(default, kind)
     for mask, choice in reversed(list(zip(conditions, choices))):
@@ -48,7 +48,7 @@ def piecewise(x: Any, condlist: Any, funclist: Any, *args: Any, **options: Any) 
     """Functions of those elements for which a condition holds, each in its place."""
     array = shaping.atleast_1d(x)
     given = condlist if isinstance(condlist, (list, tuple)) else list(
-        [condlist] if as_array(condlist).ndim < 2 else condlist)  # fmt: skip
+        [condlist] if as_array(condlist).ndim < 2 else condlist)
     if as_array(x).ndim and not as_array(given[0]).ndim:
         given = [condlist]
     masks = [as_array(c, dtypes.BOOL).reshape(array.shape) for c in given]
@@ -57,7 +57,7 @@ def piecewise(x: Any, condlist: Any, funclist: Any, *args: Any, **options: Any) 
     if len(funclist) != len(masks):
         raise ShapeError("np.piecewise: with as many conditions as there are, as many functions, "
                          "or one more, are expected", expected=f"{len(masks)} functions",
-                         found=str(len(funclist)))  # fmt: skip
+                         found=str(len(funclist)))
     made = zeros_like(array)
     for mask, f in zip(masks, funclist):
         made[mask] = f(array[mask], *args, **options) if callable(f) else f
@@ -65,7 +65,7 @@ def piecewise(x: Any, condlist: Any, funclist: Any, *args: Any, **options: Any) 
 
 
 def clip(x: Any, a_min: Any = None, a_max: Any = None, out: Any = None, *, min: Any = None,
-         max: Any = None, dtype: Any = None) -> Any:  # fmt: skip
+         max: Any = None, dtype: Any = None) -> Any:
     if dtype is not None:
         raise unsupported("np.clip with dtype=", "np.clip(x.astype(t), low, high)")
     low, high = (a_min if min is None else min), (a_max if max is None else max)
@@ -114,7 +114,7 @@ def put_along_axis(x: Any, indices: Any, values: Any, axis: Any) -> None:
 def _along(array: Array, at: Array, d: int) -> Gather:
     if at.ndim != array.ndim:
         raise ShapeError("`indices` and `arr` must have the same number of dimensions",
-                         expected=f"{array.ndim} dims", found=f"{at.ndim}")  # fmt: skip
+                         expected=f"{array.ndim} dims", found=f"{at.ndim}")
     grids = []
     wide = tuple(at.shape[k] if k == d else array.shape[k] for k in range(array.ndim))
     for k in range(array.ndim):
@@ -211,7 +211,7 @@ def isposinf(x: Any, out: Any = None) -> Any:
 
 
 def nan_to_num(x: Any, copy: bool = True, nan: Any = 0.0, posinf: Any = None,
-               neginf: Any = None) -> Any:  # fmt: skip
+               neginf: Any = None) -> Any:
     array = as_array(x)
     made = array.copy()
     if array.type.dtype.kind == "c":
@@ -272,7 +272,7 @@ def unravel_index(indices: Any, shape: Any, order: str = "C") -> tuple[Any, ...]
     size = expr_of(math.prod(shape))
     if size is not None and size.is_const:
         between(indices, 0, size.value - 1, "an index of np.unravel_index is out of bounds",
-                "np.clip(k, 0, size - 1)")  # fmt: skip
+                "np.clip(k, 0, size - 1)")
     for e in shape if order == "F" else reversed(shape):
         out.append(rest % e)
         rest = rest // e
@@ -287,7 +287,7 @@ def ravel_multi_index(multi_index: Any, dims: Any, mode: Any = "raise", order: s
         index = _by_mode(as_array(index, dtypes.INT64), e, how)
         if isinstance(e, (int, np.integer)) and how == "raise":
             between(index, 0, int(e) - 1, "an index of np.ravel_multi_index is out of bounds",
-                    "np.clip(k, 0, n - 1)")  # fmt: skip
+                    "np.clip(k, 0, n - 1)")
         flat = flat * e + index
     return flat
 
@@ -321,14 +321,14 @@ def unpackbits(a: Any, axis: Any = None, count: Any = None, bitorder: str = "big
         raise DtypeError("np.unpackbits takes bytes", expected="uint8", found=str(array.dtype))
     shifts = np.arange(8, dtype=np.uint8)[:: -1 if bitorder == "big" else 1]
     wide = shaping.expand_dims(array, d + 1) >> as_array(shifts).reshape(
-        (8, *[1] * (array.ndim - 1 - d)))  # fmt: skip
+        (8, *[1] * (array.ndim - 1 - d)))
     bits = (wide & np.uint8(1)).reshape(
-        (*array.shape[:d], array.shape[d] * 8, *array.shape[d + 1 :]))  # fmt: skip
+        (*array.shape[:d], array.shape[d] * 8, *array.shape[d + 1 :]))
     if count is None or bits.shape[d] == count:
         return as_array(bits)
     if count >= 0 and count > bits.shape[d]:
         return joining.concatenate([bits, zeros_like(bits, shape=(
-            *bits.shape[:d], count - bits.shape[d], *bits.shape[d + 1 :]))], d)  # fmt: skip
+            *bits.shape[:d], count - bits.shape[d], *bits.shape[d + 1 :]))], d)
     return along(bits, d, slice(0, count))
 
 
@@ -340,7 +340,7 @@ def packbits(a: Any, axis: Any = None, bitorder: str = "big") -> Array:
     before, after = flags.shape[:d], flags.shape[d + 1 :]
     if count % 8:
         flags = joining.concatenate(
-            [flags, zeros_like(flags, shape=(*before, -count % 8, *after))], d)  # fmt: skip
+            [flags, zeros_like(flags, shape=(*before, -count % 8, *after))], d)
     parts = flags.reshape((*before, -(-count // 8), 8, *after))
     shifts = np.arange(8, dtype=np.uint8)[:: -1 if bitorder == "big" else 1]
     moved = parts << as_array(shifts).reshape((8, *[1] * len(after)))
@@ -351,7 +351,7 @@ def _bytes(what: str, a: Any, axis: Any) -> tuple[Array, int]:
     array = shaping.ravel(a) if axis is None else as_array(a)
     if array.type.dtype.kind not in "biu":
         raise DtypeError(f"{what} takes bools or integers", expected="bool, uint8",
-                         found=str(array.dtype), remedy="x != 0")  # fmt: skip
+                         found=str(array.dtype), remedy="x != 0")
     return array, dim_of(axis or 0, array.ndim, what)
 
 
@@ -400,7 +400,7 @@ def fill_diagonal(a: Any, val: Any, wrap: bool = False) -> None:
     array = as_array(a)
     if array.ndim < 2 or (array.ndim > 2 and len(set(array.extents)) > 1):
         raise ShapeError("np.fill_diagonal takes a matrix, or dims of one extent",
-                         expected="2 dims, or equal extents", found=str(array.type))  # fmt: skip
+                         expected="2 dims, or equal extents", found=str(array.type))
     count, values = expr.minimum(*array.extents[:2]), normal(val)
     at: Any = arange(number(count))
     key = (at,) * array.ndim

@@ -23,7 +23,7 @@ def _operands(what: str, a: Any, v: Any) -> tuple[Array, Array]:
         if z.ndim != 1 or z.extents[0] == 0:
             raise ShapeError(f"{what} takes two arrays of one dim with elements",
                              expected="one dim, one element at least",
-                             found=str(z.type))  # fmt: skip
+                             found=str(z.type))
     return x, y
 
 
@@ -32,7 +32,7 @@ def _shorter(what: str, x: Array, y: Array, mode: str) -> bool:
     n, m = x.extents[0], y.extents[0]
     if not expr.nonneg(n - m) and not expr.nonneg(m - n) and mode != "full":
         raise unsupported(f"{what} where it is not known which operand is longer",
-                          f"{what}(a, v), which gives all overlaps, and a slice of it")  # fmt: skip
+                          f"{what}(a, v), which gives all overlaps, and a slice of it")
     return expr.nonneg(m - n - 1)
 
 
@@ -104,7 +104,7 @@ def aligned(ufunc: np.ufunc, a: Any, b: Any) -> Any:
 def _count(p: Array) -> int:
     if not p.extents[0].is_const:
         raise unsupported("a polynomial whose number of coefficients depends on the ranks",
-                          "coefficients whose number is known while building")  # fmt: skip
+                          "coefficients whose number is known while building")
     return p.extents[0].value
 
 
@@ -140,7 +140,7 @@ def poly(seq_of_zeros: Any) -> Any:
 
 
 def polyfit(x: Any, y: Any, deg: int, rcond: Any = None, full: bool = False, w: Any = None,
-            cov: Any = False) -> Any:  # fmt: skip
+            cov: Any = False) -> Any:
     """The polynomial of least squares, by np.linalg.lstsq of the matrix of powers."""
     places, values = (floats(as_array(v)) for v in (x, y))
     if not isinstance(deg, (int, np.integer)):
@@ -148,7 +148,7 @@ def polyfit(x: Any, y: Any, deg: int, rcond: Any = None, full: bool = False, w: 
     if places.ndim != 1 or values.ndim not in (1, 2):
         raise ShapeError("np.polyfit takes places in one dim, and values in one or two",
                          expected="x of 1 dim, y of 1 or 2",
-                         found=f"{places.type} and {values.type}")  # fmt: skip
+                         found=f"{places.type} and {values.type}")
     powers = as_array(vander(places, deg + 1))
     if w is not None:
         weights = floats(as_array(w))

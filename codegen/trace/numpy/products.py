@@ -29,7 +29,7 @@ def _mismatch(what: str, a: Array, b: Array, reason: str) -> ShapeError:
     return ShapeError(
         f"{what}: {reason}", expected="equal extents in the summed dims",
         found=f"shapes {shape_text(a.extents)} and {shape_text(b.extents)}",
-    )  # fmt: skip
+    )
 
 
 def matmul(x: Any, y: Any) -> Array:
@@ -43,7 +43,7 @@ def matmul(x: Any, y: Any) -> Array:
     wide_b = shaping.expand_dims(b, 1) if column else b
     if not same_extent(wide_a.extents[-1], wide_b.extents[-2]):
         raise _mismatch("matmul", a, b,
-                        f"{wide_a.extents[-1]} columns meet {wide_b.extents[-2]} rows")  # fmt: skip
+                        f"{wide_a.extents[-1]} columns meet {wide_b.extents[-2]} rows")
     lead = broadcast_shapes([wide_a.extents[:-2], wide_b.extents[:-2]], "matmul operands")
     context = a.context
     values = [
@@ -107,7 +107,7 @@ def kron(x: Any, y: Any) -> Array:
     wide_a = shaping.expand_dims(a, tuple(range(1, 2 * n, 2)))
     wide_b = shaping.expand_dims(b, tuple(range(0, 2 * n, 2)))
     return shaping.reshape(apply(np.multiply, wide_a, wide_b),
-                           tuple(p * q for p, q in zip(a.shape, b.shape)))  # fmt: skip
+                           tuple(p * q for p, q in zip(a.shape, b.shape)))
 
 
 def tensordot(x: Any, y: Any, axes: Any = 2) -> Any:
@@ -130,7 +130,7 @@ def tensordot(x: Any, y: Any, axes: Any = 2) -> Any:
     columns = [b.extents[d] for d in rest_b]
     middle = number(expr.product(a.extents[d] for d in da))
     result = matmul(shaping.reshape(left, (number(expr.product(rows)), middle)),
-                    shaping.reshape(right, (middle, number(expr.product(columns)))))  # fmt: skip
+                    shaping.reshape(right, (middle, number(expr.product(columns)))))
     made = shaping.reshape(result, tuple(number(e) for e in (*rows, *columns)))
     return wrap(made.context, made.read()) if made.ndim == 0 else made
 
@@ -145,10 +145,10 @@ def _subscripts(text: str, arrays: Sequence[Array]) -> tuple[list[str], str]:
     terms = inputs.split(",")
     if len(terms) != len(arrays):
         raise ShapeError("einsum: as many subscripts as operands are needed",
-                         expected=f"{len(arrays)}", found=text)  # fmt: skip
+                         expected=f"{len(arrays)}", found=text)
     free = [c for c in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if c not in text]
     spread = max((a.ndim - len(t.replace("...", "")) for t, a in zip(terms, arrays) if "..." in t),
-                 default=0)  # fmt: skip
+                 default=0)
     dots = "".join(free[:spread])
     out = []
     for t, a in zip(terms, arrays):
@@ -157,7 +157,7 @@ def _subscripts(text: str, arrays: Sequence[Array]) -> tuple[list[str], str]:
             t = t.replace("...", dots[len(dots) - own :] if own else "")
         if len(t) != a.ndim:
             raise ShapeError(f"einsum: {t!r} for an array of {a.ndim} dims",
-                             expected=f"{a.ndim} letters", found=t)  # fmt: skip
+                             expected=f"{a.ndim} letters", found=t)
         out.append(t)
     if arrow:
         return out, output.replace("...", dots)
@@ -167,7 +167,7 @@ def _subscripts(text: str, arrays: Sequence[Array]) -> tuple[list[str], str]:
 
 
 def einsum(subscripts: Any, *operands: Any, out: Any = None, optimize: Any = None,
-           dtype: Any = None, **_: Any) -> Any:  # fmt: skip
+           dtype: Any = None, **_: Any) -> Any:
     """Each pair through one matmul, in the order of optimize=, which NumPy finds where it is none:
     results are the same but for rounding."""
     text, given = _as_text(subscripts, operands)
@@ -179,7 +179,7 @@ def einsum(subscripts: Any, *operands: Any, out: Any = None, optimize: Any = Non
             known = extents.setdefault(c, e)
             if not same_extent(known, e) and e != 1 and known != 1:
                 raise ShapeError(f"einsum: {c!r} has two extents", expected=str(known),
-                                 found=str(e))  # fmt: skip
+                                 found=str(e))
             extents[c] = e if known == 1 else known
     left = [_without_repeats(t, a) for t, a in zip(terms, arrays)]
     for step in _path(f"{','.join(terms)}->{output}", arrays, optimize):
@@ -191,7 +191,7 @@ def einsum(subscripts: Any, *operands: Any, out: Any = None, optimize: Any = Non
         left.append((term, array))
     ((term, array),) = left
     array = sum_(array, axis=tuple(term.index(c) for c in term if c not in output),
-                 dtype=array.dtype) if set(term) - set(output) else array  # fmt: skip
+                 dtype=array.dtype) if set(term) - set(output) else array
     term = "".join(c for c in term if c in output)
     result = shaping.transpose(array, [term.index(c) for c in output]) if output else array
     shape = tuple(number(extents[c]) for c in output)

@@ -30,7 +30,7 @@ _LOW = 2**32 - 1  # the lower half of 64 bits
 def bits(
     seed: Any, shape: Any, dtype: Any = np.uint64, layout: Any = None, *, stream: Any = 0,
     start: Any = 0,
-) -> Any:  # fmt: skip
+) -> Any:
     """Integers of this dtype and shape whose bits are 0 or 1 with the same chance.
 
     The arguments that all functions share: seed, stream and start are integers, also such that are
@@ -49,7 +49,7 @@ def bits(
 def uniform(
     seed: Any, shape: Any, low: Any = 0.0, high: Any = 1.0, dtype: Any = np.float64,
     layout: Any = None, *, stream: Any = 0, start: Any = 0,
-) -> Any:  # fmt: skip
+) -> Any:
     """Floats low <= x < high, of 53 random bits (float32: of 24); the rest as in `bits`.
 
     >>> spmd.random.uniform(1, (2, 2)).round(3)
@@ -66,7 +66,7 @@ def uniform(
 def normal(
     seed: Any, shape: Any, loc: Any = 0.0, scale: Any = 1.0, dtype: Any = np.float64,
     layout: Any = None, *, stream: Any = 0, start: Any = 0,
-) -> Any:  # fmt: skip
+) -> Any:
     """Floats of the normal distribution with mean loc and deviation scale; the rest as in `bits`.
 
     Of two fractions each (G. Box, M. Muller, 1958).
@@ -87,7 +87,7 @@ def normal(
 def randint(
     seed: Any, shape: Any, low: int, high: int | None = None, dtype: Any = np.int64,
     layout: Any = None, *, stream: Any = 0, start: Any = 0,
-) -> Any:  # fmt: skip
+) -> Any:
     """Integers low <= x < high (0 <= x < low without high), both known while building.
 
     The rest as in `bits`. No integer's chance is off by more than 2**-64.
@@ -105,13 +105,13 @@ def randint(
             "the bounds of randint must be known while building", place=user_place(),
             expected="integers", found="a bound that only the run knows",
             remedy="low + np.floor(spmd.random.uniform(...) * (high - low)).astype(int)",
-        )  # fmt: skip
+        )
     if not all(isinstance(x, (int, np.integer)) for x in (first, end)) or not (
         info.min <= first < end <= info.max + 1
     ):
         raise UsageError("the bounds of randint must be integers", place=user_place(),
                          expected=f"{info.min} <= low < high <= {info.max + 1}",
-                         found=f"low {first}, high {end}")  # fmt: skip
+                         found=f"low {first}, high {end}")
     # Twice, since what a loop reads once needs no memory; a C compiler sees that they are equal.
     lower, upper = (_first(seed, shape, stream, start) for _ in range(2))
     made = _scaled(lower & _LOW, upper >> 32, int(end) - int(first))
@@ -158,7 +158,7 @@ def _integer(x: Any) -> Any:
         x = as_array(x)
     if getattr(x, "dtype", np.dtype(object)).kind not in "iu" or x.ndim:
         raise UsageError("seed, stream and start must be integers", place=user_place(),
-                         expected="integers as seed, stream and start", found=repr(x))  # fmt: skip
+                         expected="integers as seed, stream and start", found=repr(x))
     return x.astype(np.uint64)
 
 
@@ -221,4 +221,4 @@ def _float_type(what: str, dtype: Any) -> np.dtype[Any]:
 def _wrong_type(what: str, dtype: Any, expected: str) -> DtypeError:
     return DtypeError(f"spmd.random.{what} cannot draw {np.dtype(dtype)}",
                       place=user_place(), expected=expected, found=str(np.dtype(dtype)),
-                      remedy="convert the result with .astype(...)")  # fmt: skip
+                      remedy="convert the result with .astype(...)")

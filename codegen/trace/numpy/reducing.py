@@ -32,11 +32,11 @@ def dims_of(axis: Any, ndim: int, what: str) -> tuple[int, ...]:
         if e is None or not e.is_const or not -ndim <= e.value < ndim:
             raise ShapeError(f"{what}: axis {item!r} is out of bounds for an array of {ndim} dims",
                              expected=f"a dim from {-ndim} to {ndim - 1}" if ndim else "no axis",
-                             found=repr(item))  # fmt: skip
+                             found=repr(item))
         out.append(e.value % ndim)
     if len(set(out)) != len(out):
         raise ShapeError(f"{what}: duplicate value in axis", expected="each dim once",
-                         found=str(axis))  # fmt: skip
+                         found=str(axis))
     return tuple(out)
 
 
@@ -44,7 +44,7 @@ def dim_of(axis: Any, ndim: int, what: str) -> int:
     """NumPy's axis argument where it is one number."""
     if isinstance(axis, (tuple, list)):
         raise ShapeError(f"{what}: one axis is an integer",
-                         expected=f"a dim from {-ndim} to {ndim - 1}", found=str(axis))  # fmt: skip
+                         expected=f"a dim from {-ndim} to {ndim - 1}", found=str(axis))
     return dims_of(axis, ndim, what)[0]
 
 
@@ -60,7 +60,7 @@ def _finish(array: Array, value: Any, dims: tuple[int, ...], keepdims: bool, out
 def reduce(
     fn: str, what: str, x: Any, axis: Any = None, dtype: DType | None = None, out: Any = None,
     keepdims: Any = False, initial: Any = None, where: Any = True,
-) -> Any:  # fmt: skip
+) -> Any:
     """COMBINE[fn] over dims; with where=, elements outside the mask do not count."""
     array = as_array(x)
     dims = dims_of(axis, array.ndim, what)
@@ -76,7 +76,7 @@ def reduce(
     if empty and initial is None and fn in ("min", "max", "fmin", "fmax", "lcm"):
         raise ShapeError(f"{what}: zero-size array to a reduction which has no identity",
                          expected="at least one element along the reduced dims",
-                         found=shape_text(array.extents))  # fmt: skip
+                         found=shape_text(array.extents))
     if dims:
         value = array.context.emit_one(Reduce(fn=fn, dims=tuple(sorted(dims))), value)
     result = _finish(array, value, dims, keepdims, None)
@@ -98,7 +98,7 @@ def sum_dtype(x: Any, dtype: Any) -> DType:
 
 def _summing(fn: str, what: str) -> Callable[..., Any]:
     def call(x: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = False,
-             initial: Any = None, where: Any = True) -> Any:  # fmt: skip
+             initial: Any = None, where: Any = True) -> Any:
         return reduce(fn, what, x, axis, sum_dtype(x, dtype), out, keepdims, initial, where)
 
     return call
@@ -106,7 +106,7 @@ def _summing(fn: str, what: str) -> Callable[..., Any]:
 
 def _extreme(fn: str, what: str) -> Callable[..., Any]:
     def call(x: Any, axis: Any = None, out: Any = None, keepdims: Any = False, initial: Any = None,
-             where: Any = True) -> Any:  # fmt: skip
+             where: Any = True) -> Any:
         return reduce(fn, what, x, axis, None, out, keepdims, initial, where)
 
     return call
@@ -114,7 +114,7 @@ def _extreme(fn: str, what: str) -> Callable[..., Any]:
 
 def _of_truths(fn: str, what: str) -> Callable[..., Any]:
     def call(x: Any, axis: Any = None, out: Any = None, keepdims: Any = False, *,
-             where: Any = True, initial: Any = None) -> Any:  # fmt: skip
+             where: Any = True, initial: Any = None) -> Any:
         flags = as_array(x, dtypes.BOOL)
         return reduce(fn, what, flags, axis, None, out, keepdims, initial, where)
 
@@ -156,7 +156,7 @@ def _summed_in(kind: DType, dtype: Any) -> DType:
 
 
 def mean(x: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = False, *,
-         where: Any = True) -> Any:  # fmt: skip
+         where: Any = True) -> Any:
     array = as_array(x)
     kind = array.type.dtype
     wide = _summed_in(kind, dtype)
@@ -169,7 +169,7 @@ def mean(x: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims:
 
 def var(x: Any, axis: Any = None, dtype: Any = None, out: Any = None, ddof: Any = 0,
         keepdims: Any = False, *, correction: Any = None, where: Any = True,
-        mean: Any = None) -> Any:  # fmt: skip
+        mean: Any = None) -> Any:
     """The mean of squared distances from the mean, with `ddof` fewer in the divisor."""
     array = as_array(x)
     dims_of(axis, array.ndim, "np.var")  # refused under this name, not as a mean
@@ -182,7 +182,7 @@ def var(x: Any, axis: Any = None, dtype: Any = None, out: Any = None, ddof: Any 
     if wide.kind == "c":
         distance = apply(np.absolute, distance)
     squares = reduce("add", "np.var", apply(np.multiply, distance, distance), axis, None, None,
-                     keepdims, None, where)  # fmt: skip
+                     keepdims, None, where)
     count = _count(array, axis, keepdims, where)
     if ddof:
         count = operate(np.maximum, operate(np.subtract, count, ddof), 0)
@@ -197,22 +197,22 @@ _mean = mean  # which var's argument of that name hides
 
 
 def std(x: Any, axis: Any = None, dtype: Any = None, out: Any = None, ddof: Any = 0,
-        keepdims: Any = False, **more: Any) -> Any:  # fmt: skip
+        keepdims: Any = False, **more: Any) -> Any:
     return store(apply(np.sqrt, var(x, axis, dtype, None, ddof, keepdims, **more)), out)
 
 
 def average(x: Any, axis: Any = None, weights: Any = None, returned: bool = False, *,
-            keepdims: Any = False) -> Any:  # fmt: skip
+            keepdims: Any = False) -> Any:
     if weights is None:
         made = mean(x, axis, keepdims=keepdims)
         return (made, stretched(as_array(_count(as_array(x), axis, keepdims, True), made.dtype),
-                                made)) if returned else made  # fmt: skip
+                                made)) if returned else made
     array, weights = as_array(x), as_array(weights)
     if weights.is_known and not np.all(np.sum(weights.known, None if axis is None else axis
                                               if weights.ndim == array.ndim else None)):
         raise ShapeError("np.average: the weights sum to zero",
                          expected="a sum that is not zero: NumPy raises ZeroDivisionError",
-                         found=str(weights.known)[:60])  # fmt: skip
+                         found=str(weights.known)[:60])
     if weights.ndim != array.ndim and isinstance(axis, int):
         shape = [1] * array.ndim
         shape[axis] = weights.shape[0]
@@ -266,7 +266,7 @@ def _arg(fn: str) -> Callable[..., Any]:
         if array.extents[d] == 0 and not any(e == 0 for k, e in enumerate(array.extents) if k != d):
             raise ShapeError(f"{what}: attempt to get arg{fn} of an empty sequence",
                              expected="at least one element along the axis",
-                             found=shape_text(array.extents))  # fmt: skip
+                             found=shape_text(array.extents))
         value = array.context.emit_one(ArgReduce(fn, d), array.read())
         if axis is None and keepdims:
             made = wrap(array.context, value).reshape((1,) * as_array(x).ndim)

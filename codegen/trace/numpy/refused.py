@@ -51,7 +51,7 @@ _ROWS: tuple[tuple[str, str], ...] = (
     ("asarray_chkfinite", "np.asarray(x); np.all(np.isfinite(x)) says whether"),
     ("isnat", "integers of a unit of time that you choose"),
     ("from_dlpack ndarray.to_device ndarray.device", "spmd.input takes arrays; layouts say where"),
-)  # fmt: skip
+)
 
 REMEDIES: dict[str, str] = {name: remedy for names, remedy in _ROWS for name in names.split()}
 
@@ -62,7 +62,7 @@ NOT_ABOUT_ARRAYS = frozenset(
     "geterr geterrcall is_busday isdtype issubdtype mintypecode printoptions promote_types "
     "set_printoptions setbufsize seterr seterrcall show_config show_runtime test typename "
     "broadcast_shapes info iterable isscalar linalg.test fft.test".split(),
-)  # fmt: skip
+)
 
 # NumPy's own: what they give is a constant of the image.
 BUILD_TIME: dict[str, str] = {
@@ -73,7 +73,7 @@ BUILD_TIME: dict[str, str] = {
     **dict.fromkeys(
         "fromfile fromregex genfromtxt load loadtxt".split(),
         "the file is read while building; spmd.input reads one at launch"),
-}  # fmt: skip
+}
 
 # Attributes that NumPy lets you set, or that you may think it does.
 ATTRIBUTES = {
@@ -113,4 +113,4 @@ RANDOM: dict[str, str] = {
     "logistic": f"mean + scale * np.log(u / (1 - u)) with u = {_U}",
     "gumbel": f"mean - scale * np.log(-np.log1p(-{_U}))",
     "laplace": f"mean - scale * np.sign(u) * np.log1p(-2 * np.abs(u)) with u = {_U} - 0.5",
-}  # fmt: skip
+}

@@ -95,7 +95,7 @@ def _searched(row: Array, values: Array, right: bool) -> Array:
     context = row.context
     n = context.mesh.size(axes)
     kept = [entry if entry == axes or not set(entry) & set(axes) else ()
-            for entry in layout_of(values.read().type)]  # fmt: skip
+            for entry in layout_of(values.read().type)]
     d = kept.index(axes) if axes in kept else None
     longest = expr.floordiv((values.extents[d] if d is not None else expr.const(0)) + n - 1, n)
 
@@ -115,7 +115,7 @@ def _searched(row: Array, values: Array, right: bool) -> Array:
 
     spec = as_written(tuple(kept))
     return as_array(mapping.call(context, found, (row, values), {}, None,
-                                 (as_written((axes,)), spec), spec))  # fmt: skip
+                                 (as_written((axes,)), spec), spec))
 
 
 def digitize(x: Any, bins: Any, right: bool = False) -> Any:
@@ -199,16 +199,16 @@ def bincount(x: Any, /, weights: Any = None, minlength: Any = 0) -> Array:
     array = as_array(x)
     if array.type.dtype.kind not in "biu" or array.ndim != 1:
         raise _wrong("np.bincount of what is no row of integers", str(array.type),
-                     "integers in one dim")  # fmt: skip
+                     "integers in one dim")
     if is_traced(minlength) or int(minlength) < 1:
         raise unsupported("np.bincount, whose length depends on data, without minlength",
                           "minlength=k with all elements less than k; or np.add.at(np.zeros(k, "
-                          "int), x, 1)")  # fmt: skip
+                          "int), x, 1)")
     at = as_array(array, np.int64)
     inside = as_array((at >= 0) & (at < int(minlength)))
     expect(array.context, inside.read(), "np.bincount with an element out of bounds: ", at.read(),
            " (element ", AT, f")\n  expected: 0 to {int(minlength) - 1}, since minlength is "
-           f"{int(minlength)}\n  try:      a larger minlength")  # fmt: skip
+           f"{int(minlength)}\n  try:      a larger minlength")
     each = 1 if weights is None else as_array(_weights(weights, x), np.float64)
     made = zeros(int(minlength), np.int64 if weights is None else np.float64)
     combine_at(made, at, each, "add")
@@ -222,7 +222,7 @@ def _ends(array: Array, given: Any) -> tuple[Any, Any]:
         if not is_traced(low) and not is_traced(high):
             if not (np.isfinite(low) and np.isfinite(high)) or low > high:
                 raise _wrong("range of a histogram", f"({low}, {high})",
-                             "finite numbers, the smaller one first")  # fmt: skip
+                             "finite numbers, the smaller one first")
             return (low - 0.5, high + 0.5) if low == high else (low, high)
     elif any(e == 0 for e in array.extents):
         return 0.0, 1.0
@@ -278,7 +278,7 @@ def histogram_bin_edges(x: Any, bins: Any = 10, range: Any = None, weights: Any 
 
 
 def histogram(x: Any, bins: Any = 10, range: Any = None, density: Any = None,
-              weights: Any = None) -> tuple[Any, Any]:  # fmt: skip
+              weights: Any = None) -> tuple[Any, Any]:
     """Counts between edges, and the edges; the last edge belongs to the last bin."""
     array = _numbers(x)
     if _is_count(bins):
@@ -319,7 +319,7 @@ def _place(array: Array, inside: Any, low: Array, high: Array, edges: Array, cou
 
 
 def histogram2d(x: Any, y: Any, bins: Any = 10, range: Any = None, density: Any = None,
-                weights: Any = None) -> tuple[Any, Any, Any]:  # fmt: skip
+                weights: Any = None) -> tuple[Any, Any, Any]:
     """Counts between edges along two dims, and the edges."""
     if not _is_count(bins) and (isinstance(bins, Array) or len(bins) not in (1, 2)):
         bins = [bins, bins]
@@ -328,7 +328,7 @@ def histogram2d(x: Any, y: Any, bins: Any = 10, range: Any = None, density: Any 
 
 
 def histogramdd(sample: Any, bins: Any = 10, range: Any = None, density: Any = None,
-                weights: Any = None) -> tuple[Any, tuple[Any, ...]]:  # fmt: skip
+                weights: Any = None) -> tuple[Any, tuple[Any, ...]]:
     """Counts of points (rows of `sample`, or coordinates in a list) in boxes, and the edges."""
     if isinstance(sample, Array) and sample.ndim == 2:
         columns = [sample[:, d] for d in _numbered(sample.shape[1])]
@@ -338,7 +338,7 @@ def histogramdd(sample: Any, bins: Any = 10, range: Any = None, density: Any = N
     each = [bins] * len(columns) if _is_count(bins) else list(bins)
     if len(each) != len(columns):
         raise _wrong("The dimension of bins must be equal to the dimension of the sample x",
-                     f"{len(each)} of them", str(len(columns)))  # fmt: skip
+                     f"{len(each)} of them", str(len(columns)))
     ranges = [None] * len(columns) if range is None else range
     edges = tuple(_dd_edges(_numbers(c), b, r) for c, b, r in zip(columns, each, ranges))
     inside: Any = True

@@ -55,7 +55,7 @@ def _wanted(shape: Any) -> list[Expr | None]:
             extent_unknown()
             raise ShapeError("reshape takes integers",
                              expected="extents known while building or at launch",
-                             found=repr(item))  # fmt: skip
+                             found=repr(item))
         out.append(None if e == -1 else e)
     return out
 
@@ -94,7 +94,7 @@ def reshape(x: Any, shape: Any, order: str = "C", *, copy: Any = None) -> Array:
         text = ", ".join("-1" if e is None else str(e) for e in wanted)
         raise ShapeError(f"cannot reshape {shape_text(array.extents)} into ({text})",
                          expected=f"a shape of {expr.product(array.extents)} elements",
-                         found=f"({text})")  # fmt: skip
+                         found=f"({text})")
     assert fill is not None
     made = tuple(fill if e is None else e for e in wanted)
     result = array.viewed(ops.Reshape(made))
@@ -117,7 +117,7 @@ def transpose(x: Any, axes: Any = None) -> Array:
     array = as_array(x)
     perm = tuple(reversed(range(array.ndim))) if axes is None else dims_of(
         axes, array.ndim, "transpose",
-    )  # fmt: skip
+    )
     if len(perm) != array.ndim:
         raise ShapeError("axes don't match array", expected=f"{array.ndim} dims", found=str(axes))
     return array.viewed(ops.Transpose(perm))
@@ -149,7 +149,7 @@ def rollaxis(x: Any, axis: int, start: int = 0) -> Array:
 def ix_(*arrays: Any) -> Any:
     """A grid of the elements that have these places in each dim; flags name places."""
     parts = [np.flatnonzero(known.plain(x)) if not is_traced(x) and np.asarray(
-        known.plain(x)).dtype == bool else x for x in arrays]  # fmt: skip
+        known.plain(x)).dtype == bool else x for x in arrays]
     if any(isinstance(x, Array) and x.type.dtype.kind == "b" for x in parts):
         raise unsupported("np.ix_ of flags that depend on data", "np.where(mask, x, 0)")
     return meshgrid(*parts, sparse=True, indexing="ij")
@@ -165,7 +165,7 @@ def squeeze(x: Any, axis: Any = None) -> Array:
         if array.extents[d] != 1:
             raise ShapeError("cannot squeeze a dim whose extent is not 1",
                              expected=f"extent 1 in dim {d}",
-                             found=shape_text(array.extents))  # fmt: skip
+                             found=shape_text(array.extents))
     kept = tuple(e for d, e in enumerate(array.extents) if d not in dims)
     return array.viewed(ops.Reshape(kept))
 
@@ -208,7 +208,7 @@ def broadcast_to(x: Any, shape: Any, subok: bool = False) -> Array:
     joined = broadcast_shapes([array.extents, wanted], "broadcast_to")
     if len(joined) != len(wanted) or not all(map(same_extent, joined, wanted)):
         raise ShapeError(f"{shape_text(array.extents)} cannot be broadcast to {shape_text(wanted)}",
-                         expected=shape_text(wanted), found=shape_text(array.extents))  # fmt: skip
+                         expected=shape_text(wanted), found=shape_text(array.extents))
     if array.extents == wanted:
         return array
     dims = tuple(range(len(wanted) - array.ndim, len(wanted)))
@@ -241,7 +241,7 @@ def split(x: Any, indices: Any, axis: Any = 0) -> list[Array]:
         raise ShapeError("array split does not result in an equal division",
                          expected=f"a multiple of {count} in dim {d}",
                          found=shape_text(array.extents),
-                         remedy="np.array_split, or spmd.blocks")  # fmt: skip
+                         remedy="np.array_split, or spmd.blocks")
     return array_split(x, indices, axis)
 
 
@@ -274,11 +274,11 @@ def roll(x: Any, shift: Any, axis: Any = None) -> Array:
     if len(shifts) != len(axes) and 1 not in (len(shifts), len(axes)):
         raise ShapeError("np.roll: the shifts and the axes do not pair up",
                          expected="as many shifts as axes, or one of them",
-                         found=f"{len(shifts)} and {len(axes)}")  # fmt: skip
+                         found=f"{len(shifts)} and {len(axes)}")
     dims = [d for a in axes for d in dims_of(a, array.ndim, "np.roll")]
     totals: dict[int, Any] = {}  # several shifts of one dim add up
     for s, d in zip(shifts * len(dims) if len(shifts) == 1 else shifts,
-                    dims * len(shifts) if len(dims) == 1 else dims):  # fmt: skip
+                    dims * len(shifts) if len(dims) == 1 else dims):
         totals[d] = totals[d] + s if d in totals else s
     for d, total in totals.items():
         array = _rolled(array, total, d)
@@ -370,11 +370,11 @@ def check_casting(have: DType, wanted: DType, casting: Any = None) -> None:
     if not np.can_cast(dtypes.numpy_dtype(have), dtypes.numpy_dtype(wanted), rule):
         raise DtypeError(f"cannot cast {have} to {wanted}",
                          expected=f"a conversion that casting={rule!r} allows", found=str(have),
-                         remedy="x.real or np.floor(x) first; or x.astype(t)")  # fmt: skip
+                         remedy="x.real or np.floor(x) first; or x.astype(t)")
 
 
 def astype(x: Any, dtype: Any, order: str = "K", casting: Any = None, subok: Any = None,
-           copy: Any = True, *, device: Any = None) -> Array:  # fmt: skip
+           copy: Any = True, *, device: Any = None) -> Array:
     """A new array of another element type."""
     array = as_array(x)
     check_casting(array.type.dtype, element_type(dtype), casting or "unsafe")
@@ -390,7 +390,7 @@ def triangle(keep_lower: bool, what: str) -> Any:
         array = as_array(m)
         if array.ndim < 2:
             raise ShapeError(f"{what} needs two dims", expected="2 dims",
-                             found=shape_text(array.extents))  # fmt: skip
+                             found=shape_text(array.extents))
         rows, columns = _grid(array, -2), _grid(array, -1)
         compare = np.greater_equal if keep_lower else np.less_equal
         mask = apply(compare, rows + k, columns)

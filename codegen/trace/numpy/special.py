@@ -44,7 +44,7 @@ def _logit(x: Any) -> Any:
 def _entropy(x: Any, y: Any, more: Any, at_zero: Any) -> Any:
     """x log(x / y) + more of what is positive; infinity where it is not defined."""
     made = select((x > 0) & (y > 0), x * f.log(x / y) + more,
-                  select((x == 0) & (y >= 0), at_zero, np.inf))  # fmt: skip
+                  select((x == 0) & (y >= 0), at_zero, np.inf))
     return select(f.isnan(x) | f.isnan(y), np.nan, made)
 
 
@@ -89,7 +89,7 @@ _FORMULAS: dict[str, Callable[..., Any]] = {
     "boxcox1p": lambda x, power: _boxcox(f.log1p(x), power),
     "inv_boxcox": lambda y, power: f.exp(_inv_boxcox(y, power)),
     "inv_boxcox1p": lambda y, power: f.expm1(_inv_boxcox(y, power)),
-}  # fmt: skip
+}
 
 
 def _of_floats(name: str, formula: Callable[..., Any]) -> Callable[..., Any]:
@@ -128,10 +128,10 @@ def log_softmax(x: Any, axis: Any = None) -> Any:
 
 
 def logsumexp(a: Any, axis: Any = None, b: Any = None, keepdims: bool = False,
-              return_sign: bool = False) -> Any:  # fmt: skip
+              return_sign: bool = False) -> Any:
     if b is not None or return_sign:
         raise unsupported("scipy.special.logsumexp with b= or return_sign=",
-                          "np.log(np.sum(b * np.exp(a)))")  # fmt: skip
+                          "np.log(np.sum(b * np.exp(a)))")
     less, most = _shifted(a, axis)
     made = f.log(reducing.sum_(f.exp(less), axis, keepdims=True)) + most
     return made if keepdims else made.squeeze(axis)

@@ -29,7 +29,7 @@ from codegen.trace.numpy.operators import operate
 _PLOTTED = {
     "interpolated_inverted_cdf": (0, 1), "hazen": (0.5, 0.5), "weibull": (0, 0),
     "median_unbiased": (1 / 3.0, 1 / 3.0), "normal_unbiased": (3 / 8.0, 3 / 8.0),
-}  # fmt: skip
+}
 
 
 def _rounded(index: Any, stays: Callable[[Any, Any], Any]) -> Any:
@@ -73,7 +73,7 @@ def _between(n: Any, q: float, method: str) -> tuple[Any, Any, Any]:
 
 
 def _quantiles(what: str, x: Any, q: Any, axis: Any, out: Any, method: str, keepdims: Any,
-               counts: bool, other: Any) -> Any:  # fmt: skip
+               counts: bool, other: Any) -> Any:
     """counts: of the numbers alone, how many there are is known only at run time."""
     _check_quantile(what, q, method, other)
     reducing.no_complex(x, what)
@@ -100,7 +100,7 @@ def _quantiles(what: str, x: Any, q: Any, axis: Any, out: Any, method: str, keep
 
     def one(k: int) -> Array:
         low, high = (found[..., places.index(int(at[j])) if known else j]
-                     for j in (2 * k, 2 * k + 1))  # fmt: skip
+                     for j in (2 * k, 2 * k + 1))
         t = pairs[k][2]
         if t is not None:
             step = high - low
@@ -140,13 +140,13 @@ def _numbers_along(array: Array, d: int) -> Any:
 
 
 def quantile(x: Any, q: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False,
-             method: str = "linear", keepdims: Any = False, **other: Any) -> Any:  # fmt: skip
+             method: str = "linear", keepdims: Any = False, **other: Any) -> Any:
     """Of the two sorted elements nearest to q, what `method` says; NaN where there is one."""
     return _quantiles("np.quantile", x, q, axis, out, method, keepdims, False, other)
 
 
 def nanquantile(x: Any, q: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False,
-                method: str = "linear", keepdims: Any = False, **other: Any) -> Any:  # fmt: skip
+                method: str = "linear", keepdims: Any = False, **other: Any) -> Any:
     """np.quantile of what is no NaN."""
     return _quantiles("np.nanquantile", x, q, axis, out, method, keepdims, True, other)
 
@@ -157,13 +157,13 @@ def _check_quantile(what: str, q: Any, method: str, other: Any) -> None:
         raise unsupported(f"{what} with method={method!r}", f"one of {', '.join(methods)}")
     if is_traced(q) or any(v is not None for v in other.values()):
         raise unsupported(f"{what} with weights, or a q that depends on data",
-                          "numbers as q; np.sort(x)[k]")  # fmt: skip
+                          "numbers as q; np.sort(x)[k]")
     if not np.all((0 <= np.asarray(q)) & (np.asarray(q) <= 1)):
         raise unsupported(f"{what} with q={q!r}", "q from 0 to 1 (percentiles: 0 to 100)")
 
 
 def median(x: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False,
-           keepdims: Any = False) -> Any:  # fmt: skip
+           keepdims: Any = False) -> Any:
     """The middle of the sorted elements; NaN where there is one."""
     array, d, wide = reducing.lanes(x, axis, "np.median")
     n = array.shape[d]
@@ -181,7 +181,7 @@ def median(x: Any, axis: Any = None, out: Any = None, overwrite_input: bool = Fa
 
 
 def nanmedian(x: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False,
-              keepdims: Any = False) -> Any:  # fmt: skip
+              keepdims: Any = False) -> Any:
     """The median of the elements that are not NaN."""
     array, d, wide = reducing.lanes(x, axis, "np.nanmedian")
     n = as_array(_numbers_along(array, d))
@@ -208,7 +208,7 @@ def _shaped(made: Any, kind: DType, wide: tuple[Any, ...] | None, out: Any) -> A
 
 
 def cov(m: Any, y: Any = None, rowvar: bool = True, bias: bool = False, ddof: Any = None,
-        fweights: Any = None, aweights: Any = None, *, dtype: Any = None) -> Any:  # fmt: skip
+        fweights: Any = None, aweights: Any = None, *, dtype: Any = None) -> Any:
     """Covariances of variables in rows, or in columns where rowvar is false."""
     parts = []
     for one in (m,) if y is None else (m, y):
@@ -249,10 +249,10 @@ def gradient(f: Any, *spacing: Any, axis: Any = None, edge_order: int = 1) -> An
     steps = spacing if len(spacing) > 1 else (spacing or (1.0,)) * len(dims)
     if edge_order not in (1, 2) or any(
         expr.nonneg(edge_order - array.extents[d]) for d in dims
-    ):  # fmt: skip
+    ):
         raise ShapeError("np.gradient needs more elements along a dim than its edge_order",
                          expected="edge_order 1 or 2, and that many elements and one more",
-                         found=f"edge_order={edge_order}, {array.type}")  # fmt: skip
+                         found=f"edge_order={edge_order}, {array.type}")
     out = tuple(_slope(array, step, d, edge_order) for step, d in zip(steps, dims, strict=True))
     return out[0] if len(out) == 1 else out
 
@@ -288,7 +288,7 @@ def _slope(f: Array, step: Any, d: int, order: int) -> Array:
 def _edge_slope(f0: Array, f1: Array, f2: Array, a: Any, b: Any) -> Array:
     """At the first of three places, of which the second is a away, and the third b from it."""
     return as_array(f0 * (-(2 * a + b) / (a * (a + b))) + f1 * ((a + b) / (a * b))
-                    - f2 * (a / (b * (a + b))))  # fmt: skip
+                    - f2 * (a / (b * (a + b))))
 
 
 def unwrap(p: Any, discont: Any = None, axis: int = -1, *, period: Any = 2 * np.pi) -> Any:
@@ -317,18 +317,18 @@ def ediff1d(x: Any, to_end: Any = None, to_begin: Any = None) -> Any:
 
 
 def cross(a: Any, b: Any, axisa: int = -1, axisb: int = -1, axisc: int = -1,
-          axis: Any = None) -> Any:  # fmt: skip
+          axis: Any = None) -> Any:
     """The cross product of vectors with three components; where two are given, the third is 0."""
     axisa, axisb, axisc = (axisa, axisb, axisc) if axis is None else (axis,) * 3
     p, q = shaping.moveaxis(a, axisa, -1), shaping.moveaxis(b, axisb, -1)
     if any(v.extents[-1] not in (2, 3) for v in (p, q)):
         raise ShapeError("np.cross takes vectors of two or three components",
                          expected="2 or 3 elements along the axis",
-                         found=f"{p.type} and {q.type}")  # fmt: skip
+                         found=f"{p.type} and {q.type}")
     if p.extents[-1] == q.extents[-1] == 2:
         return apply(np.subtract, p[..., 0] * q[..., 1], p[..., 1] * q[..., 0])
     p, q = (v if v.extents[-1] == 3 else joining.concatenate(
-        [v, zeros_like(v[..., :1])], -1) for v in (p, q))  # fmt: skip
+        [v, zeros_like(v[..., :1])], -1) for v in (p, q))
     made = [
         p[..., i] * q[..., j] - p[..., j] * q[..., i] for i, j in ((1, 2), (2, 0), (0, 1))
     ]
@@ -355,10 +355,10 @@ def _extreme_number(fn: str) -> Callable[..., Any]:
     """NaN only where there is nothing else."""
 
     def call(x: Any, axis: Any = None, out: Any = None, keepdims: Any = False,
-             initial: Any = None, where: Any = True) -> Any:  # fmt: skip
+             initial: Any = None, where: Any = True) -> Any:
         fits = as_array(x).type.dtype.kind in "fc"
         return reducing.reduce(fn if fits else fn[1:], f"np.nan{fn[1:]}", x, axis, None, out,
-                               keepdims, initial, where)  # fmt: skip
+                               keepdims, initial, where)
 
     return call
 

@@ -76,7 +76,7 @@ def _bound(x: Any, extent: Expr) -> Expr | None:
             found=f"an array of {x.type}",
             remedy="spmd.dynamic_slice(x, start, extent) takes a box of a known extent; "
             "np.where with a mask keeps the whole",
-        )  # fmt: skip
+        )
     if e is None:
         raise index_error("slice bounds must be integers", "an integer or None", type(x).__name__)
     return from_the_end(e, extent)
@@ -94,7 +94,7 @@ def part_of(key: slice, extent: Expr) -> Part:
     step_expr = expr.const(1) if key.step is None else expr_of(key.step)
     if step_expr is None or not step_expr.is_const or step_expr == 0:
         raise index_error("the step of a slice must be known while building",
-                           "an integer that is not 0", repr(key.step))  # fmt: skip
+                           "an integer that is not 0", repr(key.step))
     step = step_expr.value
     start, stop = _bound(key.start, extent), _bound(key.stop, extent)
     if step > 0:
@@ -132,7 +132,7 @@ def beyond(x: Any, extent: Expr, dim: int, found: str = "") -> ShapeError:
         f"index {x.expr if isinstance(x, Number) else x} is out of bounds for dim {dim}",
         f"an index below {extent}", found or f"dim {dim} has extent {extent}",
         "x[k:k + 1] is empty where there is no such element" if extent.symbols() else "",
-    )  # fmt: skip
+    )
 
 
 def stays_within(e: Expr, x: Any, extent: Expr, dim: int) -> None:
@@ -204,7 +204,7 @@ def expand(array: Array, key: Any) -> tuple[list[Any], bool]:
     if missing < 0 or len(dots) > 1:
         raise index_error(f"too many indices for an array of {array.ndim} dims",
                           f"at most {array.ndim} of them",
-                          f"{taken} indices for {array.type}")  # fmt: skip
+                          f"{taken} indices for {array.type}")
     at = dots[0] if dots else len(items)
     items[at : at + len(dots)] = [slice(None)] * missing
     return items, bool(dots)
@@ -228,7 +228,7 @@ def parse(array: Array, key: Any) -> tuple[list[Item], bool]:
             for d, n in enumerate(item.shape):
                 if (e := array.extents[dim + d]).is_const and e.value != n:
                     raise index_error("a mask has another shape than the array",
-                                       f"extent {e} in dim {d} of the mask", str(n))  # fmt: skip
+                                       f"extent {e} in dim {d} of the mask", str(n))
             items += [Many(part) for part in np.nonzero(item)]
         elif isinstance(item, Array) and item.type.dtype.kind == "b":
             raise refused()
@@ -239,7 +239,7 @@ def parse(array: Array, key: Any) -> tuple[list[Item], bool]:
         else:
             raise index_error("only integers, slices, ..., None and integer arrays are indices",
                               "one of these",
-                              f"{getattr(item, 'dtype', type(item).__name__)}")  # fmt: skip
+                              f"{getattr(item, 'dtype', type(item).__name__)}")
         dim += consumes(item)
     return items, not dotted and all(isinstance(i, Whole) for i in items)
 
@@ -294,4 +294,4 @@ def refused(remedy: str = "") -> UnsupportedError:
         found="a boolean array known only at run time",
         remedy=remedy or "np.where(mask, x, other) keeps the shape; np.max(x, where=mask, "
         "initial=-np.inf) takes the chosen ones",
-    )  # fmt: skip
+    )

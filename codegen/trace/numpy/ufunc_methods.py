@@ -31,7 +31,7 @@ _LOOP = "a loop: for k in spmd.range(1, n): t = f(t, x[k])"
 _ROW = {FUNCTIONS[scalar].ufunc: fn for fn, scalar in COMBINE.items()}
 _SUMS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "add": (reducing.sum_, reducing.cumsum), "multiply": (reducing.prod, reducing.cumprod),
-}  # fmt: skip
+}
 
 
 def _combining(ufunc: np.ufunc, method: str, x: Any, dtype: Any) -> tuple[str, Array, DType]:
@@ -48,7 +48,7 @@ def _combining(ufunc: np.ufunc, method: str, x: Any, dtype: Any) -> tuple[str, A
 
 
 def reduce(ufunc: np.ufunc, x: Any, axis: Any = 0, dtype: Any = None, out: Any = None,
-           keepdims: Any = False, initial: Any = None, where: Any = True) -> Any:  # fmt: skip
+           keepdims: Any = False, initial: Any = None, where: Any = True) -> Any:
     name, what = ufunc.__name__, f"np.{ufunc.__name__}.reduce"
     if name in _SUMS:
         return _SUMS[name][0](x, axis, dtype, out, keepdims, initial, where)
@@ -95,7 +95,7 @@ def outer(ufunc: np.ufunc, x: Any, y: Any, **options: Any) -> Any:
 
 
 def reduceat(ufunc: np.ufunc, x: Any, indices: Any, axis: Any = 0, dtype: Any = None,
-             out: Any = None) -> Any:  # fmt: skip
+             out: Any = None) -> Any:
     """What stands from indices[i] up to indices[i + 1] combined; where that is nothing, the element
     at indices[i]. Indices that only the run knows must not decrease."""
     fn, array, kind = _combining(ufunc, "reduceat", x, dtype)
@@ -109,14 +109,14 @@ def reduceat(ufunc: np.ufunc, x: Any, indices: Any, axis: Any = 0, dtype: Any = 
         alone[:-1] = ends
         alone = alone.reshape((at.shape[0], *[1] * (array.ndim - 1 - d)))
         return store(as_array(select(alone, along(array, d, at), made), kind), out)
-    n = constant(array.extents[d], "np.add.reduceat", "a dim of a known extent")
+    n = constant(array.extents[d], f"np.{ufunc.__name__}.reduceat", "a dim of a known extent")
     begin = np.asarray(known.plain(indices), np.int64)
     if begin.ndim != 1 or np.any((begin < 0) | (begin >= n)):
         raise index_error("an index of reduceat is out of bounds", f"0 to {n - 1}", str(begin))
     counts = np.maximum(np.append(begin[1:], n) - begin, 1) if begin.size else begin
     segments = np.repeat(np.arange(len(begin)), counts)
     places = np.repeat(begin, counts) + np.arange(len(segments)) - np.repeat(
-        np.cumsum(counts) - counts, counts)  # fmt: skip
+        np.cumsum(counts) - counts, counts)
     picked = array if np.array_equal(places, np.arange(n)) else along(array, d, places)
     return store(_combined(fn, picked, d, as_array(segments), len(begin)), out)
 
@@ -163,7 +163,7 @@ def at(ufunc: np.ufunc, array: Any, key: Any, value: Any = None) -> None:
     elif _may_repeat(key, array.extents):
         raise unsupported(f"np.{name}.at, where an index may come twice,",
                           "np.add.at and others that combine in any order; or "
-                          "x[k] = f(x[k]) where each comes once")  # fmt: skip
+                          "x[k] = f(x[k]) where each comes once")
     else:
         old = get(array, key)
         set_(array, key, apply(ufunc, old, *given[1:]))
@@ -173,7 +173,7 @@ def _may_repeat(key: Any, extents: tuple[expr.Expr, ...]) -> bool:
     """Whether integer arrays name an element twice, as far as is known."""
     items = known.plain(key) if isinstance(key, tuple) else (known.plain(key),)
     many = [(d, k) for d, k in enumerate(items) if isinstance(k, list) or (
-        isinstance(k, (np.ndarray, Array)) and k.ndim and not is_mask(k))]  # fmt: skip
+        isinstance(k, (np.ndarray, Array)) and k.ndim and not is_mask(k))]
     if not many or any(is_traced(k) for _, k in many):
         return bool(many)
     if any(k is ... or k is None for k in items) or not all(extents[d].is_const for d, _ in many):

@@ -27,7 +27,7 @@ from codegen.user import tree
 __all__ = [  # that users import from spmd
     "all_ranks", "any_ranks", "pand", "pargmax", "pargmin", "pexscan", "pmax", "pmean", "pmin",
     "por", "pprod", "preduce", "pscan", "psum", "psum_scatter", "pxor",
-]  # fmt: skip
+]
 
 
 def _all_reduce(x: Any, axis: Any, fn: str, what: str) -> Any:
@@ -63,7 +63,7 @@ def contributed(array: Array, fn: str, what: str) -> Value:
             f"{what} of {value.type.dtype}: its bits are not truth values",
             expected="bools, which it combines as truth values, or integers, bit by bit",
             found=str(value.type), remedy="compare first: x != 0",
-        )  # fmt: skip
+        )
     if kind == "b" and fn in ("add", "mul"):
         return cast_value(array.context, value, dtypes.INT64)
     return value
@@ -264,7 +264,7 @@ def _prefix(x: Any, axis: Any, op: Any, exclusive: bool, what: str) -> Any:
                 f"{what} of {value.type.dtype}: no complex number is the largest or smallest",
                 expected="an op for which the first rank has something to begin with",
                 found=f"op={op!r} of {value.type}", remedy="pscan, or the real and imaginary parts",
-            )  # fmt: skip
+            )
         independent(context, axes, value.type.shape, what)
         return combined(context, Fold(axes, fn, "before" if exclusive else "up_to"), value)
 

@@ -36,7 +36,7 @@ def inside(what: str) -> Context:
     if not context.rank_view:
         raise ProgramError(f"{what} stands outside a shard_map",
                            expected="one rank's view, where the index can be read",
-                           remedy="write it inside a function given to spmd.shard_map")  # fmt: skip
+                           remedy="write it inside a function given to spmd.shard_map")
     return context
 
 
@@ -68,7 +68,7 @@ def independent(
                              found=f"{shape_text(shape)}, in which {shape[d]} depends on the index",
                              remedy=remedy or
                              "spmd.require(extent % axis_size == 0) states that all are equal; "
-                             "else pad to one extent, or reduce over that dim first")  # fmt: skip
+                             "else pad to one extent, or reduce over that dim first")
 
 
 # ---- ppermute --------------------------------------------------------------------------------
@@ -102,7 +102,7 @@ def ppermute(
         raise UsageError(
             "ppermute needs one of shift=, to= and perm=",
             expected="shift=k, to=lambda i, n: ..., or perm=[(source, destination), ...]",
-        )  # fmt: skip
+        )
     n = context.mesh.size(axes)
     p = member_of(context, axes)
     if shift is not None:
@@ -133,7 +133,7 @@ def _shifted(context: Context, p: Sym, n: Expr, shift: Any) -> Route:
     if k is None:
         raise UsageError("the shift of a ppermute must be an integer",
                          expected="an integer on which all ranks agree",
-                         found=repr(shift))  # fmt: skip
+                         found=repr(shift))
     at = expr.symbol(p)
     same_on_all(context, k, "shift")
     return (at + k) % n, expr.const(1), (at - k) % n, expr.const(1)
@@ -146,7 +146,7 @@ def same_on_all(context: Context, e: Expr, what: str) -> None:
             f"{what} differs between the ranks, so two ranks may send to the same one",
             expected="one value on all ranks", found=str(e),
             remedy="ppermute(..., to=lambda i, n: ...) gives each rank's destination",
-        )  # fmt: skip
+        )
 
 
 def _destination(context: Context, axes: Axes, p: Sym, to: Callable[..., Any]) -> tuple[Expr, Expr]:
@@ -172,7 +172,7 @@ def _no_destination(found: str) -> UsageError:
         "to= must give a destination",
         expected="a formula (+ - * // % and comparisons) of i, n and integers on which all ranks "
         "agree; None sends nothing", found=found,
-    )  # fmt: skip
+    )
 
 
 def _pairs(p: Sym, perm: Any) -> tuple[Expr, Expr]:
@@ -185,7 +185,7 @@ def _pairs(p: Sym, perm: Any) -> tuple[Expr, Expr]:
         if twice is not None:
             raise MatchingError(f"rank {twice} stands twice as a {what} in perm",
                                 expected=f"each {what} once",
-                                found=repr(list(perm))[:80])  # fmt: skip
+                                found=repr(list(perm))[:80])
     for source, destination in perm:
         here = expr.eq(expr.symbol(p), source)
         to, sends = to + here * destination, sends + here
@@ -200,7 +200,7 @@ def _integers(perm: Any) -> list[tuple[int, int]]:
             "perm= of ppermute must be pairs of ranks",
             expected="[(source, destination), ...], known while building", found=repr(perm)[:80],
             remedy="shift=k sends to the rank k places on; to=lambda i, n: ... to any other",
-        ) from None  # fmt: skip
+        ) from None
 
 
 def send_by(context: Context, axes: Axes, p: Sym, to: Expr, sends: Expr, x: Array) -> Array:
@@ -215,7 +215,7 @@ def _permute(context: Context, axes: Axes, p: Sym, route: Route, leaf: Any) -> A
     value = array.read()
     if source is None:
         independent(context, axes, value.type.shape,
-                    "ppermute with a destination that cannot be inverted")  # fmt: skip
+                    "ppermute with a destination that cannot be inverted")
         shape = value.type.shape
     else:
         here = source.subst({p: context.mesh.position(axes)})
@@ -244,7 +244,7 @@ def dim_of(d: Any, ndim: int, what: str) -> int:
     value = expr_of(d)
     if value is None or not value.is_const or not -ndim <= value.value < ndim:
         raise ShapeError(f"{what}: no dim {d}", expected=f"a dim from {-ndim} to {ndim - 1}",
-                         found=str(d))  # fmt: skip
+                         found=str(d))
     return value.value % ndim
 
 
@@ -258,7 +258,7 @@ def pieces(context: Context, axes: Axes, extent: Expr, what: str) -> tuple[Span,
     if offset is None or total is None:
         raise ShapeError(f"{what}: there is no formula for the sum of the extents on all ranks",
                          expected="equal extents, balanced blocks, or extents linear in the index",
-                         found=str(extent), remedy="pad to one extent")  # fmt: skip
+                         found=str(extent), remedy="pad to one extent")
     return (offset, offset + extent), total
 
 
@@ -299,7 +299,7 @@ def joined(
     value = array.read()
     shape = value.type.shape
     independent(context, axes, shape, what, d,
-                "" if tiled else "tiled=True joins parts of different extents")  # fmt: skip
+                "" if tiled else "tiled=True joins parts of different extents")
     part, total = pieces(context, axes, shape[d], what)
     return value, d, part, (*shape[:d], total, *shape[d + 1 :])
 
@@ -322,13 +322,13 @@ def _one_per_member(shape: Shape, d: int, n: Expr, what: str) -> None:
             f"{what}: without tiled=True, the extent of dim {d} must be the number of ranks",
             expected=f"extent {n}", found=f"{shape[d]} in shape {shape_text(shape)}",
             remedy="tiled=True cuts any extent into balanced blocks",
-        )  # fmt: skip
+        )
 
 
 def all_to_all(
     x: Any, axis: Any, split_dim: int | None = None, concat_dim: int | None = None,
     tiled: bool = False, *, split_axis: int | None = None, concat_axis: int | None = None,
-) -> Any:  # fmt: skip
+) -> Any:
     """Block k of split_dim goes to rank k along the axis; what arrives is joined along concat_dim.
 
     As in JAX, the extent of split_dim is the number of ranks, and the dim is dropped. tiled=True

@@ -80,7 +80,7 @@ class _Cuts:
         uneven = bool(_coords(extent))
         return any(self.is_part(extent, n, entry) for wide, layout in self.arguments
                    for n, its in zip(wide, layout)
-                   if self.real(its) == entry or uneven)  # fmt: skip
+                   if self.real(its) == entry or uneven)
 
     def real(self, entry: LayoutEntry) -> LayoutEntry:
         """The entry without axes that have one rank."""
@@ -89,7 +89,7 @@ class _Cuts:
     def joins(self, shape: Shape, layout: Layout) -> bool:
         """Whether these extents are balanced blocks."""
         return all(not _coords(e) or bool(entry) and self.cut(e, entry)
-                   for e, entry in zip(shape, layout))  # fmt: skip
+                   for e, entry in zip(shape, layout))
 
 
 def _coords(extent: Expr) -> list[str]:
@@ -128,7 +128,7 @@ class _Refused:
         known = f"{self.value.type}: " if all(e.is_const for e in self.shape) else ""
         entries = self.cuts.entries(frozenset(self.axes))
         other = [d for d, e in enumerate(self.shape)
-                 if not any(self.cuts.joins((e,), (entry,)) for entry in entries)]  # fmt: skip
+                 if not any(self.cuts.joins((e,), (entry,)) for entry in entries)]
         uneven = f"dim {other[0]} has other extents on other ranks; " if other else ""
         which = f"result {self.k} of this" if len(self.fitting) > 1 else "the result of this"
         differs = "differs" if self.sure else "may differ"
@@ -138,7 +138,7 @@ class _Refused:
             expected="a result that is equal on all ranks, or one that is cut as an argument is",
             found=f"{known or uneven}{cause}" + (f"; {fits} fit" if fits else ""),
             remedy="; ".join(self.ways()),
-        )  # fmt: skip
+        )
 
     @property
     def sure(self) -> bool:
@@ -168,7 +168,7 @@ class _Refused:
     def even(self) -> str:
         """The text of a condition: the number of ranks divides the dims that this axis cuts."""
         dims = [n for wide, layout in self.cuts.arguments
-                for n, entry in zip(wide, layout) if self.axis in entry]  # fmt: skip
+                for n, entry in zip(wide, layout) if self.axis in entry]
         n = str(dims[0]) if dims and dims[0].is_const else "n"
         return f'spmd.require({n} % spmd.axis_size("{self.axis}") == 0)'
 
@@ -186,7 +186,7 @@ class _Refused:
     def written(self, layout: Layout) -> str:
         """out_layouts=, with this layout for result k, and a place for each other."""
         layouts = [found[0] if found else self.suggested(v, self.known.varies(v))
-                   for v, found in zip(self.known.body.results, self.fitting)]  # fmt: skip
+                   for v, found in zip(self.known.body.results, self.fitting)]
         layouts[self.k] = layout
         return _written(self.returned, layouts)
 

@@ -42,7 +42,7 @@ def folded(context: Context, axes: Axes, x: Array, op: Any, what: str, prefix: b
     than it is given.
     """
     combined = op.combining(what, empty_like) if isinstance(op, Kernel) else (
-        given(op, f"op= of {what}", "a", "b"))  # fmt: skip
+        given(op, f"op= of {what}", "a", "b"))
     called = _checked(combined, what)
     size, own = (number(e) for e in (context.mesh.size(axes), context.mesh.position(axes)))
     bytes_ = expr.product(x.type.shape) * x.type.dtype.size
@@ -69,7 +69,7 @@ def _checked(op: Op, what: str) -> Op:
                 f"the function op= of {what} returns another type than its arguments have",
                 expected=f"{old.type}, as of its two arguments", found=str(new.type),
                 remedy="combine element by element; .astype(a.dtype) converts",
-            )  # fmt: skip
+            )
         return new
 
     return called

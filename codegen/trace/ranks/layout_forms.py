@@ -32,7 +32,7 @@ class Dim(int):
         if not isinstance(name, str) or int(extent) < 0:
             raise UsageError("a named dim has a name and an extent", place=user_place(),
                              expected='spmd.Dim("batch", 64)',
-                             found=f"Dim({name!r}, {extent!r})")  # fmt: skip
+                             found=f"Dim({name!r}, {extent!r})")
         self = super().__new__(cls, extent)
         self.name = name
         return self
@@ -64,12 +64,12 @@ def axes_of(context: Context, axis: Any, what: str) -> tuple[str, ...]:
         if len(set(out)) == len(out):
             return out
         raise LayoutError(f"{what}: an axis stands twice in {axis!r}", expected="each axis once",
-                          found=repr(axis))  # fmt: skip
+                          found=repr(axis))
     named = "".join(f', "{n}"' for n in context.mesh_names)
     raise LayoutError(f"{what}: {axis!r} is not an axis of this program's mesh",
                       expected=f"one of {axes_text(context.mesh.names)}{named}, or a tuple of them",
                       found=repr(axis),
-                      remedy='@spmd.program(mesh=("x", "y")) names the axes')  # fmt: skip
+                      remedy='@spmd.program(mesh=("x", "y")) names the axes')
 
 
 def layout_of(context: Context, spec: Any, ndim: int, what: str, pad: bool = False) -> Layout:
@@ -83,14 +83,14 @@ def layout_of(context: Context, spec: Any, ndim: int, what: str, pad: bool = Fal
         raise UnsupportedError(
             f'{what}: the layout rule "{spec}" is not available yet',
             remedy='give one axis or None per dim: layout=("x", None)',
-        )  # fmt: skip
+        )
     if isinstance(spec, (str, MeshName)):
         spec = (spec,)
     if not is_layout(spec):
         raise LayoutError(f"{what}: {spec!r} is not a layout",
                           expected="one entry per dim: a mesh axis, None, or a tuple of mesh axes",
                           found=repr(spec),
-                          remedy=f"axes are {axes_text(context.mesh.names)}")  # fmt: skip
+                          remedy=f"axes are {axes_text(context.mesh.names)}")
     entries = [() if e is None else axes_of(context, e, what) for e in spec]
     if all(not e for e in entries):
         return ((),) * ndim
@@ -110,7 +110,7 @@ def _check(mesh: Mesh, entries: Sequence[LayoutEntry], ndim: int, spec: Any, wha
             remedy=f"layout={layout_text(tuple(nearest))}" if ndim or what != "out_layouts" else
             "return value[None] to join one number of each rank; out_layouts=() is for one number "
             "that is the same on all of them",
-        )  # fmt: skip
+        )
     seen: set[str] = set()
     nearest_legal: list[LayoutEntry] = []
     double = ""
@@ -125,4 +125,4 @@ def _check(mesh: Mesh, entries: Sequence[LayoutEntry], ndim: int, spec: Any, wha
             "the diagonal and the others would be lost",
             expected="each mesh axis in one place at most", found=repr(spec),
             remedy=f"layout={layout_text(tuple(nearest_legal))}",
-        )  # fmt: skip
+        )

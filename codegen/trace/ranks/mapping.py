@@ -122,7 +122,7 @@ def global_shape(
                     found=f"{extent} in shape {shape_text(local)}",
                     remedy=f"out_layouts with an axis for dim {d}, or an all_gather" +
                     (f" over {', '.join(s.name.removeprefix('i_') for s in found)}"),
-                )  # fmt: skip
+                )
             out.append(extent)
             continue
         total = _global_extent(mesh, extent, entry, known)
@@ -132,7 +132,7 @@ def global_shape(
                 expected="local extents as numpy.array_split cuts, larger ones first",
                 found=f"{extent} in shape {shape_text(local)}",
                 remedy="return a part of the extent of an argument's shard",
-            )  # fmt: skip
+            )
         out.append(total)
     return tuple(out)
 
@@ -144,13 +144,13 @@ def call(
     context: Context, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
     mesh: Any = None, in_layouts: Any = None, out_layouts: Any = ..., pad: bool = False,
     sure: bool = False,
-) -> Any:  # fmt: skip
+) -> Any:
     """Capture function(*args) as one rank's view; its results as global arrays. sure: the user says
     that they are as their layouts say."""
     if context.rank_view:
         raise ProgramError("a shard_map inside a shard_map",
                            expected="one shard_map at a time: arrays are local already",
-                           remedy="call the function itself")  # fmt: skip
+                           remedy="call the function itself")
     if mesh is not None:
         axes_of(context, mesh, "shard_map")
     arguments = _Arguments(context)
@@ -173,7 +173,7 @@ def _argument_specs(in_layouts: Any, args: tuple[Any, ...], kwargs: dict[str, An
 def _capture(
     context: Context, function: Callable[..., Any], inputs: Any, arguments: _Arguments,
     out_layouts: Any, pad: bool, sure: bool,
-) -> Any:  # fmt: skip
+) -> Any:
     place = user_place()
     args, kwargs = inputs
     check_call(function, getattr(function, "__name__", "the function"), *args, **kwargs)
@@ -209,7 +209,7 @@ def _capture(
     results = context.emit(ShardMap(lie, tuple(map(lying, outs)), tuple(outs), bool(sure)),
                            operands, [region],
                            [getattr(function, "__name__", "result")] * len(outs),
-                           place)  # fmt: skip
+                           place)
     arrays = iter([wrap(context, v, scalar=False) for v in results])
     return tree.map_tree(lambda _: next(arrays), returned)
 
@@ -236,13 +236,13 @@ def _check_returned(leaves: Sequence[Any]) -> None:
         if not isinstance(x, (Array, Number, int, float, complex, np.ndarray, np.generic)):
             raise ProgramError(f"a function given to shard_map returned a {type(x).__name__}",
                                expected="arrays, or tuples, lists and dicts of arrays",
-                               found=repr(x)[:60])  # fmt: skip
+                               found=repr(x)[:60])
     if not leaves:
         raise ProgramError(
             "a function given to shard_map returned nothing",
             expected="arrays: arguments are by value, so writing into them changes nothing outside",
             found="None", remedy="return the arrays that were written",
-        )  # fmt: skip
+        )
 
 
 def _given_layouts(
@@ -253,7 +253,7 @@ def _given_layouts(
     alone = returned if isinstance(returned, (Array, Number)) or several else np.asarray(returned)
     specs = spread(out_layouts, returned if several else (alone,))
     return [layout_of(context, spec, value.type.ndim, _result_name(values, k), pad)
-            for k, (value, spec) in enumerate(zip(values, specs))]  # fmt: skip
+            for k, (value, spec) in enumerate(zip(values, specs))]
 
 
 def _result_types(
@@ -290,7 +290,7 @@ def relayout(x: Array, spec: Any) -> Array:
             "relayout of one rank's array", expected="a global array, outside shard_map",
             found=str(x.type),
             remedy="all_gather, all_to_all and psum_scatter move data between ranks",
-        )  # fmt: skip
+        )
     wanted = layout_of(context, spec, x.ndim, "relayout")
     return wrap(context, context.emit_one(Relayout(to=wanted), x.read()), scalar=False)
 

@@ -25,7 +25,7 @@ from codegen.trace.ranks.communicate import (
     kept_part,
     members,
     same_on_all,
-)  # fmt: skip
+)
 from codegen.user import tree
 
 
@@ -38,13 +38,13 @@ def root_of(context: Context, axes: Axes, root: Any, what: str, word: str = "roo
             f"the {word} of a {what} must be known at launch",
             expected="an integer, or a formula of axis sizes, scalars and loop counters",
             found=repr(root),
-        )  # fmt: skip
+        )
     same_on_all(context, at, f"the {word}")
     if expr.nonneg(at - n) or expr.nonneg(-at - 1):
         raise MatchingError(
             f"the {word} of a {what} is rank {at} of the axis, which does not exist",
             expected=f"a position from 0 to {n - 1}", found=str(at),
-        )  # fmt: skip
+        )
     return at
 
 

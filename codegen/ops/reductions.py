@@ -412,7 +412,7 @@ class MatMul(Kind):
         (a, b), made = op.operands, op.result.type
         *kept, i, j, k = loops = loop_vars((*made.shape, a.type.shape[-1]))
         kept += [j, i] if j.extent == 1 else [i, j]
-        *batch, row, column, _ = positions(loops)
+        *batch, row, column, inner = positions(loops)
         fn = "or" if made.dtype.kind == "b" else "add"
         total = None if made.dtype.size == 2 else made.dtype  # as libraries have it
         offset = ravel((*batch, row, column), made.shape)
@@ -422,7 +422,7 @@ class MatMul(Kind):
             return plan.Apply("mul", made.dtype, factors, made.dtype)
 
         if not rows:
-            value = term(expr.symbol(k.sym))
+            value = term(inner)
             at.add(plan.Reduce(tuple(kept), (k,), False, op.result, offset, value, fn, made.dtype,
                                op.place, total))
             return
@@ -432,7 +432,7 @@ class MatMul(Kind):
         done = expr.const(0)
         for terms in (_FOUR, 1):
             turns = replace(k, extent=(k.extent - done) // terms)
-            begin = done + terms * expr.symbol(k.sym)
+            begin = done + terms * positions((turns,))[0]
             value = term(begin)
             for more in range(1, terms):
                 value = plan.Apply("logical_or" if fn == "or" else fn, made.dtype,

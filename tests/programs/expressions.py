@@ -113,7 +113,8 @@ EXPRESSIONS: dict[str, str] = {
     "percentile": "np.percentile(x, 30) | np.percentile(i, [5, 50], axis=1)",
     "cumsum": "np.cumsum(x, axis=0) | np.cumsum(i) | np.cumsum(u, axis=1) | np.cumsum(z, axis=0)",
     "cumprod": "np.cumprod(x, axis=0) | np.cumprod(h) | np.cumprod(v)",
-    "cumulative_sum": "np.cumulative_sum(v) | np.cumulative_sum(x, axis=0, include_initial=True)",
+    "cumulative_sum": "np.cumulative_sum(v) | np.cumulative_sum(x, axis=0, include_initial=True) "
+                      "| np.cumulative_sum(x, axis=-1, include_initial=True)",
     "cumulative_prod": "np.cumulative_prod(v) "
        "| np.cumulative_prod(x, axis=1, include_initial=True)",
     **{n: f"np.{n}(x) | np.{n}(x, axis=0) | np.{n}(w, axis=1) | np.{n}(w) | np.{n}(b, axis=0) "
@@ -279,7 +280,8 @@ EXPRESSIONS: dict[str, str] = {
     "take_along_axis": "np.take_along_axis(x, np.argsort(x, axis=0), axis=0) "
                        "| np.take_along_axis(x, j[:, None], axis=1)",
     "put_along_axis": "np.put_along_axis(x, j[:, None], 9.0, axis=1); x",
-    "put": "np.put(v, [0, 3], [7.0, 8]); v | np.put(v, [9, -9], 1, mode='clip'); v "
+    "put": "np.put(v, [0, 3], [7.0, 8]); v | np.put(v, [0, 2, -1], [1, 0]); v "
+           "| np.put(v, [9, -9], 1, mode='clip'); v "
            "| np.put(x, j * 9, 2, mode='wrap'); x", "copyto": "np.copyto(x, y, where=b); x",
     "putmask": "np.putmask(x, b, y); x | np.putmask(x, x > 0, -1); x "
        "| np.putmask(i, i > 0, [1, 2, 3]); i",
@@ -363,7 +365,8 @@ EXPRESSIONS: dict[str, str] = {
                           "| np.linalg.vector_norm(z, ord=0)",
     "linalg.matrix_norm": "np.linalg.matrix_norm(q) | np.linalg.matrix_norm(t, ord=-2)",
     "linalg.matmul": "np.linalg.matmul(x, q)", "linalg.outer": "np.linalg.outer(v, j)",
-    "linalg.trace": "np.linalg.trace(q)", "linalg.diagonal": "np.linalg.diagonal(q)",
+    "linalg.trace": "np.linalg.trace(q) | np.linalg.trace(t, offset=-1)",
+    "linalg.diagonal": "np.linalg.diagonal(q) | np.linalg.diagonal(t, offset=1)",
     "linalg.tensordot": "np.linalg.tensordot(x, q, axes=1)",
     "linalg.matrix_transpose": "np.linalg.matrix_transpose(t)",
     "linalg.vecdot": "np.linalg.vecdot(x, y)",
@@ -372,7 +375,8 @@ EXPRESSIONS: dict[str, str] = {
        "det eig eigvals inv slogdet".split()},
     **{f"linalg.{n}": f"np.linalg.{n}(q) | np.linalg.{n}(z) | np.linalg.{n}(i[:4])" for n in
        "svdvals matrix_rank pinv".split()},
-    "linalg.cond": "np.linalg.cond(q) | np.linalg.cond(z) | np.linalg.cond(q, 1)",
+    "linalg.cond": "np.linalg.cond(q) | np.linalg.cond(z) | np.linalg.cond(q, 1) "
+                   "| np.linalg.cond(q * 0)",
     "linalg.qr": "np.linalg.qr(x) | np.linalg.qr(z.T, 'complete') | np.linalg.qr(f, 'r') "
                  "| np.linalg.qr(x.reshape(7, 1, 5)) | np.linalg.qr(x, 'raw')",
     "linalg.svd": "np.linalg.svd(x) | np.linalg.svd(z.T, full_matrices=False) "
@@ -418,7 +422,8 @@ EXPRESSIONS: dict[str, str] = {
                         "| np.maximum.accumulate(z) | np.minimum.accumulate(z, axis=1) "
                         "| np.logical_or.accumulate(i) | np.bitwise_and.accumulate(i, axis=1) "
                         "| np.gcd.accumulate(i) | np.hypot.accumulate(-x) "
-                        "| np.subtract.accumulate(x) | np.fmin.accumulate(w, axis=1) "
+                        "| np.subtract.accumulate(x) | np.subtract.accumulate(w) "
+                        "| np.fmin.accumulate(w, axis=1) "
                         "| np.logaddexp.accumulate(f) | np.logical_xor.accumulate(b)",
     "ufunc.outer": "np.add.outer(v, j) | np.less.outer(v, x[0]) "
                    "| np.divide.outer(v, o, dtype=np.float32)",

@@ -187,3 +187,31 @@ def test_empty_matrices_and_extents_of_one_rank() -> None:
         for name, x in wanted.items():
             assert np.shape(found[name]) == np.shape(x), name
             np.testing.assert_allclose(found[name], x, rtol=1e-9, atol=1e-9, err_msg=name)
+
+
+def test_products_of_any_extents():
+    """By loops or by a library, in turns of four terms and those that are left."""
+    draw = np.random.default_rng(5)
+    given = {f"{name}{k}": draw.integers(-9, 9, shape).astype(dtype)
+             for k in (1, 4, 5, 6, 13) for name, shape, dtype in (
+                 ("a", (7, k), np.float64), ("b", (k, 3), np.float64), ("v", (k,), np.float64),
+                 ("i", (2, 4, k), np.int8), ("j", (k, 33), np.int8))}
+
+    def products(x):
+        return {f"{what}{k}": made for k in (1, 4, 5, 6, 13) for what, made in (
+            ("ab", x[f"a{k}"] @ x[f"b{k}"]), ("av", x[f"a{k}"] @ x[f"v{k}"]),
+            ("vb", x[f"v{k}"] @ x[f"b{k}"]), ("aa", x[f"a{k}"].T @ x[f"a{k}"]),
+            ("bv", x[f"b{k}"].T @ x[f"v{k}"]), ("ij", x[f"i{k}"] @ x[f"j{k}"]))}
+
+    @spmd.program(mesh=("r",))
+    def program():
+        split = {"a": ("r", None), "b": (None, "r"), "v": ("r",), "i": (None, "r", None),
+                 "j": (None, "r")}
+        return products({n: spmd.input(n, x.shape, x.dtype, layout=split[n[0]])
+                         for n, x in given.items()})
+
+    image, want = spmd.build(program), products(given)
+    for ranks in (1, 2, 3, 5):
+        out = image.run(ranks=ranks, **given)
+        for name, value in want.items():
+            np.testing.assert_array_equal(out[name], value, err_msg=f"{name} on {ranks} ranks")

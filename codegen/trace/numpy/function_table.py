@@ -78,8 +78,9 @@ def _with_initial(name: str, running: Function, initial: int) -> Function:
                              f"{array.ndim} dims", found="none")
         made = running(array, axis, dtype)
         if include_initial:
-            first = creation.full_like(made[(*[slice(None)] * (axis or 0), slice(0, 1))], initial)
-            made = joining.concatenate([first, made], axis or 0)
+            d = 0 if axis is None else reducing.dim_of(axis, array.ndim, name)
+            first = creation.full_like(made[(*[slice(None)] * d, slice(0, 1))], initial)
+            made = joining.concatenate([first, made], d)
         return store(made, out)
 
     return call
@@ -114,8 +115,10 @@ _OTHER: dict[str, Function] = {
     "vstack": _vstack, "row_stack": _vstack, "trace": _trace,
     "asanyarray": creation.asarray, "ascontiguousarray": creation.asarray,
     "asfortranarray": creation.asarray,
-    "linalg.matmul": products.matmul, "linalg.outer": products.outer, "linalg.trace": _trace,
-    "linalg.diagonal": shaping.diagonal, "linalg.tensordot": products.tensordot,
+    "linalg.matmul": products.matmul, "linalg.outer": products.outer, "linalg.trace":
+    lambda x, /, *, offset=0, dtype=None: _trace(x, offset, -2, -1, dtype),
+    "linalg.diagonal": lambda x, /, *, offset=0: shaping.diagonal(x, offset, -2, -1),
+    "linalg.tensordot": products.tensordot,
     "linalg.vecdot": products.vecdot,
     "lib.stride_tricks.sliding_window_view": joining.sliding_window_view,
     # what one expression says

@@ -345,7 +345,9 @@ def cond(x: Any, p: Any = None) -> Any:
     array = _matrix("cond", x, square=p not in (None, 2, -2))
     if p in (None, 2, -2):
         s = svdvals(array)
-        return s[..., -1] / s[..., 0] if p == -2 else s[..., 0] / s[..., -1]
+        ratio = s[..., -1] / s[..., 0] if p == -2 else s[..., 0] / s[..., -1]
+        nan = reducing.any_(apply(np.isnan, array), (-2, -1))  # of a zero matrix it is infinite
+        return picking.where(apply(np.isnan, ratio) & ~nan, np.inf, ratio).astype(s.dtype)
     inverse, info = _inverse(array)
     size = norm(array, p, (-2, -1)) * norm(inverse, p, (-2, -1))
     return picking.where(apply(np.equal, info, 0), size, np.inf).astype(size.dtype)

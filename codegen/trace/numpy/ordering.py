@@ -277,8 +277,10 @@ def at_places(array: Array, d: int, places: Any) -> Array:
     if axes := _apart(array, d):
         return of_keys(_counted(array, d, axes, places), dtype)
     rows = shaping.moveaxis(keys_of(array), d, -1)
-    wanted = _of_rows(rows, places)
-    return of_keys(picking.take_along_axis(_partitioned(rows, wanted), wanted, -1), dtype)
+    parted = _partitioned(rows, places)
+    if isinstance(places, list):  # the same of every row, which ranks then have where they lie
+        return of_keys(joining.concatenate([parted[..., k : k + 1] for k in places], -1), dtype)
+    return of_keys(picking.take_along_axis(parted, _of_rows(rows, places), -1), dtype)
 
 
 def _counted(array: Array, d: int, axes: tuple[str, ...], places: Any) -> Array:

@@ -134,7 +134,8 @@ def round_(x: Any, decimals: int = 0, out: Any = None) -> Any:
     if kind in "iu" and decimals >= 0:
         return store(array.copy(), out)
     if kind in "iu":
-        raise unsupported("rounding integers to tens", "(x + 5) // 10 * 10")
+        raise unsupported("rounding integers to tens",
+                          "np.round(x.astype(float), -1).astype(x.dtype)")
     if decimals == 0:
         return store(apply(np.rint, array), out)
     if kind == "b":
@@ -254,7 +255,11 @@ def isin(element: Any, test_elements: Any, invert: bool = False, **_: Any) -> Ar
 
 
 def put(a: Any, ind: Any, v: Any, mode: str = "raise") -> None:
-    array = as_array(a)
+    array, values = as_array(a), as_array(v)
+    places = as_array(ind)
+    many, given = (expr.product(x.extents) for x in (places, values))
+    if many.is_const and given.is_const and 1 < given.value < many.value:  # they are repeated
+        v = values.ravel()[np.arange(many.value) % given.value].reshape(places.shape)
     array.flat[_by_mode(ind, array.size, mode)] = v
 
 

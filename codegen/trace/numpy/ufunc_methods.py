@@ -55,15 +55,20 @@ def reduce(ufunc: np.ufunc, x: Any, axis: Any = 0, dtype: Any = None, out: Any =
     if name == "subtract" and initial is None and where is True and as_array(x).ndim:
         array = as_array(x)
         d = dim_of(axis, array.ndim, what)
-        first, rest = along(array, d, slice(0, 1)), along(array, d, slice(1, None))
-        made = apply(np.subtract, first, reduce(np.add, rest, d, array.dtype, None, True))
-        return store(made if keepdims else shaping.squeeze(made, d), out)
+        return reduce(np.add, _but_first_negative(array, d), d, array.dtype, out, keepdims)
     fn, array, kind = _combining(ufunc, "reduce", x, dtype)
     if fn == "lcm":
         axis = dim_of(axis, array.ndim, what)  # as NumPy: along one dim
         if array.extents[axis] == 1:
             return store(array.copy() if keepdims else shaping.squeeze(array, axis).copy(), out)
     return reducing.reduce(fn, what, array, axis, kind, out, keepdims, initial, where)
+
+
+def _but_first_negative(array: Array, d: int) -> Array:
+    """What is to be added where the first of a dim is what the others are subtracted from."""
+    made, rest = as_array(array.copy()), (*[slice(None)] * d, slice(1, None))
+    made[rest] = -made[rest]
+    return made
 
 
 def accumulate(ufunc: np.ufunc, x: Any, axis: Any = 0, dtype: Any = None, out: Any = None) -> Any:
@@ -73,9 +78,7 @@ def accumulate(ufunc: np.ufunc, x: Any, axis: Any = 0, dtype: Any = None, out: A
     array = as_array(x)
     d = dim_of(axis, array.ndim, f"np.{name}.accumulate")
     if name == "subtract":
-        twice = along(array, d, slice(0, 1)) * 2
-        total = accumulate(np.add, array, d, array.dtype)
-        return store(apply(np.subtract, twice, total), out)
+        return accumulate(np.add, _but_first_negative(array, d), d, array.dtype, out)
     fn, array, kind = _combining(ufunc, "accumulate", x, dtype)
     array = as_array(array, kind)
     made = wrap(array.context, array.context.emit_one(Cumulative(fn, d), array.read()))

@@ -123,8 +123,11 @@ def test_another_architecture(damaged, spmd_command):
 
 
 def test_a_newer_format(damaged, spmd_command):
-    path = damaged(lambda data: _edited(data, rb'"format": ?3', b'"format":4'))
-    spmd_command("run", path, "--ranks", "2").expect(78, "image format 4", "this runtime reads 3")
+    ours = manifest.FORMAT
+    old, new = f'"format": ?{ours}'.encode(), f'"format":{ours + 1}'.encode()
+    path = damaged(lambda data: _edited(data, old, new))
+    spmd_command("run", path, "--ranks", "2").expect(
+        78, f"image format {ours + 1}", f"this runtime reads {ours}")
 
 
 def test_a_missing_cpu_feature(damaged, spmd_command):

@@ -16,23 +16,10 @@ from codegen.ir import Module, Op, Region, Value, free_values
 from codegen.kit import global_ops
 from codegen.layouts import cuts
 from codegen.layouts.cuts import Window, home, layout_of
-from codegen.layouts.localize import Localizer, kernel_windows
+from codegen.layouts.localize import Localizer
 from codegen.layouts.rooms import Rooms
 from codegen.mesh import LayoutEntry
-from codegen.ops import (
-    Branch,
-    Expect,
-    Kernel,
-    Let,
-    Loop,
-    Map,
-    MatMul,
-    Print,
-    Reduce,
-    Roll,
-    RunScalar,
-    ShardMap,
-)
+from codegen.ops import Branch, Loop, Map, Roll, ShardMap
 
 
 @dataclass
@@ -131,13 +118,10 @@ class Demands:
                     self.settle(value, None)
             for operand in op.operands:
                 self.want(operand, home(operand), op.place)
-        elif isinstance(what, Kernel):
-            for operand, window in zip(op.operands, kernel_windows(op), strict=True):
-                self.want(operand, window, op.place)
-        elif isinstance(what, Print | Expect | Let):
+        elif what.at_home:
             for operand in op.operands:
                 self.want(operand, home(operand), op.place)
-        elif not isinstance(what, RunScalar):
+        else:
             # all that an op makes is of one batch: what its first result needs is what all need
             for window in self.of[op.results[0]].made:
                 self.want_operands(op, window, op.place)
@@ -150,12 +134,14 @@ class Demands:
             if isinstance(what, Loop | Branch):
                 for inner in op.regions:
                     self.sums(inner)
-            elif isinstance(what, Reduce | MatMul) and len(self.of[op.result].made) == 1:
-                axes[op.result] = self.rules.summed(op, self.of[op.result].made[0])
-            elif isinstance(what, Map) and what.fn in ("add", "sub"):
+                continue
+            demand = self.of.get(op.result) if len(op.results) == 1 else None
+            if demand is None or len(demand.made) != 1:
+                continue
+            axes[op.result] = self.rules.summed(op, demand.made[0])
+            if isinstance(what, Map) and what.fn in ("add", "sub"):
                 a, b = op.operands
                 alone = len(self.uses[a]) == len(self.uses[b]) == 1
-                alone = alone and len(self.of[op.result].made) == 1
                 if alone and axes.get(a) and axes.get(a) == axes.get(b):
                     axes[op.result] = self.rules.partial[op.result] = axes[a]
                     self.rules.later |= {a, b}

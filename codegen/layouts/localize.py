@@ -15,7 +15,7 @@ from codegen.dtypes import DType
 from codegen.ir import Op, Shape, Value
 from codegen.kit import Builder
 from codegen.layouts import cuts
-from codegen.layouts.cuts import Cut, Window, home
+from codegen.layouts.cuts import Cut, Window
 from codegen.mesh import LayoutEntry, Mesh
 from codegen.ops import (
     Broadcast,
@@ -23,7 +23,6 @@ from codegen.ops import (
     Full,
     Gather,
     Iota,
-    Kernel,
     Map,
     Slice,
     Update,
@@ -177,16 +176,3 @@ class Localizer:
             return build.emit(Fold(axes, fn, want=part), (value,))
         value = build.emit(Fold(axes, fn), (value,))
         return self.part(value, held, window, build)
-
-
-def kernel_windows(op: Op) -> list[Window]:
-    """The part of each operand that a kernel works on for its part of the results."""
-    assert isinstance(op.what, Kernel)
-    return [
-        tuple(
-            cuts.whole(extent) if along is None
-            else cuts.widened(home(op.results[along[0]])[along[1]], along[2])
-            for extent, along in zip(v.type.shape, dims, strict=True)
-        )
-        for v, dims in zip(op.operands, op.what.along, strict=True)
-    ]

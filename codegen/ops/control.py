@@ -48,6 +48,7 @@ class Let(Control):
     which a second trace finds what is known of it."""
 
     name = "let"
+    at_home = True
     counter: Sym
     key: str = ""
 

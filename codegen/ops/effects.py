@@ -18,6 +18,7 @@ POSITION = "@"  # a spec of an `expect`: where the element is
 class Effect(Kind):
     reads = "points"
     fence = True
+    at_home = True
     has_room = False
 
     def infer(self, types: Types) -> list[ArrayType]:

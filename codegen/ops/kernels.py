@@ -11,12 +11,15 @@ import numpy as np
 from codegen import dtypes
 from codegen.image import gufunc
 from codegen.ir import ArrayType, Op, Value
+from codegen.layouts import cuts
+from codegen.layouts.cuts import Window
 from codegen.ops.kind import Array, Eval, Stated, extents
 from codegen.ops.views import Broadcast
 from codegen.plan.grammar import Argument, KernelCall
 from codegen.plan.indexing import loop_vars, positions
 
 if TYPE_CHECKING:
+    from codegen.layouts.localize import Localizer
     from codegen.passes.instrument import Instrument
     from codegen.passes.to_loops import Maker
 
@@ -53,6 +56,17 @@ class Kernel(Stated):
                 wide = at.emit(Broadcast((), value.type.shape), (was,))
                 holds = at.map("logical_or", holds, wide if value.type.ndim else was)
         return holds
+
+    def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
+        """What it works on for a rank's blocks of the results."""
+        return [
+            tuple(
+                cuts.whole(extent) if along is None
+                else cuts.widened(cuts.home(op.results[along[0]])[along[1]], along[2])
+                for extent, along in zip(v.type.shape, dims, strict=True)
+            )
+            for v, dims in zip(op.operands, self.along, strict=True)
+        ]
 
     def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
         """The user's Python function on contiguous copies; 0-d operands arrive as scalars. What it

@@ -39,9 +39,10 @@ class Kind:
     that they may be computed on the way; strided boxes where they lie; or whole and contiguous.
     rereads: it may read one element at several points. held: a rank has balanced blocks of its
     results, whatever parts of them are wanted; so it has of a kind of several results, which are of
-    one batch. fuses: its `steps` are one Store or Reduce that may
-    share loops with others. fence: nothing that comes later is computed before it. has_room: its
-    result may lie in an array with room for ghost cells. lays_out: it says how arrays lie."""
+    one batch. fuses: its `steps` are one Store or Reduce that may share loops with others. fence:
+    nothing that comes later is computed before it. at_home: a rank's blocks of its operands are
+    what it works on. has_room: its result may lie in an array with room for ghost cells. lays_out:
+    it says how arrays lie."""
 
     name: ClassVar[str]
     inline: ClassVar[bool] = False
@@ -52,6 +53,7 @@ class Kind:
     held: ClassVar[bool] = False
     fuses: ClassVar[bool] = False
     fence: ClassVar[bool] = False
+    at_home: ClassVar[bool] = False
     has_room: ClassVar[bool] = True
     lays_out: ClassVar[bool] = False
 

@@ -144,6 +144,7 @@ class RunScalar(Source):
     """A run-time scalar as a 0-d array."""
 
     name = "scalar"
+    at_home = True
     has_room = False
     inline = True
     scalar: str

@@ -16,7 +16,6 @@ from codegen.ir import ArrayType, Module, Op, Output, Region, Value
 from codegen.layouts import cuts
 from codegen.layouts.cuts import Window, home
 from codegen.layouts.demands import Demands
-from codegen.layouts.localize import kernel_windows
 from codegen.layouts.parts import Parts
 from codegen.ops import (
     Branch,
@@ -24,10 +23,7 @@ from codegen.ops import (
     Full,
     Kernel,
     Kind,
-    Let,
     Loop,
-    Print,
-    RunScalar,
     ShardMap,
     Update,
 )
@@ -85,7 +81,7 @@ class _Partition(Parts):
             self.control(op)
         elif isinstance(what, Kernel):
             self.kernel(op, what)
-        elif isinstance(what, Print | Expect | Let | RunScalar):
+        elif what.at_home:
             operands = tuple(self.need(v, home(v)) for v in op.operands)
             results = tuple(Value(v.name, self.local_type(v)) for v in op.results)
             if isinstance(what, Expect):
@@ -117,7 +113,7 @@ class _Partition(Parts):
 
     def kernel(self, op: Op, call: Kernel) -> None:
         """On the parts of arrays that the op says; what it copies for itself nobody has."""
-        windows = kernel_windows(op)
+        windows = self.rules.needs(op, home(op.results[0]))
         operands = tuple(self.need(v, w) for v, w in zip(op.operands, windows, strict=True))
         own = {j: operands[k] for how, what in call.args if how == "own" for j, k in [what]}
         results = tuple(

@@ -69,7 +69,7 @@ def _works(work: Work) -> Iterator[Work]:
         yield replace(work, room=room, line=ravel(positions(inner), extents))
     elif isinstance(work, Store):
         yield in_strips(work)
-    elif isinstance(work, Lane) and work.kind != "argreduce":
+    elif isinstance(work, Lane):
         along = work.stride * expr.symbol(work.along.sym)
         yield replace(work, offset=work.offset + along, stride=expr.const(0))
     else:

@@ -279,7 +279,7 @@ class Cumulative(Lane):
         for begin in (0, 1):
             rest = expr.most(0, made.shape[d] - 1)
             along = replace(loops[d], extent=rest) if begin else loops[d]
-            here = begin * (expr.symbol(along.sym) + 1)
+            here = begin * (positions((along,))[0] + 1)
             index = tuple(here if k == d else i for k, i in enumerate(positions(loops)))
             offset, value = ravel(index, made.shape), at.node(x, index)
             if begin:

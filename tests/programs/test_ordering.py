@@ -181,3 +181,23 @@ def test_no_rank_holds_a_split_dim() -> None:
 
     walk(lowered.body)
     assert {"merge", "count", "permute", "searchsorted"} <= set(names)
+
+
+def test_running_totals_of_few_rows():
+    """Row after row, of none, one, two and more; of a split dim too."""
+    given = {f"x{n}{m}": np.random.default_rng(n).normal(size=(n, m)) for n in range(4)
+             for m in (1, 2, 5)}
+
+    def totals(x):
+        return {f"{name}{d}{f.__name__}": f(a, axis=d) for name, a in x.items() for d in (0, 1)
+                for f in (np.cumsum, np.cumprod)}
+
+    @spmd.program(mesh=("r",))
+    def program():
+        return totals({n: spmd.input(n, a.shape, layout=("r", None)) for n, a in given.items()})
+
+    image, want = spmd.build(program), totals(given)
+    for ranks in (1, 2, 3):
+        out = image.run(ranks=ranks, **given)
+        for name, value in want.items():
+            np.testing.assert_allclose(out[name], value, rtol=1e-12, err_msg=name)

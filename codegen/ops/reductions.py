@@ -184,7 +184,8 @@ class ArgReduce(Kind):
 
 
 class Lane(Kind):
-    """A kind that works on lines along `dim`, each for itself, with results of the same shape."""
+    """A kind that works on lines along `dim`, each for itself. Its `steps` are those of kinds whose
+    results have the operand's shape."""
 
     dim: int
 
@@ -200,7 +201,8 @@ class Lane(Kind):
     def localize(
         self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
     ) -> Value:
-        (held,) = self.needs(op, window, at)
+        d = self.dim
+        held = (*window[:d], whole(op.result.type.shape[d]), *window[d + 1 :])
         return at.part(build.emit(self, operands), held, window, build)
 
     def steps(self, op: Op, at: Maker) -> None:

@@ -16,8 +16,8 @@ from codegen import dtypes
 from codegen.dtypes import DType
 from codegen.errors import InternalError
 from codegen.ir import ArrayType, Op, Value
-from codegen.layouts.cuts import Window, whole
-from codegen.ops.kind import Array, Eval, Kind, Types, layout_of
+from codegen.ops.kind import Array, Eval, Types, layout_of
+from codegen.ops.reductions import Lane
 from codegen.ops.views import Broadcast
 from codegen.plan.grammar import Caller, Load, Part, Routine
 from codegen.plan.indexing import affine, loop_vars, positions, strides
@@ -25,8 +25,6 @@ from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 
 if TYPE_CHECKING:
-    from codegen.kit import Builder
-    from codegen.layouts.localize import Localizer
     from codegen.passes.instrument import Instrument
     from codegen.passes.to_loops import Maker
 
@@ -43,7 +41,7 @@ FOUR_STEPS, FACTOR = 1 << 14, 32
 
 
 @dataclass(frozen=True)
-class Fourier(Kind):
+class Fourier(Lane):
     """fn: fft or ifft of complex numbers; rfft of real ones to the n // 2 + 1 first results; irfft
     of such ones to n real numbers. scale: 1 for "one", 1 / sqrt(n) for "root", 1 / n for "n"."""
 
@@ -106,18 +104,6 @@ class Fourier(Kind):
         bad = at.any_of(at.not_finite(op.operands[0]), [self.dim])
         kept = tuple(d for d in range(value.type.ndim) if d != self.dim)
         return at.unless(value, at.emit(Broadcast(kept, value.type.shape), (bad,)))
-
-    def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
-        """The lanes whole, of the other dims what is wanted."""
-        d, x = self.dim, op.operands[0]
-        return [(*window[:d], whole(x.type.shape[d]), *window[d + 1 :])]
-
-    def localize(
-        self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
-    ) -> Value:
-        d = self.dim
-        held = (*window[:d], whole(op.result.type.shape[d]), *window[d + 1 :])
-        return at.part(build.emit(self, operands), held, window, build)
 
     def steps(self, op: Op, at: Maker) -> None:
         (x,), made, d = op.operands, op.result, self.dim

@@ -4,6 +4,7 @@
  *   job.c         a job: its tables, where things lie in the arena, loading, failure
  *   run.c         threads that advance ranks
  *   wait.c        how they wait, and are woken
+ *   core.c        which core a thread runs on
  *   team.c        who hosts whom, and the members of a group that share this arena or are near
  *   exchange.c    which exchange comes to whom; barriers and permutes
  *   direct.c      inside an arena, members read each other's data, or are given them
@@ -128,7 +129,7 @@ typedef struct spmd_header {
     _Alignas(SPMD_LINE) _Atomic uint32_t abort; /* SPMD_FINE, then _CLAIMED, then _SAID */
     _Alignas(SPMD_LINE) spmd_failure failure;   /* valid once SAID */
     struct {
-        _Alignas(SPMD_LINE) _Atomic int64_t rank; /* who waited there last: see core_shared */
+        _Alignas(SPMD_LINE) _Atomic int64_t rank; /* who was there last: see core.c */
     } core[SPMD_CORES];
 } spmd_header;
 
@@ -157,6 +158,11 @@ struct spmd_arena {
     int fd;
 };
 
+/* What the system calls cpu_set_t. */
+typedef struct spmd_cores {
+    uint64_t word[16];
+} spmd_cores;
+
 /* One thread and the ranks it hosts: a range of the job's. */
 typedef struct spmd_worker {
     _Alignas(SPMD_LINE) struct spmd_job *job;
@@ -167,7 +173,9 @@ typedef struct spmd_worker {
     int64_t most_spins; /* the same while nobody shares its core */
     spmd_bell *bell;
     int64_t idle_since, yields; /* of the wait under way */
-    int64_t shared_until;               /* see core_shared */
+    int64_t core, shared_until, moved, pause; /* see core.c */
+    spmd_cores allowed;
+    bool held;
     uint32_t heard;    /* what `rung` was */
     bool sleepy;
     spmd_term *term;   /* room for what is folded: two for every rank of this arena */
@@ -329,6 +337,11 @@ void spmd_wait(spmd_worker *worker);
 void spmd_wait_over(spmd_worker *worker);
 void spmd_span_ring(const spmd_hosted *me, const spmd_exchange *exchange, spmd_span span);
 void spmd_job_ring(const spmd_job *job);
+
+/* core.c */
+void spmd_core_choose(spmd_worker *worker);
+void spmd_core_begin(spmd_worker *worker);
+bool spmd_core_shared(spmd_worker *worker, int64_t now);
 
 /* watch.c and far.c */
 typedef struct spmd_far spmd_far;

@@ -110,6 +110,7 @@ static void *worker_main(void *argument)
             break;
         run = job->run;
         pthread_mutex_unlock(&job->lock);
+        spmd_core_begin(worker);
         worker_run(worker);
         pthread_mutex_lock(&job->lock);
         if (--job->active == 0)
@@ -153,6 +154,7 @@ int spmd_workers_start(spmd_job *job)
         spmd_worker *worker = &job->worker[k];
         worker->job = job;
         worker->first = k * job->count / job->threads;
+        worker->core = -1;
         worker->count = (k + 1) * job->count / job->threads - worker->first;
         worker->term = malloc((size_t)terms * sizeof *worker->term);
         if (!worker->term)
@@ -239,6 +241,8 @@ int spmd_job_start(spmd_job *job, const uint8_t *given)
         for (int64_t k = 0; k < job->threads; k++)
             atomic_store(&job->worker[k].still, 0);
         job->crowded = spmd_job_crowded(job);
+        for (int64_t k = 0; k < job->threads; k++)
+            spmd_core_choose(&job->worker[k]);
         job->active = job->threads;
         job->run++;
         pthread_cond_broadcast(&job->go);

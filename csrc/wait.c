@@ -18,7 +18,6 @@
  * yield costs: `bench floor switch-futex switch-yield`; where MPI is asked: `--transport mpi`. */
 #define SPIN_NS 200000    /* longer than it takes to be woken */
 #define LOOK_AROUND_NS 2000 /* after this a spinning thread asks whether it shares its core */
-#define SHARED_NS 1000000 /* and who was found to do so is believed to for this long */
 #define YIELDS 8          /* where threads share cores */
 #define LOOK_NS 20000000  /* a sleeper looks up after this, for what rings no bell */
 #define POLL_SHARE 8      /* of the time waited so far: the delay that asking MPI adds */
@@ -102,30 +101,12 @@ static void poll_pause(spmd_worker *worker)
     nanosleep(&(struct timespec){.tv_nsec = sleep}, NULL);
 }
 
-/* Whether the scheduler has put another thread of this job on my core, as it does where another
- * program keeps one busy: while I spin, whom I wait for cannot run. Every waiting thread signs its
- * core with the first of its ranks; who finds another's signature shares it. */
-static bool core_shared(spmd_worker *worker, int64_t now)
-{
-    spmd_header *header = worker->job->arena->header;
-    _Atomic int64_t *last = &header->core[(unsigned)sched_getcpu() % SPMD_CORES].rank;
-    int64_t me = worker->job->hosted[worker->first].record->rank.index + 1;
-
-    int64_t found = atomic_load_explicit(last, memory_order_relaxed);
-    if (found != me) {
-        atomic_store_explicit(last, me, memory_order_relaxed);
-        if (found)
-            worker->shared_until = now + SHARED_NS;
-    }
-    return now < worker->shared_until;
-}
-
 /* While there is a core for every thread, a waiting one looks again at once, for SPIN_NS. */
 static bool may_spin(spmd_worker *worker)
 {
     int64_t now = spmd_now();
     int64_t waited = waited_since(worker, now);
-    bool shared = waited > LOOK_AROUND_NS && core_shared(worker, now);
+    bool shared = waited > LOOK_AROUND_NS && spmd_core_shared(worker, now);
 
     worker->spins = now < worker->shared_until ? 0 : worker->most_spins;
     return !shared && waited < SPIN_NS;

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 
 import pytest
 
+import spmd
 from tests.conftest import run
 
 LOPSIDED = '''
@@ -124,3 +126,13 @@ def test_ranks_that_the_scheduler_puts_on_one_core(built, tmp_path, processes, h
     argv = ["mpirun", "-n", processes, sys.executable, tmp_path / "script.py"]
     each = json.loads(run([*argv, built(HAND_OVERS), json.dumps(how)]).expect(0).out)
     assert each < 60e-6, each
+
+
+def test_threads_may_go_where_they_might_before(built):
+    """A thread is woken on a core of its own, and not held there."""
+    allowed = os.sched_getaffinity(0)
+    with spmd.load(built(HAND_OVERS)).open(ranks=2, threads=2) as job:
+        for turns in (1, 10, 1000):
+            job(turns=turns)
+            threads = [int(name) for name in os.listdir("/proc/self/task")]
+            assert all(os.sched_getaffinity(thread) == allowed for thread in threads)

@@ -71,9 +71,10 @@ class CFunction:
             self.depth -= 1
             self.line("}")
 
-    def loop(self, v: Var) -> None:
-        j = v.sym.name
-        self.open(f"for (int64_t {j} = 0; {j} < {self.integer(v.extent)}; {j}++) {{")
+    def loop(self, v: Var, ends: tuple[str, str] | None = None) -> None:
+        """Over all positions, or over those between two that have names."""
+        j, (begin, end) = v.sym.name, ends or ("0", self.integer(v.extent))
+        self.open(f"for (int64_t {j} = {begin}; {j} < {end}; {j}++) {{")
 
     def loops(self, loops: Sequence[Var]) -> int:
         """Open those of more than one turn; how many."""

@@ -15,7 +15,6 @@ from codegen.emit.cutting import NOINLINE, stretches
 from codegen.emit.exchange_code import fold_name
 from codegen.emit.expressions import single
 from codegen.emit.lines import comment, fold, source, wrapped
-from codegen.emit.nests import openmp
 from codegen.emit.rank_code import Places, RankFunction
 from codegen.emit.spell import combined
 from codegen.emit.stepping import ControlWriter
@@ -27,7 +26,6 @@ from codegen.plan.grammar import (
     KernelCall,
     Lane,
     LibraryCall,
-    Nest,
     Phase,
     Plan,
     Print,
@@ -104,13 +102,11 @@ def emit(plan: Plan) -> CSource:
 def _headers(plan: Plan, body: str) -> list[str]:
     steps = list(walk_steps(plan.steps))
     work = [w for s in steps if isinstance(s, Phase) for w in s.work]
-    folds = [f for w in work if isinstance(w, Nest)
-             for sweep in w.sweeps if sweep.simd for f in sweep.folds]
     wanted = {
         "spmd_image.h": True,
         "spmd_fold.h": any(isinstance(s, Exchange) and s.fn for s in steps),
         "spmd_print.h": any(isinstance(s, (Print, Expect)) for s in steps),
-        "spmd_simd.h": any(openmp(f).startswith("spmd_") for f in folds),
+        "spmd_simd.h": "reduction(spmd_" in body,
         "spmd_rows.h": any(isinstance(w, KernelCall) and w.symbol.startswith("spmd_")
                            for w in work),
         "spmd_sort.h": any(isinstance(w, Lane) and w.scratch for w in work),

@@ -73,14 +73,18 @@ class NestWriter(CFunction):
                 self.start(f)
             inside = self.loops(sweep.long[:-1])
             if sweep.simd:
-                clauses = [f"reduction({openmp(f)} : {self.totals[f.name]})" for f in sweep.folds]
-                self.lines.append(" \\\n    ".join(["#pragma omp simd", *clauses]))
+                self.simd(*((f.fn, f.dtype, self.totals[f.name]) for f in sweep.folds))
             inside += self.loops(sweep.long[-1:])
             self.parts(sweep)
             self.close(inside)
             for f in sweep.folds:
                 self.finish(f)
         self.close(opened)
+
+    def simd(self, *folded: tuple[str, DType, str]) -> None:
+        """Before a loop that is vectorised: what it folds by which function, of which type."""
+        clauses = [f"reduction({openmp(fn, dtype)} : {total})" for fn, dtype, total in folded]
+        self.lines.append(" \\\n    ".join(["#pragma omp simd", *clauses]))
 
     def parts(self, sweep: Sweep) -> None:
         """The parts of a sweep at one point."""
@@ -183,7 +187,7 @@ _OF_BOOL = {"add": "|", "mul": "&", "min": "&", "max": "|"}
 _OF_FLOAT = {"min": "spmd_minimum", "max": "spmd_maximum"}
 
 
-def openmp(f: Keep) -> str:
+def openmp(fn: str, dtype: DType) -> str:
     """What lets a loop combine in another order; spmd_…: of csrc/spmd_simd.h."""
-    special = {"b": _OF_BOOL, "f": _OF_FLOAT}.get(f.dtype.kind, {})
-    return special.get(f.fn, OPENMP[f.fn])
+    special = {"b": _OF_BOOL, "f": _OF_FLOAT}.get(dtype.kind, {})
+    return special.get(fn, OPENMP[fn])

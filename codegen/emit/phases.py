@@ -31,7 +31,7 @@ from codegen.plan.grammar import (
 )
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
-from codegen.symbolic.spelling import Binds
+from codegen.symbolic.spelling import Binds, Text
 
 
 class PhaseWriter(NestWriter):
@@ -97,8 +97,8 @@ class PhaseWriter(NestWriter):
         self.close(opened + 1)
 
     def along(self, work: Lane, make: Callable[[], str]) -> None:
-        """A statement for every position of a lane, also of a single one."""
-        self.loop(work.along)
+        """A statement for every position of a lane, also of a single one, or of a block of it."""
+        self.loop(work.along, ("begin", "end") if work.block else None)
         self.declared.clear()
         self.line(make())
         self.close()
@@ -108,21 +108,38 @@ class PhaseWriter(NestWriter):
         self.line(f"{work.dtype.compute} total = {first};")
 
         def step() -> str:
-            new = combined(work.fn, work.dtype, _TOTAL, self.value(value))[0]
+            new = self.folded(work, value, _TOTAL)
             return f"total = {new}; {self.put(work.buffer, work.offset, _TOTAL)}"
 
         self.along(work, step)
 
+    def folded(self, work: Lane, value: Node, total: Text) -> str:
+        return combined(work.fn, work.dtype, total, self.value(value))[0]
+
     def argreduce(self, work: Lane, value: Node) -> None:
-        """The first extreme; NaN is more extreme than any number, as in NumPy."""
-        j, compute = work.along.sym.name, work.dtype.compute
+        """The first extreme; NaN is more extreme than any number, as in NumPy. Of a long lane, the
+        extreme of each block is vectorised; where it is a new one, the block is looked through."""
+        j, compute, dtype = work.along.sym.name, work.dtype.compute, work.dtype
+        form = FUNCTIONS["lt" if work.fn == "min" else "gt"].form(dtype)
+
+        def better(than: str) -> str:
+            beyond = applied(form, (single(than), single("best")), suffix(dtype))[0]
+            nan = f" || ({than} != {than} && best == best)" if dtype.kind in "fc" else ""
+            return f"{beyond}{nan}"
+
         self.line(f"{compute} best = 0;")
         self.line("int64_t where = 0;")
-        form = FUNCTIONS["lt" if work.fn == "min" else "gt"].form(work.dtype)
-        beyond = applied(form, (single("value"), single("best")), suffix(work.dtype))[0]
-        nan = " || (value != value && best == best)" if work.dtype.kind in "fc" else ""
-        take = f"if ({j} == 0 || {beyond}{nan}) {{ best = value; where = {j}; }}"
+        if work.block:
+            n, length = self.integer(work.along.extent), work.block
+            self.open(f"for (int64_t begin = 0; begin < {n}; begin += {length}) {{")
+            self.line(f"const int64_t end = spmd_min(begin + {length}, {n});")
+            self.line(f"{compute} most = {literal(neutral(work.fn, dtype), dtype)[0]};")
+            self.simd((work.fn, dtype, "most"))
+            self.along(work, lambda: f"most = {self.folded(work, value, single('most'))};")
+            self.open(f"if (begin == 0 || {better('most')}) {{")
+        take = f"if ({j} == 0 || {better('value')}) {{ best = value; where = {j}; }}"
         self.along(work, lambda: f"const {compute} value = {self.value(value)[0]}; {take}")
+        self.close(2 if work.block else 0)
         self.line(self.put(work.buffer, work.offset, single("where")))
 
     def sort(self, work: Lane, value: Node) -> None:

@@ -35,6 +35,7 @@ from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 
 SHORT = 16  # turns of a loop that is not worth vectorising
+_BLOCK = 512  # elements of a lane whose extreme is found at once, before it is looked for
 
 
 def settled(plan: Plan) -> Plan:
@@ -71,7 +72,8 @@ def _works(work: Work) -> Iterator[Work]:
         yield in_strips(work)
     elif isinstance(work, Lane):
         along = work.stride * expr.symbol(work.along.sym)
-        yield replace(work, offset=work.offset + along, stride=expr.const(0))
+        block = _BLOCK if work.kind == "argreduce" and _long(work) else 0
+        yield replace(work, offset=work.offset + along, stride=expr.const(0), block=block)
     else:
         yield _called(work) if isinstance(work, Product) else work
 
@@ -125,6 +127,11 @@ def _apart(sweep: Sweep) -> bool:
     """Whether it writes several parts of one memory: they are apart, which no compiler can see."""
     buffers = [p.buffer.number for p in sweep.parts if isinstance(p, Store)]
     return len(set(buffers)) < len(buffers) and bool(sweep.long)
+
+
+def _long(lane: Lane) -> bool:
+    """Whether its blocks are worth it: not of complex numbers, which have no vectorised extreme."""
+    return lane.dtype.kind != "c" and not expr.nonneg(_BLOCK - lane.along.extent)
 
 
 # ---- libraries -----------------------------------------------------------------------------------

@@ -228,7 +228,8 @@ class Lane(Generic[M]):
     """One lane after the other: kind cumulative, argreduce, sort or argsort.
 
     `value` stands at position `along` of the lane; what comes out is stored at offset + stride * k
-    (argreduce: at offset). sort and argsort copy the lane into scratch[0] and work there.
+    (argreduce: at offset). sort and argsort copy the lane into scratch[0] and work there. block:
+    of so many elements argreduce finds the extreme before it looks where that is; 0: of one.
     """
 
     kind: str
@@ -242,6 +243,7 @@ class Lane(Generic[M]):
     value: Node[M] | None = None
     scratch: tuple[M, ...] = ()
     place: Place | None = None
+    block: int = 0
 
 
 @dataclass(frozen=True)

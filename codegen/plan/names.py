@@ -14,7 +14,7 @@ _WORDS = frozenset(
     "union unsigned void volatile while main errno I r w x member index div abs exp log sin cos "
     "tan pow sqrt floor "
     "ceil round y0 y1 yn j0 j1 jn gamma signal time step load shard reserve from into linux unix "
-    "total best where value lane library i j k l t text at end send pull bytes offset "
+    "total best begin most where value lane library i j k l t text at end send pull bytes offset "
     "extent row wrap complex NAN INFINITY".split()
 )
 

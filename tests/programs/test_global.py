@@ -247,9 +247,15 @@ def test_extremes_of_half_types() -> None:
         u = spmd.input("u", (9, 7), np.float16, layout=("x", "y"),
                        default=lambda i, j: (7 * i + 3 * j + i * j) % 11)
         v = np.where(u == 3, np.float16(np.nan), u)
-        return {"least": u.argmin(), "most": u.argmax(0), "nan": v.argmin(1)}
+        w = spmd.input("w", (6, 1300), np.float64, layout=("x", None))  # longer than a block
+        long = {f"{f.__name__} {x.dtype}": f(x, axis=1) for f in (np.argmin, np.argmax)
+                for x in (w, w.astype(np.float16), (w[3:] * 9).astype(np.int16), w > 0)}
+        return {"least": u.argmin(), "most": u.argmax(0), "nan": v.argmin(1), **long}
 
-    same(spmd.build(first).run(ranks=6), first.eager(), "6 ranks")
+    w = np.random.default_rng(3).normal(size=(6, 1300)).round(1)
+    w[0], w[1, 600], w[1, 900], w[2, 1299] = -np.inf, np.nan, np.inf, -np.inf
+    w[3], w[4], w[5, [700, 1200]] = np.arange(1300), -np.arange(1300), 9
+    same(spmd.build(first).run(ranks=6, w=w), first.eager(w=w), "6 ranks")
 
 
 def test_what_shows_the_same_memory() -> None:

@@ -317,6 +317,27 @@ def fourier(folder: Path, rounds: int = 7) -> None:
     table(["transform", "NumPy", "SciPy, one worker", "1 rank", "2 ranks"], rows)
 
 
+def numpy_kernels(folder: Path, rounds: int = 5) -> None:
+    """Kernels as people write them in NumPy beside NumPy and numba; SIZE=0.5 halves the extents."""
+    argv = [sys.executable, "-W", "ignore", "-m", "tests.figures_numpy"]
+    threads = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    done = run([*argv, os.environ.get("SIZE", "1"), rounds], timeout=3000, env=threads).expect(0)
+    found = [json.loads(line) for line in done.out.splitlines()]
+    whom, ratios = ("numpy", "numba", "1 rank", "2 ranks"), ("numpy", "numba", "1 rank/2 ranks")
+    keys = [k if "/" in k else f"{k}/1 rank" for k in ratios]
+    rows = [
+        (r["name"], r["size"], *(f"{1e3 * r[k]:.2f}" if k in r else "" for k in whom),
+         *(f"{r[k]:.2f}" if k in r else "" for k in keys))
+        for r in found
+    ]
+    means = [
+        f"{statistics.geometric_mean(r[k] for r in found if k in r):.2f}" for k in keys
+    ]
+    print(f"Kernels of NumPy, ms, median of {rounds}; NumPy with one thread:\n")
+    table(["kernel", "size", "NumPy", "numba", "1 rank", "2 ranks", "NumPy / 1 rank",
+           "numba / 1 rank", "1 rank / 2 ranks"], [*rows, ("geometric mean", *[""] * 5, *means)])
+
+
 FIGURES: dict[str, Callable[[Path], None]] = {
     "start": start_up,
     "build": build_times,
@@ -329,6 +350,7 @@ FIGURES: dict[str, Callable[[Path], None]] = {
     "global": global_arrays,
     "growth": growth,
     "fourier": fourier,
+    "numpy": numpy_kernels,
 }
 
 

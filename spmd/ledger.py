@@ -11,6 +11,7 @@ from typing import Any
 
 from codegen.errors import ImageError
 from codegen.image import manifest as reader
+from codegen.symbolic.meaning import block
 from codegen.verify.exchange_table import ExchangeTable
 from spmd.files.npy import SIZES
 from spmd.launch import sizes
@@ -70,10 +71,9 @@ class Ledger:
             parts, k = 1, 0
             for name in entry:
                 parts, k = parts * size[name], k * size[name] + place[name]
-            whole = reader.evaluate(extent, at)
-            small, longer = divmod(whole, parts)
-            offsets.append(k * small + min(k, longer))
-            extents.append(small + (k < longer))
+            first, size_of_block = block(k, reader.evaluate(extent, at), parts)
+            offsets.append(first)
+            extents.append(size_of_block)
         return offsets, extents
 
     def check_arrays(self, mesh: tuple[int, ...], scalars: dict[str, Any]) -> None:

@@ -30,6 +30,12 @@ def begin(k: int, extent: int, blocks: int) -> int:
     return k * floordiv(extent, blocks) + min(k, mod(extent, blocks))
 
 
+def block(k: int, extent: int, blocks: int) -> tuple[int, int]:
+    """Where balanced block k of so many begins, and how long it is."""
+    first = begin(k, extent, blocks)
+    return first, begin(k + 1, extent, blocks) - first
+
+
 def product(factors: Iterable[int]) -> int:
     total = 1
     for factor in factors:

@@ -12,12 +12,12 @@ import sys
 from typing import Any
 
 from codegen.image.manifest import evaluate
+from codegen.image.schema import AXES, DIMS
 from spmd.arguments import scalar_words, scalars_of
 from spmd.engine import ffi, lib
 from spmd.launch import loader
 from spmd.ledger import Ledger
 
-DIMS, AXES = 8, 3
 MOST = 4096  # ranks of a mesh that are looked at: evenly, and the last
 
 

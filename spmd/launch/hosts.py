@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 
-from codegen.errors import AgreementError, EnvironmentFault, MeshError, SpmdError
+from codegen.errors import EnvironmentFault, MeshError, SpmdError
+from codegen.symbolic.meaning import block
 from spmd.launch import limits
-from spmd.launch.processes import listed
+from spmd.launch.processes import disagreement
 from spmd.launch.sizes import ranks_text
 
 TYPE_CHECKING = False
@@ -126,11 +127,9 @@ def _compare(everyones: list[dict[str, Any]]) -> None:
         usual = max(groups.values(), key=len)
         others = [theirs for number, theirs in enumerate(everyones) if number not in usual]
         odd = [rank for theirs in others for rank in theirs["ranks"]]
-        one = len(odd) == 1
         expected, found = everyones[usual[0]], others[0]
-        raise AgreementError(
-            f"ranks of one job hold different {what}: "
-            f"rank{'' if one else 's'} {listed(odd)} differ{'s' if one else ''}",
+        raise disagreement(
+            f"ranks of one job hold different {what}", "rank", odd,
             expected=f"{_different(key, expected, found)} (rank {expected['ranks'][0]})",
             found=f"{_different(key, found, expected)} (rank {found['ranks'][0]})",
             remedy="give every rank the same image and the same options",
@@ -145,12 +144,6 @@ def _different(key: str, one: dict[str, Any], other: dict[str, Any]) -> str:
     return ", ".join(f"{k} {v}" for k, v in value.items() if other[key].get(k) != v)
 
 
-def block(total: int, blocks: int, k: int) -> tuple[int, int]:
-    """First element and size of block k of a balanced cut."""
-    size, longer = divmod(total, blocks)
-    return k * size + min(k, longer), size + (k < longer)
-
-
 def hosted(ranks: int, processes: Processes) -> tuple[int, int]:
     """The first rank of this process and how many it hosts."""
     if ranks < processes.count:
@@ -159,4 +152,4 @@ def hosted(ranks: int, processes: Processes) -> tuple[int, int]:
             expected="at least one rank for every process",
             remedy=f"mpirun -n {ranks}, or --ranks {processes.count}",
         )
-    return block(ranks, processes.count, processes.number)
+    return block(processes.number, ranks, processes.count)

@@ -21,6 +21,8 @@ from codegen.errors import (
     VersionError,
 )
 from codegen.image.manifest import evaluate
+from codegen.image.schema import AXES
+from spmd import report
 from spmd.arguments import scalar_words
 from spmd.engine import ffi, lib
 from spmd.files.npy import SIZES, element_count
@@ -41,7 +43,6 @@ if TYPE_CHECKING:
     from spmd.launch.options import Options
     from spmd.launch.processes import Processes
 
-AXES = 3  # SPMD_AXES
 EVERY_RANK: int = lib.SPMD_EVERY_RANK
 WAIT_MS = 100  # how long a signal may go unnoticed
 STACK = 8 << 20  # bytes of a thread, as usual
@@ -334,8 +335,8 @@ class Job:
             state = self._wait(told)
         except BaseException as error:
             self.broken = True
-            code = getattr(error, "exit_code", 130 if isinstance(error, KeyboardInterrupt) else 70)
-            self.abort(code, f"{type(error).__name__} on process {self.processes.number}")
+            text = f"{type(error).__name__} on process {self.processes.number}"
+            self.abort(report.exit_code(error), text)
             raise
         if state == lib.SPMD_ABORTED:
             self.broken = True

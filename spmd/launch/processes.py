@@ -12,7 +12,7 @@ import os
 import sys
 import time
 
-from codegen.errors import SpmdError
+from codegen.errors import AgreementError, SpmdError
 from spmd import report
 from spmd.launch.launchers import library, unname_memory
 
@@ -180,6 +180,15 @@ def _until_read(*streams: TextIO) -> None:
                 time.sleep(0.01)
         except (OSError, TypeError, ValueError):
             pass  # no pipe, or closed
+
+
+def disagreement(
+    what: str, holder: str, odd: list[int], *, expected: str, found: str, remedy: str
+) -> AgreementError:
+    """What ranks or processes of one job should have alike, and which of them have it otherwise."""
+    which = holder if len(odd) == 1 else {"rank": "ranks", "process": "processes"}[holder]
+    return AgreementError(f"{what}: {which} {listed(odd)} differ{'s' if len(odd) == 1 else ''}",
+                          expected=expected, found=found, remedy=remedy)
 
 
 def listed(numbers: list[int], most: int = 8) -> str:

@@ -12,7 +12,7 @@ import mmap
 import os
 import sys
 
-from codegen.errors import AgreementError, EnvironmentFault, UsageError
+from codegen.errors import EnvironmentFault, UsageError
 from spmd import report
 from spmd.arguments import check_array, check_checks, check_names, read
 from spmd.files.npy import SIZES, contiguous_strides
@@ -22,7 +22,7 @@ from spmd.launch.course import Launch
 from spmd.launch.job import Global
 from spmd.launch.memory import available_memory
 from spmd.launch.options import chosen, flag
-from spmd.launch.processes import listed
+from spmd.launch.processes import disagreement
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -107,9 +107,9 @@ def _same_image(asked: argparse.Namespace, processes: Processes) -> loader.Check
     if odd:
         kinds = [f"image {digest}" if digest else "a program" for digest in digests]
         holder = "process" if asked.ranks else "rank"
-        processes.refuse(AgreementError(
-            f"ranks of one job hold different images: {holder} {listed(odd)} "
-            f"differ{'s' if len(odd) == 1 else ''}", expected=f"{kinds[0]} ({holder} 0)",
+        processes.refuse(disagreement(
+            "ranks of one job hold different images", holder, odd,
+            expected=f"{kinds[0]} ({holder} 0)",
             found=f"{kinds[odd[0]]} ({holder} {odd[0]})", remedy="give every rank the same file",
         ))
     return opened[0] if opened else None
@@ -184,10 +184,9 @@ class Run(Launch):
         for name in other:
             odd = [k for k, theirs in enumerate(digests) if theirs[name] != digests[0][name]]
             if odd:
-                one, holder = len(odd) == 1, "process" if self.asked.ranks else "rank"
-                self.processes.refuse(AgreementError(
-                    f"ranks of one job were given different arrays for input {name}: "
-                    f"{holder}{'' if one else 's'} {listed(odd)} differ{'s' if one else ''}",
+                holder = "process" if self.asked.ranks else "rank"
+                self.processes.refuse(disagreement(
+                    f"ranks of one job were given different arrays for input {name}", holder, odd,
                     expected=f"the elements of {everyones[0][name][0]} ({holder} 0)",
                     found=f"others in {everyones[odd[0]][name][0]} ({holder} {odd[0]})",
                     remedy="give every rank the same file, or a copy of it",

@@ -10,11 +10,10 @@ from __future__ import annotations
 import os
 import signal
 
-from codegen.errors import AgreementError
 from spmd.launch.hosts import place
 from spmd.launch.launchers import launcher, world
 from spmd.launch.patience import Patience, StartWatch
-from spmd.launch.processes import Processes, listed
+from spmd.launch.processes import Processes, disagreement
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,9 +43,9 @@ def agree(
     commands = [command for command, _ in met]
     odd = [k for k, command in enumerate(commands) if command != commands[0]]
     if odd:
-        processes.refuse(AgreementError(
-            f"the processes of one job were given different commands: process {listed(odd)} "
-            f"differ{'s' if len(odd) == 1 else ''}", expected=f"{commands[0]} (process 0)",
+        processes.refuse(disagreement(
+            "the processes of one job were given different commands", "process", odd,
+            expected=f"{commands[0]} (process 0)",
             found=f"{commands[odd[0]]} (process {odd[0]})", remedy="give all the same command",
         ))
     processes.patience = Patience(processes, [where for _, where in met], limit)

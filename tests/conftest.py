@@ -23,6 +23,8 @@ from pathlib import Path
 
 import pytest
 
+from codegen.image import link
+
 ROOT = Path(__file__).resolve().parent.parent
 GOLDEN = ROOT / "tests" / "golden"
 EXAMPLES = ROOT / "examples"
@@ -263,6 +265,30 @@ def built(once: Callable[..., Path], spmd_command: Callable[..., Finished]) -> C
         return once(f"{key}.img", make)
 
     return build
+
+
+@pytest.fixture(scope="session")
+def cc_with(once: Callable[..., Path]) -> Callable[[str], str]:
+    """cc_with("-O0"): the C compiler of images, with options behind those that it is given."""
+
+    def get(options: str) -> str:
+        def make(path: Path) -> None:
+            path.write_text(f'#!/bin/sh\nexec {" ".join(link.compiler())} "$@" {options}\n')
+            path.chmod(0o755)
+
+        return str(once(f"cc{options.replace(' ', '')}", make))
+
+    return get
+
+
+@pytest.fixture
+def light_cc(
+    cc_with: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """For large images: half the time. What code promises is still relied on, of memory that is
+    shared and of turns in any order; `make random` compiles as users do."""
+    if request.config.getoption("--hypothesis-profile", default=None) is None:
+        monkeypatch.setenv("CC", cc_with("-O1 -ftree-vectorize -fstrict-aliasing"))
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 import spmd
-from codegen.image import link
 from tests.conftest import ROOT
 from tests.pages import PAGES, Reader, blocks
 
@@ -22,20 +21,12 @@ def name(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
 
 
-@pytest.fixture(scope="module")
-def quick_cc(tmp_path_factory):
-    """The C compiler without its optimisation: pages claim what comes out, not how fast."""
-    path = tmp_path_factory.mktemp("cc") / "cc"
-    path.write_text(f'#!/bin/sh\nexec {" ".join(link.compiler())} "$@" -O0\n')
-    path.chmod(0o755)
-    return str(path)
-
-
 @pytest.fixture
-def folder(tmp_path, monkeypatch, quick_cc):
-    """A reader's own folder; what is imported from it does not stay."""
+def folder(tmp_path, monkeypatch, cc_with):
+    """A reader's own folder; what is imported from it does not stay. Pages claim what comes out,
+    not how fast: the C compiler optimises nothing."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("CC", quick_cc)
+    monkeypatch.setenv("CC", cc_with("-O0"))
     monkeypatch.syspath_prepend(str(tmp_path))
     yield tmp_path
     for path in tmp_path.glob("*.py"):

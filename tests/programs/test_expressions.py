@@ -201,6 +201,7 @@ def test_expressions_agree_with_numpy(k: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("light_cc")
 def test_an_image_of_what_is_new_in_c(tmp_path: Path) -> None:
     names = ("max", "argmin", "sort", "argsort", "histogram", "searchsorted", "interp", "digitize",
              "bitwise_count", "nanmedian", "frexp", "vectorize")

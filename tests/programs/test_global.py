@@ -73,6 +73,7 @@ def interpreted(recipe: Any, ranks: int, choice: int) -> None:
     same(run(lowered, mesh, inputs), expected, f"the Program over {mesh}")
 
 
+@pytest.mark.usefixtures("light_cc")
 @pytest.mark.parametrize("part", range(PARTS))
 def test_recipes_as_images(part: int) -> None:
     several = st.lists(RANKS, min_size=3, max_size=3, unique=True)

@@ -76,6 +76,7 @@ def every() -> Any:
 SHAPES = {"a": (6, 6), "b": (6, 2), "t": (9, 5)}
 
 
+@pytest.mark.usefixtures("light_cc")
 def test_every_function_on_every_kind() -> None:
     arrays = {f"{name}_{kind}": drawn(kind, 4 if kind in SPLIT else 1, *shape)
               for kind in KINDS for name, shape in SHAPES.items()}
@@ -132,6 +133,7 @@ def blocks(n: int = 18) -> Any:
     }
 
 
+@pytest.mark.usefixtures("light_cc")
 def test_split_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Block by block, with pivots, and with the signs that LAPACK gives the whole matrix; no rank
     gets a whole one."""

@@ -66,6 +66,7 @@ CASES = {  # the first two as images, too
 }
 
 
+@pytest.mark.usefixtures("light_cc")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("case", CASES)
 def test_agrees_with_numpy(case: str) -> None:

@@ -22,7 +22,6 @@ from codegen.plan.grammar import (
     Nest,
     Phase,
     Plan,
-    Product,
 )
 from codegen.plan.steps import operations, step_buffers
 from codegen.plan.text import loops_text, plan_text
@@ -105,7 +104,7 @@ def _operation(number: int, step: Phase | Exchange | Expect) -> dict[str, Any]:
             parts = [p for w in step.work for p in (w.parts if isinstance(w, Nest) else (w,))]
             if lines := sorted({p.place.line for p in parts if p.place}):
                 row["lines"] = [lines[0], lines[-1]]
-            row["libraries"] = sorted({k for w in step.work if isinstance(w, Product | LibraryCall)
+            row["libraries"] = sorted({k for w in step.work if isinstance(w, LibraryCall)
                                        for k in w.routines})
             row["kernels"] = sorted({w.symbol for w in step.work if isinstance(w, KernelCall)})
     return row

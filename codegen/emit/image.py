@@ -53,7 +53,8 @@ _TOP = """
 
 _BLAS = """
 /* routines of libraries: the engine opens those, and hands over a table of addresses */
-enum { SPMD_ROW_MAJOR = 101, SPMD_BY_COLUMNS, SPMD_PLAIN = 111, SPMD_TRANSPOSED = 112 };
+enum { SPMD_ROW_MAJOR = 101, SPMD_BY_COLUMNS, SPMD_PLAIN = 111, SPMD_TRANSPOSED = 112,
+       SPMD_UPPER = 121 };
 """
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from codegen.emit.cutting import NOINLINE
-from codegen.emit.expressions import applied, cast, single
+from codegen.emit.expressions import applied, single
 from codegen.emit.lines import comment, wrapped
 from codegen.emit.nests import NestWriter
 from codegen.emit.spell import combined, literal, storage_suffix, suffix
@@ -20,11 +20,9 @@ from codegen.plan.grammar import (
     KernelCall,
     Lane,
     LibraryCall,
-    Matrix,
     Nest,
     Node,
     Phase,
-    Product,
     Reduce,
     Store,
     Work,
@@ -71,8 +69,6 @@ class PhaseWriter(NestWriter):
                 self.nest(work)
             case Lane():
                 self.lane(work)
-            case Product():
-                self.product(work)
             case LibraryCall():
                 self.call(work)
             case KernelCall():
@@ -154,35 +150,7 @@ class PhaseWriter(NestWriter):
             self.line(f"spmd_argsort_lane_{ending}({lane}, {n}, {ordered}, {ordered} + {n});")
         self.along(work, lambda: f"{self.target(work.buffer, work.offset)} = {ordered}[{j}];")
 
-    # ---- products --------------------------------------------------------------------------------
-
-    def product(self, work: Product) -> None:
-        opened = self.loops(work.loops)
-        self.gemm(work)
-        self.close(opened)
-
-    def gemm(self, work: Product) -> None:
-        self.library = True
-        m, n, k = (cast("int", self.symbolic(e))[0] for e in (work.m, work.n, work.k))
-        a, b = self.operand(work.a), self.operand(work.b)
-        self.buffer(work.c.buffer, written=True)
-        kind = {"float32": "s", "float64": "d", "complex64": "c", "complex128": "z"}[
-            work.dtype.name]
-        one, zero = (f"(const {work.dtype.c}[]){{{x}}}" if kind in "cz" else x for x in "10")
-        how = ", ".join("SPMD_TRANSPOSED" if x.transposed else "SPMD_PLAIN"
-                        for x in (work.a, work.b))
-        tests = " && ".join(f"{self.integer(e)} > 0" for e in work.maybe_empty)
-        if tests:
-            self.open(f"if ({tests}) {{")
-        self.line(f"spmd_{kind}gemm(SPMD_ROW_MAJOR, {how}, {m}, {n}, {k}, {one},")
-        self.line(f"    {a}, {b}, {zero}, {self.operand(work.c)});")
-        self.close(bool(tests))
-
-    def operand(self, x: Matrix) -> str:
-        """Address and leading dimension."""
-        name = self.buffer(x.buffer)
-        lead = cast("int", self.symbolic(x.column if x.transposed else x.row))[0]
-        return f"{name if x.offset == 0 else f'{name} + {self.integer(x.offset)}'}, {lead}"
+    # ---- libraries and kernels -------------------------------------------------------------------
 
     def call(self, work: LibraryCall) -> None:
         self.library = True
@@ -193,8 +161,6 @@ class PhaseWriter(NestWriter):
             given.append(name if part.offset == 0 else f"{name} + {self.integer(part.offset)}")
         self.line(f"{work.function.name}({', '.join(['library', *given])});")
         self.close(opened)
-
-    # ---- kernels ---------------------------------------------------------------------------------
 
     def kernel(self, work: KernelCall) -> None:
         self.declared.clear()

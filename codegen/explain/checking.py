@@ -22,7 +22,6 @@ from codegen.plan.grammar import (
     Node,
     Phase,
     Plan,
-    Product,
     Step,
     Work,
 )
@@ -70,7 +69,7 @@ def _tasks(step: Step) -> Iterator[_Task]:
 
 
 def _task(part: Work | Keep) -> _Task:
-    if isinstance(part, Product | LibraryCall | KernelCall):  # what they write, they may also read
+    if isinstance(part, LibraryCall | KernelCall):  # what they write, they may also read
         touched: set[Key] = {b.number for b in work_buffers(part)}
         return _Task(touched, touched, 8)
     value: Any = getattr(part, "value", None)

@@ -15,8 +15,9 @@ from codegen.ops.kind import Kind
 from codegen.ops.lapack import Cholesky, LessProduct, Lu, LuSolve, Swapped, Triangular
 from codegen.ops.lookups import DynamicSlice, DynamicUpdate, Gather, Scatter
 from codegen.ops.maps import Map
+from codegen.ops.matmul import MatMul
 from codegen.ops.order import Count, Merge, Partition, SearchSorted
-from codegen.ops.reductions import ArgReduce, ArgSort, Cumulative, MatMul, Reduce, Sort
+from codegen.ops.reductions import ArgReduce, ArgSort, Cumulative, Reduce, Sort
 from codegen.ops.reshapes import Reshape
 from codegen.ops.sources import Const, Full, Iota, RunScalar, Symbolic
 from codegen.ops.spectra import Eig, Eigh, Qr, Svd

@@ -18,7 +18,7 @@ from codegen.ir import ArrayType, Op, Shape, Value
 from codegen.layouts.cuts import Window, whole
 from codegen.mesh import joined_layout
 from codegen.ops.kind import Array, Eval, Kind, Types, layout_of
-from codegen.ops.reductions import GEMM
+from codegen.ops.matmul import LETTERS, blas
 from codegen.plan.grammar import Caller, Part, Routine, Var
 from codegen.plan.indexing import loop_vars, positions, ravel
 from codegen.symbolic import expr
@@ -30,12 +30,11 @@ if TYPE_CHECKING:
     from codegen.passes.to_loops import Maker
 
 INFO = dtypes.BY_NAME["int32"]
-_LETTERS = {"float32": "s", "float64": "d", "complex64": "c", "complex128": "z"}
-KINDS = frozenset(_LETTERS)  # the types that LAPACK computes with
+KINDS = frozenset(LETTERS)  # the types that LAPACK computes with
 
 
 def letter(dtype: DType) -> str:
-    return _LETTERS[dtype.name]
+    return LETTERS[dtype.name]
 
 
 def real_of(dtype: DType) -> DType:
@@ -319,7 +318,7 @@ class LessProduct(Factor):
             "if (rows > 0 && columns > 0)\n"
             f"    <gemm>(SPMD_ROW_MAJOR, SPMD_PLAIN, SPMD_PLAIN, rows, columns, k, {less}, a, k,\n"
             f"        b, columns, {one}, c + row * width + column, width);",
-            [GEMM[m.dtype.name]],
+            [blas("gemm", m.dtype)],
             [rows, columns, k, self.row, self.column, made.type.shape[-1]],
             [m.part(made, writes=True), m.part(a), m.part(b)],
         )

@@ -1,4 +1,4 @@
-"""Ops along whole dims: reductions, running ones, sorting lanes, products of matrices."""
+"""Ops along whole dims: reductions, running ones, sorting lanes."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from codegen import dtypes
 from codegen.functions import COMBINE, neutral
 from codegen.ir import ArrayType, Op, Value
 from codegen.layouts.cuts import Cut, Window, whole
-from codegen.mesh import joined_layout
 from codegen.ops.exchanges import Fold
 from codegen.ops.group import combine
 from codegen.ops.kind import Array, Eval, Kind, Types, dropped, layout_of
 from codegen.ops.maps import Map
 from codegen.ops.views import Broadcast
 from codegen.plan import grammar as plan
-from codegen.plan.indexing import affine, loop_vars, positions, ravel, strides
+from codegen.plan.indexing import loop_vars, positions, ravel, strides
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 
@@ -30,17 +29,6 @@ if TYPE_CHECKING:
     from codegen.passes.to_loops import Maker
 
 
-GEMM = {
-    name: plan.Routine("openblas", f"{kind}gemm", "void", f"int, int, int, int, int, int, {more}")
-    for name, kind, more in (
-        ("float32", "s", "float, const float *, int, const float *, int, float, float *, int"),
-        ("float64", "d", "double, const double *, int, const double *, int, double, double *, int"),
-        *((name, kind, "const void *, const void *, int, const void *, int, const void *, void *, "
-           "int") for name, kind in (("complex64", "c"), ("complex128", "z"))),
-    )
-}
-_SMALL = 12  # the summed extent and another one, of products for which a call is too much
-_FOUR = 4
 _TOTALS = ("add", "mul")  # what may leave the range of a type
 
 
@@ -324,140 +312,3 @@ class ArgSort(Lane):
         room = op.result.type.shape[self.dim]
         lane = at.spare(f"{op.result.name}_lane", op.operands[0].type.dtype, room)
         return lane, at.spare(f"{op.result.name}_order", dtypes.INT64, room * 5)
-
-
-@dataclass(frozen=True)
-class MatMul(Kind):
-    """[…, m, k] x […, k, n]; equal leading dims."""
-
-    name = "matmul"
-    rereads = True
-    reads = "boxes"
-
-    def infer(self, types: Types) -> list[ArrayType]:
-        a, b = types
-        return [ArrayType(a.dtype, (*a.shape[:-1], b.shape[-1]))]
-
-    def layout(self, operands: Types, result: ArrayType) -> Iterable[tuple[str, ...]]:
-        a, b = map(layout_of, operands)
-        batch = joined_layout([a[:-2], b[:-2]]) if a[:-2] else ()
-        return (*batch, a[-2], b[-1])
-
-    def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
-        product = np.asarray(np.matmul(operands[0], operands[1]))
-        return [product.astype(operands[0].dtype)]  # of bfloat16, NumPy's is float32
-
-    def title(self) -> str:
-        return "a product of matrices"
-
-    def finite(self, op: Op, value: Value, at: Instrument) -> Value | None:
-        a, b = op.operands
-        shape, n = value.type.shape, value.type.ndim
-        rows = at.any_of(at.not_finite(a), [n - 1])
-        columns = at.any_of(at.not_finite(b), [n - 2])
-        batch = tuple(range(n - 2))
-        wide = [at.emit(Broadcast((*batch, d), shape), (x,))
-                for x, d in ((rows, n - 2), (columns, n - 1))]
-        return at.unless(value, at.map("logical_or", *wide))
-
-    def exact(self, op: Op, at: Instrument) -> Value | None:
-        return at.emit(self, at.floats(op))
-
-    def between(self, op: Op, window: Window, at: Localizer) -> Cut:
-        """The part of the summed dim."""
-        a, b = op.operands
-        used = {axis for c in window for axis in c.axes}
-        of_a, of_b = at.natural(a, a.type.ndim - 1), at.natural(b, b.type.ndim - 2)
-        if of_a == of_b:
-            return of_a
-        free = [c for c in (of_a, of_b) if c.axes and not used & set(c.axes)]
-        return free[0] if free else whole(a.type.shape[-1])
-
-    def summed(self, op: Op, window: Window, at: Localizer) -> list[Cut] | None:
-        return [self.between(op, window, at)]
-
-    def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
-        between = self.between(op, window, at)
-        *batch, rows, columns = at.computed(op, window, [between])
-        return [(*batch, rows, between), (*batch, between, columns)]
-
-    def localize(
-        self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
-    ) -> Value:
-        value = build.emit(self, operands)
-        return at.combined(op, window, [self.between(op, window, at)], value, "add", build)
-
-    def steps(self, op: Op, at: Maker) -> None:
-        (a, b), c = op.operands, op.result
-        batch = loop_vars(c.type.shape[:-2])
-        (m, n), k = c.type.shape[-2:], a.type.shape[-1]
-        mats = [_matrix(v, batch, at) for v in (a, b, c)]
-        shapes = ((m, k), (k, n), (m, n))
-        routine = GEMM.get(c.type.dtype.name)
-        small = [e.is_const and e.value <= _SMALL for e in (m, n, k)]
-        short = small[2] and any(small[:2])
-        lies = mats[0] if n == 1 else mats[1]
-        turned = lies.row == 1 and lies.column != 1
-        rows = (n == 1) == turned and not short and c.type.dtype.size != 2
-        loops = short or ((m == 1 or n == 1) and (rows or c.type.dtype.kind != "c"))
-        if loops or routine is None or not all(
-            _blas_can_read(x, s) for x, s in zip(mats, shapes, strict=True)
-        ):
-            self.by_loops(op, rows, at)
-            return
-        at.add(plan.Product(batch, m, n, k, mats[0], mats[1], mats[2], c.type.dtype,
-                            at.library(routine), op.place))
-
-    def by_loops(self, op: Op, rows: bool, at: Maker) -> None:
-        """Where that is faster than a library, or there is none. rows: a row or a column of the
-        result is summed up at once, of _FOUR terms in a turn: it is read and written less often."""
-        (a, b), made = op.operands, op.result.type
-        *kept, i, j, k = loops = loop_vars((*made.shape, a.type.shape[-1]))
-        kept += [j, i] if j.extent == 1 else [i, j]
-        *batch, row, column, inner = positions(loops)
-        fn = "or" if made.dtype.kind == "b" else "add"
-        total = None if made.dtype.size == 2 else made.dtype  # as libraries have it
-        offset = ravel((*batch, row, column), made.shape)
-
-        def term(inner: Expr) -> plan.Node[Value]:
-            factors = at.node(a, (*batch, row, inner)), at.node(b, (*batch, inner, column))
-            return plan.Apply("mul", made.dtype, factors, made.dtype)
-
-        if not rows:
-            value = term(inner)
-            at.add(plan.Reduce(tuple(kept), (k,), False, op.result, offset, value, fn, made.dtype,
-                               op.place, total))
-            return
-        *outer, last = kept
-        zero = plan.Literal(neutral(fn, made.dtype), made.dtype)
-        at.add(plan.Store(tuple(kept), op.result, offset, zero, place=op.place))
-        done = expr.const(0)
-        for terms in (_FOUR, 1):
-            turns = replace(k, extent=(k.extent - done) // terms)
-            begin = done + terms * positions((turns,))[0]
-            value = term(begin)
-            for more in range(1, terms):
-                value = plan.Apply("logical_or" if fn == "or" else fn, made.dtype,
-                                   (value, term(begin + more)), made.dtype)
-            if turns.extent != 0:
-                at.add(plan.Store((*outer, turns, last), op.result, offset, value, fn,
-                                  place=op.place))
-            done = terms * turns.extent
-
-
-def _matrix(value: Value, batch: tuple[plan.Var, ...], at: Maker) -> plan.Matrix[Value]:
-    last = loop_vars(value.type.shape[-2:], "k")
-    node = at.node(value, positions(batch) + positions(last))
-    assert isinstance(node, plan.Load), "an operand of matmul lies in memory"
-    found = affine(node.offset, last)
-    assert found is not None, "an operand of matmul is strided"
-    base, (row, column) = found
-    return plan.Matrix(node.buffer, base, row, column)
-
-
-def _blas_can_read(x: plan.Matrix[Value], shape: tuple[Expr, Expr]) -> bool:
-    """One stride is 1 (or its extent is), the other is not negative."""
-    rows, columns = shape
-    along_row = x.column == 1 or columns == 1
-    along_column = x.row == 1 or rows == 1
-    return (along_row and expr.nonneg(x.row)) or (along_column and expr.nonneg(x.column))

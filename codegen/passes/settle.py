@@ -1,7 +1,7 @@
 """How the loops of a Plan run: in which types totals are kept, and which loops are vectorised.
 
 Goes in: a Plan. Comes out: a Plan without Reduce: a reduction is a total of a sweep, or a row in
-memory that each of the inner loops combines into. Libraries know how to read their operands.
+memory that each of the inner loops combines into.
 Always holds: every point is computed as before; the order is another one where `simd` says so.
 """
 
@@ -17,11 +17,9 @@ from codegen.plan.grammar import (
     Keep,
     Lane,
     Literal,
-    Matrix,
     Nest,
     Phase,
     Plan,
-    Product,
     Reduce,
     Step,
     Store,
@@ -32,7 +30,6 @@ from codegen.plan.indexing import positions, ravel, waiting_room
 from codegen.plan.steps import mapped_steps
 from codegen.plan.strips import in_strips
 from codegen.symbolic import expr
-from codegen.symbolic.expr import Expr
 
 SHORT = 16  # turns of a loop that is not worth vectorising
 _BLOCK = 512  # elements of a lane whose extreme is found at once, before it is looked for
@@ -75,7 +72,7 @@ def _works(work: Work) -> Iterator[Work]:
         block = _BLOCK if work.kind == "argreduce" and _long(work) else 0
         yield replace(work, offset=work.offset + along, stride=expr.const(0), block=block)
     else:
-        yield _called(work) if isinstance(work, Product) else work
+        yield work
 
 
 # ---- reductions ----------------------------------------------------------------------------------
@@ -132,29 +129,3 @@ def _apart(sweep: Sweep) -> bool:
 def _long(lane: Lane) -> bool:
     """Whether its blocks are worth it: not of complex numbers, which have no vectorised extreme."""
     return lane.dtype.kind != "c" and not expr.nonneg(_BLOCK - lane.along.extent)
-
-
-# ---- libraries -----------------------------------------------------------------------------------
-
-
-def _called(work: Product) -> Product:
-    """A product as BLAS wants to be asked for it."""
-    return replace(
-        work, a=_operand(work, work.a, work.m, work.k), b=_operand(work, work.b, work.k, work.n),
-        c=replace(work.c, row=work.n, column=expr.const(1)),
-        maybe_empty=tuple(e for e in (work.m, work.n) if not expr.nonneg(e - 1)),
-    )
-
-
-def _operand(work: Product, x: Matrix, rows: Expr, columns: Expr) -> Matrix:
-    """One that is rows x columns: of its strides one is 1, and the other at least that."""
-    one, plain = expr.const(1), (x.column == 1 or columns == 1) and expr.nonneg(x.row)
-    if plain:
-        lead = columns if rows == 1 or x.row == 0 else x.row
-    else:
-        lead = rows if columns == 1 or x.column == 0 else x.column
-    if lead not in (work.m, work.n):  # a product without rows or columns is not asked for
-        lead = expr.maximum(lead, 1)
-    if plain:
-        return replace(x, row=lead, column=one)
-    return replace(x, row=one, column=lead, transposed=True)

@@ -17,7 +17,7 @@ from codegen.symbolic.expr import Expr
 
 _INSIDE = (
     g.Apply, g.Argument, g.Bound, g.Box, g.LibraryCall, g.Exchange, g.Integer, g.Keep, g.KernelCall,
-    g.Lane, g.Load, g.Matrix, g.Nest, g.Part, g.Product, g.Reduce, g.Store, g.Sweep, g.Var,
+    g.Lane, g.Load, g.Nest, g.Part, g.Reduce, g.Store, g.Sweep, g.Var,
 )
 _PLAIN = ("DType", "DType | None", "Place | None", "Sym", "bool", "int", "int | None", "str",
           "M | None", "tuple[M, ...]", "Caller", "tuple[int, ...]")

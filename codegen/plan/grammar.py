@@ -4,7 +4,7 @@
                kernels
     Step     = Phase | Exchange | Loop | Let | Branch | Default | Print | Expect
     Phase    = a compute phase: Work in order
-    Work     = Store | Reduce | Nest | Lane | Product | LibraryCall | KernelCall
+    Work     = Store | Reduce | Nest | Lane | LibraryCall | KernelCall
                over loop variables
     Nest     = sweeps one after the other within common loops; Sweep = Keep | Store | Reduce in one
     Node     = Literal | Integer | Runtime | Load | Kept | Apply    the scalar at one point
@@ -247,40 +247,6 @@ class Lane(Generic[M]):
 
 
 @dataclass(frozen=True)
-class Matrix(Generic[M]):
-    """An operand of a product: element (i, j) at offset + i * row + j * column. transposed: a
-    library reads it so; of its strides the other one is 1 then, else `column` is."""
-
-    buffer: M
-    offset: Expr
-    row: Expr
-    column: Expr
-    transposed: bool = False
-
-
-@dataclass(frozen=True)
-class Product(Generic[M]):
-    """c = a @ b for every point of `loops`; library: logical number of the routine.
-    maybe_empty: extents that may be 0, of which a library wants to know nothing."""
-
-    loops: tuple[Var, ...]
-    m: Expr
-    n: Expr
-    k: Expr
-    a: Matrix[M]
-    b: Matrix[M]
-    c: Matrix[M]
-    dtype: DType
-    library: int
-    place: Place | None = None
-    maybe_empty: tuple[Expr, ...] = ()
-
-    @property
-    def routines(self) -> tuple[int, ...]:
-        return (self.library,)
-
-
-@dataclass(frozen=True)
 class Routine:
     """A function of a library, which ranks find there (spmd/launch/routines.py). source: of which
     library; name: what it is called there; result and takes: its C prototype."""
@@ -348,7 +314,7 @@ class KernelCall(Generic[M]):
     place: Place | None = None
 
 
-Work = Store[M] | Reduce[M] | Nest[M] | Lane[M] | Product[M] | LibraryCall[M] | KernelCall[M]
+Work = Store[M] | Reduce[M] | Nest[M] | Lane[M] | LibraryCall[M] | KernelCall[M]
 
 
 # ---- steps of the control program ----------------------------------------------------------------

@@ -31,7 +31,6 @@ from codegen.plan.grammar import (
     Node,
     Phase,
     Print,
-    Product,
     Reduce,
     Runtime,
     Step,
@@ -114,9 +113,7 @@ def memory_read(act: Work[M] | Exchange[M] | Print[M] | Expect[M]) -> Iterator[M
     """What is read. In Loops: constants too."""
     for node in nodes(act):
         yield from (load.buffer for load in loads(node))
-    if isinstance(act, Product):
-        yield from (act.a.buffer, act.b.buffer)
-    elif isinstance(act, LibraryCall):
+    if isinstance(act, LibraryCall):
         yield from (part.buffer for part in act.parts if not part.writes)
     elif isinstance(act, KernelCall):
         yield from (x for a in act.arguments if not a.writes and (x := array_of(a)) is not None)
@@ -133,8 +130,6 @@ def memory_written(
     elif isinstance(work, Nest):
         for part in work.parts:
             yield from memory_written(part)
-    elif isinstance(work, Product):
-        yield work.c.buffer
     elif isinstance(work, LibraryCall):
         yield from (part.buffer for part in work.parts if part.writes)
     elif isinstance(work, KernelCall):

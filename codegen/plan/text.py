@@ -26,13 +26,11 @@ from codegen.plan.grammar import (
     Literal,
     Load,
     Loop,
-    Matrix,
     Nest,
     Node,
     Phase,
     Plan,
     Print,
-    Product,
     Reduce,
     Runtime,
     Step,
@@ -228,12 +226,6 @@ def work_text(work: Work) -> str:
         name = f"{work.kind}{'.' + work.fn if work.fn else ''}"
         along = _loops((work.along,))
         return f"{_at(work.buffer, work.offset)} = {name}({value}{along}){_loops(work.loops)}"
-    if isinstance(work, Product):
-        tests = "".join(f" where {e} > 0" for e in work.maybe_empty)
-        return (
-            f"{_matrix(work.c)} = {_matrix(work.a)} @ {_matrix(work.b)} "
-            f"({work.m} x {work.k} x {work.n}) by library {work.library}{tests}{_loops(work.loops)}"
-        )
     if isinstance(work, LibraryCall):
         parts = [f"{'to ' if p.writes else ''}{_at(p.buffer, p.offset)}" for p in work.parts]
         by = f" by library {', '.join(map(str, work.routines))}"
@@ -246,13 +238,6 @@ def work_text(work: Work) -> str:
         for a in work.arguments
     )
     return f"{work.symbol}({args})"
-
-
-def _matrix(x: Matrix) -> str:
-    at = _at(x.buffer, x.offset)
-    if x.transposed:
-        return f"{at} transposed by {x.column}"
-    return f"{at} by {x.row}" + ("" if x.column == 1 else f", {x.column}")
 
 
 def _waiting(work: Store) -> str:

@@ -212,7 +212,8 @@ def test_what_is_exchanged_in_words() -> None:
     found = tables(lower(network.capture()))["traffic"]
     said = [(r["words"], r["array"], r["place"]["text"].partition(" =")[0].strip()) for r in found]
     assert said == [
-        ("all-gather along dim 0", "w", "h"),
+        ("all-to-all: dim 1 is split instead of dim 0", "x", "h"),
+        ("reduce-scatter of partial sums into blocks of dim 0", "", "h"),
         ("broadcast of row 3 of dim 0", "y", "far"),
         ("change of layout, all-to-all: dim 1 is split instead of dim 0", "y", "back"),
         ("all-reduce of partial sums", "g", "g"),
@@ -339,7 +340,7 @@ def advised(program: Any) -> list[tuple[str, str]]:
 def large(of_w: Any, of_x: Any = ("x", None)) -> Any:
     @spmd.program(mesh=("x",))
     def product(n: int = 1024):
-        x = spmd.input("x", (64, n), np.float32, layout=of_x)
+        x = spmd.input("x", (256, n), np.float32, layout=of_x)
         w = spmd.input("w", (n, 512), np.float32, layout=of_w)
         return np.tanh(x @ w)
 
@@ -372,7 +373,7 @@ def test_a_product_that_could_be_summed_in_parts() -> None:
     def computed(of_x: Any) -> Any:
         @spmd.program(mesh=("x",))
         def product(n: int = 1024):
-            x = spmd.input("x", (64, n), np.float32, layout=of_x)
+            x = spmd.input("x", (256, n), np.float32, layout=of_x)
             w = spmd.input("w", (n, 512), np.float32, layout=("x", None))
             return {"y": x @ w, "w": w + 1}
 

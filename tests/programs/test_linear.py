@@ -192,24 +192,34 @@ def test_empty_matrices_and_extents_of_one_rank() -> None:
 
 
 def test_products_of_any_extents():
-    """By loops or by a library, in turns of four terms and those that are left."""
+    """By loops or by a library, in turns of four terms and those that are left; of a matrix by its
+    own transpose, half; and where an axis splits rows and sums, so that the least is moved."""
     draw = np.random.default_rng(5)
     given = {f"{name}{k}": draw.integers(-9, 9, shape).astype(dtype)
              for k in (1, 4, 5, 6, 13) for name, shape, dtype in (
                  ("a", (7, k), np.float64), ("b", (k, 3), np.float64), ("v", (k,), np.float64),
                  ("i", (2, 4, k), np.int8), ("j", (k, 33), np.int8))}
+    for name, *shape in (("g", 70, 5), ("h", 5, 70), ("z", 19, 23), ("y", 23), ("x", 19)):
+        given[name] = draw.integers(-9, 9, shape) + 1j * draw.integers(-9, 9, shape)
+    for name, shape in (("s", (2, 64)), ("w", (64, 40))):
+        given[name] = draw.integers(-9, 9, shape).astype(np.float64)
 
     def products(x):
         return {f"{what}{k}": made for k in (1, 4, 5, 6, 13) for what, made in (
             ("ab", x[f"a{k}"] @ x[f"b{k}"]), ("av", x[f"a{k}"] @ x[f"v{k}"]),
             ("vb", x[f"v{k}"] @ x[f"b{k}"]), ("aa", x[f"a{k}"].T @ x[f"a{k}"]),
-            ("bv", x[f"b{k}"].T @ x[f"v{k}"]), ("ij", x[f"i{k}"] @ x[f"j{k}"]))}
+            ("bv", x[f"b{k}"].T @ x[f"v{k}"]), ("ij", x[f"i{k}"] @ x[f"j{k}"]))} | {
+            "gg": x["g"].T @ x["g"], "hh": x["h"] @ x["h"].T, "real": x["h"].real @ x["h"].real.T,
+            "part": (x["h"] @ x["h"].T)[1:3, 2:4], "zy": x["z"] @ x["y"], "xz": x["x"] @ x["z"],
+            "zx": x["z"].T @ x["x"], "yz": x["y"] @ x["z"].T, "none": x["z"][:, :0] @ x["y"][:0],
+            "sw": x["s"] @ x["w"]}
 
     @spmd.program(mesh=("r",))
     def program():
         split = {"a": ("r", None), "b": (None, "r"), "v": ("r",), "i": (None, "r", None),
                  "j": (None, "r")}
-        return products({n: spmd.input(n, x.shape, x.dtype, layout=split[n[0]])
+        return products({n: spmd.input(n, x.shape, x.dtype,
+                                       layout=split.get(n[0], ("r", None)[: x.ndim]))
                          for n, x in given.items()})
 
     image, want = spmd.build(program), products(given)
@@ -217,3 +227,4 @@ def test_products_of_any_extents():
         out = image.run(ranks=ranks, **given)
         for name, value in want.items():
             np.testing.assert_array_equal(out[name], value, err_msg=f"{name} on {ranks} ranks")
+    assert "all-gather along dim 0 of w," not in str(image.layouts(ranks=3)), "sums are fewer"

@@ -219,14 +219,14 @@ def cov(m: Any, y: Any = None, rowvar: bool = True, bias: bool = False, ddof: An
     less = (0 if bias else 1) if ddof is None else ddof
     if fweights is None and aweights is None:
         x = x - reducing.mean(x, 1, keepdims=True)
-        made = apply(np.divide, products.matmul(x, apply(np.conjugate, x).T), x.shape[1] - less)
+        made = apply(np.divide, products.matmul(x, products.conjugate(x).T), x.shape[1] - less)
         return shaping.squeeze(made)
     given = [as_array(w, np.float64) for w in (fweights, aweights) if w is not None]
     weights = math.prod(given[1:], start=given[0])
     x = x - reducing.average(x, 1, weights, keepdims=True)
     total = reducing.sum_(weights)
     lost = reducing.sum_(weights * given[-1]) / total if aweights is not None else 1.0
-    rows = apply(np.conjugate, x * weights)
+    rows = products.conjugate(x * weights)
     return shaping.squeeze(apply(np.divide, products.matmul(x, rows.T), total - less * lost))
 
 

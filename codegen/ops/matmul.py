@@ -1,0 +1,298 @@
+"""Products of matrices: by routines of BLAS, or by loops where those are faster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from codegen.dtypes import DType
+from codegen.functions import neutral
+from codegen.ir import ArrayType, Op, Value
+from codegen.layouts import cuts
+from codegen.layouts.cuts import Cut, Window
+from codegen.mesh import joined_layout
+from codegen.ops.kind import Array, Eval, Kind, Types, layout_of
+from codegen.ops.views import Broadcast, Transpose
+from codegen.plan import grammar as plan
+from codegen.plan.grammar import Caller, LibraryCall, Part, Routine
+from codegen.plan.indexing import affine, loop_vars, positions, ravel
+from codegen.symbolic import expr
+from codegen.symbolic.expr import Expr
+
+if TYPE_CHECKING:
+    from codegen.kit import Builder
+    from codegen.layouts.localize import Localizer
+    from codegen.passes.instrument import Instrument
+    from codegen.passes.to_loops import Maker
+
+LETTERS = {"float32": "s", "float64": "d", "complex64": "c", "complex128": "z"}
+_SMALL = 12  # the summed extent and another one, of products for which a call is too much
+_FOUR = 4
+_LONG = 64  # the summed extent from which on half of a symmetric product is worth a copy
+_MORE = 2  # bytes of one exchange that another one is worth, which leaves sums to be added
+
+# Routines of BLAS: their parameters, T of the elements' type, one for a number.
+_TAKES = {
+    "gemm": "int, int, int, int, int, int, one, const T *, int, const T *, int, one, T *, int",
+    "gemv": "int, int, int, int, one, const T *, int, const T *, int, one, T *, int",
+    "syrk": "int, int, int, int, int, one, const T *, int, one, T *, int",
+}
+# What calls them: its numbers, and its text.
+_CALLERS = {
+    "gemm": ("m, n, k, lda, ldb, ldc", """\
+if (m > 0 && n > 0)
+    <gemm>(SPMD_ROW_MAJOR, <a>, <b>, m, n, k, <alpha>, a, lda, b, ldb, <beta>, c, ldc);"""),
+    "gram": ("m, n, k, lda, ldb, ldc", """\
+if (m != n) {
+    if (m > 0 && n > 0)
+        <gemm>(SPMD_ROW_MAJOR, <a>, <b>, m, n, k, <alpha>, a, lda, b, ldb, <beta>, c, ldc);
+} else if (n > 0) {
+    <syrk>(SPMD_ROW_MAJOR, SPMD_UPPER, <a>, n, k, <alpha>, a, lda, <beta>, c, ldc);
+    for (int64_t i0 = 0; i0 < n; i0 += 32)
+        for (int64_t j0 = 0; j0 <= i0; j0 += 32)
+            for (int64_t i = i0; i < n && i < i0 + 32; i++)
+                for (int64_t j = j0; j < i && j < j0 + 32; j++)
+                    c[i * ldc + j] = c[j * ldc + i];
+}"""),
+    "gemv": ("m, n, lda, ldb", """\
+const int64_t count = <a> == SPMD_PLAIN ? m : n;
+for (int64_t i = 0; i < count && (m == 0 || n == 0); i++)
+    c[i] = 0;
+if (m > 0 && n > 0)
+    <gemv>(SPMD_ROW_MAJOR, <a>, m, n, <alpha>, a, lda, b, ldb, <beta>, c, 1);"""),
+}
+
+
+def blas(name: str, dtype: DType) -> Routine:
+    c, takes, pointers = dtype.c, _TAKES[name], dtype.kind == "c"
+    for word, means in (("T *", "void *" if pointers else f"{c} *"),
+                        ("one", "const void *" if pointers else c)):
+        takes = takes.replace(word, means)
+    return Routine("openblas", LETTERS[dtype.name] + name, "void", takes)
+
+
+def _caller(name: str, dtype: DType, turned: Sequence[bool]) -> Caller:
+    """A C function for c = added * c + sign * a b, of operands that lie plain or transposed."""
+    numbers, text = _CALLERS[name]
+    c, pointers = dtype.c, dtype.kind == "c"
+    routines = [blas(r, dtype) for r in _TAKES if f"<{r}>" in text]
+    said = {f"<{r.name[1:]}>": r.called for r in routines}
+    said |= {"<alpha>": "&one" if pointers else "sign", "<beta>": "&kept" if pointers else "added"}
+    said |= {f"<{x}>": "SPMD_TRANSPOSED" if t else "SPMD_PLAIN" for x, t in zip("ab", turned)}
+    for word, means in said.items():
+        text = text.replace(word, means)
+    if pointers:
+        text = f"const {c} one = sign, kept = added;\n{text}"
+    parameters = [*(f"int64_t {x}" for x in (*numbers.split(", "), "sign", "added")),
+                  f"const {c} *a", f"const {c} *b", f"{c} *c"]
+    ways = "".join("t" if t else "n" for t in turned)
+    return Caller(f"{LETTERS[dtype.name]}{name}_{ways}", ", ".join(parameters), text,
+                  tuple(routines))
+
+
+def added_to(call: LibraryCall[Value], sign: int, into: Value, offset: Expr, row: Expr
+             ) -> LibraryCall[Value] | None:
+    """A product that is added to what stands in memory, or taken from it; None where the routine
+    is none that does so."""
+    if call.function.name[1:5] != "gemm":
+        return None
+    numbers = (*call.numbers[:5], row, expr.const(sign), expr.const(1))
+    parts = (*call.parts[:2], Part(into, offset, writes=True))
+    return replace(call, numbers=numbers, parts=parts)
+
+
+@dataclass(frozen=True)
+class MatMul(Kind):
+    """[…, m, k] x […, k, n]; equal leading dims. gram: one operand is the other's transpose, but
+    that a rank may have a part of the rows or of the columns."""
+
+    name = "matmul"
+    rereads = True
+    reads = "boxes"
+    gram: bool = False
+
+    def infer(self, types: Types) -> list[ArrayType]:
+        a, b = types
+        return [ArrayType(a.dtype, (*a.shape[:-1], b.shape[-1]))]
+
+    def layout(self, operands: Types, result: ArrayType) -> Iterable[tuple[str, ...]]:
+        a, b = map(layout_of, operands)
+        batch = joined_layout([a[:-2], b[:-2]]) if a[:-2] else ()
+        return (*batch, a[-2], b[-1])
+
+    def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
+        product = np.asarray(np.matmul(operands[0], operands[1]))
+        return [product.astype(operands[0].dtype)]  # of bfloat16, NumPy's is float32
+
+    def title(self) -> str:
+        return "a product of matrices"
+
+    def finite(self, op: Op, value: Value, at: Instrument) -> Value | None:
+        a, b = op.operands
+        shape, n = value.type.shape, value.type.ndim
+        rows = at.any_of(at.not_finite(a), [n - 1])
+        columns = at.any_of(at.not_finite(b), [n - 2])
+        batch = tuple(range(n - 2))
+        wide = [at.emit(Broadcast((*batch, d), shape), (x,))
+                for x, d in ((rows, n - 2), (columns, n - 1))]
+        return at.unless(value, at.map("logical_or", *wide))
+
+    def exact(self, op: Op, at: Instrument) -> Value | None:
+        return at.emit(self, at.floats(op))
+
+    def between(self, op: Op, window: Window, at: Localizer) -> Cut:
+        """The part of the summed dim. Of what an axis splits there each rank has its own sums; if
+        that axis splits the result too, then only where less moves so: the other operand, and the
+        sums, instead of the operand that is split there."""
+        a, b = op.operands
+        used = {axis for c in window for axis in c.axes}
+        of_a, of_b = at.natural(a, a.type.ndim - 1), at.natural(b, b.type.ndim - 2)
+        if of_a == of_b:
+            return of_a
+        split = [(c, x, y) for c, x, y in ((of_a, a, b), (of_b, b, a)) if c.axes]
+        free = [c for c, _, _ in split if not used & set(c.axes)]
+        if free:
+            return free[0]
+        sums, whole = 2 * _size(op.result), cuts.whole(a.type.shape[-1])
+        return next((c for c, x, y in split
+                     if expr.nonneg(_size(x) - _MORE * (_size(y) + sums))), whole)
+
+    def summed(self, op: Op, window: Window, at: Localizer) -> list[Cut] | None:
+        return [self.between(op, window, at)]
+
+    def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
+        between = self.between(op, window, at)
+        *batch, rows, columns = at.computed(op, window, [between])
+        return [(*batch, rows, between), (*batch, between, columns)]
+
+    def localize(
+        self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
+    ) -> Value:
+        between = self.between(op, window, at)
+        gram = self.is_gram(op, at.computed(op, window, [between]), at)
+        value = build.emit(self.but(gram=gram), operands)
+        return at.combined(op, window, [between], value, "add", build)
+
+    def is_gram(self, op: Op, held: Window, at: Localizer) -> bool:
+        """Whether one operand is the transpose of the other, and all rows or all columns of the
+        result are computed: of as many rows as columns, a rank has all."""
+        cut = held[-2:]
+        if sum(bool(c.axes) for c in cut) > 1 or any(
+            c != cuts.block(c.axes, e) for c, e in zip(cut, op.result.type.shape[-2:])
+        ):
+            return False
+        *batch, row, column = range(len(held))
+        for x, y in (op.operands, reversed(op.operands)):
+            by = at.defs.get(x)
+            if by is not None and by.what == Transpose((*batch, column, row)):
+                return by.operands[0] is y
+        return False
+
+    def steps(self, op: Op, at: Maker) -> None:
+        (a, b), c = op.operands, op.result
+        batch, dtype = loop_vars(c.type.shape[:-2]), c.type.dtype
+        (m, n), k = c.type.shape[-2:], a.type.shape[-1]
+        x, y = _Matrix.of(a, batch, at), _Matrix.of(b, batch, at)
+        small = [e.is_const and e.value <= _SMALL for e in (m, n, k)]
+        short = small[2] and any(small[:2])
+        single, matrix = m == 1 or n == 1, x if n == 1 else y
+        rows = (n == 1) == (matrix.row == 1 and matrix.column != 1) and not short
+        lies = x.lies(m, k), y.lies(k, n)
+        if short or None in lies or dtype.name not in LETTERS or (single and dtype.kind != "c"):
+            self.by_loops(op, rows and dtype.size != 2, at)
+            return
+        (turned_x, lead_x), (turned_y, lead_y) = lies  # type: ignore[misc]
+        name, factors, ways = "gemm", [x, y], [turned_x, turned_y]
+        numbers: tuple[Expr, ...] = (m, n, k, lead_x, lead_y, n)
+        if n == 1:
+            numbers = (*((k, m) if turned_x else (m, k)), lead_x, y.row)
+            name, factors, ways = "gemv", [x, y], [turned_x]
+        elif m == 1:
+            numbers = (*((n, k) if turned_y else (k, n)), lead_y, x.column)
+            name, factors, ways = "gemv", [y, x], [not turned_y]
+        elif (self.gram or x == (y.buffer, y.offset, y.column, y.row)) and not (
+            k.is_const and k.value < _LONG
+        ):
+            name = "gram"
+        zero, one = expr.const(0), expr.const(1)
+        made = Part(c, ravel((*positions(batch), zero, zero), c.type.shape), writes=True)
+        at.call(_caller(name, dtype, ways), batch, (*numbers, one, zero),
+                (*(Part(v.buffer, v.offset) for v in factors), made), op)
+
+    def by_loops(self, op: Op, rows: bool, at: Maker) -> None:
+        """Where that is faster than a library, or there is none. rows: a row or a column of the
+        result is summed up at once, of _FOUR terms in a turn: it is read and written less often."""
+        (a, b), made = op.operands, op.result.type
+        *kept, i, j, k = loops = loop_vars((*made.shape, a.type.shape[-1]))
+        kept += [j, i] if j.extent == 1 else [i, j]
+        *batch, row, column, inner = positions(loops)
+        fn = "or" if made.dtype.kind == "b" else "add"
+        total = None if made.dtype.size == 2 else made.dtype  # as libraries have it
+        offset = ravel((*batch, row, column), made.shape)
+
+        def term(inner: Expr) -> plan.Node[Value]:
+            factors = at.node(a, (*batch, row, inner)), at.node(b, (*batch, inner, column))
+            return plan.Apply("mul", made.dtype, factors, made.dtype)
+
+        if not rows:
+            value = term(inner)
+            at.add(plan.Reduce(tuple(kept), (k,), False, op.result, offset, value, fn, made.dtype,
+                               op.place, total))
+            return
+        *outer, last = kept
+        zero = plan.Literal(neutral(fn, made.dtype), made.dtype)
+        at.add(plan.Store(tuple(kept), op.result, offset, zero, place=op.place))
+        done = expr.const(0)
+        for terms in (_FOUR, 1):
+            turns = replace(k, extent=(k.extent - done) // terms)
+            begin = done + terms * positions((turns,))[0]
+            value = term(begin)
+            for more in range(1, terms):
+                value = plan.Apply("logical_or" if fn == "or" else fn, made.dtype,
+                                   (value, term(begin + more)), made.dtype)
+            if turns.extent != 0:
+                at.add(plan.Store((*outer, turns, last), op.result, offset, value, fn,
+                                  place=op.place))
+            done = terms * turns.extent
+
+
+class _Matrix(NamedTuple):
+    """Element (i, j) of an operand stands at offset + i * row + j * column."""
+
+    buffer: Value
+    offset: Expr
+    row: Expr
+    column: Expr
+
+    @classmethod
+    def of(cls, value: Value, batch: tuple[plan.Var, ...], at: Maker) -> _Matrix:
+        last = loop_vars(value.type.shape[-2:], "k")
+        node = at.node(value, positions(batch) + positions(last))
+        assert isinstance(node, plan.Load), "an operand of matmul lies in memory"
+        found = affine(node.offset, last)
+        assert found is not None, "an operand of matmul is strided"
+        base, (row, column) = found
+        return cls(node.buffer, base, row, column)
+
+    def lies(self, rows: Expr, columns: Expr) -> tuple[bool, Expr] | None:
+        """Whether BLAS is to read it as a transpose, and the distance of rows in memory; None where
+        neither stride is 1, or one is negative."""
+        if (self.column == 1 or columns == 1) and expr.nonneg(self.row):
+            lead = columns if rows == 1 or self.row == 0 else self.row
+            return False, _least(lead)
+        if (self.row == 1 or rows == 1) and expr.nonneg(self.column):
+            lead = rows if columns == 1 or self.column == 0 else self.column
+            return True, _least(lead)
+        return None
+
+
+def _least(lead: Expr) -> Expr:
+    """A distance that BLAS takes where there is nothing too."""
+    return lead if expr.nonneg(lead - 1) else expr.maximum(lead, 1)
+
+
+def _size(x: Value) -> Expr:
+    return expr.product(x.type.shape)

@@ -30,7 +30,7 @@ from codegen.ops.group import Group, Member
 from codegen.ops.kind import Array, Eval, extents
 from codegen.oracle.common import rank_prefix, value_text
 from codegen.oracle.grid import Box, Grid, join
-from codegen.symbolic.expr import Expr, IntLike, Sym, as_expr
+from codegen.symbolic.expr import IntLike, Sym, as_expr
 
 # Kinds that are more than their result in NumPy.
 _APART = (RunScalar, Loop, Branch, Let, ShardMap, Print, Expect, Exchange)
@@ -40,14 +40,14 @@ Running = Generator[Op, list[Array], list[Array]]
 
 def evaluator(values: Mapping[str, int]) -> Eval:
     """A function that evaluates Exprs and ints for these symbol values, which must stay."""
-    known: dict[Expr, int] = {}
+    known: dict[IntLike, int] = {}
 
     def value(e: IntLike) -> int:
         if e.__class__ is int:
             return e
-        found = known.get(as_expr(e))
+        found = known.get(e)
         if found is None:
-            found = known[as_expr(e)] = as_expr(e).evaluate(values)
+            found = known[e] = as_expr(e).evaluate(values)
         return found
 
     return value

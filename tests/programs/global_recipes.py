@@ -76,8 +76,9 @@ def sizes(ranks: int, axes: int, choice: int) -> dict[str, int]:
     return dict(zip(AXES[:axes], found[choice % len(found)]))
 
 
-def program_of(*followed: Recipe) -> Any:
-    """The program; its outputs are all arrays that it made: r2_0 is the first one of recipe 2."""
+def program_of(*followed: Recipe, given: bool = False) -> Any:
+    """The program; its outputs are all arrays that it made: r2_0 is the first one of recipe 2.
+    given: its inputs have no defaults; they are those of `inputs_of`."""
     mesh = AXES[: followed[0].axes]
 
     @spmd.program(mesh=mesh)
@@ -86,7 +87,7 @@ def program_of(*followed: Recipe) -> Any:
         for j, recipe in enumerate(followed):
             pool = []
             for k, (dtype, shape, layout) in enumerate(recipe.arrays):
-                default = lambda *i, k=k: (sum(i) * 7 + i[0] * i[0] + k) % 11 - 4
+                default = None if given else lambda *i, k=k: filling(i, k)
                 pool.append(spmd.input(f"a{j}_{k}", shape, dtype, layout=layout, default=default))
             for step in recipe.steps:
                 made = follow(pool, step, mesh)
@@ -96,6 +97,16 @@ def program_of(*followed: Recipe) -> Any:
         return out
 
     return recipe_program
+
+
+def filling(i: Sequence[Any], k: int) -> Any:
+    return (sum(i) * 7 + i[0] * i[0] + k) % 11 - 4
+
+
+def inputs_of(*followed: Recipe) -> dict[str, np.ndarray]:
+    return {f"a{j}_{k}": filling(np.indices(shape), k).astype(dtype)
+            for j, recipe in enumerate(followed)
+            for k, (dtype, shape, _) in enumerate(recipe.arrays)}
 
 
 def follow(pool: Sequence[Any], step: Any, mesh: Any) -> Any:

@@ -123,35 +123,44 @@ def test_a_thousand_ranks(built):
     np.testing.assert_array_equal(out["u"], heated(u, 3))
 
 
-@pytest.mark.parametrize("transport", ["auto", "mpi"])
-@pytest.mark.parametrize("shape", [(30, 17), (3, 400), (900, 700)])
-def test_heat_under_mpirun(mpirun, built, tmp_path, transport, shape):
-    """Also where a row of ghost cells is too long for a slot."""
-    n, m = shape
-    u = start(n, m)
-    np.save(tmp_path / "u.npy", u)
-    end = tmp_path / "end.npy"
-    for more in ((), ("--ranks", 14)):
-        mpirun(
-            4, "-m", "spmd", "run", built(HEAT, n=n, m=m), "--transport", transport, *more,
-            "-i", f"u={tmp_path / 'u.npy'}", "-o", f"u={end}",
-        ).expect(0)
-        np.testing.assert_array_equal(np.load(end), heated(u, 5))
+SEVERAL = """
+import numpy as np
+import spmd
+
+
+@spmd.program(mesh=("x", "y"))
+def several():
+    out = {}
+    for n, m in ((30, 17), (3, 400), (900, 700)):
+        u, v = (spmd.input(f"{name}{n}", (n, m), np.float64, layout=("x", "y")) for name in "uv")
+        for _ in spmd.range(5):
+            u[1:-1, 1:-1] += 0.1 * (u[:-2, 1:-1] + u[2:, 1:-1] + u[1:-1, :-2] + u[1:-1, 2:]
+                                    - 4 * u[1:-1, 1:-1])
+            v = v + 0.1 * (np.roll(v, 1, 0) + np.roll(v, -1, 0) + np.roll(v, 1, 1)
+                           + np.roll(v, -1, 1) - 4 * v + np.roll(v, (1, 1), (0, 1)))
+        out |= {f"heat{n}": u, f"torus{n}": v}
+    return out
+"""
 
 
 @pytest.mark.parametrize("transport", ["auto", "mpi"])
-@pytest.mark.parametrize("shape", [(30, 17), (900, 700)])
-def test_a_torus_under_mpirun(mpirun, built, tmp_path, transport, shape):
-    n, m = shape
-    u = start(n, m)
-    np.save(tmp_path / "u.npy", u)
-    end = tmp_path / "end.npy"
+def test_under_mpirun(mpirun, built, tmp_path, transport):
+    """Also where a row of ghost cells is too long for a slot; one rank and several in a process."""
+    given = {n: start(n, m) for n, m in ((30, 17), (3, 400), (900, 700))}
+    expected = {f"heat{n}": heated(u, 5) for n, u in given.items()}
+    expected |= {f"torus{n}": turned(u, 5, 1) for n, u in given.items()}
+    options: list[object] = ["--transport", transport]
+    for n, u in given.items():
+        np.save(tmp_path / f"{n}.npy", u)
+        options += [x for name in "uv" for x in ("-i", f"{name}{n}={tmp_path}/{n}.npy")]
+    options += [x for name in expected for x in ("-o", f"{name}={tmp_path}/{name}.npy")]
+    image = built(SEVERAL)
+    assert set(flows(spmd.load(image))) == {"near"}
     for ranks in (4, 14):
-        mpirun(
-            4, "-m", "spmd", "run", built(TORUS, n=n, m=m), "--transport", transport,
-            "--ranks", ranks, "-i", f"u={tmp_path / 'u.npy'}", "-o", f"u={end}",
-        ).expect(0)
-        np.testing.assert_array_equal(np.load(end), turned(u, 5, 1))
+        mpirun(4, "-m", "spmd", "run", image, "--ranks", ranks, *options).expect(0)
+        for name, e in expected.items():
+            found = np.load(tmp_path / f"{name}.npy")
+            np.testing.assert_array_equal(found, e, f"{name} on {ranks} ranks")
 
 
 def test_neighbours_are_verified(built, spmd_command):

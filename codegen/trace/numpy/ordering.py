@@ -180,7 +180,7 @@ def _merged(axes: tuple[str, ...], rows: list[Array]) -> list[Array]:
 
     def exchanged(rows: Sequence[Array], to: Expr, sends: Expr) -> list[Array]:
         """The one of two partners that stands first keeps the first half of both blocks."""
-        theirs = [communicate.send_by(context, axes, p, to, sends, x) for x in rows]
+        theirs = communicate.send_by(context, axes, p, to, sends, rows)
         side = (sends * (1 + expr.lt(to, at))).subst({p: mesh.position(axes)})
         values = [x.read() for pair in zip(rows, theirs, strict=True) for x in pair]
         values.append(as_value(context, number(side), dtypes.INT64))

@@ -8,7 +8,7 @@ Always holds: what is wrong for every mesh is refused here; everything else is p
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from codegen.errors import CarryError, MatchingError, ProgramError, ShapeError, UsageError
@@ -203,10 +203,12 @@ def _integers(perm: Any) -> list[tuple[int, int]]:
         ) from None
 
 
-def send_by(context: Context, axes: Axes, p: Sym, to: Expr, sends: Expr, x: Array) -> Array:
-    """ppermute of a formula: member p sends x to member `to`, where `sends` is 1."""
+def send_by(
+    context: Context, axes: Axes, p: Sym, to: Expr, sends: Expr, rows: Iterable[Array]
+) -> list[Array]:
+    """ppermute of a formula: member p sends each of rows to member `to`, where `sends` is 1."""
     route = (to, sends, *_sources(to, sends, p, context.mesh.size(axes)))
-    return _permute(context, axes, p, route, x)
+    return [_permute(context, axes, p, route, x) for x in rows]
 
 
 def _permute(context: Context, axes: Axes, p: Sym, route: Route, leaf: Any) -> Array:

@@ -36,6 +36,7 @@ from codegen.passes.schedule import scheduled
 from codegen.passes.settle import settled
 from codegen.passes.to_loops import looped
 from codegen.passes.uniform import check_uniform
+from codegen.passes.whole_loops import with_whole_loops
 from codegen.plan.grammar import Plan
 from codegen.plan.loops import Loops
 from codegen.plan.stored import stored_values
@@ -62,8 +63,8 @@ def lower(graph: Module) -> Levels:
     """All levels below a Graph. Raises the error classes of codegen.errors."""
     at("choosing what ranks hold, and what they send")
     graph = check(row_wise(check(in_pieces(check(compared(check_replicas(check(graph))))))))
-    demands = Demands(graph)
-    program = check_uniform(check(partition(graph, demands)))
+    demands, program = with_whole_loops(split(graph), split)
+    graph, program = demands.graph, check_uniform(program)
     at("proving that sends and receives match")
     program = check(at_one_place(check(instrumented(check_matching(program)))))
     at("choosing loops and buffers")
@@ -75,6 +76,12 @@ def lower(graph: Module) -> Levels:
     finished = check_finished(hoisted(settled(plan)))
     at("writing C")
     return Levels(graph, demands, program, loops, plan, exchanges, finished, emit(finished))
+
+
+def split(graph: Module) -> tuple[Demands, Module]:
+    """What ranks hold of a Graph's values, and its Program."""
+    demands = Demands(check(graph))
+    return demands, check(partition(graph, demands))
 
 
 def build(

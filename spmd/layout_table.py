@@ -25,7 +25,8 @@ _FOLDS = ("all-reduce", "reduce-scatter", "reduce", "scan", "exclusive scan")
 
 
 def table(image: reader.ImageFile, ranks: int | None, mesh: dict[str, int]) -> dict[str, Any]:
-    """{"mesh", "arrays", "exchanges"}: as noted at build; with rank_bytes where a mesh is known.
+    """{"mesh", "arrays", "exchanges", "chosen"}: as noted at build; with rank_bytes where a mesh
+    is known.
 
     Raises MeshError where the ranks asked for do not form one.
     """
@@ -41,7 +42,8 @@ def table(image: reader.ImageFile, ranks: int | None, mesh: dict[str, int]) -> d
             if counted is not None:
                 row["rank_bytes"] = counted.bytes(row)
         known = counted.sizes if counted is not None else None
-        found = {"mesh": known, "arrays": arrays, "exchanges": exchanges}
+        found = {"mesh": known, "arrays": arrays, "exchanges": exchanges,
+                 "chosen": notes.get("chosen", [])}
         for _ in text(image, found):  # a row that cannot be written is damaged
             pass
         return found
@@ -120,10 +122,24 @@ def text(image: reader.ImageFile, found: dict[str, Any]) -> Iterator[str]:
         if r["advice"] is not None:
             yield f"       {r['advice']['message']}"
             yield f"       try: {r['advice']['try']}"
+    if found["chosen"]:
+        yield ""
+        yield "loops before which arrays are gathered"
+    for r in found["chosen"]:
+        yield f"  {r['message']}"
+        yield from quoted(r["place"])
+        yield f"       try: {r['try']}"
 
 
 def pointed_out(image: reader.ImageFile) -> Iterator[str]:
-    """What to say at build of exchanges that give every rank a large array whole: once per line."""
+    """What to say at build of loops that every rank computes, and of exchanges that give every rank
+    a large array whole: once per line."""
+    for row in image.notes().get("chosen", []):
+        place = row["place"]
+        yield "\n".join(
+            [f"{place['file']}:{place['line']}: {row['message']}",
+             under(place["text"], place["column"], place["end"]), f"  try:    {row['try']}"]
+        )
     said = set()
     for row in image.notes()["traffic"]:
         if row["advice"] is None or (at := (row["array"], row["place"]["line"])) in said:

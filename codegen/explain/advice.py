@@ -19,7 +19,7 @@ from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 
 LARGE = 1 << 20  # bytes that a rank then has, on however many ranks
-
+AS_IT_IS = "relayout of an array in the loop: then what it reads and writes lies as you say"
 
 
 def too_much(traffic: Traffic) -> bool:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 def tables(levels: Levels) -> dict[str, Any]:
-    """{"arrays": …, "traffic": …}, in the order of the program."""
+    """{"arrays": …, "traffic": …, "chosen": …}, in the order of the program."""
     found = Explained(levels.demands, levels.program)
     sites = [x.site for x in walk_steps(levels.plan.steps)
              if isinstance(x, plan.Exchange) and x.boxes]
@@ -49,7 +49,7 @@ def tables(levels: Levels) -> dict[str, Any]:
         {"site": site, **found.exchange_row(x)}
         for site, x in zip(sites, found.exchanges, strict=True)
     ]
-    return {"arrays": found.array_rows(), "traffic": rows}
+    return {"arrays": found.array_rows(), "traffic": rows, "chosen": found.chosen()}
 
 
 @dataclass(frozen=True)
@@ -145,6 +145,11 @@ class Explained:
             "bytes": to_json(size), "why": why, "because": because, "place": place_row(place),
         }
 
+    def chosen(self) -> list[dict[str, Any]]:
+        """The loops before which the compiler gathers arrays, and why."""
+        return [{"message": op.what.because, "place": place_row(op.place), "try": advice.AS_IT_IS}
+                for op in self.ops if isinstance(op.what, Relayout) and op.what.because]
+
     # ---- why -----------------------------------------------------------------------------------
 
     def why(self, value: Value) -> tuple[str, str]:
@@ -155,6 +160,8 @@ class Explained:
         if value in self.inputs:
             return self._why_input(self.inputs[value])
         op = self.demands.defs[value]
+        if isinstance(op.what, Relayout) and op.what.because:
+            return "chosen", f"chosen for the loop at {_at(op.place)}"
         if isinstance(op.what, Relayout | ShardMap):
             return "given", f"given at {_at(op.place)}"
         source = self._decides(op, value)

@@ -90,6 +90,12 @@ class Demands:
         """Whether it is made anew wherever a part is wanted."""
         return op.what.is_view and op.result not in self.cut_short
 
+    def shown(self, value: Value) -> Value:
+        """What a view shows; else the value."""
+        while (op := self.defs.get(value)) is not None and self.is_view(op):
+            value = op.operands[0]
+        return value
+
     def want_operands(self, op: Op, window: Window, place: Place | None) -> None:
         for operand, needed in zip(op.operands, self.rules.needs(op, window), strict=True):
             self.want(operand, needed, place)

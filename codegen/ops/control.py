@@ -72,12 +72,15 @@ class Branch(Stated, Control):
 
 @dataclass(frozen=True)
 class Relayout(Kind):
-    """Graph level: the same elements, laid out otherwise."""
+    """Graph level: the same elements, laid out otherwise. asked: by the user; because: why the
+    compiler does it, where that is its own choice."""
 
     name = "relayout"
     held = True
     lays_out = True
     to: Layout
+    asked: bool = False
+    because: str = ""
 
     def layout(self, operands: Types, result: ArrayType) -> Iterable[tuple[str, ...]]:
         return self.to

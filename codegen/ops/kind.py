@@ -88,6 +88,11 @@ class Kind:
         index = positions(loop_vars(op.result.type.shape))
         at.store(op.result, self.element(op, index, at), op)
 
+    def work(self, op: Op) -> Iterable[Shape]:
+        """Extents of loops as long as it works, about; of several the longest counts."""
+        part = self.in_place or (self.inline and self.rereads)  # of the first operand
+        return [v.type.shape for v in (*op.operands[part:], *(() if self.in_place else op.results))]
+
     def claims(self, op: Op, at: Claims) -> None:
         """What must hold of an op of a Program, on every rank and for all sizes."""
 

@@ -72,6 +72,9 @@ class Factor(Kind):
         """How many dims it has."""
         return types[0].ndim - self.cores[0]
 
+    def work(self, op: Op) -> Iterable[Shape]:
+        return [(*v.type.shape, v.type.shape[-1]) for v in op.operands if v.type.ndim]
+
     def infer(self, types: Types) -> list[ArrayType]:
         n = self.batch(types)
         made = self.made([t.shape[n:] for t in types], types[0].dtype)

@@ -12,12 +12,13 @@ from codegen import dtypes
 from codegen.dtypes import DType
 from codegen.errors import InternalError
 from codegen.functions import FUNCTIONS
-from codegen.ir import ArrayType, Op, Value
+from codegen.ir import ArrayType, Op, Shape, Value
 from codegen.layouts.cuts import Cut, Window
 from codegen.mesh import joined_layout
 from codegen.ops.exchanges import Fold
 from codegen.ops.kind import Array, Eval, Kind, Types, layout_of
 from codegen.plan.indexing import Index, apply
+from codegen.symbolic.expr import const
 
 if TYPE_CHECKING:
     from codegen.kit import Builder
@@ -35,6 +36,8 @@ _COUNTED = frozenset("add sub mul neg abs pow square".split())  # those of integ
 _TITLES = {"cast": "a conversion", "select": "np.where"}
 # Functions that are computed again rather than stored.
 _CHEAP = frozenset("add sub mul neg cast eq ne lt le gt ge select logical_and logical_or".split())
+
+_SLOW = const(8)  # steps of another one
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,9 @@ class Map(Kind):
         if fn.name == "select":
             return [ArrayType(types[1].dtype, shape)]
         return [ArrayType(fn.result_dtype(types[0].dtype), shape)]
+
+    def work(self, op: Op) -> Iterable[Shape]:
+        return [op.result.type.shape if self.fn in _CHEAP else (*op.result.type.shape, _SLOW)]
 
     def layout(self, operands: Types, result: ArrayType) -> Iterable[tuple[str, ...]]:
         return joined_layout([layout_of(t) for t in operands])

@@ -10,7 +10,7 @@ import numpy as np
 
 from codegen.dtypes import DType
 from codegen.functions import neutral
-from codegen.ir import ArrayType, Op, Value
+from codegen.ir import ArrayType, Op, Shape, Value
 from codegen.layouts import cuts
 from codegen.layouts.cuts import Cut, Window
 from codegen.mesh import joined_layout
@@ -117,6 +117,9 @@ class MatMul(Kind):
     def infer(self, types: Types) -> list[ArrayType]:
         a, b = types
         return [ArrayType(a.dtype, (*a.shape[:-1], b.shape[-1]))]
+
+    def work(self, op: Op) -> Iterable[Shape]:
+        return [(*op.result.type.shape, op.operands[0].type.shape[-1])]
 
     def layout(self, operands: Types, result: ArrayType) -> Iterable[tuple[str, ...]]:
         a, b = map(layout_of, operands)

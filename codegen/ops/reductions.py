@@ -10,7 +10,7 @@ import numpy as np
 
 from codegen import dtypes
 from codegen.functions import COMBINE, neutral
-from codegen.ir import ArrayType, Op, Value
+from codegen.ir import ArrayType, Op, Shape, Value
 from codegen.layouts.cuts import Cut, Window, whole
 from codegen.ops.exchanges import Fold
 from codegen.ops.group import combine
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from codegen.passes.to_loops import Maker
 
 
+SLOW = expr.const(16)  # steps for an element that is sorted, say
 _TOTALS = ("add", "mul")  # what may leave the range of a type
 
 
@@ -176,6 +177,9 @@ class Lane(Kind):
     results have the operand's shape."""
 
     dim: int
+
+    def work(self, op: Op) -> Iterable[Shape]:
+        return [(*op.operands[0].type.shape, SLOW)]
 
     def layout(self, operands: Types, result: ArrayType) -> Iterable[tuple[str, ...]]:
         entries = enumerate(layout_of(operands[0]))

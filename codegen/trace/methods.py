@@ -177,7 +177,7 @@ class ArrayMethods:
 
     def relayout(self: Any, layout: object) -> Any:
         """A new array with the same elements, laid out otherwise."""
-        return mapping.relayout(self, layout)
+        return mapping.relayout(self, layout, asked=True)
 
     def __getitem__(self: Any, key: object) -> Any:
         return index.get(self, key)

@@ -282,8 +282,8 @@ def per_rank(context: Context, shape: Shape, layout: Layout, make: Callable[[], 
     return wrap(context, array, scalar=False)
 
 
-def relayout(x: Array, spec: Any) -> Array:
-    """The same elements over other axes: a new array."""
+def relayout(x: Array, spec: Any, asked: bool = False) -> Array:
+    """The same elements over other axes: a new array. asked: by the user, who names no new one."""
     context = x.context
     if context.rank_view:
         raise ProgramError(
@@ -292,7 +292,7 @@ def relayout(x: Array, spec: Any) -> Array:
             remedy="all_gather, all_to_all and psum_scatter move data between ranks",
         )
     wanted = layout_of(context, spec, x.ndim, "relayout")
-    return wrap(context, context.emit_one(Relayout(to=wanted), x.read()), scalar=False)
+    return wrap(context, context.emit_one(Relayout(wanted, asked), x.read()), scalar=False)
 
 
 def replicated_constant(context: Context, data: np.ndarray[Any, Any]) -> Array:

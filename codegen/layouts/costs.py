@@ -1,0 +1,178 @@
+"""How long the loops of a Program take, about: computing, exchanges, and what both depend on.
+
+Goes in: a Program, sizes of its axes. Comes out: seconds of every loop whose turns are known, and
+of the exchanges in it. The rates are those of a core and of ranks that share one host's memory, and
+favour split arrays: computing is taken for slower than it is, and exchanges for faster.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from math import log2, prod
+
+from codegen.ir import Module, Op, Region, Value, free_counters, walk
+from codegen.mesh import Mesh
+from codegen.ops import Branch, Exchange, Fold, Loop
+from codegen.symbolic.expr import Expr, Sym
+
+OP = 3e-9  # seconds: what an op costs beside its elements
+STEP = 0.25e-9  # for an element of one operation
+MEET = 0.7e-6  # two ranks exchange something short
+BYTE = 1 / 4e9  # that is exchanged
+SAMPLED = 4  # ranks of a mesh that are looked at, along an axis
+MOST_POINTS = 16  # at which a loop nest is looked at
+
+
+@dataclass
+class Cost:
+    """Of a loop, which is reached so many times. The seconds are of all these times, of them those
+    of its exchanges, and of those that fetch parts of a value of the Graph."""
+
+    often: float = 0.0
+    seconds: float = 0.0
+    exchanges: float = 0.0
+    exchanging: float = 0.0
+    fetching: dict[Value, float] = field(default_factory=lambda: defaultdict(float))
+
+
+class Unknown(Exception):
+    """A size that is known at run time only."""
+
+
+def meeting(ranks: int) -> float:
+    """Seconds for a short exchange between so many ranks."""
+    return MEET * (1 + log2(ranks)) / 2 if ranks > 1 else 0.0
+
+
+def gathering(ranks: int, amount: int) -> float:
+    """Seconds for so many bytes of which every rank gets all."""
+    return meeting(ranks) + amount * BYTE if ranks > 1 else 0.0
+
+
+def bytes_of(value: Value) -> int | None:
+    """All of an array; None where that is not known."""
+    shape = value.type.shape
+    known = all(e.is_const for e in shape)
+    return prod(e.value for e in shape) * value.type.dtype.size if known else None
+
+
+class Costs:
+    """loops: those in which something is exchanged, with the loops in them, by their counters; and
+    `others`, if they are there. sizes: by names of axes."""
+
+    def __init__(
+        self, program: Module, sizes: Mapping[str, int], others: Collection[Sym] = ()
+    ) -> None:
+        self.mesh, self.origins = program.mesh, program.origins
+        self.sizes = sizes
+        self.loops: dict[Sym, Cost] = {}
+        self.around: list[Cost] = []  # of the open loops
+        self.often = 1.0  # how often their innermost one turns, with all around it
+        self.samples = 1
+        looked_at = tuple(
+            op for op in program.body.ops if op.regions and any(
+                isinstance(o.what, Exchange) or o.what.counts() in others
+                for o in walk(Region((), (op,), ())))
+        )
+        self.region(program.body.with_ops(looked_at), list(_ranks(program.mesh, sizes)))
+
+    def region(self, region: Region, ranks: Sequence[Mapping[str, int]]) -> list[float]:
+        """Seconds on each of these ranks; those that exchange wait for each other."""
+        spent = [0.0] * len(ranks)
+        for op in region.ops:
+            if isinstance(op.what, Loop):
+                more = self.loop(op, op.what, ranks)
+            elif isinstance(op.what, Branch):
+                outer, self.often = self.often, self.often / len(op.regions)
+                arms = [self.region(inner, ranks) for inner in op.regions]
+                more = [sum(times) / len(arms) for times in zip(*arms, strict=True)]
+                self.often = outer
+            elif isinstance(op.what, Exchange):
+                spent = [max(spent)] * len(ranks)
+                more = [self.exchange(op, op.what, ranks)] * len(ranks)
+            elif op.what.is_view:
+                continue
+            else:
+                more = [OP + STEP * _steps(op, rank) for rank in ranks]
+            spent = [a + b for a, b in zip(spent, more, strict=True)]
+        return spent
+
+    def exchange(self, op: Op, what: Exchange, ranks: Sequence[Mapping[str, int]]) -> float:
+        seconds = meeting(prod(self.sizes[a] for a in what.axes))
+        if seconds and op.results and not what.in_place:
+            given = op.operands[0] if isinstance(what, Fold) else op.results[0]
+            least = min(_volume(given.type.shape, rank) for rank in ranks)  # that all of them get
+            seconds += least * given.type.dtype.size * BYTE
+        origin = self.origins.get(op.results[0]) if op.results else None
+        for cost in self.around:
+            cost.exchanges += self.often
+            cost.exchanging += self.often * seconds
+            if origin is not None:
+                cost.fetching[origin] += self.often * seconds
+        return seconds
+
+    def loop(self, op: Op, what: Loop, ranks: Sequence[Mapping[str, int]]) -> list[float]:
+        """At one turn in the middle, or at two where the body depends on the counter."""
+        body = op.regions[-1]
+        if what.counter is None or what.stop is None or len(op.regions) > 1:
+            return self.region(body, ranks)  # one turn of nobody knows how many
+        try:
+            firsts = [_value(what.start, rank) for rank in ranks]
+            steps = [_value(what.step, rank) or 1 for rank in ranks]
+            lasts = [_value(what.stop, rank) for rank in ranks]
+        except Unknown:
+            counted = {what.counter.name: 0}
+            return self.region(body, [{**rank, **counted} for rank in ranks])
+        turns = [max(0, -((a - b) // s)) for a, b, s in zip(firsts, lasts, steps, strict=True)]
+        cost = self.loops.setdefault(what.counter, Cost())
+        two = self.samples < MOST_POINTS and what.counter in free_counters(body)
+        parts = (1, 3) if two else (2,)
+        outer, self.often = self.often, self.often * max(turns) / len(parts)
+        self.samples *= len(parts)
+        self.around.append(cost)
+        spent = [0.0] * len(ranks)
+        for part in parts:
+            at = [{**rank, what.counter.name: a + s * (n * part // 4)}
+                  for rank, a, s, n in zip(ranks, firsts, steps, turns, strict=True)]
+            once = self.region(body, at)
+            spent = [t + n * s / len(parts) for t, n, s in zip(spent, turns, once, strict=True)]
+        self.around.pop()
+        self.samples //= len(parts)
+        self.often = outer
+        cost.often += outer
+        cost.seconds += outer * max(spent)
+        return spent
+
+
+def _ranks(mesh: Mesh, sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
+    """Where ranks are in the mesh: all of a small one, some of a large one."""
+    given = {s.name: n for a, n in sizes.items() for s in (mesh.axis(a).size_sym,)}
+    along = [
+        range(n) if n <= SAMPLED else sorted({k * (n - 1) // (SAMPLED - 1) for k in range(SAMPLED)})
+        for n in (sizes[a.name] for a in mesh.axes)
+    ]
+    for coords in product(*along):
+        yield given | {a.coord_sym.name: k for a, k in zip(mesh.axes, coords, strict=True)}
+
+
+def _steps(op: Op, rank: Mapping[str, int]) -> int:
+    return max((_volume(extents, rank) for extents in op.what.work(op)), default=0)
+
+
+def _volume(extents: Sequence[Expr], rank: Mapping[str, int]) -> int:
+    try:
+        return prod(max(0, _value(e, rank)) for e in extents)
+    except Unknown:
+        return 1
+
+
+def _value(e: Expr, rank: Mapping[str, int]) -> int:
+    if e.is_const:
+        return e.value
+    try:
+        return e.evaluate(rank)
+    except KeyError:
+        raise Unknown from None

@@ -1,0 +1,304 @@
+"""Loops whose turns are too short for exchanges: every rank computes them, of whole arrays.
+
+Goes in: a Graph with its Demands and Program, and what makes these of a Graph. Comes out: the same,
+or those of a Graph in which arrays are gathered before some loops: all that a loop reads, so that
+it is computed on every rank; or what it only reads, row by row say, so that no turn fetches a row.
+Always holds: sizes and turns are known; arrays take at most ROOM; estimates say that it pays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from codegen.ir import ArrayType, Module, Op, Region, Value, free_values, walk
+from codegen.kit import Builder
+from codegen.layouts.costs import Cost, Costs, bytes_of, gathering
+from codegen.layouts.cuts import layout_of
+from codegen.layouts.demands import Demands
+from codegen.layouts.propagation import laid_out
+from codegen.mesh import Layout, Mesh
+from codegen.ops import Branch, Kernel, Loop, Relayout, ShardMap
+from codegen.symbolic.expr import Sym
+
+ROOM = 32 << 20  # bytes of the arrays that are gathered for a loop
+FACTOR = 1.2  # so much faster must a loop be that every rank computes, and its exchanges must take
+TWICE = 2.0  # times what is saved by computing parts
+LESS = 1.1  # so much faster one for which arrays are gathered that it only reads
+GAIN = 0.5e-3  # seconds: for less no array is gathered
+SAID = 1 << 20  # bytes: of fewer that are gathered for a loop that only reads them nobody is told
+
+Split = tuple[Demands, Module]  # and the Graph is that of the Demands
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What is gathered before a loop; whole: every rank computes the loop. because: in words."""
+
+    gathered: tuple[Value, ...]
+    whole: bool = False
+    because: str = ""
+
+
+Choices = dict[Sym, Choice]  # by the counters of loops
+
+
+def with_whole_loops(split: Split, again: Callable[[Module], Split]) -> Split:
+    """again: makes a Split of a Graph."""
+    demands, program = split
+    few = Costs(program, _meshes(program.mesh)[0])
+    if not any(cost.exchanging > GAIN for cost in few.loops.values()):
+        return split
+    found = _Search(demands, program, few).choices(again)
+    return again(rewritten(demands.graph, found)) if found else split
+
+
+# ---- what pays -----------------------------------------------------------------------------------
+
+
+class _Search:
+    """before: what the loops of the Graph cost as they are, on meshes of several sizes."""
+
+    def __init__(self, demands: Demands, program: Module, few: Costs) -> None:
+        self.demands, self.graph = demands, demands.graph
+        self.meshes = _meshes(program.mesh)
+        self.before = [few, *(Costs(program, sizes) for sizes in self.meshes[1:])]
+        self.alone = Costs(program, {a.name: 1 for a in program.mesh.axes}).loops
+        self.only_read: Choices = {}
+        self.after: list[Costs] = []
+
+    def choices(self, again: Callable[[Module], Split]) -> Choices:
+        self.find_only_read(self.graph.body, frozenset())
+        if self.only_read:
+            _, program = again(rewritten(self.graph, self.only_read))
+            known = self.before[0].loops
+            self.after = [Costs(program, sizes, known) for sizes in self.meshes]
+        return self.in_region(self.graph.body)
+
+    def in_region(self, region: Region) -> Choices:
+        """For the outermost loops that are faster otherwise."""
+        found: Choices = {}
+        for op in region.ops:
+            if isinstance(op.what, ShardMap):
+                continue
+            counter = op.what.counts() if isinstance(op.what, Loop) else None
+            choices = self.of_loop(op, counter) if counter else {}
+            for inner in () if choices else op.regions:
+                choices |= self.in_region(inner)
+            found |= choices
+        return found
+
+    def of_loop(self, loop: Op, counter: Sym) -> Choices:
+        """For a loop, and those in it: nothing, where it is well as it is."""
+        if not all(counter in c.loops for c in (*self.before, *self.after)):
+            return {}
+        if any(_as_asked(op) for inner in loop.regions for op in walk(inner)):
+            return {}
+        before = [c.loops[counter] for c in self.before]
+        options: list[tuple[float, Choices]] = []
+        read, often = _read_by(loop), before[0].often
+        if (size := _size(read)) is not None:
+            spent = [self.alone[counter].seconds + often * _gathered(sizes, read)
+                     for sizes in self.meshes]
+            saved = [a - (b.seconds - b.exchanging) for a, b in zip(spent, before)]
+            if _pays(before, spent, FACTOR) and all(
+                b.exchanging >= TWICE * s for b, s in zip(before, saved)
+            ):
+                because = self.words(before[0], spent[0], size)
+                options.append((spent[0], {counter: Choice(read, True, because)}))
+        inside = {c: choice for c, choice in self.only_read.items()
+                  if c == counter or any(op.what.counts() == c for r in loop.regions
+                                         for op in walk(r))}
+        if inside:
+            read = inside[counter].gathered if counter in inside else ()
+            spent = [c.loops[counter].seconds + often * _gathered(sizes, read)
+                     for c, sizes in zip(self.after, self.meshes)]
+            if _pays(before, spent, LESS):
+                options.append((spent[0], inside))
+        return min(options, key=lambda o: o[0])[1] if options else {}
+
+    def words(self, before: Cost, after: float, size: int) -> str:
+        ranks, times = prod(self.meshes[0].values()), max(1.0, before.often)
+        return (f"every rank computes this loop, of {size / 2**20:.2g} MiB gathered before it: "
+                f"about {_ms(after / times)} instead of {_ms(before.seconds / times)} on {ranks} "
+                f"ranks, with {before.exchanges / times:.0f} exchanges")
+
+    def find_only_read(self, region: Region, known: frozenset[Value]) -> None:
+        """Of the outermost loops that only read what exchanges in them fetch: those arrays. known:
+        those that are gathered before a loop around it."""
+        for op in region.ops:
+            if isinstance(op.what, ShardMap):
+                continue
+            counter = op.what.counts() if isinstance(op.what, Loop) else None
+            cost = self.before[0].loops.get(counter) if counter else None
+            fetched: list[Value] = []
+            if cost is not None and counter is not None:
+                fetched = [v for v in _read_by(op, carried=False)
+                           if v not in known and self.better_whole(v, cost)]
+                if fetched and (size := _size(fetched)) is not None:
+                    because = (f"every rank gets {size / 2**20:.2g} MiB before this loop, which "
+                               "only reads it: so no turn fetches parts of it")
+                    self.only_read[counter] = Choice(tuple(fetched), False,
+                                                     because if size > SAID else "")
+            for inner in op.regions:
+                self.find_only_read(inner, known.union(fetched))
+
+    def better_whole(self, value: Value, cost: Cost) -> bool:
+        amount, fetching = bytes_of(value), cost.fetching.get(self.demands.shown(value), 0.0)
+        ranks = prod(self.meshes[0].values())
+        return amount is not None and fetching > cost.often * gathering(ranks, amount)
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f} ms"
+
+
+def _meshes(mesh: Mesh) -> list[dict[str, int]]:
+    """A small one and a larger one."""
+    found = []
+    for few, many in ((2, 1), (16, 4)):
+        free = [a.name for a in mesh.axes if a.fixed is None]
+        sizes = {a.name: a.fixed or 1 for a in mesh.axes}
+        for k, name in enumerate(free):
+            sizes[name] = few if k == 0 else many
+        found.append(sizes)
+    return found
+
+
+def _as_asked(op: Op) -> bool:
+    """Whether the user says how arrays lie in it."""
+    if isinstance(op.what, Relayout):
+        return op.what.asked
+    return isinstance(op.what, ShardMap | Kernel)
+
+
+def _is_split(value: Value) -> bool:
+    return any(layout_of(value))
+
+
+def _read_by(loop: Op, carried: bool = True) -> tuple[Value, ...]:
+    """Split arrays from before a loop that it reads."""
+    given = [*loop.operands] if carried else []
+    free = [v for inner in loop.regions for v in free_values(inner)]
+    return tuple(v for v in dict.fromkeys([*given, *free]) if _is_split(v))
+
+
+def _size(values: Sequence[Value]) -> int | None:
+    """Bytes of all of them; None where that is too much, or not known."""
+    amounts = [bytes_of(v) for v in values]
+    total = sum(a for a in amounts if a is not None)
+    return total if None not in amounts and total <= ROOM else None
+
+
+def _gathered(sizes: Mapping[str, int], values: Sequence[Value]) -> float:
+    return sum(gathering(prod(sizes.values()), bytes_of(v) or 0) for v in values)
+
+
+def _pays(before: Sequence[Cost], after: Sequence[float], factor: float) -> bool:
+    """On every mesh."""
+    faster = all(b.seconds > factor * a for b, a in zip(before, after, strict=True))
+    return faster and before[0].seconds - after[0] > GAIN
+
+
+# ---- the Graph -----------------------------------------------------------------------------------
+
+
+def rewritten(graph: Module, choices: Choices) -> Module:
+    """The Graph in which arrays are gathered as these say."""
+    return replace(graph, body=_Rewrite(choices).region(graph.body, False))
+
+
+class _Rewrite(Builder):
+    """now: what stands for a value."""
+
+    def __init__(self, choices: Choices) -> None:
+        super().__init__()
+        self.choices = choices
+        self.now: dict[Value, Value] = {}
+        self.everywhere: dict[Value, Value] = {}  # gathered in this region
+
+    def region(
+        self, region: Region, whole: bool, results: Sequence[Value] | None = None
+    ) -> Region:
+        """results: those that it yields have the layouts of these."""
+        args = tuple(self.replicated(v) if whole else v for v in region.args)
+        outer, self.everywhere = self.everywhere, {}
+        with self.inside() as ops:
+            for op in region.ops:
+                self.op(op, whole)
+            ends = tuple(self.now.get(v, v) for v in region.results)
+            if results is not None and not whole:
+                ends = tuple(self.laid(v, layout_of(like)) for v, like in zip(ends, results))
+        self.everywhere = outer
+        if args == region.args and ends == region.results:
+            return region.with_ops(ops)
+        return Region(args, tuple(ops), ends)
+
+    def op(self, op: Op, whole: bool) -> None:
+        counter = op.what.counts()
+        choice = self.choices.get(counter) if counter and isinstance(op.what, Loop) else None
+        if choice is None:
+            self.again(op, whole)
+            return
+        self.place, before = op.place, dict(self.now)
+        for k, v in enumerate(choice.gathered):
+            self.now[v] = self.gathered(v, "" if k else choice.because)
+        self.again(op, choice.whole)
+        self.place = op.place
+        ends = [self.now.get(v, v) for v in op.results]
+        self.now = before
+        for old, new in zip(op.results, ends):
+            if old is not new:
+                self.add(Relayout(layout_of(old)), (new,), (old,))
+
+    def again(self, op: Op, whole: bool) -> None:
+        """The op on what stands for its operands."""
+        what, self.place = op.what, op.place
+        operands = tuple(self.now.get(v, v) for v in op.operands)
+        if whole and isinstance(what, Relayout):
+            self.now[op.result] = operands[0]
+            return
+        if isinstance(what, Loop) and not whole:
+            operands = tuple(self.laid(v, layout_of(old))
+                             for v, old in zip(operands, op.regions[-1].args, strict=True))
+        if isinstance(what, Branch) and whole:
+            what = what.but(types=tuple(map(_whole, what.types)))
+        if isinstance(what, ShardMap):
+            self.ops.append(op)
+            return
+        yields = {r: op.results for r in op.regions if isinstance(what, Branch)}
+        if isinstance(what, Loop):
+            yields[op.regions[-1]] = op.regions[-1].args
+        regions = tuple(self.region(r, whole, yields.get(r)) for r in op.regions)
+        if operands == op.operands and regions == op.regions and what is op.what:
+            self.ops.append(op)
+            return
+        types, self.place = [v.type for v in operands], op.place
+        made = [laid_out(what, types, t) for t in what.infer(types)]
+        results = tuple(v if v.type == t else Value(v.name, t)
+                        for v, t in zip(op.results, made, strict=True))
+        self.now.update((a, b) for a, b in zip(op.results, results) if a is not b)
+        self.add(what, operands, results, regions)
+
+    def replicated(self, value: Value) -> Value:
+        if not _is_split(value):
+            return value
+        self.now[value] = Value(value.name, _whole(value.type))
+        return self.now[value]
+
+    def laid(self, value: Value, layout: Layout, because: str = "") -> Value:
+        if layout_of(value) == layout:
+            return value
+        t = replace(value.type, layout=layout, free=False)
+        return self.add(Relayout(layout, because=because), (value,),
+                        (Value(value.name, t),)).result
+
+    def gathered(self, value: Value, because: str) -> Value:
+        if value not in self.everywhere:
+            self.everywhere[value] = self.laid(value, ((),) * value.type.ndim, because)
+        return self.everywhere[value]
+
+
+def _whole(t: ArrayType) -> ArrayType:
+    return replace(t, layout=((),) * t.ndim) if t.layout else t

@@ -1,0 +1,142 @@
+"""Loops of short turns: what the estimates choose, and that results are NumPy's all the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import spmd
+from codegen.compile import Levels, lower, split
+from codegen.explain.reasons import tables
+from codegen.oracle.interpret import run
+from codegen.passes import whole_loops
+from codegen.passes.whole_loops import with_whole_loops
+from codegen.plan.grammar import Exchange, Loop
+from codegen.plan.steps import walk_steps
+from tests.programs import global_flow as flow
+from tests.programs import global_recipes as recipes
+from tests.programs.test_global import CHOICE, RANKS, expected_of, same, search
+
+N = 40
+COUNT = 25  # random programs, which begin with one of the loops
+LOOPS = flow.looped, flow.versions, flow.rows, flow.scanned
+
+
+def factored(a, turns=range):
+    """Cholesky's factor: of every turn a few numbers go into the next."""
+    a[0, 0] = np.sqrt(a[0, 0])
+    for i in turns(1, a.shape[0]):
+        for j in turns(i):
+            a[i, j] -= np.dot(a[i, :j], a[j, :j])
+            a[i, j] /= a[j, j]
+        a[i, i] = np.sqrt(a[i, i] - np.dot(a[i, :i], a[i, :i]))
+
+
+def updated(c, a, turns=range):
+    """c += a @ a.T below the diagonal: a is only read."""
+    for i in turns(c.shape[0]):
+        for k in turns(a.shape[1]):
+            c[i, :i + 1] += a[i, k] * a[:i + 1, k]
+
+
+def arrays(n: int = N) -> dict[str, Any]:
+    random = np.random.default_rng(4)
+    a = random.normal(size=(n, n))
+    return {"a": a @ a.T + n * np.eye(n), "b": random.normal(size=(n, n))}
+
+
+@spmd.program(mesh=("r",))
+def both(n: int = N):
+    a = spmd.input("a", (n, n), layout=("r", None))
+    b = spmd.input("b", (n, n), layout=("r", None))
+    c = np.zeros_like(b)
+    factored(a, spmd.range)
+    updated(c, b, spmd.range)
+    return {"a": a, "c": c}
+
+
+@spmd.program(mesh=("r",))
+def one(n: int = N, turns: int = 0, held: bool = False, wide: int = 1):
+    a = spmd.input("a", (n, n), layout=("r", None))
+    b = spmd.input("b", (wide, n), layout=(None, "r"))
+    steps = turns or spmd.scalar("steps", 2000)
+    for _ in spmd.range(steps):
+        a[1:] += 0.5 * a[:-1]
+        a[0] = np.max(b) + a[0]
+        if held:
+            a = a.relayout(("r", None))
+    return a
+
+
+def exchanges_in_loops(levels: Levels) -> int:
+    loops = [s for s in levels.plan.steps if isinstance(s, Loop)]
+    return sum(isinstance(s, Exchange) for loop in loops for s in walk_steps(loop.body))
+
+
+def test_what_the_estimates_choose():
+    levels = lower(both.graph({}))
+    assert exchanges_in_loops(levels) == 0
+    (told,) = tables(levels)["chosen"]  # few bytes that are only read are gathered without a word
+    assert "every rank computes this loop" in told["message"] and "relayout" in told["try"]
+    assert told["place"]["text"].strip() == "for i in turns(1, a.shape[0]):"
+    layouts = {o.name: o.layout for o in levels.graph.outputs}
+    assert layouts == {"a": (("r",), ()), "c": (("r",), ())}
+
+
+@pytest.mark.parametrize("given", [
+    {"turns": 0},  # as many turns as a scalar says
+    {"turns": 20},  # few
+    {"turns": 2000, "held": True},  # the user says how a lies
+    {"turns": 2000, "n": 2000},  # much to compute
+    {"turns": 2000, "wide": 300_000},  # a large array would be gathered
+], ids=str)
+def test_other_loops_stay_as_they_are(given: dict[str, Any]):
+    levels = lower(one.graph(given))
+    assert exchanges_in_loops(levels) > 0 and tables(levels)["chosen"] == []
+
+
+def test_a_loop_of_short_turns_does_not():
+    assert exchanges_in_loops(lower(one.graph({"turns": 2000}))) == 0
+
+
+@pytest.mark.filterwarnings("ignore:.*every rank computes this loop")
+def test_results_are_numpys_on_any_number_of_ranks():
+    given = arrays()
+    a, c = given["a"].copy(), np.zeros((N, N))
+    factored(a)
+    updated(c, given["b"])
+    levels = lower(both.graph({}))
+    found = [run(levels.graph, {"r": 3}, given), run(levels.program, {"r": 3}, given)]
+    image = spmd.build(both)
+    found += [image.run(ranks=ranks, **given) for ranks in (1, 2, 3, 5, 16)]
+    for out in found:
+        np.testing.assert_allclose(out["a"], a, rtol=1e-9)
+        np.testing.assert_allclose(out["c"], c, rtol=1e-9)
+
+
+def test_random_programs_with_every_loop_computed_whole(monkeypatch: pytest.MonkeyPatch):
+    """Where the estimates say so of all loops in which something is exchanged."""
+    monkeypatch.setattr(whole_loops, "GAIN", -1.0)
+    for name in ("FACTOR", "TWICE"):
+        monkeypatch.setattr(whole_loops, name, 0.0)
+    changed = []
+
+    def compared(recipe: Any, ranks: int, choice: int) -> None:
+        loop = (recipes.STEPS.index(LOOPS[choice % len(LOOPS)]), 0, ranks, 7, choice + 3)
+        recipe = replace(recipe, steps=(loop, *recipe.steps))
+        program = recipes.program_of(recipe)
+        expected = expected_of(program)
+        graph = program.capture()
+        before = split(graph)
+        demands, lowered = with_whole_loops(before, split)
+        changed.append(demands is not before[0])
+        mesh = recipes.sizes(ranks, recipe.axes, choice)
+        inputs = {i.name: expected[f"r0_{k}"] for k, i in enumerate(graph.inputs)}
+        same(run(lowered, mesh, inputs), expected, f"the Program over {mesh}")
+        same(run(demands.graph, mesh), expected, "the Graph")
+
+    search(7, COUNT, compared, recipes.recipes(4), RANKS, CHOICE)
+    assert any(changed)

@@ -34,6 +34,7 @@ def command_line() -> str:
 STATES = {  # of codegen.trace.numpy.namespace.states, in the order of their tables
     "works": "What works",
     "gathers": "What works, and brings a split operand whole to every rank",
+    "sized": "What works as spmd.numpy's, with a size",
     "refused": "What is refused, and what to write instead",
     "unknown": "What a later NumPy has",
 }

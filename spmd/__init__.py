@@ -19,7 +19,7 @@ _LANGUAGE = frozenset(
     fori_loop full full_like identity index input kernel like linspace mesh ones ones_like
     pand pargmax pargmin parse_parameter pbroadcast pexscan pgather pmax pmean pmin por
     ppermute pprod preduce print program Program pscan pscatter psum psum_scatter pxor range
-    ranks replicated require scalar scan shard_map start switch while_loop zeros
+    ranks replicated require scalar scan shard_map start switch top_k while_loop zeros
     zeros_like""".split()
 )
 
@@ -93,6 +93,7 @@ if TYPE_CHECKING:  # for editors and type checkers: where every name has its doc
     from codegen.trace.declare import scalar as scalar
     from codegen.trace.messages import print_ as _print
     from codegen.trace.numpy.creation import *  # noqa: F403
+    from codegen.trace.numpy.ordering import top_k as top_k
     from codegen.trace.ranks.combining import *  # noqa: F403
     from codegen.trace.ranks.communicate import all_gather as all_gather
     from codegen.trace.ranks.communicate import all_to_all as all_to_all

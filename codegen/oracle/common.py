@@ -140,6 +140,11 @@ class Common:
         out[_box(out.shape, starts, np.shape(update))] = update
         return out
 
+    def top_k(self, x: Any, k: int, *, axis: int = -1) -> tuple[EagerArray, EagerArray]:
+        turned = np.flip(np.argsort(np.flip(x, axis), axis, kind="stable"), axis)
+        at = np.take(np.shape(x)[axis] - 1 - turned, range(k), axis)
+        return local(np.take_along_axis(x, at, axis)), local(at)
+
     # ---- control flow: Python's own --------------------------------------------------------------
 
     def range(self, *bounds: Any) -> Any:

@@ -75,6 +75,7 @@ _MODULES = {
     "ranks.rooted": "pbroadcast pgather pscatter",
     "numpy.creation": "zeros ones empty full arange eye identity linspace asarray array "
     "zeros_like ones_like empty_like full_like like dynamic_slice dynamic_update_slice",
+    "numpy.ordering": "top_k",
     "control.blocks": "blocks=Blocks",
     "control.ranges": "range=spmd_range",
     "control.functional": "fori_loop while_loop cond switch scan",

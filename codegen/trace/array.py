@@ -269,7 +269,6 @@ class Array(ArrayMethods):
     __complex__ = _asked(complex, "a Python complex", "use the 0-d array as it is")
     __array__ = _asked(np.array, "a NumPy array", "NumPy functions take the array itself; np.stack "
                        "and np.concatenate make one of several")
-    item = _asked(np.ndarray.item, "a Python number", "x[k] is the element as a 0-d array")
     tolist = _asked(np.ndarray.tolist, "a Python list", "return the array from the program")
     __hash__ = _asked(hash, "a known key of a dict or set", UNHASHED)
     tobytes = _asked(np.ndarray.tobytes, "bytes", "return the array from the program")

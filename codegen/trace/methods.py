@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from codegen.errors import DtypeError, UnsupportedError
+from codegen.errors import DtypeError, ShapeError, UnsupportedError
 from codegen.trace.arithmetic import NumberMethods
 from codegen.trace.array import Array, unsupported
 from codegen.trace.number import Number
@@ -171,6 +171,21 @@ class ArrayMethods:
 
     def sort(self: Any, axis: int = -1, kind: str | None = None) -> None:
         self[...] = dispatch.call_function(np.sort, (self, axis), {})
+
+    def item(self: Any, *at: Any) -> Any:
+        """The one element, or that at an index, which promotes as a Python number does."""
+        if self.is_known:
+            return self.frozen().item(*at)
+        if not at and not all(n == 1 for n in self.extents):
+            raise ShapeError("item() of an array with several elements",
+                             expected="an array of one element, or an index", found=str(self.type),
+                             remedy="say which: x[0], x.item(0), x.sum()")
+        at = at[0] if len(at) == 1 else at or (0,) * self.ndim
+        found = self[at] if isinstance(at, tuple) else self.ravel()[at]
+        wide = {"i": np.int64, "u": np.int64, "f": np.float64, "c": np.complex128}
+        made = found.astype(wide.get(found.dtype.kind, np.bool_))
+        made.weak = made.dtype != np.bool_
+        return made
 
     def fill(self: Any, value: object) -> None:
         self[...] = value

@@ -11,7 +11,7 @@ from codegen.dtypes import BY_NAME
 from codegen.ops.transforms import FACTOR, FOUR_STEPS
 from codegen.trace import methods  # noqa: F401  # what Array has
 from codegen.trace.array import Array
-from codegen.trace.numpy import elementwise, special
+from codegen.trace.numpy import elementwise, sized, special
 from codegen.trace.numpy.dispatch import ALIASES, numpy_names
 from codegen.trace.numpy.function_table import LINALG, of_numpy_name, table
 from codegen.trace.numpy.refused import BUILD_TIME, NOT_ABOUT_ARRAYS, RANDOM, REMEDIES
@@ -21,14 +21,25 @@ _PARTS = ("norm", "vector_norm", "matrix_norm", "matrix_power", "multi_dot")
 
 # Along a dim that is split, these need all of an operand.
 GATHERS = frozenset(
-    "cov corrcoef trace lexsort interp isin compress tile "
+    "cov corrcoef trace lexsort interp compress tile "
     "resize diag diagonal take take_along_axis put_along_axis matmul dot inner outer tensordot "
-    "einsum polyfit linalg.matmul linalg.outer linalg.tensordot linalg.trace linalg.diagonal "
+    "einsum polyfit roots linalg.matmul linalg.outer linalg.tensordot linalg.trace linalg.diagonal "
     "ufunc.outer".split()
 ) | {f"linalg.{name}" for name in LINALG.split() if name not in _PARTS}
 
 # What works, but not everywhere alike.
 NOTES: dict[str, str] = {
+    **dict.fromkeys(
+        "polymul polydiv".split(), "coefficients that turn out to be 0 and stand first stay: the "
+        "polynomial is NumPy's, with more of them"),
+    "roots": "always complex; a run ends where the first coefficient is 0",
+    **dict.fromkeys(
+        "ufunc.accumulate ufunc.reduce ufunc.reduceat".split(), "of ufuncs that do not combine in "
+        "any order: in a loop, for which every rank gets the dim whole"),
+    "ufunc.at": "of ufuncs that do not combine in any order, where an index may come twice: one "
+    "after the other",
+    **dict.fromkeys("compress extract where".split(),
+                    "spmd.numpy's with size= where the shape would depend on data"),
     **dict.fromkeys(
         (f"fft.{name}" for name in "fft hfft ifft ihfft irfft rfft".split()),
         "along a split dim, the split moves to another dim: one all-to-all. An array of one dim is "
@@ -52,8 +63,8 @@ def states() -> Iterator[State]:
     """Every function of NumPy's namespace, every attribute of its arrays and method of its ufuncs.
 
     name: as after `np.`, or "ndarray.sort", "ufunc.reduce". state: "works", "gathers" (it works,
-    but every rank gets the whole operand), "refused", "not about arrays", or "unknown" of a later
-    NumPy.
+    but every rank gets the whole operand), "sized" (refused, but spmd.numpy's works), "refused",
+    "not about arrays", or "unknown" of a later NumPy.
     """
     for name in numpy_names():
         yield State(name, *_state(name))
@@ -69,7 +80,7 @@ def _state(name: str) -> tuple[str, str]:
     of, _, rest = name.partition(".")
     function = of_numpy_name(name)
     if name in REMEDIES:
-        return "refused", REMEDIES[name]
+        return "sized" if name in sized.FUNCTIONS else "refused", REMEDIES[name]
     if name in GATHERS or (of == "ndarray" and rest in GATHERS):
         return "gathers", "along a split dim, every rank gets the whole operand"
     if name in BUILD_TIME:
@@ -83,6 +94,7 @@ def _state(name: str) -> tuple[str, str]:
 
 def names() -> list[str]:
     """What a program can use of the namespace spmd.numpy: functions, element types, numbers."""
-    works = {s.name for s in states() if s.state in ("works", "gathers") and "." not in s.name}
+    there = ("works", "gathers", "sized")
+    works = {s.name for s in states() if s.state in there and "." not in s.name}
     types = {n for n in BY_NAME if hasattr(np, n)}
     return sorted({*works, *types, *ALIASES, "e", "inf", "linalg", "nan", "newaxis", "pi"})

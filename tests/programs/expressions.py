@@ -259,9 +259,10 @@ EXPRESSIONS: dict[str, str] = {
                 "| np.linspace(f[0], 2, 3, retstep=True)"
                 "| np.linspace(v[0], v[1], 1)",
     "logspace": "np.logspace(v[0], v[1], 4) | np.logspace(0, 1, 7) * v "
-       "| np.logspace(v, 1, 3, base=2)",
-    "geomspace": "np.geomspace(np.abs(v), 4, 3) | np.geomspace(-np.abs(v), -4., 3, axis=1)",
-    "vander": "np.vander(v, 3) | np.vander(j)",
+       "| np.logspace(v, 1, 3, base=2) | np.logspace(0, v, 3, base=np.abs(v) + 1, axis=1)",
+    "geomspace": "np.geomspace(np.abs(v), 4, 3) | np.geomspace(-np.abs(v), -4., 3, axis=1) "
+       "| np.geomspace(z[0, 0], z[1, 1], 4)",
+    "vander": "np.vander(v, 3) | np.vander(j) | np.vander(v, 0)",
     **{n: f"np.{n}(7) * v" for n in "bartlett blackman hamming hanning".split()},
     "kaiser": "np.kaiser(7, 2.0) * v", "tri": "np.tri(5) * q",
     "indices": "np.indices((7, 5))[0] * x",
@@ -327,10 +328,12 @@ EXPRESSIONS: dict[str, str] = {
     "polyval": "np.polyval([1.0, 2, 3], x) | np.polyval(v, x) | np.polyval([1, 2], i)",
     "polyadd": "np.polyadd(v, [1, 2])", "polysub": "np.polysub([1.0, 2], v)",
     "polyder": "np.polyder(v) | np.polyder(v, 2)", "polyint": "np.polyint(v) | np.polyint(j, 2, 3)",
-    "polymul": "np.polymul(v, v)", "polydiv": "np.polydiv(v, [1, 2])",
-    "poly": "np.poly(v[:4]) | np.poly(j[:3])",
+    "polymul": "np.polymul(v, v)",
+    "polydiv": "np.polydiv(v, [1, 2]) | np.polydiv(v[:2], v) | np.polydiv(v, v[1:4])",
+    "poly": "np.poly(v[:4]) | np.poly(j[:3]) | np.poly(q)",
     "polyfit": "np.polyfit(o, v, 2) | np.polyfit(o, x, 1, w=np.abs(v)) | np.polyfit(o, f[:, 0], 1) "
-               "| np.polyfit(o, v, 1, cov=True)", "roots": "np.roots(v)",
+               "| np.polyfit(o, v, 1, cov=True)", "roots": "np.sort_complex(np.roots(v)) "
+       "| np.sort_complex(np.roots(np.append(v, [0, 0])))",
     # -- what is asked of arrays -------------------------------------------------------------------
     "array_equal": "np.array_equal(x, y) | np.array_equal(w, w, equal_nan=True) "
                    "| np.array_equal(x, v)",
@@ -416,7 +419,10 @@ EXPRESSIONS: dict[str, str] = {
                     "| np.logaddexp.reduce(x, axis=(0, 1)) | np.fmax.reduce(w, keepdims=True) "
                     "| np.fmin.reduce(i) | np.logical_xor.reduce(x, axis=1) "
                     "| np.subtract.reduce(i) | np.add.reduce(x, initial=2, where=b) "
-                    "| np.fmax.reduce(z) | np.lcm.reduce(-x[:1].astype(int))",
+                    "| np.fmax.reduce(z) | np.lcm.reduce(-x[:1].astype(int)) "
+                    "| np.divide.reduce(x, 1) | np.floor_divide.reduce(i + 20, keepdims=True) "
+                    "| np.equal.reduce(b) "
+                    "| np.divide.reduce(i, initial=3)",
     "ufunc.accumulate": "np.add.accumulate(x) | np.maximum.accumulate(x, axis=1) "
                         "| np.minimum.accumulate(w) | np.multiply.accumulate(v) "
                         "| np.maximum.accumulate(z) | np.minimum.accumulate(z, axis=1) "
@@ -424,7 +430,8 @@ EXPRESSIONS: dict[str, str] = {
                         "| np.gcd.accumulate(i) | np.hypot.accumulate(-x) "
                         "| np.subtract.accumulate(x) | np.subtract.accumulate(w) "
                         "| np.fmin.accumulate(w, axis=1) "
-                        "| np.logaddexp.accumulate(f) | np.logical_xor.accumulate(b)",
+                        "| np.logaddexp.accumulate(f) | np.logical_xor.accumulate(b) "
+                        "| np.divide.accumulate(x, axis=1) | np.power.accumulate(np.abs(x))",
     "ufunc.outer": "np.add.outer(v, j) | np.less.outer(v, x[0]) "
                    "| np.divide.outer(v, o, dtype=np.float32)",
     "ufunc.at": "np.add.at(v, j, 1.0); v | np.maximum.at(v, [0, 0, 2], 9.0); v "
@@ -432,12 +439,16 @@ EXPRESSIONS: dict[str, str] = {
                 "| np.negative.at(v, [0, 1]); v "
                 "| np.bitwise_xor.at(j, j, 3); j | np.divide.at(x, slice(1, 3), 2); x "
                 "| np.power.at(x, (0, [1, 2]), 2); x | np.fmax.at(v, j, 3); v "
-                "| np.logical_or.at(b, ([0, 1], [0, 0]), True); b",
+                "| np.logical_or.at(b, ([0, 1], [0, 0]), True); b "
+                "| np.divide.at(v, j, 2); v | np.sqrt.at(o, [1, 1]); o "
+                "| np.power.at(x, ([0, 0, 1], [1, 1, 2]), [2, 3, 2]); x",
     "ufunc.reduceat": "np.add.reduceat(v, [0, 3]) | np.multiply.reduceat(x, [0, 3, 3, 1]) "
                       "| np.add.reduceat(x * q[0], np.sort(j), axis=0) "
                       "| np.add.reduceat(b, [0, 2], 1) "
                       "| np.maximum.reduceat(i, np.sort(j)) "
-                      "| np.logaddexp.reduceat(x, [2, 0], axis=1)",
+                      "| np.logaddexp.reduceat(x, [2, 0], axis=1) "
+                      "| np.subtract.reduceat(x, [0, 2, 1, 5]) "
+                      "| np.divide.reduceat(x, j % 5, axis=1)",
     # -- attributes and methods of arrays ----------------------------------------------------------
     **{f"ndarray.{n}": f"x.{n}() | x.{n}(axis=0) | i.{n}()" for n in
        "all any argmax argmin cumprod cumsum max mean min prod std sum var".split()},
@@ -462,7 +473,8 @@ EXPRESSIONS: dict[str, str] = {
     **{f"ndarray.{n}": f"x.{n}" for n in "base ctypes data device flags strides".split()},
     "ndarray.byteswap": "x.byteswap()", "ndarray.dump": "x.dump('f')", "ndarray.dumps": "x.dumps()",
     "ndarray.getfield": "x.getfield(np.int8)", "ndarray.setfield": "x.setfield(0, np.int8)",
-    "ndarray.item": "x.item(0)", "ndarray.resize": "x.resize(3)",
+    "ndarray.item": "x.item(3) * f | v[:1].item() + x | x.item(1, 2) * 2",
+    "ndarray.resize": "x.resize(3)",
     "ndarray.setflags": "x.setflags()",
     "ndarray.to_device": "x.to_device('cpu')", "ndarray.tobytes": "x.tobytes()",
     "ndarray.tofile": "x.tofile('f')", "ndarray.tolist": "x.tolist()",
@@ -485,6 +497,12 @@ EXPRESSIONS |= {
 
 # Beyond NumPy's namespace: operators, lists of arrays, Python's own functions.
 MORE = [
+    "np.quantile(x, [0.2, 0.7], axis=0, weights=np.abs(y), method='inverted_cdf')",
+    "np.nanpercentile(w, 30, weights=np.ones_like(w), method='inverted_cdf')",
+    "np.polynomial.polynomial.polyval(x, v)", "np.polynomial.chebyshev.chebmul(v, v)",
+    "np.polynomial.legendre.legval(v, [1, 2, 3])", "np.polynomial.Polynomial([1, 2, 3])(v)",
+    "np.polynomial.polynomial.polyfit(o, v, 2)", "np.polynomial.polynomial.polydiv(v, [1, 2])",
+    "np.isin(i, j)", "np.isin(w, w * 1.0)", "np.isin(x, np.append(y.ravel(), x[0]), invert=True)",
     "np.sum([v, j], axis=0)", "np.maximum.reduce([v, j, v * 2])", "np.mean([x, y], axis=0)",
     "np.max([x[0], y[0]])", "np.exp([v[0], 1.0])", "np.add([v[0], v[1]], 2)", "np.sort([v, j])",
     "np.median([v[0], v[1], 3.0])", "np.r_[v, j]", "np.c_[v, j]", "np.r_[1, 2, v, 0:3]",

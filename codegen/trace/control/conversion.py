@@ -92,6 +92,12 @@ def _convert_function(function: types.FunctionType) -> Callable[..., Any]:
     code = function.__code__
     if id(code) in _made or not is_user_file(code.co_filename):
         return function
+    return rewritten(function)
+
+
+def rewritten(function: types.FunctionType) -> Callable[..., Any]:
+    """The function with compiled control flow, whoever wrote it; itself where it has no source."""
+    code = function.__code__
     parts = (code, function.__defaults__, function.__kwdefaults__)
     known, made_of = _converted.get(function, (None, ()))
     if known is not None and all(a is b for a, b in zip(parts, made_of)):

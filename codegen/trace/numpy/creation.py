@@ -243,6 +243,12 @@ def logspace(
     dtype: Any = None, axis: int = 0,
 ) -> Any:
     """base ** linspace(start, stop, num)."""
+    if np.ndim(base) if not isinstance(base, Array) else base.ndim:  # it may say what axis counts
+        given = [as_array(x) for x in (start, stop, base)]
+        n = max(x.ndim for x in given)
+        start, stop, base = (x.reshape((*[1] * (n - x.ndim), *x.shape)) for x in given)
+        expand: Any = np.expand_dims
+        base = expand(base, axis)
     made = elementwise.apply(np.power, base, linspace(start, stop, num, endpoint, axis=axis))
     return made if dtype is None else made.astype(dtype)
 
@@ -251,10 +257,8 @@ def geomspace(
     start: Any, stop: Any, num: int = 50, endpoint: bool = True, dtype: Any = None, axis: int = 0
 ) -> Any:
     """Numbers of which each is a fixed multiple of the one before; both ends of one sign."""
-    first, last = as_array(start), as_array(stop)
-    if "c" in first.type.dtype.kind + last.type.dtype.kind:
-        raise unsupported("np.geomspace of complex numbers", "start * ratio ** np.arange(n)")
-    kind = elementwise.result_type(first, last, np.float64(num))
+    kind = elementwise.result_type(as_array(start), as_array(stop), np.float64(num))
+    first, last = as_array(start, kind), as_array(stop, kind)
     sign = elementwise.apply(np.sign, first)
     ends = elementwise.apply(np.divide, first, sign), elementwise.apply(np.divide, last, sign)
     first, last = (elementwise.apply(np.log10, e) for e in ends)

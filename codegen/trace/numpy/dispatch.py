@@ -5,6 +5,7 @@ Always holds: a NumPy function that has no row is refused with its name and the 
 
 from __future__ import annotations
 
+import operator
 import types
 from collections.abc import Iterator
 from functools import cache, partial
@@ -15,11 +16,19 @@ import numpy as np
 
 from codegen.trace import array, foreign
 from codegen.trace.array import Array, is_traced, unsupported
-from codegen.trace.context import refuse_constant_write
-from codegen.trace.numpy import composite, elementwise, fourier, special, ufunc_methods
+from codegen.trace.context import Context, refuse_constant_write
+from codegen.trace.numpy import (
+    composite,
+    elementwise,
+    fourier,
+    polynomials,
+    sized,
+    special,
+    ufunc_methods,
+)
 from codegen.trace.numpy.function_table import Function, of_numpy_name, table
 from codegen.trace.numpy.masks import Chosen
-from codegen.trace.numpy.refused import RANDOM, REMEDIES
+from codegen.trace.numpy.refused import CLASSES, RANDOM, REMEDIES
 
 elementwise.COMPOSITE.update(composite.UFUNCS | special.UFUNCS)
 
@@ -191,9 +200,21 @@ def elsewhere(function: Any) -> Function | None:
 
 
 def _of_numpy(function: Any) -> Function:
+    module, name = getattr(function, "__module__", None) or "", getattr(function, "__name__", "")
+    text = f"{module}.{name}".replace(".core", "")
+    known_only = isinstance(getattr(function, "__self__", function), type) or ".ma." in text
+    remedy = next((r for start, r in CLASSES.items() if text.startswith(start)), "")
+    function = getattr(function, "_implementation", function) if ".polynomial" in text else function
+    is_of_polynomials = text.startswith("numpy.polynomial") and not known_only and (
+        isinstance(function, types.FunctionType) or not name)
+
     def call(*args: Any, **kwargs: Any) -> Any:
         if foreign.may_run(function, args, kwargs):
             return foreign.called(function, ours_of(function), args, kwargs)
+        if known_only and remedy and foreign.is_unknown(args, kwargs):
+            raise unsupported(text.replace("numpy", "np", 1), remedy)
+        if is_of_polynomials:
+            return polynomials.of_library(function)(*args, **kwargs)
         lists = [x for x in (*args, *kwargs.values()) if isinstance(x, (list, tuple))]
         unknown = foreign.is_unknown(lists)
         return (directly(function) if unknown else function)(*args, **kwargs)
@@ -287,9 +308,12 @@ def attribute(name: str) -> Any:
         return types.SimpleNamespace(
             **{k.removeprefix("linalg."): v for k, v in table().items() if k.startswith("linalg.")}
         )
-    if name in table():
-        return table()[name]
-    found = getattr(np, ALIASES.get(name, name), None)
+    ours, plain = table().get(name), getattr(np, ALIASES.get(name, name), None)
+    if name in sized.FUNCTIONS:
+        return _sized(name, plain, ours or _refuse(name))
+    if ours is not None:
+        return _in_programs(ours, plain)
+    found = plain
     if isinstance(found, np.ufunc):
         return _ufunc(found)
     if isinstance(found, type) or isinstance(found, (float, np.dtype)) or name in (
@@ -299,6 +323,30 @@ def attribute(name: str) -> Any:
     if found is not None:
         return _refuse(name)
     raise AttributeError(f"spmd.numpy has no {name!r}")
+
+
+def _in_programs(ours: Function, plain: Any) -> Function:
+    """Ours while a program is captured; NumPy's own in an eager run, and elsewhere."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        elsewhere = Context.current() is None and plain is not None
+        return (plain if elsewhere else ours)(*args, **kwargs)
+
+    call.__name__, call.__doc__ = getattr(plain, "__name__", ""), getattr(plain, "__doc__", "")
+    return call
+
+
+def _sized(name: str, plain: Any, ours: Function) -> Function:
+    """A function that takes size=, and without it is what it is in a program."""
+
+    def call(*args: Any, size: Any = None, **options: Any) -> Any:
+        if size is None:
+            return _in_programs(ours, plain)(*args, **options)
+        return sized.FUNCTIONS[name](*args, size=operator.index(size), **options)
+
+    call.__name__ = name
+    call.__doc__ = f"{plain.__doc__}\n\nspmd: {sized.__doc__}"
+    return call
 
 
 def _ufunc(ufunc: np.ufunc) -> Function:

@@ -15,6 +15,7 @@ from codegen import dtypes
 from codegen.errors import ShapeError
 from codegen.trace.array import Array, as_array
 from codegen.trace.blame import asked
+from codegen.trace.expecting import expect
 from codegen.trace.numpy import (
     creation,
     elementwise,
@@ -47,14 +48,15 @@ _SAME: dict[Any, str] = {
     joining: "block column_stack concatenate hstack stack",
     padding: "delete insert pad",
     searching: "bincount digitize histogram histogram2d histogram_bin_edges histogramdd interp "
-    "searchsorted",
+    "isin searchsorted",
     statistics: "corrcoef cov cross ediff1d gradient median nanargmax nanargmin nancumprod "
     "nancumsum nanmax nanmean nanmedian nanmin nanprod nanquantile nanstd nansum nanvar quantile "
     "unwrap",
-    polynomials: "convolve correlate poly polyder polyfit polyint polyval vander",
+    polynomials: "convolve correlate poly polyder polydiv polyfit polyint polymul polyval roots "
+    "vander",
     products: "dot einsum einsum_path inner kron outer tensordot",
     picking: "angle array_equal array_equiv choose clip compress copyto "
-    "diag_indices_from diff fill_diagonal imag isclose isin isneginf isposinf "
+    "diag_indices_from diff fill_diagonal imag isclose isneginf isposinf "
     "min_scalar_type nan_to_num packbits place put put_along_axis putmask ravel_multi_index "
     "real sinc take take_along_axis tril_indices_from triu_indices_from unpackbits "
     "unravel_index where",
@@ -94,6 +96,13 @@ def _over_axes(function: Function, a: Any, axes: Any) -> Any:
     return made
 
 
+def _finite(a: Any, dtype: Any = None, order: Any = None) -> Any:
+    made = creation.asarray(a, dtype)
+    if made.type.dtype.kind in "fc":
+        expect(made.context, apply(np.isfinite, made).read(), "array must not contain infs or NaNs")
+    return made
+
+
 def _is_complex(x: Any) -> bool:
     return bool(as_array(x).type.dtype.kind == "c")
 
@@ -113,8 +122,8 @@ _OTHER: dict[str, Function] = {
     "cumulative_sum": _with_initial("cumulative_sum", reducing.cumsum, 0),
     "cumulative_prod": _with_initial("cumulative_prod", reducing.cumprod, 1),
     "vstack": _vstack, "row_stack": _vstack, "trace": _trace,
-    "asanyarray": creation.asarray, "ascontiguousarray": creation.asarray,
-    "asfortranarray": creation.asarray,
+    "asarray_chkfinite": _finite, "asanyarray": creation.asarray,
+    "ascontiguousarray": creation.asarray, "asfortranarray": creation.asarray,
     "linalg.matmul": products.matmul, "linalg.outer": products.outer, "linalg.trace":
     lambda x, /, *, offset=0, dtype=None: _trace(x, offset, -2, -1, dtype),
     "linalg.diagonal": lambda x, /, *, offset=0: shaping.diagonal(x, offset, -2, -1),

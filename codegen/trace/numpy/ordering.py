@@ -8,6 +8,7 @@ Always holds: no rank holds more of a split dim than its block and another rank'
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -121,6 +122,69 @@ def sort_complex(a: Any) -> Any:
         return found
     narrow = kind.name in ("int8", "uint8", "int16", "uint16")
     return found.astype(np.complex64 if narrow else np.complex128)
+
+
+def top_k(x: Any, k: int, *, axis: int = -1) -> tuple[Array, Array]:
+    """The k largest elements along an axis, the largest first, and their positions (int64).
+
+    As jax.lax.top_k: of equal elements the one that stands first comes first, and NaN count as the
+    largest. k: an integer, at most the extent (ShapeError). Along a split dim each rank finds its
+    k largest, and these are compared.
+
+    >>> top_k(x, 1)
+    ([0.], [0]), ([1.], [0]), ([2.], [0]), ([3.], [0])
+    """
+    reducing.no_complex(x, "spmd.top_k")
+    array = as_array(x)
+    d, count = reducing.dim_of(axis, array.ndim, "spmd.top_k"), operator.index(k)
+    n = array.extents[d]
+    if count < 0 or expr.nonneg(count - 1 - n):
+        raise ShapeError(f"spmd.top_k: k is {count}", expected=f"0 to {n}", found=str(count))
+    axes = split_over(array, d)
+    if not count or not axes:
+        found = _largest(shaping.moveaxis(array, d, -1), count)
+    else:
+        found = _largest_of_ranks(array, d, axes, count)
+    values, places = (shaping.moveaxis(v, -1, d) for v in found)
+    return values, places
+
+
+def _falling(values: Array) -> Any:
+    """Integers that increase where values decrease."""
+    return apply(np.invert, keys_of(values, one_zero=True))
+
+
+def _largest(rows: Array, k: int) -> tuple[Array, Array]:
+    if not k:
+        return rows[..., :0], as_array(rows[..., :0], np.int64)
+    falling = _falling(rows)
+    at = argpartition(falling, k - 1)[..., :k]
+    at = picking.take_along_axis(at, argsort(picking.take_along_axis(falling, at, -1)), -1)
+    return picking.take_along_axis(rows, at, -1), at
+
+
+def _largest_of_ranks(array: Array, d: int, axes: tuple[str, ...], k: int) -> Any:
+    context, n = array.context, array.extents[d]
+    mesh, layout = context.mesh, array.read().type.layout
+    assert layout is not None
+    size = mesh.size(axes)
+    most = expr.maximum(expr.floordiv(n + size - 1, size), k)
+
+    def found(part: Array) -> Any:
+        rows = shaping.moveaxis(part, d, -1)
+        desc = filled(_falling(rows), most)
+        at = argpartition(desc, k - 1)[..., :k]
+        gone = apply(np.greater_equal, at, rows.shape[-1])
+        block = creation.zeros((*rows.shape[:-1], number(most)), rows.dtype)
+        block[..., : rows.shape[-1]] = rows
+        mine = (picking.take_along_axis(block, at, -1), at + number(local_offset(mesh, n, axes)),
+                gone)
+        all_of = [communicate.all_gather(v, axes, rows.ndim - 1, tiled=True) for v in mine]
+        order = lexsort([_falling(all_of[0]), all_of[2]])[..., :k]
+        return tuple(picking.take_along_axis(v, order, -1) for v in all_of[:2])
+
+    spec = (*as_written((*layout[:d], *layout[d + 1 :])), None)
+    return mapping.call(context, found, (array,), {}, None, None, (spec, spec))
 
 
 # ---- over ranks ----------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from codegen.trace.numpy import joining, shaping
 from codegen.trace.numpy.creation import arange, zeros_like
 from codegen.trace.numpy.elementwise import apply, normal, result_type, same_extent, select, store
 from codegen.trace.numpy.index import Gather, from_the_end
-from codegen.trace.numpy.reducing import all_, along, any_, cumsum, dim_of, sum_
+from codegen.trace.numpy.reducing import all_, along, cumsum, dim_of, sum_
 from codegen.trace.numpy.refused import REMEDIES
 
 
@@ -246,12 +246,6 @@ def diff(x: Any, n: int = 1, axis: Any = -1, prepend: Any = None, append: Any = 
     for _ in range(n):
         array = apply(ufunc, along(array, d, slice(1, None)), along(array, d, slice(None, -1)))
     return array
-
-
-def isin(element: Any, test_elements: Any, invert: bool = False, **_: Any) -> Array:
-    array, tests = as_array(element), shaping.ravel(test_elements)
-    found = any_(apply(np.equal, shaping.expand_dims(array, array.ndim), tests), axis=-1)
-    return apply(np.logical_not, found) if invert else as_array(found)
 
 
 def put(a: Any, ind: Any, v: Any, mode: str = "raise") -> None:

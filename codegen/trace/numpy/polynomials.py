@@ -1,19 +1,25 @@
-"""Convolutions and polynomials, whose coefficients stand in an array, the highest power first."""
+"""Convolutions and polynomials, whose coefficients stand in an array, the highest power first.
+
+Always holds: lengths follow from lengths; coefficients that turn out to be 0 stay where they are.
+"""
 
 from __future__ import annotations
 
+import types
 from typing import Any
 
 import numpy as np
+from numpy.polynomial import polyutils
 
 from codegen.errors import ShapeError, UsageError
 from codegen.symbolic import expr
 from codegen.trace.array import Array, as_array, unsupported
-from codegen.trace.numpy import joining, linear, shaping
-from codegen.trace.numpy.creation import arange, zeros
+from codegen.trace.control.conversion import rewritten
+from codegen.trace.expecting import expect
+from codegen.trace.numpy import joining, linear, ordering, picking, shaping
+from codegen.trace.numpy.creation import arange, asarray, eye, zeros
 from codegen.trace.numpy.elementwise import apply, result_type
 from codegen.trace.numpy.reducing import floats, sum_
-from codegen.trace.numpy.refused import REMEDIES
 
 
 def _operands(what: str, a: Any, v: Any) -> tuple[Array, Array]:
@@ -90,7 +96,7 @@ def vander(x: Any, N: Any = None, increasing: bool = False) -> Any:
     array = as_array(x, result_type(as_array(x), np.int64(0)))
     powers = range(array.shape[0] if N is None else N)
     columns = [array**k for k in (powers if increasing else reversed(powers))]
-    return joining.stack(columns, -1)
+    return joining.stack(columns, -1) if columns else zeros((*array.shape, 0), array.dtype)
 
 
 def aligned(ufunc: np.ufunc, a: Any, b: Any) -> Any:
@@ -127,16 +133,50 @@ def polyint(p: Any, m: int = 1, k: Any = None) -> Any:
     return made
 
 
+def polymul(a1: Any, a2: Any) -> Any:
+    return convolve(shaping.atleast_1d(a1), shaping.atleast_1d(a2))
+
+
+def polydiv(u: Any, v: Any) -> Any:
+    """Quotient and remainder; the remainder is as long as a remainder can be."""
+    p, q = (shaping.atleast_1d(x) + 0.0 for x in (u, v))
+    rest, short = p.astype(result_type(p, q)), _count(q) - 1
+    many = max(_count(p) - short, 1)
+    made = zeros(many, rest.dtype)
+    for k in range(_count(p) - short):
+        made[k] = 1.0 / q[0] * rest[k]
+        rest[k : k + short + 1] -= made[k] * q
+    return made, rest[max(min(many, _count(p) - 1), 0) :] if _count(p) > short else rest
+
+
 def poly(seq_of_zeros: Any) -> Any:
-    """The coefficients of the polynomial with these roots."""
+    """The coefficients of the polynomial with these roots, or with the eigenvalues of a matrix."""
     roots = shaping.atleast_1d(seq_of_zeros)
-    if roots.ndim != 1 or roots.type.dtype.kind == "c":
-        raise unsupported("np.poly of a matrix, or of complex roots,", REMEDIES["roots"])
-    roots = floats(roots)
+    if roots.type.dtype.kind == "c":
+        raise unsupported("np.poly of complex numbers, real where they come in conjugate pairs,",
+                          "functools.reduce(np.convolve, [np.stack([z ** 0, -z]) for z in roots])")
+    matrix = roots.ndim > 1
+    roots = linear.eigvals(roots) if matrix else floats(roots)
     made: Any = np.ones(1, roots.dtype)
     for k in range(_count(roots)):
         made = convolve(made, joining.stack([np.ones((), roots.dtype), -roots[k]]))
-    return as_array(made)
+    return picking.real(as_array(made)).copy() if matrix else as_array(made)
+
+
+def roots(p: Any) -> Any:
+    """Eigenvalues of the companion matrix, those that are 0 last; always complex."""
+    made = floats(shaping.atleast_1d(p))
+    n = _count(made) - 1
+    if made.ndim != 1:
+        raise ShapeError("Input must be a rank-1 array.", expected="1 dim", found=str(made.type))
+    if n < 1:
+        return zeros(0, made.dtype)
+    expect(made.context, apply(np.not_equal, made[0], 0).read(),
+           "np.roots: the first coefficient is 0\n  expected: as many coefficients as the "
+           "polynomial has\n  try:      np.roots(p[1:])")
+    matrix = joining.concatenate([(-made[1:] / made[0])[None], eye(n - 1, n, dtype=made.dtype)])
+    found = linear.eigvals(matrix)
+    return found[ordering.argsort(apply(np.equal, found, 0))]
 
 
 def polyfit(x: Any, y: Any, deg: int, rcond: Any = None, full: bool = False, w: Any = None,
@@ -168,3 +208,45 @@ def polyfit(x: Any, y: Any, deg: int, rcond: Any = None, full: bool = False, w: 
         factor = sums / (_count(places) - deg - 1)
         base = base * factor if values.ndim == 1 else base[:, :, None] * factor
     return made, base
+
+
+# ---- np.polynomial: NumPy's own source, with the lowest power first ------------------------------
+
+
+def of_library(function: Any) -> Any:
+    """A function of np.polynomial, which is Python on arrays, compiled as the user's own are; but
+    for what would look at coefficients while building."""
+    if not isinstance(function, types.FunctionType):  # a polynomial, which is called
+        method: Any = type(function).__call__
+        return types.MethodType(rewritten(method), function)
+    return _WITHOUT_LOOKING.get(function.__name__) or rewritten(function)
+
+
+def _series(several: Any, trim: bool = True) -> list[Array]:
+    arrays = [shaping.atleast_1d(a) for a in several]
+    for a in arrays:
+        if a.ndim != 1 or a.extents[0] == 0:
+            raise ShapeError("coefficients of a polynomial stand in one dim",
+                             expected="1 dim, one element at least", found=str(a.type))
+    kind = np.common_type(*(np.empty(0, a.dtype) for a in arrays))
+    return [as_array(asarray(a, kind).copy()) for a in arrays]
+
+
+def _fitted(vander_f: Any, x: Any, y: Any, deg: Any, rcond: Any = None, full: bool = False,
+            w: Any = None) -> Any:
+    """Without the warning of a low rank, which only the run knows."""
+    fit: Any = polyutils._fit
+    made = rewritten(fit)(vander_f, x, y, deg, rcond, True, w)
+    return made if full else made[0]
+
+
+def _divided(mul_f: Any, c1: Any, c2: Any) -> Any:
+    raise unsupported("division of such polynomials", "cheb2poly and its kin give powers, which "
+                      "np.polynomial.polynomial.polydiv divides")
+
+
+_WITHOUT_LOOKING = {
+    "as_series": _series, "_fit": _fitted, "_div": _divided, "trimseq": lambda seq: seq,
+    "polymulx": lambda c: joining.concatenate([zeros(1, as_array(c).dtype), *_series([c])]),
+    "polydiv": lambda c1, c2: tuple(x[::-1] for x in polydiv(c1[::-1], c2[::-1])),
+}

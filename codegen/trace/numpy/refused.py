@@ -11,17 +11,15 @@ _KNOWN = "NumPy's own works on arrays that are known while building"
 
 _ROWS: tuple[tuple[str, str], ...] = (
     # -- the shape of the result depends on data ---------------------------------------------------
-    ("nonzero ndarray.nonzero argwhere",
-     "x[mask] = v, x[mask].sum(); np.where(mask, x, other) keeps the shape; "
-     "np.argmax(mask) is the first position"),
-    ("flatnonzero", "x[mask] = v, x[mask].sum(); np.argmax(mask) is the first position"),
+    ("nonzero ndarray.nonzero argwhere", "spmd.numpy.{name}(x, size=n), with the first n; "
+     "x[mask] = v, x[mask].sum(), np.where(mask, x, other) need no size"),
+    ("flatnonzero", "spmd.numpy.flatnonzero(x, size=n); np.argmax(mask) is the first position"),
     ("ma.masked_where",
      "x[mask].sum(), np.mean(x, where=mask); np.where(mask, x, other) keeps the shape"),
-    ("unique unique_all unique_counts unique_inverse unique_values",
-     "np.sort(x), then np.where(x[1:] != x[:-1], ...) marks the first of each"),
-    ("trim_zeros", "np.where keeps the shape"),
-    ("union1d intersect1d setdiff1d setxor1d", "np.isin(a, b) with np.where"),
-    ("polymul polydiv poly1d", "np.convolve(a, b) is the product; np.polyval evaluates one"),
+    ("unique unique_all unique_counts unique_inverse unique_values trim_zeros",
+     "spmd.numpy.{name}(x, size=n), with the first n and what fills up"),
+    ("union1d intersect1d setdiff1d setxor1d",
+     "spmd.numpy.{name}(a, b, size=n), with the first n and what fills up; np.isin(a, b)"),
     # -- the element type of the result depends on data --------------------------------------------
     ("real_if_close", "z.real, or np.abs(z)"),
     ("emath.arccos emath.arcsin emath.arctanh emath.log emath.log10 emath.log2 emath.logn "
@@ -38,22 +36,32 @@ _ROWS: tuple[tuple[str, str], ...] = (
      "x.astype(t) converts, x[...] shows the same elements"),
     ("may_share_memory shares_memory", "x.copy() is an array of its own"),
     ("nested_iters nditer ndenumerate", "for k in spmd.range(x.shape[0]): row = x[k]"),
-    # -- linear algebra and Fourier transforms -----------------------------------------------------
-    ("roots", "np.linalg.eigvals of the companion matrix"),
     # -- files and text ----------------------------------------------------------------------------
     ("save savez savez_compressed savetxt ndarray.dump ndarray.dumps ndarray.tofile",
      "return the array from the program; run -o name=file.npy writes it"),
     ("array2string array_repr array_str", 'spmd.print("... {}", value)'),
     ("ndarray.tolist ndarray.tobytes", "return the array from the program"),
-    ("ndarray.item", "x[k] is the element as a 0-d array"),
     # -- other kinds of array ----------------------------------------------------------------------
     ("asmatrix bmat", "np.block, and @ for products"),
-    ("asarray_chkfinite", "np.asarray(x); np.all(np.isfinite(x)) says whether"),
     ("isnat", "integers of a unit of time that you choose"),
     ("from_dlpack ndarray.to_device ndarray.device", "spmd.input takes arrays; layouts say where"),
 )
 
-REMEDIES: dict[str, str] = {name: remedy for names, remedy in _ROWS for name in names.split()}
+REMEDIES: dict[str, str] = {
+    name: remedy.replace("{name}", name.removeprefix("ndarray."))
+    for names, remedy in _ROWS for name in names.split()
+}
+
+# What begins with these: classes, which hold arrays of NumPy's.
+_LOOP = "for k in spmd.range(x.shape[0]): row = x[k]"
+CLASSES: dict[str, str] = {
+    "numpy.poly1d": "functions of the coefficients: np.polyval(p, x), np.polymul(p, q)",
+    "numpy.polynomial": "functions of the coefficients: np.polynomial.polynomial.polyval(x, c)",
+    "numpy.ma.": "np.mean(x, where=mask), x[mask].sum(), np.where(mask, x, other)",
+    **dict.fromkeys(("numpy.nditer", "numpy.ndenumerate", "numpy.flatiter"), _LOOP),
+    "numpy.matrix": "x itself, and @ for products",
+    "numpy.rec": "an array for each field",
+}
 
 # What takes no array, or says something about element types, text, dates, or this Python.
 NOT_ABOUT_ARRAYS = frozenset(

@@ -118,6 +118,20 @@ def _searched(row: Array, values: Array, right: bool) -> Array:
                                  (as_written((axes,)), spec), spec))
 
 
+def isin(element: Any, test_elements: Any, invert: bool = False, **_: Any) -> Array:
+    """Whether sorted tests have as many elements before each as up to it; NaN equals nothing."""
+    array, tests = as_array(element), shaping.ravel(test_elements)
+    n = tests.extents[0]
+    if n.is_const and n.value <= _FEW and not ordering.split_over(tests, 0):
+        same = apply(np.equal, shaping.expand_dims(array, array.ndim), tests)
+        found = reducing.any_(same, axis=-1)
+    else:
+        row = ordering.sort(tests)
+        found = apply(np.less, searchsorted(row, array), searchsorted(row, array, "right"))
+        found = found & apply(np.equal, array, array)
+    return apply(np.logical_not, found) if invert else as_array(found)
+
+
 def digitize(x: Any, bins: Any, right: bool = False) -> Any:
     """Which of the intervals between edges each element lies in; edges increase or decrease."""
     side = "left" if right else "right"

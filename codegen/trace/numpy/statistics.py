@@ -16,6 +16,7 @@ from codegen.dtypes import DType
 from codegen.errors import ShapeError
 from codegen.symbolic import expr
 from codegen.trace.array import Array, as_array, is_traced, unsupported
+from codegen.trace.expecting import expect
 from codegen.trace.numpy import creation, joining, ordering, picking, products, reducing, shaping
 from codegen.trace.numpy.creation import zeros_like
 from codegen.trace.numpy.elementwise import apply, result_type, select, store
@@ -76,6 +77,8 @@ def _quantiles(what: str, x: Any, q: Any, axis: Any, out: Any, method: str, keep
                counts: bool, other: Any) -> Any:
     """counts: of the numbers alone, how many there are is known only at run time."""
     _check_quantile(what, q, method, other)
+    if other.get("weights") is not None:
+        return _weighted(what, x, q, axis, out, keepdims, counts, other["weights"])
     reducing.no_complex(x, what)
     array, d, wide = reducing.lanes(x, axis, what)
     kind = array.type.dtype.kind
@@ -122,6 +125,46 @@ def _quantiles(what: str, x: Any, q: Any, axis: Any, out: Any, method: str, keep
     return store(made if made.ndim else made[()], out)
 
 
+def _weighted(what: str, x: Any, q: Any, axis: Any, out: Any, keepdims: Any, counts: bool,
+              weights: Any) -> Any:
+    """The first sorted element up to which there is a share q of all weights."""
+    reducing.no_complex(x, what)
+    whole, given = as_array(x), as_array(weights, np.float64)
+    if given.ndim != whole.ndim:
+        dims = reducing.dims_of(axis, whole.ndim, what)
+        if axis is None or given.shape != tuple(whole.shape[d] for d in dims):
+            raise ShapeError(f"{what}: the weights have another shape than the elements",
+                             expected=str(whole.shape), found=str(given.shape))
+        given = given.transpose(tuple(np.argsort(dims))).reshape(
+            tuple(n if d in dims else 1 for d, n in enumerate(whole.shape)))
+    if counts:
+        given = select(apply(np.isnan, whole), 0.0, given)
+    array, d, wide = reducing.lanes(whole, axis, what)
+    given, _, _ = reducing.lanes(reducing.stretched(given, whole), axis, what)
+    share = reducing.cumsum(picking.take_along_axis(given, ordering.argsort(array, d), d), d)
+    total = reducing.along(share, d, slice(-1, None))
+    expect(array.context, (apply(np.isfinite, total) & (total != 0)).read(),
+           f"{what}: Weights included NaN, inf or were all zero.")
+    expect(array.context, (given >= 0).read(), f"{what}: Weights must be non-negative.")
+    kind = array.type.dtype
+    share = as_array(share / total, kind if kind.kind == "f" and not np.ndim(q) else np.float64)
+    share = select(share == 0, -1, share)
+    found, most = ordering.sort(array, d), array.shape[d] - 1
+
+    def one(p: float) -> Array:
+        below = as_array(reducing.sum_(share < p, axis=d, keepdims=True))
+        at = apply(np.minimum, below, most)
+        made = shaping.squeeze(picking.take_along_axis(found, at, d), d)
+        lacks = None if counts else _nan_along(array, d)
+        made = made if lacks is None else select(lacks, np.nan, made)
+        return made.reshape(wide) if keepdims else made
+
+    parts = [as_array(one(float(p)), kind) for p in np.ravel(q)]
+    made = parts[0] if not np.ndim(q) else joining.stack(parts).reshape(
+        (*np.shape(q), *parts[0].shape))
+    return store(made if made.ndim else made[()], out)
+
+
 def _stacked(places: list[Any]) -> Array:
     made = joining.stack([as_array(k, np.int64) for k in places], -1)
     return as_array(apply(np.maximum, made, 0))
@@ -155,9 +198,11 @@ def _check_quantile(what: str, q: Any, method: str, other: Any) -> None:
     methods = ("linear", "midpoint", "averaged_inverted_cdf", *_PLOTTED, *_ELEMENTS)
     if method not in methods:
         raise unsupported(f"{what} with method={method!r}", f"one of {', '.join(methods)}")
-    if is_traced(q) or any(v is not None for v in other.values()):
-        raise unsupported(f"{what} with weights, or a q that depends on data",
-                          "numbers as q; np.sort(x)[k]")
+    if is_traced(q) or other.keys() - {"weights"}:
+        raise unsupported(f"{what} with a q that depends on data", "numbers as q; np.sort(x)[k]")
+    if other.get("weights") is not None and method != "inverted_cdf":
+        raise unsupported(f"{what} with weights and method={method!r}",
+                          "method='inverted_cdf', the only one that NumPy has weights for")
     if not np.all((0 <= np.asarray(q)) & (np.asarray(q) <= 1)):
         raise unsupported(f"{what} with q={q!r}", "q from 0 to 1 (percentiles: 0 to 100)")
 

@@ -1,6 +1,7 @@
 """Methods of ufuncs: reduce, accumulate, reduceat, outer, at.
 
-Ufuncs that combine in any order, with a row of COMBINE, have all of them, on split dims too.
+Ufuncs that combine in any order, with a row of COMBINE, combine on all ranks at once; the others
+go along a dim in a loop, for which each rank gets it whole.
 """
 
 from __future__ import annotations
@@ -12,14 +13,16 @@ import numpy as np
 
 from codegen import dtypes
 from codegen.dtypes import DType
+from codegen.errors import DtypeError, ShapeError
 from codegen.functions import COMBINE, FUNCTIONS, neutral
 from codegen.ops import Cumulative
 from codegen.ops.kind import layout_of
 from codegen.symbolic import expr
 from codegen.trace import known
 from codegen.trace.array import Array, as_array, constant, is_traced, unsupported, wrap
+from codegen.trace.control.functional import fori_loop, while_loop
 from codegen.trace.expecting import expect
-from codegen.trace.numpy import reducing, shaping
+from codegen.trace.numpy import joining, reducing, shaping
 from codegen.trace.numpy.creation import arange, full, zeros
 from codegen.trace.numpy.elementwise import apply, loop_dtypes, select, store
 from codegen.trace.numpy.index import Gather, combine_at, get, set_
@@ -27,18 +30,15 @@ from codegen.trace.numpy.masks import is_mask
 from codegen.trace.numpy.reducing import along, dim_of
 from codegen.trace.numpy.subscripts import index_error
 
-_LOOP = "a loop: for k in spmd.range(1, n): t = f(t, x[k])"
 _ROW = {FUNCTIONS[scalar].ufunc: fn for fn, scalar in COMBINE.items()}
 _SUMS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "add": (reducing.sum_, reducing.cumsum), "multiply": (reducing.prod, reducing.cumprod),
 }
 
 
-def _combining(ufunc: np.ufunc, method: str, x: Any, dtype: Any) -> tuple[str, Array, DType]:
+def _combining(ufunc: np.ufunc, x: Any, dtype: Any) -> tuple[str, Array, DType]:
     """The row of COMBINE; x, and the type that NumPy's loop combines it in."""
     name = ufunc.__name__
-    if name not in _ROW:
-        raise unsupported(f"np.{name}.{method}", _LOOP)
     array = as_array(x)
     kind = loop_dtypes(ufunc, [array] * 2, dtype)[-1]
     if name in _SUMS:
@@ -54,9 +54,12 @@ def reduce(ufunc: np.ufunc, x: Any, axis: Any = 0, dtype: Any = None, out: Any =
         return _SUMS[name][0](x, axis, dtype, out, keepdims, initial, where)
     if name == "subtract" and initial is None and where is True and as_array(x).ndim:
         array = as_array(x)
-        d = dim_of(axis, array.ndim, what)
+        d = _one_dim(axis, array, what)
         return reduce(np.add, _but_first_negative(array, d), d, array.dtype, out, keepdims)
-    fn, array, kind = _combining(ufunc, "reduce", x, dtype)
+    if name not in _ROW:
+        made, d = _reduced(ufunc, x, axis, dtype, initial, where)
+        return store(shaping.expand_dims(made, d) if keepdims else made, out)
+    fn, array, kind = _combining(ufunc, x, dtype)
     if fn == "lcm":
         axis = dim_of(axis, array.ndim, what)  # as NumPy: along one dim
         if array.extents[axis] == 1:
@@ -79,7 +82,9 @@ def accumulate(ufunc: np.ufunc, x: Any, axis: Any = 0, dtype: Any = None, out: A
     d = dim_of(axis, array.ndim, f"np.{name}.accumulate")
     if name == "subtract":
         return accumulate(np.add, _but_first_negative(array, d), d, array.dtype, out)
-    fn, array, kind = _combining(ufunc, "accumulate", x, dtype)
+    if name not in _ROW:
+        return store(_running(ufunc, array, d, dtype), out)
+    fn, array, kind = _combining(ufunc, array, dtype)
     array = as_array(array, kind)
     made = wrap(array.context, array.context.emit_one(Cumulative(fn, d), array.read()))
     if fn in ("gcd", "lcm", "hypot"):  # of one element alone they are its size
@@ -87,6 +92,93 @@ def accumulate(ufunc: np.ufunc, x: Any, axis: Any = 0, dtype: Any = None, out: A
         made = made.copy()
         made[first] = array[first]
     return store(made, out)
+
+
+# ---- one after the other -------------------------------------------------------------------------
+
+
+def _one_dim(axis: Any, array: Array, what: str) -> int:
+    if axis is None and array.ndim != 1:
+        raise ShapeError(f"{what}: the operation is not reorderable", found="axis=None",
+                         expected="one axis", remedy="axis=0, or x.ravel()")
+    return dim_of(axis, array.ndim, what)
+
+
+def _lanes(ufunc: np.ufunc, x: Any, d: int, dtype: Any) -> Array:
+    """x with the dim first, which each rank has whole, in the type of NumPy's loop."""
+    *given, kind = loop_dtypes(ufunc, [as_array(x)] * 2, dtype)
+    if set(given) != {kind}:
+        raise DtypeError(f"np.{ufunc.__name__} makes {kind} of {given[0]}, which it cannot go on "
+                         "with", expected="a result of the type of the operands", found=str(kind))
+    lanes = shaping.moveaxis(as_array(x, kind), d, 0)
+    layout = lanes.layout
+    return lanes.relayout((None, *layout[1:])) if layout and layout[0] is not None else lanes
+
+
+def _reduced(ufunc: np.ufunc, x: Any, axis: Any, dtype: Any, initial: Any, where: Any) -> Any:
+    """What reducing a dim gives, and that dim."""
+    array, what = as_array(x), f"np.{ufunc.__name__}.reduce"
+    d = _one_dim(axis, array, what)
+    if where is not True:
+        raise unsupported(f"{what} with where=", "for k in spmd.range(n): t = np.where(mask[k], "
+                          "f(t, x[k]), t)")
+    if array.extents[d] == 0 and initial is None:
+        raise ShapeError(f"{what}: zero-size array to a reduction which has no identity",
+                         expected="at least one element along the reduced dim", found="none")
+    lanes = _lanes(ufunc, array, d, dtype)
+    kind = lanes.type.dtype
+    first = lanes[0] if initial is None else shaping.broadcast_to(
+        as_array(initial, kind), lanes.shape[1:])
+    made = fori_loop(0 if initial is not None else 1, lanes.shape[0],
+                     lambda k, t: as_array(apply(ufunc, t, lanes[k]), kind), as_array(first.copy()))
+    return made, d
+
+
+def _running(ufunc: np.ufunc, x: Any, d: int, dtype: Any) -> Any:
+    lanes = _lanes(ufunc, x, d, dtype)
+
+    def turn(k: Any, made: Any) -> Any:
+        made[k] = apply(ufunc, made[k - 1], lanes[k])
+        return made
+
+    return shaping.moveaxis(fori_loop(1, lanes.shape[0], turn, lanes.copy()), 0, d)
+
+
+def _of_segments(ufunc: np.ufunc, x: Any, d: int, dtype: Any, begin: Array) -> Any:
+    """All segments at once, an element of each in every turn."""
+    lanes = _lanes(ufunc, x, d, dtype)
+    n, wide = lanes.shape[0], (begin.shape[0], *[1] * (lanes.ndim - 1))
+    ends = joining.concatenate([begin[1:], as_array([n], dtypes.INT64)])
+    counts = apply(np.maximum, ends - begin, 1)
+
+    def turn(state: Any) -> Any:
+        k, made = state
+        more = apply(ufunc, made, lanes[apply(np.minimum, begin + k, n - 1)])
+        return k + 1, as_array(select((k < counts).reshape(wide), more, made), lanes.type.dtype)
+
+    longest = reducing.max_(counts, initial=0)
+    first = as_array(1, dtypes.INT64), lanes[begin]
+    return shaping.moveaxis(while_loop(lambda state: state[0] < longest, turn, first)[1], 0, d)
+
+
+def _one_by_one(ufunc: np.ufunc, array: Array, key: Any, value: Any) -> None:
+    """array[key] = ufunc(array[key], value) for one place after the other."""
+    items = known.plain(key) if isinstance(key, tuple) else (known.plain(key),)
+    if any(i is ... or i is None or isinstance(i, slice) or is_mask(i) for i in items):
+        raise unsupported(f"np.{ufunc.__name__}.at of slices, where an index may come twice,",
+                          "x[k] = f(x[k]) where each comes once; or a loop over k")
+    wide = shaping.broadcast_arrays(*(as_array(i, dtypes.INT64) for i in items))
+    places = [p.ravel() for p in wide]
+    rest = array.shape[len(items) :]
+    more = () if ufunc.nin == 1 else (shaping.broadcast_to(
+        value, (*wide[0].shape, *rest)).reshape((places[0].shape[0], *rest)),)
+
+    def turn(k: Any, made: Any) -> Any:
+        at = tuple(p[k] for p in places)
+        made[at] = apply(ufunc, made[at], *(v[k] for v in more))
+        return made
+
+    array[...] = fori_loop(0, places[0].shape[0], turn, array.copy())
 
 
 def outer(ufunc: np.ufunc, x: Any, y: Any, **options: Any) -> Any:
@@ -101,7 +193,13 @@ def reduceat(ufunc: np.ufunc, x: Any, indices: Any, axis: Any = 0, dtype: Any = 
              out: Any = None) -> Any:
     """What stands from indices[i] up to indices[i + 1] combined; where that is nothing, the element
     at indices[i]. Indices that only the run knows must not decrease."""
-    fn, array, kind = _combining(ufunc, "reduceat", x, dtype)
+    if ufunc.__name__ not in _ROW:
+        array = as_array(x)
+        d = dim_of(axis, array.ndim, f"np.{ufunc.__name__}.reduceat")
+        at = indices if is_traced(indices) else _checked(ufunc, indices, array, d)
+        made = _of_segments(ufunc, array, d, dtype, as_array(at, dtypes.INT64))
+        return store(made, out)
+    fn, array, kind = _combining(ufunc, x, dtype)
     d = dim_of(axis, array.ndim, f"np.{ufunc.__name__}.reduceat")
     array = as_array(array, kind)
     if is_traced(indices):
@@ -112,16 +210,22 @@ def reduceat(ufunc: np.ufunc, x: Any, indices: Any, axis: Any = 0, dtype: Any = 
         alone[:-1] = ends
         alone = alone.reshape((at.shape[0], *[1] * (array.ndim - 1 - d)))
         return store(as_array(select(alone, along(array, d, at), made), kind), out)
-    n = constant(array.extents[d], f"np.{ufunc.__name__}.reduceat", "a dim of a known extent")
-    begin = np.asarray(known.plain(indices), np.int64)
-    if begin.ndim != 1 or np.any((begin < 0) | (begin >= n)):
-        raise index_error("an index of reduceat is out of bounds", f"0 to {n - 1}", str(begin))
+    begin, n = _checked(ufunc, indices, array, d), array.extents[d].value
     counts = np.maximum(np.append(begin[1:], n) - begin, 1) if begin.size else begin
     segments = np.repeat(np.arange(len(begin)), counts)
     places = np.repeat(begin, counts) + np.arange(len(segments)) - np.repeat(
         np.cumsum(counts) - counts, counts)
     picked = array if np.array_equal(places, np.arange(n)) else along(array, d, places)
     return store(_combined(fn, picked, d, as_array(segments), len(begin)), out)
+
+
+def _checked(ufunc: np.ufunc, indices: Any, array: Array, d: int) -> Any:
+    """Indices that are known, as an array of NumPy's."""
+    n = constant(array.extents[d], f"np.{ufunc.__name__}.reduceat", "a dim of a known extent")
+    begin = np.asarray(known.plain(indices), np.int64)
+    if begin.ndim != 1 or np.any((begin < 0) | (begin >= n)):
+        raise index_error("an index of reduceat is out of bounds", f"0 to {n - 1}", str(begin))
+    return begin
 
 
 _DECREASE = """reduceat: the indices decrease
@@ -162,11 +266,9 @@ def at(ufunc: np.ufunc, array: Any, key: Any, value: Any = None) -> None:
     if ufunc is np.subtract:
         combine_at(array, key, -as_array(value), "add")
     elif name in _ROW and (not name.startswith("logical") or array.type.dtype.kind == "b"):
-        combine_at(array, key, value, _combining(ufunc, "at", array, None)[0])
+        combine_at(array, key, value, _combining(ufunc, array, None)[0])
     elif _may_repeat(key, array.extents):
-        raise unsupported(f"np.{name}.at, where an index may come twice,",
-                          "np.add.at and others that combine in any order; or "
-                          "x[k] = f(x[k]) where each comes once")
+        _one_by_one(ufunc, array, key, value)
     else:
         old = get(array, key)
         set_(array, key, apply(ufunc, old, *given[1:]))

@@ -1,0 +1,169 @@
+"""spmd.numpy's functions whose results are as long as data says: with a length that is given.
+
+size= and fill_value= mean what they mean in JAX: of what there is, the first `size`; behind them
+fill_value. Written in NumPy itself, so that eager runs compute the same.
+"""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+
+def _kept(x: Any, mask: Any, size: int, fill: Any) -> Any:
+    """The first elements of a row where the mask holds; fill None: the first of them again."""
+    at = np.where(mask, np.minimum(np.cumsum(mask) - 1, size), size)
+    made = np.zeros_like(x, shape=(size + 1,))  # the last place, which is cut off, gets the others
+    np.add.at(made, at, np.where(mask, x, np.zeros_like(made[-1])))
+    made = made[:size]
+    filling = made[:1] if fill is None else np.full_like(made, fill)
+    return np.where(np.arange(size) < np.sum(mask), made, filling) if size else made
+
+
+def _places(x: Any) -> Any:
+    return np.arange(x.shape[0], like=x)
+
+
+def _nan(x: Any) -> Any:
+    """Where a row has NaN; of integers, nowhere."""
+    return x != x
+
+
+def _firsts(x: Any) -> Any:
+    """Of equal elements of a sorted row, the first; all NaN are equal."""
+    made = np.ones_like(x, dtype=bool)
+    made[1:] = (x[1:] != x[:-1]) & ~(_nan(x[1:]) & _nan(x[:-1]))
+    return made
+
+
+def _row(x: Any) -> Any:
+    return np.ravel(np.asarray(x) if isinstance(x, (list, tuple)) else x)
+
+
+# ---- places --------------------------------------------------------------------------------------
+
+
+def flatnonzero(a: Any, *, size: int, fill_value: Any = 0) -> Any:
+    mask = _row(a) != 0
+    return _kept(_places(mask), mask, size, fill_value)
+
+
+def nonzero(a: Any, *, size: int, fill_value: Any = 0) -> Any:
+    found = flatnonzero(a, size=size)
+    there = np.arange(size) < np.count_nonzero(a)
+    fills = fill_value if isinstance(fill_value, tuple) else (fill_value,) * np.ndim(a)
+    places = np.unravel_index(found, a.shape)
+    return tuple(np.where(there, p, f) for p, f in zip(places, fills, strict=True))
+
+
+def argwhere(a: Any, *, size: int, fill_value: Any = 0) -> Any:
+    return np.stack(nonzero(a, size=size, fill_value=fill_value), axis=-1)
+
+
+def compress(condition: Any, a: Any, axis: Any = None, *, size: int, fill_value: Any = 0) -> Any:
+    a, axis = (_row(a), 0) if axis is None else (a, axis)
+    found = np.moveaxis(np.take(a, flatnonzero(condition, size=size), axis), axis, -1)
+    there = np.arange(size) < np.count_nonzero(condition)
+    return np.moveaxis(np.where(there, found, np.full_like(found, fill_value)), -1, axis)
+
+
+def extract(condition: Any, arr: Any, *, size: int, fill_value: Any = 0) -> Any:
+    return _kept(_row(arr), _row(condition) != 0, size, fill_value)
+
+
+def trim_zeros(filt: Any, trim: str = "fb", *, size: int, fill_value: Any = 0) -> Any:
+    there, at = filt != 0, _places(filt)
+    first = np.argmax(there) if "f" in trim.lower() else 0
+    last = filt.shape[0] - np.argmax(there[::-1]) if "b" in trim.lower() else filt.shape[0]
+    return _kept(filt, (at >= first) & (at < last) & np.any(there), size, fill_value)
+
+
+# ---- sets ----------------------------------------------------------------------------------------
+
+
+def unique(
+    ar: Any, return_index: bool = False, return_inverse: bool = False,
+    return_counts: bool = False, *, size: int, fill_value: Any = None,
+) -> Any:
+    """All NaN are equal. fill_value: the smallest element by default."""
+    x = _row(ar)
+    found = np.sort(x)
+    mask = _firsts(found)
+    made = [_kept(found, mask, size, fill_value)]
+    if return_index:
+        made.append(_kept(np.argsort(x, kind="stable"), mask, size, None))
+    if return_inverse:  # what stands behind is larger than all
+        at = np.searchsorted(_kept(found, mask, size, found[-1]), x)
+        made.append(at.reshape(np.shape(ar)))
+    if return_counts:
+        begin = _kept(_places(found), mask, size + 1, found.shape[0])
+        made.append(np.diff(begin))
+    return made[0] if len(made) == 1 else tuple(made)
+
+
+def _named(name: str, fields: str, options: dict[str, bool]) -> Callable[..., Any]:
+    """unique with a named tuple of results."""
+    result = namedtuple(name, f"values {fields}")  # type: ignore[misc]
+
+    def call(x: Any, /, *, size: int, fill_value: Any = None) -> Any:
+        return result(*unique(x, **options, size=size, fill_value=fill_value))
+
+    return call
+
+
+def union1d(ar1: Any, ar2: Any, *, size: int, fill_value: Any = None) -> Any:
+    return unique(np.concatenate([_row(ar1), _row(ar2)]), size=size, fill_value=fill_value)
+
+
+def intersect1d(
+    ar1: Any, ar2: Any, assume_unique: bool = False, return_indices: bool = False, *,
+    size: int, fill_value: Any = None,
+) -> Any:
+    """return_indices: where there is nothing, the length of the array."""
+    x, y = _row(ar1), _row(ar2)
+    found = np.sort(x)
+    mask = _firsts(found) & np.isin(found, y)
+    made = _kept(found, mask, size, fill_value)
+    if not return_indices:
+        return made
+    order, there = np.argsort(y, kind="stable"), np.arange(size) < np.sum(mask)
+    at = np.minimum(np.searchsorted(np.sort(y), made), y.shape[0] - 1)
+    return (made, _kept(np.argsort(x, kind="stable"), mask, size, x.shape[0]),
+            np.where(there, order[at], y.shape[0]))
+
+
+def setdiff1d(
+    ar1: Any, ar2: Any, assume_unique: bool = False, *, size: int, fill_value: Any = None
+) -> Any:
+    """assume_unique: in the order of ar1, as NumPy has them then."""
+    found = _row(ar1) if assume_unique else np.sort(_row(ar1))
+    mask = ~np.isin(found, _row(ar2))
+    return _kept(found, mask if assume_unique else mask & _firsts(found), size, fill_value)
+
+
+def setxor1d(
+    ar1: Any, ar2: Any, assume_unique: bool = False, *, size: int, fill_value: Any = None
+) -> Any:
+    """A NaN equals no other array's."""
+    x, y = _row(ar1), _row(ar2)
+    found = np.sort(np.concatenate([x, y]))
+    mask, nan = _firsts(found) & (np.isin(found, x) != np.isin(found, y)), _nan(found)
+    many = np.any(_nan(x)).astype(int) + np.any(_nan(y)).astype(int)
+    return _kept(found, np.where(nan, np.cumsum(nan) <= many, mask), size, fill_value)
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    **{f.__name__: f for f in (
+        argwhere, compress, extract, flatnonzero, intersect1d, nonzero, setdiff1d, setxor1d,
+        trim_zeros, union1d, unique)},
+    "where": nonzero,
+    "unique_values": lambda x, /, *, size, fill_value=None: unique(
+        x, size=size, fill_value=fill_value),
+    "unique_counts": _named("UniqueCountsResult", "counts", {"return_counts": True}),
+    "unique_inverse": _named("UniqueInverseResult", "inverse_indices", {"return_inverse": True}),
+    "unique_all": _named("UniqueAllResult", "indices inverse_indices counts", {
+        "return_index": True, "return_inverse": True, "return_counts": True}),
+}

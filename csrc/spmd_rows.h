@@ -177,4 +177,28 @@
 SPMD_SIGNED(SPMD_MERGE_ROWS)
 SPMD_UNSIGNED(SPMD_MERGE_ROWS)
 
+/* spmd_merge_tuples: as spmd_merge_rows of elements that are columns of `tall` numbers each,
+ * compared from their top; a row has them one below the other. */
+SPMD_ROUTINE void spmd_merge_tuples_i64(const int64_t *mine, const int64_t *theirs, int64_t side,
+                                        int64_t *restrict out, int64_t rows, int64_t tall,
+                                        int64_t n)
+{
+    int64_t step = side == 2 ? -1 : 1;
+    for (int64_t row = 0; row < rows * tall * n; row += tall * n) {
+        int64_t first = row + (side == 2 ? n - 1 : 0), i = first, j = first, k = first;
+        for (int64_t left = n; left > 0; left--, k += step) {
+            int64_t at = 0;
+            while (at < (tall - 1) * n && mine[i + at] == theirs[j + at])
+                at += n;
+            int64_t less = theirs[j + at] < mine[i + at];
+            int64_t right = (side != 0) & (less ^ (side == 2));
+            const int64_t *from = right ? theirs + j : mine + i;
+            for (at = 0; at < tall * n; at += n)
+                out[k + at] = from[at];
+            i += step * (1 - right);
+            j += step * right;
+        }
+    }
+}
+
 #endif

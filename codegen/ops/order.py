@@ -51,9 +51,10 @@ class Merge(Kind):
     """Operands mine, theirs, side: two sorted arrays of rows of one length, merged. side 1: the
     half that stands first; 2: the last half; 0: mine. Or mine, theirs, their places twice, side:
     equal elements in the order of places, which no two have in common; the places come along.
-    Stands in shard_maps only."""
+    tuples: an element is a column of int64, compared from its top. Stands in shard_maps only."""
 
     name = "merge"
+    tuples: bool = False
 
     def infer(self, types: Types) -> list[ArrayType]:
         return [ArrayType(t.dtype, t.shape) for t in types[:-1:2]]
@@ -62,14 +63,20 @@ class Merge(Kind):
         *given, side = operands
         n = given[0].shape[-1]
         both = [np.concatenate(pair, -1) for pair in zip(given[::2], given[1::2], strict=True)]
-        order = np.lexsort(both[::-1], -1)
+        if self.tuples:
+            order = np.lexsort(np.moveaxis(both[0], -2, 0)[::-1], -1)[..., None, :]
+            order = np.broadcast_to(order, both[0].shape)
+        else:
+            order = np.lexsort(both[::-1], -1)
         half = order[..., :n] if int(side) == 1 else order[..., n:]
         mine = [x.copy() for x in given[::2]]
         return [np.take_along_axis(x, half, -1) for x in both] if int(side) else mine
 
     def steps(self, op: Op, at: Maker) -> None:
-        function = "merge_rows" if len(op.results) == 1 else "merge_placed"
-        _call(function, op, at, *op.operands, *op.results, *_rows(op.operands[0]))
+        *lead, n = op.operands[0].type.shape
+        extents = (expr.product(lead[:-1]), lead[-1], n) if self.tuples else (expr.product(lead), n)
+        function = "tuples" if self.tuples else "rows" if len(op.results) == 1 else "placed"
+        _call(f"merge_{function}", op, at, *op.operands, *op.results, *extents)
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,10 @@ def values(shape: tuple[int, ...], dtype: str) -> np.ndarray:
         return np.where(few < 4, few.astype(kind), np.where(few == 4, info.max, whole))
     special = [np.nan, -0.0, 0.0, np.inf, -np.inf]
     real = np.select([few == k for k in range(5)], special, (few - 7) / 4)
-    return (real + 1j * (few % 2) if kind.kind == "c" else real).astype(kind)
+    if kind.kind == "c":  # of both parts, which arithmetic would mix
+        return np.stack([real, rng.permutation(real.ravel()).reshape(shape)], -1).astype(
+            f"f{kind.itemsize // 2}").view(kind)[..., 0]
+    return real.astype(kind)
 
 
 def orders(d: int | None) -> dict[str, Callable[[Any], Any]]:
@@ -40,6 +43,7 @@ def orders(d: int | None) -> dict[str, Callable[[Any], Any]]:
         "stable": lambda x: np.sort(x, axis=d, kind="stable"),
         "argsort": lambda x: np.argsort(x, axis=d, kind="stable"),
         "places": lambda x: np.sort(np.partition(x, 2, axis=d), axis=d),
+        "lexsort": lambda x: np.lexsort((x, x == x), axis=-1 if d is None else d),
         "first": lambda x: np.take_along_axis(x, np.argpartition(x, 2, axis=d), d).take(2, d),
     }
 
@@ -62,7 +66,9 @@ CASES = {  # the first two as images, too
     "halves": ((23,), ("r",), 0, "float16", orders(0)),
     "few": ((3,), ("r",), 0, "uint8", {**orders(0), **middles(0)}),
     "bools": ((40,), ("r",), 0, "bool", orders(0)),
-    "complex": ((11,), ("r",), 0, "complex64", orders(0)),
+    "complex": ((31,), ("r",), 0, "complex64", {
+        **orders(0), "median": np.median, "lexsort": lambda x: np.lexsort((x.imag, x, x == x))}),
+    "complex rows": ((3, 9), (None, "r"), 1, "complex128", orders(1)),
 }
 
 
@@ -163,8 +169,9 @@ def test_no_rank_holds_a_split_dim() -> None:
     @spmd.program(mesh=("r",))
     def program(n: int = 10_000) -> Any:
         x = spmd.input("x", (n,), np.float64, layout=("r",))
+        z = x * 1j + 1
         return {"s": np.sort(x), "o": np.argsort(x), "m": np.median(x),
-                "p": np.searchsorted(x, x + 1)}
+                "p": np.searchsorted(x, x + 1), "z": np.sort(z), "l": np.lexsort((z, x))}
 
     lowered = partition(program.capture())
     names: list[str] = []

@@ -59,11 +59,6 @@ def split_over(array: Array, d: int) -> tuple[str, ...]:
     return layout[d] if layout and not array.read().type.free else ()
 
 
-def _apart(array: Array, d: int) -> tuple[str, ...]:
-    """The axes along which a dim is sorted: complex numbers are gathered."""
-    return () if array.type.dtype.kind == "c" else split_over(array, d)
-
-
 # ---- sorted --------------------------------------------------------------------------------------
 
 
@@ -71,7 +66,14 @@ def sort(x: Any, axis: Any = -1, kind: Any = None, order: Any = None, *,
          stable: Any = None) -> Any:
     """Ascending, NaN last; -0.0 before 0.0, or as they stand where it is to be stable."""
     array, d = _lane(x, axis, order, "np.sort")
-    axes, dtype = _apart(array, d), array.type.dtype
+    axes, dtype = split_over(array, d), array.type.dtype
+    if axes and dtype.kind == "c":
+        parts = [keys_of(part(array)) for part in (picking.real, picking.imag)]
+        _, *found = _by_tuples(_pair(array), d, axes, parts)
+        made = creation.zeros_like(array)
+        made.real, made.imag = (of_keys(as_array(x, k.type.dtype), _part(dtype))
+                                for x, k in zip(found, parts))
+        return made
     if (stable or kind in ("stable", "mergesort")) and dtype.kind in "fc":
         if not axes:
             return picking.take_along_axis(array, argsort(array, d), d)
@@ -93,7 +95,9 @@ def argsort(x: Any, axis: Any = -1, kind: Any = None, order: Any = None, *,
             stable: Any = None) -> Any:
     """The positions of the elements in sorted order; stable, whatever `kind` says."""
     array, d = _lane(x, axis, order, "np.argsort")
-    if axes := _apart(array, d):
+    if axes := split_over(array, d):
+        if array.type.dtype.kind == "c":
+            return _by_tuples(_pair(array), d, axes)[0]
         return _over_ranks(array, d, axes, False)[1]
     keys = array if array.type.dtype.kind == "c" else keys_of(array, one_zero=True)
     return made(keys, ArgSort(dim=d))
@@ -108,6 +112,11 @@ def _lane(x: Any, axis: Any, order: Any, what: str) -> tuple[Array, int]:
 def lexsort(keys: Any, axis: Any = -1) -> Array:
     """The order by the last key, of equal ones by the one before, and so on."""
     rows = [as_array(k) for k in keys]
+    d = reducing.dim_of(axis, rows[0].ndim, "np.lexsort")
+    if axes := next((a for row in rows if (a := split_over(row, d))), ()):
+        flat = [key for row in reversed(rows) for key in (
+            _pair(row) if row.type.dtype.kind == "c" else [_whole_key(row)])]
+        return _by_tuples(flat, d, axes)[0]
     order = argsort(rows[0], axis)
     for key in rows[1:]:
         placed = argsort(picking.take_along_axis(key, order, axis), axis)
@@ -215,7 +224,7 @@ def _over_ranks(array: Array, d: int, axes: tuple[str, ...], signed: bool | None
             there = apply(np.less, order, part.shape[d])
             place = as_array(select(there, place, _LAST))
             rows = [picking.take_along_axis(block, order, -1), place]
-        merged = tuple(shaping.moveaxis(x, -1, d) for x in _merged(axes, rows))
+        merged = tuple(shaping.moveaxis(x, -1, d) for x in _merged(axes, rows, Merge()))
         return merged if len(merged) > 1 else merged[0]
 
     blocks.__name__ = "sorted"
@@ -224,6 +233,62 @@ def _over_ranks(array: Array, d: int, axes: tuple[str, ...], signed: bool | None
                          spec if signed is None else (spec, spec))
     whole = (slice(None),) * d
     return [x[(*whole, slice(0, number(n)))] for x in (found if signed is not None else (found,))]
+
+
+def _whole_key(array: Array) -> Array:
+    """Keys as int64; zeros of both signs are equal."""
+    keys = keys_of(array, one_zero=True)
+    whole = as_array(keys, dtypes.INT64)
+    return whole ^ -(2**63) if keys.type.dtype.name == "uint64" else whole
+
+
+def _part(dtype: DType) -> DType:
+    """The type of the real and the imaginary part."""
+    return dtypes.BY_NAME[f"float{4 * dtype.size}"]
+
+
+def _pair(array: Array) -> list[Array]:
+    """Complex numbers as two keys: numbers first, then x + nan j, nan + y j, and nan + nan j."""
+    parts = [part(array) for part in (picking.real, picking.imag)]
+    (re, im), (no_re, no_im) = ([f(x) for x in parts] for f in (
+        _whole_key, lambda x: apply(np.isnan, x)))
+    nan = as_array(_NAN[_part(array.type.dtype).size], dtypes.INT64)
+    first = select(no_re | no_im, nan + 2 * no_re + no_im - 1, re)
+    return [as_array(first), as_array(select(no_re, select(no_im, 0, im), select(no_im, re, im)))]
+
+
+_NAN = {4: 0x7FC00000, 8: 0x7FF8000000000000}  # its key
+
+
+def _by_tuples(
+    keys: list[Array], d: int, axes: tuple[str, ...], carried: Sequence[Array] = (),
+) -> list[Array]:
+    """The places of elements sorted along a split dim, by the first key, then by the next; and
+    what is carried along. Equal ones stay in their order."""
+    context = keys[0].context
+    mesh, n = context.mesh, keys[0].extents[d]
+    size = mesh.size(axes)
+    most = expr.floordiv(n + size - 1, size)
+    split = next(x for x in keys if split_over(x, d) == axes).read().type.layout
+    assert split is not None
+
+    def blocks(*parts: Array) -> Any:
+        rows = [filled(as_array(shaping.moveaxis(p, d, -1), dtypes.INT64), most) for p in parts]
+        order = lexsort(rows[: len(keys)][::-1])
+        there = apply(np.less, order, parts[0].shape[d])
+        place = select(there, order + number(local_offset(mesh, n, axes)), _LAST)
+        column = [picking.take_along_axis(row, order, -1) for row in rows]
+        column.insert(len(keys), as_array(place))
+        (merged,) = _merged(axes, [joining.stack(column, -2)], Merge(tuples=True))
+        return tuple(shaping.moveaxis(merged[..., k, :], -1, d)
+                     for k in range(len(keys), len(column)))
+
+    spec = as_written(split)
+    given = (*keys, *carried)
+    found = mapping.call(context, blocks, given, {}, None, (spec,) * len(given),
+                         (spec,) * (1 + len(carried)))
+    whole = (slice(None),) * d
+    return [x[(*whole, slice(0, number(n)))] for x in found]
 
 
 def filled(rows: Array, n: Expr) -> Array:
@@ -235,7 +300,7 @@ def filled(rows: Array, n: Expr) -> Array:
     return block
 
 
-def _merged(axes: tuple[str, ...], rows: list[Array]) -> list[Array]:
+def _merged(axes: tuple[str, ...], rows: list[Array], what: Merge) -> list[Array]:
     """Blocks of one length, sorted on each rank, to blocks that are sorted from rank to rank."""
     context = rows[0].context
     mesh, n = context.mesh, context.mesh.size(axes)
@@ -248,7 +313,7 @@ def _merged(axes: tuple[str, ...], rows: list[Array]) -> list[Array]:
         side = (sends * (1 + expr.lt(to, at))).subst({p: mesh.position(axes)})
         values = [x.read() for pair in zip(rows, theirs, strict=True) for x in pair]
         values.append(as_value(context, number(side), dtypes.INT64))
-        return [wrap(context, v, scalar=False) for v in context.emit(Merge(), values)]
+        return [wrap(context, v, scalar=False) for v in context.emit(what, values)]
 
     def swapped(distance: Expr, down: int) -> Expr:
         """The partner at a distance: the one above or, if there is an odd number of times the
@@ -290,7 +355,7 @@ def partition(x: Any, kth: Any, axis: Any = -1, kind: Any = None, order: Any = N
     """At each k what sorting puts there, nothing larger before it, nothing less behind it."""
     array, d = _lane(x, axis, order, "np.partition")
     places = _places(array, d, kth, "np.partition")
-    if _apart(array, d) or array.type.dtype.kind == "c":
+    if split_over(array, d) or array.type.dtype.kind == "c":
         return sort(array, d)
     rows = shaping.moveaxis(keys_of(array), d, -1)
     return of_keys(shaping.moveaxis(_partitioned(rows, places), -1, d), array.type.dtype)
@@ -337,8 +402,10 @@ def at_places(array: Array, d: int, places: Any) -> Array:
     dtype = array.type.dtype
     if dtype.kind == "c":
         rows = shaping.moveaxis(sort(array, d), d, -1)
+        if isinstance(places, list):
+            return joining.concatenate([rows[..., k : k + 1] for k in places], -1)
         return picking.take_along_axis(rows, _of_rows(rows, places), -1)
-    if axes := _apart(array, d):
+    if axes := split_over(array, d):
         return of_keys(_counted(array, d, axes, places), dtype)
     rows = shaping.moveaxis(keys_of(array), d, -1)
     parted = _partitioned(rows, places)

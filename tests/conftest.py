@@ -30,6 +30,8 @@ GOLDEN = ROOT / "tests" / "golden"
 EXAMPLES = ROOT / "examples"
 RANK_WORDS = (b"PMI_RANK", b"OMPI_COMM_WORLD_RANK")
 LAST = ("alone", "mpi", "slow")  # the marks of tests that run last, the very last first
+SHARED = Path("/dev/shm")
+MPIS = ("mpich_", "sm_segment.", "ucx_")  # what files of MPI's are called there
 MARK = "SPMD_TEST_LAUNCH"  # in the environment of everything a test starts
 
 # Open MPI refuses root and more ranks than cores unless told; MPICH does not read these.
@@ -313,6 +315,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def _swept(before: set[Path]) -> None:
+    """What MPI left in shared memory since then, where a test ended it while it began, is removed:
+    ours, and mapped by nobody, also not by tests that run beside these."""
+    left = [path for path in set(SHARED.glob("*")) - before if path.name.startswith(MPIS)]
+    mapped = ""
+    for maps in Path("/proc").glob("[0-9]*/maps") if left else ():
+        try:
+            mapped += maps.read_text()
+        except OSError:  # gone meanwhile, or not ours
+            continue
+    for path in left:
+        try:
+            state = path.stat()
+            old = state.st_mtime < time.time() - 2  # who makes it maps it then
+            if state.st_uid == os.getuid() and old and str(path) not in mapped:
+                path.unlink()
+        except OSError:
+            continue
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Profiles of hypothesis: short by default, `--hypothesis-profile=long` for `make random`.
 
@@ -326,6 +348,8 @@ def pytest_configure(config: pytest.Config) -> None:
         folder = tempfile.TemporaryDirectory(prefix="builds-", ignore_cleanup_errors=True)
         os.environ["SPMD_CACHE"] = folder.name
         config.add_cleanup(folder.cleanup)
+        before = set(SHARED.glob("*"))
+        config.add_cleanup(lambda: _swept(before))
 
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # as shells start what runs in the background; the programs under test would inherit it

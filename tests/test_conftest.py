@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import mmap
+import os
 import sys
+import uuid
 from itertools import accumulate
 
 import pytest
 
-from tests.conftest import run
+from tests.conftest import SHARED, _swept, run
 
 
 def test_result():
@@ -67,6 +70,24 @@ def test_side_by_side_and_alone(tmp_path):
     assert {worker for worker, _, _, _ in rows} == {"gw0", "gw1"}
     assert len({made for _, made, _, _ in rows}) == 1
     assert any(overlaps[:11]) and not any(overlaps[-4:])
+
+
+def test_what_mpi_left_is_removed():
+    """Only what is new, is nobody's any more and is MPI's."""
+    before, mark = set(SHARED.glob("*")), uuid.uuid4().hex
+    left, young, mapped, other = (SHARED / f"{name}_{mark}" for name in (
+        "mpich_left", "mpich_young", "mpich_mapped", "other"))
+    try:
+        for path in (left, young, mapped, other):
+            path.write_bytes(b"1")
+            if path != young:
+                os.utime(path, (1, 1))
+        with mapped.open("rb") as file, mmap.mmap(file.fileno(), 1, access=mmap.ACCESS_READ):
+            _swept(before | (set(SHARED.glob("*")) - {left, young, mapped, other}))
+        assert [path.exists() for path in (left, young, mapped, other)] == [False, True, True, True]
+    finally:
+        for path in (left, young, mapped, other):
+            path.unlink(missing_ok=True)
 
 
 def test_world(mpirun):  # lines of processes may mix

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.conftest import Launch
+from tests.conftest import MPIS, Launch
 
 LIMIT = 5  # seconds, the default: a lost rank is reported before it is over
 
@@ -171,7 +171,6 @@ def test_all_stopped_together_is_nobodys_fault(built, mpirun):
     assert "spmd:" not in done.err, done.err
 
 
-MPIS = ("mpich_", "sm_segment.", "ucx_")
 KILLS = int(os.environ.get("SPMD_TEST_KILLS", "6"))  # make kills: 100
 
 

@@ -24,6 +24,7 @@ from pathlib import Path
 import pytest
 
 from codegen.image import link
+from spmd import cli
 
 ROOT = Path(__file__).resolve().parent.parent
 GOLDEN = ROOT / "tests" / "golden"
@@ -206,6 +207,26 @@ def spmd_command() -> Callable[..., Finished]:
 
     def start(*args: object, **keywords: object) -> Finished:
         return run([sys.executable, "-m", "spmd", *args], **keywords)  # type: ignore[arg-type]
+
+    return start
+
+
+@pytest.fixture
+def spmd_here(capfd: pytest.CaptureFixture[str]) -> Callable[..., Finished]:
+    """spmd_here("verify", image): as spmd_command, in this process, which has imported all. What
+    could end or change the process is for spmd_command."""
+
+    def start(*args: object) -> Finished:
+        numbers = signal.SIGINT, signal.SIGTERM
+        before, began = [signal.getsignal(n) for n in numbers], time.monotonic()
+        capfd.readouterr()
+        try:
+            code = cli.main([str(a) for a in args])
+        finally:
+            for number, handler in zip(numbers, before):
+                signal.signal(number, handler)
+        out, err = capfd.readouterr()
+        return Finished(code, out, err, time.monotonic() - began)
 
     return start
 

@@ -163,10 +163,10 @@ def test_under_mpirun(mpirun, built, tmp_path, transport):
             np.testing.assert_array_equal(found, e, f"{name} on {ranks} ranks")
 
 
-def test_neighbours_are_verified(built, spmd_command):
-    spmd_command("verify", built(TORUS, n=7, m=5), "--ranks", "1-30", "--execute").expect(
+def test_neighbours_are_verified(built, spmd_here):
+    spmd_here("verify", built(TORUS, n=7, m=5), "--ranks", "1-30", "--execute").expect(
         0, "1 match", "say the same"
     )
-    spmd_command("verify", built(HEAT, n=7, m=5), "--ranks", "1-30", "--execute").expect(
+    spmd_here("verify", built(HEAT, n=7, m=5), "--ranks", "1-30", "--execute").expect(
         0, "1 match", "say the same"
     )

@@ -31,16 +31,16 @@ def computed():
 
 
 @pytest.mark.parametrize("name", ["heat", "ring_allreduce", "train_digits", "mandelbrot"])
-def test_examples_pass(built, spmd_command, name):
-    done = spmd_command("verify", built(EXAMPLES / f"{name}.py"), "--execute").expect(
+def test_examples_pass(built, spmd_here, name):
+    done = spmd_here("verify", built(EXAMPLES / f"{name}.py"), "--execute").expect(
         0, "whole", "ranks      1 to 64", "plan functions of 2080 ranks say the same"
     )
     assert "at run time" not in done.out and "refused" not in done.out
 
 
-def test_what_is_said(built, spmd_command):
+def test_what_is_said(built, spmd_here):
     image = built(HALO)
-    done = spmd_command("verify", image, "--json", "--ranks", "1-9").expect(0)
+    done = spmd_here("verify", image, "--json", "--ranks", "1-9").expect(0)
     found = json.loads(done.out)
     assert found["ranks"] == list(range(1, 10)) and found["exchanges"] == 4
     assert found["transfers"] > 100 and found["executed"] == 0
@@ -60,9 +60,9 @@ def test_what_the_program_computes_is_left_to_run_time(built, spmd_command):
     (lambda row: row["into"].update(offset=1), "box 'into' within"),
     (lambda row: row["into"].update(offset=-1), "elements -1 to"),
 ])
-def test_a_permute_that_does_not_match(built, spmd_command, tmp_path, change, text):
+def test_a_permute_that_does_not_match(built, spmd_here, tmp_path, change, text):
     copy = edited(built(HALO), tmp_path, lambda notes: change(notes["exchanges"][0]))
-    spmd_command("verify", copy).expect(
+    spmd_here("verify", copy).expect(
         65, "exchange 0 (permute, ", "does not match with the mesh (x=", text
     )
 
@@ -71,12 +71,12 @@ def test_a_permute_that_does_not_match(built, spmd_command, tmp_path, change, te
     ("into", -1, "box 'into' within"), ("give", -1, "box 'give' within"),
     ("give", 0, "both name one place for it"),
 ])
-def test_a_gather_that_does_not_match(built, spmd_command, tmp_path, box, offset, text):
+def test_a_gather_that_does_not_match(built, spmd_here, tmp_path, box, offset, text):
     def change(notes):
         row = next(row for row in notes["exchanges"] if row["kind"] == "all_gather")
         row[box]["offset"] = offset
 
-    spmd_command("verify", edited(built(HALO), tmp_path, change)).expect(65, "all_gather", text)
+    spmd_here("verify", edited(built(HALO), tmp_path, change)).expect(65, "all_gather", text)
 
 
 def only_itself(row, i):
@@ -92,16 +92,13 @@ def only_itself(row, i):
     (lambda row, i: row["near"][:1], "damaged"),
     (lambda row, i: [[0, 1, 0], *row["near"][1:]], "damaged"),
 ])
-def test_neighbours_that_do_not_match(built, spmd_command, tmp_path, change, text):
-    image = built(STENCIL)
-    spmd_command("verify", image, "--execute").expect(0, "1 match")
-
+def test_neighbours_that_do_not_match(built, spmd_here, tmp_path, change, text):
     def edit(notes):
         (row,) = notes["exchanges"]
         assert row["flow"] == "near"
         row["near"] = change(row, notes["coordinates"][0])
 
-    spmd_command("verify", edited(image, tmp_path, edit)).expect(65, text)
+    spmd_here("verify", edited(built(STENCIL), tmp_path, edit)).expect(65, text)
 
 
 @pytest.mark.parametrize("change", [
@@ -113,12 +110,12 @@ def test_neighbours_that_do_not_match(built, spmd_command, tmp_path, change, tex
     lambda notes: notes["exchanges"][0].update(flow="sideways"),
     lambda notes: notes.update(load=[["+"] * 3]),
 ])
-def test_damaged_notes_are_refused(built, spmd_command, tmp_path, change):
-    done = spmd_command("verify", edited(built(HALO), tmp_path, change))
+def test_damaged_notes_are_refused(built, spmd_here, tmp_path, change):
+    done = spmd_here("verify", edited(built(HALO), tmp_path, change))
     done.expect(65, "damaged")
 
 
-def test_a_manifest_that_the_machine_code_does_not_follow(built, spmd_command, tmp_path):
+def test_a_manifest_that_the_machine_code_does_not_follow(built, spmd_here, tmp_path):
     """Buffers are said to be larger than the code makes them: only running it shows that."""
     image = built(HALO)
     data = image.read_bytes()
@@ -129,8 +126,8 @@ def test_a_manifest_that_the_machine_code_does_not_follow(built, spmd_command, t
     assert buffer
     old = buffer.group(0)
     copy = edited(image, tmp_path, old=old, new=old[:-1] + b"8")
-    spmd_command("verify", copy).expect(0)
-    spmd_command("verify", copy, "--execute").expect(
+    spmd_here("verify", copy).expect(0)
+    spmd_here("verify", copy, "--execute").expect(
         65, "the machine code and the manifest differ", "bytes of buffer"
     )
 
@@ -162,7 +159,7 @@ def test_plan_functions_that_crash_or_hang(
     assert text in capsys.readouterr().err
 
 
-def test_nothing_is_executed_without_being_asked(built, spmd_command, tmp_path):
+def test_nothing_is_executed_without_being_asked(built, spmd_here, tmp_path):
     """An image of another machine can be verified as far as its plan goes."""
     data = bytearray(built(HALO).read_bytes())
     data[18:20] = (183).to_bytes(2, "little")  # e_machine: aarch64
@@ -171,45 +168,45 @@ def test_nothing_is_executed_without_being_asked(built, spmd_command, tmp_path):
     data[at : at + room] = manifest.make_digest(bytes(data), sections)
     copy = tmp_path / "other.img"
     copy.write_bytes(data)
-    spmd_command("verify", copy).expect(0, "exchanges  4 match")
-    spmd_command("verify", copy, "--execute").expect(65, "built for aarch64")
+    spmd_here("verify", copy).expect(0, "exchanges  4 match")
+    spmd_here("verify", copy, "--execute").expect(65, "built for aarch64")
 
 
 SHARD = "    @spmd.shard"
 TWO = HALO.replace(SHARD, f'    spmd.require(spmd.axis_size("x") == 2)\n\n{SHARD}')
 
 
-def test_numbers_of_ranks_that_the_program_refuses(built, spmd_command):
+def test_numbers_of_ranks_that_the_program_refuses(built, spmd_here):
     image = built(TWO)
-    spmd_command("verify", image, "--ranks", "1-8").expect(0, "ranks      2, 4", "refused    1, 3")
-    spmd_command("verify", image, "--ranks", "9").expect(78, "cannot form the mesh")
-    spmd_command("verify", image, "--mesh", "x=2,y=3").expect(0, "ranks      6")
-    spmd_command("verify", image, "--ranks", "0-3").expect(2, "from 1")
+    spmd_here("verify", image, "--ranks", "1-8").expect(0, "ranks      2, 4", "refused    1, 3")
+    spmd_here("verify", image, "--ranks", "9").expect(78, "cannot form the mesh")
+    spmd_here("verify", image, "--mesh", "x=2,y=3").expect(0, "ranks      6")
+    spmd_here("verify", image, "--ranks", "0-3").expect(2, "from 1")
 
 
-def test_a_part_of_the_mesh_and_local_programs(built, spmd_command, tmp_path):
+def test_a_part_of_the_mesh_and_local_programs(built, spmd_here, tmp_path):
     """What is given stays; a local program runs on the mesh that was patched in, and no other."""
     image = built(EXAMPLES / "heat.py")
-    spmd_command("verify", image, "--mesh", "x=3").expect(0, "ranks      3, 6, 9, 12,")
-    spmd_command("patch", image, "--index", 1, "--mesh", "x=3,y=2", "-o", tmp_path).expect(0)
+    spmd_here("verify", image, "--mesh", "x=3").expect(0, "ranks      3, 6, 9, 12,")
+    spmd_here("patch", image, "--index", 1, "--mesh", "x=3,y=2", "-o", tmp_path).expect(0)
     (local,) = tmp_path.iterdir()
-    spmd_command("verify", local).expect(0, "ranks      6:", "rank 1 of")
-    spmd_command("verify", local, "--ranks", 4).expect(78, "4 ranks cannot form the mesh")
+    spmd_here("verify", local).expect(0, "ranks      6:", "rank 1 of")
+    spmd_here("verify", local, "--ranks", 4).expect(78, "4 ranks cannot form the mesh")
 
 
-def test_a_scalar_that_nobody_gave(built, spmd_command):
+def test_a_scalar_that_nobody_gave(built, spmd_here):
     default, text = "k = 3", "scalar k was not given, and the program declares no default"
     program = COMPUTED.replace("computed():", f"computed():\n    {default}")
     program = program.replace("i + d", "i + k")
     assert program.count("i + k") == 2
     given = built(program.replace(default, 'k = spmd.scalar("k", dtype=int)'))
-    spmd_command("verify", given).expect(65, text, "--set k=VALUE")
-    spmd_command("run", given, "--ranks", 3).expect(65, text, "--set k=VALUE")
-    spmd_command("verify", given, "--set", "k=2", "--ranks", "1-70").expect(0, "1 match")
+    spmd_here("verify", given).expect(65, text, "--set k=VALUE")
+    spmd_here("run", given, "--ranks", 3).expect(65, text, "--set k=VALUE")
+    spmd_here("verify", given, "--set", "k=2", "--ranks", "1-70").expect(0, "1 match")
 
 
-def test_more_ranks_than_are_looked_at(built, spmd_command):
-    spmd_command("verify", built(STENCIL), "--ranks", 1 << 25).expect(2, "up to 16777216")
+def test_more_ranks_than_are_looked_at(built, spmd_here):
+    spmd_here("verify", built(STENCIL), "--ranks", 1 << 25).expect(2, "up to 16777216")
 
 
 def test_what_is_no_image(spmd_command, tmp_path):

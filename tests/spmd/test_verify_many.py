@@ -131,18 +131,18 @@ def test_exchanges_that_differ_in_their_buffers_only_are_checked_once(built, mon
         many(ledger_of(built(TWO), wrong), (100, 100), scalars(ledger))
 
 
-def test_what_is_said(built, spmd_command):
+def test_what_is_said(built, spmd_here):
     image = built(LINE)
-    done = spmd_command("verify", image, "--ranks", LARGE // 10, "--execute").expect(
+    done = spmd_here("verify", image, "--ranks", LARGE // 10, "--execute").expect(
         0, "ranks      100000: who exchanges what", "at once    100000:",
         "1 match: 299998 transfers", "plan functions of 4097 ranks say the same",
     )
     assert "sample" not in done.out
-    found = json.loads(spmd_command("verify", image, "--ranks", "63-66", "--json").out)
+    found = json.loads(spmd_here("verify", image, "--ranks", "63-66", "--json").out)
     assert found["at_once"] == [65, 66] and found["sampled"] == {}
 
 
-def test_what_is_only_a_sample_is_called_so(built, spmd_command, monkeypatch, capsys):
+def test_what_is_only_a_sample_is_called_so(built, spmd_here, monkeypatch, capfd):
     from spmd import cli
 
     image = str(built(EVERYBODY))
@@ -153,7 +153,7 @@ def test_what_is_only_a_sample_is_called_so(built, spmd_command, monkeypatch, ca
     assert sampled == {} and part < whole
     assert list(some) == [0]
     assert cli.main(["verify", image, "--mesh", "x=40,y=25"]) == 0
-    out = capsys.readouterr().out
+    out = capfd.readouterr().out
     monkeypatch.setattr(verify_many, "LISTED", 20)
     part, some = many(ledger_of(built(LINE)), (1000,))
     assert part == 2998 and some[0].startswith("2998 of 2998 transfers on 1000")
@@ -265,10 +265,10 @@ def test_work_without_end_is_refused(built, change, mesh):
         compare(ledger, [mesh[:1] if mesh[0] < 64 else (60,)], {})
 
 
-def test_a_command_that_finds_it(built, spmd_command, tmp_path):
+def test_a_command_that_finds_it(built, spmd_here, tmp_path):
     copy = edited(built(LINE), tmp_path, box("into", "offset", 77_777, 1))
-    spmd_command("verify", copy, "--ranks", LARGE // 10).expect(65, "rank 77776 to rank 77777")
-    spmd_command("verify", copy, "--ranks", "64").expect(0)
+    spmd_here("verify", copy, "--ranks", LARGE // 10).expect(65, "rank 77776 to rank 77777")
+    spmd_here("verify", copy, "--ranks", "64").expect(0)
 
 
 # ---- beside the ledger, rank by rank -----------------------------------------------------------

@@ -16,6 +16,7 @@ from codegen.emit.image import CSource, emit
 from codegen.image.target import resolve
 from codegen.ir import Module
 from codegen.layouts.demands import Demands
+from codegen.passes.accumulate import accumulated
 from codegen.passes.buffers import placed
 from codegen.passes.check import check
 from codegen.passes.check_loops import check_loops
@@ -69,7 +70,7 @@ def lower(graph: Module) -> Levels:
     program = check(at_one_place(check(instrumented(check_matching(program)))))
     at("choosing loops and buffers")
     loops = check_loops(looped(program, stored_values(program)))
-    loops = check_loops(fused(loops))
+    loops = check_loops(fused(check_loops(accumulated(loops))))
     memory = rotated(placed(loops))
     plan = check_memory(memory, check_plan(scheduled(memory)))
     exchanges = check_exchanges(plan)

@@ -12,7 +12,7 @@ from codegen.ops.effects import POSITION, Expect, Print
 from codegen.ops.exchanges import Barrier, Exchange, Fold, Move, Permute
 from codegen.ops.kernels import Kernel
 from codegen.ops.kind import Kind
-from codegen.ops.lapack import Cholesky, LessProduct, Lu, LuSolve, Swapped, Triangular
+from codegen.ops.lapack import Cholesky, Lu, LuSolve, Swapped, Triangular
 from codegen.ops.lookups import DynamicSlice, DynamicUpdate, Gather, Scatter
 from codegen.ops.maps import Map
 from codegen.ops.matmul import MatMul
@@ -28,7 +28,7 @@ __all__ = [
     "OPS", "POSITION", "ArgReduce", "ArgSort", "Barrier", "Branch", "Broadcast", "Cholesky",
     "Const", "Control", "Count", "Cumulative", "DynamicSlice", "DynamicUpdate", "Edge", "Eig",
     "Eigh", "Exchange", "Expect", "Fold", "Fourier", "Full", "Gather", "Iota", "Kernel", "Kind",
-    "LessProduct", "Let", "Loop", "Lu", "LuSolve", "Map", "MatMul", "Merge", "Move",
+    "Let", "Loop", "Lu", "LuSolve", "Map", "MatMul", "Merge", "Move",
     "Partition", "Permute", "Print", "Qr", "Reduce", "Relayout", "Reshape", "Roll", "RunScalar",
     "Scatter", "SearchSorted", "ShardMap", "Slice", "Sort", "Svd", "Swapped", "Symbolic",
     "Transpose", "Triangular", "Update",
@@ -40,7 +40,7 @@ OPS: dict[str, type[Kind]] = {
         Const, Full, Iota, Symbolic, RunScalar, Map, Broadcast, Slice, Transpose, Reshape, Roll,
         Update, DynamicSlice, DynamicUpdate, Gather, Scatter, Reduce, Edge, ArgReduce,
         Cumulative, MatMul, Sort, ArgSort, Merge, Partition, Count, SearchSorted, Cholesky,
-        LessProduct, Lu, LuSolve, Swapped, Triangular, Qr, Svd, Eigh, Eig, Fourier, Kernel,
+        Lu, LuSolve, Swapped, Triangular, Qr, Svd, Eigh, Eig, Fourier, Kernel,
         Permute, Move, Fold, Barrier, Print, Expect, Loop, Let, Branch, Relayout, ShardMap,
     )
 }

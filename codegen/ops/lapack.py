@@ -18,7 +18,7 @@ from codegen.ir import ArrayType, Op, Shape, Value
 from codegen.layouts.cuts import Window, whole
 from codegen.mesh import joined_layout
 from codegen.ops.kind import Array, Eval, Kind, Types, layout_of
-from codegen.ops.matmul import LETTERS, blas
+from codegen.ops.matmul import LETTERS
 from codegen.plan.grammar import Caller, Part, Routine, Var
 from codegen.plan.indexing import loop_vars, positions, ravel
 from codegen.symbolic import expr
@@ -287,43 +287,6 @@ class Swapped(Factor):
             [lapack("laswp", m.dtype, "int, int, T *, int, int, int, const int *, int")],
             [rows, columns, op.operands[1].type.shape[-1], self.first],
             [m.part(made, writes=True), m.part(op.operands[1])],
-        )
-
-
-@dataclass(frozen=True)
-class LessProduct(Factor):
-    """C - A B, in the rows and columns of C from a first one of each. Matrices lie row by row."""
-
-    name = "less_product"
-    in_place = True
-    reads = "whole"
-    cores = (2, 2, 2)
-    row: Expr
-    column: Expr
-
-    def made(self, cores: Sequence[Shape], dtype: DType) -> list[tuple[DType, Shape]]:
-        return [(dtype, cores[0])]
-
-    def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
-        c, a, b = operands
-        made = c.copy()
-        made[..., value(self.row) :, value(self.column) :] -= a @ b
-        return [made]
-
-    def steps(self, op: Op, at: Maker) -> None:
-        m, made, (_, a, b) = Members(self, op, at), at.take_over(op), op.operands
-        (rows, k), columns = a.type.shape[-2:], b.type.shape[-1]
-        less, one = ((f"(const {m.dtype.c}[]){{{x}}}" for x in (-1, 1))
-                     if m.dtype.kind == "c" else (-1, 1))
-        m.call(
-            "less_product", "int64_t rows, int64_t columns, int64_t k, int64_t row, "
-            "int64_t column, int64_t width, <T> *c, const <T> *a, const <T> *b",
-            "if (rows > 0 && columns > 0)\n"
-            f"    <gemm>(SPMD_ROW_MAJOR, SPMD_PLAIN, SPMD_PLAIN, rows, columns, k, {less}, a, k,\n"
-            f"        b, columns, {one}, c + row * width + column, width);",
-            [blas("gemm", m.dtype)],
-            [rows, columns, k, self.row, self.column, made.type.shape[-1]],
-            [m.part(made, writes=True), m.part(a), m.part(b)],
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -102,6 +102,16 @@ def added_to(call: LibraryCall[Value], sign: int, into: Value, offset: Expr, row
     numbers = (*call.numbers[:5], row, expr.const(sign), expr.const(1))
     parts = (*call.parts[:2], Part(into, offset, writes=True))
     return replace(call, numbers=numbers, parts=parts)
+
+
+def sources(call: LibraryCall[Value], of: Value) -> Iterator[tuple[Expr, Expr, Expr, Expr]]:
+    """What such a call reads of an array: where that begins, how wide a row in memory is, how far
+    rows are apart, and how many there are."""
+    m, n, k, *leads = call.numbers[:5]
+    ways = call.function.name.rpartition("_")[2]
+    for part, way, lead, (height, width) in zip(call.parts, ways, leads, ((m, k), (k, n))):
+        if part.buffer is of:
+            yield (part.offset, *((width, lead, height) if way == "n" else (height, lead, width)))
 
 
 @dataclass(frozen=True)

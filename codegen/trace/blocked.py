@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from codegen.ops import LessProduct, Lu, Relayout, Swapped, Triangular
+from codegen.ops import Lu, Relayout, Swapped, Triangular
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 from codegen.trace.array import Array, as_array, wrap
@@ -182,7 +182,8 @@ def solve(x: Array, what: str, b: Array) -> Array | None:
         """U of its rows from the first on, and what that leaves of the columns behind."""
         made = emitted(upper, lu[:, : dealt.block], part[first:, columns])[0]
         part[first:, columns] = made
-        return emitted(LessProduct(_expr(first), _expr(columns.stop)), part, made, beside)[0]
+        part[first:, columns.stop :] -= made @ beside
+        return part
 
     def up(k: Any, cols: Array, side: Array) -> Array:
         columns = dealt.columns(k)

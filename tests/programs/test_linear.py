@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 
 import spmd
+from codegen.compile import lower
 from codegen.errors import CheckError
 from codegen.explain.traffic import Meter
 from codegen.ir import walk
 from codegen.ops import Exchange
 from codegen.oracle import interpret
 from codegen.passes.partition import partition
+from codegen.plan.grammar import LibraryCall, Phase
 from codegen.trace import blocked
 
 KINDS = ("float32", "float64", "complex64", "complex128")
@@ -228,3 +230,37 @@ def test_products_of_any_extents():
         for name, value in want.items():
             np.testing.assert_array_equal(out[name], value, err_msg=f"{name} on {ranks} ranks")
     assert "all-gather along dim 0 of w," not in str(image.layouts(ranks=3)), "sums are fewer"
+
+
+def test_products_that_are_added_where_they_are_wanted() -> None:
+    """One call of the library each; what it reads of the array that it adds to stands elsewhere, or
+    is copied before."""
+    draw = np.random.default_rng(3)
+    given = {"w": draw.integers(-9, 9, (64, 40)) * 1.0, "v": draw.integers(-9, 9, (20, 20)) * 1.0}
+
+    def sums(w, v):
+        a, b, c, d = w * 1, w * 1, w * 1, w * 1
+        a[:, 20:] -= a[:, :20] @ v  # beside what is written
+        a[:, :20] += v[:1] - a[:, 20:] @ v
+        b[:, 5:25] -= b[:, 4:24] @ v  # in part what is written
+        c[40:, 3:23] += c[10:34, :20] @ v  # before it
+        c[::-1][:30, :20] -= w[:30, :20] @ v
+        d[::2, :20] -= w[::2, :20] @ v
+        e = 2 * w[:, :20] + w[:, 20:] @ v
+        return {"a": a, "b": b, "c": c, "d": d, "e": e, "f": w[:, :20] @ v - d[:, :20],
+                "g": abs(w[:, :20] @ v + 1)}
+
+    @spmd.program(mesh=("r",))
+    def program():
+        return sums(spmd.input("w", (64, 40), np.float64, layout=("r", None)),
+                    spmd.input("v", (20, 20), np.float64))
+
+    image, want = spmd.build(program), sums(**given)
+    for ranks in (1, 2, 3, 5):
+        out = image.run(ranks=ranks, **given)
+        for name, value in want.items():
+            np.testing.assert_array_equal(out[name], value, err_msg=f"{name} on {ranks} ranks")
+    plan = lower(program.capture()).plan
+    calls = [w for step in plan.steps if isinstance(step, Phase) for w in step.work
+             if isinstance(w, LibraryCall)]
+    assert [int(w.numbers[-1].value) for w in calls].count(0) == 2, "of c backwards, and g"

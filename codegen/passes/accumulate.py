@@ -1,0 +1,162 @@
+"""Products that are added to what stands in memory are summed up there: C += A @ B is one call.
+
+Goes in: Loops. Comes out: Loops in which a product has no memory of its own where all that is done
+with it is to add it to, or to take it from, other elements.
+Always holds: the call reads no element that it, or what is stored before it, writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from codegen.ir import Op, Region, Value
+from codegen.ops.matmul import added_to, sources
+from codegen.plan.grammar import Apply, LibraryCall, Load, Node, Store
+from codegen.plan.indexing import affine, loads
+from codegen.plan.loops import Do, Loops
+from codegen.plan.steps import memory_read
+from codegen.symbolic import expr
+from codegen.symbolic.expr import Expr
+
+
+def accumulated(loops: Loops) -> Loops:
+    """The Loops, with products added where they are wanted."""
+    return replace(loops, module=loops.module.mapped(_Adding(loops).region))
+
+
+class _Adding:
+    def __init__(self, loops: Loops) -> None:
+        self.loops = loops
+        self.uses = loops.module.def_use.uses
+
+    def region(self, region: Region) -> Region:
+        ops: list[Op] = []
+        for op in region.ops:
+            op = op.mapped(self.region)
+            for load in _sums(op):
+                k = next((k for k, o in enumerate(ops) if load.buffer in o.results), None)
+                if k is not None and (made := self.added(op, ops[k], load, ops[k + 1 :])):
+                    del ops[k]
+                    op = made
+                    break
+            ops.append(op)
+        return region.with_ops(ops)
+
+    def added(self, op: Op, product: Op, load: Load[Value], between: Sequence[Op]) -> Op | None:
+        """An op that adds a product to something, as one that needs no memory for it."""
+        what, by = op.what, product.what
+        if not (isinstance(what, Do) and isinstance(by, Do)) or len(self.uses[load.buffer]) != 1:
+            return None
+        (store,), (call, *more) = what.acts, by.acts
+        assert isinstance(store, Store)
+        if more or not isinstance(call, LibraryCall) or call.loops:
+            return None
+        shape = tuple(e for e in load.buffer.type.shape if e != 1)
+        loops = tuple(v for v in store.loops if v.extent != 1)
+        from_, to = affine(load.offset, loops), affine(store.offset, loops)
+        if len(shape) != 2 or tuple(v.extent for v in loops) != shape or None in (from_, to):
+            return None
+        assert from_ is not None and to is not None
+        offset, (row, column) = to
+        if from_ != (expr.const(0), (shape[1], expr.const(1))) or column != 1:
+            return None
+        sign, rest = _split(store.value, load)
+        into, begins = store.buffer, what.begins
+        if not begins and isinstance(rest, Load) and rest == Load(rest.buffer, store.offset) and (
+            rest.buffer.type.shape == into.type.shape
+        ) and rest.buffer not in self.loops.constants:
+            begins = ((rest.buffer, into),)
+        base = begins[0][0] if begins else None
+        alone = base is not None and rest == Load(base, store.offset)
+        if not what.begins and any(_fusible(u.op) for u in self.uses.get(into, ())):
+            return None
+        read = {x.buffer for x in (*call.parts[:2],)}
+        if any(not isinstance(o.what, Do) or read & {x for x, _ in o.what.begins}
+               for o in between):
+            return None
+        if base is not None and rest is not None:
+            if any(x.buffer is base and x.offset != store.offset for x in loads(rest)):
+                return None
+        made = added_to(call, sign, into, offset, row)
+        if made is None or not expr.nonneg(row - shape[1]):
+            return None
+        if base in read:
+            if not _apart(call, base, offset, row, shape):
+                return None
+            made = replace(made, parts=tuple(
+                replace(p, buffer=into) if p.buffer is base else p for p in made.parts))
+        assert rest is not None
+        acts = (made,) if alone else (replace(store, value=rest), made)
+        found = dict.fromkeys(x for x, _ in begins)
+        found |= dict.fromkeys(v for act in acts for v in memory_read(act))
+        operands = tuple(v for v in found if v not in self.loops.constants and v is not into)
+        scratch = (*by.scratch, *what.scratch)
+        return replace(op, what=Do(acts, begins, scratch, by.of),
+                       operands=operands)
+
+
+def _fusible(op: Op | None) -> bool:
+    """Whether an op that reads a sum may share loops with it."""
+    of = op.what.of if op is not None and isinstance(op.what, Do) else None
+    return of is not None and of.what.fuses
+
+
+def _sums(op: Op) -> list[Load[Value]]:
+    """What an op adds, or takes away, at each point of what it stores."""
+    if not isinstance(op.what, Do) or len(op.what.acts) != 1:
+        return []
+    (store,) = op.what.acts
+    plain = isinstance(store, Store) and store.combine == "set" and not (store.rows or store.bounds)
+    if not plain or not isinstance(store, Store) or not isinstance(store.value, Apply):
+        return []
+    of = op.what.of
+    if of is None or getattr(of.what, "apart", False):
+        return []
+    return list(_terms(store.value))
+
+
+def _terms(node: Node[Value]) -> list[Load[Value]]:
+    if isinstance(node, Load):
+        return [] if node.bounds else [node]
+    if isinstance(node, Apply) and node.fn in ("add", "sub"):
+        return [x for a in node.args for x in _terms(a)]
+    return []
+
+
+def _split(node: Node[Value], term: Load[Value]) -> tuple[int, Node[Value] | None]:
+    """The sign of a term of a sum, and the sum without it."""
+    if node is term:
+        return 1, None
+    if not isinstance(node, Apply) or node.fn not in ("add", "sub"):
+        return 0, node
+    a, b = node.args
+    sign, rest = _split(a, term)
+    if sign:
+        if rest is None and node.fn == "add":
+            return sign, b
+        return sign, Apply("neg", node.dtype, (b,), node.dtype) if rest is None else replace(
+            node, args=(rest, b))
+    sign, rest = _split(b, term)
+    if not sign:
+        return 0, node
+    if node.fn == "sub":
+        sign = -sign
+    return sign, a if rest is None else replace(node, args=(a, rest))
+
+
+def _apart(call: LibraryCall[Value], base: Value, offset: Expr, row: Expr,
+           shape: tuple[Expr, ...]) -> bool:
+    """Whether the elements of an array that a product reads are others than those that it is added
+    to: they stand beside them in rows of one length, or all before or all behind them."""
+    rows, columns = shape
+    for first, width, lead, height in sources(call, base):
+        right, left = offset - first, first - offset
+        beside = lead == row and (
+            (expr.nonneg(right - width) and expr.nonneg(row - right - columns))
+            or (expr.nonneg(left - columns) and expr.nonneg(row - left - width)))
+        behind = expr.nonneg(right - (height - 1) * lead - width)
+        before = expr.nonneg(left - (rows - 1) * row - columns)
+        if not (beside or behind or before):
+            return False
+    return True

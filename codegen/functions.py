@@ -30,7 +30,8 @@ class Function:
     """ufunc: NumPy's name for it, or scipy.special's (resolves promotion, computes the reference).
     c: by dtype kind, or one form for all. result: same (as the first operand), bool, int32, real
     (of a complex one), or other: a float's integer of the same size, an integer's float. header: of
-    the C, where not every image includes it; header_for: "f" if it is that of floats only."""
+    the C, where not every image includes it; header_for: "f" if it is that of floats only. lanes:
+    images that use it say so, and their loops call it for vectors (csrc/spmd_lanes.h)."""
 
     name: str
     ufunc: str
@@ -43,6 +44,7 @@ class Function:
     c_unsigned: Form | None = None
     header: str = ""
     header_for: str = ""
+    lanes: bool = False
 
     def form(self, dtype: DType) -> Form:
         """Its C for operands of this dtype."""
@@ -102,22 +104,19 @@ _OWN: dict[str, Callable[..., object]] = {
 }
 
 
-def _math(names: str, header: str = "") -> tuple[Function, ...]:
+def _math(names: str, header: str = "", lanes: bool = False) -> tuple[Function, ...]:
     """Functions of one float or complex number, with names as C has them."""
     arcs = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "asinh": "arcsinh",
             "acosh": "arccosh", "atanh": "arctanh"}
     return tuple(
-        Function(n, arcs.get(n, n), 1, f"spmd_{n}", header=header, header_for="f")
+        Function(n, arcs.get(n, n), 1, f"spmd_{n}", header=header, header_for="f", lanes=lanes)
         for n in names.split()
     )
 
 
-def _special(name: str, arity: int = 1, result: str = "same", **by_kind: Form) -> Function:
+def _special(name: str, arity: int = 1, result: str = "same") -> Function:
     """A function of csrc/spmd_special.h, for integers or for floats."""
-    header = "spmd_special.h"
-    return Function(
-        name, name, arity, f"spmd_{name}", result, header=header, header_for="", **by_kind
-    )
+    return Function(name, name, arity, f"spmd_{name}", result, header="spmd_special.h")
 
 
 # Of scipy.special, where NumPy has none of the name.
@@ -131,7 +130,7 @@ _ROWS = (
     Function("div", "divide", 2, "/", c_complex="spmd_div"),
     Function("floordiv", "floor_divide", 2, "spmd_floordiv"),
     Function("mod", "remainder", 2, "spmd_mod"),
-    Function("pow", "power", 2, "spmd_pow", header="spmd_power.h", header_for="f"),
+    Function("pow", "power", 2, "spmd_pow", header="spmd_power.h", header_for="f", lanes=True),
     Function("neg", "negative", 1, "-"),
     Function("abs", "absolute", 1, "spmd_abs", "real", c_unsigned=0),
     Function("sign", "sign", 1, "spmd_sign"),
@@ -183,8 +182,10 @@ _ROWS = (
     Function("ceil", "ceil", 1, 0, c_float="spmd_ceil"),
     Function("trunc", "trunc", 1, 0, c_float="spmd_trunc"),
     Function("rint", "rint", 1, 0, c_float="spmd_rint", c_complex="spmd_rint"),
-    *_math("exp exp2 expm1 sinh cosh tanh", "spmd_exp.h"),
-    *_math("log log2 log10 log1p asinh acosh atanh", "spmd_log.h"),
+    *_math("exp exp2", "spmd_exp.h", lanes=True),
+    *_math("expm1 sinh cosh tanh", "spmd_exp.h"),
+    *_math("log log2 log10", "spmd_log.h", lanes=True),
+    *_math("log1p asinh acosh atanh", "spmd_log.h"),
     *_math("sin cos tan", "spmd_trig.h"),
     *_math("asin acos atan", "spmd_arc.h"),
     *_math("cbrt", "spmd_power.h"),

@@ -8,7 +8,7 @@
 #ifndef SPMD_ARC_H
 #define SPMD_ARC_H
 
-#include "spmd_series.h"
+#include "spmd_lanes.h"
 
 /* (atan(x) - x) / x^3 and (asin(x) - x) / x^3, where z = x^2 */
 static inline float spmd_atan_series_f32(float z)

@@ -9,7 +9,7 @@
 #define SPMD_TRIG_H
 
 #include "spmd_rare.h"
-#include "spmd_series.h"
+#include "spmd_lanes.h"
 
 /* x - k pi / 2, and what it lacks */
 static inline double spmd_turned_f64(double x, double k, double *more)

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from codegen.emit.image import lane_lines
 from codegen.functions import FUNCTIONS
 from codegen.image import link, target
 
@@ -36,7 +37,8 @@ FUSED = "out[i] = spmd_sin_f64(a[i]) * b[i] + spmd_log_f64(b[i]) + spmd_pow_f64(
 def libraries(once: Callable[..., Path]) -> dict[str, ctypes.CDLL]:
     """By instruction set: a library of loops over all functions, under the flags of images."""
     headers = {"spmd_support.h", *(FUNCTIONS[name].header for name in NAMES)} - {""}
-    source = "".join(f'#include "{h}"\n' for h in sorted(headers))
+    includes = "".join(f'#include "{h}"\n' for h in sorted(headers))
+    source = ""
     start = "(const {0} *restrict a, const {0} *restrict b, {0} *restrict out, int64_t n)"
     loop = f"\nvoid {{1}}_{{2}}{start} {{{{ for (int64_t i = 0; i < n; i++) {{3}} }}}}"
     for name in NAMES:
@@ -45,6 +47,7 @@ def libraries(once: Callable[..., Path]) -> dict[str, ctypes.CDLL]:
             call = f"(void)b, out[i] = spmd_{name}_{ending}({operands});"
             source += loop.format(c, name, ending, call)
     source += loop.format("double", "fused", "f64", FUSED)
+    source = "\n".join([includes, *lane_lines(source), source])
 
     says = [] if "clang" in link.trial(BASE) else ["-fopt-info-vec"]
 

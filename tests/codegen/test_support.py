@@ -14,6 +14,7 @@ import pytest
 
 from codegen.dtypes import BY_NAME, DType
 from codegen.emit.expressions import applied, single
+from codegen.emit.image import lane_lines
 from codegen.functions import FUNCTIONS, Function
 from codegen.functions import SPECIAL as OF_SCIPY
 from codegen.oracle.common import value_text
@@ -88,9 +89,9 @@ def c_loop(fn: Function, dtype: DType) -> str:
 @pytest.fixture(scope="module")
 def loops(compiled: Callable[..., ctypes.CDLL]) -> ctypes.CDLL:
     headers = sorted({"spmd_support.h", *(fn.header for fn, _ in ROWS)} - {""})
-    source = "".join(f'#include "{h}"\n' for h in headers)
-    source += "".join(c_loop(fn, dtype) for fn, dtype in ROWS)
-    return compiled("loops", source)
+    loops = "".join(c_loop(fn, dtype) for fn, dtype in ROWS)
+    lines = [*(f'#include "{h}"' for h in headers), *lane_lines(loops), loops]
+    return compiled("loops", "\n".join(lines))
 
 
 def address(x: np.ndarray) -> ctypes.c_void_p:

@@ -22,6 +22,7 @@ from codegen.trace.number import Number, condition_of, expr_of, number
 from codegen.trace.numpy import mathematics
 from codegen.trace.numpy.dispatch import aware, elsewhere
 from codegen.trace.numpy.logic import truth
+from codegen.trace.numpy.masks import Chosen
 from codegen.trace.numpy.operators import maximum, minimum
 from codegen.trace.vectorized import vectorized
 from codegen.user import tree
@@ -178,6 +179,8 @@ def _converted(plain_: type, dtype: Any) -> Callable[..., Any]:
 
 
 def _len(x: Any) -> Any:
+    if isinstance(x, Chosen):
+        return np.sum(x.mask)
     if isinstance(x, Array) and x.ndim:
         return x.shape[0]
     if is_traced(x):

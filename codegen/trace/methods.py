@@ -16,7 +16,7 @@ from codegen.trace.number import Number
 from codegen.trace.numpy import dispatch, index, mathematics
 from codegen.trace.numpy.masks import Chosen
 from codegen.trace.numpy.operators import operate
-from codegen.trace.numpy.refused import ATTRIBUTES
+from codegen.trace.numpy.refused import ATTRIBUTES, REMEDIES
 from codegen.trace.ranks import mapping
 
 
@@ -186,6 +186,12 @@ class ArrayMethods:
         made = found.astype(wide.get(found.dtype.kind, np.bool_))
         made.weak = made.dtype != np.bool_
         return made
+
+    def view(self: Any, *dtype: Any) -> Any:
+        if dtype and not (self.is_known or dtype == (np.ndarray,)):
+            raise unsupported("x.view(t), the bytes of the elements as another type,",
+                              REMEDIES["ndarray.view"])
+        return self.frozen().view(*dtype) if dtype and self.is_known else self[...]
 
     def fill(self: Any, value: object) -> None:
         self[...] = value

@@ -19,8 +19,10 @@ def element_type(dtype: Any) -> DType:
     except TypeError:
         found = None
     if found is None:
+        is_time = any(text in repr(dtype) for text in ("datetime64", "timedelta64", "M8", "m8"))
         raise DtypeError(f"{dtype!r} is not an element type", expected=", ".join(dtypes.BY_NAME),
-                         found=repr(dtype))
+                         found=repr(dtype), remedy="integers of a unit of time that you choose"
+                         if is_time else "")
     return found
 
 

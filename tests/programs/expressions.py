@@ -497,6 +497,7 @@ EXPRESSIONS |= {
 
 # Beyond NumPy's namespace: operators, lists of arrays, Python's own functions.
 MORE = [
+    "x.view()[1:] + 1", "len(x[b]) * v",
     "np.quantile(x, [0.2, 0.7], axis=0, weights=np.abs(y), method='inverted_cdf')",
     "np.nanpercentile(w, 30, weights=np.ones_like(w), method='inverted_cdf')",
     "np.polynomial.polynomial.polyval(x, v)", "np.polynomial.chebyshev.chebmul(v, v)",

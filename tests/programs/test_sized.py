@@ -42,6 +42,10 @@ def pairs(given: dict[str, Any]) -> dict[str, tuple[Callable[[], Any], Callable[
             filled(np.unique(g), 17, -9), filled(np.unique_counts(np.nan_to_num(g, nan=9)).counts,
                                                  17, 0)]),
         "all": (lambda: xp.unique_all(m, size=3).inverse_indices, lambda: m),
+        "rows": (lambda: xp.unique(m * (y[:4, None] > 5), True, True, True, 0, size=5), lambda: [
+            np.concatenate([a, *[a[:1] * f] * 5])[:n] for a, n, f in zip(
+                np.unique(m * (y[:4, None] > 5), True, True, True, 0), (5, 5, 4, 5),
+                (1, 1, 0, 0), strict=True)]),
         "values": (lambda: xp.unique_values(e, size=2), lambda: np.zeros(2)),
         **{f: (lambda f=f: getattr(xp, f)(x, y, size=30, fill_value=99),
                lambda f=f: filled(getattr(np, f)(x, y), 30, 99)) for f in rows},

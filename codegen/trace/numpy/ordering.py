@@ -140,8 +140,8 @@ def top_k(x: Any, k: int, *, axis: int = -1) -> tuple[Array, Array]:
     largest. k: an integer, at most the extent (ShapeError). Along a split dim each rank finds its
     k largest, and these are compared.
 
-    >>> top_k(x, 1)
-    ([0.], [0]), ([1.], [0]), ([2.], [0]), ([3.], [0])
+    >>> top_k(np.array([1, 3, 2]) + axis_index("r"), 2)[0]
+    [3 2], [4 3], [5 4], [6 5]
     """
     reducing.no_complex(x, "spmd.top_k")
     array = as_array(x)

@@ -27,8 +27,8 @@ from codegen.trace.numpy.refused import REMEDIES
 def where(condition: Any, x: Any = None, y: Any = None) -> Array:
     if x is None or y is None:
         raise unsupported("np.where(mask), whose shape depends on data,",
-                          "x[mask] = v, x[mask].sum(); np.where(mask, x, y) keeps the "
-                          "shape")
+                          "spmd.numpy.where(mask, size=n), with the first n; x[mask] = v, "
+                          "x[mask].sum(), np.where(mask, x, y) need no size")
     return select(condition, x, y)
 
 

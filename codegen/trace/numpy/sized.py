@@ -14,13 +14,16 @@ import numpy as np
 
 
 def _kept(x: Any, mask: Any, size: int, fill: Any) -> Any:
-    """The first elements of a row where the mask holds; fill None: the first of them again."""
+    """The first elements along dim 0 where the mask holds; fill None: the first of them again."""
     at = np.where(mask, np.minimum(np.cumsum(mask) - 1, size), size)
-    made = np.zeros_like(x, shape=(size + 1,))  # the last place, which is cut off, gets the others
-    np.add.at(made, at, np.where(mask, x, np.zeros_like(made[-1])))
+    rest = x.shape[1:]
+    made = np.zeros_like(x, shape=(size + 1, *rest))  # the last one gets all others, and is cut off
+    wide = mask.reshape((x.shape[0], *[1] * len(rest)))
+    np.add.at(made, at, np.where(wide, x, np.zeros_like(made[-1])))
     made = made[:size]
     filling = made[:1] if fill is None else np.full_like(made, fill)
-    return np.where(np.arange(size) < np.sum(mask), made, filling) if size else made
+    there = (np.arange(size) < np.sum(mask)).reshape((size, *[1] * len(rest)))
+    return np.where(there, made, filling) if size else made
 
 
 def _places(x: Any) -> Any:
@@ -86,16 +89,30 @@ def trim_zeros(filt: Any, trim: str = "fb", *, size: int, fill_value: Any = 0) -
 
 def unique(
     ar: Any, return_index: bool = False, return_inverse: bool = False,
-    return_counts: bool = False, *, size: int, fill_value: Any = None,
+    return_counts: bool = False, axis: Any = None, *, size: int, fill_value: Any = None,
 ) -> Any:
-    """All NaN are equal. fill_value: the smallest element by default."""
-    x = _row(ar)
-    found = np.sort(x)
-    mask = _firsts(found)
+    """All NaN are equal. fill_value: the smallest element by default. axis: of its parts, whole."""
+    if axis is None:
+        x = _row(ar)
+        order = np.argsort(x, kind="stable") if return_index else None
+        found = np.sort(x)
+        mask = _firsts(found)
+    else:
+        x = np.moveaxis(ar, axis, 0)
+        rows = x.reshape(x.shape[0], -1)
+        order = np.lexsort(rows.T[::-1])
+        rows, found, mask = rows[order], x[order], np.ones_like(order, dtype=bool)
+        mask[1:] = np.any(rows[1:] != rows[:-1], axis=1)
     made = [_kept(found, mask, size, fill_value)]
+    if axis is not None:
+        made[0] = np.moveaxis(made[0], 0, axis)
     if return_index:
-        made.append(_kept(np.argsort(x, kind="stable"), mask, size, None))
-    if return_inverse:  # what stands behind is larger than all
+        made.append(_kept(order, mask, size, None))
+    if return_inverse and axis is not None:
+        at = np.zeros_like(order)
+        at[order] = np.cumsum(mask) - 1
+        made.append(at)
+    elif return_inverse:  # what stands behind is larger than all
         at = np.searchsorted(_kept(found, mask, size, found[-1]), x)
         made.append(at.reshape(np.shape(ar)))
     if return_counts:

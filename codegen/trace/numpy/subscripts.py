@@ -293,5 +293,5 @@ def refused(remedy: str = "") -> UnsupportedError:
         expected="element-wise functions, sums and means of x[mask], or x[mask] = v",
         found="a boolean array known only at run time",
         remedy=remedy or "np.where(mask, x, other) keeps the shape; np.max(x, where=mask, "
-        "initial=-np.inf) takes the chosen ones",
+        "initial=-np.inf) takes the chosen ones; spmd.numpy.extract(mask, x, size=n) has a length",
     )

@@ -150,13 +150,43 @@ def cholesky(x: Array) -> Array | None:
 # ---- LU with partial pivoting --------------------------------------------------------------------
 
 
+class Elimination:
+    """A is dealt by columns, so that a rank has what pivots are chosen from."""
+
+    def __init__(self, x: Array, axis: str) -> None:
+        self.dealt, self.axis = Dealt(x.shape[0], axis), axis
+        self.given = self.dealt.padded(linear.turned(x))
+
+    def down(self, k: Any, cols: Array, *sides: Array) -> tuple[list[Array], list[Array]]:
+        """What Lu makes of a panel; and, after that, the columns of A, and what is done to them is
+        done to."""
+        dealt, axis, begin = self.dealt, self.axis, k * self.dealt.block
+        panel = pbroadcast(dealt.panel(cols, k)[:, begin:], axis, root=dealt.owner(k))
+        factors = emitted(Lu(), panel)
+        lu, pivots, _ = factors
+        parts = [emitted(Swapped(_expr(begin)), part, pivots)[0] for part in (cols, *sides)]
+        mine = dealt.panel(parts[0], k)
+        mine[:, begin:] = picking.where(axis_index(axis) == dealt.owner(k), lu, mine[:, begin:])
+        return factors, [self.less(part, 0 if n else dealt.first(k + 1), dealt.columns(k), lu)
+                         for n, part in enumerate(parts)]
+
+    def less(self, part: Array, first: Any, columns: slice, lu: Array) -> Array:
+        """U of its rows from the first on, and what that leaves of the columns behind."""
+        upper, block = Triangular(lower=False, right=True, unit=True), self.dealt.block
+        made = emitted(upper, lu[:, :block], part[first:, columns])[0]
+        part[first:, columns] = made
+        part[first:, columns.stop :] -= made @ lu[:, block:]
+        return part
+
+
 def solve(x: Array, what: str, b: Array) -> Array | None:
-    """A is dealt by columns, so that a rank has what pivots are chosen from; b is split by columns.
-    What is done to A is done to b at once; then x follows from the last block to the first."""
+    """b is split by columns. What is done to A is done to b at once; then x follows from the last
+    block to the first."""
     axis = axis_of(x)
     if axis is None or not _large(x) or b.ndim != 2:
         return None
-    dealt, context = Dealt(x.shape[0], axis), x.context
+    steps = Elimination(x, axis)
+    dealt = steps.dealt
     sides = zeros((b.shape[1], dealt.width), x.dtype, layout=(axis, None))
     sides[:, : dealt.n] = linear.turned(b)
 
@@ -165,38 +195,42 @@ def solve(x: Array, what: str, b: Array) -> Array | None:
         return fori_loop(0, dealt.count, lambda k, y: up(dealt.count - 1 - k, cols, y), side)
 
     def down(k: Any, state: Any) -> Any:
-        cols, side = state
-        columns, begin = dealt.columns(k), k * dealt.block
-        panel = pbroadcast(dealt.panel(cols, k)[:, begin:], axis, root=dealt.owner(k))
-        lu, pivots, info = emitted(Lu(), panel)
+        (_, _, info), parts = steps.down(k, *state)
         hold(info, SINGULAR.format(what))
-        after, swapped = dealt.first(k + 1), Swapped(_expr(begin))
-        cols, side = (emitted(swapped, part, pivots)[0] for part in (cols, side))
-        mine = dealt.panel(cols, k)
-        mine[:, begin:] = picking.where(axis_index(axis) == dealt.owner(k), lu, mine[:, begin:])
-        beside = lu[:, dealt.block :]
-        cols = less(cols, after, columns, lu, beside)
-        return cols, less(side, 0, columns, lu, beside)
-
-    def less(part: Array, first: Any, columns: slice, lu: Array, beside: Array) -> Array:
-        """U of its rows from the first on, and what that leaves of the columns behind."""
-        made = emitted(upper, lu[:, : dealt.block], part[first:, columns])[0]
-        part[first:, columns] = made
-        part[first:, columns.stop :] -= made @ beside
-        return part
+        return tuple(parts)
 
     def up(k: Any, cols: Array, side: Array) -> Array:
         columns = dealt.columns(k)
         row = pbroadcast(dealt.panel(cols, k)[:, : columns.stop], axis, root=dealt.owner(k))
-        made = emitted(lower, row[:, columns], side[:, columns])[0]
+        made = emitted(Triangular(lower=True, right=True), row[:, columns], side[:, columns])[0]
         side[:, columns] = made
         side[:, : columns.start] -= made @ row[:, : columns.start]
         return side
 
-    upper = Triangular(lower=False, right=True, unit=True)
-    lower = Triangular(lower=True, right=True)
-    made = _mapped(context, axis, run, dealt.padded(linear.turned(x)), sides)
+    made = _mapped(x.context, axis, run, steps.given, sides)
     return as_array(linear.turned(made[:, : dealt.n]))
+
+
+def slogdet(x: Array) -> tuple[Array, Array] | None:
+    """Of the pivots, block after block."""
+    axis = axis_of(x)
+    if axis is None or not _large(x):
+        return None
+    steps = Elimination(x, axis)
+    dealt = steps.dealt
+
+    def run(own: Array) -> Any:
+        start = zeros((), x.dtype) + 1, zeros((), picking.real(x).dtype)
+        return fori_loop(0, dealt.count, step, (dealt.deal(own), *start))[1:]
+
+    def step(k: Any, state: Any) -> Any:
+        cols, sign, logs = state
+        (lu, *more), (cols,) = steps.down(k, cols)
+        by, plus = linear.pivots_product(lu[:, : dealt.block], *more)
+        return cols, sign * by, logs + plus
+
+    sign, logs = mapping.call(x.context, run, (steps.given,), {}, None, ((axis, None),), ((), ()))
+    return sign, logs
 
 
 # ---- Q and R of tall matrices --------------------------------------------------------------------
@@ -251,4 +285,4 @@ def _reflected(top: Array) -> Array:
     return as_array(fori_loop(0, top.shape[0], step, (top, zeros(top.shape[0], top.dtype)))[1])
 
 
-linear.BLOCKED.update(cholesky=cholesky, solve=solve, qr=qr)
+linear.BLOCKED.update(cholesky=cholesky, solve=solve, slogdet=slogdet, qr=qr)

@@ -47,12 +47,18 @@ def others(a: Any, tall: Any, m: Any, c: Any) -> dict[str, Any]:
     wide, least = np.linalg.svd(tall.swapaxes(-1, -2)), np.linalg.lstsq(m, c)
     full = np.linalg.qr(tall, "complete").Q
     sign, logarithm = np.linalg.slogdet(a)
+    both = a + a.swapaxes(-1, -2)
+    low = np.tril(both - 2 * np.eye(a.shape[-1]))  # the triangle that counts
+    u, s, v = np.linalg.svd(low, hermitian=True)
     return {
         "inv": np.linalg.inv(a), "gram": np.linalg.cholesky(m.T @ m), "wide": wide.S,
         "only_r": np.linalg.qr(tall, "r"),
         "all": abs(wide.U[..., 0]), "full": abs(full[..., :1]),
         "eigvalsh": np.linalg.eigvalsh(a, "U"), "eigvals": np.linalg.eigvals(a).sum(-1),
         "det": np.linalg.det(a), "sign": sign, "log": logarithm, "pinv": np.linalg.pinv(tall),
+        "pinvh": np.linalg.pinv(low, hermitian=True), "svdh": (u * s[..., None, :]) @ v, "sh": s,
+        "rankh": np.linalg.matrix_rank(low * (np.arange(6) > 0), hermitian=True),
+        "valuesh": np.linalg.svd(low, compute_uv=False, hermitian=True),
         "x": least[0], "residues": least[1], "rank": least[2], "values": least[3],
     }
 
@@ -127,10 +133,12 @@ def blocks(n: int = 18) -> Any:
     for k in spmd.range(2):
         total += np.linalg.solve(a + k * np.eye(n), b)
     q, r = np.linalg.qr(long)
+    sign, size = np.linalg.slogdet(z)
     u, s, v = np.linalg.svd(tall, full_matrices=False)
     return {
         "lower": np.linalg.cholesky(gram), "upper": np.linalg.cholesky(hermitian, upper=True),
         "solve": total, "vector": np.linalg.solve(z.T, z[0]), "r": np.linalg.qr(tall, "r"),
+        "det": np.linalg.det(a), "sign": sign, "log": size, "zero": np.linalg.det(a * 0),
         "complex": q, "corner": r, "u": abs(u), "svd": (u * s) @ v,
     }
 

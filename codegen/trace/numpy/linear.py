@@ -19,7 +19,7 @@ from codegen.symbolic import expr
 from codegen.trace.array import Array, as_array, number, wrap
 from codegen.trace.constants import broadcast_value
 from codegen.trace.expecting import AT, expect
-from codegen.trace.numpy import picking, products, reducing, shaping
+from codegen.trace.numpy import ordering, picking, products, reducing, shaping
 from codegen.trace.numpy.creation import arange, eye
 from codegen.trace.numpy.elementwise import (
     apply,
@@ -143,7 +143,9 @@ def qr(a: Any, mode: str = "reduced") -> Any:
 
 def svd(a: Any, full_matrices: bool = True, compute_uv: bool = True,
         hermitian: bool = False) -> Any:
-    """By LAPACK's gesdd, as NumPy's."""
+    """By LAPACK's gesdd, as NumPy's; of a hermitian matrix, by its eigenvalues."""
+    if hermitian:
+        return _hermitian_svd(a, compute_uv)
     kind, x = "N" if not compute_uv else "A" if full_matrices else "S", _matrix("svd", a)
     if kind != "A" and (tall := _blocked("qr", x)) is not None:
         if kind == "N":
@@ -153,6 +155,17 @@ def svd(a: Any, full_matrices: bool = True, compute_uv: bool = True,
     s, info, *vectors = emitted(Svd(kind), turned(x))
     hold(info, "np.linalg.svd did not converge")
     return _named("svd")(turned(vectors[0]), s, turned(vectors[1])) if vectors else s
+
+
+def _hermitian_svd(a: Any, vectors: bool) -> Any:
+    if not vectors:
+        return shaping.flip(ordering.sort(apply(np.absolute, eigvalsh(a))), -1)
+    w, u = eigh(a)
+    s = as_array(apply(np.absolute, w))
+    order = shaping.flip(ordering.argsort(s), -1)
+    u = picking.take_along_axis(u, order[..., None, :] + arange(u.shape[-1])[:, None] * 0, -1)
+    w, s = (picking.take_along_axis(x, order, -1) for x in (w, s))
+    return _named("svd")(u, s, adjoint(u * apply(np.sign, w)[..., None, :]))
 
 
 def svdvals(x: Any, /) -> Any:
@@ -298,7 +311,7 @@ def pinv(a: Any, rcond: Any = None, hermitian: bool = False, *, rtol: Any = 0) -
     x = _matrix("pinv", a)
     if rcond is None:
         rcond = _least(x) if rtol is None else rtol or 1e-15
-    u, s, v = svd(x, full_matrices=False)
+    u, s, v = svd(x, full_matrices=False, hermitian=hermitian)
     large = s > column(as_array(rcond, s.dtype)) * _largest(s)
     scaled = picking.where(large, 1 / picking.where(large, s, 1), 0)
     return adjoint(v) @ (column(scaled) * adjoint(u))
@@ -309,7 +322,13 @@ def pinv(a: Any, rcond: Any = None, hermitian: bool = False, *, rtol: Any = 0) -
 
 def slogdet(a: Any) -> Any:
     """Of elimination: the sign of the determinant, and the logarithm of its size."""
-    lu, pivots, info = emitted(Lu(), turned(_matrix("slogdet", a, square=True)))
+    x = _matrix("slogdet", a, square=True)
+    made = _blocked("slogdet", x)
+    return _named("slogdet")(*(made or pivots_product(*emitted(Lu(), turned(x)))))
+
+
+def pivots_product(lu: Array, pivots: Array, info: Array) -> tuple[Array, Array]:
+    """What `slogdet` gives, of factors."""
     diagonal = as_array(shaping.diagonal(lu, 0, -2, -1))
     size, regular = apply(np.absolute, diagonal), apply(np.equal, info, 0)
     kept = as_array(apply(np.not_equal, size, 0))
@@ -318,10 +337,8 @@ def slogdet(a: Any) -> Any:
     swaps = reducing.count_nonzero(pivots != stays, axis=-1)
     sign = reducing.prod(unit, axis=-1) * picking.where(swaps % 2 == 0, 1, -1).astype(lu.dtype)
     logs = reducing.sum_(apply(np.log, picking.where(kept, size, 1)), axis=-1)
-    return _named("slogdet")(
-        picking.where(regular, sign, 0).astype(lu.dtype),
-        picking.where(regular, logs, -np.inf).astype(size.dtype),
-    )
+    return (as_array(picking.where(regular, sign, 0).astype(lu.dtype)),
+            as_array(picking.where(regular, logs, -np.inf).astype(size.dtype)))
 
 
 def det(a: Any) -> Any:
@@ -333,7 +350,7 @@ def matrix_rank(A: Any, tol: Any = None, hermitian: bool = False, *, rtol: Any =
     x = as_array(A)
     if x.ndim < 2:
         return reducing.any_(x != 0).astype(np.int64)
-    s = svdvals(x)
+    s = svd(x, compute_uv=False, hermitian=hermitian)
     if tol is None:
         least = _largest(s) * (_least(s, x) if rtol is None else column(as_array(rtol, s.dtype)))
     else:

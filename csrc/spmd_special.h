@@ -35,25 +35,52 @@ SPMD_UNSIGNED(SPMD_DIVISORS)
 
 /* ---- parts of floats ---- */
 
-#define SPMD_PARTS(S, T, F)                                                                        \
+/* Of a type: its bits; libm's ending; the bits of its mantissa; what is added to exponents; its
+ * least normal number; a power of two that makes normal numbers of all, and its exponent; the
+ * greatest power of two; one that numbers are made smaller by, and how much.
+ * ldexp: three factors, of which the last one alone rounds, as in musl's scalbn. */
+#define SPMD_PARTS(S, T, U, I, F, MANTISSA, BIAS, NORMAL, SCALE, SCALED, GREATEST, DOWN, DOWN_BY)  \
     static inline T spmd_nextafter_##S(T a, T b) { return nextafter##F(a, b); }                    \
+    /* a times one of the first factors; *n is what is left */                                     \
+    static inline T spmd_nearer_##S(T a, I *n)                                                     \
+    {                                                                                              \
+        U over = *n > BIAS, under = *n < 1 - BIAS;                                                 \
+        *n += (I)(((0 - over) & (U)-BIAS) + ((0 - under) & DOWN_BY));                              \
+        return a * spmd_select_##S(over, GREATEST, spmd_select_##S(under, DOWN, 1));               \
+    }                                                                                              \
     static inline T spmd_ldexp_##S(T a, int64_t b)                                                 \
     {                                                                                              \
-        return ldexp##F(a, (int)spmd_max(spmd_min(b, 1 << 20), -(1 << 20)));                       \
+        I n = (I)spmd_max(spmd_min(b, 4 * BIAS), -4 * BIAS);                                       \
+        a = spmd_nearer_##S(a, &n);                                                                \
+        a = spmd_nearer_##S(a, &n);                                                                \
+        n = (I)spmd_max(spmd_min(n, BIAS), 1 - BIAS);                                              \
+        return a * spmd_from_bits_##S((U)(n + BIAS) << MANTISSA);                                  \
+    }                                                                                              \
+    /* whether a is 0, infinite or NaN; else its bits, those of a normal number */                 \
+    static inline U spmd_special_##S(T a, U *bits, U *small)                                       \
+    {                                                                                              \
+        T size = fabs##F(a);                                                                       \
+        *small = size < NORMAL;                                                                    \
+        *bits = spmd_bits_##S(spmd_select_##S(*small, a * SCALE, a));                              \
+        return (size == 0) | !(size < (T)INFINITY);                                                \
     }                                                                                              \
     static inline T spmd_mantissa_##S(T a)                                                         \
     {                                                                                              \
-        int exponent;                                                                              \
-        return frexp##F(a, &exponent);                                                             \
+        U bits, small, special = spmd_special_##S(a, &bits, &small);                               \
+        U ends = (U)(2 * BIAS + 1) << MANTISSA, half = (U)(BIAS - 1) << MANTISSA;                  \
+        return spmd_select_##S(special, a, spmd_from_bits_##S((bits & ~ends) | half));             \
     }                                                                                              \
     static inline int32_t spmd_exponent_##S(T a)                                                   \
     {                                                                                              \
-        int exponent;                                                                              \
-        frexp##F(a, &exponent);                                                                    \
-        return spmd_isfinite_##S(a) ? exponent : 0;                                                \
+        U bits, small, special = spmd_special_##S(a, &bits, &small);                               \
+        U exponent = (bits >> MANTISSA & (2 * BIAS + 1)) - (BIAS - 1) - ((0 - small) & SCALED);    \
+        return (int32_t)(exponent & (special - 1));                                                \
     }
 
-SPMD_FLOATS(SPMD_PARTS)
+SPMD_PARTS(f32, float, uint32_t, int32_t, f, 23, 127, 0x1p-126f, 0x1p25f, 25, 0x1p127f, 0x1p-102f,
+           102)
+SPMD_PARTS(f64, double, uint64_t, int64_t, , 52, 1023, 0x1p-1022, 0x1p54, 54, 0x1p1023, 0x1p-969,
+           969)
 
 /* ---- special functions: of floats as of doubles, rounded ---- */
 

@@ -32,12 +32,16 @@ BASE = "x86-64" if target.native().startswith("x86") else target.native()
 TYPES = {"float32": ("float", "f32"), "float64": ("double", "f64")}
 FUSED = "out[i] = spmd_sin_f64(a[i]) * b[i] + spmd_log_f64(b[i]) + spmd_pow_f64(a[i], 2.5);"
 
+# Exact ones, of a[i] and of b[i] as an integer.
+PARTS = {"ldexp": "spmd_ldexp_{}(a[i], (int64_t)b[i])", "mantissa": "spmd_mantissa_{}(a[i])",
+         "exponent": "spmd_exponent_{}(a[i])"}
+
 
 @pytest.fixture(scope="module")
 def libraries(once: Callable[..., Path]) -> dict[str, ctypes.CDLL]:
     """By instruction set: a library of loops over all functions, under the flags of images."""
-    headers = {"spmd_support.h", *(FUNCTIONS[name].header for name in NAMES)} - {""}
-    includes = "".join(f'#include "{h}"\n' for h in sorted(headers))
+    headers = {"spmd_support.h", "spmd_special.h", *(FUNCTIONS[name].header for name in NAMES)}
+    includes = "".join(f'#include "{h}"\n' for h in sorted(headers - {""}))
     source = ""
     start = "(const {0} *restrict a, const {0} *restrict b, {0} *restrict out, int64_t n)"
     loop = f"\nvoid {{1}}_{{2}}{start} {{{{ for (int64_t i = 0; i < n; i++) {{3}} }}}}"
@@ -46,6 +50,9 @@ def libraries(once: Callable[..., Path]) -> dict[str, ctypes.CDLL]:
         for c, ending in TYPES.values():
             call = f"(void)b, out[i] = spmd_{name}_{ending}({operands});"
             source += loop.format(c, name, ending, call)
+    for name, call in PARTS.items():
+        for c, ending in TYPES.values():
+            source += loop.format(c, name, ending, f"(void)b, out[i] = {call.format(ending)};")
     source += loop.format("double", "fused", "f64", FUSED)
     source = "\n".join([includes, *lane_lines(source), source])
 
@@ -139,4 +146,20 @@ def test_loops_vectorise(libraries: dict[str, ctypes.CDLL]) -> None:
     if "x86-64-v" not in target.native() or not said:
         pytest.skip("what gcc says for x86-64 with SSE 4.2 or more")
     lines = {int(n) for n in re.findall(r"elementary_\S+?\.c:(\d+):\d+: .*loop vectorized", said)}
-    assert len(lines) == 2 * len(NAMES) + 1, said
+    assert len(lines) == 2 * len(NAMES) + 2 * len(PARTS) + 1, said
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.filterwarnings("ignore")
+def test_parts_of_floats_are_exact(libraries: dict[str, ctypes.CDLL], dtype: str) -> None:
+    """Of all bits that there are, many of them subnormal; 0, infinity and NaN; far powers."""
+    rng, bits = np.random.default_rng(11), f"u{np.dtype(dtype).itemsize}"
+    any_bits = rng.integers(0, np.iinfo(bits).max, 20000, bits, endpoint=True)
+    small = any_bits & ~np.array(np.inf, dtype).view(bits)
+    a = np.concatenate([any_bits.view(dtype), small.view(dtype), arguments("exp", dtype)[0]])
+    b = rng.integers(-2500, 2500, len(a)) // rng.choice([1, 8, 99], len(a))
+    want = {"ldexp": np.ldexp(a, b), "mantissa": np.frexp(a)[0]}
+    want["exponent"] = np.where(np.isfinite(a), np.frexp(a)[1], 0)
+    for library in libraries.values():
+        for name, exact in want.items():
+            assert same(run(library, name, a, b.astype(dtype)), exact.astype(dtype)), name

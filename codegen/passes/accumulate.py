@@ -50,7 +50,7 @@ class _Adding:
             return None
         (store,), (call, *more) = what.acts, by.acts
         assert isinstance(store, Store)
-        if more or not isinstance(call, LibraryCall) or call.loops:
+        if more or by.begins or not isinstance(call, LibraryCall) or call.loops:
             return None
         shape = tuple(e for e in load.buffer.type.shape if e != 1)
         loops = tuple(v for v in store.loops if v.extent != 1)
@@ -62,6 +62,8 @@ class _Adding:
         if from_ != (expr.const(0), (shape[1], expr.const(1))) or column != 1:
             return None
         sign, rest = _split(store.value, load)
+        if rest is None or any(x.buffer is load.buffer for x in loads(rest)):
+            return None
         into, begins = store.buffer, what.begins
         if not begins and isinstance(rest, Load) and rest == Load(rest.buffer, store.offset) and (
             rest.buffer.type.shape == into.type.shape
@@ -75,9 +77,10 @@ class _Adding:
         if any(not isinstance(o.what, Do) or read & {x for x, _ in o.what.begins}
                for o in between):
             return None
-        if base is not None and rest is not None:
-            if any(x.buffer is base and x.offset != store.offset for x in loads(rest)):
-                return None
+        if base is not None and any(
+            x.buffer is base and x.offset != store.offset for x in loads(rest)
+        ):
+            return None
         made = added_to(call, sign, into, offset, row)
         if made is None or not expr.nonneg(row - shape[1]):
             return None
@@ -86,7 +89,6 @@ class _Adding:
                 return None
             made = replace(made, parts=tuple(
                 replace(p, buffer=into) if p.buffer is base else p for p in made.parts))
-        assert rest is not None
         acts = (made,) if alone else (replace(store, value=rest), made)
         found = dict.fromkeys(x for x, _ in begins)
         found |= dict.fromkeys(v for act in acts for v in memory_read(act))

@@ -256,7 +256,14 @@ def test_products_that_are_added_where_they_are_wanted() -> None:
         d[::2, :20] -= w[::2, :20] @ v
         e = 2 * w[:, :20] + w[:, 20:] @ v
         return {"a": a, "b": b, "c": c, "d": d, "e": e, "f": w[:, :20] @ v - d[:, :20],
-                "g": abs(w[:, :20] @ v + 1)}
+                "g": abs(w[:, :20] @ v + 1), **more(w, v)}
+
+    def more(w, v):
+        a, b = w * 1, w[:, 20:] @ v
+        a[:, :20] -= w[:, :20] @ v  # a sum is no product: a + w
+        twice, kept = w[:, 10:30] @ v, w[:, 5:25] @ v
+        return {"a2": a + w, "b2": b + b, "c2": twice * twice + twice, "d2": kept, "e2": kept - w[
+            :, :20], "f2": w[:, :20] @ v + w[:, 20:] @ v, "g2": w[:, 1:21] @ v - b @ v + w[0, 0]}
 
     @spmd.program(mesh=("r",))
     def program():
@@ -271,4 +278,4 @@ def test_products_that_are_added_where_they_are_wanted() -> None:
     plan = lower(program.capture()).plan
     calls = [w for step in plan.steps if isinstance(step, Phase) for w in step.work
              if isinstance(w, LibraryCall)]
-    assert [int(w.numbers[-1].value) for w in calls].count(0) == 2, "of c backwards, and g"
+    assert [int(w.numbers[-1].value) for w in calls].count(0) == 7, "c backwards, g, 5 more"

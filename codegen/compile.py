@@ -36,6 +36,7 @@ from codegen.passes.row_wise import row_wise
 from codegen.passes.schedule import scheduled
 from codegen.passes.settle import settled
 from codegen.passes.to_loops import looped
+from codegen.passes.turn import turned
 from codegen.passes.uniform import check_uniform
 from codegen.passes.whole_loops import with_whole_loops
 from codegen.plan.grammar import Plan
@@ -65,7 +66,7 @@ def lower(graph: Module) -> Levels:
     at("choosing what ranks hold, and what they send")
     graph = check(row_wise(check(in_pieces(check(compared(check_replicas(check(graph))))))))
     demands, program = with_whole_loops(split(graph), split)
-    graph, program = demands.graph, check_uniform(program)
+    graph, program = demands.graph, check_uniform(check(turned(program)))
     at("proving that sends and receives match")
     program = check(at_one_place(check(instrumented(check_matching(program)))))
     at("choosing loops and buffers")

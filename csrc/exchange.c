@@ -357,10 +357,32 @@ static int one_kind(spmd_hosted *me, spmd_rank *rank, spmd_exchange *exchange)
     return kind[exchange->kind](me, rank, exchange);
 }
 
+/* The only member of a group takes from itself what it takes; it meets nobody, and tells nobody. */
+static bool is_alone(const spmd_exchange *exchange)
+{
+    bool moves = exchange->kind == SPMD_PULL || exchange->kind == SPMD_REDUCE ||
+                 exchange->kind == SPMD_REDUCE_SCATTER;
+    return exchange->members == 1 && exchange->flow == SPMD_ALL && moves;
+}
+
+static void take_own(spmd_rank *rank, const spmd_exchange *exchange)
+{
+    spmd_box from, into;
+
+    for (int64_t wrap = 0; wrap < exchange->wraps; wrap++) {
+        exchange->pull(rank, spmd_wrap_of(exchange, exchange->position, wrap), &from, &into);
+        spmd_box_copy(rank->memory, &into, rank->memory, &from, exchange->size);
+    }
+}
+
 /* With strict barriers all members meet before anything moves, and again when everything has. */
 static int advance(spmd_hosted *me, spmd_rank *rank, spmd_exchange *exchange)
 {
     if (rank->stage == 0) {
+        if (is_alone(exchange)) {
+            take_own(rank, exchange);
+            return 1;
+        }
         if (!begin(me, rank, exchange))
             return 0;
         me->around = me->job->strict ? MEET_BEFORE : MOVE;

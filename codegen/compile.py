@@ -23,6 +23,7 @@ from codegen.passes.check_loops import check_loops
 from codegen.passes.check_memory import check_memory
 from codegen.passes.check_plan import check_finished, check_plan
 from codegen.passes.compare import compared
+from codegen.passes.enclose import enclosed
 from codegen.passes.expectations import at_one_place
 from codegen.passes.fuse import fused
 from codegen.passes.hoist import hoisted
@@ -73,7 +74,7 @@ def lower(graph: Module) -> Levels:
     loops = check_loops(looped(program, stored_values(program)))
     loops = check_loops(fused(check_loops(accumulated(loops))))
     memory = rotated(placed(loops))
-    plan = check_memory(memory, check_plan(scheduled(memory)))
+    plan = check_plan(enclosed(check_memory(memory, check_plan(scheduled(memory)))))
     exchanges = check_exchanges(plan)
     finished = check_finished(hoisted(settled(plan)))
     at("writing C")

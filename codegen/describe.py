@@ -23,7 +23,7 @@ from codegen.plan.grammar import (
     Phase,
     Plan,
 )
-from codegen.plan.steps import operations, step_buffers
+from codegen.plan.steps import operations, simple_works, step_buffers
 from codegen.plan.text import loops_text, plan_text
 from codegen.printer import module_text
 from codegen.symbolic.expr import Expr, to_json
@@ -101,12 +101,13 @@ def _operation(number: int, step: Phase | Exchange | Expect) -> dict[str, Any]:
             row |= {"kind": "expect", "check": step.check}
         case Phase():
             row["phase"] = step.name
-            parts = [p for w in step.work for p in (w.parts if isinstance(w, Nest) else (w,))]
+            works = simple_works(step)
+            parts = [p for w in works for p in (w.parts if isinstance(w, Nest) else (w,))]
             if lines := sorted({p.place.line for p in parts if p.place}):
                 row["lines"] = [lines[0], lines[-1]]
-            row["libraries"] = sorted({k for w in step.work if isinstance(w, LibraryCall)
+            row["libraries"] = sorted({k for w in works if isinstance(w, LibraryCall)
                                        for k in w.routines})
-            row["kernels"] = sorted({w.symbol for w in step.work if isinstance(w, KernelCall)})
+            row["kernels"] = sorted({w.symbol for w in works if isinstance(w, KernelCall)})
     return row
 
 

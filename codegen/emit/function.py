@@ -6,7 +6,7 @@ Always holds: what a function uses is known when its lines are; nobody reads the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from codegen.dtypes import DType
 from codegen.emit.expressions import applied, cast, single
@@ -23,15 +23,20 @@ from codegen.functions import FUNCTIONS
 from codegen.plan.grammar import (
     Apply,
     Bound,
+    Branch,
     Buffer,
+    Choice,
     Integer,
     Kept,
     Literal,
     Load,
+    Loop,
     Node,
     Runtime,
+    Turns,
     Var,
 )
+from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 from codegen.symbolic.spelling import Binds, Text, within
 
@@ -82,6 +87,42 @@ class CFunction:
         for v in long:
             self.loop(v)
         return len(long)
+
+    def turns(self, counter: str, loop: Loop | Turns) -> str:
+        """start; test; advance of a loop that counts."""
+        start, step = (self.integer(e, Binds.CHOICE) for e in (loop.start, loop.step))
+        test = ""
+        if loop.stop is not None:
+            stop = self.integer(loop.stop)
+            forward = not (loop.step.is_const and loop.step.value < 0)
+            test = f"{counter} {'<' if forward else '>'} {stop}"
+            if not loop.step.is_const:
+                by = self.integer(loop.step)
+                test = f"{by} > 0 ? {counter} < {stop} : {by} < 0 && {counter} > {stop}"
+        advance = f"{counter}++" if loop.step == 1 else f"{counter} += {step}"
+        if loop.stop is not None and not _stays_far(loop.stop, loop.step):
+            advance = f"{counter} = spmd_next({counter}, {step})"
+        return f"{counter} = {start}; {test}; {advance}"
+
+    def arms(self, branch: Branch | Choice) -> Iterator[int]:
+        """Opens each arm in turn; closes the last one."""
+        last = len(branch.arms) - 1
+        for k in range(last + 1):
+            test = f"if ({self.chooses(branch.on, k)}) {{" if k < last else "{"
+            if k:
+                self.depth -= 1
+            self.open(f"}} else {test}" if k else test)
+            yield k
+        self.close()
+
+    def chooses(self, on: Expr | Load, arm: int) -> str:
+        """Whether this is the arm: the first one for all numbers up to 0."""
+        if isinstance(on, Expr):
+            return self.integer(expr.eq(on, arm) if arm else expr.le(on, 0), Binds.CHOICE)
+        value = self.load(on.buffer, on.offset)
+        if on.buffer.dtype.kind == "b":
+            return value if arm else f"!{value}"
+        return f"{value} {'==' if arm else '<='} {arm}"
 
     def quote(self, place: Place | None, what: str = "") -> None:
         """The line of the source that what follows comes from, where it is another one."""
@@ -137,6 +178,12 @@ class CFunction:
         if node.dtype.size == 2 and node.dtype.kind == "f":
             return rounded(text, node.dtype)
         return text
+
+
+def _stays_far(stop: Expr, step: Expr) -> bool:
+    """Whether a counter that passes its stop by less than a step is an int64 for sure."""
+    far = stop.is_const and step.is_const and abs(stop.value) + abs(step.value) < 2**62
+    return far or step in (1, -1)
 
 
 def dtype_of(node: Node) -> DType:

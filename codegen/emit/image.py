@@ -31,7 +31,7 @@ from codegen.plan.grammar import (
     Print,
 )
 from codegen.plan.names import identifier
-from codegen.plan.steps import walk_steps
+from codegen.plan.steps import simple_works, walk_steps
 from codegen.symbolic.expr import Expr, Sym
 from codegen.symbolic.spelling import Binds
 
@@ -103,7 +103,7 @@ def emit(plan: Plan) -> CSource:
 
 def _headers(plan: Plan, body: str) -> list[str]:
     steps = list(walk_steps(plan.steps))
-    work = [w for s in steps if isinstance(s, Phase) for w in s.work]
+    work = [w for s in steps if isinstance(s, Phase) for w in simple_works(s)]
     wanted = {
         "spmd_image.h": True,
         "spmd_fold.h": any(isinstance(s, Exchange) and s.fn for s in steps),
@@ -166,7 +166,7 @@ def _routines(plan: Plan) -> list[str]:
         for k, r in enumerate(plan.libraries)
     )
     called = {w.function.name: w.function for s in walk_steps(plan.steps) if isinstance(s, Phase)
-              for w in s.work if isinstance(w, LibraryCall)}
+              for w in simple_works(s) if isinstance(w, LibraryCall)}
     return [_BLAS + names, *(
         wrapped(f"static void {f.name}(", ["void *const *library", f.parameters], ")")
         + f"\n{{\n{indent(f.text.strip(), '    ')}\n}}\n" for f in called.values()

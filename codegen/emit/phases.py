@@ -6,7 +6,7 @@ Always holds: a phase function is handed everything; it reads neither the rank n
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from codegen.emit.cutting import NOINLINE
 from codegen.emit.expressions import applied, single
@@ -17,6 +17,7 @@ from codegen.functions import FUNCTIONS, neutral
 from codegen.plan.grammar import (
     Argument,
     Buffer,
+    Choice,
     KernelCall,
     Lane,
     LibraryCall,
@@ -25,6 +26,7 @@ from codegen.plan.grammar import (
     Phase,
     Reduce,
     Store,
+    Turns,
     Work,
 )
 from codegen.symbolic import expr
@@ -43,9 +45,7 @@ class PhaseWriter(NestWriter):
         self.library = False
 
     def write(self) -> str:
-        for work in self.phase.work:
-            self.quote(work.place)
-            self.work(work)
+        self.works(self.phase.work)
         head = wrapped(f"static void {self.phase.name}(", self.signature() or ["void"], ")")
         named = ((p.sym.name, str(p.formula)) for p in self.phase.parameters)
         intro = comment("compute phase", *(f"  {n} = {text}" for n, text in named if n != text))
@@ -61,6 +61,11 @@ class PhaseWriter(NestWriter):
         out += [f"const double {n}" for n in self.runtimes]
         return [*out, "void *const *library"] if self.library else out
 
+    def works(self, works: Sequence[Work]) -> None:
+        for work in works:
+            self.quote(work.place)
+            self.work(work)
+
     def work(self, work: Work) -> None:
         match work:
             case Store():
@@ -73,6 +78,13 @@ class PhaseWriter(NestWriter):
                 self.call(work)
             case KernelCall():
                 self.kernel(work)
+            case Turns():
+                self.open(f"for (int64_t {self.turns(work.sym.name, work)}) {{")
+                self.works(work.body)
+                self.close()
+            case Choice():
+                for k in self.arms(work):
+                    self.works(work.arms[k])
             case Reduce():
                 raise AssertionError("passes/settle.py leaves no Reduce")
 

@@ -33,8 +33,6 @@ from codegen.plan.grammar import (
     Step,
 )
 from codegen.plan.steps import operations
-from codegen.symbolic import expr
-from codegen.symbolic.expr import Expr
 from codegen.symbolic.spelling import Binds
 
 
@@ -134,7 +132,8 @@ class ControlWriter:
 
     def loop(self, loop: Loop) -> None:
         self.f.quote(loop.place)
-        self.f.open(f"for ({self.loop_head(loop)}) {{")
+        counter = None if loop.counter is None else self.places.symbol(loop.counter)
+        self.f.open(f"for ({self.f.turns(counter, loop) if counter else ';;'}) {{")
         if loop.flag is not None:
             self.steps(loop.condition)
             self.f.line(f"if (!{self.f.value(loop.flag)[0]}) break;")
@@ -144,25 +143,6 @@ class ControlWriter:
                 self.f.line(f"spmd_swap(r, {self.places.number(a)}, {self.places.number(b)});")
         self.f.close()
 
-    def loop_head(self, loop: Loop) -> str:
-        """start; test; advance of a loop. A while loop has none of them."""
-        if loop.counter is None:
-            return ";;"
-        c = self.places.symbol(loop.counter)
-        start, step = (self.f.integer(e, Binds.CHOICE) for e in (loop.start, loop.step))
-        test = ""
-        if loop.stop is not None:
-            stop = self.f.integer(loop.stop)
-            forward = not (loop.step.is_const and loop.step.value < 0)
-            test = f"{c} {'<' if forward else '>'} {stop}"
-            if not loop.step.is_const:
-                by = self.f.integer(loop.step)
-                test = f"{by} > 0 ? {c} < {stop} : {by} < 0 && {c} > {stop}"
-        advance = f"{c}++" if loop.step == 1 else f"{c} += {step}"
-        if loop.stop is not None and not _stays_far(loop.stop, loop.step):
-            advance = f"{c} = spmd_next({c}, {step})"
-        return f"{c} = {start}; {test}; {advance}"
-
     def let(self, let: Let) -> None:
         value = self.f.load(let.value.buffer, let.value.offset)
         self.f.line(f"{self.places.symbol(let.counter)} = {value};")
@@ -170,23 +150,8 @@ class ControlWriter:
     def branch(self, branch: Branch) -> None:
         on = "data" if isinstance(branch.on, Load) else "the index"
         self.f.quote(branch.place, f"branch on {on}: ")
-        last = len(branch.arms) - 1
-        for k, arm in enumerate(branch.arms):
-            test = f"if ({self.chooses(branch.on, k)}) {{" if k < last else "{"
-            if k:
-                self.f.depth -= 1
-            self.f.open(f"}} else {test}" if k else test)
-            self.steps(arm)
-        self.f.close()
-
-    def chooses(self, on: Expr | Load, arm: int) -> str:
-        """Whether this is the arm: the first one for all numbers up to 0."""
-        if isinstance(on, Expr):
-            return self.f.integer(expr.eq(on, arm) if arm else expr.le(on, 0), Binds.CHOICE)
-        value = self.f.load(on.buffer, on.offset)
-        if on.buffer.dtype.kind == "b":
-            return value if arm else f"!{value}"
-        return f"{value} {'==' if arm else '<='} {arm}"
+        for k in self.f.arms(branch):
+            self.steps(branch.arms[k])
 
     def default(self, default: Default) -> None:
         self.f.line(f"/* default of {default.name} */")
@@ -240,12 +205,6 @@ def _switch(name: str, first: int, f: RankFunction) -> str:
     f.lines = ["    switch (r->pc) {", f"    case {first}:", *(f.lines or ["        break;"])]
     body = f"{f.body()}\n    }}\n    return SPMD_DONE;"
     return f"static int {name}(spmd_rank *r)\n{{\n{body}\n}}\n"
-
-
-def _stays_far(stop: Expr, step: Expr) -> bool:
-    """Whether a counter that passes its stop by less than a step is an int64 for sure."""
-    far = stop.is_const and step.is_const and abs(stop.value) + abs(step.value) < 2**62
-    return far or step in (1, -1)
 
 
 def c_string(text: str) -> str:

@@ -22,11 +22,11 @@ from codegen.plan.grammar import (
     Node,
     Phase,
     Plan,
+    Simple,
     Step,
-    Work,
 )
 from codegen.plan.indexing import leaves
-from codegen.plan.steps import step_buffers, walk_steps, work_buffers
+from codegen.plan.steps import simple_works, step_buffers, walk_steps, work_buffers
 
 Key = int | str  # a buffer's number, or the name of what a nest keeps
 
@@ -63,12 +63,12 @@ def _tasks(step: Step) -> Iterator[_Task]:
         if step.pull_into is not None and step.pull_from is not None:
             yield _Task({step.pull_into.buffer.number}, {step.pull_from.buffer.number}, 1)
     elif isinstance(step, Phase):
-        for work in step.work:
+        for work in simple_works(step):
             for part in work.parts if isinstance(work, Nest) else (work,):
                 yield _task(part)
 
 
-def _task(part: Work | Keep) -> _Task:
+def _task(part: Simple | Keep) -> _Task:
     if isinstance(part, LibraryCall | KernelCall):  # what they write, they may also read
         touched: set[Key] = {b.number for b in work_buffers(part)}
         return _Task(touched, touched, 8)

@@ -28,9 +28,10 @@ from codegen.plan.grammar import (
     Plan,
     Print,
     Step,
+    Turns,
 )
 from codegen.plan.names import buffer_names, identifier
-from codegen.plan.steps import mapped_steps
+from codegen.plan.steps import mapped_steps, walk_works
 from codegen.symbolic import expr
 from codegen.symbolic.block_laws import by_parts, written
 from codegen.symbolic.expr import Call, Expr, Sym
@@ -87,7 +88,8 @@ class _Hoisting:
         return step
 
     def phase(self, phase: Phase) -> Phase:
-        inside = _Inside(self.buffers)
+        turns = (w.sym.name for w in walk_works(phase.work) if isinstance(w, Turns))
+        inside = _Inside((*self.buffers, *turns))
         work = mapped(phase.work, inside)
         parameters = tuple(
             PhaseParameter(sym, e, self.once(e, f"{phase.name}_{sym.name}"))

@@ -7,13 +7,14 @@ Always holds: every point is computed as before; the order is another one where 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from codegen.dtypes import FLOAT32, FLOAT64, DType
 from codegen.errors import Place
 from codegen.functions import OPENMP, neutral
 from codegen.plan.grammar import (
+    Choice,
     Keep,
     Lane,
     Literal,
@@ -21,9 +22,11 @@ from codegen.plan.grammar import (
     Phase,
     Plan,
     Reduce,
+    Simple,
     Step,
     Store,
     Sweep,
+    Turns,
     Work,
 )
 from codegen.plan.indexing import positions, ravel, waiting_room
@@ -41,12 +44,25 @@ def settled(plan: Plan) -> Plan:
     def run(step: Step) -> Step:
         if not isinstance(step, Phase):
             return step
-        return replace(step, work=tuple(w for work in step.work for w in _works(work)))
+        return replace(step, work=_all(step.work))
 
     return replace(plan, steps=mapped_steps(plan.steps, run))
 
 
 def _works(work: Work) -> Iterator[Work]:
+    if isinstance(work, Turns):
+        yield replace(work, body=_all(work.body))
+    elif isinstance(work, Choice):
+        yield replace(work, arms=tuple(map(_all, work.arms)))
+    else:
+        yield from _simple(work)
+
+
+def _all(works: Iterable[Work]) -> tuple[Work, ...]:
+    return tuple(w for work in works for w in _works(work))
+
+
+def _simple(work: Simple) -> Iterator[Work]:
     if isinstance(work, Reduce) and work.rows:
         *outer, row = work.loops
         part = replace(work, loops=(*outer, *work.inner, row))

@@ -16,8 +16,8 @@ from codegen.plan import grammar as g
 from codegen.symbolic.expr import Expr
 
 _INSIDE = (
-    g.Apply, g.Argument, g.Bound, g.Box, g.LibraryCall, g.Exchange, g.Integer, g.Keep, g.KernelCall,
-    g.Lane, g.Load, g.Nest, g.Part, g.Reduce, g.Store, g.Sweep, g.Var,
+    g.Apply, g.Argument, g.Bound, g.Box, g.Choice, g.LibraryCall, g.Exchange, g.Integer, g.Keep,
+    g.KernelCall, g.Lane, g.Load, g.Nest, g.Part, g.Reduce, g.Store, g.Sweep, g.Turns, g.Var,
 )
 _PLAIN = ("DType", "DType | None", "Place | None", "Sym", "bool", "int", "int | None", "str",
           "M | None", "tuple[M, ...]", "Caller", "tuple[int, ...]")

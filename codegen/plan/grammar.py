@@ -5,7 +5,7 @@
     Step     = Phase | Exchange | Loop | Let | Branch | Default | Print | Expect
     Phase    = a compute phase: Work in order
     Work     = Store | Reduce | Nest | Lane | LibraryCall | KernelCall
-               over loop variables
+               over loop variables; Turns | Choice of Work: loops and branches that only compute
     Nest     = sweeps one after the other within common loops; Sweep = Keep | Store | Reduce in one
     Node     = Literal | Integer | Runtime | Load | Kept | Apply    the scalar at one point
 
@@ -314,7 +314,29 @@ class KernelCall(Generic[M]):
     place: Place | None = None
 
 
-Work = Store[M] | Reduce[M] | Nest[M] | Lane[M] | LibraryCall[M] | KernelCall[M]
+@dataclass(frozen=True)
+class Turns(Generic[M]):
+    """A loop inside of a phase: its body in every turn, for `sym` from start to stop."""
+
+    sym: Sym
+    start: Expr
+    stop: Expr
+    step: Expr
+    body: tuple[Work[M], ...]
+    place: Place | None = None
+
+
+@dataclass(frozen=True)
+class Choice(Generic[M]):
+    """A branch inside of a phase, as a Branch is."""
+
+    on: Expr | Load[M]
+    arms: tuple[tuple[Work[M], ...], ...]
+    place: Place | None = None
+
+
+Simple = Store[M] | Reduce[M] | Nest[M] | Lane[M] | LibraryCall[M] | KernelCall[M]
+Work = Simple[M] | Turns[M] | Choice[M]
 
 
 # ---- steps of the control program ----------------------------------------------------------------

@@ -13,6 +13,7 @@ from codegen.plan.grammar import (
     Argument,
     Branch,
     Buffer,
+    Choice,
     Default,
     Exchange,
     Expect,
@@ -33,8 +34,10 @@ from codegen.plan.grammar import (
     Print,
     Reduce,
     Runtime,
+    Simple,
     Step,
     Store,
+    Turns,
     Work,
 )
 from codegen.plan.indexing import loads
@@ -66,6 +69,25 @@ def inner_steps(step: Step) -> tuple[tuple[Step, ...], ...]:
     return ()
 
 
+def inner_works(work: Work[M]) -> tuple[tuple[Work[M], ...], ...]:
+    if isinstance(work, Turns):
+        return (work.body,)
+    return work.arms if isinstance(work, Choice) else ()
+
+
+def walk_works(works: Sequence[Work[M]]) -> Iterator[Work[M]]:
+    """Every work of a phase, outer first."""
+    for work in works:
+        yield work
+        for inner in inner_works(work):
+            yield from walk_works(inner)
+
+
+def simple_works(phase: Phase) -> list[Simple]:
+    """What a phase does, without the loops and branches around it."""
+    return [w for w in walk_works(phase.work) if not isinstance(w, Turns | Choice)]
+
+
 def mapped_steps(steps: Sequence[Step], f: Callable[[Step], Step]) -> tuple[Step, ...]:
     """The steps with f(step) in the place of each, outer ones first."""
     return tuple(_inside(f(step), f) for step in steps)
@@ -86,7 +108,7 @@ def _inside(step: Step, f: Callable[[Step], Step]) -> Step:
 def step_buffers(step: Step) -> Iterator[Buffer]:
     """Every buffer that a step itself (not a step inside it) touches."""
     if isinstance(step, Phase):
-        for work in step.work:
+        for work in walk_works(step.work):
             yield from work_buffers(work)
     elif isinstance(step, Exchange):
         yield from (box.buffer for box in step.boxes)
@@ -119,6 +141,8 @@ def memory_read(act: Work[M] | Exchange[M] | Print[M] | Expect[M]) -> Iterator[M
         yield from (x for a in act.arguments if not a.writes and (x := array_of(a)) is not None)
     elif isinstance(act, Exchange):
         yield from (box.buffer for box in (act.pull_from, act.send) if box is not None)
+    elif isinstance(act, Choice) and isinstance(act.on, Load):
+        yield act.on.buffer
 
 
 def memory_written(
@@ -134,7 +158,7 @@ def memory_written(
         yield from (part.buffer for part in work.parts if part.writes)
     elif isinstance(work, KernelCall):
         yield from (x for a in work.arguments if a.writes and (x := array_of(a)) is not None)
-    elif not isinstance(work, Keep | Print | Expect):
+    elif not isinstance(work, Keep | Print | Expect | Turns | Choice):
         yield work.buffer
         if isinstance(work, Store) and work.waiting is not None:
             yield work.waiting

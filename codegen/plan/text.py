@@ -13,6 +13,7 @@ from codegen.plan.grammar import (
     Box,
     Branch,
     Buffer,
+    Choice,
     Default,
     Exchange,
     Expect,
@@ -33,8 +34,10 @@ from codegen.plan.grammar import (
     Print,
     Reduce,
     Runtime,
+    Simple,
     Step,
     Store,
+    Turns,
     Var,
     Work,
 )
@@ -141,8 +144,7 @@ def _steps(steps: Sequence[Step], indent: str) -> Iterator[str]:
         elif isinstance(step, Let):
             yield f"{indent}let {step.counter.name} be {node_text(step.value)}{where}"
         elif isinstance(step, Branch):
-            on = node_text(step.on) if isinstance(step.on, Load) else f"index: {step.on}"
-            yield f"{indent}branch on {on}{where}"
+            yield f"{indent}branch on {_on(step.on)}{where}"
             for k, arm in enumerate(step.arms):
                 yield f"{indent}  arm {k}"
                 yield from _steps(arm, indent + "    ")
@@ -158,6 +160,20 @@ def _steps(steps: Sequence[Step], indent: str) -> Iterator[str]:
 
 
 def _work(work: Work, indent: str) -> Iterator[str]:
+    if isinstance(work, Turns):
+        where = f"  # line {work.place.line}" if work.place else ""
+        yield (f"{indent}for {work.sym.name} from {work.start} to {work.stop} "
+               f"step {work.step}{where}")
+        for inner in work.body:
+            yield from _work(inner, indent + "  ")
+        return
+    if isinstance(work, Choice):
+        yield f"{indent}branch on {_on(work.on)}"
+        for k, arm in enumerate(work.arms):
+            yield f"{indent}  arm {k}"
+            for inner in arm:
+                yield from _work(inner, indent + "    ")
+        return
     if not isinstance(work, Nest):
         yield indent + work_text(work)
         return
@@ -172,6 +188,10 @@ def _work(work: Work, indent: str) -> Iterator[str]:
                 yield f"{indent}    {part.name} is {made}"
             else:
                 yield f"{indent}    {work_text(replace(part, loops=()))}"
+
+
+def _on(on: Expr | Load) -> str:
+    return node_text(on) if isinstance(on, Load) else f"index: {on}"
 
 
 # Which members each one reads.
@@ -211,7 +231,7 @@ def _at(buffer: Buffer, offset: Expr) -> str:
     return f"{buffer.name}[{offset}]"
 
 
-def work_text(work: Work) -> str:
+def work_text(work: Simple) -> str:
     if isinstance(work, Store):
         how = "=" if work.combine == "set" else f"{work.combine}="
         tests = "".join(f" where {b.sym.name} = {node_text(b.node)}" for b in work.bounds)

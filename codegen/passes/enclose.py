@@ -1,0 +1,142 @@
+"""Loops that only compute become compute phases: a compiler of C sees them whole.
+
+Goes in: a Plan. Comes out: the Plan whose small loops, with the branches and loops in them, are
+phases of their own: a turn calls nothing, and looks nothing up.
+Always holds: such a phase has an end that is near; what takes long stays a loop of steps, so that
+others see where a rank is, and its exchanges and checks stay where they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import prod
+
+from codegen.fresh import Fresh
+from codegen.plan.exprs import mapped
+from codegen.plan.grammar import (
+    Branch,
+    Choice,
+    Lane,
+    Loop,
+    Nest,
+    Phase,
+    Plan,
+    Reduce,
+    Step,
+    Store,
+    Turns,
+    Var,
+    Work,
+)
+from codegen.plan.names import buffer_names, identifier
+from codegen.plan.steps import walk_steps
+from codegen.symbolic import expr
+from codegen.symbolic.estimate import upper_bound
+from codegen.symbolic.expr import Expr, Sym
+from codegen.symbolic.facts import with_bounds
+
+SMALL = 16  # points of a work for which what is around it counts
+LONGEST = 2**27  # points of a phase: it takes a fraction of a second
+MANY = 2**20  # ranks along an axis
+MOST = 64  # works in one function: compilers take more than linear time for it
+
+
+def enclosed(plan: Plan) -> Plan:
+    """The Plan with its small loops in phases."""
+    return replace(plan, steps=_Enclosing(plan).steps(plan.steps))
+
+
+class _Enclosing:
+    def __init__(self, plan: Plan) -> None:
+        self.taken = Fresh(buffer_names(plan).values())
+        self.most: dict[Expr, int] = {}
+
+    def steps(self, steps: Sequence[Step]) -> tuple[Step, ...]:
+        return tuple(map(self.step, steps))
+
+    def step(self, step: Step) -> Step:
+        if isinstance(step, Loop):
+            if 0 < self.points(step) <= LONGEST and 0 < _works(step) <= MOST:
+                return self.phase(step)
+            return replace(step, body=self.steps(step.body))
+        if isinstance(step, Branch):
+            return replace(step, arms=tuple(map(self.steps, step.arms)))
+        return step
+
+    # ---- how much it is --------------------------------------------------------------------------
+
+    def points(self, step: Step) -> int:
+        """At most so many are computed in a step; 0: that is not known, or it is no small work."""
+        if isinstance(step, Phase):
+            some = [self.of_work(work) for work in step.work]
+            return sum(some) if all(0 < n <= SMALL for n in some) else 0
+        if isinstance(step, Branch):
+            some = [self.points(one) for arm in step.arms for one in arm]
+            return 1 + sum(some) if all(some) else 0
+        if not isinstance(step, Loop) or step.counter is None or step.flag or step.rotate:
+            return 0
+        if step.stop is None or not step.step.is_const or step.step == 0:
+            return 0
+        some = [self.points(one) for one in step.body]
+        size = abs(step.step.value)
+        ahead = (step.stop - step.start) * (1 if step.step.value > 0 else -1)
+        return self.bound(ahead + size - 1) // size * sum(some) if some and all(some) else 0
+
+    def of_work(self, work: Work) -> int:
+        match work:
+            case Store():
+                return self.of_loops(work.loops)
+            case Reduce():
+                return self.of_loops((*work.loops, *work.inner))
+            case Lane():
+                return self.of_loops((*work.loops, work.along))
+            case Nest():
+                return self.of_loops(work.loops) * sum(self.of_loops(s.loops) for s in work.sweeps)
+        return 0
+
+    def of_loops(self, loops: Sequence[Var]) -> int:
+        return prod(self.bound(v.extent) for v in loops)
+
+    def bound(self, e: Expr) -> int:
+        """The most that it may be, and at least 1; beyond all limits where that is not known."""
+        if e not in self.most:
+            inside = with_bounds(e.symbols())
+            most = upper_bound(e, (s for s in inside if s.kind not in ("size", "scalar")))
+            sizes = [s for s in most.symbols() if s.kind == "size"]
+            ends = [most.subst({s: expr.const(n) for s in sizes}) for n in (1, MANY)]
+            known = all(end.is_const for end in ends)
+            self.most[e] = max(1, *(end.value for end in ends)) if known else LONGEST + 1
+        return self.most[e]
+
+    # ---- what it becomes -------------------------------------------------------------------------
+
+    def phase(self, loop: Loop) -> Phase:
+        first = next(s for s in walk_steps((loop,)) if isinstance(s, Phase))
+        return replace(first, work=self.works((loop,), {}), place=loop.place)
+
+    def works(self, steps: Sequence[Step], names: Mapping[Sym, Expr]) -> tuple[Work, ...]:
+        """Of steps that only compute. names: what the counters around them are called there."""
+        made: list[Work] = []
+        for step in steps:
+            if isinstance(step, Phase):
+                made += mapped(step.work, lambda e: e.subst(names))
+            elif isinstance(step, Branch):
+                on = mapped(step.on, lambda e: e.subst(names))
+                arms = tuple(self.works(arm, names) for arm in step.arms)
+                made.append(Choice(on, arms, step.place))
+            else:
+                made.append(self.turns(step, names))
+        return tuple(made)
+
+    def turns(self, loop: Step, names: Mapping[Sym, Expr]) -> Turns:
+        assert isinstance(loop, Loop) and loop.counter is not None and loop.stop is not None
+        counter = loop.counter
+        sym = Sym(self.taken.name(identifier(counter.name)), "var", counter.lo, counter.hi)
+        start, stop = loop.start.subst(names), loop.stop.subst(names)
+        body = self.works(loop.body, {**names, counter: expr.symbol(sym)})
+        return Turns(sym, start, stop, loop.step, body, loop.place)
+
+
+def _works(step: Step) -> int:
+    return sum(len(s.work) for s in walk_steps((step,)) if isinstance(s, Phase))

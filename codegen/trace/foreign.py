@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from codegen import dtypes
+from codegen.errors import TracedValueError
 from codegen.places import is_library_file, user_frame
 from codegen.trace import known
 from codegen.trace.array import Array, as_array, is_traced
@@ -221,13 +222,26 @@ def library(function: Function, ours: Function | None = None) -> Function:
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if is_unknown(args, kwargs):
-            return (ours or function)(*args, **kwargs)
+            return ours(*args, **kwargs) if ours else _tried(function, args, kwargs)
         given, options = known.plain(args, True), known.plain(kwargs, True)
         held = {id(known.root(x)) for x in tree.leaves((given, options, _arrays_of(function)))
                 if isinstance(x, np.ndarray)}
         return known.taken(function(*given, **options), held)
 
     return call
+
+
+def _tried(function: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """A library's function of arrays of the program: it works where all that it does is NumPy's."""
+    try:
+        return function(*args, **kwargs)
+    except TracedValueError as error:
+        if error.expected == "a NumPy array":
+            name = getattr(function, "__qualname__", type(function).__name__)
+            root = _root(function) or _root(type(function))
+            error.remedy = (f"{name} of {root} asks for the elements while building: write what it "
+                            "computes with NumPy's functions, or with @spmd.kernel")
+        raise
 
 
 def _arrays_of(function: Any) -> list[Any]:

@@ -223,7 +223,8 @@ def apply(
     function = BY_UFUNC.get(ufunc.__name__) if is_known(ufunc) else None
     if function is None:
         remedy = REMEDIES.get(ufunc.__name__, KERNEL)
-        raise unsupported(f"np.{ufunc.__name__}", remedy)
+        own = getattr(np, ufunc.__name__, None) is ufunc
+        raise unsupported(f"{'np' if own else 'scipy.special'}.{ufunc.__name__}", remedy)
     context = require_context(f"np.{ufunc.__name__}")
     loop = loop_dtypes(ufunc, operands, dtype)
     if ufunc is np.power and loop[-1].kind == "i":

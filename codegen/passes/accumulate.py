@@ -32,14 +32,19 @@ class _Adding:
 
     def region(self, region: Region) -> Region:
         ops: list[Op] = []
+        products: dict[Value, Op] = {}
         for op in region.ops:
             op = op.mapped(self.region)
-            for load in _sums(op):
-                k = next((k for k, o in enumerate(ops) if load.buffer in o.results), None)
-                if k is not None and (made := self.added(op, ops[k], load, ops[k + 1 :])):
+            for load in _sums(op) if products else ():
+                if (product := products.get(load.buffer)) is None:
+                    continue
+                k = ops.index(product)
+                if made := self.added(op, product, load, ops[k + 1 :]):
                     del ops[k]
                     op = made
                     break
+            if isinstance(op.what, Do) and any(isinstance(x, LibraryCall) for x in op.what.acts):
+                products.update(dict.fromkeys(op.results, op))
             ops.append(op)
         return region.with_ops(ops)
 

@@ -17,7 +17,7 @@ from codegen.mesh import Mesh
 from codegen.ops import Exchange
 from codegen.ops.group import Bounds, Span, each
 from codegen.symbolic import block_laws, estimate, expr
-from codegen.symbolic.expr import Call, Expr
+from codegen.symbolic.expr import Call, Expr, Sym
 
 _COMBINED = {"add": "partial sums", "mul": "partial products", "max": "maxima", "min": "minima"}
 
@@ -51,11 +51,7 @@ class Meter:
 
     def _of_blocks(self, e: Expr, sign: int) -> Expr:
         found = block_laws.evened(unclipped(e) if sign > 0 else e, sign)
-        gone = {s for s in found.symbols() if s.kind not in ("size", "scalar")}
-        if not gone:
-            return found
-        bound = estimate.upper_bound if sign > 0 else estimate.lower_bound
-        return bound(e, {s for s in e.symbols() if s.kind not in ("size", "scalar")})
+        return _bound(e, sign) if _gone(found) else found
 
     def cut(self, c: Cut) -> Expr:
         """The extent of a Cut on the rank that has most."""
@@ -72,9 +68,7 @@ class Meter:
         try:
             return expr.product(map(self.most, shape))
         except ProgramError:  # no extent alone is bounded
-            elements = expr.product(shape)
-            gone = {s for s in elements.symbols() if s.kind not in ("size", "scalar")}
-            return estimate.upper_bound(elements, gone)
+            return _bound(expr.product(shape), 1)
 
     # ---- kinds ---------------------------------------------------------------------------------
 
@@ -165,6 +159,19 @@ class Meter:
         if split:  # of what a rank has whole, it keeps a part
             return "change of layout", "{} split", total, total
         return "change of blocks", "change of blocks along {}", total, expr.const(0)
+
+
+def _gone(e: Expr) -> set[Sym]:
+    """What nobody knows who asks: counters, and where a rank is."""
+    return {s for s in e.symbols() if s.kind not in ("size", "scalar")}
+
+
+def _bound(e: Expr, sign: int) -> Expr:
+    """Without these; the bounds of a counter may hold those of loops around."""
+    bound = estimate.upper_bound if sign > 0 else estimate.lower_bound
+    while gone := _gone(e):
+        e = bound(e, gone)
+    return e
 
 
 def unclipped(e: Expr) -> Expr:

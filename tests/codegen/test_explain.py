@@ -304,6 +304,21 @@ def test_of_an_array_with_room_only_what_is_wanted_counts() -> None:
     assert (halo["kind"], halo["bytes"]) == ("halo", 2 * 14 * 8)
 
 
+def test_amounts_hold_no_counters_of_loops() -> None:
+    """The bound of one counter may be another one."""
+
+    @spmd.program(mesh=("x",))
+    def factor(n: int = 3000):
+        a = spmd.input("a", (n, n), np.float64, layout=("x", None))
+        for i in spmd.range(1, n):
+            for j in spmd.range(i):
+                a[i, j] -= np.dot(a[i, :j], a[j, :j])
+        return a
+
+    rows = layout_table.table(Noted(lower(factor.capture())), 2, {})["exchanges"]
+    assert [row["bytes"] for row in rows if row["kind"] == "broadcast"] == [8 * 2998] * 2
+
+
 class Noted:
     """What an image says of itself, without one."""
 

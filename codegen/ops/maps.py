@@ -37,7 +37,7 @@ _TITLES = {"cast": "a conversion", "select": "np.where"}
 # Functions that are computed again rather than stored.
 _CHEAP = frozenset("add sub mul neg cast eq ne lt le gt ge select logical_and logical_or".split())
 
-_SLOW = const(8)  # steps of another one
+_STEPS, _MANY = const(4), const(40)  # of another one; of one that needs a header, as exp does
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,8 @@ class Map(Kind):
         return [ArrayType(fn.result_dtype(types[0].dtype), shape)]
 
     def work(self, op: Op) -> Iterable[Shape]:
-        return [op.result.type.shape if self.fn in _CHEAP else (*op.result.type.shape, _SLOW)]
+        steps = _MANY if FUNCTIONS[self.fn].header else _STEPS
+        return [op.result.type.shape if self.fn in _CHEAP else (*op.result.type.shape, steps)]
 
     def layout(self, operands: Types, result: ArrayType) -> Iterable[tuple[str, ...]]:
         return joined_layout([layout_of(t) for t in operands])

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from codegen.passes.to_loops import Maker
 
 
-SLOW = expr.const(16)  # steps for an element that is sorted, say
+_MANY = expr.const(256)  # steps for an element that is sorted, say
 _TOTALS = ("add", "mul")  # what may leave the range of a type
 
 
@@ -179,7 +179,7 @@ class Lane(Kind):
     dim: int
 
     def work(self, op: Op) -> Iterable[Shape]:
-        return [(*op.operands[0].type.shape, SLOW)]
+        return [(*op.operands[0].type.shape, _MANY)]
 
     def layout(self, operands: Types, result: ArrayType) -> Iterable[tuple[str, ...]]:
         entries = enumerate(layout_of(operands[0]))
